@@ -1,0 +1,1 @@
+//! Listeners, TLS, HTTP/1 and HTTP/2 limits, drain.

@@ -1,0 +1,1 @@
+//! Who may enter now. Unlimited seats for the time being: `admitted` = `body_complete`.

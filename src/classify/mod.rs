@@ -1,0 +1,1 @@
+//! Which promise applies to a request.

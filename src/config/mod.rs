@@ -1,0 +1,1 @@
+//! YAML -> checked settings, all problems at once; reload.

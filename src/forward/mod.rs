@@ -1,0 +1,1 @@
+//! One attempt at one engine: head held until the first token, relay, cancel.

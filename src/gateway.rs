@@ -1,0 +1,1 @@
+//! The life of one request, told once, top to bottom.

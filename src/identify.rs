@@ -1,0 +1,1 @@
+//! Who asks: API key -> tenant.

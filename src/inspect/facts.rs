@@ -1,0 +1,192 @@
+//! What a request body said, as far as the gateway decides on it.
+
+use std::ops::Range;
+
+use crate::units::Tokens;
+
+/// A decisive field: its value, and where the value's literal stands in the body
+/// (for a string, quotes included).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Field<T> {
+    /// The decoded value.
+    pub value: T,
+    /// Byte range of the literal, counted from the first byte of the (decoded) body.
+    pub at: Range<usize>,
+}
+
+/// The facts of one request body. Byte offsets count from the start of the decoded body.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Facts {
+    /// `model`, absent also where it was `null`.
+    pub model: Option<Field<String>>,
+    /// `stream`; `null` reads as absent.
+    pub stream: Option<Field<bool>>,
+    /// `stream_options`, where it is an object or `null`.
+    pub stream_options: Option<StreamOptions>,
+    /// The output caps that the request states.
+    pub caps: Caps,
+    /// `n`, the number of choices per prompt (1 where absent).
+    pub n: u64,
+    /// Prompts of one request: 1, but for `completions` with an array of prompts.
+    pub prompts: u64,
+    /// `priority`: the range of the whole member, so that cutting it out leaves valid JSON
+    /// (one neighbouring comma included).
+    pub priority: Option<Range<usize>>,
+    /// Whether `tools` (or legacy `functions`) is a non-empty array.
+    pub has_tools: bool,
+    /// `reasoning_effort`, `reasoning.effort`, `thinking.type`, as one word.
+    pub reasoning: Option<Reasoning>,
+    /// String members of `metadata`, in order of appearance.
+    pub metadata: Vec<(String, String)>,
+    /// `echo` is `true`.
+    pub echo: bool,
+    /// The decoded prompts, only where `echo` is true (`completions`, text prompts).
+    pub echo_prompts: Vec<String>,
+    /// `background` is `true` (Responses).
+    pub background: bool,
+    /// `kv_transfer_params` or `ec_transfer_params` stands in the body with a value other
+    /// than `null`.
+    pub steers_kv: bool,
+    /// What the prompt estimate is made of.
+    pub prompt: PromptSize,
+    /// A hash of the prompt's first bytes, for affinity; 0 where there is no prompt.
+    pub prefix_hash: u64,
+    /// Offset just behind the `{` of the top-level object: where members are inserted.
+    pub members_at: usize,
+    /// Whether the top-level object has no member at all (an inserted member takes no comma).
+    pub is_empty: bool,
+    /// Length of the body in bytes.
+    pub length: usize,
+    /// Every decisive field could be read. Where not (a `model` with a lone surrogate, a cap
+    /// beyond the number range), the request goes to the default class.
+    pub readable: bool,
+}
+
+/// `stream_options` as the client wrote it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StreamOptions {
+    /// Range of the whole value (`{...}` or `null`).
+    pub at: Range<usize>,
+    /// The value was `null`.
+    pub is_null: bool,
+    /// The object has no member.
+    pub is_empty: bool,
+    /// `include_usage`; value `None` for `null`.
+    pub include_usage: Option<Field<Option<bool>>>,
+    /// `continuous_usage_stats`; value `None` for `null`.
+    pub continuous_usage_stats: Option<Field<Option<bool>>>,
+}
+
+/// The output caps that a request states, each `None` where absent or `null`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Caps {
+    /// `max_tokens`.
+    pub max_tokens: Option<Field<u64>>,
+    /// `max_completion_tokens`.
+    pub max_completion_tokens: Option<Field<u64>>,
+    /// `max_output_tokens`.
+    pub max_output_tokens: Option<Field<u64>>,
+}
+
+impl Caps {
+    /// The largest cap stated, per choice.
+    #[must_use]
+    pub fn largest(&self) -> Option<Tokens> {
+        let fields = [&self.max_tokens, &self.max_completion_tokens, &self.max_output_tokens];
+        fields.into_iter().flatten().map(|field| Tokens(field.value)).max()
+    }
+}
+
+/// How much a request asks the model to think.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Reasoning {
+    /// `none`, `minimal`'s absence, `disabled`.
+    None,
+    /// `low` (and `minimal`).
+    Low,
+    /// `medium`.
+    Medium,
+    /// `high` (and `xhigh`, `max`).
+    High,
+    /// Switched on without a level (`thinking.type: enabled` or `adaptive`, unknown words).
+    On,
+}
+
+/// The parts of the prompt estimate (SEMANTICS.md 1).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PromptSize {
+    /// UTF-8 bytes of the decoded strings under `content` text parts, `prompt`, `input`,
+    /// `system`, `instructions`, plus the raw bytes of `tools`.
+    pub bytes: u64,
+    /// Tokens given as token ids: counted exactly.
+    pub token_ids: u64,
+    /// Whether the body had any of these fields at all.
+    pub is_known: bool,
+}
+
+impl PromptSize {
+    /// The estimated prompt tokens at this model's bytes per token, rounded up.
+    #[must_use]
+    pub fn tokens(&self, bytes_per_token: f64) -> Tokens {
+        let from_text = (self.bytes as f64 / bytes_per_token.max(0.1)).ceil() as u64;
+        Tokens(from_text.saturating_add(self.token_ids))
+    }
+}
+
+impl Facts {
+    /// Whether the request asks for a stream.
+    #[must_use]
+    pub fn streams(&self) -> bool {
+        self.stream.as_ref().is_some_and(|field| field.value)
+    }
+
+    /// Choices the answer should have: `n` x prompts, at least one.
+    #[must_use]
+    pub fn choices(&self) -> u64 {
+        self.n.max(1).saturating_mul(self.prompts.max(1))
+    }
+
+    /// Whether the client itself asked for the usage event.
+    #[must_use]
+    pub fn asks_usage(&self) -> bool {
+        let options = self.stream_options.as_ref();
+        options.and_then(|o| o.include_usage.as_ref()).is_some_and(|f| f.value == Some(true))
+    }
+
+    /// Whether the client itself asked for usage on every event.
+    #[must_use]
+    pub fn asks_continuous_usage(&self) -> bool {
+        let options = self.stream_options.as_ref();
+        options.and_then(|o| o.continuous_usage_stats.as_ref()).is_some_and(|f| f.value == Some(true))
+    }
+}
+
+/// Why a body cannot be taken. Texts never quote the body.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unreadable {
+    /// The body breaks the grammar of RFC 8259 at this offset.
+    #[error("the body is not JSON: {what} at byte {at}")]
+    Grammar {
+        /// Offset of the offending byte.
+        at: usize,
+        /// What was wrong there.
+        what: &'static str,
+    },
+    /// The top level is not an object.
+    #[error("the body must be a JSON object")]
+    NotAnObject,
+    /// A decisive field stands twice.
+    #[error("the field \"{field}\" stands twice; send it once")]
+    Repeated {
+        /// The field's name.
+        field: &'static str,
+    },
+    /// A decisive field has another JSON type than its dialect gives it.
+    #[error("the field \"{field}\" must be {expected}")]
+    WrongType {
+        /// The field's name.
+        field: &'static str,
+        /// What it must be, with article: `a string`.
+        expected: &'static str,
+    },
+}

@@ -1,0 +1,1 @@
+//! An iterative push tokenizer for JSON (RFC 8259): no recursion, no tree.

@@ -1,0 +1,1 @@
+//! Tools that make load and stand in for engines.

@@ -1,0 +1,234 @@
+//! What was seen of one answer: the [`Timeline`] that `judge` weighs and `record` writes down.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::units::{Tick, Tokens};
+
+/// How the answer's body is read; its content type and coding choose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reader {
+    /// `text/event-stream`.
+    Events,
+    /// A JSON body, read whole at its end.
+    Json,
+    /// A body without tokens (audio, text): only its framing matters.
+    Opaque,
+    /// A content coding other than identity: bytes pass, nothing can be read.
+    Coded,
+}
+
+/// What an observer measures besides the moments that every timeline has.
+#[derive(Clone, Debug)]
+pub struct Watch {
+    /// Upper edges of the class's inter-token-gap histogram, ascending; gaps above the last
+    /// fall into one more bucket.
+    pub gap_edges: Arc<[Duration]>,
+    /// The class's ITL threshold, to know when it broke first.
+    pub itl: Option<Duration>,
+    /// Gaps above this count as stalls.
+    pub stall: Duration,
+    /// Events longer than this are relayed but no longer inspected, in bytes.
+    pub max_event: usize,
+}
+
+/// Where a count of output tokens comes from. Never silently mixed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum TokenSource {
+    /// The engine's `usage`.
+    Usage,
+    /// Token events times the learned ratio of tokens to events.
+    Events,
+    /// Visible bytes of a non-streaming answer / 4.
+    Estimate,
+}
+
+impl TokenSource {
+    /// All sources.
+    pub const ALL: [TokenSource; 3] = [TokenSource::Usage, TokenSource::Events, TokenSource::Estimate];
+
+    /// The label value.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            TokenSource::Usage => "usage",
+            TokenSource::Events => "events",
+            TokenSource::Estimate => "estimate",
+        }
+    }
+}
+
+/// Usage as the engine reported it: per field the last explicit value.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Prompt tokens, cache reads and writes included.
+    pub input: Option<Tokens>,
+    /// Output tokens over all choices.
+    pub output: Option<Tokens>,
+    /// Of the output, reasoning tokens.
+    pub reasoning: Option<Tokens>,
+    /// Of the input, tokens read from the prefix cache.
+    pub cached: Option<Tokens>,
+}
+
+/// One choice of an answer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Choice {
+    /// Its index in the answer.
+    pub index: u64,
+    /// Receipt of its first token event.
+    pub first_token: Option<Tick>,
+    /// Receipt of its first visible token event.
+    pub first_visible: Option<Tick>,
+    /// Receipt of its last token event.
+    pub last_token: Option<Tick>,
+    /// Its token events.
+    pub events: u64,
+    /// Its output tokens: its own usage, else its share of the total; see `Timeline::source`.
+    pub tokens: f64,
+    /// It has a non-empty finish reason.
+    pub finished: bool,
+}
+
+impl Choice {
+    /// Mean time per output token after the first (SEMANTICS.md 2): defined for at least two
+    /// tokens delivered in at least two events.
+    #[must_use]
+    pub fn tpot(&self) -> Option<Duration> {
+        if self.tokens < 2.0 || self.events < 2 {
+            return None;
+        }
+        let span = self.last_token?.since(self.first_token?);
+        Some(span.div_f64(self.tokens - 1.0))
+    }
+}
+
+/// Gaps between successive token events of one choice, over all choices.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Gaps {
+    /// Gaps per bucket: one more than there are edges in [`Watch::gap_edges`].
+    pub buckets: Vec<u32>,
+    /// Sum of all gaps.
+    pub sum: Duration,
+    /// The largest gap.
+    pub largest: Option<Duration>,
+    /// Gaps above [`Watch::stall`].
+    pub stalls: u32,
+    /// The moment at which the ITL objective broke first: the event before the first gap
+    /// that was too large, plus the threshold.
+    pub broke: Option<Tick>,
+}
+
+/// An error that stood inside a 200 (SEMANTICS.md 4).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InBandError {
+    /// Its HTTP twin: 500 where the engine's own code was absent or unknown.
+    pub code: u16,
+    /// Whether a token had come before.
+    pub after_first_token: bool,
+}
+
+/// A time limit of a class.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Limit {
+    /// `first_token` (streams), `response_head` (the rest).
+    FirstToken,
+    /// `idle`: the gap between two events.
+    Idle,
+    /// `total`.
+    Total,
+}
+
+/// How the answer's transport ended. What that means for the promise is `judge`'s business.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// The engine's body ended as its framing says.
+    Clean,
+    /// The engine's connection broke: reset, broken framing, a length not kept.
+    Broken,
+    /// The client left.
+    Left,
+    /// A time limit fired.
+    TimedOut(Limit),
+    /// The client did not read, and a write-stall or total limit ended it.
+    WriteStalled,
+    /// The drain limit cut it.
+    Drained,
+    /// The gateway failed: a panic in handler or body.
+    Panicked,
+}
+
+/// Everything seen of the answer that was relayed. Complete when the observer ends.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Timeline {
+    /// The gateway had parsed the request head.
+    pub arrival: Tick,
+    /// The request asked for a stream, or got one unasked: judged by token moments.
+    pub streamed: bool,
+    /// How the body was read.
+    pub reader: Reader,
+    /// First token event on any channel, over all choices. On a streamed request that got a
+    /// JSON body: its last byte.
+    pub first_token: Option<Tick>,
+    /// First token event on a visible channel.
+    pub first_visible: Option<Tick>,
+    /// Last token event.
+    pub last_token: Option<Tick>,
+    /// The event that ended the answer in its dialect; for a non-streaming answer its last
+    /// byte, where the framing ended whole and the body could be read.
+    pub finish: Option<Tick>,
+    /// The body ended, or was dropped.
+    pub end: Tick,
+    /// Choices seen, by index.
+    pub choices: Vec<Choice>,
+    /// Gaps between token events.
+    pub gaps: Gaps,
+    /// What usage said.
+    pub usage: Usage,
+    /// Where `output` comes from.
+    pub source: TokenSource,
+    /// Output tokens: usage, else events x ratio (rounded up), else visible bytes / 4.
+    pub output: Tokens,
+    /// Token events over all choices.
+    pub token_events: u64,
+    /// Some choice ended with reason `length` (`max_tokens`, `incomplete`).
+    pub cut_by_length: bool,
+    /// Some choice (or the answer) had a finish or stop reason.
+    pub has_finish_reason: bool,
+    /// The last in-band error.
+    pub error: Option<InBandError>,
+    /// The answer could not be inspected: an event over the cap, no JSON object, a coding.
+    pub unparseable: bool,
+    /// HTTP status of the answer.
+    pub status: u16,
+    /// Since when the client's refusal of bytes had limited the stream, if it had.
+    pub client_limited: bool,
+    /// How the transport ended.
+    pub ending: Ending,
+}
+
+impl Timeline {
+    /// Time to first token, from arrival.
+    #[must_use]
+    pub fn ttft(&self) -> Option<Duration> {
+        self.first_token.map(|at| at.since(self.arrival))
+    }
+
+    /// Time to first visible token, from arrival.
+    #[must_use]
+    pub fn ttfvt(&self) -> Option<Duration> {
+        self.first_visible.map(|at| at.since(self.arrival))
+    }
+
+    /// The worst choice's time per output token.
+    #[must_use]
+    pub fn tpot(&self) -> Option<Duration> {
+        self.choices.iter().filter_map(Choice::tpot).max()
+    }
+
+    /// From arrival to `finish`.
+    #[must_use]
+    pub fn e2e(&self) -> Option<Duration> {
+        self.finish.map(|at| at.since(self.arrival))
+    }
+}

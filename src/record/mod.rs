@@ -1,0 +1,1 @@
+//! Written down once: metrics, access line, and later journal and span.

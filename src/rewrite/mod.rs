@@ -1,0 +1,1 @@
+//! Byte splices into request bodies, removal of injected events from answers.

@@ -1,0 +1,1 @@
+//! Which pools, which engine, given health, load and affinity.

@@ -1,0 +1,155 @@
+//! What is known of a client that may have stopped reading.
+//!
+//! hyper stops polling a response body once its own buffers are full, so no timer inside the
+//! body can see a client that refuses bytes. `accept` sees it at the socket, and writes it
+//! into this cell, which it puts into the extensions of each request; `forward` reads it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::time::Duration;
+
+use super::Tick;
+
+/// Why `accept` cut a connection whose client did not read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Severed {
+    /// The client accepted no byte for `write_stall`.
+    WriteStall,
+    /// The total limit of the request's class passed while the client refused bytes.
+    Total,
+    /// The drain limit passed while the client refused bytes.
+    Drain,
+}
+
+/// A cell shared by a request's connection (or HTTP/2 stream) and its response body.
+#[derive(Clone, Debug, Default)]
+pub struct ClientSide(Arc<Cell>);
+
+#[derive(Debug)]
+struct Cell {
+    refused_since: AtomicU64,
+    limited: AtomicBool,
+    total_deadline: AtomicU64,
+    severed: AtomicU8,
+}
+
+const NEVER: u64 = u64::MAX;
+
+impl Default for Cell {
+    fn default() -> Self {
+        Cell {
+            refused_since: AtomicU64::new(NEVER),
+            limited: AtomicBool::new(false),
+            total_deadline: AtomicU64::new(NEVER),
+            severed: AtomicU8::new(0),
+        }
+    }
+}
+
+impl ClientSide {
+    /// A refusal of bytes longer than this in one stretch makes a request `client_limited`
+    /// (SEMANTICS.md 1).
+    pub const PATIENCE: Duration = Duration::from_millis(100);
+
+    /// The client's socket (or its HTTP/2 window) took no byte at `at`. Keeps the first
+    /// moment of a stretch.
+    pub fn refuses(&self, at: Tick) {
+        let _ = self.0.refused_since.compare_exchange(NEVER, at.as_nanos(), Ordering::AcqRel, Ordering::Acquire);
+    }
+
+    /// The client takes bytes again. A stretch above [`ClientSide::PATIENCE`] leaves its mark.
+    pub fn accepts(&self, at: Tick) {
+        if self.is_limited(at) {
+            self.0.limited.store(true, Ordering::Release);
+        }
+        self.0.refused_since.store(NEVER, Ordering::Release);
+    }
+
+    /// Since when the client has been refusing bytes without a pause.
+    #[must_use]
+    pub fn refused_since(&self) -> Option<Tick> {
+        match self.0.refused_since.load(Ordering::Acquire) {
+            NEVER => None,
+            nanos => Some(Tick::from_nanos(nanos)),
+        }
+    }
+
+    /// Whether the client has refused bytes for more than 100 ms in one stretch, up to `at`.
+    #[must_use]
+    pub fn is_limited(&self, at: Tick) -> bool {
+        let long = |since: Tick| at.since(since) > Self::PATIENCE;
+        self.0.limited.load(Ordering::Acquire) || self.refused_since().is_some_and(long)
+    }
+
+    /// Takes the mark back between two requests of one connection.
+    pub fn reset(&self) {
+        self.0.limited.store(false, Ordering::Release);
+        self.0.refused_since.store(NEVER, Ordering::Release);
+        self.0.total_deadline.store(NEVER, Ordering::Release);
+        self.0.severed.store(0, Ordering::Release);
+    }
+
+    /// The request's total limit ends at `deadline`: enforced by `accept` while the client
+    /// refuses bytes, by `forward` in all other states.
+    pub fn set_total_deadline(&self, deadline: Tick) {
+        self.0.total_deadline.store(deadline.as_nanos(), Ordering::Release);
+    }
+
+    /// When the request's total limit ends.
+    #[must_use]
+    pub fn total_deadline(&self) -> Option<Tick> {
+        match self.0.total_deadline.load(Ordering::Acquire) {
+            NEVER => None,
+            nanos => Some(Tick::from_nanos(nanos)),
+        }
+    }
+
+    /// `accept` is about to cut the connection; the body that is dropped next reads why.
+    pub fn sever(&self, why: Severed) {
+        let code = match why {
+            Severed::WriteStall => 1,
+            Severed::Total => 2,
+            Severed::Drain => 3,
+        };
+        let _ = self.0.severed.compare_exchange(0, code, Ordering::AcqRel, Ordering::Acquire);
+    }
+
+    /// Why `accept` cut the connection, if it did.
+    #[must_use]
+    pub fn severed(&self) -> Option<Severed> {
+        match self.0.severed.load(Ordering::Acquire) {
+            1 => Some(Severed::WriteStall),
+            2 => Some(Severed::Total),
+            3 => Some(Severed::Drain),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_short_refusal_leaves_no_mark_and_a_long_one_does() {
+        let side = ClientSide::default();
+        side.refuses(Tick::from_millis(10));
+        side.refuses(Tick::from_millis(60));
+        side.accepts(Tick::from_millis(110));
+        assert!(!side.is_limited(Tick::from_millis(500)));
+        side.refuses(Tick::from_millis(600));
+        assert!(!side.is_limited(Tick::from_millis(700)));
+        assert!(side.is_limited(Tick::from_millis(701)));
+        side.accepts(Tick::from_millis(800));
+        assert!(side.is_limited(Tick::from_millis(900)), "the mark stays");
+    }
+
+    #[test]
+    fn the_first_reason_to_cut_stands() {
+        let side = ClientSide::default();
+        assert_eq!(side.severed(), None);
+        side.sever(Severed::Total);
+        side.sever(Severed::WriteStall);
+        assert_eq!(side.severed(), Some(Severed::Total));
+    }
+}

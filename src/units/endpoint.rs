@@ -1,0 +1,201 @@
+//! The paths the gateway serves, and the dialect each of them speaks (SEMANTICS.md 3).
+
+/// How a request and its answer are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Dialect {
+    /// `POST /v1/chat/completions`.
+    Chat,
+    /// `POST /v1/completions`.
+    Completions,
+    /// `POST /v1/responses`.
+    Responses,
+    /// `POST /v1/messages` (the Anthropic shape).
+    Messages,
+    /// Everything else: JSON or multipart in, any body out, no tokens observed.
+    Plain,
+}
+
+impl Dialect {
+    /// Whether answers in this dialect carry generated tokens.
+    #[must_use]
+    pub const fn generates(self) -> bool {
+        !matches!(self, Dialect::Plain)
+    }
+}
+
+/// One of the paths that the gateway serves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Endpoint {
+    path: &'static str,
+    dialect: Dialect,
+    shape: Dialect,
+    serves: Serves,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Serves {
+    /// A POST that goes to an engine.
+    Relay,
+    /// A GET or HEAD that the gateway answers itself.
+    Models,
+    /// One model of `Models`.
+    Model,
+    /// Liveness of the gateway.
+    Health,
+}
+
+/// Why no endpoint serves a request's method and path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unroutable {
+    /// The path is none of ours.
+    Path,
+    /// The path is ours, with another method.
+    Method {
+        /// Value of the `Allow` header of the answer.
+        allow: &'static str,
+    },
+}
+
+const fn relay(path: &'static str, dialect: Dialect, shape: Dialect) -> Endpoint {
+    Endpoint { path, dialect, shape, serves: Serves::Relay }
+}
+
+const fn own(path: &'static str, serves: Serves) -> Endpoint {
+    Endpoint { path, dialect: Dialect::Plain, shape: Dialect::Chat, serves }
+}
+
+use Dialect::{Chat, Completions, Messages, Plain, Responses};
+
+const ENDPOINTS: [Endpoint; 18] = [
+    relay("/v1/chat/completions", Chat, Chat),
+    relay("/v1/completions", Completions, Completions),
+    relay("/v1/responses", Responses, Responses),
+    relay("/v1/messages", Messages, Messages),
+    relay("/v1/messages/count_tokens", Plain, Messages),
+    relay("/v1/embeddings", Plain, Chat),
+    relay("/v1/rerank", Plain, Chat),
+    relay("/v1/score", Plain, Chat),
+    relay("/v1/audio/transcriptions", Plain, Chat),
+    relay("/v1/audio/translations", Plain, Chat),
+    relay("/v1/audio/speech", Plain, Chat),
+    relay("/rerank", Plain, Chat),
+    relay("/score", Plain, Chat),
+    relay("/tokenize", Plain, Chat),
+    relay("/detokenize", Plain, Chat),
+    relay("/v2/rerank", Plain, Chat),
+    own("/v1/models", Serves::Models),
+    own("/health", Serves::Health),
+];
+
+const ONE_MODEL: Endpoint = own("/v1/models/{id}", Serves::Model);
+
+impl Endpoint {
+    /// Which endpoint serves `method` on `path`. Paths are matched exactly, with or without
+    /// one final slash; nothing is decoded, so `%2e%2e` is an unknown path.
+    ///
+    /// # Errors
+    /// [`Unroutable`], which becomes a 404 or a 405.
+    pub fn find(method: &str, path: &str) -> Result<Endpoint, Unroutable> {
+        let bare = match path.strip_suffix('/') {
+            Some(rest) if !rest.is_empty() => rest,
+            _ => path,
+        };
+        let found = ENDPOINTS.iter().copied().find(|endpoint| endpoint.path == bare);
+        let found = found.or_else(|| Self::model_in(bare).map(|_| ONE_MODEL));
+        let endpoint = found.ok_or(Unroutable::Path)?;
+        let (fits, allow) = match endpoint.serves {
+            Serves::Relay => (method == "POST", "POST"),
+            _ => (method == "GET" || method == "HEAD", "GET, HEAD"),
+        };
+        if fits { Ok(endpoint) } else { Err(Unroutable::Method { allow }) }
+    }
+
+    /// The endpoint with this canonical path, if it relays to engines.
+    #[must_use]
+    pub fn relayed(path: &str) -> Option<Endpoint> {
+        ENDPOINTS.iter().copied().find(|endpoint| endpoint.path == path && endpoint.is_relayed())
+    }
+
+    /// The model id in `/v1/models/{id}`. Ids may contain slashes (`org/name`).
+    #[must_use]
+    pub fn model_in(path: &str) -> Option<&str> {
+        path.strip_prefix("/v1/models/").filter(|id| !id.is_empty())
+    }
+
+    /// The path as the documentation writes it, without a final slash.
+    #[must_use]
+    pub const fn path(self) -> &'static str {
+        self.path
+    }
+
+    /// How requests and answers are written.
+    #[must_use]
+    pub const fn dialect(self) -> Dialect {
+        self.dialect
+    }
+
+    /// The dialect whose error shape applies (`count_tokens` fails as `messages` does).
+    #[must_use]
+    pub const fn error_shape(self) -> Dialect {
+        self.shape
+    }
+
+    /// Whether an engine answers this, rather than the gateway.
+    #[must_use]
+    pub const fn is_relayed(self) -> bool {
+        matches!(self.serves, Serves::Relay)
+    }
+
+    /// Whether this is the list of models.
+    #[must_use]
+    pub const fn is_models(self) -> bool {
+        matches!(self.serves, Serves::Models)
+    }
+
+    /// Whether this asks for one model.
+    #[must_use]
+    pub const fn is_one_model(self) -> bool {
+        matches!(self.serves, Serves::Model)
+    }
+
+    /// The error shape of a path that no endpoint serves: Messages below `/v1/messages`,
+    /// OpenAI's elsewhere.
+    #[must_use]
+    pub fn shape_of_unknown(path: &str) -> Dialect {
+        if path.starts_with("/v1/messages") { Messages } else { Chat }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_final_slash_changes_nothing_and_two_do() {
+        let found = Endpoint::find("POST", "/v1/chat/completions/").unwrap();
+        assert_eq!(found.path(), "/v1/chat/completions");
+        assert_eq!(Endpoint::find("POST", "/v1/chat/completions//"), Err(Unroutable::Path));
+        assert_eq!(Endpoint::find("GET", "/"), Err(Unroutable::Path));
+    }
+
+    #[test]
+    fn another_method_on_a_known_path_is_told_apart_from_an_unknown_path() {
+        assert_eq!(Endpoint::find("GET", "/v1/messages"), Err(Unroutable::Method { allow: "POST" }));
+        assert_eq!(Endpoint::find("POST", "/health"), Err(Unroutable::Method { allow: "GET, HEAD" }));
+        assert_eq!(Endpoint::find("POST", "/v1/realtime"), Err(Unroutable::Path));
+    }
+
+    #[test]
+    fn dots_reach_no_other_route() {
+        for path in ["/v1/../health", "/v1/models/../../health", "/%2e%2e/health", "/v1/chat%2Fcompletions"] {
+            let found = Endpoint::find("POST", path);
+            assert!(found.is_err(), "{path} reached {found:?}");
+        }
+    }
+
+    #[test]
+    fn a_model_id_may_contain_slashes() {
+        assert!(Endpoint::find("GET", "/v1/models/meta/llama").unwrap().is_one_model());
+        assert_eq!(Endpoint::model_in("/v1/models/meta/llama"), Some("meta/llama"));
+    }
+}
