@@ -7,9 +7,13 @@
 
 mod client_side;
 mod endpoint;
+mod glob;
+mod lengths;
 
 pub use client_side::{ClientSide, Severed};
 pub use endpoint::{Dialect, Endpoint, Unroutable};
+pub use glob::Glob;
+pub use lengths::LengthBuckets;
 
 use std::fmt;
 use std::ops::{Add, Sub};
