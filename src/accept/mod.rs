@@ -1,1 +1,3 @@
 //! Listeners, TLS, HTTP/1 and HTTP/2 limits, drain.
+
+pub mod settings;

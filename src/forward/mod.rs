@@ -1,1 +1,3 @@
 //! One attempt at one engine: head held until the first token, relay, cancel.
+
+pub mod settings;

@@ -1,1 +1,3 @@
 //! Which pools, which engine, given health, load and affinity.
+
+pub mod settings;
