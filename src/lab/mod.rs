@@ -2,4 +2,5 @@
 //!
 //! - [`script`]: an engine that plays a written part and notes all it receives; for tests.
 
+pub mod engine;
 pub mod script;
