@@ -18,4 +18,4 @@ pub use ratios::Ratios;
 pub use scanner::Scanner;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

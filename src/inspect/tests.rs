@@ -419,7 +419,7 @@ fn any_value() -> impl Strategy<Value = Value> {
         any::<bool>().prop_map(Value::from),
         any::<i64>().prop_map(Value::from),
         (0u64..2000).prop_map(Value::from),
-        (-5.0..5.0).prop_map(Value::from),
+        (-40..40).prop_map(|eighths| Value::from(f64::from(eighths) / 8.0)),
         "[a-z\"\\\\\n é🌍]{0,12}".prop_map(Value::from),
     ];
     leaf.prop_recursive(3, 16, 4, |inner| {
