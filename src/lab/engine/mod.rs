@@ -1,0 +1,3 @@
+//! A simulated engine.
+pub mod core;
+mod prefix;
