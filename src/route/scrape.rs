@@ -83,7 +83,7 @@ impl Page {
 
     fn read(&mut self, line: &[u8]) {
         // Most lines are other people's: the first letter already says so.
-        if !matches!(line.first(), Some(b'v' | b'l' | b's' | b'd')) {
+        if !matches!(line.first(), Some(b'v' | b'l' | b's' | b'd')) || line.len() > LONGEST_LINE {
             return;
         }
         let Ok(line) = std::str::from_utf8(line) else { return };
