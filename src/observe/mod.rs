@@ -7,4 +7,4 @@
 pub mod sse;
 mod timeline;
 
-pub use timeline::{Choice, Ending, Gaps, InBandError, Limit, Reader, Timeline, TokenSource, Usage, Watch};
+pub use timeline::{Choice, Ending, Gaps, InBandError, Limit, Limited, Reader, Timeline, TokenSource, Usage, Watch};

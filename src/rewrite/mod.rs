@@ -1,1 +1,7 @@
 //! Byte splices into request bodies, removal of injected events from answers.
+
+mod edits;
+mod splice;
+
+pub use edits::{Edits, Plan, edits};
+pub use splice::{Splice, apply, length_after};

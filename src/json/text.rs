@@ -1,0 +1,126 @@
+//! Inside strings: plain runs in bulk, UTF-8 over the edges of frames.
+
+/// How far the text in front of the next quote, backslash or control character reaches, and
+/// whether all of it is ASCII.
+///
+/// Long text is what bodies are made of, so it is looked at 32 bytes at a time (a loop that
+/// the compiler turns into vector code), then 8, and byte by byte only at the very end.
+pub(super) fn plain_run(bytes: &[u8]) -> (usize, bool) {
+    let mut seen = 0u8;
+    let mut len = 0;
+    while let Some(chunk) = bytes[len..].first_chunk::<32>() {
+        let (mut stop, mut all) = (0u8, 0u8);
+        for &byte in chunk {
+            stop |= u8::from(is_stop(byte));
+            all |= byte;
+        }
+        if stop != 0 {
+            break;
+        }
+        seen |= all;
+        len += 32;
+    }
+    while let Some(word) = bytes[len..].first_chunk::<8>() {
+        let word = u64::from_le_bytes(*word);
+        let stop = stops(word);
+        if stop == 0 {
+            seen |= if word & HIGH == 0 { 0 } else { 0x80 };
+            len += 8;
+            continue;
+        }
+        let before = stop.trailing_zeros() / 8;
+        let kept = (1u64 << (8 * before)) - 1;
+        seen |= if word & kept & HIGH == 0 { 0 } else { 0x80 };
+        return (len + before as usize, seen < 0x80);
+    }
+    while let Some(&byte) = bytes.get(len) {
+        if is_stop(byte) {
+            break;
+        }
+        seen |= byte;
+        len += 1;
+    }
+    (len, seen < 0x80)
+}
+
+const fn is_stop(byte: u8) -> bool {
+    byte < 0x20 || byte == b'"' || byte == b'\\'
+}
+
+const ONES: u64 = 0x0101_0101_0101_0101;
+const HIGH: u64 = 0x8080_8080_8080_8080;
+
+/// The high bit of every stop byte. Bits above the lowest one may be false, because a
+/// subtraction borrows; only the lowest is used.
+const fn stops(word: u64) -> u64 {
+    const fn zeros(word: u64) -> u64 {
+        word.wrapping_sub(ONES) & !word & HIGH
+    }
+    let control = word.wrapping_sub(ONES * 0x20) & !word & HIGH;
+    control | zeros(word ^ (ONES * b'"' as u64)) | zeros(word ^ (ONES * b'\\' as u64))
+}
+
+/// A character that a frame's edge has cut: how many bytes it still needs, and between
+/// which bounds the next one must lie (RFC 3629).
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Utf8 {
+    need: u8,
+    low: u8,
+    high: u8,
+}
+
+impl Utf8 {
+    /// No character is cut.
+    pub(super) const WHOLE: Utf8 = Utf8 { need: 0, low: 0, high: 0 };
+
+    pub(super) const fn is_whole(self) -> bool {
+        self.need == 0
+    }
+
+    /// Takes the next byte; false if it cannot stand here.
+    pub(super) const fn step(&mut self, byte: u8) -> bool {
+        if self.need > 0 {
+            let fits = self.low <= byte && byte <= self.high;
+            (self.need, self.low, self.high) = (self.need - 1, 0x80, 0xBF);
+            return fits;
+        }
+        (self.need, self.low, self.high) = match byte {
+            0x00..=0x7F => (0, 0, 0),
+            0xC2..=0xDF => (1, 0x80, 0xBF),
+            0xE0 => (2, 0xA0, 0xBF),
+            0xED => (2, 0x80, 0x9F),
+            0xE1..=0xEF => (2, 0x80, 0xBF),
+            0xF0 => (3, 0x90, 0xBF),
+            0xF1..=0xF3 => (3, 0x80, 0xBF),
+            0xF4 => (3, 0x80, 0x8F),
+            _ => return false,
+        };
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn the_fast_run_is_the_slow_run(bytes in proptest::collection::vec(any::<u8>(), 0..90), calm in any::<bool>()) {
+            let bytes: Vec<u8> = bytes.into_iter().map(|b| if calm && is_stop(b) { b'a' } else { b }).collect();
+            let slow = bytes.iter().position(|&b| is_stop(b)).unwrap_or(bytes.len());
+            prop_assert_eq!(plain_run(&bytes), (slow, bytes[..slow].is_ascii()));
+        }
+
+        #[test]
+        fn stepping_agrees_with_the_standard_library(bytes in proptest::collection::vec(0x70u8.., 0..6)) {
+            let mut utf8 = Utf8::default();
+            let stepped = bytes.iter().all(|&b| utf8.step(b));
+            match std::str::from_utf8(&bytes) {
+                Ok(_) => prop_assert!(stepped && utf8.is_whole()),
+                Err(e) if e.error_len().is_none() => prop_assert!(stepped && !utf8.is_whole()),
+                Err(_) => prop_assert!(!stepped),
+            }
+        }
+    }
+}

@@ -1,0 +1,497 @@
+//! The tokenizer's state machine.
+
+use super::text::{Utf8, plain_run};
+use super::{Broken, Interest, Literal, Nest, Scalar, Sink};
+
+/// Reads one JSON value from bytes that are cut anywhere.
+#[derive(Clone, Debug)]
+pub struct Tokenizer {
+    state: State,
+    /// Bytes of all earlier pushes.
+    before: usize,
+    nests: Nests,
+    /// Depth of the container that the sink does not want to hear of.
+    muted_at: Option<usize>,
+    /// The string that is being read is a key.
+    is_key: bool,
+    /// The sink wants the pieces of the current scalar.
+    is_read: bool,
+    /// A character that the frame's edge cut.
+    utf8: Utf8,
+    /// What the digits behind `\u` say so far, and how many have come.
+    unit: u16,
+    digits: u8,
+    /// An escaped high surrogate that waits for its other half; 0 if none.
+    high: u16,
+    /// The word that is being read, and how much of it has come.
+    literal: Literal,
+    matched: u8,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// A value must come.
+    Value,
+    /// Behind `[`: a value or the end.
+    FirstElement,
+    /// Behind `{`: a key or the end.
+    FirstKey,
+    /// Behind a comma in an object: a key.
+    NextKey,
+    /// Behind a key.
+    Colon,
+    /// Behind a value inside a container: a comma or the end.
+    Next,
+    /// Behind the top-level value: whitespace only.
+    Done,
+    /// Inside a string.
+    Text,
+    /// Behind a backslash.
+    Escape,
+    /// Inside the four digits behind `\u`.
+    Unit,
+    /// Inside a number.
+    Number(Digits),
+    /// Inside `true`, `false` or `null`.
+    Word,
+    /// A fault was found; nothing more is read.
+    Broken(Broken),
+}
+
+/// Where in a number we are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Digits {
+    /// In front of the first byte.
+    Start,
+    /// Behind `-`.
+    Minus,
+    /// Behind a leading `0`: no more integer digits.
+    Zero,
+    /// In the integer part.
+    Integer,
+    /// Behind `.`.
+    Point,
+    /// In the fraction.
+    Fraction,
+    /// Behind `e`.
+    Exponent,
+    /// Behind the exponent's sign.
+    Sign,
+    /// In the exponent.
+    Power,
+}
+
+impl Digits {
+    /// The place behind `byte`, if the number goes on with it.
+    const fn after(self, byte: u8) -> Option<Digits> {
+        Some(match (self, byte) {
+            (Digits::Start, b'-') => Digits::Minus,
+            (Digits::Start | Digits::Minus, b'0') => Digits::Zero,
+            (Digits::Start | Digits::Minus | Digits::Integer, b'0'..=b'9') => Digits::Integer,
+            (Digits::Zero | Digits::Integer, b'.') => Digits::Point,
+            (Digits::Point | Digits::Fraction, b'0'..=b'9') => Digits::Fraction,
+            (Digits::Zero | Digits::Integer | Digits::Fraction, b'e' | b'E') => Digits::Exponent,
+            (Digits::Exponent, b'+' | b'-') => Digits::Sign,
+            (Digits::Exponent | Digits::Sign | Digits::Power, b'0'..=b'9') => Digits::Power,
+            _ => return None,
+        })
+    }
+
+    /// Whether a number may end here.
+    const fn is_whole(self) -> bool {
+        matches!(self, Digits::Zero | Digits::Integer | Digits::Fraction | Digits::Power)
+    }
+}
+
+/// The open containers, one bit each (1: object). The innermost 64 need no allocation.
+#[derive(Clone, Debug, Default)]
+struct Nests {
+    inner: u64,
+    outer: Vec<u64>,
+    depth: usize,
+}
+
+impl Nests {
+    fn push(&mut self, nest: Nest) {
+        if self.depth > 0 && self.depth.is_multiple_of(64) {
+            self.outer.push(self.inner);
+        }
+        self.inner = (self.inner << 1) | u64::from(nest == Nest::Object);
+        self.depth += 1;
+    }
+
+    fn pop(&mut self) {
+        self.inner >>= 1;
+        self.depth -= 1;
+        if self.depth > 0
+            && self.depth.is_multiple_of(64)
+            && let Some(word) = self.outer.pop()
+        {
+            self.inner = word;
+        }
+    }
+
+    fn innermost(&self) -> Option<Nest> {
+        (self.depth > 0).then_some(if self.inner & 1 == 1 { Nest::Object } else { Nest::Array })
+    }
+}
+
+/// A fault at an index of the current slice.
+type Fault = (usize, &'static str);
+
+impl Default for Tokenizer {
+    fn default() -> Self {
+        Tokenizer::new()
+    }
+}
+
+impl Tokenizer {
+    /// A reader at the first byte of a value.
+    #[must_use]
+    pub const fn new() -> Self {
+        Tokenizer {
+            state: State::Value,
+            before: 0,
+            nests: Nests { inner: 0, outer: Vec::new(), depth: 0 },
+            muted_at: None,
+            is_key: false,
+            is_read: false,
+            utf8: Utf8::WHOLE,
+            unit: 0,
+            digits: 0,
+            high: 0,
+            literal: Literal::Null,
+            matched: 0,
+        }
+    }
+
+    /// Reads the next bytes and tells the sink what they are.
+    ///
+    /// # Errors
+    /// [`Broken`] at the first byte that cannot stand where it stands, and again on every
+    /// further call.
+    pub fn push<S: Sink>(&mut self, bytes: &[u8], sink: &mut S) -> Result<(), Broken> {
+        let mut i = 0;
+        while i < bytes.len() {
+            match self.step(bytes, i, sink) {
+                Ok(next) => i = next,
+                Err((at, what)) => return Err(self.fail(self.before + at, what)),
+            }
+        }
+        self.before += bytes.len();
+        Ok(())
+    }
+
+    /// No more bytes come: the value must be whole. (Only here a number at the top level
+    /// is known to have ended, so the sink is needed once more.)
+    ///
+    /// # Errors
+    /// [`Broken`] where the value is not whole.
+    pub fn finish<S: Sink>(&mut self, sink: &mut S) -> Result<(), Broken> {
+        match self.state {
+            State::Broken(broken) => return Err(broken),
+            State::Number(digits) if digits.is_whole() && self.nests.depth == 0 => self.end_number(0, sink),
+            _ => {}
+        }
+        if self.state == State::Done { Ok(()) } else { Err(self.fail(self.before, "the text ends too early")) }
+    }
+
+    /// Bytes read so far.
+    #[must_use]
+    pub const fn offset(&self) -> usize {
+        self.before
+    }
+
+    /// Whether a whole value has been read, so that only whitespace may follow.
+    #[must_use]
+    pub fn is_done(&self) -> bool {
+        self.state == State::Done
+    }
+
+    /// Bytes held for open containers.
+    #[cfg(test)]
+    pub(super) fn memory(&self) -> usize {
+        self.nests.outer.capacity() * size_of::<u64>()
+    }
+
+    fn fail(&mut self, at: usize, what: &'static str) -> Broken {
+        let broken = match self.state {
+            State::Broken(earlier) => earlier,
+            _ => Broken { at, what },
+        };
+        self.state = State::Broken(broken);
+        broken
+    }
+
+    /// Reads on from index `i`, at least to the end of one token or piece, and says where.
+    fn step<S: Sink>(&mut self, bytes: &[u8], i: usize, sink: &mut S) -> Result<usize, Fault> {
+        match self.state {
+            State::Text => self.text(bytes, i, sink),
+            State::Escape => self.escape(bytes[i], i, sink),
+            State::Unit => self.unit(bytes[i], i, sink),
+            State::Number(digits) => self.number(digits, bytes, i, sink),
+            State::Word => self.word(bytes[i], i, sink),
+            State::Broken(broken) => Err((i, broken.what)),
+            _ => match bytes[i] {
+                b' ' | b'\t' | b'\n' | b'\r' => Ok(i + 1),
+                byte => self.structure(byte, i, sink),
+            },
+        }
+    }
+
+    /// Everything between scalars.
+    fn structure<S: Sink>(&mut self, byte: u8, i: usize, sink: &mut S) -> Result<usize, Fault> {
+        match (self.state, byte) {
+            (State::Next, b',') => {
+                let in_object = self.nests.innermost() == Some(Nest::Object);
+                self.state = if in_object { State::NextKey } else { State::Value };
+            }
+            (State::Colon, b':') => self.state = State::Value,
+            (State::FirstKey | State::NextKey, b'"') => self.begin_string(Scalar::Key, i, sink),
+            (State::FirstKey | State::Next, b'}') => self.close(Nest::Object, i, sink)?,
+            (State::FirstElement | State::Next, b']') => self.close(Nest::Array, i, sink)?,
+            (State::Value | State::FirstElement, _) => return self.value(byte, i, sink),
+            (State::Done, _) => return Err((i, "data behind the value")),
+            (State::NextKey, b'}') => return Err((i, "a comma with nothing behind it")),
+            (State::FirstKey | State::NextKey, _) => return Err((i, "a key in double quotes must stand here")),
+            (State::Colon, _) => return Err((i, "a colon must stand here")),
+            _ => return Err((i, "a comma or a closing bracket must stand here")),
+        }
+        Ok(i + 1)
+    }
+
+    fn value<S: Sink>(&mut self, byte: u8, i: usize, sink: &mut S) -> Result<usize, Fault> {
+        match byte {
+            b'"' => self.begin_string(Scalar::String, i, sink),
+            b'{' => self.open(Nest::Object, i, sink),
+            b'[' => self.open(Nest::Array, i, sink),
+            b'-' | b'0'..=b'9' => {
+                self.begin(Scalar::Number, i, sink);
+                self.state = State::Number(Digits::Start);
+                return Ok(i);
+            }
+            b't' => self.begin_word(Literal::True),
+            b'f' => self.begin_word(Literal::False),
+            b'n' => self.begin_word(Literal::Null),
+            0xEF | 0xFE | 0xFF if self.before + i == 0 => return Err((i, "a byte-order mark")),
+            _ => return Err((i, "a value must stand here")),
+        }
+        Ok(i + 1)
+    }
+
+    fn is_heard(&self) -> bool {
+        self.muted_at.is_none()
+    }
+
+    fn open<S: Sink>(&mut self, nest: Nest, i: usize, sink: &mut S) {
+        let depth = self.nests.depth;
+        if self.is_heard() && sink.open(nest, self.before + i, depth) == Interest::Skip {
+            self.muted_at = Some(depth);
+        }
+        self.nests.push(nest);
+        self.state = if nest == Nest::Object { State::FirstKey } else { State::FirstElement };
+    }
+
+    fn close<S: Sink>(&mut self, nest: Nest, i: usize, sink: &mut S) -> Result<(), Fault> {
+        if self.nests.innermost() != Some(nest) {
+            return Err((i, "the wrong closing bracket"));
+        }
+        self.nests.pop();
+        if self.muted_at == Some(self.nests.depth) {
+            self.muted_at = None;
+        }
+        if self.is_heard() {
+            sink.close(nest, self.before + i + 1, self.nests.depth);
+        }
+        self.behind_value();
+        Ok(())
+    }
+
+    fn behind_value(&mut self) {
+        self.state = if self.nests.depth == 0 { State::Done } else { State::Next };
+    }
+
+    fn begin<S: Sink>(&mut self, what: Scalar, i: usize, sink: &mut S) {
+        self.is_read = self.is_heard() && sink.begin(what, self.before + i, self.nests.depth) == Interest::Read;
+    }
+
+    fn end<S: Sink>(&mut self, what: Scalar, past: usize, sink: &mut S) {
+        if self.is_heard() {
+            sink.end(what, self.before + past, self.nests.depth);
+        }
+    }
+
+    fn begin_string<S: Sink>(&mut self, what: Scalar, i: usize, sink: &mut S) {
+        self.begin(what, i, sink);
+        self.is_key = what == Scalar::Key;
+        self.high = 0;
+        self.state = State::Text;
+    }
+
+    /// Text up to the next quote or backslash, in one piece.
+    fn text<S: Sink>(&mut self, bytes: &[u8], from: usize, sink: &mut S) -> Result<usize, Fault> {
+        let mut i = from;
+        while !self.utf8.is_whole() && i < bytes.len() {
+            if !self.utf8.step(bytes[i]) {
+                return Err((i, "invalid UTF-8"));
+            }
+            i += 1;
+        }
+        let (len, is_ascii) = plain_run(&bytes[i..]);
+        if !is_ascii {
+            self.check_utf8(&bytes[i..i + len], i, i + len == bytes.len())?;
+        }
+        i += len;
+        if self.is_read && from < i {
+            self.settle_surrogate(sink);
+            sink.piece(&bytes[from..i]);
+        }
+        match bytes.get(i) {
+            None => return Ok(i),
+            Some(b'"') => self.end_string(i + 1, sink),
+            Some(b'\\') => self.state = State::Escape,
+            Some(_) => return Err((i, "a control character inside a string")),
+        }
+        Ok(i + 1)
+    }
+
+    /// Checks a run; a character that is cut by the end of the slice is remembered.
+    fn check_utf8(&mut self, run: &[u8], at: usize, may_be_cut: bool) -> Result<(), Fault> {
+        let Err(error) = std::str::from_utf8(run) else { return Ok(()) };
+        for (index, &byte) in run.iter().enumerate().skip(error.valid_up_to()) {
+            if !self.utf8.step(byte) {
+                return Err((at + index, "invalid UTF-8"));
+            }
+        }
+        if may_be_cut { Ok(()) } else { Err((at + run.len(), "invalid UTF-8")) }
+    }
+
+    fn end_string<S: Sink>(&mut self, past: usize, sink: &mut S) {
+        if self.is_read {
+            self.settle_surrogate(sink);
+        }
+        if self.is_key {
+            self.end(Scalar::Key, past, sink);
+            self.state = State::Colon;
+        } else {
+            self.end(Scalar::String, past, sink);
+            self.behind_value();
+        }
+    }
+
+    fn escape<S: Sink>(&mut self, byte: u8, i: usize, sink: &mut S) -> Result<usize, Fault> {
+        let decoded = match byte {
+            b'"' | b'\\' | b'/' => byte,
+            b'b' => 0x08,
+            b'f' => 0x0C,
+            b'n' => b'\n',
+            b'r' => b'\r',
+            b't' => b'\t',
+            b'u' => {
+                (self.unit, self.digits) = (0, 0);
+                self.state = State::Unit;
+                return Ok(i + 1);
+            }
+            _ => return Err((i, "an unknown escape")),
+        };
+        if self.is_read {
+            self.settle_surrogate(sink);
+            sink.piece(&[decoded]);
+        }
+        self.state = State::Text;
+        Ok(i + 1)
+    }
+
+    fn unit<S: Sink>(&mut self, byte: u8, i: usize, sink: &mut S) -> Result<usize, Fault> {
+        let digit = match byte {
+            b'0'..=b'9' => byte - b'0',
+            b'a'..=b'f' => byte - b'a' + 10,
+            b'A'..=b'F' => byte - b'A' + 10,
+            _ => return Err((i, "four hexadecimal digits must follow \\u")),
+        };
+        self.unit = (self.unit << 4) | u16::from(digit);
+        self.digits += 1;
+        if self.digits == 4 {
+            if self.is_read {
+                self.take_unit(sink);
+            }
+            self.state = State::Text;
+        }
+        Ok(i + 1)
+    }
+
+    /// A whole `\uXXXX`: a character, half of one, or nothing that text can hold.
+    fn take_unit<S: Sink>(&mut self, sink: &mut S) {
+        let code = match (self.high, self.unit) {
+            (0, 0xDC00..=0xDFFF) => return sink.lone_surrogate(),
+            (high, low @ 0xDC00..=0xDFFF) => {
+                self.high = 0;
+                0x1_0000 + ((u32::from(high) - 0xD800) << 10) + (u32::from(low) - 0xDC00)
+            }
+            (_, high @ 0xD800..=0xDBFF) => {
+                self.settle_surrogate(sink);
+                self.high = high;
+                return;
+            }
+            (_, other) => {
+                self.settle_surrogate(sink);
+                u32::from(other)
+            }
+        };
+        if let Some(character) = char::from_u32(code) {
+            sink.piece(character.encode_utf8(&mut [0; 4]).as_bytes());
+        }
+    }
+
+    /// Something else came than the other half.
+    fn settle_surrogate<S: Sink>(&mut self, sink: &mut S) {
+        if self.high != 0 {
+            self.high = 0;
+            sink.lone_surrogate();
+        }
+    }
+
+    fn number<S: Sink>(&mut self, mut digits: Digits, bytes: &[u8], from: usize, sink: &mut S) -> Result<usize, Fault> {
+        let mut i = from;
+        while let Some(next) = bytes.get(i).and_then(|&byte| digits.after(byte)) {
+            digits = next;
+            i += 1;
+        }
+        self.state = State::Number(digits);
+        if self.is_read && from < i {
+            sink.piece(&bytes[from..i]);
+        }
+        match bytes.get(i) {
+            None => {}
+            Some(b'0'..=b'9') => return Err((i, "a number with a leading zero")),
+            Some(_) if digits.is_whole() => self.end_number(i, sink),
+            Some(_) => return Err((i, "an unfinished number")),
+        }
+        Ok(i)
+    }
+
+    fn end_number<S: Sink>(&mut self, past: usize, sink: &mut S) {
+        self.end(Scalar::Number, past, sink);
+        self.behind_value();
+    }
+
+    fn begin_word(&mut self, literal: Literal) {
+        (self.literal, self.matched) = (literal, 1);
+        self.state = State::Word;
+    }
+
+    fn word<S: Sink>(&mut self, byte: u8, i: usize, sink: &mut S) -> Result<usize, Fault> {
+        let word = self.literal.word().as_bytes();
+        if word.get(usize::from(self.matched)) != Some(&byte) {
+            return Err((i, "an unknown word"));
+        }
+        self.matched += 1;
+        if usize::from(self.matched) == word.len() {
+            if self.is_heard() {
+                sink.literal(self.literal, self.before + i + 1 - word.len(), self.nests.depth);
+            }
+            self.behind_value();
+        }
+        Ok(i + 1)
+    }
+}
