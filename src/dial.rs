@@ -1,1 +1,143 @@
-//! Opens a TCP or TLS connection to an engine: the one seam that tests replace.
+//! Opens a TCP or TLS connection to an engine, and looks names up.
+//!
+//! The one seam that tests replace: [`Sockets`] goes to the network, [`PipeDial`] hands out
+//! in-memory pipes, so that everything above runs on virtual time. Leaves time limits to its
+//! callers: dropping the future gives the attempt up.
+
+use std::future::Future;
+use std::io;
+use std::net::IpAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::{ClientConfig, RootCertStore};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+
+pub use crate::route::settings::{EngineAddress, Scheme};
+
+mod pipe;
+pub use pipe::{PipeDial, PipeListener};
+
+/// A connection to an engine.
+pub trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
+
+/// Any connection to an engine.
+pub type BoxedIo = Box<dyn Io>;
+
+/// A future with a name that fits a trait object.
+pub type Later<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// Roots that a pool's `ca_file` puts in place of the system's.
+pub type Roots = Arc<[CertificateDer<'static>]>;
+
+/// Opens connections to engines.
+pub trait Dial: Send + Sync {
+    /// Connects to an engine; for `https` the TLS handshake is done, with `roots` instead of
+    /// the system's where there are any.
+    fn dial<'a>(&'a self, to: &'a EngineAddress, roots: Option<&'a Roots>) -> Later<'a, io::Result<BoxedIo>>;
+
+    /// The addresses of a name.
+    fn look_up<'a>(&'a self, name: &'a str, port: u16) -> Later<'a, io::Result<Vec<IpAddr>>>;
+}
+
+/// Whether an error of [`Dial::dial`] says that nobody listens there, rather than nothing.
+#[must_use]
+pub fn is_refusal(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::ConnectionRefused)
+}
+
+/// The network.
+#[derive(Default)]
+pub struct Sockets {
+    /// One TLS configuration per set of roots that pools use: few, and a reload may bring new
+    /// ones, so the oldest go first.
+    configs: Mutex<Vec<(Option<Roots>, Arc<ClientConfig>)>>,
+}
+
+const MOST_CONFIGS: usize = 16;
+
+impl Sockets {
+    /// The network, with nothing set up yet.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    async fn connect(&self, to: &EngineAddress, roots: Option<&Roots>) -> io::Result<BoxedIo> {
+        let host = to.host.trim_start_matches('[').trim_end_matches(']');
+        let stream = TcpStream::connect((host, to.port)).await?;
+        // A small request must not wait for the answer to the one before it.
+        stream.set_nodelay(true)?;
+        match to.scheme {
+            Scheme::Http => Ok(Box::new(stream)),
+            Scheme::Https => {
+                let config = self.config(roots).await?;
+                let name = ServerName::try_from(to.server_name().to_owned())
+                    .map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
+                Ok(Box::new(TlsConnector::from(config).connect(name, stream).await?))
+            }
+        }
+    }
+
+    async fn config(&self, roots: Option<&Roots>) -> io::Result<Arc<ClientConfig>> {
+        let same = |known: &Option<Roots>| match (known.as_ref(), roots) {
+            (Some(known), Some(roots)) => Arc::ptr_eq(known, roots) || known == roots,
+            (None, None) => true,
+            _ => false,
+        };
+        let known = self.configs.lock().iter().find(|(known, _)| same(known)).map(|(_, config)| config.clone());
+        if let Some(config) = known {
+            return Ok(config);
+        }
+        let roots = roots.cloned();
+        let for_loading = roots.clone();
+        let load = tokio::task::spawn_blocking(move || tls_config(for_loading.as_deref()));
+        let config = Arc::new(load.await.map_err(io::Error::other)??);
+        let mut configs = self.configs.lock();
+        if configs.len() >= MOST_CONFIGS {
+            configs.remove(0);
+        }
+        configs.push((roots, config.clone()));
+        Ok(config)
+    }
+}
+
+impl Dial for Sockets {
+    fn dial<'a>(&'a self, to: &'a EngineAddress, roots: Option<&'a Roots>) -> Later<'a, io::Result<BoxedIo>> {
+        Box::pin(self.connect(to, roots))
+    }
+
+    fn look_up<'a>(&'a self, name: &'a str, port: u16) -> Later<'a, io::Result<Vec<IpAddr>>> {
+        Box::pin(async move { Ok(tokio::net::lookup_host((name, port)).await?.map(|address| address.ip()).collect()) })
+    }
+}
+
+/// HTTP/1.1 over TLS 1.2 or 1.3, verified against these roots, else the system's. Reads files.
+fn tls_config(roots: Option<&[CertificateDer<'static>]>) -> io::Result<ClientConfig> {
+    let mut store = RootCertStore::empty();
+    match roots {
+        Some(roots) => {
+            for root in roots {
+                store.add(root.clone()).map_err(io::Error::other)?;
+            }
+        }
+        None => {
+            // Broken certificates in the system's store are no reason to trust none.
+            store.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+        }
+    }
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = ClientConfig::builder_with_provider(provider);
+    let builder = builder.with_safe_default_protocol_versions().map_err(io::Error::other)?;
+    let mut config = builder.with_root_certificates(store).with_no_client_auth();
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    Ok(config)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,1 +1,205 @@
-//! Who asks: API key -> tenant.
+//! Who asks: finds the tenant that an API key belongs to.
+//!
+//! A tenant is known by its key only; no other header raises anybody's rights. The settings
+//! hold BLAKE3 hashes, never keys, so nothing here can print a key: what arrives is hashed
+//! and the hash is looked up. The map's lookup may leak by its timing where a *hash* lies,
+//! which says nothing about a key; the final comparison takes the same time for all.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
+
+use http::HeaderMap;
+use http::header::AUTHORIZATION;
+use subtle::ConstantTimeEq;
+
+use crate::units::TenantId;
+
+/// The other header in which a key may come.
+const API_KEY: &str = "x-api-key";
+
+/// Who asks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Who {
+    /// The tenant.
+    pub tenant: TenantId,
+    /// The label of the key that was shown, where it has one.
+    pub key_label: Option<Arc<str>>,
+}
+
+/// Why nobody is known by what a request shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unknown {
+    /// No key at all.
+    #[error("the request carries no API key")]
+    Missing,
+    /// A key that belongs to nobody.
+    #[error("the API key belongs to no tenant")]
+    Unknown,
+    /// Two keys that differ.
+    #[error("the request carries two different API keys")]
+    TwoKeys,
+}
+
+/// The hash of an API key, as the settings hold it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct KeyHash([u8; 32]);
+
+impl KeyHash {
+    /// The hash of a key.
+    #[must_use]
+    pub fn of(key: &[u8]) -> Self {
+        KeyHash(*blake3::hash(key).as_bytes())
+    }
+
+    /// Reads 64 hexadecimal digits.
+    #[must_use]
+    pub fn from_hex(text: &str) -> Option<Self> {
+        blake3::Hash::from_hex(text).ok().map(|hash| KeyHash(*hash.as_bytes()))
+    }
+
+    /// As 64 hexadecimal digits.
+    #[must_use]
+    pub fn to_hex(self) -> String {
+        blake3::Hash::from_bytes(self.0).to_hex().to_string()
+    }
+}
+
+impl fmt::Debug for KeyHash {
+    /// The first digits are enough to tell two apart.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "KeyHash({:02x}{:02x}..)", self.0[0], self.0[1])
+    }
+}
+
+/// All keys and whom they belong to.
+#[derive(Clone, Debug)]
+pub struct Keyring {
+    /// `None`: no tenants are named, everybody is `anonymous`.
+    owners: Option<HashMap<KeyHash, Who, ahash::RandomState>>,
+}
+
+impl Keyring {
+    /// For settings without tenants: everybody is the tenant `anonymous`.
+    #[must_use]
+    pub fn anonymous() -> Self {
+        Keyring { owners: None }
+    }
+
+    /// For settings with tenants. Where a hash stands twice the last one counts; the settings
+    /// are checked before.
+    #[must_use]
+    pub fn of(keys: impl IntoIterator<Item = (KeyHash, Who)>) -> Self {
+        Keyring { owners: Some(keys.into_iter().collect()) }
+    }
+
+    /// Finds the tenant of a request by its `Authorization: Bearer` or `x-api-key` header.
+    ///
+    /// The same key in several places is one key. Another scheme than `Bearer` carries no key.
+    /// Where no tenants are named, keys are not looked at.
+    ///
+    /// # Errors
+    /// [`Unknown`], which is a 401.
+    pub fn find(&self, headers: &HeaderMap) -> Result<Who, Unknown> {
+        let Some(owners) = &self.owners else {
+            return Ok(Who { tenant: TenantId::anonymous(), key_label: None });
+        };
+        let bearers = headers.get_all(AUTHORIZATION).iter().filter_map(|value| bearer(value.as_bytes()));
+        let plain = headers.get_all(API_KEY).iter().map(|value| value.as_bytes().trim_ascii());
+        let mut shown = bearers.chain(plain).filter(|key| !key.is_empty());
+        let first = shown.next().ok_or(Unknown::Missing)?;
+        if shown.any(|other| !bool::from(other.ct_eq(first))) {
+            return Err(Unknown::TwoKeys);
+        }
+        let hash = KeyHash::of(first);
+        match owners.get_key_value(&hash) {
+            Some((known, who)) if bool::from(known.0.ct_eq(&hash.0)) => Ok(who.clone()),
+            _ => Err(Unknown::Unknown),
+        }
+    }
+}
+
+/// The key in an `Authorization` value of the scheme `Bearer`, in any letter case.
+fn bearer(value: &[u8]) -> Option<&[u8]> {
+    let value = value.trim_ascii();
+    let space = value.iter().position(|byte| byte.is_ascii_whitespace())?;
+    let (scheme, key) = value.split_at(space);
+    scheme.eq_ignore_ascii_case(b"bearer").then(|| key.trim_ascii())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use http::{HeaderName, HeaderValue};
+
+    fn who(tenant: &str, label: Option<&str>) -> Who {
+        Who { tenant: TenantId::from(tenant), key_label: label.map(Arc::from) }
+    }
+
+    fn ring() -> Keyring {
+        Keyring::of([(KeyHash::of(b"key-a"), who("acme", Some("prod"))), (KeyHash::of(b"key-b"), who("beta", None))])
+    }
+
+    fn headers(lines: &[(&str, &str)]) -> HeaderMap {
+        let mut map = HeaderMap::new();
+        for (name, value) in lines {
+            map.append(HeaderName::try_from(*name).unwrap(), HeaderValue::try_from(*value).unwrap());
+        }
+        map
+    }
+
+    #[test]
+    fn a_key_is_found_in_either_header() {
+        type Lines = &'static [(&'static str, &'static str)];
+        let table: &[(Lines, Result<Who, Unknown>)] = &[
+            (&[("authorization", "Bearer key-a")], Ok(who("acme", Some("prod")))),
+            (&[("authorization", "bearer key-a")], Ok(who("acme", Some("prod")))),
+            (&[("authorization", "BEARER   key-b ")], Ok(who("beta", None))),
+            (&[("x-api-key", "key-b")], Ok(who("beta", None))),
+            (&[("authorization", "Bearer key-a"), ("x-api-key", "key-a")], Ok(who("acme", Some("prod")))),
+            (&[("authorization", "Bearer key-a"), ("authorization", "Bearer key-a")], Ok(who("acme", Some("prod")))),
+            (&[("authorization", "Basic a2V5LWE="), ("x-api-key", "key-a")], Ok(who("acme", Some("prod")))),
+            (&[("authorization", "Bearer key-a"), ("x-api-key", "key-b")], Err(Unknown::TwoKeys)),
+            (&[("authorization", "Bearer key-a"), ("x-api-key", "nobody")], Err(Unknown::TwoKeys)),
+            (&[("authorization", "Bearer key-a"), ("authorization", "Bearer key-b")], Err(Unknown::TwoKeys)),
+            (&[("x-api-key", "key-a"), ("x-api-key", "key-b")], Err(Unknown::TwoKeys)),
+            (&[("authorization", "Bearer nobody")], Err(Unknown::Unknown)),
+            (&[("authorization", "Bearer Key-A")], Err(Unknown::Unknown)),
+            (&[("authorization", "key-a")], Err(Unknown::Missing)),
+            (&[("authorization", "Basic a2V5LWE=")], Err(Unknown::Missing)),
+            (&[("authorization", "Bearer ")], Err(Unknown::Missing)),
+            (&[("x-api-key", "")], Err(Unknown::Missing)),
+            (&[("x-slo-class", "batch")], Err(Unknown::Missing)),
+        ];
+        for (lines, expected) in table {
+            assert_eq!(ring().find(&headers(lines)), *expected, "{lines:?}");
+        }
+    }
+
+    #[test]
+    fn without_tenants_everybody_is_anonymous_whatever_they_show() {
+        let shown = headers(&[("authorization", "Bearer x"), ("x-api-key", "y")]);
+        let found = Keyring::anonymous().find(&shown);
+        assert_eq!(found, Ok(Who { tenant: TenantId::anonymous(), key_label: None }));
+    }
+
+    #[test]
+    fn a_ring_without_keys_knows_nobody() {
+        assert_eq!(Keyring::of([]).find(&headers(&[("x-api-key", "key-a")])), Err(Unknown::Unknown));
+    }
+
+    #[test]
+    fn nothing_printed_holds_a_key_or_a_whole_hash() {
+        let hash = KeyHash::of(b"sk-CANARY1");
+        let printed = format!("{:?} {:?} {}", Keyring::of([(hash, who("acme", None))]), hash, Unknown::Unknown);
+        assert!(!printed.contains("CANARY1") && !printed.contains(&hash.to_hex()), "{printed}");
+    }
+
+    #[test]
+    fn a_hash_survives_its_spelling() {
+        let hash = KeyHash::of(b"key-a");
+        assert_eq!(KeyHash::from_hex(&hash.to_hex()), Some(hash));
+        assert_eq!(KeyHash::from_hex(&hash.to_hex().to_uppercase()), Some(hash));
+        assert_eq!(KeyHash::from_hex("abc"), None);
+    }
+}

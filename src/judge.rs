@@ -3,7 +3,20 @@
 //! Pure: a timeline and the objectives go in, a verdict comes out. All objectives must hold
 //! on the same request. What happened to the connection is settled before, in
 //! [`Ending`](crate::observe::Ending); this room only weighs it.
+//!
+//! [`judge`] weighs an answer that was relayed, [`judge_refused`] a request that the gateway
+//! itself turned away, [`judge_left`] one whose client left before any answer. All three use
+//! [`Progress`]: how far a request had come, and from which moment on an objective is broken.
+//! The rules in words are `docs/semantics.md`, sections 2 and 4.
 
+mod objectives;
 mod outcome;
+mod progress;
+#[cfg(test)]
+mod tests;
+mod weigh;
 
+pub use objectives::{Assumption, NonStreaming, Objective, Objectives, Quantiles, TtftCounts};
 pub use outcome::{Excluded, Missed, Outcome};
+pub use progress::{Progress, Pulse, breaks_at, is_broken_at};
+pub use weigh::{Case, Held, Verdict, judge, judge_left, judge_refused};

@@ -1,1 +1,360 @@
 //! Every early end of a request: what the client is told, the log says, whose fault it was.
+//!
+//! One [`Refusal`] per way to end without (or inside) an engine's answer. Each answers all
+//! questions by a match without a catch-all arm, so that a new one cannot be forgotten. The
+//! client learns what to do next and nothing about our insides; the log text ([`Display`])
+//! has the values that decided. Codes are listed in `docs/errors.md`.
+//!
+//! [`Display`]: std::fmt::Display
+
+mod shape;
+#[cfg(test)]
+mod tests;
+
+use std::borrow::Cow;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::StatusCode;
+
+use crate::inspect::Unreadable;
+use crate::judge::{Excluded, Missed, Outcome};
+use crate::units::{ClassId, Dialect, PoolId, RequestId};
+
+macro_rules! refusals {
+    ($($(#[$meta:meta])* $name:ident $({ $($field:ident: $type:ty = $sample:expr),* })? = $code:literal,)*) => {
+        /// Why a request ended early.
+        #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+        pub enum Refusal {
+            $(
+                $(#[$meta])*
+                $name $({
+                    $(#[doc = concat!("See the text of [`Refusal::", stringify!($name), "`].")] $field: $type),*
+                })?,
+            )*
+        }
+
+        impl Refusal {
+            /// Every code, in the order of the documentation.
+            pub const CODES: &'static [&'static str] = &[$($code,)*];
+
+            /// The stable, machine-readable name: in the body, and as `x-goodput-reason`.
+            #[must_use]
+            pub const fn code(&self) -> &'static str {
+                match self { $(refusals!(@pattern $name $({ $($field),* })?) => $code,)* }
+            }
+
+            /// One of each kind, with made-up values: for documentation and tests.
+            #[must_use]
+            pub fn samples() -> Vec<Refusal> {
+                vec![$(Refusal::$name $({ $($field: $sample),* })?,)*]
+            }
+        }
+    };
+    (@pattern $name:ident { $($field:ident),* }) => { Refusal::$name { .. } };
+    (@pattern $name:ident) => { Refusal::$name };
+}
+
+refusals! {
+    /// No endpoint has this path.
+    #[error("no endpoint has this path")]
+    UnknownPath = "unknown_path",
+    /// The path exists, with other methods: the value of `Allow`.
+    #[error("this path takes {allow}")]
+    MethodNotAllowed { allow: &'static str = "POST" } = "method_not_allowed",
+    /// The request target exceeds what is taken.
+    #[error("the request target is longer than {limit} bytes")]
+    TargetTooLong { limit: usize = 65536 } = "target_too_long",
+    /// An `Expect` header other than `100-continue`.
+    #[error("an Expect header asks for something else than 100-continue")]
+    ExpectationFailed = "expectation_failed",
+    /// Tenants are configured and the request carries no key.
+    #[error("no API key")]
+    MissingKey = "missing_key",
+    /// The key belongs to no tenant.
+    #[error("an unknown API key")]
+    UnknownKey = "unknown_key",
+    /// `authorization` and `x-api-key` carry different keys, or one of them stands twice.
+    #[error("two different API keys")]
+    TwoKeys = "two_keys",
+    /// The tenant may use none of the classes that would apply.
+    #[error("class {class} is not open to this tenant")]
+    ClassNotAllowed { class: ClassId = ClassId::from("chat") } = "class_not_allowed",
+    /// The body exceeds the limit, as announced or as read.
+    #[error("the body is longer than {limit} bytes")]
+    BodyTooLarge { limit: u64 = 67_108_864 } = "body_too_large",
+    /// A compressed body decodes to more than the limit.
+    #[error("the body decodes to more than {limit} bytes")]
+    DecodedTooLarge { limit: u64 = 67_108_864 } = "decoded_too_large",
+    /// The body did not arrive in time.
+    #[error("the body did not arrive within {limit:?}")]
+    BodyTimeout { limit: Duration = Duration::from_secs(60) } = "body_timeout",
+    /// The upload broke off or its framing was wrong.
+    #[error("the body broke off")]
+    BodyBroken = "body_broken",
+    /// The body cannot be read the one way that counts.
+    #[error("unreadable body: {why}")]
+    UnreadableBody { why: Unreadable = Unreadable::NotAnObject } = "unreadable_body",
+    /// A content coding other than gzip, zstd and identity.
+    #[error("unsupported content coding")]
+    UnsupportedCoding = "unsupported_coding",
+    /// A compressed body that cannot be decoded.
+    #[error("the body cannot be decoded as its content-encoding says")]
+    UndecodableBody = "undecodable_body",
+    /// A multipart form that cannot be read as far as its `model`.
+    #[error("unreadable multipart form")]
+    UnreadableForm = "unreadable_form",
+    /// A multipart form names a model by an alias, which cannot be replaced there.
+    #[error("a model alias in a multipart form")]
+    AliasInForm = "alias_in_form",
+    /// `background: true` (Responses).
+    #[error("a background response was asked for")]
+    BackgroundRefused = "background_refused",
+    /// `kv_transfer_params` or `ec_transfer_params` in the body.
+    #[error("the body steers cache transfer between engines")]
+    TransferRefused = "transfer_refused",
+    /// The body names no model that can be read, and no route takes any.
+    #[error("no readable model, and no route for any model")]
+    ModelMissing = "model_missing",
+    /// No route serves the model.
+    #[error("no route for this model")]
+    ModelNotFound = "model_not_found",
+    /// No engine of the routed pools is available.
+    #[error("no engine of pool {pool} is available")]
+    NoEngine { pool: PoolId = PoolId::from("chat") } = "no_engine",
+    /// No engine that was tried could be connected to (TCP or TLS).
+    #[error("no connection to any engine of pool {pool}")]
+    ConnectFailed { pool: PoolId = PoolId::from("chat") } = "connect_failed",
+    /// The engine's connection ended before a response.
+    #[error("an engine of pool {pool} closed the connection before it answered")]
+    EngineReset { pool: PoolId = PoolId::from("chat") } = "engine_reset",
+    /// What the engine sent is not HTTP.
+    #[error("an engine of pool {pool} answered with something that is not HTTP")]
+    EngineGarbage { pool: PoolId = PoolId::from("chat") } = "engine_garbage",
+    /// No first token within the class's limit.
+    #[error("no first token within {limit:?}")]
+    FirstTokenTimeout { limit: Duration = Duration::from_secs(120) } = "first_token_timeout",
+    /// No head of a non-streaming answer within the class's limit.
+    #[error("no response head within {limit:?}")]
+    ResponseHeadTimeout { limit: Duration = Duration::from_secs(1800) } = "response_head_timeout",
+    /// The engine fell silent in the middle of its answer.
+    #[error("silence for {limit:?} in the middle of an answer")]
+    IdleTimeout { limit: Duration = Duration::from_secs(30) } = "idle_timeout",
+    /// The answer did not end within the class's total limit.
+    #[error("the answer did not end within {limit:?}")]
+    TotalTimeout { limit: Duration = Duration::from_secs(1800) } = "total_timeout",
+    /// The engine's answer ended before it was complete.
+    #[error("the answer ended before it was complete")]
+    StreamIncomplete = "stream_incomplete",
+    /// The request arrived while the gateway drains.
+    #[error("the gateway is draining")]
+    Draining = "draining",
+    /// The drain limit cut a running answer.
+    #[error("the drain limit cut a running answer")]
+    DrainCut = "drain_cut",
+    /// A fault of the gateway.
+    #[error("internal error")]
+    Internal = "internal",
+}
+
+impl Refusal {
+    /// The HTTP status where no head has gone out yet.
+    #[must_use]
+    pub const fn status(&self) -> StatusCode {
+        match self {
+            Refusal::BodyBroken
+            | Refusal::UnreadableBody { .. }
+            | Refusal::UndecodableBody
+            | Refusal::UnreadableForm
+            | Refusal::AliasInForm
+            | Refusal::BackgroundRefused
+            | Refusal::TransferRefused => StatusCode::BAD_REQUEST,
+            Refusal::MissingKey | Refusal::UnknownKey | Refusal::TwoKeys => StatusCode::UNAUTHORIZED,
+            Refusal::ClassNotAllowed { .. } => StatusCode::FORBIDDEN,
+            Refusal::UnknownPath | Refusal::ModelMissing | Refusal::ModelNotFound => StatusCode::NOT_FOUND,
+            Refusal::MethodNotAllowed { .. } => StatusCode::METHOD_NOT_ALLOWED,
+            Refusal::BodyTimeout { .. } => StatusCode::REQUEST_TIMEOUT,
+            Refusal::BodyTooLarge { .. } | Refusal::DecodedTooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
+            Refusal::TargetTooLong { .. } => StatusCode::URI_TOO_LONG,
+            Refusal::UnsupportedCoding => StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            Refusal::ExpectationFailed => StatusCode::EXPECTATION_FAILED,
+            Refusal::Internal => StatusCode::INTERNAL_SERVER_ERROR,
+            Refusal::ConnectFailed { .. }
+            | Refusal::EngineReset { .. }
+            | Refusal::EngineGarbage { .. }
+            | Refusal::StreamIncomplete => StatusCode::BAD_GATEWAY,
+            Refusal::NoEngine { .. } | Refusal::Draining | Refusal::DrainCut => StatusCode::SERVICE_UNAVAILABLE,
+            Refusal::FirstTokenTimeout { .. }
+            | Refusal::ResponseHeadTimeout { .. }
+            | Refusal::IdleTimeout { .. }
+            | Refusal::TotalTimeout { .. } => StatusCode::GATEWAY_TIMEOUT,
+        }
+    }
+
+    /// Whose fault it is, before the rules for requests that are not judged at all.
+    #[must_use]
+    pub const fn outcome(&self) -> Outcome {
+        match self {
+            Refusal::UnknownPath
+            | Refusal::MethodNotAllowed { .. }
+            | Refusal::TargetTooLong { .. }
+            | Refusal::ExpectationFailed
+            | Refusal::BodyTooLarge { .. }
+            | Refusal::DecodedTooLarge { .. }
+            | Refusal::BodyBroken
+            | Refusal::UnreadableBody { .. }
+            | Refusal::UnsupportedCoding
+            | Refusal::UndecodableBody
+            | Refusal::UnreadableForm
+            | Refusal::AliasInForm
+            | Refusal::BackgroundRefused
+            | Refusal::TransferRefused
+            | Refusal::ModelMissing
+            | Refusal::ModelNotFound => Outcome::Excluded(Excluded::InvalidRequest),
+            Refusal::MissingKey | Refusal::UnknownKey | Refusal::TwoKeys | Refusal::ClassNotAllowed { .. } => {
+                Outcome::Excluded(Excluded::Unauthorized)
+            }
+            Refusal::BodyTimeout { .. } => Outcome::Excluded(Excluded::SlowUpload),
+            Refusal::NoEngine { .. } | Refusal::ConnectFailed { .. } | Refusal::EngineReset { .. } => {
+                Outcome::Missed(Missed::UpstreamUnavailable)
+            }
+            Refusal::EngineGarbage { .. } => Outcome::Missed(Missed::UpstreamError),
+            Refusal::FirstTokenTimeout { .. } | Refusal::ResponseHeadTimeout { .. } => {
+                Outcome::Missed(Missed::TimeoutFirstToken)
+            }
+            Refusal::IdleTimeout { .. } => Outcome::Missed(Missed::TimeoutIdle),
+            Refusal::TotalTimeout { .. } => Outcome::Missed(Missed::TimeoutTotal),
+            Refusal::StreamIncomplete => Outcome::Missed(Missed::Truncated),
+            Refusal::Draining => Outcome::Missed(Missed::Shed),
+            Refusal::DrainCut | Refusal::Internal => Outcome::Missed(Missed::Internal),
+        }
+    }
+
+    /// Seconds for `Retry-After`: only where they are true.
+    #[must_use]
+    pub const fn retry_after(&self) -> Option<u64> {
+        match self {
+            // Another replica takes it at once.
+            Refusal::Draining => Some(1),
+            Refusal::UnknownPath
+            | Refusal::MethodNotAllowed { .. }
+            | Refusal::TargetTooLong { .. }
+            | Refusal::ExpectationFailed
+            | Refusal::MissingKey
+            | Refusal::UnknownKey
+            | Refusal::TwoKeys
+            | Refusal::ClassNotAllowed { .. }
+            | Refusal::BodyTooLarge { .. }
+            | Refusal::DecodedTooLarge { .. }
+            | Refusal::BodyTimeout { .. }
+            | Refusal::BodyBroken
+            | Refusal::UnreadableBody { .. }
+            | Refusal::UnsupportedCoding
+            | Refusal::UndecodableBody
+            | Refusal::UnreadableForm
+            | Refusal::AliasInForm
+            | Refusal::BackgroundRefused
+            | Refusal::TransferRefused
+            | Refusal::ModelMissing
+            | Refusal::ModelNotFound
+            | Refusal::NoEngine { .. }
+            | Refusal::ConnectFailed { .. }
+            | Refusal::EngineReset { .. }
+            | Refusal::EngineGarbage { .. }
+            | Refusal::FirstTokenTimeout { .. }
+            | Refusal::ResponseHeadTimeout { .. }
+            | Refusal::IdleTimeout { .. }
+            | Refusal::TotalTimeout { .. }
+            | Refusal::StreamIncomplete
+            | Refusal::DrainCut
+            | Refusal::Internal => None,
+        }
+    }
+
+    /// What the client is told: what to do next, nothing about our insides.
+    #[must_use]
+    pub fn message(&self) -> Cow<'static, str> {
+        match self {
+            Refusal::UnknownPath => "There is nothing at this path. Check the base URL; the OpenAI and Anthropic paths start with /v1.".into(),
+            Refusal::MethodNotAllowed { allow } => format!("This path takes {allow}. Send the request with that method.").into(),
+            Refusal::TargetTooLong { limit } => format!("The request target is longer than {limit} bytes. Shorten path and query.").into(),
+            Refusal::ExpectationFailed => "Only \"Expect: 100-continue\" is understood. Leave the Expect header out.".into(),
+            Refusal::MissingKey => "An API key is needed. Send it as \"Authorization: Bearer <key>\" or \"x-api-key: <key>\".".into(),
+            Refusal::UnknownKey => "This API key is not known. Check it, or ask your operator for a new one.".into(),
+            Refusal::TwoKeys => "The request carries two different API keys. Send one, in Authorization or in x-api-key.".into(),
+            Refusal::ClassNotAllowed { class } => format!("Your key may not use the class \"{class}\" that applies to this request. Ask your operator to allow it.").into(),
+            Refusal::BodyTooLarge { limit } => format!("The body is longer than {limit} bytes. Send a shorter one.").into(),
+            Refusal::DecodedTooLarge { limit } => format!("The body is longer than {limit} bytes once it is decoded. Send a shorter one.").into(),
+            Refusal::BodyTimeout { limit } => format!("The body did not arrive within {} s. Send it again over a faster connection.", limit.as_secs()).into(),
+            Refusal::BodyBroken => "The body broke off before its end. Send the request again, whole.".into(),
+            Refusal::UnreadableBody { why } => format!("The request body cannot be used: {why}. Correct it and send it again.").into(),
+            Refusal::UnsupportedCoding => "This content-encoding is not supported. Send the body as gzip, zstd, or without any.".into(),
+            Refusal::UndecodableBody => "The body cannot be decoded as its content-encoding says. Send it again, or without any.".into(),
+            Refusal::UnreadableForm => "The multipart form cannot be read, or its \"model\" does not stand exactly once. Correct it and send it again.".into(),
+            Refusal::AliasInForm => "This model name is an alias, which does not work in a multipart form. Use the model's own name.".into(),
+            Refusal::BackgroundRefused => "Background responses are not served here. Send the request without \"background\": true.".into(),
+            Refusal::TransferRefused => "Parameters that move caches between engines are not taken from clients. Leave kv_transfer_params and ec_transfer_params out.".into(),
+            Refusal::ModelMissing => "The request names no model. Set \"model\" to one of those that GET /v1/models lists.".into(),
+            Refusal::ModelNotFound => "This model is not served here. Use one of those that GET /v1/models lists.".into(),
+            Refusal::NoEngine { .. } => "No engine for this model is available at present. Try again in a moment.".into(),
+            Refusal::ConnectFailed { .. } => "The engines for this model could not be reached. Try again in a moment.".into(),
+            Refusal::EngineReset { .. } => "The engine closed the connection before it answered. Try again.".into(),
+            Refusal::EngineGarbage { .. } => "The engine's answer could not be understood. Try again.".into(),
+            Refusal::FirstTokenTimeout { limit } => format!("The engine gave no first token within {} s. Try again later, or with a shorter prompt.", seconds(*limit)).into(),
+            Refusal::ResponseHeadTimeout { limit } => format!("The engine did not answer within {} s. Try again later, or ask for a stream.", seconds(*limit)).into(),
+            Refusal::IdleTimeout { limit } => format!("The engine fell silent for {} s in the middle of its answer. Try again.", seconds(*limit)).into(),
+            Refusal::TotalTimeout { limit } => format!("The answer did not end within {} s. Ask for fewer tokens.", seconds(*limit)).into(),
+            Refusal::StreamIncomplete => "The answer ended before it was complete. What came is not the whole; try again.".into(),
+            Refusal::Draining => "This gateway is shutting down. Send the request again; another one takes it.".into(),
+            Refusal::DrainCut => "This gateway had to end the answer because it is shutting down. Send the request again.".into(),
+            Refusal::Internal => "The gateway failed on this request. Try again; if it stays so, give your operator the request id.".into(),
+        }
+    }
+
+    /// The field of the body that is at fault.
+    #[must_use]
+    pub fn param(&self) -> Option<&'static str> {
+        match self {
+            Refusal::UnreadableBody { why: Unreadable::Repeated { field } | Unreadable::WrongType { field, .. } } => {
+                Some(field)
+            }
+            Refusal::ModelMissing | Refusal::ModelNotFound | Refusal::AliasInForm => Some("model"),
+            Refusal::BackgroundRefused => Some("background"),
+            _ => None,
+        }
+    }
+
+    /// The value of `Allow`.
+    #[must_use]
+    pub const fn allow(&self) -> Option<&'static str> {
+        match self {
+            Refusal::MethodNotAllowed { allow } => Some(allow),
+            _ => None,
+        }
+    }
+
+    /// Whether the connection is closed after the answer.
+    #[must_use]
+    pub const fn closes(&self) -> bool {
+        matches!(self, Refusal::Draining)
+    }
+
+    /// The answer's JSON body, in the dialect's shape.
+    #[must_use]
+    pub fn body(&self, shape: Dialect, request_id: &RequestId) -> Bytes {
+        shape::body(self, shape, request_id)
+    }
+
+    /// The error as an event inside a stream that has begun, blank line included.
+    /// `sequence_number` is that of the last event seen (Responses).
+    #[must_use]
+    pub fn event(&self, dialect: Dialect, request_id: &RequestId, sequence_number: Option<u64>) -> Bytes {
+        shape::event(self, dialect, request_id, sequence_number)
+    }
+}
+
+/// A limit as a client reads it: whole seconds where it is whole.
+fn seconds(limit: Duration) -> String {
+    let millis = limit.as_millis();
+    if millis.is_multiple_of(1000) { (millis / 1000).to_string() } else { format!("{:.3}", limit.as_secs_f64()) }
+}

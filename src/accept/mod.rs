@@ -1,1 +1,43 @@
-//! Listeners, TLS, HTTP/1 and HTTP/2 limits, drain.
+//! Listeners, TLS, the limits of HTTP/1 and HTTP/2 connections, and the way out.
+//!
+//! Promises: no client can hold a connection longer than the limits of [`settings::Listen`]
+//! allow, by saying nothing, by saying it slowly, or by not listening; a client that refuses
+//! bytes is told apart from an engine that sends none ([`ClientSide`], in the extensions of
+//! each request); an open stream survives renewed certificates and a drain that is long
+//! enough; every task has ended when [`Listener::serve`] has.
+//!
+//! Leaves to others: what a request means. The service is any `tower::Service`; a head that
+//! hyper accepts and nobody should is refused by it, with [`strict::check`].
+//!
+//! How a connection ends:
+//!
+//! | when | limit | how |
+//! | --- | --- | --- |
+//! | TLS handshake and first head are not done | `header_timeout` after the accept | closed |
+//! | a later HTTP/1 head is not done | `header_timeout` after its first byte | closed |
+//! | no request (HTTP/1), no stream (HTTP/2) | `idle_timeout` | closed; GOAWAY first |
+//! | the client takes no byte | `write_stall`, or its request's total limit | socket closed, or stream reset |
+//! | drain | idle at once; others after their answer, or when the drain limit has passed | closed; GOAWAY first |
+//!
+//! A client that closes its writing half has left. After our side is closed the client may
+//! go on sending for two seconds, unread, so that a refusal reaches it before a reset does.
+//!
+//! [`ClientSide`]: crate::units::ClientSide
+
+mod door;
+mod drain;
+mod listener;
+mod peer;
+pub mod settings;
+mod socket;
+mod stall;
+mod stream;
+pub mod strict;
+#[cfg(test)]
+mod tests;
+mod tls;
+
+pub use door::{Door, Fault};
+pub use drain::{Drain, Phase};
+pub use listener::{CannotListen, Listener};
+pub use tls::{Certificates, TlsProblem};

@@ -53,6 +53,8 @@ pub struct Facts {
     pub prefix_hash: u64,
     /// Offset just behind the `{` of the top-level object: where members are inserted.
     pub members_at: usize,
+    /// How many members the top-level object has.
+    pub members: usize,
     /// Whether the top-level object has no member at all (an inserted member takes no comma).
     pub is_empty: bool,
     /// Length of the body in bytes.
@@ -86,6 +88,9 @@ pub struct Caps {
     pub max_completion_tokens: Option<Field<u64>>,
     /// `max_output_tokens`.
     pub max_output_tokens: Option<Field<u64>>,
+    /// Caps that stand in the body and limit nothing that we can count (`null`, or beyond
+    /// the number range): name and literal.
+    pub open: Vec<(&'static str, Range<usize>)>,
 }
 
 impl Caps {
@@ -112,7 +117,7 @@ pub enum Reasoning {
     On,
 }
 
-/// The parts of the prompt estimate (SEMANTICS.md 1).
+/// The parts of the prompt estimate (docs/semantics.md 1).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PromptSize {
     /// UTF-8 bytes of the decoded strings under `content` text parts, `prompt`, `input`,
@@ -180,6 +185,12 @@ pub enum Unreadable {
     Repeated {
         /// The field's name.
         field: &'static str,
+    },
+    /// A multipart form cannot be read as one.
+    #[error("the form cannot be read: {what}")]
+    Form {
+        /// What was wrong.
+        what: &'static str,
     },
     /// A decisive field has another JSON type than its dialect gives it.
     #[error("the field \"{field}\" must be {expected}")]

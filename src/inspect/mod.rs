@@ -7,7 +7,15 @@
 //! so that no two rooms can understand one body in two ways.
 
 mod facts;
+mod fields;
+mod kept;
+mod prefix;
 mod ratios;
+mod scanner;
 
 pub use facts::{Caps, Facts, Field, PromptSize, Reasoning, StreamOptions, Unreadable};
 pub use ratios::Ratios;
+pub use scanner::Scanner;
+
+#[cfg(test)]
+pub(crate) mod tests;

@@ -1,1 +1,28 @@
-//! Which pools, which engine, given health, load and affinity.
+//! Which pools, which engine, and what comes after a failed attempt.
+//!
+//! [`Routes`] names the pools for a model and a class, in order. [`Fleet`] knows every
+//! engine's health, breaker, cooling and work, and picks one. [`retry`] holds the rules of
+//! what is tried again. All of this is pure: moments, chance and what was seen of engines
+//! are arguments. [`probe`] is the shell that goes and looks: health checks, the engines' own
+//! metrics, DNS.
+
+mod breaker;
+mod budget;
+mod engine;
+mod fleet;
+mod health;
+pub mod probe;
+pub mod retry;
+mod routes;
+pub mod scrape;
+pub mod settings;
+mod tournament;
+mod view;
+
+pub use breaker::Breaker;
+pub use budget::Budget;
+pub use engine::Report;
+pub use fleet::{Choice, Fleet, REMEMBERED, Size, Work};
+pub use health::{Change, Checked, Health};
+pub use routes::{Model, Routed, Routes};
+pub use view::{EngineState, EngineView, PoolView};

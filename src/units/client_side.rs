@@ -31,6 +31,7 @@ struct Cell {
     limited: AtomicBool,
     total_deadline: AtomicU64,
     severed: AtomicU8,
+    drain_over: AtomicBool,
 }
 
 const NEVER: u64 = u64::MAX;
@@ -42,6 +43,7 @@ impl Default for Cell {
             limited: AtomicBool::new(false),
             total_deadline: AtomicU64::new(NEVER),
             severed: AtomicU8::new(0),
+            drain_over: AtomicBool::new(false),
         }
     }
 }
@@ -95,6 +97,12 @@ impl ClientSide {
         self.0.total_deadline.store(deadline.as_nanos(), Ordering::Release);
     }
 
+    /// The response's last byte has been handed over: no total limit applies any more, and
+    /// what is left to write is bounded by the write stall alone.
+    pub fn lift_total_deadline(&self) {
+        self.0.total_deadline.store(NEVER, Ordering::Release);
+    }
+
     /// When the request's total limit ends.
     #[must_use]
     pub fn total_deadline(&self) -> Option<Tick> {
@@ -102,6 +110,19 @@ impl ClientSide {
             NEVER => None,
             nanos => Some(Tick::from_nanos(nanos)),
         }
+    }
+
+    /// The drain limit has passed. `accept` polls the request's handler or body right after
+    /// it said so: whoever looks at [`ClientSide::drain_is_over`] on each poll needs no waker.
+    pub fn end_drain(&self) {
+        self.0.drain_over.store(true, Ordering::Release);
+    }
+
+    /// Whether the drain limit has passed: the response says so in band and ends, or it is
+    /// cut a moment later.
+    #[must_use]
+    pub fn drain_is_over(&self) -> bool {
+        self.0.drain_over.load(Ordering::Acquire)
     }
 
     /// `accept` is about to cut the connection; the body that is dropped next reads why.

@@ -7,9 +7,15 @@
 
 mod client_side;
 mod endpoint;
+mod glob;
+mod lengths;
+mod priority;
 
 pub use client_side::{ClientSide, Severed};
 pub use endpoint::{Dialect, Endpoint, Unroutable};
+pub use glob::Glob;
+pub use lengths::LengthBuckets;
+pub use priority::Priority;
 
 use std::fmt;
 use std::ops::{Add, Sub};

@@ -1,0 +1,337 @@
+//! One client connection, from its first byte to its last: TLS, the version of HTTP, its
+//! requests, its limits, and its end.
+
+use std::future::Future;
+use std::io;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body::Body;
+use hyper::body::Incoming;
+use hyper_util::rt::TokioIo;
+use hyper_util::server::conn::auto;
+use pin_project_lite::pin_project;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::time::Sleep;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+use tower::Service;
+
+use super::drain::{Drain, Ear, Phase};
+use super::peer::{Due, Peer};
+use super::settings::Listen;
+use super::socket::Socket;
+use super::stream::{Reception, Streams};
+use super::tls::Certificates;
+use crate::clock::Clock;
+use crate::units::{Severed, Tick};
+
+/// Whatever a body or a service may fail with.
+pub type Fault = Box<dyn std::error::Error + Send + Sync>;
+
+/// Receives connections under the limits of [`Listen`]. Cheap to clone: one for all.
+#[derive(Clone)]
+pub struct Door {
+    limits: Arc<ArcSwap<Listen>>,
+    tls: Option<TlsAcceptor>,
+    drain: Drain,
+    clock: Clock,
+}
+
+impl Door {
+    /// A door with the limits of `listen`; TLS if `certificates` are given.
+    #[must_use]
+    pub fn new(listen: &Listen, certificates: Option<&Arc<Certificates>>, drain: Drain, clock: Clock) -> Self {
+        let limits = Arc::new(ArcSwap::from_pointee(listen.clone()));
+        let tls = certificates.map(|certificates| TlsAcceptor::from(certificates.server_config()));
+        Door { limits, tls, drain, clock }
+    }
+
+    /// Other limits for the connections to come, after a reload of the settings. Address and
+    /// TLS stay as they are.
+    pub fn set_limits(&self, listen: &Listen) {
+        self.limits.store(Arc::new(listen.clone()));
+    }
+
+    pub(super) fn limits(&self) -> Arc<Listen> {
+        self.limits.load_full()
+    }
+
+    pub(super) fn drain(&self) -> &Drain {
+        &self.drain
+    }
+
+    pub(super) fn clock(&self) -> Clock {
+        self.clock
+    }
+
+    /// Serves one connection to its end, and waits for all its streams.
+    pub async fn receive<T, S, B>(&self, io: T, service: S)
+    where
+        T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        S: Service<Request<Incoming>, Response = Response<B>> + Clone + Send + 'static,
+        S::Future: Send + 'static,
+        S::Error: Into<Fault>,
+        B: Body<Data = Bytes> + Send + 'static,
+        B::Error: Into<Fault>,
+    {
+        let limits = self.limits();
+        let peer = Peer::new(self.clock);
+        let socket = Socket::new(io, Arc::clone(&peer), limits.write_stall);
+        let Some(transport) = self.greet(socket, &peer, limits.header_timeout).await else { return };
+        let streams = Streams::new(self.drain.clone(), limits.write_stall);
+        let reception = Reception::new(service, Arc::clone(&peer), &streams);
+        let builder = protocol(&limits, streams);
+        let talk = builder.serve_connection(TokioIo::new(transport), reception);
+        let minder = Minder::new(Arc::clone(&peer), &limits, self.drain.ear());
+        converse(pin!(talk), minder).await;
+        last_stream_ended(&peer).await;
+    }
+
+    /// The TLS handshake, where there is one. It shares its time with the first head, and is
+    /// not waited for while draining.
+    async fn greet<T>(&self, socket: Socket<T>, peer: &Peer, limit: Duration) -> Option<Transport<T>>
+    where
+        T: AsyncRead + AsyncWrite + Unpin,
+    {
+        let Some(tls) = &self.tls else { return Some(Transport::Plain { io: socket }) };
+        tokio::select! {
+            shaken = tls.accept(socket) => match shaken {
+                Ok(io) => Some(Transport::Tls { io: Box::new(io) }),
+                Err(error) => {
+                    tracing::debug!(%error, "TLS handshake failed");
+                    None
+                }
+            },
+            () = self.clock.sleep_until(Some(peer.born() + limit)) => None,
+            () = self.drain.reached(Phase::Draining) => None,
+        }
+    }
+}
+
+/// hyper's side of the limits.
+fn protocol(limits: &Listen, streams: Streams) -> auto::Builder<Streams> {
+    let mut builder = auto::Builder::new(streams);
+    let mut http1 = builder.http1();
+    // The limits on time are ours: hyper's timer runs on HTTP/1 only, and not before the
+    // first byte. The buffer is what a head must fit into, and what a client that does not
+    // read can make us keep.
+    http1.header_read_timeout(None).max_buf_size(limits.max_head.max(HYPERS_LEAST_BUFFER));
+    if limits.max_header_lines != HYPERS_OWN_LINES {
+        http1.max_headers(limits.max_header_lines);
+    }
+    let head = u32::try_from(limits.max_head).unwrap_or(u32::MAX);
+    builder
+        .http2()
+        .max_concurrent_streams(limits.http2_max_streams)
+        .max_header_list_size(head)
+        .max_send_buf_size(STREAM_BUFFER);
+    builder
+}
+
+/// What an HTTP/2 stream may hold for a client that does not read.
+const STREAM_BUFFER: usize = 64 * 1024;
+
+/// hyper accepts no smaller one, so a smaller `max_head` has this size on HTTP/1.
+const HYPERS_LEAST_BUFFER: usize = 8 * 1024;
+
+/// hyper keeps its table on the stack as long as the number is not set.
+const HYPERS_OWN_LINES: usize = 100;
+
+/// Polls the connection, and what may end it.
+async fn converse<'a, I, S, B>(mut talk: Pin<&mut auto::Connection<'a, I, S, Streams>>, mut minder: Minder)
+where
+    I: hyper::rt::Read + hyper::rt::Write + Unpin + 'static,
+    S: hyper::service::Service<Request<Incoming>, Response = Response<B>>,
+    S::Future: Send + 'static,
+    S::Error: Into<Fault>,
+    B: Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<Fault>,
+{
+    let mut alarm = pin!(minder.alarm());
+    std::future::poll_fn(|cx| {
+        minder.peer.driven_by(cx.waker());
+        let mut wish = minder.hear(cx);
+        loop {
+            match wish {
+                Wish::GoOn => {}
+                Wish::Finish => talk.as_mut().graceful_shutdown(),
+                Wish::Cut => return Poll::Ready(()),
+            }
+            match talk.as_mut().poll(cx) {
+                Poll::Ready(Ok(())) => return Poll::Ready(()),
+                Poll::Ready(Err(error)) => {
+                    tracing::debug!(%error, "connection ended");
+                    return Poll::Ready(());
+                }
+                Poll::Pending => {}
+            }
+            wish = minder.watch(alarm.as_mut(), cx);
+            if wish == Wish::GoOn {
+                return Poll::Pending;
+            }
+        }
+    })
+    .await;
+}
+
+/// What becomes of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wish {
+    GoOn,
+    /// Close it when its requests have been answered.
+    Finish,
+    /// Close it at once.
+    Cut,
+}
+
+/// Minds the time a connection may take, and whether the process is leaving.
+struct Minder {
+    peer: Arc<Peer>,
+    header_timeout: Duration,
+    idle_timeout: Duration,
+    ear: Ear,
+    /// For when the alarm is set. It may ring early (the limit moved on meanwhile), never
+    /// late: so keep-alive traffic does not reset it each time.
+    armed: Option<Tick>,
+    /// An idle connection was asked to finish, and has until then.
+    finish_by: Option<Tick>,
+}
+
+impl Minder {
+    /// How long an idle connection's goodbye may take.
+    const GOODBYE: Duration = Duration::from_secs(3);
+
+    fn new(peer: Arc<Peer>, limits: &Listen, ear: Ear) -> Self {
+        let (header_timeout, idle_timeout) = (limits.header_timeout, limits.idle_timeout);
+        Minder { peer, header_timeout, idle_timeout, ear, armed: None, finish_by: None }
+    }
+
+    fn alarm(&self) -> Sleep {
+        tokio::time::sleep_until(self.peer.clock.instant(self.peer.born() + self.header_timeout))
+    }
+
+    /// What the process's departure means for this connection.
+    fn hear(&mut self, cx: &mut Context<'_>) -> Wish {
+        let mut wish = Wish::GoOn;
+        while let Some(phase) = self.ear.poll_news(cx) {
+            if phase >= Phase::Over {
+                self.peer.side.end_drain();
+            }
+            if phase >= Phase::Cut {
+                self.peer.side.sever(Severed::Drain);
+                return Wish::Cut;
+            }
+            if phase >= Phase::Draining {
+                wish = Wish::Finish;
+            }
+        }
+        wish
+    }
+
+    /// The limits on time.
+    fn watch(&mut self, mut alarm: Pin<&mut Sleep>, cx: &mut Context<'_>) -> Wish {
+        loop {
+            let due = self.peer.due(self.header_timeout, self.idle_timeout);
+            let deadline = match (due, self.finish_by) {
+                (Due::Never, _) => None,
+                (_, Some(by)) => Some(by),
+                (Due::Head(at) | Due::Idle(at), None) => Some(at),
+            };
+            if let Some(at) = deadline
+                && self.armed.is_none_or(|armed| armed > at)
+            {
+                alarm.as_mut().reset(self.peer.clock.instant(at));
+                self.armed = Some(at);
+            }
+            if self.armed.is_none() || alarm.as_mut().poll(cx).is_pending() {
+                return Wish::GoOn;
+            }
+            self.armed = None;
+            let now = self.peer.clock.now();
+            match (due, deadline) {
+                (_, None) => {}
+                (_, Some(at)) if at > now => {}
+                (Due::Idle(_), _) if self.finish_by.is_none() => {
+                    self.finish_by = Some(now + Self::GOODBYE);
+                    return Wish::Finish;
+                }
+                _ => return Wish::Cut,
+            }
+        }
+    }
+}
+
+/// The streams of a connection that has ended see it and end too; a drain must not overtake
+/// them.
+async fn last_stream_ended(peer: &Peer) {
+    std::future::poll_fn(|cx| {
+        peer.driven_by(cx.waker());
+        if peer.has_open() { Poll::Pending } else { Poll::Ready(()) }
+    })
+    .await;
+}
+
+pin_project! {
+    /// A client's transport, with or without TLS.
+    #[project = Projected]
+    enum Transport<T> {
+        Plain { #[pin] io: Socket<T> },
+        Tls { #[pin] io: Box<TlsStream<Socket<T>>> },
+    }
+}
+
+impl<T: AsyncRead + AsyncWrite + Unpin> AsyncRead for Transport<T> {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        match self.project() {
+            Projected::Plain { io } => io.poll_read(cx, buf),
+            Projected::Tls { io } => io.poll_read(cx, buf),
+        }
+    }
+}
+
+impl<T: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Transport<T> {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        match self.project() {
+            Projected::Plain { io } => io.poll_write(cx, buf),
+            Projected::Tls { io } => io.poll_write(cx, buf),
+        }
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        match self.project() {
+            Projected::Plain { io } => io.poll_write_vectored(cx, bufs),
+            Projected::Tls { io } => io.poll_write_vectored(cx, bufs),
+        }
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        match self {
+            Transport::Plain { io } => io.is_write_vectored(),
+            Transport::Tls { io } => io.is_write_vectored(),
+        }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.project() {
+            Projected::Plain { io } => io.poll_flush(cx),
+            Projected::Tls { io } => io.poll_flush(cx),
+        }
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.project() {
+            Projected::Plain { io } => io.poll_shutdown(cx),
+            Projected::Tls { io } => io.poll_shutdown(cx),
+        }
+    }
+}

@@ -1,0 +1,199 @@
+//! The socket that new connections come in on.
+
+use std::io;
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body::Body;
+use hyper::body::Incoming;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::{JoinError, JoinSet};
+use tower::Service;
+
+use super::door::{Door, Fault};
+use super::drain::{Drain, Phase};
+use super::settings::Listen;
+use super::tls::{Certificates, TlsProblem};
+use crate::clock::Clock;
+use crate::units::Tick;
+
+/// Why a listener did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum CannotListen {
+    /// The address is taken, or not ours.
+    #[error("cannot listen on {address}")]
+    Address {
+        /// Which address.
+        address: SocketAddr,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The certificate cannot be used.
+    #[error("no TLS on {address}")]
+    Certificate {
+        /// Which address.
+        address: SocketAddr,
+        /// Why.
+        source: TlsProblem,
+    },
+}
+
+/// A bound listener. Nothing is accepted before [`Listener::serve`].
+pub struct Listener {
+    socket: TcpListener,
+    address: SocketAddr,
+    certificates: Option<Arc<Certificates>>,
+    door: Door,
+}
+
+impl Listener {
+    /// Binds `listen.address` and reads the certificate.
+    ///
+    /// # Errors
+    /// [`CannotListen`].
+    pub async fn bind(listen: &Listen, drain: Drain, clock: Clock) -> Result<Self, CannotListen> {
+        let asked = listen.address;
+        let certificates = listen.tls.as_ref().map(Certificates::load).transpose();
+        let certificates = certificates.map_err(|source| CannotListen::Certificate { address: asked, source })?;
+        let failed = |source| CannotListen::Address { address: asked, source };
+        let socket = TcpListener::bind(asked).await.map_err(failed)?;
+        let address = socket.local_addr().map_err(failed)?;
+        let door = Door::new(listen, certificates.as_ref(), drain, clock);
+        Ok(Listener { socket, address, certificates, door })
+    }
+
+    /// Where it listens: with the port that the system chose, if it was asked to.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The certificates, to renew them before the timer does.
+    #[must_use]
+    pub fn certificates(&self) -> Option<Arc<Certificates>> {
+        self.certificates.clone()
+    }
+
+    /// The door, to give it other limits after a reload.
+    #[must_use]
+    pub fn door(&self) -> Door {
+        self.door.clone()
+    }
+
+    /// Accepts until [`Phase::Draining`], and ends when the last connection has ended.
+    /// Dropped before that, it takes all its connections with it.
+    ///
+    /// With `max_connections` open nothing is accepted: newcomers wait in the system's
+    /// backlog until one ends, which the time limits see to. A refusal instead would need a
+    /// TLS handshake first, at the moment when there is least to spare for it.
+    pub async fn serve<S, B>(self, service: S)
+    where
+        S: Service<Request<Incoming>, Response = Response<B>> + Clone + Send + 'static,
+        S::Future: Send + 'static,
+        S::Error: Into<Fault>,
+        B: Body<Data = Bytes> + Send + 'static,
+        B::Error: Into<Fault>,
+    {
+        let Listener { socket, door, certificates, .. } = self;
+        let mut connections = JoinSet::new();
+        let mut pause = Pause::default();
+        let clock = door.clock();
+        let drain = door.drain().clone();
+        let mut draining = pin!(drain.reached(Phase::Draining));
+        let mut fresh = pin!(keep_fresh(certificates, clock));
+        loop {
+            let room = connections.len() < door.limits().max_connections;
+            tokio::select! {
+                biased;
+                () = &mut draining => break,
+                () = &mut fresh => {}
+                Some(ended) = connections.join_next() => note(ended),
+                () = clock.sleep_until(pause.until), if pause.until.is_some() => pause.until = None,
+                accepted = socket.accept(), if room && pause.until.is_none() => match accepted {
+                    Ok((stream, _)) => {
+                        pause = Pause::default();
+                        let (door, service) = (door.clone(), service.clone());
+                        connections.spawn(async move { door.receive(at_once(stream), service).await });
+                    }
+                    Err(error) => pause.after(&error, clock.now()),
+                },
+            }
+        }
+        drop(socket);
+        while let Some(ended) = connections.join_next().await {
+            note(ended);
+        }
+    }
+}
+
+/// Events go out when they are written: waiting to fill a packet costs 40 ms an event.
+fn at_once(stream: TcpStream) -> TcpStream {
+    if let Err(error) = stream.set_nodelay(true) {
+        tracing::debug!(%error, "TCP_NODELAY not set");
+    }
+    stream
+}
+
+fn note(ended: Result<(), JoinError>) {
+    if let Err(error) = ended
+        && error.is_panic()
+    {
+        tracing::error!(%error, "a connection's task panicked");
+    }
+}
+
+async fn keep_fresh(certificates: Option<Arc<Certificates>>, clock: Clock) {
+    match certificates {
+        Some(certificates) => certificates.keep_fresh(clock).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// The pause after a failed accept.
+#[derive(Debug, Default)]
+struct Pause {
+    until: Option<Tick>,
+    length: Duration,
+}
+
+impl Pause {
+    const SHORTEST: Duration = Duration::from_millis(10);
+    const LONGEST: Duration = Duration::from_secs(1);
+
+    /// A newcomer that left before it was accepted costs nothing. Everything else (no file
+    /// descriptors, no memory) stays for a while, and asking at once again would burn a core.
+    fn after(&mut self, error: &io::Error, now: Tick) {
+        use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
+        if matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset) {
+            return;
+        }
+        if self.length.is_zero() {
+            tracing::error!(%error, "cannot accept connections");
+        }
+        self.length = (self.length * 2).clamp(Self::SHORTEST, Self::LONGEST);
+        self.until = Some(now + self.length);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lack_of_descriptors_is_waited_for_and_a_lost_newcomer_is_not() {
+        let mut pause = Pause::default();
+        pause.after(&io::Error::from(io::ErrorKind::ConnectionAborted), Tick::ZERO);
+        assert_eq!(pause.until, None);
+        let mut lengths = Vec::new();
+        for _ in 0..9 {
+            pause.after(&io::Error::other("too many open files"), Tick::ZERO);
+            lengths.push(pause.length.as_millis());
+        }
+        assert_eq!(lengths, [10, 20, 40, 80, 160, 320, 640, 1000, 1000]);
+        assert_eq!(pause.until, Some(Tick::from_millis(1000)));
+    }
+}

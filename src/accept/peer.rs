@@ -1,0 +1,188 @@
+//! What the parts of one connection know of each other: the socket, the requests on it, and
+//! the loop that watches its limits.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::task::Waker;
+use std::time::Duration;
+
+use crate::clock::Clock;
+use crate::units::{ClientSide, Tick};
+
+const NEVER: u64 = u64::MAX;
+
+/// One client connection. On HTTP/1 everything runs in one task and the atomics only make it
+/// shareable; on HTTP/2 the streams end in tasks of their own.
+pub(super) struct Peer {
+    pub(super) clock: Clock,
+    /// The cell of the HTTP/1 request of the moment (HTTP/2 streams have their own).
+    pub(super) side: ClientSide,
+    born: Tick,
+    /// Whether a whole request head has come.
+    greeted: AtomicBool,
+    /// Whether the requests are streams, each watched in its own task.
+    multiplexed: AtomicBool,
+    /// Requests whose handler or body is still there.
+    open: AtomicUsize,
+    /// Since when there is none.
+    idle_since: AtomicU64,
+    /// When the first byte after that came: the head of the next request has begun.
+    speaks_since: AtomicU64,
+    /// Whether the socket refuses bytes at this moment.
+    refuses: AtomicBool,
+    /// The connection's task, to be woken when its last stream ends.
+    task: OnceLock<Waker>,
+}
+
+/// How long a connection may stay as it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Due {
+    /// As long as its requests take.
+    Never,
+    /// Until then a whole request head must have come.
+    Head(Tick),
+    /// Until then something must have come.
+    Idle(Tick),
+}
+
+impl Peer {
+    pub(super) fn new(clock: Clock) -> Arc<Self> {
+        let now = clock.now();
+        Arc::new(Peer {
+            clock,
+            side: ClientSide::default(),
+            born: now,
+            greeted: AtomicBool::new(false),
+            multiplexed: AtomicBool::new(false),
+            open: AtomicUsize::new(0),
+            idle_since: AtomicU64::new(now.as_nanos()),
+            speaks_since: AtomicU64::new(NEVER),
+            refuses: AtomicBool::new(false),
+            task: OnceLock::new(),
+        })
+    }
+
+    pub(super) fn born(&self) -> Tick {
+        self.born
+    }
+
+    /// A request's head has come. The request is open until the returned value ends.
+    pub(super) fn greet(self: &Arc<Self>, multiplexed: bool) -> Open {
+        self.greeted.store(true, Ordering::Relaxed);
+        self.multiplexed.store(multiplexed, Ordering::Relaxed);
+        self.speaks_since.store(NEVER, Ordering::Relaxed);
+        self.open.fetch_add(1, Ordering::AcqRel);
+        Open(Arc::clone(self))
+    }
+
+    pub(super) fn is_multiplexed(&self) -> bool {
+        self.multiplexed.load(Ordering::Relaxed)
+    }
+
+    /// Bytes came in.
+    pub(super) fn heard(&self) {
+        if self.open.load(Ordering::Relaxed) == 0 && self.speaks_since.load(Ordering::Relaxed) == NEVER {
+            self.speaks_since.store(self.clock.now().as_nanos(), Ordering::Relaxed);
+        }
+    }
+
+    /// The socket refuses bytes, or takes them again.
+    pub(super) fn set_refuses(&self, refuses: bool) {
+        self.refuses.store(refuses, Ordering::Relaxed);
+        if !refuses {
+            // The tail of an answer has gone out: idleness begins here, not at its body's end.
+            self.idle_since.store(self.clock.now().as_nanos(), Ordering::Relaxed);
+        }
+    }
+
+    /// Which limit runs now. A socket that refuses bytes is under the write-stall limit.
+    pub(super) fn due(&self, header_timeout: Duration, idle_timeout: Duration) -> Due {
+        if !self.greeted.load(Ordering::Relaxed) {
+            return Due::Head(self.born + header_timeout);
+        }
+        if self.open.load(Ordering::Acquire) > 0 || self.refuses.load(Ordering::Relaxed) {
+            return Due::Never;
+        }
+        let idle = Due::Idle(Tick::from_nanos(self.idle_since.load(Ordering::Relaxed)) + idle_timeout);
+        match self.speaks_since.load(Ordering::Relaxed) {
+            // HTTP/2 peers also speak without asking (pings, settings): only streams count.
+            _ if self.is_multiplexed() => idle,
+            NEVER => idle,
+            since => Due::Head(Tick::from_nanos(since) + header_timeout),
+        }
+    }
+
+    /// Remembers which task to wake when a stream ends. A connection is driven by one task.
+    pub(super) fn driven_by(&self, waker: &Waker) {
+        self.task.get_or_init(|| waker.clone());
+    }
+
+    pub(super) fn has_open(&self) -> bool {
+        self.open.load(Ordering::Acquire) > 0
+    }
+}
+
+/// A request that is being handled or answered.
+pub(super) struct Open(Arc<Peer>);
+
+impl Open {
+    pub(super) fn peer(&self) -> &Arc<Peer> {
+        &self.0
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.idle_since.store(self.0.clock.now().as_nanos(), Ordering::Relaxed);
+        let before = self.0.open.fetch_sub(1, Ordering::AcqRel);
+        if before == 1
+            && self.0.is_multiplexed()
+            && let Some(task) = self.0.task.get()
+        {
+            task.wake_by_ref();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HEAD: Duration = Duration::from_secs(10);
+    const IDLE: Duration = Duration::from_secs(60);
+
+    #[tokio::test(start_paused = true)]
+    async fn each_state_has_its_own_limit() {
+        let clock = Clock::start();
+        let at = |secs: u64| Tick::from_millis(secs * 1000);
+        let wait = |secs| async move { clock.sleep_until(Some(at(secs))).await };
+        let peer = Peer::new(clock);
+        peer.heard();
+        assert_eq!(peer.due(HEAD, IDLE), Due::Head(at(10)), "from the accepted connection");
+        wait(3).await;
+        let open = peer.greet(false);
+        assert_eq!(peer.due(HEAD, IDLE), Due::Never);
+        wait(100).await;
+        drop(open);
+        assert_eq!(peer.due(HEAD, IDLE), Due::Idle(at(160)));
+        wait(150).await;
+        peer.heard();
+        wait(152).await;
+        peer.heard();
+        assert_eq!(peer.due(HEAD, IDLE), Due::Head(at(160)), "from the first byte of the next head");
+        let _open = peer.greet(false);
+        assert_eq!(peer.due(HEAD, IDLE), Due::Never);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_tail_of_an_answer_is_not_idleness() {
+        let clock = Clock::start();
+        let peer = Peer::new(clock);
+        drop(peer.greet(false));
+        peer.set_refuses(true);
+        assert_eq!(peer.due(HEAD, IDLE), Due::Never);
+        clock.sleep_until(Some(Tick::from_millis(5000))).await;
+        peer.set_refuses(false);
+        assert_eq!(peer.due(HEAD, IDLE), Due::Idle(Tick::from_millis(65_000)));
+    }
+}

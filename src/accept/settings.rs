@@ -1,0 +1,97 @@
+//! What the settings say about listeners, limits on clients, and leaving.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use secrecy::SecretString;
+
+/// The listener for clients, and the limits on what they may send.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listen {
+    /// Address and port. Fixed while the process runs.
+    pub address: SocketAddr,
+    /// Certificate; without one, cleartext. Its files are read again when they change.
+    pub tls: Option<Tls>,
+    /// Largest request body in bytes, decoded.
+    pub max_body: u64,
+    /// Largest request head in bytes.
+    pub max_head: usize,
+    /// Most header lines of a request.
+    pub max_header_lines: usize,
+    /// From the accepted connection to the first whole request head, the TLS handshake
+    /// included.
+    pub header_timeout: Duration,
+    /// From a whole head to the last byte of its body.
+    pub body_timeout: Duration,
+    /// How long an HTTP/2 connection without streams stays open.
+    pub idle_timeout: Duration,
+    /// How long a client may refuse our bytes in one stretch.
+    pub write_stall: Duration,
+    /// Most connections at one time.
+    pub max_connections: usize,
+    /// Most streams at one time on an HTTP/2 connection.
+    pub http2_max_streams: u32,
+}
+
+impl Default for Listen {
+    /// `{address: 0.0.0.0:8080, max_body: 64MiB, max_head: 64KiB, max_header_lines: 100,
+    /// header_timeout: 10s, body_timeout: 60s, idle_timeout: 60s, write_stall: 30s,
+    /// max_connections: 20000, http2_max_streams: 250}`
+    fn default() -> Self {
+        Listen {
+            address: SocketAddr::from(([0, 0, 0, 0], 8080)),
+            tls: None,
+            max_body: 64 << 20,
+            max_head: 64 << 10,
+            max_header_lines: 100,
+            header_timeout: Duration::from_secs(10),
+            body_timeout: Duration::from_secs(60),
+            idle_timeout: Duration::from_secs(60),
+            write_stall: Duration::from_secs(30),
+            max_connections: 20_000,
+            http2_max_streams: 250,
+        }
+    }
+}
+
+/// The files of a TLS listener, in PEM.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tls {
+    /// The certificate and the chain behind it.
+    pub certificate_file: PathBuf,
+    /// Its private key.
+    pub private_key_file: PathBuf,
+}
+
+/// How the gateway leaves after SIGTERM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shutdown {
+    /// From the failing readiness to the closed listener.
+    pub delay: Duration,
+    /// How long open requests may go on after that.
+    pub drain: Duration,
+}
+
+impl Default for Shutdown {
+    /// `{delay: 5s, drain: 60s}`
+    fn default() -> Self {
+        Shutdown { delay: Duration::from_secs(5), drain: Duration::from_secs(60) }
+    }
+}
+
+/// The listener for operators.
+#[derive(Clone, Debug)]
+pub struct Admin {
+    /// Address and port. Fixed while the process runs.
+    pub address: SocketAddr,
+    /// The bearer token that changes (`POST /-/reload`) need, from `token_file`.
+    pub token: Option<SecretString>,
+}
+
+impl Default for Admin {
+    /// `{address: 127.0.0.1:9090}`
+    fn default() -> Self {
+        Admin { address: SocketAddr::from(([127, 0, 0, 1], 9090)), token: None }
+    }
+}

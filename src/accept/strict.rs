@@ -1,0 +1,214 @@
+//! What a request head must not say, beyond what hyper already refuses.
+//!
+//! Pure. hyper refuses malformed lines, lengths and codings that end in anything but
+//! `chunked`, and closes the connection after a request with both `Content-Length` and
+//! `Transfer-Encoding`. What it lets through and two readers could read in two ways is
+//! refused here. The head has reached our service by then, so the request is an accepted
+//! one: `gateway` calls [`check`], answers with `connection: close`, and counts it.
+
+use http::header::{EXPECT, HOST, TRANSFER_ENCODING};
+use http::request::Parts;
+use http::uri::Authority;
+use http::{Method, StatusCode, Version};
+
+/// Why a head is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refused {
+    /// `CONNECT` or `TRACE`.
+    Method,
+    /// No host, more than one, one that is none, or one that differs from the target's.
+    Host,
+    /// A target that is neither a path nor an `http(s)` URL.
+    Target,
+    /// A transfer coding other than `chunked`, once.
+    TransferCoding,
+    /// An expectation other than `100-continue`.
+    Expectation,
+    /// More header lines than allowed (on HTTP/2; on HTTP/1 hyper counts them).
+    TooManyLines,
+}
+
+impl Refused {
+    /// The status of the answer.
+    #[must_use]
+    pub const fn status(self) -> StatusCode {
+        match self {
+            Refused::Method | Refused::TransferCoding => StatusCode::NOT_IMPLEMENTED,
+            Refused::TooManyLines => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
+            Refused::Host | Refused::Target | Refused::Expectation => StatusCode::BAD_REQUEST,
+        }
+    }
+
+    /// What the client is told: what to do instead.
+    #[must_use]
+    pub const fn advice(self) -> &'static str {
+        match self {
+            Refused::Method => "CONNECT and TRACE are not served; send POST or GET",
+            Refused::Host => "send exactly one valid Host header, the same as in the request target",
+            Refused::Target => "send the path of an endpoint as the request target, for example /v1/chat/completions",
+            Refused::TransferCoding => "send the body with Content-Length, or with Transfer-Encoding: chunked alone",
+            Refused::Expectation => "leave out the Expect header, or send Expect: 100-continue",
+            Refused::TooManyLines => "send fewer header lines",
+        }
+    }
+}
+
+/// Checks a head that hyper has accepted.
+///
+/// # Errors
+/// The first thing found wrong.
+pub fn check(parts: &Parts, max_header_lines: usize) -> Result<(), Refused> {
+    if parts.method == Method::CONNECT || parts.method == Method::TRACE {
+        return Err(Refused::Method);
+    }
+    if parts.headers.len() > max_header_lines {
+        return Err(Refused::TooManyLines);
+    }
+    transfer_coding(parts)?;
+    target(parts)?;
+    host(parts)?;
+    expectation(parts)
+}
+
+/// `chunked` must stand alone: an inner coding would reach the engine as a body that nobody
+/// here has read.
+fn transfer_coding(parts: &Parts) -> Result<(), Refused> {
+    let mut codings = parts.headers.get_all(TRANSFER_ENCODING).iter();
+    let Some(only) = codings.next() else { return Ok(()) };
+    let alone = codings.next().is_none() && only.as_bytes().eq_ignore_ascii_case(b"chunked");
+    if alone { Ok(()) } else { Err(Refused::TransferCoding) }
+}
+
+fn target(parts: &Parts) -> Result<(), Refused> {
+    let uri = &parts.uri;
+    let web = uri.scheme_str().is_none_or(|scheme| scheme == "http" || scheme == "https");
+    // An authority without a scheme is the authority form, which only CONNECT uses.
+    let whole = uri.authority().is_none() || uri.scheme().is_some() || parts.version == Version::HTTP_2;
+    let path = uri.path().starts_with('/') || (uri.path() == "*" && parts.method == Method::OPTIONS);
+    if web && whole && path { Ok(()) } else { Err(Refused::Target) }
+}
+
+/// Exactly one host. Where the target names one too (absolute form, `:authority`), it must
+/// be the same: two names for one request are two readings of it.
+fn host(parts: &Parts) -> Result<(), Refused> {
+    let mut hosts = parts.headers.get_all(HOST).iter();
+    let (host, more) = (hosts.next(), hosts.next());
+    if more.is_some() {
+        return Err(Refused::Host);
+    }
+    let named = parts.uri.authority().map(Authority::as_str);
+    match (host, named) {
+        // HTTP/1.0 knows no Host; HTTP/2 has it in `:authority`.
+        (None, None) if parts.version == Version::HTTP_10 => Ok(()),
+        (None, Some(named)) if parts.version != Version::HTTP_11 => valid(named),
+        (None, _) => Err(Refused::Host),
+        (Some(host), named) => {
+            let host = host.to_str().map_err(|_| Refused::Host)?;
+            if named.is_some_and(|named| !named.eq_ignore_ascii_case(host)) {
+                return Err(Refused::Host);
+            }
+            valid(host)
+        }
+    }
+}
+
+/// A name or address with an optional port, and no user before it.
+fn valid(host: &str) -> Result<(), Refused> {
+    let authority: Authority = host.parse().map_err(|_| Refused::Host)?;
+    let after = authority.as_str().strip_prefix(authority.host()).ok_or(Refused::Host)?;
+    let port = match after.strip_prefix(':') {
+        Some(port) => port.is_empty() || authority.port_u16().is_some(),
+        None => after.is_empty(),
+    };
+    if port && !authority.host().is_empty() { Ok(()) } else { Err(Refused::Host) }
+}
+
+fn expectation(parts: &Parts) -> Result<(), Refused> {
+    let known = |value: &http::HeaderValue| value.as_bytes().eq_ignore_ascii_case(b"100-continue");
+    if parts.headers.get_all(EXPECT).iter().all(known) { Ok(()) } else { Err(Refused::Expectation) }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::Request;
+
+    use super::*;
+
+    fn head(method: &str, target: &str, version: Version, lines: &[(&str, &str)]) -> Parts {
+        let mut request = Request::builder().method(method).uri(target).version(version);
+        for (name, value) in lines {
+            request = request.header(*name, *value);
+        }
+        request.body(()).unwrap().into_parts().0
+    }
+
+    fn checked(method: &str, target: &str, lines: &[(&str, &str)]) -> Result<(), Refused> {
+        check(&head(method, target, Version::HTTP_11, lines), 100)
+    }
+
+    const PATH: &str = "/v1/chat/completions";
+
+    #[test]
+    fn a_plain_request_passes() {
+        for host in ["gateway", "gateway:8080", "127.0.0.1:8080", "[::1]:8080", "Gateway.Example."] {
+            assert_eq!(checked("POST", PATH, &[("host", host)]), Ok(()), "{host}");
+        }
+        assert_eq!(checked("POST", PATH, &[("host", "g"), ("expect", "100-Continue")]), Ok(()));
+        assert_eq!(checked("POST", PATH, &[("host", "g"), ("transfer-encoding", "CHUNKED")]), Ok(()));
+        assert_eq!(checked("OPTIONS", "*", &[("host", "g")]), Ok(()), "left to the routes: 404");
+    }
+
+    #[test]
+    fn one_valid_host_is_needed() {
+        assert_eq!(checked("POST", PATH, &[]), Err(Refused::Host));
+        assert_eq!(checked("POST", PATH, &[("host", "a"), ("host", "a")]), Err(Refused::Host));
+        for bad in ["a b/@c?d", "", "user@host", "a:b", "a:99999", "a/b", "[::1", "a:80:80"] {
+            assert_eq!(checked("POST", PATH, &[("host", bad)]), Err(Refused::Host), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn other_versions_name_their_host_elsewhere_or_not_at_all() {
+        assert_eq!(check(&head("POST", PATH, Version::HTTP_10, &[]), 100), Ok(()));
+        let h2 = |lines| check(&head("POST", "http://g:1/v1/models", Version::HTTP_2, lines), 100);
+        assert_eq!(h2(&[]), Ok(()));
+        assert_eq!(h2(&[("host", "G:1")]), Ok(()));
+        assert_eq!(h2(&[("host", "other")]), Err(Refused::Host));
+        assert_eq!(check(&head("POST", PATH, Version::HTTP_2, &[]), 100), Err(Refused::Host));
+    }
+
+    #[test]
+    fn an_absolute_target_must_agree_with_the_host() {
+        let absolute = "http://evil.invalid/v1/chat/completions";
+        assert_eq!(checked("POST", absolute, &[("host", "gateway")]), Err(Refused::Host));
+        assert_eq!(checked("POST", absolute, &[("host", "evil.invalid")]), Ok(()));
+        assert_eq!(checked("POST", "ftp://gateway/v1/models", &[("host", "gateway")]), Err(Refused::Target));
+        assert_eq!(checked("GET", "*", &[("host", "g")]), Err(Refused::Target));
+        assert_eq!(checked("GET", "gateway:80", &[("host", "gateway:80")]), Err(Refused::Target));
+    }
+
+    #[test]
+    fn tunnels_and_echoes_are_refused() {
+        assert_eq!(checked("CONNECT", "127.0.0.1:22", &[("host", "g")]), Err(Refused::Method));
+        assert_eq!(checked("TRACE", PATH, &[("host", "g")]), Err(Refused::Method));
+    }
+
+    #[test]
+    fn chunked_stands_alone() {
+        for odd in ["gzip, chunked", "chunked, chunked", "chunked;q=1", "identity, chunked", "\"chunked\"", ""] {
+            let lines = [("host", "g"), ("transfer-encoding", odd)];
+            assert_eq!(checked("POST", PATH, &lines), Err(Refused::TransferCoding), "{odd:?}");
+        }
+        let twice = [("host", "g"), ("transfer-encoding", "gzip"), ("transfer-encoding", "chunked")];
+        assert_eq!(checked("POST", PATH, &twice), Err(Refused::TransferCoding));
+    }
+
+    #[test]
+    fn odd_expectations_and_too_many_lines_are_refused() {
+        assert_eq!(checked("POST", PATH, &[("host", "g"), ("expect", "200-ok")]), Err(Refused::Expectation));
+        let lines: Vec<(&str, &str)> =
+            std::iter::once(("host", "g")).chain(std::iter::repeat_n(("x", "y"), 3)).collect();
+        assert_eq!(check(&head("POST", PATH, Version::HTTP_11, &lines), 4), Ok(()));
+        assert_eq!(check(&head("POST", PATH, Version::HTTP_11, &lines), 3), Err(Refused::TooManyLines));
+    }
+}

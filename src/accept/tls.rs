@@ -1,0 +1,211 @@
+//! Certificates of the listener, and their renewal without a lost stream.
+//!
+//! The rustls configuration stays the same for the life of the listener; only the
+//! certificate it resolves to is exchanged, so open connections and session tickets live
+//! on. A renewal that cannot be read, or whose key does not fit, changes nothing.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use parking_lot::Mutex;
+use rustls::ServerConfig;
+use rustls::crypto::{CryptoProvider, ring};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::{ClientHello, ResolvesServerCert};
+use rustls::sign::CertifiedKey;
+
+use super::settings::Tls;
+use crate::clock::Clock;
+
+/// Why a certificate cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum TlsProblem {
+    /// A file cannot be read.
+    #[error("cannot read {file}")]
+    Unreadable {
+        /// Which file.
+        file: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// A file holds no certificate.
+    #[error("{file} has no PEM certificate in it")]
+    NoCertificate {
+        /// Which file.
+        file: PathBuf,
+    },
+    /// A file holds no private key.
+    #[error("{file} has no PEM private key in it")]
+    NoKey {
+        /// Which file.
+        file: PathBuf,
+    },
+    /// Certificate and key do not belong together, or are of an unknown kind.
+    #[error("the certificate of {file} cannot be used with its key")]
+    Unfit {
+        /// The certificate's file.
+        file: PathBuf,
+        /// What rustls said.
+        source: rustls::Error,
+    },
+}
+
+/// The certificate that new connections are greeted with.
+pub struct Certificates {
+    current: ArcSwap<CertifiedKey>,
+    /// Where it came from, and the hash of what stood there.
+    source: Mutex<(Tls, blake3::Hash)>,
+}
+
+impl fmt::Debug for Certificates {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Certificates").field("files", &self.source.lock().0).finish_non_exhaustive()
+    }
+}
+
+impl ResolvesServerCert for Certificates {
+    fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        Some(self.current.load_full())
+    }
+}
+
+impl Certificates {
+    /// How often the files are looked at.
+    pub const LOOK_EVERY: Duration = Duration::from_secs(10);
+
+    /// Reads certificate and key.
+    ///
+    /// # Errors
+    /// [`TlsProblem`], with the file that is at fault.
+    pub fn load(tls: &Tls) -> Result<Arc<Self>, TlsProblem> {
+        let (key, hash) = read(tls)?;
+        Ok(Arc::new(Certificates { current: ArcSwap::from_pointee(key), source: Mutex::new((tls.clone(), hash)) }))
+    }
+
+    /// Reads the same files again. `Ok(true)` if new connections get another certificate
+    /// from now on.
+    ///
+    /// # Errors
+    /// [`TlsProblem`]; the old certificate stays.
+    pub fn renew(&self) -> Result<bool, TlsProblem> {
+        let tls = self.source.lock().0.clone();
+        self.renew_from(&tls)
+    }
+
+    /// Reads other files, after a reload of the settings.
+    ///
+    /// # Errors
+    /// [`TlsProblem`]; the old certificate stays.
+    pub fn renew_from(&self, tls: &Tls) -> Result<bool, TlsProblem> {
+        let (key, hash) = read(tls)?;
+        let mut source = self.source.lock();
+        let changed = source.1 != hash;
+        *source = (tls.clone(), hash);
+        if changed {
+            self.current.store(Arc::new(key));
+        }
+        Ok(changed)
+    }
+
+    /// Looks at the files every [`Certificates::LOOK_EVERY`], for ever.
+    pub(super) async fn keep_fresh(&self, clock: Clock) {
+        let mut told = false;
+        loop {
+            clock.sleep_until(Some(clock.now() + Self::LOOK_EVERY)).await;
+            match self.renew() {
+                Ok(true) => tracing::info!("certificate renewed"),
+                Ok(false) => {}
+                Err(problem) if !told => {
+                    tracing::warn!(%problem, "certificate not renewed; the old one stays");
+                    told = true;
+                    continue;
+                }
+                Err(_) => continue,
+            }
+            told = false;
+        }
+    }
+
+    /// The rustls side: HTTP/2 and HTTP/1.1 by ALPN, TLS 1.2 and 1.3.
+    pub(super) fn server_config(self: &Arc<Self>) -> Arc<ServerConfig> {
+        let builder = ServerConfig::builder_with_provider(provider())
+            .with_safe_default_protocol_versions()
+            .expect("the ring provider knows TLS 1.2 and 1.3");
+        let mut config = builder.with_no_client_auth().with_cert_resolver(Arc::<Certificates>::clone(self));
+        config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+        Arc::new(config)
+    }
+}
+
+fn provider() -> Arc<CryptoProvider> {
+    Arc::new(ring::default_provider())
+}
+
+/// The files are two short ones, read at start and when the settings or a timer say so.
+fn read(tls: &Tls) -> Result<(CertifiedKey, blake3::Hash), TlsProblem> {
+    let certificates = file(&tls.certificate_file)?;
+    let key = file(&tls.private_key_file)?;
+    let mut hash = blake3::Hasher::new();
+    hash.update(blake3::hash(&certificates).as_bytes()).update(blake3::hash(&key).as_bytes());
+    let unknown = || TlsProblem::NoCertificate { file: tls.certificate_file.clone() };
+    let chain: Vec<CertificateDer<'static>> =
+        CertificateDer::pem_slice_iter(&certificates).collect::<Result<_, _>>().map_err(|_| unknown())?;
+    if chain.is_empty() {
+        return Err(unknown());
+    }
+    let key =
+        PrivateKeyDer::from_pem_slice(&key).map_err(|_| TlsProblem::NoKey { file: tls.private_key_file.clone() })?;
+    let fit = CertifiedKey::from_der(chain, key, &provider());
+    let fit = fit.map_err(|source| TlsProblem::Unfit { file: tls.certificate_file.clone(), source })?;
+    Ok((fit, hash.finalize()))
+}
+
+fn file(path: &Path) -> Result<Vec<u8>, TlsProblem> {
+    std::fs::read(path).map_err(|source| TlsProblem::Unreadable { file: path.to_owned(), source })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write(dir: &Path, name: &str) -> Tls {
+        let made = rcgen::generate_simple_self_signed([name.to_owned()]).unwrap();
+        let tls = Tls { certificate_file: dir.join("cert.pem"), private_key_file: dir.join("key.pem") };
+        std::fs::write(&tls.certificate_file, made.cert.pem()).unwrap();
+        std::fs::write(&tls.private_key_file, made.signing_key.serialize_pem()).unwrap();
+        tls
+    }
+
+    #[test]
+    fn a_changed_file_is_a_renewal_and_an_unchanged_one_is_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let certificates = Certificates::load(&write(dir.path(), "a")).unwrap();
+        let first = certificates.current.load_full().cert[0].clone();
+        assert!(!certificates.renew().unwrap());
+        write(dir.path(), "b");
+        assert!(certificates.renew().unwrap());
+        assert_ne!(certificates.current.load_full().cert[0], first);
+    }
+
+    #[test]
+    fn a_bad_renewal_keeps_the_old_certificate() {
+        let dir = tempfile::tempdir().unwrap();
+        let tls = write(dir.path(), "a");
+        let certificates = Certificates::load(&tls).unwrap();
+        let first = certificates.current.load_full().cert[0].clone();
+        std::fs::write(&tls.certificate_file, "nothing in here").unwrap();
+        assert!(matches!(certificates.renew(), Err(TlsProblem::NoCertificate { .. })));
+        let other = rcgen::generate_simple_self_signed(["c".to_owned()]).unwrap();
+        std::fs::write(&tls.certificate_file, other.cert.pem()).unwrap();
+        assert!(matches!(certificates.renew(), Err(TlsProblem::Unfit { .. })), "half a renewal");
+        std::fs::remove_file(&tls.private_key_file).unwrap();
+        assert!(matches!(certificates.renew(), Err(TlsProblem::Unreadable { .. })));
+        assert_eq!(certificates.current.load_full().cert[0], first);
+        std::fs::write(&tls.private_key_file, other.signing_key.serialize_pem()).unwrap();
+        assert!(certificates.renew().unwrap(), "the other half has come");
+    }
+}

@@ -1,0 +1,143 @@
+//! In-memory connections instead of sockets, for tests of everything that talks to engines.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use tokio::io::DuplexStream;
+use tokio::sync::mpsc;
+
+use super::{BoxedIo, Dial, EngineAddress, Later, Roots};
+
+/// Hands out in-memory pipes. Clones share one imaginary network; an address where nobody
+/// listens refuses.
+///
+/// ```
+/// # use goodput::dial::{Dial, EngineAddress, PipeDial, Scheme};
+/// # #[tokio::main(flavor = "current_thread")] async fn main() {
+/// let network = PipeDial::new();
+/// let mut engine = network.listen("engine-1:8000");
+/// let address = EngineAddress {
+///     scheme: Scheme::Http, host: "engine-1".into(), port: 8000, base: "".into(), name: None,
+/// };
+/// let ours = network.dial(&address, None).await.unwrap();
+/// let theirs = engine.accept().await;
+/// # drop((ours, theirs));
+/// # }
+/// ```
+#[derive(Clone, Default)]
+pub struct PipeDial(Arc<Mutex<Network>>);
+
+#[derive(Default)]
+struct Network {
+    places: HashMap<String, Place>,
+    names: HashMap<String, Vec<IpAddr>>,
+    dials: HashMap<String, usize>,
+}
+
+enum Place {
+    Listens(mpsc::UnboundedSender<DuplexStream>),
+    Silent,
+    Fails(io::ErrorKind),
+}
+
+/// The engine's end of an imaginary address.
+pub struct PipeListener(mpsc::UnboundedReceiver<DuplexStream>);
+
+impl PipeDial {
+    /// Bytes that a pipe holds in each direction before its writer must wait.
+    pub const CAPACITY: usize = 64 * 1024;
+
+    /// A network with nobody in it.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Listens at `host:port`. Dropped listeners refuse.
+    #[must_use]
+    pub fn listen(&self, at: &str) -> PipeListener {
+        // Unbounded: a test dials a handful of times, and each pipe in it is bounded.
+        let (sender, receiver) = mpsc::unbounded_channel();
+        self.set(at, Place::Listens(sender));
+        PipeListener(receiver)
+    }
+
+    /// From now on connections to `host:port` fail so.
+    pub fn fail(&self, at: &str, kind: io::ErrorKind) {
+        self.set(at, Place::Fails(kind));
+    }
+
+    /// From now on connections to `host:port` neither come about nor fail.
+    pub fn silence(&self, at: &str) {
+        self.set(at, Place::Silent);
+    }
+
+    /// The addresses of a name; none: looking it up fails.
+    pub fn name(&self, name: &str, addresses: &[IpAddr]) {
+        self.0.lock().names.insert(name.to_owned(), addresses.to_vec());
+    }
+
+    /// How often `host:port` was dialled.
+    #[must_use]
+    pub fn dials(&self, at: &str) -> usize {
+        self.0.lock().dials.get(at).copied().unwrap_or_default()
+    }
+
+    fn set(&self, at: &str, place: Place) {
+        self.0.lock().places.insert(at.to_owned(), place);
+    }
+
+    /// `None`: silence.
+    fn reach(&self, at: &str) -> Option<io::Result<BoxedIo>> {
+        let mut network = self.0.lock();
+        *network.dials.entry(at.to_owned()).or_default() += 1;
+        let refused = || Some(Err(io::ErrorKind::ConnectionRefused.into()));
+        match network.places.get(at) {
+            None => refused(),
+            Some(Place::Silent) => None,
+            Some(Place::Fails(kind)) => Some(Err((*kind).into())),
+            Some(Place::Listens(listener)) => {
+                let (ours, theirs) = tokio::io::duplex(Self::CAPACITY);
+                match listener.send(theirs) {
+                    Ok(()) => Some(Ok(Box::new(ours))),
+                    Err(_) => refused(),
+                }
+            }
+        }
+    }
+}
+
+impl PipeListener {
+    /// The next connection.
+    ///
+    /// # Panics
+    /// If the [`PipeDial`] and its clones are gone: no connection can come any more.
+    pub async fn accept(&mut self) -> DuplexStream {
+        self.0.recv().await.expect("somebody may still dial")
+    }
+
+    /// A connection that is waiting to be accepted, if there is one.
+    pub fn try_accept(&mut self) -> Option<DuplexStream> {
+        self.0.try_recv().ok()
+    }
+}
+
+impl Dial for PipeDial {
+    fn dial<'a>(&'a self, to: &'a EngineAddress, _roots: Option<&'a Roots>) -> Later<'a, io::Result<BoxedIo>> {
+        let reached = self.reach(to.id().as_str());
+        Box::pin(async move {
+            match reached {
+                Some(result) => result,
+                None => std::future::pending().await,
+            }
+        })
+    }
+
+    fn look_up<'a>(&'a self, name: &'a str, _port: u16) -> Later<'a, io::Result<Vec<IpAddr>>> {
+        let found = self.0.lock().names.get(name).filter(|addresses| !addresses.is_empty()).cloned();
+        Box::pin(async move { found.ok_or_else(|| io::ErrorKind::NotFound.into()) })
+    }
+}

@@ -1,0 +1,36 @@
+//! The time limits of a class.
+
+use std::time::Duration;
+
+/// Limits on one request, and what is done while it waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Timeouts {
+    /// From `arrival` to the first token of a stream, over all attempts.
+    pub first_token: Duration,
+    /// Longest silence of an engine from the first token on (a JSON body: from its head).
+    pub idle: Duration,
+    /// From `arrival` to the end of the answer.
+    pub total: Duration,
+    /// From `arrival` to the head of a non-streaming answer, over all attempts.
+    pub response_head: Duration,
+    /// How long after `arrival` a head and its preamble may be held back.
+    pub hold_head: Duration,
+    /// Distance of keepalive comments once the head is out; `None`: never.
+    pub keepalive: Option<Duration>,
+}
+
+impl Default for Timeouts {
+    /// `{first_token: 120s, idle: 30s, total: 30m}`, `response_head` as `total`,
+    /// `hold_head: 10s`, no keepalive.
+    fn default() -> Self {
+        let total = Duration::from_secs(30 * 60);
+        Timeouts {
+            first_token: Duration::from_secs(120),
+            idle: Duration::from_secs(30),
+            total,
+            response_head: total,
+            hold_head: Duration::from_secs(10),
+            keepalive: None,
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! Which members of a request body mean something to the gateway, and what they must be.
+
+use super::facts::Reasoning;
+use crate::units::Dialect;
+
+/// A member of the top-level object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Member {
+    Model,
+    Stream,
+    StreamOptions,
+    MaxTokens,
+    MaxCompletionTokens,
+    MaxOutputTokens,
+    N,
+    BestOf,
+    Priority,
+    User,
+    Background,
+    Echo,
+    Effort,
+    Reasoning,
+    Thinking,
+    Metadata,
+    Tools,
+    Functions,
+    /// Where the keys and values of the prompt's cache come from: only the operator's to say.
+    Transfer,
+    /// What the model reads; may also be token ids.
+    Prompt,
+    Input,
+    /// What the model reads.
+    Words,
+    Other,
+}
+
+/// The JSON type that a value has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Null,
+    Flag,
+    Number,
+    Text,
+    Object,
+    Array,
+}
+
+/// The type that a member must have. `null` is always allowed and reads as absent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Wanted {
+    Flag,
+    /// A whole number, zero or more.
+    Count,
+    /// A whole number.
+    Integer,
+    Text,
+    Object,
+    Any,
+}
+
+impl Wanted {
+    /// How a refusal says it.
+    pub(super) const fn expected(self) -> &'static str {
+        match self {
+            Wanted::Flag => "true or false",
+            Wanted::Count => "a whole number, zero or more",
+            Wanted::Integer => "a whole number",
+            Wanted::Text => "a string",
+            Wanted::Object => "an object",
+            Wanted::Any => "any value",
+        }
+    }
+
+    /// Whether a value of this type will do, as far as its first byte tells (whether a
+    /// number is a whole one shows at its end).
+    pub(super) const fn takes(self, kind: Kind) -> bool {
+        match kind {
+            Kind::Null => true,
+            Kind::Flag => matches!(self, Wanted::Flag | Wanted::Any),
+            Kind::Number => matches!(self, Wanted::Count | Wanted::Integer | Wanted::Any),
+            Kind::Text => matches!(self, Wanted::Text | Wanted::Any),
+            Kind::Object => matches!(self, Wanted::Object | Wanted::Any),
+            Kind::Array => matches!(self, Wanted::Any),
+        }
+    }
+}
+
+/// What is demanded of a member that may stand only once.
+pub(super) struct Rule {
+    /// One bit per such member.
+    pub(super) bit: u32,
+    pub(super) field: &'static str,
+    pub(super) wanted: Wanted,
+}
+
+impl Member {
+    /// What the member called `name` is in this dialect. A field that a dialect does not have
+    /// decides nothing there and travels as it is.
+    pub(super) fn called(name: &[u8], dialect: Dialect) -> Member {
+        let has_choices = matches!(dialect, Dialect::Chat | Dialect::Completions);
+        let completes = dialect == Dialect::Completions;
+        match name {
+            b"model" => Member::Model,
+            b"stream" => Member::Stream,
+            b"stream_options" => Member::StreamOptions,
+            b"max_tokens" => Member::MaxTokens,
+            b"max_completion_tokens" => Member::MaxCompletionTokens,
+            b"max_output_tokens" => Member::MaxOutputTokens,
+            b"n" if has_choices => Member::N,
+            b"best_of" if completes => Member::BestOf,
+            b"echo" if completes => Member::Echo,
+            b"priority" => Member::Priority,
+            b"user" => Member::User,
+            b"background" => Member::Background,
+            b"reasoning_effort" => Member::Effort,
+            b"reasoning" => Member::Reasoning,
+            b"thinking" => Member::Thinking,
+            b"metadata" => Member::Metadata,
+            b"tools" => Member::Tools,
+            b"functions" => Member::Functions,
+            b"kv_transfer_params" | b"ec_transfer_params" => Member::Transfer,
+            b"prompt" => Member::Prompt,
+            b"input" => Member::Input,
+            b"messages" | b"content" | b"system" | b"instructions" => Member::Words,
+            _ => Member::Other,
+        }
+    }
+
+    /// What is demanded of the member; nothing of those that may be repeated.
+    pub(super) const fn rule(self, dialect: Dialect) -> Option<Rule> {
+        let (place, field, wanted) = match self {
+            Member::Model => (0, "model", Wanted::Text),
+            Member::Stream => (1, "stream", Wanted::Flag),
+            Member::StreamOptions => (2, "stream_options", Wanted::Object),
+            Member::MaxTokens => (3, "max_tokens", Wanted::Count),
+            Member::MaxCompletionTokens => (4, "max_completion_tokens", Wanted::Count),
+            Member::MaxOutputTokens => (5, "max_output_tokens", Wanted::Count),
+            Member::N => (6, "n", Wanted::Count),
+            Member::BestOf => (7, "best_of", Wanted::Count),
+            Member::Priority => (8, "priority", Wanted::Integer),
+            Member::User => (9, "user", Wanted::Text),
+            Member::Background => (10, "background", Wanted::Flag),
+            Member::Echo => (11, "echo", Wanted::Flag),
+            // Classes may depend on these, so there may not be two of them to choose from.
+            // Engines disagree about their types, which are therefore not ours to judge.
+            Member::Effort => (12, "reasoning_effort", Wanted::Any),
+            Member::Reasoning => (13, "reasoning", Wanted::Any),
+            Member::Thinking => (14, "thinking", Wanted::Any),
+            Member::Metadata => (15, "metadata", Wanted::Any),
+            Member::Tools => (16, "tools", Wanted::Any),
+            Member::Functions => (17, "functions", Wanted::Any),
+            // The number of prompts decides how many choices must finish.
+            Member::Prompt if matches!(dialect, Dialect::Completions) => (18, "prompt", Wanted::Any),
+            Member::Prompt | Member::Input | Member::Words | Member::Transfer | Member::Other => return None,
+        };
+        Some(Rule { bit: 1 << place, field, wanted })
+    }
+
+    /// Whether text below this member is read by the model.
+    pub(super) const fn is_prompt(self) -> bool {
+        matches!(self, Member::Prompt | Member::Input | Member::Words)
+    }
+
+    /// Whether numbers in arrays below this member are token ids.
+    pub(super) const fn takes_token_ids(self) -> bool {
+        matches!(self, Member::Prompt | Member::Input)
+    }
+}
+
+/// Whether the model reads what stands under this key of an object in a prompt. Images,
+/// audio, files, roles and ids stand under other keys and do not count.
+pub(super) fn leads_to_text(key: &[u8]) -> bool {
+    matches!(key, b"content" | b"text" | b"output")
+}
+
+/// What a word for the amount of reasoning means.
+pub(super) fn reasoning(word: &str) -> Reasoning {
+    match word {
+        "none" | "disabled" => Reasoning::None,
+        "minimal" | "low" => Reasoning::Low,
+        "medium" => Reasoning::Medium,
+        "high" | "xhigh" | "max" => Reasoning::High,
+        _ => Reasoning::On,
+    }
+}

@@ -1,0 +1,84 @@
+//! A hash of a prompt's first bytes, for sending like prompts to like engines.
+
+/// How much of a prompt is hashed. Long enough to tell system prompts apart, short enough to
+/// be nearly free.
+const LENGTH: usize = 4096;
+
+/// The first bytes of a prompt. The hash depends on nothing but them: not on how the body
+/// was cut, not on the machine, so that all gateways send alike prompts to one engine.
+#[derive(Debug, Default)]
+pub(super) struct Prefix(Vec<u8>);
+
+impl Prefix {
+    /// Whether more bytes would still change the hash.
+    pub(super) fn wants(&self) -> bool {
+        self.0.len() < LENGTH
+    }
+
+    pub(super) fn push(&mut self, piece: &[u8]) {
+        let room = LENGTH - self.0.len();
+        self.0.extend_from_slice(&piece[..piece.len().min(room)]);
+    }
+
+    /// A text or token id ended: `ab`, `c` is another prompt than `a`, `bc`.
+    pub(super) fn part(&mut self) {
+        // A byte that no UTF-8 text contains.
+        self.push(&[0xFF]);
+    }
+
+    /// The hash; 0 only where there was no prompt.
+    pub(super) fn hash(&self) -> u64 {
+        if self.0.is_empty() {
+            return 0;
+        }
+        let words = self.0.chunks(8).map(|chunk| {
+            let mut word = [0; 8];
+            word[..chunk.len()].copy_from_slice(chunk);
+            u64::from_le_bytes(word)
+        });
+        let hash = words.fold(self.0.len() as u64, |hash, word| fold(hash ^ word ^ 0xA076_1D64_78BD_642F));
+        fold(hash ^ 0xE703_7ED1_A0B4_28DB).max(1)
+    }
+}
+
+/// Multiplies to 128 bits and folds the halves: every bit of the input reaches every bit of
+/// the result.
+fn fold(word: u64) -> u64 {
+    let product = u128::from(word).wrapping_mul(0x9E37_79B9_7F4A_7C15_F39C_C060_5CED_C835);
+    (product as u64) ^ ((product >> 64) as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    fn hash(parts: &[&str]) -> u64 {
+        let mut prefix = Prefix::default();
+        for part in parts {
+            prefix.push(part.as_bytes());
+            prefix.part();
+        }
+        prefix.hash()
+    }
+
+    #[test]
+    fn the_hash_is_the_same_for_ever() {
+        assert_eq!(hash(&[]), 0);
+        assert_eq!(hash(&["You are a helpful assistant."]), 6_011_537_762_054_865_907);
+    }
+
+    #[test]
+    fn parts_and_bytes_tell_prompts_apart_but_only_at_the_front() {
+        assert_ne!(hash(&["ab", "c"]), hash(&["a", "bc"]));
+        let (front, other) = ("x".repeat(LENGTH), "x".repeat(LENGTH - 1) + "y");
+        assert_eq!(hash(&[&front, "one"]), hash(&[&front, "two"]));
+        assert_ne!(hash(&[&front]), hash(&[&other]));
+    }
+
+    #[test]
+    fn hashes_spread() {
+        let all: HashSet<u64> = (0..10_000).map(|i| hash(&[&format!("prompt {i}")]) >> 44).collect();
+        assert!(all.len() > 9_900, "{}", all.len());
+    }
+}

@@ -1,0 +1,561 @@
+//! The scanner: what a tokenizer tells, read as [`Facts`].
+
+use super::facts::{Facts, Field, Reasoning, StreamOptions, Unreadable};
+use super::fields::{self, Kind, Member, Wanted};
+use super::kept::{Kept, Whole};
+use super::prefix::Prefix;
+use crate::json::{Broken, Interest, Literal, Nest, Scalar, Sink, Tokenizer};
+use crate::units::{Dialect, Endpoint};
+
+/// Longest name that is compared; ours are all shorter.
+const LONGEST_NAME: usize = 32;
+/// Longest `model` that is read; a longer one names no model of ours.
+const LONGEST_MODEL: usize = 1024;
+/// Most members of `metadata` that are kept, and the longest name or value among them.
+const MOST_METADATA: usize = 64;
+const LONGEST_METADATA: usize = 1024;
+
+/// Reads a request body as it arrives, in frames cut anywhere.
+#[derive(Debug)]
+pub struct Scanner {
+    tokenizer: Tokenizer,
+    reader: Reader,
+}
+
+impl Scanner {
+    /// A scanner at the first byte of a body sent to `endpoint`.
+    #[must_use]
+    pub fn new(endpoint: Endpoint) -> Self {
+        Scanner { tokenizer: Tokenizer::new(), reader: Reader::new(endpoint.dialect()) }
+    }
+
+    /// Reads the next frame.
+    ///
+    /// # Errors
+    /// [`Unreadable`] for what the gateway does not take; the rest of the body need not be
+    /// read then.
+    pub fn push(&mut self, frame: &[u8]) -> Result<(), Unreadable> {
+        let pushed = self.tokenizer.push(frame, &mut self.reader);
+        self.first_fault(pushed)
+    }
+
+    /// The body is complete.
+    ///
+    /// # Errors
+    /// [`Unreadable`], also where the body ends too early.
+    pub fn finish(mut self) -> Result<Facts, Unreadable> {
+        let finished = self.tokenizer.finish(&mut self.reader);
+        self.first_fault(finished)?;
+        Ok(self.reader.into_facts(self.tokenizer.offset()))
+    }
+
+    /// What the reader found stands in front of where the tokenizer stopped.
+    fn first_fault(&self, read: Result<(), Broken>) -> Result<(), Unreadable> {
+        match (&self.reader.fault, read) {
+            (Some(fault), _) => Err(fault.clone()),
+            (None, Err(Broken { at, what })) => Err(Unreadable::Grammar { at, what }),
+            (None, Ok(())) => Ok(()),
+        }
+    }
+}
+
+/// Hears the tokens of one body. Where it stands in the body is the top-level member and, in
+/// front of a value inside it, that value's key: subtrees without interest are skipped, so
+/// that no stack is needed.
+#[derive(Debug)]
+struct Reader {
+    dialect: Dialect,
+    facts: Facts,
+    fault: Option<Unreadable>,
+    /// Once-only members that have come ([`fields::Rule::bit`]).
+    seen: u32,
+    /// The top-level member that is read, and where its value begins.
+    member: Member,
+    value_at: usize,
+    /// The key in front of the next value inside the member.
+    inner: Inner,
+    /// Where the last top-level value ended; 0 in front of the first.
+    behind_last: usize,
+    /// The first member is `priority`, and no other key has come yet.
+    priority_leads: bool,
+    purpose: Purpose,
+    scalar_at: usize,
+    kept: Kept,
+    prefix: Prefix,
+    /// The decoded prompts of a completion, and where each ends. `echo` may stand behind
+    /// `prompt`, so they are kept until the body is complete.
+    prompts: Vec<u8>,
+    prompt_ends: Vec<usize>,
+    /// `reasoning_effort`, `reasoning.effort`, `thinking.type`: the first one stated counts.
+    efforts: [Option<Reasoning>; 3],
+}
+
+/// The key in front of a value inside a top-level member.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Inner {
+    /// None: the value is an element of an array.
+    Element,
+    IncludeUsage,
+    ContinuousUsage,
+    /// `reasoning.effort` or `thinking.type`.
+    Effort,
+    Metadata(String),
+    /// The model reads what stands here.
+    Text,
+    Other,
+}
+
+/// What the pieces of the current scalar are for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Purpose {
+    Nothing,
+    Name,
+    /// A string or number on which we decide.
+    String,
+    Number,
+    /// Text that the model reads.
+    Prompt,
+    /// A token id, for the prefix.
+    TokenId,
+}
+
+impl Reader {
+    fn new(dialect: Dialect) -> Self {
+        Reader {
+            dialect,
+            facts: Facts { n: 1, prompts: 1, readable: true, ..Facts::default() },
+            fault: None,
+            seen: 0,
+            member: Member::Other,
+            value_at: 0,
+            inner: Inner::Element,
+            behind_last: 0,
+            priority_leads: false,
+            purpose: Purpose::Nothing,
+            scalar_at: 0,
+            kept: Kept::default(),
+            prefix: Prefix::default(),
+            prompts: Vec::new(),
+            prompt_ends: Vec::new(),
+            efforts: [None; 3],
+        }
+    }
+
+    fn into_facts(self, length: usize) -> Facts {
+        let mut facts = self.facts;
+        facts.length = length;
+        facts.prompts = (self.prompt_ends.len() as u64).max(1);
+        facts.prefix_hash = self.prefix.hash();
+        facts.reasoning = self.efforts.into_iter().flatten().next();
+        if facts.echo {
+            let starts = std::iter::once(0).chain(self.prompt_ends.iter().copied());
+            let prompts = starts.zip(&self.prompt_ends).map(|(from, &to)| &self.prompts[from..to]);
+            facts.echo_prompts = prompts.map(|text| String::from_utf8_lossy(text).into_owned()).collect();
+        }
+        facts
+    }
+
+    /// The first fault is the one that is told.
+    fn refuse(&mut self, why: Unreadable) {
+        self.fault.get_or_insert(why);
+    }
+
+    fn refuse_type(&mut self, field: &'static str, wanted: Wanted) {
+        self.refuse(Unreadable::WrongType { field, expected: wanted.expected() });
+    }
+
+    // Top-level members, from key to end of value.
+
+    fn member_named(&mut self) {
+        self.member = Member::called(self.kept.name(), self.dialect);
+        self.facts.members += 1;
+        self.facts.is_empty = false;
+        if std::mem::take(&mut self.priority_leads)
+            && let Some(range) = &mut self.facts.priority
+        {
+            range.end = self.scalar_at;
+        }
+        let Some(rule) = self.member.rule(self.dialect) else { return };
+        if self.seen & rule.bit != 0 {
+            self.refuse(Unreadable::Repeated { field: rule.field });
+        }
+        self.seen |= rule.bit;
+        if self.member == Member::Priority {
+            // Cut from behind the value in front of it, the comma included. Where it leads,
+            // the cut reaches to the next key instead.
+            self.priority_leads = self.facts.members == 1;
+            let from = if self.priority_leads { self.scalar_at } else { self.behind_last };
+            self.facts.priority = Some(from..from);
+        }
+    }
+
+    fn value_begins(&mut self, kind: Kind, at: usize) {
+        self.value_at = at;
+        self.inner = Inner::Element;
+        if let Some(rule) = self.member.rule(self.dialect)
+            && !rule.wanted.takes(kind)
+        {
+            self.refuse_type(rule.field, rule.wanted);
+        }
+        if kind != Kind::Null {
+            self.facts.prompt.is_known |= self.member.is_prompt();
+            self.facts.steers_kv |= self.member == Member::Transfer;
+        }
+    }
+
+    fn value_ends(&mut self, past: usize) {
+        self.behind_last = past;
+        if self.member == Member::Priority
+            && let Some(range) = &mut self.facts.priority
+        {
+            range.end = past;
+        }
+    }
+
+    // Inside members.
+
+    fn inner_named(&mut self) -> Inner {
+        let name = self.kept.name();
+        match self.member {
+            Member::StreamOptions => {
+                let inner = match name {
+                    b"include_usage" => Inner::IncludeUsage,
+                    b"continuous_usage_stats" => Inner::ContinuousUsage,
+                    _ => Inner::Other,
+                };
+                self.option_named(&inner);
+                inner
+            }
+            Member::Reasoning if name == b"effort" => Inner::Effort,
+            Member::Thinking if name == b"type" => Inner::Effort,
+            Member::Metadata => self.kept.text().map_or(Inner::Other, |name| Inner::Metadata(name.to_owned())),
+            member if member.is_prompt() && fields::leads_to_text(name) => Inner::Text,
+            _ => Inner::Other,
+        }
+    }
+
+    fn option_named(&mut self, inner: &Inner) {
+        let Some(options) = &mut self.facts.stream_options else { return };
+        options.is_empty = false;
+        let repeated = match inner {
+            Inner::IncludeUsage if options.include_usage.is_some() => INCLUDE_USAGE,
+            Inner::ContinuousUsage if options.continuous_usage_stats.is_some() => CONTINUOUS_USAGE,
+            _ => return,
+        };
+        self.refuse(Unreadable::Repeated { field: repeated });
+    }
+
+    /// A member of `stream_options` that we know has another type than a flag's.
+    fn option_is_no_flag(&mut self) {
+        match self.inner {
+            Inner::IncludeUsage => self.refuse_type(INCLUDE_USAGE, Wanted::Flag),
+            Inner::ContinuousUsage => self.refuse_type(CONTINUOUS_USAGE, Wanted::Flag),
+            _ => {}
+        }
+    }
+
+    /// Whether the model reads a string that stands here.
+    fn is_text(&self) -> bool {
+        self.member.is_prompt() && matches!(self.inner, Inner::Element | Inner::Text)
+    }
+
+    fn is_completion_prompt(&self, depth: usize) -> bool {
+        self.member == Member::Prompt && self.dialect == Dialect::Completions && depth <= 2
+    }
+
+    /// What is wanted of a string or number, and how much of it.
+    fn purpose_of(&self, what: Scalar, depth: usize) -> (Purpose, usize) {
+        let is_string = what == Scalar::String;
+        match self.member {
+            Member::Model if is_string => (Purpose::String, LONGEST_MODEL),
+            Member::User if is_string => (Purpose::String, 0),
+            Member::Effort if is_string && depth == 1 => (Purpose::String, LONGEST_NAME),
+            Member::Reasoning | Member::Thinking if is_string && self.inner == Inner::Effort => {
+                (Purpose::String, LONGEST_NAME)
+            }
+            Member::Metadata if is_string && matches!(self.inner, Inner::Metadata(_)) => {
+                (Purpose::String, LONGEST_METADATA)
+            }
+            Member::MaxTokens
+            | Member::MaxCompletionTokens
+            | Member::MaxOutputTokens
+            | Member::N
+            | Member::BestOf
+            | Member::Priority
+                if !is_string =>
+            {
+                (Purpose::Number, LONGEST_NAME)
+            }
+            _ if is_string && self.is_text() => (Purpose::Prompt, 0),
+            member if !is_string && member.takes_token_ids() && depth > 1 && self.inner == Inner::Element => {
+                (Purpose::TokenId, 0)
+            }
+            _ => (Purpose::Nothing, 0),
+        }
+    }
+
+    fn take_string(&mut self, past: usize) {
+        let at = self.scalar_at..past;
+        match (self.member, std::mem::replace(&mut self.inner, Inner::Element)) {
+            (Member::Model, _) => match self.kept.text() {
+                Some(text) => self.facts.model = Some(Field { value: text.to_owned(), at }),
+                None => self.facts.readable = false,
+            },
+            (Member::User, _) => self.facts.readable &= !self.kept.has_lone_surrogate(),
+            (Member::Effort, _) => self.efforts[0] = self.reasoning(),
+            (Member::Reasoning, _) => self.efforts[1] = self.reasoning(),
+            (Member::Thinking, _) => self.efforts[2] = self.reasoning(),
+            (Member::Metadata, Inner::Metadata(name)) => {
+                if let Some(value) = self.kept.text()
+                    && self.facts.metadata.len() < MOST_METADATA
+                {
+                    self.facts.metadata.push((name, value.to_owned()));
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn reasoning(&mut self) -> Option<Reasoning> {
+        let word = self.kept.text().map(fields::reasoning);
+        self.facts.readable &= !self.kept.has_lone_surrogate();
+        word
+    }
+
+    fn take_number(&mut self, past: usize) {
+        let whole = self.kept.whole();
+        if let Some(rule) = self.member.rule(self.dialect) {
+            let is_wrong = match rule.wanted {
+                Wanted::Count => matches!(whole, Whole::Negative | Whole::Fraction),
+                _ => whole == Whole::Fraction,
+            };
+            if is_wrong {
+                return self.refuse_type(rule.field, rule.wanted);
+            }
+        }
+        let (at, member) = (self.scalar_at..past, self.member);
+        match (self.cap(), whole) {
+            (_, Whole::Negative | Whole::Fraction) => {}
+            (Some((cap, _)), Whole::Count(value)) => *cap = Some(Field { value, at }),
+            (Some((_, name)), Whole::Beyond) => {
+                self.facts.caps.open.push((name, at));
+                self.facts.readable = false;
+            }
+            (None, Whole::Count(value)) if member == Member::N => self.facts.n = value,
+            (None, Whole::Beyond) if member != Member::Priority => self.facts.readable = false,
+            (None, _) => {}
+        }
+    }
+
+    /// The output cap that the member states, if it is one.
+    fn cap(&mut self) -> Option<(&mut Option<Field<u64>>, &'static str)> {
+        let caps = &mut self.facts.caps;
+        Some(match self.member {
+            Member::MaxTokens => (&mut caps.max_tokens, "max_tokens"),
+            Member::MaxCompletionTokens => (&mut caps.max_completion_tokens, "max_completion_tokens"),
+            Member::MaxOutputTokens => (&mut caps.max_output_tokens, "max_output_tokens"),
+            _ => return None,
+        })
+    }
+
+    fn take_literal(&mut self, what: Literal, at: std::ops::Range<usize>) {
+        let flag = what.as_bool();
+        match self.member {
+            Member::Stream => self.facts.stream = flag.map(|value| Field { value, at }),
+            Member::Background => self.facts.background = flag == Some(true),
+            Member::Echo => self.facts.echo = flag == Some(true),
+            Member::StreamOptions if flag.is_none() => {
+                self.facts.stream_options = Some(StreamOptions { at, is_null: true, ..StreamOptions::default() });
+            }
+            _ => {
+                if let Some((_, name)) = self.cap() {
+                    self.facts.caps.open.push((name, at));
+                }
+            }
+        }
+    }
+
+    fn take_inner_literal(&mut self, what: Literal, at: std::ops::Range<usize>) {
+        let inner = std::mem::replace(&mut self.inner, Inner::Element);
+        match (self.member, &mut self.facts.stream_options) {
+            (Member::Tools | Member::Functions, _) => self.facts.has_tools = true,
+            (Member::StreamOptions, Some(options)) => {
+                let field = Some(Field { value: what.as_bool(), at });
+                match inner {
+                    Inner::IncludeUsage => options.include_usage = field,
+                    Inner::ContinuousUsage => options.continuous_usage_stats = field,
+                    _ => {}
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn opens_value(&mut self, nest: Nest, at: usize) -> Interest {
+        let kind = if nest == Nest::Object { Kind::Object } else { Kind::Array };
+        self.value_begins(kind, at);
+        match (self.member, nest) {
+            (Member::StreamOptions, Nest::Object) => {
+                self.facts.stream_options = Some(StreamOptions { is_empty: true, ..StreamOptions::default() });
+                Interest::Read
+            }
+            (Member::Reasoning | Member::Thinking | Member::Metadata, Nest::Object) => Interest::Read,
+            (Member::Tools | Member::Functions, Nest::Array) => Interest::Read,
+            (member, _) if member.is_prompt() => Interest::Read,
+            _ => Interest::Skip,
+        }
+    }
+
+    fn opens_inside(&mut self, nest: Nest, depth: usize) -> Interest {
+        self.option_is_no_flag();
+        let is_text = self.is_text();
+        self.inner = Inner::Element;
+        if matches!(self.member, Member::Tools | Member::Functions) {
+            self.facts.has_tools = true;
+        }
+        // An array among the prompts is one prompt in token ids; its text nobody knows.
+        if nest == Nest::Array && self.is_completion_prompt(depth) {
+            self.prompt_ends.push(self.prompts.len());
+        }
+        if is_text { Interest::Read } else { Interest::Skip }
+    }
+}
+
+const INCLUDE_USAGE: &str = "stream_options.include_usage";
+const CONTINUOUS_USAGE: &str = "stream_options.continuous_usage_stats";
+
+impl Sink for Reader {
+    fn open(&mut self, nest: Nest, at: usize, depth: usize) -> Interest {
+        match (depth, nest) {
+            (0, Nest::Object) => {
+                self.facts.members_at = at + 1;
+                self.facts.is_empty = true;
+                Interest::Read
+            }
+            (0, Nest::Array) => {
+                self.refuse(Unreadable::NotAnObject);
+                Interest::Skip
+            }
+            (1, _) => self.opens_value(nest, at),
+            _ => self.opens_inside(nest, depth),
+        }
+    }
+
+    fn close(&mut self, _: Nest, past: usize, depth: usize) {
+        self.inner = Inner::Element;
+        if depth != 1 {
+            return;
+        }
+        match (self.member, &mut self.facts.stream_options) {
+            (Member::Tools | Member::Functions, _) => {
+                self.facts.prompt.bytes += (past - self.value_at) as u64;
+                self.facts.prompt.is_known = true;
+            }
+            (Member::StreamOptions, Some(options)) => options.at = self.value_at..past,
+            _ => {}
+        }
+        self.value_ends(past);
+    }
+
+    fn begin(&mut self, what: Scalar, at: usize, depth: usize) -> Interest {
+        self.scalar_at = at;
+        let most;
+        (self.purpose, most) = match (what, depth) {
+            (Scalar::Key, _) if self.member == Member::Metadata && depth > 1 => (Purpose::Name, LONGEST_METADATA),
+            (Scalar::Key, _) => (Purpose::Name, LONGEST_NAME),
+            (_, 0) => {
+                self.refuse(Unreadable::NotAnObject);
+                (Purpose::Nothing, 0)
+            }
+            (Scalar::String, 1) => {
+                self.value_begins(Kind::Text, at);
+                self.purpose_of(what, depth)
+            }
+            (Scalar::Number, 1) => {
+                self.value_begins(Kind::Number, at);
+                self.purpose_of(what, depth)
+            }
+            _ => {
+                self.option_is_no_flag();
+                self.facts.has_tools |= matches!(self.member, Member::Tools | Member::Functions);
+                self.purpose_of(what, depth)
+            }
+        };
+        match self.purpose {
+            Purpose::Nothing => return Interest::Skip,
+            Purpose::TokenId => {
+                self.facts.prompt.token_ids += 1;
+                if !self.prefix.wants() {
+                    return Interest::Skip;
+                }
+            }
+            Purpose::Name | Purpose::String | Purpose::Number => self.kept.begin(most),
+            Purpose::Prompt => {}
+        }
+        Interest::Read
+    }
+
+    fn piece(&mut self, decoded: &[u8]) {
+        match self.purpose {
+            Purpose::Nothing => {}
+            Purpose::Name | Purpose::String => self.kept.push(decoded),
+            Purpose::Number => self.kept.push_number(decoded),
+            Purpose::TokenId => self.prefix.push(decoded),
+            Purpose::Prompt => {
+                self.facts.prompt.bytes += decoded.len() as u64;
+                if self.prefix.wants() {
+                    self.prefix.push(decoded);
+                }
+                if self.is_completion_prompt(0) {
+                    self.prompts.extend_from_slice(decoded);
+                }
+            }
+        }
+    }
+
+    fn lone_surrogate(&mut self) {
+        match self.purpose {
+            Purpose::Prompt => self.piece("\u{FFFD}".as_bytes()),
+            _ => self.kept.push_lone_surrogate(),
+        }
+    }
+
+    fn end(&mut self, what: Scalar, past: usize, depth: usize) {
+        match self.purpose {
+            Purpose::Name if depth == 1 => return self.member_named(),
+            Purpose::Name => {
+                self.inner = self.inner_named();
+                return;
+            }
+            Purpose::Number => self.take_number(past),
+            Purpose::String => self.take_string(past),
+            Purpose::TokenId => self.prefix.part(),
+            Purpose::Prompt => {
+                self.prefix.part();
+                if self.is_completion_prompt(depth) {
+                    self.prompt_ends.push(self.prompts.len());
+                }
+            }
+            Purpose::Nothing => {}
+        }
+        debug_assert!(what != Scalar::Key, "a key always has a purpose");
+        self.inner = Inner::Element;
+        if depth == 1 {
+            self.value_ends(past);
+        }
+    }
+
+    fn literal(&mut self, what: Literal, at: usize, depth: usize) {
+        let range = at..at + what.word().len();
+        match depth {
+            0 => self.refuse(Unreadable::NotAnObject),
+            1 => {
+                let kind = if what == Literal::Null { Kind::Null } else { Kind::Flag };
+                self.value_begins(kind, at);
+                self.take_literal(what, range.clone());
+                self.value_ends(range.end);
+            }
+            _ => self.take_inner_literal(what, range),
+        }
+    }
+}

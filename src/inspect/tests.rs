@@ -1,0 +1,549 @@
+//! The scanner against a second reading of the same bodies by `serde_json`.
+
+use proptest::prelude::*;
+use serde_json::{Map, Value, json};
+
+use super::*;
+use crate::units::{Dialect, Endpoint};
+
+fn endpoint(path: &str) -> Endpoint {
+    Endpoint::relayed(path).unwrap()
+}
+
+fn read_in(path: &str, pieces: &[&[u8]]) -> Result<Facts, Unreadable> {
+    let mut scanner = Scanner::new(endpoint(path));
+    for piece in pieces {
+        scanner.push(piece)?;
+    }
+    scanner.finish()
+}
+
+fn chat(body: impl AsRef<[u8]>) -> Result<Facts, Unreadable> {
+    read_in("/v1/chat/completions", &[body.as_ref()])
+}
+
+fn completion(body: &str) -> Facts {
+    read_in("/v1/completions", &[body.as_bytes()]).unwrap()
+}
+
+#[test]
+fn a_plain_chat_request_is_read_whole() {
+    let body = r#"{"model":"m1","messages":[{"role":"system","content":"be nice"},{"role":"user","content":"héllo"}],
+        "stream":true,"stream_options":{"include_usage":false,"x":1},"max_tokens":64,"max_completion_tokens":null,
+        "n":2,"user":"u","tools":[{"type":"function","function":{"name":"f"}}],"reasoning_effort":"minimal",
+        "metadata":{"tier":"gold","n":3,"job":"nightly"}}"#;
+    let facts = chat(body).unwrap();
+    let text = |range: &std::ops::Range<usize>| &body[range.clone()];
+    let model = facts.model.as_ref().unwrap();
+    assert_eq!((model.value.as_str(), text(&model.at)), ("m1", "\"m1\""));
+    assert_eq!(text(&facts.stream.as_ref().unwrap().at), "true");
+    let options = facts.stream_options.as_ref().unwrap();
+    assert_eq!(text(&options.at), r#"{"include_usage":false,"x":1}"#);
+    assert_eq!(text(&options.include_usage.as_ref().unwrap().at), "false");
+    assert!(!options.is_null && !options.is_empty && options.continuous_usage_stats.is_none());
+    assert_eq!(text(&facts.caps.max_tokens.as_ref().unwrap().at), "64");
+    assert_eq!(facts.caps.largest(), Some(crate::units::Tokens(64)));
+    assert_eq!(
+        facts.caps.open.iter().map(|(n, r)| (*n, text(r))).collect::<Vec<_>>(),
+        [("max_completion_tokens", "null")]
+    );
+    assert_eq!((facts.n, facts.prompts, facts.choices()), (2, 1, 2));
+    assert!(facts.streams() && facts.has_tools && facts.readable && !facts.steers_kv);
+    assert_eq!(facts.reasoning, Some(Reasoning::Low));
+    let tools = r#"[{"type":"function","function":{"name":"f"}}]"#.len();
+    assert_eq!(facts.prompt, PromptSize { bytes: (7 + 6 + tools) as u64, token_ids: 0, is_known: true });
+    assert_eq!(facts.metadata, [("tier".to_owned(), "gold".to_owned()), ("job".to_owned(), "nightly".to_owned())]);
+    assert_eq!((facts.members_at, facts.members, facts.is_empty, facts.length), (1, 11, false, body.len()));
+}
+
+#[test]
+fn an_empty_object_has_no_member_and_says_so() {
+    let facts = chat(" {} ").unwrap();
+    assert!(facts.is_empty && facts.members == 0 && facts.model.is_none() && facts.readable);
+    assert_eq!((facts.members_at, facts.prefix_hash, facts.n), (2, 0, 1));
+}
+
+#[test]
+fn decisive_fields_stand_once_however_they_are_spelled() {
+    for (body, field) in [
+        (r#"{"model":"a","model":"b"}"#, "model"),
+        (r#"{"model":"a","mod\u0065l":"b"}"#, "model"),
+        (r#"{"\u006dodel":"a","model":null}"#, "model"),
+        (r#"{"priority":5,"x":1,"priority":-100}"#, "priority"),
+        (r#"{"stream":true,"str\u0065am":false}"#, "stream"),
+        (r#"{"n":1,"n":1}"#, "n"),
+        (r#"{"max_tokens":1,"max_tokens":100000}"#, "max_tokens"),
+        (r#"{"user":"a","user":"b"}"#, "user"),
+        (r#"{"background":false,"background":true}"#, "background"),
+        (r#"{"metadata":{},"metadata":{"tier":"gold"}}"#, "metadata"),
+        (r#"{"reasoning_effort":"none","reasoning_effort":"high"}"#, "reasoning_effort"),
+        (r#"{"stream_options":{},"stream_options":null}"#, "stream_options"),
+        (r#"{"stream_options":{"include_usage":true,"includ\u0065_usage":false}}"#, "stream_options.include_usage"),
+        (
+            r#"{"stream_options":{"continuous_usage_stats":null,"a":{},"continuous_usage_stats":true}}"#,
+            "stream_options.continuous_usage_stats",
+        ),
+    ] {
+        assert_eq!(chat(body), Err(Unreadable::Repeated { field }), "{body}");
+    }
+}
+
+#[test]
+fn repeats_of_other_fields_and_of_inner_ones_are_nobodys_business() {
+    for body in [
+        r#"{"model":"a","temperature":1,"temperature":2,"messages":[],"messages":[]}"#,
+        r#"{"model":"a","messages":[{"model":"b","model":"c","priority":1,"priority":2}]}"#,
+        r#"{"model":"a","model\ud800":"b","Model":"c","model ":"d"}"#,
+        r#"{"model":"a","extra":{"stream":"x","stream":1}}"#,
+    ] {
+        let facts = chat(body).unwrap();
+        assert_eq!(facts.model.unwrap().value, "a", "{body}");
+        assert!(facts.readable && facts.priority.is_none());
+    }
+}
+
+#[test]
+fn decisive_fields_have_their_json_type() {
+    let wrong = [
+        ("model", "a string", ["1", "true", "[\"m\"]", "{\"a\":1}"]),
+        ("stream", "true or false", ["\"true\"", "1", "[]", "{}"]),
+        ("stream_options", "an object", ["true", "1", "[]", "\"x\""]),
+        ("max_tokens", "a whole number, zero or more", ["-1", "1.5", "\"5\"", "1e2"]),
+        ("max_completion_tokens", "a whole number, zero or more", ["true", "5.0", "[5]", "-99999999999999999999999"]),
+        ("max_output_tokens", "a whole number, zero or more", ["{}", "1e400", "-1e2", "\"\""]),
+        ("n", "a whole number, zero or more", ["\"2\"", "-2", "2.0", "[]"]),
+        ("priority", "a whole number", ["\"1\"", "1.5", "true", "[1]"]),
+        ("user", "a string", ["1", "false", "[]", "{}"]),
+        ("background", "true or false", ["\"true\"", "0", "[]", "{}"]),
+    ];
+    for (field, expected, values) in wrong {
+        for value in values {
+            let found = chat(format!("{{\"a\":1,\"{field}\":{value}}}"));
+            assert_eq!(found, Err(Unreadable::WrongType { field, expected }), "{field}: {value}");
+        }
+        assert!(chat(format!("{{\"{field}\":null}}")).unwrap().readable);
+    }
+    for value in ["\"true\"", "1", "[true]", "{}"] {
+        let body = format!("{{\"stream_options\":{{\"include_usage\":{value}}}}}");
+        let field = "stream_options.include_usage";
+        assert_eq!(chat(body), Err(Unreadable::WrongType { field, expected: "true or false" }));
+    }
+}
+
+#[test]
+fn a_field_of_another_dialect_decides_nothing() {
+    let facts = read_in("/v1/messages", &[br#"{"model":"m","n":"x","echo":3}"#]).unwrap();
+    assert_eq!((facts.n, facts.echo), (1, false));
+    assert!(chat(r#"{"echo":1,"best_of":"x"}"#).is_ok());
+    assert!(read_in("/v1/completions", &[br#"{"best_of":"x"}"#]).is_err());
+}
+
+#[test]
+fn whatever_is_no_object_is_refused_at_its_first_byte() {
+    for body in ["[]", "1", "\"a\"", "null", "true", " [1"] {
+        assert_eq!(chat(body), Err(Unreadable::NotAnObject), "{body}");
+    }
+    let deep = "[".repeat(200_000);
+    assert_eq!(chat(deep), Err(Unreadable::NotAnObject));
+    for body in ["", "  ", "{", "{\"model\":\"m\"", "{} {}", "{'model':1}", "{\"a\":NaN}", "\u{feff}{}"] {
+        assert!(matches!(chat(body), Err(Unreadable::Grammar { .. })), "{body}");
+    }
+}
+
+/// Replay of C63: what a strict reader refuses and engines may take is relayed.
+#[test]
+fn c63_numbers_depth_and_surrogates_beyond_range_are_read_around() {
+    let deep = format!("{}1{}", "[".repeat(5000), "]".repeat(5000));
+    for odd in ["\"\\ud83d\"", "1e400", "-0", "123456789012345678901234567890", &deep] {
+        let facts = chat(format!("{{\"messages\":[{{\"content\":{odd}}}],\"seed\":{odd},\"model\":\"m\"}}")).unwrap();
+        assert_eq!(facts.model.unwrap().value, "m");
+        assert!(facts.readable);
+    }
+}
+
+#[test]
+fn a_decisive_field_that_cannot_be_read_leads_to_the_default_class() {
+    let huge = "9".repeat(30);
+    for body in [
+        r#"{"model":"\ud800"}"#.to_owned(),
+        format!("{{\"model\":\"m\",\"max_tokens\":{huge}}}"),
+        format!("{{\"model\":\"m\",\"n\":{huge}}}"),
+        r#"{"model":"m","user":"\udfff"}"#.to_owned(),
+        r#"{"model":"m","reasoning_effort":"\ud83d"}"#.to_owned(),
+        format!("{{\"model\":\"{}\"}}", "m".repeat(2000)),
+    ] {
+        assert!(!chat(&body).unwrap().readable, "{body}");
+    }
+    let facts = chat(format!("{{\"max_tokens\":{huge},\"priority\":-{huge}}}")).unwrap();
+    assert_eq!((facts.caps.largest(), facts.caps.open.len()), (None, 1));
+    assert!(facts.priority.is_some());
+}
+
+#[test]
+fn cutting_the_priority_out_leaves_the_rest() {
+    for (body, left) in [
+        (r#"{"priority":1}"#, "{}"),
+        (r#"{ "priority" : -1 }"#, "{  }"),
+        (r#"{"priority":1,"a":2}"#, r#"{"a":2}"#),
+        (r#"{"a":2,"priority":1}"#, r#"{"a":2}"#),
+        (r#"{"a":2 , "priority":1 , "b":[3]}"#, r#"{"a":2 , "b":[3]}"#),
+        (r#"{"a":{"priority":9},"priority":null,"b":3}"#, r#"{"a":{"priority":9},"b":3}"#),
+        (r#"{"priority":0 , "b":"x","c":1}"#, r#"{"b":"x","c":1}"#),
+    ] {
+        let cut = chat(body).unwrap().priority.unwrap();
+        assert_eq!(format!("{}{}", &body[..cut.start], &body[cut.end..]), left);
+    }
+}
+
+#[test]
+fn only_what_the_model_reads_counts_as_prompt() {
+    let bytes = |path: &str, body: &str| read_in(path, &[body.as_bytes()]).unwrap().prompt.bytes;
+    let parts = r#"{"messages":[{"role":"user","name":"nobody","content":[{"type":"text","text":"12345"},
+        {"type":"image_url","image_url":{"url":"data:image/png;base64,AAAAAAAAAA"}},
+        {"type":"input_audio","input_audio":{"data":"AAAAAAAA","format":"wav"}},
+        {"type":"file","file":{"file_data":"AAAAA","filename":"x"}}]},
+        {"role":"assistant","content":null,"tool_calls":[{"function":{"name":"f","arguments":"{}"}}]}]}"#;
+    assert_eq!(bytes("/v1/chat/completions", parts), 5);
+    let messages = r#"{"system":[{"type":"text","text":"abc"}],"messages":[{"role":"user","content":[
+        {"type":"tool_result","tool_use_id":"t","content":[{"type":"text","text":"defg"}]},
+        {"type":"image","source":{"type":"base64","data":"AAAA"}},{"type":"tool_use","input":{"text":"no"}}]}]}"#;
+    assert_eq!(bytes("/v1/messages", messages), 7);
+    let responses = r#"{"instructions":"ab","input":[{"role":"user","content":[{"type":"input_text","text":"cde"},
+        {"type":"input_image","image_url":"data:AAAA"}]},{"type":"function_call_output","call_id":"x","output":"fg"}]}"#;
+    assert_eq!(bytes("/v1/responses", responses), 7);
+    assert_eq!(bytes("/v1/embeddings", r#"{"input":["ab","\u00e9\ud83d\ude00","\n"]}"#), 2 + 6 + 1);
+    assert_eq!(bytes("/v1/chat/completions", r#"{"messages":[{"content":"a"}],"temperature":1}"#), 1);
+    assert_eq!(bytes("/v1/chat/completions", r#"{"tools": [ {} ],"functions":[1]}"#), 6 + 3);
+    assert!(!chat(r#"{"model":"m","temperature":1}"#).unwrap().prompt.is_known);
+}
+
+#[test]
+fn token_ids_count_exactly() {
+    for (body, token_ids, prompts) in [
+        (r#"{"prompt":[1,2,3]}"#, 3, 1),
+        (r#"{"prompt":[[1,2],[3],[]]}"#, 3, 3),
+        (r#"{"prompt":["a","b"]}"#, 0, 2),
+        (r#"{"prompt":["a",[7,8]]}"#, 2, 2),
+        (r#"{"prompt":[]}"#, 0, 1),
+        (r#"{"prompt":null}"#, 0, 1),
+        (r#"{"suffix":[1,2]}"#, 0, 1),
+    ] {
+        let facts = completion(body);
+        assert_eq!((facts.prompt.token_ids, facts.prompts), (token_ids, prompts), "{body}");
+    }
+    let facts = read_in("/v1/embeddings", &[br#"{"input":[[1,2],[3]]}"#]).unwrap();
+    assert_eq!((facts.prompt.token_ids, facts.prompts), (3, 1));
+}
+
+#[test]
+fn prompts_are_kept_decoded_only_where_they_are_echoed() {
+    let one = completion(r#"{"prompt":"a\u00e9\ud800","echo":true}"#);
+    assert_eq!(one.echo_prompts, ["aé\u{FFFD}"]);
+    let two = completion(r#"{"echo":true,"prompt":["x",[1],"yz"],"n":2}"#);
+    assert_eq!((two.echo_prompts, two.prompts), (vec!["x".to_owned(), String::new(), "yz".to_owned()], 3));
+    assert!(completion(r#"{"prompt":"a","echo":false}"#).echo_prompts.is_empty());
+}
+
+#[test]
+fn tools_are_there_only_if_the_list_has_one() {
+    for (tools, has) in
+        [("[]", false), ("[ ]", false), ("null", false), ("[{}]", true), ("[1]", true), ("[null]", true), ("{}", false)]
+    {
+        for field in ["tools", "functions"] {
+            assert_eq!(chat(format!("{{\"{field}\":{tools}}}")).unwrap().has_tools, has, "{tools}");
+        }
+    }
+}
+
+#[test]
+fn reasoning_is_one_word_whatever_field_says_it() {
+    for (body, word) in [
+        (r#"{"reasoning_effort":"high"}"#, Some(Reasoning::High)),
+        (r#"{"reasoning_effort":null}"#, None),
+        (r#"{"reasoning":{"summary":"auto","effort":"medium"}}"#, Some(Reasoning::Medium)),
+        (r#"{"reasoning":{"summary":"auto"}}"#, None),
+        (r#"{"thinking":{"type":"enabled","budget_tokens":9}}"#, Some(Reasoning::On)),
+        (r#"{"thinking":{"type":"disabled"}}"#, Some(Reasoning::None)),
+        (r#"{"thinking":{"type":"enabled"},"reasoning_effort":"low"}"#, Some(Reasoning::Low)),
+        (r#"{"reasoning_effort":"turbo"}"#, Some(Reasoning::On)),
+        (r#"{"reasoning":{"nested":{"effort":"high"}}}"#, None),
+    ] {
+        assert_eq!(chat(body).unwrap().reasoning, word, "{body}");
+    }
+}
+
+#[test]
+fn steering_of_the_cache_is_seen() {
+    for (value, steers) in [("null", false), ("{}", true), ("{\"a\":1}", true), ("1", true), ("\"x\"", true)] {
+        for field in ["kv_transfer_params", "ec_transfer_params"] {
+            assert_eq!(chat(format!("{{\"{field}\":{value}}}")).unwrap().steers_kv, steers);
+        }
+    }
+}
+
+#[test]
+fn like_prompts_have_like_hashes_whatever_stands_around_them() {
+    let hash = |body: &str| chat(body).unwrap().prefix_hash;
+    let one = hash(r#"{"model":"a","messages":[{"role":"user","content":"hi there"}]}"#);
+    let other = hash(r#"{ "stream" : true , "messages":[{"content":"hi\u0020there","role":"user"}] }"#);
+    assert!(one == other && one != 0);
+    assert_ne!(one, hash(r#"{"messages":[{"content":"hi here"}]}"#));
+}
+
+// A second reading of the same body, by serde_json.
+
+#[derive(Debug, PartialEq)]
+struct Reading {
+    model: Option<String>,
+    stream: Option<bool>,
+    include_usage: Option<Option<bool>>,
+    caps: [Option<u64>; 3],
+    n: u64,
+    prompts: u64,
+    has_tools: bool,
+    bytes: u64,
+    token_ids: u64,
+    metadata: Vec<(String, String)>,
+    echo_prompts: Vec<String>,
+    steers_kv: bool,
+    has_priority: bool,
+    members: usize,
+}
+
+fn by_scanner(facts: &Facts) -> Reading {
+    let cap = |cap: &Option<Field<u64>>| cap.as_ref().map(|f| f.value);
+    let mut metadata = facts.metadata.clone();
+    metadata.sort();
+    Reading {
+        model: facts.model.as_ref().map(|f| f.value.clone()),
+        stream: facts.stream.as_ref().map(|f| f.value),
+        include_usage: facts.stream_options.as_ref().and_then(|o| o.include_usage.as_ref().map(|f| f.value)),
+        caps: [cap(&facts.caps.max_tokens), cap(&facts.caps.max_completion_tokens), cap(&facts.caps.max_output_tokens)],
+        n: facts.n,
+        prompts: facts.prompts,
+        has_tools: facts.has_tools,
+        bytes: facts.prompt.bytes,
+        token_ids: facts.prompt.token_ids,
+        metadata,
+        echo_prompts: facts.echo_prompts.clone(),
+        steers_kv: facts.steers_kv,
+        has_priority: facts.priority.is_some(),
+        members: facts.members,
+    }
+}
+
+/// `Err(())` where a decisive field has a wrong type.
+fn by_serde(body: &Map<String, Value>, dialect: Dialect) -> Result<Reading, ()> {
+    let get = |name: &str| body.get(name).filter(|value| !value.is_null());
+    let flag = |name: &str| get(name).map(|v| v.as_bool().ok_or(())).transpose();
+    let count = |name: &str| get(name).map(|v| v.as_u64().ok_or(())).transpose();
+    let text = |name: &str| get(name).map(|v| v.as_str().map(str::to_owned).ok_or(())).transpose();
+    let choosy = matches!(dialect, Dialect::Chat | Dialect::Completions);
+    let completes = dialect == Dialect::Completions;
+    if get("priority").is_some_and(|v| !v.is_i64() && !v.is_u64()) || (completes && count("best_of").is_err()) {
+        return Err(());
+    }
+    text("user")?;
+    flag("background")?;
+    let options = get("stream_options").map(|v| v.as_object().ok_or(())).transpose()?;
+    let mut include_usage = None;
+    for name in ["continuous_usage_stats", "include_usage"] {
+        include_usage = match options.and_then(|o| o.get(name)) {
+            None => None,
+            Some(Value::Null) => Some(None),
+            Some(value) => Some(Some(value.as_bool().ok_or(())?)),
+        };
+    }
+    let has_items = |name: &str| get(name).and_then(Value::as_array).is_some_and(|list| !list.is_empty());
+    let raw_tools: usize = ["tools", "functions"].into_iter().filter_map(get).map(raw_length).sum();
+    let mut size = (raw_tools as u64, 0);
+    for root in ["messages", "content", "system", "instructions", "prompt", "input"] {
+        get(root).into_iter().for_each(|value| measure(value, matches!(root, "prompt" | "input"), false, &mut size));
+    }
+    let mut prompts = Vec::new();
+    if completes {
+        match get("prompt") {
+            Some(Value::String(text)) => prompts.push(text.clone()),
+            Some(Value::Array(list)) => prompts.extend(list.iter().filter_map(|item| match item {
+                Value::String(text) => Some(text.clone()),
+                Value::Array(_) => Some(String::new()),
+                _ => None,
+            })),
+            _ => {}
+        }
+    }
+    let metadata = get("metadata").and_then(Value::as_object).into_iter().flatten();
+    let mut metadata: Vec<_> = metadata.filter_map(|(k, v)| Some((k.clone(), v.as_str()?.to_owned()))).collect();
+    metadata.sort();
+    let echo = completes && flag("echo")? == Some(true);
+    Ok(Reading {
+        model: text("model")?,
+        stream: flag("stream")?,
+        include_usage,
+        caps: [count("max_tokens")?, count("max_completion_tokens")?, count("max_output_tokens")?],
+        n: if choosy { count("n")?.unwrap_or(1) } else { 1 },
+        prompts: (prompts.len() as u64).max(1),
+        has_tools: has_items("tools") || has_items("functions"),
+        bytes: size.0,
+        token_ids: size.1,
+        metadata,
+        echo_prompts: if echo { prompts } else { Vec::new() },
+        steers_kv: get("kv_transfer_params").is_some(),
+        has_priority: body.contains_key("priority"),
+        members: body.len(),
+    })
+}
+
+/// Bodies are written by `to_string`, so a container is as long as it is written again.
+fn raw_length(value: &Value) -> usize {
+    if value.is_array() || value.is_object() { value.to_string().len() } else { 0 }
+}
+
+fn measure(value: &Value, ids: bool, is_element: bool, size: &mut (u64, u64)) {
+    match value {
+        Value::String(text) => size.0 += text.len() as u64,
+        Value::Number(_) if ids && is_element => size.1 += 1,
+        Value::Array(list) => list.iter().for_each(|item| measure(item, ids, true, size)),
+        Value::Object(members) => {
+            for key in ["content", "text", "output"] {
+                members.get(key).into_iter().for_each(|inner| measure(inner, ids, false, size));
+            }
+        }
+        _ => {}
+    }
+}
+
+fn any_value() -> impl Strategy<Value = Value> {
+    let leaf = prop_oneof![
+        Just(Value::Null),
+        any::<bool>().prop_map(Value::from),
+        any::<i64>().prop_map(Value::from),
+        (0u64..2000).prop_map(Value::from),
+        (-40..40).prop_map(|eighths| Value::from(f64::from(eighths) / 8.0)),
+        "[a-z\"\\\\\n é🌍]{0,12}".prop_map(Value::from),
+    ];
+    leaf.prop_recursive(3, 16, 4, |inner| {
+        let key = prop_oneof![
+            Just("content"),
+            Just("text"),
+            Just("type"),
+            Just("effort"),
+            Just("include_usage"),
+            Just("model"),
+            Just("continuous_usage_stats"),
+            Just("image_url"),
+            Just("output"),
+            Just("role"),
+            Just("stream")
+        ];
+        prop_oneof![
+            proptest::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
+            proptest::collection::vec((key, inner), 0..4)
+                .prop_map(|members| members.into_iter().map(|(k, v)| (k.to_owned(), v)).collect()),
+        ]
+    })
+}
+
+fn likely_value(name: &'static str) -> BoxedStrategy<Value> {
+    match name {
+        "stream" | "echo" | "background" => any::<bool>().prop_map(Value::from).boxed(),
+        "max_tokens" | "max_completion_tokens" | "max_output_tokens" | "n" | "best_of" | "priority" => {
+            any::<u32>().prop_map(Value::from).boxed()
+        }
+        "stream_options" => any::<Option<bool>>().prop_map(|b| json!({"x": [1], "include_usage": b})).boxed(),
+        "model" | "user" => "[a-z/\\-]{0,9}".prop_map(Value::from).boxed(),
+        "metadata" => proptest::collection::hash_map("[a-c]", "[x-z]{0,3}", 0..3).prop_map(|m| json!(m)).boxed(),
+        _ => any_value().boxed(),
+    }
+}
+
+const NAMES: [&str; 24] = [
+    "model",
+    "stream",
+    "stream_options",
+    "max_tokens",
+    "max_completion_tokens",
+    "max_output_tokens",
+    "n",
+    "best_of",
+    "priority",
+    "user",
+    "background",
+    "echo",
+    "metadata",
+    "tools",
+    "functions",
+    "kv_transfer_params",
+    "prompt",
+    "input",
+    "messages",
+    "system",
+    "instructions",
+    "content",
+    "temperature",
+    "x",
+];
+
+pub(crate) fn request() -> impl Strategy<Value = Map<String, Value>> {
+    let member = proptest::sample::select(&NAMES[..]).prop_flat_map(|name| {
+        let value = prop_oneof![6 => likely_value(name), 1 => any_value()];
+        value.prop_map(move |value| (name.to_owned(), value))
+    });
+    proptest::collection::vec(member, 0..9).prop_map(|members| members.into_iter().collect())
+}
+
+const PATHS: [&str; 5] = ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/embeddings"];
+
+proptest! {
+    #[test]
+    fn the_scanner_reads_what_serde_json_reads(body in request(), path in proptest::sample::select(&PATHS[..])) {
+        let text = Value::Object(body.clone()).to_string();
+        let scanned = read_in(path, &[text.as_bytes()]);
+        match by_serde(&body, endpoint(path).dialect()) {
+            Ok(reading) => prop_assert_eq!(by_scanner(&scanned.expect("serde reads it")), reading),
+            Err(()) => prop_assert!(matches!(scanned, Err(Unreadable::WrongType { .. })), "{:?}", scanned),
+        }
+    }
+
+    #[test]
+    fn every_cut_gives_the_same_facts(body in request(), path in proptest::sample::select(&PATHS[..]), broken in any::<Option<proptest::sample::Index>>()) {
+        let mut text = Value::Object(body).to_string().into_bytes();
+        if let Some(index) = broken {
+            let at = index.index(text.len());
+            text[at] = b'"';
+        }
+        let whole = read_in(path, &[&text]);
+        for cut in 0..=text.len() {
+            prop_assert_eq!(&read_in(path, &[&text[..cut], &text[cut..]]), &whole);
+        }
+        let bytes: Vec<&[u8]> = text.chunks(1).collect();
+        prop_assert_eq!(&read_in(path, &bytes), &whole);
+    }
+
+    #[test]
+    fn mutated_bodies_are_accepted_only_if_they_are_json(
+        body in request(),
+        edits in proptest::collection::vec((any::<proptest::sample::Index>(), 0u8..3, any::<u8>()), 1..3),
+    ) {
+        let mut text = Value::Object(body).to_string().into_bytes();
+        for (index, kind, byte) in edits {
+            if text.is_empty() { break; }
+            let at = index.index(text.len());
+            match kind {
+                0 => text[at] = byte,
+                1 => { text.remove(at); }
+                _ => text.insert(at, b"{}[]\",:\\0-1.e"[usize::from(byte) % 13]),
+            }
+        }
+        let scanned = chat(&text);
+        match serde_json::from_slice::<Value>(&text) {
+            Ok(value) => {
+                let is_grammar = matches!(scanned, Err(Unreadable::Grammar { .. }));
+                prop_assert!(!is_grammar);
+                prop_assert_eq!(value.is_object(), !matches!(scanned, Err(Unreadable::NotAnObject)));
+            }
+            Err(error) if error.to_string().contains("out of range") || error.to_string().contains("hex escape") => {}
+            Err(_) => prop_assert!(scanned.is_err()),
+        }
+    }
+}

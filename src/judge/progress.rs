@@ -1,0 +1,189 @@
+//! How far a request had come, and when an objective breaks if nothing more happens.
+//!
+//! A client that leaves, a stream that fails and the gauge of overdue requests ask the same
+//! question: was an objective already broken at that moment? One answer for all:
+//! [`breaks_at`] is the earliest moment from which on it is.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use crate::observe::{Choice, Timeline};
+use crate::units::{Tick, Tokens};
+
+use super::objectives::{Objectives, TtftCounts};
+use super::weigh::Case;
+
+/// How far a request had come, at some moment of its life.
+#[derive(Clone, Copy, Debug)]
+pub struct Progress<'a> {
+    /// The gateway had parsed the request head.
+    pub arrival: Tick,
+    /// The body had been read whole. A leave before is never our doing.
+    pub is_uploaded: bool,
+    /// The request is judged by token moments.
+    pub streamed: bool,
+    /// First token event on any channel.
+    pub first_token: Option<Tick>,
+    /// First token event on a visible channel.
+    pub first_visible: Option<Tick>,
+    /// Last token event over all choices.
+    pub last_token: Option<Tick>,
+    /// The choices seen, with the tokens known of each so far.
+    pub choices: &'a [Choice],
+    /// When a gap between token events first exceeded the ITL threshold.
+    pub itl_broke: Option<Tick>,
+}
+
+impl<'a> Progress<'a> {
+    /// A request of which no token has come.
+    #[must_use]
+    pub fn waiting(arrival: Tick, is_uploaded: bool, streamed: bool) -> Self {
+        Progress {
+            arrival,
+            is_uploaded,
+            streamed,
+            first_token: None,
+            first_visible: None,
+            last_token: None,
+            choices: &[],
+            itl_broke: None,
+        }
+    }
+
+    /// How far a relayed answer had come when it ended.
+    #[must_use]
+    pub fn of(timeline: &'a Timeline) -> Self {
+        Progress {
+            arrival: timeline.arrival,
+            is_uploaded: true,
+            streamed: timeline.streamed,
+            first_token: timeline.first_token,
+            first_visible: timeline.first_visible,
+            last_token: timeline.last_token,
+            choices: &timeline.choices,
+            itl_broke: timeline.gaps.broke,
+        }
+    }
+
+    /// The point that the class's TTFT waits for.
+    pub(super) fn counted(&self, counts: TtftCounts) -> Option<Tick> {
+        match counts {
+            TtftCounts::FirstToken => self.first_token,
+            TtftCounts::FirstVisibleToken => self.first_visible,
+        }
+    }
+
+    /// The last token event that something is still waited for behind: of the choice that
+    /// has been silent longest among those that are not finished, else of the whole answer.
+    fn silent_since(&self) -> Option<Tick> {
+        let open = self.choices.iter().filter(|choice| !choice.finished);
+        open.filter_map(|choice| choice.last_token).min().or(self.last_token)
+    }
+}
+
+/// The earliest moment after which an objective of this request is broken, if nothing more
+/// happens than `progress` shows; `None` if none ever will be.
+#[must_use]
+pub fn breaks_at(progress: &Progress<'_>, objectives: &Objectives, case: &Case) -> Option<Tick> {
+    if !progress.is_uploaded {
+        return None;
+    }
+    if !progress.streamed || !case.dialect.generates() {
+        return whole_deadline(progress, objectives, case);
+    }
+    let stalled = progress.silent_since().map(|since| since + objectives.stall);
+    let moments = [
+        ttft_breaks(progress, objectives),
+        tpot_breaks(progress, objectives),
+        itl_breaks(progress, objectives),
+        objectives.e2e.map(|e2e| progress.arrival + e2e.threshold),
+        stalled,
+    ];
+    moments.into_iter().flatten().min()
+}
+
+/// Whether an objective is broken at `at`: the test of `canceled_late` and of `overdue`.
+#[must_use]
+pub fn is_broken_at(progress: &Progress<'_>, objectives: &Objectives, case: &Case, at: Tick) -> bool {
+    breaks_at(progress, objectives, case).is_some_and(|moment| at > moment)
+}
+
+/// TTFT breaks at its threshold, unless its point was reached in time.
+pub(super) fn ttft_breaks(progress: &Progress<'_>, objectives: &Objectives) -> Option<Tick> {
+    let deadline = progress.arrival + objectives.ttft?.threshold;
+    match progress.counted(objectives.ttft_counts) {
+        Some(reached) if reached <= deadline => None,
+        _ => Some(deadline),
+    }
+}
+
+/// ITL breaks where a gap broke it, or when the present silence does.
+pub(super) fn itl_breaks(progress: &Progress<'_>, objectives: &Objectives) -> Option<Tick> {
+    let threshold = objectives.itl?.threshold;
+    let silence = progress.silent_since().map(|since| since + threshold);
+    [progress.itl_broke, silence].into_iter().flatten().min()
+}
+
+/// TPOT breaks when the tokens seen of some choice are fewer than its age asks for. A choice
+/// that has finished stands as it is.
+pub(super) fn tpot_breaks(progress: &Progress<'_>, objectives: &Objectives) -> Option<Tick> {
+    let threshold = objectives.tpot?.threshold;
+    let of_choice = |choice: &Choice| -> Option<Tick> {
+        if choice.finished {
+            return choice.last_token.filter(|_| choice.tpot().is_some_and(|tpot| tpot > threshold));
+        }
+        if choice.events < 2 {
+            return None;
+        }
+        Some(choice.first_token? + times(threshold, choice.tokens))
+    };
+    progress.choices.iter().filter_map(of_choice).min()
+}
+
+/// A non-streaming answer breaks only its E2E objective, or the budget derived for as many
+/// tokens as could be expected of it.
+pub(super) fn whole_deadline(progress: &Progress<'_>, objectives: &Objectives, case: &Case) -> Option<Tick> {
+    let n = if case.dialect.generates() { expected_output(objectives, case) } else { Tokens(1) };
+    objectives.whole_budget(n.0).map(|budget| progress.arrival + budget)
+}
+
+/// Output tokens to expect of an answer that has not come: the smaller of the stated cap and
+/// the class's assumed p95, else the class's default.
+fn expected_output(objectives: &Objectives, case: &Case) -> Tokens {
+    match (case.stated_cap, objectives.assumed_output_p95()) {
+        (Some(cap), Some(p95)) => cap.min(p95),
+        (Some(one), None) | (None, Some(one)) => one,
+        (None, None) => objectives.default_output(),
+    }
+}
+
+/// `length` x `factor`, saturating.
+fn times(length: Duration, factor: f64) -> Duration {
+    Duration::try_from_secs_f64(length.as_secs_f64() * factor.max(0.0)).unwrap_or(Duration::MAX)
+}
+
+/// A cell in which a running request leaves the moment from which on it is overdue, so that
+/// whoever counts overdue requests need not ask the stream. One store per token event.
+#[derive(Clone, Debug)]
+pub struct Pulse(Arc<AtomicU64>);
+
+impl Default for Pulse {
+    /// Never overdue.
+    fn default() -> Self {
+        Pulse(Arc::new(AtomicU64::new(u64::MAX)))
+    }
+}
+
+impl Pulse {
+    /// If nothing more happens, an objective is broken after `moment` (see [`breaks_at`]).
+    pub fn set(&self, moment: Option<Tick>) {
+        self.0.store(moment.map_or(u64::MAX, Tick::as_nanos), Ordering::Relaxed);
+    }
+
+    /// Whether an objective is broken at `at`.
+    #[must_use]
+    pub fn is_overdue(&self, at: Tick) -> bool {
+        at.as_nanos() > self.0.load(Ordering::Relaxed)
+    }
+}

@@ -1,0 +1,454 @@
+//! The weighing itself: outcome first (whose fault, if anybody's), then the objectives.
+
+use std::time::Duration;
+
+use crate::observe::{Ending, Limit, Limited, Reader, Timeline};
+use crate::units::{Dialect, Tick, Tokens};
+
+use super::objectives::{Objective, Objectives};
+use super::outcome::{Excluded, Missed, Outcome};
+use super::progress::{Progress, is_broken_at, itl_breaks, tpot_breaks, ttft_breaks, whole_deadline};
+
+/// What only the gateway knows about a request, beside its timeline.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Case {
+    /// How request and answer are written.
+    pub dialect: Dialect,
+    /// The path generates, or the settings list it under `judged_paths`.
+    pub judged_path: bool,
+    /// The largest output cap among the fields that the request carries, per choice.
+    pub stated_cap: Option<Tokens>,
+    /// The gateway lowered (or inserted) the output cap.
+    pub cap_lowered: bool,
+    /// It is served beyond the tenant's own limit.
+    pub over_limit: bool,
+    /// The client's own credential went to the engine.
+    pub credential_forwarded: bool,
+    /// The model fits only a pattern of the routes, and no engine of the pool has served it on
+    /// this path since start: a 404 from there says that it does not exist.
+    pub model_unknown_to_pool: bool,
+}
+
+impl Case {
+    /// A plain case: a judged path, nothing stated, nothing changed.
+    #[must_use]
+    pub const fn of(dialect: Dialect) -> Self {
+        Case {
+            dialect,
+            judged_path: dialect.generates(),
+            stated_cap: None,
+            cap_lowered: false,
+            over_limit: false,
+            credential_forwarded: false,
+            model_unknown_to_pool: false,
+        }
+    }
+}
+
+/// What became of one objective on one request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Held {
+    /// Its point was reached in time.
+    Held,
+    /// Its breaking moment had passed.
+    Broken,
+    /// It could not be told, or was not judged.
+    NotEvaluated,
+}
+
+/// A request's outcome, and what became of each objective that its class has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Verdict {
+    /// How the request ended.
+    pub outcome: Outcome,
+    /// TTFT; `None` where the class has no such objective.
+    pub ttft: Option<Held>,
+    /// TPOT, likewise.
+    pub tpot: Option<Held>,
+    /// ITL, likewise.
+    pub itl: Option<Held>,
+    /// E2E, likewise; a derived budget that was applied counts as one.
+    pub e2e: Option<Held>,
+}
+
+impl Verdict {
+    /// An outcome with no objective looked at.
+    #[must_use]
+    pub const fn bare(outcome: Outcome) -> Self {
+        Verdict { outcome, ttft: None, tpot: None, itl: None, e2e: None }
+    }
+
+    fn excluded(reason: Excluded, objectives: &Objectives) -> Self {
+        let blank = |objective: Option<Objective>| objective.map(|_| Held::NotEvaluated);
+        Verdict {
+            outcome: Outcome::Excluded(reason),
+            ttft: blank(objectives.ttft),
+            tpot: blank(objectives.tpot),
+            itl: blank(objectives.itl),
+            e2e: blank(objectives.e2e),
+        }
+    }
+}
+
+/// Judges an answer that was relayed.
+#[must_use]
+pub fn judge(timeline: &Timeline, objectives: &Objectives, case: &Case) -> Verdict {
+    let streamed = timeline.streamed && case.dialect.generates();
+    if let Some(reason) = not_judged(streamed, objectives, case) {
+        return Verdict::excluded(reason, objectives);
+    }
+    let progress = Progress::of(timeline);
+    let scene = Scene { progress, objectives, case, streamed };
+    match fault(timeline, case) {
+        Some(Outcome::Missed(reason)) => scene.failed(timeline, reason),
+        Some(Outcome::Excluded(reason)) => Verdict::excluded(reason, objectives),
+        Some(Outcome::Met) | None => scene.weigh(timeline),
+    }
+}
+
+/// Judges a request that the gateway turned away with `outcome` at `at`, after `progress`.
+#[must_use]
+pub fn judge_refused(
+    outcome: Outcome,
+    progress: &Progress<'_>,
+    objectives: &Objectives,
+    case: &Case,
+    at: Tick,
+) -> Verdict {
+    let streamed = progress.streamed && case.dialect.generates();
+    match outcome {
+        Outcome::Excluded(reason) => Verdict::excluded(reason, objectives),
+        Outcome::Missed(reason) => match not_judged(streamed, objectives, case) {
+            Some(excluded) => Verdict::excluded(excluded, objectives),
+            None => {
+                let scene = Scene { progress: *progress, objectives, case, streamed };
+                scene.states_at(at).verdict(Outcome::Missed(reason))
+            }
+        },
+        Outcome::Met => Verdict::bare(Outcome::Met),
+    }
+}
+
+/// Judges a request whose client left at `at` before any answer was relayed.
+#[must_use]
+pub fn judge_left(progress: &Progress<'_>, objectives: &Objectives, case: &Case, at: Tick) -> Verdict {
+    let streamed = progress.streamed && case.dialect.generates();
+    match not_judged(streamed, objectives, case) {
+        Some(reason) if progress.is_uploaded => Verdict::excluded(reason, objectives),
+        _ => Scene { progress: *progress, objectives, case, streamed }.left(at),
+    }
+}
+
+/// Why this kind of request is not judged, however it ends.
+fn not_judged(streamed: bool, objectives: &Objectives, case: &Case) -> Option<Excluded> {
+    if case.over_limit {
+        return Some(Excluded::RateLimited);
+    }
+    if !case.judged_path {
+        return Some(Excluded::Unjudged);
+    }
+    if !streamed && !objectives.judges_non_streaming() {
+        return Some(Excluded::NonStreaming);
+    }
+    None
+}
+
+/// The outcome of a request that failed, whatever its objectives; `None` where the objectives
+/// (or the rules for a client that left or did not read) decide.
+fn fault(timeline: &Timeline, case: &Case) -> Option<Outcome> {
+    if let Some(error) = timeline.error {
+        let late = error.after_first_token;
+        return Some(if late { Outcome::Missed(Missed::UpstreamError) } else { of_code(error.code, case) });
+    }
+    if !(200..300).contains(&timeline.status) {
+        return Some(of_code(timeline.status, case));
+    }
+    let missed = |reason| Some(Outcome::Missed(reason));
+    // A JSON body is read at its end: of one that broke off, nothing can be said.
+    if timeline.unparseable && (timeline.reader != Reader::Json || timeline.ending == Ending::Clean) {
+        return missed(Missed::Unparseable);
+    }
+    if timeline.finish.is_some() {
+        return if is_empty(timeline, case) { missed(Missed::Empty) } else { None };
+    }
+    match timeline.ending {
+        Ending::Clean | Ending::Broken => missed(Missed::Truncated),
+        Ending::TimedOut(Limit::FirstToken) => missed(Missed::TimeoutFirstToken),
+        Ending::TimedOut(Limit::Idle) => missed(Missed::TimeoutIdle),
+        // While the client does not read, the total limit is its doing.
+        Ending::TimedOut(Limit::Total) if timeline.limited.is_some() => None,
+        Ending::TimedOut(Limit::Total) => missed(Missed::TimeoutTotal),
+        Ending::Drained | Ending::Panicked => missed(Missed::Internal),
+        Ending::Left | Ending::WriteStalled => None,
+    }
+}
+
+/// Whose fault an engine's status is, or the twin of an error inside a 200 before the first
+/// token. Every code has a row; what no row explains is the engine's fault.
+fn of_code(code: u16, case: &Case) -> Outcome {
+    match code {
+        429 | 503 | 529 => Outcome::Missed(Missed::UpstreamOverload),
+        400 | 409 | 411 | 413 | 414 | 415 | 422 | 431 | 501 => Outcome::Excluded(Excluded::InvalidRequest),
+        404 if case.model_unknown_to_pool => Outcome::Excluded(Excluded::InvalidRequest),
+        401 | 403 if case.credential_forwarded => Outcome::Excluded(Excluded::Unauthorized),
+        _ => Outcome::Missed(Missed::UpstreamError),
+    }
+}
+
+/// Finished with nothing in it: no output and no reason to stop, or nothing visible where the
+/// gateway itself had lowered the cap.
+fn is_empty(timeline: &Timeline, case: &Case) -> bool {
+    if !case.dialect.generates() {
+        return false;
+    }
+    let visible = timeline.has_visible || timeline.first_visible.is_some();
+    let output = visible || timeline.has_output || timeline.first_token.is_some();
+    (!output && !timeline.has_finish_reason) || (case.cap_lowered && !visible)
+}
+
+/// One request on the scales.
+struct Scene<'a> {
+    progress: Progress<'a>,
+    objectives: &'a Objectives,
+    case: &'a Case,
+    streamed: bool,
+}
+
+/// An objective's state and, where it is broken, since when.
+#[derive(Clone, Copy)]
+struct Weighed {
+    held: Held,
+    broke: Option<Tick>,
+}
+
+impl Weighed {
+    /// The point was reached at `reached`; it should have been by `deadline`.
+    fn reached(reached: Tick, deadline: Tick) -> Self {
+        if reached <= deadline { Weighed { held: Held::Held, broke: None } } else { Weighed::broken(deadline) }
+    }
+
+    fn broken(at: Tick) -> Self {
+        Weighed { held: Held::Broken, broke: Some(at) }
+    }
+
+    fn open() -> Self {
+        Weighed { held: Held::NotEvaluated, broke: None }
+    }
+
+    /// The point was not reached by `at`; the objective breaks at `moment`.
+    fn unreached(moment: Option<Tick>, at: Tick) -> Self {
+        moment.filter(|moment| at > *moment).map_or(Weighed::open(), Weighed::broken)
+    }
+}
+
+/// All four, in the order in which ties are told: TTFT, TPOT, ITL, E2E.
+#[derive(Clone, Copy)]
+struct States {
+    ttft: Option<Weighed>,
+    tpot: Option<Weighed>,
+    itl: Option<Weighed>,
+    e2e: Option<Weighed>,
+}
+
+impl States {
+    /// The objective that broke first.
+    fn first_broken(&self) -> Option<Missed> {
+        let named =
+            [(self.ttft, Missed::Ttft), (self.tpot, Missed::Tpot), (self.itl, Missed::Itl), (self.e2e, Missed::E2e)];
+        let broken = named.into_iter().filter_map(|(state, reason)| Some((state?.broke?, reason)));
+        // `min_by_key` keeps the first of equals.
+        broken.min_by_key(|(moment, _)| *moment).map(|(_, reason)| reason)
+    }
+
+    fn verdict(self, outcome: Outcome) -> Verdict {
+        let held = |state: Option<Weighed>| state.map(|weighed| weighed.held);
+        Verdict { outcome, ttft: held(self.ttft), tpot: held(self.tpot), itl: held(self.itl), e2e: held(self.e2e) }
+    }
+}
+
+impl Scene<'_> {
+    /// An answer without fault: finished, or ended by its client.
+    fn weigh(&self, timeline: &Timeline) -> Verdict {
+        if let Some(limited) = limited_before_finish(timeline) {
+            return self.limited(timeline, limited);
+        }
+        match timeline.finish {
+            Some(finish) => {
+                let states = self.finished_states(timeline, finish);
+                states.verdict(states.first_broken().map_or(Outcome::Met, Outcome::Missed))
+            }
+            None if timeline.ending == Ending::Left => self.left(timeline.end),
+            None => Verdict::excluded(Excluded::ClientLimited, self.objectives),
+        }
+    }
+
+    /// The client left at `at`.
+    fn left(&self, at: Tick) -> Verdict {
+        if is_broken_at(&self.progress, self.objectives, self.case, at) {
+            self.states_at(at).verdict(Outcome::Missed(Missed::CanceledLate))
+        } else {
+            Verdict::excluded(Excluded::ClientCancel, self.objectives)
+        }
+    }
+
+    /// Missed for a reason other than an objective. What had broken by the end counts as
+    /// broken, what had been reached as it stood, the rest as not evaluated.
+    fn failed(&self, timeline: &Timeline, reason: Missed) -> Verdict {
+        let states = if let Some(limited) = limited_before_finish(timeline) {
+            self.limited_states(timeline, limited)
+        } else {
+            let ended = self.states_at(timeline.end);
+            match timeline.finish {
+                // Finished, and an error came behind the tokens; or an answer with nothing in it.
+                Some(finish) if self.streamed && timeline.error.is_none_or(|error| error.after_first_token) => {
+                    States { ttft: ended.ttft, ..self.finished_states(timeline, finish) }
+                }
+                _ => ended,
+            }
+        };
+        states.verdict(Outcome::Missed(reason))
+    }
+
+    /// The client did not read from some moment on. TTFT is judged, what was broken at that
+    /// moment stays broken, everything else is the client's doing.
+    fn limited(&self, timeline: &Timeline, limited: &Limited) -> Verdict {
+        let states = self.limited_states(timeline, limited);
+        let left = timeline.finish.is_none() && timeline.ending == Ending::Left;
+        // Also a stall, which is no objective, makes a leave a late one.
+        let impatient = left && self.when_limited(timeline, limited).was_broken_at(limited.at);
+        match states.first_broken() {
+            Some(_) if left => states.verdict(Outcome::Missed(Missed::CanceledLate)),
+            Some(reason) => states.verdict(Outcome::Missed(reason)),
+            None if impatient => states.verdict(Outcome::Missed(Missed::CanceledLate)),
+            None => Verdict::excluded(Excluded::ClientLimited, self.objectives),
+        }
+    }
+
+    /// The same request as it stood when the client stopped reading.
+    fn when_limited<'b>(&'b self, timeline: &Timeline, limited: &'b Limited) -> Scene<'b> {
+        let before = |moment: Option<Tick>| moment.filter(|moment| *moment <= limited.at);
+        let progress = Progress {
+            first_token: before(timeline.first_token),
+            first_visible: before(timeline.first_visible),
+            last_token: limited.choices.iter().filter_map(|choice| choice.last_token).max(),
+            choices: &limited.choices,
+            ..self.progress
+        };
+        Scene { progress, ..*self }
+    }
+
+    fn limited_states(&self, timeline: &Timeline, limited: &Limited) -> States {
+        let then = self.when_limited(timeline, limited).states_at(limited.at);
+        if !self.streamed {
+            return then;
+        }
+        // TTFT: its point, wherever it was reached; else the finish, else the end.
+        let ttft = self.objectives.ttft.map(|ttft| {
+            let deadline = self.progress.arrival + ttft.threshold;
+            let counted = self.progress.counted(self.objectives.ttft_counts).or(timeline.finish);
+            match counted {
+                Some(reached) => Weighed::reached(reached, deadline),
+                None => Weighed::unreached(Some(deadline), timeline.end),
+            }
+        });
+        States { ttft, ..then }
+    }
+
+    fn was_broken_at(&self, at: Tick) -> bool {
+        is_broken_at(&self.progress, self.objectives, self.case, at)
+    }
+
+    fn finished_states(&self, timeline: &Timeline, finish: Tick) -> States {
+        if self.streamed { self.stream_states(timeline, finish) } else { self.whole_states(timeline, finish) }
+    }
+
+    fn stream_states(&self, timeline: &Timeline, finish: Tick) -> States {
+        let arrival = self.progress.arrival;
+        let counted = self.progress.counted(self.objectives.ttft_counts).unwrap_or(finish);
+        let tpot = timeline.tpot();
+        let own = self.objectives.e2e.map(|e2e| arrival + e2e.threshold);
+        let derived = self.objectives.derived_budget(tokens_of(timeline)).map(|budget| arrival + budget);
+        let budget = [own, derived.filter(|_| tpot.is_none())].into_iter().flatten().min();
+        States {
+            ttft: self.objectives.ttft.map(|ttft| Weighed::reached(counted, arrival + ttft.threshold)),
+            tpot: self.objectives.tpot.map(|objective| weigh_tpot(timeline, tpot, objective.threshold)),
+            itl: self.objectives.itl.map(|itl| weigh_itl(timeline, itl.threshold)),
+            e2e: budget.map(|deadline| Weighed::reached(finish, deadline)),
+        }
+    }
+
+    /// A non-streaming answer has no TTFT, TPOT or ITL.
+    fn whole_states(&self, timeline: &Timeline, finish: Tick) -> States {
+        let n = if self.case.dialect.generates() { tokens_of(timeline) } else { 1 };
+        let deadline = self.objectives.whole_budget(n).map(|budget| self.progress.arrival + budget);
+        States { e2e: deadline.map(|deadline| Weighed::reached(finish, deadline)), ..self.unstreamed() }
+    }
+
+    /// The objectives of an answer that has not finished, as they stand at `at`.
+    fn states_at(&self, at: Tick) -> States {
+        let (progress, objectives) = (&self.progress, self.objectives);
+        if !progress.is_uploaded {
+            return States { e2e: objectives.e2e.map(|_| Weighed::open()), ..self.unstreamed() };
+        }
+        if !self.streamed {
+            let deadline = whole_deadline(progress, objectives, self.case);
+            let e2e = deadline.map(|deadline| Weighed::unreached(Some(deadline), at));
+            return States { e2e, ..self.unstreamed() };
+        }
+        let ttft = objectives.ttft.map(|ttft| match progress.counted(objectives.ttft_counts) {
+            Some(counted) => Weighed::reached(counted, progress.arrival + ttft.threshold),
+            None => Weighed::unreached(ttft_breaks(progress, objectives), at),
+        });
+        States {
+            ttft,
+            tpot: objectives.tpot.map(|_| Weighed::unreached(tpot_breaks(progress, objectives), at)),
+            itl: objectives.itl.map(|_| Weighed::unreached(itl_breaks(progress, objectives), at)),
+            e2e: objectives.e2e.map(|e2e| Weighed::unreached(Some(progress.arrival + e2e.threshold), at)),
+        }
+    }
+
+    fn unstreamed(&self) -> States {
+        let blank = |objective: Option<Objective>| objective.map(|_| Weighed::open());
+        States {
+            ttft: blank(self.objectives.ttft),
+            tpot: blank(self.objectives.tpot),
+            itl: blank(self.objectives.itl),
+            e2e: None,
+        }
+    }
+}
+
+/// Since when the client limited the stream, unless the answer had finished before: what the
+/// client does after `finish` changes nothing.
+fn limited_before_finish(timeline: &Timeline) -> Option<&Limited> {
+    let limited = timeline.limited.as_ref()?;
+    timeline.finish.is_none_or(|finish| limited.at < finish).then_some(limited)
+}
+
+/// TPOT breaks when the last token of a choice that was too slow has come.
+fn weigh_tpot(timeline: &Timeline, worst: Option<Duration>, threshold: Duration) -> Weighed {
+    match worst {
+        None => Weighed::open(),
+        Some(worst) if worst <= threshold => Weighed { held: Held::Held, broke: None },
+        Some(_) => {
+            let slow = timeline.choices.iter().filter(|choice| choice.tpot().is_some_and(|tpot| tpot > threshold));
+            let moment = slow.filter_map(|choice| choice.last_token).min();
+            Weighed::broken(moment.or(timeline.last_token).unwrap_or(timeline.end))
+        }
+    }
+}
+
+/// ITL holds when the largest gap does; an answer without a gap says nothing about it.
+fn weigh_itl(timeline: &Timeline, threshold: Duration) -> Weighed {
+    match timeline.gaps.largest {
+        None => Weighed::open(),
+        Some(largest) if largest <= threshold => Weighed { held: Held::Held, broke: None },
+        Some(_) => Weighed::broken(timeline.gaps.broke.or(timeline.last_token).unwrap_or(timeline.end)),
+    }
+}
+
+/// Output tokens of the longest choice; fractions of a token err against the service.
+fn tokens_of(timeline: &Timeline) -> u64 {
+    let longest = timeline.choices.iter().map(|choice| choice.tokens).fold(0.0, f64::max);
+    if longest > 0.0 { (longest + 1e-6) as u64 } else { timeline.output.0 }
+}

@@ -1,0 +1,271 @@
+//! Plays scripts over connections.
+
+use std::future::{Future, poll_fn};
+use std::io;
+use std::net::SocketAddr;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::{Bytes, BytesMut};
+use parking_lot::Mutex;
+use tokio::io::ReadBuf;
+use tokio::net::TcpListener;
+use tokio::task::JoinSet;
+
+use super::request::{Head, take_body, take_head};
+use super::wire::{PipeEnd, Wire, pipe};
+use super::{Ledger, Received, Script, Step};
+use crate::clock::Clock;
+use crate::units::Tick;
+
+/// Bytes an in-memory connection holds in each direction: enough for any test's head and
+/// events, little enough that back-pressure shows.
+const PIPE_CAPACITY: usize = 64 * 1024;
+
+type Answers = Arc<dyn Fn(&Received) -> Script + Send + Sync>;
+
+/// An engine that answers each request with a script. Clones are the same engine; its
+/// connections end when the last of them is dropped.
+#[derive(Clone)]
+pub struct ScriptedEngine {
+    part: Part,
+    tasks: Arc<Mutex<JoinSet<()>>>,
+}
+
+/// What every connection of an engine shares.
+#[derive(Clone)]
+struct Part {
+    clock: Clock,
+    answers: Answers,
+    ledger: Ledger,
+}
+
+impl ScriptedEngine {
+    /// An engine that answers as a function of the request says.
+    pub fn new(clock: Clock, answers: impl Fn(&Received) -> Script + Send + Sync + 'static) -> Self {
+        let part = Part { clock, answers: Arc::new(answers), ledger: Ledger::default() };
+        ScriptedEngine { part, tasks: Arc::default() }
+    }
+
+    /// An engine that answers every request alike.
+    #[must_use]
+    pub fn always(clock: Clock, script: Script) -> Self {
+        ScriptedEngine::new(clock, move |_| script.clone())
+    }
+
+    /// An engine that answers the first request with the first script, and so on; the last
+    /// one stays. No script at all is silence.
+    #[must_use]
+    pub fn in_turn(clock: Clock, scripts: Vec<Script>) -> Self {
+        ScriptedEngine::new(clock, move |request| {
+            let last = scripts.len().saturating_sub(1);
+            scripts.get(request.number.min(last)).cloned().unwrap_or_else(|| Script::new().silence())
+        })
+    }
+
+    /// What the engine has seen so far.
+    #[must_use]
+    pub fn ledger(&self) -> &Ledger {
+        &self.part.ledger
+    }
+
+    /// Opens an in-memory connection to the engine, and returns the caller's end.
+    #[must_use]
+    pub fn connect(&self) -> PipeEnd {
+        let (ours, theirs) = pipe(PIPE_CAPACITY);
+        self.serve(ours);
+        theirs
+    }
+
+    /// Serves a connection in a task of the engine's own.
+    pub fn serve(&self, wire: impl Wire) {
+        self.tasks.lock().spawn(converse(self.part.clone(), wire));
+    }
+
+    /// Listens on a free port of the loopback interface.
+    ///
+    /// # Errors
+    /// Whatever binding the port gives.
+    pub async fn listen(&self) -> io::Result<SocketAddr> {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).await?;
+        let address = listener.local_addr()?;
+        let part = self.part.clone();
+        self.tasks.lock().spawn(async move {
+            let mut connections = JoinSet::new();
+            while let Ok((socket, _)) = listener.accept().await {
+                let _ = socket.set_nodelay(true);
+                connections.spawn(converse(part.clone(), socket));
+            }
+        });
+        Ok(address)
+    }
+}
+
+/// The life of one connection: request, script, request, ...
+async fn converse<W: Wire>(part: Part, wire: W) {
+    let number = part.ledger.opened(part.clock.now());
+    let mut line = Line { wire, inbox: BytesMut::new(), peer_left: false, part, number };
+    while let Some(request) = line.receive().await {
+        let script = (line.part.answers)(&request);
+        match line.play(&request, &script).await {
+            Played::Through => {}
+            Played::Left => break,
+            Played::Closed => return line.ended(),
+            Played::Reset => {
+                line.ended();
+                return line.wire.reset();
+            }
+        }
+    }
+    line.part.ledger.peer_closed(number, line.part.clock.now());
+}
+
+/// How the playing of a script ended.
+enum Played {
+    /// The last step is done; another request may come.
+    Through,
+    /// The peer left.
+    Left,
+    /// The script closed the connection.
+    Closed,
+    /// The script reset it.
+    Reset,
+}
+
+/// One connection. Its read side is watched whatever it does, so that the moment at which the
+/// peer leaves is seen at once.
+struct Line<W> {
+    wire: W,
+    inbox: BytesMut,
+    peer_left: bool,
+    part: Part,
+    number: usize,
+}
+
+impl<W: Wire> Line<W> {
+    /// Reads one whole request; `None` once the peer has left.
+    async fn receive(&mut self) -> Option<Received> {
+        let head = loop {
+            match take_head(&mut self.inbox) {
+                Some(head) => break head,
+                None => self.read().await?,
+            }
+        };
+        let head_at = self.part.clock.now();
+        let (raw_body, body) = loop {
+            match take_body(&head.body, &mut self.inbox) {
+                Some(body) => break body,
+                None => self.read().await?,
+            }
+        };
+        let Head { method, target, headers, bytes: head, .. } = head;
+        let (connection, body_at) = (self.number, self.part.clock.now());
+        let (number, on_connection) = (0, 0);
+        let received = Received {
+            number,
+            connection,
+            on_connection,
+            method,
+            target,
+            headers,
+            head,
+            body,
+            raw_body,
+            head_at,
+            body_at,
+        };
+        Some(self.part.ledger.note(received))
+    }
+
+    async fn play(&mut self, request: &Received, script: &Script) -> Played {
+        for step in script.steps() {
+            let stayed = match step {
+                Step::Write(bytes) => self.write(bytes).await,
+                Step::Wait(length) => self.stay_until(Some(self.part.clock.now() + *length)).await,
+                Step::Until(length) => self.stay_until(Some(request.body_at + *length)).await,
+                Step::Silence => self.stay_until(None).await,
+                Step::Close => {
+                    let _ = tokio::io::AsyncWriteExt::shutdown(&mut self.wire).await;
+                    return Played::Closed;
+                }
+                Step::Reset => return Played::Reset,
+                Step::Expect(text) if request.contains(text) => Some(()),
+                Step::Expect(text) => {
+                    self.part.ledger.complain(format!("request {} does not contain {text:?}", request.number));
+                    return Played::Reset;
+                }
+            };
+            if stayed.is_none() {
+                return Played::Left;
+            }
+        }
+        Played::Through
+    }
+
+    /// Waits for more bytes in the inbox.
+    async fn read(&mut self) -> Option<()> {
+        let before = self.inbox.len();
+        poll_fn(|cx| {
+            self.poll_inbox(cx);
+            if self.peer_left || self.inbox.len() > before { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
+        // Bytes that came together with the end still count; the end is found at the next read.
+        (self.inbox.len() > before).then_some(())
+    }
+
+    /// Waits for a moment (none: for ever); `None` if the peer leaves before it.
+    async fn stay_until(&mut self, at: Option<Tick>) -> Option<()> {
+        let clock = self.part.clock;
+        let mut moment = pin!(clock.sleep_until(at));
+        poll_fn(|cx| {
+            self.poll_inbox(cx);
+            if self.peer_left {
+                return Poll::Ready(None);
+            }
+            moment.as_mut().poll(cx).map(Some)
+        })
+        .await
+    }
+
+    /// Writes and flushes; `None` if the peer leaves before all is out.
+    async fn write(&mut self, bytes: &Bytes) -> Option<()> {
+        let mut rest = &bytes[..];
+        poll_fn(|cx| {
+            self.poll_inbox(cx);
+            while !rest.is_empty() && !self.peer_left {
+                match Pin::new(&mut self.wire).poll_write(cx, rest) {
+                    Poll::Ready(Ok(taken)) if taken > 0 => {
+                        self.part.ledger.wrote(self.number, taken);
+                        rest = &rest[taken..];
+                    }
+                    Poll::Ready(_) => self.peer_left = true,
+                    Poll::Pending => return Poll::Pending,
+                }
+            }
+            if self.peer_left {
+                return Poll::Ready(None);
+            }
+            Pin::new(&mut self.wire).poll_flush(cx).map(|flushed| flushed.ok())
+        })
+        .await
+    }
+
+    /// Reads what there is, and notices the peer's leave.
+    fn poll_inbox(&mut self, cx: &mut Context<'_>) {
+        let mut space = [0; 8 * 1024];
+        while !self.peer_left {
+            let mut buffer = ReadBuf::new(&mut space);
+            match Pin::new(&mut self.wire).poll_read(cx, &mut buffer) {
+                Poll::Ready(Ok(())) if !buffer.filled().is_empty() => self.inbox.extend_from_slice(buffer.filled()),
+                Poll::Ready(_) => self.peer_left = true,
+                Poll::Pending => return,
+            }
+        }
+    }
+
+    fn ended(&self) {
+        self.part.ledger.ended(self.number, self.part.clock.now());
+    }
+}

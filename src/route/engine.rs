@@ -1,0 +1,255 @@
+//! What is known of one engine.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::breaker::Breaker;
+use super::fleet::Size;
+use super::health::{Change, Checked, Health};
+use super::retry::{Attempts, Effect};
+use super::settings::{BreakerLimits, EngineAddress};
+use super::tournament::Rank;
+use super::view::EngineState;
+use crate::units::{EngineId, Tick, Tokens};
+
+/// What an engine's own metrics say; `None` where it does not say.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Report {
+    /// Requests that wait in the engine's queue.
+    pub waiting: Option<f64>,
+    /// Requests in its batch.
+    pub running: Option<f64>,
+    /// Share of its KV cache in use, 0 to 1.
+    pub kv_usage: Option<f64>,
+    /// A vLLM that was put to sleep.
+    pub asleep: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum SwitchedOff {
+    No,
+    Refused,
+    Coded,
+}
+
+#[derive(Debug)]
+pub(super) struct Engine {
+    pub id: EngineId,
+    pub address: Arc<EngineAddress>,
+    pub breaker: Breaker,
+    pub cool_until: Tick,
+    pub requests: u32,
+    pub last_turn: u64,
+    pub left: Option<Tick>,
+    pub models: Arc<[Arc<str>]>,
+    /// When its key is to be computed again, as far as it is already planned.
+    pub planned: Option<Tick>,
+    health: Health,
+    outstanding: Size,
+    report: Option<Reported>,
+    last_well: Option<Tick>,
+    /// It came (back) at this moment and is still warming up.
+    warms_since: Option<Tick>,
+    injections_off: SwitchedOff,
+    injection_accepted: Option<Tick>,
+    /// Parts of the load that change by time or report only, from the last full look.
+    others: f64,
+    factor: f64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Reported {
+    report: Report,
+    /// Not believed from here on.
+    until: Tick,
+    /// Our own requests that it had then.
+    ours: f64,
+}
+
+/// A returning engine takes its full share after this long.
+const WARM_UP: Duration = Duration::from_secs(10);
+/// It is looked at again in steps of this.
+const WARM_STEP: Duration = Duration::from_secs(1);
+/// At first it takes this share.
+const COLD_SHARE: f64 = 0.1;
+/// KV usage from which an engine counts as under pressure: from here on it begins to preempt.
+const KV_PRESSURE: f64 = 0.8;
+
+impl Engine {
+    pub fn new(address: EngineAddress, warms_since: Option<Tick>) -> Self {
+        Engine {
+            id: address.id(),
+            address: Arc::new(address),
+            breaker: Breaker::default(),
+            cool_until: Tick::ZERO,
+            requests: 0,
+            last_turn: 0,
+            left: None,
+            models: Arc::from([]),
+            planned: None,
+            health: Health::default(),
+            outstanding: Size::default(),
+            report: None,
+            last_well: None,
+            warms_since,
+            injections_off: SwitchedOff::No,
+            injection_accepted: None,
+            others: 0.0,
+            factor: 1.0,
+        }
+    }
+
+    /// The settings or DNS name it (again).
+    pub fn rejoin(&mut self, address: EngineAddress, at: Tick) {
+        if *self.address != address {
+            self.address = Arc::new(address);
+        }
+        if self.left.take().is_some() {
+            self.start_anew(at);
+        }
+    }
+
+    /// Nothing learned about what it accepts holds for whatever was started in its place.
+    fn start_anew(&mut self, at: Tick) {
+        self.health = Health::Unknown;
+        self.warms_since = Some(at);
+        self.injections_off = SwitchedOff::No;
+        self.injection_accepted = None;
+        self.report = None;
+        self.breaker.may_try_now();
+    }
+
+    pub fn begin(&mut self, size: Size) -> bool {
+        self.requests += 1;
+        self.outstanding.prefill = self.outstanding.prefill + size.prefill;
+        self.outstanding.decode = self.outstanding.decode + size.decode;
+        self.breaker.begin()
+    }
+
+    pub fn lighten(&mut self, size: Size) {
+        self.outstanding.prefill = self.outstanding.prefill.less(size.prefill);
+        self.outstanding.decode = self.outstanding.decode.less(size.decode);
+    }
+
+    /// Outstanding tokens of our own dispatches.
+    pub fn work(&self) -> Tokens {
+        self.outstanding.prefill + self.outstanding.decode
+    }
+
+    pub fn rank(&mut self, at: Tick) -> Rank {
+        let takes = self.left.is_none() && self.health.is_up() && !self.is_asleep(at) && self.breaker.may_take(at);
+        match takes {
+            false => Rank::Out,
+            true if self.cool_until > at => Rank::Cooling,
+            true => Rank::Free,
+        }
+    }
+
+    /// How loaded it would be with one request more: our own outstanding tokens, plus what
+    /// others sent it (its waiting and running requests at the last report less ours then),
+    /// plus its queue; more where its KV cache is nearly full, and while it warms up. An old
+    /// report is as none.
+    pub fn load(&mut self, typical: f64, at: Tick) -> u64 {
+        let report = self.fresh_report(at).unwrap_or_default();
+        let waiting = report.waiting.unwrap_or(0.0);
+        let ours = self.report.map_or(0.0, |reported| reported.ours);
+        let foreign = (waiting + report.running.unwrap_or(0.0) - ours).max(0.0);
+        let pressure = ((report.kv_usage.unwrap_or(0.0) - KV_PRESSURE) / (1.0 - KV_PRESSURE)).clamp(0.0, 1.0);
+        self.others = foreign + waiting;
+        self.factor = (1.0 + pressure) / self.share(at);
+        self.load_again(typical)
+    }
+
+    /// The same, with the engine's report and warmth as they were at the last full look.
+    pub fn load_again(&self, typical: f64) -> u64 {
+        let tokens = self.work().0 as f64 + (1.0 + self.others) * typical.max(1.0);
+        (tokens * self.factor) as u64
+    }
+
+    /// The share of traffic it takes: below 1 while it warms up.
+    fn share(&mut self, at: Tick) -> f64 {
+        match self.warms_since {
+            None => 1.0,
+            Some(since) if at - since >= WARM_UP => {
+                self.warms_since = None;
+                1.0
+            }
+            Some(since) => COLD_SHARE + (1.0 - COLD_SHARE) * (at - since).as_secs_f64() / WARM_UP.as_secs_f64(),
+        }
+    }
+
+    /// When its key changes by time alone.
+    pub fn next_wake(&self, at: Tick) -> Option<Tick> {
+        let steps = |since: Tick| (at - since).as_secs() as u32 + 1;
+        let warmer = self.warms_since.map(|since| since + WARM_STEP * steps(since));
+        let cooled = (self.cool_until > at).then_some(self.cool_until);
+        [warmer, cooled, self.breaker.opens_until()].into_iter().flatten().min()
+    }
+
+    pub fn fresh_report(&self, at: Tick) -> Option<Report> {
+        self.report.filter(|reported| reported.until > at).map(|reported| reported.report)
+    }
+
+    fn is_asleep(&self, at: Tick) -> bool {
+        self.fresh_report(at).is_some_and(|report| report.asleep)
+    }
+
+    pub fn reported(&mut self, report: Report, until: Tick) {
+        self.report = Some(Reported { report, until, ours: f64::from(self.requests) });
+    }
+
+    pub fn checked(&mut self, checked: Checked, at: Tick) -> Option<Change> {
+        let change = self.health.note(checked, self.last_well, at);
+        if change == Some(Change::CameUp) {
+            self.start_anew(at);
+            self.health = Health::Up;
+        }
+        change
+    }
+
+    /// What an attempt did to it.
+    pub fn feel(&mut self, effect: &Effect, limits: Option<&BreakerLimits>, at: Tick) {
+        match effect {
+            Effect::Fault(_) => {
+                if let Some(limits) = limits {
+                    self.breaker.fault(limits, at);
+                }
+            }
+            Effect::Cool(_, length) => self.cool_until = self.cool_until.max(at + *length),
+            Effect::Well(_) => {
+                self.last_well = Some(at);
+                self.breaker.well();
+            }
+            Effect::InjectionAccepted(_) => self.injection_accepted = Some(at),
+            Effect::InjectionSwitchedOff(_) => self.injections_off = SwitchedOff::Refused,
+        }
+    }
+
+    pub fn answers_coded(&mut self) {
+        if self.injections_off == SwitchedOff::No {
+            self.injections_off = SwitchedOff::Coded;
+        }
+    }
+
+    pub fn may_inject(&self) -> bool {
+        self.injections_off == SwitchedOff::No
+    }
+
+    pub fn injection_refused(&self) -> bool {
+        self.injections_off == SwitchedOff::Refused
+    }
+
+    pub fn injection_proven(&self, at: Tick) -> bool {
+        self.injection_accepted.is_some_and(|accepted| at - accepted < Attempts::PROOF)
+    }
+
+    pub fn state(&self, at: Tick) -> EngineState {
+        match () {
+            () if !self.health.is_up() => EngineState::Down,
+            () if self.is_asleep(at) => EngineState::Asleep,
+            () if self.breaker.is_open() => EngineState::BreakerOpen,
+            () if self.cool_until > at => EngineState::Cooling,
+            () => EngineState::Up,
+        }
+    }
+}

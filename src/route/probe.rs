@@ -1,0 +1,1 @@
+//! Goes and looks at engines.

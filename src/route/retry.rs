@@ -1,0 +1,406 @@
+//! What comes after a failed attempt (`docs/semantics.md`, section 5).
+//!
+//! Pure: what happened goes in, the next step and its effects on engines come out. The rules
+//! in one place: who is asked again, whether the failure counts for the engine's breaker,
+//! whether the engine steps behind the others. Two failures that are alike are the request's
+//! doing, so the effect of a first failing status is held back until the second attempt is
+//! known.
+//!
+//! [`Attempts`] is one request's way through one pool; [`Fleet::failed`](super::Fleet::failed)
+//! asks it with the pool's budget in hand and applies the effects.
+
+use std::time::Duration;
+
+use http::HeaderValue;
+
+use super::Budget;
+use super::settings::{CoolDown, Pool, Retries};
+use crate::units::{EngineId, Tick};
+
+/// How an attempt ended that is not simply relayed as the answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Happened {
+    /// No connection: refused, unreachable, TLS failure, `connect_timeout`.
+    ConnectFailed,
+    /// A reused connection was reset or closed before any byte of an answer.
+    StaleLine,
+    /// 429, 503, 529, as status or in-band before the first token.
+    PushBack {
+        /// What the engine's `Retry-After` said.
+        retry_after: Option<Duration>,
+    },
+    /// Another 5xx, as status or in-band.
+    Fault {
+        /// Status or in-band code.
+        status: u16,
+    },
+    /// Reset, close, truncation or unreadable bytes after the request was sent.
+    Broken,
+    /// 400 or 422 to a body into which something was injected, from an engine that has not
+    /// accepted such an injection in the last 60 s.
+    InjectionRefused,
+    /// Any other answer that is no success (3xx, 4xx, 501), as status or in-band.
+    Refused,
+    /// A time limit of the class fired while the engine had the request.
+    TimedOut,
+}
+
+/// What an attempt did with injections, to read a 400 or 422 rightly.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Injection {
+    /// Nothing was injected.
+    None,
+    /// Something was injected; the engine has accepted such a body in the last 60 s.
+    Proven,
+    /// Something was injected; the engine has not shown lately that it takes it.
+    Unproven,
+}
+
+impl Happened {
+    /// Reads an engine's status that is not 2xx, or an in-band code before the first token.
+    #[must_use]
+    pub fn answer(status: u16, retry_after: Option<Duration>, injection: Injection) -> Happened {
+        match status {
+            429 | 503 | 529 => Happened::PushBack { retry_after },
+            // The engine lacks the function: asking another of the same kind helps nobody, and
+            // a client must not be able to open breakers with it.
+            501 => Happened::Refused,
+            500.. => Happened::Fault { status },
+            400 | 422 if injection == Injection::Unproven => Happened::InjectionRefused,
+            _ => Happened::Refused,
+        }
+    }
+}
+
+/// What is to be done now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// The same engine on a fresh connection. No attempt, only a count.
+    SameFresh,
+    /// The same engine, without what we injected (an alias stays).
+    SameWithoutInjection,
+    /// Choose again: an engine not tried yet, or the only one there is.
+    Another,
+    /// Nothing is left: relay the last answer that an engine gave, unchanged.
+    Relay,
+    /// Nothing is left and no attempt gave an answer: the gateway makes one.
+    GiveUp(Made),
+}
+
+/// What the gateway answers where no attempt gave an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Made {
+    /// 502: no connection could be made.
+    ConnectFailed,
+    /// 502: the engine's connection broke, or its bytes could not be read.
+    Broken,
+    /// 504: a time limit fired.
+    TimedOut,
+    /// 503: no engine of the pool can take requests.
+    NoEngine,
+}
+
+/// An effect of an attempt on its engine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// Counts for the engine's breaker.
+    Fault(EngineId),
+    /// The engine stands behind the others for this long.
+    Cool(EngineId, Duration),
+    /// The engine answered as one that works.
+    Well(EngineId),
+    /// The engine accepted a body with an injection.
+    InjectionAccepted(EngineId),
+    /// The engine refused a body with an injection and accepted it without.
+    InjectionSwitchedOff(EngineId),
+}
+
+/// The next step, and what the last one did to engines.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Step {
+    /// What is to be done.
+    pub next: Next,
+    /// What is to be noted about engines.
+    pub effects: Vec<Effect>,
+}
+
+/// Which engines are left for this request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rest {
+    /// At least one engine that can take requests was not tried.
+    Others,
+    /// The engine that failed is the only one of the pool that could be asked.
+    Alone,
+    /// All were tried.
+    Nobody,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Failure {
+    Status(u16),
+    Reset,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Stage {
+    /// No byte has gone to the client.
+    Held,
+    /// The head is out: nothing can be tried again.
+    Committed,
+    /// A token came: every failure is the engine's.
+    Flowing,
+}
+
+/// One request's attempts in one pool.
+#[derive(Clone, Debug)]
+pub struct Attempts {
+    retries: Retries,
+    cool_down: CoolDown,
+    until: Tick,
+    stage: Stage,
+    tried: Vec<EngineId>,
+    /// Where those begin that are not to be asked again.
+    closed_from: usize,
+    faults: u32,
+    push_backs: u32,
+    connect_repeated: bool,
+    stale: Option<EngineId>,
+    without_injection: bool,
+    last_failure: Option<Failure>,
+    provisional: Option<EngineId>,
+    alike: bool,
+    has_answer: bool,
+    made: Made,
+}
+
+impl Attempts {
+    /// Injections accepted longer ago than this prove nothing.
+    pub const PROOF: Duration = Duration::from_secs(60);
+
+    /// No attempt made yet. No retry starts at or after `until`: the class's `first_token`
+    /// limit, for non-streaming requests its `response_head` limit.
+    #[must_use]
+    pub fn new(pool: &Pool, until: Tick) -> Self {
+        Attempts {
+            retries: pool.retries,
+            cool_down: pool.cool_down,
+            until,
+            stage: Stage::Held,
+            tried: Vec::new(),
+            closed_from: 0,
+            faults: 0,
+            push_backs: 0,
+            connect_repeated: false,
+            stale: None,
+            without_injection: false,
+            last_failure: None,
+            provisional: None,
+            alike: false,
+            has_answer: false,
+            made: Made::NoEngine,
+        }
+    }
+
+    /// Goes on in another pool: its engines are untried, what happened before stays.
+    pub fn enter(&mut self, pool: &Pool) {
+        self.retries = pool.retries;
+        self.cool_down = pool.cool_down;
+        self.closed_from = self.tried.len();
+        self.connect_repeated = false;
+        self.without_injection = false;
+    }
+
+    /// An engine was chosen; called by [`Fleet::choose`](super::Fleet::choose).
+    pub fn begin(&mut self, engine: EngineId) {
+        self.tried.push(engine);
+        self.without_injection = false;
+    }
+
+    /// Attempts begun.
+    #[must_use]
+    pub fn count(&self) -> u32 {
+        u32::try_from(self.tried.len()).unwrap_or(u32::MAX)
+    }
+
+    /// Engines that are not to be asked again.
+    #[must_use]
+    pub fn tried(&self) -> &[EngineId] {
+        &self.tried[self.closed_from..]
+    }
+
+    /// The engine of the current attempt.
+    #[must_use]
+    pub fn engine(&self) -> Option<&EngineId> {
+        self.tried.last()
+    }
+
+    /// Whether nothing may be injected into the current attempt's body.
+    #[must_use]
+    pub fn without_injection(&self) -> bool {
+        self.without_injection
+    }
+
+    /// Two attempts failed alike: the request's doing, though it counts as missed.
+    #[must_use]
+    pub fn failed_alike(&self) -> bool {
+        self.alike
+    }
+
+    /// The response head went out: from now on nothing is tried again.
+    pub fn commit(&mut self) {
+        self.stage = self.stage.max(Stage::Committed);
+    }
+
+    /// A token came: from now on every failure has breaker effect.
+    pub fn first_token(&mut self) {
+        self.stage = Stage::Flowing;
+    }
+
+    /// The current attempt succeeded: a 2xx whose first token came, or whose head was whole
+    /// where the answer is no stream.
+    #[must_use = "effects are to be applied"]
+    pub fn succeeded(&mut self, injection: Injection) -> Vec<Effect> {
+        let mut effects = self.settled();
+        if let Some(engine) = self.engine().cloned() {
+            if self.without_injection {
+                effects.push(Effect::InjectionSwitchedOff(engine.clone()));
+            } else if injection != Injection::None {
+                effects.push(Effect::InjectionAccepted(engine.clone()));
+            }
+            effects.push(Effect::Well(engine));
+        }
+        effects
+    }
+
+    /// What to do after the current attempt ended so.
+    #[must_use = "the effects are to be applied"]
+    pub fn next(&mut self, happened: Happened, rest: Rest, at: Tick, budget: &mut Budget) -> Step {
+        let Some(engine) = self.engine().cloned() else {
+            return Step { next: Next::GiveUp(Made::NoEngine), effects: Vec::new() };
+        };
+        if self.stage == Stage::Flowing {
+            let mut effects = self.settled();
+            effects.push(Effect::Fault(engine));
+            return Step { next: Next::Relay, effects };
+        }
+        let mut effects = Vec::new();
+        let next = match happened {
+            Happened::StaleLine if self.stale.as_ref() != Some(&engine) => {
+                self.stale = Some(engine);
+                return Step { next: Next::SameFresh, effects };
+            }
+            Happened::ConnectFailed => {
+                effects = self.settled();
+                effects.push(Effect::Fault(engine.clone()));
+                effects.push(Effect::Cool(engine, self.cool_down.default.min(self.cool_down.max)));
+                self.made = Made::ConnectFailed;
+                let alone = rest == Rest::Alone && !self.connect_repeated;
+                self.connect_repeated |= alone;
+                self.another(rest == Rest::Others || alone, rest, at, budget)
+            }
+            Happened::PushBack { retry_after } => {
+                effects = self.settled();
+                let length = retry_after.unwrap_or(self.cool_down.default).min(self.cool_down.max);
+                effects.push(Effect::Cool(engine, length));
+                self.has_answer = true;
+                self.push_backs += 1;
+                let may = self.push_backs <= self.retries.after_push_back && rest == Rest::Others;
+                self.another(may, rest, at, budget)
+            }
+            Happened::Fault { status } => {
+                self.has_answer = true;
+                self.after_failure(Failure::Status(status), engine, rest, at, budget, &mut effects)
+            }
+            Happened::Broken | Happened::StaleLine => {
+                self.made = Made::Broken;
+                self.after_failure(Failure::Reset, engine, rest, at, budget, &mut effects)
+            }
+            Happened::InjectionRefused => {
+                self.has_answer = true;
+                if self.without_injection || self.stage != Stage::Held || at >= self.until {
+                    effects.push(Effect::Well(engine));
+                    None
+                } else {
+                    self.without_injection = true;
+                    return Step { next: Next::SameWithoutInjection, effects };
+                }
+            }
+            Happened::Refused => {
+                self.has_answer = true;
+                effects.push(Effect::Well(engine));
+                None
+            }
+            Happened::TimedOut => {
+                self.made = Made::TimedOut;
+                None
+            }
+        };
+        let next = next.unwrap_or_else(|| {
+            effects.extend(self.settled());
+            self.nothing_left()
+        });
+        Step { next, effects }
+    }
+
+    /// What the client gets when no engine is left to ask. [`Next::Relay`] means the last
+    /// answer that an engine gave.
+    #[must_use]
+    pub fn nothing_left(&self) -> Next {
+        if self.has_answer && self.made != Made::TimedOut { Next::Relay } else { Next::GiveUp(self.made) }
+    }
+
+    /// Effects that were held back and now count. To be asked once where a request ends
+    /// without a further call of [`Attempts::next`] or [`Attempts::succeeded`]: the client
+    /// left, or no engine could be chosen.
+    #[must_use = "effects are to be applied"]
+    pub fn settled(&mut self) -> Vec<Effect> {
+        self.provisional.take().map(Effect::Fault).into_iter().collect()
+    }
+
+    fn after_failure(
+        &mut self,
+        failure: Failure,
+        engine: EngineId,
+        rest: Rest,
+        at: Tick,
+        budget: &mut Budget,
+        effects: &mut Vec<Effect>,
+    ) -> Option<Next> {
+        self.alike = self.last_failure == Some(failure);
+        self.last_failure = Some(failure);
+        if self.alike {
+            self.provisional = None;
+        } else {
+            effects.extend(self.settled());
+        }
+        match failure {
+            Failure::Reset => effects.push(Effect::Fault(engine)),
+            Failure::Status(_) if self.alike => {}
+            Failure::Status(_) => self.provisional = Some(engine),
+        }
+        self.faults += 1;
+        let may = !self.alike && self.faults <= self.retries.after_fault && rest != Rest::Nobody;
+        self.another(may, rest, at, budget)
+    }
+
+    /// Another attempt, if the moment and the budget allow it.
+    fn another(&mut self, may: bool, rest: Rest, at: Tick, budget: &mut Budget) -> Option<Next> {
+        let may = may && self.stage == Stage::Held && at < self.until && budget.draw(at);
+        if may && rest == Rest::Alone {
+            self.closed_from = self.tried.len();
+        }
+        may.then_some(Next::Another)
+    }
+}
+
+/// Reads `Retry-After`: seconds, or a date against the time of day.
+#[must_use]
+pub fn retry_after(value: &HeaderValue, wall: Duration) -> Option<Duration> {
+    let text = value.to_str().ok()?.trim();
+    if let Ok(seconds) = text.parse::<f64>() {
+        return Duration::try_from_secs_f64(seconds).ok();
+    }
+    let date = jiff::fmt::rfc2822::DateTimeParser::new().parse_timestamp(text).ok()?;
+    let since_epoch = Duration::try_from_secs_f64(date.as_second() as f64).ok()?;
+    Some(since_epoch.saturating_sub(wall))
+}

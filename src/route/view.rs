@@ -1,0 +1,83 @@
+//! What there is to show of pools and engines: metrics, `/readyz`, the status page.
+
+use crate::units::{EngineId, PoolId, Tick, Tokens};
+
+/// One pool.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PoolView {
+    /// Its name.
+    pub pool: PoolId,
+    /// Its engines, by name, those included that left in the last ten minutes.
+    pub engines: Vec<EngineView>,
+    /// Whether the current settings name it.
+    pub is_named: bool,
+}
+
+impl PoolView {
+    /// Whether any engine takes requests.
+    #[must_use]
+    pub fn is_available(&self) -> bool {
+        self.engines.iter().any(|engine| engine.state.takes_requests())
+    }
+}
+
+/// One engine.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EngineView {
+    /// Its name.
+    pub engine: EngineId,
+    /// What it does now.
+    pub state: EngineState,
+    /// When it left the pool, if it did.
+    pub left: Option<Tick>,
+    /// Our requests that it has.
+    pub requests: u32,
+    /// Their outstanding tokens.
+    pub work: Tokens,
+    /// Requests in its queue, by a report that is not old.
+    pub waiting: Option<f64>,
+    /// Requests in its batch, likewise.
+    pub running: Option<f64>,
+    /// Share of its KV cache in use, likewise.
+    pub kv_usage: Option<f64>,
+    /// Whether injections were switched off because it refused one.
+    pub injection_refused: bool,
+}
+
+/// What an engine does now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EngineState {
+    /// Takes requests.
+    Up,
+    /// Pushed back a moment ago: takes requests when no other does.
+    Cooling,
+    /// Its breaker is open, or one request tries.
+    BreakerOpen,
+    /// Its health checks say so.
+    Down,
+    /// A vLLM that was put to sleep.
+    Asleep,
+    /// No longer of the pool; finishes what it has.
+    Left,
+}
+
+impl EngineState {
+    /// The word for it.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            EngineState::Up => "up",
+            EngineState::Cooling => "cooling",
+            EngineState::BreakerOpen => "breaker_open",
+            EngineState::Down => "down",
+            EngineState::Asleep => "asleep",
+            EngineState::Left => "left",
+        }
+    }
+
+    /// Whether requests may go there.
+    #[must_use]
+    pub const fn takes_requests(self) -> bool {
+        matches!(self, EngineState::Up | EngineState::Cooling)
+    }
+}
