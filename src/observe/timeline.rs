@@ -218,20 +218,12 @@ pub struct Timeline {
     pub unparseable: bool,
     /// HTTP status of the answer.
     pub status: u16,
-<<<<<<< HEAD
     /// Some output was seen on any channel, also in an answer that did not stream.
     pub has_output: bool,
     /// Some output was seen on a visible channel, also in an answer that did not stream.
     pub has_visible: bool,
     /// The client's refusal of bytes had limited the stream.
     pub limited: Option<Limited>,
-=======
-    /// The client's refusal of bytes had limited the stream.
-    pub client_limited: bool,
-    /// What had been seen at the moment from which on it did (`end` is that moment): an
-    /// objective that was broken by then stays broken.
-    pub before_limit: Option<Box<Timeline>>,
->>>>>>> room-b
     /// How the transport ended.
     pub ending: Ending,
 }

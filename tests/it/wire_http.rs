@@ -74,8 +74,8 @@ pub fn wire(name: &str) -> Wire {
         head.lines().filter_map(of_line).find(|(n, _)| n == name).map(|(_, value)| value).unwrap_or_default()
     };
     let is_chunked = header("transfer-encoding") == "chunked";
-    let pieces = if is_chunked { chunks(&raw, head_end) } else { (vec![head_end..raw.len()], Some(raw.len())) };
-    let (pieces, whole_at) = pieces;
+    let whole = head_end..raw.len();
+    let (pieces, whole_at) = if is_chunked { chunks(&raw, head_end) } else { (Vec::from([whole]), Some(raw.len())) };
 
     let (mut body, mut reads) = (Vec::new(), Vec::<(Range<usize>, (Tick, usize))>::new());
     for at in pieces.into_iter().flatten() {
