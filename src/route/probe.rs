@@ -161,11 +161,10 @@ impl Looker {
         });
         while looks.try_join_next().is_some() {}
         for (engine, address) in present {
-            if !engines.contains_key(&engine) {
-                let target = Target { pool: pool.clone(), engine: engine.clone(), address: address.clone() };
-                let task = looks.spawn(self.clone().look_at_engine(target));
-                engines.insert(engine, (address, task));
-            }
+            engines.entry(engine.clone()).or_insert_with(|| {
+                let target = Target { pool: pool.clone(), engine, address: address.clone() };
+                (address, looks.spawn(self.clone().look_at_engine(target)))
+            });
         }
     }
 

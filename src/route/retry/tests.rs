@@ -310,8 +310,7 @@ proptest! {
     #[test]
     fn attempts_always_end(happenings in proptest::collection::vec(anything(), 64), alone in any::<bool>()) {
         let mut case = case();
-        let mut sends = 1;
-        for happened in happenings {
+        for (sends, happened) in happenings.into_iter().enumerate() {
             let rest = if alone { Rest::Alone } else { Rest::Others };
             match case.next(happened, rest).0 {
                 Next::Another => case.begin(&format!("engine {sends}")),
@@ -321,7 +320,6 @@ proptest! {
                     return Ok(());
                 }
             }
-            sends += 1;
         }
         prop_assert!(false, "still going after 64 sends");
     }
