@@ -1,0 +1,437 @@
+//! Which splices a request needs before an engine gets it.
+//!
+//! The list in `docs/semantics.md` is closed: the alias of `model`, the client's own
+//! `priority` removed, usage asked for on streams, `priority` for engines that schedule by
+//! it, a lowered output cap. Whatever else stands in the body arrives as it was sent.
+
+use bytes::Bytes;
+
+use super::Splice;
+use crate::inspect::{Facts, Field, StreamOptions};
+use crate::units::Dialect;
+
+/// What the gateway wants changed in one request for one engine.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Plan<'a> {
+    /// The engine's name for the model, where the client used an alias.
+    pub model: Option<&'a str>,
+    /// Ask the engine for usage at the end of a stream.
+    pub inject_usage: bool,
+    /// Ask it for usage on every event, too (where usage is asked for at all).
+    pub continuous_usage: bool,
+    /// `priority`, for engines that schedule by it.
+    pub engine_priority: Option<i64>,
+    /// The most output tokens that a choice may have at the present overload level.
+    pub lowered_cap: Option<u64>,
+}
+
+/// The splices of one request, and what of it must be hidden from the client again.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Edits {
+    /// In order, without overlap.
+    pub splices: Vec<Splice>,
+    /// The same without anything injected, for an engine that refuses what it does not know;
+    /// absent where nothing was injected.
+    pub without_injection: Option<Vec<Splice>>,
+    /// The client had not asked for the usage event that will come.
+    pub usage_injected: bool,
+    /// The client had not asked for the usage that will stand on every event.
+    pub continuous_injected: bool,
+    /// A cap was lowered or set.
+    pub cap_lowered: bool,
+}
+
+/// The splices that `plan` means for this body. The client's own `priority` goes in any case.
+#[must_use]
+pub fn edits(facts: &Facts, dialect: Dialect, plan: &Plan<'_>) -> Edits {
+    let mut draft = Draft::default();
+    draft.rename(facts, plan);
+    draft.lower_cap(facts, dialect, plan);
+    let mut bare = draft.clone();
+    draft.ask_for_usage(facts, dialect, plan);
+    if let Some(priority) = plan.engine_priority {
+        draft.members.push(format!("\"priority\":{priority}"));
+        draft.is_injected = true;
+    }
+    bare.drop_priority(facts);
+    draft.drop_priority(facts);
+    Edits {
+        usage_injected: draft.usage_injected,
+        continuous_injected: draft.continuous_injected,
+        cap_lowered: draft.cap_lowered,
+        without_injection: draft.is_injected.then(|| bare.splices(facts)),
+        splices: draft.splices(facts),
+    }
+}
+
+#[derive(Clone, Debug, Default)]
+struct Draft {
+    splices: Vec<Splice>,
+    /// New top-level members.
+    members: Vec<String>,
+    is_injected: bool,
+    usage_injected: bool,
+    continuous_injected: bool,
+    cap_lowered: bool,
+}
+
+impl Draft {
+    fn replace(&mut self, at: &std::ops::Range<usize>, with: impl Into<Bytes>) {
+        self.splices.push(Splice { at: at.clone(), with: with.into() });
+    }
+
+    fn rename(&mut self, facts: &Facts, plan: &Plan<'_>) {
+        if let (Some(field), Some(name)) = (&facts.model, plan.model) {
+            self.replace(&field.at, serde_json::Value::from(name).to_string());
+        }
+    }
+
+    /// Cut from where the scanner says, one comma included.
+    fn drop_priority(&mut self, facts: &Facts) {
+        if let Some(member) = &facts.priority {
+            self.replace(member, Bytes::new());
+        }
+    }
+
+    /// Every cap that allows more than the new one is lowered; where the dialect's own is
+    /// missing, one is set.
+    fn lower_cap(&mut self, facts: &Facts, dialect: Dialect, plan: &Plan<'_>) {
+        let (Some(cap), Some(own)) = (plan.lowered_cap, cap_names(dialect)) else { return };
+        let caps = &facts.caps;
+        let stated = [
+            ("max_tokens", &caps.max_tokens),
+            ("max_completion_tokens", &caps.max_completion_tokens),
+            ("max_output_tokens", &caps.max_output_tokens),
+        ];
+        let mut has_own = false;
+        for (name, field) in stated {
+            let Some(field) = field else { continue };
+            has_own |= own.contains(&name);
+            if field.value > cap {
+                self.cap_lowered = true;
+                self.replace(&field.at, cap.to_string());
+            }
+        }
+        for (name, literal) in &caps.open {
+            has_own |= own.contains(name);
+            self.cap_lowered = true;
+            self.replace(literal, cap.to_string());
+        }
+        if !has_own {
+            self.cap_lowered = true;
+            self.members.push(format!("\"{}\":{cap}", own[0]));
+        }
+    }
+
+    /// Usage is asked for on streams only, and only in the dialects that know how; the others
+    /// report it unasked.
+    fn ask_for_usage(&mut self, facts: &Facts, dialect: Dialect, plan: &Plan<'_>) {
+        let knows_how = matches!(dialect, Dialect::Chat | Dialect::Completions);
+        if !knows_how || !facts.streams() {
+            return;
+        }
+        self.usage_injected = plan.inject_usage && !facts.asks_usage();
+        let has_usage = plan.inject_usage || facts.asks_usage();
+        self.continuous_injected = plan.continuous_usage && has_usage && !facts.asks_continuous_usage();
+        self.is_injected = self.usage_injected || self.continuous_injected;
+        if self.is_injected {
+            self.set_options(facts.stream_options.as_ref());
+        }
+    }
+
+    fn set_options(&mut self, options: Option<&StreamOptions>) {
+        let mut missing = Vec::new();
+        let wanted: [(bool, &str, Flag); 2] = [
+            (self.usage_injected, "\"include_usage\":true", |options| options.include_usage.as_ref()),
+            (self.continuous_injected, "\"continuous_usage_stats\":true", |options| {
+                options.continuous_usage_stats.as_ref()
+            }),
+        ];
+        for (is_wanted, member, flag) in wanted {
+            match options.and_then(flag) {
+                _ if !is_wanted => {}
+                // The client said false or null: the value changes, the member stays.
+                Some(field) => self.replace(&field.at, "true"),
+                None => missing.push(member),
+            }
+        }
+        let missing = missing.join(",");
+        match options {
+            None => self.members.push(format!("\"stream_options\":{{{missing}}}")),
+            Some(options) if options.is_null => self.replace(&options.at, format!("{{{missing}}}")),
+            Some(_) if missing.is_empty() => {}
+            Some(options) => {
+                let comma = if options.is_empty { "" } else { "," };
+                let inside = options.at.start + 1;
+                self.replace(&(inside..inside), format!("{missing}{comma}"));
+            }
+        }
+    }
+
+    /// All splices in order. New members stand in front of the others, in one insertion.
+    fn splices(mut self, facts: &Facts) -> Vec<Splice> {
+        if !self.members.is_empty() {
+            let left = facts.members - usize::from(facts.priority.is_some());
+            let comma = if left == 0 { "" } else { "," };
+            let with = Bytes::from(self.members.join(",") + comma);
+            self.splices.insert(0, Splice { at: facts.members_at..facts.members_at, with });
+        }
+        self.splices.sort_by_key(|splice| splice.at.start);
+        self.splices
+    }
+}
+
+type Flag = fn(&StreamOptions) -> Option<&Field<Option<bool>>>;
+
+/// The names of the output cap in a dialect; the first is the one to set where none stands.
+const fn cap_names(dialect: Dialect) -> Option<&'static [&'static str]> {
+    match dialect {
+        Dialect::Chat => Some(&["max_tokens", "max_completion_tokens"]),
+        Dialect::Completions | Dialect::Messages => Some(&["max_tokens"]),
+        Dialect::Responses => Some(&["max_output_tokens"]),
+        Dialect::Plain => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::{Map, Value};
+
+    use super::*;
+    use crate::inspect::{Scanner, tests::request};
+    use crate::rewrite::{apply, length_after};
+    use crate::units::Endpoint;
+
+    const USAGE: Plan<'_> =
+        Plan { model: None, inject_usage: true, continuous_usage: false, engine_priority: None, lowered_cap: None };
+
+    fn facts(body: &str, path: &str) -> Facts {
+        let mut scanner = Scanner::new(Endpoint::relayed(path).unwrap());
+        scanner.push(body.as_bytes()).unwrap();
+        scanner.finish().unwrap()
+    }
+
+    fn chat(body: &str) -> Facts {
+        facts(body, "/v1/chat/completions")
+    }
+
+    fn spliced(body: &str, splices: &[Splice]) -> String {
+        let out = apply(&[Bytes::copy_from_slice(body.as_bytes())], splices).concat();
+        assert_eq!(out.len(), length_after(body.len(), splices));
+        String::from_utf8(out).unwrap()
+    }
+
+    fn sent(body: &str, plan: &Plan<'_>) -> String {
+        spliced(body, &edits(&chat(body), Dialect::Chat, plan).splices)
+    }
+
+    #[test]
+    fn c62_the_new_length_is_the_length_of_the_new_body() {
+        let body = r#"{"model":"m1","stream":true}"#;
+        let edits = edits(&chat(body), Dialect::Chat, &USAGE);
+        let out = spliced(body, &edits.splices);
+        assert_eq!(out, r#"{"stream_options":{"include_usage":true},"model":"m1","stream":true}"#);
+        assert_eq!(out.len(), length_after(body.len(), &edits.splices));
+        let frames: Vec<Bytes> = body.as_bytes().chunks(3).map(Bytes::copy_from_slice).collect();
+        assert_eq!(apply(&frames, &edits.splices).concat(), out.as_bytes());
+    }
+
+    #[test]
+    fn c63_everything_else_stays_byte_for_byte() {
+        let deep = format!("{}{}", "[".repeat(200), "]".repeat(200));
+        let tail = format!(
+            r#","seed":123456789012345678901234567890,"a":1e2,"b":1.10,"c":-0,"a":2,"d":"\u00e9\/ \ud83d","e":1e400,"f":{deep} , "messages":[{{"content":"\ud83d"}}]}}"#
+        );
+        let plan = Plan { model: Some("m-2"), engine_priority: Some(-3), ..USAGE };
+        let body =
+            format!(r#"{{ "model" : "m1","stream":true,"stream_options":{{"continuous_usage_stats":true}}{tail}"#);
+        let out = sent(&body, &plan);
+        assert_eq!(
+            out,
+            format!(
+                r#"{{"priority":-3, "model" : "m-2","stream":true,"stream_options":{{"include_usage":true,"continuous_usage_stats":true}}{tail}"#
+            )
+        );
+    }
+
+    #[test]
+    fn c66_usage_is_asked_for_in_every_shape_of_stream_options() {
+        for (options, becomes) in [
+            ("null", r#"{"include_usage":true}"#),
+            ("{}", r#"{"include_usage":true}"#),
+            ("{ }", r#"{"include_usage":true }"#),
+            (r#"{"include_usage":false}"#, r#"{"include_usage":true}"#),
+            (r#"{"include_usage": null ,"x":1}"#, r#"{"include_usage": true ,"x":1}"#),
+            (r#"{ "x":{"include_usage":false}}"#, r#"{"include_usage":true, "x":{"include_usage":false}}"#),
+            (r#"{"includ\u0065_usage":false}"#, r#"{"includ\u0065_usage":true}"#),
+        ] {
+            let body = format!(r#"{{"stream":true,"stream_options":{options},"model":"m"}}"#);
+            let edits = edits(&chat(&body), Dialect::Chat, &USAGE);
+            assert!(edits.usage_injected && !edits.continuous_injected, "{options}");
+            assert_eq!(
+                spliced(&body, &edits.splices),
+                format!(r#"{{"stream":true,"stream_options":{becomes},"model":"m"}}"#)
+            );
+            assert_eq!(edits.without_injection, Some(Vec::new()));
+        }
+    }
+
+    #[test]
+    fn c66_nothing_is_injected_where_it_was_asked_for_or_makes_no_sense() {
+        for body in [
+            r#"{"stream":true,"stream_options":{"include_usage":true}}"#,
+            r#"{"stream":false}"#,
+            r#"{"stream":null,"stream_options":null}"#,
+            r#"{"model":"m"}"#,
+            "{}",
+        ] {
+            assert_eq!(edits(&chat(body), Dialect::Chat, &USAGE), Edits::default(), "{body}");
+        }
+        let streaming = r#"{"stream":true}"#;
+        assert_eq!(edits(&chat(streaming), Dialect::Chat, &Plan::default()), Edits::default());
+        for (path, dialect) in [("/v1/responses", Dialect::Responses), ("/v1/messages", Dialect::Messages)] {
+            assert_eq!(edits(&facts(streaming, path), dialect, &USAGE), Edits::default());
+        }
+    }
+
+    #[test]
+    fn usage_on_every_event_comes_only_with_usage_at_the_end() {
+        let plan = Plan { continuous_usage: true, ..USAGE };
+        assert_eq!(
+            sent(r#"{"stream":true}"#, &plan),
+            r#"{"stream_options":{"include_usage":true,"continuous_usage_stats":true},"stream":true}"#
+        );
+        let body = r#"{"stream":true,"stream_options":{"include_usage":true,"continuous_usage_stats":false}}"#;
+        let asked = edits(&chat(body), Dialect::Chat, &plan);
+        assert!(!asked.usage_injected && asked.continuous_injected);
+        assert_eq!(
+            spliced(body, &asked.splices),
+            r#"{"stream":true,"stream_options":{"include_usage":true,"continuous_usage_stats":true}}"#
+        );
+        let alone = Plan { inject_usage: false, ..plan };
+        assert_eq!(edits(&chat(r#"{"stream":true}"#), Dialect::Chat, &alone), Edits::default());
+    }
+
+    #[test]
+    fn the_clients_priority_goes_and_the_gateways_comes() {
+        let plan = Plan { engine_priority: Some(2), ..Plan::default() };
+        for (body, bare, with) in [
+            (r#"{"priority":-100}"#, "{}", r#"{"priority":2}"#),
+            (r#"{"priority":-100,"a":1}"#, r#"{"a":1}"#, r#"{"priority":2,"a":1}"#),
+            (r#"{"a":1,"priority":-100}"#, r#"{"a":1}"#, r#"{"priority":2,"a":1}"#),
+            ("{}", "{}", r#"{"priority":2}"#),
+        ] {
+            assert_eq!(sent(body, &Plan::default()), bare);
+            let edits = edits(&chat(body), Dialect::Chat, &plan);
+            assert_eq!(spliced(body, &edits.splices), with);
+            assert_eq!(spliced(body, &edits.without_injection.unwrap()), bare);
+        }
+    }
+
+    #[test]
+    fn a_retry_without_injection_keeps_alias_and_cap() {
+        let plan = Plan { model: Some("big"), lowered_cap: Some(9), engine_priority: Some(1), ..USAGE };
+        let body = r#"{"model":"m","stream":true,"max_tokens":100}"#;
+        let edits = edits(&chat(body), Dialect::Chat, &plan);
+        let bare = spliced(body, &edits.without_injection.unwrap());
+        assert_eq!(bare, r#"{"model":"big","stream":true,"max_tokens":9}"#);
+    }
+
+    #[test]
+    fn a_cap_is_lowered_where_it_stands_and_set_where_none_does() {
+        let lowered = |body: &str, path: &str| {
+            let dialect = Endpoint::relayed(path).unwrap().dialect();
+            let plan = Plan { lowered_cap: Some(50), ..Plan::default() };
+            let edits = edits(&facts(body, path), dialect, &plan);
+            assert_eq!(edits.without_injection, None);
+            assert_eq!(edits.cap_lowered, !edits.splices.is_empty());
+            spliced(body, &edits.splices)
+        };
+        let huge = "9".repeat(30);
+        for (body, becomes) in [
+            (r#"{"max_tokens":51,"max_completion_tokens":7}"#, r#"{"max_tokens":50,"max_completion_tokens":7}"#),
+            (r#"{"max_tokens":50}"#, r#"{"max_tokens":50}"#),
+            (r#"{"max_tokens":null}"#, r#"{"max_tokens":50}"#),
+            (&format!(r#"{{"max_completion_tokens":{huge}}}"#), r#"{"max_completion_tokens":50}"#),
+            (r#"{"a":1}"#, r#"{"max_tokens":50,"a":1}"#),
+            ("{}", r#"{"max_tokens":50}"#),
+        ] {
+            assert_eq!(lowered(body, "/v1/chat/completions"), becomes);
+        }
+        assert_eq!(lowered(r#"{"max_tokens":9}"#, "/v1/responses"), r#"{"max_output_tokens":50,"max_tokens":9}"#);
+        assert_eq!(lowered(r#"{"max_tokens":99}"#, "/v1/embeddings"), r#"{"max_tokens":99}"#);
+    }
+
+    #[test]
+    fn an_alias_is_written_as_json() {
+        let plan = Plan { model: Some("a\"b\\é"), ..Plan::default() };
+        assert_eq!(sent(r#"{"mod\u0065l":"m\u0031"}"#, &plan), r#"{"mod\u0065l":"a\"b\\é"}"#);
+        assert_eq!(sent(r#"{"model":null}"#, &plan), r#"{"model":null}"#);
+    }
+
+    /// The same changes made to a parsed body.
+    fn by_serde(mut body: Map<String, Value>, plan: &Plan<'_>) -> Map<String, Value> {
+        if let (Some(Value::String(model)), Some(name)) = (body.get_mut("model"), plan.model) {
+            *model = name.to_owned();
+        }
+        body.remove("priority");
+        if let Some(priority) = plan.engine_priority {
+            body.insert("priority".to_owned(), priority.into());
+        }
+        if let Some(cap) = plan.lowered_cap {
+            for name in ["max_tokens", "max_completion_tokens", "max_output_tokens"] {
+                match body.get_mut(name) {
+                    Some(value) if value.as_u64().is_none_or(|stated| stated > cap) => *value = cap.into(),
+                    _ => {}
+                }
+            }
+            if !["max_tokens", "max_completion_tokens"].iter().any(|name| body.contains_key(*name)) {
+                body.insert("max_tokens".to_owned(), cap.into());
+            }
+        }
+        let asked = body.get("stream_options").is_some_and(|options| options["include_usage"] == true);
+        if body.get("stream") == Some(&Value::Bool(true)) && (plan.inject_usage || plan.continuous_usage && asked) {
+            let options = body.entry("stream_options").or_insert(Value::Null);
+            if options.is_null() {
+                *options = Value::Object(Map::new());
+            }
+            options["include_usage"] = true.into();
+            if plan.continuous_usage {
+                options["continuous_usage_stats"] = true.into();
+            }
+        }
+        body
+    }
+
+    proptest! {
+        #[test]
+        fn spliced_bodies_are_json_and_mean_what_the_plan_says(
+            body in request(),
+            model in proptest::option::of("[a-z\"\\\\é]{0,6}"),
+            usage in any::<(bool, bool)>(),
+            engine_priority in any::<Option<i64>>(),
+            lowered_cap in any::<Option<u32>>(),
+            pretty in any::<bool>(),
+        ) {
+            let value = Value::Object(body.clone());
+            let text = if pretty { serde_json::to_string_pretty(&value).unwrap() } else { value.to_string() };
+            let mut scanner = Scanner::new(Endpoint::relayed("/v1/chat/completions").unwrap());
+            let Ok(()) = scanner.push(text.as_bytes()) else { return Ok(()) };
+            let facts = scanner.finish().unwrap();
+            let lowered_cap = lowered_cap.map(u64::from);
+            let plan = Plan {
+                model: model.as_deref(), inject_usage: usage.0, continuous_usage: usage.1, engine_priority, lowered_cap,
+            };
+            let edits = edits(&facts, Dialect::Chat, &plan);
+            for (splices, plan) in [
+                (Some(&edits.splices), plan),
+                (edits.without_injection.as_ref(), Plan { inject_usage: false, continuous_usage: false, engine_priority: None, ..plan }),
+            ] {
+                let Some(splices) = splices else { continue };
+                let sent: Value = serde_json::from_str(&spliced(&text, splices)).unwrap();
+                prop_assert_eq!(sent, Value::Object(by_serde(body.clone(), &plan)));
+            }
+        }
+    }
+}
