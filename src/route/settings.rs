@@ -198,7 +198,7 @@ pub enum Balance {
 /// A health check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Health {
-    /// Path asked with GET; 2xx is healthy.
+    /// Path asked with GET; 2xx and 3xx are healthy.
     pub path: Arc<str>,
     /// Time from one check to the next.
     pub every: Duration,
