@@ -18,5 +18,5 @@ mod weigh;
 
 pub use objectives::{Assumption, NonStreaming, Objective, Objectives, Quantiles, TtftCounts};
 pub use outcome::{Excluded, Missed, Outcome};
-pub use progress::{Progress, breaks_at, is_broken_at};
+pub use progress::{Progress, Pulse, breaks_at, is_broken_at};
 pub use weigh::{Case, Held, Verdict, judge, judge_left, judge_refused};

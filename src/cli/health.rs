@@ -1,6 +1,7 @@
 //! `goodput health`: asks a running gateway whether it is well. The container's health check:
 //! the image has no shell and no other client.
 
+use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
@@ -12,7 +13,7 @@ use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 
-/// Ask a running gateway whether it is well: exit code 0 if it is, 1 if it is not.
+/// Asks a running gateway whether it is well: exit code 0 if it is, 1 if it is not.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Health {
     /// What to ask: the admin port's /readyz or /livez, or /health of the listener.
@@ -24,6 +25,28 @@ pub struct Health {
 }
 
 impl Health {
+    /// Asks, and says what was answered. No answer is a no, not a failure to ask.
+    #[must_use]
+    pub fn run(&self) -> ExitCode {
+        let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+            Ok(runtime) => runtime,
+            Err(error) => {
+                eprintln!("goodput health: no runtime: {error}");
+                return ExitCode::from(3);
+            }
+        };
+        match runtime.block_on(self.ask()) {
+            Ok(status) => {
+                println!("{status}");
+                if status.is_success() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+            }
+            Err(error) => {
+                eprintln!("goodput health: {error:#}");
+                ExitCode::FAILURE
+            }
+        }
+    }
+
     /// The status that was answered.
     ///
     /// # Errors
