@@ -1,11 +1,12 @@
 """anthropic-python against a gateway (or an engine): what its users see.
 
-Environment: GOODPUT_URL, GOODPUT_KEY, GOODPUT_MODEL.
+Environment: GOODPUT_URL, GOODPUT_KEY, GOODPUT_MODEL, and GOODPUT_WITHOUT, what the engine lacks: any of
+model_check, strictness, tools.
 """
 
 import anthropic
 
-from steps import KEY, MODEL, SAY, URL, raises, run_all, step
+from steps import KEY, MODEL, SAY, URL, raises, run_all, step, step_with
 
 client = anthropic.Anthropic(base_url=URL, api_key=KEY, max_retries=0, timeout=60)
 MESSAGES = [{"role": "user", "content": SAY}]
@@ -51,7 +52,7 @@ def message_stream_events_are_in_order():
     assert "content_block_delta" in kinds
 
 
-@step
+@step_with("tools")
 def a_demanded_tool_is_used():
     """`tool_choice: any` gives a tool_use block, whole and streamed."""
     ask = dict(model=MODEL, messages=MESSAGES, max_tokens=120, tools=TOOLS, tool_choice={"type": "any"})
@@ -71,7 +72,7 @@ def tokens_are_counted():
     assert client.messages.count_tokens(model=MODEL, messages=MESSAGES).input_tokens > 0
 
 
-@step
+@step_with("model_check")
 def an_unknown_model_is_not_found():
     """An unknown model raises NotFoundError with the dialect's error object."""
     error = raises(
@@ -81,7 +82,7 @@ def an_unknown_model_is_not_found():
     assert error.body["type"] == "error" and error.body["error"]["message"]
 
 
-@step
+@step_with("strictness")
 def an_invalid_request_is_a_bad_request():
     """An empty conversation raises BadRequestError."""
     ask = lambda: client.messages.create(model=MODEL, messages=[], max_tokens=4)

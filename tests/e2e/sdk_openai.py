@@ -1,11 +1,12 @@
 """openai-python against a gateway (or an engine): what its users see.
 
-Environment: GOODPUT_URL, GOODPUT_KEY, GOODPUT_MODEL.
+Environment: GOODPUT_URL, GOODPUT_KEY, GOODPUT_MODEL, and GOODPUT_WITHOUT, what the engine lacks: any of
+embeddings, model_check, sequence_numbers, strictness, tools.
 """
 
 import openai
 
-from steps import KEY, MODEL, SAY, URL, raises, run_all, step
+from steps import KEY, MODEL, SAY, URL, raises, run_all, step, step_with
 
 client = openai.OpenAI(base_url=f"{URL}/v1", api_key=KEY, max_retries=0, timeout=60)
 MESSAGES = [{"role": "user", "content": SAY}]
@@ -85,7 +86,7 @@ def chat_stream_with_two_choices():
     assert all(texts.values())
 
 
-@step
+@step_with("tools")
 def chat_tool_call_whole():
     """A demanded tool is called with the arguments that its schema allows."""
     answer = client.chat.completions.create(
@@ -97,7 +98,7 @@ def chat_tool_call_whole():
     assert answer.choices[0].finish_reason == "tool_calls"
 
 
-@step
+@step_with("tools")
 def chat_tool_call_stream_accumulates():
     """The SDK's own accumulation of a streamed tool call gives one whole call."""
     with client.chat.completions.stream(
@@ -138,11 +139,17 @@ def responses_stream_ends_in_completed():
     assert kinds[-1] in ("response.completed", "response.incomplete")
     text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
     assert text and text == events[-1].response.output_text
+
+
+@step_with("sequence_numbers")
+def responses_stream_is_numbered():
+    """The events of a streamed response carry numbers that rise."""
+    events = client.responses.create(model=MODEL, input=SAY, max_output_tokens=16, stream=True)
     numbers = [event.sequence_number for event in events]
-    assert numbers == sorted(set(numbers)), "sequence numbers rise"
+    assert numbers == sorted(set(numbers))
 
 
-@step
+@step_with("embeddings")
 def embeddings():
     """Embeddings come back as vectors, one per input."""
     answer = client.embeddings.create(model=MODEL, input=["one", "two"])
@@ -150,7 +157,7 @@ def embeddings():
     assert all(isinstance(value, float) for value in answer.data[0].embedding)
 
 
-@step
+@step_with("model_check")
 def an_unknown_model_is_not_found():
     """An unknown model raises NotFoundError with an error object."""
     ask = lambda: client.chat.completions.create(model="no-such-model", messages=MESSAGES)
@@ -158,7 +165,7 @@ def an_unknown_model_is_not_found():
     assert error.status_code == 404 and error.body and error.body["message"]
 
 
-@step
+@step_with("strictness")
 def an_invalid_request_is_a_bad_request():
     """An invalid value raises BadRequestError, streaming or not."""
     for stream in (False, True):
