@@ -12,11 +12,13 @@
 mod objectives;
 mod outcome;
 mod progress;
+mod pulse;
 #[cfg(test)]
 mod tests;
 mod weigh;
 
 pub use objectives::{Assumption, NonStreaming, Objective, Objectives, Quantiles, TtftCounts};
 pub use outcome::{Excluded, Missed, Outcome};
-pub use progress::{Progress, Pulse, breaks_at, is_broken_at};
+pub use progress::{Progress, breaks_at, is_broken_at};
+pub use pulse::Pulse;
 pub use weigh::{Case, Held, Verdict, judge, judge_left, judge_refused};

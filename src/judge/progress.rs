@@ -4,8 +4,6 @@
 //! question: was an objective already broken at that moment? One answer for all:
 //! [`breaks_at`] is the earliest moment from which on it is.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::observe::{Choice, Timeline};
@@ -161,29 +159,4 @@ fn expected_output(objectives: &Objectives, case: &Case) -> Tokens {
 /// `length` x `factor`, saturating.
 fn times(length: Duration, factor: f64) -> Duration {
     Duration::try_from_secs_f64(length.as_secs_f64() * factor.max(0.0)).unwrap_or(Duration::MAX)
-}
-
-/// A cell in which a running request leaves the moment from which on it is overdue, so that
-/// whoever counts overdue requests need not ask the stream. One store per token event.
-#[derive(Clone, Debug)]
-pub struct Pulse(Arc<AtomicU64>);
-
-impl Default for Pulse {
-    /// Never overdue.
-    fn default() -> Self {
-        Pulse(Arc::new(AtomicU64::new(u64::MAX)))
-    }
-}
-
-impl Pulse {
-    /// If nothing more happens, an objective is broken after `moment` (see [`breaks_at`]).
-    pub fn set(&self, moment: Option<Tick>) {
-        self.0.store(moment.map_or(u64::MAX, Tick::as_nanos), Ordering::Relaxed);
-    }
-
-    /// Whether an objective is broken at `at`.
-    #[must_use]
-    pub fn is_overdue(&self, at: Tick) -> bool {
-        at.as_nanos() > self.0.load(Ordering::Relaxed)
-    }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::observe::{Ending, Limit, Limited, Reader, Timeline};
+use crate::observe::{Ending, Limit, Reader, Timeline};
 use crate::units::{Dialect, Tick, Tokens};
 
 use super::objectives::{Objective, Objectives};
@@ -176,7 +176,7 @@ fn fault(timeline: &Timeline, case: &Case) -> Option<Outcome> {
         Ending::TimedOut(Limit::FirstToken) => missed(Missed::TimeoutFirstToken),
         Ending::TimedOut(Limit::Idle) => missed(Missed::TimeoutIdle),
         // While the client does not read, the total limit is its doing.
-        Ending::TimedOut(Limit::Total) if timeline.limited.is_some() => None,
+        Ending::TimedOut(Limit::Total) if timeline.before_limit.is_some() => None,
         Ending::TimedOut(Limit::Total) => missed(Missed::TimeoutTotal),
         Ending::Drained | Ending::Panicked => missed(Missed::Internal),
         Ending::Left | Ending::WriteStalled => None,
@@ -201,9 +201,8 @@ fn is_empty(timeline: &Timeline, case: &Case) -> bool {
     if !case.dialect.generates() {
         return false;
     }
-    let visible = timeline.has_visible || timeline.first_visible.is_some();
-    let output = visible || timeline.has_output || timeline.first_token.is_some();
-    (!output && !timeline.has_finish_reason) || (case.cap_lowered && !visible)
+    let nothing = timeline.token_events == 0 && !timeline.has_finish_reason;
+    nothing || (case.cap_lowered && !timeline.has_visible)
 }
 
 /// One request on the scales.
@@ -269,8 +268,8 @@ impl States {
 impl Scene<'_> {
     /// An answer without fault: finished, or ended by its client.
     fn weigh(&self, timeline: &Timeline) -> Verdict {
-        if let Some(limited) = limited_before_finish(timeline) {
-            return self.limited(timeline, limited);
+        if let Some(before) = before_limit(timeline) {
+            return self.limited(timeline, before);
         }
         match timeline.finish {
             Some(finish) => {
@@ -294,8 +293,8 @@ impl Scene<'_> {
     /// Missed for a reason other than an objective. What had broken by the end counts as
     /// broken, what had been reached as it stood, the rest as not evaluated.
     fn failed(&self, timeline: &Timeline, reason: Missed) -> Verdict {
-        let states = if let Some(limited) = limited_before_finish(timeline) {
-            self.limited_states(timeline, limited)
+        let states = if let Some(before) = before_limit(timeline) {
+            self.limited_states(timeline, before)
         } else {
             let ended = self.states_at(timeline.end);
             match timeline.finish {
@@ -311,11 +310,11 @@ impl Scene<'_> {
 
     /// The client did not read from some moment on. TTFT is judged, what was broken at that
     /// moment stays broken, everything else is the client's doing.
-    fn limited(&self, timeline: &Timeline, limited: &Limited) -> Verdict {
-        let states = self.limited_states(timeline, limited);
+    fn limited(&self, timeline: &Timeline, before: &Timeline) -> Verdict {
+        let states = self.limited_states(timeline, before);
         let left = timeline.finish.is_none() && timeline.ending == Ending::Left;
         // Also a stall, which is no objective, makes a leave a late one.
-        let impatient = left && self.when_limited(timeline, limited).was_broken_at(limited.at);
+        let impatient = left && is_broken_at(&Progress::of(before), self.objectives, self.case, before.end);
         match states.first_broken() {
             Some(_) if left => states.verdict(Outcome::Missed(Missed::CanceledLate)),
             Some(reason) => states.verdict(Outcome::Missed(reason)),
@@ -324,25 +323,13 @@ impl Scene<'_> {
         }
     }
 
-    /// The same request as it stood when the client stopped reading.
-    fn when_limited<'b>(&'b self, timeline: &Timeline, limited: &'b Limited) -> Scene<'b> {
-        let before = |moment: Option<Tick>| moment.filter(|moment| *moment <= limited.at);
-        let progress = Progress {
-            first_token: before(timeline.first_token),
-            first_visible: before(timeline.first_visible),
-            last_token: limited.choices.iter().filter_map(|choice| choice.last_token).max(),
-            choices: &limited.choices,
-            ..self.progress
-        };
-        Scene { progress, ..*self }
-    }
-
-    fn limited_states(&self, timeline: &Timeline, limited: &Limited) -> States {
-        let then = self.when_limited(timeline, limited).states_at(limited.at);
+    /// The objectives as they stood when the client stopped reading; but TTFT by its point,
+    /// wherever it was reached, else by the finish, else by the end.
+    fn limited_states(&self, timeline: &Timeline, before: &Timeline) -> States {
+        let then = Scene { progress: Progress::of(before), ..*self }.states_at(before.end);
         if !self.streamed {
             return then;
         }
-        // TTFT: its point, wherever it was reached; else the finish, else the end.
         let ttft = self.objectives.ttft.map(|ttft| {
             let deadline = self.progress.arrival + ttft.threshold;
             let counted = self.progress.counted(self.objectives.ttft_counts).or(timeline.finish);
@@ -352,10 +339,6 @@ impl Scene<'_> {
             }
         });
         States { ttft, ..then }
-    }
-
-    fn was_broken_at(&self, at: Tick) -> bool {
-        is_broken_at(&self.progress, self.objectives, self.case, at)
     }
 
     fn finished_states(&self, timeline: &Timeline, finish: Tick) -> States {
@@ -418,11 +401,11 @@ impl Scene<'_> {
     }
 }
 
-/// Since when the client limited the stream, unless the answer had finished before: what the
-/// client does after `finish` changes nothing.
-fn limited_before_finish(timeline: &Timeline) -> Option<&Limited> {
-    let limited = timeline.limited.as_ref()?;
-    timeline.finish.is_none_or(|finish| limited.at < finish).then_some(limited)
+/// The answer as it stood when its client stopped reading, unless it had finished before: what
+/// the client does after `finish` changes nothing.
+fn before_limit(timeline: &Timeline) -> Option<&Timeline> {
+    let before = timeline.before_limit.as_deref()?;
+    timeline.finish.is_none_or(|finish| before.end < finish).then_some(before)
 }
 
 /// TPOT breaks when the last token of a choice that was too slow has come.

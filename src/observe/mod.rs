@@ -22,10 +22,6 @@ mod reading;
 mod tally;
 mod timeline;
 
-<<<<<<< HEAD
-pub use timeline::{Choice, Ending, Gaps, InBandError, Limit, Limited, Reader, Timeline, TokenSource, Usage, Watch};
-=======
 pub use note::{Expect, Note, UsageSeat};
 pub use observer::Observer;
 pub use timeline::{Choice, Ending, Gaps, InBandError, Limit, Reader, Timeline, TokenSource, Usage, Watch};
->>>>>>> room-b

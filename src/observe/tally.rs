@@ -52,6 +52,8 @@ pub(super) struct Tally {
     error: Option<InBandError>,
     /// Bytes of visible text of a JSON answer.
     visible_bytes: Option<u64>,
+    /// A JSON answer has output on a visible channel.
+    body_is_visible: bool,
     sequence_number: Option<u64>,
 }
 
@@ -75,6 +77,7 @@ impl Tally {
             has_finish_reason: false,
             error: None,
             visible_bytes: None,
+            body_is_visible: false,
             sequence_number: None,
         }
     }
@@ -402,6 +405,7 @@ impl Tally {
             } else {
                 self.choices[slot].events = 1;
             }
+            self.body_is_visible |= sight.visible;
         }
         if let Some(reason) = sight.finish {
             self.choices[slot].finished = true;
@@ -449,6 +453,7 @@ impl Tally {
             error: self.error,
             unparseable: false,
             status,
+            has_visible: self.body_is_visible || self.choices.iter().any(|choice| choice.first_visible.is_some()),
             client_limited: false,
             before_limit: None,
             ending,

@@ -16,6 +16,7 @@ use super::drift::Lengths;
 use super::engines::EngineReport;
 use super::process::Process;
 use super::table::{ClassSeries, Memory, NONE};
+use super::visit::Place;
 
 /// Looks at the recorder without keeping it alive: the registry belongs to it.
 #[derive(Debug)]
@@ -74,12 +75,11 @@ fn in_flight(recorder: &Inner, at: Tick, page: &mut Page<'_, '_>) -> fmt::Result
             running.insert((class.to_string(), pool.to_string()), 0);
         }
     }
-    for (place, late) in recorder.open.places(at) {
-        let (class, pool) = place;
+    for Place { class, pool, is_overdue } in recorder.open.places(at) {
         let text = |name: Option<&str>| name.unwrap_or(NONE).to_owned();
         let key = (text(class.as_ref().map(ClassId::as_str)), text(pool.as_ref().map(PoolId::as_str)));
         *running.entry(key).or_default() += 1;
-        if let Some(class) = class.filter(|_| late) {
+        if let Some(class) = class.filter(|_| is_overdue) {
             *overdue.entry(class).or_default() += 1;
         }
     }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use crate::judge::{
-    Case, Excluded, Missed, Objectives, Outcome, Progress, Pulse, Verdict, breaks_at, judge, judge_left, judge_refused,
+    Case, Excluded, Missed, Objectives, Outcome, Progress, Pulse, Verdict, judge, judge_left, judge_refused,
 };
 use crate::observe::{Ending, Timeline};
 use crate::refuse::Refusal;
@@ -35,6 +35,10 @@ pub struct Promise {
     pub prompt: Tokens,
     /// It asks for a stream.
     pub streamed: bool,
+    /// Choices that the answer should have.
+    pub choices: u64,
+    /// Tokens per token event, as learned.
+    pub tokens_per_event: f64,
     /// What else bears on the judgement.
     pub case: Case,
 }
@@ -114,9 +118,7 @@ impl Visit {
 
     /// The class that applies, and what comes with it.
     pub fn promised(&mut self, promise: Promise) {
-        let waiting = Progress::waiting(self.arrival(), true, promise.streamed);
-        self.open.pulse.set(breaks_at(&waiting, &promise.objectives, &promise.case));
-        self.open.place.lock().0 = Some(promise.class.clone());
+        self.open.standing.lock().promise = Some(promise.clone());
         let edges = self.recorder.gap_edges(&promise.class);
         let draft = self.draft_mut();
         draft.gap_edges = edges;
@@ -126,7 +128,7 @@ impl Visit {
     /// The route: the model as it names it, and its first pool.
     pub fn routed(&mut self, model: Arc<str>, pool: PoolId) {
         self.draft_mut().model = Some(model);
-        self.open.place.lock().1 = Some(pool);
+        self.open.standing.lock().pool = Some(pool);
     }
 
     /// The request left the queue.
@@ -139,7 +141,7 @@ impl Visit {
         let draft = self.draft_mut();
         draft.attempts += 1;
         draft.engine = Some(engine);
-        self.open.place.lock().1 = Some(pool.clone());
+        self.open.standing.lock().pool = Some(pool.clone());
     }
 
     /// What made another attempt necessary.
@@ -165,7 +167,7 @@ impl Visit {
         self.draft().gap_edges.clone().unwrap_or_default()
     }
 
-    /// Where the relay leaves the moment from which on the request is overdue.
+    /// Where the relay leaves its token events, so that overdue requests can be counted.
     #[must_use]
     pub fn pulse(&self) -> Pulse {
         self.open.pulse.clone()
@@ -222,7 +224,7 @@ impl Visit {
         timeline: Option<Timeline>,
         refusal: Option<&'static str>,
     ) {
-        let pool = self.open.place.lock().1.clone();
+        let pool = self.open.standing.lock().pool.clone();
         let promise = draft.promise;
         let (length, prompt) = promise.as_ref().map_or_else(Default::default, |p| (p.length, p.prompt));
         let (class, rule) = promise.map(|promise| (promise.class, promise.rule)).unzip();
@@ -280,15 +282,45 @@ impl Drop for Visit {
     }
 }
 
-/// Class and pool, as far as they are known.
-type Place = (Option<ClassId>, Option<PoolId>);
-
 /// What a scrape sees of an open visit.
 #[derive(Debug)]
 pub(super) struct Open {
     slot: usize,
+    arrival: Tick,
     pulse: Pulse,
-    place: Mutex<Place>,
+    standing: Mutex<Standing>,
+}
+
+/// What is known of it, as far as a scrape wants it.
+#[derive(Debug, Default)]
+struct Standing {
+    promise: Option<Promise>,
+    pool: Option<PoolId>,
+}
+
+/// Where an open visit stands.
+#[derive(Debug)]
+pub(super) struct Place {
+    pub(super) class: Option<ClassId>,
+    pub(super) pool: Option<PoolId>,
+    pub(super) is_overdue: bool,
+}
+
+impl Open {
+    fn place(&self, at: Tick) -> Place {
+        let standing = self.standing.lock();
+        let promise = standing.promise.as_ref();
+        let overdue = |promise: &Promise| {
+            let waiting = Progress::waiting(self.arrival, true, promise.streamed);
+            let Promise { objectives, case, choices, tokens_per_event, .. } = promise;
+            self.pulse.is_overdue(&waiting, objectives, case, *choices, *tokens_per_event, at)
+        };
+        Place {
+            class: promise.map(|promise| promise.class.clone()),
+            pool: standing.pool.clone(),
+            is_overdue: promise.is_some_and(overdue),
+        }
+    }
 }
 
 /// All open visits. One short lock at each arrival and each end, none in between.
@@ -302,10 +334,10 @@ struct Slots {
 }
 
 impl OpenVisits {
-    pub(super) fn add(&self) -> Arc<Open> {
+    pub(super) fn add(&self, arrival: Tick) -> Arc<Open> {
         let mut slots = self.0.lock();
         let slot = slots.free.pop().unwrap_or(slots.visits.len());
-        let open = Arc::new(Open { slot, pulse: Pulse::default(), place: Mutex::default() });
+        let open = Arc::new(Open { slot, arrival, pulse: Pulse::default(), standing: Mutex::default() });
         match slots.visits.get_mut(slot) {
             Some(empty) => *empty = Some(open.clone()),
             None => slots.visits.push(Some(open.clone())),
@@ -326,9 +358,8 @@ impl OpenVisits {
         slots.visits.len() - slots.free.len()
     }
 
-    /// Class and pool of each open visit, and whether it is overdue.
-    pub(super) fn places(&self, at: Tick) -> Vec<(Place, bool)> {
+    pub(super) fn places(&self, at: Tick) -> Vec<Place> {
         let open: Vec<Arc<Open>> = self.0.lock().visits.iter().flatten().cloned().collect();
-        open.iter().map(|open| (open.place.lock().clone(), open.pulse.is_overdue(at))).collect()
+        open.iter().map(|open| open.place(at)).collect()
     }
 }
