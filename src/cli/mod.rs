@@ -4,6 +4,7 @@
 //! could not start (a port, a certificate).
 
 pub mod engine;
+pub mod health;
 
 use std::process::ExitCode;
 
@@ -21,6 +22,8 @@ pub struct Goodput {
 enum Command {
     /// Run a simulated engine with vLLM's HTTP face; needs no GPU.
     Engine(engine::Engine),
+    /// Ask a running gateway whether it is well.
+    Health(health::Health),
 }
 
 /// Reads the command line and does what it says.
@@ -28,5 +31,6 @@ enum Command {
 pub fn run() -> ExitCode {
     match Goodput::parse().command {
         Command::Engine(engine) => engine.run(),
+        Command::Health(health) => health.run(),
     }
 }

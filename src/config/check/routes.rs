@@ -42,9 +42,8 @@ impl Check<'_> {
         let pool_list = raw.pools.iter().flat_map(|list| &list.0);
         self.unique("pool of this route", pool_list.clone());
         let models = raw.model.iter().flat_map(|list| &list.0);
-        for at in models.clone().filter(|at| matches!(at.value.as_str(), "other" | "none")) {
-            let message = format!("the name {} has a meaning of its own in the metrics", at.shown());
-            self.problem(&at.place, message, "match it by a pattern such as othe*");
+        for at in models.clone() {
+            self.is_free_label(at);
         }
         Route {
             models: models.map(|at| Glob::new(&at.value)).collect(),
@@ -119,6 +118,7 @@ impl Check<'_> {
             for at in [name, target] {
                 self.model_name(at);
             }
+            self.is_free_label(target);
             match end_of(&direct, &name.value) {
                 Some(end) => {
                     found.insert(name.value.clone(), end.to_owned());
@@ -130,6 +130,14 @@ impl Check<'_> {
             }
         }
         found
+    }
+
+    /// `other` and `none` are labels of our own.
+    fn is_free_label(&mut self, at: &At<String>) {
+        if matches!(at.value.as_str(), "other" | "none") {
+            let message = format!("the name {} has a meaning of its own in the metrics", at.shown());
+            self.problem(&at.place, message, "match it by a pattern such as othe*");
+        }
     }
 
     fn model_name(&mut self, at: &At<String>) {
