@@ -356,5 +356,5 @@ impl Refusal {
 /// A limit as a client reads it: whole seconds where it is whole.
 fn seconds(limit: Duration) -> String {
     let millis = limit.as_millis();
-    if millis % 1000 == 0 { (millis / 1000).to_string() } else { format!("{:.3}", limit.as_secs_f64()) }
+    if millis.is_multiple_of(1000) { (millis / 1000).to_string() } else { format!("{:.3}", limit.as_secs_f64()) }
 }

@@ -1,0 +1,1 @@
+//! Reads the settings again when they change.
