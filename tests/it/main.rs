@@ -1,4 +1,6 @@
 //! Tests over several rooms, in one binary.
 
+mod framing;
+mod support;
 mod wire;
 mod wire_http;
