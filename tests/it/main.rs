@@ -1,5 +1,6 @@
 //! Tests over several rooms, in one binary.
 
+mod clocks;
 mod framing;
 mod support;
 mod wire;
