@@ -2,6 +2,7 @@
 
 mod clocks;
 mod framing;
+mod retries;
 mod support;
 mod wire;
 mod wire_http;

@@ -10,6 +10,7 @@ use std::io;
 use std::path::Path;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -79,20 +80,22 @@ impl House {
         (house, engine)
     }
 
-    /// Two engines, `e1` and `e2`: the one that is asked first plays the first script,
-    /// whichever it is; the other one the second.
-    pub fn two(yaml: &Yaml, first: Script, second: Script) -> (Self, [ScriptedEngine; 2]) {
-        let house = House::new(&yaml.clone());
-        let number = Arc::new(std::sync::atomic::AtomicUsize::new(0));
-        let engines = ["e1", "e2"].map(|host| {
-            let (number, scripts) = (Arc::clone(&number), [first.clone(), second.clone()]);
+    /// Engines `e1`, `e2` ... of pool `a`: whichever is asked first plays the first script, the
+    /// next request gets the next one, and the last one stays.
+    pub fn many(yaml: &Yaml, count: usize, scripts: Vec<Script>) -> (Self, Vec<ScriptedEngine>) {
+        let hosts: Vec<String> = (1..=count).map(|number| format!("e{number}")).collect();
+        let names: Vec<&str> = hosts.iter().map(String::as_str).collect();
+        let house = House::new(&yaml.clone().engines_of_first(&names));
+        let (turn, scripts) = (Arc::new(AtomicUsize::new(0)), Arc::new(scripts));
+        let engine = |host: &String| {
+            let (turn, scripts) = (Arc::clone(&turn), Arc::clone(&scripts));
             let engine = ScriptedEngine::new(house.clock, move |_| {
-                let turn = number.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-                scripts[turn.min(1)].clone()
+                scripts[turn.fetch_add(1, Ordering::Relaxed).min(scripts.len() - 1)].clone()
             });
             house.network.engine(host, &engine);
             engine
-        });
+        };
+        let engines = hosts.iter().map(engine).collect();
         (house, engines)
     }
 
@@ -154,6 +157,13 @@ impl House {
     /// The line after those that are known.
     pub async fn line_after(&self, known: usize) -> Line {
         self.lines(known + 1).await.remove(known)
+    }
+
+    /// What the engines of a pool do now, by name.
+    pub fn states(&self, pool: &str) -> Vec<&'static str> {
+        let view = self.gateway.fleet.view(self.clock.now());
+        let pool = view.into_iter().find(|view| view.pool.as_str() == pool).expect("a pool of this name");
+        pool.engines.iter().map(|engine| engine.state.as_str()).collect()
     }
 
     pub fn page(&self) -> Page {
