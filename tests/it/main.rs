@@ -2,6 +2,7 @@
 
 mod clocks;
 mod framing;
+mod leaving;
 mod retries;
 mod support;
 mod wire;

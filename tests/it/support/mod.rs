@@ -4,6 +4,7 @@
 mod network;
 mod page;
 mod reply;
+mod socket;
 mod yaml;
 
 use std::io;
@@ -15,6 +16,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
+use goodput::accept::Drain;
 use goodput::clock::Clock;
 use goodput::config::{self, Settings, Surroundings};
 use goodput::gateway::{Gateway, Materials};
@@ -32,6 +34,7 @@ use tokio::sync::Notify;
 pub use network::Network;
 pub use page::Page;
 pub use reply::{Reply, Whole, header, millis};
+pub use socket::{Client, h2_next, h2_post};
 pub use yaml::Yaml;
 
 pub const CHAT: &str = "/v1/chat/completions";
@@ -49,6 +52,7 @@ pub struct House {
     pub clock: Clock,
     pub gateway: Gateway,
     pub network: Network,
+    drain: Drain,
     recorder: Recorder,
     lines: Lines,
     has_ended: bool,
@@ -66,7 +70,7 @@ impl House {
         let materials =
             Materials { clock, dial: Arc::new(network.clone()), recorder: recorder.clone(), seed: 7 };
         let gateway = Gateway::new(settings(yaml), materials);
-        House { clock, gateway, network, recorder, lines, has_ended: false }
+        House { clock, gateway, network, drain: Drain::new(), recorder, lines, has_ended: false }
     }
 
     /// The default settings, and an engine `e1` that answers every request so.
