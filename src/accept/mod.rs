@@ -33,6 +33,8 @@ mod socket;
 mod stall;
 mod stream;
 pub mod strict;
+#[cfg(test)]
+mod tests;
 mod tls;
 
 pub use door::{Door, Fault};

@@ -83,7 +83,7 @@ impl Page {
 
     fn read(&mut self, line: &[u8]) {
         // Most lines are other people's: the first letter already says so.
-        if !matches!(line.first(), Some(b'v' | b'l' | b's' | b'd')) {
+        if !matches!(line.first(), Some(b'v' | b'l' | b's' | b'd')) || line.len() > LONGEST_LINE {
             return;
         }
         let Ok(line) = std::str::from_utf8(line) else { return };
@@ -173,6 +173,14 @@ mod tests {
         let dynamo =
             "dynamo_frontend_queued_requests{model=\"a\"} 2\ndynamo_frontend_inflight_requests{model=\"a\"} 1\n";
         assert_eq!(read(dynamo), Some(Report { kv_usage: None, ..expected }));
+    }
+
+    #[test]
+    fn pages_of_real_engines_are_read() {
+        let idle = Report { waiting: Some(0.0), running: Some(0.0), kv_usage: Some(0.0), asleep: false };
+        assert_eq!(read(include_str!("../../tests/wire/vllm-0.32.0/metrics-trimmed.txt")), Some(idle));
+        let dynamo = read(include_str!("../../tests/wire/dynamo-1.6.1/metrics-trimmed.txt"));
+        assert_eq!(dynamo, Some(Report { kv_usage: None, ..idle }));
     }
 
     #[test]

@@ -239,15 +239,23 @@ impl Engine {
         self.shape.max_waiting.is_some_and(|most| self.waiting.len() >= most.max(1))
     }
 
-    /// Takes a job into the queue. An idle engine begins a step at once. Prompt and output
-    /// are cut to what the model and the cache can hold, so that every job can end.
+    /// Takes a job into the queue; an idle engine begins a step at once.
     ///
     /// # Errors
     /// [`Busy`], if the queue is full.
-    pub fn submit(&mut self, mut job: Job, at: Tick) -> Result<JobId, Busy> {
+    pub fn submit(&mut self, job: Job, at: Tick) -> Result<JobId, Busy> {
         if self.is_busy() {
             return Err(Busy);
         }
+        let id = self.enqueue(job, at);
+        self.begin(at);
+        Ok(id)
+    }
+
+    /// Takes a job into the queue, however full that is, and begins nothing: the choices of one
+    /// request come in together. Prompt and output are cut to what the model and the cache can
+    /// hold, so that every job can end.
+    pub fn enqueue(&mut self, mut job: Job, at: Tick) -> JobId {
         let longest = self.shape.max_model_len.min(self.capacity() * BLOCK).max(2);
         job.prompt = job.prompt.clamp(1, longest - 1);
         job.output = job.output.clamp(1, longest - job.prompt);
@@ -259,10 +267,19 @@ impl Engine {
             Sequence { id, job, computed: 0, generated: 0, cached: 0, arrived: at, started: None, first_token: None };
         self.places.insert(id, place);
         self.waiting.insert(place, sequence);
+        id
+    }
+
+    /// Begins a step, if none runs.
+    pub fn begin(&mut self, at: Tick) {
         if self.step.is_none() {
             self.compose(at);
         }
-        Ok(id)
+    }
+
+    /// Makes it this many times as fast as its shape says, from the next step on.
+    pub const fn set_speed(&mut self, speed: f64) {
+        self.shape.speed = speed;
     }
 
     /// Takes a job out; its seat and its room are free from the next step on.

@@ -1,3 +1,164 @@
-//! A simulated engine.
+//! A simulated engine: vLLM's HTTP face over a scheduler that only counts tokens.
+//!
+//! For trying the gateway without a GPU, for load tests and for the simulator. The scheduler
+//! ([`core`]) is pure; the rest puts it on the clock and gives it vLLM's answers, events,
+//! errors and metrics. What is said is drawn from the seed and the request, so that the same
+//! request gets the same answer. All delays are the runtime's: under a paused clock they take
+//! no time.
+//!
+//! ```no_run
+//! use goodput::clock::Clock;
+//! use goodput::lab::engine::{Settings, SimEngine};
+//!
+//! # async fn run() -> std::io::Result<()> {
+//! let engine = SimEngine::start(Clock::start(), Settings::default());
+//! let address = engine.listen("127.0.0.1:0".parse().unwrap()).await?;
+//! println!("an engine at http://{address}");
+//! # Ok(())
+//! # }
+//! ```
+
+mod answer;
+mod ask;
 pub mod core;
+mod http;
+mod metrics;
+mod pace;
 mod prefix;
+mod speak;
+mod voice;
+
+pub use core::{Gauges, Order, Shape};
+pub use voice::Lengths;
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use parking_lot::Mutex;
+use tokio::io::{AsyncRead, AsyncWrite, DuplexStream};
+use tokio::net::TcpListener;
+use tokio::task::JoinSet;
+
+use self::http::Counter;
+use crate::clock::Clock;
+
+/// How an engine is set up.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Names it answers to; the first is the one it calls itself.
+    pub models: Vec<String>,
+    /// The machine.
+    pub shape: Shape,
+    /// Decides texts, lengths and jitter.
+    pub seed: u64,
+    /// How long answers are that no cap cuts.
+    pub output: Lengths,
+    /// Reasoning tokens before an answer, at medium effort; 0: the model does not reason.
+    pub reasoning_tokens: u64,
+    /// A connection without a request is closed after this, as the real server does.
+    pub keep_alive: Duration,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Settings {
+            models: vec!["sim".to_owned()],
+            shape: Shape::default(),
+            seed: 1,
+            output: Lengths { p50: 160.0, p95: 640.0 },
+            reasoning_tokens: 0,
+            keep_alive: Duration::from_secs(5),
+        }
+    }
+}
+
+/// A running engine. Clones are the same engine; it ends, with all its connections, when the
+/// last of them is dropped.
+#[derive(Clone)]
+pub struct SimEngine {
+    counter: Arc<Counter>,
+    keep_alive: Duration,
+    tasks: Arc<Mutex<JoinSet<()>>>,
+}
+
+impl SimEngine {
+    /// Starts an engine on the current runtime.
+    #[must_use]
+    pub fn start(clock: Clock, settings: Settings) -> Self {
+        let keep_alive = settings.keep_alive;
+        let counter = Arc::new(Counter::new(clock, settings));
+        let mut tasks = JoinSet::new();
+        tasks.spawn(Arc::clone(&counter.pace).run());
+        SimEngine { counter, keep_alive, tasks: Arc::new(Mutex::new(tasks)) }
+    }
+
+    /// Serves on an address (port 0: a free one), and returns the one bound.
+    ///
+    /// # Errors
+    /// Whatever binding gives.
+    pub async fn listen(&self, address: SocketAddr) -> io::Result<SocketAddr> {
+        let listener = TcpListener::bind(address).await?;
+        let bound = listener.local_addr()?;
+        let (counter, keep_alive) = (Arc::clone(&self.counter), self.keep_alive);
+        self.spawn(async move {
+            let mut connections = JoinSet::new();
+            loop {
+                // An accept that fails (no file handles left) is tried again after a while.
+                let Ok((socket, _)) = listener.accept().await else {
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                    continue;
+                };
+                let _ = socket.set_nodelay(true);
+                while connections.try_join_next().is_some() {}
+                connections.spawn(converse(Arc::clone(&counter), keep_alive, socket));
+            }
+        });
+        Ok(bound)
+    }
+
+    /// Opens an in-memory connection to the engine, and returns the caller's end.
+    #[must_use]
+    pub fn connect(&self) -> DuplexStream {
+        let (ours, theirs) = tokio::io::duplex(64 * 1024);
+        self.spawn(converse(Arc::clone(&self.counter), self.keep_alive, ours));
+        theirs
+    }
+
+    /// What the engine reports of itself.
+    #[must_use]
+    pub fn gauges(&self) -> Gauges {
+        self.counter.pace.gauges()
+    }
+
+    /// Makes it this many times as fast as its shape says, from the next step on.
+    pub fn set_speed(&self, speed: f64) {
+        self.counter.pace.set_speed(speed);
+    }
+
+    fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        let mut tasks = self.tasks.lock();
+        while tasks.try_join_next().is_some() {}
+        tasks.spawn(task);
+    }
+}
+
+async fn converse<S>(counter: Arc<Counter>, keep_alive: Duration, stream: S)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let service = service_fn(move |request| Arc::clone(&counter).serve(request));
+    // A broken connection is the client's business; its request has left the batch by then.
+    let _ = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(keep_alive)
+        .serve_connection(TokioIo::new(stream), service)
+        .await;
+}
+
+#[cfg(test)]
+mod tests;

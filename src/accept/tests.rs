@@ -1,0 +1,471 @@
+//! Whole connections over in-memory pipes, in virtual time.
+
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body::{Body, Frame};
+use hyper::body::Incoming;
+use parking_lot::Mutex;
+use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
+use tokio::task::JoinHandle;
+
+use super::settings::Listen;
+use super::{Door, Drain, Phase};
+use crate::clock::Clock;
+use crate::units::{ClientSide, Severed, Tick};
+
+const GET: &[u8] = b"GET /health HTTP/1.1\r\nhost: g\r\n\r\n";
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+/// What an answer's body does.
+#[derive(Clone, Copy)]
+enum Act {
+    /// `ok`, and nothing more.
+    Short,
+    /// Pieces of this size without end.
+    Endless(usize),
+    /// One piece, then nothing until the drain limit; then last words.
+    UntilDrained,
+    /// One piece, then an error.
+    Breaks,
+}
+
+/// How a body ended, seen from inside.
+#[derive(Default)]
+struct Seen {
+    sides: Mutex<Vec<ClientSide>>,
+    severed: Mutex<Vec<(Option<Severed>, bool, Tick)>>,
+}
+
+struct Played {
+    act: Act,
+    given: usize,
+    side: ClientSide,
+    clock: Clock,
+    seen: Arc<Seen>,
+}
+
+impl Body for Played {
+    type Data = Bytes;
+    type Error = std::io::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, std::io::Error>>> {
+        let first = self.given == 0;
+        self.given += 1;
+        let data = |bytes: Bytes| Poll::Ready(Some(Ok(Frame::data(bytes))));
+        match self.act {
+            Act::Short if first => data(Bytes::from_static(b"ok")),
+            Act::Short => Poll::Ready(None),
+            Act::Endless(size) => data(Bytes::from(vec![b'x'; size])),
+            Act::UntilDrained | Act::Breaks if first => data(Bytes::from_static(b"data: a\n\n")),
+            Act::Breaks => Poll::Ready(Some(Err(std::io::Error::other("engine went away")))),
+            Act::UntilDrained if self.side.drain_is_over() => {
+                self.act = Act::Short;
+                self.given = 1;
+                data(Bytes::from_static(b"data: last\n\n"))
+            }
+            Act::UntilDrained => Poll::Pending,
+        }
+    }
+}
+
+impl Drop for Played {
+    fn drop(&mut self) {
+        let now = self.clock.now();
+        self.seen.severed.lock().push((self.side.severed(), self.side.is_limited(now), now));
+    }
+}
+
+struct House {
+    door: Door,
+    drain: Drain,
+    clock: Clock,
+    seen: Arc<Seen>,
+}
+
+impl House {
+    fn new() -> Self {
+        let (clock, drain) = (Clock::start(), Drain::new());
+        let door = Door::new(&Listen::default(), None, drain.clone(), clock);
+        House { door, drain, clock, seen: Arc::default() }
+    }
+
+    /// A client, and the connection's task, which yields the moment of its end.
+    fn connect(&self, act: Act, pipe: usize) -> (DuplexStream, JoinHandle<Tick>) {
+        let (ours, theirs) = tokio::io::duplex(pipe);
+        let (door, clock, seen) = (self.door.clone(), self.clock, Arc::clone(&self.seen));
+        let service = tower::service_fn(move |request: Request<Incoming>| {
+            let side = request.extensions().get::<ClientSide>().expect("in each request").clone();
+            seen.sides.lock().push(side.clone());
+            let body = Played { act, given: 0, side, clock, seen: Arc::clone(&seen) };
+            async move { Ok::<_, Infallible>(Response::new(body)) }
+        });
+        let task = tokio::spawn(async move {
+            door.receive(theirs, service).await;
+            clock.now()
+        });
+        (ours, task)
+    }
+
+    async fn wait(&self, millis: u64) {
+        self.clock.sleep_until(Some(self.clock.now() + Duration::from_millis(millis))).await;
+    }
+
+    fn side(&self) -> ClientSide {
+        self.seen.sides.lock().last().expect("a request came").clone()
+    }
+
+    fn last_end(&self) -> (Option<Severed>, bool, Tick) {
+        *self.seen.severed.lock().last().expect("a body ended")
+    }
+}
+
+const fn at(millis: u64) -> Tick {
+    Tick::from_millis(millis)
+}
+
+async fn answer(client: &mut DuplexStream) -> String {
+    let mut text = Vec::new();
+    while !text.ends_with(b"\r\n0\r\n\r\n") {
+        let mut byte = [0];
+        assert_eq!(client.read(&mut byte).await.unwrap(), 1, "closed after {:?}", String::from_utf8_lossy(&text));
+        text.push(byte[0]);
+    }
+    String::from_utf8(text).unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_silent_connection_is_closed_after_the_header_timeout() {
+    let house = House::new();
+    let (_client, task) = house.connect(Act::Short, 4096);
+    assert_eq!(task.await.unwrap(), at(10_000));
+}
+
+#[tokio::test(start_paused = true)]
+async fn half_a_preface_or_a_dripping_head_does_not_stretch_the_header_timeout() {
+    let house = House::new();
+    let (mut half, first) = house.connect(Act::Short, 4096);
+    half.write_all(&PREFACE[..12]).await.unwrap();
+    let (mut slow, second) = house.connect(Act::Short, 4096);
+    slow.write_all(b"POST / HTTP/1.1\r\nhost: g\r\nx-a: ").await.unwrap();
+    for _ in 0..9 {
+        house.wait(1000).await;
+        slow.write_all(b"a").await.unwrap();
+    }
+    assert_eq!((first.await.unwrap(), second.await.unwrap()), (at(10_000), at(10_000)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn between_requests_the_idle_limit_runs_and_then_the_head_limit_again() {
+    let house = House::new();
+    let (mut client, task) = house.connect(Act::Short, 4096);
+    client.write_all(GET).await.unwrap();
+    answer(&mut client).await;
+    house.wait(55_000).await;
+    client.write_all(GET).await.unwrap();
+    answer(&mut client).await;
+    house.wait(50_000).await;
+    client.write_all(b"GET /hea").await.unwrap();
+    assert_eq!(task.await.unwrap(), at(115_000), "10 s after the first byte of a head that never ended");
+    let (mut client, task) = house.connect(Act::Short, 4096);
+    client.write_all(GET).await.unwrap();
+    answer(&mut client).await;
+    let mut rest = Vec::new();
+    client.read_to_end(&mut rest).await.unwrap();
+    assert_eq!(house.clock.now(), at(175_000), "60 s after the answer");
+    drop(client);
+    task.await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn pipelined_requests_are_answered_in_order() {
+    let house = House::new();
+    let (mut client, _task) = house.connect(Act::Short, 65_536);
+    client.write_all(&GET.repeat(5)).await.unwrap();
+    for _ in 0..5 {
+        assert!(answer(&mut client).await.starts_with("HTTP/1.1 200 OK\r\n"));
+    }
+    assert_eq!(house.seen.sides.lock().len(), 5);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_does_not_read_is_limited_after_100_ms_and_cut_after_the_write_stall() {
+    let house = House::new();
+    let (mut client, task) = house.connect(Act::Endless(1000), 4096);
+    client.write_all(GET).await.unwrap();
+    house.wait(100).await;
+    assert!(!house.side().is_limited(house.clock.now()));
+    house.wait(1).await;
+    assert!(house.side().is_limited(house.clock.now()));
+    assert_eq!(house.side().refused_since(), Some(at(0)));
+    assert_eq!(task.await.unwrap(), at(30_000));
+    assert_eq!(house.last_end(), (Some(Severed::WriteStall), true, at(30_000)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_slow_reader_that_takes_something_every_100_ms_is_not_limited() {
+    let house = House::new();
+    let (mut client, task) = house.connect(Act::Endless(1000), 4096);
+    client.write_all(GET).await.unwrap();
+    let mut some = [0; 512];
+    for _ in 0..600 {
+        house.wait(100).await;
+        client.read_exact(&mut some).await.unwrap();
+    }
+    assert!(!house.side().is_limited(house.clock.now()));
+    drop(client);
+    task.await.unwrap();
+    assert_eq!(house.last_end().0, None, "the client left; nobody cut it");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_short_refusal_then_a_long_one_leaves_the_mark_even_when_reading_goes_on() {
+    let house = House::new();
+    let (mut client, _task) = house.connect(Act::Endless(1000), 4096);
+    client.write_all(GET).await.unwrap();
+    house.wait(250).await;
+    let mut some = [0; 4096];
+    client.read_exact(&mut some).await.unwrap();
+    tokio::task::yield_now().await;
+    let side = house.side();
+    house.wait(1).await;
+    assert_eq!(side.refused_since(), None, "a new stretch counts after 100 ms");
+    assert!(side.is_limited(house.clock.now()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_total_limit_cuts_a_client_that_does_not_read() {
+    let house = House::new();
+    let (mut client, task) = house.connect(Act::Endless(1000), 4096);
+    client.write_all(GET).await.unwrap();
+    tokio::task::yield_now().await;
+    house.side().set_total_deadline(at(7000));
+    // The deadline was not known when the stretch began: the retry after 100 ms sees it.
+    assert_eq!(task.await.unwrap(), at(7000));
+    assert_eq!(house.last_end(), (Some(Severed::Total), true, at(7000)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_broken_body_ends_the_connection_without_a_last_chunk() {
+    let house = House::new();
+    let (mut client, task) = house.connect(Act::Breaks, 4096);
+    client.write_all(GET).await.unwrap();
+    let mut text = String::new();
+    client.read_to_string(&mut text).await.unwrap();
+    task.await.unwrap();
+    assert!(!text.ends_with("0\r\n\r\n"), "{text}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_refused_client_still_sends_does_not_reset_the_answer() {
+    let house = House::new();
+    let (mut client, task) = house.connect(Act::Short, 4096);
+    client.write_all(b"POST / HTTP/1.1\r\nhost: g\r\ncontent-length: 100000\r\n\r\n").await.unwrap();
+    answer(&mut client).await;
+    client.write_all(&[b'x'; 50_000]).await.unwrap();
+    assert_eq!(task.await.unwrap(), at(2000), "read and thrown away for two seconds");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_drain_closes_the_idle_at_once_and_tells_the_open_ones_at_its_limit() {
+    let house = House::new();
+    let (mut idle, idle_task) = house.connect(Act::Short, 4096);
+    idle.write_all(GET).await.unwrap();
+    answer(&mut idle).await;
+    let (mut open, open_task) = house.connect(Act::UntilDrained, 4096);
+    open.write_all(GET).await.unwrap();
+    house.wait(1000).await;
+    house.drain.advance(Phase::Draining);
+    assert_eq!(idle.read(&mut [0; 16]).await.unwrap(), 0);
+    drop(idle);
+    assert_eq!(idle_task.await.unwrap(), at(1000));
+    house.wait(5000).await;
+    house.drain.advance(Phase::Over);
+    let text = answer(&mut open).await;
+    assert!(text.contains("data: last\n\n"), "{text}");
+    drop(open);
+    assert_eq!(open_task.await.unwrap(), at(6000));
+    assert_eq!(house.last_end(), (None, false, at(6000)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_left_after_the_last_words_is_cut() {
+    let house = House::new();
+    let (mut client, task) = house.connect(Act::Endless(1000), 4096);
+    client.write_all(GET).await.unwrap();
+    house.wait(10).await;
+    for phase in [Phase::Draining, Phase::Over] {
+        house.drain.advance(phase);
+        house.wait(10).await;
+    }
+    house.drain.advance(Phase::Cut);
+    assert_eq!(task.await.unwrap(), at(30));
+    assert_eq!(house.last_end().0, Some(Severed::Drain));
+}
+
+mod http2 {
+    use h2::client::{self, ResponseFuture, SendRequest};
+    use h2::{Reason, RecvStream};
+
+    use super::*;
+
+    async fn connect(house: &House, act: Act) -> (SendRequest<Bytes>, JoinHandle<()>, JoinHandle<Tick>) {
+        let (client, task) = house.connect(act, 65_536);
+        let mut builder = client::Builder::new();
+        let (sender, connection) = builder.initial_connection_window_size(1 << 20).handshake(client).await.unwrap();
+        let driver = tokio::spawn(async move {
+            let _ = connection.await;
+        });
+        (sender.ready().await.unwrap(), driver, task)
+    }
+
+    fn send(sender: &mut SendRequest<Bytes>) -> ResponseFuture {
+        let request = Request::builder().uri("http://g/health").body(()).unwrap();
+        sender.send_request(request, true).unwrap().0
+    }
+
+    async fn ask(sender: &mut SendRequest<Bytes>) -> RecvStream {
+        send(sender).await.unwrap().into_body()
+    }
+
+    async fn end_of(body: &mut RecvStream) -> Option<Reason> {
+        loop {
+            match body.data().await {
+                Some(Ok(data)) => body.flow_control().release_capacity(data.len()).unwrap(),
+                Some(Err(error)) => return error.reason(),
+                None => return None,
+            }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_without_streams_is_closed_after_the_idle_limit() {
+        let house = House::new();
+        let (mut sender, driver, task) = connect(&house, Act::Short).await;
+        assert_eq!(end_of(&mut ask(&mut sender).await).await, None);
+        driver.await.unwrap();
+        assert_eq!(house.clock.now(), at(60_000));
+        drop(sender);
+        task.await.unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_preface_without_a_request_is_closed_after_the_header_timeout() {
+        let house = House::new();
+        let (_sender, driver, task) = connect(&house, Act::Short).await;
+        assert_eq!(task.await.unwrap(), at(10_000));
+        driver.await.unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stream_that_is_not_taken_is_limited_and_reset_and_the_others_live_on() {
+        let house = House::new();
+        let (mut sender, _driver, _task) = connect(&house, Act::Endless(100_000)).await;
+        let mut stuck = ask(&mut sender).await;
+        house.wait(101).await;
+        let side = house.side();
+        assert!(side.is_limited(house.clock.now()));
+        let mut other = ask(&mut sender).await;
+        for _ in 0..300 {
+            house.wait(100).await;
+            let data = other.data().await.unwrap().unwrap();
+            other.flow_control().release_capacity(data.len()).unwrap();
+        }
+        assert_eq!(side.severed(), Some(Severed::WriteStall));
+        assert!(end_of(&mut stuck).await.is_some(), "reset");
+        assert_eq!(house.side().severed(), None);
+        assert!(other.data().await.unwrap().is_ok());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stream_whose_engine_is_silent_is_not_limited() {
+        let house = House::new();
+        let (mut sender, _driver, _task) = connect(&house, Act::UntilDrained).await;
+        let _body = ask(&mut sender).await;
+        house.wait(45_000).await;
+        assert!(!house.side().is_limited(house.clock.now()));
+        assert_eq!(house.side().refused_since(), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stream_that_is_taken_slowly_is_neither_limited_nor_cut() {
+        let house = House::new();
+        let (mut sender, _driver, _task) = connect(&house, Act::Endless(1000)).await;
+        let mut body = ask(&mut sender).await;
+        for _ in 0..900 {
+            house.wait(90).await;
+            let data = body.data().await.unwrap().unwrap();
+            body.flow_control().release_capacity(data.len()).unwrap();
+        }
+        let side = house.side();
+        assert_eq!(side.severed(), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_long_piece_reaches_the_client_whole() {
+        let house = House::new();
+        let (mut sender, _driver, _task) = connect(&house, Act::Endless(100_000)).await;
+        let mut body = ask(&mut sender).await;
+        let mut got = 0;
+        while got < 350_000 {
+            let data = body.data().await.unwrap().unwrap();
+            body.flow_control().release_capacity(data.len()).unwrap();
+            got += data.len();
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_broken_body_resets_its_stream() {
+        let house = House::new();
+        let (mut sender, _driver, _task) = connect(&house, Act::Breaks).await;
+        // A reset takes along what has not gone out yet: here even the head.
+        let error = send(&mut sender).await.unwrap_err();
+        assert_eq!(error.reason(), Some(Reason::INTERNAL_ERROR));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_resets_a_stream_ends_its_body_at_once() {
+        let house = House::new();
+        let (mut sender, _driver, _task) = connect(&house, Act::UntilDrained).await;
+        let body = ask(&mut sender).await;
+        house.wait(500).await;
+        drop(body);
+        house.wait(1).await;
+        assert_eq!(house.last_end(), (None, false, at(500)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_drain_lets_streams_end_tells_them_at_its_limit_and_cuts_the_rest() {
+        let house = House::new();
+        let (mut sender, driver, task) = connect(&house, Act::UntilDrained).await;
+        let mut body = ask(&mut sender).await;
+        house.drain.advance(Phase::Draining);
+        house.wait(5000).await;
+        assert!(!task.is_finished());
+        house.drain.advance(Phase::Over);
+        let mut text = Vec::new();
+        while let Some(data) = body.data().await {
+            text.extend_from_slice(&data.unwrap());
+        }
+        assert_eq!(text, b"data: a\n\ndata: last\n\n");
+        drop((sender, body));
+        driver.await.unwrap();
+        assert_eq!(task.await.unwrap(), at(5000));
+
+        let house = House::new();
+        let (mut sender, driver, task) = connect(&house, Act::Endless(1000)).await;
+        let _body = ask(&mut sender).await;
+        house.wait(200).await;
+        house.drain.advance(Phase::Over);
+        house.wait(1000).await;
+        house.drain.advance(Phase::Cut);
+        driver.await.unwrap();
+        task.await.unwrap();
+        assert_eq!(house.last_end().0, Some(Severed::Drain));
+    }
+}

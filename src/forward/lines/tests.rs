@@ -1,0 +1,419 @@
+//! Lines over in-memory pipes, in virtual time.
+
+use http_body_util::BodyExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
+
+use super::*;
+use crate::dial::{PipeDial, PipeListener, Scheme};
+use crate::route::settings::Engines;
+
+struct Bench {
+    network: PipeDial,
+    engine: PipeListener,
+    lines: Arc<Lines>,
+    clock: Clock,
+    pool: Pool,
+    to: EngineAddress,
+}
+
+const AT: &str = "e:8000";
+
+impl Bench {
+    fn new() -> Self {
+        let network = PipeDial::new();
+        let engine = network.listen(AT);
+        let to = EngineAddress { scheme: Scheme::Http, host: "e".into(), port: 8000, base: "".into(), name: None };
+        let pool = Pool::with_defaults("p".into(), Engines::Static(vec![to.clone()]));
+        let clock = Clock::start();
+        let lines = Arc::new(Lines::new(Arc::new(network.clone()), clock));
+        Bench { network, engine, lines, clock, pool, to }
+    }
+
+    async fn take(&self) -> Line {
+        self.lines.take(&self.pool, &self.to.id(), &self.to).await.unwrap()
+    }
+
+    /// A line on which an answer has come and ended, and the engine's end of it.
+    async fn used(&mut self) -> DuplexStream {
+        let line = self.take().await;
+        let mut engine = self.engine.accept().await;
+        let ask = tokio::spawn(ask(line));
+        read_request(&mut engine).await;
+        engine.write_all(ANSWER).await.unwrap();
+        assert_eq!(ask.await.unwrap().unwrap(), b"ok");
+        settle().await;
+        engine
+    }
+
+    /// What becomes of a request that is answered with these bytes on a fresh line, which the
+    /// engine then closes.
+    async fn answered_with(&mut self, bytes: &'static [u8]) -> Result<Vec<u8>, String> {
+        let line = self.lines.fresh(&self.pool, &self.to.id(), &self.to).await.unwrap();
+        let mut engine = self.engine.accept().await;
+        let ask = tokio::spawn(ask(line));
+        read_request(&mut engine).await;
+        // An engine that is cut off while it writes is no failure of the test.
+        let _ = engine.write_all(bytes).await;
+        drop(engine);
+        ask.await.unwrap()
+    }
+
+    fn idle(&self) -> usize {
+        self.lines.idle(&self.pool.id, &self.to.id())
+    }
+
+    async fn sleep(&self, millis: u64) {
+        self.clock.sleep_until(Some(self.clock.now() + Duration::from_millis(millis))).await;
+    }
+}
+
+const ANSWER: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
+const STREAM: &[u8] = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\n";
+
+fn request(body: &[&'static [u8]]) -> Request<Frames> {
+    let frames = body.iter().map(|frame| Bytes::from_static(frame)).collect();
+    Request::post("/v1/chat/completions").header("host", "e:8000").body(frames).unwrap()
+}
+
+/// Sends a small request and reads the answer whole.
+async fn ask(line: Line) -> Result<Vec<u8>, String> {
+    let answer = line.send(request(&[b"{", b"}"])).await.map_err(|failed| format!("{:?}", failed.why))?;
+    let body = answer.into_body().collect().await.map_err(|broken| format!("{broken:?}"))?;
+    Ok(body.to_bytes().to_vec())
+}
+
+/// Reads a request with a stated length; the head, in lower case.
+async fn read_request(engine: &mut DuplexStream) -> String {
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        head.push(engine.read_u8().await.unwrap());
+    }
+    let head = String::from_utf8(head).unwrap().to_lowercase();
+    let length = head.split("content-length: ").nth(1).and_then(|rest| rest.split("\r\n").next());
+    let mut body = vec![0; length.map_or(0, |length| length.parse().unwrap())];
+    engine.read_exact(&mut body).await.unwrap();
+    head
+}
+
+/// Lets every task that can run, run.
+async fn settle() {
+    for _ in 0..20 {
+        tokio::task::yield_now().await;
+    }
+}
+
+/// Waits until the gateway has closed its end.
+async fn closed(engine: &mut DuplexStream) {
+    let mut rest = Vec::new();
+    engine.read_to_end(&mut rest).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_line_whose_answer_ended_whole_is_used_again() {
+    let mut bench = Bench::new();
+    let mut engine = bench.used().await;
+    assert_eq!(bench.idle(), 1);
+    let line = bench.take().await;
+    assert!(line.is_reused());
+    let ask = tokio::spawn(ask(line));
+    read_request(&mut engine).await;
+    engine.write_all(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n").await.unwrap();
+    assert_eq!(ask.await.unwrap().unwrap(), b"ok");
+    settle().await;
+    assert_eq!((bench.idle(), bench.network.dials(AT)), (1, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_line_is_not_used_again_after_four_seconds() {
+    let mut bench = Bench::new();
+    let mut engine = bench.used().await;
+    bench.sleep(3_999).await;
+    assert_eq!(bench.idle(), 1);
+    bench.lines.sweep();
+    assert_eq!(bench.idle(), 1);
+    bench.sleep(1).await;
+    assert!(!bench.take().await.is_reused());
+    closed(&mut engine).await;
+    assert_eq!(bench.network.dials(AT), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_sweeper_closes_what_nobody_takes() {
+    let mut bench = Bench::new();
+    let lines = bench.lines.clone();
+    let sweeper = tokio::spawn(async move { lines.keep_swept().await });
+    let before = bench.clock.now();
+    let mut engine = bench.used().await;
+    closed(&mut engine).await;
+    let lived = bench.clock.now() - before;
+    assert!(lived >= IDLE && lived <= IDLE + Duration::from_secs(1), "{lived:?}");
+    assert!(bench.lines.homes.read().is_empty());
+    sweeper.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_line_that_the_engine_closed_is_left_alone() {
+    let mut bench = Bench::new();
+    drop(bench.used().await);
+    settle().await;
+    assert!(!bench.take().await.is_reused());
+}
+
+#[tokio::test(start_paused = true)]
+async fn c44_a_close_of_a_reused_line_before_any_byte_is_told_apart() {
+    let mut bench = Bench::new();
+    for after in ["", "HTTP/1.1 2"] {
+        let mut engine = bench.used().await;
+        let line = bench.take().await;
+        let send = tokio::spawn(line.send(request(&[b"{}"])));
+        read_request(&mut engine).await;
+        engine.write_all(after.as_bytes()).await.unwrap();
+        drop(engine);
+        let failed = send.await.unwrap().err().unwrap();
+        let bytes_seen = after.len() as u64;
+        assert_eq!(failed, SendFailed { why: NoAnswer::Closed, reused: true, bytes_seen });
+        assert_eq!(failed.is_stale(), after.is_empty());
+    }
+    // The same on a fresh line is a failure of the engine.
+    let line = bench.lines.fresh(&bench.pool, &bench.to.id(), &bench.to).await.unwrap();
+    let mut engine = bench.engine.accept().await;
+    let send = tokio::spawn(line.send(request(&[b"{}"])));
+    read_request(&mut engine).await;
+    drop(engine);
+    assert!(!send.await.unwrap().err().unwrap().is_stale());
+}
+
+#[tokio::test(start_paused = true)]
+async fn c48_a_request_dropped_before_its_answer_closes_the_connection() {
+    let mut bench = Bench::new();
+    let line = bench.take().await;
+    let mut engine = bench.engine.accept().await;
+    let send = tokio::spawn(line.send(request(&[b"{}"])));
+    read_request(&mut engine).await;
+    send.abort();
+    let left = bench.clock.now();
+    closed(&mut engine).await;
+    assert_eq!(bench.clock.now(), left);
+}
+
+#[tokio::test(start_paused = true)]
+async fn c47_a_request_dropped_while_its_body_is_being_written_closes_the_connection() {
+    let mut bench = Bench::new();
+    let line = bench.take().await;
+    let mut engine = bench.engine.accept().await;
+    let frames = std::iter::repeat_n(Bytes::from(vec![b'x'; 100_000]), 20).collect();
+    let send = tokio::spawn(line.send(Request::post("/").header("host", "e").body(frames).unwrap()));
+    engine.read_u8().await.unwrap();
+    settle().await;
+    send.abort();
+    let mut rest = Vec::new();
+    engine.read_to_end(&mut rest).await.unwrap();
+    assert!(rest.len() < 2_000_000, "never whole");
+}
+
+#[tokio::test(start_paused = true)]
+async fn c47_an_answer_dropped_midway_closes_the_connection() {
+    let mut bench = Bench::new();
+    let line = bench.take().await;
+    let mut engine = bench.engine.accept().await;
+    let send = tokio::spawn(line.send(request(&[b"{}"])));
+    read_request(&mut engine).await;
+    engine.write_all(STREAM).await.unwrap();
+    let mut answer = send.await.unwrap().unwrap();
+    assert_eq!(answer.body_mut().frame().await.unwrap().unwrap().into_data().unwrap(), "hello");
+    drop(answer);
+    closed(&mut engine).await;
+    assert_eq!(bench.idle(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_before_the_request_was_read_is_passed_on_and_the_line_is_not_used_again() {
+    let mut bench = Bench::new();
+    let line = bench.take().await;
+    let mut engine = bench.engine.accept().await;
+    let frames = std::iter::repeat_n(Bytes::from(vec![b'x'; 100_000]), 20).collect();
+    let send = tokio::spawn(line.send(Request::post("/").header("host", "e").body(frames).unwrap()));
+    engine.read_u8().await.unwrap();
+    engine.write_all(b"HTTP/1.1 413 Content Too Large\r\ncontent-length: 2\r\n\r\n{}").await.unwrap();
+    let answer = send.await.unwrap().unwrap();
+    assert_eq!(answer.status(), 413);
+    assert_eq!(answer.into_body().collect().await.unwrap().to_bytes(), "{}");
+    settle().await;
+    assert_eq!(bench.idle(), 0);
+    closed(&mut engine).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_unasked_second_answer_reaches_nobody() {
+    let mut bench = Bench::new();
+    let poisoned = [ANSWER, b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\nPOISON"].concat();
+    let line = bench.take().await;
+    let mut engine = bench.engine.accept().await;
+    let ask = tokio::spawn(ask(line));
+    read_request(&mut engine).await;
+    engine.write_all(&poisoned).await.unwrap();
+    assert_eq!(ask.await.unwrap().unwrap(), b"ok");
+    settle().await;
+    assert!(!bench.take().await.is_reused());
+    // The same when it comes later, while the line is idle.
+    let mut engine = bench.engine.accept().await;
+    drop(engine);
+    engine = bench.used().await;
+    engine.write_all(ANSWER).await.unwrap();
+    settle().await;
+    assert!(!bench.take().await.is_reused());
+}
+
+#[tokio::test(start_paused = true)]
+async fn answers_that_cannot_be_trusted_are_refused() {
+    let mut bench = Bench::new();
+    for bytes in [
+        &b"\x16\x03\x01 this is not http at all\r\n\r\n"[..],
+        b"<html>hello</html>\n",
+        b"HTTP/1.1 099 Odd\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 1000 Odd\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 -200 Odd\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: -5\r\n\r\nhello",
+        b"HTTP/1.1 200 OK\r\nContent-Length: +5\r\n\r\nhello",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999999999999999\r\n\r\nhello",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nhello!",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: xchunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: gzip\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
+        b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: foo\r\nConnection: Upgrade\r\n\r\nTUNNEL",
+        b"HTTP/1.1 200 OK\r\nBrokenHeaderLine\r\nContent-Length: 2\r\n\r\nok",
+        b"HTTP/1.1 200 OK\r\nX-A : b\r\nContent-Length: 2\r\n\r\nok",
+        b"HTTP/1.1 200 OK\r\nX-A: a\0b\r\nContent-Length: 2\r\n\r\nok",
+    ] {
+        let result = bench.answered_with(bytes).await;
+        assert_eq!(result, Err("Garbage".into()), "{}", String::from_utf8_lossy(bytes));
+    }
+    assert_eq!(bench.idle(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn odd_answers_that_can_be_read_are_passed_on() {
+    let mut bench = Bench::new();
+    for bytes in [
+        &b"HTTP/1.1 200 \r\nContent-Length: 2\r\n\r\nok"[..],
+        b"HTTP/1.1 200 OK\nContent-Length: 2\n\nok",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 2\r\n\r\nok",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 7\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: Chunked\r\n\r\n2;x=y\r\nok\r\n0\r\nX-Sum: 1\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\n\r\nok",
+        b"HTTP/1.0 200 OK\r\n\r\nok",
+        b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\nHTTP/1.1 103 Early Hints\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok",
+    ] {
+        let result = bench.answered_with(bytes).await;
+        assert_eq!(result, Ok(b"ok".to_vec()), "{}", String::from_utf8_lossy(bytes));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_broken_body_is_an_error_never_an_end() {
+    let mut bench = Bench::new();
+    for (bytes, expected) in [
+        (&b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nok"[..], "Closed"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n", "Closed"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n400\r\nok", "Closed"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\nzz\r\nno chunk\r\n0\r\n\r\n", "Framing"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\nfffffffffffffffffff\r\nabc", "Framing"),
+    ] {
+        let result = bench.answered_with(bytes).await;
+        assert_eq!(result, Err(expected.into()), "{}", String::from_utf8_lossy(bytes));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn two_megabytes_of_header_are_refused_before_they_are_read() {
+    let mut bench = Bench::new();
+    let many: String = (0..20_000).map(|n| format!("X-{n}: {}\r\n", "v".repeat(100))).collect();
+    let long = format!("X-A: {}\r\n", "v".repeat(2_000_000));
+    for header in [many, long] {
+        let line = bench.take().await;
+        let meter = line.link.meter.clone();
+        let mut engine = bench.engine.accept().await;
+        let send = tokio::spawn(line.send(request(&[b"{}"])));
+        read_request(&mut engine).await;
+        let head = format!("HTTP/1.1 200 OK\r\n{header}Content-Length: 2\r\n\r\nok");
+        assert!(engine.write_all(head.as_bytes()).await.is_err(), "cut off");
+        let failed = send.await.unwrap().err().unwrap();
+        assert!(matches!(failed.why, NoAnswer::HeadTooLarge | NoAnswer::Garbage), "{failed:?}");
+        assert!(meter.received.load(Ordering::Acquire) <= 2 * BUFFER as u64);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_body_that_is_not_read_does_not_pile_up() {
+    let mut bench = Bench::new();
+    let line = bench.take().await;
+    let meter = line.link.meter.clone();
+    let mut engine = bench.engine.accept().await;
+    let send = tokio::spawn(line.send(request(&[b"{}"])));
+    read_request(&mut engine).await;
+    engine.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 50000000\r\n\r\n").await.unwrap();
+    let _answer = send.await.unwrap().unwrap();
+    let pour = tokio::spawn(async move { while engine.write_all(&[b'x'; 10_000]).await.is_ok() {} });
+    settle().await;
+    assert!(meter.received.load(Ordering::Acquire) < 1_000_000);
+    pour.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_head_request_gives_its_line_back_at_once() {
+    let mut bench = Bench::new();
+    let line = bench.take().await;
+    let mut engine = bench.engine.accept().await;
+    let head = Request::head("/").header("host", "e").body(Frames::default()).unwrap();
+    let send = tokio::spawn(line.send(head));
+    read_request(&mut engine).await;
+    engine.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n").await.unwrap();
+    drop(send.await.unwrap().unwrap());
+    settle().await;
+    assert!(bench.take().await.is_reused());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_connection_that_does_not_come_about_ends_at_its_limit() {
+    let bench = Bench::new();
+    bench.network.silence(AT);
+    let failed = bench.lines.take(&bench.pool, &bench.to.id(), &bench.to).await.err().unwrap();
+    assert_eq!(failed.0.kind(), io::ErrorKind::TimedOut);
+    assert_eq!(bench.clock.now(), Tick::from_millis(2_000));
+    bench.network.fail(AT, io::ErrorKind::ConnectionRefused);
+    let failed = bench.lines.take(&bench.pool, &bench.to.id(), &bench.to).await.err().unwrap();
+    assert_eq!(failed.0.kind(), io::ErrorKind::ConnectionRefused);
+}
+
+#[tokio::test(start_paused = true)]
+async fn lines_of_older_settings_do_not_come_back() {
+    let mut bench = Bench::new();
+    let _engine = bench.used().await;
+    let elsewhere = EngineAddress { name: Some("other".into()), ..bench.to.clone() };
+    let line = bench.lines.take(&bench.pool, &bench.to.id(), &elsewhere).await.unwrap();
+    assert!(!line.is_reused());
+    assert_eq!(bench.idle(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_more_than_a_bounded_number_of_lines_idle() {
+    let mut bench = Bench::new();
+    let mut engines = Vec::new();
+    let mut answers = Vec::new();
+    for _ in 0..MOST_IDLE + 3 {
+        let line = bench.take().await;
+        let mut engine = bench.engine.accept().await;
+        let send = tokio::spawn(line.send(request(&[b"{}"])));
+        read_request(&mut engine).await;
+        engine.write_all(ANSWER).await.unwrap();
+        answers.push(send.await.unwrap().unwrap());
+        engines.push(engine);
+    }
+    for answer in answers {
+        answer.into_body().collect().await.unwrap();
+    }
+    assert_eq!(bench.idle(), MOST_IDLE);
+    for engine in &mut engines[..3] {
+        closed(engine).await;
+    }
+}

@@ -1,0 +1,290 @@
+//! The engine's HTTP face: the paths that vLLM serves.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use bytes::Bytes;
+use http::{HeaderMap, Method, Request, Response, StatusCode, header};
+use http_body_util::{BodyExt, Limited};
+use serde_json::{Map, Value};
+
+use super::Settings;
+use super::answer::{Answer, Reply};
+use super::ask::{Ask, BYTES_PER_TOKEN, Fault, House, model_of, prompts_of, read_object};
+use super::core::{Engine, Job};
+use super::pace::Pace;
+use super::speak::{Talk, speaker};
+use super::voice::{Voice, mix};
+use crate::clock::Clock;
+use crate::units::Dialect;
+
+/// Longest request body that is read.
+const MOST_BODY: usize = 64 << 20;
+
+/// A response of the engine.
+type Answered = Response<Reply>;
+
+/// Everything a connection needs to answer.
+pub(super) struct Counter {
+    clock: Clock,
+    settings: Settings,
+    answered: AtomicU64,
+    pub pace: Arc<Pace>,
+}
+
+impl Counter {
+    pub fn new(clock: Clock, settings: Settings) -> Self {
+        let pace = Pace::new(clock, Engine::new(settings.shape.clone(), settings.seed));
+        Counter { clock, settings, answered: AtomicU64::new(0), pace }
+    }
+
+    pub async fn serve<B>(self: Arc<Self>, request: Request<B>) -> Result<Answered, Infallible>
+    where
+        B: http_body::Body<Data = Bytes>,
+        B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        let path = request.uri().path().to_owned();
+        let mut answered = match (request.method(), self.place(&path)) {
+            (_, None) => json(404, r#"{"detail":"Not Found"}"#),
+            (method, Some(Place::Look(page))) if is_look(method) => self.look(page),
+            (&Method::POST, Some(Place::Ask(dialect))) => {
+                let (head, body) = request.into_parts();
+                match Limited::new(body, MOST_BODY).collect().await {
+                    Ok(whole) => self.ask(dialect, &path, &head.headers, &whole.to_bytes()).await,
+                    Err(_) => json(413, r#"{"detail":"Request Entity Too Large"}"#),
+                }
+            }
+            (_, Some(place)) => {
+                let mut refused = json(405, r#"{"detail":"Method Not Allowed"}"#);
+                let allow = if matches!(place, Place::Ask(_)) { "POST" } else { "GET" };
+                refused.headers_mut().insert(header::ALLOW, header::HeaderValue::from_static(allow));
+                refused
+            }
+        };
+        let headers = answered.headers_mut();
+        headers.insert(header::SERVER, header::HeaderValue::from_static("goodput-engine"));
+        headers.insert(header::VARY, header::HeaderValue::from_static("Origin"));
+        Ok(answered)
+    }
+
+    fn place(&self, path: &str) -> Option<Place> {
+        Some(match path {
+            "/v1/chat/completions" => Place::Ask(Dialect::Chat),
+            "/v1/completions" => Place::Ask(Dialect::Completions),
+            "/v1/responses" => Place::Ask(Dialect::Responses),
+            "/v1/messages" | "/v1/messages/count_tokens" => Place::Ask(Dialect::Messages),
+            "/v1/embeddings" | "/tokenize" | "/detokenize" => Place::Ask(Dialect::Plain),
+            "/v1/models" => Place::Look(Page::Models),
+            "/health" | "/ping" => Place::Look(Page::Health),
+            "/version" => Place::Look(Page::Version),
+            "/metrics" => Place::Look(Page::Metrics),
+            _ => return None,
+        })
+    }
+
+    fn look(&self, page: Page) -> Answered {
+        let model = self.settings.models.first().map_or("", String::as_str);
+        match page {
+            Page::Health => whole(200, "text/plain; charset=utf-8", Bytes::new()),
+            Page::Version => json(200, r#"{"version":"0.32.0"}"#),
+            Page::Models => json(200, self.models()),
+            Page::Metrics => {
+                let text = self.pace.look(|gauges, counts| counts.page(gauges, model));
+                whole(200, "text/plain; version=0.0.4; charset=utf-8", Bytes::from(text))
+            }
+        }
+    }
+
+    fn models(&self) -> String {
+        let (created, longest) = (self.clock.wall().as_secs(), self.settings.shape.max_model_len);
+        let card = |name: &String| {
+            let name = Value::from(name.as_str());
+            format!(
+                r#"{{"id":{name},"object":"model","created":{created},"owned_by":"vllm","root":{name},"parent":null,"max_model_len":{longest},"permission":[]}}"#
+            )
+        };
+        let cards: Vec<String> = self.settings.models.iter().map(card).collect();
+        format!(r#"{{"object":"list","data":[{}]}}"#, cards.join(","))
+    }
+
+    async fn ask(&self, dialect: Dialect, path: &str, headers: &HeaderMap, body: &[u8]) -> Answered {
+        let done = match path {
+            "/v1/embeddings" => self.embed(body).await,
+            "/tokenize" | "/detokenize" | "/v1/messages/count_tokens" => self.count(dialect, path, body),
+            _ => self.generate(dialect, headers, body).await,
+        };
+        done.unwrap_or_else(|fault| json(fault.status, fault.body(dialect)))
+    }
+
+    async fn generate(&self, dialect: Dialect, headers: &HeaderMap, body: &[u8]) -> Result<Answered, Fault> {
+        let ask = Ask::read(dialect, body, &self.house())?;
+        let (mut voices, mut jobs) = (Vec::new(), Vec::new());
+        let places = ask.prompts.iter().flat_map(|prompt| (0..ask.n).map(move |_| prompt));
+        for (index, prompt) in (0..).zip(places) {
+            let longest = self.settings.shape.max_model_len.saturating_sub(prompt.tokens);
+            let voice = Voice::of(&ask, index, self.settings.output, self.settings.reasoning_tokens, longest);
+            let job = Job {
+                prompt: prompt.tokens,
+                output: voice.output(),
+                priority: ask.priority,
+                blocks: prompt.blocks.clone(),
+            };
+            jobs.push(job);
+            voices.push(voice);
+        }
+        let run = self.pace.submit(jobs).map_err(|_| Fault::busy())?;
+        let streams = ask.stream;
+        let talk = self.talk(ask, headers);
+        let answer = Answer::new(Arc::clone(&self.pace), talk, speaker(dialect), voices, run);
+        if streams {
+            let body = Reply::Events(answer.stream());
+            return Ok(respond(200, "text/event-stream; charset=utf-8", body));
+        }
+        Ok(json(200, answer.whole().await))
+    }
+
+    fn talk(&self, ask: Ask, headers: &HeaderMap) -> Talk {
+        let number = self.answered.fetch_add(1, Ordering::Relaxed);
+        let given = headers.get("x-request-id").and_then(|id| id.to_str().ok()).filter(|id| is_plain(id));
+        let id = given.map_or_else(|| format!("{:016x}", mix(self.settings.seed ^ mix(number))), str::to_owned);
+        let fingerprint = format!("sim-{:08x}", self.settings.seed);
+        let details = self.settings.reasoning_tokens > 0;
+        Talk { id, created: self.clock.wall().as_secs(), details, fingerprint, ask }
+    }
+
+    /// Embeddings: the prompt is computed, nothing is generated.
+    async fn embed(&self, body: &[u8]) -> Result<Answered, Fault> {
+        let body = read_object(body)?;
+        let model = model_of(&body, &self.house())?;
+        let prompts = prompts_of(Dialect::Plain, &body, &model)?;
+        let tokens: u64 = prompts.iter().map(|prompt| prompt.tokens).sum();
+        let jobs = prompts.iter().map(|prompt| Job { prompt: prompt.tokens, output: 1, ..Job::default() }).collect();
+        let mut run = self.pace.submit(jobs).map_err(|_| Fault::busy())?;
+        for _ in &prompts {
+            run.next().await;
+        }
+        let dimensions = body.get("dimensions").and_then(Value::as_u64).unwrap_or(8).min(4096);
+        let in_base64 = body.get("encoding_format").and_then(Value::as_str) == Some("base64");
+        let item = |(index, prompt): (usize, &super::ask::Prompt)| {
+            let vector = embedding(&prompt.text, dimensions);
+            let shown = if in_base64 { base64(&vector) } else { format!("{vector:?}") };
+            format!(r#"{{"index":{index},"object":"embedding","embedding":{shown}}}"#)
+        };
+        let items: Vec<String> = prompts.iter().enumerate().map(item).collect();
+        let id = self.answered.fetch_add(1, Ordering::Relaxed);
+        Ok(json(
+            200,
+            format!(
+                r#"{{"id":"embd-{id:016x}","object":"list","created":{},"model":{},"data":[{}],"usage":{{"prompt_tokens":{tokens},"total_tokens":{tokens},"completion_tokens":0,"prompt_tokens_details":null}}}}"#,
+                self.clock.wall().as_secs(),
+                Value::from(model),
+                items.join(",")
+            ),
+        ))
+    }
+
+    /// The paths that only count: they never enter the batch.
+    fn count(&self, dialect: Dialect, path: &str, body: &[u8]) -> Result<Answered, Fault> {
+        let body = read_object(body)?;
+        let model = model_of(&body, &self.house())?;
+        if path == "/detokenize" {
+            return Ok(json(200, detokenized(&body)));
+        }
+        let prompts = prompts_of(dialect, &body, &model)?;
+        let tokens: u64 = prompts.iter().map(|prompt| prompt.tokens).sum();
+        if dialect == Dialect::Messages {
+            let counted =
+                format!(r#"{{"input_tokens":{tokens},"context_management":{{"original_input_tokens":{tokens}}}}}"#);
+            return Ok(json(200, counted));
+        }
+        let ids: Vec<u64> = (0..tokens).map(|index| mix(index) % 1000).collect();
+        let longest = self.settings.shape.max_model_len;
+        let ids = Value::from(ids);
+        Ok(json(200, format!(r#"{{"count":{tokens},"max_model_len":{longest},"tokens":{ids},"token_strs":null}}"#)))
+    }
+
+    fn house(&self) -> House<'_> {
+        let settings = &self.settings;
+        House { models: &settings.models, max_model_len: settings.shape.max_model_len, seed: settings.seed }
+    }
+}
+
+enum Place {
+    Ask(Dialect),
+    Look(Page),
+}
+
+#[derive(Clone, Copy)]
+enum Page {
+    Health,
+    Version,
+    Models,
+    Metrics,
+}
+
+fn is_look(method: &Method) -> bool {
+    method == Method::GET || method == Method::HEAD
+}
+
+/// An id that can stand in JSON as it is.
+fn is_plain(id: &str) -> bool {
+    !id.is_empty() && id.len() <= 128 && id.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte))
+}
+
+fn detokenized(body: &Map<String, Value>) -> String {
+    let count = body.get("tokens").and_then(Value::as_array).map_or(0, Vec::len);
+    let text = "word".repeat(count.min(1 << 20));
+    debug_assert_eq!(text.len() as u64, count.min(1 << 20) as u64 * BYTES_PER_TOKEN);
+    format!(r#"{{"prompt":{}}}"#, Value::from(text))
+}
+
+/// A vector drawn from the text, of length about 1.
+fn embedding(text: &str, dimensions: u64) -> Vec<f32> {
+    let seed = text.bytes().fold(0, |sum, byte| mix(sum ^ u64::from(byte)));
+    let scale = (dimensions as f32).sqrt();
+    (0..dimensions).map(|index| ((mix(seed ^ index) % 2001) as f32 / 1000.0 - 1.0) / scale).collect()
+}
+
+/// Little-endian floats in base64, quoted, as the API's `encoding_format` says.
+fn base64(vector: &[f32]) -> String {
+    const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let bytes: Vec<u8> = vector.iter().flat_map(|value| value.to_le_bytes()).collect();
+    let mut text = String::from("\"");
+    for piece in bytes.chunks(3) {
+        let word = piece.iter().fold(0u32, |word, byte| word << 8 | u32::from(*byte)) << (8 * (3 - piece.len()));
+        for place in 0..4 {
+            let letter = LETTERS[(word >> (18 - 6 * place)) as usize & 63] as char;
+            text.push(if place > piece.len() { '=' } else { letter });
+        }
+    }
+    text.push('"');
+    text
+}
+
+fn json(status: u16, body: impl Into<Bytes>) -> Answered {
+    whole(status, "application/json", body.into())
+}
+
+fn whole(status: u16, kind: &'static str, body: Bytes) -> Answered {
+    respond(status, kind, Reply::Whole(Some(body)))
+}
+
+fn respond(status: u16, kind: &'static str, body: Reply) -> Answered {
+    let mut response = Response::new(body);
+    *response.status_mut() = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    response.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static(kind));
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn base64_is_what_clients_decode() {
+        assert_eq!(base64(&[1.0]), "\"AACAPw==\"");
+        assert_eq!(base64(&[1.0, -0.5]), "\"AACAPwAAAL8=\"");
+        assert_eq!(base64(&[1.0, -0.5, 0.25]), "\"AACAPwAAAL8AAIA+\"");
+    }
+}
