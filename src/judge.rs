@@ -12,6 +12,7 @@
 mod objectives;
 mod outcome;
 mod progress;
+mod pulse;
 #[cfg(test)]
 mod tests;
 mod weigh;
@@ -19,4 +20,5 @@ mod weigh;
 pub use objectives::{Assumption, NonStreaming, Objective, Objectives, Quantiles, TtftCounts};
 pub use outcome::{Excluded, Missed, Outcome};
 pub use progress::{Progress, breaks_at, is_broken_at};
+pub use pulse::Pulse;
 pub use weigh::{Case, Held, Verdict, judge, judge_left, judge_refused};

@@ -7,7 +7,7 @@ use crate::units::{Dialect, Tick, Tokens};
 
 use super::objectives::{Objective, Objectives};
 use super::outcome::{Excluded, Missed, Outcome};
-use super::progress::{Progress, breaks_at, itl_breaks, tpot_breaks, ttft_breaks, whole_deadline};
+use super::progress::{Progress, is_broken_at, itl_breaks, tpot_breaks, ttft_breaks, whole_deadline};
 
 /// What only the gateway knows about a request, beside its timeline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,7 +100,7 @@ pub fn judge(timeline: &Timeline, objectives: &Objectives, case: &Case) -> Verdi
     let progress = Progress::of(timeline);
     let scene = Scene { progress, objectives, case, streamed };
     match fault(timeline, case) {
-        Some(Outcome::Missed(reason)) => scene.failed(reason, timeline.end, None),
+        Some(Outcome::Missed(reason)) => scene.failed(timeline, reason),
         Some(Outcome::Excluded(reason)) => Verdict::excluded(reason, objectives),
         Some(Outcome::Met) | None => scene.weigh(timeline),
     }
@@ -120,7 +120,10 @@ pub fn judge_refused(
         Outcome::Excluded(reason) => Verdict::excluded(reason, objectives),
         Outcome::Missed(reason) => match not_judged(streamed, objectives, case) {
             Some(excluded) => Verdict::excluded(excluded, objectives),
-            None => Scene { progress: *progress, objectives, case, streamed }.failed(reason, at, None),
+            None => {
+                let scene = Scene { progress: *progress, objectives, case, streamed };
+                scene.states_at(at).verdict(Outcome::Missed(reason))
+            }
         },
         Outcome::Met => Verdict::bare(Outcome::Met),
     }
@@ -173,7 +176,7 @@ fn fault(timeline: &Timeline, case: &Case) -> Option<Outcome> {
         Ending::TimedOut(Limit::FirstToken) => missed(Missed::TimeoutFirstToken),
         Ending::TimedOut(Limit::Idle) => missed(Missed::TimeoutIdle),
         // While the client does not read, the total limit is its doing.
-        Ending::TimedOut(Limit::Total) if timeline.limited.is_some() => None,
+        Ending::TimedOut(Limit::Total) if timeline.before_limit.is_some() => None,
         Ending::TimedOut(Limit::Total) => missed(Missed::TimeoutTotal),
         Ending::Drained | Ending::Panicked => missed(Missed::Internal),
         Ending::Left | Ending::WriteStalled => None,
@@ -198,9 +201,8 @@ fn is_empty(timeline: &Timeline, case: &Case) -> bool {
     if !case.dialect.generates() {
         return false;
     }
-    let visible = timeline.has_visible || timeline.first_visible.is_some();
-    let output = visible || timeline.has_output || timeline.first_token.is_some();
-    (!output && !timeline.has_finish_reason) || (case.cap_lowered && !visible)
+    let nothing = timeline.token_events == 0 && !timeline.has_finish_reason;
+    nothing || (case.cap_lowered && !timeline.has_visible)
 }
 
 /// One request on the scales.
@@ -266,23 +268,81 @@ impl States {
 impl Scene<'_> {
     /// An answer without fault: finished, or ended by its client.
     fn weigh(&self, timeline: &Timeline) -> Verdict {
-        // What the client does after `finish` changes nothing.
-        let limited_since = timeline.limited.as_ref().map(|limited| limited.at);
-        let limited = limited_since.is_some_and(|at| timeline.finish.is_none_or(|finish| at < finish));
-        if limited {
-            return self.limited(timeline);
+        if let Some(before) = before_limit(timeline) {
+            return self.limited(timeline, before);
         }
         match timeline.finish {
-            Some(finish) => self.finished(timeline, finish),
-            None => self.left(timeline.end),
+            Some(finish) => {
+                let states = self.finished_states(timeline, finish);
+                states.verdict(states.first_broken().map_or(Outcome::Met, Outcome::Missed))
+            }
+            None if timeline.ending == Ending::Left => self.left(timeline.end),
+            None => Verdict::excluded(Excluded::ClientLimited, self.objectives),
         }
     }
 
-    fn finished(&self, timeline: &Timeline, finish: Tick) -> Verdict {
-        let states =
-            if self.streamed { self.stream_states(timeline, finish) } else { self.whole_states(timeline, finish) };
-        let outcome = states.first_broken().map_or(Outcome::Met, Outcome::Missed);
-        states.verdict(outcome)
+    /// The client left at `at`.
+    fn left(&self, at: Tick) -> Verdict {
+        if is_broken_at(&self.progress, self.objectives, self.case, at) {
+            self.states_at(at).verdict(Outcome::Missed(Missed::CanceledLate))
+        } else {
+            Verdict::excluded(Excluded::ClientCancel, self.objectives)
+        }
+    }
+
+    /// Missed for a reason other than an objective. What had broken by the end counts as
+    /// broken, what had been reached as it stood, the rest as not evaluated.
+    fn failed(&self, timeline: &Timeline, reason: Missed) -> Verdict {
+        let states = if let Some(before) = before_limit(timeline) {
+            self.limited_states(timeline, before)
+        } else {
+            let ended = self.states_at(timeline.end);
+            match timeline.finish {
+                // Finished, and an error came behind the tokens; or an answer with nothing in it.
+                Some(finish) if self.streamed && timeline.error.is_none_or(|error| error.after_first_token) => {
+                    States { ttft: ended.ttft, ..self.finished_states(timeline, finish) }
+                }
+                _ => ended,
+            }
+        };
+        states.verdict(Outcome::Missed(reason))
+    }
+
+    /// The client did not read from some moment on. TTFT is judged, what was broken at that
+    /// moment stays broken, everything else is the client's doing.
+    fn limited(&self, timeline: &Timeline, before: &Timeline) -> Verdict {
+        let states = self.limited_states(timeline, before);
+        let left = timeline.finish.is_none() && timeline.ending == Ending::Left;
+        // Also a stall, which is no objective, makes a leave a late one.
+        let impatient = left && is_broken_at(&Progress::of(before), self.objectives, self.case, before.end);
+        match states.first_broken() {
+            Some(_) if left => states.verdict(Outcome::Missed(Missed::CanceledLate)),
+            Some(reason) => states.verdict(Outcome::Missed(reason)),
+            None if impatient => states.verdict(Outcome::Missed(Missed::CanceledLate)),
+            None => Verdict::excluded(Excluded::ClientLimited, self.objectives),
+        }
+    }
+
+    /// The objectives as they stood when the client stopped reading; but TTFT by its point,
+    /// wherever it was reached, else by the finish, else by the end.
+    fn limited_states(&self, timeline: &Timeline, before: &Timeline) -> States {
+        let then = Scene { progress: Progress::of(before), ..*self }.states_at(before.end);
+        if !self.streamed {
+            return then;
+        }
+        let ttft = self.objectives.ttft.map(|ttft| {
+            let deadline = self.progress.arrival + ttft.threshold;
+            let counted = self.progress.counted(self.objectives.ttft_counts).or(timeline.finish);
+            match counted {
+                Some(reached) => Weighed::reached(reached, deadline),
+                None => Weighed::unreached(Some(deadline), timeline.end),
+            }
+        });
+        States { ttft, ..then }
+    }
+
+    fn finished_states(&self, timeline: &Timeline, finish: Tick) -> States {
+        if self.streamed { self.stream_states(timeline, finish) } else { self.whole_states(timeline, finish) }
     }
 
     fn stream_states(&self, timeline: &Timeline, finish: Tick) -> States {
@@ -307,24 +367,8 @@ impl Scene<'_> {
         States { e2e: deadline.map(|deadline| Weighed::reached(finish, deadline)), ..self.unstreamed() }
     }
 
-    /// The client left at `at`.
-    fn left(&self, at: Tick) -> Verdict {
-        if breaks_at(&self.progress, self.objectives, self.case).is_some_and(|moment| at > moment) {
-            self.failed(Missed::CanceledLate, at, None)
-        } else {
-            Verdict::excluded(Excluded::ClientCancel, self.objectives)
-        }
-    }
-
-    /// Missed for a reason other than an objective, at `at`. What had broken by then counts as
-    /// broken, what had been reached as it stood, the rest as not evaluated.
-    fn failed(&self, reason: Missed, at: Tick, ttft_until: Option<Tick>) -> Verdict {
-        self.states_at(at, ttft_until.unwrap_or(at)).verdict(Outcome::Missed(reason))
-    }
-
-    /// The objectives of an answer that has not finished, as they stand at `at`; TTFT as it
-    /// stands at `ttft_at`.
-    fn states_at(&self, at: Tick, ttft_at: Tick) -> States {
+    /// The objectives of an answer that has not finished, as they stand at `at`.
+    fn states_at(&self, at: Tick) -> States {
         let (progress, objectives) = (&self.progress, self.objectives);
         if !progress.is_uploaded {
             return States { e2e: objectives.e2e.map(|_| Weighed::open()), ..self.unstreamed() };
@@ -336,7 +380,7 @@ impl Scene<'_> {
         }
         let ttft = objectives.ttft.map(|ttft| match progress.counted(objectives.ttft_counts) {
             Some(counted) => Weighed::reached(counted, progress.arrival + ttft.threshold),
-            None => Weighed::unreached(ttft_breaks(progress, objectives), ttft_at),
+            None => Weighed::unreached(ttft_breaks(progress, objectives), at),
         });
         States {
             ttft,
@@ -355,48 +399,13 @@ impl Scene<'_> {
             e2e: None,
         }
     }
+}
 
-    /// The client did not read from some moment on. TTFT is judged, what was broken at that
-    /// moment stays broken, everything else is the client's doing.
-    fn limited(&self, timeline: &Timeline) -> Verdict {
-        let excluded = Verdict::excluded(Excluded::ClientLimited, self.objectives);
-        let Some(limited) = &timeline.limited else { return excluded };
-        let before = |moment: Option<Tick>| moment.filter(|moment| *moment <= limited.at);
-        let then = Progress {
-            first_token: before(timeline.first_token),
-            first_visible: before(timeline.first_visible),
-            last_token: limited.choices.iter().filter_map(|choice| choice.last_token).max(),
-            choices: &limited.choices,
-            ..self.progress
-        };
-        let at_limit = Scene { progress: then, ..*self };
-        let left = timeline.finish.is_none() && timeline.ending == Ending::Left;
-        let mut states = at_limit.states_at(limited.at, limited.at);
-        if self.streamed {
-            states.ttft = self.limited_ttft(timeline);
-        }
-        match states.first_broken() {
-            Some(_) if left => states.verdict(Outcome::Missed(Missed::CanceledLate)),
-            Some(reason) => states.verdict(Outcome::Missed(reason)),
-            None if left && at_limit.was_broken_at(limited.at) => states.verdict(Outcome::Missed(Missed::CanceledLate)),
-            None => excluded,
-        }
-    }
-
-    fn was_broken_at(&self, at: Tick) -> bool {
-        breaks_at(&self.progress, self.objectives, self.case).is_some_and(|moment| at > moment)
-    }
-
-    /// TTFT of a limited stream: its point, wherever it was reached; else the finish or end.
-    fn limited_ttft(&self, timeline: &Timeline) -> Option<Weighed> {
-        let objective = self.objectives.ttft?;
-        let deadline = self.progress.arrival + objective.threshold;
-        let counted = self.progress.counted(self.objectives.ttft_counts).or(timeline.finish);
-        Some(match counted {
-            Some(reached) => Weighed::reached(reached, deadline),
-            None => Weighed::unreached(Some(deadline), timeline.end),
-        })
-    }
+/// The answer as it stood when its client stopped reading, unless it had finished before: what
+/// the client does after `finish` changes nothing.
+fn before_limit(timeline: &Timeline) -> Option<&Timeline> {
+    let before = timeline.before_limit.as_deref()?;
+    timeline.finish.is_none_or(|finish| before.end < finish).then_some(before)
 }
 
 /// TPOT breaks when the last token of a choice that was too slow has come.

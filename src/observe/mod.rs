@@ -1,10 +1,27 @@
 //! Bytes of an answer with their moments -> a [`Timeline`]. Sans-IO.
 //!
-//! [`Observer`] eats whole events (or the pieces of a JSON body) and moments, knows the wire
-//! formats of SEMANTICS.md 3 and no transport, and is consumed when the answer ends.
-//! [`sse::Scanner`] cuts a byte stream into whole events without copying.
+//! [`Observer`] eats the frames of an answer's body and their moments, hands every piece
+//! that may leave on at once, and is consumed when the answer ends. It knows the wire
+//! formats of `docs/semantics.md` (section 3) and no transport. [`sse::Scanner`] cuts a
+//! byte stream into whole events without copying; [`Note`] says what an event carried.
+//!
+//! How an event is read: the steady state of a stream is events that differ from their
+//! predecessor only in the text they carry. Such an event is recognised by comparing all its
+//! other bytes with those of an event that was read in full (`mould`), so what is skipped is
+//! known to say the same. Everything else is read by the push tokenizer of [`crate::json`]:
+//! no tree, no recursion, and text that a strict parser refuses is still a token.
 
 pub mod sse;
+
+mod codes;
+mod mould;
+mod note;
+mod observer;
+mod passing;
+mod reading;
+mod tally;
 mod timeline;
 
-pub use timeline::{Choice, Ending, Gaps, InBandError, Limit, Limited, Reader, Timeline, TokenSource, Usage, Watch};
+pub use note::{Expect, Note, UsageSeat};
+pub use observer::Observer;
+pub use timeline::{Choice, Ending, Gaps, InBandError, Limit, Reader, Timeline, TokenSource, Usage, Watch};

@@ -1,1 +1,305 @@
 //! Server-sent events (WHATWG rules), cut without copying.
+//!
+//! [`Scanner`] finds where events end: at a blank line, with LF, CRLF or CR as line ends,
+//! mixed and split over reads. An event that one frame holds whole is a slice of that frame;
+//! one that straddles frames is held and joined; one longer than [`HELD`] streams through in
+//! pieces. Nothing is lost, doubled or reordered: the pieces, and the tail that is still
+//! held, are the bytes that came in. [`Fields`] reads the lines of a whole event.
+
+use std::borrow::Cow;
+
+use bytes::Bytes;
+use memchr::{memchr2, memchr2_iter};
+
+/// An incomplete event is held up to this many bytes; then it streams through as it comes.
+pub const HELD: usize = 64 * 1024;
+
+/// What a piece of the stream is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cut {
+    /// A whole event (or a block of comments) with its blank line, and all line ends that
+    /// directly follow it.
+    Event,
+    /// Line ends between events: among them the LF of a CRLF whose CR already ended an event.
+    Blank,
+    /// A piece of a long event, from its first to its last but one.
+    Part,
+    /// The last piece of a long event.
+    LastPart,
+}
+
+/// Cuts a byte stream into whole events.
+#[derive(Clone, Debug, Default)]
+pub struct Scanner {
+    /// The incomplete event.
+    tail: Vec<u8>,
+    /// The last byte of the incomplete event, 0 if it has none.
+    last: u8,
+    /// Part of the incomplete event has been passed on.
+    is_long: bool,
+}
+
+impl Scanner {
+    /// A scanner at the first byte of a stream.
+    #[must_use]
+    pub const fn new() -> Self {
+        Scanner { tail: Vec::new(), last: 0, is_long: false }
+    }
+
+    /// Cuts the next frame. `piece` gets everything that may leave now, in order. Says
+    /// whether a line was completed that belongs to an event not yet complete.
+    pub fn push(&mut self, mut frame: Bytes, mut piece: impl FnMut(Cut, Bytes)) -> bool {
+        while !frame.is_empty() {
+            if self.last == 0 {
+                let blank = run_of_line_ends(&frame);
+                if blank > 0 {
+                    piece(Cut::Blank, frame.split_to(blank));
+                    continue;
+                }
+            }
+            match end_of_event(self.last, &frame) {
+                Ok(past) => {
+                    let rest = frame.split_to(past);
+                    self.complete(rest, &mut piece);
+                }
+                Err(saw_line) => {
+                    self.keep(frame, &mut piece);
+                    return saw_line;
+                }
+            }
+        }
+        false
+    }
+
+    /// No more bytes come: the incomplete event, if there is one.
+    pub fn finish(&mut self) -> Option<(Cut, Bytes)> {
+        let (is_long, is_empty) = (self.is_long, self.last == 0);
+        (self.last, self.is_long) = (0, false);
+        let tail = Bytes::from(std::mem::take(&mut self.tail));
+        if is_long { Some((Cut::LastPart, tail)) } else { (!is_empty).then_some((Cut::Event, tail)) }
+    }
+
+    /// Part of an event has been passed on, and it is not complete.
+    #[must_use]
+    pub const fn long_event_is_out(&self) -> bool {
+        self.is_long
+    }
+
+    fn complete(&mut self, rest: Bytes, piece: &mut impl FnMut(Cut, Bytes)) {
+        self.last = 0;
+        if self.is_long {
+            self.is_long = false;
+            piece(Cut::LastPart, rest);
+        } else if self.tail.is_empty() {
+            piece(Cut::Event, rest);
+        } else {
+            let mut whole = std::mem::take(&mut self.tail);
+            whole.extend_from_slice(&rest);
+            piece(Cut::Event, Bytes::from(whole));
+        }
+    }
+
+    fn keep(&mut self, rest: Bytes, piece: &mut impl FnMut(Cut, Bytes)) {
+        self.last = rest.last().copied().unwrap_or(self.last);
+        if self.is_long {
+            piece(Cut::Part, rest);
+        } else if self.tail.len() + rest.len() <= HELD {
+            self.tail.extend_from_slice(&rest);
+        } else {
+            self.is_long = true;
+            if !self.tail.is_empty() {
+                piece(Cut::Part, Bytes::from(std::mem::take(&mut self.tail)));
+            }
+            piece(Cut::Part, rest);
+        }
+    }
+}
+
+const fn is_line_end(byte: u8) -> bool {
+    matches!(byte, b'\n' | b'\r')
+}
+
+fn run_of_line_ends(bytes: &[u8]) -> usize {
+    bytes.iter().take_while(|&&byte| is_line_end(byte)).count()
+}
+
+/// Where the event ends in `bytes`, `last` being the byte in front of them; else whether a
+/// line end was seen.
+fn end_of_event(last: u8, bytes: &[u8]) -> Result<usize, bool> {
+    let mut saw_line = false;
+    for at in memchr2_iter(b'\n', b'\r', bytes) {
+        let before = if at == 0 { last } else { bytes[at - 1] };
+        if is_line_end(before) && (before, bytes[at]) != (b'\r', b'\n') {
+            return Ok(at + 1 + run_of_line_ends(&bytes[at + 1..]));
+        }
+        saw_line = true;
+    }
+    Err(saw_line)
+}
+
+/// The fields of a whole event that matter.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Fields<'a> {
+    /// The last `event` field.
+    pub event: &'a [u8],
+    /// The `data` lines, joined by LF. Borrowed where there is only one.
+    pub data: Option<Cow<'a, [u8]>>,
+    /// Where the data begins in the event, if it has one `data` line only.
+    pub data_at: Option<usize>,
+}
+
+impl<'a> Fields<'a> {
+    /// Reads the lines of an event. A byte-order mark, which only the first event of a
+    /// stream may have, must be taken off before.
+    #[must_use]
+    pub fn of(event: &'a [u8]) -> Self {
+        let mut fields = Fields::default();
+        let mut start = 0;
+        while start < event.len() {
+            let end = memchr2(b'\n', b'\r', &event[start..]).map_or(event.len(), |length| start + length);
+            match field(&event[start..end]) {
+                (b"event", value) => fields.event = value,
+                (b"data", value) => fields.add_data(value, end - value.len()),
+                _ => {}
+            }
+            start = end + 1;
+        }
+        fields
+    }
+
+    fn add_data(&mut self, value: &'a [u8], at: usize) {
+        let Some(data) = &mut self.data else {
+            (self.data, self.data_at) = (Some(Cow::Borrowed(value)), Some(at));
+            return;
+        };
+        self.data_at = None;
+        let data = data.to_mut();
+        data.push(b'\n');
+        data.extend_from_slice(value);
+    }
+}
+
+/// Name and value of one line. A comment has the empty name.
+fn field(line: &[u8]) -> (&[u8], &[u8]) {
+    let Some(colon) = memchr::memchr(b':', line) else { return (line, b"") };
+    let value = &line[colon + 1..];
+    (&line[..colon], value.strip_prefix(b" ").unwrap_or(value))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn cut(frames: &[&[u8]]) -> Vec<(Cut, Vec<u8>)> {
+        let (mut scanner, mut pieces) = (Scanner::new(), Vec::new());
+        for frame in frames {
+            scanner.push(Bytes::copy_from_slice(frame), |cut, bytes| pieces.push((cut, bytes.to_vec())));
+        }
+        if let Some((cut, bytes)) = scanner.finish() {
+            pieces.push((cut, bytes.to_vec()));
+        }
+        pieces
+    }
+
+    fn events(frames: &[&[u8]]) -> Vec<Vec<u8>> {
+        let all = cut(frames).into_iter();
+        all.filter(|(cut, _)| *cut == Cut::Event).map(|(_, bytes)| bytes).collect()
+    }
+
+    #[test]
+    fn c01_lf_crlf_and_cr_end_lines_also_mixed() {
+        for end in ["\n\n", "\r\n\r\n", "\r\r", "\n\r", "\r\n\n", "\r\n\r", "\n\r\n"] {
+            let stream = format!("data: a{end}data: b{end}");
+            let found = events(&[stream.as_bytes()]);
+            assert_eq!(found.len(), 2, "{end:?}");
+            assert_eq!(Fields::of(&found[1]).data.as_deref(), Some(&b"b"[..]), "{end:?}");
+        }
+    }
+
+    #[test]
+    fn c01_a_crlf_split_over_two_reads_is_one_line_end() {
+        assert_eq!(events(&[b"data: a\r", b"\nevent: x\r\n\r\n"]).len(), 1);
+        assert_eq!(events(&[b"data: a\r\n\r", b"\ndata: b\n\n"]).len(), 2);
+    }
+
+    #[test]
+    fn c01_an_event_ended_by_cr_cr_does_not_wait_for_more() {
+        let (mut scanner, mut seen) = (Scanner::new(), 0);
+        scanner.push(Bytes::from_static(b"data: a\r\r"), |cut, _| seen += usize::from(cut == Cut::Event));
+        assert_eq!(seen, 1);
+        let late = cut(&[b"data: a\r\n\r", b"\n", b"data: b\n\n"]);
+        assert_eq!(late[1], (Cut::Blank, b"\n".to_vec()));
+    }
+
+    #[test]
+    fn c02_one_space_behind_the_colon_is_optional_and_no_more() {
+        for (line, value) in [("data:x", "x"), ("data: x", "x"), ("data:  x", " x"), ("data", ""), ("data:", "")] {
+            assert_eq!(Fields::of(line.as_bytes()).data.as_deref(), Some(value.as_bytes()), "{line}");
+        }
+    }
+
+    #[test]
+    fn several_data_lines_are_joined_and_unknown_fields_ignored() {
+        let fields = Fields::of(b": c\nid: 7\ndata: a\nretry:5\nevent: one\ndata:b\ndatax: c\nevent: two\n\n");
+        assert_eq!(fields.data.as_deref(), Some(&b"a\nb"[..]));
+        assert_eq!(fields.event, b"two");
+        assert_eq!(Fields::of(b": only a comment\n\n"), Fields::default());
+    }
+
+    #[test]
+    fn a_whole_event_is_a_slice_of_its_frame() {
+        let frame = Bytes::from_static(b"data: a\n\ndata: b\n\n");
+        let range = frame.as_ptr_range();
+        Scanner::new().push(frame, |_, bytes| assert!(range.contains(&bytes.as_ptr())));
+    }
+
+    #[test]
+    fn c06_a_long_event_streams_through() {
+        let long = [b"data: ".to_vec(), vec![b'x'; 3 * HELD], b"\n\n".to_vec()].concat();
+        let frames: Vec<&[u8]> = long.chunks(4096).collect();
+        let (mut scanner, mut out, mut parts, mut held) = (Scanner::new(), 0, 0, 0);
+        for (sent, frame) in frames.iter().enumerate() {
+            scanner.push(Bytes::copy_from_slice(frame), |cut, bytes| {
+                out += bytes.len();
+                parts += usize::from(matches!(cut, Cut::Part | Cut::LastPart));
+            });
+            held = held.max((sent * 4096 + frame.len()) - out);
+            assert_eq!(scanner.long_event_is_out(), out > 0 && out < long.len());
+        }
+        assert!(held <= HELD);
+        assert_eq!(out, long.len());
+        assert!(parts > 10);
+    }
+
+    #[test]
+    fn a_completed_line_of_an_unfinished_event_is_told() {
+        let mut scanner = Scanner::new();
+        assert!(scanner.push(Bytes::from_static(b": ping\n"), |_, _| {}));
+        assert!(!scanner.push(Bytes::from_static(b"dat"), |_, _| {}));
+    }
+
+    proptest! {
+        #[test]
+        fn pieces_are_the_bytes_and_events_do_not_depend_on_the_cuts(
+            text in "(data: ?[ab:]{0,4}|: c|event:x|\n|\r|\r\n|\n\n|\r\n\r\n){0,24}",
+            sizes in proptest::collection::vec(1usize..7, 1..40),
+        ) {
+            let bytes = text.as_bytes();
+            let (mut frames, mut rest, mut sizes) = (Vec::new(), bytes, sizes.iter().cycle());
+            while !rest.is_empty() {
+                let (frame, behind) = rest.split_at(rest.len().min(*sizes.next().unwrap()));
+                frames.push(frame);
+                rest = behind;
+            }
+            let pieces = cut(&frames);
+            let joined: Vec<u8> = pieces.iter().flat_map(|(_, piece)| piece.clone()).collect();
+            prop_assert_eq!(joined, bytes);
+            let fields = |all: Vec<Vec<u8>>| -> Vec<(Vec<u8>, Option<Vec<u8>>)> {
+                let each = all.iter().map(|event| Fields::of(event));
+                each.map(|f| (f.event.to_vec(), f.data.map(Cow::into_owned))).collect()
+            };
+            prop_assert_eq!(fields(events(&frames)), fields(events(&[bytes])));
+        }
+    }
+}

@@ -32,6 +32,14 @@ pub struct Watch {
     pub max_event: usize,
 }
 
+/// Moments only: no gap histogram, no ITL objective; stalls above a second, events up to
+/// 16 MiB.
+impl Default for Watch {
+    fn default() -> Self {
+        Watch { gap_edges: [].into(), itl: None, stall: Duration::from_secs(1), max_event: 16 << 20 }
+    }
+}
+
 /// Where a count of output tokens comes from. Never silently mixed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum TokenSource {
@@ -128,15 +136,6 @@ pub struct InBandError {
     pub after_first_token: bool,
 }
 
-/// The moment from which on a client's refusal of bytes is what is measured.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Limited {
-    /// When the stretch of refusal began that lasted too long. Later silence is the client's.
-    pub at: Tick,
-    /// The choices as they stood then, with the tokens known of each at that moment.
-    pub choices: Vec<Choice>,
-}
-
 /// A time limit of a class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Limit {
@@ -198,7 +197,7 @@ pub struct Timeline {
     pub source: TokenSource,
     /// Output tokens: usage, else events x ratio (rounded up), else visible bytes / 4.
     pub output: Tokens,
-    /// Token events over all choices.
+    /// Token events over all choices; of a JSON body the choices that have any output.
     pub token_events: u64,
     /// Some choice ended with reason `length` (`max_tokens`, `incomplete`).
     pub cut_by_length: bool,
@@ -210,12 +209,13 @@ pub struct Timeline {
     pub unparseable: bool,
     /// HTTP status of the answer.
     pub status: u16,
-    /// Some output was seen on any channel, also in an answer that did not stream.
-    pub has_output: bool,
     /// Some output was seen on a visible channel, also in an answer that did not stream.
     pub has_visible: bool,
     /// The client's refusal of bytes had limited the stream.
-    pub limited: Option<Limited>,
+    pub client_limited: bool,
+    /// What had been seen at the moment from which on it did (`end` is that moment): an
+    /// objective that was broken by then stays broken.
+    pub before_limit: Option<Box<Timeline>>,
     /// How the transport ended.
     pub ending: Ending,
 }

@@ -1,3 +1,207 @@
 //! Written down once: metrics, access line, and later journal and span.
+//!
+//! The [`Recorder`] opens a [`Visit`] for each accepted request; the visit's end is one
+//! [`Finished`], and [`Recorder::note`] is the one place where requests are counted:
+//! `met + missed + excluded = finished`. Gauges are worked out when a page is asked for. All
+//! labels come from the settings ([`Recorder::bind`]); nothing a client sends becomes one.
 
+pub mod access;
+pub mod burn;
+pub mod drift;
+mod edges;
+mod engines;
+mod family;
+mod finished;
+mod live;
+mod metrics;
+mod process;
 pub mod settings;
+mod table;
+#[cfg(test)]
+mod tests;
+mod visit;
+
+pub use access::AccessLines;
+pub use engines::EngineReport;
+pub use finished::{Finished, Retries, Retry};
+pub use table::{ClassShape, Shape};
+pub use visit::{Promise, Visit};
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use prometheus_client::encoding::{prometheus_text, text};
+use prometheus_client::registry::Registry;
+use tokio::sync::Notify;
+
+use crate::clock::Clock;
+use crate::units::{ClassId, EngineId, PoolId, RequestId, Tick};
+
+use live::Live;
+use metrics::Metrics;
+use table::Table;
+use visit::OpenVisits;
+
+/// The status that is written down where the client left before it got one.
+pub const LEFT: u16 = 499;
+
+/// How a page of metrics is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// Prometheus text 0.0.4.
+    Text,
+    /// OpenMetrics 1.0.
+    OpenMetrics,
+}
+
+impl Format {
+    /// The page's `content-type`.
+    #[must_use]
+    pub const fn content_type(self) -> &'static str {
+        match self {
+            Format::Text => prometheus_text::CONTENT_TYPE,
+            Format::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
+        }
+    }
+}
+
+/// Writes down what happened. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Recorder(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    clock: Clock,
+    /// Unix time at which the process started, in seconds.
+    started: f64,
+    metrics: Metrics,
+    table: ArcSwap<Table>,
+    open: OpenVisits,
+    engines: engines::Engines,
+    registry: Registry,
+    access: Option<AccessLines>,
+    emptied: Notify,
+}
+
+impl Recorder {
+    /// A recorder without settings; access lines go to `access`, if anywhere.
+    #[must_use]
+    pub fn new(clock: Clock, access: Option<AccessLines>) -> Self {
+        let metrics = Metrics::default();
+        let table = ArcSwap::from_pointee(Table::empty(&metrics));
+        Recorder(Arc::new_cyclic(|inner| {
+            let mut registry = Registry::default();
+            metrics.register(&mut registry);
+            registry.register_collector(Box::new(Live(inner.clone())));
+            Inner {
+                clock,
+                started: clock.wall().as_secs_f64(),
+                metrics,
+                table,
+                open: OpenVisits::default(),
+                engines: engines::Engines::default(),
+                registry,
+                access,
+                emptied: Notify::new(),
+            }
+        }))
+    }
+
+    /// Makes every series that these settings can reach. Called at start and at each reload;
+    /// counters keep their values.
+    pub fn bind(&self, shape: &Shape) {
+        let table = self.0.table.load().bind(&self.0.metrics, shape);
+        self.0.table.store(Arc::new(table));
+    }
+
+    /// A request arrived.
+    pub fn open(&self, request_id: RequestId, arrival: Tick) -> Visit {
+        Visit::new(self.clone(), self.0.open.add(arrival), request_id, arrival)
+    }
+
+    /// Counts one request and writes its line. Nothing else counts requests.
+    pub fn note(&self, finished: Finished) {
+        self.0.table.load().note(&finished);
+        if let Some(access) = &self.0.access {
+            let written = access.write(access::line(&finished, self.0.clock.wall()));
+            if !written {
+                self.0.metrics.lines_dropped.inc();
+            }
+        }
+    }
+
+    /// Requests that have arrived and not ended.
+    #[must_use]
+    pub fn open_visits(&self) -> usize {
+        self.0.open.count()
+    }
+
+    /// Waits until no visit is open.
+    pub async fn emptied(&self) {
+        loop {
+            let emptied = self.0.emptied.notified();
+            tokio::pin!(emptied);
+            emptied.as_mut().enable();
+            if self.open_visits() == 0 {
+                return;
+            }
+            emptied.await;
+        }
+    }
+
+    /// Edges by which a class's gaps are counted.
+    #[must_use]
+    pub fn gap_edges(&self, class: &ClassId) -> Option<Arc<[Duration]>> {
+        self.0.table.load().class(class).map(|series| series.gap_edges.clone())
+    }
+
+    /// The page of metrics.
+    #[must_use]
+    pub fn page(&self, format: Format) -> String {
+        let mut page = String::new();
+        let encoded = match format {
+            Format::Text => prometheus_text::encode(&mut page, &self.0.registry),
+            Format::OpenMetrics => text::encode(&mut page, &self.0.registry),
+        };
+        encoded.expect("writing into a string cannot fail");
+        page
+    }
+
+    /// What an engine reported, or what was found out about it.
+    pub fn engine(&self, pool: &PoolId, engine: &EngineId, report: EngineReport) {
+        self.0.engines.report(pool, engine, report);
+    }
+
+    /// An engine is no longer listed; its series go ten minutes from now.
+    pub fn engine_left(&self, pool: &PoolId, engine: &EngineId) {
+        self.0.engines.leave(pool, engine, self.now());
+    }
+
+    /// Settings were loaded, or could not be and the old ones stay.
+    pub fn reloaded(&self, success: bool) {
+        let metrics = &self.0.metrics;
+        metrics.reload(success).inc();
+        metrics.reload_successful.set(i64::from(success));
+        if success {
+            metrics.reload_timestamp.set(self.0.clock.wall().as_secs_f64());
+        }
+    }
+
+    fn now(&self) -> Tick {
+        self.0.clock.now()
+    }
+
+    fn closed(&self, open: &visit::Open) {
+        if self.0.open.remove(open) {
+            self.0.emptied.notify_waiters();
+        }
+    }
+}
+
+/// The name of every family, as the page writes it: for whoever checks documents against it.
+#[must_use]
+pub fn names(page: &str) -> Vec<&str> {
+    let typed = page.lines().filter_map(|line| line.strip_prefix("# TYPE "));
+    typed.filter_map(|line| line.split(' ').next()).collect()
+}

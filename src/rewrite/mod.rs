@@ -1,7 +1,9 @@
 //! Byte splices into request bodies, removal of injected events from answers.
 
 mod edits;
+mod gate;
 mod splice;
 
 pub use edits::{Edits, Plan, edits};
+pub use gate::EventGate;
 pub use splice::{Splice, apply, length_after};

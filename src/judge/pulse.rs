@@ -1,0 +1,99 @@
+//! What a running stream leaves behind for whoever asks whether it is overdue.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use crate::observe::Choice;
+use crate::units::Tick;
+
+use super::objectives::Objectives;
+use super::progress::{Progress, is_broken_at};
+use super::weigh::Case;
+
+/// A cell shared by the relay of an answer (its one writer, a few plain stores per token event)
+/// and the gauge of overdue requests. It knows events, not usage, and takes several choices
+/// for equally long; the verdict at the end knows better.
+#[derive(Clone, Debug)]
+pub struct Pulse(Arc<Cell>);
+
+#[derive(Debug)]
+struct Cell {
+    first_token: AtomicU64,
+    first_visible: AtomicU64,
+    last_token: AtomicU64,
+    events: AtomicU64,
+    rests: AtomicBool,
+}
+
+const NEVER: u64 = u64::MAX;
+
+impl Default for Pulse {
+    /// No token yet.
+    fn default() -> Self {
+        Pulse(Arc::new(Cell {
+            first_token: AtomicU64::new(NEVER),
+            first_visible: AtomicU64::new(NEVER),
+            last_token: AtomicU64::new(NEVER),
+            events: AtomicU64::new(0),
+            rests: AtomicBool::new(false),
+        }))
+    }
+}
+
+impl Pulse {
+    /// A token event came.
+    pub fn token(&self, at: Tick, visible: bool) {
+        let cell = &*self.0;
+        let first = |moment: &AtomicU64| {
+            if moment.load(Ordering::Relaxed) == NEVER {
+                moment.store(at.as_nanos(), Ordering::Relaxed);
+            }
+        };
+        first(&cell.first_token);
+        if visible {
+            first(&cell.first_visible);
+        }
+        cell.last_token.store(at.as_nanos(), Ordering::Relaxed);
+        cell.events.store(cell.events.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+    }
+
+    /// Nothing is waited for any more: the answer has finished, or its client does not read.
+    pub fn rest(&self) {
+        self.0.rests.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether an objective is broken at `at`, on a request that stands as `waiting` says but
+    /// for its tokens, has `choices` choices and `ratio` tokens per event.
+    #[must_use]
+    pub fn is_overdue(
+        &self,
+        waiting: &Progress<'_>,
+        objectives: &Objectives,
+        case: &Case,
+        choices: u64,
+        ratio: f64,
+        at: Tick,
+    ) -> bool {
+        if self.0.rests.load(Ordering::Relaxed) {
+            return false;
+        }
+        let moment =
+            |cell: &AtomicU64| Some(cell.load(Ordering::Relaxed)).filter(|&n| n != NEVER).map(Tick::from_nanos);
+        let (first_token, last_token) = (moment(&self.0.first_token), moment(&self.0.last_token));
+        let first_visible = moment(&self.0.first_visible);
+        let events = self.0.events.load(Ordering::Relaxed);
+        let choices = choices.max(1);
+        let tokens = events as f64 * ratio / choices as f64;
+        let events = events.div_ceil(choices);
+        let choice = Choice { index: 0, first_token, first_visible, last_token, events, tokens, finished: false };
+        let seen = [choice];
+        let progress = Progress {
+            first_token,
+            first_visible,
+            last_token,
+            choices: if first_token.is_some() { &seen } else { &[] },
+            ..*waiting
+        };
+        is_broken_at(&progress, objectives, case, at)
+    }
+}

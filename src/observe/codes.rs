@@ -1,0 +1,70 @@
+//! The codes of in-band errors (`docs/semantics.md`, section 4).
+
+/// An error without a code, or with one that nobody knows.
+pub(super) const UNKNOWN: u16 = 500;
+
+/// What an error object said of its kind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Codes {
+    number: Option<u16>,
+    code: Option<u16>,
+    kind: Option<u16>,
+}
+
+impl Codes {
+    /// Its `code`: a number, also written as a string, or a word.
+    pub(super) fn code_is(&mut self, text: &[u8]) {
+        match std::str::from_utf8(text).ok().and_then(|text| text.trim().parse::<f64>().ok()) {
+            Some(number) if (400.0..600.0).contains(&number) => self.number = Some(number as u16),
+            Some(_) => {}
+            None => self.code = of_word(text),
+        }
+    }
+
+    /// Its `type`.
+    pub(super) fn type_is(&mut self, text: &[u8]) {
+        self.kind = of_word(text);
+    }
+
+    /// The HTTP twin, if it named one that is known: the number first, then the words.
+    pub(super) fn http(self) -> Option<u16> {
+        self.number.or(self.code).or(self.kind)
+    }
+}
+
+fn of_word(word: &[u8]) -> Option<u16> {
+    Some(match word {
+        b"overloaded_error" => 529,
+        b"Service Unavailable" | b"service_unavailable" => 503,
+        b"rate_limit_error" | b"rate_limit_exceeded" => 429,
+        b"api_error" | b"server_error" => 500,
+        b"invalid_request_error" | b"invalid_prompt" => 400,
+        b"authentication_error" => 401,
+        b"permission_error" => 403,
+        b"not_found_error" => 404,
+        _ if word.starts_with(b"BadRequest") => 400,
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn http(code: &str, kind: &str) -> Option<u16> {
+        let mut codes = Codes::default();
+        codes.code_is(code.as_bytes());
+        codes.type_is(kind.as_bytes());
+        codes.http()
+    }
+
+    #[test]
+    fn the_number_outranks_the_words() {
+        assert_eq!(http("400", "server_error"), Some(400));
+        assert_eq!(http("rate_limit_exceeded", "invalid_request_error"), Some(429));
+        assert_eq!(http("stream_incomplete", "overloaded_error"), Some(529));
+        assert_eq!(http("0", "BadRequestError"), Some(400));
+        assert_eq!(http("", "InternalServerError"), None);
+        assert_eq!(http("nan", ""), None);
+    }
+}

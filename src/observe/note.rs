@@ -1,0 +1,86 @@
+//! What an observer is told of the request, and what it says of each piece of the answer.
+
+use crate::inspect::Facts;
+use crate::units::{Dialect, Tick};
+
+use super::timeline::InBandError;
+
+/// What the request lets expect of its answer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Expect {
+    /// How the answer is written.
+    pub dialect: Dialect,
+    /// The request asked for a stream.
+    pub stream_asked: bool,
+    /// Choices the answer should have: `n` x prompts.
+    pub choices: u64,
+    /// Prompts of the request.
+    pub prompts: u64,
+    /// The decoded prompts, where the answer echoes them (`completions` with `echo`).
+    pub echo_prompts: Vec<String>,
+    /// The gateway had parsed the request head.
+    pub arrival: Tick,
+    /// Tokens per token event, learned from this engine's and model's answers with usage.
+    pub tokens_per_event: f64,
+}
+
+impl Expect {
+    /// A stream of one choice, of which nothing has been learned.
+    #[must_use]
+    pub fn stream(dialect: Dialect, arrival: Tick) -> Self {
+        Expect {
+            dialect,
+            stream_asked: true,
+            choices: 1,
+            prompts: 1,
+            echo_prompts: Vec::new(),
+            arrival,
+            tokens_per_event: 1.0,
+        }
+    }
+
+    /// What the facts of a request let expect.
+    #[must_use]
+    pub fn of(dialect: Dialect, facts: &Facts, arrival: Tick, tokens_per_event: f64) -> Self {
+        Expect {
+            dialect,
+            stream_asked: facts.streams(),
+            choices: facts.choices(),
+            prompts: facts.prompts.max(1),
+            echo_prompts: facts.echo_prompts.clone(),
+            arrival,
+            tokens_per_event,
+        }
+    }
+}
+
+/// Where an event's usage stands. Only `chat/completions` and `completions` have a choice of
+/// places; for the other dialects it is always [`UsageSeat::None`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum UsageSeat {
+    /// The event has no usage, or `null`.
+    #[default]
+    None,
+    /// Usage without any choice: the event that `include_usage` asks for.
+    Alone,
+    /// Usage beside a choice.
+    WithChoice,
+}
+
+/// What is known of a piece of the answer that may leave.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Note {
+    /// It is an event that carries a generated token.
+    pub token: bool,
+    /// ... on a visible channel.
+    pub visible: bool,
+    /// Where its usage stands.
+    pub usage: UsageSeat,
+    /// It is an error inside a 200.
+    pub error: Option<InBandError>,
+    /// The answer is finished as of now. Provisional: a further token undoes it.
+    pub finished: bool,
+    /// It is a piece of an event longer than [`super::sse::HELD`], the last one included;
+    /// what such an event carried is noted on its last piece.
+    pub part: bool,
+}

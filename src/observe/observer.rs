@@ -1,0 +1,378 @@
+//! [`Observer`]: watches one answer from its first frame to its end.
+
+use bytes::Bytes;
+
+use crate::json::Tokenizer;
+use crate::units::{Dialect, Tick};
+
+use super::mould::Mould;
+use super::note::{Expect, Note};
+use super::passing::Passing;
+use super::reading::{Kind, Reading, Sight};
+use super::sse::{Cut, Fields, Scanner};
+use super::tally::Tally;
+use super::timeline::{Ending, InBandError, Reader, Timeline, Watch};
+
+/// Watches one answer.
+///
+/// ```
+/// use bytes::Bytes;
+/// use goodput::observe::{Ending, Expect, Observer, Reader, Watch};
+/// use goodput::units::{Dialect, Tick};
+///
+/// let expect = Expect::stream(Dialect::Chat, Tick::ZERO);
+/// let mut seen = Observer::new(expect, Reader::Events, 200, Watch::default());
+/// let event = Bytes::from_static(b"data: {\"choices\":[{\"delta\":{\"content\":\"Hi\"}}]}\n\n");
+/// seen.frame(event, Tick::from_millis(740), &mut |piece, note| {
+///     assert!(note.token);
+///     drop(piece); // to the client
+/// });
+/// let timeline = seen.end(Ending::Left, Tick::from_millis(800));
+/// assert_eq!(timeline.first_token, Some(Tick::from_millis(740)));
+/// ```
+#[derive(Debug)]
+pub struct Observer {
+    reader: Reader,
+    status: u16,
+    scanner: Scanner,
+    eye: Eye,
+    last_activity: Option<Tick>,
+    /// Receipt of the last byte.
+    last_frame: Option<Tick>,
+    /// A JSON body, read as it passes.
+    body: Option<Box<Body>>,
+    /// The clean end has been seen.
+    is_over: bool,
+    before_limit: Option<Box<Timeline>>,
+}
+
+#[derive(Debug)]
+struct Body {
+    tokenizer: Tokenizer,
+    reading: Reading,
+}
+
+/// What reads the events of a stream.
+#[derive(Debug)]
+struct Eye {
+    tally: Tally,
+    mould: Option<(Mould, u64, bool)>,
+    passing: Option<Box<Passing>>,
+    /// The next event is the stream's first, and may begin with a byte-order mark.
+    is_first: bool,
+    unparseable: bool,
+    uses_shortcut: bool,
+}
+
+impl Observer {
+    /// An observer of an answer with this status, whose content type and coding chose the
+    /// reader. Of an answer that is not a success nothing is read but that it passes.
+    #[must_use]
+    pub fn new(expect: Expect, reader: Reader, status: u16, watch: Watch) -> Self {
+        let is_success = (200..300).contains(&status);
+        let body = (reader == Reader::Json && is_success).then(|| {
+            let keep_text = expect.echo_prompts.iter().map(|prompt| prompt.len() + 1).max().unwrap_or(0);
+            let reading = Reading::new(expect.dialect, true, keep_text);
+            Box::new(Body { tokenizer: Tokenizer::new(), reading })
+        });
+        Observer {
+            reader,
+            status,
+            scanner: Scanner::new(),
+            eye: Eye::new(Tally::new(expect, watch)),
+            last_activity: None,
+            last_frame: None,
+            body,
+            is_over: false,
+            before_limit: None,
+        }
+    }
+
+    /// Reads every event in full: for tests that hold the shortcut against it.
+    #[cfg(test)]
+    pub(super) fn without_shortcut(mut self) -> Self {
+        self.eye.uses_shortcut = false;
+        self
+    }
+
+    fn is_success(&self) -> bool {
+        (200..300).contains(&self.status)
+    }
+
+    /// The next frame of the body, received at `at`. `pass` is called for every piece that
+    /// may leave now, in order: whole events, pieces of an event longer than
+    /// [`HELD`](super::sse::HELD), runs of any other body. Together the pieces are the bytes
+    /// received, but for the incomplete tail that is held. Pieces are slices of the frame,
+    /// except where an event straddles frames.
+    pub fn frame(&mut self, frame: Bytes, at: Tick, pass: &mut dyn FnMut(Bytes, &Note)) {
+        if frame.is_empty() {
+            return;
+        }
+        self.last_frame = Some(at);
+        if self.reader != Reader::Events || !self.is_success() {
+            self.last_activity = Some(at);
+            if let Some(body) = &mut self.body {
+                // A fault stays in the tokenizer, and is found at the end.
+                let _ = body.tokenizer.push(&frame, &mut body.reading);
+            }
+            return pass(frame, &Note::default());
+        }
+        let Observer { scanner, eye, last_activity, .. } = self;
+        let saw_line = scanner.push(frame, |cut, piece| {
+            if cut != Cut::Blank {
+                *last_activity = Some(at);
+            }
+            let note = eye.see(cut, &piece, at);
+            pass(piece, &note);
+        });
+        if saw_line {
+            *last_activity = Some(at);
+        }
+    }
+
+    /// The body ended as its framing says. An incomplete tail is read as an event, and
+    /// passes as it is.
+    pub fn clean_end(&mut self, at: Tick, pass: &mut dyn FnMut(Bytes, &Note)) {
+        if std::mem::replace(&mut self.is_over, true) || !self.is_success() {
+            return;
+        }
+        let last_byte = self.last_frame.unwrap_or(at);
+        match self.reader {
+            Reader::Events => {
+                if let Some((cut, tail)) = self.scanner.finish() {
+                    let note = self.eye.see(cut, &tail, last_byte);
+                    if !tail.is_empty() {
+                        pass(tail, &note);
+                    }
+                }
+                let dialect = self.eye.tally.dialect();
+                if dialect.generates() {
+                    self.eye.tally.body_ended(at);
+                } else {
+                    self.eye.tally.ended_whole(last_byte);
+                }
+            }
+            Reader::Json => match self.body.take().and_then(|body| body.sight()) {
+                Some(sight) => self.eye.tally.body(sight, last_byte),
+                None => self.eye.unparseable = true,
+            },
+            // Paths that generate answer JSON or events; anything else cannot be read.
+            Reader::Opaque if self.eye.tally.dialect().generates() => self.eye.unparseable = true,
+            Reader::Opaque => self.eye.tally.ended_whole(last_byte),
+            Reader::Coded => self.eye.unparseable = true,
+        }
+    }
+
+    /// Part of a long event has passed, and the event is not complete: an error event
+    /// written now would be glued to it.
+    #[must_use]
+    pub fn long_event_is_out(&self) -> bool {
+        self.scanner.long_event_is_out()
+    }
+
+    /// The answer is finished as of now (its dialect's last event; a whole JSON body).
+    #[must_use]
+    pub fn is_finished(&self) -> bool {
+        self.eye.tally.is_finished()
+    }
+
+    /// A token has come.
+    #[must_use]
+    pub fn has_token(&self) -> bool {
+        self.eye.tally.has_token()
+    }
+
+    /// The last error that stood inside the answer.
+    #[must_use]
+    pub fn error(&self) -> Option<InBandError> {
+        self.eye.tally.error()
+    }
+
+    /// The number of the last event (Responses).
+    #[must_use]
+    pub fn last_sequence_number(&self) -> Option<u64> {
+        self.eye.tally.sequence_number()
+    }
+
+    /// Receipt of the last event or comment, or piece of a long event; of the last byte
+    /// where the body has no events. The idle limit runs from here.
+    #[must_use]
+    pub fn last_activity(&self) -> Option<Tick> {
+        self.last_activity
+    }
+
+    /// The client refuses bytes since `since`, for too long: from now on gaps are not
+    /// observed, and what was seen so far is kept aside ([`Timeline::before_limit`]).
+    pub fn limit_gaps(&mut self, since: Tick) {
+        if self.before_limit.is_none() {
+            self.before_limit = Some(Box::new(self.so_far(since)));
+            self.eye.tally.stop_watching_gaps();
+        }
+    }
+
+    /// The timeline as if the client left at `at`: for what is asked while the answer runs.
+    #[must_use]
+    pub fn so_far(&self, at: Tick) -> Timeline {
+        self.timeline(Ending::Left, at)
+    }
+
+    /// The answer ended, or was dropped.
+    #[must_use]
+    pub fn end(mut self, ending: Ending, at: Tick) -> Timeline {
+        if ending == Ending::Clean {
+            self.clean_end(at, &mut |_, _| {});
+        }
+        let mut timeline = self.timeline(ending, at);
+        timeline.client_limited = self.before_limit.is_some();
+        timeline.before_limit = self.before_limit;
+        timeline
+    }
+
+    fn timeline(&self, ending: Ending, at: Tick) -> Timeline {
+        let is_coded = self.reader == Reader::Coded && self.is_success();
+        let mut timeline = self.eye.tally.timeline(self.reader, self.status, ending, at);
+        timeline.unparseable = is_coded || self.eye.unparseable;
+        timeline
+    }
+}
+
+impl Body {
+    fn sight(mut self: Box<Self>) -> Option<Sight> {
+        self.tokenizer.finish(&mut self.reading).ok()?;
+        self.reading.sight()
+    }
+}
+
+impl Eye {
+    fn new(tally: Tally) -> Self {
+        Eye { tally, mould: None, passing: None, is_first: true, unparseable: false, uses_shortcut: true }
+    }
+
+    fn see(&mut self, cut: Cut, piece: &[u8], at: Tick) -> Note {
+        match cut {
+            Cut::Blank => Note { finished: self.tally.is_finished(), ..Note::default() },
+            Cut::Event => self.whole(piece, at),
+            Cut::Part => {
+                self.part(piece);
+                Note { part: true, finished: self.tally.is_finished(), ..Note::default() }
+            }
+            Cut::LastPart => {
+                self.part(piece);
+                let read = self.passing.take().filter(|passing| passing.length() <= self.tally.max_event());
+                let sight = read.and_then(|passing| passing.finish());
+                let note = sight.map(|sight| self.tally.event(sight, at)).unwrap_or_default();
+                Note { part: true, finished: self.tally.is_finished(), ..note }
+            }
+        }
+    }
+
+    fn part(&mut self, piece: &[u8]) {
+        let is_first = std::mem::take(&mut self.is_first);
+        let (dialect, keep_text) = (self.tally.dialect(), self.tally.echo_left());
+        let passing = self.passing.get_or_insert_with(|| Box::new(Passing::new(dialect, keep_text)));
+        let is_readable = passing.length() <= self.tally.max_event();
+        if passing.length() + piece.len() > self.tally.max_event() {
+            self.unparseable = true;
+        }
+        if is_readable {
+            passing.push(without_mark(piece, is_first));
+        }
+    }
+
+    fn whole(&mut self, event: &[u8], at: Tick) -> Note {
+        let is_first = std::mem::take(&mut self.is_first);
+        if event.len() > self.tally.max_event() {
+            self.unparseable = true;
+        } else if let Some(note) = self.known(event, at) {
+            return note;
+        } else if let Some(note) = self.read(without_mark(event, is_first), at) {
+            return note;
+        }
+        Note { finished: self.tally.is_finished(), ..Note::default() }
+    }
+
+    /// The steady state: an event like the last one that was read, with other text.
+    fn known(&mut self, event: &[u8], at: Tick) -> Option<Note> {
+        let (mould, index, visible) = self.mould.as_ref()?;
+        let (fit, index, visible) = (mould.fits(event)?, *index, *visible);
+        self.tally.token(index, at, visible);
+        if let Some(number) = fit.number {
+            self.tally.numbered(number);
+        }
+        Some(Note { token: true, visible, ..Note::default() })
+    }
+
+    fn read(&mut self, event: &[u8], at: Tick) -> Option<Note> {
+        let fields = Fields::of(event);
+        let data = fields.data?;
+        if data.starts_with(b"[DONE]") {
+            self.tally.done(at);
+            return None;
+        }
+        let named = Kind::of(fields.event);
+        let echo_left = self.tally.echo_left();
+        let Some(mut sight) = sight_of(&data, self.tally.dialect(), echo_left) else {
+            let is_error = named == Kind::Error;
+            return is_error.then(|| self.tally.event(Sight { kind: named, ..Sight::default() }, at));
+        };
+        sight.is_called(named);
+        let learnt = fields.data_at.and_then(|start| self.learn(&sight, event, start, echo_left));
+        let note = self.tally.event(sight, at);
+        if let Some((mould, index)) = learnt
+            && note.token
+            && note.error.is_none()
+        {
+            self.mould = Some((mould, index, note.visible));
+        }
+        Some(note)
+    }
+
+    /// A mould of this event, if nothing but its text makes it what it is.
+    fn learn(&self, sight: &Sight, event: &[u8], data_at: usize, echo_left: usize) -> Option<(Mould, u64)> {
+        let is_plain = sight.texts == 1 && !sight.has_usage && echo_left == 0 && self.uses_shortcut;
+        let choice = match (self.tally.dialect(), sight.choices.as_slice()) {
+            (Dialect::Chat | Dialect::Completions, [choice]) => choice,
+            (Dialect::Responses | Dialect::Messages, []) => &sight.only,
+            _ => return None,
+        };
+        let ends = matches!(sight.kind, Kind::Completed | Kind::Incomplete | Kind::Stop);
+        if !is_plain || ends || choice.finish.is_some() || choice.logprobs {
+            return None;
+        }
+        let shift = |range: &std::ops::Range<usize>| range.start + data_at..range.end + data_at;
+        let number = sight.number_at.as_ref().map(shift);
+        Some((Mould::of(event, &shift(&sight.text_at), number.as_ref())?, choice.index))
+    }
+}
+
+fn without_mark(event: &[u8], is_first: bool) -> &[u8] {
+    if is_first { event.strip_prefix(b"\xEF\xBB\xBF").unwrap_or(event) } else { event }
+}
+
+/// What the data of an event says, if it is a JSON object. Clients read invalid UTF-8 as the
+/// replacement character, and so do we.
+fn sight_of(data: &[u8], dialect: Dialect, keep_text: usize) -> Option<Sight> {
+    let mut reading = Reading::new(dialect, false, keep_text);
+    if crate::json::walk(data, &mut reading).is_ok() {
+        return reading.sight();
+    }
+    if std::str::from_utf8(data).is_ok() {
+        return None;
+    }
+    let mut reading = Reading::new(dialect, false, keep_text);
+    let mended = String::from_utf8_lossy(data);
+    crate::json::walk(mended.as_bytes(), &mut reading).ok()?;
+    // Offsets are those of the mended text: no mould can be made from them.
+    reading.sight().map(|sight| Sight { texts: 0, ..sight })
+}
+
+impl Sight {
+    /// The `event:` line is the fallback for an absent `type`. The name `error` also stands
+    /// where the `type` is that of the error itself.
+    pub(super) fn is_called(&mut self, named: Kind) {
+        let is_error = named == Kind::Error && self.kind == Kind::Other;
+        if self.kind == Kind::Unnamed || is_error {
+            self.kind = named;
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! A long event, read while it passes.
+//!
+//! Same rules as [`Fields`](super::sse::Fields) and a reading of the joined data, but the
+//! bytes are seen once and not kept: lines are taken apart by a small state machine, and
+//! what belongs to the data goes straight into the tokenizer.
+
+use crate::json::Tokenizer;
+use crate::units::Dialect;
+
+use super::reading::{Kind, Reading, Sight};
+
+/// An event of which a part has left already.
+#[derive(Debug)]
+pub(super) struct Passing {
+    at: At,
+    /// The line's field name, or the value of an `event` line; what is longer is neither
+    /// `data` nor an event that we know.
+    word: Vec<u8>,
+    /// The last byte was a CR: an LF that follows belongs to it.
+    was_cr: bool,
+    /// Data lines so far.
+    data_lines: u64,
+    kind: Kind,
+    tokenizer: Tokenizer,
+    reading: Reading,
+    length: usize,
+}
+
+/// Where in a line the next byte stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum At {
+    /// In the field's name.
+    Name,
+    /// Behind the colon of a `data` line, of an `event` line: one space may stand here.
+    BeforeData,
+    BeforeEvent,
+    /// In the value.
+    Data,
+    Event,
+    /// In a line that does not matter.
+    Ignored,
+}
+
+const LONGEST_WORD: usize = 64;
+
+impl Passing {
+    pub(super) fn new(dialect: Dialect, keep_text: usize) -> Self {
+        Passing {
+            at: At::Name,
+            word: Vec::new(),
+            was_cr: false,
+            data_lines: 0,
+            kind: Kind::Unnamed,
+            tokenizer: Tokenizer::new(),
+            reading: Reading::new(dialect, false, keep_text),
+            length: 0,
+        }
+    }
+
+    /// Bytes of the event so far.
+    pub(super) fn length(&self) -> usize {
+        self.length
+    }
+
+    /// Reads the next piece.
+    pub(super) fn push(&mut self, mut piece: &[u8]) {
+        self.length += piece.len();
+        while let Some(&byte) = piece.first() {
+            let is_lf_of_crlf = std::mem::replace(&mut self.was_cr, byte == b'\r') && byte == b'\n';
+            if matches!(byte, b'\n' | b'\r') {
+                if !is_lf_of_crlf {
+                    self.line_ended();
+                }
+                piece = &piece[1..];
+                continue;
+            }
+            let end = memchr::memchr2(b'\n', b'\r', piece).unwrap_or(piece.len());
+            let (line, rest) = piece.split_at(end);
+            self.within_line(line);
+            piece = rest;
+        }
+    }
+
+    fn within_line(&mut self, mut line: &[u8]) {
+        if self.at == At::Name {
+            let colon = memchr::memchr(b':', line);
+            self.keep_word(&line[..colon.unwrap_or(line.len())]);
+            let Some(colon) = colon else { return };
+            line = &line[colon + 1..];
+            self.at = match self.word.as_slice() {
+                b"data" => At::BeforeData,
+                b"event" => At::BeforeEvent,
+                _ => At::Ignored,
+            };
+            self.word.clear();
+            if self.at == At::BeforeData {
+                self.begin_data();
+            }
+        }
+        if line.is_empty() {
+            return;
+        }
+        if matches!(self.at, At::BeforeData | At::BeforeEvent) {
+            line = line.strip_prefix(b" ").unwrap_or(line);
+            self.at = if self.at == At::BeforeData { At::Data } else { At::Event };
+        }
+        match self.at {
+            // A fault stays in the tokenizer, and is found at the end.
+            At::Data => {
+                let _ = self.tokenizer.push(line, &mut self.reading);
+            }
+            At::Event => self.keep_word(line),
+            _ => {}
+        }
+    }
+
+    fn keep_word(&mut self, piece: &[u8]) {
+        let room = (LONGEST_WORD + 1).saturating_sub(self.word.len()).min(piece.len());
+        self.word.extend_from_slice(&piece[..room]);
+    }
+
+    /// Data lines are joined by LF, which is whitespace or a fault to the tokenizer, as it
+    /// would be in the joined text.
+    fn begin_data(&mut self) {
+        if self.data_lines > 0 {
+            let _ = self.tokenizer.push(b"\n", &mut self.reading);
+        }
+        self.data_lines += 1;
+    }
+
+    fn line_ended(&mut self) {
+        match self.at {
+            At::BeforeEvent | At::Event => self.kind = Kind::of(&self.word),
+            At::Name if self.word == b"data" => self.begin_data(),
+            At::Name if self.word == b"event" => self.kind = Kind::Unnamed,
+            _ => {}
+        }
+        self.word.clear();
+        self.at = At::Name;
+    }
+
+    /// The event is complete: what its data said, if it was a JSON object.
+    pub(super) fn finish(mut self) -> Option<Sight> {
+        self.line_ended();
+        self.tokenizer.finish(&mut self.reading).ok()?;
+        let mut sight = self.reading.sight()?;
+        sight.is_called(self.kind);
+        Some(sight)
+    }
+}

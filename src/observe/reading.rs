@@ -1,0 +1,689 @@
+//! One JSON object of an answer, read: the data of an event, or a whole body.
+//!
+//! [`Reading`] is a sink of the tokenizer. It knows where in each dialect the things stand
+//! that decide, asks to skip everything else, and fills a [`Sight`]. What the things mean
+//! is left to `tally`.
+
+use std::ops::Range;
+
+use crate::json::{Interest, Literal, Nest, Scalar, Sink};
+use crate::units::Dialect;
+
+use super::codes::Codes;
+
+/// The containers that are read nest no deeper than this.
+const DEPTH: usize = 10;
+
+/// Which clock a text moves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Channel {
+    /// Content, refusal, tool and function call.
+    Visible,
+    /// Audio data: visible, but its bytes are no text.
+    Sound,
+    /// Reasoning.
+    Hidden,
+}
+
+/// What an event is, by its `type` or its `event:` line.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Neither.
+    #[default]
+    Unnamed,
+    /// One that decides nothing.
+    Other,
+    /// `error`.
+    Error,
+    /// Responses: `*.delta`, of a visible channel or of reasoning.
+    Delta(Channel),
+    /// Responses: `response.output_item.added`.
+    ItemAdded,
+    /// Responses: `response.completed`.
+    Completed,
+    /// Responses: `response.incomplete`.
+    Incomplete,
+    /// Responses: `response.failed`.
+    Failed,
+    /// Messages: `content_block_start`.
+    BlockStart,
+    /// Messages: `content_block_delta`.
+    BlockDelta,
+    /// Messages: `message_stop`.
+    Stop,
+}
+
+impl Kind {
+    pub(super) fn of(name: &[u8]) -> Kind {
+        match name {
+            b"" => Kind::Unnamed,
+            b"error" => Kind::Error,
+            b"response.output_item.added" => Kind::ItemAdded,
+            b"response.completed" => Kind::Completed,
+            b"response.incomplete" => Kind::Incomplete,
+            b"response.failed" => Kind::Failed,
+            b"content_block_start" => Kind::BlockStart,
+            b"content_block_delta" => Kind::BlockDelta,
+            b"message_stop" => Kind::Stop,
+            _ if name.ends_with(b".delta") => {
+                let is_reasoning = memchr::memmem::find(name, b"reasoning").is_some();
+                Kind::Delta(if is_reasoning { Channel::Hidden } else { Channel::Visible })
+            }
+            _ => Kind::Other,
+        }
+    }
+}
+
+/// A finish or stop reason.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Reason {
+    /// The output cap was reached.
+    Length,
+    /// Any other.
+    Other,
+}
+
+impl Reason {
+    fn of(word: &[u8]) -> Option<Reason> {
+        match word {
+            b"" => None,
+            b"length" | b"max_tokens" | b"max_output_tokens" | b"model_context_window_exceeded" => Some(Reason::Length),
+            _ => Some(Reason::Other),
+        }
+    }
+}
+
+/// What one choice of an event carried. The other dialects have one nameless choice.
+#[derive(Clone, Debug, Default)]
+pub(super) struct ChoiceSight {
+    pub(super) index: u64,
+    /// Non-empty text on a visible channel, on a hidden one.
+    pub(super) visible: bool,
+    pub(super) hidden: bool,
+    /// A non-empty list of logprob tokens.
+    pub(super) logprobs: bool,
+    pub(super) finish: Option<Reason>,
+    /// Bytes of visible text.
+    pub(super) bytes: u64,
+    /// The beginning of a completion's text, where it may be an echo.
+    pub(super) text: Vec<u8>,
+}
+
+impl ChoiceSight {
+    pub(super) fn has_text(&self) -> bool {
+        self.visible || self.hidden
+    }
+
+    fn mark(&mut self, channel: Channel) {
+        match channel {
+            Channel::Visible | Channel::Sound => self.visible = true,
+            Channel::Hidden => self.hidden = true,
+        }
+    }
+}
+
+/// The token counts of one `usage` object, each where it was a number.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Counts {
+    pub(super) input: Option<u64>,
+    pub(super) output: Option<u64>,
+    pub(super) cached: Option<u64>,
+    pub(super) reasoning: Option<u64>,
+    /// Messages: tokens read from and written to the cache, beside `input`.
+    pub(super) cache_read: Option<u64>,
+    pub(super) cache_written: Option<u64>,
+}
+
+/// What one JSON object said.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Sight {
+    pub(super) kind: Kind,
+    /// `choices` in order, of those dialects that have them.
+    pub(super) choices: Vec<ChoiceSight>,
+    /// The nameless choice of the other dialects.
+    pub(super) only: ChoiceSight,
+    /// `usage` was an object.
+    pub(super) has_usage: bool,
+    pub(super) usage: Counts,
+    /// `error` was there and not null.
+    pub(super) has_error: bool,
+    pub(super) error: Codes,
+    /// `object` was `error`: the older shape, with the codes at the top level.
+    pub(super) is_error_object: bool,
+    /// `code` and `type` at the top level.
+    pub(super) top: Codes,
+    /// Responses: an item, or Messages: a block, that calls a tool and names it.
+    pub(super) names_tool: bool,
+    /// Responses: `status`.
+    pub(super) status: Option<Status>,
+    /// Responses: why it is incomplete.
+    pub(super) incomplete: Option<Reason>,
+    /// Responses: the number of the event.
+    pub(super) sequence_number: Option<u64>,
+    /// Non-empty texts met, and where the last of them stands, quotes excluded.
+    pub(super) texts: u32,
+    pub(super) text_at: Range<usize>,
+    /// Where the digits of `sequence_number` stand.
+    pub(super) number_at: Option<Range<usize>>,
+}
+
+/// `status` of a response.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Status {
+    Completed,
+    Incomplete,
+    Failed,
+    Other,
+}
+
+/// Where in an object something stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    Nowhere,
+    Root,
+    Choices,
+    Choice,
+    Delta,
+    /// Text: a string, or an array of parts.
+    Text(Channel),
+    Part(Channel),
+    /// Something that counts if it is not empty.
+    Any(Channel),
+    Tools,
+    Tool,
+    Call,
+    Audio,
+    Logprobs,
+    LogprobTokens,
+    Usage,
+    Details,
+    Error,
+    /// Responses: an item as it is added; the response; its output and what is in it.
+    Item,
+    Response,
+    IncompleteDetails,
+    Output,
+    OutputItem,
+    /// Messages: the message, a block, a block's delta, a whole message's content.
+    Message,
+    Block,
+    BlockDelta,
+    Content,
+    ContentBlock,
+    Word(Word),
+    Number(Number),
+}
+
+/// Strings that decide.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Word {
+    Kind,
+    Object,
+    Code,
+    TopCode,
+    ErrorType,
+    Finish,
+    StopReason,
+    ItemType,
+    ItemName,
+    Status,
+    Incomplete,
+}
+
+/// Numbers that decide.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Number {
+    Index,
+    Sequence,
+    Input,
+    Output,
+    Cached,
+    Reasoning,
+    CacheRead,
+    CacheWritten,
+}
+
+/// A short text; what is longer than the buffer is none of the words we know.
+#[derive(Clone, Debug)]
+struct Short {
+    bytes: [u8; 64],
+    len: usize,
+}
+
+impl Short {
+    const EMPTY: Short = Short { bytes: [0; 64], len: 0 };
+
+    fn push(&mut self, piece: &[u8]) {
+        if let Some(room) = self.bytes.get_mut(self.len..self.len + piece.len()) {
+            room.copy_from_slice(piece);
+        }
+        self.len += piece.len();
+    }
+
+    /// Makes it none of the words we know.
+    fn spoil(&mut self) {
+        self.len = usize::MAX / 2;
+    }
+
+    fn text(&self) -> &[u8] {
+        self.bytes.get(..self.len).unwrap_or(b"?")
+    }
+}
+
+/// Reads one JSON object.
+#[derive(Clone, Debug)]
+pub(super) struct Reading {
+    dialect: Dialect,
+    /// A whole body, not the data of an event.
+    is_body: bool,
+    /// How much of a completion's text is kept, because it may be an echo.
+    keep_text: usize,
+    /// Containers that are being read, by depth.
+    places: [Place; DEPTH],
+    /// The value of the present key.
+    next: Place,
+    /// The scalar that is being read, and where it began.
+    leaf: Place,
+    leaf_at: usize,
+    leaf_is_empty: bool,
+    in_key: bool,
+    /// Where the object that stands for a text began (the arguments of a tool, say).
+    object_at: usize,
+    short: Short,
+    /// Responses: what an output item or added item said, until its type is known.
+    item_type: ItemType,
+    item_is_named: bool,
+    item: ChoiceSight,
+    /// The top level is an object.
+    is_object: bool,
+    sight: Sight,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ItemType {
+    Other,
+    Reasoning,
+    Call,
+}
+
+impl Reading {
+    /// A reading of an event's data (`is_body` false) or of a whole body.
+    pub(super) fn new(dialect: Dialect, is_body: bool, keep_text: usize) -> Self {
+        Reading {
+            dialect,
+            is_body,
+            keep_text,
+            places: [Place::Nowhere; DEPTH],
+            next: Place::Nowhere,
+            leaf: Place::Nowhere,
+            leaf_at: 0,
+            leaf_is_empty: true,
+            in_key: false,
+            object_at: 0,
+            short: Short::EMPTY,
+            item_type: ItemType::Other,
+            item_is_named: false,
+            item: ChoiceSight::default(),
+            is_object: false,
+            sight: Sight::default(),
+        }
+    }
+
+    /// What was read, if it was an object. Only meaningful where the tokenizer found no fault.
+    pub(super) fn sight(self) -> Option<Sight> {
+        self.is_object.then_some(self.sight)
+    }
+
+    /// The place of the value that now begins inside `depth` containers.
+    fn place(&self, depth: usize) -> Place {
+        if depth == 0 {
+            return Place::Root;
+        }
+        let around = self.places.get(depth - 1).copied().unwrap_or(Place::Nowhere);
+        match around {
+            Place::Choices => Place::Choice,
+            Place::Text(channel) => Place::Part(channel),
+            Place::Tools => Place::Tool,
+            Place::Output => Place::OutputItem,
+            Place::Content => Place::ContentBlock,
+            Place::LogprobTokens | Place::Any(_) => around,
+            _ => self.next,
+        }
+    }
+
+    /// A value begins: whatever only needs to be there is noted.
+    fn met(&mut self, place: Place, around_depth: usize) {
+        let around = around_depth.checked_sub(1).and_then(|depth| self.places.get(depth));
+        match (place, around) {
+            (Place::LogprobTokens, Some(Place::LogprobTokens)) => self.choice().logprobs = true,
+            (Place::Error, _) => self.sight.has_error = true,
+            _ => {}
+        }
+    }
+
+    fn choice(&mut self) -> &mut ChoiceSight {
+        if self.places[2] == Place::OutputItem {
+            return &mut self.item;
+        }
+        self.sight.choices.last_mut().unwrap_or(&mut self.sight.only)
+    }
+
+    fn word_ended(&mut self, word: Word) {
+        let text = self.short.text();
+        match word {
+            Word::Kind => {
+                self.sight.kind = Kind::of(text);
+                self.sight.top.type_is(text);
+            }
+            Word::Object => self.sight.is_error_object = text == b"error",
+            Word::Code => self.sight.error.code_is(text),
+            Word::TopCode => self.sight.top.code_is(text),
+            Word::ErrorType => self.sight.error.type_is(text),
+            Word::Finish => {
+                let reason = Reason::of(text);
+                self.choice().finish = reason;
+            }
+            Word::StopReason => {
+                if let Some(reason) = Reason::of(text) {
+                    self.sight.only.finish = Some(reason);
+                }
+            }
+            Word::ItemType => {
+                self.item_type = match text {
+                    b"reasoning" => ItemType::Reasoning,
+                    b"function_call" | b"tool_use" => ItemType::Call,
+                    _ => ItemType::Other,
+                };
+            }
+            Word::ItemName => self.item_is_named = self.short.len > 0,
+            Word::Status => {
+                self.sight.status = Some(match text {
+                    b"completed" => Status::Completed,
+                    b"incomplete" => Status::Incomplete,
+                    b"failed" => Status::Failed,
+                    _ => Status::Other,
+                });
+            }
+            Word::Incomplete => self.sight.incomplete = Reason::of(text),
+        }
+    }
+
+    fn number_ended(&mut self, number: Number, past: usize) {
+        let value = whole_number(self.short.text());
+        let usage = &mut self.sight.usage;
+        let count = match number {
+            Number::Index => {
+                self.choice().index = value.unwrap_or(0);
+                return;
+            }
+            Number::Sequence => {
+                self.sight.sequence_number = value;
+                self.sight.number_at = Some(self.leaf_at..past);
+                return;
+            }
+            Number::Input => &mut usage.input,
+            Number::Output => &mut usage.output,
+            Number::Cached => &mut usage.cached,
+            Number::Reasoning => &mut usage.reasoning,
+            Number::CacheRead => &mut usage.cache_read,
+            Number::CacheWritten => &mut usage.cache_written,
+        };
+        *count = value.or(*count);
+    }
+
+    fn text_ended(&mut self, channel: Channel, past: usize) {
+        if self.leaf_is_empty {
+            return;
+        }
+        self.choice().mark(channel);
+        self.sight.texts += 1;
+        self.sight.text_at = self.leaf_at + 1..past - 1;
+    }
+
+    /// An output item of a whole response ended: now its type is known.
+    fn item_ended(&mut self) {
+        let item = std::mem::take(&mut self.item);
+        let only = &mut self.sight.only;
+        if self.item_type == ItemType::Reasoning {
+            only.hidden |= item.has_text();
+        } else {
+            only.visible |= item.has_text();
+            only.bytes += item.bytes;
+        }
+    }
+}
+
+impl Sink for Reading {
+    fn open(&mut self, nest: Nest, at: usize, depth: usize) -> Interest {
+        self.is_object |= depth == 0 && nest == Nest::Object;
+        let mut place = self.place(depth);
+        self.met(place, depth);
+        if depth >= DEPTH {
+            return Interest::Skip;
+        }
+        match (place, nest) {
+            (Place::Choice, Nest::Object) => {
+                let index = self.sight.choices.len() as u64;
+                self.sight.choices.push(ChoiceSight { index, ..ChoiceSight::default() });
+            }
+            (Place::Usage, Nest::Object) => self.sight.has_usage = true,
+            (Place::OutputItem | Place::Item | Place::Block, Nest::Object) => {
+                (self.item_type, self.item_is_named) = (ItemType::Other, false);
+            }
+            (Place::Text(channel), Nest::Object) => {
+                place = Place::Any(channel);
+                self.object_at = at;
+            }
+            _ => {}
+        }
+        self.places[depth] = place;
+        let is_read = match nest {
+            Nest::Array => matches!(
+                place,
+                Place::Choices
+                    | Place::Text(_)
+                    | Place::Tools
+                    | Place::Output
+                    | Place::Content
+                    | Place::LogprobTokens
+                    | Place::Any(_)
+            ),
+            Nest::Object => !matches!(place, Place::Nowhere | Place::Word(_) | Place::Number(_)),
+        };
+        let is_inside =
+            depth > 0 && self.places[depth - 1] == place && matches!(place, Place::LogprobTokens | Place::Any(_));
+        if is_read && !is_inside { Interest::Read } else { Interest::Skip }
+    }
+
+    fn close(&mut self, _: Nest, past: usize, depth: usize) {
+        let Some(place) = self.places.get_mut(depth) else { return };
+        match std::mem::replace(place, Place::Nowhere) {
+            Place::Any(Channel::Visible) if depth > 0 && !matches!(self.places[depth - 1], Place::Any(_)) => {
+                let length = past - self.object_at;
+                self.choice().bytes += if length > "{}".len() { length as u64 } else { 0 };
+            }
+            Place::OutputItem => self.item_ended(),
+            Place::Item | Place::Block => {
+                self.sight.names_tool |= self.item_type == ItemType::Call && self.item_is_named;
+            }
+            _ => {}
+        }
+    }
+
+    fn begin(&mut self, what: Scalar, at: usize, depth: usize) -> Interest {
+        self.in_key = what == Scalar::Key;
+        self.short.len = 0;
+        if self.in_key {
+            // An object that is only asked whether it is empty has its answer.
+            if let Some(Place::Any(channel)) = self.places.get(depth - 1).copied() {
+                self.choice().mark(channel);
+            }
+            return Interest::Read;
+        }
+        let mut place = self.place(depth);
+        self.met(place, depth);
+        if let Place::Part(channel) = place {
+            place = Place::Text(channel);
+        }
+        (self.leaf, self.leaf_at, self.leaf_is_empty) = (place, at, true);
+        let is_read = match (place, what) {
+            (Place::Text(_) | Place::Word(_), Scalar::String) => true,
+            (Place::Word(word), Scalar::Number) => matches!(word, Word::Code | Word::TopCode),
+            (Place::Number(_), Scalar::Number) => true,
+            _ => false,
+        };
+        if !is_read {
+            self.leaf = Place::Nowhere;
+        }
+        if is_read { Interest::Read } else { Interest::Skip }
+    }
+
+    fn piece(&mut self, decoded: &[u8]) {
+        let Place::Text(channel) = self.leaf else { return self.short.push(decoded) };
+        if self.in_key {
+            return self.short.push(decoded);
+        }
+        self.leaf_is_empty = false;
+        let keep = if self.dialect == Dialect::Completions { self.keep_text } else { 0 };
+        let choice = self.choice();
+        if channel == Channel::Visible {
+            choice.bytes += decoded.len() as u64;
+        }
+        let room = keep.saturating_sub(choice.text.len()).min(decoded.len());
+        choice.text.extend_from_slice(&decoded[..room]);
+    }
+
+    fn lone_surrogate(&mut self) {
+        match self.leaf {
+            // Clients read it as the replacement character.
+            Place::Text(_) if !self.in_key => self.piece("\u{FFFD}".as_bytes()),
+            _ => self.short.spoil(),
+        }
+    }
+
+    fn end(&mut self, what: Scalar, past: usize, depth: usize) {
+        if what == Scalar::Key {
+            let around = self.places.get(depth - 1).copied().unwrap_or(Place::Nowhere);
+            self.next = member(self.dialect, self.is_body, around, self.short.text());
+            return;
+        }
+        match std::mem::replace(&mut self.leaf, Place::Nowhere) {
+            Place::Text(channel) => self.text_ended(channel, past),
+            Place::Word(word) => self.word_ended(word),
+            Place::Number(number) => self.number_ended(number, past),
+            _ => {}
+        }
+    }
+
+    fn literal(&mut self, what: Literal, _: usize, depth: usize) {
+        if what != Literal::Null {
+            let place = self.place(depth);
+            self.met(place, depth);
+        }
+    }
+}
+
+/// A count as engines write it: an integer, or a float that means one. Larger than a count
+/// can be is the largest count.
+fn whole_number(text: &[u8]) -> Option<u64> {
+    let text = std::str::from_utf8(text).ok()?;
+    if let Ok(number) = text.parse() {
+        return Some(number);
+    }
+    let number: f64 = text.parse().ok()?;
+    (number >= 0.0).then_some(number as u64)
+}
+
+/// What stands behind `key` in an object that stands at `around`.
+fn member(dialect: Dialect, is_body: bool, around: Place, key: &[u8]) -> Place {
+    use Channel::{Hidden, Sound, Visible};
+    use Place::*;
+    match (around, key) {
+        (Root, b"usage") => Usage,
+        (Root, b"error") => Error,
+        (Root, b"type") => Word(self::Word::Kind),
+        (Root, b"code") => Word(self::Word::TopCode),
+        (Root, b"object") => Word(self::Word::Object),
+        (Root, _) => match dialect {
+            Dialect::Chat | Dialect::Completions => {
+                if key == b"choices" {
+                    Choices
+                } else {
+                    Nowhere
+                }
+            }
+            Dialect::Responses => responses_root(is_body, key),
+            Dialect::Messages => messages_root(is_body, key),
+            Dialect::Plain => Nowhere,
+        },
+        (Choice, b"index") => Number(self::Number::Index),
+        (Choice, b"delta" | b"message") => Delta,
+        (Choice, b"text") => Text(Visible),
+        (Choice, b"finish_reason") => Word(self::Word::Finish),
+        (Choice, b"logprobs") => Logprobs,
+        (Logprobs, b"content" | b"refusal" | b"tokens") => LogprobTokens,
+        (Delta, b"content" | b"refusal") => Text(Visible),
+        (Delta, b"reasoning" | b"reasoning_content") => Text(Hidden),
+        (Delta, b"audio") => Audio,
+        (Delta, b"tool_calls") => Tools,
+        (Delta, b"function_call") | (Tool, b"function" | b"custom") => Call,
+        (Call, b"name" | b"arguments" | b"input") => Text(Visible),
+        (Audio, b"transcript") => Text(Visible),
+        (Audio, b"data") => Text(Sound),
+        (Part(channel), b"text" | b"refusal") => Text(channel),
+        (Part(_), b"thinking") => Text(Hidden),
+        (Usage, b"prompt_tokens" | b"input_tokens") => Number(self::Number::Input),
+        (Usage, b"completion_tokens" | b"output_tokens") => Number(self::Number::Output),
+        (Usage, b"cache_read_input_tokens") => Number(self::Number::CacheRead),
+        (Usage, b"cache_creation_input_tokens") => Number(self::Number::CacheWritten),
+        (
+            Usage,
+            b"prompt_tokens_details"
+            | b"input_tokens_details"
+            | b"completion_tokens_details"
+            | b"output_tokens_details",
+        ) => Details,
+        (Usage | Details, b"reasoning_tokens") => Number(self::Number::Reasoning),
+        (Details, b"cached_tokens") => Number(self::Number::Cached),
+        (Error, b"code") => Word(self::Word::Code),
+        (Error, b"type") => Word(self::Word::ErrorType),
+        (Item | OutputItem | Block, b"type") => Word(self::Word::ItemType),
+        (Item | Block, b"name") => Word(self::Word::ItemName),
+        (Response, b"usage") => Usage,
+        (Response, b"error") => Error,
+        (Response, b"status") => Word(self::Word::Status),
+        (Response, b"incomplete_details") => IncompleteDetails,
+        (IncompleteDetails, b"reason") => Word(self::Word::Incomplete),
+        (OutputItem, b"content" | b"summary" | b"name" | b"arguments") => Text(Visible),
+        (Message, b"usage") => Usage,
+        (BlockDelta, b"text" | b"partial_json") | (ContentBlock, b"text" | b"name") => Text(Visible),
+        (BlockDelta | ContentBlock, b"thinking") => Text(Hidden),
+        (ContentBlock, b"input") => Text(Visible),
+        (BlockDelta | Message, b"stop_reason") => Word(self::Word::StopReason),
+        _ => Nowhere,
+    }
+}
+
+fn responses_root(is_body: bool, key: &[u8]) -> Place {
+    match key {
+        b"sequence_number" => Place::Number(Number::Sequence),
+        b"delta" => Place::Text(Channel::Visible),
+        b"item" => Place::Item,
+        b"response" => Place::Response,
+        b"output" if is_body => Place::Output,
+        b"status" if is_body => Place::Word(Word::Status),
+        b"incomplete_details" if is_body => Place::IncompleteDetails,
+        _ => Place::Nowhere,
+    }
+}
+
+fn messages_root(is_body: bool, key: &[u8]) -> Place {
+    match key {
+        b"message" => Place::Message,
+        b"delta" => Place::BlockDelta,
+        b"content_block" => Place::Block,
+        b"content" if is_body => Place::Content,
+        b"stop_reason" if is_body => Place::Word(Word::StopReason),
+        _ => Place::Nowhere,
+    }
+}

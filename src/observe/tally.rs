@@ -1,0 +1,576 @@
+//! What the events of one answer add up to.
+//!
+//! `Tally` keeps moments, gaps, finish and usage by the rules of `docs/semantics.md`
+//! (sections 1 to 3) and makes the [`Timeline`]. Decisions that the rules leave open stand
+//! beside the code that makes them.
+
+use crate::units::{Dialect, Tick, Tokens};
+
+use super::codes::UNKNOWN;
+use super::note::{Expect, Note, UsageSeat};
+use super::reading::{Channel, ChoiceSight, Counts, Kind, Reason, Sight, Status};
+use super::timeline::{Choice, Ending, Gaps, InBandError, Reader, Timeline, TokenSource, Usage, Watch};
+
+/// One choice as seen so far.
+#[derive(Clone, Debug, Default)]
+struct Seen {
+    index: u64,
+    first_token: Option<Tick>,
+    first_visible: Option<Tick>,
+    last_token: Option<Tick>,
+    events: u64,
+    finished: bool,
+    /// Usage that stood beside this choice, and the highest output count of it.
+    usage: Counts,
+    highest: u64,
+    /// How many bytes of its prompt the choice has echoed; `None` once it went beyond.
+    echoed: Option<usize>,
+}
+
+/// The running sums of one answer.
+#[derive(Debug)]
+pub(super) struct Tally {
+    expect: Expect,
+    watch: Watch,
+    choices: Vec<Seen>,
+    finish: Option<Tick>,
+    gaps: Gaps,
+    gaps_are_watched: bool,
+    /// Usage of the whole answer: the last, and the sum of those that further ones followed.
+    usage: Counts,
+    earlier_usage: Counts,
+    has_usage: bool,
+    /// The last usage-only event followed a further finish, and choices finished by then.
+    usage_follows_finish: bool,
+    finishes_at_usage: usize,
+    /// The prompt to which the last usage-only event belonged.
+    usage_prompt: u64,
+    /// The choice that finished last.
+    last_finished: u64,
+    cut_by_length: bool,
+    has_finish_reason: bool,
+    error: Option<InBandError>,
+    /// Bytes of visible text of a JSON answer.
+    visible_bytes: Option<u64>,
+    /// A JSON answer has output on a visible channel.
+    body_is_visible: bool,
+    sequence_number: Option<u64>,
+}
+
+impl Tally {
+    pub(super) fn new(expect: Expect, watch: Watch) -> Self {
+        Tally {
+            expect,
+            watch,
+            choices: Vec::new(),
+            finish: None,
+            gaps: Gaps::default(),
+            gaps_are_watched: true,
+            usage: Counts::default(),
+            earlier_usage: Counts::default(),
+            has_usage: false,
+            usage_follows_finish: false,
+            finishes_at_usage: 0,
+            usage_prompt: 0,
+            last_finished: 0,
+            cut_by_length: false,
+            has_finish_reason: false,
+            error: None,
+            visible_bytes: None,
+            body_is_visible: false,
+            sequence_number: None,
+        }
+    }
+
+    pub(super) fn dialect(&self) -> Dialect {
+        self.expect.dialect
+    }
+
+    pub(super) fn max_event(&self) -> usize {
+        self.watch.max_event
+    }
+
+    pub(super) fn has_token(&self) -> bool {
+        self.choices.iter().any(|choice| choice.events > 0)
+    }
+
+    pub(super) fn is_finished(&self) -> bool {
+        self.finish.is_some()
+    }
+
+    pub(super) fn error(&self) -> Option<InBandError> {
+        self.error
+    }
+
+    pub(super) fn sequence_number(&self) -> Option<u64> {
+        self.sequence_number
+    }
+
+    pub(super) fn numbered(&mut self, number: u64) {
+        self.sequence_number = Some(number);
+    }
+
+    pub(super) fn stop_watching_gaps(&mut self) {
+        self.gaps_are_watched = false;
+    }
+
+    /// How much of a completion's text must be kept to know an echo: a byte more than is
+    /// left of the longest prompt, 0 where nothing is echoed (any more).
+    pub(super) fn echo_left(&self) -> usize {
+        let Some(longest) = self.expect.echo_prompts.iter().map(String::len).max() else { return 0 };
+        let all_seen = self.choices.len() as u64 >= self.expect.choices;
+        let is_over = all_seen && self.choices.iter().all(|choice| choice.echoed.is_none());
+        if is_over { 0 } else { longest + 1 }
+    }
+
+    /// A token event of a choice.
+    pub(super) fn token(&mut self, index: u64, at: Tick, is_visible: bool) {
+        self.finish = None;
+        let slot = self.slot(index);
+        let choice = &mut self.choices[slot];
+        choice.finished = false;
+        choice.events += 1;
+        choice.first_token.get_or_insert(at);
+        if is_visible {
+            choice.first_visible.get_or_insert(at);
+        }
+        let before = choice.last_token.replace(at);
+        if let Some(before) = before
+            && self.gaps_are_watched
+        {
+            self.gap(before, at);
+        }
+    }
+
+    fn gap(&mut self, from: Tick, to: Tick) {
+        let gap = to - from;
+        let edges = &self.watch.gap_edges;
+        let gaps = &mut self.gaps;
+        if gaps.buckets.is_empty() {
+            gaps.buckets = vec![0; edges.len() + 1];
+        }
+        let bucket = edges.partition_point(|edge| *edge < gap);
+        gaps.buckets[bucket] = gaps.buckets[bucket].saturating_add(1);
+        gaps.sum = gaps.sum.saturating_add(gap);
+        gaps.largest = gaps.largest.max(Some(gap));
+        gaps.stalls += u32::from(gap > self.watch.stall);
+        if let Some(limit) = self.watch.itl
+            && gap > limit
+        {
+            gaps.broke = gaps.broke.min(Some(from + limit)).or(Some(from + limit));
+        }
+    }
+
+    /// Where the choice of this index stands; a new one undoes the finish.
+    fn slot(&mut self, index: u64) -> usize {
+        match self.choices.binary_search_by_key(&index, |choice| choice.index) {
+            Ok(slot) => slot,
+            Err(slot) => {
+                self.finish = None;
+                let echoed = self.prompt_of(index).map(|_| 0);
+                self.choices.insert(slot, Seen { index, echoed, ..Seen::default() });
+                slot
+            }
+        }
+    }
+
+    /// The prompt that a choice may echo.
+    fn prompt_of(&self, index: u64) -> Option<&str> {
+        let prompt = usize::try_from(self.prompt_index(index)).ok()?;
+        self.expect.echo_prompts.get(prompt).map(String::as_str)
+    }
+
+    fn prompt_index(&self, index: u64) -> u64 {
+        let per_prompt = (self.expect.choices / self.expect.prompts.max(1)).max(1);
+        index / per_prompt
+    }
+
+    /// `[DONE]`: fewer finished choices than expected are a finish.
+    pub(super) fn done(&mut self, at: Tick) {
+        if matches!(self.dialect(), Dialect::Chat | Dialect::Completions) && self.error.is_none() {
+            self.finish.get_or_insert(at);
+        }
+    }
+
+    /// The body ended clean: without an end of its own the answer is finished only if at
+    /// least one choice has finished and every one seen has. That was not known before, so
+    /// the finish is now and not at the last reason.
+    pub(super) fn body_ended(&mut self, at: Tick) {
+        let all = !self.choices.is_empty() && self.choices.iter().all(|choice| choice.finished);
+        if self.finish.is_none() && self.error.is_none() && all {
+            self.finish = Some(at);
+        }
+    }
+
+    /// An event in full.
+    pub(super) fn event(&mut self, sight: Sight, at: Tick) -> Note {
+        if let Some(number) = sight.sequence_number {
+            self.sequence_number = Some(number);
+        }
+        let error = self.error_in(&sight);
+        self.error = error.or(self.error);
+        let mut note = match self.dialect() {
+            Dialect::Chat | Dialect::Completions => self.chunk(sight, at),
+            Dialect::Responses => self.response_event(&sight, at),
+            Dialect::Messages => self.message_event(&sight, at),
+            Dialect::Plain => Note::default(),
+        };
+        note.error = error;
+        note.finished = self.is_finished();
+        note
+    }
+
+    fn error_in(&self, sight: &Sight) -> Option<InBandError> {
+        let is_error = sight.has_error || sight.is_error_object || matches!(sight.kind, Kind::Error | Kind::Failed);
+        let code = sight.error.http().or(sight.top.http()).unwrap_or(UNKNOWN);
+        is_error.then(|| InBandError { code, after_first_token: self.has_token() })
+    }
+
+    /// An event of `chat/completions` or `completions`.
+    fn chunk(&mut self, sight: Sight, at: Tick) -> Note {
+        let mut note = Note::default();
+        let single = sight.choices.len() == 1;
+        for choice in &sight.choices {
+            let slot = self.slot(choice.index);
+            let rises = single && sight.has_usage && self.usage_rises(slot, sight.usage, choice.finish.is_some());
+            let is_echo = choice.has_text() && self.is_echo(slot, choice);
+            let is_token = if choice.has_text() { !is_echo } else { rises || choice.logprobs };
+            if is_token {
+                self.token(choice.index, at, choice.visible);
+                note.token = true;
+                note.visible |= choice.visible;
+            }
+            if let Some(reason) = choice.finish {
+                self.choices[slot].finished = true;
+                self.last_finished = choice.index;
+                self.reason(reason);
+            }
+        }
+        if sight.has_usage {
+            note.usage = if sight.choices.is_empty() { UsageSeat::Alone } else { UsageSeat::WithChoice };
+            // Usage beside several choices at once belongs to none of them.
+            if !single {
+                self.usage_of_request(sight.usage);
+            }
+        }
+        let finished = self.choices.iter().filter(|choice| choice.finished).count();
+        let is_whole = finished == self.choices.len() && finished as u64 >= self.expect.choices.max(1);
+        if is_whole && self.error.is_none() {
+            self.finish.get_or_insert(at);
+        }
+        note
+    }
+
+    fn reason(&mut self, reason: Reason) {
+        self.has_finish_reason = true;
+        self.cut_by_length |= reason == Reason::Length;
+    }
+
+    /// Takes usage that stands beside a choice, and says whether its output rose.
+    fn usage_rises(&mut self, slot: usize, usage: Counts, has_finish: bool) -> bool {
+        let choice = &mut self.choices[slot];
+        let is_first = choice.usage.output.is_none();
+        choice.usage.take(usage);
+        let Some(output) = usage.output else { return false };
+        let rises = output > choice.highest && !(is_first && has_finish);
+        choice.highest = choice.highest.max(output);
+        rises
+    }
+
+    /// Whether this text only repeats the choice's prompt, or goes on doing so.
+    fn is_echo(&mut self, slot: usize, sight: &ChoiceSight) -> bool {
+        let Some(echoed) = self.choices[slot].echoed else { return false };
+        let left = self.prompt_of(self.choices[slot].index).and_then(|prompt| prompt.as_bytes().get(echoed..));
+        let is_echo = left.is_some_and(|left| left.starts_with(&sight.text));
+        self.choices[slot].echoed = is_echo.then_some(echoed + sight.text.len());
+        is_echo
+    }
+
+    /// A usage-only event. They add up only where each follows a further choice's finish.
+    fn usage_of_request(&mut self, usage: Counts) {
+        let finishes = self.choices.iter().filter(|choice| choice.finished).count();
+        let follows_finish = finishes > self.finishes_at_usage;
+        let prompt = self.prompt_index(self.last_finished);
+        if self.usage_follows_finish && follows_finish {
+            let earlier = std::mem::take(&mut self.usage);
+            self.earlier_usage.add_output(earlier);
+            if prompt != self.usage_prompt {
+                self.earlier_usage.add_input(earlier);
+            }
+        }
+        self.usage_prompt = prompt;
+        (self.usage_follows_finish, self.finishes_at_usage) = (follows_finish, finishes);
+        self.has_usage = true;
+        self.usage.take(usage);
+    }
+
+    fn response_event(&mut self, sight: &Sight, at: Tick) -> Note {
+        if sight.has_usage {
+            self.has_usage = true;
+            self.usage.take(sight.usage);
+        }
+        let channel = match sight.kind {
+            Kind::Delta(channel) if sight.only.has_text() => Some(channel),
+            Kind::ItemAdded if sight.names_tool => Some(Channel::Visible),
+            _ => None,
+        };
+        let note = self.only_token(channel, at);
+        match sight.kind {
+            Kind::Completed => self.ended_by(Some(Reason::Other), at),
+            Kind::Incomplete => self.ended_by(sight.incomplete.or(Some(Reason::Length)), at),
+            _ => {}
+        }
+        note
+    }
+
+    fn message_event(&mut self, sight: &Sight, at: Tick) -> Note {
+        if sight.has_usage {
+            self.has_usage = true;
+            self.usage.take(sight.usage);
+        }
+        let channel = match sight.kind {
+            Kind::BlockDelta if sight.only.visible => Some(Channel::Visible),
+            Kind::BlockDelta if sight.only.hidden => Some(Channel::Hidden),
+            Kind::BlockStart if sight.names_tool => Some(Channel::Visible),
+            _ => None,
+        };
+        let note = self.only_token(channel, at);
+        if let Some(reason) = sight.only.finish {
+            self.reason(reason);
+        }
+        if sight.kind == Kind::Stop {
+            self.ended_by(None, at);
+        }
+        note
+    }
+
+    fn only_token(&mut self, channel: Option<Channel>, at: Tick) -> Note {
+        let Some(channel) = channel else { return Note::default() };
+        let visible = channel != Channel::Hidden;
+        self.token(0, at, visible);
+        Note { token: true, visible, ..Note::default() }
+    }
+
+    /// The event that ends an answer of a dialect without choices.
+    fn ended_by(&mut self, reason: Option<Reason>, at: Tick) {
+        if let Some(reason) = reason {
+            self.reason(reason);
+        }
+        for choice in &mut self.choices {
+            choice.finished = true;
+        }
+        if self.error.is_none() {
+            self.finish.get_or_insert(at);
+        }
+    }
+
+    /// A whole JSON body, its last byte received at `at`. Where a stream was asked, all its
+    /// tokens came then.
+    pub(super) fn body(&mut self, sight: Sight, at: Tick) {
+        let status_failed = sight.status == Some(Status::Failed);
+        if let Some(error) = self.error_in(&sight).or(status_failed.then_some(InBandError::UNKNOWN)) {
+            self.error = Some(error);
+            return;
+        }
+        if sight.has_usage {
+            self.has_usage = true;
+            self.usage.take(sight.usage);
+        }
+        if self.dialect().generates() {
+            let choices = if sight.choices.is_empty() { std::slice::from_ref(&sight.only) } else { &sight.choices };
+            let mut bytes = 0;
+            for choice in choices {
+                bytes += self.whole_choice(choice, at);
+            }
+            self.visible_bytes = Some(bytes);
+            match sight.status {
+                Some(Status::Completed) => self.reason(Reason::Other),
+                Some(Status::Incomplete) => self.reason(sight.incomplete.unwrap_or(Reason::Length)),
+                _ => {}
+            }
+        }
+        self.finish = Some(at);
+    }
+
+    /// A choice of a JSON body. Says how many bytes of visible text it has.
+    fn whole_choice(&mut self, sight: &ChoiceSight, at: Tick) -> u64 {
+        let slot = self.slot(sight.index);
+        let prompt = self.prompt_of(sight.index).map_or(0, str::len);
+        let goes_on = self.choices[slot].echoed.is_some()
+            && self.prompt_of(sight.index).is_some_and(|prompt| sight.text.starts_with(prompt.as_bytes()));
+        let is_echo = self.is_echo(slot, sight);
+        if sight.has_text() && !is_echo || sight.logprobs && !sight.has_text() {
+            if self.expect.stream_asked {
+                self.token(sight.index, at, sight.visible);
+            } else {
+                self.choices[slot].events = 1;
+            }
+            self.body_is_visible |= sight.visible;
+        }
+        if let Some(reason) = sight.finish {
+            self.choices[slot].finished = true;
+            self.reason(reason);
+        }
+        let echoed = if is_echo {
+            sight.bytes
+        } else if goes_on {
+            prompt as u64
+        } else {
+            0
+        };
+        sight.bytes.saturating_sub(echoed)
+    }
+
+    /// A body without anything to read in it ended whole.
+    pub(super) fn ended_whole(&mut self, at: Tick) {
+        if self.error.is_none() {
+            self.finish = Some(at);
+        }
+    }
+
+    /// The timeline as of now.
+    pub(super) fn timeline(&self, reader: Reader, status: u16, ending: Ending, end: Tick) -> Timeline {
+        let (usage, output, source) = self.outputs();
+        let events: u64 = self.choices.iter().map(|choice| choice.events).sum();
+        let first = |moment: fn(&Seen) -> Option<Tick>| self.choices.iter().filter_map(moment).min();
+        Timeline {
+            arrival: self.expect.arrival,
+            streamed: self.dialect().generates() && (self.expect.stream_asked || reader == Reader::Events),
+            reader,
+            first_token: first(|choice| choice.first_token),
+            first_visible: first(|choice| choice.first_visible),
+            last_token: self.choices.iter().filter_map(|choice| choice.last_token).max(),
+            finish: self.finish,
+            end,
+            choices: self.choices.iter().map(|choice| self.choice(choice, output, source, events)).collect(),
+            gaps: self.gaps.clone(),
+            usage,
+            source,
+            output: Tokens(output.ceil() as u64),
+            token_events: events,
+            cut_by_length: self.cut_by_length,
+            has_finish_reason: self.has_finish_reason,
+            error: self.error,
+            unparseable: false,
+            status,
+            has_visible: self.body_is_visible || self.choices.iter().any(|choice| choice.first_visible.is_some()),
+            client_limited: false,
+            before_limit: None,
+            ending,
+        }
+    }
+
+    /// What usage said, and the output that follows from it or from what else is known.
+    fn outputs(&self) -> (Usage, f64, TokenSource) {
+        let events: u64 = self.choices.iter().map(|choice| choice.events).sum();
+        let by_events = events as f64 * self.ratio();
+        let usage = self.usage();
+        if let Some(Tokens(output)) = usage.output {
+            // An unfinished answer of which more token events came than its usage says has
+            // only the first word of its usage (Messages: `message_start`).
+            let is_stale = self.finish.is_none() && output < events;
+            let is_partial = !self.has_usage && self.choices.iter().any(|c| c.events > 0 && c.usage.output.is_none());
+            if !is_stale && !is_partial {
+                return (usage, output as f64, TokenSource::Usage);
+            }
+            return (usage, by_events.max(output as f64), TokenSource::Events);
+        }
+        match self.visible_bytes {
+            Some(bytes) => (usage, bytes.div_ceil(4) as f64, TokenSource::Estimate),
+            None => (usage, by_events, TokenSource::Events),
+        }
+    }
+
+    fn ratio(&self) -> f64 {
+        let ratio = self.expect.tokens_per_event;
+        if ratio.is_finite() { ratio.max(1.0) } else { 1.0 }
+    }
+
+    /// Usage of the whole answer: its own, else the sum over the choices, the prompts of
+    /// which count once each.
+    fn usage(&self) -> Usage {
+        let mut sum = self.earlier_usage;
+        if self.has_usage {
+            sum.add_output(self.usage);
+            sum.add_input(self.usage);
+        } else {
+            let mut prompt = None;
+            for choice in self.choices.iter().filter(|choice| choice.usage != Counts::default()) {
+                sum.add_output(choice.usage);
+                let its = Some(self.prompt_index(choice.index));
+                if its != prompt {
+                    sum.add_input(choice.usage);
+                }
+                prompt = its;
+            }
+        }
+        sum.usage(self.dialect())
+    }
+
+    fn choice(&self, seen: &Seen, output: f64, source: TokenSource, events: u64) -> Choice {
+        let share = if events == 0 {
+            output / self.choices.len().max(1) as f64
+        } else {
+            output * seen.events as f64 / events as f64
+        };
+        let own = seen.usage.output.filter(|_| source == TokenSource::Usage);
+        Choice {
+            index: seen.index,
+            first_token: seen.first_token,
+            first_visible: seen.first_visible,
+            last_token: seen.last_token,
+            events: seen.events,
+            tokens: own.map_or(share, |own| own as f64),
+            finished: seen.finished,
+        }
+    }
+}
+
+impl InBandError {
+    const UNKNOWN: InBandError = InBandError { code: UNKNOWN, after_first_token: false };
+}
+
+impl Counts {
+    /// Per field the last explicit value wins.
+    fn take(&mut self, later: Counts) {
+        self.input = later.input.or(self.input);
+        self.output = later.output.or(self.output);
+        self.cached = later.cached.or(self.cached);
+        self.reasoning = later.reasoning.or(self.reasoning);
+        self.cache_read = later.cache_read.or(self.cache_read);
+        self.cache_written = later.cache_written.or(self.cache_written);
+    }
+
+    fn add_output(&mut self, other: Counts) {
+        self.output = plus(self.output, other.output);
+        self.reasoning = plus(self.reasoning, other.reasoning);
+    }
+
+    fn add_input(&mut self, other: Counts) {
+        self.input = plus(self.input, other.input);
+        self.cached = plus(self.cached, other.cached);
+        self.cache_read = plus(self.cache_read, other.cache_read);
+        self.cache_written = plus(self.cache_written, other.cache_written);
+    }
+
+    /// Input of the Messages dialect leaves out what came from and went to the cache.
+    fn usage(self, dialect: Dialect) -> Usage {
+        let (input, cached) = match dialect {
+            Dialect::Messages => (plus(plus(self.input, self.cache_read), self.cache_written), self.cache_read),
+            _ => (self.input, self.cached),
+        };
+        Usage {
+            input: input.map(Tokens),
+            output: self.output.map(Tokens),
+            reasoning: self.reasoning.map(Tokens),
+            cached: cached.map(Tokens),
+        }
+    }
+}
+
+fn plus(one: Option<u64>, other: Option<u64>) -> Option<u64> {
+    match (one, other) {
+        (Some(one), Some(other)) => Some(one.saturating_add(other)),
+        (one, other) => one.or(other),
+    }
+}

@@ -1,0 +1,265 @@
+//! How fast a class uses up its budget of misses.
+//!
+//! Pure: outcomes and moments go in, attainment, burn rate and budget come out. Each window
+//! is a ring of slots, so memory does not grow with traffic or with time; a window's answer
+//! reaches back between 119/120 of its length and the whole of it. Counts begin at the
+//! start of the process: nothing before it is known.
+
+use std::time::Duration;
+
+use crate::units::Tick;
+
+const SLOTS: usize = 120;
+
+/// The windows that every class has beside its own, as alert rules use them.
+const COMMON: [(Duration, &str); 5] = [
+    (Duration::from_secs(5 * 60), "5m"),
+    (Duration::from_secs(30 * 60), "30m"),
+    (Duration::from_secs(60 * 60), "1h"),
+    (Duration::from_secs(6 * 60 * 60), "6h"),
+    (Duration::from_secs(3 * 24 * 60 * 60), "3d"),
+];
+
+/// The window in which the highest good rate is looked for.
+const RATE_WINDOW: usize = 2;
+
+/// Judged requests of a stretch of time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Count {
+    /// Requests that were met.
+    pub met: u64,
+    /// Requests that were met or missed.
+    pub judged: u64,
+}
+
+impl Count {
+    /// The share that was met; `None` where nothing was judged.
+    #[must_use]
+    pub fn attainment(self) -> Option<f64> {
+        (self.judged > 0).then(|| self.met as f64 / self.judged as f64)
+    }
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Slot {
+    number: u64,
+    count: Count,
+}
+
+#[derive(Debug)]
+struct Ring {
+    window: Duration,
+    slots: Box<[Slot]>,
+}
+
+impl Ring {
+    fn new(window: Duration) -> Self {
+        Ring { window, slots: vec![Slot::default(); SLOTS].into() }
+    }
+
+    fn slot_nanos(&self) -> u64 {
+        u64::try_from(self.window.as_nanos() / SLOTS as u128).unwrap_or(u64::MAX).max(1)
+    }
+
+    fn note(&mut self, met: bool, at: Tick) {
+        let number = at.as_nanos() / self.slot_nanos();
+        let slot = &mut self.slots[(number % SLOTS as u64) as usize];
+        if slot.number < number {
+            *slot = Slot { number, count: Count::default() };
+        }
+        slot.count.met += u64::from(met);
+        slot.count.judged += 1;
+    }
+
+    /// The slots that the window still covers at `at`.
+    fn live(&self, at: Tick) -> impl Iterator<Item = &Slot> {
+        let newest = at.as_nanos() / self.slot_nanos();
+        self.slots.iter().filter(move |slot| slot.number <= newest && slot.number + SLOTS as u64 > newest)
+    }
+
+    fn count(&self, at: Tick) -> Count {
+        self.live(at).fold(Count::default(), |sum, slot| Count {
+            met: sum.met + slot.count.met,
+            judged: sum.judged + slot.count.judged,
+        })
+    }
+}
+
+/// The outcomes of one class over all of its windows.
+#[derive(Debug)]
+pub struct Burn {
+    target: f64,
+    rings: Vec<Ring>,
+}
+
+impl Burn {
+    /// A class that promises `target` over `window`.
+    #[must_use]
+    pub fn new(target: f64, window: Duration) -> Self {
+        let mut rings: Vec<Ring> = COMMON.iter().map(|(length, _)| Ring::new(*length)).collect();
+        rings.push(Ring::new(window));
+        Burn { target, rings }
+    }
+
+    /// The promise changed. What was counted stays, except over a window of another length.
+    pub fn promise(&mut self, target: f64, window: Duration) {
+        self.target = target;
+        let own = self.rings.last_mut().expect("a class has its own window");
+        if own.window != window {
+            *own = Ring::new(window);
+        }
+    }
+
+    /// A judged request ended at `at`.
+    pub fn note(&mut self, met: bool, at: Tick) {
+        for ring in &mut self.rings {
+            ring.note(met, at);
+        }
+    }
+
+    /// What was counted over each window up to `at`, with the window's name. The class's own
+    /// window comes last, unless it is one of the common ones.
+    pub fn windows(&self, at: Tick) -> impl Iterator<Item = (String, Count)> {
+        let own = self.rings.last().map(|ring| ring.window);
+        let common = COMMON.iter().any(|(length, _)| Some(*length) == own);
+        let shown = if common { self.rings.len() - 1 } else { self.rings.len() };
+        self.rings[..shown].iter().map(move |ring| (name_of(ring.window), ring.count(at)))
+    }
+
+    /// How many times faster than promised the budget of misses is used: 1 uses it up exactly
+    /// at the end of the class's window. Nothing judged burns nothing.
+    #[must_use]
+    pub fn rate(&self, count: Count) -> f64 {
+        let missed = 1.0 - count.attainment().unwrap_or(1.0);
+        if missed == 0.0 { 0.0 } else { missed / (1.0 - self.target).max(0.0) }
+    }
+
+    /// The share of the budget of misses that is left over the class's own window; negative
+    /// where more was missed than promised.
+    #[must_use]
+    pub fn budget_left(&self, at: Tick) -> f64 {
+        1.0 - self.rings.last().map_or(0.0, |own| self.rate(own.count(at)))
+    }
+
+    /// The highest rate of judged requests, per second, among the complete 30-second
+    /// stretches of the last hour whose attainment was at or above the target.
+    #[must_use]
+    pub fn good_rate(&self, at: Tick) -> f64 {
+        let ring = &self.rings[RATE_WINDOW];
+        let present = at.as_nanos() / ring.slot_nanos();
+        let seconds = ring.slot_nanos() as f64 / 1e9;
+        let good = |slot: &&Slot| slot.count.attainment().is_some_and(|met| met >= self.target);
+        let complete = ring.live(at).filter(|slot| slot.number < present).filter(good);
+        complete.map(|slot| slot.count.judged as f64 / seconds).fold(0.0, f64::max)
+    }
+}
+
+/// `28d`, `6h`, `30m`, `90s`.
+fn name_of(window: Duration) -> String {
+    let seconds = window.as_secs();
+    let units = [(24 * 60 * 60, "d"), (60 * 60, "h"), (60, "m")];
+    let whole = units.into_iter().find(|(unit, _)| seconds > 0 && seconds.is_multiple_of(*unit));
+    whole.map_or_else(|| format!("{seconds}s"), |(unit, name)| format!("{}{name}", seconds / unit))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+
+    fn seconds(n: u64) -> Tick {
+        Tick::from_millis(n * 1000)
+    }
+
+    fn count_of(burn: &Burn, window: &str, at: Tick) -> Count {
+        burn.windows(at).find(|(name, _)| name == window).unwrap().1
+    }
+
+    #[test]
+    fn a_class_that_misses_twice_its_budget_burns_at_two() {
+        let mut burn = Burn::new(0.9, 28 * DAY);
+        for i in 0..100 {
+            burn.note(i % 5 != 0, seconds(i));
+        }
+        let count = count_of(&burn, "5m", seconds(100));
+        assert_eq!(count, Count { met: 80, judged: 100 });
+        assert!((burn.rate(count) - 2.0).abs() < 1e-9);
+        assert!((burn.budget_left(seconds(100)) + 1.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn nothing_judged_burns_nothing_and_has_no_attainment() {
+        let burn = Burn::new(0.95, 28 * DAY);
+        let at = seconds(1_000_000);
+        assert!(burn.windows(at).all(|(_, count)| count.attainment().is_none() && burn.rate(count) == 0.0));
+        assert_eq!(burn.budget_left(at), 1.0);
+        assert_eq!(burn.good_rate(at), 0.0);
+    }
+
+    #[test]
+    fn a_short_window_forgets_what_a_long_one_keeps() {
+        let mut burn = Burn::new(0.95, 28 * DAY);
+        burn.note(false, seconds(10));
+        let later = seconds(10 + 5 * 60);
+        assert_eq!(count_of(&burn, "5m", later), Count::default());
+        assert_eq!(count_of(&burn, "30m", later), Count { met: 0, judged: 1 });
+        assert_eq!(count_of(&burn, "28d", later), Count { met: 0, judged: 1 });
+    }
+
+    #[test]
+    fn an_own_window_that_is_a_common_one_is_not_told_twice() {
+        let burn = Burn::new(0.95, 3 * DAY);
+        assert_eq!(burn.windows(Tick::ZERO).count(), 5);
+        let names: Vec<String> = Burn::new(0.95, 7 * DAY).windows(Tick::ZERO).map(|(name, _)| name).collect();
+        assert_eq!(names, ["5m", "30m", "1h", "6h", "3d", "7d"]);
+    }
+
+    #[test]
+    fn the_good_rate_is_that_of_the_best_stretch_that_kept_the_promise() {
+        let mut burn = Burn::new(0.9, 28 * DAY);
+        for i in 0..300 {
+            burn.note(true, Tick::from_millis(i * 100)); // 10 a second, all met
+        }
+        for i in 0..900 {
+            burn.note(i % 2 == 0, Tick::from_millis(30_000 + i * 33)); // 30 a second, half met
+        }
+        assert_eq!(burn.good_rate(seconds(61)), 10.0);
+    }
+
+    #[test]
+    fn a_changed_window_begins_anew_and_a_changed_target_does_not() {
+        let mut burn = Burn::new(0.9, 28 * DAY);
+        burn.note(false, seconds(1));
+        burn.promise(0.5, 28 * DAY);
+        assert_eq!(burn.budget_left(seconds(2)), -1.0);
+        burn.promise(0.5, 7 * DAY);
+        assert_eq!(burn.budget_left(seconds(2)), 1.0);
+        assert_eq!(count_of(&burn, "5m", seconds(2)).judged, 1);
+    }
+
+    proptest! {
+        /// A window never counts less than its last 119/120, nor more than its whole length.
+        #[test]
+        fn a_window_agrees_with_a_list_of_everything(
+            steps in prop::collection::vec((0_u64..4_000, any::<bool>()), 1..200),
+            wait in 0_u64..400_000,
+        ) {
+            let mut burn = Burn::new(0.95, DAY);
+            let mut at = 0;
+            let mut all = Vec::new();
+            for (step, met) in steps {
+                at += step;
+                burn.note(met, Tick::from_millis(at));
+                all.push((at, met));
+            }
+            let now = at + wait;
+            let window = 5 * 60 * 1000;
+            let judged = |length: u64| all.iter().filter(|(then, _)| now - then < length).count() as u64;
+            let counted = count_of(&burn, "5m", Tick::from_millis(now));
+            prop_assert!(counted.met <= counted.judged);
+            prop_assert!(judged(window - window / 120) <= counted.judged && counted.judged <= judged(window));
+        }
+    }
+}

@@ -1,0 +1,170 @@
+//! Metric families whose series are made when settings load, and kept in order.
+//!
+//! The handles are resolved once and used without looking at labels; the families only
+//! remember them for the page. Histograms have their own type because each series has its own
+//! edges (a class's thresholds are among them), and because gaps between tokens arrive as
+//! counts per bucket.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use parking_lot::RwLock;
+use prometheus_client::encoding::{EncodeMetric, MetricEncoder, NoLabelSet};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::{MetricType, TypedMetric};
+
+/// A series' labels, in the order of the page.
+pub(super) type Labels = Vec<(&'static str, Arc<str>)>;
+
+/// All series of one name.
+#[derive(Debug)]
+pub(super) struct Family<M>(Arc<RwLock<BTreeMap<Labels, M>>>);
+
+impl<M> Clone for Family<M> {
+    fn clone(&self) -> Self {
+        Family(self.0.clone())
+    }
+}
+
+impl<M> Default for Family<M> {
+    fn default() -> Self {
+        Family(Arc::default())
+    }
+}
+
+impl Family<Counter> {
+    /// The counter with these labels, made at 0 if it is new.
+    pub(super) fn at(&self, labels: Labels) -> Counter {
+        self.0.write().entry(labels).or_default().clone()
+    }
+}
+
+impl Family<Histogram> {
+    /// The histogram with these labels. One with other edges is replaced by an empty one: what
+    /// it had counted cannot be told by the new edges.
+    pub(super) fn at(&self, labels: Labels, edges: &Arc<[Duration]>) -> Histogram {
+        let mut series = self.0.write();
+        let known = series.get(&labels).filter(|known| known.0.edges == *edges).cloned();
+        known.unwrap_or_else(|| {
+            let fresh = Histogram::new(edges.clone());
+            series.insert(labels, fresh.clone());
+            fresh
+        })
+    }
+}
+
+impl<M: EncodeMetric + TypedMetric> EncodeMetric for Family<M> {
+    fn encode(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
+        for (labels, metric) in self.0.read().iter() {
+            metric.encode(encoder.encode_family(labels)?)?;
+        }
+        Ok(())
+    }
+
+    fn metric_type(&self) -> MetricType {
+        M::TYPE
+    }
+}
+
+/// Lengths of time, counted per bucket.
+#[derive(Clone, Debug)]
+pub(super) struct Histogram(Arc<Buckets>);
+
+#[derive(Debug)]
+struct Buckets {
+    edges: Arc<[Duration]>,
+    counts: Box<[AtomicU64]>,
+    sum_nanos: AtomicU64,
+}
+
+impl Histogram {
+    fn new(edges: Arc<[Duration]>) -> Self {
+        let counts = (0..=edges.len()).map(|_| AtomicU64::new(0)).collect();
+        Histogram(Arc::new(Buckets { edges, counts, sum_nanos: AtomicU64::new(0) }))
+    }
+
+    /// Counts one length.
+    pub(super) fn observe(&self, length: Duration) {
+        self.add(length, 1);
+        self.add_sum(length);
+    }
+
+    /// Adds lengths that were counted already, by `edges` (one count more than edges). Counts by
+    /// other edges, from before a reload, go where their upper edge goes.
+    pub(super) fn absorb(&self, edges: &[Duration], counts: &[u32], sum: Duration) {
+        for (index, &count) in counts.iter().enumerate().filter(|(_, count)| **count > 0) {
+            self.add(edges.get(index).copied().unwrap_or(Duration::MAX), u64::from(count));
+        }
+        self.add_sum(sum);
+    }
+
+    fn add(&self, length: Duration, times: u64) {
+        let bucket = self.0.edges.partition_point(|edge| *edge < length);
+        self.0.counts[bucket].fetch_add(times, Ordering::Relaxed);
+    }
+
+    fn add_sum(&self, length: Duration) {
+        let nanos = u64::try_from(length.as_nanos()).unwrap_or(u64::MAX);
+        self.0.sum_nanos.fetch_add(nanos, Ordering::Relaxed);
+    }
+}
+
+impl TypedMetric for Histogram {
+    const TYPE: MetricType = MetricType::Histogram;
+}
+
+impl EncodeMetric for Histogram {
+    fn encode(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
+        let Buckets { edges, counts, sum_nanos } = &*self.0;
+        let edges = edges.iter().map(Duration::as_secs_f64).chain([f64::INFINITY]);
+        let buckets: Vec<(f64, u64)> =
+            edges.zip(counts.iter()).map(|(edge, count)| (edge, count.load(Ordering::Relaxed))).collect();
+        let count = buckets.iter().map(|(_, count)| count).sum();
+        let sum = sum_nanos.load(Ordering::Relaxed) as f64 / 1e9;
+        encoder.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)
+    }
+
+    fn metric_type(&self) -> MetricType {
+        Self::TYPE
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn edges(millis: &[u64]) -> Arc<[Duration]> {
+        millis.iter().copied().map(Duration::from_millis).collect()
+    }
+
+    fn counts(histogram: &Histogram) -> Vec<u64> {
+        histogram.0.counts.iter().map(|count| count.load(Ordering::Relaxed)).collect()
+    }
+
+    #[test]
+    fn a_length_on_an_edge_is_within_it() {
+        let histogram = Histogram::new(edges(&[10, 20]));
+        for millis in [10, 11, 20, 21] {
+            histogram.observe(Duration::from_millis(millis));
+        }
+        assert_eq!(counts(&histogram), [1, 2, 1]);
+    }
+
+    #[test]
+    fn counts_by_older_edges_go_where_their_upper_edge_goes() {
+        let histogram = Histogram::new(edges(&[10, 25, 50]));
+        histogram.absorb(&edges(&[10, 20]), &[3, 2, 1], Duration::from_millis(90));
+        assert_eq!(counts(&histogram), [3, 2, 0, 1]);
+    }
+
+    #[test]
+    fn the_same_edges_keep_what_was_counted_and_others_begin_anew() {
+        let family = Family::<Histogram>::default();
+        family.at(vec![], &edges(&[10])).observe(Duration::from_millis(5));
+        assert_eq!(counts(&family.at(vec![], &edges(&[10]))), [1, 0]);
+        assert_eq!(counts(&family.at(vec![], &edges(&[20]))), [0, 0]);
+    }
+}

@@ -1,0 +1,175 @@
+//! Gauges that are worked out at each scrape, from what the recorder holds at that moment.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Weak};
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
+use prometheus_client::metrics::MetricType;
+
+use crate::judge::Quantiles;
+use crate::units::{ClassId, PoolId, Tick};
+
+use super::Inner;
+use super::drift::Lengths;
+use super::engines::EngineReport;
+use super::process::Process;
+use super::table::{ClassSeries, Memory, NONE};
+use super::visit::Place;
+
+/// Looks at the recorder without keeping it alive: the registry belongs to it.
+#[derive(Debug)]
+pub(super) struct Live(pub(super) Weak<Inner>);
+
+impl Collector for Live {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let Some(recorder) = self.0.upgrade() else { return Ok(()) };
+        let at = recorder.clock.now();
+        let mut page = Page(&mut encoder);
+        in_flight(&recorder, at, &mut page)?;
+        classes(&recorder, at, &mut page)?;
+        engines(&recorder, at, &mut page)?;
+        process(&recorder, &mut page)
+    }
+}
+
+type Rows = Vec<(Vec<(&'static str, String)>, f64)>;
+
+/// Writes gauges; a family without rows is left out.
+struct Page<'a, 'b>(&'a mut DescriptorEncoder<'b>);
+
+impl Page<'_, '_> {
+    fn gauges(&mut self, name: &str, help: &str, rows: Rows) -> fmt::Result {
+        if rows.is_empty() {
+            return Ok(());
+        }
+        let mut family = self.0.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        for (labels, value) in &rows {
+            family.encode_family(labels)?.encode_gauge(value)?;
+        }
+        Ok(())
+    }
+
+    fn gauge(&mut self, name: &str, help: &str, value: Option<f64>) -> fmt::Result {
+        let Some(value) = value else { return Ok(()) };
+        self.0.encode_descriptor(name, help, None, MetricType::Gauge)?.encode_gauge(&value)
+    }
+
+    fn counter(&mut self, name: &str, help: &str, value: Option<f64>) -> fmt::Result {
+        let Some(value) = value else { return Ok(()) };
+        let mut encoder = self.0.encode_descriptor(name, help, None, MetricType::Counter)?;
+        encoder.encode_counter::<NoLabelSet, f64, f64>(&value, None)
+    }
+}
+
+fn in_flight(recorder: &Inner, at: Tick, page: &mut Page<'_, '_>) -> fmt::Result {
+    let table = recorder.table.load();
+    let mut running: BTreeMap<(String, String), u64> = BTreeMap::new();
+    let mut overdue: BTreeMap<ClassId, u64> = BTreeMap::new();
+    let none = || (NONE.to_owned(), NONE.to_owned());
+    running.insert(none(), 0);
+    for class in &table.current {
+        overdue.insert(class.clone(), 0);
+        for pool in table.class(class).into_iter().flat_map(|series| series.pools()) {
+            running.insert((class.to_string(), pool.to_string()), 0);
+        }
+    }
+    for Place { class, pool, is_overdue } in recorder.open.places(at) {
+        let text = |name: Option<&str>| name.unwrap_or(NONE).to_owned();
+        let key = (text(class.as_ref().map(ClassId::as_str)), text(pool.as_ref().map(PoolId::as_str)));
+        *running.entry(key).or_default() += 1;
+        if let Some(class) = class.filter(|_| is_overdue) {
+            *overdue.entry(class).or_default() += 1;
+        }
+    }
+    let rows = running.into_iter().map(|((class, pool), n)| (vec![("class", class), ("pool", pool)], n as f64));
+    page.gauges("goodput_in_flight", "Requests that have arrived and not ended", rows.collect())?;
+    let rows = overdue.into_iter().map(|(class, n)| (vec![("class", class.to_string())], n as f64));
+    page.gauges("goodput_overdue", "Requests in flight with an objective that is broken already", rows.collect())
+}
+
+/// Everything that is told per class and window.
+fn classes(recorder: &Inner, at: Tick, page: &mut Page<'_, '_>) -> fmt::Result {
+    let table = recorder.table.load();
+    let series: Vec<(&ClassId, &Arc<ClassSeries>)> =
+        table.current.iter().filter_map(|class| Some((class, table.class(class)?))).collect();
+    let (mut attainment, mut rate, mut budget, mut good, mut drift) = <(Rows, Rows, Rows, Rows, Rows)>::default();
+    for (class, series) in series {
+        let memory = &mut *series.memory.lock();
+        let name = || ("class", class.to_string());
+        for (window, count) in memory.burn.windows(at) {
+            let labels = vec![name(), ("window", window)];
+            rate.push((labels.clone(), memory.burn.rate(count)));
+            attainment.extend(count.attainment().map(|share| (labels, share)));
+        }
+        budget.push((vec![name()], memory.burn.budget_left(at)));
+        good.push((vec![name()], memory.burn.good_rate(at)));
+        drifts(series, memory, at, &mut |direction, quantile, ratio| {
+            drift.push((vec![name(), ("direction", direction.to_owned()), ("quantile", quantile.to_owned())], ratio));
+        });
+    }
+    page.gauges(
+        "goodput_slo_attainment",
+        "Met share of judged requests over the window, since start at most; absent where none was judged",
+        attainment,
+    )?;
+    page.gauges(
+        "goodput_slo_burn_rate",
+        "How many times faster than promised the budget of misses is used over the window",
+        rate,
+    )?;
+    page.gauges(
+        "goodput_slo_budget_remaining",
+        "Share of the budget of misses left over the class's window, since start at most; negative where overdrawn",
+        budget,
+    )?;
+    page.gauges("goodput_rate", "Highest rate of judged requests per second over 30 s stretches of the last hour with attainment at or above target", good)?;
+    page.gauges(
+        "goodput_workload_drift",
+        "Observed length quantile of the last 30 to 60 minutes by the quantile that the class assumes",
+        drift,
+    )
+}
+
+/// Observed by assumed, for each quantile that the class assumes.
+fn drifts(series: &ClassSeries, memory: &mut Memory, at: Tick, tell: &mut dyn FnMut(&str, &str, f64)) {
+    let Some(assumed) = series.promise.assumed else { return };
+    let mut one = |direction: &str, lengths: &mut Lengths, assumed: Option<Quantiles>| {
+        let Some(Quantiles { p50, p95 }) = assumed else { return };
+        for (name, q, assumed) in [("p50", 0.5, p50), ("p95", 0.95, p95)] {
+            if let Some(seen) = lengths.quantile(q, at).filter(|_| assumed.0 > 0) {
+                tell(direction, name, seen / assumed.0 as f64);
+            }
+        }
+    };
+    one("input", &mut memory.input, assumed.input_tokens);
+    one("output", &mut memory.output, assumed.output_tokens);
+}
+
+fn engines(recorder: &Inner, at: Tick, page: &mut Page<'_, '_>) -> fmt::Result {
+    let reports = recorder.engines.reports(at);
+    let rows = |of: fn(&EngineReport) -> Option<f64>| -> Rows {
+        let row = |(pool, engine, report): &(PoolId, _, EngineReport)| {
+            let labels = vec![("pool", pool.to_string()), ("engine", ToString::to_string(engine))];
+            Some((labels, of(report)?))
+        };
+        reports.iter().filter_map(row).collect()
+    };
+    page.gauges("goodput_engine_up", "Whether the engine takes requests", rows(|r| Some(f64::from(u8::from(r.up)))))?;
+    page.gauges("goodput_engine_waiting", "Requests that wait inside the engine, as it reports", rows(|r| r.waiting))?;
+    page.gauges("goodput_engine_running", "Requests that the engine computes, as it reports", rows(|r| r.running))?;
+    page.gauges("goodput_engine_kv_usage", "Share of the engine's KV cache in use, as it reports", rows(|r| r.kv_usage))
+}
+
+fn process(recorder: &Inner, page: &mut Page<'_, '_>) -> fmt::Result {
+    let sample = Process::sample();
+    let whole = |value: Option<u64>| value.map(|value| value as f64);
+    page.counter("process_cpu_seconds", "User and system CPU time spent", sample.cpu_seconds)?;
+    page.gauge("process_resident_memory_bytes", "Resident memory", whole(sample.resident_bytes))?;
+    page.gauge("process_virtual_memory_bytes", "Virtual memory", whole(sample.virtual_bytes))?;
+    page.gauge("process_open_fds", "Open file descriptors", whole(sample.open_fds))?;
+    page.gauge("process_max_fds", "Largest number of open file descriptors", whole(sample.max_fds))?;
+    page.gauge("process_threads", "Threads", whole(sample.threads))?;
+    page.gauge("process_start_time_seconds", "Unix time at which the process started", Some(recorder.started))
+}

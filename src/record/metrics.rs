@@ -1,0 +1,160 @@
+//! Every metric family, made in one place.
+//!
+//! Names are a promise to dashboards and alerts: `docs/semantics.md` defines what they count.
+//! The library appends `_total` to counters, so they are named without it here.
+
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::info::Info;
+use prometheus_client::registry::Registry;
+use std::sync::atomic::AtomicU64;
+
+use super::family::{Family, Histogram};
+
+/// What changes with requests, reloads and dropped lines. Gauges that are worked out at each
+/// scrape are in `live`.
+#[derive(Debug, Default)]
+pub(super) struct Metrics {
+    pub(super) slo_met: Family<Counter>,
+    pub(super) slo: Family<Counter>,
+    pub(super) finished: Family<Counter>,
+    pub(super) missed: Family<Counter>,
+    pub(super) excluded: Family<Counter>,
+    pub(super) objective_met: Family<Counter>,
+    pub(super) objective: Family<Counter>,
+    pub(super) tenant_slo_met: Family<Counter>,
+    pub(super) tenant_slo: Family<Counter>,
+    pub(super) tokens: Family<Counter>,
+    pub(super) stalls: Family<Counter>,
+    pub(super) truncated_answers: Family<Counter>,
+    pub(super) retries: Family<Counter>,
+    pub(super) ttft: Family<Histogram>,
+    pub(super) ttfvt: Family<Histogram>,
+    pub(super) tpot: Family<Histogram>,
+    pub(super) gap: Family<Histogram>,
+    pub(super) e2e: Family<Histogram>,
+    pub(super) queue: Family<Histogram>,
+    pub(super) upload: Family<Histogram>,
+    pub(super) cancel: Family<Histogram>,
+    pub(super) reloads: Family<Counter>,
+    pub(super) reload_successful: Gauge,
+    pub(super) reload_timestamp: Gauge<f64, AtomicU64>,
+    pub(super) lines_dropped: Counter,
+}
+
+impl Metrics {
+    /// Registers all of them. Help texts say from when to when, and whose.
+    pub(super) fn register(&self, registry: &mut Registry) {
+        for success in [true, false] {
+            self.reload(success);
+        }
+        registry.register(
+            "slo_met",
+            "Judged requests on which every objective of their class held",
+            self.slo_met.clone(),
+        );
+        registry.register("slo", "Judged requests: met and missed, excluded ones left out", self.slo.clone());
+        let own = registry.sub_registry_with_prefix("goodput");
+        own.register("build", "The version that runs", Info::new([("version", env!("CARGO_PKG_VERSION"))]));
+        own.register(
+            "requests_finished",
+            "Accepted requests that ended, by outcome: met, missed or excluded",
+            self.finished.clone(),
+        );
+        own.register(
+            "slo_missed",
+            "Requests that missed, by the reason that counts: the service's fault",
+            self.missed.clone(),
+        );
+        own.register(
+            "slo_excluded",
+            "Requests that are not judged, by reason: not the service's fault",
+            self.excluded.clone(),
+        );
+        own.register(
+            "slo_objective_met",
+            "Judged requests on which this one objective held",
+            self.objective_met.clone(),
+        );
+        own.register(
+            "slo_objective",
+            "Judged requests on which this one objective held or was broken",
+            self.objective.clone(),
+        );
+        own.register(
+            "tenant_slo_met",
+            "Met requests of a tenant; tenants beyond the first 200 are \"other\"",
+            self.tenant_slo_met.clone(),
+        );
+        own.register(
+            "tenant_slo",
+            "Judged requests of a tenant; tenants beyond the first 200 are \"other\"",
+            self.tenant_slo.clone(),
+        );
+        own.register("tokens", "Tokens that engines computed: input by usage, else by the prompt estimate; output by usage, else by token events", self.tokens.clone());
+        own.register("stalls", "Gaps between token events above the class's stall_seconds", self.stalls.clone());
+        own.register(
+            "truncated_answers",
+            "Finished answers that were cut by the output-token cap (finish reason length)",
+            self.truncated_answers.clone(),
+        );
+        own.register("retries", "Further attempts, by what made them necessary", self.retries.clone());
+        own.register(
+            "time_to_first_token_seconds",
+            "From the request head's arrival to the last byte of the first token event on any channel, judged requests",
+            self.ttft.clone(),
+        );
+        own.register("time_to_first_visible_token_seconds", "From the request head's arrival to the first token event on a visible channel (reasoning is not), judged requests", self.ttfvt.clone());
+        own.register(
+            "time_per_output_token_seconds",
+            "From the first to the last token event by output tokens less one, worst choice, finished judged streams",
+            self.tpot.clone(),
+        );
+        own.register(
+            "inter_token_gap_seconds",
+            "Between successive token events of one choice, judged requests; an event may carry several tokens",
+            self.gap.clone(),
+        );
+        own.register("e2e_seconds", "From the request head's arrival to the event that ends the answer (not streamed: its last byte), finished judged requests", self.e2e.clone());
+        own.register(
+            "queue_seconds",
+            "From the last byte of the request body to admission, requests that were admitted",
+            self.queue.clone(),
+        );
+        own.register(
+            "upload_seconds",
+            "From the request head's arrival to the last byte of the request body",
+            self.upload.clone(),
+        );
+        own.register(
+            "cancel_seconds",
+            "From the request head's arrival to the moment the client left before the answer was whole",
+            self.cancel.clone(),
+        );
+        own.register(
+            "config_reloads",
+            "Attempts to load changed settings, by result: success or failure",
+            self.reloads.clone(),
+        );
+        own.register(
+            "config_last_reload_successful",
+            "Whether the last attempt to load settings succeeded (1) or left the old ones in place (0)",
+            self.reload_successful.clone(),
+        );
+        own.register(
+            "config_last_reload_timestamp_seconds",
+            "Unix time of the last successful load of settings",
+            self.reload_timestamp.clone(),
+        );
+        own.register(
+            "access_lines_dropped",
+            "Access lines lost because the output was slower than the traffic",
+            self.lines_dropped.clone(),
+        );
+    }
+    /// The counter of reloads with this result.
+    pub(super) fn reload(&self, success: bool) -> Counter {
+        let result = if success { "success" } else { "failure" };
+        self.reloads.at(vec![("result", result.into())])
+    }
+}

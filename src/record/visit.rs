@@ -1,0 +1,373 @@
+//! One request in the house: from its arrival to its one [`Finished`].
+//!
+//! A [`Visit`] collects what becomes known and ends exactly once: [`Visit::end`] with the
+//! timeline of a relayed answer, [`Visit::refuse`], [`Visit::answered`] for what the gateway
+//! serves itself, or its drop. A drop means that the client left while it waited, and is
+//! judged by the rules for that; a drop in a panic is a fault of ours.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use crate::judge::{
+    Case, Excluded, Missed, Objectives, Outcome, Progress, Pulse, Verdict, judge, judge_left, judge_refused,
+};
+use crate::observe::{Ending, Timeline};
+use crate::refuse::Refusal;
+use crate::units::{ClassId, EngineId, LengthBucket, PoolId, RequestId, TenantId, Tick, Tokens};
+
+use super::finished::{Finished, Retries, Retry};
+use super::{LEFT, Recorder};
+
+/// What applies to a request once its class is known.
+#[derive(Clone, Debug)]
+pub struct Promise {
+    /// The class.
+    pub class: ClassId,
+    /// The rule that chose it.
+    pub rule: Arc<str>,
+    /// What the class promises this request, its own targets included.
+    pub objectives: Arc<Objectives>,
+    /// How long the prompt is.
+    pub length: LengthBucket,
+    /// The prompt estimate.
+    pub prompt: Tokens,
+    /// It asks for a stream.
+    pub streamed: bool,
+    /// Choices that the answer should have.
+    pub choices: u64,
+    /// Tokens per token event, as learned.
+    pub tokens_per_event: f64,
+    /// What else bears on the judgement.
+    pub case: Case,
+}
+
+/// See the module.
+#[derive(Debug)]
+#[must_use = "a visit that is dropped is a client that left"]
+pub struct Visit {
+    recorder: Recorder,
+    open: Arc<Open>,
+    draft: Option<Box<Draft>>,
+}
+
+/// What is known so far.
+#[derive(Debug)]
+struct Draft {
+    request_id: RequestId,
+    tenant: Option<TenantId>,
+    promise: Option<Promise>,
+    gap_edges: Option<Arc<[Duration]>>,
+    model: Option<Arc<str>>,
+    engine: Option<EngineId>,
+    attempts: u32,
+    retries: Retries,
+    arrival: Tick,
+    body_complete: Option<Tick>,
+    admitted: Option<Tick>,
+}
+
+impl Visit {
+    pub(super) fn new(recorder: Recorder, open: Arc<Open>, request_id: RequestId, arrival: Tick) -> Self {
+        let draft = Draft {
+            request_id,
+            tenant: None,
+            promise: None,
+            gap_edges: None,
+            model: None,
+            engine: None,
+            attempts: 0,
+            retries: Retries::default(),
+            arrival,
+            body_complete: None,
+            admitted: None,
+        };
+        Visit { recorder, open, draft: Some(Box::new(draft)) }
+    }
+
+    fn draft(&self) -> &Draft {
+        self.draft.as_deref().expect("only the end takes the draft, and it takes the visit with it")
+    }
+
+    fn draft_mut(&mut self) -> &mut Draft {
+        self.draft.as_deref_mut().expect("only the end takes the draft, and it takes the visit with it")
+    }
+
+    /// When the request arrived.
+    #[must_use]
+    pub fn arrival(&self) -> Tick {
+        self.draft().arrival
+    }
+
+    /// The id that correlates it.
+    #[must_use]
+    pub fn request_id(&self) -> &RequestId {
+        &self.draft().request_id
+    }
+
+    /// Who asks.
+    pub fn belongs_to(&mut self, tenant: TenantId) {
+        self.draft_mut().tenant = Some(tenant);
+    }
+
+    /// The last byte of the body was read.
+    pub fn uploaded(&mut self, at: Tick) {
+        self.draft_mut().body_complete = Some(at);
+    }
+
+    /// The class that applies, and what comes with it.
+    pub fn promised(&mut self, promise: Promise) {
+        self.open.standing.lock().promise = Some(promise.clone());
+        let edges = self.recorder.gap_edges(&promise.class);
+        let draft = self.draft_mut();
+        draft.gap_edges = edges;
+        draft.promise = Some(promise);
+    }
+
+    /// The route: the model as it names it, and its first pool.
+    pub fn routed(&mut self, model: Arc<str>, pool: PoolId) {
+        self.draft_mut().model = Some(model);
+        self.open.standing.lock().pool = Some(pool);
+    }
+
+    /// The request left the queue.
+    pub fn admitted(&mut self, at: Tick) {
+        self.draft_mut().admitted = Some(at);
+    }
+
+    /// An attempt begins.
+    pub fn attempts(&mut self, pool: &PoolId, engine: EngineId) {
+        let draft = self.draft_mut();
+        draft.attempts += 1;
+        draft.engine = Some(engine);
+        self.open.standing.lock().pool = Some(pool.clone());
+    }
+
+    /// What made another attempt necessary.
+    pub fn retries(&mut self, why: Retry) {
+        self.draft_mut().retries[why as usize] += 1;
+    }
+
+    /// What bears on the judgement and became known later: a lowered cap, a credential that
+    /// was forwarded, a model that no engine has served.
+    pub fn case_mut(&mut self) -> Option<&mut Case> {
+        self.draft_mut().promise.as_mut().map(|promise| &mut promise.case)
+    }
+
+    /// What applies to it, once it has a class.
+    #[must_use]
+    pub fn promise(&self) -> Option<&Promise> {
+        self.draft().promise.as_ref()
+    }
+
+    /// Edges by which the observer counts gaps; empty before a class is known.
+    #[must_use]
+    pub fn gap_edges(&self) -> Arc<[Duration]> {
+        self.draft().gap_edges.clone().unwrap_or_default()
+    }
+
+    /// Where the relay leaves its token events, so that overdue requests can be counted.
+    #[must_use]
+    pub fn pulse(&self) -> Pulse {
+        self.open.pulse.clone()
+    }
+
+    /// The relayed answer ended.
+    pub fn end(mut self, timeline: Timeline) {
+        let Some(draft) = self.draft.take() else { return };
+        let verdict = match &draft.promise {
+            Some(promise) => judge(&timeline, &promise.objectives, &promise.case),
+            None => Verdict::bare(Outcome::Excluded(Excluded::Unjudged)),
+        };
+        let left = timeline.ending == Ending::Left && timeline.finish.is_none();
+        let status = if left { LEFT } else { timeline.status };
+        let end = timeline.end;
+        self.close(*draft, verdict, status, end, Some(timeline), None);
+    }
+
+    /// The relayed head was the gateway's own, and no stream followed it.
+    pub fn end_refused(mut self, timeline: Timeline, refusal: &Refusal) {
+        let Some(draft) = self.draft.take() else { return };
+        let verdict = draft.refused(refusal.outcome(), timeline.end);
+        let (status, end) = (timeline.status, timeline.end);
+        self.close(*draft, verdict, status, end, Some(timeline), Some(refusal.code()));
+    }
+
+    /// The gateway turned it away before any answer was relayed.
+    pub fn refuse(mut self, refusal: &Refusal) {
+        if let Some(draft) = self.draft.take() {
+            let at = self.recorder.now();
+            let verdict = draft.refused(refusal.outcome(), at);
+            self.close(*draft, verdict, refusal.status().as_u16(), at, None, Some(refusal.code()));
+        }
+    }
+
+    /// The gateway answered itself: models, health.
+    pub fn answered(mut self, status: u16) {
+        if let Some(draft) = self.draft.take() {
+            let verdict = Verdict::bare(Outcome::Excluded(Excluded::Unjudged));
+            let at = self.recorder.now();
+            self.close(*draft, verdict, status, at, None, None);
+        }
+    }
+
+    /// Dropped: the client left, or the gateway panicked.
+    fn abandoned(&self, draft: Draft, panicking: bool) {
+        let at = self.recorder.now();
+        let (verdict, status) = if panicking {
+            (draft.refused(Outcome::Missed(Missed::Internal), at), 500)
+        } else {
+            (draft.left(at), LEFT)
+        };
+        self.close(draft, verdict, status, at, None, None);
+    }
+
+    fn close(
+        &self,
+        draft: Draft,
+        verdict: Verdict,
+        status: u16,
+        end: Tick,
+        timeline: Option<Timeline>,
+        refusal: Option<&'static str>,
+    ) {
+        let pool = self.open.standing.lock().pool.clone();
+        let promise = draft.promise;
+        let (length, prompt) = promise.as_ref().map_or_else(Default::default, |p| (p.length, p.prompt));
+        let (class, rule) = promise.map(|promise| (promise.class, promise.rule)).unzip();
+        self.recorder.note(Finished {
+            request_id: draft.request_id,
+            tenant: draft.tenant,
+            class,
+            rule,
+            model: draft.model,
+            pool,
+            engine: draft.engine,
+            attempts: draft.attempts,
+            retries: draft.retries,
+            status,
+            length,
+            prompt,
+            arrival: draft.arrival,
+            body_complete: draft.body_complete,
+            admitted: draft.admitted,
+            end,
+            verdict,
+            timeline,
+            gap_edges: draft.gap_edges,
+            refusal,
+        });
+    }
+}
+
+impl Draft {
+    fn progress(&self, promise: &Promise) -> Progress<'static> {
+        Progress::waiting(self.arrival, self.body_complete.is_some(), promise.streamed)
+    }
+
+    fn refused(&self, outcome: Outcome, at: Tick) -> Verdict {
+        match &self.promise {
+            Some(promise) => judge_refused(outcome, &self.progress(promise), &promise.objectives, &promise.case, at),
+            None => Verdict::bare(outcome),
+        }
+    }
+
+    fn left(&self, at: Tick) -> Verdict {
+        match &self.promise {
+            Some(promise) => judge_left(&self.progress(promise), &promise.objectives, &promise.case, at),
+            None => Verdict::bare(Outcome::Excluded(Excluded::ClientCancel)),
+        }
+    }
+}
+
+impl Drop for Visit {
+    fn drop(&mut self) {
+        if let Some(draft) = self.draft.take() {
+            self.abandoned(*draft, std::thread::panicking());
+        }
+        self.recorder.closed(&self.open);
+    }
+}
+
+/// What a scrape sees of an open visit.
+#[derive(Debug)]
+pub(super) struct Open {
+    slot: usize,
+    arrival: Tick,
+    pulse: Pulse,
+    standing: Mutex<Standing>,
+}
+
+/// What is known of it, as far as a scrape wants it.
+#[derive(Debug, Default)]
+struct Standing {
+    promise: Option<Promise>,
+    pool: Option<PoolId>,
+}
+
+/// Where an open visit stands.
+#[derive(Debug)]
+pub(super) struct Place {
+    pub(super) class: Option<ClassId>,
+    pub(super) pool: Option<PoolId>,
+    pub(super) is_overdue: bool,
+}
+
+impl Open {
+    fn place(&self, at: Tick) -> Place {
+        let standing = self.standing.lock();
+        let promise = standing.promise.as_ref();
+        let overdue = |promise: &Promise| {
+            let waiting = Progress::waiting(self.arrival, true, promise.streamed);
+            let Promise { objectives, case, choices, tokens_per_event, .. } = promise;
+            self.pulse.is_overdue(&waiting, objectives, case, *choices, *tokens_per_event, at)
+        };
+        Place {
+            class: promise.map(|promise| promise.class.clone()),
+            pool: standing.pool.clone(),
+            is_overdue: promise.is_some_and(overdue),
+        }
+    }
+}
+
+/// All open visits. One short lock at each arrival and each end, none in between.
+#[derive(Debug, Default)]
+pub(super) struct OpenVisits(Mutex<Slots>);
+
+#[derive(Debug, Default)]
+struct Slots {
+    visits: Vec<Option<Arc<Open>>>,
+    free: Vec<usize>,
+}
+
+impl OpenVisits {
+    pub(super) fn add(&self, arrival: Tick) -> Arc<Open> {
+        let mut slots = self.0.lock();
+        let slot = slots.free.pop().unwrap_or(slots.visits.len());
+        let open = Arc::new(Open { slot, arrival, pulse: Pulse::default(), standing: Mutex::default() });
+        match slots.visits.get_mut(slot) {
+            Some(empty) => *empty = Some(open.clone()),
+            None => slots.visits.push(Some(open.clone())),
+        }
+        open
+    }
+
+    /// Takes a visit out; `true` if it was the last one.
+    pub(super) fn remove(&self, open: &Open) -> bool {
+        let mut slots = self.0.lock();
+        slots.visits[open.slot] = None;
+        slots.free.push(open.slot);
+        slots.free.len() == slots.visits.len()
+    }
+
+    pub(super) fn count(&self) -> usize {
+        let slots = self.0.lock();
+        slots.visits.len() - slots.free.len()
+    }
+
+    pub(super) fn places(&self, at: Tick) -> Vec<Place> {
+        let open: Vec<Arc<Open>> = self.0.lock().visits.iter().flatten().cloned().collect();
+        open.iter().map(|open| open.place(at)).collect()
+    }
+}
