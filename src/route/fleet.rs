@@ -153,7 +153,8 @@ impl Fleet {
         inner.wake(at);
         let rest = inner.rest(attempts.tried());
         let step = attempts.next(happened, rest, at, &mut inner.budget);
-        inner.apply(step.effects, at);
+        drop(inner);
+        self.apply(pool, step.effects, at);
         step.next
     }
 
@@ -167,13 +168,21 @@ impl Fleet {
     /// The request is over without a further result: effects held back so far now count.
     pub fn settle(&self, pool: &PoolId, attempts: &mut Attempts, at: Tick) {
         let effects = attempts.settled();
-        if !effects.is_empty() {
-            self.apply(pool, effects, at);
-        }
+        self.apply(pool, effects, at);
     }
 
     /// Notes effects on engines.
     pub fn apply(&self, pool: &PoolId, effects: Vec<Effect>, at: Tick) {
+        if effects.is_empty() {
+            return;
+        }
+        for effect in &effects {
+            if let Effect::FaultElsewhere(pool, engine) = effect
+                && let Some(yard) = self.yard(pool)
+            {
+                yard.inner.lock().apply(vec![Effect::Fault(engine.clone())], at);
+            }
+        }
         if let Some(yard) = self.yard(pool) {
             yard.inner.lock().apply(effects, at);
         }

@@ -299,6 +299,7 @@ impl Inner {
         let limits = self.settings.breaker;
         for effect in effects {
             let id = match &effect {
+                Effect::FaultElsewhere(..) => continue,
                 Effect::Fault(id)
                 | Effect::Cool(id, _)
                 | Effect::Well(id)
