@@ -1,3 +1,7 @@
 //! The `goodput` command.
 
-fn main() {}
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    goodput::cli::run()
+}

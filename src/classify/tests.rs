@@ -22,7 +22,7 @@ fn sample() -> Sample {
         has_tools: true,
         reasoning: Some(Reasoning::Low),
         metadata: vec![("team".into(), "search".into())],
-        prompt: PromptSize { bytes: 400, token_ids: 0, is_known: true },
+        prompt: PromptSize { bytes: 400, is_known: true, ..PromptSize::default() },
         readable: true,
         ..Facts::default()
     };

@@ -1,1 +1,197 @@
-//! YAML -> checked settings, all problems at once; reload.
+//! The settings: from a YAML file to checked, complete values, and again when it changes.
+//!
+//! Three steps. `tree` reads the YAML with the place of every node. `raw` walks it into blocks
+//! of optional values: what the file said. `check` makes [`Settings`] of them: what we will do.
+//! All problems are reported at once, each with its path, line, column and a way out; a file
+//! with any problem changes nothing. Secrets come from files or from `${NAME}` and never show
+//! in a problem. Other rooms own the types of their settings; renaming a key touches this
+//! folder only.
+
+mod check;
+mod problem;
+mod raw;
+mod read;
+mod scalar;
+mod surroundings;
+mod tree;
+mod url;
+pub mod watch;
+
+pub use problem::{Place, Problem};
+pub use surroundings::{Process, Surroundings};
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use read::{Read, Reader};
+
+use crate::accept::settings::{Admin, Listen, Shutdown};
+use crate::classify::{Rules, TargetHeaders};
+use crate::forward::settings::Timeouts;
+use crate::identify::Keyring;
+use crate::judge::Objectives;
+use crate::record::settings::AccessLog;
+use crate::route::Routes;
+use crate::route::settings::Pool;
+use crate::units::{ClassId, Endpoint, LengthBuckets, PoolId, Priority, TenantId};
+
+/// What the gateway does: complete and checked. One immutable value; a request keeps the one
+/// it arrived under.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The listener for clients.
+    pub listen: Listen,
+    /// How the gateway leaves.
+    pub shutdown: Shutdown,
+    /// The listener for operators; `None`: `admin: off`.
+    pub admin: Option<Admin>,
+    /// Largest event that is still read, in bytes.
+    pub max_event: usize,
+    /// Paths beside the generating ones whose answers are judged.
+    pub judged_paths: Vec<Endpoint>,
+    /// The classes, in the order of the file.
+    pub classes: Vec<Arc<Class>>,
+    /// The class of requests that no rule fits.
+    pub default_class: ClassId,
+    /// The rules that give a request its class.
+    pub rules: Rules,
+    /// Edges of the prompt lengths.
+    pub buckets: LengthBuckets,
+    /// The pools, in the order of the file.
+    pub pools: Vec<Arc<Pool>>,
+    /// Which pools serve what, in order; knows the aliases too.
+    pub routes: Routes,
+    /// Names that clients send, and the names that engines know. Chains are followed to the end.
+    pub aliases: BTreeMap<String, String>,
+    /// Who may ask.
+    pub keyring: Keyring,
+    /// What each tenant may use.
+    pub tenants: TenantTable,
+    /// Gateways that share the engines.
+    pub replicas: u32,
+    /// Where the access line goes.
+    pub access_log: AccessLog,
+    /// A hash of the file and of every file that it refers to.
+    pub hash: [u8; 32],
+    /// The files that it refers to and that were read with it.
+    pub files: Vec<PathBuf>,
+    /// What is no problem but worth a look.
+    pub notes: Vec<Problem>,
+}
+
+/// One SLO class.
+#[derive(Clone, Debug)]
+pub struct Class {
+    /// Its name.
+    pub id: ClassId,
+    /// Its rank where requests wait.
+    pub priority: Priority,
+    /// What it promises.
+    pub objectives: Objectives,
+    /// What a request's own targets may do.
+    pub target_headers: TargetHeaders,
+    /// Its time limits.
+    pub timeouts: Timeouts,
+}
+
+/// What one tenant may use.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tenant {
+    /// Its name.
+    pub id: TenantId,
+    /// Its classes; `None`: all.
+    pub classes: Option<Vec<ClassId>>,
+}
+
+/// All tenants, found by name.
+#[derive(Clone, Debug)]
+pub struct TenantTable(HashMap<TenantId, Tenant, ahash::RandomState>);
+
+impl TenantTable {
+    fn new(all: Vec<Tenant>) -> Self {
+        TenantTable(all.into_iter().map(|tenant| (tenant.id.clone(), tenant)).collect())
+    }
+
+    /// Whether a tenant may use a class.
+    #[must_use]
+    pub fn may_use(&self, tenant: &TenantId, class: &ClassId) -> bool {
+        let found = self.0.get(tenant);
+        found.is_some_and(|tenant| tenant.classes.as_ref().is_none_or(|classes| classes.contains(class)))
+    }
+
+    /// Every tenant, in no order.
+    pub fn iter(&self) -> impl Iterator<Item = &Tenant> {
+        self.0.values()
+    }
+}
+
+impl Settings {
+    /// The class of this name.
+    #[must_use]
+    pub fn class(&self, id: &ClassId) -> Option<&Arc<Class>> {
+        self.classes.iter().find(|class| class.id == *id)
+    }
+
+    /// The pool of this name.
+    #[must_use]
+    pub fn pool(&self, id: &PoolId) -> Option<&Arc<Pool>> {
+        self.pools.iter().find(|pool| pool.id == *id)
+    }
+
+    /// Keys that differ from `other` and that a running process cannot change.
+    #[must_use]
+    pub fn fixed_differences(&self, other: &Settings) -> Vec<&'static str> {
+        let mut found = Vec::new();
+        if self.listen.address != other.listen.address {
+            found.push("listen.address");
+        }
+        if self.listen.tls.is_some() != other.listen.tls.is_some() {
+            found.push("listen.tls");
+        }
+        if self.admin.as_ref().map(|admin| admin.address) != other.admin.as_ref().map(|admin| admin.address) {
+            found.push("admin.address");
+        }
+        found
+    }
+}
+
+/// Reads settings from the text of a file.
+///
+/// # Errors
+/// All problems, in the order of the file.
+pub fn load(text: &str, surroundings: &dyn Surroundings) -> Result<Settings, Vec<Problem>> {
+    let tree = tree::parse(text).map_err(|problem| vec![problem])?;
+    let mut reader = Reader::new(surroundings);
+    let root = raw::Root::read(&tree, &mut reader);
+    let mut check = check::Check::new(surroundings, reader.problems);
+    let settings = root.and_then(|root| check.settings(&root, blake3::hash(text.as_bytes())));
+    let mut problems = check.problems;
+    problems.sort_by_key(|problem| (problem.line, problem.column));
+    settings.ok_or(problems)
+}
+
+/// The JSON Schema of the file, for editors.
+#[must_use]
+pub fn schema() -> serde_json::Value {
+    let generator = schemars::generate::SchemaSettings::draft2020_12().into_generator();
+    let mut schema = generator.into_root_schema_for::<raw::Root>();
+    schema.insert("title".to_owned(), "goodput settings".into());
+    schema.to_value()
+}
+
+/// A hash over a file's text and the files that it refers to; one that cannot be read counts too.
+fn fingerprint(of_text: blake3::Hash, files: &[PathBuf], surroundings: &dyn Surroundings) -> [u8; 32] {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(of_text.as_bytes());
+    for path in files {
+        match surroundings.file(path) {
+            Ok(bytes) => hasher.update(blake3::hash(&bytes).as_bytes()),
+            Err(_) => hasher.update(b"unreadable"),
+        };
+    }
+    *hasher.finalize().as_bytes()
+}
+
+#[cfg(test)]
+mod tests;

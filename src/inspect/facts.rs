@@ -127,6 +127,9 @@ pub struct PromptSize {
     pub token_ids: u64,
     /// Whether the body had any of these fields at all.
     pub is_known: bool,
+    /// Images, audio, files or an earlier response stand in the prompt: tokens that no byte
+    /// here stands for, so that the answer's usage says nothing about bytes per token.
+    pub has_media: bool,
 }
 
 impl PromptSize {

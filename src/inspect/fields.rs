@@ -31,6 +31,8 @@ pub(super) enum Member {
     Input,
     /// What the model reads.
     Words,
+    /// Names what the engine remembers of earlier turns.
+    Earlier,
     Other,
 }
 
@@ -122,6 +124,7 @@ impl Member {
             b"prompt" => Member::Prompt,
             b"input" => Member::Input,
             b"messages" | b"content" | b"system" | b"instructions" => Member::Words,
+            b"previous_response_id" | b"conversation" => Member::Earlier,
             _ => Member::Other,
         }
     }
@@ -151,7 +154,8 @@ impl Member {
             Member::Functions => (17, "functions", Wanted::Any),
             // The number of prompts decides how many choices must finish.
             Member::Prompt if matches!(dialect, Dialect::Completions) => (18, "prompt", Wanted::Any),
-            Member::Prompt | Member::Input | Member::Words | Member::Transfer | Member::Other => return None,
+            Member::Prompt | Member::Input | Member::Words => return None,
+            Member::Transfer | Member::Earlier | Member::Other => return None,
         };
         Some(Rule { bit: 1 << place, field, wanted })
     }
@@ -171,6 +175,13 @@ impl Member {
 /// audio, files, roles and ids stand under other keys and do not count.
 pub(super) fn leads_to_text(key: &[u8]) -> bool {
     matches!(key, b"content" | b"text" | b"output")
+}
+
+/// Whether something other than text stands under this key of an object in a prompt, for
+/// which the model still sees tokens.
+pub(super) fn leads_to_media(key: &[u8]) -> bool {
+    let is_media = |kind: &[u8]| key.strip_suffix(b"_url").unwrap_or(key).ends_with(kind);
+    key == b"source" || key.starts_with(b"file") || [&b"image"[..], b"audio", b"video"].into_iter().any(is_media)
 }
 
 /// What a word for the amount of reasoning means.

@@ -6,9 +6,11 @@
 //! grammar (RFC 8259) and forwarded untouched. There is one reading of a body for all sizes,
 //! so that no two rooms can understand one body in two ways.
 
+pub mod coding;
 mod facts;
 mod fields;
 mod kept;
+pub mod multipart;
 mod prefix;
 mod ratios;
 mod scanner;

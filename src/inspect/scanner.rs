@@ -199,6 +199,7 @@ impl Reader {
         }
         if kind != Kind::Null {
             self.facts.prompt.is_known |= self.member.is_prompt();
+            self.facts.prompt.has_media |= self.member == Member::Earlier;
             self.facts.steers_kv |= self.member == Member::Transfer;
         }
     }
@@ -230,6 +231,10 @@ impl Reader {
             Member::Thinking if name == b"type" => Inner::Effort,
             Member::Metadata => self.kept.text().map_or(Inner::Other, |name| Inner::Metadata(name.to_owned())),
             member if member.is_prompt() && fields::leads_to_text(name) => Inner::Text,
+            member if member.is_prompt() => {
+                self.facts.prompt.has_media |= fields::leads_to_media(name);
+                Inner::Other
+            }
             _ => Inner::Other,
         }
     }

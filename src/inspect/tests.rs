@@ -51,7 +51,7 @@ fn a_plain_chat_request_is_read_whole() {
     assert!(facts.streams() && facts.has_tools && facts.readable && !facts.steers_kv);
     assert_eq!(facts.reasoning, Some(Reasoning::Low));
     let tools = r#"[{"type":"function","function":{"name":"f"}}]"#.len();
-    assert_eq!(facts.prompt, PromptSize { bytes: (7 + 6 + tools) as u64, token_ids: 0, is_known: true });
+    assert_eq!(facts.prompt, PromptSize { bytes: (7 + 6 + tools) as u64, is_known: true, ..PromptSize::default() });
     assert_eq!(facts.metadata, [("tier".to_owned(), "gold".to_owned()), ("job".to_owned(), "nightly".to_owned())]);
     assert_eq!((facts.members_at, facts.members, facts.is_empty, facts.length), (1, 11, false, body.len()));
 }
@@ -215,6 +215,22 @@ fn only_what_the_model_reads_counts_as_prompt() {
     assert_eq!(bytes("/v1/chat/completions", r#"{"messages":[{"content":"a"}],"temperature":1}"#), 1);
     assert_eq!(bytes("/v1/chat/completions", r#"{"tools": [ {} ],"functions":[1]}"#), 6 + 3);
     assert!(!chat(r#"{"model":"m","temperature":1}"#).unwrap().prompt.is_known);
+}
+
+#[test]
+fn prompts_with_more_than_text_say_so() {
+    for (body, has_media) in [
+        (r#"{"messages":[{"role":"user","name":"n","content":[{"type":"text","text":"a"}]}]}"#, false),
+        (r#"{"messages":[{"content":[{"type":"image_url","image_url":{"url":"x"}}]}]}"#, true),
+        (r#"{"messages":[{"content":[{"type":"input_audio","input_audio":{}}]}]}"#, true),
+        (r#"{"messages":[{"content":[{"type":"video_url","video_url":{}}]}]}"#, true),
+        (r#"{"messages":[{"content":[{"type":"image","source":{}}]}]}"#, true),
+        (r#"{"input":[{"content":[{"type":"input_file","file_id":"f"}]}]}"#, true),
+        (r#"{"input":"hi","previous_response_id":"r1"}"#, true),
+        (r#"{"input":"hi","previous_response_id":null}"#, false),
+    ] {
+        assert_eq!(chat(body).unwrap().prompt.has_media, has_media, "{body}");
+    }
 }
 
 #[test]

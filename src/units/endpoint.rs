@@ -116,6 +116,11 @@ impl Endpoint {
         ENDPOINTS.iter().copied().find(|endpoint| endpoint.path == path && endpoint.is_relayed())
     }
 
+    /// Every endpoint that relays to engines.
+    pub fn all_relayed() -> impl Iterator<Item = Endpoint> {
+        ENDPOINTS.iter().copied().filter(|endpoint| endpoint.is_relayed())
+    }
+
     /// The model id in `/v1/models/{id}`. Ids may contain slashes (`org/name`).
     #[must_use]
     pub fn model_in(path: &str) -> Option<&str> {

@@ -22,6 +22,12 @@ impl Wire for TcpStream {
     }
 }
 
+/// Tokio's own pipe has no reset: the peer sees an end in order. Use a [`pipe`] where the
+/// difference matters.
+impl Wire for DuplexStream {
+    fn reset(self) {}
+}
+
 /// One end of an in-memory connection. Dropped, it ends in order: the other end reads what is
 /// left and then the end of the stream.
 #[derive(Debug)]

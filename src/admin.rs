@@ -1,1 +1,0 @@
-//! The admin port: metrics, liveness, readiness.

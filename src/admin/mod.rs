@@ -1,0 +1,291 @@
+//! The operators' port: metrics, liveness, readiness, attainment, reload, status page.
+//!
+//! | path | answer |
+//! | --- | --- |
+//! | `GET /livez` | 200 as long as the process answers at all |
+//! | `GET /readyz` | 200 from the first good settings until the process leaves, 503 after |
+//! | `GET /metrics` | Prometheus text 0.0.4; OpenMetrics 1.0 where the `Accept` header prefers it |
+//! | `GET /slo` | attainment of each class, as JSON |
+//! | `POST /-/reload` | reads the settings again: 200, or 409 with the problems while the old ones stay |
+//! | `GET /` | the same as a page |
+//!
+//! With a token configured, everything but the two probes asks for it. What is shown comes
+//! through [`AdminView`]; this room keeps nothing and counts nothing. Any listener can carry
+//! the router: `cli` gives it one of `accept`'s, with its limits on time and size.
+
+mod negotiate;
+mod page;
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::{Request, State};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use http::header::{ALLOW, AUTHORIZATION, CACHE_CONTROL, CONTENT_TYPE, VARY, WWW_AUTHENTICATE};
+use http::{HeaderMap, StatusCode};
+use secrecy::{ExposeSecret, SecretString};
+use serde::Serialize;
+use subtle::ConstantTimeEq;
+
+/// A future without a name.
+pub type Later<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// What the operators' port shows and does.
+pub trait AdminView: Send + Sync + 'static {
+    /// The metrics page, in OpenMetrics or in text 0.0.4.
+    fn metrics(&self, openmetrics: bool) -> String;
+
+    /// Whether new clients may be sent here.
+    fn is_ready(&self) -> bool;
+
+    /// How each class stands.
+    fn slo(&self) -> Vec<ClassStanding>;
+
+    /// Reads the settings again. The error is all problems, one line each.
+    fn reload(&self) -> Later<'_, Result<(), Vec<String>>>;
+}
+
+/// How a class stands against its promise, over its window.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct ClassStanding {
+    /// The class.
+    pub class: String,
+    /// The length of the window in seconds.
+    pub window_seconds: u64,
+    /// The share of judged requests that must be met.
+    pub target: f64,
+    /// Requests met in the window.
+    pub met: u64,
+    /// Requests judged (met and missed) in the window.
+    pub total: u64,
+    /// `met / total`; absent while nothing was judged.
+    pub attainment: Option<f64>,
+    /// The share of the window's error budget that is left; negative when overspent.
+    pub budget_remaining: Option<f64>,
+    /// How many times too fast the budget is spent, by window.
+    pub burn_rate: Vec<BurnRate>,
+    /// Requests in flight.
+    pub in_flight: u64,
+    /// Of these, how many have broken an objective already.
+    pub overdue: u64,
+}
+
+/// A burn rate over one window.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct BurnRate {
+    /// The window's length in seconds.
+    pub window_seconds: u64,
+    /// 1 spends the budget exactly by the end of the class's window.
+    pub rate: f64,
+}
+
+/// The routes of the operators' port.
+pub fn router(view: Arc<dyn AdminView>, token: Option<SecretString>) -> Router {
+    let guarded = Router::new()
+        .route("/", get(status))
+        .route("/metrics", get(metrics))
+        .route("/slo", get(slo))
+        .route("/-/reload", post(reload))
+        .layer(middleware::from_fn_with_state(token.map(Arc::new), ask_for_token));
+    Router::new()
+        .route("/livez", get(|| async { plain(StatusCode::OK, "alive\n") }))
+        .route("/readyz", get(ready))
+        .merge(guarded)
+        .fallback(|| async { plain(StatusCode::NOT_FOUND, "no such page; see / for the list\n") })
+        .with_state(view)
+}
+
+type View = State<Arc<dyn AdminView>>;
+
+async fn ready(State(view): View) -> Response {
+    if view.is_ready() {
+        plain(StatusCode::OK, "ready\n")
+    } else {
+        plain(StatusCode::SERVICE_UNAVAILABLE, "not ready: starting or leaving\n")
+    }
+}
+
+async fn metrics(State(view): View, headers: HeaderMap) -> Response {
+    let openmetrics = negotiate::prefers_openmetrics(&headers);
+    let kind = if openmetrics { negotiate::OPENMETRICS } else { negotiate::TEXT };
+    ([(CONTENT_TYPE, kind), (VARY, "accept")], view.metrics(openmetrics)).into_response()
+}
+
+async fn slo(State(view): View) -> Response {
+    #[derive(Serialize)]
+    struct Standing {
+        classes: Vec<ClassStanding>,
+    }
+    let body = serde_json::to_vec(&Standing { classes: view.slo() });
+    let body = body.expect("names and numbers are always JSON");
+    ([(CONTENT_TYPE, "application/json"), (CACHE_CONTROL, "no-store")], body).into_response()
+}
+
+async fn reload(State(view): View) -> Response {
+    match view.reload().await {
+        Ok(()) => plain(StatusCode::OK, "reloaded\n"),
+        Err(problems) => {
+            let text = format!("not reloaded, the old settings stay:\n{}\n", problems.join("\n"));
+            (StatusCode::CONFLICT, [(CONTENT_TYPE, PLAIN)], text).into_response()
+        }
+    }
+}
+
+async fn status(State(view): View) -> Response {
+    let page = page::render(view.is_ready(), &view.slo());
+    let headers = [(CONTENT_TYPE, "text/html; charset=utf-8"), (CACHE_CONTROL, "no-store")];
+    (headers, page).into_response()
+}
+
+const PLAIN: &str = "text/plain; charset=utf-8";
+
+fn plain(status: StatusCode, text: &'static str) -> Response {
+    (status, [(CONTENT_TYPE, PLAIN)], text).into_response()
+}
+
+async fn ask_for_token(State(token): State<Option<Arc<SecretString>>>, request: Request, next: Next) -> Response {
+    if let Some(token) = token
+        && !carries(request.headers(), &token)
+    {
+        let asks = [(WWW_AUTHENTICATE, "Bearer"), (CONTENT_TYPE, PLAIN)];
+        return (StatusCode::UNAUTHORIZED, asks, "send the token of admin.token_file: Authorization: Bearer ...\n")
+            .into_response();
+    }
+    let mut response = next.run(request).await;
+    // A method that no route has is not worth a body, but must name those that are there.
+    if response.status() == StatusCode::METHOD_NOT_ALLOWED {
+        let allow = response.headers().get(ALLOW).cloned();
+        response = plain(StatusCode::METHOD_NOT_ALLOWED, "another method is needed here\n");
+        if let Some(allow) = allow {
+            response.headers_mut().insert(ALLOW, allow);
+        }
+    }
+    response
+}
+
+/// Compared by hash, so that the time taken tells neither a matching prefix nor the length.
+fn carries(headers: &HeaderMap, token: &SecretString) -> bool {
+    let mut sent = headers.get_all(AUTHORIZATION).iter();
+    let (Some(only), None) = (sent.next(), sent.next()) else { return false };
+    let Some((scheme, sent)) = only.to_str().ok().and_then(|value| value.split_once(' ')) else { return false };
+    let (sent, right) = (blake3::hash(sent.trim().as_bytes()), blake3::hash(token.expose_secret().as_bytes()));
+    scheme.eq_ignore_ascii_case("bearer") && bool::from(sent.as_bytes().ct_eq(right.as_bytes()))
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::body::Body;
+    use http_body_util::BodyExt;
+    use tower::ServiceExt;
+
+    use super::*;
+
+    struct Shown {
+        ready: bool,
+        problems: Vec<String>,
+    }
+
+    impl AdminView for Shown {
+        fn metrics(&self, openmetrics: bool) -> String {
+            if openmetrics { "# EOF\n".to_owned() } else { "slo_total 0\n".to_owned() }
+        }
+
+        fn is_ready(&self) -> bool {
+            self.ready
+        }
+
+        fn slo(&self) -> Vec<ClassStanding> {
+            let burn_rate = vec![BurnRate { window_seconds: 3600, rate: 0.5 }];
+            vec![ClassStanding { class: "<chat>".to_owned(), met: 9, total: 10, burn_rate, ..ClassStanding::default() }]
+        }
+
+        fn reload(&self) -> Later<'_, Result<(), Vec<String>>> {
+            let problems = self.problems.clone();
+            Box::pin(async move { if problems.is_empty() { Ok(()) } else { Err(problems) } })
+        }
+    }
+
+    struct Answered {
+        status: u16,
+        kind: String,
+        text: String,
+    }
+
+    async fn ask(shown: Shown, token: Option<&str>, method: &str, path: &str, line: Option<(&str, &str)>) -> Answered {
+        let mut request = Request::builder().method(method).uri(path);
+        if let Some((name, value)) = line {
+            request = request.header(name, value);
+        }
+        let router = router(Arc::new(shown), token.map(SecretString::from));
+        let response = router.oneshot(request.body(Body::empty()).unwrap()).await.unwrap();
+        let status = response.status().as_u16();
+        let kind = response.headers().get(CONTENT_TYPE).map_or("", |kind| kind.to_str().unwrap()).to_owned();
+        let body = response.into_body().collect().await.unwrap().to_bytes();
+        Answered { status, kind, text: String::from_utf8(body.to_vec()).unwrap() }
+    }
+
+    fn good() -> Shown {
+        Shown { ready: true, problems: Vec::new() }
+    }
+
+    #[tokio::test]
+    async fn the_probes_need_no_token_and_tell_readiness_apart_from_life() {
+        let leaving = || Shown { ready: false, problems: Vec::new() };
+        assert_eq!(ask(good(), Some("t"), "GET", "/readyz", None).await.status, 200);
+        assert_eq!(ask(leaving(), Some("t"), "GET", "/readyz", None).await.status, 503);
+        assert_eq!(ask(leaving(), Some("t"), "GET", "/livez", None).await.status, 200);
+    }
+
+    #[tokio::test]
+    async fn everything_else_asks_for_the_token_where_there_is_one() {
+        for path in ["/metrics", "/slo", "/"] {
+            assert_eq!(ask(good(), None, "GET", path, None).await.status, 200, "{path}");
+            assert_eq!(ask(good(), Some("t"), "GET", path, None).await.status, 401, "{path}");
+            let right = Some(("authorization", "bearer t"));
+            assert_eq!(ask(good(), Some("t"), "GET", path, right).await.status, 200, "{path}");
+        }
+        for wrong in ["Bearer tt", "Bearer", "t", "Basic t", "Bearer "] {
+            let answered = ask(good(), Some("t"), "POST", "/-/reload", Some(("authorization", wrong))).await;
+            assert_eq!(answered.status, 401, "{wrong}");
+        }
+    }
+
+    #[tokio::test]
+    async fn the_metrics_are_text_unless_openmetrics_is_preferred() {
+        let text = ask(good(), None, "GET", "/metrics", None).await;
+        assert_eq!((text.kind.as_str(), text.text.as_str()), (negotiate::TEXT, "slo_total 0\n"));
+        let accept = Some(("accept", "application/openmetrics-text;version=1.0.0,text/plain;q=0.5"));
+        let open = ask(good(), None, "GET", "/metrics", accept).await;
+        assert_eq!((open.kind.as_str(), open.text.as_str()), (negotiate::OPENMETRICS, "# EOF\n"));
+    }
+
+    #[tokio::test]
+    async fn attainment_is_json_and_a_page() {
+        let json = ask(good(), None, "GET", "/slo", None).await;
+        let read: serde_json::Value = serde_json::from_str(&json.text).unwrap();
+        assert_eq!(read["classes"][0]["class"], "<chat>");
+        assert_eq!(read["classes"][0]["burn_rate"][0]["rate"], 0.5);
+        assert_eq!(read["classes"][0]["attainment"], serde_json::Value::Null);
+        let page = ask(good(), None, "GET", "/", None).await;
+        assert!(page.text.contains("&lt;chat&gt;") && !page.text.contains("<chat>"), "{}", page.text);
+    }
+
+    #[tokio::test]
+    async fn a_reload_that_fails_tells_every_problem() {
+        assert_eq!(ask(good(), None, "POST", "/-/reload", None).await.status, 200);
+        assert_eq!(ask(good(), None, "GET", "/-/reload", None).await.status, 405);
+        let bad = Shown { ready: true, problems: vec!["pools[0]: no engines".to_owned(), "routes: none".to_owned()] };
+        let answered = ask(bad, None, "POST", "/-/reload", None).await;
+        assert_eq!(answered.status, 409);
+        assert!(answered.text.contains("pools[0]: no engines\nroutes: none\n"), "{}", answered.text);
+    }
+
+    #[tokio::test]
+    async fn an_unknown_page_is_a_404_with_or_without_a_token() {
+        assert_eq!(ask(good(), Some("t"), "GET", "/debug", None).await.status, 404);
+    }
+}

@@ -1,0 +1,72 @@
+//! The status page: one table, no scripts, nothing loaded from elsewhere.
+
+use std::fmt::Write;
+
+use super::ClassStanding;
+
+const HEAD: &str = "<!doctype html><html lang=\"en\"><head><meta charset=\"utf-8\">\
+<meta http-equiv=\"refresh\" content=\"5\"><title>goodput</title><style>\
+body{font:15px/1.5 system-ui,sans-serif;margin:2rem;color:#1d2733}table{border-collapse:collapse}\
+th,td{padding:.3rem .8rem;text-align:right;border-bottom:1px solid #d5dbe1}\
+th:first-child,td:first-child{text-align:left}.bad{color:#b3261e;font-weight:600}\
+</style></head><body><h1>goodput</h1>";
+
+/// The page for these classes.
+pub(super) fn render(ready: bool, classes: &[ClassStanding]) -> String {
+    let mut page = String::from(HEAD);
+    page.push_str(if ready { "<p>ready</p>" } else { "<p class=\"bad\">not ready: starting or leaving</p>" });
+    page.push_str(
+        "<table><thead><tr><th>class<th>met<th>judged<th>attainment<th>target<th>budget left\
+         <th>in flight<th>overdue</tr></thead><tbody>",
+    );
+    for class in classes {
+        row(&mut page, class);
+    }
+    page.push_str(
+        "</tbody></table><p>Attainment is met / judged over the class's window. \
+         <a href=\"/slo\">as JSON</a> · <a href=\"/metrics\">metrics</a></p></body></html>\n",
+    );
+    page
+}
+
+fn row(page: &mut String, class: &ClassStanding) {
+    let missed = class.attainment.is_some_and(|attainment| attainment < class.target);
+    let mark = if missed { " class=\"bad\"" } else { "" };
+    page.push_str("<tr><td>");
+    escape(page, &class.class);
+    let (met, total, target) = (class.met, class.total, percent(Some(class.target)));
+    let (attainment, left) = (percent(class.attainment), percent(class.budget_remaining));
+    let (flying, overdue) = (class.in_flight, class.overdue);
+    write!(page, "<td>{met}<td>{total}<td{mark}>{attainment}<td>{target}<td>{left}<td>{flying}<td>{overdue}</tr>")
+        .expect("writing to a string cannot fail");
+}
+
+fn percent(share: Option<f64>) -> String {
+    share.map_or_else(|| "–".to_owned(), |share| format!("{:.2} %", share * 100.0))
+}
+
+fn escape(page: &mut String, text: &str) {
+    for c in text.chars() {
+        match c {
+            '<' => page.push_str("&lt;"),
+            '>' => page.push_str("&gt;"),
+            '&' => page.push_str("&amp;"),
+            '"' => page.push_str("&quot;"),
+            c => page.push(c),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_class_below_its_target_stands_out_and_one_without_judgement_does_not() {
+        let below = ClassStanding { target: 0.95, attainment: Some(0.9), ..ClassStanding::default() };
+        let none = ClassStanding { target: 0.95, attainment: None, ..ClassStanding::default() };
+        assert!(render(true, &[below]).contains("<td class=\"bad\">90.00 %"));
+        assert!(!render(true, &[none]).contains("class=\"bad\""));
+        assert!(render(false, &[]).contains("not ready"));
+    }
+}

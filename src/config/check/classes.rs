@@ -1,0 +1,142 @@
+//! SLO classes.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{Check, in_seconds};
+use crate::config::Class;
+use crate::config::raw::{self, Root};
+use crate::config::read::{At, Block};
+use crate::forward::settings::Timeouts;
+use crate::judge::{Assumption, Objective, Objectives, Quantiles};
+use crate::units::{ClassId, Tokens};
+
+/// Names that the metrics use themselves.
+const RESERVED: &[&str] = &["none", "drill", "other"];
+
+impl Check<'_> {
+    pub(super) fn classes(&mut self, root: &Root) -> Vec<Arc<Class>> {
+        let Some(all) = &root.slo_classes else { return Vec::new() };
+        if all.is_empty() && self.problems.is_empty() {
+            self.problem(root.place(), "`slo_classes` is an empty list", "define a class");
+        }
+        self.unique("class", all.iter().filter_map(|class| class.slo_class.as_ref()));
+        all.iter().filter_map(|raw| self.class(raw)).map(Arc::new).collect()
+    }
+
+    fn class(&mut self, raw: &raw::Class) -> Option<Class> {
+        if let Some(name) = &raw.slo_class {
+            self.name(name, RESERVED);
+        }
+        let objectives = self.objectives(raw);
+        let timeouts = self.timeouts(raw);
+        self.limits_leave_room(raw, &objectives, &timeouts);
+        self.keepalive_can_happen(raw, &timeouts);
+        Some(Class {
+            id: ClassId::from(raw.slo_class.as_ref()?.value.as_str()),
+            priority: raw.priority.as_ref().map_or_else(Default::default, |word| word.value.0),
+            objectives,
+            target_headers: raw.target_headers.as_ref().map_or_else(Default::default, |word| word.value.0),
+            timeouts,
+        })
+    }
+
+    fn objectives(&mut self, raw: &raw::Class) -> Objectives {
+        let d = Objectives::default();
+        let of = raw.objectives.as_ref();
+        let day = Duration::from_secs(24 * 3600);
+        let window = self.time(raw.window.as_ref(), d.window);
+        if let Some(at) = raw.window.as_ref().filter(|_| window < day / 24 || window > day * 366) {
+            self.problem(&at.place, "the window is out of range", "write a window from 1h to 366d");
+        }
+        Objectives {
+            ttft: of.and_then(|all| self.objective(all.ttft_seconds.as_ref())),
+            tpot: of.and_then(|all| self.objective(all.tpot_seconds.as_ref())),
+            itl: of.and_then(|all| self.objective(all.itl_seconds.as_ref())),
+            e2e: of.and_then(|all| self.objective(all.e2e_seconds.as_ref())),
+            ttft_counts: raw.ttft_counts.as_ref().map_or(d.ttft_counts, |word| word.value.0),
+            non_streaming: raw.non_streaming.as_ref().map_or(d.non_streaming, |word| word.value.0),
+            stall: raw.stall_seconds.as_ref().and_then(|at| self.seconds(at)).unwrap_or(d.stall),
+            joint_target: raw.joint_attainment_target.as_ref().and_then(|at| self.share(at)).unwrap_or(d.joint_target),
+            window,
+            assumed: raw.workload_assumption.as_ref().map(|workload| Assumption {
+                input_tokens: workload.input_tokens.as_ref().and_then(|raw| self.quantiles(raw)),
+                output_tokens: workload.output_tokens.as_ref().and_then(|raw| self.quantiles(raw)),
+            }),
+            default_output_tokens: raw
+                .default_output_tokens
+                .as_ref()
+                .map(|at| Tokens(self.count(Some(at), 1, 1..=u64::from(u32::MAX)))),
+        }
+    }
+
+    fn objective(&mut self, raw: Option<&raw::Objective>) -> Option<Objective> {
+        let raw = raw?;
+        let threshold = raw.threshold.as_ref().and_then(|at| self.seconds(at));
+        let attainment = raw.attainment.as_ref().and_then(|at| self.share(at));
+        Some(Objective { threshold: threshold?, attainment: attainment? })
+    }
+
+    fn quantiles(&mut self, raw: &raw::Quantiles) -> Option<Quantiles> {
+        let (p50, p95) = (raw.p50.as_ref()?.value, raw.p95.as_ref()?.value);
+        if p50 > p95 {
+            self.problem(raw.place(), "p50 is above p95", "exchange the two");
+        }
+        Some(Quantiles { p50: Tokens(p50), p95: Tokens(p95) })
+    }
+
+    fn timeouts(&mut self, raw: &raw::Class) -> Timeouts {
+        let mut limits = Timeouts::default();
+        if let Some(raw) = &raw.timeouts {
+            limits.first_token = self.time(raw.first_token.as_ref(), limits.first_token);
+            limits.idle = self.time(raw.idle.as_ref(), limits.idle);
+            limits.total = self.time(raw.total.as_ref(), limits.total);
+            limits.response_head = self.time(raw.response_head.as_ref(), limits.total);
+            let longest = [("first_token", &raw.first_token), ("response_head", &raw.response_head)];
+            for (name, at) in longest.into_iter().filter_map(|(name, at)| Some((name, at.as_ref()?))) {
+                if at.value > limits.total {
+                    let message = format!("{name} is longer than total ({})", in_seconds(limits.total));
+                    self.problem(&at.place, message, format!("lower {name}, or raise total"));
+                }
+            }
+        }
+        // Zero is fine: then nothing is held back, and no retry hides a failure after the head.
+        limits.hold_head = raw.hold_head.as_ref().map_or(limits.hold_head, |at| at.value);
+        limits.keepalive = raw.keepalive_seconds.as_ref().and_then(|at| self.seconds(at));
+        limits
+    }
+
+    /// A limit below a threshold would cut requests that are still good.
+    fn limits_leave_room(&mut self, raw: &raw::Class, objectives: &Objectives, limits: &Timeouts) {
+        let Some(of) = &raw.objectives else { return };
+        let pairs = [
+            (&of.ttft_seconds, objectives.ttft, "timeouts.first_token", limits.first_token),
+            (&of.itl_seconds, objectives.itl, "timeouts.idle", limits.idle),
+            (&of.e2e_seconds, objectives.e2e, "timeouts.total", limits.total),
+        ];
+        for (raw, objective, name, limit) in pairs {
+            let at: Option<&At<f64>> = raw.as_ref().and_then(|raw| raw.threshold.as_ref());
+            if let (Some(at), Some(objective)) = (at, objective)
+                && objective.threshold > limit
+            {
+                let message =
+                    format!("the threshold is beyond {name} ({}), which cuts the request first", in_seconds(limit));
+                self.problem(&at.place, message, format!("thresholds are in seconds; lower it, or raise {name}"));
+            }
+        }
+    }
+
+    /// A keepalive that no request can live to see is a misunderstanding.
+    fn keepalive_can_happen(&mut self, raw: &raw::Class, limits: &Timeouts) {
+        let (Some(at), Some(every)) = (&raw.keepalive_seconds, limits.keepalive) else { return };
+        let waits = limits.first_token.saturating_sub(limits.hold_head);
+        if every >= waits && every >= limits.idle {
+            let message = format!(
+                "no comment is ever sent: first_token ({}) or idle ({}) ends the wait first",
+                in_seconds(limits.first_token),
+                in_seconds(limits.idle)
+            );
+            self.note(&at.place, message, "lower keepalive_seconds or hold_head, or remove the key");
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! Listeners, limits on clients, leaving, and what is read of answers.
+
+use std::net::SocketAddr;
+
+use secrecy::SecretString;
+
+use super::{Check, is_no, path_of};
+use crate::accept::settings::{Admin, Listen, Shutdown, Tls};
+use crate::config::problem::nearest;
+use crate::config::raw;
+use crate::config::read::{At, Block, OrOff};
+use crate::config::scalar::Size;
+use crate::units::Endpoint;
+
+impl Check<'_> {
+    pub(super) fn listen(&mut self, raw: Option<&raw::Listen>) -> Listen {
+        let d = Listen::default();
+        let Some(raw) = raw else { return d };
+        let max_head = self.size(raw.max_head.as_ref(), d.max_head as u64, 8 << 10, 16 << 20);
+        Listen {
+            address: self.address(raw.address.as_ref(), d.address, "0.0.0.0:8080"),
+            tls: raw.tls.as_ref().and_then(tls),
+            max_body: self.size(raw.max_body.as_ref(), d.max_body, 1 << 10, 16 << 30),
+            max_head: max_head as usize,
+            max_header_lines: self.count(raw.max_header_lines.as_ref(), d.max_header_lines as u64, 8..=10_000) as usize,
+            header_timeout: self.time(raw.header_timeout.as_ref(), d.header_timeout),
+            body_timeout: self.time(raw.body_timeout.as_ref(), d.body_timeout),
+            idle_timeout: self.time(raw.idle_timeout.as_ref(), d.idle_timeout),
+            write_stall: self.time(raw.write_stall.as_ref(), d.write_stall),
+            max_connections: self.count(raw.max_connections.as_ref(), d.max_connections as u64, 1..=10_000_000)
+                as usize,
+            http2_max_streams: self.count(raw.http2_max_streams.as_ref(), d.http2_max_streams.into(), 1..=100_000)
+                as u32,
+        }
+    }
+
+    pub(super) fn shutdown(&mut self, raw: Option<&raw::Shutdown>) -> Shutdown {
+        let d = Shutdown::default();
+        let Some(raw) = raw else { return d };
+        // Zero is fine here: a test bench may leave at once.
+        Shutdown {
+            delay: raw.delay.as_ref().map_or(d.delay, |at| at.value),
+            drain: raw.drain.as_ref().map_or(d.drain, |at| at.value),
+        }
+    }
+
+    pub(super) fn admin(&mut self, raw: Option<&OrOff<raw::Admin>>, listen: &Listen) -> Option<Admin> {
+        let mut admin = Admin::default();
+        match raw {
+            Some(OrOff::Off) => return None,
+            Some(OrOff::On(raw)) => {
+                admin.address = self.address(raw.address.as_ref(), admin.address, "127.0.0.1:9090");
+                let token = raw.token_file.as_ref().and_then(|at| self.secret_file(at));
+                admin.token = token.map(SecretString::from);
+                let place = raw.address.as_ref().map_or(raw.place(), |at| &at.place);
+                if collide(admin.address, listen.address) {
+                    self.problem(place, "clients and operators would share one address", "give `admin` another port");
+                }
+            }
+            None => {}
+        }
+        Some(admin)
+    }
+
+    pub(super) fn inspect(&mut self, raw: Option<&raw::Inspect>) -> (usize, Vec<Endpoint>) {
+        let default = 16 << 20;
+        let Some(raw) = raw else { return (default, Vec::new()) };
+        let max_event = self.size(raw.max_event.as_ref(), default as u64, 1 << 10, 1 << 30) as usize;
+        let mut paths = Vec::new();
+        for at in raw.judged_paths.iter().flat_map(|list| &list.0) {
+            match self.endpoint(at) {
+                Some(endpoint) if endpoint.dialect().generates() => {
+                    self.problem(&at.place, format!("{} is judged anyway", at.shown()), "remove it");
+                }
+                Some(endpoint) if paths.contains(&endpoint) => {
+                    self.problem(&at.place, format!("{} stands twice", at.shown()), "remove one of the two");
+                }
+                Some(endpoint) => paths.push(endpoint),
+                None => {}
+            }
+        }
+        (max_event, paths)
+    }
+
+    /// A path that goes to engines.
+    pub(super) fn endpoint(&mut self, at: &At<String>) -> Option<Endpoint> {
+        let found = Endpoint::relayed(&at.value);
+        if found.is_none() {
+            let known = || Endpoint::all_relayed().map(|endpoint| endpoint.path());
+            let way_out = match nearest(&at.value, known()).filter(|_| !at.hidden) {
+                Some(near) => format!("did you mean {near}?"),
+                None => format!("name one of: {}", known().collect::<Vec<_>>().join(", ")),
+            };
+            self.problem(&at.place, is_no(at, "path that goes to engines"), way_out);
+        }
+        found
+    }
+
+    fn address(&mut self, at: Option<&At<String>>, default: SocketAddr, example: &str) -> SocketAddr {
+        let Some(at) = at else { return default };
+        at.value.parse().unwrap_or_else(|_| {
+            let way_out = match at.value.strip_prefix("localhost:").filter(|_| !at.hidden) {
+                Some(port) => format!("did you mean 127.0.0.1:{port}?"),
+                None => format!("write an IP address and a port, such as {example}"),
+            };
+            self.problem(&at.place, is_no(at, "address"), way_out);
+            default
+        })
+    }
+
+    fn size(&mut self, at: Option<&At<Size>>, default: u64, least: u64, most: u64) -> u64 {
+        let Some(at) = at else { return default };
+        if (least..=most).contains(&at.value.0) {
+            return at.value.0;
+        }
+        let (least, most) = (bytesize::ByteSize(least), bytesize::ByteSize(most));
+        self.problem(&at.place, "the size is out of range", format!("write a size from {least} to {most}"));
+        default
+    }
+}
+
+fn tls(raw: &raw::Tls) -> Option<Tls> {
+    let (certificate, key) = (raw.certificate_file.as_ref()?, raw.private_key_file.as_ref()?);
+    Some(Tls { certificate_file: path_of(certificate), private_key_file: path_of(key) })
+}
+
+/// Whether two listeners would want the same port of the same interface.
+fn collide(a: SocketAddr, b: SocketAddr) -> bool {
+    let same_interface = a.ip() == b.ip() || a.ip().is_unspecified() || b.ip().is_unspecified();
+    a.port() != 0 && a.port() == b.port() && same_interface
+}

@@ -1,0 +1,272 @@
+//! The only bridge from what the file said to what is done: checks everything, and reports all
+//! problems at once.
+//!
+//! Every part returns a value even where it found a problem (a default, or the part without the
+//! faulty piece), so that the parts after it can be checked too. Only a file without problems
+//! becomes [`Settings`].
+
+mod classes;
+mod listen;
+mod pools;
+mod routes;
+mod rules;
+mod tenants;
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::problem::{Place, Problem, nearest};
+use super::raw::Root;
+use super::read::{At, Block, quoted};
+use super::surroundings::Surroundings;
+use super::{Settings, TenantTable};
+use crate::classify::Rules;
+use crate::route::Routes;
+use crate::units::{ClassId, LengthBuckets, Tokens};
+
+/// What a check works with.
+pub(super) struct Check<'a> {
+    surroundings: &'a dyn Surroundings,
+    pub problems: Vec<Problem>,
+    /// What is worth a look but stands in nobody's way.
+    notes: Vec<Problem>,
+    /// Files that were read beside the settings.
+    files: Vec<PathBuf>,
+}
+
+impl<'a> Check<'a> {
+    pub(super) fn new(surroundings: &'a dyn Surroundings, problems: Vec<Problem>) -> Self {
+        Check { surroundings, problems, notes: Vec::new(), files: Vec::new() }
+    }
+
+    fn problem(&mut self, place: &Place, message: impl Into<String>, way_out: impl Into<String>) {
+        self.problems.push(Problem::new(place, message, way_out));
+    }
+
+    fn note(&mut self, place: &Place, message: impl Into<String>, way_out: impl Into<String>) {
+        self.notes.push(Problem::new(place, message, way_out));
+    }
+
+    /// Checks the whole file. `None` where there is any problem.
+    pub(super) fn settings(&mut self, root: &Root, hash_of_text: blake3::Hash) -> Option<Settings> {
+        let listen = self.listen(root.listen.as_ref());
+        let shutdown = self.shutdown(root.shutdown.as_ref());
+        let (max_event, judged_paths) = self.inspect(root.inspect.as_ref());
+        let admin = self.admin(root.admin.as_ref(), &listen);
+        let classes = self.classes(root);
+        let class_names = Names::of("class", root.slo_classes.iter().flatten().map(|class| class.slo_class.as_ref()));
+        let (keyring, tenants) = self.tenants(root, &class_names);
+        let default_class = self.known(root.default_class.as_ref(), &class_names);
+        let rules = self.rules(root, &class_names);
+        let buckets = self.buckets(root);
+        let pools = self.pools(root);
+        let aliases = self.aliases(root);
+        let routes = self.routes(root, &class_names, &aliases);
+        self.unused(root);
+        let replicas = self.count(root.replicas.as_ref(), 1, 1..=1000);
+        let access_log = root.telemetry.as_ref().and_then(|telemetry| telemetry.access_log.as_ref());
+        let access_log = access_log.map_or_else(Default::default, |word| word.value.0);
+        if !self.problems.is_empty() {
+            return None;
+        }
+        let default_class = ClassId::from(default_class?);
+        Some(Settings {
+            listen,
+            shutdown,
+            admin,
+            max_event,
+            judged_paths,
+            classes,
+            rules: Rules::new(rules, default_class.clone()),
+            default_class,
+            buckets,
+            pools,
+            routes: Routes::new(routes, aliases.clone()),
+            aliases,
+            keyring,
+            tenants: TenantTable::new(tenants),
+            replicas: replicas as u32,
+            access_log,
+            hash: self.hash(hash_of_text),
+            files: std::mem::take(&mut self.files),
+            notes: std::mem::take(&mut self.notes),
+        })
+    }
+
+    /// The hash over the file and everything it refers to.
+    fn hash(&self, of_text: blake3::Hash) -> [u8; 32] {
+        super::fingerprint(of_text, &self.files, self.surroundings)
+    }
+
+    fn buckets(&mut self, root: &Root) -> LengthBuckets {
+        let mut buckets = LengthBuckets::default();
+        let Some(raw) = &root.length_buckets else { return buckets };
+        buckets.short = Tokens(self.count(raw.short.as_ref(), buckets.short.0, 1..=u64::MAX));
+        buckets.medium = Tokens(self.count(raw.medium.as_ref(), buckets.medium.0, 1..=u64::MAX));
+        if buckets.short >= buckets.medium {
+            let message = format!("short ({}) is not below medium ({})", buckets.short.0, buckets.medium.0);
+            self.problem(raw.place(), message, "make `short` the smaller one");
+        }
+        buckets
+    }
+
+    /// A count within a range, else the default.
+    fn count(&mut self, at: Option<&At<u64>>, default: u64, range: std::ops::RangeInclusive<u64>) -> u64 {
+        let Some(at) = at else { return default };
+        if range.contains(&at.value) {
+            return at.value;
+        }
+        let way_out = if *range.end() == u64::MAX {
+            format!("write a number from {} on", range.start())
+        } else {
+            format!("write a number from {} to {}", range.start(), range.end())
+        };
+        self.problem(&at.place, format!("{} is out of range", shown(at)), way_out);
+        default
+    }
+
+    /// A length of time above zero, else the default.
+    fn time(&mut self, at: Option<&At<Duration>>, default: Duration) -> Duration {
+        let Some(at) = at else { return default };
+        if at.value.is_zero() {
+            self.problem(&at.place, "0 is no time at all", "write a length of time above zero, or remove the key");
+            return default;
+        }
+        at.value
+    }
+
+    /// Seconds above zero.
+    fn seconds(&mut self, at: &At<f64>) -> Option<Duration> {
+        let found = Duration::try_from_secs_f64(at.value).ok().filter(|length| !length.is_zero());
+        if found.is_none() {
+            let message = format!("{} can never be met", shown(at));
+            self.problem(&at.place, message, "give a positive number of seconds, or leave it out");
+        }
+        found
+    }
+
+    /// A share above 0 and up to 1.
+    fn share(&mut self, at: &At<f64>) -> Option<f64> {
+        if at.value > 0.0 && at.value <= 1.0 {
+            return Some(at.value);
+        }
+        let way_out = if at.value > 1.0 && at.value <= 100.0 && !at.hidden {
+            format!("it is a share: did you mean {}?", at.value / 100.0)
+        } else {
+            "write a share above 0, up to 1".to_owned()
+        };
+        self.problem(&at.place, format!("{} is no share", shown(at)), way_out);
+        None
+    }
+
+    /// A name for a label and a header: visible, short, and none that we use ourselves.
+    fn name(&mut self, at: &At<String>, reserved: &[&str]) {
+        let name = &at.value;
+        let plain = |c: char| c.is_ascii_alphanumeric() || "_-.:/@".contains(c);
+        if name.len() > 64 || !name.chars().all(plain) {
+            let message = format!("{} cannot be a name", at.shown());
+            self.problem(&at.place, message, "use up to 64 letters, digits, or _ - . : / @");
+        } else if reserved.contains(&name.as_str()) {
+            let message = format!("the name {} has a meaning of its own in the metrics", at.shown());
+            self.problem(&at.place, message, "choose another name");
+        }
+    }
+
+    /// Reports names that stand twice.
+    fn unique<'n>(&mut self, what: &str, names: impl IntoIterator<Item = &'n At<String>>) {
+        let mut first: HashMap<&str, u64> = HashMap::new();
+        for at in names {
+            if let Some(line) = first.get(at.value.as_str()) {
+                let message = format!("the {what} {} is defined twice, first on line {line}", at.shown());
+                self.problem(&at.place, message, "give each its own name");
+            } else {
+                first.insert(&at.value, at.place.line);
+            }
+        }
+    }
+
+    /// A name that must be defined elsewhere in the file.
+    fn known<'n>(&mut self, at: Option<&'n At<String>>, names: &Names<'_>) -> Option<&'n str> {
+        let at = at?;
+        if names.all.contains(&at.value.as_str()) {
+            return Some(&at.value);
+        }
+        let message = format!("the {} {} is not defined", names.what, at.shown());
+        let way_out = match nearest(&at.value, names.all.iter().copied()).filter(|_| !at.hidden) {
+            Some(near) => format!("did you mean {near}?"),
+            None => format!("define it, or name one of: {}", names.all.join(", ")),
+        };
+        self.problem(&at.place, message, way_out);
+        None
+    }
+
+    /// Reads a file that the settings refer to.
+    fn file(&mut self, at: &At<String>) -> Option<Vec<u8>> {
+        let path = PathBuf::from(&at.value);
+        let found = self.surroundings.file(&path);
+        if !self.files.contains(&path) {
+            self.files.push(path);
+        }
+        match found {
+            Ok(bytes) => Some(bytes),
+            Err(error) => {
+                let message = format!("the file {} cannot be read ({})", at.shown(), error.kind());
+                self.problem(
+                    &at.place,
+                    message,
+                    "give the file a path from the settings' own directory, and the right to read it",
+                );
+                None
+            }
+        }
+    }
+
+    /// Reads a secret from a file: one line of visible characters.
+    fn secret_file(&mut self, at: &At<String>) -> Option<String> {
+        let bytes = self.file(at)?;
+        let secret = String::from_utf8(bytes).ok().map(|text| text.trim().to_owned());
+        let secret = secret.filter(|text| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic()));
+        if secret.is_none() {
+            let message = format!("the file {} holds no secret", at.shown());
+            self.problem(&at.place, message, "write one line of visible ASCII characters into it");
+        }
+        secret
+    }
+}
+
+/// A number for a problem's text.
+fn shown<T: std::fmt::Display>(at: &At<T>) -> String {
+    if at.hidden { "the value of the variable".to_owned() } else { at.value.to_string() }
+}
+
+/// A length of time for a problem's text: `1.5s`.
+fn in_seconds(length: Duration) -> String {
+    format!("{}s", length.as_secs_f64())
+}
+
+/// A path as a text for settings that take one.
+fn path_of(at: &At<String>) -> PathBuf {
+    Path::new(&at.value).to_path_buf()
+}
+
+/// The names that are defined, of one sort.
+struct Names<'n> {
+    what: &'static str,
+    all: Vec<&'n str>,
+}
+
+impl<'n> Names<'n> {
+    fn of(what: &'static str, names: impl IntoIterator<Item = Option<&'n At<String>>>) -> Self {
+        Names { what, all: names.into_iter().flatten().map(|at| at.value.as_str()).collect() }
+    }
+}
+
+/// For problems about a value that came in as text.
+fn is_no(at: &At<String>, what: &str) -> String {
+    if at.hidden {
+        format!("the value of the variable is no {what}")
+    } else {
+        format!("{} is no {what}", quoted(&at.value))
+    }
+}

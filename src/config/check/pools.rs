@@ -1,0 +1,267 @@
+//! Pools and their engines.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use http::header::{AUTHORIZATION, CONNECTION, CONTENT_LENGTH, HOST, TE, TRAILER, TRANSFER_ENCODING, UPGRADE};
+use http::{HeaderName, HeaderValue};
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+use secrecy::SecretString;
+
+use super::{Check, is_no};
+use crate::config::problem::Place;
+use crate::config::raw::{self, Root};
+use crate::config::read::{At, Block, Entries, OrOff};
+use crate::config::scalar::Hidden;
+use crate::config::url;
+use crate::route::settings::{
+    BreakerLimits, CoolDown, DnsName, EngineAddress, EngineKind, Engines, Health, Inject, Pool, Retries, Scheme, Scrape,
+};
+use crate::units::{EngineId, PoolId};
+
+impl Check<'_> {
+    pub(super) fn pools(&mut self, root: &Root) -> Vec<Arc<Pool>> {
+        let Some(all) = &root.pools else { return Vec::new() };
+        if all.is_empty() && self.problems.is_empty() {
+            self.problem(root.place(), "`pools` is an empty list", "define a pool");
+        }
+        self.unique("pool", all.iter().filter_map(|pool| pool.pool.as_ref()));
+        all.iter().filter_map(|raw| self.pool(raw)).map(Arc::new).collect()
+    }
+
+    fn pool(&mut self, raw: &raw::Pool) -> Option<Pool> {
+        if let Some(name) = &raw.pool {
+            self.name(name, &["none"]);
+        }
+        let engines = self.engines(raw);
+        let mut pool = Pool::with_defaults(PoolId::from(""), Engines::Static(Vec::new()));
+        if let Some(sort) = &raw.engine {
+            self.engine_sort(sort, &mut pool);
+        }
+        pool.balance = raw.balance.as_ref().map_or(pool.balance, |word| word.value.0);
+        pool.health = self.health(raw.health.as_ref());
+        pool.metrics = self.metrics(raw.metrics.as_ref(), pool.kind);
+        pool.connect_timeout = self.time(raw.connect_timeout.as_ref(), Pool::CONNECT_TIMEOUT);
+        pool.retries = self.retries(raw.retries.as_ref());
+        pool.breaker = self.breaker(raw.breaker.as_ref());
+        pool.cool_down = self.cool_down(raw.cool_down.as_ref());
+        pool.inject = self.inject(raw.inject.as_ref(), pool.kind);
+        pool.engines = engines?;
+        pool.id = PoolId::from(raw.pool.as_ref()?.value.as_str());
+        Some(pool)
+    }
+
+    fn engines(&mut self, raw: &raw::Pool) -> Option<Engines> {
+        match (&raw.engines, &raw.dns) {
+            (Some(_), Some(dns)) => {
+                self.problem(dns.place(), "a pool has either `engines` or `dns`", "remove one, or make two pools");
+                None
+            }
+            (Some(list), None) => self.engine_list(raw, list),
+            (None, Some(dns)) => self.dns(dns).map(Engines::Dns),
+            (None, None) => {
+                self.problem(raw.place(), "the pool has no engines", "add `engines` with a url each, or `dns`");
+                None
+            }
+        }
+    }
+
+    fn engine_list(&mut self, pool: &raw::Pool, list: &[raw::Engine]) -> Option<Engines> {
+        if list.is_empty() && self.problems.is_empty() {
+            self.problem(pool.place(), "`engines` is an empty list", "add an engine");
+        }
+        let mut first: HashMap<EngineId, u64> = HashMap::new();
+        let mut found = Vec::new();
+        for at in list.iter().filter_map(|engine| engine.url.as_ref()) {
+            let Some(engine) = self.engine(at) else { continue };
+            if let Some(line) = first.get(&engine.id()) {
+                let message = format!("{} is the same engine as on line {line}", at.shown());
+                self.problem(&at.place, message, "name each host and port once in a pool");
+                continue;
+            }
+            first.insert(engine.id(), at.place.line);
+            found.push(engine);
+        }
+        Some(Engines::Static(found))
+    }
+
+    fn engine(&mut self, at: &At<String>) -> Option<EngineAddress> {
+        match url::engine_address(&at.value) {
+            Ok(engine) => Some(engine),
+            Err(bad) => {
+                // Credentials in a URL are not repeated.
+                let show = !at.hidden && !at.value.contains('@');
+                let message =
+                    if show { format!("{} {}", at.shown(), bad.wrong) } else { format!("the URL {}", bad.wrong) };
+                let way_out = match bad.meant.filter(|_| show) {
+                    Some(meant) => format!("did you mean \"{meant}\"?"),
+                    None => "write http://host:port, or https".to_owned(),
+                };
+                self.problem(&at.place, message, way_out);
+                None
+            }
+        }
+    }
+
+    fn dns(&mut self, raw: &raw::Dns) -> Option<DnsName> {
+        let refresh = self.time(raw.refresh.as_ref(), Pool::DNS_REFRESH);
+        let port = self.count(raw.port.as_ref(), 1, 1..=65535) as u16;
+        let name = raw.name.as_ref()?;
+        if !url::is_host(&name.value) || name.value.starts_with('[') {
+            self.problem(&name.place, is_no(name, "host name"), "write a name without scheme and port");
+        } else if name.value.parse::<std::net::IpAddr>().is_ok() {
+            self.problem(&name.place, format!("{} needs no look-up", name.shown()), "name it in `engines`");
+        }
+        let scheme = raw.scheme.as_ref().map_or(Scheme::Http, |word| word.value.0);
+        Some(DnsName { name: Arc::from(name.value.as_str()), port, scheme, refresh })
+    }
+
+    fn engine_sort(&mut self, raw: &raw::EngineSort, pool: &mut Pool) {
+        pool.kind = raw.kind.as_ref().map_or(pool.kind, |word| word.value.0);
+        pool.forward_authorization = raw.forward_authorization.as_ref().is_some_and(|at| at.value);
+        pool.headers = raw.headers.as_ref().map(|headers| self.engine_headers(headers)).unwrap_or_default();
+        pool.roots = raw.ca_file.as_ref().and_then(|at| self.roots(at));
+        if let Some(at) = &raw.api_key_file {
+            pool.api_key = self.secret_file(at).map(SecretString::from);
+            let own_header = pool.headers.iter().any(|(name, _)| name == AUTHORIZATION);
+            if pool.forward_authorization || own_header {
+                let message = "two credentials would go to the engine";
+                self.problem(
+                    &at.place,
+                    message,
+                    "keep one of `api_key_file`, `forward_authorization` and an `authorization` header",
+                );
+            }
+        }
+    }
+
+    fn engine_headers(&mut self, raw: &Entries<At<Hidden>>) -> Vec<(HeaderName, HeaderValue)> {
+        const OURS: [HeaderName; 7] = [HOST, CONTENT_LENGTH, TRANSFER_ENCODING, CONNECTION, TE, TRAILER, UPGRADE];
+        let mut found: Vec<(HeaderName, HeaderValue)> = Vec::new();
+        for (name, value) in &raw.0 {
+            let Ok(header) = HeaderName::try_from(name.value.as_str()) else {
+                self.problem(&name.place, is_no(name, "header name"), "use letters, digits and -");
+                continue;
+            };
+            if OURS.contains(&header) || found.iter().any(|(other, _)| *other == header) {
+                let message = format!("the header {} cannot be set here", name.shown());
+                self.problem(&name.place, message, "remove it: the gateway sets it, or it stands twice");
+                continue;
+            }
+            match HeaderValue::try_from(value.value.0.as_str()) {
+                Ok(mut value) => {
+                    value.set_sensitive(true);
+                    found.push((header, value));
+                }
+                Err(_) => self.problem(&value.place, "the value cannot be sent in a header", "use visible characters"),
+            }
+        }
+        found
+    }
+
+    fn roots(&mut self, at: &At<String>) -> Option<Arc<[CertificateDer<'static>]>> {
+        let pem = self.file(at)?;
+        let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&pem).collect();
+        match all {
+            Ok(roots) if !roots.is_empty() => Some(roots.into()),
+            _ => {
+                let message = format!("the file {} holds no certificates in PEM", at.shown());
+                self.problem(&at.place, message, "write the roots' certificates into it");
+                None
+            }
+        }
+    }
+
+    fn health(&mut self, raw: Option<&OrOff<raw::Health>>) -> Option<Health> {
+        let d = Health::default();
+        match raw {
+            None => Some(d),
+            Some(OrOff::Off) => None,
+            Some(OrOff::On(raw)) => Some(Health {
+                path: self.path(raw.path.as_ref(), d.path),
+                every: self.time(raw.every.as_ref(), d.every),
+                timeout: self.time(raw.timeout.as_ref(), d.timeout),
+            }),
+        }
+    }
+
+    fn metrics(&mut self, raw: Option<&OrOff<raw::Metrics>>, kind: EngineKind) -> Option<Scrape> {
+        let d = Scrape::default();
+        match raw {
+            None => (kind != EngineKind::Generic).then_some(d),
+            Some(OrOff::Off) => None,
+            Some(OrOff::On(raw)) => Some(Scrape {
+                path: self.path(raw.path.as_ref(), d.path),
+                every: self.time(raw.every.as_ref(), d.every),
+                timeout: self.time(raw.timeout.as_ref(), d.timeout),
+            }),
+        }
+    }
+
+    fn path(&mut self, at: Option<&At<String>>, default: Arc<str>) -> Arc<str> {
+        let Some(at) = at else { return default };
+        let readable = at.value.parse::<http::uri::PathAndQuery>().is_ok();
+        if !at.value.starts_with('/') || !readable {
+            self.problem(&at.place, is_no(at, "path"), "write a path that begins with /");
+            return default;
+        }
+        Arc::from(at.value.as_str())
+    }
+
+    fn retries(&mut self, raw: Option<&raw::Retries>) -> Retries {
+        let d = Retries::default();
+        let Some(raw) = raw else { return d };
+        let share = raw.share.as_ref().filter(|at| at.value != 0.0);
+        let none = raw.share.as_ref().is_some_and(|at| at.value == 0.0);
+        Retries {
+            after_fault: self.count(raw.after_fault.as_ref(), d.after_fault.into(), 0..=100) as u32,
+            after_push_back: self.count(raw.after_push_back.as_ref(), d.after_push_back.into(), 0..=100) as u32,
+            share: if none { 0.0 } else { share.and_then(|at| self.share(at)).unwrap_or(d.share) },
+            floor_per_10s: self.count(raw.floor_per_10s.as_ref(), d.floor_per_10s.into(), 0..=1_000_000) as u32,
+        }
+    }
+
+    fn breaker(&mut self, raw: Option<&OrOff<raw::Breaker>>) -> Option<BreakerLimits> {
+        let d = BreakerLimits::default();
+        match raw {
+            None => Some(d),
+            Some(OrOff::Off) => None,
+            Some(OrOff::On(raw)) => Some(BreakerLimits {
+                faults: self.count(raw.faults.as_ref(), d.faults.into(), 1..=10_000) as u32,
+                within: self.time(raw.within.as_ref(), d.within),
+                open: self.time(raw.open.as_ref(), d.open),
+            }),
+        }
+    }
+
+    fn cool_down(&mut self, raw: Option<&raw::CoolDown>) -> CoolDown {
+        let d = CoolDown::default();
+        let Some(raw) = raw else { return d };
+        let found =
+            CoolDown { default: self.time(raw.default.as_ref(), d.default), max: self.time(raw.max.as_ref(), d.max) };
+        if found.default > found.max {
+            self.problem(raw.place(), "default is longer than max", "make `max` the longer one");
+        }
+        found
+    }
+
+    fn inject(&mut self, raw: Option<&raw::Inject>, kind: EngineKind) -> Inject {
+        let d = Inject::default_of(kind);
+        let Some(raw) = raw else { return d };
+        let usage = raw.usage.as_ref().map_or(d.usage, |at| at.value);
+        let continuous_usage = raw.continuous_usage.as_ref().map_or(d.continuous_usage, |at| at.value);
+        if let Some(at) = raw.continuous_usage.as_ref().filter(|at| at.value) {
+            self.continuous_is_possible(&at.place, usage, kind);
+        }
+        Inject { usage, continuous_usage }
+    }
+
+    fn continuous_is_possible(&mut self, place: &Place, usage: bool, kind: EngineKind) {
+        if kind != EngineKind::Vllm {
+            self.problem(place, "only engines of kind vllm know it", "remove the key, or set `engine.kind: vllm`");
+        } else if !usage {
+            self.problem(place, "it needs `usage`", "set `usage: true`");
+        }
+    }
+}

@@ -1,0 +1,527 @@
+//! What the file said: every key there is, optional and unchecked.
+//!
+//! This list is the only source of keys: the walk and the JSON Schema are made from it. A
+//! default stands in the settings type that the key ends up in, and is named here for readers.
+
+use std::time::Duration;
+
+use super::read::{At, Entries, NotYet, OrOff, Some1, block};
+use super::scalar::{Hidden, Size, Word, Words};
+use crate::classify::TargetHeaders;
+use crate::inspect::Reasoning;
+use crate::judge::{NonStreaming, TtftCounts};
+use crate::record::settings::AccessLog;
+use crate::route::settings::{Balance, EngineKind, Scheme};
+use crate::units::Priority;
+
+block! {
+    /// The settings of goodput.
+    Root {
+        /// The listener for clients, and the limits on what they may send.
+        may listen: Listen,
+        /// How the gateway leaves after SIGTERM.
+        may shutdown: Shutdown,
+        /// What is read of answers.
+        may inspect: Inspect,
+        /// The listener for operators, or `off`.
+        may admin: OrOff<Admin>,
+        /// The SLO classes, each as in its SLO document.
+        must slo_classes: Vec<Class>,
+        /// Upper edges of the prompt lengths `short` and `medium`, in tokens.
+        may length_buckets: Buckets,
+        /// Rules that give a request its class. The first that fits decides.
+        may classify: Vec<Rule>,
+        /// The class of requests that no rule fits.
+        must default_class: At<String>,
+        /// Pools of engines.
+        must pools: Vec<Pool>,
+        /// Which pools serve which models and classes; the first that fits is taken. Default: every model and class, by all pools in order.
+        may routes: Vec<Route>,
+        /// Names of models.
+        may models: Models,
+        /// Who may ask. Without this key everybody is the tenant `anonymous`.
+        may tenants: Vec<Tenant>,
+        /// Gateways that share the engines. Default: 1.
+        may replicas: At<u64>,
+        /// Where the balances of limits live.
+        may limits_store: NotYet,
+        /// What is written down where.
+        may telemetry: Telemetry,
+    }
+
+    /// The listener for clients, and the limits on what they may send.
+    Listen {
+        /// Address and port. Default: `0.0.0.0:8080`.
+        may address: At<String>,
+        /// Certificate and key. Default: cleartext.
+        may tls: Tls,
+        /// Largest request body, decoded. Default: 64MiB.
+        may max_body: At<Size>,
+        /// Largest request head. Default: 64KiB.
+        may max_head: At<Size>,
+        /// Most header lines of a request. Default: 100.
+        may max_header_lines: At<u64>,
+        /// From the accepted connection to its first whole request head. Default: 10s.
+        may header_timeout: At<Duration>,
+        /// From a request head to the end of its body. Default: 60s.
+        may body_timeout: At<Duration>,
+        /// How long an HTTP/2 connection without streams stays open. Default: 60s.
+        may idle_timeout: At<Duration>,
+        /// How long a client may refuse our bytes in one stretch. Default: 30s.
+        may write_stall: At<Duration>,
+        /// Most connections at one time. Default: 20000.
+        may max_connections: At<u64>,
+        /// Most streams at one time on an HTTP/2 connection. Default: 250.
+        may http2_max_streams: At<u64>,
+    }
+
+    /// The files of a TLS listener, in PEM. They are read again when they change.
+    Tls {
+        /// The certificate and the chain behind it.
+        must certificate_file: At<String>,
+        /// Its private key.
+        must private_key_file: At<String>,
+    }
+
+    /// How the gateway leaves after SIGTERM.
+    Shutdown {
+        /// From the failing readiness to the closed listener. Default: 5s.
+        may delay: At<Duration>,
+        /// How long open requests may go on after that. Default: 60s.
+        may drain: At<Duration>,
+    }
+
+    /// What is read of answers.
+    Inspect {
+        /// Largest event of a stream that is still read; longer ones pass unread. Default: 16MiB.
+        may max_event: At<Size>,
+        /// Paths other than the generating ones whose answers are judged. Default: none.
+        may judged_paths: Some1<At<String>>,
+    }
+
+    /// The listener for operators.
+    Admin {
+        /// Address and port. Default: `127.0.0.1:9090`.
+        may address: At<String>,
+        /// File with the bearer token that `POST /-/reload` needs. Default: none is needed.
+        may token_file: At<String>,
+    }
+
+    /// An SLO class, as in its SLO document.
+    Class {
+        /// Its name.
+        must slo_class: At<String>,
+        /// Its rank where requests wait. Default: normal.
+        may priority: At<Word<Priority>>,
+        /// What it promises. Default: nothing; a request is met by finishing.
+        may objectives: Objectives,
+        /// The share of requests on which all objectives should hold together.
+        must joint_attainment_target: At<f64>,
+        /// The window over which the target is promised. Default: 28d.
+        may window: At<Duration>,
+        /// The workload that the objectives were written for.
+        may workload_assumption: Workload,
+        /// Which token ends the wait that TTFT measures. Default: first_token.
+        may ttft_counts: At<Word<TtftCounts>>,
+        /// What the request headers `x-slo-ttft-ms` and `x-slo-tpot-ms` may do. Default: off.
+        may target_headers: At<Word<TargetHeaders>>,
+        /// Output tokens to expect where a request states no cap. Default: the assumed p95, else 1024.
+        may default_output_tokens: At<u64>,
+        /// Gaps above this are stalls. Default: 1.
+        may stall_seconds: At<f64>,
+        /// Whether answers that do not stream are judged. Default: judged.
+        may non_streaming: At<Word<NonStreaming>>,
+        /// How long an answer's head may be held back for a retry. Default: 10s.
+        may hold_head: At<Duration>,
+        /// Distance of keepalive comments once the head is out. Default: never.
+        may keepalive_seconds: At<f64>,
+        /// Time limits.
+        may timeouts: Timeouts,
+        /// How requests of this class wait.
+        may queue: NotYet,
+        /// What is given up first under load.
+        may degrade: NotYet,
+    }
+
+    /// What a class promises.
+    Objectives {
+        /// Time to first token.
+        may ttft_seconds: Objective,
+        /// Time per output token.
+        may tpot_seconds: Objective,
+        /// The largest gap between token events.
+        may itl_seconds: Objective,
+        /// From arrival to finish.
+        may e2e_seconds: Objective,
+    }
+
+    /// One objective.
+    Objective {
+        /// The largest value that still holds, in seconds.
+        must threshold: At<f64>,
+        /// The share of requests on which it should hold.
+        must attainment: At<f64>,
+    }
+
+    /// The workload that objectives were written for.
+    Workload {
+        /// Prompt tokens.
+        may input_tokens: Quantiles,
+        /// Output tokens.
+        may output_tokens: Quantiles,
+    }
+
+    /// Quantiles of a length, in tokens.
+    Quantiles {
+        /// Half of the requests are at or below this.
+        must p50: At<u64>,
+        /// 95 of 100 are.
+        must p95: At<u64>,
+    }
+
+    /// Time limits of a class. All but `idle` run from the arrival of the request, over all attempts.
+    Timeouts {
+        /// To the first token of a stream. Default: 120s.
+        may first_token: At<Duration>,
+        /// Longest silence of an engine from the first token on. Default: 30s.
+        may idle: At<Duration>,
+        /// To the end of the answer. Default: 30m.
+        may total: At<Duration>,
+        /// To the head of an answer that does not stream. Default: as `total`.
+        may response_head: At<Duration>,
+    }
+
+    /// Upper edges of the prompt lengths, in tokens.
+    Buckets {
+        /// The longest `short` prompt. Default: 1000.
+        may short: At<u64>,
+        /// The longest `medium` prompt. Default: 8000.
+        may medium: At<u64>,
+    }
+
+    /// One rule of `classify`.
+    Rule {
+        /// The class of requests that fit.
+        must class: At<String>,
+        /// Conditions; all must hold.
+        must when: When,
+    }
+
+    /// Conditions on a request: all that are present must hold; a list means any of it.
+    When {
+        /// The tenant.
+        may tenant: Some1<At<String>>,
+        /// The label of the key.
+        may key: Some1<At<String>>,
+        /// Headers by name: a value, a list of values, `{prefix: ...}` or `{present: true}`.
+        may header: Entries<HeaderTest>,
+        /// The exact path.
+        may path: Some1<At<String>>,
+        /// The model, as sent or after aliasing; `*` stands for any text.
+        may model: Some1<At<String>>,
+        /// Whether the request asks for a stream.
+        may stream: At<bool>,
+        /// Whether the request offers tools.
+        may has_tools: At<bool>,
+        /// What the request states about reasoning; `on` is switched on without a level.
+        may reasoning: Some1<At<Word<Reasoning>>>,
+        /// The largest output cap that the request states.
+        may max_tokens: Cap,
+        /// The estimated prompt.
+        may prompt_tokens: Range,
+        /// Members of the body's `metadata`: a value or a list of values.
+        may metadata: Entries<Some1<At<String>>>,
+    }
+
+    /// A test of the stated output cap.
+    Cap {
+        /// The smallest that fits.
+        may at_least: At<u64>,
+        /// The largest that fits.
+        may at_most: At<u64>,
+        /// Whether a cap is stated at all.
+        may stated: At<bool>,
+    }
+
+    /// A range of tokens, both ends included.
+    Range {
+        /// The smallest that fits.
+        may at_least: At<u64>,
+        /// The largest that fits.
+        may at_most: At<u64>,
+    }
+
+    /// A test of a header other than for a value.
+    HeaderShape {
+        /// The value begins with this.
+        may prefix: At<String>,
+        /// Whether the header is there.
+        may present: At<bool>,
+    }
+
+    /// A pool of engines that are interchangeable for a request.
+    Pool {
+        /// Its name.
+        must pool: At<String>,
+        /// Its engines, where they are known by name.
+        may engines: Vec<Engine>,
+        /// A DNS name whose addresses are the engines.
+        may dns: Dns,
+        /// What kind of engine they are, and what is sent to them.
+        may engine: EngineSort,
+        /// How an engine is picked. Default: least_work.
+        may balance: At<Word<Balance>>,
+        /// Requests that an engine works on at one time.
+        may max_concurrency_per_engine: NotYet,
+        /// Health checks, or `off`.
+        may health: OrOff<Health>,
+        /// Reading of the engines' own metrics, or `off`. Default: on, but for kind generic.
+        may metrics: OrOff<Metrics>,
+        /// Limit on opening a connection, TLS included. Default: 2s.
+        may connect_timeout: At<Duration>,
+        /// What may be tried again.
+        may retries: Retries,
+        /// The circuit breaker of each engine, or `off`.
+        may breaker: OrOff<Breaker>,
+        /// How long an engine that pushed back stands behind the others.
+        may cool_down: CoolDown,
+        /// What may be injected into requests.
+        may inject: Inject,
+    }
+
+    /// One engine.
+    Engine {
+        /// Where it is: `http://host:port`, or `https`. A final `/v1` means the same as none.
+        must url: At<String>,
+    }
+
+    /// A DNS name whose addresses are the engines of a pool.
+    Dns {
+        /// The name.
+        must name: At<String>,
+        /// The port of every engine.
+        must port: At<u64>,
+        /// Plain or TLS. Default: http.
+        may scheme: At<Word<Scheme>>,
+        /// Time between two look-ups. Default: 5s.
+        may refresh: At<Duration>,
+    }
+
+    /// What kind of engine a pool has, and what is sent to it.
+    EngineSort {
+        /// What kind. Default: vllm.
+        may kind: At<Word<EngineKind>>,
+        /// The engines run with priority scheduling.
+        may priority_scheduling: NotYet,
+        /// File with the bearer token for the engines. Default: none.
+        may api_key_file: At<String>,
+        /// Headers to set on every request.
+        may headers: Entries<At<Hidden>>,
+        /// File with the roots, in PEM, that replace the system's for `https`.
+        may ca_file: At<String>,
+        /// Forward the client's own credential. Default: false.
+        may forward_authorization: At<bool>,
+    }
+
+    /// A health check.
+    Health {
+        /// Path asked with GET. Default: /health.
+        may path: At<String>,
+        /// Time from one check to the next. Default: 2s.
+        may every: At<Duration>,
+        /// Time after which a check has failed. Default: 2s.
+        may timeout: At<Duration>,
+    }
+
+    /// Reading of the engines' own metrics.
+    Metrics {
+        /// Path asked with GET. Default: /metrics.
+        may path: At<String>,
+        /// Time from one reading to the next. Default: 2s.
+        may every: At<Duration>,
+        /// Time after which a reading has failed. Default: 2s.
+        may timeout: At<Duration>,
+    }
+
+    /// What may be tried again before the first byte of an answer.
+    Retries {
+        /// Further tries after a fault. Default: 1.
+        may after_fault: At<u64>,
+        /// Further tries after push-back (429, 503, 529). Default: 3.
+        may after_push_back: At<u64>,
+        /// The retry budget as a share of recent requests. Default: 0.2.
+        may share: At<f64>,
+        /// Retries per 10 s that are always allowed. Default: 10.
+        may floor_per_10s: At<u64>,
+    }
+
+    /// When the breaker of an engine opens, and for how long.
+    Breaker {
+        /// This many faults ... Default: 5.
+        may faults: At<u64>,
+        /// ... within this time open it ... Default: 10s.
+        may within: At<Duration>,
+        /// ... for this long. Default: 5s.
+        may open: At<Duration>,
+    }
+
+    /// How long an engine that pushed back stands behind the others.
+    CoolDown {
+        /// Where the engine named no time. Default: 1s.
+        may default: At<Duration>,
+        /// The longest, whatever the engine says. Default: 60s.
+        may max: At<Duration>,
+    }
+
+    /// What may be injected into requests.
+    Inject {
+        /// `stream_options.include_usage`; the client does not see it. Default: true, but for kind generic.
+        may usage: At<bool>,
+        /// vLLM's `continuous_usage_stats`. Default: false.
+        may continuous_usage: At<bool>,
+    }
+
+    /// One line of `routes`.
+    Route {
+        /// Models, after aliasing; `*` stands for any text.
+        must model: Some1<At<String>>,
+        /// Classes. Default: all.
+        may class: Some1<At<String>>,
+        /// Pools, in the order of preference.
+        must pools: Some1<At<String>>,
+    }
+
+    /// Names of models.
+    Models {
+        /// Other names of models: the name that clients send, and the one that engines know.
+        may aliases: Entries<At<String>>,
+    }
+
+    /// A tenant.
+    Tenant {
+        /// Its name.
+        must tenant: At<String>,
+        /// Its keys, as hashes; `goodput key new` makes one.
+        may keys: Vec<Key>,
+        /// File with one hash per line, and a label behind it where it has one.
+        may keys_file: At<String>,
+        /// Classes it may use. Default: all.
+        may classes: Some1<At<String>>,
+        /// Its limits.
+        may limits: NotYet,
+        /// What becomes of requests beyond the limits.
+        may when_over_limit: NotYet,
+    }
+
+    /// An API key.
+    Key {
+        /// A name for it, for rules and logs.
+        may label: At<String>,
+        /// The BLAKE3 hash of the key, in 64 hexadecimal digits.
+        must blake3: At<Hidden>,
+    }
+
+    /// What is written down where.
+    Telemetry {
+        /// The access line: stdout or off. Default: stdout.
+        may access_log: At<Word<AccessLog>>,
+        /// Export of spans.
+        may otlp: NotYet,
+        /// The record of every request.
+        may journal: NotYet,
+    }
+}
+
+/// What `when.header` says about one header.
+#[derive(Debug)]
+pub(super) enum HeaderTest {
+    /// One of these values.
+    Is(Some1<At<String>>),
+    /// Another test.
+    Shape(HeaderShape),
+}
+
+impl super::read::Read for HeaderTest {
+    fn read(node: &super::tree::Node, reader: &mut super::read::Reader<'_>) -> Option<Self> {
+        match &node.value {
+            super::tree::Value::Map(_) => HeaderShape::read(node, reader).map(HeaderTest::Shape),
+            _ => Some1::read(node, reader).map(HeaderTest::Is),
+        }
+    }
+}
+
+impl schemars::JsonSchema for HeaderTest {
+    fn inline_schema() -> bool {
+        true
+    }
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "header_test".into()
+    }
+    fn json_schema(generator: &mut schemars::SchemaGenerator) -> schemars::Schema {
+        let values = generator.subschema_for::<Some1<At<String>>>();
+        let shape = generator.subschema_for::<HeaderShape>();
+        schemars::json_schema!({"anyOf": [values, shape]})
+    }
+}
+
+impl Words for Priority {
+    const NAME: &'static str = "priority";
+    const WORDS: &'static [(&'static str, Self)] = &[
+        (Priority::Critical.as_str(), Priority::Critical),
+        (Priority::High.as_str(), Priority::High),
+        (Priority::Normal.as_str(), Priority::Normal),
+        (Priority::Low.as_str(), Priority::Low),
+        (Priority::Batch.as_str(), Priority::Batch),
+    ];
+}
+
+impl Words for TtftCounts {
+    const NAME: &'static str = "ttft_counts";
+    const WORDS: &'static [(&'static str, Self)] =
+        &[("first_token", TtftCounts::FirstToken), ("first_visible_token", TtftCounts::FirstVisibleToken)];
+}
+
+impl Words for TargetHeaders {
+    const NAME: &'static str = "target_headers";
+    const WORDS: &'static [(&'static str, Self)] =
+        &[("off", TargetHeaders::Off), ("tighten", TargetHeaders::Tighten), ("may_loosen", TargetHeaders::MayLoosen)];
+}
+
+impl Words for NonStreaming {
+    const NAME: &'static str = "non_streaming";
+    const WORDS: &'static [(&'static str, Self)] =
+        &[("judged", NonStreaming::Judged), ("excluded", NonStreaming::Excluded)];
+}
+
+impl Words for Reasoning {
+    const NAME: &'static str = "reasoning";
+    const WORDS: &'static [(&'static str, Self)] = &[
+        ("none", Reasoning::None),
+        ("low", Reasoning::Low),
+        ("medium", Reasoning::Medium),
+        ("high", Reasoning::High),
+        ("on", Reasoning::On),
+    ];
+}
+
+impl Words for Balance {
+    const NAME: &'static str = "balance";
+    const WORDS: &'static [(&'static str, Self)] =
+        &[("least_work", Balance::LeastWork), ("round_robin", Balance::RoundRobin)];
+    const LATER: &'static [&'static str] = &["prefix_affinity", "session_affinity"];
+}
+
+impl Words for EngineKind {
+    const NAME: &'static str = "engine_kind";
+    const WORDS: &'static [(&'static str, Self)] = EngineKind::ALL;
+}
+
+impl Words for Scheme {
+    const NAME: &'static str = "scheme";
+    const WORDS: &'static [(&'static str, Self)] = &[("http", Scheme::Http), ("https", Scheme::Https)];
+}
+
+impl Words for AccessLog {
+    const NAME: &'static str = "access_log";
+    const WORDS: &'static [(&'static str, Self)] = &[("stdout", AccessLog::Stdout), ("off", AccessLog::Off)];
+}

@@ -1,0 +1,491 @@
+//! Walks the tree into typed blocks, and notes every problem on its way.
+//!
+//! [`Read`] is what a type must say to stand in the settings: how it is read, and (as
+//! [`JsonSchema`]) how it is described to an editor. `block!` makes both from one list of
+//! keys, so the walk and the schema cannot part.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+
+use super::problem::{Place, Problem, nearest};
+use super::surroundings::Surroundings;
+use super::tree::{Node, Value};
+
+/// A value of the settings, and where it stands.
+#[derive(Clone, Debug)]
+pub(super) struct At<T> {
+    pub value: T,
+    pub place: Place,
+    /// The value came from the environment: no problem may show it.
+    pub hidden: bool,
+}
+
+impl<T: std::fmt::Display> At<T> {
+    /// The value for a problem's text.
+    pub(super) fn shown(&self) -> String {
+        if self.hidden { "the value of the variable".to_owned() } else { quoted(&self.value.to_string()) }
+    }
+}
+
+/// What can stand in the settings.
+pub(super) trait Read: Sized + JsonSchema {
+    /// Reads a node, noting what is wrong. `None`: nothing usable was there, and it was noted.
+    fn read(node: &Node, reader: &mut Reader<'_>) -> Option<Self>;
+}
+
+/// The state of the walk.
+pub(super) struct Reader<'a> {
+    pub surroundings: &'a dyn Surroundings,
+    pub problems: Vec<Problem>,
+    path: String,
+}
+
+impl<'a> Reader<'a> {
+    pub(super) fn new(surroundings: &'a dyn Surroundings) -> Self {
+        Reader { surroundings, problems: Vec::new(), path: String::new() }
+    }
+
+    pub(super) fn place(&self, node: &Node) -> Place {
+        let at = &node.referenced;
+        Place { path: Arc::from(self.path.as_str()), line: at.line(), column: at.column() }
+    }
+
+    pub(super) fn fail(&mut self, node: &Node, message: impl Into<String>, way_out: impl Into<String>) {
+        let place = self.place(node);
+        self.problems.push(Problem::new(&place, message, way_out));
+    }
+
+    fn fail_type(&mut self, node: &Node, expected: &str) {
+        match &node.value {
+            Value::Null => self.fail(node, "is empty", format!("write {expected}, or remove the key")),
+            other => self.fail(node, format!("is {}", other.kind()), format!("write {expected}")),
+        }
+    }
+
+    /// Reads a node one step further down.
+    fn below<T: Read>(&mut self, step: &str, node: &Node) -> Option<T> {
+        let length = self.path.len();
+        if !step.starts_with('[') && length > 0 {
+            self.path.push('.');
+        }
+        self.path.push_str(step);
+        let found = T::read(node, self);
+        self.path.truncate(length);
+        found
+    }
+
+    /// The members of a mapping with these keys: unknown keys, keys that stand twice and keys
+    /// that are no text are noted and left out.
+    pub(super) fn members<'n>(&mut self, node: &'n Node, keys: &[&'static str]) -> Option<Members<'n>> {
+        let entries = self.entries(node, "a mapping with the keys of this block")?;
+        let mut known = HashMap::new();
+        for (key, name, value) in entries {
+            if keys.contains(&name) {
+                known.insert(name, value);
+            } else {
+                let free = keys.iter().copied().filter(|key| !key.is_empty());
+                let way_out = match nearest(name, free) {
+                    Some(near) => format!("did you mean `{near}`?"),
+                    None => format!("the keys here are: {}", keys.join(", ")),
+                };
+                self.fail(key, format!("unknown key `{}`", clipped(name)), way_out);
+            }
+        }
+        Some(Members { node, known })
+    }
+
+    /// The entries of a mapping, without keys that stand twice or are no text.
+    fn entries<'n>(&mut self, node: &'n Node, expected: &str) -> Option<Vec<(&'n Node, &'n str, &'n Node)>> {
+        let Value::Map(entries) = &node.value else {
+            self.fail_type(node, expected);
+            return None;
+        };
+        let mut first: HashMap<&str, u64> = HashMap::new();
+        let mut found = Vec::new();
+        for (key, value) in entries {
+            let Value::Text(name) = &key.value else {
+                self.fail(
+                    key,
+                    format!("a key is {}", key.value.kind()),
+                    "write the key as a text, in quotes if need be",
+                );
+                continue;
+            };
+            if let Some(line) = first.get(name.as_str()) {
+                let message = format!("the key `{}` stands twice, first on line {line}", clipped(name));
+                self.fail(key, message, "keep one of the two");
+                continue;
+            }
+            first.insert(name, key.referenced.line());
+            found.push((key, name.as_str(), value));
+        }
+        Some(found)
+    }
+
+    /// Puts variables of the environment in the place of `${NAME}`. The flag says whether
+    /// there was one.
+    fn expanded(&mut self, node: &Node, text: &str) -> Option<(String, bool)> {
+        let (mut out, mut rest, mut any) = (String::with_capacity(text.len()), text, false);
+        while let Some(at) = rest.find("${") {
+            if rest[..at].ends_with('$') {
+                out.push_str(&rest[..at]);
+                out.push('{');
+                rest = &rest[at + 2..];
+                continue;
+            }
+            out.push_str(&rest[..at]);
+            let inner = &rest[at + 2..];
+            let name = inner.split_once('}').map(|(name, _)| name).filter(|name| is_variable(name));
+            let Some(name) = name else {
+                self.fail(node, "holds a `${` that names no variable", "write ${NAME}, or $${ for the two characters");
+                return None;
+            };
+            let Some(value) = self.surroundings.variable(name) else {
+                self.fail(node, format!("the variable {name} is not set"), "set it in the environment of the process");
+                return None;
+            };
+            out.push_str(&value);
+            any = true;
+            rest = &inner[name.len() + 1..];
+        }
+        out.push_str(rest);
+        Some((out, any))
+    }
+}
+
+fn is_variable(name: &str) -> bool {
+    let mut bytes = name.bytes();
+    bytes.next().is_some_and(|b| b.is_ascii_alphabetic() || b == b'_')
+        && bytes.all(|b| b.is_ascii_alphanumeric() || b == b'_')
+}
+
+/// A value in quotes, short enough for a line.
+pub(super) fn quoted(text: &str) -> String {
+    format!("\"{}\"", clipped(text).escape_debug())
+}
+
+fn clipped(text: &str) -> String {
+    let mut short: String = text.chars().take(60).collect();
+    if short.len() < text.len() {
+        short.push_str("...");
+    }
+    short
+}
+
+/// The members of a block that were found.
+pub(super) struct Members<'n> {
+    node: &'n Node,
+    known: HashMap<&'n str, &'n Node>,
+}
+
+impl Members<'_> {
+    pub(super) fn may<T: Read>(&self, key: &'static str, reader: &mut Reader<'_>) -> Option<T> {
+        self.known.get(key).and_then(|node| reader.below(key, node))
+    }
+
+    pub(super) fn must<T: Read>(&self, key: &'static str, reader: &mut Reader<'_>) -> Option<T> {
+        if !self.known.contains_key(key) {
+            reader.fail(self.node, format!("`{key}` is missing"), format!("add `{key}`"));
+        }
+        self.may(key, reader)
+    }
+}
+
+/// A mapping with a closed set of keys.
+pub(super) trait Block: Read {
+    /// Where it stands.
+    fn place(&self) -> &Place;
+    /// The keys that were written and could be read.
+    fn written(&self) -> Vec<&'static str>;
+}
+
+/// Defines a block: a mapping with a closed set of keys. Every field is optional in what was
+/// read, so that checking goes on beside a missing key.
+macro_rules! block {
+    ($($(#[doc = $about:literal])* $name:ident { $($(#[doc = $doc:literal])* $need:ident $key:ident: $type:ty,)* })*) => {$(
+        $(#[doc = $about])*
+        #[derive(Debug)]
+        pub(super) struct $name {
+            place: $crate::config::problem::Place,
+            $($(#[doc = $doc])* pub $key: Option<$type>,)*
+        }
+
+        impl $crate::config::read::Read for $name {
+            fn read(
+                node: &$crate::config::tree::Node,
+                reader: &mut $crate::config::read::Reader<'_>,
+            ) -> Option<Self> {
+                let members = reader.members(node, &[$(stringify!($key),)*])?;
+                Some($name {
+                    place: reader.place(node),
+                    $($key: members.$need(stringify!($key), reader),)*
+                })
+            }
+        }
+
+        impl $crate::config::read::Block for $name {
+            fn place(&self) -> &$crate::config::problem::Place {
+                &self.place
+            }
+            fn written(&self) -> Vec<&'static str> {
+                let all = [$((stringify!($key), self.$key.is_some()),)*];
+                all.into_iter().filter(|(_, written)| *written).map(|(key, _)| key).collect()
+            }
+        }
+
+        impl schemars::JsonSchema for $name {
+            fn schema_name() -> std::borrow::Cow<'static, str> {
+                stringify!($name).into()
+            }
+            fn json_schema(generator: &mut schemars::SchemaGenerator) -> schemars::Schema {
+                let about = concat!($($about,)*);
+                let members = [$((
+                    stringify!($key),
+                    stringify!($need) == "must",
+                    concat!($($doc,)*),
+                    generator.subschema_for::<$type>(),
+                ),)*];
+                $crate::config::read::block_schema(about, members)
+            }
+        }
+    )*};
+}
+pub(super) use block;
+
+/// The schema of a block.
+pub(super) fn block_schema(
+    about: &str,
+    members: impl IntoIterator<Item = (&'static str, bool, &'static str, Schema)>,
+) -> Schema {
+    let mut properties = serde_json::Map::new();
+    let mut required = Vec::new();
+    for (key, must, doc, mut schema) in members {
+        schema.insert("description".to_owned(), doc.trim().into());
+        properties.insert(key.to_owned(), schema.to_value());
+        if must {
+            required.push(key);
+        }
+    }
+    json_schema!({
+        "type": "object",
+        "description": about.trim(),
+        "properties": properties,
+        "required": required,
+        "additionalProperties": false,
+    })
+}
+
+/// A value that is one scalar.
+pub(super) trait Scalar: Sized {
+    /// Its name in the schema.
+    const NAME: &'static str;
+    /// With its article, for a sentence: `a length of time such as 10s`.
+    const EXPECTED: &'static str;
+    /// Whether problems may not show it, wherever it came from.
+    const HIDDEN: bool = false;
+
+    /// Takes the value. `loose`: it came from a variable, where every value is a text.
+    fn take(value: &Value, loose: bool) -> Result<Self, Unfit>;
+
+    /// Its description for editors.
+    fn schema() -> Schema;
+}
+
+/// Why a scalar does not fit.
+#[derive(Debug)]
+pub(super) enum Unfit {
+    /// It is something else altogether.
+    Type,
+    /// It is of the right type, but this is wrong with it, and this may be meant.
+    Value { wrong: String, way_out: String },
+}
+
+impl Unfit {
+    pub(super) fn value(wrong: impl Into<String>, way_out: impl Into<String>) -> Self {
+        Unfit::Value { wrong: wrong.into(), way_out: way_out.into() }
+    }
+}
+
+impl<T: Scalar> Read for At<T> {
+    fn read(node: &Node, reader: &mut Reader<'_>) -> Option<Self> {
+        let expanded;
+        let (value, from_variable) = match &node.value {
+            Value::Text(text) => {
+                let (text, any) = reader.expanded(node, text)?;
+                expanded = Value::Text(text);
+                (&expanded, any)
+            }
+            other => (other, false),
+        };
+        let hidden = T::HIDDEN || from_variable;
+        match T::take(value, from_variable) {
+            Ok(value) => Some(At { value, place: reader.place(node), hidden }),
+            Err(Unfit::Value { wrong, way_out }) => {
+                let (wrong, way_out) = if hidden {
+                    ("the value does not fit".into(), format!("write {}", T::EXPECTED))
+                } else {
+                    (wrong, way_out)
+                };
+                reader.fail(node, wrong, way_out);
+                None
+            }
+            Err(Unfit::Type) => {
+                let number = matches!(value, Value::Int(_) | Value::Float(_) | Value::Bool(_));
+                if number && T::take(&Value::Text("x".into()), false).is_ok() {
+                    reader.fail(node, format!("is {}", value.kind()), "write it in quotes to make it a text");
+                } else {
+                    reader.fail_type(node, T::EXPECTED);
+                }
+                None
+            }
+        }
+    }
+}
+
+impl<T: Scalar> JsonSchema for At<T> {
+    fn inline_schema() -> bool {
+        true
+    }
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        T::NAME.into()
+    }
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        T::schema()
+    }
+}
+
+impl<T: Read> Read for Vec<T> {
+    fn read(node: &Node, reader: &mut Reader<'_>) -> Option<Self> {
+        let Value::List(items) = &node.value else {
+            reader.fail_type(node, "a list");
+            return None;
+        };
+        let items = items.iter().enumerate();
+        Some(items.filter_map(|(index, item)| reader.below(&format!("[{index}]"), item)).collect())
+    }
+}
+
+/// A list, or one item that stands for a list of itself.
+#[derive(Clone, Debug)]
+pub(super) struct Some1<T>(pub Vec<T>);
+
+impl<T: Read> Read for Some1<T> {
+    fn read(node: &Node, reader: &mut Reader<'_>) -> Option<Self> {
+        match &node.value {
+            Value::List(items) if items.is_empty() => {
+                reader.fail(node, "is an empty list", "name at least one, or remove the key");
+                None
+            }
+            Value::List(_) => Vec::read(node, reader).map(Some1),
+            _ => T::read(node, reader).map(|item| Some1(vec![item])),
+        }
+    }
+}
+
+impl<T: Read> JsonSchema for Some1<T> {
+    fn inline_schema() -> bool {
+        true
+    }
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        format!("{}_or_list", T::schema_name()).into()
+    }
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        let one = generator.subschema_for::<T>();
+        json_schema!({"anyOf": [one, {"type": "array", "items": one, "minItems": 1}]})
+    }
+}
+
+/// A mapping whose keys are the reader's own names.
+#[derive(Debug)]
+pub(super) struct Entries<T>(pub Vec<(At<String>, T)>);
+
+impl<T: Read> Read for Entries<T> {
+    fn read(node: &Node, reader: &mut Reader<'_>) -> Option<Self> {
+        let entries = reader.entries(node, "a mapping")?;
+        let mut all = Vec::new();
+        for (key, name, value) in entries {
+            if let Some(found) = reader.below::<T>(name, value) {
+                let mut place = reader.place(key);
+                place.path = format!("{}.{name}", place.path).into();
+                all.push((At { value: name.to_owned(), place, hidden: false }, found));
+            }
+        }
+        Some(Entries(all))
+    }
+}
+
+impl<T: Read> JsonSchema for Entries<T> {
+    fn inline_schema() -> bool {
+        true
+    }
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        format!("entries_of_{}", T::schema_name()).into()
+    }
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        let each = generator.subschema_for::<T>();
+        json_schema!({"type": "object", "additionalProperties": each})
+    }
+}
+
+/// A block, or the word `off`.
+#[derive(Debug)]
+pub(super) enum OrOff<T> {
+    /// Switched off.
+    Off,
+    /// The block.
+    On(T),
+}
+
+impl<T: Read> Read for OrOff<T> {
+    fn read(node: &Node, reader: &mut Reader<'_>) -> Option<Self> {
+        match &node.value {
+            Value::Text(text) if text == "off" => Some(OrOff::Off),
+            Value::Map(_) => T::read(node, reader).map(OrOff::On),
+            _ => {
+                reader.fail_type(node, "a mapping, or `off`");
+                None
+            }
+        }
+    }
+}
+
+impl<T: Read> JsonSchema for OrOff<T> {
+    fn inline_schema() -> bool {
+        true
+    }
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        format!("{}_or_off", T::schema_name()).into()
+    }
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        let block = generator.subschema_for::<T>();
+        json_schema!({"anyOf": [block, {"const": "off"}]})
+    }
+}
+
+/// A key whose function is not built yet.
+#[derive(Debug)]
+pub(super) enum NotYet {}
+
+/// What a problem says about a key or word whose function is not built yet.
+pub(super) const NOT_YET: &str = "not available yet";
+
+impl Read for NotYet {
+    fn read(node: &Node, reader: &mut Reader<'_>) -> Option<Self> {
+        reader.fail(node, NOT_YET, "remove the key");
+        None
+    }
+}
+
+impl JsonSchema for NotYet {
+    fn inline_schema() -> bool {
+        true
+    }
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "not_yet".into()
+    }
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({"not": {}})
+    }
+}

@@ -1,0 +1,292 @@
+//! The kinds of scalars in the settings: texts, numbers, lengths of time, sizes, words.
+
+use std::time::Duration;
+
+use bytesize::ByteSize;
+use schemars::{Schema, json_schema};
+
+use super::problem::nearest;
+use super::read::{NOT_YET, Scalar, Unfit, quoted};
+use super::tree::Value;
+
+impl Scalar for String {
+    const NAME: &'static str = "text";
+    const EXPECTED: &'static str = "a text";
+
+    fn take(value: &Value, _: bool) -> Result<Self, Unfit> {
+        match value {
+            Value::Text(text) if text.is_empty() => Err(Unfit::value("is empty", "write a text, or remove the key")),
+            Value::Text(text) => Ok(text.clone()),
+            _ => Err(Unfit::Type),
+        }
+    }
+    fn schema() -> Schema {
+        json_schema!({"type": "string", "minLength": 1})
+    }
+}
+
+/// A text that no problem shows.
+#[derive(Clone)]
+pub(super) struct Hidden(pub String);
+
+impl std::fmt::Debug for Hidden {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Hidden")
+    }
+}
+
+impl Scalar for Hidden {
+    const NAME: &'static str = "hidden_text";
+    const EXPECTED: &'static str = "a text";
+    const HIDDEN: bool = true;
+
+    fn take(value: &Value, loose: bool) -> Result<Self, Unfit> {
+        String::take(value, loose).map(Hidden)
+    }
+    fn schema() -> Schema {
+        String::schema()
+    }
+}
+
+impl Scalar for bool {
+    const NAME: &'static str = "boolean";
+    const EXPECTED: &'static str = "true or false";
+
+    fn take(value: &Value, loose: bool) -> Result<Self, Unfit> {
+        match value {
+            Value::Bool(value) => Ok(*value),
+            Value::Text(text) if loose && text == "true" => Ok(true),
+            Value::Text(text) if loose && text == "false" => Ok(false),
+            Value::Text(text) => Err(Unfit::value(format!("{} is no boolean", quoted(text)), "write true or false")),
+            _ => Err(Unfit::Type),
+        }
+    }
+    fn schema() -> Schema {
+        json_schema!({"type": "boolean"})
+    }
+}
+
+impl Scalar for u64 {
+    const NAME: &'static str = "count";
+    const EXPECTED: &'static str = "a whole number";
+
+    fn take(value: &Value, loose: bool) -> Result<Self, Unfit> {
+        let whole = |text: String| Unfit::value(format!("{text} is no whole number from 0 on"), "write a whole number");
+        match value {
+            Value::Int(number) => u64::try_from(*number).map_err(|_| whole(number.to_string())),
+            Value::Float(number) => Err(whole(number.to_string())),
+            Value::Text(text) if loose => text.trim().parse().map_err(|_| Unfit::Type),
+            _ => Err(Unfit::Type),
+        }
+    }
+    fn schema() -> Schema {
+        json_schema!({"type": "integer", "minimum": 0})
+    }
+}
+
+impl Scalar for f64 {
+    const NAME: &'static str = "number";
+    const EXPECTED: &'static str = "a number";
+
+    fn take(value: &Value, loose: bool) -> Result<Self, Unfit> {
+        let number = match value {
+            Value::Int(number) => *number as f64,
+            Value::Float(number) => *number,
+            Value::Text(text) if loose => text.trim().parse().map_err(|_| Unfit::Type)?,
+            _ => return Err(Unfit::Type),
+        };
+        let finite = number.is_finite();
+        if finite { Ok(number) } else { Err(Unfit::value("is not finite", "write a number, or remove the key")) }
+    }
+    fn schema() -> Schema {
+        json_schema!({"type": "number"})
+    }
+}
+
+impl Scalar for Duration {
+    const NAME: &'static str = "length_of_time";
+    const EXPECTED: &'static str = "a length of time such as 300ms, 10s, 2m, 1h or 28d";
+
+    fn take(value: &Value, _: bool) -> Result<Self, Unfit> {
+        match value {
+            Value::Int(number) => Err(without_unit(&number.to_string())),
+            Value::Float(number) => Err(without_unit(&number.to_string())),
+            Value::Text(text) => length(text).ok_or_else(|| match text.trim().parse::<f64>() {
+                Ok(_) => without_unit(text.trim()),
+                Err(_) => {
+                    Unfit::value(format!("{} is no length of time", quoted(text)), format!("write {}", Self::EXPECTED))
+                }
+            }),
+            _ => Err(Unfit::Type),
+        }
+    }
+    fn schema() -> Schema {
+        json_schema!({"type": "string", "pattern": r"^\s*([0-9]+(\.[0-9]+)?(ms|s|m|h|d|w))+\s*$", "examples": ["10s", "300ms", "28d"]})
+    }
+}
+
+fn without_unit(number: &str) -> Unfit {
+    Unfit::value(format!("{number} has no unit"), format!("did you mean {number}s?"))
+}
+
+/// Reads `1h30m`: numbers, each with its unit. `None` also beyond 100 years.
+fn length(text: &str) -> Option<Duration> {
+    let mut rest = text.trim();
+    let mut nanos = 0u128;
+    if rest.is_empty() {
+        return None;
+    }
+    while !rest.is_empty() {
+        let digits = rest.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(rest.len());
+        let letters = rest[digits..].find(|c: char| !c.is_ascii_alphabetic()).unwrap_or(rest.len() - digits);
+        let (number, unit) = (&rest[..digits], &rest[digits..digits + letters]);
+        let unit: u128 = match unit {
+            "ms" => 1_000_000,
+            "s" => 1_000_000_000,
+            "m" => 60_000_000_000,
+            "h" => 3_600_000_000_000,
+            "d" => 86_400_000_000_000,
+            "w" => 604_800_000_000_000,
+            _ => return None,
+        };
+        nanos = nanos.checked_add(scaled(number, unit)?)?;
+        rest = &rest[digits + letters..];
+    }
+    let years = 100 * 366 * 86_400_000_000_000u128;
+    (nanos <= years).then(|| Duration::new((nanos / 1_000_000_000) as u64, (nanos % 1_000_000_000) as u32))
+}
+
+/// A decimal number times a unit, without the rounding of floats.
+fn scaled(number: &str, unit: u128) -> Option<u128> {
+    let (whole, part) = number.split_once('.').unwrap_or((number, ""));
+    if part.len() > 9 || (number.contains('.') && part.is_empty()) {
+        return None;
+    }
+    let whole: u128 = whole.parse().ok()?;
+    let part_value: u128 = if part.is_empty() { 0 } else { part.parse().ok()? };
+    whole.checked_mul(unit)?.checked_add(part_value * unit / 10u128.pow(part.len() as u32))
+}
+
+/// A number of bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Size(pub u64);
+
+impl Scalar for Size {
+    const NAME: &'static str = "size";
+    const EXPECTED: &'static str = "a size such as 64MiB or a number of bytes";
+
+    fn take(value: &Value, _: bool) -> Result<Self, Unfit> {
+        let wrong = |text: String| Unfit::value(format!("{text} is no size"), format!("write {}", Self::EXPECTED));
+        match value {
+            Value::Int(number) => u64::try_from(*number).map(Size).map_err(|_| wrong(number.to_string())),
+            Value::Float(number) => Err(wrong(number.to_string())),
+            Value::Text(text) => match text.trim().parse::<ByteSize>() {
+                Ok(size) => Ok(Size(size.as_u64())),
+                Err(_) => Err(wrong(quoted(text))),
+            },
+            _ => Err(Unfit::Type),
+        }
+    }
+    fn schema() -> Schema {
+        json_schema!({"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": r"^\s*[0-9.]+\s*[A-Za-z]*\s*$"}], "examples": ["64MiB"]})
+    }
+}
+
+/// An enum with one word per variant.
+pub(super) trait Words: Sized + Copy + 'static {
+    /// Its name in the schema.
+    const NAME: &'static str;
+    /// The words.
+    const WORDS: &'static [(&'static str, Self)];
+    /// Words whose function is not built yet.
+    const LATER: &'static [&'static str] = &[];
+}
+
+/// One of a closed set of words.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Word<T>(pub T);
+
+impl<T: Words> Scalar for Word<T> {
+    const NAME: &'static str = T::NAME;
+    const EXPECTED: &'static str = "one of the words of this key";
+
+    fn take(value: &Value, _: bool) -> Result<Self, Unfit> {
+        let words = || T::WORDS.iter().map(|(word, _)| *word);
+        let list = || words().collect::<Vec<_>>().join(", ");
+        let Value::Text(text) = value else {
+            return Err(Unfit::value(format!("is {}", value.kind()), format!("write one of: {}", list())));
+        };
+        if let Some((_, found)) = T::WORDS.iter().find(|(word, _)| word == text) {
+            return Ok(Word(*found));
+        }
+        if T::LATER.contains(&text.as_str()) {
+            return Err(Unfit::value(format!("{} is {NOT_YET}", quoted(text)), format!("write one of: {}", list())));
+        }
+        let way_out = match nearest(text, words()) {
+            Some(near) => format!("did you mean {near}?"),
+            None => format!("write one of: {}", list()),
+        };
+        Err(Unfit::value(format!("{} is not known here", quoted(text)), way_out))
+    }
+    fn schema() -> Schema {
+        let words: Vec<_> = T::WORDS.iter().map(|(word, _)| *word).collect();
+        json_schema!({"enum": words})
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn lengths_of_time() {
+        let table = [
+            ("300ms", Some(Duration::from_millis(300))),
+            ("1.5s", Some(Duration::from_millis(1500))),
+            ("0s", Some(Duration::ZERO)),
+            (" 2m ", Some(Duration::from_secs(120))),
+            ("1h30m", Some(Duration::from_secs(5400))),
+            ("28d", Some(Duration::from_secs(28 * 86400))),
+            ("4w", Some(Duration::from_secs(28 * 86400))),
+            ("0.05s", Some(Duration::from_millis(50))),
+            ("", None),
+            ("s", None),
+            ("10", None),
+            ("-1s", None),
+            ("1.s", None),
+            ("1..5s", None),
+            ("10 s", None),
+            ("10sec", None),
+            ("1e3s", None),
+            ("99999999999999999999999999d", None),
+            ("40000d", None),
+        ];
+        for (text, expected) in table {
+            assert_eq!(length(text), expected, "{text}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_breaks_the_reading_of_a_length(text in "\\PC{0,12}|[0-9.]{1,12}(ms|s|m|h|d|w)") {
+            let _ = length(&text);
+        }
+
+        #[test]
+        fn milliseconds_are_read_exactly(n in 0u64..1_000_000_000) {
+            prop_assert_eq!(length(&format!("{n}ms")), Some(Duration::from_millis(n)));
+        }
+    }
+
+    #[test]
+    fn sizes() {
+        let size = |text: &str| Size::take(&Value::Text(text.into()), false).ok().map(|size| size.0);
+        assert_eq!(size("64MiB"), Some(64 << 20));
+        assert_eq!(size("64 KiB"), Some(64 << 10));
+        assert_eq!(size("1MB"), Some(1_000_000));
+        assert_eq!(size("many"), None);
+        assert_eq!(Size::take(&Value::Int(512), false).unwrap(), Size(512));
+        assert!(Size::take(&Value::Int(-1), false).is_err());
+    }
+}

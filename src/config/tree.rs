@@ -1,0 +1,162 @@
+//! A YAML document as a tree in which every node knows its line and column.
+//!
+//! Typed parsing stops at the first thing that is wrong; a tree can be walked to the end.
+//! Duplicate keys are kept, so that the walk can say where both stand.
+
+use std::fmt;
+
+use serde::de::{self, Deserialize, Deserializer, MapAccess, SeqAccess};
+use serde_yaml::{DuplicateKeyPolicy, NonFiniteFloatPolicy, Spanned};
+
+use super::problem::{Place, Problem};
+
+/// One node: its value, and where it is used (for an alias, where the alias stands).
+pub(super) type Node = Spanned<Value>;
+
+/// What a node is.
+#[derive(Debug)]
+pub(super) enum Value {
+    Null,
+    Bool(bool),
+    Int(i128),
+    Float(f64),
+    Text(String),
+    List(Vec<Node>),
+    Map(Vec<(Node, Node)>),
+}
+
+impl Value {
+    /// With its article, for a sentence.
+    pub(super) fn kind(&self) -> &'static str {
+        match self {
+            Value::Null => "nothing",
+            Value::Bool(_) => "a boolean",
+            Value::Int(_) | Value::Float(_) => "a number",
+            Value::Text(_) => "a text",
+            Value::List(_) => "a list",
+            Value::Map(_) => "a mapping",
+        }
+    }
+}
+
+/// Reads one YAML document.
+pub(super) fn parse(text: &str) -> Result<Node, Problem> {
+    let options = serde_yaml::options! {
+        duplicate_keys: DuplicateKeyPolicy::PassThrough,
+        strict_booleans: true,
+        with_snippet: false,
+        non_finite_float_policy: NonFiniteFloatPolicy::PassThrough,
+    };
+    serde_yaml::from_str_with_options(text, options).map_err(|error| {
+        let (line, column) = error.location().map_or((1, 1), |at| (at.line(), at.column()));
+        let place = Place { path: "".into(), line, column };
+        Problem::new(&place, format!("not readable as YAML ({})", cause(&error)), "correct the YAML at this place")
+    })
+}
+
+/// The error's text without the place, which is told apart. A document's own words are not in
+/// it: neither values nor snippets.
+fn cause(error: &serde_yaml::Error) -> String {
+    let text = error.without_snippet().to_string();
+    let end = text.find(" at line ").unwrap_or(text.len());
+    text[..end].to_owned()
+}
+
+impl<'de> Deserialize<'de> for Value {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Any;
+
+        impl<'de> de::Visitor<'de> for Any {
+            type Value = Value;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("any YAML node")
+            }
+            fn visit_unit<E>(self) -> Result<Value, E> {
+                Ok(Value::Null)
+            }
+            fn visit_none<E>(self) -> Result<Value, E> {
+                Ok(Value::Null)
+            }
+            fn visit_bool<E>(self, value: bool) -> Result<Value, E> {
+                Ok(Value::Bool(value))
+            }
+            fn visit_i64<E>(self, value: i64) -> Result<Value, E> {
+                Ok(Value::Int(value.into()))
+            }
+            fn visit_u64<E>(self, value: u64) -> Result<Value, E> {
+                Ok(Value::Int(value.into()))
+            }
+            fn visit_i128<E>(self, value: i128) -> Result<Value, E> {
+                Ok(Value::Int(value))
+            }
+            fn visit_f64<E>(self, value: f64) -> Result<Value, E> {
+                Ok(Value::Float(value))
+            }
+            fn visit_str<E>(self, value: &str) -> Result<Value, E> {
+                Ok(Value::Text(value.to_owned()))
+            }
+            fn visit_string<E>(self, value: String) -> Result<Value, E> {
+                Ok(Value::Text(value))
+            }
+            fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Value, A::Error> {
+                let mut all = Vec::new();
+                while let Some(item) = items.next_element()? {
+                    all.push(item);
+                }
+                Ok(Value::List(all))
+            }
+            fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Value, A::Error> {
+                let mut all = Vec::new();
+                while let Some(entry) = entries.next_entry()? {
+                    all.push(entry);
+                }
+                Ok(Value::Map(all))
+            }
+        }
+        deserializer.deserialize_any(Any)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn problem(text: &str) -> (u64, u64) {
+        let problem = parse(text).unwrap_err();
+        (problem.line, problem.column)
+    }
+
+    #[test]
+    fn what_is_no_yaml_is_told_with_its_place() {
+        assert_eq!(problem("a: [1, 2\nb: 3\n"), (2, 2));
+        assert_eq!(problem("a:\n\tb: 2\n"), (2, 2));
+        assert_eq!(problem("a: *nobody\n"), (1, 4));
+        assert_eq!(problem("a: 1\n---\nb: 2\n").0, 3);
+    }
+
+    #[test]
+    fn neither_depth_nor_aliases_exhaust_anything() {
+        assert!(parse(&"[".repeat(100_000)).is_err());
+        let mut bomb = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n".to_owned();
+        for level in 1..12 {
+            let below = format!("*a{}", level - 1);
+            bomb += &format!("a{level}: &a{level} [{}]\n", [below.as_str(); 10].join(", "));
+        }
+        assert!(parse(&bomb).is_err());
+    }
+
+    #[test]
+    fn only_true_and_false_are_booleans() {
+        let Value::List(items) = parse("[true, yes, on, off, \"true\"]").unwrap().value else { panic!() };
+        let kinds: Vec<_> = items.iter().map(|item| item.value.kind()).collect();
+        assert_eq!(kinds, ["a boolean", "a text", "a text", "a text", "a text"]);
+    }
+
+    #[test]
+    fn both_of_two_equal_keys_are_kept() {
+        let Value::Map(entries) = parse("a: 1\nb: 2\na: 3\n").unwrap().value else { panic!() };
+        let lines: Vec<_> = entries.iter().map(|(key, _)| key.referenced.line()).collect();
+        assert_eq!(lines, [1, 2, 3]);
+    }
+}

@@ -1,0 +1,302 @@
+//! Compressed request bodies, decoded for inspection and forwarded as identity.
+//!
+//! A decoder holds a window of fixed size and refuses a bomb while it unfolds: at the body
+//! limit, and before that where a body grows in a way that no text does.
+
+use std::io::{self, Write};
+
+use bytes::{Bytes, BytesMut};
+use flate2::write::MultiGzDecoder;
+use zstd::stream::raw::{DParameter, Decoder as ZstdDecoder, Operation};
+
+/// A body that unfolds to more than this many times its coded bytes is a bomb: text
+/// unfolds three- to thirtyfold, blanks a thousandfold.
+const STEEPEST: usize = 200;
+/// Below this many decoded bytes nothing is called a bomb: short bodies repeat themselves.
+const HARMLESS: usize = 4 << 20;
+/// Largest zstd window, as HTTP has it (RFC 9659): 8 MiB.
+const ZSTD_WINDOW_LOG: u32 = 23;
+
+/// A content coding that is decoded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Coding {
+    /// `gzip` (and its old name `x-gzip`).
+    Gzip,
+    /// `zstd`.
+    Zstd,
+}
+
+impl Coding {
+    /// The coding of a `Content-Encoding` value, if it is one of ours. `identity` is none.
+    #[must_use]
+    pub fn named(value: &str) -> Option<Coding> {
+        let value = value.trim();
+        let is = |name: &str| value.eq_ignore_ascii_case(name);
+        if is("gzip") || is("x-gzip") {
+            Some(Coding::Gzip)
+        } else if is("zstd") {
+            Some(Coding::Zstd)
+        } else {
+            None
+        }
+    }
+}
+
+/// Why a coded body cannot be taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Undecodable {
+    /// It unfolds beyond the body limit, or as only a bomb does.
+    #[error("the decoded body is too large")]
+    TooLarge,
+    /// It is not what its coding says, or ends too early.
+    #[error("the body does not match its content coding")]
+    Broken,
+}
+
+/// Decodes one body, frame by frame.
+pub struct Decoder(Inner);
+
+enum Inner {
+    Gzip(Box<MultiGzDecoder<Unfolded>>),
+    Zstd {
+        decoder: ZstdDecoder<'static>,
+        out: Unfolded,
+        /// At the end of a zstd frame, where the body may end.
+        is_whole: bool,
+    },
+}
+
+impl std::fmt::Debug for Decoder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self.0 {
+            Inner::Gzip(_) => "Decoder(gzip)",
+            Inner::Zstd { .. } => "Decoder(zstd)",
+        })
+    }
+}
+
+impl Decoder {
+    /// A decoder for a body that may have at most `limit` bytes once decoded.
+    ///
+    /// # Errors
+    /// [`Undecodable::Broken`] where the decoder cannot be set up.
+    pub fn new(coding: Coding, limit: usize) -> Result<Self, Undecodable> {
+        let out = Unfolded { limit, ..Unfolded::default() };
+        Ok(Decoder(match coding {
+            Coding::Gzip => Inner::Gzip(Box::new(MultiGzDecoder::new(out))),
+            Coding::Zstd => {
+                let mut decoder = ZstdDecoder::new().map_err(|_| Undecodable::Broken)?;
+                let window = DParameter::WindowLogMax(ZSTD_WINDOW_LOG);
+                decoder.set_parameter(window).map_err(|_| Undecodable::Broken)?;
+                Inner::Zstd { decoder, out, is_whole: false }
+            }
+        }))
+    }
+
+    /// Decodes the next frame; what it gives may be empty.
+    ///
+    /// # Errors
+    /// [`Undecodable`]; the rest of the body need not be read then.
+    pub fn push(&mut self, coded: &[u8]) -> Result<Bytes, Undecodable> {
+        match &mut self.0 {
+            Inner::Gzip(decoder) => {
+                decoder.get_mut().taken += coded.len();
+                let written = decoder.write_all(coded);
+                let out = decoder.get_mut();
+                written.map_err(|_| out.fault())?;
+                Ok(out.take())
+            }
+            Inner::Zstd { decoder, out, is_whole } => {
+                out.taken += coded.len();
+                unfold(decoder, coded, out, is_whole)?;
+                Ok(out.take())
+            }
+        }
+    }
+
+    /// The body is complete; gives the last of it.
+    ///
+    /// # Errors
+    /// [`Undecodable`], also where the body ends too early.
+    pub fn finish(self) -> Result<Bytes, Undecodable> {
+        match self.0 {
+            Inner::Gzip(mut decoder) => {
+                let is_empty = decoder.get_ref().taken == 0;
+                let finished = decoder.try_finish();
+                let out = decoder.get_mut();
+                finished.map_err(|_| out.fault())?;
+                if is_empty { Err(Undecodable::Broken) } else { Ok(out.take()) }
+            }
+            Inner::Zstd { mut out, is_whole, .. } => {
+                if is_whole {
+                    Ok(out.take())
+                } else {
+                    Err(Undecodable::Broken)
+                }
+            }
+        }
+    }
+}
+
+fn unfold(
+    decoder: &mut ZstdDecoder<'static>,
+    mut coded: &[u8],
+    out: &mut Unfolded,
+    is_whole: &mut bool,
+) -> Result<(), Undecodable> {
+    let mut room = [0; 16 * 1024];
+    loop {
+        let status = decoder.run_on_buffers(coded, &mut room).map_err(|_| Undecodable::Broken)?;
+        coded = &coded[status.bytes_read..];
+        out.write_all(&room[..status.bytes_written]).map_err(|_| out.fault())?;
+        if status.bytes_read + status.bytes_written > 0 {
+            *is_whole = status.remaining == 0;
+        }
+        let has_more = status.bytes_written == room.len() || !coded.is_empty();
+        if !has_more {
+            return Ok(());
+        }
+        if status.bytes_read + status.bytes_written == 0 {
+            return Err(Undecodable::Broken);
+        }
+    }
+}
+
+/// Decoded bytes that have not been taken yet. A write that would make too many fails.
+#[derive(Debug, Default)]
+struct Unfolded {
+    bytes: BytesMut,
+    limit: usize,
+    taken: usize,
+    made: usize,
+    is_too_large: bool,
+}
+
+impl Unfolded {
+    fn take(&mut self) -> Bytes {
+        self.bytes.split().freeze()
+    }
+
+    fn fault(&self) -> Undecodable {
+        if self.is_too_large { Undecodable::TooLarge } else { Undecodable::Broken }
+    }
+}
+
+impl Write for Unfolded {
+    fn write(&mut self, decoded: &[u8]) -> io::Result<usize> {
+        self.made += decoded.len();
+        let is_bomb = self.made > HARMLESS && self.made / STEEPEST > self.taken;
+        if self.made > self.limit || is_bomb {
+            self.is_too_large = true;
+            return Err(io::Error::other("too large"));
+        }
+        self.bytes.extend_from_slice(decoded);
+        Ok(decoded.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn coded(coding: Coding, body: &[u8]) -> Vec<u8> {
+        match coding {
+            Coding::Gzip => {
+                let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
+                encoder.write_all(body).unwrap();
+                encoder.finish().unwrap()
+            }
+            Coding::Zstd => zstd::stream::encode_all(body, 3).unwrap(),
+        }
+    }
+
+    fn decoded(coding: Coding, pieces: &[&[u8]], limit: usize) -> Result<Vec<u8>, Undecodable> {
+        let mut decoder = Decoder::new(coding, limit)?;
+        let mut out = Vec::new();
+        for piece in pieces {
+            out.extend_from_slice(&decoder.push(piece)?);
+        }
+        out.extend_from_slice(&decoder.finish()?);
+        Ok(out)
+    }
+
+    const BOTH: [Coding; 2] = [Coding::Gzip, Coding::Zstd];
+
+    #[test]
+    fn codings_are_known_by_their_names() {
+        assert_eq!(Coding::named(" GZIP"), Some(Coding::Gzip));
+        assert_eq!(Coding::named("x-gzip"), Some(Coding::Gzip));
+        assert_eq!(Coding::named("zstd"), Some(Coding::Zstd));
+        for other in ["identity", "br", "deflate", "gzip, gzip", "gzip, identity", ""] {
+            assert_eq!(Coding::named(other), None);
+        }
+    }
+
+    #[test]
+    fn a_bomb_is_refused_long_before_it_has_unfolded() {
+        for coding in BOTH {
+            let bomb = coded(coding, &vec![b' '; 100 << 20]);
+            let mut decoder = Decoder::new(coding, 64 << 20).unwrap();
+            let mut made = 0;
+            let fault = bomb.chunks(512).find_map(|piece| match decoder.push(piece) {
+                Ok(bytes) => {
+                    made += bytes.len();
+                    None
+                }
+                Err(fault) => Some(fault),
+            });
+            assert_eq!(fault, Some(Undecodable::TooLarge), "{coding:?}");
+            assert!(made <= HARMLESS, "{coding:?} gave {made} bytes");
+        }
+    }
+
+    #[test]
+    fn the_limit_is_the_decoded_length() {
+        for coding in BOTH {
+            let body: Vec<u8> = (0..5000u32).flat_map(|i| i.wrapping_mul(2_654_435_761).to_le_bytes()).collect();
+            let sent = coded(coding, &body);
+            assert_eq!(decoded(coding, &[&sent], body.len()).as_ref(), Ok(&body));
+            assert_eq!(decoded(coding, &[&sent], body.len() - 1), Err(Undecodable::TooLarge));
+        }
+    }
+
+    #[test]
+    fn half_a_body_or_another_coding_is_broken() {
+        for coding in BOTH {
+            let sent = coded(coding, b"{\"model\":\"m\"}");
+            for cut in 0..sent.len() {
+                assert_eq!(decoded(coding, &[&sent[..cut]], 1000), Err(Undecodable::Broken), "{coding:?} {cut}");
+            }
+            assert_eq!(decoded(coding, &[b"{\"model\":\"m\"}"], 1000), Err(Undecodable::Broken));
+            let mut junk = sent.clone();
+            junk.extend_from_slice(b"junk");
+            assert_eq!(decoded(coding, &[&junk], 1000), Err(Undecodable::Broken), "{coding:?}");
+        }
+    }
+
+    #[test]
+    fn a_body_of_several_members_is_one_body() {
+        for coding in BOTH {
+            let sent = [coded(coding, b"{\"a\":"), coded(coding, b"1}")].concat();
+            assert_eq!(decoded(coding, &[&sent], 1000).unwrap(), b"{\"a\":1}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_cut_anywhere_decodes_the_same(body in proptest::collection::vec(0u8..4, 0..3000), cut in any::<proptest::sample::Index>()) {
+            for coding in BOTH {
+                let sent = coded(coding, &body);
+                let cut = cut.index(sent.len());
+                prop_assert_eq!(decoded(coding, &[&sent[..cut], &sent[cut..]], 3000).unwrap(), body.clone());
+                let bytes: Vec<&[u8]> = sent.chunks(1).collect();
+                prop_assert_eq!(decoded(coding, &bytes, 3000).unwrap(), body.clone());
+            }
+        }
+    }
+}
