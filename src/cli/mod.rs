@@ -3,8 +3,13 @@
 //! Exit codes: 0 done; 1 it ran and the answer is no; 2 usage or an unreadable file; 3 it
 //! could not start (a port, a certificate).
 
+pub mod check;
+pub mod demo;
 pub mod engine;
 pub mod health;
+pub mod key;
+pub mod schema;
+pub mod serve;
 
 use std::process::ExitCode;
 
@@ -20,6 +25,16 @@ pub struct Goodput {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Run the gateway.
+    Serve(serve::Serve),
+    /// See a gateway at work: simulated engines and traffic, no files, no GPU.
+    Demo(demo::Demo),
+    /// Check a settings file, and explain what would become of a request.
+    Check(check::Check),
+    /// Print the JSON Schema of the settings file.
+    Schema(schema::Schema),
+    /// Make API keys.
+    Key(key::Key),
     /// Run a simulated engine with vLLM's HTTP face; needs no GPU.
     Engine(engine::Engine),
     /// Ask a running gateway whether it is well.
@@ -30,6 +45,11 @@ enum Command {
 #[must_use]
 pub fn run() -> ExitCode {
     match Goodput::parse().command {
+        Command::Serve(serve) => serve.run(),
+        Command::Demo(demo) => demo.run(),
+        Command::Check(check) => check.run(),
+        Command::Schema(schema) => schema.run(),
+        Command::Key(key) => key.run(),
         Command::Engine(engine) => engine.run(),
         Command::Health(health) => health.run(),
     }

@@ -22,7 +22,6 @@ use super::read::{At, Block, quoted};
 use super::surroundings::Surroundings;
 use super::{Settings, TenantTable};
 use crate::classify::Rules;
-use crate::route::Routes;
 use crate::units::{ClassId, LengthBuckets, Tokens};
 
 /// What a check works with.
@@ -85,7 +84,7 @@ impl<'a> Check<'a> {
             default_class,
             buckets,
             pools,
-            routes: Routes::new(routes, aliases.clone()),
+            routes,
             aliases,
             keyring,
             tenants: TenantTable::new(tenants),
@@ -195,9 +194,13 @@ impl<'a> Check<'a> {
         if names.all.contains(&at.value.as_str()) {
             return Some(&at.value);
         }
+        if names.told {
+            return None;
+        }
         let message = format!("the {} {} is not defined", names.what, at.shown());
         let way_out = match nearest(&at.value, names.all.iter().copied()).filter(|_| !at.hidden) {
             Some(near) => format!("did you mean {near}?"),
+            None if names.all.is_empty() => "define it".to_owned(),
             None => format!("define it, or name one of: {}", names.all.join(", ")),
         };
         self.problem(&at.place, message, way_out);
@@ -257,6 +260,8 @@ fn path_of(at: &At<String>) -> PathBuf {
 struct Names<'n> {
     what: &'static str,
     all: Vec<&'n str>,
+    /// That there are none was told already, where they are missing.
+    told: bool,
 }
 
 impl<'n> Names<'n> {
@@ -267,7 +272,7 @@ impl<'n> Names<'n> {
                 all.push(at.value.as_str());
             }
         }
-        Names { what, all }
+        Names { what, told: all.is_empty(), all }
     }
 }
 
