@@ -179,7 +179,7 @@ impl Gateway {
         refuse_what_is_not_served(&upload)?;
 
         let model = upload.facts.model.as_ref().map(|field| field.value.as_str());
-        let alias = model.and_then(|name| live.routes.alias(name));
+        let alias = model.and_then(|name| live.settings.routes.alias(name));
         if alias.is_some() && upload.is_form {
             return Err(Refusal::AliasInForm.into());
         }
@@ -259,7 +259,7 @@ impl Gateway {
     }
 
     fn estimate(&self, upload: &Upload, model: Option<&str>, live: &Live) -> Tokens {
-        upload.facts.prompt.tokens(self.ratios.bytes_per_token(&live.routes.label_of(model)))
+        upload.facts.prompt.tokens(self.ratios.bytes_per_token(&live.settings.routes.label_of(model)))
     }
 }
 
@@ -307,7 +307,7 @@ fn refuse_what_is_not_served(upload: &Upload) -> Result<(), Refusal> {
 
 fn route(live: &Live, model: Option<&str>, class: &ClassId) -> Result<Routed, Refusal> {
     let missing = if model.is_none() { Refusal::ModelMissing } else { Refusal::ModelNotFound };
-    live.routes.find(model, class).ok_or(missing)
+    live.settings.routes.find(model, class).ok_or(missing)
 }
 
 /// The class's objectives, with the targets that the request sets for itself.

@@ -10,6 +10,7 @@ pub mod health;
 pub mod key;
 pub mod schema;
 pub mod serve;
+pub mod service;
 
 use std::process::ExitCode;
 
@@ -53,4 +54,13 @@ pub fn run() -> ExitCode {
         Command::Engine(engine) => engine.run(),
         Command::Health(health) => health.run(),
     }
+}
+
+/// Logs go to stderr; `RUST_LOG` filters them, `info` where it is not set.
+pub(crate) fn logs() {
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env()
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
+    let logs = tracing_subscriber::fmt().with_writer(std::io::stderr).with_env_filter(filter);
+    // A second call finds a subscriber in place, which is what it wanted.
+    let _ = logs.try_init();
 }

@@ -9,7 +9,7 @@ use secrecy::ExposeSecret;
 use super::*;
 use crate::judge::{Assumption, NonStreaming, Objective, Quantiles, TtftCounts};
 use crate::route::settings::{Balance, EngineKind, Engines};
-use crate::units::{Glob, Tokens};
+use crate::units::Tokens;
 
 /// Variables and files that only exist in a test.
 #[derive(Clone, Default)]
@@ -158,8 +158,9 @@ workload_assumption:
 fn config_minimal_loads() {
     let settings = good(include_str!("../../config/minimal.yaml"));
     assert_eq!(settings.default_class, "chat".into());
-    let route = Route { models: vec![Glob::new("*")], classes: None, pools: vec!["main".into()] };
-    assert_eq!(settings.routes, [route]);
+    let routed = settings.routes.find(Some("anything"), &"chat".into()).unwrap();
+    assert_eq!(routed.pools.as_ref(), [PoolId::from("main")]);
+    assert_eq!(routed.model_label.as_ref(), "other");
     assert!(settings.tenants.may_use(&TenantId::anonymous(), &"chat".into()));
     assert_eq!(settings.notes, []);
 }
@@ -198,7 +199,7 @@ fn config_goodput_loads_with_all_it_says() {
     let batch = &settings.pools[2];
     assert_eq!((batch.kind, batch.balance), (EngineKind::Sglang, Balance::RoundRobin));
     assert!(batch.health.is_none() && batch.metrics.is_none() && batch.breaker.is_none());
-    assert_eq!(settings.aliases["gpt-4o"], "llama-3-70b");
+    assert_eq!(settings.routes.alias("gpt-4o"), Some("llama-3-70b"));
     assert!(!settings.tenants.may_use(&"acme".into(), &"voice".into()));
     assert_eq!(settings.notes, []);
 }

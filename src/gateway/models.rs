@@ -26,7 +26,7 @@ impl Gateway {
         head: &Head,
     ) -> Result<Response<ReplyBody>, Refusal> {
         let classes = live.classes_of(&who.tenant);
-        let models = live.routes.models_for(&classes, &self.fleet);
+        let models = live.settings.routes.models_for(&classes, &self.fleet);
         let body = if endpoint.is_one_model() {
             let path = head.uri.path().trim_end_matches('/');
             let asked = Endpoint::model_in(path).unwrap_or_default();

@@ -11,7 +11,6 @@ use crate::config::{Class, Settings};
 use crate::judge::Objectives;
 use crate::observe::Watch;
 use crate::record::{ClassShape, Recorder, Shape};
-use crate::route::Routes;
 use crate::route::settings::Pool;
 use crate::units::{ClassId, Endpoint, PoolId, TenantId};
 
@@ -19,8 +18,6 @@ use crate::units::{ClassId, Endpoint, PoolId, TenantId};
 pub struct Live {
     /// As checked.
     pub settings: Settings,
-    /// Which pools serve what.
-    pub routes: Routes,
     promises: HashMap<ClassId, Arc<Promise>, ahash::RandomState>,
 }
 
@@ -48,8 +45,7 @@ impl Live {
     /// Binds settings: every series they can reach exists from now on.
     #[must_use]
     pub fn new(settings: Settings, recorder: &Recorder) -> Self {
-        let routes = Routes::new(settings.routes.clone(), settings.aliases.clone());
-        recorder.bind(&shape(&settings, &routes));
+        recorder.bind(&shape(&settings));
         let pools = settings.pools.iter().map(|pool| (pool.id.clone(), BoundPool::new(pool))).collect();
         let pools: Arc<HashMap<_, _, ahash::RandomState>> = Arc::new(pools);
         let judged_paths: Arc<[Endpoint]> = settings.judged_paths.clone().into();
@@ -69,7 +65,7 @@ impl Live {
             (class.id.clone(), Arc::new(promise))
         };
         let promises = settings.classes.iter().map(promise).collect();
-        Live { promises, routes, settings }
+        Live { promises, settings }
     }
 
     /// The promise of a class.
@@ -90,7 +86,7 @@ impl Live {
 }
 
 /// What the settings say about series.
-fn shape(settings: &Settings, routes: &Routes) -> Shape {
+fn shape(settings: &Settings) -> Shape {
     let class_shape = |class: &Arc<Class>| ClassShape {
         id: class.id.clone(),
         objectives: Arc::new(class.objectives.clone()),
@@ -98,7 +94,7 @@ fn shape(settings: &Settings, routes: &Routes) -> Shape {
     };
     let reach = |class: &Arc<Class>| {
         let id = class.id.clone();
-        routes.reach(&class.id).into_iter().map(move |(pool, model)| (id.clone(), pool, model))
+        settings.routes.reach(&class.id).into_iter().map(move |(pool, model)| (id.clone(), pool, model))
     };
     Shape {
         classes: settings.classes.iter().map(class_shape).collect(),

@@ -11,7 +11,6 @@ use crate::inspect::multipart::FormScanner;
 use crate::inspect::{Facts, Ratios, Scanner, Unreadable};
 use crate::judge::Objectives;
 use crate::refuse::Refusal;
-use crate::route::Routes;
 use crate::units::{ClassId, Endpoint, PoolId, Tokens, Unroutable};
 
 /// A request to explain.
@@ -75,7 +74,7 @@ fn walk(settings: &Settings, sample: &Sample, told: &mut Explanation) -> Result<
     }
 
     let sent = facts.model.as_ref().map(|field| field.value.as_str());
-    let routes = Routes::new(settings.routes.clone(), settings.aliases.clone());
+    let routes = &settings.routes;
     let model = sent.map(|sent| routes.alias(sent).unwrap_or(sent));
     told.model = sent.zip(model).map(|(sent, model)| (sent.to_owned(), model.to_owned()));
     if is_form && sent != model {

@@ -22,6 +22,7 @@ use super::read::{At, Block, quoted};
 use super::surroundings::Surroundings;
 use super::{Settings, TenantTable};
 use crate::classify::Rules;
+use crate::route::Routes;
 use crate::units::{ClassId, LengthBuckets, Tokens};
 
 /// What a check works with.
@@ -84,7 +85,7 @@ impl<'a> Check<'a> {
             default_class,
             buckets,
             pools,
-            routes,
+            routes: Routes::new(routes, aliases.clone()),
             aliases,
             keyring,
             tenants: TenantTable::new(tenants),
