@@ -64,3 +64,32 @@ pub(crate) fn logs() {
     // A second call finds a subscriber in place, which is what it wanted.
     let _ = logs.try_init();
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_sound_and_every_command_answers_in_json() {
+        let mut line = Goodput::command();
+        line.clone().debug_assert();
+        line.build();
+        for command in line.get_subcommands().filter(|command| command.get_name() != "help") {
+            let leaves: Vec<_> = command.get_subcommands().filter(|command| command.get_name() != "help").collect();
+            let leaves = if leaves.is_empty() { vec![command] } else { leaves };
+            for leaf in leaves {
+                assert!(leaf.get_arguments().any(|flag| flag.get_id() == "json"), "{}", leaf.get_name());
+                assert!(leaf.get_about().is_some(), "{}", leaf.get_name());
+            }
+        }
+    }
+
+    #[test]
+    fn a_wrong_command_line_is_exit_code_2() {
+        for line in [&["goodput"][..], &["goodput", "nothing"], &["goodput", "check"], &["goodput", "check", "-c"]] {
+            assert_eq!(Goodput::try_parse_from(line).unwrap_err().exit_code(), 2, "{line:?}");
+        }
+    }
+}

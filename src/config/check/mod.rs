@@ -139,12 +139,12 @@ impl<'a> Check<'a> {
         at.value
     }
 
-    /// Seconds above zero.
-    fn seconds(&mut self, at: &At<f64>) -> Option<Duration> {
+    /// Seconds above zero; `wrong` says what is the matter with others.
+    fn seconds(&mut self, at: &At<f64>, wrong: &str) -> Option<Duration> {
         let found = Duration::try_from_secs_f64(at.value).ok().filter(|length| !length.is_zero());
         if found.is_none() {
-            let message = format!("{} can never be met", shown(at));
-            self.problem(&at.place, message, "give a positive number of seconds, or leave it out");
+            let way_out = "give a positive number of seconds, or leave it out";
+            self.problem(&at.place, format!("{} {wrong}", shown(at)), way_out);
         }
         found
     }
