@@ -86,6 +86,9 @@ struct Inner {
     budget: Budget,
     chance: u64,
     turn: u64,
+    /// Tokens of a typical request, and the figure that keys are made with: it follows in
+    /// large steps, so that keys made at different times can be compared.
+    average: f64,
     typical: f64,
 }
 
@@ -94,6 +97,9 @@ const SERVED_NAMES: usize = 4096;
 
 /// An engine's numbers are shown for this long after it left.
 pub const REMEMBERED: Duration = Duration::from_secs(600);
+
+/// Tokens of a typical request before any was seen.
+const TYPICAL_AT_FIRST: f64 = 512.0;
 
 /// Engine metrics older than this many scrape intervals are no longer believed.
 const STALE_AFTER: u32 = 3;
@@ -335,7 +341,8 @@ impl Yard {
                 wakes: BinaryHeap::new(),
                 chance,
                 turn: 0,
-                typical: 512.0,
+                average: TYPICAL_AT_FIRST,
+                typical: TYPICAL_AT_FIRST,
             }),
             served: RwLock::default(),
         })
@@ -457,7 +464,6 @@ impl Inner {
 
     /// Computes an engine's key anew, and when it will change by time alone.
     fn rekey(&mut self, place: usize, at: Tick) {
-        let salt = self.chance();
         let key = match self.engines.get_mut(place).and_then(Option::as_mut) {
             None => Key::OUT,
             Some(engine) => {
@@ -470,13 +476,13 @@ impl Inner {
                 }
                 match rank {
                     Rank::Out => Key::OUT,
-                    Rank::Cooling => Key { rank: Rank::Cooling, load: engine.cool_until.as_nanos(), salt },
+                    Rank::Cooling => Key { rank: Rank::Cooling, load: engine.cool_until.as_nanos() },
                     Rank::Free => {
                         let load = match self.settings.balance {
                             Balance::RoundRobin => engine.last_turn,
                             Balance::LeastWork => engine.load(self.typical, at),
                         };
-                        Key { rank: Rank::Free, load, salt }
+                        Key { rank: Rank::Free, load }
                     }
                 }
             }
@@ -492,19 +498,18 @@ impl Inner {
             && let Some(engine) = self.engines[place].as_ref()
         {
             let load = engine.load_again(self.typical);
-            let salt = self.chance();
-            self.tree.set(place, Key { rank: Rank::Free, load, salt });
+            self.tree.set(place, Key { rank: Rank::Free, load });
         }
     }
 
     fn best_without(&mut self, tried: &[EngineId]) -> Option<usize> {
         if tried.is_empty() {
-            return self.tree.best();
+            return self.pick();
         }
         let hidden: Vec<_> =
             tried.iter().filter_map(|id| self.places.get(id)).map(|&p| (p, self.tree.key(p))).collect();
         hidden.iter().for_each(|&(place, _)| self.tree.set(place, Key::OUT));
-        let best = self.tree.best();
+        let best = self.pick();
         hidden.into_iter().for_each(|(place, key)| self.tree.set(place, key));
         best
     }
@@ -521,7 +526,12 @@ impl Inner {
 
     fn begin(&mut self, place: usize, size: Size, at: Tick) -> bool {
         let total = (size.prefill + size.decode).0 as f64;
-        self.typical += (total - self.typical) / 64.0;
+        self.average += (total - self.average) / 64.0;
+        let average = self.average.max(1.0);
+        if average > 2.0 * self.typical || average < 0.5 * self.typical {
+            self.typical = average;
+            (0..self.engines.len()).for_each(|place| self.rekey(place, at));
+        }
         self.turn += 1;
         let turn = self.turn;
         let Some(engine) = self.engines[place].as_mut() else { return false };
@@ -567,11 +577,14 @@ impl Inner {
         }
     }
 
-    /// The next value of the seeded source that parts equals (splitmix64).
-    fn chance(&mut self) -> u32 {
+    /// The best place; equals are parted by the next value of the seeded source (splitmix64).
+    fn pick(&mut self) -> Option<usize> {
         self.chance = self.chance.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mixed = (self.chance ^ (self.chance >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed >> 32) as u32
+        self.tree.best((mixed ^ (mixed >> 31)) >> 16)
     }
 }
+
+#[cfg(test)]
+mod tests;

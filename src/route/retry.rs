@@ -404,3 +404,6 @@ pub fn retry_after(value: &HeaderValue, wall: Duration) -> Option<Duration> {
     let since_epoch = Duration::try_from_secs_f64(date.as_second() as f64).ok()?;
     Some(since_epoch.saturating_sub(wall))
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,113 @@
+//! Traffic for a service: open loop, seeded, judged by whoever sent it.
+//!
+//! [`Plan`] says what is asked when; [`Traffic`] asks it, in as many requests at one time as
+//! it takes, and keeps a [`Tally`] per flow. Answers are watched with the gateway's own
+//! [`observe`](crate::observe) and [`judge`](crate::judge), from where the client stands.
+
+mod plan;
+mod send;
+mod tally;
+
+pub use plan::{Flow, Plan, Shot, Shots, Style};
+pub use send::{Open, Opening, Stream, to};
+pub use tally::{Samples, Seen, Tally};
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::task::JoinSet;
+
+use self::send::Client;
+use crate::clock::Clock;
+
+/// Requests at one time, at most. A service that answers nothing would else fill the memory;
+/// what is not sent for this reason is counted.
+const MOST_IN_FLIGHT: usize = 8192;
+
+/// Traffic that is being made. Dropped, it stops at once and its clients leave.
+pub struct Traffic {
+    counts: Arc<Mutex<Counts>>,
+    maker: tokio::task::JoinHandle<()>,
+}
+
+#[derive(Debug, Default)]
+struct Counts {
+    tallies: Vec<Tally>,
+    unsent: u64,
+    stopped: bool,
+}
+
+impl Traffic {
+    /// Starts asking, on the current runtime.
+    #[must_use]
+    pub fn start(clock: Clock, open: Open, plan: Plan) -> Self {
+        let tallies = plan.flows.iter().map(|flow| Tally { name: flow.name.clone(), ..Tally::default() }).collect();
+        let counts = Arc::new(Mutex::new(Counts { tallies, ..Counts::default() }));
+        let maker = tokio::spawn(make(clock, Arc::new(Client::new(clock, open)), plan, Arc::clone(&counts)));
+        Traffic { counts, maker }
+    }
+
+    /// The counts so far, one tally per flow, in the order of the plan.
+    #[must_use]
+    pub fn tallies(&self) -> Vec<Tally> {
+        self.counts.lock().tallies.clone()
+    }
+
+    /// Requests that were due but not sent, because too many had no answer yet.
+    #[must_use]
+    pub fn unsent(&self) -> u64 {
+        self.counts.lock().unsent
+    }
+
+    /// Asks nothing more, waits until all answers are in, but not longer than `patience`, and
+    /// returns the counts. Clients whose answers are not in by then leave.
+    pub async fn stop(mut self, patience: Duration) -> Vec<Tally> {
+        self.counts.lock().stopped = true;
+        let _ = tokio::time::timeout(patience, &mut self.maker).await;
+        self.tallies()
+    }
+}
+
+impl Drop for Traffic {
+    fn drop(&mut self) {
+        self.maker.abort();
+    }
+}
+
+/// How often the maker looks whether it has been stopped.
+const GLANCE: Duration = Duration::from_millis(100);
+
+async fn make(clock: Clock, client: Arc<Client>, plan: Plan, counts: Arc<Mutex<Counts>>) {
+    let start = clock.now();
+    let flows: Vec<Arc<Flow>> = plan.flows.iter().cloned().map(Arc::new).collect();
+    let mut asked = JoinSet::new();
+    'shots: for shot in plan.shots() {
+        let due = start + shot.at;
+        while clock.now() < due {
+            clock.sleep_until(Some(due.min(clock.now() + GLANCE))).await;
+            if counts.lock().stopped {
+                break 'shots;
+            }
+        }
+        while asked.try_join_next().is_some() {}
+        if asked.len() >= MOST_IN_FLIGHT {
+            counts.lock().unsent += 1;
+            continue;
+        }
+        {
+            let tally = &mut counts.lock().tallies[shot.flow];
+            tally.sent += 1;
+            tally.in_flight += 1;
+        }
+        let (client, counts, flow) = (Arc::clone(&client), Arc::clone(&counts), Arc::clone(&flows[shot.flow]));
+        asked.spawn(async move {
+            let seen = client.ask(&flow, &shot).await;
+            counts.lock().tallies[shot.flow].note(&seen);
+        });
+    }
+    while asked.join_next().await.is_some() {}
+}
+
+#[cfg(test)]
+mod tests;

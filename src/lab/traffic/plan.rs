@@ -1,0 +1,284 @@
+//! What is asked when: a seeded, open-loop stream of requests. Pure.
+//!
+//! Arrivals are a Poisson process: requests come when users come, not when earlier answers
+//! are done. Its rate may swing (a day in a minute), by thinning. Lengths are log-normal, by
+//! median and 95th percentile. The same seed gives the same requests at the same moments.
+
+use std::f64::consts::TAU;
+use std::time::Duration;
+
+use bytes::Bytes;
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use serde_json::json;
+
+use crate::judge::Objectives;
+use crate::lab::engine::Lengths;
+use crate::units::Dialect;
+
+/// A mix of flows and how often they ask.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// Decides everything that is drawn.
+    pub seed: u64,
+    /// Requests per second, in the middle.
+    pub rate: f64,
+    /// The rate swings by this share of itself, up and down; 0: it does not.
+    pub swing: f64,
+    /// The length of one swing.
+    pub period: Duration,
+    /// The model asked for.
+    pub model: String,
+    /// Who asks.
+    pub flows: Vec<Flow>,
+}
+
+/// Requests of one kind: the traffic of one class.
+#[derive(Clone, Debug)]
+pub struct Flow {
+    /// What it is called in counts.
+    pub name: String,
+    /// Its share of all requests, against the shares of the others.
+    pub share: f64,
+    /// How it asks.
+    pub style: Style,
+    /// Prompt tokens.
+    pub input: Lengths,
+    /// Output tokens: sent as the cap, and as the length where the engine takes `ignore_eos`.
+    pub output: Lengths,
+    /// Headers of each request: a key, a class.
+    pub headers: Vec<(String, String)>,
+    /// The share of requests whose client leaves in the middle.
+    pub leaves: f64,
+    /// What its answers are judged by.
+    pub objectives: Objectives,
+}
+
+/// How a flow asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Style {
+    /// `chat/completions`, streaming.
+    Chat,
+    /// `completions`, streaming: what an editor does at each pause.
+    Completion,
+    /// `chat/completions`, whole, with tools of which one must be called.
+    Agent,
+    /// `chat/completions`, whole.
+    Batch,
+}
+
+impl Style {
+    /// The path it asks on.
+    #[must_use]
+    pub const fn path(self) -> &'static str {
+        match self {
+            Style::Completion => "/v1/completions",
+            Style::Chat | Style::Agent | Style::Batch => "/v1/chat/completions",
+        }
+    }
+
+    /// How its requests and answers are written.
+    #[must_use]
+    pub const fn dialect(self) -> Dialect {
+        match self {
+            Style::Completion => Dialect::Completions,
+            Style::Chat | Style::Agent | Style::Batch => Dialect::Chat,
+        }
+    }
+
+    /// Whether it asks for a stream.
+    #[must_use]
+    pub const fn streams(self) -> bool {
+        matches!(self, Style::Chat | Style::Completion)
+    }
+}
+
+/// One request to be sent.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Shot {
+    /// When, from the start.
+    pub at: Duration,
+    /// Whose: an index into [`Plan::flows`].
+    pub flow: usize,
+    /// The body.
+    pub body: Bytes,
+    /// Output tokens that it caps its answer at.
+    pub cap: u64,
+    /// The client leaves this long after it asked.
+    pub leaves_after: Option<Duration>,
+}
+
+/// The requests of a plan, in order, for ever.
+pub struct Shots {
+    plan: Plan,
+    chance: StdRng,
+    /// Seconds from the start.
+    at: f64,
+}
+
+impl Plan {
+    /// The requests.
+    #[must_use]
+    pub fn shots(&self) -> Shots {
+        Shots { chance: StdRng::seed_from_u64(self.seed), plan: self.clone(), at: 0.0 }
+    }
+
+    /// Requests per second at this moment.
+    #[must_use]
+    pub fn rate_at(&self, at: Duration) -> f64 {
+        let turns = at.as_secs_f64() / self.period.as_secs_f64().max(1e-3);
+        self.rate * (1.0 + self.swing.clamp(0.0, 1.0) * (TAU * turns).sin())
+    }
+}
+
+impl Iterator for Shots {
+    type Item = Shot;
+
+    fn next(&mut self) -> Option<Shot> {
+        if self.plan.flows.is_empty() || self.plan.rate <= 0.0 {
+            return None;
+        }
+        let highest = self.plan.rate * (1.0 + self.plan.swing.clamp(0.0, 1.0));
+        let at = loop {
+            // The next candidate at the highest rate; kept with the chance of the true rate.
+            self.at += -(1.0 - self.chance.random::<f64>()).ln() / highest;
+            let at = Duration::try_from_secs_f64(self.at).ok()?;
+            if self.chance.random::<f64>() * highest <= self.plan.rate_at(at) {
+                break at;
+            }
+        };
+        Some(self.shot(at))
+    }
+}
+
+impl Shots {
+    fn shot(&mut self, at: Duration) -> Shot {
+        let number = self.draw_flow();
+        let flow = &self.plan.flows[number];
+        let (prompt, cap) = (flow.input.draw(&mut self.chance), flow.output.draw(&mut self.chance));
+        let leaves = self.chance.random::<f64>() < flow.leaves;
+        // Anywhere between a very quick and a very patient client.
+        let leaves_after = leaves.then(|| Duration::from_millis(self.chance.random_range(20..4_000)));
+        let body = self.body(number, prompt, cap);
+        Shot { at, flow: number, body, cap, leaves_after }
+    }
+
+    fn draw_flow(&mut self) -> usize {
+        let shares = self.plan.flows.iter().map(|flow| flow.share.max(0.0));
+        let mut left = self.chance.random::<f64>() * shares.clone().sum::<f64>();
+        for (number, share) in shares.enumerate() {
+            left -= share;
+            if left < 0.0 {
+                return number;
+            }
+        }
+        self.plan.flows.len() - 1
+    }
+
+    fn body(&mut self, number: usize, prompt: u64, cap: u64) -> Bytes {
+        let flow = &self.plan.flows[number];
+        let (model, style) = (&self.plan.model, flow.style);
+        // Half of a prompt is the flow's own beginning: what a prefix cache lives from.
+        let shared = words(number as u64, prompt / 2);
+        let own = words(self.chance.random(), prompt - prompt / 2);
+        let messages = json!([{"role": "system", "content": shared}, {"role": "user", "content": own}]);
+        let usage = json!({"include_usage": true});
+        let mut body = match style {
+            Style::Chat => json!({"model": model, "messages": messages, "stream": true, "stream_options": usage}),
+            Style::Completion => {
+                json!({"model": model, "prompt": shared + &own, "stream": true, "stream_options": usage})
+            }
+            Style::Agent | Style::Batch => json!({"model": model, "messages": messages}),
+        };
+        body["max_tokens"] = json!(cap);
+        if style == Style::Agent {
+            let parameters = json!({"type": "object", "properties": {"query": {"type": "string"}}});
+            body["tools"] = json!([{"type": "function", "function": {"name": "search", "parameters": parameters}}]);
+            body["tool_choice"] = json!("required");
+        } else {
+            body["ignore_eos"] = json!(true);
+        }
+        Bytes::from(body.to_string())
+    }
+}
+
+/// About this many tokens of text.
+fn words(seed: u64, tokens: u64) -> String {
+    const WORDS: [&str; 8] = ["rain ", "tea ", "map ", "oak ", "ship ", "glass ", "plum ", "owl "];
+    let mut chance = StdRng::seed_from_u64(seed);
+    let mut text = String::with_capacity(tokens as usize * 4 + 8);
+    while (text.len() as u64) < tokens * 4 {
+        text.push_str(WORDS[chance.random_range(0..WORDS.len())]);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan(rate: f64, swing: f64) -> Plan {
+        let flow = |name: &str, share, style| Flow {
+            name: name.to_owned(),
+            share,
+            style,
+            input: Lengths { p50: 200.0, p95: 900.0 },
+            output: Lengths { p50: 50.0, p95: 200.0 },
+            headers: Vec::new(),
+            leaves: 0.1,
+            objectives: Objectives::default(),
+        };
+        let flows = vec![flow("chat", 3.0, Style::Chat), flow("agent", 1.0, Style::Agent)];
+        let period = Duration::from_secs(60);
+        Plan { seed: 5, rate, swing, period, model: "m".to_owned(), flows }
+    }
+
+    #[test]
+    fn the_same_seed_asks_the_same_at_the_same_moments() {
+        let first: Vec<Shot> = plan(20.0, 0.5).shots().take(50).collect();
+        assert_eq!(first, plan(20.0, 0.5).shots().take(50).collect::<Vec<_>>());
+        let other = Plan { seed: 6, ..plan(20.0, 0.5) };
+        assert_ne!(first, other.shots().take(50).collect::<Vec<_>>());
+        assert!(first.is_sorted_by_key(|shot| shot.at));
+    }
+
+    #[test]
+    fn arrivals_have_the_rate_the_shares_and_the_spread_of_a_poisson_process() {
+        let shots: Vec<Shot> = plan(50.0, 0.0).shots().take(20_000).collect();
+        let seconds = shots.last().unwrap().at.as_secs_f64();
+        assert!((390.0..410.0).contains(&seconds), "{seconds}");
+        let agents = shots.iter().filter(|shot| shot.flow == 1).count();
+        assert!((4_800..5_200).contains(&agents), "{agents}");
+        let leavers = shots.iter().filter(|shot| shot.leaves_after.is_some()).count();
+        assert!((1_850..2_150).contains(&leavers), "{leavers}");
+        // Counts per second: the variance is the mean.
+        let mut counts = vec![0.0; seconds as usize];
+        for shot in &shots {
+            if let Some(count) = counts.get_mut(shot.at.as_secs() as usize) {
+                *count += 1.0;
+            }
+        }
+        let mean = counts.iter().sum::<f64>() / counts.len() as f64;
+        let variance = counts.iter().map(|count| (count - mean) * (count - mean)).sum::<f64>() / counts.len() as f64;
+        assert!((0.8..1.25).contains(&(variance / mean)), "{variance} {mean}");
+    }
+
+    #[test]
+    fn a_swing_moves_arrivals_from_the_valley_to_the_hill() {
+        let plan = plan(50.0, 0.8);
+        let shots: Vec<Shot> = plan.shots().take_while(|shot| shot.at < Duration::from_secs(60)).collect();
+        let hill = shots.iter().filter(|shot| shot.at < Duration::from_secs(30)).count();
+        assert!(hill > 2 * (shots.len() - hill), "{hill} of {}", shots.len());
+    }
+
+    #[test]
+    fn bodies_are_what_their_style_says() {
+        let shots: Vec<Shot> = plan(50.0, 0.0).shots().take(50).collect();
+        for shot in shots {
+            let body: serde_json::Value = serde_json::from_slice(&shot.body).unwrap();
+            assert_eq!(body["max_tokens"], shot.cap);
+            assert_eq!(body["stream"].as_bool().unwrap_or(false), shot.flow == 0);
+            assert_eq!(body["tools"].is_array(), shot.flow == 1);
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! Traffic against a simulated engine, in virtual time.
+
+use super::*;
+use crate::judge::{Objective, Objectives};
+use crate::lab::engine::{Lengths, Settings, Shape, SimEngine};
+use crate::units::Tick;
+
+fn open(engine: &SimEngine) -> Open {
+    let engine = engine.clone();
+    Arc::new(move || {
+        let stream = engine.connect();
+        Box::pin(async move { Ok(Box::new(stream) as Box<dyn Stream>) })
+    })
+}
+
+fn flow(name: &str, style: Style) -> Flow {
+    let limit = |millis| Some(Objective { threshold: Duration::from_millis(millis), attainment: 0.95 });
+    Flow {
+        name: name.to_owned(),
+        share: 1.0,
+        style,
+        input: Lengths { p50: 100.0, p95: 400.0 },
+        output: Lengths { p50: 20.0, p95: 60.0 },
+        headers: Vec::new(),
+        leaves: 0.0,
+        objectives: Objectives { ttft: limit(1000), tpot: limit(100), ..Objectives::default() },
+    }
+}
+
+fn plan(flows: Vec<Flow>) -> Plan {
+    Plan { seed: 3, rate: 20.0, swing: 0.0, period: Duration::from_secs(60), model: "sim".to_owned(), flows }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_engine_with_room_meets_every_style_and_a_slow_one_misses() {
+    for (speed, is_met) in [(1.0, true), (0.02, false)] {
+        let clock = Clock::start();
+        let shape = Shape { speed, ..Shape::default() };
+        let engine = SimEngine::start(clock, Settings { shape, ..Settings::default() });
+        let flows = vec![
+            flow("chat", Style::Chat),
+            flow("editor", Style::Completion),
+            flow("agent", Style::Agent),
+            flow("batch", Style::Batch),
+        ];
+        let traffic = Traffic::start(clock, open(&engine), plan(flows));
+        clock.sleep_until(Some(Tick::from_millis(20_000))).await;
+        for tally in traffic.stop(Duration::from_secs(3600)).await {
+            assert!(tally.sent > 50, "{tally:?}");
+            assert_eq!(tally.met + tally.missed, tally.sent, "{tally:?}");
+            assert_eq!(tally.missed == 0, is_met, "{tally:?}");
+            assert_eq!(tally.statuses.keys().copied().collect::<Vec<_>>(), [200], "{tally:?}");
+            assert_eq!(tally.ttft.quantile(0.5).is_some(), matches!(tally.name.as_str(), "chat" | "editor"));
+            assert!(tally.e2e.quantile(0.5).is_some());
+        }
+        assert_eq!(engine.gauges().running, 0);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_leaves_in_time_is_excluded_and_who_leaves_late_is_a_miss() {
+    for (speed, objective_holds) in [(1.0, true), (0.001, false)] {
+        let clock = Clock::start();
+        let shape = Shape { speed, ..Shape::default() };
+        let engine = SimEngine::start(clock, Settings { shape, ..Settings::default() });
+        let slow = Flow { leaves: 1.0, output: Lengths { p50: 4000.0, p95: 4000.0 }, ..flow("chat", Style::Chat) };
+        let traffic = Traffic::start(clock, open(&engine), plan(vec![slow]));
+        clock.sleep_until(Some(Tick::from_millis(10_000))).await;
+        let tally = traffic.stop(Duration::from_secs(60)).await.remove(0);
+        assert_eq!(tally.excluded + tally.missed, tally.sent);
+        assert_eq!(tally.missed == 0, objective_holds, "{tally:?}");
+        assert_eq!((engine.gauges().running, engine.gauges().waiting), (0, 0), "all have left");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn nobody_there_is_counted_as_unanswered() {
+    let refuse: Open = Arc::new(|| Box::pin(async { Err(std::io::ErrorKind::ConnectionRefused.into()) }));
+    let clock = Clock::start();
+    let traffic = Traffic::start(clock, refuse, plan(vec![flow("chat", Style::Chat)]));
+    clock.sleep_until(Some(Tick::from_millis(5_000))).await;
+    let tally = traffic.stop(Duration::from_secs(1)).await.remove(0);
+    assert_eq!((tally.unanswered, tally.in_flight), (tally.sent, 0));
+}
