@@ -306,7 +306,7 @@ impl Refusal {
             Refusal::ClassNotAllowed { class } => format!("Your key may not use the class \"{class}\" that applies to this request. Ask your operator to allow it.").into(),
             Refusal::BodyTooLarge { limit } => format!("The body is longer than {limit} bytes. Send a shorter one.").into(),
             Refusal::DecodedTooLarge { limit } => format!("The body is longer than {limit} bytes once it is decoded. Send a shorter one.").into(),
-            Refusal::BodyTimeout { limit } => format!("The body did not arrive within {} s. Send it again over a faster connection.", limit.as_secs()).into(),
+            Refusal::BodyTimeout { limit } => format!("The body did not arrive within {} s. Send it again over a faster connection.", seconds(*limit)).into(),
             Refusal::BodyBroken => "The body broke off before its end. Send the request again, whole.".into(),
             Refusal::UnreadableBody { why } => format!("The request body cannot be used: {why}. Correct it and send it again.").into(),
             Refusal::UnsupportedCoding => "This content-encoding is not supported. Send the body as gzip, zstd, or without any.".into(),

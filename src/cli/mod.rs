@@ -5,6 +5,8 @@
 
 pub mod engine;
 pub mod health;
+pub mod serve;
+pub mod service;
 
 use std::process::ExitCode;
 
@@ -22,6 +24,8 @@ pub struct Goodput {
 enum Command {
     /// Run a simulated engine with vLLM's HTTP face; needs no GPU.
     Engine(engine::Engine),
+    /// Run the gateway.
+    Serve(serve::Serve),
     /// Ask a running gateway whether it is well.
     Health(health::Health),
 }
@@ -32,5 +36,15 @@ pub fn run() -> ExitCode {
     match Goodput::parse().command {
         Command::Engine(engine) => engine.run(),
         Command::Health(health) => health.run(),
+        Command::Serve(serve) => serve.run(),
     }
+}
+
+/// Logs go to stderr; `RUST_LOG` filters them, `info` where it is not set.
+pub(crate) fn logs() {
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env()
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
+    let logs = tracing_subscriber::fmt().with_writer(std::io::stderr).with_env_filter(filter);
+    // A second call finds a subscriber in place, which is what it wanted.
+    let _ = logs.try_init();
 }
