@@ -1,1 +1,353 @@
 //! The life of one request, told once, top to bottom.
+//!
+//! Only this room knows the order of the others. [`Gateway`] is a `tower::Service` over any
+//! request body; [`Gateway::serve`] is the story: read the head, find the tenant, read and
+//! understand the body, classify, route, ask engines until one speaks. What a request holds
+//! (its visit, its share of an engine's work) then moves into the body of its answer
+//! (`open_answer`), and is given back where that body ends.
+
+mod attempts;
+mod house;
+mod models;
+mod open_answer;
+mod promise;
+mod reply;
+mod upload;
+
+use std::convert::Infallible;
+use std::panic::AssertUnwindSafe;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::FutureExt;
+use http::header::HeaderValue;
+use http::request::Parts as Head;
+use http::{Request, Response, StatusCode};
+use http_body::Body;
+
+pub use house::{Gateway, Materials};
+pub use promise::{BoundPool, Live, Promise};
+
+use crate::accept::strict;
+use crate::classify::{Ask as ClassAsk, Classified, TargetHeaders};
+use crate::forward::ReplyBody;
+use crate::forward::headers::{is_fit_id, names::X_REQUEST_ID};
+use crate::identify::{Unknown, Who};
+use crate::judge::{Case, Objectives};
+use crate::record::{self, Visit};
+use crate::refuse::Refusal;
+use crate::route::{Routed, Size};
+use crate::units::{ClassId, ClientSide, Dialect, Endpoint, LengthBucket, RequestId, Tick, Tokens, Unroutable};
+use attempts::{Ask, Yard, first_willing_engine};
+use open_answer::Opened;
+use upload::{Limits, Unread, Upload};
+
+/// What a body may fail with.
+type Fault = Box<dyn std::error::Error + Send + Sync>;
+
+/// How serving a request went on.
+enum Served {
+    /// The gateway answers itself; such paths are not judged.
+    Own(Response<ReplyBody>),
+    /// An engine speaks.
+    Answer(Box<Opened>),
+}
+
+/// Why serving a request ended early.
+enum Stop {
+    /// The gateway refuses.
+    Refused(Refusal),
+    /// The client left.
+    Left,
+}
+
+impl From<Refusal> for Stop {
+    fn from(refusal: Refusal) -> Self {
+        Stop::Refused(refusal)
+    }
+}
+
+/// What is known of a request from its head alone.
+struct Arrived {
+    head: Head,
+    at: Tick,
+    id: RequestId,
+    client: ClientSide,
+    shape: Dialect,
+}
+
+impl<B> tower::Service<Request<B>> for Gateway
+where
+    B: Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<Fault>,
+{
+    type Response = Response<ReplyBody>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        let gateway = self.clone();
+        Box::pin(async move { Ok(gateway.handle(request).await) })
+    }
+}
+
+impl Gateway {
+    /// Answers one request. Never fails: what goes wrong is an answer, and exactly one
+    /// `Finished`.
+    pub async fn handle<B>(&self, request: Request<B>) -> Response<ReplyBody>
+    where
+        B: Body<Data = Bytes> + Send + 'static,
+        B::Error: Into<Fault>,
+    {
+        let (head, body) = request.into_parts();
+        let arrived = self.arrived(head);
+        let (id, shape) = (arrived.id.clone(), arrived.shape);
+        // A panic drops the visit while the thread unwinds, which records it as `internal`.
+        match AssertUnwindSafe(self.answer(arrived, body)).catch_unwind().await {
+            Ok(response) => response,
+            Err(_) => reply::refusal(&Refusal::Internal, shape, &id, None),
+        }
+    }
+
+    fn arrived(&self, head: Head) -> Arrived {
+        let at = self.clock.now();
+        let kept = head.headers.get(X_REQUEST_ID).filter(|value| is_fit_id(value));
+        let id = kept.and_then(|value| value.to_str().ok()).map_or_else(made_id, RequestId::from);
+        let client = head.extensions.get::<ClientSide>().cloned().unwrap_or_default();
+        let shape = Endpoint::shape_of_unknown(head.uri.path());
+        Arrived { head, at, id, client, shape }
+    }
+
+    async fn answer<B>(&self, arrived: Arrived, body: B) -> Response<ReplyBody>
+    where
+        B: Body<Data = Bytes> + Send + 'static,
+        B::Error: Into<Fault>,
+    {
+        let live = self.live.load_full();
+        let mut visit = self.recorder.open(arrived.id.clone(), arrived.at);
+        let (id, shape) = (arrived.id.clone(), arrived.shape);
+        match self.serve(&live, &mut visit, arrived, body).await {
+            Ok(Served::Own(mut response)) => {
+                reply::mark(response.headers_mut(), &id, None, None);
+                visit.answered(response.status().as_u16());
+                response
+            }
+            Ok(Served::Answer(opened)) => opened.relay(visit),
+            Err(Stop::Refused(refusal)) => {
+                let class = visit.promise().map(|promise| &promise.class);
+                let response = reply::refusal(&refusal, shape, &id, class);
+                visit.refuse(&refusal);
+                response
+            }
+            Err(Stop::Left) => {
+                drop(visit);
+                reply::json(StatusCode::BAD_REQUEST, Bytes::new())
+            }
+        }
+    }
+
+    async fn serve<B>(&self, live: &Arc<Live>, visit: &mut Visit, arrived: Arrived, body: B) -> Result<Served, Stop>
+    where
+        B: Body<Data = Bytes> + Send + 'static,
+        B::Error: Into<Fault>,
+    {
+        let Arrived { head, at: arrival, id, client, .. } = arrived;
+        let endpoint = self.endpoint_of(live, &head)?;
+        if endpoint.path() == "/health" {
+            return Ok(Served::Own(self.health()));
+        }
+        if self.is_draining() {
+            return Err(Refusal::Draining.into());
+        }
+        let who = live.settings.keyring.find(&head.headers).map_err(unknown)?;
+        visit.belongs_to(who.tenant.clone());
+        if !endpoint.is_relayed() {
+            return Ok(Served::Own(self.models(live, &who, endpoint, &head)?));
+        }
+
+        let limits =
+            Limits { max_body: live.settings.listen.max_body, timeout: live.settings.listen.body_timeout, arrival };
+        let upload = upload::read(body, &head.headers, endpoint, limits, &self.clock).await?;
+        visit.uploaded(upload.complete);
+        refuse_what_is_not_served(&upload)?;
+
+        let model = upload.facts.model.as_ref().map(|field| field.value.as_str());
+        let alias = model.and_then(|name| live.settings.routes.alias(name));
+        if alias.is_some() && upload.is_form {
+            return Err(Refusal::AliasInForm.into());
+        }
+        let served_model = alias.or(model);
+        let prompt = self.estimate(&upload, served_model, live);
+        let classified = classify(live, &who, &head, endpoint, &upload, served_model, prompt)?;
+        let promise = live.promise(&classified.class);
+        let objectives = objectives_of(&promise, &head);
+        visit.promised(record::Promise {
+            class: classified.class,
+            rule: classified.rule,
+            objectives: Arc::clone(&objectives),
+            length: bucket_of(live, &upload, prompt),
+            prompt,
+            streamed: upload.facts.streams(),
+            choices: upload.facts.choices(),
+            tokens_per_event: 1.0,
+            case: Case {
+                judged_path: promise.judges(endpoint),
+                stated_cap: upload.facts.caps.largest(),
+                ..Case::of(endpoint.dialect())
+            },
+        });
+        let routed = route(live, served_model, &promise.class.id)?;
+        visit.routed(routed.model_label.clone(), routed.pools[0].clone());
+        // Unlimited seats: whoever has come in is admitted.
+        visit.admitted(upload.complete);
+
+        let target = target_of(endpoint, &head);
+        let ask = Ask {
+            promise: &promise,
+            routed: &routed,
+            facts: &upload.facts,
+            endpoint,
+            target: &target,
+            headers: &head.headers,
+            frames: &upload.frames,
+            was_coded: upload.was_coded,
+            fixed: upload.is_form,
+            alias,
+            size: size_of(&upload, prompt, &objectives),
+            arrival,
+            id: &id,
+            upstream_id: upstream_id(),
+            client: &client,
+            pulse: visit.pulse(),
+        };
+        client.set_total_deadline(arrival + promise.class.timeouts.total);
+        let yard = Yard { clock: self.clock, fleet: &self.fleet, lines: &self.lines, ratios: &self.ratios };
+        let spoken = first_willing_engine(&ask, &yard, visit).await?;
+        let asked = open_answer::Asked {
+            endpoint,
+            model: served_model.map(Arc::from),
+            routed,
+            prompt: upload.facts.prompt,
+            queued: Duration::ZERO,
+            id,
+        };
+        Ok(Served::Answer(Box::new(Opened::new(self.clone(), asked, spoken))))
+    }
+
+    fn endpoint_of(&self, live: &Live, head: &Head) -> Result<Endpoint, Refusal> {
+        strict::check(head, live.settings.listen.max_header_lines)
+            .map_err(|refused| Refusal::BadHead { status: refused.status().as_u16(), advice: refused.advice() })?;
+        Endpoint::find(head.method.as_str(), head.uri.path()).map_err(|unroutable| match unroutable {
+            Unroutable::Path => Refusal::UnknownPath,
+            Unroutable::Method { allow } => Refusal::MethodNotAllowed { allow },
+        })
+    }
+
+    fn health(&self) -> Response<ReplyBody> {
+        if self.is_draining() {
+            reply::json(StatusCode::SERVICE_UNAVAILABLE, Bytes::from_static(b"{\"status\":\"draining\"}"))
+        } else {
+            reply::json(StatusCode::OK, Bytes::from_static(b"{\"status\":\"ok\"}"))
+        }
+    }
+
+    fn estimate(&self, upload: &Upload, model: Option<&str>, live: &Live) -> Tokens {
+        upload.facts.prompt.tokens(self.ratios.bytes_per_token(&live.settings.routes.label_of(model)))
+    }
+}
+
+fn classify(
+    live: &Live,
+    who: &Who,
+    head: &Head,
+    endpoint: Endpoint,
+    upload: &Upload,
+    model: Option<&str>,
+    prompt: Tokens,
+) -> Result<Classified, Refusal> {
+    let ask = ClassAsk {
+        who,
+        headers: &head.headers,
+        path: endpoint.path(),
+        facts: Some(&upload.facts).filter(|facts| facts.readable),
+        model,
+        prompt_tokens: prompt,
+    };
+    let may_use = |class: &ClassId| live.settings.tenants.may_use(&who.tenant, class);
+    let not_allowed = |_| Refusal::ClassNotAllowed { class: live.settings.default_class.clone() };
+    live.settings.rules.class_of(&ask, may_use).map_err(not_allowed)
+}
+
+fn bucket_of(live: &Live, upload: &Upload, prompt: Tokens) -> LengthBucket {
+    if upload.facts.prompt.is_known { live.settings.buckets.of(prompt) } else { LengthBucket::Unknown }
+}
+
+fn unknown(unknown: Unknown) -> Refusal {
+    match unknown {
+        Unknown::Missing => Refusal::MissingKey,
+        Unknown::Unknown => Refusal::UnknownKey,
+        Unknown::TwoKeys => Refusal::TwoKeys,
+    }
+}
+
+fn refuse_what_is_not_served(upload: &Upload) -> Result<(), Refusal> {
+    match &upload.facts {
+        facts if facts.background => Err(Refusal::BackgroundRefused),
+        facts if facts.steers_kv => Err(Refusal::TransferRefused),
+        _ => Ok(()),
+    }
+}
+
+fn route(live: &Live, model: Option<&str>, class: &ClassId) -> Result<Routed, Refusal> {
+    let missing = if model.is_none() { Refusal::ModelMissing } else { Refusal::ModelNotFound };
+    live.settings.routes.find(model, class).ok_or(missing)
+}
+
+/// The class's objectives, with the targets that the request sets for itself.
+fn objectives_of(promise: &Promise, head: &Head) -> Arc<Objectives> {
+    let targets = promise.class.target_headers.read(&head.headers);
+    if targets.ttft.is_none() && targets.tpot.is_none() {
+        return Arc::clone(&promise.objectives);
+    }
+    let may_loosen = promise.class.target_headers == TargetHeaders::MayLoosen;
+    Arc::new(promise.objectives.with_targets(targets.ttft, targets.tpot, may_loosen))
+}
+
+/// The work that a request brings: its prompt, and the output that is expected of it.
+fn size_of(upload: &Upload, prompt: Tokens, objectives: &Objectives) -> Size {
+    let each = upload.facts.caps.largest().unwrap_or_else(|| objectives.default_output());
+    Size { prefill: prompt, decode: each.times(upload.facts.choices()) }
+}
+
+/// Path and query for the engine: the path as the documentation writes it, the query as it came.
+fn target_of(endpoint: Endpoint, head: &Head) -> String {
+    match head.uri.query() {
+        Some(query) => [endpoint.path(), "?", query].concat(),
+        None => endpoint.path().to_owned(),
+    }
+}
+
+fn made_id() -> RequestId {
+    RequestId::from(format!("req-{:032x}", rand::random::<u128>()))
+}
+
+/// What engines see: unique, whatever the client sent.
+fn upstream_id() -> HeaderValue {
+    HeaderValue::from_str(&format!("gp-{:032x}", rand::random::<u128>())).expect("hexadecimal digits")
+}
+
+impl From<Unread> for Stop {
+    fn from(unread: Unread) -> Self {
+        match unread {
+            Unread::Refused(refusal) => Stop::Refused(refusal),
+            Unread::Left => Stop::Left,
+        }
+    }
+}

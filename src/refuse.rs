@@ -65,6 +65,12 @@ refusals! {
     /// The request target exceeds what is taken.
     #[error("the request target is longer than {limit} bytes")]
     TargetTooLong { limit: usize = 65536 } = "target_too_long",
+    /// The head says something that two readers could read in two ways.
+    #[error("a head that is refused: {advice}")]
+    BadHead { status: u16 = 400, advice: &'static str = "send exactly one valid Host header" } = "bad_head",
+    /// Behind a head of the gateway's own, an engine answered with this instead of a stream.
+    #[error("an engine answered with {status} behind a head of ours")]
+    EngineAnswered { status: u16 = 500 } = "engine_answered",
     /// An `Expect` header other than `100-continue`.
     #[error("an Expect header asks for something else than 100-continue")]
     ExpectationFailed = "expectation_failed",
@@ -178,10 +184,15 @@ impl Refusal {
             Refusal::TargetTooLong { .. } => StatusCode::URI_TOO_LONG,
             Refusal::UnsupportedCoding => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             Refusal::ExpectationFailed => StatusCode::EXPECTATION_FAILED,
+            Refusal::BadHead { status, .. } => match StatusCode::from_u16(*status) {
+                Ok(status) => status,
+                Err(_) => StatusCode::BAD_REQUEST,
+            },
             Refusal::Internal => StatusCode::INTERNAL_SERVER_ERROR,
             Refusal::ConnectFailed { .. }
             | Refusal::EngineReset { .. }
             | Refusal::EngineGarbage { .. }
+            | Refusal::EngineAnswered { .. }
             | Refusal::StreamIncomplete => StatusCode::BAD_GATEWAY,
             Refusal::NoEngine { .. } | Refusal::Draining | Refusal::DrainCut => StatusCode::SERVICE_UNAVAILABLE,
             Refusal::FirstTokenTimeout { .. }
@@ -199,6 +210,7 @@ impl Refusal {
             | Refusal::MethodNotAllowed { .. }
             | Refusal::TargetTooLong { .. }
             | Refusal::ExpectationFailed
+            | Refusal::BadHead { .. }
             | Refusal::BodyTooLarge { .. }
             | Refusal::DecodedTooLarge { .. }
             | Refusal::BodyBroken
@@ -219,6 +231,11 @@ impl Refusal {
                 Outcome::Missed(Missed::UpstreamUnavailable)
             }
             Refusal::EngineGarbage { .. } => Outcome::Missed(Missed::UpstreamError),
+            Refusal::EngineAnswered { status } => match *status {
+                429 | 503 | 529 => Outcome::Missed(Missed::UpstreamOverload),
+                400 | 409 | 411 | 413 | 414 | 415 | 422 | 431 | 501 => Outcome::Excluded(Excluded::InvalidRequest),
+                _ => Outcome::Missed(Missed::UpstreamError),
+            },
             Refusal::FirstTokenTimeout { .. } | Refusal::ResponseHeadTimeout { .. } => {
                 Outcome::Missed(Missed::TimeoutFirstToken)
             }
@@ -240,6 +257,8 @@ impl Refusal {
             | Refusal::MethodNotAllowed { .. }
             | Refusal::TargetTooLong { .. }
             | Refusal::ExpectationFailed
+            | Refusal::BadHead { .. }
+            | Refusal::EngineAnswered { .. }
             | Refusal::MissingKey
             | Refusal::UnknownKey
             | Refusal::TwoKeys
@@ -279,13 +298,15 @@ impl Refusal {
             Refusal::MethodNotAllowed { allow } => format!("This path takes {allow}. Send the request with that method.").into(),
             Refusal::TargetTooLong { limit } => format!("The request target is longer than {limit} bytes. Shorten path and query.").into(),
             Refusal::ExpectationFailed => "Only \"Expect: 100-continue\" is understood. Leave the Expect header out.".into(),
+            Refusal::BadHead { advice, .. } => format!("The head of the request is refused: {advice}.").into(),
+            Refusal::EngineAnswered { status } => format!("The engine refused the request with status {status}. Correct the request, or try again later.").into(),
             Refusal::MissingKey => "An API key is needed. Send it as \"Authorization: Bearer <key>\" or \"x-api-key: <key>\".".into(),
             Refusal::UnknownKey => "This API key is not known. Check it, or ask your operator for a new one.".into(),
             Refusal::TwoKeys => "The request carries two different API keys. Send one, in Authorization or in x-api-key.".into(),
             Refusal::ClassNotAllowed { class } => format!("Your key may not use the class \"{class}\" that applies to this request. Ask your operator to allow it.").into(),
             Refusal::BodyTooLarge { limit } => format!("The body is longer than {limit} bytes. Send a shorter one.").into(),
             Refusal::DecodedTooLarge { limit } => format!("The body is longer than {limit} bytes once it is decoded. Send a shorter one.").into(),
-            Refusal::BodyTimeout { limit } => format!("The body did not arrive within {} s. Send it again over a faster connection.", limit.as_secs()).into(),
+            Refusal::BodyTimeout { limit } => format!("The body did not arrive within {} s. Send it again over a faster connection.", seconds(*limit)).into(),
             Refusal::BodyBroken => "The body broke off before its end. Send the request again, whole.".into(),
             Refusal::UnreadableBody { why } => format!("The request body cannot be used: {why}. Correct it and send it again.").into(),
             Refusal::UnsupportedCoding => "This content-encoding is not supported. Send the body as gzip, zstd, or without any.".into(),

@@ -32,7 +32,8 @@ use crate::forward::settings::Timeouts;
 use crate::identify::Keyring;
 use crate::judge::Objectives;
 use crate::record::settings::AccessLog;
-use crate::route::settings::{Pool, Route};
+use crate::route::Routes;
+use crate::route::settings::Pool;
 use crate::units::{ClassId, Endpoint, LengthBuckets, PoolId, Priority, TenantId};
 
 /// What the gateway does: complete and checked. One immutable value; a request keeps the one
@@ -59,8 +60,8 @@ pub struct Settings {
     pub buckets: LengthBuckets,
     /// The pools, in the order of the file.
     pub pools: Vec<Arc<Pool>>,
-    /// Which pools serve what, in order.
-    pub routes: Vec<Route>,
+    /// Which pools serve what, in order; knows the aliases too.
+    pub routes: Routes,
     /// Names that clients send, and the names that engines know. Chains are followed to the end.
     pub aliases: BTreeMap<String, String>,
     /// Who may ask.
@@ -136,12 +137,6 @@ impl Settings {
     #[must_use]
     pub fn pool(&self, id: &PoolId) -> Option<&Arc<Pool>> {
         self.pools.iter().find(|pool| pool.id == *id)
-    }
-
-    /// The name that engines know a model by.
-    #[must_use]
-    pub fn model_behind<'a>(&'a self, sent: &'a str) -> &'a str {
-        self.aliases.get(sent).map_or(sent, String::as_str)
     }
 
     /// Keys that differ from `other` and that a running process cannot change.

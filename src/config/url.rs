@@ -73,17 +73,17 @@ pub(super) fn is_host(host: &str) -> bool {
 
 /// `http//host`, `http:/host`, `//host` and `host:8000` with the scheme that was meant.
 fn with_scheme(text: &str) -> Option<String> {
-    let (scheme, rest) = match text.trim().split_once('/') {
-        Some((head, rest)) => match head.trim_end_matches(':') {
-            "http" => ("http", rest.trim_start_matches('/')),
-            "https" => ("https", rest.trim_start_matches('/')),
-            "" => ("http", rest.trim_start_matches('/')),
-            _ => ("http", text.trim()),
-        },
-        None => ("http", text.trim()),
+    let text = text.trim();
+    let begins = |scheme: &str| {
+        let (head, rest) = text.split_at_checked(scheme.len())?;
+        (head.eq_ignore_ascii_case(scheme) && rest.starts_with([':', '/'])).then_some(rest)
     };
-    let rest = rest.strip_prefix("http:").or_else(|| rest.strip_prefix("https:")).unwrap_or(rest);
-    let meant = format!("{scheme}://{rest}");
+    let (scheme, rest) = match (begins("https"), begins("http")) {
+        (Some(rest), _) => ("https", rest),
+        (None, Some(rest)) => ("http", rest),
+        (None, None) => ("http", text),
+    };
+    let meant = format!("{scheme}://{}", rest.trim_start_matches([':', '/']));
     engine_address(&meant).is_ok().then_some(meant)
 }
 
@@ -115,7 +115,7 @@ mod tests {
         let table = [
             ("http//gpu-3:8000", Some("http://gpu-3:8000")),
             ("http:/gpu-3:8000", Some("http://gpu-3:8000")),
-            ("https:gpu-3:8000", None),
+            ("https:gpu-3:8000", Some("https://gpu-3:8000")),
             ("gpu-3:8000", Some("http://gpu-3:8000")),
             ("//gpu-3:8000/v1", Some("http://gpu-3:8000/v1")),
             ("HTTP://gpu-3", Some("http://gpu-3")),

@@ -1,1 +1,391 @@
-//! Reads the settings again when they change.
+//! Reads the settings again: when the file or anything it refers to changes, on SIGHUP, and
+//! when asked.
+//!
+//! All or nothing: either new settings are handed over, or the old ones stay and the problems
+//! are. A change is seen by its content, so a link that is switched (as Kubernetes does) counts
+//! and a touched file does not. By itself a change is taken only when two looks in a row find
+//! the same content, so that a file caught half written is not taken for a whole one; SIGHUP and
+//! a request to reload read at once.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::MissedTickBehavior;
+
+use super::{Problem, Process, Settings, Surroundings, fingerprint, load};
+
+/// A settings file and what surrounds it.
+#[derive(Clone)]
+pub struct Source {
+    name: PathBuf,
+    surroundings: Arc<dyn Surroundings>,
+}
+
+/// Why no settings came of a file.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NotLoaded {
+    /// The file itself cannot be read.
+    #[error("the settings file cannot be read ({0})")]
+    Unreadable(String),
+    /// What is wrong in it.
+    #[error("{}", in_short(.0))]
+    Problems(Vec<Problem>),
+}
+
+fn in_short(problems: &[Problem]) -> String {
+    match problems {
+        [] => "no problem".to_owned(),
+        [one] => one.to_string(),
+        [first, rest @ ..] => format!("{first} (and {} more)", rest.len()),
+    }
+}
+
+impl Source {
+    /// A file of this machine, with the environment of this process.
+    #[must_use]
+    pub fn file(path: &Path) -> Self {
+        let name = path.file_name().map(PathBuf::from).unwrap_or_default();
+        Source { name, surroundings: Arc::new(Process::of(path)) }
+    }
+
+    /// A file of other surroundings.
+    #[must_use]
+    pub fn of(name: &str, surroundings: Arc<dyn Surroundings>) -> Self {
+        Source { name: PathBuf::from(name), surroundings }
+    }
+
+    /// Reads the settings as they are now.
+    ///
+    /// # Errors
+    /// [`NotLoaded`], with all problems.
+    pub fn read(&self) -> Result<Settings, NotLoaded> {
+        load(&self.text()?, &*self.surroundings).map_err(NotLoaded::Problems)
+    }
+
+    fn text(&self) -> Result<String, NotLoaded> {
+        let bytes = self.surroundings.file(&self.name);
+        let bytes = bytes.map_err(|error| NotLoaded::Unreadable(error.kind().to_string()))?;
+        String::from_utf8(bytes).map_err(|_| NotLoaded::Unreadable("not UTF-8".to_owned()))
+    }
+
+    /// What the file and its companions hold now, as one hash.
+    fn content(&self, companions: &[PathBuf]) -> [u8; 32] {
+        let text = self.text().map_or_else(|_| blake3::hash(b"unreadable"), |text| blake3::hash(text.as_bytes()));
+        fingerprint(text, companions, &*self.surroundings)
+    }
+}
+
+impl fmt::Debug for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Source").field(&self.name).finish()
+    }
+}
+
+/// What led to a reload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Why {
+    /// The content had changed.
+    Changed,
+    /// SIGHUP came.
+    Signal,
+    /// Somebody asked.
+    Asked,
+}
+
+/// One reload: what led to it, and what came of it.
+#[derive(Debug)]
+pub struct Reload {
+    /// What led to it.
+    pub why: Why,
+    /// New settings, or why the old ones stay.
+    pub result: Result<Settings, NotLoaded>,
+}
+
+/// The default distance of two looks.
+pub const EVERY: Duration = Duration::from_secs(5);
+
+/// Asks for a reload. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Reloader {
+    asks: mpsc::Sender<oneshot::Sender<Result<(), NotLoaded>>>,
+}
+
+impl Reloader {
+    /// Reads the settings again. Comes back when the new ones have been handed over.
+    ///
+    /// # Errors
+    /// Why the old ones stay.
+    pub async fn reload(&self) -> Result<(), NotLoaded> {
+        let gone = || NotLoaded::Unreadable("the gateway is leaving".to_owned());
+        let (answer, told) = oneshot::channel();
+        self.asks.send(answer).await.map_err(|_| gone())?;
+        told.await.map_err(|_| gone())?
+    }
+}
+
+/// Watches a settings file until nobody is left who could ask it.
+#[derive(Debug)]
+pub struct Watcher {
+    source: Source,
+    seen: Seen,
+    companions: Vec<PathBuf>,
+    every: Duration,
+    asks: mpsc::Receiver<oneshot::Sender<Result<(), NotLoaded>>>,
+    hangups: Hangups,
+}
+
+/// Makes a watcher of the file that `current` came from. To be called inside the runtime; from
+/// then on SIGHUP does not end the process.
+#[must_use]
+pub fn watch(source: Source, current: &Settings, every: Duration) -> (Watcher, Reloader) {
+    // One waiting ask is enough: whoever comes meanwhile waits at the door.
+    let (sender, asks) = mpsc::channel(1);
+    let seen = Seen { tried: current.hash, different: None };
+    let companions = current.files.clone();
+    let watcher = Watcher { source, seen, companions, every, asks, hangups: Hangups::listen() };
+    (watcher, Reloader { asks: sender })
+}
+
+impl Watcher {
+    /// Watches, and tells of every reload. Ends when the last [`Reloader`] is gone.
+    pub async fn run(mut self, mut told: impl FnMut(Reload)) {
+        let mut looks = tokio::time::interval(self.every);
+        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                _ = looks.tick() => {
+                    if self.has_changed().await {
+                        told(Reload { why: Why::Changed, result: self.read().await });
+                    }
+                }
+                () = self.hangups.next() => told(Reload { why: Why::Signal, result: self.read().await }),
+                ask = self.asks.recv() => {
+                    let Some(answer) = ask else { return };
+                    let result = self.read().await;
+                    let short = result.as_ref().map(|_| ()).map_err(Clone::clone);
+                    told(Reload { why: Why::Asked, result });
+                    // Whoever asked may have left.
+                    let _ = answer.send(short);
+                }
+            }
+        }
+    }
+
+    async fn has_changed(&mut self) -> bool {
+        let (source, companions) = (self.source.clone(), self.companions.clone());
+        let content = tokio::task::spawn_blocking(move || source.content(&companions)).await;
+        content.is_ok_and(|content| self.seen.look(content))
+    }
+
+    async fn read(&mut self) -> Result<Settings, NotLoaded> {
+        let (source, companions) = (self.source.clone(), self.companions.clone());
+        let both = tokio::task::spawn_blocking(move || (source.content(&companions), source.read())).await;
+        let Ok((content, result)) = both else {
+            return Err(NotLoaded::Unreadable("the reading broke off".to_owned()));
+        };
+        match &result {
+            Ok(settings) => {
+                self.companions.clone_from(&settings.files);
+                self.seen.took(settings.hash);
+            }
+            Err(_) => self.seen.took(content),
+        }
+        result
+    }
+}
+
+/// Which content was tried last, and which has been seen once since.
+#[derive(Debug)]
+struct Seen {
+    tried: [u8; 32],
+    different: Option<[u8; 32]>,
+}
+
+impl Seen {
+    /// Whether this content is new, and the same as at the last look.
+    fn look(&mut self, content: [u8; 32]) -> bool {
+        let settled = self.different == Some(content);
+        self.different = (content != self.tried).then_some(content);
+        settled && self.different.is_some()
+    }
+
+    fn took(&mut self, content: [u8; 32]) {
+        *self = Seen { tried: content, different: None };
+    }
+}
+
+/// SIGHUP, where there is such a thing.
+#[derive(Debug)]
+struct Hangups {
+    #[cfg(unix)]
+    signal: Option<tokio::signal::unix::Signal>,
+}
+
+impl Hangups {
+    #[cfg(unix)]
+    fn listen() -> Self {
+        use tokio::signal::unix::{SignalKind, signal};
+        let signal = signal(SignalKind::hangup());
+        if let Err(error) = &signal {
+            tracing::warn!(%error, "SIGHUP cannot be heard; changes of the file still are");
+        }
+        Hangups { signal: signal.ok() }
+    }
+
+    #[cfg(not(unix))]
+    fn listen() -> Self {
+        Hangups {}
+    }
+
+    async fn next(&mut self) {
+        #[cfg(unix)]
+        if let Some(signal) = &mut self.signal {
+            if signal.recv().await.is_some() {
+                return;
+            }
+            self.signal = None;
+        }
+        std::future::pending().await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashMap;
+    use std::io;
+    use std::sync::Mutex;
+
+    use crate::units::ClassId;
+
+    /// Files in memory that a test can change.
+    #[derive(Clone, Default)]
+    struct Desk(Arc<Mutex<HashMap<PathBuf, String>>>);
+
+    impl Desk {
+        fn write(&self, name: &str, text: impl Into<String>) {
+            self.0.lock().unwrap().insert(PathBuf::from(name), text.into());
+        }
+        fn remove(&self, name: &str) {
+            self.0.lock().unwrap().remove(Path::new(name));
+        }
+    }
+
+    impl Surroundings for Desk {
+        fn variable(&self, _: &str) -> Option<String> {
+            None
+        }
+        fn file(&self, path: &Path) -> io::Result<Vec<u8>> {
+            let files = self.0.lock().unwrap();
+            files.get(path).map(|text| text.clone().into_bytes()).ok_or_else(|| io::ErrorKind::NotFound.into())
+        }
+    }
+
+    fn settings(class: &str) -> String {
+        format!(
+            "slo_classes: [{{slo_class: {class}, joint_attainment_target: 0.9}}]\n\
+             default_class: {class}\n\
+             pools: [{{pool: p, engines: [{{url: http://e:1}}]}}]\n\
+             tenants: [{{tenant: t, keys_file: keys}}]\n"
+        )
+    }
+
+    struct Bench {
+        desk: Desk,
+        reloader: Reloader,
+        heard: mpsc::UnboundedReceiver<(Why, Result<ClassId, NotLoaded>)>,
+    }
+
+    fn bench() -> Bench {
+        let desk = Desk::default();
+        desk.write("keys", format!("{} prod\n", blake3::hash(b"k").to_hex()));
+        desk.write("g.yaml", settings("a"));
+        let source = Source::of("g.yaml", Arc::new(desk.clone()));
+        let current = source.read().unwrap();
+        let (watcher, reloader) = watch(source, &current, EVERY);
+        let (sender, heard) = mpsc::unbounded_channel();
+        tokio::spawn(watcher.run(move |reload| {
+            let _ = sender.send((reload.why, reload.result.map(|settings| settings.default_class)));
+        }));
+        Bench { desk, reloader, heard }
+    }
+
+    async fn looks(n: u32) {
+        tokio::time::sleep(EVERY * n + Duration::from_millis(1)).await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_change_is_taken_once_and_only_when_two_looks_agree() {
+        let mut bench = bench();
+        looks(1).await;
+        bench.desk.write("g.yaml", settings("b"));
+        looks(1).await;
+        assert!(bench.heard.try_recv().is_err(), "one look is not enough");
+        looks(1).await;
+        assert_eq!(bench.heard.try_recv().unwrap(), (Why::Changed, Ok("b".into())));
+        looks(5).await;
+        assert!(bench.heard.try_recv().is_err());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_file_that_keeps_changing_waits_until_it_rests() {
+        let mut bench = bench();
+        looks(1).await;
+        for n in 0..5 {
+            bench.desk.write("g.yaml", format!("{}# {n}\n", settings("b")));
+            looks(1).await;
+        }
+        assert!(bench.heard.try_recv().is_err());
+        looks(2).await;
+        assert_eq!(bench.heard.try_recv().unwrap().1, Ok("b".into()));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_bad_file_is_told_once_and_a_good_one_after_it_is_taken() {
+        let mut bench = bench();
+        bench.desk.write("g.yaml", "slo_classes: [\n");
+        looks(4).await;
+        let (why, result) = bench.heard.try_recv().unwrap();
+        assert_eq!(why, Why::Changed);
+        assert!(matches!(result, Err(NotLoaded::Problems(problems)) if problems.len() == 1));
+        assert!(bench.heard.try_recv().is_err(), "told once");
+        bench.desk.write("g.yaml", settings("c"));
+        looks(3).await;
+        assert_eq!(bench.heard.try_recv().unwrap().1, Ok("c".into()));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_files_it_refers_to_are_watched_too() {
+        let mut bench = bench();
+        bench.desk.write("keys", format!("{} prod\n", blake3::hash(b"other").to_hex()));
+        looks(3).await;
+        assert_eq!(bench.heard.try_recv().unwrap().0, Why::Changed);
+        bench.desk.remove("keys");
+        looks(3).await;
+        assert!(matches!(bench.heard.try_recv().unwrap().1, Err(NotLoaded::Problems(_))));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn whoever_asks_is_answered_after_the_settings_are_handed_over() {
+        let mut bench = bench();
+        bench.desk.write("g.yaml", settings("b"));
+        assert_eq!(bench.reloader.reload().await, Ok(()));
+        assert_eq!(bench.heard.try_recv().unwrap(), (Why::Asked, Ok("b".into())));
+        bench.desk.remove("g.yaml");
+        let answer = bench.reloader.reload().await;
+        assert!(matches!(answer, Err(NotLoaded::Unreadable(_))), "{answer:?}");
+        assert!(bench.heard.try_recv().unwrap().1.is_err());
+        looks(3).await;
+        assert!(bench.heard.try_recv().is_err(), "what was tried when asked is not tried again");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_watcher_ends_with_the_last_who_could_ask() {
+        let Bench { reloader, mut heard, .. } = bench();
+        drop(reloader);
+        assert_eq!(heard.recv().await, None);
+    }
+}

@@ -29,6 +29,7 @@ use tokio::task::JoinHandle;
 
 use crate::clock::Clock;
 use crate::dial::{Dial, EngineAddress, Roots};
+use crate::route::retry::Happened;
 use crate::route::settings::Pool;
 use crate::units::{EngineId, PoolId, Tick};
 
@@ -124,6 +125,12 @@ impl SendFailed {
     #[must_use]
     pub fn is_stale(&self) -> bool {
         self.why == NoAnswer::Closed && self.reused && self.bytes_seen == 0
+    }
+
+    /// What the rules of retries make of it.
+    #[must_use]
+    pub fn happened(&self) -> Happened {
+        if self.is_stale() { Happened::StaleLine } else { Happened::Broken }
     }
 }
 

@@ -1,4 +1,88 @@
-//! One attempt at one engine: head held until the first token, relay, cancel.
+//! One attempt at one engine: the request goes out on a line of the engine's own small pool,
+//! the head is held until the first token, then whole events are relayed as they arrive.
+//!
+//! [`open`](open()) begins an attempt and gives the engine's head; [`Relay`] holds and relays
+//! its body; [`ReplyBody`] is what the client's connection polls. Which engine is asked, and
+//! what comes after a failure, is `gateway`'s loop over `route::retry`. Dropping any of these
+//! values closes the engine's connection: that is how a cancel reaches the engine.
 
+pub mod deadlines;
+pub mod headers;
 pub mod lines;
+mod open;
+mod relay;
 pub mod settings;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http_body::{Body, Frame, SizeHint};
+
+pub use deadlines::{Deadlines, Due};
+pub use open::{Call, OpenFailed, Opening, WhyNot, open};
+pub use relay::{Abnormal, Ended, Keeper, Mute, Parts, Relay};
+
+use crate::observe::Limit;
+use crate::refuse::Refusal;
+
+/// The body of every response that the gateway gives.
+pub enum ReplyBody {
+    /// Made by the gateway: `None` once given (or where there is none).
+    Whole(Option<Bytes>),
+    /// An engine's answer.
+    Relay(Box<Relay>),
+}
+
+impl ReplyBody {
+    /// A body made by the gateway.
+    #[must_use]
+    pub fn whole(bytes: impl Into<Bytes>) -> Self {
+        let bytes = bytes.into();
+        ReplyBody::Whole((!bytes.is_empty()).then_some(bytes))
+    }
+}
+
+impl Body for ReplyBody {
+    type Data = Bytes;
+    type Error = Abnormal;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Abnormal>>> {
+        match &mut *self {
+            ReplyBody::Whole(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
+            ReplyBody::Relay(relay) => match catch_unwind(AssertUnwindSafe(|| relay.poll_bytes(cx))) {
+                Ok(poll) => poll.map(|bytes| bytes.map(|bytes| bytes.map(Frame::data))),
+                Err(_) => {
+                    relay.panicked();
+                    Poll::Ready(Some(Err(Abnormal)))
+                }
+            },
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match self {
+            ReplyBody::Whole(bytes) => bytes.is_none(),
+            ReplyBody::Relay(relay) => relay.is_over(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            ReplyBody::Whole(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64)),
+            ReplyBody::Relay(relay) => relay.size_hint(),
+        }
+    }
+}
+
+/// The refusal that a time limit of a class becomes.
+#[must_use]
+pub fn limit_refusal(timeouts: &settings::Timeouts, limit: Limit, streams: bool) -> Refusal {
+    match limit {
+        Limit::FirstToken if streams => Refusal::FirstTokenTimeout { limit: timeouts.first_token },
+        Limit::FirstToken => Refusal::ResponseHeadTimeout { limit: timeouts.response_head },
+        Limit::Idle => Refusal::IdleTimeout { limit: timeouts.idle },
+        Limit::Total => Refusal::TotalTimeout { limit: timeouts.total },
+    }
+}

@@ -50,6 +50,11 @@ impl Mould {
         })
     }
 
+    #[cfg(test)]
+    pub(super) fn length(&self) -> usize {
+        self.bytes.len()
+    }
+
     /// Whether an event differs from the mould's only in its text and number, the text not
     /// being empty.
     pub(super) fn fits(&self, event: &[u8]) -> Option<Fit> {

@@ -95,6 +95,13 @@ impl Observer {
         self
     }
 
+    /// Bytes held beside the observer itself.
+    #[cfg(test)]
+    pub(super) fn heap(&self) -> usize {
+        let mould = self.eye.mould.as_ref().map_or(0, |(mould, ..)| mould.length());
+        mould + self.eye.tally.heap() + self.scanner.held()
+    }
+
     fn is_success(&self) -> bool {
         (200..300).contains(&self.status)
     }

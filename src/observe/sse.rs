@@ -85,6 +85,12 @@ impl Scanner {
         self.is_long
     }
 
+    /// Bytes of the incomplete event that are held.
+    #[must_use]
+    pub fn held(&self) -> usize {
+        self.tail.capacity()
+    }
+
     fn complete(&mut self, rest: Bytes, piece: &mut impl FnMut(Cut, Bytes)) {
         self.last = 0;
         if self.is_long {

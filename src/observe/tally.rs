@@ -114,6 +114,11 @@ impl Tally {
         self.gaps_are_watched = false;
     }
 
+    #[cfg(test)]
+    pub(super) fn heap(&self) -> usize {
+        self.choices.capacity() * size_of::<Seen>() + self.gaps.buckets.capacity() * size_of::<u32>()
+    }
+
     /// How much of a completion's text must be kept to know an echo: a byte more than is
     /// left of the longest prompt, 0 where nothing is echoed (any more).
     pub(super) fn echo_left(&self) -> usize {
@@ -168,6 +173,10 @@ impl Tally {
             Err(slot) => {
                 self.finish = None;
                 let echoed = self.prompt_of(index).map(|_| 0);
+                if self.choices.len() == self.choices.capacity() {
+                    // One choice is the rule: no room for four.
+                    self.choices.reserve_exact(self.choices.len().max(1));
+                }
                 self.choices.insert(slot, Seen { index, echoed, ..Seen::default() });
                 slot
             }

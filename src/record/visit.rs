@@ -186,6 +186,14 @@ impl Visit {
         self.close(*draft, verdict, status, end, Some(timeline), None);
     }
 
+    /// The relayed head was the gateway's own, and no stream followed it.
+    pub fn end_refused(mut self, timeline: Timeline, refusal: &Refusal) {
+        let Some(draft) = self.draft.take() else { return };
+        let verdict = draft.refused(refusal.outcome(), timeline.end);
+        let (status, end) = (timeline.status, timeline.end);
+        self.close(*draft, verdict, status, end, Some(timeline), Some(refusal.code()));
+    }
+
     /// The gateway turned it away before any answer was relayed.
     pub fn refuse(mut self, refusal: &Refusal) {
         if let Some(draft) = self.draft.take() {

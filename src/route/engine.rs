@@ -162,7 +162,7 @@ impl Engine {
 
     /// The same, with the engine's report and warmth as they were at the last full look.
     pub fn load_again(&self, typical: f64) -> u64 {
-        let tokens = self.work().0 as f64 + (1.0 + self.others) * typical.max(1.0);
+        let tokens = self.work().0 as f64 + (1.0 + self.others) * typical;
         (tokens * self.factor) as u64
     }
 
@@ -215,6 +215,7 @@ impl Engine {
                     self.breaker.fault(limits, at);
                 }
             }
+            Effect::FaultElsewhere(..) => {}
             Effect::Cool(_, length) => self.cool_until = self.cool_until.max(at + *length),
             Effect::Well(_) => {
                 self.last_well = Some(at);

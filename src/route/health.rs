@@ -9,10 +9,13 @@ use crate::units::Tick;
 /// What a health check saw.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Checked {
-    /// It answered: 2xx, or a 3xx or 4xx that says nothing about its health.
+    /// It answered with 2xx or 3xx.
     Well,
-    /// It answered with a 5xx.
-    Unwell,
+    /// It answered with an error.
+    Unwell {
+        /// The answer's status.
+        status: u16,
+    },
     /// Nobody listens there.
     Refused,
     /// No answer in time, or one that broke off.
@@ -63,7 +66,7 @@ impl Health {
         let was_up = self.is_up();
         *self = match (checked, *self) {
             (Checked::Well, _) => Health::Up,
-            (Checked::Unwell | Checked::Refused, _) | (Checked::NoAnswer, Health::Down) => Health::Down,
+            (Checked::Unwell { .. } | Checked::Refused, _) | (Checked::NoAnswer, Health::Down) => Health::Down,
             (Checked::NoAnswer, Health::Doubtful { missed, since }) => {
                 if last_well.is_some_and(|well| well >= since) {
                     Health::Doubtful { missed: 1, since: at }
@@ -114,7 +117,7 @@ mod tests {
 
     #[test]
     fn a_refused_connection_and_a_bad_answer_are_death_at_once() {
-        for checked in [Checked::Refused, Checked::Unwell] {
+        for checked in [Checked::Refused, Checked::Unwell { status: 503 }] {
             let mut health = Health::Unknown;
             assert_eq!(health.note(checked, Some(sec(1)), sec(1)), Some(Change::WentDown));
             assert!(!health.is_up());

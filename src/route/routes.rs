@@ -74,6 +74,17 @@ impl Routes {
         })
     }
 
+    /// The label of a model (after aliasing) whatever its class: for what is learned of models.
+    #[must_use]
+    pub fn label_of(&self, model: Option<&str>) -> Arc<str> {
+        let Some(name) = model else { return Arc::from("other") };
+        if let Some(literal) = self.literals.get(name) {
+            return literal.clone();
+        }
+        let mut patterns = self.lines.iter().flat_map(|line| &line.route.models);
+        patterns.find(|pattern| pattern.matches(name)).map_or_else(|| Arc::from("other"), label_of)
+    }
+
     /// Whether any route serves this model for any class.
     #[must_use]
     pub fn knows(&self, model: &str) -> bool {
@@ -129,4 +140,100 @@ impl Line {
 
 fn label_of(pattern: &Glob) -> Arc<str> {
     if pattern.is_any() { Arc::from("other") } else { pattern.text() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::settings::{EngineAddress, Engines, Pool, Scheme};
+    use super::*;
+    use crate::units::Tick;
+
+    fn route(models: &[&str], classes: Option<&[&str]>, pools: &[&str]) -> Route {
+        Route {
+            models: models.iter().map(|model| Glob::new(model)).collect(),
+            classes: classes.map(|classes| classes.iter().map(|class| ClassId::from(*class)).collect()),
+            pools: pools.iter().map(|pool| PoolId::from(*pool)).collect(),
+        }
+    }
+
+    fn routes() -> Routes {
+        let aliases = BTreeMap::from([("gpt-4o".to_owned(), "llama-3-70b".to_owned())]);
+        let lines = vec![
+            route(&["llama-*"], Some(&["voice", "chat"]), &["interactive", "overflow"]),
+            route(&["qwen-3"], None, &["batch"]),
+            route(&["*"], Some(&["batch"]), &["batch"]),
+        ];
+        Routes::new(lines, aliases)
+    }
+
+    fn found(model: Option<&str>, class: &str) -> Option<(String, String, bool)> {
+        let routed = routes().find(model, &class.into())?;
+        Some((routed.pools[0].to_string(), routed.model_label.to_string(), routed.literal))
+    }
+
+    fn some(pool: &str, label: &str, literal: bool) -> Option<(String, String, bool)> {
+        Some((pool.to_owned(), label.to_owned(), literal))
+    }
+
+    #[test]
+    fn the_first_route_that_fits_model_and_class_is_taken() {
+        assert_eq!(found(Some("llama-3-8b"), "chat"), some("interactive", "llama-*", false));
+        assert_eq!(found(Some("llama-3-8b"), "batch"), some("batch", "other", false));
+        assert_eq!(found(Some("qwen-3"), "chat"), some("batch", "qwen-3", true));
+        assert_eq!(found(Some("mistral"), "chat"), None);
+    }
+
+    #[test]
+    fn a_name_that_models_writes_out_is_its_own_label() {
+        assert_eq!(found(Some("llama-3-70b"), "voice"), some("interactive", "llama-3-70b", true));
+        assert_eq!(found(Some("llama-3-70b"), "batch"), some("batch", "llama-3-70b", true));
+        assert_eq!(routes().alias("gpt-4o"), Some("llama-3-70b"));
+    }
+
+    #[test]
+    fn without_a_readable_model_only_a_star_will_do() {
+        assert_eq!(found(None, "batch"), some("batch", "other", false));
+        assert_eq!(found(None, "chat"), None);
+    }
+
+    #[test]
+    fn every_label_that_a_request_can_have_is_reached() {
+        let labels = |class: &str| {
+            let reach = routes().reach(&class.into());
+            reach.into_iter().map(|(pool, model)| format!("{pool} {model}")).collect::<Vec<_>>()
+        };
+        assert_eq!(
+            labels("chat"),
+            [
+                "batch qwen-3",
+                "interactive llama-*",
+                "interactive llama-3-70b",
+                "overflow llama-*",
+                "overflow llama-3-70b",
+            ]
+        );
+        assert_eq!(labels("batch"), ["batch llama-3-70b", "batch other", "batch qwen-3"]);
+    }
+
+    #[test]
+    fn the_list_of_models_has_names_aliases_and_what_engines_behind_patterns_serve() {
+        let fleet = Fleet::new(1);
+        let address = EngineAddress { scheme: Scheme::Http, host: "e".into(), port: 1, base: "".into(), name: None };
+        let engines = || Engines::Static(vec![address.clone()]);
+        let pools = ["interactive", "overflow", "batch"];
+        let pools = pools.map(|id| Arc::new(Pool::with_defaults(id.into(), engines())));
+        fleet.follow(&pools, Tick::ZERO);
+        let serves = |pool: &str, models: &[&str]| {
+            fleet.lists_models(&pool.into(), &address.id(), models.iter().map(|model| Arc::from(*model)).collect());
+        };
+        serves("overflow", &["llama-3-8b", "stray"]);
+        serves("batch", &["mistral"]);
+        let list = |classes: &[&str]| {
+            let classes: Vec<_> = classes.iter().map(|class| ClassId::from(*class)).collect();
+            routes().models_for(&classes, &fleet).into_iter().map(|model| model.id.to_string()).collect::<Vec<_>>()
+        };
+        assert_eq!(list(&["chat"]), ["gpt-4o", "llama-3-70b", "llama-3-8b", "qwen-3"]);
+        assert_eq!(list(&["batch"]), ["gpt-4o", "llama-3-70b", "mistral", "qwen-3"]);
+        assert_eq!(list(&[]), Vec::<String>::new());
+    }
 }

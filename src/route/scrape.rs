@@ -176,6 +176,14 @@ mod tests {
     }
 
     #[test]
+    fn pages_of_real_engines_are_read() {
+        let idle = Report { waiting: Some(0.0), running: Some(0.0), kv_usage: Some(0.0), asleep: false };
+        assert_eq!(read(include_str!("../../tests/wire/vllm-0.32.0/metrics-trimmed.txt")), Some(idle));
+        let dynamo = read(include_str!("../../tests/wire/dynamo-1.6.1/metrics-trimmed.txt"));
+        assert_eq!(dynamo, Some(Report { kv_usage: None, ..idle }));
+    }
+
+    #[test]
     fn a_sleeping_engine_says_so() {
         let page = |awake, level1| {
             format!(

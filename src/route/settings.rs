@@ -138,6 +138,13 @@ impl EngineAddress {
         EngineId::from(format!("{}:{}", self.host, self.port))
     }
 
+    /// What `Host` says: the name, and the port where it is not the scheme's own.
+    #[must_use]
+    pub fn authority(&self) -> String {
+        let name = self.name.as_deref().unwrap_or(&self.host);
+        if self.port == self.scheme.default_port() { name.to_owned() } else { format!("{name}:{}", self.port) }
+    }
+
     /// The name a TLS certificate must carry, without brackets.
     #[must_use]
     pub fn server_name(&self) -> &str {
@@ -191,7 +198,7 @@ pub enum Balance {
 /// A health check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Health {
-    /// Path asked with GET; 2xx is healthy.
+    /// Path asked with GET; 2xx and 3xx are healthy.
     pub path: Arc<str>,
     /// Time from one check to the next.
     pub every: Duration,

@@ -1,5 +1,6 @@
-//! Keeps the best of many engines at hand: a tree of winners over their keys. One engine's
-//! change costs O(log n), the best one nothing.
+//! Keeps the best of many engines at hand: a tree in which every node knows the best key
+//! below it and how many have it. One engine's change costs O(log n), and so does a fair pick
+//! among equals.
 
 /// What engines are compared by; the least wins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -8,8 +9,6 @@ pub(super) struct Key {
     pub rank: Rank,
     /// Load; for a cooling engine the moment at which it is free.
     pub load: u64,
-    /// Chance, to part equals.
-    pub salt: u32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -23,21 +22,29 @@ pub(super) enum Rank {
 }
 
 impl Key {
-    pub const OUT: Key = Key { rank: Rank::Out, load: u64::MAX, salt: u32::MAX };
+    pub const OUT: Key = Key { rank: Rank::Out, load: u64::MAX };
 }
 
-/// The tree. Leaf `i` stands at `width + i`; every inner node holds the winner of its two.
+/// The tree: node 1 is the root, the children of `n` are `2n` and `2n + 1`, and the leaf of
+/// place `i` is `width + i`.
 #[derive(Debug, Default)]
 pub(super) struct Tournament {
     width: usize,
-    keys: Vec<Key>,
-    winners: Vec<u32>,
+    nodes: Vec<Node>,
 }
+
+#[derive(Clone, Copy, Debug)]
+struct Node {
+    best: Key,
+    equals: u32,
+}
+
+const EMPTY: Node = Node { best: Key::OUT, equals: 1 };
 
 impl Tournament {
     /// The key at a place; places never set are out.
     pub fn key(&self, place: usize) -> Key {
-        self.keys.get(place).copied().unwrap_or(Key::OUT)
+        self.nodes.get(self.width + place).map_or(Key::OUT, |node| node.best)
     }
 
     /// Sets the key at a place and plays the games above it again.
@@ -45,39 +52,49 @@ impl Tournament {
         if place >= self.width {
             self.widen(place + 1);
         }
-        self.keys[place] = key;
-        let mut node = (self.width + place) / 2;
-        while node >= 1 {
-            self.winners[node] = self.play(node);
+        let mut node = self.width + place;
+        self.nodes[node].best = key;
+        while node > 1 {
             node /= 2;
+            self.nodes[node] = self.play(node);
         }
     }
 
-    /// The place of the best key, if it is not out.
-    pub fn best(&self) -> Option<usize> {
-        let place = match self.width {
-            0 => return None,
-            1 => 0,
-            _ => self.winners[1] as usize,
-        };
-        (self.key(place).rank != Rank::Out).then_some(place)
+    /// A place with the best key, picked by `chance` among equals, unless all are out.
+    pub fn best(&self, chance: u64) -> Option<usize> {
+        let root = self.nodes.get(1).filter(|root| root.best.rank != Rank::Out)?;
+        let mut skip = (chance % u64::from(root.equals)) as u32;
+        let mut node = 1;
+        while node < self.width {
+            node *= 2;
+            let left = self.nodes[node];
+            if left.best != root.best {
+                node += 1;
+            } else if skip >= left.equals {
+                skip -= left.equals;
+                node += 1;
+            }
+        }
+        Some(node - self.width)
     }
 
-    fn play(&self, node: usize) -> u32 {
-        let (a, b) = (self.winner(2 * node), self.winner(2 * node + 1));
-        if self.keys[b as usize] < self.keys[a as usize] { b } else { a }
-    }
-
-    fn winner(&self, node: usize) -> u32 {
-        if node >= self.width { (node - self.width) as u32 } else { self.winners[node] }
+    fn play(&self, node: usize) -> Node {
+        let (a, b) = (self.nodes[2 * node], self.nodes[2 * node + 1]);
+        match a.best.cmp(&b.best) {
+            std::cmp::Ordering::Less => a,
+            std::cmp::Ordering::Greater => b,
+            std::cmp::Ordering::Equal => Node { best: a.best, equals: a.equals + b.equals },
+        }
     }
 
     fn widen(&mut self, places: usize) {
-        self.width = places.next_power_of_two();
-        self.keys.resize(self.width, Key::OUT);
-        self.winners = vec![0; self.width];
-        for node in (1..self.width).rev() {
-            self.winners[node] = self.play(node);
+        let width = places.next_power_of_two();
+        let mut nodes = vec![EMPTY; 2 * width];
+        let leaves = self.nodes.get(self.width..).unwrap_or_default();
+        nodes[width..width + leaves.len()].copy_from_slice(leaves);
+        (self.width, self.nodes) = (width, nodes);
+        for node in (1..width).rev() {
+            self.nodes[node] = self.play(node);
         }
     }
 }
@@ -90,15 +107,19 @@ mod tests {
 
     proptest! {
         #[test]
-        fn agrees_with_looking_at_everybody(changes in proptest::collection::vec((0usize..37, 0u64..9, 0u8..3), 1..200)) {
+        fn agrees_with_looking_at_everybody(
+            changes in proptest::collection::vec((0usize..37, 0u64..5, 0u8..3, any::<u64>()), 1..200),
+        ) {
             let mut tree = Tournament::default();
             let mut plain = [Key::OUT; 37];
-            for (turn, (place, load, rank)) in changes.into_iter().enumerate() {
+            for (place, load, rank, chance) in changes {
                 let rank = [Rank::Free, Rank::Cooling, Rank::Out][rank as usize];
-                plain[place] = Key { rank, load, salt: turn as u32 };
+                plain[place] = if rank == Rank::Out { Key::OUT } else { Key { rank, load } };
                 tree.set(place, plain[place]);
-                let best = (0..37).min_by_key(|&i| plain[i]).filter(|&i| plain[i].rank != Rank::Out);
-                prop_assert_eq!(tree.best(), best);
+                let best = *plain.iter().min().unwrap();
+                let equals: Vec<_> = (0..37).filter(|&i| best.rank != Rank::Out && plain[i] == best).collect();
+                let expected = (!equals.is_empty()).then(|| equals[(chance % equals.len() as u64) as usize]);
+                prop_assert_eq!(tree.best(chance), expected);
             }
         }
     }
@@ -106,10 +127,10 @@ mod tests {
     #[test]
     fn nobody_is_best_where_nobody_is() {
         let mut tree = Tournament::default();
-        assert_eq!(tree.best(), None);
-        tree.set(0, Key { rank: Rank::Free, load: 1, salt: 0 });
-        assert_eq!(tree.best(), Some(0));
+        assert_eq!(tree.best(0), None);
+        tree.set(0, Key { rank: Rank::Free, load: 1 });
+        assert_eq!(tree.best(0), Some(0));
         tree.set(0, Key::OUT);
-        assert_eq!(tree.best(), None);
+        assert_eq!(tree.best(0), None);
     }
 }

@@ -28,7 +28,8 @@ pub struct ClientSide(Arc<Cell>);
 #[derive(Debug)]
 struct Cell {
     refused_since: AtomicU64,
-    limited: AtomicBool,
+    resumed_at: AtomicU64,
+    limited_since: AtomicU64,
     total_deadline: AtomicU64,
     severed: AtomicU8,
     drain_over: AtomicBool,
@@ -40,7 +41,8 @@ impl Default for Cell {
     fn default() -> Self {
         Cell {
             refused_since: AtomicU64::new(NEVER),
-            limited: AtomicBool::new(false),
+            resumed_at: AtomicU64::new(NEVER),
+            limited_since: AtomicU64::new(NEVER),
             total_deadline: AtomicU64::new(NEVER),
             severed: AtomicU8::new(0),
             drain_over: AtomicBool::new(false),
@@ -61,32 +63,45 @@ impl ClientSide {
 
     /// The client takes bytes again. A stretch above [`ClientSide::PATIENCE`] leaves its mark.
     pub fn accepts(&self, at: Tick) {
-        if self.is_limited(at) {
-            self.0.limited.store(true, Ordering::Release);
+        if let Some(since) = self.limited_since(at) {
+            self.0.limited_since.store(since.as_nanos(), Ordering::Release);
         }
-        self.0.refused_since.store(NEVER, Ordering::Release);
+        if self.0.refused_since.swap(NEVER, Ordering::AcqRel) != NEVER {
+            self.0.resumed_at.store(at.as_nanos(), Ordering::Release);
+        }
+    }
+
+    /// When the client last took bytes again after it had refused them. The idle limit does
+    /// not run while a client refuses, so it runs from here if nothing came later.
+    #[must_use]
+    pub fn resumed_at(&self) -> Option<Tick> {
+        moment(&self.0.resumed_at)
     }
 
     /// Since when the client has been refusing bytes without a pause.
     #[must_use]
     pub fn refused_since(&self) -> Option<Tick> {
-        match self.0.refused_since.load(Ordering::Acquire) {
-            NEVER => None,
-            nanos => Some(Tick::from_nanos(nanos)),
-        }
+        moment(&self.0.refused_since)
     }
 
-    /// Whether the client has refused bytes for more than 100 ms in one stretch, up to `at`.
+    /// When the first stretch of refusal began that lasted more than 100 ms, up to `at`.
+    #[must_use]
+    pub fn limited_since(&self, at: Tick) -> Option<Tick> {
+        let long = |since: &Tick| at.since(*since) > Self::PATIENCE;
+        moment(&self.0.limited_since).or_else(|| self.refused_since().filter(long))
+    }
+
+    /// Whether there was such a stretch.
     #[must_use]
     pub fn is_limited(&self, at: Tick) -> bool {
-        let long = |since: Tick| at.since(since) > Self::PATIENCE;
-        self.0.limited.load(Ordering::Acquire) || self.refused_since().is_some_and(long)
+        self.limited_since(at).is_some()
     }
 
     /// Takes the mark back between two requests of one connection.
     pub fn reset(&self) {
-        self.0.limited.store(false, Ordering::Release);
+        self.0.limited_since.store(NEVER, Ordering::Release);
         self.0.refused_since.store(NEVER, Ordering::Release);
+        self.0.resumed_at.store(NEVER, Ordering::Release);
         self.0.total_deadline.store(NEVER, Ordering::Release);
         self.0.severed.store(0, Ordering::Release);
     }
@@ -106,10 +121,7 @@ impl ClientSide {
     /// When the request's total limit ends.
     #[must_use]
     pub fn total_deadline(&self) -> Option<Tick> {
-        match self.0.total_deadline.load(Ordering::Acquire) {
-            NEVER => None,
-            nanos => Some(Tick::from_nanos(nanos)),
-        }
+        moment(&self.0.total_deadline)
     }
 
     /// The drain limit has passed. `accept` polls the request's handler or body right after
@@ -147,6 +159,10 @@ impl ClientSide {
     }
 }
 
+fn moment(cell: &AtomicU64) -> Option<Tick> {
+    Some(cell.load(Ordering::Acquire)).filter(|nanos| *nanos != NEVER).map(Tick::from_nanos)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -156,7 +172,10 @@ mod tests {
         let side = ClientSide::default();
         side.refuses(Tick::from_millis(10));
         side.refuses(Tick::from_millis(60));
+        assert_eq!(side.resumed_at(), None);
         side.accepts(Tick::from_millis(110));
+        side.accepts(Tick::from_millis(120));
+        assert_eq!(side.resumed_at(), Some(Tick::from_millis(110)));
         assert!(!side.is_limited(Tick::from_millis(500)));
         side.refuses(Tick::from_millis(600));
         assert!(!side.is_limited(Tick::from_millis(700)));

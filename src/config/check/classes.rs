@@ -17,9 +17,6 @@ const RESERVED: &[&str] = &["none", "drill", "other"];
 impl Check<'_> {
     pub(super) fn classes(&mut self, root: &Root) -> Vec<Arc<Class>> {
         let Some(all) = &root.slo_classes else { return Vec::new() };
-        if all.is_empty() && self.problems.is_empty() {
-            self.problem(root.place(), "`slo_classes` is an empty list", "define a class");
-        }
         self.unique("class", all.iter().filter_map(|class| class.slo_class.as_ref()));
         all.iter().filter_map(|raw| self.class(raw)).map(Arc::new).collect()
     }

@@ -22,6 +22,7 @@ use super::read::{At, Block, quoted};
 use super::surroundings::Surroundings;
 use super::{Settings, TenantTable};
 use crate::classify::Rules;
+use crate::route::Routes;
 use crate::units::{ClassId, LengthBuckets, Tokens};
 
 /// What a check works with.
@@ -54,7 +55,10 @@ impl<'a> Check<'a> {
         let (max_event, judged_paths) = self.inspect(root.inspect.as_ref());
         let admin = self.admin(root.admin.as_ref(), &listen);
         let classes = self.classes(root);
-        let class_names = Names::of("class", root.slo_classes.iter().flatten().map(|class| class.slo_class.as_ref()));
+        let class_names = Names::of(
+            "class",
+            root.slo_classes.iter().flat_map(|all| all.iter()).map(|class| class.slo_class.as_ref()),
+        );
         let (keyring, tenants) = self.tenants(root, &class_names);
         let default_class = self.known(root.default_class.as_ref(), &class_names);
         let rules = self.rules(root, &class_names);
@@ -81,7 +85,7 @@ impl<'a> Check<'a> {
             default_class,
             buckets,
             pools,
-            routes,
+            routes: Routes::new(routes, aliases.clone()),
             aliases,
             keyring,
             tenants: TenantTable::new(tenants),
@@ -257,7 +261,13 @@ struct Names<'n> {
 
 impl<'n> Names<'n> {
     fn of(what: &'static str, names: impl IntoIterator<Item = Option<&'n At<String>>>) -> Self {
-        Names { what, all: names.into_iter().flatten().map(|at| at.value.as_str()).collect() }
+        let mut all = Vec::new();
+        for at in names.into_iter().flatten() {
+            if !all.contains(&at.value.as_str()) {
+                all.push(at.value.as_str());
+            }
+        }
+        Names { what, all }
     }
 }
 

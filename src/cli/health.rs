@@ -1,0 +1,130 @@
+//! `goodput health`: asks a running gateway whether it is well. The container's health check:
+//! the image has no shell and no other client.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use http::header::HOST;
+use http::{Request, StatusCode, Uri};
+use http_body_util::Empty;
+use hyper::body::Bytes;
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use tokio::net::TcpStream;
+
+/// Asks a running gateway whether it is well: exit code 0 if it is, 1 if it is not.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Health {
+    /// What to ask: the admin port's /readyz or /livez, or /health of the listener.
+    #[arg(long, default_value = "http://127.0.0.1:9090/readyz")]
+    pub url: Uri,
+    /// How long the answer may take.
+    #[arg(long, default_value_t = 3, value_name = "SECONDS")]
+    pub timeout_seconds: u64,
+}
+
+impl Health {
+    /// Asks, and says what was answered. No answer is a no, not a failure to ask.
+    #[must_use]
+    pub fn run(&self) -> ExitCode {
+        let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+            Ok(runtime) => runtime,
+            Err(error) => {
+                eprintln!("goodput health: no runtime: {error}");
+                return ExitCode::from(3);
+            }
+        };
+        match runtime.block_on(self.ask()) {
+            Ok(status) => {
+                println!("{status}");
+                if status.is_success() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+            }
+            Err(error) => {
+                eprintln!("goodput health: {error:#}");
+                ExitCode::FAILURE
+            }
+        }
+    }
+
+    /// The status that was answered.
+    ///
+    /// # Errors
+    /// Whatever kept it from an answer, an over-long wait included.
+    pub async fn ask(&self) -> anyhow::Result<StatusCode> {
+        let limit = Duration::from_secs(self.timeout_seconds);
+        let answer = tokio::time::timeout(limit, self.status()).await;
+        answer.with_context(|| format!("no answer from {} within {limit:?}", self.url))?
+    }
+
+    async fn status(&self) -> anyhow::Result<StatusCode> {
+        if self.url.scheme_str().is_some_and(|scheme| scheme != "http") {
+            bail!("{}: only http is asked; use the admin port", self.url);
+        }
+        let authority = self.url.authority().with_context(|| format!("{} names no host", self.url))?;
+        let place = (authority.host().trim_matches(['[', ']']), authority.port_u16().unwrap_or(80));
+        let stream = TcpStream::connect(place).await.with_context(|| format!("cannot connect to {authority}"))?;
+        let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+        let path = self.url.path_and_query().map_or("/", |path| path.as_str());
+        let request = Request::get(path).header(HOST, authority.as_str()).body(Empty::<Bytes>::new())?;
+        let mut answer = std::pin::pin!(sender.send_request(request));
+        tokio::select! {
+            answer = &mut answer => return Ok(answer?.status()),
+            ended = connection => ended?,
+        }
+        // The connection can end with the answer, or without one.
+        let answer = answer.await;
+        Ok(answer.with_context(|| format!("{authority} closed the connection without an answer"))?.status())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        health: Health,
+    }
+
+    fn to(url: &str) -> Health {
+        Line::try_parse_from(["health", "--url", url]).unwrap().health
+    }
+
+    async fn answered(answer: &'static [u8]) -> anyhow::Result<StatusCode> {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}/readyz", listener.local_addr().unwrap());
+        let serve = async {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut head = Vec::new();
+            while !head.ends_with(b"\r\n\r\n") {
+                head.push(stream.read_u8().await.unwrap());
+            }
+            assert!(head.starts_with(b"GET /readyz HTTP/1.1\r\nhost: 127.0.0.1:"), "{head:?}");
+            stream.write_all(answer).await.unwrap();
+        };
+        let health = to(&url);
+        tokio::join!(health.ask(), serve).0
+    }
+
+    #[tokio::test]
+    async fn the_status_decides_and_no_answer_is_an_error() {
+        let ready = answered(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await;
+        assert_eq!(ready.unwrap(), StatusCode::OK);
+        let leaving = answered(b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 9\r\n\r\nnot ready").await;
+        assert_eq!(leaving.unwrap(), StatusCode::SERVICE_UNAVAILABLE);
+        assert!(answered(b"").await.is_err());
+    }
+
+    #[tokio::test]
+    async fn what_cannot_be_asked_is_an_error() {
+        for url in ["https://127.0.0.1:1/", "/readyz"] {
+            assert!(to(url).ask().await.is_err(), "{url}");
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! Which time limit of an answer ends next. Pure: moments in, moments out.
+
+use std::time::Duration;
+
+use crate::observe::Limit;
+use crate::units::Tick;
+
+/// The limits of one answer, as moments. `None` does not run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Deadlines {
+    /// `total`, from arrival.
+    pub total: Option<Tick>,
+    /// `first_token` of a stream, `response_head` of the rest, from arrival over all attempts.
+    pub first_token: Option<Tick>,
+    /// `idle`: since the last event once a token has come (JSON bodies: since the head).
+    pub idle: Option<Tick>,
+    /// `hold_head`, from arrival: the held head is let go.
+    pub hold: Option<Tick>,
+    /// The next `: keepalive` comment.
+    pub keepalive: Option<Tick>,
+}
+
+/// What a deadline that has passed asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Due {
+    /// A limit of the class ends the answer.
+    Limit(Limit),
+    /// The head is let go.
+    Hold,
+    /// A comment is written.
+    Keepalive,
+}
+
+impl Deadlines {
+    /// The earliest moment at which something is due.
+    #[must_use]
+    pub fn next(&self) -> Option<Tick> {
+        [self.total, self.first_token, self.idle, self.hold, self.keepalive].into_iter().flatten().min()
+    }
+
+    /// What is due at `at`: the limit that passed first, before what only writes something.
+    #[must_use]
+    pub fn due(&self, at: Tick) -> Option<Due> {
+        let limits = [(self.first_token, Limit::FirstToken), (self.idle, Limit::Idle), (self.total, Limit::Total)];
+        let passed = limits.into_iter().filter_map(|(moment, limit)| Some((moment.filter(|m| *m <= at)?, limit)));
+        if let Some((_, limit)) = passed.min_by_key(|(moment, _)| *moment) {
+            return Some(Due::Limit(limit));
+        }
+        let has_passed = |moment: Option<Tick>| moment.is_some_and(|m| m <= at);
+        if has_passed(self.hold) {
+            return Some(Due::Hold);
+        }
+        has_passed(self.keepalive).then_some(Due::Keepalive)
+    }
+
+    /// A token came: the first-token limit, the held head and the comments are over.
+    pub fn token_came(&mut self) {
+        self.first_token = None;
+        self.hold = None;
+        self.keepalive = None;
+    }
+
+    /// The engine said something at `at`.
+    pub fn heard(&mut self, at: Tick, idle: Duration) {
+        self.idle = Some(at + idle);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn at(millis: u64) -> Option<Tick> {
+        Some(Tick::from_millis(millis))
+    }
+
+    #[test]
+    fn the_limit_that_passed_first_is_the_one_that_fired() {
+        let limits = Deadlines { total: at(900), idle: at(800), first_token: None, hold: at(100), keepalive: None };
+        assert_eq!(limits.next(), at(100));
+        assert_eq!(limits.due(Tick::from_millis(99)), None);
+        assert_eq!(limits.due(Tick::from_millis(100)), Some(Due::Hold));
+        assert_eq!(limits.due(Tick::from_millis(1000)), Some(Due::Limit(Limit::Idle)));
+    }
+
+    #[test]
+    fn a_token_ends_what_only_runs_before_it() {
+        let mut limits = Deadlines { total: None, idle: None, first_token: at(5), hold: at(4), keepalive: at(3) };
+        limits.token_came();
+        assert_eq!(limits.next(), None);
+        limits.heard(Tick::from_millis(10), Duration::from_millis(30));
+        assert_eq!(limits.due(Tick::from_millis(40)), Some(Due::Limit(Limit::Idle)));
+    }
+}

@@ -1,0 +1,287 @@
+//! Which header fields cross the gateway, in both directions.
+//!
+//! Fields end to end pass, known or not; what belongs to one hop, what carries a credential
+//! and what steers engines or routers behind us does not. Framing fields are ours.
+
+use http::header::{
+    ACCEPT_ENCODING, AUTHORIZATION, CACHE_CONTROL, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, COOKIE, EXPECT, HOST,
+    HeaderMap, HeaderName, HeaderValue, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRAILER, TRANSFER_ENCODING,
+    UPGRADE,
+};
+
+/// Fields that belong to one hop (RFC 9110 section 7.6.1), and those that ask for another one.
+const HOP_BY_HOP: [HeaderName; 10] = [
+    CONNECTION,
+    HeaderName::from_static("keep-alive"),
+    PROXY_AUTHENTICATE,
+    PROXY_AUTHORIZATION,
+    HeaderName::from_static("proxy-connection"),
+    TE,
+    TRAILER,
+    TRANSFER_ENCODING,
+    UPGRADE,
+    HeaderName::from_static("http2-settings"),
+];
+
+/// Fields by which a client could steer an engine or a router behind us past our decisions.
+const STEERING: [&str; 6] = [
+    "x-vllm-priority",
+    "x-data-parallel-rank",
+    "x-gateway-destination-endpoint",
+    "x-gateway-destination-endpoint-served",
+    "x-prefiller-host-port",
+    "x-worker-instance-id",
+];
+
+/// The names of our own response fields.
+pub mod names {
+    use http::header::HeaderName;
+    /// Correlates request, answer, log line and span.
+    pub const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+    /// The class by which the request is judged.
+    pub const X_SLO_CLASS: HeaderName = HeaderName::from_static("x-slo-class");
+    /// The pool whose engine answered.
+    pub const X_GOODPUT_POOL: HeaderName = HeaderName::from_static("x-goodput-pool");
+    /// The machine-readable reason of a refusal.
+    pub const X_GOODPUT_REASON: HeaderName = HeaderName::from_static("x-goodput-reason");
+    /// Queue and upstream time (W3C Server Timing).
+    pub const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
+    /// Tells nginx not to buffer.
+    pub const X_ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
+    /// The Anthropic and vLLM spelling of an API key.
+    pub const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
+}
+
+/// What a pool says about the headers of its engines.
+#[derive(Clone, Debug, Default)]
+pub struct EngineHeaders<'a> {
+    /// Sent with every request: `engine.headers` and the bearer of `engine.api_key_file`.
+    pub fixed: &'a [(HeaderName, HeaderValue)],
+    /// The client's own credential goes through.
+    pub forward_authorization: bool,
+    /// The engine's authority.
+    pub host: Option<HeaderValue>,
+}
+
+/// Turns the client's header fields into those for an engine, in place.
+pub fn for_engine(
+    headers: &mut HeaderMap,
+    engine: &EngineHeaders<'_>,
+    inspected: bool,
+    decoded: bool,
+    id: &HeaderValue,
+) {
+    strip_hop_by_hop(headers);
+    for name in [EXPECT, CONTENT_LENGTH, HOST] {
+        headers.remove(name);
+    }
+    if decoded {
+        headers.remove(CONTENT_ENCODING);
+    }
+    if !engine.forward_authorization {
+        for name in [AUTHORIZATION, names::X_API_KEY, COOKIE, HeaderName::from_static("api-key")] {
+            headers.remove(name);
+        }
+    }
+    strip_steering(headers);
+    if inspected {
+        headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+    }
+    headers.insert(names::X_REQUEST_ID, id.clone());
+    for (name, value) in engine.fixed {
+        headers.insert(name.clone(), value.clone());
+    }
+    if let Some(host) = &engine.host {
+        headers.insert(HOST, host.clone());
+    }
+}
+
+/// Turns an engine's header fields into those for the client, in place. An event stream loses
+/// its length (we may add or remove an event) and gains what keeps hops from buffering it.
+pub fn for_client(headers: &mut HeaderMap, is_event_stream: bool) {
+    strip_hop_by_hop(headers);
+    if !is_event_stream {
+        return;
+    }
+    headers.remove(CONTENT_LENGTH);
+    if !headers.contains_key(names::X_ACCEL_BUFFERING) {
+        headers.insert(names::X_ACCEL_BUFFERING, HeaderValue::from_static("no"));
+    }
+    if !headers.contains_key(CACHE_CONTROL) {
+        headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache, no-transform"));
+    }
+}
+
+/// Removes hop-by-hop fields and whatever `Connection` names.
+fn strip_hop_by_hop(headers: &mut HeaderMap) {
+    if headers.contains_key(CONNECTION) {
+        for name in named_by_connection(headers) {
+            headers.remove(name);
+        }
+    }
+    for name in &HOP_BY_HOP {
+        headers.remove(name);
+    }
+}
+
+fn named_by_connection(headers: &HeaderMap) -> Vec<HeaderName> {
+    let values = headers.get_all(CONNECTION).iter();
+    let tokens = values.flat_map(|value| value.as_bytes().split(|byte| *byte == b','));
+    tokens.filter_map(|token| HeaderName::from_bytes(token.trim_ascii()).ok()).collect()
+}
+
+fn strip_steering(headers: &mut HeaderMap) {
+    let steers = |name: &str| {
+        STEERING.contains(&name)
+            || name.starts_with("kv-transfer")
+            || name.starts_with("x-kv-transfer")
+            || (name.starts_with("x-") && (name.ends_with("-fairness-id") || name.ends_with("-objective")))
+            || name.starts_with("x-gateway-destination")
+    };
+    let found: Vec<HeaderName> = headers.keys().filter(|name| steers(name.as_str())).cloned().collect();
+    for name in found {
+        headers.remove(name);
+    }
+}
+
+/// Whether a client's `x-request-id` is fit to be kept: 1 to 128 visible ASCII characters of
+/// the usual id alphabet.
+#[must_use]
+pub fn is_fit_id(value: &HeaderValue) -> bool {
+    let bytes = value.as_bytes();
+    let fits = |byte: &u8| byte.is_ascii_alphanumeric() || b"-_.:/+=@".contains(byte);
+    (1..=128).contains(&bytes.len()) && bytes.iter().all(fits)
+}
+
+/// Whether a content type is an event stream: case-insensitive, parameters allowed.
+#[must_use]
+pub fn is_event_stream(headers: &HeaderMap) -> bool {
+    media_type(headers).is_some_and(|essence| essence.eq_ignore_ascii_case(b"text/event-stream"))
+}
+
+/// Whether a content type is JSON (`application/json` or a `+json` suffix).
+#[must_use]
+pub fn is_json(headers: &HeaderMap) -> bool {
+    let json = |essence: &[u8]| {
+        let lower = essence.to_ascii_lowercase();
+        lower == b"application/json" || lower.ends_with(b"+json")
+    };
+    media_type(headers).is_some_and(json)
+}
+
+/// Whether the body wears a content coding other than identity.
+#[must_use]
+pub fn is_coded(headers: &HeaderMap) -> bool {
+    let values = headers.get_all(CONTENT_ENCODING).iter();
+    let mut codings = values.flat_map(|value| value.as_bytes().split(|byte| *byte == b','));
+    codings.any(|coding| {
+        let coding = coding.trim_ascii();
+        !coding.is_empty() && !coding.eq_ignore_ascii_case(b"identity")
+    })
+}
+
+fn media_type(headers: &HeaderMap) -> Option<&[u8]> {
+    let value = headers.get(http::header::CONTENT_TYPE)?.as_bytes();
+    value.split(|byte| *byte == b';').next().map(<[u8]>::trim_ascii)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn map(fields: &[(&str, &str)]) -> HeaderMap {
+        let field = |(name, value): &(&str, &str)| {
+            (HeaderName::from_bytes(name.as_bytes()).unwrap(), HeaderValue::from_str(value).unwrap())
+        };
+        fields.iter().map(field).collect()
+    }
+
+    fn to_engine(fields: &[(&str, &str)]) -> HeaderMap {
+        let mut headers = map(fields);
+        for_engine(&mut headers, &EngineHeaders::default(), true, false, &HeaderValue::from_static("up-1"));
+        headers
+    }
+
+    #[test]
+    fn c61_hop_by_hop_and_connection_named_fields_stay_here() {
+        let sent = to_engine(&[
+            ("connection", "x-secret-hop, close"),
+            ("x-secret-hop", "1"),
+            ("te", "trailers"),
+            ("upgrade", "h2c"),
+            ("http2-settings", "AAMA"),
+            ("proxy-authorization", "Basic eA=="),
+            ("transfer-encoding", "chunked"),
+            ("x-unknown", "stays"),
+            ("traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"),
+        ]);
+        let names: Vec<&str> = sent.keys().map(HeaderName::as_str).collect();
+        assert_eq!(sent.len(), 4, "{names:?}");
+        assert_eq!(sent["x-unknown"], "stays");
+        assert!(sent.contains_key("traceparent"));
+        assert_eq!(sent["accept-encoding"], "identity");
+        assert_eq!(sent["x-request-id"], "up-1");
+    }
+
+    #[test]
+    fn credentials_and_steering_fields_never_reach_an_engine() {
+        let sent = to_engine(&[
+            ("authorization", "Bearer k"),
+            ("x-api-key", "k"),
+            ("cookie", "s=1"),
+            ("x-vllm-priority", "-5"),
+            ("x-data-parallel-rank", "1"),
+            ("kv-transfer-mode", "x"),
+            ("x-gateway-inference-fairness-id", "x"),
+            ("x-gateway-inference-objective", "x"),
+            ("x-gateway-destination-endpoint", "10.0.0.1:1"),
+        ]);
+        assert_eq!(sent.len(), 2, "{sent:?}");
+    }
+
+    #[test]
+    fn a_pool_puts_its_own_credential_in_place_of_the_clients() {
+        let mut headers = map(&[("authorization", "Bearer client")]);
+        let engine = EngineHeaders {
+            fixed: &[(AUTHORIZATION, HeaderValue::from_static("Bearer engine"))],
+            host: Some(HeaderValue::from_static("vllm-0:8000")),
+            ..EngineHeaders::default()
+        };
+        for_engine(&mut headers, &engine, false, false, &HeaderValue::from_static("up-1"));
+        assert_eq!(headers["authorization"], "Bearer engine");
+        assert_eq!(headers["host"], "vllm-0:8000");
+        assert!(!headers.contains_key(ACCEPT_ENCODING));
+    }
+
+    #[test]
+    fn c60_an_event_stream_is_marked_against_buffering_unless_the_engine_said_otherwise() {
+        let mut headers = map(&[("content-type", "Text/Event-Stream; charset=utf-8"), ("content-length", "9")]);
+        assert!(is_event_stream(&headers));
+        for_client(&mut headers, true);
+        assert_eq!(headers["x-accel-buffering"], "no");
+        assert_eq!(headers["cache-control"], "no-cache, no-transform");
+        assert!(!headers.contains_key("content-length"));
+        let mut headers = map(&[("cache-control", "private"), ("x-accel-buffering", "yes")]);
+        for_client(&mut headers, true);
+        assert_eq!(
+            (&headers["cache-control"], &headers["x-accel-buffering"]),
+            (&"private".parse().unwrap(), &"yes".parse().unwrap())
+        );
+    }
+
+    #[test]
+    fn only_identity_is_no_coding() {
+        assert!(!is_coded(&map(&[])));
+        assert!(!is_coded(&map(&[("content-encoding", "Identity")])));
+        assert!(is_coded(&map(&[("content-encoding", "gzip")])));
+        assert!(is_coded(&map(&[("content-encoding", "identity"), ("content-encoding", "br")])));
+    }
+
+    #[test]
+    fn ids_with_spaces_or_of_great_length_are_not_kept() {
+        assert!(is_fit_id(&HeaderValue::from_static("req-42_a.b")));
+        assert!(!is_fit_id(&HeaderValue::from_static("a b")));
+        assert!(!is_fit_id(&HeaderValue::from_str(&"x".repeat(129)).unwrap()));
+        assert!(!is_fit_id(&HeaderValue::from_static("")));
+    }
+}

@@ -1,0 +1,577 @@
+//! An answer that is being relayed: the engine's body on one side, what may pass to the client
+//! on the other, the observer beside it, and every limit that runs meanwhile.
+//!
+//! The same value is driven twice: by [`Relay::hold`] while the head is held, and by
+//! [`ReplyBody`](super::ReplyBody) afterwards. No channel and no task lies between the two
+//! connections: a client that does not read stops the reading of the engine.
+//!
+//! A relay ends exactly once and hands one [`Ended`] to its [`Keeper`]: from there `gateway`
+//! judges, records, and gives everything back.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use http_body::{Body, SizeHint};
+use tokio::time::Sleep;
+
+use super::deadlines::{Deadlines, Due};
+use super::headers;
+use super::limit_refusal;
+use super::lines::{Answered, EngineBody};
+use super::open::{OpenFailed, Opening};
+use super::settings::Timeouts;
+use crate::clock::Clock;
+use crate::judge::Pulse;
+use crate::observe::{Ending, InBandError, Limit, Note, Observer, Reader, Timeline};
+use crate::refuse::Refusal;
+use crate::rewrite::EventGate;
+use crate::units::{ClientSide, Dialect, RequestId, Severed, Tick};
+
+/// A preamble (role events, comments) longer than this is let go without a token.
+const HELD_PREAMBLE: usize = 64 * 1024;
+
+const KEEPALIVE: Bytes = Bytes::from_static(b": keepalive\n\n");
+
+/// How a relay ended.
+pub struct Ended {
+    /// Everything seen of the answer.
+    pub timeline: Timeline,
+    /// The gateway's own reason, where an engine that was waited for behind a head of our own
+    /// gave no stream.
+    pub refusal: Option<Refusal>,
+}
+
+/// Who keeps what a request holds while its answer is relayed: its visit, its share of an
+/// engine's work.
+pub trait Keeper: Send {
+    /// The first token came.
+    fn first_token(&mut self);
+    /// The relay has ended: called exactly once.
+    fn end(self: Box<Self>, ended: Ended);
+}
+
+/// What a relay needs besides the observer and the engine's body.
+pub struct Parts {
+    /// The clock.
+    pub clock: Clock,
+    /// The client's side of the connection.
+    pub client: ClientSide,
+    /// Decides which bytes may pass.
+    pub gate: EventGate,
+    /// How the body is read.
+    pub reader: Reader,
+    /// All limits that run.
+    pub deadlines: Deadlines,
+    /// The class's limits, for the lengths.
+    pub timeouts: Timeouts,
+    /// Told of token events, for the gauge of overdue requests.
+    pub pulse: Pulse,
+    /// How error events are written.
+    pub dialect: Dialect,
+    /// The id that the client knows.
+    pub request_id: RequestId,
+}
+
+/// Why a held answer will not speak. Nothing of it has been forwarded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mute {
+    /// An in-band error came before any token; the answer can still be relayed.
+    Error(InBandError),
+    /// The body ended cleanly, unfinished and without a token.
+    Truncated,
+    /// The engine's connection broke.
+    Broken,
+    /// A limit fired.
+    TimedOut(Limit),
+    /// The drain limit passed.
+    Drained,
+}
+
+/// The answer ends abnormally: its connection (or stream) is to be cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the answer could not be completed")]
+pub struct Abnormal;
+
+/// See the module.
+pub struct Relay {
+    parts: Parts,
+    /// `None` once the relay has ended.
+    observer: Option<Observer>,
+    engine: Engine,
+    ready: VecDeque<Bytes>,
+    ready_bytes: usize,
+    timer: Option<Pin<Box<Sleep>>>,
+    armed: Option<Tick>,
+    /// The last poll gave the client something: until the next one, the client was waited for.
+    gave: bool,
+    keeper: Option<Box<dyn Keeper>>,
+    /// Set where the answer must end abnormally.
+    broken: bool,
+}
+
+/// The engine's side.
+enum Engine {
+    /// Its head has not arrived; ours went out by time.
+    Opening(Opening),
+    /// Its body is being read.
+    Speaking(EngineBody),
+    /// It has ended.
+    Over,
+}
+
+/// What the engine's side did.
+enum Heard {
+    /// Bytes came; what may pass is in `ready`.
+    Bytes,
+    /// The body ended as its framing says.
+    Clean,
+    /// Broken framing, reset.
+    Broken,
+    /// Behind a head of ours: no stream came.
+    NoStream(Refusal),
+    /// Something is due.
+    Due(Due),
+    /// The drain limit passed.
+    Cut,
+}
+
+impl Relay {
+    /// A relay of `engine`'s body, whose head has arrived.
+    #[must_use]
+    pub fn new(parts: Parts, observer: Observer, engine: EngineBody) -> Self {
+        Self::of(parts, observer, Engine::Speaking(engine))
+    }
+
+    /// A relay behind a head of our own: the engine has not sent its head yet. Begins with a
+    /// comment, since bytes are what the head went out for.
+    #[must_use]
+    pub fn waiting(parts: Parts, observer: Observer, opening: Opening) -> Self {
+        let mut relay = Self::of(parts, observer, Engine::Opening(opening));
+        relay.parts.deadlines.hold = None;
+        relay.offer(KEEPALIVE);
+        relay.comment_later();
+        relay
+    }
+
+    fn of(parts: Parts, observer: Observer, engine: Engine) -> Self {
+        Relay {
+            parts,
+            observer: Some(observer),
+            engine,
+            ready: VecDeque::new(),
+            ready_bytes: 0,
+            timer: None,
+            armed: None,
+            gave: true,
+            keeper: None,
+            broken: false,
+        }
+    }
+
+    /// Holds the answer until it speaks: its first token, its finish, 64 KiB of preamble, or
+    /// the end of the class's patience. An answer that is no event stream speaks at once.
+    ///
+    /// # Errors
+    /// [`Mute`] where it will not.
+    pub async fn hold(&mut self) -> Result<(), Mute> {
+        if self.parts.reader != Reader::Events {
+            self.parts.deadlines.token_came();
+            self.parts.deadlines.heard(self.parts.clock.now(), self.parts.timeouts.idle);
+            return Ok(());
+        }
+        std::future::poll_fn(|cx| self.poll_hold(cx)).await
+    }
+
+    fn poll_hold(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Mute>> {
+        loop {
+            match ready!(self.poll_engine(cx)) {
+                Heard::Bytes => {}
+                Heard::Clean => {
+                    self.take_tail();
+                    self.engine = Engine::Over;
+                    return Poll::Ready(self.spoke_to_the_end());
+                }
+                Heard::Broken | Heard::NoStream(_) => return Poll::Ready(Err(Mute::Broken)),
+                Heard::Due(Due::Limit(limit)) => return Poll::Ready(Err(Mute::TimedOut(limit))),
+                Heard::Cut => return Poll::Ready(Err(Mute::Drained)),
+                Heard::Due(Due::Hold | Due::Keepalive) => {
+                    self.let_go();
+                    return Poll::Ready(Ok(()));
+                }
+            }
+            match self.seen().error() {
+                Some(error) if !error.after_first_token => return Poll::Ready(Err(Mute::Error(error))),
+                _ if self.seen().has_token() || self.seen().is_finished() => return Poll::Ready(Ok(())),
+                _ if self.ready_bytes > HELD_PREAMBLE => {
+                    self.let_go();
+                    return Poll::Ready(Ok(()));
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// The body ended while it was held.
+    fn spoke_to_the_end(&self) -> Result<(), Mute> {
+        match self.seen().error() {
+            Some(error) if !error.after_first_token => Err(Mute::Error(error)),
+            _ if self.seen().is_finished() || self.seen().has_token() => Ok(()),
+            _ => Err(Mute::Truncated),
+        }
+    }
+
+    /// The head goes out without a token: from now on errors are events.
+    pub fn let_go(&mut self) {
+        self.parts.deadlines.hold = None;
+        self.comment_later();
+    }
+
+    /// A panic was caught in the relay: the answer is lost, and it is our fault.
+    pub(super) fn panicked(&mut self) {
+        self.ready.clear();
+        self.ready_bytes = 0;
+        self.close(Ending::Panicked, None);
+    }
+
+    fn comment_later(&mut self) {
+        let next = self.parts.timeouts.keepalive.map(|every| self.parts.clock.now() + every);
+        self.parts.deadlines.keepalive = next;
+    }
+
+    /// Whether a token has come.
+    #[must_use]
+    pub fn has_token(&self) -> bool {
+        self.observer.as_ref().is_some_and(Observer::has_token)
+    }
+
+    fn streams(&self) -> bool {
+        self.parts.reader == Reader::Events
+    }
+
+    /// Hands the relay what it is to give back at its end.
+    pub fn keep(&mut self, mut keeper: Box<dyn Keeper>) {
+        self.parts.deadlines.hold = None;
+        if self.has_token() {
+            keeper.first_token();
+        }
+        self.keeper = Some(keeper);
+    }
+
+    /// The next bytes for the client.
+    pub(super) fn poll_bytes(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Abnormal>>> {
+        loop {
+            if let Some(bytes) = self.ready.pop_front() {
+                self.ready_bytes -= bytes.len();
+                self.gave = true;
+                return Poll::Ready(Some(Ok(bytes)));
+            }
+            if std::mem::take(&mut self.broken) {
+                return Poll::Ready(Some(Err(Abnormal)));
+            }
+            if self.observer.is_none() {
+                return Poll::Ready(None);
+            }
+            if matches!(self.engine, Engine::Over) {
+                self.finish_clean();
+                continue;
+            }
+            match ready!(self.poll_engine(cx)) {
+                Heard::Bytes => {}
+                Heard::Clean => {
+                    self.take_tail();
+                    self.finish_clean();
+                }
+                Heard::Broken => self.fail(Ending::Broken, &Refusal::StreamIncomplete),
+                Heard::NoStream(refusal) => {
+                    let event = self.error_event(&refusal);
+                    self.offer(event);
+                    self.close(Ending::Broken, Some(refusal));
+                }
+                Heard::Due(Due::Limit(limit)) => {
+                    let refusal = limit_refusal(&self.parts.timeouts, limit, self.streams());
+                    self.fail(Ending::TimedOut(limit), &refusal);
+                }
+                Heard::Due(Due::Keepalive | Due::Hold) => self.comment(),
+                Heard::Cut => self.fail(Ending::Drained, &Refusal::DrainCut),
+            }
+        }
+    }
+
+    /// Whether nothing is left to give.
+    pub(super) fn is_over(&self) -> bool {
+        self.observer.is_none() && self.ready.is_empty() && !self.broken
+    }
+
+    /// Bytes left to give, where the framing of a body that is no event stream tells.
+    pub(super) fn size_hint(&self) -> SizeHint {
+        let held = self.ready_bytes as u64;
+        let left = match &self.engine {
+            Engine::Speaking(engine) if !self.streams() => engine.size_hint().exact(),
+            Engine::Speaking(_) | Engine::Opening(_) => None,
+            Engine::Over => self.observer.is_none().then_some(0),
+        };
+        left.map_or_else(SizeHint::default, |left| SizeHint::with_exact(left + held))
+    }
+
+    fn seen(&self) -> &Observer {
+        self.observer.as_ref().expect("a relay watches until it ends")
+    }
+
+    /// The engine's side, one step. Looks for bytes before it looks at the timer, so that a
+    /// late poll never takes bytes that are there for silence.
+    fn poll_engine(&mut self, cx: &mut Context<'_>) -> Poll<Heard> {
+        let streams = self.streams();
+        if let Engine::Opening(opening) = &mut self.engine
+            && let Poll::Ready(opened) = opening.as_mut().poll(cx)
+        {
+            match stream_of(opened) {
+                Ok(body) => self.engine = Engine::Speaking(body),
+                Err(refusal) => return Poll::Ready(Heard::NoStream(refusal)),
+            }
+        }
+        while let Engine::Speaking(engine) = &mut self.engine {
+            match Pin::new(&mut *engine).poll_frame(cx) {
+                Poll::Ready(Some(Ok(frame))) => {
+                    let Ok(bytes) = frame.into_data() else { continue };
+                    // A body of known length is never polled to its end.
+                    let whole = !streams && engine.is_end_stream();
+                    self.hear(bytes);
+                    if whole {
+                        self.take_tail();
+                        self.finish_clean();
+                    }
+                    return Poll::Ready(Heard::Bytes);
+                }
+                Poll::Ready(Some(Err(_))) => return Poll::Ready(Heard::Broken),
+                Poll::Ready(None) => return Poll::Ready(Heard::Clean),
+                Poll::Pending => break,
+            }
+        }
+        if matches!(self.engine, Engine::Over) {
+            return Poll::Ready(Heard::Clean);
+        }
+        if self.parts.client.drain_is_over() {
+            return Poll::Ready(Heard::Cut);
+        }
+        self.poll_timer(cx).map(Heard::Due)
+    }
+
+    /// Bytes came: one clock read, the observer and the gate see them, what may pass is ready.
+    fn hear(&mut self, frame: Bytes) {
+        let at = self.parts.clock.now();
+        let Some(observer) = self.observer.as_mut() else { return };
+        if let Some(since) = self.parts.client.limited_since(at) {
+            observer.limit_gaps(since);
+            self.parts.pulse.rest();
+        }
+        let had_token = observer.has_token();
+        let (gate, pulse) = (&mut self.parts.gate, &self.parts.pulse);
+        let mut gather = Gather::new(frame.clone(), &mut self.ready, &mut self.ready_bytes);
+        observer.frame(frame, at, &mut |piece: Bytes, note: &Note| {
+            if note.token {
+                pulse.token(at, note.visible);
+            }
+            if note.finished {
+                pulse.rest();
+            }
+            if let Some(passed) = gate.pass(piece, note) {
+                gather.add(passed);
+            }
+        });
+        gather.flush();
+        if self.parts.reader != Reader::Events {
+            self.parts.deadlines.heard(at, self.parts.timeouts.idle);
+            return;
+        }
+        if observer.has_token() {
+            let heard = observer.last_activity().unwrap_or(at);
+            self.parts.deadlines.heard(heard, self.parts.timeouts.idle);
+            if !had_token {
+                self.token_came();
+            }
+        }
+    }
+
+    fn token_came(&mut self) {
+        self.parts.deadlines.token_came();
+        if let Some(keeper) = self.keeper.as_mut() {
+            keeper.first_token();
+        }
+    }
+
+    /// A body that ended cleanly: its tail is read as an event and goes out as it is.
+    fn take_tail(&mut self) {
+        let at = self.parts.clock.now();
+        let Some(observer) = self.observer.as_mut() else { return };
+        let had_token = observer.has_token();
+        let (gate, ready, count) = (&mut self.parts.gate, &mut self.ready, &mut self.ready_bytes);
+        observer.clean_end(at, &mut |piece: Bytes, note: &Note| {
+            if let Some(passed) = gate.pass(piece, note) {
+                *count += passed.len();
+                ready.push_back(passed);
+            }
+        });
+        if !had_token && observer.has_token() {
+            self.token_came();
+        }
+    }
+
+    /// The engine's body ended as its framing says. An answer that is nevertheless unfinished
+    /// gets an error event of ours.
+    fn finish_clean(&mut self) {
+        let complete = self.seen().is_finished() || self.seen().error().is_some();
+        if self.parts.reader == Reader::Events && !complete {
+            self.offer(Bytes::from_static(b"\n\n"));
+            self.offer(self.error_event(&Refusal::StreamIncomplete));
+        }
+        self.close(Ending::Clean, None);
+    }
+
+    /// The engine failed, or a limit ended the answer: an incomplete tail is dropped and an
+    /// error event follows; where that is impossible the answer ends abnormally. One that was
+    /// finished, or has its error already, just ends.
+    fn fail(&mut self, ending: Ending, refusal: &Refusal) {
+        let seen = self.seen();
+        if self.parts.reader != Reader::Events || seen.long_event_is_out() {
+            self.broken = true;
+        } else if !seen.is_finished() && seen.error().is_none() {
+            let event = self.error_event(refusal);
+            self.offer(event);
+        }
+        self.close(ending, None);
+    }
+
+    /// A comment keeps idle-killing hops awake; never inside an event that is partly out.
+    fn comment(&mut self) {
+        self.parts.deadlines.hold = None;
+        if !self.seen().long_event_is_out() {
+            self.offer(KEEPALIVE);
+        }
+        self.comment_later();
+    }
+
+    fn error_event(&self, refusal: &Refusal) -> Bytes {
+        refusal.event(self.parts.dialect, &self.parts.request_id, self.seen().last_sequence_number())
+    }
+
+    fn offer(&mut self, bytes: Bytes) {
+        self.ready_bytes += bytes.len();
+        self.ready.push_back(bytes);
+    }
+
+    /// Ends the relay, once: the engine's line is dropped (and closed, unless its body ended
+    /// whole), and the keeper gets the timeline.
+    fn close(&mut self, ending: Ending, refusal: Option<Refusal>) {
+        self.engine = Engine::Over;
+        self.timer = None;
+        let Some(mut observer) = self.observer.take() else { return };
+        let at = self.parts.clock.now();
+        if let Some(since) = self.parts.client.limited_since(at) {
+            observer.limit_gaps(since);
+            self.parts.pulse.rest();
+        }
+        if let Some(keeper) = self.keeper.take() {
+            keeper.end(Ended { timeline: observer.end(ending, at), refusal });
+        }
+    }
+
+    fn poll_timer(&mut self, cx: &mut Context<'_>) -> Poll<Due> {
+        loop {
+            let Some(next) = self.parts.deadlines.next() else { return Poll::Pending };
+            ready!(self.armed_for(next).poll(cx));
+            self.armed = None;
+            let now = self.parts.clock.now();
+            // While the client refuses bytes nobody polls us, and the idle limit does not run:
+            // the first silence seen after it begins now.
+            if std::mem::take(&mut self.gave) && self.parts.deadlines.idle.is_some_and(|idle| idle <= now) {
+                self.parts.deadlines.heard(now, self.parts.timeouts.idle);
+            }
+            if let Some(due) = self.parts.deadlines.due(now) {
+                return Poll::Ready(due);
+            }
+        }
+    }
+
+    /// The timer, armed for `next`. One that rings earlier is left: most deadlines move away
+    /// with every event, and it is cheaper to look again when it rings than to reset it.
+    fn armed_for(&mut self, next: Tick) -> Pin<&mut Sleep> {
+        let instant = self.parts.clock.instant(next);
+        let stands = self.armed.is_some_and(|armed| armed <= next);
+        let timer = self.timer.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(instant)));
+        if !stands {
+            timer.as_mut().reset(instant);
+            self.armed = Some(next);
+        }
+        timer.as_mut()
+    }
+}
+
+impl Drop for Relay {
+    /// Dropped before its end: the client left, or its connection was cut.
+    fn drop(&mut self) {
+        let ending = match self.parts.client.severed() {
+            _ if std::thread::panicking() => Ending::Panicked,
+            Some(Severed::WriteStall | Severed::Total) => Ending::WriteStalled,
+            Some(Severed::Drain) => Ending::Drained,
+            None => Ending::Left,
+        };
+        self.close(ending, None);
+    }
+}
+
+/// The stream behind a head of our own, if one came.
+fn stream_of(opened: Result<Answered, OpenFailed>) -> Result<EngineBody, Refusal> {
+    let (head, body) = opened.map_err(|failed| failed.refusal())?.into_parts();
+    let streams =
+        head.status.is_success() && headers::is_event_stream(&head.headers) && !headers::is_coded(&head.headers);
+    if streams { Ok(body) } else { Err(Refusal::EngineAnswered { status: head.status.as_u16() }) }
+}
+
+/// Joins pieces that lie side by side in one frame, so that what came in one read leaves in
+/// one write.
+struct Gather<'a> {
+    frame: Bytes,
+    run: Range<usize>,
+    ready: &'a mut VecDeque<Bytes>,
+    count: &'a mut usize,
+}
+
+impl<'a> Gather<'a> {
+    fn new(frame: Bytes, ready: &'a mut VecDeque<Bytes>, count: &'a mut usize) -> Self {
+        Gather { frame, run: 0..0, ready, count }
+    }
+
+    fn add(&mut self, piece: Bytes) {
+        if piece.is_empty() {
+            return;
+        }
+        let Some(start) = self.place_of(&piece) else {
+            self.flush();
+            *self.count += piece.len();
+            self.ready.push_back(piece);
+            return;
+        };
+        if start != self.run.end || self.run.is_empty() {
+            self.flush();
+            self.run = start..start;
+        }
+        self.run.end += piece.len();
+    }
+
+    /// Where in the frame a piece lies, if it does.
+    fn place_of(&self, piece: &Bytes) -> Option<usize> {
+        let start = (piece.as_ptr() as usize).checked_sub(self.frame.as_ptr() as usize)?;
+        (start + piece.len() <= self.frame.len()).then_some(start)
+    }
+
+    fn flush(&mut self) {
+        let run = std::mem::replace(&mut self.run, 0..0);
+        if !run.is_empty() {
+            *self.count += run.len();
+            self.ready.push_back(self.frame.slice(run));
+        }
+    }
+}

@@ -1,0 +1,499 @@
+//! The loop over engines: asks one, and the pure rules of `route::retry` what comes next.
+
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use http::header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
+use http::{HeaderMap, Method, Request, Response, Uri};
+
+use super::promise::{BoundPool, Promise};
+use crate::clock::Clock;
+use crate::forward::headers::{self, EngineHeaders};
+use crate::forward::lines::{Answered, Frames, Lines};
+use crate::forward::{Call, Deadlines, Due, Mute, OpenFailed, Opening, Parts, Relay, WhyNot, limit_refusal, open};
+use crate::inspect::{Facts, Ratios};
+use crate::judge::Pulse;
+use crate::observe::{Expect, Limit, Observer, Reader};
+use crate::record::{Retry, Visit};
+use crate::refuse::Refusal;
+use crate::rewrite::{self, Edits, EventGate, Plan};
+use crate::route::retry::{Attempts, Happened, Injection, Made, Next};
+use crate::route::settings::EngineAddress;
+use crate::route::{Choice, Fleet, Routed, Size, Work, retry};
+use crate::units::{ClientSide, Dialect, Endpoint, EngineId, PoolId, RequestId, Tick};
+
+/// What one request asks of engines. Everything that stays the same over its attempts.
+pub struct Ask<'a> {
+    /// The class's promise, with the request's own targets.
+    pub promise: &'a Promise,
+    /// Where the request may go.
+    pub routed: &'a Routed,
+    /// What its body said.
+    pub facts: &'a Facts,
+    /// Its path.
+    pub endpoint: Endpoint,
+    /// Path and query, for the engine.
+    pub target: &'a str,
+    /// Its header fields, as they came.
+    pub headers: &'a HeaderMap,
+    /// Its body, as it came (decoded).
+    pub frames: &'a [bytes::Bytes],
+    /// The body wore a content coding, which is gone.
+    pub was_coded: bool,
+    /// No byte of the body may be changed (multipart).
+    pub fixed: bool,
+    /// The model's name behind an alias.
+    pub alias: Option<&'a str>,
+    /// Work that it brings, estimated.
+    pub size: Size,
+    /// When its head had been parsed.
+    pub arrival: Tick,
+    /// The id that the client knows.
+    pub id: &'a RequestId,
+    /// The id that engines see: unique.
+    pub upstream_id: HeaderValue,
+    /// The client's side.
+    pub client: &'a ClientSide,
+    /// Told of token events.
+    pub pulse: Pulse,
+}
+
+/// The parts of the house that attempts need.
+pub struct Yard<'a> {
+    /// The clock.
+    pub clock: Clock,
+    /// All engines.
+    pub fleet: &'a Arc<Fleet>,
+    /// Their connections.
+    pub lines: &'a Arc<Lines>,
+    /// What was learned from usage.
+    pub ratios: &'a Ratios,
+}
+
+/// An answer that has begun to speak, or the last one that an engine gave.
+pub struct Spoken {
+    /// The head for the client.
+    pub head: http::response::Parts,
+    /// The body.
+    pub relay: Relay,
+    /// Which engine gave it.
+    pub place: Place,
+    /// The attempts so far.
+    pub attempts: Attempts,
+    /// The engine's share of work, given back when this is dropped.
+    pub work: Option<Work>,
+    /// When the engine was asked.
+    pub dispatched: Tick,
+    /// When the answer began to speak.
+    pub spoke: Tick,
+    /// Whether something was injected into its body.
+    pub injection: Injection,
+    /// The head is the gateway's own.
+    pub is_ours: bool,
+    /// It is a failure that the attempts have dealt with: the last answer there was.
+    pub has_failed: bool,
+}
+
+/// Where an attempt went.
+#[derive(Clone, Debug)]
+pub struct Place {
+    /// The pool.
+    pub pool: PoolId,
+    /// The engine.
+    pub engine: EngineId,
+    /// The client's own credential went along.
+    pub credential_forwarded: bool,
+}
+
+/// What one attempt came to.
+enum Tried {
+    /// It speaks: a first token, a whole head of a good answer, or the end of patience.
+    Speaks(Box<Spoke>),
+    /// It failed before the first forwarded byte.
+    Failed(Happened, Option<Box<Spoke>>),
+    /// A limit of the class or the drain limit ended it.
+    Ended(Refusal),
+}
+
+/// An engine's answer, with nothing forwarded yet.
+struct Spoke {
+    head: http::response::Parts,
+    relay: Relay,
+    work: Option<Work>,
+    place: Place,
+    dispatched: Tick,
+    injection: Injection,
+    /// The head is the gateway's own: no head came within `hold_head`.
+    is_ours: bool,
+}
+
+/// Asks engines until one speaks or nothing is left (`docs/semantics.md`, section 5).
+///
+/// # Errors
+/// A refusal of ours where no attempt gave an answer.
+pub async fn first_willing_engine(ask: &Ask<'_>, yard: &Yard<'_>, visit: &mut Visit) -> Result<Box<Spoken>, Refusal> {
+    let deadlines = ask.deadlines();
+    let until = deadlines.first_token.into_iter().chain(deadlines.total).min().unwrap_or(Tick::from_nanos(u64::MAX));
+    let pools = ask.routed.pools.iter().map(|pool| ask.promise.pool(pool));
+    let mut attempts = Attempts::new(&ask.promise.pool(&ask.routed.pools[0]).settings, until);
+    yard.fleet.request(&ask.routed.pools[0], yard.clock.now());
+    let mut last = Last { kept: None, pool: ask.routed.pools[0].clone() };
+
+    for bound in pools {
+        let pool = &bound.settings.id;
+        attempts.enter(&bound.settings);
+        let spill = 'pool: loop {
+            let Some(choice) = yard.fleet.choose(pool, &mut attempts, ask.size, yard.clock.now()) else {
+                yard.fleet.settle(pool, &mut attempts, yard.clock.now());
+                break true;
+            };
+            let Choice { engine, address, may_inject, injection_proven, work } = choice;
+            let mut work = Some(work);
+            let place = Place { pool: pool.clone(), engine, credential_forwarded: ask.forwards_credential(bound) };
+            visit.attempts(pool, place.engine.clone());
+            let mut fresh = false;
+            loop {
+                let may_inject = may_inject && !attempts.without_injection();
+                let attempt =
+                    Attempt { ask, yard, bound, place: &place, address: &address, may_inject, injection_proven, fresh };
+                let tried = attempt.make(&mut work, deadlines).await;
+                let now = yard.clock.now();
+                let happened = match tried {
+                    Tried::Speaks(spoke) => {
+                        if !spoke.is_ours && spoke.head.status.is_success() {
+                            yard.fleet.succeeded(pool, &mut attempts, spoke.injection, now);
+                        }
+                        attempts.commit();
+                        return Ok(spoke.into_spoken(attempts, now, false));
+                    }
+                    Tried::Ended(refusal) => {
+                        let _ = yard.fleet.failed(pool, &mut attempts, Happened::TimedOut, now);
+                        return Err(refusal);
+                    }
+                    Tried::Failed(happened, answer) => {
+                        last.note(pool, answer);
+                        happened
+                    }
+                };
+                let next = yard.fleet.failed(pool, &mut attempts, happened, now);
+                if let Some(why) = retry_of(happened, next) {
+                    visit.retries(why);
+                }
+                match next {
+                    Next::SameFresh => fresh = true,
+                    Next::SameWithoutInjection => fresh = false,
+                    Next::Another => continue 'pool,
+                    Next::Relay | Next::GiveUp(_) => break 'pool spills(happened, &attempts),
+                }
+            }
+        };
+        if !spill || yard.clock.now() >= until {
+            break;
+        }
+    }
+    last.settle(attempts, yard.clock.now())
+}
+
+/// Whether the next pool of the route may be asked: this one could not be reached, or has
+/// pushed back with all it has. What looks like the request's own doing goes nowhere else.
+fn spills(happened: Happened, attempts: &Attempts) -> bool {
+    matches!(happened, Happened::ConnectFailed | Happened::PushBack { .. }) && !attempts.failed_alike()
+}
+
+/// How a further attempt is counted.
+fn retry_of(happened: Happened, next: Next) -> Option<Retry> {
+    match (next, happened) {
+        (Next::Relay | Next::GiveUp(_), _) => None,
+        (Next::SameFresh, _) => Some(Retry::StaleConnection),
+        (Next::SameWithoutInjection, _) => Some(Retry::Injection),
+        (Next::Another, Happened::ConnectFailed) => Some(Retry::ConnectFailed),
+        (Next::Another, Happened::PushBack { .. }) => Some(Retry::PushBack),
+        (Next::Another, _) => Some(Retry::Fault),
+    }
+}
+
+/// The last answer that an engine gave, and the pool of the last attempt.
+struct Last {
+    kept: Option<Box<Spoke>>,
+    pool: PoolId,
+}
+
+impl Last {
+    fn note(&mut self, pool: &PoolId, answer: Option<Box<Spoke>>) {
+        self.pool = pool.clone();
+        if answer.is_some() {
+            self.kept = answer;
+        }
+    }
+
+    fn settle(self, attempts: Attempts, at: Tick) -> Result<Box<Spoken>, Refusal> {
+        let pool = self.pool;
+        match (attempts.nothing_left(), self.kept) {
+            (Next::GiveUp(Made::NoEngine), None) => Err(Refusal::NoEngine { pool }),
+            (Next::GiveUp(Made::ConnectFailed), None) => Err(Refusal::ConnectFailed { pool }),
+            (_, None) => Err(Refusal::EngineReset { pool }),
+            (_, Some(kept)) => Ok(kept.into_spoken(attempts, at, true)),
+        }
+    }
+}
+
+impl Spoke {
+    fn into_spoken(self, attempts: Attempts, spoke: Tick, has_failed: bool) -> Box<Spoken> {
+        let Spoke { head, relay, work, place, dispatched, injection, is_ours } = self;
+        Box::new(Spoken { head, relay, place, attempts, work, dispatched, spoke, injection, is_ours, has_failed })
+    }
+}
+
+impl Ask<'_> {
+    fn streams(&self) -> bool {
+        self.facts.streams()
+    }
+
+    fn dialect(&self) -> Dialect {
+        self.endpoint.dialect()
+    }
+
+    /// All limits run from arrival, over all attempts.
+    fn deadlines(&self) -> Deadlines {
+        let limits = &self.promise.class.timeouts;
+        let head = if self.streams() { limits.first_token } else { limits.response_head };
+        Deadlines {
+            total: Some(self.arrival + limits.total),
+            first_token: Some(self.arrival + head),
+            idle: None,
+            hold: self.streams().then(|| self.arrival + limits.hold_head),
+            keepalive: None,
+        }
+    }
+
+    fn forwards_credential(&self, bound: &BoundPool) -> bool {
+        let carries = |name| self.headers.contains_key(name);
+        bound.settings.forward_authorization && (carries(AUTHORIZATION) || carries(headers::names::X_API_KEY))
+    }
+}
+
+/// One attempt at one engine.
+struct Attempt<'a> {
+    ask: &'a Ask<'a>,
+    yard: &'a Yard<'a>,
+    bound: &'a BoundPool,
+    place: &'a Place,
+    address: &'a Arc<EngineAddress>,
+    may_inject: bool,
+    injection_proven: bool,
+    fresh: bool,
+}
+
+/// What came of waiting for a head.
+enum Head {
+    Came(Answered),
+    Failed(OpenFailed),
+    /// No head within `hold_head`: the gateway sends its own, and waits on behind it.
+    Ours(Opening),
+    Ended(Refusal),
+}
+
+impl Attempt<'_> {
+    async fn make(&self, work: &mut Option<Work>, deadlines: Deadlines) -> Tried {
+        let edits = self.edits();
+        let injection = self.injection(&edits);
+        let dispatched = self.yard.clock.now();
+        let opening = open(self.call(&edits));
+        match self.await_head(opening, deadlines).await {
+            Head::Failed(failed) => Tried::Failed(happened(&failed), None),
+            Head::Ended(refusal) => Tried::Ended(refusal),
+            Head::Ours(opening) => {
+                let parts = self.parts(Reader::Events, &edits, deadlines);
+                let relay = Relay::waiting(parts, self.observer(Reader::Events, 200), opening);
+                let spoke = self.spoke(our_head(), relay, dispatched, injection, true);
+                Tried::Speaks(Box::new(Spoke { work: work.take(), ..spoke }))
+            }
+            Head::Came(response) => {
+                let (head, body) = response.into_parts();
+                let reader = self.reader(&head);
+                let retry_after = self.retry_after(&head);
+                let status = head.status;
+                let relay =
+                    Relay::new(self.parts(reader, &edits, deadlines), self.observer(reader, status.as_u16()), body);
+                let mut spoke = Box::new(self.spoke(head, relay, dispatched, injection, false));
+                if !status.is_success() {
+                    let _ = spoke.relay.hold().await;
+                    return Tried::Failed(Happened::answer(status.as_u16(), retry_after, injection), Some(spoke));
+                }
+                match spoke.relay.hold().await {
+                    Ok(()) => {
+                        spoke.work = work.take();
+                        Tried::Speaks(spoke)
+                    }
+                    Err(Mute::Error(error)) => {
+                        Tried::Failed(Happened::answer(error.code, None, injection), Some(spoke))
+                    }
+                    Err(Mute::Truncated | Mute::Broken) => Tried::Failed(Happened::Broken, None),
+                    Err(Mute::TimedOut(limit)) => Tried::Ended(self.limit(limit)),
+                    Err(Mute::Drained) => Tried::Ended(Refusal::DrainCut),
+                }
+            }
+        }
+    }
+
+    fn spoke(
+        &self,
+        head: http::response::Parts,
+        relay: Relay,
+        dispatched: Tick,
+        injection: Injection,
+        is_ours: bool,
+    ) -> Spoke {
+        Spoke { head, relay, work: None, place: self.place.clone(), dispatched, injection, is_ours }
+    }
+
+    /// What is changed in the body for this engine.
+    fn edits(&self) -> Edits {
+        let (ask, pool) = (self.ask, &self.bound.settings);
+        if ask.fixed {
+            return Edits::default();
+        }
+        let takes_usage = matches!(ask.dialect(), Dialect::Chat | Dialect::Completions) && ask.streams();
+        let inject = self.may_inject && takes_usage;
+        let plan = Plan {
+            model: ask.alias,
+            inject_usage: inject && pool.inject.usage,
+            continuous_usage: inject && pool.inject.continuous_usage,
+            ..Plan::default()
+        };
+        rewrite::edits(ask.facts, ask.dialect(), &plan)
+    }
+
+    fn injection(&self, edits: &Edits) -> Injection {
+        match edits.usage_injected || edits.continuous_injected {
+            false => Injection::None,
+            true if self.injection_proven => Injection::Proven,
+            true => Injection::Unproven,
+        }
+    }
+
+    fn call(&self, edits: &Edits) -> Call {
+        let ask = self.ask;
+        let mut headers = ask.headers.clone();
+        let inspected = ask.dialect().generates() || ask.promise.judges(ask.endpoint);
+        headers::for_engine(&mut headers, &self.engine_headers(), inspected, ask.was_coded, &ask.upstream_id);
+        let body: Frames = rewrite::apply(ask.frames, &edits.splices).into_iter().collect();
+        headers.insert(CONTENT_LENGTH, HeaderValue::from(body.left()));
+        let mut request = Request::new(body);
+        *request.method_mut() = Method::POST;
+        *request.uri_mut() = self.uri();
+        *request.headers_mut() = headers;
+        Call {
+            lines: Arc::clone(self.yard.lines),
+            pool: Arc::clone(&self.bound.settings),
+            engine: self.place.engine.clone(),
+            address: Arc::clone(self.address),
+            request,
+            fresh: self.fresh,
+        }
+    }
+
+    fn engine_headers(&self) -> EngineHeaders<'_> {
+        EngineHeaders {
+            fixed: &self.bound.fixed_headers,
+            forward_authorization: self.bound.settings.forward_authorization,
+            host: HeaderValue::from_str(&self.address.authority()).ok(),
+        }
+    }
+
+    /// The engine's path prefix before the client's own path and query.
+    fn uri(&self) -> Uri {
+        let text = [&*self.address.base, self.ask.target].concat();
+        text.parse().expect("a path that the server has parsed, behind a prefix that the settings have checked")
+    }
+
+    async fn await_head(&self, mut opening: Opening, mut deadlines: Deadlines) -> Head {
+        let ours = self.ask.promise.class.timeouts.keepalive.is_some();
+        if !ours {
+            deadlines.hold = None;
+        }
+        tokio::select! {
+            biased;
+            opened = &mut opening => match opened {
+                Ok(response) => Head::Came(response),
+                Err(failed) => Head::Failed(failed),
+            },
+            () = self.yard.clock.sleep_until(deadlines.next()) => match deadlines.due(self.yard.clock.now()) {
+                Some(Due::Limit(limit)) => Head::Ended(self.limit(limit)),
+                _ => Head::Ours(opening),
+            },
+            () = drain_over(self.ask.client) => Head::Ended(Refusal::DrainCut),
+        }
+    }
+
+    fn limit(&self, limit: Limit) -> Refusal {
+        limit_refusal(&self.ask.promise.class.timeouts, limit, self.ask.streams())
+    }
+
+    /// Content type and coding choose the reader.
+    fn reader(&self, head: &http::response::Parts) -> Reader {
+        let generates = self.ask.dialect().generates();
+        if !head.status.is_success() {
+            Reader::Opaque
+        } else if headers::is_coded(&head.headers) {
+            if generates {
+                self.yard.fleet.answers_coded(&self.place.pool, &self.place.engine);
+            }
+            Reader::Coded
+        } else if generates && headers::is_event_stream(&head.headers) {
+            Reader::Events
+        } else if generates || headers::is_json(&head.headers) {
+            Reader::Json
+        } else {
+            Reader::Opaque
+        }
+    }
+
+    fn observer(&self, reader: Reader, status: u16) -> Observer {
+        let ask = self.ask;
+        let ratio = self.yard.ratios.tokens_per_event(&self.place.engine, &ask.routed.model_label);
+        let expect = Expect::of(ask.dialect(), ask.facts, ask.arrival, ratio);
+        Observer::new(expect, reader, status, ask.promise.watch.clone())
+    }
+
+    fn parts(&self, reader: Reader, edits: &Edits, deadlines: Deadlines) -> Parts {
+        let ask = self.ask;
+        Parts {
+            clock: self.yard.clock,
+            client: ask.client.clone(),
+            gate: EventGate::new(edits.usage_injected, edits.continuous_injected),
+            reader,
+            deadlines,
+            timeouts: ask.promise.class.timeouts,
+            pulse: ask.pulse.clone(),
+            dialect: ask.dialect(),
+            request_id: ask.id.clone(),
+        }
+    }
+
+    fn retry_after(&self, head: &http::response::Parts) -> Option<Duration> {
+        retry::retry_after(head.headers.get(RETRY_AFTER)?, self.yard.clock.wall())
+    }
+}
+
+fn happened(failed: &OpenFailed) -> Happened {
+    match failed.why {
+        WhyNot::NoConnection => Happened::ConnectFailed,
+        WhyNot::Stale => Happened::StaleLine,
+        WhyNot::Reset | WhyNot::Garbage => Happened::Broken,
+    }
+}
+
+/// The head that goes out where the engine sent none in time.
+fn our_head() -> http::response::Parts {
+    let mut response = Response::new(());
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+    response.into_parts().0
+}
+
+/// Ends when the drain limit has passed. Needs no waker of its own: see
+/// [`ClientSide::drain_is_over`].
+async fn drain_over(client: &ClientSide) {
+    std::future::poll_fn(|_| if client.drain_is_over() { Poll::Ready(()) } else { Poll::Pending }).await;
+}

@@ -1,0 +1,173 @@
+//! An answer that speaks: from the head that goes to the client to the verdict at its end.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::Response;
+
+use super::attempts::{Place, Spoken};
+use super::house::Gateway;
+use super::reply;
+use crate::forward::headers;
+use crate::forward::{Ended, Keeper, ReplyBody};
+use crate::inspect::PromptSize;
+use crate::observe::{Ending, Reader, Timeline, TokenSource};
+use crate::record::Visit;
+use crate::refuse::Refusal;
+use crate::route::retry::{Attempts, Happened, Injection};
+use crate::route::{Routed, Work};
+use crate::units::{Endpoint, RequestId};
+
+/// What was asked, as far as the end of the answer needs it.
+pub struct Asked {
+    /// The path.
+    pub endpoint: Endpoint,
+    /// The model's name as the engine knows it.
+    pub model: Option<Arc<str>>,
+    /// Where it was routed.
+    pub routed: Routed,
+    /// What the prompt estimate was made of.
+    pub prompt: PromptSize,
+    /// Time in the gateway's queue.
+    pub queued: Duration,
+    /// The id that the client knows.
+    pub id: RequestId,
+}
+
+/// An answer, and everything that waits for its end.
+pub struct Opened {
+    gateway: Gateway,
+    asked: Asked,
+    spoken: Box<Spoken>,
+}
+
+impl Opened {
+    /// An answer to what was asked.
+    #[must_use]
+    pub fn new(gateway: Gateway, asked: Asked, spoken: Box<Spoken>) -> Self {
+        Opened { gateway, asked, spoken }
+    }
+
+    /// The response for the client. The visit ends where the answer's body does.
+    #[must_use]
+    pub fn relay(self, mut visit: Visit) -> Response<ReplyBody> {
+        let Opened { gateway, asked, spoken } = self;
+        let Spoken { mut head, mut relay, place, attempts, work, dispatched, spoke, injection, is_ours, has_failed } =
+            *spoken;
+        let streams = headers::is_event_stream(&head.headers);
+        headers::for_client(&mut head.headers, streams);
+        reply::mark(&mut head.headers, &asked.id, visit.promise().map(|promise| &promise.class), Some(&place.pool));
+        reply::timing(&mut head.headers, asked.queued, spoke.since(dispatched));
+        if let Some(case) = visit.case_mut() {
+            case.credential_forwarded = place.credential_forwarded;
+            case.model_unknown_to_pool = !asked.routed.literal && !gateway.has_served(&place, &asked);
+        }
+        relay.keep(Box::new(Open {
+            gateway,
+            asked,
+            visit,
+            place,
+            attempts,
+            work,
+            unproven: is_ours.then_some(injection),
+            has_failed,
+        }));
+        Response::from_parts(head, ReplyBody::Relay(Box::new(relay)))
+    }
+}
+
+impl Gateway {
+    fn has_served(&self, place: &Place, asked: &Asked) -> bool {
+        let model = asked.model.as_deref().unwrap_or_default();
+        self.fleet.has_served(&place.pool, asked.endpoint, model)
+    }
+}
+
+/// A request whose answer is on its way.
+struct Open {
+    gateway: Gateway,
+    asked: Asked,
+    visit: Visit,
+    place: Place,
+    attempts: Attempts,
+    work: Option<Work>,
+    /// Behind a head of ours: what was injected, until a token shows that the engine took it.
+    unproven: Option<Injection>,
+    /// The answer is a failure that the attempts have dealt with.
+    has_failed: bool,
+}
+
+impl Keeper for Open {
+    fn first_token(&mut self) {
+        if let Some(work) = self.work.as_mut() {
+            work.first_token();
+        }
+        if let Some(injection) = self.unproven.take() {
+            let now = self.gateway.clock.now();
+            self.gateway.fleet.succeeded(&self.place.pool, &mut self.attempts, injection, now);
+        }
+        self.attempts.first_token();
+    }
+
+    fn end(mut self: Box<Self>, ended: Ended) {
+        let Ended { timeline, refusal } = ended;
+        drop(self.work.take());
+        self.tell_the_engine(&timeline, refusal.as_ref());
+        self.learn(&timeline);
+        match refusal {
+            Some(refusal) => self.visit.end_refused(timeline, &refusal),
+            None => self.visit.end(timeline),
+        }
+    }
+}
+
+impl Open {
+    /// What the end of an answer says about its engine.
+    fn tell_the_engine(&mut self, timeline: &Timeline, refusal: Option<&Refusal>) {
+        if self.has_failed {
+            return;
+        }
+        let (fleet, pool) = (&self.gateway.fleet, &self.place.pool);
+        match fault_of(timeline, refusal) {
+            Some(happened) => {
+                let _ = fleet.failed(pool, &mut self.attempts, happened, timeline.end);
+            }
+            None if timeline.ending == Ending::Clean && (200..300).contains(&timeline.status) => {
+                fleet.note_served(pool, self.asked.endpoint, self.asked.model.as_deref().unwrap_or_default());
+            }
+            None => {}
+        }
+        fleet.settle(pool, &mut self.attempts, timeline.end);
+    }
+
+    /// Reported usage teaches bytes per token and tokens per event.
+    fn learn(&self, timeline: &Timeline) {
+        let (ratios, label) = (&self.gateway.ratios, &self.asked.routed.model_label);
+        if let Some(input) = timeline.usage.input {
+            ratios.learn_prompt(label, self.asked.prompt, input);
+        }
+        let whole = timeline.finish.is_some() && timeline.source == TokenSource::Usage;
+        if whole && timeline.reader == Reader::Events && timeline.token_events > 0 {
+            ratios.learn_events(&self.place.engine, label, timeline.token_events, timeline.output);
+        }
+    }
+}
+
+/// The engine's fault in how an answer ended, if there is one.
+fn fault_of(timeline: &Timeline, refusal: Option<&Refusal>) -> Option<Happened> {
+    if let Some(error) = timeline.error {
+        return Some(Happened::answer(error.code, None, Injection::None));
+    }
+    if let Some(Refusal::EngineAnswered { status }) = refusal {
+        return Some(Happened::answer(*status, None, Injection::None));
+    }
+    if timeline.finish.is_some() {
+        return None;
+    }
+    match timeline.ending {
+        Ending::Broken => Some(Happened::Broken),
+        Ending::Clean if timeline.reader == Reader::Events => Some(Happened::Broken),
+        Ending::TimedOut(_) => Some(Happened::TimedOut),
+        Ending::Clean | Ending::Left | Ending::WriteStalled | Ending::Drained | Ending::Panicked => None,
+    }
+}

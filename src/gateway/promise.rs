@@ -1,0 +1,135 @@
+//! One snapshot of everything a request needs: the settings, and what is bound to them.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use http::header::{AUTHORIZATION, HeaderName, HeaderValue};
+use secrecy::ExposeSecret;
+
+use crate::classify::TargetHeaders;
+use crate::config::{Class, Settings};
+use crate::judge::Objectives;
+use crate::observe::Watch;
+use crate::record::{ClassShape, Recorder, Shape};
+use crate::route::settings::Pool;
+use crate::units::{ClassId, Endpoint, PoolId, TenantId};
+
+/// The settings of one moment, bound. A request keeps the one it arrived with.
+pub struct Live {
+    /// As checked.
+    pub settings: Settings,
+    promises: HashMap<ClassId, Arc<Promise>, ahash::RandomState>,
+}
+
+/// What one class promises, and what serving it needs.
+pub struct Promise {
+    /// The class.
+    pub class: Arc<Class>,
+    /// What is judged.
+    pub objectives: Arc<Objectives>,
+    /// What an observer measures for it.
+    pub watch: Watch,
+    judged_paths: Arc<[Endpoint]>,
+    pools: Arc<HashMap<PoolId, BoundPool, ahash::RandomState>>,
+}
+
+/// A pool, with what is made from its settings once.
+pub struct BoundPool {
+    /// As checked.
+    pub settings: Arc<Pool>,
+    /// Sent with every request to its engines.
+    pub fixed_headers: Vec<(HeaderName, HeaderValue)>,
+}
+
+impl Live {
+    /// Binds settings: every series they can reach exists from now on.
+    #[must_use]
+    pub fn new(settings: Settings, recorder: &Recorder) -> Self {
+        recorder.bind(&shape(&settings));
+        let pools = settings.pools.iter().map(|pool| (pool.id.clone(), BoundPool::new(pool))).collect();
+        let pools: Arc<HashMap<_, _, ahash::RandomState>> = Arc::new(pools);
+        let judged_paths: Arc<[Endpoint]> = settings.judged_paths.clone().into();
+        let promise = |class: &Arc<Class>| {
+            let promise = Promise {
+                watch: Watch {
+                    gap_edges: recorder.gap_edges(&class.id).unwrap_or_default(),
+                    itl: class.objectives.itl.map(|itl| itl.threshold),
+                    stall: class.objectives.stall,
+                    max_event: settings.max_event,
+                },
+                objectives: Arc::new(class.objectives.clone()),
+                class: Arc::clone(class),
+                judged_paths: Arc::clone(&judged_paths),
+                pools: Arc::clone(&pools),
+            };
+            (class.id.clone(), Arc::new(promise))
+        };
+        let promises = settings.classes.iter().map(promise).collect();
+        Live { promises, settings }
+    }
+
+    /// The promise of a class.
+    ///
+    /// # Panics
+    /// If the settings do not define the class, which their check rules out.
+    #[must_use]
+    pub fn promise(&self, class: &ClassId) -> Arc<Promise> {
+        Arc::clone(self.promises.get(class).expect("the check of the settings knows every class that a rule names"))
+    }
+
+    /// The classes that a tenant may use.
+    #[must_use]
+    pub fn classes_of(&self, tenant: &TenantId) -> Vec<ClassId> {
+        let all = self.settings.classes.iter().map(|class| class.id.clone());
+        all.filter(|class| self.settings.tenants.may_use(tenant, class)).collect()
+    }
+}
+
+/// What the settings say about series.
+fn shape(settings: &Settings) -> Shape {
+    let class_shape = |class: &Arc<Class>| ClassShape {
+        id: class.id.clone(),
+        objectives: Arc::new(class.objectives.clone()),
+        takes_targets: class.target_headers != TargetHeaders::Off,
+    };
+    let reach = |class: &Arc<Class>| {
+        let id = class.id.clone();
+        settings.routes.reach(&class.id).into_iter().map(move |(pool, model)| (id.clone(), pool, model))
+    };
+    Shape {
+        classes: settings.classes.iter().map(class_shape).collect(),
+        default_class: settings.default_class.clone(),
+        routes: settings.classes.iter().flat_map(reach).collect(),
+        tenants: settings.tenants.iter().map(|tenant| (tenant.id.clone(), tenant.classes.clone())).collect(),
+    }
+}
+
+impl Promise {
+    /// A pool of the settings.
+    ///
+    /// # Panics
+    /// If the settings do not define the pool, which their check rules out.
+    #[must_use]
+    pub fn pool(&self, pool: &PoolId) -> &BoundPool {
+        self.pools.get(pool).expect("the check of the settings knows every pool that a route names")
+    }
+
+    /// Whether answers on this path are judged.
+    #[must_use]
+    pub fn judges(&self, endpoint: Endpoint) -> bool {
+        endpoint.dialect().generates() || self.judged_paths.contains(&endpoint)
+    }
+}
+
+impl BoundPool {
+    fn new(pool: &Arc<Pool>) -> Self {
+        let mut fixed_headers = pool.headers.clone();
+        let bearer = pool.api_key.as_ref().and_then(|key| {
+            let mut value = HeaderValue::from_str(&format!("Bearer {}", key.expose_secret())).ok()?;
+            value.set_sensitive(true);
+            Some((AUTHORIZATION, value))
+        });
+        fixed_headers.extend(bearer);
+        BoundPool { settings: Arc::clone(pool), fixed_headers }
+    }
+}

@@ -1,0 +1,62 @@
+//! Responses that the gateway makes itself, and the fields it adds to those of engines.
+
+use bytes::Bytes;
+use http::header::{ALLOW, CONNECTION, CONTENT_TYPE, HeaderMap, HeaderValue, RETRY_AFTER};
+use http::{Response, StatusCode};
+
+use crate::forward::ReplyBody;
+use crate::forward::headers::names::{SERVER_TIMING, X_GOODPUT_POOL, X_GOODPUT_REASON, X_REQUEST_ID, X_SLO_CLASS};
+use crate::refuse::Refusal;
+use crate::units::{ClassId, Dialect, PoolId, RequestId};
+
+/// A JSON answer of our own.
+pub fn json(status: StatusCode, body: Bytes) -> Response<ReplyBody> {
+    let mut response = Response::new(ReplyBody::whole(body));
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}
+
+/// What a refused client gets.
+pub fn refusal(refusal: &Refusal, shape: Dialect, id: &RequestId, class: Option<&ClassId>) -> Response<ReplyBody> {
+    let mut response = json(refusal.status(), refusal.body(shape, id));
+    let headers = response.headers_mut();
+    headers.insert(X_GOODPUT_REASON, HeaderValue::from_static(refusal.code()));
+    if let Some(seconds) = refusal.retry_after() {
+        headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
+    }
+    if let Some(allow) = refusal.allow() {
+        headers.insert(ALLOW, HeaderValue::from_static(allow));
+    }
+    if refusal.closes() {
+        headers.insert(CONNECTION, HeaderValue::from_static("close"));
+    }
+    mark(headers, id, class, None);
+    response
+}
+
+/// The fields that every response of ours carries as far as they are known.
+pub fn mark(headers: &mut HeaderMap, id: &RequestId, class: Option<&ClassId>, pool: Option<&PoolId>) {
+    let named = [
+        (X_REQUEST_ID, Some(id.as_str())),
+        (X_SLO_CLASS, class.map(ClassId::as_str)),
+        (X_GOODPUT_POOL, pool.map(PoolId::as_str)),
+    ];
+    for (name, text) in named {
+        if let Some(value) = text.and_then(|text| HeaderValue::from_str(text).ok()) {
+            headers.insert(name, value);
+        }
+    }
+}
+
+/// `server-timing`: the time in our queue, and from there to the engine's first words.
+pub fn timing(headers: &mut HeaderMap, queue: std::time::Duration, upstream: std::time::Duration) {
+    let text = format!("queue;dur={:.1}, upstream;dur={:.1}", millis(queue), millis(upstream));
+    if let Ok(value) = HeaderValue::from_str(&text) {
+        headers.append(SERVER_TIMING, value);
+    }
+}
+
+fn millis(length: std::time::Duration) -> f64 {
+    length.as_secs_f64() * 1e3
+}

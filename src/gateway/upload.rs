@@ -1,0 +1,226 @@
+//! Reads a request's body within its limits, and understands it in the same pass.
+
+use std::pin::pin;
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use http::HeaderMap;
+use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE};
+use http_body::Body;
+use http_body_util::BodyExt;
+
+use crate::clock::Clock;
+use crate::inspect::coding::{Coding, Decoder, Undecodable};
+use crate::inspect::multipart::FormScanner;
+use crate::inspect::{Facts, Scanner, Unreadable};
+use crate::refuse::Refusal;
+use crate::units::{Endpoint, Tick};
+
+/// Frames shorter than this are copied together: a body sent byte by byte must not cost a
+/// buffer a byte.
+const SMALL_FRAME: usize = 4 * 1024;
+
+/// A body that has been read to its end.
+#[derive(Debug)]
+pub struct Upload {
+    /// The body, decoded, as it came: large frames are shared with the connection's buffers.
+    pub frames: Vec<Bytes>,
+    /// What it said.
+    pub facts: Facts,
+    /// It wore a content coding, which is gone.
+    pub was_coded: bool,
+    /// It is a multipart form, not JSON: no byte of it may be changed.
+    pub is_form: bool,
+    /// When its last byte came.
+    pub complete: Tick,
+}
+
+/// Why there is no [`Upload`].
+#[derive(Debug)]
+pub enum Unread {
+    /// The gateway refuses.
+    Refused(Refusal),
+    /// The client left before the end of its body.
+    Left,
+}
+
+impl From<Refusal> for Unread {
+    fn from(refusal: Refusal) -> Self {
+        Unread::Refused(refusal)
+    }
+}
+
+/// Limits on a body.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// In bytes, as sent and as decoded.
+    pub max_body: u64,
+    /// From arrival to the last byte.
+    pub timeout: Duration,
+    /// The head had been parsed.
+    pub arrival: Tick,
+}
+
+/// Reads `body` to its end.
+///
+/// # Errors
+/// [`Unread`]: over a limit, not readable, or broken off.
+pub async fn read<B>(
+    body: B,
+    headers: &HeaderMap,
+    endpoint: Endpoint,
+    limits: Limits,
+    clock: &Clock,
+) -> Result<Upload, Unread>
+where
+    B: Body<Data = Bytes>,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    let stated = headers.get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
+    if stated.is_some_and(|length| length > limits.max_body) {
+        return Err(Refusal::BodyTooLarge { limit: limits.max_body }.into());
+    }
+    let mut reading = Reading::begin(headers, endpoint, limits.max_body)?;
+    let mut body = pin!(body);
+    let mut late = pin!(clock.sleep_until(Some(limits.arrival + limits.timeout)));
+    loop {
+        let frame = tokio::select! {
+            biased;
+            frame = body.frame() => frame,
+            () = &mut late => return Err(Refusal::BodyTimeout { limit: limits.timeout }.into()),
+        };
+        match frame {
+            None => break,
+            Some(Ok(frame)) => {
+                if let Ok(bytes) = frame.into_data() {
+                    reading.take(bytes)?;
+                }
+            }
+            Some(Err(error)) => return Err(broken_off(error.into())),
+        }
+    }
+    Ok(reading.finish(clock.now())?)
+}
+
+/// A body that broke: the client left, or its framing was wrong.
+#[expect(clippy::needless_pass_by_value, reason = "the error ends here")]
+fn broken_off(error: Box<dyn std::error::Error + Send + Sync>) -> Unread {
+    let left = error.downcast_ref::<hyper::Error>().is_none_or(|error| {
+        let h2 = std::error::Error::source(error).is_some_and(|source| source.is::<h2::Error>());
+        error.is_incomplete_message() || error.is_closed() || error.is_canceled() || h2 || is_io(error)
+    });
+    if left { Unread::Left } else { Unread::Refused(Refusal::BodyBroken) }
+}
+
+/// A transport error, as opposed to bytes that break the framing (which hyper reports as
+/// errors of kind `InvalidData` or `InvalidInput`).
+fn is_io(error: &hyper::Error) -> bool {
+    let source = std::error::Error::source(error).and_then(|source| source.downcast_ref::<std::io::Error>());
+    source.is_some_and(|io| !matches!(io.kind(), std::io::ErrorKind::InvalidData | std::io::ErrorKind::InvalidInput))
+}
+
+/// What understands the body.
+enum Reader {
+    Json(Box<Scanner>),
+    Form(Box<FormScanner>),
+}
+
+struct Reading {
+    reader: Reader,
+    decoder: Option<Decoder>,
+    frames: Vec<Bytes>,
+    small: BytesMut,
+    length: u64,
+    max_body: u64,
+}
+
+impl Reading {
+    fn begin(headers: &HeaderMap, endpoint: Endpoint, max_body: u64) -> Result<Self, Refusal> {
+        let limit = usize::try_from(max_body).unwrap_or(usize::MAX);
+        let decoder = coding_of(headers)?.map(|coding| Decoder::new(coding, limit)).transpose();
+        let decoder = decoder.map_err(|error| undecodable(error, max_body))?;
+        let content_type = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+        let is_form = content_type.trim_start().to_ascii_lowercase().starts_with("multipart/form-data");
+        let reader = match is_form {
+            true => Reader::Form(Box::new(FormScanner::new(content_type).map_err(|_| Refusal::UnreadableForm)?)),
+            false => Reader::Json(Box::new(Scanner::new(endpoint))),
+        };
+        Ok(Reading { reader, decoder, frames: Vec::new(), small: BytesMut::new(), length: 0, max_body })
+    }
+
+    fn take(&mut self, bytes: Bytes) -> Result<(), Refusal> {
+        let bytes = match &mut self.decoder {
+            Some(decoder) => decoder.push(&bytes).map_err(|error| undecodable(error, self.max_body))?,
+            None => bytes,
+        };
+        self.keep(bytes)
+    }
+
+    fn keep(&mut self, bytes: Bytes) -> Result<(), Refusal> {
+        self.length = self.length.saturating_add(bytes.len() as u64);
+        if self.length > self.max_body {
+            return Err(Refusal::BodyTooLarge { limit: self.max_body });
+        }
+        match &mut self.reader {
+            Reader::Json(scanner) => scanner.push(&bytes).map_err(unreadable)?,
+            Reader::Form(reader) => reader.push(&bytes).map_err(|_| Refusal::UnreadableForm)?,
+        }
+        if bytes.len() < SMALL_FRAME {
+            self.small.extend_from_slice(&bytes);
+            return Ok(());
+        }
+        self.flush();
+        self.frames.push(bytes);
+        Ok(())
+    }
+
+    fn flush(&mut self) {
+        if !self.small.is_empty() {
+            self.frames.push(self.small.split().freeze());
+        }
+    }
+
+    fn finish(mut self, complete: Tick) -> Result<Upload, Refusal> {
+        if let Some(decoder) = self.decoder.take() {
+            let rest = decoder.finish().map_err(|error| undecodable(error, self.max_body))?;
+            self.decoder = None;
+            self.keep(rest)?;
+            self.flush();
+            return self.understood(complete, true);
+        }
+        self.flush();
+        self.understood(complete, false)
+    }
+
+    fn understood(self, complete: Tick, was_coded: bool) -> Result<Upload, Refusal> {
+        let is_form = matches!(self.reader, Reader::Form(_));
+        let facts = match self.reader {
+            Reader::Json(scanner) => scanner.finish().map_err(unreadable)?,
+            Reader::Form(reader) => reader.finish().map_err(|_| Refusal::UnreadableForm)?,
+        };
+        Ok(Upload { frames: self.frames, facts, was_coded, is_form, complete })
+    }
+}
+
+fn unreadable(why: Unreadable) -> Refusal {
+    Refusal::UnreadableBody { why }
+}
+
+fn undecodable(error: Undecodable, limit: u64) -> Refusal {
+    match error {
+        Undecodable::TooLarge => Refusal::DecodedTooLarge { limit },
+        Undecodable::Broken => Refusal::UndecodableBody,
+    }
+}
+
+/// The coding of a request body: none, one that we can undo, or a refusal.
+fn coding_of(headers: &HeaderMap) -> Result<Option<Coding>, Refusal> {
+    let values = headers.get_all(CONTENT_ENCODING).iter();
+    let names = values.flat_map(|value| value.to_str().unwrap_or("?").split(',')).map(str::trim);
+    let mut codings = names.filter(|name| !name.is_empty() && !name.eq_ignore_ascii_case("identity"));
+    match (codings.next(), codings.next()) {
+        (None, _) => Ok(None),
+        (Some(name), None) => Coding::named(name).map(Some).ok_or(Refusal::UnsupportedCoding),
+        (Some(_), Some(_)) => Err(Refusal::UnsupportedCoding),
+    }
+}

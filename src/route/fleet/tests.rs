@@ -1,0 +1,476 @@
+//! Choosing, health and the books of work.
+
+use std::collections::HashSet;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::route::settings::{Balance, BreakerLimits, DnsName, Engines, Scheme};
+use crate::route::view::EngineState;
+
+const LATER: Tick = Tick::from_millis(1 << 40);
+
+fn address(name: &str) -> EngineAddress {
+    EngineAddress { scheme: Scheme::Http, host: name.into(), port: 1, base: "".into(), name: None }
+}
+
+fn pool(names: &[&str]) -> Pool {
+    Pool::with_defaults("p".into(), Engines::Static(names.iter().map(|name| address(name)).collect()))
+}
+
+fn id() -> PoolId {
+    "p".into()
+}
+
+fn engine(name: &str) -> EngineId {
+    address(name).id()
+}
+
+fn ms(millis: u64) -> Tick {
+    Tick::from_millis(millis)
+}
+
+fn tokens(prefill: u64, decode: u64) -> Size {
+    Size { prefill: Tokens(prefill), decode: Tokens(decode) }
+}
+
+struct Bench {
+    fleet: Fleet,
+    settings: Pool,
+}
+
+impl Bench {
+    fn new(settings: Pool) -> Self {
+        let fleet = Fleet::new(42);
+        fleet.follow(&[Arc::new(settings.clone())], Tick::ZERO);
+        Bench { fleet, settings }
+    }
+
+    fn attempts(&self) -> Attempts {
+        Attempts::new(&self.settings, LATER)
+    }
+
+    fn choose(&self, at: Tick) -> Option<Choice> {
+        self.fleet.choose(&id(), &mut self.attempts(), tokens(100, 100), at)
+    }
+
+    fn name(&self, at: Tick) -> Option<String> {
+        self.choose(at).map(|choice| choice.engine.to_string())
+    }
+
+    fn effect(&self, effect: Effect, at: Tick) {
+        self.fleet.apply(&id(), vec![effect], at);
+    }
+
+    fn cool(&self, name: &str, millis: u64, at: Tick) {
+        self.effect(Effect::Cool(engine(name), Duration::from_millis(millis)), at);
+    }
+
+    fn state(&self, name: &str, at: Tick) -> EngineState {
+        let views = self.fleet.view(at).remove(0).engines;
+        views.into_iter().find(|view| view.engine == engine(name)).unwrap().state
+    }
+
+    /// How `count` requests spread that are held until all are placed.
+    fn spread(&self, count: usize, at: Tick) -> (HashMap<String, usize>, Vec<Choice>) {
+        let choices: Vec<_> = (0..count).map(|_| self.choose(at).unwrap()).collect();
+        let mut spread = HashMap::new();
+        choices.iter().for_each(|choice| *spread.entry(choice.engine.to_string()).or_default() += 1);
+        (spread, choices)
+    }
+}
+
+#[test]
+fn the_engine_with_the_least_work_is_chosen() {
+    let bench = Bench::new(pool(&["a", "b", "c"]));
+    let (spread, held) = bench.spread(30, ms(0));
+    assert_eq!(spread.into_values().collect::<Vec<_>>(), [10, 10, 10]);
+    drop(held);
+    let big = bench.fleet.choose(&id(), &mut bench.attempts(), tokens(10_000, 0), ms(1)).unwrap();
+    let (spread, _held) = bench.spread(20, ms(1));
+    assert_eq!(spread.get(big.engine.as_str()), None);
+}
+
+#[test]
+fn a_prompt_that_was_read_is_no_more_work() {
+    let bench = Bench::new(pool(&["a", "b"]));
+    let mut first = bench.fleet.choose(&id(), &mut bench.attempts(), tokens(1_000, 10), ms(0)).unwrap();
+    let second = bench.fleet.choose(&id(), &mut bench.attempts(), tokens(500, 10), ms(0)).unwrap();
+    assert_ne!(first.engine, second.engine);
+    assert_eq!(bench.name(ms(1)).unwrap(), second.engine.to_string());
+    first.work.first_token();
+    first.work.first_token();
+    assert_eq!(bench.name(ms(2)).unwrap(), first.engine.to_string());
+}
+
+#[test]
+fn equals_are_parted_by_chance_and_the_chance_is_seeded() {
+    let draw = |seed| {
+        let fleet = Fleet::new(seed);
+        fleet.follow(&[Arc::new(pool(&["a", "b", "c", "d"]))], Tick::ZERO);
+        let one = |n| fleet.choose(&id(), &mut Attempts::new(&pool(&[]), LATER), tokens(1, 1), ms(n)).unwrap().engine;
+        (0..40).map(one).collect::<Vec<_>>()
+    };
+    assert_eq!(draw(1), draw(1));
+    assert_ne!(draw(1), draw(2));
+    let names: HashSet<_> = draw(1).into_iter().collect();
+    assert_eq!(names.len(), 4, "idle engines all get their turn");
+}
+
+#[test]
+fn round_robin_asks_whoever_was_not_asked_longest() {
+    let bench = Bench::new(Pool { balance: Balance::RoundRobin, ..pool(&["a", "b", "c"]) });
+    let order: Vec<_> = (0..9).map(|n| bench.name(ms(n)).unwrap()).collect();
+    assert_eq!(order[0..3], order[3..6]);
+    assert_eq!(order[0..3], order[6..9]);
+    assert_eq!(order[0..3].iter().collect::<HashSet<_>>().len(), 3);
+}
+
+#[test]
+fn what_others_send_to_an_engine_is_seen_in_its_report() {
+    let bench = Bench::new(pool(&["a", "b"]));
+    let report = Report { waiting: Some(0.0), running: Some(8.0), kv_usage: Some(0.1), asleep: false };
+    bench.fleet.reported(&id(), &engine("a"), report, ms(0));
+    let (spread, held) = bench.spread(4, ms(1));
+    assert_eq!(spread["b:1"], 4);
+    drop(held);
+    // Three intervals later nobody believes it any more.
+    let (spread, _held) = bench.spread(4, ms(6_000));
+    assert_eq!(spread["b:1"], 2);
+}
+
+#[test]
+fn our_own_requests_in_a_report_are_not_counted_twice() {
+    let bench = Bench::new(pool(&["a", "b"]));
+    let (_, _held) = bench.spread(8, ms(0));
+    for name in ["a", "b"] {
+        let running = if name == "a" { 4.0 } else { 5.0 };
+        let report = Report { running: Some(running), ..Report::default() };
+        bench.fleet.reported(&id(), &engine(name), report, ms(1));
+    }
+    assert_eq!(bench.name(ms(2)).unwrap(), "a:1", "one of b's five is foreign");
+}
+
+#[test]
+fn a_nearly_full_cache_makes_an_engine_less_wanted() {
+    let bench = Bench::new(pool(&["a", "b"]));
+    bench.fleet.reported(&id(), &engine("a"), Report { kv_usage: Some(0.99), ..Report::default() }, ms(0));
+    let (spread, _held) = bench.spread(9, ms(1));
+    assert!(spread["b:1"] > spread["a:1"], "{spread:?}");
+}
+
+#[test]
+fn a_cooling_engine_stands_behind_the_others() {
+    let bench = Bench::new(pool(&["a", "b"]));
+    bench.cool("a", 1_000, ms(0));
+    let (spread, held) = bench.spread(10, ms(999));
+    assert_eq!(spread["b:1"], 10);
+    assert_eq!(bench.state("a", ms(999)), EngineState::Cooling);
+    assert_eq!(bench.name(ms(1_000)).unwrap(), "a:1");
+    drop(held);
+}
+
+#[test]
+fn if_all_cool_the_one_that_is_free_soonest_is_tried() {
+    let bench = Bench::new(pool(&["a", "b", "c"]));
+    for (name, millis) in [("a", 3_000), ("b", 1_000), ("c", 2_000)] {
+        bench.cool(name, millis, ms(0));
+    }
+    assert_eq!(bench.name(ms(1)).unwrap(), "b:1");
+    let mut attempts = bench.attempts();
+    let order: Vec<_> = std::iter::from_fn(|| bench.fleet.choose(&id(), &mut attempts, tokens(1, 1), ms(1)))
+        .map(|choice| choice.engine.to_string())
+        .collect();
+    assert_eq!(order, ["b:1", "c:1", "a:1"]);
+    assert_eq!(bench.fleet.available(&id(), ms(1)), 3);
+}
+
+#[test]
+fn a_shorter_cooling_does_not_end_a_longer_one() {
+    let bench = Bench::new(pool(&["a", "b"]));
+    bench.cool("a", 5_000, ms(0));
+    bench.cool("a", 1_000, ms(0));
+    assert_eq!(bench.state("a", ms(4_999)), EngineState::Cooling);
+}
+
+#[test]
+fn an_open_breaker_takes_nothing_and_then_one_request() {
+    let bench = Bench::new(pool(&["a"]));
+    for n in 0..5 {
+        assert!(bench.choose(ms(n)).is_some());
+        bench.effect(Effect::Fault(engine("a")), ms(n));
+    }
+    assert!(bench.choose(ms(5_003)).is_none());
+    assert_eq!(bench.state("a", ms(5_003)), EngineState::BreakerOpen);
+    let trying = bench.choose(ms(5_004)).unwrap();
+    assert!(bench.choose(ms(5_004)).is_none(), "one request tries, alone");
+    drop(trying);
+    let trying = bench.choose(ms(5_005)).expect("the first one ended without a result");
+    bench.effect(Effect::Well(engine("a")), ms(5_006));
+    drop(trying);
+    assert_eq!(bench.spread(3, ms(5_007)).0["a:1"], 3);
+}
+
+#[test]
+fn a_fault_of_the_request_that_tries_opens_the_breaker_again() {
+    let bench =
+        Bench::new(Pool { breaker: Some(BreakerLimits { faults: 1, ..BreakerLimits::default() }), ..pool(&["a"]) });
+    bench.effect(Effect::Fault(engine("a")), ms(0));
+    let trying = bench.choose(ms(5_000)).unwrap();
+    drop(trying);
+    bench.effect(Effect::Fault(engine("a")), ms(5_001));
+    assert!(bench.choose(ms(10_000)).is_none());
+    assert!(bench.choose(ms(10_001)).is_some());
+}
+
+#[test]
+fn without_a_breaker_faults_take_nobody_out() {
+    let bench = Bench::new(Pool { breaker: None, ..pool(&["a"]) });
+    (0..100).for_each(|n| bench.effect(Effect::Fault(engine("a")), ms(n)));
+    assert!(bench.choose(ms(100)).is_some());
+}
+
+#[test]
+fn an_engine_that_is_down_takes_nothing_and_returns_slowly() {
+    let bench = Bench::new(pool(&["a", "b"]));
+    let _ = bench.fleet.checked(&id(), &engine("a"), Checked::Refused, ms(0));
+    assert_eq!(bench.spread(10, ms(1)).0["b:1"], 10);
+    assert_eq!(bench.fleet.checked(&id(), &engine("a"), Checked::Well, ms(1_000)), Some(Change::CameUp));
+    let share = |at| {
+        let (spread, _held) = bench.spread(100, at);
+        spread.get("a:1").copied().unwrap_or_default()
+    };
+    let shares: Vec<_> = [1_000, 4_000, 7_000, 11_000].map(|at| share(ms(at))).into();
+    assert!(shares[0] < 15 && shares.is_sorted(), "{shares:?}");
+    assert_eq!(shares[3], 50);
+}
+
+#[test]
+fn a_check_that_sees_an_engine_return_ends_the_wait_of_its_breaker() {
+    let bench = Bench::new(pool(&["a"]));
+    (0..5).for_each(|n| bench.effect(Effect::Fault(engine("a")), ms(n)));
+    let _ = bench.fleet.checked(&id(), &engine("a"), Checked::Refused, ms(10));
+    assert!(bench.choose(ms(20)).is_none());
+    let _ = bench.fleet.checked(&id(), &engine("a"), Checked::Well, ms(30));
+    assert!(bench.choose(ms(40)).is_some());
+}
+
+#[test]
+fn all_engines_down_is_no_choice() {
+    let bench = Bench::new(pool(&["a", "b"]));
+    for name in ["a", "b"] {
+        let _ = bench.fleet.checked(&id(), &engine(name), Checked::Unwell { status: 503 }, ms(0));
+    }
+    assert!(bench.choose(ms(1)).is_none());
+    assert!(!bench.fleet.view(ms(1))[0].is_available());
+    assert!(bench.fleet.choose(&"unknown".into(), &mut bench.attempts(), tokens(1, 1), ms(1)).is_none());
+}
+
+#[test]
+fn an_engine_that_left_finishes_what_it_has_and_takes_no_more() {
+    let bench = Bench::new(pool(&["a"]));
+    let held = bench.choose(ms(0)).unwrap();
+    bench.fleet.follow(&[Arc::new(pool(&["b"]))], ms(1));
+    assert_eq!(bench.spread(5, ms(2)).0["b:1"], 5);
+    let view = |at| bench.fleet.view(at).remove(0).engines;
+    assert_eq!(
+        (view(ms(2))[0].state, view(ms(2))[0].requests, view(ms(2))[0].left),
+        (EngineState::Left, 1, Some(ms(1)))
+    );
+    let long_after = ms(1) + REMEMBERED;
+    assert_eq!(view(long_after).len(), 2, "it still has a request");
+    drop(held);
+    assert_eq!(view(long_after).len(), 1);
+}
+
+#[test]
+fn what_is_known_of_an_engine_survives_a_reload() {
+    let bench = Bench::new(pool(&["a", "b"]));
+    let _ = bench.fleet.checked(&id(), &engine("a"), Checked::Refused, ms(0));
+    let held = bench.choose(ms(1)).unwrap();
+    bench.fleet.follow(&[Arc::new(pool(&["b", "a", "c"]))], ms(2));
+    assert_eq!(bench.state("a", ms(3)), EngineState::Down);
+    let views = bench.fleet.view(ms(3)).remove(0).engines;
+    assert_eq!(views.iter().map(|view| view.requests).collect::<Vec<_>>(), [0, 1, 0]);
+    drop(held);
+}
+
+#[test]
+fn an_engine_that_left_and_came_back_is_the_same_engine_anew() {
+    let bench = Bench::new(pool(&["a", "b"]));
+    let mut attempts = bench.attempts();
+    attempts.begin(engine("a"));
+    bench.effect(Effect::InjectionSwitchedOff(engine("a")), ms(0));
+    bench.fleet.follow(&[Arc::new(pool(&["b"]))], ms(1));
+    bench.fleet.follow(&[Arc::new(pool(&["a", "b"]))], ms(2));
+    assert_eq!(bench.state("a", ms(2)), EngineState::Up);
+    assert!(!bench.fleet.view(ms(2))[0].engines[0].injection_refused);
+}
+
+#[test]
+fn a_pool_that_settings_no_longer_name_still_serves_requests_that_know_it() {
+    let bench = Bench::new(pool(&["a"]));
+    bench.fleet.follow(&[], ms(1));
+    assert!(bench.choose(ms(2)).is_some());
+    assert!(!bench.fleet.view(ms(2))[0].is_named);
+    bench.fleet.follow(&[], ms(1) + REMEMBERED);
+    assert!(bench.fleet.view(ms(2) + REMEMBERED).is_empty());
+}
+
+#[test]
+fn engines_of_a_dns_name_stay_over_a_reload() {
+    let dns = DnsName { name: "svc".into(), port: 1, scheme: Scheme::Http, refresh: Duration::from_secs(5) };
+    let settings = Pool::with_defaults(id(), Engines::Dns(dns));
+    let bench = Bench::new(settings.clone());
+    assert!(bench.choose(ms(0)).is_none());
+    bench.fleet.set_engines(&id(), vec![address("a")], ms(1));
+    bench.fleet.follow(&[Arc::new(settings)], ms(2));
+    assert!(bench.choose(ms(3)).is_some());
+}
+
+#[test]
+fn injections_are_learned_per_engine() {
+    let bench = Bench::new(pool(&["a"]));
+    let choice = || bench.choose(ms(70_000)).unwrap();
+    assert!(choice().may_inject && !choice().injection_proven);
+    bench.effect(Effect::InjectionAccepted(engine("a")), ms(10_001));
+    assert!(choice().injection_proven);
+    bench.effect(Effect::InjectionAccepted(engine("a")), ms(10_000));
+    assert!(!choice().injection_proven, "a minute ago proves nothing");
+    bench.fleet.answers_coded(&id(), &engine("a"));
+    assert!(!choice().may_inject);
+}
+
+#[test]
+fn what_a_pool_has_served_is_remembered_by_path() {
+    let bench = Bench::new(pool(&["a"]));
+    let chat = Endpoint::relayed("/v1/chat/completions").unwrap();
+    let embeddings = Endpoint::relayed("/v1/embeddings").unwrap();
+    assert!(!bench.fleet.has_served(&id(), chat, "m"));
+    bench.fleet.note_served(&id(), chat, "m");
+    assert!(bench.fleet.has_served(&id(), chat, "m"));
+    assert!(!bench.fleet.has_served(&id(), embeddings, "m"));
+    (0..10_000).for_each(|n| bench.fleet.note_served(&id(), chat, &n.to_string()));
+    assert!(!bench.fleet.has_served(&id(), chat, "9999"), "bounded");
+}
+
+#[test]
+fn failing_attempts_walk_through_the_pool() {
+    let bench = Bench::new(pool(&["a", "b", "c"]));
+    let mut attempts = bench.attempts();
+    let mut seen = Vec::new();
+    while let Some(choice) = bench.fleet.choose(&id(), &mut attempts, tokens(1, 1), ms(1)) {
+        seen.push(choice.engine.to_string());
+        if bench.fleet.failed(&id(), &mut attempts, Happened::ConnectFailed, ms(1)) != Next::Another {
+            break;
+        }
+    }
+    seen.sort();
+    assert_eq!(seen, ["a:1", "b:1", "c:1"]);
+    let alone = Bench::new(pool(&["a"]));
+    let mut attempts = alone.attempts();
+    let first = alone.fleet.choose(&id(), &mut attempts, tokens(1, 1), ms(1));
+    assert_eq!(alone.fleet.failed(&id(), &mut attempts, Happened::Broken, ms(1)), Next::Another);
+    assert!(alone.fleet.choose(&id(), &mut attempts, tokens(1, 1), ms(1)).is_some());
+    drop(first);
+}
+
+#[test]
+fn with_the_other_engine_down_the_only_one_left_is_asked_again() {
+    let bench = Bench::new(pool(&["a", "b"]));
+    let _ = bench.fleet.checked(&id(), &engine("b"), Checked::Refused, ms(0));
+    let mut attempts = bench.attempts();
+    let _first = bench.fleet.choose(&id(), &mut attempts, tokens(1, 1), ms(1)).unwrap();
+    assert_eq!(bench.fleet.failed(&id(), &mut attempts, Happened::Broken, ms(1)), Next::Another);
+    let second = bench.fleet.choose(&id(), &mut attempts, tokens(1, 1), ms(1)).unwrap();
+    assert_eq!(second.engine, engine("a"));
+}
+
+#[derive(Clone, Debug)]
+enum Act {
+    Choose(u64, u64),
+    Drop(usize),
+    FirstToken(usize),
+    Fault(usize),
+    Well(usize),
+    Cool(usize, u64),
+    Check(usize, bool),
+    Sleep(u64),
+    Members(u8),
+}
+
+const NAMES: [&str; 5] = ["a", "b", "c", "d", "e"];
+
+fn act() -> impl Strategy<Value = Act> {
+    prop_oneof![
+        4 => (0u64..2_000, 0u64..2_000).prop_map(|(prefill, decode)| Act::Choose(prefill, decode)),
+        3 => (0usize..20).prop_map(Act::Drop),
+        2 => (0usize..20).prop_map(Act::FirstToken),
+        3 => (0usize..5).prop_map(Act::Fault),
+        1 => (0usize..5).prop_map(Act::Well),
+        1 => (0usize..5, 0u64..5_000).prop_map(|(engine, millis)| Act::Cool(engine, millis)),
+        1 => (0usize..5, any::<bool>()).prop_map(|(engine, well)| Act::Check(engine, well)),
+        2 => (0u64..3_000).prop_map(Act::Sleep),
+        1 => (1u8..32).prop_map(Act::Members),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn nobody_unfit_is_chosen_and_the_books_return_to_zero(acts in proptest::collection::vec(act(), 1..200)) {
+        let settings = |members: u8| {
+            let names: Vec<_> = (0..5).filter(|n| members & (1 << n) != 0).map(|n| NAMES[n]).collect();
+            Pool { breaker: Some(BreakerLimits { faults: 2, ..BreakerLimits::default() }), ..pool(&names) }
+        };
+        let bench = Bench::new(settings(31));
+        let mut at = ms(0);
+        let mut held: Vec<Choice> = Vec::new();
+        for act in acts {
+            match act {
+                Act::Choose(prefill, decode) => {
+                    let before = bench.fleet.view(at).remove(0).engines;
+                    let chosen = bench.fleet.choose(&id(), &mut bench.attempts(), tokens(prefill, decode), at);
+                    let up = |state| before.iter().any(|view| view.state == state);
+                    match &chosen {
+                        None => prop_assert!(!up(EngineState::Up) && !up(EngineState::Cooling)),
+                        Some(choice) => {
+                            let state = before.iter().find(|view| view.engine == choice.engine).unwrap().state;
+                            prop_assert!(state.takes_requests(), "{state:?}");
+                            prop_assert!(state == EngineState::Up || !up(EngineState::Up));
+                        }
+                    }
+                    held.extend(chosen);
+                }
+                Act::Drop(n) if n < held.len() => drop(held.swap_remove(n)),
+                Act::FirstToken(n) if n < held.len() => held[n].work.first_token(),
+                Act::Fault(n) => bench.effect(Effect::Fault(engine(NAMES[n])), at),
+                Act::Well(n) => bench.effect(Effect::Well(engine(NAMES[n])), at),
+                Act::Cool(n, millis) => bench.cool(NAMES[n], millis, at),
+                Act::Check(n, well) => {
+                    let checked = if well { Checked::Well } else { Checked::Refused };
+                    let _ = bench.fleet.checked(&id(), &engine(NAMES[n]), checked, at);
+                }
+                Act::Sleep(millis) => at = at + Duration::from_millis(millis),
+                Act::Members(members) => bench.fleet.follow(&[Arc::new(settings(members))], at),
+                Act::Drop(_) | Act::FirstToken(_) => {}
+            }
+            let requests: u32 = bench.fleet.view(at)[0].engines.iter().map(|view| view.requests).sum();
+            prop_assert_eq!(requests as usize, held.len());
+        }
+        held.clear();
+        for view in &bench.fleet.view(at)[0].engines {
+            prop_assert_eq!((view.requests, view.work), (0, Tokens::ZERO), "{}", view.engine);
+        }
+    }
+}
+
+#[test]
+fn the_heap_of_planned_looks_stays_small() {
+    let bench = Bench::new(pool(&["a", "b"]));
+    for n in 0..20_000 {
+        bench.cool("a", 1_000, ms(n));
+        drop(bench.choose(ms(n)));
+    }
+    let yard = bench.fleet.yard(&id()).unwrap();
+    assert!(yard.inner.lock().wakes.len() <= 1_002);
+}

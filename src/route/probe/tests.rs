@@ -1,0 +1,302 @@
+//! Looks at imaginary engines, in virtual time.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
+
+use super::*;
+use crate::dial::{PipeDial, PipeListener, Scheme};
+use crate::route::settings::{DnsName, Health};
+use crate::route::{EngineState, EngineView};
+use crate::units::Tick;
+
+/// Answers by path; a path without an answer stays unanswered.
+#[derive(Clone, Default)]
+struct Script(Arc<Mutex<BTreeMap<&'static str, (u16, String)>>>, Arc<Mutex<Vec<String>>>);
+
+impl Script {
+    fn well() -> Self {
+        let script = Script::default();
+        script.says("/health", 200, "");
+        script
+    }
+
+    fn says(&self, path: &'static str, status: u16, body: &str) {
+        self.0.lock().insert(path, (status, body.to_owned()));
+    }
+
+    fn falls_silent(&self) {
+        self.0.lock().clear();
+    }
+
+    fn heads(&self) -> Vec<String> {
+        self.1.lock().clone()
+    }
+
+    async fn play(self, mut listener: PipeListener) {
+        let mut open = JoinSet::new();
+        loop {
+            let connection = listener.accept().await;
+            open.spawn(self.clone().answer(connection));
+        }
+    }
+
+    async fn answer(self, mut connection: DuplexStream) {
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            let Ok(byte) = connection.read_u8().await else { return };
+            head.push(byte);
+        }
+        let head = String::from_utf8(head).unwrap();
+        self.1.lock().push(head.clone());
+        let path = head.split(' ').nth(1).unwrap();
+        let answer = self.0.lock().get(path).cloned();
+        match answer {
+            None => std::future::pending().await,
+            Some((status, body)) => {
+                let length = body.len();
+                let text = format!("HTTP/1.1 {status} X\r\ncontent-length: {length}\r\n\r\n{body}");
+                let _ = connection.write_all(text.as_bytes()).await;
+            }
+        }
+    }
+}
+
+struct Bench {
+    network: PipeDial,
+    fleet: Arc<Fleet>,
+    probes: Probes,
+    clock: Clock,
+    engines: JoinSet<()>,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let (network, clock) = (PipeDial::new(), Clock::start());
+        let fleet = Arc::new(Fleet::new(1));
+        let probes = Probes::new(fleet.clone(), Arc::new(network.clone()), clock, 7);
+        Bench { network, fleet, probes, clock, engines: JoinSet::new() }
+    }
+
+    fn engine(&mut self, at: &str, script: &Script) {
+        let listener = self.network.listen(at);
+        self.engines.spawn(script.clone().play(listener));
+    }
+
+    fn follow(&self, pool: Pool) {
+        self.probes.follow(&[Arc::new(pool)]);
+    }
+
+    async fn until(&self, seconds: f64) {
+        self.clock.sleep_until(Some(Tick::ZERO + Duration::from_secs_f64(seconds))).await;
+    }
+
+    fn seen(&self) -> Vec<EngineView> {
+        self.fleet.view(self.clock.now()).remove(0).engines
+    }
+
+    fn states(&self) -> Vec<(String, EngineState)> {
+        self.seen().into_iter().map(|view| (view.engine.to_string(), view.state)).collect()
+    }
+
+    fn state(&self) -> EngineState {
+        self.seen()[0].state
+    }
+}
+
+fn pool() -> Pool {
+    let address =
+        EngineAddress { scheme: Scheme::Http, host: "e".into(), port: 8000, base: "/base".into(), name: None };
+    Pool { metrics: None, ..Pool::with_defaults("p".into(), Engines::Static(vec![address])) }
+}
+
+fn plain_pool() -> Pool {
+    let mut pool = pool();
+    if let Engines::Static(addresses) = &mut pool.engines {
+        addresses[0].base = "".into();
+    }
+    pool
+}
+
+fn dns_pool() -> Pool {
+    let dns = DnsName { name: "svc".into(), port: 80, scheme: Scheme::Http, refresh: Duration::from_secs(5) };
+    Pool { metrics: None, ..Pool::with_defaults("p".into(), Engines::Dns(dns)) }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_look_goes_below_the_engines_base_with_the_pools_own_key() {
+    let mut bench = Bench::new();
+    let script = Script::default();
+    script.says("/base/health", 200, "");
+    bench.engine("e:8000", &script);
+    let headers = vec![("x-extra".parse().unwrap(), HeaderValue::from_static("1"))];
+    bench.follow(Pool { api_key: Some("secret".to_owned().into()), headers, ..pool() });
+    bench.until(1.0).await;
+    let head = script.heads()[0].to_lowercase();
+    assert!(head.starts_with("get /base/health http/1.1\r\n"), "{head}");
+    for line in ["host: e:8000\r\n", "authorization: bearer secret\r\n", "x-extra: 1\r\n"] {
+        assert!(head.contains(line), "{line} in {head}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_engine_that_refuses_is_down_at_once_and_up_at_its_return() {
+    let mut bench = Bench::new();
+    let script = Script::well();
+    bench.follow(plain_pool());
+    bench.until(0.1).await;
+    assert_eq!(bench.state(), EngineState::Down);
+    bench.engine("e:8000", &script);
+    bench.until(2.5).await;
+    assert_eq!(bench.state(), EngineState::Up);
+    script.says("/health", 503, "");
+    bench.until(5.0).await;
+    assert_eq!(bench.state(), EngineState::Down);
+    script.says("/health", 200, "");
+    bench.until(8.0).await;
+    assert_eq!(bench.state(), EngineState::Up);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_engine_that_only_answers_late_stays_while_requests_succeed() {
+    let mut bench = Bench::new();
+    let script = Script::well();
+    bench.engine("e:8000", &script);
+    bench.follow(plain_pool());
+    bench.until(1.0).await;
+    script.falls_silent();
+    let attempts = || super::super::retry::Attempts::new(&plain_pool(), Tick::from_millis(1_000_000));
+    for second in 2..20 {
+        bench.until(f64::from(second)).await;
+        assert_eq!(bench.state(), EngineState::Up, "at {second} s");
+        let mut attempts = attempts();
+        let choice = bench.fleet.choose(&"p".into(), &mut attempts, Default::default(), bench.clock.now()).unwrap();
+        bench.fleet.succeeded(&"p".into(), &mut attempts, super::super::retry::Injection::None, bench.clock.now());
+        drop(choice);
+    }
+    // No request succeeds any more: three checks of two seconds each, and it is out.
+    bench.until(40.0).await;
+    assert_eq!(bench.state(), EngineState::Down);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_connection_that_does_not_come_about_is_doubt_and_not_death() {
+    let bench = Bench::new();
+    bench.network.silence("e:8000");
+    bench.follow(plain_pool());
+    bench.until(3.0).await;
+    assert_eq!(bench.state(), EngineState::Up);
+    bench.until(20.0).await;
+    assert_eq!(bench.state(), EngineState::Down);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_engines_own_metrics_are_read_and_not_believed_for_long() {
+    let mut bench = Bench::new();
+    let script = Script::well();
+    script.says(
+        "/metrics",
+        200,
+        "vllm:num_requests_waiting{e=\"0\"} 4\nvllm:num_requests_running 2\nvllm:kv_cache_usage_perc 0.5",
+    );
+    bench.engine("e:8000", &script);
+    bench.follow(Pool { metrics: Some(Default::default()), ..plain_pool() });
+    bench.until(1.0).await;
+    let seen = bench.seen().remove(0);
+    assert_eq!((seen.waiting, seen.running, seen.kv_usage), (Some(4.0), Some(2.0), Some(0.5)));
+    script.says("/metrics", 500, "");
+    bench.until(5.5).await;
+    assert_eq!(bench.seen()[0].waiting, Some(4.0));
+    bench.until(9.5).await;
+    assert_eq!(bench.seen()[0].waiting, None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_sleeping_vllm_is_not_available_although_its_health_says_200() {
+    let mut bench = Bench::new();
+    let script = Script::well();
+    script.says("/metrics", 200, "vllm:engine_sleep_state{engine=\"0\",sleep_state=\"awake\"} 0.0\n");
+    bench.engine("e:8000", &script);
+    bench.follow(Pool { metrics: Some(Default::default()), ..plain_pool() });
+    bench.until(1.0).await;
+    assert_eq!(bench.state(), EngineState::Asleep);
+    assert_eq!(bench.fleet.available(&"p".into(), bench.clock.now()), 0);
+    script.says("/metrics", 200, "vllm:engine_sleep_state{engine=\"0\",sleep_state=\"awake\"} 1.0\n");
+    bench.until(4.0).await;
+    assert_eq!(bench.state(), EngineState::Up);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_models_of_an_engine_are_learned() {
+    let mut bench = Bench::new();
+    let script = Script::well();
+    script.says("/v1/models", 200, r#"{"object":"list","data":[{"id":"llama-3","x":1},{"id":""},{"id":"a"}]}"#);
+    bench.engine("e:8000", &script);
+    bench.follow(plain_pool());
+    bench.until(1.0).await;
+    assert_eq!(bench.fleet.models(&"p".into()), [Arc::from("a"), Arc::from("llama-3")]);
+    script.says("/v1/models", 200, "[[[[[[[[[");
+    bench.until(100.0).await;
+    assert_eq!(bench.fleet.models(&"p".into()).len(), 2, "nonsense changes nothing");
+}
+
+#[tokio::test(start_paused = true)]
+async fn engines_come_and_go_with_a_dns_name_and_survive_its_failure() {
+    let mut bench = Bench::new();
+    let address = |last| IpAddr::from([10, 0, 0, last]);
+    for at in ["10.0.0.1:80", "10.0.0.2:80", "10.0.0.3:80"] {
+        bench.engine(at, &Script::well());
+    }
+    bench.follow(dns_pool());
+    bench.until(1.0).await;
+    assert!(bench.seen().is_empty());
+    bench.network.name("svc", &[address(2), address(1), address(2)]);
+    bench.until(6.0).await;
+    let up = |at: &str| (at.to_owned(), EngineState::Up);
+    let left = |at: &str| (at.to_owned(), EngineState::Left);
+    assert_eq!(bench.states(), [up("10.0.0.1:80"), up("10.0.0.2:80")]);
+    bench.network.name("svc", &[]);
+    bench.until(12.0).await;
+    assert_eq!(bench.states(), [up("10.0.0.1:80"), up("10.0.0.2:80")]);
+    bench.network.name("svc", &[address(2), address(3)]);
+    bench.until(16.0).await;
+    assert_eq!(bench.states(), [left("10.0.0.1:80"), up("10.0.0.2:80"), up("10.0.0.3:80")]);
+    assert_eq!(bench.fleet.available(&"p".into(), bench.clock.now()), 2);
+    let looked = bench.network.dials("10.0.0.1:80");
+    bench.until(30.0).await;
+    assert_eq!(bench.network.dials("10.0.0.1:80"), looked, "nobody looks at it any more");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reload_that_changes_nothing_does_not_disturb_the_looks() {
+    let mut bench = Bench::new();
+    let script = Script::well();
+    bench.engine("e:8000", &script);
+    bench.follow(plain_pool());
+    bench.until(1.0).await;
+    let before = script.heads().len();
+    bench.follow(plain_pool());
+    bench.until(1.5).await;
+    assert_eq!(script.heads().len(), before);
+    bench.follow(Pool { health: Some(Health { path: "/ready".into(), ..Health::default() }), ..plain_pool() });
+    script.says("/ready", 200, "");
+    bench.until(1.6).await;
+    assert!(script.heads()[before].starts_with("GET /ready "));
+    bench.probes.follow(&[]);
+    bench.until(2.0).await;
+    let after = script.heads().len();
+    bench.until(60.0).await;
+    assert_eq!(script.heads().len(), after);
+}
+
+#[tokio::test(start_paused = true)]
+async fn looks_are_spread() {
+    let mut bench = Bench::new();
+    let script = Script::well();
+    bench.engine("e:8000", &script);
+    bench.follow(plain_pool());
+    bench.until(200.0).await;
+    let checks = script.heads().iter().filter(|head| head.contains("/health")).count();
+    assert!((95..=106).contains(&checks), "{checks}");
+}

@@ -1,0 +1,336 @@
+//! The table of retries, row by row.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::route::settings::Engines;
+
+struct Case {
+    attempts: Attempts,
+    budget: Budget,
+    at: Tick,
+}
+
+const UNTIL: Tick = Tick::from_millis(5_000);
+
+fn case_of(retries: Retries) -> Case {
+    let mut pool = Pool::with_defaults("p".into(), Engines::Static(Vec::new()));
+    pool.retries = retries;
+    let mut attempts = Attempts::new(&pool, UNTIL);
+    attempts.begin("a".into());
+    Case { attempts, budget: Budget::new(&retries), at: Tick::from_millis(100) }
+}
+
+fn case() -> Case {
+    case_of(Retries::default())
+}
+
+impl Case {
+    fn next(&mut self, happened: Happened, rest: Rest) -> (Next, Vec<Effect>) {
+        let step = self.attempts.next(happened, rest, self.at, &mut self.budget);
+        (step.next, step.effects)
+    }
+
+    fn begin(&mut self, engine: &str) {
+        self.attempts.begin(engine.into());
+    }
+}
+
+fn fault(engine: &str) -> Effect {
+    Effect::Fault(engine.into())
+}
+
+fn cool(engine: &str, millis: u64) -> Effect {
+    Effect::Cool(engine.into(), Duration::from_millis(millis))
+}
+
+fn well(engine: &str) -> Effect {
+    Effect::Well(engine.into())
+}
+
+const PUSH_BACK: Happened = Happened::PushBack { retry_after: None };
+const FAULT: Happened = Happened::Fault { status: 500 };
+
+#[test]
+fn a_stale_line_gives_one_more_try_on_a_fresh_one_and_counts_for_nothing() {
+    let mut case = case_of(Retries { floor_per_10s: 0, ..Retries::default() });
+    assert_eq!(case.next(Happened::StaleLine, Rest::Others), (Next::SameFresh, vec![]));
+    assert_eq!(case.attempts.count(), 1);
+    // A second time it is a failure of the engine.
+    assert_eq!(case.next(Happened::StaleLine, Rest::Others), (Next::GiveUp(Made::Broken), vec![fault("a")]));
+}
+
+#[test]
+fn after_a_connect_failure_every_other_engine_is_asked_once() {
+    let mut case = case();
+    for (engine, next) in [("a", "b"), ("b", "c")] {
+        let (step, effects) = case.next(Happened::ConnectFailed, Rest::Others);
+        assert_eq!((step, effects), (Next::Another, vec![fault(engine), cool(engine, 1_000)]));
+        case.begin(next);
+    }
+    assert_eq!(case.attempts.tried().len(), 3);
+    assert_eq!(case.next(Happened::ConnectFailed, Rest::Nobody).0, Next::GiveUp(Made::ConnectFailed));
+}
+
+#[test]
+fn after_a_connect_failure_the_only_engine_is_asked_once_more() {
+    let mut case = case();
+    assert_eq!(case.next(Happened::ConnectFailed, Rest::Alone).0, Next::Another);
+    assert!(case.attempts.tried().is_empty(), "it may be chosen again");
+    case.begin("a");
+    assert_eq!(case.next(Happened::ConnectFailed, Rest::Alone).0, Next::GiveUp(Made::ConnectFailed));
+}
+
+#[test]
+fn after_push_back_other_engines_are_asked_without_breaker_effect() {
+    let mut case = case();
+    for next in ["b", "c", "d"] {
+        let engine = case.attempts.engine().unwrap().to_string();
+        assert_eq!(case.next(PUSH_BACK, Rest::Others), (Next::Another, vec![cool(&engine, 1_000)]));
+        case.begin(next);
+    }
+    // Three further tries and no more; the last answer is relayed.
+    assert_eq!(case.next(PUSH_BACK, Rest::Others), (Next::Relay, vec![cool("d", 1_000)]));
+}
+
+#[test]
+fn after_push_back_the_only_engine_is_not_asked_again() {
+    let mut case = case();
+    assert_eq!(case.next(PUSH_BACK, Rest::Alone), (Next::Relay, vec![cool("a", 1_000)]));
+}
+
+#[test]
+fn c46_an_engine_that_pushed_back_cools_for_its_retry_after_clamped() {
+    for (said, cooled) in [(Some(30), 30), (Some(100_000), 60), (Some(0), 0), (None, 1)] {
+        let happened = Happened::PushBack { retry_after: said.map(Duration::from_secs) };
+        assert_eq!(case().next(happened, Rest::Alone).1, [cool("a", cooled * 1_000)]);
+    }
+}
+
+#[test]
+fn after_a_fault_one_other_engine_is_asked() {
+    let mut case = case();
+    assert_eq!(case.next(FAULT, Rest::Others), (Next::Another, vec![]), "not yet known whose doing it is");
+    case.begin("b");
+    assert_eq!(case.attempts.succeeded(Injection::None), [fault("a"), well("b")]);
+}
+
+#[test]
+fn after_a_fault_the_only_engine_is_asked_again() {
+    let mut case = case();
+    assert_eq!(case.next(FAULT, Rest::Alone).0, Next::Another);
+    assert!(case.attempts.tried().is_empty());
+}
+
+#[test]
+fn two_different_faults_both_count_and_the_last_answer_is_relayed() {
+    let mut case = case();
+    let _ = case.next(FAULT, Rest::Others);
+    case.begin("b");
+    assert_eq!(case.next(Happened::Fault { status: 502 }, Rest::Others), (Next::Relay, vec![fault("a"), fault("b")]));
+    assert!(!case.attempts.failed_alike());
+}
+
+#[test]
+fn two_alike_statuses_are_the_requests_doing_and_count_for_no_breaker() {
+    let mut case = case_of(Retries { after_fault: 5, ..Retries::default() });
+    let _ = case.next(FAULT, Rest::Others);
+    case.begin("b");
+    assert_eq!(case.next(FAULT, Rest::Others), (Next::Relay, vec![]), "no third try");
+    assert!(case.attempts.failed_alike());
+    assert_eq!(case.attempts.settled(), []);
+}
+
+#[test]
+fn two_resets_are_the_requests_doing_but_count() {
+    let mut case = case_of(Retries { after_fault: 5, ..Retries::default() });
+    assert_eq!(case.next(Happened::Broken, Rest::Others), (Next::Another, vec![fault("a")]));
+    case.begin("b");
+    assert_eq!(case.next(Happened::Broken, Rest::Others), (Next::GiveUp(Made::Broken), vec![fault("b")]));
+    assert!(case.attempts.failed_alike());
+}
+
+#[test]
+fn a_fault_and_then_something_else_counts() {
+    for (second, also) in [
+        (Happened::Broken, vec![fault("b")]),
+        (PUSH_BACK, vec![cool("b", 1_000)]),
+        (Happened::ConnectFailed, vec![fault("b"), cool("b", 1_000)]),
+    ] {
+        let mut case = case();
+        let _ = case.next(FAULT, Rest::Others);
+        case.begin("b");
+        let (next, effects) = case.next(second, Rest::Nobody);
+        assert_eq!(effects, [vec![fault("a")], also].concat(), "{second:?}");
+        assert_eq!(next, Next::Relay, "the first engine's answer is the only one");
+    }
+}
+
+#[test]
+fn a_fault_counts_where_the_client_leaves_during_the_second_attempt() {
+    let mut case = case();
+    let _ = case.next(FAULT, Rest::Others);
+    case.begin("b");
+    assert_eq!(case.attempts.settled(), [fault("a")]);
+    assert_eq!(case.attempts.settled(), []);
+}
+
+#[test]
+fn a_refused_injection_is_tried_once_more_without_it_outside_the_budget() {
+    let mut case = case_of(Retries { floor_per_10s: 0, ..Retries::default() });
+    let happened = Happened::answer(422, None, Injection::Unproven);
+    assert_eq!(case.next(happened, Rest::Others), (Next::SameWithoutInjection, vec![]));
+    assert!(case.attempts.without_injection());
+    assert_eq!(case.attempts.count(), 1);
+    let switched_off = Effect::InjectionSwitchedOff("a".into());
+    assert_eq!(case.attempts.succeeded(Injection::None), [switched_off, well("a")]);
+}
+
+#[test]
+fn a_body_refused_with_and_without_injection_was_the_clients_doing() {
+    let mut case = case();
+    let _ = case.next(Happened::InjectionRefused, Rest::Others);
+    let again = Happened::answer(400, None, Injection::None);
+    assert_eq!(case.next(again, Rest::Others), (Next::Relay, vec![well("a")]));
+}
+
+#[test]
+fn an_engine_that_accepted_such_an_injection_lately_means_the_clients_body() {
+    let happened = Happened::answer(400, None, Injection::Proven);
+    assert_eq!(case().next(happened, Rest::Others), (Next::Relay, vec![well("a")]));
+    assert_eq!(case().attempts.succeeded(Injection::Unproven), [Effect::InjectionAccepted("a".into()), well("a")]);
+}
+
+#[test]
+fn other_answers_are_never_retried() {
+    for status in [301, 400, 401, 403, 404, 405, 407, 408, 409, 413, 422, 431, 501] {
+        let happened = Happened::answer(status, None, Injection::None);
+        assert_eq!(case().next(happened, Rest::Others), (Next::Relay, vec![well("a")]), "{status}");
+    }
+}
+
+#[test]
+fn statuses_are_read_by_the_table() {
+    let read = |status| Happened::answer(status, None, Injection::Unproven);
+    for status in [429, 503, 529] {
+        assert_eq!(read(status), PUSH_BACK);
+    }
+    for status in [500, 502, 504, 505, 599] {
+        assert_eq!(read(status), Happened::Fault { status });
+    }
+    assert_eq!(read(501), Happened::Refused);
+    assert_eq!(read(404), Happened::Refused);
+}
+
+#[test]
+fn c42_nothing_is_retried_after_the_first_token_and_every_failure_counts() {
+    for happened in [PUSH_BACK, FAULT, Happened::Broken, Happened::TimedOut, Happened::Refused] {
+        let mut case = case();
+        case.attempts.first_token();
+        assert_eq!(case.next(happened, Rest::Others), (Next::Relay, vec![fault("a")]), "{happened:?}");
+    }
+}
+
+#[test]
+fn nothing_is_retried_after_the_commit() {
+    for happened in [PUSH_BACK, FAULT, Happened::Broken, Happened::ConnectFailed, Happened::InjectionRefused] {
+        let mut case = case();
+        case.attempts.commit();
+        let (next, _) = case.next(happened, Rest::Others);
+        assert!(matches!(next, Next::Relay | Next::GiveUp(_)), "{happened:?} {next:?}");
+    }
+}
+
+#[test]
+fn no_retry_starts_once_the_first_token_limit_has_passed() {
+    for (at, expected) in [(4_999, Next::Another), (5_000, Next::Relay)] {
+        let mut case = case();
+        case.at = Tick::from_millis(at);
+        assert_eq!(case.next(FAULT, Rest::Others).0, expected);
+    }
+}
+
+#[test]
+fn no_retry_starts_without_budget() {
+    let mut case = case_of(Retries { floor_per_10s: 1, ..Retries::default() });
+    assert_eq!(case.next(PUSH_BACK, Rest::Others).0, Next::Another);
+    case.begin("b");
+    assert_eq!(case.next(PUSH_BACK, Rest::Others).0, Next::Relay);
+}
+
+#[test]
+fn where_nobody_is_left_to_ask_no_budget_is_spent() {
+    let mut case = case_of(Retries { floor_per_10s: 1, ..Retries::default() });
+    assert_eq!(case.next(PUSH_BACK, Rest::Nobody).0, Next::Relay);
+    assert!(case.budget.draw(case.at));
+}
+
+#[test]
+fn a_time_limit_before_the_first_token_is_no_fault() {
+    assert_eq!(case().next(Happened::TimedOut, Rest::Others), (Next::GiveUp(Made::TimedOut), vec![]));
+}
+
+#[test]
+fn another_pool_begins_with_untried_engines() {
+    let mut case = case();
+    let _ = case.next(FAULT, Rest::Nobody);
+    case.attempts.enter(&Pool::with_defaults("q".into(), Engines::Static(Vec::new())));
+    assert!(case.attempts.tried().is_empty());
+    case.begin("a");
+    assert_eq!(case.next(FAULT, Rest::Others), (Next::Relay, vec![]), "alike over pools too");
+}
+
+#[test]
+fn a_fault_in_a_pool_that_was_left_counts_there() {
+    let mut case = case();
+    let _ = case.next(FAULT, Rest::Others);
+    case.attempts.enter(&Pool::with_defaults("q".into(), Engines::Static(Vec::new())));
+    case.begin("b");
+    let elsewhere = Effect::FaultElsewhere("p".into(), "a".into());
+    assert_eq!(case.attempts.succeeded(Injection::None), [elsewhere, well("b")]);
+}
+
+#[test]
+fn retry_after_is_read_as_seconds_or_as_a_date() {
+    let read = |text: &'static str| retry_after(&HeaderValue::from_static(text), Duration::from_secs(784_111_770));
+    assert_eq!(read("7"), Some(Duration::from_secs(7)));
+    assert_eq!(read(" 0 "), Some(Duration::ZERO));
+    assert_eq!(read("1.5"), Some(Duration::from_millis(1_500)));
+    assert_eq!(read("Sun, 06 Nov 1994 08:49:37 GMT"), Some(Duration::from_secs(7)));
+    assert_eq!(read("Sat, 06 Nov 1993 08:49:37 GMT"), Some(Duration::ZERO));
+    for nonsense in ["", "-1", "soon", "NaN", "1e400"] {
+        assert_eq!(read(nonsense), None, "{nonsense}");
+    }
+}
+
+fn anything() -> impl Strategy<Value = Happened> {
+    prop_oneof![
+        Just(Happened::ConnectFailed),
+        Just(Happened::StaleLine),
+        Just(PUSH_BACK),
+        (500u16..506).prop_map(|status| Happened::answer(status, None, Injection::None)),
+        Just(Happened::Broken),
+        Just(Happened::InjectionRefused),
+        Just(Happened::TimedOut),
+    ]
+}
+
+proptest! {
+    /// Whatever engines do, a request ends: with default limits after a bounded number of tries.
+    #[test]
+    fn attempts_always_end(happenings in proptest::collection::vec(anything(), 64), alone in any::<bool>()) {
+        let mut case = case();
+        for (sends, happened) in happenings.into_iter().enumerate() {
+            let rest = if alone { Rest::Alone } else { Rest::Others };
+            match case.next(happened, rest).0 {
+                Next::Another => case.begin(&format!("engine {sends}")),
+                Next::SameFresh | Next::SameWithoutInjection => {}
+                Next::Relay | Next::GiveUp(_) => {
+                    prop_assert_eq!(case.attempts.settled(), []);
+                    return Ok(());
+                }
+            }
+        }
+        prop_assert!(false, "still going after 64 sends");
+    }
+}

@@ -1,0 +1,149 @@
+//! Captured wires of real engines, replayed: the tables say what must come out, and however
+//! the bytes are cut, the same comes out.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use goodput::judge::{Case, Objective, Objectives, judge};
+use goodput::observe::{Ending, Observer, Timeline, Watch};
+use goodput::units::Tick;
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+
+use crate::wire_http::{Wire, posts, table, wire};
+
+fn watch() -> Watch {
+    let edges = [1, 5, 10, 25, 50, 100, 1000].map(Duration::from_millis);
+    Watch { gap_edges: edges.into(), itl: Some(Duration::from_millis(20)), ..Watch::default() }
+}
+
+/// Replays a wire, cut further at these places, and returns what was seen. What passed must
+/// be what came in.
+fn replay(wire: &Wire, cuts: &BTreeSet<usize>) -> Timeline {
+    let mut observer = Observer::new(wire.expect(), wire.reader(), wire.status, watch());
+    let mut passed = Vec::with_capacity(wire.body.len());
+    for (range, at) in &wire.reads {
+        let mut start = range.start;
+        let ends = cuts.range(range.start + 1..range.end).copied().chain([range.end]);
+        for end in ends {
+            observer.frame(wire.body.slice(start..end), *at, &mut |piece, _| passed.extend_from_slice(&piece));
+            start = end;
+        }
+    }
+    if wire.ending == Ending::Clean {
+        observer.clean_end(wire.end, &mut |piece, _| passed.extend_from_slice(&piece));
+        assert_eq!(passed, wire.body, "{}", wire.name);
+    } else {
+        assert!(wire.body.starts_with(&passed), "{}", wire.name);
+    }
+    observer.end(wire.ending, wire.end)
+}
+
+fn whole(wire: &Wire) -> Timeline {
+    replay(wire, &BTreeSet::new())
+}
+
+fn millis(at: Option<Tick>) -> String {
+    at.map_or("-".to_owned(), |at| format!("{:.2}", at.as_nanos() as f64 / 1e6))
+}
+
+/// A timeline in the columns of the tables, `first_token_ms` to `choices_and_token_events`.
+fn columns(timeline: &Timeline) -> Vec<String> {
+    let choices: Vec<String> = timeline.choices.iter().map(|c| format!("{}:{}", c.index, c.events)).collect();
+    vec![
+        millis(timeline.first_token),
+        millis(timeline.first_visible),
+        millis(timeline.last_token),
+        millis(timeline.finish),
+        timeline.output.0.to_string(),
+        timeline.usage.input.map_or("-".to_owned(), |tokens| tokens.0.to_string()),
+        timeline.source.as_str().to_owned(),
+        if choices.len() > 1 { format!("{{{}}}", choices.join(",")) } else { "-".to_owned() },
+    ]
+}
+
+/// Where the table has `-` for a count or its source, nothing was answered that has any.
+fn matches(row: &[String], seen: &[String]) -> bool {
+    let says_nothing = row[6] == "-" && row[4] == "-" && seen[4] == "0";
+    (0..seen.len()).all(|i| row[i] == seen[i] || says_nothing && (i == 4 || i == 6))
+}
+
+/// The outcome under a class with generous thresholds.
+fn outcome(wire: &Wire, timeline: &Timeline) -> String {
+    let within = |seconds| Some(Objective { threshold: Duration::from_secs(seconds), attainment: 0.95 });
+    let objectives = Objectives { ttft: within(60), tpot: within(10), e2e: within(600), ..Objectives::default() };
+    judge(timeline, &objectives, &Case::of(wire.dialect())).outcome.to_string()
+}
+
+fn check(table_name: &str, rows: usize) {
+    let table = table(table_name);
+    assert_eq!(table.len(), rows);
+    let mut wrong = Vec::new();
+    for row in &table {
+        let wire = wire(&row[0]);
+        let timeline = whole(&wire);
+        assert_eq!(outcome(&wire, &timeline), row[9], "{}", row[0]);
+        let seen = columns(&timeline);
+        if !matches(&row[1..], &seen) {
+            wrong.push(format!("{}: {:?} and not {seen:?}", row[0], &row[1..9]));
+        }
+        if let Some(events) = row.get(11).filter(|events| *events != "-") {
+            assert_eq!(*events, timeline.token_events.to_string(), "{}", row[0]);
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+#[test]
+fn every_row_found_by_hand_is_met() {
+    check("expected.tsv", 29);
+}
+
+#[test]
+fn every_row_derived_from_the_bytes_is_met() {
+    check("derived.tsv", 111);
+}
+
+#[test]
+fn every_captured_post_stands_in_one_table() {
+    let rows = table("expected.tsv").into_iter().chain(table("derived.tsv"));
+    let mut named: Vec<String> = rows.map(|row| row[0].clone()).collect();
+    named.sort();
+    let names: Vec<String> = posts().into_iter().map(|wire| wire.name).collect();
+    assert_eq!(named, names);
+}
+
+#[test]
+fn byte_by_byte_the_timeline_is_the_same() {
+    for wire in posts() {
+        let all = (0..wire.body.len()).collect();
+        assert_eq!(replay(&wire, &all), whole(&wire), "{}", wire.name);
+    }
+}
+
+#[test]
+fn cut_at_every_position_the_timeline_is_the_same() {
+    let mut chance = StdRng::seed_from_u64(7);
+    for wire in posts() {
+        let (whole, length) = (whole(&wire), wire.body.len());
+        let is_small = length <= 8 * 1024;
+        let tries = if is_small { length } else { 2000 };
+        for attempt in 0..tries {
+            let cut = if is_small { attempt } else { chance.random_range(0..length) };
+            assert_eq!(replay(&wire, &BTreeSet::from([cut])), whole, "{} cut at {cut}", wire.name);
+        }
+    }
+}
+
+#[test]
+fn cut_at_several_random_positions_the_timeline_is_the_same() {
+    let mut chance = StdRng::seed_from_u64(8);
+    for wire in posts().into_iter().filter(|wire| wire.body.len() > 1) {
+        let whole = whole(&wire);
+        for _ in 0..50 {
+            let count = chance.random_range(2..12);
+            let cuts = (0..count).map(|_| chance.random_range(0..wire.body.len())).collect();
+            assert_eq!(replay(&wire, &cuts), whole, "{} cut at {cuts:?}", wire.name);
+        }
+    }
+}
