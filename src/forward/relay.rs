@@ -105,9 +105,11 @@ pub struct Relay {
     ready_bytes: usize,
     timer: Option<Pin<Box<Sleep>>>,
     armed: Option<Tick>,
-    /// The last poll gave the client something: until the next one, the client was waited for.
+    /// The last poll gave the client something: until the next one the client was waited for.
     gave: bool,
     keeper: Option<Box<dyn Keeper>>,
+    /// The body ended in the middle of an event, which went out as it is.
+    tail_is_out: bool,
     /// Set where the answer must end abnormally.
     broken: bool,
 }
@@ -165,8 +167,9 @@ impl Relay {
             ready_bytes: 0,
             timer: None,
             armed: None,
-            gave: true,
+            gave: false,
             keeper: None,
+            tail_is_out: false,
             broken: false,
         }
     }
@@ -262,6 +265,13 @@ impl Relay {
         self.observer.as_ref().is_some_and(Observer::has_token)
     }
 
+    /// Whether the engine has shown that it serves the request: the first token of a stream
+    /// (or its end without one), the head of any other answer.
+    #[must_use]
+    pub fn has_spoken(&self) -> bool {
+        !self.streams() || self.observer.as_ref().is_some_and(|seen| seen.has_token() || seen.is_finished())
+    }
+
     fn streams(&self) -> bool {
         self.parts.reader == Reader::Events
     }
@@ -273,6 +283,12 @@ impl Relay {
             keeper.first_token();
         }
         self.keeper = Some(keeper);
+        // A body that is known to be empty is never polled.
+        let is_empty = matches!(&self.engine, Engine::Speaking(body) if body.is_end_stream());
+        if is_empty && !self.streams() {
+            self.take_tail();
+            self.finish_clean();
+        }
     }
 
     /// The next bytes for the client.
@@ -425,8 +441,10 @@ impl Relay {
         let Some(observer) = self.observer.as_mut() else { return };
         let had_token = observer.has_token();
         let (gate, ready, count) = (&mut self.parts.gate, &mut self.ready, &mut self.ready_bytes);
+        let tail_is_out = &mut self.tail_is_out;
         observer.clean_end(at, &mut |piece: Bytes, note: &Note| {
             if let Some(passed) = gate.pass(piece, note) {
+                *tail_is_out = true;
                 *count += passed.len();
                 ready.push_back(passed);
             }
@@ -441,7 +459,9 @@ impl Relay {
     fn finish_clean(&mut self) {
         let complete = self.seen().is_finished() || self.seen().error().is_some();
         if self.parts.reader == Reader::Events && !complete {
-            self.offer(Bytes::from_static(b"\n\n"));
+            if self.tail_is_out {
+                self.offer(Bytes::from_static(b"\n\n"));
+            }
             self.offer(self.error_event(&Refusal::StreamIncomplete));
         }
         self.close(Ending::Clean, None);
@@ -497,15 +517,15 @@ impl Relay {
 
     fn poll_timer(&mut self, cx: &mut Context<'_>) -> Poll<Due> {
         loop {
+            // While the client refuses bytes nobody polls us, and the idle limit does not run:
+            // the silence begins when somebody listens to it.
+            if std::mem::take(&mut self.gave) && self.parts.deadlines.idle.is_some() {
+                self.parts.deadlines.heard(self.parts.clock.now(), self.parts.timeouts.idle);
+            }
             let Some(next) = self.parts.deadlines.next() else { return Poll::Pending };
             ready!(self.armed_for(next).poll(cx));
             self.armed = None;
             let now = self.parts.clock.now();
-            // While the client refuses bytes nobody polls us, and the idle limit does not run:
-            // the first silence seen after it begins now.
-            if std::mem::take(&mut self.gave) && self.parts.deadlines.idle.is_some_and(|idle| idle <= now) {
-                self.parts.deadlines.heard(now, self.parts.timeouts.idle);
-            }
             if let Some(due) = self.parts.deadlines.due(now) {
                 return Poll::Ready(due);
             }

@@ -53,7 +53,7 @@ impl Opened {
     #[must_use]
     pub fn relay(self, mut visit: Visit) -> Response<ReplyBody> {
         let Opened { gateway, asked, spoken } = self;
-        let Spoken { mut head, mut relay, place, attempts, work, dispatched, spoke, injection, is_ours, has_failed } =
+        let Spoken { mut head, mut relay, place, attempts, work, dispatched, spoke, injection, unproven, has_failed } =
             *spoken;
         let streams = headers::is_event_stream(&head.headers);
         headers::for_client(&mut head.headers, streams);
@@ -71,7 +71,7 @@ impl Opened {
             place,
             attempts,
             work,
-            unproven: is_ours.then_some(injection),
+            unproven: unproven.then_some(injection),
             has_failed,
         }));
         Response::from_parts(head, ReplyBody::Relay(Box::new(relay)))
@@ -102,7 +102,8 @@ struct Open {
     place: Place,
     attempts: Attempts,
     work: Option<Work>,
-    /// Behind a head of ours: what was injected, until a token shows that the engine took it.
+    /// Where the head went out by time: what was injected, until a token shows that the engine
+    /// took it.
     unproven: Option<Injection>,
     /// The answer is a failure that the attempts have dealt with.
     has_failed: bool,
