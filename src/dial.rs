@@ -138,6 +138,3 @@ fn tls_config(roots: Option<&[CertificateDer<'static>]>) -> io::Result<ClientCon
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     Ok(config)
 }
-
-#[cfg(test)]
-mod tests;

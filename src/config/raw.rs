@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use super::read::{At, Entries, NotYet, OrOff, Some1, block};
+use super::read::{At, Entries, Filled, NotYet, OrOff, Some1, block};
 use super::scalar::{Hidden, Size, Word, Words};
 use crate::classify::TargetHeaders;
 use crate::inspect::Reasoning;
@@ -26,7 +26,7 @@ block! {
         /// The listener for operators, or `off`.
         may admin: OrOff<Admin>,
         /// The SLO classes, each as in its SLO document.
-        must slo_classes: Vec<Class>,
+        must slo_classes: Filled<Class>,
         /// Upper edges of the prompt lengths `short` and `medium`, in tokens.
         may length_buckets: Buckets,
         /// Rules that give a request its class. The first that fits decides.
@@ -34,13 +34,13 @@ block! {
         /// The class of requests that no rule fits.
         must default_class: At<String>,
         /// Pools of engines.
-        must pools: Vec<Pool>,
+        must pools: Filled<Pool>,
         /// Which pools serve which models and classes; the first that fits is taken. Default: every model and class, by all pools in order.
-        may routes: Vec<Route>,
+        may routes: Filled<Route>,
         /// Names of models.
         may models: Models,
         /// Who may ask. Without this key everybody is the tenant `anonymous`.
-        may tenants: Vec<Tenant>,
+        may tenants: Filled<Tenant>,
         /// Gateways that share the engines. Default: 1.
         may replicas: At<u64>,
         /// Where the balances of limits live.
@@ -264,7 +264,7 @@ block! {
         /// Its name.
         must pool: At<String>,
         /// Its engines, where they are known by name.
-        may engines: Vec<Engine>,
+        may engines: Filled<Engine>,
         /// A DNS name whose addresses are the engines.
         may dns: Dns,
         /// What kind of engine they are, and what is sent to them.
@@ -402,7 +402,7 @@ block! {
         /// Its name.
         must tenant: At<String>,
         /// Its keys, as hashes; `goodput key new` makes one.
-        may keys: Vec<Key>,
+        may keys: Filled<Key>,
         /// File with one hash per line, and a label behind it where it has one.
         may keys_file: At<String>,
         /// Classes it may use. Default: all.

@@ -181,6 +181,10 @@ pub(super) struct Members<'n> {
 }
 
 impl Members<'_> {
+    pub(super) fn written(&self, keys: &[&'static str]) -> Vec<&'static str> {
+        keys.iter().copied().filter(|key| self.known.contains_key(key)).collect()
+    }
+
     pub(super) fn may<T: Read>(&self, key: &'static str, reader: &mut Reader<'_>) -> Option<T> {
         self.known.get(key).and_then(|node| reader.below(key, node))
     }
@@ -197,8 +201,10 @@ impl Members<'_> {
 pub(super) trait Block: Read {
     /// Where it stands.
     fn place(&self) -> &Place;
-    /// The keys that were written and could be read.
-    fn written(&self) -> Vec<&'static str>;
+    /// The keys that were written, also where their values could not be read.
+    fn written(&self) -> &[&'static str];
+    /// Whether all that was written could be read: only then is something missing.
+    fn is_whole(&self) -> bool;
 }
 
 /// Defines a block: a mapping with a closed set of keys. Every field is optional in what was
@@ -209,6 +215,7 @@ macro_rules! block {
         #[derive(Debug)]
         pub(super) struct $name {
             place: $crate::config::problem::Place,
+            written: Vec<&'static str>,
             $($(#[doc = $doc])* pub $key: Option<$type>,)*
         }
 
@@ -220,6 +227,7 @@ macro_rules! block {
                 let members = reader.members(node, &[$(stringify!($key),)*])?;
                 Some($name {
                     place: reader.place(node),
+                    written: members.written(&[$(stringify!($key),)*]),
                     $($key: members.$need(stringify!($key), reader),)*
                 })
             }
@@ -229,9 +237,12 @@ macro_rules! block {
             fn place(&self) -> &$crate::config::problem::Place {
                 &self.place
             }
-            fn written(&self) -> Vec<&'static str> {
-                let all = [$((stringify!($key), self.$key.is_some()),)*];
-                all.into_iter().filter(|(_, written)| *written).map(|(key, _)| key).collect()
+            fn written(&self) -> &[&'static str] {
+                &self.written
+            }
+            fn is_whole(&self) -> bool {
+                let read = [$(self.$key.is_some(),)*];
+                read.into_iter().filter(|read| *read).count() == self.written.len()
             }
         }
 
@@ -352,7 +363,13 @@ impl<T: Scalar> JsonSchema for At<T> {
         T::NAME.into()
     }
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        T::schema()
+        let written = T::schema();
+        let is_text = written.get("type").is_some_and(|kind| kind == "string") && written.get("pattern").is_none();
+        if is_text {
+            return written;
+        }
+        // Editors see the text, not what a variable holds.
+        json_schema!({"anyOf": [written, {"type": "string", "pattern": r"\$\{[A-Za-z_][A-Za-z0-9_]*\}"}]})
     }
 }
 
@@ -364,6 +381,42 @@ impl<T: Read> Read for Vec<T> {
         };
         let items = items.iter().enumerate();
         Some(items.filter_map(|(index, item)| reader.below(&format!("[{index}]"), item)).collect())
+    }
+}
+
+/// A list that may not be empty.
+#[derive(Clone, Debug)]
+pub(super) struct Filled<T>(pub Vec<T>);
+
+impl<T> std::ops::Deref for Filled<T> {
+    type Target = [T];
+    fn deref(&self) -> &[T] {
+        &self.0
+    }
+}
+
+impl<T: Read> Read for Filled<T> {
+    fn read(node: &Node, reader: &mut Reader<'_>) -> Option<Self> {
+        match &node.value {
+            Value::List(items) if items.is_empty() => {
+                reader.fail(node, "is an empty list", "add at least one");
+                None
+            }
+            _ => Vec::read(node, reader).map(Filled),
+        }
+    }
+}
+
+impl<T: Read> JsonSchema for Filled<T> {
+    fn inline_schema() -> bool {
+        true
+    }
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        format!("list_of_{}", T::schema_name()).into()
+    }
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        let each = generator.subschema_for::<T>();
+        json_schema!({"type": "array", "items": each, "minItems": 1})
     }
 }
 

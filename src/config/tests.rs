@@ -1,1 +1,877 @@
+use std::collections::HashMap;
+use std::io;
+use std::path::Path;
+use std::time::Duration;
 
+use proptest::prelude::*;
+use secrecy::ExposeSecret;
+
+use super::*;
+use crate::judge::{Assumption, NonStreaming, Objective, Quantiles, TtftCounts};
+use crate::route::settings::{Balance, EngineKind, Engines};
+use crate::units::Tokens;
+
+/// Variables and files that only exist in a test.
+#[derive(Clone, Default)]
+struct Made {
+    variables: HashMap<&'static str, &'static str>,
+    files: HashMap<&'static str, String>,
+}
+
+impl Surroundings for Made {
+    fn variable(&self, name: &str) -> Option<String> {
+        self.variables.get(name).map(|value| (*value).to_owned())
+    }
+    fn file(&self, path: &Path) -> io::Result<Vec<u8>> {
+        let found = path.to_str().and_then(|path| self.files.get(path));
+        found.map(|text| text.clone().into_bytes()).ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+}
+
+fn hash(key: &str) -> String {
+    blake3::hash(key.as_bytes()).to_hex().to_string()
+}
+
+fn made() -> Made {
+    let certificate = rcgen::generate_simple_self_signed(vec!["engine".to_owned()]).unwrap().cert.pem();
+    let variables = HashMap::from([
+        ("PORT", "8123"),
+        ("CANARY", "sk-CANARY3"),
+        ("YES", "true"),
+        ("NOT_A_URL", "gpu-SECRET:8000"),
+        ("LATE", "10x-SECRET"),
+    ]);
+    let files = HashMap::from([
+        ("admin.token", "tok-1\n".to_owned()),
+        ("engine.key", "sk-engine\n".to_owned()),
+        ("engine-ca.pem", certificate),
+        ("acme.keys", format!("# ours\n{} file\n\n{}\n", hash("f1"), hash("f2"))),
+        ("empty", String::new()),
+        ("two words", "a b".to_owned()),
+        ("bad.keys", "sk-CANARY1 prod\n".to_owned()),
+    ]);
+    Made { variables, files }
+}
+
+const BASE: &str = "\
+slo_classes:
+  - slo_class: chat
+    joint_attainment_target: 0.9
+  - slo_class: batch
+    joint_attainment_target: 0.9
+default_class: chat
+classify:
+  - {class: batch, when: {stream: false}}
+pools:
+  - pool: main
+    engines: [{url: http://e:1}]
+";
+
+/// The problems of a text, each as it is printed.
+fn problems(text: &str) -> Vec<String> {
+    match load(text, &made()) {
+        Ok(_) => Vec::new(),
+        Err(problems) => problems.iter().map(ToString::to_string).collect(),
+    }
+}
+
+fn good(text: &str) -> Settings {
+    load(text, &made()).unwrap_or_else(|problems| panic!("{problems:#?}"))
+}
+
+/// The base, with one line changed and lines added behind it.
+fn changed(from: &str, to: &str) -> String {
+    assert!(BASE.contains(from), "{from}");
+    BASE.replacen(from, to, 1)
+}
+
+fn and(more: &str) -> String {
+    format!("{BASE}{more}\n")
+}
+
+/// The base, with more keys in its first class.
+fn class(more: &str) -> String {
+    changed("chat\n    joint", &format!("chat\n    {more}\n    joint"))
+}
+
+/// The base, with more keys in its pool.
+fn pool(more: &str) -> String {
+    changed("    engines", &format!("    {more}\n    engines"))
+}
+
+fn rule(when: &str) -> String {
+    changed("{stream: false}", when)
+}
+
+/// The base with one more class.
+fn third(name: &str) -> String {
+    changed("default_class", &format!("  - slo_class: {name}\n    joint_attainment_target: 0.9\ndefault_class"))
+}
+
+fn tenants(list: &str) -> String {
+    and(&format!("tenants:\n{list}"))
+}
+
+// ---- what loads ---------------------------------------------------------------------------
+
+#[test]
+fn the_base_of_these_tests_has_no_problem() {
+    let settings = good(BASE);
+    assert_eq!(settings.listen, Listen::default());
+    assert_eq!(settings.notes, []);
+}
+
+#[test]
+fn an_slo_document_loads_unchanged() {
+    let block = "
+slo_class: chat_interactive
+objectives:
+  ttft_seconds: {threshold: 1.2, attainment: 0.95}
+  tpot_seconds: {threshold: 0.05, attainment: 0.95}
+joint_attainment_target: 0.92   # both must hold on the same request
+window: 28d
+workload_assumption:
+  input_tokens: {p50: 900, p95: 6000}
+  output_tokens: {p50: 350, p95: 1500}
+";
+    let indented = block.trim().replace('\n', "\n    ");
+    let settings = good(&format!(
+        "slo_classes:\n  - {indented}\ndefault_class: chat_interactive\n\
+         pools: [{{pool: p, engines: [{{url: http://e:1}}]}}]\n"
+    ));
+    let class = &settings.classes[0];
+    let objective = |millis, attainment| Some(Objective { threshold: Duration::from_millis(millis), attainment });
+    let quantiles = |p50, p95| Some(Quantiles { p50: Tokens(p50), p95: Tokens(p95) });
+    let expected = Objectives {
+        ttft: objective(1200, 0.95),
+        tpot: objective(50, 0.95),
+        joint_target: 0.92,
+        window: Duration::from_secs(28 * 24 * 3600),
+        assumed: Some(Assumption { input_tokens: quantiles(900, 6000), output_tokens: quantiles(350, 1500) }),
+        ..Objectives::default()
+    };
+    assert_eq!(class.objectives, expected);
+    assert_eq!((class.priority, class.timeouts), (Priority::Normal, Timeouts::default()));
+}
+
+#[test]
+fn config_minimal_loads() {
+    let settings = good(include_str!("../../config/minimal.yaml"));
+    assert_eq!(settings.default_class, "chat".into());
+    let routed = settings.routes.find(Some("anything"), &"chat".into()).unwrap();
+    assert_eq!(routed.pools.as_ref(), [PoolId::from("main")]);
+    assert_eq!(routed.model_label.as_ref(), "other");
+    assert!(settings.tenants.may_use(&TenantId::anonymous(), &"chat".into()));
+    assert_eq!(settings.notes, []);
+}
+
+#[test]
+fn config_goodput_loads_with_all_it_says() {
+    let settings = good(include_str!("../../config/goodput.yaml"));
+    assert_eq!(settings.listen, Listen::default(), "the example names the defaults");
+    assert_eq!(settings.shutdown, Shutdown::default());
+    assert_eq!(settings.buckets, LengthBuckets::default());
+    assert_eq!(settings.judged_paths[0].path(), "/v1/embeddings");
+    assert_eq!(settings.classes.len(), 5);
+    let voice = settings.class(&"voice".into()).unwrap();
+    assert_eq!(voice.priority, Priority::Critical);
+    assert_eq!(voice.target_headers, TargetHeaders::Tighten);
+    assert_eq!(voice.objectives.default_output_tokens, Some(Tokens(512)));
+    let seconds = Duration::from_secs;
+    let limits = Timeouts {
+        first_token: seconds(5),
+        idle: seconds(10),
+        total: seconds(120),
+        response_head: seconds(120),
+        hold_head: seconds(2),
+        keepalive: Some(seconds(1)),
+    };
+    assert_eq!(voice.timeouts, limits);
+    let interactive = settings.pool(&"interactive".into()).unwrap();
+    let defaults = Pool::with_defaults("interactive".into(), interactive.engines.clone());
+    assert_eq!(interactive.retries, defaults.retries);
+    assert_eq!(interactive.breaker, defaults.breaker);
+    assert_eq!(interactive.health, defaults.health);
+    assert_eq!(interactive.metrics, defaults.metrics);
+    assert_eq!(interactive.cool_down, defaults.cool_down);
+    assert_eq!(interactive.inject, defaults.inject);
+    assert!(matches!(&settings.pools[1].engines, Engines::Dns(dns) if dns.port == 8000));
+    let batch = &settings.pools[2];
+    assert_eq!((batch.kind, batch.balance), (EngineKind::Sglang, Balance::RoundRobin));
+    assert!(batch.health.is_none() && batch.metrics.is_none() && batch.breaker.is_none());
+    assert_eq!(settings.routes.alias("gpt-4o"), Some("llama-3-70b"));
+    assert!(!settings.tenants.may_use(&"acme".into(), &"voice".into()));
+    assert_eq!(settings.notes, []);
+}
+
+/// The example's lines for keys that need files are right too.
+#[test]
+fn config_goodput_loads_with_its_commented_keys() {
+    let text = include_str!("../../config/goodput.yaml");
+    let is_key = |line: &str| {
+        let word = line.split(':').next().unwrap_or("");
+        line.contains(": ") && word.chars().all(|c| c.is_ascii_lowercase() || c == '_')
+    };
+    let mut uncommented = 0;
+    let lines = text.lines().map(|line| match line.trim_start().strip_prefix("# ") {
+        Some(rest) if line.starts_with("  ") && is_key(rest) => {
+            uncommented += 1;
+            line.replacen("# ", "", 1)
+        }
+        _ => line.to_owned(),
+    });
+    let text = lines.collect::<Vec<_>>().join("\n");
+    assert_eq!(uncommented, 5);
+    let settings = good(&text);
+    assert!(settings.listen.tls.is_some());
+    assert_eq!(settings.admin.unwrap().token.unwrap().expose_secret(), "tok-1");
+    let pool = &settings.pools[0];
+    assert_eq!(pool.api_key.as_ref().unwrap().expose_secret(), "sk-engine");
+    assert_eq!(pool.roots.as_ref().unwrap().len(), 1);
+    let mut headers = http::HeaderMap::new();
+    headers.insert("x-api-key", http::HeaderValue::from_static("f1"));
+    let who = settings.keyring.find(&headers).unwrap();
+    assert_eq!((who.tenant.as_str(), who.key_label.as_deref()), ("acme", Some("file")));
+    let files: Vec<_> = settings.files.iter().map(|path| path.to_str().unwrap()).collect();
+    assert_eq!(files.len(), 4, "{files:?}");
+}
+
+#[test]
+fn what_a_variable_holds_is_put_in_its_place() {
+    let settings = good(&format!(
+        "listen: {{address: \"127.0.0.1:${{PORT}}\", max_connections: \"${{PORT}}\"}}\n{}",
+        pool("inject: {usage: \"${YES}\"}\n    engine: {headers: {x-key: \"Key ${CANARY}\", x-raw: \"$${CANARY}\"}}")
+    ));
+    assert_eq!(settings.listen.address.port(), 8123);
+    assert_eq!(settings.listen.max_connections, 8123);
+    let headers = &settings.pools[0].headers;
+    assert_eq!(headers[0].1, "Key sk-CANARY3");
+    assert_eq!(headers[1].1, "${CANARY}");
+    assert!(!format!("{settings:?}").contains("CANARY3"));
+}
+
+#[test]
+fn anchors_and_merges_are_fine() {
+    let text = "
+slo_classes:
+  - &first
+    slo_class: chat
+    objectives: &fast {ttft_seconds: {threshold: 1, attainment: 0.9}}
+    joint_attainment_target: 0.9
+  - {<<: *first, slo_class: batch, priority: low}
+default_class: chat
+classify: [{class: batch, when: {stream: false}}]
+pools: [{pool: main, engines: [{url: http://e:1}]}]
+";
+    let settings = good(text);
+    assert_eq!(settings.classes[1].objectives, settings.classes[0].objectives);
+    assert_eq!(settings.classes[1].priority, Priority::Low);
+}
+
+#[test]
+fn aliases_are_followed_to_the_end() {
+    let settings = good(&and("models: {aliases: {a: b, b: c}}"));
+    assert_eq!(settings.aliases["a"], "c");
+    assert_eq!(settings.aliases["b"], "c");
+}
+
+#[test]
+fn what_is_not_written_has_its_default() {
+    let settings = good(&class("non_streaming: excluded\n    ttft_counts: first_visible_token"));
+    assert_eq!(settings.classes[0].objectives.non_streaming, NonStreaming::Excluded);
+    assert_eq!(settings.classes[0].objectives.ttft_counts, TtftCounts::FirstVisibleToken);
+    assert_eq!(settings.admin.unwrap().address.to_string(), "127.0.0.1:9090");
+    assert_eq!(settings.replicas, 1);
+    let total = good(&class("timeouts: {total: 90s}"));
+    assert_eq!(total.classes[0].timeouts.response_head, Duration::from_secs(90), "as total");
+    let generic = good(&pool("engine: {kind: generic}"));
+    assert!(!generic.pools[0].inject.usage);
+    assert!(generic.pools[0].metrics.is_none());
+    assert!(good(&and("admin: off")).admin.is_none());
+    assert_eq!(good(&and("telemetry: {access_log: off}")).access_log, AccessLog::Off);
+}
+
+#[test]
+fn a_changed_companion_is_another_hash() {
+    let text = tenants("  - {tenant: a, keys_file: acme.keys}");
+    let mut made = made();
+    let before = load(&text, &made).unwrap().hash;
+    assert_eq!(load(&text, &made).unwrap().hash, before);
+    made.files.insert("acme.keys", hash("g"));
+    assert_ne!(load(&text, &made).unwrap().hash, before);
+}
+
+#[test]
+fn addresses_cannot_change_while_running() {
+    let before = good(BASE);
+    let after = good(&and("listen: {address: 0.0.0.0:1}\nadmin: off"));
+    assert_eq!(before.fixed_differences(&before), Vec::<&str>::new());
+    assert_eq!(before.fixed_differences(&after), ["listen.address", "admin.address"]);
+}
+
+// ---- what does not ------------------------------------------------------------------------
+
+/// Each kind of problem: the text, and the one problem it has, as printed.
+#[test]
+fn each_kind_of_problem() {
+    let blake = hash("k");
+    let key = |more: &str| format!("  - {{tenant: a, keys: [{{blake3: \"{blake}\"{more}}}]}}");
+    let table: Vec<(String, &str)> = vec![
+        // keys
+        (and("clasify: []"), "12:1: unknown key `clasify`; did you mean `classify`?"),
+        (and("zzz: 1"), "12:1: unknown key `zzz`; the keys here are: listen, shutdown"),
+        (pool("helth: off"), "11:5: pools[0]: unknown key `helth`; did you mean `health`?"),
+        (and("replicas: 1\nreplicas: 2"), "13:1: the key `replicas` stands twice, first on line 12; keep one"),
+        (class("priority: low\n    priority: low"), "4:5: slo_classes[0]: the key `priority` stands twice"),
+        (and("1: x"), "12:1: a key is a number; write the key as a text"),
+        (and("tenants:"), "12:8: tenants: is empty; write a list, or remove the key"),
+        (changed("default_class: chat\n", ""), "1:1: `default_class` is missing; add `default_class`"),
+        (
+            changed("  - slo_class: batch\n    joint", "  - slo_class: batch\n    # joint"),
+            "4:5: slo_classes[1]: `joint_attainment_target` is missing",
+        ),
+        // types
+        (changed("[{url: http://e:1}]", "http://e:1"), "11:14: pools[0].engines: is a text; write a list"),
+        (and("listen: 8080"), "12:9: listen: is a number; write a mapping with the keys"),
+        (class("priority: 3"), "3:15: slo_classes[0].priority: is a number; write one of: critical, high"),
+        (class("priority: hihg"), "3:15: slo_classes[0].priority: \"hihg\" is not known here; did you mean high?"),
+        (third("7"), "6:16: slo_classes[2].slo_class: is a number; write it in quotes"),
+        (rule("{stream: no}"), "8:35: classify[0].when.stream: \"no\" is no boolean; write true or false"),
+        (and("replicas: 1.5"), "12:11: replicas: 1.5 is no whole number from 0 on"),
+        (and("replicas: -1"), "12:11: replicas: -1 is no whole number"),
+        (and("replicas: \"2\""), "12:11: replicas: is a text; write a whole number"),
+        (and("replicas: 0"), "12:11: replicas: 0 is out of range; write a number from 1 to 1000"),
+        (class("stall_seconds: .inf"), "3:20: slo_classes[0].stall_seconds: is not finite"),
+        (class("window: 28"), "3:13: slo_classes[0].window: 28 has no unit; did you mean 28s?"),
+        (class("window: 28 days"), "3:13: slo_classes[0].window: \"28 days\" is no length of time; write a length"),
+        (
+            class("window: 28s"),
+            "3:13: slo_classes[0].window: the window is out of range; write a window from 1h to 366d",
+        ),
+        (and("listen: {max_body: lots}"), "12:20: listen.max_body: \"lots\" is no size"),
+        (and("listen: {max_body: 3}"), "12:20: listen.max_body: the size is out of range; write a size from 1.0 KiB"),
+        (and("listen: {header_timeout: 0s}"), "12:26: listen.header_timeout: 0 is no time at all"),
+        (class("keepalive_seconds: \"\""), "3:24: slo_classes[0].keepalive_seconds: is a text; write a number"),
+        (third("\"\""), "6:16: slo_classes[2].slo_class: is empty"),
+        // variables
+        (and("replicas: \"${NOBODY}\""), "12:11: replicas: the variable NOBODY is not set; set it"),
+        (and("replicas: \"${NO-BODY}\""), "12:11: replicas: holds a `${` that names no variable; write ${NAME}"),
+        (and("replicas: \"${LATE}\""), "12:11: replicas: is a text; write a whole number"),
+        (class("window: \"${LATE}\""), "3:13: slo_classes[0].window: the value does not fit; write a length of time"),
+        // listeners
+        (
+            and("listen: {address: localhost:80}"),
+            "12:19: listen.address: \"localhost:80\" is no address; did you mean 127.0.0.1:80?",
+        ),
+        (
+            and("listen: {address: \"${CANARY}\"}"),
+            "12:19: listen.address: the value of the variable is no address; write an IP",
+        ),
+        (
+            and("admin: {address: 127.0.0.1:8080}"),
+            "12:18: admin.address: clients and operators would share one address",
+        ),
+        (
+            and("admin: {token_file: nowhere}"),
+            "12:21: admin.token_file: the file \"nowhere\" cannot be read (entity not found)",
+        ),
+        (and("admin: {token_file: empty}"), "12:21: admin.token_file: the file \"empty\" holds no secret"),
+        (and("admin: {token_file: two words}"), "12:21: admin.token_file: the file \"two words\" holds no secret"),
+        (and("admin: on"), "12:8: admin: is a text; write a mapping, or `off`"),
+        (and("listen: {tls: {certificate_file: a}}"), "12:15: listen.tls: `private_key_file` is missing"),
+        (
+            and("inspect: {judged_paths: [/v1/embedings]}"),
+            "12:26: inspect.judged_paths[0]: \"/v1/embedings\" is no path that goes to engines; did you mean /v1/embeddings?",
+        ),
+        (
+            and("inspect: {judged_paths: [/v1/messages]}"),
+            "12:26: inspect.judged_paths[0]: \"/v1/messages\" is judged anyway",
+        ),
+        (and("inspect: {judged_paths: []}"), "12:25: inspect.judged_paths: is an empty list"),
+        // classes
+        (
+            class("objectives: {ttft_seconds: {threshold: 0, attainment: 0.9}}"),
+            "3:44: slo_classes[0].objectives.ttft_seconds.threshold: 0 can never be met; give a positive number of seconds, or leave it out",
+        ),
+        (
+            class("objectives: {ttft_seconds: {threshold: -1, attainment: 0.9}}"),
+            "3:44: slo_classes[0].objectives.ttft_seconds.threshold: -1 can never be met",
+        ),
+        (
+            class("objectives: {ttft_seconds: {threshold: 1, attainment: 95}}"),
+            "3:59: slo_classes[0].objectives.ttft_seconds.attainment: 95 is no share; it is a share: did you mean 0.95?",
+        ),
+        (
+            class("objectives: {ttft_seconds: {threshold: 1, attainment: 0}}"),
+            "3:59: slo_classes[0].objectives.ttft_seconds.attainment: 0 is no share; write a share above 0, up to 1",
+        ),
+        (
+            class("objectives: {ttft_seconds: {threshold: 1}}"),
+            "3:32: slo_classes[0].objectives.ttft_seconds: `attainment` is missing",
+        ),
+        (
+            class("objectives: {ttft_seconds: {threshold: 400, attainment: 0.9}}"),
+            "3:44: slo_classes[0].objectives.ttft_seconds.threshold: the threshold is beyond timeouts.first_token (120s), which cuts the request first; thresholds are in seconds",
+        ),
+        (
+            class("objectives: {e2e_seconds: {threshold: 20, attainment: 0.9}}\n    timeouts: {total: 10s}"),
+            "3:43: slo_classes[0].objectives.e2e_seconds.threshold: the threshold is beyond timeouts.total (10s)",
+        ),
+        (
+            class("timeouts: {first_token: 20s, total: 10s}"),
+            "3:29: slo_classes[0].timeouts.first_token: first_token is longer than total (10s)",
+        ),
+        (class("keepalive_seconds: 0"), "3:24: slo_classes[0].keepalive_seconds: 0 is no time at all"),
+        (
+            class("workload_assumption: {input_tokens: {p50: 9, p95: 3}}"),
+            "3:41: slo_classes[0].workload_assumption.input_tokens: p50 is above p95",
+        ),
+        (class("default_output_tokens: 0"), "3:28: slo_classes[0].default_output_tokens: 0 is out of range"),
+        (third("\"a b\""), "6:16: slo_classes[2].slo_class: \"a b\" cannot be a name"),
+        (third("drill"), "6:16: slo_classes[2].slo_class: the name \"drill\" has a meaning of its own"),
+        (third("chat"), "6:16: slo_classes[2].slo_class: the class \"chat\" is defined twice, first on line 2"),
+        (and("length_buckets: {short: 10, medium: 10}"), "12:17: length_buckets: short (10) is not below medium (10)"),
+        // rules
+        (
+            changed("default_class: chat", "default_class: caht"),
+            "6:16: default_class: the class \"caht\" is not defined; did you mean chat?",
+        ),
+        (
+            changed("{class: batch,", "{class: zzzzzz,"),
+            "8:13: classify[0].class: the class \"zzzzzz\" is not defined; define it, or name one of: chat, batch",
+        ),
+        (changed("{class: batch, when: {stream: false}}", "{class: batch}"), "8:5: classify[0]: `when` is missing"),
+        (
+            rule("{tenant: acme}"),
+            "8:35: classify[0].when.tenant: the tenant \"acme\" is not defined; define it, or name one of: anonymous",
+        ),
+        (rule("{key: prod}"), "8:32: classify[0].when.key: the key label \"prod\" is not defined"),
+        (
+            rule("{path: /v1/chat/completion}"),
+            "8:33: classify[0].when.path: \"/v1/chat/completion\" is no path that goes to engines; did you mean /v1/chat/completions?",
+        ),
+        (rule("{header: {\"a b\": c}}"), "8:36: classify[0].when.header.a b: \"a b\" is no header name"),
+        (
+            rule("{header: {authorization: c}}"),
+            "8:36: classify[0].when.header.authorization: a key may not stand in a rule",
+        ),
+        (rule("{header: {x-a: {}}}"), "8:41: classify[0].when.header.x-a: needs either `prefix` or `present`"),
+        (
+            rule("{header: {x-a: {prefix: a, present: true}}}"),
+            "8:41: classify[0].when.header.x-a: needs either `prefix` or `present`",
+        ),
+        (rule("{max_tokens: {}}"), "8:39: classify[0].when.max_tokens: the range has no end"),
+        (
+            rule("{max_tokens: {stated: false, at_most: 3}}"),
+            "8:39: classify[0].when.max_tokens: a cap that is not stated lies in no range",
+        ),
+        (
+            rule("{prompt_tokens: {at_least: 3, at_most: 2}}"),
+            "8:42: classify[0].when.prompt_tokens: nothing lies in this range",
+        ),
+        (
+            rule("{reasoning: [lots]}"),
+            "8:39: classify[0].when.reasoning[0]: \"lots\" is not known here; write one of: none, low",
+        ),
+        (
+            rule("{stream: false}}\n  - {class: chat, when: {stream: false}"),
+            "9:5: classify[1]: this rule is never reached: rule 1 always fits before it",
+        ),
+        (rule("{}}\n  - {class: chat, when: {stream: true}"), "9:5: classify[1]: this rule is never reached"),
+        // pools
+        (
+            changed("http://e:1", "http//gpu-3:8000"),
+            "11:21: pools[0].engines[0].url: \"http//gpu-3:8000\" is not a URL; did you mean \"http://gpu-3:8000\"?",
+        ),
+        (
+            changed("http://e:1", "ftp://e:1"),
+            "11:21: pools[0].engines[0].url: \"ftp://e:1\" has neither http nor https",
+        ),
+        (
+            changed("http://e:1", "http://e:1?key=SECRET"),
+            "11:21: pools[0].engines[0].url: the URL has a query or a fragment",
+        ),
+        (
+            class("objectives: {tpot_seconds: {threshold: 50, attainment: 0.9}}"),
+            "3:44: slo_classes[0].objectives.tpot_seconds.threshold: the threshold is beyond timeouts.idle (30s)",
+        ),
+        (
+            changed("http://e:1", "http://user:SECRET@e:1"),
+            "11:21: pools[0].engines[0].url: the URL carries credentials; they belong into `engine.api_key_file` or `engine.headers`",
+        ),
+        (
+            changed("http://e:1", "\"${NOT_A_URL}\""),
+            "11:21: pools[0].engines[0].url: the value of the variable is not a URL; write http://host:port",
+        ),
+        (
+            changed("{url: http://e:1}", "{url: http://e:1}, {url: http://e:1/v1}"),
+            "11:40: pools[0].engines[1].url: \"http://e:1/v1\" is the same engine as on line 11",
+        ),
+        (changed("    engines: [{url: http://e:1}]\n", ""), "10:5: pools[0]: the pool has no engines; add `engines`"),
+        (changed("[{url: http://e:1}]", "[]"), "11:14: pools[0].engines: is an empty list"),
+        (pool("dns: {name: e, port: 1}"), "11:10: pools[0].dns: a pool has either `engines` or `dns`"),
+        (
+            changed("engines: [{url: http://e:1}]", "dns: {name: \"e:1\", port: 1}"),
+            "11:17: pools[0].dns.name: \"e:1\" is no host name",
+        ),
+        (
+            changed("engines: [{url: http://e:1}]", "dns: {name: 10.0.0.1, port: 1}"),
+            "11:17: pools[0].dns.name: \"10.0.0.1\" needs no look-up",
+        ),
+        (
+            changed("engines: [{url: http://e:1}]", "dns: {name: e, port: 70000}"),
+            "11:26: pools[0].dns.port: 70000 is out of range",
+        ),
+        (changed("pool: main", "pool: none"), "10:11: pools[0].pool: the name \"none\" has a meaning of its own"),
+        (pool("engine: {kind: vlm}"), "11:20: pools[0].engine.kind: \"vlm\" is not known here; did you mean vllm?"),
+        (
+            pool("engine: {api_key_file: engine.key, forward_authorization: true}"),
+            "11:28: pools[0].engine.api_key_file: two credentials would go to the engine",
+        ),
+        (
+            pool("engine: {ca_file: engine.key}"),
+            "11:23: pools[0].engine.ca_file: the file \"engine.key\" holds no certificates in PEM",
+        ),
+        (
+            pool("engine: {headers: {host: x}}"),
+            "11:24: pools[0].engine.headers.host: the header \"host\" cannot be set here",
+        ),
+        (
+            pool("engine: {headers: {x-a: \"a\\nSECRET\"}}"),
+            "11:29: pools[0].engine.headers.x-a: the value cannot be sent in a header",
+        ),
+        (
+            pool("health: {path: health}"),
+            "11:20: pools[0].health.path: \"health\" is no path; write a path that begins with /",
+        ),
+        (pool("breaker: {faults: 0}"), "11:23: pools[0].breaker.faults: 0 is out of range"),
+        (
+            pool("retries: {share: 2}"),
+            "11:22: pools[0].retries.share: 2 is no share; it is a share: did you mean 0.02?",
+        ),
+        (pool("cool_down: {default: 2m}"), "11:16: pools[0].cool_down: default is longer than max"),
+        (
+            pool("inject: {continuous_usage: true, usage: false}"),
+            "11:32: pools[0].inject.continuous_usage: it needs `usage`",
+        ),
+        (
+            pool("engine: {kind: sglang}\n    inject: {continuous_usage: true}"),
+            "12:32: pools[0].inject.continuous_usage: only engines of kind vllm know it",
+        ),
+        // routes and models
+        (
+            and("routes: [{model: a, pools: mian}, {model: \"*\", pools: main}]"),
+            "12:28: routes[0].pools: the pool \"mian\" is not defined; did you mean main?",
+        ),
+        (
+            and("routes: [{model: a, class: zz, pools: main}, {model: \"*\", pools: main}]"),
+            "12:28: routes[0].class: the class \"zz\" is not defined",
+        ),
+        (and("routes: []"), "12:9: routes: is an empty list; add at least one"),
+        (
+            and("routes: [{model: \"*\", pools: main}, {model: a-*, pools: main}]"),
+            "12:45: routes[1].model: \"a-*\" is never reached: routes[0] takes it before; put the narrower route first",
+        ),
+        (
+            and("routes: [{model: \"*\", class: chat, pools: main}]"),
+            "4:16: slo_classes[1].slo_class: no route serves the class \"batch\"",
+        ),
+        (
+            and("routes: [{model: other, pools: main}, {model: \"*\", pools: main}]"),
+            "12:18: routes[0].model: the name \"other\" has a meaning of its own",
+        ),
+        (
+            and("models: {aliases: {a: a}}\nroutes: [{model: \"*\", pools: main}]"),
+            "12:20: models.aliases.a: the alias \"a\" leads back to itself",
+        ),
+        (
+            and("models: {aliases: {\"a*\": b}}"),
+            "12:20: models.aliases.a*: \"a*\" is a pattern; an alias leads from one name to one name",
+        ),
+        (
+            and("models: {aliases: {a: b}}\nroutes: [{model: c, pools: main}]"),
+            "12:23: models.aliases.a: no route takes the model \"b\"",
+        ),
+        (
+            and("models: {aliases: {a: b}}\nroutes: [{model: a, pools: main}, {model: \"*\", pools: main}]"),
+            "13:18: routes[0].model: \"a\" is never reached: it is an alias of b",
+        ),
+        // tenants
+        (tenants("  []"), "13:3: tenants: is an empty list; add at least one"),
+        (tenants("  - {tenant: a}"), "13:5: tenants[0]: the tenant has no key, so nobody can ask as it"),
+        (
+            tenants("  - {tenant: a, keys: [{blake3: \"sk-CANARY1\"}]}"),
+            "13:33: tenants[0].keys[0].blake3: is not a BLAKE3 hash of 64 hexadecimal digits; make a key and its hash with `goodput key new`",
+        ),
+        (
+            tenants("  - {tenant: a, keys: [{blake3: 12345}]}"),
+            "13:33: tenants[0].keys[0].blake3: is a number; write it in quotes",
+        ),
+        (
+            tenants("  - {tenant: a, keys_file: bad.keys}"),
+            "13:28: tenants[0].keys_file: line 1 of \"bad.keys\" does not begin with a BLAKE3 hash",
+        ),
+        (tenants("  - {tenant: a, keys_file: empty}"), "13:28: tenants[0].keys_file: the file \"empty\" holds no key"),
+        (
+            tenants(&format!("{}\n{}", key(""), key("").replace("tenant: a", "tenant: b"))),
+            "14:33: tenants[1].keys[0].blake3: the same key stands twice, first at tenants[0].keys[0].blake3 (line 13)",
+        ),
+        (
+            tenants(&format!("{}\n  - {{tenant: a, keys: [{{blake3: \"{}\"}}]}}", key(""), hash("k2"))),
+            "14:14: tenants[1].tenant: the tenant \"a\" is defined twice, first on line 13",
+        ),
+        (
+            tenants(&format!(
+                "  - {{tenant: a, keys: [{{label: x, blake3: \"{blake}\"}}, {{label: x, blake3: \"{}\"}}]}}",
+                hash("k2")
+            )),
+            "13:131: tenants[0].keys[1].blake3: the label \"x\" stands twice in this tenant",
+        ),
+        (
+            tenants(&key("").replace("keys:", "classes: [caht], keys:")),
+            "13:27: tenants[0].classes[0]: the class \"caht\" is not defined; did you mean chat?",
+        ),
+        (tenants(&key("").replace("keys:", "classes: [], keys:")), "13:26: tenants[0].classes: is an empty list"),
+        (
+            tenants(&key("").replace("tenant: a", "tenant: other")),
+            "13:14: tenants[0].tenant: the name \"other\" has a meaning of its own",
+        ),
+        // not built yet
+        (
+            pool("balance: prefix_affinity"),
+            "11:14: pools[0].balance: \"prefix_affinity\" is not available yet; write one of: least_work, round_robin",
+        ),
+        (pool("balance: session_affinity"), "11:14: pools[0].balance: \"session_affinity\" is not available yet"),
+        (
+            pool("max_concurrency_per_engine: auto"),
+            "11:33: pools[0].max_concurrency_per_engine: not available yet; remove the key",
+        ),
+        (pool("engine: {priority_scheduling: true}"), "11:35: pools[0].engine.priority_scheduling: not available yet"),
+        (class("queue: {max_wait: 300ms}"), "3:12: slo_classes[0].queue: not available yet"),
+        (class("degrade: []"), "3:14: slo_classes[0].degrade: not available yet"),
+        (tenants(&key("").replace("keys:", "limits: {}, keys:")), "13:25: tenants[0].limits: not available yet"),
+        (
+            tenants(&key("").replace("keys:", "when_over_limit: reject, keys:")),
+            "13:34: tenants[0].when_over_limit: not available yet",
+        ),
+        (and("limits_store: memory"), "12:15: limits_store: not available yet"),
+        (and("telemetry: {otlp: {endpoint: x}}"), "12:19: telemetry.otlp: not available yet"),
+        (and("telemetry: {journal: {path: x}}"), "12:22: telemetry.journal: not available yet"),
+        // no YAML, no settings
+        ("a: [1".into(), "not readable as YAML"),
+        (String::new(), "1:1: is empty; write a mapping with the keys of this block"),
+        ("- a\n- b\n".into(), "1:1: is a list; write a mapping with the keys of this block"),
+    ];
+    let mut wrong = Vec::new();
+    for (text, expected) in table {
+        let found = problems(&text);
+        if !(found.len() == 1 && found[0].contains(expected)) {
+            wrong.push(format!("expected {expected}\n   found {found:#?}\n in\n{text}"));
+        }
+        let all = found.concat();
+        assert!(!all.contains("CANARY") || all.contains("bad.keys"), "{all}");
+        assert!(!all.contains("SECRET"), "{all}");
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n\n"));
+}
+
+#[test]
+fn all_problems_are_told_at_once_in_the_order_of_the_file() {
+    let text = "
+listen: {address: nowhere}
+slo_classes:
+  - slo_class: chat
+    objectives: {ttft_seconds: {threshold: 0, attainment: 2}}
+    joint_attainment_target: 0
+default_class: caht
+clasify: []
+pools:
+  - {pool: p, engines: [{url: http//e}], balance: fair}
+";
+    let lines: Vec<u64> = load(text, &made()).unwrap_err().iter().map(|problem| problem.line).collect();
+    assert_eq!(lines, [2, 5, 5, 6, 7, 8, 10, 10]);
+}
+
+#[test]
+fn one_fault_is_not_told_again_where_it_is_referred_to() {
+    // The pool is faulty, but its name is known to the routes.
+    let text = changed("{url: http://e:1}", "{url: \"\"}") + "routes: [{model: \"*\", pools: main}]\n";
+    assert_eq!(problems(&text).len(), 1);
+    let text = changed(
+        "joint_attainment_target: 0.9\n  - slo_class: batch",
+        "joint_attainment_target: x\n  - slo_class: batch",
+    );
+    assert_eq!(problems(&text).len(), 1);
+}
+
+#[test]
+fn what_nothing_leads_to_is_a_note() {
+    let settings = good(&changed("classify:\n  - {class: batch, when: {stream: false}}\n", ""));
+    assert_eq!(settings.notes.len(), 1);
+    assert!(settings.notes[0].to_string().contains("no rule leads to the class \"batch\""));
+    let late = class("timeouts: {first_token: 5s, idle: 5s}\n    keepalive_seconds: 15");
+    assert!(good(&late).notes[0].to_string().contains("no comment is ever sent"));
+}
+
+#[test]
+fn a_later_rule_for_another_class_is_reached_by_tenants_who_may_not_use_the_first() {
+    let two = rule("{}}\n  - {class: chat, when: {stream: true}");
+    let tenant = format!("tenants:\n  - {{tenant: a, classes: chat, keys: [{{blake3: \"{}\"}}]}}\n", hash("k"));
+    assert_eq!(problems(&two).len(), 1);
+    assert_eq!(problems(&(two + &tenant)), Vec::<String>::new());
+}
+
+// ---- the schema and the walk --------------------------------------------------------------
+
+/// Every block of the schema, with the way to one of its instances.
+fn blocks(schema: &serde_json::Value) -> Vec<(Vec<String>, Vec<String>)> {
+    fn resolve<'a>(root: &'a serde_json::Value, node: &'a serde_json::Value) -> &'a serde_json::Value {
+        match node.get("$ref").and_then(|to| to.as_str()) {
+            Some(to) => root.pointer(to.trim_start_matches('#')).unwrap(),
+            None => node,
+        }
+    }
+    fn walk(
+        root: &serde_json::Value,
+        node: &serde_json::Value,
+        way: &[String],
+        found: &mut Vec<(Vec<String>, Vec<String>)>,
+    ) {
+        let node = resolve(root, node);
+        let step = |step: &str| [way, &[step.to_owned()]].concat();
+        for option in node.get("anyOf").and_then(|list| list.as_array()).into_iter().flatten() {
+            walk(root, option, way, found);
+        }
+        if let Some(items) = node.get("items") {
+            walk(root, items, &step("[]"), found);
+        }
+        if let Some(each) = node.get("additionalProperties").filter(|each| each.is_object()) {
+            walk(root, each, &step("any"), found);
+        }
+        if let Some(properties) = node.get("properties").and_then(|map| map.as_object()) {
+            found.push((way.to_vec(), properties.keys().cloned().collect()));
+            for (key, value) in properties {
+                walk(root, value, &step(key), found);
+            }
+        }
+    }
+    let mut found = Vec::new();
+    walk(schema, schema, &[], &mut found);
+    found
+}
+
+/// A document with `inner` at the end of a way.
+fn at_the_end(way: &[String], inner: &str) -> String {
+    way.iter().rev().fold(inner.to_owned(), |inside, step| match step.as_str() {
+        "[]" => format!("[{inside}]"),
+        key => format!("{{{key}: {inside}}}"),
+    })
+}
+
+#[test]
+fn the_schema_and_the_walk_know_the_same_keys() {
+    let blocks = blocks(&schema());
+    assert!(blocks.len() > 30, "{}", blocks.len());
+    let unknown = |text: &str| problems(text).iter().any(|problem| problem.contains("unknown key"));
+    for (way, keys) in &blocks {
+        for key in keys {
+            assert!(!unknown(&at_the_end(way, &format!("{{{key}: ~}}"))), "{way:?} {key}");
+            assert!(unknown(&at_the_end(way, &format!("{{{key}x: ~}}"))), "{way:?} {key}x");
+        }
+        // The walk names all keys of a block when it meets one that is like none of them.
+        let named = problems(&at_the_end(way, "{qqqqqqqqqqqqqqqqqqqqqqqqqqqqqqq: 1}"));
+        let expected = format!("the keys here are: {}", in_order_of_file(&named, keys));
+        assert!(named.iter().any(|problem| problem.contains(&expected)), "{way:?} {named:?}");
+    }
+}
+
+/// The keys of a problem's list, if they are just these keys.
+fn in_order_of_file(problems: &[String], keys: &[String]) -> String {
+    let list = problems.iter().find_map(|problem| problem.split("the keys here are: ").nth(1)).unwrap();
+    let mut found: Vec<&str> = list.split(", ").collect();
+    let order = found.join(", ");
+    found.sort_unstable();
+    let mut keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+    keys.sort_unstable();
+    assert_eq!(found, keys);
+    order
+}
+
+#[test]
+fn every_key_of_the_schema_is_described() {
+    fn all_described(node: &serde_json::Value) {
+        if let Some(properties) = node.get("properties").and_then(|map| map.as_object()) {
+            for (key, value) in properties {
+                let text = value.get("description").and_then(|text| text.as_str()).unwrap_or("");
+                assert!(text.len() > 3, "{key}");
+            }
+        }
+        match node {
+            serde_json::Value::Object(map) => map.values().for_each(all_described),
+            serde_json::Value::Array(list) => list.iter().for_each(all_described),
+            _ => {}
+        }
+    }
+    all_described(&schema());
+}
+
+/// Keys without a function are in the schema, but accept nothing.
+#[test]
+fn keys_without_a_function_accept_nothing() {
+    let schema = schema();
+    assert_eq!(schema.pointer("/properties/limits_store/not"), Some(&serde_json::json!({})));
+}
+
+#[test]
+fn every_key_is_used_by_the_full_example_or_has_no_function_yet() {
+    let text = include_str!("../../config/goodput.yaml");
+    let schema = schema().to_string();
+    let later: Vec<&str> = vec![
+        "limits_store",
+        "queue",
+        "degrade",
+        "max_concurrency_per_engine",
+        "priority_scheduling",
+        "limits",
+        "when_over_limit",
+        "otlp",
+        "journal",
+    ];
+    assert!(schema.contains("limits_store"));
+    for (way, keys) in blocks(&super::schema()) {
+        for key in keys.iter().filter(|key| !later.contains(&key.as_str())) {
+            assert!(text.contains(&format!("{key}:")), "{way:?} {key}");
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    #[test]
+    fn no_text_breaks_the_reading(text in "[a-z_:\\[\\]{} \\n\"0-9.$*&-]{0,80}") {
+        let _ = load(&text, &made_empty());
+    }
+
+    /// A good file with a piece cut out loads or says why not, and every problem has a place.
+    #[test]
+    fn a_mangled_file_is_told_with_places(at in 0usize..6000, length in 1usize..30, with in "[a-z:\\[\\]{} \\n~0-9]{0,6}") {
+        let good = include_str!("../../config/goodput.yaml");
+        let at = at.min(good.len() - 1);
+        let end = (at + length).min(good.len());
+        prop_assume!(good.is_char_boundary(at) && good.is_char_boundary(end));
+        let text = format!("{}{}{}", &good[..at], with, &good[end..]);
+        if let Err(problems) = load(&text, &made_empty()) {
+            prop_assert!(!problems.is_empty());
+            let lines = text.lines().count() as u64 + 1;
+            for problem in problems {
+                prop_assert!((1..=lines).contains(&problem.line) && problem.column >= 1, "{:?}", problem);
+                prop_assert!(!problem.message.is_empty() && !problem.way_out.is_empty());
+            }
+        }
+    }
+}
+
+fn made_empty() -> Made {
+    Made::default()
+}

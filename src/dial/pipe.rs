@@ -141,3 +141,31 @@ impl Dial for PipeDial {
         Box::pin(async move { found.ok_or_else(|| io::ErrorKind::NotFound.into()) })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    use super::*;
+    use crate::dial::{Scheme, is_refusal};
+
+    #[tokio::test]
+    async fn an_imaginary_address_listens_fails_or_refuses() {
+        let network = PipeDial::new();
+        let to = EngineAddress { scheme: Scheme::Http, host: "e".into(), port: 1, base: "".into(), name: None };
+        assert!(is_refusal(&network.dial(&to, None).await.err().unwrap()));
+        let mut listener = network.listen("e:1");
+        let mut ours = network.dial(&to, None).await.unwrap();
+        ours.write_all(b"hi").await.unwrap();
+        let mut theirs = listener.accept().await;
+        let mut bytes = [0; 2];
+        theirs.read_exact(&mut bytes).await.unwrap();
+        assert_eq!(&bytes, b"hi");
+        network.fail("e:1", io::ErrorKind::HostUnreachable);
+        assert!(!is_refusal(&network.dial(&to, None).await.err().unwrap()));
+        assert_eq!(network.dials("e:1"), 3);
+        assert!(network.look_up("svc", 1).await.is_err());
+        network.name("svc", &[IpAddr::from([10, 0, 0, 1])]);
+        assert_eq!(network.look_up("svc", 1).await.unwrap(), [IpAddr::from([10, 0, 0, 1])]);
+    }
+}

@@ -175,17 +175,32 @@ impl Relay {
     }
 
     /// Holds the answer until it speaks: its first token, its finish, 64 KiB of preamble, or
-    /// the end of the class's patience. An answer that is no event stream speaks at once.
+    /// the end of the class's patience; for an answer that is no event stream, its first bytes.
     ///
     /// # Errors
     /// [`Mute`] where it will not.
     pub async fn hold(&mut self) -> Result<(), Mute> {
-        if self.parts.reader != Reader::Events {
+        if !self.streams() {
             self.parts.deadlines.token_came();
             self.parts.deadlines.heard(self.parts.clock.now(), self.parts.timeouts.idle);
-            return Ok(());
+            return std::future::poll_fn(|cx| self.poll_first_bytes(cx)).await;
         }
         std::future::poll_fn(|cx| self.poll_hold(cx)).await
+    }
+
+    /// An answer that is no event stream: its head is not worth relaying before its framing has
+    /// shown that a body follows.
+    fn poll_first_bytes(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Mute>> {
+        Poll::Ready(match ready!(self.poll_engine(cx)) {
+            Heard::Broken | Heard::NoStream(_) => Err(Mute::Broken),
+            Heard::Due(Due::Limit(limit)) => Err(Mute::TimedOut(limit)),
+            Heard::Cut => Err(Mute::Drained),
+            Heard::Clean => {
+                self.engine = Engine::Over;
+                Ok(())
+            }
+            Heard::Bytes | Heard::Due(Due::Hold | Due::Keepalive) => Ok(()),
+        })
     }
 
     fn poll_hold(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Mute>> {
@@ -279,6 +294,10 @@ impl Relay {
     /// The next bytes for the client.
     pub(super) fn poll_bytes(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Abnormal>>> {
         loop {
+            // Before the last bytes are given: a body of known length is not polled again.
+            if matches!(self.engine, Engine::Over) && self.observer.is_some() {
+                self.finish_clean();
+            }
             if let Some(bytes) = self.ready.pop_front() {
                 self.ready_bytes -= bytes.len();
                 self.gave = true;
@@ -290,15 +309,11 @@ impl Relay {
             if self.observer.is_none() {
                 return Poll::Ready(None);
             }
-            if matches!(self.engine, Engine::Over) {
-                self.finish_clean();
-                continue;
-            }
             match ready!(self.poll_engine(cx)) {
                 Heard::Bytes => {}
                 Heard::Clean => {
                     self.take_tail();
-                    self.finish_clean();
+                    self.engine = Engine::Over;
                 }
                 Heard::Broken => self.fail(Ending::Broken, &Refusal::StreamIncomplete),
                 Heard::NoStream(refusal) => {
@@ -322,12 +337,14 @@ impl Relay {
     }
 
     /// Bytes left to give, where the framing of a body that is no event stream tells.
-    pub(super) fn size_hint(&self) -> SizeHint {
+    #[must_use]
+    pub fn size_hint(&self) -> SizeHint {
         let held = self.ready_bytes as u64;
         let left = match &self.engine {
             Engine::Speaking(engine) if !self.streams() => engine.size_hint().exact(),
             Engine::Speaking(_) | Engine::Opening(_) => None,
-            Engine::Over => self.observer.is_none().then_some(0),
+            Engine::Over if self.streams() => self.observer.is_none().then_some(0),
+            Engine::Over => Some(0),
         };
         left.map_or_else(SizeHint::default, |left| SizeHint::with_exact(left + held))
     }
@@ -357,7 +374,7 @@ impl Relay {
                     self.hear(bytes);
                     if whole {
                         self.take_tail();
-                        self.finish_clean();
+                        self.engine = Engine::Over;
                     }
                     return Poll::Ready(Heard::Bytes);
                 }

@@ -25,6 +25,11 @@ pub(super) enum Whole {
 }
 
 impl Kept {
+    /// A keeper for one body; its room is enough for names and numbers.
+    pub(super) fn new() -> Self {
+        Kept { text: Vec::with_capacity(64), ..Kept::default() }
+    }
+
     pub(super) fn begin(&mut self, most: usize) {
         self.text.clear();
         self.most = most;

@@ -17,13 +17,20 @@ impl Prefix {
 
     pub(super) fn push(&mut self, piece: &[u8]) {
         let room = LENGTH - self.0.len();
-        self.0.extend_from_slice(&piece[..piece.len().min(room)]);
+        let piece = &piece[..piece.len().min(room)];
+        if self.0.capacity() == 0 {
+            // Most prompts come in one piece, and then a few more.
+            self.0.reserve_exact((piece.len() + 64).min(LENGTH));
+        }
+        self.0.extend_from_slice(piece);
     }
 
     /// A text or token id ended: `ab`, `c` is another prompt than `a`, `bc`.
     pub(super) fn part(&mut self) {
-        // A byte that no UTF-8 text contains.
-        self.push(&[0xFF]);
+        if self.wants() {
+            // A byte that no UTF-8 text contains.
+            self.0.push(0xFF);
+        }
     }
 
     /// The hash; 0 only where there was no prompt.
@@ -31,20 +38,18 @@ impl Prefix {
         if self.0.is_empty() {
             return 0;
         }
-        let words = self.0.chunks(8).map(|chunk| {
-            let mut word = [0; 8];
-            word[..chunk.len()].copy_from_slice(chunk);
-            u64::from_le_bytes(word)
-        });
-        let hash = words.fold(self.0.len() as u64, |hash, word| fold(hash ^ word ^ 0xA076_1D64_78BD_642F));
-        fold(hash ^ 0xE703_7ED1_A0B4_28DB).max(1)
+        let (words, rest) = self.0.as_chunks::<8>();
+        let mut last = [0; 8];
+        last[..rest.len()].copy_from_slice(rest);
+        let words = words.iter().chain(std::iter::once(&last)).map(|word| u64::from_le_bytes(*word));
+        words.fold(self.0.len() as u64, |hash, word| fold(hash ^ word ^ 0xA076_1D64_78BD_642F)).max(1)
     }
 }
 
 /// Multiplies to 128 bits and folds the halves: every bit of the input reaches every bit of
 /// the result.
 fn fold(word: u64) -> u64 {
-    let product = u128::from(word).wrapping_mul(0x9E37_79B9_7F4A_7C15_F39C_C060_5CED_C835);
+    let product = u128::from(word) * 0x9E37_79B9_7F4A_7C15;
     (product as u64) ^ ((product >> 64) as u64)
 }
 
@@ -65,7 +70,7 @@ mod tests {
     #[test]
     fn the_hash_is_the_same_for_ever() {
         assert_eq!(hash(&[]), 0);
-        assert_eq!(hash(&["You are a helpful assistant."]), 6_011_537_762_054_865_907);
+        assert_eq!(hash(&["You are a helpful assistant."]), 9_421_006_706_151_689_517);
     }
 
     #[test]

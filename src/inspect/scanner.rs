@@ -133,7 +133,7 @@ impl Reader {
             priority_leads: false,
             purpose: Purpose::Nothing,
             scalar_at: 0,
-            kept: Kept::default(),
+            kept: Kept::new(),
             prefix: Prefix::default(),
             prompts: Vec::new(),
             prompt_ends: Vec::new(),
@@ -275,7 +275,7 @@ impl Reader {
             Member::Model if is_string => (Purpose::String, LONGEST_MODEL),
             Member::User if is_string => (Purpose::String, 0),
             Member::Effort if is_string && depth == 1 => (Purpose::String, LONGEST_NAME),
-            Member::Reasoning | Member::Thinking if is_string && self.inner == Inner::Effort => {
+            Member::Reasoning | Member::Thinking if is_string && matches!(self.inner, Inner::Effort) => {
                 (Purpose::String, LONGEST_NAME)
             }
             Member::Metadata if is_string && matches!(self.inner, Inner::Metadata(_)) => {
@@ -292,7 +292,7 @@ impl Reader {
                 (Purpose::Number, LONGEST_NAME)
             }
             _ if is_string && self.is_text() => (Purpose::Prompt, 0),
-            member if !is_string && member.takes_token_ids() && depth > 1 && self.inner == Inner::Element => {
+            member if !is_string && member.takes_token_ids() && depth > 1 && matches!(self.inner, Inner::Element) => {
                 (Purpose::TokenId, 0)
             }
             _ => (Purpose::Nothing, 0),

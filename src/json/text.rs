@@ -4,11 +4,14 @@
 /// whether all of it is ASCII.
 ///
 /// Long text is what bodies are made of, so it is looked at 32 bytes at a time (a loop that
-/// the compiler turns into vector code), then 8, and byte by byte only at the very end.
+/// the compiler turns into vector code); short runs between escapes are seen in one word;
+/// byte by byte go only the last few of a slice.
 pub(super) fn plain_run(bytes: &[u8]) -> (usize, bool) {
-    let mut seen = 0u8;
-    let mut len = 0;
-    while let Some(chunk) = bytes[len..].first_chunk::<32>() {
+    let mut run = Run { len: 0, high: 0 };
+    if run.stops_in_words(bytes, 2) {
+        return run.told();
+    }
+    while let Some(chunk) = bytes[run.len..].first_chunk::<32>() {
         let (mut stop, mut all) = (0u8, 0u8);
         for &byte in chunk {
             stop |= u8::from(is_stop(byte));
@@ -17,30 +20,45 @@ pub(super) fn plain_run(bytes: &[u8]) -> (usize, bool) {
         if stop != 0 {
             break;
         }
-        seen |= all;
-        len += 32;
+        run.high |= u64::from(all) & 0x80;
+        run.len += 32;
     }
-    while let Some(word) = bytes[len..].first_chunk::<8>() {
-        let word = u64::from_le_bytes(*word);
-        let stop = stops(word);
-        if stop == 0 {
-            seen |= if word & HIGH == 0 { 0 } else { 0x80 };
-            len += 8;
-            continue;
+    if !run.stops_in_words(bytes, usize::MAX) {
+        while let Some(&byte) = bytes.get(run.len).filter(|byte| !is_stop(**byte)) {
+            run.high |= u64::from(byte) & 0x80;
+            run.len += 1;
         }
-        let before = stop.trailing_zeros() / 8;
-        let kept = (1u64 << (8 * before)) - 1;
-        seen |= if word & kept & HIGH == 0 { 0 } else { 0x80 };
-        return (len + before as usize, seen < 0x80);
     }
-    while let Some(&byte) = bytes.get(len) {
-        if is_stop(byte) {
-            break;
+    run.told()
+}
+
+struct Run {
+    len: usize,
+    /// Not zero if a byte had its highest bit set.
+    high: u64,
+}
+
+impl Run {
+    /// Looks at up to `most` words; whether the run ends in one of them.
+    fn stops_in_words(&mut self, bytes: &[u8], most: usize) -> bool {
+        for word in bytes[self.len..].chunks_exact(8).take(most) {
+            let word = word.first_chunk().map_or(0, |word| u64::from_le_bytes(*word));
+            let stop = stops(word);
+            if stop != 0 {
+                let before = stop.trailing_zeros() / 8;
+                self.high |= word & ((1 << (8 * before)) - 1) & HIGH;
+                self.len += before as usize;
+                return true;
+            }
+            self.high |= word & HIGH;
+            self.len += 8;
         }
-        seen |= byte;
-        len += 1;
+        false
     }
-    (len, seen < 0x80)
+
+    const fn told(&self) -> (usize, bool) {
+        (self.len, self.high == 0)
+    }
 }
 
 const fn is_stop(byte: u8) -> bool {

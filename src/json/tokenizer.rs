@@ -23,9 +23,13 @@ pub struct Tokenizer {
     digits: u8,
     /// An escaped high surrogate that waits for its other half; 0 if none.
     high: u16,
+    /// Where in a number we are.
+    number: Digits,
     /// The word that is being read, and how much of it has come.
     literal: Literal,
     matched: u8,
+    /// The fault that was found, if one was.
+    broken: Option<Broken>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,11 +55,11 @@ enum State {
     /// Inside the four digits behind `\u`.
     Unit,
     /// Inside a number.
-    Number(Digits),
+    Number,
     /// Inside `true`, `false` or `null`.
     Word,
     /// A fault was found; nothing more is read.
-    Broken(Broken),
+    Broken,
 }
 
 /// Where in a number we are.
@@ -97,6 +101,11 @@ impl Digits {
         })
     }
 
+    /// Whether a digit leads nowhere else.
+    const fn repeats(self) -> bool {
+        matches!(self, Digits::Integer | Digits::Fraction | Digits::Power)
+    }
+
     /// Whether a number may end here.
     const fn is_whole(self) -> bool {
         matches!(self, Digits::Zero | Digits::Integer | Digits::Fraction | Digits::Power)
@@ -136,8 +145,8 @@ impl Nests {
     }
 }
 
-/// A fault at an index of the current slice.
-type Fault = (usize, &'static str);
+/// A fault was found and noted. Holds nothing, so that the way without one is short.
+struct Stop;
 
 impl Default for Tokenizer {
     fn default() -> Self {
@@ -160,8 +169,10 @@ impl Tokenizer {
             unit: 0,
             digits: 0,
             high: 0,
+            number: Digits::Start,
             literal: Literal::Null,
             matched: 0,
+            broken: None,
         }
     }
 
@@ -175,7 +186,7 @@ impl Tokenizer {
         while i < bytes.len() {
             match self.step(bytes, i, sink) {
                 Ok(next) => i = next,
-                Err((at, what)) => return Err(self.fail(self.before + at, what)),
+                Err(Stop) => return self.broken.map_or(Ok(()), Err),
             }
         }
         self.before += bytes.len();
@@ -189,11 +200,11 @@ impl Tokenizer {
     /// [`Broken`] where the value is not whole.
     pub fn finish<S: Sink>(&mut self, sink: &mut S) -> Result<(), Broken> {
         match self.state {
-            State::Broken(broken) => return Err(broken),
-            State::Number(digits) if digits.is_whole() && self.nests.depth == 0 => self.end_number(0, sink),
-            _ => {}
+            State::Number if self.number.is_whole() && self.nests.depth == 0 => self.end_number(0, sink),
+            State::Done | State::Broken => {}
+            _ => drop(self.stop(0, "the text ends too early")),
         }
-        if self.state == State::Done { Ok(()) } else { Err(self.fail(self.before, "the text ends too early")) }
+        self.broken.map_or(Ok(()), Err)
     }
 
     /// Bytes read so far.
@@ -214,67 +225,93 @@ impl Tokenizer {
         self.nests.outer.capacity() * size_of::<u64>()
     }
 
-    fn fail(&mut self, at: usize, what: &'static str) -> Broken {
-        let broken = match self.state {
-            State::Broken(earlier) => earlier,
-            _ => Broken { at, what },
-        };
-        self.state = State::Broken(broken);
-        broken
+    /// Notes a fault at an index of the current slice.
+    #[cold]
+    fn stop(&mut self, i: usize, what: &'static str) -> Stop {
+        self.state = State::Broken;
+        self.broken.get_or_insert(Broken { at: self.before + i, what });
+        Stop
     }
 
     /// Reads on from index `i`, at least to the end of one token or piece, and says where.
-    fn step<S: Sink>(&mut self, bytes: &[u8], i: usize, sink: &mut S) -> Result<usize, Fault> {
+    fn step<S: Sink>(&mut self, bytes: &[u8], i: usize, sink: &mut S) -> Result<usize, Stop> {
+        let byte = bytes[i];
         match self.state {
             State::Text => self.text(bytes, i, sink),
-            State::Escape => self.escape(bytes[i], i, sink),
-            State::Unit => self.unit(bytes[i], i, sink),
-            State::Number(digits) => self.number(digits, bytes, i, sink),
-            State::Word => self.word(bytes[i], i, sink),
-            State::Broken(broken) => Err((i, broken.what)),
-            _ => match bytes[i] {
-                b' ' | b'\t' | b'\n' | b'\r' => Ok(i + 1),
-                byte => self.structure(byte, i, sink),
-            },
+            State::Number => self.number(self.number, bytes, i, sink),
+            State::Next => self.next(byte, i, sink),
+            State::Value => self.value(bytes, i, sink),
+            State::FirstElement if byte == b']' => self.close(Nest::Array, i, sink),
+            State::FirstElement => self.value(bytes, i, sink),
+            State::FirstKey if byte == b'}' => self.close(Nest::Object, i, sink),
+            State::FirstKey | State::NextKey => self.key(byte, i, sink),
+            State::Colon => self.colon(byte, i),
+            State::Escape => self.escape(byte, i, sink),
+            State::Unit => self.unit(byte, i, sink),
+            State::Word => self.word(byte, i, sink),
+            State::Done if is_space(byte) => Ok(i + 1),
+            State::Done => Err(self.stop(i, "data behind the value")),
+            State::Broken => Err(Stop),
         }
     }
 
-    /// Everything between scalars.
-    fn structure<S: Sink>(&mut self, byte: u8, i: usize, sink: &mut S) -> Result<usize, Fault> {
-        match (self.state, byte) {
-            (State::Next, b',') => {
+    fn next<S: Sink>(&mut self, byte: u8, i: usize, sink: &mut S) -> Result<usize, Stop> {
+        match byte {
+            b',' => {
                 let in_object = self.nests.innermost() == Some(Nest::Object);
                 self.state = if in_object { State::NextKey } else { State::Value };
             }
-            (State::Colon, b':') => self.state = State::Value,
-            (State::FirstKey | State::NextKey, b'"') => self.begin_string(Scalar::Key, i, sink),
-            (State::FirstKey | State::Next, b'}') => self.close(Nest::Object, i, sink)?,
-            (State::FirstElement | State::Next, b']') => self.close(Nest::Array, i, sink)?,
-            (State::Value | State::FirstElement, _) => return self.value(byte, i, sink),
-            (State::Done, _) => return Err((i, "data behind the value")),
-            (State::NextKey, b'}') => return Err((i, "a comma with nothing behind it")),
-            (State::FirstKey | State::NextKey, _) => return Err((i, "a key in double quotes must stand here")),
-            (State::Colon, _) => return Err((i, "a colon must stand here")),
-            _ => return Err((i, "a comma or a closing bracket must stand here")),
+            b'}' => return self.close(Nest::Object, i, sink),
+            b']' => return self.close(Nest::Array, i, sink),
+            _ if is_space(byte) => {}
+            _ => return Err(self.stop(i, "a comma or a closing bracket must stand here")),
         }
         Ok(i + 1)
     }
 
-    fn value<S: Sink>(&mut self, byte: u8, i: usize, sink: &mut S) -> Result<usize, Fault> {
+    fn key<S: Sink>(&mut self, byte: u8, i: usize, sink: &mut S) -> Result<usize, Stop> {
+        match byte {
+            b'"' => self.begin_string(Scalar::Key, i, sink),
+            _ if is_space(byte) => {}
+            b'}' => return Err(self.stop(i, "a comma with nothing behind it")),
+            _ => return Err(self.stop(i, "a key in double quotes must stand here")),
+        }
+        Ok(i + 1)
+    }
+
+    fn colon(&mut self, byte: u8, i: usize) -> Result<usize, Stop> {
+        match byte {
+            b':' => self.state = State::Value,
+            _ if is_space(byte) => {}
+            _ => return Err(self.stop(i, "a colon must stand here")),
+        }
+        Ok(i + 1)
+    }
+
+    fn value<S: Sink>(&mut self, bytes: &[u8], i: usize, sink: &mut S) -> Result<usize, Stop> {
+        let byte = bytes[i];
         match byte {
             b'"' => self.begin_string(Scalar::String, i, sink),
             b'{' => self.open(Nest::Object, i, sink),
             b'[' => self.open(Nest::Array, i, sink),
             b'-' | b'0'..=b'9' => {
                 self.begin(Scalar::Number, i, sink);
-                self.state = State::Number(Digits::Start);
-                return Ok(i);
+                // Nearly all numbers are short integers that the slice holds whole.
+                let Some(past) = whole_integer(bytes, i) else {
+                    return self.number(Digits::Start, bytes, i, sink);
+                };
+                if self.is_read {
+                    sink.piece(&bytes[i..past]);
+                }
+                self.end_number(past, sink);
+                return Ok(past);
             }
             b't' => self.begin_word(Literal::True),
             b'f' => self.begin_word(Literal::False),
             b'n' => self.begin_word(Literal::Null),
-            0xEF | 0xFE | 0xFF if self.before + i == 0 => return Err((i, "a byte-order mark")),
-            _ => return Err((i, "a value must stand here")),
+            _ if is_space(byte) => {}
+            0xEF | 0xFE | 0xFF if self.before + i == 0 => return Err(self.stop(i, "a byte-order mark")),
+            _ => return Err(self.stop(i, "a value must stand here")),
         }
         Ok(i + 1)
     }
@@ -292,9 +329,9 @@ impl Tokenizer {
         self.state = if nest == Nest::Object { State::FirstKey } else { State::FirstElement };
     }
 
-    fn close<S: Sink>(&mut self, nest: Nest, i: usize, sink: &mut S) -> Result<(), Fault> {
+    fn close<S: Sink>(&mut self, nest: Nest, i: usize, sink: &mut S) -> Result<usize, Stop> {
         if self.nests.innermost() != Some(nest) {
-            return Err((i, "the wrong closing bracket"));
+            return Err(self.stop(i, "the wrong closing bracket"));
         }
         self.nests.pop();
         if self.muted_at == Some(self.nests.depth) {
@@ -304,7 +341,7 @@ impl Tokenizer {
             sink.close(nest, self.before + i + 1, self.nests.depth);
         }
         self.behind_value();
-        Ok(())
+        Ok(i + 1)
     }
 
     fn behind_value(&mut self) {
@@ -328,42 +365,96 @@ impl Tokenizer {
         self.state = State::Text;
     }
 
-    /// Text up to the next quote or backslash, in one piece.
-    fn text<S: Sink>(&mut self, bytes: &[u8], from: usize, sink: &mut S) -> Result<usize, Fault> {
+    /// Text up to its end, to the end of the slice, or to an escape that the slice cuts.
+    fn text<S: Sink>(&mut self, bytes: &[u8], from: usize, sink: &mut S) -> Result<usize, Stop> {
+        let mut i = from;
+        if !self.utf8.is_whole() {
+            i = self.rest_of_character(bytes, i, sink)?;
+        }
+        loop {
+            let (len, is_ascii) = plain_run(&bytes[i..]);
+            let run = &bytes[i..i + len];
+            if !is_ascii {
+                self.check_utf8(run, i, i + len == bytes.len())?;
+            }
+            if len > 0 && self.is_read {
+                self.settle_surrogate(sink);
+                sink.piece(run);
+            }
+            i += len;
+            match bytes.get(i) {
+                None => return Ok(i),
+                Some(b'"') => {
+                    self.end_string(i + 1, sink);
+                    return Ok(i + 1);
+                }
+                Some(b'\\') => match self.whole_escape(&bytes[i + 1..], sink) {
+                    0 => {
+                        self.state = State::Escape;
+                        return Ok(i + 1);
+                    }
+                    length => i += 1 + length,
+                },
+                Some(_) => return Err(self.stop(i, "a control character inside a string")),
+            }
+        }
+    }
+
+    /// The bytes of a character that an earlier slice began.
+    fn rest_of_character<S: Sink>(&mut self, bytes: &[u8], from: usize, sink: &mut S) -> Result<usize, Stop> {
         let mut i = from;
         while !self.utf8.is_whole() && i < bytes.len() {
             if !self.utf8.step(bytes[i]) {
-                return Err((i, "invalid UTF-8"));
+                return Err(self.stop(i, "invalid UTF-8"));
             }
             i += 1;
         }
-        let (len, is_ascii) = plain_run(&bytes[i..]);
-        if !is_ascii {
-            self.check_utf8(&bytes[i..i + len], i, i + len == bytes.len())?;
-        }
-        i += len;
-        if self.is_read && from < i {
-            self.settle_surrogate(sink);
+        if self.is_read {
             sink.piece(&bytes[from..i]);
         }
-        match bytes.get(i) {
-            None => return Ok(i),
-            Some(b'"') => self.end_string(i + 1, sink),
-            Some(b'\\') => self.state = State::Escape,
-            Some(_) => return Err((i, "a control character inside a string")),
-        }
-        Ok(i + 1)
+        Ok(i)
     }
 
     /// Checks a run; a character that is cut by the end of the slice is remembered.
-    fn check_utf8(&mut self, run: &[u8], at: usize, may_be_cut: bool) -> Result<(), Fault> {
+    fn check_utf8(&mut self, run: &[u8], at: usize, may_be_cut: bool) -> Result<(), Stop> {
         let Err(error) = std::str::from_utf8(run) else { return Ok(()) };
         for (index, &byte) in run.iter().enumerate().skip(error.valid_up_to()) {
             if !self.utf8.step(byte) {
-                return Err((at + index, "invalid UTF-8"));
+                return Err(self.stop(at + index, "invalid UTF-8"));
             }
         }
-        if may_be_cut { Ok(()) } else { Err((at + run.len(), "invalid UTF-8")) }
+        if may_be_cut { Ok(()) } else { Err(self.stop(at + run.len(), "invalid UTF-8")) }
+    }
+
+    /// The escape behind a backslash, if all of it is in the slice and right: its length.
+    /// Else 0, and it is read byte by byte.
+    fn whole_escape<S: Sink>(&mut self, behind: &[u8], sink: &mut S) -> usize {
+        match behind {
+            [b'u', digits @ ..] => {
+                let Some(unit) = digits.first_chunk().and_then(four_digits) else { return 0 };
+                if self.is_read {
+                    self.unit = unit;
+                    self.take_unit(sink);
+                }
+                5
+            }
+            [byte, ..] => {
+                let decoded = UNESCAPED[usize::from(*byte)];
+                if decoded == 0 {
+                    return 0;
+                }
+                self.short_escape(decoded, sink);
+                1
+            }
+            [] => 0,
+        }
+    }
+
+    fn short_escape<S: Sink>(&mut self, decoded: u8, sink: &mut S) {
+        if self.is_read {
+            self.settle_surrogate(sink);
+            sink.piece(&[decoded]);
+        }
     }
 
     fn end_string<S: Sink>(&mut self, past: usize, sink: &mut S) {
@@ -379,37 +470,27 @@ impl Tokenizer {
         }
     }
 
-    fn escape<S: Sink>(&mut self, byte: u8, i: usize, sink: &mut S) -> Result<usize, Fault> {
-        let decoded = match byte {
-            b'"' | b'\\' | b'/' => byte,
-            b'b' => 0x08,
-            b'f' => 0x0C,
-            b'n' => b'\n',
-            b'r' => b'\r',
-            b't' => b'\t',
-            b'u' => {
-                (self.unit, self.digits) = (0, 0);
-                self.state = State::Unit;
-                return Ok(i + 1);
-            }
-            _ => return Err((i, "an unknown escape")),
-        };
-        if self.is_read {
-            self.settle_surrogate(sink);
-            sink.piece(&[decoded]);
+    fn escape<S: Sink>(&mut self, byte: u8, i: usize, sink: &mut S) -> Result<usize, Stop> {
+        if byte == b'u' {
+            (self.unit, self.digits) = (0, 0);
+            self.state = State::Unit;
+            return Ok(i + 1);
         }
-        self.state = State::Text;
-        Ok(i + 1)
+        match UNESCAPED[usize::from(byte)] {
+            0 => Err(self.stop(i, "an unknown escape")),
+            decoded => {
+                self.short_escape(decoded, sink);
+                self.state = State::Text;
+                Ok(i + 1)
+            }
+        }
     }
 
-    fn unit<S: Sink>(&mut self, byte: u8, i: usize, sink: &mut S) -> Result<usize, Fault> {
-        let digit = match byte {
-            b'0'..=b'9' => byte - b'0',
-            b'a'..=b'f' => byte - b'a' + 10,
-            b'A'..=b'F' => byte - b'A' + 10,
-            _ => return Err((i, "four hexadecimal digits must follow \\u")),
+    fn unit<S: Sink>(&mut self, byte: u8, i: usize, sink: &mut S) -> Result<usize, Stop> {
+        let Some(digit) = digit(byte) else {
+            return Err(self.stop(i, "four hexadecimal digits must follow \\u"));
         };
-        self.unit = (self.unit << 4) | u16::from(digit);
+        self.unit = (self.unit << 4) | digit;
         self.digits += 1;
         if self.digits == 4 {
             if self.is_read {
@@ -451,21 +532,24 @@ impl Tokenizer {
         }
     }
 
-    fn number<S: Sink>(&mut self, mut digits: Digits, bytes: &[u8], from: usize, sink: &mut S) -> Result<usize, Fault> {
+    fn number<S: Sink>(&mut self, mut digits: Digits, bytes: &[u8], from: usize, sink: &mut S) -> Result<usize, Stop> {
         let mut i = from;
-        while let Some(next) = bytes.get(i).and_then(|&byte| digits.after(byte)) {
+        loop {
+            if digits.repeats() {
+                i += bytes[i..].iter().take_while(|byte| byte.is_ascii_digit()).count();
+            }
+            let Some(next) = bytes.get(i).and_then(|&byte| digits.after(byte)) else { break };
             digits = next;
             i += 1;
         }
-        self.state = State::Number(digits);
         if self.is_read && from < i {
             sink.piece(&bytes[from..i]);
         }
         match bytes.get(i) {
-            None => {}
-            Some(b'0'..=b'9') => return Err((i, "a number with a leading zero")),
+            None => (self.state, self.number) = (State::Number, digits),
+            Some(b'0'..=b'9') => return Err(self.stop(i, "a number with a leading zero")),
             Some(_) if digits.is_whole() => self.end_number(i, sink),
-            Some(_) => return Err((i, "an unfinished number")),
+            Some(_) => return Err(self.stop(i, "an unfinished number")),
         }
         Ok(i)
     }
@@ -480,10 +564,10 @@ impl Tokenizer {
         self.state = State::Word;
     }
 
-    fn word<S: Sink>(&mut self, byte: u8, i: usize, sink: &mut S) -> Result<usize, Fault> {
+    fn word<S: Sink>(&mut self, byte: u8, i: usize, sink: &mut S) -> Result<usize, Stop> {
         let word = self.literal.word().as_bytes();
         if word.get(usize::from(self.matched)) != Some(&byte) {
-            return Err((i, "an unknown word"));
+            return Err(self.stop(i, "an unknown word"));
         }
         self.matched += 1;
         if usize::from(self.matched) == word.len() {
@@ -494,4 +578,44 @@ impl Tokenizer {
         }
         Ok(i + 1)
     }
+}
+
+const fn is_space(byte: u8) -> bool {
+    matches!(byte, b' ' | b'\t' | b'\n' | b'\r')
+}
+
+/// What the letter behind a backslash stands for; 0 where it stands for nothing by itself.
+const UNESCAPED: [u8; 256] = {
+    let mut table = [0; 256];
+    let pairs = *b"\"\"\\\\//b\x08f\x0Cn\nr\rt\t";
+    let mut i = 0;
+    while i < pairs.len() {
+        table[pairs[i] as usize] = pairs[i + 1];
+        i += 2;
+    }
+    table
+};
+
+const fn digit(byte: u8) -> Option<u16> {
+    Some(match byte {
+        b'0'..=b'9' => (byte - b'0') as u16,
+        b'a'..=b'f' => (byte - b'a') as u16 + 10,
+        b'A'..=b'F' => (byte - b'A') as u16 + 10,
+        _ => return None,
+    })
+}
+
+fn four_digits(four: &[u8; 4]) -> Option<u16> {
+    four.iter().try_fold(0, |unit, &byte| Some((unit << 4) | digit(byte)?))
+}
+
+/// Where the number at `from` ends, if it is a positive integer with more of the slice behind
+/// it; which byte that is, is for the reader of what follows to judge.
+fn whole_integer(bytes: &[u8], from: usize) -> Option<usize> {
+    if !matches!(bytes[from], b'1'..=b'9') {
+        return None;
+    }
+    let digits = bytes[from..].iter().take_while(|byte| byte.is_ascii_digit()).count();
+    let behind = bytes.get(from + digits)?;
+    (!matches!(behind, b'.' | b'e' | b'E')).then_some(from + digits)
 }

@@ -1,4 +1,4 @@
-//! The closed set of outcomes (SEMANTICS.md 4).
+//! The closed set of outcomes (`docs/semantics.md`, section 4).
 
 macro_rules! reasons {
     ($(#[$doc:meta])* $name:ident { $($(#[$vdoc:meta])* $variant:ident = $text:literal,)* }) => {

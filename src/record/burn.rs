@@ -120,10 +120,21 @@ impl Burn {
     /// What was counted over each window up to `at`, with the window's name. The class's own
     /// window comes last, unless it is one of the common ones.
     pub fn windows(&self, at: Tick) -> impl Iterator<Item = (String, Count)> {
+        self.spans(at).map(|(window, count)| (name_of(window), count))
+    }
+
+    /// The same, with the window's length.
+    pub fn spans(&self, at: Tick) -> impl Iterator<Item = (Duration, Count)> {
         let own = self.rings.last().map(|ring| ring.window);
         let common = COMMON.iter().any(|(length, _)| Some(*length) == own);
         let shown = if common { self.rings.len() - 1 } else { self.rings.len() };
-        self.rings[..shown].iter().map(move |ring| (name_of(ring.window), ring.count(at)))
+        self.rings[..shown].iter().map(move |ring| (ring.window, ring.count(at)))
+    }
+
+    /// What was counted over the class's own window up to `at`.
+    #[must_use]
+    pub fn own(&self, at: Tick) -> Count {
+        self.rings.last().map(|ring| ring.count(at)).unwrap_or_default()
     }
 
     /// How many times faster than promised the budget of misses is used: 1 uses it up exactly
@@ -138,7 +149,7 @@ impl Burn {
     /// where more was missed than promised.
     #[must_use]
     pub fn budget_left(&self, at: Tick) -> f64 {
-        1.0 - self.rings.last().map_or(0.0, |own| self.rate(own.count(at)))
+        1.0 - self.rate(self.own(at))
     }
 
     /// The highest rate of judged requests, per second, among the complete 30-second

@@ -16,6 +16,7 @@ mod live;
 mod metrics;
 mod process;
 pub mod settings;
+mod standing;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -24,6 +25,7 @@ mod visit;
 pub use access::AccessLines;
 pub use engines::EngineReport;
 pub use finished::{Finished, Retries, Retry};
+pub use standing::Standing;
 pub use table::{ClassShape, Shape};
 pub use visit::{Promise, Visit};
 

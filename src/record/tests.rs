@@ -1,1 +1,605 @@
+use std::collections::BTreeMap;
 
+use proptest::prelude::*;
+use serde_json::Value;
+use tokio::io::AsyncReadExt;
+
+use super::*;
+use crate::judge::{Case, Excluded, Held, Missed, Objective, Objectives, Outcome, Verdict};
+use crate::observe::{Choice, Ending, Gaps, Reader, Timeline, TokenSource, Usage};
+use crate::refuse::Refusal;
+use crate::units::{Dialect, LengthBucket, TenantId, Tokens};
+
+fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+fn at(millis: u64) -> Tick {
+    Tick::from_millis(millis)
+}
+
+fn chat() -> Arc<Objectives> {
+    let objective = |millis| Some(Objective { threshold: ms(millis), attainment: 0.95 });
+    Arc::new(Objectives { ttft: objective(1200), tpot: objective(50), joint_target: 0.9, ..Objectives::default() })
+}
+
+fn shape() -> Shape {
+    let class = |id: &str| ClassShape { id: ClassId::from(id), objectives: chat(), takes_targets: false };
+    let route = |class: &str, pool: &str, model: &str| (ClassId::from(class), PoolId::from(pool), Arc::from(model));
+    Shape {
+        classes: vec![class("chat"), class("batch")],
+        default_class: ClassId::from("chat"),
+        routes: vec![
+            route("chat", "main", "llama-*"),
+            route("chat", "spare", "llama-*"),
+            route("batch", "main", "other"),
+        ],
+        tenants: vec![(TenantId::from("acme"), Some(vec![ClassId::from("chat")])), (TenantId::anonymous(), None)],
+    }
+}
+
+/// A recorder on a paused clock, with these settings.
+fn recorder() -> Recorder {
+    let recorder = Recorder::new(Clock::start(), None);
+    recorder.bind(&shape());
+    recorder
+}
+
+/// Four tokens at 300, 340, 380 and 420 ms, finished.
+fn answer() -> Timeline {
+    let choice = Choice {
+        index: 0,
+        first_token: Some(at(300)),
+        first_visible: Some(at(340)),
+        last_token: Some(at(420)),
+        events: 4,
+        tokens: 4.0,
+        finished: true,
+    };
+    Timeline {
+        arrival: at(0),
+        streamed: true,
+        reader: Reader::Events,
+        first_token: choice.first_token,
+        first_visible: choice.first_visible,
+        last_token: choice.last_token,
+        finish: Some(at(430)),
+        end: at(440),
+        choices: vec![choice],
+        gaps: Gaps { largest: Some(ms(40)), sum: ms(120), ..Gaps::default() },
+        usage: Usage { input: Some(Tokens(11)), output: Some(Tokens(4)), ..Usage::default() },
+        source: TokenSource::Usage,
+        output: Tokens(4),
+        token_events: 4,
+        cut_by_length: true,
+        has_finish_reason: true,
+        error: None,
+        unparseable: false,
+        status: 200,
+        has_output: true,
+        has_visible: true,
+        limited: None,
+        ending: Ending::Clean,
+    }
+}
+
+fn finished(verdict: Verdict) -> Finished {
+    Finished {
+        request_id: RequestId::from("r-1"),
+        tenant: Some(TenantId::from("acme")),
+        class: Some(ClassId::from("chat")),
+        rule: Some(Arc::from("rule 1")),
+        model: Some(Arc::from("llama-*")),
+        pool: Some(PoolId::from("main")),
+        engine: Some(EngineId::from("vllm-0:8000")),
+        attempts: 1,
+        retries: Retries::default(),
+        status: 200,
+        length: LengthBucket::Short,
+        prompt: Tokens(9),
+        arrival: at(0),
+        body_complete: Some(at(20)),
+        admitted: Some(at(20)),
+        end: at(440),
+        verdict,
+        timeline: None,
+        gap_edges: None,
+        refusal: None,
+    }
+}
+
+fn promise() -> Promise {
+    Promise {
+        class: ClassId::from("chat"),
+        rule: Arc::from("default"),
+        objectives: chat(),
+        length: LengthBucket::Medium,
+        prompt: Tokens(2000),
+        streamed: true,
+        choices: 1,
+        tokens_per_event: 1.0,
+        case: Case::of(Dialect::Chat),
+    }
+}
+
+/// Samples of a page: name and labels -> value.
+fn samples(recorder: &Recorder) -> BTreeMap<String, f64> {
+    let page = recorder.page(Format::Text);
+    let lines = page.lines().filter(|line| !line.starts_with('#'));
+    lines
+        .map(|line| line.rsplit_once(' ').unwrap())
+        .map(|(name, value)| (name.to_owned(), value.parse().unwrap()))
+        .collect()
+}
+
+/// Samples but for those of the process, which change by themselves.
+fn of_requests(recorder: &Recorder) -> BTreeMap<String, f64> {
+    samples(recorder).into_iter().filter(|(name, _)| !name.starts_with("process_")).collect()
+}
+
+fn sum(samples: &BTreeMap<String, f64>, name: &str, label: &str) -> f64 {
+    let of = |key: &str| key.split('{').next() == Some(name) && key.contains(label);
+    samples.iter().filter(|(key, _)| of(key)).map(|(_, value)| value).sum()
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_reachable_series_is_there_at_zero_before_the_first_request() {
+    let samples = samples(&recorder());
+    for (class, pool, model) in [("chat", "main", "llama-*"), ("chat", "spare", "llama-*"), ("batch", "main", "other")]
+    {
+        for length in ["short", "medium", "long", "unknown"] {
+            let labels = format!("class=\"{class}\",length=\"{length}\",pool=\"{pool}\",model=\"{model}\"");
+            assert_eq!(samples.get(&format!("slo_met_total{{{labels}}}")), Some(&0.0));
+            assert_eq!(samples.get(&format!("slo_total{{{labels}}}")), Some(&0.0));
+        }
+    }
+    assert!(!samples.keys().any(|key| key.contains("pool=\"spare\"") && key.contains("class=\"batch\"")));
+    // A miss before classification has a series too.
+    let early = "class=\"chat\",length=\"unknown\",pool=\"none\",model=\"other\"";
+    assert_eq!(samples.get(&format!("slo_total{{{early}}}")), Some(&0.0));
+    assert_eq!(samples.get("goodput_in_flight{class=\"chat\",pool=\"main\"}"), Some(&0.0));
+    assert_eq!(samples.get("goodput_overdue{class=\"batch\"}"), Some(&0.0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn c23_every_threshold_is_an_edge() {
+    let page = recorder().page(Format::Text);
+    let has = |name: &str, edge: &str| {
+        let mut lines = page.lines().filter(|line| line.starts_with(name) && line.contains("class=\"chat\""));
+        lines.any(|line| line.contains(&format!("le=\"{edge}\"")))
+    };
+    for edge in ["1.2", "0.005", "120"] {
+        assert!(has("goodput_time_to_first_token_seconds_bucket", edge), "{edge}");
+    }
+    assert!(has("goodput_time_per_output_token_seconds_bucket", "0.05"));
+    assert!(has("goodput_inter_token_gap_seconds_bucket", "2.5"));
+    assert!(has("goodput_e2e_seconds_bucket", "600"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_is_counted_once_in_each_family() {
+    let recorder = recorder();
+    let mut timeline = answer();
+    let edges = recorder.gap_edges(&ClassId::from("chat")).unwrap();
+    timeline.gaps.buckets = vec![0; edges.len() + 1];
+    timeline.gaps.buckets[edges.partition_point(|edge| *edge < ms(40))] = 3;
+    let verdict = crate::judge::judge(&timeline, &chat(), &Case::of(Dialect::Chat));
+    let retries = [1, 0, 2, 0, 0];
+    recorder.note(Finished { timeline: Some(timeline), gap_edges: Some(edges), retries, ..finished(verdict) });
+    let samples = samples(&recorder);
+    let at_labels = |name: &str, labels: &str| samples[&format!("{name}{{{labels}}}")];
+    let place = "class=\"chat\",pool=\"main\"";
+    let full = "class=\"chat\",length=\"short\",pool=\"main\",model=\"llama-*\"";
+    assert_eq!(at_labels("slo_total", full), 1.0);
+    assert_eq!(at_labels("slo_met_total", full), 1.0);
+    assert_eq!(at_labels("goodput_requests_finished_total", &format!("{full},outcome=\"met\"")), 1.0);
+    for objective in ["ttft", "tpot"] {
+        let labels = format!("{place},objective=\"{objective}\"");
+        assert_eq!(at_labels("goodput_slo_objective_met_total", &labels), 1.0);
+        assert_eq!(at_labels("goodput_slo_objective_total", &labels), 1.0);
+    }
+    assert_eq!(at_labels("goodput_time_to_first_token_seconds_sum", place), 0.3);
+    assert_eq!(at_labels("goodput_time_to_first_visible_token_seconds_sum", place), 0.34);
+    assert_eq!(
+        at_labels("goodput_time_per_output_token_seconds_sum", &format!("{place},token_source=\"usage\"")),
+        0.04
+    );
+    assert_eq!(at_labels("goodput_inter_token_gap_seconds_count", place), 3.0);
+    assert_eq!(at_labels("goodput_inter_token_gap_seconds_sum", place), 0.12);
+    assert_eq!(at_labels("goodput_e2e_seconds_sum", place), 0.43);
+    assert_eq!(at_labels("goodput_upload_seconds_sum", place), 0.02);
+    assert_eq!(at_labels("goodput_queue_seconds_count", place), 1.0);
+    assert_eq!(at_labels("goodput_cancel_seconds_count", place), 0.0);
+    assert_eq!(at_labels("goodput_truncated_answers_total", place), 1.0);
+    assert_eq!(at_labels("goodput_tokens_total", "tenant=\"acme\",direction=\"input\""), 11.0);
+    assert_eq!(at_labels("goodput_tokens_total", "tenant=\"acme\",direction=\"output\""), 4.0);
+    assert_eq!(at_labels("goodput_tenant_slo_met_total", "tenant=\"acme\",class=\"chat\""), 1.0);
+    assert_eq!(at_labels("goodput_retries_total", "reason=\"stale_connection\""), 1.0);
+    assert_eq!(at_labels("goodput_retries_total", "reason=\"push_back\""), 2.0);
+    assert_eq!(at_labels("goodput_slo_attainment", "class=\"chat\",window=\"5m\""), 1.0);
+    assert_eq!(sum(&samples, "goodput_slo_missed_total", ""), 0.0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn points_that_were_not_reached_leave_no_sample() {
+    let recorder = recorder();
+    let timeline = Timeline { finish: None, ending: Ending::Broken, ..answer() };
+    let verdict = crate::judge::judge(&timeline, &chat(), &Case::of(Dialect::Chat));
+    assert_eq!(verdict.outcome, Outcome::Missed(Missed::Truncated));
+    recorder.note(Finished { timeline: Some(timeline), ..finished(verdict) });
+    let samples = samples(&recorder);
+    assert_eq!(sum(&samples, "goodput_time_to_first_token_seconds_count", ""), 1.0);
+    assert_eq!(sum(&samples, "goodput_time_per_output_token_seconds_count", ""), 0.0);
+    assert_eq!(sum(&samples, "goodput_e2e_seconds_count", ""), 0.0);
+    assert_eq!(sum(&samples, "goodput_truncated_answers_total", ""), 0.0);
+    assert_eq!(sum(&samples, "goodput_slo_objective_total", "objective=\"ttft\""), 1.0);
+    assert_eq!(sum(&samples, "goodput_slo_objective_total", "objective=\"tpot\""), 0.0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_ends_before_it_has_a_class_is_counted_without_one_and_a_miss_in_the_default() {
+    let recorder = recorder();
+    recorder.open(RequestId::from("a"), at(0)).refuse(&Refusal::UnknownKey);
+    recorder.open(RequestId::from("b"), at(0)).refuse(&Refusal::Draining);
+    recorder.open(RequestId::from("c"), at(0)).answered(200);
+    let samples = samples(&recorder);
+    assert_eq!(samples["goodput_slo_excluded_total{class=\"none\",pool=\"none\",reason=\"unauthorized\"}"], 1.0);
+    assert_eq!(samples["goodput_slo_excluded_total{class=\"none\",pool=\"none\",reason=\"unjudged\"}"], 1.0);
+    assert_eq!(samples["goodput_slo_missed_total{class=\"chat\",pool=\"none\",reason=\"shed\"}"], 1.0);
+    assert_eq!(sum(&samples, "goodput_requests_finished_total", ""), 3.0);
+    assert_eq!(sum(&samples, "slo_total", ""), 1.0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn c68_nothing_a_client_sends_becomes_a_series() {
+    let recorder = recorder();
+    let before = samples(&recorder).len();
+    for i in 0..5000 {
+        let verdict = Verdict::bare(Outcome::Excluded(Excluded::InvalidRequest));
+        let tenant = Some(TenantId::from(format!("t{i}")));
+        let (model, pool) = (Some(Arc::from(format!("m{i}"))), Some(PoolId::from(format!("p{i}"))));
+        recorder.note(Finished { tenant, model, pool, ..finished(verdict) });
+    }
+    let samples = samples(&recorder);
+    assert_eq!(samples.len(), before);
+    assert_eq!(sum(&samples, "goodput_requests_finished_total", "outcome=\"excluded\""), 5000.0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn tenants_beyond_two_hundred_share_one_series() {
+    let recorder = Recorder::new(Clock::start(), None);
+    let tenants = (0..300).map(|i| (TenantId::from(format!("t{i}")), None)).collect();
+    recorder.bind(&Shape { tenants, ..shape() });
+    for i in 0..300 {
+        let tenant = Some(TenantId::from(format!("t{i}")));
+        recorder.note(Finished { tenant, timeline: Some(answer()), ..finished(Verdict::bare(Outcome::Met)) });
+    }
+    let samples = samples(&recorder);
+    assert_eq!(samples["goodput_tenant_slo_total{tenant=\"other\",class=\"chat\"}"], 100.0);
+    assert_eq!(samples["goodput_tokens_total{tenant=\"other\",direction=\"output\"}"], 400.0);
+    assert_eq!(sum(&samples, "goodput_tenant_slo_total", ""), 300.0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn c40_a_reload_keeps_what_was_counted() {
+    let recorder = recorder();
+    recorder.note(Finished { timeline: Some(answer()), ..finished(Verdict::bare(Outcome::Met)) });
+    let before = of_requests(&recorder);
+    recorder.bind(&shape());
+    assert!(of_requests(&recorder) == before);
+    // A class and a route that go keep their counters; a running request still finds them.
+    let mut smaller = shape();
+    smaller.classes.remove(0);
+    smaller.routes.retain(|(class, ..)| class.as_str() == "batch");
+    smaller.default_class = ClassId::from("batch");
+    recorder.bind(&smaller);
+    recorder.note(finished(Verdict::bare(Outcome::Met)));
+    let after = samples(&recorder);
+    assert_eq!(sum(&after, "slo_total", "class=\"chat\""), 2.0);
+    assert!(!after.keys().any(|key| key.starts_with("goodput_slo_burn_rate{class=\"chat\"")));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_visit_that_is_dropped_is_a_client_that_left() {
+    let recorder = recorder();
+    let clock = recorder.0.clock;
+    let visit = |uploaded: bool| {
+        let mut visit = recorder.open(RequestId::from("r"), clock.now());
+        visit.belongs_to(TenantId::from("acme"));
+        if uploaded {
+            visit.uploaded(clock.now());
+        }
+        visit.promised(promise());
+        visit.routed(Arc::from("llama-*"), PoolId::from("spare"));
+        visit
+    };
+    let (slow_upload, early, late) = (visit(false), visit(true), visit(true));
+    assert_eq!(recorder.open_visits(), 3);
+    let in_flight = samples(&recorder);
+    assert_eq!(in_flight["goodput_in_flight{class=\"chat\",pool=\"spare\"}"], 3.0);
+    assert_eq!(in_flight["goodput_overdue{class=\"chat\"}"], 0.0);
+    clock.sleep_until(Some(clock.now() + ms(1200))).await;
+    drop(early);
+    clock.sleep_until(Some(clock.now() + ms(1))).await;
+    assert_eq!(samples(&recorder)["goodput_overdue{class=\"chat\"}"], 2.0);
+    drop(late);
+    drop(slow_upload);
+    let samples = samples(&recorder);
+    assert_eq!(recorder.open_visits(), 0);
+    assert_eq!(samples["goodput_slo_excluded_total{class=\"chat\",pool=\"spare\",reason=\"client_cancel\"}"], 2.0);
+    assert_eq!(samples["goodput_slo_missed_total{class=\"chat\",pool=\"spare\",reason=\"canceled_late\"}"], 1.0);
+    assert_eq!(samples["goodput_slo_objective_total{class=\"chat\",pool=\"spare\",objective=\"ttft\"}"], 1.0);
+    assert_eq!(samples["goodput_cancel_seconds_count{class=\"chat\",pool=\"spare\"}"], 3.0);
+    assert_eq!(samples["goodput_in_flight{class=\"chat\",pool=\"spare\"}"], 0.0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_engines_status_behind_a_head_of_ours_counts_as_if_it_had_been_relayed() {
+    let recorder = recorder();
+    let ended = |status, unknown| {
+        let mut visit = recorder.open(RequestId::from("r"), at(0));
+        visit.uploaded(at(1));
+        visit.promised(promise());
+        visit.routed(Arc::from("llama-*"), PoolId::from("main"));
+        visit.case_mut().unwrap().model_unknown_to_pool = unknown;
+        let nothing = Timeline { first_token: None, finish: None, choices: vec![], ..answer() };
+        visit.end_refused(nothing, &Refusal::EngineAnswered { status });
+    };
+    ended(503, false);
+    ended(404, false);
+    ended(404, true);
+    let samples = samples(&recorder);
+    assert_eq!(sum(&samples, "goodput_slo_missed_total", "upstream_overload"), 1.0);
+    assert_eq!(sum(&samples, "goodput_slo_missed_total", "upstream_error"), 1.0);
+    assert_eq!(sum(&samples, "goodput_slo_excluded_total", "invalid_request"), 1.0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_visit_that_is_dropped_in_a_panic_is_a_fault_of_ours() {
+    let recorder = recorder();
+    let visit = recorder.open(RequestId::from("r"), at(0));
+    let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(move || {
+        let _held = visit;
+        panic!("as the test wants it");
+    }));
+    assert!(caught.is_err());
+    let samples = samples(&recorder);
+    assert_eq!(samples["goodput_slo_missed_total{class=\"chat\",pool=\"none\",reason=\"internal\"}"], 1.0);
+    assert_eq!(recorder.open_visits(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn draining_waits_for_the_last_visit() {
+    let recorder = recorder();
+    recorder.emptied().await;
+    let (first, second) = (recorder.open(RequestId::from("a"), at(0)), recorder.open(RequestId::from("b"), at(0)));
+    let waiting = tokio::spawn({
+        let recorder = recorder.clone();
+        async move { recorder.emptied().await }
+    });
+    tokio::task::yield_now().await;
+    first.answered(200);
+    tokio::task::yield_now().await;
+    assert!(!waiting.is_finished());
+    second.end(answer());
+    waiting.await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn engines_reload_and_process_are_told() {
+    let recorder = recorder();
+    let (pool, engine) = (PoolId::from("main"), EngineId::from("vllm-0:8000"));
+    recorder.engine(&pool, &engine, EngineReport { up: true, waiting: Some(2.0), running: None, kv_usage: Some(0.5) });
+    recorder.reloaded(true);
+    recorder.reloaded(false);
+    let told = samples(&recorder);
+    let labels = "{pool=\"main\",engine=\"vllm-0:8000\"}";
+    assert_eq!(told[&format!("goodput_engine_up{labels}")], 1.0);
+    assert_eq!(told[&format!("goodput_engine_waiting{labels}")], 2.0);
+    assert_eq!(told[&format!("goodput_engine_kv_usage{labels}")], 0.5);
+    assert!(!told.contains_key(&format!("goodput_engine_running{labels}")), "what is not known is absent");
+    assert_eq!(told["goodput_config_reloads_total{result=\"failure\"}"], 1.0);
+    assert_eq!(told["goodput_config_last_reload_successful"], 0.0);
+    assert!(told["goodput_config_last_reload_timestamp_seconds"] > 1e9);
+    assert!(told["process_resident_memory_bytes"] > 0.0);
+    recorder.engine_left(&pool, &engine);
+    assert_eq!(samples(&recorder)[&format!("goodput_engine_up{labels}")], 0.0);
+    let clock = recorder.0.clock;
+    clock.sleep_until(Some(clock.now() + Duration::from_secs(600))).await;
+    assert!(!samples(&recorder).contains_key(&format!("goodput_engine_up{labels}")));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_page_is_the_golden_one() {
+    let recorder = Recorder::new(Clock::start(), None);
+    let mut small = shape();
+    small.classes.truncate(1);
+    small.routes.truncate(1);
+    small.tenants.truncate(1);
+    recorder.bind(&small);
+    recorder.engine(&PoolId::from("main"), &EngineId::from("vllm-0:8000"), EngineReport::default());
+    let verdict = crate::judge::judge(&answer(), &chat(), &Case::of(Dialect::Chat));
+    recorder.note(Finished { timeline: Some(answer()), ..finished(verdict) });
+    let missed = Verdict { ttft: Some(Held::Broken), ..Verdict::bare(Outcome::Missed(Missed::Shed)) };
+    recorder.note(finished(missed));
+    // Buckets of one family stand for all; what the process uses changes by itself.
+    let told = |line: &&str| {
+        let varies = line.starts_with("process_") || line.starts_with("goodput_build_info{");
+        let repeats = line.contains("_bucket{") && !line.starts_with("goodput_time_to_first_token_seconds");
+        !varies && !repeats
+    };
+    let page = recorder.page(Format::Text);
+    let page: String = page.lines().filter(told).map(|line| format!("{line}\n")).collect();
+    if page != include_str!("golden.prom") {
+        let differ = page.lines().zip(include_str!("golden.prom").lines()).find(|(now, golden)| now != golden);
+        panic!("the page changed, and so must dashboards and alerts: {differ:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn both_formats_tell_the_same_families() {
+    let recorder = recorder();
+    let text = recorder.page(Format::Text);
+    let open = recorder.page(Format::OpenMetrics);
+    assert!(open.ends_with("# EOF\n"));
+    let bare = |name: &&str| name.trim_end_matches("_total").trim_end_matches("_info").to_owned();
+    let (mut of_text, mut of_open): (Vec<_>, Vec<_>) =
+        (names(&text).iter().map(bare).collect(), names(&open).iter().map(bare).collect());
+    of_text.sort();
+    of_open.sort();
+    assert_eq!(of_text, of_open);
+    assert!(
+        of_text
+            .iter()
+            .all(|name| name.starts_with("goodput_") || name.starts_with("process_") || name.starts_with("slo"))
+    );
+    assert!(names(&text).contains(&"slo_met_total") && names(&text).contains(&"slo_total"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_access_line_has_its_fields_in_their_order_and_no_content() {
+    let (lines, writer) = access::lines();
+    let recorder = Recorder::new(Clock::start(), Some(lines));
+    recorder.bind(&shape());
+    let verdict = crate::judge::judge(&answer(), &chat(), &Case::of(Dialect::Chat));
+    recorder.note(Finished { timeline: Some(answer()), ..finished(verdict) });
+    recorder.open(RequestId::from("r-\"2\""), recorder.now()).refuse(&Refusal::UnknownPath);
+    drop(recorder);
+    let (mut reader, output) = tokio::io::duplex(1 << 16);
+    writer.run(output).await.unwrap();
+    let mut text = String::new();
+    reader.read_to_string(&mut text).await.unwrap();
+    let written: Vec<&str> = text.lines().collect();
+    let (time, rest) = written[0].split_once(",").unwrap();
+    assert!(
+        time.starts_with("{\"time\":\"20")
+            && time.ends_with("Z\"")
+            && time.len() == "{\"time\":\"2026-01-01T00:00:00.000Z\"".len(),
+        "{time}"
+    );
+    assert_eq!(
+        rest,
+        "\"request_id\":\"r-1\",\"tenant\":\"acme\",\"class\":\"chat\",\"rule\":\"rule 1\",\"model\":\"llama-*\",\
+         \"pool\":\"main\",\"engine\":\"vllm-0:8000\",\"attempts\":1,\"status\":200,\"outcome\":\"met\",\"reason\":null,\
+         \"length\":\"short\",\"input_tokens\":11,\"output_tokens\":4,\"token_source\":\"usage\",\"upload_ms\":20.0,\
+         \"queue_ms\":0.0,\"ttft_ms\":300.0,\"tpot_ms\":40.0,\"e2e_ms\":430.0}"
+    );
+    let refused: Value = serde_json::from_str(written[1]).unwrap();
+    assert_eq!((&refused["request_id"], &refused["status"]), (&"r-\"2\"".into(), &404.into()));
+    assert_eq!((&refused["outcome"], &refused["reason"]), (&"excluded".into(), &"invalid_request".into()));
+    assert_eq!(refused["class"], Value::Null);
+    assert_eq!(written.len(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_full_channel_drops_lines_and_counts_them() {
+    let (lines, writer) = access::lines();
+    let recorder = Recorder::new(Clock::start(), Some(lines));
+    recorder.bind(&shape());
+    for _ in 0..8192 + 7 {
+        recorder.note(finished(Verdict::bare(Outcome::Met)));
+    }
+    assert_eq!(samples(&recorder)["goodput_access_lines_dropped_total"], 7.0);
+    assert_eq!(sum(&samples(&recorder), "slo_total", ""), 8192.0 + 7.0);
+    drop(writer);
+}
+
+#[tokio::test(start_paused = true)]
+async fn drift_is_observed_by_assumed() {
+    use crate::judge::{Assumption, Quantiles};
+    let recorder = Recorder::new(Clock::start(), None);
+    let assumed = Assumption { input_tokens: None, output_tokens: Some(Quantiles { p50: Tokens(2), p95: Tokens(4) }) };
+    let mut shape = shape();
+    shape.classes[0].objectives = Arc::new(Objectives { assumed: Some(assumed), ..(*chat()).clone() });
+    recorder.bind(&shape);
+    for _ in 0..50 {
+        recorder.note(Finished { timeline: Some(answer()), ..finished(Verdict::bare(Outcome::Met)) });
+    }
+    let samples = samples(&recorder);
+    let drift = |quantile| {
+        samples[&format!("goodput_workload_drift{{class=\"chat\",direction=\"output\",quantile=\"{quantile}\"}}")]
+    };
+    assert!((drift("p50") - 2.0).abs() < 0.1 && (drift("p95") - 1.0).abs() < 0.05);
+    assert!(!samples.keys().any(|key| key.starts_with("goodput_workload_drift") && key.contains("input")));
+}
+
+fn any_outcome() -> impl Strategy<Value = Outcome> {
+    prop_oneof![
+        Just(Outcome::Met),
+        prop::sample::select(Missed::ALL).prop_map(Outcome::Missed),
+        prop::sample::select(Excluded::ALL).prop_map(Outcome::Excluded),
+    ]
+}
+
+fn any_finished() -> impl Strategy<Value = Finished> {
+    let held = || prop::option::of(prop::sample::select(vec![Held::Held, Held::Broken, Held::NotEvaluated]));
+    let class = prop::option::of(prop::sample::select(vec!["chat", "batch", "gone"]));
+    let pool = prop::option::of(prop::sample::select(vec!["main", "spare", "gone"]));
+    let model = prop::option::of(prop::sample::select(vec!["llama-*", "other", "gone"]));
+    let answer = prop::option::of((prop::sample::select(vec![200_u16, 400, 500]), any::<bool>(), 0_u64..9));
+    (any_outcome(), class, pool, model, prop::sample::select(LengthBucket::ALL.to_vec()), held(), held(), answer)
+        .prop_map(|(outcome, class, pool, model, length, ttft, tpot, timeline)| {
+            let whole = |(status, finished, tokens): (u16, bool, u64)| Timeline {
+                status,
+                finish: finished.then_some(at(430)),
+                output: Tokens(tokens),
+                ..answer_of(tokens)
+            };
+            Finished {
+                class: class.map(ClassId::from),
+                pool: pool.map(PoolId::from),
+                model: model.map(Arc::from),
+                length,
+                timeline: timeline.map(whole),
+                ..finished(Verdict { outcome, ttft, tpot, itl: None, e2e: None })
+            }
+        })
+}
+
+fn answer_of(tokens: u64) -> Timeline {
+    if tokens > 0 { answer() } else { Timeline { first_token: None, choices: vec![], ..answer() } }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// met + missed + excluded = finished, per family and over all of them.
+    #[test]
+    fn met_and_missed_and_excluded_are_all_that_finished(all in prop::collection::vec(any_finished(), 0..60)) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        let _inside = runtime.enter();
+        let recorder = recorder();
+        let count = |of: fn(&Outcome) -> bool| all.iter().filter(|one| of(&one.verdict.outcome)).count() as f64;
+        let met = count(|outcome| *outcome == Outcome::Met);
+        let missed = count(|outcome| matches!(outcome, Outcome::Missed(_)));
+        let excluded = count(|outcome| matches!(outcome, Outcome::Excluded(_)));
+        let before = samples(&recorder).len();
+        // Of a class that was never in the settings nothing can be told but by the default's books.
+        let known: Vec<Finished> = all
+            .iter()
+            .cloned()
+            .map(|one| Finished { class: one.class.filter(|class| class.as_str() != "gone"), ..one })
+            .collect();
+        known.into_iter().for_each(|one| recorder.note(one));
+        let samples = samples(&recorder);
+        let finished = |outcome: &str| sum(&samples, "goodput_requests_finished_total", outcome);
+        prop_assert_eq!(finished(""), met + missed + excluded);
+        prop_assert_eq!(finished("outcome=\"met\""), met);
+        prop_assert_eq!(finished("outcome=\"missed\""), missed);
+        prop_assert_eq!(finished("outcome=\"excluded\""), excluded);
+        prop_assert_eq!(sum(&samples, "slo_total", ""), met + missed);
+        prop_assert_eq!(sum(&samples, "slo_met_total", ""), met);
+        prop_assert_eq!(sum(&samples, "goodput_slo_missed_total", ""), missed);
+        prop_assert_eq!(sum(&samples, "goodput_slo_excluded_total", ""), excluded);
+        for objective in ["ttft", "tpot"] {
+            let label = format!("objective=\"{objective}\"");
+            let (met, all) = (
+                sum(&samples, "goodput_slo_objective_met_total", &label),
+                sum(&samples, "goodput_slo_objective_total", &label),
+            );
+            prop_assert!(met <= all && all <= met + missed + sum(&samples, "slo_met_total", ""));
+        }
+        let attainments = samples.keys().filter(|key| key.starts_with("goodput_slo_attainment")).count();
+        prop_assert_eq!(samples.len() - attainments, before, "no series but attainment appears with traffic");
+    }
+}

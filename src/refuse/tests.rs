@@ -1,1 +1,148 @@
+use std::collections::BTreeSet;
 
+use serde_json::Value;
+
+use super::*;
+
+const DIALECTS: [Dialect; 5] =
+    [Dialect::Chat, Dialect::Completions, Dialect::Responses, Dialect::Messages, Dialect::Plain];
+
+fn id() -> RequestId {
+    RequestId::from("req-\"1\"\n")
+}
+
+fn body_of(refusal: &Refusal, shape: Dialect) -> Value {
+    serde_json::from_slice(&refusal.body(shape, &id())).unwrap()
+}
+
+/// The name and the data of an event, which must be whole.
+fn event_of(refusal: &Refusal, dialect: Dialect, last: Option<u64>) -> (Option<String>, Value) {
+    let event = refusal.event(dialect, &id(), last);
+    let text = std::str::from_utf8(&event).unwrap();
+    let lines: Vec<&str> = text.strip_suffix("\n\n").expect("a blank line ends it").split('\n').collect();
+    let (data, names) = lines.split_last().unwrap();
+    let name = names.first().map(|line| line.strip_prefix("event: ").unwrap().to_owned());
+    assert!(names.len() <= 1, "{text}");
+    (name, serde_json::from_str(data.strip_prefix("data: ").unwrap()).unwrap())
+}
+
+#[test]
+fn every_code_is_unique_snake_case_and_in_the_documentation_with_status_and_outcome() {
+    let documented = include_str!("../../docs/errors.md");
+    let samples = Refusal::samples();
+    assert_eq!(samples.len(), Refusal::CODES.len());
+    for (refusal, code) in samples.iter().zip(Refusal::CODES) {
+        assert_eq!(refusal.code(), *code);
+        assert!(code.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_'), "{code}");
+        let row = format!("| `{code}` | {} | {} |", refusal.status().as_u16(), refusal.outcome());
+        assert!(documented.contains(&row), "docs/errors.md lacks: {row}");
+    }
+    let rows = documented.lines().filter(|line| line.starts_with("| `")).count();
+    assert_eq!(rows, Refusal::CODES.len(), "docs/errors.md lists a code that does not exist");
+    assert_eq!(Refusal::CODES.iter().collect::<BTreeSet<_>>().len(), Refusal::CODES.len());
+}
+
+#[test]
+fn a_code_is_the_name_of_its_refusal() {
+    for refusal in Refusal::samples() {
+        let name: String = format!("{refusal:?}").chars().take_while(|c| c.is_alphanumeric()).collect();
+        let snake = name.chars().enumerate().fold(String::new(), |text, (i, c)| {
+            let split = if c.is_uppercase() && i > 0 { "_" } else { "" };
+            text + split + &c.to_lowercase().to_string()
+        });
+        assert_eq!(refusal.code(), snake);
+    }
+}
+
+#[test]
+fn every_body_has_its_dialects_shape_code_and_request_id() {
+    for refusal in Refusal::samples() {
+        for shape in DIALECTS {
+            let body = body_of(&refusal, shape);
+            let error = &body["error"];
+            assert_eq!(error["code"], refusal.code());
+            assert_eq!(error["message"], refusal.message().as_ref());
+            assert!(error["type"].as_str().is_some_and(|kind| kind.ends_with("_error") || kind == "request_too_large"));
+            if shape == Dialect::Messages {
+                assert_eq!((&body["type"], &body["request_id"]), (&Value::from("error"), &Value::from(id().as_str())));
+            } else {
+                assert!(error.as_object().unwrap().contains_key("param"));
+                assert_eq!(error["request_id"], id().as_str());
+            }
+        }
+    }
+}
+
+#[test]
+fn every_event_is_one_event_in_its_dialects_shape() {
+    for refusal in Refusal::samples() {
+        for dialect in [Dialect::Chat, Dialect::Completions, Dialect::Plain] {
+            let (name, data) = event_of(&refusal, dialect, Some(4));
+            assert_eq!((name, &data["error"]["code"]), (None, &Value::from(refusal.code())));
+        }
+        let (name, data) = event_of(&refusal, Dialect::Messages, Some(4));
+        assert_eq!((name.as_deref(), &data["type"]), (Some("error"), &Value::from("error")));
+        assert_eq!(data["error"]["message"], refusal.message().as_ref());
+        let (name, data) = event_of(&refusal, Dialect::Responses, Some(4));
+        assert_eq!((name.as_deref(), &data["type"]), (Some("error"), &Value::from("error")));
+        assert_eq!((&data["sequence_number"], &data["param"]), (&Value::from(5), &Value::Null));
+        assert_eq!((&data["code"], &data["message"]), (&refusal.code().into(), &refusal.message().as_ref().into()));
+    }
+    assert_eq!(event_of(&Refusal::Internal, Dialect::Responses, None).1["sequence_number"], 0);
+}
+
+#[test]
+fn c09_an_incomplete_stream_is_an_upstream_error() {
+    let (_, data) = event_of(&Refusal::StreamIncomplete, Dialect::Chat, None);
+    assert_eq!(
+        (&data["error"]["type"], &data["error"]["code"]),
+        (&"upstream_error".into(), &"stream_incomplete".into())
+    );
+}
+
+#[test]
+fn clients_learn_nothing_about_our_insides() {
+    for refusal in Refusal::samples() {
+        let told = refusal.message();
+        for inside in ["pool", "upstream", "replica", "http://", "127.0.0.1", "panic"] {
+            assert!(!told.contains(inside), "{told}");
+        }
+        // Two sentences at least: what happened, what to do next.
+        assert!(told.matches(['.', ';']).count() >= 2, "{told}");
+        assert!(!refusal.to_string().is_empty());
+    }
+}
+
+#[test]
+fn an_unreadable_body_names_the_field_and_never_quotes_the_body() {
+    let why = Unreadable::Repeated { field: "model" };
+    let body = body_of(&Refusal::UnreadableBody { why }, Dialect::Chat);
+    assert_eq!(body["error"]["param"], "model");
+    assert!(body["error"]["message"].as_str().unwrap().contains("stands twice"));
+}
+
+#[test]
+fn misses_are_server_errors_and_exclusions_are_client_errors() {
+    for refusal in Refusal::samples() {
+        let judged = refusal.outcome().is_judged();
+        assert_eq!(judged, refusal.status().is_server_error(), "{refusal:?}");
+        assert_eq!(!judged, refusal.status().is_client_error(), "{refusal:?}");
+    }
+}
+
+#[test]
+fn only_what_is_true_is_promised() {
+    for refusal in Refusal::samples() {
+        assert_eq!(refusal.retry_after(), (refusal == Refusal::Draining).then_some(1), "{refusal:?}");
+        assert_eq!(refusal.closes(), refusal == Refusal::Draining);
+        let is_method = matches!(refusal, Refusal::MethodNotAllowed { .. });
+        assert_eq!(refusal.allow().is_some(), is_method);
+    }
+}
+
+#[test]
+fn limits_are_told_in_seconds() {
+    let told = |millis| Refusal::IdleTimeout { limit: Duration::from_millis(millis) }.message().into_owned();
+    assert!(told(30_000).contains(" 30 s "));
+    assert!(told(300).contains(" 0.300 s "));
+}

@@ -165,3 +165,127 @@ impl Sink for Finder {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::Value;
+
+    use super::*;
+    use crate::observe::{Expect, Observer, Reader, Watch};
+    use crate::units::{Dialect, Tick};
+
+    /// What passes the gate of a chat stream, seen by an observer as it is in the gateway.
+    fn passed(gate: EventGate, stream: &str) -> String {
+        let mut gate = gate;
+        let mut out = Vec::new();
+        let mut observer =
+            Observer::new(Expect::stream(Dialect::Chat, Tick::ZERO), Reader::Events, 200, Watch::default());
+        let mut pass = |piece: Bytes, note: &Note| out.extend(gate.pass(piece, note).unwrap_or_default());
+        observer.frame(Bytes::copy_from_slice(stream.as_bytes()), Tick::ZERO, &mut pass);
+        observer.clean_end(Tick::ZERO, &mut pass);
+        String::from_utf8(out).unwrap()
+    }
+
+    const ROLE: &str = "data: {\"choices\":[{\"index\":0,\"delta\":{\"role\":\"assistant\",\"content\":\"\"}}]}\n\n";
+    const TOKEN: &str = "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"usage\"}}]}\n\n";
+    const FINISH: &str = "data: {\"choices\":[{\"index\":0,\"delta\":{},\"finish_reason\":\"stop\"}]}\n\n";
+    const FINISH_WITH_USAGE: &str = "data: {\"choices\":[{\"index\":0,\"delta\":{},\"finish_reason\":\"stop\"}],\"usage\":{\"completion_tokens\":1}}\n\n";
+    const USAGE: &str = "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":5,\"completion_tokens\":1}}\n\n";
+    const DONE: &str = "data: [DONE]\n\n";
+
+    #[test]
+    fn c66_the_injected_usage_event_is_taken_out_and_nothing_else() {
+        let stream = [ROLE, TOKEN, FINISH, USAGE, DONE].concat();
+        assert_eq!(passed(EventGate::new(true, false), &stream), [ROLE, TOKEN, FINISH, DONE].concat());
+        assert_eq!(passed(EventGate::new(false, false), &stream), stream);
+        let several = [TOKEN, FINISH, USAGE, TOKEN, FINISH, USAGE, DONE].concat();
+        assert_eq!(passed(EventGate::new(true, false), &several), [TOKEN, FINISH, TOKEN, FINISH, DONE].concat());
+        let last = [TOKEN, FINISH, USAGE.trim_end()].concat();
+        assert_eq!(passed(EventGate::new(true, false), &last), [TOKEN, FINISH].concat());
+    }
+
+    #[test]
+    fn c66_usage_on_a_finish_event_stays_where_only_the_usage_event_was_injected() {
+        let stream = [TOKEN, FINISH_WITH_USAGE, DONE].concat();
+        assert_eq!(passed(EventGate::new(true, false), &stream), stream);
+        assert_eq!(passed(EventGate::new(true, true), &stream), [TOKEN, FINISH, DONE].concat());
+        assert_eq!(passed(EventGate::new(false, true), &stream), [TOKEN, FINISH, DONE].concat());
+    }
+
+    #[test]
+    fn c66_a_client_that_asked_for_the_usage_event_keeps_it() {
+        let stream = [TOKEN, FINISH_WITH_USAGE, USAGE, DONE].concat();
+        assert_eq!(passed(EventGate::new(false, true), &stream), [TOKEN, FINISH, USAGE, DONE].concat());
+    }
+
+    #[test]
+    fn events_without_choices_or_with_an_error_are_none_of_ours() {
+        let preamble = "data: {\"choices\":[],\"prompt_filter_results\":[]}\n\n";
+        let null = "data: {\"choices\":[],\"usage\":null}\n\n";
+        let error = "data: {\"error\":{\"code\":500},\"usage\":{\"completion_tokens\":1}}\n\n";
+        let stream = [": hi\n\n", preamble, null, error, DONE].concat();
+        assert_eq!(passed(EventGate::new(true, false), &stream), stream);
+    }
+
+    fn stripped(data: &str) -> String {
+        let event = format!("event: x\r\ndata:{data}\r\n: usage\r\n\r\n");
+        let note = Note { usage: UsageSeat::WithChoice, ..Note::default() };
+        let left = EventGate::new(false, true).pass(Bytes::from(event), &note).unwrap();
+        let left = String::from_utf8(left.to_vec()).unwrap();
+        let left = left.strip_prefix("event: x\r\ndata:").unwrap();
+        left.strip_suffix("\r\n: usage\r\n\r\n").unwrap().to_owned()
+    }
+
+    #[test]
+    fn the_usage_member_goes_with_one_comma() {
+        for (data, left) in [
+            (r#"{"usage":null}"#, "{}"),
+            (r#"{"usage":{"a":[1,{"usage":2}]}}"#, "{}"),
+            (r#"{ "usage" : 1 , "b":2}"#, r#"{ "b":2}"#),
+            (r#"{"a":1,"usage":"x"}"#, r#"{"a":1}"#),
+            (r#"{"a":1 , "usage":{} , "b":2 }"#, r#"{"a":1 , "b":2 }"#),
+            (r#"{"usage":1,"usage":2,"a":{"usage":3}}"#, r#"{"a":{"usage":3}}"#),
+            (r#"{"a":"usage","usage":1,"usage":2}"#, r#"{"a":"usage"}"#),
+            (r#"{"usage":1,"a":1,"usage":2,"b":1,"usage":3}"#, r#"{"a":1,"b":1}"#),
+            (r#"{"usage":1,"usage":true}"#, "{}"),
+            (r#"{"us\u0061ge":1,"a":1}"#, r#"{"a":1}"#),
+            (r#"{"usages":1,"usag":2,"":3}"#, r#"{"usages":1,"usag":2,"":3}"#),
+            (r#"{"a":1e400,"b":"\ud83d","usage":1}"#, r#"{"a":1e400,"b":"\ud83d"}"#),
+            (r#"[{"usage":1}]"#, r#"[{"usage":1}]"#),
+            (r#"{"usage":1"#, r#"{"usage":1"#),
+        ] {
+            assert_eq!(stripped(data), left, "{data}");
+        }
+    }
+
+    fn member() -> impl Strategy<Value = String> {
+        let key = prop_oneof![Just("usage"), Just("a"), Just("usag\\u0065"), Just("b c")];
+        let value = prop_oneof![
+            Just("1"),
+            Just("null"),
+            Just("\"usage\\\"\""),
+            Just("{\"usage\":[1,{}]}"),
+            Just("[]"),
+            Just("-0.5e3")
+        ];
+        (key, value, "[ ]?").prop_map(|(key, value, space)| format!("{space}\"{key}\"{space}:{space}{value}{space}"))
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_left_is_the_object_without_its_usage(members in proptest::collection::vec(member(), 0..7)) {
+            let data = format!("{{{}}}", members.join(","));
+            let left = stripped(&data);
+            let mut expected: Value = serde_json::from_str(&data).unwrap();
+            expected.as_object_mut().unwrap().remove("usage");
+            prop_assert_eq!(serde_json::from_str::<Value>(&left).unwrap(), expected);
+            // Members that stay, stay as they were written.
+            let kept: Vec<&str> =
+                members.iter().filter(|m| !m.trim().starts_with("\"usag")).map(|m| m.trim()).collect();
+            for member in kept {
+                prop_assert!(left.contains(member));
+            }
+        }
+    }
+}

@@ -215,6 +215,7 @@ impl Engine {
                     self.breaker.fault(limits, at);
                 }
             }
+            Effect::FaultElsewhere(..) => {}
             Effect::Cool(_, length) => self.cool_until = self.cool_until.max(at + *length),
             Effect::Well(_) => {
                 self.last_well = Some(at);

@@ -18,6 +18,7 @@ pub mod scrape;
 pub mod settings;
 mod tournament;
 mod view;
+mod yard;
 
 pub use breaker::Breaker;
 pub use budget::Budget;

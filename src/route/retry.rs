@@ -15,7 +15,7 @@ use http::HeaderValue;
 
 use super::Budget;
 use super::settings::{CoolDown, Pool, Retries};
-use crate::units::{EngineId, Tick};
+use crate::units::{EngineId, PoolId, Tick};
 
 /// How an attempt ended that is not simply relayed as the answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,6 +105,8 @@ pub enum Made {
 pub enum Effect {
     /// Counts for the engine's breaker.
     Fault(EngineId),
+    /// The same, for an engine of a pool that the request has left since.
+    FaultElsewhere(PoolId, EngineId),
     /// The engine stands behind the others for this long.
     Cool(EngineId, Duration),
     /// The engine answered as one that works.
@@ -154,6 +156,7 @@ enum Stage {
 /// One request's attempts in one pool.
 #[derive(Clone, Debug)]
 pub struct Attempts {
+    pool: PoolId,
     retries: Retries,
     cool_down: CoolDown,
     until: Tick,
@@ -167,7 +170,7 @@ pub struct Attempts {
     stale: Option<EngineId>,
     without_injection: bool,
     last_failure: Option<Failure>,
-    provisional: Option<EngineId>,
+    provisional: Option<(PoolId, EngineId)>,
     alike: bool,
     has_answer: bool,
     made: Made,
@@ -182,6 +185,7 @@ impl Attempts {
     #[must_use]
     pub fn new(pool: &Pool, until: Tick) -> Self {
         Attempts {
+            pool: pool.id.clone(),
             retries: pool.retries,
             cool_down: pool.cool_down,
             until,
@@ -203,6 +207,7 @@ impl Attempts {
 
     /// Goes on in another pool: its engines are untried, what happened before stays.
     pub fn enter(&mut self, pool: &Pool) {
+        self.pool = pool.id.clone();
         self.retries = pool.retries;
         self.cool_down = pool.cool_down;
         self.closed_from = self.tried.len();
@@ -354,7 +359,11 @@ impl Attempts {
     /// left, or no engine could be chosen.
     #[must_use = "effects are to be applied"]
     pub fn settled(&mut self) -> Vec<Effect> {
-        self.provisional.take().map(Effect::Fault).into_iter().collect()
+        let effect = self.provisional.take().map(|(pool, engine)| match pool == self.pool {
+            true => Effect::Fault(engine),
+            false => Effect::FaultElsewhere(pool, engine),
+        });
+        effect.into_iter().collect()
     }
 
     fn after_failure(
@@ -376,7 +385,7 @@ impl Attempts {
         match failure {
             Failure::Reset => effects.push(Effect::Fault(engine)),
             Failure::Status(_) if self.alike => {}
-            Failure::Status(_) => self.provisional = Some(engine),
+            Failure::Status(_) => self.provisional = Some((self.pool.clone(), engine)),
         }
         self.faults += 1;
         let may = !self.alike && self.faults <= self.retries.after_fault && rest != Rest::Nobody;

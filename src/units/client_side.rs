@@ -28,6 +28,7 @@ pub struct ClientSide(Arc<Cell>);
 #[derive(Debug)]
 struct Cell {
     refused_since: AtomicU64,
+    resumed_at: AtomicU64,
     limited_since: AtomicU64,
     total_deadline: AtomicU64,
     severed: AtomicU8,
@@ -40,6 +41,7 @@ impl Default for Cell {
     fn default() -> Self {
         Cell {
             refused_since: AtomicU64::new(NEVER),
+            resumed_at: AtomicU64::new(NEVER),
             limited_since: AtomicU64::new(NEVER),
             total_deadline: AtomicU64::new(NEVER),
             severed: AtomicU8::new(0),
@@ -64,7 +66,16 @@ impl ClientSide {
         if let Some(since) = self.limited_since(at) {
             self.0.limited_since.store(since.as_nanos(), Ordering::Release);
         }
-        self.0.refused_since.store(NEVER, Ordering::Release);
+        if self.0.refused_since.swap(NEVER, Ordering::AcqRel) != NEVER {
+            self.0.resumed_at.store(at.as_nanos(), Ordering::Release);
+        }
+    }
+
+    /// When the client last took bytes again after it had refused them. The idle limit does
+    /// not run while a client refuses, so it runs from here if nothing came later.
+    #[must_use]
+    pub fn resumed_at(&self) -> Option<Tick> {
+        moment(&self.0.resumed_at)
     }
 
     /// Since when the client has been refusing bytes without a pause.
@@ -90,6 +101,7 @@ impl ClientSide {
     pub fn reset(&self) {
         self.0.limited_since.store(NEVER, Ordering::Release);
         self.0.refused_since.store(NEVER, Ordering::Release);
+        self.0.resumed_at.store(NEVER, Ordering::Release);
         self.0.total_deadline.store(NEVER, Ordering::Release);
         self.0.severed.store(0, Ordering::Release);
     }
@@ -160,7 +172,10 @@ mod tests {
         let side = ClientSide::default();
         side.refuses(Tick::from_millis(10));
         side.refuses(Tick::from_millis(60));
+        assert_eq!(side.resumed_at(), None);
         side.accepts(Tick::from_millis(110));
+        side.accepts(Tick::from_millis(120));
+        assert_eq!(side.resumed_at(), Some(Tick::from_millis(110)));
         assert!(!side.is_limited(Tick::from_millis(500)));
         side.refuses(Tick::from_millis(600));
         assert!(!side.is_limited(Tick::from_millis(700)));

@@ -4,7 +4,8 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use goodput::observe::{Observer, Timeline, Watch};
+use goodput::judge::{Case, Objective, Objectives, judge};
+use goodput::observe::{Ending, Observer, Timeline, Watch};
 use goodput::units::Tick;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -29,7 +30,7 @@ fn replay(wire: &Wire, cuts: &BTreeSet<usize>) -> Timeline {
             start = end;
         }
     }
-    if wire.ending == goodput::observe::Ending::Clean {
+    if wire.ending == Ending::Clean {
         observer.clean_end(wire.end, &mut |piece, _| passed.extend_from_slice(&piece));
         assert_eq!(passed, wire.body, "{}", wire.name);
     } else {
@@ -67,12 +68,21 @@ fn matches(row: &[String], seen: &[String]) -> bool {
     (0..seen.len()).all(|i| row[i] == seen[i] || says_nothing && (i == 4 || i == 6))
 }
 
+/// The outcome under a class with generous thresholds.
+fn outcome(wire: &Wire, timeline: &Timeline) -> String {
+    let within = |seconds| Some(Objective { threshold: Duration::from_secs(seconds), attainment: 0.95 });
+    let objectives = Objectives { ttft: within(60), tpot: within(10), e2e: within(600), ..Objectives::default() };
+    judge(timeline, &objectives, &Case::of(wire.dialect())).outcome.to_string()
+}
+
 fn check(table_name: &str, rows: usize) {
     let table = table(table_name);
     assert_eq!(table.len(), rows);
     let mut wrong = Vec::new();
     for row in &table {
-        let timeline = whole(&wire(&row[0]));
+        let wire = wire(&row[0]);
+        let timeline = whole(&wire);
+        assert_eq!(outcome(&wire, &timeline), row[9], "{}", row[0]);
         let seen = columns(&timeline);
         if !matches(&row[1..], &seen) {
             wrong.push(format!("{}: {:?} and not {seen:?}", row[0], &row[1..9]));

@@ -55,7 +55,10 @@ impl<'a> Check<'a> {
         let (max_event, judged_paths) = self.inspect(root.inspect.as_ref());
         let admin = self.admin(root.admin.as_ref(), &listen);
         let classes = self.classes(root);
-        let class_names = Names::of("class", root.slo_classes.iter().flatten().map(|class| class.slo_class.as_ref()));
+        let class_names = Names::of(
+            "class",
+            root.slo_classes.iter().flat_map(|all| all.iter()).map(|class| class.slo_class.as_ref()),
+        );
         let (keyring, tenants) = self.tenants(root, &class_names);
         let default_class = self.known(root.default_class.as_ref(), &class_names);
         let rules = self.rules(root, &class_names);
@@ -136,12 +139,12 @@ impl<'a> Check<'a> {
         at.value
     }
 
-    /// Seconds above zero.
-    fn seconds(&mut self, at: &At<f64>) -> Option<Duration> {
+    /// Seconds above zero; `wrong` says what is the matter with others.
+    fn seconds(&mut self, at: &At<f64>, wrong: &str) -> Option<Duration> {
         let found = Duration::try_from_secs_f64(at.value).ok().filter(|length| !length.is_zero());
         if found.is_none() {
-            let message = format!("{} can never be met", shown(at));
-            self.problem(&at.place, message, "give a positive number of seconds, or leave it out");
+            let way_out = "give a positive number of seconds, or leave it out";
+            self.problem(&at.place, format!("{} {wrong}", shown(at)), way_out);
         }
         found
     }
@@ -192,9 +195,13 @@ impl<'a> Check<'a> {
         if names.all.contains(&at.value.as_str()) {
             return Some(&at.value);
         }
+        if names.told {
+            return None;
+        }
         let message = format!("the {} {} is not defined", names.what, at.shown());
         let way_out = match nearest(&at.value, names.all.iter().copied()).filter(|_| !at.hidden) {
             Some(near) => format!("did you mean {near}?"),
+            None if names.all.is_empty() => "define it".to_owned(),
             None => format!("define it, or name one of: {}", names.all.join(", ")),
         };
         self.problem(&at.place, message, way_out);
@@ -254,11 +261,19 @@ fn path_of(at: &At<String>) -> PathBuf {
 struct Names<'n> {
     what: &'static str,
     all: Vec<&'n str>,
+    /// That there are none was told already, where they are missing.
+    told: bool,
 }
 
 impl<'n> Names<'n> {
     fn of(what: &'static str, names: impl IntoIterator<Item = Option<&'n At<String>>>) -> Self {
-        Names { what, all: names.into_iter().flatten().map(|at| at.value.as_str()).collect() }
+        let mut all = Vec::new();
+        for at in names.into_iter().flatten() {
+            if !all.contains(&at.value.as_str()) {
+                all.push(at.value.as_str());
+            }
+        }
+        Names { what, told: all.is_empty(), all }
     }
 }
 

@@ -23,9 +23,6 @@ use crate::units::{EngineId, PoolId};
 impl Check<'_> {
     pub(super) fn pools(&mut self, root: &Root) -> Vec<Arc<Pool>> {
         let Some(all) = &root.pools else { return Vec::new() };
-        if all.is_empty() && self.problems.is_empty() {
-            self.problem(root.place(), "`pools` is an empty list", "define a pool");
-        }
         self.unique("pool", all.iter().filter_map(|pool| pool.pool.as_ref()));
         all.iter().filter_map(|raw| self.pool(raw)).map(Arc::new).collect()
     }
@@ -58,19 +55,18 @@ impl Check<'_> {
                 self.problem(dns.place(), "a pool has either `engines` or `dns`", "remove one, or make two pools");
                 None
             }
-            (Some(list), None) => self.engine_list(raw, list),
+            (Some(list), None) => self.engine_list(list),
             (None, Some(dns)) => self.dns(dns).map(Engines::Dns),
             (None, None) => {
-                self.problem(raw.place(), "the pool has no engines", "add `engines` with a url each, or `dns`");
+                if raw.is_whole() {
+                    self.problem(raw.place(), "the pool has no engines", "add `engines` with a url each, or `dns`");
+                }
                 None
             }
         }
     }
 
-    fn engine_list(&mut self, pool: &raw::Pool, list: &[raw::Engine]) -> Option<Engines> {
-        if list.is_empty() && self.problems.is_empty() {
-            self.problem(pool.place(), "`engines` is an empty list", "add an engine");
-        }
+    fn engine_list(&mut self, list: &[raw::Engine]) -> Option<Engines> {
         let mut first: HashMap<EngineId, u64> = HashMap::new();
         let mut found = Vec::new();
         for at in list.iter().filter_map(|engine| engine.url.as_ref()) {
@@ -91,9 +87,9 @@ impl Check<'_> {
             Ok(engine) => Some(engine),
             Err(bad) => {
                 // Credentials in a URL are not repeated.
-                let show = !at.hidden && !at.value.contains('@');
-                let message =
-                    if show { format!("{} {}", at.shown(), bad.wrong) } else { format!("the URL {}", bad.wrong) };
+                let show = !at.hidden && !at.value.contains(['@', '?']);
+                let subject = if show || at.hidden { at.shown() } else { "the URL".to_owned() };
+                let message = format!("{subject} {}", bad.wrong);
                 let way_out = match bad.meant.filter(|_| show) {
                     Some(meant) => format!("did you mean \"{meant}\"?"),
                     None => "write http://host:port, or https".to_owned(),

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::{Check, Names};
 use crate::config::raw::{self, Root};
-use crate::config::read::{At, Block};
+use crate::config::read::At;
 use crate::route::settings::Route;
 use crate::units::{ClassId, Glob, PoolId};
 
@@ -15,19 +15,16 @@ impl Check<'_> {
         classes: &Names<'_>,
         aliases: &BTreeMap<String, String>,
     ) -> Vec<Route> {
-        let pools = Names::of("pool", root.pools.iter().flatten().map(|pool| pool.pool.as_ref()));
+        let pools = Names::of("pool", root.pools.iter().flat_map(|all| all.iter()).map(|pool| pool.pool.as_ref()));
         let Some(all) = &root.routes else {
             let pools = pools.all.into_iter().map(PoolId::from).collect();
             return vec![Route { models: vec![Glob::new("*")], classes: None, pools }];
         };
         let mut routes: Vec<Route> = Vec::new();
-        for raw in all {
+        for raw in all.iter() {
             let route = self.route(raw, classes, &pools);
             self.is_reached(raw, &route, &routes, classes, aliases);
             routes.push(route);
-        }
-        if all.is_empty() && self.problems.is_empty() {
-            self.problem(root.place(), "`routes` is an empty list", "add a route, or remove the key");
         }
         self.all_are_served(root, &routes);
         routes
@@ -88,7 +85,7 @@ impl Check<'_> {
 
     /// Every class and every alias must have a route.
     fn all_are_served(&mut self, root: &Root, routes: &[Route]) {
-        for at in root.slo_classes.iter().flatten().filter_map(|class| class.slo_class.as_ref()) {
+        for at in root.slo_classes.iter().flat_map(|all| all.iter()).filter_map(|class| class.slo_class.as_ref()) {
             let class = ClassId::from(at.value.as_str());
             if !routes.is_empty() && !routes.iter().any(|route| route.serves(&class)) {
                 let message = format!("no route serves the class {}", at.shown());
@@ -149,7 +146,7 @@ impl Check<'_> {
 
     /// What nothing leads to is no mistake, but worth a look.
     pub(super) fn unused(&mut self, root: &Root) {
-        for at in root.slo_classes.iter().flatten().filter_map(|class| class.slo_class.as_ref()) {
+        for at in root.slo_classes.iter().flat_map(|all| all.iter()).filter_map(|class| class.slo_class.as_ref()) {
             let rules = root.classify.iter().flatten().filter_map(|rule| rule.class.as_ref());
             let leads = rules.chain(&root.default_class).any(|named| named.value == at.value);
             if !leads {
@@ -158,7 +155,7 @@ impl Check<'_> {
             }
         }
         let Some(routes) = &root.routes else { return };
-        for at in root.pools.iter().flatten().filter_map(|pool| pool.pool.as_ref()) {
+        for at in root.pools.iter().flat_map(|all| all.iter()).filter_map(|pool| pool.pool.as_ref()) {
             let used = routes.iter().flat_map(|route| &route.pools).flat_map(|list| &list.0);
             if !used.into_iter().any(|named| named.value == at.value) {
                 let message = format!("no route leads to the pool {}", at.shown());

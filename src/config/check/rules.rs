@@ -59,7 +59,7 @@ impl Check<'_> {
         let anonymous = TenantId::anonymous();
         let names = match &root.tenants {
             Some(tenants) => Names::of("tenant", tenants.iter().map(|tenant| tenant.tenant.as_ref())),
-            None => Names { what: "tenant", all: vec![anonymous.as_str()] },
+            None => Names { what: "tenant", all: vec![anonymous.as_str()], told: false },
         };
         list.iter().filter_map(|at| self.known(Some(at), &names)).map(TenantId::from).collect()
     }
@@ -79,6 +79,9 @@ impl Check<'_> {
                 (Some(prefix), None) => HeaderTest::Prefix(prefix.value.clone()),
                 (None, Some(present)) => HeaderTest::Present(present.value),
                 (None, None) | (Some(_), Some(_)) => {
+                    if !shape.is_whole() {
+                        return None;
+                    }
                     self.problem(shape.place(), "needs either `prefix` or `present`", "write one of the two");
                     return None;
                 }
@@ -107,7 +110,9 @@ impl Check<'_> {
 
     fn range(&mut self, raw: &impl Block, at_least: &Option<At<u64>>, at_most: &Option<At<u64>>) -> Option<TokenRange> {
         if at_least.is_none() && at_most.is_none() {
-            self.problem(raw.place(), "the range has no end", "write `at_least`, `at_most`, or both");
+            if raw.is_whole() {
+                self.problem(raw.place(), "the range has no end", "write `at_least`, `at_most`, or both");
+            }
             return None;
         }
         let range = TokenRange {

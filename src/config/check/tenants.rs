@@ -24,16 +24,12 @@ impl Check<'_> {
             self.labels_are_known(root, &[]);
             return (Keyring::anonymous(), vec![Tenant { id: TenantId::anonymous(), classes: None }]);
         };
-        if all.is_empty() && self.problems.is_empty() {
-            let way_out = "define a tenant, or remove the key to let everybody in as `anonymous`";
-            self.problem(root.place(), "`tenants` is an empty list: nobody could ask", way_out);
-        }
         self.unique("tenant", all.iter().filter_map(|tenant| tenant.tenant.as_ref()));
         let mut owners: HashMap<KeyHash, Who> = HashMap::new();
         let mut places: HashMap<KeyHash, Place> = HashMap::new();
         let mut labels = Vec::new();
         let mut tenants = Vec::new();
-        for raw in all {
+        for raw in all.iter() {
             if let Some(name) = &raw.tenant {
                 self.name(name, &["other"]);
             }
@@ -59,9 +55,8 @@ impl Check<'_> {
     }
 
     fn keys(&mut self, raw: &raw::Tenant) -> Vec<Found> {
-        let before = self.problems.len();
         let mut found = Vec::new();
-        for key in raw.keys.iter().flatten() {
+        for key in raw.keys.iter().flat_map(|keys| keys.iter()) {
             let Some(at) = &key.blake3 else { continue };
             match KeyHash::from_hex(at.value.0.trim()) {
                 Some(hash) => {
@@ -75,8 +70,7 @@ impl Check<'_> {
             }
         }
         found.extend(self.keys_file(raw));
-        let any_written = raw.keys.as_ref().is_some_and(|keys| !keys.is_empty()) || raw.keys_file.is_some();
-        if !any_written && before == self.problems.len() && raw.tenant.is_some() {
+        if raw.keys.is_none() && raw.keys_file.is_none() && raw.is_whole() {
             self.problem(raw.place(), "the tenant has no key, so nobody can ask as it", "add `keys` or `keys_file`");
         }
         self.labels_differ(&found);
@@ -128,7 +122,7 @@ impl Check<'_> {
 
     /// A rule for a label that no key has would never match.
     fn labels_are_known(&mut self, root: &Root, labels: &[Arc<str>]) {
-        let names = Names { what: "key label", all: labels.iter().map(AsRef::as_ref).collect() };
+        let names = Names { what: "key label", all: labels.iter().map(AsRef::as_ref).collect(), told: false };
         let rules = root.classify.iter().flatten().filter_map(|rule| rule.when.as_ref());
         for at in rules.filter_map(|when| when.key.as_ref()).flat_map(|list| &list.0) {
             self.known(Some(at), &names);

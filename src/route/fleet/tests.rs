@@ -1,9 +1,12 @@
 //! Choosing, health and the books of work.
 
+use std::collections::HashSet;
+
 use proptest::prelude::*;
 
 use super::*;
-use crate::route::settings::{BreakerLimits, DnsName, Scheme};
+use crate::route::settings::{Balance, BreakerLimits, DnsName, Engines, Scheme};
+use crate::route::view::EngineState;
 
 const LATER: Tick = Tick::from_millis(1 << 40);
 

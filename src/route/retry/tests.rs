@@ -281,6 +281,16 @@ fn another_pool_begins_with_untried_engines() {
 }
 
 #[test]
+fn a_fault_in_a_pool_that_was_left_counts_there() {
+    let mut case = case();
+    let _ = case.next(FAULT, Rest::Others);
+    case.attempts.enter(&Pool::with_defaults("q".into(), Engines::Static(Vec::new())));
+    case.begin("b");
+    let elsewhere = Effect::FaultElsewhere("p".into(), "a".into());
+    assert_eq!(case.attempts.succeeded(Injection::None), [elsewhere, well("b")]);
+}
+
+#[test]
 fn retry_after_is_read_as_seconds_or_as_a_date() {
     let read = |text: &'static str| retry_after(&HeaderValue::from_static(text), Duration::from_secs(784_111_770));
     assert_eq!(read("7"), Some(Duration::from_secs(7)));

@@ -1,0 +1,87 @@
+//! `goodput serve`: the gateway, from a settings file.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use tokio::signal::unix::{SignalKind, signal};
+
+use super::service::Service;
+use crate::clock::Clock;
+use crate::config::watch::{NotLoaded, Source};
+
+/// Runs the gateway until it is told to end.
+#[derive(Debug, clap::Args)]
+pub struct Serve {
+    /// The settings.
+    #[arg(short, long, value_name = "FILE")]
+    config: PathBuf,
+    /// Say where it listens as one JSON line on stdout.
+    #[arg(long)]
+    json: bool,
+}
+
+impl Serve {
+    /// Serves; 0 after a drain, 2 for settings that cannot be used, 3 where it cannot start.
+    #[must_use]
+    pub fn run(self) -> ExitCode {
+        super::logs();
+        let source = Source::file(&self.config);
+        let settings = match source.read() {
+            Ok(settings) => settings,
+            Err(NotLoaded::Problems(problems)) => {
+                problems.iter().for_each(|problem| eprintln!("{}: {problem}", self.config.display()));
+                eprintln!("goodput serve: {} problem(s); nothing was started", problems.len());
+                return ExitCode::from(2);
+            }
+            Err(other) => {
+                eprintln!("goodput serve: {other}");
+                return ExitCode::from(2);
+            }
+        };
+        for note in &settings.notes {
+            eprintln!("{}: note: {note}", self.config.display());
+        }
+        let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+            Ok(runtime) => runtime,
+            Err(error) => {
+                eprintln!("goodput serve: no runtime: {error}");
+                return ExitCode::from(3);
+            }
+        };
+        runtime.block_on(async {
+            let service = match Service::bind(settings, Some(source), Clock::start()).await {
+                Ok(service) => service,
+                Err(error) => {
+                    let error = anyhow::Error::from(error);
+                    eprintln!("goodput serve: {error:#}");
+                    return ExitCode::from(3);
+                }
+            };
+            self.announce(&service);
+            service.run(told_to_end()).await;
+            ExitCode::SUCCESS
+        })
+    }
+
+    fn announce(&self, service: &Service) {
+        let admin = service.admin_address();
+        if self.json {
+            let admin = admin.map(|address| address.to_string());
+            println!("{}", serde_json::json!({"listening": service.address().to_string(), "admin": admin}));
+        }
+        tracing::info!(address = %service.address(), ?admin, "serving");
+    }
+}
+
+/// SIGTERM or SIGINT.
+pub(super) async fn told_to_end() {
+    let (Ok(mut terminate), Ok(mut interrupt)) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
+    else {
+        tracing::error!("signals cannot be heard; only a kill ends this process");
+        return std::future::pending().await;
+    };
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+}

@@ -1,0 +1,283 @@
+//! A gateway that runs: listeners, probes, reload, and the way out. `serve` runs one from a
+//! file, `demo` one over simulated engines.
+
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use secrecy::SecretString;
+use tokio::net::TcpListener;
+use tokio::task::{JoinHandle, JoinSet};
+
+use crate::accept::settings::Shutdown;
+use crate::accept::{CannotListen, Drain, Listener, Phase};
+use crate::admin::{self, AdminView, BurnRate, ClassStanding};
+use crate::clock::Clock;
+use crate::config::Settings;
+use crate::config::watch::{NotLoaded, Reload, Reloader, Source, watch};
+use crate::dial::{Dial, Sockets};
+use crate::gateway::{Gateway, Materials};
+use crate::record::settings::AccessLog;
+use crate::record::{AccessLines, EngineReport, Format, Recorder, access};
+use crate::route::probe::Probes;
+use crate::route::{EngineState, Fleet};
+
+/// Why a gateway did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum CannotStart {
+    /// The listener for clients.
+    #[error(transparent)]
+    Listen(#[from] CannotListen),
+    /// The listener for operators.
+    #[error("cannot listen on {address} (admin)")]
+    Admin {
+        /// Which address.
+        address: SocketAddr,
+        /// What the system said.
+        source: std::io::Error,
+    },
+}
+
+/// A gateway whose sockets are bound. [`Service::run`] serves.
+pub struct Service {
+    clock: Clock,
+    drain: Drain,
+    gateway: Gateway,
+    probes: Arc<Probes>,
+    listener: Listener,
+    admin: Option<(TcpListener, Option<SecretString>)>,
+    shutdown: Shutdown,
+    source: Option<Source>,
+    lines: Option<JoinHandle<()>>,
+}
+
+impl Service {
+    /// Binds everything that the settings ask for. `source` is where they came from, to read
+    /// them again; without one they stay.
+    ///
+    /// # Errors
+    /// [`CannotStart`]: a port is taken, a certificate cannot be used.
+    pub async fn bind(settings: Settings, source: Option<Source>, clock: Clock) -> Result<Self, CannotStart> {
+        let drain = Drain::new();
+        let listener = Listener::bind(&settings.listen, drain.clone(), clock).await?;
+        let admin = match &settings.admin {
+            Some(admin) => {
+                let socket = TcpListener::bind(admin.address).await;
+                let failed = |source| CannotStart::Admin { address: admin.address, source };
+                Some((socket.map_err(failed)?, admin.token.clone()))
+            }
+            None => None,
+        };
+        let (access, lines) = access_lines(settings.access_log);
+        let dial: Arc<dyn Dial> = Arc::new(Sockets::new());
+        let recorder = Recorder::new(clock, access);
+        let (shutdown, pools) = (settings.shutdown, settings.pools.clone());
+        let materials = Materials { clock, dial: Arc::clone(&dial), recorder, seed: rand::random() };
+        let gateway = Gateway::new(settings, materials);
+        gateway.recorder.reloaded(true);
+        let probes = Arc::new(Probes::new(Arc::clone(&gateway.fleet), dial, clock, rand::random()));
+        probes.follow(&pools);
+        Ok(Service { clock, drain, gateway, probes, listener, admin, shutdown, source, lines })
+    }
+
+    /// Where clients are served: with the port that the system chose, if it was asked to.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.listener.address()
+    }
+
+    /// Where operators are served.
+    #[must_use]
+    pub fn admin_address(&self) -> Option<SocketAddr> {
+        self.admin.as_ref().and_then(|(socket, _)| socket.local_addr().ok())
+    }
+
+    /// The gateway.
+    #[must_use]
+    pub fn gateway(&self) -> Gateway {
+        self.gateway.clone()
+    }
+
+    /// Serves until `leave` ends, then drains: readiness fails first, open streams run to
+    /// their end within the drain limit.
+    pub async fn run(self, leave: impl Future<Output = ()>) {
+        let Service { clock, drain, gateway, probes, listener, admin, shutdown, source, lines } = self;
+        let mut tasks = JoinSet::new();
+        let sweeping = Arc::clone(&gateway.lines);
+        tasks.spawn(async move { sweeping.keep_swept().await });
+        let reloader = source.map(|source| follow(source, &gateway, &probes, &listener, &mut tasks));
+        if let Some((socket, token)) = admin {
+            let view = View { gateway: gateway.clone(), drain: drain.clone(), reloader };
+            let router = admin::router(Arc::new(view), token);
+            tasks.spawn(async move {
+                if let Err(error) = axum::serve(socket, router).await {
+                    tracing::error!(%error, "the admin listener ended");
+                }
+            });
+        }
+        serve_and_leave(clock, &gateway, listener, &drain, &shutdown, leave).await;
+        last_words(clock, gateway, tasks, lines).await;
+    }
+}
+
+async fn serve_and_leave(
+    clock: Clock,
+    gateway: &Gateway,
+    listener: Listener,
+    drain: &Drain,
+    shutdown: &Shutdown,
+    leave: impl Future<Output = ()>,
+) {
+    let leaving = async {
+        leave.await;
+        tracing::info!("leaving: readiness fails, then no new work, then open streams end");
+        tokio::join!(drain.leave(clock, shutdown), async {
+            drain.reached(Phase::Draining).await;
+            gateway.begin_drain();
+        });
+        std::future::pending::<()>().await;
+    };
+    tokio::select! {
+        () = listener.serve(gateway.clone()) => {}
+        () = leaving => {}
+    }
+}
+
+/// Every visit has ended before the process does, and every line is out.
+async fn last_words(clock: Clock, gateway: Gateway, mut tasks: JoinSet<()>, lines: Option<JoinHandle<()>>) {
+    tokio::select! {
+        () = gateway.recorder.emptied() => {}
+        () = clock.sleep_until(Some(clock.now() + Duration::from_secs(2))) => {
+            tracing::warn!(open = gateway.recorder.open_visits(), "requests were still open at the end");
+        }
+    }
+    tasks.shutdown().await;
+    // With the last recorder goes the last sender of lines.
+    drop(gateway);
+    if let Some(lines) = lines {
+        // The writer ends once the lines handed over are out; a blocked stdout must not hold us.
+        tokio::select! {
+            _ = lines => {}
+            () = clock.sleep_until(Some(clock.now() + Duration::from_secs(2))) => {}
+        }
+    }
+}
+
+fn access_lines(log: AccessLog) -> (Option<AccessLines>, Option<JoinHandle<()>>) {
+    match log {
+        AccessLog::Off => (None, None),
+        AccessLog::Stdout => {
+            let (lines, writer) = access::lines();
+            let task = tokio::spawn(async move {
+                if let Err(error) = writer.run(tokio::io::stdout()).await {
+                    tracing::error!(%error, "access lines can no longer be written");
+                }
+            });
+            (Some(lines), Some(task))
+        }
+    }
+}
+
+/// Follows the settings' source: new ones are exchanged everywhere, bad ones change nothing.
+fn follow(
+    source: Source,
+    gateway: &Gateway,
+    probes: &Arc<Probes>,
+    listener: &Listener,
+    tasks: &mut JoinSet<()>,
+) -> Reloader {
+    let (watcher, reloader) = watch(source, &gateway.live.load().settings, crate::config::watch::EVERY);
+    let (gateway, probes, door) = (gateway.clone(), Arc::clone(probes), listener.door());
+    tasks.spawn(watcher.run(move |Reload { why, result }| {
+        gateway.recorder.reloaded(result.is_ok());
+        match result {
+            Ok(settings) => {
+                for key in gateway.live.load().settings.fixed_differences(&settings) {
+                    tracing::warn!(key, "this key changes only with a restart");
+                }
+                door.set_limits(&settings.listen);
+                probes.follow(&settings.pools);
+                gateway.adopt(settings);
+                tracing::info!(?why, "settings exchanged");
+            }
+            Err(problem) => tracing::error!(?why, %problem, "the settings stay as they were"),
+        }
+    }));
+    reloader
+}
+
+/// What the operators' port shows.
+struct View {
+    gateway: Gateway,
+    drain: Drain,
+    reloader: Option<Reloader>,
+}
+
+impl AdminView for View {
+    fn metrics(&self, openmetrics: bool) -> String {
+        let at = self.gateway.clock.now();
+        report_engines(&self.gateway.fleet, &self.gateway.recorder, at);
+        self.gateway.recorder.page(if openmetrics { Format::OpenMetrics } else { Format::Text })
+    }
+
+    fn is_ready(&self) -> bool {
+        !self.drain.is_leaving()
+    }
+
+    fn slo(&self) -> Vec<ClassStanding> {
+        standings(&self.gateway.recorder)
+    }
+
+    fn reload(&self) -> Pin<Box<dyn Future<Output = Result<(), Vec<String>>> + Send + '_>> {
+        Box::pin(async move {
+            let Some(reloader) = &self.reloader else {
+                return Err(vec!["these settings have no file that could be read again".to_owned()]);
+            };
+            reloader.reload().await.map_err(|not_loaded| match not_loaded {
+                NotLoaded::Problems(problems) => problems.iter().map(ToString::to_string).collect(),
+                other => vec![other.to_string()],
+            })
+        })
+    }
+}
+
+/// How each class stands, as the operators' port writes it.
+pub(super) fn standings(recorder: &Recorder) -> Vec<ClassStanding> {
+    let standing = |standing: crate::record::Standing| ClassStanding {
+        class: standing.class.to_string(),
+        window_seconds: standing.window.as_secs(),
+        target: standing.target,
+        met: standing.count.met,
+        total: standing.count.judged,
+        attainment: standing.count.attainment(),
+        budget_remaining: standing.budget_left,
+        burn_rate: standing
+            .burn
+            .iter()
+            .map(|(window, rate)| BurnRate { window_seconds: window.as_secs(), rate: *rate })
+            .collect(),
+        in_flight: standing.in_flight,
+        overdue: standing.overdue,
+    };
+    recorder.standings().into_iter().map(standing).collect()
+}
+
+/// The gauges of engines are told at each scrape, from what the fleet knows then.
+fn report_engines(fleet: &Fleet, recorder: &Recorder, at: crate::units::Tick) {
+    for pool in fleet.view(at) {
+        for engine in pool.engines {
+            if engine.left.is_some() {
+                recorder.engine_left(&pool.pool, &engine.engine);
+                continue;
+            }
+            let report = EngineReport {
+                up: matches!(engine.state, EngineState::Up | EngineState::Cooling),
+                waiting: engine.waiting,
+                running: engine.running,
+                kv_usage: engine.kv_usage,
+            };
+            recorder.engine(&pool.pool, &engine.engine, report);
+        }
+    }
+}

@@ -1,0 +1,951 @@
+//! What users of streaming gateways reported, as inputs with the right answer; and laws.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use proptest::prelude::*;
+
+use super::sse::HELD;
+use super::*;
+use crate::units::{Dialect, Tick, Tokens};
+
+const R: &str = r#"{"choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}]}"#;
+const D: &str = "[DONE]";
+
+fn t(text: &str) -> String {
+    delta(&format!(r#"{{"content":"{text}"}}"#))
+}
+
+fn delta(delta: &str) -> String {
+    of_choice(0, delta, "null")
+}
+
+fn of_choice(index: u64, delta: &str, reason: &str) -> String {
+    format!(r#"{{"id":"c1","model":"m1","choices":[{{"index":{index},"delta":{delta},"finish_reason":{reason}}}]}}"#)
+}
+
+fn f(reason: &str) -> String {
+    of_choice(0, "{}", &format!("\"{reason}\""))
+}
+
+fn k(arguments: &str) -> String {
+    let call = format!(r#"{{"index":0,"id":"k1","function":{{"name":"f","arguments":"{arguments}"}}}}"#);
+    delta(&format!(r#"{{"tool_calls":[{call}]}}"#))
+}
+
+fn counts(prompt: u64, completion: u64) -> String {
+    let total = prompt + completion;
+    format!(r#""usage":{{"prompt_tokens":{prompt},"completion_tokens":{completion},"total_tokens":{total}}}"#)
+}
+
+fn u(prompt: u64, completion: u64) -> String {
+    format!(r#"{{"choices":[],{}}}"#, counts(prompt, completion))
+}
+
+/// The event with usage beside its choice.
+fn with(event: &str, prompt: u64, completion: u64) -> String {
+    format!("{},{}}}", &event[..event.len() - 1], counts(prompt, completion))
+}
+
+fn chat() -> Expect {
+    Expect::stream(Dialect::Chat, Tick::ZERO)
+}
+
+fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+fn at(millis: u64) -> Option<Tick> {
+    Some(Tick::from_millis(millis))
+}
+
+fn watch() -> Watch {
+    let edges = [10, 50, 100, 500].map(ms);
+    Watch { gap_edges: edges.into(), itl: Some(ms(100)), ..Watch::default() }
+}
+
+/// An observer that writes down what it passes.
+struct Seen {
+    observer: Observer,
+    passed: Vec<u8>,
+    notes: Vec<Note>,
+}
+
+impl Seen {
+    fn new(expect: Expect) -> Seen {
+        Seen::of(expect, Reader::Events)
+    }
+
+    fn of(expect: Expect, reader: Reader) -> Seen {
+        Seen { observer: Observer::new(expect, reader, 200, watch()), passed: Vec::new(), notes: Vec::new() }
+    }
+
+    fn raw(mut self, millis: u64, bytes: &[u8]) -> Seen {
+        let (passed, notes) = (&mut self.passed, &mut self.notes);
+        self.observer.frame(Bytes::copy_from_slice(bytes), Tick::from_millis(millis), &mut |piece, note| {
+            passed.extend_from_slice(&piece);
+            notes.push(*note);
+        });
+        self
+    }
+
+    fn data(self, millis: u64, data: &str) -> Seen {
+        self.raw(millis, format!("data: {data}\n\n").as_bytes())
+    }
+
+    fn all(mut self, events: &[(u64, &str)]) -> Seen {
+        for (millis, data) in events {
+            self = self.data(*millis, data);
+        }
+        self
+    }
+
+    fn clean(self, millis: u64) -> Timeline {
+        self.observer.end(Ending::Clean, Tick::from_millis(millis))
+    }
+
+    fn ends(self, ending: Ending, millis: u64) -> Timeline {
+        self.observer.end(ending, Tick::from_millis(millis))
+    }
+}
+
+fn json(expect: Expect, body: &str) -> Timeline {
+    Seen::of(expect, Reader::Json).raw(900, body.as_bytes()).clean(950)
+}
+
+fn not_streamed(dialect: Dialect) -> Expect {
+    Expect { stream_asked: false, ..Expect::stream(dialect, Tick::ZERO) }
+}
+
+#[test]
+fn c01_all_framings_give_one_timeline() {
+    let events = [R.to_owned(), t("ab"), f("stop"), u(5, 2), D.to_owned()];
+    let framed =
+        |end: &str| -> Vec<u8> { events.iter().flat_map(|e| format!("data: {e}{end}").into_bytes()).collect() };
+    let lf = Seen::new(chat()).raw(300, &framed("\n\n")).clean(300);
+    assert_eq!((lf.first_token, lf.output, lf.usage.input), (at(300), Tokens(2), Some(Tokens(5))));
+    for end in ["\r\n\r\n", "\r\r"] {
+        let bytes = framed(end);
+        let whole = Seen::new(chat()).raw(300, &bytes);
+        assert_eq!(whole.passed, bytes);
+        assert_eq!(whole.clean(300), lf);
+        for cut in 0..bytes.len() {
+            let two = Seen::new(chat()).raw(300, &bytes[..cut]).raw(300, &bytes[cut..]);
+            assert_eq!(two.clean(300), lf, "{end:?} cut at {cut}");
+        }
+    }
+}
+
+#[test]
+fn c02_no_space_behind_the_colon() {
+    let tight = format!("data:{}\n\ndata:{}\n\ndata:[DONE]\n\n", t("a"), f("stop"));
+    let seen = Seen::new(chat()).raw(7, tight.as_bytes()).clean(7);
+    assert_eq!((seen.first_token, seen.finish), (at(7), at(7)));
+}
+
+#[test]
+fn c03_one_byte_per_read_the_event_is_that_of_its_last_byte() {
+    let event = format!("data: {}\n\n", t("héllo 🌍 漢字"));
+    let mut seen = Seen::new(chat());
+    for (millis, byte) in event.bytes().enumerate() {
+        seen = seen.raw(millis as u64, &[byte]);
+    }
+    assert_eq!(seen.passed, event.as_bytes());
+    assert_eq!(seen.ends(Ending::Left, 999).first_token, at(event.len() as u64 - 1));
+}
+
+#[test]
+fn c04_comments_and_pings_are_no_tokens_but_activity() {
+    let seen = Seen::new(chat()).raw(20, b": k\n\n").raw(200, b": k\n\n").data(400, &t("a")).raw(430, b": k\n\n");
+    assert_eq!(seen.observer.last_activity(), at(430));
+    let seen = seen.raw(440, b"event: ping\ndata: {\"type\":\"ping\"}\n\n").data(460, &t("b"));
+    let seen = seen.all(&[(460, &f("stop")), (460, &u(5, 2))]).clean(470);
+    assert_eq!(seen.first_token, at(400));
+    assert_eq!(seen.gaps.sum, ms(60));
+    assert_eq!(seen.gaps.buckets, [0, 0, 1, 0, 0]);
+}
+
+#[test]
+fn a_comment_line_counts_before_its_blank_line_comes() {
+    let seen = Seen::new(chat()).raw(20, b": k\n");
+    assert_eq!(seen.observer.last_activity(), at(20));
+    assert_eq!(seen.raw(30, b"data: {").observer.last_activity(), at(20));
+}
+
+#[test]
+fn c06_an_event_of_3_mib_passes_and_is_read() {
+    let event = format!("data: {}\n\n", k(&"x".repeat(3 << 20)));
+    let mut seen = Seen::new(chat());
+    for (i, frame) in event.as_bytes().chunks(4096).enumerate() {
+        seen = seen.raw(i as u64, frame);
+        let (left, sent) = (seen.passed.len(), (i + 1) * 4096);
+        assert!(sent.min(event.len()) - left <= HELD);
+        assert_eq!(seen.observer.long_event_is_out(), left > 0 && left < event.len());
+        assert_eq!(seen.observer.last_activity().is_some(), left > 0);
+    }
+    assert_eq!(seen.passed, event.as_bytes());
+    let last = (event.len() - 1) / 4096;
+    assert!(seen.notes.last().is_some_and(|note| note.part && note.visible));
+    let seen = seen.ends(Ending::Left, 9999);
+    assert_eq!((seen.first_visible, seen.token_events), (at(last as u64), 1));
+    assert!(!seen.unparseable);
+}
+
+#[test]
+fn an_event_over_the_cap_passes_unread_and_what_follows_is_read() {
+    for size in [100, HELD, 2 * HELD] {
+        let watch = Watch { max_event: size, ..watch() };
+        let mut observer = Observer::new(chat(), Reader::Events, 200, watch);
+        let event = format!("data: {}\n\ndata: {}\n\n", k(&"x".repeat(size)), D);
+        let mut passed = Vec::new();
+        for frame in event.as_bytes().chunks(1000) {
+            let frame = Bytes::copy_from_slice(frame);
+            observer.frame(frame, Tick::from_millis(5), &mut |piece, _| passed.extend_from_slice(&piece));
+        }
+        assert_eq!(passed, event.as_bytes());
+        let seen = observer.end(Ending::Clean, Tick::from_millis(6));
+        assert!(seen.unparseable && seen.token_events == 0 && seen.finish.is_some(), "{size}");
+    }
+}
+
+#[test]
+fn c08_without_done_a_finish_reason_and_a_clean_end_complete() {
+    let seen = Seen::new(chat()).all(&[(10, R), (20, &t("a")), (30, &f("stop")), (40, &u(5, 1))]);
+    assert!(seen.observer.is_finished());
+    let seen = seen.clean(90);
+    assert_eq!((seen.finish, seen.output, seen.source), (at(30), Tokens(1), TokenSource::Usage));
+}
+
+#[test]
+fn c09_a_clean_end_before_any_finish_reason_is_no_finish() {
+    let seen = Seen::new(chat()).all(&[(10, R), (20, &t("a")), (30, &t("b"))]).clean(40);
+    assert_eq!((seen.finish, seen.output, seen.source), (None, Tokens(2), TokenSource::Events));
+    let done = Seen::new(chat()).all(&[(10, R), (20, &t("a")), (30, D)]).clean(40);
+    assert_eq!((done.finish, done.has_finish_reason), (at(30), false));
+}
+
+#[test]
+fn c09_of_two_choices_one_finished_and_a_clean_end() {
+    let two = || Seen::new(Expect { choices: 2, ..chat() }).all(&[(20, &t("a")), (30, &f("stop"))]);
+    assert!(!two().observer.is_finished());
+    assert_eq!(two().clean(40).finish, at(40));
+    assert_eq!(two().ends(Ending::Broken, 40).finish, None);
+    let second = of_choice(1, r#"{"content":"x"}"#, "null");
+    assert_eq!(two().data(35, &second).clean(40).finish, None);
+}
+
+#[test]
+fn c10_an_error_inside_a_200() {
+    let error = r#"{"error":{"message":"m","type":"x","code":504}}"#;
+    let first = Seen::new(chat()).all(&[(10, error), (11, D)]);
+    assert_eq!(first.observer.error(), Some(InBandError { code: 504, after_first_token: false }));
+    assert_eq!(first.notes[0].error.map(|error| error.code), Some(504));
+    let first = first.clean(12);
+    assert_eq!((first.finish, first.first_token), (None, None));
+    let late = Seen::new(chat()).all(&[(10, &t("a")), (20, r#"{"error":{"code":"400"}}"#), (21, D)]).clean(22);
+    assert_eq!(late.error, Some(InBandError { code: 400, after_first_token: true }));
+    assert_eq!(late.finish, None);
+}
+
+#[test]
+fn c10_all_shapes_of_errors() {
+    let code = |dialect, raw: &str| {
+        let seen = Seen::new(Expect::stream(dialect, Tick::ZERO)).raw(1, raw.as_bytes());
+        seen.observer.error().map(|error| error.code)
+    };
+    let cases = [
+        (
+            Dialect::Chat,
+            "event: error\ndata: {\"message\":\"m\",\"type\":\"BadRequestError\",\"code\":400}\n\n",
+            Some(400),
+        ),
+        (Dialect::Chat, "event: error\ndata: something broke\n\n", Some(500)),
+        (Dialect::Chat, "event: error\n: only a comment\n\n", None),
+        (Dialect::Chat, "data: {\"error\":\"text\"}\n\n", Some(500)),
+        (Dialect::Chat, "data: {\"error\":null,\"choices\":[]}\n\n", None),
+        (Dialect::Chat, "data: {\"object\":\"error\",\"type\":\"BadRequestError\",\"code\":422}\n\n", Some(422)),
+        (Dialect::Chat, "data: {\"error\":{\"type\":\"Service Unavailable\"}}\n\n", Some(503)),
+        (
+            Dialect::Messages,
+            "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"overloaded_error\"}}\n\n",
+            Some(529),
+        ),
+        (Dialect::Messages, "data: {\"type\":\"error\"}\n\n", Some(500)),
+        (Dialect::Responses, "data: {\"type\":\"error\",\"code\":\"rate_limit_exceeded\"}\n\n", Some(429)),
+        (
+            Dialect::Responses,
+            "data: {\"type\":\"response.failed\",\"response\":{\"error\":{\"code\":\"server_error\"}}}\n\n",
+            Some(500),
+        ),
+        (Dialect::Responses, "data: {\"type\":\"response.failed\",\"response\":{\"error\":null}}\n\n", Some(500)),
+        (Dialect::Responses, "data: {\"type\":\"response.created\",\"response\":{\"error\":null}}\n\n", None),
+    ];
+    for (dialect, raw, expected) in cases {
+        assert_eq!(code(dialect, raw), expected, "{raw}");
+    }
+}
+
+#[test]
+fn an_error_behind_the_finish_leaves_the_finish_where_it_was() {
+    let seen = Seen::new(chat()).all(&[(10, &t("a")), (20, &f("stop")), (30, r#"{"error":{}}"#)]).clean(40);
+    assert_eq!((seen.finish, seen.error.map(|error| error.code)), (at(20), Some(500)));
+}
+
+#[test]
+fn c13_no_choices_are_no_token_and_no_panic() {
+    let usage = format!("{{{}}}", counts(5, 1));
+    let preamble = r#"{"choices":[],"prompt_filter_results":[{"index":0}]}"#;
+    let all = [(50, preamble), (60, R), (300, &*t("a")), (310, &*f("stop")), (320, &*usage), (330, D)];
+    let seen = Seen::new(chat()).all(&all);
+    assert_eq!(seen.notes[0].usage, UsageSeat::None);
+    assert_eq!(seen.notes[4].usage, UsageSeat::Alone);
+    let seen = seen.clean(340);
+    assert_eq!((seen.first_token, seen.usage.input, seen.output), (at(300), Some(Tokens(5)), Tokens(1)));
+}
+
+#[test]
+fn c14_cumulative_usage_is_never_summed_and_null_is_nothing() {
+    let zero = with(R, 100, 0);
+    let events = [zero, with(&t("a"), 100, 1), with(&t("b"), 100, 2)];
+    let cut = events.iter().fold(Seen::new(chat()), |seen, event| seen.data(5, event));
+    assert!(!cut.notes[0].token);
+    let cut = cut.ends(Ending::Left, 9);
+    assert_eq!((cut.usage.input, cut.output, cut.source), (Some(Tokens(100)), Tokens(2), TokenSource::Usage));
+    let null = format!("{},\"usage\":null}}", &t("c")[..t("c").len() - 1]);
+    let rest = [with(&t("c"), 100, 3), null, f("stop"), u(100, 3), D.to_owned()];
+    let whole = events.iter().chain(&rest).fold(Seen::new(chat()), |seen, event| seen.data(5, event)).clean(9);
+    assert_eq!((whole.usage.input, whole.output, whole.token_events), (Some(Tokens(100)), Tokens(3), 4));
+}
+
+#[test]
+fn c16_neither_role_nor_empty_content_is_a_token() {
+    let seen = Seen::new(chat()).all(&[(10, R), (100, &t("")), (700, &t("a"))]).ends(Ending::Left, 800);
+    assert_eq!(seen.ttft(), Some(ms(700)));
+}
+
+#[test]
+fn c17_reasoning_has_a_clock_of_its_own() {
+    for field in ["reasoning_content", "reasoning"] {
+        let g = delta(&format!(r#"{{"{field}":"hm"}}"#));
+        let seen = Seen::new(chat()).all(&[(200, &g), (230, &g), (2000, &t("a"))]).ends(Ending::Left, 2100);
+        assert_eq!((seen.ttft(), seen.ttfvt()), (Some(ms(200)), Some(ms(2000))), "{field}");
+        let only = Seen::new(chat()).all(&[(200, &g), (230, &f("length"))]).clean(240);
+        assert_eq!((only.first_visible, only.finish, only.cut_by_length), (None, at(230), true));
+        assert!(only.token_events > 0 && !only.has_visible);
+    }
+}
+
+#[test]
+fn c18_a_tool_call_is_a_visible_token() {
+    let all = [(10, R), (300, &*k("{")), (340, &*k("}")), (340, &*f("tool_calls")), (350, &*u(9, 6)), (350, D)];
+    let seen = Seen::new(chat()).all(&all).clean(360);
+    assert_eq!((seen.ttfvt(), seen.output), (Some(ms(300)), Tokens(6)));
+    let visible = |delta_text: &str| Seen::new(chat()).data(1, &delta(delta_text)).notes[0].visible;
+    for some in [
+        r#"{"function_call":{"name":"f"}}"#,
+        r#"{"tool_calls":[{"function":{"arguments":{"a":1}}}]}"#,
+        r#"{"tool_calls":[{"type":"custom","custom":{"name":"c","input":""}}]}"#,
+        r#"{"refusal":"no"}"#,
+        r#"{"audio":{"id":"a","data":"UklG"}}"#,
+        r#"{"audio":{"transcript":"hi"}}"#,
+        r#"{"content":[{"type":"text","text":"hi"}]}"#,
+    ] {
+        assert!(visible(some), "{some}");
+    }
+    for none in [
+        r#"{"tool_calls":[{"index":0,"id":"k1","function":{"name":"","arguments":""}}]}"#,
+        r#"{"tool_calls":[]}"#,
+        r#"{"tool_calls":[{"function":{"arguments":{}}}]}"#,
+        r#"{"audio":{"id":"a","expires_at":17}}"#,
+        r#"{"content":null,"refusal":null,"tool_calls":null}"#,
+        r#"{"content":[{"type":"thinking","thinking":[{"type":"text","text":"hm"}]}]}"#,
+    ] {
+        assert!(!visible(none), "{none}");
+    }
+}
+
+#[test]
+fn c19_one_event_has_a_ttft_and_no_tpot() {
+    let seen = Seen::new(chat()).all(&[(400, &t("all at once")), (400, &f("stop")), (400, &u(5, 20))]).clean(400);
+    assert_eq!((seen.ttft(), seen.tpot(), seen.output), (Some(ms(400)), None, Tokens(20)));
+}
+
+#[test]
+fn c20_tokens_per_event_do_not_change_tpot() {
+    let mut seen = Seen::new(chat());
+    for event in 0..10 {
+        seen = seen.data(100 + 60 * event, &t("three of them"));
+    }
+    let seen = seen.all(&[(640, &f("stop")), (640, &u(5, 31)), (640, D)]).clean(640);
+    assert_eq!(seen.tpot(), Some(ms(18)));
+    assert_eq!((seen.gaps.buckets, seen.gaps.largest), (vec![0, 0, 9, 0, 0], Some(ms(60))));
+}
+
+#[test]
+fn c21_tpot_and_e2e_end_with_the_tokens_and_the_finish() {
+    let all = [(100, &*t("a")), (200, &*t("b")), (200, &*f("stop")), (500, &*u(5, 2)), (600, D)];
+    let seen = Seen::new(chat()).all(&all).clean(5600);
+    assert_eq!((seen.ttft(), seen.tpot(), seen.e2e()), (Some(ms(100)), Some(ms(100)), Some(ms(200))));
+}
+
+#[test]
+fn c33_messages_usage_is_split_over_two_events() {
+    let messages = |start: &str, end: &str| {
+        let start = format!(r#"{{"type":"message_start","message":{{"content":[],"usage":{start}}}}}"#);
+        let text = r#"{"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":"hi"}}"#;
+        let end = format!(r#"{{"type":"message_delta","delta":{{"stop_reason":"end_turn"}},"usage":{end}}}"#);
+        let all = [(100, &*start), (300, text), (310, &*end), (320, r#"{"type":"message_stop"}"#)];
+        Seen::new(Expect::stream(Dialect::Messages, Tick::ZERO)).all(&all).clean(330)
+    };
+    let plain = messages(r#"{"input_tokens":25,"output_tokens":1}"#, r#"{"output_tokens":15}"#);
+    assert_eq!((plain.ttft(), plain.finish), (Some(ms(300)), at(320)));
+    assert_eq!((plain.usage.input, plain.output), (Some(Tokens(25)), Tokens(15)));
+    assert!(plain.has_finish_reason && !plain.cut_by_length);
+    let late = r#"{"input_tokens":4000,"cache_creation_input_tokens":500,"output_tokens":5}"#;
+    let late = messages(r#"{"input_tokens":0,"output_tokens":0}"#, late);
+    assert_eq!((late.usage.input, late.output), (Some(Tokens(4500)), Tokens(5)));
+}
+
+#[test]
+fn messages_events_that_are_tokens() {
+    let token = |data: &str| {
+        let seen = Seen::new(Expect::stream(Dialect::Messages, Tick::ZERO)).data(1, data);
+        (seen.notes[0].token, seen.notes[0].visible)
+    };
+    let of_delta = |delta: &str| token(&format!(r#"{{"type":"content_block_delta","index":0,"delta":{delta}}}"#));
+    assert_eq!(of_delta(r#"{"type":"text_delta","text":"a"}"#), (true, true));
+    assert_eq!(of_delta(r#"{"type":"input_json_delta","partial_json":"{"}"#), (true, true));
+    assert_eq!(of_delta(r#"{"type":"thinking_delta","thinking":"hm"}"#), (true, false));
+    assert_eq!(of_delta(r#"{"type":"signature_delta","signature":"Eq"}"#), (false, false));
+    assert_eq!(of_delta(r#"{"type":"text_delta","text":""}"#), (false, false));
+    let start = |block: &str| token(&format!(r#"{{"type":"content_block_start","index":0,"content_block":{block}}}"#));
+    assert_eq!(start(r#"{"type":"tool_use","id":"x","name":"f","input":{}}"#), (true, true));
+    assert_eq!(start(r#"{"name":"f","input":{},"type":"tool_use"}"#), (true, true));
+    assert_eq!(start(r#"{"type":"text","text":"odd"}"#), (false, false));
+    assert_eq!(start(r#"{"type":"server_tool_use","name":"f"}"#), (false, false));
+    assert_eq!(token(r#"{"type":"ping"}"#), (false, false));
+}
+
+#[test]
+fn the_event_line_names_what_the_data_does_not() {
+    let named = Seen::new(Expect::stream(Dialect::Messages, Tick::ZERO))
+        .raw(5, b"event: content_block_delta\ndata: {\"delta\":{\"text\":\"a\"}}\n\n")
+        .raw(6, b"event: message_stop\ndata: {}\n\n")
+        .clean(7);
+    assert_eq!((named.first_token, named.finish), (at(5), at(6)));
+    let lied = b"event: message_stop\ndata: {\"type\":\"ping\"}\n\n";
+    assert_eq!(Seen::new(Expect::stream(Dialect::Messages, Tick::ZERO)).raw(6, lied).clean(7).finish, None);
+}
+
+#[test]
+fn responses_events_that_are_tokens_and_the_end() {
+    let responses = || Seen::new(Expect::stream(Dialect::Responses, Tick::ZERO));
+    let note = |data: &str| responses().data(1, data).notes[0];
+    let of_kind = |kind: &str| note(&format!(r#"{{"delta":"x","sequence_number":3,"type":"{kind}"}}"#));
+    assert!(of_kind("response.output_text.delta").visible);
+    assert!(of_kind("response.function_call_arguments.delta").visible);
+    assert!(of_kind("response.refusal.delta").visible);
+    for reasoning in ["response.reasoning_text.delta", "response.reasoning_summary_text.delta"] {
+        let note = of_kind(reasoning);
+        assert!(note.token && !note.visible);
+    }
+    assert!(!of_kind("response.output_text.done").token);
+    let added = |item: &str| note(&format!(r#"{{"type":"response.output_item.added","item":{item}}}"#));
+    assert!(added(r#"{"type":"function_call","name":"f","arguments":""}"#).visible);
+    assert!(!added(r#"{"type":"function_call","name":""}"#).token);
+    assert!(!added(r#"{"type":"message","content":[]}"#).token);
+
+    let end = |kind: &str, rest: &str| {
+        let usage = r#""usage":{"input_tokens":9,"output_tokens":4,"output_tokens_details":{"reasoning_tokens":1}}"#;
+        let data = format!(r#"{{"type":"{kind}","sequence_number":8,"response":{{{rest}{usage}}}}}"#);
+        responses().data(20, &data)
+    };
+    let completed = end("response.completed", r#""status":"completed","#);
+    assert_eq!(completed.observer.last_sequence_number(), Some(8));
+    let completed = completed.clean(30);
+    assert_eq!((completed.finish, completed.output, completed.cut_by_length), (at(20), Tokens(4), false));
+    assert_eq!(completed.usage.reasoning, Some(Tokens(1)));
+    let cut = end("response.incomplete", r#""incomplete_details":{"reason":"max_output_tokens"},"#).clean(30);
+    assert!(cut.cut_by_length && cut.finish == at(20));
+    let filtered = end("response.incomplete", r#""incomplete_details":{"reason":"content_filter"},"#).clean(30);
+    assert!(!filtered.cut_by_length && filtered.finish == at(20));
+}
+
+#[test]
+fn a_finish_is_undone_by_a_further_token_or_a_new_choice() {
+    let finished = || Seen::new(chat()).all(&[(10, &t("a")), (20, &f("stop"))]);
+    assert!(finished().observer.is_finished());
+    let more = finished().data(30, &t("b"));
+    assert!(!more.observer.is_finished() && !more.notes[2].finished);
+    assert_eq!(more.all(&[(40, &f("stop"))]).clean(50).finish, at(40));
+    assert_eq!(finished().data(30, &t("b")).clean(50).finish, None);
+    let other = finished().data(30, &of_choice(1, r#"{"role":"assistant"}"#, "null"));
+    assert!(!other.observer.is_finished());
+    assert_eq!(other.data(40, &of_choice(1, "{}", "\"stop\"")).clean(50).finish, at(40));
+}
+
+#[test]
+fn usage_rises_are_token_events_but_never_visible() {
+    let all = [
+        (10, with(R, 9, 1)),
+        (20, with(&t("a"), 9, 2)),
+        (30, with(&t(""), 9, 3)),
+        (40, with(&t(""), 9, 3)),
+        (50, with(&t(""), 9, 2)),
+        (60, with(&t(""), 9, 3)),
+        (70, with(&f("stop"), 9, 5)),
+        (80, u(9, 7)),
+    ];
+    let seen = all.iter().fold(Seen::new(chat()), |seen, (millis, event)| seen.data(*millis, event));
+    let tokens: Vec<bool> = seen.notes.iter().map(|note| note.token).collect();
+    assert_eq!(tokens, [true, true, true, false, false, false, true, false]);
+    let seen = seen.clean(90);
+    assert_eq!((seen.first_token, seen.first_visible, seen.last_token), (at(10), at(20), at(70)));
+    assert_eq!((seen.finish, seen.output), (at(70), Tokens(7)));
+    // The first value seen, on the finish event, is none.
+    let first = Seen::new(chat()).data(10, &with(&f("stop"), 9, 5)).clean(20);
+    assert_eq!((first.token_events, first.finish, first.output), (0, at(10), Tokens(5)));
+}
+
+#[test]
+fn logprobs_beside_empty_text_are_a_token_event() {
+    let with_logprobs = |logprobs: &str| {
+        let choice = format!(r#"{{"index":0,"delta":{{"content":""}},"logprobs":{logprobs},"finish_reason":null}}"#);
+        Seen::new(chat()).data(1, &format!(r#"{{"choices":[{choice}]}}"#)).notes[0]
+    };
+    let some = with_logprobs(r#"{"content":[{"token":"a","logprob":-0.1,"top_logprobs":[]}]}"#);
+    assert!(some.token && !some.visible);
+    assert!(!with_logprobs(r#"{"content":[]}"#).token);
+    assert!(!with_logprobs("null").token);
+    let old = r#"{"choices":[{"text":"","logprobs":{"tokens":["a"],"token_logprobs":[-1.5]}}]}"#;
+    assert!(Seen::new(Expect::stream(Dialect::Completions, Tick::ZERO)).data(1, old).notes[0].token);
+}
+
+#[test]
+fn usage_only_events_add_up_where_each_follows_a_further_finish() {
+    let two = Expect { choices: 2, prompts: 2, ..chat() };
+    let finish = |index| of_choice(index, "{}", "\"length\"");
+    let token = |index| of_choice(index, r#"{"content":"x"}"#, "null");
+    let all = [
+        (1, token(0)),
+        (2, token(1)),
+        (3, finish(1)),
+        (4, u(3, 4)),
+        (5, token(0)),
+        (6, finish(0)),
+        (7, u(10, 5)),
+        (8, D.to_owned()),
+    ];
+    let seen = all.iter().fold(Seen::new(two.clone()), |seen, (millis, event)| seen.data(*millis, event)).clean(9);
+    assert_eq!((seen.usage.input, seen.output), (Some(Tokens(13)), Tokens(9)));
+    assert_eq!(seen.choices.iter().map(|choice| choice.tokens).collect::<Vec<_>>(), [6.0, 3.0]);
+    // Two choices of one prompt: the prompt counts once.
+    let one = Expect { prompts: 1, ..two };
+    let seen = all.iter().fold(Seen::new(one.clone()), |seen, (millis, event)| seen.data(*millis, event)).clean(9);
+    assert_eq!((seen.usage.input, seen.output), (Some(Tokens(10)), Tokens(9)));
+    // Without a further finish between them, the last wins.
+    let again = [token(0), finish(0), finish(1), u(3, 4), u(3, 6)];
+    let seen = again.iter().fold(Seen::new(one), |seen, event| seen.data(5, event)).clean(9);
+    assert_eq!((seen.usage.input, seen.output), (Some(Tokens(3)), Tokens(6)));
+}
+
+#[test]
+fn usage_beside_choices_is_summed_over_them_and_each_keeps_its_own() {
+    let two = Expect { choices: 2, ..chat() };
+    let of = |index, tokens| with(&of_choice(index, r#"{"content":"x"}"#, "null"), 15, tokens);
+    let all = [(0, of(0, 1)), (10, of(1, 1)), (20, of(0, 5)), (60, of(1, 2))];
+    let seen = all.iter().fold(Seen::new(two), |seen, (millis, event)| seen.data(*millis, event));
+    let left = seen.observer.so_far(Tick::from_millis(70));
+    assert_eq!((left.usage.input, left.output, left.source), (Some(Tokens(15)), Tokens(7), TokenSource::Usage));
+    // The worst choice: 50 ms for one token, not 20 ms for four.
+    assert_eq!(left.tpot(), Some(ms(50)));
+    let whole = seen.all(&[(80, &u(15, 8))]).ends(Ending::Left, 90);
+    assert_eq!((whole.output, whole.choices[0].tokens, whole.choices[1].tokens), (Tokens(8), 5.0, 2.0));
+}
+
+#[test]
+fn impossible_usage_saturates_and_is_not_corrected() {
+    let odd = r#"{"choices":[],"usage":{"prompt_tokens":18446744073709551615,"completion_tokens":0,
+        "total_tokens":3,"completion_tokens_details":{"reasoning_tokens":77},"prompt_tokens_details":null}}"#;
+    let seen = Seen::new(chat()).all(&[(1, &t("a")), (2, &f("stop")), (3, &odd.replace('\n', ""))]).clean(4);
+    assert_eq!((seen.output, seen.source), (Tokens(0), TokenSource::Usage));
+    assert_eq!((seen.usage.input, seen.usage.reasoning), (Some(Tokens(u64::MAX)), Some(Tokens(77))));
+    let float = r#"{"choices":[],"usage":{"prompt_tokens":15.0,"completion_tokens":"6"}}"#;
+    let seen = Seen::new(chat()).all(&[(1, &t("a")), (2, &f("stop")), (3, float)]).clean(4);
+    assert_eq!((seen.usage.input, seen.source), (Some(Tokens(15)), TokenSource::Events));
+}
+
+#[test]
+fn an_unfinished_answer_is_not_counted_by_the_first_word_of_its_usage() {
+    let start = r#"{"type":"message_start","message":{"usage":{"input_tokens":25,"output_tokens":1}}}"#;
+    let text = r#"{"type":"content_block_delta","delta":{"type":"text_delta","text":"hi"}}"#;
+    let expect = Expect { tokens_per_event: 1.5, ..Expect::stream(Dialect::Messages, Tick::ZERO) };
+    let seen = Seen::new(expect).all(&[(1, start), (2, text), (3, text), (4, text)]).ends(Ending::Left, 9);
+    assert_eq!((seen.output, seen.source, seen.usage.input), (Tokens(5), TokenSource::Events, Some(Tokens(25))));
+}
+
+#[test]
+fn without_usage_events_are_multiplied_by_what_was_learned() {
+    let expect = Expect { tokens_per_event: 2.5, ..chat() };
+    let seen = Seen::new(expect).all(&[(0, &t("a")), (100, &t("b")), (200, &t("c")), (200, &f("stop"))]).clean(200);
+    assert_eq!((seen.output, seen.source), (Tokens(8), TokenSource::Events));
+    assert_eq!(seen.choices[0].tokens, 7.5);
+}
+
+fn completion(text: &str) -> String {
+    format!(r#"{{"choices":[{{"text":"{text}","index":0,"finish_reason":null}}]}}"#)
+}
+
+fn echoing(prompts: &[&str]) -> Expect {
+    let count = prompts.len() as u64;
+    let echo_prompts = prompts.iter().map(|&prompt| prompt.to_owned()).collect();
+    Expect { choices: count, prompts: count, echo_prompts, ..Expect::stream(Dialect::Completions, Tick::ZERO) }
+}
+
+#[test]
+fn an_echo_of_the_prompt_is_no_token_and_what_goes_beyond_is() {
+    let tokens = |prompt: &str, texts: &[&str]| -> Vec<bool> {
+        let seen = texts.iter().fold(Seen::new(echoing(&[prompt])), |seen, text| seen.data(1, &completion(text)));
+        seen.notes.iter().map(|note| note.token).collect()
+    };
+    assert_eq!(tokens("the gateway", &["the", " gate", "way", " the", "x"]), [false, false, false, true, true]);
+    assert_eq!(tokens("the gateway", &["the gateway 920", " 5"]), [true, true]);
+    assert_eq!(tokens("the gateway", &["the gato", "way"]), [true, true]);
+    assert_eq!(tokens("a\nä", &["a\\n", "\\u00e4", "b"]), [false, false, true]);
+    assert_eq!(tokens("", &["a", "a"]), [true, true]);
+    assert_eq!(tokens("aa", &["aa", "aa"]), [false, true]);
+}
+
+#[test]
+fn each_choice_echoes_its_own_prompt() {
+    let event = |index, text: &str| completion(text).replace("\"index\":0", &format!("\"index\":{index}"));
+    let all = [event(1, "two"), event(0, "one"), event(1, "!"), event(0, "two"), event(0, "x")];
+    let seen = all.iter().fold(Seen::new(echoing(&["one", "two"])), |seen, event| seen.data(1, event));
+    let tokens: Vec<bool> = seen.notes.iter().map(|note| note.token).collect();
+    assert_eq!(tokens, [false, false, true, true, true]);
+}
+
+#[test]
+fn a_json_answer_has_no_ttft_and_counts_by_usage_or_by_its_text() {
+    let body = r#"{"choices":[{"index":0,"message":{"role":"assistant","content":"nine byte"},"finish_reason":"stop"}],
+        "usage":{"prompt_tokens":5,"completion_tokens":20},"error":null}"#;
+    let seen = json(not_streamed(Dialect::Chat), body);
+    assert!(!seen.streamed && !seen.unparseable);
+    assert_eq!((seen.first_token, seen.finish, seen.output), (None, at(900), Tokens(20)));
+    assert!(seen.token_events == 1 && seen.has_visible && seen.has_finish_reason);
+    let bare = r#"{"choices":[{"message":{"content":"nine byte","reasoning":"long thoughts"}}]}"#;
+    let bare = json(not_streamed(Dialect::Chat), bare);
+    assert_eq!((bare.output, bare.source), (Tokens(3), TokenSource::Estimate));
+    let tool = r#"{"choices":[{"message":{"content":null,"tool_calls":[{"function":{"name":"abcd","arguments":"{\"a\":1}"}}]}}]}"#;
+    assert_eq!(json(not_streamed(Dialect::Chat), tool).output, Tokens(3));
+}
+
+#[test]
+fn json_answers_of_the_other_dialects() {
+    let messages = r#"{"type":"message","content":[{"type":"thinking","thinking":"hm"},{"type":"text","text":"abcde"},
+        {"type":"tool_use","name":"f","input":{"a":1}}],"stop_reason":"max_tokens","usage":{"input_tokens":1,"cache_read_input_tokens":20,"output_tokens":6}}"#;
+    let seen = json(not_streamed(Dialect::Messages), messages);
+    assert_eq!((seen.usage.input, seen.usage.cached, seen.output), (Some(Tokens(21)), Some(Tokens(20)), Tokens(6)));
+    assert!(seen.cut_by_length && seen.has_visible && seen.has_finish_reason);
+
+    let responses = r#"{"status":"incomplete","error":null,"incomplete_details":{"reason":"max_output_tokens"},
+        "output":[{"summary":[{"text":"secret thoughts"}],"type":"reasoning"},
+        {"type":"message","content":[{"type":"output_text","text":"abcdefg"}]}]}"#;
+    let seen = json(not_streamed(Dialect::Responses), responses);
+    assert_eq!((seen.output, seen.source, seen.cut_by_length), (Tokens(2), TokenSource::Estimate, true));
+    let thoughts = r#"{"status":"completed","output":[{"content":[{"text":"hm"}],"type":"reasoning"}]}"#;
+    let seen = json(not_streamed(Dialect::Responses), thoughts);
+    assert!(seen.token_events == 1 && !seen.has_visible && seen.has_finish_reason);
+    let failed = json(not_streamed(Dialect::Responses), r#"{"status":"failed","error":{"code":"server_error"}}"#);
+    assert_eq!((failed.error.map(|error| error.code), failed.finish), (Some(500), None));
+
+    let echo = Expect { stream_asked: false, ..echoing(&["the gateway"]) };
+    let seen = json(echo.clone(), r#"{"choices":[{"text":"the gateway 920 5","index":0}]}"#);
+    assert_eq!((seen.output, seen.source, seen.token_events), (Tokens(2), TokenSource::Estimate, 1));
+    let seen = json(echo, r#"{"choices":[{"text":"the gateway","index":0}]}"#);
+    assert_eq!((seen.output, seen.token_events), (Tokens(0), 0));
+}
+
+#[test]
+fn a_json_body_where_a_stream_was_asked_came_all_at_once() {
+    let body = r#"{"choices":[{"message":{"content":"a"},"finish_reason":"stop"}],"usage":{"completion_tokens":9}}"#;
+    let seen = json(chat(), body);
+    assert!(seen.streamed);
+    assert_eq!((seen.first_token, seen.first_visible, seen.finish, seen.tpot()), (at(900), at(900), at(900), None));
+    let unasked = Seen::new(not_streamed(Dialect::Chat)).all(&[(5, &t("a")), (6, &f("stop"))]).clean(9);
+    assert!(unasked.streamed && unasked.first_token == at(5));
+}
+
+#[test]
+fn no_json_object_is_unparseable() {
+    for body in ["", "[1]", "{\"choices\":[", "{} x", "<html>", "\"text\"", "{\"a\":NaN}"] {
+        let seen = json(not_streamed(Dialect::Chat), body);
+        assert!(seen.unparseable && seen.finish.is_none(), "{body}");
+    }
+    let empty = json(not_streamed(Dialect::Chat), "{}");
+    assert!(!empty.unparseable && empty.token_events == 0 && !empty.has_finish_reason && empty.finish.is_some());
+    let cut = Seen::of(not_streamed(Dialect::Chat), Reader::Json).raw(5, b"{\"choices\":").ends(Ending::Broken, 6);
+    assert!(!cut.unparseable && cut.finish.is_none());
+    let failed = Observer::new(chat(), Reader::Json, 503, watch()).end(Ending::Clean, Tick::ZERO);
+    assert!(!failed.unparseable && failed.error.is_none() && failed.finish.is_none());
+}
+
+#[test]
+fn c58_a_coded_or_foreign_body_cannot_be_read() {
+    for (reader, dialect, unparseable) in [
+        (Reader::Coded, Dialect::Chat, true),
+        (Reader::Opaque, Dialect::Chat, true),
+        (Reader::Opaque, Dialect::Plain, false),
+        (Reader::Json, Dialect::Plain, false),
+    ] {
+        let bytes = b"{\"data\":[1]}";
+        let seen = Seen::of(not_streamed(dialect), reader).raw(5, bytes);
+        assert_eq!(seen.passed, bytes);
+        let seen = seen.clean(9);
+        assert_eq!((seen.unparseable, seen.finish.is_some()), (unparseable, !unparseable), "{reader:?} {dialect:?}");
+    }
+}
+
+#[test]
+fn an_error_in_a_200_body() {
+    let error = |dialect, body: &str| json(not_streamed(dialect), body).error.map(|error| error.code);
+    assert_eq!(error(Dialect::Chat, r#"{"error":{"code":"context","type":"invalid_request_error"}}"#), Some(400));
+    assert_eq!(error(Dialect::Plain, r#"{"error":"boom"}"#), Some(500));
+    assert_eq!(error(Dialect::Messages, r#"{"type":"error","error":{"type":"rate_limit_error"}}"#), Some(429));
+    assert_eq!(error(Dialect::Chat, r#"{"error":null,"choices":[]}"#), None);
+}
+
+#[test]
+fn c63_text_that_strict_parsers_refuse_is_a_token() {
+    let deep =
+        format!(r#"{{"x":{}1{},"choices":[{{"delta":{{"content":"a"}}}}]}}"#, "[".repeat(5000), "]".repeat(5000));
+    for event in [t(r"\ud83d"), t(r"\u0000"), with(&t("a"), 1, 1).replace("\"id\":\"c1\"", "\"id\":1e400"), deep] {
+        let seen = Seen::new(chat()).data(1, &event);
+        assert!(seen.notes[0].visible, "{}", &event[..60]);
+        assert!(seen.data(2, &t("b")).notes[1].visible);
+    }
+    let invalid = b"data: {\"choices\":[{\"delta\":{\"content\":\"\xff\xfe\"}}]}\n\n";
+    assert!(Seen::new(chat()).raw(1, invalid).notes[0].visible);
+}
+
+#[test]
+fn data_that_is_no_object_is_no_token_and_no_fault() {
+    for data in ["null", "1", "[]", "hello", "{\"choices\":[{\"delta\":{\"content\":\"a\"}}]", "\"[DONE]\""] {
+        let seen = Seen::new(chat()).data(1, data);
+        assert_eq!(seen.notes, [Note::default()], "{data}");
+        assert!(seen.observer.error().is_none());
+    }
+}
+
+#[test]
+fn a_byte_order_mark_in_front_is_no_part_of_the_first_event() {
+    let event = format!("\u{FEFF}data: {}\n\n", t("a"));
+    for cut in 0..5 {
+        let (head, rest) = event.as_bytes().split_at(cut);
+        assert!(Seen::new(chat()).raw(1, head).raw(1, rest).observer.has_token(), "cut at {cut}");
+    }
+    let later = Seen::new(chat()).raw(1, b"data: {}\n\n").raw(2, event.as_bytes());
+    assert!(!later.observer.has_token());
+    let long = format!("\u{FEFF}data: {}\n\n", t(&"x".repeat(2 * HELD)));
+    assert!(Seen::new(chat()).raw(1, long.as_bytes()).observer.has_token());
+}
+
+#[test]
+fn a_tail_without_its_blank_line_is_read_at_a_clean_end_only() {
+    let tail = || Seen::new(chat()).data(1, &t("a")).raw(2, format!("data: {}", f("stop")).as_bytes());
+    assert_eq!(tail().clean(9).finish, at(2));
+    assert_eq!(tail().ends(Ending::Broken, 9).finish, None);
+    let mut seen = tail();
+    let before = seen.passed.len();
+    seen.observer.clean_end(Tick::from_millis(9), &mut |piece, note| {
+        assert!(note.finished);
+        seen.passed.extend_from_slice(&piece);
+    });
+    assert_eq!(&seen.passed[before..], format!("data: {}", f("stop")).as_bytes());
+}
+
+#[test]
+fn c54_the_finish_is_known_before_done() {
+    let seen = Seen::new(chat()).all(&[(10, &t("a")), (20, &f("stop"))]);
+    assert!(seen.notes[1].finished && seen.observer.is_finished());
+    assert_eq!(seen.ends(Ending::Left, 25).finish, at(20));
+}
+
+#[test]
+fn c55_gaps_are_not_observed_while_the_client_does_not_read() {
+    let seen = Seen::new(chat()).all(&[(0, &t("a")), (60, &t("b"))]);
+    let mut seen = seen;
+    seen.observer.limit_gaps(Tick::from_millis(70));
+    let seen = seen.all(&[(5000, &t("c")), (5010, &f("stop"))]).clean(5010);
+    assert_eq!((seen.gaps.largest, seen.gaps.broke, seen.gaps.stalls), (Some(ms(60)), None, 0));
+    let limited = seen.limited.unwrap();
+    assert_eq!((limited.at, limited.choices[0].events), (Tick::from_millis(70), 2));
+    assert_eq!((seen.last_token, seen.token_events), (at(5000), 3));
+}
+
+#[test]
+fn the_first_gap_over_the_threshold_is_when_itl_broke() {
+    let seen = Seen::new(chat()).all(&[(0, &t("a")), (50, &t("b")), (2050, &t("c")), (4000, &t("d"))]);
+    let gaps = seen.ends(Ending::Left, 4001).gaps;
+    assert_eq!((gaps.broke, gaps.largest, gaps.stalls), (at(150), Some(ms(2000)), 2));
+    assert_eq!((gaps.buckets, gaps.sum), (vec![0, 1, 0, 0, 2], ms(4000)));
+}
+
+#[test]
+fn an_open_stream_costs_little() {
+    let seen = Seen::new(chat()).all(&[(1, &t("a")), (60, &t("b"))]);
+    let heap = seen.observer.heap();
+    let own = size_of::<Observer>() + heap;
+    assert!(own <= 1536, "{} + {heap} bytes", size_of::<Observer>());
+}
+
+/// The inside of a JSON string, often looking like what we search for.
+fn inside() -> impl Strategy<Value = String> {
+    let tricky = vec![
+        r#"\"finish_reason\":\"stop\""#,
+        r#"\",\"content\":\""#,
+        r"\\",
+        r#"\""#,
+        r"\n",
+        r"\ud83d",
+        r"\u00e9",
+        "}]}",
+        "漢",
+        "🌍",
+        "data: [DONE]",
+        "usage",
+    ];
+    let part = prop_oneof![proptest::sample::select(tricky).prop_map(str::to_owned), "[a-z ]{0,3}"];
+    proptest::collection::vec(part, 0..4).prop_map(|parts| parts.concat())
+}
+
+/// A chat event: mostly alike, sometimes not.
+fn chat_event() -> impl Strategy<Value = String> {
+    let index = prop_oneof![9 => Just(0u64), 1 => Just(1)];
+    let field = prop_oneof![6 => Just("content"), 1 => Just("reasoning"), 1 => Just("role"), 1 => Just("refusal")];
+    let reason = prop_oneof![12 => Just("null"), 1 => Just("\"stop\""), 1 => Just("\"\"")];
+    let usage = prop_oneof![8 => Just(None), 1 => Just(Some(None)), 1 => (0u64..9).prop_map(|n| Some(Some(n)))];
+    let created = prop_oneof![1 => Just("1.5"), 1 => Just("\"7\""), 8 => Just("17"), 4 => Just("18")];
+    let chunk =
+        (index, field, inside(), reason, usage, created).prop_map(|(index, field, text, reason, usage, created)| {
+            let event = of_choice(index, &format!(r#"{{"{field}":"{text}"}}"#), reason);
+            let event = event.replace("\"model\"", &format!("\"created\":{created},\"model\""));
+            match usage {
+                None => event,
+                Some(None) => format!("{},\"usage\":null}}", &event[..event.len() - 1]),
+                Some(Some(tokens)) => with(&event, 7, tokens),
+            }
+        });
+    let odd = proptest::sample::select(vec![
+        D.to_owned(),
+        u(7, 3),
+        r#"{"error":{"code":503}}"#.to_owned(),
+        "null".to_owned(),
+        k("x"),
+    ]);
+    prop_oneof![20 => chunk, 1 => odd]
+}
+
+fn framed() -> impl Strategy<Value = Vec<u8>> {
+    let end = prop_oneof![8 => Just("\n\n"), 1 => Just("\r\n\r\n"), 1 => Just("\r\r")];
+    let event = (chat_event(), end).prop_map(|(event, end)| format!("data: {event}{end}"));
+    let comment = Just(": k\n\n".to_owned());
+    let piece = prop_oneof![12 => event, 1 => comment];
+    proptest::collection::vec(piece, 1..12).prop_map(|pieces| pieces.concat().into_bytes())
+}
+
+/// What a plain reader of JSON trees finds in one event: token, visible.
+fn slowly(data: &str) -> (bool, bool) {
+    let Ok(value) = serde_json::from_str::<serde_json::Value>(data) else { return (false, false) };
+    let delta = &value["choices"][0]["delta"];
+    let is_some = |field: &str| delta[field].as_str().is_some_and(|text| !text.is_empty());
+    let visible = is_some("content") || is_some("refusal") || delta["tool_calls"].is_array();
+    (visible || is_some("reasoning"), visible)
+}
+
+proptest! {
+    #[test]
+    fn the_shortcut_sees_what_a_full_reading_sees(
+        events in proptest::collection::vec(chat_event(), 1..20),
+        choices in 1u64..3,
+    ) {
+        let expect = Expect { choices, ..chat() };
+        let mut quick = Seen::new(expect.clone());
+        let mut full = Seen::new(expect);
+        full.observer = full.observer.without_shortcut();
+        for (millis, event) in events.iter().enumerate() {
+            quick = quick.data(millis as u64, event);
+            full = full.data(millis as u64, event);
+        }
+        prop_assert_eq!(&quick.notes, &full.notes);
+        prop_assert_eq!(quick.clean(99), full.clean(99));
+    }
+
+    #[test]
+    fn tokens_are_what_a_reader_of_trees_finds(event in chat_event()) {
+        prop_assume!(!event.contains("\\ud83d") && !event.contains("usage"));
+        let note = Seen::new(chat()).data(1, &event).notes[0];
+        prop_assert_eq!((note.token, note.visible), slowly(&event));
+    }
+
+    #[test]
+    fn responses_and_messages_take_the_shortcut_too(texts in proptest::collection::vec(inside(), 1..12)) {
+        for dialect in [Dialect::Responses, Dialect::Messages] {
+            let expect = Expect::stream(dialect, Tick::ZERO);
+            let mut quick = Seen::new(expect.clone());
+            let mut full = Seen::new(expect);
+            full.observer = full.observer.without_shortcut();
+            for (number, text) in texts.iter().enumerate() {
+                let event = match (dialect, number % 5) {
+                    (Dialect::Responses, 4) => format!(r#"{{"type":"response.output_text.done","text":"{text}"}}"#),
+                    (Dialect::Responses, _) => format!(r#"{{"type":"response.output_text.delta","delta":"{text}","sequence_number":{number}}}"#),
+                    _ => format!(r#"{{"type":"content_block_delta","index":0,"delta":{{"type":"text_delta","text":"{text}"}}}}"#),
+                };
+                quick = quick.data(number as u64, &event);
+                full = full.data(number as u64, &event);
+                prop_assert_eq!(quick.observer.last_sequence_number(), full.observer.last_sequence_number());
+            }
+            prop_assert_eq!(&quick.notes, &full.notes);
+            prop_assert_eq!(quick.clean(99), full.clean(99));
+        }
+    }
+
+    #[test]
+    fn any_split_of_any_stream_gives_the_same_timeline(
+        stream in framed(),
+        cuts in proptest::collection::vec(any::<proptest::sample::Index>(), 0..6),
+    ) {
+        let whole = Seen::new(chat()).raw(5, &stream);
+        prop_assert_eq!(&whole.passed, &stream);
+        let mut cuts: Vec<usize> = cuts.iter().map(|cut| cut.index(stream.len())).collect();
+        cuts.sort_unstable();
+        let (mut split, mut start) = (Seen::new(chat()), 0);
+        for cut in cuts {
+            split = split.raw(5, &stream[start..cut]);
+            start = cut;
+        }
+        split = split.raw(5, &stream[start..]);
+        prop_assert_eq!(&split.passed, &stream);
+        prop_assert_eq!(split.clean(9), whole.clean(9));
+    }
+
+    #[test]
+    fn a_long_event_is_read_as_a_short_one(event in chat_event(), lines in 1usize..4, end in "\n|\r\n|\r", size in 1usize..9000) {
+        prop_assume!(event.starts_with('{'));
+        // The same object, with a member so long that the event streams through.
+        let pad = format!("{{\"pad\":\"{}\",{}", "x".repeat(HELD + 9000), &event[1..]);
+        let at = pad.len() - event.len();
+        let broken: Vec<&str> = match lines {
+            1 => vec![&pad],
+            2 => vec!["{", &pad[1..]],
+            _ => vec!["{", &pad[1..at + 1], &pad[at + 1..]],
+        };
+        let long: String = broken.iter().map(|line| format!("data: {line}{end}")).collect::<String>() + &end;
+        let short = Seen::new(chat()).data(5, &event);
+        let passing = long.as_bytes().chunks(size).fold(Seen::new(chat()), |seen, frame| seen.raw(5, frame));
+        prop_assert_eq!(&passing.passed, long.as_bytes());
+        let note = passing.notes.iter().rev().find(|note| note.part).copied().unwrap();
+        prop_assert_eq!(Note { part: false, ..note }, short.notes[0]);
+        prop_assert_eq!(passing.clean(9), short.clean(9));
+    }
+}

@@ -1,0 +1,347 @@
+//! One pool of the fleet: its engines, the tree that keeps the best at hand, and the one lock
+//! around them.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::{Mutex, RwLock};
+
+use super::Budget;
+use super::engine::{Engine, Report};
+use super::fleet::{REMEMBERED, Size};
+use super::health::{Change, Checked};
+use super::retry::{Effect, Rest};
+use super::settings::{Balance, EngineAddress, Engines, Pool};
+use super::tournament::{Key, Rank, Tournament};
+use super::view::{EngineState, EngineView, PoolView};
+use crate::units::{Endpoint, EngineId, PoolId, Tick};
+
+/// One pool: its engines, and the lock around them.
+#[derive(Debug)]
+pub(super) struct Yard {
+    id: PoolId,
+    pub inner: Mutex<Inner>,
+    served: RwLock<HashMap<&'static str, HashSet<Box<str>>>>,
+}
+
+#[derive(Debug)]
+pub(super) struct Inner {
+    settings: Arc<Pool>,
+    pub retired: Option<Tick>,
+    pub engines: Vec<Option<Engine>>,
+    pub places: HashMap<EngineId, usize>,
+    tree: Tournament,
+    pub wakes: BinaryHeap<Reverse<(Tick, usize)>>,
+    pub budget: Budget,
+    chance: u64,
+    turn: u64,
+    /// Tokens of a typical request, and the figure that keys are made with: it follows in
+    /// large steps, so that keys made at different times can be compared.
+    average: f64,
+    typical: f64,
+}
+
+/// What a pool remembers of models that its engines served, at most.
+const SERVED_NAMES: usize = 4096;
+
+/// Tokens of a typical request before any was seen.
+const TYPICAL_AT_FIRST: f64 = 512.0;
+
+/// Engine metrics older than this many scrape intervals are no longer believed.
+const STALE_AFTER: u32 = 3;
+
+impl Yard {
+    pub fn new(settings: Arc<Pool>, chance: u64) -> Arc<Self> {
+        Arc::new(Yard {
+            id: settings.id.clone(),
+            inner: Mutex::new(Inner {
+                budget: Budget::new(&settings.retries),
+                settings,
+                retired: None,
+                engines: Vec::new(),
+                places: HashMap::new(),
+                tree: Tournament::default(),
+                wakes: BinaryHeap::new(),
+                chance,
+                turn: 0,
+                average: TYPICAL_AT_FIRST,
+                typical: TYPICAL_AT_FIRST,
+            }),
+            served: RwLock::default(),
+        })
+    }
+
+    pub fn has_served(&self, endpoint: Endpoint, model: &str) -> bool {
+        self.served.read().get(endpoint.path()).is_some_and(|models| models.contains(model))
+    }
+
+    pub fn note_served(&self, endpoint: Endpoint, model: &str) {
+        if self.has_served(endpoint, model) {
+            return;
+        }
+        let mut served = self.served.write();
+        if served.values().map(HashSet::len).sum::<usize>() < SERVED_NAMES {
+            served.entry(endpoint.path()).or_default().insert(model.into());
+        }
+    }
+
+    pub fn view(&self, at: Tick) -> PoolView {
+        let mut inner = self.inner.lock();
+        inner.wake(at);
+        inner.forget_the_long_gone(at);
+        let retired = inner.retired;
+        let mut engines: Vec<_> = inner.engines.iter().flatten().map(|engine| show(engine, retired, at)).collect();
+        engines.sort_by(|a, b| a.engine.cmp(&b.engine));
+        PoolView { pool: self.id.clone(), engines, is_named: retired.is_none() }
+    }
+}
+
+fn show(engine: &Engine, retired: Option<Tick>, at: Tick) -> EngineView {
+    let left = engine.left.or(retired);
+    let report = engine.fresh_report(at);
+    EngineView {
+        engine: engine.id.clone(),
+        state: if left.is_some() { EngineState::Left } else { engine.state(at) },
+        left,
+        requests: engine.requests,
+        work: engine.work(),
+        waiting: report.and_then(|report| report.waiting),
+        running: report.and_then(|report| report.running),
+        kv_usage: report.and_then(|report| report.kv_usage),
+        injection_refused: engine.injection_refused(),
+    }
+}
+
+impl Inner {
+    pub fn adopt(&mut self, settings: Arc<Pool>, at: Tick) {
+        self.retired = None;
+        self.budget.adopt(&settings.retries);
+        if let Engines::Static(addresses) = &settings.engines {
+            let addresses = addresses.clone();
+            self.settings = settings;
+            self.set_engines(addresses, at);
+        } else {
+            self.settings = settings;
+        }
+        (0..self.engines.len()).for_each(|place| self.rekey(place, at));
+    }
+
+    pub fn set_engines(&mut self, addresses: Vec<EngineAddress>, at: Tick) {
+        let named: HashSet<EngineId> = addresses.iter().map(EngineAddress::id).collect();
+        for engine in self.engines.iter_mut().flatten().filter(|engine| !named.contains(&engine.id)) {
+            engine.left.get_or_insert(at);
+        }
+        let starts_empty = self.places.is_empty();
+        for address in addresses {
+            self.join(address, starts_empty, at);
+        }
+        self.forget_the_long_gone(at);
+        (0..self.engines.len()).for_each(|place| self.rekey(place, at));
+    }
+
+    fn join(&mut self, address: EngineAddress, starts_empty: bool, at: Tick) {
+        let id = address.id();
+        if let Some(&place) = self.places.get(&id)
+            && let Some(engine) = self.engines[place].as_mut()
+        {
+            engine.rejoin(address, at);
+            return;
+        }
+        // The first engines of a pool start together; one that joins others starts slowly.
+        let engine = Engine::new(address, (!starts_empty).then_some(at));
+        let place = match self.engines.iter().position(Option::is_none) {
+            Some(free) => free,
+            None => {
+                self.engines.push(None);
+                self.engines.len() - 1
+            }
+        };
+        self.engines[place] = Some(engine);
+        self.places.insert(id, place);
+    }
+
+    pub fn present(&self) -> impl Iterator<Item = (usize, &Engine)> {
+        let taken = self.engines.iter().enumerate().filter_map(|(place, engine)| Some((place, engine.as_ref()?)));
+        taken.filter(|(_, engine)| engine.left.is_none())
+    }
+
+    /// Frees the places of engines that left long ago and have nothing to finish.
+    fn forget_the_long_gone(&mut self, at: Tick) {
+        for place in 0..self.engines.len() {
+            let gone =
+                |engine: &Engine| engine.requests == 0 && engine.left.is_some_and(|left| at - left >= REMEMBERED);
+            if self.engines[place].as_ref().is_some_and(gone)
+                && let Some(engine) = self.engines[place].take()
+            {
+                self.places.remove(&engine.id);
+                self.tree.set(place, Key::OUT);
+            }
+        }
+    }
+
+    pub fn is_forgotten(&self, at: Tick) -> bool {
+        let busy = self.engines.iter().flatten().any(|engine| engine.requests > 0);
+        !busy && self.retired.is_some_and(|retired| at - retired >= REMEMBERED)
+    }
+
+    /// Looks again at engines whose time has come: cooled down, breaker over, warmer, stale.
+    pub fn wake(&mut self, at: Tick) {
+        while let Some(&Reverse((due, place))) = self.wakes.peek() {
+            if due > at {
+                break;
+            }
+            self.wakes.pop();
+            self.rekey(place, at);
+        }
+    }
+
+    /// Computes an engine's key anew, and when it will change by time alone.
+    fn rekey(&mut self, place: usize, at: Tick) {
+        let key = match self.engines.get_mut(place).and_then(Option::as_mut) {
+            None => Key::OUT,
+            Some(engine) => {
+                let rank = engine.rank(at);
+                if let Some(due) = engine.next_wake(at)
+                    && engine.planned != Some(due)
+                {
+                    engine.planned = Some(due);
+                    self.wakes.push(Reverse((due, place)));
+                }
+                match rank {
+                    Rank::Out => Key::OUT,
+                    Rank::Cooling => Key { rank: Rank::Cooling, load: engine.cool_until.as_nanos() },
+                    Rank::Free => {
+                        let load = match self.settings.balance {
+                            Balance::RoundRobin => engine.last_turn,
+                            Balance::LeastWork => engine.load(self.typical, at),
+                        };
+                        Key { rank: Rank::Free, load }
+                    }
+                }
+            }
+        };
+        self.tree.set(place, key);
+    }
+
+    /// Only the load changed: no look at the clock is needed.
+    fn reweigh(&mut self, place: usize) {
+        let key = self.tree.key(place);
+        if key.rank == Rank::Free
+            && self.settings.balance == Balance::LeastWork
+            && let Some(engine) = self.engines[place].as_ref()
+        {
+            let load = engine.load_again(self.typical);
+            self.tree.set(place, Key { rank: Rank::Free, load });
+        }
+    }
+
+    pub fn best_without(&mut self, tried: &[EngineId]) -> Option<usize> {
+        if tried.is_empty() {
+            return self.pick();
+        }
+        let hidden: Vec<_> =
+            tried.iter().filter_map(|id| self.places.get(id)).map(|&p| (p, self.tree.key(p))).collect();
+        hidden.iter().for_each(|&(place, _)| self.tree.set(place, Key::OUT));
+        let best = self.pick();
+        hidden.into_iter().for_each(|(place, key)| self.tree.set(place, key));
+        best
+    }
+
+    pub fn rest(&mut self, tried: &[EngineId]) -> Rest {
+        if self.best_without(tried).is_some() {
+            Rest::Others
+        } else if tried.iter().all(|id| Some(id) == tried.first()) {
+            Rest::Alone
+        } else {
+            Rest::Nobody
+        }
+    }
+
+    pub fn begin(&mut self, place: usize, size: Size, at: Tick) -> bool {
+        let total = (size.prefill + size.decode).0 as f64;
+        self.average += (total - self.average) / 64.0;
+        let average = self.average.max(1.0);
+        if average > 2.0 * self.typical || average < 0.5 * self.typical {
+            self.typical = average;
+            (0..self.engines.len()).for_each(|place| self.rekey(place, at));
+        }
+        self.turn += 1;
+        let turn = self.turn;
+        let Some(engine) = self.engines[place].as_mut() else { return false };
+        engine.last_turn = turn;
+        let tries = engine.begin(size);
+        self.rekey(place, at);
+        tries
+    }
+
+    pub fn lighten(&mut self, place: usize, size: Size) {
+        if let Some(engine) = self.engines[place].as_mut() {
+            engine.lighten(size);
+        }
+        self.reweigh(place);
+    }
+
+    pub fn end(&mut self, place: usize, left: Size, tried: bool) {
+        let Some(engine) = self.engines[place].as_mut() else { return };
+        engine.lighten(left);
+        engine.requests = engine.requests.saturating_sub(1);
+        if tried && engine.breaker.is_trying() {
+            engine.breaker.inconclusive();
+            // Whoever asks next looks at this engine again.
+            self.wakes.push(Reverse((Tick::ZERO, place)));
+        }
+        self.reweigh(place);
+    }
+
+    pub fn apply(&mut self, effects: Vec<Effect>, at: Tick) {
+        let limits = self.settings.breaker;
+        for effect in effects {
+            let id = match &effect {
+                Effect::FaultElsewhere(..) => continue,
+                Effect::Fault(id)
+                | Effect::Cool(id, _)
+                | Effect::Well(id)
+                | Effect::InjectionAccepted(id)
+                | Effect::InjectionSwitchedOff(id) => id,
+            };
+            let Some(&place) = self.places.get(id) else { continue };
+            let Some(engine) = self.engines[place].as_mut() else { continue };
+            engine.feel(&effect, limits.as_ref(), at);
+            self.rekey(place, at);
+        }
+    }
+
+    pub fn checked(&mut self, engine: &EngineId, checked: Checked, at: Tick) -> Option<Change> {
+        let place = *self.places.get(engine)?;
+        let change = self.engines[place].as_mut()?.checked(checked, at);
+        self.rekey(place, at);
+        change
+    }
+
+    pub fn reported(&mut self, engine: &EngineId, report: Report, at: Tick) {
+        let Some(&place) = self.places.get(engine) else { return };
+        let every = self.settings.metrics.as_ref().map_or(Duration::from_secs(2), |scrape| scrape.every);
+        let until = at + every * STALE_AFTER;
+        if let Some(engine) = self.engines[place].as_mut() {
+            engine.reported(report, until);
+        }
+        self.wakes.push(Reverse((until, place)));
+        self.rekey(place, at);
+    }
+
+    /// Engines that can take requests, cooling ones included.
+    pub fn available(&mut self, at: Tick) -> usize {
+        self.wake(at);
+        (0..self.engines.len()).filter(|&place| self.tree.key(place).rank != Rank::Out).count()
+    }
+
+    /// The best place; equals are parted by the next value of the seeded source (splitmix64).
+    fn pick(&mut self) -> Option<usize> {
+        self.chance = self.chance.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.chance ^ (self.chance >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        self.tree.best((mixed ^ (mixed >> 31)) >> 16)
+    }
+}
