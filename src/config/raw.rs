@@ -96,7 +96,7 @@ block! {
         /// Largest event of a stream that is still read; longer ones pass unread. Default: 16MiB.
         may max_event: At<Size>,
         /// Paths other than the generating ones whose answers are judged. Default: none.
-        may judged_paths: Some1<At<String>>,
+        may judged_paths: Vec<At<String>>,
     }
 
     /// The listener for operators.

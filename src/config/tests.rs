@@ -387,7 +387,6 @@ fn each_kind_of_problem() {
             and("inspect: {judged_paths: [/v1/messages]}"),
             "12:26: inspect.judged_paths[0]: \"/v1/messages\" is judged anyway",
         ),
-        (and("inspect: {judged_paths: []}"), "12:25: inspect.judged_paths: is an empty list"),
         // classes
         (
             class("objectives: {ttft_seconds: {threshold: 0, attainment: 0.9}}"),

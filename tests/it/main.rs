@@ -1,6 +1,7 @@
 //! Tests over several rooms, in one binary.
 
 mod clocks;
+mod faces;
 mod framing;
 mod http;
 mod leaving;
