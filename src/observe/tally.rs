@@ -7,6 +7,7 @@
 use crate::units::{Dialect, Tick, Tokens};
 
 use super::codes::UNKNOWN;
+use super::mould::Fit;
 use super::note::{Expect, Note, UsageSeat};
 use super::reading::{Channel, ChoiceSight, Counts, Kind, Reason, Sight, Status};
 use super::timeline::{Choice, Ending, Gaps, InBandError, Limited, Reader, Timeline, TokenSource, Usage, Watch};
@@ -106,10 +107,6 @@ impl Tally {
         self.sequence_number
     }
 
-    pub(super) fn numbered(&mut self, number: u64) {
-        self.sequence_number = Some(number);
-    }
-
     /// The client does not read since `since`. What was seen by now is kept as it is.
     pub(super) fn limit(&mut self, since: Tick) {
         if self.limited.is_none() {
@@ -149,6 +146,22 @@ impl Tally {
         {
             self.gap(before, at);
         }
+    }
+
+    /// An event of the steady state: a token event whose text and counts alone are new.
+    pub(super) fn steady(&mut self, index: u64, fit: &Fit, note: &Note, at: Tick) {
+        if fit.sequence_number.is_some() {
+            self.sequence_number = fit.sequence_number;
+        }
+        let counts = Counts::of(fit);
+        if note.usage == UsageSeat::WithChoice {
+            let slot = self.slot(index);
+            self.usage_rises(slot, counts, false);
+        } else if counts != Counts::default() {
+            self.has_usage = true;
+            self.usage.take(counts);
+        }
+        self.token(index, at, note.visible);
     }
 
     fn gap(&mut self, from: Tick, to: Tick) {
