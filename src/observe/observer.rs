@@ -43,7 +43,6 @@ pub struct Observer {
     body: Option<Box<Body>>,
     /// The clean end has been seen.
     is_over: bool,
-    before_limit: Option<Box<Timeline>>,
 }
 
 #[derive(Debug)]
@@ -56,12 +55,20 @@ struct Body {
 #[derive(Debug)]
 struct Eye {
     tally: Tally,
-    mould: Option<(Mould, u64, bool)>,
+    mould: Option<Known>,
     passing: Option<Box<Passing>>,
     /// The next event is the stream's first, and may begin with a byte-order mark.
     is_first: bool,
     unparseable: bool,
     uses_shortcut: bool,
+}
+
+/// The shape of the events of the steady state, and what each of them is.
+#[derive(Debug)]
+struct Known {
+    mould: Mould,
+    index: u64,
+    note: Note,
 }
 
 impl Observer {
@@ -84,7 +91,6 @@ impl Observer {
             last_frame: None,
             body,
             is_over: false,
-            before_limit: None,
         }
     }
 
@@ -98,7 +104,7 @@ impl Observer {
     /// Bytes held beside the observer itself.
     #[cfg(test)]
     pub(super) fn heap(&self) -> usize {
-        let mould = self.eye.mould.as_ref().map_or(0, |(mould, ..)| mould.length());
+        let mould = self.eye.mould.as_ref().map_or(0, |known| known.mould.memory());
         mould + self.eye.tally.heap() + self.scanner.held()
     }
 
@@ -124,16 +130,27 @@ impl Observer {
             }
             return pass(frame, &Note::default());
         }
-        let Observer { scanner, eye, last_activity, .. } = self;
-        let saw_line = scanner.push(frame, |cut, piece| {
-            if cut != Cut::Blank {
-                *last_activity = Some(at);
+        self.events(frame, at, pass);
+    }
+
+    fn events(&mut self, mut frame: Bytes, at: Tick, pass: &mut dyn FnMut(Bytes, &Note)) {
+        loop {
+            if self.scanner.is_between_events()
+                && let Some((length, note)) = self.eye.known(&frame, at)
+            {
+                self.last_activity = Some(at);
+                pass(frame.split_to(length), &note);
+                continue;
             }
-            let note = eye.see(cut, &piece, at);
+            let Some((cut, piece)) = self.scanner.next(&mut frame) else { break };
+            if cut != Cut::Blank {
+                self.last_activity = Some(at);
+            }
+            let note = self.eye.see(cut, &piece, at);
             pass(piece, &note);
-        });
-        if saw_line {
-            *last_activity = Some(at);
+        }
+        if self.scanner.saw_line() {
+            self.last_activity = Some(at);
         }
     }
 
@@ -209,12 +226,9 @@ impl Observer {
     }
 
     /// The client refuses bytes since `since`, for too long: from now on gaps are not
-    /// observed, and what was seen so far is kept aside ([`Timeline::before_limit`]).
+    /// observed, and what was seen so far is kept aside ([`Timeline::limited`]).
     pub fn limit_gaps(&mut self, since: Tick) {
-        if self.before_limit.is_none() {
-            self.before_limit = Some(Box::new(self.so_far(since)));
-            self.eye.tally.stop_watching_gaps();
-        }
+        self.eye.tally.limit(since);
     }
 
     /// The timeline as if the client left at `at`: for what is asked while the answer runs.
@@ -229,10 +243,7 @@ impl Observer {
         if ending == Ending::Clean {
             self.clean_end(at, &mut |_, _| {});
         }
-        let mut timeline = self.timeline(ending, at);
-        timeline.client_limited = self.before_limit.is_some();
-        timeline.before_limit = self.before_limit;
-        timeline
+        self.timeline(ending, at)
     }
 
     fn timeline(&self, ending: Ending, at: Tick) -> Timeline {
@@ -290,23 +301,22 @@ impl Eye {
         let is_first = std::mem::take(&mut self.is_first);
         if event.len() > self.tally.max_event() {
             self.unparseable = true;
-        } else if let Some(note) = self.known(event, at) {
-            return note;
         } else if let Some(note) = self.read(without_mark(event, is_first), at) {
             return note;
         }
         Note { finished: self.tally.is_finished(), ..Note::default() }
     }
 
-    /// The steady state: an event like the last one that was read, with other text.
-    fn known(&mut self, event: &[u8], at: Tick) -> Option<Note> {
-        let (mould, index, visible) = self.mould.as_ref()?;
-        let (fit, index, visible) = (mould.fits(event)?, *index, *visible);
-        self.tally.token(index, at, visible);
-        if let Some(number) = fit.number {
-            self.tally.numbered(number);
+    /// The steady state: `bytes` begin with an event like the last one that was read, with
+    /// other text and other counts.
+    fn known(&mut self, bytes: &[u8], at: Tick) -> Option<(usize, Note)> {
+        let known = self.mould.as_ref()?;
+        let fit = known.mould.fits(bytes)?;
+        if fit.length > self.tally.max_event() {
+            return None;
         }
-        Some(Note { token: true, visible, ..Note::default() })
+        self.tally.steady(fit.index.unwrap_or(known.index), &fit, &known.note, at);
+        Some((fit.length, known.note))
     }
 
     fn read(&mut self, event: &[u8], at: Tick) -> Option<Note> {
@@ -329,26 +339,23 @@ impl Eye {
             && note.token
             && note.error.is_none()
         {
-            self.mould = Some((mould, index, note.visible));
+            self.mould = Some(Known { mould, index, note });
         }
         Some(note)
     }
 
     /// A mould of this event, if nothing but its text makes it what it is.
     fn learn(&self, sight: &Sight, event: &[u8], data_at: usize, echo_left: usize) -> Option<(Mould, u64)> {
-        let is_plain = sight.texts == 1 && !sight.has_usage && echo_left == 0 && self.uses_shortcut;
         let choice = match (self.tally.dialect(), sight.choices.as_slice()) {
             (Dialect::Chat | Dialect::Completions, [choice]) => choice,
             (Dialect::Responses | Dialect::Messages, []) => &sight.only,
             _ => return None,
         };
         let ends = matches!(sight.kind, Kind::Completed | Kind::Incomplete | Kind::Stop);
-        if !is_plain || ends || choice.finish.is_some() || choice.logprobs {
+        if !self.uses_shortcut || echo_left > 0 || ends || choice.finish.is_some() || choice.logprobs {
             return None;
         }
-        let shift = |range: &std::ops::Range<usize>| range.start + data_at..range.end + data_at;
-        let number = sight.number_at.as_ref().map(shift);
-        Some((Mould::of(event, &shift(&sight.text_at), number.as_ref())?, choice.index))
+        Some((Mould::of(event, data_at, &sight.slots)?, choice.index))
     }
 }
 
@@ -370,7 +377,9 @@ fn sight_of(data: &[u8], dialect: Dialect, keep_text: usize) -> Option<Sight> {
     let mended = String::from_utf8_lossy(data);
     crate::json::walk(mended.as_bytes(), &mut reading).ok()?;
     // Offsets are those of the mended text: no mould can be made from them.
-    reading.sight().map(|sight| Sight { texts: 0, ..sight })
+    let mut sight = reading.sight()?;
+    sight.slots.forget();
+    Some(sight)
 }
 
 impl Sight {

@@ -4,12 +4,11 @@
 //! that decide, asks to skip everything else, and fills a [`Sight`]. What the things mean
 //! is left to `tally`.
 
-use std::ops::Range;
-
 use crate::json::{Interest, Literal, Nest, Scalar, Sink};
 use crate::units::Dialect;
 
 use super::codes::Codes;
+use super::mould::{Fit, Slot, Slots};
 
 /// The containers that are read nest no deeper than this.
 const DEPTH: usize = 10;
@@ -134,6 +133,20 @@ pub(super) struct Counts {
     pub(super) cache_written: Option<u64>,
 }
 
+impl Counts {
+    /// The counts in an event that fitted a mould.
+    pub(super) fn of(fit: &Fit) -> Counts {
+        Counts {
+            input: fit.input,
+            output: fit.output,
+            cached: fit.cached,
+            reasoning: fit.reasoning,
+            cache_read: fit.cache_read,
+            cache_written: fit.cache_written,
+        }
+    }
+}
+
 /// What one JSON object said.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Sight {
@@ -160,11 +173,8 @@ pub(super) struct Sight {
     pub(super) incomplete: Option<Reason>,
     /// Responses: the number of the event.
     pub(super) sequence_number: Option<u64>,
-    /// Non-empty texts met, and where the last of them stands, quotes excluded.
-    pub(super) texts: u32,
-    pub(super) text_at: Range<usize>,
-    /// Where the digits of `sequence_number` stand.
-    pub(super) number_at: Option<Range<usize>>,
+    /// What may differ in the next event without making it another.
+    pub(super) slots: Slots,
 }
 
 /// `status` of a response.
@@ -286,6 +296,8 @@ pub(super) struct Reading {
     leaf: Place,
     leaf_at: usize,
     leaf_is_empty: bool,
+    /// What the number that is being read is to a mould.
+    number_slot: Option<Slot>,
     in_key: bool,
     /// Where the object that stands for a text began (the arguments of a tool, say).
     object_at: usize,
@@ -318,6 +330,7 @@ impl Reading {
             leaf: Place::Nowhere,
             leaf_at: 0,
             leaf_is_empty: true,
+            number_slot: None,
             in_key: false,
             object_at: 0,
             short: Short::EMPTY,
@@ -408,7 +421,7 @@ impl Reading {
         }
     }
 
-    fn number_ended(&mut self, number: Number, past: usize) {
+    fn number_ended(&mut self, number: Number) {
         let value = whole_number(self.short.text());
         let usage = &mut self.sight.usage;
         let count = match number {
@@ -418,7 +431,6 @@ impl Reading {
             }
             Number::Sequence => {
                 self.sight.sequence_number = value;
-                self.sight.number_at = Some(self.leaf_at..past);
                 return;
             }
             Number::Input => &mut usage.input,
@@ -436,8 +448,7 @@ impl Reading {
             return;
         }
         self.choice().mark(channel);
-        self.sight.texts += 1;
-        self.sight.text_at = self.leaf_at + 1..past - 1;
+        self.sight.slots.add(Slot::Text, self.leaf_at + 1..past - 1);
     }
 
     /// An output item of a whole response ended: now its type is known.
@@ -532,6 +543,7 @@ impl Sink for Reading {
             (Place::Number(_), Scalar::Number) => true,
             _ => false,
         };
+        self.number_slot = if what == Scalar::Number { slot_of(place) } else { None };
         if !is_read {
             self.leaf = Place::Nowhere;
         }
@@ -567,10 +579,13 @@ impl Sink for Reading {
             self.next = member(self.dialect, self.is_body, around, self.short.text());
             return;
         }
+        if let Some(slot) = self.number_slot.take() {
+            self.sight.slots.add(slot, self.leaf_at..past);
+        }
         match std::mem::replace(&mut self.leaf, Place::Nowhere) {
             Place::Text(channel) => self.text_ended(channel, past),
             Place::Word(word) => self.word_ended(word),
-            Place::Number(number) => self.number_ended(number, past),
+            Place::Number(number) => self.number_ended(number),
             _ => {}
         }
     }
@@ -580,6 +595,24 @@ impl Sink for Reading {
             let place = self.place(depth);
             self.met(place, depth);
         }
+    }
+}
+
+/// What a number at this place is to a mould; `None` where it must stay as it is.
+fn slot_of(place: Place) -> Option<Slot> {
+    match place {
+        Place::Nowhere => Some(Slot::Ignored),
+        Place::Number(number) => Some(match number {
+            Number::Index => Slot::Index,
+            Number::Sequence => Slot::Sequence,
+            Number::Input => Slot::Input,
+            Number::Output => Slot::Output,
+            Number::Cached => Slot::Cached,
+            Number::Reasoning => Slot::Reasoning,
+            Number::CacheRead => Slot::CacheRead,
+            Number::CacheWritten => Slot::CacheWritten,
+        }),
+        _ => None,
     }
 }
 

@@ -37,38 +37,45 @@ pub struct Scanner {
     last: u8,
     /// Part of the incomplete event has been passed on.
     is_long: bool,
+    saw_line: bool,
 }
 
 impl Scanner {
     /// A scanner at the first byte of a stream.
     #[must_use]
     pub const fn new() -> Self {
-        Scanner { tail: Vec::new(), last: 0, is_long: false }
+        Scanner { tail: Vec::new(), last: 0, is_long: false, saw_line: false }
     }
 
-    /// Cuts the next frame. `piece` gets everything that may leave now, in order. Says
-    /// whether a line was completed that belongs to an event not yet complete.
-    pub fn push(&mut self, mut frame: Bytes, mut piece: impl FnMut(Cut, Bytes)) -> bool {
-        while !frame.is_empty() {
-            if self.last == 0 {
-                let blank = run_of_line_ends(&frame);
-                if blank > 0 {
-                    piece(Cut::Blank, frame.split_to(blank));
-                    continue;
-                }
-            }
-            match end_of_event(self.last, &frame) {
-                Ok(past) => {
-                    let rest = frame.split_to(past);
-                    self.complete(rest, &mut piece);
-                }
-                Err(saw_line) => {
-                    self.keep(frame, &mut piece);
-                    return saw_line;
-                }
+    /// Cuts the next piece off the frame. `None`: the frame is used up, and what is left of
+    /// it is held as the beginning of an event.
+    pub fn next(&mut self, frame: &mut Bytes) -> Option<(Cut, Bytes)> {
+        self.saw_line = false;
+        if frame.is_empty() {
+            return None;
+        }
+        if self.last == 0 {
+            let blank = run_of_line_ends(frame);
+            if blank > 0 {
+                return Some((Cut::Blank, frame.split_to(blank)));
             }
         }
-        false
+        match end_of_event(self.last, frame) {
+            Ok(past) => Some(self.complete(frame.split_to(past))),
+            Err(saw_line) => self.keep(frame, saw_line),
+        }
+    }
+
+    /// Whether the next byte begins an event (or is a line end between two).
+    #[must_use]
+    pub const fn is_between_events(&self) -> bool {
+        self.last == 0
+    }
+
+    /// Whether the last frame ended a line (a comment, say) of an event not yet complete.
+    #[must_use]
+    pub const fn saw_line(&self) -> bool {
+        self.saw_line
     }
 
     /// No more bytes come: the incomplete event, if there is one.
@@ -91,33 +98,35 @@ impl Scanner {
         self.tail.capacity()
     }
 
-    fn complete(&mut self, rest: Bytes, piece: &mut impl FnMut(Cut, Bytes)) {
+    fn complete(&mut self, rest: Bytes) -> (Cut, Bytes) {
         self.last = 0;
-        if self.is_long {
-            self.is_long = false;
-            piece(Cut::LastPart, rest);
-        } else if self.tail.is_empty() {
-            piece(Cut::Event, rest);
-        } else {
-            let mut whole = std::mem::take(&mut self.tail);
-            whole.extend_from_slice(&rest);
-            piece(Cut::Event, Bytes::from(whole));
+        if std::mem::take(&mut self.is_long) {
+            return (Cut::LastPart, rest);
         }
+        if self.tail.is_empty() {
+            return (Cut::Event, rest);
+        }
+        let mut whole = std::mem::take(&mut self.tail);
+        whole.extend_from_slice(&rest);
+        (Cut::Event, Bytes::from(whole))
     }
 
-    fn keep(&mut self, rest: Bytes, piece: &mut impl FnMut(Cut, Bytes)) {
-        self.last = rest.last().copied().unwrap_or(self.last);
-        if self.is_long {
-            piece(Cut::Part, rest);
-        } else if self.tail.len() + rest.len() <= HELD {
-            self.tail.extend_from_slice(&rest);
-        } else {
+    fn keep(&mut self, frame: &mut Bytes, saw_line: bool) -> Option<(Cut, Bytes)> {
+        if !self.is_long && self.tail.len() + frame.len() > HELD {
             self.is_long = true;
             if !self.tail.is_empty() {
-                piece(Cut::Part, Bytes::from(std::mem::take(&mut self.tail)));
+                // The frame follows in the next piece.
+                return Some((Cut::Part, Bytes::from(std::mem::take(&mut self.tail))));
             }
-            piece(Cut::Part, rest);
         }
+        self.last = frame.last().copied().unwrap_or(self.last);
+        if self.is_long {
+            return Some((Cut::Part, std::mem::take(frame)));
+        }
+        self.saw_line = saw_line;
+        self.tail.extend_from_slice(frame);
+        frame.clear();
+        None
     }
 }
 
@@ -200,7 +209,10 @@ mod tests {
     fn cut(frames: &[&[u8]]) -> Vec<(Cut, Vec<u8>)> {
         let (mut scanner, mut pieces) = (Scanner::new(), Vec::new());
         for frame in frames {
-            scanner.push(Bytes::copy_from_slice(frame), |cut, bytes| pieces.push((cut, bytes.to_vec())));
+            let mut frame = Bytes::copy_from_slice(frame);
+            while let Some((cut, bytes)) = scanner.next(&mut frame) {
+                pieces.push((cut, bytes.to_vec()));
+            }
         }
         if let Some((cut, bytes)) = scanner.finish() {
             pieces.push((cut, bytes.to_vec()));
@@ -231,9 +243,8 @@ mod tests {
 
     #[test]
     fn c01_an_event_ended_by_cr_cr_does_not_wait_for_more() {
-        let (mut scanner, mut seen) = (Scanner::new(), 0);
-        scanner.push(Bytes::from_static(b"data: a\r\r"), |cut, _| seen += usize::from(cut == Cut::Event));
-        assert_eq!(seen, 1);
+        let piece = Scanner::new().next(&mut Bytes::from_static(b"data: a\r\r"));
+        assert_eq!(piece.map(|(cut, _)| cut), Some(Cut::Event));
         let late = cut(&[b"data: a\r\n\r", b"\n", b"data: b\n\n"]);
         assert_eq!(late[1], (Cut::Blank, b"\n".to_vec()));
     }
@@ -255,9 +266,12 @@ mod tests {
 
     #[test]
     fn a_whole_event_is_a_slice_of_its_frame() {
-        let frame = Bytes::from_static(b"data: a\n\ndata: b\n\n");
-        let range = frame.as_ptr_range();
-        Scanner::new().push(frame, |_, bytes| assert!(range.contains(&bytes.as_ptr())));
+        let mut frame = Bytes::from_static(b"data: a\n\ndata: b\n\n");
+        let (range, mut scanner) = (frame.as_ptr_range(), Scanner::new());
+        for _ in 0..2 {
+            let (_, bytes) = scanner.next(&mut frame).unwrap();
+            assert!(range.contains(&bytes.as_ptr()));
+        }
     }
 
     #[test]
@@ -266,10 +280,11 @@ mod tests {
         let frames: Vec<&[u8]> = long.chunks(4096).collect();
         let (mut scanner, mut out, mut parts, mut held) = (Scanner::new(), 0, 0, 0);
         for (sent, frame) in frames.iter().enumerate() {
-            scanner.push(Bytes::copy_from_slice(frame), |cut, bytes| {
+            let mut left = Bytes::copy_from_slice(frame);
+            while let Some((cut, bytes)) = scanner.next(&mut left) {
                 out += bytes.len();
                 parts += usize::from(matches!(cut, Cut::Part | Cut::LastPart));
-            });
+            }
             held = held.max((sent * 4096 + frame.len()) - out);
             assert_eq!(scanner.long_event_is_out(), out > 0 && out < long.len());
         }
@@ -281,8 +296,10 @@ mod tests {
     #[test]
     fn a_completed_line_of_an_unfinished_event_is_told() {
         let mut scanner = Scanner::new();
-        assert!(scanner.push(Bytes::from_static(b": ping\n"), |_, _| {}));
-        assert!(!scanner.push(Bytes::from_static(b"dat"), |_, _| {}));
+        for (bytes, saw_line) in [(": ping\n", true), ("dat", false)] {
+            assert_eq!(scanner.next(&mut Bytes::from_static(bytes.as_bytes())), None);
+            assert_eq!(scanner.saw_line(), saw_line);
+        }
     }
 
     proptest! {

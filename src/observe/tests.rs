@@ -331,7 +331,7 @@ fn c17_reasoning_has_a_clock_of_its_own() {
         assert_eq!((seen.ttft(), seen.ttfvt()), (Some(ms(200)), Some(ms(2000))), "{field}");
         let only = Seen::new(chat()).all(&[(200, &g), (230, &f("length"))]).clean(240);
         assert_eq!((only.first_visible, only.finish, only.cut_by_length), (None, at(230), true));
-        assert!(only.has_output && !only.has_visible);
+        assert!(only.token_events > 0 && !only.has_visible);
     }
 }
 
@@ -632,7 +632,7 @@ fn a_json_answer_has_no_ttft_and_counts_by_usage_or_by_its_text() {
     let seen = json(not_streamed(Dialect::Chat), body);
     assert!(!seen.streamed && !seen.unparseable);
     assert_eq!((seen.first_token, seen.finish, seen.output), (None, at(900), Tokens(20)));
-    assert!(seen.has_output && seen.has_visible && seen.has_finish_reason);
+    assert!(seen.token_events == 1 && seen.has_visible && seen.has_finish_reason);
     let bare = r#"{"choices":[{"message":{"content":"nine byte","reasoning":"long thoughts"}}]}"#;
     let bare = json(not_streamed(Dialect::Chat), bare);
     assert_eq!((bare.output, bare.source), (Tokens(3), TokenSource::Estimate));
@@ -655,15 +655,15 @@ fn json_answers_of_the_other_dialects() {
     assert_eq!((seen.output, seen.source, seen.cut_by_length), (Tokens(2), TokenSource::Estimate, true));
     let thoughts = r#"{"status":"completed","output":[{"content":[{"text":"hm"}],"type":"reasoning"}]}"#;
     let seen = json(not_streamed(Dialect::Responses), thoughts);
-    assert!(seen.has_output && !seen.has_visible && seen.has_finish_reason);
+    assert!(seen.token_events == 1 && !seen.has_visible && seen.has_finish_reason);
     let failed = json(not_streamed(Dialect::Responses), r#"{"status":"failed","error":{"code":"server_error"}}"#);
     assert_eq!((failed.error.map(|error| error.code), failed.finish), (Some(500), None));
 
     let echo = Expect { stream_asked: false, ..echoing(&["the gateway"]) };
     let seen = json(echo.clone(), r#"{"choices":[{"text":"the gateway 920 5","index":0}]}"#);
-    assert_eq!((seen.output, seen.source, seen.has_output), (Tokens(2), TokenSource::Estimate, true));
+    assert_eq!((seen.output, seen.source, seen.token_events), (Tokens(2), TokenSource::Estimate, 1));
     let seen = json(echo, r#"{"choices":[{"text":"the gateway","index":0}]}"#);
-    assert_eq!((seen.output, seen.has_output), (Tokens(0), false));
+    assert_eq!((seen.output, seen.token_events), (Tokens(0), 0));
 }
 
 #[test]
@@ -683,7 +683,7 @@ fn no_json_object_is_unparseable() {
         assert!(seen.unparseable && seen.finish.is_none(), "{body}");
     }
     let empty = json(not_streamed(Dialect::Chat), "{}");
-    assert!(!empty.unparseable && !empty.has_output && !empty.has_finish_reason && empty.finish.is_some());
+    assert!(!empty.unparseable && empty.token_events == 0 && !empty.has_finish_reason && empty.finish.is_some());
     let cut = Seen::of(not_streamed(Dialect::Chat), Reader::Json).raw(5, b"{\"choices\":").ends(Ending::Broken, 6);
     assert!(!cut.unparseable && cut.finish.is_none());
     let failed = Observer::new(chat(), Reader::Json, 503, watch()).end(Ending::Clean, Tick::ZERO);
@@ -825,14 +825,17 @@ fn chat_event() -> impl Strategy<Value = String> {
     let field = prop_oneof![6 => Just("content"), 1 => Just("reasoning"), 1 => Just("role"), 1 => Just("refusal")];
     let reason = prop_oneof![12 => Just("null"), 1 => Just("\"stop\""), 1 => Just("\"\"")];
     let usage = prop_oneof![8 => Just(None), 1 => Just(Some(None)), 1 => (0u64..9).prop_map(|n| Some(Some(n)))];
-    let chunk = (index, field, inside(), reason, usage).prop_map(|(index, field, text, reason, usage)| {
-        let event = of_choice(index, &format!(r#"{{"{field}":"{text}"}}"#), reason);
-        match usage {
-            None => event,
-            Some(None) => format!("{},\"usage\":null}}", &event[..event.len() - 1]),
-            Some(Some(tokens)) => with(&event, 7, tokens),
-        }
-    });
+    let created = prop_oneof![1 => Just("1.5"), 1 => Just("\"7\""), 8 => Just("17"), 4 => Just("18")];
+    let chunk =
+        (index, field, inside(), reason, usage, created).prop_map(|(index, field, text, reason, usage, created)| {
+            let event = of_choice(index, &format!(r#"{{"{field}":"{text}"}}"#), reason);
+            let event = event.replace("\"model\"", &format!("\"created\":{created},\"model\""));
+            match usage {
+                None => event,
+                Some(None) => format!("{},\"usage\":null}}", &event[..event.len() - 1]),
+                Some(Some(tokens)) => with(&event, 7, tokens),
+            }
+        });
     let odd = proptest::sample::select(vec![
         D.to_owned(),
         u(7, 3),
@@ -862,9 +865,13 @@ fn slowly(data: &str) -> (bool, bool) {
 
 proptest! {
     #[test]
-    fn the_shortcut_sees_what_a_full_reading_sees(events in proptest::collection::vec(chat_event(), 1..20)) {
-        let mut quick = Seen::new(chat());
-        let mut full = Seen::new(chat());
+    fn the_shortcut_sees_what_a_full_reading_sees(
+        events in proptest::collection::vec(chat_event(), 1..20),
+        choices in 1u64..3,
+    ) {
+        let expect = Expect { choices, ..chat() };
+        let mut quick = Seen::new(expect.clone());
+        let mut full = Seen::new(expect);
         full.observer = full.observer.without_shortcut();
         for (millis, event) in events.iter().enumerate() {
             quick = quick.data(millis as u64, event);
