@@ -276,7 +276,7 @@ fn classify(
         who,
         headers: &head.headers,
         path: endpoint.path(),
-        facts: Some(&upload.facts).filter(|facts| facts.readable),
+        facts: Some(&upload.facts),
         model,
         prompt_tokens: prompt,
     };

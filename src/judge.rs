@@ -21,4 +21,4 @@ pub use objectives::{Assumption, NonStreaming, Objective, Objectives, Quantiles,
 pub use outcome::{Excluded, Missed, Outcome};
 pub use progress::{Progress, breaks_at, is_broken_at};
 pub use pulse::Pulse;
-pub use weigh::{Case, Held, Verdict, judge, judge_left, judge_refused};
+pub use weigh::{Case, Held, Verdict, judge, judge_left, judge_refused, of_code};

@@ -18,7 +18,7 @@ use bytes::Bytes;
 use http::StatusCode;
 
 use crate::inspect::Unreadable;
-use crate::judge::{Excluded, Missed, Outcome};
+use crate::judge::{Case, Excluded, Missed, Outcome, of_code};
 use crate::units::{ClassId, Dialect, PoolId, RequestId};
 
 macro_rules! refusals {
@@ -62,18 +62,12 @@ refusals! {
     /// The path exists, with other methods: the value of `Allow`.
     #[error("this path takes {allow}")]
     MethodNotAllowed { allow: &'static str = "POST" } = "method_not_allowed",
-    /// The request target exceeds what is taken.
-    #[error("the request target is longer than {limit} bytes")]
-    TargetTooLong { limit: usize = 65536 } = "target_too_long",
     /// The head says something that two readers could read in two ways.
     #[error("a head that is refused: {advice}")]
     BadHead { status: u16 = 400, advice: &'static str = "send exactly one valid Host header" } = "bad_head",
     /// Behind a head of the gateway's own, an engine answered with this instead of a stream.
     #[error("an engine answered with {status} behind a head of ours")]
     EngineAnswered { status: u16 = 500 } = "engine_answered",
-    /// An `Expect` header other than `100-continue`.
-    #[error("an Expect header asks for something else than 100-continue")]
-    ExpectationFailed = "expectation_failed",
     /// Tenants are configured and the request carries no key.
     #[error("no API key")]
     MissingKey = "missing_key",
@@ -181,9 +175,7 @@ impl Refusal {
             Refusal::MethodNotAllowed { .. } => StatusCode::METHOD_NOT_ALLOWED,
             Refusal::BodyTimeout { .. } => StatusCode::REQUEST_TIMEOUT,
             Refusal::BodyTooLarge { .. } | Refusal::DecodedTooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
-            Refusal::TargetTooLong { .. } => StatusCode::URI_TOO_LONG,
             Refusal::UnsupportedCoding => StatusCode::UNSUPPORTED_MEDIA_TYPE,
-            Refusal::ExpectationFailed => StatusCode::EXPECTATION_FAILED,
             Refusal::BadHead { status, .. } => match StatusCode::from_u16(*status) {
                 Ok(status) => status,
                 Err(_) => StatusCode::BAD_REQUEST,
@@ -208,8 +200,6 @@ impl Refusal {
         match self {
             Refusal::UnknownPath
             | Refusal::MethodNotAllowed { .. }
-            | Refusal::TargetTooLong { .. }
-            | Refusal::ExpectationFailed
             | Refusal::BadHead { .. }
             | Refusal::BodyTooLarge { .. }
             | Refusal::DecodedTooLarge { .. }
@@ -231,11 +221,7 @@ impl Refusal {
                 Outcome::Missed(Missed::UpstreamUnavailable)
             }
             Refusal::EngineGarbage { .. } => Outcome::Missed(Missed::UpstreamError),
-            Refusal::EngineAnswered { status } => match *status {
-                429 | 503 | 529 => Outcome::Missed(Missed::UpstreamOverload),
-                400 | 409 | 411 | 413 | 414 | 415 | 422 | 431 | 501 => Outcome::Excluded(Excluded::InvalidRequest),
-                _ => Outcome::Missed(Missed::UpstreamError),
-            },
+            Refusal::EngineAnswered { status } => of_code(*status, &Case::of(Dialect::Chat)),
             Refusal::FirstTokenTimeout { .. } | Refusal::ResponseHeadTimeout { .. } => {
                 Outcome::Missed(Missed::TimeoutFirstToken)
             }
@@ -255,8 +241,6 @@ impl Refusal {
             Refusal::Draining => Some(1),
             Refusal::UnknownPath
             | Refusal::MethodNotAllowed { .. }
-            | Refusal::TargetTooLong { .. }
-            | Refusal::ExpectationFailed
             | Refusal::BadHead { .. }
             | Refusal::EngineAnswered { .. }
             | Refusal::MissingKey
@@ -296,9 +280,7 @@ impl Refusal {
         match self {
             Refusal::UnknownPath => "There is nothing at this path. Check the base URL; the OpenAI and Anthropic paths start with /v1.".into(),
             Refusal::MethodNotAllowed { allow } => format!("This path takes {allow}. Send the request with that method.").into(),
-            Refusal::TargetTooLong { limit } => format!("The request target is longer than {limit} bytes. Shorten path and query.").into(),
-            Refusal::ExpectationFailed => "Only \"Expect: 100-continue\" is understood. Leave the Expect header out.".into(),
-            Refusal::BadHead { advice, .. } => format!("The head of the request is refused: {advice}.").into(),
+            Refusal::BadHead { advice, .. } => format!("The head of the request is refused: {advice}. Then try again.").into(),
             Refusal::EngineAnswered { status } => format!("The engine refused the request with status {status}. Correct the request, or try again later.").into(),
             Refusal::MissingKey => "An API key is needed. Send it as \"Authorization: Bearer <key>\" or \"x-api-key: <key>\".".into(),
             Refusal::UnknownKey => "This API key is not known. Check it, or ask your operator for a new one.".into(),

@@ -22,6 +22,9 @@ pub struct Health {
     /// How long the answer may take.
     #[arg(long, default_value_t = 3, value_name = "SECONDS")]
     pub timeout_seconds: u64,
+    /// Answer in JSON.
+    #[arg(long)]
+    pub json: bool,
 }
 
 impl Health {
@@ -37,7 +40,11 @@ impl Health {
         };
         match runtime.block_on(self.ask()) {
             Ok(status) => {
-                println!("{status}");
+                if self.json {
+                    println!("{}", serde_json::json!({"status": status.as_u16(), "well": status.is_success()}));
+                } else {
+                    println!("{status}");
+                }
                 if status.is_success() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
             }
             Err(error) => {

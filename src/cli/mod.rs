@@ -3,8 +3,12 @@
 //! Exit codes: 0 done; 1 it ran and the answer is no; 2 usage or an unreadable file; 3 it
 //! could not start (a port, a certificate).
 
+pub mod check;
+pub mod demo;
 pub mod engine;
 pub mod health;
+pub mod key;
+pub mod schema;
 pub mod serve;
 pub mod service;
 
@@ -22,10 +26,18 @@ pub struct Goodput {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Run a simulated engine with vLLM's HTTP face; needs no GPU.
-    Engine(engine::Engine),
     /// Run the gateway.
     Serve(serve::Serve),
+    /// See a gateway at work: simulated engines and traffic, no files, no GPU.
+    Demo(demo::Demo),
+    /// Check a settings file, and explain what would become of a request.
+    Check(check::Check),
+    /// Print the JSON Schema of the settings file.
+    Schema(schema::Schema),
+    /// Make API keys.
+    Key(key::Key),
+    /// Run a simulated engine with vLLM's HTTP face; needs no GPU.
+    Engine(engine::Engine),
     /// Ask a running gateway whether it is well.
     Health(health::Health),
 }
@@ -34,9 +46,13 @@ enum Command {
 #[must_use]
 pub fn run() -> ExitCode {
     match Goodput::parse().command {
+        Command::Serve(serve) => serve.run(),
+        Command::Demo(demo) => demo.run(),
+        Command::Check(check) => check.run(),
+        Command::Schema(schema) => schema.run(),
+        Command::Key(key) => key.run(),
         Command::Engine(engine) => engine.run(),
         Command::Health(health) => health.run(),
-        Command::Serve(serve) => serve.run(),
     }
 }
 
@@ -47,4 +63,33 @@ pub(crate) fn logs() {
     let logs = tracing_subscriber::fmt().with_writer(std::io::stderr).with_env_filter(filter);
     // A second call finds a subscriber in place, which is what it wanted.
     let _ = logs.try_init();
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_sound_and_every_command_answers_in_json() {
+        let mut line = Goodput::command();
+        line.clone().debug_assert();
+        line.build();
+        for command in line.get_subcommands().filter(|command| command.get_name() != "help") {
+            let leaves: Vec<_> = command.get_subcommands().filter(|command| command.get_name() != "help").collect();
+            let leaves = if leaves.is_empty() { vec![command] } else { leaves };
+            for leaf in leaves {
+                assert!(leaf.get_arguments().any(|flag| flag.get_id() == "json"), "{}", leaf.get_name());
+                assert!(leaf.get_about().is_some(), "{}", leaf.get_name());
+            }
+        }
+    }
+
+    #[test]
+    fn a_wrong_command_line_is_exit_code_2() {
+        for line in [&["goodput"][..], &["goodput", "nothing"], &["goodput", "check"], &["goodput", "check", "-c"]] {
+            assert_eq!(Goodput::try_parse_from(line).unwrap_err().exit_code(), 2, "{line:?}");
+        }
+    }
 }

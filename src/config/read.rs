@@ -363,7 +363,13 @@ impl<T: Scalar> JsonSchema for At<T> {
         T::NAME.into()
     }
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        T::schema()
+        let written = T::schema();
+        let is_text = written.get("type").is_some_and(|kind| kind == "string") && written.get("pattern").is_none();
+        if is_text {
+            return written;
+        }
+        // Editors see the text, not what a variable holds.
+        json_schema!({"anyOf": [written, {"type": "string", "pattern": r"\$\{[A-Za-z_][A-Za-z0-9_]*\}"}]})
     }
 }
 

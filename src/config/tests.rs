@@ -421,7 +421,7 @@ fn each_kind_of_problem() {
             class("timeouts: {first_token: 20s, total: 10s}"),
             "3:29: slo_classes[0].timeouts.first_token: first_token is longer than total (10s)",
         ),
-        (class("keepalive_seconds: 0"), "3:24: slo_classes[0].keepalive_seconds: 0 can never be met"),
+        (class("keepalive_seconds: 0"), "3:24: slo_classes[0].keepalive_seconds: 0 is no time at all"),
         (
             class("workload_assumption: {input_tokens: {p50: 9, p95: 3}}"),
             "3:41: slo_classes[0].workload_assumption.input_tokens: p50 is above p95",
@@ -486,6 +486,14 @@ fn each_kind_of_problem() {
         (
             changed("http://e:1", "ftp://e:1"),
             "11:21: pools[0].engines[0].url: \"ftp://e:1\" has neither http nor https",
+        ),
+        (
+            changed("http://e:1", "http://e:1?key=SECRET"),
+            "11:21: pools[0].engines[0].url: the URL has a query or a fragment",
+        ),
+        (
+            class("objectives: {tpot_seconds: {threshold: 50, attainment: 0.9}}"),
+            "3:44: slo_classes[0].objectives.tpot_seconds.threshold: the threshold is beyond timeouts.idle (30s)",
         ),
         (
             changed("http://e:1", "http://user:SECRET@e:1"),

@@ -105,9 +105,11 @@ pub struct Relay {
     ready_bytes: usize,
     timer: Option<Pin<Box<Sleep>>>,
     armed: Option<Tick>,
-    /// The last poll gave the client something: until the next one, the client was waited for.
+    /// The last poll gave the client something: until the next one the client was waited for.
     gave: bool,
     keeper: Option<Box<dyn Keeper>>,
+    /// The body ended in the middle of an event, which went out as it is.
+    tail_is_out: bool,
     /// Set where the answer must end abnormally.
     broken: bool,
 }
@@ -165,24 +167,40 @@ impl Relay {
             ready_bytes: 0,
             timer: None,
             armed: None,
-            gave: true,
+            gave: false,
             keeper: None,
+            tail_is_out: false,
             broken: false,
         }
     }
 
     /// Holds the answer until it speaks: its first token, its finish, 64 KiB of preamble, or
-    /// the end of the class's patience. An answer that is no event stream speaks at once.
+    /// the end of the class's patience; for an answer that is no event stream, its first bytes.
     ///
     /// # Errors
     /// [`Mute`] where it will not.
     pub async fn hold(&mut self) -> Result<(), Mute> {
-        if self.parts.reader != Reader::Events {
+        if !self.streams() {
             self.parts.deadlines.token_came();
             self.parts.deadlines.heard(self.parts.clock.now(), self.parts.timeouts.idle);
-            return Ok(());
+            return std::future::poll_fn(|cx| self.poll_first_bytes(cx)).await;
         }
         std::future::poll_fn(|cx| self.poll_hold(cx)).await
+    }
+
+    /// An answer that is no event stream: its head is not worth relaying before its framing has
+    /// shown that a body follows.
+    fn poll_first_bytes(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Mute>> {
+        Poll::Ready(match ready!(self.poll_engine(cx)) {
+            Heard::Broken | Heard::NoStream(_) => Err(Mute::Broken),
+            Heard::Due(Due::Limit(limit)) => Err(Mute::TimedOut(limit)),
+            Heard::Cut => Err(Mute::Drained),
+            Heard::Clean => {
+                self.engine = Engine::Over;
+                Ok(())
+            }
+            Heard::Bytes | Heard::Due(Due::Hold | Due::Keepalive) => Ok(()),
+        })
     }
 
     fn poll_hold(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Mute>> {
@@ -247,6 +265,13 @@ impl Relay {
         self.observer.as_ref().is_some_and(Observer::has_token)
     }
 
+    /// Whether the engine has shown that it serves the request: the first token of a stream
+    /// (or its end without one), the head of any other answer.
+    #[must_use]
+    pub fn has_spoken(&self) -> bool {
+        !self.streams() || self.observer.as_ref().is_some_and(|seen| seen.has_token() || seen.is_finished())
+    }
+
     fn streams(&self) -> bool {
         self.parts.reader == Reader::Events
     }
@@ -258,11 +283,21 @@ impl Relay {
             keeper.first_token();
         }
         self.keeper = Some(keeper);
+        // A body that is known to be empty is never polled.
+        let is_empty = matches!(&self.engine, Engine::Speaking(body) if body.is_end_stream());
+        if is_empty && !self.streams() {
+            self.take_tail();
+            self.finish_clean();
+        }
     }
 
     /// The next bytes for the client.
     pub(super) fn poll_bytes(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Abnormal>>> {
         loop {
+            // Before the last bytes are given: a body of known length is not polled again.
+            if matches!(self.engine, Engine::Over) && self.observer.is_some() {
+                self.finish_clean();
+            }
             if let Some(bytes) = self.ready.pop_front() {
                 self.ready_bytes -= bytes.len();
                 self.gave = true;
@@ -274,15 +309,11 @@ impl Relay {
             if self.observer.is_none() {
                 return Poll::Ready(None);
             }
-            if matches!(self.engine, Engine::Over) {
-                self.finish_clean();
-                continue;
-            }
             match ready!(self.poll_engine(cx)) {
                 Heard::Bytes => {}
                 Heard::Clean => {
                     self.take_tail();
-                    self.finish_clean();
+                    self.engine = Engine::Over;
                 }
                 Heard::Broken => self.fail(Ending::Broken, &Refusal::StreamIncomplete),
                 Heard::NoStream(refusal) => {
@@ -306,12 +337,14 @@ impl Relay {
     }
 
     /// Bytes left to give, where the framing of a body that is no event stream tells.
-    pub(super) fn size_hint(&self) -> SizeHint {
+    #[must_use]
+    pub fn size_hint(&self) -> SizeHint {
         let held = self.ready_bytes as u64;
         let left = match &self.engine {
             Engine::Speaking(engine) if !self.streams() => engine.size_hint().exact(),
             Engine::Speaking(_) | Engine::Opening(_) => None,
-            Engine::Over => self.observer.is_none().then_some(0),
+            Engine::Over if self.streams() => self.observer.is_none().then_some(0),
+            Engine::Over => Some(0),
         };
         left.map_or_else(SizeHint::default, |left| SizeHint::with_exact(left + held))
     }
@@ -341,7 +374,7 @@ impl Relay {
                     self.hear(bytes);
                     if whole {
                         self.take_tail();
-                        self.finish_clean();
+                        self.engine = Engine::Over;
                     }
                     return Poll::Ready(Heard::Bytes);
                 }
@@ -408,8 +441,10 @@ impl Relay {
         let Some(observer) = self.observer.as_mut() else { return };
         let had_token = observer.has_token();
         let (gate, ready, count) = (&mut self.parts.gate, &mut self.ready, &mut self.ready_bytes);
+        let tail_is_out = &mut self.tail_is_out;
         observer.clean_end(at, &mut |piece: Bytes, note: &Note| {
             if let Some(passed) = gate.pass(piece, note) {
+                *tail_is_out = true;
                 *count += passed.len();
                 ready.push_back(passed);
             }
@@ -424,7 +459,9 @@ impl Relay {
     fn finish_clean(&mut self) {
         let complete = self.seen().is_finished() || self.seen().error().is_some();
         if self.parts.reader == Reader::Events && !complete {
-            self.offer(Bytes::from_static(b"\n\n"));
+            if self.tail_is_out {
+                self.offer(Bytes::from_static(b"\n\n"));
+            }
             self.offer(self.error_event(&Refusal::StreamIncomplete));
         }
         self.close(Ending::Clean, None);
@@ -480,15 +517,15 @@ impl Relay {
 
     fn poll_timer(&mut self, cx: &mut Context<'_>) -> Poll<Due> {
         loop {
+            // While the client refuses bytes nobody polls us, and the idle limit does not run:
+            // the silence begins when somebody listens to it.
+            if std::mem::take(&mut self.gave) && self.parts.deadlines.idle.is_some() {
+                self.parts.deadlines.heard(self.parts.clock.now(), self.parts.timeouts.idle);
+            }
             let Some(next) = self.parts.deadlines.next() else { return Poll::Pending };
             ready!(self.armed_for(next).poll(cx));
             self.armed = None;
             let now = self.parts.clock.now();
-            // While the client refuses bytes nobody polls us, and the idle limit does not run:
-            // the first silence seen after it begins now.
-            if std::mem::take(&mut self.gave) && self.parts.deadlines.idle.is_some_and(|idle| idle <= now) {
-                self.parts.deadlines.heard(now, self.parts.timeouts.idle);
-            }
             if let Some(due) = self.parts.deadlines.due(now) {
                 return Poll::Ready(due);
             }

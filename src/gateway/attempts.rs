@@ -18,7 +18,7 @@ use crate::observe::{Expect, Limit, Observer, Reader};
 use crate::record::{Retry, Visit};
 use crate::refuse::Refusal;
 use crate::rewrite::{self, Edits, EventGate, Plan};
-use crate::route::retry::{Attempts, Happened, Injection, Made, Next};
+use crate::route::retry::{Attempts, Happened, Injection, Next};
 use crate::route::settings::EngineAddress;
 use crate::route::{Choice, Fleet, Routed, Size, Work, retry};
 use crate::units::{ClientSide, Dialect, Endpoint, EngineId, PoolId, RequestId, Tick};
@@ -89,8 +89,8 @@ pub struct Spoken {
     pub spoke: Tick,
     /// Whether something was injected into its body.
     pub injection: Injection,
-    /// The head is the gateway's own.
-    pub is_ours: bool,
+    /// The head went out by time: nothing has shown yet that the engine serves the request.
+    pub unproven: bool,
     /// It is a failure that the attempts have dealt with: the last answer there was.
     pub has_failed: bool,
 }
@@ -110,8 +110,9 @@ pub struct Place {
 enum Tried {
     /// It speaks: a first token, a whole head of a good answer, or the end of patience.
     Speaks(Box<Spoke>),
-    /// It failed before the first forwarded byte.
-    Failed(Happened, Option<Box<Spoke>>),
+    /// It failed before the first forwarded byte: what happened, and the answer to be relayed
+    /// if nothing better comes, or what is said instead of one.
+    Failed(Happened, Result<Box<Spoke>, Refusal>),
     /// A limit of the class or the drain limit ended it.
     Ended(Refusal),
 }
@@ -124,8 +125,6 @@ struct Spoke {
     place: Place,
     dispatched: Tick,
     injection: Injection,
-    /// The head is the gateway's own: no head came within `hold_head`.
-    is_ours: bool,
 }
 
 /// Asks engines until one speaks or nothing is left (`docs/semantics.md`, section 5).
@@ -138,7 +137,7 @@ pub async fn first_willing_engine(ask: &Ask<'_>, yard: &Yard<'_>, visit: &mut Vi
     let pools = ask.routed.pools.iter().map(|pool| ask.promise.pool(pool));
     let mut attempts = Attempts::new(&ask.promise.pool(&ask.routed.pools[0]).settings, until);
     yard.fleet.request(&ask.routed.pools[0], yard.clock.now());
-    let mut last = Last { kept: None, pool: ask.routed.pools[0].clone() };
+    let mut last = Last { kept: None, refusal: Refusal::NoEngine { pool: ask.routed.pools[0].clone() } };
 
     for bound in pools {
         let pool = &bound.settings.id;
@@ -161,7 +160,7 @@ pub async fn first_willing_engine(ask: &Ask<'_>, yard: &Yard<'_>, visit: &mut Vi
                 let now = yard.clock.now();
                 let happened = match tried {
                     Tried::Speaks(spoke) => {
-                        if !spoke.is_ours && spoke.head.status.is_success() {
+                        if spoke.relay.has_spoken() {
                             yard.fleet.succeeded(pool, &mut attempts, spoke.injection, now);
                         }
                         attempts.commit();
@@ -172,7 +171,7 @@ pub async fn first_willing_engine(ask: &Ask<'_>, yard: &Yard<'_>, visit: &mut Vi
                         return Err(refusal);
                     }
                     Tried::Failed(happened, answer) => {
-                        last.note(pool, answer);
+                        last.note(answer);
                         happened
                     }
                 };
@@ -213,35 +212,30 @@ fn retry_of(happened: Happened, next: Next) -> Option<Retry> {
     }
 }
 
-/// The last answer that an engine gave, and the pool of the last attempt.
+/// The last answer that an engine gave, and what is said if there is none.
 struct Last {
     kept: Option<Box<Spoke>>,
-    pool: PoolId,
+    refusal: Refusal,
 }
 
 impl Last {
-    fn note(&mut self, pool: &PoolId, answer: Option<Box<Spoke>>) {
-        self.pool = pool.clone();
-        if answer.is_some() {
-            self.kept = answer;
+    fn note(&mut self, answer: Result<Box<Spoke>, Refusal>) {
+        match answer {
+            Ok(answer) => self.kept = Some(answer),
+            Err(refusal) => self.refusal = refusal,
         }
     }
 
     fn settle(self, attempts: Attempts, at: Tick) -> Result<Box<Spoken>, Refusal> {
-        let pool = self.pool;
-        match (attempts.nothing_left(), self.kept) {
-            (Next::GiveUp(Made::NoEngine), None) => Err(Refusal::NoEngine { pool }),
-            (Next::GiveUp(Made::ConnectFailed), None) => Err(Refusal::ConnectFailed { pool }),
-            (_, None) => Err(Refusal::EngineReset { pool }),
-            (_, Some(kept)) => Ok(kept.into_spoken(attempts, at, true)),
-        }
+        self.kept.map(|kept| kept.into_spoken(attempts, at, true)).ok_or(self.refusal)
     }
 }
 
 impl Spoke {
     fn into_spoken(self, attempts: Attempts, spoke: Tick, has_failed: bool) -> Box<Spoken> {
-        let Spoke { head, relay, work, place, dispatched, injection, is_ours } = self;
-        Box::new(Spoken { head, relay, place, attempts, work, dispatched, spoke, injection, is_ours, has_failed })
+        let Spoke { head, relay, work, place, dispatched, injection } = self;
+        let unproven = !relay.has_spoken();
+        Box::new(Spoken { head, relay, place, attempts, work, dispatched, spoke, injection, unproven, has_failed })
     }
 }
 
@@ -301,12 +295,12 @@ impl Attempt<'_> {
         let dispatched = self.yard.clock.now();
         let opening = open(self.call(&edits));
         match self.await_head(opening, deadlines).await {
-            Head::Failed(failed) => Tried::Failed(happened(&failed), None),
+            Head::Failed(failed) => Tried::Failed(happened(&failed), Err(failed.refusal())),
             Head::Ended(refusal) => Tried::Ended(refusal),
             Head::Ours(opening) => {
                 let parts = self.parts(Reader::Events, &edits, deadlines);
                 let relay = Relay::waiting(parts, self.observer(Reader::Events, 200), opening);
-                let spoke = self.spoke(our_head(), relay, dispatched, injection, true);
+                let spoke = self.spoke(our_head(), relay, dispatched, injection);
                 Tried::Speaks(Box::new(Spoke { work: work.take(), ..spoke }))
             }
             Head::Came(response) => {
@@ -316,20 +310,20 @@ impl Attempt<'_> {
                 let status = head.status;
                 let relay =
                     Relay::new(self.parts(reader, &edits, deadlines), self.observer(reader, status.as_u16()), body);
-                let mut spoke = Box::new(self.spoke(head, relay, dispatched, injection, false));
+                let mut spoke = Box::new(self.spoke(head, relay, dispatched, injection));
                 if !status.is_success() {
                     let _ = spoke.relay.hold().await;
-                    return Tried::Failed(Happened::answer(status.as_u16(), retry_after, injection), Some(spoke));
+                    return Tried::Failed(Happened::answer(status.as_u16(), retry_after, injection), Ok(spoke));
                 }
                 match spoke.relay.hold().await {
                     Ok(()) => {
                         spoke.work = work.take();
                         Tried::Speaks(spoke)
                     }
-                    Err(Mute::Error(error)) => {
-                        Tried::Failed(Happened::answer(error.code, None, injection), Some(spoke))
+                    Err(Mute::Error(error)) => Tried::Failed(Happened::answer(error.code, None, injection), Ok(spoke)),
+                    Err(Mute::Truncated | Mute::Broken) => {
+                        Tried::Failed(Happened::Broken, Err(Refusal::StreamIncomplete))
                     }
-                    Err(Mute::Truncated | Mute::Broken) => Tried::Failed(Happened::Broken, None),
                     Err(Mute::TimedOut(limit)) => Tried::Ended(self.limit(limit)),
                     Err(Mute::Drained) => Tried::Ended(Refusal::DrainCut),
                 }
@@ -337,15 +331,8 @@ impl Attempt<'_> {
         }
     }
 
-    fn spoke(
-        &self,
-        head: http::response::Parts,
-        relay: Relay,
-        dispatched: Tick,
-        injection: Injection,
-        is_ours: bool,
-    ) -> Spoke {
-        Spoke { head, relay, work: None, place: self.place.clone(), dispatched, injection, is_ours }
+    fn spoke(&self, head: http::response::Parts, relay: Relay, dispatched: Tick, injection: Injection) -> Spoke {
+        Spoke { head, relay, work: None, place: self.place.clone(), dispatched, injection }
     }
 
     /// What is changed in the body for this engine.
@@ -443,7 +430,7 @@ impl Attempt<'_> {
             Reader::Coded
         } else if generates && headers::is_event_stream(&head.headers) {
             Reader::Events
-        } else if generates || headers::is_json(&head.headers) {
+        } else if self.ask.endpoint.answers_json() || headers::is_json(&head.headers) {
             Reader::Json
         } else {
             Reader::Opaque

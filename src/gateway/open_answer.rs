@@ -4,12 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::Response;
+use http::header::{CONTENT_LENGTH, HeaderMap};
 
 use super::attempts::{Place, Spoken};
 use super::house::Gateway;
 use super::reply;
 use crate::forward::headers;
-use crate::forward::{Ended, Keeper, ReplyBody};
+use crate::forward::{Ended, Keeper, Relay, ReplyBody};
 use crate::inspect::PromptSize;
 use crate::observe::{Ending, Reader, Timeline, TokenSource};
 use crate::record::Visit;
@@ -52,10 +53,11 @@ impl Opened {
     #[must_use]
     pub fn relay(self, mut visit: Visit) -> Response<ReplyBody> {
         let Opened { gateway, asked, spoken } = self;
-        let Spoken { mut head, mut relay, place, attempts, work, dispatched, spoke, injection, is_ours, has_failed } =
+        let Spoken { mut head, mut relay, place, attempts, work, dispatched, spoke, injection, unproven, has_failed } =
             *spoken;
         let streams = headers::is_event_stream(&head.headers);
         headers::for_client(&mut head.headers, streams);
+        agree_on_length(&mut head.headers, &relay);
         reply::mark(&mut head.headers, &asked.id, visit.promise().map(|promise| &promise.class), Some(&place.pool));
         reply::timing(&mut head.headers, asked.queued, spoke.since(dispatched));
         if let Some(case) = visit.case_mut() {
@@ -69,10 +71,19 @@ impl Opened {
             place,
             attempts,
             work,
-            unproven: is_ours.then_some(injection),
+            unproven: unproven.then_some(injection),
             has_failed,
         }));
         Response::from_parts(head, ReplyBody::Relay(Box::new(relay)))
+    }
+}
+
+/// An engine's `Content-Length` goes out only where it is the body's: not beside a transfer
+/// coding (RFC 9112 section 6.3), not on a 204.
+fn agree_on_length(headers: &mut HeaderMap, relay: &Relay) {
+    let stated = headers.get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
+    if stated != relay.size_hint().exact() {
+        headers.remove(CONTENT_LENGTH);
     }
 }
 
@@ -91,7 +102,8 @@ struct Open {
     place: Place,
     attempts: Attempts,
     work: Option<Work>,
-    /// Behind a head of ours: what was injected, until a token shows that the engine took it.
+    /// Where the head went out by time: what was injected, until a token shows that the engine
+    /// took it.
     unproven: Option<Injection>,
     /// The answer is a failure that the attempts have dealt with.
     has_failed: bool,

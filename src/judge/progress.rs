@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use crate::observe::{Choice, Timeline};
+use crate::observe::{Choice, Limited, Timeline};
 use crate::units::{Tick, Tokens};
 
 use super::objectives::{Objectives, TtftCounts};
@@ -60,6 +60,22 @@ impl<'a> Progress<'a> {
             first_visible: timeline.first_visible,
             last_token: timeline.last_token,
             choices: &timeline.choices,
+            itl_broke: timeline.gaps.broke,
+        }
+    }
+
+    /// How far a relayed answer had come when its client stopped reading.
+    #[must_use]
+    pub(super) fn when_limited(timeline: &Timeline, limited: &'a Limited) -> Self {
+        let before = |moment: Option<Tick>| moment.filter(|moment| *moment <= limited.at);
+        Progress {
+            arrival: timeline.arrival,
+            is_uploaded: true,
+            streamed: timeline.streamed,
+            first_token: before(timeline.first_token),
+            first_visible: before(timeline.first_visible),
+            last_token: limited.choices.iter().filter_map(|choice| choice.last_token).max(),
+            choices: &limited.choices,
             itl_broke: timeline.gaps.broke,
         }
     }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 
-use crate::observe::{Choice, Ending, Gaps, InBandError, Limit, Reader, Timeline, TokenSource, Usage};
+use crate::observe::{Choice, Ending, Gaps, InBandError, Limit, Limited, Reader, Timeline, TokenSource, Usage};
 use crate::units::{Dialect, Tick, Tokens};
 
 use super::*;
@@ -67,9 +67,9 @@ fn stream(moments: &[u64], tokens: u64) -> Timeline {
         error: None,
         unparseable: false,
         status: 200,
+        has_output: !moments.is_empty(),
         has_visible: !moments.is_empty(),
-        client_limited: false,
-        before_limit: None,
+        limited: None,
         ending: Ending::Clean,
     }
 }
@@ -104,6 +104,7 @@ fn whole(end: u64, tokens: u64) -> Timeline {
         end: at(end),
         choices: vec![choice],
         token_events: 1,
+        has_output: true,
         has_visible: true,
         ..stream(&[], tokens)
     }
@@ -302,7 +303,7 @@ fn embeddings_on_a_judged_path_have_the_budget_of_one_token() {
 
 #[test]
 fn a_whole_answer_without_output_and_without_a_reason_is_empty() {
-    let nothing = Timeline { token_events: 0, has_finish_reason: false, choices: vec![], ..whole(100, 0) };
+    let nothing = Timeline { has_output: false, has_finish_reason: false, choices: vec![], ..whole(100, 0) };
     assert_eq!(outcome(&nothing, &chat()), missed(Missed::Empty));
     assert_eq!(outcome(&Timeline { has_finish_reason: true, ..nothing }, &chat()), MET);
 }
@@ -555,7 +556,7 @@ fn a_leave_while_waiting_is_judged_alike_and_one_before_the_upload_ended_never_i
 /// `timeline`, whose client stopped reading after `moments` at `since`.
 fn limited(timeline: Timeline, moments: &[u64], tokens: u64, since: u64) -> Timeline {
     let before = cut(moments, tokens, Ending::Left, since);
-    Timeline { client_limited: true, before_limit: Some(Box::new(before)), ..timeline }
+    Timeline { limited: Some(Limited { at: at(since), choices: before.choices }), ..timeline }
 }
 
 #[test]

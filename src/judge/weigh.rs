@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::observe::{Ending, Limit, Reader, Timeline};
+use crate::observe::{Ending, Limit, Limited, Reader, Timeline};
 use crate::units::{Dialect, Tick, Tokens};
 
 use super::objectives::{Objective, Objectives};
@@ -176,7 +176,7 @@ fn fault(timeline: &Timeline, case: &Case) -> Option<Outcome> {
         Ending::TimedOut(Limit::FirstToken) => missed(Missed::TimeoutFirstToken),
         Ending::TimedOut(Limit::Idle) => missed(Missed::TimeoutIdle),
         // While the client does not read, the total limit is its doing.
-        Ending::TimedOut(Limit::Total) if timeline.before_limit.is_some() => None,
+        Ending::TimedOut(Limit::Total) if timeline.limited.is_some() => None,
         Ending::TimedOut(Limit::Total) => missed(Missed::TimeoutTotal),
         Ending::Drained | Ending::Panicked => missed(Missed::Internal),
         Ending::Left | Ending::WriteStalled => None,
@@ -185,7 +185,8 @@ fn fault(timeline: &Timeline, case: &Case) -> Option<Outcome> {
 
 /// Whose fault an engine's status is, or the twin of an error inside a 200 before the first
 /// token. Every code has a row; what no row explains is the engine's fault.
-fn of_code(code: u16, case: &Case) -> Outcome {
+#[must_use]
+pub const fn of_code(code: u16, case: &Case) -> Outcome {
     match code {
         429 | 503 | 529 => Outcome::Missed(Missed::UpstreamOverload),
         400 | 409 | 411 | 413 | 414 | 415 | 422 | 431 | 501 => Outcome::Excluded(Excluded::InvalidRequest),
@@ -201,7 +202,7 @@ fn is_empty(timeline: &Timeline, case: &Case) -> bool {
     if !case.dialect.generates() {
         return false;
     }
-    let nothing = timeline.token_events == 0 && !timeline.has_finish_reason;
+    let nothing = !timeline.has_output && !timeline.has_finish_reason;
     nothing || (case.cap_lowered && !timeline.has_visible)
 }
 
@@ -268,8 +269,8 @@ impl States {
 impl Scene<'_> {
     /// An answer without fault: finished, or ended by its client.
     fn weigh(&self, timeline: &Timeline) -> Verdict {
-        if let Some(before) = before_limit(timeline) {
-            return self.limited(timeline, before);
+        if let Some(limited) = limited_before_finish(timeline) {
+            return self.limited(timeline, limited);
         }
         match timeline.finish {
             Some(finish) => {
@@ -293,8 +294,8 @@ impl Scene<'_> {
     /// Missed for a reason other than an objective. What had broken by the end counts as
     /// broken, what had been reached as it stood, the rest as not evaluated.
     fn failed(&self, timeline: &Timeline, reason: Missed) -> Verdict {
-        let states = if let Some(before) = before_limit(timeline) {
-            self.limited_states(timeline, before)
+        let states = if let Some(limited) = limited_before_finish(timeline) {
+            self.limited_states(timeline, limited)
         } else {
             let ended = self.states_at(timeline.end);
             match timeline.finish {
@@ -310,11 +311,12 @@ impl Scene<'_> {
 
     /// The client did not read from some moment on. TTFT is judged, what was broken at that
     /// moment stays broken, everything else is the client's doing.
-    fn limited(&self, timeline: &Timeline, before: &Timeline) -> Verdict {
-        let states = self.limited_states(timeline, before);
+    fn limited(&self, timeline: &Timeline, limited: &Limited) -> Verdict {
+        let states = self.limited_states(timeline, limited);
         let left = timeline.finish.is_none() && timeline.ending == Ending::Left;
         // Also a stall, which is no objective, makes a leave a late one.
-        let impatient = left && is_broken_at(&Progress::of(before), self.objectives, self.case, before.end);
+        let then = Progress::when_limited(timeline, limited);
+        let impatient = left && is_broken_at(&then, self.objectives, self.case, limited.at);
         match states.first_broken() {
             Some(_) if left => states.verdict(Outcome::Missed(Missed::CanceledLate)),
             Some(reason) => states.verdict(Outcome::Missed(reason)),
@@ -325,8 +327,9 @@ impl Scene<'_> {
 
     /// The objectives as they stood when the client stopped reading; but TTFT by its point,
     /// wherever it was reached, else by the finish, else by the end.
-    fn limited_states(&self, timeline: &Timeline, before: &Timeline) -> States {
-        let then = Scene { progress: Progress::of(before), ..*self }.states_at(before.end);
+    fn limited_states(&self, timeline: &Timeline, limited: &Limited) -> States {
+        let progress = Progress::when_limited(timeline, limited);
+        let then = Scene { progress, ..*self }.states_at(limited.at);
         if !self.streamed {
             return then;
         }
@@ -401,11 +404,11 @@ impl Scene<'_> {
     }
 }
 
-/// The answer as it stood when its client stopped reading, unless it had finished before: what
-/// the client does after `finish` changes nothing.
-fn before_limit(timeline: &Timeline) -> Option<&Timeline> {
-    let before = timeline.before_limit.as_deref()?;
-    timeline.finish.is_none_or(|finish| before.end < finish).then_some(before)
+/// When its client stopped reading, unless the answer had finished before: what the client does
+/// after `finish` changes nothing.
+fn limited_before_finish(timeline: &Timeline) -> Option<&Limited> {
+    let limited = timeline.limited.as_ref()?;
+    timeline.finish.is_none_or(|finish| limited.at < finish).then_some(limited)
 }
 
 /// TPOT breaks when the last token of a choice that was too slow has come.

@@ -30,4 +30,4 @@ mod tests;
 
 pub use note::{Expect, Note, UsageSeat};
 pub use observer::Observer;
-pub use timeline::{Choice, Ending, Gaps, InBandError, Limit, Reader, Timeline, TokenSource, Usage, Watch};
+pub use timeline::{Choice, Ending, Gaps, InBandError, Limit, Limited, Reader, Timeline, TokenSource, Usage, Watch};

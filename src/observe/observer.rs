@@ -44,7 +44,6 @@ pub struct Observer {
     body: Option<Box<Body>>,
     /// The clean end has been seen.
     is_over: bool,
-    before_limit: Option<Box<Timeline>>,
 }
 
 #[derive(Debug)]
@@ -93,7 +92,6 @@ impl Observer {
             last_frame: None,
             body,
             is_over: false,
-            before_limit: None,
         }
     }
 
@@ -229,12 +227,9 @@ impl Observer {
     }
 
     /// The client refuses bytes since `since`, for too long: from now on gaps are not
-    /// observed, and what was seen so far is kept aside ([`Timeline::before_limit`]).
+    /// observed, and what was seen so far is kept aside ([`Timeline::limited`]).
     pub fn limit_gaps(&mut self, since: Tick) {
-        if self.before_limit.is_none() {
-            self.before_limit = Some(Box::new(self.so_far(since)));
-            self.eye.tally.stop_watching_gaps();
-        }
+        self.eye.tally.limit(since);
     }
 
     /// The timeline as if the client left at `at`: for what is asked while the answer runs.
@@ -249,10 +244,7 @@ impl Observer {
         if ending == Ending::Clean {
             self.clean_end(at, &mut |_, _| {});
         }
-        let mut timeline = self.timeline(ending, at);
-        timeline.client_limited = self.before_limit.is_some();
-        timeline.before_limit = self.before_limit;
-        timeline
+        self.timeline(ending, at)
     }
 
     fn timeline(&self, ending: Ending, at: Tick) -> Timeline {

@@ -10,7 +10,7 @@ use super::codes::UNKNOWN;
 use super::mould::Fit;
 use super::note::{Expect, Note, UsageSeat};
 use super::sight::{Channel, ChoiceSight, Kind, Reason, Sight, Status};
-use super::timeline::{Choice, Ending, Gaps, InBandError, Reader, Timeline, TokenSource, Usage, Watch};
+use super::timeline::{Choice, Ending, Gaps, InBandError, Limited, Reader, Timeline, TokenSource, Usage, Watch};
 use super::usage::{Counts, Told};
 
 /// One choice as seen so far.
@@ -37,7 +37,9 @@ pub(super) struct Tally {
     choices: Vec<Seen>,
     finish: Option<Tick>,
     gaps: Gaps,
-    gaps_are_watched: bool,
+    /// From some moment on the client did not read, and gaps are not observed.
+    limited: Option<Limited>,
+    has_visible: bool,
     /// What usage said of the whole answer.
     told: Told,
     /// The choice that finished last.
@@ -47,8 +49,6 @@ pub(super) struct Tally {
     error: Option<InBandError>,
     /// Bytes of visible text of a JSON answer.
     visible_bytes: Option<u64>,
-    /// A JSON answer has output on a visible channel.
-    body_is_visible: bool,
     sequence_number: Option<u64>,
 }
 
@@ -60,14 +60,14 @@ impl Tally {
             choices: Vec::new(),
             finish: None,
             gaps: Gaps::default(),
-            gaps_are_watched: true,
+            limited: None,
+            has_visible: false,
             told: Told::default(),
             last_finished: 0,
             cut_by_length: false,
             has_finish_reason: false,
             error: None,
             visible_bytes: None,
-            body_is_visible: false,
             sequence_number: None,
         }
     }
@@ -96,8 +96,11 @@ impl Tally {
         self.sequence_number
     }
 
-    pub(super) fn stop_watching_gaps(&mut self) {
-        self.gaps_are_watched = false;
+    /// The client does not read since `since`. What was seen by now is kept as it is.
+    pub(super) fn limit(&mut self, since: Tick) {
+        if self.limited.is_none() {
+            self.limited = Some(Limited { at: since, choices: self.choices() });
+        }
     }
 
     #[cfg(test)]
@@ -118,6 +121,7 @@ impl Tally {
     pub(super) fn token(&mut self, index: u64, at: Tick, is_visible: bool) {
         self.finish = None;
         let slot = self.slot(index);
+        self.has_visible |= is_visible;
         let choice = &mut self.choices[slot];
         choice.finished = false;
         choice.events += 1;
@@ -127,7 +131,7 @@ impl Tally {
         }
         let before = choice.last_token.replace(at);
         if let Some(before) = before
-            && self.gaps_are_watched
+            && self.limited.is_none()
         {
             self.gap(before, at);
         }
@@ -399,8 +403,8 @@ impl Tally {
                 self.token(sight.index, at, sight.visible);
             } else {
                 self.choices[slot].events = 1;
+                self.has_visible |= sight.visible;
             }
-            self.body_is_visible |= sight.visible;
         }
         if let Some(reason) = sight.finish {
             self.choices[slot].finished = true;
@@ -437,7 +441,7 @@ impl Tally {
             last_token: self.choices.iter().filter_map(|choice| choice.last_token).max(),
             finish: self.finish,
             end,
-            choices: self.choices.iter().map(|choice| self.choice(choice, output, source, events)).collect(),
+            choices: self.choices(),
             gaps: self.gaps.clone(),
             usage,
             source,
@@ -448,9 +452,9 @@ impl Tally {
             error: self.error,
             unparseable: false,
             status,
-            has_visible: self.body_is_visible || self.choices.iter().any(|choice| choice.first_visible.is_some()),
-            client_limited: false,
-            before_limit: None,
+            has_output: events > 0,
+            has_visible: self.has_visible,
+            limited: self.limited.clone(),
             ending,
         }
     }
@@ -498,6 +502,12 @@ impl Tally {
             }
         }
         sum.usage(self.dialect())
+    }
+
+    fn choices(&self) -> Vec<Choice> {
+        let (_, output, source) = self.outputs();
+        let events = self.choices.iter().map(|choice| choice.events).sum();
+        self.choices.iter().map(|choice| self.choice(choice, output, source, events)).collect()
     }
 
     fn choice(&self, seen: &Seen, output: f64, source: TokenSource, events: u64) -> Choice {

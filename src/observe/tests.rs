@@ -778,9 +778,8 @@ fn c55_gaps_are_not_observed_while_the_client_does_not_read() {
     seen.observer.limit_gaps(Tick::from_millis(70));
     let seen = seen.all(&[(5000, &t("c")), (5010, &f("stop"))]).clean(5010);
     assert_eq!((seen.gaps.largest, seen.gaps.broke, seen.gaps.stalls), (Some(ms(60)), None, 0));
-    let before = seen.before_limit.unwrap();
-    assert!(seen.client_limited);
-    assert_eq!((before.end, before.choices[0].events), (Tick::from_millis(70), 2));
+    let limited = seen.limited.unwrap();
+    assert_eq!((limited.at, limited.choices[0].events), (Tick::from_millis(70), 2));
     assert_eq!((seen.last_token, seen.token_events), (at(5000), 3));
 }
 

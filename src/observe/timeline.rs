@@ -136,6 +136,15 @@ pub struct InBandError {
     pub after_first_token: bool,
 }
 
+/// The moment from which on a client's refusal of bytes is what is measured.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Limited {
+    /// When the stretch of refusal began that lasted too long. Later silence is the client's.
+    pub at: Tick,
+    /// The choices as they stood then, with the tokens known of each at that moment.
+    pub choices: Vec<Choice>,
+}
+
 /// A time limit of a class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Limit {
@@ -209,13 +218,12 @@ pub struct Timeline {
     pub unparseable: bool,
     /// HTTP status of the answer.
     pub status: u16,
+    /// Some output was seen on any channel, also in an answer that did not stream.
+    pub has_output: bool,
     /// Some output was seen on a visible channel, also in an answer that did not stream.
     pub has_visible: bool,
     /// The client's refusal of bytes had limited the stream.
-    pub client_limited: bool,
-    /// What had been seen at the moment from which on it did (`end` is that moment): an
-    /// objective that was broken by then stays broken.
-    pub before_limit: Option<Box<Timeline>>,
+    pub limited: Option<Limited>,
     /// How the transport ended.
     pub ending: Ending,
 }

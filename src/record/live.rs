@@ -36,14 +36,12 @@ impl Collector for Live {
 
 type Rows = Vec<(Vec<(&'static str, String)>, f64)>;
 
-/// Writes gauges; a family without rows is left out.
+/// Writes gauges. A family is announced also where it has no rows yet, so that the page names
+/// all there are.
 struct Page<'a, 'b>(&'a mut DescriptorEncoder<'b>);
 
 impl Page<'_, '_> {
     fn gauges(&mut self, name: &str, help: &str, rows: Rows) -> fmt::Result {
-        if rows.is_empty() {
-            return Ok(());
-        }
         let mut family = self.0.encode_descriptor(name, help, None, MetricType::Gauge)?;
         for (labels, value) in &rows {
             family.encode_family(labels)?.encode_gauge(value)?;

@@ -394,7 +394,7 @@ impl Measures {
 
     fn note_end(&self, answer: &Timeline) {
         answer.e2e().inspect(|length| self.e2e.observe(*length));
-        if answer.streamed && !answer.client_limited {
+        if answer.streamed && answer.limited.is_none() {
             answer.tpot().inspect(|length| self.tpot[answer.source as usize].observe(*length));
         }
         if answer.cut_by_length {

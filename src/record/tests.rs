@@ -76,9 +76,9 @@ fn answer() -> Timeline {
         error: None,
         unparseable: false,
         status: 200,
+        has_output: true,
         has_visible: true,
-        client_limited: false,
-        before_limit: None,
+        limited: None,
         ending: Ending::Clean,
     }
 }
@@ -331,6 +331,27 @@ async fn a_visit_that_is_dropped_is_a_client_that_left() {
     assert_eq!(samples["goodput_slo_objective_total{class=\"chat\",pool=\"spare\",objective=\"ttft\"}"], 1.0);
     assert_eq!(samples["goodput_cancel_seconds_count{class=\"chat\",pool=\"spare\"}"], 3.0);
     assert_eq!(samples["goodput_in_flight{class=\"chat\",pool=\"spare\"}"], 0.0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_engines_status_behind_a_head_of_ours_counts_as_if_it_had_been_relayed() {
+    let recorder = recorder();
+    let ended = |status, unknown| {
+        let mut visit = recorder.open(RequestId::from("r"), at(0));
+        visit.uploaded(at(1));
+        visit.promised(promise());
+        visit.routed(Arc::from("llama-*"), PoolId::from("main"));
+        visit.case_mut().unwrap().model_unknown_to_pool = unknown;
+        let nothing = Timeline { first_token: None, finish: None, choices: vec![], ..answer() };
+        visit.end_refused(nothing, &Refusal::EngineAnswered { status });
+    };
+    ended(503, false);
+    ended(404, false);
+    ended(404, true);
+    let samples = samples(&recorder);
+    assert_eq!(sum(&samples, "goodput_slo_missed_total", "upstream_overload"), 1.0);
+    assert_eq!(sum(&samples, "goodput_slo_missed_total", "upstream_error"), 1.0);
+    assert_eq!(sum(&samples, "goodput_slo_excluded_total", "invalid_request"), 1.0);
 }
 
 #[tokio::test(start_paused = true)]

@@ -11,7 +11,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use crate::judge::{
-    Case, Excluded, Missed, Objectives, Outcome, Progress, Pulse, Verdict, judge, judge_left, judge_refused,
+    Case, Excluded, Missed, Objectives, Outcome, Progress, Pulse, Verdict, judge, judge_left, judge_refused, of_code,
 };
 use crate::observe::{Ending, Timeline};
 use crate::refuse::Refusal;
@@ -189,7 +189,11 @@ impl Visit {
     /// The relayed head was the gateway's own, and no stream followed it.
     pub fn end_refused(mut self, timeline: Timeline, refusal: &Refusal) {
         let Some(draft) = self.draft.take() else { return };
-        let verdict = draft.refused(refusal.outcome(), timeline.end);
+        let outcome = match (refusal, &draft.promise) {
+            (Refusal::EngineAnswered { status }, Some(promise)) => of_code(*status, &promise.case),
+            _ => refusal.outcome(),
+        };
+        let verdict = draft.refused(outcome, timeline.end);
         let (status, end) = (timeline.status, timeline.end);
         self.close(*draft, verdict, status, end, Some(timeline), Some(refusal.code()));
     }

@@ -145,6 +145,19 @@ impl Endpoint {
         self.shape
     }
 
+    /// Whether a good answer that is no event stream is a JSON object: everywhere but on the
+    /// audio paths, which also answer text and sound.
+    #[must_use]
+    pub fn answers_json(self) -> bool {
+        !self.path.starts_with("/v1/audio/")
+    }
+
+    /// Whether a request may be a multipart form.
+    #[must_use]
+    pub fn takes_forms(self) -> bool {
+        matches!(self.path, "/v1/audio/transcriptions" | "/v1/audio/translations")
+    }
+
     /// Whether an engine answers this, rather than the gateway.
     #[must_use]
     pub const fn is_relayed(self) -> bool {

@@ -14,6 +14,9 @@ use crate::units::{ClassId, Tokens};
 /// Names that the metrics use themselves.
 const RESERVED: &[&str] = &["none", "drill", "other"];
 
+/// What is wrong with zero or less seconds of waiting.
+const NO_TIME: &str = "is no time at all";
+
 impl Check<'_> {
     pub(super) fn classes(&mut self, root: &Root) -> Vec<Arc<Class>> {
         let Some(all) = &root.slo_classes else { return Vec::new() };
@@ -53,7 +56,7 @@ impl Check<'_> {
             e2e: of.and_then(|all| self.objective(all.e2e_seconds.as_ref())),
             ttft_counts: raw.ttft_counts.as_ref().map_or(d.ttft_counts, |word| word.value.0),
             non_streaming: raw.non_streaming.as_ref().map_or(d.non_streaming, |word| word.value.0),
-            stall: raw.stall_seconds.as_ref().and_then(|at| self.seconds(at)).unwrap_or(d.stall),
+            stall: raw.stall_seconds.as_ref().and_then(|at| self.seconds(at, NO_TIME)).unwrap_or(d.stall),
             joint_target: raw.joint_attainment_target.as_ref().and_then(|at| self.share(at)).unwrap_or(d.joint_target),
             window,
             assumed: raw.workload_assumption.as_ref().map(|workload| Assumption {
@@ -69,7 +72,7 @@ impl Check<'_> {
 
     fn objective(&mut self, raw: Option<&raw::Objective>) -> Option<Objective> {
         let raw = raw?;
-        let threshold = raw.threshold.as_ref().and_then(|at| self.seconds(at));
+        let threshold = raw.threshold.as_ref().and_then(|at| self.seconds(at, "can never be met"));
         let attainment = raw.attainment.as_ref().and_then(|at| self.share(at));
         Some(Objective { threshold: threshold?, attainment: attainment? })
     }
@@ -99,7 +102,7 @@ impl Check<'_> {
         }
         // Zero is fine: then nothing is held back, and no retry hides a failure after the head.
         limits.hold_head = raw.hold_head.as_ref().map_or(limits.hold_head, |at| at.value);
-        limits.keepalive = raw.keepalive_seconds.as_ref().and_then(|at| self.seconds(at));
+        limits.keepalive = raw.keepalive_seconds.as_ref().and_then(|at| self.seconds(at, NO_TIME));
         limits
     }
 
@@ -108,6 +111,7 @@ impl Check<'_> {
         let Some(of) = &raw.objectives else { return };
         let pairs = [
             (&of.ttft_seconds, objectives.ttft, "timeouts.first_token", limits.first_token),
+            (&of.tpot_seconds, objectives.tpot, "timeouts.idle", limits.idle),
             (&of.itl_seconds, objectives.itl, "timeouts.idle", limits.idle),
             (&of.e2e_seconds, objectives.e2e, "timeouts.total", limits.total),
         ];

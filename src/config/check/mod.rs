@@ -139,12 +139,12 @@ impl<'a> Check<'a> {
         at.value
     }
 
-    /// Seconds above zero.
-    fn seconds(&mut self, at: &At<f64>) -> Option<Duration> {
+    /// Seconds above zero; `wrong` says what is the matter with others.
+    fn seconds(&mut self, at: &At<f64>, wrong: &str) -> Option<Duration> {
         let found = Duration::try_from_secs_f64(at.value).ok().filter(|length| !length.is_zero());
         if found.is_none() {
-            let message = format!("{} can never be met", shown(at));
-            self.problem(&at.place, message, "give a positive number of seconds, or leave it out");
+            let way_out = "give a positive number of seconds, or leave it out";
+            self.problem(&at.place, format!("{} {wrong}", shown(at)), way_out);
         }
         found
     }
@@ -195,9 +195,13 @@ impl<'a> Check<'a> {
         if names.all.contains(&at.value.as_str()) {
             return Some(&at.value);
         }
+        if names.told {
+            return None;
+        }
         let message = format!("the {} {} is not defined", names.what, at.shown());
         let way_out = match nearest(&at.value, names.all.iter().copied()).filter(|_| !at.hidden) {
             Some(near) => format!("did you mean {near}?"),
+            None if names.all.is_empty() => "define it".to_owned(),
             None => format!("define it, or name one of: {}", names.all.join(", ")),
         };
         self.problem(&at.place, message, way_out);
@@ -257,6 +261,8 @@ fn path_of(at: &At<String>) -> PathBuf {
 struct Names<'n> {
     what: &'static str,
     all: Vec<&'n str>,
+    /// That there are none was told already, where they are missing.
+    told: bool,
 }
 
 impl<'n> Names<'n> {
@@ -267,7 +273,7 @@ impl<'n> Names<'n> {
                 all.push(at.value.as_str());
             }
         }
-        Names { what, all }
+        Names { what, told: all.is_empty(), all }
     }
 }
 

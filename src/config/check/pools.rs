@@ -87,7 +87,7 @@ impl Check<'_> {
             Ok(engine) => Some(engine),
             Err(bad) => {
                 // Credentials in a URL are not repeated.
-                let show = !at.hidden && !at.value.contains('@');
+                let show = !at.hidden && !at.value.contains(['@', '?']);
                 let subject = if show || at.hidden { at.shown() } else { "the URL".to_owned() };
                 let message = format!("{subject} {}", bad.wrong);
                 let way_out = match bad.meant.filter(|_| show) {

@@ -59,7 +59,7 @@ impl Check<'_> {
         let anonymous = TenantId::anonymous();
         let names = match &root.tenants {
             Some(tenants) => Names::of("tenant", tenants.iter().map(|tenant| tenant.tenant.as_ref())),
-            None => Names { what: "tenant", all: vec![anonymous.as_str()] },
+            None => Names { what: "tenant", all: vec![anonymous.as_str()], told: false },
         };
         list.iter().filter_map(|at| self.known(Some(at), &names)).map(TenantId::from).collect()
     }

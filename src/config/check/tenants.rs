@@ -122,7 +122,7 @@ impl Check<'_> {
 
     /// A rule for a label that no key has would never match.
     fn labels_are_known(&mut self, root: &Root, labels: &[Arc<str>]) {
-        let names = Names { what: "key label", all: labels.iter().map(AsRef::as_ref).collect() };
+        let names = Names { what: "key label", all: labels.iter().map(AsRef::as_ref).collect(), told: false };
         let rules = root.classify.iter().flatten().filter_map(|rule| rule.when.as_ref());
         for at in rules.filter_map(|when| when.key.as_ref()).flat_map(|list| &list.0) {
             self.known(Some(at), &names);

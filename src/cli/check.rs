@@ -1,0 +1,289 @@
+//! `goodput check`: is this settings file good, and what would become of a request?
+//!
+//! Exit codes: 0 no problem, and the sample request (if there is one) would go to an engine;
+//! 1 the file has problems, or the request would be refused; 2 a file cannot be read.
+
+mod explain;
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::Context;
+use http::{HeaderMap, HeaderName, HeaderValue};
+use serde_json::json;
+
+use crate::config::watch::{NotLoaded, Source};
+use crate::config::{Problem, Settings};
+use explain::{Explanation, Sample};
+
+/// Checks a settings file, and explains how a sample request would be classified and routed.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Check {
+    /// The settings file.
+    #[arg(short, long, value_name = "FILE")]
+    config: PathBuf,
+    /// A request body to explain; `-` reads it from stdin.
+    #[arg(long, value_name = "FILE")]
+    request: Option<PathBuf>,
+    /// The path that the body would be sent to.
+    #[arg(long, default_value = "/v1/chat/completions", requires = "request")]
+    path: String,
+    /// A header of the request; may be repeated. The tenant comes from its key.
+    #[arg(long = "header", value_name = "NAME=VALUE", value_parser = header, requires = "request")]
+    headers: Vec<(HeaderName, HeaderValue)>,
+    /// Answer in JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Reads `name=value`. The value is a secret as likely as not: no message shows it.
+fn header(text: &str) -> Result<(HeaderName, HeaderValue), String> {
+    let (name, value) = text.split_once('=').ok_or("write it as name=value")?;
+    let name = HeaderName::try_from(name.trim()).map_err(|_| "the part before = is no header name")?;
+    let mut value = HeaderValue::try_from(value.trim()).map_err(|_| "the value cannot stand in a header")?;
+    value.set_sensitive(true);
+    Ok((name, value))
+}
+
+impl Check {
+    /// Checks, and prints what was found.
+    #[must_use]
+    pub fn run(&self) -> ExitCode {
+        match self.outcome() {
+            Ok((text, good)) => {
+                // A closed pipe (`| head`) is no failure of the check.
+                let _ = std::io::Write::write_all(&mut std::io::stdout(), text.as_bytes());
+                if good { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+            }
+            Err(error) => {
+                eprintln!("goodput check: {error:#}");
+                ExitCode::from(2)
+            }
+        }
+    }
+
+    /// What is printed, and whether all is well.
+    ///
+    /// # Errors
+    /// A file that cannot be read.
+    fn outcome(&self) -> anyhow::Result<(String, bool)> {
+        let settings = match Source::file(&self.config).read() {
+            Ok(settings) => settings,
+            Err(NotLoaded::Problems(problems)) => return Ok((self.told_problems(&problems), false)),
+            Err(error @ NotLoaded::Unreadable(_)) => {
+                return Err(error).with_context(|| self.config.display().to_string());
+            }
+        };
+        let explanation = match &self.request {
+            Some(file) => Some(explain::explain(&settings, &self.sample(file)?)),
+            None => None,
+        };
+        let good = explanation.as_ref().is_none_or(|explanation| explanation.refused.is_none());
+        Ok((self.told(&settings, explanation.as_ref()), good))
+    }
+
+    fn sample(&self, file: &Path) -> anyhow::Result<Sample> {
+        let mut body = Vec::new();
+        let read = if file.as_os_str() == "-" {
+            std::io::stdin().read_to_end(&mut body).map(drop)
+        } else {
+            std::fs::read(file).map(|bytes| body = bytes)
+        };
+        read.with_context(|| file.display().to_string())?;
+        let mut headers = HeaderMap::new();
+        for (name, value) in &self.headers {
+            headers.append(name, value.clone());
+        }
+        Ok(Sample { path: self.path.clone(), headers, body })
+    }
+
+    fn told_problems(&self, problems: &[Problem]) -> String {
+        let file = self.config.display();
+        if self.json {
+            let list: Vec<_> = problems.iter().map(in_json).collect();
+            return lines(&[json!({"file": file.to_string(), "good": false, "problems": list}).to_string()]);
+        }
+        let mut told: Vec<String> = problems.iter().map(|problem| format!("{file}:{problem}")).collect();
+        let many = if problems.len() == 1 { "problem" } else { "problems" };
+        told.push(format!("{} {many}", problems.len()));
+        lines(&told)
+    }
+
+    fn told(&self, settings: &Settings, explanation: Option<&Explanation>) -> String {
+        let file = self.config.display();
+        if self.json {
+            let notes: Vec<_> = settings.notes.iter().map(in_json).collect();
+            let mut answer = json!({"file": file.to_string(), "good": true, "problems": [], "notes": notes});
+            if let Some(explanation) = explanation {
+                answer["request"] = explanation.to_json();
+            }
+            return lines(&[answer.to_string()]);
+        }
+        let mut told: Vec<String> = settings.notes.iter().map(|note| format!("{file}:{note} (a note)")).collect();
+        let counts = [(settings.classes.len(), "class", "classes"), (settings.pools.len(), "pool", "pools")];
+        let counts = counts.map(|(n, one, many)| format!("{n} {}", if n == 1 { one } else { many }));
+        told.push(format!("{file}: no problem ({})", counts.join(", ")));
+        if let Some(explanation) = explanation {
+            told.push(String::new());
+            told.extend(explanation.to_lines());
+        }
+        lines(&told)
+    }
+}
+
+fn in_json(problem: &Problem) -> serde_json::Value {
+    json!({
+        "path": &*problem.path,
+        "line": problem.line,
+        "column": problem.column,
+        "message": problem.message,
+        "way_out": problem.way_out,
+    })
+}
+
+fn lines(all: &[String]) -> String {
+    all.iter().map(|line| format!("{}\n", line.trim_end())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        check: Check,
+    }
+
+    const BODY: &str = r#"{"model":"gpt-4o","stream":true,"messages":[{"role":"user","content":"CANARY4"}]}"#;
+
+    /// Settings, a body, and a place for both.
+    fn desk(settings: &str) -> tempfile::TempDir {
+        let desk = tempfile::tempdir().unwrap();
+        std::fs::write(desk.path().join("g.yaml"), settings).unwrap();
+        std::fs::write(desk.path().join("body.json"), BODY).unwrap();
+        desk
+    }
+
+    fn settings() -> String {
+        let hash = blake3::hash(b"sk-CANARY1").to_hex();
+        format!(
+            "slo_classes:\n\
+             \x20 - slo_class: chat\n    objectives: {{ttft_seconds: {{threshold: 1.2, attainment: 0.95}}}}\n    joint_attainment_target: 0.9\n    target_headers: tighten\n\
+             \x20 - {{slo_class: batch, joint_attainment_target: 0.9}}\n\
+             default_class: chat\n\
+             classify:\n  - {{class: batch, when: {{header: {{x-job: {{present: true}}}}}}}}\n  - {{class: batch, when: {{stream: false, has_tools: true}}}}\n\
+             pools: [{{pool: fast, engines: [{{url: http://e:1}}]}}, {{pool: slow, engines: [{{url: http://f:1}}]}}]\n\
+             routes: [{{model: llama-*, pools: [fast, slow]}}]\n\
+             models: {{aliases: {{gpt-4o: llama-3}}}}\n\
+             tenants: [{{tenant: acme, keys: [{{label: prod, blake3: \"{hash}\"}}]}}]\n"
+        )
+    }
+
+    fn check(desk: &tempfile::TempDir, more: &[&str]) -> anyhow::Result<(String, bool)> {
+        let place = |name: &str| desk.path().join(name).display().to_string();
+        let mut line = vec!["check".to_owned(), "-c".to_owned(), place("g.yaml")];
+        line.extend(more.iter().map(|word| if word.ends_with(".json") { place(word) } else { (*word).to_owned() }));
+        let check = Line::try_parse_from(line).unwrap().check;
+        let outcome = check.outcome();
+        outcome.map(|(text, good)| (text.replace(&format!("{}/", desk.path().display()), ""), good))
+    }
+
+    const KEY: &str = "authorization=Bearer sk-CANARY1";
+
+    #[test]
+    fn a_good_file_is_said_to_be_good() {
+        let (text, good) = check(&desk(&settings()), &[]).unwrap();
+        assert_eq!((text.as_str(), good), ("g.yaml: no problem (2 classes, 2 pools)\n", true));
+    }
+
+    #[test]
+    fn every_problem_is_printed_with_its_place() {
+        let (text, good) = check(&desk("slo_classes: []\ndefault_class: x\n"), &[]).unwrap();
+        assert!(!good);
+        let expected = "g.yaml:1:1: `pools` is missing; add `pools`\n\
+                        g.yaml:1:14: slo_classes: is an empty list; add at least one\n\
+                        2 problems\n";
+        assert_eq!(text, expected);
+        let (text, _) = check(&desk("slo_classes: []\ndefault_class: x\n"), &["--json"]).unwrap();
+        let answer: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(answer["good"], false);
+        assert_eq!(answer["problems"][1]["path"], "slo_classes");
+        assert_eq!(answer["problems"][1]["line"], 1);
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_read_is_an_error() {
+        let desk = desk(&settings());
+        let nowhere = Line::try_parse_from(["check", "-c", "/nowhere/g.yaml"]).unwrap().check;
+        assert!(nowhere.outcome().is_err());
+        assert!(check(&desk, &["--request", "nobody.json"]).is_err());
+    }
+
+    #[test]
+    fn a_sample_request_is_explained() {
+        let desk = desk(&settings());
+        let more = ["--request", "body.json", "--header", KEY, "--header", "x-slo-ttft-ms=500"];
+        let (text, good) = check(&desk, &more).unwrap();
+        assert!(good);
+        let expected = "\
+g.yaml: no problem (2 classes, 2 pools)
+
+request    POST /v1/chat/completions, 81 bytes, a stream
+tenant     acme (key prod)
+model      gpt-4o, an alias of llama-3; in metrics: llama-3
+prompt     about 2 tokens: short
+rule 1     batch: no, header.x-job differs
+rule 2     batch: no, stream and has_tools differ
+class      chat (default)
+promise    TTFT at most 0.5s, 90% all together within 28d
+pools      fast, then slow
+";
+        assert_eq!(text, expected);
+        assert!(!text.contains("CANARY"));
+        let (text, _) = check(&desk, &[&more[..], &["--json"]].concat()).unwrap();
+        let answer: serde_json::Value = serde_json::from_str(&text).unwrap();
+        let request = &answer["request"];
+        assert_eq!(request["tenant"], "acme");
+        assert_eq!(request["class"], "chat");
+        assert_eq!(request["rule"], "default");
+        assert_eq!(request["pools"], json!(["fast", "slow"]));
+        assert_eq!(request["rules"][1]["differs"], json!(["stream", "has_tools"]));
+        assert!(!text.contains("CANARY"));
+    }
+
+    #[test]
+    fn a_request_that_would_be_refused_is_a_no() {
+        let desk = desk(&settings());
+        let refused = |more: &[&str]| {
+            let (text, good) = check(&desk, &[&["--request", "body.json", "--json"], more].concat()).unwrap();
+            assert!(!good);
+            assert!(!text.contains("CANARY"), "{text}");
+            let answer: serde_json::Value = serde_json::from_str(&text).unwrap();
+            (answer["request"]["refused"]["status"].clone(), answer["request"]["refused"]["code"].clone())
+        };
+        assert_eq!(refused(&[]), (json!(401), json!("missing_key")));
+        assert_eq!(refused(&["--header", "x-api-key=sk-CANARY2"]), (json!(401), json!("unknown_key")));
+        assert_eq!(refused(&["--header", KEY, "--header", "x-api-key=b"]), (json!(401), json!("two_keys")));
+        assert_eq!(refused(&["--header", KEY, "--path", "/v2/x"]), (json!(404), json!("unknown_path")));
+        assert_eq!(refused(&["--header", KEY, "--path", "/health"]), (json!(405), json!("method_not_allowed")));
+        std::fs::write(desk.path().join("body.json"), r#"{"model":"mistral"}"#).unwrap();
+        assert_eq!(refused(&["--header", KEY]), (json!(404), json!("model_not_found")));
+        std::fs::write(desk.path().join("body.json"), r#"{"messages":[]}"#).unwrap();
+        assert_eq!(refused(&["--header", KEY]), (json!(404), json!("model_missing")));
+        std::fs::write(desk.path().join("body.json"), r#"{"model":"a","model":"b"}"#).unwrap();
+        assert_eq!(refused(&["--header", KEY]), (json!(400), json!("unreadable_body")));
+        std::fs::write(desk.path().join("body.json"), r#"{"model":"llama-1","background":true}"#).unwrap();
+        assert_eq!(refused(&["--header", KEY, "--path", "/v1/responses"]), (json!(400), json!("background_refused")));
+    }
+
+    #[test]
+    fn a_header_needs_its_value() {
+        assert!(header("x-a=b=c").is_ok_and(|(_, value)| value == "b=c"));
+        assert!(header("x-a").is_err());
+        assert!(header("a b=c").is_err());
+    }
+}

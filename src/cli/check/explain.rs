@@ -1,0 +1,233 @@
+//! How one request would be classified and routed, step by step as the gateway does it.
+
+use http::HeaderMap;
+use http::header::CONTENT_TYPE;
+use serde_json::{Value, json};
+
+use crate::classify::{Ask, RuleSaid, Said, TargetHeaders, Targets};
+use crate::config::{Class, Settings};
+use crate::identify::{Unknown, Who};
+use crate::inspect::multipart::FormScanner;
+use crate::inspect::{Facts, Ratios, Scanner, Unreadable};
+use crate::judge::Objectives;
+use crate::refuse::Refusal;
+use crate::units::{ClassId, Endpoint, PoolId, Tokens, Unroutable};
+
+/// A request to explain.
+pub struct Sample {
+    pub path: String,
+    pub headers: HeaderMap,
+    pub body: Vec<u8>,
+}
+
+/// What is known of the request, as far as the gateway would come with it.
+#[derive(Default)]
+pub struct Explanation {
+    path: String,
+    bytes: usize,
+    stream: bool,
+    who: Option<Who>,
+    /// The model in the body, and its name behind an alias.
+    model: Option<(String, String)>,
+    /// How metrics call it.
+    model_label: Option<String>,
+    prompt: Option<(Tokens, &'static str)>,
+    rules: Vec<RuleSaid>,
+    class: Option<(ClassId, String)>,
+    promise: Option<String>,
+    pools: Vec<PoolId>,
+    /// The answer where no engine would see it.
+    pub refused: Option<Refusal>,
+}
+
+/// Explains a request.
+pub fn explain(settings: &Settings, sample: &Sample) -> Explanation {
+    let mut told = Explanation { path: sample.path.clone(), bytes: sample.body.len(), ..Explanation::default() };
+    told.refused = walk(settings, sample, &mut told).err();
+    told
+}
+
+/// The steps of the gateway, up to the choice of an engine.
+fn walk(settings: &Settings, sample: &Sample, told: &mut Explanation) -> Result<(), Refusal> {
+    let endpoint = Endpoint::find("POST", &sample.path).map_err(|why| match why {
+        Unroutable::Path => Refusal::UnknownPath,
+        Unroutable::Method { allow } => Refusal::MethodNotAllowed { allow },
+    })?;
+    told.path = endpoint.path().to_owned();
+    let who = settings.keyring.find(&sample.headers).map_err(|why| match why {
+        Unknown::Missing => Refusal::MissingKey,
+        Unknown::Unknown => Refusal::UnknownKey,
+        Unknown::TwoKeys => Refusal::TwoKeys,
+    })?;
+    told.who = Some(who.clone());
+    if sample.body.len() as u64 > settings.listen.max_body {
+        return Err(Refusal::BodyTooLarge { limit: settings.listen.max_body });
+    }
+    let is_form = form_type(&sample.headers).is_some();
+    let facts = read(endpoint, sample).map_err(|why| Refusal::UnreadableBody { why })?;
+    told.stream = facts.streams();
+    if facts.background {
+        return Err(Refusal::BackgroundRefused);
+    }
+    if facts.steers_kv {
+        return Err(Refusal::TransferRefused);
+    }
+
+    let sent = facts.model.as_ref().map(|field| field.value.as_str());
+    let routes = &settings.routes;
+    let model = sent.map(|sent| routes.alias(sent).unwrap_or(sent));
+    told.model = sent.zip(model).map(|(sent, model)| (sent.to_owned(), model.to_owned()));
+    if is_form && sent != model {
+        return Err(Refusal::AliasInForm);
+    }
+    let prompt = facts.prompt.tokens(Ratios::new().bytes_per_token(model.unwrap_or_default()));
+    told.prompt = facts.prompt.is_known.then(|| (prompt, settings.buckets.of(prompt).as_str()));
+
+    let ask = Ask {
+        who: &who,
+        headers: &sample.headers,
+        path: endpoint.path(),
+        facts: Some(&facts),
+        model,
+        prompt_tokens: prompt,
+    };
+    let may_use = |class: &ClassId| settings.tenants.may_use(&who.tenant, class);
+    told.rules = settings.rules.explain(&ask, may_use);
+    let refused = || Refusal::ClassNotAllowed { class: settings.default_class.clone() };
+    let found = settings.rules.class_of(&ask, may_use).map_err(|_| refused())?;
+    told.class = Some((found.class.clone(), found.rule.to_string()));
+    told.promise = settings.class(&found.class).map(|class| promise(class, endpoint, settings, &sample.headers));
+
+    let readable = model.filter(|_| facts.readable);
+    let no_route = if readable.is_some() { Refusal::ModelNotFound } else { Refusal::ModelMissing };
+    let routed = routes.find(readable, &found.class).ok_or(no_route)?;
+    told.model_label = Some(routed.model_label.to_string());
+    told.pools = routed.pools.to_vec();
+    Ok(())
+}
+
+fn form_type(headers: &HeaderMap) -> Option<&str> {
+    let value = headers.get(CONTENT_TYPE)?.to_str().ok()?;
+    let kind = value.split(';').next()?.trim();
+    kind.eq_ignore_ascii_case("multipart/form-data").then_some(value)
+}
+
+fn read(endpoint: Endpoint, sample: &Sample) -> Result<Facts, Unreadable> {
+    if let Some(content_type) = form_type(&sample.headers) {
+        let mut scanner = FormScanner::new(content_type)?;
+        scanner.push(&sample.body)?;
+        return scanner.finish();
+    }
+    let mut scanner = Scanner::new(endpoint);
+    scanner.push(&sample.body)?;
+    scanner.finish()
+}
+
+/// What the request would be judged by, in words.
+fn promise(class: &Class, endpoint: Endpoint, settings: &Settings, headers: &HeaderMap) -> String {
+    if !endpoint.dialect().generates() && !settings.judged_paths.contains(&endpoint) {
+        return "none: this path is not judged".to_owned();
+    }
+    let Targets { ttft, tpot } = class.target_headers.read(headers);
+    let may_loosen = class.target_headers == TargetHeaders::MayLoosen;
+    let objectives = class.objectives.with_targets(ttft, tpot, may_loosen);
+    let Objectives { ttft, tpot, itl, e2e, .. } = &objectives;
+    let named = [("TTFT", ttft), ("TPOT", tpot), ("ITL", itl), ("E2E", e2e)];
+    let each = named.into_iter().filter_map(|(name, objective)| {
+        let threshold = objective.as_ref()?.threshold;
+        Some(format!("{name} at most {}s", threshold.as_secs_f64()))
+    });
+    let mut parts: Vec<String> = each.collect();
+    if parts.is_empty() {
+        parts.push("to finish".to_owned());
+    }
+    let share = (objectives.joint_target * 1e6).round() / 1e4;
+    let hours = objectives.window.as_secs() / 3600;
+    let window = if hours.is_multiple_of(24) { format!("{}d", hours / 24) } else { format!("{hours}h") };
+    parts.push(format!("{share}% all together within {window}"));
+    parts.join(", ")
+}
+
+impl Explanation {
+    /// For people: a name and a text per line.
+    pub fn to_lines(&self) -> Vec<String> {
+        let mut all: Vec<(&str, String)> = Vec::new();
+        let kind = if self.stream { ", a stream" } else { "" };
+        all.push(("request", format!("POST {}, {} bytes{kind}", self.path, self.bytes)));
+        if let Some(who) = &self.who {
+            let label = who.key_label.as_ref().map(|label| format!(" (key {label})"));
+            all.push(("tenant", format!("{}{}", who.tenant, label.unwrap_or_default())));
+        }
+        if let Some((sent, model)) = &self.model {
+            let alias = if sent == model { String::new() } else { format!(", an alias of {model}") };
+            let label = self.model_label.as_ref().map(|label| format!("; in metrics: {label}"));
+            all.push(("model", format!("{sent}{alias}{}", label.unwrap_or_default())));
+        }
+        if let Some((tokens, bucket)) = &self.prompt {
+            all.push(("prompt", format!("about {} tokens: {bucket}", tokens.0)));
+        }
+        all.extend(self.rules.iter().map(|rule| (&*rule.rule, format!("{}: {}", rule.class, in_words(&rule.said)))));
+        if let Some((class, rule)) = &self.class {
+            all.push(("class", format!("{class} ({rule})")));
+        }
+        if let Some(promise) = &self.promise {
+            all.push(("promise", promise.clone()));
+        }
+        if !self.pools.is_empty() {
+            let names: Vec<&str> = self.pools.iter().map(PoolId::as_str).collect();
+            all.push(("pools", names.join(", then ")));
+        }
+        if let Some(refused) = &self.refused {
+            let text = format!("{} {}: {}", refused.status().as_u16(), refused.code(), refused.message());
+            all.push(("refused", text));
+        }
+        all.into_iter().map(|(name, text)| format!("{name:<10} {text}")).collect()
+    }
+
+    /// For programs.
+    pub fn to_json(&self) -> Value {
+        let rules = self.rules.iter().map(|rule| {
+            let (said, differs) = match &rule.said {
+                Said::Matched => ("matched", None),
+                Said::ClassNotAllowed => ("class_not_allowed", None),
+                Said::Differs(differs) => ("differs", Some(differs)),
+                Said::NotReached => ("not_reached", None),
+                Said::BodyUnreadable => ("body_unreadable", None),
+            };
+            json!({"rule": &*rule.rule, "class": rule.class.as_str(), "said": said, "differs": differs})
+        });
+        json!({
+            "path": self.path,
+            "bytes": self.bytes,
+            "stream": self.stream,
+            "tenant": self.who.as_ref().map(|who| who.tenant.as_str()),
+            "key": self.who.as_ref().and_then(|who| who.key_label.as_deref()),
+            "model": self.model.as_ref().map(|(sent, _)| sent),
+            "model_behind": self.model.as_ref().map(|(_, model)| model),
+            "model_label": self.model_label,
+            "prompt_tokens": self.prompt.as_ref().map(|(tokens, _)| tokens.0),
+            "length": self.prompt.as_ref().map(|(_, bucket)| bucket),
+            "rules": rules.collect::<Vec<_>>(),
+            "class": self.class.as_ref().map(|(class, _)| class.as_str()),
+            "rule": self.class.as_ref().map(|(_, rule)| rule),
+            "promise": self.promise,
+            "pools": self.pools.iter().map(PoolId::as_str).collect::<Vec<_>>(),
+            "refused": self.refused.as_ref().map(|refused| json!({
+                "status": refused.status().as_u16(),
+                "code": refused.code(),
+                "message": refused.message(),
+            })),
+        })
+    }
+}
+
+fn in_words(said: &Said) -> String {
+    match said {
+        Said::Matched => "yes".to_owned(),
+        Said::ClassNotAllowed => "no, its conditions hold but the tenant may not use the class".to_owned(),
+        Said::Differs(differs) if differs.len() == 1 => format!("no, {} differs", differs[0]),
+        Said::Differs(differs) => format!("no, {} differ", differs.join(" and ")),
+        Said::NotReached => "not asked".to_owned(),
+        Said::BodyUnreadable => "not asked, a deciding field of the body cannot be read".to_owned(),
+    }
+}

@@ -1,0 +1,94 @@
+//! `goodput key new`: makes an API key and the hash that stands in the settings.
+
+use std::process::ExitCode;
+
+use clap::{Args, Subcommand};
+use rand::Rng;
+use rand::distr::Alphanumeric;
+use serde_json::json;
+
+use crate::identify::KeyHash;
+
+/// API keys of tenants.
+#[derive(Clone, Debug, Args)]
+pub struct Key {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Clone, Debug, Subcommand)]
+enum Command {
+    /// Makes a key. It is printed once and stored nowhere; the settings hold its hash.
+    New(New),
+}
+
+#[derive(Clone, Debug, Args)]
+struct New {
+    /// A name for the key, for rules and logs.
+    #[arg(long)]
+    label: Option<String>,
+    /// Answer in JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+impl Key {
+    /// Makes a key and prints it.
+    #[must_use]
+    pub fn run(&self) -> ExitCode {
+        let Command::New(new) = &self.command;
+        println!("{}", new.told(&made()));
+        ExitCode::SUCCESS
+    }
+}
+
+/// A key of 43 letters and digits, 256 bits, from the system's source of chance.
+fn made() -> String {
+    let letters: String = rand::rng().sample_iter(Alphanumeric).take(43).map(char::from).collect();
+    format!("gp-{letters}")
+}
+
+impl New {
+    fn told(&self, key: &str) -> String {
+        let hash = KeyHash::of(key.as_bytes()).to_hex();
+        if self.json {
+            return json!({"key": key, "blake3": hash, "label": self.label}).to_string();
+        }
+        let label = self.label.as_ref().map(|label| format!("label: {label:?}, "));
+        format!(
+            "key, for the client (shown only now):\n  {key}\nhash, for `keys` of the tenant in the settings:\n  - {{{}blake3: \"{hash}\"}}",
+            label.unwrap_or_default()
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_new_key_fits_its_hash_and_is_new() {
+        let (a, b) = (made(), made());
+        assert_ne!(a, b);
+        assert!(a.len() == 46 && a.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-'));
+        let told = New { label: Some("prod".into()), json: true }.told(&a);
+        let answer: serde_json::Value = serde_json::from_str(&told).unwrap();
+        assert_eq!(answer["key"], a);
+        assert_eq!(KeyHash::from_hex(answer["blake3"].as_str().unwrap()), Some(KeyHash::of(a.as_bytes())));
+        assert_eq!(answer["label"], "prod");
+    }
+
+    #[test]
+    fn the_printed_line_can_be_put_into_the_settings() {
+        let told = New { label: Some("prod".into()), json: false }.told("gp-x");
+        let line = told.lines().last().unwrap();
+        let text = format!(
+            "slo_classes: [{{slo_class: c, joint_attainment_target: 0.9}}]\ndefault_class: c\n\
+             pools: [{{pool: p, engines: [{{url: http://e:1}}]}}]\ntenants:\n  - tenant: t\n    keys:\n    {line}\n"
+        );
+        let settings = crate::config::load(&text, &crate::config::Process::default()).unwrap();
+        let mut headers = http::HeaderMap::new();
+        headers.insert("x-api-key", http::HeaderValue::from_static("gp-x"));
+        assert_eq!(settings.keyring.find(&headers).unwrap().key_label.as_deref(), Some("prod"));
+    }
+}

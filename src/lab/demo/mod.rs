@@ -1,0 +1,249 @@
+//! The pieces of `goodput demo`: a small fleet of simulated engines, the traffic that loads
+//! it, the settings between them, and a view for the terminal.
+//!
+//! [`fleet`] starts the engines, [`settings`] writes the YAML of a gateway in front of them,
+//! [`traffic`] is the plan of what is asked, [`view`] shows how it goes. All three are made
+//! from one table of classes, so that clients and gateway judge by the same promises.
+
+pub mod view;
+
+use std::fmt::Write as _;
+use std::io;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use super::engine::{Lengths, Settings, Shape, SimEngine};
+use super::traffic::{Flow, Plan, Style};
+use crate::clock::Clock;
+use crate::judge::{Objective, Objectives};
+
+/// The model that the demo's engines serve.
+pub const MODEL: &str = "sim-8b";
+
+/// The header by which the demo's voice and batch clients say what they are.
+pub const CLASS_HEADER: &str = "x-slo-class";
+
+/// One class of the demo: its promise, and the traffic that belongs to it.
+struct Class {
+    name: &'static str,
+    priority: &'static str,
+    style: Style,
+    /// Milliseconds; `None`: no such objective.
+    ttft: Option<u64>,
+    tpot: Option<u64>,
+    e2e: Option<u64>,
+    target: f64,
+    share: f64,
+    input: (f64, f64),
+    output: (f64, f64),
+    leaves: f64,
+    /// Told by [`CLASS_HEADER`].
+    by_header: bool,
+}
+
+/// The objectives are about twice what an unloaded engine of the demo needs.
+const CLASSES: [Class; 5] = [
+    Class {
+        name: "voice",
+        priority: "critical",
+        style: Style::Chat,
+        ttft: Some(400),
+        tpot: Some(50),
+        e2e: None,
+        target: 0.95,
+        share: 0.15,
+        input: (250.0, 900.0),
+        output: (60.0, 150.0),
+        leaves: 0.02,
+        by_header: true,
+    },
+    Class {
+        name: "inline_completion",
+        priority: "high",
+        style: Style::Completion,
+        ttft: Some(400),
+        tpot: Some(50),
+        e2e: None,
+        target: 0.95,
+        share: 0.3,
+        input: (400.0, 1200.0),
+        output: (24.0, 64.0),
+        leaves: 0.15,
+        by_header: false,
+    },
+    Class {
+        name: "chat_interactive",
+        priority: "normal",
+        style: Style::Chat,
+        ttft: Some(1000),
+        tpot: Some(60),
+        e2e: None,
+        target: 0.95,
+        share: 0.35,
+        input: (600.0, 3000.0),
+        output: (180.0, 600.0),
+        leaves: 0.03,
+        by_header: false,
+    },
+    Class {
+        name: "agent",
+        priority: "normal",
+        style: Style::Agent,
+        ttft: None,
+        tpot: None,
+        e2e: Some(20_000),
+        target: 0.95,
+        share: 0.12,
+        input: (1000.0, 3000.0),
+        output: (120.0, 400.0),
+        leaves: 0.0,
+        by_header: false,
+    },
+    Class {
+        name: "batch",
+        priority: "batch",
+        style: Style::Batch,
+        ttft: None,
+        tpot: None,
+        e2e: Some(60_000),
+        target: 0.9,
+        share: 0.08,
+        input: (1500.0, 6000.0),
+        output: (300.0, 900.0),
+        leaves: 0.0,
+        by_header: true,
+    },
+];
+
+impl Class {
+    fn objectives(&self) -> Objectives {
+        let objective = |millis: Option<u64>| {
+            millis.map(|millis| Objective { threshold: Duration::from_millis(millis), attainment: self.target })
+        };
+        Objectives {
+            ttft: objective(self.ttft),
+            tpot: objective(self.tpot),
+            e2e: objective(self.e2e),
+            joint_target: self.target,
+            ..Objectives::default()
+        }
+    }
+}
+
+/// Engines that run on ports of their own.
+pub struct Fleet {
+    /// The engines and where they listen.
+    pub engines: Vec<Engine>,
+}
+
+/// One engine of the fleet.
+pub struct Engine {
+    /// The pool it belongs to: `interactive` or `batch`.
+    pub pool: &'static str,
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// Its handle.
+    pub engine: SimEngine,
+}
+
+/// Starts three engines for people and one for batches, on free ports of the loopback
+/// interface.
+///
+/// # Errors
+/// A port that cannot be had.
+pub async fn fleet(clock: Clock, seed: u64) -> io::Result<Fleet> {
+    let mut engines = Vec::new();
+    for (number, pool) in (0..).zip(["interactive", "interactive", "interactive", "batch"]) {
+        let settings = Settings {
+            models: vec![MODEL.to_owned()],
+            seed: seed.wrapping_add(number),
+            shape: shape(),
+            ..Settings::default()
+        };
+        let engine = SimEngine::start(clock, settings);
+        let address = engine.listen(SocketAddr::from(([127, 0, 0, 1], 0))).await?;
+        engines.push(Engine { pool, address, engine });
+    }
+    Ok(Fleet { engines })
+}
+
+/// A GPU of the smaller kind, with steps kept short for the sake of time per output token.
+fn shape() -> Shape {
+    Shape { max_running: 96, step_tokens: 1024, speed: 0.6, ..Shape::default() }
+}
+
+/// The settings of a gateway in front of the fleet, which listens at these addresses (port 0:
+/// free ones).
+#[must_use]
+pub fn settings(fleet: &Fleet, listen: SocketAddr, admin: SocketAddr) -> String {
+    let places = fleet.engines.iter().map(|engine| (engine.pool, engine.address));
+    settings_for(&places.collect::<Vec<_>>(), listen, admin)
+}
+
+fn settings_for(engines: &[(&str, SocketAddr)], listen: SocketAddr, admin: SocketAddr) -> String {
+    let mut yaml = format!("listen: {{address: \"{listen}\"}}\nadmin: {{address: \"{admin}\"}}\n");
+    yaml.push_str("shutdown: {delay: 0s, drain: 5s}\ntelemetry: {access_log: off}\nslo_classes:\n");
+    for class in &CLASSES {
+        write!(yaml, "  - slo_class: {}\n    priority: {}\n    objectives:\n", class.name, class.priority)
+            .expect(TAKES);
+        for (name, millis) in [("ttft_seconds", class.ttft), ("tpot_seconds", class.tpot), ("e2e_seconds", class.e2e)] {
+            let Some(millis) = millis else { continue };
+            let seconds = millis as f64 / 1000.0;
+            writeln!(yaml, "      {name}: {{threshold: {seconds:?}, attainment: {}}}", class.target).expect(TAKES);
+        }
+        writeln!(yaml, "    joint_attainment_target: {}\n    window: 1h", class.target).expect(TAKES);
+    }
+    yaml.push_str("classify:\n");
+    for class in CLASSES.iter().filter(|class| class.by_header) {
+        writeln!(yaml, "  - {{class: {0}, when: {{header: {{{CLASS_HEADER}: {0}}}}}}}", class.name).expect(TAKES);
+    }
+    yaml.push_str("  - {class: inline_completion, when: {path: /v1/completions}}\n");
+    yaml.push_str("  - {class: agent, when: {has_tools: true}}\ndefault_class: chat_interactive\npools:\n");
+    for pool in ["interactive", "batch"] {
+        let urls =
+            engines.iter().filter(|(of, _)| *of == pool).map(|(_, address)| format!("{{url: \"http://{address}\"}}"));
+        let urls: Vec<String> = urls.collect();
+        writeln!(yaml, "  - pool: {pool}\n    engines: [{}]\n    engine: {{kind: vllm}}", urls.join(", "))
+            .expect(TAKES);
+    }
+    yaml.push_str("routes:\n");
+    writeln!(yaml, "  - {{model: [{MODEL}], class: [batch], pools: [batch, interactive]}}").expect(TAKES);
+    writeln!(yaml, "  - {{model: [{MODEL}], pools: [interactive, batch]}}").expect(TAKES);
+    yaml
+}
+
+const TAKES: &str = "a String takes everything";
+
+/// What the demo's clients ask: about `rate` requests per second, in waves of a minute, so
+/// that promises are kept in the valley and put to the test on the hill.
+#[must_use]
+pub fn traffic(seed: u64, rate: f64) -> Plan {
+    let flow = |class: &Class| Flow {
+        name: class.name.to_owned(),
+        share: class.share,
+        style: class.style,
+        input: Lengths { p50: class.input.0, p95: class.input.1 },
+        output: Lengths { p50: class.output.0, p95: class.output.1 },
+        headers: match class.by_header {
+            true => vec![(CLASS_HEADER.to_owned(), class.name.to_owned())],
+            false => Vec::new(),
+        },
+        leaves: class.leaves,
+        objectives: class.objectives(),
+    };
+    Plan {
+        seed,
+        rate,
+        swing: 0.6,
+        period: Duration::from_secs(60),
+        model: MODEL.to_owned(),
+        flows: CLASSES.iter().map(flow).collect(),
+    }
+}
+
+/// The rate at which the fleet keeps its promises in the valley and strains on the hill (in
+/// virtual time: an engine keeps 99 of 100 up to 6 requests per second, and 94 at 10).
+pub const RATE: f64 = 18.0;
+
+#[cfg(test)]
+mod tests;

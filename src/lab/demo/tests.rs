@@ -1,0 +1,74 @@
+//! The demo's pieces together, in virtual time and without a gateway between them.
+
+use std::sync::Arc;
+
+use super::view::{How, Row, Snapshot, show};
+use super::*;
+use crate::lab::traffic::{Stream, Traffic};
+use crate::units::Tick;
+
+fn row(class: &str, met: u64, judged: u64) -> Row {
+    Row { class: class.to_owned(), target: 0.95, met, judged, sent: judged, ..Row::default() }
+}
+
+#[tokio::test(start_paused = true)]
+async fn lines_come_every_five_seconds_and_a_summary_at_the_end() {
+    let clock = Clock::start();
+    let mut sent = 0;
+    let mut source = move || {
+        sent += 50;
+        Snapshot { rows: vec![row("chat", sent - 5, sent), row("idle", 0, 0)], engines: Vec::new() }
+    };
+    let mut out = Vec::new();
+    let until = clock.sleep_until(Some(Tick::from_millis(12_000)));
+    let last = show(clock, &mut source, &mut out, How::Lines, until).await.unwrap();
+    assert_eq!(last.rows[0].judged, 150);
+    let text = String::from_utf8(out).unwrap();
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(lines[0], "    5 s     10.0 requests/s   chat 90.0 %!   idle -");
+    assert_eq!(lines[1], "   10 s     10.0 requests/s   chat 95.0 %   idle -");
+    assert_eq!(lines[2], "12 s, 150 requests");
+    assert!(!text.contains('\u{1b}'), "no control characters outside a terminal");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_table_is_drawn_over_the_one_before() {
+    let clock = Clock::start();
+    let mut source = || Snapshot { rows: vec![row("chat", 1, 1)], engines: Vec::new() };
+    let mut out = Vec::new();
+    let until = clock.sleep_until(Some(Tick::from_millis(2_500)));
+    show(clock, &mut source, &mut out, How::Table, until).await.unwrap();
+    let text = String::from_utf8(out).unwrap();
+    assert_eq!(text.matches("\u{1b}[J").count(), 2, "the second table and the summary take one back");
+}
+
+#[tokio::test(start_paused = true)]
+async fn json_is_one_object() {
+    let clock = Clock::start();
+    let mut source = || Snapshot { rows: vec![row("chat", 1, 2)], engines: Vec::new() };
+    let mut out = Vec::new();
+    let until = clock.sleep_until(Some(Tick::from_millis(2_000)));
+    show(clock, &mut source, &mut out, How::Json, until).await.unwrap();
+    let value: serde_json::Value = serde_json::from_slice(&out).unwrap();
+    assert_eq!((&value["seconds"], &value["classes"][0]["attainment"]), (&2.0.into(), &0.5.into()));
+}
+
+/// One engine of the demo takes a third of the demo's rate: the valley keeps every promise.
+#[tokio::test(start_paused = true)]
+async fn the_demos_promises_can_be_kept() {
+    let clock = Clock::start();
+    let settings = Settings { models: vec![MODEL.to_owned()], shape: shape(), ..Settings::default() };
+    let engine = SimEngine::start(clock, settings);
+    let there = engine.clone();
+    let open = move || -> crate::lab::traffic::Opening {
+        let stream = there.connect();
+        Box::pin(async move { Ok(Box::new(stream) as Box<dyn Stream>) })
+    };
+    let plan = Plan { swing: 0.0, ..traffic(1, RATE / 3.0 * 0.4) };
+    let traffic = Traffic::start(clock, Arc::new(open), plan);
+    clock.sleep_until(Some(Tick::from_millis(120_000))).await;
+    for tally in traffic.stop(Duration::from_secs(600)).await {
+        let judged = tally.met + tally.missed + tally.unanswered;
+        assert!(judged > 0 && tally.met as f64 / judged as f64 > 0.95, "{tally:?}");
+    }
+}

@@ -1,0 +1,310 @@
+//! How the demo is shown: a table that is drawn again each second on a terminal, plain lines
+//! elsewhere, JSON where that is asked for.
+
+use std::future::Future;
+use std::io::{self, Write};
+use std::pin::pin;
+use std::time::Duration;
+
+use comfy_table::{Cell, CellAlignment, Table, presets};
+use serde_json::{Value, json};
+
+use crate::clock::Clock;
+use crate::lab::traffic::Tally;
+use crate::units::Tick;
+
+/// How things stand, at one moment.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Snapshot {
+    /// One row per class.
+    pub rows: Vec<Row>,
+    /// One row per engine.
+    pub engines: Vec<EngineRow>,
+}
+
+/// How a class stands.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Row {
+    /// The class.
+    pub class: String,
+    /// The share of judged requests that should be met.
+    pub target: f64,
+    /// Requests met, as the service counts.
+    pub met: u64,
+    /// Requests judged, as the service counts.
+    pub judged: u64,
+    /// Met and judged as the clients count.
+    pub seen: Option<(u64, u64)>,
+    /// Requests that the clients sent.
+    pub sent: u64,
+    /// Requests in flight.
+    pub in_flight: u64,
+    /// Quantiles that the clients saw.
+    pub ttft_p50: Option<Duration>,
+    /// ... of the time to the first token.
+    pub ttft_p95: Option<Duration>,
+    /// ... of the time per output token.
+    pub tpot_p50: Option<Duration>,
+    /// ... of the time per output token.
+    pub tpot_p95: Option<Duration>,
+    /// ... of the whole answer.
+    pub e2e_p95: Option<Duration>,
+}
+
+impl Row {
+    /// A row of what the clients of a class saw. Whoever asks the service itself puts its
+    /// counts into `met` and `judged`; until then they are the clients' own.
+    #[must_use]
+    pub fn of(tally: &Tally, target: f64) -> Row {
+        let judged = tally.met + tally.missed + tally.unanswered;
+        Row {
+            class: tally.name.clone(),
+            target,
+            met: tally.met,
+            judged,
+            seen: Some((tally.met, judged)),
+            sent: tally.sent,
+            in_flight: tally.in_flight,
+            ttft_p50: tally.ttft.quantile(0.5),
+            ttft_p95: tally.ttft.quantile(0.95),
+            tpot_p50: tally.tpot.quantile(0.5),
+            tpot_p95: tally.tpot.quantile(0.95),
+            e2e_p95: tally.e2e.quantile(0.95),
+        }
+    }
+
+    /// `met / judged`; `None` while nothing was judged.
+    #[must_use]
+    pub fn attainment(&self) -> Option<f64> {
+        (self.judged > 0).then(|| self.met as f64 / self.judged as f64)
+    }
+}
+
+/// How an engine stands.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct EngineRow {
+    /// Its pool.
+    pub pool: String,
+    /// Its name.
+    pub engine: String,
+    /// Requests in its batch.
+    pub running: usize,
+    /// Requests in its queue.
+    pub waiting: usize,
+    /// The share of its key-value cache in use.
+    pub kv_usage: f64,
+}
+
+impl super::Fleet {
+    /// A row per engine.
+    #[must_use]
+    pub fn rows(&self) -> Vec<EngineRow> {
+        let row = |engine: &super::Engine| {
+            let gauges = engine.engine.gauges();
+            EngineRow {
+                pool: engine.pool.to_owned(),
+                engine: engine.address.to_string(),
+                running: gauges.running,
+                waiting: gauges.waiting,
+                kv_usage: gauges.kv_usage,
+            }
+        };
+        self.engines.iter().map(row).collect()
+    }
+}
+
+/// Where the figures come from.
+pub trait Source {
+    /// How things stand now.
+    fn look(&mut self) -> Snapshot;
+}
+
+impl<F: FnMut() -> Snapshot> Source for F {
+    fn look(&mut self) -> Snapshot {
+        self()
+    }
+}
+
+/// How it is shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum How {
+    /// A table, drawn again each second: for a terminal.
+    Table,
+    /// A line every five seconds, and the table at the end.
+    Lines,
+    /// One JSON object at the end.
+    Json,
+}
+
+impl How {
+    const fn pause(self) -> Option<Duration> {
+        match self {
+            How::Table => Some(Duration::from_secs(1)),
+            How::Lines => Some(Duration::from_secs(5)),
+            How::Json => None,
+        }
+    }
+}
+
+/// Shows how things stand until `until` is done, then once more, and returns the last look.
+///
+/// # Errors
+/// Whatever writing gives.
+pub async fn show<W: Write>(
+    clock: Clock,
+    source: &mut dyn Source,
+    out: &mut W,
+    how: How,
+    until: impl Future<Output = ()>,
+) -> io::Result<Snapshot> {
+    let start = clock.now();
+    let mut until = pin!(until);
+    let mut screen = Screen { lines: 0, before: (start, 0) };
+    let mut next = how.pause().map(|pause| start + pause);
+    loop {
+        let is_over = tokio::select! {
+            () = until.as_mut() => true,
+            () = clock.sleep_until(next) => false,
+        };
+        let (now, snapshot) = (clock.now(), source.look());
+        if is_over {
+            screen.last(out, how, &snapshot, now.since(start))?;
+            return Ok(snapshot);
+        }
+        screen.draw(out, how, &snapshot, now, start)?;
+        next = how.pause().map(|pause| now + pause);
+    }
+}
+
+/// What is on the screen, and what was the look before.
+struct Screen {
+    lines: usize,
+    before: (Tick, u64),
+}
+
+impl Screen {
+    fn draw<W: Write>(&mut self, out: &mut W, how: How, now: &Snapshot, at: Tick, start: Tick) -> io::Result<()> {
+        let sent = now.rows.iter().map(|row| row.sent).sum::<u64>();
+        let seconds = at.since(self.before.0).as_secs_f64();
+        let rate = (sent - self.before.1.min(sent)) as f64 / seconds.max(1e-3);
+        self.before = (at, sent);
+        let title = format!("{:>5.0} s   {rate:>6.1} requests/s", at.since(start).as_secs_f64());
+        if how == How::Lines {
+            writeln!(out, "{}", line(&title, now))?;
+        } else {
+            let text = format!("{title}\n{}\n{}\n", classes(now), engines(now));
+            self.erase(out)?;
+            self.lines = text.lines().count();
+            out.write_all(text.as_bytes())?;
+        }
+        out.flush()
+    }
+
+    fn last<W: Write>(&mut self, out: &mut W, how: How, now: &Snapshot, ran: Duration) -> io::Result<()> {
+        let sent = now.rows.iter().map(|row| row.sent).sum::<u64>();
+        match how {
+            How::Json => writeln!(out, "{}", summary(now, ran))?,
+            How::Table | How::Lines => {
+                self.erase(out)?;
+                writeln!(out, "{:.0} s, {sent} requests\n{}", ran.as_secs_f64(), classes(now))?;
+            }
+        }
+        out.flush()
+    }
+
+    /// Takes back what was drawn: to the line where it began, and clears from there.
+    fn erase<W: Write>(&mut self, out: &mut W) -> io::Result<()> {
+        match std::mem::take(&mut self.lines) {
+            0 => Ok(()),
+            lines => write!(out, "\u{1b}[{lines}F\u{1b}[J"),
+        }
+    }
+}
+
+fn classes(now: &Snapshot) -> Table {
+    let mut table = Table::new();
+    table.load_preset(presets::UTF8_HORIZONTAL_ONLY);
+    table.set_header([
+        "class",
+        "attained",
+        "target",
+        "met / judged",
+        "clients saw",
+        "in flight",
+        "TTFT p50",
+        "p95",
+        "TPOT p50",
+        "p95",
+        "E2E p95",
+    ]);
+    for row in &now.rows {
+        let seen = row.seen.filter(|(_, judged)| *judged > 0).map(|(met, judged)| met as f64 / judged as f64);
+        let cells = [
+            percent(row.attainment()) + if is_kept(row) { "" } else { " !" },
+            percent(Some(row.target)),
+            format!("{} / {}", row.met, row.judged),
+            percent(seen),
+            row.in_flight.to_string(),
+            length(row.ttft_p50),
+            length(row.ttft_p95),
+            length(row.tpot_p50),
+            length(row.tpot_p95),
+            length(row.e2e_p95),
+        ];
+        let right = cells.into_iter().map(|text| Cell::new(text).set_alignment(CellAlignment::Right));
+        table.add_row(std::iter::once(Cell::new(&row.class)).chain(right));
+    }
+    table
+}
+
+fn engines(now: &Snapshot) -> Table {
+    let mut table = Table::new();
+    table.load_preset(presets::UTF8_HORIZONTAL_ONLY);
+    table.set_header(["engine", "pool", "running", "waiting", "KV cache"]);
+    for row in &now.engines {
+        let right = [row.running.to_string(), row.waiting.to_string(), percent(Some(row.kv_usage))];
+        let right = right.into_iter().map(|text| Cell::new(text).set_alignment(CellAlignment::Right));
+        table.add_row([Cell::new(&row.engine), Cell::new(&row.pool)].into_iter().chain(right));
+    }
+    table
+}
+
+/// One line for all: `class attained/target`.
+fn line(title: &str, now: &Snapshot) -> String {
+    let class = |row: &Row| {
+        let mark = if is_kept(row) { "" } else { "!" };
+        format!("{} {}{mark}", row.class, percent(row.attainment()))
+    };
+    let classes: Vec<String> = now.rows.iter().map(class).collect();
+    format!("{title}   {}", classes.join("   "))
+}
+
+fn summary(now: &Snapshot, ran: Duration) -> Value {
+    let millis = |length: Option<Duration>| length.map(|length| length.as_secs_f64() * 1000.0);
+    let class = |row: &Row| {
+        json!({
+            "class": row.class, "target": row.target, "attainment": row.attainment(), "met": row.met, "judged": row.judged,
+            "seen_met": row.seen.map(|seen| seen.0), "seen_judged": row.seen.map(|seen| seen.1), "sent": row.sent,
+            "ttft_p50_ms": millis(row.ttft_p50), "ttft_p95_ms": millis(row.ttft_p95),
+            "tpot_p50_ms": millis(row.tpot_p50), "tpot_p95_ms": millis(row.tpot_p95), "e2e_p95_ms": millis(row.e2e_p95),
+        })
+    };
+    json!({"seconds": ran.as_secs_f64(), "classes": now.rows.iter().map(class).collect::<Vec<_>>()})
+}
+
+/// Nothing judged breaks no promise.
+fn is_kept(row: &Row) -> bool {
+    row.attainment().is_none_or(|attained| attained >= row.target)
+}
+
+fn percent(share: Option<f64>) -> String {
+    share.map_or_else(|| "-".to_owned(), |share| format!("{:.1} %", share * 100.0))
+}
+
+fn length(length: Option<Duration>) -> String {
+    match length.map(|length| length.as_secs_f64()) {
+        None => "-".to_owned(),
+        Some(seconds) if seconds < 1.0 => format!("{:.0} ms", seconds * 1000.0),
+        Some(seconds) => format!("{seconds:.2} s"),
+    }
+}

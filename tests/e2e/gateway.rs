@@ -1,0 +1,128 @@
+//! A gateway in a process of its own, and what it counts.
+
+use std::collections::BTreeMap;
+use std::process::Command;
+
+use serde_json::Value;
+
+use crate::running::{Running, get, until};
+
+/// A gateway with an easy class `chat` and a class `strict` that nobody can keep.
+pub struct Gateway {
+    pub running: Running,
+    pub admin: String,
+    _files: tempfile::TempDir,
+}
+
+/// What a test's gateway stands before, and how it differs from others.
+pub struct Setup<'a> {
+    pub engines: &'a [&'a Running],
+    /// What kind they are: the inside of the pool's `engine`.
+    pub engine: &'a str,
+    pub model: &'a str,
+    /// More lines of the settings.
+    pub more: &'a str,
+    /// What is logged.
+    pub log: &'a str,
+}
+
+impl Default for Setup<'_> {
+    fn default() -> Self {
+        Setup { engines: &[], engine: "kind: vllm", model: "sim", more: "", log: "info" }
+    }
+}
+
+impl Gateway {
+    pub fn start(setup: &Setup<'_>) -> Gateway {
+        let files = tempfile::tempdir().expect("a folder for the settings");
+        let file = files.path().join("goodput.yaml");
+        std::fs::write(&file, settings(setup)).expect("the folder is ours");
+        let mut command = Command::new(env!("CARGO_BIN_EXE_goodput"));
+        command.arg("serve").arg("--config").arg(&file).arg("--json").env("RUST_LOG", setup.log);
+        let running = Running::start(command, "the gateway");
+        let told: Value = serde_json::from_str(&running.first_line).expect("one line of JSON");
+        let admin = format!("http://{}", told["admin"].as_str().expect("the operators' port"));
+        until("the gateway is ready", || get(&admin, "/readyz").ok());
+        Gateway { running, admin, _files: files }
+    }
+
+    /// The metrics page once nothing is in flight.
+    pub fn quiet_page(&self) -> String {
+        until("nothing is in flight", || {
+            let page = get(&self.admin, "/metrics").ok()?;
+            (sum(&page, "goodput_in_flight") == 0.0).then_some(page)
+        })
+    }
+
+    /// Nothing is left in flight, and every request has exactly one outcome. Returns the page.
+    pub fn adds_up(&self) -> String {
+        let page = self.quiet_page();
+        let finished = outcomes(&page);
+        assert!(finished.values().sum::<f64>() > 0.0, "{page}");
+        let of = |outcome: &str| finished.get(outcome).copied().unwrap_or(0.0);
+        assert_eq!(of("met") + of("missed"), sum(&page, "slo_total"), "{finished:?}");
+        assert_eq!(of("met"), sum(&page, "slo_met_total"), "{finished:?}");
+        assert_eq!(of("missed"), sum(&page, "goodput_slo_missed_total"), "{finished:?}");
+        assert_eq!(of("excluded"), sum(&page, "goodput_slo_excluded_total"), "{finished:?}");
+        page
+    }
+}
+
+fn settings(setup: &Setup<'_>) -> String {
+    let urls: Vec<String> = setup.engines.iter().map(|engine| format!("{{url: \"{}\"}}", engine.url)).collect();
+    let Setup { engine, model, more, .. } = setup;
+    format!(
+        r#"
+listen: {{address: "127.0.0.1:0"}}
+admin: {{address: "127.0.0.1:0"}}
+shutdown: {{delay: 0s, drain: 20s}}
+slo_classes:
+  - slo_class: chat
+    objectives:
+      ttft_seconds: {{threshold: 30, attainment: 0.95}}
+      tpot_seconds: {{threshold: 5, attainment: 0.95}}
+    joint_attainment_target: 0.95
+  - slo_class: strict
+    objectives:
+      ttft_seconds: {{threshold: 0.000001, attainment: 0.95}}
+    joint_attainment_target: 0.95
+classify:
+  - {{class: strict, when: {{header: {{x-slo-class: strict}}}}}}
+default_class: chat
+pools:
+  - pool: main
+    engines: [{}]
+    engine: {{{engine}}}
+routes:
+  - {{model: [{model}], pools: [main]}}
+{more}
+"#,
+        urls.join(", ")
+    )
+}
+
+/// `goodput_requests_finished_total` by outcome.
+pub fn outcomes(page: &str) -> BTreeMap<String, f64> {
+    let mut found = BTreeMap::new();
+    for line in page.lines().filter(|line| line.starts_with("goodput_requests_finished_total{")) {
+        let Some((_, rest)) = line.split_once("outcome=\"") else { continue };
+        let Some((outcome, _)) = rest.split_once('"') else { continue };
+        *found.entry(outcome.to_owned()).or_default() += value(line);
+    }
+    found
+}
+
+/// The sum of all series of a family.
+pub fn sum(page: &str, family: &str) -> f64 {
+    sum_where(page, family, "")
+}
+
+/// The sum of the series of a family whose labels contain this text.
+pub fn sum_where(page: &str, family: &str, label: &str) -> f64 {
+    let is_of = |line: &&str| line.strip_prefix(family).is_some_and(|rest| rest.starts_with(['{', ' ']));
+    page.lines().filter(is_of).filter(|line| line.contains(label)).map(value).sum()
+}
+
+pub fn value(line: &str) -> f64 {
+    line.rsplit(' ').next().and_then(|text| text.parse().ok()).unwrap_or(f64::NAN)
+}

@@ -1,0 +1,122 @@
+//! The gateway between real parts: official SDKs before it, engines behind it, a real
+//! Prometheus beside it. Real processes, real sockets, real time.
+//!
+//! `tests/e2e/prepare.sh` fetches the parts. A test whose part is missing says so and holds
+//! nothing, except where `CI` is set: there it fails. `GOODPUT_E2E_PARTS` names another folder
+//! than `target` to look for them in.
+
+mod gateway;
+mod parts;
+mod processes;
+mod prometheus;
+mod running;
+mod sdks;
+
+use std::process::{Command, Stdio};
+
+use gateway::{Gateway, Setup, sum, sum_where};
+use parts::{find, python, scripts, with_parts};
+use prometheus::Prometheus;
+use running::{Running, get, post, until};
+use sdks::Sdk;
+
+#[test]
+fn the_simulated_engine_satisfies_the_sdks_by_itself() {
+    with_parts("sdks against the engine", || {
+        let engine = Running::engine(&["--speed", "4"]);
+        for sdk in [Sdk::openai_python()?, Sdk::anthropic_python()?, Sdk::openai_node()?] {
+            sdk.drive(&engine.url, "sim", "");
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn openai_python_through_the_gateway() {
+    with_parts("openai-python", || {
+        Sdk::openai_python().map(|sdk| through_the_gateway(&sdk, &["--reasoning-tokens", "2"]))
+    });
+}
+
+#[test]
+fn anthropic_python_through_the_gateway() {
+    with_parts("anthropic-python", || {
+        Sdk::anthropic_python().map(|sdk| through_the_gateway(&sdk, &["--reasoning-tokens", "2"]))
+    });
+}
+
+#[test]
+fn openai_node_through_the_gateway() {
+    with_parts("openai-node", || Sdk::openai_node().map(|sdk| through_the_gateway(&sdk, &["--speculative", "3"])));
+}
+
+/// Two simulated engines behind a gateway: what the SDK's users see, and afterwards what the
+/// gateway has counted of it.
+fn through_the_gateway(sdk: &Sdk, engine: &[&str]) {
+    let engine = [engine, &["--speed", "4"]].concat();
+    let engines = [Running::engine(&engine), Running::engine(&engine)];
+    let gateway = Gateway::start(&Setup { engines: &engines.each_ref(), ..Setup::default() });
+    sdk.drive(&gateway.running.url, "sim", "");
+    let page = gateway.adds_up();
+    assert_eq!(sum(&page, "goodput_slo_missed_total"), 0.0, "the promises are easy: {page}");
+    let left = sum_where(&page, "goodput_slo_excluded_total", "reason=\"client_cancel\"");
+    assert_eq!(left, 5.0, "the script leaves five streams: {page}");
+    for engine in &engines {
+        until("the engines are idle: what clients left was left there, too", || {
+            let page = get(&engine.url, "/metrics").ok()?;
+            (sum(&page, "vllm:num_requests_running") + sum(&page, "vllm:num_requests_waiting") == 0.0).then_some(())
+        });
+    }
+}
+
+#[test]
+fn a_real_llama_cpp_server_behind_the_gateway() {
+    with_parts("llama.cpp", || {
+        let mut command = Command::new(python()?);
+        command.arg(scripts().join("llamacpp_engine.py")).stdin(Stdio::piped());
+        let engine = Running::start(command, "the llama.cpp server");
+        let setup = Setup { engines: &[&engine], engine: "kind: llama_cpp", model: "tiny", ..Setup::default() };
+        let gateway = Gateway::start(&setup);
+        let lacks = "embeddings,sequence_numbers,strictness,tools";
+        for sdk in [Sdk::openai_python()?, Sdk::anthropic_python()?] {
+            sdk.drive(&gateway.running.url, "tiny", lacks);
+        }
+        let page = gateway.adds_up();
+        assert_eq!(sum(&page, "goodput_slo_missed_total"), 0.0, "the promises are easy: {page}");
+        Ok(())
+    });
+}
+
+#[test]
+fn a_real_prometheus_reads_the_true_counts() {
+    with_parts("prometheus", || {
+        let binary = find("prometheus", "install it: apt-get install prometheus")?;
+        let engine = Running::engine(&["--speed", "4"]);
+        let gateway = Gateway::start(&Setup { engines: &[&engine], ..Setup::default() });
+        let prometheus = Prometheus::of(&binary, &gateway.admin);
+        let url = &gateway.running.url;
+        let chat = r#"{"model":"sim","messages":[{"role":"user","content":"hello"}],"max_tokens":4,"stream":true}"#;
+        for _ in 0..5 {
+            assert!(post(url, "/v1/chat/completions", "", chat).is_ok_and(|answer| answer.contains("[DONE]")));
+        }
+        // Nobody can keep a promise of a microsecond.
+        for _ in 0..3 {
+            let answer = post(url, "/v1/chat/completions", "x-slo-class: strict\r\n", chat);
+            assert!(answer.is_ok_and(|answer| answer.contains("[DONE]")));
+        }
+        let refused = post(url, "/v1/chat/completions", "", r#"{"model":"sim","messages":[],"n":"x"}"#);
+        assert!(refused.is_err_and(|answer| answer.starts_with("HTTP/1.1 400")));
+        for (query, value) in [
+            (r#"sum(slo_total{class="chat"})"#, 5.0),
+            (r#"sum(slo_met_total{class="chat"})"#, 5.0),
+            (r#"sum(slo_total{class="strict"})"#, 3.0),
+            (r#"sum(slo_met_total{class="strict"})"#, 0.0),
+            (r#"sum(slo_total)"#, 8.0),
+            (r#"sum(goodput_requests_finished_total)"#, 9.0),
+            (r#"sum(goodput_slo_excluded_total{reason="invalid_request"})"#, 1.0),
+        ] {
+            prometheus.until(query, value);
+        }
+        Ok(())
+    });
+}

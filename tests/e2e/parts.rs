@@ -1,0 +1,36 @@
+//! What a test may lack, and where it is looked for.
+
+use std::path::{Path, PathBuf};
+
+/// Why a test cannot run here.
+pub type Missing = String;
+
+/// Runs a test that may lack a part.
+pub fn with_parts(name: &str, test: impl FnOnce() -> Result<(), Missing>) {
+    if let Err(missing) = test() {
+        assert!(std::env::var_os("CI").is_none(), "{name}: {missing}");
+        eprintln!("SKIPPED {name}: {missing}");
+    }
+}
+
+pub fn scripts() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/e2e")
+}
+
+/// Where `prepare.sh` has put things.
+pub fn parts() -> PathBuf {
+    let beside = || Path::new(env!("CARGO_TARGET_TMPDIR")).parent().map(Path::to_path_buf).unwrap_or_default();
+    std::env::var_os("GOODPUT_E2E_PARTS").map_or_else(beside, PathBuf::from)
+}
+
+pub fn python() -> Result<PathBuf, Missing> {
+    let python = parts().join("e2e-venv/bin/python");
+    if python.is_file() { Ok(python) } else { Err("no Python environment; run tests/e2e/prepare.sh".to_owned()) }
+}
+
+/// A program on the path.
+pub fn find(name: &str, advice: &str) -> Result<PathBuf, Missing> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let found = std::env::split_paths(&path).map(|folder| folder.join(name)).find(|file| file.is_file());
+    found.ok_or_else(|| format!("{name} is missing; {advice}"))
+}

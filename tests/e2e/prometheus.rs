@@ -1,0 +1,65 @@
+//! A real Prometheus that scrapes a gateway.
+
+use std::net::{SocketAddr, TcpListener};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use serde_json::Value;
+
+use crate::running::{attempt, get, until};
+
+pub struct Prometheus {
+    child: Child,
+    url: String,
+    _folder: tempfile::TempDir,
+}
+
+impl Prometheus {
+    pub fn of(binary: &Path, admin: &str) -> Prometheus {
+        let folder = tempfile::tempdir().expect("a folder for its data");
+        let target = admin.strip_prefix("http://").expect("an address");
+        let settings = format!(
+            "global: {{scrape_interval: 250ms, scrape_timeout: 250ms}}\nscrape_configs: [{{job_name: goodput, static_configs: [{{targets: [\"{target}\"]}}]}}]\n"
+        );
+        let file = folder.path().join("prometheus.yml");
+        std::fs::write(&file, settings).expect("the folder is ours");
+        let address = free_address();
+        let child = Command::new(binary)
+            .arg(format!("--config.file={}", file.display()))
+            .arg(format!("--storage.tsdb.path={}", folder.path().join("data").display()))
+            .arg(format!("--web.listen-address={address}"))
+            .arg("--log.level=error")
+            .stdout(Stdio::null())
+            .spawn()
+            .expect("the program was found");
+        let url = format!("http://{address}");
+        until("Prometheus is ready", || get(&url, "/-/ready").ok().map(|_| ()));
+        Prometheus { child, url, _folder: folder }
+    }
+
+    /// Waits until a query has this value.
+    pub fn until(&self, query: &str, expected: f64) {
+        let encoded: String = query.bytes().map(|byte| format!("%{byte:02X}")).collect();
+        let mut last = String::new();
+        let found = attempt(|| {
+            last = get(&self.url, &format!("/api/v1/query?query={encoded}")).ok()?;
+            let answer: Value = serde_json::from_str(&last).ok()?;
+            let value: f64 = answer["data"]["result"][0]["value"][1].as_str()?.parse().ok()?;
+            (value == expected).then_some(())
+        });
+        assert!(found.is_some(), "{query} never became {expected}: {last}");
+    }
+}
+
+impl Drop for Prometheus {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A port that was free a moment ago, for programs that cannot take port 0.
+fn free_address() -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    listener.local_addr().expect("it is bound")
+}

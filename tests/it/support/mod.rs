@@ -1,0 +1,372 @@
+//! A gateway to test: settings from YAML, engines that play scripts behind in-memory pipes,
+//! virtual time, and everything it writes down.
+
+mod network;
+mod page;
+mod reply;
+mod yaml;
+
+use std::io;
+use std::path::Path;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use goodput::clock::Clock;
+use goodput::config::{self, Settings, Surroundings};
+use goodput::gateway::{Gateway, Materials};
+use goodput::lab::script::{Script, ScriptedEngine};
+use goodput::record::{Format, Recorder, access};
+use goodput::units::{ClientSide, Tick};
+use http::{Method, Request};
+use http_body::Body;
+use http_body_util::{BodyExt, Full};
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+use tokio::io::AsyncWrite;
+use tokio::sync::Notify;
+
+pub use network::Network;
+pub use page::Page;
+pub use reply::{Reply, Whole, header, millis};
+pub use yaml::Yaml;
+
+pub const CHAT: &str = "/v1/chat/completions";
+
+pub const fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+pub const fn at(millis: u64) -> Tick {
+    Tick::from_millis(millis)
+}
+
+/// A gateway and its surroundings. [`House::end`] checks the laws that hold for every test.
+pub struct House {
+    pub clock: Clock,
+    pub gateway: Gateway,
+    pub network: Network,
+    recorder: Recorder,
+    lines: Lines,
+    has_ended: bool,
+}
+
+impl House {
+    /// A gateway with these settings and no engine yet.
+    pub fn new(yaml: &Yaml) -> Self {
+        let clock = Clock::start();
+        let (access, writer) = access::lines();
+        let lines = Lines::default();
+        tokio::spawn(writer.run(lines.clone()));
+        let recorder = Recorder::new(clock, Some(access));
+        let network = Network::default();
+        let materials = Materials { clock, dial: Arc::new(network.clone()), recorder: recorder.clone(), seed: 7 };
+        let gateway = Gateway::new(settings(yaml), materials);
+        House { clock, gateway, network, recorder, lines, has_ended: false }
+    }
+
+    /// The default settings, and an engine `e1` that answers every request so.
+    pub fn playing(script: Script) -> (Self, ScriptedEngine) {
+        Self::playing_with(&Yaml::default(), script)
+    }
+
+    pub fn playing_with(yaml: &Yaml, script: Script) -> (Self, ScriptedEngine) {
+        let house = House::new(yaml);
+        let engine = house.engine("e1", vec![script]);
+        (house, engine)
+    }
+
+    /// Two engines, `e1` and `e2`: the one that is asked first plays the first script,
+    /// whichever it is; the other one the second.
+    pub fn two(yaml: &Yaml, first: Script, second: Script) -> (Self, [ScriptedEngine; 2]) {
+        let house = House::new(&yaml.clone());
+        let number = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+        let engines = ["e1", "e2"].map(|host| {
+            let (number, scripts) = (Arc::clone(&number), [first.clone(), second.clone()]);
+            let engine = ScriptedEngine::new(house.clock, move |_| {
+                let turn = number.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                scripts[turn.min(1)].clone()
+            });
+            house.network.engine(host, &engine);
+            engine
+        });
+        (house, engines)
+    }
+
+    /// An engine that plays these scripts in turn; the last one stays.
+    pub fn engine(&self, host: &str, scripts: Vec<Script>) -> ScriptedEngine {
+        let engine = ScriptedEngine::in_turn(self.clock, scripts);
+        self.network.engine(host, &engine);
+        engine
+    }
+
+    /// A request of the chat path with this body.
+    pub async fn chat(&self, body: Value) -> Reply {
+        self.post(CHAT, body).await
+    }
+
+    pub async fn post(&self, path: &str, body: Value) -> Reply {
+        self.send(Ask::post(path, body)).await
+    }
+
+    pub async fn get(&self, path: &str) -> Reply {
+        self.send(Ask::of(Method::GET, path)).await
+    }
+
+    /// Any request.
+    pub async fn send(&self, ask: Ask) -> Reply {
+        let request = ask.request();
+        Reply::new(self.gateway.handle(request).await, self.clock)
+    }
+
+    /// A request whose body comes as any other body does.
+    pub async fn send_body<B>(&self, request: Request<B>) -> Reply
+    where
+        B: Body<Data = Bytes> + Send + 'static,
+        B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        Reply::new(self.gateway.handle(request).await, self.clock)
+    }
+
+    pub async fn sleep(&self, length: Duration) {
+        self.clock.sleep_until(Some(self.clock.now() + length)).await;
+    }
+
+    pub fn adopt(&self, yaml: &Yaml) {
+        self.gateway.adopt(settings(yaml));
+    }
+
+    /// The first `count` access lines.
+    pub async fn lines(&self, count: usize) -> Vec<Line> {
+        self.lines.at_least(count).await
+    }
+
+    /// The only access line.
+    pub async fn line(&self) -> Line {
+        let mut lines = self.lines(1).await;
+        assert_eq!(lines.len(), 1, "{lines:?}");
+        lines.remove(0)
+    }
+
+    /// The line after those that are known.
+    pub async fn line_after(&self, known: usize) -> Line {
+        self.lines(known + 1).await.remove(known)
+    }
+
+    pub fn page(&self) -> Page {
+        Page::read(self.recorder.page(Format::Text))
+    }
+
+    /// Everything written on access lines, as it stands.
+    pub fn written(&self) -> String {
+        self.lines.text()
+    }
+
+    /// The end of a test: one line per request, `met + missed + excluded = finished`, nothing
+    /// in flight, no work left at any engine.
+    pub async fn end(mut self) {
+        self.has_ended = true;
+        assert_eq!(self.recorder.open_visits(), 0, "visits are open");
+        let page = self.page();
+        let sum = |name, labels: &[(&str, &str)]| page.sum(name, labels);
+        let finished = |outcome| sum("goodput_requests_finished_total", &[("outcome", outcome)]);
+        let (met, missed, excluded) = (finished("met"), finished("missed"), finished("excluded"));
+        let all = sum("goodput_requests_finished_total", &[]);
+        assert!((met + missed + excluded - all).abs() < f64::EPSILON);
+        let lines = self.lines.at_least(all as usize).await;
+        let of = |outcome| lines.iter().filter(|line| line.outcome() == outcome).count() as f64;
+        assert_eq!((of("met"), of("missed"), of("excluded"), lines.len() as f64), (met, missed, excluded, all));
+        assert_eq!(sum("slo_total", &[]), met + missed);
+        assert_eq!(sum("slo_met_total", &[]), met);
+        assert_eq!(sum("goodput_slo_missed_total", &[]), missed);
+        assert_eq!(sum("goodput_slo_excluded_total", &[]), excluded);
+        assert_eq!(sum("goodput_in_flight", &[]), 0.0);
+        assert_eq!(sum("goodput_overdue", &[]), 0.0);
+        assert!(page.count("goodput_in_flight", &[]) > 0);
+        for pool in self.gateway.fleet.view(self.clock.now()) {
+            for engine in pool.engines {
+                assert_eq!((engine.requests, engine.work.0), (0, 0), "work is left at {}", engine.engine);
+            }
+        }
+    }
+}
+
+impl Drop for House {
+    fn drop(&mut self) {
+        assert!(self.has_ended || std::thread::panicking(), "a test forgot `House::end`");
+    }
+}
+
+fn settings(yaml: &Yaml) -> Settings {
+    let text = yaml.text();
+    config::load(&text, &Nothing).unwrap_or_else(|problems| panic!("{problems:#?}\n{text}"))
+}
+
+/// No environment; files are `NAME` and hold `secret of NAME`, but for keys that tests name.
+struct Nothing;
+
+impl Surroundings for Nothing {
+    fn variable(&self, _name: &str) -> Option<String> {
+        None
+    }
+
+    fn file(&self, path: &Path) -> io::Result<Vec<u8>> {
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        Ok(name.as_bytes().to_vec())
+    }
+}
+
+/// A request to be sent.
+pub struct Ask {
+    request: http::request::Builder,
+    body: Bytes,
+    client: ClientSide,
+}
+
+impl Ask {
+    pub fn of(method: Method, target: &str) -> Self {
+        let request = Request::builder().method(method).uri(target).header("host", "gateway");
+        Ask { request, body: Bytes::new(), client: ClientSide::default() }
+    }
+
+    pub fn post(target: &str, body: Value) -> Self {
+        Self::raw(target, body.to_string())
+    }
+
+    pub fn raw(target: &str, body: impl Into<Bytes>) -> Self {
+        let body = body.into();
+        let ask = Ask::of(Method::POST, target).header("content-type", "application/json");
+        let ask = ask.header("content-length", &body.len().to_string());
+        Ask { body, ..ask }
+    }
+
+    pub fn header(mut self, name: &str, value: &str) -> Self {
+        self.request = self.request.header(name, value);
+        self
+    }
+
+    /// With this client's side of the connection.
+    pub fn client(mut self, client: &ClientSide) -> Self {
+        self.client = client.clone();
+        self
+    }
+
+    fn request(self) -> Request<http_body_util::combinators::BoxBody<Bytes, io::Error>> {
+        let body = Full::new(self.body).map_err(|never| match never {}).boxed();
+        let mut request = self.request.body(body).expect("a request");
+        request.extensions_mut().insert(self.client);
+        request
+    }
+}
+
+/// A chat request that asks for a stream and, like most clients, for no usage.
+pub fn stream() -> Value {
+    json!({"model": "m1", "stream": true, "messages": [{"role": "user", "content": "hi"}]})
+}
+
+/// A chat request that asks for a stream with usage: nothing is injected.
+pub fn stream_with_usage() -> Value {
+    let mut body = stream();
+    body["stream_options"] = json!({"include_usage": true});
+    body
+}
+
+/// A chat request that asks for one whole answer.
+pub fn unary() -> Value {
+    json!({"model": "m1", "messages": [{"role": "user", "content": "hi"}]})
+}
+
+/// One access line.
+#[derive(Clone, Debug)]
+pub struct Line(pub Value);
+
+impl Line {
+    pub fn outcome(&self) -> &str {
+        self.0["outcome"].as_str().expect("an outcome")
+    }
+
+    /// `met`, `missed(reason)`, `excluded(reason)`.
+    pub fn verdict(&self) -> String {
+        match self.0["reason"].as_str() {
+            Some(reason) => format!("{}({reason})", self.outcome()),
+            None => self.outcome().to_owned(),
+        }
+    }
+
+    pub fn text(&self, field: &str) -> &str {
+        self.0[field].as_str().unwrap_or("-")
+    }
+
+    pub fn number(&self, field: &str) -> Option<f64> {
+        assert!(self.0.get(field).is_some(), "no field {field}");
+        self.0[field].as_f64()
+    }
+
+    pub fn ttft(&self) -> Option<f64> {
+        self.number("ttft_ms")
+    }
+
+    pub fn tpot(&self) -> Option<f64> {
+        self.number("tpot_ms")
+    }
+
+    pub fn e2e(&self) -> Option<f64> {
+        self.number("e2e_ms")
+    }
+
+    /// Input and output tokens.
+    pub fn tokens(&self) -> (Option<u64>, Option<u64>) {
+        (self.0["input_tokens"].as_u64(), self.0["output_tokens"].as_u64())
+    }
+}
+
+/// Where access lines are written.
+#[derive(Clone, Default)]
+struct Lines(Arc<Sheet>);
+
+#[derive(Default)]
+struct Sheet {
+    bytes: Mutex<Vec<u8>>,
+    changed: Notify,
+}
+
+impl Lines {
+    fn text(&self) -> String {
+        String::from_utf8(self.0.bytes.lock().clone()).expect("UTF-8")
+    }
+
+    fn all(&self) -> Vec<Line> {
+        self.text().lines().map(|line| Line(serde_json::from_str(line).expect("JSON"))).collect()
+    }
+
+    async fn at_least(&self, count: usize) -> Vec<Line> {
+        loop {
+            let changed = self.0.changed.notified();
+            tokio::pin!(changed);
+            changed.as_mut().enable();
+            let all = self.all();
+            if all.len() >= count {
+                return all;
+            }
+            changed.await;
+        }
+    }
+}
+
+impl AsyncWrite for Lines {
+    fn poll_write(self: Pin<&mut Self>, _: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.0.bytes.lock().extend_from_slice(bytes);
+        self.0.changed.notify_waiters();
+        Poll::Ready(Ok(bytes.len()))
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+}

@@ -1,0 +1,68 @@
+//! The network that a gateway under test sees: engines that play scripts, and places where
+//! nobody answers.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use goodput::dial::{BoxedIo, Dial, EngineAddress, Later, Roots};
+use goodput::lab::script::ScriptedEngine;
+use parking_lot::Mutex;
+
+/// Where connections lead, by host. Clones are one network; a host that nobody set refuses.
+#[derive(Clone, Default)]
+pub struct Network(Arc<Mutex<Places>>);
+
+#[derive(Default)]
+struct Places {
+    engines: HashMap<String, Place>,
+    dials: HashMap<String, usize>,
+}
+
+#[derive(Clone)]
+enum Place {
+    Engine(ScriptedEngine),
+    Silent,
+}
+
+impl Network {
+    pub fn engine(&self, host: &str, engine: &ScriptedEngine) {
+        self.0.lock().engines.insert(host.to_owned(), Place::Engine(engine.clone()));
+    }
+
+    /// Connections come about neither well nor badly.
+    pub fn silence(&self, host: &str) {
+        self.0.lock().engines.insert(host.to_owned(), Place::Silent);
+    }
+
+    /// Connections are refused from now on.
+    pub fn refuse(&self, host: &str) {
+        self.0.lock().engines.remove(host);
+    }
+
+    pub fn dials(&self, host: &str) -> usize {
+        self.0.lock().dials.get(host).copied().unwrap_or_default()
+    }
+}
+
+impl Dial for Network {
+    fn dial<'a>(&'a self, to: &'a EngineAddress, _roots: Option<&'a Roots>) -> Later<'a, io::Result<BoxedIo>> {
+        let place = {
+            let mut places = self.0.lock();
+            *places.dials.entry(to.host.to_string()).or_default() += 1;
+            places.engines.get(&*to.host).cloned()
+        };
+        Box::pin(async move {
+            match place {
+                Some(Place::Engine(engine)) => Ok(Box::new(engine.connect()) as BoxedIo),
+                Some(Place::Silent) => std::future::pending().await,
+                None => Err(io::ErrorKind::ConnectionRefused.into()),
+            }
+        })
+    }
+
+    fn look_up<'a>(&'a self, _name: &'a str, _port: u16) -> Later<'a, io::Result<Vec<IpAddr>>> {
+        Box::pin(async { Err(io::ErrorKind::NotFound.into()) })
+    }
+}
