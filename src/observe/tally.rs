@@ -9,7 +9,7 @@ use crate::units::{Dialect, Tick, Tokens};
 use super::codes::UNKNOWN;
 use super::mould::Fit;
 use super::note::{Expect, Note, UsageSeat};
-use super::reading::{Channel, ChoiceSight, Kind, Reason, Sight, Status};
+use super::sight::{Channel, ChoiceSight, Kind, Reason, Sight, Status};
 use super::timeline::{Choice, Ending, Gaps, InBandError, Limited, Reader, Timeline, TokenSource, Usage, Watch};
 use super::usage::{Counts, Told};
 
