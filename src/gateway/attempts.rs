@@ -320,9 +320,7 @@ impl Attempt<'_> {
                         spoke.work = work.take();
                         Tried::Speaks(spoke)
                     }
-                    Err(Mute::Error(error)) => {
-                        Tried::Failed(Happened::answer(error.code, None, injection), Ok(spoke))
-                    }
+                    Err(Mute::Error(error)) => Tried::Failed(Happened::answer(error.code, None, injection), Ok(spoke)),
                     Err(Mute::Truncated | Mute::Broken) => {
                         Tried::Failed(Happened::Broken, Err(Refusal::StreamIncomplete))
                     }
@@ -333,13 +331,7 @@ impl Attempt<'_> {
         }
     }
 
-    fn spoke(
-        &self,
-        head: http::response::Parts,
-        relay: Relay,
-        dispatched: Tick,
-        injection: Injection,
-    ) -> Spoke {
+    fn spoke(&self, head: http::response::Parts, relay: Relay, dispatched: Tick, injection: Injection) -> Spoke {
         Spoke { head, relay, work: None, place: self.place.clone(), dispatched, injection }
     }
 

@@ -141,8 +141,8 @@ impl Reading {
         let decoder = decoder.map_err(|error| undecodable(error, max_body))?;
         let content_type = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
         // On any other path a form is not JSON: two readings of one body would be a bypass.
-        let is_form = endpoint.takes_forms()
-            && content_type.trim_start().to_ascii_lowercase().starts_with("multipart/form-data");
+        let is_form =
+            endpoint.takes_forms() && content_type.trim_start().to_ascii_lowercase().starts_with("multipart/form-data");
         let reader = match is_form {
             true => Reader::Form(Box::new(FormScanner::new(content_type).map_err(|_| Refusal::UnreadableForm)?)),
             false => Reader::Json(Box::new(Scanner::new(endpoint))),

@@ -25,7 +25,12 @@ async fn c16_a_role_event_and_empty_content_are_no_token() {
 }
 
 fn reasoning(word: fn(&str) -> String) -> Script {
-    Script::stream().say_all([(200, word("x")), (230, word("y")), (2000, t("a"))]).say(f("stop")).say(u(5, 3)).say(d()).end()
+    Script::stream()
+        .say_all([(200, word("x")), (230, word("y")), (2000, t("a"))])
+        .say(f("stop"))
+        .say(u(5, 3))
+        .say(d())
+        .end()
 }
 
 #[tokio::test(start_paused = true)]
@@ -51,10 +56,18 @@ async fn c17_reasoning_is_a_token_and_not_visible() {
 #[tokio::test(start_paused = true)]
 async fn c17_a_stop_by_length_before_anything_visible_is_judged_by_its_finish() {
     let yaml = |threshold| {
-        Yaml::default().promise(&[("ttft_seconds", threshold), ("tpot_seconds", 1.0)]).class("ttft_counts: first_visible_token")
+        Yaml::default()
+            .promise(&[("ttft_seconds", threshold), ("tpot_seconds", 1.0)])
+            .class("ttft_counts: first_visible_token")
     };
     for (threshold, verdict) in [(0.5, "met"), (0.4, "missed(ttft)")] {
-        let script = Script::stream().say_all([(200, g("x")), (230, g("y"))]).at(450).say(f("length")).say(u(5, 2)).say(d()).end();
+        let script = Script::stream()
+            .say_all([(200, g("x")), (230, g("y"))])
+            .at(450)
+            .say(f("length"))
+            .say(u(5, 2))
+            .say(d())
+            .end();
         let (house, _engine) = House::playing_with(&yaml(threshold), script);
         house.chat(stream_with_usage()).await.whole().await;
         let line = house.line().await;
@@ -67,7 +80,12 @@ async fn c17_a_stop_by_length_before_anything_visible_is_judged_by_its_finish() 
 
 #[tokio::test(start_paused = true)]
 async fn c18_a_tool_call_is_a_token() {
-    let script = Script::stream().say_all([(10, r()), (300, k("{")), (340, k("}"))]).say(f("tool_calls")).say(u(9, 6)).say(d()).end();
+    let script = Script::stream()
+        .say_all([(10, r()), (300, k("{")), (340, k("}"))])
+        .say(f("tool_calls"))
+        .say(u(9, 6))
+        .say(d())
+        .end();
     let line = line_of(script).await;
     assert_eq!((line.verdict(), line.ttft()), ("met".into(), Some(300.0)));
 }
@@ -232,7 +250,12 @@ async fn c21_an_engine_that_hangs_after_its_finish_still_ends_the_answer() {
 
 #[tokio::test(start_paused = true)]
 async fn c23_every_threshold_is_an_edge() {
-    let yaml = Yaml::default().promise(&[("ttft_seconds", 1.2), ("tpot_seconds", 0.037), ("itl_seconds", 0.73), ("e2e_seconds", 47.5)]);
+    let yaml = Yaml::default().promise(&[
+        ("ttft_seconds", 1.2),
+        ("tpot_seconds", 0.037),
+        ("itl_seconds", 0.73),
+        ("e2e_seconds", 47.5),
+    ]);
     let script = Script::stream().at(1200).say(t("a")).say(f("stop")).say(u(5, 1)).say(d()).end();
     let (house, _engine) = House::playing_with(&yaml, script);
     house.chat(stream_with_usage()).await.whole().await;
@@ -275,7 +298,11 @@ async fn c33_messages_usage_takes_the_last_explicit_value_of_each_field() {
     let block = r#"{"type":"content_block_start","index":0,"content_block":{"type":"text","text":""}}"#.to_owned();
     let cases = [
         (start(25), end(json!({"output_tokens": 15})), (Some(25), Some(15))),
-        (start(0), end(json!({"input_tokens": 4000, "cache_creation_input_tokens": 500, "output_tokens": 5})), (Some(4500), Some(5))),
+        (
+            start(0),
+            end(json!({"input_tokens": 4000, "cache_creation_input_tokens": 500, "output_tokens": 5})),
+            (Some(4500), Some(5)),
+        ),
     ];
     for (start, end, tokens) in cases {
         let script = messages(&[
@@ -288,7 +315,8 @@ async fn c33_messages_usage_takes_the_last_explicit_value_of_each_field() {
             (350, "message_stop", stop.clone()),
         ]);
         let (house, engine) = House::playing(script.clone());
-        let body = json!({"model": "m1", "stream": true, "max_tokens": 100, "messages": [{"role": "user", "content": "hi"}]});
+        let body =
+            json!({"model": "m1", "stream": true, "max_tokens": 100, "messages": [{"role": "user", "content": "hi"}]});
         let answer = house.post("/v1/messages", body.clone()).await.whole().await;
         assert!(answer.text().starts_with("event: message_start\ndata: "));
         assert!(answer.text().ends_with("event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n"));
@@ -315,7 +343,8 @@ async fn a_stream_asked_for_and_answered_in_json_came_all_at_once() {
 
 #[tokio::test(start_paused = true)]
 async fn a_stream_that_nobody_asked_for_is_judged_as_one() {
-    let script = Script::stream().say_all([(100, t("a")), (200, t("b")), (200, f("stop")), (200, u(5, 2)), (200, d())]).end();
+    let script =
+        Script::stream().say_all([(100, t("a")), (200, t("b")), (200, f("stop")), (200, u(5, 2)), (200, d())]).end();
     let (house, _engine) = House::playing(script);
     let answer = house.chat(unary()).await.whole().await;
     assert!(answer.text().contains("\"usage\""), "nothing was injected, nothing is removed");
@@ -328,10 +357,20 @@ async fn a_stream_that_nobody_asked_for_is_judged_as_one() {
 async fn targets_of_the_request_tighten_and_only_loosen_where_allowed() {
     // A first token at 400 ms, tokens every 40 ms; the class promises 500 and 50.
     let script = || {
-        Script::stream().say_all([(400, t("a")), (440, t("b")), (480, t("c"))]).say(f("stop")).say(u(5, 3)).say(d()).end()
+        Script::stream()
+            .say_all([(400, t("a")), (440, t("b")), (480, t("c"))])
+            .say(f("stop"))
+            .say(u(5, 3))
+            .say(d())
+            .end()
     };
     let slow = || {
-        Script::stream().say_all([(700, t("a")), (760, t("b")), (820, t("c"))]).say(f("stop")).say(u(5, 3)).say(d()).end()
+        Script::stream()
+            .say_all([(700, t("a")), (760, t("b")), (820, t("c"))])
+            .say(f("stop"))
+            .say(u(5, 3))
+            .say(d())
+            .end()
     };
     let cases = [
         ("off", ["300", "30"], script(), "met"),
@@ -352,7 +391,14 @@ async fn targets_of_the_request_tighten_and_only_loosen_where_allowed() {
 
 #[tokio::test(start_paused = true)]
 async fn the_largest_gap_and_the_end_are_objectives_too() {
-    let gap = || Script::stream().say_all([(100, t("a")), (120, t("b")), (450, t("c"))]).say(f("stop")).say(u(5, 90)).say(d()).end();
+    let gap = || {
+        Script::stream()
+            .say_all([(100, t("a")), (120, t("b")), (450, t("c"))])
+            .say(f("stop"))
+            .say(u(5, 90))
+            .say(d())
+            .end()
+    };
     let yaml = Yaml::default().promise(&[("ttft_seconds", 0.5), ("itl_seconds", 0.3)]);
     let (house, _engine) = House::playing_with(&yaml, gap());
     house.chat(stream_with_usage()).await.whole().await;
@@ -368,7 +414,12 @@ async fn the_largest_gap_and_the_end_are_objectives_too() {
 
 #[tokio::test(start_paused = true)]
 async fn stalls_are_counted_by_the_classs_own_length() {
-    let script = Script::stream().say_all([(100, t("a")), (1200, t("b")), (1500, t("c"))]).say(f("stop")).say(u(5, 900)).say(d()).end();
+    let script = Script::stream()
+        .say_all([(100, t("a")), (1200, t("b")), (1500, t("c"))])
+        .say(f("stop"))
+        .say(u(5, 900))
+        .say(d())
+        .end();
     let (house, _engine) = House::playing_with(&Yaml::default().class("stall_seconds: 0.25"), script);
     house.chat(stream_with_usage()).await.whole().await;
     assert_eq!(house.page().sum("goodput_stalls_total", &[]), 2.0);
@@ -422,7 +473,13 @@ async fn nothing_at_all_is_empty_and_no_json_is_unparseable() {
 async fn a_204_or_a_close_before_the_length_is_no_success() {
     let cases = [
         (Script::new().write("HTTP/1.1 204 No Content\r\n\r\n"), "missed(unparseable)", false),
-        (Script::new().write("HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 40\r\n\r\n{\"a\":").close(), "missed(truncated)", true),
+        (
+            Script::new()
+                .write("HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 40\r\n\r\n{\"a\":")
+                .close(),
+            "missed(truncated)",
+            true,
+        ),
     ];
     for (script, verdict, is_cut) in cases {
         let (house, _engine) = House::playing(script);

@@ -110,7 +110,8 @@ async fn c04_comments_and_pings_are_no_tokens_and_pass() {
         .say(u(5, 2))
         .say(d())
         .end();
-    let (house, _engine) = House::playing_with(&Yaml::default().promise(&[("ttft_seconds", 0.5), ("tpot_seconds", 0.06)]), script);
+    let (house, _engine) =
+        House::playing_with(&Yaml::default().promise(&[("ttft_seconds", 0.5), ("tpot_seconds", 0.06)]), script);
     let answer = house.chat(stream_with_usage()).await.whole().await;
     assert_eq!(answer.text().matches(": k\n\n").count(), 3);
     let line = house.line().await;
@@ -152,7 +153,12 @@ async fn c06_an_event_over_the_cap_is_relayed_and_no_longer_read() {
     let yaml = Yaml::default().top("inspect: {max_event: 1MiB}");
     let call = event(&k(&"x".repeat(2 << 20)));
     let body = [call.clone(), event(&f("tool_calls")), event(&d())].concat();
-    let script = Script::stream().at(100).put_split(call.as_bytes(), 16 << 10, Duration::ZERO).say(f("tool_calls")).say(d()).end();
+    let script = Script::stream()
+        .at(100)
+        .put_split(call.as_bytes(), 16 << 10, Duration::ZERO)
+        .say(f("tool_calls"))
+        .say(d())
+        .end();
     let (house, _engine) = House::playing_with(&yaml, script);
     let answer = house.chat(stream_with_usage()).await.whole().await;
     assert_eq!(blake3::hash(&answer.bytes()), blake3::hash(body.as_bytes()));
@@ -310,7 +316,8 @@ async fn c10_an_error_event_before_any_token_is_no_success() {
 
 #[tokio::test(start_paused = true)]
 async fn c10_an_error_event_after_three_tokens_is_relayed_and_counts() {
-    let script = Script::stream().say_all([(100, t("a")), (120, t("b")), (140, t("c")), (150, error("x", 504)), (150, d())]);
+    let script =
+        Script::stream().say_all([(100, t("a")), (120, t("b")), (140, t("c")), (150, error("x", 504)), (150, d())]);
     let (house, engine) = House::playing(script.end());
     let answer = house.chat(stream()).await.whole().await;
     let relayed = [event(&t("a")), event(&t("b")), event(&t("c")), event(&error("x", 504)), event(&d())].concat();
@@ -363,7 +370,8 @@ async fn c10_faults_told_in_band_open_the_breaker() {
 async fn c13_events_without_choices_are_no_tokens_and_their_usage_counts() {
     let preamble = r#"{"id":"c1","object":"chat.completion.chunk","choices":[],"prompt_filter_results":[]}"#;
     let usage = r#"{"usage":{"prompt_tokens":5,"completion_tokens":2,"total_tokens":7}}"#;
-    let script = Script::stream().at(50).say(preamble).say(r()).at(300).say(t("a")).say(f("stop")).say(usage).say(d()).end();
+    let script =
+        Script::stream().at(50).say(preamble).say(r()).at(300).say(t("a")).say(f("stop")).say(usage).say(d()).end();
     let (house, _engine) = House::playing(script);
     let answer = house.chat(stream_with_usage()).await.whole().await;
     assert!(answer.text().contains(usage) && answer.text().contains(preamble));
@@ -377,7 +385,11 @@ async fn c14_usage_on_every_event_is_never_summed() {
     let script = Script::stream()
         .at(10)
         .say(with_usage(&r(), 100, 0))
-        .say_all([(100, with_usage(&t("a"), 100, 1)), (120, with_usage(&t("b"), 100, 2)), (140, with_usage(&t("c"), 100, 3))])
+        .say_all([
+            (100, with_usage(&t("a"), 100, 1)),
+            (120, with_usage(&t("b"), 100, 2)),
+            (140, with_usage(&t("c"), 100, 3)),
+        ])
         .say(f("stop"))
         .say(u(100, 3))
         .say(d())

@@ -62,8 +62,7 @@ impl House {
         tokio::spawn(writer.run(lines.clone()));
         let recorder = Recorder::new(clock, Some(access));
         let network = Network::default();
-        let materials =
-            Materials { clock, dial: Arc::new(network.clone()), recorder: recorder.clone(), seed: 7 };
+        let materials = Materials { clock, dial: Arc::new(network.clone()), recorder: recorder.clone(), seed: 7 };
         let gateway = Gateway::new(settings(yaml), materials);
         House { clock, gateway, network, recorder, lines, has_ended: false }
     }
