@@ -1,21 +1,134 @@
 //! `goodput demo`: a gateway, simulated engines and traffic in one process.
 
+use std::io::{self, IsTerminal};
+use std::net::SocketAddr;
+use std::path::Path;
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use tokio::sync::Notify;
+
+use super::serve::told_to_end;
+use super::service::{Service, standings};
+use crate::clock::Clock;
+use crate::config::{self, Process};
+use crate::lab::demo::view::{How, Row, Snapshot, show};
+use crate::lab::demo::{CLASS_HEADER, Fleet, MODEL, RATE, fleet, settings, traffic};
+use crate::lab::traffic::{Tally, Traffic, to};
+use crate::record::Recorder;
 
 /// Shows a gateway at work: simulated engines and traffic, no files, no GPU.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Demo {
-    /// Tell what happens as JSON lines.
+    /// Where the gateway listens; port 0 takes a free one.
+    #[arg(long, default_value = "127.0.0.1:8080")]
+    listen: SocketAddr,
+    /// Where its metrics are; port 0 takes a free one.
+    #[arg(long, default_value = "127.0.0.1:9090")]
+    admin: SocketAddr,
+    /// End by itself after this time; without it, at Ctrl-C.
+    #[arg(long, value_name = "SECONDS")]
+    seconds: Option<u64>,
+    /// Requests per second, on average.
+    #[arg(long, default_value_t = RATE)]
+    rate: f64,
+    /// Decides arrivals, lengths, texts and jitter.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Tell at the end what was counted, as one JSON object.
     #[arg(long)]
     json: bool,
 }
 
 impl Demo {
-    /// Runs the demo.
+    /// Runs the demo until Ctrl-C, or for `--seconds`.
     #[must_use]
     pub fn run(&self) -> ExitCode {
-        let _ = self.json;
-        eprintln!("goodput demo: not wired yet");
-        ExitCode::from(3)
+        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+        let shown = runtime.context("no runtime").and_then(|runtime| runtime.block_on(self.show()));
+        match shown {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                eprintln!("goodput demo: {error:#}");
+                eprintln!("a port that is taken: try --listen 127.0.0.1:0 --admin 127.0.0.1:0");
+                ExitCode::from(3)
+            }
+        }
     }
+
+    async fn show(&self) -> anyhow::Result<()> {
+        let clock = Clock::start();
+        let fleet = fleet(clock, self.seed).await.context("cannot start the simulated engines")?;
+        let yaml = settings(&fleet, self.listen, self.admin);
+        let settings = config::load(&yaml, &Process::of(Path::new("demo.yaml")));
+        let settings = settings.map_err(|problems| {
+            let lines: Vec<String> = problems.iter().map(ToString::to_string).collect();
+            anyhow::anyhow!("the demo's own settings have problems: {}", lines.join("; "))
+        })?;
+        let service = Service::bind(settings, None, clock).await?;
+        let (address, admin) = (service.address(), service.admin_address().context("the demo has an admin port")?);
+        let gateway = service.gateway();
+        if !self.json {
+            print_invitation(address, admin);
+        }
+        let over = Arc::new(Notify::new());
+        let leave = Arc::clone(&over);
+        let running = tokio::spawn(service.run(async move { leave.notified().await }));
+
+        let traffic = Traffic::start(clock, to(address), traffic(self.seed, self.rate));
+        let how = match (self.json, io::stdout().is_terminal()) {
+            (true, _) => How::Json,
+            (false, true) => How::Table,
+            (false, false) => How::Lines,
+        };
+        let mut look = || snapshot(&traffic.tallies(), &gateway.recorder, &fleet);
+        show(clock, &mut look, &mut io::stdout(), how, self.until_over(clock)).await?;
+        drop(traffic);
+        drop(gateway);
+        over.notify_one();
+        running.await.context("the gateway's task ended abnormally")?;
+        Ok(())
+    }
+
+    async fn until_over(&self, clock: Clock) {
+        let end = self.seconds.map(|seconds| clock.now() + Duration::from_secs(seconds));
+        tokio::select! {
+            () = clock.sleep_until(end) => {}
+            () = told_to_end() => {}
+        }
+    }
+}
+
+/// The gateway's own verdicts, beside what its clients saw.
+fn snapshot(tallies: &[Tally], recorder: &Recorder, fleet: &Fleet) -> Snapshot {
+    let standings = standings(recorder);
+    let row = |tally: &Tally| {
+        let standing = standings.iter().find(|standing| standing.class == tally.name);
+        let mut row = Row::of(tally, standing.map_or(0.0, |standing| standing.target));
+        if let Some(standing) = standing {
+            (row.met, row.judged) = (standing.met, standing.total);
+        }
+        row
+    };
+    Snapshot { rows: tallies.iter().map(row).collect(), engines: fleet.rows() }
+}
+
+fn print_invitation(address: SocketAddr, admin: SocketAddr) {
+    println!(
+        "A gateway on http://{address}, in front of four simulated engines. Try it, while traffic runs:
+
+  curl -N http://{address}/v1/chat/completions -H 'content-type: application/json' \\
+    -d '{{\"model\":\"{MODEL}\",\"stream\":true,\"max_tokens\":40,\"messages\":[{{\"role\":\"user\",\"content\":\"Hello\"}}]}}'
+  curl -si http://{address}/v1/completions -H 'content-type: application/json' -H '{CLASS_HEADER}: voice' \\
+    -d '{{\"model\":\"{MODEL}\",\"prompt\":\"Hello\",\"max_tokens\":8}}'
+  curl -s http://{address}/v1/models
+
+What it counts:
+
+  curl -s http://{admin}/metrics | grep '^slo_'
+  curl -s http://{admin}/slo
+"
+    );
 }

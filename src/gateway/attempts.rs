@@ -136,12 +136,18 @@ pub async fn first_willing_engine(ask: &Ask<'_>, yard: &Yard<'_>, visit: &mut Vi
     let until = deadlines.first_token.into_iter().chain(deadlines.total).min().unwrap_or(Tick::from_nanos(u64::MAX));
     let pools = ask.routed.pools.iter().map(|pool| ask.promise.pool(pool));
     let mut attempts = Attempts::new(&ask.promise.pool(&ask.routed.pools[0]).settings, until);
-    yard.fleet.request(&ask.routed.pools[0], yard.clock.now());
     let mut last = Last { kept: None, refusal: Refusal::NoEngine { pool: ask.routed.pools[0].clone() } };
+
+    // What made the next pool of the route necessary: to go there is a further attempt.
+    let mut spilled = None;
 
     for bound in pools {
         let pool = &bound.settings.id;
         attempts.enter(&bound.settings);
+        yard.fleet.request(pool, yard.clock.now());
+        if spilled.is_some() && !yard.fleet.grants_retry(pool, yard.clock.now()) {
+            break;
+        }
         let spill = 'pool: loop {
             let Some(choice) = yard.fleet.choose(pool, &mut attempts, ask.size, yard.clock.now()) else {
                 yard.fleet.settle(pool, &mut attempts, yard.clock.now());
@@ -151,6 +157,9 @@ pub async fn first_willing_engine(ask: &Ask<'_>, yard: &Yard<'_>, visit: &mut Vi
             let mut work = Some(work);
             let place = Place { pool: pool.clone(), engine, credential_forwarded: ask.forwards_credential(bound) };
             visit.attempts(pool, place.engine.clone());
+            if let Some(why) = spilled.take() {
+                visit.retries(why);
+            }
             let mut fresh = false;
             loop {
                 let may_inject = may_inject && !attempts.without_injection();
@@ -183,7 +192,10 @@ pub async fn first_willing_engine(ask: &Ask<'_>, yard: &Yard<'_>, visit: &mut Vi
                     Next::SameFresh => fresh = true,
                     Next::SameWithoutInjection => fresh = false,
                     Next::Another => continue 'pool,
-                    Next::Relay | Next::GiveUp(_) => break 'pool spills(happened, &attempts),
+                    Next::Relay | Next::GiveUp(_) => {
+                        spilled = spills(happened, &attempts);
+                        break 'pool spilled.is_some();
+                    }
                 }
             }
         };
@@ -196,19 +208,28 @@ pub async fn first_willing_engine(ask: &Ask<'_>, yard: &Yard<'_>, visit: &mut Vi
 
 /// Whether the next pool of the route may be asked: this one could not be reached, or has
 /// pushed back with all it has. What looks like the request's own doing goes nowhere else.
-fn spills(happened: Happened, attempts: &Attempts) -> bool {
-    matches!(happened, Happened::ConnectFailed | Happened::PushBack { .. }) && !attempts.failed_alike()
+fn spills(happened: Happened, attempts: &Attempts) -> Option<Retry> {
+    match happened {
+        Happened::ConnectFailed | Happened::PushBack { .. } if !attempts.failed_alike() => Some(reason_of(happened)),
+        _ => None,
+    }
 }
 
 /// How a further attempt is counted.
 fn retry_of(happened: Happened, next: Next) -> Option<Retry> {
-    match (next, happened) {
-        (Next::Relay | Next::GiveUp(_), _) => None,
-        (Next::SameFresh, _) => Some(Retry::StaleConnection),
-        (Next::SameWithoutInjection, _) => Some(Retry::Injection),
-        (Next::Another, Happened::ConnectFailed) => Some(Retry::ConnectFailed),
-        (Next::Another, Happened::PushBack { .. }) => Some(Retry::PushBack),
-        (Next::Another, _) => Some(Retry::Fault),
+    match next {
+        Next::Relay | Next::GiveUp(_) => None,
+        Next::SameFresh => Some(Retry::StaleConnection),
+        Next::SameWithoutInjection => Some(Retry::Injection),
+        Next::Another => Some(reason_of(happened)),
+    }
+}
+
+fn reason_of(happened: Happened) -> Retry {
+    match happened {
+        Happened::ConnectFailed => Retry::ConnectFailed,
+        Happened::PushBack { .. } => Retry::PushBack,
+        _ => Retry::Fault,
     }
 }
 

@@ -21,6 +21,7 @@ mod passing;
 mod reading;
 mod tally;
 mod timeline;
+mod usage;
 
 #[cfg(test)]
 mod tests;

@@ -355,7 +355,8 @@ impl Eye {
         if !self.uses_shortcut || echo_left > 0 || ends || choice.finish.is_some() || choice.logprobs {
             return None;
         }
-        Some((Mould::of(event, data_at, &sight.slots)?, choice.index))
+        let is_tight = self.mould.is_none();
+        Some((Mould::of(event, data_at, &sight.slots, is_tight)?, choice.index))
     }
 }
 

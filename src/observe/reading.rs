@@ -8,7 +8,8 @@ use crate::json::{Interest, Literal, Nest, Scalar, Sink};
 use crate::units::Dialect;
 
 use super::codes::Codes;
-use super::mould::{Fit, Slot, Slots};
+use super::mould::{Slot, Slots};
+use super::usage::Counts;
 
 /// The containers that are read nest no deeper than this.
 const DEPTH: usize = 10;
@@ -117,32 +118,6 @@ impl ChoiceSight {
         match channel {
             Channel::Visible | Channel::Sound => self.visible = true,
             Channel::Hidden => self.hidden = true,
-        }
-    }
-}
-
-/// The token counts of one `usage` object, each where it was a number.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Counts {
-    pub(super) input: Option<u64>,
-    pub(super) output: Option<u64>,
-    pub(super) cached: Option<u64>,
-    pub(super) reasoning: Option<u64>,
-    /// Messages: tokens read from and written to the cache, beside `input`.
-    pub(super) cache_read: Option<u64>,
-    pub(super) cache_written: Option<u64>,
-}
-
-impl Counts {
-    /// The counts in an event that fitted a mould.
-    pub(super) fn of(fit: &Fit) -> Counts {
-        Counts {
-            input: fit.input,
-            output: fit.output,
-            cached: fit.cached,
-            reasoning: fit.reasoning,
-            cache_read: fit.cache_read,
-            cache_written: fit.cache_written,
         }
     }
 }

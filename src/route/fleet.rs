@@ -122,6 +122,13 @@ impl Fleet {
         }
     }
 
+    /// Whether the pool's retry budget has room for an attempt that failed in another pool;
+    /// takes it.
+    #[must_use]
+    pub fn grants_retry(&self, pool: &PoolId, at: Tick) -> bool {
+        self.yard(pool).is_some_and(|yard| yard.inner.lock().budget.draw(at))
+    }
+
     /// Picks the best engine of the pool that these attempts have not tried, and gives it the
     /// work. `None`: no such engine can take requests.
     #[must_use]

@@ -2,6 +2,8 @@
 
 mod clocks;
 mod framing;
+mod leaving;
+mod retries;
 mod support;
 mod wire;
 mod wire_http;

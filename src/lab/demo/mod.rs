@@ -182,7 +182,7 @@ pub fn settings(fleet: &Fleet, listen: SocketAddr, admin: SocketAddr) -> String 
 
 fn settings_for(engines: &[(&str, SocketAddr)], listen: SocketAddr, admin: SocketAddr) -> String {
     let mut yaml = format!("listen: {{address: \"{listen}\"}}\nadmin: {{address: \"{admin}\"}}\n");
-    yaml.push_str("shutdown: {delay: 0s, drain: 5s}\nslo_classes:\n");
+    yaml.push_str("shutdown: {delay: 0s, drain: 5s}\ntelemetry: {access_log: off}\nslo_classes:\n");
     for class in &CLASSES {
         write!(yaml, "  - slo_class: {}\n    priority: {}\n    objectives:\n", class.name, class.priority)
             .expect(TAKES);

@@ -4,16 +4,19 @@
 mod network;
 mod page;
 mod reply;
+mod socket;
 mod yaml;
 
 use std::io;
 use std::path::Path;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
+use goodput::accept::Drain;
 use goodput::clock::Clock;
 use goodput::config::{self, Settings, Surroundings};
 use goodput::gateway::{Gateway, Materials};
@@ -31,6 +34,7 @@ use tokio::sync::Notify;
 pub use network::Network;
 pub use page::Page;
 pub use reply::{Reply, Whole, header, millis};
+pub use socket::{Client, h2_next, h2_post};
 pub use yaml::Yaml;
 
 pub const CHAT: &str = "/v1/chat/completions";
@@ -48,6 +52,7 @@ pub struct House {
     pub clock: Clock,
     pub gateway: Gateway,
     pub network: Network,
+    drain: Drain,
     recorder: Recorder,
     lines: Lines,
     has_ended: bool,
@@ -64,7 +69,7 @@ impl House {
         let network = Network::default();
         let materials = Materials { clock, dial: Arc::new(network.clone()), recorder: recorder.clone(), seed: 7 };
         let gateway = Gateway::new(settings(yaml), materials);
-        House { clock, gateway, network, recorder, lines, has_ended: false }
+        House { clock, gateway, network, drain: Drain::new(), recorder, lines, has_ended: false }
     }
 
     /// The default settings, and an engine `e1` that answers every request so.
@@ -78,20 +83,22 @@ impl House {
         (house, engine)
     }
 
-    /// Two engines, `e1` and `e2`: the one that is asked first plays the first script,
-    /// whichever it is; the other one the second.
-    pub fn two(yaml: &Yaml, first: Script, second: Script) -> (Self, [ScriptedEngine; 2]) {
-        let house = House::new(&yaml.clone());
-        let number = Arc::new(std::sync::atomic::AtomicUsize::new(0));
-        let engines = ["e1", "e2"].map(|host| {
-            let (number, scripts) = (Arc::clone(&number), [first.clone(), second.clone()]);
+    /// Engines `e1`, `e2` ... of pool `a`: whichever is asked first plays the first script, the
+    /// next request gets the next one, and the last one stays.
+    pub fn many(yaml: &Yaml, count: usize, scripts: Vec<Script>) -> (Self, Vec<ScriptedEngine>) {
+        let hosts: Vec<String> = (1..=count).map(|number| format!("e{number}")).collect();
+        let names: Vec<&str> = hosts.iter().map(String::as_str).collect();
+        let house = House::new(&yaml.clone().engines_of_first(&names));
+        let (turn, scripts) = (Arc::new(AtomicUsize::new(0)), Arc::new(scripts));
+        let engine = |host: &String| {
+            let (turn, scripts) = (Arc::clone(&turn), Arc::clone(&scripts));
             let engine = ScriptedEngine::new(house.clock, move |_| {
-                let turn = number.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-                scripts[turn.min(1)].clone()
+                scripts[turn.fetch_add(1, Ordering::Relaxed).min(scripts.len() - 1)].clone()
             });
             house.network.engine(host, &engine);
             engine
-        });
+        };
+        let engines = hosts.iter().map(engine).collect();
         (house, engines)
     }
 
@@ -153,6 +160,13 @@ impl House {
     /// The line after those that are known.
     pub async fn line_after(&self, known: usize) -> Line {
         self.lines(known + 1).await.remove(known)
+    }
+
+    /// What the engines of a pool do now, by name.
+    pub fn states(&self, pool: &str) -> Vec<&'static str> {
+        let view = self.gateway.fleet.view(self.clock.now());
+        let pool = view.into_iter().find(|view| view.pool.as_str() == pool).expect("a pool of this name");
+        pool.engines.iter().map(|engine| engine.state.as_str()).collect()
     }
 
     pub fn page(&self) -> Page {

@@ -92,9 +92,11 @@ impl Whole {
         data.map(str::to_owned).collect()
     }
 
-    /// When each frame came, in milliseconds.
-    pub fn times(&self) -> Vec<u64> {
-        self.frames.iter().map(|(_, at)| millis(*at)).collect()
+    /// The moments at which frames came, in milliseconds, each once.
+    pub fn moments(&self) -> Vec<u64> {
+        let mut moments: Vec<u64> = self.frames.iter().map(|(_, at)| millis(*at)).collect();
+        moments.dedup();
+        moments
     }
 }
 

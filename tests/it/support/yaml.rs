@@ -75,9 +75,10 @@ impl Yaml {
         self
     }
 
-    /// Engines of the first pool.
-    pub fn engines(self, engines: &[&str]) -> Self {
-        self.pool("a", engines)
+    /// Engines of the first pool; all else about it stays.
+    pub fn engines_of_first(mut self, engines: &[&str]) -> Self {
+        self.pools[0].engines = engines.iter().map(|engine| url(engine)).collect();
+        self
     }
 
     /// The kind of the last pool's engines.

@@ -1,0 +1,577 @@
+//! Clients that leave, engines that fall silent, limits of time, held heads (CASES E).
+
+use std::time::Duration;
+
+use goodput::lab::script::{Script, event, fixtures::*};
+use goodput::units::{ClientSide, Severed};
+use serde_json::{Value, json};
+
+use crate::support::*;
+
+const JSON: &[(&str, &str)] = &[("content-type", "application/json")];
+
+/// A token every 20 ms from 20 ms on, for ever.
+fn steady() -> Script {
+    (1..=500).fold(Script::stream(), |script, number| script.at(20 * number).say(t("a"))).silence()
+}
+
+fn messages_delta() -> String {
+    let data = json!({"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "a"}});
+    format!("event: content_block_delta\ndata: {data}\n\n")
+}
+
+fn responses_delta(number: u64) -> String {
+    let data = json!({"type": "response.output_text.delta", "sequence_number": number, "item_id": "i", "delta": "a"});
+    format!("event: response.output_text.delta\ndata: {data}\n\n")
+}
+
+/// The three dialects with a stream of tokens every 20 ms.
+fn dialects() -> Vec<(&'static str, Value, Script)> {
+    let paced = |piece: &dyn Fn(u64) -> String| {
+        (1..=500).fold(Script::stream(), |script, number| script.at(20 * number).put(piece(number))).silence()
+    };
+    vec![
+        (CHAT, stream(), steady()),
+        ("/v1/messages", json!({"model": "m1", "stream": true, "max_tokens": 9, "messages": []}), paced(&|_| messages_delta())),
+        ("/v1/responses", json!({"model": "m1", "stream": true, "input": "hi"}), paced(&responses_delta)),
+        ("/v1/completions", json!({"model": "m1", "stream": true, "prompt": "hi"}), paced(&|_| {
+            event(r#"{"id":"c","object":"text_completion","choices":[{"index":0,"text":"a","finish_reason":null}]}"#)
+        })),
+    ]
+}
+
+#[tokio::test(start_paused = true)]
+async fn c47_a_cancel_in_mid_stream_reaches_the_engine_at_once() {
+    for (path, body, script) in dialects() {
+        let (house, engine) = House::playing(script);
+        let mut answer = house.post(path, body).await;
+        answer.frames(5).await;
+        assert_eq!(house.clock.now(), at(100));
+        drop(answer);
+        assert_eq!(engine.ledger().closed(0).await, at(100), "{path}");
+        let line = house.line().await;
+        assert_eq!((line.verdict(), line.number("status")), ("excluded(client_cancel)".into(), Some(499.0)));
+        assert_eq!(line.tokens().1, Some(5));
+        assert_eq!(house.page().sum("goodput_cancel_seconds_count", &[]), 1.0);
+        house.end().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn c47_over_a_connection_too() {
+    for (path, body, script) in dialects() {
+        let (house, engine) = House::playing(script);
+        let mut client = house.connect(64 * 1024);
+        client.post(path, &body).await;
+        client.read_until("\"a\"").await;
+        house.sleep(ms(85)).await;
+        drop(client);
+        assert_eq!(engine.ledger().closed(0).await, at(105), "{path}");
+        assert_eq!(house.line().await.verdict(), "excluded(client_cancel)");
+        house.end().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn c47_a_reset_http2_stream_reaches_the_engine_and_the_connection_lives_on() {
+    let house = House::new(&Yaml::default());
+    let engine = house.engine("e1", vec![steady(), Script::json(200, whole("x", 1, 1))]);
+    let mut client = house.connect_h2().await;
+    let mut answer = client.send_request(h2_post(CHAT, &stream())).await.unwrap();
+    assert!(h2_next(&mut answer).await.is_some());
+    house.sleep(ms(30)).await;
+    drop(answer);
+    assert_eq!(engine.ledger().closed(0).await, at(50));
+    assert_eq!(house.line().await.verdict(), "excluded(client_cancel)");
+    assert_eq!(client.send_request(h2_post(CHAT, &unary())).await.unwrap().status(), 200);
+    house.lines(2).await;
+    drop(client);
+    house.end().await;
+}
+
+/// 64 KiB a millisecond.
+fn flood() -> Script {
+    let block = event(&t(&"x".repeat(1000))).repeat(60);
+    (1..=200).fold(Script::stream(), |script, number| script.at(number).put(block.clone())).silence()
+}
+
+#[tokio::test(start_paused = true)]
+async fn c47_while_the_gateway_is_blocked_writing() {
+    let (house, engine) = House::playing(flood());
+    let mut client = house.connect(4096);
+    client.post(CHAT, &stream()).await;
+    house.sleep(ms(90)).await;
+    let written = engine.ledger().connections()[0].written;
+    assert!(written < 400_000, "{written} bytes were taken from the engine for a client that reads nothing");
+    drop(client);
+    assert_eq!(engine.ledger().closed(0).await, at(90));
+    assert_eq!(house.line().await.verdict(), "excluded(client_cancel)");
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn c48_a_cancel_before_the_first_token_reaches_the_engine() {
+    for body in [stream(), unary()] {
+        for script in [Script::new().silence(), Script::stream().say(r()).silence()] {
+            let (house, engine) = House::playing(script);
+            let before = tokio::time::timeout(ms(200), house.chat(body.clone())).await;
+            // A head without tokens goes out at once where no stream was asked for.
+            drop(before);
+            house.sleep(ms(200)).await;
+            assert!(engine.ledger().closed(0).await <= at(200));
+            assert_eq!(house.line().await.verdict(), "excluded(client_cancel)");
+            assert_eq!(house.page().sum("goodput_time_to_first_token_seconds_count", &[]), 0.0);
+            house.end().await;
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn c48_over_a_connection_too() {
+    let (house, engine) = House::playing(Script::new().silence());
+    let mut client = house.connect(4096);
+    client.post(CHAT, &unary()).await;
+    house.sleep(ms(200)).await;
+    drop(client);
+    assert_eq!(engine.ledger().closed(0).await, at(200));
+    assert_eq!(house.line().await.verdict(), "excluded(client_cancel)");
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_leaves_during_its_upload_is_a_cancel() {
+    let (house, engine) = House::playing(Script::new().silence());
+    let mut client = house.connect(4096);
+    client.send("POST /v1/chat/completions HTTP/1.1\r\nhost: g\r\ncontent-length: 100\r\n\r\n{\"model\":").await;
+    // Longer than any objective: an upload is never our doing.
+    house.sleep(Duration::from_secs(20)).await;
+    drop(client);
+    let line = house.line().await;
+    assert_eq!((line.verdict(), line.number("status")), ("excluded(client_cancel)".into(), Some(499.0)));
+    assert!(engine.ledger().requests().is_empty());
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn c51_a_steady_stream_outlives_the_idle_limit() {
+    let yaml = Yaml::default().class("timeouts: {idle: 300ms}");
+    let script = (1..=25).fold(Script::stream(), |script, number| script.at(200 * number).say(t("a")));
+    let (house, _engine) = House::playing_with(&yaml, script.say(f("stop")).say(d()).end());
+    let answer = house.chat(stream()).await.whole().await;
+    assert_eq!(answer.end, at(5000));
+    assert!(!answer.text().contains("error"));
+    assert_eq!(house.line().await.verdict(), "missed(tpot)");
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn c51_only_the_total_limit_ends_an_active_stream() {
+    let yaml = Yaml::default().class("timeouts: {total: 1s, first_token: 1s}");
+    let (house, engine) = House::playing_with(&yaml, steady());
+    let answer = house.chat(stream()).await.whole().await;
+    assert_eq!((answer.end, answer.is_cut), (at(1000), false));
+    let last = answer.events().pop().unwrap();
+    assert!(last.contains("total_timeout"), "{last}");
+    assert_eq!(engine.ledger().closed(0).await, at(1000));
+    assert_eq!(house.line().await.verdict(), "missed(timeout_total)");
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn c52_silence_from_the_start_is_a_504() {
+    let yaml = Yaml::default().class("timeouts: {first_token: 500ms, response_head: 500ms}");
+    for (body, script) in [
+        (stream(), Script::new().silence()),
+        (stream(), Script::stream().silence()),
+        (stream(), Script::stream().say(r()).silence()),
+        (stream(), Script::stream().say_all([(200, ": k"), (300, ": k"), (450, ": k")]).silence()),
+        (unary(), Script::new().silence()),
+    ] {
+        let streams = body["stream"] == true;
+        let (house, engine) = House::playing_with(&yaml, script);
+        let answer = house.chat(body).await.whole().await;
+        assert_eq!((answer.status.as_u16(), answer.at), (504, at(500)));
+        let code = if streams { "first_token_timeout" } else { "response_head_timeout" };
+        assert_eq!(answer.header("x-goodput-reason"), Some(code));
+        assert_eq!(answer.json()["error"]["code"], code);
+        assert_eq!(engine.ledger().closed(0).await, at(500));
+        assert_eq!(house.line().await.verdict(), "missed(timeout_first_token)");
+        house.end().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn c52_silence_behind_a_head_that_is_out_is_an_error_event() {
+    let yaml = Yaml::default().class("timeouts: {first_token: 500ms}").class("hold_head: 100ms");
+    let (house, engine) = House::playing_with(&yaml, Script::stream().say(r()).silence());
+    let answer = house.chat(stream()).await.whole().await;
+    assert_eq!((answer.status.as_u16(), answer.at, answer.end), (200, at(100), at(500)));
+    let rest = answer.text().strip_prefix(&event(&r())).unwrap().to_owned();
+    assert!(rest.starts_with("data: {\"error\":") && rest.contains("first_token_timeout"));
+    assert_eq!(engine.ledger().closed(0).await, at(500));
+    assert_eq!(house.line().await.verdict(), "missed(timeout_first_token)");
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn c52_a_gap_over_the_idle_limit_is_an_error_event() {
+    let yaml = Yaml::default().class("timeouts: {idle: 300ms}").with("breaker: {faults: 1, within: 10s, open: 5s}");
+    let (house, engine) = House::playing_with(&yaml, Script::stream().say(r()).at(100).say(t("a")).silence());
+    let answer = house.chat(stream()).await.whole().await;
+    assert_eq!((answer.end, answer.is_cut), (at(400), false));
+    assert!(answer.events().pop().unwrap().contains("idle_timeout"));
+    assert_eq!(engine.ledger().closed(0).await, at(400));
+    assert_eq!(house.line().await.verdict(), "missed(timeout_idle)");
+    assert_eq!(house.states("a"), ["breaker_open"], "a limit behind a token is the engine's fault");
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn c52_half_an_event_does_not_keep_the_idle_limit_from_firing() {
+    let yaml = Yaml::default().class("timeouts: {idle: 300ms}");
+    let script = Script::stream().at(100).say(t("a")).at(250).put("data: {\"cho").at(390).put("ices").silence();
+    let (house, _engine) = House::playing_with(&yaml, script);
+    let answer = house.chat(stream()).await.whole().await;
+    assert_eq!(answer.end, at(400));
+    let rest = answer.text().strip_prefix(&event(&t("a"))).unwrap().to_owned();
+    assert!(rest.starts_with("data: {\"error\":"), "the tail is dropped: {rest}");
+    assert_eq!(house.line().await.verdict(), "missed(timeout_idle)");
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn c52_a_whole_answer_that_stops_in_the_middle_is_cut() {
+    let yaml = Yaml::default().class("timeouts: {idle: 300ms}");
+    let head = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n";
+    let script = Script::new().write(head).at(200).write("{\"cho").silence();
+    let (house, engine) = House::playing_with(&yaml, script);
+    let answer = house.chat(unary()).await.whole().await;
+    assert_eq!((answer.end, answer.is_cut, answer.text()), (at(500), true, "{\"cho".into()));
+    assert_eq!(answer.header("content-length"), Some("100"));
+    assert_eq!(engine.ledger().closed(0).await, at(500));
+    assert_eq!(house.line().await.verdict(), "missed(timeout_idle)");
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_idle_limit_runs_before_the_first_token() {
+    let yaml = Yaml::default().class("timeouts: {idle: 300ms, first_token: 5s}");
+    let script = Script::stream().at(10).say(r()).at(2000).say(t("a")).say(f("stop")).say(d()).end();
+    let (house, _engine) = House::playing_with(&yaml, script);
+    let answer = house.chat(stream()).await.whole().await;
+    assert_eq!((answer.status.as_u16(), answer.end), (200, at(2000)));
+    assert_eq!(house.line().await.verdict(), "missed(ttft)");
+    house.end().await;
+}
+
+// --- held heads and keepalives ---
+
+fn waiting(keepalive: bool) -> Yaml {
+    let yaml = Yaml::default().class("hold_head: 200ms").class("timeouts: {first_token: 5s}");
+    if keepalive { yaml.class("keepalive_seconds: 0.2") } else { yaml }
+}
+
+fn slow_head() -> Script {
+    Script::new().at(950).open().say(r()).say(t("a")).say(f("stop")).say(d()).end()
+}
+
+#[tokio::test(start_paused = true)]
+async fn c53_a_head_of_our_own_goes_out_where_the_engine_sent_none() {
+    let (house, _engine) = House::playing_with(&waiting(true), slow_head());
+    let answer = house.chat(stream()).await.whole().await;
+    assert_eq!((answer.status.as_u16(), answer.at), (200, at(200)));
+    assert_eq!(answer.header("content-type"), Some("text/event-stream"));
+    assert_eq!(answer.header("x-accel-buffering"), Some("no"));
+    assert_eq!(answer.moments(), [200, 400, 600, 800, 950]);
+    let comments = ": keepalive\n\n".repeat(4);
+    assert_eq!(answer.text(), [comments, event(&r()), event(&t("a")), event(&f("stop")), event(&d())].concat());
+    let line = house.line().await;
+    assert_eq!((line.verdict(), line.ttft()), ("missed(ttft)".into(), Some(950.0)));
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn c53_a_held_head_is_let_go_and_comments_follow() {
+    let script = Script::stream().at(10).say(r()).at(950).say(t("a")).say(f("stop")).say(d()).end();
+    let (house, _engine) = House::playing_with(&waiting(true), script);
+    let answer = house.chat(stream()).await.whole().await;
+    assert_eq!(answer.at, at(200));
+    assert_eq!(answer.moments(), [200, 400, 600, 800, 950]);
+    let comments = ": keepalive\n\n".repeat(3);
+    assert_eq!(answer.text(), [event(&r()), comments, event(&t("a")), event(&f("stop")), event(&d())].concat());
+    assert_eq!(house.line().await.ttft(), Some(950.0));
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn c53_no_comment_once_a_token_came() {
+    let script = Script::stream().at(100).say(t("a")).at(2000).say(t("b")).say(f("stop")).say(d()).end();
+    let (house, _engine) = House::playing_with(&waiting(true), script);
+    let answer = house.chat(stream()).await.whole().await;
+    assert_eq!(answer.at, at(100));
+    assert!(!answer.text().contains("keepalive"));
+    house.line().await;
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn c53_without_keepalive_the_gateway_waits_for_the_engines_head() {
+    let (house, _engine) = House::playing_with(&waiting(false), slow_head());
+    let answer = house.chat(stream()).await.whole().await;
+    assert_eq!((answer.status.as_u16(), answer.at), (200, at(950)));
+    assert!(!answer.text().contains("keepalive"));
+    house.line().await;
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn c53_never_in_a_whole_answer() {
+    let script = Script::new().at(1000).reply(200, JSON, whole("x", 1, 1));
+    let (house, _engine) = House::playing_with(&waiting(true), script);
+    let answer = house.chat(unary()).await.whole().await;
+    assert_eq!((answer.at, answer.text()), (at(1000), whole("x", 1, 1)));
+    house.line().await;
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn c53_failures_behind_a_head_of_ours_are_events() {
+    let cases = [
+        (Script::new().at(500).reply(503, JSON, "{}"), "engine_answered", "missed(upstream_overload)"),
+        (Script::new().at(500).reply(500, JSON, "{}"), "engine_answered", "missed(upstream_error)"),
+        (Script::new().at(500).reply(400, JSON, "{}"), "engine_answered", "excluded(invalid_request)"),
+        (Script::new().at(500).reset(), "engine_reset", "missed(upstream_unavailable)"),
+        (Script::new().silence(), "first_token_timeout", "missed(timeout_first_token)"),
+    ];
+    for (script, code, verdict) in cases {
+        let yaml = waiting(true).engines_of_first(&["e1", "e2"]);
+        let (house, engines) = House::many(&yaml, 2, vec![script, slow_head()]);
+        let answer = house.chat(stream()).await.whole().await;
+        assert_eq!((answer.status.as_u16(), answer.at, answer.is_cut), (200, at(200), false));
+        let error: Value = serde_json::from_str(&answer.events().pop().unwrap()).unwrap();
+        assert_eq!(error["error"]["code"], code);
+        let asked: usize = engines.iter().map(|engine| engine.ledger().requests().len()).sum();
+        assert_eq!(asked, 1, "the head is out: nothing is tried again");
+        assert_eq!(house.line().await.verdict(), verdict);
+        house.end().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn c53_a_head_of_ours_says_nothing_about_what_the_engine_accepts() {
+    // The engine refuses the injection, and so late that our head is out: that is no proof
+    // that it accepts injections, so the next refusal is still tried again without.
+    let house = House::new(&waiting(true));
+    let late = Script::new().at(500).reply(400, JSON, "{}");
+    let engine = house.engine("e1", vec![late, Script::json(400, "{}"), slow_head()]);
+    house.chat(stream()).await.whole().await;
+    let answer = house.chat(stream()).await.whole().await;
+    assert_eq!(answer.status, 200);
+    assert_eq!(engine.ledger().requests().len(), 3);
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_preamble_of_more_than_64_kib_is_let_go() {
+    let preamble = ": x\n\n".repeat(20_000);
+    let script = Script::stream().at(10).put(preamble.clone()).at(300).say(t("a")).say(f("stop")).say(d()).end();
+    let (house, _engine) = House::playing(script);
+    let answer = house.chat(stream()).await.whole().await;
+    assert_eq!(answer.at, at(10));
+    assert!(answer.text().starts_with(&preamble));
+    let line = house.line().await;
+    assert_eq!((line.verdict(), line.ttft()), ("met".into(), Some(300.0)));
+    house.end().await;
+}
+
+// --- when a leave is whose fault ---
+
+#[tokio::test(start_paused = true)]
+async fn c54_a_leave_in_good_time_is_a_cancel() {
+    let (house, _engine) = House::playing(steady());
+    let mut answer = house.chat(stream()).await;
+    answer.frames(5).await;
+    drop(answer);
+    assert_eq!(house.line().await.verdict(), "excluded(client_cancel)");
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn c54_a_leave_after_the_finish_event_is_none() {
+    let script = Script::stream().say_all([(100, t("a")), (120, t("b"))]).say(f("stop")).at(5000).say(d()).end();
+    let (house, engine) = House::playing(script);
+    let mut answer = house.chat(stream()).await;
+    answer.frames(3).await;
+    drop(answer);
+    let line = house.line().await;
+    assert_eq!((line.verdict(), line.number("status")), ("met".into(), Some(200.0)));
+    assert_eq!(engine.ledger().closed(0).await, at(120));
+    assert_eq!(house.page().sum("goodput_cancel_seconds_count", &[]), 0.0);
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn c54_a_leave_after_the_promise_was_broken_is_a_miss() {
+    for (leave, verdict) in [(500, "excluded(client_cancel)"), (501, "missed(canceled_late)"), (2000, "missed(canceled_late)")] {
+        let (house, _engine) = House::playing(Script::stream().at(10).say(r()).silence());
+        assert!(tokio::time::timeout(ms(leave), house.chat(stream())).await.is_err());
+        assert_eq!(house.line().await.verdict(), verdict, "after {leave} ms");
+        house.end().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn c54_a_leave_during_a_stall_is_a_miss() {
+    for (leave, verdict) in [(1000, "excluded(client_cancel)"), (1001, "missed(canceled_late)")] {
+        let (house, _engine) = House::playing(Script::stream().at(100).say(t("a")).silence());
+        let answer = house.chat(stream()).await;
+        house.sleep(ms(leave)).await;
+        drop(answer);
+        assert_eq!(house.line().await.verdict(), verdict, "{leave} ms after the last token");
+        house.end().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn c54_a_leave_from_a_slow_stream_is_a_miss() {
+    let script = Script::stream().say_all([(100, t("a")), (180, t("b")), (260, t("c"))]).silence();
+    let (house, _engine) = House::playing(script);
+    let mut answer = house.chat(stream()).await;
+    answer.frames(3).await;
+    drop(answer);
+    assert_eq!(house.line().await.verdict(), "missed(canceled_late)");
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn c54_a_leave_from_a_whole_answer_is_held_to_the_budget_of_its_cap() {
+    // 500 + 50 x (11 - 1) = 1000 ms.
+    for (leave, verdict) in [(1000, "excluded(client_cancel)"), (1001, "missed(canceled_late)")] {
+        let (house, _engine) = House::playing(Script::new().silence());
+        let mut body = unary();
+        body["max_tokens"] = json!(11);
+        assert!(tokio::time::timeout(ms(leave), house.chat(body)).await.is_err());
+        assert_eq!(house.line().await.verdict(), verdict, "after {leave} ms");
+        house.end().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn overdue_requests_are_counted_while_they_run() {
+    let (house, _engine) = House::playing(Script::stream().say_all([(100, t("a")), (140, t("b"))]).silence());
+    let overdue = |house: &House| house.page().sum("goodput_overdue", &[("class", "chat")]);
+    let mut answer = house.chat(stream()).await;
+    answer.frames(2).await;
+    assert_eq!((overdue(&house), house.page().sum("goodput_in_flight", &[("class", "chat"), ("pool", "a")])), (0.0, 1.0));
+    // Two tokens in 140 - 100 ms promise the next ones by 200 ms.
+    house.sleep(ms(61)).await;
+    assert_eq!(overdue(&house), 1.0);
+    drop(answer);
+    assert_eq!(house.line().await.verdict(), "missed(canceled_late)");
+    house.end().await;
+}
+
+// --- clients that do not read ---
+
+#[tokio::test(start_paused = true)]
+async fn c55_a_client_that_reads_nothing_stops_the_engine_and_is_cut() {
+    let (house, engine) = House::playing(flood());
+    let mut client = house.connect(4096);
+    client.post(CHAT, &stream()).await;
+    house.sleep(Duration::from_secs(3)).await;
+    let written = engine.ledger().connections()[0].written;
+    assert!(written < 600_000, "{written} bytes are on their way for a client that reads nothing");
+    assert_eq!(house.page().sum("goodput_in_flight", &[("class", "chat")]), 1.0);
+    // Nothing was read since the first millisecond; the write stall is 30 s.
+    let closed = engine.ledger().closed(0).await;
+    assert!(closed > at(30_000) && closed <= at(30_010), "{closed:?}");
+    assert_eq!(house.line().await.verdict(), "excluded(client_limited)");
+    drop(client);
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn c55_a_slow_reader_is_no_slow_engine() {
+    let yaml = Yaml::default().class("timeouts: {idle: 1s}").class("stall_seconds: 0.5");
+    let block = event(&t(&"x".repeat(1000))).repeat(60);
+    let script = (1..=20).fold(Script::stream(), |script, number| script.at(10 * number).put(block.clone()));
+    let (house, _engine) = House::playing_with(&yaml, script.say(f("stop")).say(d()).end());
+    let mut client = house.connect(4096);
+    client.post(CHAT, &stream()).await;
+    // Longer than the idle limit, which does not run meanwhile.
+    house.sleep(Duration::from_secs(3)).await;
+    let (text, _) = client.read_until("0\r\n\r\n").await;
+    assert!(text.contains("[DONE]") && !text.contains("error"));
+    let line = house.line().await;
+    assert_eq!((line.verdict(), line.ttft()), ("excluded(client_limited)".into(), Some(10.0)));
+    assert_eq!(house.page().sum("goodput_stalls_total", &[]), 0.0);
+    drop(client);
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn c55_a_late_first_token_stays_a_miss_for_a_slow_reader() {
+    let block = event(&t(&"x".repeat(1000))).repeat(300);
+    let script = Script::stream().at(700).put(block.clone()).at(900).put(block).say(f("stop")).say(d()).end();
+    let (house, _engine) = House::playing(script);
+    let mut client = house.connect(4096);
+    client.post(CHAT, &stream()).await;
+    house.sleep(Duration::from_secs(3)).await;
+    client.read_until("0\r\n\r\n").await;
+    let line = house.line().await;
+    assert_eq!((line.verdict(), line.ttft()), ("missed(ttft)".into(), Some(700.0)));
+    drop(client);
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn c55_an_http2_client_that_opens_no_window_stops_the_engine_too() {
+    let (house, engine) = House::playing(flood());
+    let mut client = house.connect_h2().await;
+    let answer = client.send_request(h2_post(CHAT, &stream())).await.unwrap();
+    house.sleep(Duration::from_secs(3)).await;
+    let written = engine.ledger().connections()[0].written;
+    assert!(written < 600_000, "{written} bytes are on their way for a client that reads nothing");
+    drop(answer);
+    assert!(engine.ledger().closed(0).await <= at(3100));
+    assert_eq!(house.line().await.verdict(), "excluded(client_limited)");
+    drop(client);
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_idle_limit_begins_anew_when_a_refusing_client_reads_again() {
+    let yaml = Yaml::default().class("timeouts: {idle: 1s}");
+    let (house, engine) = House::playing_with(&yaml, Script::stream().at(100).say(t("a")).silence());
+    let mut answer = house.chat(stream()).await;
+    answer.frame().await.unwrap();
+    // Nobody asks for more until 900 ms: as hyper does while a client refuses bytes.
+    house.sleep(ms(800)).await;
+    let rest = answer.whole().await;
+    assert_eq!(rest.end, at(1900));
+    assert_eq!(engine.ledger().closed(0).await, at(1900));
+    assert_eq!(house.line().await.verdict(), "missed(timeout_idle)");
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_the_listener_severs_is_told_by_its_reason() {
+    for (why, verdict) in [
+        (Severed::WriteStall, "excluded(client_limited)"),
+        (Severed::Total, "excluded(client_limited)"),
+        (Severed::Drain, "missed(internal)"),
+    ] {
+        let (house, _engine) = House::playing(steady());
+        let client = ClientSide::default();
+        let mut answer = house.send(Ask::post(CHAT, stream()).client(&client)).await;
+        answer.frames(3).await;
+        if why != Severed::Drain {
+            client.refuses(house.clock.now());
+            house.sleep(ms(200)).await;
+        }
+        client.sever(why);
+        drop(answer);
+        assert_eq!(house.line().await.verdict(), verdict);
+        house.end().await;
+    }
+}

@@ -1,0 +1,745 @@
+//! Retries and failover through the whole gateway: the table of the semantics row by row, and
+//! the cases of CASES D.
+
+use std::time::Duration;
+
+use goodput::lab::script::{Script, ScriptedEngine, event, fixtures::*};
+use serde_json::json;
+
+use crate::support::*;
+
+const JSON: &[(&str, &str)] = &[("content-type", "application/json")];
+
+/// Role, token, finish and end at once.
+fn good() -> Script {
+    Script::stream().at(10).say(r()).say(t("a")).say(f("stop")).say(d()).end()
+}
+
+fn good_body() -> String {
+    [event(&r()), event(&t("a")), event(&f("stop")), event(&d())].concat()
+}
+
+fn status(status: u16) -> Script {
+    Script::new().at(50).reply(status, JSON, format!("{{\"error\":{{\"message\":\"own words {status}\"}}}}"))
+}
+
+/// A head, a role event, and an error event.
+fn twin(code: u16) -> Script {
+    Script::stream().at(40).say(r()).at(50).say(error("own words", code)).say(d()).end()
+}
+
+fn asked(engines: &[ScriptedEngine]) -> usize {
+    engines.iter().map(|engine| engine.ledger().requests().len()).sum()
+}
+
+/// At most this many requests reached any one engine.
+fn most(engines: &[ScriptedEngine]) -> usize {
+    engines.iter().map(|engine| engine.ledger().requests().len()).max().unwrap_or_default()
+}
+
+fn retries(house: &House, reason: &str) -> f64 {
+    house.page().sum("goodput_retries_total", &[("reason", reason)])
+}
+
+async fn ends_well(house: House, answer: Whole, attempts: f64) {
+    assert_eq!((answer.status.as_u16(), answer.text()), (200, good_body()));
+    let line = house.line().await;
+    assert_eq!((line.verdict(), line.number("attempts")), ("met".into(), Some(attempts)));
+    house.end().await;
+}
+
+// --- the line ---
+
+/// Answers the first request of each connection, and closes at the second.
+fn once_per_connection(house: &House) -> ScriptedEngine {
+    let whole = whole("x", 1, 1);
+    let engine = ScriptedEngine::new(house.clock, move |request| match request.on_connection {
+        0 => Script::json(200, whole.clone()),
+        _ => Script::new().close(),
+    });
+    house.network.engine("e1", &engine);
+    engine
+}
+
+#[tokio::test(start_paused = true)]
+async fn c44_retry_row_stale_line_is_always_tried_once_more_and_is_no_attempt() {
+    // No budget at all: this retry does not draw from it.
+    let house = House::new(&Yaml::default().with("retries: {after_fault: 0, share: 0, floor_per_10s: 0}"));
+    let engine = once_per_connection(&house);
+    for _ in 0..100 {
+        let answer = house.chat(unary()).await.whole().await;
+        assert_eq!(answer.status, 200);
+    }
+    let lines = house.lines(100).await;
+    assert!(lines.iter().all(|line| line.verdict() == "met" && line.number("attempts") == Some(1.0)));
+    let stale = engine.ledger().requests().iter().filter(|request| request.on_connection > 0).count();
+    assert_eq!(retries(&house, "stale_connection"), stale as f64);
+    assert!(stale >= 50, "{stale} connections were used again");
+    assert_eq!(house.states("a"), ["up"]);
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn c44_a_fresh_connection_that_is_closed_is_the_engines_failure() {
+    let (house, engine) = House::playing(Script::new().close());
+    let answer = house.chat(unary()).await.whole().await;
+    assert_eq!((answer.status.as_u16(), answer.header("x-goodput-reason")), (502, Some("engine_reset")));
+    assert_eq!(engine.ledger().requests().len(), 2, "the one retry that is allowed after a fault");
+    assert_eq!(house.line().await.verdict(), "missed(upstream_unavailable)");
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn c44_a_second_failure_after_a_stale_line_is_a_failover() {
+    let house = House::new(&Yaml::default().engines_of_first(&["e1", "e2"]));
+    let breaks = ScriptedEngine::new(house.clock, |request| match request.number {
+        0 => Script::json(200, whole("x", 1, 1)),
+        _ => Script::new().close(),
+    });
+    house.network.engine("e1", &breaks);
+    let works = house.engine("e2", vec![Script::json(200, whole("x", 1, 1))]);
+    for _ in 0..6 {
+        assert_eq!(house.chat(unary()).await.whole().await.status, 200);
+    }
+    assert!(works.ledger().requests().len() >= 5);
+    assert!(house.lines(6).await.iter().all(|line| line.verdict() == "met"));
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn lines_are_used_again_and_not_after_four_seconds() {
+    let (house, engine) = House::playing(Script::json(200, whole("x", 1, 1)));
+    for pause in [0, 3900, 4100] {
+        house.sleep(ms(pause)).await;
+        house.chat(unary()).await.whole().await;
+    }
+    let numbers: Vec<usize> = engine.ledger().requests().iter().map(|request| request.connection).collect();
+    assert_eq!(numbers, [0, 0, 1]);
+    house.end().await;
+}
+
+// --- connect failure ---
+
+#[tokio::test(start_paused = true)]
+async fn retry_row_connect_failure_goes_to_the_other_engines() {
+    let house = House::new(&Yaml::default().engines_of_first(&["e1", "e2", "e3"]));
+    let works = house.engine("e3", vec![good()]);
+    let mut both = 0.0;
+    for _ in 0..4 {
+        let answer = house.chat(stream()).await.whole().await;
+        assert_eq!(answer.text(), good_body());
+        both = retries(&house, "connect_failed");
+    }
+    assert!(both >= 1.0);
+    assert_eq!(works.ledger().requests().len(), 4);
+    assert!(house.network.dials("e1") <= 5 && house.network.dials("e2") <= 5);
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn retry_row_connect_failure_asks_each_engine_at_most_once() {
+    let house = House::new(&Yaml::default().engines_of_first(&["e1", "e2", "e3"]));
+    let answer = house.chat(stream()).await.whole().await;
+    assert_eq!((answer.status.as_u16(), answer.header("x-goodput-reason")), (502, Some("connect_failed")));
+    assert_eq!(["e1", "e2", "e3"].map(|host| house.network.dials(host)), [1, 1, 1]);
+    let line = house.line().await;
+    assert_eq!((line.verdict(), line.number("attempts")), ("missed(upstream_unavailable)".into(), Some(3.0)));
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn retry_row_connect_failure_of_the_only_engine_is_tried_again_there() {
+    let house = House::new(&Yaml::default());
+    let answer = house.chat(stream()).await.whole().await;
+    assert_eq!(answer.status, 502);
+    assert_eq!(house.network.dials("e1"), 2);
+    house.line().await;
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn retry_row_connect_failure_has_breaker_effect() {
+    let yaml = Yaml::default().engines_of_first(&["e1", "e2"]).with("breaker: {faults: 1, within: 10s, open: 5s}");
+    let house = House::new(&yaml);
+    house.engine("e2", vec![good()]);
+    for _ in 0..4 {
+        house.chat(stream()).await.whole().await;
+    }
+    assert_eq!(house.states("a"), ["breaker_open", "up"]);
+    assert_eq!(house.network.dials("e1"), 1);
+    house.sleep(Duration::from_secs(5)).await;
+    house.engine("e1", vec![good()]);
+    for _ in 0..8 {
+        house.chat(stream()).await.whole().await;
+    }
+    assert_eq!(house.states("a"), ["up", "up"]);
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn retry_row_connect_failure_by_silence_ends_at_the_connect_timeout() {
+    let yaml = Yaml::default().engines_of_first(&["e1", "e2"]).with("connect_timeout: 200ms");
+    let house = House::new(&yaml);
+    house.network.silence("e1");
+    let works = house.engine("e2", vec![good()]);
+    let mut slow = 0;
+    for _ in 0..4 {
+        let before = house.clock.now();
+        let answer = house.chat(stream()).await;
+        if answer.at == before + ms(210) {
+            slow += 1;
+        } else {
+            assert_eq!(answer.at, before + ms(10));
+        }
+        answer.whole().await;
+    }
+    assert_eq!(slow, house.network.dials("e1") as i32);
+    assert_eq!(works.ledger().requests().len(), 4);
+    house.end().await;
+}
+
+// --- push-back ---
+
+#[tokio::test(start_paused = true)]
+async fn retry_row_push_back_goes_to_another_engine_without_breaker_effect() {
+    for first in [status(429), status(503), status(529), twin(429), twin(503), twin(529)] {
+        let yaml = Yaml::default().with("breaker: {faults: 1, within: 10s, open: 5s}");
+        let (house, engines) = House::many(&yaml, 2, vec![first, good()]);
+        let answer = house.chat(stream()).await.whole().await;
+        assert_eq!((asked(&engines), most(&engines)), (2, 1));
+        assert_eq!(retries(&house, "push_back"), 1.0);
+        let mut states = house.states("a");
+        states.sort_unstable();
+        assert_eq!(states, ["cooling", "up"]);
+        house.sleep(ms(1000)).await;
+        assert_eq!(house.states("a"), ["up", "up"], "cools down for one second");
+        ends_well(house, answer, 2.0).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn retry_row_push_back_told_by_type_alone() {
+    let typed = r#"{"error":{"message":"busy","type":"overloaded_error"}}"#;
+    let first = Script::stream().at(50).say(typed).end();
+    let (house, engines) = House::many(&Yaml::default(), 2, vec![first, good()]);
+    let answer = house.chat(stream()).await.whole().await;
+    assert_eq!(most(&engines), 1);
+    ends_well(house, answer, 2.0).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn retry_row_push_back_asks_up_to_after_push_back_others_and_relays_the_last_answer() {
+    for (allowed, tried) in [(3, 4), (1, 2), (0, 1), (9, 5)] {
+        let yaml = Yaml::default().with(&format!("retries: {{after_push_back: {allowed}}}"));
+        let (house, engines) = House::many(&yaml, 5, vec![status(503)]);
+        let answer = house.chat(stream()).await.whole().await;
+        assert_eq!((asked(&engines), most(&engines)), (tried, 1));
+        assert_eq!((answer.status.as_u16(), answer.text()), (503, r#"{"error":{"message":"own words 503"}}"#.into()));
+        assert_eq!(answer.header("x-goodput-reason"), None, "it is the engine's own answer");
+        let line = house.line().await;
+        assert_eq!((line.verdict(), line.number("attempts")), ("missed(upstream_overload)".into(), Some(tried as f64)));
+        house.end().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn retry_row_push_back_of_the_only_engine_is_not_tried_again() {
+    let (house, engine) = House::playing(status(429));
+    let answer = house.chat(stream()).await.whole().await;
+    assert_eq!((answer.status.as_u16(), engine.ledger().requests().len()), (429, 1));
+    assert_eq!(house.line().await.verdict(), "missed(upstream_overload)");
+    house.end().await;
+}
+
+fn retry_after(value: &str) -> Script {
+    let headers = [("content-type", "application/json"), ("retry-after", value)];
+    Script::new().at(50).reply(429, &headers, r#"{"error":{"code":"engine_says_no"}}"#)
+}
+
+#[tokio::test(start_paused = true)]
+async fn c46_a_push_back_and_its_retry_after_are_relayed_where_nobody_else_can_serve() {
+    let (house, _engine) = House::playing(retry_after("30"));
+    let answer = house.chat(stream()).await.whole().await;
+    assert_eq!((answer.status.as_u16(), answer.header("retry-after")), (429, Some("30")));
+    assert_eq!(answer.text(), r#"{"error":{"code":"engine_says_no"}}"#);
+    assert_eq!(house.line().await.verdict(), "missed(upstream_overload)");
+    assert_eq!(house.states("a"), ["cooling"]);
+    house.sleep(Duration::from_secs(29)).await;
+    assert_eq!(house.states("a"), ["cooling"]);
+    house.sleep(Duration::from_secs(1)).await;
+    assert_eq!(house.states("a"), ["up"]);
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn c46_with_two_engines_the_second_serves_and_the_first_stands_behind() {
+    let (house, engines) = House::many(&Yaml::default(), 2, vec![retry_after("30"), good()]);
+    let answer = house.chat(stream()).await.whole().await;
+    assert_eq!(answer.text(), good_body());
+    let cooling = usize::from(house.states("a")[1] == "cooling");
+    for _ in 0..10 {
+        house.chat(stream()).await.whole().await;
+    }
+    assert_eq!(engines[cooling].ledger().requests().len(), 1, "nobody asks it while the other one can");
+    house.lines(11).await;
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn c46_a_retry_after_beyond_reason_is_clamped() {
+    for (value, seconds) in [("100000", 60), ("0.2", 1)] {
+        let (house, _engine) = House::playing(retry_after(value));
+        house.chat(stream()).await.whole().await;
+        house.sleep(Duration::from_secs(seconds) - ms(60)).await;
+        let still = if value == "0.2" { "up" } else { "cooling" };
+        assert_eq!(house.states("a"), [still]);
+        house.sleep(ms(60)).await;
+        assert_eq!(house.states("a"), ["up"]);
+        house.end().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn if_all_cool_the_one_that_is_free_soonest_is_asked() {
+    let house = House::new(&Yaml::default().engines_of_first(&["e1", "e2"]));
+    let long = house.engine("e1", vec![retry_after("50"), good()]);
+    let short = house.engine("e2", vec![retry_after("20"), good()]);
+    assert_eq!(house.chat(stream()).await.whole().await.status, 429);
+    assert_eq!(house.states("a"), ["cooling", "cooling"]);
+    assert_eq!(house.chat(stream()).await.whole().await.text(), good_body());
+    assert_eq!((long.ledger().requests().len(), short.ledger().requests().len()), (1, 2));
+    house.end().await;
+}
+
+// --- faults ---
+
+#[tokio::test(start_paused = true)]
+async fn retry_row_fault_is_tried_once_on_another_engine() {
+    for first in [
+        status(500),
+        status(502),
+        status(504),
+        status(507),
+        twin(500),
+        twin(504),
+        Script::new().at(50).reset(),
+        Script::new().at(50).close(),
+        Script::new().at(50).write("HTTP/1.1 200 OK\r\ncontent-ty").close(),
+        Script::new().at(50).write("SSH-2.0-OpenSSH\r\n").close(),
+        Script::stream().at(50).say(r()).reset(),
+        Script::stream().at(50).say(r()).end(),
+        Script::stream().at(50).end(),
+        Script::stream().at(50).say(r()).write("zz\r\n"),
+    ] {
+        let (house, engines) = House::many(&Yaml::default(), 3, vec![first.clone(), good()]);
+        let answer = house.chat(stream()).await.whole().await;
+        assert_eq!((asked(&engines), most(&engines)), (2, 1), "{first:?}");
+        assert_eq!(retries(&house, "fault"), 1.0);
+        assert_eq!(answer.at, at(60), "{first:?}");
+        ends_well(house, answer, 2.0).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn retry_row_fault_of_the_only_engine_is_tried_again_there() {
+    for first in [status(500), twin(500), Script::new().at(50).reset(), Script::stream().at(50).say(r()).end()] {
+        let house = House::new(&Yaml::default());
+        let engine = house.engine("e1", vec![first, good()]);
+        let answer = house.chat(stream()).await.whole().await;
+        assert_eq!(engine.ledger().requests().len(), 2);
+        ends_well(house, answer, 2.0).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn retry_row_fault_has_breaker_effect() {
+    let yaml = Yaml::default().with("breaker: {faults: 1, within: 10s, open: 5s}");
+    for first in [status(500), twin(504), Script::new().at(50).reset(), Script::stream().at(50).say(r()).end()] {
+        let (house, _engines) = House::many(&yaml, 2, vec![first, good()]);
+        let answer = house.chat(stream()).await.whole().await;
+        let mut states = house.states("a");
+        states.sort_unstable();
+        assert_eq!(states, ["breaker_open", "up"]);
+        ends_well(house, answer, 2.0).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn retry_row_fault_twice_alike_is_the_requests_doing() {
+    let yaml = Yaml::default().with("retries: {after_fault: 5}").with("breaker: {faults: 1, within: 10s, open: 5s}");
+    for failing in [status(500), twin(500)] {
+        let (house, engines) = House::many(&yaml, 4, vec![failing]);
+        let answer = house.chat(stream()).await.whole().await;
+        assert_eq!(asked(&engines), 2, "no third try");
+        assert!(answer.text().contains("own words"), "the last answer is relayed");
+        assert_eq!(house.states("a"), ["up"; 4], "neither status counts");
+        assert_eq!(house.line().await.verdict(), "missed(upstream_error)");
+        house.end().await;
+    }
+    let (house, engines) = House::many(&yaml, 4, vec![Script::new().at(50).reset()]);
+    let answer = house.chat(stream()).await.whole().await;
+    assert_eq!((asked(&engines), answer.status.as_u16()), (2, 502));
+    let open = house.states("a").iter().filter(|state| **state == "breaker_open").count();
+    assert_eq!(open, 2, "resets count");
+    assert_eq!(house.line().await.verdict(), "missed(upstream_unavailable)");
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn retry_row_fault_twice_unlike_goes_on_and_both_count() {
+    let yaml = Yaml::default().with("retries: {after_fault: 5}").with("breaker: {faults: 1, within: 10s, open: 5s}");
+    let (house, engines) = House::many(&yaml, 4, vec![status(500), status(502), good()]);
+    let answer = house.chat(stream()).await.whole().await;
+    assert_eq!(asked(&engines), 3);
+    let open = house.states("a").iter().filter(|state| **state == "breaker_open").count();
+    assert_eq!(open, 2);
+    ends_well(house, answer, 3.0).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stream_that_breaks_off_in_its_preamble_everywhere_is_a_502_and_truncated() {
+    let (house, engines) = House::many(&Yaml::default(), 2, vec![Script::stream().at(50).say(r()).end()]);
+    let answer = house.chat(stream()).await.whole().await;
+    assert_eq!(asked(&engines), 2);
+    assert_eq!((answer.status.as_u16(), answer.header("x-goodput-reason")), (502, Some("stream_incomplete")));
+    assert_eq!(answer.json()["error"]["code"], "stream_incomplete");
+    assert_eq!(house.line().await.verdict(), "missed(truncated)");
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_engine_that_speaks_no_http_is_a_502() {
+    let (house, _engine) = House::playing(Script::new().at(50).write("SSH-2.0-OpenSSH\r\n").close());
+    let answer = house.chat(stream()).await.whole().await;
+    assert_eq!((answer.status.as_u16(), answer.header("x-goodput-reason")), (502, Some("engine_garbage")));
+    assert_eq!(house.line().await.verdict(), "missed(upstream_error)");
+    house.end().await;
+}
+
+// --- injections ---
+
+#[tokio::test(start_paused = true)]
+async fn retry_row_injection_refused_is_tried_without_it_outside_the_budget() {
+    for refusing in [400, 422] {
+        let yaml = Yaml::default()
+            .with("retries: {after_fault: 0, share: 0, floor_per_10s: 0}")
+            .top("models: {aliases: {nick: m1}}");
+        let house = House::new(&yaml);
+        let picky = ScriptedEngine::new(house.clock, move |request| match request.json()["stream_options"].is_null() {
+            true => good(),
+            false => status(refusing),
+        });
+        house.network.engine("e1", &picky);
+        let mut body = stream();
+        body["model"] = json!("nick");
+        let answer = house.chat(body.clone()).await.whole().await;
+        assert_eq!(answer.text(), good_body());
+        let requests = picky.ledger().requests();
+        assert_eq!(requests.len(), 2);
+        assert!(requests.iter().all(|request| request.json()["model"] == "m1"), "the alias stays");
+        assert_eq!(retries(&house, "injection"), 1.0);
+        // From now on nothing is injected for this engine.
+        house.chat(body).await.whole().await;
+        assert_eq!(picky.ledger().requests().len(), 3);
+        let lines = house.lines(2).await;
+        assert!(lines.iter().all(|line| line.verdict() == "met" && line.number("attempts") == Some(1.0)));
+        house.end().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn retry_row_injection_refused_told_in_band() {
+    let house = House::new(&Yaml::default());
+    let picky = ScriptedEngine::new(house.clock, |request| match request.json()["stream_options"].is_null() {
+        true => good(),
+        false => twin(400),
+    });
+    house.network.engine("e1", &picky);
+    assert_eq!(house.chat(stream()).await.whole().await.text(), good_body());
+    assert_eq!(picky.ledger().requests().len(), 2);
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn retry_row_injection_that_is_refused_either_way_was_not_the_reason() {
+    let (house, engine) = House::playing(status(400));
+    for (number, requests) in [(1, 2), (2, 4)] {
+        let answer = house.chat(stream()).await.whole().await;
+        assert_eq!(answer.status, 400);
+        assert_eq!(engine.ledger().requests().len(), requests, "injections go on");
+        assert_eq!(house.lines(number).await[number - 1].verdict(), "excluded(invalid_request)");
+    }
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn retry_row_injection_accepted_a_moment_ago_is_not_the_reason_of_a_400() {
+    let house = House::new(&Yaml::default());
+    let engine = house.engine("e1", vec![good(), status(400), status(400), good()]);
+    house.chat(stream()).await.whole().await;
+    house.sleep(Duration::from_secs(59)).await;
+    assert_eq!(house.chat(stream()).await.whole().await.status, 400);
+    assert_eq!(engine.ledger().requests().len(), 2, "relayed at once");
+    house.sleep(Duration::from_secs(2)).await;
+    assert_eq!(house.chat(stream()).await.whole().await.status, 200);
+    assert_eq!(engine.ledger().requests().len(), 4, "tried again after a minute");
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn retry_row_injection_a_400_to_a_body_without_one_is_relayed() {
+    let (house, engine) = House::playing(status(400));
+    for body in [stream_with_usage(), unary()] {
+        assert_eq!(house.chat(body).await.whole().await.status, 400);
+    }
+    assert_eq!(engine.ledger().requests().len(), 2);
+    house.end().await;
+}
+
+// --- what is never tried again ---
+
+#[tokio::test(start_paused = true)]
+async fn retry_row_other_answers_are_relayed_at_once() {
+    let cases = [
+        (301, "missed(upstream_error)"),
+        (401, "missed(upstream_error)"),
+        (403, "missed(upstream_error)"),
+        (404, "missed(upstream_error)"),
+        (405, "missed(upstream_error)"),
+        (408, "missed(upstream_error)"),
+        (409, "excluded(invalid_request)"),
+        (411, "excluded(invalid_request)"),
+        (413, "excluded(invalid_request)"),
+        (414, "excluded(invalid_request)"),
+        (415, "excluded(invalid_request)"),
+        (418, "missed(upstream_error)"),
+        (431, "excluded(invalid_request)"),
+        (501, "excluded(invalid_request)"),
+    ];
+    for (code, verdict) in cases {
+        let (house, engines) = House::many(&Yaml::default(), 2, vec![status(code)]);
+        let answer = house.chat(stream()).await.whole().await;
+        assert_eq!((answer.status.as_u16(), asked(&engines)), (code, 1));
+        assert!(answer.text().contains("own words"));
+        assert_eq!(house.line().await.verdict(), verdict, "{code}");
+        assert_eq!(house.states("a"), ["up", "up"]);
+        house.end().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_401_counts_as_the_clients_only_where_its_own_key_went_along() {
+    let yaml = Yaml::default().engine("forward_authorization: true");
+    for (key, verdict) in [(true, "excluded(unauthorized)"), (false, "missed(upstream_error)")] {
+        let (house, engine) = House::playing_with(&yaml, status(401));
+        let ask = Ask::post(CHAT, stream());
+        let ask = if key { ask.header("authorization", "Bearer sk-own") } else { ask };
+        house.send(ask).await.whole().await;
+        let seen = engine.ledger().requests()[0].header("authorization").map(str::to_owned);
+        assert_eq!(seen.as_deref(), key.then_some("Bearer sk-own"));
+        assert_eq!(house.line().await.verdict(), verdict);
+        house.end().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_404_for_a_model_of_a_pattern_is_the_clients_until_it_was_served_once() {
+    let house = House::new(&Yaml::default());
+    house.engine("e1", vec![status(404), good(), status(404)]);
+    let mut body = stream();
+    body["model"] = json!("no-such-model");
+    for (number, verdict) in ["excluded(invalid_request)", "met", "missed(upstream_error)"].into_iter().enumerate() {
+        house.chat(body.clone()).await.whole().await;
+        assert_eq!(house.lines(number + 1).await[number].verdict(), verdict);
+    }
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn c42_nothing_is_tried_again_once_a_token_left() {
+    for ending in [Script::reset as fn(Script) -> Script, Script::end] {
+        let yaml = Yaml::default().with("breaker: {faults: 1, within: 10s, open: 5s}");
+        let first = ending(Script::stream().at(10).say(r()).at(20).say(t("A")).at(50));
+        let (house, engines) = House::many(&yaml, 2, vec![first, good()]);
+        let answer = house.chat(stream()).await.whole().await;
+        let relayed = [event(&r()), event(&t("A"))].concat();
+        let rest = answer.text().strip_prefix(&relayed).unwrap().to_owned();
+        assert!(rest.starts_with("data: {\"error\":") && rest.contains("stream_incomplete"));
+        assert_eq!(asked(&engines), 1);
+        assert!(house.states("a").contains(&"breaker_open"), "and it is the engine's fault");
+        assert_eq!(house.line().await.verdict(), "missed(truncated)");
+        house.end().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn c42_an_error_behind_a_token_is_the_engines_fault_whatever_its_code() {
+    for code in [400, 429, 500] {
+        let yaml = Yaml::default().with("breaker: {faults: 1, within: 10s, open: 5s}");
+        let first = Script::stream().at(20).say(t("A")).at(50).say(error("x", code)).say(d()).end();
+        let (house, engines) = House::many(&yaml, 2, vec![first, good()]);
+        house.chat(stream()).await.whole().await;
+        assert_eq!(asked(&engines), 1);
+        assert!(house.states("a").contains(&"breaker_open"));
+        assert_eq!(house.line().await.verdict(), "missed(upstream_error)");
+        house.end().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn c43_a_preamble_is_no_commitment() {
+    let first = Script::stream().at(10).say(r()).at(50).reset();
+    let second = Script::stream().at(5).say(r()).at(100).say(t("b")).say(f("stop")).say(d()).end();
+    let (house, engines) = House::many(&Yaml::default(), 2, vec![first, second]);
+    let answer = house.chat(stream()).await.whole().await;
+    assert_eq!(answer.text(), [event(&r()), event(&t("b")), event(&f("stop")), event(&d())].concat());
+    assert_eq!(answer.text().matches("\"role\"").count(), 1);
+    let bodies: Vec<_> = engines.iter().map(|engine| engine.ledger().requests()[0].body.clone()).collect();
+    assert_eq!(bodies[0], bodies[1], "the same body");
+    let line = house.line().await;
+    assert_eq!((line.verdict(), line.ttft()), ("met".into(), Some(150.0)), "both tries are inside");
+    assert_eq!(retries(&house, "fault"), 1.0);
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn c43_if_all_fail_the_client_gets_a_real_error_status() {
+    let broken = || Script::stream().at(10).say(r()).at(50).reset();
+    let (house, engines) = House::many(&Yaml::default(), 2, vec![broken(), broken()]);
+    let answer = house.chat(stream()).await.whole().await;
+    assert_eq!((answer.status.as_u16(), asked(&engines)), (502, 2));
+    assert_eq!(answer.header("content-type"), Some("application/json"));
+    assert_eq!(house.line().await.verdict(), "missed(truncated)");
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_is_relayed_where_only_a_later_attempt_gave_none() {
+    // The first engine says 500, the second is reset: the answer that there is goes out.
+    let (house, engines) = House::many(&Yaml::default(), 2, vec![status(500), Script::new().at(50).reset()]);
+    let answer = house.chat(stream()).await.whole().await;
+    assert_eq!((asked(&engines), answer.status.as_u16()), (2, 500));
+    assert_eq!(house.line().await.verdict(), "missed(upstream_error)");
+    house.end().await;
+}
+
+// --- the budget and the limits around it ---
+
+#[tokio::test(start_paused = true)]
+async fn without_a_budget_nothing_is_tried_again() {
+    let yaml = Yaml::default().with("retries: {share: 0, floor_per_10s: 0}");
+    for first in [status(500), status(503), Script::new().at(50).reset()] {
+        let (house, engines) = House::many(&yaml, 3, vec![first, good()]);
+        let answer = house.chat(stream()).await.whole().await;
+        assert_eq!(asked(&engines), 1);
+        assert!(answer.status.is_server_error());
+        house.line().await;
+        house.end().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_floor_of_the_budget_is_per_ten_seconds() {
+    let yaml = Yaml::default().with("retries: {share: 0, floor_per_10s: 3}").with("breaker: off");
+    let house = House::new(&yaml.engines_of_first(&["e1", "e2"]));
+    let engine = |host| house.engine(host, vec![Script::new().reset()]);
+    let engines = [engine("e1"), engine("e2")];
+    for _ in 0..6 {
+        house.chat(stream()).await.whole().await;
+    }
+    assert_eq!(asked(&engines), 9, "six requests and three retries");
+    house.sleep(Duration::from_secs(11)).await;
+    house.chat(stream()).await.whole().await;
+    assert_eq!(asked(&engines), 11);
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_first_token_limit_runs_over_all_attempts() {
+    let yaml = Yaml::default().class("timeouts: {first_token: 600ms}");
+    let slow = Script::new().at(300).reply(500, JSON, "{}");
+    let silent = Script::new().silence();
+    let (house, engines) = House::many(&yaml, 2, vec![slow, silent]);
+    let answer = house.chat(stream()).await.whole().await;
+    assert_eq!((answer.status.as_u16(), answer.at, asked(&engines)), (504, at(600), 2));
+    assert_eq!(house.line().await.verdict(), "missed(timeout_first_token)");
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_response_head_limit_runs_over_all_attempts() {
+    let yaml = Yaml::default().class("timeouts: {response_head: 600ms}");
+    let slow = Script::new().at(300).reply(500, JSON, "{}");
+    let (house, engines) = House::many(&yaml, 2, vec![slow, Script::new().silence()]);
+    let answer = house.chat(unary()).await.whole().await;
+    assert_eq!((answer.status.as_u16(), answer.at, asked(&engines)), (504, at(600), 2));
+    assert_eq!(answer.header("x-goodput-reason"), Some("response_head_timeout"));
+    assert_eq!(house.line().await.verdict(), "missed(timeout_first_token)");
+    house.end().await;
+}
+
+// --- other pools ---
+
+fn two_pools() -> Yaml {
+    Yaml::default().pool("b", &["f1"])
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_next_pool_is_asked_where_the_first_pushed_back_or_cannot_be_reached() {
+    for first in [Some(status(503)), Some(twin(529)), None] {
+        let house = House::new(&two_pools());
+        let pushes_back = first.is_some();
+        if let Some(script) = first {
+            house.engine("e1", vec![script]);
+        }
+        let other = house.engine("f1", vec![good()]);
+        let answer = house.chat(stream()).await.whole().await;
+        assert_eq!(answer.header("x-goodput-pool"), Some("b"));
+        assert_eq!(other.ledger().requests().len(), 1);
+        let reason = if pushes_back { "push_back" } else { "connect_failed" };
+        assert!(retries(&house, reason) >= 1.0, "a spill is a further attempt");
+        let line = house.line().await;
+        assert_eq!((line.verdict(), line.text("pool"), line.text("engine")), ("met".into(), "b", "f1:8000"));
+        assert_eq!(house.page().sum("slo_met_total", &[("pool", "b")]), 1.0);
+        house.end().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pool_whose_engines_are_all_out_is_passed_over() {
+    let house = House::new(&two_pools().engines_of_first(&["e1"]).with("balance: least_work"));
+    let house_b = house.engine("f1", vec![good()]);
+    // Five connect failures open the breaker of the only engine of pool a.
+    for _ in 0..5 {
+        house.chat(stream()).await.whole().await;
+    }
+    assert_eq!(house.states("a"), ["breaker_open"]);
+    let dials = house.network.dials("e1");
+    let answer = house.chat(stream()).await.whole().await;
+    assert_eq!((answer.text(), house.network.dials("e1")), (good_body(), dials));
+    assert_eq!(house_b.ledger().requests().len(), 6);
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_fault_does_not_spill() {
+    let house = House::new(&two_pools());
+    house.engine("e1", vec![status(500), status(502)]);
+    let other = house.engine("f1", vec![good()]);
+    let answer = house.chat(stream()).await.whole().await;
+    assert_eq!((answer.status.as_u16(), other.ledger().requests().len()), (502, 0));
+    house.line().await;
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn where_every_pool_pushes_back_the_last_answer_is_relayed() {
+    let house = House::new(&two_pools());
+    house.engine("e1", vec![status(503)]);
+    house.engine("f1", vec![status(429)]);
+    let answer = house.chat(stream()).await.whole().await;
+    assert_eq!((answer.status.as_u16(), answer.header("x-goodput-pool")), (429, Some("b")));
+    let line = house.line().await;
+    assert_eq!((line.verdict(), line.text("pool")), ("missed(upstream_overload)".into(), "b"));
+    house.end().await;
+}
