@@ -339,7 +339,15 @@ impl Refusal {
     /// Whether the connection is closed after the answer.
     #[must_use]
     pub const fn closes(&self) -> bool {
-        matches!(self, Refusal::Draining)
+        matches!(
+            self,
+            Refusal::Draining
+                | Refusal::BadHead { .. }
+                | Refusal::BodyTooLarge { .. }
+                | Refusal::DecodedTooLarge { .. }
+                | Refusal::BodyTimeout { .. }
+                | Refusal::BodyBroken
+        )
     }
 
     /// The answer's JSON body, in the dialect's shape.

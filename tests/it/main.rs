@@ -2,6 +2,7 @@
 
 mod clocks;
 mod framing;
+mod http;
 mod leaving;
 mod retries;
 mod support;

@@ -261,6 +261,12 @@ impl Ask {
         self
     }
 
+    /// With these bytes as they are: no header is set.
+    pub fn with_body(mut self, body: impl Into<Bytes>) -> Self {
+        self.body = body.into();
+        self
+    }
+
     /// With this client's side of the connection.
     pub fn client(mut self, client: &ClientSide) -> Self {
         self.client = client.clone();

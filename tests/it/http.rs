@@ -1,0 +1,617 @@
+//! Heads, bodies and framing in both directions (CASES F).
+
+use bytes::Bytes;
+use goodput::lab::script::{Script, event, fixtures::*};
+use http::{Method, Request};
+use http_body_util::StreamBody;
+use serde_json::{Value, json};
+
+use crate::support::*;
+
+const JSON: &[(&str, &str)] = &[("content-type", "application/json")];
+
+fn good() -> Script {
+    Script::stream().at(10).say(r()).say(t("a")).say(f("stop")).say(u(5, 1)).say(d()).end()
+}
+
+fn whole_answer() -> Script {
+    Script::json(200, whole("x", 5, 1))
+}
+
+/// A request body in frames, each after a pause.
+fn slow_body(
+    house: &House,
+    frames: Vec<(u64, Bytes)>,
+) -> StreamBody<impl futures_util::Stream<Item = Result<http_body::Frame<Bytes>, std::io::Error>> + use<>> {
+    let clock = house.clock;
+    let frames = futures_util::stream::unfold(frames.into_iter(), move |mut left| async move {
+        let (pause, bytes) = left.next()?;
+        clock.sleep_until(Some(clock.now() + ms(pause))).await;
+        Some((Ok(http_body::Frame::data(bytes)), left))
+    });
+    StreamBody::new(frames)
+}
+
+// --- sizes and uploads ---
+
+#[tokio::test(start_paused = true)]
+async fn c56_a_large_body_passes_whole_and_one_above_the_limit_does_not() {
+    let image = "A".repeat(3 << 20);
+    let body = |url: &str| {
+        json!({"model": "m1", "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]})
+    };
+    let (house, engine) = House::playing(whole_answer());
+    let sent = body(&image);
+    assert_eq!(house.chat(sent.clone()).await.whole().await.status, 200);
+    assert_eq!(engine.ledger().requests()[0].body, sent.to_string());
+    assert_eq!(house.line().await.text("length"), "short", "images are no prompt");
+    house.end().await;
+
+    let yaml = Yaml::default().top("listen: {max_body: 1KiB}");
+    for (length, status) in [(1024, 200), (1025, 413)] {
+        let (house, engine) = House::playing_with(&yaml, whole_answer());
+        let text = format!("{{\"model\":\"m1\",\"user\":\"{}\"}}", "u".repeat(length - 24));
+        assert_eq!(text.len(), length);
+        let answer = house.send(Ask::raw(CHAT, text)).await.whole().await;
+        assert_eq!(answer.status.as_u16(), status);
+        let line = house.line().await;
+        if status == 413 {
+            assert_eq!(answer.json()["error"]["code"], "body_too_large");
+            assert_eq!((line.verdict(), line.text("class")), ("excluded(invalid_request)".into(), "-"));
+            assert!(engine.ledger().requests().is_empty());
+        }
+        house.end().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn c56_a_stated_length_above_the_limit_is_refused_before_it_is_read() {
+    let (house, _engine) = House::playing(whole_answer());
+    let mut client = house.connect(4096);
+    client.send("POST /v1/chat/completions HTTP/1.1\r\nhost: g\r\ncontent-length: 999999999999\r\n\r\n{").await;
+    let (answer, when) = client.read_until("body_too_large").await;
+    assert!(answer.starts_with("HTTP/1.1 413 ") && answer.contains("connection: close"));
+    assert_eq!(when, at(0));
+    assert_eq!(house.line().await.verdict(), "excluded(invalid_request)");
+    drop(client);
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn c56_an_unstated_length_is_refused_where_the_limit_is_passed() {
+    let (house, engine) = House::playing_with(&Yaml::default().top("listen: {max_body: 1KiB}"), whole_answer());
+    let frames = (0..100).map(|_| (10, Bytes::from(" ".repeat(100)))).collect();
+    let request = Request::post(CHAT).header("host", "g").body(slow_body(&house, frames)).unwrap();
+    let answer = house.send_body(request).await.whole().await;
+    assert_eq!((answer.status.as_u16(), answer.at), (413, at(110)));
+    assert!(engine.ledger().requests().is_empty());
+    house.line().await;
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn upload_time_is_inside_ttft_and_told_on_its_own() {
+    let (house, engine) = House::playing(good());
+    let text = stream().to_string();
+    let halves = text.split_at(20);
+    let frames = vec![(100, Bytes::from(halves.0.to_owned())), (200, Bytes::from(halves.1.to_owned()))];
+    let request = Request::post(CHAT).header("host", "g").body(slow_body(&house, frames)).unwrap();
+    house.send_body(request).await.whole().await;
+    let line = house.line().await;
+    assert_eq!((line.number("upload_ms"), line.number("queue_ms"), line.ttft()), (Some(300.0), Some(0.0), Some(310.0)));
+    let sent = &engine.ledger().requests()[0];
+    assert_eq!(sent.header("content-length"), Some(sent.body.len().to_string().as_str()), "framed anew");
+    assert_eq!(sent.header("transfer-encoding"), None);
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_upload_that_takes_too_long_is_a_408() {
+    let yaml = Yaml::default().top("listen: {body_timeout: 2s}");
+    let (house, engine) = House::playing_with(&yaml, good());
+    let frames = (0..100).map(|_| (300, Bytes::from_static(b" "))).collect();
+    let request = Request::post(CHAT).header("host", "g").body(slow_body(&house, frames)).unwrap();
+    let answer = house.send_body(request).await.whole().await;
+    assert_eq!((answer.status.as_u16(), answer.at), (408, at(2000)));
+    assert_eq!(answer.header("x-goodput-reason"), Some("body_timeout"));
+    assert_eq!(house.line().await.verdict(), "excluded(slow_upload)");
+    assert!(engine.ledger().requests().is_empty());
+    house.end().await;
+}
+
+// --- codings ---
+
+fn gzip(bytes: &[u8]) -> Vec<u8> {
+    use std::io::Write as _;
+    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
+    encoder.write_all(bytes).unwrap();
+    encoder.finish().unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn c58_an_answer_in_a_coding_nobody_asked_for_passes_untouched_and_is_unparseable() {
+    let coded = gzip(event(&t("a")).as_bytes());
+    let headers = [("content-type", "text/event-stream"), ("content-encoding", "gzip")];
+    let script = Script::new().open_with(200, &headers).at(100).put(coded.clone()).at(200).put(coded.clone()).end();
+    let (house, engine) = House::playing(script);
+    let ask = Ask::post(CHAT, stream()).header("accept-encoding", "gzip, br");
+    let answer = house.send(ask).await.whole().await;
+    assert_eq!(engine.ledger().requests()[0].header("accept-encoding"), Some("identity"));
+    assert_eq!(answer.header("content-encoding"), Some("gzip"));
+    assert_eq!(answer.bytes(), [coded.clone(), coded].concat());
+    assert_eq!(house.line().await.verdict(), "missed(unparseable)");
+    // Injection is switched off for that engine.
+    house.chat(stream()).await.whole().await;
+    let sent: Vec<Value> = engine.ledger().requests().iter().map(|request| request.json()).collect();
+    assert!(!sent[0]["stream_options"].is_null() && sent[1]["stream_options"].is_null());
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_compressed_request_is_read_and_goes_on_as_identity() {
+    let text = stream().to_string();
+    let zstd = zstd::encode_all(text.as_bytes(), 3).unwrap();
+    for (coding, body) in [("gzip", gzip(text.as_bytes())), ("x-gzip", gzip(text.as_bytes())), ("zstd", zstd), ("identity", text.clone().into_bytes())] {
+        let yaml = Yaml::default().with("inject: {usage: false}");
+        let (house, engine) = House::playing_with(&yaml, good());
+        let answer = house.send(Ask::raw(CHAT, body).header("content-encoding", coding)).await.whole().await;
+        assert_eq!(answer.status, 200, "{coding}");
+        let sent = &engine.ledger().requests()[0];
+        assert_eq!(sent.body, text);
+        assert_eq!(sent.header("content-length"), Some(text.len().to_string().as_str()));
+        assert!(sent.header("content-encoding").is_none_or(|coding| coding == "identity"));
+        house.line().await;
+        house.end().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_compressed_request_that_cannot_be_decoded_is_refused() {
+    let text = stream().to_string();
+    let bomb = gzip(&vec![b' '; 4 << 20]);
+    let broken = gzip(text.as_bytes())[..20].to_vec();
+    for (coding, body, status, code) in [
+        ("br", text.clone().into_bytes(), 415, "unsupported_coding"),
+        ("gzip, gzip", gzip(&gzip(text.as_bytes())), 415, "unsupported_coding"),
+        ("gzip", text.into_bytes(), 400, "undecodable_body"),
+        ("gzip", broken, 400, "undecodable_body"),
+        ("gzip", bomb, 413, "decoded_too_large"),
+    ] {
+        let (house, engine) = House::playing_with(&Yaml::default().top("listen: {max_body: 1MiB}"), good());
+        let answer = house.send(Ask::raw(CHAT, body).header("content-encoding", coding)).await.whole().await;
+        assert_eq!((answer.status.as_u16(), answer.header("x-goodput-reason")), (status, Some(code)));
+        assert!(engine.ledger().requests().is_empty());
+        assert_eq!(house.line().await.verdict(), "excluded(invalid_request)");
+        house.end().await;
+    }
+}
+
+// --- header fields ---
+
+#[tokio::test(start_paused = true)]
+async fn c60_an_event_stream_is_marked_against_buffering() {
+    let cases: [(&[(&str, &str)], &str, &str); 2] = [
+        (&[("content-type", "Text/Event-Stream; Charset=UTF-8")], "no", "no-cache, no-transform"),
+        (&[("content-type", "text/event-stream"), ("x-accel-buffering", "yes"), ("cache-control", "private")], "yes", "private"),
+    ];
+    for (headers, buffering, cache) in cases {
+        let script = Script::new().open_with(200, headers).at(300).say(t("a")).say(f("stop")).say(d()).end();
+        let (house, _engine) = House::playing(script);
+        let answer = house.chat(stream()).await.whole().await;
+        assert_eq!(answer.header("x-accel-buffering"), Some(buffering));
+        assert_eq!(answer.header("cache-control"), Some(cache));
+        assert_eq!(answer.header("content-type"), Some(headers[0].1), "as the engine wrote it");
+        assert_eq!(answer.moments(), [300]);
+        let line = house.line().await;
+        assert_eq!((line.verdict(), line.ttft()), ("met".into(), Some(300.0)));
+        house.end().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn c61_what_belongs_to_one_hop_stays_there_both_ways() {
+    let headers = [
+        ("content-type", "application/json"),
+        ("connection", "x-hop, keep-alive"),
+        ("x-hop", "1"),
+        ("keep-alive", "timeout=5"),
+        ("proxy-authenticate", "Basic"),
+        ("te", "trailers"),
+        ("upgrade", "h2c"),
+        ("x-other", "stays"),
+    ];
+    let (house, engine) = House::playing(Script::answer(200, &headers, whole("x", 1, 1)));
+    let ask = Ask::post(CHAT, unary())
+        .header("connection", "X-Secret-Hop, close")
+        .header("x-secret-hop", "1")
+        .header("te", "trailers")
+        .header("trailer", "x-end")
+        .header("proxy-authorization", "Basic x")
+        .header("keep-alive", "timeout=5")
+        .header("authorization", "Bearer sk-client")
+        .header("x-api-key", "sk-client")
+        .header("cookie", "a=b")
+        .header("x-vllm-priority", "-100")
+        .header("x-custom", "stays");
+    let answer = house.send(ask).await.whole().await;
+    let sent = &engine.ledger().requests()[0];
+    let mut names: Vec<String> = sent.headers.iter().map(|(name, _)| name.to_ascii_lowercase()).collect();
+    names.sort();
+    assert_eq!(names, ["accept-encoding", "content-length", "content-type", "host", "x-custom", "x-request-id"]);
+    assert_eq!(sent.header("host"), Some("e1:8000"));
+    for gone in ["connection", "x-hop", "keep-alive", "proxy-authenticate", "te", "upgrade"] {
+        assert_eq!(answer.header(gone), None, "{gone}");
+    }
+    assert_eq!(answer.header("x-other"), Some("stays"));
+    house.line().await;
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn c61_two_lengths_or_a_length_and_chunks_are_not_read_in_two_ways() {
+    let post = "POST /v1/chat/completions HTTP/1.1\r\nhost: g\r\n";
+    let body = unary().to_string();
+    let (house, engine) = House::playing(whole_answer());
+    let mut client = house.connect(64 * 1024);
+    client.send(format!("{post}content-length: {}\r\ncontent-length: 5\r\n\r\n{body}", body.len())).await;
+    let (answer, _) = client.read_to_end().await;
+    assert!(answer.starts_with(b"HTTP/1.1 400 "));
+
+    let mut client = house.connect(64 * 1024);
+    let chunked = format!("{:x}\r\n{body}\r\n0\r\n\r\n", body.len());
+    client.send(format!("{post}content-length: 5\r\ntransfer-encoding: chunked\r\n\r\n{chunked}")).await;
+    let (answer, _) = client.read_to_end().await;
+    let answer = String::from_utf8_lossy(&answer).into_owned();
+    assert!(answer.starts_with("HTTP/1.1 400 ") || answer.contains("connection: close"), "{answer}");
+    assert!(engine.ledger().requests().iter().all(|request| request.body == body), "nothing was smuggled");
+
+    let mut client = house.connect(64 * 1024);
+    client.send(format!("{post}transfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n")).await;
+    let (answer, _) = client.read_to_end().await;
+    assert!(answer.starts_with(b"HTTP/1.1 501 "));
+    drop(client);
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_engine_body_framed_by_its_close_or_in_chunks_reaches_the_client() {
+    let body = whole("x", 1, 1);
+    let by_close = Script::new().open_until_close(200, JSON).put(body.clone()).close();
+    let chunked = Script::new().open_with(200, JSON).put(body[..20].to_owned()).put(body[20..].to_owned()).end();
+    let old = Script::new().write(format!("HTTP/1.0 200 OK\r\ncontent-type: application/json\r\n\r\n{body}")).close();
+    for script in [by_close, chunked, old] {
+        let (house, _engine) = House::playing(script);
+        let answer = house.chat(unary()).await.whole().await;
+        assert_eq!((answer.text(), answer.is_cut), (body.clone(), false));
+        assert_eq!(house.line().await.verdict(), "met");
+        house.end().await;
+    }
+}
+
+// --- edits ---
+
+#[tokio::test(start_paused = true)]
+async fn c62_the_length_fits_the_body_after_an_edit() {
+    let text = r#"{"model":"m1","stream":true}"#;
+    for chunked in [false, true] {
+        let (house, engine) = House::playing(good());
+        if chunked {
+            let mut client = house.connect(64 * 1024);
+            let chunks = format!("5\r\n{}\r\n{:x}\r\n{}\r\n0\r\n\r\n", &text[..5], text.len() - 5, &text[5..]);
+            client.send("POST /v1/chat/completions HTTP/1.1\r\nhost: g\r\ntransfer-encoding: chunked\r\n\r\n").await;
+            client.send(chunks).await;
+            client.read_until("[DONE]").await;
+        } else {
+            house.send(Ask::raw(CHAT, text)).await.whole().await;
+        }
+        let sent = &engine.ledger().requests()[0];
+        assert_eq!(sent.header("content-length"), Some(sent.body.len().to_string().as_str()));
+        assert_eq!(sent.json(), json!({"model": "m1", "stream": true, "stream_options": {"include_usage": true}}));
+        assert_eq!(sent.raw_body, sent.body);
+        house.line().await;
+        house.end().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn c63_everything_but_the_insertion_is_byte_for_byte_the_clients() {
+    let text = concat!(
+        r#"{ "seed":123456789012345678901234567890, "temperature":1e2,"top_p" : 1.10, "x":-0,"#,
+        r#""zeta":1,"zeta":2,"alpha":{"b":1,"a":2},"text":"\u00e9\/","stream":true,"model":"m1","#,
+        r#""stream_options":{"continuous_usage_stats":true} ,"messages":[] }"#
+    );
+    let (house, engine) = House::playing(good());
+    house.send(Ask::raw(CHAT, text)).await.whole().await;
+    let sent = String::from_utf8(engine.ledger().requests()[0].body.to_vec()).unwrap();
+    let insertions = [r#""include_usage":true,"#, r#","include_usage":true"#];
+    let without: Vec<String> = insertions.iter().map(|piece| sent.replacen(piece, "", 1)).collect();
+    assert!(without.iter().any(|bare| bare == text), "{sent}");
+    house.line().await;
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn c63_what_is_grammatical_but_out_of_range_is_relayed() {
+    let deep = format!("{}{}", "[".repeat(200), "]".repeat(200));
+    for odd in [r#""\ud83d""#, "1e400", deep.as_str()] {
+        let text = format!(r#"{{"model":"m1","stream":true,"messages":[{{"role":"user","content":{odd}}}]}}"#);
+        let (house, engine) = House::playing(good());
+        let answer = house.send(Ask::raw(CHAT, text.clone())).await.whole().await;
+        assert_eq!(answer.status, 200, "{odd}");
+        let sent = String::from_utf8(engine.ledger().requests()[0].body.to_vec()).unwrap();
+        assert!(sent.contains(odd));
+        let line = house.line().await;
+        assert_eq!((line.verdict(), line.text("class")), ("met".into(), "chat"));
+        house.end().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn c63_a_lone_surrogate_in_a_token_does_not_stop_the_stream() {
+    let odd = t("x").replace(r#""x""#, r#""\ud83d""#);
+    let script = Script::stream().at(100).say(odd.clone()).at(120).say(t("b")).say(f("stop")).say(d()).end();
+    let (house, _engine) = House::playing(script);
+    let answer = house.chat(stream()).await.whole().await;
+    assert!(answer.text().starts_with(&event(&odd)));
+    let line = house.line().await;
+    assert_eq!((line.verdict(), line.ttft(), line.tokens().1), ("met".into(), Some(100.0), Some(2)));
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn c64_an_engines_url_with_or_without_slash_or_v1() {
+    for (url, target) in [
+        ("http://e1:8000", "/v1/chat/completions"),
+        ("http://e1:8000/", "/v1/chat/completions"),
+        ("http://e1:8000/v1", "/v1/chat/completions"),
+        ("http://e1:8000/v1/", "/v1/chat/completions"),
+        ("http://e1:8000/base", "/base/v1/chat/completions"),
+    ] {
+        let (house, engine) = House::playing_with(&Yaml::default().engines_of_first(&[url]), whole_answer());
+        house.chat(unary()).await.whole().await;
+        assert_eq!(engine.ledger().requests()[0].target, target, "{url}");
+        house.line().await;
+        house.end().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn c64_a_final_slash_is_nothing_and_the_query_stays_as_it_is() {
+    for (sent, seen) in [
+        ("/v1/chat/completions/", "/v1/chat/completions"),
+        ("/v1/chat/completions?a=%2F&b=%20+&c=d%2Fe", "/v1/chat/completions?a=%2F&b=%20+&c=d%2Fe"),
+        ("/v1/chat/completions/?q", "/v1/chat/completions?q"),
+        ("/v1/chat/completions?", "/v1/chat/completions?"),
+    ] {
+        let (house, engine) = House::playing(whole_answer());
+        assert_eq!(house.post(sent, unary()).await.whole().await.status, 200);
+        assert_eq!(engine.ledger().requests()[0].target, seen);
+        house.line().await;
+        house.end().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn c64_no_way_of_writing_a_path_reaches_another_one() {
+    let (house, engine) = House::playing(whole_answer());
+    for path in [
+        "/v1/models/../chat/completions",
+        "/v1/%2e%2e/v1/chat/completions",
+        "/v1/chat%2Fcompletions",
+        "//v1/chat/completions",
+        "/V1/chat/completions",
+        "/v1/chat/completions//",
+        "/metrics",
+    ] {
+        let answer = house.post(path, unary()).await.whole().await;
+        assert!([404, 405].contains(&answer.status.as_u16()), "{path}: {}", answer.status);
+    }
+    assert!(engine.ledger().requests().is_empty());
+    house.end().await;
+}
+
+// --- injected usage ---
+
+/// What the client asks about usage.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Asks {
+    Nothing,
+    False,
+    True,
+}
+
+#[tokio::test(start_paused = true)]
+async fn c66_injected_usage_is_invisible() {
+    for asks in [Asks::Nothing, Asks::False, Asks::True] {
+        for alone in [true, false] {
+            for injects in [true, false] {
+                let finish = if alone { f("stop") } else { with_usage(&f("stop"), 5, 2) };
+                let script = Script::stream().say_all([(10, r()), (100, t("a")), (120, t("b")), (120, finish.clone())]);
+                let script = if alone { script.say(u(5, 2)) } else { script };
+                let yaml = Yaml::default().with(&format!("inject: {{usage: {injects}}}"));
+                let (house, engine) = House::playing_with(&yaml, script.say(d()).end());
+                let mut body = stream();
+                match asks {
+                    Asks::Nothing => {}
+                    Asks::False => body["stream_options"] = json!({"include_usage": false}),
+                    Asks::True => body["stream_options"] = json!({"include_usage": true}),
+                }
+                let answer = house.chat(body.clone()).await.whole().await;
+                let sent = engine.ledger().requests()[0].json();
+                if injects {
+                    assert_eq!(sent["stream_options"]["include_usage"], true, "{asks:?}");
+                } else {
+                    assert_eq!(sent, body);
+                }
+                let hides = alone && injects && asks != Asks::True;
+                let usage = if alone && !hides { event(&u(5, 2)) } else { String::new() };
+                let events = [event(&r()), event(&t("a")), event(&t("b")), event(&finish), usage, event(&d())];
+                assert_eq!(answer.text(), events.concat(), "{asks:?} alone {alone} injects {injects}");
+                let line = house.line().await;
+                assert_eq!((line.verdict(), line.text("token_source")), ("met".into(), "usage"));
+                house.end().await;
+            }
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn c66_nothing_is_injected_where_it_does_not_belong() {
+    let cases = [
+        (CHAT, unary(), "vllm"),
+        (CHAT, stream(), "generic"),
+        ("/v1/responses", json!({"model": "m1", "stream": true, "input": "hi"}), "vllm"),
+        ("/v1/messages", json!({"model": "m1", "stream": true, "max_tokens": 5, "messages": []}), "vllm"),
+        ("/v1/embeddings", json!({"model": "m1", "input": "hi"}), "vllm"),
+    ];
+    for (path, body, kind) in cases {
+        let (house, engine) = House::playing_with(&Yaml::default().kind(kind), whole_answer());
+        house.post(path, body.clone()).await.whole().await;
+        assert_eq!(engine.ledger().requests()[0].body, body.to_string(), "{path}");
+        house.line().await;
+        house.end().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn c66_injected_usage_of_every_event_is_taken_out_again() {
+    let yaml = Yaml::default().with("inject: {usage: true, continuous_usage: true}");
+    let script = Script::stream()
+        .say_all([(10, with_usage(&r(), 5, 0)), (100, with_usage(&t("a"), 5, 1)), (120, with_usage(&t("b"), 5, 2))])
+        .say(with_usage(&f("stop"), 5, 2))
+        .say(u(5, 2))
+        .say(d());
+    let (house, engine) = House::playing_with(&yaml, script.end());
+    let answer = house.chat(stream()).await.whole().await;
+    let options = engine.ledger().requests()[0].json()["stream_options"].clone();
+    assert_eq!(options, json!({"include_usage": true, "continuous_usage_stats": true}));
+    let events = [event(&r()), event(&t("a")), event(&t("b")), event(&f("stop")), event(&d())];
+    assert_eq!(answer.text(), events.concat());
+    assert_eq!(house.line().await.tokens(), (Some(5), Some(2)));
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_alias_goes_to_the_engine_as_its_name_and_the_answer_keeps_the_engines() {
+    let yaml = Yaml::default().top("models: {aliases: {gpt-4o: m1}}");
+    let (house, engine) = House::playing_with(&yaml, whole_answer());
+    let text = r#"{"messages":[],"mod\u0065l" : "gpt-4o" ,"seed":1.0}"#;
+    let answer = house.send(Ask::raw(CHAT, text)).await.whole().await;
+    let sent = String::from_utf8(engine.ledger().requests()[0].body.to_vec()).unwrap();
+    assert_eq!(sent, text.replace("\"gpt-4o\"", "\"m1\""));
+    assert_eq!(answer.json()["model"], "m1");
+    let line = house.line().await;
+    assert_eq!((line.text("model"), line.verdict()), ("m1", "met".into()));
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_clients_own_priority_is_removed() {
+    let (house, engine) = House::playing(whole_answer());
+    house.send(Ask::raw(CHAT, r#"{"model":"m1","priority":-5,"messages":[]}"#)).await.whole().await;
+    assert_eq!(engine.ledger().requests()[0].body, r#"{"model":"m1","messages":[]}"#);
+    house.line().await;
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn two_readings_of_a_decisive_field_are_refused() {
+    for text in [
+        r#"{"model":"m1","model":"m2"}"#,
+        r#"{"model":"m1","mod\u0065l":"m2"}"#,
+        r#"{"model":"m1","stream":"true"}"#,
+        r#"{"model":"m1","stream":1}"#,
+        r#"{"model":["m1"]}"#,
+        r#"{"model":"m1","max_tokens":-1}"#,
+        r#"{"model":"m1","n":1.5}"#,
+        r#"{"model":"m1","stream_options":[]}"#,
+        r#"{"model":"m1","stream":true,"stream_options":{"include_usage":true,"include_usage":false}}"#,
+        r#"{"model":"m1","priority":"high"}"#,
+        r#"{"model":"m1","x":NaN}"#,
+        r#"{"model":"m1"} {}"#,
+        r#"{'model':'m1'}"#,
+        "{\"model\":\"m1\",\"x\":\"\n\"}",
+        "\u{feff}{\"model\":\"m1\"}",
+        r#"{"model":"m1","x":01}"#,
+        r#"[{"model":"m1"}]"#,
+        r#""m1""#,
+        "",
+        "{",
+    ] {
+        let (house, engine) = House::playing(whole_answer());
+        let answer = house.send(Ask::raw(CHAT, text)).await.whole().await;
+        assert_eq!((answer.status.as_u16(), answer.header("x-goodput-reason")), (400, Some("unreadable_body")), "{text}");
+        assert!(engine.ledger().requests().is_empty());
+        assert_eq!(house.line().await.verdict(), "excluded(invalid_request)");
+        house.end().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn repeats_of_other_fields_travel_untouched() {
+    let text = r#"{"model":"m1","top_k":1,"top_k":2,"messages":[]}"#;
+    let (house, engine) = House::playing(whole_answer());
+    house.send(Ask::raw(CHAT, text)).await.whole().await;
+    assert_eq!(engine.ledger().requests()[0].body, text);
+    house.line().await;
+    house.end().await;
+}
+
+// --- forms ---
+
+fn form(fields: &[(&str, &str)]) -> String {
+    let part = |(name, value): &(&str, &str)| {
+        format!("--bound\r\ncontent-disposition: form-data; name=\"{name}\"\r\n\r\n{value}\r\n")
+    };
+    let parts: String = fields.iter().map(part).collect();
+    format!("{parts}--bound\r\ncontent-disposition: form-data; name=\"file\"; filename=\"a.wav\"\r\n\r\n\u{1}\u{2}RIFF\r\n--bound--\r\n")
+}
+
+fn send_form(path: &str, body: String) -> Ask {
+    let length = body.len().to_string();
+    let ask = Ask::of(Method::POST, path).header("content-type", "multipart/form-data; boundary=bound");
+    ask.header("content-length", &length).with_body(body)
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_a_form_only_the_model_is_read_and_no_byte_is_changed() {
+    let (house, engine) = House::playing(Script::json(200, r#"{"text":"hello"}"#));
+    let body = form(&[("temperature", "0"), ("model", "m1")]);
+    let answer = house.send(send_form("/v1/audio/transcriptions", body.clone())).await.whole().await;
+    assert_eq!((answer.status.as_u16(), answer.text()), (200, r#"{"text":"hello"}"#.into()));
+    let sent = &engine.ledger().requests()[0];
+    assert_eq!(sent.body, body);
+    assert_eq!(sent.header("content-type"), Some("multipart/form-data; boundary=bound"));
+    let line = house.line().await;
+    assert_eq!((line.verdict(), line.text("model")), ("excluded(unjudged)".into(), "m1"));
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn forms_that_cannot_be_served_are_refused() {
+    let yaml = Yaml::default().top("models: {aliases: {nick: m1}}").routes("  - {model: [m1], pools: [a]}");
+    for (body, status, code) in [
+        (form(&[("model", "nick")]), 400, "alias_in_form"),
+        (form(&[("model", "m1"), ("model", "m2")]), 400, "unreadable_form"),
+        (form(&[]), 404, "model_missing"),
+        (form(&[("model", "other")]), 404, "model_not_found"),
+        ("no form".to_owned(), 400, "unreadable_form"),
+    ] {
+        let (house, engine) = House::playing_with(&yaml, whole_answer());
+        let answer = house.send(send_form("/v1/audio/transcriptions", body)).await.whole().await;
+        assert_eq!((answer.status.as_u16(), answer.header("x-goodput-reason")), (status, Some(code)));
+        assert!(engine.ledger().requests().is_empty());
+        house.line().await;
+        house.end().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_form_on_a_path_of_json_is_no_json() {
+    let (house, engine) = House::playing(whole_answer());
+    let answer = house.send(send_form(CHAT, form(&[("model", "m1")]))).await.whole().await;
+    assert_eq!((answer.status.as_u16(), answer.header("x-goodput-reason")), (400, Some("unreadable_body")));
+    assert!(engine.ledger().requests().is_empty());
+    house.line().await;
+    house.end().await;
+}
