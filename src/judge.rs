@@ -9,6 +9,7 @@
 //! [`Progress`]: how far a request had come, and from which moment on an objective is broken.
 //! The rules in words are `docs/semantics.md`, sections 2 and 4.
 
+mod fault;
 mod objectives;
 mod outcome;
 mod progress;
@@ -17,8 +18,9 @@ mod pulse;
 mod tests;
 mod weigh;
 
+pub use fault::of_code;
 pub use objectives::{Assumption, NonStreaming, Objective, Objectives, Quantiles, TtftCounts};
 pub use outcome::{Excluded, Missed, Outcome};
 pub use progress::{Progress, breaks_at, is_broken_at};
 pub use pulse::Pulse;
-pub use weigh::{Case, Held, Verdict, judge, judge_left, judge_refused, of_code};
+pub use weigh::{Case, Held, Verdict, judge, judge_left, judge_refused};

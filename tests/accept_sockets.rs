@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use goodput::accept::settings::{Listen, Tls};
-use goodput::accept::{Certificates, Drain, Listener, Phase, strict};
+use goodput::accept::{Door, Drain, Listener, Phase, strict};
 use goodput::clock::Clock;
 use goodput::units::{ClientSide, Severed};
 use http::{Request, Response, StatusCode};
@@ -36,7 +36,7 @@ struct Seen {
 struct House {
     address: SocketAddr,
     drain: Drain,
-    certificates: Option<Arc<Certificates>>,
+    door: Door,
     seen: Arc<Seen>,
     feed: mpsc::Sender<Bytes>,
     cut: mpsc::UnboundedReceiver<Option<Severed>>,
@@ -72,7 +72,7 @@ impl Drop for Fed {
 async fn serve(listen: Listen) -> House {
     let drain = Drain::new();
     let listener = Listener::bind(&listen, drain.clone(), Clock::start()).await.unwrap();
-    let (address, certificates) = (listener.address(), listener.certificates());
+    let (address, door) = (listener.address(), listener.door());
     let (feed, fed) = mpsc::channel(64);
     let (told, cut) = mpsc::unbounded_channel();
     let seen = Arc::new(Seen::default());
@@ -101,7 +101,7 @@ async fn serve(listen: Listen) -> House {
         }
     });
     let serving = tokio::spawn(listener.serve(service));
-    House { address, drain, certificates, seen, feed, cut, serving }
+    House { address, drain, door, seen, feed, cut, serving }
 }
 
 fn whole(status: StatusCode, text: &str) -> Response<Reply> {
@@ -445,7 +445,7 @@ mod tls {
         let first = soon("before", body.frame()).await.unwrap().unwrap();
         assert_eq!(first.into_data().unwrap(), "before");
         made.renew();
-        assert!(house.certificates.as_ref().unwrap().renew().unwrap());
+        house.door.set_limits(&Listen { tls: Some(made.tls.clone()), ..local() });
         assert_ne!(leaf(&made.connect(&house, &[b"http/1.1"]).await), old);
         house.feed.send(Bytes::from_static(b"after")).await.unwrap();
         let second = soon("after", body.frame()).await.unwrap().unwrap();

@@ -38,6 +38,7 @@ pub type Fault = Box<dyn std::error::Error + Send + Sync>;
 #[derive(Clone)]
 pub struct Door {
     limits: Arc<ArcSwap<Listen>>,
+    certificates: Option<Arc<Certificates>>,
     tls: Option<TlsAcceptor>,
     drain: Drain,
     clock: Clock,
@@ -49,13 +50,19 @@ impl Door {
     pub fn new(listen: &Listen, certificates: Option<&Arc<Certificates>>, drain: Drain, clock: Clock) -> Self {
         let limits = Arc::new(ArcSwap::from_pointee(listen.clone()));
         let tls = certificates.map(|certificates| TlsAcceptor::from(certificates.server_config()));
-        Door { limits, tls, drain, clock }
+        Door { limits, certificates: certificates.cloned(), tls, drain, clock }
     }
 
-    /// Other limits for the connections to come, after a reload of the settings. Address and
-    /// TLS stay as they are.
+    /// Other limits and certificate files for the connections to come, after a reload of the
+    /// settings. The address, and whether there is TLS at all, stay as they are. A certificate
+    /// that cannot be used is reported, and the old one stays.
     pub fn set_limits(&self, listen: &Listen) {
         self.limits.store(Arc::new(listen.clone()));
+        if let (Some(certificates), Some(tls)) = (&self.certificates, &listen.tls)
+            && let Err(problem) = certificates.renew_from(tls)
+        {
+            tracing::warn!(%problem, "certificate not renewed; the old one stays");
+        }
     }
 
     pub(super) fn limits(&self) -> Arc<Listen> {

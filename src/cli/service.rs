@@ -7,10 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use secrecy::SecretString;
-use tokio::net::TcpListener;
 use tokio::task::{JoinHandle, JoinSet};
 
-use crate::accept::settings::Shutdown;
+use crate::accept::settings::{Listen, Shutdown};
 use crate::accept::{CannotListen, Drain, Listener, Phase};
 use crate::admin::{self, AdminView, BurnRate, ClassStanding};
 use crate::clock::Clock;
@@ -30,14 +29,12 @@ pub enum CannotStart {
     #[error(transparent)]
     Listen(#[from] CannotListen),
     /// The listener for operators.
-    #[error("cannot listen on {address} (admin)")]
-    Admin {
-        /// Which address.
-        address: SocketAddr,
-        /// What the system said.
-        source: std::io::Error,
-    },
+    #[error("the admin port")]
+    Admin(#[source] CannotListen),
 }
+
+/// Operators and their scrapers at one time.
+const ADMIN_CONNECTIONS: usize = 256;
 
 /// A gateway whose sockets are bound. [`Service::run`] serves.
 pub struct Service {
@@ -46,7 +43,7 @@ pub struct Service {
     gateway: Gateway,
     probes: Arc<Probes>,
     listener: Listener,
-    admin: Option<(TcpListener, Option<SecretString>)>,
+    admin: Option<(Listener, Option<SecretString>)>,
     shutdown: Shutdown,
     source: Option<Source>,
     lines: Option<JoinHandle<()>>,
@@ -63,9 +60,10 @@ impl Service {
         let listener = Listener::bind(&settings.listen, drain.clone(), clock).await?;
         let admin = match &settings.admin {
             Some(admin) => {
-                let socket = TcpListener::bind(admin.address).await;
-                let failed = |source| CannotStart::Admin { address: admin.address, source };
-                Some((socket.map_err(failed)?, admin.token.clone()))
+                // Its own departure, which never comes: metrics are worth most while we leave.
+                let listen = Listen { address: admin.address, max_connections: ADMIN_CONNECTIONS, ..Listen::default() };
+                let listener = Listener::bind(&listen, Drain::new(), clock).await;
+                Some((listener.map_err(CannotStart::Admin)?, admin.token.clone()))
             }
             None => None,
         };
@@ -90,7 +88,7 @@ impl Service {
     /// Where operators are served.
     #[must_use]
     pub fn admin_address(&self) -> Option<SocketAddr> {
-        self.admin.as_ref().and_then(|(socket, _)| socket.local_addr().ok())
+        self.admin.as_ref().map(|(listener, _)| listener.address())
     }
 
     /// The gateway.
@@ -107,14 +105,10 @@ impl Service {
         let sweeping = Arc::clone(&gateway.lines);
         tasks.spawn(async move { sweeping.keep_swept().await });
         let reloader = source.map(|source| follow(source, &gateway, &probes, &listener, &mut tasks));
-        if let Some((socket, token)) = admin {
+        if let Some((listener, token)) = admin {
             let view = View { gateway: gateway.clone(), drain: drain.clone(), reloader };
             let router = admin::router(Arc::new(view), token);
-            tasks.spawn(async move {
-                if let Err(error) = axum::serve(socket, router).await {
-                    tracing::error!(%error, "the admin listener ended");
-                }
-            });
+            tasks.spawn(listener.serve(router));
         }
         serve_and_leave(clock, &gateway, listener, &drain, &shutdown, leave).await;
         last_words(clock, gateway, tasks, lines).await;

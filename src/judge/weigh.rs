@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use crate::observe::{Ending, Limit, Limited, Reader, Timeline};
+use crate::observe::{Ending, Limited, Timeline};
 use crate::units::{Dialect, Tick, Tokens};
 
+use super::fault::{fault, not_judged};
 use super::objectives::{Objective, Objectives};
 use super::outcome::{Excluded, Missed, Outcome};
 use super::progress::{Progress, is_broken_at, itl_breaks, tpot_breaks, ttft_breaks, whole_deadline};
@@ -137,73 +138,6 @@ pub fn judge_left(progress: &Progress<'_>, objectives: &Objectives, case: &Case,
         Some(reason) if progress.is_uploaded => Verdict::excluded(reason, objectives),
         _ => Scene { progress: *progress, objectives, case, streamed }.left(at),
     }
-}
-
-/// Why this kind of request is not judged, however it ends.
-fn not_judged(streamed: bool, objectives: &Objectives, case: &Case) -> Option<Excluded> {
-    if case.over_limit {
-        return Some(Excluded::RateLimited);
-    }
-    if !case.judged_path {
-        return Some(Excluded::Unjudged);
-    }
-    if !streamed && !objectives.judges_non_streaming() {
-        return Some(Excluded::NonStreaming);
-    }
-    None
-}
-
-/// The outcome of a request that failed, whatever its objectives; `None` where the objectives
-/// (or the rules for a client that left or did not read) decide.
-fn fault(timeline: &Timeline, case: &Case) -> Option<Outcome> {
-    if let Some(error) = timeline.error {
-        let late = error.after_first_token;
-        return Some(if late { Outcome::Missed(Missed::UpstreamError) } else { of_code(error.code, case) });
-    }
-    if !(200..300).contains(&timeline.status) {
-        return Some(of_code(timeline.status, case));
-    }
-    let missed = |reason| Some(Outcome::Missed(reason));
-    // A JSON body is read at its end: of one that broke off, nothing can be said.
-    if timeline.unparseable && (timeline.reader != Reader::Json || timeline.ending == Ending::Clean) {
-        return missed(Missed::Unparseable);
-    }
-    if timeline.finish.is_some() {
-        return if is_empty(timeline, case) { missed(Missed::Empty) } else { None };
-    }
-    match timeline.ending {
-        Ending::Clean | Ending::Broken => missed(Missed::Truncated),
-        Ending::TimedOut(Limit::FirstToken) => missed(Missed::TimeoutFirstToken),
-        Ending::TimedOut(Limit::Idle) => missed(Missed::TimeoutIdle),
-        // While the client does not read, the total limit is its doing.
-        Ending::TimedOut(Limit::Total) if timeline.limited.is_some() => None,
-        Ending::TimedOut(Limit::Total) => missed(Missed::TimeoutTotal),
-        Ending::Drained | Ending::Panicked => missed(Missed::Internal),
-        Ending::Left | Ending::WriteStalled => None,
-    }
-}
-
-/// Whose fault an engine's status is, or the twin of an error inside a 200 before the first
-/// token. Every code has a row; what no row explains is the engine's fault.
-#[must_use]
-pub const fn of_code(code: u16, case: &Case) -> Outcome {
-    match code {
-        429 | 503 | 529 => Outcome::Missed(Missed::UpstreamOverload),
-        400 | 409 | 411 | 413 | 414 | 415 | 422 | 431 | 501 => Outcome::Excluded(Excluded::InvalidRequest),
-        404 if case.model_unknown_to_pool => Outcome::Excluded(Excluded::InvalidRequest),
-        401 | 403 if case.credential_forwarded => Outcome::Excluded(Excluded::Unauthorized),
-        _ => Outcome::Missed(Missed::UpstreamError),
-    }
-}
-
-/// Finished with nothing in it: no output and no reason to stop, or nothing visible where the
-/// gateway itself had lowered the cap.
-fn is_empty(timeline: &Timeline, case: &Case) -> bool {
-    if !case.dialect.generates() {
-        return false;
-    }
-    let nothing = !timeline.has_output && !timeline.has_finish_reason;
-    nothing || (case.cap_lowered && !timeline.has_visible)
 }
 
 /// One request on the scales.

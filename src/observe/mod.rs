@@ -18,9 +18,12 @@ mod mould;
 mod note;
 mod observer;
 mod passing;
+mod place;
 mod reading;
+mod sight;
 mod tally;
 mod timeline;
+mod usage;
 
 #[cfg(test)]
 mod tests;

@@ -8,7 +8,8 @@ use crate::units::{Dialect, Tick};
 use super::mould::Mould;
 use super::note::{Expect, Note};
 use super::passing::Passing;
-use super::reading::{Kind, Reading, Sight};
+use super::reading::Reading;
+use super::sight::{Kind, Sight};
 use super::sse::{Cut, Fields, Scanner};
 use super::tally::Tally;
 use super::timeline::{Ending, InBandError, Reader, Timeline, Watch};
@@ -355,7 +356,8 @@ impl Eye {
         if !self.uses_shortcut || echo_left > 0 || ends || choice.finish.is_some() || choice.logprobs {
             return None;
         }
-        Some((Mould::of(event, data_at, &sight.slots)?, choice.index))
+        let is_tight = self.mould.is_none();
+        Some((Mould::of(event, data_at, &sight.slots, is_tight)?, choice.index))
     }
 }
 
@@ -380,15 +382,4 @@ fn sight_of(data: &[u8], dialect: Dialect, keep_text: usize) -> Option<Sight> {
     let mut sight = reading.sight()?;
     sight.slots.forget();
     Some(sight)
-}
-
-impl Sight {
-    /// The `event:` line is the fallback for an absent `type`. The name `error` also stands
-    /// where the `type` is that of the error itself.
-    pub(super) fn is_called(&mut self, named: Kind) {
-        let is_error = named == Kind::Error && self.kind == Kind::Other;
-        if self.kind == Kind::Unnamed || is_error {
-            self.kind = named;
-        }
-    }
 }

@@ -7,7 +7,8 @@
 use crate::json::Tokenizer;
 use crate::units::Dialect;
 
-use super::reading::{Kind, Reading, Sight};
+use super::reading::Reading;
+use super::sight::{Kind, Sight};
 
 /// An event of which a part has left already.
 #[derive(Debug)]

@@ -9,8 +9,9 @@ use crate::units::{Dialect, Tick, Tokens};
 use super::codes::UNKNOWN;
 use super::mould::Fit;
 use super::note::{Expect, Note, UsageSeat};
-use super::reading::{Channel, ChoiceSight, Counts, Kind, Reason, Sight, Status};
+use super::sight::{Channel, ChoiceSight, Kind, Reason, Sight, Status};
 use super::timeline::{Choice, Ending, Gaps, InBandError, Limited, Reader, Timeline, TokenSource, Usage, Watch};
+use super::usage::{Counts, Told};
 
 /// One choice as seen so far.
 #[derive(Clone, Debug, Default)]
@@ -39,15 +40,8 @@ pub(super) struct Tally {
     /// From some moment on the client did not read, and gaps are not observed.
     limited: Option<Limited>,
     has_visible: bool,
-    /// Usage of the whole answer: the last, and the sum of those that further ones followed.
-    usage: Counts,
-    earlier_usage: Counts,
-    has_usage: bool,
-    /// The last usage-only event followed a further finish, and choices finished by then.
-    usage_follows_finish: bool,
-    finishes_at_usage: usize,
-    /// The prompt to which the last usage-only event belonged.
-    usage_prompt: u64,
+    /// What usage said of the whole answer.
+    told: Told,
     /// The choice that finished last.
     last_finished: u64,
     cut_by_length: bool,
@@ -68,12 +62,7 @@ impl Tally {
             gaps: Gaps::default(),
             limited: None,
             has_visible: false,
-            usage: Counts::default(),
-            earlier_usage: Counts::default(),
-            has_usage: false,
-            usage_follows_finish: false,
-            finishes_at_usage: 0,
-            usage_prompt: 0,
+            told: Told::default(),
             last_finished: 0,
             cut_by_length: false,
             has_finish_reason: false,
@@ -158,8 +147,7 @@ impl Tally {
             let slot = self.slot(index);
             self.usage_rises(slot, counts, false);
         } else if counts != Counts::default() {
-            self.has_usage = true;
-            self.usage.take(counts);
+            self.told.take(counts);
         }
         self.token(index, at, note.visible);
     }
@@ -312,28 +300,15 @@ impl Tally {
         is_echo
     }
 
-    /// A usage-only event. They add up only where each follows a further choice's finish.
+    /// A usage-only event, or usage beside several choices.
     fn usage_of_request(&mut self, usage: Counts) {
         let finishes = self.choices.iter().filter(|choice| choice.finished).count();
-        let follows_finish = finishes > self.finishes_at_usage;
-        let prompt = self.prompt_index(self.last_finished);
-        if self.usage_follows_finish && follows_finish {
-            let earlier = std::mem::take(&mut self.usage);
-            self.earlier_usage.add_output(earlier);
-            if prompt != self.usage_prompt {
-                self.earlier_usage.add_input(earlier);
-            }
-        }
-        self.usage_prompt = prompt;
-        (self.usage_follows_finish, self.finishes_at_usage) = (follows_finish, finishes);
-        self.has_usage = true;
-        self.usage.take(usage);
+        self.told.behind(usage, finishes, self.prompt_index(self.last_finished));
     }
 
     fn response_event(&mut self, sight: &Sight, at: Tick) -> Note {
         if sight.has_usage {
-            self.has_usage = true;
-            self.usage.take(sight.usage);
+            self.told.take(sight.usage);
         }
         let channel = match sight.kind {
             Kind::Delta(channel) if sight.only.has_text() => Some(channel),
@@ -351,8 +326,7 @@ impl Tally {
 
     fn message_event(&mut self, sight: &Sight, at: Tick) -> Note {
         if sight.has_usage {
-            self.has_usage = true;
-            self.usage.take(sight.usage);
+            self.told.take(sight.usage);
         }
         let channel = match sight.kind {
             Kind::BlockDelta if sight.only.visible => Some(Channel::Visible),
@@ -399,8 +373,7 @@ impl Tally {
             return;
         }
         if sight.has_usage {
-            self.has_usage = true;
-            self.usage.take(sight.usage);
+            self.told.take(sight.usage);
         }
         if self.dialect().generates() {
             let choices = if sight.choices.is_empty() { std::slice::from_ref(&sight.only) } else { &sight.choices };
@@ -495,7 +468,8 @@ impl Tally {
             // An unfinished answer of which more token events came than its usage says has
             // only the first word of its usage (Messages: `message_start`).
             let is_stale = self.finish.is_none() && output < events;
-            let is_partial = !self.has_usage && self.choices.iter().any(|c| c.events > 0 && c.usage.output.is_none());
+            let is_partial =
+                !self.told.anything() && self.choices.iter().any(|c| c.events > 0 && c.usage.output.is_none());
             if !is_stale && !is_partial {
                 return (usage, output as f64, TokenSource::Usage);
             }
@@ -515,11 +489,8 @@ impl Tally {
     /// Usage of the whole answer: its own, else the sum over the choices, the prompts of
     /// which count once each.
     fn usage(&self) -> Usage {
-        let mut sum = self.earlier_usage;
-        if self.has_usage {
-            sum.add_output(self.usage);
-            sum.add_input(self.usage);
-        } else {
+        let mut sum = self.told.sum();
+        if !self.told.anything() {
             let mut prompt = None;
             for choice in self.choices.iter().filter(|choice| choice.usage != Counts::default()) {
                 sum.add_output(choice.usage);
@@ -560,49 +531,4 @@ impl Tally {
 
 impl InBandError {
     const UNKNOWN: InBandError = InBandError { code: UNKNOWN, after_first_token: false };
-}
-
-impl Counts {
-    /// Per field the last explicit value wins.
-    fn take(&mut self, later: Counts) {
-        self.input = later.input.or(self.input);
-        self.output = later.output.or(self.output);
-        self.cached = later.cached.or(self.cached);
-        self.reasoning = later.reasoning.or(self.reasoning);
-        self.cache_read = later.cache_read.or(self.cache_read);
-        self.cache_written = later.cache_written.or(self.cache_written);
-    }
-
-    fn add_output(&mut self, other: Counts) {
-        self.output = plus(self.output, other.output);
-        self.reasoning = plus(self.reasoning, other.reasoning);
-    }
-
-    fn add_input(&mut self, other: Counts) {
-        self.input = plus(self.input, other.input);
-        self.cached = plus(self.cached, other.cached);
-        self.cache_read = plus(self.cache_read, other.cache_read);
-        self.cache_written = plus(self.cache_written, other.cache_written);
-    }
-
-    /// Input of the Messages dialect leaves out what came from and went to the cache.
-    fn usage(self, dialect: Dialect) -> Usage {
-        let (input, cached) = match dialect {
-            Dialect::Messages => (plus(plus(self.input, self.cache_read), self.cache_written), self.cache_read),
-            _ => (self.input, self.cached),
-        };
-        Usage {
-            input: input.map(Tokens),
-            output: self.output.map(Tokens),
-            reasoning: self.reasoning.map(Tokens),
-            cached: cached.map(Tokens),
-        }
-    }
-}
-
-fn plus(one: Option<u64>, other: Option<u64>) -> Option<u64> {
-    match (one, other) {
-        (Some(one), Some(other)) => Some(one.saturating_add(other)),
-        (one, other) => one.or(other),
-    }
 }

@@ -911,6 +911,27 @@ proptest! {
     }
 
     #[test]
+    fn no_bytes_make_it_panic_and_all_of_them_pass(
+        frames in proptest::collection::vec(
+            prop_oneof![
+                proptest::collection::vec(any::<u8>(), 0..40),
+                "(data|event|type|choices|delta|error|usage|item|[:{}\\[\\]\",\n\r 0-9e.-]){0,30}".prop_map(String::into_bytes),
+                framed(),
+            ],
+            0..8,
+        ),
+        reader in proptest::sample::select(vec![Reader::Events, Reader::Json, Reader::Opaque, Reader::Coded]),
+    ) {
+        for dialect in [Dialect::Chat, Dialect::Completions, Dialect::Responses, Dialect::Messages, Dialect::Plain] {
+            let echo_prompts = vec!["data".to_owned()];
+            let expect = Expect { echo_prompts, ..Expect::stream(dialect, Tick::ZERO) };
+            let mut seen = frames.iter().fold(Seen::of(expect, reader), |seen, frame| seen.raw(5, frame));
+            seen.observer.clean_end(Tick::from_millis(6), &mut |piece, _| seen.passed.extend_from_slice(&piece));
+            prop_assert_eq!(&seen.passed, &frames.concat());
+        }
+    }
+
+    #[test]
     fn any_split_of_any_stream_gives_the_same_timeline(
         stream in framed(),
         cuts in proptest::collection::vec(any::<proptest::sample::Index>(), 0..6),

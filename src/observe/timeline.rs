@@ -99,7 +99,7 @@ pub struct Choice {
 }
 
 impl Choice {
-    /// Mean time per output token after the first (SEMANTICS.md 2): defined for at least two
+    /// Mean time per output token after the first (`docs/semantics.md`, section 2): defined for at least two
     /// tokens delivered in at least two events.
     #[must_use]
     pub fn tpot(&self) -> Option<Duration> {
@@ -127,7 +127,7 @@ pub struct Gaps {
     pub broke: Option<Tick>,
 }
 
-/// An error that stood inside a 200 (SEMANTICS.md 4).
+/// An error that stood inside a 200 (`docs/semantics.md`, section 4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InBandError {
     /// Its HTTP twin: 500 where the engine's own code was absent or unknown.

@@ -14,9 +14,10 @@ use crate::units::{ClassId, PoolId, Tick};
 use super::Inner;
 use super::drift::Lengths;
 use super::engines::EngineReport;
+use super::open::Place;
 use super::process::Process;
-use super::table::{ClassSeries, Memory, NONE};
-use super::visit::Place;
+use super::series::NONE;
+use super::table::{ClassSeries, Memory};
 
 /// Looks at the recorder without keeping it alive: the registry belongs to it.
 #[derive(Debug)]

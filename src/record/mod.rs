@@ -14,7 +14,9 @@ mod family;
 mod finished;
 mod live;
 mod metrics;
+mod open;
 mod process;
+mod series;
 pub mod settings;
 mod standing;
 mod table;
@@ -42,8 +44,8 @@ use crate::units::{ClassId, EngineId, PoolId, RequestId, Tick};
 
 use live::Live;
 use metrics::Metrics;
+use open::OpenVisits;
 use table::Table;
-use visit::OpenVisits;
 
 /// The status that is written down where the client left before it got one.
 pub const LEFT: u16 = 499;
@@ -194,7 +196,7 @@ impl Recorder {
         self.0.clock.now()
     }
 
-    fn closed(&self, open: &visit::Open) {
+    fn closed(&self, open: &open::Open) {
         if self.0.open.remove(open) {
             self.0.emptied.notify_waiters();
         }

@@ -8,8 +8,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::Mutex;
-
 use crate::judge::{
     Case, Excluded, Missed, Objectives, Outcome, Progress, Pulse, Verdict, judge, judge_left, judge_refused, of_code,
 };
@@ -18,6 +16,7 @@ use crate::refuse::Refusal;
 use crate::units::{ClassId, EngineId, LengthBucket, PoolId, RequestId, TenantId, Tick, Tokens};
 
 use super::finished::{Finished, Retries, Retry};
+use super::open::Open;
 use super::{LEFT, Recorder};
 
 /// What applies to a request once its class is known.
@@ -291,87 +290,5 @@ impl Drop for Visit {
             self.abandoned(*draft, std::thread::panicking());
         }
         self.recorder.closed(&self.open);
-    }
-}
-
-/// What a scrape sees of an open visit.
-#[derive(Debug)]
-pub(super) struct Open {
-    slot: usize,
-    arrival: Tick,
-    pulse: Pulse,
-    standing: Mutex<Standing>,
-}
-
-/// What is known of it, as far as a scrape wants it.
-#[derive(Debug, Default)]
-struct Standing {
-    promise: Option<Promise>,
-    pool: Option<PoolId>,
-}
-
-/// Where an open visit stands.
-#[derive(Debug)]
-pub(super) struct Place {
-    pub(super) class: Option<ClassId>,
-    pub(super) pool: Option<PoolId>,
-    pub(super) is_overdue: bool,
-}
-
-impl Open {
-    fn place(&self, at: Tick) -> Place {
-        let standing = self.standing.lock();
-        let promise = standing.promise.as_ref();
-        let overdue = |promise: &Promise| {
-            let waiting = Progress::waiting(self.arrival, true, promise.streamed);
-            let Promise { objectives, case, choices, tokens_per_event, .. } = promise;
-            self.pulse.is_overdue(&waiting, objectives, case, *choices, *tokens_per_event, at)
-        };
-        Place {
-            class: promise.map(|promise| promise.class.clone()),
-            pool: standing.pool.clone(),
-            is_overdue: promise.is_some_and(overdue),
-        }
-    }
-}
-
-/// All open visits. One short lock at each arrival and each end, none in between.
-#[derive(Debug, Default)]
-pub(super) struct OpenVisits(Mutex<Slots>);
-
-#[derive(Debug, Default)]
-struct Slots {
-    visits: Vec<Option<Arc<Open>>>,
-    free: Vec<usize>,
-}
-
-impl OpenVisits {
-    pub(super) fn add(&self, arrival: Tick) -> Arc<Open> {
-        let mut slots = self.0.lock();
-        let slot = slots.free.pop().unwrap_or(slots.visits.len());
-        let open = Arc::new(Open { slot, arrival, pulse: Pulse::default(), standing: Mutex::default() });
-        match slots.visits.get_mut(slot) {
-            Some(empty) => *empty = Some(open.clone()),
-            None => slots.visits.push(Some(open.clone())),
-        }
-        open
-    }
-
-    /// Takes a visit out; `true` if it was the last one.
-    pub(super) fn remove(&self, open: &Open) -> bool {
-        let mut slots = self.0.lock();
-        slots.visits[open.slot] = None;
-        slots.free.push(open.slot);
-        slots.free.len() == slots.visits.len()
-    }
-
-    pub(super) fn count(&self) -> usize {
-        let slots = self.0.lock();
-        slots.visits.len() - slots.free.len()
-    }
-
-    pub(super) fn places(&self, at: Tick) -> Vec<Place> {
-        let open: Vec<Arc<Open>> = self.0.lock().visits.iter().flatten().cloned().collect();
-        open.iter().map(|open| open.place(at)).collect()
     }
 }

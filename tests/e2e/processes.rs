@@ -1,6 +1,8 @@
 //! What only shows between processes: an engine that dies, a gateway that is told to end, and
 //! everything that was ever written. Needs no part but our own binary.
 
+use std::process::Command;
+
 use crate::gateway::{Gateway, Setup, sum, sum_where};
 use crate::running::{Open, Running, get, post, until};
 
@@ -81,4 +83,18 @@ fn no_secret_reaches_any_output() {
     seen.push_str(&gateway.running.output());
     let lines = seen.lines().filter(|line| line.contains("CANARY")).collect::<Vec<_>>();
     assert!(lines.is_empty(), "{lines:#?}");
+}
+
+#[test]
+fn the_demo_ends_by_itself_and_tells_what_it_counted() {
+    let mut demo = Command::new(env!("CARGO_BIN_EXE_goodput"));
+    demo.args(["demo", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--seconds", "3", "--json"]);
+    let done = demo.output().expect("it is ours");
+    let told = String::from_utf8_lossy(&done.stdout);
+    assert!(done.status.success(), "{told}\n{}", String::from_utf8_lossy(&done.stderr));
+    let told: serde_json::Value = serde_json::from_str(&told).expect("one JSON object");
+    let classes = told["classes"].as_array().expect("a list");
+    assert_eq!(classes.len(), 5, "{told}");
+    let sum = |field: &str| classes.iter().filter_map(|class| class[field].as_u64()).sum::<u64>();
+    assert!(sum("met") > 0 && sum("met") <= sum("judged") && sum("judged") <= sum("sent"), "{told}");
 }

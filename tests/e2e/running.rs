@@ -93,13 +93,14 @@ impl Drop for Running {
     }
 }
 
-/// Tries until something is there: a bounded number of times, with a pause between.
+/// Tries until something is there: a bounded number of times, with a pause between. Another
+/// process cannot wake us: all we can do is to ask it again, and not too often.
 pub fn attempt<T>(mut look: impl FnMut() -> Option<T>) -> Option<T> {
     for _ in 0..300 {
         if let Some(found) = look() {
             return Some(found);
         }
-        std::thread::sleep(Duration::from_millis(100));
+        std::thread::park_timeout(Duration::from_millis(100));
     }
     None
 }

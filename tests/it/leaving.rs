@@ -32,11 +32,21 @@ fn dialects() -> Vec<(&'static str, Value, Script)> {
     };
     vec![
         (CHAT, stream(), steady()),
-        ("/v1/messages", json!({"model": "m1", "stream": true, "max_tokens": 9, "messages": []}), paced(&|_| messages_delta())),
+        (
+            "/v1/messages",
+            json!({"model": "m1", "stream": true, "max_tokens": 9, "messages": []}),
+            paced(&|_| messages_delta()),
+        ),
         ("/v1/responses", json!({"model": "m1", "stream": true, "input": "hi"}), paced(&responses_delta)),
-        ("/v1/completions", json!({"model": "m1", "stream": true, "prompt": "hi"}), paced(&|_| {
-            event(r#"{"id":"c","object":"text_completion","choices":[{"index":0,"text":"a","finish_reason":null}]}"#)
-        })),
+        (
+            "/v1/completions",
+            json!({"model": "m1", "stream": true, "prompt": "hi"}),
+            paced(&|_| {
+                event(
+                    r#"{"id":"c","object":"text_completion","choices":[{"index":0,"text":"a","finish_reason":null}]}"#,
+                )
+            }),
+        ),
     ]
 }
 
@@ -412,7 +422,9 @@ async fn c54_a_leave_after_the_finish_event_is_none() {
 
 #[tokio::test(start_paused = true)]
 async fn c54_a_leave_after_the_promise_was_broken_is_a_miss() {
-    for (leave, verdict) in [(500, "excluded(client_cancel)"), (501, "missed(canceled_late)"), (2000, "missed(canceled_late)")] {
+    for (leave, verdict) in
+        [(500, "excluded(client_cancel)"), (501, "missed(canceled_late)"), (2000, "missed(canceled_late)")]
+    {
         let (house, _engine) = House::playing(Script::stream().at(10).say(r()).silence());
         assert!(tokio::time::timeout(ms(leave), house.chat(stream())).await.is_err());
         assert_eq!(house.line().await.verdict(), verdict, "after {leave} ms");
@@ -462,7 +474,10 @@ async fn overdue_requests_are_counted_while_they_run() {
     let overdue = |house: &House| house.page().sum("goodput_overdue", &[("class", "chat")]);
     let mut answer = house.chat(stream()).await;
     answer.frames(2).await;
-    assert_eq!((overdue(&house), house.page().sum("goodput_in_flight", &[("class", "chat"), ("pool", "a")])), (0.0, 1.0));
+    assert_eq!(
+        (overdue(&house), house.page().sum("goodput_in_flight", &[("class", "chat"), ("pool", "a")])),
+        (0.0, 1.0)
+    );
     // Two tokens in 140 - 100 ms promise the next ones by 200 ms.
     house.sleep(ms(61)).await;
     assert_eq!(overdue(&house), 1.0);

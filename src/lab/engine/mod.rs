@@ -30,6 +30,7 @@ mod voice;
 
 pub use core::{Gauges, Order, Shape};
 pub use voice::Lengths;
+pub(super) use voice::mix;
 
 use std::io;
 use std::net::SocketAddr;

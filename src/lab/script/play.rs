@@ -80,7 +80,9 @@ impl ScriptedEngine {
 
     /// Serves a connection in a task of the engine's own.
     pub fn serve(&self, wire: impl Wire) {
-        self.tasks.lock().spawn(converse(self.part.clone(), wire));
+        let mut tasks = self.tasks.lock();
+        while tasks.try_join_next().is_some() {}
+        tasks.spawn(converse(self.part.clone(), wire));
     }
 
     /// Listens on a free port of the loopback interface.
@@ -95,6 +97,7 @@ impl ScriptedEngine {
             let mut connections = JoinSet::new();
             while let Ok((socket, _)) = listener.accept().await {
                 let _ = socket.set_nodelay(true);
+                while connections.try_join_next().is_some() {}
                 connections.spawn(converse(part.clone(), socket));
             }
         });

@@ -5,6 +5,7 @@
 //! median and 95th percentile. The same seed gives the same requests at the same moments.
 
 use std::f64::consts::TAU;
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -13,7 +14,7 @@ use rand::{Rng, SeedableRng};
 use serde_json::json;
 
 use crate::judge::Objectives;
-use crate::lab::engine::Lengths;
+use crate::lab::engine::{Lengths, mix};
 use crate::units::Dialect;
 
 /// A mix of flows and how often they ask.
@@ -202,13 +203,22 @@ impl Shots {
     }
 }
 
-/// About this many tokens of text.
-fn words(seed: u64, tokens: u64) -> String {
+/// Text to take prompts from: made once, since most of a prompt is only there to be long.
+static POOL: LazyLock<String> = LazyLock::new(|| {
     const WORDS: [&str; 8] = ["rain ", "tea ", "map ", "oak ", "ship ", "glass ", "plum ", "owl "];
-    let mut chance = StdRng::seed_from_u64(seed);
-    let mut text = String::with_capacity(tokens as usize * 4 + 8);
-    while (text.len() as u64) < tokens * 4 {
-        text.push_str(WORDS[chance.random_range(0..WORDS.len())]);
+    let mut chance = StdRng::seed_from_u64(0);
+    (0..16_384).map(|_| WORDS[chance.random_range(0..WORDS.len())]).collect()
+});
+
+/// About this many tokens of text: the pool from a place on that the seed chooses.
+fn words(seed: u64, tokens: u64) -> String {
+    let length = (tokens * 4) as usize;
+    let mut text = String::with_capacity(length);
+    let mut from = (mix(seed) % POOL.len() as u64) as usize;
+    while text.len() < length {
+        let piece = POOL.get(from..).unwrap_or_default();
+        text.push_str(&piece[..piece.len().min(length - text.len())]);
+        from = 0;
     }
     text
 }

@@ -1,0 +1,163 @@
+//! What was found in one JSON object of an answer: the data of an event, or a whole body.
+
+use super::codes::Codes;
+use super::mould::Slots;
+use super::usage::Counts;
+
+/// Which clock a text moves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Channel {
+    /// Content, refusal, tool and function call.
+    Visible,
+    /// Audio data: visible, but its bytes are no text.
+    Sound,
+    /// Reasoning.
+    Hidden,
+}
+
+/// What an event is, by its `type` or its `event:` line.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Neither.
+    #[default]
+    Unnamed,
+    /// One that decides nothing.
+    Other,
+    /// `error`.
+    Error,
+    /// Responses: `*.delta`, of a visible channel or of reasoning.
+    Delta(Channel),
+    /// Responses: `response.output_item.added`.
+    ItemAdded,
+    /// Responses: `response.completed`.
+    Completed,
+    /// Responses: `response.incomplete`.
+    Incomplete,
+    /// Responses: `response.failed`.
+    Failed,
+    /// Messages: `content_block_start`.
+    BlockStart,
+    /// Messages: `content_block_delta`.
+    BlockDelta,
+    /// Messages: `message_stop`.
+    Stop,
+}
+
+impl Kind {
+    pub(super) fn of(name: &[u8]) -> Kind {
+        match name {
+            b"" => Kind::Unnamed,
+            b"error" => Kind::Error,
+            b"response.output_item.added" => Kind::ItemAdded,
+            b"response.completed" => Kind::Completed,
+            b"response.incomplete" => Kind::Incomplete,
+            b"response.failed" => Kind::Failed,
+            b"content_block_start" => Kind::BlockStart,
+            b"content_block_delta" => Kind::BlockDelta,
+            b"message_stop" => Kind::Stop,
+            _ if name.ends_with(b".delta") => {
+                let is_reasoning = memchr::memmem::find(name, b"reasoning").is_some();
+                Kind::Delta(if is_reasoning { Channel::Hidden } else { Channel::Visible })
+            }
+            _ => Kind::Other,
+        }
+    }
+}
+
+/// A finish or stop reason.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Reason {
+    /// The output cap was reached.
+    Length,
+    /// Any other.
+    Other,
+}
+
+impl Reason {
+    pub(super) fn of(word: &[u8]) -> Option<Reason> {
+        match word {
+            b"" => None,
+            b"length" | b"max_tokens" | b"max_output_tokens" | b"model_context_window_exceeded" => Some(Reason::Length),
+            _ => Some(Reason::Other),
+        }
+    }
+}
+
+/// What one choice of an event carried. The other dialects have one nameless choice.
+#[derive(Clone, Debug, Default)]
+pub(super) struct ChoiceSight {
+    pub(super) index: u64,
+    /// Non-empty text on a visible channel, on a hidden one.
+    pub(super) visible: bool,
+    pub(super) hidden: bool,
+    /// A non-empty list of logprob tokens.
+    pub(super) logprobs: bool,
+    pub(super) finish: Option<Reason>,
+    /// Bytes of visible text.
+    pub(super) bytes: u64,
+    /// The beginning of a completion's text, where it may be an echo.
+    pub(super) text: Vec<u8>,
+}
+
+impl ChoiceSight {
+    pub(super) fn has_text(&self) -> bool {
+        self.visible || self.hidden
+    }
+
+    pub(super) fn mark(&mut self, channel: Channel) {
+        match channel {
+            Channel::Visible | Channel::Sound => self.visible = true,
+            Channel::Hidden => self.hidden = true,
+        }
+    }
+}
+
+/// What one JSON object said.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Sight {
+    pub(super) kind: Kind,
+    /// `choices` in order, of those dialects that have them.
+    pub(super) choices: Vec<ChoiceSight>,
+    /// The nameless choice of the other dialects.
+    pub(super) only: ChoiceSight,
+    /// `usage` was an object.
+    pub(super) has_usage: bool,
+    pub(super) usage: Counts,
+    /// `error` was there and not null.
+    pub(super) has_error: bool,
+    pub(super) error: Codes,
+    /// `object` was `error`: the older shape, with the codes at the top level.
+    pub(super) is_error_object: bool,
+    /// `code` and `type` at the top level.
+    pub(super) top: Codes,
+    /// Responses: an item, or Messages: a block, that calls a tool and names it.
+    pub(super) names_tool: bool,
+    /// Responses: `status`.
+    pub(super) status: Option<Status>,
+    /// Responses: why it is incomplete.
+    pub(super) incomplete: Option<Reason>,
+    /// Responses: the number of the event.
+    pub(super) sequence_number: Option<u64>,
+    /// What may differ in the next event without making it another.
+    pub(super) slots: Slots,
+}
+
+impl Sight {
+    /// The `event:` line is the fallback for an absent `type`. The name `error` also stands
+    /// where the `type` is that of the error itself.
+    pub(super) fn is_called(&mut self, named: Kind) {
+        let is_error = named == Kind::Error && self.kind == Kind::Other;
+        if self.kind == Kind::Unnamed || is_error {
+            self.kind = named;
+        }
+    }
+}
+
+/// `status` of a response.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Status {
+    Completed,
+    Incomplete,
+    Failed,
+    Other,
+}

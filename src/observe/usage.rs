@@ -1,0 +1,126 @@
+//! Counts of tokens as engines tell them (`docs/semantics.md`, section 2): nothing is summed
+//! that is cumulative, and arithmetic saturates.
+
+use crate::units::{Dialect, Tokens};
+
+use super::mould::Fit;
+use super::timeline::Usage;
+
+/// The token counts of one `usage` object, each where it was a number.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Counts {
+    pub(super) input: Option<u64>,
+    pub(super) output: Option<u64>,
+    pub(super) cached: Option<u64>,
+    pub(super) reasoning: Option<u64>,
+    /// Messages: tokens read from and written to the cache, beside `input`.
+    pub(super) cache_read: Option<u64>,
+    pub(super) cache_written: Option<u64>,
+}
+
+/// What usage said of the whole answer.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Told {
+    /// Per field the last value; and the sum of those behind which further ones came.
+    last: Counts,
+    earlier: Counts,
+    came: bool,
+    /// The last usage-only event followed a further finish; choices finished by then; the
+    /// prompt of the choice that had finished.
+    follows_finish: bool,
+    finishes: usize,
+    prompt: u64,
+}
+
+impl Told {
+    /// Usage in a place where the last word counts.
+    pub(super) fn take(&mut self, counts: Counts) {
+        self.came = true;
+        self.last.take(counts);
+    }
+
+    /// A usage-only event, with `finishes` choices finished, the last one of `prompt`. Such
+    /// events add up only where each follows a further choice's finish (llama.cpp); a prompt
+    /// counts once for all its choices.
+    pub(super) fn behind(&mut self, counts: Counts, finishes: usize, prompt: u64) {
+        let follows_finish = finishes > self.finishes;
+        if self.follows_finish && follows_finish {
+            let earlier = std::mem::take(&mut self.last);
+            self.earlier.add_output(earlier);
+            if prompt != self.prompt {
+                self.earlier.add_input(earlier);
+            }
+        }
+        (self.follows_finish, self.finishes, self.prompt) = (follows_finish, finishes, prompt);
+        self.take(counts);
+    }
+
+    /// Whether there was any.
+    pub(super) fn anything(&self) -> bool {
+        self.came
+    }
+
+    pub(super) fn sum(&self) -> Counts {
+        let mut sum = self.earlier;
+        sum.add_output(self.last);
+        sum.add_input(self.last);
+        sum
+    }
+}
+
+impl Counts {
+    /// The counts in an event that fitted a mould.
+    pub(super) fn of(fit: &Fit) -> Counts {
+        Counts {
+            input: fit.input,
+            output: fit.output,
+            cached: fit.cached,
+            reasoning: fit.reasoning,
+            cache_read: fit.cache_read,
+            cache_written: fit.cache_written,
+        }
+    }
+
+    /// Per field the last explicit value wins.
+    pub(super) fn take(&mut self, later: Counts) {
+        self.input = later.input.or(self.input);
+        self.output = later.output.or(self.output);
+        self.cached = later.cached.or(self.cached);
+        self.reasoning = later.reasoning.or(self.reasoning);
+        self.cache_read = later.cache_read.or(self.cache_read);
+        self.cache_written = later.cache_written.or(self.cache_written);
+    }
+
+    pub(super) fn add_output(&mut self, other: Counts) {
+        self.output = plus(self.output, other.output);
+        self.reasoning = plus(self.reasoning, other.reasoning);
+    }
+
+    pub(super) fn add_input(&mut self, other: Counts) {
+        self.input = plus(self.input, other.input);
+        self.cached = plus(self.cached, other.cached);
+        self.cache_read = plus(self.cache_read, other.cache_read);
+        self.cache_written = plus(self.cache_written, other.cache_written);
+    }
+
+    /// Input of the Messages dialect leaves out what came from and went to the cache.
+    pub(super) fn usage(self, dialect: Dialect) -> Usage {
+        let (input, cached) = match dialect {
+            Dialect::Messages => (plus(plus(self.input, self.cache_read), self.cache_written), self.cache_read),
+            _ => (self.input, self.cached),
+        };
+        Usage {
+            input: input.map(Tokens),
+            output: self.output.map(Tokens),
+            reasoning: self.reasoning.map(Tokens),
+            cached: cached.map(Tokens),
+        }
+    }
+}
+
+fn plus(one: Option<u64>, other: Option<u64>) -> Option<u64> {
+    match (one, other) {
+        (Some(one), Some(other)) => Some(one.saturating_add(other)),
+        (one, other) => one.or(other),
+    }
+}

@@ -1,0 +1,92 @@
+//! The requests that are in the house at this moment, as a scrape sees them.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use crate::judge::{Progress, Pulse};
+use crate::units::{ClassId, PoolId, Tick};
+
+use super::visit::Promise;
+
+/// What a scrape sees of an open visit.
+#[derive(Debug)]
+pub(super) struct Open {
+    slot: usize,
+    arrival: Tick,
+    pub(super) pulse: Pulse,
+    pub(super) standing: Mutex<Standing>,
+}
+
+/// What is known of it, as far as a scrape wants it.
+#[derive(Debug, Default)]
+pub(super) struct Standing {
+    pub(super) promise: Option<Promise>,
+    pub(super) pool: Option<PoolId>,
+}
+
+/// Where an open visit stands.
+#[derive(Debug)]
+pub(super) struct Place {
+    pub(super) class: Option<ClassId>,
+    pub(super) pool: Option<PoolId>,
+    pub(super) is_overdue: bool,
+}
+
+impl Open {
+    fn place(&self, at: Tick) -> Place {
+        let standing = self.standing.lock();
+        let promise = standing.promise.as_ref();
+        let overdue = |promise: &Promise| {
+            let waiting = Progress::waiting(self.arrival, true, promise.streamed);
+            let Promise { objectives, case, choices, tokens_per_event, .. } = promise;
+            self.pulse.is_overdue(&waiting, objectives, case, *choices, *tokens_per_event, at)
+        };
+        Place {
+            class: promise.map(|promise| promise.class.clone()),
+            pool: standing.pool.clone(),
+            is_overdue: promise.is_some_and(overdue),
+        }
+    }
+}
+
+/// All open visits. One short lock at each arrival and each end, none in between.
+#[derive(Debug, Default)]
+pub(super) struct OpenVisits(Mutex<Slots>);
+
+#[derive(Debug, Default)]
+struct Slots {
+    visits: Vec<Option<Arc<Open>>>,
+    free: Vec<usize>,
+}
+
+impl OpenVisits {
+    pub(super) fn add(&self, arrival: Tick) -> Arc<Open> {
+        let mut slots = self.0.lock();
+        let slot = slots.free.pop().unwrap_or(slots.visits.len());
+        let open = Arc::new(Open { slot, arrival, pulse: Pulse::default(), standing: Mutex::default() });
+        match slots.visits.get_mut(slot) {
+            Some(empty) => *empty = Some(open.clone()),
+            None => slots.visits.push(Some(open.clone())),
+        }
+        open
+    }
+
+    /// Takes a visit out; `true` if it was the last one.
+    pub(super) fn remove(&self, open: &Open) -> bool {
+        let mut slots = self.0.lock();
+        slots.visits[open.slot] = None;
+        slots.free.push(open.slot);
+        slots.free.len() == slots.visits.len()
+    }
+
+    pub(super) fn count(&self) -> usize {
+        let slots = self.0.lock();
+        slots.visits.len() - slots.free.len()
+    }
+
+    pub(super) fn places(&self, at: Tick) -> Vec<Place> {
+        let open: Vec<Arc<Open>> = self.0.lock().visits.iter().flatten().cloned().collect();
+        open.iter().map(|open| open.place(at)).collect()
+    }
+}

@@ -1,0 +1,287 @@
+//! The series of one combination of labels: resolved once, then plain additions.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ahash::RandomState;
+use prometheus_client::metrics::counter::Counter;
+
+use crate::judge::{Excluded, Held, Missed, Outcome, Verdict};
+use crate::observe::{Timeline, TokenSource};
+use crate::units::{ClassId, LengthBucket};
+
+use super::edges::Edges;
+use super::family::{Histogram, Labels};
+use super::finished::Finished;
+use super::metrics::Metrics;
+use super::table::ClassShape;
+
+pub(super) type Map<K, V> = HashMap<K, V, RandomState>;
+
+/// Where a label has no value: before the class, before the pool.
+pub(super) const NONE: &str = "none";
+/// The model label where no route's pattern names it, and the tenants beyond the first 200.
+pub(super) const OTHER: &str = "other";
+
+/// The series of a class on a pool.
+#[derive(Debug)]
+pub(super) struct PoolSeries {
+    missed: Box<[Counter]>,
+    excluded: Box<[Counter]>,
+    ttft: Option<Pair>,
+    tpot: Option<Pair>,
+    itl: Option<Pair>,
+    e2e: Option<Pair>,
+    measures: Option<Measures>,
+    pub(super) models: Map<Arc<str>, ModelSeries>,
+}
+
+impl PoolSeries {
+    pub(super) fn new(metrics: &Metrics, class: &ClassShape, pool: &str, measures: Option<Measures>) -> Self {
+        let place = |(name, value)| labels([("class", class.id.as_str()), ("pool", pool), (name, value)]);
+        let objective = |exists: bool, name: &'static str| {
+            exists.then(|| Pair {
+                met: metrics.objective_met.at(place(("objective", name))),
+                all: metrics.objective.at(place(("objective", name))),
+            })
+        };
+        let (promise, targets) = (&class.objectives, class.takes_targets);
+        let budget = promise.e2e.is_some() || targets || promise.derived_budget(1).is_some();
+        PoolSeries {
+            missed: Missed::ALL.iter().map(|reason| metrics.missed.at(place(("reason", reason.as_str())))).collect(),
+            excluded: Excluded::ALL.iter().map(|why| metrics.excluded.at(place(("reason", why.as_str())))).collect(),
+            ttft: objective(promise.ttft.is_some() || targets, "ttft"),
+            tpot: objective(promise.tpot.is_some() || targets, "tpot"),
+            itl: objective(promise.itl.is_some(), "itl"),
+            e2e: objective(budget, "e2e"),
+            measures,
+            models: Map::default(),
+        }
+    }
+
+    pub(super) fn add_model(&mut self, metrics: &Metrics, class: &str, pool: &str, model: &Arc<str>) {
+        self.models.entry(model.clone()).or_insert_with(|| ModelSeries::new(metrics, class, pool, model));
+    }
+
+    pub(super) fn note(&self, finished: &Finished) {
+        let verdict = &finished.verdict;
+        match verdict.outcome {
+            Outcome::Met => {}
+            Outcome::Missed(reason) => {
+                self.missed[reason as usize].inc();
+            }
+            Outcome::Excluded(reason) => {
+                self.excluded[reason as usize].inc();
+            }
+        }
+        if verdict.outcome.is_judged() {
+            self.note_objectives(verdict);
+        }
+        if let Some(measures) = &self.measures {
+            measures.note(finished);
+        }
+    }
+
+    fn note_objectives(&self, verdict: &Verdict) {
+        let each = [
+            (&self.ttft, verdict.ttft),
+            (&self.tpot, verdict.tpot),
+            (&self.itl, verdict.itl),
+            (&self.e2e, verdict.e2e),
+        ];
+        for (pair, held) in each {
+            match (pair, held) {
+                (Some(pair), Some(Held::Held)) => pair.note(true),
+                (Some(pair), Some(Held::Broken)) => pair.note(false),
+                _ => {}
+            }
+        }
+    }
+}
+
+/// Met, and met + missed.
+#[derive(Debug)]
+pub(super) struct Pair {
+    met: Counter,
+    all: Counter,
+}
+
+impl Pair {
+    pub(super) fn note(&self, met: bool) {
+        self.all.inc();
+        if met {
+            self.met.inc();
+        }
+    }
+}
+
+/// Histograms and companions of a class on a pool.
+#[derive(Debug)]
+pub(super) struct Measures {
+    ttft: Histogram,
+    ttfvt: Histogram,
+    tpot: Box<[Histogram]>,
+    gap: Histogram,
+    e2e: Histogram,
+    queue: Histogram,
+    upload: Histogram,
+    cancel: Histogram,
+    stalls: Counter,
+    truncated: Counter,
+}
+
+impl Measures {
+    pub(super) fn new(metrics: &Metrics, class: &str, pool: &str, edges: &Edges) -> Self {
+        let place = || labels([("class", class), ("pool", pool)]);
+        let by_source = |source: &TokenSource| {
+            let source = ("token_source", source.as_str());
+            metrics.tpot.at(labels([("class", class), ("pool", pool), source]), &edges.tpot)
+        };
+        Measures {
+            ttft: metrics.ttft.at(place(), &edges.ttft),
+            ttfvt: metrics.ttfvt.at(place(), &edges.ttft),
+            tpot: TokenSource::ALL.iter().map(by_source).collect(),
+            gap: metrics.gap.at(place(), &edges.gaps),
+            e2e: metrics.e2e.at(place(), &edges.e2e),
+            queue: metrics.queue.at(place(), &edges.wait),
+            upload: metrics.upload.at(place(), &edges.wait),
+            cancel: metrics.cancel.at(place(), &edges.e2e),
+            stalls: metrics.stalls.at(place()),
+            truncated: metrics.truncated_answers.at(place()),
+        }
+    }
+
+    /// Only points that were reached. What the engines did is told of judged requests, so that
+    /// attainment by histogram is attainment by counter; waits are told of all.
+    pub(super) fn note(&self, finished: &Finished) {
+        finished.upload().inspect(|length| self.upload.observe(*length));
+        finished.queue().inspect(|length| self.queue.observe(*length));
+        finished.left_after().inspect(|length| self.cancel.observe(*length));
+        if !finished.verdict.outcome.is_judged() {
+            return;
+        }
+        if let Some(answer) = finished.answer() {
+            self.note_tokens(answer, finished.gap_edges.as_deref());
+        }
+        if let Some(answer) = finished.whole_answer() {
+            self.note_end(answer);
+        }
+    }
+
+    fn note_tokens(&self, answer: &Timeline, gap_edges: Option<&[Duration]>) {
+        if answer.streamed {
+            answer.ttft().inspect(|length| self.ttft.observe(*length));
+            answer.ttfvt().inspect(|length| self.ttfvt.observe(*length));
+        }
+        if let Some(edges) = gap_edges {
+            self.gap.absorb(edges, &answer.gaps.buckets, answer.gaps.sum);
+        }
+        self.stalls.inc_by(u64::from(answer.gaps.stalls));
+    }
+
+    fn note_end(&self, answer: &Timeline) {
+        answer.e2e().inspect(|length| self.e2e.observe(*length));
+        if answer.streamed && answer.limited.is_none() {
+            answer.tpot().inspect(|length| self.tpot[answer.source as usize].observe(*length));
+        }
+        if answer.cut_by_length {
+            self.truncated.inc();
+        }
+    }
+}
+
+/// The series of a class on a pool for one model.
+#[derive(Debug)]
+pub(super) struct ModelSeries {
+    pub(super) lengths: Box<[LengthSeries]>,
+}
+
+#[derive(Debug)]
+pub(super) struct LengthSeries {
+    slo: Pair,
+    finished: [Counter; 3],
+}
+
+impl ModelSeries {
+    pub(super) fn new(metrics: &Metrics, class: &str, pool: &str, model: &str) -> Self {
+        let of_length = |length: &LengthBucket| {
+            let length = length.as_str();
+            let place = || labels([("class", class), ("length", length), ("pool", pool), ("model", model)]);
+            let finished = |outcome| {
+                let outcome = ("outcome", Arc::from(outcome));
+                metrics.finished.at(place().into_iter().chain([outcome]).collect())
+            };
+            LengthSeries {
+                slo: Pair { met: metrics.slo_met.at(place()), all: metrics.slo.at(place()) },
+                finished: ["met", "missed", "excluded"].map(finished),
+            }
+        };
+        ModelSeries { lengths: LengthBucket::ALL.iter().map(of_length).collect() }
+    }
+}
+
+impl LengthSeries {
+    pub(super) fn note(&self, outcome: Outcome) {
+        let index = match outcome {
+            Outcome::Met => 0,
+            Outcome::Missed(_) => 1,
+            Outcome::Excluded(_) => 2,
+        };
+        self.finished[index].inc();
+        if outcome.is_judged() {
+            self.slo.note(outcome == Outcome::Met);
+        }
+    }
+}
+
+/// The series of one tenant.
+#[derive(Debug)]
+pub(super) struct TenantSeries {
+    pub(super) input: Counter,
+    pub(super) output: Counter,
+    pub(super) classes: Map<ClassId, Pair>,
+}
+
+impl TenantSeries {
+    pub(super) fn new(metrics: &Metrics, tenant: &str, classes: &[ClassId]) -> Self {
+        let tokens = |direction| metrics.tokens.at(labels([("tenant", tenant), ("direction", direction)]));
+        let pair = |class: &ClassId| {
+            let place = || labels([("tenant", tenant), ("class", class.as_str())]);
+            let pair = Pair { met: metrics.tenant_slo_met.at(place()), all: metrics.tenant_slo.at(place()) };
+            (class.clone(), pair)
+        };
+        TenantSeries { input: tokens("input"), output: tokens("output"), classes: classes.iter().map(pair).collect() }
+    }
+}
+
+/// Requests that ended before they had a class.
+#[derive(Debug)]
+pub(super) struct Unclassed {
+    finished: Counter,
+    excluded: Box<[Counter]>,
+}
+
+impl Unclassed {
+    pub(super) fn new(metrics: &Metrics) -> Self {
+        let place = [("class", NONE), ("length", LengthBucket::Unknown.as_str()), ("pool", NONE), ("model", OTHER)];
+        let outcome = ("outcome", "excluded");
+        let pairs: Vec<_> = place.into_iter().chain([outcome]).map(|(name, value)| (name, Arc::from(value))).collect();
+        let excluded = |reason: &Excluded| {
+            metrics.excluded.at(labels([("class", NONE), ("pool", NONE), ("reason", reason.as_str())]))
+        };
+        Unclassed { finished: metrics.finished.at(pairs), excluded: Excluded::ALL.iter().map(excluded).collect() }
+    }
+
+    /// A miss always has a class once settings are bound, and nothing is served before.
+    pub(super) fn note(&self, outcome: Outcome) {
+        if let Outcome::Excluded(reason) = outcome {
+            self.finished.inc();
+            self.excluded[reason as usize].inc();
+        }
+    }
+}
+
+pub(super) fn labels<const N: usize>(pairs: [(&'static str, &str); N]) -> Labels {
+    pairs.into_iter().map(|(name, value)| (name, Arc::from(value))).collect()
+}
