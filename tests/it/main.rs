@@ -8,4 +8,5 @@ mod leaving;
 mod retries;
 mod support;
 mod wire;
+mod wire_gateway;
 mod wire_http;
