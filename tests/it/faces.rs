@@ -95,7 +95,8 @@ async fn errors_in_band_have_the_shape_of_their_dialect() {
     let delta = json!({"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "a"}});
     let messages = Script::stream().at(10).put(format!("event: content_block_delta\ndata: {delta}\n\n")).reset();
     let delta = json!({"type": "response.output_text.delta", "sequence_number": 41, "item_id": "i", "delta": "a"});
-    let responses = Script::stream().at(10).put(format!("event: response.output_text.delta\ndata: {delta}\n\n")).reset();
+    let responses =
+        Script::stream().at(10).put(format!("event: response.output_text.delta\ndata: {delta}\n\n")).reset();
     for (path, script) in
         [(CHAT, chat), ("/v1/completions", completions), ("/v1/messages", messages), ("/v1/responses", responses)]
     {
@@ -112,7 +113,10 @@ async fn errors_in_band_have_the_shape_of_their_dialect() {
             }
             "/v1/responses" => {
                 assert!(last.starts_with("event: error\n"));
-                assert_eq!((error["type"].as_str(), error["code"].as_str()), (Some("error"), Some("stream_incomplete")));
+                assert_eq!(
+                    (error["type"].as_str(), error["code"].as_str()),
+                    (Some("error"), Some("stream_incomplete"))
+                );
                 assert_eq!((error["sequence_number"].as_u64(), error["param"].is_null()), (Some(42), true));
                 assert!(error["message"].is_string());
             }
@@ -160,7 +164,13 @@ async fn a_path_or_method_that_is_none_of_ours() {
 async fn what_is_not_served_is_refused_before_any_engine_is_asked() {
     let yaml = Yaml::default().routes("  - {model: [m1, \"llama-*\"], pools: [a]}");
     let cases = [
-        ("/v1/responses", json!({"model": "m1", "input": "x", "background": true}), 400, "background_refused", "background"),
+        (
+            "/v1/responses",
+            json!({"model": "m1", "input": "x", "background": true}),
+            400,
+            "background_refused",
+            "background",
+        ),
         (CHAT, json!({"model": "m1", "kv_transfer_params": {"do_remote_decode": true}}), 400, "transfer_refused", ""),
         (CHAT, json!({"model": "nobody"}), 404, "model_not_found", "model"),
         (CHAT, json!({"messages": []}), 404, "model_missing", "model"),
@@ -232,7 +242,8 @@ async fn a_class_that_the_tenant_may_not_use_is_a_403() {
 
 #[tokio::test(start_paused = true)]
 async fn the_models_are_those_that_the_tenant_may_use() {
-    let (house, _engine) = House::playing_with(&tenants().top("models: {aliases: {nick: m1, giant: big}}"), whole_answer());
+    let (house, _engine) =
+        House::playing_with(&tenants().top("models: {aliases: {nick: m1, giant: big}}"), whole_answer());
     let ids = |answer: &Whole| -> Vec<String> {
         let data = answer.json()["data"].as_array().unwrap().clone();
         data.iter().map(|model| model["id"].as_str().unwrap().to_owned()).collect()
@@ -244,7 +255,8 @@ async fn the_models_are_those_that_the_tenant_may_use() {
     assert_eq!(ids(&house.send(list("sk-limited")).await.whole().await), ["big", "giant"]);
     assert_eq!(house.get("/v1/models").await.whole().await.status, 401);
 
-    let one = |model: &str, key: &'static str| Ask::of(Method::GET, &format!("/v1/models/{model}")).header("x-api-key", key);
+    let one =
+        |model: &str, key: &'static str| Ask::of(Method::GET, &format!("/v1/models/{model}")).header("x-api-key", key);
     assert_eq!(house.send(one("m1", "sk-acme")).await.whole().await.json()["id"], "m1");
     assert_eq!(house.send(one("m1", "sk-limited")).await.whole().await.status, 404);
     assert_eq!(house.send(one("nobody", "sk-acme")).await.whole().await.status, 404);
@@ -314,9 +326,7 @@ async fn prompts_are_sorted_by_length_and_models_by_the_settings_names() {
     // An answer without usage: nothing is learned of bytes per token.
     let answer = r#"{"choices":[{"index":0,"message":{"content":"x"},"finish_reason":"stop"}]}"#;
     let (house, _engine) = House::playing_with(&yaml, Script::json(200, answer));
-    let ask = |model: &str, bytes: usize| {
-        json!({"model": model, "messages": [{"role": "user", "content": "x".repeat(bytes)}]})
-    };
+    let ask = |model: &str, bytes: usize| json!({"model": model, "messages": [{"role": "user", "content": "x".repeat(bytes)}]});
     let cases = [
         (ask("m1", 38), "short", "m1"),
         (ask("m1", 39), "medium", "m1"),
@@ -376,12 +386,12 @@ async fn refusals_behind_the_class_name_it() {
 
 #[tokio::test(start_paused = true)]
 async fn pools_put_their_own_headers_and_key_in_place() {
-    let yaml = Yaml::default().engine("headers: {x-team: gold}").engine("api_key_file: sk-engine");
+    let yaml = Yaml::default().engine("headers: {x-team: gold}").engine("api_key_file: engine");
     let (house, engine) = House::playing_with(&yaml, whole_answer());
     let ask = Ask::post(CHAT, unary()).header("authorization", "Bearer sk-client").header("x-team", "lead");
     house.send(ask).await.whole().await;
     let sent = &engine.ledger().requests()[0];
-    assert_eq!(sent.header("authorization"), Some("Bearer sk-engine"));
+    assert_eq!(sent.header("authorization"), Some("Bearer sk-ENGINE"));
     assert_eq!(sent.headers.iter().filter(|(name, _)| name == "x-team").count(), 1);
     assert_eq!(sent.header("x-team"), Some("gold"));
     house.line().await;
@@ -541,7 +551,8 @@ async fn c70_over_a_connection_a_departure_lets_streams_run_and_tells_the_rest()
 #[tokio::test(start_paused = true)]
 async fn a_stream_keeps_the_settings_it_arrived_under() {
     let script = Script::stream().say_all([(100, t("a")), (180, t("b"))]).say(f("stop")).say(u(5, 2)).say(d()).end();
-    let (house, _engine) = House::playing_with(&Yaml::default().promise(&[("ttft_seconds", 0.5), ("tpot_seconds", 0.1)]), script);
+    let (house, _engine) =
+        House::playing_with(&Yaml::default().promise(&[("ttft_seconds", 0.5), ("tpot_seconds", 0.1)]), script);
     let old = house.chat(stream_with_usage()).await;
     // TPOT 80 ms is now too slow, the class is renamed, and the pool is another one.
     let new = Yaml::default().no_pools().pool("b", &["f1"]);

@@ -5,6 +5,7 @@ mod faces;
 mod framing;
 mod http;
 mod leaving;
+mod operations;
 mod retries;
 mod support;
 mod wire;

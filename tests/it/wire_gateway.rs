@@ -5,7 +5,7 @@
 use std::collections::HashMap;
 
 use goodput::inspect::Scanner;
-use goodput::lab::script::{Script};
+use goodput::lab::script::Script;
 use goodput::observe::Ending;
 use goodput::units::{Endpoint, Tick};
 use serde_json::{Value, json};
@@ -30,9 +30,8 @@ fn generous() -> Yaml {
 
 fn script(wire: &Wire) -> Script {
     let reads = wire.raw_reads.iter();
-    let script = reads.fold(Script::new(), |script, (range, at)| {
-        script.at(whole_millis(*at)).write(wire.raw.slice(range.clone()))
-    });
+    let script = reads
+        .fold(Script::new(), |script, (range, at)| script.at(whole_millis(*at)).write(wire.raw.slice(range.clone())));
     match wire.ending {
         Ending::Clean => script,
         Ending::TimedOut(_) => script.silence(),
@@ -66,13 +65,18 @@ fn arrived_by(answer: &Whole, millis_: u64) -> usize {
 fn bytes_come_when_they_came(wire: &Wire, answer: &Whole) {
     let got = answer.bytes();
     let name = &wire.name;
-    if wire.ending == Ending::Clean && !String::from_utf8_lossy(&got[wire.body.len().min(got.len())..]).contains("error") {
+    if wire.ending == Ending::Clean
+        && !String::from_utf8_lossy(&got[wire.body.len().min(got.len())..]).contains("error")
+    {
         assert_eq!(got, wire.body, "{name}");
     } else {
         let kept = if wire.ending == Ending::Clean { wire.body.len() } else { whole_events(&wire.body) };
         assert_eq!(got[..kept], wire.body[..kept], "{name}");
         let rest = String::from_utf8_lossy(&got[kept..]).into_owned();
-        assert!(rest.is_empty() || rest.trim_start().starts_with("data: {\"error\"") || rest.starts_with("event: error"), "{name}: {rest}");
+        assert!(
+            rest.is_empty() || rest.trim_start().starts_with("data: {\"error\"") || rest.starts_with("event: error"),
+            "{name}: {rest}"
+        );
     }
     let head = millis(answer.at);
     for (range, at) in &wire.reads {

@@ -218,7 +218,7 @@ fn settings(yaml: &Yaml) -> Settings {
     config::load(&text, &Nothing).unwrap_or_else(|problems| panic!("{problems:#?}\n{text}"))
 }
 
-/// No environment; files are `NAME` and hold `secret of NAME`, but for keys that tests name.
+/// No environment; a file `name` holds `sk-NAME`.
 struct Nothing;
 
 impl Surroundings for Nothing {
@@ -228,7 +228,7 @@ impl Surroundings for Nothing {
 
     fn file(&self, path: &Path) -> io::Result<Vec<u8>> {
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-        Ok(name.as_bytes().to_vec())
+        Ok(format!("sk-{}", name.to_uppercase()).into_bytes())
     }
 }
 
