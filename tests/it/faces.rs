@@ -201,7 +201,7 @@ async fn without_a_model_a_request_goes_to_the_route_for_any() {
 #[tokio::test(start_paused = true)]
 async fn keys_are_needed_where_tenants_are_named() {
     let (house, engine) = House::playing_with(&tenants(), whole_answer());
-    let cases: [(&[(&str, &str)], u16, &str); 6] = [
+    let cases: [(Fields, u16, &str); 6] = [
         (&[], 401, "missing_key"),
         (&[("authorization", "Bearer sk-wrong")], 401, "unknown_key"),
         (&[("authorization", "Basic sk-acme")], 401, "missing_key"),

@@ -33,9 +33,12 @@ use tokio::sync::Notify;
 
 pub use network::Network;
 pub use page::Page;
-pub use reply::{Reply, Whole, header, millis};
-pub use socket::{Client, h2_next, h2_post};
+pub use reply::{Reply, Whole, millis};
+pub use socket::{h2_next, h2_post};
 pub use yaml::Yaml;
+
+/// Header fields, name and value.
+pub type Fields = &'static [(&'static str, &'static str)];
 
 pub const CHAT: &str = "/v1/chat/completions";
 
@@ -155,11 +158,6 @@ impl House {
         let mut lines = self.lines(1).await;
         assert_eq!(lines.len(), 1, "{lines:?}");
         lines.remove(0)
-    }
-
-    /// The line after those that are known.
-    pub async fn line_after(&self, known: usize) -> Line {
-        self.lines(known + 1).await.remove(known)
     }
 
     /// What the engines of a pool do now, by name.
