@@ -174,7 +174,7 @@ impl Gateway {
 
         let limits =
             Limits { max_body: live.settings.listen.max_body, timeout: live.settings.listen.body_timeout, arrival };
-        let upload = upload::read(body, &head.headers, endpoint, limits, &self.clock).await?;
+        let upload = upload::read(body, &head.headers, endpoint, limits, &client, &self.clock).await?;
         visit.uploaded(upload.complete);
         refuse_what_is_not_served(&upload)?;
 

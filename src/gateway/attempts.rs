@@ -1,7 +1,7 @@
 //! The loop over engines: asks one, and the pure rules of `route::retry` what comes next.
 
+use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
-use std::task::Poll;
 use std::time::Duration;
 
 use http::header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
@@ -135,7 +135,7 @@ pub async fn first_willing_engine(ask: &Ask<'_>, yard: &Yard<'_>, visit: &mut Vi
     let deadlines = ask.deadlines();
     let until = deadlines.first_token.into_iter().chain(deadlines.total).min().unwrap_or(Tick::from_nanos(u64::MAX));
     let pools = ask.routed.pools.iter().map(|pool| ask.promise.pool(pool));
-    let mut attempts = Attempts::new(&ask.promise.pool(&ask.routed.pools[0]).settings, until);
+    let mut attempts = Unsettled::new(yard, ask.promise.pool(&ask.routed.pools[0]), until);
     let mut last = Last { kept: None, refusal: Refusal::NoEngine { pool: ask.routed.pools[0].clone() } };
 
     // What made the next pool of the route necessary: to go there is a further attempt.
@@ -144,6 +144,7 @@ pub async fn first_willing_engine(ask: &Ask<'_>, yard: &Yard<'_>, visit: &mut Vi
     for bound in pools {
         let pool = &bound.settings.id;
         attempts.enter(&bound.settings);
+        attempts.pool = pool.clone();
         yard.fleet.request(pool, yard.clock.now());
         if spilled.is_some() && !yard.fleet.grants_retry(pool, yard.clock.now()) {
             break;
@@ -173,7 +174,7 @@ pub async fn first_willing_engine(ask: &Ask<'_>, yard: &Yard<'_>, visit: &mut Vi
                             yard.fleet.succeeded(pool, &mut attempts, spoke.injection, now);
                         }
                         attempts.commit();
-                        return Ok(spoke.into_spoken(attempts, now, false));
+                        return Ok(spoke.into_spoken(attempts.take(), now, false));
                     }
                     Tried::Ended(refusal) => {
                         let _ = yard.fleet.failed(pool, &mut attempts, Happened::TimedOut, now);
@@ -203,7 +204,47 @@ pub async fn first_willing_engine(ask: &Ask<'_>, yard: &Yard<'_>, visit: &mut Vi
             break;
         }
     }
-    last.settle(attempts, yard.clock.now())
+    last.settle(attempts.take(), yard.clock.now())
+}
+
+/// The attempts of a request that has no answer yet. Dropped, the client has left: what was
+/// held back about the engines until the next attempt would be known counts now.
+struct Unsettled<'a> {
+    yard: &'a Yard<'a>,
+    pool: PoolId,
+    attempts: Option<Attempts>,
+}
+
+impl<'a> Unsettled<'a> {
+    fn new(yard: &'a Yard<'a>, first: &BoundPool, until: Tick) -> Self {
+        let attempts = Attempts::new(&first.settings, until);
+        Unsettled { yard, pool: first.settings.id.clone(), attempts: Some(attempts) }
+    }
+
+    fn take(mut self) -> Attempts {
+        self.attempts.take().expect("only this takes them, and it takes their holder with it")
+    }
+}
+
+impl Deref for Unsettled<'_> {
+    type Target = Attempts;
+    fn deref(&self) -> &Attempts {
+        self.attempts.as_ref().expect("there until they are taken")
+    }
+}
+
+impl DerefMut for Unsettled<'_> {
+    fn deref_mut(&mut self) -> &mut Attempts {
+        self.attempts.as_mut().expect("there until they are taken")
+    }
+}
+
+impl Drop for Unsettled<'_> {
+    fn drop(&mut self) {
+        if let Some(mut attempts) = self.attempts.take() {
+            self.yard.fleet.settle(&self.pool, &mut attempts, self.yard.clock.now());
+        }
+    }
 }
 
 /// Whether the next pool of the route may be asked: this one could not be reached, or has
@@ -277,7 +318,7 @@ impl Ask<'_> {
             total: Some(self.arrival + limits.total),
             first_token: Some(self.arrival + head),
             idle: None,
-            hold: self.streams().then(|| self.arrival + limits.hold_head),
+            hold: Some(self.arrival + limits.hold_head),
             keepalive: None,
         }
     }
@@ -417,7 +458,7 @@ impl Attempt<'_> {
     }
 
     async fn await_head(&self, mut opening: Opening, mut deadlines: Deadlines) -> Head {
-        let ours = self.ask.promise.class.timeouts.keepalive.is_some();
+        let ours = self.ask.streams() && self.ask.promise.class.timeouts.keepalive.is_some();
         if !ours {
             deadlines.hold = None;
         }
@@ -431,7 +472,7 @@ impl Attempt<'_> {
                 Some(Due::Limit(limit)) => Head::Ended(self.limit(limit)),
                 _ => Head::Ours(opening),
             },
-            () = drain_over(self.ask.client) => Head::Ended(Refusal::DrainCut),
+            () = self.ask.client.drain_over() => Head::Ended(Refusal::DrainCut),
         }
     }
 
@@ -498,10 +539,4 @@ fn our_head() -> http::response::Parts {
     let mut response = Response::new(());
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
     response.into_parts().0
-}
-
-/// Ends when the drain limit has passed. Needs no waker of its own: see
-/// [`ClientSide::drain_is_over`].
-async fn drain_over(client: &ClientSide) {
-    std::future::poll_fn(|_| if client.drain_is_over() { Poll::Ready(()) } else { Poll::Pending }).await;
 }

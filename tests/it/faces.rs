@@ -584,3 +584,45 @@ async fn an_engine_that_left_finishes_what_it_has() {
     assert!(house.lines(6).await.iter().all(|line| line.verdict() == "met"));
     house.end().await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn c70_the_drain_limit_ends_an_upload_with_a_503() {
+    let (house, engine) = House::playing(good());
+    let mut client = house.connect(4096);
+    client.send("POST /v1/chat/completions HTTP/1.1\r\nhost: g\r\ncontent-length: 100\r\n\r\n{\"model\":").await;
+    house.sleep(ms(50)).await;
+    let shutdown = goodput::accept::settings::Shutdown { delay: ms(0), drain: ms(150) };
+    let departure = house.drain().leave(house.clock, &shutdown);
+    let (_, (answer, when)) = tokio::join!(departure, client.read_until("drain_cut"));
+    assert!(answer.starts_with("HTTP/1.1 503 "));
+    assert_eq!(when, at(200));
+    assert!(engine.ledger().requests().is_empty());
+    assert_eq!(house.line().await.verdict(), "missed(internal)");
+    drop(client);
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_gateway_is_a_tower_service() {
+    use http_body_util::{BodyExt as _, Full};
+    use tower::ServiceExt as _;
+    let (house, _engine) = House::playing(whole_answer());
+    let request = http::Request::post(CHAT).header("host", "g").body(Full::from(unary().to_string())).unwrap();
+    let answer = house.gateway.clone().oneshot(request).await.unwrap();
+    assert_eq!(answer.into_body().collect().await.unwrap().to_bytes(), whole("x", 5, 1));
+    assert_eq!(house.line().await.verdict(), "met");
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_head_request_gets_no_body_over_a_connection() {
+    let house = House::new(&Yaml::default());
+    let mut client = house.connect(4096);
+    client.send("HEAD /v1/models HTTP/1.1\r\nhost: g\r\nconnection: close\r\n\r\n").await;
+    let (answer, _) = client.read_to_end().await;
+    let answer = String::from_utf8(answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200 ") && answer.ends_with("\r\n\r\n"), "{answer}");
+    house.line().await;
+    drop(client);
+    house.end().await;
+}
