@@ -302,11 +302,13 @@ fn a_changed_companion_is_another_hash() {
 }
 
 #[test]
-fn addresses_cannot_change_while_running() {
+fn what_a_running_process_cannot_change_is_named() {
     let before = good(BASE);
     let after = good(&and("listen: {address: 0.0.0.0:1}\nadmin: off"));
     assert_eq!(before.fixed_differences(&before), Vec::<&str>::new());
     assert_eq!(before.fixed_differences(&after), ["listen.address", "admin.address"]);
+    let after = good(&and("shutdown: {drain: 1s}\ntelemetry: {access_log: off}"));
+    assert_eq!(before.fixed_differences(&after), ["shutdown", "telemetry.access_log"]);
 }
 
 // ---- what does not ------------------------------------------------------------------------

@@ -67,7 +67,7 @@ impl House {
         let clock = Clock::start();
         let (access, writer) = access::lines();
         let lines = Lines::default();
-        tokio::spawn(writer.run(lines.clone()));
+        tokio::spawn(writer.run(lines.clone(), clock));
         let recorder = Recorder::new(clock, Some(access));
         let network = Network::default();
         let materials = Materials { clock, dial: Arc::new(network.clone()), recorder: recorder.clone(), seed: 7 };
