@@ -85,7 +85,7 @@ impl Default for Shutdown {
 pub struct Admin {
     /// Address and port. Fixed while the process runs.
     pub address: SocketAddr,
-    /// The bearer token that changes (`POST /-/reload`) need, from `token_file`.
+    /// The bearer token that all but the probes ask for, from `token_file`.
     pub token: Option<SecretString>,
 }
 

@@ -34,7 +34,7 @@ impl Serve {
                 return ExitCode::from(2);
             }
             Err(other) => {
-                eprintln!("goodput serve: {other}");
+                eprintln!("goodput serve: {}: {other}", self.config.display());
                 return ExitCode::from(2);
             }
         };
@@ -69,7 +69,8 @@ impl Serve {
             let admin = admin.map(|address| format!("http://{address}"));
             println!("{}", serde_json::json!({"listening": service.url(), "admin": admin}));
         }
-        tracing::info!(address = %service.address(), ?admin, "serving");
+        let admin = admin.map(tracing::field::display);
+        tracing::info!(address = %service.address(), admin, "serving");
     }
 }
 

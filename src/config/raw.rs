@@ -96,14 +96,14 @@ block! {
         /// Largest event of a stream that is still read; longer ones pass unread. Default: 16MiB.
         may max_event: At<Size>,
         /// Paths other than the generating ones whose answers are judged. Default: none.
-        may judged_paths: Some1<At<String>>,
+        may judged_paths: Vec<At<String>>,
     }
 
     /// The listener for operators.
     Admin {
         /// Address and port. Default: `127.0.0.1:9090`.
         may address: At<String>,
-        /// File with the bearer token that `POST /-/reload` needs. Default: none is needed.
+        /// File with the bearer token that everything but `/livez` and `/readyz` asks for. Default: none is needed.
         may token_file: At<String>,
     }
 
@@ -415,7 +415,7 @@ block! {
 
     /// An API key.
     Key {
-        /// A name for it, for rules and logs.
+        /// A name for it, for rules.
         may label: At<String>,
         /// The BLAKE3 hash of the key, in 64 hexadecimal digits.
         must blake3: At<Hidden>,

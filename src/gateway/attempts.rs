@@ -4,12 +4,13 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use http::header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
+use http::header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
+use http::uri::PathAndQuery;
 use http::{HeaderMap, Method, Request, Response, Uri};
 
 use super::promise::{BoundPool, Promise};
 use crate::clock::Clock;
-use crate::forward::headers::{self, EngineHeaders};
+use crate::forward::headers::{self, EngineHeaders, Sent};
 use crate::forward::lines::{Answered, Frames, Lines};
 use crate::forward::{Call, Deadlines, Due, Mute, OpenFailed, Opening, Parts, Relay, WhyNot, limit_refusal, open};
 use crate::inspect::{Facts, Ratios};
@@ -34,7 +35,7 @@ pub struct Ask<'a> {
     /// Its path.
     pub endpoint: Endpoint,
     /// Path and query, for the engine.
-    pub target: &'a str,
+    pub target: &'a PathAndQuery,
     /// Its header fields, as they came.
     pub headers: &'a HeaderMap,
     /// Its body, as it came (decoded).
@@ -153,7 +154,7 @@ pub async fn first_willing_engine(ask: &Ask<'_>, yard: &Yard<'_>, visit: &mut Vi
                 yard.fleet.settle(pool, &mut attempts, yard.clock.now());
                 break true;
             };
-            let Choice { engine, address, may_inject, injection_proven, work } = choice;
+            let Choice { engine, address, host, may_inject, injection_proven, work } = choice;
             let mut work = Some(work);
             let place = Place { pool: pool.clone(), engine, credential_forwarded: ask.forwards_credential(bound) };
             visit.attempts(pool, place.engine.clone());
@@ -163,8 +164,17 @@ pub async fn first_willing_engine(ask: &Ask<'_>, yard: &Yard<'_>, visit: &mut Vi
             let mut fresh = false;
             loop {
                 let may_inject = may_inject && !attempts.without_injection();
-                let attempt =
-                    Attempt { ask, yard, bound, place: &place, address: &address, may_inject, injection_proven, fresh };
+                let attempt = Attempt {
+                    ask,
+                    yard,
+                    bound,
+                    place: &place,
+                    address: &address,
+                    host: &host,
+                    may_inject,
+                    injection_proven,
+                    fresh,
+                };
                 let tried = attempt.make(&mut work, deadlines).await;
                 let now = yard.clock.now();
                 let happened = match tried {
@@ -295,6 +305,7 @@ struct Attempt<'a> {
     bound: &'a BoundPool,
     place: &'a Place,
     address: &'a Arc<EngineAddress>,
+    host: &'a Option<HeaderValue>,
     may_inject: bool,
     injection_proven: bool,
     fresh: bool,
@@ -383,15 +394,13 @@ impl Attempt<'_> {
 
     fn call(&self, edits: &Edits) -> Call {
         let ask = self.ask;
-        let mut headers = ask.headers.clone();
-        let inspected = ask.dialect().generates() || ask.promise.judges(ask.endpoint);
-        headers::for_engine(&mut headers, &self.engine_headers(), inspected, ask.was_coded, &ask.upstream_id);
         let body: Frames = rewrite::apply(ask.frames, &edits.splices).into_iter().collect();
-        headers.insert(CONTENT_LENGTH, HeaderValue::from(body.left()));
+        let inspected = ask.dialect().generates() || ask.promise.judges(ask.endpoint);
+        let sent = Sent { length: body.left(), inspected, decoded: ask.was_coded };
         let mut request = Request::new(body);
         *request.method_mut() = Method::POST;
         *request.uri_mut() = self.uri();
-        *request.headers_mut() = headers;
+        *request.headers_mut() = headers::for_engine(ask.headers, &self.engine_headers(), sent, &ask.upstream_id);
         Call {
             lines: Arc::clone(self.yard.lines),
             pool: Arc::clone(&self.bound.settings),
@@ -406,13 +415,16 @@ impl Attempt<'_> {
         EngineHeaders {
             fixed: &self.bound.fixed_headers,
             forward_authorization: self.bound.settings.forward_authorization,
-            host: HeaderValue::from_str(&self.address.authority()).ok(),
+            host: self.host.clone(),
         }
     }
 
     /// The engine's path prefix before the client's own path and query.
     fn uri(&self) -> Uri {
-        let text = [&*self.address.base, self.ask.target].concat();
+        if self.address.base.is_empty() {
+            return self.ask.target.clone().into();
+        }
+        let text = [&*self.address.base, self.ask.target.as_str()].concat();
         text.parse().expect("a path that the server has parsed, behind a prefix that the settings have checked")
     }
 

@@ -74,7 +74,7 @@ impl Check<'_> {
         let Some(raw) = raw else { return (default, Vec::new()) };
         let max_event = self.size(raw.max_event.as_ref(), default as u64, 1 << 10, 1 << 30) as usize;
         let mut paths = Vec::new();
-        for at in raw.judged_paths.iter().flat_map(|list| &list.0) {
+        for at in raw.judged_paths.iter().flatten() {
             match self.endpoint(at) {
                 Some(endpoint) if endpoint.dialect().generates() => {
                     self.problem(&at.place, format!("{} is judged anyway", at.shown()), "remove it");
