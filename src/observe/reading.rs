@@ -246,6 +246,7 @@ impl Sink for Reading {
                 place = Place::Any(channel);
                 self.object_at = at;
             }
+            (Place::Word(Word::Finish), Nest::Object) => place = Place::Reason,
             _ => {}
         }
         self.places[depth] = place;
@@ -287,8 +288,12 @@ impl Sink for Reading {
         self.short.len = 0;
         if self.in_key {
             // An object that is only asked whether it is empty has its answer.
-            if let Some(Place::Any(channel)) = self.places.get(depth - 1).copied() {
-                self.choice().mark(channel);
+            match self.places.get(depth - 1).copied() {
+                Some(Place::Any(channel)) => self.choice().mark(channel),
+                Some(Place::Reason) => {
+                    self.choice().finish.get_or_insert(Reason::Other);
+                }
+                _ => {}
             }
             return Interest::Read;
         }

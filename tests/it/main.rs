@@ -4,6 +4,7 @@ mod clocks;
 mod framing;
 mod http;
 mod leaving;
+mod made;
 mod retries;
 mod support;
 mod wire;
