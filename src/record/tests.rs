@@ -459,14 +459,15 @@ async fn both_formats_tell_the_same_families() {
 #[tokio::test(start_paused = true)]
 async fn an_access_line_has_its_fields_in_their_order_and_no_content() {
     let (lines, writer) = access::lines();
-    let recorder = Recorder::new(Clock::start(), Some(lines));
+    let clock = Clock::start();
+    let recorder = Recorder::new(clock, Some(lines));
     recorder.bind(&shape());
     let verdict = crate::judge::judge(&answer(), &chat(), &Case::of(Dialect::Chat));
     recorder.note(Finished { timeline: Some(answer()), ..finished(verdict) });
     recorder.open(RequestId::from("r-\"2\""), recorder.now()).refuse(&Refusal::UnknownPath);
     drop(recorder);
     let (mut reader, output) = tokio::io::duplex(1 << 16);
-    writer.run(output).await.unwrap();
+    writer.run(output, clock).await.unwrap();
     let mut text = String::new();
     reader.read_to_string(&mut text).await.unwrap();
     let written: Vec<&str> = text.lines().collect();

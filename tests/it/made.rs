@@ -7,14 +7,14 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use goodput::judge::{Case, Objective, Objectives, TtftCounts, judge};
-use goodput::lab::script::Script;
+use goodput::lab::script::{Script, event, fixtures};
 use goodput::observe::{Ending, Observer, Reader, Timeline, Watch};
 use goodput::units::{Tick, Tokens};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use serde_json::{Value, json};
 
-use crate::support::{Ask, House, Yaml, ms};
+use crate::support::{Ask, House, Yaml, ms, stream};
 use crate::wire_http::{Wire, table};
 
 const FILES: [(&str, &str); 8] = [
@@ -305,4 +305,53 @@ async fn through_a_whole_gateway_each_ends_as_the_table_says() {
 #[tokio::test(start_paused = true)]
 async fn through_a_whole_gateway_in_small_pieces_too() {
     all_through_the_gateway(7).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn behind_a_long_event_without_its_blank_line_the_error_stands_apart() {
+    let half = format!("data: {{\"choices\":[{{\"index\":0,\"delta\":{{\"content\":\"{}", "x".repeat(200_000));
+    let whole = format!("{half}\"}}}}]}}");
+    for (tail, tokens) in [(half, 1), (whole, 2)] {
+        let script = Script::stream().at(100).say(fixtures::t("a")).at(120).put(tail.clone()).end();
+        let (house, _engine) = House::playing(script);
+        let answer = house.chat(stream()).await.whole().await;
+        let relayed = [event(&fixtures::t("a")), tail, "\n\n".to_owned()].concat();
+        let text = answer.text();
+        let rest = text.strip_prefix(&relayed).expect("what came, and a blank line");
+        assert!(rest.starts_with("data: {\"error\"") && !answer.is_cut, "{rest}");
+        let line = house.line().await;
+        assert_eq!((line.verdict(), line.tokens().1), ("missed(truncated)".into(), Some(tokens)));
+        house.end().await;
+    }
+}
+
+/// Whether this read is one event of usage without a choice.
+fn is_usage_alone(read: &[u8]) -> bool {
+    let data = std::str::from_utf8(read).ok().and_then(|text| text.strip_prefix("data:")?.strip_suffix("\n\n"));
+    let data: Option<Value> = data.and_then(|data| serde_json::from_str(data).ok());
+    data.is_some_and(|data| {
+        data["usage"].is_object() && data["error"].is_null() && data["choices"].as_array().is_none_or(Vec::is_empty)
+    })
+}
+
+#[tokio::test(start_paused = true)]
+async fn where_usage_was_injected_its_own_events_alone_are_taken_out() {
+    let rows = table("made/made.tsv");
+    for (row, made) in rows.iter().zip(all()).filter(|(_, made)| made.wire.ending == Ending::Clean) {
+        let is_stream = made.wire.request["stream"] == true && made.reader() == Reader::Events;
+        let has_choices = matches!(made.wire.path.as_str(), "/v1/chat/completions" | "/v1/completions");
+        // A 400 is asked again without the injection, and a stream cut short has our error.
+        let is_answer = !row[9].contains("invalid") && !row[9].contains("truncated");
+        if !(is_stream && has_choices && is_answer) || made.wire.name.starts_with("framing/") {
+            continue;
+        }
+        let reads = made.wire.reads.iter().map(|(range, _)| &made.wire.body[range.clone()]);
+        let wanted: Vec<u8> = reads.filter(|read| !is_usage_alone(read)).flatten().copied().collect();
+        let (house, _engine) = House::playing_with(&yaml(&made.class).kind("vllm"), made.script(usize::MAX));
+        let answer = house.send(made.ask()).await.whole().await;
+        assert_eq!(Bytes::from(answer.bytes()), Bytes::from(wanted), "{}", made.wire.name);
+        let line = house.line().await;
+        assert_eq!(line.verdict(), row[9], "{}", made.wire.name);
+        house.end().await;
+    }
 }

@@ -1,11 +1,14 @@
 //! Tests over several rooms, in one binary.
 
 mod clocks;
+mod faces;
 mod framing;
 mod http;
 mod leaving;
 mod made;
+mod operations;
 mod retries;
 mod support;
 mod wire;
+mod wire_gateway;
 mod wire_http;
