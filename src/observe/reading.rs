@@ -209,8 +209,12 @@ impl Reading {
     fn key_ended(&mut self, key: &[u8], depth: usize) {
         let around = self.places.get(depth - 1).copied().unwrap_or(Place::Nowhere);
         // An object that is only asked whether it is empty has its answer.
-        if let Place::Any(channel) = around {
-            self.choice().mark(channel);
+        match around {
+            Place::Any(channel) => self.choice().mark(channel),
+            Place::Reason => {
+                self.choice().finish.get_or_insert(Reason::Other);
+            }
+            _ => {}
         }
         self.next = member(self.dialect, self.is_body, around, key);
     }
@@ -257,6 +261,7 @@ impl Sink for Reading {
                 place = Place::Any(channel);
                 self.object_at = at;
             }
+            (Place::Word(Word::Finish), Nest::Object) => place = Place::Reason,
             _ => {}
         }
         self.places[depth] = place;
