@@ -1,7 +1,7 @@
 //! The life of one request, told once, top to bottom.
 //!
 //! Only this room knows the order of the others. [`Gateway`] is a `tower::Service` over any
-//! request body; [`Gateway::serve`] is the story: read the head, find the tenant, read and
+//! request body; `Gateway::serve` is the story: read the head, find the tenant, read and
 //! understand the body, classify, route, ask engines until one speaks. What a request holds
 //! (its visit, its share of an engine's work) then moves into the body of its answer
 //! (`open_answer`), and is given back where that body ends.

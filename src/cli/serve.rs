@@ -15,7 +15,7 @@ pub struct Serve {
     /// The settings.
     #[arg(short, long, value_name = "FILE")]
     config: PathBuf,
-    /// Say where it listens as one JSON line on stdout.
+    /// Say where it listens as one JSON line on stdout, in URLs.
     #[arg(long)]
     json: bool,
 }
@@ -66,8 +66,8 @@ impl Serve {
     fn announce(&self, service: &Service) {
         let admin = service.admin_address();
         if self.json {
-            let admin = admin.map(|address| address.to_string());
-            println!("{}", serde_json::json!({"listening": service.address().to_string(), "admin": admin}));
+            let admin = admin.map(|address| format!("http://{address}"));
+            println!("{}", serde_json::json!({"listening": service.url(), "admin": admin}));
         }
         let admin = admin.map(tracing::field::display);
         tracing::info!(address = %service.address(), admin, "serving");

@@ -85,6 +85,13 @@ impl Service {
         self.listener.address()
     }
 
+    /// The same as a URL.
+    #[must_use]
+    pub fn url(&self) -> String {
+        let scheme = if self.listener.is_tls() { "https" } else { "http" };
+        format!("{scheme}://{}", self.address())
+    }
+
     /// Where operators are served.
     #[must_use]
     pub fn admin_address(&self) -> Option<SocketAddr> {

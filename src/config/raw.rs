@@ -61,11 +61,11 @@ block! {
         may max_head: At<Size>,
         /// Most header lines of a request. Default: 100.
         may max_header_lines: At<u64>,
-        /// From the accepted connection to its first whole request head. Default: 10s.
+        /// For a request head: from the accepted connection, then from its first byte. Default: 10s.
         may header_timeout: At<Duration>,
         /// From a request head to the end of its body. Default: 60s.
         may body_timeout: At<Duration>,
-        /// How long an HTTP/2 connection without streams stays open. Default: 60s.
+        /// How long a connection without a request stays open. Default: 60s.
         may idle_timeout: At<Duration>,
         /// How long a client may refuse our bytes in one stretch. Default: 30s.
         may write_stall: At<Duration>,
