@@ -108,6 +108,8 @@ fn made(group: &str, entry: &str) -> Made {
         reads,
         ending,
         end,
+        raw: bytes::Bytes::new(),
+        raw_reads: Vec::new(),
     };
     Made { wire, class, coding: coding.map(str::to_owned) }
 }
