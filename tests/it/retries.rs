@@ -814,3 +814,15 @@ async fn a_failure_without_a_body_is_relayed() {
         house.end().await;
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_failure_is_told_by_its_head_alone() {
+    let head = |status| format!("HTTP/1.1 {status} X\r\ncontent-type: application/json\r\ncontent-length: 20\r\n\r\n");
+    for status in [500, 503] {
+        let slow = Script::new().at(50).write(head(status)).silence();
+        let (house, engines) = House::many(&Yaml::default(), 2, vec![slow, good()]);
+        let answer = house.chat(stream()).await.whole().await;
+        assert_eq!((answer.at, asked(&engines)), (at(60), 2));
+        ends_well(house, answer, 2.0).await;
+    }
+}
