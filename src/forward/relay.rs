@@ -181,11 +181,17 @@ impl Relay {
     /// [`Mute`] where it will not.
     pub async fn hold(&mut self) -> Result<(), Mute> {
         if !self.streams() {
-            self.parts.deadlines.token_came();
-            self.parts.deadlines.heard(self.parts.clock.now(), self.parts.timeouts.idle);
+            self.head_came();
             return std::future::poll_fn(|cx| self.poll_first_bytes(cx)).await;
         }
         std::future::poll_fn(|cx| self.poll_hold(cx)).await
+    }
+
+    /// The head of an answer that is no event stream came: from now on silence is what counts.
+    /// Enough for a failure, whose status says all that the next step depends on.
+    pub fn head_came(&mut self) {
+        self.parts.deadlines.token_came();
+        self.parts.deadlines.heard(self.parts.clock.now(), self.parts.timeouts.idle);
     }
 
     /// An answer that is no event stream: its head is not worth relaying before its framing has
@@ -440,6 +446,7 @@ impl Relay {
         let at = self.parts.clock.now();
         let Some(observer) = self.observer.as_mut() else { return };
         let had_token = observer.has_token();
+        self.tail_is_out |= observer.long_event_is_out();
         let (gate, ready, count) = (&mut self.parts.gate, &mut self.ready, &mut self.ready_bytes);
         let tail_is_out = &mut self.tail_is_out;
         observer.clean_end(at, &mut |piece: Bytes, note: &Note| {

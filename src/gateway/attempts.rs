@@ -385,7 +385,7 @@ impl Attempt<'_> {
                     Relay::new(self.parts(reader, &edits, deadlines), self.observer(reader, status.as_u16()), body);
                 let mut spoke = Box::new(self.spoke(head, relay, dispatched, injection));
                 if !status.is_success() {
-                    let _ = spoke.relay.hold().await;
+                    spoke.relay.head_came();
                     return Tried::Failed(Happened::answer(status.as_u16(), retry_after, injection), Ok(spoke));
                 }
                 match spoke.relay.hold().await {

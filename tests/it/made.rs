@@ -108,7 +108,7 @@ fn made(group: &str, entry: &str) -> Made {
         reads,
         ending,
         end,
-        raw: Bytes::new(),
+        raw: bytes::Bytes::new(),
         raw_reads: Vec::new(),
     };
     Made { wire, class, coding: coding.map(str::to_owned) }
