@@ -109,11 +109,10 @@ impl Gateway {
     {
         let (head, body) = request.into_parts();
         let arrived = self.arrived(head);
-        let (id, shape) = (arrived.id.clone(), arrived.shape);
         // A panic drops the visit while the thread unwinds, which records it as `internal`.
-        match AssertUnwindSafe(self.answer(arrived, body)).catch_unwind().await {
+        match AssertUnwindSafe(self.answer(&arrived, body)).catch_unwind().await {
             Ok(response) => response,
-            Err(_) => reply::refusal(&Refusal::Internal, shape, &id, None),
+            Err(_) => reply::refusal(&Refusal::Internal, arrived.shape, &arrived.id, None),
         }
     }
 
@@ -126,24 +125,23 @@ impl Gateway {
         Arrived { head, at, id, client, shape }
     }
 
-    async fn answer<B>(&self, arrived: Arrived, body: B) -> Response<ReplyBody>
+    async fn answer<B>(&self, arrived: &Arrived, body: B) -> Response<ReplyBody>
     where
         B: Body<Data = Bytes> + Send + 'static,
         B::Error: Into<Fault>,
     {
         let live = self.live.load_full();
         let mut visit = self.recorder.open(arrived.id.clone(), arrived.at);
-        let (id, shape) = (arrived.id.clone(), arrived.shape);
         match self.serve(&live, &mut visit, arrived, body).await {
             Ok(Served::Own(mut response)) => {
-                reply::mark(response.headers_mut(), &id, None, None);
+                reply::mark(response.headers_mut(), &arrived.id, None, None);
                 visit.answered(response.status().as_u16());
                 response
             }
             Ok(Served::Answer(opened)) => opened.relay(visit),
             Err(Stop::Refused(refusal)) => {
                 let class = visit.promise().map(|promise| &promise.class);
-                let response = reply::refusal(&refusal, shape, &id, class);
+                let response = reply::refusal(&refusal, arrived.shape, &arrived.id, class);
                 visit.refuse(&refusal);
                 response
             }
@@ -154,13 +152,13 @@ impl Gateway {
         }
     }
 
-    async fn serve<B>(&self, live: &Arc<Live>, visit: &mut Visit, arrived: Arrived, body: B) -> Result<Served, Stop>
+    async fn serve<B>(&self, live: &Arc<Live>, visit: &mut Visit, arrived: &Arrived, body: B) -> Result<Served, Stop>
     where
         B: Body<Data = Bytes> + Send + 'static,
         B::Error: Into<Fault>,
     {
-        let Arrived { head, at: arrival, id, client, .. } = arrived;
-        let endpoint = self.endpoint_of(live, &head)?;
+        let &Arrived { ref head, at: arrival, ref id, ref client, .. } = arrived;
+        let endpoint = self.endpoint_of(live, head)?;
         if endpoint.path() == "/health" {
             return Ok(Served::Own(self.health()));
         }
@@ -170,12 +168,12 @@ impl Gateway {
         let who = live.settings.keyring.find(&head.headers).map_err(unknown)?;
         visit.belongs_to(who.tenant.clone());
         if !endpoint.is_relayed() {
-            return Ok(Served::Own(self.models(live, &who, endpoint, &head)?));
+            return Ok(Served::Own(self.models(live, &who, endpoint, head)?));
         }
 
         let limits =
             Limits { max_body: live.settings.listen.max_body, timeout: live.settings.listen.body_timeout, arrival };
-        let upload = upload::read(body, &head.headers, endpoint, limits, &client, &self.clock).await?;
+        let upload = upload::read(body, &head.headers, endpoint, limits, client, &self.clock).await?;
         visit.uploaded(upload.complete);
         refuse_what_is_not_served(&upload)?;
 
@@ -186,9 +184,9 @@ impl Gateway {
         }
         let served_model = alias.or(model);
         let prompt = self.estimate(&upload, served_model, live);
-        let classified = classify(live, &who, &head, endpoint, &upload, served_model, prompt)?;
+        let classified = classify(live, &who, head, endpoint, &upload, served_model, prompt)?;
         let promise = live.promise(&classified.class);
-        let objectives = objectives_of(&promise, &head);
+        let objectives = objectives_of(&promise, head);
         visit.promised(record::Promise {
             class: classified.class,
             rule: classified.rule,
@@ -209,7 +207,7 @@ impl Gateway {
         // Unlimited seats: whoever has come in is admitted.
         visit.admitted(upload.complete);
 
-        let target = target_of(endpoint, &head);
+        let target = target_of(endpoint, head);
         let ask = Ask {
             promise: &promise,
             routed: &routed,
@@ -223,9 +221,9 @@ impl Gateway {
             alias,
             size: size_of(&upload, prompt, &objectives),
             arrival,
-            id: &id,
+            id,
             upstream_id: upstream_id(),
-            client: &client,
+            client,
             pulse: visit.pulse(),
         };
         client.set_total_deadline(arrival + promise.class.timeouts.total);
@@ -237,7 +235,7 @@ impl Gateway {
             routed,
             prompt: upload.facts.prompt,
             queued: Duration::ZERO,
-            id,
+            id: id.clone(),
         };
         Ok(Served::Answer(Box::new(Opened::new(self.clone(), asked, spoken))))
     }
