@@ -447,6 +447,7 @@ impl Relay {
         let at = self.parts.clock.now();
         let Some(observer) = self.observer.as_mut() else { return };
         let had_token = observer.has_token();
+        // Of a long event nothing is held: all of its tail has passed.
         self.tail_is_out |= observer.long_event_is_out();
         let (gate, ready, count) = (&mut self.parts.gate, &mut self.ready, &mut self.ready_bytes);
         let tail_is_out = &mut self.tail_is_out;

@@ -7,7 +7,7 @@ use crate::units::{Dialect, Tick};
 
 use super::mould::Mould;
 use super::note::{Expect, Note};
-use super::passing::Passing;
+use super::passing::{DONE, Passed, Passing};
 use super::reading::Reading;
 use super::sight::{Kind, Sight};
 use super::sse::{Cut, Fields, Scanner};
@@ -278,8 +278,14 @@ impl Eye {
             Cut::LastPart => {
                 self.part(piece);
                 let read = self.passing.take().filter(|passing| passing.length() <= self.tally.max_event());
-                let sight = read.and_then(|passing| passing.finish());
-                let note = sight.map(|sight| self.tally.event(sight, at)).unwrap_or_default();
+                let note = match read.map_or(Passed::Nothing, |passing| passing.finish()) {
+                    Passed::Said(sight) => self.tally.event(*sight, at),
+                    Passed::Done => {
+                        self.tally.done(at);
+                        Note::default()
+                    }
+                    Passed::Nothing => Note::default(),
+                };
                 Note { part: true, finished: self.tally.is_finished(), ..note }
             }
         }
@@ -323,7 +329,7 @@ impl Eye {
     fn read(&mut self, event: &[u8], at: Tick) -> Option<Note> {
         let fields = Fields::of(event);
         let data = fields.data?;
-        if data.starts_with(b"[DONE]") {
+        if data.starts_with(DONE) {
             self.tally.done(at);
             return None;
         }

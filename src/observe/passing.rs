@@ -22,10 +22,28 @@ pub(super) struct Passing {
     /// Data lines so far.
     data_lines: u64,
     kind: Kind,
+    /// The first bytes of the data, as many as [`DONE`] has.
+    start: Vec<u8>,
+    /// A character that the piece's edge cut.
+    cut: Vec<u8>,
     tokenizer: Tokenizer,
     reading: Reading,
     length: usize,
 }
+
+/// What a long event was.
+#[derive(Debug)]
+pub(super) enum Passed {
+    /// A JSON object, or at least an event that is called an error.
+    Said(Box<Sight>),
+    /// The end of the stream.
+    Done,
+    /// Neither.
+    Nothing,
+}
+
+/// The data with which a stream ends.
+pub(super) const DONE: &[u8] = b"[DONE]";
 
 /// Where in a line the next byte stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,6 +62,8 @@ enum At {
 
 const LONGEST_WORD: usize = 64;
 
+const REPLACEMENT: &[u8] = "\u{FFFD}".as_bytes();
+
 impl Passing {
     pub(super) fn new(dialect: Dialect, keep_text: usize) -> Self {
         Passing {
@@ -52,6 +72,8 @@ impl Passing {
             was_cr: false,
             data_lines: 0,
             kind: Kind::Unnamed,
+            start: Vec::new(),
+            cut: Vec::new(),
             tokenizer: Tokenizer::new(),
             reading: Reading::new(dialect, false, keep_text),
             length: 0,
@@ -106,10 +128,7 @@ impl Passing {
             self.at = if self.at == At::BeforeData { At::Data } else { At::Event };
         }
         match self.at {
-            // A fault stays in the tokenizer, and is found at the end.
-            At::Data => {
-                let _ = self.tokenizer.push(line, &mut self.reading);
-            }
+            At::Data => self.data(line),
             At::Event => self.keep_word(line),
             _ => {}
         }
@@ -129,7 +148,53 @@ impl Passing {
         self.data_lines += 1;
     }
 
+    /// Part of a data line. What is no UTF-8 is read as the replacement character, as clients
+    /// do.
+    fn data(&mut self, mut piece: &[u8]) {
+        let room = DONE.len().saturating_sub(self.start.len()).min(piece.len());
+        self.start.extend_from_slice(&piece[..room]);
+        while let (Some((first, rest)), false) = (piece.split_first(), self.cut.is_empty()) {
+            self.cut.push(*first);
+            match std::str::from_utf8(&self.cut) {
+                Ok(_) => self.end_cut(),
+                Err(error) if error.error_len().is_none() => {}
+                // The byte belongs to what follows.
+                Err(_) => {
+                    self.cut.pop();
+                    self.end_cut();
+                    continue;
+                }
+            }
+            piece = rest;
+        }
+        let mut left = piece.len();
+        for chunk in piece.utf8_chunks() {
+            self.read(chunk.valid().as_bytes());
+            let invalid = chunk.invalid();
+            left -= chunk.valid().len() + invalid.len();
+            let is_cut = left == 0 && std::str::from_utf8(invalid).is_err_and(|error| error.error_len().is_none());
+            if is_cut {
+                self.cut.extend_from_slice(invalid);
+            } else if !invalid.is_empty() {
+                self.read(REPLACEMENT);
+            }
+        }
+    }
+
+    fn end_cut(&mut self) {
+        let cut = std::mem::take(&mut self.cut);
+        if !cut.is_empty() {
+            self.read(if std::str::from_utf8(&cut).is_ok() { &cut } else { REPLACEMENT });
+        }
+    }
+
+    fn read(&mut self, text: &[u8]) {
+        // A fault stays in the tokenizer, and is found at the end.
+        let _ = self.tokenizer.push(text, &mut self.reading);
+    }
+
     fn line_ended(&mut self) {
+        self.end_cut();
         match self.at {
             At::BeforeEvent | At::Event => self.kind = Kind::of(&self.word),
             At::Name if self.word == b"data" => self.begin_data(),
@@ -140,12 +205,22 @@ impl Passing {
         self.at = At::Name;
     }
 
-    /// The event is complete: what its data said, if it was a JSON object.
-    pub(super) fn finish(mut self) -> Option<Sight> {
+    /// The event is complete: what it was.
+    pub(super) fn finish(mut self) -> Passed {
         self.line_ended();
-        self.tokenizer.finish(&mut self.reading).ok()?;
-        let mut sight = self.reading.sight()?;
-        sight.is_called(self.kind);
-        Some(sight)
+        if self.start == DONE {
+            return Passed::Done;
+        }
+        let is_json = self.tokenizer.finish(&mut self.reading).is_ok();
+        match self.reading.sight().filter(|_| is_json) {
+            Some(mut sight) => {
+                sight.is_called(self.kind);
+                Passed::Said(Box::new(sight))
+            }
+            None if self.kind == Kind::Error && self.data_lines > 0 => {
+                Passed::Said(Box::new(Sight { kind: self.kind, ..Sight::default() }))
+            }
+            None => Passed::Nothing,
+        }
     }
 }

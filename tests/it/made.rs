@@ -106,6 +106,8 @@ fn made(group: &str, entry: &str) -> Made {
         content_type: content_type.to_owned(),
         body: body.into(),
         reads,
+        raw: Bytes::new(),
+        raw_reads: Vec::new(),
         ending,
         end,
         raw: bytes::Bytes::new(),
