@@ -8,6 +8,7 @@ pub mod demo;
 pub mod engine;
 pub mod health;
 pub mod key;
+mod logs;
 pub mod schema;
 pub mod serve;
 pub mod service;
@@ -54,15 +55,6 @@ pub fn run() -> ExitCode {
         Command::Engine(engine) => engine.run(),
         Command::Health(health) => health.run(),
     }
-}
-
-/// Logs go to stderr; `RUST_LOG` filters them, `info` where it is not set.
-pub(crate) fn logs() {
-    let filter = tracing_subscriber::EnvFilter::try_from_default_env()
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
-    let logs = tracing_subscriber::fmt().with_writer(std::io::stderr).with_env_filter(filter);
-    // A second call finds a subscriber in place, which is what it wanted.
-    let _ = logs.try_init();
 }
 
 #[cfg(test)]

@@ -1,9 +1,12 @@
 //! The access line: one JSON object per request, with lengths and times, without content.
 //!
 //! Lines go through a bounded channel to one task that owns the output. A full channel (the
-//! output is slower than the traffic) drops the line and counts it; no request ever waits.
+//! output is slower than the traffic) drops the line and counts it; no request ever waits. So
+//! does an output that fails, for as long as it does: a full disk has room again some day.
 
 use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -18,42 +21,88 @@ const WAITING: usize = 8192;
 
 /// The recorder's end of the channel.
 #[derive(Clone, Debug)]
-pub struct AccessLines(mpsc::Sender<String>);
+pub struct AccessLines {
+    sender: mpsc::Sender<String>,
+    lost: Lost,
+}
 
 /// The output's end of the channel; see [`Writer::run`].
 #[derive(Debug)]
-pub struct Writer(mpsc::Receiver<String>);
+pub struct Writer {
+    lines: mpsc::Receiver<String>,
+    lost: Lost,
+}
+
+/// Lines that were taken and did not get out, not yet told.
+type Lost = Arc<AtomicU64>;
 
 /// A channel for access lines.
 #[must_use]
 pub fn lines() -> (AccessLines, Writer) {
     let (sender, receiver) = mpsc::channel(WAITING);
-    (AccessLines(sender), Writer(receiver))
+    let lost = Lost::default();
+    (AccessLines { sender, lost: Arc::clone(&lost) }, Writer { lines: receiver, lost })
 }
 
 impl AccessLines {
     /// Hands a line over; `false` if it was dropped.
     pub(super) fn write(&self, line: String) -> bool {
-        self.0.try_send(line).is_ok()
+        self.sender.try_send(line).is_ok()
+    }
+
+    /// Lines that did not get out since this was last asked.
+    pub(super) fn take_lost(&self) -> u64 {
+        self.lost.swap(0, Ordering::Relaxed)
     }
 }
 
 impl Writer {
-    /// Writes lines until the last [`AccessLines`] is gone and all of them are out.
+    /// Writes lines until the last [`AccessLines`] is gone and all of them are out. What an
+    /// output refuses is lost and counted.
     ///
     /// # Errors
-    /// When the output fails; lines are dropped and counted from then on.
+    /// When nobody reads the output any more; lines are dropped and counted from then on.
     pub async fn run(mut self, mut output: impl AsyncWrite + Unpin) -> io::Result<()> {
         let mut lines = Vec::with_capacity(256);
         let mut block = Vec::new();
-        while self.0.recv_many(&mut lines, 256).await > 0 {
+        let mut fails = false;
+        while self.lines.recv_many(&mut lines, 256).await > 0 {
             block.clear();
+            if fails {
+                // Half a line may have got out.
+                block.push(b'\n');
+            }
+            let count = lines.len() as u64;
             lines.drain(..).for_each(|line| block.extend_from_slice(line.as_bytes()));
-            output.write_all(&block).await?;
-            output.flush().await?;
+            let written = write(&mut output, &block).await;
+            match written {
+                Ok(()) => fails = false,
+                Err(error) => {
+                    self.lost.fetch_add(count, Ordering::Relaxed);
+                    if error.kind() == io::ErrorKind::BrokenPipe {
+                        return Err(self.give_up(error));
+                    }
+                    if !std::mem::replace(&mut fails, true) {
+                        tracing::error!(%error, "access lines cannot be written; they are lost until they can");
+                    }
+                }
+            }
         }
         Ok(())
     }
+
+    fn give_up(&mut self, error: io::Error) -> io::Error {
+        self.lines.close();
+        while self.lines.try_recv().is_ok() {
+            self.lost.fetch_add(1, Ordering::Relaxed);
+        }
+        error
+    }
+}
+
+async fn write(output: &mut (impl AsyncWrite + Unpin), block: &[u8]) -> io::Result<()> {
+    output.write_all(block).await?;
+    output.flush().await
 }
 
 /// The fields, in the order in which they are written.

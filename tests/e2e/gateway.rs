@@ -68,7 +68,8 @@ impl Gateway {
     }
 }
 
-fn settings(setup: &Setup<'_>) -> String {
+/// The settings of a test's gateway.
+pub fn settings(setup: &Setup<'_>) -> String {
     let urls: Vec<String> = setup.engines.iter().map(|engine| format!("{{url: \"{}\"}}", engine.url)).collect();
     let Setup { engine, model, more, .. } = setup;
     format!(

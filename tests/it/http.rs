@@ -37,9 +37,7 @@ fn slow_body(
 #[tokio::test(start_paused = true)]
 async fn c56_a_large_body_passes_whole_and_one_above_the_limit_does_not() {
     let image = "A".repeat(3 << 20);
-    let body = |url: &str| {
-        json!({"model": "m1", "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]})
-    };
+    let body = |url: &str| json!({"model": "m1", "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]});
     let (house, engine) = House::playing(whole_answer());
     let sent = body(&image);
     assert_eq!(house.chat(sent.clone()).await.whole().await.status, 200);
@@ -151,7 +149,12 @@ async fn c58_an_answer_in_a_coding_nobody_asked_for_passes_untouched_and_is_unpa
 async fn a_compressed_request_is_read_and_goes_on_as_identity() {
     let text = stream().to_string();
     let zstd = zstd::encode_all(text.as_bytes(), 3).unwrap();
-    for (coding, body) in [("gzip", gzip(text.as_bytes())), ("x-gzip", gzip(text.as_bytes())), ("zstd", zstd), ("identity", text.clone().into_bytes())] {
+    for (coding, body) in [
+        ("gzip", gzip(text.as_bytes())),
+        ("x-gzip", gzip(text.as_bytes())),
+        ("zstd", zstd),
+        ("identity", text.clone().into_bytes()),
+    ] {
         let yaml = Yaml::default().with("inject: {usage: false}");
         let (house, engine) = House::playing_with(&yaml, good());
         let answer = house.send(Ask::raw(CHAT, body).header("content-encoding", coding)).await.whole().await;
@@ -192,7 +195,11 @@ async fn a_compressed_request_that_cannot_be_decoded_is_refused() {
 async fn c60_an_event_stream_is_marked_against_buffering() {
     let cases: [(&[(&str, &str)], &str, &str); 2] = [
         (&[("content-type", "Text/Event-Stream; Charset=UTF-8")], "no", "no-cache, no-transform"),
-        (&[("content-type", "text/event-stream"), ("x-accel-buffering", "yes"), ("cache-control", "private")], "yes", "private"),
+        (
+            &[("content-type", "text/event-stream"), ("x-accel-buffering", "yes"), ("cache-control", "private")],
+            "yes",
+            "private",
+        ),
     ];
     for (headers, buffering, cache) in cases {
         let script = Script::new().open_with(200, headers).at(300).say(t("a")).say(f("stop")).say(d()).end();
@@ -540,7 +547,11 @@ async fn two_readings_of_a_decisive_field_are_refused() {
     ] {
         let (house, engine) = House::playing(whole_answer());
         let answer = house.send(Ask::raw(CHAT, text)).await.whole().await;
-        assert_eq!((answer.status.as_u16(), answer.header("x-goodput-reason")), (400, Some("unreadable_body")), "{text}");
+        assert_eq!(
+            (answer.status.as_u16(), answer.header("x-goodput-reason")),
+            (400, Some("unreadable_body")),
+            "{text}"
+        );
         assert!(engine.ledger().requests().is_empty());
         assert_eq!(house.line().await.verdict(), "excluded(invalid_request)");
         house.end().await;
@@ -564,7 +575,9 @@ fn form(fields: &[(&str, &str)]) -> String {
         format!("--bound\r\ncontent-disposition: form-data; name=\"{name}\"\r\n\r\n{value}\r\n")
     };
     let parts: String = fields.iter().map(part).collect();
-    format!("{parts}--bound\r\ncontent-disposition: form-data; name=\"file\"; filename=\"a.wav\"\r\n\r\n\u{1}\u{2}RIFF\r\n--bound--\r\n")
+    format!(
+        "{parts}--bound\r\ncontent-disposition: form-data; name=\"file\"; filename=\"a.wav\"\r\n\r\n\u{1}\u{2}RIFF\r\n--bound--\r\n"
+    )
 }
 
 fn send_form(path: &str, body: String) -> Ask {
