@@ -1,7 +1,7 @@
 //! The life of one request, told once, top to bottom.
 //!
 //! Only this room knows the order of the others. [`Gateway`] is a `tower::Service` over any
-//! request body; [`Gateway::serve`] is the story: read the head, find the tenant, read and
+//! request body; `Gateway::serve` is the story: read the head, find the tenant, read and
 //! understand the body, classify, route, ask engines until one speaks. What a request holds
 //! (its visit, its share of an engine's work) then moves into the body of its answer
 //! (`open_answer`), and is given back where that body ends.
@@ -25,6 +25,7 @@ use bytes::Bytes;
 use futures_util::FutureExt;
 use http::header::HeaderValue;
 use http::request::Parts as Head;
+use http::uri::PathAndQuery;
 use http::{Request, Response, StatusCode};
 use http_body::Body;
 
@@ -174,7 +175,7 @@ impl Gateway {
 
         let limits =
             Limits { max_body: live.settings.listen.max_body, timeout: live.settings.listen.body_timeout, arrival };
-        let upload = upload::read(body, &head.headers, endpoint, limits, &self.clock).await?;
+        let upload = upload::read(body, &head.headers, endpoint, limits, &client, &self.clock).await?;
         visit.uploaded(upload.complete);
         refuse_what_is_not_served(&upload)?;
 
@@ -327,20 +328,39 @@ fn size_of(upload: &Upload, prompt: Tokens, objectives: &Objectives) -> Size {
 }
 
 /// Path and query for the engine: the path as the documentation writes it, the query as it came.
-fn target_of(endpoint: Endpoint, head: &Head) -> String {
-    match head.uri.query() {
-        Some(query) => [endpoint.path(), "?", query].concat(),
-        None => endpoint.path().to_owned(),
+fn target_of(endpoint: Endpoint, head: &Head) -> PathAndQuery {
+    match head.uri.path_and_query() {
+        Some(target) if target.path() == endpoint.path() => target.clone(),
+        Some(target) => {
+            let query = target.query().map_or_else(String::new, |query| format!("?{query}"));
+            PathAndQuery::try_from([endpoint.path(), &query].concat()).expect("a path of ours, a query that was parsed")
+        }
+        None => PathAndQuery::from_static(endpoint.path()),
     }
 }
 
 fn made_id() -> RequestId {
-    RequestId::from(format!("req-{:032x}", rand::random::<u128>()))
+    let id: [u8; 36] = random_id(b"req-");
+    RequestId::from(std::str::from_utf8(&id).expect("hexadecimal digits"))
 }
 
 /// What engines see: unique, whatever the client sent.
 fn upstream_id() -> HeaderValue {
-    HeaderValue::from_str(&format!("gp-{:032x}", rand::random::<u128>())).expect("hexadecimal digits")
+    let id: [u8; 35] = random_id(b"gp-");
+    HeaderValue::from_bytes(&id).expect("hexadecimal digits")
+}
+
+/// A prefix and 128 random bits in hexadecimal digits.
+fn random_id<const LENGTH: usize>(prefix: &[u8]) -> [u8; LENGTH] {
+    let mut id = [0; LENGTH];
+    let (front, digits) = id.split_at_mut(prefix.len());
+    front.copy_from_slice(prefix);
+    let mut bits = rand::random::<u128>();
+    for digit in digits {
+        *digit = b"0123456789abcdef"[(bits & 15) as usize];
+        bits >>= 4;
+    }
+    id
 }
 
 impl From<Unread> for Stop {

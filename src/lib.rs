@@ -1,8 +1,116 @@
-//! Inline SLO-aware gateway for LLM inference engines.
+//! Inline SLO-aware gateway for LLM inference engines: judges every request against what its
+//! class was promised, and counts what was kept. This page is the map of the house; what is
+//! measured and what counts is `docs/semantics.md`.
 //!
-//! The order of the rooms is the order of the work:
-//! accept -> identify -> inspect -> classify -> admit -> route -> forward -> observe ->
-//! judge -> record. `gateway` tells the life of one request.
+//! # Rooms
+//!
+//! A room is a module that is named by what it does, and the order of the names is the order
+//! of the work:
+//!
+//! accept → identify → inspect → classify → admit → route → forward → observe → judge → record
+//!
+//! | layer | room | purpose | public face |
+//! | --- | --- | --- | --- |
+//! | 0 words | [`units`] | The words of the domain, with their units. | [`units::Tick`], [`units::Tokens`], [`units::Endpoint`] |
+//! | | [`clock`] | The only reader of time. | [`clock::Clock`] |
+//! | | [`json`] | One push tokenizer for requests, answers and events. | [`json::Tokenizer`] |
+//! | 1 pure | [`identify`] | Who asks: API key to tenant. | [`identify::Keyring`] |
+//! | | [`inspect`] | One reading of a request body. | [`inspect::Scanner`], [`inspect::Facts`] |
+//! | | [`classify`] | Which promise applies. | [`classify::Rules`] |
+//! | | [`route`] | Which pools, which engine, and what comes after a failure. | [`route::Routes`], [`route::Fleet`], [`route::retry`] |
+//! | | [`observe`] | Bytes of an answer with their moments to a timeline. | [`observe::Observer`], [`observe::Timeline`] |
+//! | | [`rewrite`] | Byte splices into bodies; removal of events that we caused. | [`rewrite::edits`](rewrite::edits()), [`rewrite::EventGate`] |
+//! | | [`judge`] | Did this request keep its promise? | [`judge::judge`](judge::judge()), [`judge::Verdict`] |
+//! | | [`refuse`] | Every early end: what the client is told, whose fault it is. | [`refuse::Refusal`] |
+//! | | [`record::burn`] | Windows, attainment, burn rate, budget. | [`record::burn::Burn`] |
+//! | 2 settings, lines | [`config`] | YAML to checked settings, and again when it changes. | [`config::load`], [`config::Settings`] |
+//! | | [`dial`] | Opens a connection to an engine; the seam that tests replace. | [`dial::Dial`] |
+//! | 3 shell | [`accept`] | Listeners, TLS, limits on clients, drain. | [`accept::Listener`], [`accept::Drain`] |
+//! | | [`admit`] | Who may enter now. Unlimited seats as yet: a room without furniture. | |
+//! | | [`route::probe`] | Health checks, engines' metrics, DNS. | [`route::probe::Probes`] |
+//! | | [`forward`] | One attempt: head held until the first token, then relay. | [`forward::open`](forward::open()), [`forward::Relay`] |
+//! | | [`record`] | Written down once: metrics and the access line. | [`record::Recorder`], [`record::Visit`] |
+//! | 4 story | [`gateway`] | The life of one request, told once. | [`gateway::Gateway`] |
+//! | | [`admin`] | The operators' port. | [`admin::router`] |
+//! | 5 tools | [`lab`] | Simulated and scripted engines, traffic, the demo. | [`lab::engine::SimEngine`] |
+//! | | [`cli`] | The commands. | [`cli::run`] |
+//!
+//! A room knows what lies below it, and the shell rooms do not know each other. Pure rooms know
+//! no sockets, runtime, files, environment, chance or clock: whatever they need is an argument.
+//! Rooms do not know `config`; each owns the type of its settings, and `config` builds it.
+//! `tests/house.rs` says which line strayed.
+//!
+//! # The life of a request
+//!
+//! To be read in [`gateway`], downwards in one file.
+//!
+//! 1. `accept` takes the connection and reads the head within its limits. This is *arrival*:
+//!    the clock of every objective starts.
+//! 2. The request takes one snapshot of the settings and keeps it to its end. `identify` finds
+//!    the tenant.
+//! 3. The body is read once, frame by frame, while `inspect` scans it; it stays a list of
+//!    frames and never becomes a tree.
+//! 4. `classify` finds the class; `route` names the pools, in order.
+//! 5. `route` picks an engine, `rewrite` splices what must change, `forward` makes one attempt
+//!    and holds the answer's head until the first token. If the attempt fails before that, the
+//!    pure rules of [`route::retry`] say what comes next.
+//! 6. From the first token on there is no other engine to try. Whole events pass as they
+//!    arrive, bytes unchanged, and `observe` watches beside them.
+//! 7. Where the answer's body ends (by its last event, an error, a limit, or because it was
+//!    dropped: the client left), `judge` weighs the timeline and `record` notes one
+//!    [`record::Finished`]. Every metric and the access line are made from it:
+//!    `met + missed + excluded = finished`.
+//!
+//! Freeing is ownership: all that a request holds lives in the body of its answer, and goes
+//! with it. No detached task holds a call to an engine.
+//!
+//! # Watching and judging without a gateway
+//!
+//! Both are pure, so that load tools judge as the gateway does:
+//!
+//! ```
+//! use std::time::Duration;
+//!
+//! use bytes::Bytes;
+//! use goodput::judge::{Case, Missed, Objective, Objectives, Outcome, judge};
+//! use goodput::observe::{Ending, Expect, Observer, Reader, Watch};
+//! use goodput::units::{Dialect, Tick};
+//!
+//! let mut seen = Observer::new(Expect::stream(Dialect::Chat, Tick::ZERO), Reader::Events, 200, Watch::default());
+//! let mut to_the_client = Vec::new();
+//! for (millis, event) in [
+//!     (20, "data: {\"choices\":[{\"index\":0,\"delta\":{\"role\":\"assistant\"}}]}\n\n"), // no token
+//!     (740, "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"Hel\"}}]}\n\n"),
+//!     (780, "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"lo\"},\"finish_reason\":\"stop\"}]}\n\n"),
+//!     (781, "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":9,\"completion_tokens\":2}}\n\n"),
+//!     (782, "data: [DONE]\n\n"),
+//! ] {
+//!     seen.frame(Bytes::from_static(event.as_bytes()), Tick::from_millis(millis), &mut |piece, _| {
+//!         to_the_client.push(piece);
+//!     });
+//! }
+//! let timeline = seen.end(Ending::Clean, Tick::from_millis(783));
+//! assert_eq!(to_the_client.len(), 5, "every event passes");
+//! assert_eq!(timeline.first_token, Some(Tick::from_millis(740)), "a role is no token");
+//!
+//! let ttft = |millis| Objectives {
+//!     ttft: Some(Objective { threshold: Duration::from_millis(millis), attainment: 0.95 }),
+//!     ..Objectives::default()
+//! };
+//! let case = Case::of(Dialect::Chat);
+//! assert_eq!(judge(&timeline, &ttft(1200), &case).outcome, Outcome::Met);
+//! assert_eq!(judge(&timeline, &ttft(500), &case).outcome, Outcome::Missed(Missed::Ttft));
+//! ```
+//!
+//! # Deliberately absent
+//!
+//! Translation between providers, prompt caching, guardrails, money budgets, a database,
+//! orchestration of prefill and decode, stored and background responses, CORS and OPTIONS,
+//! WebSocket and realtime endpoints, the PROXY protocol and trusted forwarding headers.
+//!
+//! And in the code: a tree of JSON on the path of a request, a channel between the reader of an
+//! engine and the writer to a client, a lock per event, a second place that counts requests,
+//! `unsafe`.
 
 pub mod accept;
 pub mod admin;

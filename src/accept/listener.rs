@@ -72,6 +72,12 @@ impl Listener {
         self.address
     }
 
+    /// Whether it speaks TLS.
+    #[must_use]
+    pub fn is_tls(&self) -> bool {
+        self.certificates.is_some()
+    }
+
     /// The certificates, to renew them before the timer does.
     #[must_use]
     pub fn certificates(&self) -> Option<Arc<Certificates>> {

@@ -20,11 +20,11 @@ pub struct Listen {
     /// Most header lines of a request.
     pub max_header_lines: usize,
     /// From the accepted connection to the first whole request head, the TLS handshake
-    /// included.
+    /// included; for a later one, from its first byte.
     pub header_timeout: Duration,
     /// From a whole head to the last byte of its body.
     pub body_timeout: Duration,
-    /// How long an HTTP/2 connection without streams stays open.
+    /// How long a connection without a request (HTTP/1) or stream (HTTP/2) stays open.
     pub idle_timeout: Duration,
     /// How long a client may refuse our bytes in one stretch.
     pub write_stall: Duration,
@@ -85,7 +85,7 @@ impl Default for Shutdown {
 pub struct Admin {
     /// Address and port. Fixed while the process runs.
     pub address: SocketAddr,
-    /// The bearer token that changes (`POST /-/reload`) need, from `token_file`.
+    /// The bearer token that all but the probes ask for, from `token_file`.
     pub token: Option<SecretString>,
 }
 

@@ -114,6 +114,9 @@ fn host(parts: &Parts) -> Result<(), Refused> {
 
 /// A name or address with an optional port, and no user before it.
 fn valid(host: &str) -> Result<(), Refused> {
+    if is_plain(host.as_bytes()) {
+        return Ok(());
+    }
     let authority: Authority = host.parse().map_err(|_| Refused::Host)?;
     let after = authority.as_str().strip_prefix(authority.host()).ok_or(Refused::Host)?;
     let port = match after.strip_prefix(':') {
@@ -121,6 +124,14 @@ fn valid(host: &str) -> Result<(), Refused> {
         None => after.is_empty(),
     };
     if port && !authority.host().is_empty() { Ok(()) } else { Err(Refused::Host) }
+}
+
+/// Nearly all hosts: a name of letters, digits, hyphens and dots, with or without a port of
+/// up to four digits. Whatever else there is takes the long way.
+fn is_plain(host: &[u8]) -> bool {
+    let name = host.iter().take_while(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.')).count();
+    let is_port = |port: &[u8]| port.len() <= 4 && port.iter().all(u8::is_ascii_digit);
+    name > 0 && host[name..].strip_prefix(b":").map_or(name == host.len(), is_port)
 }
 
 fn expectation(parts: &Parts) -> Result<(), Refused> {
@@ -164,6 +175,18 @@ mod tests {
         assert_eq!(checked("POST", PATH, &[("host", "a"), ("host", "a")]), Err(Refused::Host));
         for bad in ["a b/@c?d", "", "user@host", "a:b", "a:99999", "a/b", "[::1", "a:80:80"] {
             assert_eq!(checked("POST", PATH, &[("host", bad)]), Err(Refused::Host), "{bad:?}");
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn the_short_way_to_a_host_takes_nothing_that_the_long_way_refuses(host in "[a-zA-Z0-9.:@-]{0,12}") {
+            let Ok(authority) = host.parse::<Authority>() else {
+                proptest::prop_assert!(!is_plain(host.as_bytes()));
+                return Ok(());
+            };
+            let port = host.strip_prefix(authority.host()).is_some_and(|rest| rest.len() < 2 || authority.port().is_some());
+            proptest::prop_assert!(!is_plain(host.as_bytes()) || port && !authority.host().is_empty());
         }
     }
 

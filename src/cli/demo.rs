@@ -117,15 +117,19 @@ fn snapshot(tallies: &[Tally], recorder: &Recorder, fleet: &Fleet) -> Snapshot {
 
 fn print_invitation(address: SocketAddr, admin: SocketAddr) {
     println!(
-        "A gateway on http://{address}, in front of four simulated engines. Try it, while traffic runs:
+        "A gateway on http://{address}, before four simulated engines.
+Ctrl-C ends it. While traffic runs, try in another terminal:
 
-  curl -N http://{address}/v1/chat/completions -H 'content-type: application/json' \\
-    -d '{{\"model\":\"{MODEL}\",\"stream\":true,\"max_tokens\":40,\"messages\":[{{\"role\":\"user\",\"content\":\"Hello\"}}]}}'
-  curl -si http://{address}/v1/completions -H 'content-type: application/json' -H '{CLASS_HEADER}: voice' \\
+  curl -N http://{address}/v1/chat/completions \\
+    -H 'content-type: application/json' \\
+    -d '{{\"model\":\"{MODEL}\",\"stream\":true,\"max_tokens\":40,
+         \"messages\":[{{\"role\":\"user\",\"content\":\"Hello\"}}]}}'
+  curl -si http://{address}/v1/completions \\
+    -H 'content-type: application/json' -H '{CLASS_HEADER}: voice' \\
     -d '{{\"model\":\"{MODEL}\",\"prompt\":\"Hello\",\"max_tokens\":8}}'
   curl -s http://{address}/v1/models
 
-What it counts:
+What it counts (http://{admin}/ is a page for browsers):
 
   curl -s http://{admin}/metrics | grep '^slo_'
   curl -s http://{admin}/slo

@@ -24,7 +24,7 @@ enum Command {
 
 #[derive(Clone, Debug, Args)]
 struct New {
-    /// A name for the key, for rules and logs.
+    /// A name for the key, for rules.
     #[arg(long)]
     label: Option<String>,
     /// Answer in JSON.

@@ -115,20 +115,26 @@ mod tests {
 
     /// An output that takes nothing until it is opened.
     #[derive(Clone, Default)]
-    struct Gate(Arc<(Mutex<(bool, Vec<u8>)>, Condvar)>);
+    struct Gate(Arc<Door>);
+
+    #[derive(Default)]
+    struct Door {
+        state: Mutex<(bool, Vec<u8>)>,
+        opened: Condvar,
+    }
 
     impl Gate {
         fn open(&self) {
-            self.0.0.lock().0 = true;
-            self.0.1.notify_all();
+            self.0.state.lock().0 = true;
+            self.0.opened.notify_all();
         }
     }
 
     impl Write for Gate {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            let mut state = self.0.0.lock();
+            let mut state = self.0.state.lock();
             while !state.0 {
-                self.0.1.wait(&mut state);
+                self.0.opened.wait(&mut state);
             }
             state.1.extend_from_slice(bytes);
             Ok(bytes.len())
@@ -156,9 +162,9 @@ mod tests {
         let mut written = 0;
         while written < 2 * WAITING as u64 - lost {
             logs.last_lines();
-            written = memchr::memmem::find_iter(&gate.0.0.lock().1, b"line\n").count() as u64;
+            written = memchr::memmem::find_iter(&gate.0.state.lock().1, b"line\n").count() as u64;
         }
-        let text = String::from_utf8(gate.0.0.lock().1.clone()).unwrap();
+        let text = String::from_utf8(gate.0.state.lock().1.clone()).unwrap();
         assert!(text.contains(&format!("{lost} log lines were lost")), "{}", &text[text.len() - 200..]);
     }
 

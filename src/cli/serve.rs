@@ -16,7 +16,7 @@ pub struct Serve {
     /// The settings.
     #[arg(short, long, value_name = "FILE")]
     config: PathBuf,
-    /// Say where it listens as one JSON line on stdout.
+    /// Say where it listens as one JSON line on stdout, in URLs.
     #[arg(long)]
     json: bool,
 }
@@ -41,7 +41,7 @@ impl Serve {
                 return ExitCode::from(2);
             }
             Err(other) => {
-                eprintln!("goodput serve: {other}");
+                eprintln!("goodput serve: {}: {other}", self.config.display());
                 return ExitCode::from(2);
             }
         };
@@ -76,12 +76,13 @@ impl Serve {
     fn announce(&self, service: &Service) {
         let admin = service.admin_address();
         if self.json {
-            let admin = admin.map(|address| address.to_string());
-            let line = serde_json::json!({"listening": service.address().to_string(), "admin": admin});
+            let admin = admin.map(|address| format!("http://{address}"));
+            let line = serde_json::json!({"listening": service.url(), "admin": admin});
             // A stdout that is closed already is no reason to end.
             let _ = writeln!(std::io::stdout(), "{line}");
         }
-        tracing::info!(address = %service.address(), ?admin, "serving");
+        let admin = admin.map(tracing::field::display);
+        tracing::info!(address = %service.address(), admin, "serving");
     }
 }
 

@@ -67,7 +67,7 @@ impl Service {
             }
             None => None,
         };
-        let (access, lines) = access_lines(settings.access_log);
+        let (access, lines) = access_lines(settings.access_log, clock);
         let dial: Arc<dyn Dial> = Arc::new(Sockets::new());
         let recorder = Recorder::new(clock, access);
         let (shutdown, pools) = (settings.shutdown, settings.pools.clone());
@@ -83,6 +83,13 @@ impl Service {
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.listener.address()
+    }
+
+    /// The same as a URL.
+    #[must_use]
+    pub fn url(&self) -> String {
+        let scheme = if self.listener.is_tls() { "https" } else { "http" };
+        format!("{scheme}://{}", self.address())
     }
 
     /// Where operators are served.
@@ -158,13 +165,13 @@ async fn last_words(clock: Clock, gateway: Gateway, mut tasks: JoinSet<()>, line
     }
 }
 
-fn access_lines(log: AccessLog) -> (Option<AccessLines>, Option<JoinHandle<()>>) {
+fn access_lines(log: AccessLog, clock: Clock) -> (Option<AccessLines>, Option<JoinHandle<()>>) {
     match log {
         AccessLog::Off => (None, None),
         AccessLog::Stdout => {
             let (lines, writer) = access::lines();
             let task = tokio::spawn(async move {
-                if let Err(error) = writer.run(tokio::io::stdout()).await {
+                if let Err(error) = writer.run(tokio::io::stdout(), clock).await {
                     tracing::error!(%error, "access lines can no longer be written");
                 }
             });

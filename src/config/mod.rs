@@ -25,6 +25,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use read::{Read, Reader};
+use secrecy::ExposeSecret;
 
 use crate::accept::settings::{Admin, Listen, Shutdown};
 use crate::classify::{Rules, TargetHeaders};
@@ -151,6 +152,17 @@ impl Settings {
         }
         if self.admin.as_ref().map(|admin| admin.address) != other.admin.as_ref().map(|admin| admin.address) {
             found.push("admin.address");
+        }
+        let token =
+            |settings: &Settings| settings.admin.as_ref()?.token.as_ref().map(|token| token.expose_secret().to_owned());
+        if token(self) != token(other) {
+            found.push("admin.token_file");
+        }
+        if self.shutdown != other.shutdown {
+            found.push("shutdown");
+        }
+        if self.access_log != other.access_log {
+            found.push("telemetry.access_log");
         }
         found
     }

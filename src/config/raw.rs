@@ -61,11 +61,11 @@ block! {
         may max_head: At<Size>,
         /// Most header lines of a request. Default: 100.
         may max_header_lines: At<u64>,
-        /// From the accepted connection to its first whole request head. Default: 10s.
+        /// For a request head: from the accepted connection, then from its first byte. Default: 10s.
         may header_timeout: At<Duration>,
         /// From a request head to the end of its body. Default: 60s.
         may body_timeout: At<Duration>,
-        /// How long an HTTP/2 connection without streams stays open. Default: 60s.
+        /// How long a connection without a request stays open. Default: 60s.
         may idle_timeout: At<Duration>,
         /// How long a client may refuse our bytes in one stretch. Default: 30s.
         may write_stall: At<Duration>,
@@ -96,14 +96,14 @@ block! {
         /// Largest event of a stream that is still read; longer ones pass unread. Default: 16MiB.
         may max_event: At<Size>,
         /// Paths other than the generating ones whose answers are judged. Default: none.
-        may judged_paths: Some1<At<String>>,
+        may judged_paths: Vec<At<String>>,
     }
 
     /// The listener for operators.
     Admin {
         /// Address and port. Default: `127.0.0.1:9090`.
         may address: At<String>,
-        /// File with the bearer token that `POST /-/reload` needs. Default: none is needed.
+        /// File with the bearer token that everything but `/livez` and `/readyz` asks for. Default: none is needed.
         may token_file: At<String>,
     }
 
@@ -415,7 +415,7 @@ block! {
 
     /// An API key.
     Key {
-        /// A name for it, for rules and logs.
+        /// A name for it, for rules.
         may label: At<String>,
         /// The BLAKE3 hash of the key, in 64 hexadecimal digits.
         must blake3: At<Hidden>,

@@ -13,6 +13,11 @@ pub trait Surroundings: Send + Sync {
     /// # Errors
     /// Whatever the system says.
     fn file(&self, path: &Path) -> io::Result<Vec<u8>>;
+
+    /// Where a file is that somebody else will read later.
+    fn place(&self, path: &Path) -> PathBuf {
+        path.to_path_buf()
+    }
 }
 
 /// The process's own environment and files.
@@ -36,6 +41,10 @@ impl Surroundings for Process {
     }
 
     fn file(&self, path: &Path) -> io::Result<Vec<u8>> {
-        std::fs::read(self.base.join(path))
+        std::fs::read(self.place(path))
+    }
+
+    fn place(&self, path: &Path) -> PathBuf {
+        self.base.join(path)
     }
 }

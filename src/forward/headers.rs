@@ -4,34 +4,9 @@
 //! and what steers engines or routers behind us does not. Framing fields are ours.
 
 use http::header::{
-    ACCEPT_ENCODING, AUTHORIZATION, CACHE_CONTROL, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, COOKIE, EXPECT, HOST,
-    HeaderMap, HeaderName, HeaderValue, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRAILER, TRANSFER_ENCODING,
-    UPGRADE,
+    ACCEPT_ENCODING, CACHE_CONTROL, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, HOST, HeaderMap, HeaderName,
+    HeaderValue,
 };
-
-/// Fields that belong to one hop (RFC 9110 section 7.6.1), and those that ask for another one.
-const HOP_BY_HOP: [HeaderName; 10] = [
-    CONNECTION,
-    HeaderName::from_static("keep-alive"),
-    PROXY_AUTHENTICATE,
-    PROXY_AUTHORIZATION,
-    HeaderName::from_static("proxy-connection"),
-    TE,
-    TRAILER,
-    TRANSFER_ENCODING,
-    UPGRADE,
-    HeaderName::from_static("http2-settings"),
-];
-
-/// Fields by which a client could steer an engine or a router behind us past our decisions.
-const STEERING: [&str; 6] = [
-    "x-vllm-priority",
-    "x-data-parallel-rank",
-    "x-gateway-destination-endpoint",
-    "x-gateway-destination-endpoint-served",
-    "x-prefiller-host-port",
-    "x-worker-instance-id",
-];
 
 /// The names of our own response fields.
 pub mod names {
@@ -63,37 +38,99 @@ pub struct EngineHeaders<'a> {
     pub host: Option<HeaderValue>,
 }
 
-/// Turns the client's header fields into those for an engine, in place.
-pub fn for_engine(
-    headers: &mut HeaderMap,
-    engine: &EngineHeaders<'_>,
-    inspected: bool,
-    decoded: bool,
-    id: &HeaderValue,
-) {
-    strip_hop_by_hop(headers);
-    for name in [EXPECT, CONTENT_LENGTH, HOST] {
-        headers.remove(name);
+/// What is known of a request body beside its bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sent {
+    /// Its length as it goes out.
+    pub length: u64,
+    /// Its answer will be read: it must not wear a coding.
+    pub inspected: bool,
+    /// It wore a coding, which is gone.
+    pub decoded: bool,
+}
+
+/// The header fields for an engine, from those of the client.
+#[must_use]
+pub fn for_engine(client: &HeaderMap, engine: &EngineHeaders<'_>, sent: Sent, id: &HeaderValue) -> HeaderMap {
+    let named = named_by_connection(client);
+    let mut headers = HeaderMap::with_capacity(client.len() + engine.fixed.len() + 4);
+    if let Some(host) = &engine.host {
+        headers.insert(HOST, host.clone());
     }
-    if decoded {
-        headers.remove(CONTENT_ENCODING);
-    }
-    if !engine.forward_authorization {
-        for name in [AUTHORIZATION, names::X_API_KEY, COOKIE, HeaderName::from_static("api-key")] {
-            headers.remove(name);
+    for (name, value) in client {
+        let text = name.as_str();
+        let stays_here = match fate(text) {
+            Fate::Passes => false,
+            Fate::StaysHere => true,
+            Fate::Credential => !engine.forward_authorization,
+            Fate::Coding => sent.decoded,
+            Fate::Accepts => sent.inspected,
+        };
+        if !stays_here && !named.contains(name) {
+            headers.append(name.clone(), value.clone());
         }
     }
-    strip_steering(headers);
-    if inspected {
+    if sent.inspected {
         headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
     }
+    headers.insert(CONTENT_LENGTH, HeaderValue::from(sent.length));
     headers.insert(names::X_REQUEST_ID, id.clone());
     for (name, value) in engine.fixed {
         headers.insert(name.clone(), value.clone());
     }
-    if let Some(host) = &engine.host {
-        headers.insert(HOST, host.clone());
+    headers
+}
+
+/// Whether a client's header field crosses to an engine.
+enum Fate {
+    Passes,
+    /// Of one hop only, ours to set, or steering.
+    StaysHere,
+    /// Passes where the pool says so.
+    Credential,
+    /// Says how the body is coded.
+    Coding,
+    /// Says which codings an answer may wear.
+    Accepts,
+}
+
+fn fate(name: &str) -> Fate {
+    match name {
+        "content-type" | "user-agent" | "accept" => Fate::Passes,
+        "expect" | "content-length" | "host" | "x-request-id" => Fate::StaysHere,
+        "authorization" | "x-api-key" | "cookie" | "api-key" => Fate::Credential,
+        "content-encoding" => Fate::Coding,
+        "accept-encoding" => Fate::Accepts,
+        _ if is_of_one_hop(name) || steers(name) => Fate::StaysHere,
+        _ => Fate::Passes,
     }
+}
+
+/// Fields that belong to one hop (RFC 9110 section 7.6.1), and those that ask for another one.
+fn is_of_one_hop(name: &str) -> bool {
+    matches!(
+        name,
+        "connection"
+            | "keep-alive"
+            | "proxy-authenticate"
+            | "proxy-authorization"
+            | "proxy-connection"
+            | "te"
+            | "trailer"
+            | "transfer-encoding"
+            | "upgrade"
+            | "http2-settings"
+    )
+}
+
+/// Fields by which a client could steer an engine or a router behind us past our decisions.
+fn steers(name: &str) -> bool {
+    let Some(rest) = name.strip_prefix("x-") else { return name.starts_with("kv-transfer") };
+    matches!(rest, "vllm-priority" | "data-parallel-rank" | "prefiller-host-port" | "worker-instance-id")
+        || rest.starts_with("gateway-destination")
+        || rest.starts_with("kv-transfer")
+        || rest.ends_with("-fairness-id")
+        || rest.ends_with("-objective")
 }
 
 /// Turns an engine's header fields into those for the client, in place. An event stream loses
@@ -114,12 +151,9 @@ pub fn for_client(headers: &mut HeaderMap, is_event_stream: bool) {
 
 /// Removes hop-by-hop fields and whatever `Connection` names.
 fn strip_hop_by_hop(headers: &mut HeaderMap) {
-    if headers.contains_key(CONNECTION) {
-        for name in named_by_connection(headers) {
-            headers.remove(name);
-        }
-    }
-    for name in &HOP_BY_HOP {
+    let mut found = named_by_connection(headers);
+    found.extend(headers.keys().filter(|name| is_of_one_hop(name.as_str())).cloned());
+    for name in found {
         headers.remove(name);
     }
 }
@@ -128,20 +162,6 @@ fn named_by_connection(headers: &HeaderMap) -> Vec<HeaderName> {
     let values = headers.get_all(CONNECTION).iter();
     let tokens = values.flat_map(|value| value.as_bytes().split(|byte| *byte == b','));
     tokens.filter_map(|token| HeaderName::from_bytes(token.trim_ascii()).ok()).collect()
-}
-
-fn strip_steering(headers: &mut HeaderMap) {
-    let steers = |name: &str| {
-        STEERING.contains(&name)
-            || name.starts_with("kv-transfer")
-            || name.starts_with("x-kv-transfer")
-            || (name.starts_with("x-") && (name.ends_with("-fairness-id") || name.ends_with("-objective")))
-            || name.starts_with("x-gateway-destination")
-    };
-    let found: Vec<HeaderName> = headers.keys().filter(|name| steers(name.as_str())).cloned().collect();
-    for name in found {
-        headers.remove(name);
-    }
 }
 
 /// Whether a client's `x-request-id` is fit to be kept: 1 to 128 visible ASCII characters of
@@ -188,6 +208,7 @@ fn media_type(headers: &HeaderMap) -> Option<&[u8]> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use http::header::AUTHORIZATION;
 
     fn map(fields: &[(&str, &str)]) -> HeaderMap {
         let field = |(name, value): &(&str, &str)| {
@@ -196,10 +217,10 @@ mod tests {
         fields.iter().map(field).collect()
     }
 
+    const INSPECTED: Sent = Sent { length: 7, inspected: true, decoded: false };
+
     fn to_engine(fields: &[(&str, &str)]) -> HeaderMap {
-        let mut headers = map(fields);
-        for_engine(&mut headers, &EngineHeaders::default(), true, false, &HeaderValue::from_static("up-1"));
-        headers
+        for_engine(&map(fields), &EngineHeaders::default(), INSPECTED, &HeaderValue::from_static("up-1"))
     }
 
     #[test]
@@ -216,7 +237,7 @@ mod tests {
             ("traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"),
         ]);
         let names: Vec<&str> = sent.keys().map(HeaderName::as_str).collect();
-        assert_eq!(sent.len(), 4, "{names:?}");
+        assert_eq!(sent.len(), 5, "{names:?}");
         assert_eq!(sent["x-unknown"], "stays");
         assert!(sent.contains_key("traceparent"));
         assert_eq!(sent["accept-encoding"], "identity");
@@ -236,18 +257,19 @@ mod tests {
             ("x-gateway-inference-objective", "x"),
             ("x-gateway-destination-endpoint", "10.0.0.1:1"),
         ]);
-        assert_eq!(sent.len(), 2, "{sent:?}");
+        assert_eq!(sent.len(), 3, "{sent:?}");
     }
 
     #[test]
     fn a_pool_puts_its_own_credential_in_place_of_the_clients() {
-        let mut headers = map(&[("authorization", "Bearer client")]);
+        let headers = map(&[("authorization", "Bearer client")]);
         let engine = EngineHeaders {
             fixed: &[(AUTHORIZATION, HeaderValue::from_static("Bearer engine"))],
             host: Some(HeaderValue::from_static("vllm-0:8000")),
             ..EngineHeaders::default()
         };
-        for_engine(&mut headers, &engine, false, false, &HeaderValue::from_static("up-1"));
+        let sent = Sent { inspected: false, ..INSPECTED };
+        let headers = for_engine(&headers, &engine, sent, &HeaderValue::from_static("up-1"));
         assert_eq!(headers["authorization"], "Bearer engine");
         assert_eq!(headers["host"], "vllm-0:8000");
         assert!(!headers.contains_key(ACCEPT_ENCODING));

@@ -1,15 +1,16 @@
 //! The loop over engines: asks one, and the pure rules of `route::retry` what comes next.
 
+use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
-use std::task::Poll;
 use std::time::Duration;
 
-use http::header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
+use http::header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
+use http::uri::PathAndQuery;
 use http::{HeaderMap, Method, Request, Response, Uri};
 
 use super::promise::{BoundPool, Promise};
 use crate::clock::Clock;
-use crate::forward::headers::{self, EngineHeaders};
+use crate::forward::headers::{self, EngineHeaders, Sent};
 use crate::forward::lines::{Answered, Frames, Lines};
 use crate::forward::{Call, Deadlines, Due, Mute, OpenFailed, Opening, Parts, Relay, WhyNot, limit_refusal, open};
 use crate::inspect::{Facts, Ratios};
@@ -34,7 +35,7 @@ pub struct Ask<'a> {
     /// Its path.
     pub endpoint: Endpoint,
     /// Path and query, for the engine.
-    pub target: &'a str,
+    pub target: &'a PathAndQuery,
     /// Its header fields, as they came.
     pub headers: &'a HeaderMap,
     /// Its body, as it came (decoded).
@@ -135,7 +136,7 @@ pub async fn first_willing_engine(ask: &Ask<'_>, yard: &Yard<'_>, visit: &mut Vi
     let deadlines = ask.deadlines();
     let until = deadlines.first_token.into_iter().chain(deadlines.total).min().unwrap_or(Tick::from_nanos(u64::MAX));
     let pools = ask.routed.pools.iter().map(|pool| ask.promise.pool(pool));
-    let mut attempts = Attempts::new(&ask.promise.pool(&ask.routed.pools[0]).settings, until);
+    let mut attempts = Unsettled::new(yard, ask.promise.pool(&ask.routed.pools[0]), until);
     let mut last = Last { kept: None, refusal: Refusal::NoEngine { pool: ask.routed.pools[0].clone() } };
 
     // What made the next pool of the route necessary: to go there is a further attempt.
@@ -144,6 +145,7 @@ pub async fn first_willing_engine(ask: &Ask<'_>, yard: &Yard<'_>, visit: &mut Vi
     for bound in pools {
         let pool = &bound.settings.id;
         attempts.enter(&bound.settings);
+        attempts.pool = pool.clone();
         yard.fleet.request(pool, yard.clock.now());
         if spilled.is_some() && !yard.fleet.grants_retry(pool, yard.clock.now()) {
             break;
@@ -153,7 +155,7 @@ pub async fn first_willing_engine(ask: &Ask<'_>, yard: &Yard<'_>, visit: &mut Vi
                 yard.fleet.settle(pool, &mut attempts, yard.clock.now());
                 break true;
             };
-            let Choice { engine, address, may_inject, injection_proven, work } = choice;
+            let Choice { engine, address, host, may_inject, injection_proven, work } = choice;
             let mut work = Some(work);
             let place = Place { pool: pool.clone(), engine, credential_forwarded: ask.forwards_credential(bound) };
             visit.attempts(pool, place.engine.clone());
@@ -163,8 +165,17 @@ pub async fn first_willing_engine(ask: &Ask<'_>, yard: &Yard<'_>, visit: &mut Vi
             let mut fresh = false;
             loop {
                 let may_inject = may_inject && !attempts.without_injection();
-                let attempt =
-                    Attempt { ask, yard, bound, place: &place, address: &address, may_inject, injection_proven, fresh };
+                let attempt = Attempt {
+                    ask,
+                    yard,
+                    bound,
+                    place: &place,
+                    address: &address,
+                    host: &host,
+                    may_inject,
+                    injection_proven,
+                    fresh,
+                };
                 let tried = attempt.make(&mut work, deadlines).await;
                 let now = yard.clock.now();
                 let happened = match tried {
@@ -173,7 +184,7 @@ pub async fn first_willing_engine(ask: &Ask<'_>, yard: &Yard<'_>, visit: &mut Vi
                             yard.fleet.succeeded(pool, &mut attempts, spoke.injection, now);
                         }
                         attempts.commit();
-                        return Ok(spoke.into_spoken(attempts, now, false));
+                        return Ok(spoke.into_spoken(attempts.take(), now, false));
                     }
                     Tried::Ended(refusal) => {
                         let _ = yard.fleet.failed(pool, &mut attempts, Happened::TimedOut, now);
@@ -203,7 +214,47 @@ pub async fn first_willing_engine(ask: &Ask<'_>, yard: &Yard<'_>, visit: &mut Vi
             break;
         }
     }
-    last.settle(attempts, yard.clock.now())
+    last.settle(attempts.take(), yard.clock.now())
+}
+
+/// The attempts of a request that has no answer yet. Dropped, the client has left: what was
+/// held back about the engines until the next attempt would be known counts now.
+struct Unsettled<'a> {
+    yard: &'a Yard<'a>,
+    pool: PoolId,
+    attempts: Option<Attempts>,
+}
+
+impl<'a> Unsettled<'a> {
+    fn new(yard: &'a Yard<'a>, first: &BoundPool, until: Tick) -> Self {
+        let attempts = Attempts::new(&first.settings, until);
+        Unsettled { yard, pool: first.settings.id.clone(), attempts: Some(attempts) }
+    }
+
+    fn take(mut self) -> Attempts {
+        self.attempts.take().expect("only this takes them, and it takes their holder with it")
+    }
+}
+
+impl Deref for Unsettled<'_> {
+    type Target = Attempts;
+    fn deref(&self) -> &Attempts {
+        self.attempts.as_ref().expect("there until they are taken")
+    }
+}
+
+impl DerefMut for Unsettled<'_> {
+    fn deref_mut(&mut self) -> &mut Attempts {
+        self.attempts.as_mut().expect("there until they are taken")
+    }
+}
+
+impl Drop for Unsettled<'_> {
+    fn drop(&mut self) {
+        if let Some(mut attempts) = self.attempts.take() {
+            self.yard.fleet.settle(&self.pool, &mut attempts, self.yard.clock.now());
+        }
+    }
 }
 
 /// Whether the next pool of the route may be asked: this one could not be reached, or has
@@ -277,7 +328,7 @@ impl Ask<'_> {
             total: Some(self.arrival + limits.total),
             first_token: Some(self.arrival + head),
             idle: None,
-            hold: self.streams().then(|| self.arrival + limits.hold_head),
+            hold: Some(self.arrival + limits.hold_head),
             keepalive: None,
         }
     }
@@ -295,6 +346,7 @@ struct Attempt<'a> {
     bound: &'a BoundPool,
     place: &'a Place,
     address: &'a Arc<EngineAddress>,
+    host: &'a Option<HeaderValue>,
     may_inject: bool,
     injection_proven: bool,
     fresh: bool,
@@ -383,15 +435,13 @@ impl Attempt<'_> {
 
     fn call(&self, edits: &Edits) -> Call {
         let ask = self.ask;
-        let mut headers = ask.headers.clone();
-        let inspected = ask.dialect().generates() || ask.promise.judges(ask.endpoint);
-        headers::for_engine(&mut headers, &self.engine_headers(), inspected, ask.was_coded, &ask.upstream_id);
         let body: Frames = rewrite::apply(ask.frames, &edits.splices).into_iter().collect();
-        headers.insert(CONTENT_LENGTH, HeaderValue::from(body.left()));
+        let inspected = ask.dialect().generates() || ask.promise.judges(ask.endpoint);
+        let sent = Sent { length: body.left(), inspected, decoded: ask.was_coded };
         let mut request = Request::new(body);
         *request.method_mut() = Method::POST;
         *request.uri_mut() = self.uri();
-        *request.headers_mut() = headers;
+        *request.headers_mut() = headers::for_engine(ask.headers, &self.engine_headers(), sent, &ask.upstream_id);
         Call {
             lines: Arc::clone(self.yard.lines),
             pool: Arc::clone(&self.bound.settings),
@@ -406,18 +456,21 @@ impl Attempt<'_> {
         EngineHeaders {
             fixed: &self.bound.fixed_headers,
             forward_authorization: self.bound.settings.forward_authorization,
-            host: HeaderValue::from_str(&self.address.authority()).ok(),
+            host: self.host.clone(),
         }
     }
 
     /// The engine's path prefix before the client's own path and query.
     fn uri(&self) -> Uri {
-        let text = [&*self.address.base, self.ask.target].concat();
+        if self.address.base.is_empty() {
+            return self.ask.target.clone().into();
+        }
+        let text = [&*self.address.base, self.ask.target.as_str()].concat();
         text.parse().expect("a path that the server has parsed, behind a prefix that the settings have checked")
     }
 
     async fn await_head(&self, mut opening: Opening, mut deadlines: Deadlines) -> Head {
-        let ours = self.ask.promise.class.timeouts.keepalive.is_some();
+        let ours = self.ask.streams() && self.ask.promise.class.timeouts.keepalive.is_some();
         if !ours {
             deadlines.hold = None;
         }
@@ -431,7 +484,7 @@ impl Attempt<'_> {
                 Some(Due::Limit(limit)) => Head::Ended(self.limit(limit)),
                 _ => Head::Ours(opening),
             },
-            () = drain_over(self.ask.client) => Head::Ended(Refusal::DrainCut),
+            () = self.ask.client.drain_over() => Head::Ended(Refusal::DrainCut),
         }
     }
 
@@ -498,10 +551,4 @@ fn our_head() -> http::response::Parts {
     let mut response = Response::new(());
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
     response.into_parts().0
-}
-
-/// Ends when the drain limit has passed. Needs no waker of its own: see
-/// [`ClientSide::drain_is_over`].
-async fn drain_over(client: &ClientSide) {
-    std::future::poll_fn(|_| if client.drain_is_over() { Poll::Ready(()) } else { Poll::Pending }).await;
 }

@@ -12,7 +12,7 @@ use super::reply;
 use crate::forward::headers;
 use crate::forward::{Ended, Keeper, Relay, ReplyBody};
 use crate::inspect::PromptSize;
-use crate::observe::{Ending, Reader, Timeline, TokenSource};
+use crate::observe::{Ending, Limit, Reader, Timeline, TokenSource};
 use crate::record::Visit;
 use crate::refuse::Refusal;
 use crate::route::retry::{Attempts, Happened, Injection};
@@ -179,6 +179,8 @@ fn fault_of(timeline: &Timeline, refusal: Option<&Refusal>) -> Option<Happened> 
     match timeline.ending {
         Ending::Broken => Some(Happened::Broken),
         Ending::Clean if timeline.reader == Reader::Events => Some(Happened::Broken),
+        // While the client does not read, the total limit is its doing.
+        Ending::TimedOut(Limit::Total) if timeline.limited.is_some() => None,
         Ending::TimedOut(_) => Some(Happened::TimedOut),
         Ending::Clean | Ending::Left | Ending::WriteStalled | Ending::Drained | Ending::Panicked => None,
     }

@@ -14,7 +14,7 @@ use crate::inspect::coding::{Coding, Decoder, Undecodable};
 use crate::inspect::multipart::FormScanner;
 use crate::inspect::{Facts, Scanner, Unreadable};
 use crate::refuse::Refusal;
-use crate::units::{Endpoint, Tick};
+use crate::units::{ClientSide, Endpoint, Tick};
 
 /// Frames shorter than this are copied together: a body sent byte by byte must not cost a
 /// buffer a byte.
@@ -70,6 +70,7 @@ pub async fn read<B>(
     headers: &HeaderMap,
     endpoint: Endpoint,
     limits: Limits,
+    client: &ClientSide,
     clock: &Clock,
 ) -> Result<Upload, Unread>
 where
@@ -87,6 +88,7 @@ where
         let frame = tokio::select! {
             biased;
             frame = body.frame() => frame,
+            () = client.drain_over() => return Err(Refusal::DrainCut.into()),
             () = &mut late => return Err(Refusal::BodyTimeout { limit: limits.timeout }.into()),
         };
         match frame {

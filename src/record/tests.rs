@@ -459,14 +459,15 @@ async fn both_formats_tell_the_same_families() {
 #[tokio::test(start_paused = true)]
 async fn an_access_line_has_its_fields_in_their_order_and_no_content() {
     let (lines, writer) = access::lines();
-    let recorder = Recorder::new(Clock::start(), Some(lines));
+    let clock = Clock::start();
+    let recorder = Recorder::new(clock, Some(lines));
     recorder.bind(&shape());
     let verdict = crate::judge::judge(&answer(), &chat(), &Case::of(Dialect::Chat));
     recorder.note(Finished { timeline: Some(answer()), ..finished(verdict) });
     recorder.open(RequestId::from("r-\"2\""), recorder.now()).refuse(&Refusal::UnknownPath);
     drop(recorder);
     let (mut reader, output) = tokio::io::duplex(1 << 16);
-    writer.run(output).await.unwrap();
+    writer.run(output, clock).await.unwrap();
     let mut text = String::new();
     reader.read_to_string(&mut text).await.unwrap();
     let written: Vec<&str> = text.lines().collect();
@@ -646,15 +647,14 @@ async fn a_disk_that_was_full_gets_access_lines_again_and_the_lost_ones_are_coun
     let recorder = Recorder::new(Clock::start(), Some(lines));
     recorder.bind(&shape());
     let mut disk = Failing { failures: 1, with: std::io::ErrorKind::StorageFull, taken: Vec::new() };
-    for _ in 0..300 {
-        recorder.note(finished(Verdict::bare(Outcome::Met)));
-    }
-    let watching = recorder.clone();
-    drop(recorder);
-    let written = tokio::join!(writer.run(&mut disk), async {
-        tokio::task::yield_now().await;
-        assert_eq!(samples(&watching)["goodput_access_lines_dropped_total"], 256.0);
-        drop(watching);
+    let clock = recorder.0.clock;
+    let written = tokio::join!(writer.run(&mut disk, clock), async move {
+        let note = |lines: u32| (0..lines).for_each(|_| recorder.note(finished(Verdict::bare(Outcome::Met))));
+        note(300);
+        clock.sleep_until(Some(clock.now() + ms(15))).await;
+        note(44);
+        clock.sleep_until(Some(clock.now() + ms(15))).await;
+        assert_eq!(samples(&recorder)["goodput_access_lines_dropped_total"], 300.0);
     });
     written.0.unwrap();
     assert_eq!(String::from_utf8(disk.taken).unwrap().lines().filter(|line| line.starts_with('{')).count(), 44);
@@ -669,7 +669,7 @@ async fn every_line_that_a_closed_output_loses_is_counted() {
     for _ in 0..300 {
         recorder.note(finished(Verdict::bare(Outcome::Met)));
     }
-    assert!(writer.run(&mut pipe).await.is_err());
+    assert!(writer.run(&mut pipe, recorder.0.clock).await.is_err());
     recorder.note(finished(Verdict::bare(Outcome::Met)));
     assert_eq!(samples(&recorder)["goodput_access_lines_dropped_total"], 301.0);
 }

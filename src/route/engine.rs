@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use http::HeaderValue;
+
 use super::breaker::Breaker;
 use super::fleet::Size;
 use super::health::{Change, Checked, Health};
@@ -36,6 +38,8 @@ enum SwitchedOff {
 pub(super) struct Engine {
     pub id: EngineId,
     pub address: Arc<EngineAddress>,
+    /// The address as `Host` says it.
+    pub host: Option<HeaderValue>,
     pub breaker: Breaker,
     pub cool_until: Tick,
     pub requests: u32,
@@ -79,6 +83,7 @@ impl Engine {
     pub fn new(address: EngineAddress, warms_since: Option<Tick>) -> Self {
         Engine {
             id: address.id(),
+            host: HeaderValue::from_str(&address.authority()).ok(),
             address: Arc::new(address),
             breaker: Breaker::default(),
             cool_until: Tick::ZERO,
@@ -102,6 +107,7 @@ impl Engine {
     /// The settings or DNS name it (again).
     pub fn rejoin(&mut self, address: EngineAddress, at: Tick) {
         if *self.address != address {
+            self.host = HeaderValue::from_str(&address.authority()).ok();
             self.address = Arc::new(address);
         }
         if self.left.take().is_some() {

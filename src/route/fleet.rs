@@ -13,6 +13,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use http::HeaderValue;
 use parking_lot::RwLock;
 
 use super::engine::{Engine, Report};
@@ -26,7 +27,7 @@ use crate::units::{Endpoint, EngineId, PoolId, Tick, Tokens};
 /// All pools.
 #[derive(Debug)]
 pub struct Fleet {
-    pools: RwLock<HashMap<PoolId, Arc<Yard>>>,
+    pools: RwLock<HashMap<PoolId, Arc<Yard>, ahash::RandomState>>,
     seed: u64,
 }
 
@@ -46,6 +47,8 @@ pub struct Choice {
     pub engine: EngineId,
     /// Where it is.
     pub address: Arc<EngineAddress>,
+    /// What `Host` says to it.
+    pub host: Option<HeaderValue>,
     /// Whether something may be injected into bodies for it, where the pool's settings say so.
     pub may_inject: bool,
     /// Whether it accepted an injection in the last 60 s.
@@ -143,6 +146,7 @@ impl Fleet {
         let choice = Choice {
             engine: engine.id.clone(),
             address: engine.address.clone(),
+            host: engine.host.clone(),
             may_inject: engine.may_inject(),
             injection_proven: engine.injection_proven(at),
             work: Work { yard: yard.clone(), place, left: size, tries },

@@ -23,7 +23,7 @@ use crate::units::{Endpoint, EngineId, PoolId, Tick};
 pub(super) struct Yard {
     id: PoolId,
     pub inner: Mutex<Inner>,
-    served: RwLock<HashMap<&'static str, HashSet<Box<str>>>>,
+    served: RwLock<Vec<(Endpoint, HashSet<Box<str>, ahash::RandomState>)>>,
 }
 
 #[derive(Debug)]
@@ -31,7 +31,7 @@ pub(super) struct Inner {
     settings: Arc<Pool>,
     pub retired: Option<Tick>,
     pub engines: Vec<Option<Engine>>,
-    pub places: HashMap<EngineId, usize>,
+    pub places: HashMap<EngineId, usize, ahash::RandomState>,
     tree: Tournament,
     pub wakes: BinaryHeap<Reverse<(Tick, usize)>>,
     pub budget: Budget,
@@ -61,7 +61,7 @@ impl Yard {
                 settings,
                 retired: None,
                 engines: Vec::new(),
-                places: HashMap::new(),
+                places: HashMap::default(),
                 tree: Tournament::default(),
                 wakes: BinaryHeap::new(),
                 chance,
@@ -74,7 +74,7 @@ impl Yard {
     }
 
     pub fn has_served(&self, endpoint: Endpoint, model: &str) -> bool {
-        self.served.read().get(endpoint.path()).is_some_and(|models| models.contains(model))
+        self.served.read().iter().any(|(served, models)| *served == endpoint && models.contains(model))
     }
 
     pub fn note_served(&self, endpoint: Endpoint, model: &str) {
@@ -82,8 +82,12 @@ impl Yard {
             return;
         }
         let mut served = self.served.write();
-        if served.values().map(HashSet::len).sum::<usize>() < SERVED_NAMES {
-            served.entry(endpoint.path()).or_default().insert(model.into());
+        if served.iter().map(|(_, models)| models.len()).sum::<usize>() >= SERVED_NAMES {
+            return;
+        }
+        match served.iter_mut().find(|(served, _)| *served == endpoint) {
+            Some((_, models)) => drop(models.insert(model.into())),
+            None => served.push((endpoint, std::iter::once(Box::from(model)).collect())),
         }
     }
 

@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::task::Poll;
 use std::time::Duration;
 
 use super::Tick;
@@ -135,6 +136,12 @@ impl ClientSide {
     #[must_use]
     pub fn drain_is_over(&self) -> bool {
         self.0.drain_over.load(Ordering::Acquire)
+    }
+
+    /// Ends when the drain limit has passed. Needs no waker of its own, see
+    /// [`ClientSide::end_drain`].
+    pub async fn drain_over(&self) {
+        std::future::poll_fn(|_| if self.drain_is_over() { Poll::Ready(()) } else { Poll::Pending }).await;
     }
 
     /// `accept` is about to cut the connection; the body that is dropped next reads why.

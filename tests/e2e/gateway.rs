@@ -7,11 +7,13 @@ use serde_json::Value;
 
 use crate::running::{Running, get, until};
 
+const SETTINGS: &str = "goodput.yaml";
+
 /// A gateway with an easy class `chat` and a class `strict` that nobody can keep.
 pub struct Gateway {
     pub running: Running,
     pub admin: String,
-    _files: tempfile::TempDir,
+    files: tempfile::TempDir,
 }
 
 /// What a test's gateway stands before, and how it differs from others.
@@ -20,30 +22,57 @@ pub struct Setup<'a> {
     /// What kind they are: the inside of the pool's `engine`.
     pub engine: &'a str,
     pub model: &'a str,
+    /// What the class `chat` promises, in seconds.
+    pub ttft: f64,
+    /// More keys of `listen`.
+    pub listen: &'a str,
     /// More lines of the settings.
     pub more: &'a str,
+    /// Files beside the settings.
+    pub files: &'a [(&'a str, &'a str)],
     /// What is logged.
     pub log: &'a str,
 }
 
 impl Default for Setup<'_> {
     fn default() -> Self {
-        Setup { engines: &[], engine: "kind: vllm", model: "sim", more: "", log: "info" }
+        let (engine, model, log) = ("kind: vllm", "sim", "info");
+        Setup { engines: &[], engine, model, ttft: 30.0, listen: "", more: "", files: &[], log }
     }
 }
 
 impl Gateway {
     pub fn start(setup: &Setup<'_>) -> Gateway {
         let files = tempfile::tempdir().expect("a folder for the settings");
-        let file = files.path().join("goodput.yaml");
+        for (name, text) in setup.files {
+            std::fs::write(files.path().join(name), text).expect("the folder is ours");
+        }
+        let file = files.path().join(SETTINGS);
         std::fs::write(&file, settings(setup)).expect("the folder is ours");
         let mut command = Command::new(env!("CARGO_BIN_EXE_goodput"));
         command.arg("serve").arg("--config").arg(&file).arg("--json").env("RUST_LOG", setup.log);
         let running = Running::start(command, "the gateway");
         let told: Value = serde_json::from_str(&running.first_line).expect("one line of JSON");
-        let admin = format!("http://{}", told["admin"].as_str().expect("the operators' port"));
+        let admin = told["admin"].as_str().expect("the operators' port").to_owned();
         until("the gateway is ready", || get(&admin, "/readyz").ok());
-        Gateway { running, admin, _files: files }
+        Gateway { running, admin, files }
+    }
+
+    /// Writes other settings, tells the gateway so by SIGHUP, and waits until it has them.
+    pub fn reload(&self, setup: &Setup<'_>) {
+        self.reload_text(&settings(setup), "success");
+    }
+
+    /// The same with any text, and what is to come of it: `success` or `failure`.
+    pub fn reload_text(&self, text: &str, result: &str) {
+        let reloads = || {
+            let page = get(&self.admin, "/metrics").ok()?;
+            Some(sum_where(&page, "goodput_config_reloads_total", &format!("result=\"{result}\"")))
+        };
+        let before = until("the metrics are there", reloads);
+        std::fs::write(self.files.path().join(SETTINGS), text).expect("the folder is ours");
+        self.running.signal("HUP");
+        until("the settings were read again", || reloads().filter(|now| *now > before));
     }
 
     /// The metrics page once nothing is in flight.
@@ -71,16 +100,16 @@ impl Gateway {
 /// The settings of a test's gateway.
 pub fn settings(setup: &Setup<'_>) -> String {
     let urls: Vec<String> = setup.engines.iter().map(|engine| format!("{{url: \"{}\"}}", engine.url)).collect();
-    let Setup { engine, model, more, .. } = setup;
+    let Setup { engine, model, ttft, listen, more, .. } = setup;
     format!(
         r#"
-listen: {{address: "127.0.0.1:0"}}
+listen: {{address: "127.0.0.1:0", {listen}}}
 admin: {{address: "127.0.0.1:0"}}
 shutdown: {{delay: 0s, drain: 20s}}
 slo_classes:
   - slo_class: chat
     objectives:
-      ttft_seconds: {{threshold: 30, attainment: 0.95}}
+      ttft_seconds: {{threshold: {ttft}, attainment: 0.95}}
       tpot_seconds: {{threshold: 5, attainment: 0.95}}
     joint_attainment_target: 0.95
   - slo_class: strict
@@ -94,6 +123,7 @@ pools:
   - pool: main
     engines: [{}]
     engine: {{{engine}}}
+    health: {{every: 200ms}}
 routes:
   - {{model: [{model}], pools: [main]}}
 {more}

@@ -5,12 +5,16 @@
 //! nothing, except where `CI` is set: there it fails. `GOODPUT_E2E_PARTS` names another folder
 //! than `target` to look for them in.
 
+mod compose;
+mod exits;
 mod gateway;
 mod parts;
 mod processes;
 mod prometheus;
+mod reloads;
 mod running;
 mod sdks;
+mod tls;
 
 use std::process::{Command, Stdio};
 

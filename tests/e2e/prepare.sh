@@ -1,13 +1,18 @@
 #!/bin/sh
 # Fetches what the end-to-end tests drive the gateway with: a Python environment and a Node
-# package, both below the folder given (default: target). Needs python3, npm and a network.
-# Prometheus comes from the system: apt-get install prometheus.
+# package, both below the folder given (default: target, or CARGO_TARGET_DIR). Needs python3,
+# npm and a network. Prometheus comes from the system: apt-get install prometheus.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
-into=${1:-"$here/../../target"}
+into=${1:-${CARGO_TARGET_DIR:-"$here/../../target"}}
+
+# Registries have bad minutes.
+patiently() { "$@" || { sleep 5; "$@"; } || { sleep 20; "$@"; }; }
+
 mkdir -p "$into/e2e-node"
-[ -x "$into/e2e-venv/bin/python" ] || python3 -m venv "$into/e2e-venv"
-"$into/e2e-venv/bin/pip" install --quiet --disable-pip-version-check -r "$here/requirements.txt"
+# Made by an interpreter that is gone, an environment is of no use.
+"$into/e2e-venv/bin/python" -c '' 2>/dev/null || python3 -m venv --clear "$into/e2e-venv"
+patiently "$into/e2e-venv/bin/python" -m pip install --quiet --disable-pip-version-check -r "$here/requirements.txt"
 cp "$here/package.json" "$into/e2e-node/"
-npm install --prefix "$into/e2e-node" --no-audit --no-fund --silent
+patiently npm install --prefix "$into/e2e-node" --no-audit --no-fund --no-package-lock --loglevel=error
 echo "the parts of the end-to-end tests are in $into"

@@ -8,9 +8,9 @@ use std::process::{Child, Command};
 use crate::gateway::{Gateway, Setup, settings, sum, sum_where};
 use crate::running::{Open, Running, get, post, until};
 
-const CHAT: &str = "/v1/chat/completions";
+pub const CHAT: &str = "/v1/chat/completions";
 
-fn stream_of(tokens: u32) -> String {
+pub fn stream_of(tokens: u32) -> String {
     format!(
         r#"{{"model":"sim","messages":[{{"role":"user","content":"hello"}}],"max_tokens":{tokens},"stream":true,"ignore_eos":true}}"#
     )
@@ -36,6 +36,7 @@ fn an_engine_that_dies_in_mid_stream_is_one_miss_and_the_other_one_serves_on() {
     }
     let page = gateway.adds_up();
     assert_eq!((sum(&page, "slo_total"), sum(&page, "slo_met_total")), (7.0, 6.0), "{page}");
+    assert_eq!(sum_where(&page, "goodput_slo_missed_total", "reason=\"truncated\""), 1.0, "{page}");
 }
 
 #[test]
@@ -44,7 +45,7 @@ fn told_to_end_a_gateway_lets_open_streams_end_and_leaves_with_0() {
     let mut gateway = Gateway::start(&Setup { engines: &[&engine], ..Setup::default() });
     let mut answer = Open::post(&gateway.running.url, CHAT, &stream_of(100));
     answer.read_until(r#""content":" "#);
-    gateway.running.terminate();
+    gateway.running.signal("TERM");
     until("nobody new is served", || post(&gateway.running.url, CHAT, "", &stream_of(1)).err());
     answer.read_to_end();
     assert!(answer.read.contains("[DONE]"), "{}", answer.read);

@@ -6,35 +6,45 @@ use std::process::{Child, Command, Stdio};
 
 use serde_json::Value;
 
-use crate::running::{attempt, get, until};
+use crate::running::{attempt, authority, get, until};
 
 pub struct Prometheus {
     child: Child,
     url: String,
-    _folder: tempfile::TempDir,
+    _folder: Option<tempfile::TempDir>,
 }
 
 impl Prometheus {
+    /// One with settings of its own, made for a test's patience.
     pub fn of(binary: &Path, admin: &str) -> Prometheus {
         let folder = tempfile::tempdir().expect("a folder for its data");
-        let target = admin.strip_prefix("http://").expect("an address");
+        let target = authority(admin);
         let settings = format!(
             "global: {{scrape_interval: 250ms, scrape_timeout: 250ms}}\nscrape_configs: [{{job_name: goodput, static_configs: [{{targets: [\"{target}\"]}}]}}]\n"
         );
         let file = folder.path().join("prometheus.yml");
         std::fs::write(&file, settings).expect("the folder is ours");
-        let address = free_address();
+        let arguments = [
+            format!("--config.file={}", file.display()),
+            format!("--storage.tsdb.path={}", folder.path().join("data").display()),
+        ];
+        let mut started = Prometheus::start(binary, &arguments, free_address());
+        started._folder = Some(folder);
+        started
+    }
+
+    /// One that is told by its arguments where settings and data are.
+    pub fn start(binary: &Path, arguments: &[String], address: SocketAddr) -> Prometheus {
         let child = Command::new(binary)
-            .arg(format!("--config.file={}", file.display()))
-            .arg(format!("--storage.tsdb.path={}", folder.path().join("data").display()))
+            .args(arguments)
             .arg(format!("--web.listen-address={address}"))
             .arg("--log.level=error")
             .stdout(Stdio::null())
             .spawn()
             .expect("the program was found");
-        let url = format!("http://{address}");
-        until("Prometheus is ready", || get(&url, "/-/ready").ok().map(|_| ()));
-        Prometheus { child, url, _folder: folder }
+        let started = Prometheus { child, url: format!("http://{address}"), _folder: None };
+        until("Prometheus is ready", || get(&started.url, "/-/ready").ok().map(|_| ()));
+        started
     }
 
     /// Waits until a query has this value.
@@ -59,7 +69,7 @@ impl Drop for Prometheus {
 }
 
 /// A port that was free a moment ago, for programs that cannot take port 0.
-fn free_address() -> SocketAddr {
+pub fn free_address() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     listener.local_addr().expect("it is bound")
 }

@@ -21,8 +21,13 @@ pub struct Running {
 impl Running {
     /// A simulated engine that serves the model `sim`.
     pub fn engine(more: &[&str]) -> Running {
+        Running::engine_on("127.0.0.1:0", more)
+    }
+
+    /// The same at this address.
+    pub fn engine_on(address: &str, more: &[&str]) -> Running {
         let mut command = Command::new(env!("CARGO_BIN_EXE_goodput"));
-        command.args(["engine", "--listen", "127.0.0.1:0", "--model", "sim"]).args(more);
+        command.args(["engine", "--listen", address, "--model", "sim"]).args(more);
         Running::start(command, "the simulated engine")
     }
 
@@ -69,10 +74,15 @@ impl Running {
         self.child.wait().expect("it was started here");
     }
 
-    /// Tells it to end (SIGTERM).
-    pub fn terminate(&self) {
-        let told = Command::new("kill").arg("-TERM").arg(self.child.id().to_string()).status();
+    /// Sends it a signal: `TERM`, `HUP`.
+    pub fn signal(&self, name: &str) {
+        let told = Command::new("kill").arg(format!("-{name}")).arg(self.child.id().to_string()).status();
         assert!(told.is_ok_and(|status| status.success()), "{} could not be told", self.what);
+    }
+
+    /// Host and port.
+    pub fn address(&self) -> &str {
+        authority(&self.url)
     }
 
     /// Waits until it has ended; its exit code.
@@ -91,6 +101,33 @@ impl Drop for Running {
             eprintln!("--- {} wrote:\n{}", self.what, &output[from..]);
         }
     }
+}
+
+/// A command of ours that ends by itself.
+pub struct Ended {
+    pub code: Option<i32>,
+    pub told: String,
+    pub errors: String,
+}
+
+/// Runs our binary to its end. One that does not end is killed, and has no code.
+pub fn run(arguments: &[&str]) -> Ended {
+    let file = || tempfile::NamedTempFile::new().expect("a file for what it says");
+    let (told, errors) = (file(), file());
+    let mut child = Command::new(env!("CARGO_BIN_EXE_goodput"))
+        .args(arguments)
+        .stdin(Stdio::null())
+        .stdout(Stdio::from(told.reopen().expect("a second handle")))
+        .stderr(Stdio::from(errors.reopen().expect("a second handle")))
+        .spawn()
+        .expect("it is ours");
+    let status = attempt(|| child.try_wait().expect("it was started here"));
+    let _ = child.kill();
+    let _ = child.wait();
+    let text = |file: &tempfile::NamedTempFile| {
+        String::from_utf8_lossy(&std::fs::read(file.path()).expect("the file is ours")).into_owned()
+    };
+    Ended { code: status.and_then(|status| status.code()), told: text(&told), errors: text(&errors) }
 }
 
 /// Tries until something is there: a bounded number of times, with a pause between. Another
@@ -155,8 +192,14 @@ impl Open {
     }
 }
 
+/// Host and port of a URL.
+pub fn authority(url: &str) -> &str {
+    let after = url.split_once("://").map_or(url, |(_, after)| after);
+    after.split('/').next().unwrap_or_default()
+}
+
 fn connect(url: &str) -> std::io::Result<TcpStream> {
-    let socket = TcpStream::connect(url.trim_start_matches("http://").trim_end_matches('/'))?;
+    let socket = TcpStream::connect(authority(url))?;
     socket.set_read_timeout(Some(Duration::from_secs(30)))?;
     Ok(socket)
 }

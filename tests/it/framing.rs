@@ -434,3 +434,25 @@ async fn c14_null_usage_is_nothing() {
     assert_eq!(house.line().await.tokens(), (Some(7), Some(2)));
     house.end().await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn after_the_finish_only_an_error_told_in_band_changes_anything() {
+    let answer = || Script::stream().say_all([(100, t("a")), (120, t("b"))]).say(f("stop")).at(150);
+    for (script, tail, verdict) in [
+        (answer().reset(), String::new(), "met"),
+        (answer().close(), String::new(), "met"),
+        (answer().put("data: {\"half").reset(), String::new(), "met"),
+        (
+            answer().say(error("late", 500)).say(d()).end(),
+            [event(&error("late", 500)), event(&d())].concat(),
+            "missed(upstream_error)",
+        ),
+    ] {
+        let (house, _engine) = House::playing(script);
+        let answer = house.chat(stream()).await.whole().await;
+        let relayed = [event(&t("a")), event(&t("b")), event(&f("stop")), tail].concat();
+        assert_eq!((answer.text(), answer.is_cut), (relayed, false));
+        assert_eq!(house.line().await.verdict(), verdict);
+        house.end().await;
+    }
+}

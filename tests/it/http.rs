@@ -193,7 +193,7 @@ async fn a_compressed_request_that_cannot_be_decoded_is_refused() {
 
 #[tokio::test(start_paused = true)]
 async fn c60_an_event_stream_is_marked_against_buffering() {
-    let cases: [(&[(&str, &str)], &str, &str); 2] = [
+    let cases: [(Fields, &str, &str); 2] = [
         (&[("content-type", "Text/Event-Stream; Charset=UTF-8")], "no", "no-cache, no-transform"),
         (
             &[("content-type", "text/event-stream"), ("x-accel-buffering", "yes"), ("cache-control", "private")],

@@ -590,3 +590,25 @@ async fn what_the_listener_severs_is_told_by_its_reason() {
         house.end().await;
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_leave_behind_a_head_of_ours_reaches_the_engine() {
+    let (house, engine) = House::playing_with(&waiting(true), Script::new().silence());
+    let mut answer = house.chat(stream()).await;
+    assert_eq!(answer.frame().await.unwrap().1, at(200));
+    house.sleep(ms(50)).await;
+    drop(answer);
+    assert_eq!(engine.ledger().closed(0).await, at(250));
+    assert_eq!(house.line().await.verdict(), "excluded(client_cancel)");
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stream_nobody_asked_for_is_let_go_too() {
+    let script = Script::stream().at(10).say(r()).at(950).say(t("a")).say(f("stop")).say(d()).end();
+    let (house, _engine) = House::playing_with(&waiting(false), script);
+    let answer = house.chat(unary()).await.whole().await;
+    assert_eq!((answer.at, answer.end), (at(200), at(950)));
+    assert_eq!(house.line().await.verdict(), "missed(ttft)");
+    house.end().await;
+}

@@ -1,10 +1,13 @@
 //! Tests over several rooms, in one binary.
 
 mod clocks;
+mod faces;
 mod framing;
 mod http;
 mod leaving;
+mod operations;
 mod retries;
 mod support;
 mod wire;
+mod wire_gateway;
 mod wire_http;

@@ -743,3 +743,49 @@ async fn where_every_pool_pushes_back_the_last_answer_is_relayed() {
     assert_eq!((line.verdict(), line.text("pool")), ("missed(upstream_overload)".into(), "b"));
     house.end().await;
 }
+
+// --- twins in the other dialects ---
+
+#[tokio::test(start_paused = true)]
+async fn errors_told_in_band_by_the_other_dialects_are_tried_again_too() {
+    let messages = |kind: &str| {
+        let data = json!({"type": "error", "error": {"type": kind, "message": "own words"}});
+        format!("event: error\ndata: {data}\n\n")
+    };
+    let failed = json!({"type": "response.failed", "sequence_number": 1, "response": {"error": {"code": "server_error", "message": "own words"}}});
+    let delta = json!({"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "a"}});
+    let messages_good = format!(
+        "event: content_block_delta\ndata: {delta}\n\nevent: message_stop\ndata: {{\"type\":\"message_stop\"}}\n\n"
+    );
+    let delta = json!({"type": "response.output_text.delta", "sequence_number": 1, "item_id": "i", "delta": "a"});
+    let done = json!({"type": "response.completed", "sequence_number": 2, "response": {}});
+    let responses_good =
+        format!("event: response.output_text.delta\ndata: {delta}\n\nevent: response.completed\ndata: {done}\n\n");
+    for (path, bad, good, reason) in [
+        ("/v1/messages", messages("overloaded_error"), &messages_good, "push_back"),
+        ("/v1/messages", messages("api_error"), &messages_good, "fault"),
+        ("/v1/responses", format!("event: response.failed\ndata: {failed}\n\n"), &responses_good, "fault"),
+    ] {
+        let scripts = vec![Script::stream().at(50).put(bad).end(), Script::stream().at(10).put(good.clone()).end()];
+        let (house, engines) = House::many(&Yaml::default(), 2, scripts);
+        let body = json!({"model": "m1", "stream": true, "max_tokens": 5});
+        let answer = house.post(path, body).await.whole().await;
+        assert_eq!((answer.text(), asked(&engines), most(&engines)), (good.clone(), 2, 1));
+        assert_eq!(retries(&house, reason), 1.0, "{path}");
+        assert_eq!(house.line().await.verdict(), "met");
+        house.end().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_first_engine_did_counts_also_where_the_client_leaves_before_the_second_answers() {
+    let yaml = Yaml::default().with("breaker: {faults: 1, within: 10s, open: 5s}");
+    let (house, engines) = House::many(&yaml, 2, vec![status(500), Script::new().silence()]);
+    assert!(tokio::time::timeout(ms(200), house.chat(stream())).await.is_err());
+    assert_eq!(asked(&engines), 2);
+    let mut states = house.states("a");
+    states.sort_unstable();
+    assert_eq!(states, ["breaker_open", "up"]);
+    assert_eq!(house.line().await.verdict(), "excluded(client_cancel)");
+    house.end().await;
+}

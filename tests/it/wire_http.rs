@@ -22,6 +22,10 @@ pub struct Wire {
     pub reads: Vec<(Range<usize>, Tick)>,
     pub ending: Ending,
     pub end: Tick,
+    /// The capture itself, head and framing included.
+    pub raw: Bytes,
+    /// Its reads.
+    pub raw_reads: Vec<(Range<usize>, Tick)>,
 }
 
 /// What a `.timing` file says.
@@ -88,6 +92,15 @@ pub fn wire(name: &str) -> Wire {
     }
     let reads = reads.into_iter().map(|(range, (tick, _))| (range, tick)).collect();
 
+    let mut raw_reads = Vec::<(Range<usize>, (Tick, usize))>::new();
+    for (at, moment) in moments.iter().enumerate() {
+        match raw_reads.last_mut() {
+            Some((range, last)) if last.1 == moment.1 => range.end += 1,
+            _ => raw_reads.push((at..at + 1, *moment)),
+        }
+    }
+    let raw_reads = raw_reads.into_iter().map(|(range, (tick, _))| (range, tick)).collect();
+
     let (method, path) = timing.request_line.split_once(' ').unwrap_or_default();
     let last = timing.end.unwrap_or_default();
     let (ending, end) = match whole_at {
@@ -110,6 +123,8 @@ pub fn wire(name: &str) -> Wire {
         reads,
         ending,
         end,
+        raw: raw.into(),
+        raw_reads,
     }
 }
 

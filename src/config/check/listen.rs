@@ -1,10 +1,11 @@
 //! Listeners, limits on clients, leaving, and what is read of answers.
 
 use std::net::SocketAddr;
+use std::path::Path;
 
 use secrecy::SecretString;
 
-use super::{Check, is_no, path_of};
+use super::{Check, is_no};
 use crate::accept::settings::{Admin, Listen, Shutdown, Tls};
 use crate::config::problem::nearest;
 use crate::config::raw;
@@ -19,7 +20,7 @@ impl Check<'_> {
         let max_head = self.size(raw.max_head.as_ref(), d.max_head as u64, 8 << 10, 16 << 20);
         Listen {
             address: self.address(raw.address.as_ref(), d.address, "0.0.0.0:8080"),
-            tls: raw.tls.as_ref().and_then(tls),
+            tls: raw.tls.as_ref().and_then(|raw| self.tls(raw)),
             max_body: self.size(raw.max_body.as_ref(), d.max_body, 1 << 10, 16 << 30),
             max_head: max_head as usize,
             max_header_lines: self.count(raw.max_header_lines.as_ref(), d.max_header_lines as u64, 8..=10_000) as usize,
@@ -32,6 +33,12 @@ impl Check<'_> {
             http2_max_streams: self.count(raw.http2_max_streams.as_ref(), d.http2_max_streams.into(), 1..=100_000)
                 as u32,
         }
+    }
+
+    fn tls(&self, raw: &raw::Tls) -> Option<Tls> {
+        let (certificate, key) = (raw.certificate_file.as_ref()?, raw.private_key_file.as_ref()?);
+        let place = |at: &At<String>| self.surroundings.place(Path::new(&at.value));
+        Some(Tls { certificate_file: place(certificate), private_key_file: place(key) })
     }
 
     pub(super) fn shutdown(&mut self, raw: Option<&raw::Shutdown>) -> Shutdown {
@@ -67,7 +74,7 @@ impl Check<'_> {
         let Some(raw) = raw else { return (default, Vec::new()) };
         let max_event = self.size(raw.max_event.as_ref(), default as u64, 1 << 10, 1 << 30) as usize;
         let mut paths = Vec::new();
-        for at in raw.judged_paths.iter().flat_map(|list| &list.0) {
+        for at in raw.judged_paths.iter().flatten() {
             match self.endpoint(at) {
                 Some(endpoint) if endpoint.dialect().generates() => {
                     self.problem(&at.place, format!("{} is judged anyway", at.shown()), "remove it");
@@ -117,11 +124,6 @@ impl Check<'_> {
         self.problem(&at.place, "the size is out of range", format!("write a size from {least} to {most}"));
         default
     }
-}
-
-fn tls(raw: &raw::Tls) -> Option<Tls> {
-    let (certificate, key) = (raw.certificate_file.as_ref()?, raw.private_key_file.as_ref()?);
-    Some(Tls { certificate_file: path_of(certificate), private_key_file: path_of(key) })
 }
 
 /// Whether two listeners would want the same port of the same interface.

@@ -13,7 +13,7 @@ mod rules;
 mod tenants;
 
 use std::collections::HashMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use super::problem::{Place, Problem, nearest};
@@ -250,11 +250,6 @@ fn shown<T: std::fmt::Display>(at: &At<T>) -> String {
 /// A length of time for a problem's text: `1.5s`.
 fn in_seconds(length: Duration) -> String {
     format!("{}s", length.as_secs_f64())
-}
-
-/// A path as a text for settings that take one.
-fn path_of(at: &At<String>) -> PathBuf {
-    Path::new(&at.value).to_path_buf()
 }
 
 /// The names that are defined, of one sort.

@@ -42,6 +42,39 @@ async fn a_table_is_drawn_over_the_one_before() {
     assert_eq!(text.matches("\u{1b}[J").count(), 2, "the second table and the summary take one back");
 }
 
+/// A line that breaks could not be taken back, and the screen would fill with headers.
+#[tokio::test(start_paused = true)]
+async fn the_table_fits_a_terminal_of_80_columns() {
+    let clock = Clock::start();
+    let mut source = || {
+        let row = |class: &super::Class| Row {
+            seen: Some((123_456, 234_567)),
+            in_flight: 9999,
+            ttft_p95: Some(Duration::from_millis(119_990)),
+            tpot_p95: Some(Duration::from_millis(999)),
+            e2e_p95: Some(Duration::from_secs(1799)),
+            ..row(class.name, 12_345, 23_456)
+        };
+        let engine = super::view::EngineRow {
+            pool: "interactive".to_owned(),
+            engine: "127.0.0.1:65535".to_owned(),
+            running: 256,
+            waiting: 9999,
+            kv_usage: 1.0,
+        };
+        Snapshot { rows: super::CLASSES.iter().map(row).collect(), engines: vec![engine] }
+    };
+    let mut out = Vec::new();
+    let until = clock.sleep_until(Some(Tick::from_millis(1_500)));
+    show(clock, &mut source, &mut out, How::Table, until).await.unwrap();
+    let text = String::from_utf8(out).unwrap();
+    for line in text.lines() {
+        let shown = line.trim_start_matches("\u{1b}[").chars().count();
+        assert!(shown <= super::view::WIDTH, "{shown} columns: {line}");
+    }
+    assert!(text.contains("inline_completion") && text.contains("52.6 %!"), "{text}");
+}
+
 #[tokio::test(start_paused = true)]
 async fn json_is_one_object() {
     let clock = Clock::start();

@@ -6,7 +6,6 @@ use std::io::{self, Write};
 use std::pin::pin;
 use std::time::Duration;
 
-use comfy_table::{Cell, CellAlignment, Table, presets};
 use serde_json::{Value, json};
 
 use crate::clock::Clock;
@@ -192,7 +191,7 @@ impl Screen {
         if how == How::Lines {
             writeln!(out, "{}", line(&title, now))?;
         } else {
-            let text = format!("{title}\n{}\n{}\n", classes(now), engines(now));
+            let text = format!("{title}\n\n{}\n{}", classes(now), engines(now));
             self.erase(out)?;
             self.lines = text.lines().count();
             out.write_all(text.as_bytes())?;
@@ -206,7 +205,7 @@ impl Screen {
             How::Json => writeln!(out, "{}", summary(now, ran))?,
             How::Table | How::Lines => {
                 self.erase(out)?;
-                writeln!(out, "{:.0} s, {sent} requests\n{}", ran.as_secs_f64(), classes(now))?;
+                write!(out, "{:.0} s, {sent} requests\n\n{}", ran.as_secs_f64(), classes(now))?;
             }
         }
         out.flush()
@@ -221,52 +220,60 @@ impl Screen {
     }
 }
 
-fn classes(now: &Snapshot) -> Table {
-    let mut table = Table::new();
-    table.load_preset(presets::UTF8_HORIZONTAL_ONLY);
-    table.set_header([
-        "class",
-        "attained",
-        "target",
-        "met / judged",
-        "clients saw",
-        "in flight",
-        "TTFT p50",
-        "p95",
-        "TPOT p50",
-        "p95",
-        "E2E p95",
-    ]);
+/// The widest line: what the narrowest of common terminals shows without a break.
+#[cfg(test)]
+pub(super) const WIDTH: usize = 80;
+
+/// A row per class, and how the clients' own count compares. Wider ones would break on a
+/// terminal of 80 columns, and a table that breaks cannot be drawn over.
+fn classes(now: &Snapshot) -> String {
+    let mut rows =
+        vec![["class", "kept", "target", "met/judged", "open", "TTFT p95", "TPOT p95", "E2E p95"].map(String::from)];
     for row in &now.rows {
-        let seen = row.seen.filter(|(_, judged)| *judged > 0).map(|(met, judged)| met as f64 / judged as f64);
-        let cells = [
-            percent(row.attainment()) + if is_kept(row) { "" } else { " !" },
-            percent(Some(row.target)),
-            format!("{} / {}", row.met, row.judged),
-            percent(seen),
+        rows.push([
+            row.class.clone(),
+            percent(row.attainment()) + if is_kept(row) { " " } else { "!" },
+            format!("{:.0} %", row.target * 100.0),
+            format!("{}/{}", row.met, row.judged),
             row.in_flight.to_string(),
-            length(row.ttft_p50),
             length(row.ttft_p95),
-            length(row.tpot_p50),
             length(row.tpot_p95),
             length(row.e2e_p95),
-        ];
-        let right = cells.into_iter().map(|text| Cell::new(text).set_alignment(CellAlignment::Right));
-        table.add_row(std::iter::once(Cell::new(&row.class)).chain(right));
+        ]);
     }
-    table
+    let mut text = aligned(&rows, [17, 9, 6, 11, 5, 8, 8, 8]);
+    let both = now.rows.iter().filter_map(|row| Some((row.seen?, row.met, row.judged)));
+    let (seen, counted) = both.fold(((0, 0), (0, 0)), |(seen, counted), ((met, judged), ours, of)| {
+        ((seen.0 + met, seen.1 + judged), (counted.0 + ours, counted.1 + of))
+    });
+    if seen.1 > 0 {
+        let (met, judged) = counted;
+        text.push_str(&format!("all: the gateway counts {met}/{judged}, its clients {}/{}\n", seen.0, seen.1));
+    }
+    text
 }
 
-fn engines(now: &Snapshot) -> Table {
-    let mut table = Table::new();
-    table.load_preset(presets::UTF8_HORIZONTAL_ONLY);
-    table.set_header(["engine", "pool", "running", "waiting", "KV cache"]);
+fn engines(now: &Snapshot) -> String {
+    let mut rows = vec![["engine", "pool", "running", "waiting", "KV cache"].map(String::from)];
     for row in &now.engines {
-        let right = [row.running.to_string(), row.waiting.to_string(), percent(Some(row.kv_usage))];
-        let right = right.into_iter().map(|text| Cell::new(text).set_alignment(CellAlignment::Right));
-        table.add_row([Cell::new(&row.engine), Cell::new(&row.pool)].into_iter().chain(right));
+        let (running, waiting) = (row.running.to_string(), row.waiting.to_string());
+        rows.push([row.engine.clone(), row.pool.clone(), running, waiting, percent(Some(row.kv_usage))]);
     }
-    table
+    aligned(&rows, [21, 11, 7, 7, 8])
+}
+
+/// Columns of at least these widths, the first to the left, the others to the right.
+fn aligned<const N: usize>(rows: &[[String; N]], widths: [usize; N]) -> String {
+    let mut text = String::new();
+    for row in rows {
+        let mut line = format!("{:<width$}", row[0], width = widths[0]);
+        for (cell, width) in row.iter().zip(widths).skip(1) {
+            line.push_str(&format!(" {cell:>width$}"));
+        }
+        text.push_str(line.trim_end());
+        text.push('\n');
+    }
+    text
 }
 
 /// One line for all: `class attained/target`.

@@ -33,9 +33,12 @@ use tokio::sync::Notify;
 
 pub use network::Network;
 pub use page::Page;
-pub use reply::{Reply, Whole, header, millis};
-pub use socket::{Client, h2_next, h2_post};
+pub use reply::{Reply, Whole, millis};
+pub use socket::{h2_next, h2_post};
 pub use yaml::Yaml;
+
+/// Header fields, name and value.
+pub type Fields = &'static [(&'static str, &'static str)];
 
 pub const CHAT: &str = "/v1/chat/completions";
 
@@ -64,7 +67,7 @@ impl House {
         let clock = Clock::start();
         let (access, writer) = access::lines();
         let lines = Lines::default();
-        tokio::spawn(writer.run(lines.clone()));
+        tokio::spawn(writer.run(lines.clone(), clock));
         let recorder = Recorder::new(clock, Some(access));
         let network = Network::default();
         let materials = Materials { clock, dial: Arc::new(network.clone()), recorder: recorder.clone(), seed: 7 };
@@ -157,11 +160,6 @@ impl House {
         lines.remove(0)
     }
 
-    /// The line after those that are known.
-    pub async fn line_after(&self, known: usize) -> Line {
-        self.lines(known + 1).await.remove(known)
-    }
-
     /// What the engines of a pool do now, by name.
     pub fn states(&self, pool: &str) -> Vec<&'static str> {
         let view = self.gateway.fleet.view(self.clock.now());
@@ -218,7 +216,7 @@ fn settings(yaml: &Yaml) -> Settings {
     config::load(&text, &Nothing).unwrap_or_else(|problems| panic!("{problems:#?}\n{text}"))
 }
 
-/// No environment; files are `NAME` and hold `secret of NAME`, but for keys that tests name.
+/// No environment; a file `name` holds `sk-NAME`.
 struct Nothing;
 
 impl Surroundings for Nothing {
@@ -228,7 +226,7 @@ impl Surroundings for Nothing {
 
     fn file(&self, path: &Path) -> io::Result<Vec<u8>> {
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-        Ok(name.as_bytes().to_vec())
+        Ok(format!("sk-{}", name.to_uppercase()).into_bytes())
     }
 }
 

@@ -36,11 +36,6 @@ impl Network {
         self.0.lock().engines.insert(host.to_owned(), Place::Silent);
     }
 
-    /// Connections are refused from now on.
-    pub fn refuse(&self, host: &str) {
-        self.0.lock().engines.remove(host);
-    }
-
     pub fn dials(&self, host: &str) -> usize {
         self.0.lock().dials.get(host).copied().unwrap_or_default()
     }

@@ -100,7 +100,7 @@ impl Whole {
     }
 }
 
-pub fn header<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
+fn header<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
     headers.get(name).map(|value| value.to_str().expect("text"))
 }
 

@@ -1,0 +1,288 @@
+//! What operators rely on: closed labels, no secret in any output, faults of our own
+//! (CASES G).
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use goodput::lab::script::{Script, fixtures::*};
+use http::{Method, Request};
+use http_body::{Body, Frame};
+use parking_lot::Mutex;
+use rand::distr::{Alphanumeric, SampleString};
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use serde_json::json;
+use tracing_subscriber::fmt::MakeWriter;
+
+use crate::support::*;
+
+fn good() -> Script {
+    Script::stream().at(10).say(r()).say(t("a")).say(f("stop")).say(d()).end()
+}
+
+fn keyed() -> Yaml {
+    let hash = blake3::hash(b"sk-CANARY1").to_hex().to_string();
+    Yaml::default()
+        .engine("api_key_file: canary3")
+        .top(&format!("tenants:\n  - {{tenant: acme, keys: [{{label: prod, blake3: \"{hash}\"}}]}}"))
+}
+
+#[tokio::test(start_paused = true)]
+async fn c68_nothing_that_a_client_sends_makes_a_series() {
+    let (house, _engine) = House::playing_with(&keyed(), Script::json(200, whole("x", 5, 1)));
+    let mut chance = StdRng::seed_from_u64(68);
+    let mut word = || Alphanumeric.sample_string(&mut chance, 12);
+    let valid = |ask: Ask| ask.header("authorization", "Bearer sk-CANARY1");
+    house.send(valid(Ask::post(CHAT, unary()))).await.whole().await;
+    let before = house.page();
+    for _ in 0..5000 {
+        let mut body = unary();
+        body["model"] = json!(word());
+        body["user"] = json!(word());
+        let ask = valid(Ask::post(CHAT, body)).header("x-request-id", &word()).header(&word(), &word());
+        house.send(ask).await.whole().await;
+        house.send(valid(Ask::of(Method::POST, &format!("/v1/{}", word())))).await.whole().await;
+        house.send(Ask::post(CHAT, unary()).header("x-api-key", &word())).await.whole().await;
+    }
+    let after = house.page();
+    assert_eq!(after.sum("goodput_requests_finished_total", &[]), 15_001.0);
+    assert_eq!(after.len(), before.len(), "series came with requests");
+    assert_eq!(after.sum("slo_total", &[("model", "other")]), 5000.0);
+    house.end().await;
+}
+
+/// What is logged.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl<'a> MakeWriter<'a> for Log {
+    type Writer = Log;
+    fn make_writer(&'a self) -> Log {
+        self.clone()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn c69_no_key_prompt_or_query_in_any_output() {
+    let log = Log::default();
+    let subscriber = tracing_subscriber::fmt().with_max_level(tracing::Level::TRACE).with_writer(log.clone()).finish();
+    let _guard = tracing::subscriber::set_default(subscriber);
+    tracing::trace!("it listens");
+
+    let house = House::new(&keyed());
+    let engine = house.engine(
+        "e1",
+        vec![
+            good(),
+            Script::new().at(10).reset(),
+            Script::new().at(10).reset(),
+            Script::stream().at(10).say(t("a")).reset(),
+            Script::new().at(10).reply(500, &[], "{}"),
+            Script::new().at(10).reply(400, &[], "{}"),
+            Script::new().at(10).write("SSH-2.0-x\r\n").close(),
+            Script::stream().at(10).say(t("a")).silence(),
+        ],
+    );
+    let mut outputs = Vec::new();
+    let body = json!({
+        "model": "m1", "stream": true, "user": "CANARY4", "metadata": {"note": "CANARY4"},
+        "messages": [{"role": "user", "content": "CANARY4"}],
+    });
+    let target = format!("{CHAT}?key=CANARY5");
+    let keys = [
+        ("authorization", "Bearer sk-CANARY1"),
+        ("x-api-key", "sk-CANARY1"),
+        ("authorization", "Bearer sk-CANARY2"),
+        ("x-api-key", "sk-CANARY2"),
+        ("authorization", "sk-CANARY2"),
+    ];
+    for (name, key) in keys {
+        for body in [body.to_string(), body.to_string()[..60].to_owned(), "CANARY4".to_owned()] {
+            let reply = house.send(Ask::raw(&target, body).header(name, key)).await;
+            let taken = tokio::time::timeout(ms(200), reply.whole()).await;
+            outputs.extend(taken.map(|answer| format!("{:?}{}", answer.headers, answer.text())).ok());
+        }
+    }
+    for _ in 0..8 {
+        let reply = house.send(Ask::post(&target, body.clone()).header("x-api-key", "sk-CANARY1")).await;
+        let taken = tokio::time::timeout(ms(200), reply.whole()).await;
+        outputs.extend(taken.map(|answer| format!("{:?}{}", answer.headers, answer.text())).ok());
+    }
+    for path in ["/v1/models?key=CANARY5", "/v1/models/CANARY4", "/CANARY4?key=CANARY5"] {
+        let ask = Ask::of(Method::GET, path).header("authorization", "Bearer sk-CANARY1");
+        let answer = house.send(ask).await.whole().await;
+        outputs.push(format!("{:?}{}", answer.headers, answer.text()));
+    }
+    // The same over connections, whose server logs too.
+    let head = format!("POST {target} HTTP/1.1\r\nhost: g\r\nauthorization: Bearer sk-CANARY1\r\n");
+    let mut client = house.connect(64 * 1024);
+    client.send(format!("{head}content-length: {}\r\n\r\n{body}", body.to_string().len())).await;
+    house.sleep(ms(50)).await;
+    drop(client);
+    let mut client = house.connect(64 * 1024);
+    client.send(format!("{head}content-length: 900\r\ncontent-length: 3\r\n\r\nCANARY4")).await;
+    outputs.push(String::from_utf8_lossy(&client.read_to_end().await.0).into_owned());
+    let mut client = house.connect_h2().await;
+    let mut request = h2_post(&target, &body);
+    request.headers_mut().insert("authorization", "Bearer sk-CANARY1".parse().unwrap());
+    let answer = client.send_request(request).await.unwrap();
+    drop((answer, client));
+    house.sleep(ms(500)).await;
+
+    assert!(engine.ledger().requests().len() > 8);
+    assert!(
+        engine.ledger().requests().iter().all(|request| request.header("authorization") == Some("Bearer sk-CANARY3"))
+    );
+    outputs.push(house.page().text);
+    outputs.push(house.written());
+    outputs.push(format!("{:?}", house.gateway.live.load().settings));
+    let logged = String::from_utf8_lossy(&log.0.lock()).into_owned();
+    assert!(logged.contains("it listens"));
+    outputs.push(logged);
+    for output in &outputs {
+        for canary in ["CANARY1", "CANARY2", "CANARY3", "CANARY4", "CANARY5"] {
+            let at = output.find(canary);
+            let around = at.map(|at| &output[at.saturating_sub(200)..(at + 50).min(output.len())]);
+            assert_eq!(around, None, "{canary} is in an output");
+        }
+    }
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn refusals_name_no_engine() {
+    for script in [Script::new().reset(), Script::new().write("x\r\n\r\n").close(), Script::new().silence()] {
+        let yaml = Yaml::default().class("timeouts: {first_token: 600ms}");
+        let (house, _engine) = House::playing_with(&yaml, script);
+        let answer = house.chat(stream()).await.whole().await;
+        assert!(answer.status.is_server_error());
+        assert!(!answer.text().contains("e1") && !format!("{:?}", answer.headers).contains("e1:"));
+        house.line().await;
+        house.end().await;
+    }
+}
+
+/// A request body that fails in a way nobody foresaw.
+struct Panics;
+
+impl Body for Panics {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
+        panic!("a body that panics")
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_panic_is_one_internal_miss_and_a_500() {
+    let house = House::new(&Yaml::default());
+    let request = Request::post(CHAT).header("host", "g").body(Panics).unwrap();
+    let answer = house.send_body(request).await.whole().await;
+    assert_eq!((answer.status.as_u16(), answer.header("x-goodput-reason")), (500, Some("internal")));
+    let line = house.line().await;
+    assert_eq!((line.verdict(), line.number("status")), ("missed(internal)".into(), Some(500.0)));
+    assert_eq!(house.page().sum("slo_total", &[("class", "chat")]), 1.0, "a miss before a class is the default's");
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_series_is_there_from_the_start() {
+    let yaml = Yaml::default().pool("b", &["f1"]).routes("  - {model: [m1, \"llama-*\", \"*\"], pools: [a, b]}");
+    let house = House::new(&yaml);
+    let page = house.page();
+    for pool in ["a", "b"] {
+        for model in ["m1", "llama-*", "other"] {
+            for length in ["short", "medium", "long", "unknown"] {
+                let labels = [("class", "chat"), ("length", length), ("pool", pool), ("model", model)];
+                assert_eq!((page.count("slo_total", &labels), page.sum("slo_total", &labels)), (1, 0.0), "{labels:?}");
+                assert_eq!(page.count("slo_met_total", &labels), 1);
+            }
+        }
+    }
+    house.end().await;
+}
+
+/// Any mixture of endings, drops and refusals: each request ends once. `House::end` holds the
+/// law against the metrics and the access lines.
+#[tokio::test(start_paused = true)]
+async fn met_and_missed_and_excluded_are_all_that_finished() {
+    let mut chance = StdRng::seed_from_u64(4);
+    let yaml = Yaml::default()
+        .engines_of_first(&["e1", "e2", "e3"])
+        .pool("b", &["f1"])
+        .class("timeouts: {first_token: 2s, idle: 400ms, total: 5s}")
+        .class("hold_head: 150ms")
+        .class("keepalive_seconds: 0.1");
+    let house = House::new(&yaml);
+    let scripts = |chance: &mut StdRng| -> Vec<Script> {
+        (0..200)
+            .map(|_| {
+                let start = chance.random_range(1..700);
+                let script = match chance.random_range(0..9) {
+                    0 => return Script::new().at(start).reset(),
+                    1 => return Script::new().silence(),
+                    2 => return Script::new().at(start).reply(503, &[("retry-after", "1")], "{}"),
+                    3 => return Script::new().at(start).reply(500, &[], "{}"),
+                    4 => return Script::new().at(start).reply(400, &[], "{}"),
+                    5 => {
+                        return Script::new().at(start).reply(
+                            200,
+                            &[("content-type", "application/json")],
+                            whole("x", 5, 9),
+                        );
+                    }
+                    _ => Script::stream().at(start / 2).say(r()).at(start),
+                };
+                let tokens = chance.random_range(0..6);
+                let script =
+                    (0..tokens).fold(script, |script, _| script.wait(ms(chance.random_range(1..90))).say(t("a")));
+                match chance.random_range(0..6) {
+                    0 => script.reset(),
+                    1 => script.end(),
+                    2 => script.silence(),
+                    3 => script.say(error("x", [400, 500, 503][chance.random_range(0..3)])).say(d()).end(),
+                    _ => script.say(f("stop")).say(u(5, 4)).say(d()).end(),
+                }
+            })
+            .collect()
+    };
+    for host in ["e1", "e2", "e3", "f1"] {
+        house.engine(host, scripts(&mut chance));
+    }
+    let total = 400;
+    for _ in 0..total {
+        let body = match chance.random_range(0..8) {
+            0 => json!({"model": 3}),
+            1 | 2 => unary(),
+            3 => stream_with_usage(),
+            _ => stream(),
+        };
+        let patience = ms(chance.random_range(1..3000));
+        let client = goodput::units::ClientSide::default();
+        let exchange = async {
+            let reply = house.send(Ask::post(CHAT, body).client(&client)).await;
+            reply.whole().await
+        };
+        let _ = tokio::time::timeout(patience, exchange).await;
+    }
+    let lines = house.lines(total).await;
+    assert_eq!(lines.len(), total);
+    let kinds: std::collections::BTreeSet<String> = lines.iter().map(Line::verdict).collect();
+    assert!(kinds.len() >= 8, "{kinds:?}");
+    house.end().await;
+}
