@@ -32,6 +32,15 @@ impl Serve {
     }
 
     fn serve(&self) -> ExitCode {
+        let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+            Ok(runtime) => runtime,
+            Err(error) => {
+                eprintln!("goodput serve: no runtime: {error}");
+                return ExitCode::from(3);
+            }
+        };
+        // From here on SIGHUP ends nobody, also not a process that is still reading its settings.
+        let _hangup = runtime.block_on(async { signal(SignalKind::hangup()) });
         let source = Source::file(&self.config);
         let settings = match source.read() {
             Ok(settings) => settings,
@@ -48,13 +57,6 @@ impl Serve {
         for note in &settings.notes {
             let _ = writeln!(std::io::stderr(), "{}: note: {note}", self.config.display());
         }
-        let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
-            Ok(runtime) => runtime,
-            Err(error) => {
-                eprintln!("goodput serve: no runtime: {error}");
-                return ExitCode::from(3);
-            }
-        };
         let code = runtime.block_on(async {
             let service = match Service::bind(settings, Some(source), Clock::start()).await {
                 Ok(service) => service,
