@@ -35,7 +35,7 @@ impl Codes {
 fn of_word(word: &[u8]) -> Option<u16> {
     Some(match word {
         b"overloaded_error" => 529,
-        b"Service Unavailable" | b"service_unavailable" => 503,
+        b"Service Unavailable" => 503,
         b"rate_limit_error" | b"rate_limit_exceeded" => 429,
         b"api_error" | b"server_error" => 500,
         b"invalid_request_error" | b"invalid_prompt" => 400,

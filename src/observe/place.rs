@@ -24,6 +24,8 @@ pub(super) enum Place {
     Audio,
     Logprobs,
     LogprobTokens,
+    /// A finish reason that is an object.
+    Reason,
     Usage,
     Details,
     Error,
@@ -98,6 +100,7 @@ pub(super) fn member(dialect: Dialect, is_body: bool, around: Place, key: &[u8])
         (Choice, b"delta" | b"message") => Delta,
         (Choice, b"text") => Text(Visible),
         (Choice, b"finish_reason") => Word(self::Word::Finish),
+        (Reason, b"type") => Word(self::Word::Finish),
         (Choice, b"logprobs") => Logprobs,
         (Logprobs, b"content" | b"refusal" | b"tokens") => LogprobTokens,
         (Delta, b"content" | b"refusal") => Text(Visible),

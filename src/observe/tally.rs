@@ -376,7 +376,8 @@ impl Tally {
             self.told.take(sight.usage);
         }
         if self.dialect().generates() {
-            let choices = if sight.choices.is_empty() { std::slice::from_ref(&sight.only) } else { &sight.choices };
+            let has_choices = matches!(self.dialect(), Dialect::Chat | Dialect::Completions);
+            let choices = if has_choices { sight.choices.as_slice() } else { std::slice::from_ref(&sight.only) };
             let mut bytes = 0;
             for choice in choices {
                 bytes += self.whole_choice(choice, at);
@@ -468,8 +469,8 @@ impl Tally {
             // An unfinished answer of which more token events came than its usage says has
             // only the first word of its usage (Messages: `message_start`).
             let is_stale = self.finish.is_none() && output < events;
-            let is_partial =
-                !self.told.anything() && self.choices.iter().any(|c| c.events > 0 && c.usage.output.is_none());
+            let is_partial = self.told.sum().output.is_none()
+                && self.choices.iter().any(|choice| choice.events > 0 && choice.usage.output.is_none());
             if !is_stale && !is_partial {
                 return (usage, output as f64, TokenSource::Usage);
             }
@@ -487,19 +488,21 @@ impl Tally {
     }
 
     /// Usage of the whole answer: its own, else the sum over the choices, the prompts of
-    /// which count once each.
+    /// which count once each. Per field: an engine that says one count alone may say the other
+    /// beside its choices.
     fn usage(&self) -> Usage {
         let mut sum = self.told.sum();
-        if !self.told.anything() {
-            let mut prompt = None;
-            for choice in self.choices.iter().filter(|choice| choice.usage != Counts::default()) {
+        let (no_output, no_input) = (sum.output.is_none(), sum.input.is_none());
+        let mut prompt = None;
+        for choice in self.choices.iter().filter(|choice| choice.usage != Counts::default()) {
+            if no_output {
                 sum.add_output(choice.usage);
-                let its = Some(self.prompt_index(choice.index));
-                if its != prompt {
-                    sum.add_input(choice.usage);
-                }
-                prompt = its;
             }
+            let its = Some(self.prompt_index(choice.index));
+            if no_input && its != prompt {
+                sum.add_input(choice.usage);
+            }
+            prompt = its;
         }
         sum.usage(self.dialect())
     }

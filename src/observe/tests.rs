@@ -970,3 +970,34 @@ proptest! {
         prop_assert_eq!(passing.clean(9), short.clean(9));
     }
 }
+
+/// A long event in one frame of each size is read as if it were short.
+#[test]
+fn a_long_event_says_what_it_would_say_if_it_were_short() {
+    let pad = "x".repeat(HELD);
+    let cases = [
+        (format!("\u{feff}data: {}\n\n", t(&pad)).into_bytes(), 1, None),
+        ([b"data: ".to_vec(), t(&pad).replace("xx\"", "\u{1}\"").replace('\u{1}', "\\u0041").into_bytes(), b"\r\r".to_vec()].concat(), 1, None),
+        ({
+            let mut bytes = format!("data: {}\n\n", t(&pad)).into_bytes();
+            let at = bytes.len() - 50;
+            let x = bytes.iter().position(|byte| *byte == b'x').unwrap();
+            bytes[x + 5] = 0xff;
+            let _ = at;
+            bytes
+        }, 1, None),
+        (format!("event: error\ndata: {pad}\n\n").into_bytes(), 0, Some(500)),
+        (format!("event: error\ndata: {{\"code\":400,\"message\":\"{pad}\"}}\n\n").into_bytes(), 0, Some(400)),
+        (format!(":{pad}\ndata: [DONE]\n\n").into_bytes(), 0, None),
+    ];
+    for (bytes, events, code) in cases {
+        for size in [1000, HELD + 10, usize::MAX] {
+            let seen = bytes.chunks(size).fold(Seen::new(chat()), |seen, frame| seen.raw(7, frame));
+            let done = bytes.windows(6).any(|six| six == b"[DONE]");
+            let seen = seen.ends(Ending::Broken, 9);
+            let start = String::from_utf8_lossy(&bytes[..40]).into_owned();
+            assert_eq!((seen.token_events, seen.error.map(|error| error.code)), (events, code), "{start} by {size}");
+            assert_eq!(seen.finish.is_some(), done, "{start} by {size}");
+        }
+    }
+}

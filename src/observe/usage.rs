@@ -24,7 +24,6 @@ pub(super) struct Told {
     /// Per field the last value; and the sum of those behind which further ones came.
     last: Counts,
     earlier: Counts,
-    came: bool,
     /// The last usage-only event followed a further finish; choices finished by then; the
     /// prompt of the choice that had finished.
     follows_finish: bool,
@@ -35,7 +34,6 @@ pub(super) struct Told {
 impl Told {
     /// Usage in a place where the last word counts.
     pub(super) fn take(&mut self, counts: Counts) {
-        self.came = true;
         self.last.take(counts);
     }
 
@@ -53,11 +51,6 @@ impl Told {
         }
         (self.follows_finish, self.finishes, self.prompt) = (follows_finish, finishes, prompt);
         self.take(counts);
-    }
-
-    /// Whether there was any.
-    pub(super) fn anything(&self) -> bool {
-        self.came
     }
 
     pub(super) fn sum(&self) -> Counts {

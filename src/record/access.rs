@@ -16,6 +16,7 @@ use tokio::sync::mpsc;
 use super::finished::Finished;
 use crate::clock::Clock;
 use crate::observe::Timeline;
+use crate::units::decimal::{push_digits, push_number};
 use crate::units::{ClassId, EngineId, PoolId, TenantId};
 
 /// Lines that may wait for the output: a few seconds of heavy traffic.
@@ -205,21 +206,6 @@ impl Line {
         self.0.push_str("}\n");
         self.0
     }
-}
-
-fn push_number(text: &mut String, value: u64) {
-    let digits = value.checked_ilog10().map_or(1, |log| log as usize + 1);
-    push_digits(text, value, digits);
-}
-
-/// The last `digits` decimal digits of a number, at most 20.
-fn push_digits(text: &mut String, mut value: u64, digits: usize) {
-    let mut written = [b'0'; 20];
-    for digit in written[..digits].iter_mut().rev() {
-        *digit += (value % 10) as u8;
-        value /= 10;
-    }
-    text.push_str(std::str::from_utf8(&written[..digits]).unwrap_or_default());
 }
 
 /// RFC 3339 in UTC, to the millisecond.

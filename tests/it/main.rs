@@ -5,6 +5,7 @@ mod faces;
 mod framing;
 mod http;
 mod leaving;
+mod made;
 mod operations;
 mod retries;
 mod support;

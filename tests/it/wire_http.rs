@@ -215,13 +215,17 @@ impl Wire {
             _ => 1,
         };
         let echoes = self.request["echo"] == true;
-        let prompt = self.request["prompt"].as_str().filter(|_| echoes);
+        let prompts_of = match &self.request["prompt"] {
+            Value::Array(all) => all.iter().filter_map(Value::as_str).collect(),
+            one => one.as_str().into_iter().collect::<Vec<_>>(),
+        };
+        let echoed = prompts_of.into_iter().filter(|_| echoes);
         Expect {
             dialect: self.dialect(),
             stream_asked: self.request["stream"] == true,
             choices: self.request["n"].as_u64().unwrap_or(1) * prompts,
             prompts,
-            echo_prompts: prompt.map(str::to_owned).into_iter().collect(),
+            echo_prompts: echoed.map(str::to_owned).collect(),
             arrival: Tick::ZERO,
             tokens_per_event: 1.0,
         }
