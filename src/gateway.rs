@@ -46,6 +46,10 @@ use attempts::{Ask, Yard, first_willing_engine};
 use open_answer::Opened;
 use upload::{Limits, Unread, Upload};
 
+/// The longest query. Behind an engine's path prefix it must still be a URI, of which none is
+/// longer than 65,534 bytes.
+const LONGEST_QUERY: usize = 32 * 1024;
+
 /// What a body may fail with.
 type Fault = Box<dyn std::error::Error + Send + Sync>;
 
@@ -241,6 +245,10 @@ impl Gateway {
     }
 
     fn endpoint_of(&self, live: &Live, head: &Head) -> Result<Endpoint, Refusal> {
+        if head.uri.query().is_some_and(|query| query.len() > LONGEST_QUERY) {
+            let advice = "send a shorter query, or none: parameters belong into the body";
+            return Err(Refusal::BadHead { status: StatusCode::URI_TOO_LONG.as_u16(), advice });
+        }
         strict::check(head, live.settings.listen.max_header_lines)
             .map_err(|refused| Refusal::BadHead { status: refused.status().as_u16(), advice: refused.advice() })?;
         Endpoint::find(head.method.as_str(), head.uri.path()).map_err(|unroutable| match unroutable {
