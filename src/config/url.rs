@@ -13,6 +13,9 @@ pub(super) struct BadUrl {
     pub meant: Option<String>,
 }
 
+/// The longest path in front of the API's own: the URI of a request must stay one.
+const LONGEST_BASE: usize = 4096;
+
 /// Reads the URL of an engine.
 pub(super) fn engine_address(text: &str) -> Result<EngineAddress, BadUrl> {
     let bad = |wrong| BadUrl { wrong, meant: None };
@@ -52,6 +55,9 @@ pub(super) fn engine_address(text: &str) -> Result<EngineAddress, BadUrl> {
     let base = path.trim_end_matches('/');
     let base = base.strip_suffix("/v1").unwrap_or(base).trim_end_matches('/');
     let is_plain = format!("{base}/").parse::<http::uri::PathAndQuery>().is_ok() && !base.contains("//");
+    if base.len() > LONGEST_BASE {
+        return Err(bad("has a path of more than 4096 bytes"));
+    }
     if !is_plain || base.split('/').any(|step| step == "." || step == "..") {
         return Err(bad("has a path that cannot be sent"));
     }

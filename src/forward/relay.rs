@@ -143,14 +143,14 @@ enum Heard {
 impl Relay {
     /// A relay of `engine`'s body, whose head has arrived.
     #[must_use]
-    pub fn new(parts: Parts, observer: Observer, engine: EngineBody) -> Self {
+    pub fn new(parts: Parts, observer: Observer, engine: EngineBody) -> Box<Self> {
         Self::of(parts, observer, Engine::Speaking(engine))
     }
 
     /// A relay behind a head of our own: the engine has not sent its head yet. Begins with a
     /// comment, since bytes are what the head went out for.
     #[must_use]
-    pub fn waiting(parts: Parts, observer: Observer, opening: Opening) -> Self {
+    pub fn waiting(parts: Parts, observer: Observer, opening: Opening) -> Box<Self> {
         let mut relay = Self::of(parts, observer, Engine::Opening(opening));
         relay.parts.deadlines.hold = None;
         relay.offer(KEEPALIVE);
@@ -158,8 +158,9 @@ impl Relay {
         relay
     }
 
-    fn of(parts: Parts, observer: Observer, engine: Engine) -> Self {
-        Relay {
+    /// In a box from the start: it is large, and passes through many hands.
+    fn of(parts: Parts, observer: Observer, engine: Engine) -> Box<Self> {
+        Box::new(Relay {
             parts,
             observer: Some(observer),
             engine,
@@ -171,7 +172,7 @@ impl Relay {
             keeper: None,
             tail_is_out: false,
             broken: false,
-        }
+        })
     }
 
     /// Holds the answer until it speaks: its first token, its finish, 64 KiB of preamble, or
@@ -181,11 +182,17 @@ impl Relay {
     /// [`Mute`] where it will not.
     pub async fn hold(&mut self) -> Result<(), Mute> {
         if !self.streams() {
-            self.parts.deadlines.token_came();
-            self.parts.deadlines.heard(self.parts.clock.now(), self.parts.timeouts.idle);
+            self.head_came();
             return std::future::poll_fn(|cx| self.poll_first_bytes(cx)).await;
         }
         std::future::poll_fn(|cx| self.poll_hold(cx)).await
+    }
+
+    /// The head of an answer that is no event stream came: from now on silence is what counts.
+    /// Enough for a failure, whose status says all that the next step depends on.
+    pub fn head_came(&mut self) {
+        self.parts.deadlines.token_came();
+        self.parts.deadlines.heard(self.parts.clock.now(), self.parts.timeouts.idle);
     }
 
     /// An answer that is no event stream: its head is not worth relaying before its framing has

@@ -77,7 +77,7 @@ pub struct Spoken {
     /// The head for the client.
     pub head: http::response::Parts,
     /// The body.
-    pub relay: Relay,
+    pub relay: Box<Relay>,
     /// Which engine gave it.
     pub place: Place,
     /// The attempts so far.
@@ -121,7 +121,7 @@ enum Tried {
 /// An engine's answer, with nothing forwarded yet.
 struct Spoke {
     head: http::response::Parts,
-    relay: Relay,
+    relay: Box<Relay>,
     work: Option<Work>,
     place: Place,
     dispatched: Tick,
@@ -385,7 +385,7 @@ impl Attempt<'_> {
                     Relay::new(self.parts(reader, &edits, deadlines), self.observer(reader, status.as_u16()), body);
                 let mut spoke = Box::new(self.spoke(head, relay, dispatched, injection));
                 if !status.is_success() {
-                    let _ = spoke.relay.hold().await;
+                    spoke.relay.head_came();
                     return Tried::Failed(Happened::answer(status.as_u16(), retry_after, injection), Ok(spoke));
                 }
                 match spoke.relay.hold().await {
@@ -404,7 +404,7 @@ impl Attempt<'_> {
         }
     }
 
-    fn spoke(&self, head: http::response::Parts, relay: Relay, dispatched: Tick, injection: Injection) -> Spoke {
+    fn spoke(&self, head: http::response::Parts, relay: Box<Relay>, dispatched: Tick, injection: Injection) -> Spoke {
         Spoke { head, relay, work: None, place: self.place.clone(), dispatched, injection }
     }
 

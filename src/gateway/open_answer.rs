@@ -74,7 +74,7 @@ impl Opened {
             unproven: unproven.then_some(injection),
             has_failed,
         }));
-        Response::from_parts(head, ReplyBody::Relay(Box::new(relay)))
+        Response::from_parts(head, ReplyBody::Relay(relay))
     }
 }
 

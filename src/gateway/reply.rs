@@ -1,5 +1,7 @@
 //! Responses that the gateway makes itself, and the fields it adds to those of engines.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use http::header::{ALLOW, CONNECTION, CONTENT_TYPE, HeaderMap, HeaderValue, RETRY_AFTER};
 use http::{Response, StatusCode};
@@ -7,6 +9,7 @@ use http::{Response, StatusCode};
 use crate::forward::ReplyBody;
 use crate::forward::headers::names::{SERVER_TIMING, X_GOODPUT_POOL, X_GOODPUT_REASON, X_REQUEST_ID, X_SLO_CLASS};
 use crate::refuse::Refusal;
+use crate::units::decimal::{push_digits, push_number};
 use crate::units::{ClassId, Dialect, PoolId, RequestId};
 
 /// A JSON answer of our own.
@@ -50,13 +53,16 @@ pub fn mark(headers: &mut HeaderMap, id: &RequestId, class: Option<&ClassId>, po
 }
 
 /// `server-timing`: the time in our queue, and from there to the engine's first words.
-pub fn timing(headers: &mut HeaderMap, queue: std::time::Duration, upstream: std::time::Duration) {
-    let text = format!("queue;dur={:.1}, upstream;dur={:.1}", millis(queue), millis(upstream));
-    if let Ok(value) = HeaderValue::from_str(&text) {
+pub fn timing(headers: &mut HeaderMap, queue: Duration, upstream: Duration) {
+    let mut text = String::with_capacity(64);
+    for (name, length) in [("queue;dur=", queue), (", upstream;dur=", upstream)] {
+        let tenths = u64::try_from((length.as_micros() + 50) / 100).unwrap_or(u64::MAX);
+        text.push_str(name);
+        push_number(&mut text, tenths / 10);
+        text.push('.');
+        push_digits(&mut text, tenths, 1);
+    }
+    if let Ok(value) = HeaderValue::try_from(text) {
         headers.append(SERVER_TIMING, value);
     }
-}
-
-fn millis(length: std::time::Duration) -> f64 {
-    length.as_secs_f64() * 1e3
 }

@@ -6,7 +6,7 @@
 use std::io::{self, Write};
 
 use bytes::{Bytes, BytesMut};
-use flate2::write::MultiGzDecoder;
+use flate2::write::GzDecoder;
 use zstd::stream::raw::{DParameter, Decoder as ZstdDecoder, Operation};
 
 /// A body that unfolds to more than this many times its coded bytes is a bomb: text
@@ -14,6 +14,9 @@ use zstd::stream::raw::{DParameter, Decoder as ZstdDecoder, Operation};
 const STEEPEST: usize = 200;
 /// Below this many decoded bytes nothing is called a bomb: short bodies repeat themselves.
 const HARMLESS: usize = 4 << 20;
+/// A body may have this many gzip members, and one more for each of its KiB: beginning one costs
+/// more than reading many bytes, and no encoder makes them smaller.
+const MEMBERS: usize = 64;
 /// Largest zstd window, as HTTP has it (RFC 9659): 8 MiB.
 const ZSTD_WINDOW_LOG: u32 = 23;
 
@@ -57,7 +60,10 @@ pub enum Undecodable {
 pub struct Decoder(Inner);
 
 enum Inner {
-    Gzip(Box<MultiGzDecoder<Unfolded>>),
+    Gzip {
+        decoder: Box<GzDecoder<Unfolded>>,
+        members: usize,
+    },
     Zstd {
         decoder: ZstdDecoder<'static>,
         out: Unfolded,
@@ -69,7 +75,7 @@ enum Inner {
 impl std::fmt::Debug for Decoder {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self.0 {
-            Inner::Gzip(_) => "Decoder(gzip)",
+            Inner::Gzip { .. } => "Decoder(gzip)",
             Inner::Zstd { .. } => "Decoder(zstd)",
         })
     }
@@ -83,7 +89,7 @@ impl Decoder {
     pub fn new(coding: Coding, limit: usize) -> Result<Self, Undecodable> {
         let out = Unfolded { limit, ..Unfolded::default() };
         Ok(Decoder(match coding {
-            Coding::Gzip => Inner::Gzip(Box::new(MultiGzDecoder::new(out))),
+            Coding::Gzip => Inner::Gzip { decoder: Box::new(GzDecoder::new(out)), members: 1 },
             Coding::Zstd => {
                 let mut decoder = ZstdDecoder::new().map_err(|_| Undecodable::Broken)?;
                 let window = DParameter::WindowLogMax(ZSTD_WINDOW_LOG);
@@ -99,12 +105,10 @@ impl Decoder {
     /// [`Undecodable`]; the rest of the body need not be read then.
     pub fn push(&mut self, coded: &[u8]) -> Result<Bytes, Undecodable> {
         match &mut self.0 {
-            Inner::Gzip(decoder) => {
+            Inner::Gzip { decoder, members } => {
                 decoder.get_mut().taken += coded.len();
-                let written = decoder.write_all(coded);
-                let out = decoder.get_mut();
-                written.map_err(|_| out.fault())?;
-                Ok(out.take())
+                gunzip(decoder, coded, members)?;
+                Ok(decoder.get_mut().take())
             }
             Inner::Zstd { decoder, out, is_whole } => {
                 out.taken += coded.len();
@@ -120,7 +124,7 @@ impl Decoder {
     /// [`Undecodable`], also where the body ends too early.
     pub fn finish(self) -> Result<Bytes, Undecodable> {
         match self.0 {
-            Inner::Gzip(mut decoder) => {
+            Inner::Gzip { mut decoder, .. } => {
                 let is_empty = decoder.get_ref().taken == 0;
                 let finished = decoder.try_finish();
                 let out = decoder.get_mut();
@@ -136,6 +140,25 @@ impl Decoder {
             }
         }
     }
+}
+
+fn gunzip(decoder: &mut GzDecoder<Unfolded>, mut coded: &[u8], members: &mut usize) -> Result<(), Undecodable> {
+    while !coded.is_empty() {
+        let read = decoder.write(coded).map_err(|_| decoder.get_ref().fault())?;
+        coded = &coded[read..];
+        if read > 0 {
+            continue;
+        }
+        // The member is over; what follows is the next one.
+        decoder.try_finish().map_err(|_| decoder.get_ref().fault())?;
+        *members += 1;
+        if *members > MEMBERS + decoder.get_ref().taken / 1024 {
+            return Err(Undecodable::Broken);
+        }
+        let out = std::mem::take(decoder.get_mut());
+        *decoder = GzDecoder::new(out);
+    }
+    Ok(())
 }
 
 fn unfold(
@@ -285,6 +308,15 @@ mod tests {
             let sent = [coded(coding, b"{\"a\":"), coded(coding, b"1}")].concat();
             assert_eq!(decoded(coding, &[&sent], 1000).unwrap(), b"{\"a\":1}");
         }
+    }
+
+    #[test]
+    fn a_body_of_nothing_but_members_is_refused_and_one_of_blocks_is_not() {
+        let flood = coded(Coding::Gzip, b"").repeat(1000);
+        assert_eq!(decoded(Coding::Gzip, &[&flood], 1000), Err(Undecodable::Broken));
+        let noise: Vec<u8> = (0..60_000u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+        let blocks = coded(Coding::Gzip, &noise).repeat(100);
+        assert_eq!(decoded(Coding::Gzip, &[&blocks], 100 * noise.len()).unwrap().len(), 100 * noise.len());
     }
 
     proptest! {

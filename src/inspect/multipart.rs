@@ -21,7 +21,9 @@ pub struct FormScanner {
     /// Bytes that belong to what is not whole yet: part of a head or of a delimiter. Begins
     /// with a line end of our own, so that the first delimiter looks like all others.
     held: Vec<u8>,
-    /// Offset of the first held byte in the body, counted with our own two bytes.
+    /// How many of the held bytes are done with; they go at the end of each frame, together.
+    passed: usize,
+    /// Offset of the first held byte that is not passed in the body, counted with our own two bytes.
     held_at: usize,
     /// The value of `model`, while it is read.
     value: Vec<u8>,
@@ -63,6 +65,7 @@ impl FormScanner {
             delimiter: [b"\r\n--", boundary.as_bytes()].concat(),
             state: State::Preamble,
             held: OWN.to_vec(),
+            passed: 0,
             held_at: 0,
             value: Vec::new(),
             value_at: 0,
@@ -82,6 +85,8 @@ impl FormScanner {
         }
         self.held.extend_from_slice(frame);
         while self.step()? {}
+        self.held.drain(..self.passed);
+        self.passed = 0;
         Ok(())
     }
 
@@ -107,16 +112,21 @@ impl FormScanner {
     }
 
     fn drop_held(&mut self, length: usize) {
-        self.held.drain(..length);
+        self.passed += length;
         self.held_at += length;
+    }
+
+    /// The held bytes that have not been passed.
+    fn rest(&self) -> &[u8] {
+        &self.held[self.passed..]
     }
 
     /// Everything up to the next delimiter, of which only its own length must be held back.
     fn content(&mut self) -> Result<bool, Unreadable> {
-        let found = memmem::find(&self.held, &self.delimiter);
-        let passed = found.unwrap_or(self.held.len().saturating_sub(self.delimiter.len() - 1));
+        let found = memmem::find(self.rest(), &self.delimiter);
+        let passed = found.unwrap_or(self.rest().len().saturating_sub(self.delimiter.len() - 1));
         if self.state == State::Model {
-            self.value.extend_from_slice(&self.held[..passed]);
+            self.value.extend_from_slice(&self.held[self.passed..self.passed + passed]);
             if self.value.len() > LONGEST_MODEL {
                 return Err(broken("its model is too long"));
             }
@@ -136,8 +146,8 @@ impl FormScanner {
     }
 
     fn behind_delimiter(&mut self) -> Result<bool, Unreadable> {
-        let padding = self.held.iter().take_while(|byte| matches!(byte, b' ' | b'\t')).count();
-        match (&self.held[padding..], padding) {
+        let padding = self.rest().iter().take_while(|byte| matches!(byte, b' ' | b'\t')).count();
+        match (&self.rest()[padding..], padding) {
             ([b'\r', b'\n', ..], _) => {
                 // The line end stays: so a head without any line is found like the others.
                 self.drop_held(padding);
@@ -146,7 +156,7 @@ impl FormScanner {
             }
             ([b'-', b'-', ..], 0) => {
                 self.state = State::Epilogue;
-                self.held = Vec::new();
+                (self.held, self.passed) = (Vec::new(), 0);
                 Ok(true)
             }
             ([] | [b'\r'], _) | ([b'-'], 0) if padding < 100 => Ok(false),
@@ -155,11 +165,11 @@ impl FormScanner {
     }
 
     fn head(&mut self) -> Result<bool, Unreadable> {
-        let Some(end) = memmem::find(&self.held, b"\r\n\r\n") else {
-            let is_short = self.held.len() <= LONGEST_HEAD;
+        let Some(end) = memmem::find(self.rest(), b"\r\n\r\n") else {
+            let is_short = self.rest().len() <= LONGEST_HEAD;
             return if is_short { Ok(false) } else { Err(broken("the head of a part is too long")) };
         };
-        let is_model = is_model(&self.held[2.min(end)..end])?;
+        let is_model = is_model(&self.rest()[2.min(end)..end])?;
         self.drop_held(end + 4);
         self.state = if is_model { State::Model } else { State::Part };
         self.value_at = self.held_at - OWN.len();

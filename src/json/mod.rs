@@ -11,6 +11,8 @@
 //! and escaped surrogates without their other half ([`Sink::lone_surrogate`]). What a value
 //! means, and which members matter, is left to the sinks.
 
+use std::ops::Range;
+
 mod text;
 mod tokenizer;
 
@@ -116,6 +118,16 @@ pub trait Sink {
     /// The key, string or number ended; `past` is just behind its last byte.
     fn end(&mut self, what: Scalar, past: usize, depth: usize) {
         let _ = (what, past, depth);
+    }
+
+    /// A key, string or number that stands in one piece, without escapes: the same as
+    /// [`begin`](Sink::begin), [`piece`](Sink::piece) and [`end`](Sink::end), at once. `place`
+    /// is from the first byte (a string's quote) to just behind the last one.
+    fn scalar(&mut self, what: Scalar, decoded: &[u8], place: Range<usize>, depth: usize) {
+        if self.begin(what, place.start, depth) == Interest::Read && !decoded.is_empty() {
+            self.piece(decoded);
+        }
+        self.end(what, place.end, depth);
     }
 
     /// `true`, `false` or `null`; `at` is its first byte.

@@ -6,12 +6,33 @@
 /// Long text is what bodies are made of, so it is looked at 32 bytes at a time (a loop that
 /// the compiler turns into vector code); short runs between escapes are seen in one word;
 /// byte by byte go only the last few of a slice.
+#[inline(always)]
 pub(super) fn plain_run(bytes: &[u8]) -> (usize, bool) {
-    let mut run = Run { len: 0, high: 0 };
-    if run.stops_in_words(bytes, 2) {
-        return run.told();
+    let (mut len, mut high) = (0, 0);
+    while let Some(word) = bytes[len..].first_chunk::<8>().filter(|_| len < SHORT) {
+        let word = u64::from_le_bytes(*word);
+        let stop = stops(word);
+        if stop != 0 {
+            let before = stop.trailing_zeros() & !7;
+            high |= word & !(u64::MAX << before);
+            return (len + before as usize / 8, high & HIGH == 0);
+        }
+        high |= word;
+        len += 8;
     }
-    while let Some(chunk) = bytes[run.len..].first_chunk::<32>() {
+    let (len, is_ascii) = if len == SHORT { long_run(bytes, len) } else { slow_run(bytes, len) };
+    (len, is_ascii && high & HIGH == 0)
+}
+
+/// Runs up to this length are looked at word by word.
+const SHORT: usize = 16;
+
+/// A run that is known to be plain up to `from`: how far it reaches, and whether it is ASCII
+/// from there on.
+#[inline(never)]
+fn long_run(bytes: &[u8], from: usize) -> (usize, bool) {
+    let (mut len, mut is_ascii) = (from, true);
+    while let Some(chunk) = bytes[len..].first_chunk::<32>() {
         let (mut stop, mut all) = (0u8, 0u8);
         for &byte in chunk {
             stop |= u8::from(is_stop(byte));
@@ -20,45 +41,32 @@ pub(super) fn plain_run(bytes: &[u8]) -> (usize, bool) {
         if stop != 0 {
             break;
         }
-        run.high |= u64::from(all) & 0x80;
-        run.len += 32;
+        is_ascii &= all.is_ascii();
+        len += 32;
     }
-    if !run.stops_in_words(bytes, usize::MAX) {
-        while let Some(&byte) = bytes.get(run.len).filter(|byte| !is_stop(**byte)) {
-            run.high |= u64::from(byte) & 0x80;
-            run.len += 1;
+    while let Some(word) = bytes[len..].first_chunk::<8>() {
+        let word = u64::from_le_bytes(*word);
+        let stop = stops(word);
+        if stop != 0 {
+            let before = stop.trailing_zeros() & !7;
+            is_ascii &= word & !(u64::MAX << before) & HIGH == 0;
+            return (len + before as usize / 8, is_ascii);
         }
+        is_ascii &= word & HIGH == 0;
+        len += 8;
     }
-    run.told()
+    let (len, rest_is_ascii) = slow_run(bytes, len);
+    (len, is_ascii && rest_is_ascii)
 }
 
-struct Run {
-    len: usize,
-    /// Not zero if a byte had its highest bit set.
-    high: u64,
-}
-
-impl Run {
-    /// Looks at up to `most` words; whether the run ends in one of them.
-    fn stops_in_words(&mut self, bytes: &[u8], most: usize) -> bool {
-        for word in bytes[self.len..].chunks_exact(8).take(most) {
-            let word = word.first_chunk().map_or(0, |word| u64::from_le_bytes(*word));
-            let stop = stops(word);
-            if stop != 0 {
-                let before = stop.trailing_zeros() / 8;
-                self.high |= word & ((1 << (8 * before)) - 1) & HIGH;
-                self.len += before as usize;
-                return true;
-            }
-            self.high |= word & HIGH;
-            self.len += 8;
-        }
-        false
+#[inline(never)]
+fn slow_run(bytes: &[u8], from: usize) -> (usize, bool) {
+    let (mut len, mut is_ascii) = (from, true);
+    while let Some(&byte) = bytes.get(len).filter(|byte| !is_stop(**byte)) {
+        is_ascii &= byte.is_ascii();
+        len += 1;
     }
-
-    const fn told(&self) -> (usize, bool) {
-        (self.len, self.high == 0)
-    }
+    (len, is_ascii)
 }
 
 const fn is_stop(byte: u8) -> bool {
@@ -71,11 +79,10 @@ const HIGH: u64 = 0x8080_8080_8080_8080;
 /// The high bit of every stop byte. Bits above the lowest one may be false, because a
 /// subtraction borrows; only the lowest is used.
 const fn stops(word: u64) -> u64 {
-    const fn zeros(word: u64) -> u64 {
-        word.wrapping_sub(ONES) & !word & HIGH
-    }
-    let control = word.wrapping_sub(ONES * 0x20) & !word & HIGH;
-    control | zeros(word ^ (ONES * b'"' as u64)) | zeros(word ^ (ONES * b'\\' as u64))
+    let control = word.wrapping_sub(ONES * 0x20);
+    let quote = (word ^ (ONES * b'"' as u64)).wrapping_sub(ONES);
+    let backslash = (word ^ (ONES * b'\\' as u64)).wrapping_sub(ONES);
+    (control | quote | backslash) & !word & HIGH
 }
 
 /// A character that a frame's edge has cut: how many bytes it still needs, and between

@@ -62,6 +62,17 @@ enum State {
     Broken,
 }
 
+impl State {
+    /// What a string is that begins here, if one may.
+    const fn string(self) -> Option<Scalar> {
+        match self {
+            State::FirstKey | State::NextKey => Some(Scalar::Key),
+            State::Value | State::FirstElement => Some(Scalar::String),
+            _ => None,
+        }
+    }
+}
+
 /// Where in a number we are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Digits {
@@ -184,7 +195,11 @@ impl Tokenizer {
     pub fn push<S: Sink>(&mut self, bytes: &[u8], sink: &mut S) -> Result<(), Broken> {
         let mut i = 0;
         while i < bytes.len() {
-            match self.step(bytes, i, sink) {
+            let read = match self.state.string() {
+                Some(what) if bytes[i] == b'"' => self.string(what, bytes, i, sink),
+                _ => self.step(bytes, i, sink),
+            };
+            match read {
                 Ok(next) => i = next,
                 Err(Stop) => return self.broken.map_or(Ok(()), Err),
             }
@@ -244,7 +259,7 @@ impl Tokenizer {
             State::FirstElement if byte == b']' => self.close(Nest::Array, i, sink),
             State::FirstElement => self.value(bytes, i, sink),
             State::FirstKey if byte == b'}' => self.close(Nest::Object, i, sink),
-            State::FirstKey | State::NextKey => self.key(byte, i, sink),
+            State::FirstKey | State::NextKey => self.no_key(byte, i),
             State::Colon => self.colon(byte, i),
             State::Escape => self.escape(byte, i, sink),
             State::Unit => self.unit(byte, i, sink),
@@ -257,10 +272,7 @@ impl Tokenizer {
 
     fn next<S: Sink>(&mut self, byte: u8, i: usize, sink: &mut S) -> Result<usize, Stop> {
         match byte {
-            b',' => {
-                let in_object = self.nests.innermost() == Some(Nest::Object);
-                self.state = if in_object { State::NextKey } else { State::Value };
-            }
+            b',' => self.behind_comma(),
             b'}' => return self.close(Nest::Object, i, sink),
             b']' => return self.close(Nest::Array, i, sink),
             _ if is_space(byte) => {}
@@ -269,14 +281,13 @@ impl Tokenizer {
         Ok(i + 1)
     }
 
-    fn key<S: Sink>(&mut self, byte: u8, i: usize, sink: &mut S) -> Result<usize, Stop> {
+    /// Something else than a quote where a key must begin.
+    fn no_key(&mut self, byte: u8, i: usize) -> Result<usize, Stop> {
         match byte {
-            b'"' => self.begin_string(Scalar::Key, i, sink),
-            _ if is_space(byte) => {}
-            b'}' => return Err(self.stop(i, "a comma with nothing behind it")),
-            _ => return Err(self.stop(i, "a key in double quotes must stand here")),
+            _ if is_space(byte) => Ok(i + 1),
+            b'}' => Err(self.stop(i, "a comma with nothing behind it")),
+            _ => Err(self.stop(i, "a key in double quotes must stand here")),
         }
-        Ok(i + 1)
     }
 
     fn colon(&mut self, byte: u8, i: usize) -> Result<usize, Stop> {
@@ -291,24 +302,23 @@ impl Tokenizer {
     fn value<S: Sink>(&mut self, bytes: &[u8], i: usize, sink: &mut S) -> Result<usize, Stop> {
         let byte = bytes[i];
         match byte {
-            b'"' => self.begin_string(Scalar::String, i, sink),
             b'{' => self.open(Nest::Object, i, sink),
             b'[' => self.open(Nest::Array, i, sink),
             b'-' | b'0'..=b'9' => {
-                self.begin(Scalar::Number, i, sink);
                 // Nearly all numbers are short integers that the slice holds whole.
                 let Some(past) = whole_integer(bytes, i) else {
+                    self.begin(Scalar::Number, i, sink);
                     return self.number(Digits::Start, bytes, i, sink);
                 };
-                if self.is_read {
-                    sink.piece(&bytes[i..past]);
+                if self.is_heard() {
+                    let place = self.before + i..self.before + past;
+                    sink.scalar(Scalar::Number, &bytes[i..past], place, self.nests.depth);
                 }
-                self.end_number(past, sink);
-                return Ok(past);
+                return Ok(self.behind_value_at(bytes, past));
             }
-            b't' => self.begin_word(Literal::True),
-            b'f' => self.begin_word(Literal::False),
-            b'n' => self.begin_word(Literal::Null),
+            b't' => return Ok(self.begin_word(Literal::True, bytes, i, sink)),
+            b'f' => return Ok(self.begin_word(Literal::False, bytes, i, sink)),
+            b'n' => return Ok(self.begin_word(Literal::Null, bytes, i, sink)),
             _ if is_space(byte) => {}
             0xEF | 0xFE | 0xFF if self.before + i == 0 => return Err(self.stop(i, "a byte-order mark")),
             _ => return Err(self.stop(i, "a value must stand here")),
@@ -344,6 +354,22 @@ impl Tokenizer {
         Ok(i + 1)
     }
 
+    fn behind_comma(&mut self) {
+        let in_object = self.nests.innermost() == Some(Nest::Object);
+        self.state = if in_object { State::NextKey } else { State::Value };
+    }
+
+    /// A value ended; the comma that nearly always stands directly behind it is taken along.
+    /// Says where to read on.
+    fn behind_value_at(&mut self, bytes: &[u8], past: usize) -> usize {
+        self.behind_value();
+        let has_comma = self.state == State::Next && bytes.get(past) == Some(&b',');
+        if has_comma {
+            self.behind_comma();
+        }
+        past + usize::from(has_comma)
+    }
+
     fn behind_value(&mut self) {
         self.state = if self.nests.depth == 0 { State::Done } else { State::Next };
     }
@@ -358,36 +384,69 @@ impl Tokenizer {
         }
     }
 
-    fn begin_string<S: Sink>(&mut self, what: Scalar, i: usize, sink: &mut S) {
-        self.begin(what, i, sink);
-        self.is_key = what == Scalar::Key;
-        self.high = 0;
-        self.state = State::Text;
+    /// A string from its opening quote on. Nearly all are plain and stand in one slice.
+    #[inline]
+    fn string<S: Sink>(&mut self, what: Scalar, bytes: &[u8], at: usize, sink: &mut S) -> Result<usize, Stop> {
+        let from = at + 1;
+        let (len, is_ascii) = plain_run(&bytes[from..]);
+        let to = from + len;
+        if !is_ascii || bytes.get(to) != Some(&b'"') {
+            self.begin(what, at, sink);
+            self.is_key = what == Scalar::Key;
+            self.high = 0;
+            self.state = State::Text;
+            return self.runs(bytes, from, (len, is_ascii), sink);
+        }
+        if self.is_heard() {
+            sink.scalar(what, &bytes[from..to], self.before + at..self.before + to + 1, self.nests.depth);
+        }
+        Ok(self.behind_string(what == Scalar::Key, bytes, to + 1))
     }
 
-    /// Text up to its end, to the end of the slice, or to an escape that the slice cuts.
+    /// Where to read on behind a string: the colon or comma that stands directly behind it is
+    /// taken along.
+    fn behind_string(&mut self, is_key: bool, bytes: &[u8], past: usize) -> usize {
+        if !is_key {
+            return self.behind_value_at(bytes, past);
+        }
+        let has_colon = bytes.get(past) == Some(&b':');
+        self.state = if has_colon { State::Value } else { State::Colon };
+        past + usize::from(has_colon)
+    }
+
+    /// Text that an earlier slice began.
     fn text<S: Sink>(&mut self, bytes: &[u8], from: usize, sink: &mut S) -> Result<usize, Stop> {
         let mut i = from;
         if !self.utf8.is_whole() {
             i = self.rest_of_character(bytes, i, sink)?;
         }
+        self.runs(bytes, i, plain_run(&bytes[i..]), sink)
+    }
+
+    /// Text up to its end, to the end of the slice, or to an escape that the slice cuts. It
+    /// begins with a run that has been looked at.
+    fn runs<S: Sink>(
+        &mut self,
+        bytes: &[u8],
+        from: usize,
+        mut run: (usize, bool),
+        sink: &mut S,
+    ) -> Result<usize, Stop> {
+        let mut i = from;
         loop {
-            let (len, is_ascii) = plain_run(&bytes[i..]);
-            let run = &bytes[i..i + len];
+            let (len, is_ascii) = run;
+            let plain = &bytes[i..i + len];
             if !is_ascii {
-                self.check_utf8(run, i, i + len == bytes.len())?;
+                self.check_utf8(plain, i, i + len == bytes.len())?;
             }
             if len > 0 && self.is_read {
                 self.settle_surrogate(sink);
-                sink.piece(run);
+                sink.piece(plain);
             }
             i += len;
             match bytes.get(i) {
                 None => return Ok(i),
-                Some(b'"') => {
-                    self.end_string(i + 1, sink);
-                    return Ok(i + 1);
-                }
+                Some(b'"') => return Ok(self.end_string(bytes, i + 1, sink)),
                 Some(b'\\') => match self.whole_escape(&bytes[i + 1..], sink) {
                     0 => {
                         self.state = State::Escape;
@@ -397,6 +456,7 @@ impl Tokenizer {
                 },
                 Some(_) => return Err(self.stop(i, "a control character inside a string")),
             }
+            run = plain_run(&bytes[i..]);
         }
     }
 
@@ -457,17 +517,12 @@ impl Tokenizer {
         }
     }
 
-    fn end_string<S: Sink>(&mut self, past: usize, sink: &mut S) {
+    fn end_string<S: Sink>(&mut self, bytes: &[u8], past: usize, sink: &mut S) -> usize {
         if self.is_read {
             self.settle_surrogate(sink);
         }
-        if self.is_key {
-            self.end(Scalar::Key, past, sink);
-            self.state = State::Colon;
-        } else {
-            self.end(Scalar::String, past, sink);
-            self.behind_value();
-        }
+        self.end(if self.is_key { Scalar::Key } else { Scalar::String }, past, sink);
+        self.behind_string(self.is_key, bytes, past)
     }
 
     fn escape<S: Sink>(&mut self, byte: u8, i: usize, sink: &mut S) -> Result<usize, Stop> {
@@ -559,9 +614,16 @@ impl Tokenizer {
         self.behind_value();
     }
 
-    fn begin_word(&mut self, literal: Literal) {
-        (self.literal, self.matched) = (literal, 1);
-        self.state = State::Word;
+    fn begin_word<S: Sink>(&mut self, literal: Literal, bytes: &[u8], i: usize, sink: &mut S) -> usize {
+        if !bytes[i..].starts_with(literal.word().as_bytes()) {
+            (self.literal, self.matched) = (literal, 1);
+            self.state = State::Word;
+            return i + 1;
+        }
+        if self.is_heard() {
+            sink.literal(literal, self.before + i, self.nests.depth);
+        }
+        self.behind_value_at(bytes, i + literal.word().len())
     }
 
     fn word<S: Sink>(&mut self, byte: u8, i: usize, sink: &mut S) -> Result<usize, Stop> {

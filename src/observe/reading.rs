@@ -4,6 +4,8 @@
 //! that decide, asks to skip everything else, and fills a [`Sight`]. What the things mean
 //! is left to `tally`.
 
+use std::ops::Range;
+
 use crate::json::{Interest, Literal, Nest, Scalar, Sink};
 use crate::units::Dialect;
 
@@ -204,6 +206,19 @@ impl Reading {
         *count = value.or(*count);
     }
 
+    fn key_ended(&mut self, key: &[u8], depth: usize) {
+        let around = self.places.get(depth - 1).copied().unwrap_or(Place::Nowhere);
+        // An object that is only asked whether it is empty has its answer.
+        match around {
+            Place::Any(channel) => self.choice().mark(channel),
+            Place::Reason => {
+                self.choice().finish.get_or_insert(Reason::Other);
+            }
+            _ => {}
+        }
+        self.next = member(self.dialect, self.is_body, around, key);
+    }
+
     fn text_ended(&mut self, channel: Channel, past: usize) {
         if self.leaf_is_empty {
             return;
@@ -283,18 +298,21 @@ impl Sink for Reading {
         }
     }
 
+    /// A key in one piece is looked up where it stands.
+    fn scalar(&mut self, what: Scalar, decoded: &[u8], place: Range<usize>, depth: usize) {
+        if what == Scalar::Key {
+            return self.key_ended(decoded, depth);
+        }
+        if self.begin(what, place.start, depth) == Interest::Read && !decoded.is_empty() {
+            self.piece(decoded);
+        }
+        self.end(what, place.end, depth);
+    }
+
     fn begin(&mut self, what: Scalar, at: usize, depth: usize) -> Interest {
         self.in_key = what == Scalar::Key;
         self.short.len = 0;
         if self.in_key {
-            // An object that is only asked whether it is empty has its answer.
-            match self.places.get(depth - 1).copied() {
-                Some(Place::Any(channel)) => self.choice().mark(channel),
-                Some(Place::Reason) => {
-                    self.choice().finish.get_or_insert(Reason::Other);
-                }
-                _ => {}
-            }
             return Interest::Read;
         }
         let mut place = self.place(depth);
@@ -341,9 +359,9 @@ impl Sink for Reading {
 
     fn end(&mut self, what: Scalar, past: usize, depth: usize) {
         if what == Scalar::Key {
-            let around = self.places.get(depth - 1).copied().unwrap_or(Place::Nowhere);
-            self.next = member(self.dialect, self.is_body, around, self.short.text());
-            return;
+            let key = self.short.clone();
+            self.in_key = false;
+            return self.key_ended(key.text(), depth);
         }
         if let Some(slot) = self.number_slot.take() {
             self.sight.slots.add(slot, self.leaf_at..past);

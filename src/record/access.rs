@@ -1,10 +1,13 @@
 //! The access line: one JSON object per request, with lengths and times, without content.
 //!
 //! Lines go through a bounded channel to one task that owns the output. A full channel (the
-//! output is slower than the traffic) drops the line and counts it; no request ever waits.
+//! output is slower than the traffic) drops the line and counts it; no request ever waits. So
+//! does an output that fails, for as long as it does: a full disk has room again some day.
 //! Lines leave in blocks: one write for all that came in ten milliseconds.
 
 use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::io::{AsyncWrite, AsyncWriteExt};
@@ -13,6 +16,7 @@ use tokio::sync::mpsc;
 use super::finished::Finished;
 use crate::clock::Clock;
 use crate::observe::Timeline;
+use crate::units::decimal::{push_digits, push_number};
 use crate::units::{ClassId, EngineId, PoolId, TenantId};
 
 /// Lines that may wait for the output: a few seconds of heavy traffic.
@@ -23,47 +27,91 @@ const TOGETHER: Duration = Duration::from_millis(10);
 
 /// The recorder's end of the channel.
 #[derive(Clone, Debug)]
-pub struct AccessLines(mpsc::Sender<String>);
+pub struct AccessLines {
+    sender: mpsc::Sender<String>,
+    lost: Lost,
+}
 
 /// The output's end of the channel; see [`Writer::run`].
 #[derive(Debug)]
-pub struct Writer(mpsc::Receiver<String>);
+pub struct Writer {
+    lines: mpsc::Receiver<String>,
+    lost: Lost,
+}
+
+/// Lines that were taken and did not get out, not yet told.
+type Lost = Arc<AtomicU64>;
 
 /// A channel for access lines.
 #[must_use]
 pub fn lines() -> (AccessLines, Writer) {
     let (sender, receiver) = mpsc::channel(WAITING);
-    (AccessLines(sender), Writer(receiver))
+    let lost = Lost::default();
+    (AccessLines { sender, lost: Arc::clone(&lost) }, Writer { lines: receiver, lost })
 }
 
 impl AccessLines {
     /// Hands a line over; `false` if it was dropped.
     pub(super) fn write(&self, line: String) -> bool {
-        self.0.try_send(line).is_ok()
+        self.sender.try_send(line).is_ok()
+    }
+
+    /// Lines that did not get out since this was last asked.
+    pub(super) fn take_lost(&self) -> u64 {
+        self.lost.swap(0, Ordering::Relaxed)
     }
 }
 
 impl Writer {
-    /// Writes lines until the last [`AccessLines`] is gone and all of them are out.
+    /// Writes lines until the last [`AccessLines`] is gone and all of them are out. What an
+    /// output refuses is lost and counted.
     ///
     /// # Errors
-    /// When the output fails; lines are dropped and counted from then on.
+    /// When nobody reads the output any more; lines are dropped and counted from then on.
     pub async fn run(mut self, mut output: impl AsyncWrite + Unpin, clock: Clock) -> io::Result<()> {
         let mut block = Vec::new();
-        while let Some(line) = self.0.recv().await {
+        let mut fails = false;
+        while let Some(line) = self.lines.recv().await {
+            let mut count = 1;
             block.extend_from_slice(line.as_bytes());
-            if !self.0.is_closed() {
+            if !self.lines.is_closed() {
                 clock.sleep_until(Some(clock.now() + TOGETHER)).await;
             }
-            while let Ok(line) = self.0.try_recv() {
+            while let Ok(line) = self.lines.try_recv() {
+                count += 1;
                 block.extend_from_slice(line.as_bytes());
             }
-            output.write_all(&block).await?;
-            output.flush().await?;
+            let written = write(&mut output, &block).await;
             block.clear();
+            let Err(error) = written else {
+                fails = false;
+                continue;
+            };
+            self.lost.fetch_add(count, Ordering::Relaxed);
+            if error.kind() == io::ErrorKind::BrokenPipe {
+                return Err(self.give_up(error));
+            }
+            // Half a line may have got out.
+            block.push(b'\n');
+            if !std::mem::replace(&mut fails, true) {
+                tracing::error!(%error, "access lines cannot be written; they are lost until they can");
+            }
         }
         Ok(())
     }
+
+    fn give_up(&mut self, error: io::Error) -> io::Error {
+        self.lines.close();
+        while self.lines.try_recv().is_ok() {
+            self.lost.fetch_add(1, Ordering::Relaxed);
+        }
+        error
+    }
+}
+
+async fn write(output: &mut (impl AsyncWrite + Unpin), block: &[u8]) -> io::Result<()> {
+    output.write_all(block).await?;
+    output.flush().await
 }
 
 /// The line of a request that was noted at `wall` (time since the Unix epoch), newline included.
@@ -158,21 +206,6 @@ impl Line {
         self.0.push_str("}\n");
         self.0
     }
-}
-
-fn push_number(text: &mut String, value: u64) {
-    let digits = value.checked_ilog10().map_or(1, |log| log as usize + 1);
-    push_digits(text, value, digits);
-}
-
-/// The last `digits` decimal digits of a number, at most 20.
-fn push_digits(text: &mut String, mut value: u64, digits: usize) {
-    let mut written = [b'0'; 20];
-    for digit in written[..digits].iter_mut().rev() {
-        *digit += (value % 10) as u8;
-        value /= 10;
-    }
-    text.push_str(std::str::from_utf8(&written[..digits]).unwrap_or_default());
 }
 
 /// RFC 3339 in UTC, to the millisecond.

@@ -148,7 +148,7 @@ impl Metrics {
         );
         own.register(
             "access_lines_dropped",
-            "Access lines lost because the output was slower than the traffic",
+            "Access lines lost because the output was slower than the traffic or failed",
             self.lines_dropped.clone(),
         );
     }

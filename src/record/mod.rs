@@ -163,6 +163,9 @@ impl Recorder {
     /// The page of metrics.
     #[must_use]
     pub fn page(&self, format: Format) -> String {
+        if let Some(access) = &self.0.access {
+            self.0.metrics.lines_dropped.inc_by(access.take_lost());
+        }
         let mut page = String::new();
         let encoded = match format {
             Format::Text => prometheus_text::encode(&mut page, &self.0.registry),

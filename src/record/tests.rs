@@ -604,3 +604,72 @@ proptest! {
         prop_assert_eq!(samples.len() - attainments, before, "no series but attainment appears with traffic");
     }
 }
+
+/// An output that refuses its first writes with this error.
+struct Failing {
+    failures: u32,
+    with: std::io::ErrorKind,
+    taken: Vec<u8>,
+}
+
+impl tokio::io::AsyncWrite for &mut Failing {
+    fn poll_write(
+        mut self: std::pin::Pin<&mut Self>,
+        _: &mut std::task::Context<'_>,
+        bytes: &[u8],
+    ) -> std::task::Poll<std::io::Result<usize>> {
+        if self.failures > 0 {
+            self.failures -= 1;
+            return std::task::Poll::Ready(Err(self.with.into()));
+        }
+        self.taken.extend_from_slice(bytes);
+        std::task::Poll::Ready(Ok(bytes.len()))
+    }
+
+    fn poll_flush(
+        self: std::pin::Pin<&mut Self>,
+        _: &mut std::task::Context<'_>,
+    ) -> std::task::Poll<std::io::Result<()>> {
+        std::task::Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(
+        self: std::pin::Pin<&mut Self>,
+        _: &mut std::task::Context<'_>,
+    ) -> std::task::Poll<std::io::Result<()>> {
+        std::task::Poll::Ready(Ok(()))
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_disk_that_was_full_gets_access_lines_again_and_the_lost_ones_are_counted() {
+    let (lines, writer) = access::lines();
+    let recorder = Recorder::new(Clock::start(), Some(lines));
+    recorder.bind(&shape());
+    let mut disk = Failing { failures: 1, with: std::io::ErrorKind::StorageFull, taken: Vec::new() };
+    let clock = recorder.0.clock;
+    let written = tokio::join!(writer.run(&mut disk, clock), async move {
+        let note = |lines: u32| (0..lines).for_each(|_| recorder.note(finished(Verdict::bare(Outcome::Met))));
+        note(300);
+        clock.sleep_until(Some(clock.now() + ms(15))).await;
+        note(44);
+        clock.sleep_until(Some(clock.now() + ms(15))).await;
+        assert_eq!(samples(&recorder)["goodput_access_lines_dropped_total"], 300.0);
+    });
+    written.0.unwrap();
+    assert_eq!(String::from_utf8(disk.taken).unwrap().lines().filter(|line| line.starts_with('{')).count(), 44);
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_line_that_a_closed_output_loses_is_counted() {
+    let (lines, writer) = access::lines();
+    let recorder = Recorder::new(Clock::start(), Some(lines));
+    recorder.bind(&shape());
+    let mut pipe = Failing { failures: 1, with: std::io::ErrorKind::BrokenPipe, taken: Vec::new() };
+    for _ in 0..300 {
+        recorder.note(finished(Verdict::bare(Outcome::Met)));
+    }
+    assert!(writer.run(&mut pipe, recorder.0.clock).await.is_err());
+    recorder.note(finished(Verdict::bare(Outcome::Met)));
+    assert_eq!(samples(&recorder)["goodput_access_lines_dropped_total"], 301.0);
+}

@@ -40,6 +40,16 @@ pub struct Size {
     pub decode: Tokens,
 }
 
+impl Size {
+    /// Nothing is believed to be longer than this, whatever a client states: one absurd cap
+    /// would make every other request look like nothing.
+    const LONGEST: Tokens = Tokens(1 << 20);
+
+    fn believable(self) -> Size {
+        Size { prefill: self.prefill.min(Size::LONGEST), decode: self.decode.min(Size::LONGEST) }
+    }
+}
+
 /// An engine picked for a request.
 #[derive(Debug)]
 pub struct Choice {
@@ -137,6 +147,7 @@ impl Fleet {
     #[must_use]
     pub fn choose(&self, pool: &PoolId, attempts: &mut Attempts, size: Size, at: Tick) -> Option<Choice> {
         let yard = self.yard(pool)?;
+        let size = size.believable();
         let mut inner = yard.inner.lock();
         inner.wake(at);
         let place = inner.best_without(attempts.tried())?;

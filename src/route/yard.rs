@@ -23,8 +23,11 @@ use crate::units::{Endpoint, EngineId, PoolId, Tick};
 pub(super) struct Yard {
     id: PoolId,
     pub inner: Mutex<Inner>,
-    served: RwLock<Vec<(Endpoint, HashSet<Box<str>, ahash::RandomState>)>>,
+    served: RwLock<Vec<(Endpoint, Models)>>,
 }
+
+/// Names of models.
+type Models = HashSet<Box<str>, ahash::RandomState>;
 
 #[derive(Debug)]
 pub(super) struct Inner {

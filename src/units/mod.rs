@@ -6,6 +6,7 @@
 //! Nothing here knows any other room.
 
 mod client_side;
+pub mod decimal;
 mod endpoint;
 mod glob;
 mod lengths;

@@ -97,6 +97,7 @@ impl Gateway {
     }
 }
 
+/// The settings of a test's gateway.
 pub fn settings(setup: &Setup<'_>) -> String {
     let urls: Vec<String> = setup.engines.iter().map(|engine| format!("{{url: \"{}\"}}", engine.url)).collect();
     let Setup { engine, model, ttft, listen, more, .. } = setup;

@@ -1,9 +1,11 @@
 //! What only shows between processes: an engine that dies, a gateway that is told to end, and
 //! everything that was ever written. Needs no part but our own binary.
 
-use std::process::Command;
+use std::io::Write;
+use std::net::TcpListener;
+use std::process::{Child, Command};
 
-use crate::gateway::{Gateway, Setup, sum, sum_where};
+use crate::gateway::{Gateway, Setup, settings, sum, sum_where};
 use crate::running::{Open, Running, get, post, until};
 
 pub const CHAT: &str = "/v1/chat/completions";
@@ -98,4 +100,63 @@ fn the_demo_ends_by_itself_and_tells_what_it_counted() {
     assert_eq!(classes.len(), 5, "{told}");
     let sum = |field: &str| classes.iter().filter_map(|class| class[field].as_u64()).sum::<u64>();
     assert!(sum("met") > 0 && sum("met") <= sum("judged") && sum("judged") <= sum("sent"), "{told}");
+}
+
+/// A pipe that nobody reads, full to the brim.
+fn full_pipe() -> (std::io::PipeReader, std::io::PipeWriter) {
+    let (reader, writer) = std::io::pipe().expect("a pipe");
+    let mut filler = writer.try_clone().expect("a second handle");
+    // Waits for room until the reader is gone.
+    std::thread::spawn(move || while filler.write_all(&[b'\n'; 4096]).is_ok() {});
+    (reader, writer)
+}
+
+/// A pipe whose reader is gone.
+fn broken_pipe() -> std::io::PipeWriter {
+    std::io::pipe().expect("a pipe").1
+}
+
+/// A gateway with these outputs, told to read its settings again and again, asked, and told to
+/// end. Its exit code.
+fn serves_with(stdout: std::io::PipeWriter, stderr: std::io::PipeWriter) -> Option<i32> {
+    let free = || TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).expect("a port");
+    let (address, admin) = (free(), free());
+    let text = settings(&Setup { engines: &[&Running::engine(&[])], ..Setup::default() });
+    let text = text.replacen("127.0.0.1:0", &address.to_string(), 1).replacen("127.0.0.1:0", &admin.to_string(), 1);
+    let folder = tempfile::tempdir().expect("a folder for the settings");
+    let file = folder.path().join("goodput.yaml");
+    std::fs::write(&file, text).expect("the folder is ours");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_goodput"));
+    command.arg("serve").arg("--config").arg(&file).stdout(stdout).stderr(stderr);
+    let mut child = Ended(command.spawn().expect("it starts"));
+    let (url, admin) = (format!("http://{address}"), format!("http://{admin}"));
+    until("the gateway is ready", || get(&admin, "/readyz").ok());
+    for _ in 0..5 {
+        assert!(post(&admin, "/-/reload", "", "").is_ok_and(|answer| answer.contains("reloaded")));
+        assert!(get(&url, "/health").is_ok());
+    }
+    let told = Command::new("kill").arg("-TERM").arg(child.0.id().to_string()).status();
+    assert!(told.is_ok_and(|status| status.success()));
+    until("the process has ended", || child.0.try_wait().expect("it was started here")).code()
+}
+
+/// A child that ends with the test.
+struct Ended(Child);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn outputs_that_nobody_reads_hold_up_neither_requests_nor_reloads_nor_the_end() {
+    let (stdout, stderr) = (full_pipe(), full_pipe());
+    assert_eq!(serves_with(stdout.1, stderr.1), Some(0));
+}
+
+#[test]
+fn outputs_that_are_closed_end_neither_requests_nor_reloads_nor_the_process() {
+    assert_eq!(serves_with(broken_pipe(), broken_pipe()), Some(0));
 }

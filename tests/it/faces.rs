@@ -626,3 +626,29 @@ async fn a_head_request_gets_no_body_over_a_connection() {
     drop(client);
     house.end().await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn c70_the_drain_limit_ends_http2_waits_and_streams_too() {
+    let house = House::new(&Yaml::default());
+    let speaks = Script::stream().say_all([(10, t("a")), (40, t("b"))]).silence();
+    house.engine("e1", vec![speaks, Script::new().silence()]);
+    let mut client = house.connect_h2().await;
+    let mut open = client.send_request(h2_post(CHAT, &stream())).await.unwrap();
+    let waits = tokio::spawn(client.send_request(h2_post(CHAT, &unary())));
+    house.sleep(ms(50)).await;
+    let shutdown = goodput::accept::settings::Shutdown { delay: ms(0), drain: ms(150) };
+    let read = async {
+        let mut text = String::new();
+        while let Some(bytes) = h2_next(&mut open).await {
+            text.push_str(&String::from_utf8_lossy(&bytes));
+        }
+        text
+    };
+    let ((), text) = tokio::join!(house.drain().leave(house.clock, &shutdown), read);
+    assert!(text.contains("drain_cut"), "{text}");
+    assert_eq!(waits.await.unwrap().unwrap().status(), 503);
+    let lines = house.lines(2).await;
+    assert!(lines.iter().all(|line| line.verdict() == "missed(internal)"));
+    drop(client);
+    house.end().await;
+}

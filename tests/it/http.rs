@@ -628,3 +628,18 @@ async fn a_form_on_a_path_of_json_is_no_json() {
     house.line().await;
     house.end().await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_query_that_fits_no_uri_behind_an_engines_prefix_is_refused_and_no_panic() {
+    let base = "/a".repeat(2048);
+    let yaml = Yaml::default().engines_of_first(&[&format!("http://e1:8000{base}")]);
+    let longest = format!("{CHAT}?{}", "q".repeat(32 * 1024));
+    for (target, status) in [(longest.clone(), 200), (longest + "q", 414)] {
+        let house = House::new(&yaml);
+        let _engine = house.engine("e1", vec![whole_answer()]);
+        let answer = house.post(&target, unary()).await.whole().await;
+        assert_eq!(answer.status.as_u16(), status);
+        house.line().await;
+        house.end().await;
+    }
+}

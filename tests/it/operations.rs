@@ -4,10 +4,11 @@
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use goodput::lab::script::{Script, fixtures::*};
+use goodput::lab::script::{Script, ScriptedEngine, fixtures::*};
 use http::{Method, Request};
 use http_body::{Body, Frame};
 use parking_lot::Mutex;
@@ -38,7 +39,11 @@ async fn c68_nothing_that_a_client_sends_makes_a_series() {
     let valid = |ask: Ask| ask.header("authorization", "Bearer sk-CANARY1");
     house.send(valid(Ask::post(CHAT, unary()))).await.whole().await;
     let before = house.page();
-    for _ in 0..5000 {
+    for number in 0..5000 {
+        if number % 1000 == 0 {
+            // Access lines leave every ten milliseconds.
+            house.sleep(ms(20)).await;
+        }
         let mut body = unary();
         body["model"] = json!(word());
         body["user"] = json!(word());
@@ -170,7 +175,7 @@ async fn refusals_name_no_engine() {
         let (house, _engine) = House::playing_with(&yaml, script);
         let answer = house.chat(stream()).await.whole().await;
         assert!(answer.status.is_server_error());
-        assert!(!answer.text().contains("e1") && !format!("{:?}", answer.headers).contains("e1:"));
+        assert!(!answer.text().contains("e1:") && !format!("{:?}", answer.headers).contains("e1:"));
         house.line().await;
         house.end().await;
     }
@@ -284,5 +289,62 @@ async fn met_and_missed_and_excluded_are_all_that_finished() {
     assert_eq!(lines.len(), total);
     let kinds: std::collections::BTreeSet<String> = lines.iter().map(Line::verdict).collect();
     assert!(kinds.len() >= 8, "{kinds:?}");
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn c70_an_engine_that_refuses_connections_is_out_at_once() {
+    let house = House::new(&Yaml::default().engines_of_first(&["e1", "e2"]));
+    let works = house.engine("e2", vec![good()]);
+    for _ in 0..20 {
+        let answer = house.chat(stream()).await.whole().await;
+        assert_eq!(answer.status, 200, "no client sees it");
+    }
+    assert_eq!(house.network.dials("e1"), 1);
+    assert_eq!(works.ledger().requests().len(), 20);
+    assert!(house.lines(20).await.iter().all(|line| line.verdict() == "met"));
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn c70_an_engine_whose_readiness_is_off_gets_no_new_requests_and_finishes_the_old() {
+    let yaml = Yaml::default()
+        .promise(&[("ttft_seconds", 0.5)])
+        .engines_of_first(&["e1", "e2"])
+        .with("balance: round_robin")
+        .with("health: {path: /health, every: 1s, timeout: 1s}");
+    let house = House::new(&yaml);
+    let ready = Arc::new(AtomicBool::new(true));
+    let engine = |ready: Arc<AtomicBool>| {
+        ScriptedEngine::new(house.clock, move |request| match request.target.as_str() {
+            CHAT => Script::stream().at(10).say(t("a")).at(9000).say(f("stop")).say(d()).end(),
+            "/health" if ready.load(Ordering::Relaxed) => Script::json(200, "{}"),
+            "/health" => Script::json(503, "{}"),
+            "/v1/models" => Script::json(200, r#"{"data":[{"id":"m1"}]}"#),
+            _ => Script::json(404, "{}"),
+        })
+    };
+    let (going, staying) = (engine(Arc::clone(&ready)), engine(Arc::new(AtomicBool::new(true))));
+    house.network.engine("e1", &going);
+    house.network.engine("e2", &staying);
+    let _probes = house.probe();
+    let asked =
+        |engine: &ScriptedEngine| engine.ledger().requests().iter().filter(|request| request.target == CHAT).count();
+    let open = [house.chat(stream()).await, house.chat(stream()).await];
+    assert_eq!((asked(&going), asked(&staying)), (1, 1));
+    ready.store(false, Ordering::Relaxed);
+    house.sleep(ms(4000)).await;
+    assert_eq!(house.states("a"), ["down", "up"]);
+    for _ in 0..6 {
+        drop(house.chat(stream()).await);
+    }
+    assert_eq!((asked(&going), asked(&staying)), (1, 7));
+    for open in open {
+        assert!(open.whole().await.text().ends_with("[DONE]\n\n"));
+    }
+    ready.store(true, Ordering::Relaxed);
+    house.sleep(ms(20_000)).await;
+    assert_eq!(house.states("a"), ["up", "up"]);
+    house.lines(8).await;
     house.end().await;
 }

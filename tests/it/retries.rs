@@ -789,3 +789,40 @@ async fn what_a_first_engine_did_counts_also_where_the_client_leaves_before_the_
     assert_eq!(house.line().await.verdict(), "excluded(client_cancel)");
     house.end().await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_failure_whose_own_words_never_end_is_relayed_and_cut() {
+    let yaml = Yaml::default().class("timeouts: {idle: 300ms}").with("retries: {after_fault: 0}");
+    let head = "HTTP/1.1 500 Internal Server Error\r\ncontent-type: application/json\r\ncontent-length: 20\r\n\r\n{\"a";
+    let (house, engine) = House::playing_with(&yaml, Script::new().at(50).write(head).silence());
+    let answer = house.chat(stream()).await.whole().await;
+    assert_eq!((answer.status.as_u16(), answer.text(), answer.is_cut), (500, "{\"a".into(), true));
+    assert_eq!((answer.end, engine.ledger().closed(0).await), (at(350), at(350)));
+    assert_eq!(house.line().await.verdict(), "missed(upstream_error)");
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failure_without_a_body_is_relayed() {
+    for (code, verdict) in
+        [(500, "missed(upstream_error)"), (429, "missed(upstream_overload)"), (304, "missed(upstream_error)")]
+    {
+        let (house, _engine) = House::playing(Script::answer(code, &[], ""));
+        let answer = house.chat(stream()).await.whole().await;
+        assert_eq!((answer.status.as_u16(), answer.text(), answer.is_cut), (code, String::new(), false));
+        assert_eq!(house.line().await.verdict(), verdict);
+        house.end().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failure_is_told_by_its_head_alone() {
+    let head = |status| format!("HTTP/1.1 {status} X\r\ncontent-type: application/json\r\ncontent-length: 20\r\n\r\n");
+    for status in [500, 503] {
+        let slow = Script::new().at(50).write(head(status)).silence();
+        let (house, engines) = House::many(&Yaml::default(), 2, vec![slow, good()]);
+        let answer = house.chat(stream()).await.whole().await;
+        assert_eq!((answer.at, asked(&engines)), (at(60), 2));
+        ends_well(house, answer, 2.0).await;
+    }
+}

@@ -194,6 +194,25 @@ fn a_shorter_cooling_does_not_end_a_longer_one() {
 }
 
 #[test]
+fn an_absurd_output_cap_neither_blinds_the_choice_nor_breaks_the_books() {
+    let bench = Bench::new(pool(&["a", "b"]));
+    let busy = bench.choose(ms(0)).unwrap();
+    let absurd: Vec<_> =
+        (0..2).map(|_| bench.fleet.choose(&id(), &mut bench.attempts(), tokens(1, u64::MAX), ms(1)).unwrap()).collect();
+    drop(absurd);
+    let work = |name: &str| {
+        let views = bench.fleet.view(ms(2)).remove(0).engines;
+        views.iter().find(|view| view.engine == engine(name)).unwrap().work
+    };
+    let other = if busy.engine == engine("a") { "b" } else { "a" };
+    assert_eq!(
+        (work(other), bench.fleet.view(ms(2)).remove(0).engines.iter().map(|view| view.work.0).sum()),
+        (Tokens::ZERO, 200)
+    );
+    assert_eq!(bench.name(ms(3)).unwrap(), engine(other).to_string(), "the idle one, by 200 tokens");
+}
+
+#[test]
 fn an_open_breaker_takes_nothing_and_then_one_request() {
     let bench = Bench::new(pool(&["a"]));
     for n in 0..5 {

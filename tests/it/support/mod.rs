@@ -22,6 +22,7 @@ use goodput::config::{self, Settings, Surroundings};
 use goodput::gateway::{Gateway, Materials};
 use goodput::lab::script::{Script, ScriptedEngine};
 use goodput::record::{Format, Recorder, access};
+use goodput::route::probe::Probes;
 use goodput::units::{ClientSide, Tick};
 use http::{Method, Request};
 use http_body::Body;
@@ -146,6 +147,13 @@ impl House {
 
     pub fn adopt(&self, yaml: &Yaml) {
         self.gateway.adopt(settings(yaml));
+    }
+
+    /// Looks at the engines of the settings, as a running gateway does, until dropped.
+    pub fn probe(&self) -> Probes {
+        let probes = Probes::new(self.gateway.fleet.clone(), Arc::new(self.network.clone()), self.clock, 7);
+        probes.follow(&self.gateway.live.load().settings.pools);
+        probes
     }
 
     /// The first `count` access lines.
@@ -364,9 +372,8 @@ impl Lines {
             let changed = self.0.changed.notified();
             tokio::pin!(changed);
             changed.as_mut().enable();
-            let all = self.all();
-            if all.len() >= count {
-                return all;
+            if memchr::memchr_iter(b'\n', &self.0.bytes.lock()).count() >= count {
+                return self.all();
             }
             changed.await;
         }

@@ -1,0 +1,188 @@
+//! The logs of a process that serves: to stderr, and never in anybody's way.
+//!
+//! Whoever logs hands a line over and goes on. One thread owns stderr; if nobody reads what it
+//! writes, lines are lost and counted, and a stderr that is closed loses them all. A request, a
+//! probe or a reload must neither wait for a reader of logs nor end with one.
+
+use std::io::{self, IsTerminal, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::time::Duration;
+
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::MakeWriter;
+
+/// Lines that may wait for stderr.
+const WAITING: usize = 4096;
+
+/// What is logged where `RUST_LOG` says nothing. h2 warns of what any client can do to it at
+/// will (resets in a row): such lines would be written by whoever attacks.
+const UNASKED: &str = "info,h2=error";
+
+/// How long the end of the process waits for lines that have not gone out.
+const LAST_LINES: Duration = Duration::from_secs(1);
+
+/// Where lines are handed over. Cheap to clone.
+#[derive(Clone)]
+pub struct Logs {
+    pieces: SyncSender<Piece>,
+    lost: Arc<AtomicU64>,
+}
+
+enum Piece {
+    Line(Vec<u8>),
+    /// Everything before this has gone out.
+    Mark(SyncSender<()>),
+}
+
+/// Logs go to stderr from now on; `RUST_LOG` filters them, [`UNASKED`] where it is not set.
+pub(super) fn to_stderr() -> Logs {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(UNASKED));
+    let logs = Logs::to(io::stderr());
+    let colours = io::stderr().is_terminal();
+    let subscriber = tracing_subscriber::fmt().with_ansi(colours).with_writer(logs.clone()).with_env_filter(filter);
+    // A second call finds a subscriber in place, which is what it wanted.
+    let _ = subscriber.try_init();
+    logs
+}
+
+impl Logs {
+    fn to(output: impl Write + Send + 'static) -> Self {
+        let (pieces, waiting) = sync_channel(WAITING);
+        let lost = Arc::new(AtomicU64::new(0));
+        let logs = Logs { pieces, lost: Arc::clone(&lost) };
+        // Without the thread every line is lost, which is better than no gateway.
+        let _ = std::thread::Builder::new().name("logs".to_owned()).spawn(move || write(&waiting, &lost, output));
+        logs
+    }
+
+    /// Waits a moment until what was handed over has gone out.
+    pub(super) fn last_lines(&self) {
+        let (mark, written) = sync_channel(1);
+        if self.pieces.try_send(Piece::Mark(mark)).is_ok() {
+            let _ = written.recv_timeout(LAST_LINES);
+        }
+    }
+}
+
+fn write(waiting: &Receiver<Piece>, lost: &AtomicU64, mut output: impl Write) {
+    while let Ok(piece) = waiting.recv() {
+        match piece {
+            Piece::Line(line) => {
+                // Nobody is left who could be told that stderr is gone.
+                let _ = output.write_all(&line);
+                let lost = lost.swap(0, Ordering::Relaxed);
+                if lost > 0 {
+                    let _ = writeln!(output, "{lost} log lines were lost: nobody read them in time");
+                }
+            }
+            Piece::Mark(mark) => {
+                let _ = output.flush();
+                let _ = mark.try_send(());
+            }
+        }
+    }
+}
+
+/// The subscriber writes each line with one call.
+impl Write for &Logs {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        if let Err(TrySendError::Full(_)) = self.pieces.try_send(Piece::Line(line.to_vec())) {
+            self.lost.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl<'a> MakeWriter<'a> for Logs {
+    type Writer = &'a Logs;
+
+    fn make_writer(&'a self) -> &'a Logs {
+        self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use parking_lot::{Condvar, Mutex};
+
+    use super::*;
+
+    /// An output that takes nothing until it is opened.
+    #[derive(Clone, Default)]
+    struct Gate(Arc<Door>);
+
+    #[derive(Default)]
+    struct Door {
+        state: Mutex<(bool, Vec<u8>)>,
+        opened: Condvar,
+    }
+
+    impl Gate {
+        fn open(&self) {
+            self.0.state.lock().0 = true;
+            self.0.opened.notify_all();
+        }
+    }
+
+    impl Write for Gate {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            let mut state = self.0.state.lock();
+            while !state.0 {
+                self.0.opened.wait(&mut state);
+            }
+            state.1.extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn logs_that_nobody_reads_hold_nobody_up_and_are_counted() {
+        let gate = Gate::default();
+        let logs = Logs::to(gate.clone());
+        for _ in 0..2 * WAITING {
+            (&logs).write_all(b"line\n").unwrap();
+        }
+        let lost = logs.lost.load(Ordering::Relaxed);
+        assert!(lost >= WAITING as u64 - 1, "{lost}");
+        gate.open();
+        // The mark finds room as soon as the thread has taken a line.
+        while logs.lost.load(Ordering::Relaxed) > 0 {
+            std::thread::yield_now();
+        }
+        let mut written = 0;
+        while written < 2 * WAITING as u64 - lost {
+            logs.last_lines();
+            written = memchr::memmem::find_iter(&gate.0.state.lock().1, b"line\n").count() as u64;
+        }
+        let text = String::from_utf8(gate.0.state.lock().1.clone()).unwrap();
+        assert!(text.contains(&format!("{lost} log lines were lost")), "{}", &text[text.len() - 200..]);
+    }
+
+    #[test]
+    fn a_stderr_that_is_closed_ends_nobody() {
+        struct Closed;
+        impl Write for Closed {
+            fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+                Err(io::ErrorKind::BrokenPipe.into())
+            }
+            fn flush(&mut self) -> io::Result<()> {
+                Err(io::ErrorKind::BrokenPipe.into())
+            }
+        }
+        let logs = Logs::to(Closed);
+        for _ in 0..10 {
+            (&logs).write_all(b"line\n").unwrap();
+        }
+        logs.last_lines();
+    }
+}
