@@ -368,15 +368,20 @@ impl Lines {
     }
 
     async fn at_least(&self, count: usize) -> Vec<Line> {
-        loop {
-            let changed = self.0.changed.notified();
-            tokio::pin!(changed);
-            changed.as_mut().enable();
-            if memchr::memchr_iter(b'\n', &self.0.bytes.lock()).count() >= count {
-                return self.all();
+        let there = async {
+            loop {
+                let changed = self.0.changed.notified();
+                tokio::pin!(changed);
+                changed.as_mut().enable();
+                if memchr::memchr_iter(b'\n', &self.0.bytes.lock()).count() >= count {
+                    return self.all();
+                }
+                changed.await;
             }
-            changed.await;
-        }
+        };
+        // An hour of virtual time: over at once where nothing else can happen any more.
+        let in_time = tokio::time::timeout(Duration::from_secs(3600), there).await;
+        in_time.unwrap_or_else(|_| panic!("{} access lines came, not {count}", self.all().len()))
     }
 }
 
