@@ -1,0 +1,158 @@
+//! The limits of one scope (a tenant, or its use of one model) with what is taken of each.
+
+use super::meter::Meter;
+use super::settings::Allowance;
+use super::{Exhausted, Limit, Output, Scope, Standing, Used, Wanted};
+use crate::units::Tick;
+
+/// The limits by rate, in the order of a [`Book`]'s meters and of [`Held`].
+const BY_RATE: [Limit; 4] = [Limit::Tokens, Limit::InputTokens, Limit::OutputTokens, Limit::Requests];
+
+/// What a request holds of each limit by rate; nothing of those that were not there.
+pub(super) type Held = [u64; BY_RATE.len()];
+
+#[derive(Debug)]
+pub(super) struct Book {
+    scope: Scope,
+    meters: [Option<Meter>; BY_RATE.len()],
+    /// Counted where it is not limited too: a limit that comes by a reload knows who runs.
+    running: u64,
+    concurrent: Option<u64>,
+}
+
+impl Book {
+    pub fn new(scope: Scope, allowance: &Allowance, at: Tick) -> Self {
+        let mut book = Book { scope, meters: Default::default(), running: 0, concurrent: None };
+        book.change(allowance, at);
+        book
+    }
+
+    /// The limits as they are from now on; what is taken stays taken.
+    pub fn change(&mut self, allowance: &Allowance, at: Tick) {
+        for (meter, limit) in self.meters.iter_mut().zip(BY_RATE) {
+            match (meter, allowance.rate(limit)) {
+                (Some(meter), rate) => meter.change(rate, at),
+                (empty, rate) => *empty = rate.map(|rate| Meter::new(rate, at)),
+            }
+        }
+        self.concurrent = allowance.concurrent_requests.map(Into::into);
+    }
+
+    /// Can the request ever run?
+    pub fn can_ever_hold(&self, wanted: &Wanted) -> Result<(), Exhausted> {
+        for (limit, meter) in self.metered() {
+            let (need, most) = (wanted.of(limit), meter.enforced().map_or(u64::MAX, |rate| rate.burst()));
+            if need > most && wanted.is_stated(limit) {
+                return Err(Exhausted::ForEver { limit, scope: self.scope, need, most });
+            }
+        }
+        Ok(())
+    }
+
+    /// Are there fewer running than may?
+    pub fn has_a_place(&self) -> Result<(), Exhausted> {
+        match self.places() {
+            Some(standing) if standing.remaining == 0 => Err(Exhausted::ForNow { standing, retry_after: None }),
+            _ => Ok(()),
+        }
+    }
+
+    /// The limit that keeps the request waiting longest, and the whole seconds.
+    pub fn longest_wait(&self, wanted: &Wanted, at: Tick) -> Option<(u64, Standing)> {
+        let mut longest: Option<(u64, Standing)> = None;
+        for (limit, meter) in self.metered() {
+            let wait = meter.wait(clipped(wanted.of(limit), meter), at);
+            if let Some(wait) = wait.filter(|wait| longest.is_none_or(|(longest, _)| *wait > longest)) {
+                longest = self.standing(limit, meter, at).map(|standing| (wait, standing));
+            }
+        }
+        longest
+    }
+
+    /// Takes of every limit, asked or not: who calls has asked all books before.
+    pub fn take(&mut self, wanted: &Wanted, at: Tick) -> Held {
+        self.running = self.running.saturating_add(1);
+        let mut held = Held::default();
+        for ((held, meter), limit) in held.iter_mut().zip(&mut self.meters).zip(BY_RATE) {
+            if let Some(meter) = meter {
+                *held = clipped(wanted.of(limit), meter);
+                meter.take(*held, at);
+            }
+        }
+        held
+    }
+
+    /// Real usage in the place of what was held.
+    pub fn settle(&mut self, held: &Held, used: &Used, at: Tick) {
+        self.running = self.running.saturating_sub(1);
+        for ((held, meter), limit) in held.iter().zip(&mut self.meters).zip(BY_RATE) {
+            if let Some(meter) = meter {
+                meter.settle(*held, used.of(limit), at);
+            }
+        }
+    }
+
+    /// As if it had never been.
+    pub fn give_back(&mut self, held: &Held) {
+        self.running = self.running.saturating_sub(1);
+        for (held, meter) in held.iter().zip(&mut self.meters) {
+            if let Some(meter) = meter {
+                meter.give_back(*held);
+            }
+        }
+    }
+
+    pub fn running(&self) -> u64 {
+        self.running
+    }
+
+    /// Every limit that holds, in the order of [`Limit::ALL`].
+    pub fn standings(&self, at: Tick) -> impl Iterator<Item = Standing> {
+        self.metered().filter_map(move |(limit, meter)| self.standing(limit, meter, at)).chain(self.places())
+    }
+
+    fn metered(&self) -> impl Iterator<Item = (Limit, &Meter)> {
+        BY_RATE.into_iter().zip(&self.meters).filter_map(|(limit, meter)| Some((limit, meter.as_ref()?)))
+    }
+
+    fn standing(&self, limit: Limit, meter: &Meter, at: Tick) -> Option<Standing> {
+        let most = meter.enforced()?.burst();
+        let (remaining, reset) = (meter.remaining(at), Some(meter.until_full(at)));
+        Some(Standing { limit, scope: self.scope, most, remaining, reset })
+    }
+
+    fn places(&self) -> Option<Standing> {
+        let most = self.concurrent?;
+        let (limit, remaining) = (Limit::ConcurrentRequests, most.saturating_sub(self.running));
+        Some(Standing { limit, scope: self.scope, most, remaining, reset: None })
+    }
+}
+
+/// What is really taken: a guess that the bucket cannot hold takes all of it.
+fn clipped(need: u64, meter: &Meter) -> u64 {
+    meter.enforced().map_or(need, |rate| need.min(rate.burst()))
+}
+
+impl Wanted {
+    fn of(&self, limit: Limit) -> u64 {
+        let used = Used { input: self.input, output: self.output.tokens() };
+        used.of(limit)
+    }
+
+    /// Does the request itself say how much it needs of this? A prompt is an estimate.
+    fn is_stated(&self, limit: Limit) -> bool {
+        let counts_output = matches!(limit, Limit::Tokens | Limit::OutputTokens);
+        counts_output && matches!(self.output, Output::Stated(_))
+    }
+}
+
+impl Used {
+    fn of(&self, limit: Limit) -> u64 {
+        match limit {
+            Limit::Tokens => (self.input + self.output).0,
+            Limit::InputTokens => self.input.0,
+            Limit::OutputTokens => self.output.0,
+            Limit::Requests | Limit::ConcurrentRequests => 1,
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! What the settings say about the limits of a tenant: complete values, no defaults left open.
+
+use std::collections::BTreeMap;
+use std::num::NonZeroU64;
+use std::sync::Arc;
+
+use super::Limit;
+
+/// The limits of one tenant.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Limits {
+    /// Over all its requests.
+    pub whole: Allowance,
+    /// Besides, over its requests for one model: the name after aliasing, as it stands.
+    pub models: BTreeMap<Arc<str>, Allowance>,
+}
+
+/// What may pass; what is `None` is not limited.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Allowance {
+    /// Prompt and output tokens together.
+    pub tokens: Option<Rate>,
+    /// Prompt tokens.
+    pub input_tokens: Option<Rate>,
+    /// Output tokens.
+    pub output_tokens: Option<Rate>,
+    /// Requests.
+    pub requests: Option<Rate>,
+    /// Requests that run at the same time.
+    pub concurrent_requests: Option<NonZeroU64>,
+}
+
+impl Allowance {
+    /// The rate of one limit; `concurrent_requests` has none.
+    pub(super) fn rate(&self, limit: Limit) -> Option<Rate> {
+        match limit {
+            Limit::Tokens => self.tokens,
+            Limit::InputTokens => self.input_tokens,
+            Limit::OutputTokens => self.output_tokens,
+            Limit::Requests => self.requests,
+            Limit::ConcurrentRequests => None,
+        }
+    }
+}
+
+/// So many a minute, of which so many may come at once. Both lie in 1 to 2^53, the range in
+/// which every reader of YAML and JSON agrees about a number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rate {
+    per_minute: u64,
+    burst: u64,
+}
+
+impl Rate {
+    /// The largest rate and the largest burst.
+    pub const MOST: u64 = 1 << 53;
+
+    /// `per_minute`, with a bucket that holds `burst`: where that is not said, one minute's worth.
+    pub fn new(per_minute: u64, burst: Option<u64>) -> Result<Self, OutOfRange> {
+        let burst = burst.unwrap_or(per_minute);
+        let all_in_range = [per_minute, burst].iter().all(|number| (1..=Self::MOST).contains(number));
+        if all_in_range { Ok(Rate { per_minute, burst }) } else { Err(OutOfRange) }
+    }
+
+    /// What flows back in a minute.
+    #[must_use]
+    pub const fn per_minute(self) -> u64 {
+        self.per_minute
+    }
+
+    /// What a full bucket holds.
+    #[must_use]
+    pub const fn burst(self) -> u64 {
+        self.burst
+    }
+}
+
+/// A rate or a burst that is no limit: zero would never let anything pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a limit must lie between 1 and 2^53; leave it out if there is none")]
+pub struct OutOfRange;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rate_lies_between_one_and_two_to_the_53() {
+        assert_eq!(Rate::new(0, None), Err(OutOfRange));
+        assert_eq!(Rate::new(1, Some(0)), Err(OutOfRange));
+        assert_eq!(Rate::new(Rate::MOST + 1, None), Err(OutOfRange));
+        assert_eq!(Rate::new(1, Some(u64::MAX)), Err(OutOfRange));
+        let rate = Rate::new(Rate::MOST, None).unwrap();
+        assert_eq!((rate.per_minute(), rate.burst()), (Rate::MOST, Rate::MOST));
+        assert_eq!(Rate::new(60, Some(5)).unwrap().burst(), 5);
+    }
+}
