@@ -54,15 +54,15 @@ pub fn mark(headers: &mut HeaderMap, id: &RequestId, class: Option<&ClassId>, po
 
 /// `server-timing`: the time in our queue, and from there to the engine's first words.
 pub fn timing(headers: &mut HeaderMap, queue: Duration, upstream: Duration) {
-    let mut text = String::with_capacity(64);
-    for (name, length) in [("queue;dur=", queue), (", upstream;dur=", upstream)] {
-        let tenths = u64::try_from((length.as_micros() + 50) / 100).unwrap_or(u64::MAX);
-        text.push_str(name);
+    let mut text = Vec::with_capacity(64);
+    for (name, length) in [(&b"queue;dur="[..], queue), (b", upstream;dur=", upstream)] {
+        let tenths = length.as_secs() * 10_000 + u64::from(length.subsec_micros() + 50) / 100;
+        text.extend_from_slice(name);
         push_number(&mut text, tenths / 10);
-        text.push('.');
+        text.push(b'.');
         push_digits(&mut text, tenths, 1);
     }
-    if let Ok(value) = HeaderValue::try_from(text) {
+    if let Ok(value) = HeaderValue::from_maybe_shared(Bytes::from(text)) {
         headers.append(SERVER_TIMING, value);
     }
 }

@@ -167,6 +167,12 @@ pub fn walk<S: Sink>(whole: &[u8], sink: &mut S) -> Result<(), Broken> {
     tokenizer.finish(sink)
 }
 
+/// Whether a JSON string may hold this text as it is, without an escape.
+#[must_use]
+pub fn is_plain(text: &str) -> bool {
+    text::plain_run(text.as_bytes()).0 == text.len()
+}
+
 /// Whether the bytes are one JSON value whose top level is an object.
 #[must_use]
 pub fn is_object(whole: &[u8]) -> bool {
