@@ -110,8 +110,6 @@ fn made(group: &str, entry: &str) -> Made {
         raw_reads: Vec::new(),
         ending,
         end,
-        raw: bytes::Bytes::new(),
-        raw_reads: Vec::new(),
     };
     Made { wire, class, coding: coding.map(str::to_owned) }
 }
