@@ -98,8 +98,7 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        let gateway = self.clone();
-        Box::pin(async move { Ok(gateway.handle(request).await) })
+        Box::pin(self.clone().handled(request))
     }
 }
 
@@ -111,13 +110,20 @@ impl Gateway {
         B: Body<Data = Bytes> + Send + 'static,
         B::Error: Into<Fault>,
     {
+        let Ok(response) = self.clone().handled(request).await;
+        response
+    }
+
+    async fn handled<B>(self, request: Request<B>) -> Result<Response<ReplyBody>, Infallible>
+    where
+        B: Body<Data = Bytes> + Send + 'static,
+        B::Error: Into<Fault>,
+    {
         let (head, body) = request.into_parts();
         let arrived = self.arrived(head);
         // A panic drops the visit while the thread unwinds, which records it as `internal`.
-        match AssertUnwindSafe(self.answer(&arrived, body)).catch_unwind().await {
-            Ok(response) => response,
-            Err(_) => reply::refusal(&Refusal::Internal, arrived.shape, &arrived.id, None),
-        }
+        let answered = AssertUnwindSafe(self.answer(&arrived, body)).catch_unwind().await;
+        Ok(answered.unwrap_or_else(|_| reply::refusal(&Refusal::Internal, arrived.shape, &arrived.id, None)))
     }
 
     fn arrived(&self, head: Head) -> Arrived {
@@ -236,6 +242,7 @@ impl Gateway {
         let asked = open_answer::Asked {
             endpoint,
             model: served_model.map(Arc::from),
+            class: promise.shown.clone(),
             routed,
             prompt: upload.facts.prompt,
             queued: Duration::ZERO,

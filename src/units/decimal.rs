@@ -38,7 +38,7 @@ mod tests {
                 push_digits(&mut cut, value, digits);
                 prop_assert_eq!(number, value.to_string().into_bytes());
                 let padded = format!("{value:020}");
-                prop_assert_eq!(cut, padded[20 - digits..].as_bytes());
+                prop_assert_eq!(cut, &padded.as_bytes()[20 - digits..]);
             }
         }
     }
