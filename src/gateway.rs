@@ -232,7 +232,7 @@ impl Gateway {
             size: size_of(&upload, prompt, &objectives),
             arrival,
             id,
-            upstream_id: upstream_id(),
+            upstream_id: upstream_id(id),
             client,
             pulse: visit.pulse(),
         };
@@ -353,27 +353,27 @@ fn target_of(endpoint: Endpoint, head: &Head) -> PathAndQuery {
 }
 
 fn made_id() -> RequestId {
-    let id: [u8; 36] = random_id(b"req-");
+    let mut id = b"req-".to_vec();
+    push_hex(&mut id, rand::random(), 32);
     RequestId::from(std::str::from_utf8(&id).expect("hexadecimal digits"))
 }
 
-/// What engines see: unique, whatever the client sent.
-fn upstream_id() -> HeaderValue {
-    let id: [u8; 35] = random_id(b"gp-");
-    HeaderValue::from_bytes(&id).expect("hexadecimal digits")
+/// What engines see: the id that the client knows, so that an engine's log can be matched to
+/// the access line, made unique, whatever the client sent.
+fn upstream_id(known: &RequestId) -> HeaderValue {
+    let mut id = Vec::with_capacity(known.as_str().len() + 17);
+    id.extend_from_slice(known.as_str().as_bytes());
+    id.push(b'-');
+    push_hex(&mut id, rand::random(), 16);
+    HeaderValue::from_bytes(&id).expect("an id that was a header value, and hexadecimal digits")
 }
 
-/// A prefix and 128 random bits in hexadecimal digits.
-fn random_id<const LENGTH: usize>(prefix: &[u8]) -> [u8; LENGTH] {
-    let mut id = [0; LENGTH];
-    let (front, digits) = id.split_at_mut(prefix.len());
-    front.copy_from_slice(prefix);
-    let mut bits = rand::random::<u128>();
-    for digit in digits {
-        *digit = b"0123456789abcdef"[(bits & 15) as usize];
+/// The lowest `digits` hexadecimal digits of `bits`.
+fn push_hex(text: &mut Vec<u8>, mut bits: u128, digits: usize) {
+    for _ in 0..digits {
+        text.push(b"0123456789abcdef"[(bits & 15) as usize]);
         bits >>= 4;
     }
-    id
 }
 
 impl From<Unread> for Stop {

@@ -137,18 +137,28 @@ struct Spoke {
 pub async fn first_willing_engine(ask: &Ask<'_>, yard: &Yard<'_>, visit: &mut Visit) -> Result<Box<Spoken>, Refusal> {
     let deadlines = ask.deadlines();
     let until = deadlines.first_token.into_iter().chain(deadlines.total).min().unwrap_or(Tick::from_nanos(u64::MAX));
-    let pools = ask.routed.pools.iter().map(|pool| ask.promise.pool(pool));
+    let pools = || ask.routed.pools.iter().map(|pool| ask.promise.pool(pool));
+    // Once more where nobody could be asked: a breaker turns traffic to others, and where there
+    // are none it must not turn it away.
+    let pools = pools().map(|pool| (pool, false)).chain(pools().map(|pool| (pool, true)));
     let mut attempts = Unsettled::new(yard, ask.promise.pool(&ask.routed.pools[0]), until);
     let mut last = Last { kept: None, refusal: Refusal::NoEngine { pool: ask.routed.pools[0].clone() } };
 
     // What made the next pool of the route necessary: to go there is a further attempt.
     let mut spilled = None;
 
-    for bound in pools {
+    for (bound, early) in pools {
         let pool = &bound.settings.id;
+        if early && attempts.count() > 0 {
+            break;
+        }
         attempts.enter(&bound.settings);
         attempts.pool = pool.clone();
-        yard.fleet.request(pool, yard.clock.now());
+        if early {
+            yard.fleet.may_try_early(pool, yard.clock.now());
+        } else {
+            yard.fleet.request(pool, yard.clock.now());
+        }
         if spilled.is_some() && !yard.fleet.grants_retry(pool, yard.clock.now()) {
             break;
         }

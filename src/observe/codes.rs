@@ -59,6 +59,31 @@ mod tests {
     }
 
     #[test]
+    fn every_word_of_the_table_has_its_code_as_code_and_as_type() {
+        let table = [
+            ("overloaded_error", 529),
+            ("Service Unavailable", 503),
+            ("rate_limit_error", 429),
+            ("rate_limit_exceeded", 429),
+            ("api_error", 500),
+            ("server_error", 500),
+            ("invalid_request_error", 400),
+            ("invalid_prompt", 400),
+            ("BadRequestError", 400),
+            ("authentication_error", 401),
+            ("permission_error", 403),
+            ("not_found_error", 404),
+        ];
+        for (word, code) in table {
+            assert_eq!((http(word, ""), http("", word)), (Some(code), Some(code)), "{word}");
+        }
+        for word in ["service_unavailable", "Overloaded_error", "badRequest", "timeout"] {
+            assert_eq!((http(word, ""), http("", word)), (None, None), "{word}");
+        }
+        assert_eq!((http("429", ""), http(" 503 ", ""), http("529.0", "")), (Some(429), Some(503), Some(529)));
+    }
+
+    #[test]
     fn the_number_outranks_the_words() {
         assert_eq!(http("400", "server_error"), Some(400));
         assert_eq!(http("rate_limit_exceeded", "invalid_request_error"), Some(429));

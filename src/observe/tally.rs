@@ -469,9 +469,7 @@ impl Tally {
             // An unfinished answer of which more token events came than its usage says has
             // only the first word of its usage (Messages: `message_start`).
             let is_stale = self.finish.is_none() && output < events;
-            let is_partial = self.told.sum().output.is_none()
-                && self.choices.iter().any(|choice| choice.events > 0 && choice.usage.output.is_none());
-            if !is_stale && !is_partial {
+            if !is_stale {
                 return (usage, output as f64, TokenSource::Usage);
             }
             return (usage, by_events.max(output as f64), TokenSource::Events);

@@ -24,9 +24,11 @@ pub(super) struct Told {
     /// Per field the last value; and the sum of those behind which further ones came.
     last: Counts,
     earlier: Counts,
-    /// The last usage-only event followed a further finish; choices finished by then; the
-    /// prompt of the choice that had finished.
-    follows_finish: bool,
+    /// Usage-only events came, and one of them did not follow a further finish.
+    came_alone: bool,
+    last_is_all: bool,
+    /// When the last of them came: choices finished by then; the prompt of the choice that
+    /// had finished.
     finishes: usize,
     prompt: u64,
 }
@@ -39,17 +41,19 @@ impl Told {
 
     /// A usage-only event, with `finishes` choices finished, the last one of `prompt`. Such
     /// events add up only where each follows a further choice's finish (llama.cpp); a prompt
-    /// counts once for all its choices.
+    /// counts once for all its choices. Where one does not, the last of them has the whole.
     pub(super) fn behind(&mut self, counts: Counts, finishes: usize, prompt: u64) {
-        let follows_finish = finishes > self.finishes;
-        if self.follows_finish && follows_finish {
+        self.last_is_all |= finishes <= self.finishes;
+        if self.last_is_all {
+            self.earlier = Counts::default();
+        } else if self.came_alone {
             let earlier = std::mem::take(&mut self.last);
             self.earlier.add_output(earlier);
             if prompt != self.prompt {
                 self.earlier.add_input(earlier);
             }
         }
-        (self.follows_finish, self.finishes, self.prompt) = (follows_finish, finishes, prompt);
+        (self.came_alone, self.finishes, self.prompt) = (true, finishes, prompt);
         self.take(counts);
     }
 

@@ -151,6 +151,11 @@ impl Engine {
         }
     }
 
+    /// Whether nothing but its open breaker keeps it from requests.
+    pub fn waits_for_its_breaker(&self, at: Tick) -> bool {
+        self.health.is_up() && !self.is_asleep(at) && self.breaker.opens_until().is_some()
+    }
+
     /// How loaded it would be with one request more: our own outstanding tokens, plus what
     /// others sent it (its waiting and running requests at the last report less ours then),
     /// plus its queue; more where its KV cache is nearly full, and while it warms up. An old

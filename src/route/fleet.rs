@@ -142,6 +142,14 @@ impl Fleet {
         self.yard(pool).is_some_and(|yard| yard.inner.lock().budget.draw(at))
     }
 
+    /// Nobody of any pool could be asked. If breakers are all that keeps this pool's engines from
+    /// it, the one that would be ready first may be tried at once: by one request, alone.
+    pub fn may_try_early(&self, pool: &PoolId, at: Tick) {
+        if let Some(yard) = self.yard(pool) {
+            yard.inner.lock().may_try_early(at);
+        }
+    }
+
     /// Picks the best engine of the pool that these attempts have not tried, and gives it the
     /// work. `None`: no such engine can take requests.
     #[must_use]

@@ -256,6 +256,22 @@ impl Inner {
         best
     }
 
+    pub fn may_try_early(&mut self, at: Tick) {
+        self.wake(at);
+        if self.available(at) > 0 {
+            return;
+        }
+        let held_back = self.engines.iter().enumerate().filter_map(|(place, engine)| {
+            let engine = engine.as_ref().filter(|engine| engine.left.is_none() && engine.waits_for_its_breaker(at))?;
+            Some((engine.breaker.opens_until()?, place))
+        });
+        let Some((_, place)) = held_back.min() else { return };
+        if let Some(engine) = self.engines[place].as_mut() {
+            engine.breaker.may_try_now();
+        }
+        self.rekey(place, at);
+    }
+
     pub fn rest(&mut self, tried: &[EngineId]) -> Rest {
         if self.best_without(tried).is_some() {
             Rest::Others

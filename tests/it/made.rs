@@ -71,7 +71,7 @@ fn all() -> Vec<Made> {
     FILES.iter().flat_map(|(group, text)| text.split("\n@ ").map(move |entry| made(group, entry))).collect()
 }
 
-/// One entry: `NAME CLASS PATH REQUEST`, `head STATUS TYPE [| CODING]`, `MS BYTES` per read,
+/// One entry: `NAME CLASS PATH REQUEST`, `head STATUS TYPE [| CODING]` (`-`: no type), `MS BYTES` per read,
 /// and how it ended. `~n`, `~r`, `~xHH` and `~~` stand for bytes.
 fn made(group: &str, entry: &str) -> Made {
     let mut lines = entry.trim_start_matches("@ ").lines().filter(|line| !line.starts_with('#') && !line.is_empty());
@@ -205,7 +205,8 @@ impl Made {
     /// An engine that answers so; `size`: at most so many bytes at a time.
     fn script(&self, size: usize) -> Script {
         let Made { wire, coding, .. } = self;
-        let mut headers = vec![("content-type", wire.content_type.as_str())];
+        let typed = Some(wire.content_type.as_str()).filter(|kind| *kind != "-");
+        let mut headers: Vec<(&str, &str)> = typed.map(|kind| ("content-type", kind)).into_iter().collect();
         headers.extend(coding.as_deref().map(|coding| ("content-encoding", coding)));
         let mut script = Script::new().open_with(wire.status, &headers);
         for (range, at) in &wire.reads {

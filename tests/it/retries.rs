@@ -722,6 +722,23 @@ async fn a_pool_whose_engines_are_all_out_is_passed_over() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn requests_that_break_every_engines_answer_do_not_turn_everybody_else_away() {
+    let yaml = Yaml::default().with("breaker: {faults: 1, within: 10s, open: 5s}");
+    let broken = || Script::stream().at(10).say(t("a")).reset();
+    let (house, engines) = House::many(&yaml, 2, vec![broken(), broken(), good()]);
+    for _ in 0..2 {
+        house.chat(stream()).await.whole().await;
+    }
+    assert_eq!(house.states("a"), ["breaker_open"; 2]);
+    let answer = house.chat(stream()).await.whole().await;
+    assert_eq!(asked(&engines), 3);
+    assert_eq!(house.states("a").iter().filter(|state| **state == "up").count(), 1, "and it is trusted again");
+    assert_eq!(answer.status, 200);
+    assert_eq!(house.lines(3).await[2].verdict(), "met");
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_fault_does_not_spill() {
     let house = House::new(&two_pools());
     house.engine("e1", vec![status(500), status(502)]);

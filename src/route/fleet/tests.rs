@@ -231,6 +231,32 @@ fn an_open_breaker_takes_nothing_and_then_one_request() {
 }
 
 #[test]
+fn where_every_breaker_is_open_the_first_to_close_may_be_tried_early_and_by_one() {
+    let limits = BreakerLimits { faults: 1, ..BreakerLimits::default() };
+    let bench = Bench::new(Pool { breaker: Some(limits), ..pool(&["a", "b", "c"]) });
+    let _ = bench.fleet.checked(&id(), &engine("c"), Checked::Refused, ms(0));
+    bench.effect(Effect::Fault(engine("b")), ms(1));
+    bench.fleet.may_try_early(&id(), ms(2));
+    assert_eq!(bench.state("b", ms(2)), EngineState::BreakerOpen, "there is another one");
+    bench.effect(Effect::Fault(engine("a")), ms(3));
+    assert!(bench.choose(ms(4)).is_none());
+    bench.fleet.may_try_early(&id(), ms(4));
+    let trying = bench.choose(ms(4)).unwrap();
+    assert_eq!(trying.engine, engine("b"));
+    assert!(bench.choose(ms(4)).is_none(), "alone");
+    bench.fleet.may_try_early(&id(), ms(5));
+    let second = bench.choose(ms(5)).unwrap();
+    assert_eq!(second.engine, engine("a"), "and one at each engine");
+    bench.fleet.may_try_early(&id(), ms(6));
+    assert!(bench.choose(ms(6)).is_none(), "never one that is down");
+    bench.effect(Effect::Fault(engine("b")), ms(7));
+    drop(trying);
+    bench.effect(Effect::Well(engine("a")), ms(7));
+    drop(second);
+    assert_eq!(bench.spread(4, ms(8)).0["a:1"], 4);
+}
+
+#[test]
 fn a_fault_of_the_request_that_tries_opens_the_breaker_again() {
     let bench =
         Bench::new(Pool { breaker: Some(BreakerLimits { faults: 1, ..BreakerLimits::default() }), ..pool(&["a"]) });
