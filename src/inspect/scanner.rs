@@ -264,8 +264,10 @@ impl Reader {
         self.member.is_prompt() && matches!(self.inner, Inner::Element | Inner::Text)
     }
 
+    /// The prompt itself, or one of a list. What stands in an object is no prompt.
     fn is_completion_prompt(&self, depth: usize) -> bool {
-        self.member == Member::Prompt && self.dialect == Dialect::Completions && depth <= 2
+        let is_prompt = self.member == Member::Prompt && self.dialect == Dialect::Completions;
+        is_prompt && (depth < 2 || depth == 2 && matches!(self.inner, Inner::Element))
     }
 
     /// What is wanted of a string or number, and how much of it.
@@ -414,12 +416,13 @@ impl Reader {
     fn opens_inside(&mut self, nest: Nest, depth: usize) -> Interest {
         self.option_is_no_flag();
         let is_text = self.is_text();
+        let is_prompt = self.is_completion_prompt(depth);
         self.inner = Inner::Element;
         if matches!(self.member, Member::Tools | Member::Functions) {
             self.facts.has_tools = true;
         }
         // An array among the prompts is one prompt in token ids; its text nobody knows.
-        if nest == Nest::Array && self.is_completion_prompt(depth) {
+        if nest == Nest::Array && is_prompt {
             self.prompt_ends.push(self.prompts.len());
         }
         if is_text { Interest::Read } else { Interest::Skip }

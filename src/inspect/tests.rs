@@ -259,6 +259,8 @@ fn prompts_are_kept_decoded_only_where_they_are_echoed() {
     let two = completion(r#"{"echo":true,"prompt":["x",[1],"yz"],"n":2}"#);
     assert_eq!((two.echo_prompts, two.prompts), (vec!["x".to_owned(), String::new(), "yz".to_owned()], 3));
     assert!(completion(r#"{"prompt":"a","echo":false}"#).echo_prompts.is_empty());
+    let none = completion(r#"{"prompt":{"content":[],"text":"a","x":[[1]]},"echo":true}"#);
+    assert_eq!((none.echo_prompts.len(), none.prompts), (0, 1));
 }
 
 #[test]

@@ -57,6 +57,10 @@ struct Target {
 
 /// Engines are asked for their models this often.
 const MODELS_EVERY: Duration = Duration::from_secs(30);
+/// An engine that refuses connections is looked at this often: it is taken out at once, a look
+/// costs next to nothing, and one that restarts quickly must not be missed for longer than it was
+/// away.
+const REFUSED_AGAIN: Duration = Duration::from_millis(250);
 /// A list of models may be this large.
 const LONGEST_LIST: usize = 1024 * 1024;
 /// Models of one engine that are remembered.
@@ -182,9 +186,11 @@ impl Looker {
     async fn look_at_health(&self, target: &Target, mut chance: u64) {
         let Some(health) = &target.pool.health else { return };
         loop {
-            let next = self.clock.now() + spread(health.every, &mut chance);
-            self.tell(target, self.check(target, &health.path, health.timeout).await);
-            self.clock.sleep_until(Some(next)).await;
+            let began = self.clock.now();
+            let checked = self.check(target, &health.path, health.timeout).await;
+            self.tell(target, checked);
+            let every = if checked == Checked::Refused { health.every.min(REFUSED_AGAIN) } else { health.every };
+            self.clock.sleep_until(Some(began + spread(every, &mut chance))).await;
         }
     }
 

@@ -159,6 +159,17 @@ async fn an_engine_that_refuses_is_down_at_once_and_up_at_its_return() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_engine_that_refused_for_an_instant_is_not_out_for_a_whole_interval() {
+    let mut bench = Bench::new();
+    bench.follow(plain_pool());
+    bench.until(0.1).await;
+    assert_eq!(bench.state(), EngineState::Down);
+    bench.engine("e:8000", &Script::well());
+    bench.until(0.4).await;
+    assert_eq!(bench.state(), EngineState::Up);
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_engine_that_only_answers_late_stays_while_requests_succeed() {
     let mut bench = Bench::new();
     let script = Script::well();
