@@ -9,7 +9,7 @@ use http::{Response, StatusCode};
 use crate::forward::ReplyBody;
 use crate::forward::headers::names::{SERVER_TIMING, X_GOODPUT_POOL, X_GOODPUT_REASON, X_REQUEST_ID, X_SLO_CLASS};
 use crate::refuse::Refusal;
-use crate::units::decimal::{push_digits, push_number};
+use crate::units::decimal::push_thousandths;
 use crate::units::{ClassId, Dialect, RequestId};
 
 /// A JSON answer of our own.
@@ -53,11 +53,9 @@ pub fn mark(headers: &mut HeaderMap, id: &RequestId, class: Option<HeaderValue>,
 pub fn timing(headers: &mut HeaderMap, queue: Duration, upstream: Duration) {
     let mut text = Vec::with_capacity(64);
     for (name, length) in [(&b"queue;dur="[..], queue), (b", upstream;dur=", upstream)] {
-        let tenths = length.as_secs() * 10_000 + u64::from(length.subsec_micros() + 50) / 100;
+        let micros = length.as_secs() * 1_000_000 + u64::from(length.subsec_micros());
         text.extend_from_slice(name);
-        push_number(&mut text, tenths / 10);
-        text.push(b'.');
-        push_digits(&mut text, tenths, 1);
+        push_thousandths(&mut text, micros);
     }
     if let Ok(value) = HeaderValue::from_maybe_shared(Bytes::from(text)) {
         headers.append(SERVER_TIMING, value);

@@ -17,7 +17,7 @@ use super::finished::Finished;
 use crate::clock::Clock;
 use crate::json;
 use crate::observe::Timeline;
-use crate::units::decimal::{push_digits, push_number};
+use crate::units::decimal::{push_number, push_thousandths, put_digits};
 use crate::units::{ClassId, EngineId, PoolId, TenantId};
 
 /// Lines that may wait for the output: a few seconds of heavy traffic.
@@ -154,7 +154,7 @@ impl Line {
     fn begin(wall: Duration) -> Self {
         let mut line = Line(Vec::with_capacity(512));
         line.0.extend_from_slice(b"{\"time\":\"");
-        push_time_of_day(&mut line.0, wall);
+        line.0.extend_from_slice(&time_of_day(wall));
         line.0.push(b'"');
         line
     }
@@ -187,14 +187,12 @@ impl Line {
     /// Milliseconds to the microsecond.
     fn millis(&mut self, key: &'static [u8], length: Option<Duration>) {
         self.0.extend_from_slice(key);
-        let Some(length) = length else { return self.null() };
-        let micros = length.as_secs().saturating_mul(1_000_000).saturating_add(u64::from(length.subsec_micros()));
-        push_number(&mut self.0, micros / 1000);
-        self.0.push(b'.');
-        match micros % 1000 {
-            tenths if tenths.is_multiple_of(100) => push_digits(&mut self.0, tenths / 100, 1),
-            hundredths if hundredths.is_multiple_of(10) => push_digits(&mut self.0, hundredths / 10, 2),
-            thousandths => push_digits(&mut self.0, thousandths, 3),
+        match length {
+            None => self.null(),
+            Some(length) => push_thousandths(
+                &mut self.0,
+                length.as_secs().saturating_mul(1_000_000).saturating_add(u64::from(length.subsec_micros())),
+            ),
         }
     }
 
@@ -205,18 +203,18 @@ impl Line {
 }
 
 /// RFC 3339 in UTC, to the millisecond.
-fn push_time_of_day(text: &mut Vec<u8>, wall: Duration) {
+fn time_of_day(wall: Duration) -> [u8; 24] {
     let seconds = wall.as_secs();
     let (year, month, day) = civil(seconds / 86_400);
-    let (hour, minute, second) = (seconds / 3600 % 24, seconds / 60 % 60, seconds % 60);
-    let parts =
-        [(year, 4, b'-'), (month, 2, b'-'), (day, 2, b'T'), (hour, 2, b':'), (minute, 2, b':'), (second, 2, b'.')];
-    for (value, digits, behind) in parts {
-        push_digits(text, value, digits);
-        text.push(behind);
-    }
-    push_digits(text, u64::from(wall.subsec_millis()), 3);
-    text.push(b'Z');
+    let mut text = *b"0000-00-00T00:00:00.000Z";
+    put_digits(&mut text[0..4], year);
+    put_digits(&mut text[5..7], month);
+    put_digits(&mut text[8..10], day);
+    put_digits(&mut text[11..13], seconds / 3600 % 24);
+    put_digits(&mut text[14..16], seconds / 60 % 60);
+    put_digits(&mut text[17..19], seconds % 60);
+    put_digits(&mut text[20..23], u64::from(wall.subsec_millis()));
+    text
 }
 
 /// Year, month and day of a day since 1970-01-01. Years are counted from the first of March,
@@ -261,8 +259,7 @@ mod tests {
 
         #[test]
         fn the_time_of_day_is_that_of_the_calendar(millis in 0i64..253_402_300_799_999) {
-            let mut written = Vec::new();
-            push_time_of_day(&mut written, Duration::from_millis(millis as u64));
+            let written = time_of_day(Duration::from_millis(millis as u64)).to_vec();
             let calendar = jiff::Timestamp::from_millisecond(millis).unwrap();
             prop_assert_eq!(String::from_utf8(written).unwrap(), format!("{calendar:.3}"));
         }
