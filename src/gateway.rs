@@ -98,8 +98,7 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        let gateway = self.clone();
-        Box::pin(async move { Ok(gateway.handle(request).await) })
+        Box::pin(self.clone().handled(request))
     }
 }
 
@@ -111,13 +110,20 @@ impl Gateway {
         B: Body<Data = Bytes> + Send + 'static,
         B::Error: Into<Fault>,
     {
+        let Ok(response) = self.clone().handled(request).await;
+        response
+    }
+
+    async fn handled<B>(self, request: Request<B>) -> Result<Response<ReplyBody>, Infallible>
+    where
+        B: Body<Data = Bytes> + Send + 'static,
+        B::Error: Into<Fault>,
+    {
         let (head, body) = request.into_parts();
         let arrived = self.arrived(head);
         // A panic drops the visit while the thread unwinds, which records it as `internal`.
-        match AssertUnwindSafe(self.answer(&arrived, body)).catch_unwind().await {
-            Ok(response) => response,
-            Err(_) => reply::refusal(&Refusal::Internal, arrived.shape, &arrived.id, None),
-        }
+        let answered = AssertUnwindSafe(self.answer(&arrived, body)).catch_unwind().await;
+        Ok(answered.unwrap_or_else(|_| reply::refusal(&Refusal::Internal, arrived.shape, &arrived.id, None)))
     }
 
     fn arrived(&self, head: Head) -> Arrived {
@@ -236,6 +242,7 @@ impl Gateway {
         let asked = open_answer::Asked {
             endpoint,
             model: served_model.map(Arc::from),
+            class: promise.shown.clone(),
             routed,
             prompt: upload.facts.prompt,
             queued: Duration::ZERO,
@@ -346,25 +353,26 @@ fn target_of(endpoint: Endpoint, head: &Head) -> PathAndQuery {
 }
 
 fn made_id() -> RequestId {
-    let mut id = b"req-".to_vec();
-    push_hex(&mut id, rand::random(), 32);
+    let mut id = *b"req-00000000000000000000000000000000";
+    put_hex(&mut id[4..], rand::random());
     RequestId::from(std::str::from_utf8(&id).expect("hexadecimal digits"))
 }
 
 /// What engines see: the id that the client knows, so that an engine's log can be matched to
 /// the access line, made unique, whatever the client sent.
 fn upstream_id(known: &RequestId) -> HeaderValue {
-    let mut id = Vec::with_capacity(known.as_str().len() + 17);
-    id.extend_from_slice(known.as_str().as_bytes());
-    id.push(b'-');
-    push_hex(&mut id, rand::random(), 16);
-    HeaderValue::from_bytes(&id).expect("an id that was a header value, and hexadecimal digits")
+    let known = known.as_str().as_bytes();
+    let mut id = Vec::with_capacity(known.len() + 17);
+    id.extend_from_slice(known);
+    id.extend_from_slice(b"-0000000000000000");
+    put_hex(&mut id[known.len() + 1..], u128::from(rand::random::<u64>()));
+    HeaderValue::from_maybe_shared(Bytes::from(id)).expect("an id that was a header value, and hexadecimal digits")
 }
 
-/// The lowest `digits` hexadecimal digits of `bits`.
-fn push_hex(text: &mut Vec<u8>, mut bits: u128, digits: usize) {
-    for _ in 0..digits {
-        text.push(b"0123456789abcdef"[(bits & 15) as usize]);
+/// Writes the lowest bits of `bits` as hexadecimal digits, as many as there is room for.
+fn put_hex(room: &mut [u8], mut bits: u128) {
+    for digit in room {
+        *digit = b"0123456789abcdef"[(bits & 15) as usize];
         bits >>= 4;
     }
 }

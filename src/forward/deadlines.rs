@@ -38,6 +38,17 @@ impl Deadlines {
         [self.total, self.first_token, self.idle, self.hold, self.keepalive].into_iter().flatten().min()
     }
 
+    /// Whether anything is due before `at`.
+    #[must_use]
+    pub fn any_before(&self, at: Tick) -> bool {
+        let before = |moment: Option<Tick>| moment.is_some_and(|moment| moment < at);
+        before(self.idle)
+            || before(self.total)
+            || before(self.first_token)
+            || before(self.hold)
+            || before(self.keepalive)
+    }
+
     /// What is due at `at`: the limit that passed first, before what only writes something.
     #[must_use]
     pub fn due(&self, at: Tick) -> Option<Due> {

@@ -51,8 +51,10 @@ const BUFFER: usize = 64 * 1024;
 pub struct Lines {
     dial: Arc<dyn Dial>,
     clock: Clock,
-    homes: RwLock<HashMap<PoolId, HashMap<EngineId, Arc<Home>>>>,
+    homes: RwLock<Map<PoolId, Map<EngineId, Arc<Home>>>>,
 }
+
+type Map<K, V> = HashMap<K, V, ahash::RandomState>;
 
 /// The idle lines of one engine.
 struct Home {
@@ -171,6 +173,12 @@ impl Lines {
             Ok(line) => Ok(line),
             Err(turn) => self.open(pool, to, home, turn).await,
         }
+    }
+
+    /// A line to this engine that stands already, if there is one.
+    #[must_use]
+    pub fn standing(&self, pool: &Pool, engine: &EngineId, to: &EngineAddress) -> Option<Line> {
+        self.home(pool, engine, to).pop(to, pool.roots.as_ref()).ok()
     }
 
     /// A line that nobody used before.
@@ -317,15 +325,20 @@ impl Line {
         self.reused
     }
 
-    /// Sends a request (origin-form target, `host` set) and waits for the head of its answer.
-    /// Interim answers (1xx) are skipped. Dropping the future closes the connection.
+    /// Sends a request (origin-form target, `host` set); the future waits for the head of its
+    /// answer. Interim answers (1xx) are skipped. Dropping the future closes the connection.
     ///
     /// # Errors
     /// The connection broke, or the answer cannot be trusted; the connection is closed.
-    pub async fn send(mut self, mut request: Request<Frames>) -> Result<Answered, SendFailed> {
+    pub fn send(mut self, mut request: Request<Frames>) -> impl Future<Output = Result<Answered, SendFailed>> + Send {
         let before = self.link.meter.begin();
         request.body_mut().tell(self.link.meter.clone());
-        let result = self.link.sender.send_request(request).await;
+        // The request is on its way before the future begins: no copy of it waits in there.
+        let sent = self.link.sender.send_request(request);
+        async move { self.answered(sent.await, before) }
+    }
+
+    fn answered(self, result: hyper::Result<Response<Incoming>>, before: u64) -> Result<Answered, SendFailed> {
         let failed = |why, line: &Line| SendFailed {
             why,
             reused: line.reused,

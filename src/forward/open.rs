@@ -67,16 +67,24 @@ pub type Opening = Pin<Box<dyn Future<Output = Result<Answered, OpenFailed>> + S
 /// Begins an attempt.
 #[must_use]
 pub fn open(call: Call) -> Opening {
+    let Call { lines, pool, engine, address, request, fresh } = call;
+    let standing = if fresh { None } else { lines.standing(&pool, &engine, &address) };
+    if let Some(line) = standing {
+        let sent = line.send(request);
+        return Box::pin(async move { sent.await.map_err(|error| failed(&pool, why_not(&error))) });
+    }
     Box::pin(async move {
-        let failed = |why| OpenFailed { pool: call.pool.id.clone(), why };
-        let (lines, pool) = (&call.lines, &call.pool);
-        let line = match call.fresh {
-            false => lines.take(pool, &call.engine, &call.address).await,
-            true => lines.fresh(pool, &call.engine, &call.address).await,
+        let line = match fresh {
+            false => lines.take(&pool, &engine, &address).await,
+            true => lines.fresh(&pool, &engine, &address).await,
         };
-        let line = line.map_err(|_| failed(WhyNot::NoConnection))?;
-        line.send(call.request).await.map_err(|error| failed(why_not(&error)))
+        let line = line.map_err(|_| failed(&pool, WhyNot::NoConnection))?;
+        line.send(request).await.map_err(|error| failed(&pool, why_not(&error)))
     })
+}
+
+fn failed(pool: &Pool, why: WhyNot) -> OpenFailed {
+    OpenFailed { pool: pool.id.clone(), why }
 }
 
 fn why_not(failed: &SendFailed) -> WhyNot {

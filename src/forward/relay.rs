@@ -11,11 +11,11 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::pin::Pin;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll, Waker, ready};
 
 use bytes::Bytes;
 use http_body::{Body, SizeHint};
-use tokio::time::Sleep;
+use tokio::time::{Instant, Sleep};
 
 use super::deadlines::{Deadlines, Due};
 use super::headers;
@@ -103,8 +103,7 @@ pub struct Relay {
     engine: Engine,
     ready: VecDeque<Bytes>,
     ready_bytes: usize,
-    timer: Option<Pin<Box<Sleep>>>,
-    armed: Option<Tick>,
+    alarm: Option<Alarm>,
     /// The last poll gave the client something: until the next one the client was waited for.
     gave: bool,
     keeper: Option<Box<dyn Keeper>>,
@@ -166,8 +165,7 @@ impl Relay {
             engine,
             ready: VecDeque::new(),
             ready_bytes: 0,
-            timer: None,
-            armed: None,
+            alarm: None,
             gave: false,
             keeper: None,
             tail_is_out: false,
@@ -512,7 +510,7 @@ impl Relay {
     /// whole), and the keeper gets the timeline.
     fn close(&mut self, ending: Ending, refusal: Option<Refusal>) {
         self.engine = Engine::Over;
-        self.timer = None;
+        self.alarm = None;
         let Some(mut observer) = self.observer.take() else { return };
         let at = self.parts.clock.now();
         if let Some(since) = self.parts.client.limited_since(at) {
@@ -531,27 +529,55 @@ impl Relay {
             if std::mem::take(&mut self.gave) && self.parts.deadlines.idle.is_some() {
                 self.parts.deadlines.heard(self.parts.clock.now(), self.parts.timeouts.idle);
             }
+            if self.alarm.as_ref().is_some_and(|alarm| alarm.stands(&self.parts.deadlines, cx)) {
+                return Poll::Pending;
+            }
             let Some(next) = self.parts.deadlines.next() else { return Poll::Pending };
-            ready!(self.armed_for(next).poll(cx));
-            self.armed = None;
+            let instant = self.parts.clock.instant(next);
+            let alarm = self.alarm.get_or_insert_with(|| Alarm::new(next, instant));
+            ready!(alarm.poll(next, instant, cx));
             let now = self.parts.clock.now();
             if let Some(due) = self.parts.deadlines.due(now) {
                 return Poll::Ready(due);
             }
         }
     }
+}
 
-    /// The timer, armed for `next`. One that rings earlier is left: most deadlines move away
-    /// with every event, and it is cheaper to look again when it rings than to reset it.
-    fn armed_for(&mut self, next: Tick) -> Pin<&mut Sleep> {
-        let instant = self.parts.clock.instant(next);
-        let stands = self.armed.is_some_and(|armed| armed <= next);
-        let timer = self.timer.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(instant)));
-        if !stands {
-            timer.as_mut().reset(instant);
-            self.armed = Some(next);
+/// A timer that is asked again only when it has something new to say.
+struct Alarm {
+    timer: Pin<Box<Sleep>>,
+    /// When it rings; `None` once it has rung.
+    set_for: Option<Tick>,
+    /// Whom it wakes.
+    wakes: Option<Waker>,
+}
+
+impl Alarm {
+    fn new(next: Tick, instant: Instant) -> Self {
+        Alarm { timer: Box::pin(tokio::time::sleep_until(instant)), set_for: Some(next), wakes: None }
+    }
+
+    /// Whether it will ring early enough and wake whoever asks now. One that rings too early is
+    /// left: most deadlines move away with every event, and it is cheaper to look again when it
+    /// rings than to set it anew.
+    fn stands(&self, deadlines: &Deadlines, cx: &Context<'_>) -> bool {
+        self.set_for.is_some_and(|ring| !deadlines.any_before(ring))
+            && self.wakes.as_ref().is_some_and(|waker| waker.will_wake(cx.waker()))
+            && !self.timer.is_elapsed()
+    }
+
+    fn poll(&mut self, next: Tick, instant: Instant, cx: &mut Context<'_>) -> Poll<()> {
+        if self.set_for.is_none_or(|ring| ring > next) {
+            self.timer.as_mut().reset(instant);
+            self.set_for = Some(next);
         }
-        timer.as_mut()
+        if self.timer.as_mut().poll(cx).is_pending() {
+            self.wakes = Some(cx.waker().clone());
+            return Poll::Pending;
+        }
+        self.set_for = None;
+        Poll::Ready(())
     }
 }
 

@@ -101,6 +101,8 @@ pub struct Spoken {
 pub struct Place {
     /// The pool.
     pub pool: PoolId,
+    /// The pool's name, as responses show it.
+    pub shown: Option<HeaderValue>,
     /// The engine.
     pub engine: EngineId,
     /// The client's own credential went along.
@@ -167,7 +169,8 @@ pub async fn first_willing_engine(ask: &Ask<'_>, yard: &Yard<'_>, visit: &mut Vi
             };
             let Choice { engine, address, host, may_inject, injection_proven, work } = choice;
             let mut work = Some(work);
-            let place = Place { pool: pool.clone(), engine, credential_forwarded: ask.forwards_credential(bound) };
+            let credential_forwarded = ask.forwards_credential(bound);
+            let place = Place { pool: pool.clone(), shown: bound.shown.clone(), engine, credential_forwarded };
             visit.attempts(pool, place.engine.clone());
             if let Some(why) = spilled.take() {
                 visit.retries(why);

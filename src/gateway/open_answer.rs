@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::Response;
-use http::header::{CONTENT_LENGTH, HeaderMap};
+use http::header::{CONTENT_LENGTH, HeaderMap, HeaderValue};
 
 use super::attempts::{Place, Spoken};
 use super::house::Gateway;
@@ -25,6 +25,8 @@ pub struct Asked {
     pub endpoint: Endpoint,
     /// The model's name as the engine knows it.
     pub model: Option<Arc<str>>,
+    /// The class's name, as responses show it.
+    pub class: Option<HeaderValue>,
     /// Where it was routed.
     pub routed: Routed,
     /// What the prompt estimate was made of.
@@ -58,7 +60,7 @@ impl Opened {
         let streams = headers::is_event_stream(&head.headers);
         headers::for_client(&mut head.headers, streams);
         agree_on_length(&mut head.headers, &relay);
-        reply::mark(&mut head.headers, &asked.id, visit.promise().map(|promise| &promise.class), Some(&place.pool));
+        reply::mark(&mut head.headers, &asked.id, asked.class.clone(), place.shown.clone());
         reply::timing(&mut head.headers, asked.queued, spoke.since(dispatched));
         if let Some(case) = visit.case_mut() {
             case.credential_forwarded = place.credential_forwarded;

@@ -25,6 +25,8 @@ pub struct Live {
 pub struct Promise {
     /// The class.
     pub class: Arc<Class>,
+    /// Its name, as responses show it.
+    pub shown: Option<HeaderValue>,
     /// What is judged.
     pub objectives: Arc<Objectives>,
     /// What an observer measures for it.
@@ -37,6 +39,8 @@ pub struct Promise {
 pub struct BoundPool {
     /// As checked.
     pub settings: Arc<Pool>,
+    /// Its name, as responses show it.
+    pub shown: Option<HeaderValue>,
     /// Sent with every request to its engines.
     pub fixed_headers: Vec<(HeaderName, HeaderValue)>,
 }
@@ -58,6 +62,7 @@ impl Live {
                     max_event: settings.max_event,
                 },
                 objectives: Arc::new(class.objectives.clone()),
+                shown: HeaderValue::from_str(class.id.as_str()).ok(),
                 class: Arc::clone(class),
                 judged_paths: Arc::clone(&judged_paths),
                 pools: Arc::clone(&pools),
@@ -130,6 +135,7 @@ impl BoundPool {
             Some((AUTHORIZATION, value))
         });
         fixed_headers.extend(bearer);
-        BoundPool { settings: Arc::clone(pool), fixed_headers }
+        let shown = HeaderValue::from_str(pool.id.as_str()).ok();
+        BoundPool { settings: Arc::clone(pool), shown, fixed_headers }
     }
 }

@@ -9,8 +9,8 @@ use http::{Response, StatusCode};
 use crate::forward::ReplyBody;
 use crate::forward::headers::names::{SERVER_TIMING, X_GOODPUT_POOL, X_GOODPUT_REASON, X_REQUEST_ID, X_SLO_CLASS};
 use crate::refuse::Refusal;
-use crate::units::decimal::{push_digits, push_number};
-use crate::units::{ClassId, Dialect, PoolId, RequestId};
+use crate::units::decimal::push_thousandths;
+use crate::units::{ClassId, Dialect, RequestId};
 
 /// A JSON answer of our own.
 pub fn json(status: StatusCode, body: Bytes) -> Response<ReplyBody> {
@@ -34,19 +34,16 @@ pub fn refusal(refusal: &Refusal, shape: Dialect, id: &RequestId, class: Option<
     if refusal.closes() {
         headers.insert(CONNECTION, HeaderValue::from_static("close"));
     }
+    let class = class.and_then(|class| HeaderValue::from_str(class.as_str()).ok());
     mark(headers, id, class, None);
     response
 }
 
 /// The fields that every response of ours carries as far as they are known.
-pub fn mark(headers: &mut HeaderMap, id: &RequestId, class: Option<&ClassId>, pool: Option<&PoolId>) {
-    let named = [
-        (X_REQUEST_ID, Some(id.as_str())),
-        (X_SLO_CLASS, class.map(ClassId::as_str)),
-        (X_GOODPUT_POOL, pool.map(PoolId::as_str)),
-    ];
-    for (name, text) in named {
-        if let Some(value) = text.and_then(|text| HeaderValue::from_str(text).ok()) {
+pub fn mark(headers: &mut HeaderMap, id: &RequestId, class: Option<HeaderValue>, pool: Option<HeaderValue>) {
+    let id = HeaderValue::from_str(id.as_str()).ok();
+    for (name, value) in [(X_REQUEST_ID, id), (X_SLO_CLASS, class), (X_GOODPUT_POOL, pool)] {
+        if let Some(value) = value {
             headers.insert(name, value);
         }
     }
@@ -54,15 +51,13 @@ pub fn mark(headers: &mut HeaderMap, id: &RequestId, class: Option<&ClassId>, po
 
 /// `server-timing`: the time in our queue, and from there to the engine's first words.
 pub fn timing(headers: &mut HeaderMap, queue: Duration, upstream: Duration) {
-    let mut text = String::with_capacity(64);
-    for (name, length) in [("queue;dur=", queue), (", upstream;dur=", upstream)] {
-        let tenths = u64::try_from((length.as_micros() + 50) / 100).unwrap_or(u64::MAX);
-        text.push_str(name);
-        push_number(&mut text, tenths / 10);
-        text.push('.');
-        push_digits(&mut text, tenths, 1);
+    let mut text = Vec::with_capacity(64);
+    for (name, length) in [(&b"queue;dur="[..], queue), (b", upstream;dur=", upstream)] {
+        let micros = length.as_secs() * 1_000_000 + u64::from(length.subsec_micros());
+        text.extend_from_slice(name);
+        push_thousandths(&mut text, micros);
     }
-    if let Ok(value) = HeaderValue::try_from(text) {
+    if let Ok(value) = HeaderValue::from_maybe_shared(Bytes::from(text)) {
         headers.append(SERVER_TIMING, value);
     }
 }

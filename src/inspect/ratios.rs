@@ -28,7 +28,7 @@ const GUESS: f64 = 200.0;
 #[derive(Debug, Default)]
 pub struct Ratios {
     prompts: DashMap<String, Quotient, ahash::RandomState>,
-    events: DashMap<(EngineId, String), Quotient, ahash::RandomState>,
+    events: DashMap<EngineId, Vec<(String, Quotient)>, ahash::RandomState>,
 }
 
 impl Ratios {
@@ -52,21 +52,33 @@ impl Ratios {
             return;
         }
         let guess = Quotient { over: BYTES_PER_TOKEN * GUESS, under: GUESS };
+        if let Some(mut known) = self.prompts.get_mut(model) {
+            return known.learn(size.bytes, tokens, BYTES_BOUNDS);
+        }
         self.prompts.entry(model.to_owned()).or_insert(guess).learn(size.bytes, tokens, BYTES_BOUNDS);
     }
 
     /// Output tokens per token event of this engine and model: 1 until learned.
     #[must_use]
     pub fn tokens_per_event(&self, engine: &EngineId, model: &str) -> f64 {
-        let key = (engine.clone(), model.to_owned());
-        self.events.get(&key).map_or(EVENT_BOUNDS.0, |learned| learned.within(EVENT_BOUNDS))
+        let models = self.events.get(engine.as_str());
+        let learned = models.as_ref().and_then(|models| models.iter().find(|(name, _)| name == model));
+        learned.map_or(EVENT_BOUNDS.0, |(_, learned)| learned.within(EVENT_BOUNDS))
     }
 
     /// An answer came in `events` token events and reported `output` tokens.
     pub fn learn_events(&self, engine: &EngineId, model: &str, events: u64, output: Tokens) {
-        if events > 0 && output.0 > 0 {
-            let key = (engine.clone(), model.to_owned());
-            self.events.entry(key).or_default().learn(output.0, events, EVENT_BOUNDS);
+        if events == 0 || output.0 == 0 {
+            return;
+        }
+        let mut models = self.events.entry(engine.clone()).or_default();
+        match models.iter_mut().find(|(name, _)| name == model) {
+            Some((_, known)) => known.learn(output.0, events, EVENT_BOUNDS),
+            None => {
+                let mut new = Quotient::default();
+                new.learn(output.0, events, EVENT_BOUNDS);
+                models.push((model.to_owned(), new));
+            }
         }
     }
 }

@@ -167,6 +167,19 @@ pub fn walk<S: Sink>(whole: &[u8], sink: &mut S) -> Result<(), Broken> {
     tokenizer.finish(sink)
 }
 
+/// How far the text in front of the next quote, backslash or control character reaches, and
+/// whether all of it is ASCII.
+#[must_use]
+pub fn plain_run(bytes: &[u8]) -> (usize, bool) {
+    text::plain_run(bytes)
+}
+
+/// Whether a JSON string may hold this text as it is, without an escape.
+#[must_use]
+pub fn is_plain(text: &str) -> bool {
+    plain_run(text.as_bytes()).0 == text.len()
+}
+
 /// Whether the bytes are one JSON value whose top level is an object.
 #[must_use]
 pub fn is_object(whole: &[u8]) -> bool {

@@ -252,12 +252,11 @@ impl Tokenizer {
     fn step<S: Sink>(&mut self, bytes: &[u8], i: usize, sink: &mut S) -> Result<usize, Stop> {
         let byte = bytes[i];
         match self.state {
+            State::FirstElement if byte == b']' => self.close(Nest::Array, i, sink),
+            State::Value | State::FirstElement => self.value(bytes, i, sink),
+            State::Next => self.next(byte, i, sink),
             State::Text => self.text(bytes, i, sink),
             State::Number => self.number(self.number, bytes, i, sink),
-            State::Next => self.next(byte, i, sink),
-            State::Value => self.value(bytes, i, sink),
-            State::FirstElement if byte == b']' => self.close(Nest::Array, i, sink),
-            State::FirstElement => self.value(bytes, i, sink),
             State::FirstKey if byte == b'}' => self.close(Nest::Object, i, sink),
             State::FirstKey | State::NextKey => self.no_key(byte, i),
             State::Colon => self.colon(byte, i),
@@ -316,9 +315,14 @@ impl Tokenizer {
                 }
                 return Ok(self.behind_value_at(bytes, past));
             }
-            b't' => return Ok(self.begin_word(Literal::True, bytes, i, sink)),
-            b'f' => return Ok(self.begin_word(Literal::False, bytes, i, sink)),
-            b'n' => return Ok(self.begin_word(Literal::Null, bytes, i, sink)),
+            b't' | b'f' | b'n' => {
+                let literal = match byte {
+                    b't' => Literal::True,
+                    b'f' => Literal::False,
+                    _ => Literal::Null,
+                };
+                return Ok(self.begin_word(literal, bytes, i, sink));
+            }
             _ if is_space(byte) => {}
             0xEF | 0xFE | 0xFF if self.before + i == 0 => return Err(self.stop(i, "a byte-order mark")),
             _ => return Err(self.stop(i, "a value must stand here")),

@@ -11,6 +11,8 @@
 
 use std::ops::Range;
 
+use crate::json;
+
 /// Events longer than this are not worth keeping.
 const LARGEST: usize = 1024;
 
@@ -172,13 +174,14 @@ fn behind_number<'a>(bytes: &'a [u8], place: Option<&mut Option<u64>>) -> Option
 fn behind_text(bytes: &[u8]) -> Option<&[u8]> {
     let (mut at, mut is_ascii) = (0, true);
     loop {
+        let (plain, plain_is_ascii) = json::plain_run(&bytes[at..]);
+        at += plain;
+        is_ascii &= plain_is_ascii;
         match bytes.get(at)? {
             b'"' => break,
-            b'\\' => at += escape(&bytes[at + 1..])?,
-            0..0x20 => return None,
-            byte => is_ascii &= byte.is_ascii(),
+            b'\\' => at += 1 + escape(&bytes[at + 1..])?,
+            _ => return None,
         }
-        at += 1;
     }
     let (inside, rest) = bytes.split_at(at);
     let is_text = at > 0 && (is_ascii || std::str::from_utf8(inside).is_ok());

@@ -1,7 +1,7 @@
 //! Which pools serve a model for a class.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use super::Fleet;
 use super::settings::Route;
@@ -77,12 +77,12 @@ impl Routes {
     /// The label of a model (after aliasing) whatever its class: for what is learned of models.
     #[must_use]
     pub fn label_of(&self, model: Option<&str>) -> Arc<str> {
-        let Some(name) = model else { return Arc::from("other") };
+        let Some(name) = model else { return other() };
         if let Some(literal) = self.literals.get(name) {
             return literal.clone();
         }
         let mut patterns = self.lines.iter().flat_map(|line| &line.route.models);
-        patterns.find(|pattern| pattern.matches(name)).map_or_else(|| Arc::from("other"), label_of)
+        patterns.find(|pattern| pattern.matches(name)).map_or_else(other, label_of)
     }
 
     /// Whether any route serves this model for any class.
@@ -138,8 +138,14 @@ impl Line {
     }
 }
 
+/// The label of whatever the settings name nowhere.
+fn other() -> Arc<str> {
+    static OTHER: LazyLock<Arc<str>> = LazyLock::new(|| Arc::from("other"));
+    OTHER.clone()
+}
+
 fn label_of(pattern: &Glob) -> Arc<str> {
-    if pattern.is_any() { Arc::from("other") } else { pattern.text() }
+    if pattern.is_any() { other() } else { pattern.text() }
 }
 
 #[cfg(test)]

@@ -2,20 +2,38 @@
 //! times as long for them.
 
 /// Appends a number.
-pub fn push_number(text: &mut String, value: u64) {
-    let digits = value.checked_ilog10().map_or(1, |log| log as usize + 1);
-    push_digits(text, value, digits);
+pub fn push_number(text: &mut Vec<u8>, value: u64) {
+    let (digits, from) = digits_of(value);
+    text.extend_from_slice(&digits[from.min(19)..]);
 }
 
-/// Appends the last `digits` decimal digits of a number, at most 20, zeros in front included.
-pub fn push_digits(text: &mut String, mut value: u64, digits: usize) {
-    let mut written = [b'0'; 20];
-    let written = &mut written[..digits.min(20)];
-    for digit in written.iter_mut().rev() {
-        *digit += (value % 10) as u8;
+/// Appends a number of thousandths as a number with three decimals.
+pub fn push_thousandths(text: &mut Vec<u8>, value: u64) {
+    let (mut digits, from) = digits_of(value);
+    let point = digits.len() - 3;
+    let fraction = [digits[point], digits[point + 1], digits[point + 2]];
+    digits[point] = b'.';
+    text.extend_from_slice(&digits[from.min(point - 1)..=point]);
+    text.extend_from_slice(&fraction);
+}
+
+/// Writes the lowest decimal digits of a number, as many as there is room for.
+pub fn put_digits(room: &mut [u8], mut value: u64) {
+    for digit in room.iter_mut().rev() {
+        *digit = b'0' + (value % 10) as u8;
         value /= 10;
     }
-    text.push_str(std::str::from_utf8(written).unwrap_or_default());
+}
+
+/// All 20 digits, and where the first one stands that is not a leading zero.
+fn digits_of(mut value: u64) -> ([u8; 20], usize) {
+    let (mut digits, mut from) = ([b'0'; 20], 20);
+    while value > 0 {
+        from -= 1;
+        digits[from] = b'0' + (value % 10) as u8;
+        value /= 10;
+    }
+    (digits, from)
 }
 
 #[cfg(test)]
@@ -27,12 +45,14 @@ mod tests {
         #[test]
         fn digits_are_those_of_the_formatter(value in any::<u64>(), small in 0u64..1000, digits in 1usize..=20) {
             for value in [value, small, 0, u64::MAX] {
-                let (mut number, mut cut) = (String::new(), String::new());
+                let (mut number, mut thousandths, mut lowest) = (Vec::new(), Vec::new(), vec![b'x'; digits]);
                 push_number(&mut number, value);
-                push_digits(&mut cut, value, digits);
-                prop_assert_eq!(&number, &value.to_string());
-                let padded = format!("{value:020}");
-                prop_assert_eq!(cut.as_str(), &padded[20 - digits..]);
+                push_thousandths(&mut thousandths, value);
+                put_digits(&mut lowest, value);
+                prop_assert_eq!(number, value.to_string().into_bytes());
+                prop_assert_eq!(thousandths, format!("{}.{:03}", value / 1000, value % 1000).into_bytes());
+                let all = format!("{value:020}");
+                prop_assert_eq!(lowest, &all.as_bytes()[20 - digits..]);
             }
         }
     }

@@ -20,7 +20,7 @@ pub use priority::Priority;
 
 use std::fmt;
 use std::ops::{Add, Sub};
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 /// A moment on the monotonic clock: nanoseconds since the process's clock began.
@@ -150,7 +150,8 @@ impl TenantId {
     /// Whoever asks where the settings name no tenants.
     #[must_use]
     pub fn anonymous() -> Self {
-        TenantId::from("anonymous")
+        static ANONYMOUS: LazyLock<TenantId> = LazyLock::new(|| TenantId::from("anonymous"));
+        ANONYMOUS.clone()
     }
 }
 
