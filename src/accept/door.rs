@@ -13,8 +13,8 @@ use bytes::Bytes;
 use http::{Request, Response};
 use http_body::Body;
 use hyper::body::Incoming;
+use hyper::server::conn::{http1, http2};
 use hyper_util::rt::TokioIo;
-use hyper_util::server::conn::auto;
 use pin_project_lite::pin_project;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Sleep;
@@ -28,6 +28,7 @@ use super::settings::Listen;
 use super::socket::Socket;
 use super::stream::{Reception, Streams};
 use super::tls::Certificates;
+use super::version::{Asking, Version};
 use crate::clock::Clock;
 use crate::units::{Severed, Tick};
 
@@ -93,10 +94,24 @@ impl Door {
         let Some(transport) = self.greet(socket, &peer, limits.header_timeout).await else { return };
         let streams = Streams::new(self.drain.clone(), limits.write_stall);
         let reception = Reception::new(service, Arc::clone(&peer), &streams);
-        let builder = protocol(&limits, streams);
-        let talk = builder.serve_connection(TokioIo::new(transport), reception);
-        let minder = Minder::new(Arc::clone(&peer), &limits, self.drain.ear());
-        converse(pin!(talk), minder).await;
+        let mut minder = Minder::new(Arc::clone(&peer), &limits, self.drain.ear());
+        let mut alarm = pin!(minder.alarm());
+        let asked = converse(&mut Asking::new(transport), &mut minder, alarm.as_mut()).await;
+        let Some(Ok(Some((version, io)))) = asked else { return };
+        let io = TokioIo::new(io);
+        let ended = match version {
+            Version::Http1 => {
+                converse(&mut http1(&limits).serve_connection(io, reception), &mut minder, alarm.as_mut()).await
+            }
+            Version::Http2 => {
+                // In a box: it is three times as large as the other, and much rarer.
+                let mut talk = Box::new(http2(&limits, streams).serve_connection(io, reception));
+                converse(&mut *talk, &mut minder, alarm.as_mut()).await
+            }
+        };
+        if let Some(Err(error)) = ended {
+            tracing::debug!(%error, "connection ended");
+        }
         last_stream_ended(&peer).await;
     }
 
@@ -121,24 +136,27 @@ impl Door {
     }
 }
 
-/// hyper's side of the limits.
-fn protocol(limits: &Listen, streams: Streams) -> auto::Builder<Streams> {
-    let mut builder = auto::Builder::new(streams);
-    let mut http1 = builder.http1();
+/// hyper's side of the limits, HTTP/1.
+fn http1(limits: &Listen) -> http1::Builder {
+    let mut builder = http1::Builder::new();
     // The limits on time are ours: hyper's timer runs on HTTP/1 only, and not before the
     // first byte. The buffer is what a head must fit into, and what a client that does not
     // read can make us keep.
-    http1.header_read_timeout(None).max_buf_size(limits.max_head.max(HYPERS_LEAST_BUFFER));
+    builder.header_read_timeout(None).max_buf_size(limits.max_head.max(HYPERS_LEAST_BUFFER));
     // Events are short: to copy one behind its chunk's length is cheaper than a list of three.
-    http1.writev(false);
+    builder.writev(false);
     if limits.max_header_lines != HYPERS_OWN_LINES {
-        http1.max_headers(limits.max_header_lines);
+        builder.max_headers(limits.max_header_lines);
     }
-    let head = u32::try_from(limits.max_head).unwrap_or(u32::MAX);
     builder
-        .http2()
+}
+
+/// hyper's side of the limits, HTTP/2.
+fn http2(limits: &Listen, streams: Streams) -> http2::Builder<Streams> {
+    let mut builder = http2::Builder::new(streams);
+    builder
         .max_concurrent_streams(limits.http2_max_streams)
-        .max_header_list_size(head)
+        .max_header_list_size(u32::try_from(limits.max_head).unwrap_or(u32::MAX))
         .max_send_buf_size(STREAM_BUFFER);
     builder
 }
@@ -152,8 +170,36 @@ const HYPERS_LEAST_BUFFER: usize = 8 * 1024;
 /// hyper keeps its table on the stack as long as the number is not set.
 const HYPERS_OWN_LINES: usize = 100;
 
-/// Polls the connection, and what may end it.
-async fn converse<'a, I, S, B>(mut talk: Pin<&mut auto::Connection<'a, I, S, Streams>>, mut minder: Minder)
+/// A part of a connection's life: what is polled, until it ends or is asked to.
+pub(super) trait Talk {
+    /// What comes of it.
+    type End;
+    /// Goes on.
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Self::End>;
+    /// To be closed when what has begun is done.
+    fn finish(&mut self);
+}
+
+impl<I, S, B> Talk for http1::Connection<I, S>
+where
+    I: hyper::rt::Read + hyper::rt::Write + Unpin + 'static,
+    S: hyper::service::Service<Request<Incoming>, Response = Response<B>>,
+    S::Error: Into<Fault>,
+    B: Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<Fault>,
+{
+    type End = hyper::Result<()>;
+
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<hyper::Result<()>> {
+        Future::poll(Pin::new(self), cx)
+    }
+
+    fn finish(&mut self) {
+        Pin::new(self).graceful_shutdown();
+    }
+}
+
+impl<I, S, B> Talk for http2::Connection<I, S, Streams>
 where
     I: hyper::rt::Read + hyper::rt::Write + Unpin + 'static,
     S: hyper::service::Service<Request<Incoming>, Response = Response<B>>,
@@ -162,23 +208,30 @@ where
     B: Body<Data = Bytes> + Send + 'static,
     B::Error: Into<Fault>,
 {
-    let mut alarm = pin!(minder.alarm());
+    type End = hyper::Result<()>;
+
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<hyper::Result<()>> {
+        Future::poll(Pin::new(self), cx)
+    }
+
+    fn finish(&mut self) {
+        Pin::new(self).graceful_shutdown();
+    }
+}
+
+/// Polls a part of the connection's life, and what may end it. `None`: the connection is cut.
+async fn converse<T: Talk>(talk: &mut T, minder: &mut Minder, mut alarm: Pin<&mut Sleep>) -> Option<T::End> {
     std::future::poll_fn(|cx| {
         minder.peer.driven_by(cx.waker());
         let mut wish = minder.hear(cx);
         loop {
             match wish {
                 Wish::GoOn => {}
-                Wish::Finish => talk.as_mut().graceful_shutdown(),
-                Wish::Cut => return Poll::Ready(()),
+                Wish::Finish => talk.finish(),
+                Wish::Cut => return Poll::Ready(None),
             }
-            match talk.as_mut().poll(cx) {
-                Poll::Ready(Ok(())) => return Poll::Ready(()),
-                Poll::Ready(Err(error)) => {
-                    tracing::debug!(%error, "connection ended");
-                    return Poll::Ready(());
-                }
-                Poll::Pending => {}
+            if let Poll::Ready(end) = talk.poll(cx) {
+                return Poll::Ready(Some(end));
             }
             wish = minder.watch(alarm.as_mut(), cx);
             if wish == Wish::GoOn {
@@ -186,7 +239,7 @@ where
             }
         }
     })
-    .await;
+    .await
 }
 
 /// What becomes of a connection.

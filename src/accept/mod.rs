@@ -36,6 +36,7 @@ pub mod strict;
 #[cfg(test)]
 mod tests;
 mod tls;
+mod version;
 
 pub use door::{Door, Fault};
 pub use drain::{Drain, Phase};

@@ -1,0 +1,197 @@
+//! Which version of HTTP a client speaks, told by the first bytes it sends.
+//!
+//! HTTP/2 begins with a preface that no HTTP/1 request begins with. What was read to find out
+//! is read again by the version's own code, in one read together with what stands behind it:
+//! hyper then needs one buffer for a request, where two reads would cost it a second one.
+
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use super::door::Talk;
+
+/// What an HTTP/2 client says first (RFC 9113 section 3.4).
+const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Version {
+    Http1,
+    Http2,
+}
+
+/// Reads until the version is known.
+pub(super) struct Asking<T> {
+    /// `None` once the version is known.
+    io: Option<T>,
+    first: First,
+    /// The connection is to end: nobody waits for a first byte any more.
+    is_over: bool,
+}
+
+/// The first bytes of a connection.
+#[derive(Clone, Copy, Debug, Default)]
+struct First {
+    bytes: [u8; PREFACE.len()],
+    len: u8,
+}
+
+impl First {
+    fn seen(&self) -> &[u8] {
+        &self.bytes[..usize::from(self.len)]
+    }
+
+    /// The version, if these bytes tell; `at_end`: no more will come.
+    fn version(&self, at_end: bool) -> Option<Version> {
+        match self.seen() {
+            seen if seen == PREFACE => Some(Version::Http2),
+            seen if PREFACE.starts_with(seen) && !at_end => None,
+            _ => Some(Version::Http1),
+        }
+    }
+}
+
+impl<T> Asking<T> {
+    pub(super) fn new(io: T) -> Self {
+        Asking { io: Some(io), first: First::default(), is_over: false }
+    }
+}
+
+impl<T: AsyncRead + Unpin> Talk for Asking<T> {
+    type End = io::Result<Option<(Version, Rewound<T>)>>;
+
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Self::End> {
+        while let Some(io) = self.io.as_mut().filter(|_| !self.is_over) {
+            let mut room = ReadBuf::new(&mut self.first.bytes);
+            room.set_filled(usize::from(self.first.len));
+            ready!(Pin::new(io).poll_read(cx, &mut room))?;
+            let len = room.filled().len() as u8;
+            let at_end = len == self.first.len;
+            self.first.len = len;
+            if let Some(version) = self.first.version(at_end) {
+                let rewound = self.io.take().map(|io| Rewound { io, first: self.first, given: 0 });
+                return Poll::Ready(Ok(rewound.map(|io| (version, io))));
+            }
+        }
+        Poll::Ready(Ok(None))
+    }
+
+    fn finish(&mut self) {
+        self.is_over = true;
+    }
+}
+
+/// A connection from its first byte on, although some have been read.
+pub(super) struct Rewound<T> {
+    io: T,
+    first: First,
+    given: u8,
+}
+
+impl<T: AsyncRead + Unpin> AsyncRead for Rewound<T> {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        if self.given == self.first.len {
+            return Pin::new(&mut self.io).poll_read(cx, buf);
+        }
+        let left = &self.first.seen()[usize::from(self.given)..];
+        let give = left.len().min(buf.remaining());
+        buf.put_slice(&left[..give]);
+        self.given += give as u8;
+        if buf.remaining() > 0 {
+            // A fault shows again at the next read.
+            let _ = Pin::new(&mut self.io).poll_read(cx, buf);
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<T: AsyncWrite + Unpin> AsyncWrite for Rewound<T> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.io).poll_write(cx, buf)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.io).poll_write_vectored(cx, bufs)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.io.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    use super::*;
+
+    async fn asked(chunks: &[&[u8]]) -> Option<(Version, Vec<u8>)> {
+        let (mut client, io) = tokio::io::duplex(4096);
+        let send = async {
+            for chunk in chunks {
+                client.write_all(chunk).await.unwrap();
+                tokio::task::yield_now().await;
+            }
+            drop(client);
+        };
+        let hear = async {
+            let mut asking = Asking::new(io);
+            let (version, mut io) = std::future::poll_fn(|cx| asking.poll(cx)).await.unwrap()?;
+            let mut all = Vec::new();
+            io.read_to_end(&mut all).await.unwrap();
+            Some((version, all))
+        };
+        tokio::join!(hear, send).0
+    }
+
+    #[tokio::test]
+    async fn the_preface_tells_and_nothing_is_lost() {
+        for (text, version) in [
+            (&b"POST / HTTP/1.1\r\n\r\n"[..], Version::Http1),
+            (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\nmore", Version::Http2),
+            (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r", Version::Http1),
+            (b"PRI * HTTP/1.1\r\n\r\n", Version::Http1),
+            (b"", Version::Http1),
+        ] {
+            assert_eq!(asked(&[text]).await, Some((version, text.to_vec())));
+            let bytes: Vec<&[u8]> = text.chunks(1).collect();
+            assert_eq!(asked(&bytes).await, Some((version, text.to_vec())));
+        }
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_is_to_end_is_not_waited_for() {
+        let (_client, io) = tokio::io::duplex(64);
+        let mut asking = Asking::new(io);
+        let first = std::future::poll_fn(|cx| Poll::Ready(asking.poll(cx).is_pending())).await;
+        assert!(first);
+        asking.finish();
+        let end = std::future::poll_fn(|cx| asking.poll(cx)).await;
+        assert!(end.unwrap().is_none());
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_in_any_pieces_are_read_again(text in proptest::collection::vec(any::<u8>(), 0..64), size in 1usize..40) {
+            let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+            let chunks: Vec<&[u8]> = text.chunks(size).collect();
+            let (version, all) = runtime.block_on(asked(&chunks)).unwrap();
+            prop_assert_eq!(version == Version::Http2, text.starts_with(PREFACE));
+            prop_assert_eq!(all, text);
+        }
+    }
+}
