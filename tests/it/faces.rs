@@ -354,7 +354,7 @@ async fn answers_carry_ids_class_pool_and_times() {
     assert_eq!(answer.header("x-request-id"), Some("mine-1"));
     assert_eq!(answer.header("x-slo-class"), Some("chat"));
     assert_eq!(answer.header("x-goodput-pool"), Some("a"));
-    assert_eq!(answer.header("server-timing"), Some("queue;dur=0.0, upstream;dur=250.0"));
+    assert_eq!(answer.header("server-timing"), Some("queue;dur=0.000, upstream;dur=250.000"));
     assert_eq!(answer.header("x-goodput-reason"), None);
     assert_eq!(house.line().await.text("request_id"), "mine-1");
     let seen = engine.ledger().requests()[0].header("x-request-id").unwrap().to_owned();
