@@ -14,11 +14,12 @@
 //!    their class ([`WhenHopeless`]).
 //! 4. Among these the earliest deadline of the tenants whose tokens served lie within one
 //!    quantum of the least-served tenant that waits; while a tenant waits, another one gets
-//!    at most twice the quantum and the largest request before it. Without an objective: last,
-//!    by arrival.
+//!    at most twice the sum of the quantum and the largest request before it (estimates that
+//!    are corrected later apart). Without an objective: last, by arrival.
 //!
-//! Stepping behind changes nothing in what one tenant sends with equal deadlines and the same
-//! rule: a request becomes hopeless no later than the one before it.
+//! Stepping behind changes no order in what one tenant sends with equal deadlines and the same
+//! rule: a request becomes hopeless no later than the one before it. A request over the limit
+//! may be overtaken by a later one within it.
 //!
 //! Inside a rank nothing but `leave_by` bounds the wait of a request that others keep
 //! overtaking (a hopeless one, one with no objective): then it is refused, never left waiting.
