@@ -1,0 +1,442 @@
+//! Who of a pool's requests runs, who waits, and who is turned away.
+//!
+//! Sans-IO: moments are arguments, answers say what to do ([`Moves`]) and when to ask again
+//! ([`Scheduler::next_deadline`]). The desk that will hold the lock, wake the waiting and give
+//! seats back is not there yet: nothing uses this room so far, and no request waits in it.
+//!
+//! The order, one scheduler per pool:
+//! 1. Requests within their tenants' limits, then those over them (while there is room; no
+//!    guarantee covers these).
+//! 2. The highest rank that waits, unless another one's guaranteed share is due ([`Shares`]):
+//!    a rank is entitled to its share of the tokens admitted while it waits, and is due when
+//!    that covers its next request. [`Shares::longest_wait`] is the bound that follows.
+//! 3. In a rank, requests that can still make it before those that cannot, by the rule of
+//!    their class ([`WhenHopeless`]).
+//! 4. Among these the earliest deadline of the tenants whose tokens served lie within one
+//!    quantum of the least-served tenant that waits; while a tenant waits, another one gets
+//!    at most twice the sum of the quantum and the largest request before it (estimates that
+//!    are corrected later apart). Without an objective: last, by arrival.
+//!
+//! Stepping behind changes no order in what one tenant sends with equal deadlines and the same
+//! rule: a request becomes hopeless no later than the one before it. A request over the limit
+//! may be overtaken by a later one within it.
+//!
+//! Inside a rank nothing but `leave_by` bounds the wait of a request that others keep
+//! overtaking (a hopeless one, one with no objective): then it is refused, never left waiting.
+//!
+//! A full queue refuses the lowest rank first, those over their limits before all. An arrival
+//! takes the place of a waiting request of a lower rank, as long as that rank holds more than
+//! its guaranteed places; in its own rank that of a tenant which holds more places than its
+//! own, so that one tenant's burst cannot hold them all.
+//!
+//! Every operation costs O(log n) in the requests and tenants waiting, plus that for each
+//! request it moves.
+
+mod ask;
+mod drain;
+mod lane;
+mod row;
+mod shares;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeSet, HashMap};
+use std::time::Duration;
+
+use crate::units::{Priority, TenantId, Tick, Tokens};
+
+pub use ask::{Aim, Ask, Moves, Standing, Ticket, TurnedAway, WhenHopeless, Why};
+pub use shares::{BadShares, Shares};
+
+use drain::Drain;
+use lane::Place;
+use row::{Line, Row};
+
+/// How a pool's queue behaves.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// Requests that may wait. 0: a request runs at once or is refused.
+    pub max_waiting: usize,
+    /// How far a tenant's tokens may be ahead of the least-served one's before it has to let
+    /// the others go first.
+    pub quantum: Tokens,
+    /// What each rank is guaranteed.
+    pub shares: Shares,
+}
+
+impl Default for Settings {
+    /// 1000 requests, 8192 tokens, the default shares.
+    fn default() -> Self {
+        Settings { max_waiting: 1000, quantum: Tokens(8192), shares: Shares::default() }
+    }
+}
+
+/// The queue in front of one pool's seats.
+#[derive(Debug)]
+pub struct Scheduler {
+    settings: Settings,
+    seats: usize,
+    /// The latest moment heard of: time does not go back.
+    now: Tick,
+    /// Tickets given so far.
+    tickets: u64,
+    /// Admissions so far.
+    turns: u64,
+    /// In the order of going: ranks within their limits, then ranks over them.
+    rows: Vec<Row>,
+    waiting: HashMap<Ticket, Waiting>,
+    running: HashMap<Ticket, Seated>,
+    /// When each waiting request has to be turned away.
+    alarms: BTreeSet<(Tick, Ticket)>,
+    /// The last call of those that will step behind after it.
+    last_calls: BTreeSet<(Tick, Ticket)>,
+    drain: Drain,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    tenant: TenantId,
+    row: usize,
+    line: Line,
+    place: Place,
+    cost: u64,
+    /// No later than that of the tenant's request before it with the same deadline.
+    last_call: Option<Tick>,
+    /// Whether it steps behind after its last call.
+    steps: bool,
+    alarm: (Tick, Why),
+}
+
+#[derive(Debug)]
+struct Seated {
+    tenant: TenantId,
+    row: usize,
+    line: Line,
+    cost: u64,
+}
+
+const RANKS: usize = Priority::ALL.len();
+
+/// More than this no request counts for, so that sums stay far from their end.
+const LARGEST: u64 = 1 << 40;
+
+fn row_of(ask: &Ask) -> usize {
+    match ask.standing {
+        Standing::WithinLimits => ask.rank as usize,
+        Standing::OverLimit => RANKS + ask.rank as usize,
+    }
+}
+
+impl Scheduler {
+    /// A queue with nobody in it, and no seats: see [`Scheduler::set_seats`].
+    #[must_use]
+    pub fn new(settings: Settings) -> Self {
+        let rows = (0..2 * RANKS).map(|_| Row::new(settings.quantum.0)).collect();
+        Scheduler {
+            settings,
+            seats: 0,
+            now: Tick::ZERO,
+            tickets: 0,
+            turns: 0,
+            rows,
+            waiting: HashMap::new(),
+            running: HashMap::new(),
+            alarms: BTreeSet::new(),
+            last_calls: BTreeSet::new(),
+            drain: Drain::default(),
+        }
+    }
+
+    /// A request asks for a seat. Its ticket stands in the moves if it has one or gets none;
+    /// otherwise it waits.
+    pub fn offer(&mut self, ask: &Ask, at: Tick) -> (Ticket, Moves) {
+        let mut moves = self.begin(at);
+        self.tickets += 1;
+        let ticket = Ticket(self.tickets);
+        let seat_is_free = self.free_seats() > 0;
+        let waiting = self.stand(ask, ticket);
+        let refusal = if seat_is_free { None } else { self.refusal(ask, &waiting, &mut moves) };
+        match refusal {
+            Some(why) => {
+                let away = self.turned_away(ticket, waiting.row, why);
+                moves.refused.push(away);
+            }
+            None => {
+                self.enter(ticket, waiting);
+                self.fill(&mut moves);
+            }
+        }
+        self.end();
+        (ticket, moves)
+    }
+
+    /// A seat for a request that must not wait, as a retry from another pool. None is taken
+    /// from those that wait: while there are any, no seat is free.
+    pub fn take_free_seat(&mut self, ask: &Ask, at: Tick) -> Option<Ticket> {
+        self.now = self.now.max(at);
+        if self.free_seats() == 0 {
+            return None;
+        }
+        let (ticket, moves) = self.offer(ask, at);
+        debug_assert!(moves.admitted == [ticket] && moves.refused.is_empty(), "a free seat, and nobody waits");
+        Some(ticket)
+    }
+
+    /// A request gives its seat back; `used` are the tokens that it cost in the end. A ticket
+    /// without a seat changes nothing.
+    pub fn release(&mut self, ticket: Ticket, used: Tokens, at: Tick) -> Moves {
+        let mut moves = self.begin(at);
+        if let Some(seated) = self.running.remove(&ticket) {
+            if self.free_seats() > 0 {
+                self.drain.freed(self.now);
+            }
+            let used = used.0.clamp(1, LARGEST);
+            self.rows[seated.row].correct(seated.line, &seated.tenant, seated.cost, used);
+        }
+        self.fill(&mut moves);
+        self.end();
+        moves
+    }
+
+    /// A waiting request leaves by itself. False: it does not wait (any more).
+    pub fn withdraw(&mut self, ticket: Ticket, at: Tick) -> bool {
+        self.now = self.now.max(at);
+        let left = self.leave(ticket, 0).is_some();
+        self.end();
+        left
+    }
+
+    /// Turns away those whose time is over.
+    pub fn expire(&mut self, at: Tick) -> Moves {
+        let moves = self.begin(at);
+        self.end();
+        moves
+    }
+
+    /// When [`Scheduler::expire`] has something to do next.
+    #[must_use]
+    pub fn next_deadline(&self) -> Option<Tick> {
+        self.alarms.first().map(|(moment, _)| *moment)
+    }
+
+    /// The pool has so many seats from now on. With fewer than are taken nobody is admitted
+    /// until enough are given back.
+    pub fn set_seats(&mut self, seats: usize, at: Tick) -> Moves {
+        self.seats = seats;
+        let mut moves = self.begin(at);
+        self.fill(&mut moves);
+        self.end();
+        moves
+    }
+
+    /// Other settings from now on. Whoever waits stays, even if more wait than may.
+    pub fn set_settings(&mut self, settings: Settings) {
+        if settings.quantum != self.settings.quantum {
+            self.rows.iter_mut().for_each(|row| row.set_quantum(settings.quantum.0));
+        }
+        self.settings = settings;
+    }
+
+    /// Requests that wait.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// Requests that wait in a rank, those over their limits apart.
+    #[must_use]
+    pub fn waiting_in(&self, rank: Priority, standing: Standing) -> usize {
+        match standing {
+            Standing::WithinLimits => self.rows[rank as usize].len(),
+            Standing::OverLimit => self.rows[RANKS + rank as usize].len(),
+        }
+    }
+
+    /// Seats taken.
+    #[must_use]
+    pub fn running(&self) -> usize {
+        self.running.len()
+    }
+
+    /// Seats that the pool has.
+    #[must_use]
+    pub fn seats(&self) -> usize {
+        self.seats
+    }
+
+    /// Seats that nobody holds.
+    #[must_use]
+    pub fn free_seats(&self) -> usize {
+        self.seats.saturating_sub(self.running.len())
+    }
+
+    /// How long a request of this rank would wait, by those that wait now in its rank and
+    /// before it and the rate at which seats were seen to come free. Later arrivals of higher
+    /// ranks are not foreseen. None where there are no seats or no rate has been measured.
+    #[must_use]
+    pub fn expected_wait(&self, rank: Priority, at: Tick) -> Option<Duration> {
+        if self.free_seats() > 0 {
+            return Some(Duration::ZERO);
+        }
+        self.time_through(rank as usize, at.max(self.now))
+    }
+
+    fn time_through(&self, row: usize, at: Tick) -> Option<Duration> {
+        if self.seats == 0 {
+            return None;
+        }
+        let before: usize = self.rows[..=row].iter().map(Row::len).sum();
+        self.drain.time_for(before + 1, at)
+    }
+
+    /// What every operation does first: time passes.
+    fn begin(&mut self, at: Tick) -> Moves {
+        self.now = self.now.max(at);
+        let mut moves = Moves::default();
+        while let Some((moment, ticket)) = self.alarms.first().copied().filter(|(moment, _)| *moment <= self.now) {
+            debug_assert!(
+                self.waiting.contains_key(&ticket),
+                "{ticket:?} has an alarm at {moment:?} and does not wait"
+            );
+            let Some(gone) = self.leave(ticket, 0) else { break };
+            let away = self.turned_away(ticket, gone.row, gone.alarm.1);
+            moves.refused.push(away);
+        }
+        while let Some((_, ticket)) = self.last_calls.first().copied().filter(|(moment, _)| *moment < self.now) {
+            self.last_calls.pop_first();
+            if let Some(waiting) = self.waiting.get_mut(&ticket) {
+                waiting.line = Line::Hopeless;
+                self.rows[waiting.row].step_behind(&waiting.tenant, waiting.place);
+            }
+        }
+        moves
+    }
+
+    /// What every operation does last.
+    fn end(&mut self) {
+        self.drain.watch(self.seats > 0 && self.free_seats() == 0, self.now);
+    }
+
+    /// Where a request would stand.
+    fn stand(&self, ask: &Ask, ticket: Ticket) -> Waiting {
+        let row = row_of(ask);
+        let place = Place { due: ask.aim.due(ask.arrival), ticket };
+        let own = ask.aim.last_call(ask.arrival);
+        let last_call = own.map(|own| self.last_call_before(row, ask, place).map_or(own, |before| own.min(before)));
+        let steps = ask.when_hopeless == WhenHopeless::Demote && last_call.is_some();
+        let late = steps && last_call.is_some_and(|last| last < self.now);
+        let shed = own.filter(|_| ask.when_hopeless == WhenHopeless::Shed).map(|last| last + Duration::from_nanos(1));
+        let alarm = match shed {
+            Some(shed) if shed < ask.leave_by => (shed, Why::Hopeless),
+            _ => (ask.leave_by, Why::WaitedTooLong),
+        };
+        let line = if late { Line::Hopeless } else { Line::Hopeful };
+        let cost = ask.tokens.0.clamp(1, LARGEST);
+        Waiting { tenant: ask.tenant.clone(), row, line, place, cost, last_call, steps, alarm }
+    }
+
+    /// The last call of the tenant's latest request with the same deadline. Without this one
+    /// with a shorter prompt would overtake it as soon as it has to step behind.
+    fn last_call_before(&self, row: usize, ask: &Ask, place: Place) -> Option<Tick> {
+        let before = self.rows[row].last_due(&ask.tenant, place.due)?;
+        self.waiting.get(&before)?.last_call
+    }
+
+    /// Why a request that finds no free seat may not wait either. Makes a place for it in a
+    /// full queue if it can.
+    fn refusal(&mut self, ask: &Ask, waiting: &Waiting, moves: &mut Moves) -> Option<Why> {
+        if waiting.alarm.0 <= self.now {
+            return Some(waiting.alarm.1);
+        }
+        if self.waiting.len() < self.settings.max_waiting {
+            return None;
+        }
+        let Some(victim) = self.victim(waiting.row, &ask.tenant) else { return Some(Why::QueueFull) };
+        if let Some(gone) = self.leave(victim, 0) {
+            let away = self.turned_away(victim, gone.row, Why::PushedOut);
+            moves.refused.push(away);
+        }
+        None
+    }
+
+    /// Who has to go so that this tenant may wait in this row.
+    fn victim(&self, row: usize, tenant: &TenantId) -> Option<Ticket> {
+        let lower = (row + 1..self.rows.len()).rev().find(|lower| self.rows[*lower].len() > self.guaranteed(*lower));
+        match lower {
+            Some(lower) => self.rows[lower].last_of_the_crowd(),
+            None if self.rows[row].is_crowded_for(tenant) => self.rows[row].last_of_the_crowd(),
+            None => None,
+        }
+    }
+
+    fn guaranteed(&self, row: usize) -> usize {
+        let rank = Priority::ALL.get(row);
+        rank.map_or(0, |rank| self.settings.shares.places(*rank, self.settings.max_waiting))
+    }
+
+    fn enter(&mut self, ticket: Ticket, waiting: Waiting) {
+        self.rows[waiting.row].insert(waiting.line, &waiting.tenant, waiting.place);
+        self.alarms.insert((waiting.alarm.0, ticket));
+        if let Some(last_call) = waiting.last_call.filter(|_| waiting.steps && waiting.line == Line::Hopeful) {
+            self.last_calls.insert((last_call, ticket));
+        }
+        self.waiting.insert(ticket, waiting);
+    }
+
+    /// Takes a request out of the queue and all that remembers it there.
+    fn leave(&mut self, ticket: Ticket, charge: u64) -> Option<Waiting> {
+        let gone = self.waiting.remove(&ticket)?;
+        self.rows[gone.row].remove(gone.line, &gone.tenant, gone.place, charge);
+        self.alarms.remove(&(gone.alarm.0, ticket));
+        if let Some(last_call) = gone.last_call.filter(|_| gone.steps) {
+            self.last_calls.remove(&(last_call, ticket));
+        }
+        Some(gone)
+    }
+
+    fn turned_away(&self, ticket: Ticket, row: usize, why: Why) -> TurnedAway {
+        let whole =
+            |wait: Duration| Duration::from_secs(wait.as_secs() + u64::from(wait.subsec_nanos() > 0)).max(SECOND);
+        TurnedAway { ticket, why, retry_after: self.time_through(row, self.now).map(whole) }
+    }
+
+    /// Seats are taken as long as there are any and somebody waits.
+    fn fill(&mut self, moves: &mut Moves) {
+        while self.free_seats() > 0 {
+            let Some(row) = self.next_row() else { return };
+            let Some(place) = self.rows[row].first() else { return };
+            let Some(cost) = self.waiting.get(&place.ticket).map(|waiting| waiting.cost) else { return };
+            self.entitle(row, cost);
+            let Some(gone) = self.leave(place.ticket, cost) else { return };
+            self.running.insert(place.ticket, Seated { tenant: gone.tenant, row, line: gone.line, cost });
+            moves.admitted.push(place.ticket);
+        }
+    }
+
+    /// The row whose turn it is: of those that are due the one whose last turn is longest
+    /// ago, else the highest.
+    fn next_row(&self) -> Option<usize> {
+        let due = (0..RANKS).filter(|row| self.is_due(*row)).min_by_key(|row| self.rows[*row].last_turn);
+        due.or_else(|| self.rows.iter().position(|row| row.len() > 0))
+    }
+
+    /// Whether a rank's entitlement covers its next request.
+    fn is_due(&self, row: usize) -> bool {
+        let first = self.rows[row].first().and_then(|place| self.waiting.get(&place.ticket));
+        first.is_some_and(|first| self.rows[row].credit >= first.cost * 1000)
+    }
+
+    /// So many tokens go to this row: each rank that waits is entitled to its share of them.
+    fn entitle(&mut self, row: usize, cost: u64) {
+        self.turns += 1;
+        self.rows[row].last_turn = self.turns;
+        for (rank, waits) in Priority::ALL.iter().zip(&mut self.rows) {
+            if row < RANKS && waits.len() > 0 {
+                waits.credit = waits.credit.saturating_add(cost * u64::from(self.settings.shares.of(*rank)));
+            }
+        }
+        self.rows[row].credit = self.rows[row].credit.saturating_sub(cost * 1000);
+    }
+}
+
+const SECOND: Duration = Duration::from_secs(1);

@@ -1,0 +1,82 @@
+//! How fast a queue drains: the rate at which seats come free while all of them are taken.
+//!
+//! Its clock stands still while a seat is free or the pool has none: a quiet hour does not
+//! make the pool look slow, and the figure of the last rush stands until there is a newer one.
+//! A pool that is stuck looks slower with every moment.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use crate::units::Tick;
+
+/// Freed seats that the rate is taken over.
+const REMEMBERED: usize = 32;
+
+#[derive(Debug, Default)]
+pub(super) struct Drain {
+    /// Time with all seats taken, up to `since`.
+    before: Duration,
+    since: Option<Tick>,
+    marks: VecDeque<Duration>,
+}
+
+impl Drain {
+    /// All seats are taken, or not, from `at` on.
+    pub fn watch(&mut self, all_taken: bool, at: Tick) {
+        match (self.since, all_taken) {
+            (None, true) => {
+                self.since = Some(at);
+                if self.marks.is_empty() {
+                    self.marks.push_back(self.before);
+                }
+            }
+            (Some(_), false) => {
+                self.before = self.clock(at);
+                self.since = None;
+            }
+            _ => {}
+        }
+    }
+
+    /// A seat has come free; counted only if all were taken.
+    pub fn freed(&mut self, at: Tick) {
+        if self.since.is_some() {
+            self.marks.push_back(self.clock(at));
+            if self.marks.len() > REMEMBERED + 1 {
+                self.marks.pop_front();
+            }
+        }
+    }
+
+    /// How long it takes until so many seats have come free, at the rate measured.
+    pub fn time_for(&self, requests: usize, at: Tick) -> Option<Duration> {
+        let first = self.marks.front()?;
+        let seen = self.marks.len() as u128 - 1;
+        let nanos = (self.clock(at) - *first).as_nanos().saturating_mul(requests as u128).checked_div(seen)?;
+        Some(Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX)))
+    }
+
+    fn clock(&self, at: Tick) -> Duration {
+        self.before + self.since.map_or(Duration::ZERO, |since| at.since(since))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_quiet_hour_is_not_slow_and_a_stuck_pool_is() {
+        let ms = Tick::from_millis;
+        let mut drain = Drain::default();
+        drain.watch(true, ms(1000));
+        assert_eq!(drain.time_for(1, ms(2000)), None, "nothing measured");
+        drain.freed(ms(1500));
+        drain.freed(ms(2000));
+        drain.watch(false, ms(2000));
+        drain.freed(ms(3000));
+        drain.watch(true, ms(3_602_000));
+        assert_eq!(drain.time_for(4, ms(3_602_000)), Some(Duration::from_secs(2)));
+        assert_eq!(drain.time_for(4, ms(3_604_000)), Some(Duration::from_secs(6)));
+    }
+}

@@ -1,0 +1,164 @@
+//! A line shared by tenants: the earliest deadline among those that had least.
+//!
+//! Each tenant has a count of tokens served. A tenant that begins to wait is lifted to the
+//! `floor`, the count of the least-served tenant that waits: nobody saves up turns by staying
+//! away, and what a tenant used while nobody else wanted it is not held against it. So the
+//! floor never falls, a tenant leaves the eligible ones only by being served, and every
+//! operation costs O(log n), counted over all of them.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use super::ask::{Due, Ticket};
+use crate::units::TenantId;
+
+/// Where a request stands in a line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Place {
+    pub due: Due,
+    pub ticket: Ticket,
+}
+
+#[derive(Debug)]
+pub(super) struct Lane {
+    quantum: u64,
+    floor: u64,
+    /// Tenants that wait, and those that do not but had more than the floor.
+    members: HashMap<TenantId, Member>,
+    /// The first request of each waiting tenant within a quantum of the floor.
+    eligible: BTreeMap<Place, TenantId>,
+    /// Waiting tenants beyond that.
+    ahead: BTreeSet<(u64, TenantId)>,
+    /// All waiting tenants.
+    waiting: BTreeSet<(u64, TenantId)>,
+    /// Members that do not wait.
+    idle: BTreeSet<(u64, TenantId)>,
+}
+
+#[derive(Debug)]
+struct Member {
+    served: u64,
+    places: BTreeSet<Place>,
+}
+
+impl Lane {
+    pub fn new(quantum: u64) -> Self {
+        Lane {
+            quantum,
+            floor: 0,
+            members: HashMap::new(),
+            eligible: BTreeMap::new(),
+            ahead: BTreeSet::new(),
+            waiting: BTreeSet::new(),
+            idle: BTreeSet::new(),
+        }
+    }
+
+    /// Whose turn it is.
+    pub fn first(&self) -> Option<Place> {
+        self.eligible.first_key_value().map(|(place, _)| *place)
+    }
+
+    /// The request of a tenant that would come last.
+    pub fn last_of(&self, tenant: &TenantId) -> Option<Place> {
+        self.members.get(tenant).and_then(|member| member.places.last().copied())
+    }
+
+    /// The last request of a tenant with this deadline.
+    pub fn last_due(&self, tenant: &TenantId, due: Due) -> Option<Ticket> {
+        let end = Place { due, ticket: Ticket(u64::MAX) };
+        let before = self.members.get(tenant)?.places.range(..=end).next_back()?;
+        (before.due == due).then_some(before.ticket)
+    }
+
+    pub fn insert(&mut self, tenant: &TenantId, place: Place) {
+        self.change(tenant, |member| {
+            member.places.insert(place);
+        });
+    }
+
+    /// Takes a request out; `charge` is what it will cost if it is served, else zero.
+    pub fn remove(&mut self, tenant: &TenantId, place: Place, charge: u64) {
+        self.change(tenant, |member| {
+            member.places.remove(&place);
+            member.served = member.served.saturating_add(charge);
+        });
+    }
+
+    /// A request served earlier cost another amount than was charged. What is given back does
+    /// not lift its tenant over those that had least.
+    pub fn correct(&mut self, tenant: &TenantId, charged: u64, used: u64) {
+        if charged != used {
+            self.change(tenant, |member| member.served = member.served.saturating_add(used).saturating_sub(charged));
+        }
+    }
+
+    pub fn set_quantum(&mut self, quantum: u64) {
+        self.quantum = quantum;
+        self.eligible.clear();
+        self.ahead.clone_from(&self.waiting);
+        self.raise_floor();
+    }
+
+    fn change(&mut self, tenant: &TenantId, how: impl FnOnce(&mut Member)) {
+        let mut member = match self.members.remove(tenant) {
+            Some(member) => self.unlink(tenant, member),
+            None => Member { served: self.floor, places: BTreeSet::new() },
+        };
+        how(&mut member);
+        member.served = member.served.max(self.floor);
+        self.link(tenant, member);
+        self.raise_floor();
+    }
+
+    fn unlink(&mut self, tenant: &TenantId, member: Member) -> Member {
+        let key = (member.served, tenant.clone());
+        match member.places.first() {
+            None => drop(self.idle.remove(&key)),
+            Some(first) => {
+                if self.eligible.remove(first).is_none() {
+                    self.ahead.remove(&key);
+                }
+                self.waiting.remove(&key);
+            }
+        }
+        member
+    }
+
+    fn link(&mut self, tenant: &TenantId, member: Member) {
+        let key = (member.served, tenant.clone());
+        match member.places.first() {
+            None if member.served <= self.floor => return,
+            None => drop(self.idle.insert(key)),
+            Some(first) => {
+                if member.served <= self.floor.saturating_add(self.quantum) {
+                    self.eligible.insert(*first, tenant.clone());
+                } else {
+                    self.ahead.insert(key.clone());
+                }
+                self.waiting.insert(key);
+            }
+        }
+        self.members.insert(tenant.clone(), member);
+    }
+
+    /// The floor follows the least-served tenant that waits; those that it catches up with
+    /// become eligible, or are forgotten.
+    fn raise_floor(&mut self) {
+        let Some((least, _)) = self.waiting.first() else { return };
+        self.floor = *least;
+        let reach = self.floor.saturating_add(self.quantum);
+        while let Some((_, tenant)) = pop_up_to(&mut self.ahead, reach) {
+            let first = self.members.get(&tenant).and_then(|member| member.places.first());
+            if let Some(first) = first {
+                self.eligible.insert(*first, tenant);
+            }
+        }
+        while let Some((_, tenant)) = pop_up_to(&mut self.idle, self.floor) {
+            self.members.remove(&tenant);
+        }
+    }
+}
+
+fn pop_up_to(set: &mut BTreeSet<(u64, TenantId)>, most: u64) -> Option<(u64, TenantId)> {
+    if set.first()?.0 <= most { set.pop_first() } else { None }
+}

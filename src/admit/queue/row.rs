@@ -1,0 +1,122 @@
+//! One rank of those that wait: who can still make it, behind them who cannot, and how many
+//! places each tenant holds.
+
+use std::collections::{BTreeSet, HashMap};
+
+use super::ask::{Due, Ticket};
+use super::lane::{Lane, Place};
+use crate::units::TenantId;
+
+/// Which of a row's two lines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Line {
+    /// Those that can keep their promise, or have none, or keep their place whatever comes.
+    Hopeful,
+    /// Those that stepped behind.
+    Hopeless,
+}
+
+#[derive(Debug)]
+pub(super) struct Row {
+    hopeful: Lane,
+    hopeless: Lane,
+    /// Requests waiting, per tenant.
+    held: HashMap<TenantId, usize>,
+    /// The same, the most first from the end.
+    crowd: BTreeSet<(usize, TenantId)>,
+    len: usize,
+    /// Thousandths of tokens that the rank's share entitles it to and that it has not had.
+    pub credit: u64,
+    /// Number of the last admission from this row.
+    pub last_turn: u64,
+}
+
+impl Row {
+    pub fn new(quantum: u64) -> Self {
+        Row {
+            hopeful: Lane::new(quantum),
+            hopeless: Lane::new(quantum),
+            held: HashMap::new(),
+            crowd: BTreeSet::new(),
+            len: 0,
+            credit: 0,
+            last_turn: 0,
+        }
+    }
+
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whose turn it is in this row.
+    pub fn first(&self) -> Option<Place> {
+        self.hopeful.first().or_else(|| self.hopeless.first())
+    }
+
+    /// The last request of a tenant with this deadline, in either line.
+    pub fn last_due(&self, tenant: &TenantId, due: Due) -> Option<Ticket> {
+        self.hopeful.last_due(tenant, due).max(self.hopeless.last_due(tenant, due))
+    }
+
+    pub fn insert(&mut self, line: Line, tenant: &TenantId, place: Place) {
+        self.line(line).insert(tenant, place);
+        self.count(tenant, |held| held + 1);
+        self.len += 1;
+    }
+
+    /// Takes a request out; `charge` as in [`Lane::remove`]. A row that nobody waits in is
+    /// entitled to nothing.
+    pub fn remove(&mut self, line: Line, tenant: &TenantId, place: Place, charge: u64) {
+        self.line(line).remove(tenant, place, charge);
+        self.count(tenant, |held| held - 1);
+        self.len -= 1;
+        if self.len == 0 {
+            self.credit = 0;
+        }
+    }
+
+    /// A request steps behind those of its row that can still make it.
+    pub fn step_behind(&mut self, tenant: &TenantId, place: Place) {
+        self.hopeful.remove(tenant, place, 0);
+        self.hopeless.insert(tenant, place);
+    }
+
+    pub fn correct(&mut self, line: Line, tenant: &TenantId, charged: u64, used: u64) {
+        self.line(line).correct(tenant, charged, used);
+    }
+
+    pub fn set_quantum(&mut self, quantum: u64) {
+        self.hopeful.set_quantum(quantum);
+        self.hopeless.set_quantum(quantum);
+    }
+
+    /// The request to push out: of the tenant that holds the most places the one that would
+    /// come last.
+    pub fn last_of_the_crowd(&self) -> Option<Ticket> {
+        let (_, tenant) = self.crowd.last()?;
+        self.hopeless.last_of(tenant).or_else(|| self.hopeful.last_of(tenant)).map(|place| place.ticket)
+    }
+
+    /// Whether some tenant would hold no fewer places than this one after giving it one.
+    pub fn is_crowded_for(&self, tenant: &TenantId) -> bool {
+        let held = self.held.get(tenant).copied().unwrap_or(0);
+        self.crowd.last().is_some_and(|(most, _)| *most > held + 1)
+    }
+
+    fn line(&mut self, line: Line) -> &mut Lane {
+        match line {
+            Line::Hopeful => &mut self.hopeful,
+            Line::Hopeless => &mut self.hopeless,
+        }
+    }
+
+    fn count(&mut self, tenant: &TenantId, change: impl FnOnce(usize) -> usize) {
+        let held = self.held.remove(tenant).unwrap_or(0);
+        self.crowd.remove(&(held, tenant.clone()));
+        let now = change(held);
+        if now > 0 {
+            self.held.insert(tenant.clone(), now);
+            self.crowd.insert((now, tenant.clone()));
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! What each rank is guaranteed, whatever the ranks above it ask for.
+
+use std::fmt;
+
+use crate::units::{Priority, Tokens};
+
+/// Guaranteed shares of the ranks, in thousandths: of the tokens admitted while a rank waits,
+/// and of the places in a full queue. What is not guaranteed goes to the highest rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shares([u16; 5]);
+
+/// Shares that cannot be kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BadShares {
+    /// This rank could wait for ever.
+    Nothing(Priority),
+    /// All together are more than there is.
+    TooMuch {
+        /// Their sum, in thousandths.
+        sum: u32,
+    },
+}
+
+impl fmt::Display for BadShares {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            BadShares::Nothing(rank) => write!(f, "rank {} has no share and could wait for ever", rank.as_str()),
+            BadShares::TooMuch { sum } => write!(f, "the shares add up to {sum} thousandths, more than 1000"),
+        }
+    }
+}
+
+impl Default for Shares {
+    /// 50 %, 20 %, 10 %, 5 % and 2 %, the highest rank first.
+    fn default() -> Self {
+        Shares([500, 200, 100, 50, 20])
+    }
+}
+
+impl Shares {
+    /// Shares in thousandths, in the order of [`Priority::ALL`].
+    ///
+    /// # Errors
+    /// [`BadShares`] where a rank has none, or all have more than 1000 together.
+    pub fn new(thousandths: [u16; 5]) -> Result<Self, BadShares> {
+        if let Some(at) = thousandths.iter().position(|share| *share == 0) {
+            return Err(BadShares::Nothing(Priority::ALL[at]));
+        }
+        let sum = thousandths.iter().map(|share| u32::from(*share)).sum();
+        if sum > 1000 { Err(BadShares::TooMuch { sum }) } else { Ok(Shares(thousandths)) }
+    }
+
+    /// The share of a rank, in thousandths.
+    #[must_use]
+    pub fn of(self, rank: Priority) -> u16 {
+        self.0[rank as usize]
+    }
+
+    /// The bound on waiting: while a rank waits, others are given at most this many tokens
+    /// before one of it is admitted, where no request costs more than `largest`.
+    ///
+    /// Its entitlement grows by its share of each token admitted, and covers any request of
+    /// its own after `largest / share`, overshot by at most one admission. From then on only
+    /// ranks that are entitled too and were served less recently go first: each of the four
+    /// others once at most.
+    #[must_use]
+    pub fn longest_wait(self, rank: Priority, largest: Tokens) -> Tokens {
+        let covered = largest.times(1000).0.div_ceil(u64::from(self.of(rank)));
+        Tokens(covered) + largest.times(5)
+    }
+
+    /// Places in a queue of `max_waiting` that a higher rank cannot take from `rank`.
+    #[must_use]
+    pub fn places(self, rank: Priority, max_waiting: usize) -> usize {
+        max_waiting.saturating_mul(usize::from(self.of(rank))) / 1000
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_rank_goes_without_and_all_fit() {
+        assert_eq!(Shares::new([500, 200, 100, 50, 20]), Ok(Shares::default()));
+        assert_eq!(Shares::new([500, 200, 100, 50, 0]), Err(BadShares::Nothing(Priority::Batch)));
+        assert_eq!(Shares::new([900, 50, 49, 1, 1]), Err(BadShares::TooMuch { sum: 1001 }));
+    }
+
+    #[test]
+    fn the_bound_in_requests_of_equal_cost() {
+        let bound = Shares::default().longest_wait(Priority::Low, Tokens(100));
+        assert_eq!(bound, Tokens(2500), "one in twenty, and five");
+    }
+}

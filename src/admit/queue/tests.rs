@@ -1,0 +1,573 @@
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+
+use super::*;
+
+mod model;
+
+use model::{Fate, Slow};
+
+const NEVER: Tick = Tick::from_nanos(u64::MAX);
+
+fn ms(at: u64) -> Tick {
+    Tick::from_millis(at)
+}
+
+fn length(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+/// A stream of `rank` that arrives at `at` with a second for its first token.
+fn ask(tenant: &str, rank: Priority, at: u64) -> Ask {
+    Ask {
+        tenant: TenantId::from(tenant),
+        rank,
+        arrival: ms(at),
+        aim: Aim::FirstToken { within: length(1000), lead: Duration::ZERO },
+        tokens: Tokens(100),
+        leave_by: NEVER,
+        when_hopeless: WhenHopeless::Demote,
+        standing: Standing::WithinLimits,
+    }
+}
+
+fn scheduler(seats: usize, max_waiting: usize) -> Scheduler {
+    let mut queue = Scheduler::new(Settings { max_waiting, quantum: Tokens(100), shares: Shares::default() });
+    assert_eq!(queue.set_seats(seats, Tick::ZERO), Moves::default());
+    queue
+}
+
+/// A scheduler whose only seat is taken, and the ticket that holds it.
+fn taken(max_waiting: usize) -> (Scheduler, Ticket) {
+    let mut queue = scheduler(1, max_waiting);
+    let (holder, moves) = queue.offer(&ask("holder", Priority::Critical, 0), ms(0));
+    assert_eq!(moves.admitted, [holder]);
+    (queue, holder)
+}
+
+fn wait(queue: &mut Scheduler, ask: &Ask, at: u64) -> Ticket {
+    let (ticket, moves) = queue.offer(ask, ms(at));
+    assert_eq!(moves, Moves::default(), "it waits");
+    ticket
+}
+
+/// Hands the one seat on until nobody waits, and tells in which order.
+fn drained(queue: &mut Scheduler, holder: Ticket, at: u64) -> Vec<Ticket> {
+    let (mut order, mut next) = (vec![], Some(holder));
+    while let Some(ticket) = next {
+        let moves = queue.release(ticket, Tokens(100), ms(at));
+        assert_eq!(moves.refused, []);
+        next = moves.admitted.first().copied();
+        order.extend(next);
+    }
+    assert_eq!((queue.waiting(), queue.running()), (0, 0));
+    order
+}
+
+#[test]
+fn ranks_then_deadlines_then_arrival_without_one() {
+    let (mut queue, holder) = taken(100);
+    let whenever = Ask { aim: Aim::Whenever, ..ask("a", Priority::Normal, 5) };
+    let whole = Aim::Whole { within: length(2000), service: length(1500) };
+    let late_whenever = wait(&mut queue, &Ask { arrival: ms(7), ..whenever.clone() }, 8);
+    let early_whenever = wait(&mut queue, &whenever, 9);
+    let stream = wait(&mut queue, &ask("a", Priority::Normal, 10), 10);
+    let answer = wait(&mut queue, &Ask { aim: whole, ..ask("a", Priority::Normal, 11) }, 11);
+    let low = wait(&mut queue, &ask("a", Priority::Low, 1), 12);
+    let high = wait(&mut queue, &ask("a", Priority::High, 13), 13);
+    let order = drained(&mut queue, holder, 20);
+    assert_eq!(order, [high, answer, stream, early_whenever, late_whenever, low]);
+}
+
+#[test]
+fn a_burst_of_one_tenant_does_not_hold_its_rank() {
+    let (mut queue, holder) = taken(100);
+    let flood: Vec<_> = (1..=20).map(|at| wait(&mut queue, &ask("flood", Priority::Normal, at), at)).collect();
+    let other = wait(&mut queue, &ask("other", Priority::Normal, 30), 30);
+    let order = drained(&mut queue, holder, 40);
+    let turn = order.iter().position(|ticket| *ticket == other).unwrap();
+    assert_eq!(turn, 2, "a quantum of 100 tokens lets two of 100 go before it");
+    assert_eq!(order[0], flood[0]);
+}
+
+#[test]
+fn what_is_given_back_does_not_lift_a_tenant_over_those_that_had_least() {
+    let mut queue = scheduler(2, 100);
+    let dear = |tenant, at| Ask { tokens: Tokens(5000), ..ask(tenant, Priority::Normal, at) };
+    let (returned, _) = queue.offer(&dear("a", 0), ms(0));
+    let (holder, _) = queue.offer(&ask("b", Priority::Normal, 1), ms(1));
+    let served = wait(&mut queue, &dear("b", 2), 2);
+    let b: Vec<_> = (3..6).map(|at| wait(&mut queue, &ask("b", Priority::Normal, at), at)).collect();
+    let a: Vec<_> = (6..9).map(|at| wait(&mut queue, &ask("a", Priority::Normal, at), at)).collect();
+    assert_eq!(queue.release(holder, Tokens(100), ms(10)).admitted, [served]);
+    // Both have had 5000 or a little more when nearly all of it is given back to one.
+    let mut next = queue.release(returned, Tokens(1), ms(11)).admitted;
+    let mut order = vec![];
+    while let Some(ticket) = next.first().copied() {
+        order.push(ticket);
+        next = queue.release(ticket, Tokens(100), ms(12)).admitted;
+    }
+    assert_eq!(order, [b[0], a[0], b[1], a[1], b[2], a[2]], "by turns, no run of those that were given back to");
+}
+
+#[test]
+fn who_cannot_make_it_steps_behind_by_the_rule_of_its_class() {
+    let (mut queue, holder) = taken(100);
+    let first = |rule| Ask { when_hopeless: rule, ..ask("a", Priority::Normal, 0) };
+    let serve = wait(&mut queue, &first(WhenHopeless::Serve), 0);
+    let demote = wait(&mut queue, &first(WhenHopeless::Demote), 0);
+    let shed = wait(&mut queue, &first(WhenHopeless::Shed), 0);
+    let hopeful = wait(&mut queue, &ask("a", Priority::Normal, 500), 500);
+    assert_eq!(queue.next_deadline(), Some(Tick::from_nanos(ms(1000).as_nanos() + 1)));
+    assert_eq!(queue.expire(ms(1000)), Moves::default(), "a seat at the last moment would still do");
+    let refused = queue.expire(ms(1001)).refused;
+    assert_eq!(refused.iter().map(|away| (away.ticket, away.why)).collect::<Vec<_>>(), [(shed, Why::Hopeless)]);
+    assert_eq!(drained(&mut queue, holder, 1001), [serve, hopeful, demote]);
+}
+
+#[test]
+fn a_hopeless_request_is_not_shed_from_a_free_seat() {
+    let mut queue = scheduler(1, 10);
+    let hopeless = Ask { when_hopeless: WhenHopeless::Shed, ..ask("a", Priority::Normal, 0) };
+    let (first, moves) = queue.offer(&hopeless, ms(5000));
+    assert_eq!(moves.admitted, [first]);
+    let (second, moves) = queue.offer(&hopeless, ms(5000));
+    assert_eq!((moves.refused[0].ticket, moves.refused[0].why), (second, Why::Hopeless));
+}
+
+#[test]
+fn demotion_leaves_equal_deadlines_of_a_tenant_in_order() {
+    let (mut queue, holder) = taken(100);
+    let with_lead = |lead| Ask {
+        aim: Aim::FirstToken { within: length(1000), lead: length(lead) },
+        ..ask("a", Priority::Normal, 0)
+    };
+    let long = wait(&mut queue, &with_lead(900), 0);
+    let short = wait(&mut queue, &with_lead(10), 0);
+    assert_eq!(drained(&mut queue, holder, 500), [long, short], "only the long one is hopeless by itself");
+}
+
+#[test]
+fn over_the_limit_means_behind_everybody() {
+    let (mut queue, holder) = taken(100);
+    let over = wait(&mut queue, &Ask { standing: Standing::OverLimit, ..ask("a", Priority::Critical, 0) }, 0);
+    let batch = wait(&mut queue, &Ask { aim: Aim::Whenever, ..ask("b", Priority::Batch, 1) }, 1);
+    assert_eq!(drained(&mut queue, holder, 2), [batch, over]);
+}
+
+#[test]
+fn a_full_queue_refuses_the_lowest_rank_first_but_not_inside_its_share() {
+    let settings =
+        Settings { max_waiting: 4, quantum: Tokens(100), shares: Shares::new([250, 150, 150, 150, 250]).unwrap() };
+    let mut queue = Scheduler::new(settings);
+    let _ = queue.set_seats(1, ms(0));
+    let (holder, _) = queue.offer(&ask("holder", Priority::Normal, 0), ms(0));
+    let over = wait(&mut queue, &Ask { standing: Standing::OverLimit, ..ask("a", Priority::Critical, 1) }, 1);
+    let batch: Vec<_> = (2..=4).map(|at| wait(&mut queue, &ask("a", Priority::Batch, at), at)).collect();
+    let mut pushed = vec![];
+    for at in 5..=7 {
+        let (_, moves) = queue.offer(&ask("a", Priority::Normal, at), ms(at));
+        assert_eq!((moves.admitted.len(), moves.refused[0].why), (0, Why::PushedOut));
+        pushed.push(moves.refused[0].ticket);
+    }
+    assert_eq!(pushed, [over, batch[2], batch[1]], "the newest of the lowest rank");
+    let (fourth, moves) = queue.offer(&ask("a", Priority::Normal, 8), ms(8));
+    assert_eq!((moves.refused[0].ticket, moves.refused[0].why), (fourth, Why::QueueFull));
+    assert_eq!(queue.waiting_in(Priority::Batch, Standing::WithinLimits), 1);
+    assert_eq!(drained(&mut queue, holder, 9).len(), 4);
+}
+
+#[test]
+fn a_burst_does_not_hold_all_places_of_its_rank() {
+    let (mut queue, _) = taken(4);
+    let flood: Vec<_> = (1..=4).map(|at| wait(&mut queue, &ask("flood", Priority::Normal, at), at)).collect();
+    let mut pushed = vec![];
+    for at in 5..=6 {
+        let (_, moves) = queue.offer(&ask("other", Priority::Normal, at), ms(at));
+        pushed.extend(moves.refused.iter().map(|away| away.ticket));
+    }
+    assert_eq!(pushed, [flood[3], flood[2]]);
+    let (third, moves) = queue.offer(&ask("other", Priority::Normal, 7), ms(7));
+    assert_eq!((moves.refused[0].ticket, moves.refused[0].why), (third, Why::QueueFull), "two each are even");
+}
+
+#[test]
+fn who_leaves_or_waits_too_long_is_gone_at_once() {
+    let (mut queue, holder) = taken(10);
+    let gone = wait(&mut queue, &ask("a", Priority::Normal, 0), 0);
+    let late = wait(&mut queue, &Ask { leave_by: ms(300), ..ask("a", Priority::Normal, 0) }, 0);
+    assert!(queue.withdraw(gone, ms(10)) && !queue.withdraw(gone, ms(10)) && !queue.withdraw(holder, ms(10)));
+    assert_eq!(queue.next_deadline(), Some(ms(300)));
+    let moves = queue.release(holder, Tokens(1), ms(300));
+    assert_eq!((moves.admitted.len(), moves.refused[0].ticket, moves.refused[0].why), (0, late, Why::WaitedTooLong));
+    assert_eq!((queue.next_deadline(), queue.waiting(), queue.running()), (None, 0, 0));
+    assert_eq!(queue.release(holder, Tokens(1), ms(301)), Moves::default(), "twice changes nothing");
+}
+
+#[test]
+fn seats_come_and_go() {
+    let mut queue = scheduler(0, 10);
+    let all: Vec<_> = (0..5).map(|at| wait(&mut queue, &ask("a", Priority::Normal, at), at)).collect();
+    assert_eq!(queue.set_seats(3, ms(10)).admitted, all[..3]);
+    assert_eq!(queue.set_seats(1, ms(11)), Moves::default());
+    assert_eq!(queue.release(all[0], Tokens(100), ms(12)), Moves::default());
+    assert_eq!(queue.release(all[1], Tokens(100), ms(12)), Moves::default());
+    assert_eq!(queue.release(all[2], Tokens(100), ms(12)).admitted, [all[3]]);
+    assert_eq!(queue.take_free_seat(&ask("b", Priority::Normal, 12), ms(12)), None);
+    assert_eq!(queue.set_seats(9, ms(13)).admitted, [all[4]]);
+    assert!(queue.take_free_seat(&ask("b", Priority::Normal, 13), ms(13)).is_some());
+}
+
+#[test]
+fn retry_after_is_the_time_until_those_before_are_gone() {
+    let (mut queue, mut holder) = taken(4);
+    for at in 1..=4 {
+        wait(&mut queue, &ask("a", Priority::Normal, at), at);
+    }
+    let (_, moves) = queue.offer(&ask("a", Priority::Normal, 5), ms(5));
+    assert_eq!(moves.refused[0].retry_after, None, "nothing measured yet");
+    for at in [1500, 3000] {
+        holder = queue.release(holder, Tokens(100), ms(at)).admitted[0];
+        wait(&mut queue, &ask("a", Priority::Normal, at), at);
+    }
+    let (_, moves) = queue.offer(&ask("a", Priority::Normal, 3000), ms(3000));
+    assert_eq!(moves.refused[0].retry_after, Some(length(8000)), "five times 1.5 s, in whole seconds");
+    let (_, moves) = queue.offer(&ask("a", Priority::Critical, 3000), ms(3000));
+    assert_eq!(moves.refused[0].why, Why::PushedOut);
+    assert_eq!(queue.expected_wait(Priority::High, ms(3000)), Some(length(3000)), "one critical, and itself");
+    // And it is true: at that rate the queue has drained by then.
+    let mut freed = 0;
+    for at in [4500, 6000, 7500, 9000, 10_500] {
+        freed += queue.release(holder, Tokens(100), ms(at)).admitted.first().map_or(0, |next| {
+            holder = *next;
+            1
+        });
+    }
+    assert_eq!((freed, queue.waiting()), (4, 0));
+}
+
+/// Two seats, the high class at 120 % of them for ten seconds, five requests of a low one.
+#[test]
+fn a_low_class_starts_within_the_bound_under_overload() {
+    let mut queue = scheduler(2, 1000);
+    let (mut running, mut started): (Vec<(u64, Ticket)>, Vec<u64>) = (vec![], vec![]);
+    let mut low = vec![];
+    // Each holds its seat for 100 ms: 20 a second fit, 24 come.
+    for at in 0..10_000 {
+        let mut admitted = vec![];
+        let over: Vec<_> = running.extract_if(.., |(until, _)| *until == at).collect();
+        for (_, ticket) in over {
+            admitted.extend(queue.release(ticket, Tokens(100), ms(at)).admitted);
+        }
+        if at % 125 == 0 {
+            for _ in 0..3 {
+                admitted.extend(queue.offer(&ask("high", Priority::High, at), ms(at)).1.admitted);
+            }
+        }
+        if at == 1000 {
+            low = (0..5).map(|_| wait(&mut queue, &ask("low", Priority::Low, at), at)).collect();
+        }
+        started.extend(admitted.iter().filter(|ticket| low.contains(ticket)).map(|_| at));
+        running.extend(admitted.iter().map(|ticket| (at + 100, *ticket)));
+    }
+    let bound = Shares::default().longest_wait(Priority::Low, Tokens(100)).0 / 100;
+    let seconds = |nth: u64| 1000 + nth * (bound + 1) * 50;
+    assert_eq!(started.len(), 5, "{started:?}");
+    assert!(started.iter().zip(1..).all(|(at, nth)| *at <= seconds(nth)), "{started:?}");
+    assert!(started[0] > 1500, "and the higher rank went first: {started:?}");
+}
+
+// ---- laws over random histories ----------------------------------------------------------------
+
+#[derive(Clone, Debug)]
+enum Step {
+    Offer(Ask),
+    Release(usize, u64),
+    Withdraw(usize),
+    Expire,
+    Seats(usize),
+    Settings(Settings),
+}
+
+fn asks() -> impl Strategy<Value = Ask> {
+    let aim = prop_oneof![
+        4 => (1u64..4, 0u64..6).prop_map(|(within, lead)| Aim::FirstToken {
+            within: length(within * 4),
+            lead: length(lead),
+        }),
+        2 => (0u64..12, 0u64..6).prop_map(|(within, service)| Aim::Whole {
+            within: length(within),
+            service: length(service),
+        }),
+        1 => Just(Aim::Whenever),
+    ];
+    let rule = prop_oneof![
+        3 => Just(WhenHopeless::Demote),
+        1 => Just(WhenHopeless::Shed),
+        1 => Just(WhenHopeless::Serve),
+    ];
+    let over = prop_oneof![6 => Just(Standing::WithinLimits), 1 => Just(Standing::OverLimit)];
+    // Most in one rank, so that they meet.
+    let rank = prop_oneof![3 => Just(Priority::Normal), 2 => prop::sample::select(Priority::ALL.to_vec())];
+    let who = (0usize..3, rank, over);
+    (who, aim, rule, 0u64..300, 0u64..40, 0u64..3).prop_map(
+        |((tenant, rank, standing), aim, rule, tokens, stays, late)| {
+            Ask {
+                tenant: TenantId::from(["a", "b", "c"][tenant]),
+                rank,
+                arrival: ms(late), // before the offer by so much, see `at_once`
+                aim,
+                tokens: Tokens(tokens),
+                leave_by: ms(stays),
+                when_hopeless: rule,
+                standing,
+            }
+        },
+    )
+}
+
+/// The lengths in a made ask become moments.
+fn at_once(ask: &Ask, now: u64) -> Ask {
+    let late = ask.arrival.as_nanos() / 1_000_000;
+    Ask { arrival: ms(now.saturating_sub(late)), leave_by: ask.leave_by + Duration::from_millis(now), ..ask.clone() }
+}
+
+fn settings() -> impl Strategy<Value = Settings> {
+    (0usize..12, prop_oneof![Just(0u64), 0u64..400], 0usize..3).prop_map(|(max_waiting, quantum, shares)| Settings {
+        max_waiting,
+        quantum: Tokens(quantum),
+        shares: Shares::new([[500, 200, 100, 50, 20], [200; 5], [10, 10, 300, 10, 670]][shares]).unwrap(),
+    })
+}
+
+fn steps() -> impl Strategy<Value = Vec<(u64, Step)>> {
+    let step = prop_oneof![
+        12 => asks().prop_map(Step::Offer),
+        8 => (any::<prop::sample::Index>(), 0u64..400).prop_map(|(at, used)| Step::Release(at.index(1 << 20), used)),
+        2 => any::<prop::sample::Index>().prop_map(|at| Step::Withdraw(at.index(1 << 20))),
+        1 => Just(Step::Expire),
+        1 => (0usize..4).prop_map(Step::Seats),
+        1 => settings().prop_map(Step::Settings),
+    ];
+    prop::collection::vec((prop_oneof![3 => Just(0u64), 1 => 1u64..6], step), 1..200)
+}
+
+fn fate(moves: &Moves) -> Fate {
+    let refused = moves.refused.iter().map(|away| (away.ticket.0, away.why)).collect();
+    (moves.admitted.iter().map(|ticket| ticket.0).collect(), refused)
+}
+
+/// Where a ticket is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Waits,
+    Runs,
+    Gone,
+}
+
+/// Moves each ticket along, and finds any that is moved twice or from nowhere.
+fn book(states: &mut BTreeMap<Ticket, State>, moves: &Moves) {
+    for ticket in &moves.admitted {
+        assert_eq!(states.insert(*ticket, State::Runs), Some(State::Waits), "{ticket:?}");
+    }
+    for away in &moves.refused {
+        assert_eq!(states.insert(away.ticket, State::Gone), Some(State::Waits), "{away:?}");
+    }
+}
+
+fn pick(states: &BTreeMap<Ticket, State>, state: State, at: usize) -> Option<Ticket> {
+    let all: Vec<_> = states.iter().filter(|(_, is)| **is == state).map(|(ticket, _)| *ticket).collect();
+    (!all.is_empty()).then(|| all[at % all.len()])
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 256, ..ProptestConfig::default() })]
+
+    #[test]
+    fn it_agrees_with_a_slow_simple_one(start in settings(), seats in 0usize..4, steps in steps()) {
+        let (mut quick, mut slow) = (Scheduler::new(start.clone()), Slow::new(start));
+        let _ = (quick.set_seats(seats, ms(0)), slow.set_seats(seats, ms(0)));
+        let mut now = 10;
+        for (pause, step) in steps {
+            now += pause;
+            let choose = |all: Vec<u64>, at: usize| (!all.is_empty()).then(|| all[at % all.len()]);
+            let (ours, theirs) = match step {
+                Step::Offer(ask) => {
+                    let ask = at_once(&ask, now);
+                    (quick.offer(&ask, ms(now)).1, slow.offer(&ask, ms(now)))
+                }
+                Step::Release(at, used) => {
+                    let ticket = choose(slow.running(), at).unwrap_or(0);
+                    (quick.release(Ticket(ticket), Tokens(used), ms(now)), slow.release(ticket, used, ms(now)))
+                }
+                Step::Withdraw(at) => {
+                    if let Some(ticket) = choose(slow.waiting(), at) {
+                        prop_assert!(quick.withdraw(Ticket(ticket), ms(now)));
+                        slow.withdraw(ticket, ms(now));
+                    }
+                    (Moves::default(), Fate::default())
+                }
+                Step::Expire => (quick.expire(ms(now)), slow.pass(ms(now))),
+                Step::Seats(seats) => (quick.set_seats(seats, ms(now)), slow.set_seats(seats, ms(now))),
+                Step::Settings(other) => {
+                    quick.set_settings(other.clone());
+                    slow.settings = other;
+                    (Moves::default(), Fate::default())
+                }
+            };
+            prop_assert_eq!(fate(&ours), theirs);
+            prop_assert_eq!(quick.next_deadline(), slow.next_deadline());
+            prop_assert_eq!((quick.waiting(), quick.running()), (slow.waiting().len(), slow.running().len()));
+        }
+    }
+
+    #[test]
+    fn every_ticket_ends_once_and_no_seat_leaks(start in settings(), steps in steps()) {
+        let mut queue = Scheduler::new(start);
+        let _ = queue.set_seats(2, ms(0));
+        let (mut now, mut states) = (10, BTreeMap::new());
+        for (pause, step) in steps {
+            now += pause;
+            let moves = match step {
+                Step::Offer(ask) => {
+                    let (ticket, moves) = queue.offer(&at_once(&ask, now), ms(now));
+                    prop_assert_eq!(states.insert(ticket, State::Waits), None);
+                    moves
+                }
+                Step::Release(at, used) => match pick(&states, State::Runs, at) {
+                    Some(ticket) => {
+                        states.insert(ticket, State::Gone);
+                        queue.release(ticket, Tokens(used), ms(now))
+                    }
+                    None => queue.release(Ticket(at as u64), Tokens(used), ms(now)),
+                },
+                Step::Withdraw(at) => {
+                    let ticket = pick(&states, State::Waits, at);
+                    if let Some(ticket) = ticket {
+                        prop_assert!(queue.withdraw(ticket, ms(now)));
+                        states.insert(ticket, State::Gone);
+                    }
+                    Moves::default()
+                }
+                Step::Expire => queue.expire(ms(now)),
+                Step::Seats(seats) => queue.set_seats(seats, ms(now)),
+                Step::Settings(other) => {
+                    queue.set_settings(other);
+                    Moves::default()
+                }
+            };
+            book(&mut states, &moves);
+            let count = |state| states.values().filter(|is| **is == state).count();
+            prop_assert_eq!((queue.waiting(), queue.running()), (count(State::Waits), count(State::Runs)));
+            prop_assert!(queue.free_seats() == 0 || queue.waiting() == 0, "a seat is free and somebody waits");
+            let rows: usize = queue.rows.iter().map(Row::len).sum();
+            prop_assert_eq!((rows, queue.alarms.len()), (queue.waiting(), queue.waiting()));
+        }
+        prop_assert!(!queue.expire(ms(now)).refused.iter().any(|away| states[&away.ticket] != State::Waits));
+        book(&mut states, &queue.expire(ms(now + 1_000_000)));
+        for ticket in states.keys().filter(|ticket| states[*ticket] == State::Runs) {
+            prop_assert_eq!(queue.release(*ticket, Tokens(1), ms(now + 1_000_000)), Moves::default());
+        }
+        prop_assert_eq!((queue.waiting(), queue.running(), queue.alarms.len(), queue.last_calls.len()), (0, 0, 0, 0));
+    }
+
+    #[test]
+    fn no_rank_waits_beyond_the_bound(start in settings(), rounds in prop::collection::vec((0usize..4, asks()), 50..300)) {
+        let start = Settings { max_waiting: 100, ..start };
+        let mut queue = Scheduler::new(start.clone());
+        let _ = queue.set_seats(1, ms(0));
+        let mut running = queue.offer(&ask("holder", Priority::Critical, 10), ms(10)).0;
+        let (mut known, mut given, mut now) = (BTreeMap::from([(running, (5, 0))]), [0u64; 5], 10);
+        for (pause, ask) in rounds {
+            now += pause as u64;
+            // Nobody is shed: a rank that empties unseen and fills again would look as if it had waited.
+            let when_hopeless = [WhenHopeless::Demote, WhenHopeless::Serve][usize::from(ask.tokens.0 % 2 == 0)];
+            let ask = Ask { leave_by: NEVER, when_hopeless, ..at_once(&ask, now) };
+            let (ticket, _) = queue.offer(&ask, ms(now));
+            known.insert(ticket, (row_of(&ask), ask.tokens.0.max(1)));
+            let before: Vec<bool> = queue.rows[..5].iter().map(|row| row.len() > 0).collect();
+            if pause == 0 {
+                continue;
+            }
+            let moves = queue.release(running, Tokens(known[&running].1), ms(now));
+            let Some(next) = moves.admitted.first() else {
+                running = queue.offer(&ask, ms(now)).0;
+                known.insert(running, (row_of(&ask), ask.tokens.0.max(1)));
+                given = [0; 5];
+                continue;
+            };
+            running = *next;
+            let (row, cost) = known[&running];
+            prop_assert!(row < 5 || !before.contains(&true), "over the limit and not behind everybody");
+            for (rank, given) in Priority::ALL.iter().zip(&mut given) {
+                let waits = before[*rank as usize] && queue.rows[*rank as usize].len() > 0;
+                *given = if waits && *rank as usize != row { *given + cost } else { 0 };
+                prop_assert!(*given <= start.shares.longest_wait(*rank, Tokens(300)).0, "{rank:?} {given}");
+            }
+        }
+    }
+
+    #[test]
+    fn no_tenant_waits_for_more_than_twice_a_quantum_of_another(
+        quantum in 0u64..400,
+        rounds in prop::collection::vec((0usize..4, 1u64..300, 0u64..50), 50..300),
+    ) {
+        let mut queue = Scheduler::new(Settings { max_waiting: 1000, quantum: Tokens(quantum), ..Settings::default() });
+        let _ = queue.set_seats(1, ms(0));
+        let names = ["a", "b", "c", "d"];
+        let offer = |queue: &mut Scheduler, (tenant, tokens, within): (usize, u64, u64), at| {
+            let aim = Aim::Whole { within: length(within), service: Duration::ZERO };
+            let rule = WhenHopeless::Serve;
+            let ask = Ask { aim, tokens: Tokens(tokens), when_hopeless: rule, ..ask(names[tenant], Priority::Normal, at) };
+            queue.offer(&ask, ms(at)).0
+        };
+        let mut running = offer(&mut queue, (0, 1, 1), 1);
+        let mut order = vec![];
+        for (at, round) in (2..).zip(&rounds) {
+            offer(&mut queue, *round, at);
+        }
+        while let Some(next) = {
+            let cost = order.last().map_or(1, |ticket: &Ticket| rounds[ticket.0 as usize - 2].1);
+            queue.release(running, Tokens(cost), ms(1000)).admitted.first().copied()
+        } {
+            running = next;
+            order.push(next);
+        }
+        let of = |ticket: &Ticket| (rounds[ticket.0 as usize - 2].0, rounds[ticket.0 as usize - 2].1);
+        for tenant in 0..4 {
+            let last = order.iter().rposition(|ticket| of(ticket).0 == tenant).map_or(0, |last| last + 1);
+            let mut given = [0u64; 4];
+            for (other, cost) in order[..last].iter().map(of) {
+                given[other] += cost;
+                if other == tenant {
+                    given = [0; 4];
+                }
+                prop_assert!(given.iter().all(|given| *given <= 2 * (quantum + 300)), "{tenant}: {given:?}");
+            }
+        }
+        prop_assert_eq!(order.len(), rounds.len());
+    }
+
+    #[test]
+    fn equal_deadlines_of_a_tenant_go_in_the_order_they_came(
+        rounds in prop::collection::vec((0u64..3, 0u64..2, 0u64..8, prop::bool::weighted(0.8)), 20..200),
+    ) {
+        let mut queue = scheduler(1, 1000);
+        let mut running = queue.offer(&ask("holder", Priority::Normal, 0), ms(0)).0;
+        let (mut now, mut last, mut due) = (0, BTreeMap::new(), BTreeMap::new());
+        for (pause, tenant, lead, release) in rounds {
+            now += pause;
+            // Deadlines at every fourth millisecond, so that many are equal.
+            let deadline = (now / 4 + 3) * 4;
+            let aim = Aim::FirstToken { within: length(deadline - now), lead: length(lead) };
+            let (ticket, _) = queue.offer(&Ask { aim, ..ask(["a", "b"][tenant as usize], Priority::Normal, now) }, ms(now));
+            due.insert(ticket, (tenant, deadline));
+            if release {
+                running = queue.release(running, Tokens(100), ms(now)).admitted[0];
+                let before = last.insert(due[&running], running);
+                prop_assert!(before < Some(running), "{before:?} before {running:?}");
+            }
+        }
+    }
+}

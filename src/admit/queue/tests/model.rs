@@ -1,0 +1,269 @@
+//! The same rules, written the slow way: one list of all that wait, and everything found by
+//! looking through it.
+
+use std::collections::BTreeMap;
+
+use super::super::*;
+
+#[derive(Clone, Debug)]
+struct Entry {
+    ticket: u64,
+    ask: Ask,
+    late: bool,
+    last_call: Option<Tick>,
+}
+
+type Key = (usize, bool, TenantId);
+
+/// What happened to tickets: admitted, and refused with the reason.
+pub type Fate = (Vec<u64>, Vec<(u64, Why)>);
+
+#[derive(Debug)]
+pub struct Slow {
+    pub settings: Settings,
+    pub seats: usize,
+    now: Tick,
+    tickets: u64,
+    turns: u64,
+    waiting: Vec<Entry>,
+    running: Vec<(u64, Key, u64)>,
+    served: BTreeMap<Key, u64>,
+    floors: BTreeMap<(usize, bool), u64>,
+    credit: [u64; 5],
+    last_turn: [u64; 5],
+}
+
+impl Entry {
+    fn row(&self) -> usize {
+        self.ask.rank as usize + if self.ask.standing == Standing::OverLimit { 5 } else { 0 }
+    }
+
+    fn key(&self) -> Key {
+        (self.row(), self.late, self.ask.tenant.clone())
+    }
+
+    fn cost(&self) -> u64 {
+        self.ask.tokens.0.max(1)
+    }
+
+    /// By deadline, those without behind all others by arrival.
+    fn order(&self) -> (bool, Tick, u64) {
+        let deadline = self.ask.aim.deadline(self.ask.arrival);
+        (deadline.is_none(), deadline.unwrap_or(self.ask.arrival), self.ticket)
+    }
+
+    fn end(&self) -> (Tick, Why) {
+        let own = self.ask.aim.last_call(self.ask.arrival).map(|last| Tick::from_nanos(last.as_nanos() + 1));
+        match own {
+            Some(shed) if self.ask.when_hopeless == WhenHopeless::Shed && shed < self.ask.leave_by => {
+                (shed, Why::Hopeless)
+            }
+            _ => (self.ask.leave_by, Why::WaitedTooLong),
+        }
+    }
+
+    fn steps_behind(&self, now: Tick) -> bool {
+        self.ask.when_hopeless == WhenHopeless::Demote && self.last_call.is_some_and(|last| now > last)
+    }
+}
+
+impl Slow {
+    pub fn new(settings: Settings) -> Self {
+        Slow {
+            settings,
+            seats: 0,
+            now: Tick::ZERO,
+            tickets: 0,
+            turns: 0,
+            waiting: vec![],
+            running: vec![],
+            served: BTreeMap::new(),
+            floors: BTreeMap::new(),
+            credit: [0; 5],
+            last_turn: [0; 5],
+        }
+    }
+
+    pub fn waiting(&self) -> Vec<u64> {
+        self.waiting.iter().map(|entry| entry.ticket).collect()
+    }
+
+    pub fn running(&self) -> Vec<u64> {
+        self.running.iter().map(|(ticket, ..)| *ticket).collect()
+    }
+
+    pub fn next_deadline(&self) -> Option<Tick> {
+        self.waiting.iter().map(|entry| entry.end().0).min()
+    }
+
+    pub fn offer(&mut self, ask: &Ask, at: Tick) -> Fate {
+        let mut fate = self.pass(at);
+        self.tickets += 1;
+        let own = ask.aim.last_call(ask.arrival);
+        let mut entry = Entry { ticket: self.tickets, ask: ask.clone(), late: false, last_call: own };
+        let deadline = ask.aim.deadline(ask.arrival);
+        let alike = self.waiting.iter().filter(|other| {
+            other.row() == entry.row()
+                && other.ask.tenant == ask.tenant
+                && other.ask.aim.deadline(other.ask.arrival) == deadline
+        });
+        if let (Some(own), Some(before)) = (own, alike.filter_map(|other| other.last_call).min()) {
+            entry.last_call = Some(own.min(before));
+        }
+        entry.late = entry.steps_behind(self.now);
+        if self.running.len() >= self.seats {
+            let (end, why) = entry.end();
+            if end <= self.now {
+                fate.1.push((entry.ticket, why));
+                return fate;
+            }
+            if self.waiting.len() >= self.settings.max_waiting {
+                let Some(victim) = self.victim(&entry) else {
+                    fate.1.push((entry.ticket, Why::QueueFull));
+                    return fate;
+                };
+                self.take(victim);
+                fate.1.push((victim, Why::PushedOut));
+            }
+        }
+        self.put(entry);
+        self.fill(&mut fate);
+        fate
+    }
+
+    pub fn release(&mut self, ticket: u64, used: u64, at: Tick) -> Fate {
+        let mut fate = self.pass(at);
+        if let Some(found) = self.running.iter().position(|(running, ..)| *running == ticket) {
+            let (_, key, cost) = self.running.remove(found);
+            let floor = self.floor(&key);
+            let served = self.served.get(&key).copied().unwrap_or(0).max(floor);
+            self.served.insert(key, (served + used.max(1)).saturating_sub(cost).max(floor));
+            self.raise_floors();
+        }
+        self.fill(&mut fate);
+        fate
+    }
+
+    pub fn withdraw(&mut self, ticket: u64, at: Tick) {
+        self.now = self.now.max(at);
+        self.take(ticket);
+    }
+
+    pub fn set_seats(&mut self, seats: usize, at: Tick) -> Fate {
+        self.seats = seats;
+        let mut fate = self.pass(at);
+        self.fill(&mut fate);
+        fate
+    }
+
+    pub fn pass(&mut self, at: Tick) -> Fate {
+        self.now = self.now.max(at);
+        let mut over: Vec<_> = self.waiting.iter().map(|entry| (entry.end(), entry.ticket)).collect();
+        over.retain(|((end, _), _)| *end <= self.now);
+        over.sort_by_key(|((end, _), ticket)| (*end, *ticket));
+        over.iter().for_each(|(_, ticket)| drop(self.take(*ticket)));
+        let mut late: Vec<_> =
+            self.waiting.iter().filter(|entry| !entry.late && entry.steps_behind(self.now)).collect();
+        late.sort_by_key(|entry| (entry.last_call, entry.ticket));
+        for ticket in late.iter().map(|entry| entry.ticket).collect::<Vec<_>>() {
+            let found = self.waiting.iter().position(|entry| entry.ticket == ticket).unwrap();
+            let mut entry = self.waiting.remove(found);
+            self.raise_floors();
+            entry.late = true;
+            self.put(entry);
+        }
+        (vec![], over.iter().map(|((_, why), ticket)| (*ticket, *why)).collect())
+    }
+
+    fn victim(&self, arrival: &Entry) -> Option<u64> {
+        let places = |row: usize| match Priority::ALL.get(row) {
+            Some(rank) => self.settings.shares.places(*rank, self.settings.max_waiting),
+            None => 0,
+        };
+        let len = |row: usize| self.waiting.iter().filter(|entry| entry.row() == row).count();
+        let held = |row: usize, tenant: &TenantId| {
+            self.waiting.iter().filter(|entry| entry.row() == row && entry.ask.tenant == *tenant).count()
+        };
+        let lower = (arrival.row() + 1..10).rev().find(|row| len(*row) > places(*row));
+        let row = lower.unwrap_or(arrival.row());
+        let inside = self.waiting.iter().filter(|entry| entry.row() == row);
+        let most = inside.clone().map(|entry| (held(row, &entry.ask.tenant), entry.ask.tenant.clone())).max()?;
+        if lower.is_none() && most.0 < held(row, &arrival.ask.tenant) + 2 {
+            return None;
+        }
+        inside
+            .filter(|entry| entry.ask.tenant == most.1)
+            .max_by_key(|entry| (entry.late, entry.order()))
+            .map(|e| e.ticket)
+    }
+
+    fn floor(&self, key: &Key) -> u64 {
+        self.floors.get(&(key.0, key.1)).copied().unwrap_or(0)
+    }
+
+    fn put(&mut self, entry: Entry) {
+        let key = entry.key();
+        let served = self.served.get(&key).copied().unwrap_or(0).max(self.floor(&key));
+        self.served.insert(key, served);
+        self.waiting.push(entry);
+        self.raise_floors();
+    }
+
+    fn take(&mut self, ticket: u64) -> Option<Entry> {
+        let found = self.waiting.iter().position(|entry| entry.ticket == ticket)?;
+        let entry = self.waiting.remove(found);
+        self.forget_credit();
+        self.raise_floors();
+        Some(entry)
+    }
+
+    fn forget_credit(&mut self) {
+        for row in 0..5 {
+            if !self.waiting.iter().any(|entry| entry.row() == row) {
+                self.credit[row] = 0;
+            }
+        }
+    }
+
+    fn raise_floors(&mut self) {
+        let mut least: BTreeMap<(usize, bool), u64> = BTreeMap::new();
+        for entry in &self.waiting {
+            let key = entry.key();
+            let served = self.served[&key];
+            least.entry((key.0, key.1)).and_modify(|least| *least = served.min(*least)).or_insert(served);
+        }
+        self.floors.extend(least);
+    }
+
+    /// The next one of a row.
+    fn first(&self, row: usize) -> Option<&Entry> {
+        let late = !self.waiting.iter().any(|entry| entry.row() == row && !entry.late);
+        let line: Vec<_> = self.waiting.iter().filter(|entry| entry.row() == row && entry.late == late).collect();
+        let least = line.iter().map(|entry| self.served[&entry.key()]).min()?;
+        let near = |entry: &&&Entry| self.served[&entry.key()] <= least + self.settings.quantum.0;
+        line.iter().filter(near).min_by_key(|entry| entry.order()).copied()
+    }
+
+    fn fill(&mut self, fate: &mut Fate) {
+        while self.running.len() < self.seats && !self.waiting.is_empty() {
+            let due = (0..5).filter(|row| self.first(*row).is_some_and(|e| self.credit[*row] >= e.cost() * 1000));
+            let row = due.min_by_key(|row| self.last_turn[*row]);
+            let row = row.or_else(|| (0..10).find(|row| self.first(*row).is_some())).unwrap();
+            let (ticket, key, cost) = self.first(row).map(|entry| (entry.ticket, entry.key(), entry.cost())).unwrap();
+            self.turns += 1;
+            if row < 5 {
+                for (other, rank) in Priority::ALL.iter().enumerate() {
+                    if self.first(other).is_some() {
+                        self.credit[other] += cost * u64::from(self.settings.shares.of(*rank));
+                    }
+                }
+                self.credit[row] = self.credit[row].saturating_sub(cost * 1000);
+                self.last_turn[row] = self.turns;
+            }
+            *self.served.get_mut(&key).unwrap() += cost;
+            self.take(ticket);
+            self.running.push((ticket, key, cost));
+            fate.0.push(ticket);
+        }
+    }
+}
