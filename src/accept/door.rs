@@ -96,12 +96,15 @@ impl Door {
         let reception = Reception::new(service, Arc::clone(&peer), &streams);
         let mut minder = Minder::new(Arc::clone(&peer), &limits, self.drain.ear());
         let mut alarm = pin!(minder.alarm());
-        let asked = converse(&mut Asking::new(transport), &mut minder, alarm.as_mut()).await;
-        let Some(Ok(Some((version, io)))) = asked else { return };
+        let (version, io) = match converse(&mut Asking::new(transport), &mut minder, alarm.as_mut()).await {
+            Some(Ok(Some(found))) => found,
+            _ => return,
+        };
         let io = TokioIo::new(io);
         let ended = match version {
             Version::Http1 => {
-                converse(&mut http1(&limits).serve_connection(io, reception), &mut minder, alarm.as_mut()).await
+                let mut talk = http1(&limits).serve_connection(io, reception);
+                converse(&mut talk, &mut minder, alarm.as_mut()).await
             }
             Version::Http2 => {
                 // In a box: it is three times as large as the other, and much rarer.
@@ -122,8 +125,10 @@ impl Door {
         T: AsyncRead + AsyncWrite + Unpin,
     {
         let Some(tls) = &self.tls else { return Some(Transport::Plain { io: socket }) };
+        // In a box, or every connection would keep room for it to its end.
+        let shaking = Box::pin(tls.accept(socket));
         tokio::select! {
-            shaken = tls.accept(socket) => match shaken {
+            shaken = shaking => match shaken {
                 Ok(io) => Some(Transport::Tls { io: Box::new(io) }),
                 Err(error) => {
                     tracing::debug!(%error, "TLS handshake failed");

@@ -18,6 +18,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::FutureExt;
 use http::header::TRANSFER_ENCODING;
 use http::{Request, Response, StatusCode, response};
 use http_body::{Body, Frame, SizeHint};
@@ -245,7 +246,7 @@ impl Lines {
         let handshake = http1::Builder::new().max_buf_size(BUFFER).handshake(io).await;
         let (sender, connection) = handshake.map_err(|error| ConnectFailed(io::Error::other(error)))?;
         // How the connection ends is told to whoever waits for its answer.
-        let task = tokio::spawn(async move { drop(connection.await) });
+        let task = tokio::spawn(connection.map(drop));
         Ok(Line { link: Link { sender, meter, task }, home, turn, reused: false })
     }
 }

@@ -11,6 +11,7 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker, ready};
 
 use bytes::Bytes;
@@ -66,7 +67,7 @@ pub struct Parts {
     /// All limits that run.
     pub deadlines: Deadlines,
     /// The class's limits, for the lengths.
-    pub timeouts: Timeouts,
+    pub timeouts: Arc<Timeouts>,
     /// Told of token events, for the gauge of overdue requests.
     pub pulse: Pulse,
     /// How error events are written.

@@ -539,7 +539,7 @@ impl Attempt<'_> {
             gate: EventGate::new(edits.usage_injected, edits.continuous_injected),
             reader,
             deadlines,
-            timeouts: ask.promise.class.timeouts,
+            timeouts: Arc::clone(&ask.promise.timeouts),
             pulse: ask.pulse.clone(),
             dialect: ask.dialect(),
             request_id: ask.id.clone(),

@@ -8,6 +8,7 @@ use secrecy::ExposeSecret;
 
 use crate::classify::TargetHeaders;
 use crate::config::{Class, Settings};
+use crate::forward::settings::Timeouts;
 use crate::judge::Objectives;
 use crate::observe::Watch;
 use crate::record::{ClassShape, Recorder, Shape};
@@ -27,6 +28,8 @@ pub struct Promise {
     pub class: Arc<Class>,
     /// Its name, as responses show it.
     pub shown: Option<HeaderValue>,
+    /// Its limits, for the relays of its answers.
+    pub timeouts: Arc<Timeouts>,
     /// What is judged.
     pub objectives: Arc<Objectives>,
     /// What an observer measures for it.
@@ -63,6 +66,7 @@ impl Live {
                 },
                 objectives: Arc::new(class.objectives.clone()),
                 shown: HeaderValue::from_str(class.id.as_str()).ok(),
+                timeouts: Arc::new(class.timeouts),
                 class: Arc::clone(class),
                 judged_paths: Arc::clone(&judged_paths),
                 pools: Arc::clone(&pools),

@@ -41,7 +41,7 @@ pub(super) struct Tally {
     limited: Option<Limited>,
     has_visible: bool,
     /// What usage said of the whole answer.
-    told: Told,
+    told: Option<Box<Told>>,
     /// The choice that finished last.
     last_finished: u64,
     cut_by_length: bool,
@@ -62,7 +62,7 @@ impl Tally {
             gaps: Gaps::default(),
             limited: None,
             has_visible: false,
-            told: Told::default(),
+            told: None,
             last_finished: 0,
             cut_by_length: false,
             has_finish_reason: false,
@@ -147,9 +147,14 @@ impl Tally {
             let slot = self.slot(index);
             self.usage_rises(slot, counts, false);
         } else if counts != Counts::default() {
-            self.told.take(counts);
+            self.told().take(counts);
         }
         self.token(index, at, note.visible);
+    }
+
+    /// Usage comes late or never: until then it takes no room.
+    fn told(&mut self) -> &mut Told {
+        self.told.get_or_insert_default()
     }
 
     fn gap(&mut self, from: Tick, to: Tick) {
@@ -303,12 +308,13 @@ impl Tally {
     /// A usage-only event, or usage beside several choices.
     fn usage_of_request(&mut self, usage: Counts) {
         let finishes = self.choices.iter().filter(|choice| choice.finished).count();
-        self.told.behind(usage, finishes, self.prompt_index(self.last_finished));
+        let prompt = self.prompt_index(self.last_finished);
+        self.told().behind(usage, finishes, prompt);
     }
 
     fn response_event(&mut self, sight: &Sight, at: Tick) -> Note {
         if sight.has_usage {
-            self.told.take(sight.usage);
+            self.told().take(sight.usage);
         }
         let channel = match sight.kind {
             Kind::Delta(channel) if sight.only.has_text() => Some(channel),
@@ -326,7 +332,7 @@ impl Tally {
 
     fn message_event(&mut self, sight: &Sight, at: Tick) -> Note {
         if sight.has_usage {
-            self.told.take(sight.usage);
+            self.told().take(sight.usage);
         }
         let channel = match sight.kind {
             Kind::BlockDelta if sight.only.visible => Some(Channel::Visible),
@@ -373,7 +379,7 @@ impl Tally {
             return;
         }
         if sight.has_usage {
-            self.told.take(sight.usage);
+            self.told().take(sight.usage);
         }
         if self.dialect().generates() {
             let has_choices = matches!(self.dialect(), Dialect::Chat | Dialect::Completions);
@@ -489,7 +495,7 @@ impl Tally {
     /// which count once each. Per field: an engine that says one count alone may say the other
     /// beside its choices.
     fn usage(&self) -> Usage {
-        let mut sum = self.told.sum();
+        let mut sum = self.told.as_deref().map(Told::sum).unwrap_or_default();
         let (no_output, no_input) = (sum.output.is_none(), sum.input.is_none());
         let mut prompt = None;
         for choice in self.choices.iter().filter(|choice| choice.usage != Counts::default()) {
