@@ -256,7 +256,7 @@ impl Gateway {
             let advice = "send a shorter query, or none: parameters belong into the body";
             return Err(Refusal::BadHead { status: StatusCode::URI_TOO_LONG.as_u16(), advice });
         }
-        strict::check(head, live.settings.listen.max_header_lines)
+        strict::check(head, live.settings.listen.max_head, live.settings.listen.max_header_lines)
             .map_err(|refused| Refusal::BadHead { status: refused.status().as_u16(), advice: refused.advice() })?;
         Endpoint::find(head.method.as_str(), head.uri.path()).map_err(|unroutable| match unroutable {
             Unroutable::Path => Refusal::UnknownPath,

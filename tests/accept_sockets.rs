@@ -83,7 +83,7 @@ async fn serve(listen: Listen) -> House {
         async move {
             notes.heads.fetch_add(1, Ordering::SeqCst);
             let (parts, body) = request.into_parts();
-            if let Err(refused) = strict::check(&parts, 100) {
+            if let Err(refused) = strict::check(&parts, 64 << 10, 100) {
                 return Ok::<_, Infallible>(whole(refused.status(), refused.advice()));
             }
             if parts.uri.path() == "/stream" {

@@ -26,6 +26,9 @@ pub enum Refused {
     Expectation,
     /// More header lines than allowed (on HTTP/2; on HTTP/1 hyper counts them).
     TooManyLines,
+    /// A head larger than allowed: hyper looks at the size of its buffer only between two
+    /// reads, and one read may bring more than is left.
+    HeadTooLarge,
 }
 
 impl Refused {
@@ -34,7 +37,7 @@ impl Refused {
     pub const fn status(self) -> StatusCode {
         match self {
             Refused::Method | Refused::TransferCoding => StatusCode::NOT_IMPLEMENTED,
-            Refused::TooManyLines => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
+            Refused::TooManyLines | Refused::HeadTooLarge => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
             Refused::Host | Refused::Target | Refused::Expectation => StatusCode::BAD_REQUEST,
         }
     }
@@ -49,6 +52,7 @@ impl Refused {
             Refused::TransferCoding => "send the body with Content-Length, or with Transfer-Encoding: chunked alone",
             Refused::Expectation => "leave out the Expect header, or send Expect: 100-continue",
             Refused::TooManyLines => "send fewer header lines",
+            Refused::HeadTooLarge => "send shorter header fields and a shorter target",
         }
     }
 }
@@ -57,17 +61,28 @@ impl Refused {
 ///
 /// # Errors
 /// The first thing found wrong.
-pub fn check(parts: &Parts, max_header_lines: usize) -> Result<(), Refused> {
+pub fn check(parts: &Parts, max_head: usize, max_header_lines: usize) -> Result<(), Refused> {
     if parts.method == Method::CONNECT || parts.method == Method::TRACE {
         return Err(Refused::Method);
     }
     if parts.headers.len() > max_header_lines {
         return Err(Refused::TooManyLines);
     }
+    if length(parts) > max_head {
+        return Err(Refused::HeadTooLarge);
+    }
     transfer_coding(parts)?;
     target(parts)?;
     host(parts)?;
     expectation(parts)
+}
+
+/// About what the head took on the wire: the target, and each field with its four bytes of
+/// colon, space and line end.
+fn length(parts: &Parts) -> usize {
+    let target = parts.uri.path_and_query().map_or(0, |target| target.as_str().len());
+    let fields = parts.headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 4);
+    target + fields.sum::<usize>()
 }
 
 /// `chunked` must stand alone: an inner coding would reach the engine as a body that nobody
@@ -154,7 +169,7 @@ mod tests {
     }
 
     fn checked(method: &str, target: &str, lines: &[(&str, &str)]) -> Result<(), Refused> {
-        check(&head(method, target, Version::HTTP_11, lines), 100)
+        check(&head(method, target, Version::HTTP_11, lines), 64 << 10, 100)
     }
 
     const PATH: &str = "/v1/chat/completions";
@@ -192,12 +207,12 @@ mod tests {
 
     #[test]
     fn other_versions_name_their_host_elsewhere_or_not_at_all() {
-        assert_eq!(check(&head("POST", PATH, Version::HTTP_10, &[]), 100), Ok(()));
-        let h2 = |lines| check(&head("POST", "http://g:1/v1/models", Version::HTTP_2, lines), 100);
+        assert_eq!(check(&head("POST", PATH, Version::HTTP_10, &[]), 64 << 10, 100), Ok(()));
+        let h2 = |lines| check(&head("POST", "http://g:1/v1/models", Version::HTTP_2, lines), 64 << 10, 100);
         assert_eq!(h2(&[]), Ok(()));
         assert_eq!(h2(&[("host", "G:1")]), Ok(()));
         assert_eq!(h2(&[("host", "other")]), Err(Refused::Host));
-        assert_eq!(check(&head("POST", PATH, Version::HTTP_2, &[]), 100), Err(Refused::Host));
+        assert_eq!(check(&head("POST", PATH, Version::HTTP_2, &[]), 64 << 10, 100), Err(Refused::Host));
     }
 
     #[test]
@@ -231,7 +246,16 @@ mod tests {
         assert_eq!(checked("POST", PATH, &[("host", "g"), ("expect", "200-ok")]), Err(Refused::Expectation));
         let lines: Vec<(&str, &str)> =
             std::iter::once(("host", "g")).chain(std::iter::repeat_n(("x", "y"), 3)).collect();
-        assert_eq!(check(&head("POST", PATH, Version::HTTP_11, &lines), 4), Ok(()));
-        assert_eq!(check(&head("POST", PATH, Version::HTTP_11, &lines), 3), Err(Refused::TooManyLines));
+        assert_eq!(check(&head("POST", PATH, Version::HTTP_11, &lines), 64 << 10, 4), Ok(()));
+        assert_eq!(check(&head("POST", PATH, Version::HTTP_11, &lines), 64 << 10, 3), Err(Refused::TooManyLines));
+    }
+
+    #[test]
+    fn a_head_that_came_in_one_read_is_measured_all_the_same() {
+        let long = "x".repeat(900);
+        let head = head("POST", PATH, Version::HTTP_11, &[("host", "g"), ("x-long", &long)]);
+        let exact = PATH.len() + "host".len() + 1 + 4 + "x-long".len() + long.len() + 4;
+        assert_eq!(check(&head, exact, 100), Ok(()));
+        assert_eq!(check(&head, exact - 1, 100), Err(Refused::HeadTooLarge));
     }
 }

@@ -33,8 +33,8 @@ pub enum Cut {
 pub struct Scanner {
     /// The incomplete event.
     tail: Vec<u8>,
-    /// The last byte of the incomplete event, 0 if it has none.
-    last: u8,
+    /// The last byte of the incomplete event, if there is one.
+    last: Option<u8>,
     /// Part of the incomplete event has been passed on.
     is_long: bool,
     saw_line: bool,
@@ -44,7 +44,7 @@ impl Scanner {
     /// A scanner at the first byte of a stream.
     #[must_use]
     pub const fn new() -> Self {
-        Scanner { tail: Vec::new(), last: 0, is_long: false, saw_line: false }
+        Scanner { tail: Vec::new(), last: None, is_long: false, saw_line: false }
     }
 
     /// Cuts the next piece off the frame. `None`: the frame is used up, and what is left of
@@ -54,7 +54,7 @@ impl Scanner {
         if frame.is_empty() {
             return None;
         }
-        if self.last == 0 {
+        if self.is_between_events() {
             let blank = run_of_line_ends(frame);
             if blank > 0 {
                 return Some((Cut::Blank, frame.split_to(blank)));
@@ -69,7 +69,7 @@ impl Scanner {
     /// Whether the next byte begins an event (or is a line end between two).
     #[must_use]
     pub const fn is_between_events(&self) -> bool {
-        self.last == 0
+        self.last.is_none()
     }
 
     /// Whether the last frame ended a line (a comment, say) of an event not yet complete.
@@ -80,8 +80,8 @@ impl Scanner {
 
     /// No more bytes come: the incomplete event, if there is one.
     pub fn finish(&mut self) -> Option<(Cut, Bytes)> {
-        let (is_long, is_empty) = (self.is_long, self.last == 0);
-        (self.last, self.is_long) = (0, false);
+        let (is_long, is_empty) = (self.is_long, self.is_between_events());
+        (self.last, self.is_long) = (None, false);
         let tail = Bytes::from(std::mem::take(&mut self.tail));
         if is_long { Some((Cut::LastPart, tail)) } else { (!is_empty).then_some((Cut::Event, tail)) }
     }
@@ -99,7 +99,7 @@ impl Scanner {
     }
 
     fn complete(&mut self, rest: Bytes) -> (Cut, Bytes) {
-        self.last = 0;
+        self.last = None;
         if std::mem::take(&mut self.is_long) {
             return (Cut::LastPart, rest);
         }
@@ -119,7 +119,7 @@ impl Scanner {
                 return Some((Cut::Part, Bytes::from(std::mem::take(&mut self.tail))));
             }
         }
-        self.last = frame.last().copied().unwrap_or(self.last);
+        self.last = frame.last().copied().or(self.last);
         if self.is_long {
             return Some((Cut::Part, std::mem::take(frame)));
         }
@@ -140,11 +140,11 @@ fn run_of_line_ends(bytes: &[u8]) -> usize {
 
 /// Where the event ends in `bytes`, `last` being the byte in front of them; else whether a
 /// line end was seen.
-fn end_of_event(last: u8, bytes: &[u8]) -> Result<usize, bool> {
+fn end_of_event(last: Option<u8>, bytes: &[u8]) -> Result<usize, bool> {
     let mut saw_line = false;
     for at in memchr2_iter(b'\n', b'\r', bytes) {
-        let before = if at == 0 { last } else { bytes[at - 1] };
-        if is_line_end(before) && (before, bytes[at]) != (b'\r', b'\n') {
+        let before = if at == 0 { last } else { Some(bytes[at - 1]) };
+        if before.is_some_and(|before| is_line_end(before) && (before, bytes[at]) != (b'\r', b'\n')) {
             return Ok(at + 1 + run_of_line_ends(&bytes[at + 1..]));
         }
         saw_line = true;
@@ -247,6 +247,13 @@ mod tests {
         assert_eq!(piece.map(|(cut, _)| cut), Some(Cut::Event));
         let late = cut(&[b"data: a\r\n\r", b"\n", b"data: b\n\n"]);
         assert_eq!(late[1], (Cut::Blank, b"\n".to_vec()));
+    }
+
+    #[test]
+    fn a_nul_at_the_end_of_a_read_is_a_byte_like_any_other() {
+        assert_eq!(cut(&[b"\0"]), [(Cut::Event, b"\0".to_vec())]);
+        let whole = b"data: a\0\ndata: b\n\n";
+        assert_eq!(cut(&[&whole[..8], &whole[8..]]), [(Cut::Event, whole.to_vec())]);
     }
 
     #[test]
