@@ -4,6 +4,7 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use tokio::runtime::{Builder, Runtime};
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::service::Service;
@@ -32,7 +33,7 @@ impl Serve {
     }
 
     fn serve(&self) -> ExitCode {
-        let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        let runtime = match runtime() {
             Ok(runtime) => runtime,
             Err(error) => {
                 eprintln!("goodput serve: no runtime: {error}");
@@ -66,8 +67,9 @@ impl Serve {
                     return ExitCode::from(3);
                 }
             };
+            let end = told_to_end();
             self.announce(&service);
-            service.run(told_to_end()).await;
+            service.run(end).await;
             ExitCode::SUCCESS
         });
         // Whatever waits for a stdout that nobody reads must not hold us.
@@ -88,15 +90,25 @@ impl Serve {
     }
 }
 
-/// SIGTERM or SIGINT.
-pub(super) async fn told_to_end() {
-    let (Ok(mut terminate), Ok(mut interrupt)) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
-    else {
-        tracing::error!("signals cannot be heard; only a kill ends this process");
-        return std::future::pending().await;
-    };
-    tokio::select! {
-        _ = terminate.recv() => {}
-        _ = interrupt.recv() => {}
+/// A thread for each core; where there is one core, none but this: work that nobody can steal
+/// needs no scheduler for thieves.
+fn runtime() -> std::io::Result<Runtime> {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let mut builder = if cores == 1 { Builder::new_current_thread() } else { Builder::new_multi_thread() };
+    builder.enable_all().build()
+}
+
+/// SIGTERM or SIGINT. They are heard from the call on, not from the first poll on.
+pub(super) fn told_to_end() -> impl Future<Output = ()> {
+    let signals = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()));
+    async move {
+        let (Ok(mut terminate), Ok(mut interrupt)) = signals else {
+            tracing::error!("signals cannot be heard; only a kill ends this process");
+            return std::future::pending().await;
+        };
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
     }
 }

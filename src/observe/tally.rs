@@ -37,6 +37,8 @@ pub(super) struct Tally {
     choices: Vec<Seen>,
     finish: Option<Tick>,
     gaps: Gaps,
+    /// Where the last gap was counted.
+    last_bucket: u16,
     /// From some moment on the client did not read, and gaps are not observed.
     limited: Option<Limited>,
     has_visible: bool,
@@ -60,6 +62,7 @@ impl Tally {
             choices: Vec::new(),
             finish: None,
             gaps: Gaps::default(),
+            last_bucket: 0,
             limited: None,
             has_visible: false,
             told: None,
@@ -164,7 +167,12 @@ impl Tally {
         if gaps.buckets.is_empty() {
             gaps.buckets = vec![0; edges.len() + 1];
         }
-        let bucket = edges.partition_point(|edge| *edge < gap);
+        // Most gaps are like the one before.
+        let last = usize::from(self.last_bucket);
+        let is_like_last =
+            edges[..last].last().is_none_or(|edge| *edge < gap) && edges.get(last).is_none_or(|edge| gap <= *edge);
+        let bucket = if is_like_last { last } else { edges.partition_point(|edge| *edge < gap) };
+        self.last_bucket = bucket as u16;
         gaps.buckets[bucket] = gaps.buckets[bucket].saturating_add(1);
         gaps.sum = gaps.sum.saturating_add(gap);
         gaps.largest = gaps.largest.max(Some(gap));
