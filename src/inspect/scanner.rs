@@ -521,6 +521,15 @@ impl Sink for Reader {
         }
     }
 
+    /// Of a long prompt only the length is of interest.
+    fn looks(&self) -> bool {
+        self.purpose != Purpose::Prompt || self.prefix.wants() || self.is_completion_prompt(0)
+    }
+
+    fn unseen(&mut self, bytes: usize) {
+        self.facts.prompt.bytes += bytes as u64;
+    }
+
     fn lone_surrogate(&mut self) {
         match self.purpose {
             Purpose::Prompt => self.piece("\u{FFFD}".as_bytes()),

@@ -111,6 +111,17 @@ pub trait Sink {
         let _ = decoded;
     }
 
+    /// Whether the sink looks at the pieces of the present scalar, or only wants to know how
+    /// long they are. Asked again and again while it is read.
+    fn looks(&self) -> bool {
+        true
+    }
+
+    /// In place of pieces, where the sink does not look: so many bytes.
+    fn unseen(&mut self, bytes: usize) {
+        let _ = bytes;
+    }
+
     /// Here stands an escaped surrogate without its other half. No text can hold it, so no
     /// piece comes for it.
     fn lone_surrogate(&mut self) {}

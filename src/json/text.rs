@@ -70,6 +70,58 @@ fn last_run(bytes: &[u8], from: usize) -> (usize, bool) {
     (from + before as usize / 8, word & !(u64::MAX << before) & HIGH == 0)
 }
 
+/// Text that nobody wants to see, escapes of two bytes included.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Stretch {
+    /// Its bytes as they are written.
+    pub(super) len: usize,
+    /// Bytes of the text that they stand for.
+    pub(super) decoded: usize,
+    pub(super) is_ascii: bool,
+}
+
+/// How far text reaches in front of the next quote, control character, escape of another kind
+/// or escape that the slice cuts. (Also in front of one among the last bytes of the slice:
+/// that one is left to the reader of single escapes.)
+pub(super) fn stretch(bytes: &[u8]) -> Stretch {
+    let (mut len, mut escapes, mut high) = (0, 0, 0);
+    while let Some(word) = bytes[len..].first_chunk::<8>() {
+        let word = u64::from_le_bytes(*word);
+        let stop = stops(word);
+        if stop == 0 {
+            high |= word;
+            len += 8;
+            continue;
+        }
+        let before = stop.trailing_zeros() & !7;
+        high |= word & !(u64::MAX << before);
+        len += before as usize / 8;
+        if !begins_with_short_escape(&bytes[len..]) {
+            return Stretch { len, decoded: len - escapes, is_ascii: high & HIGH == 0 };
+        }
+        len += 2;
+        escapes += 1;
+    }
+    let (last, is_ascii) = last_run(bytes, len);
+    Stretch { len: last, decoded: last - escapes, is_ascii: is_ascii && high & HIGH == 0 }
+}
+
+fn begins_with_short_escape(bytes: &[u8]) -> bool {
+    matches!(bytes, [b'\\', byte, ..] if UNESCAPED[usize::from(*byte)] != 0)
+}
+
+/// What the letter behind a backslash stands for; 0 where it stands for nothing by itself.
+pub(super) const UNESCAPED: [u8; 256] = {
+    let mut table = [0; 256];
+    let pairs = *b"\"\"\\\\//b\x08f\x0Cn\nr\rt\t";
+    let mut i = 0;
+    while i < pairs.len() {
+        table[pairs[i] as usize] = pairs[i + 1];
+        i += 2;
+    }
+    table
+};
+
 const fn is_stop(byte: u8) -> bool {
     byte < 0x20 || byte == b'"' || byte == b'\\'
 }
@@ -136,6 +188,25 @@ mod tests {
             let bytes: Vec<u8> = bytes.into_iter().map(|b| if calm && is_stop(b) { b'a' } else { b }).collect();
             let slow = bytes.iter().position(|&b| is_stop(b)).unwrap_or(bytes.len());
             prop_assert_eq!(plain_run(&bytes), (slow, bytes[..slow].is_ascii()));
+        }
+
+        #[test]
+        fn a_stretch_is_runs_and_short_escapes(text in r#"([a-z ]{0,12}|é|\\\\n|\\\\"|\\\\u0041|\\\\x|"|\n){0,12}"#) {
+            let bytes = text.as_bytes();
+            let Stretch { len, decoded, is_ascii } = stretch(bytes);
+            let (mut at, mut escapes) = (0, 0);
+            while at < len {
+                let (run, _) = plain_run(&bytes[at..len]);
+                at += run;
+                if at < len {
+                    prop_assert!(begins_with_short_escape(&bytes[at..]));
+                    (at, escapes) = (at + 2, escapes + 1);
+                }
+            }
+            prop_assert_eq!((at, decoded, is_ascii), (len, len - escapes, bytes[..len].is_ascii()));
+            // It stops at what stops it, or close to the end.
+            let stops = bytes.get(len).is_none_or(|byte| is_stop(*byte));
+            prop_assert!(stops && (len + 8 > bytes.len() || !begins_with_short_escape(&bytes[len..])));
         }
 
         #[test]

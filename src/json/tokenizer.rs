@@ -1,6 +1,8 @@
 //! The tokenizer's state machine.
 
-use super::text::{Utf8, plain_run};
+use std::ops::Range;
+
+use super::text::{Stretch, UNESCAPED, Utf8, plain_run, stretch};
 use super::{Broken, Interest, Literal, Nest, Scalar, Sink};
 
 /// Reads one JSON value from bytes that are cut anywhere.
@@ -439,15 +441,15 @@ impl Tokenizer {
         let mut i = from;
         loop {
             let (len, is_ascii) = run;
-            let plain = &bytes[i..i + len];
-            if !is_ascii {
-                self.check_utf8(plain, i, i + len == bytes.len())?;
-            }
+            self.check_run(bytes, i..i + len, is_ascii)?;
             if len > 0 && self.is_read {
                 self.settle_surrogate(sink);
-                sink.piece(plain);
+                sink.piece(&bytes[i..i + len]);
             }
             i += len;
+            if !self.is_read || !sink.looks() {
+                i = self.unseen(bytes, i, sink)?;
+            }
             match bytes.get(i) {
                 None => return Ok(i),
                 Some(b'"') => return Ok(self.end_string(bytes, i + 1, sink)),
@@ -462,6 +464,17 @@ impl Tokenizer {
             }
             run = plain_run(&bytes[i..]);
         }
+    }
+
+    /// Text and short escapes that nobody wants to see, all at once.
+    fn unseen<S: Sink>(&mut self, bytes: &[u8], from: usize, sink: &mut S) -> Result<usize, Stop> {
+        let Stretch { len, decoded, is_ascii } = stretch(&bytes[from..]);
+        self.check_run(bytes, from..from + len, is_ascii)?;
+        if len > 0 && self.is_read {
+            self.settle_surrogate(sink);
+            sink.unseen(decoded);
+        }
+        Ok(from + len)
     }
 
     /// The bytes of a character that an earlier slice began.
@@ -480,14 +493,15 @@ impl Tokenizer {
     }
 
     /// Checks a run; a character that is cut by the end of the slice is remembered.
-    fn check_utf8(&mut self, run: &[u8], at: usize, may_be_cut: bool) -> Result<(), Stop> {
-        let Err(error) = std::str::from_utf8(run) else { return Ok(()) };
+    fn check_run(&mut self, bytes: &[u8], place: Range<usize>, is_ascii: bool) -> Result<(), Stop> {
+        let run = &bytes[place.clone()];
+        let Some(Err(error)) = (!is_ascii).then(|| std::str::from_utf8(run)) else { return Ok(()) };
         for (index, &byte) in run.iter().enumerate().skip(error.valid_up_to()) {
             if !self.utf8.step(byte) {
-                return Err(self.stop(at + index, "invalid UTF-8"));
+                return Err(self.stop(place.start + index, "invalid UTF-8"));
             }
         }
-        if may_be_cut { Ok(()) } else { Err(self.stop(at + run.len(), "invalid UTF-8")) }
+        if place.end == bytes.len() { Ok(()) } else { Err(self.stop(place.end, "invalid UTF-8")) }
     }
 
     /// The escape behind a backslash, if all of it is in the slice and right: its length.
@@ -649,18 +663,6 @@ impl Tokenizer {
 const fn is_space(byte: u8) -> bool {
     matches!(byte, b' ' | b'\t' | b'\n' | b'\r')
 }
-
-/// What the letter behind a backslash stands for; 0 where it stands for nothing by itself.
-const UNESCAPED: [u8; 256] = {
-    let mut table = [0; 256];
-    let pairs = *b"\"\"\\\\//b\x08f\x0Cn\nr\rt\t";
-    let mut i = 0;
-    while i < pairs.len() {
-        table[pairs[i] as usize] = pairs[i + 1];
-        i += 2;
-    }
-    table
-};
 
 const fn digit(byte: u8) -> Option<u16> {
     Some(match byte {
