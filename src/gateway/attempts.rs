@@ -154,17 +154,19 @@ pub async fn first_willing_engine(ask: &Ask<'_>, yard: &Yard<'_>, visit: &mut Vi
         }
         attempts.enter(&bound.settings);
         attempts.pool = pool.clone();
+        // The clock is read where something was waited for, and not in between.
+        let mut now = yard.clock.now();
         if early {
-            yard.fleet.may_try_early(pool, yard.clock.now());
+            yard.fleet.may_try_early(pool, now);
         } else {
-            yard.fleet.request(pool, yard.clock.now());
+            yard.fleet.request(pool, now);
         }
-        if spilled.is_some() && !yard.fleet.grants_retry(pool, yard.clock.now()) {
+        if spilled.is_some() && !yard.fleet.grants_retry(pool, now) {
             break;
         }
         let spill = 'pool: loop {
-            let Some(choice) = yard.fleet.choose(pool, &mut attempts, ask.size, yard.clock.now()) else {
-                yard.fleet.settle(pool, &mut attempts, yard.clock.now());
+            let Some(choice) = yard.fleet.choose(pool, &mut attempts, ask.size, now) else {
+                yard.fleet.settle(pool, &mut attempts, now);
                 break true;
             };
             let Choice { engine, address, host, may_inject, injection_proven, work } = choice;
@@ -189,8 +191,8 @@ pub async fn first_willing_engine(ask: &Ask<'_>, yard: &Yard<'_>, visit: &mut Vi
                     injection_proven,
                     fresh,
                 };
-                let tried = attempt.make(&mut work, deadlines).await;
-                let now = yard.clock.now();
+                let tried = attempt.make(&mut work, deadlines, now).await;
+                now = yard.clock.now();
                 let happened = match tried {
                     Tried::Speaks(spoke) => {
                         if spoke.relay.has_spoken() {
@@ -223,7 +225,7 @@ pub async fn first_willing_engine(ask: &Ask<'_>, yard: &Yard<'_>, visit: &mut Vi
                 }
             }
         };
-        if !spill || yard.clock.now() >= until {
+        if !spill || now >= until {
             break;
         }
     }
@@ -375,10 +377,9 @@ enum Head {
 }
 
 impl Attempt<'_> {
-    async fn make(&self, work: &mut Option<Work>, deadlines: Deadlines) -> Tried {
+    async fn make(&self, work: &mut Option<Work>, deadlines: Deadlines, dispatched: Tick) -> Tried {
         let edits = self.edits();
         let injection = self.injection(&edits);
-        let dispatched = self.yard.clock.now();
         let opening = open(self.call(&edits));
         match self.await_head(opening, deadlines).await {
             Head::Failed(failed) => Tried::Failed(happened(&failed), Err(failed.refusal())),

@@ -131,12 +131,12 @@ pub(super) fn line(finished: &Finished, wall: Duration) -> Vec<u8> {
     line.text(b",\"engine\":", finished.engine.as_ref().map(EngineId::as_str));
     line.number(b",\"attempts\":", Some(u64::from(finished.attempts)));
     line.number(b",\"status\":", Some(u64::from(finished.status)));
-    line.text(b",\"outcome\":", Some(outcome.as_str()));
-    line.text(b",\"reason\":", Some(outcome.reason()).filter(|reason| !reason.is_empty()));
-    line.text(b",\"length\":", Some(finished.length.as_str()));
+    line.word(b",\"outcome\":", Some(outcome.as_str()));
+    line.word(b",\"reason\":", Some(outcome.reason()).filter(|reason| !reason.is_empty()));
+    line.word(b",\"length\":", Some(finished.length.as_str()));
     line.number(b",\"input_tokens\":", tokens.map(|(input, _)| input.0));
     line.number(b",\"output_tokens\":", tokens.map(|(_, output)| output.0));
-    line.text(b",\"token_source\":", tokens.and(answer).map(|answer| answer.source.as_str()));
+    line.word(b",\"token_source\":", tokens.and(answer).map(|answer| answer.source.as_str()));
     line.millis(b",\"upload_ms\":", finished.upload());
     line.millis(b",\"queue_ms\":", finished.queue());
     line.millis(b",\"ttft_ms\":", answer.and_then(Timeline::ttft));
@@ -160,16 +160,22 @@ impl Line {
     }
 
     fn text(&mut self, key: &'static [u8], value: Option<&str>) {
-        self.0.extend_from_slice(key);
         match value {
-            None => self.null(),
-            Some(value) if json::is_plain(value) => {
-                self.0.push(b'"');
-                self.0.extend_from_slice(value.as_bytes());
-                self.0.push(b'"');
+            Some(value) if !json::is_plain(value) => {
+                self.0.extend_from_slice(key);
+                self.0.extend_from_slice(serde_json::Value::from(value).to_string().as_bytes());
             }
-            Some(value) => self.0.extend_from_slice(serde_json::Value::from(value).to_string().as_bytes()),
+            _ => self.word(key, value),
         }
+    }
+
+    /// A text that needs no escape.
+    fn word(&mut self, key: &'static [u8], value: Option<&str>) {
+        self.0.extend_from_slice(key);
+        let Some(value) = value else { return self.null() };
+        self.0.push(b'"');
+        self.0.extend_from_slice(value.as_bytes());
+        self.0.push(b'"');
     }
 
     fn null(&mut self) {
