@@ -185,12 +185,6 @@ pub fn plain_run(bytes: &[u8]) -> (usize, bool) {
     text::plain_run(bytes)
 }
 
-/// Whether a JSON string may hold this text as it is, without an escape.
-#[must_use]
-pub fn is_plain(text: &str) -> bool {
-    plain_run(text.as_bytes()).0 == text.len()
-}
-
 /// Whether the bytes are one JSON value whose top level is an object.
 #[must_use]
 pub fn is_object(whole: &[u8]) -> bool {
