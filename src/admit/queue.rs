@@ -71,6 +71,23 @@ impl Default for Settings {
     }
 }
 
+/// How the requests of a class wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClassQueue {
+    /// From the moment a request asks for a seat to the moment it is refused. Zero: it gets a
+    /// free seat or none.
+    pub max_wait: Duration,
+    /// What becomes of a request that can no longer keep its promise.
+    pub when_hopeless: WhenHopeless,
+}
+
+impl Default for ClassQueue {
+    /// `{max_wait: 30s, when_hopeless: demote}`
+    fn default() -> Self {
+        ClassQueue { max_wait: Duration::from_secs(30), when_hopeless: WhenHopeless::default() }
+    }
+}
+
 /// The queue in front of one pool's seats.
 #[derive(Debug)]
 pub struct Scheduler {
