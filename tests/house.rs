@@ -126,6 +126,7 @@ const PURE_ACQUAINTANCES: [(&str, &str, &str); 11] = [
     ("refuse", "judge", "outcomes"),
     ("refuse", "inspect", "why a body could not be read"),
     ("refuse", "identify", "why nobody could be found"),
+    ("refuse", "admit::limit", "limits, and where they stand"),
     ("record::burn", "judge", "outcomes"),
     ("route", "admit::queue", "how the requests of a pool wait, in its settings"),
 ];
