@@ -97,7 +97,6 @@ async fn order_of_service(order: Order, yaml: &Yaml) -> Vec<&'static str> {
     let (_, a, b, c) = tokio::join!(ask(0, "bulk"), ask(1, "bulk"), ask(2, "chat"), ask(3, "voice"));
     let mut ends = [a, b, c];
     ends.sort_unstable();
-    drop(ask);
     house.end().await;
     ends.map(|(_, class)| class).to_vec()
 }
