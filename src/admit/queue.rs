@@ -1,8 +1,8 @@
 //! Who of a pool's requests runs, who waits, and who is turned away.
 //!
 //! Sans-IO: moments are arguments, answers say what to do ([`Moves`]) and when to ask again
-//! ([`Scheduler::next_deadline`]). The desk that will hold the lock, wake the waiting and give
-//! seats back is not there yet: nothing uses this room so far, and no request waits in it.
+//! ([`Scheduler::next_deadline`]). The desk holds the lock, wakes the waiting and gives seats
+//! back.
 //!
 //! The order, one scheduler per pool:
 //! 1. Requests within their tenants' limits, then those over them (while there is room; no
@@ -68,6 +68,23 @@ impl Default for Settings {
     /// 1000 requests, 8192 tokens, the default shares.
     fn default() -> Self {
         Settings { max_waiting: 1000, quantum: Tokens(8192), shares: Shares::default() }
+    }
+}
+
+/// How the requests of a class wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClassQueue {
+    /// From the moment a request asks for a seat to the moment it is refused. Zero: it gets a
+    /// free seat or none.
+    pub max_wait: Duration,
+    /// What becomes of a request that can no longer keep its promise.
+    pub when_hopeless: WhenHopeless,
+}
+
+impl Default for ClassQueue {
+    /// `{max_wait: 30s, when_hopeless: demote}`
+    fn default() -> Self {
+        ClassQueue { max_wait: Duration::from_secs(30), when_hopeless: WhenHopeless::default() }
     }
 }
 
@@ -217,6 +234,13 @@ impl Scheduler {
     #[must_use]
     pub fn next_deadline(&self) -> Option<Tick> {
         self.alarms.first().map(|(moment, _)| *moment)
+    }
+
+    /// When a request that waits will be turned away at the latest: by its `leave_by`, or as
+    /// soon as it is hopeless where its class says so.
+    #[must_use]
+    pub fn alarm(&self, ticket: Ticket) -> Option<Tick> {
+        self.waiting.get(&ticket).map(|waiting| waiting.alarm.0)
     }
 
     /// The pool has so many seats from now on. With fewer than are taken nobody is admitted

@@ -172,14 +172,14 @@ mod tests {
         let hash = blake3::hash(b"sk-CANARY1").to_hex();
         format!(
             "slo_classes:\n\
-             \x20 - slo_class: chat\n    objectives: {{ttft_seconds: {{threshold: 1.2, attainment: 0.95}}}}\n    joint_attainment_target: 0.9\n    target_headers: tighten\n\
+             \x20 - slo_class: chat\n    objectives: {{ttft_seconds: {{threshold: 1.2, attainment: 0.95}}}}\n    joint_attainment_target: 0.9\n    target_headers: tighten\n    priority: high\n    queue: {{max_wait: 2s}}\n\
              \x20 - {{slo_class: batch, joint_attainment_target: 0.9}}\n\
              default_class: chat\n\
              classify:\n  - {{class: batch, when: {{header: {{x-job: {{present: true}}}}}}}}\n  - {{class: batch, when: {{stream: false, has_tools: true}}}}\n\
-             pools: [{{pool: fast, engines: [{{url: http://e:1}}]}}, {{pool: slow, engines: [{{url: http://f:1}}]}}]\n\
+             pools: [{{pool: fast, max_concurrency_per_engine: 8, engines: [{{url: http://e:1}}]}}, {{pool: slow, engines: [{{url: http://f:1}}]}}]\n\
              routes: [{{model: llama-*, pools: [fast, slow]}}]\n\
              models: {{aliases: {{gpt-4o: llama-3}}}}\n\
-             tenants: [{{tenant: acme, keys: [{{label: prod, blake3: \"{hash}\"}}]}}]\n"
+             tenants: [{{tenant: acme, limits: {{requests_per_minute: 600, requests_burst: 5, models: {{llama-3: {{tokens_per_minute: 9000}}}}}}, keys: [{{label: prod, blake3: \"{hash}\"}}]}}]\n"
         )
     }
 
@@ -240,7 +240,10 @@ rule 1     batch: no, header.x-job differs
 rule 2     batch: no, stream and has_tools differ
 class      chat (default)
 promise    TTFT at most 0.5s, 90% all together within 28d
+rank       high
+limits     600 requests a minute, 5 at once; 9000 tokens for llama-3 a minute, 9000 at once; beyond that: refused
 pools      fast, then slow
+queue      at most 2s; once its promise cannot be kept: behind the others of its rank
 ";
         assert_eq!(text, expected);
         assert!(!text.contains("CANARY"));
@@ -250,6 +253,8 @@ pools      fast, then slow
         assert_eq!(request["tenant"], "acme");
         assert_eq!(request["class"], "chat");
         assert_eq!(request["rule"], "default");
+        assert_eq!(request["rank"], "high");
+        assert_eq!(request["limits"][2], "beyond that: refused");
         assert_eq!(request["pools"], json!(["fast", "slow"]));
         assert_eq!(request["rules"][1]["differs"], json!(["stream", "has_tools"]));
         assert!(!text.contains("CANARY"));

@@ -28,6 +28,8 @@ use read::{Read, Reader};
 use secrecy::ExposeSecret;
 
 use crate::accept::settings::{Admin, Listen, Shutdown};
+use crate::admit::limit::settings::{Limits, OverLimit};
+use crate::admit::queue::ClassQueue;
 use crate::classify::{Rules, TargetHeaders};
 use crate::forward::settings::Timeouts;
 use crate::identify::Keyring;
@@ -94,6 +96,8 @@ pub struct Class {
     pub target_headers: TargetHeaders,
     /// Its time limits.
     pub timeouts: Timeouts,
+    /// How its requests wait.
+    pub queue: ClassQueue,
 }
 
 /// What one tenant may use.
@@ -103,6 +107,10 @@ pub struct Tenant {
     pub id: TenantId,
     /// Its classes; `None`: all.
     pub classes: Option<Vec<ClassId>>,
+    /// What it may use within a time and at one time.
+    pub limits: Limits,
+    /// What becomes of requests beyond that.
+    pub when_over_limit: OverLimit,
 }
 
 /// All tenants, found by name.
@@ -112,6 +120,12 @@ pub struct TenantTable(HashMap<TenantId, Tenant, ahash::RandomState>);
 impl TenantTable {
     fn new(all: Vec<Tenant>) -> Self {
         TenantTable(all.into_iter().map(|tenant| (tenant.id.clone(), tenant)).collect())
+    }
+
+    /// The tenant of this name.
+    #[must_use]
+    pub fn get(&self, tenant: &TenantId) -> Option<&Tenant> {
+        self.0.get(tenant)
     }
 
     /// Whether a tenant may use a class.

@@ -6,12 +6,14 @@
 use std::time::Duration;
 
 use super::read::{At, Entries, Filled, NotYet, OrOff, Some1, block};
-use super::scalar::{Hidden, Size, Word, Words};
+use super::scalar::{Hidden, Seats, Size, Word, Words};
+use crate::admit::limit::settings::OverLimit;
+use crate::admit::queue::WhenHopeless;
 use crate::classify::TargetHeaders;
 use crate::inspect::Reasoning;
 use crate::judge::{NonStreaming, TtftCounts};
 use crate::record::settings::AccessLog;
-use crate::route::settings::{Balance, EngineKind, Scheme};
+use crate::route::settings::{EngineKind, Scheme};
 use crate::units::Priority;
 
 block! {
@@ -138,9 +140,17 @@ block! {
         /// Time limits.
         may timeouts: Timeouts,
         /// How requests of this class wait.
-        may queue: NotYet,
+        may queue: ClassQueue,
         /// What is given up first under load.
         may degrade: NotYet,
+    }
+
+    /// How the requests of a class wait for a seat.
+    ClassQueue {
+        /// How long a request may wait. 0s: it gets a free seat or none. Default: 30s.
+        may max_wait: At<Duration>,
+        /// What becomes of a request that can no longer keep its promise: demote, shed or serve. Default: demote.
+        may when_hopeless: At<Word<WhenHopeless>>,
     }
 
     /// What a class promises.
@@ -270,9 +280,13 @@ block! {
         /// What kind of engine they are, and what is sent to them.
         may engine: EngineSort,
         /// How an engine is picked. Default: least_work.
-        may balance: At<Word<Balance>>,
-        /// Requests that an engine works on at one time.
-        may max_concurrency_per_engine: NotYet,
+        may balance: At<Word<BalanceBy>>,
+        /// The request header that names a session, for session_affinity. Default: x-session-id.
+        may session_header: At<String>,
+        /// Requests that an engine works on at one time; further ones wait. Default: no limit.
+        may max_concurrency_per_engine: At<Seats>,
+        /// How requests wait while all engines have as many as they may.
+        may queue: Queue,
         /// Health checks, or `off`.
         may health: OrOff<Health>,
         /// Reading of the engines' own metrics, or `off`. Default: on, but for kind generic.
@@ -287,6 +301,30 @@ block! {
         may cool_down: CoolDown,
         /// What may be injected into requests.
         may inject: Inject,
+    }
+
+    /// How requests wait in front of a pool.
+    Queue {
+        /// Requests that may wait. 0: a request runs at once or is refused. Default: 1000.
+        may max_waiting: At<u64>,
+        /// Tokens that a tenant may be ahead of the one that had least before others of its rank go first. Default: 8192.
+        may quantum: At<u64>,
+        /// What each rank is guaranteed: shares of the tokens admitted, and of the places in a full queue.
+        may shares: Shares,
+    }
+
+    /// Guaranteed shares of the ranks, together 1 at most.
+    Shares {
+        /// Default: 0.5.
+        may critical: At<f64>,
+        /// Default: 0.2.
+        may high: At<f64>,
+        /// Default: 0.1.
+        may normal: At<f64>,
+        /// Default: 0.05.
+        may low: At<f64>,
+        /// Default: 0.02.
+        may batch: At<f64>,
     }
 
     /// One engine.
@@ -311,8 +349,8 @@ block! {
     EngineSort {
         /// What kind. Default: vllm.
         may kind: At<Word<EngineKind>>,
-        /// The engines run with priority scheduling.
-        may priority_scheduling: NotYet,
+        /// The engines run with priority scheduling: each request tells its rank. Kind vllm only. Default: false.
+        may priority_scheduling: At<bool>,
         /// File with the bearer token for the engines. Default: none.
         may api_key_file: At<String>,
         /// Headers to set on every request.
@@ -407,10 +445,56 @@ block! {
         may keys_file: At<String>,
         /// Classes it may use. Default: all.
         may classes: Some1<At<String>>,
-        /// Its limits.
-        may limits: NotYet,
-        /// What becomes of requests beyond the limits.
-        may when_over_limit: NotYet,
+        /// Its limits. Default: none.
+        may limits: Limits,
+        /// What becomes of requests beyond the limits: reject or demote. Default: reject.
+        may when_over_limit: At<Word<OverLimit>>,
+    }
+
+    /// Limits of a tenant: on all its requests, and on those for single models.
+    Limits {
+        /// Prompt and output tokens together.
+        may tokens_per_minute: At<u64>,
+        /// How many of them may come at once. Default: one minute's worth.
+        may tokens_burst: At<u64>,
+        /// Prompt tokens.
+        may input_tokens_per_minute: At<u64>,
+        /// How many of them may come at once. Default: one minute's worth.
+        may input_tokens_burst: At<u64>,
+        /// Output tokens.
+        may output_tokens_per_minute: At<u64>,
+        /// How many of them may come at once. Default: one minute's worth.
+        may output_tokens_burst: At<u64>,
+        /// Requests.
+        may requests_per_minute: At<u64>,
+        /// How many of them may come at once. Default: one minute's worth.
+        may requests_burst: At<u64>,
+        /// Requests that run at one time.
+        may concurrent_requests: At<u64>,
+        /// Limits on requests for one model, besides: by its name after aliasing.
+        may models: Entries<Allowance>,
+    }
+
+    /// Limits on requests for one model.
+    Allowance {
+        /// Prompt and output tokens together.
+        may tokens_per_minute: At<u64>,
+        /// How many of them may come at once. Default: one minute's worth.
+        may tokens_burst: At<u64>,
+        /// Prompt tokens.
+        may input_tokens_per_minute: At<u64>,
+        /// How many of them may come at once. Default: one minute's worth.
+        may input_tokens_burst: At<u64>,
+        /// Output tokens.
+        may output_tokens_per_minute: At<u64>,
+        /// How many of them may come at once. Default: one minute's worth.
+        may output_tokens_burst: At<u64>,
+        /// Requests.
+        may requests_per_minute: At<u64>,
+        /// How many of them may come at once. Default: one minute's worth.
+        may requests_burst: At<u64>,
+        /// Requests that run at one time.
+        may concurrent_requests: At<u64>,
     }
 
     /// An API key.
@@ -504,11 +588,35 @@ impl Words for Reasoning {
     ];
 }
 
-impl Words for Balance {
+/// The word of `balance`; what else it needs stands in keys of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum BalanceBy {
+    LeastWork,
+    RoundRobin,
+    PrefixAffinity,
+    SessionAffinity,
+}
+
+impl Words for BalanceBy {
     const NAME: &'static str = "balance";
-    const WORDS: &'static [(&'static str, Self)] =
-        &[("least_work", Balance::LeastWork), ("round_robin", Balance::RoundRobin)];
+    const WORDS: &'static [(&'static str, Self)] = &[
+        ("least_work", BalanceBy::LeastWork),
+        ("round_robin", BalanceBy::RoundRobin),
+        ("prefix_affinity", BalanceBy::PrefixAffinity),
+        ("session_affinity", BalanceBy::SessionAffinity),
+    ];
     const LATER: &'static [&'static str] = &["prefix_affinity", "session_affinity"];
+}
+
+impl Words for WhenHopeless {
+    const NAME: &'static str = "when_hopeless";
+    const WORDS: &'static [(&'static str, Self)] =
+        &[("demote", WhenHopeless::Demote), ("shed", WhenHopeless::Shed), ("serve", WhenHopeless::Serve)];
+}
+
+impl Words for OverLimit {
+    const NAME: &'static str = "when_over_limit";
+    const WORDS: &'static [(&'static str, Self)] = &[("reject", OverLimit::Reject), ("demote", OverLimit::Demote)];
 }
 
 impl Words for EngineKind {

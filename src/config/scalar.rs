@@ -192,6 +192,35 @@ impl Scalar for Size {
     }
 }
 
+/// How many requests an engine works on at one time: a number, or `auto`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Seats {
+    Number(u64),
+    Auto,
+}
+
+impl Scalar for Seats {
+    const NAME: &'static str = "seats";
+    const EXPECTED: &'static str = if SEATS_AUTO_LATER { "a whole number" } else { "a whole number, or auto" };
+
+    fn take(value: &Value, loose: bool) -> Result<Self, Unfit> {
+        match value {
+            Value::Text(text) if text == "auto" && SEATS_AUTO_LATER => {
+                Err(Unfit::value(format!("{} is {NOT_YET}", quoted(text)), format!("write {}", Self::EXPECTED)))
+            }
+            Value::Text(text) if text == "auto" => Ok(Seats::Auto),
+            _ => u64::take(value, loose).map(Seats::Number),
+        }
+    }
+    fn schema() -> Schema {
+        let number = json_schema!({"type": "integer", "minimum": 1});
+        if SEATS_AUTO_LATER { number } else { json_schema!({"anyOf": [number, {"const": "auto"}]}) }
+    }
+}
+
+/// `auto` has no function yet.
+const SEATS_AUTO_LATER: bool = true;
+
 /// An enum with one word per variant.
 pub(super) trait Words: Sized + Copy + 'static {
     /// Its name in the schema.
@@ -200,6 +229,11 @@ pub(super) trait Words: Sized + Copy + 'static {
     const WORDS: &'static [(&'static str, Self)];
     /// Words whose function is not built yet.
     const LATER: &'static [&'static str] = &[];
+
+    /// The words that can be written today.
+    fn words() -> impl Iterator<Item = &'static str> {
+        Self::WORDS.iter().map(|(word, _)| *word).filter(|word| !Self::LATER.contains(word))
+    }
 }
 
 /// One of a closed set of words.
@@ -211,16 +245,16 @@ impl<T: Words> Scalar for Word<T> {
     const EXPECTED: &'static str = "one of the words of this key";
 
     fn take(value: &Value, _: bool) -> Result<Self, Unfit> {
-        let words = || T::WORDS.iter().map(|(word, _)| *word);
+        let words = || T::words();
         let list = || words().collect::<Vec<_>>().join(", ");
         let Value::Text(text) = value else {
             return Err(Unfit::value(format!("is {}", value.kind()), format!("write one of: {}", list())));
         };
-        if let Some((_, found)) = T::WORDS.iter().find(|(word, _)| word == text) {
-            return Ok(Word(*found));
-        }
         if T::LATER.contains(&text.as_str()) {
             return Err(Unfit::value(format!("{} is {NOT_YET}", quoted(text)), format!("write one of: {}", list())));
+        }
+        if let Some((_, found)) = T::WORDS.iter().find(|(word, _)| word == text) {
+            return Ok(Word(*found));
         }
         let way_out = match nearest(text, words()) {
             Some(near) => format!("did you mean {near}?"),
@@ -229,7 +263,7 @@ impl<T: Words> Scalar for Word<T> {
         Err(Unfit::value(format!("{} is not known here", quoted(text)), way_out))
     }
     fn schema() -> Schema {
-        let words: Vec<_> = T::WORDS.iter().map(|(word, _)| *word).collect();
+        let words: Vec<_> = T::words().collect();
         json_schema!({"enum": words})
     }
 }

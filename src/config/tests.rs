@@ -7,8 +7,10 @@ use proptest::prelude::*;
 use secrecy::ExposeSecret;
 
 use super::*;
+use crate::admit::limit::settings::{Allowance, Rate};
+use crate::admit::queue::{self, Shares, WhenHopeless};
 use crate::judge::{Assumption, NonStreaming, Objective, Quantiles, TtftCounts};
-use crate::route::settings::{Balance, EngineKind, Engines};
+use crate::route::settings::{Balance, Concurrency, EngineKind, Engines};
 use crate::units::Tokens;
 
 /// Variables and files that only exist in a test.
@@ -108,6 +110,16 @@ fn third(name: &str) -> String {
     changed("default_class", &format!("  - slo_class: {name}\n    joint_attainment_target: 0.9\ndefault_class"))
 }
 
+/// The base, with seats in its pool and this queue.
+fn queue(keys: &str) -> String {
+    pool(&format!("max_concurrency_per_engine: 8\n    queue: {keys}"))
+}
+
+/// The base, with a tenant of these limits.
+fn limits(keys: &str) -> String {
+    tenants(&format!("  - {{tenant: a, limits: {keys}, keys: [{{blake3: \"{}\"}}]}}", hash("k")))
+}
+
 fn tenants(list: &str) -> String {
     and(&format!("tenants:\n{list}"))
 }
@@ -187,7 +199,12 @@ fn config_goodput_loads_with_all_it_says() {
         keepalive: Some(seconds(1)),
     };
     assert_eq!(voice.timeouts, limits);
+    let queue = ClassQueue { max_wait: Duration::from_millis(300), when_hopeless: WhenHopeless::Demote };
+    assert_eq!(voice.queue, queue);
     let interactive = settings.pool(&"interactive".into()).unwrap();
+    assert!(interactive.engine_priority);
+    assert_eq!(interactive.concurrency, Concurrency::Fixed(64.try_into().unwrap()));
+    assert_eq!(interactive.queue, queue::Settings::default(), "the example names the defaults");
     let defaults = Pool::with_defaults("interactive".into(), interactive.engines.clone());
     assert_eq!(interactive.retries, defaults.retries);
     assert_eq!(interactive.breaker, defaults.breaker);
@@ -197,10 +214,23 @@ fn config_goodput_loads_with_all_it_says() {
     assert_eq!(interactive.inject, defaults.inject);
     assert!(matches!(&settings.pools[1].engines, Engines::Dns(dns) if dns.port == 8000));
     let batch = &settings.pools[2];
-    assert_eq!((batch.kind, batch.balance), (EngineKind::Sglang, Balance::RoundRobin));
+    assert_eq!((batch.kind, &batch.balance), (EngineKind::Sglang, &Balance::RoundRobin));
     assert!(batch.health.is_none() && batch.metrics.is_none() && batch.breaker.is_none());
     assert_eq!(settings.routes.alias("gpt-4o"), Some("llama-3-70b"));
     assert!(!settings.tenants.may_use(&"acme".into(), &"voice".into()));
+    let acme = settings.tenants.get(&"acme".into()).unwrap();
+    let rate = |per_minute, burst| Some(Rate::new(per_minute, Some(burst)).unwrap());
+    let whole = Allowance {
+        tokens: rate(600_000, 200_000),
+        requests: rate(1200, 100),
+        concurrent_requests: 64.try_into().ok(),
+        ..Allowance::default()
+    };
+    assert_eq!(acme.limits.whole, whole);
+    let of_model =
+        Allowance { input_tokens: rate(200_000, 100_000), output_tokens: rate(50_000, 50_000), ..Allowance::default() };
+    assert_eq!(acme.limits.models["llama-3-70b"], of_model);
+    assert!(settings.tenants.get(&"ivr".into()).unwrap().limits.is_empty());
     assert_eq!(settings.notes, []);
 }
 
@@ -282,6 +312,13 @@ fn what_is_not_written_has_its_default() {
     assert_eq!(settings.classes[0].objectives.ttft_counts, TtftCounts::FirstVisibleToken);
     assert_eq!(settings.admin.unwrap().address.to_string(), "127.0.0.1:9090");
     assert_eq!(settings.replicas, 1);
+    let pool_of_base = &good(BASE).pools[0];
+    assert_eq!(pool_of_base.concurrency, Concurrency::Unlimited);
+    assert!(!pool_of_base.engine_priority);
+    assert_eq!(good(&class("queue: {max_wait: 0s}")).classes[0].queue.max_wait, Duration::ZERO);
+    let some = good(&pool("max_concurrency_per_engine: 8\n    queue: {shares: {batch: 0.1}}"));
+    let shares = Shares::new([500, 200, 100, 50, 100]).unwrap();
+    assert_eq!(some.pools[0].queue, queue::Settings { shares, ..queue::Settings::default() });
     let total = good(&class("timeouts: {total: 90s}"));
     assert_eq!(total.classes[0].timeouts.response_head, Duration::from_secs(90), "as total");
     let generic = good(&pool("engine: {kind: generic}"));
@@ -637,6 +674,89 @@ fn each_kind_of_problem() {
             tenants(&key("").replace("tenant: a", "tenant: other")),
             "13:14: tenants[0].tenant: the name \"other\" has a meaning of its own",
         ),
+        // limits of tenants
+        (limits("{}"), "13:25: tenants[0].limits: there is no limit in it; write a limit, or remove the key"),
+        (limits("{tokens: 5}"), "13:26: tenants[0].limits: unknown key `tokens`"),
+        (
+            limits("{tokens_per_minute: 0}"),
+            "13:45: tenants[0].limits.tokens_per_minute: 0 is out of range; write a number from 1 to 9007199254740992",
+        ),
+        (
+            limits("{tokens_per_minute: -5}"),
+            "13:45: tenants[0].limits.tokens_per_minute: -5 is no whole number from 0 on",
+        ),
+        (
+            limits("{requests_per_minute: 9007199254740993}"),
+            "13:47: tenants[0].limits.requests_per_minute: 9007199254740993 is out of range",
+        ),
+        (
+            limits("{requests_per_minute: 99999999999999999999999}"),
+            "13:47: tenants[0].limits.requests_per_minute: 100000000000000000000000 is no whole number",
+        ),
+        (
+            limits("{requests_per_minute: 60, requests_burst: 0}"),
+            "13:67: tenants[0].limits.requests_burst: 0 is out of range; write a number from 1",
+        ),
+        (
+            limits("{concurrent_requests: 1, tokens_burst: 5}"),
+            "13:64: tenants[0].limits.tokens_burst: there is no tokens_per_minute that it belongs to; add",
+        ),
+        (
+            limits("{concurrent_requests: 0}"),
+            "13:47: tenants[0].limits.concurrent_requests: 0 is out of range; write a number from 1",
+        ),
+        (
+            limits("{models: {\"llama-*\": {tokens_per_minute: 5}}}"),
+            "13:35: tenants[0].limits.models.llama-*: \"llama-*\" is a pattern; a limit is for one model",
+        ),
+        (limits("{models: {a: {}}}"), "13:38: tenants[0].limits.models.a: there is no limit in it"),
+        (
+            limits("{models: {mistral: {tokens_per_minute: 5}}}") + "routes: [{model: llama-*, pools: main}]\n",
+            "13:35: tenants[0].limits.models.mistral: no route takes the model \"mistral\"; add it to a route",
+        ),
+        (
+            limits("{models: {gpt: {tokens_per_minute: 5}}}") + "models: {aliases: {gpt: llama}}\n",
+            "13:35: tenants[0].limits.models.gpt: \"gpt\" is an alias of \"llama\"; limits count the name behind",
+        ),
+        (
+            tenants(&key("").replace("keys:", "when_over_limit: drop, keys:")),
+            "13:34: tenants[0].when_over_limit: \"drop\" is not known here; write one of: reject, demote",
+        ),
+        // waiting
+        (
+            class("queue: {max_wait: 2m}\n    timeouts: {total: 90s}"),
+            "3:23: slo_classes[0].queue.max_wait: max_wait is longer than timeouts.total (90s)",
+        ),
+        (
+            class("queue: {when_hopeless: give_up}"),
+            "3:28: slo_classes[0].queue.when_hopeless: \"give_up\" is not known here; write one of: demote, shed, serve",
+        ),
+        (
+            pool("max_concurrency_per_engine: 0"),
+            "11:33: pools[0].max_concurrency_per_engine: 0 is out of range; write a number from 1 to 1000000",
+        ),
+        (
+            pool("max_concurrency_per_engine: many"),
+            "11:33: pools[0].max_concurrency_per_engine: is a text; write a whole number",
+        ),
+        (pool("max_concurrency_per_engine: -1"), "11:33: pools[0].max_concurrency_per_engine: -1 is no whole number"),
+        (queue("{quantum: 0}"), "12:22: pools[0].queue.quantum: 0 is out of range"),
+        (queue("{max_waiting: 99999999}"), "12:26: pools[0].queue.max_waiting: 99999999 is out of range"),
+        (
+            queue("{shares: {batch: 0.2}}"),
+            "12:21: pools[0].queue.shares: the shares add up to 1.05, more than 1; lower some",
+        ),
+        (queue("{shares: {batch: 0}}"), "12:29: pools[0].queue.shares.batch: 0 is no share"),
+        (queue("{shares: {batch: 5}}"), "12:29: pools[0].queue.shares.batch: 5 is no share; it is a share: did you"),
+        (
+            queue("{shares: {batch: 0.0004}}"),
+            "12:29: pools[0].queue.shares.batch: 0.0004 is no whole number of thousandths",
+        ),
+        (
+            pool("engine: {kind: sglang, priority_scheduling: true}"),
+            "11:49: pools[0].engine.priority_scheduling: only engines of kind vllm are told a priority; remove",
+        ),
+        (pool("session_header: x-chat"), "11:21: pools[0].session_header: only session_affinity reads it"),
         // not built yet
         (
             pool("balance: prefix_affinity"),
@@ -645,16 +765,9 @@ fn each_kind_of_problem() {
         (pool("balance: session_affinity"), "11:14: pools[0].balance: \"session_affinity\" is not available yet"),
         (
             pool("max_concurrency_per_engine: auto"),
-            "11:33: pools[0].max_concurrency_per_engine: not available yet; remove the key",
+            "11:33: pools[0].max_concurrency_per_engine: \"auto\" is not available yet; write a whole number",
         ),
-        (pool("engine: {priority_scheduling: true}"), "11:35: pools[0].engine.priority_scheduling: not available yet"),
-        (class("queue: {max_wait: 300ms}"), "3:12: slo_classes[0].queue: not available yet"),
         (class("degrade: []"), "3:14: slo_classes[0].degrade: not available yet"),
-        (tenants(&key("").replace("keys:", "limits: {}, keys:")), "13:25: tenants[0].limits: not available yet"),
-        (
-            tenants(&key("").replace("keys:", "when_over_limit: reject, keys:")),
-            "13:34: tenants[0].when_over_limit: not available yet",
-        ),
         (and("limits_store: memory"), "12:15: limits_store: not available yet"),
         (and("telemetry: {otlp: {endpoint: x}}"), "12:19: telemetry.otlp: not available yet"),
         (and("telemetry: {journal: {path: x}}"), "12:22: telemetry.journal: not available yet"),
@@ -710,6 +823,11 @@ fn what_nothing_leads_to_is_a_note() {
     let settings = good(&changed("classify:\n  - {class: batch, when: {stream: false}}\n", ""));
     assert_eq!(settings.notes.len(), 1);
     assert!(settings.notes[0].to_string().contains("no rule leads to the class \"batch\""));
+    let no_seats = good(&pool("queue: {max_waiting: 5}"));
+    assert!(no_seats.notes[0].to_string().contains("nothing waits here"));
+    let no_limits =
+        tenants(&format!("  - {{tenant: a, when_over_limit: demote, keys: [{{blake3: \"{}\"}}]}}", hash("k")));
+    assert!(good(&no_limits).notes[0].to_string().contains("the tenant has no limits"));
     let late = class("timeouts: {first_token: 5s, idle: 5s}\n    keepalive_seconds: 15");
     assert!(good(&late).notes[0].to_string().contains("no comment is ever sent"));
 }
@@ -827,17 +945,7 @@ fn keys_without_a_function_accept_nothing() {
 fn every_key_is_used_by_the_full_example_or_has_no_function_yet() {
     let text = include_str!("../../config/goodput.yaml");
     let schema = schema().to_string();
-    let later: Vec<&str> = vec![
-        "limits_store",
-        "queue",
-        "degrade",
-        "max_concurrency_per_engine",
-        "priority_scheduling",
-        "limits",
-        "when_over_limit",
-        "otlp",
-        "journal",
-    ];
+    let later: Vec<&str> = vec!["limits_store", "degrade", "session_header", "otlp", "journal"];
     assert!(schema.contains("limits_store"));
     for (way, keys) in blocks(&super::schema()) {
         for key in keys.iter().filter(|key| !later.contains(&key.as_str())) {

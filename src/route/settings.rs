@@ -1,6 +1,7 @@
 //! What the settings say about pools and routes: complete values, no defaults left open.
 
 use std::fmt;
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,6 +9,7 @@ use http::{HeaderName, HeaderValue};
 use rustls::pki_types::CertificateDer;
 use secrecy::SecretString;
 
+use crate::admit::queue;
 use crate::units::{ClassId, EngineId, Glob, PoolId};
 
 /// A pool: engines that are interchangeable for a request.
@@ -27,8 +29,14 @@ pub struct Pool {
     pub roots: Option<Arc<[CertificateDer<'static>]>>,
     /// Forward the client's own credential instead of removing it.
     pub forward_authorization: bool,
+    /// The engines run with priority scheduling: they are told each request's rank.
+    pub engine_priority: bool,
     /// How an engine is picked.
     pub balance: Balance,
+    /// How many requests an engine works on at one time.
+    pub concurrency: Concurrency,
+    /// How requests wait where all seats are taken.
+    pub queue: queue::Settings,
     /// Health checks; `None`: `health: off`.
     pub health: Option<Health>,
     /// Reading of the engines' own metrics; `None`: `metrics: off`, and for kind `generic`
@@ -184,15 +192,41 @@ impl EngineKind {
         ("dynamo", EngineKind::Dynamo),
         ("generic", EngineKind::Generic),
     ];
+
+    /// Whether an engine of this kind schedules by the `priority` in a request's body, where it
+    /// was started so: the lower goes first.
+    #[must_use]
+    pub const fn knows_priority(self) -> bool {
+        matches!(self, EngineKind::Vllm)
+    }
 }
 
 /// How an engine is picked among those that can take a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Balance {
     /// The one with the least outstanding work.
     LeastWork,
     /// One after the other.
     RoundRobin,
+    /// The one that knows the beginning of the prompt, while its load allows.
+    PrefixAffinity,
+    /// The one that had the session before, while its load allows.
+    SessionAffinity {
+        /// The request header that names the session.
+        header: HeaderName,
+    },
+}
+
+/// How many requests an engine works on at one time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Concurrency {
+    /// As many as come: nothing waits in the gateway.
+    #[default]
+    Unlimited,
+    /// So many, over all gateways that share the engine.
+    Fixed(NonZeroU32),
+    /// As many as keep the promises of the classes, found out while it runs.
+    Auto,
 }
 
 /// A health check.
@@ -314,7 +348,10 @@ impl Pool {
             headers: Vec::new(),
             roots: None,
             forward_authorization: false,
+            engine_priority: false,
             balance: Balance::LeastWork,
+            concurrency: Concurrency::default(),
+            queue: queue::Settings::default(),
             health: Some(Health::default()),
             metrics: Some(Scrape::default()),
             connect_timeout: Pool::CONNECT_TIMEOUT,
@@ -327,6 +364,9 @@ impl Pool {
 
     /// Default of `connect_timeout`.
     pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+
+    /// Default of `session_header`.
+    pub const SESSION_HEADER: HeaderName = HeaderName::from_static("x-session-id");
 
     /// Default of `dns.refresh`.
     pub const DNS_REFRESH: Duration = Duration::from_secs(5);

@@ -222,7 +222,9 @@ impl Inner {
                     Rank::Free => {
                         let load = match self.settings.balance {
                             Balance::RoundRobin => engine.last_turn,
-                            Balance::LeastWork => engine.load(self.typical, at),
+                            Balance::LeastWork | Balance::PrefixAffinity | Balance::SessionAffinity { .. } => {
+                                engine.load(self.typical, at)
+                            }
                         };
                         Key { rank: Rank::Free, load }
                     }
@@ -236,7 +238,7 @@ impl Inner {
     fn reweigh(&mut self, place: usize) {
         let key = self.tree.key(place);
         if key.rank == Rank::Free
-            && self.settings.balance == Balance::LeastWork
+            && self.settings.balance != Balance::RoundRobin
             && let Some(engine) = self.engines[place].as_ref()
         {
             let load = engine.load_again(self.typical);

@@ -6,6 +6,16 @@ use std::sync::Arc;
 
 use super::Limit;
 
+/// What becomes of a request beyond its tenant's limits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OverLimit {
+    /// It is refused.
+    #[default]
+    Reject,
+    /// It is served behind everybody else, while there is room.
+    Demote,
+}
+
 /// The limits of one tenant.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
@@ -13,6 +23,14 @@ pub struct Limits {
     pub whole: Allowance,
     /// Besides, over its requests for one model: the name after aliasing, as it stands.
     pub models: BTreeMap<Arc<str>, Allowance>,
+}
+
+impl Limits {
+    /// Whether nothing is limited.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.whole.is_empty() && self.models.values().all(Allowance::is_empty)
+    }
 }
 
 /// What may pass; what is `None` is not limited.
@@ -31,6 +49,12 @@ pub struct Allowance {
 }
 
 impl Allowance {
+    /// Whether nothing is limited.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        *self == Allowance::default()
+    }
+
     /// The rate of one limit; `concurrent_requests` has none.
     pub(in super::super::super) fn rate(&self, limit: Limit) -> Option<Rate> {
         match limit {

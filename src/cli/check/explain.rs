@@ -4,6 +4,8 @@ use http::HeaderMap;
 use http::header::CONTENT_TYPE;
 use serde_json::{Value, json};
 
+use crate::admit::limit::settings::{Allowance, OverLimit, Rate};
+use crate::admit::queue::WhenHopeless;
 use crate::classify::{Ask, RuleSaid, Said, TargetHeaders, Targets};
 use crate::config::{Class, Settings};
 use crate::identify::{Unknown, Who};
@@ -11,6 +13,7 @@ use crate::inspect::multipart::FormScanner;
 use crate::inspect::{Facts, Ratios, Scanner, Unreadable};
 use crate::judge::Objectives;
 use crate::refuse::Refusal;
+use crate::route::settings::Concurrency;
 use crate::units::{ClassId, Endpoint, PoolId, Tokens, Unroutable};
 
 /// A request to explain.
@@ -35,6 +38,11 @@ pub struct Explanation {
     rules: Vec<RuleSaid>,
     class: Option<(ClassId, String)>,
     promise: Option<String>,
+    /// Its rank, and how it waits.
+    rank: Option<&'static str>,
+    queue: Option<String>,
+    /// The limits that it counts against, and what becomes of it beyond them.
+    limits: Vec<String>,
     pools: Vec<PoolId>,
     /// The answer where no engine would see it.
     pub refused: Option<Refusal>,
@@ -96,6 +104,10 @@ fn walk(settings: &Settings, sample: &Sample, told: &mut Explanation) -> Result<
     let refused = || Refusal::ClassNotAllowed { class: settings.default_class.clone() };
     let found = settings.rules.class_of(&ask, may_use).map_err(|_| refused())?;
     told.class = Some((found.class.clone(), found.rule.to_string()));
+    if let Some(class) = settings.class(&found.class) {
+        told.rank = Some(class.priority.as_str());
+    }
+    told.limits = limits(settings, &who, model);
     told.promise = settings.class(&found.class).map(|class| promise(class, endpoint, settings, &sample.headers));
 
     let readable = model.filter(|_| facts.readable);
@@ -103,6 +115,7 @@ fn walk(settings: &Settings, sample: &Sample, told: &mut Explanation) -> Result<
     let routed = routes.find(readable, &found.class).ok_or(no_route)?;
     told.model_label = Some(routed.model_label.to_string());
     told.pools = routed.pools.to_vec();
+    told.queue = waiting(settings, &found.class, &routed.pools[0]);
     Ok(())
 }
 
@@ -148,6 +161,52 @@ fn promise(class: &Class, endpoint: Endpoint, settings: &Settings, headers: &Hea
     parts.join(", ")
 }
 
+/// How requests of a class wait in front of a pool, in words.
+fn waiting(settings: &Settings, class: &ClassId, pool: &PoolId) -> Option<String> {
+    let (class, pool) = (settings.class(class)?, settings.pool(pool)?);
+    if pool.concurrency == Concurrency::Unlimited {
+        return Some(format!("none: {} takes as many requests as come", pool.id));
+    }
+    let then = match class.queue.when_hopeless {
+        WhenHopeless::Demote => "behind the others of its rank",
+        WhenHopeless::Shed => "refused",
+        WhenHopeless::Serve => "in its place",
+    };
+    let longest = class.queue.max_wait.as_secs_f64();
+    Some(format!("at most {longest}s; once its promise cannot be kept: {then}"))
+}
+
+/// The limits that a tenant's requests for a model count against, in words.
+fn limits(settings: &Settings, who: &Who, model: Option<&str>) -> Vec<String> {
+    let Some(tenant) = settings.tenants.get(&who.tenant) else { return Vec::new() };
+    let mut found = allowed("", &tenant.limits.whole);
+    if let Some((model, allowance)) = model.and_then(|model| tenant.limits.models.get_key_value(model)) {
+        found.extend(allowed(&format!(" for {model}"), allowance));
+    }
+    if !found.is_empty() {
+        found.push(match tenant.when_over_limit {
+            OverLimit::Reject => "beyond that: refused".to_owned(),
+            OverLimit::Demote => "beyond that: behind everybody else".to_owned(),
+        });
+    }
+    found
+}
+
+fn allowed(of: &str, allowance: &Allowance) -> Vec<String> {
+    let rates = [
+        ("tokens", allowance.tokens),
+        ("input tokens", allowance.input_tokens),
+        ("output tokens", allowance.output_tokens),
+        ("requests", allowance.requests),
+    ];
+    let rate = |(name, rate): (&str, Option<Rate>)| {
+        let rate = rate?;
+        Some(format!("{} {name}{of} a minute, {} at once", rate.per_minute(), rate.burst()))
+    };
+    let concurrent = allowance.concurrent_requests.map(|most| format!("{most} requests{of} at one time"));
+    rates.into_iter().filter_map(rate).chain(concurrent).collect()
+}
+
 impl Explanation {
     /// For people: a name and a text per line.
     pub fn to_lines(&self) -> Vec<String> {
@@ -173,10 +232,15 @@ impl Explanation {
         if let Some(promise) = &self.promise {
             all.push(("promise", promise.clone()));
         }
+        all.extend(self.rank.iter().map(|rank| ("rank", (*rank).to_owned())));
+        if !self.limits.is_empty() {
+            all.push(("limits", self.limits.join("; ")));
+        }
         if !self.pools.is_empty() {
             let names: Vec<&str> = self.pools.iter().map(PoolId::as_str).collect();
             all.push(("pools", names.join(", then ")));
         }
+        all.extend(self.queue.iter().map(|queue| ("queue", queue.clone())));
         if let Some(refused) = &self.refused {
             let text = format!("{} {}: {}", refused.status().as_u16(), refused.code(), refused.message());
             all.push(("refused", text));
@@ -211,6 +275,9 @@ impl Explanation {
             "class": self.class.as_ref().map(|(class, _)| class.as_str()),
             "rule": self.class.as_ref().map(|(_, rule)| rule),
             "promise": self.promise,
+            "rank": self.rank,
+            "queue": self.queue,
+            "limits": self.limits,
             "pools": self.pools.iter().map(PoolId::as_str).collect::<Vec<_>>(),
             "refused": self.refused.as_ref().map(|refused| json!({
                 "status": refused.status().as_u16(),

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{Check, in_seconds};
+use crate::admit::queue::ClassQueue;
 use crate::config::Class;
 use crate::config::raw::{self, Root};
 use crate::config::read::{At, Block};
@@ -32,13 +33,28 @@ impl Check<'_> {
         let timeouts = self.timeouts(raw);
         self.limits_leave_room(raw, &objectives, &timeouts);
         self.keepalive_can_happen(raw, &timeouts);
+        let queue = self.class_queue(raw, &timeouts);
         Some(Class {
             id: ClassId::from(raw.slo_class.as_ref()?.value.as_str()),
             priority: raw.priority.as_ref().map_or_else(Default::default, |word| word.value.0),
             objectives,
             target_headers: raw.target_headers.as_ref().map_or_else(Default::default, |word| word.value.0),
             timeouts,
+            queue,
         })
+    }
+
+    fn class_queue(&mut self, raw: &raw::Class, limits: &Timeouts) -> ClassQueue {
+        let d = ClassQueue::default();
+        let Some(raw) = &raw.queue else { return d };
+        // Zero is fine: then a request gets a free seat or none.
+        let max_wait = raw.max_wait.as_ref().map_or(d.max_wait, |at| at.value);
+        if let Some(at) = raw.max_wait.as_ref().filter(|_| max_wait > limits.total) {
+            let message = format!("max_wait is longer than timeouts.total ({})", in_seconds(limits.total));
+            self.problem(&at.place, message, "lower max_wait, or raise timeouts.total");
+        }
+        let when_hopeless = raw.when_hopeless.as_ref().map_or(d.when_hopeless, |word| word.value.0);
+        ClassQueue { max_wait, when_hopeless }
     }
 
     fn objectives(&mut self, raw: &raw::Class) -> Objectives {

@@ -1,6 +1,7 @@
 //! Pools and their engines.
 
 use std::collections::HashMap;
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use http::header::{AUTHORIZATION, CONNECTION, CONTENT_LENGTH, HOST, TE, TRAILER, TRANSFER_ENCODING, UPGRADE};
@@ -9,16 +10,18 @@ use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use secrecy::SecretString;
 
-use super::{Check, is_no};
+use super::{Check, is_no, shown};
+use crate::admit::queue::{self, BadShares, Shares};
 use crate::config::problem::Place;
-use crate::config::raw::{self, Root};
+use crate::config::raw::{self, BalanceBy, Root};
 use crate::config::read::{At, Block, Entries, OrOff};
-use crate::config::scalar::Hidden;
+use crate::config::scalar::{Hidden, Seats};
 use crate::config::url;
 use crate::route::settings::{
-    BreakerLimits, CoolDown, DnsName, EngineAddress, EngineKind, Engines, Health, Inject, Pool, Retries, Scheme, Scrape,
+    Balance, BreakerLimits, Concurrency, CoolDown, DnsName, EngineAddress, EngineKind, Engines, Health, Inject, Pool,
+    Retries, Scheme, Scrape,
 };
-use crate::units::{EngineId, PoolId};
+use crate::units::{EngineId, PoolId, Priority, Tokens};
 
 impl Check<'_> {
     pub(super) fn pools(&mut self, root: &Root) -> Vec<Arc<Pool>> {
@@ -36,7 +39,9 @@ impl Check<'_> {
         if let Some(sort) = &raw.engine {
             self.engine_sort(sort, &mut pool);
         }
-        pool.balance = raw.balance.as_ref().map_or(pool.balance, |word| word.value.0);
+        pool.balance = self.balance(raw);
+        pool.concurrency = self.concurrency(raw.max_concurrency_per_engine.as_ref());
+        pool.queue = self.queue(raw);
         pool.health = self.health(raw.health.as_ref());
         pool.metrics = self.metrics(raw.metrics.as_ref(), pool.kind);
         pool.connect_timeout = self.time(raw.connect_timeout.as_ref(), Pool::CONNECT_TIMEOUT);
@@ -47,6 +52,83 @@ impl Check<'_> {
         pool.engines = engines?;
         pool.id = PoolId::from(raw.pool.as_ref()?.value.as_str());
         Some(pool)
+    }
+
+    fn balance(&mut self, raw: &raw::Pool) -> Balance {
+        let by = raw.balance.as_ref().map_or(BalanceBy::LeastWork, |word| word.value.0);
+        if let Some(at) = raw.session_header.as_ref().filter(|_| by != BalanceBy::SessionAffinity) {
+            self.problem(&at.place, "only session_affinity reads it", "remove the key");
+        }
+        match by {
+            BalanceBy::LeastWork => Balance::LeastWork,
+            BalanceBy::RoundRobin => Balance::RoundRobin,
+            BalanceBy::PrefixAffinity => Balance::PrefixAffinity,
+            BalanceBy::SessionAffinity => Balance::SessionAffinity { header: self.session_header(raw) },
+        }
+    }
+
+    fn session_header(&mut self, raw: &raw::Pool) -> HeaderName {
+        let Some(at) = &raw.session_header else { return Pool::SESSION_HEADER };
+        HeaderName::try_from(at.value.as_str()).unwrap_or_else(|_| {
+            self.problem(&at.place, is_no(at, "header name"), "use letters, digits and -");
+            Pool::SESSION_HEADER
+        })
+    }
+
+    fn concurrency(&mut self, at: Option<&At<Seats>>) -> Concurrency {
+        let Some(at) = at else { return Concurrency::Unlimited };
+        match at.value {
+            Seats::Auto => Concurrency::Auto,
+            Seats::Number(number) => {
+                let number = At { value: number, place: at.place.clone(), hidden: at.hidden };
+                let number = self.count(Some(&number), 1, 1..=1_000_000) as u32;
+                NonZeroU32::new(number).map_or(Concurrency::Unlimited, Concurrency::Fixed)
+            }
+        }
+    }
+
+    fn queue(&mut self, raw: &raw::Pool) -> queue::Settings {
+        let d = queue::Settings::default();
+        let Some(queue) = &raw.queue else { return d };
+        if !raw.written().contains(&"max_concurrency_per_engine") {
+            let message = "nothing waits here: the engines take as many requests as come";
+            self.note(queue.place(), message, "set `max_concurrency_per_engine`, or remove the key");
+        }
+        queue::Settings {
+            max_waiting: self.count(queue.max_waiting.as_ref(), d.max_waiting as u64, 0..=10_000_000) as usize,
+            quantum: Tokens(self.count(queue.quantum.as_ref(), d.quantum.0, 1..=1 << 53)),
+            shares: queue.shares.as_ref().map_or(d.shares, |raw| self.shares(raw)),
+        }
+    }
+
+    fn shares(&mut self, raw: &raw::Shares) -> Shares {
+        let d = Shares::default();
+        let written = [&raw.critical, &raw.high, &raw.normal, &raw.low, &raw.batch];
+        let mut thousandths = Priority::ALL.map(|rank| d.of(rank));
+        for (share, at) in thousandths.iter_mut().zip(written) {
+            if let Some(found) = at.as_ref().and_then(|at| self.thousandths(at)) {
+                *share = found;
+            }
+        }
+        Shares::new(thousandths).unwrap_or_else(|bad| {
+            // A share of nothing was told where it stands.
+            if let BadShares::TooMuch { sum } = bad {
+                let message = format!("the shares add up to {}, more than 1", f64::from(sum) / 1000.0);
+                self.problem(raw.place(), message, "lower some; those that are not written have their default");
+            }
+            d
+        })
+    }
+
+    fn thousandths(&mut self, at: &At<f64>) -> Option<u16> {
+        let share = self.share(at)? * 1000.0;
+        let whole = share.round();
+        if whole < 1.0 || (share - whole).abs() > 1e-6 {
+            let message = format!("{} is no whole number of thousandths", shown(at));
+            self.problem(&at.place, message, "write a share such as 0.05, in steps of 0.001");
+            return None;
+        }
+        Some(whole as u16)
     }
 
     fn engines(&mut self, raw: &raw::Pool) -> Option<Engines> {
@@ -115,6 +197,11 @@ impl Check<'_> {
 
     fn engine_sort(&mut self, raw: &raw::EngineSort, pool: &mut Pool) {
         pool.kind = raw.kind.as_ref().map_or(pool.kind, |word| word.value.0);
+        pool.engine_priority = raw.priority_scheduling.as_ref().is_some_and(|at| at.value);
+        if let Some(at) = raw.priority_scheduling.as_ref().filter(|at| at.value && !pool.kind.knows_priority()) {
+            let message = "only engines of kind vllm are told a priority";
+            self.problem(&at.place, message, "remove the key, or set `kind: vllm`");
+        }
         pool.forward_authorization = raw.forward_authorization.as_ref().is_some_and(|at| at.value);
         pool.headers = raw.headers.as_ref().map(|headers| self.engine_headers(headers)).unwrap_or_default();
         pool.roots = raw.ca_file.as_ref().and_then(|at| self.roots(at));

@@ -1,15 +1,17 @@
 //! Tenants and their keys.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
+use std::num::NonZeroU64;
 use std::sync::Arc;
 
 use super::{Check, Names};
+use crate::admit::limit::settings::{Allowance, Limits, OverLimit, Rate};
 use crate::config::Tenant;
 use crate::config::problem::Place;
 use crate::config::raw::{self, Root};
-use crate::config::read::Block;
+use crate::config::read::{At, Block};
 use crate::identify::{KeyHash, Keyring, Who};
-use crate::units::{ClassId, TenantId};
+use crate::units::{ClassId, Glob, TenantId};
 
 /// A key, where it stands, and what it is called.
 struct Found {
@@ -22,7 +24,10 @@ impl Check<'_> {
     pub(super) fn tenants(&mut self, root: &Root, classes: &Names<'_>) -> (Keyring, Vec<Tenant>) {
         let Some(all) = &root.tenants else {
             self.labels_are_known(root, &[]);
-            return (Keyring::anonymous(), vec![Tenant { id: TenantId::anonymous(), classes: None }]);
+            let limits = Limits::default();
+            let when_over_limit = OverLimit::default();
+            let anonymous = Tenant { id: TenantId::anonymous(), classes: None, limits, when_over_limit };
+            return (Keyring::anonymous(), vec![anonymous]);
         };
         self.unique("tenant", all.iter().filter_map(|tenant| tenant.tenant.as_ref()));
         let mut owners: HashMap<KeyHash, Who> = HashMap::new();
@@ -48,10 +53,77 @@ impl Check<'_> {
                 self.unique("class of this tenant", list);
                 list.iter().filter_map(|at| self.known(Some(at), classes)).map(ClassId::from).collect()
             });
-            tenants.push(Tenant { id, classes });
+            let limits = raw.limits.as_ref().map(|limits| self.limits(root, limits)).unwrap_or_default();
+            let when_over_limit = raw.when_over_limit.as_ref().map_or_else(Default::default, |word| word.value.0);
+            if let Some(at) = raw.when_over_limit.as_ref().filter(|_| !raw.written().contains(&"limits")) {
+                self.note(&at.place, "the tenant has no limits", "add `limits`, or remove the key");
+            }
+            tenants.push(Tenant { id, classes, limits, when_over_limit });
         }
         self.labels_are_known(root, &labels);
         (Keyring::of(owners), tenants)
+    }
+
+    fn limits(&mut self, root: &Root, raw: &raw::Limits) -> Limits {
+        let mut limits = Limits { whole: self.allowance(&of_all(raw)), models: BTreeMap::new() };
+        for (name, allowance) in raw.models.iter().flat_map(|models| &models.0) {
+            self.limited_model(root, name);
+            let of_model = self.allowance(&of_model(allowance));
+            self.limits_something(allowance);
+            limits.models.insert(Arc::from(name.value.as_str()), of_model);
+        }
+        self.limits_something(raw);
+        limits
+    }
+
+    /// Whole numbers only: a rate of nothing would never let anything pass.
+    fn allowance(&mut self, raw: &Keys<'_>) -> Allowance {
+        let concurrent = raw.concurrent.as_ref().map(|at| self.count(Some(at), 1, 1..=Rate::MOST));
+        Allowance {
+            tokens: self.rate("tokens", &raw.tokens),
+            input_tokens: self.rate("input_tokens", &raw.input_tokens),
+            output_tokens: self.rate("output_tokens", &raw.output_tokens),
+            requests: self.rate("requests", &raw.requests),
+            concurrent_requests: concurrent.and_then(NonZeroU64::new),
+        }
+    }
+
+    fn rate(&mut self, name: &str, [per_minute, burst]: &[&Option<At<u64>>; 2]) -> Option<Rate> {
+        let range = 1..=Rate::MOST;
+        let of_burst = burst.as_ref().map(|at| self.count(Some(at), 1, range.clone()));
+        if let (Some(at), None) = (burst, per_minute) {
+            let message = format!("there is no {name}_per_minute that it belongs to");
+            self.problem(&at.place, message, format!("add `{name}_per_minute`, or remove the key"));
+        }
+        let per_minute = self.count(Some(per_minute.as_ref()?), 1, range);
+        Rate::new(per_minute, of_burst).ok()
+    }
+
+    /// Limits count the name after aliasing, of models that some route takes.
+    fn limited_model(&mut self, root: &Root, name: &At<String>) {
+        let aliases = root.models.iter().flat_map(|models| &models.aliases).flat_map(|aliases| &aliases.0);
+        let mut routes = root.routes.iter().flat_map(|all| all.iter()).peekable();
+        if name.value.contains('*') {
+            let message = format!("{} is a pattern", name.shown());
+            self.problem(&name.place, message, "a limit is for one model: write its whole name");
+        } else if let Some((_, target)) = aliases.into_iter().find(|(alias, _)| alias.value == name.value) {
+            let message = format!("{} is an alias of {}", name.shown(), target.shown());
+            self.problem(&name.place, message, "limits count the name behind the alias: write that");
+        } else if routes.peek().is_some() {
+            let takes = |at: &At<String>| Glob::new(&at.value).matches(&name.value);
+            if !routes.flat_map(|route| &route.model).flat_map(|list| &list.0).any(takes) {
+                let message = format!("no route takes the model {}", name.shown());
+                self.problem(&name.place, message, "add it to a route, or correct the name");
+            }
+        }
+    }
+
+    fn limits_something(&mut self, raw: &impl Block) {
+        // An unknown key was told already: it may be the limit that is missing.
+        let told = self.problems.iter().any(|problem| problem.path == raw.place().path);
+        if raw.written().is_empty() && !told {
+            self.problem(raw.place(), "there is no limit in it", "write a limit, or remove the key");
+        }
     }
 
     fn keys(&mut self, raw: &raw::Tenant) -> Vec<Found> {
@@ -128,4 +200,33 @@ impl Check<'_> {
             self.known(Some(at), &names);
         }
     }
+}
+
+/// The keys of limits that stand for a tenant and for each of its models: per minute, burst.
+struct Keys<'r> {
+    tokens: [&'r Option<At<u64>>; 2],
+    input_tokens: [&'r Option<At<u64>>; 2],
+    output_tokens: [&'r Option<At<u64>>; 2],
+    requests: [&'r Option<At<u64>>; 2],
+    concurrent: &'r Option<At<u64>>,
+}
+
+macro_rules! keys {
+    ($raw:expr) => {
+        Keys {
+            tokens: [&$raw.tokens_per_minute, &$raw.tokens_burst],
+            input_tokens: [&$raw.input_tokens_per_minute, &$raw.input_tokens_burst],
+            output_tokens: [&$raw.output_tokens_per_minute, &$raw.output_tokens_burst],
+            requests: [&$raw.requests_per_minute, &$raw.requests_burst],
+            concurrent: &$raw.concurrent_requests,
+        }
+    };
+}
+
+fn of_all(raw: &raw::Limits) -> Keys<'_> {
+    keys!(raw)
+}
+
+fn of_model(raw: &raw::Allowance) -> Keys<'_> {
+    keys!(raw)
 }
