@@ -235,7 +235,9 @@ impl Gateway {
         if let Some(case) = visit.case_mut() {
             case.over_limit = standing == Standing::OverLimit;
         }
-        let seat = live.has_seats.then(|| wish.ask(standing));
+        let size = size_of(&upload, prompt, &objectives);
+        let predicted = || self.fleet.predict(&routed.pools[0], size, upload.complete);
+        let seat = live.has_seats.then(|| wish.ask(standing, predicted()));
         let mut held = Held::new(allowed, prompt, self.clock);
         let (first, admitted) = match &seat {
             None => (0, upload.complete),
@@ -262,7 +264,7 @@ impl Gateway {
             was_coded: upload.was_coded,
             fixed: upload.is_form,
             alias,
-            size: size_of(&upload, prompt, &objectives),
+            size,
             engine_priority: standing.engine_priority(promise.class.priority),
             arrival,
             id,

@@ -29,6 +29,7 @@ use crate::judge::{Case, Objective, Objectives, Progress, breaks_at};
 use crate::observe::{Ending, Timeline};
 use crate::record::Visit;
 use crate::refuse::Refusal;
+use crate::route::Prediction;
 use crate::units::{ClientSide, Endpoint, PoolId, TenantId, Tick, Tokens};
 
 /// How often a request that could go elsewhere looks whether it should.
@@ -160,12 +161,19 @@ impl Wish<'_> {
         Wanted { input: self.prompt, output }
     }
 
-    /// The work that is expected: a stated cap counts as far as the class expects answers of
-    /// that length, so that an absurd one does not weigh on others.
-    fn work(&self) -> Tokens {
+    /// The output that is expected of each choice: a stated cap counts as far as the class
+    /// expects answers of that length, so that an absurd one does not weigh on others.
+    fn output(&self) -> Tokens {
+        if !self.endpoint.dialect().generates() {
+            return Tokens::ZERO;
+        }
         let expected = self.objectives.default_output();
-        let each = self.facts.caps.largest().map_or(expected, |cap| cap.min(expected));
-        self.prompt + each.times(self.facts.choices())
+        self.facts.caps.largest().map_or(expected, |cap| cap.min(expected))
+    }
+
+    /// The work that is expected.
+    fn work(&self) -> Tokens {
+        self.prompt + self.output().times(self.facts.choices())
     }
 
     fn streams(&self) -> bool {
@@ -173,7 +181,7 @@ impl Wish<'_> {
     }
 
     /// What its place in the queue depends on.
-    pub fn ask(&self, standing: Standing) -> Ask {
+    pub fn ask(&self, standing: Standing, predicted: Option<Prediction>) -> Ask {
         let class = &self.promise.class;
         let limits = &class.timeouts;
         let head = if self.facts.streams() { limits.first_token } else { limits.response_head };
@@ -182,7 +190,7 @@ impl Wish<'_> {
             tenant: self.tenant.clone(),
             rank: class.priority,
             arrival: self.arrival,
-            aim: self.aim(),
+            aim: self.aim(predicted.unwrap_or(Prediction { ttft: Duration::ZERO, tpot: Duration::ZERO })),
             tokens: self.work(),
             leave_by: own_limits.min(self.complete + class.queue.max_wait),
             when_hopeless: class.queue.when_hopeless,
@@ -192,7 +200,7 @@ impl Wish<'_> {
 
     /// The promise that orders it: the class's own, or a later one that the request asks for;
     /// targets of its own never make it go earlier.
-    fn aim(&self) -> Aim {
+    fn aim(&self, predicted: Prediction) -> Aim {
         let class = &*self.promise.objectives;
         let objectives = if std::ptr::eq(class, self.objectives) {
             Cow::Borrowed(class)
@@ -202,12 +210,16 @@ impl Wish<'_> {
             Cow::Owned(Objectives { ttft, tpot, ..class.clone() })
         };
         if let Some(ttft) = objectives.ttft.filter(|_| self.streams()) {
-            return Aim::FirstToken { within: ttft.threshold, lead: Duration::ZERO };
+            return Aim::FirstToken { within: ttft.threshold, lead: predicted.ttft };
         }
         let case = Case { stated_cap: self.facts.caps.largest(), ..Case::of(self.endpoint.dialect()) };
         let waiting = Progress::waiting(self.arrival, true, self.streams());
         match breaks_at(&waiting, &objectives, &case) {
-            Some(moment) => Aim::Whole { within: moment - self.arrival, service: Duration::ZERO },
+            Some(moment) => {
+                let further = u32::try_from(self.output().0.saturating_sub(1)).unwrap_or(u32::MAX);
+                let service = predicted.ttft + predicted.tpot.saturating_mul(further);
+                Aim::Whole { within: moment - self.arrival, service }
+            }
             None => Aim::Whenever,
         }
     }
@@ -339,15 +351,14 @@ impl Walk<'_> {
         self.house.clock.now()
     }
 
-    fn available(&self, at: usize, now: Tick) -> usize {
-        self.house.take_stock(&self.pools[at], now)
+    fn available(&self, at: usize) -> usize {
+        self.house.engines_of(&self.pools[at], self.pool(at).desk.as_deref())
     }
 
     /// The first pool that has an engine available; the first of all where none has. A pool
     /// without a limit has no queue that could hold a request back.
     fn begins(&self) -> usize {
-        let now = self.now();
-        let serves = |at: &usize| self.pool(*at).desk.is_none() || self.available(*at, now) > 0;
+        let serves = |at: &usize| self.pool(*at).desk.is_none() || self.available(*at) > 0;
         (0..self.pools.len()).find(serves).unwrap_or(0)
     }
 
@@ -372,7 +383,7 @@ impl Walk<'_> {
     /// Where no rate is known, as long again as it has waited is expected; for ever where no
     /// engine is available.
     fn should_go_on(&self, at: usize, turn: &Turn, since: Tick, now: Tick) -> Option<Place> {
-        if self.available(at, now) == 0 {
+        if self.available(at) == 0 {
             return self.onward(at, None);
         }
         let expected = turn.expected_wait().unwrap_or(now - since);
@@ -388,7 +399,7 @@ impl Walk<'_> {
     fn onward(&self, from: usize, expected: Option<Duration>) -> Option<Place> {
         let now = self.now();
         (from + 1..self.pools.len()).find_map(|at| {
-            if self.available(at, now) == 0 {
+            if self.available(at) == 0 {
                 return None;
             }
             let Some(desk) = &self.pool(at).desk else { return Some(Place::Free(at, None)) };

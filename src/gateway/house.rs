@@ -1,5 +1,7 @@
 //! What the gateway is made of, and how settings are exchanged while it serves.
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::num::NonZeroU32;
 use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,13 +17,14 @@ use crate::config::Settings;
 use crate::dial::Dial;
 use crate::forward::lines::Lines;
 use crate::inspect::Ratios;
+use crate::judge::Objectives;
 use crate::record::{Recorder, SeatReport};
-use crate::route::Fleet;
 use crate::route::settings::{Concurrency, Pool};
+use crate::route::{Fleet, Promised};
 use crate::units::{PoolId, Tick};
 
 /// How often seats follow the engines where no request comes.
-const STOCK_EVERY: Duration = Duration::from_millis(100);
+const COUNT_EVERY: Duration = Duration::from_millis(100);
 
 /// The gateway. Cheap to clone: all clones are one.
 #[derive(Clone)]
@@ -66,37 +69,39 @@ impl Gateway {
     #[must_use]
     pub fn new(settings: Settings, materials: Materials) -> Self {
         let Materials { clock, dial, recorder, seed } = materials;
-        let (fleet, ledger, desks) = (Arc::new(Fleet::new(seed)), Ledger::new(), Desks::new(clock));
-        follow(&fleet, &ledger, &desks, &settings, clock.now());
+        let (ledger, desks) = (Ledger::new(), Desks::new(clock));
+        follow(&ledger, &desks, &settings, clock.now());
         let gateway = Gateway(Arc::new(House {
             clock,
             lines: Arc::new(Lines::new(dial, clock)),
             ratios: Ratios::new(),
             draining: AtomicBool::new(false),
             live: ArcSwap::from_pointee(Live::new(settings, &recorder, &desks)),
-            fleet,
+            fleet: Arc::new(Fleet::new(seed)),
             recorder,
             ledger,
             desks,
         }));
-        gateway.take_all_stock();
+        gateway.tell_the_fleet(&gateway.live.load().settings);
+        gateway.count_seats();
         gateway
     }
 
     /// Exchanges the settings. Requests in flight keep the ones they arrived with; engines,
     /// connections, ratios, balances, seats and counters stay.
     pub fn adopt(&self, settings: Settings) {
-        follow(&self.fleet, &self.ledger, &self.desks, &settings, self.clock.now());
+        self.tell_the_fleet(&settings);
+        follow(&self.ledger, &self.desks, &settings, self.clock.now());
+        self.count_seats();
         self.live.store(Arc::new(Live::new(settings, &self.recorder, &self.desks)));
-        self.take_all_stock();
     }
 
     /// Keeps the number of seats in step with the engines, while nobody comes who would look.
     /// Never ends.
     pub async fn keep_seats(self) {
         loop {
-            self.clock.sleep_until(Some(self.clock.now() + STOCK_EVERY)).await;
-            self.take_all_stock();
+            self.clock.sleep_until(Some(self.clock.now() + COUNT_EVERY)).await;
+            self.count_seats();
         }
     }
 
@@ -112,6 +117,14 @@ impl Gateway {
         self.recorder.seats(seats);
     }
 
+    fn tell_the_fleet(&self, settings: &Settings) {
+        self.fleet.share_among(NonZeroU32::new(settings.replicas).unwrap_or(NonZeroU32::MIN));
+        self.fleet.follow(&settings.pools, self.clock.now());
+        for (pool, promised) in promised_in(settings) {
+            self.fleet.hold_to(&pool, promised);
+        }
+    }
+
     /// From now on new requests are refused; open ones go on.
     pub fn begin_drain(&self) {
         self.draining.store(true, Ordering::Release);
@@ -125,32 +138,49 @@ impl Gateway {
 }
 
 impl House {
-    /// How many engines of a pool are available; its seats follow, unless no settings name it
-    /// any more.
-    pub fn take_stock(&self, pool: &PoolId, at: Tick) -> usize {
-        let available = self.fleet.available(pool, at);
-        if let Some(pool) = self.live.load().pool(pool) {
-            pool.has_engines(available);
+    /// How many engines of a pool are available. Its seats follow.
+    pub fn engines_of(&self, pool: &PoolId, desk: Option<&Desk>) -> usize {
+        let at = self.clock.now();
+        if let Some((desk, seats)) = desk.zip(self.fleet.seats(pool, at)) {
+            desk.set_seats(seats);
         }
-        available
+        self.fleet.available(pool, at)
     }
 
-    fn take_all_stock(&self) {
-        let live = self.live.load();
-        let now = self.clock.now();
-        for pool in live.settings.pools.iter().filter_map(|pool| live.pool(&pool.id)).filter(|pool| pool.is_limited()) {
-            pool.has_engines(self.fleet.available(&pool.settings.id, now));
+    /// The seats of every pool follow its engines.
+    fn count_seats(&self) {
+        let at = self.clock.now();
+        for (pool, desk) in self.desks.all() {
+            if let Some(seats) = self.fleet.seats(&pool, at) {
+                desk.set_seats(seats);
+            }
         }
     }
 }
 
-/// Everything that lives over reloads follows the settings.
-fn follow(fleet: &Fleet, ledger: &Ledger, desks: &Desks, settings: &Settings, at: Tick) {
-    fleet.follow(&settings.pools, at);
+/// Limits and queues follow the settings.
+fn follow(ledger: &Ledger, desks: &Desks, settings: &Settings, at: Tick) {
     let limits = settings.tenants.iter().map(|tenant| (tenant.id.clone(), tenant.limits.clone()));
     ledger.reload(&limits.collect(), at);
-    let limited = |pool: &Pool| matches!(pool.concurrency, Concurrency::Fixed(_));
-    desks.follow(settings.pools.iter().map(|pool| (&pool.id, limited(pool).then_some(&pool.queue))));
+    let queue = |pool: &Arc<Pool>| (pool.concurrency != Concurrency::Unlimited).then(|| pool.queue.clone());
+    let queues: Vec<_> = settings.pools.iter().map(|pool| (&pool.id, queue(pool))).collect();
+    desks.follow(queues.iter().map(|(pool, queue)| (*pool, queue.as_ref())));
+}
+
+/// What the strictest of the classes that a pool serves is promised.
+fn promised_in(settings: &Settings) -> BTreeMap<PoolId, Promised> {
+    let mut all: BTreeMap<PoolId, Promised> = BTreeMap::new();
+    for class in &settings.classes {
+        let pools: BTreeSet<_> = settings.routes.reach(&class.id).into_iter().map(|(pool, _)| pool).collect();
+        for pool in pools {
+            let promised = all.entry(pool).or_default();
+            let Objectives { ttft, tpot, .. } = &class.objectives;
+            promised.tpot = promised.tpot.into_iter().chain(tpot.map(|tpot| tpot.threshold)).min();
+            let attainments = ttft.iter().chain(tpot).map(|objective| objective.attainment);
+            promised.attainment = attainments.fold(promised.attainment, f64::max);
+        }
+    }
+    all
 }
 
 impl Deref for Gateway {

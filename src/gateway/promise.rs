@@ -56,7 +56,6 @@ pub struct BoundPool {
     pub fixed_headers: Vec<(HeaderName, HeaderValue)>,
     /// Where requests wait for it; none where it has no limit.
     pub desk: Option<Arc<Desk>>,
-    replicas: usize,
 }
 
 impl Live {
@@ -64,7 +63,7 @@ impl Live {
     #[must_use]
     pub fn new(settings: Settings, recorder: &Recorder, desks: &Desks) -> Self {
         recorder.bind(&shape(&settings));
-        let bind = |pool: &Arc<Pool>| (pool.id.clone(), BoundPool::new(pool, desks, settings.replicas));
+        let bind = |pool: &Arc<Pool>| (pool.id.clone(), BoundPool::new(pool, desks));
         let pools = settings.pools.iter().map(bind).collect();
         let pools: Arc<HashMap<_, _, ahash::RandomState>> = Arc::new(pools);
         let judged_paths: Arc<[Endpoint]> = settings.judged_paths.clone().into();
@@ -164,7 +163,7 @@ impl Promise {
 }
 
 impl BoundPool {
-    fn new(pool: &Arc<Pool>, desks: &Desks, replicas: u32) -> Self {
+    fn new(pool: &Arc<Pool>, desks: &Desks) -> Self {
         let mut fixed_headers = pool.headers.clone();
         let bearer = pool.api_key.as_ref().and_then(|key| {
             let mut value = HeaderValue::from_str(&format!("Bearer {}", key.expose_secret())).ok()?;
@@ -173,22 +172,13 @@ impl BoundPool {
         });
         fixed_headers.extend(bearer);
         let shown = HeaderValue::from_str(pool.id.as_str()).ok();
-        let is_limited = matches!(pool.concurrency, Concurrency::Fixed(_));
-        let desk = if is_limited { desks.desk(&pool.id) } else { None };
-        BoundPool { settings: Arc::clone(pool), shown, fixed_headers, desk, replicas: replicas.max(1) as usize }
+        let desk = desks.desk(&pool.id).filter(|_| pool.concurrency != Concurrency::Unlimited);
+        BoundPool { settings: Arc::clone(pool), shown, fixed_headers, desk }
     }
 
     /// Whether only so many requests run on it at the same time.
     #[must_use]
     pub fn is_limited(&self) -> bool {
         self.desk.is_some()
-    }
-
-    /// So many of its engines can take requests: its seats follow. At least one seat is kept,
-    /// for the request that finds out whether there is still no engine.
-    pub fn has_engines(&self, available: usize) {
-        if let (Some(desk), Concurrency::Fixed(each)) = (&self.desk, self.settings.concurrency) {
-            desk.set_seats((each.get() as usize).saturating_mul(available).div_euclid(self.replicas).max(1));
-        }
     }
 }
