@@ -1,5 +1,6 @@
 //! Tests over several rooms, in one binary.
 
+mod admission;
 mod clocks;
 mod engine_priority;
 mod faces;
