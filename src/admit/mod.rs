@@ -4,5 +4,6 @@
 //! turned away in front of one pool, [`desk`] is where requests wait for it.
 
 pub mod desk;
+pub mod levels;
 pub mod limit;
 pub mod queue;
