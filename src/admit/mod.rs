@@ -7,3 +7,4 @@ pub mod desk;
 pub mod levels;
 pub mod limit;
 pub mod queue;
+pub mod shared;
