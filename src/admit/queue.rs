@@ -305,12 +305,36 @@ impl Scheduler {
         self.time_through(rank as usize, at.max(self.now))
     }
 
+    /// The same for a request that has not asked yet, by its standing too.
+    #[must_use]
+    pub fn expected_wait_for(&self, ask: &Ask, at: Tick) -> Option<Duration> {
+        if self.free_seats() > 0 {
+            return Some(Duration::ZERO);
+        }
+        self.time_through(row_of(ask), at.max(self.now))
+    }
+
+    /// How long a request that waits will wait from now on, at the most: as if all others of
+    /// its rank went before it.
+    #[must_use]
+    pub fn expected_wait_of(&self, ticket: Ticket, at: Tick) -> Option<Duration> {
+        let row = self.waiting.get(&ticket)?.row;
+        if self.seats == 0 {
+            return None;
+        }
+        self.drain.time_for(self.before(row), at.max(self.now))
+    }
+
+    /// Requests that wait in a row and before it.
+    fn before(&self, row: usize) -> usize {
+        self.rows[..=row].iter().map(Row::len).sum()
+    }
+
     fn time_through(&self, row: usize, at: Tick) -> Option<Duration> {
         if self.seats == 0 {
             return None;
         }
-        let before: usize = self.rows[..=row].iter().map(Row::len).sum();
-        self.drain.time_for(before + 1, at)
+        self.drain.time_for(self.before(row) + 1, at)
     }
 
     /// What every operation does first: time passes.
