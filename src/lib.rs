@@ -26,7 +26,7 @@
 //! | 2 settings, lines | [`config`] | YAML to checked settings, and again when it changes. | [`config::load`], [`config::Settings`] |
 //! | | [`dial`] | Opens a connection to an engine; the seam that tests replace. | [`dial::Dial`] |
 //! | 3 shell | [`accept`] | Listeners, TLS, limits on clients, drain. | [`accept::Listener`], [`accept::Drain`] |
-//! | | [`admit`] | Who may enter now. Seats are unlimited as yet: the token budgets (`limit`) and the scheduler (`queue`) are built, the desk that will use them is not. | |
+//! | | [`admit::desk`] | Where requests wait for a seat; `limit` (token budgets) and `queue` (the order) are pure. | [`admit::desk::Desk`], [`admit::desk::Seat`] |
 //! | | [`route::probe`] | Health checks, engines' metrics, DNS. | [`route::probe::Probes`] |
 //! | | [`forward`] | One attempt: head held until the first token, then relay. | [`forward::open`](forward::open()), [`forward::Relay`] |
 //! | | [`record`] | Written down once: metrics and the access line. | [`record::Recorder`], [`record::Visit`] |

@@ -17,6 +17,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::StatusCode;
 
+use crate::admit::limit::{Limit, Scope, Standing};
 use crate::inspect::Unreadable;
 use crate::judge::{Case, Excluded, Missed, Outcome, of_code};
 use crate::units::{ClassId, Dialect, PoolId, RequestId};
@@ -119,6 +120,24 @@ refusals! {
     /// No route serves the model.
     #[error("no route for this model")]
     ModelNotFound = "model_not_found",
+    /// A limit of the tenant is used up.
+    #[error("{} of the {} is used up: {} of {} left", standing.limit, standing.scope, standing.remaining, standing.most)]
+    RateLimitExceeded { standing: Standing = TOKENS_USED_UP, retry_after: Option<u64> = Some(5) } = "rate_limit_exceeded",
+    /// More than a limit of the tenant can ever hold.
+    #[error("{limit} of the {scope} holds {most} at most, and {need} are asked for")]
+    RequestExceedsLimit { limit: Limit = Limit::Tokens, scope: Scope = Scope::Tenant, need: u64 = 5000, most: u64 = 1000 } = "request_exceeds_limit",
+    /// The pool's queue has no place, and none that this request may take from another.
+    #[error("the queue of pool {pool} is full")]
+    QueueFull { pool: PoolId = PoolId::from("chat"), retry_after: Option<u64> = Some(3) } = "queue_full",
+    /// Another request took its place in a full queue.
+    #[error("pushed out of the full queue of pool {pool}")]
+    PushedOut { pool: PoolId = PoolId::from("chat"), retry_after: Option<u64> = Some(3) } = "pushed_out",
+    /// It waited in the queue for as long as it may.
+    #[error("no seat of pool {pool} came free in time")]
+    QueueTimeout { pool: PoolId = PoolId::from("chat"), retry_after: Option<u64> = Some(3) } = "queue_timeout",
+    /// It can no longer keep its class's promise, which then wants it refused.
+    #[error("no seat of pool {pool} would come free in time to keep the promise")]
+    Hopeless { pool: PoolId = PoolId::from("chat"), retry_after: Option<u64> = Some(3) } = "hopeless",
     /// No engine of the routed pools is available.
     #[error("no engine of pool {pool} is available")]
     NoEngine { pool: PoolId = PoolId::from("chat") } = "no_engine",
@@ -157,6 +176,14 @@ refusals! {
     Internal = "internal",
 }
 
+const TOKENS_USED_UP: Standing = Standing {
+    limit: Limit::Tokens,
+    scope: Scope::Tenant,
+    most: 600,
+    remaining: 0,
+    reset: Some(Duration::from_secs(60)),
+};
+
 impl Refusal {
     /// The HTTP status where no head has gone out yet.
     #[must_use]
@@ -168,7 +195,9 @@ impl Refusal {
             | Refusal::UnreadableForm
             | Refusal::AliasInForm
             | Refusal::BackgroundRefused
-            | Refusal::TransferRefused => StatusCode::BAD_REQUEST,
+            | Refusal::TransferRefused
+            | Refusal::RequestExceedsLimit { .. } => StatusCode::BAD_REQUEST,
+            Refusal::RateLimitExceeded { .. } => StatusCode::TOO_MANY_REQUESTS,
             Refusal::MissingKey | Refusal::UnknownKey | Refusal::TwoKeys => StatusCode::UNAUTHORIZED,
             Refusal::ClassNotAllowed { .. } => StatusCode::FORBIDDEN,
             Refusal::UnknownPath | Refusal::ModelMissing | Refusal::ModelNotFound => StatusCode::NOT_FOUND,
@@ -186,7 +215,13 @@ impl Refusal {
             | Refusal::EngineGarbage { .. }
             | Refusal::EngineAnswered { .. }
             | Refusal::StreamIncomplete => StatusCode::BAD_GATEWAY,
-            Refusal::NoEngine { .. } | Refusal::Draining | Refusal::DrainCut => StatusCode::SERVICE_UNAVAILABLE,
+            Refusal::QueueFull { .. }
+            | Refusal::PushedOut { .. }
+            | Refusal::QueueTimeout { .. }
+            | Refusal::Hopeless { .. }
+            | Refusal::NoEngine { .. }
+            | Refusal::Draining
+            | Refusal::DrainCut => StatusCode::SERVICE_UNAVAILABLE,
             Refusal::FirstTokenTimeout { .. }
             | Refusal::ResponseHeadTimeout { .. }
             | Refusal::IdleTimeout { .. }
@@ -212,7 +247,9 @@ impl Refusal {
             | Refusal::BackgroundRefused
             | Refusal::TransferRefused
             | Refusal::ModelMissing
-            | Refusal::ModelNotFound => Outcome::Excluded(Excluded::InvalidRequest),
+            | Refusal::ModelNotFound
+            | Refusal::RequestExceedsLimit { .. } => Outcome::Excluded(Excluded::InvalidRequest),
+            Refusal::RateLimitExceeded { .. } => Outcome::Excluded(Excluded::RateLimited),
             Refusal::MissingKey | Refusal::UnknownKey | Refusal::TwoKeys | Refusal::ClassNotAllowed { .. } => {
                 Outcome::Excluded(Excluded::Unauthorized)
             }
@@ -228,7 +265,11 @@ impl Refusal {
             Refusal::IdleTimeout { .. } => Outcome::Missed(Missed::TimeoutIdle),
             Refusal::TotalTimeout { .. } => Outcome::Missed(Missed::TimeoutTotal),
             Refusal::StreamIncomplete => Outcome::Missed(Missed::Truncated),
-            Refusal::Draining => Outcome::Missed(Missed::Shed),
+            Refusal::QueueFull { .. }
+            | Refusal::PushedOut { .. }
+            | Refusal::QueueTimeout { .. }
+            | Refusal::Hopeless { .. }
+            | Refusal::Draining => Outcome::Missed(Missed::Shed),
             Refusal::DrainCut | Refusal::Internal => Outcome::Missed(Missed::Internal),
         }
     }
@@ -239,6 +280,11 @@ impl Refusal {
         match self {
             // Another replica takes it at once.
             Refusal::Draining => Some(1),
+            Refusal::RateLimitExceeded { retry_after, .. }
+            | Refusal::QueueFull { retry_after, .. }
+            | Refusal::PushedOut { retry_after, .. }
+            | Refusal::QueueTimeout { retry_after, .. }
+            | Refusal::Hopeless { retry_after, .. } => *retry_after,
             Refusal::UnknownPath
             | Refusal::MethodNotAllowed { .. }
             | Refusal::BadHead { .. }
@@ -260,6 +306,7 @@ impl Refusal {
             | Refusal::TransferRefused
             | Refusal::ModelMissing
             | Refusal::ModelNotFound
+            | Refusal::RequestExceedsLimit { .. }
             | Refusal::NoEngine { .. }
             | Refusal::ConnectFailed { .. }
             | Refusal::EngineReset { .. }
@@ -299,6 +346,19 @@ impl Refusal {
             Refusal::TransferRefused => "Parameters that move caches between engines are not taken from clients. Leave kv_transfer_params and ec_transfer_params out.".into(),
             Refusal::ModelMissing => "The request names no model. Set \"model\" to one of those that GET /v1/models lists.".into(),
             Refusal::ModelNotFound => "This model is not served here. Use one of those that GET /v1/models lists.".into(),
+            Refusal::RateLimitExceeded { standing, retry_after: Some(seconds) } => {
+                format!("Your limit {} of {} is used up ({} left). Try again in {seconds} s, or ask for fewer tokens.", named(standing.limit, standing.scope), standing.most, standing.remaining).into()
+            }
+            Refusal::RateLimitExceeded { standing, retry_after: None } => {
+                format!("Your limit {} of {} is reached. Try again when one of your running requests has ended.", named(standing.limit, standing.scope), standing.most).into()
+            }
+            Refusal::RequestExceedsLimit { limit, scope, need, most } => {
+                format!("This request may need {need}, and your limit {} never holds more than {most}. Lower its output cap, shorten it, or ask your operator for a higher limit.", named(*limit, *scope)).into()
+            }
+            Refusal::QueueFull { retry_after, .. } => format!("Too many requests are waiting. {}", again(*retry_after)).into(),
+            Refusal::PushedOut { retry_after, .. } => format!("Requests that go first took the place in which this one waited. {}", again(*retry_after)).into(),
+            Refusal::QueueTimeout { retry_after, .. } => format!("The request could not be begun in time: the engines are busy. {}", again(*retry_after)).into(),
+            Refusal::Hopeless { retry_after, .. } => format!("The engines are too busy to answer in time. {}", again(*retry_after)).into(),
             Refusal::NoEngine { .. } => "No engine for this model is available at present. Try again in a moment.".into(),
             Refusal::ConnectFailed { .. } => "The engines for this model could not be reached. Try again in a moment.".into(),
             Refusal::EngineReset { .. } => "The engine closed the connection before it answered. Try again.".into(),
@@ -323,6 +383,15 @@ impl Refusal {
             }
             Refusal::ModelMissing | Refusal::ModelNotFound | Refusal::AliasInForm => Some("model"),
             Refusal::BackgroundRefused => Some("background"),
+            _ => None,
+        }
+    }
+
+    /// Where the limit stands that refused: for the `x-ratelimit` headers.
+    #[must_use]
+    pub const fn limit(&self) -> Option<&Standing> {
+        match self {
+            Refusal::RateLimitExceeded { standing, .. } => Some(standing),
             _ => None,
         }
     }
@@ -362,6 +431,19 @@ impl Refusal {
     pub fn event(&self, dialect: Dialect, request_id: &RequestId, sequence_number: Option<u64>) -> Bytes {
         shape::event(self, dialect, request_id, sequence_number)
     }
+}
+
+/// A tenant's limit, by its name in the settings.
+fn named(limit: Limit, scope: Scope) -> String {
+    match scope {
+        Scope::Tenant => limit.to_string(),
+        Scope::Model => format!("{limit} for this model"),
+    }
+}
+
+/// When to come again.
+fn again(seconds: Option<u64>) -> String {
+    seconds.map_or_else(|| "Try again later.".to_owned(), |seconds| format!("Try again in {seconds} s."))
 }
 
 /// A limit as a client reads it: whole seconds where it is whole.

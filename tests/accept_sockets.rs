@@ -445,7 +445,7 @@ mod tls {
         let first = soon("before", body.frame()).await.unwrap().unwrap();
         assert_eq!(first.into_data().unwrap(), "before");
         made.renew();
-        house.door.set_limits(&Listen { tls: Some(made.tls.clone()), ..local() });
+        house.door.set_limits(&Listen { tls: Some(made.tls.clone()), ..local() }).unwrap();
         assert_ne!(leaf(&made.connect(&house, &[b"http/1.1"]).await), old);
         house.feed.send(Bytes::from_static(b"after")).await.unwrap();
         let second = soon("after", body.frame()).await.unwrap().unwrap();

@@ -116,7 +116,7 @@ fn layer(room: &str) -> Option<u8> {
 }
 
 /// Who may know whom inside the pure layer: a word of another room, never its work.
-const PURE_ACQUAINTANCES: [(&str, &str, &str); 11] = [
+const PURE_ACQUAINTANCES: &[(&str, &str, &str)] = &[
     ("classify", "identify", "who asks"),
     ("classify", "inspect", "a request's facts"),
     ("rewrite", "inspect", "a request's facts"),
@@ -126,6 +126,7 @@ const PURE_ACQUAINTANCES: [(&str, &str, &str); 11] = [
     ("refuse", "judge", "outcomes"),
     ("refuse", "inspect", "why a body could not be read"),
     ("refuse", "identify", "why nobody could be found"),
+    ("refuse", "admit::limit", "limits, and where they stand"),
     ("record::burn", "judge", "outcomes"),
     ("route", "admit::queue", "how the requests of a pool wait, in its settings"),
 ];

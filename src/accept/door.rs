@@ -27,7 +27,7 @@ use super::peer::{Due, Peer};
 use super::settings::Listen;
 use super::socket::Socket;
 use super::stream::{Reception, Streams};
-use super::tls::Certificates;
+use super::tls::{Certificates, TlsProblem};
 use super::version::{Asking, Version};
 use crate::clock::Clock;
 use crate::units::{Severed, Tick};
@@ -55,15 +55,16 @@ impl Door {
     }
 
     /// Other limits and certificate files for the connections to come, after a reload of the
-    /// settings. The address, and whether there is TLS at all, stay as they are. A certificate
-    /// that cannot be used is reported, and the old one stays.
-    pub fn set_limits(&self, listen: &Listen) {
-        self.limits.store(Arc::new(listen.clone()));
-        if let (Some(certificates), Some(tls)) = (&self.certificates, &listen.tls)
-            && let Err(problem) = certificates.renew_from(tls)
-        {
-            tracing::warn!(%problem, "certificate not renewed; the old one stays");
+    /// settings. The address, and whether there is TLS at all, stay as they are.
+    ///
+    /// # Errors
+    /// A certificate that cannot be used; then everything stays as it was.
+    pub fn set_limits(&self, listen: &Listen) -> Result<(), TlsProblem> {
+        if let (Some(certificates), Some(tls)) = (&self.certificates, &listen.tls) {
+            certificates.renew_from(tls)?;
         }
+        self.limits.store(Arc::new(listen.clone()));
+        Ok(())
     }
 
     pub(super) fn limits(&self) -> Arc<Listen> {

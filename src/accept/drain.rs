@@ -87,6 +87,11 @@ impl Drain {
         clock.sleep_until(Some(clock.now() + shutdown.delay)).await;
         self.advance(Phase::Draining);
         clock.sleep_until(Some(clock.now() + shutdown.drain)).await;
+        self.hurry(clock).await;
+    }
+
+    /// The end of the departure, without waiting for what is open: it is told, and then cut.
+    pub async fn hurry(&self, clock: Clock) {
         self.advance(Phase::Over);
         clock.sleep_until(Some(clock.now() + Self::LAST_WORDS)).await;
         self.advance(Phase::Cut);

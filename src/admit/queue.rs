@@ -1,8 +1,8 @@
 //! Who of a pool's requests runs, who waits, and who is turned away.
 //!
 //! Sans-IO: moments are arguments, answers say what to do ([`Moves`]) and when to ask again
-//! ([`Scheduler::next_deadline`]). The desk that will hold the lock, wake the waiting and give
-//! seats back is not there yet: nothing uses this room so far, and no request waits in it.
+//! ([`Scheduler::next_deadline`]). The desk holds the lock, wakes the waiting and gives seats
+//! back.
 //!
 //! The order, one scheduler per pool:
 //! 1. Requests within their tenants' limits, then those over them (while there is room; no
@@ -234,6 +234,13 @@ impl Scheduler {
     #[must_use]
     pub fn next_deadline(&self) -> Option<Tick> {
         self.alarms.first().map(|(moment, _)| *moment)
+    }
+
+    /// When a request that waits will be turned away at the latest: by its `leave_by`, or as
+    /// soon as it is hopeless where its class says so.
+    #[must_use]
+    pub fn alarm(&self, ticket: Ticket) -> Option<Tick> {
+        self.waiting.get(&ticket).map(|waiting| waiting.alarm.0)
     }
 
     /// The pool has so many seats from now on. With fewer than are taken nobody is admitted

@@ -71,7 +71,7 @@ impl Check {
         let settings = match Source::file(&self.config).read() {
             Ok(settings) => settings,
             Err(NotLoaded::Problems(problems)) => return Ok((self.told_problems(&problems), false)),
-            Err(error @ NotLoaded::Unreadable(_)) => {
+            Err(error @ (NotLoaded::Unreadable(_) | NotLoaded::Unusable(_))) => {
                 return Err(error).with_context(|| self.config.display().to_string());
             }
         };

@@ -10,8 +10,8 @@ use std::time::Duration;
 use anyhow::Context;
 use tokio::sync::Notify;
 
-use super::serve::told_to_end;
 use super::service::{Service, standings};
+use super::signals::Signals;
 use crate::clock::Clock;
 use crate::config::{self, Process};
 use crate::lab::demo::view::{How, Row, Snapshot, show};
@@ -75,7 +75,7 @@ impl Demo {
         }
         let over = Arc::new(Notify::new());
         let leave = Arc::clone(&over);
-        let running = tokio::spawn(service.run(async move { leave.notified().await }));
+        let running = tokio::spawn(service.run(async move || leave.notified().await));
 
         let traffic = Traffic::start(clock, to(address), traffic(self.seed, self.rate));
         let how = match (self.json, io::stdout().is_terminal()) {
@@ -93,10 +93,11 @@ impl Demo {
     }
 
     async fn until_over(&self, clock: Clock) {
+        let mut signals = Signals::listen();
         let end = self.seconds.map(|seconds| clock.now() + Duration::from_secs(seconds));
         tokio::select! {
             () = clock.sleep_until(end) => {}
-            () = told_to_end() => {}
+            () = signals.next() => {}
         }
     }
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use clap::Args;
 
+use super::signals::Signals;
 use crate::clock::Clock;
 use crate::lab::engine::{Lengths, Order, Settings, Shape, SimEngine};
 
@@ -94,7 +95,7 @@ impl Engine {
         } else {
             println!("listening on http://{bound}");
         }
-        until_told_to_end().await;
+        Signals::listen().next().await;
         ExitCode::SUCCESS
     }
 
@@ -120,20 +121,4 @@ impl Engine {
             keep_alive: Duration::from_secs(self.keep_alive_seconds),
         }
     }
-}
-
-/// An interrupt (Ctrl-C) or, on Unix, a SIGTERM.
-async fn until_told_to_end() {
-    #[cfg(unix)]
-    {
-        use tokio::signal::unix::{SignalKind, signal};
-        if let Ok(mut terminate) = signal(SignalKind::terminate()) {
-            tokio::select! {
-                _ = tokio::signal::ctrl_c() => {}
-                _ = terminate.recv() => {}
-            }
-            return;
-        }
-    }
-    let _ = tokio::signal::ctrl_c().await;
 }

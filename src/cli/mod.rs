@@ -12,6 +12,7 @@ mod logs;
 pub mod schema;
 pub mod serve;
 pub mod service;
+mod signals;
 
 use std::process::ExitCode;
 

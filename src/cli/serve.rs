@@ -8,6 +8,7 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::service::Service;
+use super::signals::Signals;
 use crate::clock::Clock;
 use crate::config::watch::{NotLoaded, Source};
 
@@ -67,9 +68,9 @@ impl Serve {
                     return ExitCode::from(3);
                 }
             };
-            let end = told_to_end();
+            let mut signals = Signals::listen();
             self.announce(&service);
-            service.run(end).await;
+            service.run(async || signals.next().await).await;
             ExitCode::SUCCESS
         });
         // Whatever waits for a stdout that nobody reads must not hold us.
@@ -96,19 +97,4 @@ fn runtime() -> std::io::Result<Runtime> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let mut builder = if cores == 1 { Builder::new_current_thread() } else { Builder::new_multi_thread() };
     builder.enable_all().build()
-}
-
-/// SIGTERM or SIGINT. They are heard from the call on, not from the first poll on.
-pub(super) fn told_to_end() -> impl Future<Output = ()> {
-    let signals = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()));
-    async move {
-        let (Ok(mut terminate), Ok(mut interrupt)) = signals else {
-            tracing::error!("signals cannot be heard; only a kill ends this process");
-            return std::future::pending().await;
-        };
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
-        }
-    }
 }

@@ -10,7 +10,7 @@ use secrecy::SecretString;
 use tokio::task::{JoinHandle, JoinSet};
 
 use crate::accept::settings::{Listen, Shutdown};
-use crate::accept::{CannotListen, Drain, Listener, Phase};
+use crate::accept::{CannotListen, Door, Drain, Listener, Phase};
 use crate::admin::{self, AdminView, BurnRate, ClassStanding};
 use crate::clock::Clock;
 use crate::config::Settings;
@@ -104,9 +104,10 @@ impl Service {
         self.gateway.clone()
     }
 
-    /// Serves until `leave` ends, then drains: readiness fails first, open streams run to
-    /// their end within the drain limit.
-    pub async fn run(self, leave: impl Future<Output = ()>) {
+    /// Serves until it is `told` to end, then drains: readiness fails first, open streams run to
+    /// their end within the drain limit. Told once more, it does not wait for that: what is open
+    /// is ended in band.
+    pub async fn run(self, told: impl AsyncFnMut()) {
         let Service { clock, drain, gateway, probes, listener, admin, shutdown, source, lines } = self;
         let mut tasks = JoinSet::new();
         let sweeping = Arc::clone(&gateway.lines);
@@ -117,7 +118,7 @@ impl Service {
             let router = admin::router(Arc::new(view), token);
             tasks.spawn(listener.serve(router));
         }
-        serve_and_leave(clock, &gateway, listener, &drain, &shutdown, leave).await;
+        serve_and_leave(clock, &gateway, listener, &drain, &shutdown, told).await;
         last_words(clock, gateway, tasks, lines).await;
     }
 }
@@ -128,12 +129,21 @@ async fn serve_and_leave(
     listener: Listener,
     drain: &Drain,
     shutdown: &Shutdown,
-    leave: impl Future<Output = ()>,
+    mut told: impl AsyncFnMut(),
 ) {
     let leaving = async {
-        leave.await;
+        told().await;
         tracing::info!("leaving: readiness fails, then no new work, then open streams end");
-        tokio::join!(drain.leave(clock, shutdown), async {
+        let hurried = async {
+            tokio::select! {
+                () = drain.leave(clock, shutdown) => {}
+                () = told() => {
+                    tracing::warn!("told once more: what is open ends now");
+                    drain.hurry(clock).await;
+                }
+            }
+        };
+        tokio::join!(hurried, async {
             drain.reached(Phase::Draining).await;
             gateway.begin_drain();
         });
@@ -191,21 +201,28 @@ fn follow(
     let (watcher, reloader) = watch(source, &gateway.live.load().settings, crate::config::watch::EVERY);
     let (gateway, probes, door) = (gateway.clone(), Arc::clone(probes), listener.door());
     tasks.spawn(watcher.run(move |Reload { why, result }| {
-        gateway.recorder.reloaded(result.is_ok());
-        match result {
-            Ok(settings) => {
-                for key in gateway.live.load().settings.fixed_differences(&settings) {
-                    tracing::warn!(key, "this key changes only with a restart");
-                }
-                door.set_limits(&settings.listen);
-                probes.follow(&settings.pools);
-                gateway.adopt(settings);
-                tracing::info!(?why, "settings exchanged");
-            }
+        let came = result.and_then(|settings| adopt(settings, &gateway, &probes, &door));
+        gateway.recorder.reloaded(came.is_ok());
+        match &came {
+            Ok(()) => tracing::info!(?why, "settings exchanged"),
             Err(problem) => tracing::error!(?why, %problem, "the settings stay as they were"),
         }
+        came
     }));
     reloader
+}
+
+/// Exchanges the settings everywhere, or nowhere.
+fn adopt(settings: Settings, gateway: &Gateway, probes: &Probes, door: &Door) -> Result<(), NotLoaded> {
+    // First what can fail.
+    let unusable = |problem| NotLoaded::Unusable(format!("{:#}", anyhow::Error::from(problem)));
+    door.set_limits(&settings.listen).map_err(unusable)?;
+    for key in gateway.live.load().settings.fixed_differences(&settings) {
+        tracing::warn!(key, "this key changes only with a restart");
+    }
+    probes.follow(&settings.pools);
+    gateway.adopt(settings);
+    Ok(())
 }
 
 /// What the operators' port shows.

@@ -33,6 +33,9 @@ pub enum NotLoaded {
     /// What is wrong in it.
     #[error("{}", in_short(.0))]
     Problems(Vec<Problem>),
+    /// The settings are sound, and what they name could not be put to use.
+    #[error("{0}")]
+    Unusable(String),
 }
 
 fn in_short(problems: &[Problem]) -> String {
@@ -143,35 +146,49 @@ pub struct Watcher {
 pub fn watch(source: Source, current: &Settings, every: Duration) -> (Watcher, Reloader) {
     // One waiting ask is enough: whoever comes meanwhile waits at the door.
     let (sender, asks) = mpsc::channel(1);
-    let seen = Seen { tried: current.hash, different: None };
+    let seen = Seen { tried: Some(current.hash), different: None };
     let companions = current.files.clone();
     let watcher = Watcher { source, seen, companions, every, asks, hangups: Hangups::listen() };
     (watcher, Reloader { asks: sender })
 }
 
 impl Watcher {
-    /// Watches, and tells of every reload. Ends when the last [`Reloader`] is gone.
-    pub async fn run(mut self, mut told: impl FnMut(Reload)) {
+    /// Watches, and tells of every reload; `told` says what came of it. Ends when the last
+    /// [`Reloader`] is gone.
+    pub async fn run(mut self, mut told: impl FnMut(Reload) -> Result<(), NotLoaded>) {
         let mut looks = tokio::time::interval(self.every);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
                 _ = looks.tick() => {
                     if self.has_changed().await {
-                        told(Reload { why: Why::Changed, result: self.read().await });
+                        let _ = self.reload(Why::Changed, &mut told).await;
                     }
                 }
-                () = self.hangups.next() => told(Reload { why: Why::Signal, result: self.read().await }),
+                () = self.hangups.next() => {
+                    let _ = self.reload(Why::Signal, &mut told).await;
+                }
                 ask = self.asks.recv() => {
                     let Some(answer) = ask else { return };
-                    let result = self.read().await;
-                    let short = result.as_ref().map(|_| ()).map_err(Clone::clone);
-                    told(Reload { why: Why::Asked, result });
+                    let came = self.reload(Why::Asked, &mut told).await;
                     // Whoever asked may have left.
-                    let _ = answer.send(short);
+                    let _ = answer.send(came);
                 }
             }
         }
+    }
+
+    async fn reload(
+        &mut self,
+        why: Why,
+        told: &mut impl FnMut(Reload) -> Result<(), NotLoaded>,
+    ) -> Result<(), NotLoaded> {
+        let came = told(Reload { why, result: self.read().await });
+        if let Err(NotLoaded::Unusable(_)) = came {
+            // What stood in the way is not part of the settings' content: try again by and by.
+            self.seen = Seen::default();
+        }
+        came
     }
 
     async fn has_changed(&mut self) -> bool {
@@ -198,9 +215,9 @@ impl Watcher {
 }
 
 /// Which content was tried last, and which has been seen once since.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Seen {
-    tried: [u8; 32],
+    tried: Option<[u8; 32]>,
     different: Option<[u8; 32]>,
 }
 
@@ -208,12 +225,12 @@ impl Seen {
     /// Whether this content is new, and the same as at the last look.
     fn look(&mut self, content: [u8; 32]) -> bool {
         let settled = self.different == Some(content);
-        self.different = (content != self.tried).then_some(content);
+        self.different = (Some(content) != self.tried).then_some(content);
         settled && self.different.is_some()
     }
 
     fn took(&mut self, content: [u8; 32]) {
-        *self = Seen { tried: content, different: None };
+        *self = Seen { tried: Some(content), different: None };
     }
 }
 
@@ -308,9 +325,32 @@ mod tests {
         let (watcher, reloader) = watch(source, &current, EVERY);
         let (sender, heard) = mpsc::unbounded_channel();
         tokio::spawn(watcher.run(move |reload| {
-            let _ = sender.send((reload.why, reload.result.map(|settings| settings.default_class)));
+            let class = reload.result.map(|settings| settings.default_class);
+            // A class by this name cannot be put to use.
+            let class = class.and_then(|class| match class.as_str() {
+                "unusable" => Err(NotLoaded::Unusable("no such certificate".to_owned())),
+                _ => Ok(class),
+            });
+            let came = class.as_ref().map(drop).map_err(Clone::clone);
+            let _ = sender.send((reload.why, class));
+            came
         }));
         Bench { desk, reloader, heard }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn settings_that_could_not_be_put_to_use_are_tried_again_by_and_by() {
+        let mut bench = bench();
+        bench.desk.write("g.yaml", settings("unusable"));
+        assert!(matches!(bench.reloader.reload().await, Err(NotLoaded::Unusable(_))), "whoever asked is told");
+        assert!(bench.heard.try_recv().unwrap().1.is_err());
+        looks(2).await;
+        assert_eq!(bench.heard.try_recv().unwrap().0, Why::Changed);
+        bench.desk.write("g.yaml", settings("b"));
+        looks(3).await;
+        assert_eq!(std::iter::from_fn(|| bench.heard.try_recv().ok()).last().unwrap().1, Ok("b".into()));
+        looks(5).await;
+        assert!(bench.heard.try_recv().is_err());
     }
 
     async fn looks(n: u32) {

@@ -7,11 +7,11 @@ use http::header::{AUTHORIZATION, HeaderName, HeaderValue};
 use secrecy::ExposeSecret;
 
 use crate::classify::TargetHeaders;
-use crate::config::{Class, Settings};
+use crate::config::{Class, Settings, Tenant};
 use crate::forward::settings::Timeouts;
 use crate::judge::Objectives;
 use crate::observe::Watch;
-use crate::record::{ClassShape, Recorder, Shape};
+use crate::record::{ClassShape, Recorder, Shape, TenantShape};
 use crate::route::settings::Pool;
 use crate::units::{ClassId, Endpoint, PoolId, TenantId};
 
@@ -94,6 +94,10 @@ impl Live {
     }
 }
 
+fn tenant_shape(tenant: &Tenant) -> TenantShape {
+    TenantShape { id: tenant.id.clone(), classes: tenant.classes.clone(), limits: Vec::new() }
+}
+
 /// What the settings say about series.
 fn shape(settings: &Settings) -> Shape {
     let class_shape = |class: &Arc<Class>| ClassShape {
@@ -109,7 +113,7 @@ fn shape(settings: &Settings) -> Shape {
         classes: settings.classes.iter().map(class_shape).collect(),
         default_class: settings.default_class.clone(),
         routes: settings.classes.iter().flat_map(reach).collect(),
-        tenants: settings.tenants.iter().map(|tenant| (tenant.id.clone(), tenant.classes.clone())).collect(),
+        tenants: settings.tenants.iter().map(tenant_shape).collect(),
     }
 }
 

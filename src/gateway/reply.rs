@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::{ALLOW, CONNECTION, CONTENT_TYPE, HeaderMap, HeaderValue, RETRY_AFTER};
+use http::header::{ALLOW, CONNECTION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
 use http::{Response, StatusCode};
 
+use crate::admit::limit::Standing;
 use crate::forward::ReplyBody;
 use crate::forward::headers::names::{SERVER_TIMING, X_GOODPUT_POOL, X_GOODPUT_REASON, X_REQUEST_ID, X_SLO_CLASS};
 use crate::refuse::Refusal;
@@ -28,6 +29,9 @@ pub fn refusal(refusal: &Refusal, shape: Dialect, id: &RequestId, class: Option<
     if let Some(seconds) = refusal.retry_after() {
         headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
     }
+    if let Some(standing) = refusal.limit() {
+        rate_limit(headers, standing);
+    }
     if let Some(allow) = refusal.allow() {
         headers.insert(ALLOW, HeaderValue::from_static(allow));
     }
@@ -38,6 +42,31 @@ pub fn refusal(refusal: &Refusal, shape: Dialect, id: &RequestId, class: Option<
     mark(headers, id, class, None);
     response
 }
+
+/// `x-ratelimit-*`: the limit that refused, what is left of it, and when it is whole again.
+fn rate_limit(headers: &mut HeaderMap, standing: &Standing) {
+    let [limit, remaining, reset] = match standing.limit.unit() {
+        "tokens" => RATE_LIMIT_TOKENS,
+        _ => RATE_LIMIT_REQUESTS,
+    };
+    headers.insert(limit, HeaderValue::from(standing.most));
+    headers.insert(remaining, HeaderValue::from(standing.remaining));
+    if let Some(until) = standing.reset {
+        let seconds = until.as_secs() + u64::from(until.subsec_nanos() > 0);
+        headers.extend(HeaderValue::try_from(format!("{seconds}s")).ok().map(|value| (reset, value)));
+    }
+}
+
+const RATE_LIMIT_TOKENS: [HeaderName; 3] = [
+    HeaderName::from_static("x-ratelimit-limit-tokens"),
+    HeaderName::from_static("x-ratelimit-remaining-tokens"),
+    HeaderName::from_static("x-ratelimit-reset-tokens"),
+];
+const RATE_LIMIT_REQUESTS: [HeaderName; 3] = [
+    HeaderName::from_static("x-ratelimit-limit-requests"),
+    HeaderName::from_static("x-ratelimit-remaining-requests"),
+    HeaderName::from_static("x-ratelimit-reset-requests"),
+];
 
 /// The fields that every response of ours carries as far as they are known.
 pub fn mark(headers: &mut HeaderMap, id: &RequestId, class: Option<HeaderValue>, pool: Option<HeaderValue>) {

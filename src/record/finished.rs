@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::admit::limit::Limit;
 use crate::judge::{Outcome, Verdict};
 use crate::observe::{Ending, Timeline};
 use crate::units::{ClassId, EngineId, LengthBucket, PoolId, RequestId, TenantId, Tick, Tokens};
@@ -86,6 +87,12 @@ pub struct Finished {
     pub gap_edges: Option<Arc<[Duration]>>,
     /// The code of the gateway's own error, where it made one.
     pub refusal: Option<&'static str>,
+    /// The limit of its tenant that refused it.
+    pub limited: Option<Limit>,
+    /// It was let in beyond a limit of its tenant.
+    pub over_limit: bool,
+    /// It went to a further pool of its route because of the queue before.
+    pub spilled: bool,
 }
 
 impl Finished {

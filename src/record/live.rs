@@ -11,13 +11,13 @@ use prometheus_client::metrics::MetricType;
 use crate::judge::Quantiles;
 use crate::units::{ClassId, PoolId, Tick};
 
-use super::Inner;
 use super::drift::Lengths;
 use super::engines::EngineReport;
 use super::open::Place;
 use super::process::Process;
 use super::series::NONE;
 use super::table::{ClassSeries, Memory};
+use super::{Inner, SeatReport};
 
 /// Looks at the recorder without keeping it alive: the registry belongs to it.
 #[derive(Debug)]
@@ -30,6 +30,7 @@ impl Collector for Live {
         let mut page = Page(&mut encoder);
         in_flight(&recorder, at, &mut page)?;
         classes(&recorder, at, &mut page)?;
+        seats(&recorder, &mut page)?;
         engines(&recorder, at, &mut page)?;
         process(&recorder, &mut page)
     }
@@ -65,6 +66,7 @@ impl Page<'_, '_> {
 fn in_flight(recorder: &Inner, at: Tick, page: &mut Page<'_, '_>) -> fmt::Result {
     let table = recorder.table.load();
     let mut running: BTreeMap<(String, String), u64> = BTreeMap::new();
+    let mut waiting: BTreeMap<(String, String), u64> = BTreeMap::new();
     let mut overdue: BTreeMap<ClassId, u64> = BTreeMap::new();
     let none = || (NONE.to_owned(), NONE.to_owned());
     running.insert(none(), 0);
@@ -72,18 +74,26 @@ fn in_flight(recorder: &Inner, at: Tick, page: &mut Page<'_, '_>) -> fmt::Result
         overdue.insert(class.clone(), 0);
         for pool in table.class(class).into_iter().flat_map(|series| series.pools()) {
             running.insert((class.to_string(), pool.to_string()), 0);
+            waiting.insert((class.to_string(), pool.to_string()), 0);
         }
     }
-    for Place { class, pool, is_overdue } in recorder.open.places(at) {
+    for Place { class, pool, waits, is_overdue } in recorder.open.places(at) {
         let text = |name: Option<&str>| name.unwrap_or(NONE).to_owned();
         let key = (text(class.as_ref().map(ClassId::as_str)), text(pool.as_ref().map(PoolId::as_str)));
+        if waits {
+            *waiting.entry(key.clone()).or_default() += 1;
+        }
         *running.entry(key).or_default() += 1;
         if let Some(class) = class.filter(|_| is_overdue) {
             *overdue.entry(class).or_default() += 1;
         }
     }
-    let rows = running.into_iter().map(|((class, pool), n)| (vec![("class", class), ("pool", pool)], n as f64));
-    page.gauges("goodput_in_flight", "Requests that have arrived and not ended", rows.collect())?;
+    let rows = |counts: BTreeMap<(String, String), u64>| {
+        let row = |((class, pool), n)| (vec![("class", class), ("pool", pool)], n as f64);
+        counts.into_iter().map(row).collect()
+    };
+    page.gauges("goodput_in_flight", "Requests that have arrived and not ended", rows(running))?;
+    page.gauges("goodput_queue_depth", "Requests that wait in the gateway for a seat of the pool", rows(waiting))?;
     let rows = overdue.into_iter().map(|(class, n)| (vec![("class", class.to_string())], n as f64));
     page.gauges("goodput_overdue", "Requests in flight with an objective that is broken already", rows.collect())
 }
@@ -144,6 +154,19 @@ fn drifts(series: &ClassSeries, memory: &mut Memory, at: Tick, tell: &mut dyn Fn
     };
     one("input", &mut memory.input, assumed.input_tokens);
     one("output", &mut memory.output, assumed.output_tokens);
+}
+
+fn seats(recorder: &Inner, page: &mut Page<'_, '_>) -> fmt::Result {
+    let seats = recorder.seats.lock();
+    let rows = |of: fn(&SeatReport) -> usize| -> Rows {
+        seats.iter().map(|(pool, report)| (vec![("pool", pool.to_string())], of(report) as f64)).collect()
+    };
+    page.gauges(
+        "goodput_seats",
+        "Requests that may run on the pool's engines at the same time, pools with a limit",
+        rows(|report| report.seats),
+    )?;
+    page.gauges("goodput_seats_taken", "Seats of the pool that are taken", rows(|report| report.taken))
 }
 
 fn engines(recorder: &Inner, at: Tick, page: &mut Page<'_, '_>) -> fmt::Result {

@@ -28,6 +28,9 @@ pub(super) struct Metrics {
     pub(super) stalls: Family<Counter>,
     pub(super) truncated_answers: Family<Counter>,
     pub(super) retries: Family<Counter>,
+    pub(super) rate_limited: Family<Counter>,
+    pub(super) over_limit: Family<Counter>,
+    pub(super) spilled: Family<Counter>,
     pub(super) ttft: Family<Histogram>,
     pub(super) ttfvt: Family<Histogram>,
     pub(super) tpot: Family<Histogram>,
@@ -99,6 +102,21 @@ impl Metrics {
             self.truncated_answers.clone(),
         );
         own.register("retries", "Further attempts, by what made them necessary", self.retries.clone());
+        own.register(
+            "rate_limited",
+            "Requests that a limit of their tenant refused, by the limit; tenants beyond the first 200 are \"other\"",
+            self.rate_limited.clone(),
+        );
+        own.register(
+            "over_limit",
+            "Requests that went to an engine although a limit of their tenant was used up (when_over_limit: demote)",
+            self.over_limit.clone(),
+        );
+        own.register(
+            "spilled",
+            "Requests that went to this pool because the one before it in their route had too long a queue",
+            self.spilled.clone(),
+        );
         own.register(
             "time_to_first_token_seconds",
             "From the request head's arrival to the last byte of the first token event on any channel, judged requests",

@@ -28,13 +28,14 @@ pub use access::AccessLines;
 pub use engines::EngineReport;
 pub use finished::{Finished, Retries, Retry};
 pub use standing::Standing;
-pub use table::{ClassShape, Shape};
+pub use table::{ClassShape, Shape, TenantShape};
 pub use visit::{Promise, Visit};
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
+use parking_lot::Mutex;
 use prometheus_client::encoding::{prometheus_text, text};
 use prometheus_client::registry::Registry;
 use tokio::sync::Notify;
@@ -70,6 +71,15 @@ impl Format {
     }
 }
 
+/// How many requests may run on a pool, and how many do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SeatReport {
+    /// Seats there are.
+    pub seats: usize,
+    /// Seats taken.
+    pub taken: usize,
+}
+
 /// Writes down what happened. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Recorder(Arc<Inner>);
@@ -83,6 +93,7 @@ struct Inner {
     table: ArcSwap<Table>,
     open: OpenVisits,
     engines: engines::Engines,
+    seats: Mutex<Vec<(PoolId, SeatReport)>>,
     registry: Registry,
     access: Option<AccessLines>,
     emptied: Notify,
@@ -105,6 +116,7 @@ impl Recorder {
                 table,
                 open: OpenVisits::default(),
                 engines: engines::Engines::default(),
+                seats: Mutex::default(),
                 registry,
                 access,
                 emptied: Notify::new(),
@@ -178,6 +190,11 @@ impl Recorder {
     /// What an engine reported, or what was found out about it.
     pub fn engine(&self, pool: &PoolId, engine: &EngineId, report: EngineReport) {
         self.0.engines.report(pool, engine, report);
+    }
+
+    /// The seats of every pool that has a limit, as they are now.
+    pub fn seats(&self, seats: Vec<(PoolId, SeatReport)>) {
+        *self.0.seats.lock() = seats;
     }
 
     /// An engine is no longer listed; its series go ten minutes from now.

@@ -23,6 +23,7 @@ pub(super) struct Open {
 pub(super) struct Standing {
     pub(super) promise: Option<Promise>,
     pub(super) pool: Option<PoolId>,
+    pub(super) waits: bool,
 }
 
 /// Where an open visit stands.
@@ -30,6 +31,7 @@ pub(super) struct Standing {
 pub(super) struct Place {
     pub(super) class: Option<ClassId>,
     pub(super) pool: Option<PoolId>,
+    pub(super) waits: bool,
     pub(super) is_overdue: bool,
 }
 
@@ -45,6 +47,7 @@ impl Open {
         Place {
             class: promise.map(|promise| promise.class.clone()),
             pool: standing.pool.clone(),
+            waits: standing.waits,
             is_overdue: promise.is_some_and(overdue),
         }
     }

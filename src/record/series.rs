@@ -7,6 +7,7 @@ use std::time::Duration;
 use ahash::RandomState;
 use prometheus_client::metrics::counter::Counter;
 
+use crate::admit::limit::Limit;
 use crate::judge::{Excluded, Held, Missed, Outcome, Verdict};
 use crate::observe::{Timeline, TokenSource};
 use crate::units::{ClassId, LengthBucket};
@@ -129,6 +130,7 @@ pub(super) struct Measures {
     cancel: Histogram,
     stalls: Counter,
     truncated: Counter,
+    spilled: Counter,
 }
 
 impl Measures {
@@ -149,6 +151,7 @@ impl Measures {
             cancel: metrics.cancel.at(place(), &edges.e2e),
             stalls: metrics.stalls.at(place()),
             truncated: metrics.truncated_answers.at(place()),
+            spilled: metrics.spilled.at(place()),
         }
     }
 
@@ -158,6 +161,9 @@ impl Measures {
         finished.upload().inspect(|length| self.upload.observe(*length));
         finished.queue().inspect(|length| self.queue.observe(*length));
         finished.left_after().inspect(|length| self.cancel.observe(*length));
+        if finished.spilled {
+            self.spilled.inc();
+        }
         if !finished.verdict.outcome.is_judged() {
             return;
         }
@@ -241,17 +247,39 @@ pub(super) struct TenantSeries {
     pub(super) input: Counter,
     pub(super) output: Counter,
     pub(super) classes: Map<ClassId, Pair>,
+    limited: Vec<(Limit, Counter)>,
+    over_limit: Option<Counter>,
 }
 
 impl TenantSeries {
-    pub(super) fn new(metrics: &Metrics, tenant: &str, classes: &[ClassId]) -> Self {
+    pub(super) fn new(metrics: &Metrics, tenant: &str, classes: &[ClassId], limits: &[Limit]) -> Self {
         let tokens = |direction| metrics.tokens.at(labels([("tenant", tenant), ("direction", direction)]));
         let pair = |class: &ClassId| {
             let place = || labels([("tenant", tenant), ("class", class.as_str())]);
             let pair = Pair { met: metrics.tenant_slo_met.at(place()), all: metrics.tenant_slo.at(place()) };
             (class.clone(), pair)
         };
-        TenantSeries { input: tokens("input"), output: tokens("output"), classes: classes.iter().map(pair).collect() }
+        let limited =
+            |limit: &Limit| (*limit, metrics.rate_limited.at(labels([("tenant", tenant), ("limit", limit.as_str())])));
+        let is_limited = !limits.is_empty();
+        TenantSeries {
+            input: tokens("input"),
+            output: tokens("output"),
+            classes: classes.iter().map(pair).collect(),
+            limited: limits.iter().map(limited).collect(),
+            over_limit: is_limited.then(|| metrics.over_limit.at(labels([("tenant", tenant)]))),
+        }
+    }
+
+    /// What was refused for a limit, and what was served beyond one.
+    pub(super) fn note_limits(&self, finished: &Finished) {
+        let refused = finished.limited.and_then(|limit| self.limited.iter().find(|(of, _)| *of == limit));
+        if let Some((_, counter)) = refused {
+            counter.inc();
+        }
+        if let Some(counter) = self.over_limit.as_ref().filter(|_| finished.over_limit && finished.attempts > 0) {
+            counter.inc();
+        }
     }
 }
 

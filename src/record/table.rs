@@ -11,6 +11,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use prometheus_client::metrics::counter::Counter;
 
+use crate::admit::limit::Limit;
 use crate::judge::{Objectives, Outcome};
 use crate::units::{ClassId, PoolId, TenantId};
 
@@ -33,8 +34,19 @@ pub struct Shape {
     pub default_class: ClassId,
     /// Every class, pool and model label that the routes can bring together.
     pub routes: Vec<(ClassId, PoolId, Arc<str>)>,
-    /// Every tenant, with the classes it may use; `None`: all of them.
-    pub tenants: Vec<(TenantId, Option<Vec<ClassId>>)>,
+    /// Every tenant.
+    pub tenants: Vec<TenantShape>,
+}
+
+/// One tenant of a [`Shape`].
+#[derive(Clone, Debug)]
+pub struct TenantShape {
+    /// Its name.
+    pub id: TenantId,
+    /// The classes it may use; `None`: all of them.
+    pub classes: Option<Vec<ClassId>>,
+    /// The limits that may refuse it.
+    pub limits: Vec<Limit>,
 }
 
 /// One class of a [`Shape`].
@@ -89,19 +101,19 @@ impl Table {
             let memory = known.map(|known| known.memory.clone());
             table.classes.insert(class.id.clone(), Arc::new(ClassSeries::new(metrics, class, routes, memory)));
         }
-        for (tenant, classes) in &shape.tenants {
-            table.bind_tenant(metrics, tenant, classes.as_deref());
+        for tenant in &shape.tenants {
+            table.bind_tenant(metrics, tenant);
         }
         table
     }
 
-    fn bind_tenant(&mut self, metrics: &Metrics, tenant: &TenantId, classes: Option<&[ClassId]>) {
-        let classes = classes.unwrap_or(&self.current);
-        if self.tenants.contains_key(tenant) || self.tenants.len() < TENANTS {
-            let series = TenantSeries::new(metrics, tenant.as_str(), classes);
-            self.tenants.insert(tenant.clone(), Arc::new(series));
+    fn bind_tenant(&mut self, metrics: &Metrics, tenant: &TenantShape) {
+        let classes = tenant.classes.as_deref().unwrap_or(&self.current);
+        if self.tenants.contains_key(&tenant.id) || self.tenants.len() < TENANTS {
+            let series = TenantSeries::new(metrics, tenant.id.as_str(), classes, &tenant.limits);
+            self.tenants.insert(tenant.id.clone(), Arc::new(series));
         } else {
-            self.other_tenant = Some(Arc::new(TenantSeries::new(metrics, OTHER, &self.current)));
+            self.other_tenant = Some(Arc::new(TenantSeries::new(metrics, OTHER, &self.current, &Limit::ALL)));
         }
     }
 
@@ -130,6 +142,7 @@ impl Table {
             series.input.inc_by(input.0);
             series.output.inc_by(output.0);
         }
+        series.note_limits(finished);
         let outcome = finished.verdict.outcome;
         if let Some(pair) = class.and_then(|class| series.classes.get(class)).filter(|_| outcome.is_judged()) {
             pair.note(outcome == Outcome::Met);

@@ -5,6 +5,7 @@ use serde_json::Value;
 use tokio::io::AsyncReadExt;
 
 use super::*;
+use crate::admit::limit::Limit;
 use crate::judge::{Case, Excluded, Held, Missed, Objective, Objectives, Outcome, Verdict};
 use crate::observe::{Choice, Ending, Gaps, Reader, Timeline, TokenSource, Usage};
 use crate::refuse::Refusal;
@@ -34,8 +35,19 @@ fn shape() -> Shape {
             route("chat", "spare", "llama-*"),
             route("batch", "main", "other"),
         ],
-        tenants: vec![(TenantId::from("acme"), Some(vec![ClassId::from("chat")])), (TenantId::anonymous(), None)],
+        tenants: vec![
+            TenantShape {
+                id: TenantId::from("acme"),
+                classes: Some(vec![ClassId::from("chat")]),
+                limits: vec![Limit::Tokens, Limit::ConcurrentRequests],
+            },
+            tenant("anonymous"),
+        ],
     }
+}
+
+fn tenant(id: &str) -> TenantShape {
+    TenantShape { id: TenantId::from(id), classes: None, limits: Vec::new() }
 }
 
 /// A recorder on a paused clock, with these settings.
@@ -105,6 +117,9 @@ fn finished(verdict: Verdict) -> Finished {
         timeline: None,
         gap_edges: None,
         refusal: None,
+        limited: None,
+        over_limit: false,
+        spilled: false,
     }
 }
 
@@ -268,7 +283,7 @@ async fn c68_nothing_a_client_sends_becomes_a_series() {
 #[tokio::test(start_paused = true)]
 async fn tenants_beyond_two_hundred_share_one_series() {
     let recorder = Recorder::new(Clock::start(), None);
-    let tenants = (0..300).map(|i| (TenantId::from(format!("t{i}")), None)).collect();
+    let tenants = (0..300).map(|i| tenant(&format!("t{i}"))).collect();
     recorder.bind(&Shape { tenants, ..shape() });
     for i in 0..300 {
         let tenant = Some(TenantId::from(format!("t{i}")));
@@ -386,6 +401,68 @@ async fn draining_waits_for_the_last_visit() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_limit_that_refuses_is_counted_for_its_tenant_and_only_limits_that_it_has_are_told() {
+    let recorder = recorder();
+    let before = samples(&recorder);
+    let limited = |limit: &str| format!("goodput_rate_limited_total{{tenant=\"acme\",limit=\"{limit}\"}}");
+    assert_eq!(before.get(&limited("tokens_per_minute")), Some(&0.0));
+    assert_eq!(before.get(&limited("requests_per_minute")), None);
+    assert_eq!(before.get("goodput_over_limit_total{tenant=\"acme\"}"), Some(&0.0));
+    assert!(!before.keys().any(|name| name.contains("limit") && name.contains("anonymous")));
+    let refusal = Refusal::samples().into_iter().find(|refusal| refusal.limit().is_some()).expect("a sample");
+    let mut visit = recorder.open(RequestId::from("r"), at(0));
+    visit.belongs_to(TenantId::from("acme"));
+    visit.promised(promise());
+    visit.refuse(&refusal);
+    let after = samples(&recorder);
+    assert_eq!(after[&limited("tokens_per_minute")], 1.0);
+    assert_eq!(sum(&after, "goodput_slo_excluded_total", "reason=\"rate_limited\""), 1.0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_served_beyond_a_limit_is_counted_once_an_engine_was_asked() {
+    let recorder = recorder();
+    for asked in [false, true] {
+        let mut visit = recorder.open(RequestId::from("r"), at(0));
+        visit.belongs_to(TenantId::from("acme"));
+        visit.promised(Promise { case: Case { over_limit: true, ..Case::of(Dialect::Chat) }, ..promise() });
+        if asked {
+            visit.attempts(&PoolId::from("main"), EngineId::from("vllm-0:8000"));
+        }
+        visit.end(answer());
+    }
+    let told = samples(&recorder);
+    assert_eq!(told["goodput_over_limit_total{tenant=\"acme\"}"], 1.0);
+    assert_eq!(sum(&told, "goodput_slo_excluded_total", "reason=\"rate_limited\""), 2.0);
+    assert_eq!(sum(&told, "slo_total", ""), 0.0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_waits_is_told_where_and_who_went_on_is_counted_there() {
+    let recorder = recorder();
+    let mut visit = recorder.open(RequestId::from("r"), at(0));
+    visit.promised(promise());
+    visit.routed(Arc::from("llama-*"), PoolId::from("main"));
+    let depth = |pool: &str| {
+        let name = format!("goodput_queue_depth{{class=\"chat\",pool=\"{pool}\"}}");
+        samples(&recorder)[&name]
+    };
+    assert_eq!((depth("main"), depth("spare")), (0.0, 0.0));
+    visit.waits(&PoolId::from("main"));
+    assert_eq!((depth("main"), depth("spare")), (1.0, 0.0));
+    visit.spills(&PoolId::from("spare"));
+    assert_eq!((depth("main"), depth("spare")), (0.0, 0.0));
+    visit.waits(&PoolId::from("spare"));
+    assert_eq!((depth("main"), depth("spare")), (0.0, 1.0));
+    visit.called(at(0));
+    assert_eq!((depth("main"), depth("spare")), (0.0, 0.0));
+    visit.end(answer());
+    let told = samples(&recorder);
+    assert_eq!(told["goodput_spilled_total{class=\"chat\",pool=\"spare\"}"], 1.0);
+    assert_eq!(sum(&told, "goodput_spilled_total", ""), 1.0);
+}
+
+#[tokio::test(start_paused = true)]
 async fn engines_reload_and_process_are_told() {
     let recorder = recorder();
     let (pool, engine) = (PoolId::from("main"), EngineId::from("vllm-0:8000"));
@@ -418,6 +495,7 @@ async fn the_page_is_the_golden_one() {
     small.tenants.truncate(1);
     recorder.bind(&small);
     recorder.engine(&PoolId::from("main"), &EngineId::from("vllm-0:8000"), EngineReport::default());
+    recorder.seats(vec![(PoolId::from("main"), SeatReport { seats: 8, taken: 3 })]);
     let verdict = crate::judge::judge(&answer(), &chat(), &Case::of(Dialect::Chat));
     recorder.note(Finished { timeline: Some(answer()), ..finished(verdict) });
     let missed = Verdict { ttft: Some(Held::Broken), ..Verdict::bare(Outcome::Missed(Missed::Shed)) };

@@ -65,6 +65,7 @@ struct Draft {
     arrival: Tick,
     body_complete: Option<Tick>,
     admitted: Option<Tick>,
+    spilled: bool,
 }
 
 impl Visit {
@@ -81,6 +82,7 @@ impl Visit {
             arrival,
             body_complete: None,
             admitted: None,
+            spilled: false,
         };
         Visit { recorder, open, draft: Some(Box::new(draft)) }
     }
@@ -130,9 +132,30 @@ impl Visit {
         self.open.standing.lock().pool = Some(pool);
     }
 
+    /// It waits in the queue of this pool.
+    pub fn waits(&mut self, pool: &PoolId) {
+        let mut standing = self.open.standing.lock();
+        standing.pool = Some(pool.clone());
+        standing.waits = true;
+    }
+
     /// The request left the queue.
     pub fn admitted(&mut self, at: Tick) {
         self.draft_mut().admitted = Some(at);
+    }
+
+    /// The request, which had to wait, left the queue.
+    pub fn called(&mut self, at: Tick) {
+        self.open.standing.lock().waits = false;
+        self.admitted(at);
+    }
+
+    /// The queue before was too long: it goes on to this pool of its route.
+    pub fn spills(&mut self, pool: &PoolId) {
+        self.draft_mut().spilled = true;
+        let mut standing = self.open.standing.lock();
+        standing.pool = Some(pool.clone());
+        standing.waits = false;
     }
 
     /// An attempt begins.
@@ -194,7 +217,7 @@ impl Visit {
         };
         let verdict = draft.refused(outcome, timeline.end);
         let (status, end) = (timeline.status, timeline.end);
-        self.close(*draft, verdict, status, end, Some(timeline), Some(refusal.code()));
+        self.close(*draft, verdict, status, end, Some(timeline), Some(refusal));
     }
 
     /// The gateway turned it away before any answer was relayed.
@@ -202,7 +225,7 @@ impl Visit {
         if let Some(draft) = self.draft.take() {
             let at = self.recorder.now();
             let verdict = draft.refused(refusal.outcome(), at);
-            self.close(*draft, verdict, refusal.status().as_u16(), at, None, Some(refusal.code()));
+            self.close(*draft, verdict, refusal.status().as_u16(), at, None, Some(refusal));
         }
     }
 
@@ -233,10 +256,11 @@ impl Visit {
         status: u16,
         end: Tick,
         timeline: Option<Timeline>,
-        refusal: Option<&'static str>,
+        refusal: Option<&Refusal>,
     ) {
         let pool = self.open.standing.lock().pool.clone();
         let promise = draft.promise;
+        let over_limit = promise.as_ref().is_some_and(|promise| promise.case.over_limit);
         let (length, prompt) = promise.as_ref().map_or_else(Default::default, |p| (p.length, p.prompt));
         let (class, rule) = promise.map(|promise| (promise.class, promise.rule)).unzip();
         self.recorder.note(Finished {
@@ -259,7 +283,10 @@ impl Visit {
             verdict,
             timeline,
             gap_edges: draft.gap_edges,
-            refusal,
+            refusal: refusal.map(Refusal::code),
+            limited: refusal.and_then(Refusal::limit).map(|standing| standing.limit),
+            over_limit,
+            spilled: draft.spilled,
         });
     }
 }

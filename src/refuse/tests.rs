@@ -133,7 +133,17 @@ fn misses_are_server_errors_and_exclusions_are_client_errors() {
 #[test]
 fn only_what_is_true_is_promised() {
     for refusal in Refusal::samples() {
-        assert_eq!(refusal.retry_after(), (refusal == Refusal::Draining).then_some(1), "{refusal:?}");
+        // The samples' numbers: where nobody can know, there is none.
+        let known = match refusal {
+            Refusal::Draining => Some(1),
+            Refusal::RateLimitExceeded { .. } => Some(5),
+            Refusal::QueueFull { .. }
+            | Refusal::PushedOut { .. }
+            | Refusal::QueueTimeout { .. }
+            | Refusal::Hopeless { .. } => Some(3),
+            _ => None,
+        };
+        assert_eq!(refusal.retry_after(), known, "{refusal:?}");
         // Where the rest of the request was not read, no second one can follow it.
         let is_cut_off = matches!(
             refusal,
@@ -147,6 +157,37 @@ fn only_what_is_true_is_promised() {
         let is_method = matches!(refusal, Refusal::MethodNotAllowed { .. });
         assert_eq!(refusal.allow().is_some(), is_method);
     }
+}
+
+#[test]
+fn c32_a_rate_limit_has_the_type_that_clients_look_for() {
+    let refusal = Refusal::samples().into_iter().find(|refusal| refusal.limit().is_some()).expect("a sample");
+    let error = &body_of(&refusal, Dialect::Chat)["error"];
+    assert_eq!((&error["type"], &error["code"]), (&"rate_limit_error".into(), &"rate_limit_exceeded".into()));
+    assert_eq!(body_of(&refusal, Dialect::Messages)["error"]["type"], "rate_limit_error");
+    assert!(refusal.message().contains("tokens_per_minute") && refusal.message().contains("in 5 s"));
+}
+
+#[test]
+fn where_nobody_knows_when_no_moment_is_promised() {
+    let pool = PoolId::from("chat");
+    let standing = Standing { limit: Limit::ConcurrentRequests, reset: None, ..TOKENS_USED_UP };
+    for refusal in [
+        Refusal::QueueFull { pool: pool.clone(), retry_after: None },
+        Refusal::QueueTimeout { pool, retry_after: None },
+        Refusal::RateLimitExceeded { standing, retry_after: None },
+    ] {
+        assert_eq!(refusal.retry_after(), None);
+        assert!(!refusal.message().contains("again in"), "{}", refusal.message());
+    }
+}
+
+#[test]
+fn c35_what_can_never_fit_names_limit_and_need() {
+    let standing = Refusal::RequestExceedsLimit { limit: Limit::Tokens, scope: Scope::Model, need: 5000, most: 1000 };
+    let told = standing.message();
+    assert!(told.contains("5000") && told.contains("1000") && told.contains("tokens_per_minute for this model"));
+    assert_eq!((standing.status().as_u16(), standing.retry_after()), (400, None));
 }
 
 #[test]

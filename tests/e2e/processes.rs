@@ -53,6 +53,20 @@ fn told_to_end_a_gateway_lets_open_streams_end_and_leaves_with_0() {
 }
 
 #[test]
+fn told_twice_a_gateway_does_not_wait_for_open_streams_and_says_so_in_them() {
+    let engine = Running::engine(&["--speed", "0.05"]);
+    let mut gateway = Gateway::start(&Setup { engines: &[&engine], ..Setup::default() });
+    let mut answer = Open::post(&gateway.running.url, CHAT, &stream_of(10_000));
+    answer.read_until(r#""content":" "#);
+    gateway.running.signal("TERM");
+    until("nobody new is served", || post(&gateway.running.url, CHAT, "", &stream_of(1)).err());
+    gateway.running.signal("TERM");
+    answer.read_to_end();
+    assert!(answer.read.contains(r#""code":"drain_cut""#), "{}", answer.read);
+    assert_eq!(gateway.running.exit_code(), Some(0));
+}
+
+#[test]
 fn no_secret_reaches_any_output() {
     let hash = blake3::hash(b"sk-CANARY1").to_hex();
     let keys = tempfile::tempdir().expect("a folder for the key");

@@ -56,6 +56,32 @@ fn an_engine_taken_out_of_the_settings_ends_its_streams_and_gets_no_more() {
 }
 
 #[test]
+fn a_certificate_that_cannot_be_used_fails_the_whole_reload() {
+    let engine = Running::engine(QUICK);
+    let engines = [&engine];
+    let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).expect("a certificate");
+    let (certificate, key) = (made.cert.pem(), made.signing_key.serialize_pem());
+    let files = [("server.crt", certificate.as_str()), ("server.key", &key), ("bad.crt", "no certificate")];
+    let setup = Setup {
+        files: &files,
+        engines: &engines,
+        listen: "tls: {certificate_file: server.crt, private_key_file: server.key}",
+        ..Setup::default()
+    };
+    let gateway = Gateway::start(&setup);
+    let bad = Setup {
+        listen: "tls: {certificate_file: bad.crt, private_key_file: server.key}",
+        files: &files,
+        engines: &engines,
+        ..Setup::default()
+    };
+    gateway.reload_text(&settings(&bad), "failure");
+    let told = post(&gateway.admin, "/-/reload", "", "");
+    assert!(told.as_ref().is_err_and(|told| told.contains("bad.crt")), "{told:?}");
+    gateway.reload_text(&settings(&setup), "success");
+}
+
+#[test]
 fn a_bad_file_changes_nothing_and_shows() {
     let engine = Running::engine(SLOW);
     let setup = Setup { engines: &[&engine], ..Setup::default() };

@@ -1,0 +1,29 @@
+//! What the operating system asks of a process that runs until it is told to end.
+
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+/// SIGTERM and SIGINT, one after the other as they come. They are heard from here on, not from
+/// the first wait on.
+pub struct Signals(Option<(Signal, Signal)>);
+
+impl Signals {
+    /// Hears them. To be called inside the runtime.
+    #[must_use]
+    pub fn listen() -> Self {
+        let signals = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()));
+        let (Ok(terminate), Ok(interrupt)) = signals else {
+            tracing::error!("signals cannot be heard; only a kill ends this process");
+            return Signals(None);
+        };
+        Signals(Some((terminate, interrupt)))
+    }
+
+    /// The next one.
+    pub async fn next(&mut self) {
+        let Some((terminate, interrupt)) = &mut self.0 else { return std::future::pending().await };
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+    }
+}
