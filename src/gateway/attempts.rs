@@ -16,14 +16,14 @@ use crate::forward::headers::{self, EngineHeaders, Sent};
 use crate::forward::lines::{Answered, Frames, Lines};
 use crate::forward::{Call, Deadlines, Due, Mute, OpenFailed, Opening, Parts, Relay, WhyNot, limit_refusal, open};
 use crate::inspect::{Facts, Ratios};
-use crate::judge::Pulse;
+use crate::judge::{Objective, Objectives, Pulse};
 use crate::observe::{Expect, Limit, Observer, Reader};
 use crate::record::{Retry, Visit};
 use crate::refuse::Refusal;
 use crate::rewrite::{self, Edits, EventGate, Plan};
 use crate::route::retry::{Attempts, Happened, Injection, Next};
 use crate::route::settings::EngineAddress;
-use crate::route::{Choice, Fleet, Routed, Size, Work, retry};
+use crate::route::{Aims, Choice, Fleet, Routed, Size, Want, Work, retry};
 use crate::units::{ClientSide, Dialect, Endpoint, EngineId, PoolId, RequestId, Tick};
 
 /// What one request asks of engines. Everything that stays the same over its attempts.
@@ -185,7 +185,7 @@ pub async fn first_willing_engine(
             break;
         }
         let spill = 'pool: loop {
-            let Some(choice) = yard.fleet.choose(pool, &mut attempts, ask.size, now) else {
+            let Some(choice) = yard.fleet.choose(pool, &mut attempts, ask.want(now), now) else {
                 yard.fleet.settle(pool, &mut attempts, now);
                 break true;
             };
@@ -354,6 +354,17 @@ impl Ask<'_> {
 
     fn dialect(&self) -> Dialect {
         self.endpoint.dialect()
+    }
+
+    /// What it asks of an engine.
+    fn want(&self, at: Tick) -> Want {
+        let Objectives { ttft, tpot, e2e, .. } = &*self.promise.objectives;
+        let threshold = |objective: &Option<Objective>| objective.map(|objective| objective.threshold);
+        let aims = match self.streams() {
+            true => Aims { ttft: threshold(ttft), tpot: threshold(tpot), e2e: threshold(e2e) },
+            false => Aims { e2e: self.promise.objectives.whole_budget(self.size.decode.0), ..Aims::NONE },
+        };
+        Want { size: self.size, aims, spent: at - self.arrival }
     }
 
     /// All limits run from arrival, over all attempts.
