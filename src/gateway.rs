@@ -33,6 +33,7 @@ pub use house::{Gateway, Materials};
 pub use promise::{BoundPool, Live, Promise};
 
 use crate::accept::strict;
+use crate::admit::queue::Standing;
 use crate::classify::{Ask as ClassAsk, Classified, TargetHeaders};
 use crate::forward::ReplyBody;
 use crate::forward::headers::{is_fit_id, names::X_REQUEST_ID};
@@ -230,6 +231,7 @@ impl Gateway {
             fixed: upload.is_form,
             alias,
             size: size_of(&upload, prompt, &objectives),
+            engine_priority: Standing::default().engine_priority(promise.class.priority),
             arrival,
             id,
             upstream_id: upstream_id(id),

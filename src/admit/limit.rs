@@ -23,9 +23,9 @@
 //! Each operation costs the same whatever the number of tenants, models and running requests;
 //! a tenant's requests share one lock, held for a few lines, and one more per limited model.
 
-mod book;
+pub(super) mod book;
 mod exhausted;
-mod meter;
+pub(super) mod meter;
 mod reservation;
 pub mod settings;
 #[cfg(test)]
@@ -130,6 +130,17 @@ impl Ledger {
         let [of_whole, of_model] = slips;
         let slip = |(book, held)| Slip { book, held };
         Ok(Reservation::new([whole.zip(of_whole).map(slip), model.zip(of_model).map(slip)], wanted.input))
+    }
+
+    /// Notes a request that was let in by somebody else: it takes what is left, owes nothing
+    /// beyond, and counts among the running.
+    pub fn note(&self, tenant: &TenantId, model: &str, wanted: &Wanted, at: Tick) -> Reservation {
+        let books = self.books(tenant, model).unwrap_or_default();
+        let slip = |book: Arc<Mutex<Book>>| {
+            let held = book.lock().take_what_is_left(wanted, at);
+            Slip { book, held }
+        };
+        Reservation::of_guest(books.map(|book| book.map(slip)), wanted.input)
     }
 
     /// Where the limits that apply to a tenant's requests for this model stand.

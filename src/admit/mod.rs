@@ -6,3 +6,4 @@
 pub mod desk;
 pub mod limit;
 pub mod queue;
+pub mod shared;

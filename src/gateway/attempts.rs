@@ -48,6 +48,8 @@ pub struct Ask<'a> {
     pub alias: Option<&'a str>,
     /// Work that it brings, estimated.
     pub size: Size,
+    /// Its `priority`, for engines that schedule by it.
+    pub engine_priority: i64,
     /// When its head had been parsed.
     pub arrival: Tick,
     /// The id that the client knows.
@@ -430,8 +432,10 @@ impl Attempt<'_> {
         }
         let takes_usage = matches!(ask.dialect(), Dialect::Chat | Dialect::Completions) && ask.streams();
         let inject = self.may_inject && takes_usage;
+        let takes_priority = self.may_inject && pool.engine_priority && knows_priority(ask.dialect());
         let plan = Plan {
             model: ask.alias,
+            engine_priority: takes_priority.then_some(ask.engine_priority),
             inject_usage: inject && pool.inject.usage,
             continuous_usage: inject && pool.inject.continuous_usage,
             ..Plan::default()
@@ -440,7 +444,7 @@ impl Attempt<'_> {
     }
 
     fn injection(&self, edits: &Edits) -> Injection {
-        match edits.usage_injected || edits.continuous_injected {
+        match edits.without_injection.is_some() {
             false => Injection::None,
             true if self.injection_proven => Injection::Proven,
             true => Injection::Unproven,
@@ -536,6 +540,11 @@ impl Attempt<'_> {
     fn retry_after(&self, head: &http::response::Parts) -> Option<Duration> {
         retry::retry_after(head.headers.get(RETRY_AFTER)?, self.yard.clock.wall())
     }
+}
+
+/// The dialects in which vLLM reads a `priority`.
+const fn knows_priority(dialect: Dialect) -> bool {
+    matches!(dialect, Dialect::Chat | Dialect::Completions | Dialect::Responses)
 }
 
 fn happened(failed: &OpenFailed) -> Happened {

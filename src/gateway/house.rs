@@ -1,5 +1,7 @@
 //! What the gateway is made of, and how settings are exchanged while it serves.
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::num::NonZeroU32;
 use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,8 +14,10 @@ use crate::config::Settings;
 use crate::dial::Dial;
 use crate::forward::lines::Lines;
 use crate::inspect::Ratios;
+use crate::judge::Objectives;
 use crate::record::Recorder;
-use crate::route::Fleet;
+use crate::route::{Fleet, Promised};
+use crate::units::PoolId;
 
 /// The gateway. Cheap to clone: all clones are one.
 #[derive(Clone)]
@@ -63,15 +67,23 @@ impl Gateway {
             live: ArcSwap::from_pointee(Live::new(settings, &recorder)),
             recorder,
         }));
-        gateway.fleet.follow(&gateway.live.load().settings.pools, clock.now());
+        gateway.tell_the_fleet(&gateway.live.load().settings);
         gateway
     }
 
     /// Exchanges the settings. Requests in flight keep the ones they arrived with; engines,
     /// connections, ratios and counters stay.
     pub fn adopt(&self, settings: Settings) {
-        self.fleet.follow(&settings.pools, self.clock.now());
+        self.tell_the_fleet(&settings);
         self.live.store(Arc::new(Live::new(settings, &self.recorder)));
+    }
+
+    fn tell_the_fleet(&self, settings: &Settings) {
+        self.fleet.share_among(NonZeroU32::new(settings.replicas).unwrap_or(NonZeroU32::MIN));
+        self.fleet.follow(&settings.pools, self.clock.now());
+        for (pool, promised) in promised_in(settings) {
+            self.fleet.hold_to(&pool, promised);
+        }
     }
 
     /// From now on new requests are refused; open ones go on.
@@ -84,6 +96,22 @@ impl Gateway {
     pub fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Acquire)
     }
+}
+
+/// What the strictest of the classes that a pool serves is promised.
+fn promised_in(settings: &Settings) -> BTreeMap<PoolId, Promised> {
+    let mut all: BTreeMap<PoolId, Promised> = BTreeMap::new();
+    for class in &settings.classes {
+        let pools: BTreeSet<_> = settings.routes.reach(&class.id).into_iter().map(|(pool, _)| pool).collect();
+        for pool in pools {
+            let promised = all.entry(pool).or_default();
+            let Objectives { ttft, tpot, .. } = &class.objectives;
+            promised.tpot = promised.tpot.into_iter().chain(tpot.map(|tpot| tpot.threshold)).min();
+            let attainments = ttft.iter().chain(tpot).map(|objective| objective.attainment);
+            promised.attainment = attainments.fold(promised.attainment, f64::max);
+        }
+    }
+    all
 }
 
 impl Deref for Gateway {

@@ -1,15 +1,19 @@
 //! What is known of one engine.
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
 use http::HeaderValue;
+use parking_lot::Mutex;
 
 use super::breaker::Breaker;
 use super::fleet::Size;
 use super::health::{Change, Checked, Health};
+use super::latency::{Latency, Situation};
 use super::retry::{Attempts, Effect};
-use super::settings::{BreakerLimits, EngineAddress};
+use super::seats::Seats;
+use super::settings::{BreakerLimits, Concurrency, EngineAddress};
 use super::tournament::Rank;
 use super::view::EngineState;
 use crate::units::{EngineId, Tick, Tokens};
@@ -48,6 +52,13 @@ pub(super) struct Engine {
     pub models: Arc<[Arc<str>]>,
     /// When its key is to be computed again, as far as it is already planned.
     pub planned: Option<Tick>,
+    /// Seats of its pool that are its own, as its key has it.
+    pub given: u32,
+    limit: Limit,
+    /// The controller of `auto`.
+    pub auto: Seats,
+    /// What its answers taught.
+    pub latency: Arc<Mutex<Latency>>,
     health: Health,
     outstanding: Size,
     report: Option<Reported>,
@@ -59,6 +70,19 @@ pub(super) struct Engine {
     /// Parts of the load that change by time or report only, from the last full look.
     others: f64,
     factor: f64,
+}
+
+/// How many requests it should work on at one time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Limit {
+    /// Of ours.
+    ours: u32,
+    /// In the books of its pool, which are divided by the number of gateways as a whole.
+    whole: u32,
+}
+
+impl Limit {
+    const NONE: Limit = Limit { ours: u32::MAX, whole: 0 };
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -92,6 +116,10 @@ impl Engine {
             left: None,
             models: Arc::from([]),
             planned: None,
+            given: 0,
+            limit: Limit::NONE,
+            auto: Seats::default(),
+            latency: Arc::default(),
             health: Health::default(),
             outstanding: Size::default(),
             report: None,
@@ -123,6 +151,8 @@ impl Engine {
         self.injection_accepted = None;
         self.report = None;
         self.breaker.may_try_now();
+        self.auto.returned(at);
+        self.latency.lock().doubt();
     }
 
     pub fn begin(&mut self, size: Size) -> bool {
@@ -137,6 +167,17 @@ impl Engine {
         self.outstanding.decode = self.outstanding.decode.less(size.decode);
     }
 
+    /// What a request would come into.
+    pub const fn situation(&self, size: Size) -> Situation {
+        let Size { prefill, decode } = self.outstanding;
+        Situation { prompt: size.prefill, prefill, decode, batch: self.requests + 1 }
+    }
+
+    /// Of our requests it should have so many at one time at most; `None`: there is no limit.
+    pub fn limit(&self) -> Option<u32> {
+        (self.limit != Limit::NONE).then_some(self.limit.ours)
+    }
+
     /// Outstanding tokens of our own dispatches.
     pub fn work(&self) -> Tokens {
         self.outstanding.prefill + self.outstanding.decode
@@ -147,7 +188,32 @@ impl Engine {
         match takes {
             false => Rank::Out,
             true if self.cool_until > at => Rank::Cooling,
-            true => Rank::Free,
+            true => self.rank_if_able(),
+        }
+    }
+
+    /// Its rank, if nothing but its limit can keep it from requests.
+    pub const fn rank_if_able(&self) -> Rank {
+        if self.requests >= self.limit.ours { Rank::Full } else { Rank::Free }
+    }
+
+    /// Computes its limit anew. While it warms up it takes a share of it, one at least.
+    pub fn follow_limit(&mut self, concurrency: Concurrency, gateways: NonZeroU32, at: Tick) {
+        self.limit = match concurrency {
+            Concurrency::Unlimited => Limit::NONE,
+            Concurrency::Fixed(most) => {
+                let whole = ((f64::from(most.get()) * self.share(at)) as u32).max(1);
+                Limit { ours: whole.div_ceil(gateways.get()), whole }
+            }
+            Concurrency::Auto => Limit { ours: self.auto.cap(), whole: self.auto.cap() },
+        };
+    }
+
+    /// The seats that it gives its pool at this rank.
+    pub const fn gives(&self, rank: Rank) -> u32 {
+        match rank {
+            Rank::Free | Rank::Full => self.limit.whole,
+            Rank::Cooling | Rank::Out => 0,
         }
     }
 

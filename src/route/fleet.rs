@@ -5,29 +5,40 @@
 //! left takes no more requests and finishes what it has. One small lock per pool, held for a
 //! few lines; choosing costs O(log n) in the number of engines.
 //!
-//! Who is best: an engine that can take requests before one that pushed back a moment ago;
-//! among those by `least_work` (tokens of work) or `round_robin` (longest not asked); equals
+//! Who is best: an engine that can take requests before one that has as many as it should have
+//! at one time (`max_concurrency_per_engine`), and that before one that pushed back a moment
+//! ago; among those by `least_work` (tokens of work) or `round_robin` (longest not asked); equals
 //! by chance. If all cool down, the one that is free soonest.
+//!
+//! Where enough was learned of the engines' latency ([`latency`](super::Latency)), a request
+//! that is promised something goes, of the four with the least work, to the one where it is
+//! likeliest to keep all of it; and one in a hundred goes anywhere, so that an engine which was
+//! slow once is not avoided for ever.
 
 use std::collections::HashMap;
+use std::num::NonZeroU32;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use http::HeaderValue;
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 
 use super::engine::{Engine, Report};
 use super::health::{Change, Checked};
+use super::latency::{Aims, Latency, Lesson, Prediction, Situation};
 use super::retry::{Attempts, Effect, Happened, Injection, Next};
+use super::seats::Evidence;
 use super::settings::{EngineAddress, Pool};
 use super::view::PoolView;
-use super::yard::Yard;
+use super::yard::{Promised, Shared, Yard};
 use crate::units::{Endpoint, EngineId, PoolId, Tick, Tokens};
 
 /// All pools.
 #[derive(Debug)]
 pub struct Fleet {
     pools: RwLock<HashMap<PoolId, Arc<Yard>, ahash::RandomState>>,
+    shared: Arc<Shared>,
     seed: u64,
 }
 
@@ -47,6 +58,24 @@ impl Size {
 
     fn believable(self) -> Size {
         Size { prefill: self.prefill.min(Size::LONGEST), decode: self.decode.min(Size::LONGEST) }
+    }
+}
+
+/// What a request asks of an engine.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Want {
+    /// Work that it brings.
+    pub size: Size,
+    /// What its class is promised.
+    pub aims: Aims,
+    /// Time since its arrival.
+    pub spent: Duration,
+}
+
+impl From<Size> for Want {
+    /// So much work, and nothing is promised.
+    fn from(size: Size) -> Self {
+        Want { size, ..Want::default() }
     }
 }
 
@@ -76,6 +105,14 @@ pub struct Work {
     place: usize,
     left: Size,
     tries: bool,
+    /// What it came into, and when.
+    situation: Situation,
+    dispatched: Tick,
+    aims: Aims,
+    /// The engine's requests at the first token.
+    batch: u32,
+    latency: Arc<Mutex<Latency>>,
+    is_over: bool,
 }
 
 /// An engine's numbers are shown for this long after it left.
@@ -85,7 +122,12 @@ impl Fleet {
     /// A fleet without pools. `seed` decides between equals.
     #[must_use]
     pub fn new(seed: u64) -> Self {
-        Fleet { pools: RwLock::default(), seed }
+        Fleet { pools: RwLock::default(), shared: Arc::default(), seed }
+    }
+
+    /// So many gateways share the engines. Holds for pools that are followed from now on.
+    pub fn share_among(&self, gateways: NonZeroU32) {
+        self.shared.gateways.store(gateways.get(), Ordering::Relaxed);
     }
 
     /// The settings name these pools. What is known of engines that stay is kept. A pool that
@@ -94,7 +136,8 @@ impl Fleet {
         let mut yards = self.pools.write();
         for pool in pools {
             let count = yards.len() as u64;
-            let yard = yards.entry(pool.id.clone()).or_insert_with(|| Yard::new(pool.clone(), self.seed ^ count));
+            let new = || Yard::new(pool.clone(), self.shared.clone(), self.seed ^ count);
+            let yard = yards.entry(pool.id.clone()).or_insert_with(new);
             yard.inner.lock().adopt(pool.clone(), at);
         }
         for (id, yard) in yards.iter() {
@@ -128,6 +171,22 @@ impl Fleet {
         self.yard(pool).map(|yard| yard.inner.lock().available(at)).unwrap_or_default()
     }
 
+    /// Requests of ours that the pool's engines should work on at one time: the sum over those
+    /// that take requests, without the cooling ones, shared among the gateways; one at least.
+    /// `None`: as many as there are.
+    #[must_use]
+    pub fn seats(&self, pool: &PoolId, at: Tick) -> Option<usize> {
+        self.yard(pool)?.inner.lock().seats(at)
+    }
+
+    /// Grows whenever the seats of any pool have changed: one that was seen before says that
+    /// [`Fleet::seats`] need not be asked again. What changes by time alone (an engine cooled
+    /// down) shows when the pool is next touched, which its health checks do, too.
+    #[must_use]
+    pub fn seat_changes(&self) -> u64 {
+        self.shared.seat_changes.load(Ordering::Acquire)
+    }
+
     /// A request begins in this pool: the retry budget grows with it.
     pub fn request(&self, pool: &PoolId, at: Tick) {
         if let Some(yard) = self.yard(pool) {
@@ -153,25 +212,54 @@ impl Fleet {
     /// Picks the best engine of the pool that these attempts have not tried, and gives it the
     /// work. `None`: no such engine can take requests.
     #[must_use]
-    pub fn choose(&self, pool: &PoolId, attempts: &mut Attempts, size: Size, at: Tick) -> Option<Choice> {
+    pub fn choose(&self, pool: &PoolId, attempts: &mut Attempts, want: impl Into<Want>, at: Tick) -> Option<Choice> {
         let yard = self.yard(pool)?;
-        let size = size.believable();
+        let want = want.into();
+        let want = Want { size: want.size.believable(), ..want };
         let mut inner = yard.inner.lock();
         inner.wake(at);
-        let place = inner.best_without(attempts.tried())?;
-        let tries = inner.begin(place, size, at);
+        let place = inner.best_for(&want, attempts.tried())?;
         let engine = inner.engines[place].as_ref().expect("the tree names only places that are taken");
+        let situation = engine.situation(want.size);
+        let tries = inner.begin(place, want.size, at);
+        let engine = inner.engines[place].as_ref().expect("it was there a line ago");
         attempts.begin(engine.id.clone());
+        let work = Work {
+            yard: yard.clone(),
+            place,
+            left: want.size,
+            tries,
+            situation,
+            dispatched: at,
+            aims: want.aims,
+            batch: situation.batch,
+            latency: engine.latency.clone(),
+            is_over: false,
+        };
         let choice = Choice {
             engine: engine.id.clone(),
             address: engine.address.clone(),
             host: engine.host.clone(),
             may_inject: engine.may_inject(),
             injection_proven: engine.injection_proven(at),
-            work: Work { yard: yard.clone(), place, left: size, tries },
+            work,
         };
         drop(inner);
         Some(choice)
+    }
+
+    /// What a request of this size would see now at the pool's best engine; `None` while too
+    /// little was learned of it ([`ENOUGH`](super::ENOUGH)), or where nobody takes requests.
+    #[must_use]
+    pub fn predict(&self, pool: &PoolId, size: Size, at: Tick) -> Option<Prediction> {
+        self.yard(pool)?.inner.lock().predict(size.believable(), at)
+    }
+
+    /// The classes that a pool serves are promised this: what `auto` keeps.
+    pub fn hold_to(&self, pool: &PoolId, promised: Promised) {
+        if let Some(yard) = self.yard(pool) {
+            yard.inner.lock().promised = promised;
+        }
     }
 
     /// An attempt failed: what comes next, with the pool's retry budget in hand. Effects on
@@ -297,14 +385,42 @@ impl Work {
     pub fn first_token(&mut self) {
         let read = std::mem::take(&mut self.left.prefill);
         if read > Tokens::ZERO {
-            self.yard.inner.lock().lighten(self.place, Size { prefill: read, decode: Tokens::ZERO });
+            let mut inner = self.yard.inner.lock();
+            inner.lighten(self.place, Size { prefill: read, decode: Tokens::ZERO });
+            self.batch = inner.requests_at(self.place);
+        }
+    }
+
+    /// The answer ended, whole, and says something about its engine's latency. Learning happens
+    /// outside of the pool's lock.
+    pub fn learned(mut self, lesson: &Lesson, at: Tick) {
+        self.is_over = true;
+        let mut inner = self.yard.inner.lock();
+        let batch = f64::midpoint(f64::from(self.batch), f64::from(inner.requests_at(self.place)));
+        inner.end(self.place, self.left, self.tries);
+        if inner.finds_seats() {
+            let promised = inner.promised;
+            let aims = Aims { tpot: promised.tpot, ..self.aims };
+            let strain = aims.strain(lesson, self.latency.lock().alone(self.situation.prompt));
+            let evidence = Evidence { dispatched: self.dispatched, batch, strain, promised: promised.attainment };
+            inner.note(self.place, evidence, at);
+        }
+        drop(inner);
+        let mut latency = self.latency.lock();
+        if let Some(ttft) = lesson.ttft {
+            latency.first_token(&self.situation, ttft);
+        }
+        if let Some(tpot) = lesson.tpot {
+            latency.further_tokens(batch, tpot);
         }
     }
 }
 
 impl Drop for Work {
     fn drop(&mut self) {
-        self.yard.inner.lock().end(self.place, self.left, self.tries);
+        if !self.is_over {
+            self.yard.inner.lock().end(self.place, self.left, self.tries);
+        }
     }
 }
 

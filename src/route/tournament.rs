@@ -5,7 +5,7 @@
 /// What engines are compared by; the least wins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Key {
-    /// First who is free, then who is cooling, last who cannot take anything.
+    /// First who is free, then who is full, who is cooling, last who cannot take anything.
     pub rank: Rank,
     /// Load; for a cooling engine the moment at which it is free.
     pub load: u64,
@@ -15,6 +15,8 @@ pub(super) struct Key {
 pub(super) enum Rank {
     /// Takes requests.
     Free,
+    /// Has as many as it should have; stands behind the others.
+    Full,
     /// Pushed back a moment ago; stands behind the others.
     Cooling,
     /// Takes none.
@@ -108,12 +110,12 @@ mod tests {
     proptest! {
         #[test]
         fn agrees_with_looking_at_everybody(
-            changes in proptest::collection::vec((0usize..37, 0u64..5, 0u8..3, any::<u64>()), 1..200),
+            changes in proptest::collection::vec((0usize..37, 0u64..5, 0u8..4, any::<u64>()), 1..200),
         ) {
             let mut tree = Tournament::default();
             let mut plain = [Key::OUT; 37];
             for (place, load, rank, chance) in changes {
-                let rank = [Rank::Free, Rank::Cooling, Rank::Out][rank as usize];
+                let rank = [Rank::Free, Rank::Full, Rank::Cooling, Rank::Out][rank as usize];
                 plain[place] = if rank == Rank::Out { Key::OUT } else { Key { rank, load } };
                 tree.set(place, plain[place]);
                 let best = *plain.iter().min().unwrap();

@@ -1,5 +1,6 @@
 //! What there is to show of pools and engines: metrics, `/readyz`, the status page.
 
+use super::latency::Errors;
 use crate::units::{EngineId, PoolId, Tick, Tokens};
 
 /// One pool.
@@ -40,6 +41,10 @@ pub struct EngineView {
     pub running: Option<f64>,
     /// Share of its KV cache in use, likewise.
     pub kv_usage: Option<f64>,
+    /// Of our requests it should have so many at one time at most; `None`: there is no limit.
+    pub seats: Option<u32>,
+    /// How far predictions of its latency were off lately.
+    pub errors: Errors,
     /// Whether injections were switched off because it refused one.
     pub injection_refused: bool,
 }

@@ -3,17 +3,21 @@
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, HashSet};
+use std::num::NonZeroU32;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock};
 
 use super::Budget;
 use super::engine::{Engine, Report};
-use super::fleet::{REMEMBERED, Size};
+use super::fleet::{REMEMBERED, Size, Want};
 use super::health::{Change, Checked};
+use super::latency::{Aims, Prediction};
 use super::retry::{Effect, Rest};
-use super::settings::{Balance, EngineAddress, Engines, Pool};
+use super::seats::Evidence;
+use super::settings::{Balance, Concurrency, EngineAddress, Engines, Pool};
 use super::tournament::{Key, Rank, Tournament};
 use super::view::{EngineState, EngineView, PoolView};
 use crate::units::{Endpoint, EngineId, PoolId, Tick};
@@ -32,6 +36,11 @@ type Models = HashSet<Box<str>, ahash::RandomState>;
 #[derive(Debug)]
 pub(super) struct Inner {
     settings: Arc<Pool>,
+    shared: Arc<Shared>,
+    /// What the seats of `auto` must keep.
+    pub promised: Promised,
+    /// Seats that the engines give, before they are divided among gateways.
+    seats: u64,
     pub retired: Option<Tick>,
     pub engines: Vec<Option<Engine>>,
     pub places: HashMap<EngineId, usize, ahash::RandomState>,
@@ -46,6 +55,51 @@ pub(super) struct Inner {
     typical: f64,
 }
 
+/// What the classes that a pool serves are promised, for finding out its seats.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Promised {
+    /// The shortest threshold of time per output token; a batch is as slow for one request as for
+    /// another.
+    pub tpot: Option<Duration>,
+    /// The largest share of answers that must keep it or the time to the first token.
+    pub attainment: f64,
+}
+
+impl Default for Promised {
+    /// Nothing of time per token; 95 % of answers must keep their own.
+    fn default() -> Self {
+        Promised { tpot: None, attainment: 0.95 }
+    }
+}
+
+/// Engines whose chances are compared.
+const CANDIDATES: usize = 4;
+/// One request in so many goes to an engine picked blindly.
+const EXPLORES: u64 = 100;
+/// So often is looked for one that takes requests.
+const BLIND_TRIES: usize = 4;
+
+/// What all pools know.
+#[derive(Debug)]
+pub(super) struct Shared {
+    /// Gateways that share the engines, at least 1.
+    pub gateways: AtomicU32,
+    /// Counts changes in the number of seats of any pool.
+    pub seat_changes: AtomicU64,
+}
+
+impl Default for Shared {
+    fn default() -> Self {
+        Shared { gateways: AtomicU32::new(1), seat_changes: AtomicU64::new(0) }
+    }
+}
+
+impl Shared {
+    pub fn gateways(&self) -> NonZeroU32 {
+        NonZeroU32::new(self.gateways.load(Ordering::Relaxed)).unwrap_or(NonZeroU32::MIN)
+    }
+}
+
 /// What a pool remembers of models that its engines served, at most.
 const SERVED_NAMES: usize = 4096;
 
@@ -56,12 +110,15 @@ const TYPICAL_AT_FIRST: f64 = 512.0;
 const STALE_AFTER: u32 = 3;
 
 impl Yard {
-    pub fn new(settings: Arc<Pool>, chance: u64) -> Arc<Self> {
+    pub fn new(settings: Arc<Pool>, shared: Arc<Shared>, chance: u64) -> Arc<Self> {
         Arc::new(Yard {
             id: settings.id.clone(),
             inner: Mutex::new(Inner {
                 budget: Budget::new(&settings.retries),
                 settings,
+                shared,
+                promised: Promised::default(),
+                seats: 0,
                 retired: None,
                 engines: Vec::new(),
                 places: HashMap::default(),
@@ -117,6 +174,8 @@ fn show(engine: &Engine, retired: Option<Tick>, at: Tick) -> EngineView {
         waiting: report.and_then(|report| report.waiting),
         running: report.and_then(|report| report.running),
         kv_usage: report.and_then(|report| report.kv_usage),
+        seats: engine.limit(),
+        errors: engine.latency.lock().errors(),
         injection_refused: engine.injection_refused(),
     }
 }
@@ -206,10 +265,18 @@ impl Inner {
 
     /// Computes an engine's key anew, and when it will change by time alone.
     fn rekey(&mut self, place: usize, at: Tick) {
+        let gateways = self.shared.gateways();
         let key = match self.engines.get_mut(place).and_then(Option::as_mut) {
             None => Key::OUT,
             Some(engine) => {
+                engine.follow_limit(self.settings.concurrency, gateways, at);
                 let rank = engine.rank(at);
+                let given = engine.gives(rank);
+                if engine.given != given {
+                    self.seats = self.seats + u64::from(given) - u64::from(engine.given);
+                    engine.given = given;
+                    self.shared.seat_changes.fetch_add(1, Ordering::Release);
+                }
                 if let Some(due) = engine.next_wake(at)
                     && engine.planned != Some(due)
                 {
@@ -219,14 +286,14 @@ impl Inner {
                 match rank {
                     Rank::Out => Key::OUT,
                     Rank::Cooling => Key { rank: Rank::Cooling, load: engine.cool_until.as_nanos() },
-                    Rank::Free => {
+                    Rank::Free | Rank::Full => {
                         let load = match self.settings.balance {
                             Balance::RoundRobin => engine.last_turn,
                             Balance::LeastWork | Balance::PrefixAffinity | Balance::SessionAffinity { .. } => {
                                 engine.load(self.typical, at)
                             }
                         };
-                        Key { rank: Rank::Free, load }
+                        Key { rank, load }
                     }
                 }
             }
@@ -237,13 +304,30 @@ impl Inner {
     /// Only the load changed: no look at the clock is needed.
     fn reweigh(&mut self, place: usize) {
         let key = self.tree.key(place);
-        if key.rank == Rank::Free
-            && self.settings.balance != Balance::RoundRobin
+        if matches!(key.rank, Rank::Free | Rank::Full)
             && let Some(engine) = self.engines[place].as_ref()
         {
-            let load = engine.load_again(self.typical);
-            self.tree.set(place, Key { rank: Rank::Free, load });
+            let load = match self.settings.balance {
+                Balance::RoundRobin => key.load,
+                _ => engine.load_again(self.typical),
+            };
+            let now = Key { rank: engine.rank_if_able(), load };
+            if now != key {
+                self.tree.set(place, now);
+            }
         }
+    }
+
+    /// The seats that this gateway has in the pool; `None`: as many as it likes. One at least,
+    /// or nobody would learn that no engine takes anything.
+    pub fn seats(&mut self, at: Tick) -> Option<usize> {
+        self.wake(at);
+        let gateways = match self.settings.concurrency {
+            Concurrency::Unlimited => return None,
+            Concurrency::Fixed(_) => u64::from(self.shared.gateways().get()),
+            Concurrency::Auto => 1,
+        };
+        Some(usize::try_from((self.seats / gateways).max(1)).unwrap_or(usize::MAX))
     }
 
     pub fn best_without(&mut self, tried: &[EngineId]) -> Option<usize> {
@@ -256,6 +340,83 @@ impl Inner {
         let best = self.pick();
         hidden.into_iter().for_each(|(place, key)| self.tree.set(place, key));
         best
+    }
+
+    /// The best place for a request, with the chances of the [`CANDIDATES`] best weighed where
+    /// enough was learned of all of them.
+    pub fn best_for(&mut self, want: &Want, tried: &[EngineId]) -> Option<usize> {
+        let best = self.best_without(tried)?;
+        let aims = want.aims.after(want.spent);
+        let weighs = self.settings.balance != Balance::RoundRobin && aims != Aims::NONE && self.places.len() > 1;
+        if !weighs || self.tree.key(best).rank != Rank::Free {
+            return Some(best);
+        }
+        let Some(chance) = self.chance_at(best, want.size, &aims) else { return Some(best) };
+        if self.draw().is_multiple_of(EXPLORES) {
+            return Some(self.anyone(tried).unwrap_or(best));
+        }
+        Some(self.likeliest(best, chance, want.size, &aims, tried))
+    }
+
+    /// Of the best few the one where the request is likeliest to keep its promise. Chances that
+    /// differ by less than a twentieth are the same: of those the least loaded one is taken.
+    fn likeliest(&mut self, best: usize, chance: f64, size: Size, aims: &Aims, tried: &[EngineId]) -> usize {
+        let twentieths = |chance: f64| (chance * 20.0).round() as u32;
+        let (mut found, mut most) = (best, twentieths(chance));
+        let mut hidden: [Option<(usize, Key)>; CANDIDATES] = [None; CANDIDATES];
+        let mut next = Some(best);
+        for slot in &mut hidden {
+            let Some(place) = next.take() else { break };
+            *slot = Some((place, self.tree.key(place)));
+            self.tree.set(place, Key::OUT);
+            next = self.best_without(tried).filter(|&place| self.tree.key(place).rank == Rank::Free);
+            let Some(place) = next else { break };
+            match self.chance_at(place, size, aims).map(twentieths) {
+                None => {
+                    found = best;
+                    break;
+                }
+                Some(more) if more > most => (found, most) = (place, more),
+                Some(_) => {}
+            }
+        }
+        hidden.into_iter().flatten().for_each(|(place, key)| self.tree.set(place, key));
+        found
+    }
+
+    fn chance_at(&self, place: usize, size: Size, aims: &Aims) -> Option<f64> {
+        let engine = self.engines[place].as_ref()?;
+        engine.latency.lock().chance(&engine.situation(size), size.decode, aims)
+    }
+
+    /// An engine picked blindly: so that one which was slow once is looked at again.
+    fn anyone(&mut self, tried: &[EngineId]) -> Option<usize> {
+        let places = self.engines.len() as u64;
+        let mut blindly = (0..BLIND_TRIES).map(|_| (self.draw() % places) as usize).collect::<Vec<_>>().into_iter();
+        blindly.find(|&place| {
+            let engine = self.engines[place].as_ref();
+            self.tree.key(place).rank == Rank::Free && engine.is_some_and(|engine| !tried.contains(&engine.id))
+        })
+    }
+
+    /// What a request of this size would see at the best engine.
+    pub fn predict(&mut self, size: Size, at: Tick) -> Option<Prediction> {
+        self.wake(at);
+        let engine = self.engines[self.tree.best(0)?].as_ref()?;
+        engine.latency.lock().predict(&engine.situation(size))
+    }
+
+    /// What the end of an answer says about the seats of its engine, where they are found out.
+    pub fn note(&mut self, place: usize, evidence: Evidence, at: Tick) {
+        if let Some(engine) = self.engines[place].as_mut()
+            && engine.auto.note(evidence, at)
+        {
+            self.rekey(place, at);
+        }
+    }
+
+    pub fn finds_seats(&self) -> bool {
+        self.settings.concurrency == Concurrency::Auto
     }
 
     pub fn may_try_early(&mut self, at: Tick) {
@@ -299,6 +460,10 @@ impl Inner {
         let tries = engine.begin(size);
         self.rekey(place, at);
         tries
+    }
+
+    pub fn requests_at(&self, place: usize) -> u32 {
+        self.engines[place].as_ref().map_or(0, |engine| engine.requests)
     }
 
     pub fn lighten(&mut self, place: usize, size: Size) {
@@ -362,11 +527,17 @@ impl Inner {
         (0..self.engines.len()).filter(|&place| self.tree.key(place).rank != Rank::Out).count()
     }
 
-    /// The best place; equals are parted by the next value of the seeded source (splitmix64).
+    /// The best place; equals are parted by chance.
     fn pick(&mut self) -> Option<usize> {
+        let drawn = self.draw();
+        self.tree.best(drawn)
+    }
+
+    /// The next value of the seeded source (splitmix64).
+    fn draw(&mut self) -> u64 {
         self.chance = self.chance.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mixed = (self.chance ^ (self.chance >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        self.tree.best((mixed ^ (mixed >> 31)) >> 16)
+        (mixed ^ (mixed >> 31)) >> 16
     }
 }

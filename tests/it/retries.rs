@@ -11,7 +11,7 @@ use crate::support::*;
 const JSON: &[(&str, &str)] = &[("content-type", "application/json")];
 
 /// Role, token, finish and end at once.
-fn good() -> Script {
+pub fn good() -> Script {
     Script::stream().at(10).say(r()).say(t("a")).say(f("stop")).say(d()).end()
 }
 
@@ -19,7 +19,7 @@ fn good_body() -> String {
     [event(&r()), event(&t("a")), event(&f("stop")), event(&d())].concat()
 }
 
-fn status(status: u16) -> Script {
+pub fn status(status: u16) -> Script {
     Script::new().at(50).reply(status, JSON, format!("{{\"error\":{{\"message\":\"own words {status}\"}}}}"))
 }
 

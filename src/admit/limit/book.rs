@@ -6,10 +6,10 @@ use super::{Exhausted, Limit, Output, Scope, Standing, Used, Wanted};
 use crate::units::Tick;
 
 /// The limits by rate, in the order of a [`Book`]'s meters and of [`Held`].
-const BY_RATE: [Limit; 4] = [Limit::Tokens, Limit::InputTokens, Limit::OutputTokens, Limit::Requests];
+pub(in super::super) const BY_RATE: [Limit; 4] = [Limit::Tokens, Limit::InputTokens, Limit::OutputTokens, Limit::Requests];
 
 /// What a request holds of each limit by rate; nothing of those that were not there.
-pub(super) type Held = [u64; BY_RATE.len()];
+pub(in super::super) type Held = [u64; BY_RATE.len()];
 
 #[derive(Debug)]
 pub(super) struct Book {
@@ -82,12 +82,28 @@ impl Book {
         held
     }
 
-    /// Real usage in the place of what was held.
-    pub fn settle(&mut self, held: &Held, used: &Used, at: Tick) {
+    /// Takes of every limit as far as there is something: what is not there is not owed. For a
+    /// request that somebody else let in.
+    pub fn take_what_is_left(&mut self, wanted: &Wanted, at: Tick) -> Held {
+        self.running = self.running.saturating_add(1);
+        let mut held = Held::default();
+        for ((held, meter), limit) in held.iter_mut().zip(&mut self.meters).zip(BY_RATE) {
+            if let Some(meter) = meter {
+                *held = clipped(wanted.of(limit), meter).min(meter.remaining(at));
+                meter.take(*held, at);
+            }
+        }
+        held
+    }
+
+    /// Real usage in the place of what was held. Beyond it there is debt, or, for a `guest`,
+    /// what is left is taken.
+    pub fn settle(&mut self, held: &Held, used: &Used, guest: bool, at: Tick) {
         self.running = self.running.saturating_sub(1);
         for ((held, meter), limit) in held.iter().zip(&mut self.meters).zip(BY_RATE) {
             if let Some(meter) = meter {
-                meter.settle(*held, used.of(limit), at);
+                let most = if guest { held.saturating_add(meter.remaining(at)) } else { u64::MAX };
+                meter.settle(*held, used.of(limit).min(most), at);
             }
         }
     }
@@ -134,20 +150,20 @@ fn clipped(need: u64, meter: &Meter) -> u64 {
 }
 
 impl Wanted {
-    fn of(&self, limit: Limit) -> u64 {
+    pub(in super::super) fn of(&self, limit: Limit) -> u64 {
         let used = Used { input: self.input, output: self.output.tokens() };
         used.of(limit)
     }
 
     /// Does the request itself say how much it needs of this? A prompt is an estimate.
-    fn is_stated(&self, limit: Limit) -> bool {
+    pub(in super::super) fn is_stated(&self, limit: Limit) -> bool {
         let counts_output = matches!(limit, Limit::Tokens | Limit::OutputTokens);
         counts_output && matches!(self.output, Output::Stated(_))
     }
 }
 
 impl Used {
-    fn of(&self, limit: Limit) -> u64 {
+    pub(in super::super) fn of(&self, limit: Limit) -> u64 {
         match limit {
             Limit::Tokens => (self.input + self.output).0,
             Limit::InputTokens => self.input.0,

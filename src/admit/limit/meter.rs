@@ -13,10 +13,11 @@ use crate::units::Tick;
 /// Grains in a token: nanoseconds in a minute.
 const GRAINS: u128 = 60_000_000_000;
 const NANOS_IN_A_SECOND: u128 = 1_000_000_000;
+const GRAINS_IN_A_MICRO: u128 = 1_000;
 
 /// The state of one limit by rate.
 #[derive(Clone, Debug)]
-pub(super) struct Meter {
+pub(in super::super) struct Meter {
     rate: Rate,
     /// In grains, as of that moment.
     spent: u128,
@@ -30,6 +31,13 @@ impl Meter {
     /// A full bucket.
     pub fn new(rate: Rate, at: Tick) -> Self {
         Meter { rate, spent: 0, as_of: at, enforced: true }
+    }
+
+    /// A bucket of which somebody else says what is spent: whole tokens, and millionths of a
+    /// minute's flow of one token (the microseconds that one a minute would need for it).
+    pub fn told(rate: Rate, whole: u64, micros: u64, at: Tick) -> Self {
+        let spent = u128::from(whole) * GRAINS + u128::from(micros) * GRAINS_IN_A_MICRO;
+        Meter { rate, spent, as_of: at, enforced: true }
     }
 
     /// The rate, if it holds.

@@ -20,6 +20,8 @@ use crate::units::{Tick, Tokens};
 pub struct Reservation {
     slips: [Option<Slip>; 2],
     input: Tokens,
+    /// Somebody else let the request in: it may not leave debt here.
+    guest: bool,
 }
 
 /// A share in one book.
@@ -31,14 +33,19 @@ pub(super) struct Slip {
 
 impl Reservation {
     pub(super) fn new(slips: [Option<Slip>; 2], input: Tokens) -> Self {
-        Reservation { slips, input }
+        Reservation { slips, input, guest: false }
+    }
+
+    pub(super) fn of_guest(slips: [Option<Slip>; 2], input: Tokens) -> Self {
+        Reservation { slips, input, guest: true }
     }
 
     /// Charges what was really used in the place of what was held: less is given back, more
     /// becomes debt.
     pub fn settle(mut self, used: Used, at: Tick) {
+        let guest = self.guest;
         for Slip { book, held } in self.slips.iter_mut().filter_map(Option::take) {
-            book.lock().settle(&held, &used, at);
+            book.lock().settle(&held, &used, guest, at);
         }
     }
 

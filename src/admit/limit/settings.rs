@@ -56,7 +56,7 @@ impl Allowance {
     }
 
     /// The rate of one limit; `concurrent_requests` has none.
-    pub(super) fn rate(&self, limit: Limit) -> Option<Rate> {
+    pub(in super::super::super) fn rate(&self, limit: Limit) -> Option<Rate> {
         match limit {
             Limit::Tokens => self.tokens,
             Limit::InputTokens => self.input_tokens,

@@ -70,6 +70,19 @@ pub enum Standing {
     OverLimit,
 }
 
+impl Standing {
+    /// Where an engine that schedules by priority puts a request of this rank; the lower goes
+    /// first. Whoever is over a limit comes behind everybody within.
+    #[must_use]
+    pub const fn engine_priority(self, rank: Priority) -> i64 {
+        let behind = match self {
+            Standing::WithinLimits => 0,
+            Standing::OverLimit => Priority::ALL.len() as i64,
+        };
+        behind + rank as i64
+    }
+}
+
 /// Where a request stands among others of its kind: the earlier goes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Due {

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use proptest::prelude::*;
 
 use super::*;
-use crate::route::settings::{Balance, BreakerLimits, DnsName, Engines, Scheme};
+use crate::route::settings::{Balance, BreakerLimits, Concurrency, DnsName, Engines, Scheme};
 use crate::route::view::EngineState;
 
 const LATER: Tick = Tick::from_millis(1 << 40);
@@ -210,6 +210,74 @@ fn an_absurd_output_cap_neither_blinds_the_choice_nor_breaks_the_books() {
         (Tokens::ZERO, 200)
     );
     assert_eq!(bench.name(ms(3)).unwrap(), engine(other).to_string(), "the idle one, by 200 tokens");
+}
+
+fn capped(names: &[&str], most: u32) -> Pool {
+    Pool { concurrency: Concurrency::Fixed(NonZeroU32::new(most).unwrap()), ..pool(names) }
+}
+
+#[test]
+fn a_full_engine_stands_behind_the_others_and_before_a_cooling_one() {
+    let bench = Bench::new(capped(&["a", "b", "c"], 2));
+    bench.cool("c", 10_000, ms(0));
+    let (spread, mut held) = bench.spread(4, ms(1));
+    assert_eq!((spread["a:1"], spread["b:1"]), (2, 2));
+    let over = bench.choose(ms(1)).unwrap();
+    assert_ne!(over.engine, engine("c"), "work is never turned away here");
+    drop(over);
+    let freed = held.pop().unwrap().engine;
+    assert_eq!(bench.choose(ms(2)).unwrap().engine, freed, "it has a seat again");
+}
+
+#[test]
+fn a_full_engine_stands_behind_the_others_in_turn_too() {
+    let bench = Bench::new(Pool { balance: Balance::RoundRobin, ..capped(&["a", "b"], 1) });
+    let a = bench.choose(ms(0)).unwrap();
+    let b = bench.choose(ms(0)).unwrap();
+    drop(b);
+    let again = bench.choose(ms(0)).unwrap();
+    assert_ne!(again.engine, a.engine, "its turn, but it is full");
+}
+
+#[test]
+fn the_seats_of_a_pool_are_those_of_the_engines_that_take_requests() {
+    let bench = Bench::new(capped(&["a", "b", "c"], 8));
+    let seats = |at| bench.fleet.seats(&id(), ms(at)).unwrap();
+    let changes = || bench.fleet.seat_changes();
+    assert_eq!(seats(0), 24);
+    let before = changes();
+    let _held = bench.choose(ms(0));
+    assert_eq!((seats(1), changes()), (24, before), "taking one changes nothing");
+    bench.cool("a", 1_000, ms(1));
+    assert_eq!(seats(2), 16);
+    assert!(changes() > before);
+    let _ = bench.fleet.checked(&id(), &engine("b"), Checked::Refused, ms(2));
+    assert_eq!(seats(2), 8);
+    assert_eq!(seats(1_001), 16, "it cooled down");
+    for name in ["a", "c"] {
+        let _ = bench.fleet.checked(&id(), &engine(name), Checked::Refused, ms(2_000));
+    }
+    assert_eq!(seats(2_000), 1, "somebody must find out that nobody is there");
+    let _ = bench.fleet.checked(&id(), &engine("a"), Checked::Well, ms(3_000));
+    assert_eq!(seats(3_000), 1, "a tenth at first");
+    assert_eq!(seats(8_000), 4);
+    assert_eq!(seats(13_000), 8, "warm");
+    bench.fleet.follow(&[Arc::new(pool(&["a"]))], ms(14_000));
+    assert_eq!(bench.fleet.seats(&id(), ms(14_000)), None);
+    assert_eq!(bench.fleet.seats(&"unknown".into(), ms(14_000)), None);
+}
+
+#[test]
+fn gateways_share_seats() {
+    let bench = Bench::new(pool(&[]));
+    bench.fleet.share_among(NonZeroU32::new(3).unwrap());
+    bench.fleet.follow(&[Arc::new(capped(&["a", "b"], 4))], ms(0));
+    assert_eq!(bench.fleet.seats(&id(), ms(20_000)), Some(2), "8 / 3");
+    let (spread, _held) = bench.spread(4, ms(20_000));
+    assert_eq!(spread["a:1"], 2, "4 / 3 each, rounded up: all seats have an engine");
+    bench.fleet.share_among(NonZeroU32::new(100).unwrap());
+    bench.fleet.follow(&[Arc::new(capped(&["a", "b"], 4))], ms(20_000));
+    assert_eq!(bench.fleet.seats(&id(), ms(20_000)), Some(1));
 }
 
 #[test]
@@ -465,7 +533,7 @@ proptest! {
     fn nobody_unfit_is_chosen_and_the_books_return_to_zero(acts in proptest::collection::vec(act(), 1..200)) {
         let settings = |members: u8| {
             let names: Vec<_> = (0..5).filter(|n| members & (1 << n) != 0).map(|n| NAMES[n]).collect();
-            Pool { breaker: Some(BreakerLimits { faults: 2, ..BreakerLimits::default() }), ..pool(&names) }
+            Pool { breaker: Some(BreakerLimits { faults: 2, ..BreakerLimits::default() }), ..capped(&names, 3) }
         };
         let bench = Bench::new(settings(31));
         let mut at = ms(0);
@@ -499,8 +567,12 @@ proptest! {
                 Act::Members(members) => bench.fleet.follow(&[Arc::new(settings(members))], at),
                 Act::Drop(_) | Act::FirstToken(_) => {}
             }
-            let requests: u32 = bench.fleet.view(at)[0].engines.iter().map(|view| view.requests).sum();
+            let engines = &bench.fleet.view(at)[0].engines;
+            let requests: u32 = engines.iter().map(|view| view.requests).sum();
             prop_assert_eq!(requests as usize, held.len());
+            let up = engines.iter().filter(|view| view.state == EngineState::Up).count();
+            let seats = bench.fleet.seats(&id(), at).unwrap();
+            prop_assert!((up.max(1)..=3 * up.max(1)).contains(&seats), "{seats} seats, {up} up");
         }
         held.clear();
         for view in &bench.fleet.view(at)[0].engines {

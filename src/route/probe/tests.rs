@@ -8,7 +8,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use super::*;
 use crate::dial::{PipeDial, PipeListener, Scheme};
 use crate::route::settings::{DnsName, Health};
-use crate::route::{EngineState, EngineView};
+use crate::route::{EngineState, EngineView, Size};
 use crate::units::Tick;
 
 /// Answers by path; a path without an answer stays unanswered.
@@ -182,7 +182,7 @@ async fn an_engine_that_only_answers_late_stays_while_requests_succeed() {
         bench.until(f64::from(second)).await;
         assert_eq!(bench.state(), EngineState::Up, "at {second} s");
         let mut attempts = attempts();
-        let choice = bench.fleet.choose(&"p".into(), &mut attempts, Default::default(), bench.clock.now()).unwrap();
+        let choice = bench.fleet.choose(&"p".into(), &mut attempts, Size::default(), bench.clock.now()).unwrap();
         bench.fleet.succeeded(&"p".into(), &mut attempts, super::super::retry::Injection::None, bench.clock.now());
         drop(choice);
     }

@@ -7,6 +7,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use goodput::dial::{BoxedIo, Dial, EngineAddress, Later, Roots};
+use goodput::lab::engine::SimEngine;
 use goodput::lab::script::ScriptedEngine;
 use parking_lot::Mutex;
 
@@ -23,12 +24,18 @@ struct Places {
 #[derive(Clone)]
 enum Place {
     Engine(ScriptedEngine),
+    Simulated(SimEngine),
     Silent,
 }
 
 impl Network {
     pub fn engine(&self, host: &str, engine: &ScriptedEngine) {
         self.0.lock().engines.insert(host.to_owned(), Place::Engine(engine.clone()));
+    }
+
+    /// A simulated engine answers here.
+    pub fn simulated(&self, host: &str, engine: &SimEngine) {
+        self.0.lock().engines.insert(host.to_owned(), Place::Simulated(engine.clone()));
     }
 
     /// Connections come about neither well nor badly.
@@ -51,6 +58,7 @@ impl Dial for Network {
         Box::pin(async move {
             match place {
                 Some(Place::Engine(engine)) => Ok(Box::new(engine.connect()) as BoxedIo),
+                Some(Place::Simulated(engine)) => Ok(Box::new(engine.connect()) as BoxedIo),
                 Some(Place::Silent) => std::future::pending().await,
                 None => Err(io::ErrorKind::ConnectionRefused.into()),
             }

@@ -1,0 +1,302 @@
+//! The tenants' limits, shared by several gateways in Redis or Valkey.
+//!
+//! The same rules as [`limit`](super::limit) (burst, debt, all limits of a request or none, a
+//! true `Retry-After`), with the balances in one place: a script (`script.lua`) keeps them by
+//! the server's clock. What that costs and what it promises is in `docs/shared-limits.md`.
+//!
+//! - A request draws from its gateway's **lease** ([`lease`]): tokens that the store has granted
+//!   and nobody has used yet. Only where that is not enough the store is asked, for what is
+//!   needed and for a quarter second of use ahead. One call at a time is under way for a
+//!   tenant; who comes meanwhile waits for it, and is served from what it brings.
+//! - No request waits longer than [`Redis::timeout`](settings::Redis::timeout). Without an
+//!   answer it meets [`OnFailure`]: a share of the limit that this gateway keeps in books of its
+//!   own, or a refusal. A [`breaker`] leaves a store that fails alone; trials go on beside the
+//!   requests.
+//! - Whatever is uncertain errs towards the limit: a lease that was in a call without an answer
+//!   is not spent again, and a debt that was in one is told again.
+//!
+//! All calls are made by one task, the [`Keeper`]: a client that leaves while its call is under
+//! way takes nothing with it. A request's end only changes what lies here, and never waits: the
+//! keeper looks through the tenants in use ten times a second, and finds it. Its channel carries
+//! wishes to be looked at sooner; where it is full, a request that has to ask is served as if
+//! the store could not be asked, and an end is found at the next look.
+
+mod account;
+mod breaker;
+mod keeper;
+mod lease;
+pub mod line;
+mod numbers;
+mod reservation;
+pub mod settings;
+pub mod wire;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use ahash::RandomState;
+use dashmap::DashMap;
+use parking_lot::Mutex;
+use tokio::sync::{mpsc, oneshot};
+
+pub use keeper::Keeper;
+pub use numbers::{By, EDGES, Ended, Numbers};
+pub use reservation::Reservation;
+
+use super::limit::settings::{Allowance, Limits, Rate};
+use super::limit::{Exhausted, Ledger, Output, Wanted};
+use crate::clock::Clock;
+use crate::units::{TenantId, Tick};
+use account::{Account, Drawn, Want};
+use numbers::Counters;
+use settings::{OnFailure, Redis};
+
+/// Wishes that may wait for the keeper.
+const WORDS: usize = 1024;
+
+/// Requests of one tenant that may wait for the store.
+const WAITING: usize = 4096;
+
+/// Why a request may not run now.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Denied {
+    /// A limit.
+    #[error(transparent)]
+    Exhausted(#[from] Exhausted),
+    /// The store cannot be asked, and the settings say `closed`.
+    #[error("the store of the limits cannot be asked")]
+    Unavailable,
+}
+
+/// The books of all tenants, in a store. Lives over reloads. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Store(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    clock: Clock,
+    settings: Redis,
+    /// This gateway's name in the store: made up at the start.
+    gateway: Arc<str>,
+    tenants: DashMap<TenantId, Arc<Tenant>, RandomState>,
+    /// What this gateway let in, against its share of the limits.
+    share: Ledger,
+    replicas: AtomicU32,
+    words: mpsc::Sender<Word>,
+    counters: Counters,
+}
+
+/// One tenant, as the keeper sees it.
+#[derive(Debug)]
+struct Tenant {
+    id: TenantId,
+    desk: Mutex<Desk>,
+}
+
+#[derive(Debug)]
+struct Desk {
+    account: Account,
+    waiting: VecDeque<Waiter>,
+    /// A call is under way.
+    calling: bool,
+    /// The keeper has this tenant on its list.
+    listed: bool,
+    /// What the store keeps for this tenant could not be used: not asked before.
+    sick_until: Tick,
+}
+
+/// A request that waits for the store.
+#[derive(Debug)]
+struct Waiter {
+    want: Want,
+    tell: oneshot::Sender<Result<Reservation, Exhausted>>,
+}
+
+/// A wish to the keeper.
+#[derive(Debug)]
+enum Word {
+    /// Look at this tenant.
+    Look(Arc<Tenant>),
+    /// Give everything back and end.
+    Leave(oneshot::Sender<()>),
+}
+
+impl Store {
+    /// A store and the task that keeps it. Nothing is connected before that runs. `seed` makes
+    /// this gateway's name in the store, so it must differ between gateways.
+    #[must_use]
+    pub fn new(settings: Redis, clock: Clock, seed: u64) -> (Self, Keeper) {
+        let (words, heard) = mpsc::channel(WORDS);
+        let inner = Arc::new(Inner {
+            clock,
+            settings,
+            gateway: format!("{seed:016x}").into(),
+            tenants: DashMap::default(),
+            share: Ledger::new(),
+            replicas: AtomicU32::new(1),
+            words,
+            counters: Counters::default(),
+        });
+        (Store(Arc::clone(&inner)), Keeper::new(inner, heard))
+    }
+
+    /// The limits as they are from now on, and how many gateways share them. What was spent
+    /// stays in the store; name every tenant, as for [`Ledger::reload`].
+    pub fn reload(&self, tenants: &BTreeMap<TenantId, Limits>, replicas: u32, at: Tick) {
+        let inner = &self.0;
+        inner.replicas.store(replicas, Ordering::Relaxed);
+        inner.tenants.retain(|tenant, _| tenants.contains_key(tenant));
+        for (id, limits) in tenants {
+            if let Some(tenant) = inner.tenants.get(id) {
+                tenant.desk.lock().account.change(limits, replicas, at);
+                continue;
+            }
+            let key = format!("{}:limits:{id}", inner.settings.key_prefix).into();
+            let account = Account::new(key, Arc::clone(&inner.gateway), limits, replicas, at);
+            let desk =
+                Desk { account, waiting: VecDeque::new(), calling: false, listed: false, sick_until: Tick::ZERO };
+            inner.tenants.insert(id.clone(), Arc::new(Tenant { id: id.clone(), desk: Mutex::new(desk) }));
+        }
+        let shares = tenants.iter().map(|(id, limits)| (id.clone(), share_of(limits, replicas))).collect();
+        inner.share.reload(&shares, at);
+    }
+
+    /// Sets aside what the request wants, of every limit that applies to it, or nothing at all.
+    /// A tenant that the settings do not name is not limited. Dropped, it has taken nothing.
+    ///
+    /// # Errors
+    /// [`Denied`].
+    pub async fn reserve(
+        &self,
+        tenant: &TenantId,
+        model: &str,
+        wanted: &Wanted,
+        at: Tick,
+    ) -> Result<Reservation, Denied> {
+        let Some(tenant) = self.0.tenants.get(tenant).map(|tenant| Arc::clone(&tenant)) else {
+            return Ok(Reservation::unlimited());
+        };
+        let heard = {
+            let mut desk = tenant.desk.lock();
+            match desk.account.draw(model, wanted, at) {
+                Drawn::Held(held) => {
+                    drop(desk);
+                    self.0.counters.request(By::Lease);
+                    return Ok(self.0.leased(&tenant, model, wanted, held, at));
+                }
+                Drawn::Refused(exhausted) => return Err(exhausted.into()),
+                Drawn::Ask => self.queue(&tenant, &mut desk, model, wanted, at),
+            }
+        };
+        let Some(heard) = heard else { return self.0.without_the_store(&tenant, model, wanted) };
+        let deadline = self.0.clock.now() + self.0.settings.timeout;
+        tokio::select! {
+            biased;
+            heard = heard => match heard {
+                Ok(answer) => Ok(answer?),
+                Err(_) => self.0.without_the_store(&tenant, model, wanted),
+            },
+            () = self.0.clock.sleep_until(Some(deadline)) => self.0.without_the_store(&tenant, model, wanted),
+        }
+    }
+
+    /// Lets a request wait for the store; `None`: the store cannot be asked.
+    fn queue(
+        &self,
+        tenant: &Arc<Tenant>,
+        desk: &mut Desk,
+        model: &str,
+        wanted: &Wanted,
+        at: Tick,
+    ) -> Option<oneshot::Receiver<Result<Reservation, Exhausted>>> {
+        if !self.0.counters.is_up() || at < desk.sick_until || desk.waiting.len() >= WAITING {
+            return None;
+        }
+        if !desk.calling && desk.waiting.is_empty() {
+            self.0.words.try_send(Word::Look(Arc::clone(tenant))).ok()?;
+        }
+        let (tell, heard) = oneshot::channel();
+        desk.waiting.push_back(Waiter { want: Want { model: model.into(), wanted: *wanted }, tell });
+        Some(heard)
+    }
+
+    /// Requests of a tenant that run here and were let in by a limit.
+    #[must_use]
+    pub fn running(&self, tenant: &TenantId) -> u64 {
+        self.0.tenants.get(tenant).map_or(0, |tenant| tenant.desk.lock().account.running())
+    }
+
+    /// What was counted.
+    #[must_use]
+    pub fn numbers(&self) -> Numbers {
+        let unspent = |tenant: &Arc<Tenant>| tenant.desk.lock().account.unspent();
+        let unspent = self.0.tenants.iter().map(|tenant| unspent(&tenant)).fold(0, u64::saturating_add);
+        self.0.counters.read(unspent)
+    }
+
+    /// Gives all leases back and ends the keeper. Requests that still run settle into nothing:
+    /// call it when none does.
+    pub async fn leave(&self) {
+        let (tell, left) = oneshot::channel();
+        if self.0.words.send(Word::Leave(tell)).await.is_ok() {
+            let _ = left.await;
+        }
+    }
+}
+
+impl Inner {
+    /// A request that the store has let in, now or with a lease.
+    fn leased(
+        self: &Arc<Self>,
+        tenant: &Arc<Tenant>,
+        model: &str,
+        wanted: &Wanted,
+        held: account::HeldOfBoth,
+        at: Tick,
+    ) -> Reservation {
+        let noted = self.share.note(&tenant.id, model, wanted, at);
+        Reservation::new(self, tenant, model, Some(held), noted, wanted.input)
+    }
+
+    /// A request that meets a store that cannot be asked.
+    fn without_the_store(
+        self: &Arc<Self>,
+        tenant: &Arc<Tenant>,
+        model: &str,
+        wanted: &Wanted,
+    ) -> Result<Reservation, Denied> {
+        if self.settings.on_failure == OnFailure::Closed {
+            self.counters.request(By::Nobody);
+            return Err(Denied::Unavailable);
+        }
+        // What only the whole limit can hold takes the whole share, and pays the rest as debt.
+        let wanted = Wanted { output: Output::Assumed(wanted.output.tokens()), ..*wanted };
+        let share = self.share.reserve(&tenant.id, model, &wanted, self.clock.now())?;
+        tenant.desk.lock().account.runs(model);
+        self.counters.request(By::Share);
+        Ok(Reservation::new(self, tenant, model, None, share, wanted.input))
+    }
+}
+
+/// One gateway's share of the limits: at least one of each, or nothing could ever pass.
+fn share_of(limits: &Limits, replicas: u32) -> Limits {
+    let replicas = u64::from(replicas.max(1));
+    let rate = |rate: Rate| {
+        let share = |whole: u64| (whole / replicas).max(1);
+        Rate::new(share(rate.per_minute()), Some(share(rate.burst()))).expect("a part of a rate is within its range")
+    };
+    let part = |allowance: &Allowance| Allowance {
+        tokens: allowance.tokens.map(rate),
+        input_tokens: allowance.input_tokens.map(rate),
+        output_tokens: allowance.output_tokens.map(rate),
+        requests: allowance.requests.map(rate),
+        concurrent_requests: allowance
+            .concurrent_requests
+            .and_then(|most| std::num::NonZeroU64::new((most.get() / replicas).max(1))),
+    };
+    Limits {
+        whole: part(&limits.whole),
+        models: limits.models.iter().map(|(model, allowance)| (Arc::clone(model), part(allowance))).collect(),
+    }
+}

@@ -1,0 +1,456 @@
+//! One tenant's leases, and what to say to the store about them.
+//!
+//! Pure: moments are arguments and nothing waits. A request [`draw`](Account::draw)s; what is
+//! not here becomes a [`Sent`] call, of which one at a time is under way for a tenant, and its
+//! answer comes back to [`answered`](Account::answered) or [`lost`](Account::lost).
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ahash::RandomState;
+
+use super::lease::{Pot, Seats};
+use super::wire::{Answer, Bucket, COUNT_LIFE, Call, Places};
+use crate::admit::limit::book::{BY_RATE, Held};
+use crate::admit::limit::meter::Meter;
+use crate::admit::limit::settings::{Allowance, Limits};
+use crate::admit::limit::{Exhausted, Limit, Scope, Standing, Used, Wanted};
+use crate::units::Tick;
+
+/// Leases that nobody drew from for so long are given back.
+const IDLE: Duration = Duration::from_secs(1);
+
+/// Books that nobody asks for are forgotten when they would be full for twice as long, and this.
+const GRACE: Duration = Duration::from_secs(60);
+/// At the latest.
+const LONGEST_LIFE: Duration = Duration::from_secs(400 * 24 * 60 * 60);
+
+/// Shelves that one call puts in order at most.
+const SHELVES_IN_A_CALL: usize = 8;
+
+/// What a request holds: of the tenant's leases, and of its model's.
+pub(super) type HeldOfBoth = [Held; 2];
+
+/// A request for the store.
+#[derive(Clone, Debug)]
+pub(super) struct Want {
+    /// The model's name.
+    pub model: Arc<str>,
+    pub wanted: Wanted,
+}
+
+/// What came of a look at the leases.
+#[derive(Debug, PartialEq)]
+pub(super) enum Drawn {
+    /// It has what it needs.
+    Held(HeldOfBoth),
+    /// It cannot have it, and the store need not be asked.
+    Refused(Exhausted),
+    /// The store knows.
+    Ask,
+}
+
+/// A call under way.
+#[derive(Debug)]
+pub(super) struct Sent {
+    pub call: Call,
+    want: Option<Want>,
+    /// The shelf (`None`: the tenant's own) and the limit of each bucket.
+    buckets: Vec<(Option<Arc<str>>, usize)>,
+    /// The shelf of each of the places.
+    places: Vec<Option<Arc<str>>>,
+}
+
+impl Sent {
+    /// Whether a request waits for the answer.
+    pub fn is_asked(&self) -> bool {
+        self.want.is_some()
+    }
+}
+
+/// One tenant.
+#[derive(Debug)]
+pub(super) struct Account {
+    key: Arc<str>,
+    gateway: Arc<str>,
+    whole: Shelf,
+    models: HashMap<Arc<str>, Shelf, RandomState>,
+    key_life: Duration,
+    last_call: Tick,
+    last_draw: Tick,
+}
+
+/// The leases of one scope.
+#[derive(Debug)]
+struct Shelf {
+    scope: Scope,
+    fields: [Arc<str>; BY_RATE.len() + 1],
+    pots: [Option<Pot>; BY_RATE.len()],
+    seats: Option<Seats>,
+    /// Requests that run here, however they were let in.
+    running: u64,
+    /// The birth of the books in which this gateway's spending is known to be.
+    begun: u64,
+}
+
+impl Account {
+    pub fn new(key: Arc<str>, gateway: Arc<str>, limits: &Limits, replicas: u32, at: Tick) -> Self {
+        let mut account = Account {
+            key,
+            gateway,
+            whole: Shelf::new(None),
+            models: HashMap::default(),
+            key_life: GRACE,
+            last_call: at,
+            last_draw: at,
+        };
+        account.change(limits, replicas, at);
+        account
+    }
+
+    /// The limits as they are from now on. Leases of limits that are gone are gone.
+    pub fn change(&mut self, limits: &Limits, replicas: u32, at: Tick) {
+        self.whole.change(&limits.whole, replicas, at);
+        self.models.retain(|model, _| limits.models.contains_key(model));
+        for (model, allowance) in &limits.models {
+            let shelf = self.models.entry(Arc::clone(model)).or_insert_with(|| Shelf::new(Some(model)));
+            shelf.change(allowance, replicas, at);
+        }
+        let longest = self.shelves().flat_map(Shelf::pots).map(|(_, pot)| {
+            let minutes = pot.rate.burst() as f64 / pot.rate.per_minute() as f64;
+            Duration::try_from_secs_f64(minutes * 120.0).unwrap_or(LONGEST_LIFE)
+        });
+        self.key_life = longest.fold(COUNT_LIFE, Duration::max).saturating_add(GRACE).min(LONGEST_LIFE);
+    }
+
+    /// Takes what a request needs, if it is here.
+    pub fn draw(&mut self, model: &str, wanted: &Wanted, at: Tick) -> Drawn {
+        let shelves = || std::iter::once(&self.whole).chain(self.models.get(model));
+        if let Err(never) = shelves().try_for_each(|shelf| shelf.can_ever_hold(wanted)) {
+            return Drawn::Refused(never);
+        }
+        if !shelves().all(|shelf| shelf.has(wanted)) {
+            let mut known = shelves().map(|shelf| shelf.known_full(at)).chain([weigh(shelves(), |shelf| {
+                shelf.longest_wait(wanted, at, Pot::known_wait)
+            })]);
+            return known.find_map(|known| known).map_or(Drawn::Ask, Drawn::Refused);
+        }
+        self.last_draw = at;
+        let of_whole = self.whole.draw(wanted);
+        let of_model = self.models.get_mut(model).map(|shelf| shelf.draw(wanted));
+        Drawn::Held([of_whole, of_model.unwrap_or_default()])
+    }
+
+    /// A request runs that was let in without the store.
+    pub fn runs(&mut self, model: &str) {
+        self.each_of(model, |_, shelf| shelf.running = shelf.running.saturating_add(1));
+    }
+
+    /// A request ended. `held`: what it had from the store, if it had; `lend`: the store can be
+    /// asked. True if the store should hear of it soon.
+    pub fn ended(&mut self, model: &str, held: Option<&HeldOfBoth>, used: Option<&Used>, lend: bool) -> bool {
+        let mut is_urgent = false;
+        let last = self.last_call;
+        self.each_of(model, |index, shelf| {
+            shelf.running = shelf.running.saturating_sub(1);
+            if let Some(held) = held {
+                shelf.settle(&held[index], used, lend);
+            }
+            let seats = shelf.seats.as_ref();
+            is_urgent |= seats.is_some_and(|seats| seats.is_untidy(shelf.running, false, last));
+        });
+        is_urgent
+    }
+
+    /// A call for a request that has to ask. `behind`: others wait for this tenant, too.
+    /// `spent_here`: what this gateway's own books say.
+    pub fn call<'a>(
+        &mut self,
+        want: Want,
+        behind: impl Iterator<Item = &'a Want> + Clone,
+        spent_here: &[Standing],
+        at: Tick,
+    ) -> Sent {
+        let since = at.since(self.last_call);
+        let mut sent = self.empty_call();
+        let names = [None, self.models.get_key_value(&want.model).map(|(model, _)| Arc::clone(model))];
+        for (index, name) in names.into_iter().enumerate().filter(|(index, name)| *index == 0 || name.is_some()) {
+            let mates = || behind.clone().filter(|mate| index == 0 || mate.model == want.model);
+            let Some(shelf) = self.shelf_mut(name.as_ref()) else { continue };
+            for (place, limit) in BY_RATE.into_iter().enumerate() {
+                let Some(pot) = &mut shelf.pots[place] else { continue };
+                let waiting = mates().map(|mate| pot.clipped(mate.wanted.of(limit)));
+                let waiting = waiting.fold(0, u64::saturating_add).min(pot.rate.burst());
+                let need = pot.clipped(want.wanted.of(limit));
+                let besides = pot.ask_ahead(since).max(waiting);
+                let (back, owed) = pot.hand_over();
+                let spent_here = spent(spent_here, shelf.scope, limit);
+                let bucket = Bucket { back, owed, need, besides, spent_here, ..shelf.bucket(place) };
+                sent.buckets.push((name.clone(), place));
+                sent.call.buckets.push(bucket);
+            }
+            let running = shelf.running;
+            if let Some(seats) = &mut shelf.seats {
+                let besides = seats.ask_ahead().max(mates().count() as u64);
+                seats.hand_over(running);
+                let places = Places { need: 1, besides, ..shelf.places() };
+                sent.places.push(name.clone());
+                sent.call.places.push(places);
+            }
+        }
+        self.last_call = at;
+        sent.want = Some(want);
+        sent
+    }
+
+    /// A call that nobody waits for: gives back what lies idle, tells what is owed and how many
+    /// run. `None`: all is in order. `everything`: keep nothing, this gateway leaves.
+    pub fn tidy(&mut self, everything: bool, at: Tick) -> Option<Sent> {
+        let is_idle = everything || at.since(self.last_draw) >= IDLE;
+        let mut sent = self.empty_call();
+        let mut shelves = 0;
+        for name in std::iter::once(None).chain(self.models.keys().cloned().map(Some)).collect::<Vec<_>>() {
+            let Some(shelf) = self.shelf_mut(name.as_ref()) else { continue };
+            let before = sent.call.buckets.len() + sent.call.places.len();
+            for place in 0..BY_RATE.len() {
+                let Some((back, owed)) = shelf.pots[place].as_mut().and_then(|pot| pot.tidy(is_idle)) else { continue };
+                sent.buckets.push((name.clone(), place));
+                sent.call.buckets.push(Bucket { back, owed, ..shelf.bucket(place) });
+            }
+            let running = shelf.running;
+            if let Some(seats) = shelf.seats.as_mut().filter(|seats| seats.is_untidy(running, is_idle, at)) {
+                seats.hand_over(running);
+                sent.places.push(name.clone());
+                sent.call.places.push(shelf.places());
+            }
+            shelves += usize::from(sent.call.buckets.len() + sent.call.places.len() > before);
+            if shelves == SHELVES_IN_A_CALL {
+                break;
+            }
+        }
+        (shelves > 0).then_some(sent)
+    }
+
+    /// The answer to a call: what its request holds, or why it may not run.
+    pub fn answered(&mut self, sent: Sent, answer: &Answer, at: Tick) -> Option<Result<HeldOfBoth, Exhausted>> {
+        let Sent { call, want, buckets, places } = sent;
+        for (((name, place), bucket), level) in buckets.iter().zip(&call.buckets).zip(&answer.buckets) {
+            let pot = self.shelf_mut(name.as_ref()).and_then(|shelf| shelf.pots[*place].as_mut());
+            let Some(pot) = pot else { continue };
+            let meter = Meter::told(pot.rate, level.whole, level.micros, at);
+            pot.granted(level.besides, meter, at);
+            if answer.granted {
+                pot.used(bucket.need);
+            }
+        }
+        for ((name, asked), count) in places.iter().zip(&call.places).zip(&answer.places) {
+            let seats = self.shelf_mut(name.as_ref()).and_then(|shelf| shelf.seats.as_mut());
+            let Some(seats) = seats else { continue };
+            let taken = count.others.saturating_add(asked.running).saturating_add(asked.need);
+            seats.granted(count.ours, taken > asked.most, at);
+        }
+        let want = want?;
+        // Only such a call has said what was spent here.
+        self.each_of(&want.model, |_, shelf| shelf.begun = answer.begun);
+        if !answer.granted {
+            return Some(Err(self.refused(&want, at)));
+        }
+        self.last_draw = at;
+        self.runs(&want.model);
+        let mut held = HeldOfBoth::default();
+        for ((name, place), bucket) in buckets.iter().zip(&call.buckets) {
+            held[usize::from(name.is_some())][*place] = bucket.need;
+        }
+        Some(Ok(held))
+    }
+
+    /// No answer came. `untouched`: it is certain that the call did nothing.
+    pub fn lost(&mut self, sent: Sent, untouched: bool) {
+        for ((name, place), bucket) in sent.buckets.iter().zip(&sent.call.buckets) {
+            let pot = self.shelf_mut(name.as_ref()).and_then(|shelf| shelf.pots[*place].as_mut());
+            if let Some(pot) = pot {
+                pot.lost(bucket.back, bucket.owed, untouched);
+            }
+        }
+    }
+
+    /// Whether anything is limited.
+    pub fn is_limited(&self) -> bool {
+        self.shelves().any(|shelf| shelf.seats.is_some() || shelf.pots().next().is_some())
+    }
+
+    /// Nothing is here that the store should hear of sooner or later.
+    pub fn is_quiet(&self) -> bool {
+        self.shelves().all(|shelf| {
+            let seats = shelf.seats.as_ref().is_none_or(|seats| seats.is_empty() && shelf.running == 0);
+            seats && shelf.pots().all(|(_, pot)| pot.is_empty())
+        })
+    }
+
+    /// Requests that run here.
+    pub fn running(&self) -> u64 {
+        self.whole.running
+    }
+
+    /// Tokens that are here and unspent, of the tenant's own limits.
+    pub fn unspent(&self) -> u64 {
+        self.whole.pots().map(|(_, pot)| pot.left()).fold(0, u64::saturating_add)
+    }
+
+    fn refused(&self, want: &Want, at: Tick) -> Exhausted {
+        let shelves = || std::iter::once(&self.whole).chain(self.models.get(&want.model));
+        let full = shelves().find_map(|shelf| shelf.known_full(at));
+        let longest = || weigh(shelves(), |shelf| shelf.longest_wait(&want.wanted, at, Pot::told_wait));
+        // A limit changed while the call was under way: nobody knows which one it was.
+        let unknown = || {
+            let standing =
+                Standing { limit: Limit::Requests, scope: Scope::Tenant, most: 0, remaining: 0, reset: None };
+            Exhausted::ForNow { standing, retry_after: Some(1) }
+        };
+        full.or_else(longest).unwrap_or_else(unknown)
+    }
+
+    fn empty_call(&self) -> Sent {
+        let call = Call {
+            key: Arc::clone(&self.key),
+            gateway: Arc::clone(&self.gateway),
+            key_life: self.key_life,
+            ..Call::default()
+        };
+        Sent { call, want: None, buckets: Vec::new(), places: Vec::new() }
+    }
+
+    fn shelves(&self) -> impl Iterator<Item = &Shelf> {
+        std::iter::once(&self.whole).chain(self.models.values())
+    }
+
+    fn shelf_mut(&mut self, name: Option<&Arc<str>>) -> Option<&mut Shelf> {
+        match name {
+            None => Some(&mut self.whole),
+            Some(model) => self.models.get_mut(model),
+        }
+    }
+
+    /// The shelves of a request for this model, with their place in [`HeldOfBoth`].
+    fn each_of(&mut self, model: &str, mut act: impl FnMut(usize, &mut Shelf)) {
+        act(0, &mut self.whole);
+        if let Some(shelf) = self.models.get_mut(model) {
+            act(1, shelf);
+        }
+    }
+}
+
+impl Shelf {
+    fn new(model: Option<&Arc<str>>) -> Self {
+        let names = Limit::ALL.map(|limit| match model {
+            None => Arc::from(format!("all/{limit}")),
+            Some(model) => Arc::from(format!("model/{limit}/{model}")),
+        });
+        let scope = if model.is_none() { Scope::Tenant } else { Scope::Model };
+        Shelf { scope, fields: names, pots: Default::default(), seats: None, running: 0, begun: 0 }
+    }
+
+    fn change(&mut self, allowance: &Allowance, replicas: u32, at: Tick) {
+        for (pot, limit) in self.pots.iter_mut().zip(BY_RATE) {
+            match (&mut *pot, allowance.rate(limit)) {
+                (Some(pot), Some(rate)) => pot.change(rate, replicas),
+                (_, rate) => *pot = rate.map(|rate| Pot::new(rate, replicas)),
+            }
+        }
+        match (&mut self.seats, allowance.concurrent_requests) {
+            (Some(seats), Some(most)) => seats.change(most.get(), replicas),
+            (seats, most) => *seats = most.map(|most| Seats::new(most.get(), replicas, at)),
+        }
+    }
+
+    fn can_ever_hold(&self, wanted: &Wanted) -> Result<(), Exhausted> {
+        for (limit, pot) in self.pots() {
+            let (need, most) = (wanted.of(limit), pot.rate.burst());
+            if need > most && wanted.is_stated(limit) {
+                return Err(Exhausted::ForEver { limit, scope: self.scope, need, most });
+            }
+        }
+        Ok(())
+    }
+
+    fn has(&self, wanted: &Wanted) -> bool {
+        let seats = self.seats.as_ref().is_none_or(|seats| seats.has_room(self.running));
+        seats && self.pots().all(|(limit, pot)| pot.has(pot.clipped(wanted.of(limit))))
+    }
+
+    fn draw(&mut self, wanted: &Wanted) -> Held {
+        self.running = self.running.saturating_add(1);
+        let mut held = Held::default();
+        for ((held, pot), limit) in held.iter_mut().zip(&mut self.pots).zip(BY_RATE) {
+            if let Some(pot) = pot {
+                *held = pot.clipped(wanted.of(limit));
+                pot.draw(*held);
+            }
+        }
+        held
+    }
+
+    fn settle(&mut self, held: &Held, used: Option<&Used>, lend: bool) {
+        for ((held, pot), limit) in held.iter().zip(&mut self.pots).zip(BY_RATE) {
+            if let Some(pot) = pot {
+                pot.settle(*held, used.map_or(0, |used| used.of(limit)), lend);
+            }
+        }
+    }
+
+    /// No place for one more, as far as is known.
+    fn known_full(&self, at: Tick) -> Option<Exhausted> {
+        let seats = self.seats.as_ref().filter(|seats| !seats.has_room(self.running) && seats.is_known_full(at))?;
+        let (limit, most) = (Limit::ConcurrentRequests, seats.most);
+        let standing = Standing { limit, scope: self.scope, most, remaining: 0, reset: None };
+        Some(Exhausted::ForNow { standing, retry_after: None })
+    }
+
+    /// The limit that keeps a request waiting longest, and the whole seconds.
+    fn longest_wait(
+        &self,
+        wanted: &Wanted,
+        at: Tick,
+        wait: fn(&Pot, u64, Tick) -> Option<u64>,
+    ) -> Option<(u64, Standing)> {
+        let waits = self.pots().filter_map(|(limit, pot)| {
+            let wait = wait(pot, pot.clipped(wanted.of(limit)), at)?;
+            let (remaining, reset) = pot.told_level(at);
+            let most = pot.rate.burst();
+            Some((wait, Standing { limit, scope: self.scope, most, remaining, reset: Some(reset) }))
+        });
+        waits.reduce(|longest, next| if next.0 > longest.0 { next } else { longest })
+    }
+
+    fn pots(&self) -> impl Iterator<Item = (Limit, &Pot)> {
+        BY_RATE.into_iter().zip(&self.pots).filter_map(|(limit, pot)| Some((limit, pot.as_ref()?)))
+    }
+
+    fn bucket(&self, place: usize) -> Bucket {
+        let rate = self.pots[place].as_ref().map(|pot| (pot.rate.per_minute(), pot.rate.burst()));
+        let (per_minute, burst) = rate.unwrap_or_default();
+        Bucket { field: Arc::clone(&self.fields[place]), per_minute, burst, begun: self.begun, ..Bucket::default() }
+    }
+
+    fn places(&self) -> Places {
+        let most = self.seats.as_ref().map_or(0, |seats| seats.most);
+        let field = Arc::clone(&self.fields[BY_RATE.len()]);
+        Places { field, most, running: self.running, ..Places::default() }
+    }
+}
+
+fn weigh<'a>(
+    shelves: impl Iterator<Item = &'a Shelf>,
+    longest: impl Fn(&Shelf) -> Option<(u64, Standing)>,
+) -> Option<Exhausted> {
+    let all = shelves.filter_map(longest);
+    let (wait, standing) = all.reduce(|longest, next| if next.0 > longest.0 { next } else { longest })?;
+    Some(Exhausted::ForNow { standing, retry_after: Some(wait) })
+}
+
+/// What a limit's own books here hold as spent.
+fn spent(standings: &[Standing], scope: Scope, limit: Limit) -> u64 {
+    let own = standings.iter().find(|standing| (standing.scope, standing.limit) == (scope, limit));
+    own.map_or(0, |own| own.most.saturating_sub(own.remaining))
+}

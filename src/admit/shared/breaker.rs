@@ -1,0 +1,126 @@
+//! Whether the store is asked at all.
+
+use std::time::Duration;
+
+use crate::units::Tick;
+
+/// Failures in a row until the store is left alone.
+const FAILURES: u32 = 3;
+/// How long it is left alone at first, and how long at most: twice as long after each trial
+/// that fails.
+const FIRST: Duration = Duration::from_millis(250);
+const LONGEST: Duration = Duration::from_secs(4);
+
+/// The breaker of the store. While it is not closed no request waits for the store: one trial
+/// after another is made beside them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Breaker {
+    /// Calls are made; remembers the failures since the last success.
+    Closed { failures: u32 },
+    /// No calls before `until`.
+    Open { until: Tick, pause: Duration },
+    /// A trial is out; its result decides.
+    Trying { pause: Duration },
+}
+
+impl Breaker {
+    /// Begins with a trial: nothing is known of the store yet.
+    pub fn new(at: Tick) -> Self {
+        Breaker::Open { until: at, pause: FIRST }
+    }
+
+    pub fn is_closed(self) -> bool {
+        matches!(self, Breaker::Closed { .. })
+    }
+
+    /// A call came back. True if the breaker opened by it.
+    pub fn call_ended(&mut self, is_good: bool, at: Tick) -> bool {
+        let Breaker::Closed { failures } = self else { return false };
+        *failures = if is_good { 0 } else { *failures + 1 };
+        let opens = *failures >= FAILURES;
+        if opens {
+            *self = Breaker::Open { until: at + FIRST, pause: FIRST };
+        }
+        opens
+    }
+
+    /// The connection is gone: what comes next is a trial with a new one, at once.
+    pub fn line_lost(&mut self, at: Tick) {
+        *self = Breaker::Open { until: at, pause: FIRST };
+    }
+
+    /// When the next trial is due; `None`: none is.
+    pub fn trial_at(self) -> Option<Tick> {
+        match self {
+            Breaker::Open { until, .. } => Some(until),
+            Breaker::Closed { .. } | Breaker::Trying { .. } => None,
+        }
+    }
+
+    /// A trial begins.
+    pub fn trial_begins(&mut self) {
+        if let Breaker::Open { pause, .. } = *self {
+            *self = Breaker::Trying { pause };
+        }
+    }
+
+    /// The trial came back.
+    pub fn trial_ended(&mut self, is_good: bool, at: Tick) {
+        let Breaker::Trying { pause } = *self else { return };
+        let pause_after = (pause * 2).min(LONGEST);
+        *self =
+            if is_good { Breaker::Closed { failures: 0 } } else { Breaker::Open { until: at + pause, pause: pause_after } };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ms(millis: u64) -> Tick {
+        Tick::from_millis(millis)
+    }
+
+    fn closed() -> Breaker {
+        let mut breaker = Breaker::new(Tick::ZERO);
+        breaker.trial_begins();
+        breaker.trial_ended(true, Tick::ZERO);
+        assert!(breaker.is_closed());
+        breaker
+    }
+
+    #[test]
+    fn it_opens_after_three_failures_in_a_row_and_not_after_three_in_all() {
+        let mut breaker = closed();
+        for _ in 0..5 {
+            assert!(!breaker.call_ended(false, ms(1)));
+            assert!(!breaker.call_ended(false, ms(1)));
+            assert!(!breaker.call_ended(true, ms(1)));
+        }
+        assert!(!breaker.call_ended(false, ms(2)));
+        assert!(!breaker.call_ended(false, ms(2)));
+        assert!(breaker.call_ended(false, ms(2)), "the third");
+        assert!(!breaker.call_ended(false, ms(3)), "a late one of before changes nothing");
+        assert_eq!(breaker.trial_at(), Some(ms(252)));
+    }
+
+    #[test]
+    fn trials_come_less_and_less_often_until_one_succeeds() {
+        let mut breaker = closed();
+        (0..3).for_each(|_| drop(breaker.call_ended(false, ms(0))));
+        let mut pauses = Vec::new();
+        for _ in 0..7 {
+            let due = breaker.trial_at().unwrap();
+            breaker.trial_begins();
+            assert_eq!(breaker.trial_at(), None, "one at a time");
+            breaker.trial_ended(false, due);
+            pauses.push(breaker.trial_at().unwrap().since(due).as_millis());
+        }
+        assert_eq!(pauses, [250, 500, 1000, 2000, 4000, 4000, 4000]);
+        breaker.trial_begins();
+        breaker.trial_ended(true, ms(60_000));
+        assert!(breaker.is_closed());
+        (0..3).for_each(|_| drop(breaker.call_ended(false, ms(60_000))));
+        assert_eq!(breaker.trial_at(), Some(ms(60_250)), "and begins anew");
+    }
+}

@@ -1,0 +1,397 @@
+//! The one task that speaks with the store.
+
+use std::collections::HashMap;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use futures_util::future::OptionFuture;
+use futures_util::stream::FuturesUnordered;
+use tokio::sync::{mpsc, oneshot};
+
+use super::account::{Drawn, Sent};
+use super::breaker::Breaker;
+use super::line::{Failure, Line};
+use super::numbers::{By, Ended};
+use super::wire::{Answer, Call, COUNT_LIFE};
+use super::{Desk, Inner, Tenant, Word};
+use crate::clock::Clock;
+use crate::units::{TenantId, Tick};
+
+/// How often the tenants in use are looked through.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// A store that nobody asks is asked by us, so that a connection that died is noticed, and
+/// replaced, before a request needs it.
+const SILENCE: Duration = Duration::from_secs(1);
+
+/// How long a tenant is served without the store where what it keeps could not be used.
+const SICK: Duration = Duration::from_secs(1);
+
+/// How long leaving may take.
+const LEAVING: Duration = Duration::from_millis(500);
+
+type Calls = FuturesUnordered<Pin<Box<dyn Future<Output = Over> + Send>>>;
+type Trial = Pin<Box<dyn Future<Output = Result<Line, Failure>> + Send>>;
+
+/// Speaks with the store for all requests: makes the calls that they wait for, gives back what
+/// lies idle, tries a store that failed. Ends by [`Store::leave`](super::Store::leave).
+pub struct Keeper {
+    inner: Arc<Inner>,
+    words: mpsc::Receiver<Word>,
+}
+
+/// A call that is over.
+struct Over {
+    /// Whose; `None`: nobody's, to hear whether the store is there.
+    call: Option<(Arc<Tenant>, Sent)>,
+    result: Result<Answer, Failure>,
+    began: Tick,
+    /// On which connection: one that was given up says nothing about the next.
+    line: u64,
+}
+
+/// What the keeper knows between two steps.
+struct State {
+    breaker: Breaker,
+    line: Option<Line>,
+    /// The number of the connection.
+    lines: u64,
+    /// Whether a trial that failed was told already.
+    told: bool,
+    calls: Calls,
+    trial: Option<Trial>,
+    /// Tenants with a lease, a debt or running requests.
+    in_use: HashMap<TenantId, Arc<Tenant>, ahash::RandomState>,
+    next_look: Tick,
+    last_call: Tick,
+}
+
+impl Keeper {
+    pub(super) fn new(inner: Arc<Inner>, words: mpsc::Receiver<Word>) -> Self {
+        Keeper { inner, words }
+    }
+
+    /// Runs until it is told to leave.
+    pub async fn run(mut self) {
+        let clock = self.inner.clock;
+        let mut state = State::new(clock.now());
+        loop {
+            state.begin_trial(&self.inner);
+            let next = state.next_deadline();
+            tokio::select! {
+                word = self.words.recv() => match word {
+                    Some(Word::Look(tenant)) => state.look(&self.inner, &tenant),
+                    Some(Word::Leave(left)) => return state.leave(&self.inner, left).await,
+                    None => return,
+                },
+                Some(over) = state.calls.next() => state.over(&self.inner, over),
+                Some(result) = OptionFuture::from(state.trial.as_mut()) => state.tried(&self.inner, result),
+                () = clock.sleep_until(Some(next)) => state.look_through(&self.inner),
+            }
+        }
+    }
+}
+
+impl State {
+    fn new(at: Tick) -> Self {
+        State {
+            breaker: Breaker::new(at),
+            line: None,
+            lines: 0,
+            told: false,
+            calls: Calls::default(),
+            trial: None,
+            in_use: HashMap::default(),
+            next_look: at + LOOK,
+            last_call: at,
+        }
+    }
+
+    fn next_deadline(&self) -> Tick {
+        let silence = self.last_call + SILENCE;
+        let look = if self.in_use.is_empty() { silence } else { self.next_look.min(silence) };
+        let quiet = if self.line.is_none() && self.in_use.is_empty() { Tick::from_nanos(u64::MAX) } else { look };
+        self.breaker.trial_at().map_or(quiet, |trial| trial.min(quiet))
+    }
+
+    /// Serves who waits for this tenant, as far as no call is needed, and makes the call that is.
+    fn look(&mut self, inner: &Arc<Inner>, tenant: &Arc<Tenant>) {
+        let at = inner.clock.now();
+        let mut desk = tenant.desk.lock();
+        if desk.calling {
+            return;
+        }
+        let served = self.next_call(inner, tenant, &mut desk, at);
+        if !desk.listed && !desk.account.is_quiet() {
+            desk.listed = true;
+            self.in_use.insert(tenant.id.clone(), Arc::clone(tenant));
+        }
+        drop(desk);
+        served.into_iter().for_each(|tell| tell());
+    }
+
+    /// What must be said to those who wait is said when the desk is free again: a reservation
+    /// that nobody takes gives itself back, at the same desk.
+    fn next_call(
+        &mut self,
+        inner: &Arc<Inner>,
+        tenant: &Arc<Tenant>,
+        desk: &mut Desk,
+        at: Tick,
+    ) -> Vec<Box<dyn FnOnce()>> {
+        let mut said: Vec<Box<dyn FnOnce()>> = Vec::new();
+        let Some(line) = self.line.clone().filter(|_| self.breaker.is_closed() && at >= desk.sick_until) else {
+            // They hear that nobody answers.
+            let unheard = std::mem::take(&mut desk.waiting);
+            said.push(Box::new(move || drop(unheard)));
+            return said;
+        };
+        while let Some(waiter) = desk.waiting.pop_front() {
+            if waiter.tell.is_closed() {
+                continue;
+            }
+            let (model, wanted) = (Arc::clone(&waiter.want.model), waiter.want.wanted);
+            match desk.account.draw(&model, &wanted, at) {
+                Drawn::Held(held) => {
+                    inner.counters.request(By::Lease);
+                    let (inner, tenant) = (Arc::clone(inner), Arc::clone(tenant));
+                    said.push(Box::new(move || {
+                        let _ = waiter.tell.send(Ok(inner.leased(&tenant, &model, &wanted, held, at)));
+                    }));
+                }
+                Drawn::Refused(exhausted) => said.push(Box::new(move || drop(waiter.tell.send(Err(exhausted))))),
+                Drawn::Ask => {
+                    let spent_here = inner.share.standings(&tenant.id, &model, at);
+                    let behind = desk.waiting.iter().filter(|mate| !mate.tell.is_closed()).map(|mate| &mate.want);
+                    let sent = desk.account.call(waiter.want.clone(), behind, &spent_here, at);
+                    // The one who is first hears the answer.
+                    desk.waiting.push_front(waiter);
+                    self.send(inner, line, tenant, desk, sent, at);
+                    break;
+                }
+            }
+        }
+        if !desk.calling
+            && let Some(sent) = desk.account.tidy(false, at)
+            && let Some(line) = self.line.clone()
+        {
+            self.send(inner, line, tenant, desk, sent, at);
+        }
+        said
+    }
+
+    fn send(&mut self, inner: &Inner, line: Line, tenant: &Arc<Tenant>, desk: &mut Desk, sent: Sent, at: Tick) {
+        desk.calling = true;
+        self.last_call = at;
+        self.calls.push(Box::pin(made(inner.clock, inner.settings.timeout, line, self.lines, Some((Arc::clone(tenant), sent)))));
+    }
+
+    /// A call came back, or did not.
+    fn over(&mut self, inner: &Arc<Inner>, Over { call, result, began, line }: Over) {
+        let at = inner.clock.now();
+        let asked = call.as_ref().is_some_and(|(_, sent)| sent.is_asked());
+        inner.counters.call(ended(&result, asked), at.since(began));
+        if line == self.lines {
+            self.weigh(inner, &result, call.is_some(), at);
+        }
+        let Some((tenant, sent)) = call else { return };
+        let mut desk = tenant.desk.lock();
+        desk.calling = false;
+        let mut said = None;
+        match result {
+            Ok(answer) => {
+                if let Some(result) = desk.account.answered(sent, &answer, at)
+                    && let Some(waiter) = desk.waiting.pop_front()
+                {
+                    said = Some((waiter, result));
+                }
+            }
+            Err(failure) => {
+                desk.account.lost(sent, matches!(failure, Failure::Error(_)));
+                if let Failure::Nonsense(what) = &failure {
+                    tracing::warn!(tenant = %tenant.id, what, "the store of the limits keeps something that is not ours");
+                    desk.sick_until = at + SICK;
+                }
+            }
+        }
+        let failed = said.is_none() && asked;
+        let unheard = if failed { std::mem::take(&mut desk.waiting) } else { Default::default() };
+        drop(desk);
+        drop(unheard);
+        if let Some((waiter, result)) = said {
+            let result = result.map(|held| {
+                inner.counters.request(By::Store);
+                inner.leased(&tenant, &waiter.want.model, &waiter.want.wanted, held, at)
+            });
+            let _ = waiter.tell.send(result);
+        }
+        self.look(inner, &tenant);
+    }
+
+    /// What a call that came back, or did not, says about the store.
+    fn weigh(&mut self, inner: &Inner, result: &Result<Answer, Failure>, is_tenants: bool, at: Tick) {
+        let failure = match result {
+            Ok(_) => None,
+            // The store is there; what it keeps for one tenant is not ours.
+            Err(Failure::Nonsense(_)) if is_tenants => None,
+            Err(failure) => Some(failure),
+        };
+        let opens = self.breaker.call_ended(failure.is_none(), at);
+        let is_gone = matches!(failure, Some(Failure::Broken(_)));
+        if is_gone {
+            self.breaker.line_lost(at);
+        }
+        if let Some(why) = failure.filter(|_| opens || is_gone) {
+            tracing::warn!(store = %inner.settings.address, %why, "the store of the limits cannot be asked");
+            (self.line, self.told) = (None, true);
+            self.lines += 1;
+            inner.counters.turn(false);
+        }
+    }
+
+    /// Looks at everybody in use, and asks a store that has been silent.
+    fn look_through(&mut self, inner: &Arc<Inner>) {
+        let at = inner.clock.now();
+        if at >= self.next_look {
+            self.next_look = at + LOOK;
+            for tenant in self.in_use.values().cloned().collect::<Vec<_>>() {
+                self.look(inner, &tenant);
+            }
+            self.in_use.retain(|_, tenant| {
+                let mut desk = tenant.desk.lock();
+                desk.listed = desk.calling || !desk.waiting.is_empty() || !desk.account.is_quiet();
+                desk.listed
+            });
+        }
+        if at.since(self.last_call) >= SILENCE {
+            self.last_call = at;
+            let Some(line) = self.line.clone().filter(|_| self.breaker.is_closed()) else { return };
+            self.calls.push(Box::pin(greeted(inner, line, self.lines)));
+        }
+    }
+
+    fn begin_trial(&mut self, inner: &Arc<Inner>) {
+        if self.breaker.trial_at().is_some_and(|due| due <= inner.clock.now()) {
+            self.breaker.trial_begins();
+            let inner = Arc::clone(inner);
+            self.trial = Some(Box::pin(async move {
+                let line = Line::open(&inner.settings).await?;
+                greeted(&inner, line.clone(), 0).await.result.map(|_| line)
+            }));
+        }
+    }
+
+    fn tried(&mut self, inner: &Inner, result: Result<Line, Failure>) {
+        let at = inner.clock.now();
+        self.trial = None;
+        self.breaker.trial_ended(result.is_ok(), at);
+        match result {
+            Ok(line) => {
+                tracing::info!(store = %inner.settings.address, "the store of the limits answers");
+                (self.line, self.told) = (Some(line), false);
+                self.lines += 1;
+                self.last_call = at;
+                inner.counters.turn(true);
+            }
+            Err(why) if !self.told => {
+                tracing::warn!(store = %inner.settings.address, %why, "the store of the limits does not answer");
+                self.told = true;
+            }
+            Err(why) => {
+                tracing::debug!(store = %inner.settings.address, %why, "the store of the limits does not answer");
+            }
+        }
+    }
+
+    /// Gives everything back, as far as that is possible in short time.
+    async fn leave(mut self, inner: &Arc<Inner>, left: oneshot::Sender<()>) {
+        let clock = inner.clock;
+        let until = clock.now() + LEAVING;
+        inner.counters.turn(false);
+        let mut open: Vec<Arc<Tenant>> = self.in_use.values().cloned().collect();
+        loop {
+            let at = clock.now();
+            let line = self.line.clone().filter(|_| self.breaker.is_closed());
+            for tenant in open.split_off(0) {
+                let mut desk = tenant.desk.lock();
+                let unheard = std::mem::take(&mut desk.waiting);
+                let Some(line) = line.clone() else { continue };
+                if desk.calling {
+                    open.push(Arc::clone(&tenant));
+                } else if let Some(sent) = desk.account.tidy(true, at) {
+                    self.send(inner, line, &tenant, &mut desk, sent, at);
+                    open.push(Arc::clone(&tenant));
+                }
+                drop(desk);
+                drop(unheard);
+            }
+            if self.calls.is_empty() {
+                break;
+            }
+            tokio::select! {
+                Some(over) = self.calls.next() => self.over_while_leaving(inner, over),
+                () = clock.sleep_until(Some(until)) => break,
+            }
+        }
+        let _ = left.send(());
+    }
+
+    fn over_while_leaving(&mut self, inner: &Inner, Over { call, result, .. }: Over) {
+        let at = inner.clock.now();
+        let Some((tenant, sent)) = call else { return };
+        let mut desk = tenant.desk.lock();
+        desk.calling = false;
+        match result {
+            Ok(answer) => drop(desk.account.answered(sent, &answer, at)),
+            // Not once more: what a trial would take belongs to those who wait for us to go.
+            Err(_) => self.line = None,
+        }
+    }
+}
+
+/// Makes one call within its time.
+async fn made(clock: Clock, limit: Duration, line: Line, number: u64, call: Option<(Arc<Tenant>, Sent)>) -> Over {
+    let began = clock.now();
+    let empty = Call::default();
+    let what = call.as_ref().map_or(&empty, |(_, sent)| &sent.call);
+    let result = tokio::select! {
+        biased;
+        result = line.call(what) => result,
+        () = clock.sleep_until(Some(began + limit)) => Err(Failure::Timeout),
+    };
+    Over { call, result, began, line: number }
+}
+
+/// A call that changes no books: shows whether the store would take one that does.
+fn greeted(inner: &Inner, line: Line, number: u64) -> impl Future<Output = Over> + Send + use<> {
+    let call = Call {
+        key: format!("{}:greeting", inner.settings.key_prefix).into(),
+        gateway: Arc::clone(&inner.gateway),
+        key_life: COUNT_LIFE,
+        ..Call::default()
+    };
+    let (clock, limit) = (inner.clock, inner.settings.timeout);
+    async move {
+        let began = clock.now();
+        let result = tokio::select! {
+            biased;
+            result = line.call(&call) => result,
+            () = clock.sleep_until(Some(began + limit)) => Err(Failure::Timeout),
+        };
+        Over { call: None, result, began, line: number }
+    }
+}
+
+fn ended(result: &Result<Answer, Failure>, asked: bool) -> Ended {
+    match result {
+        Ok(_) if !asked => Ended::Told,
+        Ok(Answer { granted: true, .. }) => Ended::Granted,
+        Ok(_) => Ended::Refused,
+        Err(Failure::Timeout) => Ended::Timeout,
+        Err(Failure::Broken(_)) => Ended::Broken,
+        Err(Failure::Error(_)) => Ended::Error,
+        Err(Failure::Nonsense(_)) => Ended::Nonsense,
+    }
+}

@@ -1,0 +1,336 @@
+//! What this gateway has from the store, of one limit: tokens or places that are granted and
+//! not spent yet.
+//!
+//! A request draws from here; only where too little is here the store is asked. How much is
+//! asked for beside the need: what the last [`WINDOW`] used, at most the [`most`] of a lease,
+//! so that a hot limit costs a few calls a second, and little lies idle at one gateway while
+//! another one has none.
+
+use std::time::Duration;
+
+use super::wire::COUNT_LIFE;
+use crate::admit::limit::meter::Meter;
+use crate::admit::limit::settings::Rate;
+use crate::units::Tick;
+
+/// A lease lasts about so long at the pace of its last use.
+const WINDOW: Duration = Duration::from_millis(250);
+
+/// All leases of a limit together are at most this part of its burst, if there are as many
+/// gateways as `replicas` says.
+const PART: u64 = 16;
+
+/// How long an answer's word on what the store has left is believed without a call.
+const MEMORY: Duration = Duration::from_millis(250);
+
+/// The same for requests at the same time, which nobody can foresee.
+const SHORT_MEMORY: Duration = Duration::from_millis(20);
+
+/// A scarce limit is asked for again when it has so much more than is needed: this part of a
+/// minute's flow. Without it each token that drips in would cost a call.
+const LOT: u64 = 3000;
+
+/// Numbers that the store can count.
+const MOST: u64 = Rate::MOST;
+
+/// The most that a gateway takes ahead of its use, of a limit that holds `burst`.
+pub(super) fn most(burst: u64, replicas: u32) -> u64 {
+    burst / (PART * u64::from(replicas.max(1)))
+}
+
+/// What is here of a limit by rate.
+#[derive(Clone, Debug)]
+pub(super) struct Pot {
+    pub rate: Rate,
+    most: u64,
+    lot: u64,
+    /// Granted, and held by no request.
+    left: u64,
+    /// Used beyond what was granted, not yet told to the store.
+    owed: u64,
+    /// Taken by requests since the last call.
+    drawn: u64,
+    /// What was asked for ahead the last time.
+    ahead: u64,
+    told: Option<Told>,
+}
+
+/// What the store has, as far as is known here: it may have more, if others gave back.
+#[derive(Clone, Debug)]
+struct Told {
+    meter: Meter,
+    until: Tick,
+}
+
+impl Pot {
+    pub fn new(rate: Rate, replicas: u32) -> Self {
+        let mut pot = Pot { rate, most: 0, lot: 0, left: 0, owed: 0, drawn: 0, ahead: 0, told: None };
+        pot.change(rate, replicas);
+        pot
+    }
+
+    pub fn change(&mut self, rate: Rate, replicas: u32) {
+        self.most = most(rate.burst(), replicas);
+        self.lot = (rate.per_minute() / LOT / u64::from(replicas.max(1))).min(self.most);
+        (self.rate, self.told) = (rate, None);
+    }
+
+    /// What a request takes of this limit: a guess that it cannot hold takes all of it.
+    pub fn clipped(&self, need: u64) -> u64 {
+        need.min(self.rate.burst())
+    }
+
+    pub fn has(&self, need: u64) -> bool {
+        self.left >= need
+    }
+
+    pub fn draw(&mut self, need: u64) {
+        self.left = self.left.saturating_sub(need);
+        self.used(need);
+    }
+
+    /// A request took this much, granted to it alone.
+    pub fn used(&mut self, need: u64) {
+        self.drawn = self.drawn.saturating_add(need);
+    }
+
+    /// A request ended that held so much. While the store cannot be asked, what is given back
+    /// is not lent again.
+    pub fn settle(&mut self, held: u64, used: u64, lend: bool) {
+        let (back, more) = (held.saturating_sub(used), used.saturating_sub(held));
+        let pays = self.owed.min(back);
+        self.owed -= pays;
+        if lend {
+            self.left = (self.left + (back - pays)).min(MOST);
+        }
+        let paid = self.left.min(more);
+        self.left -= paid;
+        self.owed = self.owed.saturating_add(more - paid).min(MOST);
+    }
+
+    /// Seconds until a request fits that needs so much, as far as is known here; `None`: it
+    /// may fit now, the store has to be asked.
+    pub fn known_wait(&self, need: u64, at: Tick) -> Option<u64> {
+        let Told { meter, .. } = self.told.as_ref().filter(|told| at < told.until)?;
+        let short = need.checked_sub(self.left).filter(|short| *short > 0)?;
+        let enough = short.saturating_add(self.lot).min(self.rate.burst());
+        meter.wait(enough, at).map(|_| meter.wait(short, at).unwrap_or(1))
+    }
+
+    /// Seconds until it fits, by the last answer.
+    pub fn told_wait(&self, need: u64, at: Tick) -> Option<u64> {
+        self.told.as_ref()?.meter.wait(need, at)
+    }
+
+    /// Whole tokens that the store had left, and how long until it is full.
+    pub fn told_level(&self, at: Tick) -> (u64, Duration) {
+        self.told.as_ref().map_or((0, Duration::ZERO), |told| (told.meter.remaining(at), told.meter.until_full(at)))
+    }
+
+    /// How much to ask for beside the need, after so long a time since the last call.
+    pub fn ask_ahead(&mut self, since: Duration) -> u64 {
+        let shortest = Duration::from_millis(10);
+        let paced = u128::from(self.drawn) * WINDOW.as_nanos() / since.max(shortest).as_nanos();
+        let paced = u64::try_from(paced).unwrap_or(u64::MAX);
+        self.drawn = 0;
+        self.ahead = paced.max(self.ahead / 2).min(self.most);
+        self.ahead
+    }
+
+    /// All that is here, to give back, and all that is owed: both travel with a call.
+    pub fn hand_over(&mut self) -> (u64, u64) {
+        (std::mem::take(&mut self.left), std::mem::take(&mut self.owed))
+    }
+
+    /// What lies here too much, and what is owed; nothing where neither is.
+    pub fn tidy(&mut self, is_idle: bool) -> Option<(u64, u64)> {
+        let keep = if is_idle { 0 } else { self.ahead.max(self.most).min(self.left) };
+        let back = self.left - keep;
+        (back > 0 || self.owed > 0).then(|| {
+            self.left = keep;
+            (back, std::mem::take(&mut self.owed))
+        })
+    }
+
+    /// An answer came.
+    pub fn granted(&mut self, ahead: u64, meter: Meter, at: Tick) {
+        self.left = self.left.saturating_add(ahead).min(MOST);
+        self.told = Some(Told { meter, until: at + MEMORY });
+    }
+
+    /// No answer came. What was owed is owed still; what was given back has come home or it has
+    /// not: it is not spent again.
+    pub fn lost(&mut self, back: u64, owed: u64, untouched: bool) {
+        self.owed = self.owed.saturating_add(owed).min(MOST);
+        if untouched {
+            self.settle(back, 0, true);
+        }
+    }
+
+    pub fn left(&self) -> u64 {
+        self.left
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.left == 0 && self.owed == 0
+    }
+}
+
+/// What is here of a limit on requests at the same time.
+#[derive(Clone, Debug)]
+pub(super) struct Seats {
+    pub most: u64,
+    spare: u64,
+    /// That may run here, by the store's last word.
+    granted: u64,
+    stated: Tick,
+    full_until: Tick,
+}
+
+impl Seats {
+    pub fn new(most: u64, replicas: u32, at: Tick) -> Self {
+        let mut seats = Seats { most, spare: 0, granted: 0, stated: at, full_until: at };
+        seats.change(most, replicas);
+        seats
+    }
+
+    pub fn change(&mut self, places: u64, replicas: u32) {
+        let places = places.min(MOST);
+        (self.most, self.spare) = (places, most(places, replicas));
+    }
+
+    pub fn has_room(&self, running: u64) -> bool {
+        self.granted > running
+    }
+
+    /// Known to be taken, here and elsewhere.
+    pub fn is_known_full(&self, at: Tick) -> bool {
+        at < self.full_until
+    }
+
+    /// How many to ask for beside those that are needed now.
+    pub fn ask_ahead(&self) -> u64 {
+        self.spare
+    }
+
+    /// A call says how many run: until its answer nobody sits down.
+    pub fn hand_over(&mut self, running: u64) {
+        self.granted = self.granted.min(running);
+    }
+
+    /// Whether the store should hear how many run: too many places are kept, or its memory of
+    /// those that run would end.
+    pub fn is_untidy(&self, running: u64, is_idle: bool, at: Tick) -> bool {
+        let spare = if is_idle { 0 } else { self.spare };
+        let forgets = (running > 0 || self.granted > 0) && at.since(self.stated) >= COUNT_LIFE / 3;
+        forgets || self.granted > running.saturating_add(spare)
+    }
+
+    /// An answer came. `refused`: there was no place for a request.
+    pub fn granted(&mut self, ours: u64, refused: bool, at: Tick) {
+        (self.granted, self.stated) = (ours, at);
+        self.full_until = if refused { at + SHORT_MEMORY } else { at };
+    }
+
+    /// Nothing is kept here, and nothing known there.
+    pub fn is_empty(&self) -> bool {
+        self.granted == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pot(per_minute: u64) -> Pot {
+        Pot::new(Rate::new(per_minute, None).unwrap(), 3)
+    }
+
+    fn full(pot: &Pot, spent: u64, at: Tick) -> Meter {
+        Meter::told(pot.rate, spent, 0, at)
+    }
+
+    #[test]
+    fn a_lease_is_a_quarter_second_of_use_and_never_more_than_its_part_of_the_burst() {
+        let mut pot = pot(600_000);
+        assert_eq!(pot.ask_ahead(Duration::from_secs(9)), 0, "who used nothing needs nothing ahead");
+        pot.used(4000);
+        assert_eq!(pot.ask_ahead(Duration::from_millis(500)), 2000);
+        assert_eq!(pot.ask_ahead(Duration::from_millis(500)), 1000, "it sinks by halves");
+        pot.used(4000);
+        assert_eq!(pot.ask_ahead(Duration::ZERO), 12_500, "600,000 / 16 / 3");
+        assert_eq!((most(15, 1), most(16, 1), most(Rate::MOST, 3)), (0, 1, Rate::MOST / 48));
+    }
+
+    #[test]
+    fn debt_is_paid_from_what_is_here_before_the_store_hears_of_it() {
+        let mut pot = pot(600_000);
+        pot.granted(100, full(&pot, 0, Tick::ZERO), Tick::ZERO);
+        pot.draw(60);
+        pot.settle(60, 90, true);
+        assert_eq!((pot.left, pot.owed), (10, 0));
+        pot.settle(0, 25, true);
+        assert_eq!((pot.left, pot.owed), (0, 15));
+        pot.settle(40, 20, true);
+        assert_eq!((pot.left, pot.owed), (5, 0));
+        pot.settle(40, 20, false);
+        assert_eq!(pot.left, 5, "nothing is lent again while the store is away");
+        pot.settle(u64::MAX, 0, true);
+        pot.settle(0, u64::MAX, true);
+        assert!(pot.left <= MOST && pot.owed <= MOST);
+    }
+
+    #[test]
+    fn what_a_lost_call_carried_is_neither_spent_again_nor_forgiven() {
+        let mut pot = pot(600_000);
+        pot.granted(100, full(&pot, 0, Tick::ZERO), Tick::ZERO);
+        let (back, owed) = pot.hand_over();
+        pot.settle(0, 30, true);
+        pot.lost(back, owed, false);
+        assert_eq!((pot.left, pot.owed), (0, 30));
+        let (back, owed) = pot.hand_over();
+        pot.lost(back + 50, owed, true);
+        assert_eq!((pot.left, pot.owed), (20, 0), "a call that did nothing carried nothing");
+    }
+
+    #[test]
+    fn what_the_store_has_is_known_for_a_while() {
+        let mut pot = pot(60_000);
+        pot.granted(0, full(&pot, 60_000, Tick::ZERO), Tick::ZERO);
+        assert_eq!(pot.known_wait(1500, Tick::ZERO), Some(2));
+        assert_eq!(pot.known_wait(200, Tick::from_millis(100)), Some(1), "100 have dripped in");
+        assert_eq!(pot.known_wait(90, Tick::from_millis(100)), None);
+        assert_eq!(pot.known_wait(98, Tick::from_millis(100)), Some(1), "it fits, but a lot of 6 is worth waiting for");
+        assert_eq!(pot.known_wait(1500, Tick::from_millis(250)), None, "forgotten");
+        pot.granted(0, full(&pot, 100, Tick::ZERO), Tick::ZERO);
+        assert_eq!(pot.known_wait(60_000, Tick::from_millis(99)), Some(1));
+        assert_eq!(pot.known_wait(60_000, Tick::from_millis(100)), None, "no more can be waited for than the burst");
+    }
+
+    #[test]
+    fn idle_and_superfluous_tokens_go_home() {
+        let mut pot = pot(600_000);
+        pot.granted(12_500, full(&pot, 0, Tick::ZERO), Tick::ZERO);
+        assert_eq!(pot.tidy(false), None);
+        pot.settle(4000, 0, true);
+        assert_eq!(pot.tidy(false), Some((4000, 0)));
+        assert_eq!(pot.tidy(true), Some((12_500, 0)));
+        assert!(pot.is_empty());
+        pot.settle(0, 7, true);
+        assert_eq!(pot.tidy(false), Some((0, 7)));
+    }
+
+    #[test]
+    fn places_are_kept_ahead_only_where_there_are_many() {
+        let (few, many) = (Seats::new(4, 3, Tick::ZERO), Seats::new(960, 3, Tick::ZERO));
+        assert_eq!((few.ask_ahead(), many.ask_ahead()), (0, 20));
+        let mut seats = few;
+        seats.granted(2, false, Tick::ZERO);
+        assert!(seats.has_room(1) && !seats.has_room(2));
+        assert!(seats.is_untidy(1, false, Tick::ZERO), "one is free and others may want it");
+        assert!(!seats.is_untidy(2, false, Tick::from_millis(4999)));
+        assert!(seats.is_untidy(2, false, Tick::from_millis(5000)), "said again long before it is forgotten");
+        seats.granted(2, true, Tick::from_millis(5000));
+        assert!(seats.is_known_full(Tick::from_millis(5019)) && !seats.is_known_full(Tick::from_millis(5020)));
+    }
+}

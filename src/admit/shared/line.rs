@@ -1,0 +1,92 @@
+//! The connection to the store: one call of the script, within its time.
+
+use std::time::Duration;
+
+use redis::aio::MultiplexedConnection;
+use redis::{AsyncConnectionConfig, Client, ErrorKind, FromRedisValue, RedisError, RedisResult, Script, ServerErrorKind};
+
+use super::settings::Redis;
+use super::wire::{Answer, Call, SCRIPT};
+
+/// The longest that a new connection may take, TLS and password included. Nobody waits for it.
+const CONNECTING: Duration = Duration::from_secs(1);
+
+/// A connection. Cheap to clone: all clones share it, and calls do not wait for each other.
+#[derive(Clone)]
+pub struct Line {
+    connection: MultiplexedConnection,
+    script: String,
+}
+
+/// Why there is no answer. Never holds the address or a password.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Failure {
+    /// Not in time. It may have been done, or will be.
+    #[error("no answer in time")]
+    Timeout,
+    /// No connection, or it broke. It may have been done.
+    #[error("the connection failed: {0}")]
+    Broken(String),
+    /// The server says that it did nothing.
+    #[error("the server answered with an error: {0}")]
+    Error(String),
+    /// What the server keeps for this tenant is not ours, or its answer is none.
+    #[error("the server answered with nonsense: {0}")]
+    Nonsense(String),
+}
+
+impl Line {
+    /// Connects, and brings the script along. Within the time that a connection may take.
+    ///
+    /// # Errors
+    /// [`Failure`].
+    pub async fn open(settings: &Redis) -> Result<Self, Failure> {
+        let client = Client::open(settings.address.info().clone()).map_err(failure)?;
+        // Our own clock limits the calls.
+        let config =
+            AsyncConnectionConfig::new().set_connection_timeout(Some(CONNECTING)).set_response_timeout(None);
+        let connection = client.get_multiplexed_async_connection_with_config(&config).await.map_err(failure)?;
+        Ok(Line { connection, script: Script::new(SCRIPT).get_hash().to_owned() })
+    }
+
+    /// Has the script keep this tenant's books.
+    ///
+    /// # Errors
+    /// [`Failure`].
+    pub async fn call(&self, call: &Call) -> Result<Answer, Failure> {
+        let mut answered = self.run("EVALSHA", &self.script, call).await;
+        if answered.as_ref().is_err_and(|error| error.kind() == ErrorKind::Server(ServerErrorKind::NoScript)) {
+            answered = self.run("EVAL", SCRIPT, call).await;
+        }
+        let value = answered.map_err(failure)?;
+        let numbers = Vec::<i64>::from_redis_value(value).map_err(|_| Failure::Nonsense("no numbers".to_owned()))?;
+        call.read(&numbers).ok_or_else(|| Failure::Nonsense("numbers that cannot be".to_owned()))
+    }
+
+    async fn run(&self, command: &str, script: &str, call: &Call) -> RedisResult<redis::Value> {
+        let mut all = redis::cmd(command);
+        all.arg(script).arg(1).arg(&*call.key).arg(call.arguments());
+        all.query_async(&mut self.connection.clone()).await
+    }
+}
+
+fn failure(error: RedisError) -> Failure {
+    match error.kind() {
+        ErrorKind::Io if error.is_timeout() => Failure::Timeout,
+        ErrorKind::Server(_) | ErrorKind::Extension => match error.code() {
+            // Not the server is at fault: this tenant's key is.
+            Some(code @ ("GOODPUT" | "WRONGTYPE")) => {
+                Failure::Nonsense(format!("{code} {}", error.detail().unwrap_or_default()))
+            }
+            // So older servers wrap what a command inside a script answers.
+            _ if error.detail().is_some_and(|detail| detail.contains("WRONGTYPE")) => {
+                Failure::Nonsense("WRONGTYPE".to_owned())
+            }
+            code => Failure::Error(code.unwrap_or("ERR").to_owned()),
+        },
+        ErrorKind::AuthenticationFailed => Failure::Error("no entry with this user and password".to_owned()),
+        _ if error.is_unrecoverable_error() || error.is_io_error() => Failure::Broken(error.category().to_owned()),
+        ErrorKind::Parse => Failure::Broken("what it speaks is not RESP".to_owned()),
+        _ => Failure::Broken(error.category().to_owned()),
+    }
+}

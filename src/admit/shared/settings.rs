@@ -1,0 +1,127 @@
+//! What the settings say about the store of shared limits: complete values, no defaults left
+//! open.
+
+use std::fmt;
+use std::time::Duration;
+
+use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo};
+
+/// A store in Redis or Valkey.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Redis {
+    /// Where it is, and how to get in.
+    pub address: Address,
+    /// What a request meets while it cannot be asked.
+    pub on_failure: OnFailure,
+    /// The longest that a request waits for it, and that a call may take.
+    pub timeout: Duration,
+    /// The first part of every key: gateways with the same one share their limits.
+    pub key_prefix: String,
+}
+
+impl Redis {
+    /// How long a call may take, where nothing else is said.
+    pub const TIMEOUT: Duration = Duration::from_millis(50);
+    /// The first part of every key, where nothing else is said.
+    pub const KEY_PREFIX: &'static str = "goodput";
+
+    /// A store at this address; all the rest as where nothing is said.
+    #[must_use]
+    pub fn at(address: Address) -> Self {
+        Redis { address, on_failure: OnFailure::Open, timeout: Self::TIMEOUT, key_prefix: Self::KEY_PREFIX.into() }
+    }
+}
+
+/// What a request meets while the store cannot be asked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnFailure {
+    /// This gateway's share of the limit: the limit divided by `replicas`.
+    #[default]
+    Open,
+    /// A refusal.
+    Closed,
+}
+
+/// An address that was read from a URL. Shows itself without its password.
+#[derive(Clone)]
+pub struct Address {
+    info: ConnectionInfo,
+    url: secrecy::SecretString,
+}
+
+impl Address {
+    /// Reads `redis://`, `rediss://` (TLS), `valkey://` and `valkeys://` with host, port, user,
+    /// password and number of the database; `unix://` with a path.
+    ///
+    /// # Errors
+    /// [`BadAddress`], which never repeats the text: it may hold a password.
+    pub fn read(url: &str) -> Result<Self, BadAddress> {
+        let info = url.into_connection_info().map_err(|_| BadAddress::NoUrl)?;
+        if let ConnectionAddr::TcpTls { insecure: true, .. } = info.addr() {
+            return Err(BadAddress::Insecure);
+        }
+        Ok(Address { info, url: url.into() })
+    }
+
+    pub(super) fn info(&self) -> &ConnectionInfo {
+        &self.info
+    }
+}
+
+/// Host and port alone.
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.info.addr().fmt(f)
+    }
+}
+
+impl fmt::Debug for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Address({self})")
+    }
+}
+
+impl PartialEq for Address {
+    fn eq(&self, other: &Self) -> bool {
+        use secrecy::ExposeSecret;
+        self.url.expose_secret() == other.url.expose_secret()
+    }
+}
+
+impl Eq for Address {}
+
+/// A text that is no address of a store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BadAddress {
+    /// Not a URL of any kind that is known.
+    #[error("no URL of a store; write redis://HOST:PORT or, with TLS, rediss://HOST:PORT")]
+    NoUrl,
+    /// `rediss://…/#insecure`.
+    #[error("asks for TLS without a look at the certificate; take `#insecure` away")]
+    Insecure,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_shows_neither_user_nor_password() {
+        let address = Address::read("redis://gateway:s3cret@store:6380/2").unwrap();
+        assert_eq!(format!("{address} {address:?}"), "store:6380 Address(store:6380)");
+        assert!(!format!("{:?}", Redis::at(address)).contains("s3cret"));
+        assert!(Address::read("rediss://store").is_ok(), "TLS is built in");
+        assert!(Address::read("valkey://[::1]:6379").is_ok());
+        assert!(Address::read("unix:///run/valkey.sock?db=1").is_ok());
+    }
+
+    #[test]
+    fn what_is_no_address_is_told_without_the_text() {
+        for text in ["", "store:6379", "http://store", "redis://", "redis://:s3cret@store/one", "redis://s3cret@:0x"] {
+            let Err(error) = Address::read(text) else { panic!("{text} was taken") };
+            assert_eq!(error, BadAddress::NoUrl);
+            assert!(!error.to_string().contains("s3cret"));
+        }
+        assert_eq!(Address::read("rediss://store/#insecure"), Err(BadAddress::NoUrl));
+    }
+}

@@ -1,0 +1,105 @@
+//! How a run went: every request judged as the gateway judges it, counted by flow and tenant.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::mix::Mix;
+use crate::judge::{Missed, Outcome};
+use crate::units::{TenantId, Tokens};
+
+/// The requests of one flow, or of one tenant in it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Score {
+    /// They kept their promise.
+    pub met: u64,
+    /// They did not, by reason.
+    pub missed: BTreeMap<&'static str, u64>,
+    /// They are not judged.
+    pub excluded: u64,
+    /// Output tokens of those that were met.
+    pub tokens: u64,
+}
+
+impl Score {
+    pub(super) fn note(&mut self, outcome: Outcome, tokens: Tokens) {
+        match outcome {
+            Outcome::Met => {
+                self.met += 1;
+                self.tokens += tokens.0;
+            }
+            Outcome::Missed(reason) => *self.missed.entry(Missed::as_str(reason)).or_default() += 1,
+            Outcome::Excluded(_) => self.excluded += 1,
+        }
+    }
+
+    /// Requests that were judged.
+    #[must_use]
+    pub fn judged(&self) -> u64 {
+        self.met + self.missed.values().sum::<u64>()
+    }
+
+    /// The share of the judged requests that kept their promise; 1 where none was judged.
+    #[must_use]
+    pub fn attainment(&self) -> f64 {
+        if self.judged() == 0 { 1.0 } else { self.met as f64 / self.judged() as f64 }
+    }
+}
+
+/// What came of a run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Report {
+    /// Names of the flows, in the order of the mix.
+    pub flows: Vec<String>,
+    /// Scores by flow and tenant.
+    pub tenants: BTreeMap<(usize, TenantId), Score>,
+    /// The time over which arrivals are counted.
+    pub measured: Duration,
+    /// Answers that were complete within that time, whenever they were asked for.
+    pub finished: u64,
+    /// The share of that time in which an engine worked, over all engines.
+    pub busy: f64,
+}
+
+impl Report {
+    pub(super) fn new(mix: &Mix, measured: Duration) -> Report {
+        let flows = mix.flows.iter().map(|flow| flow.flow.clone()).collect();
+        Report { flows, tenants: BTreeMap::new(), measured, finished: 0, busy: 0.0 }
+    }
+
+    /// The score of a flow over its tenants.
+    #[must_use]
+    pub fn flow(&self, name: &str) -> Score {
+        self.sum(|flow, _| self.flows[flow] == name)
+    }
+
+    /// The score of a tenant in a flow.
+    #[must_use]
+    pub fn tenant(&self, flow: &str, tenant: &str) -> Score {
+        self.sum(|number, who| self.flows[number] == flow && who.as_str() == tenant)
+    }
+
+    /// Requests per second that kept their promise, over all flows.
+    #[must_use]
+    pub fn goodput(&self) -> f64 {
+        self.per_second(&self.sum(|_, _| true))
+    }
+
+    /// Requests per second that kept their promise.
+    #[must_use]
+    pub fn per_second(&self, score: &Score) -> f64 {
+        score.met as f64 / self.measured.as_secs_f64()
+    }
+
+    fn sum(&self, counts: impl Fn(usize, &TenantId) -> bool) -> Score {
+        let mut sum = Score::default();
+        for ((flow, tenant), score) in &self.tenants {
+            if counts(*flow, tenant) {
+                sum.met += score.met;
+                sum.excluded += score.excluded;
+                sum.tokens += score.tokens;
+                score.missed.iter().for_each(|(reason, count)| *sum.missed.entry(reason).or_default() += count);
+            }
+        }
+        sum
+    }
+}
