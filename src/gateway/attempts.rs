@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use http::header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
 use http::uri::PathAndQuery;
-use http::{HeaderMap, Method, Request, Response, Uri};
+use http::{HeaderMap, Response};
 
 use super::admission::Held;
 use super::promise::{BoundPool, Promise};
 use crate::admit::queue;
 use crate::clock::Clock;
 use crate::forward::headers::{self, EngineHeaders, Sent};
-use crate::forward::lines::{Answered, Frames, Lines};
+use crate::forward::lines::{Answered, Lines, Outgoing};
 use crate::forward::{Call, Deadlines, Due, Mute, OpenFailed, Opening, Parts, Relay, WhyNot, limit_refusal, open};
 use crate::inspect::{Facts, Ratios};
 use crate::judge::{Objective, Objectives, Pulse};
@@ -483,38 +483,24 @@ impl Attempt<'_> {
 
     fn call(&self, edits: &Edits) -> Call {
         let ask = self.ask;
-        let body: Frames = rewrite::apply(ask.frames, &edits.splices).into_iter().collect();
         let inspected = ask.dialect().generates() || ask.promise.judges(ask.endpoint);
-        let sent = Sent { length: body.left(), inspected, decoded: ask.was_coded };
-        let mut request = Request::new(body);
-        *request.method_mut() = Method::POST;
-        *request.uri_mut() = self.uri();
-        *request.headers_mut() = headers::for_engine(ask.headers, &self.engine_headers(), sent, &ask.upstream_id);
+        let sent = Sent { inspected, decoded: ask.was_coded };
+        let engine = EngineHeaders {
+            fixed: &self.bound.fixed_headers,
+            forward_authorization: self.bound.settings.forward_authorization,
+            host: self.host.as_ref(),
+        };
+        let fields = headers::for_engine(ask.headers, &engine, sent, &ask.upstream_id);
+        let body = rewrite::apply(ask.frames, &edits.splices);
         Call {
             lines: Arc::clone(self.yard.lines),
             pool: Arc::clone(&self.bound.settings),
             engine: self.place.engine.clone(),
             address: Arc::clone(self.address),
-            request,
+            // The engine's path prefix stands before the client's own path and query.
+            request: Outgoing::post(&self.address.base, ask.target.as_str(), fields, body),
             fresh: self.fresh,
         }
-    }
-
-    fn engine_headers(&self) -> EngineHeaders<'_> {
-        EngineHeaders {
-            fixed: &self.bound.fixed_headers,
-            forward_authorization: self.bound.settings.forward_authorization,
-            host: self.host.clone(),
-        }
-    }
-
-    /// The engine's path prefix before the client's own path and query.
-    fn uri(&self) -> Uri {
-        if self.address.base.is_empty() {
-            return self.ask.target.clone().into();
-        }
-        let text = [&*self.address.base, self.ask.target.as_str()].concat();
-        text.parse().expect("a path that the server has parsed, behind a prefix that the settings have checked")
     }
 
     async fn await_head(&self, mut opening: Opening, mut deadlines: Deadlines) -> Head {
