@@ -32,7 +32,7 @@ fn patient(clock: Clock) -> Ask {
 }
 
 fn settings(max_waiting: usize) -> Settings {
-    Settings { max_waiting, quantum: Tokens(100), shares: Shares::default() }
+    Settings { max_waiting, quantum: Tokens(100), ..Settings::default() }
 }
 
 fn desk(clock: Clock, seats: usize, max_waiting: usize) -> Arc<Desk> {
