@@ -192,6 +192,7 @@ impl Wish<'_> {
             arrival: self.arrival,
             aim: self.aim(predicted.unwrap_or(Prediction { ttft: Duration::ZERO, tpot: Duration::ZERO })),
             tokens: self.work(),
+            prompt: self.prompt,
             leave_by: own_limits.min(self.complete + class.queue.max_wait),
             when_hopeless: class.queue.when_hopeless,
             standing,
