@@ -224,7 +224,12 @@ impl Desk {
 
     /// The queue behaves so from now on.
     pub fn set_settings(&self, settings: Settings) {
-        self.locked(|inner| inner.scheduler.set_settings(settings));
+        let at = self.clock.now();
+        self.locked(|inner| {
+            inner.scheduler.set_settings(settings);
+            let moves = inner.scheduler.expire(at);
+            inner.deliver(moves);
+        });
     }
 
     /// How long a request of this rank would wait. None where nobody can know.

@@ -293,7 +293,8 @@ impl Scheduler {
         moves
     }
 
-    /// Other settings from now on. Whoever waits stays, even if more wait than may.
+    /// Other settings from now on. Whoever waits stays, even if more wait than may; who may go
+    /// by them goes at the next [`Scheduler::expire`].
     pub fn set_settings(&mut self, settings: Settings) {
         if settings.quantum != self.settings.quantum {
             self.rows.iter_mut().for_each(|row| row.set_quantum(settings.quantum.0));
