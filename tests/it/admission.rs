@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use futures_util::future::join_all;
 use goodput::lab::script::{Script, ScriptedEngine, fixtures::*};
+use proptest::prelude::*;
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
@@ -685,4 +686,119 @@ async fn c73_one_tenants_burst_does_not_hold_all_places_of_a_rank() {
     assert_eq!((pushed.len(), pushed[0].status.as_u16()), (1, 503));
     house.lines(12).await;
     ended(house).await;
+}
+
+// --- laws, over random histories ---
+
+/// What an engine does with a request.
+fn scripts() -> Vec<Script> {
+    let tokens = |count: u64| (1..=count).fold(Script::stream().say(r()), |script, n| script.at(15 * n).say(t("a")));
+    vec![
+        tokens(5).say(f("stop")).say(u(10, 5)).say(d()).end(),
+        tokens(20).say(f("length")).say(u(10, 40)).say(d()).end(),
+        tokens(2).reset(),
+        tokens(3).silence(),
+        Script::new().silence(),
+        Script::new().at(30).reset(),
+        Script::json(500, "{}"),
+        Script::answer(429, &[("retry-after", "1")], "{}"),
+        Script::json(400, "{}"),
+        tokens(0).at(20).say(error("no", 503)).say(d()).end(),
+    ]
+}
+
+#[derive(Clone, Debug)]
+struct Guest {
+    comes: u64,
+    of_acme: bool,
+    cap: Option<u64>,
+    /// Reads to the end, or leaves so long after it asked.
+    patience: Option<u64>,
+}
+
+fn any_guest() -> impl Strategy<Value = Guest> {
+    let cap = prop::option::of(prop_oneof![1..300_u64, Just(100_000)]);
+    (0..1500_u64, any::<bool>(), cap, prop::option::of(0..900_u64)).prop_map(|(comes, of_acme, cap, patience)| Guest {
+        comes,
+        of_acme,
+        cap,
+        patience,
+    })
+}
+
+async fn visit(house: Arc<House>, guest: Guest) {
+    house.sleep(ms(guest.comes)).await;
+    let mut body = capped(guest.cap.unwrap_or(1), true);
+    body["stream_options"] = json!({"include_usage": true});
+    if guest.cap.is_none() {
+        body.as_object_mut().expect("an object").remove("max_tokens");
+    }
+    let asked = async { house.send(by(if guest.of_acme { "sk-acme" } else { "sk-globex" }, body)).await.whole().await };
+    match guest.patience {
+        None => drop(asked.await),
+        Some(patience) => tokio::select! {
+            biased;
+            _ = asked => {}
+            () = house.sleep(ms(patience)) => {}
+        },
+    }
+}
+
+/// What a request of `acme` was charged, at least and at most, as its access line tells it.
+fn charged(line: &Line) -> (u64, u64) {
+    match line.tokens() {
+        (Some(input), output) => (input + output.unwrap_or_default(), input + output.unwrap_or_default()),
+        // It left while an engine read its prompt: ten tokens, or eleven where what was learned
+        // of bytes per token lies a hair below the truth.
+        _ if line.number("status") == Some(499.0) && line.number("attempts") > Some(0.0) => (10, 11),
+        _ => (0, 0),
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]
+
+    /// Whoever comes and however they end: no seat, place or reservation is left, each request
+    /// ends once, and what is gone from the balance is what the access lines tell.
+    #[test]
+    fn nothing_leaks_and_every_token_is_accounted_for(
+        guests in prop::collection::vec(any_guest(), 1..40),
+        plays in prop::collection::vec(0..10_usize, 1..12),
+        seats in 1..4_usize,
+        demotes in any::<bool>(),
+        when_hopeless in prop::sample::select(vec!["demote", "shed", "serve"]),
+    ) {
+        const MOST: u64 = 9000;
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+        runtime.block_on(async {
+            let over = if demotes { "demote" } else { "reject" };
+            let limits = format!("tokens_per_minute: 1, tokens_burst: {MOST}, concurrent_requests: 6");
+            let yaml = tenants(&format!("limits: {{{limits}}}, when_over_limit: {over}"))
+                .class("timeouts: {first_token: 700ms, idle: 300ms, total: 3s}")
+                .class(&format!("queue: {{max_wait: 400ms, when_hopeless: {when_hopeless}}}"))
+                .engines_of_first(&["e1", "e2"])
+                .with(&format!("max_concurrency_per_engine: {seats}"))
+                .with("queue: {max_waiting: 5}")
+                .pool("b", &["e3"])
+                .with("max_concurrency_per_engine: 1");
+            let house = House::new(&yaml);
+            let all = Arc::new(scripts());
+            let plays = Arc::new(plays);
+            for host in ["e1", "e2", "e3"] {
+                let (all, plays) = (Arc::clone(&all), Arc::clone(&plays));
+                let engine = ScriptedEngine::new(house.clock, move |request| {
+                    all[plays[request.number % plays.len()]].clone()
+                });
+                house.network.engine(host, &engine);
+            }
+            let (house, count) = (Arc::new(house), guests.len());
+            join_all(guests.into_iter().map(|guest| visit(Arc::clone(&house), guest))).await;
+            let lines = house.lines(count).await;
+            let of_acme = lines.iter().filter(|line| line.text("tenant") == "acme" && line.verdict() != "excluded(rate_limited)");
+            let (least, most) = of_acme.map(charged).fold((0, 0), |(a, b), (least, most)| (a + least, b + most));
+            let spent = MOST - left(&house, "tokens_per_minute");
+            assert!((least..=most).contains(&spent), "{spent} is gone, {least} to {most} were used");
+            ended(house).await;
+        });
+    }
 }
