@@ -6,7 +6,7 @@ use futures_util::future::join_all;
 use proptest::prelude::*;
 
 use super::*;
-use crate::admit::queue::{Aim, Shares, Standing, WhenHopeless, Why};
+use crate::admit::queue::{Aim, Standing, WhenHopeless, Why};
 use crate::units::TenantId;
 
 fn ms(length: u64) -> Duration {

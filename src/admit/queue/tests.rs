@@ -160,7 +160,7 @@ fn over_the_limit_means_behind_everybody() {
 #[test]
 fn a_full_queue_refuses_the_lowest_rank_first_but_not_inside_its_share() {
     let settings =
-        Settings { max_waiting: 4, quantum: Tokens(100), shares: Shares::new([250, 150, 150, 150, 250]).unwrap() };
+        Settings { max_waiting: 4, shares: Shares::new([250, 150, 150, 150, 250]).unwrap(), ..Settings::default() };
     let mut queue = Scheduler::new(settings);
     let _ = queue.set_seats(1, ms(0));
     let (holder, _) = queue.offer(&ask("holder", Priority::Normal, 0), ms(0));
