@@ -358,12 +358,36 @@ impl Scheduler {
         self.time_through(rank as usize, at.max(self.now))
     }
 
+    /// The same for a request that has not asked yet, by its standing too.
+    #[must_use]
+    pub fn expected_wait_for(&self, ask: &Ask, at: Tick) -> Option<Duration> {
+        if self.free_seats() > 0 {
+            return Some(Duration::ZERO);
+        }
+        self.time_through(row_of(ask), at.max(self.now))
+    }
+
+    /// How long a request that waits will wait from now on, at the most: as if all others of
+    /// its rank went before it.
+    #[must_use]
+    pub fn expected_wait_of(&self, ticket: Ticket, at: Tick) -> Option<Duration> {
+        let row = self.waiting.get(&ticket)?.row;
+        if self.seats == 0 {
+            return None;
+        }
+        self.drain.time_for(self.before(row), at.max(self.now))
+    }
+
+    /// Requests that wait in a row and before it.
+    fn before(&self, row: usize) -> usize {
+        self.rows[..=row].iter().map(Row::len).sum()
+    }
+
     fn time_through(&self, row: usize, at: Tick) -> Option<Duration> {
         if self.seats == 0 {
             return None;
         }
-        let before: usize = self.rows[..=row].iter().map(Row::len).sum();
-        self.drain.time_for(before + 1, at)
+        self.drain.time_for(self.before(row) + 1, at)
     }
 
     /// What every operation does first: time passes.
@@ -529,7 +553,14 @@ impl Scheduler {
     /// ago, else the highest.
     fn next_row(&self) -> Option<usize> {
         let due = (0..RANKS).filter(|row| self.is_due(*row)).min_by_key(|row| self.rows[*row].last_turn);
-        due.or_else(|| (0..self.rows.len()).find(|row| self.rows[*row].len() > 0 && !self.is_held_back(*row)))
+        due.or_else(|| self.highest_of(0..RANKS)).or_else(|| {
+            let nobody_within = self.rows[..RANKS].iter().all(|row| row.len() == 0);
+            self.highest_of(RANKS..2 * RANKS).filter(|_| nobody_within)
+        })
+    }
+
+    fn highest_of(&self, mut rows: std::ops::Range<usize>) -> Option<usize> {
+        rows.find(|row| self.rows[*row].len() > 0 && !self.is_held_back(*row))
     }
 
     /// Whether a row's next request leaves what is being read to others.

@@ -238,7 +238,11 @@ impl Desk {
         };
         let threshold = |objective: Option<crate::judge::Objective>| objective.map(|objective| objective.threshold);
         let aims = match streams {
-            true => Aims { ttft: threshold(objectives.ttft), tpot: threshold(objectives.tpot), e2e: threshold(objectives.e2e) },
+            true => Aims {
+                ttft: threshold(objectives.ttft),
+                tpot: threshold(objectives.tpot),
+                e2e: threshold(objectives.e2e),
+            },
             false => Aims { ttft: None, tpot: None, e2e: whole },
         };
         let queue = self.settings.queue_of(class);

@@ -293,7 +293,9 @@ impl Slow {
             let due = (0..5).filter(|row| self.first(*row).is_some_and(|e| self.credit[*row] >= e.cost() * 1000));
             let row = due.min_by_key(|row| self.last_turn[*row]);
             let free = |row: &usize| self.first(*row).is_some_and(|next| !self.is_held_back(next));
-            let Some(row) = row.or_else(|| (0..10).find(free)) else { return };
+            let within = (0..5).any(|row| self.first(row).is_some());
+            let row = row.or_else(|| (0..5).find(free)).or_else(|| (5..10).find(free).filter(|_| !within));
+            let Some(row) = row else { return };
             let next = self.first(row).unwrap();
             if !self.has_room_for(&next.ask) {
                 return;
