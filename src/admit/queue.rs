@@ -306,7 +306,8 @@ impl Scheduler {
         moves
     }
 
-    /// Other settings from now on. Whoever waits stays, even if more wait than may.
+    /// Other settings from now on. Whoever waits stays, even if more wait than may; whoever may
+    /// go now that could not before goes at the next event, [`Scheduler::expire`] for one.
     pub fn set_settings(&mut self, settings: Settings) {
         if settings.quantum != self.settings.quantum {
             self.rows.iter_mut().for_each(|row| row.set_quantum(settings.quantum.0));

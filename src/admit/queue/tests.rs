@@ -475,7 +475,7 @@ proptest! {
                 Step::Readers(readers) => queue.set_readers(readers, ms(now)),
                 Step::Settings(other) => {
                     queue.set_settings(other);
-                    Moves::default()
+                    queue.expire(ms(now))
                 }
             };
             book(&mut states, &moves);
