@@ -28,10 +28,10 @@ use super::engine::{Engine, Report};
 use super::health::{Change, Checked};
 use super::latency::{Aims, Latency, Lesson, Prediction, Situation};
 use super::retry::{Attempts, Effect, Happened, Injection, Next};
-use super::seats::Evidence;
+use super::seats::{Evidence, Promised};
 use super::settings::{EngineAddress, Pool};
 use super::view::PoolView;
-use super::yard::{Promised, Shared, Yard};
+use super::yard::{Shared, Yard};
 use crate::units::{Endpoint, EngineId, PoolId, Tick, Tokens};
 
 /// All pools.
@@ -406,8 +406,8 @@ impl Work {
         inner.end(self.place, self.left, self.tries);
         if inner.finds_seats() {
             let promised = inner.promised;
-            let aims = Aims { tpot: promised.tpot, ..self.aims };
-            let strain = aims.strain(lesson, self.latency.lock().alone(self.situation.prompt));
+            let reading = self.latency.lock().reading(self.situation.prompt);
+            let strain = promised.strain(lesson, self.aims.ttft, reading);
             let evidence = Evidence { dispatched: self.dispatched, batch, strain, promised: promised.attainment };
             inner.note(self.place, evidence, at);
         }

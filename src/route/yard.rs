@@ -16,7 +16,7 @@ use super::fleet::{REMEMBERED, Size, Want};
 use super::health::{Change, Checked};
 use super::latency::{Aims, Prediction};
 use super::retry::{Effect, Rest};
-use super::seats::Evidence;
+use super::seats::{Evidence, Promised};
 use super::settings::{Balance, Concurrency, EngineAddress, Engines, Pool};
 use super::tournament::{Key, Rank, Tournament};
 use super::view::{EngineState, EngineView, PoolView};
@@ -53,23 +53,6 @@ pub(super) struct Inner {
     /// large steps, so that keys made at different times can be compared.
     average: f64,
     typical: f64,
-}
-
-/// What the classes that a pool serves are promised, for finding out its seats.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Promised {
-    /// The shortest threshold of time per output token; a batch is as slow for one request as for
-    /// another.
-    pub tpot: Option<Duration>,
-    /// The largest share of answers that must keep it or the time to the first token.
-    pub attainment: f64,
-}
-
-impl Default for Promised {
-    /// Nothing of time per token; 95 % of answers must keep their own.
-    fn default() -> Self {
-        Promised { tpot: None, attainment: 0.95 }
-    }
 }
 
 /// Engines whose chances are compared.

@@ -9,6 +9,7 @@ mod leaving;
 mod made;
 mod operations;
 mod retries;
+mod seats;
 mod support;
 mod wire;
 mod wire_gateway;
