@@ -85,9 +85,10 @@ fn report(rule: &str, strays: Vec<String>) {
 // ---- layers ---------------------------------------------------------------------------------
 
 /// Rooms that are told apart inside a folder, with the names of their modules.
-const ROOMS_IN_FOLDERS: [(&str, &str); 8] = [
+const ROOMS_IN_FOLDERS: [(&str, &str); 9] = [
     ("accept", "settings"),
     ("admit", "desk"),
+    ("admit", "levels"),
     ("admit", "limit"),
     ("admit", "queue"),
     ("forward", "settings"),
@@ -105,7 +106,7 @@ fn layer(room: &str) -> Option<u8> {
     Some(match room {
         "units" | "clock" | "json" => 0,
         "identify" | "inspect" | "classify" | "route" | "observe" | "rewrite" | "judge" | "refuse" => 1,
-        "admit::limit" | "admit::queue" | "record::burn" => 1,
+        "admit::levels" | "admit::limit" | "admit::queue" | "record::burn" => 1,
         "accept::settings" | "forward::settings" | "record::settings" => 1,
         "config" | "dial" => 2,
         "accept" | "admit" | "admit::desk" | "route::probe" | "forward" | "record" => 3,
@@ -377,7 +378,7 @@ fn words(text: &str) -> impl Iterator<Item = (usize, &str)> {
 fn metric_names() -> BTreeSet<String> {
     let golden = read(&root().join("src/record/golden.prom"));
     let recorder = Recorder::new(Clock::start(), None);
-    let report = EngineReport { up: true, waiting: Some(0.0), running: Some(0.0), kv_usage: Some(0.0) };
+    let report = EngineReport { up: true, ..EngineReport::default() };
     recorder.engine(&PoolId::from("pool"), &EngineId::from("engine:8000"), report);
     [golden, recorder.page(Format::Text)]
         .iter()

@@ -6,6 +6,7 @@ use std::time::Duration;
 use http::Response;
 use http::header::{CONTENT_LENGTH, HeaderMap, HeaderValue};
 
+use super::admission::Held;
 use super::attempts::{Place, Spoken};
 use super::house::Gateway;
 use super::reply;
@@ -41,20 +42,21 @@ pub struct Asked {
 pub struct Opened {
     gateway: Gateway,
     asked: Asked,
+    held: Held,
     spoken: Box<Spoken>,
 }
 
 impl Opened {
     /// An answer to what was asked.
     #[must_use]
-    pub fn new(gateway: Gateway, asked: Asked, spoken: Box<Spoken>) -> Self {
-        Opened { gateway, asked, spoken }
+    pub fn new(gateway: Gateway, asked: Asked, held: Held, spoken: Box<Spoken>) -> Self {
+        Opened { gateway, asked, held, spoken }
     }
 
     /// The response for the client. The visit ends where the answer's body does.
     #[must_use]
     pub fn relay(self, mut visit: Visit) -> Response<ReplyBody> {
-        let Opened { gateway, asked, spoken } = self;
+        let Opened { gateway, asked, held, spoken } = self;
         let Spoken { mut head, mut relay, place, attempts, work, dispatched, spoke, injection, unproven, has_failed } =
             *spoken;
         let streams = headers::is_event_stream(&head.headers);
@@ -69,6 +71,7 @@ impl Opened {
         relay.keep(Box::new(Open {
             gateway,
             asked,
+            held,
             visit,
             place,
             attempts,
@@ -100,6 +103,7 @@ impl Gateway {
 struct Open {
     gateway: Gateway,
     asked: Asked,
+    held: Held,
     visit: Visit,
     place: Place,
     attempts: Attempts,
@@ -130,9 +134,11 @@ impl Keeper for Open {
         }
         self.tell_the_engine(&timeline, refusal.as_ref());
         self.learn(&timeline);
+        let Open { held, visit, .. } = *self;
+        held.settle(&timeline);
         match refusal {
-            Some(refusal) => self.visit.end_refused(timeline, &refusal),
-            None => self.visit.end(timeline),
+            Some(refusal) => visit.end_refused(timeline, &refusal),
+            None => visit.end(timeline),
         }
     }
 }
