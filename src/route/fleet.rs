@@ -10,6 +10,9 @@
 //! ago; among those by `least_work` (tokens of work) or `round_robin` (longest not asked); equals
 //! by chance. If all cool down, the one that is free soonest.
 //!
+//! Under `prefix_affinity` and `session_affinity` a request with a key goes to the key's own
+//! engine first, while its load allows ([`affinity`](super::key_of)): that looks at every engine.
+//!
 //! Where enough was learned of the engines' latency ([`latency`](super::Latency)), a request
 //! that is promised something goes, of the four with the least work, to the one where it is
 //! likeliest to keep all of it; and one in a hundred goes anywhere, so that an engine which was
@@ -70,6 +73,8 @@ pub struct Want {
     pub aims: Aims,
     /// Time since its arrival.
     pub spent: Duration,
+    /// Requests with the same key go to the same engine, while its load allows; 0: to any.
+    pub key: u64,
 }
 
 impl From<Size> for Want {

@@ -6,6 +6,7 @@
 //! are arguments. [`probe`] is the shell that goes and looks: health checks, the engines' own
 //! metrics, DNS.
 
+mod affinity;
 mod breaker;
 mod budget;
 mod engine;
@@ -22,6 +23,7 @@ mod tournament;
 mod view;
 mod yard;
 
+pub use affinity::key_of;
 pub use breaker::Breaker;
 pub use budget::Budget;
 pub use engine::Report;
