@@ -174,6 +174,7 @@ fn promised_in(settings: &Settings) -> BTreeMap<PoolId, Promised> {
         for pool in pools {
             let promised = all.entry(pool).or_default();
             let Objectives { ttft, tpot, .. } = &class.objectives;
+            promised.ttft = promised.ttft.into_iter().chain(ttft.map(|ttft| ttft.threshold)).min();
             promised.tpot = promised.tpot.into_iter().chain(tpot.map(|tpot| tpot.threshold)).min();
             let attainments = ttft.iter().chain(tpot).map(|objective| objective.attainment);
             promised.attainment = attainments.fold(promised.attainment, f64::max);

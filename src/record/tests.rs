@@ -466,7 +466,16 @@ async fn who_waits_is_told_where_and_who_went_on_is_counted_there() {
 async fn engines_reload_and_process_are_told() {
     let recorder = recorder();
     let (pool, engine) = (PoolId::from("main"), EngineId::from("vllm-0:8000"));
-    recorder.engine(&pool, &engine, EngineReport { up: true, waiting: Some(2.0), running: None, kv_usage: Some(0.5) });
+    let report = EngineReport {
+        up: true,
+        waiting: Some(2.0),
+        running: None,
+        kv_usage: Some(0.5),
+        seats: Some(12.0),
+        ttft_error: Some(0.25),
+        tpot_error: None,
+    };
+    recorder.engine(&pool, &engine, report);
     recorder.reloaded(true);
     recorder.reloaded(false);
     let told = samples(&recorder);
@@ -475,6 +484,10 @@ async fn engines_reload_and_process_are_told() {
     assert_eq!(told[&format!("goodput_engine_waiting{labels}")], 2.0);
     assert_eq!(told[&format!("goodput_engine_kv_usage{labels}")], 0.5);
     assert!(!told.contains_key(&format!("goodput_engine_running{labels}")), "what is not known is absent");
+    assert_eq!(told[&format!("goodput_engine_seats{labels}")], 12.0);
+    let error = |quantity| labels.replace('}', &format!(",quantity=\"{quantity}\"}}"));
+    assert_eq!(told[&format!("goodput_prediction_error_ratio{}", error("ttft"))], 0.25);
+    assert!(!told.contains_key(&format!("goodput_prediction_error_ratio{}", error("tpot"))));
     assert_eq!(told["goodput_config_reloads_total{result=\"failure\"}"], 1.0);
     assert_eq!(told["goodput_config_last_reload_successful"], 0.0);
     assert!(told["goodput_config_last_reload_timestamp_seconds"] > 1e9);
