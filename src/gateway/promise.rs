@@ -12,13 +12,15 @@ use crate::forward::settings::Timeouts;
 use crate::judge::Objectives;
 use crate::observe::Watch;
 use crate::record::{ClassShape, Recorder, Shape, TenantShape};
-use crate::route::settings::Pool;
+use crate::route::settings::{Balance, Pool};
 use crate::units::{ClassId, Endpoint, PoolId, TenantId};
 
 /// The settings of one moment, bound. A request keeps the one it arrived with.
 pub struct Live {
     /// As checked.
     pub settings: Settings,
+    /// Some pool sends like prompts to like engines.
+    pub asks_for_prefixes: bool,
     promises: HashMap<ClassId, Arc<Promise>, ahash::RandomState>,
 }
 
@@ -74,7 +76,8 @@ impl Live {
             (class.id.clone(), Arc::new(promise))
         };
         let promises = settings.classes.iter().map(promise).collect();
-        Live { promises, settings }
+        let asks_for_prefixes = settings.pools.iter().any(|pool| pool.balance == Balance::PrefixAffinity);
+        Live { promises, asks_for_prefixes, settings }
     }
 
     /// The promise of a class.

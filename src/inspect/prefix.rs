@@ -6,43 +6,56 @@ const LENGTH: usize = 4096;
 
 /// The first bytes of a prompt. The hash depends on nothing but them: not on how the body
 /// was cut, not on the machine, so that all gateways send alike prompts to one engine.
-#[derive(Debug, Default)]
-pub(super) struct Prefix(Vec<u8>);
+#[derive(Debug)]
+pub(super) struct Prefix {
+    bytes: Vec<u8>,
+    /// How many are kept: none where nobody asks for the hash.
+    most: usize,
+}
 
 impl Prefix {
+    pub(super) const fn new() -> Self {
+        Prefix { bytes: Vec::new(), most: LENGTH }
+    }
+
+    /// Of a body whose prefix nobody asks for.
+    pub(super) const fn unasked() -> Self {
+        Prefix { bytes: Vec::new(), most: 0 }
+    }
+
     /// Whether more bytes would still change the hash.
     pub(super) fn wants(&self) -> bool {
-        self.0.len() < LENGTH
+        self.bytes.len() < self.most
     }
 
     pub(super) fn push(&mut self, piece: &[u8]) {
-        let room = LENGTH - self.0.len();
+        let room = self.most - self.bytes.len();
         let piece = &piece[..piece.len().min(room)];
-        if self.0.capacity() == 0 {
+        if self.bytes.capacity() == 0 {
             // Most prompts come in one piece, and then a few more.
-            self.0.reserve_exact((piece.len() + 64).min(LENGTH));
+            self.bytes.reserve_exact((piece.len() + 64).min(self.most));
         }
-        self.0.extend_from_slice(piece);
+        self.bytes.extend_from_slice(piece);
     }
 
     /// A text or token id ended: `ab`, `c` is another prompt than `a`, `bc`.
     pub(super) fn part(&mut self) {
         if self.wants() {
             // A byte that no UTF-8 text contains.
-            self.0.push(0xFF);
+            self.bytes.push(0xFF);
         }
     }
 
     /// The hash; 0 only where there was no prompt.
     pub(super) fn hash(&self) -> u64 {
-        if self.0.is_empty() {
+        if self.bytes.is_empty() {
             return 0;
         }
-        let (words, rest) = self.0.as_chunks::<8>();
+        let (words, rest) = self.bytes.as_chunks::<8>();
         let mut last = [0; 8];
         last[..rest.len()].copy_from_slice(rest);
         let words = words.iter().chain(std::iter::once(&last)).map(|word| u64::from_le_bytes(*word));
-        words.fold(self.0.len() as u64, |hash, word| fold(hash ^ word ^ 0xA076_1D64_78BD_642F)).max(1)
+        words.fold(self.bytes.len() as u64, |hash, word| fold(hash ^ word ^ 0xA076_1D64_78BD_642F)).max(1)
     }
 }
 
@@ -59,7 +72,7 @@ mod tests {
     use std::collections::HashSet;
 
     fn hash(parts: &[&str]) -> u64 {
-        let mut prefix = Prefix::default();
+        let mut prefix = Prefix::new();
         for part in parts {
             prefix.push(part.as_bytes());
             prefix.part();
@@ -71,6 +84,15 @@ mod tests {
     fn the_hash_is_the_same_for_ever() {
         assert_eq!(hash(&[]), 0);
         assert_eq!(hash(&["You are a helpful assistant."]), 9_421_006_706_151_689_517);
+    }
+
+    #[test]
+    fn nothing_is_kept_that_nobody_asks_for() {
+        let mut prefix = Prefix::unasked();
+        prefix.push(b"You are");
+        prefix.part();
+        assert!(!prefix.wants());
+        assert_eq!((prefix.hash(), prefix.bytes.capacity()), (0, 0));
     }
 
     #[test]
