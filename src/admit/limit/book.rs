@@ -6,7 +6,8 @@ use super::{Exhausted, Limit, Output, Scope, Standing, Used, Wanted};
 use crate::units::Tick;
 
 /// The limits by rate, in the order of a [`Book`]'s meters and of [`Held`].
-pub(in super::super) const BY_RATE: [Limit; 4] = [Limit::Tokens, Limit::InputTokens, Limit::OutputTokens, Limit::Requests];
+pub(in super::super) const BY_RATE: [Limit; 4] =
+    [Limit::Tokens, Limit::InputTokens, Limit::OutputTokens, Limit::Requests];
 
 /// What a request holds of each limit by rate; nothing of those that were not there.
 pub(in super::super) type Held = [u64; BY_RATE.len()];

@@ -131,9 +131,9 @@ impl Account {
             return Drawn::Refused(never);
         }
         if !shelves().all(|shelf| shelf.has(wanted)) {
-            let mut known = shelves().map(|shelf| shelf.known_full(at)).chain([weigh(shelves(), |shelf| {
-                shelf.longest_wait(wanted, at, Pot::known_wait)
-            })]);
+            let mut known = shelves()
+                .map(|shelf| shelf.known_full(at))
+                .chain([weigh(shelves(), |shelf| shelf.longest_wait(wanted, at, Pot::known_wait))]);
             return known.find_map(|known| known).map_or(Drawn::Ask, Drawn::Refused);
         }
         self.last_draw = at;

@@ -68,8 +68,11 @@ impl Breaker {
     pub fn trial_ended(&mut self, is_good: bool, at: Tick) {
         let Breaker::Trying { pause } = *self else { return };
         let pause_after = (pause * 2).min(LONGEST);
-        *self =
-            if is_good { Breaker::Closed { failures: 0 } } else { Breaker::Open { until: at + pause, pause: pause_after } };
+        *self = if is_good {
+            Breaker::Closed { failures: 0 }
+        } else {
+            Breaker::Open { until: at + pause, pause: pause_after }
+        };
     }
 }
 

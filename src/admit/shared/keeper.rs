@@ -14,7 +14,7 @@ use super::account::{Drawn, Sent};
 use super::breaker::Breaker;
 use super::line::{Failure, Line};
 use super::numbers::{By, Ended};
-use super::wire::{Answer, Call, COUNT_LIFE};
+use super::wire::{Answer, COUNT_LIFE, Call};
 use super::{Desk, Inner, Tenant, Word};
 use crate::clock::Clock;
 use crate::units::{TenantId, Tick};
@@ -185,7 +185,13 @@ impl State {
     fn send(&mut self, inner: &Inner, line: Line, tenant: &Arc<Tenant>, desk: &mut Desk, sent: Sent, at: Tick) {
         desk.calling = true;
         self.last_call = at;
-        self.calls.push(Box::pin(made(inner.clock, inner.settings.timeout, line, self.lines, Some((Arc::clone(tenant), sent)))));
+        self.calls.push(Box::pin(made(
+            inner.clock,
+            inner.settings.timeout,
+            line,
+            self.lines,
+            Some((Arc::clone(tenant), sent)),
+        )));
     }
 
     /// A call came back, or did not.

@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, Client, ErrorKind, FromRedisValue, RedisError, RedisResult, Script, ServerErrorKind};
+use redis::{
+    AsyncConnectionConfig, Client, ErrorKind, FromRedisValue, RedisError, RedisResult, Script, ServerErrorKind,
+};
 
 use super::settings::Redis;
 use super::wire::{Answer, Call, SCRIPT};
@@ -43,8 +45,7 @@ impl Line {
     pub async fn open(settings: &Redis) -> Result<Self, Failure> {
         let client = Client::open(settings.address.info().clone()).map_err(failure)?;
         // Our own clock limits the calls.
-        let config =
-            AsyncConnectionConfig::new().set_connection_timeout(Some(CONNECTING)).set_response_timeout(None);
+        let config = AsyncConnectionConfig::new().set_connection_timeout(Some(CONNECTING)).set_response_timeout(None);
         let connection = client.get_multiplexed_async_connection_with_config(&config).await.map_err(failure)?;
         Ok(Line { connection, script: Script::new(SCRIPT).get_hash().to_owned() })
     }

@@ -24,15 +24,8 @@ pub enum Ended {
 
 impl Ended {
     /// All of them: the label's closed set.
-    pub const ALL: [Ended; 7] = [
-        Ended::Granted,
-        Ended::Refused,
-        Ended::Told,
-        Ended::Timeout,
-        Ended::Broken,
-        Ended::Error,
-        Ended::Nonsense,
-    ];
+    pub const ALL: [Ended; 7] =
+        [Ended::Granted, Ended::Refused, Ended::Told, Ended::Timeout, Ended::Broken, Ended::Error, Ended::Nonsense];
 
     /// The label.
     #[must_use]

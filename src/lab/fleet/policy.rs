@@ -117,7 +117,9 @@ impl Front {
     /// When [`Front::wake`] has something to do.
     pub fn next_moment(&self) -> Option<Tick> {
         match self {
-            Front::Scheduled(desk) => Some(desk.scheduler.next_deadline().unwrap_or(desk.report_at).min(desk.report_at)),
+            Front::Scheduled(desk) => {
+                Some(desk.scheduler.next_deadline().unwrap_or(desk.report_at).min(desk.report_at))
+            }
             _ => None,
         }
     }
@@ -175,9 +177,7 @@ impl Desk {
             rank: class.priority(),
             arrival: arrival.at,
             aim: match (objectives.ttft, objectives.whole_budget(decode.0)) {
-                (Some(ttft), _) if flow.streams => {
-                    Aim::FirstToken { within: ttft.threshold, lead: Duration::ZERO }
-                }
+                (Some(ttft), _) if flow.streams => Aim::FirstToken { within: ttft.threshold, lead: Duration::ZERO },
                 (_, Some(within)) => Aim::Whole { within, service: Duration::ZERO },
                 (_, None) => Aim::Whenever,
             },

@@ -68,11 +68,7 @@ enum Stage {
     /// In the gateway's queue.
     Waits,
     /// An engine has it.
-    Runs {
-        engine: usize,
-        job: JobId,
-        hold: Hold,
-    },
+    Runs { engine: usize, job: JobId, hold: Hold },
     /// It has been judged.
     Over,
 }
@@ -105,14 +101,8 @@ enum Event {
 
 impl<'a> World<'a> {
     fn new(mix: &'a Mix, policy: &Policy, arrivals: Vec<Arrival>, span: Span) -> Self {
-        let visit = |arrival| Visit {
-            arrival,
-            stage: Stage::Waits,
-            first_token: None,
-            last_token: None,
-            events: 0,
-            tokens: 0,
-        };
+        let visit =
+            |arrival| Visit { arrival, stage: Stage::Waits, first_token: None, last_token: None, events: 0, tokens: 0 };
         World {
             mix,
             span,
@@ -157,9 +147,11 @@ impl<'a> World<'a> {
         if arrival.is_none() && self.open == 0 {
             return None;
         }
-        let steps = self.engines.iter().enumerate().filter_map(|(number, engine)| {
-            Some((engine.next_moment()?, Event::Step(number)))
-        });
+        let steps = self
+            .engines
+            .iter()
+            .enumerate()
+            .filter_map(|(number, engine)| Some((engine.next_moment()?, Event::Step(number))));
         let wake = self.front.next_moment().map(|at| (at, Event::Wake));
         let leave = self.leaves.peek().map(|Reverse((at, _))| (*at, Event::Leave));
         steps.chain(arrival).chain(wake).chain(leave).min()
