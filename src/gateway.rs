@@ -2,10 +2,12 @@
 //!
 //! Only this room knows the order of the others. [`Gateway`] is a `tower::Service` over any
 //! request body; `Gateway::serve` is the story: read the head, find the tenant, read and
-//! understand the body, classify, route, ask engines until one speaks. What a request holds
-//! (its visit, its share of an engine's work) then moves into the body of its answer
-//! (`open_answer`), and is given back where that body ends.
+//! understand the body, classify, route, reserve what its tenant's limits allow, wait for a
+//! seat, ask engines until one speaks. What a request holds (its visit, its reservation and
+//! seat, its share of an engine's work) then moves into the body of its answer (`open_answer`),
+//! and is given back where that body ends.
 
+mod admission;
 mod attempts;
 mod house;
 mod models;
@@ -19,7 +21,6 @@ use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::FutureExt;
@@ -43,6 +44,7 @@ use crate::record::{self, Visit};
 use crate::refuse::Refusal;
 use crate::route::{Routed, Size};
 use crate::units::{ClassId, ClientSide, Dialect, Endpoint, LengthBucket, RequestId, Tick, Tokens, Unroutable};
+use admission::{Held, Walk, Wish};
 use attempts::{Ask, Yard, first_willing_engine};
 use open_answer::Opened;
 use upload::{Terms, Unread, Upload};
@@ -216,13 +218,45 @@ impl Gateway {
         });
         let routed = route(live, served_model, &promise.class.id)?;
         visit.routed(routed.model_label.clone(), routed.pools[0].clone());
-        // Unlimited seats: whoever has come in is admitted.
-        visit.admitted(upload.complete);
+        client.set_total_deadline(arrival + promise.class.timeouts.total);
+
+        let wish = Wish {
+            tenant: &who.tenant,
+            model: served_model,
+            endpoint,
+            facts: &upload.facts,
+            prompt,
+            promise: &promise,
+            objectives: &objectives,
+            arrival,
+            complete: upload.complete,
+        };
+        let allowed = self.reserve(live, &wish, upload.complete)?;
+        let standing = allowed.standing;
+        if let Some(case) = visit.case_mut() {
+            case.over_limit = standing == Standing::OverLimit;
+        }
+        let size = size_of(&upload, prompt, &objectives);
+        let predicted = || self.fleet.predict(&routed.pools[0], size, upload.complete);
+        let seat = live.has_seats.then(|| wish.ask(standing, predicted()));
+        let mut held = Held::new(allowed, prompt, self.clock);
+        let (first, admitted) = match &seat {
+            None => (0, upload.complete),
+            Some(ask) => {
+                let walk = Walk { house: self, promise: &promise, pools: &routed.pools, ask, client };
+                let seated = self.seat(&walk, visit).await?;
+                held.sits(seated.seat);
+                (seated.first, seated.since.unwrap_or(upload.complete))
+            }
+        };
+        visit.admitted(admitted);
 
         let target = target_of(endpoint, head);
         let ask = Ask {
             promise: &promise,
             routed: &routed,
+            first,
+            seat: seat.as_ref(),
             facts: &upload.facts,
             endpoint,
             target: &target,
@@ -231,27 +265,32 @@ impl Gateway {
             was_coded: upload.was_coded,
             fixed: upload.is_form,
             alias,
-            size: size_of(&upload, prompt, &objectives),
-            engine_priority: Standing::default().engine_priority(promise.class.priority),
+            size,
+            engine_priority: standing.engine_priority(promise.class.priority),
             arrival,
             id,
             upstream_id: upstream_id(id),
             client,
             pulse: visit.pulse(),
         };
-        client.set_total_deadline(arrival + promise.class.timeouts.total);
         let yard = Yard { clock: self.clock, fleet: &self.fleet, lines: &self.lines, ratios: &self.ratios };
-        let spoken = first_willing_engine(&ask, &yard, visit).await?;
+        let spoken = match first_willing_engine(&ask, &yard, &mut held, visit).await {
+            Ok(spoken) => spoken,
+            Err(refusal) => {
+                held.failed();
+                return Err(refusal.into());
+            }
+        };
         let asked = open_answer::Asked {
             endpoint,
             model: served_model.map(Arc::from),
             class: promise.shown.clone(),
             routed,
             prompt: upload.facts.prompt,
-            queued: Duration::ZERO,
+            queued: admitted.since(upload.complete),
             id: id.clone(),
         };
-        Ok(Served::Answer(Box::new(Opened::new(self.clone(), asked, spoken))))
+        Ok(Served::Answer(Box::new(Opened::new(self.clone(), asked, held, spoken))))
     }
 
     fn endpoint_of(&self, live: &Live, head: &Head) -> Result<Endpoint, Refusal> {

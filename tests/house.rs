@@ -85,9 +85,10 @@ fn report(rule: &str, strays: Vec<String>) {
 // ---- layers ---------------------------------------------------------------------------------
 
 /// Rooms that are told apart inside a folder, with the names of their modules.
-const ROOMS_IN_FOLDERS: [(&str, &str); 8] = [
+const ROOMS_IN_FOLDERS: [(&str, &str); 9] = [
     ("accept", "settings"),
     ("admit", "desk"),
+    ("admit", "levels"),
     ("admit", "limit"),
     ("admit", "queue"),
     ("forward", "settings"),
@@ -105,7 +106,7 @@ fn layer(room: &str) -> Option<u8> {
     Some(match room {
         "units" | "clock" | "json" => 0,
         "identify" | "inspect" | "classify" | "route" | "observe" | "rewrite" | "judge" | "refuse" => 1,
-        "admit::limit" | "admit::queue" | "record::burn" => 1,
+        "admit::levels" | "admit::limit" | "admit::queue" | "record::burn" => 1,
         "accept::settings" | "forward::settings" | "record::settings" => 1,
         "config" | "dial" => 2,
         "accept" | "admit" | "admit::desk" | "route::probe" | "forward" | "record" => 3,

@@ -223,6 +223,13 @@ impl Desk {
         self.inner.lock().scheduler.expected_wait(rank, at)
     }
 
+    /// How long this request would wait. None where nobody can know.
+    #[must_use]
+    pub fn expected_wait_of(&self, ask: &Ask) -> Option<Duration> {
+        let at = self.clock.now();
+        self.inner.lock().scheduler.expected_wait_for(ask, at)
+    }
+
     /// How full it is.
     #[must_use]
     pub fn numbers(&self) -> Numbers {
@@ -297,6 +304,13 @@ impl Turn {
         }
         self.desk.expire();
         self.called().await
+    }
+
+    /// How long it will still wait. None where nobody can know.
+    #[must_use]
+    pub fn expected_wait(&self) -> Option<Duration> {
+        let at = self.desk.clock.now();
+        self.desk.inner.lock().scheduler.expected_wait_of(self.ticket, at)
     }
 
     async fn called(&mut self) -> Result<Seat, TurnedAway> {

@@ -4,6 +4,7 @@
 //! turned away in front of one pool, [`desk`] is where requests wait for it.
 
 pub mod desk;
+pub mod levels;
 pub mod limit;
 pub mod queue;
 pub mod shared;

@@ -110,6 +110,7 @@ impl Service {
     pub async fn run(self, told: impl AsyncFnMut()) {
         let Service { clock, drain, gateway, probes, listener, admin, shutdown, source, lines } = self;
         let mut tasks = JoinSet::new();
+        tasks.spawn(gateway.clone().keep_seats());
         let sweeping = Arc::clone(&gateway.lines);
         tasks.spawn(async move { sweeping.keep_swept().await });
         let reloader = source.map(|source| follow(source, &gateway, &probes, &listener, &mut tasks));
@@ -236,6 +237,7 @@ impl AdminView for View {
     fn metrics(&self, openmetrics: bool) -> String {
         let at = self.gateway.clock.now();
         report_engines(&self.gateway.fleet, &self.gateway.recorder, at);
+        self.gateway.report_seats();
         self.gateway.recorder.page(if openmetrics { Format::OpenMetrics } else { Format::Text })
     }
 

@@ -28,6 +28,7 @@ use read::{Read, Reader};
 use secrecy::ExposeSecret;
 
 use crate::accept::settings::{Admin, Listen, Shutdown};
+use crate::admit::levels::Level;
 use crate::admit::limit::settings::{Limits, OverLimit};
 use crate::admit::queue::ClassQueue;
 use crate::classify::{Rules, TargetHeaders};
@@ -98,6 +99,8 @@ pub struct Class {
     pub timeouts: Timeouts,
     /// How its requests wait.
     pub queue: ClassQueue,
+    /// What is given up for it under load, in this order.
+    pub degrade: Vec<Level>,
 }
 
 /// What one tenant may use.

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::read::{At, Entries, Filled, NotYet, OrOff, Some1, block};
 use super::scalar::{Hidden, Seats, Size, Word, Words};
+use crate::admit::levels::Kind;
 use crate::admit::limit::settings::OverLimit;
 use crate::admit::queue::WhenHopeless;
 use crate::classify::TargetHeaders;
@@ -142,7 +143,45 @@ block! {
         /// How requests of this class wait.
         may queue: ClassQueue,
         /// What is given up first under load.
-        may degrade: NotYet,
+        may degrade: Filled<Level>,
+    }
+
+    /// One overload level of a class. All up to the present one are in force together.
+    Level {
+        /// What it does: defer, shed_lower, reasoning_off, spill, or `{cap_output: N}`.
+        must action: LevelAction,
+        /// It is entered when one of these is exceeded.
+        must enter_when: Above,
+        /// It is left when all of these hold. Default: half of what enters it.
+        may leave_when: Below,
+        /// How long nothing changes after it was entered. Default: 10s.
+        may hold: At<Duration>,
+    }
+
+    /// Output tokens are capped.
+    CapOutput {
+        /// The most output tokens of each answer.
+        must cap_output: At<u64>,
+    }
+
+    /// What enters a level.
+    Above {
+        /// How many times too fast the class used its budget of misses in the last minute.
+        may burn_rate_above: At<f64>,
+        /// How long a request of the class would wait for a seat.
+        may queue_wait_above: At<Duration>,
+        /// Requests that wait in front of the pools that the class goes to.
+        may queue_depth_above: At<u64>,
+    }
+
+    /// What a level is left by.
+    Below {
+        /// Default: half of burn_rate_above.
+        may burn_rate_below: At<f64>,
+        /// Default: half of queue_wait_above.
+        may queue_wait_below: At<Duration>,
+        /// Default: half of queue_depth_above, at least 1.
+        may queue_depth_below: At<u64>,
     }
 
     /// How the requests of a class wait for a seat.
@@ -546,6 +585,61 @@ impl schemars::JsonSchema for HeaderTest {
         let shape = generator.subschema_for::<HeaderShape>();
         schemars::json_schema!({"anyOf": [values, shape]})
     }
+}
+
+/// What `degrade[].action` says.
+#[derive(Debug)]
+pub(super) enum LevelAction {
+    /// A word.
+    Word(At<Word<ActionWord>>),
+    /// An action with a number.
+    Cap(CapOutput),
+}
+
+/// The actions that need no number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ActionWord {
+    Defer,
+    ShedLower,
+    ReasoningOff,
+    Spill,
+}
+
+impl super::read::Read for LevelAction {
+    fn read(node: &super::tree::Node, reader: &mut super::read::Reader<'_>) -> Option<Self> {
+        match &node.value {
+            super::tree::Value::Map(_) => CapOutput::read(node, reader).map(LevelAction::Cap),
+            super::tree::Value::Text(word) if word == Kind::CapOutput.as_str() => {
+                reader.fail(node, "says not how many tokens", "write {cap_output: 256}");
+                None
+            }
+            _ => At::read(node, reader).map(LevelAction::Word),
+        }
+    }
+}
+
+impl schemars::JsonSchema for LevelAction {
+    fn inline_schema() -> bool {
+        true
+    }
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "level_action".into()
+    }
+    fn json_schema(generator: &mut schemars::SchemaGenerator) -> schemars::Schema {
+        let word = generator.subschema_for::<At<Word<ActionWord>>>();
+        let cap = generator.subschema_for::<CapOutput>();
+        schemars::json_schema!({"anyOf": [word, cap]})
+    }
+}
+
+impl Words for ActionWord {
+    const NAME: &'static str = "level_action";
+    const WORDS: &'static [(&'static str, Self)] = &[
+        (Kind::Defer.as_str(), ActionWord::Defer),
+        (Kind::ShedLower.as_str(), ActionWord::ShedLower),
+        (Kind::ReasoningOff.as_str(), ActionWord::ReasoningOff),
+        (Kind::Spill.as_str(), ActionWord::Spill),
+    ];
 }
 
 impl Words for Priority {

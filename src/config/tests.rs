@@ -7,6 +7,7 @@ use proptest::prelude::*;
 use secrecy::ExposeSecret;
 
 use super::*;
+use crate::admit::levels::{Action, Bounds};
 use crate::admit::limit::settings::{Allowance, Rate};
 use crate::admit::queue::{self, Shares, WhenHopeless};
 use crate::judge::{Assumption, NonStreaming, Objective, Quantiles, TtftCounts};
@@ -115,6 +116,11 @@ fn queue(keys: &str) -> String {
     pool(&format!("max_concurrency_per_engine: 8\n    queue: {keys}"))
 }
 
+/// The base, with these levels of its first class.
+fn degrade(levels: &str) -> String {
+    class(&format!("degrade: [{levels}]"))
+}
+
 /// The base, with a tenant of these limits.
 fn limits(keys: &str) -> String {
     tenants(&format!("  - {{tenant: a, limits: {keys}, keys: [{{blake3: \"{}\"}}]}}", hash("k")))
@@ -201,6 +207,12 @@ fn config_goodput_loads_with_all_it_says() {
     assert_eq!(voice.timeouts, limits);
     let queue = ClassQueue { max_wait: Duration::from_millis(300), when_hopeless: WhenHopeless::Demote };
     assert_eq!(voice.queue, queue);
+    let actions: Vec<Action> = voice.degrade.iter().map(|level| level.action).collect();
+    assert_eq!(actions, [Action::ShedLower, Action::CapOutput(Tokens(300)), Action::ReasoningOff, Action::Spill]);
+    let (first, third) = (voice.degrade[0], voice.degrade[2]);
+    assert_eq!((first.leave.queue_wait, first.hold), (Some(Duration::from_millis(75)), Level::HOLD));
+    let leave = Bounds { burn_rate: Some(2.0), queue_wait: None, queue_depth: Some(50) };
+    assert_eq!(third.leave, leave, "what is not written is half of what enters it");
     let interactive = settings.pool(&"interactive".into()).unwrap();
     assert!(interactive.engine_priority);
     assert_eq!(interactive.concurrency, Concurrency::Fixed(64.try_into().unwrap()));
@@ -757,6 +769,69 @@ fn each_kind_of_problem() {
             "11:49: pools[0].engine.priority_scheduling: only engines of kind vllm are told a priority; remove",
         ),
         (pool("session_header: x-chat"), "11:21: pools[0].session_header: only session_affinity reads it"),
+        // overload levels
+        (class("degrade: []"), "3:14: slo_classes[0].degrade: is an empty list"),
+        (degrade("{action: defer}"), "3:15: slo_classes[0].degrade[0]: `enter_when` is missing"),
+        (
+            degrade("{action: defer, enter_when: {}}"),
+            "3:43: slo_classes[0].degrade[0].enter_when: nothing enters this level; write at least one",
+        ),
+        (
+            degrade("{action: hide, enter_when: {queue_depth_above: 5}}"),
+            "3:24: slo_classes[0].degrade[0].action: \"hide\" is not known here; write one of: defer, shed_lower, reasoning_off, spill",
+        ),
+        (
+            degrade("{action: cap_output, enter_when: {queue_depth_above: 5}}"),
+            "3:24: slo_classes[0].degrade[0].action: says not how many tokens; write {cap_output: 256}",
+        ),
+        (
+            degrade("{action: {cap_output: 0}, enter_when: {queue_depth_above: 5}}"),
+            "3:37: slo_classes[0].degrade[0].action.cap_output: 0 is out of range",
+        ),
+        (
+            degrade("{action: defer, enter_when: {queue_depth_above: 0}}"),
+            "3:63: slo_classes[0].degrade[0].enter_when.queue_depth_above: 0 is out of range",
+        ),
+        (
+            degrade("{action: defer, enter_when: {queue_wait_above: 0s}}"),
+            "3:62: slo_classes[0].degrade[0].enter_when.queue_wait_above: 0 is no time at all",
+        ),
+        (
+            degrade("{action: defer, enter_when: {burn_rate_above: 0}}"),
+            "3:61: slo_classes[0].degrade[0].enter_when.burn_rate_above: 0 is no burn rate to enter a level by",
+        ),
+        (
+            degrade("{action: defer, enter_when: {burn_rate_above: 14}}"),
+            "3:61: slo_classes[0].degrade[0].enter_when.burn_rate_above: 14 is never exceeded: where everything misses, this class burns at 10.0",
+        ),
+        (
+            degrade("{action: defer, enter_when: {burn_rate_above: 2}, leave_when: {queue_depth_below: 2}}"),
+            "3:97: slo_classes[0].degrade[0].leave_when.queue_depth_below: there is no queue_depth_above that it belongs to",
+        ),
+        (
+            degrade("{action: defer, enter_when: {queue_depth_above: 5}, leave_when: {queue_depth_below: 6}}"),
+            "3:99: slo_classes[0].degrade[0].leave_when.queue_depth_below: 6 is above queue_depth_above: the level would come and go",
+        ),
+        (
+            degrade("{action: defer, enter_when: {queue_depth_above: 5}, leave_when: {queue_depth_below: 0}}"),
+            "3:99: slo_classes[0].degrade[0].leave_when.queue_depth_below: nothing is ever below 0, so the level would never be left",
+        ),
+        (
+            degrade("{action: defer, enter_when: {queue_depth_above: 5}, hold: 0s}"),
+            "3:73: slo_classes[0].degrade[0].hold: 0 is no time at all",
+        ),
+        (
+            degrade(
+                "{action: spill, enter_when: {queue_depth_above: 5}}, {action: spill, enter_when: {queue_depth_above: 9}}",
+            ),
+            "3:68: slo_classes[0].degrade[1]: spill is done by an earlier level already; remove one of the two",
+        ),
+        (
+            degrade(
+                "{action: {cap_output: 50}, enter_when: {queue_depth_above: 5}}, {action: {cap_output: 50}, enter_when: {queue_depth_above: 9}}",
+            ),
+            "3:79: slo_classes[0].degrade[1]: the cap is no lower than that of an earlier level",
+        ),
         // not built yet
         (
             pool("balance: prefix_affinity"),
@@ -767,7 +842,6 @@ fn each_kind_of_problem() {
             pool("max_concurrency_per_engine: auto"),
             "11:33: pools[0].max_concurrency_per_engine: \"auto\" is not available yet; write a whole number",
         ),
-        (class("degrade: []"), "3:14: slo_classes[0].degrade: not available yet"),
         (and("limits_store: memory"), "12:15: limits_store: not available yet"),
         (and("telemetry: {otlp: {endpoint: x}}"), "12:19: telemetry.otlp: not available yet"),
         (and("telemetry: {journal: {path: x}}"), "12:22: telemetry.journal: not available yet"),
@@ -828,6 +902,13 @@ fn what_nothing_leads_to_is_a_note() {
     let no_limits =
         tenants(&format!("  - {{tenant: a, when_over_limit: demote, keys: [{{blake3: \"{}\"}}]}}", hash("k")));
     assert!(good(&no_limits).notes[0].to_string().contains("the tenant has no limits"));
+    let in_vain =
+        "{action: defer, enter_when: {burn_rate_above: 2}}, {action: shed_lower, enter_when: {burn_rate_above: 2}},
+      {action: spill, enter_when: {burn_rate_above: 2}}, {action: reasoning_off, enter_when: {queue_depth_above: 2}}";
+    let notes: Vec<String> = good(&degrade(in_vain)).notes.iter().map(ToString::to_string).collect();
+    assert_eq!(notes.len(), 4, "{notes:#?}");
+    let said = ["nothing waits for", "no class has a lower rank", "has a second pool", "it is never entered"];
+    assert!(notes.iter().zip(said).all(|(note, said)| note.contains(said)), "{notes:#?}");
     let late = class("timeouts: {first_token: 5s, idle: 5s}\n    keepalive_seconds: 15");
     assert!(good(&late).notes[0].to_string().contains("no comment is ever sent"));
 }
@@ -945,7 +1026,7 @@ fn keys_without_a_function_accept_nothing() {
 fn every_key_is_used_by_the_full_example_or_has_no_function_yet() {
     let text = include_str!("../../config/goodput.yaml");
     let schema = schema().to_string();
-    let later: Vec<&str> = vec!["limits_store", "degrade", "session_header", "otlp", "journal"];
+    let later: Vec<&str> = vec!["limits_store", "session_header", "otlp", "journal"];
     assert!(schema.contains("limits_store"));
     for (way, keys) in blocks(&super::schema()) {
         for key in keys.iter().filter(|key| !later.contains(&key.as_str())) {

@@ -8,20 +8,22 @@ use http::header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
 use http::uri::PathAndQuery;
 use http::{HeaderMap, Response};
 
+use super::admission::Held;
 use super::promise::{BoundPool, Promise};
+use crate::admit::queue;
 use crate::clock::Clock;
 use crate::forward::headers::{self, EngineHeaders, Sent};
 use crate::forward::lines::{Answered, Lines, Outgoing};
 use crate::forward::{Call, Deadlines, Due, Mute, OpenFailed, Opening, Parts, Relay, WhyNot, limit_refusal, open};
 use crate::inspect::{Facts, Ratios};
-use crate::judge::Pulse;
+use crate::judge::{Objective, Objectives, Pulse};
 use crate::observe::{Expect, Limit, Observer, Reader};
 use crate::record::{Retry, Visit};
 use crate::refuse::Refusal;
 use crate::rewrite::{self, Edits, EventGate, Plan};
 use crate::route::retry::{Attempts, Happened, Injection, Next};
 use crate::route::settings::EngineAddress;
-use crate::route::{Choice, Fleet, Routed, Size, Work, retry};
+use crate::route::{Aims, Choice, Fleet, Routed, Size, Want, Work, retry};
 use crate::units::{ClientSide, Dialect, Endpoint, EngineId, PoolId, RequestId, Tick};
 
 /// What one request asks of engines. Everything that stays the same over its attempts.
@@ -30,6 +32,10 @@ pub struct Ask<'a> {
     pub promise: &'a Promise,
     /// Where the request may go.
     pub routed: &'a Routed,
+    /// Where in its route it has been let in.
+    pub first: usize,
+    /// What it asks for in a further pool; none where no pool has seats.
+    pub seat: Option<&'a queue::Ask>,
     /// What its body said.
     pub facts: &'a Facts,
     /// Its path.
@@ -136,15 +142,22 @@ struct Spoke {
 ///
 /// # Errors
 /// A refusal of ours where no attempt gave an answer.
-pub async fn first_willing_engine(ask: &Ask<'_>, yard: &Yard<'_>, visit: &mut Visit) -> Result<Box<Spoken>, Refusal> {
+pub async fn first_willing_engine(
+    ask: &Ask<'_>,
+    yard: &Yard<'_>,
+    held: &mut Held,
+    visit: &mut Visit,
+) -> Result<Box<Spoken>, Refusal> {
     let deadlines = ask.deadlines();
     let until = deadlines.first_token.into_iter().chain(deadlines.total).min().unwrap_or(Tick::from_nanos(u64::MAX));
-    let pools = || ask.routed.pools.iter().map(|pool| ask.promise.pool(pool));
+    let first = &ask.routed.pools[ask.first];
+    let pools = |from: usize| ask.routed.pools[from..].iter().map(|pool| ask.promise.pool(pool));
     // Once more where nobody could be asked: a breaker turns traffic to others, and where there
     // are none it must not turn it away.
-    let pools = pools().map(|pool| (pool, false)).chain(pools().map(|pool| (pool, true)));
-    let mut attempts = Unsettled::new(yard, ask.promise.pool(&ask.routed.pools[0]), until);
-    let mut last = Last { kept: None, refusal: Refusal::NoEngine { pool: ask.routed.pools[0].clone() } };
+    let pools = pools(ask.first).map(|pool| (pool, false)).chain(pools(0).map(|pool| (pool, true)));
+    let mut attempts = Unsettled::new(yard, ask.promise.pool(first), until);
+    let mut last = Last { kept: None, refusal: Refusal::NoEngine { pool: first.clone() } };
+    let mut here = first;
 
     // What made the next pool of the route necessary: to go there is a further attempt.
     let mut spilled = None;
@@ -154,6 +167,11 @@ pub async fn first_willing_engine(ask: &Ask<'_>, yard: &Yard<'_>, visit: &mut Vi
         if early && attempts.count() > 0 {
             break;
         }
+        // Inside a pool the seat is kept; in another one only a seat that nobody wants is taken.
+        if pool != here && !ask.seat.is_none_or(|seat| held.moves_to(bound, seat)) {
+            continue;
+        }
+        here = pool;
         attempts.enter(&bound.settings);
         attempts.pool = pool.clone();
         // The clock is read where something was waited for, and not in between.
@@ -167,7 +185,7 @@ pub async fn first_willing_engine(ask: &Ask<'_>, yard: &Yard<'_>, visit: &mut Vi
             break;
         }
         let spill = 'pool: loop {
-            let Some(choice) = yard.fleet.choose(pool, &mut attempts, ask.size, now) else {
+            let Some(choice) = yard.fleet.choose(pool, &mut attempts, ask.want(now), now) else {
                 yard.fleet.settle(pool, &mut attempts, now);
                 break true;
             };
@@ -193,6 +211,7 @@ pub async fn first_willing_engine(ask: &Ask<'_>, yard: &Yard<'_>, visit: &mut Vi
                     injection_proven,
                     fresh,
                 };
+                held.dispatched();
                 let tried = attempt.make(&mut work, deadlines, now).await;
                 now = yard.clock.now();
                 let happened = match tried {
@@ -335,6 +354,17 @@ impl Ask<'_> {
 
     fn dialect(&self) -> Dialect {
         self.endpoint.dialect()
+    }
+
+    /// What it asks of an engine.
+    fn want(&self, at: Tick) -> Want {
+        let Objectives { ttft, tpot, e2e, .. } = &*self.promise.objectives;
+        let threshold = |objective: &Option<Objective>| objective.map(|objective| objective.threshold);
+        let aims = match self.streams() {
+            true => Aims { ttft: threshold(ttft), tpot: threshold(tpot), e2e: threshold(e2e) },
+            false => Aims { e2e: self.promise.objectives.whole_budget(self.size.decode.0), ..Aims::NONE },
+        };
+        Want { size: self.size, aims, spent: at - self.arrival }
     }
 
     /// All limits run from arrival, over all attempts.

@@ -5,19 +5,26 @@ use std::num::NonZeroU32;
 use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use arc_swap::ArcSwap;
 
 use super::promise::Live;
+use crate::admit::desk::{Desk, Desks};
+use crate::admit::limit::Ledger;
 use crate::clock::Clock;
 use crate::config::Settings;
 use crate::dial::Dial;
 use crate::forward::lines::Lines;
 use crate::inspect::Ratios;
 use crate::judge::Objectives;
-use crate::record::Recorder;
+use crate::record::{Recorder, SeatReport};
+use crate::route::settings::{Concurrency, Pool};
 use crate::route::{Fleet, Promised};
-use crate::units::PoolId;
+use crate::units::{PoolId, Tick};
+
+/// How often seats follow the engines where no request comes.
+const COUNT_EVERY: Duration = Duration::from_millis(100);
 
 /// The gateway. Cheap to clone: all clones are one.
 #[derive(Clone)]
@@ -49,33 +56,65 @@ pub struct House {
     pub recorder: Recorder,
     /// What was learned from usage.
     pub ratios: Ratios,
+    /// The books of the tenants' limits.
+    pub ledger: Ledger,
+    /// Where requests wait for a seat.
+    pub desks: Desks,
     draining: AtomicBool,
 }
 
 impl Gateway {
     /// A gateway with these settings. Nothing runs yet: whoever owns it runs the probes
-    /// (`route::probe`) and serves it.
+    /// (`route::probe`), keeps the seats ([`Gateway::keep_seats`]) and serves it.
     #[must_use]
     pub fn new(settings: Settings, materials: Materials) -> Self {
         let Materials { clock, dial, recorder, seed } = materials;
+        let (ledger, desks) = (Ledger::new(), Desks::new(clock));
+        follow(&ledger, &desks, &settings, clock.now());
         let gateway = Gateway(Arc::new(House {
             clock,
-            fleet: Arc::new(Fleet::new(seed)),
             lines: Arc::new(Lines::new(dial, clock)),
             ratios: Ratios::new(),
             draining: AtomicBool::new(false),
-            live: ArcSwap::from_pointee(Live::new(settings, &recorder)),
+            live: ArcSwap::from_pointee(Live::new(settings, &recorder, &desks)),
+            fleet: Arc::new(Fleet::new(seed)),
             recorder,
+            ledger,
+            desks,
         }));
         gateway.tell_the_fleet(&gateway.live.load().settings);
+        gateway.count_seats();
         gateway
     }
 
     /// Exchanges the settings. Requests in flight keep the ones they arrived with; engines,
-    /// connections, ratios and counters stay.
+    /// connections, ratios, balances, seats and counters stay.
     pub fn adopt(&self, settings: Settings) {
         self.tell_the_fleet(&settings);
-        self.live.store(Arc::new(Live::new(settings, &self.recorder)));
+        follow(&self.ledger, &self.desks, &settings, self.clock.now());
+        self.count_seats();
+        self.live.store(Arc::new(Live::new(settings, &self.recorder, &self.desks)));
+    }
+
+    /// Keeps the number of seats in step with the engines, while nobody comes who would look.
+    /// Never ends.
+    pub async fn keep_seats(self) {
+        loop {
+            self.clock.sleep_until(Some(self.clock.now() + COUNT_EVERY)).await;
+            self.count_seats();
+        }
+    }
+
+    /// Tells the recorder how many seats there are and how many are taken: to be called before
+    /// a page of metrics is written.
+    pub fn report_seats(&self) {
+        let report = |(pool, desk): (PoolId, Arc<Desk>)| {
+            let numbers = desk.numbers();
+            (numbers.seats < usize::MAX).then_some((pool, SeatReport { seats: numbers.seats, taken: numbers.taken }))
+        };
+        let mut seats: Vec<_> = self.desks.all().into_iter().filter_map(report).collect();
+        seats.sort_by(|a, b| a.0.cmp(&b.0));
+        self.recorder.seats(seats);
     }
 
     fn tell_the_fleet(&self, settings: &Settings) {
@@ -96,6 +135,36 @@ impl Gateway {
     pub fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Acquire)
     }
+}
+
+impl House {
+    /// How many engines of a pool are available. Its seats follow.
+    pub fn engines_of(&self, pool: &PoolId, desk: Option<&Desk>) -> usize {
+        let at = self.clock.now();
+        if let Some((desk, seats)) = desk.zip(self.fleet.seats(pool, at)) {
+            desk.set_seats(seats);
+        }
+        self.fleet.available(pool, at)
+    }
+
+    /// The seats of every pool follow its engines.
+    fn count_seats(&self) {
+        let at = self.clock.now();
+        for (pool, desk) in self.desks.all() {
+            if let Some(seats) = self.fleet.seats(&pool, at) {
+                desk.set_seats(seats);
+            }
+        }
+    }
+}
+
+/// Limits and queues follow the settings.
+fn follow(ledger: &Ledger, desks: &Desks, settings: &Settings, at: Tick) {
+    let limits = settings.tenants.iter().map(|tenant| (tenant.id.clone(), tenant.limits.clone()));
+    ledger.reload(&limits.collect(), at);
+    let queue = |pool: &Arc<Pool>| (pool.concurrency != Concurrency::Unlimited).then(|| pool.queue.clone());
+    let queues: Vec<_> = settings.pools.iter().map(|pool| (&pool.id, queue(pool))).collect();
+    desks.follow(queues.iter().map(|(pool, queue)| (*pool, queue.as_ref())));
 }
 
 /// What the strictest of the classes that a pool serves is promised.

@@ -6,6 +6,7 @@ use std::time::Duration;
 use http::Response;
 use http::header::{CONTENT_LENGTH, HeaderMap, HeaderValue};
 
+use super::admission::Held;
 use super::attempts::{Place, Spoken};
 use super::house::Gateway;
 use super::reply;
@@ -16,8 +17,8 @@ use crate::observe::{Ending, Limit, Reader, Timeline, TokenSource};
 use crate::record::Visit;
 use crate::refuse::Refusal;
 use crate::route::retry::{Attempts, Happened, Injection};
-use crate::route::{Routed, Work};
-use crate::units::{Endpoint, RequestId};
+use crate::route::{Lesson, Routed, Work};
+use crate::units::{Endpoint, RequestId, Tick};
 
 /// What was asked, as far as the end of the answer needs it.
 pub struct Asked {
@@ -41,20 +42,21 @@ pub struct Asked {
 pub struct Opened {
     gateway: Gateway,
     asked: Asked,
+    held: Held,
     spoken: Box<Spoken>,
 }
 
 impl Opened {
     /// An answer to what was asked.
     #[must_use]
-    pub fn new(gateway: Gateway, asked: Asked, spoken: Box<Spoken>) -> Self {
-        Opened { gateway, asked, spoken }
+    pub fn new(gateway: Gateway, asked: Asked, held: Held, spoken: Box<Spoken>) -> Self {
+        Opened { gateway, asked, held, spoken }
     }
 
     /// The response for the client. The visit ends where the answer's body does.
     #[must_use]
     pub fn relay(self, mut visit: Visit) -> Response<ReplyBody> {
-        let Opened { gateway, asked, spoken } = self;
+        let Opened { gateway, asked, held, spoken } = self;
         let Spoken { mut head, mut relay, place, attempts, work, dispatched, spoke, injection, unproven, has_failed } =
             *spoken;
         let streams = headers::is_event_stream(&head.headers);
@@ -69,6 +71,7 @@ impl Opened {
         relay.keep(Box::new(Open {
             gateway,
             asked,
+            held,
             visit,
             place,
             attempts,
@@ -100,6 +103,7 @@ impl Gateway {
 struct Open {
     gateway: Gateway,
     asked: Asked,
+    held: Held,
     visit: Visit,
     place: Place,
     attempts: Attempts,
@@ -125,12 +129,16 @@ impl Keeper for Open {
 
     fn end(mut self: Box<Self>, ended: Ended) {
         let Ended { timeline, refusal } = ended;
-        drop(self.work.take());
+        if let Some(work) = self.work.take() {
+            give_back(work, &timeline);
+        }
         self.tell_the_engine(&timeline, refusal.as_ref());
         self.learn(&timeline);
+        let Open { held, visit, .. } = *self;
+        held.settle(&timeline);
         match refusal {
-            Some(refusal) => self.visit.end_refused(timeline, &refusal),
-            None => self.visit.end(timeline),
+            Some(refusal) => visit.end_refused(timeline, &refusal),
+            None => visit.end(timeline),
         }
     }
 }
@@ -165,6 +173,25 @@ impl Open {
             ratios.learn_events(&self.place.engine, label, timeline.token_events, timeline.output);
         }
     }
+}
+
+/// The work is done. What it took is a lesson where the answer came whole, at the engine's own
+/// pace.
+fn give_back(work: Work, timeline: &Timeline) {
+    let is_whole = timeline.finish.is_some() && timeline.error.is_none() && (200..300).contains(&timeline.status);
+    if !is_whole || timeline.limited.is_some() {
+        return;
+    }
+    let streamed = timeline.reader == Reader::Events;
+    let dispatched = work.dispatched();
+    let after = |moment: Option<Tick>| moment.map(|moment| moment.since(dispatched));
+    let lesson = Lesson {
+        ttft: after(timeline.first_token).filter(|_| streamed),
+        tpot: timeline.tpot(),
+        e2e: after(timeline.finish),
+        further: timeline.output.0.saturating_sub(1),
+    };
+    work.learned(&lesson, timeline.end);
 }
 
 /// The engine's fault in how an answer ended, if there is one.

@@ -6,13 +6,16 @@ use std::sync::Arc;
 use http::header::{AUTHORIZATION, HeaderName, HeaderValue};
 use secrecy::ExposeSecret;
 
+use crate::admit::desk::{Desk, Desks};
+use crate::admit::limit::Limit;
+use crate::admit::limit::settings::OverLimit;
 use crate::classify::TargetHeaders;
 use crate::config::{Class, Settings, Tenant};
 use crate::forward::settings::Timeouts;
 use crate::judge::Objectives;
 use crate::observe::Watch;
 use crate::record::{ClassShape, Recorder, Shape, TenantShape};
-use crate::route::settings::{Balance, Pool};
+use crate::route::settings::{Balance, Concurrency, Pool};
 use crate::units::{ClassId, Endpoint, PoolId, TenantId};
 
 /// The settings of one moment, bound. A request keeps the one it arrived with.
@@ -21,6 +24,11 @@ pub struct Live {
     pub settings: Settings,
     /// Some pool sends like prompts to like engines.
     pub asks_for_prefixes: bool,
+    /// Requests are counted against the limits of their tenants: the settings name any.
+    pub is_metered: bool,
+    /// Some pool has seats, and a queue for them.
+    pub has_seats: bool,
+    pools: Arc<HashMap<PoolId, BoundPool, ahash::RandomState>>,
     promises: HashMap<ClassId, Arc<Promise>, ahash::RandomState>,
 }
 
@@ -48,14 +56,17 @@ pub struct BoundPool {
     pub shown: Option<HeaderValue>,
     /// Sent with every request to its engines.
     pub fixed_headers: Vec<(HeaderName, HeaderValue)>,
+    /// Where requests wait for it; none where it has no limit.
+    pub desk: Option<Arc<Desk>>,
 }
 
 impl Live {
     /// Binds settings: every series they can reach exists from now on.
     #[must_use]
-    pub fn new(settings: Settings, recorder: &Recorder) -> Self {
+    pub fn new(settings: Settings, recorder: &Recorder, desks: &Desks) -> Self {
         recorder.bind(&shape(&settings));
-        let pools = settings.pools.iter().map(|pool| (pool.id.clone(), BoundPool::new(pool))).collect();
+        let bind = |pool: &Arc<Pool>| (pool.id.clone(), BoundPool::new(pool, desks));
+        let pools = settings.pools.iter().map(bind).collect();
         let pools: Arc<HashMap<_, _, ahash::RandomState>> = Arc::new(pools);
         let judged_paths: Arc<[Endpoint]> = settings.judged_paths.clone().into();
         let promise = |class: &Arc<Class>| {
@@ -77,7 +88,23 @@ impl Live {
         };
         let promises = settings.classes.iter().map(promise).collect();
         let asks_for_prefixes = settings.pools.iter().any(|pool| pool.balance == Balance::PrefixAffinity);
-        Live { promises, asks_for_prefixes, settings }
+        // Also where nobody has limits yet: one that comes by a reload has to know who runs.
+        let is_named = |tenant: &Tenant| tenant.id != TenantId::anonymous() || !tenant.limits.is_empty();
+        let is_metered = settings.tenants.iter().any(is_named);
+        let has_seats = pools.values().any(BoundPool::is_limited);
+        Live { promises, asks_for_prefixes, is_metered, has_seats, pools, settings }
+    }
+
+    /// A pool of these settings.
+    #[must_use]
+    pub fn pool(&self, pool: &PoolId) -> Option<&BoundPool> {
+        self.pools.get(pool)
+    }
+
+    /// What becomes of a tenant's requests beyond its limits.
+    #[must_use]
+    pub fn when_over_limit(&self, tenant: &TenantId) -> OverLimit {
+        self.settings.tenants.get(tenant).map(|tenant| tenant.when_over_limit).unwrap_or_default()
     }
 
     /// The promise of a class.
@@ -98,7 +125,8 @@ impl Live {
 }
 
 fn tenant_shape(tenant: &Tenant) -> TenantShape {
-    TenantShape { id: tenant.id.clone(), classes: tenant.classes.clone(), limits: Vec::new() }
+    let limits = Limit::ALL.into_iter().filter(|limit| tenant.limits.has(*limit)).collect();
+    TenantShape { id: tenant.id.clone(), classes: tenant.classes.clone(), limits }
 }
 
 /// What the settings say about series.
@@ -138,7 +166,7 @@ impl Promise {
 }
 
 impl BoundPool {
-    fn new(pool: &Arc<Pool>) -> Self {
+    fn new(pool: &Arc<Pool>, desks: &Desks) -> Self {
         let mut fixed_headers = pool.headers.clone();
         let bearer = pool.api_key.as_ref().and_then(|key| {
             let mut value = HeaderValue::from_str(&format!("Bearer {}", key.expose_secret())).ok()?;
@@ -147,6 +175,13 @@ impl BoundPool {
         });
         fixed_headers.extend(bearer);
         let shown = HeaderValue::from_str(pool.id.as_str()).ok();
-        BoundPool { settings: Arc::clone(pool), shown, fixed_headers }
+        let desk = desks.desk(&pool.id).filter(|_| pool.concurrency != Concurrency::Unlimited);
+        BoundPool { settings: Arc::clone(pool), shown, fixed_headers, desk }
+    }
+
+    /// Whether only so many requests run on it at the same time.
+    #[must_use]
+    pub fn is_limited(&self) -> bool {
+        self.desk.is_some()
     }
 }

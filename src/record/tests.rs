@@ -454,7 +454,7 @@ async fn who_waits_is_told_where_and_who_went_on_is_counted_there() {
     assert_eq!((depth("main"), depth("spare")), (0.0, 0.0));
     visit.waits(&PoolId::from("spare"));
     assert_eq!((depth("main"), depth("spare")), (0.0, 1.0));
-    visit.called(at(0));
+    visit.called();
     assert_eq!((depth("main"), depth("spare")), (0.0, 0.0));
     visit.end(answer());
     let told = samples(&recorder);

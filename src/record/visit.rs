@@ -144,10 +144,9 @@ impl Visit {
         self.draft_mut().admitted = Some(at);
     }
 
-    /// The request, which had to wait, left the queue.
-    pub fn called(&mut self, at: Tick) {
+    /// It no longer waits: it was called to its seat.
+    pub fn called(&mut self) {
         self.open.standing.lock().waits = false;
-        self.admitted(at);
     }
 
     /// The queue before was too long: it goes on to this pool of its route.

@@ -391,6 +391,12 @@ impl Work {
         }
     }
 
+    /// When the engine was picked.
+    #[must_use]
+    pub const fn dispatched(&self) -> Tick {
+        self.dispatched
+    }
+
     /// The answer ended, whole, and says something about its engine's latency. Learning happens
     /// outside of the pool's lock.
     pub fn learned(mut self, lesson: &Lesson, at: Tick) {
@@ -406,12 +412,12 @@ impl Work {
             inner.note(self.place, evidence, at);
         }
         drop(inner);
-        let mut latency = self.latency.lock();
         if let Some(ttft) = lesson.ttft {
+            let mut latency = self.latency.lock();
             latency.first_token(&self.situation, ttft);
-        }
-        if let Some(tpot) = lesson.tpot {
-            latency.further_tokens(batch, tpot);
+            if let Some(tpot) = lesson.tpot {
+                latency.further_tokens(batch, tpot);
+            }
         }
     }
 }

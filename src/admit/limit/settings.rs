@@ -26,6 +26,12 @@ pub struct Limits {
 }
 
 impl Limits {
+    /// Whether this is limited, for the tenant as a whole or for one of its models.
+    #[must_use]
+    pub fn has(&self, limit: Limit) -> bool {
+        self.whole.has(limit) || self.models.values().any(|model| model.has(limit))
+    }
+
     /// Whether nothing is limited.
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -53,6 +59,13 @@ impl Allowance {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         *self == Allowance::default()
+    }
+
+    fn has(&self, limit: Limit) -> bool {
+        match limit {
+            Limit::ConcurrentRequests => self.concurrent_requests.is_some(),
+            of_rate => self.rate(of_rate).is_some(),
+        }
     }
 
     /// The rate of one limit; `concurrent_requests` has none.

@@ -34,6 +34,7 @@ impl Check<'_> {
         self.limits_leave_room(raw, &objectives, &timeouts);
         self.keepalive_can_happen(raw, &timeouts);
         let queue = self.class_queue(raw, &timeouts);
+        let degrade = self.degrade(raw, &objectives);
         Some(Class {
             id: ClassId::from(raw.slo_class.as_ref()?.value.as_str()),
             priority: raw.priority.as_ref().map_or_else(Default::default, |word| word.value.0),
@@ -41,6 +42,7 @@ impl Check<'_> {
             target_headers: raw.target_headers.as_ref().map_or_else(Default::default, |word| word.value.0),
             timeouts,
             queue,
+            degrade,
         })
     }
 

@@ -499,6 +499,94 @@ fn with_the_other_engine_down_the_only_one_left_is_asked_again() {
     assert_eq!(second.engine, engine("a"));
 }
 
+/// Engines that need this long per thousand prompt tokens.
+fn teach(bench: &Bench, speeds: &[(&str, u64)], times: u64) {
+    for n in 0..times * speeds.len() as u64 {
+        let at = ms(n * 1_000);
+        let size = tokens(500 + n * 37 % 1_000, 100);
+        // All are asked by turns, whatever the gateway thinks of them.
+        let mut attempts = bench.attempts();
+        let held: Vec<_> = (0..speeds.len()).map(|_| bench.fleet.choose(&id(), &mut attempts, size, at)).collect();
+        for choice in held.into_iter().flatten() {
+            let (_, millis) = speeds.iter().find(|(name, _)| engine(name) == choice.engine).unwrap();
+            let ttft = Duration::from_millis(20 + size.prefill.0 * millis / 1_000);
+            let lesson = Lesson { ttft: Some(ttft), tpot: Some(ttft / 50), ..Lesson::default() };
+            choice.work.learned(&lesson, at + ttft);
+        }
+    }
+}
+
+fn want(millis: u64) -> Want {
+    let aims = Aims { ttft: Some(Duration::from_millis(millis)), ..Aims::NONE };
+    Want { aims, ..tokens(1_000, 100).into() }
+}
+
+fn share_of(bench: &Bench, name: &str, want: Want, at: Tick) -> usize {
+    let ask = || bench.fleet.choose(&id(), &mut bench.attempts(), want, at).unwrap();
+    (0..1_000).filter(|_| ask().engine == engine(name)).count()
+}
+
+#[test]
+fn a_request_goes_where_it_is_likeliest_to_keep_its_promise() {
+    let bench = Bench::new(pool(&["slow", "quick"]));
+    assert_eq!(bench.fleet.predict(&id(), tokens(1_000, 100), ms(0)), None);
+    teach(&bench, &[("slow", 1_000), ("quick", 100)], 50);
+    let at = ms(500_000);
+    // Slow takes 1.02 s, quick 0.12 s.
+    let slow = share_of(&bench, "slow", want(400), at);
+    assert!((1..=20).contains(&slow), "{slow} of 1000: one in a hundred explores, half of those here");
+    let slow = share_of(&bench, "slow", want(10_000), at);
+    assert!((400..600).contains(&slow), "{slow}: both would do");
+    let slow = share_of(&bench, "slow", want(1), at);
+    assert!((400..600).contains(&slow), "{slow}: neither would do");
+    let slow = share_of(&bench, "slow", tokens(1_000, 100).into(), at);
+    assert!((400..600).contains(&slow), "{slow}: nothing is promised");
+    let late = Want { spent: Duration::from_millis(9_500), ..want(10_000) };
+    assert!(share_of(&bench, "slow", late, at) < 50, "what is left counts");
+}
+
+#[test]
+fn a_quick_engine_that_is_busy_is_weighed_as_it_is() {
+    let bench = Bench::new(pool(&["slow", "quick"]));
+    teach(&bench, &[("slow", 1_000), ("quick", 100)], 50);
+    let at = ms(500_000);
+    let mut held = Vec::new();
+    let mut ask = || {
+        let choice = bench.fleet.choose(&id(), &mut bench.attempts(), want(1_500), at).unwrap();
+        let name = choice.engine.clone();
+        held.push(choice);
+        name
+    };
+    let slow = (0..20).filter(|_| ask() == engine("slow")).count();
+    assert!((1..=7).contains(&slow), "{slow} of 20");
+}
+
+#[test]
+fn an_engine_of_which_little_is_known_is_chosen_by_work_alone() {
+    let bench = Bench::new(pool(&["slow", "quick"]));
+    teach(&bench, &[("slow", 1_000), ("quick", 100)], 50);
+    bench.fleet.follow(&[Arc::new(pool(&["slow", "quick", "new"]))], ms(100_000));
+    let at = ms(500_000);
+    let new = share_of(&bench, "new", want(400), at);
+    assert!((250..450).contains(&new), "{new}");
+    let prediction = bench.fleet.predict(&id(), tokens(1_000, 100), at);
+    assert!(prediction.is_none_or(|prediction| prediction.ttft > Duration::from_millis(50)));
+}
+
+#[test]
+fn what_is_predicted_is_shown_with_its_error() {
+    let bench = Bench::new(pool(&["a"]));
+    teach(&bench, &[("a", 500)], 100);
+    let at = ms(500_000);
+    let idle = bench.fleet.predict(&id(), tokens(1_000, 100), at).unwrap();
+    assert!(idle.ttft.abs_diff(Duration::from_millis(520)) < Duration::from_millis(40), "{idle:?}");
+    let _held = bench.choose(at);
+    assert!(bench.fleet.predict(&id(), tokens(1_000, 100), at).unwrap().ttft >= idle.ttft);
+    let view = bench.fleet.view(at).remove(0).engines.remove(0);
+    assert!(view.errors.ttft.unwrap() < 0.1 && view.errors.tpot.is_some());
+    assert_eq!(view.seats, None);
+}
+
 #[derive(Clone, Debug)]
 enum Act {
     Choose(u64, u64),

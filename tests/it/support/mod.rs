@@ -31,6 +31,7 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::io::AsyncWrite;
 use tokio::sync::Notify;
+use tokio::task::AbortHandle;
 
 pub use network::Network;
 pub use page::Page;
@@ -59,6 +60,7 @@ pub struct House {
     drain: Drain,
     recorder: Recorder,
     lines: Lines,
+    seats: AbortHandle,
     has_ended: bool,
 }
 
@@ -73,7 +75,8 @@ impl House {
         let network = Network::default();
         let materials = Materials { clock, dial: Arc::new(network.clone()), recorder: recorder.clone(), seed: 7 };
         let gateway = Gateway::new(settings(yaml), materials);
-        House { clock, gateway, network, drain: Drain::new(), recorder, lines, has_ended: false }
+        let seats = tokio::spawn(gateway.clone().keep_seats()).abort_handle();
+        House { clock, gateway, network, drain: Drain::new(), recorder, lines, seats, has_ended: false }
     }
 
     /// The default settings, and an engine `e1` that answers every request so.
@@ -176,6 +179,7 @@ impl House {
     }
 
     pub fn page(&self) -> Page {
+        self.gateway.report_seats();
         Page::read(self.recorder.page(Format::Text))
     }
 
@@ -184,8 +188,14 @@ impl House {
         self.lines.text()
     }
 
+    /// Seats taken and requests that wait, over all pools.
+    pub fn crowd(&self) -> (usize, usize) {
+        let numbers = self.gateway.desks.all().into_iter().map(|(_, desk)| desk.numbers());
+        numbers.fold((0, 0), |(taken, waiting), now| (taken + now.taken, waiting + now.waiting))
+    }
+
     /// The end of a test: one line per request, `met + missed + excluded = finished`, nothing
-    /// in flight, no work left at any engine.
+    /// in flight, no work left at any engine, no seat taken, nothing reserved.
     pub async fn end(mut self) {
         self.has_ended = true;
         assert_eq!(self.recorder.open_visits(), 0, "visits are open");
@@ -204,6 +214,12 @@ impl House {
         assert_eq!(sum("goodput_slo_excluded_total", &[]), excluded);
         assert_eq!(sum("goodput_in_flight", &[]), 0.0);
         assert_eq!(sum("goodput_overdue", &[]), 0.0);
+        assert_eq!(sum("goodput_queue_depth", &[]), 0.0);
+        assert_eq!(sum("goodput_seats_taken", &[]), 0.0);
+        assert_eq!(self.crowd(), (0, 0), "seats are taken, or somebody waits");
+        for tenant in self.gateway.live.load().settings.tenants.iter() {
+            assert_eq!(self.gateway.ledger.running(&tenant.id), 0, "a reservation of {} is open", tenant.id);
+        }
         assert!(page.count("goodput_in_flight", &[]) > 0);
         for pool in self.gateway.fleet.view(self.clock.now()) {
             for engine in pool.engines {
@@ -215,6 +231,7 @@ impl House {
 
 impl Drop for House {
     fn drop(&mut self) {
+        self.seats.abort();
         assert!(self.has_ended || std::thread::panicking(), "a test forgot `House::end`");
     }
 }

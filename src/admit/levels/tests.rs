@@ -1,0 +1,193 @@
+use proptest::prelude::*;
+
+use super::*;
+
+fn secs(seconds: u64) -> Tick {
+    Tick::from_millis(seconds * 1000)
+}
+
+fn depth(depth: u64) -> Measured {
+    Measured { queue_depth: depth, ..Measured::default() }
+}
+
+fn level(action: Action, above: u64, below: u64) -> Level {
+    let bounds = |depth| Bounds { queue_depth: Some(depth), ..Bounds::default() };
+    Level { action, enter: bounds(above), leave: bounds(below), hold: Duration::from_secs(10) }
+}
+
+fn three() -> [Level; 3] {
+    [level(Action::Defer, 10, 5), level(Action::CapOutput(Tokens(256)), 20, 10), level(Action::Spill, 20, 10)]
+}
+
+#[test]
+fn a_level_is_entered_at_once_and_the_next_when_it_had_its_time() {
+    let (levels, mut ladder) = (three(), Ladder::default());
+    assert!(!ladder.weigh(&levels, &depth(10), secs(0)), "not above");
+    assert!(ladder.weigh(&levels, &depth(30), secs(1)));
+    assert!(!ladder.weigh(&levels, &depth(30), secs(10)));
+    assert!(ladder.weigh(&levels, &depth(30), secs(11)));
+    assert!(ladder.weigh(&levels, &depth(30), secs(21)));
+    assert_eq!(ladder.level(), 3);
+    assert!(!ladder.weigh(&levels, &depth(30), secs(90)), "there is no further one");
+}
+
+#[test]
+fn a_level_stays_between_its_bounds_and_is_left_below_the_lower_one() {
+    let (levels, mut ladder) = (three(), Ladder::default());
+    ladder.weigh(&levels, &depth(11), secs(0));
+    for (at, waiting) in [(20, 10), (30, 5), (40, 20)] {
+        assert!(!ladder.weigh(&levels, &depth(waiting), secs(at)), "{waiting}");
+    }
+    assert!(ladder.weigh(&levels, &depth(4), secs(50)));
+    assert_eq!(ladder.level(), 0);
+    assert!(ladder.weigh(&levels, &depth(11), secs(50)), "and entered again at any time");
+    assert!(!ladder.weigh(&levels, &depth(0), secs(59)), "but then it stands again");
+}
+
+#[test]
+fn all_levels_are_left_one_by_one_when_nothing_comes_any_more() {
+    let (levels, mut ladder) = (three(), Ladder::default());
+    (0..3).for_each(|i| assert!(ladder.weigh(&levels, &depth(99), secs(i * 10))));
+    let changes: Vec<u64> =
+        (21..100).filter(|second| ladder.weigh(&levels, &Measured::default(), secs(*second))).collect();
+    assert_eq!(changes, [30, 40, 50]);
+    assert_eq!(ladder.level(), 0);
+}
+
+#[test]
+fn one_measure_is_enough_to_enter_and_all_are_needed_to_leave() {
+    let bounds = |burn, wait, depth| Bounds {
+        burn_rate: Some(burn),
+        queue_wait: Some(Duration::from_millis(wait)),
+        queue_depth: Some(depth),
+    };
+    let enter = bounds(2.0, 500, 50);
+    let measured = |burn, wait, queue_depth| Measured {
+        burn_rate: burn,
+        queue_wait: Some(Duration::from_millis(wait)),
+        queue_depth,
+    };
+    assert!(!enter.is_exceeded(&measured(Some(2.0), 500, 50)));
+    for exceeding in [measured(Some(2.1), 0, 0), measured(None, 501, 0), measured(Some(0.0), 0, 51)] {
+        assert!(enter.is_exceeded(&exceeding), "{exceeding:?}");
+    }
+    let leave = bounds(1.0, 100, 10);
+    assert!(leave.is_kept(&measured(Some(0.9), 99, 9)));
+    assert!(leave.is_kept(&Measured::default()), "nothing burns, nobody waits");
+    for still in [measured(Some(1.0), 0, 0), measured(None, 100, 0), measured(None, 0, 10)] {
+        assert!(!leave.is_kept(&still), "{still:?}");
+    }
+}
+
+#[test]
+fn an_operators_level_stands_until_it_is_released_and_is_then_left_as_any_other() {
+    let (levels, mut ladder) = (three(), Ladder::default());
+    ladder.force(2, secs(5));
+    assert!(ladder.is_forced());
+    assert!(!ladder.weigh(&levels, &depth(99), secs(100)));
+    assert!(!ladder.weigh(&levels, &depth(0), secs(200)));
+    ladder.release(secs(300));
+    assert_eq!((ladder.level(), ladder.is_forced()), (2, false));
+    assert!(!ladder.weigh(&levels, &depth(0), secs(309)));
+    assert!(ladder.weigh(&levels, &depth(0), secs(310)));
+}
+
+#[test]
+fn fewer_levels_after_a_reload_are_fewer_in_force() {
+    let mut ladder = Ladder::default();
+    ladder.force(3, secs(1));
+    ladder.fit(1, secs(2));
+    assert_eq!(ladder.level(), 1);
+    assert!(ladder.is_forced());
+}
+
+#[test]
+fn what_is_in_force_is_all_up_to_the_level() {
+    let levels = [
+        level(Action::CapOutput(Tokens(500)), 1, 1),
+        level(Action::CapOutput(Tokens(900)), 1, 1),
+        level(Action::ReasoningOff, 1, 1),
+        level(Action::ShedLower, 1, 1),
+    ];
+    assert_eq!(InForce::at(&levels, 0), InForce::default());
+    assert_eq!(InForce::at(&levels, 2), InForce { cap: Some(Tokens(500)), ..InForce::default() });
+    let all = InForce { cap: Some(Tokens(500)), reasoning_off: true, shed_lower: true, ..InForce::default() };
+    assert_eq!(InForce::at(&levels, 9), all);
+}
+
+#[test]
+fn kinds_are_told_in_one_order() {
+    let mut kinds = Kinds::default();
+    assert!(kinds.is_empty());
+    kinds.add(Kind::Spill);
+    kinds.add(Kind::Defer);
+    assert_eq!(kinds.iter().map(Kind::as_str).collect::<Vec<_>>(), ["defer", "spill"]);
+}
+
+fn measures() -> impl Strategy<Value = Measured> {
+    (prop::option::of(0.0..5.0), prop::option::of(0_u64..2000), 0_u64..60).prop_map(|(burn_rate, wait, queue_depth)| {
+        Measured { burn_rate, queue_wait: wait.map(Duration::from_millis), queue_depth }
+    })
+}
+
+fn levels() -> impl Strategy<Value = Vec<Level>> {
+    let one = (prop::option::of(0.1..4.0), prop::option::of(1_u64..1500), 1_u64..50, 0.1..=1.0, 0_u64..30).prop_map(
+        |(burn_rate, wait, depth, share, hold): (Option<f64>, Option<u64>, u64, f64, u64)| {
+            let bounds = |share: f64| Bounds {
+                burn_rate: burn_rate.map(|rate| rate * share),
+                queue_wait: wait.map(|wait| Duration::from_millis(wait).mul_f64(share)),
+                queue_depth: Some((depth as f64 * share).ceil() as u64),
+            };
+            let hold = Duration::from_secs(hold);
+            Level { action: Action::Defer, enter: bounds(1.0), leave: bounds(share), hold }
+        },
+    );
+    prop::collection::vec(one, 0..5)
+}
+
+proptest! {
+    /// One level at a time, never within the hold of the one on top, never without cause.
+    #[test]
+    fn no_change_without_cause_or_before_its_time(
+        levels in levels(),
+        history in prop::collection::vec((measures(), 0_u64..8), 1..200),
+    ) {
+        let (mut ladder, mut now) = (Ladder::default(), 0);
+        let mut last = 0;
+        for (measured, pause) in history {
+            now += pause;
+            let before = ladder.level();
+            let moved = ladder.weigh(&levels, &measured, secs(now));
+            prop_assert!(ladder.level() <= levels.len());
+            prop_assert_eq!(moved, ladder.level() != before);
+            if moved {
+                if before > 0 {
+                    prop_assert!(now - last >= levels[before - 1].hold.as_secs());
+                }
+                if ladder.level() > before {
+                    prop_assert!(levels[before].enter.is_exceeded(&measured));
+                } else {
+                    prop_assert!(levels[before - 1].leave.is_kept(&measured));
+                }
+                prop_assert_eq!(ladder.level().abs_diff(before), 1);
+                last = now;
+            }
+        }
+    }
+
+    /// While measures stand still, the level moves one way and comes to rest.
+    #[test]
+    fn steady_measures_make_no_flapping(levels in levels(), start in 0_usize..5, measured in measures()) {
+        let mut ladder = Ladder::default();
+        ladder.force(start.min(levels.len()), secs(0));
+        ladder.release(secs(0));
+        let mut seen = vec![ladder.level()];
+        for second in 0..400 {
+            if ladder.weigh(&levels, &measured, secs(second)) {
+                seen.push(ladder.level());
+            }
+        }
+        prop_assert!(seen.len() <= levels.len() + 1);
+        prop_assert!(seen.is_sorted() || seen.iter().rev().is_sorted(), "{:?}", seen);
+    }
+}

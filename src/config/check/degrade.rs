@@ -1,0 +1,220 @@
+//! Overload levels.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{Check, in_seconds, shown};
+use crate::admit::levels::{Action, Bounds, Kind, Level};
+use crate::config::Class;
+use crate::config::problem::Place;
+use crate::config::raw::{self, ActionWord, LevelAction, Root};
+use crate::config::read::{At, Block};
+use crate::judge::Objectives;
+use crate::route::settings::{Concurrency, Pool, Route};
+use crate::units::Tokens;
+
+impl Check<'_> {
+    pub(super) fn degrade(&mut self, raw: &raw::Class, promise: &Objectives) -> Vec<Level> {
+        let mut levels: Vec<Level> = Vec::new();
+        for raw in raw.degrade.iter().flat_map(|levels| levels.iter()) {
+            let action = self.action(raw);
+            let bounds = raw.enter_when.as_ref().map(|above| self.bounds(above, raw.leave_when.as_ref(), promise));
+            let hold = self.time(raw.hold.as_ref(), Level::HOLD);
+            let (Some(action), Some((enter, leave))) = (action, bounds) else { continue };
+            self.is_another(raw.place(), action, &levels);
+            levels.push(Level { action, enter, leave, hold });
+        }
+        levels
+    }
+
+    fn action(&mut self, raw: &raw::Level) -> Option<Action> {
+        Some(match raw.action.as_ref()? {
+            LevelAction::Word(word) => match word.value.0 {
+                ActionWord::Defer => Action::Defer,
+                ActionWord::ShedLower => Action::ShedLower,
+                ActionWord::ReasoningOff => Action::ReasoningOff,
+                ActionWord::Spill => Action::Spill,
+            },
+            LevelAction::Cap(cap) => {
+                let tokens = self.count(Some(cap.cap_output.as_ref()?), 1, 1..=u64::from(u32::MAX));
+                Action::CapOutput(Tokens(tokens))
+            }
+        })
+    }
+
+    /// Levels add up, so each must do something that those before it do not.
+    fn is_another(&mut self, place: &Place, action: Action, before: &[Level]) {
+        let same = before.iter().rev().find(|level| level.action.kind() == action.kind());
+        match (action, same.map(|level| level.action)) {
+            (_, None) => {}
+            (Action::CapOutput(cap), Some(Action::CapOutput(other))) if cap < other => {}
+            (Action::CapOutput(_), Some(_)) => {
+                self.problem(
+                    place,
+                    "the cap is no lower than that of an earlier level",
+                    "lower it, or remove the level",
+                );
+            }
+            (_, Some(_)) => {
+                let message = format!("{} is done by an earlier level already", action.kind().as_str());
+                self.problem(place, message, "remove one of the two");
+            }
+        }
+    }
+
+    fn bounds(&mut self, above: &raw::Above, below: Option<&raw::Below>, promise: &Objectives) -> (Bounds, Bounds) {
+        if above.written().is_empty() {
+            self.problem(above.place(), "nothing enters this level", "write at least one of the bounds");
+        }
+        let enter = Bounds {
+            burn_rate: above.burn_rate_above.as_ref().and_then(|at| self.burn_rate(at, promise)),
+            queue_wait: above.queue_wait_above.as_ref().map(|at| self.time(Some(at), Duration::from_secs(1))),
+            queue_depth: above.queue_depth_above.as_ref().map(|at| self.count(Some(at), 1, 1..=10_000_000)),
+        };
+        let mut leave = Bounds {
+            burn_rate: enter.burn_rate.map(|rate| rate / 2.0),
+            queue_wait: enter.queue_wait.map(|wait| wait / 2),
+            queue_depth: enter.queue_depth.map(|depth| (depth / 2).max(1)),
+        };
+        let Some(below) = below else { return (enter, leave) };
+        if let Some(at) = &below.burn_rate_below {
+            let is_lower = enter.burn_rate.is_none_or(|rate| at.value <= rate);
+            let has_upper = above.burn_rate_above.is_some();
+            if self.is_below(at, "burn_rate", shown(at), at.value > 0.0, is_lower, has_upper) {
+                leave.burn_rate = Some(at.value);
+            }
+        }
+        if let Some(at) = &below.queue_wait_below {
+            let is_lower = enter.queue_wait.is_none_or(|wait| at.value <= wait);
+            let has_upper = above.queue_wait_above.is_some();
+            let value = in_seconds(at.value);
+            if self.is_below(at, "queue_wait", value, !at.value.is_zero(), is_lower, has_upper) {
+                leave.queue_wait = Some(at.value);
+            }
+        }
+        if let Some(at) = &below.queue_depth_below {
+            let is_lower = enter.queue_depth.is_none_or(|depth| at.value <= depth);
+            let has_upper = above.queue_depth_above.is_some();
+            if self.is_below(at, "queue_depth", shown(at), at.value > 0, is_lower, has_upper) {
+                leave.queue_depth = Some(at.value);
+            }
+        }
+        (enter, leave)
+    }
+
+    /// A rate that the class can reach: with every request missed it burns by one over the
+    /// share of misses that its target allows.
+    fn burn_rate(&mut self, at: &At<f64>, promise: &Objectives) -> Option<f64> {
+        if at.value <= 0.0 {
+            let way_out = "write a number above 0; 1 uses the budget up exactly at the end of the window";
+            self.problem(&at.place, format!("{} is no burn rate to enter a level by", shown(at)), way_out);
+            return None;
+        }
+        let most = 1.0 / (1.0 - promise.joint_target);
+        if at.value >= most {
+            let message =
+                format!("{} is never exceeded: where everything misses, this class burns at {most:.1}", shown(at));
+            self.problem(&at.place, message, "lower it, or the class's joint_attainment_target is not what you meant");
+            return None;
+        }
+        Some(at.value)
+    }
+
+    fn is_below<T>(
+        &mut self,
+        at: &At<T>,
+        name: &str,
+        value: String,
+        can_be: bool,
+        is_lower: bool,
+        has_upper: bool,
+    ) -> bool {
+        if !has_upper {
+            let message = format!("there is no {name}_above that it belongs to");
+            self.problem(&at.place, message, format!("add `{name}_above` to `enter_when`, or remove the key"));
+        } else if !can_be {
+            let message = format!("nothing is ever below {value}, so the level would never be left");
+            self.problem(&at.place, message, "write a value above 0, or remove the key");
+        } else if !is_lower {
+            let message = format!("{value} is above {name}_above: the level would come and go at once");
+            self.problem(&at.place, message, format!("write less than `{name}_above`, or remove the key"));
+        }
+        has_upper && can_be && is_lower
+    }
+
+    /// Levels that can change nothing, or are never entered, are no mistake but worth a look.
+    pub(super) fn levels_can_help(
+        &mut self,
+        root: &Root,
+        classes: &[Arc<Class>],
+        pools: &[Arc<Pool>],
+        routes: &[Route],
+    ) {
+        for raw in root.slo_classes.iter().flat_map(|all| all.iter()) {
+            let named = |class: &&Arc<Class>| raw.slo_class.as_ref().is_some_and(|at| at.value == class.id.as_str());
+            let Some(class) = classes.iter().find(named) else { continue };
+            let reach = Reach::of(class, classes, pools, routes);
+            for raw in raw.degrade.iter().flat_map(|levels| levels.iter()) {
+                if let Some((message, way_out)) = kind_of(raw).and_then(|kind| reach.is_in_vain(kind)) {
+                    self.note(raw.place(), message, format!("{way_out}, or remove the level"));
+                }
+                let asks = raw.enter_when.as_ref().map_or(&[][..], Block::written);
+                if !reach.waits && !asks.is_empty() && asks.iter().all(|key| key.starts_with("queue")) {
+                    let message = "it is never entered: nothing waits for the pools of this class";
+                    self.note(raw.place(), message, "give one `max_concurrency_per_engine`, or go by burn_rate_above");
+                }
+            }
+        }
+    }
+}
+
+/// What a class has around it that levels can make use of.
+struct Reach {
+    /// Requests can wait for one of its pools.
+    waits: bool,
+    /// The engines of one of its pools are told a priority.
+    is_told: bool,
+    has_lower: bool,
+    has_second_pool: bool,
+}
+
+impl Reach {
+    fn of(class: &Class, classes: &[Arc<Class>], pools: &[Arc<Pool>], routes: &[Route]) -> Self {
+        let served = || routes.iter().filter(|route| route.serves(&class.id));
+        let own = || pools.iter().filter(|pool| served().any(|route| route.pools.contains(&pool.id)));
+        Reach {
+            waits: own().any(|pool| pool.concurrency != Concurrency::Unlimited),
+            is_told: own().any(|pool| pool.engine_priority),
+            has_lower: classes.iter().any(|other| other.priority > class.priority),
+            has_second_pool: served().any(|route| route.pools.len() > 1),
+        }
+    }
+
+    /// What is missing for this kind of action, and what to do.
+    fn is_in_vain(&self, kind: Kind) -> Option<(&'static str, &'static str)> {
+        match kind {
+            Kind::Defer if !self.waits && !self.is_told => {
+                Some(("nothing waits for the pools of this class", "give one `max_concurrency_per_engine`"))
+            }
+            Kind::ShedLower if !self.has_lower => {
+                Some(("no class has a lower rank", "lower the `priority` of those that may go"))
+            }
+            Kind::Spill if !self.has_second_pool => {
+                Some(("no route of this class has a second pool", "add one to its route"))
+            }
+            Kind::Defer | Kind::ShedLower | Kind::CapOutput | Kind::ReasoningOff | Kind::Spill => None,
+        }
+    }
+}
+
+fn kind_of(raw: &raw::Level) -> Option<Kind> {
+    Some(match raw.action.as_ref()? {
+        LevelAction::Word(word) => match word.value.0 {
+            ActionWord::Defer => Kind::Defer,
+            ActionWord::ShedLower => Kind::ShedLower,
+            ActionWord::ReasoningOff => Kind::ReasoningOff,
+            ActionWord::Spill => Kind::Spill,
+        },
+        LevelAction::Cap(_) => Kind::CapOutput,
+    })
+}

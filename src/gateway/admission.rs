@@ -1,0 +1,425 @@
+//! Whether a request may run now: its tenant's limits, then a seat in the first pool of its
+//! route that can take it.
+//!
+//! What it holds is [`Held`]: the reservation and the seat. It lives where the request lives,
+//! first in the handler's future and then in the body of the answer, and goes with it: settled
+//! where the answer's timeline is known, by the rules for a client that left where it is not.
+//!
+//! Which queue it waits in: of the first pool of the route that has an engine available. It
+//! goes on to a further pool, forward only, while it waits (or at once) if the wait to be
+//! expected is more than what is left of its time, and the further pool has a free seat, or a
+//! wait that still makes it. As every request begins with the first pool again, traffic is back
+//! there as soon as its queue is short enough.
+//!
+//! A pool of which no engine is available keeps one seat: for the request that finds out
+//! whether that is still so. The others wait for its result.
+
+use std::borrow::Cow;
+use std::time::Duration;
+
+use super::house::House;
+use super::promise::{BoundPool, Live, Promise};
+use crate::admit::desk::{Offered, Seat, Turn};
+use crate::admit::limit::settings::OverLimit;
+use crate::admit::limit::{Exhausted, Output, Reservation, Used, Wanted};
+use crate::admit::queue::{Aim, Ask, Standing, TurnedAway, Why};
+use crate::clock::Clock;
+use crate::inspect::Facts;
+use crate::judge::{Case, Objective, Objectives, Progress, breaks_at};
+use crate::observe::{Ending, Timeline};
+use crate::record::Visit;
+use crate::refuse::Refusal;
+use crate::route::Prediction;
+use crate::units::{ClientSide, Endpoint, PoolId, TenantId, Tick, Tokens};
+
+/// How often a request that could go elsewhere looks whether it should.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// What a request holds while it is in the house.
+#[derive(Debug)]
+pub struct Held {
+    clock: Clock,
+    reservation: Option<Reservation>,
+    seat: Option<Seat>,
+    prompt: Tokens,
+    /// An engine has been asked: a client that leaves from now on has used the prompt.
+    dispatched: bool,
+}
+
+impl Held {
+    /// What a request holds that waits for its seat.
+    #[must_use]
+    pub fn new(allowed: Allowed, prompt: Tokens, clock: Clock) -> Self {
+        Held { clock, reservation: allowed.reservation, seat: None, prompt, dispatched: false }
+    }
+
+    /// It has its seat, if it needs one.
+    pub fn sits(&mut self, seat: Option<Seat>) {
+        self.seat = seat;
+    }
+
+    /// An engine is asked.
+    pub fn dispatched(&mut self) {
+        self.dispatched = true;
+    }
+
+    /// Goes on in another pool: with a seat there that nobody wants, in the place of the one
+    /// held. False: there is none, and nothing has changed.
+    pub fn moves_to(&mut self, pool: &BoundPool, ask: &Ask) -> bool {
+        let Some(desk) = &pool.desk else {
+            self.seat = None;
+            return true;
+        };
+        let seat = desk.take_free_seat(ask);
+        let moves = seat.is_some();
+        if moves {
+            self.seat = seat;
+        }
+        moves
+    }
+
+    /// The answer ended so: charges what was used, and gives the seat back.
+    pub fn settle(mut self, timeline: &Timeline) {
+        let used = used(timeline, self.prompt);
+        let reservation = self.reservation.take();
+        if let Some((reservation, used)) = reservation.zip(used) {
+            reservation.settle(used, timeline.end);
+        }
+        if let Some(seat) = self.seat.take() {
+            seat.settle(used.map_or(Tokens::ZERO, |used| used.input + used.output));
+        }
+    }
+
+    /// It failed before any token: nothing is charged.
+    pub fn failed(mut self) {
+        self.reservation = None;
+    }
+}
+
+impl Drop for Held {
+    /// The client left before an answer was relayed.
+    fn drop(&mut self) {
+        let used = self.dispatched && !std::thread::panicking();
+        if let Some(reservation) = self.reservation.take().filter(|_| used) {
+            reservation.cancel(Tokens::ZERO, self.clock.now());
+        }
+    }
+}
+
+/// What an answer used (`docs/semantics.md`, section 8): nothing where it failed before a
+/// token came; the prompt and what was seen where it broke off later or its client left.
+fn used(timeline: &Timeline, prompt: Tokens) -> Option<Used> {
+    let is_success = (200..300).contains(&timeline.status);
+    let came = timeline.first_token.is_some() || timeline.has_output || timeline.output > Tokens::ZERO;
+    let ended_well = timeline.ending == Ending::Clean && timeline.error.is_none();
+    let left = matches!(timeline.ending, Ending::Left | Ending::WriteStalled) && timeline.error.is_none();
+    let counts = is_success && (came || ended_well || left);
+    counts.then(|| Used { input: timeline.usage.input.unwrap_or(prompt), output: timeline.output })
+}
+
+/// What is asked for, as far as admission decides on it.
+pub struct Wish<'a> {
+    /// Who asks.
+    pub tenant: &'a TenantId,
+    /// The model's name as engines know it.
+    pub model: Option<&'a str>,
+    /// Its path.
+    pub endpoint: Endpoint,
+    /// What its body said.
+    pub facts: &'a Facts,
+    /// The prompt estimate.
+    pub prompt: Tokens,
+    /// What its class promises.
+    pub promise: &'a Promise,
+    /// What is judged, its own targets included.
+    pub objectives: &'a Objectives,
+    /// When its head had been parsed.
+    pub arrival: Tick,
+    /// When its last byte came.
+    pub complete: Tick,
+}
+
+/// What has been set aside for a request by its tenant's limits.
+pub struct Allowed {
+    reservation: Option<Reservation>,
+    /// Whether it may only have what others leave.
+    pub standing: Standing,
+}
+
+impl Wish<'_> {
+    /// What is reserved: the prompt, and the cap that the request states or the output that
+    /// its class assumes, over all choices.
+    fn wanted(&self) -> Wanted {
+        let choices = self.facts.choices();
+        let output = match self.facts.caps.largest() {
+            Some(cap) => Output::Stated(cap.times(choices)),
+            None if self.endpoint.dialect().generates() => {
+                Output::Assumed(self.objectives.default_output().times(choices))
+            }
+            None => Output::Assumed(Tokens::ZERO),
+        };
+        Wanted { input: self.prompt, output }
+    }
+
+    /// The output that is expected of each choice: a stated cap counts as far as the class
+    /// expects answers of that length, so that an absurd one does not weigh on others.
+    fn output(&self) -> Tokens {
+        if !self.endpoint.dialect().generates() {
+            return Tokens::ZERO;
+        }
+        let expected = self.objectives.default_output();
+        self.facts.caps.largest().map_or(expected, |cap| cap.min(expected))
+    }
+
+    /// The work that is expected.
+    fn work(&self) -> Tokens {
+        self.prompt + self.output().times(self.facts.choices())
+    }
+
+    fn streams(&self) -> bool {
+        self.facts.streams() && self.endpoint.dialect().generates()
+    }
+
+    /// What its place in the queue depends on.
+    pub fn ask(&self, standing: Standing, predicted: Option<Prediction>) -> Ask {
+        let class = &self.promise.class;
+        let limits = &class.timeouts;
+        let head = if self.facts.streams() { limits.first_token } else { limits.response_head };
+        let own_limits = self.arrival + head.min(limits.total);
+        Ask {
+            tenant: self.tenant.clone(),
+            rank: class.priority,
+            arrival: self.arrival,
+            aim: self.aim(predicted.unwrap_or(Prediction { ttft: Duration::ZERO, tpot: Duration::ZERO })),
+            tokens: self.work(),
+            prompt: self.prompt,
+            leave_by: own_limits.min(self.complete + class.queue.max_wait),
+            when_hopeless: class.queue.when_hopeless,
+            standing,
+        }
+    }
+
+    /// The promise that orders it: the class's own, or a later one that the request asks for;
+    /// targets of its own never make it go earlier.
+    fn aim(&self, predicted: Prediction) -> Aim {
+        let class = &*self.promise.objectives;
+        let objectives = if std::ptr::eq(class, self.objectives) {
+            Cow::Borrowed(class)
+        } else {
+            let ttft = later(class.ttft, self.objectives.ttft);
+            let tpot = later(class.tpot, self.objectives.tpot);
+            Cow::Owned(Objectives { ttft, tpot, ..class.clone() })
+        };
+        if let Some(ttft) = objectives.ttft.filter(|_| self.streams()) {
+            return Aim::FirstToken { within: ttft.threshold, lead: predicted.ttft };
+        }
+        let case = Case { stated_cap: self.facts.caps.largest(), ..Case::of(self.endpoint.dialect()) };
+        let waiting = Progress::waiting(self.arrival, true, self.streams());
+        match breaks_at(&waiting, &objectives, &case) {
+            Some(moment) => {
+                let further = u32::try_from(self.output().0.saturating_sub(1)).unwrap_or(u32::MAX);
+                let service = predicted.ttft + predicted.tpot.saturating_mul(further);
+                Aim::Whole { within: moment - self.arrival, service }
+            }
+            None => Aim::Whenever,
+        }
+    }
+}
+
+fn later(own: Option<Objective>, asked: Option<Objective>) -> Option<Objective> {
+    let own = own?;
+    Some(asked.filter(|asked| asked.threshold > own.threshold).unwrap_or(own))
+}
+
+impl House {
+    /// Sets aside what the request wants, of all limits of its tenant together.
+    ///
+    /// # Errors
+    /// A limit is used up and the tenant's settings say `reject`, or it can never hold so much.
+    pub(super) fn reserve(&self, live: &Live, wish: &Wish<'_>, at: Tick) -> Result<Allowed, Refusal> {
+        if !live.is_metered {
+            return Ok(Allowed { reservation: None, standing: Standing::WithinLimits });
+        }
+        match self.ledger.reserve(wish.tenant, wish.model.unwrap_or_default(), &wish.wanted(), at) {
+            Ok(reservation) => Ok(Allowed { reservation: Some(reservation), standing: Standing::WithinLimits }),
+            Err(Exhausted::ForEver { limit, scope, need, most }) => {
+                Err(Refusal::RequestExceedsLimit { limit, scope, need, most })
+            }
+            Err(Exhausted::ForNow { .. }) if live.when_over_limit(wish.tenant) == OverLimit::Demote => {
+                Ok(Allowed { reservation: None, standing: Standing::OverLimit })
+            }
+            Err(Exhausted::ForNow { standing, retry_after }) => {
+                Err(Refusal::RateLimitExceeded { standing, retry_after })
+            }
+        }
+    }
+
+    /// Waits for a seat in a pool of the route.
+    ///
+    /// # Errors
+    /// The queue has no place, or none for so long; the gateway drains.
+    pub(super) async fn seat(&self, walk: &Walk<'_>, visit: &mut Visit) -> Result<Seated, Refusal> {
+        let begins = walk.begins();
+        let mut place = Place::Queue(begins);
+        loop {
+            let at = match place {
+                Place::Free(at, seat) => {
+                    visit.spills(&walk.pools[at]);
+                    return Ok(Seated { seat, first: at, since: Some(walk.now()) });
+                }
+                Place::Queue(at) => at,
+            };
+            if at != begins {
+                visit.spills(&walk.pools[at]);
+            }
+            let went_on = (at != begins).then(|| walk.now());
+            let Some(desk) = &walk.pool(at).desk else {
+                return Ok(Seated { seat: None, first: at, since: went_on });
+            };
+            let ended = match desk.offer(walk.ask) {
+                Offered::Seated(seat) => {
+                    return Ok(Seated { seat: Some(seat), first: at, since: went_on });
+                }
+                Offered::Away(away) => Ended::Away(away),
+                Offered::Waits(turn) => {
+                    visit.waits(&walk.pools[at]);
+                    match walk.wait(at, turn).await {
+                        Ok(seat) => {
+                            visit.called();
+                            return Ok(Seated { seat: Some(seat), first: at, since: Some(walk.now()) });
+                        }
+                        Err(ended) => ended,
+                    }
+                }
+            };
+            place = match ended {
+                Ended::Onward(place) => place,
+                Ended::Drained => return Err(Refusal::Draining),
+                Ended::Away(away) => {
+                    let onward = matches!(away.why, Why::QueueFull | Why::PushedOut).then(|| walk.onward(at, None));
+                    onward.flatten().ok_or_else(|| refusal(&away, &walk.pools[at]))?
+                }
+            };
+        }
+    }
+}
+
+/// A request that has got its seat, or needs none.
+pub struct Seated {
+    /// None where the pool has no limit.
+    pub seat: Option<Seat>,
+    /// Which pool of the route.
+    pub first: usize,
+    /// When it got it; none where that was at once.
+    pub since: Option<Tick>,
+}
+
+/// A request on its way along the pools of its route.
+pub struct Walk<'a> {
+    /// The house, which knows the engines.
+    pub house: &'a House,
+    /// The class's promise, which knows the pools.
+    pub promise: &'a Promise,
+    /// The pools of the route.
+    pub pools: &'a [PoolId],
+    /// What it asks of a queue.
+    pub ask: &'a Ask,
+    /// The client's side.
+    pub client: &'a ClientSide,
+}
+
+/// Where a request goes on to.
+enum Place {
+    /// A pool without a limit, or with a free seat, which it has now.
+    Free(usize, Option<Seat>),
+    /// A pool whose queue is short enough.
+    Queue(usize),
+}
+
+/// Why a request no longer waits where it did.
+enum Ended {
+    Away(TurnedAway),
+    Onward(Place),
+    Drained,
+}
+
+impl Walk<'_> {
+    fn pool(&self, at: usize) -> &BoundPool {
+        self.promise.pool(&self.pools[at])
+    }
+
+    fn now(&self) -> Tick {
+        self.house.clock.now()
+    }
+
+    fn available(&self, at: usize) -> usize {
+        self.house.engines_of(&self.pools[at], self.pool(at).desk.as_deref())
+    }
+
+    /// The first pool that has an engine available; the first of all where none has. A pool
+    /// without a limit has no queue that could hold a request back.
+    fn begins(&self) -> usize {
+        let serves = |at: &usize| self.pool(*at).desk.is_none() || self.available(*at) > 0;
+        (0..self.pools.len()).find(serves).unwrap_or(0)
+    }
+
+    /// Waits in the queue of one pool, and looks whether it should go on to a further one.
+    async fn wait(&self, at: usize, mut turn: Turn) -> Result<Seat, Ended> {
+        let since = self.now();
+        loop {
+            let look = (at + 1 < self.pools.len()).then(|| self.now());
+            if let Some(place) = look.and_then(|now| self.should_go_on(at, &turn, since, now)) {
+                return Err(Ended::Onward(place));
+            }
+            tokio::select! {
+                biased;
+                called = turn.come() => return called.map_err(Ended::Away),
+                () = self.client.drain_over() => return Err(Ended::Drained),
+                () = self.house.clock.sleep_until(look.map(|now| now + LOOK)) => {}
+            }
+        }
+    }
+
+    /// Whether the wait to be expected is more than what is left, and where it would be less.
+    /// Where no rate is known, as long again as it has waited is expected; for ever where no
+    /// engine is available.
+    fn should_go_on(&self, at: usize, turn: &Turn, since: Tick, now: Tick) -> Option<Place> {
+        if self.available(at) == 0 {
+            return self.onward(at, None);
+        }
+        let expected = turn.expected_wait().unwrap_or(now - since);
+        if expected > self.left(now) { self.onward(at, Some(expected)) } else { None }
+    }
+
+    /// What is left of its time: to its last call, to its last moment where it has none.
+    fn left(&self, now: Tick) -> Duration {
+        self.ask.aim.last_call(self.ask.arrival).map_or(self.ask.leave_by, |last| last.min(self.ask.leave_by)) - now
+    }
+
+    /// The next pool of the route that has a place for it.
+    fn onward(&self, from: usize, expected: Option<Duration>) -> Option<Place> {
+        let now = self.now();
+        (from + 1..self.pools.len()).find_map(|at| {
+            if self.available(at) == 0 {
+                return None;
+            }
+            let Some(desk) = &self.pool(at).desk else { return Some(Place::Free(at, None)) };
+            if let Some(seat) = desk.take_free_seat(self.ask) {
+                return Some(Place::Free(at, Some(seat)));
+            }
+            let wait = desk.expected_wait_of(self.ask)?;
+            let is_better = wait <= self.left(now) && expected.is_none_or(|expected| wait < expected);
+            is_better.then_some(Place::Queue(at))
+        })
+    }
+}
+
+fn refusal(away: &TurnedAway, pool: &PoolId) -> Refusal {
+    let (pool, retry_after) = (pool.clone(), away.retry_after.map(|wait| wait.as_secs()));
+    match away.why {
+        Why::QueueFull => Refusal::QueueFull { pool, retry_after },
+        Why::PushedOut => Refusal::PushedOut { pool, retry_after },
+        Why::WaitedTooLong => Refusal::QueueTimeout { pool, retry_after },
+        Why::Hopeless => Refusal::Hopeless { pool, retry_after },
+    }
+}
