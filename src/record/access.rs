@@ -15,6 +15,7 @@ use tokio::sync::mpsc;
 
 use super::finished::Finished;
 use crate::clock::Clock;
+use crate::json;
 use crate::observe::Timeline;
 use crate::units::decimal::{push_number, push_thousandths, put_digits};
 use crate::units::{ClassId, EngineId, PoolId, TenantId};
@@ -161,7 +162,7 @@ impl Line {
 
     fn text(&mut self, key: &'static [u8], value: Option<&str>) {
         match value {
-            Some(value) if value.bytes().any(|byte| byte < b' ' || byte == b'"' || byte == b'\\') => {
+            Some(value) if !json::is_plain(value) => {
                 self.0.extend_from_slice(key);
                 self.0.extend_from_slice(serde_json::Value::from(value).to_string().as_bytes());
             }
