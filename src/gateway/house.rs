@@ -141,19 +141,18 @@ impl House {
     /// How many engines of a pool are available. Its seats follow.
     pub fn engines_of(&self, pool: &PoolId, desk: Option<&Desk>) -> usize {
         let at = self.clock.now();
+        let available = self.fleet.available(pool, at);
         if let Some((desk, seats)) = desk.zip(self.fleet.seats(pool, at)) {
+            desk.set_readers(available.max(1));
             desk.set_seats(seats);
         }
-        self.fleet.available(pool, at)
+        available
     }
 
     /// The seats of every pool follow its engines.
     fn count_seats(&self) {
-        let at = self.clock.now();
         for (pool, desk) in self.desks.all() {
-            if let Some(seats) = self.fleet.seats(&pool, at) {
-                desk.set_seats(seats);
-            }
+            self.engines_of(&pool, Some(&desk));
         }
     }
 }

@@ -573,13 +573,13 @@ async fn an_access_line_has_its_fields_in_their_order_and_no_content() {
         rest,
         "\"request_id\":\"r-1\",\"tenant\":\"acme\",\"class\":\"chat\",\"rule\":\"rule 1\",\"model\":\"llama-*\",\
          \"pool\":\"main\",\"engine\":\"vllm-0:8000\",\"attempts\":1,\"status\":200,\"outcome\":\"met\",\"reason\":null,\
-         \"length\":\"short\",\"input_tokens\":11,\"output_tokens\":4,\"token_source\":\"usage\",\"upload_ms\":20.000,\
+         \"refusal\":null,\"length\":\"short\",\"input_tokens\":11,\"output_tokens\":4,\"token_source\":\"usage\",\"upload_ms\":20.000,\
          \"queue_ms\":0.000,\"ttft_ms\":300.000,\"tpot_ms\":40.000,\"e2e_ms\":430.000}"
     );
     let refused: Value = serde_json::from_str(written[1]).unwrap();
     assert_eq!((&refused["request_id"], &refused["status"]), (&"r-\"2\"".into(), &404.into()));
     assert_eq!((&refused["outcome"], &refused["reason"]), (&"excluded".into(), &"invalid_request".into()));
-    assert_eq!(refused["class"], Value::Null);
+    assert_eq!((&refused["refusal"], &refused["class"]), (&"unknown_path".into(), &Value::Null));
     assert_eq!(written.len(), 2);
 }
 

@@ -1,5 +1,6 @@
 //! Tests over several rooms, in one binary.
 
+mod admission;
 mod affinity;
 mod clocks;
 mod engine_priority;
