@@ -1,6 +1,7 @@
 //! Tests over several rooms, in one binary.
 
 mod clocks;
+mod degradation;
 mod engine_priority;
 mod faces;
 mod framing;
