@@ -24,6 +24,14 @@
 //! Inside a rank nothing but `leave_by` bounds the wait of a request that others keep
 //! overtaking (a hopeless one, one with no objective): then it is refused, never left waiting.
 //!
+//! Where [`Settings::reading`] says so, a seat is not all that a request needs. An engine reads
+//! one prompt after the other and does not put one aside for a more urgent one, so that prompts
+//! in reading are what a first token waits for. Then whoever is next goes when an engine can
+//! read its prompt, and nobody passes it meanwhile. Some of the reading is kept for those who
+//! may come: lower ranks use a part of it only, requests that can no longer
+//! make it or are over their limits a quarter. Who is held back by that is passed by others,
+//! but never when its rank's guaranteed share is due; and whoever wants may read alone.
+//!
 //! A full queue refuses the lowest rank first, those over their limits before all. An arrival
 //! takes the place of a waiting request of a lower rank, as long as that rank holds more than
 //! its guaranteed places; in its own rank that of a tenant which holds more places than its
@@ -62,12 +70,15 @@ pub struct Settings {
     pub quantum: Tokens,
     /// What each rank is guaranteed.
     pub shares: Shares,
+    /// Prompt tokens of requests without a first token that one engine may have; a longer
+    /// prompt counts as this many and has the engine to itself. None: no limit.
+    pub reading: Option<Tokens>,
 }
 
 impl Default for Settings {
-    /// 1000 requests, 8192 tokens, the default shares.
+    /// 1000 requests, 8192 tokens, the default shares, as much reading as comes.
     fn default() -> Self {
-        Settings { max_waiting: 1000, quantum: Tokens(8192), shares: Shares::default() }
+        Settings { max_waiting: 1000, quantum: Tokens(8192), shares: Shares::default(), reading: None }
     }
 }
 
@@ -93,6 +104,10 @@ impl Default for ClassQueue {
 pub struct Scheduler {
     settings: Settings,
     seats: usize,
+    /// Engines that read prompts.
+    readers: usize,
+    /// Prompt tokens that count as being read.
+    reading: u64,
     /// The latest moment heard of: time does not go back.
     now: Tick,
     /// Tickets given so far.
@@ -117,6 +132,7 @@ struct Waiting {
     line: Line,
     place: Place,
     cost: u64,
+    prompt: u64,
     /// No later than that of the tenant's request before it with the same deadline.
     last_call: Option<Tick>,
     /// Whether it steps behind after its last call.
@@ -130,12 +146,23 @@ struct Seated {
     row: usize,
     line: Line,
     cost: u64,
+    /// What its prompt counts for, until it has been read.
+    reading: u64,
 }
 
 const RANKS: usize = Priority::ALL.len();
 
 /// More than this no request counts for, so that sums stay far from their end.
 const LARGEST: u64 = 1 << 40;
+
+/// The part of the reading that a row may use together with all others, in hundredths.
+const fn reading_for(row: usize, line: Line) -> u64 {
+    const OF_RANKS: [u64; RANKS] = [100, 100, 90, 80, 70];
+    match line {
+        Line::Hopeful if row < RANKS => OF_RANKS[row],
+        Line::Hopeful | Line::Hopeless => 25,
+    }
+}
 
 fn row_of(ask: &Ask) -> usize {
     match ask.standing {
@@ -152,6 +179,8 @@ impl Scheduler {
         Scheduler {
             settings,
             seats: 0,
+            readers: 0,
+            reading: 0,
             now: Tick::ZERO,
             tickets: 0,
             turns: 0,
@@ -170,9 +199,9 @@ impl Scheduler {
         let mut moves = self.begin(at);
         self.tickets += 1;
         let ticket = Ticket(self.tickets);
-        let seat_is_free = self.free_seats() > 0;
         let waiting = self.stand(ask, ticket);
-        let refusal = if seat_is_free { None } else { self.refusal(ask, &waiting, &mut moves) };
+        let goes_at_once = self.waiting.is_empty() && self.has_room_for(waiting.prompt);
+        let refusal = if goes_at_once { None } else { self.refusal(ask, &waiting, &mut moves) };
         match refusal {
             Some(why) => {
                 let away = self.turned_away(ticket, waiting.row, why);
@@ -188,10 +217,10 @@ impl Scheduler {
     }
 
     /// A seat for a request that must not wait, as a retry from another pool. None is taken
-    /// from those that wait: while there are any, no seat is free.
+    /// from those that wait.
     pub fn take_free_seat(&mut self, ask: &Ask, at: Tick) -> Option<Ticket> {
         self.now = self.now.max(at);
-        if self.free_seats() == 0 {
+        if !self.waiting.is_empty() || !self.has_room_for(ask.prompt.0) {
             return None;
         }
         let (ticket, moves) = self.offer(ask, at);
@@ -204,18 +233,31 @@ impl Scheduler {
     pub fn release(&mut self, ticket: Ticket, used: Tokens, at: Tick) -> Moves {
         let mut moves = self.begin(at);
         if let Some(seated) = self.running.remove(&ticket) {
-            if self.free_seats() > 0 {
-                self.drain.freed(self.now);
-            }
+            self.reading -= seated.reading;
             let used = used.0.clamp(1, LARGEST);
             self.rows[seated.row].correct(seated.line, &seated.tenant, seated.cost, used);
         }
-        self.fill(&mut moves);
+        self.refill(&mut moves);
         self.end();
         moves
     }
 
-    /// A waiting request leaves by itself. False: it does not wait (any more).
+    /// The first token of a request came: its prompt has been read, and the engine can read
+    /// another one. Counts once.
+    pub fn read(&mut self, ticket: Ticket, at: Tick) -> Moves {
+        let mut moves = self.begin(at);
+        if let Some(seated) = self.running.get_mut(&ticket)
+            && seated.reading > 0
+        {
+            self.reading -= std::mem::take(&mut seated.reading);
+            self.refill(&mut moves);
+        }
+        self.end();
+        moves
+    }
+
+    /// A waiting request leaves by itself. False: it does not wait (any more). Should it have
+    /// kept others from going, they go at the next event: somebody's prompt is being read.
     pub fn withdraw(&mut self, ticket: Ticket, at: Tick) -> bool {
         self.now = self.now.max(at);
         let left = self.leave(ticket, 0).is_some();
@@ -223,9 +265,10 @@ impl Scheduler {
         left
     }
 
-    /// Turns away those whose time is over.
+    /// Turns away those whose time is over; others may go now that they stood before.
     pub fn expire(&mut self, at: Tick) -> Moves {
-        let moves = self.begin(at);
+        let mut moves = self.begin(at);
+        self.fill(&mut moves);
         self.end();
         moves
     }
@@ -253,7 +296,18 @@ impl Scheduler {
         moves
     }
 
-    /// Other settings from now on. Whoever waits stays, even if more wait than may.
+    /// So many engines read prompts from now on, which matters where [`Settings::reading`]
+    /// limits it.
+    pub fn set_readers(&mut self, readers: usize, at: Tick) -> Moves {
+        self.readers = readers;
+        let mut moves = self.begin(at);
+        self.fill(&mut moves);
+        self.end();
+        moves
+    }
+
+    /// Other settings from now on. Whoever waits stays, even if more wait than may; whoever may
+    /// go now that could not before goes at the next event, [`Scheduler::expire`] for one.
     pub fn set_settings(&mut self, settings: Settings) {
         if settings.quantum != self.settings.quantum {
             self.rows.iter_mut().for_each(|row| row.set_quantum(settings.quantum.0));
@@ -288,6 +342,18 @@ impl Scheduler {
         self.seats
     }
 
+    /// Engines that read prompts.
+    #[must_use]
+    pub fn readers(&self) -> usize {
+        self.readers
+    }
+
+    /// Whether [`Settings::reading`] limits what is read.
+    #[must_use]
+    pub fn limits_reading(&self) -> bool {
+        self.settings.reading.is_some()
+    }
+
     /// Seats that nobody holds.
     #[must_use]
     pub fn free_seats(&self) -> usize {
@@ -299,7 +365,7 @@ impl Scheduler {
     /// ranks are not foreseen. None where there are no seats or no rate has been measured.
     #[must_use]
     pub fn expected_wait(&self, rank: Priority, at: Tick) -> Option<Duration> {
-        if self.free_seats() > 0 {
+        if !self.is_full() {
             return Some(Duration::ZERO);
         }
         self.time_through(rank as usize, at.max(self.now))
@@ -362,7 +428,26 @@ impl Scheduler {
 
     /// What every operation does last.
     fn end(&mut self) {
-        self.drain.watch(self.seats > 0 && self.free_seats() == 0, self.now);
+        self.drain.watch(self.seats > 0 && self.is_full(), self.now);
+    }
+
+    /// Whether a request of any kind would have to wait.
+    fn is_full(&self) -> bool {
+        !self.waiting.is_empty() || !self.has_room_for(1)
+    }
+
+    /// Whether a seat is free, and an engine to read so long a prompt.
+    fn has_room_for(&self, prompt: u64) -> bool {
+        let reads = self.settings.reading.is_none_or(|each| {
+            let most = each.0.saturating_mul(self.readers as u64);
+            self.reading.saturating_add(self.counts_for(prompt)) <= most
+        });
+        self.free_seats() > 0 && reads
+    }
+
+    /// What a prompt counts for while it is read.
+    fn counts_for(&self, prompt: u64) -> u64 {
+        self.settings.reading.map_or(0, |each| prompt.min(each.0).max(1))
     }
 
     /// Where a request would stand.
@@ -380,7 +465,8 @@ impl Scheduler {
         };
         let line = if late { Line::Hopeless } else { Line::Hopeful };
         let cost = ask.tokens.0.clamp(1, LARGEST);
-        Waiting { tenant: ask.tenant.clone(), row, line, place, cost, last_call, steps, alarm }
+        let prompt = ask.prompt.0.min(LARGEST);
+        Waiting { tenant: ask.tenant.clone(), row, line, place, cost, prompt, last_call, steps, alarm }
     }
 
     /// The last call of the tenant's latest request with the same deadline. Without this one
@@ -448,15 +534,30 @@ impl Scheduler {
         TurnedAway { ticket, why, retry_after: self.time_through(row, self.now).map(whole) }
     }
 
-    /// Seats are taken as long as there are any and somebody waits.
+    /// Room has been made: how much the rate of draining is told.
+    fn refill(&mut self, moves: &mut Moves) {
+        let before = moves.admitted.len();
+        self.fill(moves);
+        let came = (moves.admitted.len() - before).max(usize::from(!self.is_full()));
+        (0..came).for_each(|_| self.drain.freed(self.now));
+    }
+
+    /// Seats are taken as long as there are any and somebody waits; but not past one whose
+    /// prompt no engine can read now.
     fn fill(&mut self, moves: &mut Moves) {
         while self.free_seats() > 0 {
             let Some(row) = self.next_row() else { return };
             let Some(place) = self.rows[row].first() else { return };
-            let Some(cost) = self.waiting.get(&place.ticket).map(|waiting| waiting.cost) else { return };
+            let Some(waiting) = self.waiting.get(&place.ticket) else { return };
+            let (cost, prompt) = (waiting.cost, waiting.prompt);
+            if !self.has_room_for(prompt) {
+                return;
+            }
+            let reading = self.counts_for(prompt);
+            self.reading += reading;
             self.entitle(row, cost);
             let Some(gone) = self.leave(place.ticket, cost) else { return };
-            self.running.insert(place.ticket, Seated { tenant: gone.tenant, row, line: gone.line, cost });
+            self.running.insert(place.ticket, Seated { tenant: gone.tenant, row, line: gone.line, cost, reading });
             moves.admitted.push(place.ticket);
         }
     }
@@ -465,7 +566,25 @@ impl Scheduler {
     /// ago, else the highest.
     fn next_row(&self) -> Option<usize> {
         let due = (0..RANKS).filter(|row| self.is_due(*row)).min_by_key(|row| self.rows[*row].last_turn);
-        due.or_else(|| self.rows.iter().position(|row| row.len() > 0))
+        due.or_else(|| self.highest_of(0..RANKS)).or_else(|| {
+            let nobody_within = self.rows[..RANKS].iter().all(|row| row.len() == 0);
+            self.highest_of(RANKS..2 * RANKS).filter(|_| nobody_within)
+        })
+    }
+
+    fn highest_of(&self, mut rows: std::ops::Range<usize>) -> Option<usize> {
+        rows.find(|row| self.rows[*row].len() > 0 && !self.is_held_back(*row))
+    }
+
+    /// Whether a row's next request leaves what is being read to others.
+    fn is_held_back(&self, row: usize) -> bool {
+        let Some(each) = self.settings.reading.filter(|_| self.reading > 0) else { return false };
+        let first = self.rows[row].first().and_then(|place| self.waiting.get(&place.ticket));
+        first.is_some_and(|first| {
+            let all = each.0.saturating_mul(self.readers as u64);
+            let most = all / 100 * reading_for(row, first.line);
+            self.reading.saturating_add(self.counts_for(first.prompt)) > most
+        })
     }
 
     /// Whether a rank's entitlement covers its next request.

@@ -3,10 +3,7 @@
 //! Fields end to end pass, known or not; what belongs to one hop, what carries a credential
 //! and what steers engines or routers behind us does not. Framing fields are ours.
 
-use http::header::{
-    ACCEPT_ENCODING, CACHE_CONTROL, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, HOST, HeaderMap, HeaderName,
-    HeaderValue,
-};
+use http::header::{CACHE_CONTROL, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, HeaderMap, HeaderName, HeaderValue};
 
 /// The names of our own response fields.
 pub mod names {
@@ -30,58 +27,56 @@ pub mod names {
 }
 
 /// What a pool says about the headers of its engines.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct EngineHeaders<'a> {
     /// Sent with every request: `engine.headers` and the bearer of `engine.api_key_file`.
     pub fixed: &'a [(HeaderName, HeaderValue)],
     /// The client's own credential goes through.
     pub forward_authorization: bool,
     /// The engine's authority.
-    pub host: Option<HeaderValue>,
+    pub host: Option<&'a HeaderValue>,
 }
 
 /// What is known of a request body beside its bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sent {
-    /// Its length as it goes out.
-    pub length: u64,
     /// Its answer will be read: it must not wear a coding.
     pub inspected: bool,
     /// It wore a coding, which is gone.
     pub decoded: bool,
 }
 
-/// The header fields for an engine, from those of the client.
-#[must_use]
-pub fn for_engine(client: &HeaderMap, engine: &EngineHeaders<'_>, sent: Sent, id: &HeaderValue) -> HeaderMap {
+/// The header fields for an engine, from those of the client: all but the body's length. They
+/// are gone through as the request is written; no map is made of them.
+pub fn for_engine<'a>(
+    client: &'a HeaderMap,
+    engine: &EngineHeaders<'a>,
+    sent: Sent,
+    id: &'a HeaderValue,
+) -> impl Iterator<Item = (&'a str, &'a HeaderValue)> {
+    let EngineHeaders { fixed, forward_authorization, host } = *engine;
     let named = named_by_connection(client);
-    let mut headers = HeaderMap::with_capacity(client.len() + engine.fixed.len() + 4);
-    if let Some(host) = &engine.host {
-        headers.insert(HOST, host.clone());
-    }
-    for (name, value) in client {
-        let text = name.as_str();
-        let stays_here = match fate(text) {
+    let crosses = move |(name, _): &(&'a HeaderName, &'a HeaderValue)| {
+        let stays_here = match fate(name.as_str()) {
             Fate::Passes => false,
             Fate::StaysHere => true,
-            Fate::Credential => !engine.forward_authorization,
+            Fate::Credential => !forward_authorization,
             Fate::Coding => sent.decoded,
             Fate::Accepts => sent.inspected,
         };
-        if !stays_here && !named.contains(name) {
-            headers.append(name.clone(), value.clone());
-        }
-    }
-    if sent.inspected {
-        headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
-    }
-    headers.insert(CONTENT_LENGTH, HeaderValue::from(sent.length));
-    headers.insert(names::X_REQUEST_ID, id.clone());
-    for (name, value) in engine.fixed {
-        headers.insert(name.clone(), value.clone());
-    }
-    headers
+        !stays_here && !named.contains(name)
+    };
+    let of_client = client.iter().filter(crosses).map(|(name, value)| (name.as_str(), value));
+    let coding = sent.inspected.then_some(("accept-encoding", &IDENTITY));
+    let host = host.map(|host| ("host", host));
+    let ours = host.into_iter().chain(of_client).chain(coding).chain([("x-request-id", id)]);
+    // What the pool's settings say stands in place of everything else of that name.
+    let is_fixed = |name: &str| fixed.iter().any(|(own, _)| own.as_str() == name);
+    let ours = ours.filter(move |(name, _)| !is_fixed(name));
+    ours.chain(fixed.iter().map(|(name, value)| (name.as_str(), value)))
 }
+
+static IDENTITY: HeaderValue = HeaderValue::from_static("identity");
 
 /// Whether a client's header field crosses to an engine.
 enum Fate {
@@ -210,7 +205,7 @@ fn media_type(headers: &HeaderMap) -> Option<&[u8]> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use http::header::AUTHORIZATION;
+    use http::header::{ACCEPT_ENCODING, AUTHORIZATION};
 
     fn map(fields: &[(&str, &str)]) -> HeaderMap {
         let field = |(name, value): &(&str, &str)| {
@@ -219,10 +214,17 @@ mod tests {
         fields.iter().map(field).collect()
     }
 
-    const INSPECTED: Sent = Sent { length: 7, inspected: true, decoded: false };
+    const INSPECTED: Sent = Sent { inspected: true, decoded: false };
 
     fn to_engine(fields: &[(&str, &str)]) -> HeaderMap {
-        for_engine(&map(fields), &EngineHeaders::default(), INSPECTED, &HeaderValue::from_static("up-1"))
+        sent_to(&EngineHeaders::default(), INSPECTED, fields)
+    }
+
+    fn sent_to(engine: &EngineHeaders<'_>, sent: Sent, fields: &[(&str, &str)]) -> HeaderMap {
+        let (client, id) = (map(fields), HeaderValue::from_static("up-1"));
+        let fields: Vec<(&str, &str)> =
+            for_engine(&client, engine, sent, &id).map(|(name, value)| (name, value.to_str().unwrap())).collect();
+        map(&fields)
     }
 
     #[test]
@@ -239,7 +241,7 @@ mod tests {
             ("traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"),
         ]);
         let names: Vec<&str> = sent.keys().map(HeaderName::as_str).collect();
-        assert_eq!(sent.len(), 5, "{names:?}");
+        assert_eq!(sent.len(), 4, "{names:?}");
         assert_eq!(sent["x-unknown"], "stays");
         assert!(sent.contains_key("traceparent"));
         assert_eq!(sent["accept-encoding"], "identity");
@@ -259,19 +261,20 @@ mod tests {
             ("x-gateway-inference-objective", "x"),
             ("x-gateway-destination-endpoint", "10.0.0.1:1"),
         ]);
-        assert_eq!(sent.len(), 3, "{sent:?}");
+        assert_eq!(sent.len(), 2, "{sent:?}");
     }
 
     #[test]
     fn a_pool_puts_its_own_credential_in_place_of_the_clients() {
-        let headers = map(&[("authorization", "Bearer client")]);
+        let host = HeaderValue::from_static("vllm-0:8000");
         let engine = EngineHeaders {
             fixed: &[(AUTHORIZATION, HeaderValue::from_static("Bearer engine"))],
-            host: Some(HeaderValue::from_static("vllm-0:8000")),
-            ..EngineHeaders::default()
+            host: Some(&host),
+            forward_authorization: true,
         };
         let sent = Sent { inspected: false, ..INSPECTED };
-        let headers = for_engine(&headers, &engine, sent, &HeaderValue::from_static("up-1"));
+        let headers = sent_to(&engine, sent, &[("authorization", "Bearer client"), ("host", "us")]);
+        assert_eq!(headers.get_all("authorization").iter().count(), 1);
         assert_eq!(headers["authorization"], "Bearer engine");
         assert_eq!(headers["host"], "vllm-0:8000");
         assert!(!headers.contains_key(ACCEPT_ENCODING));

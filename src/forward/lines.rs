@@ -6,27 +6,23 @@
 //! is how an engine learns of a cancel. Lines are not used again after four seconds: engines
 //! close theirs after five.
 //!
-//! What hyper's errors do not tell is counted underneath it: whether any byte of an answer
-//! came before a connection broke. Answers whose framing cannot be trusted are refused here.
+//! A line has no task of its own: it is written and read by whoever waits for its answer, in
+//! the same poll that passes the answer on. Requests go out as they are, one at a time, so
+//! that little of HTTP is needed: `outgoing` writes a request, `head` and `framing` read an
+//! answer, and refuse one whose framing cannot be trusted.
 
 use std::collections::{HashMap, VecDeque};
+use std::future::Future;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::FutureExt;
-use http::header::TRANSFER_ENCODING;
-use http::{Request, Response, StatusCode, response};
+use http::Response;
 use http_body::{Body, Frame, SizeHint};
-use hyper::body::Incoming;
-use hyper::client::conn::http1::{self, SendRequest};
-use hyper_util::rt::TokioIo;
 use parking_lot::{Mutex, RwLock};
-use tokio::task::JoinHandle;
 
 use crate::clock::Clock;
 use crate::dial::{Dial, EngineAddress, Roots};
@@ -34,10 +30,13 @@ use crate::route::retry::Happened;
 use crate::route::settings::Pool;
 use crate::units::{EngineId, PoolId, Tick};
 
-mod counted;
-mod frames;
-use counted::{Counted, Meter};
-pub use frames::Frames;
+mod framing;
+mod head;
+mod outgoing;
+mod wire;
+use framing::{Framing, Step};
+pub use outgoing::Outgoing;
+use wire::Wire;
 
 /// An idle line is not used again after this: uvicorn and llama.cpp close at five seconds.
 pub const IDLE: Duration = Duration::from_secs(4);
@@ -45,7 +44,7 @@ pub const IDLE: Duration = Duration::from_secs(4);
 /// Idle lines kept per engine; more are closed, the oldest first.
 pub const MOST_IDLE: usize = 512;
 
-/// An answer's head may be this large, and one read or write buffer of a line.
+/// An answer's head may be this large, and what one read takes at most.
 const BUFFER: usize = 64 * 1024;
 
 /// All idle lines of the gateway.
@@ -70,26 +69,13 @@ struct Idle {
     roots: Option<Roots>,
     turn: u64,
     /// Oldest first.
-    lines: VecDeque<(Tick, Link)>,
-}
-
-/// A connection, owned by whoever may use it. Its task ends with it.
-struct Link {
-    sender: SendRequest<Frames>,
-    meter: Arc<Meter>,
-    task: JoinHandle<()>,
-}
-
-impl Drop for Link {
-    fn drop(&mut self) {
-        self.task.abort();
-    }
+    lines: VecDeque<(Tick, Wire)>,
 }
 
 /// A connection to an engine, for one request.
 #[must_use]
 pub struct Line {
-    link: Link,
+    wire: Wire,
     home: Arc<Home>,
     turn: u64,
     reused: bool,
@@ -142,8 +128,13 @@ pub type Answered = Response<EngineBody>;
 
 /// The body of an engine's answer.
 pub struct EngineBody {
-    inner: Incoming,
+    framing: Framing,
+    /// `None` once it has been given back or closed.
     line: Option<Line>,
+    /// What of the request was not written when its answer came.
+    unsent: Option<Box<Outgoing>>,
+    /// The connection may serve another request behind this answer.
+    stays: bool,
 }
 
 /// An answer's body broke off.
@@ -241,13 +232,7 @@ impl Lines {
                 return Err(ConnectFailed(io::ErrorKind::TimedOut.into()));
             }
         };
-        let meter = Arc::new(Meter::default());
-        let io = TokioIo::new(Counted::new(io, meter.clone()));
-        let handshake = http1::Builder::new().max_buf_size(BUFFER).handshake(io).await;
-        let (sender, connection) = handshake.map_err(|error| ConnectFailed(io::Error::other(error)))?;
-        // How the connection ends is told to whoever waits for its answer.
-        let task = tokio::spawn(connection.map(drop));
-        Ok(Line { link: Link { sender, meter, task }, home, turn, reused: false })
+        Ok(Line { wire: Wire::new(io), home, turn, reused: false })
     }
 }
 
@@ -264,30 +249,28 @@ impl Home {
         let mut idle = self.idle.lock();
         let turn = idle.turn_to(to, roots);
         idle.expire(now, &mut useless);
-        let mut busy = Vec::new();
         let found = loop {
             match idle.lines.pop_back() {
                 None => break None,
-                Some((_, link)) if link.sender.is_closed() => useless.push(link),
-                // Its task has not yet seen that nothing came behind the last answer.
-                Some((since, link)) if !link.sender.is_ready() => busy.push((since, link)),
-                Some((_, link)) => break Some(link),
+                Some((_, mut wire)) => match wire.is_quiet() {
+                    true => break Some(wire),
+                    false => useless.push(wire),
+                },
             }
         };
-        idle.lines.extend(busy.into_iter().rev());
         drop(idle);
-        found.map(|link| Line { link, home: self.clone(), turn, reused: true }).ok_or(turn)
+        found.map(|wire| Line { wire, home: self.clone(), turn, reused: true }).ok_or(turn)
     }
 
-    fn put(&self, link: Link, turn: u64) {
+    fn put(&self, wire: Wire, turn: u64) {
         let now = self.clock.now();
         let mut useless = Vec::new();
         let mut idle = self.idle.lock();
         if idle.turn == turn {
             idle.expire(now, &mut useless);
-            idle.lines.push_back((now, link));
+            idle.lines.push_back((now, wire));
             if idle.lines.len() > MOST_IDLE {
-                useless.extend(idle.lines.pop_front().map(|(_, link)| link));
+                useless.extend(idle.lines.pop_front().map(|(_, wire)| wire));
             }
         }
         drop(idle);
@@ -312,9 +295,9 @@ impl Idle {
     }
 
     /// Moves lines that are too old out, to be closed outside the lock.
-    fn expire(&mut self, now: Tick, expired: &mut Vec<Link>) {
+    fn expire(&mut self, now: Tick, expired: &mut Vec<Wire>) {
         while self.lines.front().is_some_and(|(since, _)| now - *since >= IDLE) {
-            expired.extend(self.lines.pop_front().map(|(_, link)| link));
+            expired.extend(self.lines.pop_front().map(|(_, wire)| wire));
         }
     }
 }
@@ -326,64 +309,83 @@ impl Line {
         self.reused
     }
 
-    /// Sends a request (origin-form target, `host` set); the future waits for the head of its
-    /// answer. Interim answers (1xx) are skipped. Dropping the future closes the connection.
-    ///
-    /// # Errors
-    /// The connection broke, or the answer cannot be trusted; the connection is closed.
-    pub fn send(mut self, mut request: Request<Frames>) -> impl Future<Output = Result<Answered, SendFailed>> + Send {
-        let before = self.link.meter.begin();
-        request.body_mut().tell(self.link.meter.clone());
-        // The request is on its way before the future begins: no copy of it waits in there.
-        let sent = self.link.sender.send_request(request);
-        async move { self.answered(sent.await, before) }
+    /// Sends a request; the future waits for the head of its answer. Interim answers (1xx) are
+    /// skipped. Dropping the future closes the connection.
+    pub fn send(self, request: Outgoing) -> Sending {
+        let before = self.wire.received;
+        Sending { line: Some(self), unsent: Some(request), before }
     }
+}
 
-    fn answered(self, result: hyper::Result<Response<Incoming>>, before: u64) -> Result<Answered, SendFailed> {
-        let failed = |why, line: &Line| SendFailed {
-            why,
-            reused: line.reused,
-            bytes_seen: line.link.meter.received.load(Ordering::Acquire) - before,
-        };
-        match result {
-            Ok(answer) => {
-                let (head, body) = answer.into_parts();
-                if !is_trusted(&head) {
-                    return Err(failed(NoAnswer::Garbage, &self));
-                }
-                let mut body = EngineBody { inner: body, line: Some(self) };
-                if body.inner.is_end_stream() {
-                    body.give_back();
-                }
-                Ok(Response::from_parts(head, body))
-            }
-            // It never left: whatever came on the line before is no answer to it.
-            Err(error) if error.is_canceled() => Err(SendFailed { bytes_seen: 0, ..failed(NoAnswer::Closed, &self) }),
-            Err(error) if error.is_parse_too_large() => Err(failed(NoAnswer::HeadTooLarge, &self)),
-            Err(error) if error.is_parse() => Err(failed(NoAnswer::Garbage, &self)),
-            Err(_) => Err(failed(NoAnswer::Closed, &self)),
+/// A request on its way, until the head of its answer has come. Fails with [`SendFailed`]
+/// where the connection broke or the answer cannot be trusted; the connection is closed.
+#[must_use = "nothing is written before it is polled"]
+pub struct Sending {
+    /// `None` once it is done.
+    line: Option<Line>,
+    /// `None` once all has been written, or cannot be.
+    unsent: Option<Outgoing>,
+    /// Bytes that had come on the line before.
+    before: u64,
+}
+
+impl Future for Sending {
+    type Output = Result<Answered, SendFailed>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.get_mut();
+        let wire = &mut this.line.as_mut().expect("not polled after it was ready").wire;
+        // An engine may answer before it has read all, and then close: what cannot be written
+        // any more does not matter as long as an answer comes.
+        let mut stuck = false;
+        if let Some(unsent) = &mut this.unsent
+            && let Poll::Ready(written) = unsent.poll(&mut wire.io, cx)
+        {
+            this.unsent = None;
+            stuck = written.is_err();
+        }
+        loop {
+            let failed = match ready!(wire.poll_more(cx)) {
+                Ok(0) | Err(_) => NoAnswer::Closed,
+                Ok(_) => match head::take(&mut wire.buffer) {
+                    Ok(None) => continue,
+                    Ok(Some(head)) => {
+                        let head::Head { parts, framing, stays } = head;
+                        let unsent = this.unsent.take().map(Box::new);
+                        let mut body = EngineBody { framing, line: this.line.take(), unsent, stays: stays && !stuck };
+                        body.give_back_at_end();
+                        return Poll::Ready(Ok(Response::from_parts(parts, body)));
+                    }
+                    Err(why) => why,
+                },
+            };
+            let bytes_seen = wire.received - this.before;
+            let reused = this.line.take().is_some_and(|line| line.reused);
+            return Poll::Ready(Err(SendFailed { why: failed, reused, bytes_seen }));
         }
     }
 }
 
-/// hyper reads a body of unknown coding to the connection's end, and takes a switch of
-/// protocols for an answer. We asked for neither.
-fn is_trusted(head: &response::Parts) -> bool {
-    let mut codings = head.headers.get_all(TRANSFER_ENCODING).iter();
-    let chunked_or_none = match (codings.next(), codings.next()) {
-        (None, _) => true,
-        (Some(coding), None) => coding.as_bytes().trim_ascii().eq_ignore_ascii_case(b"chunked"),
-        _ => false,
-    };
-    chunked_or_none && head.status != StatusCode::SWITCHING_PROTOCOLS
-}
-
 impl EngineBody {
-    /// The body ended whole: the line may serve another request, if ours has left it whole.
-    fn give_back(&mut self) {
-        let Some(Line { link, home, turn, .. }) = self.line.take() else { return };
-        if link.meter.sent_whole.load(Ordering::Acquire) && !link.sender.is_closed() {
-            home.put(link, turn);
+    /// Once the body has ended whole, the line may serve another request, if ours has left it
+    /// whole and nothing came behind the answer.
+    fn give_back_at_end(&mut self) {
+        if !self.framing.is_over() {
+            return;
+        }
+        let Some(Line { wire, home, turn, .. }) = self.line.take() else { return };
+        if self.stays && self.unsent.is_none() && wire.buffer.is_empty() {
+            home.put(wire, turn);
+        }
+    }
+
+    /// The rest of a request whose answer came early goes on its way meanwhile.
+    fn write_on(&mut self, cx: &mut Context<'_>) {
+        if let (Some(unsent), Some(line)) = (&mut self.unsent, &mut self.line)
+            && let Poll::Ready(written) = unsent.poll(&mut line.wire.io, cx)
+        {
+            self.unsent = None;
+            self.stays &= written.is_ok();
         }
     }
 }
@@ -393,37 +395,50 @@ impl Body for EngineBody {
     type Error = BodyBroken;
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyBroken>>> {
-        Poll::Ready(match ready!(Pin::new(&mut self.inner).poll_frame(cx)) {
-            Some(Ok(frame)) => {
-                if self.inner.is_end_stream() {
-                    self.give_back();
+        let this = &mut *self;
+        this.write_on(cx);
+        let broken = loop {
+            let Some(line) = &mut this.line else { return Poll::Ready(None) };
+            match this.framing.step(&mut line.wire.buffer) {
+                Ok(Step::Data(bytes)) => {
+                    this.give_back_at_end();
+                    return Poll::Ready(Some(Ok(Frame::data(bytes))));
                 }
-                Some(Ok(frame))
+                Ok(Step::End) => {
+                    this.give_back_at_end();
+                    return Poll::Ready(None);
+                }
+                Ok(Step::More) => match ready!(line.wire.poll_more(cx)) {
+                    Ok(0) if this.framing == Framing::ToEnd => {
+                        this.line = None;
+                        return Poll::Ready(None);
+                    }
+                    Ok(0) => break BodyBroken::Closed,
+                    Ok(_) => {}
+                    Err(error) => break broken(&error),
+                },
+                Err(framing::Unreadable) => break BodyBroken::Framing,
             }
-            Some(Err(error)) => {
-                self.line = None;
-                Some(Err(broken(&error)))
-            }
-            None => {
-                self.give_back();
-                None
-            }
-        })
+        };
+        this.line = None;
+        Poll::Ready(Some(Err(broken)))
     }
 
     fn is_end_stream(&self) -> bool {
-        self.inner.is_end_stream()
+        self.line.is_none()
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.inner.size_hint()
+        match self.framing {
+            Framing::Length(left) => SizeHint::with_exact(left),
+            Framing::Chunked(_) | Framing::ToEnd => SizeHint::default(),
+        }
     }
 }
 
-fn broken(error: &hyper::Error) -> BodyBroken {
-    let cause = std::error::Error::source(error).and_then(|cause| cause.downcast_ref::<io::Error>());
-    match cause.map(io::Error::kind) {
-        Some(io::ErrorKind::InvalidInput | io::ErrorKind::InvalidData) => BodyBroken::Framing,
+fn broken(error: &io::Error) -> BodyBroken {
+    match error.kind() {
+        io::ErrorKind::InvalidInput | io::ErrorKind::InvalidData => BodyBroken::Framing,
         _ => BodyBroken::Closed,
     }
 }

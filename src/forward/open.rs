@@ -2,10 +2,9 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll, ready};
 
-use http::Request;
-
-use super::lines::{Answered, Frames, Lines, NoAnswer, SendFailed};
+use super::lines::{Answered, Lines, NoAnswer, Outgoing, SendFailed, Sending};
 use crate::refuse::Refusal;
 use crate::route::settings::{EngineAddress, Pool};
 use crate::units::{EngineId, PoolId};
@@ -20,8 +19,8 @@ pub struct Call {
     pub engine: EngineId,
     /// Where it is.
     pub address: Arc<EngineAddress>,
-    /// Head and body, complete: hyper adds the framing only.
-    pub request: Request<Frames>,
+    /// Head and body, complete.
+    pub request: Outgoing,
     /// Use a fresh connection, not one that has been idle.
     pub fresh: bool,
 }
@@ -62,29 +61,49 @@ impl OpenFailed {
 }
 
 /// An attempt that has begun. Dropping it closes the engine's connection.
-pub type Opening = Pin<Box<dyn Future<Output = Result<Answered, OpenFailed>> + Send>>;
+#[must_use = "nothing is sent before it is polled"]
+pub struct Opening {
+    pool: Arc<Pool>,
+    way: Way,
+}
+
+/// How an attempt goes on.
+enum Way {
+    /// On a connection that stood already.
+    Standing(Sending),
+    /// On one that has to be made first.
+    Making(Pin<Box<dyn Future<Output = Result<Answered, WhyNot>> + Send>>),
+}
 
 /// Begins an attempt.
-#[must_use]
 pub fn open(call: Call) -> Opening {
     let Call { lines, pool, engine, address, request, fresh } = call;
     let standing = if fresh { None } else { lines.standing(&pool, &engine, &address) };
     if let Some(line) = standing {
-        let sent = line.send(request);
-        return Box::pin(async move { sent.await.map_err(|error| failed(&pool, why_not(&error))) });
+        return Opening { pool, way: Way::Standing(line.send(request)) };
     }
-    Box::pin(async move {
+    let of = Arc::clone(&pool);
+    let making = async move {
         let line = match fresh {
-            false => lines.take(&pool, &engine, &address).await,
-            true => lines.fresh(&pool, &engine, &address).await,
+            false => lines.take(&of, &engine, &address).await,
+            true => lines.fresh(&of, &engine, &address).await,
         };
-        let line = line.map_err(|_| failed(&pool, WhyNot::NoConnection))?;
-        line.send(request).await.map_err(|error| failed(&pool, why_not(&error)))
-    })
+        let line = line.map_err(|_| WhyNot::NoConnection)?;
+        line.send(request).await.map_err(|error| why_not(&error))
+    };
+    Opening { pool, way: Way::Making(Box::pin(making)) }
 }
 
-fn failed(pool: &Pool, why: WhyNot) -> OpenFailed {
-    OpenFailed { pool: pool.id.clone(), why }
+impl Future for Opening {
+    type Output = Result<Answered, OpenFailed>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let answered = match &mut self.way {
+            Way::Standing(sending) => ready!(Pin::new(sending).poll(cx)).map_err(|error| why_not(&error)),
+            Way::Making(making) => ready!(making.as_mut().poll(cx)),
+        };
+        Poll::Ready(answered.map_err(|why| OpenFailed { pool: self.pool.id.clone(), why }))
+    }
 }
 
 fn why_not(failed: &SendFailed) -> WhyNot {

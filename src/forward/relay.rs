@@ -364,7 +364,7 @@ impl Relay {
     fn poll_engine(&mut self, cx: &mut Context<'_>) -> Poll<Heard> {
         let streams = self.streams();
         if let Engine::Opening(opening) = &mut self.engine
-            && let Poll::Ready(opened) = opening.as_mut().poll(cx)
+            && let Poll::Ready(opened) = Pin::new(opening).poll(cx)
         {
             match stream_of(opened) {
                 Ok(body) => self.engine = Engine::Speaking(body),

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use http::header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
 use http::uri::PathAndQuery;
-use http::{HeaderMap, Method, Request, Response, Uri};
+use http::{HeaderMap, Response};
 
 use super::admission::Held;
 use super::promise::{BoundPool, Promise};
@@ -14,17 +14,17 @@ use crate::admit::levels::{Kind, Kinds};
 use crate::admit::queue;
 use crate::clock::Clock;
 use crate::forward::headers::{self, EngineHeaders, Sent};
-use crate::forward::lines::{Answered, Frames, Lines};
+use crate::forward::lines::{Answered, Lines, Outgoing};
 use crate::forward::{Call, Deadlines, Due, Mute, OpenFailed, Opening, Parts, Relay, WhyNot, limit_refusal, open};
 use crate::inspect::{Facts, Ratios};
-use crate::judge::Pulse;
+use crate::judge::{Objective, Objectives, Pulse};
 use crate::observe::{Expect, Limit, Observer, Reader};
 use crate::record::{Retry, Visit};
 use crate::refuse::Refusal;
 use crate::rewrite::{self, Edits, EventGate, Plan, Thinking};
 use crate::route::retry::{Attempts, Happened, Injection, Next};
-use crate::route::settings::{EngineAddress, EngineKind};
-use crate::route::{Choice, Fleet, Routed, Size, Work, retry};
+use crate::route::settings::{Balance, EngineAddress, EngineKind, Pool};
+use crate::route::{self, Aims, Choice, Fleet, Routed, Size, Want, Work, retry};
 use crate::units::{ClientSide, Dialect, Endpoint, EngineId, PoolId, RequestId, Tick, Tokens};
 
 /// What one request asks of engines. Everything that stays the same over its attempts.
@@ -193,7 +193,7 @@ pub async fn first_willing_engine(
             break;
         }
         let spill = 'pool: loop {
-            let Some(choice) = yard.fleet.choose(pool, &mut attempts, ask.size, now) else {
+            let Some(choice) = yard.fleet.choose(pool, &mut attempts, ask.want(&bound.settings, now), now) else {
                 yard.fleet.settle(pool, &mut attempts, now);
                 break true;
             };
@@ -376,6 +376,24 @@ impl Ask<'_> {
         self.endpoint.dialect()
     }
 
+    /// What it asks of an engine of this pool.
+    fn want(&self, pool: &Pool, at: Tick) -> Want {
+        let Objectives { ttft, tpot, e2e, .. } = &*self.promise.objectives;
+        let threshold = |objective: &Option<Objective>| objective.map(|objective| objective.threshold);
+        let aims = match self.streams() {
+            true => Aims { ttft: threshold(ttft), tpot: threshold(tpot), e2e: threshold(e2e) },
+            false => Aims { e2e: self.promise.objectives.whole_budget(self.size.decode.0), ..Aims::NONE },
+        };
+        let key = match &pool.balance {
+            Balance::LeastWork | Balance::RoundRobin => 0,
+            Balance::PrefixAffinity => self.facts.prefix_hash,
+            Balance::SessionAffinity { header } => {
+                self.headers.get(header).map_or(0, |session| route::key_of(session.as_bytes()))
+            }
+        };
+        Want { size: self.size, aims, spent: at - self.arrival, key }
+    }
+
     /// All limits run from arrival, over all attempts.
     fn deadlines(&self) -> Deadlines {
         let limits = &self.promise.class.timeouts;
@@ -512,38 +530,24 @@ impl Attempt<'_> {
 
     fn call(&self, edits: &Edits) -> Call {
         let ask = self.ask;
-        let body: Frames = rewrite::apply(ask.frames, &edits.splices).into_iter().collect();
         let inspected = ask.dialect().generates() || ask.promise.judges(ask.endpoint);
-        let sent = Sent { length: body.left(), inspected, decoded: ask.was_coded };
-        let mut request = Request::new(body);
-        *request.method_mut() = Method::POST;
-        *request.uri_mut() = self.uri();
-        *request.headers_mut() = headers::for_engine(ask.headers, &self.engine_headers(), sent, &ask.upstream_id);
+        let sent = Sent { inspected, decoded: ask.was_coded };
+        let engine = EngineHeaders {
+            fixed: &self.bound.fixed_headers,
+            forward_authorization: self.bound.settings.forward_authorization,
+            host: self.host.as_ref(),
+        };
+        let fields = headers::for_engine(ask.headers, &engine, sent, &ask.upstream_id);
+        let body = rewrite::apply(ask.frames, &edits.splices);
         Call {
             lines: Arc::clone(self.yard.lines),
             pool: Arc::clone(&self.bound.settings),
             engine: self.place.engine.clone(),
             address: Arc::clone(self.address),
-            request,
+            // The engine's path prefix stands before the client's own path and query.
+            request: Outgoing::post(&self.address.base, ask.target.as_str(), fields, body),
             fresh: self.fresh,
         }
-    }
-
-    fn engine_headers(&self) -> EngineHeaders<'_> {
-        EngineHeaders {
-            fixed: &self.bound.fixed_headers,
-            forward_authorization: self.bound.settings.forward_authorization,
-            host: self.host.clone(),
-        }
-    }
-
-    /// The engine's path prefix before the client's own path and query.
-    fn uri(&self) -> Uri {
-        if self.address.base.is_empty() {
-            return self.ask.target.clone().into();
-        }
-        let text = [&*self.address.base, self.ask.target.as_str()].concat();
-        text.parse().expect("a path that the server has parsed, behind a prefix that the settings have checked")
     }
 
     async fn await_head(&self, mut opening: Opening, mut deadlines: Deadlines) -> Head {

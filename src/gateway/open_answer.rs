@@ -17,8 +17,8 @@ use crate::observe::{Ending, Limit, Reader, Timeline, TokenSource};
 use crate::record::Visit;
 use crate::refuse::Refusal;
 use crate::route::retry::{Attempts, Happened, Injection};
-use crate::route::{Routed, Work};
-use crate::units::{Endpoint, RequestId};
+use crate::route::{Lesson, Routed, Work};
+use crate::units::{Endpoint, RequestId, Tick};
 
 /// What was asked, as far as the end of the answer needs it.
 pub struct Asked {
@@ -138,11 +138,14 @@ impl Keeper for Open {
             self.gateway.fleet.succeeded(&self.place.pool, &mut self.attempts, injection, now);
         }
         self.attempts.first_token();
+        self.held.first_token();
     }
 
     fn end(mut self: Box<Self>, ended: Ended) {
         let Ended { timeline, refusal } = ended;
-        drop(self.work.take());
+        if let Some(work) = self.work.take() {
+            give_back(work, &timeline);
+        }
         self.tell_the_engine(&timeline, refusal.as_ref());
         self.learn(&timeline);
         let Open { held, visit, .. } = *self;
@@ -184,6 +187,25 @@ impl Open {
             ratios.learn_events(&self.place.engine, label, timeline.token_events, timeline.output);
         }
     }
+}
+
+/// The work is done. What it took is a lesson where the answer came whole, at the engine's own
+/// pace.
+fn give_back(work: Work, timeline: &Timeline) {
+    let is_whole = timeline.finish.is_some() && timeline.error.is_none() && (200..300).contains(&timeline.status);
+    if !is_whole || timeline.limited.is_some() {
+        return;
+    }
+    let streamed = timeline.reader == Reader::Events;
+    let dispatched = work.dispatched();
+    let after = |moment: Option<Tick>| moment.map(|moment| moment.since(dispatched));
+    let lesson = Lesson {
+        ttft: after(timeline.first_token).filter(|_| streamed),
+        tpot: timeline.tpot(),
+        e2e: after(timeline.finish),
+        further: timeline.output.0.saturating_sub(1),
+    };
+    work.learned(&lesson, timeline.end);
 }
 
 /// The engine's fault in how an answer ended, if there is one.

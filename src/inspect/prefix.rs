@@ -1,48 +1,61 @@
-//! A hash of a prompt's first bytes, for sending like prompts to like engines.
+//! A hash of a prompt's head, for sending like prompts to like engines.
+//!
+//! The head ends with the first part (a message, a text) by which there are [`ENOUGH`] bytes, or
+//! at [`LENGTH`]: a long system prompt is a head by itself, whatever is asked behind it, and a
+//! short one is told apart by the first message of the conversation.
 
-/// How much of a prompt is hashed. Long enough to tell system prompts apart, short enough to
-/// be nearly free.
+/// How much of a prompt is hashed, at most. Long enough to tell system prompts apart, short
+/// enough to be nearly free.
 const LENGTH: usize = 4096;
+/// A head of whole parts is at least this long, if there is more.
+const ENOUGH: usize = 256;
 
-/// The first bytes of a prompt. The hash depends on nothing but them: not on how the body
+/// The head of a prompt. The hash depends on nothing but them: not on how the body
 /// was cut, not on the machine, so that all gateways send alike prompts to one engine.
 #[derive(Debug, Default)]
-pub(super) struct Prefix(Vec<u8>);
+pub(super) struct Prefix {
+    head: Vec<u8>,
+    is_whole: bool,
+}
 
 impl Prefix {
     /// Whether more bytes would still change the hash.
     pub(super) fn wants(&self) -> bool {
-        self.0.len() < LENGTH
+        !self.is_whole && self.head.len() < LENGTH
     }
 
     pub(super) fn push(&mut self, piece: &[u8]) {
-        let room = LENGTH - self.0.len();
-        let piece = &piece[..piece.len().min(room)];
-        if self.0.capacity() == 0 {
-            // Most prompts come in one piece, and then a few more.
-            self.0.reserve_exact((piece.len() + 64).min(LENGTH));
+        if self.is_whole {
+            return;
         }
-        self.0.extend_from_slice(piece);
+        let room = LENGTH - self.head.len();
+        let piece = &piece[..piece.len().min(room)];
+        if self.head.capacity() == 0 {
+            // Most prompts come in one piece, and then a few more.
+            self.head.reserve_exact((piece.len() + 64).min(LENGTH));
+        }
+        self.head.extend_from_slice(piece);
     }
 
     /// A text or token id ended: `ab`, `c` is another prompt than `a`, `bc`.
     pub(super) fn part(&mut self) {
         if self.wants() {
             // A byte that no UTF-8 text contains.
-            self.0.push(0xFF);
+            self.head.push(0xFF);
+            self.is_whole = self.head.len() > ENOUGH;
         }
     }
 
     /// The hash; 0 only where there was no prompt.
     pub(super) fn hash(&self) -> u64 {
-        if self.0.is_empty() {
+        if self.head.is_empty() {
             return 0;
         }
-        let (words, rest) = self.0.as_chunks::<8>();
+        let (words, rest) = self.head.as_chunks::<8>();
         let mut last = [0; 8];
         last[..rest.len()].copy_from_slice(rest);
         let words = words.iter().chain(std::iter::once(&last)).map(|word| u64::from_le_bytes(*word));
-        words.fold(self.0.len() as u64, |hash, word| fold(hash ^ word ^ 0xA076_1D64_78BD_642F)).max(1)
+        words.fold(self.head.len() as u64, |hash, word| fold(hash ^ word ^ 0xA076_1D64_78BD_642F)).max(1)
     }
 }
 
@@ -79,6 +92,15 @@ mod tests {
         let (front, other) = ("x".repeat(LENGTH), "x".repeat(LENGTH - 1) + "y");
         assert_eq!(hash(&[&front, "one"]), hash(&[&front, "two"]));
         assert_ne!(hash(&[&front]), hash(&[&other]));
+    }
+
+    #[test]
+    fn a_long_first_part_is_a_head_by_itself_and_a_short_one_is_not() {
+        let (long, short) = ("s".repeat(ENOUGH), "s".repeat(ENOUGH - 1));
+        assert_eq!(hash(&[&long, "one"]), hash(&[&long, "two"]));
+        assert_eq!(hash(&[&long]), hash(&[&long, "two"]));
+        assert_ne!(hash(&[&short, "one"]), hash(&[&short, "two"]));
+        assert_eq!(hash(&[&short, "one", "more"]), hash(&[&short, "one", "other"]));
     }
 
     #[test]

@@ -6,7 +6,7 @@ use futures_util::future::join_all;
 use proptest::prelude::*;
 
 use super::*;
-use crate::admit::queue::{Aim, Shares, Standing, WhenHopeless, Why};
+use crate::admit::queue::{Aim, Standing, WhenHopeless, Why};
 use crate::units::TenantId;
 
 fn ms(length: u64) -> Duration {
@@ -21,6 +21,7 @@ fn ask(clock: Clock, rank: Priority, patience: Duration) -> Ask {
         arrival: clock.now(),
         aim: Aim::FirstToken { within: ms(1000), lead: Duration::ZERO },
         tokens: Tokens(100),
+        prompt: Tokens(60),
         leave_by: clock.now() + patience,
         when_hopeless: WhenHopeless::Demote,
         standing: Standing::WithinLimits,
@@ -32,7 +33,7 @@ fn patient(clock: Clock) -> Ask {
 }
 
 fn settings(max_waiting: usize) -> Settings {
-    Settings { max_waiting, quantum: Tokens(100), shares: Shares::default() }
+    Settings { max_waiting, quantum: Tokens(100), ..Settings::default() }
 }
 
 fn desk(clock: Clock, seats: usize, max_waiting: usize) -> Arc<Desk> {

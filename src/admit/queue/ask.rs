@@ -18,6 +18,8 @@ pub struct Ask {
     /// The work expected: estimate of the prompt and the output reserved. Counted as at least
     /// one token.
     pub tokens: Tokens,
+    /// Of these the prompt, which has to be read before the first token comes.
+    pub prompt: Tokens,
     /// When it has waited too long. From this moment on it is refused; only a seat that is free
     /// when it is offered it still gets.
     pub leave_by: Tick,

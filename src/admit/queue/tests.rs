@@ -26,6 +26,7 @@ fn ask(tenant: &str, rank: Priority, at: u64) -> Ask {
         arrival: ms(at),
         aim: Aim::FirstToken { within: length(1000), lead: Duration::ZERO },
         tokens: Tokens(100),
+        prompt: Tokens(60),
         leave_by: NEVER,
         when_hopeless: WhenHopeless::Demote,
         standing: Standing::WithinLimits,
@@ -33,7 +34,7 @@ fn ask(tenant: &str, rank: Priority, at: u64) -> Ask {
 }
 
 fn scheduler(seats: usize, max_waiting: usize) -> Scheduler {
-    let mut queue = Scheduler::new(Settings { max_waiting, quantum: Tokens(100), shares: Shares::default() });
+    let mut queue = Scheduler::new(Settings { max_waiting, quantum: Tokens(100), ..Settings::default() });
     assert_eq!(queue.set_seats(seats, Tick::ZERO), Moves::default());
     queue
 }
@@ -159,7 +160,7 @@ fn over_the_limit_means_behind_everybody() {
 #[test]
 fn a_full_queue_refuses_the_lowest_rank_first_but_not_inside_its_share() {
     let settings =
-        Settings { max_waiting: 4, quantum: Tokens(100), shares: Shares::new([250, 150, 150, 150, 250]).unwrap() };
+        Settings { max_waiting: 4, shares: Shares::new([250, 150, 150, 150, 250]).unwrap(), ..Settings::default() };
     let mut queue = Scheduler::new(settings);
     let _ = queue.set_seats(1, ms(0));
     let (holder, _) = queue.offer(&ask("holder", Priority::Normal, 0), ms(0));
@@ -284,9 +285,11 @@ fn a_low_class_starts_within_the_bound_under_overload() {
 enum Step {
     Offer(Ask),
     Release(usize, u64),
+    Read(usize),
     Withdraw(usize),
     Expire,
     Seats(usize),
+    Readers(usize),
     Settings(Settings),
 }
 
@@ -319,6 +322,7 @@ fn asks() -> impl Strategy<Value = Ask> {
                 arrival: ms(late), // before the offer by so much, see `at_once`
                 aim,
                 tokens: Tokens(tokens),
+                prompt: Tokens(tokens / 2),
                 leave_by: ms(stays),
                 when_hopeless: rule,
                 standing,
@@ -334,20 +338,26 @@ fn at_once(ask: &Ask, now: u64) -> Ask {
 }
 
 fn settings() -> impl Strategy<Value = Settings> {
-    (0usize..12, prop_oneof![Just(0u64), 0u64..400], 0usize..3).prop_map(|(max_waiting, quantum, shares)| Settings {
-        max_waiting,
-        quantum: Tokens(quantum),
-        shares: Shares::new([[500, 200, 100, 50, 20], [200; 5], [10, 10, 300, 10, 670]][shares]).unwrap(),
-    })
+    let reading = prop_oneof![1 => Just(None), 1 => (1u64..200).prop_map(|each| Some(Tokens(each)))];
+    (0usize..12, prop_oneof![Just(0u64), 0u64..400], 0usize..3, reading).prop_map(
+        |(max_waiting, quantum, shares, reading)| Settings {
+            max_waiting,
+            quantum: Tokens(quantum),
+            shares: Shares::new([[500, 200, 100, 50, 20], [200; 5], [10, 10, 300, 10, 670]][shares]).unwrap(),
+            reading,
+        },
+    )
 }
 
 fn steps() -> impl Strategy<Value = Vec<(u64, Step)>> {
     let step = prop_oneof![
         12 => asks().prop_map(Step::Offer),
         8 => (any::<prop::sample::Index>(), 0u64..400).prop_map(|(at, used)| Step::Release(at.index(1 << 20), used)),
+        6 => any::<prop::sample::Index>().prop_map(|at| Step::Read(at.index(1 << 20))),
         2 => any::<prop::sample::Index>().prop_map(|at| Step::Withdraw(at.index(1 << 20))),
         1 => Just(Step::Expire),
         1 => (0usize..4).prop_map(Step::Seats),
+        1 => (0usize..3).prop_map(Step::Readers),
         1 => settings().prop_map(Step::Settings),
     ];
     prop::collection::vec((prop_oneof![3 => Just(0u64), 1 => 1u64..6], step), 1..200)
@@ -388,6 +398,7 @@ proptest! {
     fn it_agrees_with_a_slow_simple_one(start in settings(), seats in 0usize..4, steps in steps()) {
         let (mut quick, mut slow) = (Scheduler::new(start.clone()), Slow::new(start));
         let _ = (quick.set_seats(seats, ms(0)), slow.set_seats(seats, ms(0)));
+        let _ = (quick.set_readers(1, ms(0)), slow.set_readers(1, ms(0)));
         let mut now = 10;
         for (pause, step) in steps {
             now += pause;
@@ -408,8 +419,13 @@ proptest! {
                     }
                     (Moves::default(), Fate::default())
                 }
-                Step::Expire => (quick.expire(ms(now)), slow.pass(ms(now))),
+                Step::Read(at) => {
+                    let ticket = choose(slow.running(), at).unwrap_or(0);
+                    (quick.read(Ticket(ticket), ms(now)), slow.read(ticket, ms(now)))
+                }
+                Step::Expire => (quick.expire(ms(now)), slow.expire(ms(now))),
                 Step::Seats(seats) => (quick.set_seats(seats, ms(now)), slow.set_seats(seats, ms(now))),
+                Step::Readers(readers) => (quick.set_readers(readers, ms(now)), slow.set_readers(readers, ms(now))),
                 Step::Settings(other) => {
                     quick.set_settings(other.clone());
                     slow.settings = other;
@@ -425,7 +441,7 @@ proptest! {
     #[test]
     fn every_ticket_ends_once_and_no_seat_leaks(start in settings(), steps in steps()) {
         let mut queue = Scheduler::new(start);
-        let _ = queue.set_seats(2, ms(0));
+        let _ = (queue.set_seats(2, ms(0)), queue.set_readers(1, ms(0)));
         let (mut now, mut states) = (10, BTreeMap::new());
         for (pause, step) in steps {
             now += pause;
@@ -450,17 +466,25 @@ proptest! {
                     }
                     Moves::default()
                 }
+                Step::Read(at) => match pick(&states, State::Runs, at) {
+                    Some(ticket) => queue.read(ticket, ms(now)),
+                    None => queue.read(Ticket(at as u64), ms(now)),
+                },
                 Step::Expire => queue.expire(ms(now)),
                 Step::Seats(seats) => queue.set_seats(seats, ms(now)),
+                Step::Readers(readers) => queue.set_readers(readers, ms(now)),
                 Step::Settings(other) => {
                     queue.set_settings(other);
-                    Moves::default()
+                    queue.expire(ms(now))
                 }
             };
             book(&mut states, &moves);
             let count = |state| states.values().filter(|is| **is == state).count();
             prop_assert_eq!((queue.waiting(), queue.running()), (count(State::Waits), count(State::Runs)));
-            prop_assert!(queue.free_seats() == 0 || queue.waiting() == 0, "a seat is free and somebody waits");
+            let idle = queue.free_seats() > 0 && queue.waiting() > 0;
+            prop_assert!(!idle || queue.settings.reading.is_some(), "a seat is free and somebody waits");
+            let being_read: u64 = queue.running.values().map(|seated| seated.reading).sum();
+            prop_assert_eq!(queue.reading, being_read);
             let rows: usize = queue.rows.iter().map(Row::len).sum();
             prop_assert_eq!((rows, queue.alarms.len()), (queue.waiting(), queue.waiting()));
         }
@@ -476,7 +500,7 @@ proptest! {
     fn no_rank_waits_beyond_the_bound(start in settings(), rounds in prop::collection::vec((0usize..4, asks()), 50..300)) {
         let start = Settings { max_waiting: 100, ..start };
         let mut queue = Scheduler::new(start.clone());
-        let _ = queue.set_seats(1, ms(0));
+        let _ = (queue.set_seats(1, ms(0)), queue.set_readers(1, ms(0)));
         let mut running = queue.offer(&ask("holder", Priority::Critical, 10), ms(10)).0;
         let (mut known, mut given, mut now) = (BTreeMap::from([(running, (5, 0))]), [0u64; 5], 10);
         for (pause, ask) in rounds {

@@ -1,15 +1,17 @@
 //! Who decides when a request goes to which engine.
 
-use std::collections::HashMap;
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::mix::{Arrival, Class, Mix};
-use crate::admit::queue::{self, Aim, Ask, Moves, Scheduler, Standing, Ticket, WhenHopeless};
+use crate::admit::queue::{self, Aim, Ask, ClassQueue, Moves, Scheduler, Standing, Ticket};
 use crate::lab::engine::Gauges;
+use crate::observe::Timeline;
 use crate::route::retry::Attempts;
-use crate::route::settings::{EngineAddress, Engines, Pool, Scheme};
-use crate::route::{Fleet, Report, Size, Work};
+use crate::route::settings::{Concurrency, EngineAddress, Engines, Pool, Scheme};
+use crate::route::{Aims, Fleet, Lesson, Prediction, Promised, Report, Size, Want, Work};
 use crate::units::{EngineId, PoolId, Tick, Tokens};
 
 /// How requests meet engines.
@@ -24,27 +26,25 @@ pub enum Policy {
     Scheduled(Scheduled),
 }
 
-/// Settings of the gateway's scheduling.
+/// Settings of the gateway's scheduling, as they stand in its file.
 #[derive(Clone, Debug)]
 pub struct Scheduled {
-    /// Requests that one engine has at the same time.
-    pub seats: usize,
-    /// The pool's queue.
+    /// `max_concurrency_per_engine`.
+    pub seats: Concurrency,
+    /// The pool's `queue`.
     pub queue: queue::Settings,
-    /// The longest wait, by class; 30 s for the others.
-    pub max_wait: Vec<(String, Duration)>,
-    /// What becomes of hopeless requests.
-    pub when_hopeless: WhenHopeless,
+    /// The classes' `queue`, where it is not the default.
+    pub classes: Vec<(String, ClassQueue)>,
 }
 
 impl Scheduled {
-    fn max_wait(&self, class: &Class) -> Duration {
-        let own = self.max_wait.iter().find(|(name, _)| *name == class.class);
-        own.map_or(Duration::from_secs(30), |(_, wait)| *wait)
+    fn queue_of(&self, class: &Class) -> ClassQueue {
+        let own = self.classes.iter().find(|(name, _)| *name == class.class);
+        own.map_or_else(ClassQueue::default, |(_, queue)| *queue)
     }
 }
 
-/// What a policy does with a request that arrived or that waited.
+/// A request that goes to an engine.
 pub(super) struct Go {
     pub visit: usize,
     pub engine: usize,
@@ -54,8 +54,9 @@ pub(super) struct Go {
 /// What a request holds while an engine has it.
 #[derive(Default)]
 pub(super) struct Hold {
-    pub ticket: Option<Ticket>,
-    pub work: Option<Work>,
+    ticket: Option<Ticket>,
+    work: Option<Work>,
+    dispatched: Tick,
 }
 
 /// What follows from an event: these go to engines, these are turned away.
@@ -63,6 +64,8 @@ pub(super) struct Hold {
 pub(super) struct Steps {
     pub go: Vec<Go>,
     pub refused: Vec<usize>,
+    /// The prompts of these have been read by now, as far as can be told.
+    pub read: Vec<usize>,
 }
 
 /// A policy at work.
@@ -81,7 +84,7 @@ impl Front {
         }
     }
 
-    /// A request arrived. Its ticket, if it has to wait.
+    /// A request arrived.
     pub fn arrive(&mut self, visit: usize, arrival: &Arrival, mix: &Mix, steps: &mut Steps) {
         let engine = match self {
             Front::RoundRobin { engines, turn } => {
@@ -95,15 +98,34 @@ impl Front {
             }
             Front::Scheduled(desk) => return desk.arrive(visit, arrival, mix, steps),
         };
-        steps.go.push(Go { visit, engine, hold: Hold::default() });
+        steps.go.push(Go { visit, engine, hold: Hold { dispatched: arrival.at, ..Hold::default() } });
     }
 
-    /// An engine is done with a request, or its client left; `used` are the tokens it cost.
-    pub fn freed(&mut self, engine: usize, hold: Hold, used: Tokens, at: Tick, steps: &mut Steps) {
+    /// A stream's first token came, or an answer that is no stream should have come so far.
+    pub fn first_token(&mut self, hold: &mut Hold, at: Tick, steps: &mut Steps) {
+        if let Some(work) = &mut hold.work {
+            work.first_token();
+        }
+        if let (Front::Scheduled(desk), Some(ticket)) = (self, hold.ticket) {
+            desk.read(ticket, at, steps);
+        }
+    }
+
+    /// An engine is done with a request, which left this timeline if it was answered; `used` are
+    /// the tokens that it cost.
+    pub fn freed(
+        &mut self,
+        engine: usize,
+        hold: Hold,
+        answer: Option<&Timeline>,
+        used: Tokens,
+        at: Tick,
+        steps: &mut Steps,
+    ) {
         match self {
             Front::RoundRobin { .. } => {}
             Front::LeastConnections { open } => open[engine] -= 1,
-            Front::Scheduled(desk) => desk.freed(hold, used, at, steps),
+            Front::Scheduled(desk) => desk.freed(hold, answer, used, at, steps),
         }
     }
 
@@ -117,10 +139,8 @@ impl Front {
     /// When [`Front::wake`] has something to do.
     pub fn next_moment(&self) -> Option<Tick> {
         match self {
-            Front::Scheduled(desk) => {
-                Some(desk.scheduler.next_deadline().unwrap_or(desk.report_at).min(desk.report_at))
-            }
-            _ => None,
+            Front::Scheduled(desk) => desk.next_moment(),
+            Front::RoundRobin { .. } | Front::LeastConnections { .. } => None,
         }
     }
 
@@ -138,11 +158,22 @@ pub(super) struct Desk {
     scheduler: Scheduler,
     fleet: Fleet,
     pool: Pool,
+    seat_changes: u64,
     names: Vec<EngineId>,
     places: HashMap<EngineId, usize>,
-    visits: HashMap<Ticket, (usize, Size)>,
+    waiting: HashMap<Ticket, Waiting>,
     tickets: HashMap<usize, Ticket>,
+    /// When prompts will have been read whose first token nobody sees.
+    reads: BinaryHeap<Reverse<(Tick, usize)>>,
     report_at: Tick,
+}
+
+struct Waiting {
+    visit: usize,
+    arrival: Tick,
+    size: Size,
+    aims: Aims,
+    streams: bool,
 }
 
 impl Desk {
@@ -157,43 +188,92 @@ impl Desk {
         let addresses: Vec<EngineAddress> = (0..mix.engines).map(address).collect();
         let names: Vec<EngineId> = addresses.iter().map(EngineAddress::id).collect();
         let places = names.iter().cloned().zip(0..).collect();
-        let pool = Pool::with_defaults(PoolId::from("fleet"), Engines::Static(addresses));
+        let mut pool = Pool::with_defaults(PoolId::from("fleet"), Engines::Static(addresses));
+        pool.concurrency = settings.seats;
         let fleet = Fleet::new(mix.seed);
         fleet.follow(&[Arc::new(pool.clone())], Tick::ZERO);
-        let mut scheduler = Scheduler::new(settings.queue.clone());
-        let nobody_waits = scheduler.set_seats(settings.seats * mix.engines, Tick::ZERO);
-        debug_assert_eq!(nobody_waits, Moves::default());
-        let (visits, tickets) = (HashMap::new(), HashMap::new());
-        Desk { settings, scheduler, fleet, pool, names, places, visits, tickets, report_at: Tick::ZERO }
+        let objectives: Vec<_> = mix.classes.iter().map(Class::objectives).collect();
+        fleet.hold_to(
+            &pool.id,
+            Promised {
+                ttft: objectives.iter().filter_map(|class| class.ttft).map(|ttft| ttft.threshold).min(),
+                tpot: objectives.iter().filter_map(|class| class.tpot).map(|tpot| tpot.threshold).min(),
+                attainment: mix.classes.iter().map(|class| class.target).fold(0.0, f64::max),
+            },
+        );
+        let mut desk = Desk {
+            scheduler: Scheduler::new(settings.queue.clone()),
+            settings,
+            fleet,
+            pool,
+            seat_changes: u64::MAX,
+            names,
+            places,
+            waiting: HashMap::new(),
+            tickets: HashMap::new(),
+            reads: BinaryHeap::new(),
+            report_at: Tick::ZERO,
+        };
+        let _nobody_waits = desk.scheduler.set_readers(mix.engines, Tick::ZERO);
+        desk.count_seats(Tick::ZERO, &mut Steps::default());
+        desk
     }
 
     fn arrive(&mut self, visit: usize, arrival: &Arrival, mix: &Mix, steps: &mut Steps) {
         let (flow, class) = (&mix.flows[arrival.flow], mix.class_of(arrival.flow));
         let objectives = class.objectives();
-        let decode = flow.cap.map_or(objectives.default_output(), Tokens);
+        let expected = objectives.default_output();
+        let decode = flow.cap.map_or(expected, |cap| Tokens(cap).min(expected));
         let size = Size { prefill: Tokens(arrival.estimate), decode };
+        let predicted = self.fleet.predict(&self.pool.id, size, arrival.at);
+        let predicted = predicted.unwrap_or(Prediction { ttft: Duration::ZERO, tpot: Duration::ZERO });
+        let streams = flow.streams;
+        let whole = objectives.whole_budget(decode.0);
+        let aim = match (objectives.ttft, whole) {
+            (Some(ttft), _) if streams => Aim::FirstToken { within: ttft.threshold, lead: predicted.ttft },
+            (_, Some(within)) => {
+                let service = predicted.ttft + predicted.tpot * (decode.0.saturating_sub(1) as u32);
+                Aim::Whole { within, service }
+            }
+            (_, None) => Aim::Whenever,
+        };
+        let threshold = |objective: Option<crate::judge::Objective>| objective.map(|objective| objective.threshold);
+        let aims = match streams {
+            true => Aims {
+                ttft: threshold(objectives.ttft),
+                tpot: threshold(objectives.tpot),
+                e2e: threshold(objectives.e2e),
+            },
+            false => Aims { ttft: None, tpot: None, e2e: whole },
+        };
+        let queue = self.settings.queue_of(class);
         let ask = Ask {
             tenant: arrival.tenant.clone(),
             rank: class.priority(),
             arrival: arrival.at,
-            aim: match (objectives.ttft, objectives.whole_budget(decode.0)) {
-                (Some(ttft), _) if flow.streams => Aim::FirstToken { within: ttft.threshold, lead: Duration::ZERO },
-                (_, Some(within)) => Aim::Whole { within, service: Duration::ZERO },
-                (_, None) => Aim::Whenever,
-            },
+            aim,
             tokens: size.prefill + size.decode,
-            leave_by: arrival.at + self.settings.max_wait(class),
-            when_hopeless: self.settings.when_hopeless,
+            prompt: size.prefill,
+            leave_by: arrival.at + queue.max_wait,
+            when_hopeless: queue.when_hopeless,
             standing: Standing::WithinLimits,
         };
         let (ticket, moves) = self.scheduler.offer(&ask, arrival.at);
-        self.visits.insert(ticket, (visit, size));
+        self.waiting.insert(ticket, Waiting { visit, arrival: arrival.at, size, aims, streams });
         self.tickets.insert(visit, ticket);
         self.follow(moves, arrival.at, steps);
     }
 
-    fn freed(&mut self, hold: Hold, used: Tokens, at: Tick, steps: &mut Steps) {
-        drop(hold.work);
+    fn read(&mut self, ticket: Ticket, at: Tick, steps: &mut Steps) {
+        let moves = self.scheduler.read(ticket, at);
+        self.follow(moves, at, steps);
+    }
+
+    fn freed(&mut self, hold: Hold, answer: Option<&Timeline>, used: Tokens, at: Tick, steps: &mut Steps) {
+        match (hold.work, answer) {
+            (Some(work), Some(answer)) => work.learned(&lesson(answer, hold.dispatched), at),
+            (work, _) => drop(work),
+        }
         if let Some(ticket) = hold.ticket {
             let moves = self.scheduler.release(ticket, used, at);
             self.follow(moves, at, steps);
@@ -202,44 +282,94 @@ impl Desk {
 
     fn withdraw(&mut self, visit: usize, at: Tick) {
         if let Some(ticket) = self.tickets.remove(&visit) {
-            self.visits.remove(&ticket);
+            self.waiting.remove(&ticket);
             self.scheduler.withdraw(ticket, at);
         }
     }
 
+    fn next_moment(&self) -> Option<Tick> {
+        let read = self.reads.peek().map(|Reverse((at, _))| *at);
+        [Some(self.report_at), self.scheduler.next_deadline(), read].into_iter().flatten().min()
+    }
+
     fn wake(&mut self, gauges: impl Fn(usize) -> Gauges, at: Tick, steps: &mut Steps) {
         if at >= self.report_at {
-            let every = self.pool.metrics.as_ref().map_or(Duration::from_secs(2), |scrape| scrape.every);
-            self.report_at = at + every;
-            for (number, name) in self.names.iter().enumerate() {
-                let said = gauges(number);
-                let report = Report {
-                    waiting: Some(said.waiting as f64),
-                    running: Some(said.running as f64),
-                    kv_usage: Some(said.kv_usage),
-                    asleep: false,
-                };
-                self.fleet.reported(&self.pool.id, name, report, at);
-            }
+            self.scrape(gauges, at);
+        }
+        while let Some(Reverse((_, visit))) = self.reads.peek().copied().filter(|Reverse((due, _))| *due <= at) {
+            self.reads.pop();
+            steps.read.push(visit);
         }
         let moves = self.scheduler.expire(at);
         self.follow(moves, at, steps);
     }
 
+    /// The probe reads the engines' own metrics.
+    fn scrape(&mut self, gauges: impl Fn(usize) -> Gauges, at: Tick) {
+        let every = self.pool.metrics.as_ref().map_or(Duration::from_secs(2), |scrape| scrape.every);
+        self.report_at = at + every;
+        for (number, name) in self.names.iter().enumerate() {
+            let said = gauges(number);
+            let report = Report {
+                waiting: Some(said.waiting as f64),
+                running: Some(said.running as f64),
+                kv_usage: Some(said.kv_usage),
+                asleep: false,
+            };
+            self.fleet.reported(&self.pool.id, name, report, at);
+        }
+    }
+
     fn follow(&mut self, moves: Moves, at: Tick, steps: &mut Steps) {
         for away in moves.refused {
-            if let Some((visit, _)) = self.visits.remove(&away.ticket) {
-                self.tickets.remove(&visit);
-                steps.refused.push(visit);
+            if let Some(waiting) = self.waiting.remove(&away.ticket) {
+                self.tickets.remove(&waiting.visit);
+                steps.refused.push(waiting.visit);
             }
         }
         for ticket in moves.admitted {
-            let Some((visit, size)) = self.visits.remove(&ticket) else { continue };
-            self.tickets.remove(&visit);
-            let mut attempts = Attempts::new(&self.pool, Tick::from_nanos(u64::MAX));
-            let choice = self.fleet.choose(&self.pool.id, &mut attempts, size, at).expect("all engines are well");
-            let hold = Hold { ticket: Some(ticket), work: Some(choice.work) };
-            steps.go.push(Go { visit, engine: self.places[&choice.engine], hold });
+            self.dispatch(ticket, at, steps);
         }
+        self.count_seats(at, steps);
+    }
+
+    fn dispatch(&mut self, ticket: Ticket, at: Tick, steps: &mut Steps) {
+        let Some(Waiting { visit, arrival, size, aims, streams }) = self.waiting.remove(&ticket) else { return };
+        self.tickets.remove(&visit);
+        let mut attempts = Attempts::new(&self.pool, Tick::from_nanos(u64::MAX));
+        if !streams {
+            let predicted = self.fleet.predict(&self.pool.id, size, at).map_or_else(|| guess(size.prefill), |p| p.ttft);
+            self.reads.push(Reverse((at + predicted, visit)));
+        }
+        let want = Want { size, aims, spent: at - arrival, key: 0 };
+        let choice = self.fleet.choose(&self.pool.id, &mut attempts, want, at).expect("all engines are well");
+        let hold = Hold { ticket: Some(ticket), work: Some(choice.work), dispatched: at };
+        steps.go.push(Go { visit, engine: self.places[&choice.engine], hold });
+    }
+
+    /// The scheduler follows the seats that the engines give.
+    fn count_seats(&mut self, at: Tick, steps: &mut Steps) {
+        let changes = self.fleet.seat_changes();
+        if changes != self.seat_changes {
+            self.seat_changes = changes;
+            let seats = self.fleet.seats(&self.pool.id, at).unwrap_or(usize::MAX);
+            let moves = self.scheduler.set_seats(seats, at);
+            self.follow(moves, at, steps);
+        }
+    }
+}
+
+/// How long reading takes, before anything was learned.
+fn guess(prompt: Tokens) -> Duration {
+    Duration::from_millis(30) + Duration::from_micros(80) * (prompt.0 as u32)
+}
+
+/// What an answer teaches about its engine.
+fn lesson(answer: &Timeline, dispatched: Tick) -> Lesson {
+    Lesson {
+        ttft: answer.first_token.map(|at| at - dispatched),
+        tpot: answer.tpot(),
+        e2e: answer.finish.map(|at| at - dispatched),
+        further: answer.output.0.saturating_sub(1),
     }
 }

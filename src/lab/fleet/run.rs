@@ -173,11 +173,13 @@ impl<'a> World<'a> {
         self.engines[engine].advance(at, &mut gains);
         for gain in gains.drain(..) {
             let Some(&number) = self.jobs[engine].get(&gain.job) else { continue };
+            let streams = self.mix.flows[self.visits[number].arrival.flow].streams;
             let visit = &mut self.visits[number];
             if visit.first_token.replace(visit.first_token.unwrap_or(gain.at)).is_none()
-                && let Stage::Runs { hold: Hold { work: Some(work), .. }, .. } = &mut visit.stage
+                && streams
+                && let Stage::Runs { hold, .. } = &mut visit.stage
             {
-                work.first_token();
+                self.front.first_token(hold, gain.at, steps);
             }
             visit.last_token = Some(gain.at);
             visit.events += 1;
@@ -197,7 +199,7 @@ impl<'a> World<'a> {
         let visit = &self.visits[number];
         let objectives = self.mix.class_of(visit.arrival.flow).objectives();
         let outcome = judge(&timeline, &objectives, &self.case(number)).outcome;
-        self.end(number, outcome, at, steps);
+        self.end(number, outcome, Some(&timeline), at, steps);
     }
 
     /// The client at the head of the list leaves, unless it has what it waits for.
@@ -211,7 +213,7 @@ impl<'a> World<'a> {
         let objectives = self.mix.class_of(visit.arrival.flow).objectives();
         let progress = Progress::waiting(visit.arrival.at, true, streams);
         let outcome = judge_left(&progress, &objectives, &self.case(number), at).outcome;
-        self.end(number, outcome, at, steps);
+        self.end(number, outcome, None, at, steps);
     }
 
     fn refuse(&mut self, number: usize, at: Tick, steps: &mut Steps) {
@@ -220,11 +222,11 @@ impl<'a> World<'a> {
         let progress = Progress::waiting(visit.arrival.at, true, self.mix.flows[visit.arrival.flow].streams);
         let shed = Outcome::Missed(Missed::Shed);
         let outcome = judge_refused(shed, &progress, &objectives, &self.case(number), at).outcome;
-        self.end(number, outcome, at, steps);
+        self.end(number, outcome, None, at, steps);
     }
 
     /// The one place where a request ends.
-    fn end(&mut self, number: usize, outcome: Outcome, at: Tick, steps: &mut Steps) {
+    fn end(&mut self, number: usize, outcome: Outcome, answer: Option<&Timeline>, at: Tick, steps: &mut Steps) {
         let visit = &mut self.visits[number];
         let (prompt, tokens) = (visit.arrival.prompt, visit.tokens);
         match std::mem::replace(&mut visit.stage, Stage::Over) {
@@ -232,7 +234,7 @@ impl<'a> World<'a> {
             Stage::Runs { engine, job, hold } => {
                 self.jobs[engine].remove(&job);
                 self.engines[engine].cancel(job);
-                self.front.freed(engine, hold, Tokens(prompt + tokens), at, steps);
+                self.front.freed(engine, hold, answer, Tokens(prompt + tokens), at, steps);
             }
             Stage::Over => return,
         }
@@ -246,6 +248,11 @@ impl<'a> World<'a> {
     }
 
     fn take(&mut self, mut steps: Steps, at: Tick) {
+        for number in std::mem::take(&mut steps.read) {
+            if let Stage::Runs { hold, .. } = &mut self.visits[number].stage {
+                self.front.first_token(hold, at, &mut steps);
+            }
+        }
         for number in std::mem::take(&mut steps.refused) {
             self.refuse(number, at, &mut steps);
         }

@@ -499,6 +499,182 @@ fn with_the_other_engine_down_the_only_one_left_is_asked_again() {
     assert_eq!(second.engine, engine("a"));
 }
 
+/// Engines that need this long per thousand prompt tokens.
+fn teach(bench: &Bench, speeds: &[(&str, u64)], times: u64) {
+    for n in 0..times * speeds.len() as u64 {
+        let at = ms(n * 1_000);
+        let size = tokens(500 + n * 37 % 1_000, 100);
+        // All are asked by turns, whatever the gateway thinks of them.
+        let mut attempts = bench.attempts();
+        let held: Vec<_> = (0..speeds.len()).map(|_| bench.fleet.choose(&id(), &mut attempts, size, at)).collect();
+        for choice in held.into_iter().flatten() {
+            let (_, millis) = speeds.iter().find(|(name, _)| engine(name) == choice.engine).unwrap();
+            let ttft = Duration::from_millis(20 + size.prefill.0 * millis / 1_000);
+            let lesson = Lesson { ttft: Some(ttft), tpot: Some(ttft / 50), ..Lesson::default() };
+            choice.work.learned(&lesson, at + ttft);
+        }
+    }
+}
+
+fn want(millis: u64) -> Want {
+    let aims = Aims { ttft: Some(Duration::from_millis(millis)), ..Aims::NONE };
+    Want { aims, ..tokens(1_000, 100).into() }
+}
+
+fn share_of(bench: &Bench, name: &str, want: Want, at: Tick) -> usize {
+    let ask = || bench.fleet.choose(&id(), &mut bench.attempts(), want, at).unwrap();
+    (0..1_000).filter(|_| ask().engine == engine(name)).count()
+}
+
+#[test]
+fn a_request_goes_where_it_is_likeliest_to_keep_its_promise() {
+    let bench = Bench::new(pool(&["slow", "quick"]));
+    assert_eq!(bench.fleet.predict(&id(), tokens(1_000, 100), ms(0)), None);
+    teach(&bench, &[("slow", 1_000), ("quick", 100)], 50);
+    let at = ms(500_000);
+    // Slow takes 1.02 s, quick 0.12 s.
+    let slow = share_of(&bench, "slow", want(400), at);
+    assert!((1..=20).contains(&slow), "{slow} of 1000: one in a hundred explores, half of those here");
+    let slow = share_of(&bench, "slow", want(10_000), at);
+    assert!((400..600).contains(&slow), "{slow}: both would do");
+    let slow = share_of(&bench, "slow", want(1), at);
+    assert!((400..600).contains(&slow), "{slow}: neither would do");
+    let slow = share_of(&bench, "slow", tokens(1_000, 100).into(), at);
+    assert!((400..600).contains(&slow), "{slow}: nothing is promised");
+    let late = Want { spent: Duration::from_millis(9_500), ..want(10_000) };
+    assert!(share_of(&bench, "slow", late, at) < 50, "what is left counts");
+}
+
+#[test]
+fn a_quick_engine_that_is_busy_is_weighed_as_it_is() {
+    let bench = Bench::new(pool(&["slow", "quick"]));
+    teach(&bench, &[("slow", 1_000), ("quick", 100)], 50);
+    let at = ms(500_000);
+    let mut held = Vec::new();
+    let mut ask = || {
+        let choice = bench.fleet.choose(&id(), &mut bench.attempts(), want(1_500), at).unwrap();
+        let name = choice.engine.clone();
+        held.push(choice);
+        name
+    };
+    let slow = (0..20).filter(|_| ask() == engine("slow")).count();
+    assert!((1..=7).contains(&slow), "{slow} of 20");
+}
+
+#[test]
+fn an_engine_of_which_little_is_known_is_chosen_by_work_alone() {
+    let bench = Bench::new(pool(&["slow", "quick"]));
+    teach(&bench, &[("slow", 1_000), ("quick", 100)], 50);
+    bench.fleet.follow(&[Arc::new(pool(&["slow", "quick", "new"]))], ms(100_000));
+    let at = ms(500_000);
+    let new = share_of(&bench, "new", want(400), at);
+    assert!((250..450).contains(&new), "{new}");
+    let prediction = bench.fleet.predict(&id(), tokens(1_000, 100), at);
+    assert!(prediction.is_none_or(|prediction| prediction.ttft > Duration::from_millis(50)));
+}
+
+#[test]
+fn what_is_predicted_is_shown_with_its_error() {
+    let bench = Bench::new(pool(&["a"]));
+    teach(&bench, &[("a", 500)], 100);
+    let at = ms(500_000);
+    let idle = bench.fleet.predict(&id(), tokens(1_000, 100), at).unwrap();
+    assert!(idle.ttft.abs_diff(Duration::from_millis(520)) < Duration::from_millis(40), "{idle:?}");
+    let _held = bench.choose(at);
+    assert!(bench.fleet.predict(&id(), tokens(1_000, 100), at).unwrap().ttft >= idle.ttft);
+    let view = bench.fleet.view(at).remove(0).engines.remove(0);
+    assert!(view.errors.ttft.unwrap() < 0.1 && view.errors.tpot.is_some());
+    assert_eq!(view.seats, None);
+}
+
+fn keyed(names: &[&str]) -> Bench {
+    Bench::new(Pool { balance: Balance::PrefixAffinity, ..pool(names) })
+}
+
+fn homes(bench: &Bench, keys: u64, at: Tick) -> Vec<EngineId> {
+    let want = |key| Want { key: crate::route::key_of(&[key as u8]), ..tokens(100, 100).into() };
+    let ask = |key| bench.fleet.choose(&id(), &mut bench.attempts(), want(key), at).unwrap().engine;
+    (0..keys).map(ask).collect()
+}
+
+#[test]
+fn a_key_meets_its_own_engine_and_other_gateways_agree() {
+    let bench = keyed(&["a", "b", "c", "d"]);
+    let first = homes(&bench, 100, ms(0));
+    assert_eq!(homes(&bench, 100, ms(1)), first);
+    assert_eq!(first.iter().collect::<HashSet<_>>().len(), 4);
+    let other = Bench { fleet: Fleet::new(7), settings: bench.settings.clone() };
+    let shuffled = Pool { balance: Balance::PrefixAffinity, ..pool(&["d", "b", "a", "c"]) };
+    other.fleet.follow(&[Arc::new(shuffled)], ms(0));
+    assert_eq!(homes(&other, 100, ms(0)), first);
+}
+
+#[test]
+fn only_the_keys_of_an_engine_that_cannot_take_them_move() {
+    let bench = keyed(&["a", "b", "c", "d"]);
+    let first = homes(&bench, 200, ms(0));
+    let moved = |at| {
+        let now = homes(&bench, 200, at);
+        let pairs = first.iter().zip(&now).filter(|(old, new)| old != new);
+        pairs.map(|(old, _)| old.clone()).collect::<HashSet<_>>()
+    };
+    let _ = bench.fleet.checked(&id(), &engine("b"), Checked::Refused, ms(1));
+    assert_eq!(moved(ms(1)), HashSet::from([engine("b")]));
+    let _ = bench.fleet.checked(&id(), &engine("b"), Checked::Well, ms(2));
+    bench.cool("c", 1_000, ms(2));
+    assert_eq!(moved(ms(3)), HashSet::from([engine("c")]));
+    assert_eq!(moved(ms(1_002)), HashSet::new());
+    (0..5).for_each(|n| bench.effect(Effect::Fault(engine("d")), ms(2_000 + n)));
+    assert_eq!(moved(ms(2_010)), HashSet::from([engine("d")]));
+}
+
+#[test]
+fn a_key_that_everybody_asks_for_is_shared_by_as_many_as_it_takes() {
+    let bench = keyed(&["a", "b", "c", "d"]);
+    let want = Want { key: 99, ..tokens(100, 100).into() };
+    let mut held = Vec::new();
+    let mut most = HashMap::new();
+    for n in 1..=100u32 {
+        let choice = bench.fleet.choose(&id(), &mut bench.attempts(), want, ms(0)).unwrap();
+        let count = most.entry(choice.engine.clone()).or_insert(0u32);
+        *count += 1;
+        let bound = (1.25 * f64::from(n) / 4.0).ceil().max(4.0);
+        assert!(f64::from(*count) <= bound, "{n} requests, {count} at one");
+        held.push(choice);
+    }
+    assert_eq!(most.len(), 4);
+    assert!(most.values().filter(|count| **count >= 28).count() >= 2, "in its own order: {most:?}");
+}
+
+#[test]
+fn a_retry_of_a_key_goes_to_the_next_of_its_order_and_no_key_goes_by_work() {
+    let bench = keyed(&["a", "b", "c"]);
+    let want = Want { key: 5, ..tokens(1, 1).into() };
+    let mut attempts = bench.attempts();
+    let order: Vec<_> = std::iter::from_fn(|| bench.fleet.choose(&id(), &mut attempts, want, ms(0)))
+        .map(|choice| choice.engine)
+        .collect();
+    assert_eq!(order.iter().collect::<HashSet<_>>().len(), 3);
+    let (spread, _held) = bench.spread(30, ms(1));
+    assert_eq!(spread.into_values().collect::<Vec<_>>(), [10, 10, 10]);
+}
+
+#[test]
+fn a_full_engine_and_one_that_warms_up_take_fewer_of_their_keys() {
+    let limited = Pool { balance: Balance::PrefixAffinity, ..capped(&["a", "b"], 2) };
+    let bench = Bench::new(limited);
+    let want = Want { key: 5, ..tokens(1, 1).into() };
+    let ask = |bench: &Bench, at| bench.fleet.choose(&id(), &mut bench.attempts(), want, at).unwrap();
+    let held: Vec<_> = (0..4).map(|_| ask(&bench, ms(0))).collect();
+    assert_eq!(held.iter().filter(|choice| choice.engine == held[0].engine).count(), 2);
+    let bench = keyed(&["a", "b"]);
+    let home = ask(&bench, ms(0)).engine;
+    let _ = bench.fleet.checked(&id(), &home, Checked::Refused, ms(0));
+    let _ = bench.fleet.checked(&id(), &home, Checked::Well, ms(1));
+    let held: Vec<_> = (0..4).map(|_| ask(&bench, ms(2))).collect();
+    assert_eq!(held.iter().filter(|choice| choice.engine == home).count(), 1, "a tenth, one at least");
+}
+
 #[derive(Clone, Debug)]
 enum Act {
     Choose(u64, u64),

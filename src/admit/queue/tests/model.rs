@@ -22,11 +22,13 @@ pub type Fate = (Vec<u64>, Vec<(u64, Why)>);
 pub struct Slow {
     pub settings: Settings,
     pub seats: usize,
+    pub readers: usize,
     now: Tick,
     tickets: u64,
     turns: u64,
     waiting: Vec<Entry>,
-    running: Vec<(u64, Key, u64)>,
+    /// With what its prompt counts for until it has been read.
+    running: Vec<(u64, Key, u64, u64)>,
     served: BTreeMap<Key, u64>,
     floors: BTreeMap<(usize, bool), u64>,
     credit: [u64; 5],
@@ -72,6 +74,7 @@ impl Slow {
         Slow {
             settings,
             seats: 0,
+            readers: 0,
             now: Tick::ZERO,
             tickets: 0,
             turns: 0,
@@ -111,7 +114,7 @@ impl Slow {
             entry.last_call = Some(own.min(before));
         }
         entry.late = entry.steps_behind(self.now);
-        if self.running.len() >= self.seats {
+        if !self.waiting.is_empty() || !self.has_room_for(&entry.ask) {
             let (end, why) = entry.end();
             if end <= self.now {
                 fate.1.push((entry.ticket, why));
@@ -134,7 +137,7 @@ impl Slow {
     pub fn release(&mut self, ticket: u64, used: u64, at: Tick) -> Fate {
         let mut fate = self.pass(at);
         if let Some(found) = self.running.iter().position(|(running, ..)| *running == ticket) {
-            let (_, key, cost) = self.running.remove(found);
+            let (_, key, cost, _) = self.running.remove(found);
             let floor = self.floor(&key);
             let served = self.served.get(&key).copied().unwrap_or(0).max(floor);
             self.served.insert(key, (served + used.max(1)).saturating_sub(cost).max(floor));
@@ -142,6 +145,47 @@ impl Slow {
         }
         self.fill(&mut fate);
         fate
+    }
+
+    pub fn read(&mut self, ticket: u64, at: Tick) -> Fate {
+        let mut fate = self.pass(at);
+        let mut was_reading = false;
+        for (_, _, _, reading) in self.running.iter_mut().filter(|(running, ..)| *running == ticket) {
+            was_reading = std::mem::take(reading) > 0;
+        }
+        if was_reading {
+            self.fill(&mut fate);
+        }
+        fate
+    }
+
+    pub fn expire(&mut self, at: Tick) -> Fate {
+        let mut fate = self.pass(at);
+        self.fill(&mut fate);
+        fate
+    }
+
+    pub fn set_readers(&mut self, readers: usize, at: Tick) -> Fate {
+        self.readers = readers;
+        self.expire(at)
+    }
+
+    fn counts_for(&self, ask: &Ask) -> u64 {
+        self.settings.reading.map_or(0, |each| ask.prompt.0.min(each.0).max(1))
+    }
+
+    fn has_room_for(&self, ask: &Ask) -> bool {
+        let being_read: u64 = self.running.iter().map(|(.., reading)| reading).sum();
+        let most = self.settings.reading.map_or(u64::MAX, |each| each.0 * self.readers as u64);
+        self.running.len() < self.seats && being_read + self.counts_for(ask) <= most
+    }
+
+    fn is_held_back(&self, next: &Entry) -> bool {
+        let being_read: u64 = self.running.iter().map(|(.., reading)| reading).sum();
+        let Some(each) = self.settings.reading.filter(|_| being_read > 0) else { return false };
+        let behind = next.late || next.ask.standing == Standing::OverLimit;
+        let part = if behind { 25 } else { [100, 100, 90, 80, 70][next.ask.rank as usize] };
+        being_read + self.counts_for(&next.ask) > each.0 * self.readers as u64 / 100 * part
     }
 
     pub fn withdraw(&mut self, ticket: u64, at: Tick) {
@@ -248,8 +292,15 @@ impl Slow {
         while self.running.len() < self.seats && !self.waiting.is_empty() {
             let due = (0..5).filter(|row| self.first(*row).is_some_and(|e| self.credit[*row] >= e.cost() * 1000));
             let row = due.min_by_key(|row| self.last_turn[*row]);
-            let row = row.or_else(|| (0..10).find(|row| self.first(*row).is_some())).unwrap();
-            let (ticket, key, cost) = self.first(row).map(|entry| (entry.ticket, entry.key(), entry.cost())).unwrap();
+            let free = |row: &usize| self.first(*row).is_some_and(|next| !self.is_held_back(next));
+            let within = (0..5).any(|row| self.first(row).is_some());
+            let row = row.or_else(|| (0..5).find(free)).or_else(|| (5..10).find(free).filter(|_| !within));
+            let Some(row) = row else { return };
+            let next = self.first(row).unwrap();
+            if !self.has_room_for(&next.ask) {
+                return;
+            }
+            let (ticket, key, cost, reading) = (next.ticket, next.key(), next.cost(), self.counts_for(&next.ask));
             self.turns += 1;
             if row < 5 {
                 for (other, rank) in Priority::ALL.iter().enumerate() {
@@ -262,7 +313,7 @@ impl Slow {
             }
             *self.served.get_mut(&key).unwrap() += cost;
             self.take(ticket);
-            self.running.push((ticket, key, cost));
+            self.running.push((ticket, key, cost, reading));
             fate.0.push(ticket);
         }
     }

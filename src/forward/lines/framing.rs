@@ -1,0 +1,241 @@
+//! Where the body of an engine's answer ends, and which bytes belong to it (RFC 9112,
+//! sections 6 and 7). Pure: bytes in, data out, cut anywhere.
+
+use bytes::{Buf, Bytes, BytesMut};
+
+/// What chunk extensions, and what trailer fields, may take of one answer in all.
+const MOST_BESIDE: usize = 16 * 1024;
+
+/// How a body ends, and how much of it is to come.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Framing {
+    /// After this many bytes.
+    Length(u64),
+    /// With the last chunk.
+    Chunked(Chunks),
+    /// With the connection.
+    ToEnd,
+}
+
+/// What the bytes at hand come to.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    /// Bytes of the body.
+    Data(Bytes),
+    /// Nothing before more bytes have come.
+    More,
+    /// The body has ended.
+    End,
+}
+
+/// The framing cannot be read.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Unreadable;
+
+/// The state of a chunked body.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Chunks {
+    at: At,
+    /// Of the present chunk: its size so far, or what is left of it.
+    left: u64,
+    /// Bytes of extensions and trailers that have come.
+    beside: usize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum At {
+    /// In front of the first digit of a size.
+    Size,
+    /// Behind a digit of it.
+    Digits,
+    /// In the white space behind it.
+    Space,
+    /// In an extension.
+    Extension,
+    /// In front of the line feed that ends the size's line.
+    SizeEnd,
+    Data,
+    /// In front of the line end behind the data.
+    DataReturn,
+    DataEnd,
+    /// Behind the last chunk, where a line begins: a trailer field, or the end.
+    TrailerLine,
+    Trailer,
+    TrailerEnd,
+    LastEnd,
+    Over,
+}
+
+impl Framing {
+    pub const EMPTY: Framing = Framing::Length(0);
+    pub const CHUNKED: Framing = Framing::Chunked(Chunks { at: At::Size, left: 0, beside: 0 });
+
+    /// Whether all of the body has come.
+    pub fn is_over(&self) -> bool {
+        matches!(self, Framing::Length(0) | Framing::Chunked(Chunks { at: At::Over, .. }))
+    }
+
+    /// Takes the next piece of the body out of what has come in.
+    pub fn step(&mut self, buffer: &mut BytesMut) -> Result<Step, Unreadable> {
+        let mut endless = u64::MAX;
+        let left = match self {
+            Framing::Length(0) => return Ok(Step::End),
+            Framing::Length(left) => left,
+            Framing::ToEnd => &mut endless,
+            Framing::Chunked(chunks) => {
+                chunks.skip(buffer)?;
+                match chunks.at {
+                    At::Over => return Ok(Step::End),
+                    At::Data => &mut chunks.left,
+                    _ => return Ok(Step::More),
+                }
+            }
+        };
+        if buffer.is_empty() {
+            return Ok(Step::More);
+        }
+        let piece = usize::try_from(*left).unwrap_or(usize::MAX).min(buffer.len());
+        *left -= piece as u64;
+        Ok(Step::Data(buffer.split_to(piece).freeze()))
+    }
+}
+
+impl Chunks {
+    /// Reads what is no data, up to the next data or the end.
+    fn skip(&mut self, buffer: &mut BytesMut) -> Result<(), Unreadable> {
+        if self.at == At::Data && self.left == 0 {
+            self.at = At::DataReturn;
+        }
+        let mut read = 0;
+        while let Some(byte) = buffer.get(read).filter(|_| !matches!(self.at, At::Data | At::Over)) {
+            self.at = self.behind(*byte)?;
+            read += 1;
+        }
+        buffer.advance(read);
+        Ok(())
+    }
+
+    /// Where we are behind a byte that is no data.
+    fn behind(&mut self, byte: u8) -> Result<At, Unreadable> {
+        Ok(match (self.at, byte) {
+            (At::Size | At::Digits, b'0'..=b'9' | b'a'..=b'f' | b'A'..=b'F') => {
+                let digit = char::from(byte).to_digit(16).map_or(0, u64::from);
+                let larger = self.left.checked_mul(16).and_then(|size| size.checked_add(digit));
+                self.left = larger.ok_or(Unreadable)?;
+                At::Digits
+            }
+            (At::Digits | At::Space, b' ' | b'\t') => At::Space,
+            (At::Digits | At::Space, b';') => At::Extension,
+            (At::Digits | At::Space | At::Extension, b'\r') => At::SizeEnd,
+            (At::Extension, byte) if byte != b'\n' => self.beside(At::Extension)?,
+            (At::SizeEnd, b'\n') if self.left == 0 => At::TrailerLine,
+            (At::SizeEnd, b'\n') => At::Data,
+            (At::DataReturn, b'\r') => At::DataEnd,
+            (At::DataEnd, b'\n') => At::Size,
+            (At::TrailerLine, b'\r') => At::LastEnd,
+            (At::TrailerLine | At::Trailer, byte) if byte != b'\r' && byte != b'\n' => self.beside(At::Trailer)?,
+            (At::Trailer, b'\r') => At::TrailerEnd,
+            (At::TrailerEnd, b'\n') => At::TrailerLine,
+            (At::LastEnd, b'\n') => At::Over,
+            _ => return Err(Unreadable),
+        })
+    }
+
+    fn beside(&mut self, at: At) -> Result<At, Unreadable> {
+        self.beside += 1;
+        if self.beside > MOST_BESIDE { Err(Unreadable) } else { Ok(at) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// The data of a body whose bytes come in pieces of these lengths, and whether it ended.
+    fn read(mut framing: Framing, bytes: &[u8], cuts: &[usize]) -> Result<(Vec<u8>, bool, usize), Unreadable> {
+        let mut buffer = BytesMut::new();
+        let (mut rest, mut data) = (bytes, Vec::new());
+        let mut cuts = cuts.iter().copied().chain(std::iter::repeat(bytes.len().max(1)));
+        loop {
+            match framing.step(&mut buffer)? {
+                Step::Data(piece) => data.extend_from_slice(&piece),
+                Step::End => return Ok((data, true, buffer.len() + rest.len())),
+                Step::More if rest.is_empty() => return Ok((data, false, buffer.len())),
+                Step::More => {
+                    let (now, later) = rest.split_at(cuts.next().unwrap_or(1).clamp(1, rest.len()));
+                    buffer.extend_from_slice(now);
+                    rest = later;
+                }
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn chunks_give_back_what_went_into_them_cut_anywhere(
+            chunks in prop::collection::vec(prop::collection::vec(any::<u8>(), 1..40), 0..8),
+            beside in prop::sample::select(vec!["", ";a=b", " ;x", "\t"]),
+            trailer in prop::sample::select(vec!["", "x-sum: 1\r\n", "a: b\r\nc: d\r\n"]),
+            cuts in prop::collection::vec(1usize..9, 0..200),
+        ) {
+            let mut bytes = Vec::new();
+            for chunk in &chunks {
+                bytes.extend_from_slice(format!("{:x}{beside}\r\n", chunk.len()).as_bytes());
+                bytes.extend_from_slice(chunk);
+                bytes.extend_from_slice(b"\r\n");
+            }
+            bytes.extend_from_slice(format!("0\r\n{trailer}\r\nBEHIND").as_bytes());
+            prop_assert_eq!(read(Framing::CHUNKED, &bytes, &cuts), Ok((chunks.concat(), true, 6)));
+            let half = &bytes[..bytes.len() - 7];
+            prop_assert_eq!(read(Framing::CHUNKED, half, &cuts).map(|(data, ended, _)| (data, ended)), Ok((chunks.concat(), false)));
+        }
+
+        #[test]
+        fn a_stated_length_is_what_is_read(bytes in prop::collection::vec(any::<u8>(), 0..60), length in 0usize..80) {
+            let whole = length.min(bytes.len());
+            let ended = length <= bytes.len();
+            let left = if ended { bytes.len() - length } else { 0 };
+            prop_assert_eq!(read(Framing::Length(length as u64), &bytes, &[3, 1, 4]), Ok((bytes[..whole].to_vec(), ended, left)));
+            prop_assert_eq!(read(Framing::ToEnd, &bytes, &[3, 1, 4]), Ok((bytes, false, 0)));
+        }
+
+        #[test]
+        fn no_bytes_make_it_panic(bytes in prop::collection::vec(prop::sample::select(b"0f;\r\n x".to_vec()), 0..40)) {
+            let _ = read(Framing::CHUNKED, &bytes, &[1, 2]);
+        }
+    }
+
+    #[test]
+    fn what_two_readers_could_read_in_two_ways_is_not_read() {
+        for bytes in [
+            &b"\r\n"[..],
+            b"x\r\n",
+            b"-1\r\n",
+            b"+1\r\n",
+            b" 1\r\n",
+            b"0x1\r\n",
+            b"1\nx\r\n",
+            b"1\r\r\n",
+            b"1;a\n",
+            b"1 1\r\nx",
+            b"1\r\nxy\r\n",
+            b"1\r\nx\n",
+            b"0\r\n\n",
+            b"0\r\na: b\n",
+            b"10000000000000000\r\n",
+        ] {
+            assert_eq!(read(Framing::CHUNKED, bytes, &[]), Err(Unreadable), "{}", bytes.escape_ascii());
+        }
+    }
+
+    #[test]
+    fn extensions_and_trailers_have_an_end() {
+        let long = "x".repeat(MOST_BESIDE + 1);
+        assert_eq!(read(Framing::CHUNKED, format!("1;{long}").as_bytes(), &[]), Err(Unreadable));
+        assert_eq!(read(Framing::CHUNKED, format!("0\r\n{long}").as_bytes(), &[]), Err(Unreadable));
+        let many = "1;yyyyyyyy\r\nx\r\n".repeat(MOST_BESIDE / 8 + 1);
+        assert_eq!(read(Framing::CHUNKED, many.as_bytes(), &[]), Err(Unreadable));
+    }
+}

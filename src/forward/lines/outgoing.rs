@@ -1,0 +1,104 @@
+//! A request on its way out: the head, and the frames of its body as they came.
+
+use std::collections::VecDeque;
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use bytes::{Buf, Bytes};
+use http::HeaderValue;
+use tokio::io::AsyncWrite;
+
+use crate::dial::BoxedIo;
+use crate::units::decimal::push_number;
+
+/// A body of this length leaves behind its head in one plain write: to copy it is cheaper
+/// than a list of two.
+const SHORT: usize = 4 * 1024;
+
+/// Room for most heads.
+const USUAL_HEAD: usize = 512;
+
+/// Pieces that one write takes.
+const AT_ONCE: usize = 16;
+
+/// What is left to write of a request.
+pub struct Outgoing {
+    /// The head, and a short body behind it; written up to `at`.
+    head: Vec<u8>,
+    at: usize,
+    /// The body, where it is not short.
+    frames: VecDeque<Bytes>,
+}
+
+impl Outgoing {
+    /// A `POST` to the target `prefix` + `target`, with these fields; the body's length is put
+    /// behind them.
+    #[must_use]
+    pub fn post<'a>(
+        prefix: &str,
+        target: &str,
+        fields: impl Iterator<Item = (&'a str, &'a HeaderValue)>,
+        mut body: Vec<Bytes>,
+    ) -> Self {
+        body.retain(|frame| !frame.is_empty());
+        let length: usize = body.iter().map(Bytes::len).sum();
+        let is_short = length <= SHORT;
+        let mut head = Vec::with_capacity(USUAL_HEAD + if is_short { length } else { 0 });
+        head.extend_from_slice(b"POST ");
+        head.extend_from_slice(prefix.as_bytes());
+        head.extend_from_slice(target.as_bytes());
+        head.extend_from_slice(b" HTTP/1.1\r\n");
+        for (name, value) in fields {
+            head.extend_from_slice(name.as_bytes());
+            head.extend_from_slice(b": ");
+            head.extend_from_slice(value.as_bytes());
+            head.extend_from_slice(b"\r\n");
+        }
+        head.extend_from_slice(b"content-length: ");
+        push_number(&mut head, length as u64);
+        head.extend_from_slice(b"\r\n\r\n");
+        if is_short {
+            body.iter().for_each(|frame| head.extend_from_slice(frame));
+        }
+        Outgoing { head, at: 0, frames: if is_short { VecDeque::new() } else { body.into() } }
+    }
+
+    /// Writes on, until all is out.
+    pub(super) fn poll(&mut self, io: &mut BoxedIo, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while self.at < self.head.len() || !self.frames.is_empty() {
+            let written = match ready!(self.write(Pin::new(io), cx))? {
+                0 => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
+                written => written,
+            };
+            self.advance(written);
+        }
+        Pin::new(io).poll_flush(cx)
+    }
+
+    fn write(&self, io: Pin<&mut BoxedIo>, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        let head = &self.head[self.at..];
+        if self.frames.is_empty() {
+            return io.poll_write(cx, head);
+        }
+        let mut pieces = [IoSlice::new(&[]); AT_ONCE];
+        let left = std::iter::once(head).chain(self.frames.iter().map(|frame| &**frame));
+        let left = left.filter(|piece| !piece.is_empty());
+        let count = pieces.iter_mut().zip(left).map(|(slot, piece)| *slot = IoSlice::new(piece)).count();
+        io.poll_write_vectored(cx, &pieces[..count])
+    }
+
+    fn advance(&mut self, mut written: usize) {
+        let of_head = written.min(self.head.len() - self.at);
+        self.at += of_head;
+        written -= of_head;
+        while let Some(frame) = self.frames.front_mut().filter(|_| written > 0) {
+            let of_frame = written.min(frame.len());
+            frame.advance(of_frame);
+            written -= of_frame;
+            if frame.is_empty() {
+                self.frames.pop_front();
+            }
+        }
+    }
+}

@@ -1,0 +1,55 @@
+//! The bytes of a connection to an engine, as they come in.
+
+use std::io;
+use std::pin::pin;
+use std::task::{Context, Poll, Waker, ready};
+
+use bytes::BytesMut;
+use tokio::io::AsyncReadExt;
+
+use super::BUFFER;
+use crate::dial::BoxedIo;
+
+/// Room for a read: what an event, or a small answer with its head, fits into. More is asked
+/// for while reads fill it.
+const ROOM: usize = 4 * 1024;
+
+/// With less room than this left, none is read into.
+const LEAST_ROOM: usize = 1024;
+
+/// A connection, and what has come in and was not looked at yet.
+pub(super) struct Wire {
+    pub io: BoxedIo,
+    pub buffer: BytesMut,
+    /// Bytes that came in since it was opened.
+    pub received: u64,
+    room: usize,
+}
+
+impl Wire {
+    pub fn new(io: BoxedIo) -> Self {
+        Wire { io, buffer: BytesMut::new(), received: 0, room: ROOM }
+    }
+
+    /// Reads more into the buffer; says how much, 0 at the connection's end.
+    pub fn poll_more(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        if self.buffer.capacity() - self.buffer.len() < LEAST_ROOM {
+            // Where nobody holds what was read before, its place is taken again.
+            self.buffer.reserve(self.room);
+        }
+        let room = self.buffer.capacity() - self.buffer.len();
+        let read = ready!(pin!(self.io.read_buf(&mut self.buffer)).poll(cx))?;
+        self.received += read as u64;
+        if read == room {
+            self.room = (2 * room).clamp(ROOM, BUFFER);
+        } else if read < self.room / 4 {
+            self.room = (self.room / 2).max(ROOM);
+        }
+        Poll::Ready(Ok(read))
+    }
+
+    /// Whether nothing came behind the last answer, not even the connection's end.
+    pub fn is_quiet(&mut self) -> bool {
+        self.buffer.is_empty() && self.poll_more(&mut Context::from_waker(Waker::noop())).is_pending()
+    }
+}
