@@ -146,6 +146,8 @@ pub struct Wish<'a> {
     pub promise: &'a Promise,
     /// What is judged, its own targets included.
     pub objectives: &'a Objectives,
+    /// The most output tokens that an overload level leaves it.
+    pub cap: Option<Tokens>,
     /// When its head had been parsed.
     pub arrival: Tick,
     /// When its last byte came.
@@ -181,6 +183,7 @@ impl Wish<'_> {
             return Tokens::ZERO;
         }
         let expected = self.objectives.default_output();
+        let expected = self.cap.map_or(expected, |cap| cap.min(expected));
         self.facts.caps.largest().map_or(expected, |cap| cap.min(expected))
     }
 
