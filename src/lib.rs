@@ -27,6 +27,7 @@
 //! | | [`dial`] | Opens a connection to an engine; the seam that tests replace. | [`dial::Dial`] |
 //! | 3 shell | [`accept`] | Listeners, TLS, limits on clients, drain. | [`accept::Listener`], [`accept::Drain`] |
 //! | | [`admit::desk`] | Where requests wait for a seat; `limit` (token budgets) and `queue` (the order) are pure. | [`admit::desk::Desk`], [`admit::desk::Seat`] |
+//! | | [`admit::shared`] | The tenants' limits where several gateways share them, in Redis or Valkey. | [`admit::shared::Store`] |
 //! | | [`route::probe`] | Health checks, engines' metrics, DNS. | [`route::probe::Probes`] |
 //! | | [`forward`] | One attempt: head held until the first token, then relay. | [`forward::open`](forward::open()), [`forward::Relay`] |
 //! | | [`record`] | Written down once: metrics and the access line. | [`record::Recorder`], [`record::Visit`] |

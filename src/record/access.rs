@@ -132,6 +132,7 @@ pub(super) fn line(finished: &Finished, wall: Duration) -> Vec<u8> {
     line.number(b",\"status\":", Some(u64::from(finished.status)));
     line.word(b",\"outcome\":", Some(outcome.as_str()));
     line.word(b",\"reason\":", Some(outcome.reason()).filter(|reason| !reason.is_empty()));
+    line.word(b",\"refusal\":", finished.refusal);
     line.word(b",\"length\":", Some(finished.length.as_str()));
     line.number(b",\"input_tokens\":", tokens.map(|(input, _)| input.0));
     line.number(b",\"output_tokens\":", tokens.map(|(_, output)| output.0));
