@@ -80,6 +80,25 @@ pub struct SeatReport {
     pub taken: usize,
 }
 
+/// What was counted about the store in which gateways share the tenants' limits.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct StoreReport {
+    /// It is asked.
+    pub up: bool,
+    /// Calls, by how they ended.
+    pub calls: Vec<(&'static str, u64)>,
+    /// Calls by their length: upper edges with counts, and longer ones.
+    pub lengths: (Vec<(Duration, u64)>, u64),
+    /// All lengths together.
+    pub length: Duration,
+    /// How often it was given up, until a trial succeeded.
+    pub given_up: u64,
+    /// Requests, by who let them in.
+    pub requests: Vec<(&'static str, u64)>,
+    /// What is granted to this gateway and used by nobody.
+    pub unspent: u64,
+}
+
 /// Writes down what happened. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Recorder(Arc<Inner>);
@@ -94,6 +113,7 @@ struct Inner {
     open: OpenVisits,
     engines: engines::Engines,
     seats: Mutex<Vec<(PoolId, SeatReport)>>,
+    store: Mutex<Option<StoreReport>>,
     registry: Registry,
     access: Option<AccessLines>,
     emptied: Notify,
@@ -117,6 +137,7 @@ impl Recorder {
                 open: OpenVisits::default(),
                 engines: engines::Engines::default(),
                 seats: Mutex::default(),
+                store: Mutex::default(),
                 registry,
                 access,
                 emptied: Notify::new(),
@@ -195,6 +216,11 @@ impl Recorder {
     /// The seats of every pool that has a limit, as they are now.
     pub fn seats(&self, seats: Vec<(PoolId, SeatReport)>) {
         *self.0.seats.lock() = seats;
+    }
+
+    /// What was counted about the store of shared limits so far.
+    pub fn limits_store(&self, report: StoreReport) {
+        *self.0.store.lock() = Some(report);
     }
 
     /// An engine is no longer listed; its series go ten minutes from now.
