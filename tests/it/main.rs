@@ -3,6 +3,7 @@
 mod admission;
 mod affinity;
 mod clocks;
+mod degradation;
 mod engine_priority;
 mod faces;
 mod framing;
