@@ -2,6 +2,7 @@
 
 mod admission;
 mod affinity;
+mod choosing;
 mod clocks;
 mod engine_priority;
 mod faces;
