@@ -12,27 +12,38 @@ const ENOUGH: usize = 256;
 
 /// The head of a prompt. The hash depends on nothing but them: not on how the body
 /// was cut, not on the machine, so that all gateways send alike prompts to one engine.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Prefix {
     head: Vec<u8>,
+    /// How many bytes are kept at most: none where nobody asks for the hash.
+    most: usize,
     is_whole: bool,
 }
 
 impl Prefix {
+    pub(super) const fn new() -> Self {
+        Prefix { head: Vec::new(), most: LENGTH, is_whole: false }
+    }
+
+    /// Of a body whose prefix nobody asks for.
+    pub(super) const fn unasked() -> Self {
+        Prefix { head: Vec::new(), most: 0, is_whole: false }
+    }
+
     /// Whether more bytes would still change the hash.
     pub(super) fn wants(&self) -> bool {
-        !self.is_whole && self.head.len() < LENGTH
+        !self.is_whole && self.head.len() < self.most
     }
 
     pub(super) fn push(&mut self, piece: &[u8]) {
         if self.is_whole {
             return;
         }
-        let room = LENGTH - self.head.len();
+        let room = self.most - self.head.len();
         let piece = &piece[..piece.len().min(room)];
         if self.head.capacity() == 0 {
             // Most prompts come in one piece, and then a few more.
-            self.head.reserve_exact((piece.len() + 64).min(LENGTH));
+            self.head.reserve_exact((piece.len() + 64).min(self.most));
         }
         self.head.extend_from_slice(piece);
     }
@@ -72,7 +83,7 @@ mod tests {
     use std::collections::HashSet;
 
     fn hash(parts: &[&str]) -> u64 {
-        let mut prefix = Prefix::default();
+        let mut prefix = Prefix::new();
         for part in parts {
             prefix.push(part.as_bytes());
             prefix.part();
@@ -84,6 +95,15 @@ mod tests {
     fn the_hash_is_the_same_for_ever() {
         assert_eq!(hash(&[]), 0);
         assert_eq!(hash(&["You are a helpful assistant."]), 9_421_006_706_151_689_517);
+    }
+
+    #[test]
+    fn nothing_is_kept_that_nobody_asks_for() {
+        let mut prefix = Prefix::unasked();
+        prefix.push(b"You are");
+        prefix.part();
+        assert!(!prefix.wants());
+        assert_eq!((prefix.hash(), prefix.head.capacity()), (0, 0));
     }
 
     #[test]

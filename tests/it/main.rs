@@ -4,6 +4,7 @@ mod admission;
 mod affinity;
 mod choosing;
 mod clocks;
+mod degradation;
 mod engine_priority;
 mod faces;
 mod framing;
