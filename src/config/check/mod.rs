@@ -69,6 +69,7 @@ impl<'a> Check<'a> {
         let routes = self.routes(root, &class_names, &aliases);
         self.unused(root);
         self.levels_can_help(root, &classes, &pools, &routes);
+        self.seats_have_a_promise(root, &classes, &pools, &routes);
         let replicas = self.count(root.replicas.as_ref(), 1, 1..=1000);
         let access_log = root.telemetry.as_ref().and_then(|telemetry| telemetry.access_log.as_ref());
         let access_log = access_log.map_or_else(Default::default, |word| word.value.0);
