@@ -17,7 +17,8 @@
 //! | 1 pure | [`identify`] | Who asks: API key to tenant. | [`identify::Keyring`] |
 //! | | [`inspect`] | One reading of a request body. | [`inspect::Scanner`], [`inspect::Facts`] |
 //! | | [`classify`] | Which promise applies. | [`classify::Rules`] |
-//! | | [`route`] | Which pools, which engine, and what comes after a failure. | [`route::Routes`], [`route::Fleet`], [`route::retry`] |
+//! | | [`admit::levels`] | What is given up for a class under load, and from when to when. | [`admit::levels::Ladder`], [`admit::levels::Level`] |
+//! | | [`route`] | Which pools, which engine, and what comes after a failure; what engines' answers teach of latency and seats. | [`route::Routes`], [`route::Fleet`], [`route::retry`] |
 //! | | [`observe`] | Bytes of an answer with their moments to a timeline. | [`observe::Observer`], [`observe::Timeline`] |
 //! | | [`rewrite`] | Byte splices into bodies; removal of events that we caused. | [`rewrite::edits`](rewrite::edits()), [`rewrite::EventGate`] |
 //! | | [`judge`] | Did this request keep its promise? | [`judge::judge`](judge::judge()), [`judge::Verdict`] |
@@ -27,6 +28,7 @@
 //! | | [`dial`] | Opens a connection to an engine; the seam that tests replace. | [`dial::Dial`] |
 //! | 3 shell | [`accept`] | Listeners, TLS, limits on clients, drain. | [`accept::Listener`], [`accept::Drain`] |
 //! | | [`admit::desk`] | Where requests wait for a seat; `limit` (token budgets) and `queue` (the order) are pure. | [`admit::desk::Desk`], [`admit::desk::Seat`] |
+//! | | [`admit::shared`] | The tenants' limits where several gateways share them, in Redis or Valkey. | [`admit::shared::Store`] |
 //! | | [`route::probe`] | Health checks, engines' metrics, DNS. | [`route::probe::Probes`] |
 //! | | [`forward`] | One attempt: head held until the first token, then relay. | [`forward::open`](forward::open()), [`forward::Relay`] |
 //! | | [`record`] | Written down once: metrics and the access line. | [`record::Recorder`], [`record::Visit`] |

@@ -85,21 +85,28 @@ fn report(rule: &str, strays: Vec<String>) {
 // ---- layers ---------------------------------------------------------------------------------
 
 /// Rooms that are told apart inside a folder, with the names of their modules.
-const ROOMS_IN_FOLDERS: [(&str, &str); 9] = [
+const ROOMS_IN_FOLDERS: &[(&str, &str)] = &[
     ("accept", "settings"),
     ("admit", "desk"),
     ("admit", "levels"),
     ("admit", "limit"),
     ("admit", "queue"),
+    ("admit", "shared"),
+    ("admit::shared", "settings"),
     ("forward", "settings"),
     ("record", "burn"),
     ("record", "settings"),
     ("route", "probe"),
 ];
 
-fn room(folder: &str, module: Option<&str>) -> String {
-    let split = module.filter(|module| ROOMS_IN_FOLDERS.contains(&(folder, module)));
-    split.map_or_else(|| folder.to_owned(), |module| format!("{folder}::{module}"))
+/// The room of a path of modules: as far into folders as rooms are told apart.
+fn room<'a>(path: impl IntoIterator<Item = &'a str>) -> String {
+    let mut path = path.into_iter();
+    let mut room = path.next().unwrap_or_default().to_owned();
+    while let Some(module) = path.next().filter(|module| ROOMS_IN_FOLDERS.contains(&(room.as_str(), module))) {
+        room = format!("{room}::{module}");
+    }
+    room
 }
 
 fn layer(room: &str) -> Option<u8> {
@@ -107,9 +114,9 @@ fn layer(room: &str) -> Option<u8> {
         "units" | "clock" | "json" => 0,
         "identify" | "inspect" | "classify" | "route" | "observe" | "rewrite" | "judge" | "refuse" => 1,
         "admit::levels" | "admit::limit" | "admit::queue" | "record::burn" => 1,
-        "accept::settings" | "forward::settings" | "record::settings" => 1,
+        "accept::settings" | "admit::shared::settings" | "forward::settings" | "record::settings" => 1,
         "config" | "dial" => 2,
-        "accept" | "admit" | "admit::desk" | "route::probe" | "forward" | "record" => 3,
+        "accept" | "admit" | "admit::desk" | "admit::shared" | "route::probe" | "forward" | "record" => 3,
         "gateway" | "admin" => 4,
         "lab" | "cli" => 5,
         _ => return None,
@@ -157,9 +164,8 @@ fn room_of(path: &Path) -> Option<String> {
     let parts: Vec<&str> = inside.iter().filter_map(|part| part.to_str()).filter(|part| *part != "mod").collect();
     match parts[..] {
         ["lib" | "main"] => None,
-        [folder] => Some(room(folder, None)),
-        [folder, module, ..] => Some(room(folder, Some(module))),
         [] => None,
+        _ => Some(room(parts)),
     }
 }
 
@@ -181,9 +187,7 @@ fn named_rooms(lines: &[(usize, String)]) -> Vec<(usize, String)> {
             None => vec![rest],
         };
         for path in paths {
-            let mut names = path.trim_start().splitn(2, "::").map(word);
-            let (folder, module) = (names.next().unwrap_or_default(), names.next());
-            found.push((number_at(at), room(folder, module)));
+            found.push((number_at(at), room(path.trim_start().splitn(4, "::").map(word))));
         }
     }
     found
@@ -248,6 +252,7 @@ fn the_rules_of_the_layers_are_told_apart() {
     assert!(may_know("forward", "dial") && !may_know("forward", "accept") && !may_know("record", "forward"));
     assert!(may_know("route::probe", "route") && !may_know("route", "route::probe") && !may_know("route", "clock"));
     assert!(may_know("config", "accept::settings") && !may_know("config", "accept") && !may_know("accept", "config"));
+    assert!(may_know("config", "admit::shared::settings") && !may_know("config", "admit::shared"));
     assert!(may_know("lab", "judge") && !may_know("lab", "gateway") && may_know("cli", "gateway"));
     let group =
         code_lines("use crate::{judge::{Outcome, weigh}, record::burn::Burn};\nlet x = crate::units::Tick::ZERO;");
@@ -378,7 +383,7 @@ fn words(text: &str) -> impl Iterator<Item = (usize, &str)> {
 fn metric_names() -> BTreeSet<String> {
     let golden = read(&root().join("src/record/golden.prom"));
     let recorder = Recorder::new(Clock::start(), None);
-    let report = EngineReport { up: true, waiting: Some(0.0), running: Some(0.0), kv_usage: Some(0.0) };
+    let report = EngineReport { up: true, ..EngineReport::default() };
     recorder.engine(&PoolId::from("pool"), &EngineId::from("engine:8000"), report);
     [golden, recorder.page(Format::Text)]
         .iter()

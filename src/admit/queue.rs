@@ -342,6 +342,18 @@ impl Scheduler {
         self.seats
     }
 
+    /// Engines that read prompts.
+    #[must_use]
+    pub fn readers(&self) -> usize {
+        self.readers
+    }
+
+    /// Whether [`Settings::reading`] limits what is read.
+    #[must_use]
+    pub fn limits_reading(&self) -> bool {
+        self.settings.reading.is_some()
+    }
+
     /// Seats that nobody holds.
     #[must_use]
     pub fn free_seats(&self) -> usize {

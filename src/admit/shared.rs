@@ -29,6 +29,8 @@ pub mod line;
 mod numbers;
 mod reservation;
 pub mod settings;
+#[cfg(test)]
+mod tests;
 pub mod wire;
 
 use std::collections::{BTreeMap, VecDeque};

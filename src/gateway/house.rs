@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 
+use super::degrade::Levels;
 use super::promise::Live;
 use crate::admit::desk::{Desk, Desks};
 use crate::admit::limit::Ledger;
@@ -60,6 +61,8 @@ pub struct House {
     pub ledger: Ledger,
     /// Where requests wait for a seat.
     pub desks: Desks,
+    /// What is given up under load, and how far.
+    pub levels: Levels,
     draining: AtomicBool,
 }
 
@@ -81,7 +84,9 @@ impl Gateway {
             recorder,
             ledger,
             desks,
+            levels: Levels::default(),
         }));
+        gateway.follow_levels(&gateway.live.load().settings);
         gateway.tell_the_fleet(&gateway.live.load().settings);
         gateway.count_seats();
         gateway
@@ -93,15 +98,18 @@ impl Gateway {
         self.tell_the_fleet(&settings);
         follow(&self.ledger, &self.desks, &settings, self.clock.now());
         self.count_seats();
-        self.live.store(Arc::new(Live::new(settings, &self.recorder, &self.desks)));
+        let live = Arc::new(Live::new(settings, &self.recorder, &self.desks));
+        self.live.store(Arc::clone(&live));
+        self.follow_levels(&live.settings);
     }
 
-    /// Keeps the number of seats in step with the engines, while nobody comes who would look.
-    /// Never ends.
+    /// Keeps the number of seats in step with the engines, and overload levels in step with what
+    /// is measured, while nobody comes who would look. Never ends.
     pub async fn keep_seats(self) {
         loop {
             self.clock.sleep_until(Some(self.clock.now() + COUNT_EVERY)).await;
             self.count_seats();
+            self.weigh_levels();
         }
     }
 
@@ -141,19 +149,18 @@ impl House {
     /// How many engines of a pool are available. Its seats follow.
     pub fn engines_of(&self, pool: &PoolId, desk: Option<&Desk>) -> usize {
         let at = self.clock.now();
+        let available = self.fleet.available(pool, at);
         if let Some((desk, seats)) = desk.zip(self.fleet.seats(pool, at)) {
+            desk.set_readers(available.max(1));
             desk.set_seats(seats);
         }
-        self.fleet.available(pool, at)
+        available
     }
 
     /// The seats of every pool follow its engines.
     fn count_seats(&self) {
-        let at = self.clock.now();
         for (pool, desk) in self.desks.all() {
-            if let Some(seats) = self.fleet.seats(&pool, at) {
-                desk.set_seats(seats);
-            }
+            self.engines_of(&pool, Some(&desk));
         }
     }
 }
@@ -175,6 +182,7 @@ fn promised_in(settings: &Settings) -> BTreeMap<PoolId, Promised> {
         for pool in pools {
             let promised = all.entry(pool).or_default();
             let Objectives { ttft, tpot, .. } = &class.objectives;
+            promised.ttft = promised.ttft.into_iter().chain(ttft.map(|ttft| ttft.threshold)).min();
             promised.tpot = promised.tpot.into_iter().chain(tpot.map(|tpot| tpot.threshold)).min();
             let attainments = ttft.iter().chain(tpot).map(|objective| objective.attainment);
             promised.attainment = attainments.fold(promised.attainment, f64::max);

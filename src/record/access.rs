@@ -132,6 +132,7 @@ pub(super) fn line(finished: &Finished, wall: Duration) -> Vec<u8> {
     line.number(b",\"status\":", Some(u64::from(finished.status)));
     line.word(b",\"outcome\":", Some(outcome.as_str()));
     line.word(b",\"reason\":", Some(outcome.reason()).filter(|reason| !reason.is_empty()));
+    line.word(b",\"refusal\":", finished.refusal);
     line.word(b",\"length\":", Some(finished.length.as_str()));
     line.number(b",\"input_tokens\":", tokens.map(|(input, _)| input.0));
     line.number(b",\"output_tokens\":", tokens.map(|(_, output)| output.0));
@@ -160,7 +161,7 @@ impl Line {
 
     fn text(&mut self, key: &'static [u8], value: Option<&str>) {
         match value {
-            Some(value) if value.bytes().any(|byte| byte < b' ' || byte == b'"' || byte == b'\\') => {
+            Some(value) if !is_plain(value) => {
                 self.0.extend_from_slice(key);
                 self.0.extend_from_slice(serde_json::Value::from(value).to_string().as_bytes());
             }
@@ -205,6 +206,12 @@ impl Line {
         self.0.extend_from_slice(b"}\n");
         self.0
     }
+}
+
+/// Whether a text needs no escape. Looks at every byte, and does not stop at one that does: a
+/// loop without a way out is done many bytes at a time.
+fn is_plain(text: &str) -> bool {
+    !text.bytes().fold(false, |escape, byte| escape | (byte < b' ') | (byte == b'"') | (byte == b'\\'))
 }
 
 /// RFC 3339 in UTC, to the millisecond.

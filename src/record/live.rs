@@ -17,7 +17,7 @@ use super::open::Place;
 use super::process::Process;
 use super::series::NONE;
 use super::table::{ClassSeries, Memory};
-use super::{Inner, SeatReport};
+use super::{Inner, LevelReport, SeatReport};
 
 /// Looks at the recorder without keeping it alive: the registry belongs to it.
 #[derive(Debug)]
@@ -30,6 +30,7 @@ impl Collector for Live {
         let mut page = Page(&mut encoder);
         in_flight(&recorder, at, &mut page)?;
         classes(&recorder, at, &mut page)?;
+        levels(&recorder, &mut page)?;
         seats(&recorder, &mut page)?;
         engines(&recorder, at, &mut page)?;
         process(&recorder, &mut page)
@@ -156,6 +157,23 @@ fn drifts(series: &ClassSeries, memory: &mut Memory, at: Tick, tell: &mut dyn Fn
     one("output", &mut memory.output, assumed.output_tokens);
 }
 
+fn levels(recorder: &Inner, page: &mut Page<'_, '_>) -> fmt::Result {
+    let levels = recorder.levels.lock();
+    let rows = |of: fn(&LevelReport) -> usize| -> Rows {
+        levels.iter().map(|(class, report)| (vec![("class", class.to_string())], of(report) as f64)).collect()
+    };
+    page.gauges(
+        "goodput_degrade_level",
+        "Overload levels of the class that are in force, classes that have any",
+        rows(|report| report.level),
+    )?;
+    page.gauges(
+        "goodput_degrade_forced",
+        "Whether an operator has set the overload level of the class (1), or measures do (0)",
+        rows(|report| usize::from(report.is_forced)),
+    )
+}
+
 fn seats(recorder: &Inner, page: &mut Page<'_, '_>) -> fmt::Result {
     let seats = recorder.seats.lock();
     let rows = |of: fn(&SeatReport) -> usize| -> Rows {
@@ -181,7 +199,25 @@ fn engines(recorder: &Inner, at: Tick, page: &mut Page<'_, '_>) -> fmt::Result {
     page.gauges("goodput_engine_up", "Whether the engine takes requests", rows(|r| Some(f64::from(u8::from(r.up)))))?;
     page.gauges("goodput_engine_waiting", "Requests that wait inside the engine, as it reports", rows(|r| r.waiting))?;
     page.gauges("goodput_engine_running", "Requests that the engine computes, as it reports", rows(|r| r.running))?;
-    page.gauges("goodput_engine_kv_usage", "Share of the engine's KV cache in use, as it reports", rows(|r| r.kv_usage))
+    page.gauges(
+        "goodput_engine_kv_usage",
+        "Share of the engine's KV cache in use, as it reports",
+        rows(|r| r.kv_usage),
+    )?;
+    page.gauges("goodput_engine_seats", "Requests of ours that the engine should have at one time", rows(|r| r.seats))?;
+    let mut errors = Rows::new();
+    for (quantity, rows) in [("ttft", rows(|r| r.ttft_error)), ("tpot", rows(|r| r.tpot_error))] {
+        let named = |(mut labels, error): (Vec<_>, f64)| {
+            labels.push(("quantity", quantity.to_owned()));
+            (labels, error)
+        };
+        errors.extend(rows.into_iter().map(named));
+    }
+    page.gauges(
+        "goodput_prediction_error_ratio",
+        "How far predictions of the engine's latency were off lately, as a share of what was seen",
+        errors,
+    )
 }
 
 fn process(recorder: &Inner, page: &mut Page<'_, '_>) -> fmt::Result {

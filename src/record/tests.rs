@@ -5,6 +5,7 @@ use serde_json::Value;
 use tokio::io::AsyncReadExt;
 
 use super::*;
+use crate::admit::levels::{Kind, Kinds};
 use crate::admit::limit::Limit;
 use crate::judge::{Case, Excluded, Held, Missed, Objective, Objectives, Outcome, Verdict};
 use crate::observe::{Choice, Ending, Gaps, Reader, Timeline, TokenSource, Usage};
@@ -120,6 +121,8 @@ fn finished(verdict: Verdict) -> Finished {
         limited: None,
         over_limit: false,
         spilled: false,
+        degraded: Kinds::default(),
+        cap_lowered: false,
     }
 }
 
@@ -463,10 +466,40 @@ async fn who_waits_is_told_where_and_who_went_on_is_counted_there() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn what_overload_levels_did_is_counted_and_so_are_answers_that_their_cap_cut() {
+    let recorder = recorder();
+    for (cap_lowered, cut) in [(true, true), (true, false), (false, true)] {
+        let mut visit = recorder.open(RequestId::from("r"), at(0));
+        visit.promised(promise());
+        visit.routed(Arc::from("llama-*"), PoolId::from("main"));
+        if cap_lowered {
+            visit.degraded(Kind::CapOutput);
+            visit.degraded(Kind::Spill);
+        }
+        visit.end(Timeline { cut_by_length: cut, ..answer() });
+    }
+    let told = samples(&recorder);
+    assert_eq!(told["goodput_degraded_total{class=\"chat\",action=\"cap_output\"}"], 2.0);
+    assert_eq!(told["goodput_degraded_total{class=\"chat\",action=\"spill\"}"], 2.0);
+    assert_eq!(told["goodput_degraded_total{class=\"chat\",action=\"defer\"}"], 0.0);
+    assert_eq!(told["goodput_capped_answers_total{class=\"chat\",pool=\"main\"}"], 1.0);
+    assert_eq!(told["goodput_truncated_answers_total{class=\"chat\",pool=\"main\"}"], 2.0);
+}
+
+#[tokio::test(start_paused = true)]
 async fn engines_reload_and_process_are_told() {
     let recorder = recorder();
     let (pool, engine) = (PoolId::from("main"), EngineId::from("vllm-0:8000"));
-    recorder.engine(&pool, &engine, EngineReport { up: true, waiting: Some(2.0), running: None, kv_usage: Some(0.5) });
+    let report = EngineReport {
+        up: true,
+        waiting: Some(2.0),
+        running: None,
+        kv_usage: Some(0.5),
+        seats: Some(12.0),
+        ttft_error: Some(0.25),
+        tpot_error: None,
+    };
+    recorder.engine(&pool, &engine, report);
     recorder.reloaded(true);
     recorder.reloaded(false);
     let told = samples(&recorder);
@@ -475,6 +508,10 @@ async fn engines_reload_and_process_are_told() {
     assert_eq!(told[&format!("goodput_engine_waiting{labels}")], 2.0);
     assert_eq!(told[&format!("goodput_engine_kv_usage{labels}")], 0.5);
     assert!(!told.contains_key(&format!("goodput_engine_running{labels}")), "what is not known is absent");
+    assert_eq!(told[&format!("goodput_engine_seats{labels}")], 12.0);
+    let error = |quantity| labels.replace('}', &format!(",quantity=\"{quantity}\"}}"));
+    assert_eq!(told[&format!("goodput_prediction_error_ratio{}", error("ttft"))], 0.25);
+    assert!(!told.contains_key(&format!("goodput_prediction_error_ratio{}", error("tpot"))));
     assert_eq!(told["goodput_config_reloads_total{result=\"failure\"}"], 1.0);
     assert_eq!(told["goodput_config_last_reload_successful"], 0.0);
     assert!(told["goodput_config_last_reload_timestamp_seconds"] > 1e9);
@@ -496,6 +533,7 @@ async fn the_page_is_the_golden_one() {
     recorder.bind(&small);
     recorder.engine(&PoolId::from("main"), &EngineId::from("vllm-0:8000"), EngineReport::default());
     recorder.seats(vec![(PoolId::from("main"), SeatReport { seats: 8, taken: 3 })]);
+    recorder.levels(vec![(ClassId::from("chat"), LevelReport { level: 2, is_forced: true })]);
     let verdict = crate::judge::judge(&answer(), &chat(), &Case::of(Dialect::Chat));
     recorder.note(Finished { timeline: Some(answer()), ..finished(verdict) });
     let missed = Verdict { ttft: Some(Held::Broken), ..Verdict::bare(Outcome::Missed(Missed::Shed)) };
@@ -560,13 +598,13 @@ async fn an_access_line_has_its_fields_in_their_order_and_no_content() {
         rest,
         "\"request_id\":\"r-1\",\"tenant\":\"acme\",\"class\":\"chat\",\"rule\":\"rule 1\",\"model\":\"llama-*\",\
          \"pool\":\"main\",\"engine\":\"vllm-0:8000\",\"attempts\":1,\"status\":200,\"outcome\":\"met\",\"reason\":null,\
-         \"length\":\"short\",\"input_tokens\":11,\"output_tokens\":4,\"token_source\":\"usage\",\"upload_ms\":20.000,\
+         \"refusal\":null,\"length\":\"short\",\"input_tokens\":11,\"output_tokens\":4,\"token_source\":\"usage\",\"upload_ms\":20.000,\
          \"queue_ms\":0.000,\"ttft_ms\":300.000,\"tpot_ms\":40.000,\"e2e_ms\":430.000}"
     );
     let refused: Value = serde_json::from_str(written[1]).unwrap();
     assert_eq!((&refused["request_id"], &refused["status"]), (&"r-\"2\"".into(), &404.into()));
     assert_eq!((&refused["outcome"], &refused["reason"]), (&"excluded".into(), &"invalid_request".into()));
-    assert_eq!(refused["class"], Value::Null);
+    assert_eq!((&refused["refusal"], &refused["class"]), (&"unknown_path".into(), &Value::Null));
     assert_eq!(written.len(), 2);
 }
 

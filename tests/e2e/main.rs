@@ -11,9 +11,12 @@ mod gateway;
 mod parts;
 mod processes;
 mod prometheus;
+mod redis_server;
 mod reloads;
 mod running;
+mod script;
 mod sdks;
+mod shared_limits;
 mod tls;
 
 use std::process::{Command, Stdio};

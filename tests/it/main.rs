@@ -1,6 +1,9 @@
 //! Tests over several rooms, in one binary.
 
+mod admission;
+mod affinity;
 mod clocks;
+mod degradation;
 mod engine_priority;
 mod faces;
 mod framing;
@@ -9,6 +12,7 @@ mod leaving;
 mod made;
 mod operations;
 mod retries;
+mod seats;
 mod support;
 mod wire;
 mod wire_gateway;

@@ -154,8 +154,10 @@ impl Account {
         let last = self.last_call;
         self.each_of(model, |index, shelf| {
             shelf.running = shelf.running.saturating_sub(1);
-            if let Some(held) = held {
-                shelf.settle(&held[index], used, lend);
+            match (held, used) {
+                (Some(held), used) => shelf.settle(&held[index], used, lend),
+                (None, Some(used)) => shelf.used_unheard(used),
+                (None, None) => {}
             }
             let seats = shelf.seats.as_ref();
             is_urgent |= seats.is_some_and(|seats| seats.is_untidy(shelf.running, false, last));
@@ -186,7 +188,8 @@ impl Account {
                 let besides = pot.ask_ahead(since).max(waiting);
                 let (back, owed) = pot.hand_over();
                 let spent_here = spent(spent_here, shelf.scope, limit);
-                let bucket = Bucket { back, owed, need, besides, spent_here, ..shelf.bucket(place) };
+                let unheard = pot.tell_unheard(spent_here);
+                let bucket = Bucket { back, owed, need, besides, unheard, spent_here, ..shelf.bucket(place) };
                 sent.buckets.push((name.clone(), place));
                 sent.call.buckets.push(bucket);
             }
@@ -270,14 +273,9 @@ impl Account {
         for ((name, place), bucket) in sent.buckets.iter().zip(&sent.call.buckets) {
             let pot = self.shelf_mut(name.as_ref()).and_then(|shelf| shelf.pots[*place].as_mut());
             if let Some(pot) = pot {
-                pot.lost(bucket.back, bucket.owed, untouched);
+                pot.lost(bucket.back, bucket.owed, bucket.unheard, untouched);
             }
         }
-    }
-
-    /// Whether anything is limited.
-    pub fn is_limited(&self) -> bool {
-        self.shelves().any(|shelf| shelf.seats.is_some() || shelf.pots().next().is_some())
     }
 
     /// Nothing is here that the store should hear of sooner or later.
@@ -399,6 +397,14 @@ impl Shelf {
         }
     }
 
+    fn used_unheard(&mut self, used: &Used) {
+        for (pot, limit) in self.pots.iter_mut().zip(BY_RATE) {
+            if let Some(pot) = pot {
+                pot.used_unheard(used.of(limit));
+            }
+        }
+    }
+
     /// No place for one more, as far as is known.
     fn known_full(&self, at: Tick) -> Option<Exhausted> {
         let seats = self.seats.as_ref().filter(|seats| !seats.has_room(self.running) && seats.is_known_full(at))?;
@@ -416,7 +422,7 @@ impl Shelf {
     ) -> Option<(u64, Standing)> {
         let waits = self.pots().filter_map(|(limit, pot)| {
             let wait = wait(pot, pot.clipped(wanted.of(limit)), at)?;
-            let (remaining, reset) = pot.told_level(at);
+            let (remaining, reset) = pot.level(at);
             let most = pot.rate.burst();
             Some((wait, Standing { limit, scope: self.scope, most, remaining, reset: Some(reset) }))
         });

@@ -48,6 +48,8 @@ pub(super) struct Pot {
     left: u64,
     /// Used beyond what was granted, not yet told to the store.
     owed: u64,
+    /// Used by requests that were let in without the store, not yet told to it.
+    unheard: u64,
     /// Taken by requests since the last call.
     drawn: u64,
     /// What was asked for ahead the last time.
@@ -64,7 +66,7 @@ struct Told {
 
 impl Pot {
     pub fn new(rate: Rate, replicas: u32) -> Self {
-        let mut pot = Pot { rate, most: 0, lot: 0, left: 0, owed: 0, drawn: 0, ahead: 0, told: None };
+        let mut pot = Pot { rate, most: 0, lot: 0, left: 0, owed: 0, unheard: 0, drawn: 0, ahead: 0, told: None };
         pot.change(rate, replicas);
         pot
     }
@@ -101,20 +103,32 @@ impl Pot {
         let pays = self.owed.min(back);
         self.owed -= pays;
         if lend {
-            self.left = (self.left + (back - pays)).min(MOST);
+            self.left = self.left.saturating_add(back - pays).min(MOST);
         }
         let paid = self.left.min(more);
         self.left -= paid;
         self.owed = self.owed.saturating_add(more - paid).min(MOST);
     }
 
+    /// A request ended that was let in without the store.
+    pub fn used_unheard(&mut self, used: u64) {
+        self.unheard = self.unheard.saturating_add(used).min(MOST);
+    }
+
+    /// What the store has yet to hear of it, where so much of it has not flown off: `spent_here`
+    /// is what this gateway's own books still hold.
+    pub fn tell_unheard(&mut self, spent_here: u64) -> u64 {
+        std::mem::take(&mut self.unheard).min(spent_here)
+    }
+
     /// Seconds until a request fits that needs so much, as far as is known here; `None`: it
-    /// may fit now, the store has to be asked.
+    /// may fit now, the store has to be asked. What lies here does not shorten the promise: the
+    /// client may come to another gateway next.
     pub fn known_wait(&self, need: u64, at: Tick) -> Option<u64> {
         let Told { meter, .. } = self.told.as_ref().filter(|told| at < told.until)?;
         let short = need.checked_sub(self.left).filter(|short| *short > 0)?;
         let enough = short.saturating_add(self.lot).min(self.rate.burst());
-        meter.wait(enough, at).map(|_| meter.wait(short, at).unwrap_or(1))
+        meter.wait(enough, at).map(|_| meter.wait(need, at).unwrap_or(1))
     }
 
     /// Seconds until it fits, by the last answer.
@@ -122,9 +136,11 @@ impl Pot {
         self.told.as_ref()?.meter.wait(need, at)
     }
 
-    /// Whole tokens that the store had left, and how long until it is full.
-    pub fn told_level(&self, at: Tick) -> (u64, Duration) {
-        self.told.as_ref().map_or((0, Duration::ZERO), |told| (told.meter.remaining(at), told.meter.until_full(at)))
+    /// Whole tokens left, here and in the store, and how long until it is full.
+    pub fn level(&self, at: Tick) -> (u64, Duration) {
+        let told = self.told.as_ref().map(|told| (told.meter.remaining(at), told.meter.until_full(at)));
+        let (there, until_full) = told.unwrap_or_default();
+        (there.saturating_add(self.left).min(self.rate.burst()), until_full)
     }
 
     /// How much to ask for beside the need, after so long a time since the last call.
@@ -160,8 +176,9 @@ impl Pot {
 
     /// No answer came. What was owed is owed still; what was given back has come home or it has
     /// not: it is not spent again.
-    pub fn lost(&mut self, back: u64, owed: u64, untouched: bool) {
+    pub fn lost(&mut self, back: u64, owed: u64, unheard: u64, untouched: bool) {
         self.owed = self.owed.saturating_add(owed).min(MOST);
+        self.used_unheard(unheard);
         if untouched {
             self.settle(back, 0, true);
         }
@@ -286,11 +303,22 @@ mod tests {
         pot.granted(100, full(&pot, 0, Tick::ZERO), Tick::ZERO);
         let (back, owed) = pot.hand_over();
         pot.settle(0, 30, true);
-        pot.lost(back, owed, false);
+        pot.lost(back, owed, 0, false);
         assert_eq!((pot.left, pot.owed), (0, 30));
         let (back, owed) = pot.hand_over();
-        pot.lost(back + 50, owed, true);
+        pot.lost(back + 50, owed, 0, true);
         assert_eq!((pot.left, pot.owed), (20, 0), "a call that did nothing carried nothing");
+    }
+
+    #[test]
+    fn what_was_let_in_without_the_store_is_told_as_far_as_it_has_not_flown_off() {
+        let mut pot = pot(600_000);
+        pot.used_unheard(100);
+        pot.used_unheard(50);
+        assert_eq!(pot.tell_unheard(120), 120);
+        assert_eq!(pot.tell_unheard(120), 0, "once");
+        pot.lost(0, 0, 120, false);
+        assert_eq!(pot.tell_unheard(500), 120, "unless nobody heard it");
     }
 
     #[test]

@@ -10,7 +10,8 @@
 -- ARGV  layout, gateway, life of the key in ms, life of a count in us, number of buckets,
 --       number of places; then
 --   for each bucket: field, rate a minute, burst, given back, owed, wanted, wanted besides,
---                    b as remembered (0: nothing), spent here lately (counted where b is another)
+--                    b as remembered (0: nothing), used here while the store was away,
+--                    spent here lately (counted instead where b is another)
 --   for each place:  field, most, running here, wanted, wanted besides
 -- Returns  granted (1 or 0), now in us, b; then for each bucket: whole, micros, granted besides;
 --          for each place: count that is granted to this gateway, count of the others
@@ -22,7 +23,7 @@ local MOST, MINUTE = 9007199254740992, 60000000
 local LAYOUT, GATEWAY = ARGV[1], ARGV[2]
 local key_life, count_life = ARGV[3], tonumber(ARGV[4])
 local buckets, places = tonumber(ARGV[5]), tonumber(ARGV[6])
-local FIRST, OF_BUCKET, OF_PLACE = 7, 9, 5
+local FIRST, OF_BUCKET, OF_PLACE = 7, 10, 5
 
 local function text(number) return string.format('%.0f', number) end
 local function nonsense(field) return redis.error_reply('GOODPUT what is kept under ' .. field .. ' is not ours') end
@@ -89,7 +90,8 @@ for i = 1, buckets do
         flow(bucket)
     end
     local remembered = ARGV[at + 7]
-    if remembered ~= '0' and remembered ~= begun then charge(bucket, tonumber(ARGV[at + 8])) end
+    local lost = remembered ~= '0' and remembered ~= begun
+    charge(bucket, tonumber(ARGV[lost and at + 9 or at + 8]))
     give_back(bucket, tonumber(ARGV[at + 3]))
     charge(bucket, tonumber(ARGV[at + 4]))
     if bucket.need > 0 and room(bucket, bucket.need) < 0 then all_fit = false end

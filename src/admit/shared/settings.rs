@@ -122,6 +122,6 @@ mod tests {
             assert_eq!(error, BadAddress::NoUrl);
             assert!(!error.to_string().contains("s3cret"));
         }
-        assert_eq!(Address::read("rediss://store/#insecure"), Err(BadAddress::NoUrl));
+        assert_eq!(Address::read("rediss://store/#insecure"), Err(BadAddress::Insecure));
     }
 }

@@ -49,7 +49,9 @@ pub struct Bucket {
     pub besides: u64,
     /// The birth of the tenant's books, as remembered; 0 where nothing is.
     pub begun: u64,
-    /// What this gateway spent of late: charged where the books are not those remembered.
+    /// Used here without asking, while the store was away.
+    pub unheard: u64,
+    /// All that this gateway spent of late, `unheard` included: charged instead of it where the books are not those remembered.
     pub spent_here: u64,
 }
 
@@ -116,9 +118,10 @@ impl Call {
             self.places.len().to_string(),
         ];
         let mut all = Vec::from(head);
-        for Bucket { field, per_minute, burst, back, owed, need, besides, begun, spent_here } in &self.buckets {
+        for Bucket { field, per_minute, burst, back, owed, need, besides, begun, unheard, spent_here } in &self.buckets
+        {
             all.push(field.to_string());
-            all.extend([per_minute, burst, back, owed, need, besides, begun, spent_here].map(u64::to_string));
+            all.extend([per_minute, burst, back, owed, need, besides, begun, unheard, spent_here].map(u64::to_string));
         }
         for Places { field, most, running, need, besides } in &self.places {
             all.push(field.to_string());

@@ -1,0 +1,351 @@
+//! Several gateways' accounts over one store that is written down the plain way, in virtual
+//! time. That the script does the same is tested with a real server.
+
+use std::collections::HashMap;
+use std::num::NonZeroU64;
+
+use proptest::prelude::*;
+
+use super::account::{HeldOfBoth, Sent};
+use super::wire::{Answer, COUNT_LIFE, Call, Count, Level};
+use super::*;
+use crate::admit::limit::{Limit, Used};
+use crate::units::Tokens;
+use std::time::Duration;
+
+const MODEL: &str = "m";
+
+/// Spent, in microseconds of a rate of one a minute, and as of when.
+type Kept = (u128, Tick);
+
+#[derive(Default)]
+struct PlainStore {
+    begun: u64,
+    buckets: HashMap<Arc<str>, Kept>,
+    places: HashMap<(Arc<str>, Arc<str>), (u64, Tick)>,
+    calls: usize,
+}
+
+const MINUTE: u128 = 60_000_000;
+
+impl PlainStore {
+    fn answer(&mut self, call: &Call, at: Tick) -> Answer {
+        self.calls += 1;
+        if self.begun == 0 {
+            self.begun = at.as_nanos() + 1;
+        }
+        let mut granted = true;
+        for ask in &call.buckets {
+            let (spent, as_of) = self.buckets.get(&ask.field).copied().unwrap_or((0, at));
+            let flow = at.since(as_of).as_micros() * u128::from(ask.per_minute);
+            let lost = if ask.begun != 0 && ask.begun != self.begun { ask.spent_here } else { ask.unheard };
+            let spent = spent.saturating_sub(flow) + u128::from(lost) * MINUTE;
+            let spent = spent.saturating_sub(u128::from(ask.back) * MINUTE) + u128::from(ask.owed) * MINUTE;
+            self.buckets.insert(Arc::clone(&ask.field), (spent, at));
+            let fits = spent + u128::from(ask.need) * MINUTE <= u128::from(ask.burst) * MINUTE;
+            granted &= ask.need == 0 || fits;
+        }
+        let mut others = Vec::new();
+        for ask in &call.places {
+            let theirs = self
+                .places
+                .iter()
+                .filter(|((field, gateway), (_, till))| *field == ask.field && *gateway != call.gateway && *till > at);
+            let sum: u64 = theirs.map(|(_, (count, _))| count).sum();
+            granted &= ask.need == 0 || sum + ask.running + ask.need <= ask.most;
+            others.push(sum);
+        }
+        let buckets = call.buckets.iter().map(|ask| {
+            let (spent, _) = self.buckets[&ask.field];
+            let room = (u128::from(ask.burst) * MINUTE).saturating_sub(spent + u128::from(ask.need) * MINUTE) / MINUTE;
+            let besides = if granted { ask.besides.min(room as u64) } else { 0 };
+            let taken = if granted { u128::from(ask.need + besides) * MINUTE } else { 0 };
+            self.buckets.insert(Arc::clone(&ask.field), (spent + taken, at));
+            Level { whole: ((spent + taken) / MINUTE) as u64, micros: ((spent + taken) % MINUTE) as u64, besides }
+        });
+        let buckets = buckets.collect();
+        let places = call.places.iter().zip(others).map(|(ask, others)| {
+            let room = ask.most.saturating_sub(others + ask.running);
+            let ours = ask.running + if granted { (ask.need + ask.besides).min(room) } else { 0 };
+            self.places.insert((Arc::clone(&ask.field), Arc::clone(&call.gateway)), (ours, at + COUNT_LIFE));
+            Count { ours, others }
+        });
+        let places = places.collect();
+        Answer { granted, now: at.as_nanos() / 1000, begun: self.begun, buckets, places }
+    }
+
+    /// Whole tokens spent of a limit, rounded up.
+    fn spent(&self, field: &str) -> u64 {
+        self.buckets.get(field).map_or(0, |(spent, _)| spent.div_ceil(MINUTE) as u64)
+    }
+}
+
+fn limits(per_minute: u64, burst: u64, most: u64) -> Limits {
+    let rate = |a, b| Rate::new(a, Some(b)).unwrap();
+    let whole = Allowance {
+        tokens: Some(rate(per_minute, burst)),
+        requests: Some(rate(per_minute, burst)),
+        concurrent_requests: NonZeroU64::new(most),
+        ..Allowance::default()
+    };
+    let of_model = Allowance { output_tokens: Some(rate(per_minute, burst)), ..Allowance::default() };
+    Limits { whole, models: [(Arc::from(MODEL), of_model)].into() }
+}
+
+fn accounts(limits: &Limits, gateways: u32) -> Vec<Account> {
+    let account = |gateway: u32| Account::new("key".into(), gateway.to_string().into(), limits, gateways, Tick::ZERO);
+    (0..gateways).map(account).collect()
+}
+
+fn wanted(input: u64, output: u64) -> Wanted {
+    Wanted { input: Tokens(input), output: Output::Stated(Tokens(output)) }
+}
+
+/// What a gateway does with a request while nothing goes wrong.
+fn ask(
+    account: &mut Account,
+    store: &mut PlainStore,
+    model: &str,
+    wanted: &Wanted,
+    at: Tick,
+) -> Result<HeldOfBoth, Exhausted> {
+    match account.draw(model, wanted, at) {
+        Drawn::Held(held) => Ok(held),
+        Drawn::Refused(exhausted) => Err(exhausted),
+        Drawn::Ask => {
+            let want = Want { model: model.into(), wanted: *wanted };
+            let sent = account.call(want, std::iter::empty(), &[], at);
+            let answer = store.answer(&sent.call, at);
+            account.answered(sent, &answer, at).expect("a request asked")
+        }
+    }
+}
+
+fn look(account: &mut Account, store: &mut PlainStore, everything: bool, at: Tick) {
+    while let Some(sent) = account.tidy(everything, at) {
+        let answer = store.answer(&sent.call, at);
+        assert!(account.answered(sent, &answer, at).is_none());
+        if !everything {
+            break;
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Pass {
+        millis: u64,
+    },
+    Ask {
+        gateway: prop::sample::Index,
+        input: u64,
+        output: u64,
+        limited_model: bool,
+    },
+    End {
+        which: prop::sample::Index,
+        used: Option<(u64, u64)>,
+    },
+    Look,
+    /// The next call has no answer; the store did it or did not.
+    Lose {
+        gateway: prop::sample::Index,
+        done: bool,
+        untouched: bool,
+    },
+}
+
+fn any_step(can_lose: bool) -> impl Strategy<Value = Step> {
+    let index = any::<prop::sample::Index>;
+    let lose = (index(), any::<bool>(), any::<bool>()).prop_map(|(gateway, done, untouched)| Step::Lose {
+        gateway,
+        done,
+        untouched: untouched && !done,
+    });
+    prop_oneof![
+        2 => (0..700_u64).prop_map(|millis| Step::Pass { millis }),
+        6 => (index(), 0..40_u64, 0..60_u64, any::<bool>())
+            .prop_map(|(gateway, input, output, limited_model)| Step::Ask { gateway, input, output, limited_model }),
+        5 => (index(), prop::option::of((0..60_u64, 0..80_u64))).prop_map(|(which, used)| Step::End { which, used }),
+        2 => Just(Step::Look),
+        u32::from(can_lose) => lose,
+    ]
+}
+
+struct Running {
+    gateway: usize,
+    model: &'static str,
+    held: HeldOfBoth,
+}
+
+/// What a history came to.
+struct Played {
+    accounts: Vec<Account>,
+    store: PlainStore,
+    now: Tick,
+    /// Tokens that ended requests used.
+    used: u64,
+    most_running: u64,
+}
+
+fn play(limits: &Limits, steps: &[Step]) -> Played {
+    let (mut store, mut accounts) = (PlainStore::default(), accounts(limits, 3));
+    let (mut now, mut used_in_all, mut most_running) = (Tick::ZERO, 0, 0);
+    let mut running: Vec<Running> = Vec::new();
+    let end = |accounts: &mut Vec<Account>, Running { gateway, model, held }: Running, used: Option<(u64, u64)>| {
+        let used = used.map(|(input, output)| Used { input: Tokens(input), output: Tokens(output) });
+        accounts[gateway].ended(model, Some(&held), used.as_ref(), true);
+        used.map_or(0, |used| (used.input + used.output).0)
+    };
+    for step in steps {
+        match step {
+            Step::Pass { millis } => now = now + Duration::from_millis(*millis),
+            Step::Ask { gateway, input, output, limited_model } => {
+                let gateway = gateway.index(accounts.len());
+                let model = if *limited_model { MODEL } else { "other" };
+                let asked = ask(&mut accounts[gateway], &mut store, model, &wanted(*input, *output), now);
+                running.extend(asked.map(|held| Running { gateway, model, held }));
+                most_running = most_running.max(running.len() as u64);
+            }
+            Step::End { which, used } if !running.is_empty() => {
+                let ended = running.swap_remove(which.index(running.len()));
+                used_in_all += end(&mut accounts, ended, *used);
+            }
+            Step::End { .. } => {}
+            Step::Look => accounts.iter_mut().for_each(|account| look(account, &mut store, false, now)),
+            Step::Lose { gateway, done, untouched } => {
+                let account = &mut accounts[gateway.index(3)];
+                let want = Want { model: MODEL.into(), wanted: wanted(1, 1) };
+                let sent: Sent = account.call(want, std::iter::empty(), &[], now);
+                if *done {
+                    let _ = store.answer(&sent.call, now);
+                }
+                account.lost(sent, *untouched);
+            }
+        }
+        let here: u64 = accounts.iter().map(Account::running).sum();
+        assert_eq!(here, running.len() as u64);
+    }
+    for ended in running.split_off(0) {
+        used_in_all += end(&mut accounts, ended, Some((3, 4)));
+    }
+    accounts.iter_mut().for_each(|account| look(account, &mut store, true, now));
+    Played { accounts, store, now, used: used_in_all, most_running }
+}
+
+proptest! {
+    /// Whatever was granted is used or given back: when all have ended and left, the store has
+    /// spent what requests used, no more and no less. (The flow is too slow to matter.)
+    #[test]
+    fn tokens_are_conserved(burst in 1..4000_u64, most in 1..9_u64, steps in prop::collection::vec(any_step(false), 0..120)) {
+        let played = play(&limits(1, burst, most), &steps);
+        prop_assert!(played.accounts.iter().all(Account::is_quiet));
+        prop_assert!(played.most_running <= most);
+        let flown = played.now.as_nanos() / 60_000_000_000 + 1;
+        let spent = played.store.spent("all/tokens_per_minute");
+        prop_assert!(spent <= played.used && played.used <= spent + flown, "{spent} of {}", played.used);
+        prop_assert!(played.store.places.values().all(|(count, _)| *count == 0));
+    }
+
+    /// Calls that have no answer may cost a tenant a lease or a debt twice; they never give
+    /// anything away.
+    #[test]
+    fn what_is_uncertain_errs_towards_the_limit(
+        burst in 1..4000_u64, steps in prop::collection::vec(any_step(true), 0..120),
+    ) {
+        let played = play(&limits(1, burst, 1000), &steps);
+        let flown = played.now.as_nanos() / 60_000_000_000 + 1;
+        prop_assert!(played.store.spent("all/tokens_per_minute") + flown >= played.used);
+    }
+
+    /// Who waits as long as told is let in by any gateway, if nobody else comes.
+    #[test]
+    fn the_promised_moment_is_kept_at_every_gateway(
+        per_minute in 60..6000_u64, burst in 100..4000_u64, steps in prop::collection::vec(any_step(false), 0..80),
+        asks in 0..3_usize, waits in 0..3_usize, input in 0..40_u64, output in 0..60_u64,
+    ) {
+        let mut played = play(&limits(per_minute, burst, 1000), &steps);
+        // Until it is used up.
+        let request = wanted(input, output);
+        let refused = (0..5000).find_map(|_| {
+            ask(&mut played.accounts[asks], &mut played.store, MODEL, &request, played.now).err()
+        });
+        if let Some(Exhausted::ForNow { retry_after: Some(seconds), .. }) = refused {
+            let later = played.now + Duration::from_secs(seconds);
+            prop_assert!(ask(&mut played.accounts[waits], &mut played.store, MODEL, &request, later).is_ok());
+        }
+    }
+}
+
+#[test]
+fn a_hot_tenant_costs_a_few_calls_a_second() {
+    let limits = limits(60_000_000, 60_000_000, 100_000);
+    let (mut store, mut accounts) = (PlainStore::default(), accounts(&limits, 1));
+    // A thousand requests a second for ten seconds, each running for 50 ms.
+    let mut open: VecDeque<HeldOfBoth> = VecDeque::new();
+    for step in 0..10_000_u64 {
+        let at = Tick::from_millis(step);
+        if step >= 50 {
+            let held = open.pop_front().unwrap();
+            let used = Used { input: Tokens(100), output: Tokens(100) };
+            accounts[0].ended(MODEL, Some(&held), Some(&used), true);
+        }
+        open.push_back(ask(&mut accounts[0], &mut store, MODEL, &wanted(100, 100), at).unwrap());
+        if step % 100 == 0 {
+            look(&mut accounts[0], &mut store, false, at);
+        }
+    }
+    assert!(store.calls < 150, "{} calls", store.calls);
+}
+
+#[test]
+fn a_tenant_at_its_limit_costs_a_few_calls_a_second_too() {
+    let limits = limits(600_000, 600_000, 100_000);
+    let (mut store, mut accounts) = (PlainStore::default(), accounts(&limits, 3));
+    let mut let_in = 0;
+    // Three times the limit: 150 requests of 200 tokens a second.
+    for step in 0..60_000_u64 {
+        let at = Tick::from_millis(step);
+        if step % 20 == 0 {
+            for account in &mut accounts {
+                if let Ok(held) = ask(account, &mut store, "other", &wanted(100, 100), at) {
+                    let_in += 200;
+                    account.ended("other", Some(&held), Some(&Used { input: Tokens(100), output: Tokens(100) }), true);
+                }
+            }
+        }
+    }
+    assert!(
+        (1_195_000..=1_200_000).contains(&let_in),
+        "the burst and a minute's flow, but for what is leased: {let_in}"
+    );
+    assert!(store.calls < 60 * 100, "{} calls", store.calls);
+}
+
+#[test]
+fn a_share_is_a_part_of_each_limit_and_at_least_one() {
+    let part = share_of(&limits(10, 7, 2), 3);
+    assert_eq!(part, limits(3, 2, 1));
+    assert_eq!(share_of(&limits(2, 2, 1), 3), limits(1, 1, 1));
+    assert_eq!(share_of(&limits(Rate::MOST, Rate::MOST, u64::MAX), 1), limits(Rate::MOST, Rate::MOST, u64::MAX));
+}
+
+#[test]
+fn a_model_beside_its_tenant_and_all_or_nothing() {
+    let limits = limits(1, 100, 1000);
+    let (mut store, mut accounts) = (PlainStore::default(), accounts(&limits, 2));
+    let one = &mut accounts[0];
+    assert!(ask(one, &mut store, "other", &wanted(30, 0), Tick::ZERO).is_ok());
+    let held = ask(one, &mut store, MODEL, &wanted(0, 60), Tick::ZERO).unwrap();
+    assert_eq!(held.map(|held| held.iter().sum::<u64>()), [61, 60]);
+    let Err(Exhausted::ForNow { standing, .. }) = ask(one, &mut store, MODEL, &wanted(0, 50), Tick::ZERO) else {
+        panic!("both lack 40 tokens or less; the tenant's limit is the one that lacks more")
+    };
+    assert_eq!(
+        (standing.limit, standing.scope, standing.remaining),
+        (Limit::Tokens, super::super::limit::Scope::Tenant, 10)
+    );
+    assert_eq!(store.spent("model/output_tokens_per_minute/m"), 60, "nothing was taken of either");
+    let never = ask(one, &mut store, MODEL, &wanted(0, 101), Tick::ZERO);
+    assert!(matches!(never, Err(Exhausted::ForEver { need: 101, most: 100, .. })));
+}

@@ -1,0 +1,116 @@
+//! A real Redis, on a socket of its own.
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use goodput::admit::shared::line::Line;
+use goodput::admit::shared::settings::{Address, OnFailure, Redis};
+
+use crate::parts::{Missing, find};
+use crate::running::until;
+
+/// What the command that speaks RESP is called here.
+const BINARIES: [&str; 2] = ["redis-server", "valkey-server"];
+
+/// A server without a memory of the time before its start.
+pub struct RedisServer {
+    binary: PathBuf,
+    folder: tempfile::TempDir,
+    more: Vec<String>,
+    child: Child,
+}
+
+impl RedisServer {
+    pub fn start() -> Result<RedisServer, Missing> {
+        RedisServer::with(&[])
+    }
+
+    /// One with these lines of settings besides.
+    pub fn with(more: &[&str]) -> Result<RedisServer, Missing> {
+        let found = BINARIES.iter().find_map(|name| find(name, "").ok());
+        let binary = found.ok_or("no redis-server; install it: apt-get install redis-server")?;
+        let folder = tempfile::tempdir().expect("a folder for its socket");
+        let more: Vec<String> = more.iter().map(ToString::to_string).collect();
+        let child = spawn(&binary, &folder, &more);
+        let server = RedisServer { binary, folder, more, child };
+        server.until_it_answers();
+        Ok(server)
+    }
+
+    pub fn url(&self) -> String {
+        format!("unix://{}", socket(&self.folder).display())
+    }
+
+    /// Settings for a store in it. A machine that runs all tests at once is slow now and then:
+    /// calls have more time than by default, so that only what a test does to the server counts.
+    pub fn settings(&self, on_failure: OnFailure) -> Redis {
+        let address = Address::read(&self.url()).expect("a URL of ours");
+        Redis { on_failure, timeout: Duration::from_millis(400), ..Redis::at(address) }
+    }
+
+    pub async fn line(&self) -> Line {
+        Line::open(&self.settings(OnFailure::Open)).await.expect("it listens")
+    }
+
+    /// Ends it at once. All it kept is gone.
+    pub fn kill(&mut self) {
+        self.child.kill().expect("it runs");
+        self.child.wait().expect("it was started here");
+    }
+
+    pub fn restart(&mut self) {
+        self.child = spawn(&self.binary, &self.folder, &self.more);
+        self.until_it_answers();
+    }
+
+    /// `STOP`, `CONT`.
+    pub fn signal(&self, name: &str) {
+        let told = Command::new("kill").arg(format!("-{name}")).arg(self.child.id().to_string()).status();
+        assert!(told.is_ok_and(|status| status.success()), "redis-server could not be told");
+    }
+
+    /// One command, as words; the first bytes of the answer.
+    pub fn say(&self, words: &[&str]) -> std::io::Result<String> {
+        let mut text = format!("*{}\r\n", words.len());
+        words.iter().for_each(|word| text.push_str(&format!("${}\r\n{word}\r\n", word.len())));
+        let mut socket = UnixStream::connect(socket(&self.folder))?;
+        socket.set_read_timeout(Some(Duration::from_secs(10)))?;
+        socket.write_all(text.as_bytes())?;
+        let mut space = [0; 4096];
+        let count = socket.read(&mut space)?;
+        Ok(String::from_utf8_lossy(&space[..count]).into_owned())
+    }
+
+    fn until_it_answers(&self) {
+        until("redis-server answers", || self.say(&["PING"]).ok().filter(|answer| !answer.is_empty()));
+    }
+}
+
+impl Drop for RedisServer {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn socket(folder: &tempfile::TempDir) -> PathBuf {
+    folder.path().join("redis.sock")
+}
+
+fn spawn(binary: &PathBuf, folder: &tempfile::TempDir, more: &[String]) -> Child {
+    let _ = std::fs::remove_file(socket(folder));
+    Command::new(binary)
+        .args(["--port", "0", "--save", "", "--appendonly", "no", "--unixsocket"])
+        .arg(socket(folder))
+        .arg("--dir")
+        .arg(folder.path())
+        .args(more)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("redis-server starts")
+}

@@ -1,0 +1,409 @@
+//! Three gateways' stores that share limits in a real Redis, offered three times the limit.
+//!
+//! Time is measured, not assumed: what may be let in is reckoned from the server's own clock,
+//! and from ours where the server is away.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use goodput::admit::limit::settings::{Allowance, Limits, Rate};
+use goodput::admit::limit::{Exhausted, Output, Used, Wanted};
+use goodput::admit::shared::settings::{Address, OnFailure, Redis};
+use goodput::admit::shared::{By, Denied, Ended, Store};
+use goodput::clock::Clock;
+use goodput::units::{TenantId, Tokens};
+use tokio::task::JoinSet;
+use tokio::time::{MissedTickBehavior, interval};
+
+use crate::parts::with_parts;
+use crate::redis_server::RedisServer;
+
+const GATEWAYS: u32 = 3;
+/// Tokens a second, and at once.
+const RATE: u64 = 20_000;
+const BURST: u64 = 20_000;
+/// Of a request.
+const TOKENS: u64 = 50;
+/// Of each gateway: together three times the limit.
+const PACE: Duration = Duration::from_micros(2500);
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime")
+}
+
+fn acme() -> TenantId {
+    TenantId::from("acme")
+}
+
+fn tokens_limit() -> Allowance {
+    Allowance { tokens: Some(Rate::new(RATE * 60, Some(BURST)).unwrap()), ..Allowance::default() }
+}
+
+fn wanted(tokens: u64) -> Wanted {
+    Wanted { input: Tokens(0), output: Output::Stated(Tokens(tokens)) }
+}
+
+/// A gateway's part of the limits: the store, and the task that keeps it.
+struct Gateway {
+    store: Store,
+    clock: Clock,
+    let_in: AtomicU64,
+    keeper: tokio::task::AbortHandle,
+}
+
+impl Gateway {
+    fn with(settings: Redis, allowance: &Allowance, seed: u64) -> Arc<Gateway> {
+        let clock = Clock::start();
+        let (store, keeper) = Store::new(settings, clock, seed);
+        let limits = Limits { whole: allowance.clone(), models: BTreeMap::new() };
+        store.reload(&BTreeMap::from([(acme(), limits)]), GATEWAYS, clock.now());
+        let keeper = tokio::spawn(keeper.run()).abort_handle();
+        Arc::new(Gateway { store, clock, let_in: AtomicU64::new(0), keeper })
+    }
+
+    async fn ask(&self, tokens: u64) -> Result<(), Denied> {
+        let reservation = self.store.reserve(&acme(), "m", &wanted(tokens), self.clock.now()).await?;
+        reservation.settle(Used { input: Tokens(0), output: Tokens(tokens) }, self.clock.now());
+        self.let_in.fetch_add(tokens, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Asks and asks, evenly, until it is dropped.
+    async fn offer(self: Arc<Self>) {
+        let mut ticks = interval(PACE);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Burst);
+        let mut asked = JoinSet::new();
+        loop {
+            ticks.tick().await;
+            let gateway = Arc::clone(&self);
+            asked.spawn(async move { drop(gateway.ask(TOKENS).await) });
+            while asked.try_join_next().is_some() {}
+        }
+    }
+}
+
+impl Drop for Gateway {
+    fn drop(&mut self) {
+        self.keeper.abort();
+    }
+}
+
+/// Three gateways, all of which the store answers.
+async fn three(server: &RedisServer, on_failure: OnFailure, allowance: &Allowance) -> Vec<Arc<Gateway>> {
+    let gateways: Vec<_> =
+        (1..=GATEWAYS).map(|seed| Gateway::with(server.settings(on_failure), allowance, seed.into())).collect();
+    until(|| gateways.iter().all(|gateway| gateway.store.numbers().up)).await;
+    gateways
+}
+
+/// Waits for a condition. Nothing wakes us: what is waited for happens in another process.
+async fn until(mut what: impl FnMut() -> bool) {
+    let mut ticks = interval(Duration::from_millis(5));
+    for _ in 0..6000 {
+        if what() {
+            return;
+        }
+        ticks.tick().await;
+    }
+    panic!("it never came true");
+}
+
+/// The server's time.
+fn server_time(server: &RedisServer) -> Duration {
+    let told = server.say(&["TIME"]).expect("it answers");
+    let numbers: Vec<u64> = told.lines().filter_map(|line| line.parse().ok()).collect();
+    let [seconds, micros] = numbers[..] else { panic!("{told}") };
+    Duration::new(seconds, micros as u32 * 1000)
+}
+
+fn let_in(gateways: &[Arc<Gateway>]) -> u64 {
+    gateways.iter().map(|gateway| gateway.let_in.load(Ordering::Relaxed)).sum()
+}
+
+fn requests(gateways: &[Arc<Gateway>], by: By) -> u64 {
+    gateways.iter().map(|gateway| gateway.store.numbers().requests(by)).sum()
+}
+
+/// What flows in so long a time.
+fn flow(time: Duration) -> f64 {
+    RATE as f64 * time.as_secs_f64()
+}
+
+#[test]
+fn three_gateways_let_in_what_the_limit_allows_and_no_more() {
+    with_parts("redis", || {
+        let server = RedisServer::start()?;
+        runtime().block_on(async {
+            let gateways = three(&server, OnFailure::Open, &tokens_limit()).await;
+            let start = server_time(&server);
+            let mut offering = JoinSet::new();
+            gateways.iter().for_each(|gateway| drop(offering.spawn(Arc::clone(gateway).offer())));
+            until(|| server_time(&server) - start > Duration::from_secs(6)).await;
+            let count = let_in(&gateways);
+            let ratio = count as f64 / (BURST as f64 + flow(server_time(&server) - start));
+            assert!((0.97..=1.02).contains(&ratio), "{ratio}");
+            assert_eq!(requests(&gateways, By::Share), 0, "the store was there all the time");
+            let calls: u64 = gateways.iter().map(|gateway| gateway.store.numbers().calls.iter().sum::<u64>()).sum();
+            let asked = requests(&gateways, By::Lease) + requests(&gateways, By::Store);
+            assert!(calls < 6 * 3 * 100, "{calls} calls for {asked} requests let in");
+        });
+        Ok(())
+    });
+}
+
+/// What happens to the server in the middle of a run.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Harm {
+    Killed,
+    Paused,
+}
+
+/// Offers three times the limit before, while and after the server is away.
+fn run_with(harm: Harm, on_failure: OnFailure) {
+    with_parts("redis", || {
+        let mut server = RedisServer::start()?;
+        runtime().block_on(async {
+            let gateways = three(&server, on_failure, &tokens_limit()).await;
+            let clock = Clock::start();
+            let mut offering = JoinSet::new();
+            gateways.iter().for_each(|gateway| drop(offering.spawn(Arc::clone(gateway).offer())));
+            until(|| clock.now().as_nanos() > 2_000_000_000).await;
+
+            let unspent: u64 = gateways.iter().map(|gateway| gateway.store.numbers().unspent).sum();
+            let outage = clock.now();
+            match harm {
+                Harm::Killed => server.kill(),
+                Harm::Paused => server.signal("STOP"),
+            }
+            until(|| gateways.iter().all(|gateway| !gateway.store.numbers().up)).await;
+            let (noticed, before) = (clock.now(), let_in(&gateways));
+            until(|| clock.now().since(noticed) > Duration::from_secs(2)).await;
+            let meanwhile = let_in(&gateways) - before;
+            let length = clock.now().since(noticed);
+            match harm {
+                Harm::Killed => server.restart(),
+                Harm::Paused => server.signal("CONT"),
+            }
+            until(|| gateways.iter().all(|gateway| gateway.store.numbers().up)).await;
+            let away = clock.now().since(outage);
+            let (asked, back) = (requests(&gateways, By::Store), clock.now());
+            until(|| clock.now().since(back) > Duration::from_secs(2)).await;
+
+            let count = let_in(&gateways);
+            let allowed = BURST as f64 + flow(clock.now().since(goodput::units::Tick::ZERO));
+            let beyond = count as f64 - allowed;
+            let bound = unspent as f64 + BURST as f64 + flow(away);
+            let what = format!(
+                "{harm:?} {on_failure:?}: {count} let in, {allowed} allowed, {beyond} beyond, {bound} is the bound; {meanwhile} in {length:?} without the store"
+            );
+            assert!(beyond <= bound, "{what}");
+            assert!(requests(&gateways, By::Store) > asked, "the store is used again without a restart: {what}");
+            let share = meanwhile as f64 / flow(length);
+            match on_failure {
+                OnFailure::Open => {
+                    assert!((0.9..=1.1).contains(&share), "{what}");
+                    assert!(beyond < 0.1 * allowed, "what was let in meanwhile is told to the store when it is back: {what}");
+                    assert_eq!(requests(&gateways, By::Nobody), 0);
+                }
+                OnFailure::Closed => {
+                    assert!(meanwhile <= unspent, "nothing but leases: {what}");
+                    assert!(beyond <= unspent as f64 + BURST as f64, "{what}");
+                    assert_eq!(requests(&gateways, By::Share), 0);
+                    assert!(requests(&gateways, By::Nobody) > 0);
+                }
+            }
+        });
+        Ok(())
+    });
+}
+
+#[test]
+fn a_server_that_is_killed_and_comes_back_empty_costs_no_second_burst() {
+    run_with(Harm::Killed, OnFailure::Open);
+}
+
+#[test]
+fn a_server_that_hangs_holds_nobody_up_and_is_used_again() {
+    run_with(Harm::Paused, OnFailure::Open);
+}
+
+#[test]
+fn closed_means_closed_while_the_server_is_killed() {
+    run_with(Harm::Killed, OnFailure::Closed);
+}
+
+#[test]
+fn closed_means_closed_while_the_server_hangs() {
+    run_with(Harm::Paused, OnFailure::Closed);
+}
+
+#[test]
+fn places_are_shared_and_those_of_a_gateway_that_dies_come_back() {
+    with_parts("redis", || {
+        let server = RedisServer::start()?;
+        runtime().block_on(async {
+            let allowance = Allowance { concurrent_requests: std::num::NonZeroU64::new(4), ..Allowance::default() };
+            let gateways = three(&server, OnFailure::Open, &allowance).await;
+            let mut held = Vec::new();
+            for gateway in gateways.iter().chain(&gateways).take(4) {
+                let now = gateway.clock.now();
+                held.push(gateway.store.reserve(&acme(), "m", &wanted(1), now).await.expect("there is room"));
+            }
+            for gateway in &gateways {
+                let fifth = gateway.store.reserve(&acme(), "m", &wanted(1), gateway.clock.now()).await;
+                assert!(
+                    matches!(fifth, Err(Denied::Exhausted(Exhausted::ForNow { retry_after: None, .. }))),
+                    "{fifth:?}"
+                );
+            }
+            // Another gateway gets the place of a request that ended.
+            drop(held.remove(0));
+            let found = loop {
+                let gateway = &gateways[2];
+                if let Ok(found) = gateway.store.reserve(&acme(), "m", &wanted(1), gateway.clock.now()).await {
+                    break found;
+                }
+                tokio::task::yield_now().await;
+            };
+            // One gateway dies with what it holds: nobody says it again, and in the end it is
+            // forgotten. (The test does not wait so long: it lets what is kept grow old.)
+            gateways[1].keeper.abort();
+            until(|| {
+                let kept = server.say(&["HGET", "goodput:limits:acme", "all/concurrent_requests"]).expect("an answer");
+                let kept = kept.lines().nth(1).unwrap_or_default().to_owned();
+                let name = format!("{:016x} ", 2);
+                let old: String = kept
+                    .split_inclusive(';')
+                    .map(|each| if each.starts_with(&name) { format!("{name}1 1;") } else { each.to_owned() })
+                    .collect();
+                server.say(&["HSET", "goodput:limits:acme", "all/concurrent_requests", &old]).is_ok()
+            })
+            .await;
+            let gateway = &gateways[0];
+            let again = loop {
+                if let Ok(again) = gateway.store.reserve(&acme(), "m", &wanted(1), gateway.clock.now()).await {
+                    break again;
+                }
+                tokio::task::yield_now().await;
+            };
+            drop((found, again, held));
+        });
+        Ok(())
+    });
+}
+
+#[test]
+fn a_gateway_that_leaves_gives_everything_back() {
+    with_parts("redis", || {
+        let server = RedisServer::start()?;
+        runtime().block_on(async {
+            // A minute's flow is one token: what is spent stays.
+            let allowance = Allowance { tokens: Some(Rate::new(1, Some(4800)).unwrap()), ..Allowance::default() };
+            let gateways = three(&server, OnFailure::Open, &allowance).await;
+            for _ in 0..40 {
+                gateways[0].ask(10).await.expect("there is enough");
+            }
+            let unspent = gateways[0].store.numbers().unspent;
+            assert!((1..=100).contains(&unspent), "{unspent} is leased: a sixteenth of the burst by three at most");
+            gateways[0].store.leave().await;
+            let kept = server.say(&["HGET", "goodput:limits:acme", "all/tokens_per_minute"]).expect("an answer");
+            let spent: u64 =
+                kept.lines().nth(1).and_then(|value| value.split(' ').next()?.parse().ok()).expect("a bucket");
+            assert!((399..=400).contains(&spent), "{kept}");
+        });
+        Ok(())
+    });
+}
+
+#[test]
+fn what_is_not_ours_harms_one_tenant_only() {
+    with_parts("redis", || {
+        let server = RedisServer::start()?;
+        runtime().block_on(async {
+            server.say(&["SET", "goodput:limits:acme", "something else"]).expect("it is set");
+            let gateways = three(&server, OnFailure::Open, &tokens_limit()).await;
+            let gateway = &gateways[0];
+            let now = gateway.clock.now();
+            let limits = Limits { whole: tokens_limit(), models: BTreeMap::new() };
+            let other = TenantId::from("globex");
+            gateway.store.reload(&BTreeMap::from([(acme(), limits.clone()), (other.clone(), limits)]), GATEWAYS, now);
+            for _ in 0..5 {
+                gateway.ask(50).await.expect("its share is there");
+            }
+            let numbers = gateway.store.numbers();
+            assert!(numbers.calls(Ended::Nonsense) >= 1 && numbers.up, "{numbers:?}");
+            assert_eq!(numbers.requests(By::Share), 5);
+            let held = gateway.store.reserve(&other, "m", &wanted(50), now).await.expect("a tenant of its own");
+            assert_eq!(gateway.store.numbers().requests(By::Store), 1);
+            drop(held);
+            // Somebody clears it away.
+            server.say(&["DEL", "goodput:limits:acme"]).expect("it is gone");
+            loop {
+                // Until it is asked again its share is what there is, and we are quick.
+                let _ = gateway.ask(50).await;
+                if gateway.store.numbers().requests(By::Store) > 1 {
+                    break;
+                }
+                tokio::task::yield_now().await;
+            }
+        });
+        Ok(())
+    });
+}
+
+#[test]
+fn a_store_behind_a_password_wants_it_and_no_log_shows_it() {
+    with_parts("redis", || {
+        let server = RedisServer::with(&["--requirepass", "s3cret"])?;
+        runtime().block_on(async {
+            let with = |query: &str| {
+                let address = Address::read(&format!("{}{query}", server.url())).expect("a URL of ours");
+                Redis { address, ..server.settings(OnFailure::Closed) }
+            };
+            let wrong = Gateway::with(with("?pass=wr0ng"), &tokens_limit(), 1);
+            let none = Gateway::with(with(""), &tokens_limit(), 2);
+            let right = Gateway::with(with("?pass=s3cret"), &tokens_limit(), 3);
+            until(|| right.store.numbers().up).await;
+            right.ask(50).await.expect("it has the password");
+            for gateway in [wrong, none] {
+                assert_eq!(gateway.ask(50).await, Err(Denied::Unavailable));
+                assert!(!format!("{:?}", gateway.store).contains("wr0ng"));
+                assert!(!gateway.store.numbers().up);
+            }
+        });
+        Ok(())
+    });
+}
+
+/// Accepts, and answers nothing that is RESP.
+#[test]
+fn what_is_no_store_at_all_is_none() {
+    with_parts("redis", || {
+        runtime().block_on(async {
+            let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+            let address = format!("redis://{}", listener.local_addr().expect("it is bound"));
+            let mut talking = JoinSet::new();
+            talking.spawn(async move {
+                while let Ok((mut socket, _)) = listener.accept().await {
+                    let nonsense = b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n";
+                    let _ = tokio::io::AsyncWriteExt::write_all(&mut socket, nonsense).await;
+                }
+            });
+            for on_failure in [OnFailure::Open, OnFailure::Closed] {
+                let settings = Redis { on_failure, ..Redis::at(Address::read(&address).expect("a URL")) };
+                let gateway = Gateway::with(settings, &tokens_limit(), 1);
+                for _ in 0..3 {
+                    let asked = gateway.ask(50).await;
+                    match on_failure {
+                        OnFailure::Open => assert_eq!(asked, Ok(())),
+                        OnFailure::Closed => assert_eq!(asked, Err(Denied::Unavailable)),
+                    }
+                }
+                assert!(!gateway.store.numbers().up);
+            }
+        });
+        Ok(())
+    });
+}
