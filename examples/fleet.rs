@@ -4,15 +4,17 @@
 //! `cargo run --release --example fleet` prints the tables; with `-- --write` it also puts them,
 //! and the curves, into `docs/`.
 
+use std::collections::BTreeMap;
 use std::error::Error;
 use std::fmt::Write as _;
 use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use goodput::admit::limit::settings::{Allowance, Limits, Rate};
 use goodput::lab::fleet::{Mix, Policy, Report, Scheduled, Span, capacity, run};
 use goodput::route::settings::Concurrency;
-use goodput::units::Tokens;
+use goodput::units::{TenantId, Tokens};
 use plotters::prelude::*;
 
 /// Loads of the curves, and those of the table.
@@ -79,16 +81,24 @@ fn headline(mix: &Mix, curves: &[(&str, Vec<Report>)]) -> String {
 fn flood(mix: &Mix, capacity: f64) -> String {
     let calm = mix.clone().without("flood");
     let mut table = String::from(
-        "| load | policy | most that any other tenant loses by the flood, in points | whose |\n| ---: | --- | ---: | --- |\n",
+        "| load | policy | most that a tenant of a strict class loses, in points | whose | of batch | whose |\n\
+         | ---: | --- | ---: | --- | ---: | --- |\n",
     );
-    let policies =
-        [("least connections", Policy::LeastConnections), ("goodput", Policy::Scheduled(Scheduled::published()))];
+    let whole = Allowance { tokens: Rate::new(300_000, None).ok(), ..Allowance::default() };
+    let limits = BTreeMap::from([(TenantId::from("flood"), Limits { whole, ..Limits::default() })]);
+    let policies = [
+        ("least connections", Policy::LeastConnections),
+        ("goodput", Policy::Scheduled(Scheduled::published())),
+        ("goodput, limits", Policy::Scheduled(Scheduled { limits, ..Scheduled::published() })),
+    ];
     for load in [0.5, 0.8, 1.0, OVERLOAD] {
         for (name, policy) in &policies {
             let without = run(&calm, policy, load * capacity, &SPAN);
             let with = run(mix, policy, load * capacity, &SPAN);
-            let (points, whose) = without.worst_move(&with).expect("other tenants ask, too");
-            writeln!(table, "| {load:.1} | {name} | {points:.1} | {whose} |").expect(TAKES);
+            let strict = without.worst_move(&with, |flow| flow != "batch").expect("other tenants ask, too");
+            let batch = without.worst_move(&with, |flow| flow == "batch").expect("other tenants ask, too");
+            let (points, whose, of_batch, batchs) = (strict.0, strict.1, batch.0, batch.1);
+            writeln!(table, "| {load:.1} | {name} | {points:.1} | {whose} | {of_batch:.1} | {batchs} |").expect(TAKES);
         }
     }
     table
@@ -124,14 +134,21 @@ fn parts(mix: &Mix, capacity: f64) -> String {
 /// The same at other seeds.
 fn seeds() -> String {
     let mut table = String::from(
-        "| seed | least connections, met/s | goodput, met/s | times |\n| ---: | ---: | ---: | ---: |\n",
+        "| seed | least connections, met/s | goodput, met/s | times | lost by the flood, strict classes | batch |\n\
+         | ---: | ---: | ---: | ---: | ---: | ---: |\n",
     );
     for seed in SEEDS {
         let mix = Mix { seed, ..Mix::published() };
         let rate = OVERLOAD * capacity(&mix, &SPAN);
         let theirs = run(&mix, &Policy::LeastConnections, rate, &SPAN).goodput();
-        let ours = run(&mix, &Policy::Scheduled(Scheduled::published()), rate, &SPAN).goodput();
-        writeln!(table, "| {seed} | {theirs:.1} | {ours:.1} | {:.1} |", ours / theirs).expect(TAKES);
+        let policy = Policy::Scheduled(Scheduled::published());
+        let report = run(&mix, &policy, rate, &SPAN);
+        let calm = run(&mix.without("flood"), &policy, rate, &SPAN);
+        let lost =
+            |batch: bool| calm.worst_move(&report, |flow| (flow == "batch") == batch).map_or(0.0, |(lost, _)| lost);
+        let (ours, strict, batch) = (report.goodput(), lost(false), lost(true));
+        writeln!(table, "| {seed} | {theirs:.1} | {ours:.1} | {:.1} | {strict:.1} | {batch:.1} |", ours / theirs)
+            .expect(TAKES);
     }
     table
 }
@@ -209,9 +226,8 @@ fn draw_classes(path: &Path, mix: &Mix, curves: &[(&str, Vec<Report>)]) -> Resul
             .build_cartesian_2d(0.5..1.5, 0.0..100.0)?;
         chart.configure_mesh().light_line_style(WHITE).x_desc("load").y_desc("attainment, %").draw()?;
         for (flow, colour) in mix.flows.iter().zip(COLOURS) {
-            let line = LOADS.iter().zip(reports).map(|(load, report)| {
-                (*load, 100.0 * report.flow(&flow.flow).attainment())
-            });
+            let line =
+                LOADS.iter().zip(reports).map(|(load, report)| (*load, 100.0 * report.flow(&flow.flow).attainment()));
             chart
                 .draw_series(LineSeries::new(line, colour.stroke_width(2)))?
                 .label(flow.flow.clone())

@@ -368,12 +368,11 @@ impl Desk {
         let Waiting { visit, arrival, size, aims, streams, reservation } = waiting;
         self.tickets.remove(&visit);
         let mut attempts = Attempts::new(&self.pool, Tick::from_nanos(u64::MAX));
-        if !streams {
-            let predicted = self.fleet.predict(&self.pool.id, size, at).map_or_else(|| guess(size.prefill), |p| p.ttft);
-            self.reads.push(Reverse((at + predicted, visit)));
-        }
         let want = Want { size, aims, spent: at - arrival, key: 0 };
         let choice = self.fleet.choose(&self.pool.id, &mut attempts, want, at).expect("all engines are well");
+        if !streams {
+            self.reads.push(Reverse((at + choice.work.time_to_read(), visit)));
+        }
         let over_limit = reservation.is_none();
         let hold = Hold { ticket: Some(ticket), work: Some(choice.work), reservation, dispatched: at, over_limit };
         steps.go.push(Go { visit, engine: self.places[&choice.engine], hold });
@@ -389,11 +388,6 @@ impl Desk {
             self.follow(moves, at, steps);
         }
     }
-}
-
-/// How long reading takes, before anything was learned.
-fn guess(prompt: Tokens) -> Duration {
-    Duration::from_millis(30) + Duration::from_micros(80) * (prompt.0 as u32)
 }
 
 /// What an answer teaches about its engine.

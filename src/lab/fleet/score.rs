@@ -70,14 +70,16 @@ impl Report {
         self.sum(|flow, _| self.flows[flow] == name)
     }
 
-    /// How far another run moved any tenant's attainment in any flow that both have, in points,
-    /// down; and whose it was. Fewer than 50 requests say nothing.
+    /// The most attainment that a tenant loses in another run, in points, over the flows that
+    /// both have and are `of_interest`; and whose it was. Fewer than 50 requests say nothing.
     #[must_use]
-    pub fn worst_move(&self, other: &Report) -> Option<(f64, String)> {
-        let both = self.tenants.iter().filter_map(|(key, own)| Some((key, own, other.tenants.get(key)?)));
-        let moved = both.filter(|(_, own, theirs)| own.judged() >= 50 && theirs.judged() >= 50).map(|(key, own, theirs)| {
-            (100.0 * (own.attainment() - theirs.attainment()), format!("{} of {}", self.flows[key.0], key.1))
-        });
+    pub fn worst_move(&self, other: &Report, of_interest: impl Fn(&str) -> bool) -> Option<(f64, String)> {
+        let flows = self.tenants.iter().filter(|((flow, _), _)| of_interest(&self.flows[*flow]));
+        let both = flows.filter_map(|(key, own)| Some((key, own, other.tenants.get(key)?)));
+        let moved =
+            both.filter(|(_, own, theirs)| own.judged() >= 50 && theirs.judged() >= 50).map(|(key, own, theirs)| {
+                (100.0 * (own.attainment() - theirs.attainment()), format!("{} of {}", self.flows[key.0], key.1))
+            });
         moved.max_by(|a, b| a.0.total_cmp(&b.0))
     }
 
