@@ -126,6 +126,9 @@ refusals! {
     /// More than a limit of the tenant can ever hold.
     #[error("{limit} of the {scope} holds {most} at most, and {need} are asked for")]
     RequestExceedsLimit { limit: Limit = Limit::Tokens, scope: Scope = Scope::Tenant, need: u64 = 5000, most: u64 = 1000 } = "request_exceeds_limit",
+    /// The store of the tenants' limits cannot be asked, and the settings say `closed`.
+    #[error("the store of the tenants' limits cannot be asked")]
+    LimitsStoreUnavailable = "limits_store_unavailable",
     /// The pool's queue has no place, and none that this request may take from another.
     #[error("the queue of pool {pool} is full")]
     QueueFull { pool: PoolId = PoolId::from("chat"), retry_after: Option<u64> = Some(3) } = "queue_full",
@@ -138,6 +141,9 @@ refusals! {
     /// It can no longer keep its class's promise, which then wants it refused.
     #[error("no seat of pool {pool} would come free in time to keep the promise")]
     Hopeless { pool: PoolId = PoolId::from("chat"), retry_after: Option<u64> = Some(3) } = "hopeless",
+    /// An overload level of a class of a higher rank keeps it off every pool of its route.
+    #[error("kept off its pools by an overload level of class {class}")]
+    OverloadShed { class: ClassId = ClassId::from("chat"), retry_after: Option<u64> = Some(3) } = "overload_shed",
     /// No engine of the routed pools is available.
     #[error("no engine of pool {pool} is available")]
     NoEngine { pool: PoolId = PoolId::from("chat") } = "no_engine",
@@ -215,10 +221,12 @@ impl Refusal {
             | Refusal::EngineGarbage { .. }
             | Refusal::EngineAnswered { .. }
             | Refusal::StreamIncomplete => StatusCode::BAD_GATEWAY,
-            Refusal::QueueFull { .. }
+            Refusal::LimitsStoreUnavailable
+            | Refusal::QueueFull { .. }
             | Refusal::PushedOut { .. }
             | Refusal::QueueTimeout { .. }
             | Refusal::Hopeless { .. }
+            | Refusal::OverloadShed { .. }
             | Refusal::NoEngine { .. }
             | Refusal::Draining
             | Refusal::DrainCut => StatusCode::SERVICE_UNAVAILABLE,
@@ -269,8 +277,11 @@ impl Refusal {
             | Refusal::PushedOut { .. }
             | Refusal::QueueTimeout { .. }
             | Refusal::Hopeless { .. }
+            | Refusal::OverloadShed { .. }
             | Refusal::Draining => Outcome::Missed(Missed::Shed),
-            Refusal::DrainCut | Refusal::Internal => Outcome::Missed(Missed::Internal),
+            Refusal::LimitsStoreUnavailable | Refusal::DrainCut | Refusal::Internal => {
+                Outcome::Missed(Missed::Internal)
+            }
         }
     }
 
@@ -284,8 +295,10 @@ impl Refusal {
             | Refusal::QueueFull { retry_after, .. }
             | Refusal::PushedOut { retry_after, .. }
             | Refusal::QueueTimeout { retry_after, .. }
-            | Refusal::Hopeless { retry_after, .. } => *retry_after,
+            | Refusal::Hopeless { retry_after, .. }
+            | Refusal::OverloadShed { retry_after, .. } => *retry_after,
             Refusal::UnknownPath
+            | Refusal::LimitsStoreUnavailable
             | Refusal::MethodNotAllowed { .. }
             | Refusal::BadHead { .. }
             | Refusal::EngineAnswered { .. }
@@ -355,10 +368,12 @@ impl Refusal {
             Refusal::RequestExceedsLimit { limit, scope, need, most } => {
                 format!("This request may need {need}, and your limit {} never holds more than {most}. Lower its output cap, shorten it, or ask your operator for a higher limit.", named(*limit, *scope)).into()
             }
+            Refusal::LimitsStoreUnavailable => "Your limits cannot be looked up at present. Try again in a moment.".into(),
             Refusal::QueueFull { retry_after, .. } => format!("Too many requests are waiting. {}", again(*retry_after)).into(),
             Refusal::PushedOut { retry_after, .. } => format!("Requests that go first took the place in which this one waited. {}", again(*retry_after)).into(),
             Refusal::QueueTimeout { retry_after, .. } => format!("The request could not be begun in time: the engines are busy. {}", again(*retry_after)).into(),
             Refusal::Hopeless { retry_after, .. } => format!("The engines are too busy to answer in time. {}", again(*retry_after)).into(),
+            Refusal::OverloadShed { retry_after, .. } => format!("The engines are kept free for more urgent requests. {}", again(*retry_after)).into(),
             Refusal::NoEngine { .. } => "No engine for this model is available at present. Try again in a moment.".into(),
             Refusal::ConnectFailed { .. } => "The engines for this model could not be reached. Try again in a moment.".into(),
             Refusal::EngineReset { .. } => "The engine closed the connection before it answered. Try again.".into(),

@@ -19,10 +19,12 @@ use std::time::Duration;
 
 use super::house::House;
 use super::promise::{BoundPool, Live, Promise};
+use crate::admit::Reservation;
 use crate::admit::desk::{Offered, Seat, Turn};
 use crate::admit::limit::settings::OverLimit;
-use crate::admit::limit::{Exhausted, Output, Reservation, Used, Wanted};
+use crate::admit::limit::{Exhausted, Output, Used, Wanted};
 use crate::admit::queue::{Aim, Ask, Standing, TurnedAway, Why};
+use crate::admit::shared::Denied;
 use crate::clock::Clock;
 use crate::inspect::Facts;
 use crate::judge::{Case, Objective, Objectives, Progress, breaks_at};
@@ -100,15 +102,21 @@ impl Held {
     /// It failed before any token: nothing is charged.
     pub fn failed(mut self) {
         self.reservation = None;
+        self.seat = None;
     }
 }
 
 impl Drop for Held {
     /// The client left before an answer was relayed.
     fn drop(&mut self) {
-        let used = self.dispatched && !std::thread::panicking();
-        if let Some(reservation) = self.reservation.take().filter(|_| used) {
+        if !self.dispatched || std::thread::panicking() {
+            return;
+        }
+        if let Some(reservation) = self.reservation.take() {
             reservation.cancel(Tokens::ZERO, self.clock.now());
+        }
+        if let Some(seat) = self.seat.take() {
+            seat.settle(self.prompt);
         }
     }
 }
@@ -140,6 +148,8 @@ pub struct Wish<'a> {
     pub promise: &'a Promise,
     /// What is judged, its own targets included.
     pub objectives: &'a Objectives,
+    /// The most output tokens that an overload level leaves it.
+    pub cap: Option<Tokens>,
     /// When its head had been parsed.
     pub arrival: Tick,
     /// When its last byte came.
@@ -175,6 +185,7 @@ impl Wish<'_> {
             return Tokens::ZERO;
         }
         let expected = self.objectives.default_output();
+        let expected = self.cap.map_or(expected, |cap| cap.min(expected));
         self.facts.caps.largest().map_or(expected, |cap| cap.min(expected))
     }
 
@@ -242,20 +253,24 @@ impl House {
     /// Sets aside what the request wants, of all limits of its tenant together.
     ///
     /// # Errors
-    /// A limit is used up and the tenant's settings say `reject`, or it can never hold so much.
-    pub(super) fn reserve(&self, live: &Live, wish: &Wish<'_>, at: Tick) -> Result<Allowed, Refusal> {
+    /// A limit is used up and the tenant's settings say `reject`, or it can never hold so much;
+    /// the store of the limits cannot be asked.
+    pub(super) async fn reserve(&self, live: &Live, wish: &Wish<'_>, at: Tick) -> Result<Allowed, Refusal> {
         if !live.is_metered {
             return Ok(Allowed { reservation: None, standing: Standing::WithinLimits });
         }
-        match self.ledger.reserve(wish.tenant, wish.model.unwrap_or_default(), &wish.wanted(), at) {
+        match self.books.reserve(wish.tenant, wish.model.unwrap_or_default(), &wish.wanted(), at).await {
             Ok(reservation) => Ok(Allowed { reservation: Some(reservation), standing: Standing::WithinLimits }),
-            Err(Exhausted::ForEver { limit, scope, need, most }) => {
+            Err(Denied::Unavailable) => Err(Refusal::LimitsStoreUnavailable),
+            Err(Denied::Exhausted(Exhausted::ForEver { limit, scope, need, most })) => {
                 Err(Refusal::RequestExceedsLimit { limit, scope, need, most })
             }
-            Err(Exhausted::ForNow { .. }) if live.when_over_limit(wish.tenant) == OverLimit::Demote => {
+            Err(Denied::Exhausted(Exhausted::ForNow { .. }))
+                if live.when_over_limit(wish.tenant) == OverLimit::Demote =>
+            {
                 Ok(Allowed { reservation: None, standing: Standing::OverLimit })
             }
-            Err(Exhausted::ForNow { standing, retry_after }) => {
+            Err(Denied::Exhausted(Exhausted::ForNow { standing, retry_after })) => {
                 Err(Refusal::RateLimitExceeded { standing, retry_after })
             }
         }
@@ -363,11 +378,9 @@ impl Walk<'_> {
         self.house.engines_of(&self.pools[at], self.pool(at).desk.as_deref())
     }
 
-    /// The first pool that has an engine available; the first of all where none has. A pool
-    /// without a limit has no queue that could hold a request back.
+    /// The first pool that has an engine available; the first of all where none has.
     fn begins(&self) -> usize {
-        let serves = |at: &usize| self.pool(*at).desk.is_none() || self.available(*at) > 0;
-        (0..self.pools.len()).find(serves).unwrap_or(0)
+        (0..self.pools.len()).find(|at| self.available(*at) > 0).unwrap_or(0)
     }
 
     /// Waits in the queue of one pool, and looks whether it should go on to a further one.

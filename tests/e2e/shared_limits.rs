@@ -367,6 +367,14 @@ fn a_store_behind_a_password_wants_it_and_no_log_shows_it() {
             let right = Gateway::with(with("?pass=s3cret"), &tokens_limit(), 3);
             until(|| right.store.numbers().up).await;
             right.ask(50).await.expect("it has the password");
+            // A user with no more rights than the documentation names.
+            let rules = documented_user();
+            let rules = rules.split(' ').skip(2).map(|word| if word == ">SECRET" { ">narrow" } else { word });
+            let words: Vec<&str> = ["AUTH", "s3cret"].into_iter().collect();
+            server.say_all(&[&words, &["ACL", "SETUSER"].into_iter().chain(rules).collect::<Vec<_>>()]);
+            let narrow = Gateway::with(with("?user=gateway&pass=narrow"), &tokens_limit(), 4);
+            until(|| narrow.store.numbers().up).await;
+            narrow.ask(50).await.expect("it may do all that it needs");
             for gateway in [wrong, none] {
                 assert_eq!(gateway.ask(50).await, Err(Denied::Unavailable));
                 assert!(!format!("{:?}", gateway.store).contains("wr0ng"));
@@ -375,6 +383,13 @@ fn a_store_behind_a_password_wants_it_and_no_log_shows_it() {
         });
         Ok(())
     });
+}
+
+/// The line of the documentation that makes a user.
+fn documented_user() -> String {
+    let page =
+        std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/shared-limits.md")).expect("it is there");
+    page.lines().find(|line| line.starts_with("ACL SETUSER ")).expect("the page makes a user").to_owned()
 }
 
 /// Accepts, and answers nothing that is RESP.

@@ -2,7 +2,9 @@
 
 mod admission;
 mod affinity;
+mod choosing;
 mod clocks;
+mod degradation;
 mod engine_priority;
 mod faces;
 mod framing;
