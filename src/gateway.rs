@@ -47,7 +47,7 @@ use crate::units::{ClassId, ClientSide, Dialect, Endpoint, LengthBucket, Request
 use admission::{Held, Walk, Wish};
 use attempts::{Ask, Yard, first_willing_engine};
 use open_answer::Opened;
-use upload::{Limits, Unread, Upload};
+use upload::{Terms, Unread, Upload};
 
 /// The longest query. Behind an engine's path prefix it must still be a URI, of which none is
 /// longer than 65,534 bytes.
@@ -184,9 +184,10 @@ impl Gateway {
             return Ok(Served::Own(self.models(live, &who, endpoint, head)?));
         }
 
-        let limits =
-            Limits { max_body: live.settings.listen.max_body, timeout: live.settings.listen.body_timeout, arrival };
-        let upload = upload::read(body, &head.headers, endpoint, limits, client, &self.clock).await?;
+        let listen = &live.settings.listen;
+        let (max_body, timeout) = (listen.max_body, listen.body_timeout);
+        let terms = Terms { max_body, timeout, arrival, with_prefix: live.asks_for_prefixes };
+        let upload = upload::read(body, &head.headers, endpoint, terms, client, &self.clock).await?;
         visit.uploaded(upload.complete);
         refuse_what_is_not_served(&upload)?;
 

@@ -383,7 +383,7 @@ fn words(text: &str) -> impl Iterator<Item = (usize, &str)> {
 fn metric_names() -> BTreeSet<String> {
     let golden = read(&root().join("src/record/golden.prom"));
     let recorder = Recorder::new(Clock::start(), None);
-    let report = EngineReport { up: true, waiting: Some(0.0), running: Some(0.0), kv_usage: Some(0.0) };
+    let report = EngineReport { up: true, ..EngineReport::default() };
     recorder.engine(&PoolId::from("pool"), &EngineId::from("engine:8000"), report);
     [golden, recorder.page(Format::Text)]
         .iter()

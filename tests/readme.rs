@@ -470,7 +470,13 @@ fn every_metric_is_listed_with_its_meaning() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let page = runtime.block_on(async {
         let recorder = Recorder::new(Clock::start(), None);
-        let report = EngineReport { up: true, waiting: Some(0.0), running: Some(0.0), kv_usage: Some(0.0) };
+        let report = EngineReport {
+            up: true,
+            waiting: Some(0.0),
+            running: Some(0.0),
+            kv_usage: Some(0.0),
+            ..EngineReport::default()
+        };
         recorder.engine(&PoolId::from("pool"), &EngineId::from("engine:8000"), report);
         recorder.page(Format::Text)
     });

@@ -211,9 +211,25 @@ impl Desk {
         });
     }
 
+    /// So many of the pool's engines read prompts from now on.
+    pub fn set_readers(&self, readers: usize) {
+        let at = self.clock.now();
+        self.locked(|inner| {
+            if inner.scheduler.readers() != readers {
+                let moves = inner.scheduler.set_readers(readers, at);
+                inner.deliver(moves);
+            }
+        });
+    }
+
     /// The queue behaves so from now on.
     pub fn set_settings(&self, settings: Settings) {
-        self.locked(|inner| inner.scheduler.set_settings(settings));
+        let at = self.clock.now();
+        self.locked(|inner| {
+            inner.scheduler.set_settings(settings);
+            let moves = inner.scheduler.expire(at);
+            inner.deliver(moves);
+        });
     }
 
     /// How long a request of this rank would wait. None where nobody can know.
@@ -347,6 +363,11 @@ impl Turn {
         self.desk.locked(|inner| match inner.waiting.remove(&self.ticket) {
             Some(Waiting::Still(_)) => {
                 inner.scheduler.withdraw(self.ticket, at);
+                if inner.scheduler.limits_reading() {
+                    // It may have kept others from going whose prompts are shorter.
+                    let moves = inner.scheduler.expire(at);
+                    inner.deliver(moves);
+                }
             }
             Some(Waiting::Seated) => {
                 let moves = inner.scheduler.release(self.ticket, Tokens::ZERO, at);
@@ -366,6 +387,19 @@ impl Drop for Turn {
 }
 
 impl Seat {
+    /// The first token came: the engine can read another prompt. Matters where the pool limits
+    /// what its engines read at the same time.
+    pub fn has_read(&mut self) {
+        let Some(ticket) = self.ticket else { return };
+        let at = self.desk.clock.now();
+        self.desk.locked(|inner| {
+            if inner.scheduler.limits_reading() {
+                let moves = inner.scheduler.read(ticket, at);
+                inner.deliver(moves);
+            }
+        });
+    }
+
     /// Gives the place back; `used` are the tokens that the request cost its pool, for the
     /// shares of the tenants.
     pub fn settle(mut self, used: Tokens) {

@@ -24,9 +24,13 @@
 //! Inside a rank nothing but `leave_by` bounds the wait of a request that others keep
 //! overtaking (a hopeless one, one with no objective): then it is refused, never left waiting.
 //!
-//! Where [`Settings::reading`] says so, a seat is not all that a request needs: prompts that are
-//! being read at the same time hold each other up, and those that are already being answered.
-//! Then whoever is next goes when an engine can read its prompt, and nobody passes it meanwhile.
+//! Where [`Settings::reading`] says so, a seat is not all that a request needs. An engine reads
+//! one prompt after the other and does not put one aside for a more urgent one, so that prompts
+//! in reading are what a first token waits for. Then whoever is next goes when an engine can
+//! read its prompt, and nobody passes it meanwhile. Some of the reading is kept for those who
+//! may come: lower ranks use a part of it only, requests that can no longer
+//! make it or are over their limits a quarter. Who is held back by that is passed by others,
+//! but never when its rank's guaranteed share is due; and whoever wants may read alone.
 //!
 //! A full queue refuses the lowest rank first, those over their limits before all. An arrival
 //! takes the place of a waiting request of a lower rank, as long as that rank holds more than
@@ -150,6 +154,15 @@ const RANKS: usize = Priority::ALL.len();
 
 /// More than this no request counts for, so that sums stay far from their end.
 const LARGEST: u64 = 1 << 40;
+
+/// The part of the reading that a row may use together with all others, in hundredths.
+const fn reading_for(row: usize, line: Line) -> u64 {
+    const OF_RANKS: [u64; RANKS] = [100, 100, 90, 80, 70];
+    match line {
+        Line::Hopeful if row < RANKS => OF_RANKS[row],
+        Line::Hopeful | Line::Hopeless => 25,
+    }
+}
 
 fn row_of(ask: &Ask) -> usize {
     match ask.standing {
@@ -293,7 +306,8 @@ impl Scheduler {
         moves
     }
 
-    /// Other settings from now on. Whoever waits stays, even if more wait than may.
+    /// Other settings from now on. Whoever waits stays, even if more wait than may; whoever may
+    /// go now that could not before goes at the next event, [`Scheduler::expire`] for one.
     pub fn set_settings(&mut self, settings: Settings) {
         if settings.quantum != self.settings.quantum {
             self.rows.iter_mut().for_each(|row| row.set_quantum(settings.quantum.0));
@@ -326,6 +340,18 @@ impl Scheduler {
     #[must_use]
     pub fn seats(&self) -> usize {
         self.seats
+    }
+
+    /// Engines that read prompts.
+    #[must_use]
+    pub fn readers(&self) -> usize {
+        self.readers
+    }
+
+    /// Whether [`Settings::reading`] limits what is read.
+    #[must_use]
+    pub fn limits_reading(&self) -> bool {
+        self.settings.reading.is_some()
     }
 
     /// Seats that nobody holds.
@@ -540,7 +566,25 @@ impl Scheduler {
     /// ago, else the highest.
     fn next_row(&self) -> Option<usize> {
         let due = (0..RANKS).filter(|row| self.is_due(*row)).min_by_key(|row| self.rows[*row].last_turn);
-        due.or_else(|| self.rows.iter().position(|row| row.len() > 0))
+        due.or_else(|| self.highest_of(0..RANKS)).or_else(|| {
+            let nobody_within = self.rows[..RANKS].iter().all(|row| row.len() == 0);
+            self.highest_of(RANKS..2 * RANKS).filter(|_| nobody_within)
+        })
+    }
+
+    fn highest_of(&self, mut rows: std::ops::Range<usize>) -> Option<usize> {
+        rows.find(|row| self.rows[*row].len() > 0 && !self.is_held_back(*row))
+    }
+
+    /// Whether a row's next request leaves what is being read to others.
+    fn is_held_back(&self, row: usize) -> bool {
+        let Some(each) = self.settings.reading.filter(|_| self.reading > 0) else { return false };
+        let first = self.rows[row].first().and_then(|place| self.waiting.get(&place.ticket));
+        first.is_some_and(|first| {
+            let all = each.0.saturating_mul(self.readers as u64);
+            let most = all / 100 * reading_for(row, first.line);
+            self.reading.saturating_add(self.counts_for(first.prompt)) > most
+        })
     }
 
     /// Whether a rank's entitlement covers its next request.

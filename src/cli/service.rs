@@ -299,6 +299,9 @@ fn report_engines(fleet: &Fleet, recorder: &Recorder, at: crate::units::Tick) {
                 waiting: engine.waiting,
                 running: engine.running,
                 kv_usage: engine.kv_usage,
+                seats: engine.seats.map(f64::from),
+                ttft_error: engine.errors.ttft,
+                tpot_error: engine.errors.tpot,
             };
             recorder.engine(&pool.pool, &engine.engine, report);
         }

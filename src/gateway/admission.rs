@@ -65,6 +65,13 @@ impl Held {
         self.dispatched = true;
     }
 
+    /// The first token came: its prompt has been read.
+    pub fn first_token(&mut self) {
+        if let Some(seat) = &mut self.seat {
+            seat.has_read();
+        }
+    }
+
     /// Goes on in another pool: with a seat there that nobody wants, in the place of the one
     /// held. False: there is none, and nothing has changed.
     pub fn moves_to(&mut self, pool: &BoundPool, ask: &Ask) -> bool {

@@ -22,8 +22,8 @@ use crate::record::{Retry, Visit};
 use crate::refuse::Refusal;
 use crate::rewrite::{self, Edits, EventGate, Plan};
 use crate::route::retry::{Attempts, Happened, Injection, Next};
-use crate::route::settings::EngineAddress;
-use crate::route::{Aims, Choice, Fleet, Routed, Size, Want, Work, retry};
+use crate::route::settings::{Balance, EngineAddress, Pool};
+use crate::route::{self, Aims, Choice, Fleet, Routed, Size, Want, Work, retry};
 use crate::units::{ClientSide, Dialect, Endpoint, EngineId, PoolId, RequestId, Tick};
 
 /// What one request asks of engines. Everything that stays the same over its attempts.
@@ -185,7 +185,7 @@ pub async fn first_willing_engine(
             break;
         }
         let spill = 'pool: loop {
-            let Some(choice) = yard.fleet.choose(pool, &mut attempts, ask.want(now), now) else {
+            let Some(choice) = yard.fleet.choose(pool, &mut attempts, ask.want(&bound.settings, now), now) else {
                 yard.fleet.settle(pool, &mut attempts, now);
                 break true;
             };
@@ -356,15 +356,22 @@ impl Ask<'_> {
         self.endpoint.dialect()
     }
 
-    /// What it asks of an engine.
-    fn want(&self, at: Tick) -> Want {
+    /// What it asks of an engine of this pool.
+    fn want(&self, pool: &Pool, at: Tick) -> Want {
         let Objectives { ttft, tpot, e2e, .. } = &*self.promise.objectives;
         let threshold = |objective: &Option<Objective>| objective.map(|objective| objective.threshold);
         let aims = match self.streams() {
             true => Aims { ttft: threshold(ttft), tpot: threshold(tpot), e2e: threshold(e2e) },
             false => Aims { e2e: self.promise.objectives.whole_budget(self.size.decode.0), ..Aims::NONE },
         };
-        Want { size: self.size, aims, spent: at - self.arrival }
+        let key = match &pool.balance {
+            Balance::LeastWork | Balance::RoundRobin => 0,
+            Balance::PrefixAffinity => self.facts.prefix_hash,
+            Balance::SessionAffinity { header } => {
+                self.headers.get(header).map_or(0, |session| route::key_of(session.as_bytes()))
+            }
+        };
+        Want { size: self.size, aims, spent: at - self.arrival, key }
     }
 
     /// All limits run from arrival, over all attempts.

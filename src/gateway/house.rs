@@ -182,19 +182,18 @@ impl House {
     /// How many engines of a pool are available. Its seats follow.
     pub fn engines_of(&self, pool: &PoolId, desk: Option<&Desk>) -> usize {
         let at = self.clock.now();
+        let available = self.fleet.available(pool, at);
         if let Some((desk, seats)) = desk.zip(self.fleet.seats(pool, at)) {
+            desk.set_readers(available.max(1));
             desk.set_seats(seats);
         }
-        self.fleet.available(pool, at)
+        available
     }
 
     /// The seats of every pool follow its engines.
     fn count_seats(&self) {
-        let at = self.clock.now();
         for (pool, desk) in self.desks.all() {
-            if let Some(seats) = self.fleet.seats(&pool, at) {
-                desk.set_seats(seats);
-            }
+            self.engines_of(&pool, Some(&desk));
         }
     }
 }
@@ -216,6 +215,7 @@ fn promised_in(settings: &Settings) -> BTreeMap<PoolId, Promised> {
         for pool in pools {
             let promised = all.entry(pool).or_default();
             let Objectives { ttft, tpot, .. } = &class.objectives;
+            promised.ttft = promised.ttft.into_iter().chain(ttft.map(|ttft| ttft.threshold)).min();
             promised.tpot = promised.tpot.into_iter().chain(tpot.map(|tpot| tpot.threshold)).min();
             let attainments = ttft.iter().chain(tpot).map(|objective| objective.attainment);
             promised.attainment = attainments.fold(promised.attainment, f64::max);

@@ -125,6 +125,7 @@ impl Keeper for Open {
             self.gateway.fleet.succeeded(&self.place.pool, &mut self.attempts, injection, now);
         }
         self.attempts.first_token();
+        self.held.first_token();
     }
 
     fn end(mut self: Box<Self>, ended: Ended) {

@@ -15,13 +15,15 @@ use crate::forward::settings::Timeouts;
 use crate::judge::Objectives;
 use crate::observe::Watch;
 use crate::record::{ClassShape, Recorder, Shape, TenantShape};
-use crate::route::settings::{Concurrency, Pool};
+use crate::route::settings::{Balance, Concurrency, Pool};
 use crate::units::{ClassId, Endpoint, PoolId, TenantId};
 
 /// The settings of one moment, bound. A request keeps the one it arrived with.
 pub struct Live {
     /// As checked.
     pub settings: Settings,
+    /// Some pool sends like prompts to like engines.
+    pub asks_for_prefixes: bool,
     /// Requests are counted against the limits of their tenants: the settings name any.
     pub is_metered: bool,
     /// Some pool has seats, and a queue for them.
@@ -85,11 +87,12 @@ impl Live {
             (class.id.clone(), Arc::new(promise))
         };
         let promises = settings.classes.iter().map(promise).collect();
+        let asks_for_prefixes = settings.pools.iter().any(|pool| pool.balance == Balance::PrefixAffinity);
         // Also where nobody has limits yet: one that comes by a reload has to know who runs.
         let is_named = |tenant: &Tenant| tenant.id != TenantId::anonymous() || !tenant.limits.is_empty();
         let is_metered = settings.tenants.iter().any(is_named);
         let has_seats = pools.values().any(BoundPool::is_limited);
-        Live { promises, is_metered, has_seats, pools, settings }
+        Live { promises, asks_for_prefixes, is_metered, has_seats, pools, settings }
     }
 
     /// A pool of these settings.

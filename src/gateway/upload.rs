@@ -3,7 +3,7 @@
 use std::pin::pin;
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use http::HeaderMap;
 use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE};
 use http_body::Body;
@@ -50,15 +50,17 @@ impl From<Refusal> for Unread {
     }
 }
 
-/// Limits on a body.
+/// How a body is read, and its terms.
 #[derive(Clone, Copy, Debug)]
-pub struct Limits {
+pub struct Terms {
     /// In bytes, as sent and as decoded.
     pub max_body: u64,
     /// From arrival to the last byte.
     pub timeout: Duration,
     /// The head had been parsed.
     pub arrival: Tick,
+    /// Somebody asks for the prefix of the prompt.
+    pub with_prefix: bool,
 }
 
 /// Reads `body` to its end.
@@ -69,7 +71,7 @@ pub async fn read<B>(
     body: B,
     headers: &HeaderMap,
     endpoint: Endpoint,
-    limits: Limits,
+    terms: Terms,
     client: &ClientSide,
     clock: &Clock,
 ) -> Result<Upload, Unread>
@@ -78,18 +80,18 @@ where
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
     let stated = headers.get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
-    if stated.is_some_and(|length| length > limits.max_body) {
-        return Err(Refusal::BodyTooLarge { limit: limits.max_body }.into());
+    if stated.is_some_and(|length| length > terms.max_body) {
+        return Err(Refusal::BodyTooLarge { limit: terms.max_body }.into());
     }
-    let mut reading = Reading::begin(headers, endpoint, limits.max_body)?;
+    let mut reading = Reading::begin(headers, endpoint, &terms)?;
     let mut body = pin!(body);
-    let mut late = pin!(clock.sleep_until(Some(limits.arrival + limits.timeout)));
+    let mut late = pin!(clock.sleep_until(Some(terms.arrival + terms.timeout)));
     loop {
         let frame = tokio::select! {
             biased;
             frame = body.frame() => frame,
             () = client.drain_over() => return Err(Refusal::DrainCut.into()),
-            () = &mut late => return Err(Refusal::BodyTimeout { limit: limits.timeout }.into()),
+            () = &mut late => return Err(Refusal::BodyTimeout { limit: terms.timeout }.into()),
         };
         match frame {
             None => break,
@@ -131,13 +133,14 @@ struct Reading {
     reader: Reader,
     decoder: Option<Decoder>,
     frames: Vec<Bytes>,
-    small: BytesMut,
+    small: Vec<u8>,
     length: u64,
     max_body: u64,
 }
 
 impl Reading {
-    fn begin(headers: &HeaderMap, endpoint: Endpoint, max_body: u64) -> Result<Self, Refusal> {
+    fn begin(headers: &HeaderMap, endpoint: Endpoint, terms: &Terms) -> Result<Self, Refusal> {
+        let max_body = terms.max_body;
         let limit = usize::try_from(max_body).unwrap_or(usize::MAX);
         let decoder = coding_of(headers)?.map(|coding| Decoder::new(coding, limit)).transpose();
         let decoder = decoder.map_err(|error| undecodable(error, max_body))?;
@@ -147,9 +150,10 @@ impl Reading {
             endpoint.takes_forms() && content_type.trim_start().to_ascii_lowercase().starts_with("multipart/form-data");
         let reader = match is_form {
             true => Reader::Form(Box::new(FormScanner::new(content_type).map_err(|_| Refusal::UnreadableForm)?)),
-            false => Reader::Json(Box::new(Scanner::new(endpoint))),
+            false if terms.with_prefix => Reader::Json(Box::new(Scanner::new(endpoint))),
+            false => Reader::Json(Box::new(Scanner::new(endpoint).without_prefix())),
         };
-        Ok(Reading { reader, decoder, frames: Vec::new(), small: BytesMut::new(), length: 0, max_body })
+        Ok(Reading { reader, decoder, frames: Vec::with_capacity(1), small: Vec::new(), length: 0, max_body })
     }
 
     fn take(&mut self, bytes: Bytes) -> Result<(), Refusal> {
@@ -180,7 +184,7 @@ impl Reading {
 
     fn flush(&mut self) {
         if !self.small.is_empty() {
-            self.frames.push(self.small.split().freeze());
+            self.frames.push(Bytes::from(std::mem::take(&mut self.small)));
         }
     }
 

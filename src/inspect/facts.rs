@@ -49,7 +49,8 @@ pub struct Facts {
     pub steers_kv: bool,
     /// What the prompt estimate is made of.
     pub prompt: PromptSize,
-    /// A hash of the prompt's first bytes, for affinity; 0 where there is no prompt.
+    /// A hash of the prompt's head, for affinity; 0 where there is no prompt, or nobody asks for
+    /// it.
     pub prefix_hash: u64,
     /// Offset just behind the `{` of the top-level object: where members are inserted.
     pub members_at: usize,

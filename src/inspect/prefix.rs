@@ -1,48 +1,72 @@
-//! A hash of a prompt's first bytes, for sending like prompts to like engines.
+//! A hash of a prompt's head, for sending like prompts to like engines.
+//!
+//! The head ends with the first part (a message, a text) by which there are [`ENOUGH`] bytes, or
+//! at [`LENGTH`]: a long system prompt is a head by itself, whatever is asked behind it, and a
+//! short one is told apart by the first message of the conversation.
 
-/// How much of a prompt is hashed. Long enough to tell system prompts apart, short enough to
-/// be nearly free.
+/// How much of a prompt is hashed, at most. Long enough to tell system prompts apart, short
+/// enough to be nearly free.
 const LENGTH: usize = 4096;
+/// A head of whole parts is at least this long, if there is more.
+const ENOUGH: usize = 256;
 
-/// The first bytes of a prompt. The hash depends on nothing but them: not on how the body
+/// The head of a prompt. The hash depends on nothing but them: not on how the body
 /// was cut, not on the machine, so that all gateways send alike prompts to one engine.
-#[derive(Debug, Default)]
-pub(super) struct Prefix(Vec<u8>);
+#[derive(Debug)]
+pub(super) struct Prefix {
+    head: Vec<u8>,
+    /// How many bytes are kept at most: none where nobody asks for the hash.
+    most: usize,
+    is_whole: bool,
+}
 
 impl Prefix {
+    pub(super) const fn new() -> Self {
+        Prefix { head: Vec::new(), most: LENGTH, is_whole: false }
+    }
+
+    /// Of a body whose prefix nobody asks for.
+    pub(super) const fn unasked() -> Self {
+        Prefix { head: Vec::new(), most: 0, is_whole: false }
+    }
+
     /// Whether more bytes would still change the hash.
     pub(super) fn wants(&self) -> bool {
-        self.0.len() < LENGTH
+        !self.is_whole && self.head.len() < self.most
     }
 
     pub(super) fn push(&mut self, piece: &[u8]) {
-        let room = LENGTH - self.0.len();
-        let piece = &piece[..piece.len().min(room)];
-        if self.0.capacity() == 0 {
-            // Most prompts come in one piece, and then a few more.
-            self.0.reserve_exact((piece.len() + 64).min(LENGTH));
+        if self.is_whole {
+            return;
         }
-        self.0.extend_from_slice(piece);
+        let room = self.most - self.head.len();
+        let piece = &piece[..piece.len().min(room)];
+        if self.head.capacity() == 0 {
+            // Most prompts come in one piece, and then a few more.
+            self.head.reserve_exact((piece.len() + 64).min(self.most));
+        }
+        self.head.extend_from_slice(piece);
     }
 
     /// A text or token id ended: `ab`, `c` is another prompt than `a`, `bc`.
     pub(super) fn part(&mut self) {
         if self.wants() {
             // A byte that no UTF-8 text contains.
-            self.0.push(0xFF);
+            self.head.push(0xFF);
+            self.is_whole = self.head.len() > ENOUGH;
         }
     }
 
     /// The hash; 0 only where there was no prompt.
     pub(super) fn hash(&self) -> u64 {
-        if self.0.is_empty() {
+        if self.head.is_empty() {
             return 0;
         }
-        let (words, rest) = self.0.as_chunks::<8>();
+        let (words, rest) = self.head.as_chunks::<8>();
         let mut last = [0; 8];
         last[..rest.len()].copy_from_slice(rest);
         let words = words.iter().chain(std::iter::once(&last)).map(|word| u64::from_le_bytes(*word));
-        words.fold(self.0.len() as u64, |hash, word| fold(hash ^ word ^ 0xA076_1D64_78BD_642F)).max(1)
+        words.fold(self.head.len() as u64, |hash, word| fold(hash ^ word ^ 0xA076_1D64_78BD_642F)).max(1)
     }
 }
 
@@ -59,7 +83,7 @@ mod tests {
     use std::collections::HashSet;
 
     fn hash(parts: &[&str]) -> u64 {
-        let mut prefix = Prefix::default();
+        let mut prefix = Prefix::new();
         for part in parts {
             prefix.push(part.as_bytes());
             prefix.part();
@@ -74,11 +98,29 @@ mod tests {
     }
 
     #[test]
+    fn nothing_is_kept_that_nobody_asks_for() {
+        let mut prefix = Prefix::unasked();
+        prefix.push(b"You are");
+        prefix.part();
+        assert!(!prefix.wants());
+        assert_eq!((prefix.hash(), prefix.head.capacity()), (0, 0));
+    }
+
+    #[test]
     fn parts_and_bytes_tell_prompts_apart_but_only_at_the_front() {
         assert_ne!(hash(&["ab", "c"]), hash(&["a", "bc"]));
         let (front, other) = ("x".repeat(LENGTH), "x".repeat(LENGTH - 1) + "y");
         assert_eq!(hash(&[&front, "one"]), hash(&[&front, "two"]));
         assert_ne!(hash(&[&front]), hash(&[&other]));
+    }
+
+    #[test]
+    fn a_long_first_part_is_a_head_by_itself_and_a_short_one_is_not() {
+        let (long, short) = ("s".repeat(ENOUGH), "s".repeat(ENOUGH - 1));
+        assert_eq!(hash(&[&long, "one"]), hash(&[&long, "two"]));
+        assert_eq!(hash(&[&long]), hash(&[&long, "two"]));
+        assert_ne!(hash(&[&short, "one"]), hash(&[&short, "two"]));
+        assert_eq!(hash(&[&short, "one", "more"]), hash(&[&short, "one", "other"]));
     }
 
     #[test]

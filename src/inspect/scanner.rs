@@ -29,6 +29,13 @@ impl Scanner {
         Scanner { tokenizer: Tokenizer::new(), reader: Reader::new(endpoint.dialect()) }
     }
 
+    /// Nobody asks for the prefix of the prompt: of long text only the length is taken.
+    #[must_use]
+    pub fn without_prefix(mut self) -> Self {
+        self.reader.prefix = Prefix::unasked();
+        self
+    }
+
     /// Reads the next frame.
     ///
     /// # Errors
@@ -134,7 +141,7 @@ impl Reader {
             purpose: Purpose::Nothing,
             scalar_at: 0,
             kept: Kept::new(),
-            prefix: Prefix::default(),
+            prefix: Prefix::new(),
             prompts: Vec::new(),
             prompt_ends: Vec::new(),
             efforts: [None; 3],

@@ -15,6 +15,7 @@ use tokio::sync::mpsc;
 
 use super::finished::Finished;
 use crate::clock::Clock;
+use crate::json;
 use crate::observe::Timeline;
 use crate::units::decimal::{push_number, push_thousandths, put_digits};
 use crate::units::{ClassId, EngineId, PoolId, TenantId};
@@ -132,6 +133,7 @@ pub(super) fn line(finished: &Finished, wall: Duration) -> Vec<u8> {
     line.number(b",\"status\":", Some(u64::from(finished.status)));
     line.word(b",\"outcome\":", Some(outcome.as_str()));
     line.word(b",\"reason\":", Some(outcome.reason()).filter(|reason| !reason.is_empty()));
+    line.word(b",\"refusal\":", finished.refusal);
     line.word(b",\"length\":", Some(finished.length.as_str()));
     line.number(b",\"input_tokens\":", tokens.map(|(input, _)| input.0));
     line.number(b",\"output_tokens\":", tokens.map(|(_, output)| output.0));
@@ -160,7 +162,7 @@ impl Line {
 
     fn text(&mut self, key: &'static [u8], value: Option<&str>) {
         match value {
-            Some(value) if value.bytes().any(|byte| byte < b' ' || byte == b'"' || byte == b'\\') => {
+            Some(value) if !json::is_plain(value) => {
                 self.0.extend_from_slice(key);
                 self.0.extend_from_slice(serde_json::Value::from(value).to_string().as_bytes());
             }

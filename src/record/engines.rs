@@ -21,6 +21,12 @@ pub struct EngineReport {
     pub running: Option<f64>,
     /// Share of its KV cache in use, 0 to 1.
     pub kv_usage: Option<f64>,
+    /// Of our requests it should have so many at one time at most.
+    pub seats: Option<f64>,
+    /// How far predictions of the time to the first token were off, as a share of what was seen.
+    pub ttft_error: Option<f64>,
+    /// The same for the time per output token.
+    pub tpot_error: Option<f64>,
 }
 
 #[derive(Debug)]

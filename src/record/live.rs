@@ -191,7 +191,25 @@ fn engines(recorder: &Inner, at: Tick, page: &mut Page<'_, '_>) -> fmt::Result {
     page.gauges("goodput_engine_up", "Whether the engine takes requests", rows(|r| Some(f64::from(u8::from(r.up)))))?;
     page.gauges("goodput_engine_waiting", "Requests that wait inside the engine, as it reports", rows(|r| r.waiting))?;
     page.gauges("goodput_engine_running", "Requests that the engine computes, as it reports", rows(|r| r.running))?;
-    page.gauges("goodput_engine_kv_usage", "Share of the engine's KV cache in use, as it reports", rows(|r| r.kv_usage))
+    page.gauges(
+        "goodput_engine_kv_usage",
+        "Share of the engine's KV cache in use, as it reports",
+        rows(|r| r.kv_usage),
+    )?;
+    page.gauges("goodput_engine_seats", "Requests of ours that the engine should have at one time", rows(|r| r.seats))?;
+    let mut errors = Rows::new();
+    for (quantity, rows) in [("ttft", rows(|r| r.ttft_error)), ("tpot", rows(|r| r.tpot_error))] {
+        let named = |(mut labels, error): (Vec<_>, f64)| {
+            labels.push(("quantity", quantity.to_owned()));
+            (labels, error)
+        };
+        errors.extend(rows.into_iter().map(named));
+    }
+    page.gauges(
+        "goodput_prediction_error_ratio",
+        "How far predictions of the engine's latency were off lately, as a share of what was seen",
+        errors,
+    )
 }
 
 /// Only where limits are shared; the families are announced in any case.

@@ -466,7 +466,16 @@ async fn who_waits_is_told_where_and_who_went_on_is_counted_there() {
 async fn engines_reload_and_process_are_told() {
     let recorder = recorder();
     let (pool, engine) = (PoolId::from("main"), EngineId::from("vllm-0:8000"));
-    recorder.engine(&pool, &engine, EngineReport { up: true, waiting: Some(2.0), running: None, kv_usage: Some(0.5) });
+    let report = EngineReport {
+        up: true,
+        waiting: Some(2.0),
+        running: None,
+        kv_usage: Some(0.5),
+        seats: Some(12.0),
+        ttft_error: Some(0.25),
+        tpot_error: None,
+    };
+    recorder.engine(&pool, &engine, report);
     recorder.reloaded(true);
     recorder.reloaded(false);
     let told = samples(&recorder);
@@ -475,6 +484,10 @@ async fn engines_reload_and_process_are_told() {
     assert_eq!(told[&format!("goodput_engine_waiting{labels}")], 2.0);
     assert_eq!(told[&format!("goodput_engine_kv_usage{labels}")], 0.5);
     assert!(!told.contains_key(&format!("goodput_engine_running{labels}")), "what is not known is absent");
+    assert_eq!(told[&format!("goodput_engine_seats{labels}")], 12.0);
+    let error = |quantity| labels.replace('}', &format!(",quantity=\"{quantity}\"}}"));
+    assert_eq!(told[&format!("goodput_prediction_error_ratio{}", error("ttft"))], 0.25);
+    assert!(!told.contains_key(&format!("goodput_prediction_error_ratio{}", error("tpot"))));
     assert_eq!(told["goodput_config_reloads_total{result=\"failure\"}"], 1.0);
     assert_eq!(told["goodput_config_last_reload_successful"], 0.0);
     assert!(told["goodput_config_last_reload_timestamp_seconds"] > 1e9);
@@ -569,13 +582,13 @@ async fn an_access_line_has_its_fields_in_their_order_and_no_content() {
         rest,
         "\"request_id\":\"r-1\",\"tenant\":\"acme\",\"class\":\"chat\",\"rule\":\"rule 1\",\"model\":\"llama-*\",\
          \"pool\":\"main\",\"engine\":\"vllm-0:8000\",\"attempts\":1,\"status\":200,\"outcome\":\"met\",\"reason\":null,\
-         \"length\":\"short\",\"input_tokens\":11,\"output_tokens\":4,\"token_source\":\"usage\",\"upload_ms\":20.000,\
+         \"refusal\":null,\"length\":\"short\",\"input_tokens\":11,\"output_tokens\":4,\"token_source\":\"usage\",\"upload_ms\":20.000,\
          \"queue_ms\":0.000,\"ttft_ms\":300.000,\"tpot_ms\":40.000,\"e2e_ms\":430.000}"
     );
     let refused: Value = serde_json::from_str(written[1]).unwrap();
     assert_eq!((&refused["request_id"], &refused["status"]), (&"r-\"2\"".into(), &404.into()));
     assert_eq!((&refused["outcome"], &refused["reason"]), (&"excluded".into(), &"invalid_request".into()));
-    assert_eq!(refused["class"], Value::Null);
+    assert_eq!((&refused["refusal"], &refused["class"]), (&"unknown_path".into(), &Value::Null));
     assert_eq!(written.len(), 2);
 }
 

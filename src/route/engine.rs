@@ -7,6 +7,7 @@ use std::time::Duration;
 use http::HeaderValue;
 use parking_lot::Mutex;
 
+use super::affinity;
 use super::breaker::Breaker;
 use super::fleet::Size;
 use super::health::{Change, Checked, Health};
@@ -55,6 +56,8 @@ pub(super) struct Engine {
     /// Seats of its pool that are its own, as its key has it.
     pub given: u32,
     limit: Limit,
+    /// What stands for its name where keys are given homes.
+    pub name_key: u64,
     /// The controller of `auto`.
     pub auto: Seats,
     /// What its answers taught.
@@ -105,8 +108,10 @@ const KV_PRESSURE: f64 = 0.8;
 
 impl Engine {
     pub fn new(address: EngineAddress, warms_since: Option<Tick>) -> Self {
+        let id = address.id();
         Engine {
-            id: address.id(),
+            name_key: affinity::key_of(id.as_str().as_bytes()),
+            id,
             host: HeaderValue::from_str(&address.authority()).ok(),
             address: Arc::new(address),
             breaker: Breaker::default(),
@@ -235,6 +240,12 @@ impl Engine {
         self.others = foreign + waiting;
         self.factor = (1.0 + pressure) / self.share(at);
         self.load_again(typical)
+    }
+
+    /// Whether it has fewer requests than this bound lets an engine have that is warm and has
+    /// room; one at least.
+    pub fn is_below(&self, bound: f64) -> bool {
+        f64::from(self.requests) < (bound / self.factor).max(1.0)
     }
 
     /// The same, with the engine's report and warmth as they were at the last full look.

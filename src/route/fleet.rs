@@ -10,6 +10,9 @@
 //! ago; among those by `least_work` (tokens of work) or `round_robin` (longest not asked); equals
 //! by chance. If all cool down, the one that is free soonest.
 //!
+//! Under `prefix_affinity` and `session_affinity` a request with a key goes to the key's own
+//! engine first, while its load allows ([`affinity`](super::key_of)): that looks at every engine.
+//!
 //! Where enough was learned of the engines' latency ([`latency`](super::Latency)), a request
 //! that is promised something goes, of the four with the least work, to the one where it is
 //! likeliest to keep all of it; and one in a hundred goes anywhere, so that an engine which was
@@ -28,10 +31,10 @@ use super::engine::{Engine, Report};
 use super::health::{Change, Checked};
 use super::latency::{Aims, Latency, Lesson, Prediction, Situation};
 use super::retry::{Attempts, Effect, Happened, Injection, Next};
-use super::seats::Evidence;
+use super::seats::{Evidence, Promised};
 use super::settings::{EngineAddress, Pool};
 use super::view::PoolView;
-use super::yard::{Promised, Shared, Yard};
+use super::yard::{Shared, Yard};
 use crate::units::{Endpoint, EngineId, PoolId, Tick, Tokens};
 
 /// All pools.
@@ -70,6 +73,8 @@ pub struct Want {
     pub aims: Aims,
     /// Time since its arrival.
     pub spent: Duration,
+    /// Requests with the same key go to the same engine, while its load allows; 0: to any.
+    pub key: u64,
 }
 
 impl From<Size> for Want {
@@ -406,8 +411,8 @@ impl Work {
         inner.end(self.place, self.left, self.tries);
         if inner.finds_seats() {
             let promised = inner.promised;
-            let aims = Aims { tpot: promised.tpot, ..self.aims };
-            let strain = aims.strain(lesson, self.latency.lock().alone(self.situation.prompt));
+            let reading = self.latency.lock().reading(self.situation.prompt);
+            let strain = promised.strain(lesson, self.aims.ttft, reading);
             let evidence = Evidence { dispatched: self.dispatched, batch, strain, promised: promised.attainment };
             inner.note(self.place, evidence, at);
         }

@@ -72,25 +72,6 @@ impl Aims {
         let left = |limit: Option<Duration>| limit.map(|limit| limit.saturating_sub(spent));
         Aims { ttft: left(self.ttft), tpot: self.tpot, e2e: left(self.e2e) }
     }
-
-    /// The largest share of a limit that an answer took, 0 where nothing is asked. A limit that
-    /// it would have come near in an engine of its own says nothing about what else the engine
-    /// had to do, and is left out.
-    #[must_use]
-    pub fn strain(&self, lesson: &Lesson, alone: Option<Prediction>) -> f64 {
-        let share = |took: Duration, limit: Duration| took.as_secs_f64() / limit.as_secs_f64().max(SHORTEST);
-        let strain = |took: Option<Duration>, limit: Option<Duration>, alone: Option<Duration>| {
-            let (took, limit) = took.zip(limit)?;
-            alone.is_none_or(|alone| share(alone, limit) < NEAR).then(|| share(took, limit))
-        };
-        let whole = alone.map(|alone| alone.ttft + alone.tpot.mul_f64(lesson.further as f64));
-        let strains = [
-            strain(lesson.ttft, self.ttft, alone.map(|alone| alone.ttft)),
-            strain(lesson.tpot, self.tpot, alone.map(|alone| alone.tpot)),
-            strain(lesson.e2e, self.e2e, whole),
-        ];
-        strains.into_iter().flatten().fold(0.0, f64::max)
-    }
 }
 
 /// What the end of an answer taught, from dispatch on.
@@ -105,9 +86,6 @@ pub struct Lesson {
     /// Tokens after the first.
     pub further: u64,
 }
-
-/// A share of a limit from which an answer alone in its engine came near it.
-const NEAR: f64 = 0.8;
 
 /// How far predictions were off lately, as a share of what was seen; `None` before there was
 /// any prediction to compare with.
@@ -164,10 +142,13 @@ impl Latency {
         Some(Prediction { ttft: seconds(ttft), tpot: seconds(tpot) })
     }
 
-    /// What a request of this prompt would see in an engine that has nothing else to do.
+    /// The part of the time to the first token that is the prompt's own, whatever else the
+    /// engine has to do.
     #[must_use]
-    pub fn alone(&self, prompt: Tokens) -> Option<Prediction> {
-        self.predict(&Situation { prompt, batch: 1, ..Situation::default() })
+    pub fn reading(&self, prompt: Tokens) -> Option<Duration> {
+        let [_, per_thousand, ..] = self.ttft.coefficients;
+        let own = per_thousand * TTFT_AT_FIRST[1] * prompt.0 as f64 / 1000.0;
+        (self.ttft.seen >= ENOUGH).then(|| seconds(own))
     }
 
     /// The chance that a request keeps all that is asked; `None` while too little was seen.

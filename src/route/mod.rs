@@ -6,6 +6,7 @@
 //! are arguments. [`probe`] is the shell that goes and looks: health checks, the engines' own
 //! metrics, DNS.
 
+mod affinity;
 mod breaker;
 mod budget;
 mod engine;
@@ -22,6 +23,7 @@ mod tournament;
 mod view;
 mod yard;
 
+pub use affinity::key_of;
 pub use breaker::Breaker;
 pub use budget::Budget;
 pub use engine::Report;
@@ -29,6 +31,5 @@ pub use fleet::{Choice, Fleet, REMEMBERED, Size, Want, Work};
 pub use health::{Change, Checked, Health};
 pub use latency::{Aims, ENOUGH, Errors, Latency, Lesson, Prediction, Situation};
 pub use routes::{Model, Routed, Routes};
-pub use seats::{Evidence, Seats};
+pub use seats::{Evidence, Promised, Seats};
 pub use view::{EngineState, EngineView, PoolView};
-pub use yard::Promised;

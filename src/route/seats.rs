@@ -8,8 +8,8 @@
 //!
 //! - Above 1: **multiplicative decrease**, by as much as the strain says, at most to
 //!   [`LEAST_FACTOR`]. It is not put off to the end of the epoch once the epoch is lost.
-//! - Below [`ROOMY`], and the seats were used: **additive increase**, a sixteenth. In between
-//!   nothing changes: that band is why the figure comes to rest and does not swing.
+//! - Below [`ROOMY`], and the seats were used: **additive increase**, a sixteenth, or half the
+//!   way to what is surely safe (below) where that is more. In between nothing changes: that band is why the figure comes to rest and does not swing.
 //! - **Slow start**, at first and after the engine returned: up to twofold per epoch, until the
 //!   band is reached or, for a returning engine, what it had before. Time per token grows at
 //!   most in proportion to the batch, so that `1 / strain` times the batch is still safe, and no
@@ -25,6 +25,7 @@
 
 use std::time::Duration;
 
+use super::latency::Lesson;
 use crate::units::Tick;
 
 /// Seats at first, and again after a return at least.
@@ -37,18 +38,19 @@ pub const CEILING: u32 = 1024;
 /// One decrease never goes below this share.
 const LEAST_FACTOR: f64 = 0.7;
 /// And it always goes at least down to this.
-const MOST_FACTOR: f64 = 0.95;
+const MOST_FACTOR: f64 = 0.97;
 /// Strain below which there may be room for more.
-const ROOMY: f64 = 0.9;
+const ROOMY: f64 = 0.92;
 /// Increases aim no higher than this strain.
-const AIM: f64 = 0.95;
+const AIM: f64 = 0.96;
 /// Strain below which it goes back to slow start: the engine has become much faster.
 const VERY_ROOMY: f64 = 0.6;
 /// Share of the seats that must have been taken for an increase.
 const USED: f64 = 0.8;
 /// An answer from a batch this much larger than the seats says nothing about them.
 const BEYOND: f64 = 1.15;
-/// Answers of an epoch: as many as seats, but within these bounds.
+/// Answers of an epoch: as many as seats while it starts, twice as many when it is steady, so
+/// that chance alone seldom looks like strain; within these bounds, which are doubled likewise.
 const ANSWERS: (usize, usize) = (20, 100);
 /// An epoch older than this when an answer comes is begun anew: it is from another time.
 const OLD: Duration = Duration::from_secs(600);
@@ -75,6 +77,54 @@ enum Phase {
     Steady,
 }
 
+/// What the classes that a pool serves are promised, as far as seats can keep it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Promised {
+    /// The shortest threshold of the time to the first token.
+    pub ttft: Option<Duration>,
+    /// The shortest threshold of the time per output token. It is every answer's business: a
+    /// batch is as slow for one request as for another.
+    pub tpot: Option<Duration>,
+    /// The largest share of answers that must keep one of them.
+    pub attainment: f64,
+}
+
+impl Default for Promised {
+    /// No thresholds, and 95 % of answers.
+    fn default() -> Self {
+        Promised { ttft: None, tpot: None, attainment: 0.95 }
+    }
+}
+
+impl Promised {
+    /// The largest of what an answer took over what it might; 0 where nothing is asked.
+    ///
+    /// `ttft` is the threshold of its own class, and `reading` what its prompt alone takes: where
+    /// that comes near the threshold, fewer seats would not help, and the first token says
+    /// nothing. An answer that came in one piece is compared with the time by which a stream
+    /// that kept both promises would have ended.
+    #[must_use]
+    pub fn strain(&self, lesson: &Lesson, ttft: Option<Duration>, reading: Option<Duration>) -> f64 {
+        let share = |took: Duration, limit: Duration| took.as_secs_f64() / limit.as_secs_f64().max(1e-6);
+        let first = |took, limit| reading.is_none_or(|own| share(own, limit) < NEAR).then(|| share(took, limit));
+        let further = u32::try_from(lesson.further).unwrap_or(u32::MAX);
+        let strains = match lesson.ttft {
+            Some(took) => [
+                ttft.and_then(|limit| first(took, limit)),
+                lesson.tpot.zip(self.tpot).map(|(took, limit)| share(took, limit)),
+            ],
+            None => {
+                let budget = self.ttft.zip(self.tpot).map(|(ttft, tpot)| ttft + tpot.saturating_mul(further));
+                [lesson.e2e.zip(budget).map(|(took, budget)| share(took, budget)), None]
+            }
+        };
+        strains.into_iter().flatten().fold(0.0, f64::max)
+    }
+}
+
+/// A share of a threshold from which a prompt alone comes near it.
+const NEAR: f64 = 0.6;
+
 /// What an answer says about the seats of its engine.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Evidence {
@@ -82,7 +132,7 @@ pub struct Evidence {
     pub dispatched: Tick,
     /// The mean number of requests that the engine had meanwhile.
     pub batch: f64,
-    /// The largest of what was seen over what is allowed; 0 where nothing is asked.
+    /// Its [`strain`](Promised::strain).
     pub strain: f64,
     /// The share of answers that must keep what was promised.
     pub promised: f64,
@@ -137,6 +187,7 @@ impl Seats {
         self.batches += evidence.batch;
         self.broken += usize::from(evidence.strain > 1.0);
         let wanted = (self.cap as usize).clamp(ANSWERS.0, ANSWERS.1);
+        let wanted = if self.phase == Phase::Steady { 2 * wanted } else { wanted };
         let allowed = (1.0 - evidence.promised.clamp(0.5, 1.0)) * wanted as f64;
         let is_lost = self.broken as f64 > allowed + 2.0;
         if self.strains.len() < wanted && !is_lost {
@@ -194,11 +245,158 @@ impl Seats {
                     self.phase = Phase::Steady;
                 }
             }
-            Phase::Steady => self.set((cap + (cap / 16.0).max(1.0)).min(safe.max(cap + 1.0)).floor()),
+            Phase::Steady => {
+                let step = (cap / 16.0).max((safe - cap) / 2.0);
+                self.set((cap + step).min(safe).floor().max(cap + 1.0));
+            }
         }
     }
 
     fn set(&mut self, seats: f64) {
         self.cap = seats.clamp(f64::from(FLOOR), f64::from(CEILING)) as u32;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn ms(millis: u64) -> Duration {
+        Duration::from_millis(millis)
+    }
+
+    /// An engine whose strain grows with its batch, fed one answer after the other at the full
+    /// batch. Returns the figures after each epoch.
+    fn settle(seats: &mut Seats, from: Tick, answers: usize, strain: impl Fn(f64) -> f64) -> Vec<u32> {
+        let mut at = from;
+        let mut found = vec![seats.cap()];
+        for _ in 0..answers {
+            at = at + ms(10);
+            let batch = f64::from(seats.cap());
+            if seats.note(Evidence { dispatched: at, batch, strain: strain(batch), promised: 0.95 }, at) {
+                found.push(seats.cap());
+            }
+        }
+        found
+    }
+
+    #[test]
+    fn it_starts_slowly_comes_to_rest_and_stays_there() {
+        let mut seats = Seats::default();
+        let line = |batch: f64| 0.3 + batch / 100.0;
+        let found = settle(&mut seats, Tick::ZERO, 5_000, line);
+        assert!(found.is_sorted(), "never too high: {found:?}");
+        assert!((60..=70).contains(&seats.cap()), "{found:?}");
+        let rest = settle(&mut seats, Tick::from_millis(60_000), 5_000, line);
+        assert_eq!(rest.len(), 1, "{rest:?}");
+    }
+
+    #[test]
+    fn a_breach_is_answered_once_by_as_much_as_it_says() {
+        let mut seats = Seats { cap: 100, phase: Phase::Steady, ..Seats::default() };
+        let at = Tick::from_millis(1_000);
+        let broken = |dispatched| Evidence { dispatched, batch: 100.0, strain: 1.25, promised: 0.95 };
+        let decided = (1..).find(|_| seats.note(broken(Tick::ZERO), at)).unwrap();
+        assert_eq!((decided, seats.cap()), (13, 80), "not put off to the end of the epoch");
+        let changes = (0..1_000).filter(|_| seats.note(broken(Tick::ZERO), Tick::from_millis(2_000))).count();
+        assert_eq!(changes, 0, "these were dispatched before the change");
+        let mut seats = Seats { cap: 100, phase: Phase::Steady, ..Seats::default() };
+        let hopeless = Evidence { strain: 50.0, ..broken(Tick::ZERO) };
+        let _ = (1..).find(|_| seats.note(hopeless, at));
+        assert_eq!(seats.cap(), 70);
+    }
+
+    #[test]
+    fn one_answer_in_twenty_may_be_late() {
+        let mut seats = Seats { cap: 40, phase: Phase::Steady, ..Seats::default() };
+        for n in 0..4_000u32 {
+            let strain = if n % 25 == 0 { 3.0 } else { 0.95 };
+            let at = Tick::from_millis(u64::from(n));
+            assert!(!seats.note(Evidence { dispatched: at, batch: 40.0, strain, promised: 0.95 }, at));
+        }
+    }
+
+    #[test]
+    fn seats_that_nobody_takes_are_not_added_to() {
+        let mut seats = Seats::default();
+        let idle = Evidence { dispatched: Tick::ZERO, batch: 3.0, strain: 0.2, promised: 0.95 };
+        assert!((0..1_000).all(|_| !seats.note(idle, Tick::ZERO)));
+        let slow = Evidence { strain: 1.5, ..idle };
+        let _ = (0..1_000).find(|_| seats.note(slow, Tick::ZERO));
+        assert_eq!(seats.cap(), 2, "breached at 3: it is taken from there");
+    }
+
+    #[test]
+    fn an_engine_that_returns_has_what_it_had_and_no_more() {
+        let mut seats = Seats { cap: 100, phase: Phase::Steady, ..Seats::default() };
+        seats.returned(Tick::from_millis(5));
+        assert_eq!(seats.cap(), 25);
+        seats.returned(Tick::from_millis(6));
+        assert_eq!(seats.cap(), 25, "it has not lost what it had by leaving again");
+        let found = settle(&mut seats, Tick::from_millis(10), 300, |_| 0.5);
+        assert_eq!(found[..4], [25, 48, 92, 100], "{found:?}");
+        let mut small = Seats { cap: 3, ..Seats::default() };
+        small.returned(Tick::ZERO);
+        assert_eq!(small.cap(), 3);
+    }
+
+    #[test]
+    fn strain_is_the_worst_of_what_is_promised() {
+        let promised = Promised { ttft: Some(ms(400)), tpot: Some(ms(50)), ..Promised::default() };
+        let stream = Lesson { ttft: Some(ms(600)), tpot: Some(ms(25)), e2e: Some(ms(9_000)), further: 100 };
+        let strain = |lesson, ttft, reading| promised.strain(&lesson, ttft, reading);
+        assert_eq!(strain(stream, Some(ms(1_200)), None), 0.5);
+        assert_eq!(strain(stream, Some(ms(500)), Some(ms(100))), 1.2);
+        assert_eq!(strain(stream, Some(ms(500)), Some(ms(400))), 0.5, "its prompt alone takes that long");
+        assert_eq!(strain(stream, None, None), 0.5);
+        let whole = Lesson { ttft: None, tpot: None, ..stream };
+        assert!((strain(whole, None, None) - 9.0 / 5.4).abs() < 1e-9);
+        assert_eq!(Promised::default().strain(&whole, None, None), 0.0);
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_is_seen_the_figure_stays_within_its_bounds(
+            seen in proptest::collection::vec((0u64..100, 0f64..2_000.0, 0f64..10.0, any::<bool>()), 1..2_000),
+        ) {
+            let mut seats = Seats::default();
+            let mut at = Tick::ZERO;
+            for (gap, batch, strain, returns) in seen {
+                at = at + ms(gap);
+                let before = seats.cap();
+                if returns && gap == 0 {
+                    seats.returned(at);
+                    prop_assert!(seats.cap() <= before);
+                    continue;
+                }
+                let batch = batch % (f64::from(before) * 1.3);
+                let changed = seats.note(Evidence { dispatched: at, batch, strain, promised: 0.95 }, at);
+                prop_assert_eq!(changed, seats.cap() != before);
+                prop_assert!((FLOOR..=CEILING).contains(&seats.cap()));
+                prop_assert!(seats.cap() <= 2 * before);
+            }
+        }
+
+        #[test]
+        fn any_engine_that_slows_with_its_batch_is_settled_near_its_limit(
+            base in 0.05f64..0.7, slope in 0.002f64..0.1, noise in 0.0f64..0.1,
+        ) {
+            let mut seats = Seats::default();
+            let n = std::cell::Cell::new(0u32);
+            let line = |batch: f64| {
+                n.set(n.get() + 1);
+                (base + slope * batch) * (1.0 - noise * f64::from(n.get() % 10) / 10.0)
+            };
+            let _ = settle(&mut seats, Tick::ZERO, 40_000, line);
+            let limit = ((1.0 - base) / slope).clamp(1.0, f64::from(CEILING));
+            let found = f64::from(seats.cap());
+            let roomy = (ROOMY - base) / slope;
+            prop_assert!(found <= limit * 1.15 + 2.0 && found >= roomy - 2.0, "{} of {} to {}", found, roomy, limit);
+            let later = settle(&mut seats, Tick::from_millis(1 << 30), 20_000, line);
+            let (least, most) = (later.iter().min().unwrap(), later.iter().max().unwrap());
+            prop_assert!(f64::from(*most - *least) <= 0.15 * f64::from(*most) + 2.0, "{:?}", later);
+        }
     }
 }

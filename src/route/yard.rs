@@ -11,12 +11,13 @@ use std::time::Duration;
 use parking_lot::{Mutex, RwLock};
 
 use super::Budget;
+use super::affinity;
 use super::engine::{Engine, Report};
 use super::fleet::{REMEMBERED, Size, Want};
 use super::health::{Change, Checked};
 use super::latency::{Aims, Prediction};
 use super::retry::{Effect, Rest};
-use super::seats::Evidence;
+use super::seats::{Evidence, Promised};
 use super::settings::{Balance, Concurrency, EngineAddress, Engines, Pool};
 use super::tournament::{Key, Rank, Tournament};
 use super::view::{EngineState, EngineView, PoolView};
@@ -53,23 +54,6 @@ pub(super) struct Inner {
     /// large steps, so that keys made at different times can be compared.
     average: f64,
     typical: f64,
-}
-
-/// What the classes that a pool serves are promised, for finding out its seats.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Promised {
-    /// The shortest threshold of time per output token; a batch is as slow for one request as for
-    /// another.
-    pub tpot: Option<Duration>,
-    /// The largest share of answers that must keep it or the time to the first token.
-    pub attainment: f64,
-}
-
-impl Default for Promised {
-    /// Nothing of time per token; 95 % of answers must keep their own.
-    fn default() -> Self {
-        Promised { tpot: None, attainment: 0.95 }
-    }
 }
 
 /// Engines whose chances are compared.
@@ -345,6 +329,11 @@ impl Inner {
     /// The best place for a request, with the chances of the [`CANDIDATES`] best weighed where
     /// enough was learned of all of them.
     pub fn best_for(&mut self, want: &Want, tried: &[EngineId]) -> Option<usize> {
+        if want.key != 0
+            && let Some(home) = self.home(want.key, tried)
+        {
+            return Some(home);
+        }
         let best = self.best_without(tried)?;
         let aims = want.aims.after(want.spent);
         let weighs = self.settings.balance != Balance::RoundRobin && aims != Aims::NONE && self.places.len() > 1;
@@ -356,6 +345,21 @@ impl Inner {
             return Some(self.anyone(tried).unwrap_or(best));
         }
         Some(self.likeliest(best, chance, want.size, &aims, tried))
+    }
+
+    /// The engine that a key belongs to, among those that take requests and are not loaded
+    /// beyond the bound (see [`affinity`]); a lower bound holds for one that warms up or whose
+    /// cache is nearly full.
+    fn home(&self, key: u64, tried: &[EngineId]) -> Option<usize> {
+        let free = || {
+            let taken = self.engines.iter().enumerate().filter_map(|(place, engine)| Some((place, engine.as_ref()?)));
+            taken.filter(|(place, engine)| self.tree.key(*place).rank == Rank::Free && !tried.contains(&engine.id))
+        };
+        let (engines, requests) =
+            free().fold((0, 0), |(n, sum), (_, engine)| (n + 1, sum + u64::from(engine.requests)));
+        let bound = affinity::bound(requests, engines);
+        let able = free().filter(|(_, engine)| engine.is_below(bound));
+        able.max_by_key(|(_, engine)| affinity::weight(engine.name_key, key)).map(|(place, _)| place)
     }
 
     /// Of the best few the one where the request is likeliest to keep its promise. Chances that

@@ -1,5 +1,7 @@
 //! Tests over several rooms, in one binary.
 
+mod admission;
+mod affinity;
 mod clocks;
 mod engine_priority;
 mod faces;
@@ -9,6 +11,7 @@ mod leaving;
 mod made;
 mod operations;
 mod retries;
+mod seats;
 mod support;
 mod wire;
 mod wire_gateway;

@@ -21,7 +21,7 @@ fn ask(clock: Clock, rank: Priority, patience: Duration) -> Ask {
         arrival: clock.now(),
         aim: Aim::FirstToken { within: ms(1000), lead: Duration::ZERO },
         tokens: Tokens(100),
-        prompt: Tokens(50),
+        prompt: Tokens(60),
         leave_by: clock.now() + patience,
         when_hopeless: WhenHopeless::Demote,
         standing: Standing::WithinLimits,

@@ -159,12 +159,8 @@ fn over_the_limit_means_behind_everybody() {
 
 #[test]
 fn a_full_queue_refuses_the_lowest_rank_first_but_not_inside_its_share() {
-    let settings = Settings {
-        max_waiting: 4,
-        quantum: Tokens(100),
-        shares: Shares::new([250, 150, 150, 150, 250]).unwrap(),
-        ..Settings::default()
-    };
+    let settings =
+        Settings { max_waiting: 4, shares: Shares::new([250, 150, 150, 150, 250]).unwrap(), ..Settings::default() };
     let mut queue = Scheduler::new(settings);
     let _ = queue.set_seats(1, ms(0));
     let (holder, _) = queue.offer(&ask("holder", Priority::Normal, 0), ms(0));
@@ -479,7 +475,7 @@ proptest! {
                 Step::Readers(readers) => queue.set_readers(readers, ms(now)),
                 Step::Settings(other) => {
                     queue.set_settings(other);
-                    Moves::default()
+                    queue.expire(ms(now))
                 }
             };
             book(&mut states, &moves);
@@ -504,7 +500,7 @@ proptest! {
     fn no_rank_waits_beyond_the_bound(start in settings(), rounds in prop::collection::vec((0usize..4, asks()), 50..300)) {
         let start = Settings { max_waiting: 100, ..start };
         let mut queue = Scheduler::new(start.clone());
-        let _ = queue.set_seats(1, ms(0));
+        let _ = (queue.set_seats(1, ms(0)), queue.set_readers(1, ms(0)));
         let mut running = queue.offer(&ask("holder", Priority::Critical, 10), ms(10)).0;
         let (mut known, mut given, mut now) = (BTreeMap::from([(running, (5, 0))]), [0u64; 5], 10);
         for (pause, ask) in rounds {

@@ -196,6 +196,7 @@ impl Desk {
         fleet.hold_to(
             &pool.id,
             Promised {
+                ttft: objectives.iter().filter_map(|class| class.ttft).map(|ttft| ttft.threshold).min(),
                 tpot: objectives.iter().filter_map(|class| class.tpot).map(|tpot| tpot.threshold).min(),
                 attainment: mix.classes.iter().map(|class| class.target).fold(0.0, f64::max),
             },
@@ -340,7 +341,7 @@ impl Desk {
             let predicted = self.fleet.predict(&self.pool.id, size, at).map_or_else(|| guess(size.prefill), |p| p.ttft);
             self.reads.push(Reverse((at + predicted, visit)));
         }
-        let want = Want { size, aims, spent: at - arrival };
+        let want = Want { size, aims, spent: at - arrival, key: 0 };
         let choice = self.fleet.choose(&self.pool.id, &mut attempts, want, at).expect("all engines are well");
         let hold = Hold { ticket: Some(ticket), work: Some(choice.work), dispatched: at };
         steps.go.push(Go { visit, engine: self.places[&choice.engine], hold });

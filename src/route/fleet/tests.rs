@@ -587,6 +587,94 @@ fn what_is_predicted_is_shown_with_its_error() {
     assert_eq!(view.seats, None);
 }
 
+fn keyed(names: &[&str]) -> Bench {
+    Bench::new(Pool { balance: Balance::PrefixAffinity, ..pool(names) })
+}
+
+fn homes(bench: &Bench, keys: u64, at: Tick) -> Vec<EngineId> {
+    let want = |key| Want { key: crate::route::key_of(&[key as u8]), ..tokens(100, 100).into() };
+    let ask = |key| bench.fleet.choose(&id(), &mut bench.attempts(), want(key), at).unwrap().engine;
+    (0..keys).map(ask).collect()
+}
+
+#[test]
+fn a_key_meets_its_own_engine_and_other_gateways_agree() {
+    let bench = keyed(&["a", "b", "c", "d"]);
+    let first = homes(&bench, 100, ms(0));
+    assert_eq!(homes(&bench, 100, ms(1)), first);
+    assert_eq!(first.iter().collect::<HashSet<_>>().len(), 4);
+    let other = Bench { fleet: Fleet::new(7), settings: bench.settings.clone() };
+    let shuffled = Pool { balance: Balance::PrefixAffinity, ..pool(&["d", "b", "a", "c"]) };
+    other.fleet.follow(&[Arc::new(shuffled)], ms(0));
+    assert_eq!(homes(&other, 100, ms(0)), first);
+}
+
+#[test]
+fn only_the_keys_of_an_engine_that_cannot_take_them_move() {
+    let bench = keyed(&["a", "b", "c", "d"]);
+    let first = homes(&bench, 200, ms(0));
+    let moved = |at| {
+        let now = homes(&bench, 200, at);
+        let pairs = first.iter().zip(&now).filter(|(old, new)| old != new);
+        pairs.map(|(old, _)| old.clone()).collect::<HashSet<_>>()
+    };
+    let _ = bench.fleet.checked(&id(), &engine("b"), Checked::Refused, ms(1));
+    assert_eq!(moved(ms(1)), HashSet::from([engine("b")]));
+    let _ = bench.fleet.checked(&id(), &engine("b"), Checked::Well, ms(2));
+    bench.cool("c", 1_000, ms(2));
+    assert_eq!(moved(ms(3)), HashSet::from([engine("c")]));
+    assert_eq!(moved(ms(1_002)), HashSet::new());
+    (0..5).for_each(|n| bench.effect(Effect::Fault(engine("d")), ms(2_000 + n)));
+    assert_eq!(moved(ms(2_010)), HashSet::from([engine("d")]));
+}
+
+#[test]
+fn a_key_that_everybody_asks_for_is_shared_by_as_many_as_it_takes() {
+    let bench = keyed(&["a", "b", "c", "d"]);
+    let want = Want { key: 99, ..tokens(100, 100).into() };
+    let mut held = Vec::new();
+    let mut most = HashMap::new();
+    for n in 1..=100u32 {
+        let choice = bench.fleet.choose(&id(), &mut bench.attempts(), want, ms(0)).unwrap();
+        let count = most.entry(choice.engine.clone()).or_insert(0u32);
+        *count += 1;
+        let bound = (1.25 * f64::from(n) / 4.0).ceil().max(4.0);
+        assert!(f64::from(*count) <= bound, "{n} requests, {count} at one");
+        held.push(choice);
+    }
+    assert_eq!(most.len(), 4);
+    assert!(most.values().filter(|count| **count >= 28).count() >= 2, "in its own order: {most:?}");
+}
+
+#[test]
+fn a_retry_of_a_key_goes_to_the_next_of_its_order_and_no_key_goes_by_work() {
+    let bench = keyed(&["a", "b", "c"]);
+    let want = Want { key: 5, ..tokens(1, 1).into() };
+    let mut attempts = bench.attempts();
+    let order: Vec<_> = std::iter::from_fn(|| bench.fleet.choose(&id(), &mut attempts, want, ms(0)))
+        .map(|choice| choice.engine)
+        .collect();
+    assert_eq!(order.iter().collect::<HashSet<_>>().len(), 3);
+    let (spread, _held) = bench.spread(30, ms(1));
+    assert_eq!(spread.into_values().collect::<Vec<_>>(), [10, 10, 10]);
+}
+
+#[test]
+fn a_full_engine_and_one_that_warms_up_take_fewer_of_their_keys() {
+    let limited = Pool { balance: Balance::PrefixAffinity, ..capped(&["a", "b"], 2) };
+    let bench = Bench::new(limited);
+    let want = Want { key: 5, ..tokens(1, 1).into() };
+    let ask = |bench: &Bench, at| bench.fleet.choose(&id(), &mut bench.attempts(), want, at).unwrap();
+    let held: Vec<_> = (0..4).map(|_| ask(&bench, ms(0))).collect();
+    assert_eq!(held.iter().filter(|choice| choice.engine == held[0].engine).count(), 2);
+    let bench = keyed(&["a", "b"]);
+    let home = ask(&bench, ms(0)).engine;
+    let _ = bench.fleet.checked(&id(), &home, Checked::Refused, ms(0));
+    let _ = bench.fleet.checked(&id(), &home, Checked::Well, ms(1));
+    let held: Vec<_> = (0..4).map(|_| ask(&bench, ms(2))).collect();
+    assert_eq!(held.iter().filter(|choice| choice.engine == home).count(), 1, "a tenth, one at least");
+}
+
 #[derive(Clone, Debug)]
 enum Act {
     Choose(u64, u64),

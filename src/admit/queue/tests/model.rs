@@ -180,6 +180,14 @@ impl Slow {
         self.running.len() < self.seats && being_read + self.counts_for(ask) <= most
     }
 
+    fn is_held_back(&self, next: &Entry) -> bool {
+        let being_read: u64 = self.running.iter().map(|(.., reading)| reading).sum();
+        let Some(each) = self.settings.reading.filter(|_| being_read > 0) else { return false };
+        let behind = next.late || next.ask.standing == Standing::OverLimit;
+        let part = if behind { 25 } else { [100, 100, 90, 80, 70][next.ask.rank as usize] };
+        being_read + self.counts_for(&next.ask) > each.0 * self.readers as u64 / 100 * part
+    }
+
     pub fn withdraw(&mut self, ticket: u64, at: Tick) {
         self.now = self.now.max(at);
         self.take(ticket);
@@ -284,7 +292,10 @@ impl Slow {
         while self.running.len() < self.seats && !self.waiting.is_empty() {
             let due = (0..5).filter(|row| self.first(*row).is_some_and(|e| self.credit[*row] >= e.cost() * 1000));
             let row = due.min_by_key(|row| self.last_turn[*row]);
-            let row = row.or_else(|| (0..10).find(|row| self.first(*row).is_some())).unwrap();
+            let free = |row: &usize| self.first(*row).is_some_and(|next| !self.is_held_back(next));
+            let within = (0..5).any(|row| self.first(row).is_some());
+            let row = row.or_else(|| (0..5).find(free)).or_else(|| (5..10).find(free).filter(|_| !within));
+            let Some(row) = row else { return };
             let next = self.first(row).unwrap();
             if !self.has_room_for(&next.ask) {
                 return;

@@ -1,0 +1,259 @@
+//! Seats that are found out, on simulated engines in virtual time: nothing here waits.
+
+use std::collections::VecDeque;
+use std::num::NonZeroU32;
+use std::sync::{Arc, LazyLock};
+use std::time::Duration;
+
+use goodput::lab::engine::Shape;
+use goodput::lab::engine::core::{Engine, Gain, Job, JobId};
+use goodput::route::retry::Attempts;
+use goodput::route::settings::{Concurrency, EngineAddress, Engines, Pool, Scheme};
+use goodput::route::{Aims, Checked, Fleet, Lesson, Promised, Size, Want, Work};
+use goodput::units::{PoolId, Tick, Tokens};
+use rand::SeedableRng;
+use rand::rngs::StdRng;
+use rand_distr::{Distribution, Exp, LogNormal};
+
+const TTFT: Duration = Duration::from_millis(1_500);
+const TPOT: Duration = Duration::from_millis(35);
+
+struct Running {
+    engine: usize,
+    job: JobId,
+    work: Work,
+    dispatched: Tick,
+    first: Option<Tick>,
+}
+
+/// Requests wait in one line and go on as seats become free.
+struct World {
+    fleet: Fleet,
+    pool: Pool,
+    engines: Vec<Engine>,
+    running: Vec<Running>,
+    waiting: VecDeque<Job>,
+    chance: StdRng,
+    /// When each good answer ended, and where.
+    good: Vec<(Tick, usize)>,
+    /// The seats of every engine, each second.
+    seats: Vec<Vec<u32>>,
+}
+
+impl World {
+    fn new(engines: usize, concurrency: Concurrency, seed: u64) -> World {
+        let address = |number: usize| EngineAddress {
+            scheme: Scheme::Http,
+            host: format!("e{number}").into(),
+            port: 1,
+            base: "".into(),
+            name: None,
+        };
+        let addresses = (0..engines).map(address).collect();
+        let pool = Pool { concurrency, ..Pool::with_defaults(PoolId::from("p"), Engines::Static(addresses)) };
+        let fleet = Fleet::new(seed);
+        fleet.follow(&[Arc::new(pool.clone())], Tick::ZERO);
+        fleet.hold_to(&pool.id, Promised { ttft: Some(TTFT), tpot: Some(TPOT), attainment: 0.95 });
+        let engine = |number| Engine::new(Shape { max_running: 256, ..Shape::default() }, seed ^ number);
+        World {
+            fleet,
+            pool,
+            engines: (0..engines as u64).map(engine).collect(),
+            running: Vec::new(),
+            waiting: VecDeque::new(),
+            chance: StdRng::seed_from_u64(seed),
+            good: Vec::new(),
+            seats: Vec::new(),
+        }
+    }
+
+    /// Runs from one second to another, with so many requests per second.
+    fn run(&mut self, from: u64, until: u64, rate: f64) {
+        let (mut at, end) = (seconds(from), seconds(until));
+        let gap = Exp::new(rate).unwrap();
+        let mut arrival = at;
+        let mut look = at;
+        let mut gains = Vec::new();
+        while at < end {
+            let steps = self.engines.iter().filter_map(Engine::next_moment);
+            at = steps.chain([arrival, look]).min().unwrap();
+            if at == look {
+                self.look(at);
+                look = look + Duration::from_secs(1);
+            }
+            if at == arrival {
+                let job = self.job();
+                self.waiting.push_back(job);
+                arrival = arrival + Duration::from_secs_f64(gap.sample(&mut self.chance));
+            }
+            for engine in 0..self.engines.len() {
+                self.engines[engine].advance(at, &mut gains);
+                gains.drain(..).for_each(|gain| self.gain(engine, &gain));
+            }
+            self.dispatch(at);
+        }
+    }
+
+    fn job(&mut self) -> Job {
+        let mut length = |median: f64| LogNormal::new(median.ln(), 0.7).unwrap().sample(&mut self.chance) as u64;
+        let (prompt, output) = (length(600.0).clamp(20, 6_000), length(180.0).clamp(10, 1_000));
+        Job { prompt, output, ..Job::default() }
+    }
+
+    fn dispatch(&mut self, at: Tick) {
+        while self.running.len() < self.fleet.seats(&self.pool.id, at).unwrap_or(usize::MAX) {
+            let Some(job) = self.waiting.pop_front() else { return };
+            let size = Size { prefill: Tokens(job.prompt), decode: Tokens(200) };
+            let aims = Aims { ttft: Some(TTFT), tpot: Some(TPOT), e2e: None };
+            let want = Want { aims, ..size.into() };
+            let mut attempts = Attempts::new(&self.pool, seconds(1 << 30));
+            let Some(choice) = self.fleet.choose(&self.pool.id, &mut attempts, want, at) else { return };
+            let engine = choice.engine.as_str()[1..].split(':').next().unwrap().parse::<usize>().unwrap();
+            let job = self.engines[engine].submit(job, at).unwrap();
+            self.running.push(Running { engine, job, work: choice.work, dispatched: at, first: None });
+        }
+    }
+
+    fn gain(&mut self, engine: usize, gain: &Gain) {
+        let place = self.running.iter().position(|r| (r.engine, r.job) == (engine, gain.job)).unwrap();
+        let running = &mut self.running[place];
+        if running.first.is_none() {
+            running.first = Some(gain.at);
+            running.work.first_token();
+        }
+        let Some(life) = &gain.done else { return };
+        let Running { work, dispatched, first, .. } = self.running.swap_remove(place);
+        let ttft = first.unwrap() - dispatched;
+        let further = life.output.saturating_sub(1);
+        let tpot = (gain.at - first.unwrap()).div_f64(further.max(1) as f64);
+        let lesson = Lesson { ttft: Some(ttft), tpot: Some(tpot), e2e: Some(gain.at - dispatched), further };
+        work.learned(&lesson, gain.at);
+        if ttft <= TTFT && tpot <= TPOT {
+            self.good.push((gain.at, engine));
+        }
+    }
+
+    fn look(&mut self, at: Tick) {
+        let engines = self.fleet.view(at).remove(0).engines;
+        self.seats.push(engines.iter().map(|engine| engine.seats.unwrap_or(0)).collect());
+    }
+
+    /// Good answers per second in some seconds.
+    fn goodput(&self, from: u64, until: u64) -> f64 {
+        let inside = |at: Tick| at >= seconds(from) && at < seconds(until);
+        self.good.iter().filter(|(at, _)| inside(*at)).count() as f64 / (until - from) as f64
+    }
+
+    fn seats_of(&self, engine: usize, from: u64, until: u64) -> Vec<u32> {
+        self.seats[from as usize..until as usize].iter().map(|seats| seats[engine]).collect()
+    }
+}
+
+fn seconds(seconds: u64) -> Tick {
+    Tick::ZERO + Duration::from_secs(seconds)
+}
+
+fn fixed(seats: u32) -> Concurrency {
+    Concurrency::Fixed(NonZeroU32::new(seats).unwrap())
+}
+
+/// The best of many figures that do not change, and its goodput, of an engine as it is and of
+/// one at six tenths of the speed.
+static BEST: LazyLock<[(u32, f64); 2]> = LazyLock::new(|| {
+    [1.0, 0.6].map(|speed| {
+        let one = |seats: u32| {
+            let mut world = World::new(1, fixed(seats), 3);
+            world.engines[0].set_speed(speed);
+            world.run(0, 80, 20.0);
+            (seats, world.goodput(20, 80))
+        };
+        [8, 16, 24, 32, 40, 48, 56, 64, 80, 96].map(one).into_iter().max_by(|a, b| a.1.total_cmp(&b.1)).unwrap()
+    })
+});
+
+/// How far a figure swings around its mean, at most.
+fn swing(seats: &[u32]) -> f64 {
+    let mean = f64::from(seats.iter().sum::<u32>()) / seats.len() as f64;
+    let off = |seats: &u32| (f64::from(*seats) - mean).abs() / mean;
+    seats.iter().map(off).fold(0.0, f64::max)
+}
+
+#[test]
+fn what_is_found_is_within_a_tenth_of_the_best_fixed_figure_and_comes_to_rest() {
+    for (speed, (seats, best)) in [1.0, 0.6].into_iter().zip(*BEST) {
+        let mut world = World::new(1, Concurrency::Auto, 3);
+        world.engines[0].set_speed(speed);
+        world.run(0, 400, 20.0);
+        let found = world.goodput(100, 400);
+        assert!(found >= 0.9 * best, "speed {speed}: {found} a second; {best} with {seats} seats");
+        let later = world.seats_of(0, 100, 400);
+        assert!(swing(&later) < 0.3, "{later:?}");
+    }
+}
+
+#[test]
+fn a_step_in_load_is_followed() {
+    let [(seats, best), _] = *BEST;
+    let mut world = World::new(1, Concurrency::Auto, 4);
+    world.run(0, 100, 2.0);
+    let idle = world.seats_of(0, 50, 100);
+    assert_eq!(swing(&idle), 0.0, "seats that nobody takes are not changed: {idle:?}");
+    world.run(100, 300, 20.0);
+    let found = world.goodput(200, 300);
+    assert!(found >= 0.9 * best, "{found} a second; {best} with {seats} seats");
+    // And down again: nobody is turned away from what was found.
+    let before = world.seats.last().unwrap()[0];
+    world.waiting.clear();
+    world.run(300, 400, 2.0);
+    assert!(world.seats_of(0, 310, 400).iter().all(|seats| *seats * 10 >= before * 9));
+}
+
+#[test]
+fn each_engine_finds_its_own() {
+    let [(quick_seats, quick), (slow_seats, slow)] = *BEST;
+    let mut world = World::new(2, Concurrency::Auto, 5);
+    world.engines[1].set_speed(0.6);
+    world.run(0, 400, 40.0);
+    let found = world.goodput(100, 400);
+    assert!(found >= 0.9 * (quick + slow), "{found} a second; {quick} and {slow} by themselves");
+    let mean = |engine| {
+        let seats = world.seats_of(engine, 200, 400);
+        f64::from(seats.iter().sum::<u32>()) / seats.len() as f64
+    };
+    assert!(mean(1) < 0.7 * mean(0), "{} and {}; best fixed {quick_seats} and {slow_seats}", mean(0), mean(1));
+}
+
+#[test]
+fn an_engine_that_becomes_slow_loses_seats_at_once_and_has_them_again_when_it_recovers() {
+    let mut world = World::new(1, Concurrency::Auto, 6);
+    world.run(0, 150, 20.0);
+    let before = world.seats.last().unwrap()[0];
+    world.engines[0].set_speed(0.6);
+    world.run(150, 300, 20.0);
+    let slow = world.seats_of(0, 200, 300);
+    assert!(slow.iter().all(|seats| *seats * 10 < before * 8), "{before:?} {slow:?}");
+    let [(_, quick), (_, best)] = *BEST;
+    let found = world.goodput(200, 300);
+    assert!(found >= 0.9 * best, "{found} a second, best {best}: {before} {slow:?}");
+    world.engines[0].set_speed(1.0);
+    world.run(300, 450, 20.0);
+    assert!(world.goodput(380, 450) >= 0.9 * quick, "{}", world.goodput(380, 450));
+}
+
+#[test]
+fn an_engine_that_returns_starts_slowly_and_has_soon_what_it_had() {
+    let mut world = World::new(2, Concurrency::Auto, 7);
+    world.run(0, 200, 40.0);
+    let before = world.seats.last().unwrap()[0];
+    let engine = world.fleet.engines(&world.pool.id)[0].0.clone();
+    let _ = world.fleet.checked(&world.pool.id, &engine, Checked::Refused, seconds(200));
+    world.run(200, 220, 40.0);
+    let _ = world.fleet.checked(&world.pool.id, &engine, Checked::Well, seconds(220));
+    world.run(220, 320, 40.0);
+    let after = world.seats_of(0, 225, 320);
+    assert!(after[0] <= before / 2, "{before} {after:?}");
+    let again = after.iter().position(|seats| *seats * 10 >= before * 9);
+    assert!(again.is_some_and(|seconds| seconds <= 75), "{before} {after:?}");
+    let most = after.iter().max().unwrap();
+    assert!(*most * 10 <= before * 13, "{before} {after:?}");
+}
