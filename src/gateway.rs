@@ -9,6 +9,7 @@
 
 mod admission;
 mod attempts;
+mod degrade;
 mod house;
 mod models;
 mod open_answer;
@@ -30,6 +31,7 @@ use http::uri::PathAndQuery;
 use http::{Request, Response, StatusCode};
 use http_body::Body;
 
+pub use degrade::{LevelView, Levels, NotForced};
 pub use house::{Gateway, Materials};
 pub use promise::{BoundPool, Live, Promise};
 
@@ -154,7 +156,8 @@ impl Gateway {
             Ok(Served::Answer(opened)) => opened.relay(visit),
             Err(Stop::Refused(refusal)) => {
                 let class = visit.promise().map(|promise| &promise.class);
-                let response = reply::refusal(&refusal, arrived.shape, &arrived.id, class);
+                let mut response = reply::refusal(&refusal, arrived.shape, &arrived.id, class);
+                reply::degraded(response.headers_mut(), visit.degradation());
                 visit.refuse(&refusal);
                 response
             }
@@ -218,6 +221,8 @@ impl Gateway {
         });
         let routed = route(live, served_model, &promise.class.id)?;
         visit.routed(routed.model_label.clone(), routed.pools[0].clone());
+        let relief = self.relief(&promise.class.id);
+        let routed = relief.rerouted(routed, promise.class.priority, visit, upload.complete)?;
         client.set_total_deadline(arrival + promise.class.timeouts.total);
 
         let wish = Wish {
@@ -228,15 +233,19 @@ impl Gateway {
             prompt,
             promise: &promise,
             objectives: &objectives,
+            cap: relief.cap(),
             arrival,
             complete: upload.complete,
         };
         let allowed = self.reserve(live, &wish, upload.complete).await?;
-        let standing = allowed.standing;
+        let mut standing = allowed.standing;
         if let Some(case) = visit.case_mut() {
             case.over_limit = standing == Standing::OverLimit;
         }
-        let size = size_of(&upload, prompt, &objectives);
+        if relief.defers(visit) {
+            standing = Standing::OverLimit;
+        }
+        let size = size_of(&upload, prompt, &objectives, relief.cap());
         let predicted = || self.fleet.predict(&routed.pools[0], size, upload.complete);
         let seat = live.has_seats.then(|| wish.ask(standing, predicted()));
         let mut held = Held::new(allowed, prompt, self.clock);
@@ -266,6 +275,8 @@ impl Gateway {
             fixed: upload.is_form,
             alias,
             size,
+            cap: relief.cap(),
+            without_reasoning: relief.without_reasoning(),
             engine_priority: standing.engine_priority(promise.class.priority),
             arrival,
             id,
@@ -377,8 +388,9 @@ fn objectives_of(promise: &Promise, head: &Head) -> Arc<Objectives> {
 }
 
 /// The work that a request brings: its prompt, and the output that is expected of it.
-fn size_of(upload: &Upload, prompt: Tokens, objectives: &Objectives) -> Size {
+fn size_of(upload: &Upload, prompt: Tokens, objectives: &Objectives, cap: Option<Tokens>) -> Size {
     let each = upload.facts.caps.largest().unwrap_or_else(|| objectives.default_output());
+    let each = cap.map_or(each, |cap| each.min(cap));
     Size { prefill: prompt, decode: each.times(upload.facts.choices()) }
 }
 

@@ -17,7 +17,8 @@
 //! | 1 pure | [`identify`] | Who asks: API key to tenant. | [`identify::Keyring`] |
 //! | | [`inspect`] | One reading of a request body. | [`inspect::Scanner`], [`inspect::Facts`] |
 //! | | [`classify`] | Which promise applies. | [`classify::Rules`] |
-//! | | [`route`] | Which pools, which engine, and what comes after a failure. | [`route::Routes`], [`route::Fleet`], [`route::retry`] |
+//! | | [`admit::levels`] | What is given up for a class under load, and from when to when. | [`admit::levels::Ladder`], [`admit::levels::Level`] |
+//! | | [`route`] | Which pools, which engine, and what comes after a failure; what engines' answers teach of latency and seats. | [`route::Routes`], [`route::Fleet`], [`route::retry`] |
 //! | | [`observe`] | Bytes of an answer with their moments to a timeline. | [`observe::Observer`], [`observe::Timeline`] |
 //! | | [`rewrite`] | Byte splices into bodies; removal of events that we caused. | [`rewrite::edits`](rewrite::edits()), [`rewrite::EventGate`] |
 //! | | [`judge`] | Did this request keep its promise? | [`judge::judge`](judge::judge()), [`judge::Verdict`] |

@@ -141,6 +141,9 @@ refusals! {
     /// It can no longer keep its class's promise, which then wants it refused.
     #[error("no seat of pool {pool} would come free in time to keep the promise")]
     Hopeless { pool: PoolId = PoolId::from("chat"), retry_after: Option<u64> = Some(3) } = "hopeless",
+    /// An overload level of a class of a higher rank keeps it off every pool of its route.
+    #[error("kept off its pools by an overload level of class {class}")]
+    OverloadShed { class: ClassId = ClassId::from("chat"), retry_after: Option<u64> = Some(3) } = "overload_shed",
     /// No engine of the routed pools is available.
     #[error("no engine of pool {pool} is available")]
     NoEngine { pool: PoolId = PoolId::from("chat") } = "no_engine",
@@ -223,6 +226,7 @@ impl Refusal {
             | Refusal::PushedOut { .. }
             | Refusal::QueueTimeout { .. }
             | Refusal::Hopeless { .. }
+            | Refusal::OverloadShed { .. }
             | Refusal::NoEngine { .. }
             | Refusal::Draining
             | Refusal::DrainCut => StatusCode::SERVICE_UNAVAILABLE,
@@ -273,6 +277,7 @@ impl Refusal {
             | Refusal::PushedOut { .. }
             | Refusal::QueueTimeout { .. }
             | Refusal::Hopeless { .. }
+            | Refusal::OverloadShed { .. }
             | Refusal::Draining => Outcome::Missed(Missed::Shed),
             Refusal::LimitsStoreUnavailable | Refusal::DrainCut | Refusal::Internal => {
                 Outcome::Missed(Missed::Internal)
@@ -290,7 +295,8 @@ impl Refusal {
             | Refusal::QueueFull { retry_after, .. }
             | Refusal::PushedOut { retry_after, .. }
             | Refusal::QueueTimeout { retry_after, .. }
-            | Refusal::Hopeless { retry_after, .. } => *retry_after,
+            | Refusal::Hopeless { retry_after, .. }
+            | Refusal::OverloadShed { retry_after, .. } => *retry_after,
             Refusal::UnknownPath
             | Refusal::LimitsStoreUnavailable
             | Refusal::MethodNotAllowed { .. }
@@ -367,6 +373,7 @@ impl Refusal {
             Refusal::PushedOut { retry_after, .. } => format!("Requests that go first took the place in which this one waited. {}", again(*retry_after)).into(),
             Refusal::QueueTimeout { retry_after, .. } => format!("The request could not be begun in time: the engines are busy. {}", again(*retry_after)).into(),
             Refusal::Hopeless { retry_after, .. } => format!("The engines are too busy to answer in time. {}", again(*retry_after)).into(),
+            Refusal::OverloadShed { retry_after, .. } => format!("The engines are kept free for more urgent requests. {}", again(*retry_after)).into(),
             Refusal::NoEngine { .. } => "No engine for this model is available at present. Try again in a moment.".into(),
             Refusal::ConnectFailed { .. } => "The engines for this model could not be reached. Try again in a moment.".into(),
             Refusal::EngineReset { .. } => "The engine closed the connection before it answered. Try again.".into(),

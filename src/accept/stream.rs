@@ -6,10 +6,11 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
 use bytes::{Buf, Bytes};
+use futures_util::future::Either;
 use http::{Request, Response, Version};
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
@@ -73,7 +74,7 @@ where
 {
     type Response = Response<Told<B>>;
     type Error = S::Error;
-    type Future = Handling<Oneshot<S, Request<Incoming>>>;
+    type Future = Handling<Either<S::Future, Oneshot<S, Request<Incoming>>>>;
 
     fn call(&self, mut request: Request<Incoming>) -> Self::Future {
         let multiplexed = request.version() == Version::HTTP_2;
@@ -93,7 +94,14 @@ where
             }
         };
         request.extensions_mut().insert(side);
-        Handling { inner: self.service.clone().oneshot(request), told: Some((open, strand)) }
+        // Most services are always ready: theirs is called at once, and nothing holds the request
+        // meanwhile.
+        let mut service = self.service.clone();
+        let inner = match service.poll_ready(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(Ok(())) => Either::Left(service.call(request)),
+            _ => Either::Right(service.oneshot(request)),
+        };
+        Handling { inner, told: Some((open, strand)) }
     }
 }
 

@@ -6,6 +6,7 @@
 //! | `GET /readyz` | 200 from the first good settings until the process leaves, 503 after |
 //! | `GET /metrics` | Prometheus text 0.0.4; OpenMetrics 1.0 where the `Accept` header prefers it |
 //! | `GET /slo` | attainment of each class, as JSON |
+//! | `POST /-/degrade` | sets the overload level of a class, or hands it back; only with a token |
 //! | `POST /-/reload` | reads the settings again: 200, or 409 with the problems while the old ones stay |
 //! | `GET /` | the same as a page |
 //!
@@ -28,7 +29,7 @@ use axum::routing::{get, post};
 use http::header::{ALLOW, AUTHORIZATION, CACHE_CONTROL, CONTENT_TYPE, VARY, WWW_AUTHENTICATE};
 use http::{HeaderMap, StatusCode};
 use secrecy::{ExposeSecret, SecretString};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use subtle::ConstantTimeEq;
 
 /// A future without a name.
@@ -44,6 +45,12 @@ pub trait AdminView: Send + Sync + 'static {
 
     /// How each class stands.
     fn slo(&self) -> Vec<ClassStanding>;
+
+    /// Sets the overload level of a class, or hands it back (`None`).
+    ///
+    /// # Errors
+    /// What is wrong with the class or the level.
+    fn force_level(&self, class: &str, level: Option<usize>) -> Result<Degradation, NotForced>;
 
     /// Reads the settings again. The error is all problems, one line each.
     fn reload(&self) -> Later<'_, Result<(), Vec<String>>>;
@@ -72,6 +79,37 @@ pub struct ClassStanding {
     pub in_flight: u64,
     /// Of these, how many have broken an objective already.
     pub overdue: u64,
+    /// Its overload level; absent for a class that has none.
+    pub degradation: Option<Degradation>,
+}
+
+/// At which overload level a class is, and what was measured last.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Degradation {
+    /// Levels in force.
+    pub level: usize,
+    /// Levels that it has.
+    pub levels: usize,
+    /// What those in force do.
+    pub actions: Vec<&'static str>,
+    /// Whether it was set by hand.
+    pub forced: bool,
+    /// How many times too fast the budget was spent in the last minute, without what was shed;
+    /// absent where too few were judged.
+    pub burn_rate: Option<f64>,
+    /// How long a request would wait for a seat; absent where nobody can tell.
+    pub queue_wait_seconds: Option<f64>,
+    /// Requests that wait in front of its first pool.
+    pub queue_depth: u64,
+}
+
+/// Why a level could not be set.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NotForced {
+    /// No class has this name.
+    UnknownClass,
+    /// The class has only so many levels.
+    TooHigh(usize),
 }
 
 /// A burn rate over one window.
@@ -90,6 +128,7 @@ pub fn router(view: Arc<dyn AdminView>, token: Option<SecretString>) -> Router {
         .route("/metrics", get(metrics))
         .route("/slo", get(slo))
         .route("/-/reload", post(reload))
+        .route("/-/degrade", if token.is_some() { post(degrade) } else { post(not_without_token) })
         .layer(middleware::from_fn_with_state(token.map(Arc::new), ask_for_token));
     Router::new()
         .route("/livez", get(|| async { plain(StatusCode::OK, "alive\n") }))
@@ -133,6 +172,44 @@ async fn reload(State(view): View) -> Response {
             (StatusCode::CONFLICT, [(CONTENT_TYPE, PLAIN)], text).into_response()
         }
     }
+}
+
+/// The longest body of `POST /-/degrade`.
+const LONGEST_WISH: usize = 4096;
+
+async fn degrade(State(view): View, request: Request) -> Response {
+    #[derive(Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Wish {
+        class: String,
+        level: serde_json::Value,
+    }
+    let body = axum::body::to_bytes(request.into_body(), LONGEST_WISH).await.unwrap_or_default();
+    let wish: Option<Wish> = serde_json::from_slice(&body).ok();
+    let level = |wish: &Wish| match &wish.level {
+        serde_json::Value::String(word) if word == "auto" => Some(None),
+        other => other.as_u64().and_then(|level| usize::try_from(level).ok()).map(Some),
+    };
+    let Some((wish, level)) = wish.and_then(|wish| level(&wish).map(|level| (wish, level))) else {
+        let text = "send {\"class\": NAME, \"level\": NUMBER}, or \"auto\" as the level\n";
+        return plain(StatusCode::BAD_REQUEST, text);
+    };
+    match view.force_level(&wish.class, level) {
+        Ok(now) => {
+            let body = serde_json::to_vec(&now).expect("names and numbers are always JSON");
+            ([(CONTENT_TYPE, "application/json")], body).into_response()
+        }
+        Err(NotForced::UnknownClass) => plain(StatusCode::NOT_FOUND, "no class has this name; see /slo\n"),
+        Err(NotForced::TooHigh(most)) => {
+            let text = format!("this class has {most} levels: its `degrade` in the settings says which\n");
+            (StatusCode::CONFLICT, [(CONTENT_TYPE, PLAIN)], text).into_response()
+        }
+    }
+}
+
+/// What changes what clients get is for those only who can show who they are.
+async fn not_without_token() -> Response {
+    plain(StatusCode::FORBIDDEN, "an override needs a token: set admin.token_file and restart\n")
 }
 
 async fn status(State(view): View) -> Response {
@@ -203,6 +280,17 @@ mod tests {
             vec![ClassStanding { class: "<chat>".to_owned(), met: 9, total: 10, burn_rate, ..ClassStanding::default() }]
         }
 
+        fn force_level(&self, class: &str, level: Option<usize>) -> Result<Degradation, NotForced> {
+            match (class, level) {
+                ("chat", None) => Ok(Degradation { level: 1, levels: 2, ..Degradation::default() }),
+                ("chat", Some(level)) if level <= 2 => {
+                    Ok(Degradation { level, levels: 2, forced: true, ..Degradation::default() })
+                }
+                ("chat", Some(_)) => Err(NotForced::TooHigh(2)),
+                _ => Err(NotForced::UnknownClass),
+            }
+        }
+
         fn reload(&self) -> Later<'_, Result<(), Vec<String>>> {
             let problems = self.problems.clone();
             Box::pin(async move { if problems.is_empty() { Ok(()) } else { Err(problems) } })
@@ -221,7 +309,10 @@ mod tests {
             request = request.header(name, value);
         }
         let router = router(Arc::new(shown), token.map(SecretString::from));
-        let response = router.oneshot(request.body(Body::empty()).unwrap()).await.unwrap();
+        answered(router.oneshot(request.body(Body::empty()).unwrap()).await.unwrap()).await
+    }
+
+    async fn answered(response: Response) -> Answered {
         let status = response.status().as_u16();
         let kind = response.headers().get(CONTENT_TYPE).map_or("", |kind| kind.to_str().unwrap()).to_owned();
         let body = response.into_body().collect().await.unwrap().to_bytes();
@@ -282,6 +373,42 @@ mod tests {
         let answered = ask(bad, None, "POST", "/-/reload", None).await;
         assert_eq!(answered.status, 409);
         assert!(answered.text.contains("pools[0]: no engines\nroutes: none\n"), "{}", answered.text);
+    }
+
+    async fn degrade(token: Option<&str>, bearer: &str, body: &str) -> Answered {
+        let request = Request::builder().method("POST").uri("/-/degrade").header("authorization", bearer);
+        let request = request.body(Body::from(body.to_owned())).unwrap();
+        answered(router(Arc::new(good()), token.map(SecretString::from)).oneshot(request).await.unwrap()).await
+    }
+
+    #[tokio::test]
+    async fn a_level_is_set_by_hand_only_with_the_token() {
+        let wish = r#"{"class":"chat","level":2}"#;
+        assert_eq!(degrade(None, "Bearer t", wish).await.status, 403, "none is configured");
+        assert_eq!(degrade(Some("t"), "Bearer x", wish).await.status, 401);
+        let set = degrade(Some("t"), "Bearer t", wish).await;
+        assert_eq!((set.status, set.kind.as_str()), (200, "application/json"));
+        assert!(set.text.contains(r#""level":2,"levels":2"#) && set.text.contains(r#""forced":true"#), "{}", set.text);
+        let back = degrade(Some("t"), "Bearer t", r#"{"class":"chat","level":"auto"}"#).await;
+        assert!(back.text.contains(r#""forced":false"#), "{}", back.text);
+        assert_eq!(ask(good(), Some("t"), "GET", "/-/degrade", Some(("authorization", "Bearer t"))).await.status, 405);
+    }
+
+    #[tokio::test]
+    async fn a_wish_that_cannot_be_is_told_so() {
+        for bad in
+            ["", "{}", "[]", r#"{"class":"chat"}"#, r#"{"class":"chat","level":-1}"#, r#"{"class":"chat","level":1.5}"#]
+        {
+            assert_eq!(degrade(Some("t"), "Bearer t", bad).await.status, 400, "{bad}");
+        }
+        for bad in [r#"{"class":"chat","level":"off"}"#, r#"{"class":"chat","level":1,"for":"1h"}"#] {
+            assert_eq!(degrade(Some("t"), "Bearer t", bad).await.status, 400, "{bad}");
+        }
+        assert_eq!(degrade(Some("t"), "Bearer t", &" ".repeat(5000)).await.status, 400);
+        assert_eq!(degrade(Some("t"), "Bearer t", r#"{"class":"x","level":1}"#).await.status, 404);
+        let high = degrade(Some("t"), "Bearer t", r#"{"class":"chat","level":3}"#).await;
+        assert_eq!(high.status, 409);
+        assert!(high.text.contains("has 2 levels"), "{}", high.text);
     }
 
     #[tokio::test]

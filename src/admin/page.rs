@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::ClassStanding;
+use super::{ClassStanding, Degradation};
 
 const HEAD: &str = "<!doctype html><html lang=\"en\"><head><meta charset=\"utf-8\">\
 <meta http-equiv=\"refresh\" content=\"5\"><title>goodput</title><style>\
@@ -17,7 +17,7 @@ pub(super) fn render(ready: bool, classes: &[ClassStanding]) -> String {
     page.push_str(if ready { "<p>ready</p>" } else { "<p class=\"bad\">not ready: starting or leaving</p>" });
     page.push_str(
         "<table><thead><tr><th>class<th>met<th>judged<th>attainment<th>target<th>budget left\
-         <th>in flight<th>overdue</tr></thead><tbody>",
+         <th>in flight<th>overdue<th>overload level</tr></thead><tbody>",
     );
     for class in classes {
         row(&mut page, class);
@@ -37,8 +37,20 @@ fn row(page: &mut String, class: &ClassStanding) {
     let (met, total, target) = (class.met, class.total, percent(Some(class.target)));
     let (attainment, left) = (percent(class.attainment), percent(class.budget_remaining));
     let (flying, overdue) = (class.in_flight, class.overdue);
-    write!(page, "<td>{met}<td>{total}<td{mark}>{attainment}<td>{target}<td>{left}<td>{flying}<td>{overdue}</tr>")
-        .expect("writing to a string cannot fail");
+    write!(
+        page,
+        "<td>{met}<td>{total}<td{mark}>{attainment}<td>{target}<td>{left}<td>{flying}<td>{overdue}<td>{}</tr>",
+        level(class.degradation.as_ref())
+    )
+    .expect("writing to a string cannot fail");
+}
+
+/// Which level, and what it does.
+fn level(degradation: Option<&Degradation>) -> String {
+    let Some(Degradation { level, levels, actions, forced, .. }) = degradation else { return "–".to_owned() };
+    let by_hand = if *forced { ", by hand" } else { "" };
+    let does = if actions.is_empty() { String::new() } else { format!(": {}", actions.join(", ")) };
+    format!("{level} of {levels}{by_hand}{does}")
 }
 
 fn percent(share: Option<f64>) -> String {
@@ -68,5 +80,9 @@ mod tests {
         assert!(render(true, &[below]).contains("<td class=\"bad\">90.00 %"));
         assert!(!render(true, &[none]).contains("class=\"bad\""));
         assert!(render(false, &[]).contains("not ready"));
+        let actions = vec!["defer", "cap_output"];
+        let degradation = Some(Degradation { level: 2, levels: 3, actions, forced: true, ..Degradation::default() });
+        let degraded = ClassStanding { degradation, ..ClassStanding::default() };
+        assert!(render(true, &[degraded]).contains("<td>2 of 3, by hand: defer, cap_output</tr>"));
     }
 }

@@ -334,9 +334,11 @@ impl Turn {
             let mut inner = self.desk.inner.lock();
             let news = match inner.waiting.get_mut(&self.ticket) {
                 Some(Waiting::Still(waker)) => {
-                    if !waker.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
-                        *waker = Some(cx.waker().clone());
-                    }
+                    let knows = waker.as_ref().is_some_and(|waker| waker.will_wake(cx.waker()));
+                    let old = if knows { None } else { waker.replace(cx.waker().clone()) };
+                    // Whatever a waker does when it goes, it does not do it inside the lock.
+                    drop(inner);
+                    drop(old);
                     return Poll::Pending;
                 }
                 _ => inner.waiting.remove(&self.ticket),
@@ -360,21 +362,26 @@ impl Turn {
 
     fn leave(&self) {
         let at = self.desk.clock.now();
-        self.desk.locked(|inner| match inner.waiting.remove(&self.ticket) {
-            Some(Waiting::Still(_)) => {
-                inner.scheduler.withdraw(self.ticket, at);
-                if inner.scheduler.limits_reading() {
-                    // It may have kept others from going whose prompts are shorter.
-                    let moves = inner.scheduler.expire(at);
+        let gone = self.desk.locked(|inner| {
+            let gone = inner.waiting.remove(&self.ticket);
+            match &gone {
+                Some(Waiting::Still(_)) => {
+                    inner.scheduler.withdraw(self.ticket, at);
+                    if inner.scheduler.limits_reading() {
+                        // It may have kept others from going whose prompts are shorter.
+                        let moves = inner.scheduler.expire(at);
+                        inner.deliver(moves);
+                    }
+                }
+                Some(Waiting::Seated) => {
+                    let moves = inner.scheduler.release(self.ticket, Tokens::ZERO, at);
                     inner.deliver(moves);
                 }
+                Some(Waiting::Away(_)) | None => {}
             }
-            Some(Waiting::Seated) => {
-                let moves = inner.scheduler.release(self.ticket, Tokens::ZERO, at);
-                inner.deliver(moves);
-            }
-            Some(Waiting::Away(_)) | None => {}
+            gone
         });
+        drop(gone);
     }
 }
 

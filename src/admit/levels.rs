@@ -123,8 +123,7 @@ pub struct Measured {
     /// How many times too fast its budget of misses is used, requests that were shed left out;
     /// `None`: too few were judged to tell. Then nothing burns.
     pub burn_rate: Option<f64>,
-    /// How long one of its requests would wait for a seat; `None`: nobody waits, or nobody can
-    /// tell how long.
+    /// How long one of its requests would wait for a seat; `None`: nobody can tell.
     pub queue_wait: Option<Duration>,
     /// Requests that wait in front of its pools.
     pub queue_depth: u64,

@@ -14,10 +14,10 @@ use super::service::{Service, standings};
 use super::signals::Signals;
 use crate::clock::Clock;
 use crate::config::{self, Process};
+use crate::gateway::Gateway;
 use crate::lab::demo::view::{How, Row, Snapshot, show};
 use crate::lab::demo::{CLASS_HEADER, Fleet, MODEL, RATE, fleet, settings, traffic};
 use crate::lab::traffic::{Tally, Traffic, to};
-use crate::record::Recorder;
 
 /// Shows a gateway at work: simulated engines and traffic, no files, no GPU.
 #[derive(Clone, Debug, clap::Args)]
@@ -83,7 +83,7 @@ impl Demo {
             (false, true) => How::Table,
             (false, false) => How::Lines,
         };
-        let mut look = || snapshot(&traffic.tallies(), &gateway.recorder, &fleet);
+        let mut look = || snapshot(&traffic.tallies(), &gateway, &fleet);
         show(clock, &mut look, &mut io::stdout(), how, self.until_over(clock)).await?;
         drop(traffic);
         drop(gateway);
@@ -103,8 +103,8 @@ impl Demo {
 }
 
 /// The gateway's own verdicts, beside what its clients saw.
-fn snapshot(tallies: &[Tally], recorder: &Recorder, fleet: &Fleet) -> Snapshot {
-    let standings = standings(recorder);
+fn snapshot(tallies: &[Tally], gateway: &Gateway, fleet: &Fleet) -> Snapshot {
+    let standings = standings(gateway);
     let row = |tally: &Tally| {
         let standing = standings.iter().find(|standing| standing.class == tally.name);
         let mut row = Row::of(tally, standing.map_or(0.0, |standing| standing.target));

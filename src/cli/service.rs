@@ -11,12 +11,12 @@ use tokio::task::{JoinHandle, JoinSet};
 
 use crate::accept::settings::{Listen, Shutdown};
 use crate::accept::{CannotListen, Door, Drain, Listener, Phase};
-use crate::admin::{self, AdminView, BurnRate, ClassStanding};
+use crate::admin::{self, AdminView, BurnRate, ClassStanding, Degradation};
 use crate::clock::Clock;
 use crate::config::Settings;
 use crate::config::watch::{NotLoaded, Reload, Reloader, Source, watch};
 use crate::dial::{Dial, Sockets};
-use crate::gateway::{Gateway, Materials};
+use crate::gateway::{Gateway, LevelView, Materials, NotForced};
 use crate::record::settings::AccessLog;
 use crate::record::{AccessLines, EngineReport, Format, Recorder, access};
 use crate::route::probe::Probes;
@@ -240,6 +240,7 @@ impl AdminView for View {
         let at = self.gateway.clock.now();
         report_engines(&self.gateway.fleet, &self.gateway.recorder, at);
         self.gateway.report_seats();
+        self.gateway.report_levels();
         self.gateway.report_store();
         self.gateway.recorder.page(if openmetrics { Format::OpenMetrics } else { Format::Text })
     }
@@ -249,7 +250,14 @@ impl AdminView for View {
     }
 
     fn slo(&self) -> Vec<ClassStanding> {
-        standings(&self.gateway.recorder)
+        standings(&self.gateway)
+    }
+
+    fn force_level(&self, class: &str, level: Option<usize>) -> Result<Degradation, admin::NotForced> {
+        self.gateway.force_level(class, level).map(|view| degradation(&view)).map_err(|not| match not {
+            NotForced::UnknownClass => admin::NotForced::UnknownClass,
+            NotForced::TooHigh(most) => admin::NotForced::TooHigh(most),
+        })
     }
 
     fn reload(&self) -> Pin<Box<dyn Future<Output = Result<(), Vec<String>>> + Send + '_>> {
@@ -266,7 +274,8 @@ impl AdminView for View {
 }
 
 /// How each class stands, as the operators' port writes it.
-pub(super) fn standings(recorder: &Recorder) -> Vec<ClassStanding> {
+pub(super) fn standings(gateway: &Gateway) -> Vec<ClassStanding> {
+    let levels = gateway.level_views();
     let standing = |standing: crate::record::Standing| ClassStanding {
         class: standing.class.to_string(),
         window_seconds: standing.window.as_secs(),
@@ -282,8 +291,21 @@ pub(super) fn standings(recorder: &Recorder) -> Vec<ClassStanding> {
             .collect(),
         in_flight: standing.in_flight,
         overdue: standing.overdue,
+        degradation: levels.iter().find(|view| view.class == standing.class).map(degradation),
     };
-    recorder.standings().into_iter().map(standing).collect()
+    gateway.recorder.standings().into_iter().map(standing).collect()
+}
+
+fn degradation(view: &LevelView) -> Degradation {
+    Degradation {
+        level: view.level,
+        levels: view.levels,
+        actions: view.actions.iter().map(|kind| kind.as_str()).collect(),
+        forced: view.is_forced,
+        burn_rate: view.measured.burn_rate,
+        queue_wait_seconds: view.measured.queue_wait.map(|wait| wait.as_secs_f64()),
+        queue_depth: view.measured.queue_depth,
+    }
 }
 
 /// The gauges of engines are told at each scrape, from what the fleet knows then.

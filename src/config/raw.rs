@@ -760,7 +760,6 @@ impl Words for BalanceBy {
         ("prefix_affinity", BalanceBy::PrefixAffinity),
         ("session_affinity", BalanceBy::SessionAffinity),
     ];
-    const LATER: &'static [&'static str] = &["prefix_affinity", "session_affinity"];
 }
 
 impl Words for WhenHopeless {

@@ -201,25 +201,18 @@ pub(super) enum Seats {
 
 impl Scalar for Seats {
     const NAME: &'static str = "seats";
-    const EXPECTED: &'static str = if SEATS_AUTO_LATER { "a whole number" } else { "a whole number, or auto" };
+    const EXPECTED: &'static str = "a whole number, or auto";
 
     fn take(value: &Value, loose: bool) -> Result<Self, Unfit> {
         match value {
-            Value::Text(text) if text == "auto" && SEATS_AUTO_LATER => {
-                Err(Unfit::value(format!("{} is {NOT_YET}", quoted(text)), format!("write {}", Self::EXPECTED)))
-            }
             Value::Text(text) if text == "auto" => Ok(Seats::Auto),
             _ => u64::take(value, loose).map(Seats::Number),
         }
     }
     fn schema() -> Schema {
-        let number = json_schema!({"type": "integer", "minimum": 1});
-        if SEATS_AUTO_LATER { number } else { json_schema!({"anyOf": [number, {"const": "auto"}]}) }
+        json_schema!({"anyOf": [{"type": "integer", "minimum": 1}, {"const": "auto"}]})
     }
 }
-
-/// `auto` has no function yet.
-const SEATS_AUTO_LATER: bool = true;
 
 /// An enum with one word per variant.
 pub(super) trait Words: Sized + Copy + 'static {

@@ -803,6 +803,9 @@ fn each_kind_of_problem() {
             pool("engine: {kind: sglang, priority_scheduling: true}"),
             "11:49: pools[0].engine.priority_scheduling: only engines of kind vllm are told a priority; remove",
         ),
+        (pool("balance: prefix"), "11:14: pools[0].balance: \"prefix\" is not known here"),
+        (pool("max_concurrency_per_engine: automatic"), "11:33: pools[0].max_concurrency_per_engine: "),
+        (pool("max_concurrency_per_engine: 0"), "11:33: pools[0].max_concurrency_per_engine: "),
         (pool("session_header: x-chat"), "11:21: pools[0].session_header: only session_affinity reads it"),
         // overload levels
         (class("degrade: []"), "3:14: slo_classes[0].degrade: is an empty list"),
@@ -905,15 +908,6 @@ fn each_kind_of_problem() {
             "limits_store.redis.password_file: the file \"nowhere\" cannot be read",
         ),
         // not built yet
-        (
-            pool("balance: prefix_affinity"),
-            "11:14: pools[0].balance: \"prefix_affinity\" is not available yet; write one of: least_work, round_robin",
-        ),
-        (pool("balance: session_affinity"), "11:14: pools[0].balance: \"session_affinity\" is not available yet"),
-        (
-            pool("max_concurrency_per_engine: auto"),
-            "11:33: pools[0].max_concurrency_per_engine: \"auto\" is not available yet; write a whole number",
-        ),
         (and("telemetry: {otlp: {endpoint: x}}"), "12:19: telemetry.otlp: not available yet"),
         (and("telemetry: {journal: {path: x}}"), "12:22: telemetry.journal: not available yet"),
         // no YAML, no settings

@@ -14,6 +14,8 @@ pub mod names {
     pub const X_SLO_CLASS: HeaderName = HeaderName::from_static("x-slo-class");
     /// The pool whose engine answered.
     pub const X_GOODPUT_POOL: HeaderName = HeaderName::from_static("x-goodput-pool");
+    /// What overload levels did to the request.
+    pub const X_GOODPUT_DEGRADED: HeaderName = HeaderName::from_static("x-goodput-degraded");
     /// The machine-readable reason of a refusal.
     pub const X_GOODPUT_REASON: HeaderName = HeaderName::from_static("x-goodput-reason");
     /// Queue and upstream time (W3C Server Timing).

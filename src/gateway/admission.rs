@@ -102,15 +102,21 @@ impl Held {
     /// It failed before any token: nothing is charged.
     pub fn failed(mut self) {
         self.reservation = None;
+        self.seat = None;
     }
 }
 
 impl Drop for Held {
     /// The client left before an answer was relayed.
     fn drop(&mut self) {
-        let used = self.dispatched && !std::thread::panicking();
-        if let Some(reservation) = self.reservation.take().filter(|_| used) {
+        if !self.dispatched || std::thread::panicking() {
+            return;
+        }
+        if let Some(reservation) = self.reservation.take() {
             reservation.cancel(Tokens::ZERO, self.clock.now());
+        }
+        if let Some(seat) = self.seat.take() {
+            seat.settle(self.prompt);
         }
     }
 }
@@ -142,6 +148,8 @@ pub struct Wish<'a> {
     pub promise: &'a Promise,
     /// What is judged, its own targets included.
     pub objectives: &'a Objectives,
+    /// The most output tokens that an overload level leaves it.
+    pub cap: Option<Tokens>,
     /// When its head had been parsed.
     pub arrival: Tick,
     /// When its last byte came.
@@ -177,6 +185,7 @@ impl Wish<'_> {
             return Tokens::ZERO;
         }
         let expected = self.objectives.default_output();
+        let expected = self.cap.map_or(expected, |cap| cap.min(expected));
         self.facts.caps.largest().map_or(expected, |cap| cap.min(expected))
     }
 
@@ -369,11 +378,9 @@ impl Walk<'_> {
         self.house.engines_of(&self.pools[at], self.pool(at).desk.as_deref())
     }
 
-    /// The first pool that has an engine available; the first of all where none has. A pool
-    /// without a limit has no queue that could hold a request back.
+    /// The first pool that has an engine available; the first of all where none has.
     fn begins(&self) -> usize {
-        let serves = |at: &usize| self.pool(*at).desk.is_none() || self.available(*at) > 0;
-        (0..self.pools.len()).find(serves).unwrap_or(0)
+        (0..self.pools.len()).find(|at| self.available(*at) > 0).unwrap_or(0)
     }
 
     /// Waits in the queue of one pool, and looks whether it should go on to a further one.

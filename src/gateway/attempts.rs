@@ -10,6 +10,7 @@ use http::{HeaderMap, Response};
 
 use super::admission::Held;
 use super::promise::{BoundPool, Promise};
+use crate::admit::levels::{Kind, Kinds};
 use crate::admit::queue;
 use crate::clock::Clock;
 use crate::forward::headers::{self, EngineHeaders, Sent};
@@ -20,11 +21,11 @@ use crate::judge::{Objective, Objectives, Pulse};
 use crate::observe::{Expect, Limit, Observer, Reader};
 use crate::record::{Retry, Visit};
 use crate::refuse::Refusal;
-use crate::rewrite::{self, Edits, EventGate, Plan};
+use crate::rewrite::{self, Edits, EventGate, Plan, Thinking};
 use crate::route::retry::{Attempts, Happened, Injection, Next};
-use crate::route::settings::{Balance, EngineAddress, Pool};
+use crate::route::settings::{Balance, EngineAddress, EngineKind, Pool};
 use crate::route::{self, Aims, Choice, Fleet, Routed, Size, Want, Work, retry};
-use crate::units::{ClientSide, Dialect, Endpoint, EngineId, PoolId, RequestId, Tick};
+use crate::units::{ClientSide, Dialect, Endpoint, EngineId, PoolId, RequestId, Tick, Tokens};
 
 /// What one request asks of engines. Everything that stays the same over its attempts.
 pub struct Ask<'a> {
@@ -54,6 +55,10 @@ pub struct Ask<'a> {
     pub alias: Option<&'a str>,
     /// Work that it brings, estimated.
     pub size: Size,
+    /// The most output tokens that an overload level leaves it.
+    pub cap: Option<Tokens>,
+    /// An overload level sends it without extended reasoning.
+    pub without_reasoning: bool,
     /// Its `priority`, for engines that schedule by it.
     pub engine_priority: i64,
     /// When its head had been parsed.
@@ -98,6 +103,8 @@ pub struct Spoken {
     pub spoke: Tick,
     /// Whether something was injected into its body.
     pub injection: Injection,
+    /// What overload levels changed in its body.
+    pub degraded: Kinds,
     /// The head went out by time: nothing has shown yet that the engine serves the request.
     pub unproven: bool,
     /// It is a failure that the attempts have dealt with: the last answer there was.
@@ -136,6 +143,7 @@ struct Spoke {
     place: Place,
     dispatched: Tick,
     injection: Injection,
+    degraded: Kinds,
 }
 
 /// Asks engines until one speaks or nothing is left (`docs/semantics.md`, section 5).
@@ -341,9 +349,21 @@ impl Last {
 
 impl Spoke {
     fn into_spoken(self, attempts: Attempts, spoke: Tick, has_failed: bool) -> Box<Spoken> {
-        let Spoke { head, relay, work, place, dispatched, injection } = self;
+        let Spoke { head, relay, work, place, dispatched, injection, degraded } = self;
         let unproven = !relay.has_spoken();
-        Box::new(Spoken { head, relay, place, attempts, work, dispatched, spoke, injection, unproven, has_failed })
+        Box::new(Spoken {
+            head,
+            relay,
+            place,
+            attempts,
+            work,
+            dispatched,
+            spoke,
+            injection,
+            degraded,
+            unproven,
+            has_failed,
+        })
     }
 }
 
@@ -406,6 +426,14 @@ struct Attempt<'a> {
     fresh: bool,
 }
 
+/// When and with what an engine was asked.
+#[derive(Clone, Copy)]
+struct Asked {
+    dispatched: Tick,
+    injection: Injection,
+    degraded: Kinds,
+}
+
 /// What came of waiting for a head.
 enum Head {
     Came(Answered),
@@ -418,7 +446,8 @@ enum Head {
 impl Attempt<'_> {
     async fn make(&self, work: &mut Option<Work>, deadlines: Deadlines, dispatched: Tick) -> Tried {
         let edits = self.edits();
-        let injection = self.injection(&edits);
+        let asked = Asked { dispatched, injection: self.injection(&edits), degraded: degraded(&edits) };
+        let injection = asked.injection;
         let opening = open(self.call(&edits));
         match self.await_head(opening, deadlines).await {
             Head::Failed(failed) => Tried::Failed(happened(&failed), Err(failed.refusal())),
@@ -426,7 +455,7 @@ impl Attempt<'_> {
             Head::Ours(opening) => {
                 let parts = self.parts(Reader::Events, &edits, deadlines);
                 let relay = Relay::waiting(parts, self.observer(Reader::Events, 200), opening);
-                let spoke = self.spoke(our_head(), relay, dispatched, injection);
+                let spoke = self.spoke(our_head(), relay, asked);
                 Tried::Speaks(Box::new(Spoke { work: work.take(), ..spoke }))
             }
             Head::Came(response) => {
@@ -436,7 +465,7 @@ impl Attempt<'_> {
                 let status = head.status;
                 let relay =
                     Relay::new(self.parts(reader, &edits, deadlines), self.observer(reader, status.as_u16()), body);
-                let mut spoke = Box::new(self.spoke(head, relay, dispatched, injection));
+                let mut spoke = Box::new(self.spoke(head, relay, asked));
                 if !status.is_success() {
                     spoke.relay.head_came();
                     return Tried::Failed(Happened::answer(status.as_u16(), retry_after, injection), Ok(spoke));
@@ -457,8 +486,9 @@ impl Attempt<'_> {
         }
     }
 
-    fn spoke(&self, head: http::response::Parts, relay: Box<Relay>, dispatched: Tick, injection: Injection) -> Spoke {
-        Spoke { head, relay, work: None, place: self.place.clone(), dispatched, injection }
+    fn spoke(&self, head: http::response::Parts, relay: Box<Relay>, asked: Asked) -> Spoke {
+        let Asked { dispatched, injection, degraded } = asked;
+        Spoke { head, relay, work: None, place: self.place.clone(), dispatched, injection, degraded }
     }
 
     /// What is changed in the body for this engine.
@@ -473,11 +503,21 @@ impl Attempt<'_> {
         let plan = Plan {
             model: ask.alias,
             engine_priority: takes_priority.then_some(ask.engine_priority),
+            lowered_cap: ask.cap.map(|cap| cap.0),
+            thinking: self.thinking(),
             inject_usage: inject && pool.inject.usage,
             continuous_usage: inject && pool.inject.continuous_usage,
-            ..Plan::default()
         };
         rewrite::edits(ask.facts, ask.dialect(), &plan)
+    }
+
+    /// A switch is injected as anything else, and only where the engine takes such.
+    fn thinking(&self) -> Thinking {
+        match self.bound.settings.kind {
+            _ if !self.ask.without_reasoning || !self.may_inject => Thinking::AsAsked,
+            EngineKind::Generic => Thinking::Less,
+            _ => Thinking::LessByTemplate,
+        }
     }
 
     fn injection(&self, edits: &Edits) -> Injection {
@@ -577,6 +617,18 @@ impl Attempt<'_> {
     fn retry_after(&self, head: &http::response::Parts) -> Option<Duration> {
         retry::retry_after(head.headers.get(RETRY_AFTER)?, self.yard.clock.wall())
     }
+}
+
+/// What overload levels changed in the body.
+fn degraded(edits: &Edits) -> Kinds {
+    let mut kinds = Kinds::default();
+    if edits.cap_lowered {
+        kinds.add(Kind::CapOutput);
+    }
+    if edits.reasoning_off {
+        kinds.add(Kind::ReasoningOff);
+    }
+    kinds
 }
 
 /// The dialects in which vLLM reads a `priority`.

@@ -10,6 +10,7 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 
+use super::degrade::Levels;
 use super::promise::Live;
 use crate::admit::Books;
 use crate::admit::desk::{Desk, Desks};
@@ -64,6 +65,8 @@ pub struct House {
     keeper: Mutex<Option<Keeper>>,
     /// Where requests wait for a seat.
     pub desks: Desks,
+    /// What is given up under load, and how far.
+    pub levels: Levels,
     draining: AtomicBool,
 }
 
@@ -88,7 +91,9 @@ impl Gateway {
             books,
             keeper: Mutex::new(keeper),
             desks,
+            levels: Levels::default(),
         }));
+        gateway.follow_levels(&gateway.live.load().settings);
         gateway.tell_the_fleet(&gateway.live.load().settings);
         gateway.count_seats();
         gateway
@@ -100,15 +105,18 @@ impl Gateway {
         self.tell_the_fleet(&settings);
         follow(&self.books, &self.desks, &settings, self.clock.now());
         self.count_seats();
-        self.live.store(Arc::new(Live::new(settings, &self.recorder, &self.desks)));
+        let live = Arc::new(Live::new(settings, &self.recorder, &self.desks));
+        self.live.store(Arc::clone(&live));
+        self.follow_levels(&live.settings);
     }
 
-    /// Keeps the number of seats in step with the engines, while nobody comes who would look.
-    /// Never ends.
+    /// Keeps the number of seats in step with the engines, and overload levels in step with what
+    /// is measured, while nobody comes who would look. Never ends.
     pub async fn keep_seats(self) {
         loop {
             self.clock.sleep_until(Some(self.clock.now() + COUNT_EVERY)).await;
             self.count_seats();
+            self.weigh_levels();
         }
     }
 

@@ -57,12 +57,25 @@ impl Opened {
     #[must_use]
     pub fn relay(self, mut visit: Visit) -> Response<ReplyBody> {
         let Opened { gateway, asked, held, spoken } = self;
-        let Spoken { mut head, mut relay, place, attempts, work, dispatched, spoke, injection, unproven, has_failed } =
-            *spoken;
+        let Spoken {
+            mut head,
+            mut relay,
+            place,
+            attempts,
+            work,
+            dispatched,
+            spoke,
+            injection,
+            degraded,
+            unproven,
+            has_failed,
+        } = *spoken;
+        degraded.iter().for_each(|kind| visit.degraded(kind));
         let streams = headers::is_event_stream(&head.headers);
         headers::for_client(&mut head.headers, streams);
         agree_on_length(&mut head.headers, &relay);
         reply::mark(&mut head.headers, &asked.id, asked.class.clone(), place.shown.clone());
+        reply::degraded(&mut head.headers, visit.degradation());
         reply::timing(&mut head.headers, asked.queued, spoke.since(dispatched));
         if let Some(case) = visit.case_mut() {
             case.credential_forwarded = place.credential_forwarded;

@@ -6,9 +6,13 @@ use bytes::Bytes;
 use http::header::{ALLOW, CONNECTION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
 use http::{Response, StatusCode};
 
+use super::degrade;
+use crate::admit::levels::Kinds;
 use crate::admit::limit::Standing;
 use crate::forward::ReplyBody;
-use crate::forward::headers::names::{SERVER_TIMING, X_GOODPUT_POOL, X_GOODPUT_REASON, X_REQUEST_ID, X_SLO_CLASS};
+use crate::forward::headers::names::{
+    SERVER_TIMING, X_GOODPUT_DEGRADED, X_GOODPUT_POOL, X_GOODPUT_REASON, X_REQUEST_ID, X_SLO_CLASS,
+};
 use crate::refuse::Refusal;
 use crate::units::decimal::push_thousandths;
 use crate::units::{ClassId, Dialect, RequestId};
@@ -75,6 +79,13 @@ pub fn mark(headers: &mut HeaderMap, id: &RequestId, class: Option<HeaderValue>,
         if let Some(value) = value {
             headers.insert(name, value);
         }
+    }
+}
+
+/// What overload levels did to the request, if anything.
+pub fn degraded(headers: &mut HeaderMap, kinds: Kinds) {
+    if let Some(value) = degrade::shown(kinds) {
+        headers.insert(X_GOODPUT_DEGRADED, value);
     }
 }
 

@@ -36,6 +36,8 @@ pub struct Facts {
     pub has_tools: bool,
     /// `reasoning_effort`, `reasoning.effort`, `thinking.type`, as one word.
     pub reasoning: Option<Reasoning>,
+    /// Where the body switches reasoning on or off.
+    pub switches: Switches,
     /// String members of `metadata`, in order of appearance.
     pub metadata: Vec<(String, String)>,
     /// `echo` is `true`.
@@ -100,6 +102,40 @@ impl Caps {
     pub fn largest(&self) -> Option<Tokens> {
         let fields = [&self.max_tokens, &self.max_completion_tokens, &self.max_output_tokens];
         fields.into_iter().flatten().map(|field| Tokens(field.value)).max()
+    }
+}
+
+/// Where a body switches reasoning on or off, as far as it does.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Switches {
+    /// `reasoning_effort`, where it is a string.
+    pub effort: Option<Field<Reasoning>>,
+    /// `reasoning`, and each `effort` in it.
+    pub reasoning: Option<Nest<Reasoning>>,
+    /// `thinking`, where it is an object.
+    pub thinking: Option<Range<usize>>,
+    /// `chat_template_kwargs`, and each `enable_thinking` and `thinking` in it.
+    pub template: Option<Nest<bool>>,
+}
+
+/// A value whose members are switches.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Nest<T> {
+    /// Range of the whole value.
+    pub at: Range<usize>,
+    /// It is `null`.
+    pub is_null: bool,
+    /// It is neither an object nor `null`, and so not ours to touch.
+    pub is_other: bool,
+    /// The object has no member.
+    pub is_empty: bool,
+    /// The switches: name, and the value where it is of the right type.
+    pub members: Vec<(&'static str, Field<Option<T>>)>,
+}
+
+impl<T> Default for Nest<T> {
+    fn default() -> Self {
+        Nest { at: 0..0, is_null: false, is_other: false, is_empty: false, members: Vec::new() }
     }
 }
 

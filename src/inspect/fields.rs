@@ -21,6 +21,8 @@ pub(super) enum Member {
     Effort,
     Reasoning,
     Thinking,
+    /// What an engine's chat template is told.
+    Template,
     Metadata,
     Tools,
     Functions,
@@ -117,6 +119,7 @@ impl Member {
             b"reasoning_effort" => Member::Effort,
             b"reasoning" => Member::Reasoning,
             b"thinking" => Member::Thinking,
+            b"chat_template_kwargs" => Member::Template,
             b"metadata" => Member::Metadata,
             b"tools" => Member::Tools,
             b"functions" => Member::Functions,
@@ -154,6 +157,7 @@ impl Member {
             Member::Functions => (17, "functions", Wanted::Any),
             // The number of prompts decides how many choices must finish.
             Member::Prompt if matches!(dialect, Dialect::Completions) => (18, "prompt", Wanted::Any),
+            Member::Template => (19, "chat_template_kwargs", Wanted::Any),
             Member::Prompt | Member::Input | Member::Words => return None,
             Member::Transfer | Member::Earlier | Member::Other => return None,
         };

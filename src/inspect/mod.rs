@@ -15,7 +15,7 @@ mod prefix;
 mod ratios;
 mod scanner;
 
-pub use facts::{Caps, Facts, Field, PromptSize, Reasoning, StreamOptions, Unreadable};
+pub use facts::{Caps, Facts, Field, Nest, PromptSize, Reasoning, StreamOptions, Switches, Unreadable};
 pub use ratios::Ratios;
 pub use scanner::Scanner;
 

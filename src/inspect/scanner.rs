@@ -1,6 +1,6 @@
 //! The scanner: what a tokenizer tells, read as [`Facts`].
 
-use super::facts::{Facts, Field, Reasoning, StreamOptions, Unreadable};
+use super::facts::{Facts, Field, Nest as Switched, Reasoning, StreamOptions, Unreadable};
 use super::fields::{self, Kind, Member, Wanted};
 use super::kept::{Kept, Whole};
 use super::prefix::Prefix;
@@ -106,6 +106,8 @@ enum Inner {
     ContinuousUsage,
     /// `reasoning.effort` or `thinking.type`.
     Effort,
+    /// A switch of `chat_template_kwargs`.
+    Thinks(&'static str),
     Metadata(String),
     /// The model reads what stands here.
     Text,
@@ -204,6 +206,17 @@ impl Reader {
         {
             self.refuse_type(rule.field, rule.wanted);
         }
+        if !matches!(kind, Kind::Null | Kind::Object) {
+            match self.member {
+                Member::Reasoning => {
+                    self.facts.switches.reasoning = Some(Switched { is_other: true, ..Switched::default() })
+                }
+                Member::Template => {
+                    self.facts.switches.template = Some(Switched { is_other: true, ..Switched::default() })
+                }
+                _ => {}
+            }
+        }
         if kind != Kind::Null {
             self.facts.prompt.is_known |= self.member.is_prompt();
             self.facts.prompt.has_media |= self.member == Member::Earlier;
@@ -225,6 +238,14 @@ impl Reader {
     fn inner_named(&mut self) -> Inner {
         let name = self.kept.name();
         match self.member {
+            Member::Template => {
+                self.facts.switches.template.iter_mut().for_each(|nest| nest.is_empty = false);
+                match name {
+                    b"enable_thinking" => Inner::Thinks("enable_thinking"),
+                    b"thinking" => Inner::Thinks("thinking"),
+                    _ => Inner::Other,
+                }
+            }
             Member::StreamOptions => {
                 let inner = match name {
                     b"include_usage" => Inner::IncludeUsage,
@@ -234,7 +255,10 @@ impl Reader {
                 self.option_named(&inner);
                 inner
             }
-            Member::Reasoning if name == b"effort" => Inner::Effort,
+            Member::Reasoning => {
+                self.facts.switches.reasoning.iter_mut().for_each(|nest| nest.is_empty = false);
+                if name == b"effort" { Inner::Effort } else { Inner::Other }
+            }
             Member::Thinking if name == b"type" => Inner::Effort,
             Member::Metadata => self.kept.text().map_or(Inner::Other, |name| Inner::Metadata(name.to_owned())),
             member if member.is_prompt() && fields::leads_to_text(name) => Inner::Text,
@@ -316,8 +340,14 @@ impl Reader {
                 None => self.facts.readable = false,
             },
             (Member::User, _) => self.facts.readable &= !self.kept.has_lone_surrogate(),
-            (Member::Effort, _) => self.efforts[0] = self.reasoning(),
-            (Member::Reasoning, _) => self.efforts[1] = self.reasoning(),
+            (Member::Effort, _) => {
+                self.efforts[0] = self.reasoning();
+                self.facts.switches.effort = self.efforts[0].map(|value| Field { value, at });
+            }
+            (Member::Reasoning, _) => {
+                self.efforts[1] = self.reasoning();
+                self.effort_stands(self.efforts[1], at);
+            }
             (Member::Thinking, _) => self.efforts[2] = self.reasoning(),
             (Member::Metadata, Inner::Metadata(name)) => {
                 if let Some(value) = self.kept.text()
@@ -328,6 +358,11 @@ impl Reader {
             }
             _ => {}
         }
+    }
+
+    fn effort_stands(&mut self, value: Option<Reasoning>, at: std::ops::Range<usize>) {
+        let nest = self.facts.switches.reasoning.iter_mut();
+        nest.for_each(|nest| nest.members.push(("effort", Field { value, at: at.clone() })));
     }
 
     fn reasoning(&mut self) -> Option<Reasoning> {
@@ -378,6 +413,12 @@ impl Reader {
             Member::Stream => self.facts.stream = flag.map(|value| Field { value, at }),
             Member::Background => self.facts.background = flag == Some(true),
             Member::Echo => self.facts.echo = flag == Some(true),
+            Member::Reasoning if flag.is_none() => {
+                self.facts.switches.reasoning = Some(Switched { at, is_null: true, ..Switched::default() });
+            }
+            Member::Template if flag.is_none() => {
+                self.facts.switches.template = Some(Switched { at, is_null: true, ..Switched::default() });
+            }
             Member::StreamOptions if flag.is_none() => {
                 self.facts.stream_options = Some(StreamOptions { at, is_null: true, ..StreamOptions::default() });
             }
@@ -393,6 +434,8 @@ impl Reader {
         let inner = std::mem::replace(&mut self.inner, Inner::Element);
         match (self.member, &mut self.facts.stream_options) {
             (Member::Tools | Member::Functions, _) => self.facts.has_tools = true,
+            (Member::Reasoning, _) if inner == Inner::Effort => self.effort_stands(None, at),
+            (Member::Template, _) => self.thinks(&inner, what.as_bool(), at),
             (Member::StreamOptions, Some(options)) => {
                 let field = Some(Field { value: what.as_bool(), at });
                 match inner {
@@ -405,6 +448,13 @@ impl Reader {
         }
     }
 
+    /// A switch of the chat template, of whatever type.
+    fn thinks(&mut self, inner: &Inner, value: Option<bool>, at: std::ops::Range<usize>) {
+        if let (Inner::Thinks(name), Some(nest)) = (inner, &mut self.facts.switches.template) {
+            nest.members.push((name, Field { value, at }));
+        }
+    }
+
     fn opens_value(&mut self, nest: Nest, at: usize) -> Interest {
         let kind = if nest == Nest::Object { Kind::Object } else { Kind::Array };
         self.value_begins(kind, at);
@@ -413,7 +463,15 @@ impl Reader {
                 self.facts.stream_options = Some(StreamOptions { is_empty: true, ..StreamOptions::default() });
                 Interest::Read
             }
-            (Member::Reasoning | Member::Thinking | Member::Metadata, Nest::Object) => Interest::Read,
+            (Member::Reasoning, Nest::Object) => {
+                self.facts.switches.reasoning = Some(Switched { is_empty: true, ..Switched::default() });
+                Interest::Read
+            }
+            (Member::Template, Nest::Object) => {
+                self.facts.switches.template = Some(Switched { is_empty: true, ..Switched::default() });
+                Interest::Read
+            }
+            (Member::Thinking | Member::Metadata, Nest::Object) => Interest::Read,
             (Member::Tools | Member::Functions, Nest::Array) => Interest::Read,
             (member, _) if member.is_prompt() => Interest::Read,
             _ => Interest::Skip,
@@ -456,7 +514,7 @@ impl Sink for Reader {
         }
     }
 
-    fn close(&mut self, _: Nest, past: usize, depth: usize) {
+    fn close(&mut self, nest: Nest, past: usize, depth: usize) {
         self.inner = Inner::Element;
         if depth != 1 {
             return;
@@ -467,6 +525,13 @@ impl Sink for Reader {
                 self.facts.prompt.is_known = true;
             }
             (Member::StreamOptions, Some(options)) => options.at = self.value_at..past,
+            _ => {}
+        }
+        let (at, switches) = (self.value_at..past, &mut self.facts.switches);
+        match self.member {
+            Member::Reasoning => switches.reasoning.iter_mut().for_each(|nest| nest.at = at.clone()),
+            Member::Template => switches.template.iter_mut().for_each(|nest| nest.at = at.clone()),
+            Member::Thinking if nest == Nest::Object => switches.thinking = Some(at),
             _ => {}
         }
         self.value_ends(past);
@@ -560,7 +625,12 @@ impl Sink for Reader {
                     self.prompt_ends.push(self.prompts.len());
                 }
             }
-            Purpose::Nothing => {}
+            Purpose::Nothing => {
+                if let Inner::Thinks(_) = self.inner {
+                    let inner = std::mem::replace(&mut self.inner, Inner::Element);
+                    self.thinks(&inner, None, self.scalar_at..past);
+                }
+            }
         }
         debug_assert!(what != Scalar::Key, "a key always has a purpose");
         self.inner = Inner::Element;

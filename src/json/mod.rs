@@ -21,12 +21,6 @@ mod tests;
 
 pub use tokenizer::Tokenizer;
 
-/// Whether a text may stand between double quotes as it is.
-#[must_use]
-pub fn is_plain(text: &str) -> bool {
-    text::plain_run(text.as_bytes()).0 == text.len()
-}
-
 /// What a container is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Nest {

@@ -224,7 +224,9 @@ impl Reading {
             return;
         }
         self.choice().mark(channel);
-        self.sight.slots.add(Slot::Text, self.leaf_at + 1..past - 1);
+        if !self.is_body {
+            self.sight.slots.add(Slot::Text, self.leaf_at + 1..past - 1);
+        }
     }
 
     /// An output item of a whole response ended: now its type is known.
@@ -303,6 +305,10 @@ impl Sink for Reading {
         if what == Scalar::Key {
             return self.key_ended(decoded, depth);
         }
+        // Most values are of no interest; only numbers among them are to moulds.
+        if what == Scalar::String && self.place(depth) == Place::Nowhere {
+            return;
+        }
         if self.begin(what, place.start, depth) == Interest::Read && !decoded.is_empty() {
             self.piece(decoded);
         }
@@ -327,7 +333,8 @@ impl Sink for Reading {
             (Place::Number(_), Scalar::Number) => true,
             _ => false,
         };
-        self.number_slot = if what == Scalar::Number { slot_of(place) } else { None };
+        // A whole body is nobody's mould.
+        self.number_slot = if what == Scalar::Number && !self.is_body { slot_of(place) } else { None };
         if !is_read {
             self.leaf = Place::Nowhere;
         }

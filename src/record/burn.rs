@@ -23,6 +23,10 @@ const COMMON: [(Duration, &str); 5] = [
 /// The window in which the highest good rate is looked for.
 const RATE_WINDOW: usize = 2;
 
+/// The window of [`Burn::pressure`], and the fewest judged requests in it that tell anything.
+const PRESSURE: Duration = Duration::from_secs(60);
+const ENOUGH: u64 = 10;
+
 /// Judged requests of a stretch of time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Count {
@@ -90,6 +94,8 @@ impl Ring {
 pub struct Burn {
     target: f64,
     rings: Vec<Ring>,
+    /// The last minute of those that were not shed.
+    served: Ring,
 }
 
 impl Burn {
@@ -98,7 +104,7 @@ impl Burn {
     pub fn new(target: f64, window: Duration) -> Self {
         let mut rings: Vec<Ring> = COMMON.iter().map(|(length, _)| Ring::new(*length)).collect();
         rings.push(Ring::new(window));
-        Burn { target, rings }
+        Burn { target, rings, served: Ring::new(PRESSURE) }
     }
 
     /// The promise changed. What was counted stays, except over a window of another length.
@@ -115,6 +121,19 @@ impl Burn {
         for ring in &mut self.rings {
             ring.note(met, at);
         }
+    }
+
+    /// The same, for one that was not shed: what [`Burn::pressure`] is taken from.
+    pub fn note_served(&mut self, met: bool, at: Tick) {
+        self.served.note(met, at);
+    }
+
+    /// The burn rate of the last minute, requests that were shed left out: what overload levels
+    /// go by. `None` where so few were judged that one of them would decide.
+    #[must_use]
+    pub fn pressure(&self, at: Tick) -> Option<f64> {
+        let count = self.served.count(at);
+        (count.judged >= ENOUGH).then(|| self.rate(count))
     }
 
     /// What was counted over each window up to `at`, with the window's name. The class's own
@@ -198,6 +217,20 @@ mod tests {
         assert_eq!(count, Count { met: 80, judged: 100 });
         assert!((burn.rate(count) - 2.0).abs() < 1e-9);
         assert!((burn.budget_left(seconds(100)) + 1.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn pressure_is_of_the_last_minute_and_of_what_was_not_shed() {
+        let mut burn = Burn::new(0.9, 28 * DAY);
+        for i in 0..9 {
+            burn.note_served(i % 2 == 0, seconds(i));
+            burn.note(false, seconds(i));
+        }
+        assert_eq!(burn.pressure(seconds(9)), None, "nine tell nothing");
+        burn.note_served(false, seconds(9));
+        let pressure = burn.pressure(seconds(9)).expect("ten do");
+        assert!((pressure - 5.0).abs() < 1e-9, "{pressure}");
+        assert_eq!(burn.pressure(seconds(70)), None, "nothing came any more");
     }
 
     #[test]

@@ -17,7 +17,7 @@ use super::open::Place;
 use super::process::Process;
 use super::series::NONE;
 use super::table::{ClassSeries, Memory};
-use super::{Inner, SeatReport};
+use super::{Inner, LevelReport, SeatReport};
 
 /// Looks at the recorder without keeping it alive: the registry belongs to it.
 #[derive(Debug)]
@@ -30,6 +30,7 @@ impl Collector for Live {
         let mut page = Page(&mut encoder);
         in_flight(&recorder, at, &mut page)?;
         classes(&recorder, at, &mut page)?;
+        levels(&recorder, &mut page)?;
         seats(&recorder, &mut page)?;
         engines(&recorder, at, &mut page)?;
         limits_store(&recorder, &mut page)?;
@@ -164,6 +165,23 @@ fn drifts(series: &ClassSeries, memory: &mut Memory, at: Tick, tell: &mut dyn Fn
     };
     one("input", &mut memory.input, assumed.input_tokens);
     one("output", &mut memory.output, assumed.output_tokens);
+}
+
+fn levels(recorder: &Inner, page: &mut Page<'_, '_>) -> fmt::Result {
+    let levels = recorder.levels.lock();
+    let rows = |of: fn(&LevelReport) -> usize| -> Rows {
+        levels.iter().map(|(class, report)| (vec![("class", class.to_string())], of(report) as f64)).collect()
+    };
+    page.gauges(
+        "goodput_degrade_level",
+        "Overload levels of the class that are in force, classes that have any",
+        rows(|report| report.level),
+    )?;
+    page.gauges(
+        "goodput_degrade_forced",
+        "Whether an operator has set the overload level of the class (1), or measures do (0)",
+        rows(|report| usize::from(report.is_forced)),
+    )
 }
 
 fn seats(recorder: &Inner, page: &mut Page<'_, '_>) -> fmt::Result {

@@ -31,6 +31,8 @@ pub(super) struct Metrics {
     pub(super) rate_limited: Family<Counter>,
     pub(super) over_limit: Family<Counter>,
     pub(super) spilled: Family<Counter>,
+    pub(super) degraded: Family<Counter>,
+    pub(super) capped: Family<Counter>,
     pub(super) ttft: Family<Histogram>,
     pub(super) ttfvt: Family<Histogram>,
     pub(super) tpot: Family<Histogram>,
@@ -116,6 +118,16 @@ impl Metrics {
             "spilled",
             "Requests that went to this pool because the one before it in their route had too long a queue",
             self.spilled.clone(),
+        );
+        own.register(
+            "degraded",
+            "Requests to which an overload level did this: capped, sent on, deferred, refused for a higher rank",
+            self.degraded.clone(),
+        );
+        own.register(
+            "capped_answers",
+            "Finished answers that were cut by an output-token cap which an overload level had lowered",
+            self.capped.clone(),
         );
         own.register(
             "time_to_first_token_seconds",

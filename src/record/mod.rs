@@ -80,6 +80,15 @@ pub struct SeatReport {
     pub taken: usize,
 }
 
+/// At which overload level a class is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LevelReport {
+    /// Levels in force.
+    pub level: usize,
+    /// An operator has set it.
+    pub is_forced: bool,
+}
+
 /// What was counted about the store in which gateways share the tenants' limits.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StoreReport {
@@ -113,6 +122,7 @@ struct Inner {
     open: OpenVisits,
     engines: engines::Engines,
     seats: Mutex<Vec<(PoolId, SeatReport)>>,
+    levels: Mutex<Vec<(ClassId, LevelReport)>>,
     store: Mutex<Option<StoreReport>>,
     registry: Registry,
     access: Option<AccessLines>,
@@ -137,6 +147,7 @@ impl Recorder {
                 open: OpenVisits::default(),
                 engines: engines::Engines::default(),
                 seats: Mutex::default(),
+                levels: Mutex::default(),
                 store: Mutex::default(),
                 registry,
                 access,
@@ -216,6 +227,20 @@ impl Recorder {
     /// The seats of every pool that has a limit, as they are now.
     pub fn seats(&self, seats: Vec<(PoolId, SeatReport)>) {
         *self.0.seats.lock() = seats;
+    }
+
+    /// The overload level of every class that has any, as it is now.
+    pub fn levels(&self, levels: Vec<(ClassId, LevelReport)>) {
+        *self.0.levels.lock() = levels;
+    }
+
+    /// How many times too fast a class used its budget of misses in the last minute, requests
+    /// that were shed left out; `None` where too few were judged to tell.
+    #[must_use]
+    pub fn pressure(&self, class: &ClassId, at: Tick) -> Option<f64> {
+        let table = self.0.table.load();
+        let memory = table.class(class)?.memory.lock();
+        memory.burn.pressure(at)
     }
 
     /// What was counted about the store of shared limits so far.

@@ -130,6 +130,7 @@ pub(super) struct Measures {
     cancel: Histogram,
     stalls: Counter,
     truncated: Counter,
+    capped: Counter,
     spilled: Counter,
 }
 
@@ -151,6 +152,7 @@ impl Measures {
             cancel: metrics.cancel.at(place(), &edges.e2e),
             stalls: metrics.stalls.at(place()),
             truncated: metrics.truncated_answers.at(place()),
+            capped: metrics.capped.at(place()),
             spilled: metrics.spilled.at(place()),
         }
     }
@@ -171,7 +173,7 @@ impl Measures {
             self.note_tokens(answer, finished.gap_edges.as_deref());
         }
         if let Some(answer) = finished.whole_answer() {
-            self.note_end(answer);
+            self.note_end(answer, finished.cap_lowered);
         }
     }
 
@@ -186,13 +188,14 @@ impl Measures {
         self.stalls.inc_by(u64::from(answer.gaps.stalls));
     }
 
-    fn note_end(&self, answer: &Timeline) {
+    fn note_end(&self, answer: &Timeline, cap_lowered: bool) {
         answer.e2e().inspect(|length| self.e2e.observe(*length));
         if answer.streamed && answer.limited.is_none() {
             answer.tpot().inspect(|length| self.tpot[answer.source as usize].observe(*length));
         }
         if answer.cut_by_length {
             self.truncated.inc();
+            self.capped.inc_by(u64::from(cap_lowered));
         }
     }
 }

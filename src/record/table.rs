@@ -11,8 +11,9 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use prometheus_client::metrics::counter::Counter;
 
+use crate::admit::levels::Kind;
 use crate::admit::limit::Limit;
-use crate::judge::{Objectives, Outcome};
+use crate::judge::{Missed, Objectives, Outcome};
 use crate::units::{ClassId, PoolId, TenantId};
 
 use super::burn::Burn;
@@ -161,6 +162,8 @@ pub(super) struct ClassSeries {
     pub(super) gap_edges: Arc<[Duration]>,
     pools: Map<PoolId, PoolSeries>,
     nowhere: PoolSeries,
+    /// In the order of [`Kind::ALL`].
+    degraded: [Counter; Kind::ALL.len()],
 }
 
 /// What a class remembers beside counters.
@@ -195,7 +198,9 @@ impl ClassSeries {
         }
         let mut nowhere = PoolSeries::new(metrics, class, NONE, None);
         nowhere.add_model(metrics, class.id.as_str(), NONE, &Arc::from(OTHER));
-        ClassSeries { promise: promise.clone(), memory, gap_edges: edges.gaps, pools, nowhere }
+        let degraded = Kind::ALL
+            .map(|kind| metrics.degraded.at(labels([("class", class.id.as_str()), ("action", kind.as_str())])));
+        ClassSeries { promise: promise.clone(), memory, gap_edges: edges.gaps, pools, nowhere, degraded }
     }
 
     /// The pools on which the class can run.
@@ -224,6 +229,9 @@ impl ClassSeries {
             model.lengths[finished.length as usize].note(outcome);
         }
         pool.note(finished);
+        for kind in finished.degraded.iter() {
+            self.degraded[kind as usize].inc();
+        }
         if outcome.is_judged() {
             self.remember(finished);
         }
@@ -231,7 +239,11 @@ impl ClassSeries {
 
     fn remember(&self, finished: &Finished) {
         let mut memory = self.memory.lock();
-        memory.burn.note(finished.verdict.outcome == Outcome::Met, finished.end);
+        let outcome = finished.verdict.outcome;
+        memory.burn.note(outcome == Outcome::Met, finished.end);
+        if outcome != Outcome::Missed(Missed::Shed) {
+            memory.burn.note_served(outcome == Outcome::Met, finished.end);
+        }
         if let Some((input, output)) = finished.tokens().filter(|_| self.promise.assumed.is_some()) {
             memory.input.note(input, finished.end);
             memory.output.note(output, finished.end);

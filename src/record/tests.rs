@@ -5,6 +5,7 @@ use serde_json::Value;
 use tokio::io::AsyncReadExt;
 
 use super::*;
+use crate::admit::levels::{Kind, Kinds};
 use crate::admit::limit::Limit;
 use crate::judge::{Case, Excluded, Held, Missed, Objective, Objectives, Outcome, Verdict};
 use crate::observe::{Choice, Ending, Gaps, Reader, Timeline, TokenSource, Usage};
@@ -120,6 +121,8 @@ fn finished(verdict: Verdict) -> Finished {
         limited: None,
         over_limit: false,
         spilled: false,
+        degraded: Kinds::default(),
+        cap_lowered: false,
     }
 }
 
@@ -463,6 +466,27 @@ async fn who_waits_is_told_where_and_who_went_on_is_counted_there() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn what_overload_levels_did_is_counted_and_so_are_answers_that_their_cap_cut() {
+    let recorder = recorder();
+    for (cap_lowered, cut) in [(true, true), (true, false), (false, true)] {
+        let mut visit = recorder.open(RequestId::from("r"), at(0));
+        visit.promised(promise());
+        visit.routed(Arc::from("llama-*"), PoolId::from("main"));
+        if cap_lowered {
+            visit.degraded(Kind::CapOutput);
+            visit.degraded(Kind::Spill);
+        }
+        visit.end(Timeline { cut_by_length: cut, ..answer() });
+    }
+    let told = samples(&recorder);
+    assert_eq!(told["goodput_degraded_total{class=\"chat\",action=\"cap_output\"}"], 2.0);
+    assert_eq!(told["goodput_degraded_total{class=\"chat\",action=\"spill\"}"], 2.0);
+    assert_eq!(told["goodput_degraded_total{class=\"chat\",action=\"defer\"}"], 0.0);
+    assert_eq!(told["goodput_capped_answers_total{class=\"chat\",pool=\"main\"}"], 1.0);
+    assert_eq!(told["goodput_truncated_answers_total{class=\"chat\",pool=\"main\"}"], 2.0);
+}
+
+#[tokio::test(start_paused = true)]
 async fn engines_reload_and_process_are_told() {
     let recorder = recorder();
     let (pool, engine) = (PoolId::from("main"), EngineId::from("vllm-0:8000"));
@@ -509,6 +533,7 @@ async fn the_page_is_the_golden_one() {
     recorder.bind(&small);
     recorder.engine(&PoolId::from("main"), &EngineId::from("vllm-0:8000"), EngineReport::default());
     recorder.seats(vec![(PoolId::from("main"), SeatReport { seats: 8, taken: 3 })]);
+    recorder.levels(vec![(ClassId::from("chat"), LevelReport { level: 2, is_forced: true })]);
     recorder.limits_store(StoreReport {
         up: true,
         calls: vec![("granted", 5), ("timeout", 1)],

@@ -8,6 +8,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::admit::levels::{Kind, Kinds};
 use crate::judge::{
     Case, Excluded, Missed, Objectives, Outcome, Progress, Pulse, Verdict, judge, judge_left, judge_refused, of_code,
 };
@@ -66,6 +67,7 @@ struct Draft {
     body_complete: Option<Tick>,
     admitted: Option<Tick>,
     spilled: bool,
+    degraded: Kinds,
 }
 
 impl Visit {
@@ -83,6 +85,7 @@ impl Visit {
             body_complete: None,
             admitted: None,
             spilled: false,
+            degraded: Kinds::default(),
         };
         Visit { recorder, open, draft: Some(Box::new(draft)) }
     }
@@ -155,6 +158,20 @@ impl Visit {
         let mut standing = self.open.standing.lock();
         standing.pool = Some(pool.clone());
         standing.waits = false;
+    }
+
+    /// An overload level does this to it.
+    pub fn degraded(&mut self, kind: Kind) {
+        self.draft_mut().degraded.add(kind);
+        if let (Kind::CapOutput, Some(case)) = (kind, self.case_mut()) {
+            case.cap_lowered = true;
+        }
+    }
+
+    /// What overload levels have done to it.
+    #[must_use]
+    pub fn degradation(&self) -> Kinds {
+        self.draft().degraded
     }
 
     /// An attempt begins.
@@ -260,6 +277,7 @@ impl Visit {
         let pool = self.open.standing.lock().pool.clone();
         let promise = draft.promise;
         let over_limit = promise.as_ref().is_some_and(|promise| promise.case.over_limit);
+        let cap_lowered = promise.as_ref().is_some_and(|promise| promise.case.cap_lowered);
         let (length, prompt) = promise.as_ref().map_or_else(Default::default, |p| (p.length, p.prompt));
         let (class, rule) = promise.map(|promise| (promise.class, promise.rule)).unzip();
         self.recorder.note(Finished {
@@ -286,6 +304,8 @@ impl Visit {
             limited: refusal.and_then(Refusal::limit).map(|standing| standing.limit),
             over_limit,
             spilled: draft.spilled,
+            degraded: draft.degraded,
+            cap_lowered,
         });
     }
 }

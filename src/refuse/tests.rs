@@ -140,7 +140,8 @@ fn only_what_is_true_is_promised() {
             Refusal::QueueFull { .. }
             | Refusal::PushedOut { .. }
             | Refusal::QueueTimeout { .. }
-            | Refusal::Hopeless { .. } => Some(3),
+            | Refusal::Hopeless { .. }
+            | Refusal::OverloadShed { .. } => Some(3),
             _ => None,
         };
         assert_eq!(refusal.retry_after(), known, "{refusal:?}");

@@ -7,8 +7,21 @@
 use bytes::Bytes;
 
 use super::Splice;
-use crate::inspect::{Facts, Field, StreamOptions};
+use crate::inspect::{Facts, Field, Nest, Reasoning, StreamOptions};
 use crate::units::Dialect;
+
+/// How much extended reasoning a request may ask an engine for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Thinking {
+    /// As much as it does.
+    #[default]
+    AsAsked,
+    /// What its body asks for is turned down.
+    Less,
+    /// Besides, the engine is told so where the body says nothing: it is of a kind whose chat
+    /// templates have switches.
+    LessByTemplate,
+}
 
 /// What the gateway wants changed in one request for one engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -23,6 +36,8 @@ pub struct Plan<'a> {
     pub engine_priority: Option<i64>,
     /// The most output tokens that a choice may have at the present overload level.
     pub lowered_cap: Option<u64>,
+    /// Extended reasoning at the present overload level.
+    pub thinking: Thinking,
 }
 
 /// The splices of one request, and what of it must be hidden from the client again.
@@ -39,6 +54,8 @@ pub struct Edits {
     pub continuous_injected: bool,
     /// A cap was lowered or set.
     pub cap_lowered: bool,
+    /// Reasoning was switched off or turned down.
+    pub reasoning_off: bool,
 }
 
 /// The splices that `plan` means for this body. The client's own `priority` goes in any case.
@@ -53,12 +70,14 @@ pub fn edits(facts: &Facts, dialect: Dialect, plan: &Plan<'_>) -> Edits {
         draft.members.push(format!("\"priority\":{priority}"));
         draft.is_injected = true;
     }
+    draft.think_less(facts, dialect, plan.thinking);
     bare.drop_priority(facts);
     draft.drop_priority(facts);
     Edits {
         usage_injected: draft.usage_injected,
         continuous_injected: draft.continuous_injected,
         cap_lowered: draft.cap_lowered,
+        reasoning_off: draft.reasoning_off,
         without_injection: draft.is_injected.then(|| bare.splices(facts)),
         splices: draft.splices(facts),
     }
@@ -73,6 +92,7 @@ struct Draft {
     usage_injected: bool,
     continuous_injected: bool,
     cap_lowered: bool,
+    reasoning_off: bool,
 }
 
 impl Draft {
@@ -168,6 +188,64 @@ impl Draft {
         }
     }
 
+    /// Turns down what asks for reasoning. What asks for none already is left alone. An engine
+    /// may refuse a switch that it does not know, so these count as injected.
+    fn think_less(&mut self, facts: &Facts, dialect: Dialect, thinking: Thinking) {
+        let has_switch = matches!(dialect, Dialect::Chat | Dialect::Responses | Dialect::Messages);
+        let switches = &facts.switches;
+        let is_off = switches.template.iter().flat_map(|nest| &nest.members).any(|(_, flag)| flag.value == Some(false));
+        if thinking == Thinking::AsAsked || !has_switch || is_off || facts.reasoning == Some(Reasoning::None) {
+            return;
+        }
+        let before = (self.splices.len(), self.members.len());
+        if let Some(effort) = switches.effort.as_ref().filter(|effort| asks_for_more(Some(effort.value))) {
+            self.replace(&effort.at, LOW);
+        }
+        if let Some(at) = &switches.thinking {
+            self.replace(at, r#"{"type":"disabled"}"#);
+        }
+        for (_, effort) in switches.reasoning.iter().flat_map(|nest| &nest.members) {
+            if asks_for_more(effort.value) {
+                self.replace(&effort.at, LOW);
+            }
+        }
+        if thinking == Thinking::LessByTemplate {
+            match dialect {
+                Dialect::Chat => self.switch(switches.template.as_ref(), TEMPLATE, &[ENABLE_THINKING, THINKING]),
+                Dialect::Responses => self.switch(switches.reasoning.as_ref(), REASONING, &[EFFORT]),
+                Dialect::Completions | Dialect::Messages | Dialect::Plain => {}
+            }
+        }
+        self.reasoning_off = (self.splices.len(), self.members.len()) != before;
+        self.is_injected |= self.reasoning_off;
+    }
+
+    /// Puts switches into an object that has them not, and sets those that it has to what they
+    /// should be; `wanted` are names and values.
+    fn switch<T: IsLow>(&mut self, nest: Option<&Nest<T>>, name: &str, wanted: &[(&str, &str)]) {
+        let stands = |name: &str| nest.is_some_and(|nest| nest.members.iter().any(|(member, _)| *member == name));
+        let missing = wanted.iter().filter(|(name, _)| !stands(name));
+        let missing: Vec<String> = missing.map(|(name, value)| format!("\"{name}\":{value}")).collect();
+        let missing = missing.join(",");
+        match nest {
+            None => self.members.push(format!("\"{name}\":{{{missing}}}")),
+            Some(nest) if nest.is_other => {}
+            Some(nest) if nest.is_null => self.replace(&nest.at, format!("{{{missing}}}")),
+            Some(nest) => {
+                for (member, field) in nest.members.iter().filter(|(_, field)| !T::is_low(field.value.as_ref())) {
+                    if let Some((_, value)) = wanted.iter().find(|(name, _)| name == member) {
+                        self.replace(&field.at, (*value).to_owned());
+                    }
+                }
+                if !missing.is_empty() {
+                    let comma = if nest.is_empty { "" } else { "," };
+                    let inside = nest.at.start + 1;
+                    self.replace(&(inside..inside), format!("{missing}{comma}"));
+                }
+            }
+        }
+    }
+
     /// All splices in order. New members stand in front of the others, in one insertion.
     fn splices(mut self, facts: &Facts) -> Vec<Splice> {
         if !self.members.is_empty() {
@@ -178,6 +256,35 @@ impl Draft {
         }
         self.splices.sort_by_key(|splice| splice.at.start);
         self.splices
+    }
+}
+
+const LOW: &str = "\"low\"";
+const TEMPLATE: &str = "chat_template_kwargs";
+const REASONING: &str = "reasoning";
+const ENABLE_THINKING: (&str, &str) = ("enable_thinking", "false");
+const THINKING: (&str, &str) = ("thinking", "false");
+const EFFORT: (&str, &str) = ("effort", LOW);
+
+/// Whether a stated effort is more than the least that every model knows.
+fn asks_for_more(effort: Option<Reasoning>) -> bool {
+    matches!(effort, Some(Reasoning::Medium | Reasoning::High | Reasoning::On))
+}
+
+/// A switch that stands where it should already, or was set a moment ago.
+trait IsLow: Sized {
+    fn is_low(value: Option<&Self>) -> bool;
+}
+
+impl IsLow for bool {
+    fn is_low(value: Option<&Self>) -> bool {
+        value == Some(&false)
+    }
+}
+
+impl IsLow for Reasoning {
+    fn is_low(value: Option<&Self>) -> bool {
+        value.is_some()
     }
 }
 
@@ -203,8 +310,14 @@ mod tests {
     use crate::rewrite::{apply, length_after};
     use crate::units::Endpoint;
 
-    const USAGE: Plan<'_> =
-        Plan { model: None, inject_usage: true, continuous_usage: false, engine_priority: None, lowered_cap: None };
+    const USAGE: Plan<'_> = Plan {
+        model: None,
+        inject_usage: true,
+        continuous_usage: false,
+        engine_priority: None,
+        lowered_cap: None,
+        thinking: Thinking::AsAsked,
+    };
 
     fn facts(body: &str, path: &str) -> Facts {
         let mut scanner = Scanner::new(Endpoint::relayed(path).unwrap());
@@ -364,6 +477,86 @@ mod tests {
     }
 
     #[test]
+    fn reasoning_is_turned_down_where_it_is_asked_for_and_told_to_the_template() {
+        let less = |body: &str, path: &str, thinking| {
+            let dialect = Endpoint::relayed(path).unwrap().dialect();
+            let plan = Plan { thinking, ..Plan::default() };
+            let edits = edits(&facts(body, path), dialect, &plan);
+            let changed = spliced(body, &edits.splices);
+            assert_eq!(edits.reasoning_off, changed != body, "{body}");
+            assert_eq!(
+                edits.without_injection.map(|bare| spliced(body, &bare)),
+                edits.reasoning_off.then(|| body.into())
+            );
+            changed
+        };
+        let template = r#""chat_template_kwargs":{"enable_thinking":false,"thinking":false}"#;
+        let chat = [
+            // What the body says is turned down, by whatever name.
+            (r#"{"reasoning_effort": "high"}"#, r#"{"reasoning_effort": "low"}"#),
+            (
+                r#"{"reasoning":{"max_tokens":9, "effort":"xhigh"}}"#,
+                r#"{"reasoning":{"max_tokens":9, "effort":"low"}}"#,
+            ),
+            (
+                r#"{"thinking":{"type":"enabled","budget_tokens":4096},"a":1}"#,
+                r#"{"thinking":{"type":"disabled"},"a":1}"#,
+            ),
+            (r#"{"reasoning_effort":"low"}"#, r#"{"reasoning_effort":"low"}"#),
+            (r#"{"reasoning_effort":null}"#, r#"{"reasoning_effort":null}"#),
+            ("{}", "{}"),
+        ];
+        for (body, becomes) in chat {
+            assert_eq!(less(body, "/v1/chat/completions", Thinking::Less), becomes);
+            let comma = if becomes == "{}" { "" } else { "," };
+            let told = format!("{{{template}{comma}{}", &becomes[1..]);
+            assert_eq!(less(body, "/v1/chat/completions", Thinking::LessByTemplate), told);
+            assert_eq!(less(body, "/v1/chat/completions", Thinking::AsAsked), body);
+            assert_eq!(less(body, "/v1/completions", Thinking::LessByTemplate), body, "there is no switch");
+        }
+        // What stands in the template's own switches stays where it is.
+        for (body, becomes) in [
+            (
+                r#"{"chat_template_kwargs":{"enable_thinking": true ,"x":[1]}}"#,
+                r#"{"chat_template_kwargs":{"thinking":false,"enable_thinking": false ,"x":[1]}}"#,
+            ),
+            (
+                r#"{"chat_template_kwargs":{"thinking":"yes","enable_thinking":1}}"#,
+                r#"{"chat_template_kwargs":{"thinking":false,"enable_thinking":false}}"#,
+            ),
+            (r#"{"chat_template_kwargs":null}"#, &format!("{{{template}}}")),
+            (r#"{"chat_template_kwargs":{}}"#, &format!("{{{template}}}")),
+            (r#"{"chat_template_kwargs":[]}"#, r#"{"chat_template_kwargs":[]}"#),
+            (r#"{"chat_template_kwargs":"x"}"#, r#"{"chat_template_kwargs":"x"}"#),
+        ] {
+            assert_eq!(less(body, "/v1/chat/completions", Thinking::LessByTemplate), becomes);
+        }
+        // Who asks for no reasoning has none.
+        for body in [
+            r#"{"reasoning_effort":"none"}"#,
+            r#"{"thinking":{"type":"disabled"}}"#,
+            r#"{"chat_template_kwargs":{"enable_thinking":false}}"#,
+        ] {
+            assert_eq!(less(body, "/v1/chat/completions", Thinking::LessByTemplate), body);
+        }
+        for (body, becomes) in [
+            ("{}", r#"{"reasoning":{"effort":"low"}}"#),
+            (r#"{"reasoning":null,"a":1}"#, r#"{"reasoning":{"effort":"low"},"a":1}"#),
+            (r#"{"reasoning":{"summary":"auto"}}"#, r#"{"reasoning":{"effort":"low","summary":"auto"}}"#),
+            (r#"{"reasoning":{"effort":null}}"#, r#"{"reasoning":{"effort":"low"}}"#),
+            (r#"{"reasoning":{"effort":"high"}}"#, r#"{"reasoning":{"effort":"low"}}"#),
+            (r#"{"reasoning":{"effort":"minimal"}}"#, r#"{"reasoning":{"effort":"minimal"}}"#),
+            (r#"{"reasoning":7}"#, r#"{"reasoning":7}"#),
+        ] {
+            assert_eq!(less(body, "/v1/responses", Thinking::LessByTemplate), becomes);
+        }
+        let body = r#"{"thinking":{"budget_tokens":9,"type":"enabled"},"system":"x"}"#;
+        let becomes = r#"{"thinking":{"type":"disabled"},"system":"x"}"#;
+        assert_eq!(less(body, "/v1/messages", Thinking::LessByTemplate), becomes);
+        assert_eq!(less("{}", "/v1/messages", Thinking::LessByTemplate), "{}");
+    }
+
+    #[test]
     fn an_alias_is_written_as_json() {
         let plan = Plan { model: Some("a\"b\\é"), ..Plan::default() };
         assert_eq!(sent(r#"{"mod\u0065l":"m\u0031"}"#, &plan), r#"{"mod\u0065l":"a\"b\\é"}"#);
@@ -422,6 +615,7 @@ mod tests {
             let lowered_cap = lowered_cap.map(u64::from);
             let plan = Plan {
                 model: model.as_deref(), inject_usage: usage.0, continuous_usage: usage.1, engine_priority, lowered_cap,
+                thinking: Thinking::AsAsked,
             };
             let edits = edits(&facts, Dialect::Chat, &plan);
             for (splices, plan) in [

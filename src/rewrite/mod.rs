@@ -4,6 +4,6 @@ mod edits;
 mod gate;
 mod splice;
 
-pub use edits::{Edits, Plan, edits};
+pub use edits::{Edits, Plan, Thinking, edits};
 pub use gate::EventGate;
 pub use splice::{Splice, apply, length_after};

@@ -91,6 +91,13 @@ impl Routes {
         self.lines.iter().any(|line| line.route.models.iter().any(|pattern| pattern.matches(model)))
     }
 
+    /// The pools that the routes of this class name first.
+    #[must_use]
+    pub fn first_pools(&self, class: &ClassId) -> BTreeSet<PoolId> {
+        let served = self.lines.iter().filter(|line| line.route.serves(class));
+        served.filter_map(|line| line.pools.first().cloned()).collect()
+    }
+
     /// Every combination of pool and model label that a request of this class can have, so
     /// that its counters can exist from the start.
     #[must_use]

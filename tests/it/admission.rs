@@ -56,7 +56,7 @@ async fn status(house: &House, ask: Ask) -> u16 {
 /// What is left of a limit of `acme`.
 fn left(house: &House, limit: &str) -> u64 {
     let (tenant, now) = (goodput::units::TenantId::from("acme"), house.clock.now());
-    let Books::Here(ledger) = &house.gateway.books else { panic!("the settings name no store") };
+    let Books::Here(ledger) = &house.gateway.books else { panic!("limits of this process") };
     let standings = ledger.standings(&tenant, "m1", now);
     standings.iter().find(|standing| standing.limit.as_str() == limit).expect("a limit of this name").remaining
 }

@@ -3,6 +3,7 @@
 mod admission;
 mod affinity;
 mod clocks;
+mod degradation;
 mod engine_priority;
 mod faces;
 mod framing;
@@ -12,6 +13,7 @@ mod made;
 mod operations;
 mod retries;
 mod seats;
+mod shared_store;
 mod support;
 mod wire;
 mod wire_gateway;

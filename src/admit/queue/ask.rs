@@ -25,7 +25,7 @@ pub struct Ask {
     pub leave_by: Tick,
     /// What happens when it can no longer make it.
     pub when_hopeless: WhenHopeless,
-    /// Whether it goes to its rank's turn or, beyond its tenant's limits, behind everybody.
+    /// Whether it goes to its rank's turn or, beyond its tenant's limits or deferred, behind everybody.
     pub standing: Standing,
 }
 
@@ -68,7 +68,8 @@ pub enum Standing {
     /// Within its tenant's limits.
     #[default]
     WithinLimits,
-    /// Beyond them, and served behind everybody else while there is room.
+    /// Beyond them, or deferred by an overload level: served behind everybody else while there is
+    /// room.
     OverLimit,
 }
 

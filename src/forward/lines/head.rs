@@ -25,21 +25,21 @@ pub(super) struct Head {
 /// Takes the head of an answer to a `POST` out of what has come in, once it is whole.
 pub(super) fn take(buffer: &mut BytesMut) -> Result<Option<Head>, NoAnswer> {
     loop {
-        let Some(parts) = parse(buffer)? else { return Ok(None) };
+        let Some((parts, said)) = parse(buffer)? else { return Ok(None) };
         match parts.status.as_u16() {
             // We asked for no other protocol.
             101 => return Err(NoAnswer::Garbage),
             100..=199 => {}
             _ => {
-                let framing = framing_of(&parts)?;
-                let stays = stays(&parts) && framing != Framing::ToEnd;
+                let framing = said.framing(&parts)?;
+                let stays = said.stays(parts.version) && framing != Framing::ToEnd;
                 return Ok(Some(Head { parts, framing, stays }));
             }
         }
     }
 }
 
-fn parse(buffer: &mut BytesMut) -> Result<Option<response::Parts>, NoAnswer> {
+fn parse(buffer: &mut BytesMut) -> Result<Option<(response::Parts, Said)>, NoAnswer> {
     let mut lines = [const { MaybeUninit::uninit() }; MOST_LINES];
     let mut answer = httparse::Response::new(&mut []);
     let parser = httparse::ParserConfig::default();
@@ -59,60 +59,70 @@ fn parse(buffer: &mut BytesMut) -> Result<Option<response::Parts>, NoAnswer> {
         parts.extensions.insert(reason);
     }
     parts.headers = HeaderMap::with_capacity(answer.headers.len() + FIELDS_OF_OURS);
+    let mut said = Said::default();
     for line in answer.headers.iter() {
         let at = line.value.as_ptr() as usize - buffer.as_ptr() as usize;
         let name = HeaderName::from_bytes(line.name.as_bytes()).map_err(|_| NoAnswer::Garbage)?;
         let value = HeaderValue::from_maybe_shared(text.slice(at..at + line.value.len()));
-        parts.headers.append(name, value.map_err(|_| NoAnswer::Garbage)?);
+        let value = value.map_err(|_| NoAnswer::Garbage)?;
+        said.hear(&name, value.as_bytes())?;
+        parts.headers.append(name, value);
     }
     buffer.advance(length);
-    Ok(Some(parts))
+    Ok(Some((parts, said)))
 }
 
 /// What the gateway adds to the fields before they go to the client.
 const FIELDS_OF_OURS: usize = 6;
 
-fn framing_of(head: &response::Parts) -> Result<Framing, NoAnswer> {
-    if matches!(head.status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED) {
-        return Ok(Framing::EMPTY);
-    }
-    let mut codings = head.headers.get_all(TRANSFER_ENCODING).iter();
-    match (codings.next(), codings.next()) {
-        (None, _) => Ok(stated_length(&head.headers)?.map_or(Framing::ToEnd, Framing::Length)),
-        (Some(coding), None)
-            if coding.as_bytes().trim_ascii().eq_ignore_ascii_case(b"chunked") && head.version == Version::HTTP_11 =>
-        {
-            Ok(Framing::CHUNKED)
-        }
-        _ => Err(NoAnswer::Garbage),
-    }
+/// What the fields of a head say about the body and the connection.
+#[derive(Default)]
+struct Said {
+    /// Lines that name a transfer coding, and whether one of them is `chunked` alone.
+    codings: u8,
+    is_chunked: bool,
+    length: Option<u64>,
+    closes: bool,
+    keeps_alive: bool,
 }
 
-/// A length may be stated more than once, if it is the same.
-fn stated_length(headers: &HeaderMap) -> Result<Option<u64>, NoAnswer> {
-    let mut length = None;
-    for value in headers.get_all(CONTENT_LENGTH) {
-        for text in value.as_bytes().split(|byte| *byte == b',') {
-            let stated = digits(text.trim_ascii()).ok_or(NoAnswer::Garbage)?;
-            if *length.get_or_insert(stated) != stated {
-                return Err(NoAnswer::Garbage);
+impl Said {
+    fn hear(&mut self, name: &HeaderName, value: &[u8]) -> Result<(), NoAnswer> {
+        let tokens = || value.split(|byte| *byte == b',').map(<[u8]>::trim_ascii);
+        if *name == TRANSFER_ENCODING {
+            self.codings = self.codings.saturating_add(1);
+            self.is_chunked = value.trim_ascii().eq_ignore_ascii_case(b"chunked");
+        } else if *name == CONTENT_LENGTH {
+            // It may be stated more than once, if it is the same.
+            for text in tokens() {
+                let stated = digits(text).ok_or(NoAnswer::Garbage)?;
+                if *self.length.get_or_insert(stated) != stated {
+                    return Err(NoAnswer::Garbage);
+                }
             }
+        } else if *name == CONNECTION {
+            self.closes |= tokens().any(|token| token.eq_ignore_ascii_case(b"close"));
+            self.keeps_alive |= tokens().any(|token| token.eq_ignore_ascii_case(b"keep-alive"));
+        }
+        Ok(())
+    }
+
+    fn framing(&self, head: &response::Parts) -> Result<Framing, NoAnswer> {
+        match self.codings {
+            _ if matches!(head.status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED) => Ok(Framing::EMPTY),
+            0 => Ok(self.length.map_or(Framing::ToEnd, Framing::Length)),
+            1 if self.is_chunked && head.version == Version::HTTP_11 => Ok(Framing::CHUNKED),
+            _ => Err(NoAnswer::Garbage),
         }
     }
-    Ok(length)
+
+    /// Whether the engine keeps the connection open behind this answer.
+    fn stays(&self, version: Version) -> bool {
+        !self.closes && (version == Version::HTTP_11 || self.keeps_alive)
+    }
 }
 
 fn digits(text: &[u8]) -> Option<u64> {
     let all_digits = !text.is_empty() && text.iter().all(u8::is_ascii_digit);
     std::str::from_utf8(text).ok().filter(|_| all_digits)?.parse().ok()
-}
-
-/// Whether the engine keeps the connection open behind this answer.
-fn stays(head: &response::Parts) -> bool {
-    let says = |what: &[u8]| {
-        let values = head.headers.get_all(CONNECTION).iter();
-        let mut tokens = values.flat_map(|value| value.as_bytes().split(|byte| *byte == b','));
-        tokens.any(|token| token.trim_ascii().eq_ignore_ascii_case(what))
-    };
-    !says(b"close") && (head.version == Version::HTTP_11 || says(b"keep-alive"))
 }

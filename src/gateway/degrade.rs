@@ -1,0 +1,299 @@
+//! Overload levels at work: measures every class, keeps its ladder (`admit::levels`), and says
+//! what is in force for a request.
+//!
+//! [`Levels`] lives over reloads. What requests look at is one board, absent while no level of
+//! any class is in force, so that a gateway without load pays for nothing. A request takes what
+//! the board says when its class is known, and keeps it to its end.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use ahash::RandomState;
+use arc_swap::ArcSwapOption;
+use http::header::HeaderValue;
+use parking_lot::Mutex;
+
+use super::house::House;
+use super::promise::Live;
+use crate::admit::levels::{InForce, Kind, Kinds, Ladder, Measured};
+use crate::config::{Class, Settings};
+use crate::record::{LevelReport, Visit};
+use crate::refuse::Refusal;
+use crate::route::Routed;
+use crate::units::{ClassId, PoolId, Priority, Tick, Tokens};
+
+/// How often classes are measured.
+const EVERY: Duration = Duration::from_millis(500);
+
+/// The overload levels of all classes.
+#[derive(Debug, Default)]
+pub struct Levels {
+    ladders: Mutex<Ladders>,
+    board: ArcSwapOption<Board>,
+}
+
+#[derive(Debug, Default)]
+struct Ladders {
+    of: HashMap<ClassId, Standing, RandomState>,
+    /// When classes are measured next.
+    due: Tick,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Standing {
+    ladder: Ladder,
+    measured: Measured,
+}
+
+/// What is in force.
+#[derive(Debug)]
+struct Board {
+    classes: HashMap<ClassId, InForce, RandomState>,
+    kept_free: Vec<KeptFree>,
+}
+
+/// Pools that a class keeps free of lower ranks.
+#[derive(Debug)]
+struct KeptFree {
+    class: ClassId,
+    rank: Priority,
+    pools: BTreeSet<PoolId>,
+    /// When the level that says so may change at the earliest; `None`: an operator decides.
+    until: Option<Tick>,
+}
+
+/// How a class with levels stands.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LevelView {
+    /// The class.
+    pub class: ClassId,
+    /// Levels in force.
+    pub level: usize,
+    /// Levels that it has.
+    pub levels: usize,
+    /// What those in force do, in their order.
+    pub actions: Vec<Kind>,
+    /// An operator has set it.
+    pub is_forced: bool,
+    /// What was measured last.
+    pub measured: Measured,
+}
+
+/// Why a level could not be set.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NotForced {
+    /// No class has this name.
+    UnknownClass,
+    /// The class has only so many levels.
+    TooHigh(usize),
+}
+
+/// What is done to one request.
+#[derive(Clone, Debug, Default)]
+pub struct Relief {
+    in_force: InForce,
+    board: Option<Arc<Board>>,
+}
+
+impl Relief {
+    /// The most output tokens that it may have.
+    #[must_use]
+    pub fn cap(&self) -> Option<Tokens> {
+        self.in_force.cap
+    }
+
+    /// Whether it goes without extended reasoning.
+    #[must_use]
+    pub fn without_reasoning(&self) -> bool {
+        self.in_force.reasoning_off
+    }
+
+    /// Whether it waits behind everybody else. To be asked once.
+    #[must_use]
+    pub fn defers(&self, visit: &mut Visit) -> bool {
+        if self.in_force.defer {
+            visit.degraded(Kind::Defer);
+        }
+        self.in_force.defer
+    }
+
+    /// The route that is left of the one that the settings say.
+    ///
+    /// # Errors
+    /// Nothing is left: all of its pools are kept free for higher ranks.
+    pub fn rerouted(&self, routed: Routed, rank: Priority, visit: &mut Visit, at: Tick) -> Result<Routed, Refusal> {
+        let Some(board) = &self.board else { return Ok(routed) };
+        let keeps = |pool: &PoolId| board.kept_free.iter().find(|kept| kept.rank < rank && kept.pools.contains(pool));
+        let mut pools: Vec<PoolId> = routed.pools.iter().filter(|pool| keeps(pool).is_none()).cloned().collect();
+        let has_fewer = pools.len() < routed.pools.len();
+        if !has_fewer && !self.in_force.spill {
+            return Ok(routed);
+        }
+        if has_fewer {
+            visit.degraded(Kind::ShedLower);
+            if let (true, Some(kept)) = (pools.is_empty(), keeps(&routed.pools[0])) {
+                let retry_after = kept.until.map(|until| whole_seconds(until - at));
+                return Err(Refusal::OverloadShed { class: kept.class.clone(), retry_after });
+            }
+        }
+        if self.in_force.spill && pools.len() > 1 {
+            visit.degraded(Kind::Spill);
+            pools.rotate_left(1);
+        }
+        Ok(Routed { pools: pools.into(), ..routed })
+    }
+}
+
+/// Rounded up, at least one.
+fn whole_seconds(length: Duration) -> u64 {
+    (length.as_secs() + u64::from(length.subsec_nanos() > 0)).max(1)
+}
+
+/// The value of `x-goodput-degraded`; none where nothing was done.
+#[must_use]
+pub fn shown(kinds: Kinds) -> Option<HeaderValue> {
+    if kinds.is_empty() {
+        return None;
+    }
+    let names: Vec<&str> = kinds.iter().map(Kind::as_str).collect();
+    HeaderValue::try_from(names.join(", ")).ok()
+}
+
+impl House {
+    /// What is in force for a request of this class.
+    pub(super) fn relief(&self, class: &ClassId) -> Relief {
+        let board = self.levels.board.load_full();
+        let in_force = board.as_ref().and_then(|board| board.classes.get(class)).copied();
+        Relief { in_force: in_force.unwrap_or_default(), board }
+    }
+
+    /// Measures every class that has levels, if it is time to, and moves its level.
+    pub(super) fn weigh_levels(&self) {
+        let at = self.clock.now();
+        let mut ladders = self.levels.ladders.lock();
+        if ladders.of.is_empty() || at < ladders.due {
+            return;
+        }
+        ladders.due = at + EVERY;
+        let live = self.live.load();
+        let mut moved = false;
+        for class in live.settings.classes.iter().filter(|class| !class.degrade.is_empty()) {
+            let Some(standing) = ladders.of.get_mut(&class.id) else { continue };
+            standing.measured = self.measure(&live, class, at);
+            if standing.ladder.weigh(&class.degrade, &standing.measured, at) {
+                moved = true;
+                tell(class, standing);
+            }
+        }
+        if moved {
+            self.post(&live.settings, &ladders);
+        }
+    }
+
+    /// Levels follow the settings: what is in force stays, as far as it is still there.
+    pub(super) fn follow_levels(&self, settings: &Settings) {
+        let at = self.clock.now();
+        let mut ladders = self.levels.ladders.lock();
+        ladders.of.retain(|id, _| settings.class(id).is_some_and(|class| !class.degrade.is_empty()));
+        for class in settings.classes.iter().filter(|class| !class.degrade.is_empty()) {
+            ladders.of.entry(class.id.clone()).or_default().ladder.fit(class.degrade.len(), at);
+        }
+        self.post(settings, &ladders);
+    }
+
+    /// An operator sets the level of a class, or hands it back.
+    ///
+    /// # Errors
+    /// There is no such class, or no such level.
+    pub fn force_level(&self, class: &str, level: Option<usize>) -> Result<LevelView, NotForced> {
+        let at = self.clock.now();
+        let live = self.live.load();
+        let class = live.settings.class(&ClassId::from(class)).ok_or(NotForced::UnknownClass)?;
+        let mut ladders = self.levels.ladders.lock();
+        let standing = match ladders.of.get_mut(&class.id) {
+            Some(standing) if level.is_none_or(|level| level <= class.degrade.len()) => standing,
+            _ => return Err(NotForced::TooHigh(class.degrade.len())),
+        };
+        match level {
+            Some(level) => standing.ladder.force(level, at),
+            None => standing.ladder.release(at),
+        }
+        tell(class, standing);
+        let view = standing.view(class);
+        self.post(&live.settings, &ladders);
+        Ok(view)
+    }
+
+    /// How every class with levels stands, in the order of the settings.
+    #[must_use]
+    pub fn level_views(&self) -> Vec<LevelView> {
+        let live = self.live.load();
+        let ladders = self.levels.ladders.lock();
+        let view = |class: &Arc<Class>| Some(ladders.of.get(&class.id)?.view(class));
+        live.settings.classes.iter().filter_map(view).collect()
+    }
+
+    /// Tells the recorder at which level each class is: to be called before a page of metrics is
+    /// written.
+    pub fn report_levels(&self) {
+        let report = |view: LevelView| (view.class, LevelReport { level: view.level, is_forced: view.is_forced });
+        self.recorder.levels(self.level_views().into_iter().map(report).collect());
+    }
+
+    fn measure(&self, live: &Live, class: &Class, at: Tick) -> Measured {
+        let mut measured = Measured { burn_rate: self.recorder.pressure(&class.id, at), ..Measured::default() };
+        for pool in live.settings.routes.first_pools(&class.id) {
+            let Some(desk) = self.desks.desk(&pool) else { continue };
+            measured.queue_depth = measured.queue_depth.max(desk.numbers().waiting as u64);
+            measured.queue_wait = measured.queue_wait.max(desk.expected_wait(class.priority));
+        }
+        measured
+    }
+
+    /// Puts up the board that requests look at.
+    fn post(&self, settings: &Settings, ladders: &Ladders) {
+        let mut board = Board { classes: HashMap::default(), kept_free: Vec::new() };
+        for class in &settings.classes {
+            let Some(Standing { ladder, .. }) = ladders.of.get(&class.id).filter(|of| of.ladder.level() > 0) else {
+                continue;
+            };
+            let in_force = InForce::at(&class.degrade, ladder.level());
+            if in_force.shed_lower {
+                let pools = settings.routes.reach(&class.id).into_iter().map(|(pool, _)| pool).collect();
+                let until = (!ladder.is_forced()).then(|| ladder.free_at(&class.degrade));
+                board.kept_free.push(KeptFree { class: class.id.clone(), rank: class.priority, pools, until });
+            }
+            board.classes.insert(class.id.clone(), in_force);
+        }
+        self.levels.board.store((!board.classes.is_empty()).then(|| Arc::new(board)));
+    }
+}
+
+impl Standing {
+    fn view(&self, class: &Class) -> LevelView {
+        let level = self.ladder.level();
+        LevelView {
+            class: class.id.clone(),
+            level,
+            levels: class.degrade.len(),
+            actions: class.degrade.iter().take(level).map(|level| level.action.kind()).collect(),
+            is_forced: self.ladder.is_forced(),
+            measured: self.measured,
+        }
+    }
+}
+
+/// A level that changes is a life event.
+fn tell(class: &Class, standing: &Standing) {
+    let Standing { ladder, measured } = standing;
+    tracing::info!(
+        class = %class.id,
+        level = ladder.level(),
+        forced = ladder.is_forced(),
+        burn_rate = measured.burn_rate,
+        queue_wait_ms = measured.queue_wait.map(|wait| wait.as_millis() as u64),
+        queue_depth = measured.queue_depth,
+        "the overload level of the class"
+    );
+}
