@@ -372,20 +372,15 @@ async fn nobody_is_forgotten_by_many_threads() {
     let one = |number: usize, desk: Arc<Desk>| async move {
         let ask = patient(clock);
         let mut entering = Box::pin(desk.enter(&ask));
-        if number % 3 == 0
-            && let Some(seat) = left_after(entering.as_mut(), number % 7).await
-        {
-            drop(seat);
-            return;
-        }
-        if number % 3 == 0 {
+        if number.is_multiple_of(3) {
+            drop(left_after(entering.as_mut(), number % 7).await);
             return;
         }
         let seat = entering.await.expect("a seat");
         for _ in 0..number % 4 {
             tokio::task::yield_now().await;
         }
-        if number % 2 == 0 { seat.settle(Tokens(number as u64)) } else { drop(seat) }
+        if number.is_multiple_of(2) { seat.settle(Tokens(number as u64)) } else { drop(seat) }
     };
     let mut all = tokio::task::JoinSet::new();
     for number in 0..5000 {
