@@ -305,13 +305,17 @@ impl House {
                 Offered::Seated(seat) => {
                     return Ok(Seated { seat: Some(seat), first: at, since: went_on });
                 }
-                Offered::Away(away) => Ended::Away(away),
+                Offered::Away(away) if away.why == Why::Hopeless => Ended::Away(away),
+                Offered::Away(away) => walk.onward(at, None).map_or(Ended::Away(away), Ended::Onward),
                 Offered::Waits(turn) => {
                     visit.waits(&walk.pools[at]);
                     match walk.wait(at, turn).await {
                         Ok(seat) => {
                             visit.called();
                             return Ok(Seated { seat: Some(seat), first: at, since: Some(walk.now()) });
+                        }
+                        Err(Ended::Away(away)) if away.why == Why::PushedOut => {
+                            walk.onward(at, None).map_or(Ended::Away(away), Ended::Onward)
                         }
                         Err(ended) => ended,
                     }
@@ -320,10 +324,7 @@ impl House {
             place = match ended {
                 Ended::Onward(place) => place,
                 Ended::Drained => return Err(Refusal::Draining),
-                Ended::Away(away) => {
-                    let onward = matches!(away.why, Why::QueueFull | Why::PushedOut).then(|| walk.onward(at, None));
-                    onward.flatten().ok_or_else(|| refusal(&away, &walk.pools[at]))?
-                }
+                Ended::Away(away) => return Err(refusal(&away, &walk.pools[at])),
             };
         }
     }

@@ -536,19 +536,22 @@ async fn who_would_be_late_goes_on_to_a_free_seat_of_the_next_pool_and_traffic_c
 
 #[tokio::test(start_paused = true)]
 async fn a_full_queue_sends_on_to_the_next_pool_before_it_refuses() {
-    let yaml = seats(1).with("queue: {max_waiting: 0}").pool("b", &["e2"]);
-    let house = House::new(&yaml);
-    let _a = house.engine("e1", vec![stream_of(100, 4000)]);
-    let _b = house.engine("e2", vec![stream_of(100, 300)]);
-    let in_a = house.chat(stream_with_usage()).await;
-    let in_b = house.chat(stream_with_usage()).await;
-    assert_eq!(
-        (&in_a.headers["x-goodput-pool"], &in_b.headers["x-goodput-pool"]),
-        (&"a".parse().unwrap(), &"b".parse().unwrap())
-    );
-    drop((in_a, in_b));
-    house.lines(2).await;
-    house.end().await;
+    let full = seats(1).with("queue: {max_waiting: 0}").pool("b", &["e2"]);
+    let nobody_waits = seats(1).class("queue: {max_wait: 0s}").pool("b", &["e2"]);
+    for yaml in [full, nobody_waits] {
+        let house = House::new(&yaml);
+        let _a = house.engine("e1", vec![stream_of(100, 4000)]);
+        let _b = house.engine("e2", vec![stream_of(100, 300)]);
+        let in_a = house.chat(stream_with_usage()).await;
+        let in_b = house.chat(stream_with_usage()).await;
+        assert_eq!(
+            (&in_a.headers["x-goodput-pool"], &in_b.headers["x-goodput-pool"]),
+            (&"a".parse().unwrap(), &"b".parse().unwrap())
+        );
+        drop((in_a, in_b));
+        house.lines(2).await;
+        house.end().await;
+    }
 }
 
 #[tokio::test(start_paused = true)]
