@@ -442,6 +442,22 @@ async fn the_body_is_kept_while_the_request_waits() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn who_waits_when_a_drain_begins_is_served_on() {
+    let (house, _engine) = House::playing_with(&seats(1), stream_of(100, 1000));
+    let house = Arc::new(house);
+    let all: Vec<_> = (0..3).map(|_| spawn(&house, Ask::post(CHAT, stream_with_usage()))).collect();
+    house.sleep(ms(10)).await;
+    house.gateway.begin_drain();
+    let late = house.chat(stream_with_usage()).await;
+    assert_eq!((late.status.as_u16(), &late.headers["x-goodput-reason"]), (503, &"draining".parse().unwrap()));
+    for answer in join_all(all).await {
+        assert_eq!(answer.unwrap().status, 200);
+    }
+    drop(late);
+    ended(house).await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn when_the_drain_limit_passes_who_waits_is_told_to_go_elsewhere() {
     let (house, _engine) = House::playing_with(&seats(1), stream_of(100, 60_000));
     let sitting = house.chat(stream_with_usage()).await;
