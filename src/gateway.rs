@@ -237,7 +237,7 @@ impl Gateway {
             arrival,
             complete: upload.complete,
         };
-        let allowed = self.reserve(live, &wish, upload.complete)?;
+        let allowed = self.reserve(live, &wish, upload.complete).await?;
         let mut standing = allowed.standing;
         if let Some(case) = visit.case_mut() {
             case.over_limit = standing == Standing::OverLimit;

@@ -126,6 +126,9 @@ refusals! {
     /// More than a limit of the tenant can ever hold.
     #[error("{limit} of the {scope} holds {most} at most, and {need} are asked for")]
     RequestExceedsLimit { limit: Limit = Limit::Tokens, scope: Scope = Scope::Tenant, need: u64 = 5000, most: u64 = 1000 } = "request_exceeds_limit",
+    /// The store of the tenants' limits cannot be asked, and the settings say `closed`.
+    #[error("the store of the tenants' limits cannot be asked")]
+    LimitsStoreUnavailable = "limits_store_unavailable",
     /// The pool's queue has no place, and none that this request may take from another.
     #[error("the queue of pool {pool} is full")]
     QueueFull { pool: PoolId = PoolId::from("chat"), retry_after: Option<u64> = Some(3) } = "queue_full",
@@ -218,7 +221,8 @@ impl Refusal {
             | Refusal::EngineGarbage { .. }
             | Refusal::EngineAnswered { .. }
             | Refusal::StreamIncomplete => StatusCode::BAD_GATEWAY,
-            Refusal::QueueFull { .. }
+            Refusal::LimitsStoreUnavailable
+            | Refusal::QueueFull { .. }
             | Refusal::PushedOut { .. }
             | Refusal::QueueTimeout { .. }
             | Refusal::Hopeless { .. }
@@ -275,7 +279,9 @@ impl Refusal {
             | Refusal::Hopeless { .. }
             | Refusal::OverloadShed { .. }
             | Refusal::Draining => Outcome::Missed(Missed::Shed),
-            Refusal::DrainCut | Refusal::Internal => Outcome::Missed(Missed::Internal),
+            Refusal::LimitsStoreUnavailable | Refusal::DrainCut | Refusal::Internal => {
+                Outcome::Missed(Missed::Internal)
+            }
         }
     }
 
@@ -292,6 +298,7 @@ impl Refusal {
             | Refusal::Hopeless { retry_after, .. }
             | Refusal::OverloadShed { retry_after, .. } => *retry_after,
             Refusal::UnknownPath
+            | Refusal::LimitsStoreUnavailable
             | Refusal::MethodNotAllowed { .. }
             | Refusal::BadHead { .. }
             | Refusal::EngineAnswered { .. }
@@ -361,6 +368,7 @@ impl Refusal {
             Refusal::RequestExceedsLimit { limit, scope, need, most } => {
                 format!("This request may need {need}, and your limit {} never holds more than {most}. Lower its output cap, shorten it, or ask your operator for a higher limit.", named(*limit, *scope)).into()
             }
+            Refusal::LimitsStoreUnavailable => "Your limits cannot be looked up at present. Try again in a moment.".into(),
             Refusal::QueueFull { retry_after, .. } => format!("Too many requests are waiting. {}", again(*retry_after)).into(),
             Refusal::PushedOut { retry_after, .. } => format!("Requests that go first took the place in which this one waited. {}", again(*retry_after)).into(),
             Refusal::QueueTimeout { retry_after, .. } => format!("The request could not be begun in time: the engines are busy. {}", again(*retry_after)).into(),

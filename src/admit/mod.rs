@@ -1,10 +1,14 @@
 //! Who may enter now.
 //!
-//! [`limit`] keeps the books of the tenants' limits, [`queue`] decides who runs, waits and is
+//! [`limit`] keeps the books of the tenants' limits, [`shared`] does where several gateways have
+//! the same ones, and [`Books`] is either; [`queue`] decides who runs, waits and is
 //! turned away in front of one pool, [`desk`] is where requests wait for it.
 
+mod books;
 pub mod desk;
 pub mod levels;
 pub mod limit;
 pub mod queue;
 pub mod shared;
+
+pub use books::{Books, Reservation};

@@ -111,6 +111,7 @@ impl Service {
         let Service { clock, drain, gateway, probes, listener, admin, shutdown, source, lines } = self;
         let mut tasks = JoinSet::new();
         tasks.spawn(gateway.clone().keep_seats());
+        tasks.spawn(gateway.clone().keep_books());
         let sweeping = Arc::clone(&gateway.lines);
         tasks.spawn(async move { sweeping.keep_swept().await });
         let reloader = source.map(|source| follow(source, &gateway, &probes, &listener, &mut tasks));
@@ -164,6 +165,7 @@ async fn last_words(clock: Clock, gateway: Gateway, mut tasks: JoinSet<()>, line
             tracing::warn!(open = gateway.recorder.open_visits(), "requests were still open at the end");
         }
     }
+    gateway.leave_books().await;
     tasks.shutdown().await;
     // With the last recorder goes the last sender of lines.
     drop(gateway);
@@ -239,6 +241,7 @@ impl AdminView for View {
         report_engines(&self.gateway.fleet, &self.gateway.recorder, at);
         self.gateway.report_seats();
         self.gateway.report_levels();
+        self.gateway.report_store();
         self.gateway.recorder.page(if openmetrics { Format::OpenMetrics } else { Format::Text })
     }
 

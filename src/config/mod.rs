@@ -31,6 +31,7 @@ use crate::accept::settings::{Admin, Listen, Shutdown};
 use crate::admit::levels::Level;
 use crate::admit::limit::settings::{Limits, OverLimit};
 use crate::admit::queue::ClassQueue;
+use crate::admit::shared::settings::LimitsStore;
 use crate::classify::{Rules, TargetHeaders};
 use crate::forward::settings::Timeouts;
 use crate::identify::Keyring;
@@ -74,6 +75,8 @@ pub struct Settings {
     pub tenants: TenantTable,
     /// Gateways that share the engines.
     pub replicas: u32,
+    /// Where the balances of limits live.
+    pub limits_store: LimitsStore,
     /// Where the access line goes.
     pub access_log: AccessLog,
     /// A hash of the file and of every file that it refers to.
@@ -177,6 +180,9 @@ impl Settings {
         }
         if self.shutdown != other.shutdown {
             found.push("shutdown");
+        }
+        if self.limits_store != other.limits_store {
+            found.push("limits_store");
         }
         if self.access_log != other.access_log {
             found.push("telemetry.access_log");

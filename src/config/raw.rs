@@ -10,6 +10,7 @@ use super::scalar::{Hidden, Seats, Size, Word, Words};
 use crate::admit::levels::Kind;
 use crate::admit::limit::settings::OverLimit;
 use crate::admit::queue::WhenHopeless;
+use crate::admit::shared::settings::OnFailure;
 use crate::classify::TargetHeaders;
 use crate::inspect::Reasoning;
 use crate::judge::{NonStreaming, TtftCounts};
@@ -46,8 +47,8 @@ block! {
         may tenants: Filled<Tenant>,
         /// Gateways that share the engines. Default: 1.
         may replicas: At<u64>,
-        /// Where the balances of limits live.
-        may limits_store: NotYet,
+        /// Where the balances of limits live: `memory`, or a store that gateways share. Default: memory.
+        may limits_store: Store,
         /// What is written down where.
         may telemetry: Telemetry,
     }
@@ -492,6 +493,26 @@ block! {
         may when_over_limit: At<Word<OverLimit>>,
     }
 
+    /// A store that gateways share.
+    SharedStore {
+        /// Redis or Valkey.
+        must redis: Redis,
+    }
+
+    /// A store in Redis or Valkey.
+    Redis {
+        /// Where it is: `redis://HOST:PORT`, with TLS `rediss://HOST:PORT`. A password belongs into a variable or a file.
+        must url: At<String>,
+        /// File with the password.
+        may password_file: At<String>,
+        /// What requests meet while it cannot be asked: open (this gateway's share of each limit) or closed (a refusal). Default: open.
+        may on_failure: At<Word<OnFailure>>,
+        /// How long a request waits for it at most. Default: 50ms.
+        may timeout: At<Duration>,
+        /// The first part of every key in it. Default: goodput.
+        may key_prefix: At<String>,
+    }
+
     /// Limits of a tenant: on all its requests, and on those for single models.
     Limits {
         /// Prompt and output tokens together.
@@ -587,6 +608,46 @@ impl schemars::JsonSchema for HeaderTest {
         let shape = generator.subschema_for::<HeaderShape>();
         schemars::json_schema!({"anyOf": [values, shape]})
     }
+}
+
+/// What `limits_store` says.
+#[derive(Debug)]
+pub(super) enum Store {
+    /// In the process.
+    Memory,
+    /// Elsewhere.
+    Shared(Box<SharedStore>),
+}
+
+impl super::read::Read for Store {
+    fn read(node: &super::tree::Node, reader: &mut super::read::Reader<'_>) -> Option<Self> {
+        match &node.value {
+            super::tree::Value::Text(word) if word == "memory" => Some(Store::Memory),
+            super::tree::Value::Map(_) => SharedStore::read(node, reader).map(Box::new).map(Store::Shared),
+            _ => {
+                reader.fail(node, "is no store", "write `memory`, or {redis: {url: redis://HOST:PORT}}");
+                None
+            }
+        }
+    }
+}
+
+impl schemars::JsonSchema for Store {
+    fn inline_schema() -> bool {
+        true
+    }
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "limits_store".into()
+    }
+    fn json_schema(generator: &mut schemars::SchemaGenerator) -> schemars::Schema {
+        let shared = generator.subschema_for::<SharedStore>();
+        schemars::json_schema!({"anyOf": [{"const": "memory"}, shared]})
+    }
+}
+
+impl Words for OnFailure {
+    const NAME: &'static str = "on_failure";
+    const WORDS: &'static [(&'static str, Self)] = &[("open", OnFailure::Open), ("closed", OnFailure::Closed)];
 }
 
 /// What `degrade[].action` says.

@@ -10,6 +10,7 @@ use super::*;
 use crate::admit::levels::{Action, Bounds};
 use crate::admit::limit::settings::{Allowance, Rate};
 use crate::admit::queue::{self, Shares, WhenHopeless};
+use crate::admit::shared::settings::{Address, LimitsStore, OnFailure, Redis};
 use crate::judge::{Assumption, NonStreaming, Objective, Quantiles, TtftCounts};
 use crate::route::settings::{Balance, Concurrency, EngineKind, Engines};
 use crate::units::Tokens;
@@ -100,6 +101,10 @@ fn class(more: &str) -> String {
 /// The base, with more keys in its pool.
 fn pool(more: &str) -> String {
     changed("    engines", &format!("    {more}\n    engines"))
+}
+
+fn store(redis: &str) -> String {
+    and(&format!("limits_store: {{redis: {redis}}}"))
 }
 
 fn rule(when: &str) -> String {
@@ -341,6 +346,34 @@ fn what_is_not_written_has_its_default() {
 }
 
 #[test]
+fn a_store_of_limits_is_read_with_its_secrets() {
+    assert_eq!(good(&and("limits_store: memory")).limits_store, LimitsStore::Memory);
+    assert_eq!(good(BASE).limits_store, LimitsStore::Memory);
+    let redis = |settings: Settings| match settings.limits_store {
+        LimitsStore::Redis(redis) => *redis,
+        LimitsStore::Memory => panic!("a store was written"),
+    };
+    let plain = redis(good(&store("{url: \"redis://store:6380/2\"}")));
+    assert_eq!(plain, Redis::at(Address::read("redis://store:6380/2").unwrap()));
+    let full = redis(good(&store(
+        "{url: \"rediss://gateway@store\", password_file: engine.key, on_failure: closed, timeout: 20ms, key_prefix: eu}",
+    )));
+    let expected = Redis {
+        address: Address::read("rediss://gateway:sk-engine@store").unwrap(),
+        on_failure: OnFailure::Closed,
+        timeout: Duration::from_millis(20),
+        key_prefix: "eu".into(),
+    };
+    assert_eq!(full, expected);
+    assert!(!format!("{full:?}").contains("sk-engine"));
+    let hidden = redis(good(&store("{url: \"redis://:${CANARY}@store\"}")));
+    assert!(hidden.address.has_password() && !format!("{hidden:?}").contains("CANARY3"));
+    assert!(good(&store("{url: \"redis://store\"}")).notes[0].to_string().contains("no tenant has limits"));
+    let two = problems(&store("{url: \"redis://:${CANARY}@store\", password_file: engine.key}"));
+    assert!(two.len() == 1 && two[0].contains("stands here and in `password_file`"), "{two:?}");
+}
+
+#[test]
 fn a_changed_companion_is_another_hash() {
     let text = tenants("  - {tenant: a, keys_file: acme.keys}");
     let mut made = made();
@@ -358,6 +391,8 @@ fn what_a_running_process_cannot_change_is_named() {
     assert_eq!(before.fixed_differences(&after), ["listen.address", "admin.address"]);
     let after = good(&and("shutdown: {drain: 1s}\ntelemetry: {access_log: off}"));
     assert_eq!(before.fixed_differences(&after), ["shutdown", "telemetry.access_log"]);
+    let after = good(&store("{url: \"redis://store\"}"));
+    assert_eq!(before.fixed_differences(&after), ["limits_store"]);
 }
 
 // ---- what does not ------------------------------------------------------------------------
@@ -835,8 +870,44 @@ fn each_kind_of_problem() {
             ),
             "3:79: slo_classes[0].degrade[1]: the cap is no lower than that of an earlier level",
         ),
+        // where limits live
+        (
+            and("limits_store: disk"),
+            "12:15: limits_store: is no store; write `memory`, or {redis: {url: redis://HOST:PORT}}",
+        ),
+        (and("limits_store: {}"), "12:15: limits_store: `redis` is missing; add `redis`"),
+        (store("{}"), "12:23: limits_store.redis: `url` is missing; add `url`"),
+        (
+            store("{url: \"store:6379/SECRET\"}"),
+            "12:29: limits_store.redis.url: is no URL of a store; write redis://HOST:PORT or, with TLS, rediss://HOST:PORT",
+        ),
+        (store("{url: \"http://store\"}"), "12:29: limits_store.redis.url: is no URL of a store"),
+        (
+            store("{url: \"rediss://store/#insecure\"}"),
+            "12:29: limits_store.redis.url: asks for TLS without a look at the certificate; take `#insecure` away",
+        ),
+        (
+            store("{url: \"redis://:SECRET@store\"}"),
+            "12:29: limits_store.redis.url: holds a password for everybody who reads this file; write the whole URL as ${NAME}",
+        ),
+        (
+            store("{url: \"redis://store\", on_failure: half}"),
+            "limits_store.redis.on_failure: \"half\" is not known here; write one of: open, closed",
+        ),
+        (
+            store("{url: \"redis://store\", timeout: 2s}"),
+            "limits_store.redis.timeout: every request may have to wait so long",
+        ),
+        (store("{url: \"redis://store\", timeout: 0s}"), "limits_store.redis.timeout: 0 is no time at all"),
+        (
+            store("{url: \"redis://store\", key_prefix: \"a b\"}"),
+            "limits_store.redis.key_prefix: \"a b\" cannot be a name",
+        ),
+        (
+            store("{url: \"redis://store\", password_file: nowhere}"),
+            "limits_store.redis.password_file: the file \"nowhere\" cannot be read",
+        ),
         // not built yet
-        (and("limits_store: memory"), "12:15: limits_store: not available yet"),
         (and("telemetry: {otlp: {endpoint: x}}"), "12:19: telemetry.otlp: not available yet"),
         (and("telemetry: {journal: {path: x}}"), "12:22: telemetry.journal: not available yet"),
         // no YAML, no settings
@@ -893,6 +964,8 @@ fn what_nothing_leads_to_is_a_note() {
     assert!(settings.notes[0].to_string().contains("no rule leads to the class \"batch\""));
     let no_seats = good(&pool("queue: {max_waiting: 5}"));
     assert!(no_seats.notes[0].to_string().contains("nothing waits here"));
+    let nothing_to_keep = good(&pool("max_concurrency_per_engine: auto"));
+    assert!(nothing_to_keep.notes[0].to_string().contains("seats only grow"), "{:?}", nothing_to_keep.notes);
     let no_limits =
         tenants(&format!("  - {{tenant: a, when_over_limit: demote, keys: [{{blake3: \"{}\"}}]}}", hash("k")));
     assert!(good(&no_limits).notes[0].to_string().contains("the tenant has no limits"));
@@ -1013,15 +1086,13 @@ fn every_key_of_the_schema_is_described() {
 #[test]
 fn keys_without_a_function_accept_nothing() {
     let schema = schema();
-    assert_eq!(schema.pointer("/properties/limits_store/not"), Some(&serde_json::json!({})));
+    assert_eq!(schema.pointer("/$defs/Telemetry/properties/otlp/not"), Some(&serde_json::json!({})));
 }
 
 #[test]
 fn every_key_is_used_by_the_full_example_or_has_no_function_yet() {
     let text = include_str!("../../config/goodput.yaml");
-    let schema = schema().to_string();
-    let later: Vec<&str> = vec!["limits_store", "session_header", "otlp", "journal"];
-    assert!(schema.contains("limits_store"));
+    let later: Vec<&str> = vec!["session_header", "otlp", "journal"];
     for (way, keys) in blocks(&super::schema()) {
         for key in keys.iter().filter(|key| !later.contains(&key.as_str())) {
             assert!(text.contains(&format!("{key}:")), "{way:?} {key}");

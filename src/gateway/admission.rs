@@ -19,10 +19,12 @@ use std::time::Duration;
 
 use super::house::House;
 use super::promise::{BoundPool, Live, Promise};
+use crate::admit::Reservation;
 use crate::admit::desk::{Offered, Seat, Turn};
 use crate::admit::limit::settings::OverLimit;
-use crate::admit::limit::{Exhausted, Output, Reservation, Used, Wanted};
+use crate::admit::limit::{Exhausted, Output, Used, Wanted};
 use crate::admit::queue::{Aim, Ask, Standing, TurnedAway, Why};
+use crate::admit::shared::Denied;
 use crate::clock::Clock;
 use crate::inspect::Facts;
 use crate::judge::{Case, Objective, Objectives, Progress, breaks_at};
@@ -251,20 +253,24 @@ impl House {
     /// Sets aside what the request wants, of all limits of its tenant together.
     ///
     /// # Errors
-    /// A limit is used up and the tenant's settings say `reject`, or it can never hold so much.
-    pub(super) fn reserve(&self, live: &Live, wish: &Wish<'_>, at: Tick) -> Result<Allowed, Refusal> {
+    /// A limit is used up and the tenant's settings say `reject`, or it can never hold so much;
+    /// the store of the limits cannot be asked.
+    pub(super) async fn reserve(&self, live: &Live, wish: &Wish<'_>, at: Tick) -> Result<Allowed, Refusal> {
         if !live.is_metered {
             return Ok(Allowed { reservation: None, standing: Standing::WithinLimits });
         }
-        match self.ledger.reserve(wish.tenant, wish.model.unwrap_or_default(), &wish.wanted(), at) {
+        match self.books.reserve(wish.tenant, wish.model.unwrap_or_default(), &wish.wanted(), at).await {
             Ok(reservation) => Ok(Allowed { reservation: Some(reservation), standing: Standing::WithinLimits }),
-            Err(Exhausted::ForEver { limit, scope, need, most }) => {
+            Err(Denied::Unavailable) => Err(Refusal::LimitsStoreUnavailable),
+            Err(Denied::Exhausted(Exhausted::ForEver { limit, scope, need, most })) => {
                 Err(Refusal::RequestExceedsLimit { limit, scope, need, most })
             }
-            Err(Exhausted::ForNow { .. }) if live.when_over_limit(wish.tenant) == OverLimit::Demote => {
+            Err(Denied::Exhausted(Exhausted::ForNow { .. }))
+                if live.when_over_limit(wish.tenant) == OverLimit::Demote =>
+            {
                 Ok(Allowed { reservation: None, standing: Standing::OverLimit })
             }
-            Err(Exhausted::ForNow { standing, retry_after }) => {
+            Err(Denied::Exhausted(Exhausted::ForNow { standing, retry_after })) => {
                 Err(Refusal::RateLimitExceeded { standing, retry_after })
             }
         }

@@ -8,18 +8,20 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
+use parking_lot::Mutex;
 
 use super::degrade::Levels;
 use super::promise::Live;
+use crate::admit::Books;
 use crate::admit::desk::{Desk, Desks};
-use crate::admit::limit::Ledger;
+use crate::admit::shared::{By, EDGES, Ended, Keeper};
 use crate::clock::Clock;
 use crate::config::Settings;
 use crate::dial::Dial;
 use crate::forward::lines::Lines;
 use crate::inspect::Ratios;
 use crate::judge::Objectives;
-use crate::record::{Recorder, SeatReport};
+use crate::record::{Recorder, SeatReport, StoreReport};
 use crate::route::settings::{Concurrency, Pool};
 use crate::route::{Fleet, Promised};
 use crate::units::{PoolId, Tick};
@@ -58,7 +60,9 @@ pub struct House {
     /// What was learned from usage.
     pub ratios: Ratios,
     /// The books of the tenants' limits.
-    pub ledger: Ledger,
+    pub books: Books,
+    /// The task behind them, until somebody runs it.
+    keeper: Mutex<Option<Keeper>>,
     /// Where requests wait for a seat.
     pub desks: Desks,
     /// What is given up under load, and how far.
@@ -68,12 +72,14 @@ pub struct House {
 
 impl Gateway {
     /// A gateway with these settings. Nothing runs yet: whoever owns it runs the probes
-    /// (`route::probe`), keeps the seats ([`Gateway::keep_seats`]) and serves it.
+    /// (`route::probe`), keeps the seats ([`Gateway::keep_seats`]) and
+    /// the books ([`Gateway::keep_books`]), and serves it.
     #[must_use]
     pub fn new(settings: Settings, materials: Materials) -> Self {
         let Materials { clock, dial, recorder, seed } = materials;
-        let (ledger, desks) = (Ledger::new(), Desks::new(clock));
-        follow(&ledger, &desks, &settings, clock.now());
+        let desks = Desks::new(clock);
+        let (books, keeper) = Books::new(&settings.limits_store, clock, seed);
+        follow(&books, &desks, &settings, clock.now());
         let gateway = Gateway(Arc::new(House {
             clock,
             lines: Arc::new(Lines::new(dial, clock)),
@@ -82,7 +88,8 @@ impl Gateway {
             live: ArcSwap::from_pointee(Live::new(settings, &recorder, &desks)),
             fleet: Arc::new(Fleet::new(seed)),
             recorder,
-            ledger,
+            books,
+            keeper: Mutex::new(keeper),
             desks,
             levels: Levels::default(),
         }));
@@ -96,7 +103,7 @@ impl Gateway {
     /// connections, ratios, balances, seats and counters stay.
     pub fn adopt(&self, settings: Settings) {
         self.tell_the_fleet(&settings);
-        follow(&self.ledger, &self.desks, &settings, self.clock.now());
+        follow(&self.books, &self.desks, &settings, self.clock.now());
         self.count_seats();
         let live = Arc::new(Live::new(settings, &self.recorder, &self.desks));
         self.live.store(Arc::clone(&live));
@@ -111,6 +118,40 @@ impl Gateway {
             self.count_seats();
             self.weigh_levels();
         }
+    }
+
+    /// Speaks with the store of the tenants' limits, if they are shared. Never ends before
+    /// [`Gateway::leave_books`].
+    pub async fn keep_books(self) {
+        let keeper = self.keeper.lock().take();
+        match keeper {
+            Some(keeper) => keeper.run().await,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Gives back what this gateway has of shared limits: when no request runs any more.
+    pub async fn leave_books(&self) {
+        if let Books::Shared(store) = &self.books {
+            store.leave().await;
+        }
+    }
+
+    /// Tells the recorder what was counted about the store of the tenants' limits, if they are
+    /// shared: to be called before a page of metrics is written.
+    pub fn report_store(&self) {
+        let Books::Shared(store) = &self.books else { return };
+        let numbers = store.numbers();
+        let [lengths @ .., longer] = numbers.lengths;
+        self.recorder.limits_store(StoreReport {
+            up: numbers.up,
+            calls: Ended::ALL.iter().map(|ended| (ended.as_str(), numbers.calls(*ended))).collect(),
+            lengths: (EDGES.into_iter().zip(lengths).collect(), longer),
+            length: numbers.length,
+            given_up: numbers.given_up,
+            requests: By::ALL.iter().map(|by| (by.as_str(), numbers.requests(*by))).collect(),
+            unspent: numbers.unspent,
+        });
     }
 
     /// Tells the recorder how many seats there are and how many are taken: to be called before
@@ -166,9 +207,9 @@ impl House {
 }
 
 /// Limits and queues follow the settings.
-fn follow(ledger: &Ledger, desks: &Desks, settings: &Settings, at: Tick) {
+fn follow(books: &Books, desks: &Desks, settings: &Settings, at: Tick) {
     let limits = settings.tenants.iter().map(|tenant| (tenant.id.clone(), tenant.limits.clone()));
-    ledger.reload(&limits.collect(), at);
+    books.reload(&limits.collect(), settings.replicas, at);
     let queue = |pool: &Arc<Pool>| (pool.concurrency != Concurrency::Unlimited).then(|| pool.queue.clone());
     let queues: Vec<_> = settings.pools.iter().map(|pool| (&pool.id, queue(pool))).collect();
     desks.follow(queues.iter().map(|(pool, queue)| (*pool, queue.as_ref())));

@@ -33,6 +33,7 @@ impl Collector for Live {
         levels(&recorder, &mut page)?;
         seats(&recorder, &mut page)?;
         engines(&recorder, at, &mut page)?;
+        limits_store(&recorder, &mut page)?;
         process(&recorder, &mut page)
     }
 }
@@ -48,6 +49,15 @@ impl Page<'_, '_> {
         let mut family = self.0.encode_descriptor(name, help, None, MetricType::Gauge)?;
         for (labels, value) in &rows {
             family.encode_family(labels)?.encode_gauge(value)?;
+        }
+        Ok(())
+    }
+
+    /// The same for counts, with one label.
+    fn counters(&mut self, name: &str, help: &str, label: &'static str, rows: &[(&'static str, u64)]) -> fmt::Result {
+        let mut family = self.0.encode_descriptor(name, help, None, MetricType::Counter)?;
+        for (value, count) in rows {
+            family.encode_family(&[(label, *value)])?.encode_counter::<NoLabelSet, u64, f64>(count, None)?;
         }
         Ok(())
     }
@@ -218,6 +228,42 @@ fn engines(recorder: &Inner, at: Tick, page: &mut Page<'_, '_>) -> fmt::Result {
         "How far predictions of the engine's latency were off lately, as a share of what was seen",
         errors,
     )
+}
+
+/// Only where limits are shared; the families are announced in any case.
+fn limits_store(recorder: &Inner, page: &mut Page<'_, '_>) -> fmt::Result {
+    let report = recorder.store.lock().clone();
+    let (is_shared, report) = (report.is_some(), report.unwrap_or_default());
+    let help = "Whether the store of shared limits is asked (1), or was given up until a trial succeeds (0)";
+    let mut family = page.0.encode_descriptor("goodput_limits_store_up", help, None, MetricType::Gauge)?;
+    if is_shared {
+        family.encode_gauge(&f64::from(u8::from(report.up)))?;
+    }
+    let help = "Calls to the store of shared limits, by how they ended";
+    page.counters("goodput_limits_store_calls", help, "result", &report.calls)?;
+    let help = "How long calls to the store of shared limits took";
+    let name = "goodput_limits_store_call_seconds";
+    let mut family = page.0.encode_descriptor(name, help, None, MetricType::Histogram)?;
+    if is_shared {
+        let (edges, longer) = &report.lengths;
+        let mut buckets: Vec<_> = edges.iter().map(|(edge, count)| (edge.as_secs_f64(), *count)).collect();
+        buckets.push((f64::INFINITY, *longer));
+        let count = buckets.iter().map(|(_, count)| count).sum();
+        family.encode_histogram::<NoLabelSet>(report.length.as_secs_f64(), count, &buckets, None)?;
+    }
+    let help = "How often the store of shared limits was given up, until a trial succeeded";
+    let mut family = page.0.encode_descriptor("goodput_limits_store_given_up", help, None, MetricType::Counter)?;
+    if is_shared {
+        family.encode_counter::<NoLabelSet, u64, f64>(&report.given_up, None)?;
+    }
+    let help = "Requests with shared limits: let in by a lease, by the store, by this gateway's share, or refused because the store was away";
+    page.counters("goodput_limits_store_requests", help, "by", &report.requests)?;
+    let help = "Tokens and requests of shared limits that are granted to this gateway and used by nobody";
+    let mut family = page.0.encode_descriptor("goodput_limits_store_unspent", help, None, MetricType::Gauge)?;
+    if is_shared {
+        family.encode_gauge(&(report.unspent as f64))?;
+    }
+    Ok(())
 }
 
 fn process(recorder: &Inner, page: &mut Page<'_, '_>) -> fmt::Result {

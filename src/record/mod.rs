@@ -89,6 +89,25 @@ pub struct LevelReport {
     pub is_forced: bool,
 }
 
+/// What was counted about the store in which gateways share the tenants' limits.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct StoreReport {
+    /// It is asked.
+    pub up: bool,
+    /// Calls, by how they ended.
+    pub calls: Vec<(&'static str, u64)>,
+    /// Calls by their length: upper edges with counts, and longer ones.
+    pub lengths: (Vec<(Duration, u64)>, u64),
+    /// All lengths together.
+    pub length: Duration,
+    /// How often it was given up, until a trial succeeded.
+    pub given_up: u64,
+    /// Requests, by who let them in.
+    pub requests: Vec<(&'static str, u64)>,
+    /// What is granted to this gateway and used by nobody.
+    pub unspent: u64,
+}
+
 /// Writes down what happened. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Recorder(Arc<Inner>);
@@ -104,6 +123,7 @@ struct Inner {
     engines: engines::Engines,
     seats: Mutex<Vec<(PoolId, SeatReport)>>,
     levels: Mutex<Vec<(ClassId, LevelReport)>>,
+    store: Mutex<Option<StoreReport>>,
     registry: Registry,
     access: Option<AccessLines>,
     emptied: Notify,
@@ -128,6 +148,7 @@ impl Recorder {
                 engines: engines::Engines::default(),
                 seats: Mutex::default(),
                 levels: Mutex::default(),
+                store: Mutex::default(),
                 registry,
                 access,
                 emptied: Notify::new(),
@@ -220,6 +241,11 @@ impl Recorder {
         let table = self.0.table.load();
         let memory = table.class(class)?.memory.lock();
         memory.burn.pressure(at)
+    }
+
+    /// What was counted about the store of shared limits so far.
+    pub fn limits_store(&self, report: StoreReport) {
+        *self.0.store.lock() = Some(report);
     }
 
     /// An engine is no longer listed; its series go ten minutes from now.

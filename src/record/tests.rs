@@ -534,6 +534,15 @@ async fn the_page_is_the_golden_one() {
     recorder.engine(&PoolId::from("main"), &EngineId::from("vllm-0:8000"), EngineReport::default());
     recorder.seats(vec![(PoolId::from("main"), SeatReport { seats: 8, taken: 3 })]);
     recorder.levels(vec![(ClassId::from("chat"), LevelReport { level: 2, is_forced: true })]);
+    recorder.limits_store(StoreReport {
+        up: true,
+        calls: vec![("granted", 5), ("timeout", 1)],
+        lengths: (vec![(Duration::from_millis(1), 4), (Duration::from_millis(50), 1)], 1),
+        length: Duration::from_millis(55),
+        given_up: 0,
+        requests: vec![("lease", 40), ("store", 5)],
+        unspent: 1200,
+    });
     let verdict = crate::judge::judge(&answer(), &chat(), &Case::of(Dialect::Chat));
     recorder.note(Finished { timeline: Some(answer()), ..finished(verdict) });
     let missed = Verdict { ttft: Some(Held::Broken), ..Verdict::bare(Outcome::Missed(Missed::Shed)) };

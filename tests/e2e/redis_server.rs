@@ -74,8 +74,24 @@ impl RedisServer {
 
     /// One command, as words; the first bytes of the answer.
     pub fn say(&self, words: &[&str]) -> std::io::Result<String> {
-        let mut text = format!("*{}\r\n", words.len());
-        words.iter().for_each(|word| text.push_str(&format!("${}\r\n{word}\r\n", word.len())));
+        self.write(&resp(words))
+    }
+
+    /// Its clock.
+    pub fn time(&self) -> Duration {
+        let told = self.say(&["TIME"]).expect("it answers");
+        let numbers: Vec<u64> = told.lines().filter_map(|line| line.parse().ok()).collect();
+        let [seconds, micros] = numbers[..] else { panic!("{told}") };
+        Duration::new(seconds, micros as u32 * 1000)
+    }
+
+    /// Several commands on one connection, none of which fails.
+    pub fn say_all(&self, commands: &[&[&str]]) {
+        let answer = self.write(&commands.iter().map(|words| resp(words)).collect::<String>()).expect("an answer");
+        assert!(answer.lines().all(|line| line == "+OK"), "{answer}");
+    }
+
+    fn write(&self, text: &str) -> std::io::Result<String> {
         let mut socket = UnixStream::connect(socket(&self.folder))?;
         socket.set_read_timeout(Some(Duration::from_secs(10)))?;
         socket.write_all(text.as_bytes())?;
@@ -94,6 +110,11 @@ impl Drop for RedisServer {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+fn resp(words: &[&str]) -> String {
+    let each: String = words.iter().map(|word| format!("${}\r\n{word}\r\n", word.len())).collect();
+    format!("*{}\r\n{each}", words.len())
 }
 
 fn socket(folder: &tempfile::TempDir) -> PathBuf {

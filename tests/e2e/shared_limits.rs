@@ -110,14 +110,6 @@ async fn until(mut what: impl FnMut() -> bool) {
     panic!("it never came true");
 }
 
-/// The server's time.
-fn server_time(server: &RedisServer) -> Duration {
-    let told = server.say(&["TIME"]).expect("it answers");
-    let numbers: Vec<u64> = told.lines().filter_map(|line| line.parse().ok()).collect();
-    let [seconds, micros] = numbers[..] else { panic!("{told}") };
-    Duration::new(seconds, micros as u32 * 1000)
-}
-
 fn let_in(gateways: &[Arc<Gateway>]) -> u64 {
     gateways.iter().map(|gateway| gateway.let_in.load(Ordering::Relaxed)).sum()
 }
@@ -137,12 +129,12 @@ fn three_gateways_let_in_what_the_limit_allows_and_no_more() {
         let server = RedisServer::start()?;
         runtime().block_on(async {
             let gateways = three(&server, OnFailure::Open, &tokens_limit()).await;
-            let start = server_time(&server);
+            let start = server.time();
             let mut offering = JoinSet::new();
             gateways.iter().for_each(|gateway| drop(offering.spawn(Arc::clone(gateway).offer())));
-            until(|| server_time(&server) - start > Duration::from_secs(6)).await;
+            until(|| server.time() - start > Duration::from_secs(6)).await;
             let count = let_in(&gateways);
-            let ratio = count as f64 / (BURST as f64 + flow(server_time(&server) - start));
+            let ratio = count as f64 / (BURST as f64 + flow(server.time() - start));
             assert!((0.97..=1.02).contains(&ratio), "{ratio}");
             assert_eq!(requests(&gateways, By::Share), 0, "the store was there all the time");
             let calls: u64 = gateways.iter().map(|gateway| gateway.store.numbers().calls.iter().sum::<u64>()).sum();
@@ -367,6 +359,14 @@ fn a_store_behind_a_password_wants_it_and_no_log_shows_it() {
             let right = Gateway::with(with("?pass=s3cret"), &tokens_limit(), 3);
             until(|| right.store.numbers().up).await;
             right.ask(50).await.expect("it has the password");
+            // A user with no more rights than the documentation names.
+            let rules = documented_user();
+            let rules = rules.split(' ').skip(2).map(|word| if word == ">SECRET" { ">narrow" } else { word });
+            let words: Vec<&str> = ["AUTH", "s3cret"].into_iter().collect();
+            server.say_all(&[&words, &["ACL", "SETUSER"].into_iter().chain(rules).collect::<Vec<_>>()]);
+            let narrow = Gateway::with(with("?user=gateway&pass=narrow"), &tokens_limit(), 4);
+            until(|| narrow.store.numbers().up).await;
+            narrow.ask(50).await.expect("it may do all that it needs");
             for gateway in [wrong, none] {
                 assert_eq!(gateway.ask(50).await, Err(Denied::Unavailable));
                 assert!(!format!("{:?}", gateway.store).contains("wr0ng"));
@@ -375,6 +375,13 @@ fn a_store_behind_a_password_wants_it_and_no_log_shows_it() {
         });
         Ok(())
     });
+}
+
+/// The line of the documentation that makes a user.
+fn documented_user() -> String {
+    let page =
+        std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/shared-limits.md")).expect("it is there");
+    page.lines().find(|line| line.starts_with("ACL SETUSER ")).expect("the page makes a user").to_owned()
 }
 
 /// Accepts, and answers nothing that is RESP.

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use futures_util::future::join_all;
+use goodput::admit::Books;
 use goodput::lab::script::{Script, ScriptedEngine, fixtures::*};
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -55,7 +56,8 @@ async fn status(house: &House, ask: Ask) -> u16 {
 /// What is left of a limit of `acme`.
 fn left(house: &House, limit: &str) -> u64 {
     let (tenant, now) = (goodput::units::TenantId::from("acme"), house.clock.now());
-    let standings = house.gateway.ledger.standings(&tenant, "m1", now);
+    let Books::Here(ledger) = &house.gateway.books else { panic!("limits of this process") };
+    let standings = ledger.standings(&tenant, "m1", now);
     standings.iter().find(|standing| standing.limit.as_str() == limit).expect("a limit of this name").remaining
 }
 

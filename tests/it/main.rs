@@ -2,6 +2,7 @@
 
 mod admission;
 mod affinity;
+mod choosing;
 mod clocks;
 mod degradation;
 mod engine_priority;
@@ -13,6 +14,7 @@ mod made;
 mod operations;
 mod retries;
 mod seats;
+mod shared_store;
 mod support;
 mod wire;
 mod wire_gateway;

@@ -95,8 +95,8 @@ pub struct Numbers {
     pub lengths: [u64; EDGES.len() + 1],
     /// All lengths together.
     pub length: Duration,
-    /// How often the breaker opened.
-    pub opened: u64,
+    /// How often the store was given up until a trial succeeded.
+    pub given_up: u64,
     /// Requests, in the order of [`By::ALL`].
     pub requests: [u64; By::ALL.len()],
     /// Tokens and requests that are granted and held by no request, of the tenants' own limits.
@@ -124,7 +124,7 @@ pub(super) struct Counters {
     calls: [AtomicU64; Ended::ALL.len()],
     lengths: [AtomicU64; EDGES.len() + 1],
     nanos: AtomicU64,
-    opened: AtomicU64,
+    given_up: AtomicU64,
     requests: [AtomicU64; By::ALL.len()],
 }
 
@@ -137,7 +137,7 @@ impl Counters {
     pub fn turn(&self, up: bool) {
         let was_up = self.up.swap(up, Ordering::AcqRel);
         if was_up && !up {
-            self.opened.fetch_add(1, Ordering::Relaxed);
+            self.given_up.fetch_add(1, Ordering::Relaxed);
         }
     }
 
@@ -159,7 +159,7 @@ impl Counters {
             calls: self.calls.each_ref().map(read),
             lengths: self.lengths.each_ref().map(read),
             length: Duration::from_nanos(read(&self.nanos)),
-            opened: read(&self.opened),
+            given_up: read(&self.given_up),
             requests: self.requests.each_ref().map(read),
             unspent,
         }

@@ -6,6 +6,16 @@ use std::time::Duration;
 
 use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo};
 
+/// Where the balances of the tenants' limits live.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum LimitsStore {
+    /// In this process: each gateway has its own.
+    #[default]
+    Memory,
+    /// In a store that several gateways share.
+    Redis(Box<Redis>),
+}
+
 /// A store in Redis or Valkey.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Redis {
@@ -44,10 +54,7 @@ pub enum OnFailure {
 
 /// An address that was read from a URL. Shows itself without its password.
 #[derive(Clone)]
-pub struct Address {
-    info: ConnectionInfo,
-    url: secrecy::SecretString,
-}
+pub struct Address(ConnectionInfo);
 
 impl Address {
     /// Reads `redis://`, `rediss://` (TLS), `valkey://` and `valkeys://` with host, port, user,
@@ -60,18 +67,31 @@ impl Address {
         if let ConnectionAddr::TcpTls { insecure: true, .. } = info.addr() {
             return Err(BadAddress::Insecure);
         }
-        Ok(Address { info, url: url.into() })
+        Ok(Address(info))
+    }
+
+    /// Whether the URL held a password.
+    #[must_use]
+    pub fn has_password(&self) -> bool {
+        self.0.redis_settings().password().is_some()
+    }
+
+    /// The same with a password.
+    #[must_use]
+    pub fn with_password(self, password: &str) -> Self {
+        let settings = self.0.redis_settings().clone().set_password(password);
+        Address(self.0.set_redis_settings(settings))
     }
 
     pub(super) fn info(&self) -> &ConnectionInfo {
-        &self.info
+        &self.0
     }
 }
 
 /// Host and port alone.
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.info.addr().fmt(f)
+        self.0.addr().fmt(f)
     }
 }
 
@@ -83,8 +103,11 @@ impl fmt::Debug for Address {
 
 impl PartialEq for Address {
     fn eq(&self, other: &Self) -> bool {
-        use secrecy::ExposeSecret;
-        self.url.expose_secret() == other.url.expose_secret()
+        let entry = |address: &Self| {
+            let settings = address.0.redis_settings();
+            (settings.db(), settings.username().map(ToOwned::to_owned), settings.password().map(ToOwned::to_owned))
+        };
+        self.0.addr() == other.0.addr() && entry(self) == entry(other)
     }
 }
 
@@ -92,13 +115,26 @@ impl Eq for Address {}
 
 /// A text that is no address of a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{}; {}", self.parts().0, self.parts().1)]
 pub enum BadAddress {
     /// Not a URL of any kind that is known.
-    #[error("no URL of a store; write redis://HOST:PORT or, with TLS, rediss://HOST:PORT")]
     NoUrl,
     /// `rediss://…/#insecure`.
-    #[error("asks for TLS without a look at the certificate; take `#insecure` away")]
     Insecure,
+}
+
+impl BadAddress {
+    /// What is wrong, and a way out.
+    #[must_use]
+    pub const fn parts(self) -> (&'static str, &'static str) {
+        match self {
+            BadAddress::NoUrl => (
+                "is no URL of a store",
+                "write redis://HOST:PORT or, with TLS, rediss://HOST:PORT; a number of a database may follow: /1",
+            ),
+            BadAddress::Insecure => ("asks for TLS without a look at the certificate", "take `#insecure` away"),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -109,7 +145,11 @@ mod tests {
     fn an_address_shows_neither_user_nor_password() {
         let address = Address::read("redis://gateway:s3cret@store:6380/2").unwrap();
         assert_eq!(format!("{address} {address:?}"), "store:6380 Address(store:6380)");
-        assert!(!format!("{:?}", Redis::at(address)).contains("s3cret"));
+        assert!(!format!("{:?}", Redis::at(address.clone())).contains("s3cret"));
+        assert!(address.has_password());
+        let with = Address::read("redis://gateway@store:6380/2").unwrap().with_password("s3cret");
+        assert_eq!(with, address);
+        assert_ne!(Address::read("redis://gateway:other@store:6380/2").unwrap(), address);
         assert!(Address::read("rediss://store").is_ok(), "TLS is built in");
         assert!(Address::read("valkey://[::1]:6379").is_ok());
         assert!(Address::read("unix:///run/valkey.sock?db=1").is_ok());

@@ -11,6 +11,7 @@ mod listen;
 mod pools;
 mod routes;
 mod rules;
+mod store;
 mod tenants;
 
 use std::collections::HashMap;
@@ -69,7 +70,9 @@ impl<'a> Check<'a> {
         let routes = self.routes(root, &class_names, &aliases);
         self.unused(root);
         self.levels_can_help(root, &classes, &pools, &routes);
+        self.seats_have_a_promise(root, &classes, &pools, &routes);
         let replicas = self.count(root.replicas.as_ref(), 1, 1..=1000);
+        let limits_store = self.limits_store(root);
         let access_log = root.telemetry.as_ref().and_then(|telemetry| telemetry.access_log.as_ref());
         let access_log = access_log.map_or_else(Default::default, |word| word.value.0);
         if !self.problems.is_empty() {
@@ -92,6 +95,7 @@ impl<'a> Check<'a> {
             keyring,
             tenants: TenantTable::new(tenants),
             replicas: replicas as u32,
+            limits_store,
             access_log,
             hash: self.hash(hash_of_text),
             files: std::mem::take(&mut self.files),

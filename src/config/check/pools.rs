@@ -12,6 +12,7 @@ use secrecy::SecretString;
 
 use super::{Check, is_no, shown};
 use crate::admit::queue::{self, BadShares, Shares};
+use crate::config::Class;
 use crate::config::problem::Place;
 use crate::config::raw::{self, BalanceBy, Root};
 use crate::config::read::{At, Block, Entries, OrOff};
@@ -19,7 +20,7 @@ use crate::config::scalar::{Hidden, Seats};
 use crate::config::url;
 use crate::route::settings::{
     Balance, BreakerLimits, Concurrency, CoolDown, DnsName, EngineAddress, EngineKind, Engines, Health, Inject, Pool,
-    Retries, Scheme, Scrape,
+    Retries, Route, Scheme, Scrape,
 };
 use crate::units::{EngineId, PoolId, Priority, Tokens};
 
@@ -83,6 +84,31 @@ impl Check<'_> {
                 let number = At { value: number, place: at.place.clone(), hidden: at.hidden };
                 let number = self.count(Some(&number), 1, 1..=1_000_000) as u32;
                 NonZeroU32::new(number).map_or(Concurrency::Unlimited, Concurrency::Fixed)
+            }
+        }
+    }
+
+    /// Seats are found out by what classes are promised; with nothing to keep they only grow.
+    pub(super) fn seats_have_a_promise(
+        &mut self,
+        root: &Root,
+        classes: &[Arc<Class>],
+        pools: &[Arc<Pool>],
+        routes: &[Route],
+    ) {
+        for raw in root.pools.iter().flat_map(|all| all.iter()) {
+            let named = |pool: &&Arc<Pool>| raw.pool.as_ref().is_some_and(|at| at.value == pool.id.as_str());
+            let Some(pool) = pools.iter().find(named).filter(|pool| pool.concurrency == Concurrency::Auto) else {
+                continue;
+            };
+            let leads =
+                |class: &Class| routes.iter().any(|route| route.serves(&class.id) && route.pools.contains(&pool.id));
+            let keeps = |class: &Class| class.objectives.ttft.is_some() || class.objectives.tpot.is_some();
+            if let Some(at) = &raw.max_concurrency_per_engine
+                && !classes.iter().any(|class| leads(class) && keeps(class))
+            {
+                let message = "no class of this pool promises time per token or to the first token: seats only grow";
+                self.note(&at.place, message, "write a number, or give a class such an objective");
             }
         }
     }

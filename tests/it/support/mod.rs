@@ -180,6 +180,7 @@ impl House {
 
     pub fn page(&self) -> Page {
         self.gateway.report_seats();
+        self.gateway.report_store();
         self.gateway.report_levels();
         Page::read(self.recorder.page(Format::Text))
     }
@@ -219,7 +220,7 @@ impl House {
         assert_eq!(sum("goodput_seats_taken", &[]), 0.0);
         assert_eq!(self.crowd(), (0, 0), "seats are taken, or somebody waits");
         for tenant in self.gateway.live.load().settings.tenants.iter() {
-            assert_eq!(self.gateway.ledger.running(&tenant.id), 0, "a reservation of {} is open", tenant.id);
+            assert_eq!(self.gateway.books.running(&tenant.id), 0, "a reservation of {} is open", tenant.id);
         }
         assert!(page.count("goodput_in_flight", &[]) > 0);
         for pool in self.gateway.fleet.view(self.clock.now()) {

@@ -1,0 +1,101 @@
+//! The tenants' limits, wherever their balances live: one face for both.
+
+use std::collections::BTreeMap;
+
+use super::limit::settings::Limits;
+use super::limit::{self, Ledger, Used, Wanted};
+use super::shared::settings::LimitsStore;
+use super::shared::{self, Denied, Keeper, Store};
+use crate::clock::Clock;
+use crate::units::{TenantId, Tick, Tokens};
+
+/// The books of all tenants. Lives over reloads.
+#[derive(Debug)]
+pub enum Books {
+    /// In this process.
+    Here(Ledger),
+    /// In a store that gateways share.
+    Shared(Store),
+}
+
+/// What a running request holds. Exactly one ending takes it out of the books.
+#[must_use = "dropped at once it holds nothing"]
+#[derive(Debug)]
+pub enum Reservation {
+    /// Of limits that this process keeps.
+    Here(limit::Reservation),
+    /// Of limits that gateways share. It is much larger, and few requests have it.
+    Shared(Box<shared::Reservation>),
+}
+
+impl Books {
+    /// Books, and the task that keeps them where they are elsewhere. `seed` must differ between
+    /// gateways.
+    #[must_use]
+    pub fn new(store: &LimitsStore, clock: Clock, seed: u64) -> (Self, Option<Keeper>) {
+        match store {
+            LimitsStore::Memory => (Books::Here(Ledger::new()), None),
+            LimitsStore::Redis(redis) => {
+                let (store, keeper) = Store::new((**redis).clone(), clock, seed);
+                (Books::Shared(store), Some(keeper))
+            }
+        }
+    }
+
+    /// The limits as they are from now on, and how many gateways share them.
+    pub fn reload(&self, tenants: &BTreeMap<TenantId, Limits>, replicas: u32, at: Tick) {
+        match self {
+            Books::Here(ledger) => ledger.reload(tenants, at),
+            Books::Shared(store) => store.reload(tenants, replicas, at),
+        }
+    }
+
+    /// Sets aside what the request wants, of every limit that applies to it, or nothing at all.
+    ///
+    /// # Errors
+    /// [`Denied`].
+    pub async fn reserve(
+        &self,
+        tenant: &TenantId,
+        model: &str,
+        wanted: &Wanted,
+        at: Tick,
+    ) -> Result<Reservation, Denied> {
+        match self {
+            Books::Here(ledger) => Ok(Reservation::Here(ledger.reserve(tenant, model, wanted, at)?)),
+            Books::Shared(store) => {
+                // In a box: its wait would make every request's future larger.
+                let reserved = Box::pin(store.reserve(tenant, model, wanted, at)).await?;
+                Ok(Reservation::Shared(Box::new(reserved)))
+            }
+        }
+    }
+
+    /// Requests of a tenant that hold a reservation.
+    #[must_use]
+    pub fn running(&self, tenant: &TenantId) -> u64 {
+        match self {
+            Books::Here(ledger) => ledger.running(tenant),
+            Books::Shared(store) => store.running(tenant),
+        }
+    }
+}
+
+impl Reservation {
+    /// Charges what was really used in the place of what was held: less is given back, more
+    /// becomes debt.
+    pub fn settle(self, used: Used, at: Tick) {
+        match self {
+            Reservation::Here(reservation) => reservation.settle(used, at),
+            Reservation::Shared(reservation) => reservation.settle(used, at),
+        }
+    }
+
+    /// Charges the prompt, as it was estimated, and the output `seen` so far.
+    pub fn cancel(self, seen: Tokens, at: Tick) {
+        match self {
+            Reservation::Here(reservation) => reservation.cancel(seen, at),
+            Reservation::Shared(reservation) => reservation.cancel(seen, at),
+        }
+    }
+}

@@ -1,0 +1,59 @@
+//! Where the balances of limits live.
+
+use std::time::Duration;
+
+use super::Check;
+use crate::admit::shared::settings::{Address, LimitsStore, Redis};
+use crate::config::raw::{self, Root, Store};
+use crate::config::read::Block;
+
+/// A request waits for the store in front of its engine: longer than this is no gateway.
+const LONGEST_TIMEOUT: Duration = Duration::from_secs(1);
+
+impl Check<'_> {
+    pub(super) fn limits_store(&mut self, root: &Root) -> LimitsStore {
+        let Some(Store::Shared(store)) = &root.limits_store else { return LimitsStore::Memory };
+        let redis = store.redis.as_ref().and_then(|redis| self.redis(redis));
+        if let Some(store) = &store.redis
+            && !root.tenants.iter().flat_map(|all| all.iter()).any(|tenant| tenant.limits.is_some())
+        {
+            self.note(store.place(), "no tenant has limits", "add `limits` to a tenant, or remove the store");
+        }
+        redis.map_or(LimitsStore::Memory, |redis| LimitsStore::Redis(Box::new(redis)))
+    }
+
+    fn redis(&mut self, raw: &raw::Redis) -> Option<Redis> {
+        let defaults = (Redis::TIMEOUT, Redis::KEY_PREFIX.to_owned());
+        let timeout = self.time(raw.timeout.as_ref(), defaults.0);
+        if let Some(at) = raw.timeout.as_ref().filter(|at| at.value > LONGEST_TIMEOUT) {
+            self.problem(&at.place, "every request may have to wait so long", "write 1s or less");
+        }
+        if let Some(prefix) = &raw.key_prefix {
+            self.name(prefix, &[]);
+        }
+        let password = raw.password_file.as_ref().map(|at| self.secret_file(at));
+        let url = raw.url.as_ref()?;
+        let address = match Address::read(&url.value) {
+            Ok(address) => address,
+            Err(bad) => {
+                // Never with its text: there may be a password in it.
+                let (message, way_out) = bad.parts();
+                self.problem(&url.place, message, way_out);
+                return None;
+            }
+        };
+        if address.has_password() && raw.password_file.is_some() {
+            self.problem(&url.place, "the password stands here and in `password_file`", "remove one of the two");
+        } else if address.has_password() && !url.hidden {
+            let way_out = "write the whole URL as ${NAME}, or put the password into a `password_file`";
+            self.problem(&url.place, "holds a password for everybody who reads this file", way_out);
+        }
+        let address = match password {
+            Some(password) => address.with_password(&password?),
+            None => address,
+        };
+        let on_failure = raw.on_failure.as_ref().map_or_else(Default::default, |word| word.value.0);
+        let key_prefix = raw.key_prefix.as_ref().map_or(defaults.1, |at| at.value.clone());
+        Some(Redis { address, on_failure, timeout, key_prefix })
+    }
+}
