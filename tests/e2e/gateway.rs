@@ -32,12 +32,14 @@ pub struct Setup<'a> {
     pub files: &'a [(&'a str, &'a str)],
     /// What is logged.
     pub log: &'a str,
+    /// More variables of the environment.
+    pub environment: &'a [(&'a str, &'a str)],
 }
 
 impl Default for Setup<'_> {
     fn default() -> Self {
         let (engine, model, log) = ("kind: vllm", "sim", "info");
-        Setup { engines: &[], engine, model, ttft: 30.0, listen: "", more: "", files: &[], log }
+        Setup { engines: &[], engine, model, ttft: 30.0, listen: "", more: "", files: &[], log, environment: &[] }
     }
 }
 
@@ -51,6 +53,7 @@ impl Gateway {
         std::fs::write(&file, settings(setup)).expect("the folder is ours");
         let mut command = Command::new(env!("CARGO_BIN_EXE_goodput"));
         command.arg("serve").arg("--config").arg(&file).arg("--json").env("RUST_LOG", setup.log);
+        command.envs(setup.environment.iter().copied());
         let running = Running::start(command, "the gateway");
         let told: Value = serde_json::from_str(&running.first_line).expect("one line of JSON");
         let admin = told["admin"].as_str().expect("the operators' port").to_owned();

@@ -16,6 +16,7 @@ mod reloads;
 mod running;
 mod script;
 mod sdks;
+mod shared_gateways;
 mod shared_limits;
 mod tls;
 

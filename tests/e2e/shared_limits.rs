@@ -110,14 +110,6 @@ async fn until(mut what: impl FnMut() -> bool) {
     panic!("it never came true");
 }
 
-/// The server's time.
-fn server_time(server: &RedisServer) -> Duration {
-    let told = server.say(&["TIME"]).expect("it answers");
-    let numbers: Vec<u64> = told.lines().filter_map(|line| line.parse().ok()).collect();
-    let [seconds, micros] = numbers[..] else { panic!("{told}") };
-    Duration::new(seconds, micros as u32 * 1000)
-}
-
 fn let_in(gateways: &[Arc<Gateway>]) -> u64 {
     gateways.iter().map(|gateway| gateway.let_in.load(Ordering::Relaxed)).sum()
 }
@@ -137,12 +129,12 @@ fn three_gateways_let_in_what_the_limit_allows_and_no_more() {
         let server = RedisServer::start()?;
         runtime().block_on(async {
             let gateways = three(&server, OnFailure::Open, &tokens_limit()).await;
-            let start = server_time(&server);
+            let start = server.time();
             let mut offering = JoinSet::new();
             gateways.iter().for_each(|gateway| drop(offering.spawn(Arc::clone(gateway).offer())));
-            until(|| server_time(&server) - start > Duration::from_secs(6)).await;
+            until(|| server.time() - start > Duration::from_secs(6)).await;
             let count = let_in(&gateways);
-            let ratio = count as f64 / (BURST as f64 + flow(server_time(&server) - start));
+            let ratio = count as f64 / (BURST as f64 + flow(server.time() - start));
             assert!((0.97..=1.02).contains(&ratio), "{ratio}");
             assert_eq!(requests(&gateways, By::Share), 0, "the store was there all the time");
             let calls: u64 = gateways.iter().map(|gateway| gateway.store.numbers().calls.iter().sum::<u64>()).sum();

@@ -14,6 +14,7 @@ mod made;
 mod operations;
 mod retries;
 mod seats;
+mod shared_store;
 mod support;
 mod wire;
 mod wire_gateway;

@@ -42,6 +42,13 @@ pub struct Keeper {
     words: mpsc::Receiver<Word>,
 }
 
+/// However it ends: from then on nobody waits for the store.
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        self.inner.counters.turn(false);
+    }
+}
+
 /// A call that is over.
 struct Over {
     /// Whose; `None`: nobody's, to hear whether the store is there.
