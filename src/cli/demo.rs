@@ -16,7 +16,7 @@ use crate::clock::Clock;
 use crate::config::{self, Process};
 use crate::gateway::Gateway;
 use crate::lab::demo::view::{How, Row, Snapshot, show};
-use crate::lab::demo::{CLASS_HEADER, Fleet, MODEL, RATE, fleet, settings, traffic};
+use crate::lab::demo::{CLASS_HEADER, Fleet, KEY, MODEL, RATE, fleet, settings, traffic};
 use crate::lab::traffic::{Tally, Traffic, to};
 
 /// Shows a gateway at work: simulated engines and traffic, no files, no GPU.
@@ -122,13 +122,14 @@ fn print_invitation(address: SocketAddr, admin: SocketAddr) {
 Ctrl-C ends it. While traffic runs, try in another terminal:
 
   curl -N http://{address}/v1/chat/completions \\
-    -H 'content-type: application/json' \\
+    -H 'authorization: Bearer {KEY}' -H 'content-type: application/json' \\
     -d '{{\"model\":\"{MODEL}\",\"stream\":true,\"max_tokens\":40,
          \"messages\":[{{\"role\":\"user\",\"content\":\"Hello\"}}]}}'
   curl -si http://{address}/v1/completions \\
-    -H 'content-type: application/json' -H '{CLASS_HEADER}: voice' \\
+    -H 'authorization: Bearer {KEY}' -H 'content-type: application/json' \\
+    -H '{CLASS_HEADER}: voice' \\
     -d '{{\"model\":\"{MODEL}\",\"prompt\":\"Hello\",\"max_tokens\":8}}'
-  curl -s http://{address}/v1/models
+  curl -s http://{address}/v1/models -H 'authorization: Bearer {KEY}'
 
 What it counts (http://{admin}/ is a page for browsers):
 

@@ -964,6 +964,8 @@ fn what_nothing_leads_to_is_a_note() {
     assert!(settings.notes[0].to_string().contains("no rule leads to the class \"batch\""));
     let no_seats = good(&pool("queue: {max_waiting: 5}"));
     assert!(no_seats.notes[0].to_string().contains("nothing waits here"));
+    let nothing_to_keep = good(&pool("max_concurrency_per_engine: auto"));
+    assert!(nothing_to_keep.notes[0].to_string().contains("seats only grow"), "{:?}", nothing_to_keep.notes);
     let no_limits =
         tenants(&format!("  - {{tenant: a, when_over_limit: demote, keys: [{{blake3: \"{}\"}}]}}", hash("k")));
     assert!(good(&no_limits).notes[0].to_string().contains("the tenant has no limits"));

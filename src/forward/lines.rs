@@ -373,8 +373,9 @@ impl EngineBody {
         if !self.framing.is_over() {
             return;
         }
-        let Some(Line { wire, home, turn, .. }) = self.line.take() else { return };
+        let Some(Line { mut wire, home, turn, .. }) = self.line.take() else { return };
         if self.stays && self.unsent.is_none() && wire.buffer.is_empty() {
+            wire.rest();
             home.put(wire, turn);
         }
     }

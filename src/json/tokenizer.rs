@@ -64,6 +64,17 @@ enum State {
     Broken,
 }
 
+impl State {
+    /// What a string is that begins here, if one may.
+    const fn string(self) -> Option<Scalar> {
+        match self {
+            State::FirstKey | State::NextKey => Some(Scalar::Key),
+            State::Value | State::FirstElement => Some(Scalar::String),
+            _ => None,
+        }
+    }
+}
+
 /// Where in a number we are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Digits {
@@ -186,8 +197,8 @@ impl Tokenizer {
     pub fn push<S: Sink>(&mut self, bytes: &[u8], sink: &mut S) -> Result<(), Broken> {
         let mut i = 0;
         while i < bytes.len() {
-            let read = match self.state {
-                State::FirstKey | State::NextKey if bytes[i] == b'"' => self.member(bytes, i, sink),
+            let read = match self.state.string() {
+                Some(what) if bytes[i] == b'"' => self.string(what, bytes, i, sink),
                 _ => self.step(bytes, i, sink),
             };
             match read {
@@ -292,7 +303,6 @@ impl Tokenizer {
     fn value<S: Sink>(&mut self, bytes: &[u8], i: usize, sink: &mut S) -> Result<usize, Stop> {
         let byte = bytes[i];
         match byte {
-            b'"' => return self.string(Scalar::String, bytes, i, sink),
             b'{' => self.open(Nest::Object, i, sink),
             b'[' => self.open(Nest::Array, i, sink),
             b'-' | b'0'..=b'9' => {
@@ -378,15 +388,6 @@ impl Tokenizer {
         if self.is_heard() {
             sink.end(what, self.before + past, self.nests.depth);
         }
-    }
-
-    /// A key from its opening quote on, and the value that nearly always stands directly behind
-    /// it.
-    #[inline]
-    fn member<S: Sink>(&mut self, bytes: &[u8], at: usize, sink: &mut S) -> Result<usize, Stop> {
-        let next = self.string(Scalar::Key, bytes, at, sink)?;
-        let has_value = self.state == State::Value && next < bytes.len();
-        if has_value { self.value(bytes, next, sink) } else { Ok(next) }
     }
 
     /// A string from its opening quote on. Nearly all are plain and stand in one slice.

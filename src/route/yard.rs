@@ -63,6 +63,11 @@ const EXPLORES: u64 = 100;
 /// So often is looked for one that takes requests.
 const BLIND_TRIES: usize = 4;
 
+/// A chance in steps of a twentieth: smaller differences are not believed.
+fn twentieths(chance: f64) -> u32 {
+    (chance * 20.0).round() as u32
+}
+
 /// What all pools know.
 #[derive(Debug)]
 pub(super) struct Shared {
@@ -341,6 +346,10 @@ impl Inner {
             return Some(best);
         }
         let Some(chance) = self.chance_at(best, want.size, &aims) else { return Some(best) };
+        if twentieths(chance) == 20 {
+            // Nobody can be better: where all goes well this is all that the look costs.
+            return Some(best);
+        }
         if self.draw().is_multiple_of(EXPLORES) {
             return Some(self.anyone(tried).unwrap_or(best));
         }
@@ -365,9 +374,8 @@ impl Inner {
     /// Of the best few the one where the request is likeliest to keep its promise. Chances that
     /// differ by less than a twentieth are the same: of those the least loaded one is taken.
     fn likeliest(&mut self, best: usize, chance: f64, size: Size, aims: &Aims, tried: &[EngineId]) -> usize {
-        let twentieths = |chance: f64| (chance * 20.0).round() as u32;
         let (mut found, mut most) = (best, twentieths(chance));
-        let mut hidden: [Option<(usize, Key)>; CANDIDATES] = [None; CANDIDATES];
+        let mut hidden: [Option<(usize, Key)>; CANDIDATES - 1] = [None; CANDIDATES - 1];
         let mut next = Some(best);
         for slot in &mut hidden {
             let Some(place) = next.take() else { break };
@@ -396,11 +404,14 @@ impl Inner {
     /// An engine picked blindly: so that one which was slow once is looked at again.
     fn anyone(&mut self, tried: &[EngineId]) -> Option<usize> {
         let places = self.engines.len() as u64;
-        let mut blindly = (0..BLIND_TRIES).map(|_| (self.draw() % places) as usize).collect::<Vec<_>>().into_iter();
-        blindly.find(|&place| {
-            let engine = self.engines[place].as_ref();
-            self.tree.key(place).rank == Rank::Free && engine.is_some_and(|engine| !tried.contains(&engine.id))
-        })
+        for _ in 0..BLIND_TRIES {
+            let place = (self.draw() % places) as usize;
+            let engine = self.engines[place].as_ref().filter(|engine| !tried.contains(&engine.id));
+            if engine.is_some() && self.tree.key(place).rank == Rank::Free {
+                return Some(place);
+            }
+        }
+        None
     }
 
     /// What a request of this size would see at the best engine.

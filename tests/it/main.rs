@@ -2,6 +2,7 @@
 
 mod admission;
 mod affinity;
+mod choosing;
 mod clocks;
 mod degradation;
 mod engine_priority;

@@ -12,6 +12,7 @@ use secrecy::SecretString;
 
 use super::{Check, is_no, shown};
 use crate::admit::queue::{self, BadShares, Shares};
+use crate::config::Class;
 use crate::config::problem::Place;
 use crate::config::raw::{self, BalanceBy, Root};
 use crate::config::read::{At, Block, Entries, OrOff};
@@ -19,7 +20,7 @@ use crate::config::scalar::{Hidden, Seats};
 use crate::config::url;
 use crate::route::settings::{
     Balance, BreakerLimits, Concurrency, CoolDown, DnsName, EngineAddress, EngineKind, Engines, Health, Inject, Pool,
-    Retries, Scheme, Scrape,
+    Retries, Route, Scheme, Scrape,
 };
 use crate::units::{EngineId, PoolId, Priority, Tokens};
 
@@ -87,6 +88,31 @@ impl Check<'_> {
         }
     }
 
+    /// Seats are found out by what classes are promised; with nothing to keep they only grow.
+    pub(super) fn seats_have_a_promise(
+        &mut self,
+        root: &Root,
+        classes: &[Arc<Class>],
+        pools: &[Arc<Pool>],
+        routes: &[Route],
+    ) {
+        for raw in root.pools.iter().flat_map(|all| all.iter()) {
+            let named = |pool: &&Arc<Pool>| raw.pool.as_ref().is_some_and(|at| at.value == pool.id.as_str());
+            let Some(pool) = pools.iter().find(named).filter(|pool| pool.concurrency == Concurrency::Auto) else {
+                continue;
+            };
+            let leads =
+                |class: &Class| routes.iter().any(|route| route.serves(&class.id) && route.pools.contains(&pool.id));
+            let keeps = |class: &Class| class.objectives.ttft.is_some() || class.objectives.tpot.is_some();
+            if let Some(at) = &raw.max_concurrency_per_engine
+                && !classes.iter().any(|class| leads(class) && keeps(class))
+            {
+                let message = "no class of this pool promises time per token or to the first token: seats only grow";
+                self.note(&at.place, message, "write a number, or give a class such an objective");
+            }
+        }
+    }
+
     fn queue(&mut self, raw: &raw::Pool) -> queue::Settings {
         let d = queue::Settings::default();
         let Some(queue) = &raw.queue else { return d };
@@ -98,7 +124,7 @@ impl Check<'_> {
             max_waiting: self.count(queue.max_waiting.as_ref(), d.max_waiting as u64, 0..=10_000_000) as usize,
             quantum: Tokens(self.count(queue.quantum.as_ref(), d.quantum.0, 1..=1 << 53)),
             shares: queue.shares.as_ref().map_or(d.shares, |raw| self.shares(raw)),
-            reading: d.reading,
+            reading: queue.prefill_tokens_per_engine.as_ref().map(|at| Tokens(self.count(Some(at), 1, 1..=1 << 53))),
         }
     }
 

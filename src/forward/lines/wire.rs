@@ -48,6 +48,14 @@ impl Wire {
         Poll::Ready(Ok(read))
     }
 
+    /// Nothing is waited for for a while: a large buffer is not kept meanwhile.
+    pub fn rest(&mut self) {
+        if self.buffer.capacity() > ROOM {
+            self.buffer = BytesMut::new();
+        }
+        self.room = ROOM;
+    }
+
     /// Whether nothing came behind the last answer, not even the connection's end.
     pub fn is_quiet(&mut self) -> bool {
         self.buffer.is_empty() && self.poll_more(&mut Context::from_waker(Waker::noop())).is_pending()

@@ -39,9 +39,21 @@ struct Class {
     leaves: f64,
     /// Told by [`CLASS_HEADER`].
     by_header: bool,
+    /// Whose requests they are: an API key of the demo.
+    key: &'static str,
+    /// How they wait for a seat, where not as by default.
+    queue: Option<&'static str>,
 }
 
-/// The objectives are about twice what an unloaded engine of the demo needs.
+/// The key of the tenant `people`, for whoever tries the demo by hand.
+pub const KEY: &str = "demo";
+
+/// The key of the tenant `nightly`, which sends the batches and runs into its limit on the hill.
+const NIGHTLY_KEY: &str = "demo-nightly";
+
+/// The objectives are about twice what an unloaded engine of the demo needs. On the hill there are
+/// not seats enough for all: chats, of a low rank and with the longest answers, are shed, so that
+/// voice and completions are kept.
 const CLASSES: [Class; 5] = [
     Class {
         name: "voice",
@@ -56,6 +68,8 @@ const CLASSES: [Class; 5] = [
         output: (60.0, 150.0),
         leaves: 0.02,
         by_header: true,
+        key: KEY,
+        queue: None,
     },
     Class {
         name: "inline_completion",
@@ -70,10 +84,12 @@ const CLASSES: [Class; 5] = [
         output: (24.0, 64.0),
         leaves: 0.15,
         by_header: false,
+        key: KEY,
+        queue: None,
     },
     Class {
         name: "chat_interactive",
-        priority: "normal",
+        priority: "low",
         style: Style::Chat,
         ttft: Some(1000),
         tpot: Some(60),
@@ -84,6 +100,8 @@ const CLASSES: [Class; 5] = [
         output: (180.0, 600.0),
         leaves: 0.03,
         by_header: false,
+        key: KEY,
+        queue: Some("{when_hopeless: shed}"),
     },
     Class {
         name: "agent",
@@ -98,6 +116,8 @@ const CLASSES: [Class; 5] = [
         output: (120.0, 400.0),
         leaves: 0.0,
         by_header: false,
+        key: KEY,
+        queue: None,
     },
     Class {
         name: "batch",
@@ -112,6 +132,8 @@ const CLASSES: [Class; 5] = [
         output: (300.0, 900.0),
         leaves: 0.0,
         by_header: true,
+        key: NIGHTLY_KEY,
+        queue: None,
     },
 ];
 
@@ -192,6 +214,9 @@ fn settings_for(engines: &[(&str, SocketAddr)], listen: SocketAddr, admin: Socke
             writeln!(yaml, "      {name}: {{threshold: {seconds:?}, attainment: {}}}", class.target).expect(TAKES);
         }
         writeln!(yaml, "    joint_attainment_target: {}\n    window: 1h", class.target).expect(TAKES);
+        if let Some(queue) = class.queue {
+            writeln!(yaml, "    queue: {queue}").expect(TAKES);
+        }
     }
     yaml.push_str("classify:\n");
     for class in CLASSES.iter().filter(|class| class.by_header) {
@@ -205,12 +230,26 @@ fn settings_for(engines: &[(&str, SocketAddr)], listen: SocketAddr, admin: Socke
         let urls: Vec<String> = urls.collect();
         writeln!(yaml, "  - pool: {pool}\n    engines: [{}]\n    engine: {{kind: vllm}}", urls.join(", "))
             .expect(TAKES);
+        writeln!(yaml, "    max_concurrency_per_engine: {SEATS}").expect(TAKES);
     }
     yaml.push_str("routes:\n");
     writeln!(yaml, "  - {{model: [{MODEL}], class: [batch], pools: [batch, interactive]}}").expect(TAKES);
     writeln!(yaml, "  - {{model: [{MODEL}], pools: [interactive, batch]}}").expect(TAKES);
+    let hash = |key: &str| blake3::hash(key.as_bytes()).to_hex();
+    writeln!(yaml, "tenants:\n  - {{tenant: people, keys: [{{blake3: \"{}\"}}]}}", hash(KEY)).expect(TAKES);
+    writeln!(yaml, "  - tenant: nightly\n    keys: [{{blake3: \"{}\"}}]", hash(NIGHTLY_KEY)).expect(TAKES);
+    writeln!(yaml, "    limits: {{tokens_per_minute: {NIGHTLY_TOKENS}, tokens_burst: {}}}", NIGHTLY_TOKENS / 6)
+        .expect(TAKES);
     yaml
 }
+
+/// Requests that an engine of the demo works on at one time: a batch in which time per output token
+/// is still kept.
+const SEATS: usize = 24;
+
+/// What the nightly batches may use in a minute: more than they need in the valley, less than on
+/// the hill.
+const NIGHTLY_TOKENS: u64 = 240_000;
 
 const TAKES: &str = "a String takes everything";
 
@@ -224,9 +263,10 @@ pub fn traffic(seed: u64, rate: f64) -> Plan {
         style: class.style,
         input: Lengths { p50: class.input.0, p95: class.input.1 },
         output: Lengths { p50: class.output.0, p95: class.output.1 },
-        headers: match class.by_header {
-            true => vec![(CLASS_HEADER.to_owned(), class.name.to_owned())],
-            false => Vec::new(),
+        headers: {
+            let of_class = class.by_header.then(|| (CLASS_HEADER.to_owned(), class.name.to_owned()));
+            let key = ("authorization".to_owned(), format!("Bearer {}", class.key));
+            of_class.into_iter().chain([key]).collect()
         },
         leaves: class.leaves,
         objectives: class.objectives(),
@@ -241,8 +281,9 @@ pub fn traffic(seed: u64, rate: f64) -> Plan {
     }
 }
 
-/// The rate at which the fleet keeps its promises in the valley and strains on the hill: seen
-/// through the gateway, the hill begins to cost `inline_completion` its TPOT.
+/// The rate at which the fleet keeps its promises in the valley and strains on the hill: there are
+/// not seats enough then, and some chats are shed; more requests at the same time would cost
+/// `inline_completion` its TPOT.
 pub const RATE: f64 = 22.0;
 
 #[cfg(test)]

@@ -38,6 +38,10 @@ pub struct Row {
     pub sent: u64,
     /// Requests in flight.
     pub in_flight: u64,
+    /// Requests refused for a limit of their tenant (429).
+    pub limited: u64,
+    /// Requests refused for want of a seat or an engine (503).
+    pub shed: u64,
     /// Quantiles that the clients saw.
     pub ttft_p50: Option<Duration>,
     /// ... of the time to the first token.
@@ -64,6 +68,8 @@ impl Row {
             seen: Some((tally.met, judged)),
             sent: tally.sent,
             in_flight: tally.in_flight,
+            limited: tally.statuses.get(&429).copied().unwrap_or_default(),
+            shed: tally.statuses.get(&503).copied().unwrap_or_default(),
             ttft_p50: tally.ttft.quantile(0.5),
             ttft_p95: tally.ttft.quantile(0.95),
             tpot_p50: tally.tpot.quantile(0.5),
@@ -250,7 +256,18 @@ fn classes(now: &Snapshot) -> String {
         let (met, judged) = counted;
         text.push_str(&format!("all: the gateway counts {met}/{judged}, its clients {}/{}\n", seen.0, seen.1));
     }
+    text.push_str(&refused(now));
     text
+}
+
+/// Who was refused so that others could be served: a line each for limits and for seats.
+fn refused(now: &Snapshot) -> String {
+    let told = |why: &str, count: fn(&Row) -> u64| {
+        let rows = now.rows.iter().filter(|row| count(row) > 0);
+        let rows: Vec<String> = rows.map(|row| format!("{} {}", row.class, count(row))).collect();
+        if rows.is_empty() { String::new() } else { format!("{why}: {}\n", rows.join(", ")) }
+    };
+    told("over their tenant's limit", |row| row.limited) + &told("shed", |row| row.shed)
 }
 
 fn engines(now: &Snapshot) -> String {
@@ -291,7 +308,7 @@ fn summary(now: &Snapshot, ran: Duration) -> Value {
     let class = |row: &Row| {
         json!({
             "class": row.class, "target": row.target, "attainment": row.attainment(), "met": row.met, "judged": row.judged,
-            "seen_met": row.seen.map(|seen| seen.0), "seen_judged": row.seen.map(|seen| seen.1), "sent": row.sent,
+            "seen_met": row.seen.map(|seen| seen.0), "seen_judged": row.seen.map(|seen| seen.1), "sent": row.sent, "limited": row.limited, "shed": row.shed,
             "ttft_p50_ms": millis(row.ttft_p50), "ttft_p95_ms": millis(row.ttft_p95),
             "tpot_p50_ms": millis(row.tpot_p50), "tpot_p95_ms": millis(row.tpot_p95), "e2e_p95_ms": millis(row.e2e_p95),
         })

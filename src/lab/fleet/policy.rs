@@ -1,18 +1,21 @@
 //! Who decides when a request goes to which engine.
 
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap};
+use std::collections::{BTreeMap, BinaryHeap, HashMap};
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::mix::{Arrival, Class, Mix};
+use crate::admit::limit::settings::Limits;
+use crate::admit::limit::{Ledger, Output, Reservation, Used, Wanted};
 use crate::admit::queue::{self, Aim, Ask, ClassQueue, Moves, Scheduler, Standing, Ticket};
 use crate::lab::engine::Gauges;
 use crate::observe::Timeline;
 use crate::route::retry::Attempts;
 use crate::route::settings::{Concurrency, EngineAddress, Engines, Pool, Scheme};
 use crate::route::{Aims, Fleet, Lesson, Prediction, Promised, Report, Size, Want, Work};
-use crate::units::{EngineId, PoolId, Tick, Tokens};
+use crate::units::{EngineId, PoolId, TenantId, Tick, Tokens};
 
 /// How requests meet engines.
 #[derive(Clone, Debug)]
@@ -35,9 +38,20 @@ pub struct Scheduled {
     pub queue: queue::Settings,
     /// The classes' `queue`, where it is not the default.
     pub classes: Vec<(String, ClassQueue)>,
+    /// The tenants' `limits`, all with `when_over_limit: demote`.
+    pub limits: BTreeMap<TenantId, Limits>,
 }
 
 impl Scheduled {
+    /// The settings that the published figures are made with: seats found by search (24 to 64
+    /// and `auto` do as well), two steps' worth of prompt tokens in reading, defaults.
+    #[must_use]
+    pub fn published() -> Self {
+        let queue = queue::Settings { reading: Some(Tokens(1024)), ..queue::Settings::default() };
+        let seats = Concurrency::Fixed(NonZeroU32::new(32).expect("not zero"));
+        Scheduled { seats, queue, classes: Vec::new(), limits: BTreeMap::new() }
+    }
+
     fn queue_of(&self, class: &Class) -> ClassQueue {
         let own = self.classes.iter().find(|(name, _)| *name == class.class);
         own.map_or_else(ClassQueue::default, |(_, queue)| *queue)
@@ -56,7 +70,10 @@ pub(super) struct Go {
 pub(super) struct Hold {
     ticket: Option<Ticket>,
     work: Option<Work>,
+    reservation: Option<Reservation>,
     dispatched: Tick,
+    /// It is served beyond its tenant's limits.
+    pub over_limit: bool,
 }
 
 /// What follows from an event: these go to engines, these are turned away.
@@ -118,7 +135,7 @@ impl Front {
         engine: usize,
         hold: Hold,
         answer: Option<&Timeline>,
-        used: Tokens,
+        used: Used,
         at: Tick,
         steps: &mut Steps,
     ) {
@@ -156,6 +173,7 @@ impl Front {
 pub(super) struct Desk {
     settings: Scheduled,
     scheduler: Scheduler,
+    ledger: Ledger,
     fleet: Fleet,
     pool: Pool,
     seat_changes: u64,
@@ -174,6 +192,7 @@ struct Waiting {
     size: Size,
     aims: Aims,
     streams: bool,
+    reservation: Option<Reservation>,
 }
 
 impl Desk {
@@ -203,6 +222,7 @@ impl Desk {
         );
         let mut desk = Desk {
             scheduler: Scheduler::new(settings.queue.clone()),
+            ledger: Ledger::new(),
             settings,
             fleet,
             pool,
@@ -214,6 +234,7 @@ impl Desk {
             reads: BinaryHeap::new(),
             report_at: Tick::ZERO,
         };
+        desk.ledger.reload(&desk.settings.limits, Tick::ZERO);
         let _nobody_waits = desk.scheduler.set_readers(mix.engines, Tick::ZERO);
         desk.count_seats(Tick::ZERO, &mut Steps::default());
         desk
@@ -247,6 +268,12 @@ impl Desk {
             false => Aims { ttft: None, tpot: None, e2e: whole },
         };
         let queue = self.settings.queue_of(class);
+        let wanted = Wanted {
+            input: size.prefill,
+            output: flow.cap.map_or(Output::Assumed(expected), |cap| Output::Stated(Tokens(cap))),
+        };
+        let reservation = self.ledger.reserve(&arrival.tenant, "sim", &wanted, arrival.at).ok();
+        let standing = if reservation.is_some() { Standing::WithinLimits } else { Standing::OverLimit };
         let ask = Ask {
             tenant: arrival.tenant.clone(),
             rank: class.priority(),
@@ -256,10 +283,10 @@ impl Desk {
             prompt: size.prefill,
             leave_by: arrival.at + queue.max_wait,
             when_hopeless: queue.when_hopeless,
-            standing: Standing::WithinLimits,
+            standing,
         };
         let (ticket, moves) = self.scheduler.offer(&ask, arrival.at);
-        self.waiting.insert(ticket, Waiting { visit, arrival: arrival.at, size, aims, streams });
+        self.waiting.insert(ticket, Waiting { visit, arrival: arrival.at, size, aims, streams, reservation });
         self.tickets.insert(visit, ticket);
         self.follow(moves, arrival.at, steps);
     }
@@ -269,13 +296,16 @@ impl Desk {
         self.follow(moves, at, steps);
     }
 
-    fn freed(&mut self, hold: Hold, answer: Option<&Timeline>, used: Tokens, at: Tick, steps: &mut Steps) {
+    fn freed(&mut self, hold: Hold, answer: Option<&Timeline>, used: Used, at: Tick, steps: &mut Steps) {
         match (hold.work, answer) {
             (Some(work), Some(answer)) => work.learned(&lesson(answer, hold.dispatched), at),
             (work, _) => drop(work),
         }
+        if let Some(reservation) = hold.reservation {
+            reservation.settle(used, at);
+        }
         if let Some(ticket) = hold.ticket {
-            let moves = self.scheduler.release(ticket, used, at);
+            let moves = self.scheduler.release(ticket, used.input + used.output, at);
             self.follow(moves, at, steps);
         }
     }
@@ -334,16 +364,17 @@ impl Desk {
     }
 
     fn dispatch(&mut self, ticket: Ticket, at: Tick, steps: &mut Steps) {
-        let Some(Waiting { visit, arrival, size, aims, streams }) = self.waiting.remove(&ticket) else { return };
+        let Some(waiting) = self.waiting.remove(&ticket) else { return };
+        let Waiting { visit, arrival, size, aims, streams, reservation } = waiting;
         self.tickets.remove(&visit);
         let mut attempts = Attempts::new(&self.pool, Tick::from_nanos(u64::MAX));
-        if !streams {
-            let predicted = self.fleet.predict(&self.pool.id, size, at).map_or_else(|| guess(size.prefill), |p| p.ttft);
-            self.reads.push(Reverse((at + predicted, visit)));
-        }
         let want = Want { size, aims, spent: at - arrival, key: 0 };
         let choice = self.fleet.choose(&self.pool.id, &mut attempts, want, at).expect("all engines are well");
-        let hold = Hold { ticket: Some(ticket), work: Some(choice.work), dispatched: at };
+        if !streams {
+            self.reads.push(Reverse((at + choice.work.time_to_read(), visit)));
+        }
+        let over_limit = reservation.is_none();
+        let hold = Hold { ticket: Some(ticket), work: Some(choice.work), reservation, dispatched: at, over_limit };
         steps.go.push(Go { visit, engine: self.places[&choice.engine], hold });
     }
 
@@ -357,11 +388,6 @@ impl Desk {
             self.follow(moves, at, steps);
         }
     }
-}
-
-/// How long reading takes, before anything was learned.
-fn guess(prompt: Tokens) -> Duration {
-    Duration::from_millis(30) + Duration::from_micros(80) * (prompt.0 as u32)
 }
 
 /// What an answer teaches about its engine.

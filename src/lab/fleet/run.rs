@@ -7,6 +7,7 @@ use std::time::Duration;
 use super::mix::{Arrival, Mix};
 use super::policy::{Front, Hold, Policy, Steps};
 use super::score::Report;
+use crate::admit::limit::Used;
 use crate::judge::{Case, Missed, Outcome, Progress, judge, judge_left, judge_refused};
 use crate::lab::engine::core::{Engine, Gain, Job, JobId};
 use crate::observe::{Choice, Ending, Gaps, Reader, Timeline, TokenSource, Usage};
@@ -234,7 +235,8 @@ impl<'a> World<'a> {
             Stage::Runs { engine, job, hold } => {
                 self.jobs[engine].remove(&job);
                 self.engines[engine].cancel(job);
-                self.front.freed(engine, hold, answer, Tokens(prompt + tokens), at, steps);
+                let used = Used { input: Tokens(prompt), output: Tokens(tokens) };
+                self.front.freed(engine, hold, answer, used, at, steps);
             }
             Stage::Over => return,
         }
@@ -266,8 +268,10 @@ impl<'a> World<'a> {
     }
 
     fn case(&self, number: usize) -> Case {
-        let cap = self.mix.flows[self.visits[number].arrival.flow].cap;
-        Case { stated_cap: cap.map(Tokens), ..Case::of(Dialect::Chat) }
+        let visit = &self.visits[number];
+        let cap = self.mix.flows[visit.arrival.flow].cap;
+        let over_limit = matches!(&visit.stage, Stage::Runs { hold, .. } if hold.over_limit);
+        Case { stated_cap: cap.map(Tokens), over_limit, ..Case::of(Dialect::Chat) }
     }
 
     /// What the gateway's observer would have seen of an answer that is complete.

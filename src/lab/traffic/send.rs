@@ -49,6 +49,9 @@ pub fn to(address: SocketAddr) -> Open {
 
 type Sender = SendRequest<Full<Bytes>>;
 
+/// Where a gateway says why it refuses.
+const REASON: &str = "x-goodput-reason";
+
 /// A client of the service: connections are kept and used again.
 pub(super) struct Client {
     clock: Clock,
@@ -78,6 +81,8 @@ impl Client {
         };
         let Ok((response, sender)) = answered else { return Seen { status: None, outcome: None, timeline: None } };
         let status = Some(response.status().as_u16());
+        // The client's own doing, unlike an engine's 429.
+        case.over_limit = response.headers().get(REASON).is_some_and(|reason| reason == "rate_limit_exceeded");
         let timeline = self.watch(flow, arrival, leaves, response, sender).await;
         let outcome = Some(judge(&timeline, &flow.objectives, &case).outcome);
         Seen { status, outcome, timeline: Some(timeline) }

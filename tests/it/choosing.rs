@@ -1,0 +1,130 @@
+//! Which engine a request meets: by its prompt, by its session, by what engines took before.
+
+use futures_util::future::{join, join_all};
+use goodput::lab::script::fixtures::{d, f, r, t};
+use goodput::lab::script::{Script, ScriptedEngine};
+use goodput::route::Size;
+use goodput::units::{PoolId, Tokens};
+use serde_json::{Value, json};
+
+use crate::retries::good;
+use crate::support::{Ask, CHAT, House, Yaml, ms, stream};
+
+const FOUR: [&str; 4] = ["e1", "e2", "e3", "e4"];
+
+fn asked(engines: &[ScriptedEngine]) -> Vec<usize> {
+    engines.iter().map(|engine| engine.ledger().requests().len()).collect()
+}
+
+/// How many engines met requests that contain this.
+fn met(engines: &[ScriptedEngine], text: &str) -> usize {
+    let has = |engine: &&ScriptedEngine| {
+        engine.ledger().requests().iter().any(|request| request.json().to_string().contains(text))
+    };
+    engines.iter().filter(has).count()
+}
+
+fn of_system(number: usize, question: usize) -> Value {
+    let system = format!("You are assistant {number:03}. {}", "Be brief. ".repeat(40));
+    let mut body = stream();
+    body["messages"] = json!([
+        {"role": "system", "content": system},
+        {"role": "user", "content": format!("question {question}")},
+    ]);
+    body
+}
+
+#[tokio::test(start_paused = true)]
+async fn like_prompts_meet_one_engine() {
+    let yaml = Yaml::default().engines_of_first(&FOUR).with("balance: prefix_affinity");
+    let house = House::new(&yaml);
+    let engines = FOUR.map(|host| house.engine(host, vec![good()]));
+    for question in 0..5 {
+        for system in 0..24 {
+            assert_eq!(house.chat(of_system(system, question)).await.whole().await.status, 200);
+        }
+    }
+    assert!((0..24).all(|system| met(&engines, &format!("assistant {system:03}")) == 1));
+    assert!(asked(&engines).iter().all(|count| *count > 0), "{:?}", asked(&engines));
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_session_meets_one_engine_and_another_when_its_own_is_gone() {
+    let yaml = Yaml::default().engines_of_first(&FOUR).with("balance: session_affinity").with("session_header: x-chat");
+    let house = House::new(&yaml);
+    let engines = FOUR.map(|host| house.engine(host, vec![good()]));
+    let turn = async |session: &str| {
+        let mut body = stream();
+        body["messages"][0]["content"] = json!(format!("of {session}"));
+        let reply = house.send(Ask::post(CHAT, body).header("x-chat", session)).await;
+        assert_eq!(reply.whole().await.status, 200);
+    };
+    let sessions: Vec<_> = (0..12).map(|number| format!("session-{number:03}")).collect();
+    for _ in 0..4 {
+        for session in &sessions {
+            turn(session).await;
+        }
+    }
+    assert!(sessions.iter().all(|session| met(&engines, session) == 1));
+    let before = asked(&engines);
+    assert!(before.iter().all(|count| *count > 0), "{before:?}");
+    // No engine behind the first name any more.
+    house.adopt(&yaml.clone().engines_of_first(&FOUR[1..]));
+    for session in &sessions {
+        turn(session).await;
+    }
+    assert_eq!(asked(&engines)[0], before[0]);
+    let moved = sessions.iter().filter(|session| met(&engines, session) == 2).count();
+    assert_eq!(moved, before[0] / 4, "those of the engine that left, and no others");
+    house.end().await;
+}
+
+/// A stream whose first token comes after so many milliseconds, and nine more, 10 ms apart.
+fn after(millis: u64) -> Script {
+    let mut script = Script::stream().at(millis).say(r()).say(t("a"));
+    for n in 1..10 {
+        script = script.at(millis + 10 * n).say(t("a"));
+    }
+    script.say(f("stop")).say(d()).end()
+}
+
+#[tokio::test(start_paused = true)]
+async fn requests_go_where_they_are_likeliest_to_keep_their_promise() {
+    let yaml = Yaml::default().engines_of_first(&["e1", "e2"]);
+    let house = House::new(&yaml);
+    let engines = [house.engine("e1", vec![after(100)]), house.engine("e2", vec![after(800)])];
+    let (pool, size) = (PoolId::from("a"), Size { prefill: Tokens(1), decode: Tokens(100) });
+    assert_eq!(house.gateway.fleet.predict(&pool, size, house.clock.now()), None);
+    for _ in 0..100 {
+        assert_eq!(house.chat(stream()).await.whole().await.status, 200);
+        house.sleep(ms(10)).await;
+    }
+    let learned = asked(&engines);
+    assert!(learned[1] >= 25, "by work alone, until enough is known: {learned:?}");
+    for _ in 0..200 {
+        assert_eq!(house.chat(stream()).await.whole().await.status, 200);
+    }
+    let later = asked(&engines)[1] - learned[1];
+    assert!(later <= 10, "{later} of 200 went to the one that takes 800 of 500 ms");
+    let predicted = house.gateway.fleet.predict(&pool, size, house.clock.now()).expect("enough was seen");
+    assert!(predicted.tpot.abs_diff(ms(10)) < ms(2), "{predicted:?}");
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn seats_that_are_found_out_begin_at_sixteen_and_others_wait() {
+    let yaml = Yaml::default().with("max_concurrency_per_engine: auto");
+    let house = House::new(&yaml);
+    let engine = house.engine("e1", vec![after(100)]);
+    let all = join_all((0..20).map(|_| async { house.chat(stream()).await.whole().await.status }));
+    let look = async {
+        house.sleep(ms(50)).await;
+        engine.ledger().requests().len()
+    };
+    let (statuses, asked) = join(all, look).await;
+    assert_eq!(asked, 16);
+    assert!(statuses.iter().all(|status| *status == 200));
+    assert_eq!(engine.ledger().requests().len(), 20);
+    house.end().await;
+}
