@@ -816,33 +816,42 @@ fn charged(line: &Line) -> (u64, u64) {
     }
 }
 
+/// What `acme` may use at all: nothing to speak of flows back meanwhile.
+const MOST: u64 = 9000;
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]
 
-    /// Whoever comes and however they end: no seat, place or reservation is left, each request
+    /// Whoever comes and however they end, with seats and pools that come and go: no seat, place or reservation is left, each request
     /// ends once, and what is gone from the balance is what the access lines tell.
     #[test]
     fn nothing_leaks_and_every_token_is_accounted_for(
         guests in prop::collection::vec(any_guest(), 1..40),
         plays in prop::collection::vec(0..10_usize, 1..12),
         seats in 1..4_usize,
+        reloads in prop::collection::vec((0..600_u64, prop::option::of(1..4_usize), any::<bool>()), 0..4),
         demotes in any::<bool>(),
         when_hopeless in prop::sample::select(vec!["demote", "shed", "serve"]),
     ) {
-        const MOST: u64 = 9000;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
         runtime.block_on(async {
             let over = if demotes { "demote" } else { "reject" };
-            let limits = format!("tokens_per_minute: 1, tokens_burst: {MOST}, concurrent_requests: 6");
-            let yaml = tenants(&format!("limits: {{{limits}}}, when_over_limit: {over}"))
-                .class("timeouts: {first_token: 700ms, idle: 300ms, total: 3s}")
-                .class(&format!("queue: {{max_wait: 400ms, when_hopeless: {when_hopeless}}}"))
-                .engines_of_first(&["e1", "e2"])
-                .with(&format!("max_concurrency_per_engine: {seats}"))
-                .with("queue: {max_waiting: 5}")
-                .pool("b", &["e3"])
-                .with("max_concurrency_per_engine: 1");
-            let house = House::new(&yaml);
+            let yaml = |seats: Option<usize>, with_b: bool| {
+                let limits = format!("tokens_per_minute: 1, tokens_burst: {MOST}, concurrent_requests: 6");
+                let yaml = tenants(&format!("limits: {{{limits}}}, when_over_limit: {over}"))
+                    .class("timeouts: {first_token: 700ms, idle: 300ms, total: 3s}")
+                    .class(&format!("queue: {{max_wait: 400ms, when_hopeless: {when_hopeless}}}"))
+                    .engines_of_first(&["e1", "e2"]);
+                let yaml = match seats {
+                    Some(seats) => {
+                        let seats = format!("max_concurrency_per_engine: {seats}");
+                        yaml.with(&seats).with("queue: {max_waiting: 5}")
+                    }
+                    None => yaml,
+                };
+                if with_b { yaml.pool("b", &["e3"]).with("max_concurrency_per_engine: 1") } else { yaml }
+            };
+            let house = House::new(&yaml(Some(seats), true));
             let all = Arc::new(scripts());
             let plays = Arc::new(plays);
             for host in ["e1", "e2", "e3"] {
@@ -853,7 +862,13 @@ proptest! {
                 house.network.engine(host, &engine);
             }
             let (house, count) = (Arc::new(house), guests.len());
-            join_all(guests.into_iter().map(|guest| visit(Arc::clone(&house), guest))).await;
+            let changes = async {
+                for (after, seats, with_b) in reloads {
+                    house.sleep(ms(after)).await;
+                    house.adopt(&yaml(seats, with_b));
+                }
+            };
+            tokio::join!(changes, join_all(guests.into_iter().map(|guest| visit(Arc::clone(&house), guest))));
             let lines = house.lines(count).await;
             let of_acme = lines.iter().filter(|line| line.text("tenant") == "acme" && line.verdict() != "excluded(rate_limited)");
             let (least, most) = of_acme.map(charged).fold((0, 0), |(a, b), (least, most)| (a + least, b + most));
