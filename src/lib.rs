@@ -34,7 +34,7 @@
 //! | | [`record`] | Written down once: metrics and the access line. | [`record::Recorder`], [`record::Visit`] |
 //! | 4 story | [`gateway`] | The life of one request, told once. | [`gateway::Gateway`] |
 //! | | [`admin`] | The operators' port. | [`admin::router`] |
-//! | 5 tools | [`lab`] | Simulated and scripted engines, traffic, the demo. | [`lab::engine::SimEngine`] |
+//! | 5 tools | [`lab`] | Simulated and scripted engines, traffic, the demo, a whole fleet in virtual time. | [`lab::engine::SimEngine`], [`lab::fleet`] |
 //! | | [`cli`] | The commands. | [`cli::run`] |
 //!
 //! A room knows what lies below it, and the shell rooms do not know each other. Pure rooms know
