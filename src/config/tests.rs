@@ -275,6 +275,7 @@ fn config_goodput_loads_with_its_commented_keys() {
     let pool = &settings.pools[0];
     assert_eq!(pool.api_key.as_ref().unwrap().expose_secret(), "sk-engine");
     assert_eq!(pool.roots.as_ref().unwrap().len(), 1);
+    assert_eq!(pool.queue.reading, Some(Tokens(4096)));
     let mut headers = http::HeaderMap::new();
     headers.insert("x-api-key", http::HeaderValue::from_static("f1"));
     let who = settings.keyring.find(&headers).unwrap();
