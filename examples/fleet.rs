@@ -11,6 +11,7 @@ use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use goodput::admit::levels::{Action, Bounds, Level};
 use goodput::admit::limit::settings::{Allowance, Limits, Rate};
 use goodput::lab::fleet::{Mix, Policy, Report, Scheduled, Span, capacity, run};
 use goodput::route::settings::Concurrency;
@@ -22,6 +23,8 @@ const LOADS: [f64; 11] = [0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.4, 1.5]
 const TOLD: [f64; 4] = [0.5, 0.8, 1.2, 1.5];
 /// The load at which everything else is compared.
 const OVERLOAD: f64 = 1.2;
+/// The load at which something has to be given up.
+const BEYOND: f64 = 1.5;
 /// Further seeds, to see how much is chance.
 const SEEDS: [u64; 4] = [1, 2, 3, 4];
 
@@ -47,6 +50,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         ("flood", flood(&mix, capacity)),
         ("seats", seats(&mix, capacity)),
         ("parts", parts(&mix, capacity)),
+        ("levers", levers(capacity)),
         ("seeds", seeds()),
     ];
     for (name, table) in &tables {
@@ -127,6 +131,33 @@ fn parts(mix: &Mix, capacity: f64) -> String {
             let report = run(mix, &Policy::Scheduled(settings), OVERLOAD * capacity, &SPAN);
             row(&mut table, mix, &[&told, name], &report);
         }
+    }
+    table
+}
+
+/// What each overload level buys, at a load where the queue alone is not enough.
+fn levers(capacity: f64) -> String {
+    let mut mix = Mix::published();
+    mix.flows.iter_mut().filter(|flow| flow.flow == "chat").for_each(|chat| chat.reasoning = 0.5);
+    let level = |class: &str, action| {
+        let bounds = |millis| Bounds { queue_wait: Some(Duration::from_millis(millis)), ..Bounds::default() };
+        let levels = vec![Level { action, enter: bounds(200), leave: bounds(100), hold: Level::HOLD }];
+        vec![(class.to_owned(), levels)]
+    };
+    let (chat, agent) = ("chat_interactive", "agent");
+    let levers = [
+        ("none", vec![], 0),
+        ("`defer` of agent", level(agent, Action::Defer), 0),
+        ("`shed_lower` by chat", level(chat, Action::ShedLower), 0),
+        ("`cap_output: 128` of chat", level(chat, Action::CapOutput(Tokens(128))), 0),
+        ("`reasoning_off` of chat", level(chat, Action::ReasoningOff), 0),
+        ("`spill` of chat", level(chat, Action::Spill), 2),
+    ];
+    let mut table = head(&mix, &["level", "answers made shorter", "met/s"]);
+    for (name, degrade, overflow) in levers {
+        let policy = Policy::Scheduled(Scheduled { degrade, overflow, ..Scheduled::published() });
+        let report = run(&mix, &policy, BEYOND * capacity, &SPAN);
+        row(&mut table, &mix, &[name, &report.shortened.to_string()], &report);
     }
     table
 }

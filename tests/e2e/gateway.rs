@@ -26,6 +26,10 @@ pub struct Setup<'a> {
     pub ttft: f64,
     /// More keys of `listen`.
     pub listen: &'a str,
+    /// More keys of `admin`.
+    pub admin: &'a str,
+    /// A line of the class `chat`.
+    pub chat: &'a str,
     /// More lines of the settings.
     pub more: &'a str,
     /// Files beside the settings.
@@ -39,7 +43,19 @@ pub struct Setup<'a> {
 impl Default for Setup<'_> {
     fn default() -> Self {
         let (engine, model, log) = ("kind: vllm", "sim", "info");
-        Setup { engines: &[], engine, model, ttft: 30.0, listen: "", more: "", files: &[], log, environment: &[] }
+        Setup {
+            engines: &[],
+            engine,
+            model,
+            ttft: 30.0,
+            listen: "",
+            admin: "",
+            chat: "",
+            more: "",
+            files: &[],
+            log,
+            environment: &[],
+        }
     }
 }
 
@@ -103,11 +119,11 @@ impl Gateway {
 /// The settings of a test's gateway.
 pub fn settings(setup: &Setup<'_>) -> String {
     let urls: Vec<String> = setup.engines.iter().map(|engine| format!("{{url: \"{}\"}}", engine.url)).collect();
-    let Setup { engine, model, ttft, listen, more, .. } = setup;
+    let Setup { engine, model, ttft, listen, admin, chat, more, .. } = setup;
     format!(
         r#"
 listen: {{address: "127.0.0.1:0", {listen}}}
-admin: {{address: "127.0.0.1:0"}}
+admin: {{address: "127.0.0.1:0", {admin}}}
 shutdown: {{delay: 0s, drain: 20s}}
 slo_classes:
   - slo_class: chat
@@ -115,6 +131,7 @@ slo_classes:
       ttft_seconds: {{threshold: {ttft}, attainment: 0.95}}
       tpot_seconds: {{threshold: 5, attainment: 0.95}}
     joint_attainment_target: 0.95
+    {chat}
   - slo_class: strict
     objectives:
       ttft_seconds: {{threshold: 0.000001, attainment: 0.95}}

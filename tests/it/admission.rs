@@ -405,6 +405,29 @@ async fn a_client_that_leaves_the_queue_is_out_of_it_at_once_and_judged_by_the_r
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_client_that_hangs_up_in_the_queue_is_out_of_it_at_once_over_a_connection_too() {
+    let (house, engine) = House::playing_with(&seats(1), stream_of(100, 60_000));
+    let sitting = house.chat(stream_with_usage()).await;
+    let mut client = house.connect(64 * 1024);
+    client.post(CHAT, &stream_with_usage()).await;
+    let mut h2 = house.connect_h2().await;
+    let stream = tokio::spawn(h2.send_request(h2_post(CHAT, &stream_with_usage())));
+    house.sleep(ms(10)).await;
+    assert_eq!(house.crowd(), (1, 2));
+    drop(client);
+    house.sleep(ms(1)).await;
+    assert_eq!(house.crowd(), (1, 1));
+    stream.abort();
+    house.sleep(ms(1)).await;
+    assert_eq!(house.crowd(), (1, 0));
+    assert_eq!(engine.ledger().requests().len(), 1);
+    drop(sitting);
+    let lines = house.lines(3).await;
+    assert!(lines.iter().all(|line| line.verdict() == "excluded(client_cancel)"), "{lines:?}");
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn the_body_is_kept_while_the_request_waits() {
     let (house, engine) = House::playing_with(&seats(1), stream_of(100, 500));
     let body = json!({"model": "m1", "stream": true, "stream_options": {"include_usage": true},
@@ -513,19 +536,22 @@ async fn who_would_be_late_goes_on_to_a_free_seat_of_the_next_pool_and_traffic_c
 
 #[tokio::test(start_paused = true)]
 async fn a_full_queue_sends_on_to_the_next_pool_before_it_refuses() {
-    let yaml = seats(1).with("queue: {max_waiting: 0}").pool("b", &["e2"]);
-    let house = House::new(&yaml);
-    let _a = house.engine("e1", vec![stream_of(100, 4000)]);
-    let _b = house.engine("e2", vec![stream_of(100, 300)]);
-    let in_a = house.chat(stream_with_usage()).await;
-    let in_b = house.chat(stream_with_usage()).await;
-    assert_eq!(
-        (&in_a.headers["x-goodput-pool"], &in_b.headers["x-goodput-pool"]),
-        (&"a".parse().unwrap(), &"b".parse().unwrap())
-    );
-    drop((in_a, in_b));
-    house.lines(2).await;
-    house.end().await;
+    let full = seats(1).with("queue: {max_waiting: 0}").pool("b", &["e2"]);
+    let nobody_waits = seats(1).class("queue: {max_wait: 0s}").pool("b", &["e2"]);
+    for yaml in [full, nobody_waits] {
+        let house = House::new(&yaml);
+        let _a = house.engine("e1", vec![stream_of(100, 4000)]);
+        let _b = house.engine("e2", vec![stream_of(100, 300)]);
+        let in_a = house.chat(stream_with_usage()).await;
+        let in_b = house.chat(stream_with_usage()).await;
+        assert_eq!(
+            (&in_a.headers["x-goodput-pool"], &in_b.headers["x-goodput-pool"]),
+            (&"a".parse().unwrap(), &"b".parse().unwrap())
+        );
+        drop((in_a, in_b));
+        house.lines(2).await;
+        house.end().await;
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -587,6 +613,23 @@ async fn a_pool_that_disappears_serves_those_that_wait_for_it() {
     assert_eq!(other.ledger().requests().len(), 1);
     house.adopt(&Yaml::default().no_pools().pool("b", &["e2"]));
     assert!(house.gateway.desks.desk(&"a".into()).is_none(), "nobody is left");
+    ended(house).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_tenant_that_disappears_is_served_to_the_end_of_what_it_has_begun() {
+    let yaml =
+        limited("tokens_per_minute: 9000").promise(&[("ttft_seconds", 10.0)]).with("max_concurrency_per_engine: 1");
+    let (house, _engine) = House::playing_with(&yaml, stream_of(100, 1000));
+    let house = Arc::new(house);
+    let all: Vec<_> = (0..2).map(|_| spawn(&house, by("sk-acme", stream_with_usage()))).collect();
+    house.sleep(ms(10)).await;
+    assert_eq!(house.crowd(), (1, 1));
+    house.adopt(&seats(1));
+    for answer in join_all(all).await {
+        let answer = answer.unwrap();
+        assert_eq!((answer.status.as_u16(), answer.events().last().map(String::as_str)), (200, Some("[DONE]")));
+    }
     ended(house).await;
 }
 

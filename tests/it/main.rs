@@ -10,6 +10,7 @@ mod faces;
 mod framing;
 mod http;
 mod leaving;
+mod levers;
 mod made;
 mod operations;
 mod retries;

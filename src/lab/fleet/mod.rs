@@ -8,6 +8,7 @@
 //! [`judge`](crate::judge) for every request. What is left out: the network (no time passes on
 //! it), failures, and retries. What came of it is told in `docs/scheduling.md`.
 
+mod brownout;
 mod mix;
 mod policy;
 mod run;

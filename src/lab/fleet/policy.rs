@@ -3,13 +3,17 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, HashMap};
 use std::num::NonZeroU32;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::brownout::Brownout;
 use super::mix::{Arrival, Class, Mix};
+use crate::admit::levels::{InForce, Level};
 use crate::admit::limit::settings::Limits;
 use crate::admit::limit::{Ledger, Output, Reservation, Used, Wanted};
 use crate::admit::queue::{self, Aim, Ask, ClassQueue, Moves, Scheduler, Standing, Ticket};
+use crate::judge::Outcome;
 use crate::lab::engine::Gauges;
 use crate::observe::Timeline;
 use crate::route::retry::Attempts;
@@ -40,6 +44,10 @@ pub struct Scheduled {
     pub classes: Vec<(String, ClassQueue)>,
     /// The tenants' `limits`, all with `when_over_limit: demote`.
     pub limits: BTreeMap<TenantId, Limits>,
+    /// The classes' `degrade`.
+    pub degrade: Vec<(String, Vec<Level>)>,
+    /// Engines of a second pool, for requests that a level spills; no others go there.
+    pub overflow: usize,
 }
 
 impl Scheduled {
@@ -49,7 +57,7 @@ impl Scheduled {
     pub fn published() -> Self {
         let queue = queue::Settings { reading: Some(Tokens(1024)), ..queue::Settings::default() };
         let seats = Concurrency::Fixed(NonZeroU32::new(32).expect("not zero"));
-        Scheduled { seats, queue, classes: Vec::new(), limits: BTreeMap::new() }
+        Scheduled { seats, queue, classes: Vec::new(), limits: BTreeMap::new(), degrade: Vec::new(), overflow: 0 }
     }
 
     fn queue_of(&self, class: &Class) -> ClassQueue {
@@ -74,6 +82,8 @@ pub(super) struct Hold {
     dispatched: Tick,
     /// It is served beyond its tenant's limits.
     pub over_limit: bool,
+    /// Its place is in the second pool.
+    spilled: bool,
 }
 
 /// What follows from an event: these go to engines, these are turned away.
@@ -89,7 +99,25 @@ pub(super) struct Steps {
 pub(super) enum Front {
     RoundRobin { engines: usize, turn: usize },
     LeastConnections { open: Vec<usize> },
-    Scheduled(Box<Desk>),
+    Scheduled(Box<House>),
+}
+
+/// The pools, and what is given up under load.
+pub(super) struct House {
+    brownout: Brownout,
+    first: Desk,
+    /// The second pool, where there is one.
+    overflow: Option<Desk>,
+}
+
+impl House {
+    fn desks(&mut self) -> impl Iterator<Item = &mut Desk> {
+        std::iter::once(&mut self.first).chain(&mut self.overflow)
+    }
+
+    fn desk_of(&mut self, hold: &Hold) -> &mut Desk {
+        self.overflow.as_mut().filter(|_| hold.spilled).unwrap_or(&mut self.first)
+    }
 }
 
 impl Front {
@@ -97,7 +125,27 @@ impl Front {
         match policy {
             Policy::RoundRobin => Front::RoundRobin { engines: mix.engines, turn: 0 },
             Policy::LeastConnections => Front::LeastConnections { open: vec![0; mix.engines] },
-            Policy::Scheduled(settings) => Front::Scheduled(Box::new(Desk::new(settings.clone(), mix))),
+            Policy::Scheduled(settings) => Front::Scheduled(Box::new(House {
+                brownout: Brownout::new(settings, mix),
+                first: Desk::new(settings.clone(), mix, 0..mix.engines),
+                overflow: (settings.overflow > 0)
+                    .then(|| Desk::new(settings.clone(), mix, mix.engines..mix.engines + settings.overflow)),
+            })),
+        }
+    }
+
+    /// What is in force for requests of a class.
+    pub fn in_force(&self, class: &str) -> InForce {
+        match self {
+            Front::Scheduled(house) => house.brownout.in_force(class),
+            Front::RoundRobin { .. } | Front::LeastConnections { .. } => InForce::default(),
+        }
+    }
+
+    /// A request of a class was judged.
+    pub fn judged(&mut self, class: &str, outcome: Outcome, at: Tick) {
+        if let Front::Scheduled(house) = self {
+            house.brownout.note(class, outcome, at);
         }
     }
 
@@ -113,7 +161,15 @@ impl Front {
                 open[least] += 1;
                 least
             }
-            Front::Scheduled(desk) => return desk.arrive(visit, arrival, mix, steps),
+            Front::Scheduled(house) => {
+                let class = mix.class_of(arrival.flow);
+                let in_force = house.brownout.in_force(&class.class);
+                if house.brownout.sheds(class.priority()) {
+                    return steps.refused.push(visit);
+                }
+                let desk = house.overflow.as_mut().filter(|_| in_force.spill).unwrap_or(&mut house.first);
+                return desk.arrive(visit, arrival, in_force, mix, steps);
+            }
         };
         steps.go.push(Go { visit, engine, hold: Hold { dispatched: arrival.at, ..Hold::default() } });
     }
@@ -123,8 +179,8 @@ impl Front {
         if let Some(work) = &mut hold.work {
             work.first_token();
         }
-        if let (Front::Scheduled(desk), Some(ticket)) = (self, hold.ticket) {
-            desk.read(ticket, at, steps);
+        if let (Front::Scheduled(house), Some(ticket)) = (self, hold.ticket) {
+            house.desk_of(hold).read(ticket, at, steps);
         }
     }
 
@@ -142,29 +198,34 @@ impl Front {
         match self {
             Front::RoundRobin { .. } => {}
             Front::LeastConnections { open } => open[engine] -= 1,
-            Front::Scheduled(desk) => desk.freed(hold, answer, used, at, steps),
+            Front::Scheduled(house) => house.desk_of(&hold).freed(hold, answer, used, at, steps),
         }
     }
 
     /// A waiting request's client left.
     pub fn withdraw(&mut self, visit: usize, at: Tick) {
-        if let Front::Scheduled(desk) = self {
-            desk.withdraw(visit, at);
+        if let Front::Scheduled(house) = self {
+            house.desks().for_each(|desk| desk.withdraw(visit, at));
         }
     }
 
     /// When [`Front::wake`] has something to do.
     pub fn next_moment(&self) -> Option<Tick> {
         match self {
-            Front::Scheduled(desk) => desk.next_moment(),
+            Front::Scheduled(house) => {
+                let overflow = house.overflow.as_ref().and_then(Desk::next_moment);
+                [house.first.next_moment(), overflow, house.brownout.next_moment()].into_iter().flatten().min()
+            }
             Front::RoundRobin { .. } | Front::LeastConnections { .. } => None,
         }
     }
 
     /// Time passed. `gauges` tells what an engine says of itself.
     pub fn wake(&mut self, gauges: impl Fn(usize) -> Gauges, at: Tick, steps: &mut Steps) {
-        if let Front::Scheduled(desk) = self {
-            desk.wake(gauges, at, steps);
+        if let Front::Scheduled(house) = self {
+            house.desks().for_each(|desk| desk.wake(&gauges, at, steps));
+            let House { brownout, first, .. } = &mut **house;
+            brownout.weigh(|rank| first.scheduler.expected_wait(rank, at), first.scheduler.waiting(), at);
         }
     }
 }
@@ -177,6 +238,8 @@ pub(super) struct Desk {
     fleet: Fleet,
     pool: Pool,
     seat_changes: u64,
+    /// The number of its first engine.
+    from: usize,
     names: Vec<EngineId>,
     places: HashMap<EngineId, usize>,
     waiting: HashMap<Ticket, Waiting>,
@@ -196,7 +259,7 @@ struct Waiting {
 }
 
 impl Desk {
-    fn new(settings: Scheduled, mix: &Mix) -> Desk {
+    fn new(settings: Scheduled, mix: &Mix, engines: Range<usize>) -> Desk {
         let address = |number: usize| EngineAddress {
             scheme: Scheme::Http,
             host: format!("engine-{number}").into(),
@@ -204,9 +267,9 @@ impl Desk {
             base: "".into(),
             name: None,
         };
-        let addresses: Vec<EngineAddress> = (0..mix.engines).map(address).collect();
+        let addresses: Vec<EngineAddress> = engines.clone().map(address).collect();
         let names: Vec<EngineId> = addresses.iter().map(EngineAddress::id).collect();
-        let places = names.iter().cloned().zip(0..).collect();
+        let places = names.iter().cloned().zip(engines.clone()).collect();
         let mut pool = Pool::with_defaults(PoolId::from("fleet"), Engines::Static(addresses));
         pool.concurrency = settings.seats;
         let fleet = Fleet::new(mix.seed);
@@ -227,6 +290,7 @@ impl Desk {
             fleet,
             pool,
             seat_changes: u64::MAX,
+            from: engines.start,
             names,
             places,
             waiting: HashMap::new(),
@@ -235,15 +299,15 @@ impl Desk {
             report_at: Tick::ZERO,
         };
         desk.ledger.reload(&desk.settings.limits, Tick::ZERO);
-        let _nobody_waits = desk.scheduler.set_readers(mix.engines, Tick::ZERO);
+        let _nobody_waits = desk.scheduler.set_readers(engines.len(), Tick::ZERO);
         desk.count_seats(Tick::ZERO, &mut Steps::default());
         desk
     }
 
-    fn arrive(&mut self, visit: usize, arrival: &Arrival, mix: &Mix, steps: &mut Steps) {
+    fn arrive(&mut self, visit: usize, arrival: &Arrival, in_force: InForce, mix: &Mix, steps: &mut Steps) {
         let (flow, class) = (&mix.flows[arrival.flow], mix.class_of(arrival.flow));
         let objectives = class.objectives();
-        let expected = objectives.default_output();
+        let expected = in_force.cap.unwrap_or(Tokens(u64::MAX)).min(objectives.default_output());
         let decode = flow.cap.map_or(expected, |cap| Tokens(cap).min(expected));
         let size = Size { prefill: Tokens(arrival.estimate), decode };
         let predicted = self.fleet.predict(&self.pool.id, size, arrival.at);
@@ -273,7 +337,8 @@ impl Desk {
             output: flow.cap.map_or(Output::Assumed(expected), |cap| Output::Stated(Tokens(cap))),
         };
         let reservation = self.ledger.reserve(&arrival.tenant, "sim", &wanted, arrival.at).ok();
-        let standing = if reservation.is_some() { Standing::WithinLimits } else { Standing::OverLimit };
+        let standing =
+            if reservation.is_some() && !in_force.defer { Standing::WithinLimits } else { Standing::OverLimit };
         let ask = Ask {
             tenant: arrival.tenant.clone(),
             rank: class.priority(),
@@ -339,7 +404,7 @@ impl Desk {
         let every = self.pool.metrics.as_ref().map_or(Duration::from_secs(2), |scrape| scrape.every);
         self.report_at = at + every;
         for (number, name) in self.names.iter().enumerate() {
-            let said = gauges(number);
+            let said = gauges(self.from + number);
             let report = Report {
                 waiting: Some(said.waiting as f64),
                 running: Some(said.running as f64),
@@ -374,7 +439,14 @@ impl Desk {
             self.reads.push(Reverse((at + choice.work.time_to_read(), visit)));
         }
         let over_limit = reservation.is_none();
-        let hold = Hold { ticket: Some(ticket), work: Some(choice.work), reservation, dispatched: at, over_limit };
+        let hold = Hold {
+            ticket: Some(ticket),
+            work: Some(choice.work),
+            reservation,
+            dispatched: at,
+            over_limit,
+            spilled: self.from > 0,
+        };
         steps.go.push(Go { visit, engine: self.places[&choice.engine], hold });
     }
 

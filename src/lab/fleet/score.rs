@@ -56,12 +56,14 @@ pub struct Report {
     pub measured: Duration,
     /// Answers that were complete within that time, whenever they were asked for.
     pub finished: u64,
+    /// Answers that a level made shorter than they would have been.
+    pub shortened: u64,
 }
 
 impl Report {
     pub(super) fn new(mix: &Mix, measured: Duration) -> Report {
         let flows = mix.flows.iter().map(|flow| flow.flow.clone()).collect();
-        Report { flows, tenants: BTreeMap::new(), measured, finished: 0 }
+        Report { flows, tenants: BTreeMap::new(), measured, finished: 0, shortened: 0 }
     }
 
     /// The score of a flow over its tenants.
