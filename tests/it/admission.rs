@@ -70,6 +70,40 @@ async fn ended(house: Arc<House>) {
     Arc::into_inner(house).expect("all tasks have ended").end().await;
 }
 
+// --- prompts that are being read ---
+
+#[tokio::test(start_paused = true)]
+async fn a_prompt_waits_until_the_one_before_it_has_been_read() {
+    let yaml = seats(8).with("queue: {prefill_tokens_per_engine: 5}");
+    let (house, engine) = House::playing_with(&yaml, stream_of(300, 5000));
+    let house = Arc::new(house);
+    let first = spawn(&house, Ask::post(CHAT, capped(500, true)));
+    house.sleep(ms(50)).await;
+    let second = spawn(&house, Ask::post(CHAT, capped(500, true)));
+    house.sleep(ms(50)).await;
+    assert_eq!(house.crowd(), (1, 1), "seats are not what is short");
+    let _ = (first.await.unwrap(), second.await.unwrap());
+    assert_eq!(engine.ledger().requests()[1].body_at, at(300), "asked when the first token came");
+    house.lines(2).await;
+    ended(house).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_prompt_whose_first_token_nobody_sees_counts_as_read_after_a_while() {
+    let yaml = seats(8).with("queue: {prefill_tokens_per_engine: 5}");
+    let (house, engine) = House::playing_with(&yaml, answer_after(9000, 10, 20));
+    let house = Arc::new(house);
+    let first = spawn(&house, Ask::post(CHAT, capped(500, false)));
+    house.sleep(ms(10)).await;
+    let second = spawn(&house, Ask::post(CHAT, capped(500, false)));
+    let answers = (first.await.unwrap(), second.await.unwrap());
+    assert_eq!((answers.0.status.as_u16(), answers.1.status.as_u16()), (200, 200));
+    let asked = engine.ledger().requests()[1].body_at;
+    assert!(asked > at(25) && asked < at(100), "about as long as reading takes: {asked:?}");
+    house.lines(2).await;
+    ended(house).await;
+}
+
 // --- limits ---
 
 #[tokio::test(start_paused = true)]

@@ -390,6 +390,31 @@ proptest! {
 }
 
 #[test]
+fn a_store_that_lost_its_books_hears_of_every_gateway_that_spent_not_only_of_those_that_ask_again() {
+    let limits = limits(1, 900, 1000);
+    let (mut store, mut accounts) = (PlainStore::default(), accounts(&limits, 3));
+    let tenant = TenantId::from("acme");
+    let share = Ledger::new();
+    share.reload(&BTreeMap::from([(tenant.clone(), share_of(&limits, 3))]), Tick::ZERO);
+    let request = wanted(100, 100);
+    let held = ask(&mut accounts[0], &mut store, MODEL, &request, Tick::ZERO).unwrap();
+    share
+        .note(&tenant, MODEL, &request, Tick::ZERO)
+        .settle(Used { input: Tokens(100), output: Tokens(100) }, Tick::ZERO);
+    accounts[0].ended(MODEL, Some(&held), Some(&Used { input: Tokens(100), output: Tokens(100) }), true);
+    store = PlainStore { begun: store.begun + 1, ..PlainStore::default() };
+    accounts[0].came_back();
+    assert!(!accounts[0].is_quiet(), "it is looked at");
+    let sent = accounts[0].tidy(false, |model| share.standings(&tenant, model, Tick::ZERO), Tick::ZERO).unwrap();
+    let answer = store.answer(&sent.call, Tick::ZERO);
+    accounts[0].answered(sent, &answer, Tick::ZERO);
+    assert_eq!(store.spent("all/tokens_per_minute"), 200);
+    assert_eq!(store.spent("model/output_tokens_per_minute/m"), 100);
+    let again = accounts[0].tidy(false, |model| share.standings(&tenant, model, Tick::ZERO), Tick::ZERO);
+    assert!(again.is_none(), "once: {again:?}");
+}
+
+#[test]
 fn a_hot_tenant_costs_a_few_calls_a_second() {
     let limits = limits(60_000_000, 60_000_000, 100_000);
     let (mut store, mut accounts) = (PlainStore::default(), accounts(&limits, 1));
