@@ -77,7 +77,9 @@ pub struct ClassStanding {
     pub burn_rate: Vec<BurnRate>,
     /// Requests in flight.
     pub in_flight: u64,
-    /// Of these, how many have broken an objective already.
+    /// Of these, how many wait for a seat.
+    pub waiting: u64,
+    /// Of those in flight, how many have broken an objective already.
     pub overdue: u64,
     /// Its overload level; absent for a class that has none.
     pub degradation: Option<Degradation>,

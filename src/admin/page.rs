@@ -17,7 +17,7 @@ pub(super) fn render(ready: bool, classes: &[ClassStanding]) -> String {
     page.push_str(if ready { "<p>ready</p>" } else { "<p class=\"bad\">not ready: starting or leaving</p>" });
     page.push_str(
         "<table><thead><tr><th>class<th>met<th>judged<th>attainment<th>target<th>budget left\
-         <th>in flight<th>overdue<th>overload level</tr></thead><tbody>",
+         <th>in flight<th>waiting<th>overdue<th>overload level</tr></thead><tbody>",
     );
     for class in classes {
         row(&mut page, class);
@@ -36,10 +36,10 @@ fn row(page: &mut String, class: &ClassStanding) {
     escape(page, &class.class);
     let (met, total, target) = (class.met, class.total, percent(Some(class.target)));
     let (attainment, left) = (percent(class.attainment), percent(class.budget_remaining));
-    let (flying, overdue) = (class.in_flight, class.overdue);
+    let (flying, waiting, overdue) = (class.in_flight, class.waiting, class.overdue);
     write!(
         page,
-        "<td>{met}<td>{total}<td{mark}>{attainment}<td>{target}<td>{left}<td>{flying}<td>{overdue}<td>{}</tr>",
+        "<td>{met}<td>{total}<td{mark}>{attainment}<td>{target}<td>{left}<td>{flying}<td>{waiting}<td>{overdue}<td>{}</tr>",
         level(class.degradation.as_ref())
     )
     .expect("writing to a string cannot fail");

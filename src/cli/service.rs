@@ -290,6 +290,7 @@ pub(super) fn standings(gateway: &Gateway) -> Vec<ClassStanding> {
             .map(|(window, rate)| BurnRate { window_seconds: window.as_secs(), rate: *rate })
             .collect(),
         in_flight: standing.in_flight,
+        waiting: standing.waiting,
         overdue: standing.overdue,
         degradation: levels.iter().find(|view| view.class == standing.class).map(degradation),
     };

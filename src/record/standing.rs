@@ -26,7 +26,9 @@ pub struct Standing {
     pub burn: Vec<(Duration, f64)>,
     /// Requests that have arrived and not ended.
     pub in_flight: u64,
-    /// Of these, how many have broken an objective already.
+    /// Of these, how many wait for a seat.
+    pub waiting: u64,
+    /// Of those in flight, how many have broken an objective already.
     pub overdue: u64,
 }
 
@@ -51,6 +53,7 @@ impl Recorder {
                 budget_left: (count.judged > 0).then(|| memory.burn.budget_left(at)),
                 burn: judged.map(|(window, count)| (window, memory.burn.rate(count))).collect(),
                 in_flight: here.clone().count() as u64,
+                waiting: here.clone().filter(|place| place.waits).count() as u64,
                 overdue: here.filter(|place| place.is_overdue).count() as u64,
             })
         };

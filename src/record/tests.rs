@@ -456,6 +456,8 @@ async fn who_waits_is_told_where_and_who_went_on_is_counted_there() {
     assert_eq!((depth("main"), depth("spare")), (0.0, 0.0));
     visit.waits(&PoolId::from("main"));
     assert_eq!((depth("main"), depth("spare")), (1.0, 0.0));
+    let standing = recorder.standings().into_iter().find(|standing| standing.class.as_str() == "chat").unwrap();
+    assert_eq!((standing.in_flight, standing.waiting), (1, 1));
     visit.spills(&PoolId::from("spare"));
     assert_eq!((depth("main"), depth("spare")), (0.0, 0.0));
     visit.waits(&PoolId::from("spare"));
