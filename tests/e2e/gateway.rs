@@ -30,6 +30,8 @@ pub struct Setup<'a> {
     pub admin: &'a str,
     /// A line of the class `chat`.
     pub chat: &'a str,
+    /// A line of the pool.
+    pub pool: &'a str,
     /// More lines of the settings.
     pub more: &'a str,
     /// Files beside the settings.
@@ -51,6 +53,7 @@ impl Default for Setup<'_> {
             listen: "",
             admin: "",
             chat: "",
+            pool: "",
             more: "",
             files: &[],
             log,
@@ -119,7 +122,7 @@ impl Gateway {
 /// The settings of a test's gateway.
 pub fn settings(setup: &Setup<'_>) -> String {
     let urls: Vec<String> = setup.engines.iter().map(|engine| format!("{{url: \"{}\"}}", engine.url)).collect();
-    let Setup { engine, model, ttft, listen, admin, chat, more, .. } = setup;
+    let Setup { engine, model, ttft, listen, admin, chat, pool, more, .. } = setup;
     format!(
         r#"
 listen: {{address: "127.0.0.1:0", {listen}}}
@@ -144,6 +147,7 @@ pools:
     engines: [{}]
     engine: {{{engine}}}
     health: {{every: 200ms}}
+    {pool}
 routes:
   - {{model: [{model}], pools: [main]}}
 {more}

@@ -17,6 +17,7 @@ mod reloads;
 mod running;
 mod script;
 mod sdks;
+mod seats;
 mod shared_gateways;
 mod shared_limits;
 mod tls;
