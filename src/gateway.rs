@@ -238,7 +238,7 @@ impl Gateway {
             complete: upload.complete,
         };
         let allowed = self.reserve(live, &wish, upload.complete).await?;
-        let mut standing = allowed.standing;
+        let (mut standing, allowed_at) = (allowed.standing, allowed.at);
         if let Some(case) = visit.case_mut() {
             case.over_limit = standing == Standing::OverLimit;
         }
@@ -250,12 +250,12 @@ impl Gateway {
         let seat = live.has_seats.then(|| wish.ask(standing, predicted()));
         let mut held = Held::new(allowed, prompt, self.clock);
         let (first, admitted) = match &seat {
-            None => (0, upload.complete),
+            None => (0, allowed_at),
             Some(ask) => {
                 let walk = Walk { house: self, promise: &promise, pools: &routed.pools, ask, client };
                 let seated = self.seat(&walk, visit).await?;
                 held.sits(seated.seat);
-                (seated.first, seated.since.unwrap_or(upload.complete))
+                (seated.first, seated.since.unwrap_or(allowed_at))
             }
         };
         visit.admitted(admitted);

@@ -34,7 +34,7 @@
 //! | | [`record`] | Written down once: metrics and the access line. | [`record::Recorder`], [`record::Visit`] |
 //! | 4 story | [`gateway`] | The life of one request, told once. | [`gateway::Gateway`] |
 //! | | [`admin`] | The operators' port. | [`admin::router`] |
-//! | 5 tools | [`lab`] | Simulated and scripted engines, traffic, the demo. | [`lab::engine::SimEngine`] |
+//! | 5 tools | [`lab`] | Simulated and scripted engines, traffic, the demo, a whole fleet in virtual time. | [`lab::engine::SimEngine`], [`lab::fleet`] |
 //! | | [`cli`] | The commands. | [`cli::run`] |
 //!
 //! A room knows what lies below it, and the shell rooms do not know each other. Pure rooms know
@@ -53,12 +53,15 @@
 //! 3. The body is read once, frame by frame, while `inspect` scans it; it stays a list of
 //!    frames and never becomes a tree.
 //! 4. `classify` finds the class; `route` names the pools, in order.
-//! 5. `route` picks an engine, `rewrite` splices what must change, `forward` makes one attempt
+//! 5. `admit` sets aside what the tenant's limits allow, all of them together, and then waits
+//!    for a seat in front of a pool where the settings limit what runs there. What it holds is
+//!    settled with the answer's end.
+//! 6. `route` picks an engine, `rewrite` splices what must change, `forward` makes one attempt
 //!    and holds the answer's head until the first token. If the attempt fails before that, the
 //!    pure rules of [`route::retry`] say what comes next.
-//! 6. From the first token on there is no other engine to try. Whole events pass as they
+//! 7. From the first token on there is no other engine to try. Whole events pass as they
 //!    arrive, bytes unchanged, and `observe` watches beside them.
-//! 7. Where the answer's body ends (by its last event, an error, a limit, or because it was
+//! 8. Where the answer's body ends (by its last event, an error, a limit, or because it was
 //!    dropped: the client left), `judge` weighs the timeline and `record` notes one
 //!    [`record::Finished`]. Every metric and the access line are made from it:
 //!    `met + missed + excluded = finished`.

@@ -374,7 +374,7 @@ impl Scheduler {
     /// The same for a request that has not asked yet, by its standing too.
     #[must_use]
     pub fn expected_wait_for(&self, ask: &Ask, at: Tick) -> Option<Duration> {
-        if self.free_seats() > 0 {
+        if !self.is_full() {
             return Some(Duration::ZERO);
         }
         self.time_through(row_of(ask), at.max(self.now))

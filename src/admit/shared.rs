@@ -4,13 +4,13 @@
 //! true `Retry-After`), with the balances in one place: a script (`script.lua`) keeps them by
 //! the server's clock. What that costs and what it promises is in `docs/shared-limits.md`.
 //!
-//! - A request draws from its gateway's **lease** ([`lease`]): tokens that the store has granted
+//! - A request draws from its gateway's **lease** (`lease`): tokens that the store has granted
 //!   and nobody has used yet. Only where that is not enough the store is asked, for what is
 //!   needed and for a quarter second of use ahead. One call at a time is under way for a
 //!   tenant; who comes meanwhile waits for it, and is served from what it brings.
 //! - No request waits longer than [`Redis::timeout`](settings::Redis::timeout). Without an
 //!   answer it meets [`OnFailure`]: a share of the limit that this gateway keeps in books of its
-//!   own, or a refusal. A [`breaker`] leaves a store that fails alone; trials go on beside the
+//!   own, or a refusal. A breaker (`breaker`) leaves a store that fails alone; trials go on beside the
 //!   requests.
 //! - Whatever is uncertain errs towards the limit: a lease that was in a call without an answer
 //!   is not spent again, and a debt that was in one is told again.

@@ -172,8 +172,8 @@ mod tests {
         let hash = blake3::hash(b"sk-CANARY1").to_hex();
         format!(
             "slo_classes:\n\
-             \x20 - slo_class: chat\n    objectives: {{ttft_seconds: {{threshold: 1.2, attainment: 0.95}}}}\n    joint_attainment_target: 0.9\n    target_headers: tighten\n    priority: high\n    queue: {{max_wait: 2s}}\n\
-             \x20 - {{slo_class: batch, joint_attainment_target: 0.9}}\n\
+             \x20 - slo_class: chat\n    objectives: {{ttft_seconds: {{threshold: 1.2, attainment: 0.95}}}}\n    joint_attainment_target: 0.9\n    target_headers: tighten\n    priority: high\n    queue: {{max_wait: 2s}}\n    degrade: [{{action: shed_lower, enter_when: {{burn_rate_above: 2}}}}, {{action: {{cap_output: 200}}, enter_when: {{burn_rate_above: 4}}}}]\n\
+             \x20 - {{slo_class: batch, priority: batch, joint_attainment_target: 0.9}}\n\
              default_class: chat\n\
              classify:\n  - {{class: batch, when: {{header: {{x-job: {{present: true}}}}}}}}\n  - {{class: batch, when: {{stream: false, has_tools: true}}}}\n\
              pools: [{{pool: fast, max_concurrency_per_engine: 8, engines: [{{url: http://e:1}}]}}, {{pool: slow, engines: [{{url: http://f:1}}]}}]\n\
@@ -244,6 +244,7 @@ rank       high
 limits     600 requests a minute, 5 at once; 9000 tokens for llama-3 a minute, 9000 at once; beyond that: refused
 pools      fast, then slow
 queue      at most 2s; once its promise cannot be kept: behind the others of its rank
+overload   shed_lower, then cap_output: 200
 ";
         assert_eq!(text, expected);
         assert!(!text.contains("CANARY"));

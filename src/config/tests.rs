@@ -268,13 +268,14 @@ fn config_goodput_loads_with_its_commented_keys() {
         _ => line.to_owned(),
     });
     let text = lines.collect::<Vec<_>>().join("\n");
-    assert_eq!(uncommented, 5);
+    assert_eq!(uncommented, 6);
     let settings = good(&text);
     assert!(settings.listen.tls.is_some());
     assert_eq!(settings.admin.unwrap().token.unwrap().expose_secret(), "tok-1");
     let pool = &settings.pools[0];
     assert_eq!(pool.api_key.as_ref().unwrap().expose_secret(), "sk-engine");
     assert_eq!(pool.roots.as_ref().unwrap().len(), 1);
+    assert_eq!(pool.queue.reading, Some(Tokens(4096)));
     let mut headers = http::HeaderMap::new();
     headers.insert("x-api-key", http::HeaderValue::from_static("f1"));
     let who = settings.keyring.find(&headers).unwrap();

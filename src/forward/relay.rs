@@ -112,6 +112,9 @@ pub struct Relay {
     tail_is_out: bool,
     /// Set where the answer must end abnormally.
     broken: bool,
+    /// Something was given that the client's connection may not have written yet: its head at
+    /// first.
+    unwritten: bool,
 }
 
 /// The engine's side.
@@ -171,6 +174,7 @@ impl Relay {
             keeper: None,
             tail_is_out: false,
             broken: false,
+            unwritten: true,
         })
     }
 
@@ -307,9 +311,17 @@ impl Relay {
             if let Some(bytes) = self.ready.pop_front() {
                 self.ready_bytes -= bytes.len();
                 self.gave = true;
+                self.unwritten = true;
                 return Poll::Ready(Some(Ok(bytes)));
             }
-            if std::mem::take(&mut self.broken) {
+            if self.broken {
+                // hyper writes when a body makes it wait, and drops what is not written when one
+                // fails: without this step a client would see nothing instead of a cut answer.
+                if std::mem::take(&mut self.unwritten) {
+                    cx.waker().wake_by_ref();
+                    return Poll::Pending;
+                }
+                self.broken = false;
                 return Poll::Ready(Some(Err(Abnormal)));
             }
             if self.observer.is_none() {

@@ -161,6 +161,8 @@ pub struct Allowed {
     reservation: Option<Reservation>,
     /// Whether it may only have what others leave.
     pub standing: Standing,
+    /// When that was known: later than its last byte where a store had to be asked.
+    pub at: Tick,
 }
 
 impl Wish<'_> {
@@ -257,10 +259,11 @@ impl House {
     /// the store of the limits cannot be asked.
     pub(super) async fn reserve(&self, live: &Live, wish: &Wish<'_>, at: Tick) -> Result<Allowed, Refusal> {
         if !live.is_metered {
-            return Ok(Allowed { reservation: None, standing: Standing::WithinLimits });
+            return Ok(Allowed { reservation: None, standing: Standing::WithinLimits, at });
         }
+        let allowed = |reservation, standing| Ok(Allowed { reservation, standing, at: self.clock.now() });
         match self.books.reserve(wish.tenant, wish.model.unwrap_or_default(), &wish.wanted(), at).await {
-            Ok(reservation) => Ok(Allowed { reservation: Some(reservation), standing: Standing::WithinLimits }),
+            Ok(reservation) => allowed(Some(reservation), Standing::WithinLimits),
             Err(Denied::Unavailable) => Err(Refusal::LimitsStoreUnavailable),
             Err(Denied::Exhausted(Exhausted::ForEver { limit, scope, need, most })) => {
                 Err(Refusal::RequestExceedsLimit { limit, scope, need, most })
@@ -268,7 +271,7 @@ impl House {
             Err(Denied::Exhausted(Exhausted::ForNow { .. }))
                 if live.when_over_limit(wish.tenant) == OverLimit::Demote =>
             {
-                Ok(Allowed { reservation: None, standing: Standing::OverLimit })
+                allowed(None, Standing::OverLimit)
             }
             Err(Denied::Exhausted(Exhausted::ForNow { standing, retry_after })) => {
                 Err(Refusal::RateLimitExceeded { standing, retry_after })
@@ -302,13 +305,17 @@ impl House {
                 Offered::Seated(seat) => {
                     return Ok(Seated { seat: Some(seat), first: at, since: went_on });
                 }
-                Offered::Away(away) => Ended::Away(away),
+                Offered::Away(away) if away.why == Why::Hopeless => Ended::Away(away),
+                Offered::Away(away) => walk.onward(at, None).map_or(Ended::Away(away), Ended::Onward),
                 Offered::Waits(turn) => {
                     visit.waits(&walk.pools[at]);
                     match walk.wait(at, turn).await {
                         Ok(seat) => {
                             visit.called();
                             return Ok(Seated { seat: Some(seat), first: at, since: Some(walk.now()) });
+                        }
+                        Err(Ended::Away(away)) if away.why == Why::PushedOut => {
+                            walk.onward(at, None).map_or(Ended::Away(away), Ended::Onward)
                         }
                         Err(ended) => ended,
                     }
@@ -317,10 +324,7 @@ impl House {
             place = match ended {
                 Ended::Onward(place) => place,
                 Ended::Drained => return Err(Refusal::Draining),
-                Ended::Away(away) => {
-                    let onward = matches!(away.why, Why::QueueFull | Why::PushedOut).then(|| walk.onward(at, None));
-                    onward.flatten().ok_or_else(|| refusal(&away, &walk.pools[at]))?
-                }
+                Ended::Away(away) => return Err(refusal(&away, &walk.pools[at])),
             };
         }
     }

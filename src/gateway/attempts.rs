@@ -1,6 +1,7 @@
 //! The loop over engines: asks one, and the pure rules of `route::retry` what comes next.
 
 use std::ops::{Deref, DerefMut};
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -220,7 +221,7 @@ pub async fn first_willing_engine(
                     fresh,
                 };
                 held.dispatched();
-                let tried = attempt.make(&mut work, deadlines, now).await;
+                let tried = attempt.make(&mut work, held, deadlines, now).await;
                 now = yard.clock.now();
                 let happened = match tried {
                     Tried::Speaks(spoke) => {
@@ -444,12 +445,31 @@ enum Head {
 }
 
 impl Attempt<'_> {
-    async fn make(&self, work: &mut Option<Work>, deadlines: Deadlines, dispatched: Tick) -> Tried {
+    async fn make(&self, work: &mut Option<Work>, held: &mut Held, deadlines: Deadlines, dispatched: Tick) -> Tried {
         let edits = self.edits();
         let asked = Asked { dispatched, injection: self.injection(&edits), degraded: degraded(&edits) };
         let injection = asked.injection;
         let opening = open(self.call(&edits));
-        match self.await_head(opening, deadlines).await {
+        let head = match self.read_unseen(work.as_ref(), dispatched) {
+            None => self.await_head(opening, deadlines).await,
+            Some(read) => {
+                let mut head = pin!(self.await_head(opening, deadlines));
+                let early = tokio::select! {
+                    biased;
+                    head = &mut head => Some(head),
+                    () = self.yard.clock.sleep_until(Some(read)) => None,
+                };
+                match early {
+                    Some(head) => head,
+                    None => {
+                        held.first_token();
+                        work.iter_mut().for_each(Work::first_token);
+                        head.await
+                    }
+                }
+            }
+        };
+        match head {
             Head::Failed(failed) => Tried::Failed(happened(&failed), Err(failed.refusal())),
             Head::Ended(refusal) => Tried::Ended(refusal),
             Head::Ours(opening) => {
@@ -484,6 +504,13 @@ impl Attempt<'_> {
                 }
             }
         }
+    }
+
+    /// When the engine should have read the prompt of a request whose first token nobody sees,
+    /// where that matters to those that wait.
+    fn read_unseen(&self, work: Option<&Work>, dispatched: Tick) -> Option<Tick> {
+        let matters = self.bound.settings.queue.reading.is_some() && !self.ask.streams();
+        work.filter(|_| matters).map(|work| dispatched + work.time_to_read())
     }
 
     fn spoke(&self, head: http::response::Parts, relay: Box<Relay>, asked: Asked) -> Spoke {

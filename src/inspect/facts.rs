@@ -112,8 +112,8 @@ pub struct Switches {
     pub effort: Option<Field<Reasoning>>,
     /// `reasoning`, and each `effort` in it.
     pub reasoning: Option<Nest<Reasoning>>,
-    /// `thinking`, where it is an object.
-    pub thinking: Option<Range<usize>>,
+    /// `thinking`, where it is an object, and what its `type` says.
+    pub thinking: Option<Field<Option<Reasoning>>>,
     /// `chat_template_kwargs`, and each `enable_thinking` and `thinking` in it.
     pub template: Option<Nest<bool>>,
 }
@@ -125,7 +125,7 @@ pub struct Nest<T> {
     pub at: Range<usize>,
     /// It is `null`.
     pub is_null: bool,
-    /// It is neither an object nor `null`, and so not ours to touch.
+    /// It is neither an object nor `null`, or a switch in it is no scalar: not ours to touch.
     pub is_other: bool,
     /// The object has no member.
     pub is_empty: bool,

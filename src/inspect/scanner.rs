@@ -455,6 +455,16 @@ impl Reader {
         }
     }
 
+    /// An object or a list stands where a switch should.
+    fn switch_is_none(&mut self) {
+        let switches = &mut self.facts.switches;
+        match (self.member, &self.inner) {
+            (Member::Reasoning, Inner::Effort) => switches.reasoning.iter_mut().for_each(|nest| nest.is_other = true),
+            (Member::Template, Inner::Thinks(_)) => switches.template.iter_mut().for_each(|nest| nest.is_other = true),
+            _ => {}
+        }
+    }
+
     fn opens_value(&mut self, nest: Nest, at: usize) -> Interest {
         let kind = if nest == Nest::Object { Kind::Object } else { Kind::Array };
         self.value_begins(kind, at);
@@ -480,6 +490,7 @@ impl Reader {
 
     fn opens_inside(&mut self, nest: Nest, depth: usize) -> Interest {
         self.option_is_no_flag();
+        self.switch_is_none();
         let is_text = self.is_text();
         let is_prompt = self.is_completion_prompt(depth);
         self.inner = Inner::Element;
@@ -531,7 +542,9 @@ impl Sink for Reader {
         match self.member {
             Member::Reasoning => switches.reasoning.iter_mut().for_each(|nest| nest.at = at.clone()),
             Member::Template => switches.template.iter_mut().for_each(|nest| nest.at = at.clone()),
-            Member::Thinking if nest == Nest::Object => switches.thinking = Some(at),
+            Member::Thinking if nest == Nest::Object => {
+                switches.thinking = Some(Field { value: self.efforts[2], at });
+            }
             _ => {}
         }
         self.value_ends(past);
@@ -626,9 +639,11 @@ impl Sink for Reader {
                 }
             }
             Purpose::Nothing => {
-                if let Inner::Thinks(_) = self.inner {
-                    let inner = std::mem::replace(&mut self.inner, Inner::Element);
-                    self.thinks(&inner, None, self.scalar_at..past);
+                let inner = std::mem::replace(&mut self.inner, Inner::Element);
+                match inner {
+                    Inner::Thinks(_) => self.thinks(&inner, None, self.scalar_at..past),
+                    Inner::Effort if self.member == Member::Reasoning => self.effort_stands(None, self.scalar_at..past),
+                    _ => {}
                 }
             }
         }

@@ -485,11 +485,22 @@ fn likely_value(name: &'static str) -> BoxedStrategy<Value> {
         "stream_options" => any::<Option<bool>>().prop_map(|b| json!({"x": [1], "include_usage": b})).boxed(),
         "model" | "user" => "[a-z/\\-]{0,9}".prop_map(Value::from).boxed(),
         "metadata" => proptest::collection::hash_map("[a-c]", "[x-z]{0,3}", 0..3).prop_map(|m| json!(m)).boxed(),
+        "reasoning_effort" => effort().boxed(),
+        "reasoning" => effort().prop_map(|effort| json!({"effort": effort, "x": {"effort": 1}})).boxed(),
+        "thinking" => effort().prop_map(|word| json!({"type": word})).boxed(),
+        "chat_template_kwargs" => {
+            any::<Option<bool>>().prop_map(|flag| json!({"enable_thinking": flag, "y": {"thinking": 1}})).boxed()
+        }
         _ => any_value().boxed(),
     }
 }
 
-const NAMES: [&str; 24] = [
+fn effort() -> impl Strategy<Value = Value> {
+    let words = ["none", "low", "high", "enabled", "disabled"].map(Value::from);
+    proptest::sample::select([&words[..], &[Value::Null]].concat())
+}
+
+const NAMES: [&str; 28] = [
     "model",
     "stream",
     "stream_options",
@@ -503,6 +514,10 @@ const NAMES: [&str; 24] = [
     "background",
     "echo",
     "metadata",
+    "reasoning_effort",
+    "reasoning",
+    "thinking",
+    "chat_template_kwargs",
     "tools",
     "functions",
     "kv_transfer_params",

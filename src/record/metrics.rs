@@ -28,6 +28,7 @@ pub(super) struct Metrics {
     pub(super) stalls: Family<Counter>,
     pub(super) truncated_answers: Family<Counter>,
     pub(super) retries: Family<Counter>,
+    pub(super) refused: Family<Counter>,
     pub(super) rate_limited: Family<Counter>,
     pub(super) over_limit: Family<Counter>,
     pub(super) spilled: Family<Counter>,
@@ -104,6 +105,11 @@ impl Metrics {
             self.truncated_answers.clone(),
         );
         own.register("retries", "Further attempts, by what made them necessary", self.retries.clone());
+        own.register(
+            "refused",
+            "Requests that got no answer of an engine, by the code of the error that the gateway made instead",
+            self.refused.clone(),
+        );
         own.register(
             "rate_limited",
             "Requests that a limit of their tenant refused, by the limit; tenants beyond the first 200 are \"other\"",

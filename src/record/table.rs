@@ -14,6 +14,7 @@ use prometheus_client::metrics::counter::Counter;
 use crate::admit::levels::Kind;
 use crate::admit::limit::Limit;
 use crate::judge::{Missed, Objectives, Outcome};
+use crate::refuse::Refusal;
 use crate::units::{ClassId, PoolId, TenantId};
 
 use super::burn::Burn;
@@ -69,6 +70,8 @@ pub(super) struct Table {
     other_tenant: Option<Arc<TenantSeries>>,
     unclassed: Arc<Unclassed>,
     retries: Arc<[Counter]>,
+    /// In the order of [`Refusal::CODES`].
+    refused: Arc<[Counter]>,
     default_class: ClassId,
     /// The classes of the present settings, in their order.
     pub(super) current: Vec<ClassId>,
@@ -84,6 +87,7 @@ impl Table {
             other_tenant: None,
             unclassed: Arc::new(Unclassed::new(metrics)),
             retries: Retry::ALL.iter().map(retry).collect(),
+            refused: Refusal::CODES.iter().map(|code| metrics.refused.at(labels([("code", code)]))).collect(),
             default_class: ClassId::from(NONE),
             current: Vec::new(),
         }
@@ -128,12 +132,20 @@ impl Table {
         for (counter, &times) in self.retries.iter().zip(&finished.retries).filter(|(_, times)| **times > 0) {
             counter.inc_by(u64::from(times));
         }
+        if let Some(refused) = finished.refusal.and_then(|code| self.refused(code)) {
+            refused.inc();
+        }
         let class = finished.booked_class(&self.default_class);
         self.note_tenant(finished, class);
         match class.and_then(|class| self.classes.get(class)) {
             Some(class) => class.note(finished),
             None => self.unclassed.note(finished.verdict.outcome),
         }
+    }
+
+    fn refused(&self, code: &str) -> Option<&Counter> {
+        let place = Refusal::CODES.iter().position(|known| *known == code)?;
+        self.refused.get(place)
     }
 
     fn note_tenant(&self, finished: &Finished, class: Option<&ClassId>) {

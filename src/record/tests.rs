@@ -419,6 +419,9 @@ async fn a_limit_that_refuses_is_counted_for_its_tenant_and_only_limits_that_it_
     visit.refuse(&refusal);
     let after = samples(&recorder);
     assert_eq!(after[&limited("tokens_per_minute")], 1.0);
+    assert_eq!(after["goodput_refused_total{code=\"rate_limit_exceeded\"}"], 1.0);
+    assert_eq!(sum(&after, "goodput_refused_total", ""), 1.0);
+    assert_eq!(before["goodput_refused_total{code=\"queue_full\"}"], 0.0, "there from the start");
     assert_eq!(sum(&after, "goodput_slo_excluded_total", "reason=\"rate_limited\""), 1.0);
 }
 

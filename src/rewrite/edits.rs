@@ -201,8 +201,8 @@ impl Draft {
         if let Some(effort) = switches.effort.as_ref().filter(|effort| asks_for_more(Some(effort.value))) {
             self.replace(&effort.at, LOW);
         }
-        if let Some(at) = &switches.thinking {
-            self.replace(at, r#"{"type":"disabled"}"#);
+        if let Some(thinking) = switches.thinking.as_ref().filter(|field| field.value != Some(Reasoning::None)) {
+            self.replace(&thinking.at, r#"{"type":"disabled"}"#);
         }
         for (_, effort) in switches.reasoning.iter().flat_map(|nest| &nest.members) {
             if asks_for_more(effort.value) {
@@ -598,6 +598,41 @@ mod tests {
     }
 
     proptest! {
+        /// Whatever stands in the body: what comes out is JSON, differs in the switches alone, and
+        /// asks for no more than before.
+        #[test]
+        fn turning_reasoning_down_changes_nothing_else(
+            body in request(),
+            path in proptest::sample::select(&["/v1/chat/completions", "/v1/responses", "/v1/messages"][..]),
+            pretty in any::<bool>(),
+            by_template in any::<bool>(),
+        ) {
+            let value = Value::Object(body.clone());
+            let text = if pretty { serde_json::to_string_pretty(&value).unwrap() } else { value.to_string() };
+            let endpoint = Endpoint::relayed(path).unwrap();
+            let mut scanner = Scanner::new(endpoint);
+            let Ok(()) = scanner.push(text.as_bytes()) else { return Ok(()) };
+            let facts = scanner.finish().unwrap();
+            let thinking = if by_template { Thinking::LessByTemplate } else { Thinking::Less };
+            let edits = edits(&facts, endpoint.dialect(), &Plan { thinking, ..Plan::default() });
+            let sent: Map<String, Value> = serde_json::from_str(&spliced(&text, &edits.splices)).unwrap();
+            let mut bare = body.clone();
+            bare.remove("priority");
+            prop_assert_eq!(edits.reasoning_off, sent != bare);
+            for (name, value) in &bare {
+                let is_switch = ["reasoning_effort", "reasoning", "thinking", "chat_template_kwargs"].contains(&name.as_str());
+                prop_assert!(is_switch || sent.get(name) == Some(value), "{}", name);
+            }
+            if edits.reasoning_off {
+                prop_assert!(!matches!(sent.get("reasoning_effort"), Some(Value::String(word)) if word == "high"));
+                prop_assert!(sent.get("thinking").is_none_or(|thinking| !thinking.is_object() || thinking["type"] == "disabled" || thinking["type"] == "none"));
+                let template = sent.get("chat_template_kwargs");
+                if by_template && path.contains("chat") && template.is_some_and(Value::is_object) {
+                    prop_assert_eq!(&template.unwrap()["enable_thinking"], &Value::Bool(false));
+                }
+            }
+        }
+
         #[test]
         fn spliced_bodies_are_json_and_mean_what_the_plan_says(
             body in request(),

@@ -402,6 +402,13 @@ impl Work {
         self.dispatched
     }
 
+    /// From dispatch until its engine should have read the prompt: by what was learned, before
+    /// that by a guess.
+    #[must_use]
+    pub fn time_to_read(&self) -> Duration {
+        self.latency.lock().time_to_read(&self.situation)
+    }
+
     /// The answer ended, whole, and says something about its engine's latency. Learning happens
     /// outside of the pool's lock.
     pub fn learned(mut self, lesson: &Lesson, at: Tick) {

@@ -134,6 +134,12 @@ impl Latency {
         self.tpot.doubt();
     }
 
+    /// The time to the first token; before enough was seen, by the first guess.
+    #[must_use]
+    pub fn time_to_read(&self, situation: &Situation) -> Duration {
+        seconds(self.ttft.value(&situation.before_the_first_token()))
+    }
+
     /// What a request would see; `None` while too little was seen.
     #[must_use]
     pub fn predict(&self, situation: &Situation) -> Option<Prediction> {

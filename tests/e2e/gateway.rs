@@ -26,18 +26,39 @@ pub struct Setup<'a> {
     pub ttft: f64,
     /// More keys of `listen`.
     pub listen: &'a str,
+    /// More keys of `admin`.
+    pub admin: &'a str,
+    /// A line of the class `chat`.
+    pub chat: &'a str,
+    /// A line of the pool.
+    pub pool: &'a str,
     /// More lines of the settings.
     pub more: &'a str,
     /// Files beside the settings.
     pub files: &'a [(&'a str, &'a str)],
     /// What is logged.
     pub log: &'a str,
+    /// More variables of the environment.
+    pub environment: &'a [(&'a str, &'a str)],
 }
 
 impl Default for Setup<'_> {
     fn default() -> Self {
         let (engine, model, log) = ("kind: vllm", "sim", "info");
-        Setup { engines: &[], engine, model, ttft: 30.0, listen: "", more: "", files: &[], log }
+        Setup {
+            engines: &[],
+            engine,
+            model,
+            ttft: 30.0,
+            listen: "",
+            admin: "",
+            chat: "",
+            pool: "",
+            more: "",
+            files: &[],
+            log,
+            environment: &[],
+        }
     }
 }
 
@@ -51,6 +72,7 @@ impl Gateway {
         std::fs::write(&file, settings(setup)).expect("the folder is ours");
         let mut command = Command::new(env!("CARGO_BIN_EXE_goodput"));
         command.arg("serve").arg("--config").arg(&file).arg("--json").env("RUST_LOG", setup.log);
+        command.envs(setup.environment.iter().copied());
         let running = Running::start(command, "the gateway");
         let told: Value = serde_json::from_str(&running.first_line).expect("one line of JSON");
         let admin = told["admin"].as_str().expect("the operators' port").to_owned();
@@ -100,11 +122,11 @@ impl Gateway {
 /// The settings of a test's gateway.
 pub fn settings(setup: &Setup<'_>) -> String {
     let urls: Vec<String> = setup.engines.iter().map(|engine| format!("{{url: \"{}\"}}", engine.url)).collect();
-    let Setup { engine, model, ttft, listen, more, .. } = setup;
+    let Setup { engine, model, ttft, listen, admin, chat, pool, more, .. } = setup;
     format!(
         r#"
 listen: {{address: "127.0.0.1:0", {listen}}}
-admin: {{address: "127.0.0.1:0"}}
+admin: {{address: "127.0.0.1:0", {admin}}}
 shutdown: {{delay: 0s, drain: 20s}}
 slo_classes:
   - slo_class: chat
@@ -112,6 +134,7 @@ slo_classes:
       ttft_seconds: {{threshold: {ttft}, attainment: 0.95}}
       tpot_seconds: {{threshold: 5, attainment: 0.95}}
     joint_attainment_target: 0.95
+    {chat}
   - slo_class: strict
     objectives:
       ttft_seconds: {{threshold: 0.000001, attainment: 0.95}}
@@ -124,6 +147,7 @@ pools:
     engines: [{}]
     engine: {{{engine}}}
     health: {{every: 200ms}}
+    {pool}
 routes:
   - {{model: [{model}], pools: [main]}}
 {more}

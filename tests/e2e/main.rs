@@ -6,6 +6,7 @@
 //! than `target` to look for them in.
 
 mod compose;
+mod degradation;
 mod exits;
 mod gateway;
 mod parts;
@@ -16,6 +17,8 @@ mod reloads;
 mod running;
 mod script;
 mod sdks;
+mod seats;
+mod shared_gateways;
 mod shared_limits;
 mod tls;
 

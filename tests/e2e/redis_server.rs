@@ -77,6 +77,14 @@ impl RedisServer {
         self.write(&resp(words))
     }
 
+    /// Its clock.
+    pub fn time(&self) -> Duration {
+        let told = self.say(&["TIME"]).expect("it answers");
+        let numbers: Vec<u64> = told.lines().filter_map(|line| line.parse().ok()).collect();
+        let [seconds, micros] = numbers[..] else { panic!("{told}") };
+        Duration::new(seconds, micros as u32 * 1000)
+    }
+
     /// Several commands on one connection, none of which fails.
     pub fn say_all(&self, commands: &[&[&str]]) {
         let answer = self.write(&commands.iter().map(|words| resp(words)).collect::<String>()).expect("an answer");

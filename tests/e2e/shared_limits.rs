@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use goodput::admit::limit::settings::{Allowance, Limits, Rate};
 use goodput::admit::limit::{Exhausted, Output, Used, Wanted};
 use goodput::admit::shared::settings::{Address, OnFailure, Redis};
@@ -110,14 +111,6 @@ async fn until(mut what: impl FnMut() -> bool) {
     panic!("it never came true");
 }
 
-/// The server's time.
-fn server_time(server: &RedisServer) -> Duration {
-    let told = server.say(&["TIME"]).expect("it answers");
-    let numbers: Vec<u64> = told.lines().filter_map(|line| line.parse().ok()).collect();
-    let [seconds, micros] = numbers[..] else { panic!("{told}") };
-    Duration::new(seconds, micros as u32 * 1000)
-}
-
 fn let_in(gateways: &[Arc<Gateway>]) -> u64 {
     gateways.iter().map(|gateway| gateway.let_in.load(Ordering::Relaxed)).sum()
 }
@@ -137,12 +130,12 @@ fn three_gateways_let_in_what_the_limit_allows_and_no_more() {
         let server = RedisServer::start()?;
         runtime().block_on(async {
             let gateways = three(&server, OnFailure::Open, &tokens_limit()).await;
-            let start = server_time(&server);
+            let start = server.time();
             let mut offering = JoinSet::new();
             gateways.iter().for_each(|gateway| drop(offering.spawn(Arc::clone(gateway).offer())));
-            until(|| server_time(&server) - start > Duration::from_secs(6)).await;
+            until(|| server.time() - start > Duration::from_secs(6)).await;
             let count = let_in(&gateways);
-            let ratio = count as f64 / (BURST as f64 + flow(server_time(&server) - start));
+            let ratio = count as f64 / (BURST as f64 + flow(server.time() - start));
             assert!((0.97..=1.02).contains(&ratio), "{ratio}");
             assert_eq!(requests(&gateways, By::Share), 0, "the store was there all the time");
             let calls: u64 = gateways.iter().map(|gateway| gateway.store.numbers().calls.iter().sum::<u64>()).sum();
@@ -312,6 +305,42 @@ fn a_gateway_that_leaves_gives_everything_back() {
             let spent: u64 =
                 kept.lines().nth(1).and_then(|value| value.split(' ').next()?.parse().ok()).expect("a bucket");
             assert!((399..=400).contains(&spent), "{kept}");
+        });
+        Ok(())
+    });
+}
+
+#[test]
+fn who_leaves_while_the_store_is_asked_takes_nothing() {
+    with_parts("redis", || {
+        let server = RedisServer::start()?;
+        runtime().block_on(async {
+            let allowance = Allowance {
+                tokens: Some(Rate::new(1, Some(4800)).unwrap()),
+                concurrent_requests: std::num::NonZeroU64::new(1000),
+                ..Allowance::default()
+            };
+            let gateways = three(&server, OnFailure::Open, &allowance).await;
+            let (store, clock) = (&gateways[0].store, gateways[0].clock);
+            // With ever more patience, until some were answered.
+            let mut patience = 0;
+            while store.numbers().calls(Ended::Granted) < 20 {
+                patience += 1;
+                let (acme, wanted) = (acme(), wanted(400));
+                let mut asked = std::pin::pin!(store.reserve(&acme, "m", &wanted, clock.now()));
+                // Polled, left alone for a while, and dropped: before, while or after it is answered.
+                let early = asked.as_mut().now_or_never();
+                for _ in 0..patience * 40 {
+                    tokio::task::yield_now().await;
+                }
+                drop(early);
+            }
+            until(|| store.running(&acme()) == 0).await;
+            store.leave().await;
+            let kept = |field| server.say(&["HGET", "goodput:limits:acme", field]).expect("an answer");
+            let spent = kept("all/tokens_per_minute");
+            assert!(spent.lines().nth(1).is_some_and(|value| value.starts_with("0 ")), "{spent}");
+            assert_eq!(kept("all/concurrent_requests"), "$0\r\n\r\n");
         });
         Ok(())
     });

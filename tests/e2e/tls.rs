@@ -23,14 +23,14 @@ use crate::running::{Running, post};
 const TLS: &str = "tls: {certificate_file: server.crt, private_key_file: server.key}";
 
 /// A certificate for `localhost` and 127.0.0.1, and the authority that signed it.
-struct Papers {
-    root: String,
-    certificate: String,
-    key: String,
+pub struct Papers {
+    pub root: String,
+    pub certificate: String,
+    pub key: String,
 }
 
 impl Papers {
-    fn new() -> Papers {
+    pub fn new() -> Papers {
         let mut authority = CertificateParams::new(Vec::new()).expect("no names");
         authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         let root_key = KeyPair::generate().expect("a key");

@@ -70,6 +70,40 @@ async fn ended(house: Arc<House>) {
     Arc::into_inner(house).expect("all tasks have ended").end().await;
 }
 
+// --- prompts that are being read ---
+
+#[tokio::test(start_paused = true)]
+async fn a_prompt_waits_until_the_one_before_it_has_been_read() {
+    let yaml = seats(8).with("queue: {prefill_tokens_per_engine: 5}");
+    let (house, engine) = House::playing_with(&yaml, stream_of(300, 5000));
+    let house = Arc::new(house);
+    let first = spawn(&house, Ask::post(CHAT, capped(500, true)));
+    house.sleep(ms(50)).await;
+    let second = spawn(&house, Ask::post(CHAT, capped(500, true)));
+    house.sleep(ms(50)).await;
+    assert_eq!(house.crowd(), (1, 1), "seats are not what is short");
+    let _ = (first.await.unwrap(), second.await.unwrap());
+    assert_eq!(engine.ledger().requests()[1].body_at, at(300), "asked when the first token came");
+    house.lines(2).await;
+    ended(house).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_prompt_whose_first_token_nobody_sees_counts_as_read_after_a_while() {
+    let yaml = seats(8).with("queue: {prefill_tokens_per_engine: 5}");
+    let (house, engine) = House::playing_with(&yaml, answer_after(9000, 10, 20));
+    let house = Arc::new(house);
+    let first = spawn(&house, Ask::post(CHAT, capped(500, false)));
+    house.sleep(ms(10)).await;
+    let second = spawn(&house, Ask::post(CHAT, capped(500, false)));
+    let answers = (first.await.unwrap(), second.await.unwrap());
+    assert_eq!((answers.0.status.as_u16(), answers.1.status.as_u16()), (200, 200));
+    let asked = engine.ledger().requests()[1].body_at;
+    assert!(asked > at(25) && asked < at(100), "about as long as reading takes: {asked:?}");
+    house.lines(2).await;
+    ended(house).await;
+}
+
 // --- limits ---
 
 #[tokio::test(start_paused = true)]
@@ -405,6 +439,29 @@ async fn a_client_that_leaves_the_queue_is_out_of_it_at_once_and_judged_by_the_r
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_client_that_hangs_up_in_the_queue_is_out_of_it_at_once_over_a_connection_too() {
+    let (house, engine) = House::playing_with(&seats(1), stream_of(100, 60_000));
+    let sitting = house.chat(stream_with_usage()).await;
+    let mut client = house.connect(64 * 1024);
+    client.post(CHAT, &stream_with_usage()).await;
+    let mut h2 = house.connect_h2().await;
+    let stream = tokio::spawn(h2.send_request(h2_post(CHAT, &stream_with_usage())));
+    house.sleep(ms(10)).await;
+    assert_eq!(house.crowd(), (1, 2));
+    drop(client);
+    house.sleep(ms(1)).await;
+    assert_eq!(house.crowd(), (1, 1));
+    stream.abort();
+    house.sleep(ms(1)).await;
+    assert_eq!(house.crowd(), (1, 0));
+    assert_eq!(engine.ledger().requests().len(), 1);
+    drop(sitting);
+    let lines = house.lines(3).await;
+    assert!(lines.iter().all(|line| line.verdict() == "excluded(client_cancel)"), "{lines:?}");
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn the_body_is_kept_while_the_request_waits() {
     let (house, engine) = House::playing_with(&seats(1), stream_of(100, 500));
     let body = json!({"model": "m1", "stream": true, "stream_options": {"include_usage": true},
@@ -416,6 +473,22 @@ async fn the_body_is_kept_while_the_request_waits() {
     let received = engine.ledger().requests();
     assert_eq!(serde_json::from_slice::<Value>(&received[1].body).unwrap(), body);
     house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_waits_when_a_drain_begins_is_served_on() {
+    let (house, _engine) = House::playing_with(&seats(1), stream_of(100, 1000));
+    let house = Arc::new(house);
+    let all: Vec<_> = (0..3).map(|_| spawn(&house, Ask::post(CHAT, stream_with_usage()))).collect();
+    house.sleep(ms(10)).await;
+    house.gateway.begin_drain();
+    let late = house.chat(stream_with_usage()).await;
+    assert_eq!((late.status.as_u16(), &late.headers["x-goodput-reason"]), (503, &"draining".parse().unwrap()));
+    for answer in join_all(all).await {
+        assert_eq!(answer.unwrap().status, 200);
+    }
+    drop(late);
+    ended(house).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -513,19 +586,22 @@ async fn who_would_be_late_goes_on_to_a_free_seat_of_the_next_pool_and_traffic_c
 
 #[tokio::test(start_paused = true)]
 async fn a_full_queue_sends_on_to_the_next_pool_before_it_refuses() {
-    let yaml = seats(1).with("queue: {max_waiting: 0}").pool("b", &["e2"]);
-    let house = House::new(&yaml);
-    let _a = house.engine("e1", vec![stream_of(100, 4000)]);
-    let _b = house.engine("e2", vec![stream_of(100, 300)]);
-    let in_a = house.chat(stream_with_usage()).await;
-    let in_b = house.chat(stream_with_usage()).await;
-    assert_eq!(
-        (&in_a.headers["x-goodput-pool"], &in_b.headers["x-goodput-pool"]),
-        (&"a".parse().unwrap(), &"b".parse().unwrap())
-    );
-    drop((in_a, in_b));
-    house.lines(2).await;
-    house.end().await;
+    let full = seats(1).with("queue: {max_waiting: 0}").pool("b", &["e2"]);
+    let nobody_waits = seats(1).class("queue: {max_wait: 0s}").pool("b", &["e2"]);
+    for yaml in [full, nobody_waits] {
+        let house = House::new(&yaml);
+        let _a = house.engine("e1", vec![stream_of(100, 4000)]);
+        let _b = house.engine("e2", vec![stream_of(100, 300)]);
+        let in_a = house.chat(stream_with_usage()).await;
+        let in_b = house.chat(stream_with_usage()).await;
+        assert_eq!(
+            (&in_a.headers["x-goodput-pool"], &in_b.headers["x-goodput-pool"]),
+            (&"a".parse().unwrap(), &"b".parse().unwrap())
+        );
+        drop((in_a, in_b));
+        house.lines(2).await;
+        house.end().await;
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -587,6 +663,23 @@ async fn a_pool_that_disappears_serves_those_that_wait_for_it() {
     assert_eq!(other.ledger().requests().len(), 1);
     house.adopt(&Yaml::default().no_pools().pool("b", &["e2"]));
     assert!(house.gateway.desks.desk(&"a".into()).is_none(), "nobody is left");
+    ended(house).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_tenant_that_disappears_is_served_to_the_end_of_what_it_has_begun() {
+    let yaml =
+        limited("tokens_per_minute: 9000").promise(&[("ttft_seconds", 10.0)]).with("max_concurrency_per_engine: 1");
+    let (house, _engine) = House::playing_with(&yaml, stream_of(100, 1000));
+    let house = Arc::new(house);
+    let all: Vec<_> = (0..2).map(|_| spawn(&house, by("sk-acme", stream_with_usage()))).collect();
+    house.sleep(ms(10)).await;
+    assert_eq!(house.crowd(), (1, 1));
+    house.adopt(&seats(1));
+    for answer in join_all(all).await {
+        let answer = answer.unwrap();
+        assert_eq!((answer.status.as_u16(), answer.events().last().map(String::as_str)), (200, Some("[DONE]")));
+    }
     ended(house).await;
 }
 
@@ -757,33 +850,42 @@ fn charged(line: &Line) -> (u64, u64) {
     }
 }
 
+/// What `acme` may use at all: nothing to speak of flows back meanwhile.
+const MOST: u64 = 9000;
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]
 
-    /// Whoever comes and however they end: no seat, place or reservation is left, each request
+    /// Whoever comes and however they end, with seats and pools that come and go: no seat, place or reservation is left, each request
     /// ends once, and what is gone from the balance is what the access lines tell.
     #[test]
     fn nothing_leaks_and_every_token_is_accounted_for(
         guests in prop::collection::vec(any_guest(), 1..40),
         plays in prop::collection::vec(0..10_usize, 1..12),
         seats in 1..4_usize,
+        reloads in prop::collection::vec((0..600_u64, prop::option::of(1..4_usize), any::<bool>()), 0..4),
         demotes in any::<bool>(),
         when_hopeless in prop::sample::select(vec!["demote", "shed", "serve"]),
     ) {
-        const MOST: u64 = 9000;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
         runtime.block_on(async {
             let over = if demotes { "demote" } else { "reject" };
-            let limits = format!("tokens_per_minute: 1, tokens_burst: {MOST}, concurrent_requests: 6");
-            let yaml = tenants(&format!("limits: {{{limits}}}, when_over_limit: {over}"))
-                .class("timeouts: {first_token: 700ms, idle: 300ms, total: 3s}")
-                .class(&format!("queue: {{max_wait: 400ms, when_hopeless: {when_hopeless}}}"))
-                .engines_of_first(&["e1", "e2"])
-                .with(&format!("max_concurrency_per_engine: {seats}"))
-                .with("queue: {max_waiting: 5}")
-                .pool("b", &["e3"])
-                .with("max_concurrency_per_engine: 1");
-            let house = House::new(&yaml);
+            let yaml = |seats: Option<usize>, with_b: bool| {
+                let limits = format!("tokens_per_minute: 1, tokens_burst: {MOST}, concurrent_requests: 6");
+                let yaml = tenants(&format!("limits: {{{limits}}}, when_over_limit: {over}"))
+                    .class("timeouts: {first_token: 700ms, idle: 300ms, total: 3s}")
+                    .class(&format!("queue: {{max_wait: 400ms, when_hopeless: {when_hopeless}}}"))
+                    .engines_of_first(&["e1", "e2"]);
+                let yaml = match seats {
+                    Some(seats) => {
+                        let seats = format!("max_concurrency_per_engine: {seats}");
+                        yaml.with(&seats).with("queue: {max_waiting: 5}")
+                    }
+                    None => yaml,
+                };
+                if with_b { yaml.pool("b", &["e3"]).with("max_concurrency_per_engine: 1") } else { yaml }
+            };
+            let house = House::new(&yaml(Some(seats), true));
             let all = Arc::new(scripts());
             let plays = Arc::new(plays);
             for host in ["e1", "e2", "e3"] {
@@ -794,7 +896,13 @@ proptest! {
                 house.network.engine(host, &engine);
             }
             let (house, count) = (Arc::new(house), guests.len());
-            join_all(guests.into_iter().map(|guest| visit(Arc::clone(&house), guest))).await;
+            let changes = async {
+                for (after, seats, with_b) in reloads {
+                    house.sleep(ms(after)).await;
+                    house.adopt(&yaml(seats, with_b));
+                }
+            };
+            tokio::join!(changes, join_all(guests.into_iter().map(|guest| visit(Arc::clone(&house), guest))));
             let lines = house.lines(count).await;
             let of_acme = lines.iter().filter(|line| line.text("tenant") == "acme" && line.verdict() != "excluded(rate_limited)");
             let (least, most) = of_acme.map(charged).fold((0, 0), |(a, b), (least, most)| (a + least, b + most));

@@ -103,9 +103,9 @@ fn prompt(owner: u64, shared: u64, own: u64, chance: &mut StdRng) -> Job {
 
 #[test]
 fn like_prompts_meet_the_cache_that_knows_them() {
-    // Two dozen system prompts of 2,000 tokens: too many for one engine, room for all in four.
+    // Forty system prompts of 2,000 tokens: too many for one engine, room for all in four.
     let next = |chance: &mut StdRng| {
-        let system = chance.random_range(0..24);
+        let system = chance.random_range(0..40);
         (prompt(system, 2_000, 160, chance), key_of(&system.to_le_bytes()))
     };
     let apart = run(Balance::LeastWork, SMALL, 16.0, |chance| (next(chance).0, 0));
@@ -133,7 +133,7 @@ fn the_turns_of_a_session_meet_the_cache_that_knows_them() {
 #[test]
 fn a_prompt_that_everybody_sends_does_not_overload_its_engine() {
     let next = |chance: &mut StdRng| (prompt(1, 1_600, 160, chance), 7);
-    let seen = run(Balance::PrefixAffinity, 320_000, 60.0, next);
+    let seen = run(Balance::PrefixAffinity, SMALL, 60.0, next);
     assert!(seen.peak <= 1.6, "{}", seen.peak);
     assert!(seen.hits > 0.8, "{}", seen.hits);
 }

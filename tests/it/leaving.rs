@@ -264,6 +264,25 @@ async fn c52_a_whole_answer_that_stops_in_the_middle_is_cut() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_answer_that_breaks_as_soon_as_it_is_there_is_cut_behind_what_came_of_it() {
+    let cut = ["content-length: 100\r\n\r\n{\"cho", "transfer-encoding: chunked\r\n\r\n5\r\n{\"cho\r\nnot a size"];
+    for (status, rest) in [(200, cut[0]), (200, cut[1]), (500, cut[0])] {
+        let head = format!("HTTP/1.1 {status} X\r\ncontent-type: application/json\r\n");
+        // All of it in one piece, the end of the connection included.
+        let script = Script::new().write(head + rest).close();
+        let (house, _engine) = House::playing_with(&Yaml::default().with("retries: {after_fault: 0}"), script);
+        let mut client = house.connect(64 * 1024);
+        client.post(CHAT, &unary()).await;
+        let (seen, _) = client.read_to_end().await;
+        let seen = String::from_utf8_lossy(&seen).into_owned();
+        assert!(seen.starts_with(&format!("HTTP/1.1 {status} ")) && seen.contains("{\"cho"), "{seen:?}");
+        assert!(!seen.contains("\r\n0\r\n"), "never a whole answer: {seen:?}");
+        drop(client);
+        house.end().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn no_idle_limit_runs_before_the_first_token() {
     let yaml = Yaml::default().class("timeouts: {idle: 300ms, first_token: 5s}");
     let script = Script::stream().at(10).say(r()).at(2000).say(t("a")).say(f("stop")).say(d()).end();

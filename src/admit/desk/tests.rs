@@ -363,3 +363,44 @@ async fn two_hundred_cancels_at_every_point_of_the_queue() {
     }
     let _ = pin!(desk.enter(&patient(clock))).now_or_never().expect("free").expect("a seat");
 }
+
+/// If a wake-up were lost between the lock and the waker, this would never end.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn nobody_is_forgotten_by_many_threads() {
+    let clock = Clock::start();
+    let desk = desk(clock, 3, 10_000);
+    let one = |number: usize, desk: Arc<Desk>| async move {
+        let ask = patient(clock);
+        let mut entering = Box::pin(desk.enter(&ask));
+        if number.is_multiple_of(3) {
+            drop(left_after(entering.as_mut(), number % 7).await);
+            return;
+        }
+        let seat = entering.await.expect("a seat");
+        for _ in 0..number % 4 {
+            tokio::task::yield_now().await;
+        }
+        if number.is_multiple_of(2) { seat.settle(Tokens(number as u64)) } else { drop(seat) }
+    };
+    let mut all = tokio::task::JoinSet::new();
+    for number in 0..5000 {
+        all.spawn(one(number, Arc::clone(&desk)));
+    }
+    while let Some(ended) = all.join_next().await {
+        ended.unwrap();
+    }
+    assert_eq!(numbers(&desk), (0, 0));
+}
+
+/// Waits for a seat while others run so many times, and gives up then.
+async fn left_after<F: Future>(entering: Pin<&mut F>, times: usize) -> Option<F::Output> {
+    let others = async {
+        for _ in 0..times {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::select! {
+        came = entering => Some(came),
+        () = others => None,
+    }
+}

@@ -281,6 +281,78 @@ fn a_low_class_starts_within_the_bound_under_overload() {
 
 // ---- laws over random histories ----------------------------------------------------------------
 
+/// A scheduler of ten seats and `readers` engines of which each may read 100 tokens.
+fn reading(readers: usize) -> Scheduler {
+    let mut queue = Scheduler::new(Settings { reading: Some(Tokens(100)), ..Settings::default() });
+    let _ = (queue.set_seats(10, ms(0)), queue.set_readers(readers, ms(0)));
+    queue
+}
+
+fn prompt(tokens: u64, ask: Ask) -> Ask {
+    Ask { prompt: Tokens(tokens), ..ask }
+}
+
+#[test]
+fn prompts_wait_for_an_engine_to_read_them_and_nobody_passes_the_next() {
+    let mut queue = reading(1);
+    let (first, moves) = queue.offer(&prompt(60, ask("a", Priority::Critical, 0)), ms(0));
+    assert_eq!(moves.admitted, [first]);
+    let second = wait(&mut queue, &prompt(60, ask("a", Priority::Critical, 1)), 1);
+    let small = wait(&mut queue, &prompt(10, ask("a", Priority::Critical, 2)), 2);
+    assert_eq!(queue.free_seats(), 9, "seats are not what is short");
+    assert_eq!(queue.take_free_seat(&prompt(10, ask("a", Priority::Critical, 2)), ms(2)), None);
+    assert_eq!(queue.read(first, ms(3)).admitted, [second, small]);
+    assert_eq!(queue.read(first, ms(4)), Moves::default(), "counted once");
+    // The end of an answer whose first token nobody saw gives its reading back, too.
+    let third = wait(&mut queue, &prompt(100, ask("a", Priority::Critical, 5)), 5);
+    assert_eq!(queue.release(second, Tokens(100), ms(6)).admitted, []);
+    assert_eq!(queue.release(small, Tokens(100), ms(7)).admitted, [third]);
+}
+
+#[test]
+fn a_long_prompt_has_one_engine_to_itself_and_no_more() {
+    let mut queue = reading(2);
+    let (long, moves) = queue.offer(&prompt(30_000, ask("a", Priority::Critical, 0)), ms(0));
+    assert_eq!(moves.admitted, [long]);
+    let (other, moves) = queue.offer(&prompt(100, ask("b", Priority::Critical, 1)), ms(1));
+    assert_eq!(moves.admitted, [other]);
+    let next = wait(&mut queue, &prompt(1, ask("b", Priority::Critical, 2)), 2);
+    assert_eq!(queue.read(other, ms(3)).admitted, [next]);
+}
+
+#[test]
+fn lower_ranks_and_the_hopeless_leave_reading_to_others() {
+    let mut queue = reading(10);
+    for at in 0..7 {
+        let (ticket, moves) = queue.offer(&prompt(100, ask("a", Priority::Critical, at)), ms(at));
+        assert_eq!(moves.admitted, [ticket]);
+    }
+    let batch = wait(&mut queue, &prompt(100, ask("b", Priority::Batch, 7)), 7);
+    // So dear that its rank's share does not cover it.
+    let aim = Aim::FirstToken { within: length(5), lead: length(3) };
+    let late = Ask { aim, tokens: Tokens(100_000), ..ask("c", Priority::Critical, 0) };
+    let late = wait(&mut queue, &prompt(100, late), 8);
+    let (normal, moves) = queue.offer(&prompt(100, ask("d", Priority::Normal, 9)), ms(9));
+    assert_eq!(moves.admitted, [normal], "it passes those that are held back");
+    assert_eq!(queue.waiting(), 2);
+    for read in 1..=7 {
+        let admitted = queue.read(Ticket(read), ms(10)).admitted;
+        let expected = if read == 2 { vec![batch] } else { vec![] };
+        assert_eq!(admitted, expected, "seven of ten, its own included: {read}");
+    }
+    assert_eq!(queue.read(normal, ms(11)).admitted, [late], "two of ten, where two and a half are the most");
+}
+
+#[test]
+fn whoever_wants_may_read_alone() {
+    let mut queue = reading(1);
+    let over = Ask { standing: Standing::OverLimit, ..ask("a", Priority::Batch, 0) };
+    let (first, moves) = queue.offer(&prompt(100, over.clone()), ms(0));
+    assert_eq!(moves.admitted, [first]);
+    let second = wait(&mut queue, &prompt(100, over), 1);
+    assert_eq!(queue.read(first, ms(2)).admitted, [second]);
+}
+
 #[derive(Clone, Debug)]
 enum Step {
     Offer(Ask),

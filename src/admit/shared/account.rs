@@ -60,6 +60,8 @@ pub(super) struct Sent {
     buckets: Vec<(Option<Arc<str>>, usize)>,
     /// The shelf of each of the places.
     places: Vec<Option<Arc<str>>>,
+    /// The shelves of which it says all that was spent here.
+    told: Vec<Option<Arc<str>>>,
 }
 
 impl Sent {
@@ -92,6 +94,9 @@ struct Shelf {
     running: u64,
     /// The birth of the books in which this gateway's spending is known to be.
     begun: u64,
+    /// The store was away: it has to hear what was spent here meanwhile, and whether it lost its
+    /// books nobody knows.
+    untold: bool,
 }
 
 impl Account {
@@ -180,6 +185,8 @@ impl Account {
         for (index, name) in names.into_iter().enumerate().filter(|(index, name)| *index == 0 || name.is_some()) {
             let mates = || behind.clone().filter(|mate| index == 0 || mate.model == want.model);
             let Some(shelf) = self.shelf_mut(name.as_ref()) else { continue };
+            shelf.untold = false;
+            sent.told.push(name.clone());
             for (place, limit) in BY_RATE.into_iter().enumerate() {
                 let Some(pot) = &mut shelf.pots[place] else { continue };
                 let waiting = mates().map(|mate| pot.clipped(mate.wanted.of(limit)));
@@ -207,19 +214,30 @@ impl Account {
         sent
     }
 
-    /// A call that nobody waits for: gives back what lies idle, tells what is owed and how many
-    /// run. `None`: all is in order. `everything`: keep nothing, this gateway leaves.
-    pub fn tidy(&mut self, everything: bool, at: Tick) -> Option<Sent> {
+    /// A call that nobody waits for: gives back what lies idle, tells what is owed, how many run,
+    /// and after an outage what was spent. `None`: all is in order. `everything`: keep nothing,
+    /// this gateway leaves. `spent_here`: what this gateway's own books say, for one model.
+    pub fn tidy(&mut self, everything: bool, spent_here: impl Fn(&str) -> Vec<Standing>, at: Tick) -> Option<Sent> {
         let is_idle = everything || at.since(self.last_draw) >= IDLE;
         let mut sent = self.empty_call();
         let mut shelves = 0;
         for name in std::iter::once(None).chain(self.models.keys().cloned().map(Some)).collect::<Vec<_>>() {
             let Some(shelf) = self.shelf_mut(name.as_ref()) else { continue };
             let before = sent.call.buckets.len() + sent.call.places.len();
-            for place in 0..BY_RATE.len() {
-                let Some((back, owed)) = shelf.pots[place].as_mut().and_then(|pot| pot.tidy(is_idle)) else { continue };
+            let spent_here = std::mem::take(&mut shelf.untold).then(|| {
+                sent.told.push(name.clone());
+                spent_here(name.as_deref().unwrap_or_default())
+            });
+            for (place, limit) in BY_RATE.into_iter().enumerate() {
+                let Some(pot) = &mut shelf.pots[place] else { continue };
+                let spent_here = spent_here.as_ref().map_or(0, |all| spent(all, shelf.scope, limit));
+                let (back, owed) = pot.tidy(is_idle).unwrap_or_default();
+                if back == 0 && owed == 0 && spent_here == 0 {
+                    continue;
+                }
+                let unheard = if spent_here > 0 { pot.tell_unheard(spent_here) } else { 0 };
                 sent.buckets.push((name.clone(), place));
-                sent.call.buckets.push(Bucket { back, owed, ..shelf.bucket(place) });
+                sent.call.buckets.push(Bucket { back, owed, unheard, spent_here, ..shelf.bucket(place) });
             }
             let running = shelf.running;
             if let Some(seats) = shelf.seats.as_mut().filter(|seats| seats.is_untidy(running, is_idle, at)) {
@@ -235,9 +253,20 @@ impl Account {
         (shelves > 0).then_some(sent)
     }
 
+    /// The store is back: it has to hear what was spent here.
+    pub fn came_back(&mut self) {
+        self.whole.untold = true;
+        self.models.values_mut().for_each(|shelf| shelf.untold = true);
+    }
+
     /// The answer to a call: what its request holds, or why it may not run.
     pub fn answered(&mut self, sent: Sent, answer: &Answer, at: Tick) -> Option<Result<HeldOfBoth, Exhausted>> {
-        let Sent { call, want, buckets, places } = sent;
+        let Sent { call, want, buckets, places, told } = sent;
+        for name in &told {
+            if let Some(shelf) = self.shelf_mut(name.as_ref()) {
+                shelf.begun = answer.begun;
+            }
+        }
         for (((name, place), bucket), level) in buckets.iter().zip(&call.buckets).zip(&answer.buckets) {
             let pot = self.shelf_mut(name.as_ref()).and_then(|shelf| shelf.pots[*place].as_mut());
             let Some(pot) = pot else { continue };
@@ -254,8 +283,6 @@ impl Account {
             seats.granted(count.ours, taken > asked.most, at);
         }
         let want = want?;
-        // Only such a call has said what was spent here.
-        self.each_of(&want.model, |_, shelf| shelf.begun = answer.begun);
         if !answer.granted {
             return Some(Err(self.refused(&want, at)));
         }
@@ -276,13 +303,18 @@ impl Account {
                 pot.lost(bucket.back, bucket.owed, bucket.unheard, untouched);
             }
         }
+        for name in &sent.told {
+            if let Some(shelf) = self.shelf_mut(name.as_ref()) {
+                shelf.untold = true;
+            }
+        }
     }
 
     /// Nothing is here that the store should hear of sooner or later.
     pub fn is_quiet(&self) -> bool {
         self.shelves().all(|shelf| {
             let seats = shelf.seats.as_ref().is_none_or(|seats| seats.is_empty() && shelf.running == 0);
-            seats && shelf.pots().all(|(_, pot)| pot.is_empty())
+            seats && !shelf.untold && shelf.pots().all(|(_, pot)| pot.is_empty())
         })
     }
 
@@ -316,7 +348,7 @@ impl Account {
             key_life: self.key_life,
             ..Call::default()
         };
-        Sent { call, want: None, buckets: Vec::new(), places: Vec::new() }
+        Sent { call, want: None, buckets: Vec::new(), places: Vec::new(), told: Vec::new() }
     }
 
     fn shelves(&self) -> impl Iterator<Item = &Shelf> {
@@ -346,7 +378,7 @@ impl Shelf {
             Some(model) => Arc::from(format!("model/{limit}/{model}")),
         });
         let scope = if model.is_none() { Scope::Tenant } else { Scope::Model };
-        Shelf { scope, fields: names, pots: Default::default(), seats: None, running: 0, begun: 0 }
+        Shelf { scope, fields: names, pots: Default::default(), seats: None, running: 0, begun: 0, untold: false }
     }
 
     fn change(&mut self, allowance: &Allowance, replicas: u32, at: Tick) {

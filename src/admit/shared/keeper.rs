@@ -42,6 +42,13 @@ pub struct Keeper {
     words: mpsc::Receiver<Word>,
 }
 
+/// However it ends: from then on nobody waits for the store.
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        self.inner.counters.turn(false);
+    }
+}
+
 /// A call that is over.
 struct Over {
     /// Whose; `None`: nobody's, to hear whether the store is there.
@@ -174,7 +181,7 @@ impl State {
             }
         }
         if !desk.calling
-            && let Some(sent) = desk.account.tidy(false, at)
+            && let Some(sent) = desk.account.tidy(false, |model| inner.share.standings(&tenant.id, model, at), at)
             && let Some(line) = self.line.clone()
         {
             self.send(inner, line, tenant, desk, sent, at);
@@ -298,7 +305,13 @@ impl State {
                 tracing::info!(store = %inner.settings.address, "the store of the limits answers");
                 (self.line, self.told) = (Some(line), false);
                 self.lines += 1;
-                self.last_call = at;
+                (self.last_call, self.next_look) = (at, at);
+                for tenant in &inner.tenants {
+                    let mut desk = tenant.desk.lock();
+                    desk.account.came_back();
+                    desk.listed = true;
+                    self.in_use.insert(tenant.id.clone(), Arc::clone(&tenant));
+                }
                 inner.counters.turn(true);
             }
             Err(why) if !self.told => {
@@ -326,7 +339,9 @@ impl State {
                 let Some(line) = line.clone() else { continue };
                 if desk.calling {
                     open.push(Arc::clone(&tenant));
-                } else if let Some(sent) = desk.account.tidy(true, at) {
+                } else if let Some(sent) =
+                    desk.account.tidy(true, |model| inner.share.standings(&tenant.id, model, at), at)
+                {
                     self.send(inner, line, &tenant, &mut desk, sent, at);
                     open.push(Arc::clone(&tenant));
                 }

@@ -28,7 +28,7 @@ const SHORT_MEMORY: Duration = Duration::from_millis(20);
 
 /// A scarce limit is asked for again when it has so much more than is needed: this part of a
 /// minute's flow. Without it each token that drips in would cost a call.
-const LOT: u64 = 3000;
+const LOT: u64 = 1200;
 
 /// Numbers that the store can count.
 const MOST: u64 = Rate::MOST;
@@ -327,8 +327,12 @@ mod tests {
         pot.granted(0, full(&pot, 60_000, Tick::ZERO), Tick::ZERO);
         assert_eq!(pot.known_wait(1500, Tick::ZERO), Some(2));
         assert_eq!(pot.known_wait(200, Tick::from_millis(100)), Some(1), "100 have dripped in");
-        assert_eq!(pot.known_wait(90, Tick::from_millis(100)), None);
-        assert_eq!(pot.known_wait(98, Tick::from_millis(100)), Some(1), "it fits, but a lot of 6 is worth waiting for");
+        assert_eq!(pot.known_wait(84, Tick::from_millis(100)), None);
+        assert_eq!(
+            pot.known_wait(85, Tick::from_millis(100)),
+            Some(1),
+            "it fits, but a lot of 16 is worth waiting for"
+        );
         assert_eq!(pot.known_wait(1500, Tick::from_millis(250)), None, "forgotten");
         pot.granted(0, full(&pot, 100, Tick::ZERO), Tick::ZERO);
         assert_eq!(pot.known_wait(60_000, Tick::from_millis(99)), Some(1));

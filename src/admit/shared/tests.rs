@@ -122,7 +122,7 @@ fn ask(
 }
 
 fn look(account: &mut Account, store: &mut PlainStore, everything: bool, at: Tick) {
-    while let Some(sent) = account.tidy(everything, at) {
+    while let Some(sent) = account.tidy(everything, |_| Vec::new(), at) {
         let answer = store.answer(&sent.call, at);
         assert!(account.answered(sent, &answer, at).is_none());
         if !everything {
@@ -277,6 +277,141 @@ proptest! {
             prop_assert!(ask(&mut played.accounts[waits], &mut played.store, MODEL, &request, later).is_ok());
         }
     }
+}
+
+/// A step of a history with outages.
+#[derive(Clone, Debug)]
+enum Hard {
+    Pass {
+        millis: u64,
+    },
+    Ask {
+        gateway: usize,
+        tokens: u64,
+        times: usize,
+    },
+    Look,
+    /// The store goes away, or comes back: with its books or without.
+    Turn {
+        keeps_books: bool,
+    },
+}
+
+fn any_hard() -> impl Strategy<Value = Hard> {
+    prop_oneof![
+        4 => (0..1500_u64).prop_map(|millis| Hard::Pass { millis }),
+        8 => (0..3_usize, 1..60_u64, 1..40_usize).prop_map(|(gateway, tokens, times)| Hard::Ask { gateway, tokens, times }),
+        2 => Just(Hard::Look),
+        1 => any::<bool>().prop_map(|keeps_books| Hard::Turn { keeps_books }),
+    ]
+}
+
+proptest! {
+    /// Whatever happens to the store, and by whichever gateway the tenant comes: beyond what the
+    /// limit allows there is, for each outage, what was leased, one burst, and the flow meanwhile.
+    #[test]
+    fn what_passes_in_outages_is_bounded(
+        per_minute in 300..60_000_u64, burst in 30..6000_u64, steps in prop::collection::vec(any_hard(), 0..150),
+    ) {
+        let whole = Allowance { tokens: Some(Rate::new(per_minute, Some(burst)).unwrap()), ..Allowance::default() };
+        let limits = Limits { whole, models: BTreeMap::new() };
+        let (mut store, mut accounts) = (PlainStore::default(), accounts(&limits, 3));
+        let tenant = TenantId::from("acme");
+        let shares = [(); 3].map(|()| Ledger::new());
+        let tenants = BTreeMap::from([(tenant.clone(), share_of(&limits, 3))]);
+        shares.iter().for_each(|share| share.reload(&tenants, Tick::ZERO));
+        let flow = |time: Duration| u128::from(per_minute) * time.as_nanos() / 60_000_000_000;
+        let (mut now, mut let_in, mut is_up, mut since) = (Tick::ZERO, 0_u128, true, Tick::ZERO);
+        // What outages may add, those that are over and the one that is.
+        let (mut beyond, mut leased) = (0_u128, 0_u128);
+        for step in &steps {
+            match *step {
+                Hard::Pass { millis } => now = now + Duration::from_millis(millis),
+                Hard::Look if is_up => accounts.iter_mut().for_each(|account| look(account, &mut store, false, now)),
+                Hard::Look => {}
+                Hard::Turn { keeps_books } => {
+                    if is_up {
+                        leased = accounts.iter().map(|account| u128::from(account.unspent())).sum();
+                        since = now;
+                    } else {
+                        beyond += leased + u128::from(burst) + flow(now.since(since));
+                        if !keeps_books {
+                            store = PlainStore { begun: now.as_nanos() + 7, ..PlainStore::default() };
+                        }
+                        // As each gateway does when it has a connection again.
+                        for (account, share) in accounts.iter_mut().zip(&shares) {
+                            account.came_back();
+                            if let Some(sent) = account.tidy(false, |_| share.standings(&tenant, "m", now), now) {
+                                let answer = store.answer(&sent.call, now);
+                                account.answered(sent, &answer, now);
+                            }
+                        }
+                    }
+                    is_up = !is_up;
+                }
+                Hard::Ask { gateway, tokens, times } => for _ in 0..times {
+                    let (account, share, wanted) = (&mut accounts[gateway], &shares[gateway], wanted(0, tokens));
+                    let used = Used { input: Tokens(0), output: Tokens(tokens) };
+                    let held = match account.draw("m", &wanted, now) {
+                        Drawn::Held(held) => Some(held),
+                        Drawn::Refused(_) => continue,
+                        Drawn::Ask if !is_up => None,
+                        Drawn::Ask => {
+                            let want = Want { model: "m".into(), wanted };
+                            let sent = account.call(want, std::iter::empty(), &share.standings(&tenant, "m", now), now);
+                            let answer = store.answer(&sent.call, now);
+                            match account.answered(sent, &answer, now) {
+                                Some(Ok(held)) => Some(held),
+                                _ => continue,
+                            }
+                        }
+                    };
+                    let noted = match &held {
+                        Some(_) => share.note(&tenant, "m", &wanted, now),
+                        None => {
+                            let assumed = Wanted { output: Output::Assumed(Tokens(tokens)), ..wanted };
+                            let Ok(reserved) = share.reserve(&tenant, "m", &assumed, now) else { continue };
+                            account.runs("m");
+                            reserved
+                        }
+                    };
+                    noted.settle(used, now);
+                    account.ended("m", held.as_ref(), Some(&used), is_up);
+                    let_in += u128::from(tokens);
+                },
+            }
+            let during = if is_up { 0 } else { leased + u128::from(burst) + flow(now.since(since)) };
+            // What only the whole limit holds leaves debt at a share: one request at each.
+            let debt = 3 * 60;
+            let bound = u128::from(burst) + flow(now.since(Tick::ZERO)) + beyond + during + debt;
+            prop_assert!(let_in <= bound, "{let_in} let in, {bound} at most");
+        }
+    }
+}
+
+#[test]
+fn a_store_that_lost_its_books_hears_of_every_gateway_that_spent_not_only_of_those_that_ask_again() {
+    let limits = limits(1, 900, 1000);
+    let (mut store, mut accounts) = (PlainStore::default(), accounts(&limits, 3));
+    let tenant = TenantId::from("acme");
+    let share = Ledger::new();
+    share.reload(&BTreeMap::from([(tenant.clone(), share_of(&limits, 3))]), Tick::ZERO);
+    let request = wanted(100, 100);
+    let held = ask(&mut accounts[0], &mut store, MODEL, &request, Tick::ZERO).unwrap();
+    share
+        .note(&tenant, MODEL, &request, Tick::ZERO)
+        .settle(Used { input: Tokens(100), output: Tokens(100) }, Tick::ZERO);
+    accounts[0].ended(MODEL, Some(&held), Some(&Used { input: Tokens(100), output: Tokens(100) }), true);
+    store = PlainStore { begun: store.begun + 1, ..PlainStore::default() };
+    accounts[0].came_back();
+    assert!(!accounts[0].is_quiet(), "it is looked at");
+    let sent = accounts[0].tidy(false, |model| share.standings(&tenant, model, Tick::ZERO), Tick::ZERO).unwrap();
+    let answer = store.answer(&sent.call, Tick::ZERO);
+    accounts[0].answered(sent, &answer, Tick::ZERO);
+    assert_eq!(store.spent("all/tokens_per_minute"), 200);
+    assert_eq!(store.spent("model/output_tokens_per_minute/m"), 100);
+    let again = accounts[0].tidy(false, |model| share.standings(&tenant, model, Tick::ZERO), Tick::ZERO);
+    assert!(again.is_none(), "once: {again:?}");
 }
 
 #[test]

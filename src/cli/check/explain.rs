@@ -4,6 +4,7 @@ use http::HeaderMap;
 use http::header::CONTENT_TYPE;
 use serde_json::{Value, json};
 
+use crate::admit::levels::Action;
 use crate::admit::limit::settings::{Allowance, OverLimit, Rate};
 use crate::admit::queue::WhenHopeless;
 use crate::classify::{Ask, RuleSaid, Said, TargetHeaders, Targets};
@@ -41,6 +42,8 @@ pub struct Explanation {
     /// Its rank, and how it waits.
     rank: Option<&'static str>,
     queue: Option<String>,
+    /// What is given up for its class under load, in order.
+    degrade: Vec<String>,
     /// The limits that it counts against, and what becomes of it beyond them.
     limits: Vec<String>,
     pools: Vec<PoolId>,
@@ -106,6 +109,7 @@ fn walk(settings: &Settings, sample: &Sample, told: &mut Explanation) -> Result<
     told.class = Some((found.class.clone(), found.rule.to_string()));
     if let Some(class) = settings.class(&found.class) {
         told.rank = Some(class.priority.as_str());
+        told.degrade = class.degrade.iter().map(|level| given_up(level.action)).collect();
     }
     told.limits = limits(settings, &who, model);
     told.promise = settings.class(&found.class).map(|class| promise(class, endpoint, settings, &sample.headers));
@@ -176,6 +180,13 @@ fn waiting(settings: &Settings, class: &ClassId, pool: &PoolId) -> Option<String
     Some(format!("at most {longest}s; once its promise cannot be kept: {then}"))
 }
 
+fn given_up(action: Action) -> String {
+    match action {
+        Action::CapOutput(cap) => format!("{}: {}", action.kind().as_str(), cap.0),
+        Action::Defer | Action::ShedLower | Action::ReasoningOff | Action::Spill => action.kind().as_str().to_owned(),
+    }
+}
+
 /// The limits that a tenant's requests for a model count against, in words.
 fn limits(settings: &Settings, who: &Who, model: Option<&str>) -> Vec<String> {
     let Some(tenant) = settings.tenants.get(&who.tenant) else { return Vec::new() };
@@ -241,6 +252,9 @@ impl Explanation {
             all.push(("pools", names.join(", then ")));
         }
         all.extend(self.queue.iter().map(|queue| ("queue", queue.clone())));
+        if !self.degrade.is_empty() {
+            all.push(("overload", self.degrade.join(", then ")));
+        }
         if let Some(refused) = &self.refused {
             let text = format!("{} {}: {}", refused.status().as_u16(), refused.code(), refused.message());
             all.push(("refused", text));
@@ -277,6 +291,7 @@ impl Explanation {
             "promise": self.promise,
             "rank": self.rank,
             "queue": self.queue,
+            "degrade": self.degrade,
             "limits": self.limits,
             "pools": self.pools.iter().map(PoolId::as_str).collect::<Vec<_>>(),
             "refused": self.refused.as_ref().map(|refused| json!({

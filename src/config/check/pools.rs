@@ -124,7 +124,7 @@ impl Check<'_> {
             max_waiting: self.count(queue.max_waiting.as_ref(), d.max_waiting as u64, 0..=10_000_000) as usize,
             quantum: Tokens(self.count(queue.quantum.as_ref(), d.quantum.0, 1..=1 << 53)),
             shares: queue.shares.as_ref().map_or(d.shares, |raw| self.shares(raw)),
-            reading: d.reading,
+            reading: queue.prefill_tokens_per_engine.as_ref().map(|at| Tokens(self.count(Some(at), 1, 1..=1 << 53))),
         }
     }
 

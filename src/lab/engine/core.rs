@@ -84,6 +84,13 @@ impl Default for Shape {
     }
 }
 
+impl Shape {
+    /// Blocks of the key-value cache.
+    fn blocks(&self) -> u64 {
+        (self.kv_tokens / BLOCK).max(1)
+    }
+}
+
 /// One sequence to be generated: a choice of a request.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Job {
@@ -169,6 +176,8 @@ struct Sequence {
     computed: u64,
     generated: u64,
     cached: u64,
+    /// Leading blocks of its prompt that it shares with others through the prefix cache.
+    shared: usize,
     arrived: Tick,
     started: Option<Tick>,
     first_token: Option<Tick>,
@@ -178,6 +187,11 @@ impl Sequence {
     /// Context that must be in the cache before the next token can come.
     fn context(&self) -> u64 {
         self.job.prompt + self.generated
+    }
+
+    /// Blocks of its context that are its own.
+    fn own_blocks(&self) -> u64 {
+        blocks(self.computed) - self.shared as u64
     }
 
     fn is_decoding(&self) -> bool {
@@ -203,7 +217,8 @@ pub struct Engine {
     waiting: BTreeMap<Place, Sequence>,
     running: BTreeMap<Place, Sequence>,
     places: BTreeMap<JobId, Place>,
-    blocks_held: u64,
+    /// Blocks that running requests have for themselves; what they share is in `prefixes`.
+    own_blocks: u64,
     prefixes: PrefixCache,
     step: Option<Running>,
     counts: Gauges,
@@ -220,7 +235,7 @@ impl Engine {
             waiting: BTreeMap::new(),
             running: BTreeMap::new(),
             places: BTreeMap::new(),
-            blocks_held: 0,
+            own_blocks: 0,
             prefixes: PrefixCache::default(),
             step: None,
             counts: Gauges::default(),
@@ -259,12 +274,22 @@ impl Engine {
         let longest = self.shape.max_model_len.min(self.capacity() * BLOCK).max(2);
         job.prompt = job.prompt.clamp(1, longest - 1);
         job.output = job.output.clamp(1, longest - job.prompt);
+        job.blocks.truncate((job.prompt / BLOCK) as usize);
         self.arrivals += 1;
         let id = JobId(self.arrivals);
         let priority = if self.shape.order == Order::Priority { job.priority } else { 0 };
         let place = (priority, self.arrivals);
-        let sequence =
-            Sequence { id, job, computed: 0, generated: 0, cached: 0, arrived: at, started: None, first_token: None };
+        let sequence = Sequence {
+            id,
+            job,
+            computed: 0,
+            generated: 0,
+            cached: 0,
+            shared: 0,
+            arrived: at,
+            started: None,
+            first_token: None,
+        };
         self.places.insert(id, place);
         self.waiting.insert(place, sequence);
         id
@@ -286,8 +311,8 @@ impl Engine {
     pub fn cancel(&mut self, id: JobId) {
         let Some(place) = self.places.remove(&id) else { return };
         self.waiting.remove(&place);
-        if let Some(sequence) = self.running.remove(&place) {
-            self.blocks_held -= blocks(sequence.computed);
+        if let Some(mut sequence) = self.running.remove(&place) {
+            self.give_up_room(&mut sequence);
         }
     }
 
@@ -310,16 +335,32 @@ impl Engine {
     /// What the engine reports of itself.
     #[must_use]
     pub fn gauges(&self) -> Gauges {
-        let kv_usage = self.blocks_held as f64 / self.capacity() as f64;
+        let kv_usage = self.blocks_held() as f64 / self.capacity() as f64;
         Gauges { running: self.running.len(), waiting: self.waiting.len(), kv_usage, ..self.counts }
     }
 
     fn capacity(&self) -> u64 {
-        (self.shape.kv_tokens / BLOCK).max(1)
+        self.shape.blocks()
+    }
+
+    /// Blocks that running requests hold, each once.
+    fn blocks_held(&self) -> u64 {
+        self.own_blocks + self.prefixes.used()
+    }
+
+    /// Blocks that running requests do not hold.
+    fn free_blocks(&self) -> u64 {
+        self.capacity().saturating_sub(self.blocks_held())
+    }
+
+    /// A request leaves the batch: its own blocks are free, and so are those that it alone shared.
+    fn give_up_room(&mut self, sequence: &mut Sequence) {
+        self.own_blocks -= sequence.own_blocks();
+        self.prefixes.leave(&sequence.job.blocks[..sequence.shared]);
+        (sequence.computed, sequence.shared) = (0, 0);
     }
 
     fn end_of_step(&mut self, place: Place, computed: u64, at: Tick, gains: &mut Vec<Gain>) {
-        let free = self.capacity() - self.blocks_held;
         // Cancelled during the step: nothing to tell.
         let Some(sequence) = self.running.get_mut(&place) else { return };
         let (job, whole) = (sequence.id, computed >= sequence.context());
@@ -329,8 +370,12 @@ impl Engine {
         }
         let was_decoding = sequence.generated > 0;
         if !was_decoding && self.shape.prefix_caching {
-            self.prefixes.keep(&sequence.job.blocks);
+            let known = &sequence.job.blocks[sequence.shared..];
+            self.prefixes.take(known);
+            self.own_blocks -= known.len() as u64;
+            sequence.shared = sequence.job.blocks.len();
         }
+        let free = self.shape.blocks().saturating_sub(self.own_blocks + self.prefixes.used());
         let most = if was_decoding { self.shape.speculative.max(1) } else { 1 };
         let lucky = if most > 1 { self.chance.random_range(1..=most) } else { 1 };
         // Tokens beyond the first of a speculative step were computed in it, and need room.
@@ -338,15 +383,15 @@ impl Engine {
         let tokens = lucky.min(sequence.job.output - sequence.generated).min(room + 1);
         sequence.generated += tokens;
         let grown = sequence.computed + tokens - 1;
-        self.blocks_held += blocks(grown) - blocks(sequence.computed);
+        self.own_blocks += blocks(grown) - blocks(sequence.computed);
         sequence.computed = grown;
         let first_token = *sequence.first_token.get_or_insert(at);
         self.counts.generated_tokens += tokens;
         let mut done = None;
         if sequence.generated == sequence.job.output {
-            let sequence = self.running.remove(&place).expect("it was found above");
+            let mut sequence = self.running.remove(&place).expect("it was found above");
             self.places.remove(&job);
-            self.blocks_held -= blocks(sequence.computed);
+            self.give_up_room(&mut sequence);
             done = Some(Life {
                 arrived: sequence.arrived,
                 started: sequence.started.unwrap_or(at),
@@ -367,7 +412,7 @@ impl Engine {
         if !preempted {
             self.plan_waiting(&mut plan, at);
         }
-        self.prefixes.shrink(self.capacity().saturating_sub(self.blocks_held));
+        self.prefixes.shrink(self.free_blocks());
         if plan.work.is_empty() {
             return;
         }
@@ -388,7 +433,7 @@ impl Engine {
             let (before, after) = (sequence.computed, sequence.computed + wanted);
             let decoding = sequence.is_decoding();
             let mut fits = true;
-            while blocks(after) - blocks(before) > self.capacity() - self.blocks_held {
+            while blocks(after) - blocks(before) > self.free_blocks() {
                 preempted = true;
                 // The victim never had its part yet: it comes last, and this one is not behind it.
                 if self.preempt_last() == Some(place) {
@@ -404,21 +449,24 @@ impl Engine {
     }
 
     fn plan_waiting(&mut self, plan: &mut Plan, at: Tick) {
-        let capacity = self.capacity();
         while plan.budget > 0 && self.running.len() < self.shape.max_running.max(1) {
             let Some(next) = self.waiting.first_entry() else { return };
             let sequence = next.get();
             let (prompt, context) = (sequence.job.prompt, sequence.context());
-            let hits = if self.shape.prefix_caching { self.prefixes.hits(&sequence.job.blocks) * BLOCK } else { 0 };
+            let hits = if self.shape.prefix_caching { self.prefixes.hits(&sequence.job.blocks) } else { 0 };
             // The last token is always computed: its output is what is wanted.
-            let cached = hits.min(prompt - 1);
+            let shared = hits.min(((prompt - 1) / BLOCK) as usize);
+            let cached = shared as u64 * BLOCK;
+            let known = &sequence.job.blocks[..shared];
             let after = (cached + plan.budget).min(context);
-            if blocks(after) > capacity - self.blocks_held {
+            let wanted = blocks(after) - shared as u64 + self.prefixes.idle_of(known);
+            let held = self.own_blocks + self.prefixes.used();
+            if wanted > self.shape.blocks().saturating_sub(held) {
                 return;
             }
+            self.prefixes.take(known);
             let (place, mut sequence) = next.remove_entry();
-            self.blocks_held += blocks(cached);
-            sequence.computed = cached;
+            (sequence.computed, sequence.shared) = (cached, shared);
             if sequence.started.is_none() {
                 sequence.started = Some(at);
                 sequence.cached = cached;
@@ -435,7 +483,7 @@ impl Engine {
     fn give(&mut self, place: Place, after: u64, plan: &mut Plan, decoding: bool) {
         let sequence = self.running.get_mut(&place).expect("the caller has it");
         let tokens = after - sequence.computed;
-        self.blocks_held += blocks(after) - blocks(sequence.computed);
+        self.own_blocks += blocks(after) - blocks(sequence.computed);
         sequence.computed = after;
         plan.budget -= tokens;
         if decoding {
@@ -450,8 +498,7 @@ impl Engine {
     /// Sends the last running request back to the queue; it keeps its place there.
     fn preempt_last(&mut self) -> Option<Place> {
         let (place, mut sequence) = self.running.pop_last()?;
-        self.blocks_held -= blocks(sequence.computed);
-        sequence.computed = 0;
+        self.give_up_room(&mut sequence);
         self.counts.preemptions += 1;
         self.waiting.insert(place, sequence);
         Some(place)

@@ -5,39 +5,80 @@ use std::collections::{BTreeMap, HashMap};
 /// Tokens per block of the key-value cache.
 pub const BLOCK: u64 = 16;
 
-/// A least-recently-used set of block hashes. A block's hash covers everything before it, so
-/// that a hit means the whole prefix up to there is the same.
+/// The blocks of prompts that an engine holds, by hash. A block's hash covers everything before
+/// it, so that a hit means the whole prefix up to there is the same.
+///
+/// As vLLM's: running requests that begin alike share blocks, each block once; one that nobody
+/// uses any more stays until its room is wanted, and of those the one goes first that was used
+/// longest ago, of one prompt the last.
 #[derive(Debug, Default)]
 pub(super) struct PrefixCache {
     stamp: u64,
-    used: HashMap<u64, u64>,
-    by_age: BTreeMap<u64, u64>,
+    blocks: HashMap<u64, Held>,
+    /// Blocks that nobody uses, by when they were used last.
+    idle: BTreeMap<u64, u64>,
+}
+
+#[derive(Debug)]
+enum Held {
+    /// By so many running requests.
+    Used(u64),
+    /// By nobody since then.
+    Idle(u64),
 }
 
 impl PrefixCache {
     /// How many leading blocks of a prompt are held.
-    pub fn hits(&mut self, blocks: &[u64]) -> u64 {
-        let held = blocks.iter().take_while(|block| self.used.contains_key(block)).count();
-        self.keep(&blocks[..held]);
-        held as u64
+    pub fn hits(&self, blocks: &[u64]) -> usize {
+        blocks.iter().take_while(|block| self.blocks.contains_key(block)).count()
     }
 
-    /// Holds a prompt's blocks from now on.
-    pub fn keep(&mut self, blocks: &[u64]) {
-        for &block in blocks {
-            self.stamp += 1;
-            if let Some(before) = self.used.insert(block, self.stamp) {
-                self.by_age.remove(&before);
-            }
-            self.by_age.insert(self.stamp, block);
+    /// How many of these blocks nobody uses: room that they take again when they are used.
+    pub fn idle_of(&self, blocks: &[u64]) -> u64 {
+        blocks.iter().filter(|block| matches!(self.blocks.get(block), Some(Held::Idle(_)))).count() as u64
+    }
+
+    /// How many blocks are used.
+    pub fn used(&self) -> u64 {
+        (self.blocks.len() - self.idle.len()) as u64
+    }
+
+    /// A running request uses these blocks; those that were not held are from now on.
+    pub fn take(&mut self, blocks: &[u64]) {
+        for block in blocks {
+            let users = match self.blocks.get(block) {
+                None => 1,
+                Some(Held::Used(users)) => users + 1,
+                Some(Held::Idle(since)) => {
+                    self.idle.remove(since);
+                    1
+                }
+            };
+            self.blocks.insert(*block, Held::Used(users));
         }
     }
 
-    /// Forgets the oldest blocks until at most `room` are held: running requests need the rest.
+    /// It uses them no more.
+    pub fn leave(&mut self, blocks: &[u64]) {
+        for block in blocks.iter().rev() {
+            let left = match self.blocks.get(block) {
+                Some(Held::Used(users)) if *users > 1 => Held::Used(users - 1),
+                Some(Held::Used(_)) => {
+                    self.stamp += 1;
+                    self.idle.insert(self.stamp, *block);
+                    Held::Idle(self.stamp)
+                }
+                Some(Held::Idle(_)) | None => continue,
+            };
+            self.blocks.insert(*block, left);
+        }
+    }
+
+    /// Forgets the oldest of the blocks that nobody uses until at most `room` of them are held.
     pub fn shrink(&mut self, room: u64) {
-        while self.used.len() as u64 > room {
-            let Some((_, oldest)) = self.by_age.pop_first() else { return };
-            self.used.remove(&oldest);
+        while self.idle.len() as u64 > room {
+            let Some((_, oldest)) = self.idle.pop_first() else { return };
+            self.blocks.remove(&oldest);
         }
     }
 }
@@ -47,11 +88,31 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_oldest_blocks_go_first_and_a_hit_makes_young() {
+    fn the_oldest_blocks_go_first_of_a_prompt_the_last_and_use_makes_young() {
         let mut cache = PrefixCache::default();
-        cache.keep(&[1, 2, 3]);
-        assert_eq!(cache.hits(&[1, 9, 3]), 1);
+        cache.take(&[1, 2, 3]);
+        cache.leave(&[1, 2, 3]);
+        cache.take(&[8, 9]);
+        cache.leave(&[8, 9]);
+        assert_eq!((cache.hits(&[1, 2, 7, 3]), cache.used()), (2, 0));
+        cache.take(&[1]);
+        cache.leave(&[1]);
         cache.shrink(2);
-        assert_eq!((cache.hits(&[1]), cache.hits(&[2]), cache.hits(&[3])), (1, 0, 1));
+        assert_eq!((cache.hits(&[1]), cache.hits(&[2]), cache.hits(&[8]), cache.hits(&[9])), (1, 0, 1, 0));
+    }
+
+    #[test]
+    fn a_block_that_is_used_is_held_once_and_never_forgotten() {
+        let mut cache = PrefixCache::default();
+        cache.take(&[1, 2]);
+        cache.take(&[1, 2]);
+        cache.leave(&[1, 2]);
+        assert_eq!((cache.used(), cache.idle_of(&[1, 2])), (2, 0));
+        cache.shrink(0);
+        assert_eq!(cache.hits(&[1, 2]), 2);
+        cache.leave(&[1, 2]);
+        assert_eq!((cache.used(), cache.idle_of(&[1, 2, 3])), (0, 2));
+        cache.shrink(0);
+        assert_eq!(cache.hits(&[1, 2]), 0);
     }
 }

@@ -87,6 +87,9 @@ pub struct Flow {
     output: Length,
     /// The output cap that its requests state.
     pub cap: Option<u64>,
+    /// The share of its output that is reasoning, which can be switched off.
+    #[serde(default)]
+    pub reasoning: f64,
     /// Who asks, and with what weight.
     pub tenants: BTreeMap<String, f64>,
 }

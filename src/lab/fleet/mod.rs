@@ -4,13 +4,17 @@
 //! engine-seconds pass in seconds. [`Mix`] is what arrives, [`Policy`] who decides, and
 //! [`run()`] what comes of it. The parts are the real ones: the engines' core, the pool's
 //! [`Scheduler`](crate::admit::queue::Scheduler), the choice of engines by
-//! [`Fleet`](crate::route::Fleet), and [`judge`](crate::judge) for every request. What is left
-//! out: the network (no time passes on it), failures, and retries.
+//! [`Fleet`](crate::route::Fleet), the tenants' [`Ledger`](crate::admit::limit::Ledger) and
+//! [`judge`](crate::judge) for every request. What is left out: the network (no time passes on
+//! it), failures, and retries. What came of it is told in `docs/scheduling.md`.
 
+mod brownout;
 mod mix;
 mod policy;
 mod run;
 mod score;
+#[cfg(test)]
+mod tests;
 
 pub use mix::{Arrival, Class, Flow, Machine, Mix};
 pub use policy::{Policy, Scheduled};

@@ -1,18 +1,25 @@
 //! Who decides when a request goes to which engine.
 
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap};
+use std::collections::{BTreeMap, BinaryHeap, HashMap};
+use std::num::NonZeroU32;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::brownout::Brownout;
 use super::mix::{Arrival, Class, Mix};
+use crate::admit::levels::{InForce, Level};
+use crate::admit::limit::settings::Limits;
+use crate::admit::limit::{Ledger, Output, Reservation, Used, Wanted};
 use crate::admit::queue::{self, Aim, Ask, ClassQueue, Moves, Scheduler, Standing, Ticket};
+use crate::judge::Outcome;
 use crate::lab::engine::Gauges;
 use crate::observe::Timeline;
 use crate::route::retry::Attempts;
 use crate::route::settings::{Concurrency, EngineAddress, Engines, Pool, Scheme};
 use crate::route::{Aims, Fleet, Lesson, Prediction, Promised, Report, Size, Want, Work};
-use crate::units::{EngineId, PoolId, Tick, Tokens};
+use crate::units::{EngineId, PoolId, TenantId, Tick, Tokens};
 
 /// How requests meet engines.
 #[derive(Clone, Debug)]
@@ -35,9 +42,24 @@ pub struct Scheduled {
     pub queue: queue::Settings,
     /// The classes' `queue`, where it is not the default.
     pub classes: Vec<(String, ClassQueue)>,
+    /// The tenants' `limits`, all with `when_over_limit: demote`.
+    pub limits: BTreeMap<TenantId, Limits>,
+    /// The classes' `degrade`.
+    pub degrade: Vec<(String, Vec<Level>)>,
+    /// Engines of a second pool, for requests that a level spills; no others go there.
+    pub overflow: usize,
 }
 
 impl Scheduled {
+    /// The settings that the published figures are made with: seats found by search (24 to 64
+    /// and `auto` do as well), two steps' worth of prompt tokens in reading, defaults.
+    #[must_use]
+    pub fn published() -> Self {
+        let queue = queue::Settings { reading: Some(Tokens(1024)), ..queue::Settings::default() };
+        let seats = Concurrency::Fixed(NonZeroU32::new(32).expect("not zero"));
+        Scheduled { seats, queue, classes: Vec::new(), limits: BTreeMap::new(), degrade: Vec::new(), overflow: 0 }
+    }
+
     fn queue_of(&self, class: &Class) -> ClassQueue {
         let own = self.classes.iter().find(|(name, _)| *name == class.class);
         own.map_or_else(ClassQueue::default, |(_, queue)| *queue)
@@ -56,7 +78,12 @@ pub(super) struct Go {
 pub(super) struct Hold {
     ticket: Option<Ticket>,
     work: Option<Work>,
+    reservation: Option<Reservation>,
     dispatched: Tick,
+    /// It is served beyond its tenant's limits.
+    pub over_limit: bool,
+    /// Its place is in the second pool.
+    spilled: bool,
 }
 
 /// What follows from an event: these go to engines, these are turned away.
@@ -72,7 +99,25 @@ pub(super) struct Steps {
 pub(super) enum Front {
     RoundRobin { engines: usize, turn: usize },
     LeastConnections { open: Vec<usize> },
-    Scheduled(Box<Desk>),
+    Scheduled(Box<House>),
+}
+
+/// The pools, and what is given up under load.
+pub(super) struct House {
+    brownout: Brownout,
+    first: Desk,
+    /// The second pool, where there is one.
+    overflow: Option<Desk>,
+}
+
+impl House {
+    fn desks(&mut self) -> impl Iterator<Item = &mut Desk> {
+        std::iter::once(&mut self.first).chain(&mut self.overflow)
+    }
+
+    fn desk_of(&mut self, hold: &Hold) -> &mut Desk {
+        self.overflow.as_mut().filter(|_| hold.spilled).unwrap_or(&mut self.first)
+    }
 }
 
 impl Front {
@@ -80,7 +125,27 @@ impl Front {
         match policy {
             Policy::RoundRobin => Front::RoundRobin { engines: mix.engines, turn: 0 },
             Policy::LeastConnections => Front::LeastConnections { open: vec![0; mix.engines] },
-            Policy::Scheduled(settings) => Front::Scheduled(Box::new(Desk::new(settings.clone(), mix))),
+            Policy::Scheduled(settings) => Front::Scheduled(Box::new(House {
+                brownout: Brownout::new(settings, mix),
+                first: Desk::new(settings.clone(), mix, 0..mix.engines),
+                overflow: (settings.overflow > 0)
+                    .then(|| Desk::new(settings.clone(), mix, mix.engines..mix.engines + settings.overflow)),
+            })),
+        }
+    }
+
+    /// What is in force for requests of a class.
+    pub fn in_force(&self, class: &str) -> InForce {
+        match self {
+            Front::Scheduled(house) => house.brownout.in_force(class),
+            Front::RoundRobin { .. } | Front::LeastConnections { .. } => InForce::default(),
+        }
+    }
+
+    /// A request of a class was judged.
+    pub fn judged(&mut self, class: &str, outcome: Outcome, at: Tick) {
+        if let Front::Scheduled(house) = self {
+            house.brownout.note(class, outcome, at);
         }
     }
 
@@ -96,7 +161,15 @@ impl Front {
                 open[least] += 1;
                 least
             }
-            Front::Scheduled(desk) => return desk.arrive(visit, arrival, mix, steps),
+            Front::Scheduled(house) => {
+                let class = mix.class_of(arrival.flow);
+                let in_force = house.brownout.in_force(&class.class);
+                if house.brownout.sheds(class.priority()) {
+                    return steps.refused.push(visit);
+                }
+                let desk = house.overflow.as_mut().filter(|_| in_force.spill).unwrap_or(&mut house.first);
+                return desk.arrive(visit, arrival, in_force, mix, steps);
+            }
         };
         steps.go.push(Go { visit, engine, hold: Hold { dispatched: arrival.at, ..Hold::default() } });
     }
@@ -106,8 +179,8 @@ impl Front {
         if let Some(work) = &mut hold.work {
             work.first_token();
         }
-        if let (Front::Scheduled(desk), Some(ticket)) = (self, hold.ticket) {
-            desk.read(ticket, at, steps);
+        if let (Front::Scheduled(house), Some(ticket)) = (self, hold.ticket) {
+            house.desk_of(hold).read(ticket, at, steps);
         }
     }
 
@@ -118,36 +191,41 @@ impl Front {
         engine: usize,
         hold: Hold,
         answer: Option<&Timeline>,
-        used: Tokens,
+        used: Used,
         at: Tick,
         steps: &mut Steps,
     ) {
         match self {
             Front::RoundRobin { .. } => {}
             Front::LeastConnections { open } => open[engine] -= 1,
-            Front::Scheduled(desk) => desk.freed(hold, answer, used, at, steps),
+            Front::Scheduled(house) => house.desk_of(&hold).freed(hold, answer, used, at, steps),
         }
     }
 
     /// A waiting request's client left.
     pub fn withdraw(&mut self, visit: usize, at: Tick) {
-        if let Front::Scheduled(desk) = self {
-            desk.withdraw(visit, at);
+        if let Front::Scheduled(house) = self {
+            house.desks().for_each(|desk| desk.withdraw(visit, at));
         }
     }
 
     /// When [`Front::wake`] has something to do.
     pub fn next_moment(&self) -> Option<Tick> {
         match self {
-            Front::Scheduled(desk) => desk.next_moment(),
+            Front::Scheduled(house) => {
+                let overflow = house.overflow.as_ref().and_then(Desk::next_moment);
+                [house.first.next_moment(), overflow, house.brownout.next_moment()].into_iter().flatten().min()
+            }
             Front::RoundRobin { .. } | Front::LeastConnections { .. } => None,
         }
     }
 
     /// Time passed. `gauges` tells what an engine says of itself.
     pub fn wake(&mut self, gauges: impl Fn(usize) -> Gauges, at: Tick, steps: &mut Steps) {
-        if let Front::Scheduled(desk) = self {
-            desk.wake(gauges, at, steps);
+        if let Front::Scheduled(house) = self {
+            house.desks().for_each(|desk| desk.wake(&gauges, at, steps));
+            let House { brownout, first, .. } = &mut **house;
+            brownout.weigh(|rank| first.scheduler.expected_wait(rank, at), first.scheduler.waiting(), at);
         }
     }
 }
@@ -156,9 +234,12 @@ impl Front {
 pub(super) struct Desk {
     settings: Scheduled,
     scheduler: Scheduler,
+    ledger: Ledger,
     fleet: Fleet,
     pool: Pool,
     seat_changes: u64,
+    /// The number of its first engine.
+    from: usize,
     names: Vec<EngineId>,
     places: HashMap<EngineId, usize>,
     waiting: HashMap<Ticket, Waiting>,
@@ -174,10 +255,11 @@ struct Waiting {
     size: Size,
     aims: Aims,
     streams: bool,
+    reservation: Option<Reservation>,
 }
 
 impl Desk {
-    fn new(settings: Scheduled, mix: &Mix) -> Desk {
+    fn new(settings: Scheduled, mix: &Mix, engines: Range<usize>) -> Desk {
         let address = |number: usize| EngineAddress {
             scheme: Scheme::Http,
             host: format!("engine-{number}").into(),
@@ -185,9 +267,9 @@ impl Desk {
             base: "".into(),
             name: None,
         };
-        let addresses: Vec<EngineAddress> = (0..mix.engines).map(address).collect();
+        let addresses: Vec<EngineAddress> = engines.clone().map(address).collect();
         let names: Vec<EngineId> = addresses.iter().map(EngineAddress::id).collect();
-        let places = names.iter().cloned().zip(0..).collect();
+        let places = names.iter().cloned().zip(engines.clone()).collect();
         let mut pool = Pool::with_defaults(PoolId::from("fleet"), Engines::Static(addresses));
         pool.concurrency = settings.seats;
         let fleet = Fleet::new(mix.seed);
@@ -203,10 +285,12 @@ impl Desk {
         );
         let mut desk = Desk {
             scheduler: Scheduler::new(settings.queue.clone()),
+            ledger: Ledger::new(),
             settings,
             fleet,
             pool,
             seat_changes: u64::MAX,
+            from: engines.start,
             names,
             places,
             waiting: HashMap::new(),
@@ -214,15 +298,16 @@ impl Desk {
             reads: BinaryHeap::new(),
             report_at: Tick::ZERO,
         };
-        let _nobody_waits = desk.scheduler.set_readers(mix.engines, Tick::ZERO);
+        desk.ledger.reload(&desk.settings.limits, Tick::ZERO);
+        let _nobody_waits = desk.scheduler.set_readers(engines.len(), Tick::ZERO);
         desk.count_seats(Tick::ZERO, &mut Steps::default());
         desk
     }
 
-    fn arrive(&mut self, visit: usize, arrival: &Arrival, mix: &Mix, steps: &mut Steps) {
+    fn arrive(&mut self, visit: usize, arrival: &Arrival, in_force: InForce, mix: &Mix, steps: &mut Steps) {
         let (flow, class) = (&mix.flows[arrival.flow], mix.class_of(arrival.flow));
         let objectives = class.objectives();
-        let expected = objectives.default_output();
+        let expected = in_force.cap.unwrap_or(Tokens(u64::MAX)).min(objectives.default_output());
         let decode = flow.cap.map_or(expected, |cap| Tokens(cap).min(expected));
         let size = Size { prefill: Tokens(arrival.estimate), decode };
         let predicted = self.fleet.predict(&self.pool.id, size, arrival.at);
@@ -247,6 +332,13 @@ impl Desk {
             false => Aims { ttft: None, tpot: None, e2e: whole },
         };
         let queue = self.settings.queue_of(class);
+        let wanted = Wanted {
+            input: size.prefill,
+            output: flow.cap.map_or(Output::Assumed(expected), |cap| Output::Stated(Tokens(cap))),
+        };
+        let reservation = self.ledger.reserve(&arrival.tenant, "sim", &wanted, arrival.at).ok();
+        let standing =
+            if reservation.is_some() && !in_force.defer { Standing::WithinLimits } else { Standing::OverLimit };
         let ask = Ask {
             tenant: arrival.tenant.clone(),
             rank: class.priority(),
@@ -256,10 +348,10 @@ impl Desk {
             prompt: size.prefill,
             leave_by: arrival.at + queue.max_wait,
             when_hopeless: queue.when_hopeless,
-            standing: Standing::WithinLimits,
+            standing,
         };
         let (ticket, moves) = self.scheduler.offer(&ask, arrival.at);
-        self.waiting.insert(ticket, Waiting { visit, arrival: arrival.at, size, aims, streams });
+        self.waiting.insert(ticket, Waiting { visit, arrival: arrival.at, size, aims, streams, reservation });
         self.tickets.insert(visit, ticket);
         self.follow(moves, arrival.at, steps);
     }
@@ -269,13 +361,16 @@ impl Desk {
         self.follow(moves, at, steps);
     }
 
-    fn freed(&mut self, hold: Hold, answer: Option<&Timeline>, used: Tokens, at: Tick, steps: &mut Steps) {
+    fn freed(&mut self, hold: Hold, answer: Option<&Timeline>, used: Used, at: Tick, steps: &mut Steps) {
         match (hold.work, answer) {
             (Some(work), Some(answer)) => work.learned(&lesson(answer, hold.dispatched), at),
             (work, _) => drop(work),
         }
+        if let Some(reservation) = hold.reservation {
+            reservation.settle(used, at);
+        }
         if let Some(ticket) = hold.ticket {
-            let moves = self.scheduler.release(ticket, used, at);
+            let moves = self.scheduler.release(ticket, used.input + used.output, at);
             self.follow(moves, at, steps);
         }
     }
@@ -309,7 +404,7 @@ impl Desk {
         let every = self.pool.metrics.as_ref().map_or(Duration::from_secs(2), |scrape| scrape.every);
         self.report_at = at + every;
         for (number, name) in self.names.iter().enumerate() {
-            let said = gauges(number);
+            let said = gauges(self.from + number);
             let report = Report {
                 waiting: Some(said.waiting as f64),
                 running: Some(said.running as f64),
@@ -334,16 +429,24 @@ impl Desk {
     }
 
     fn dispatch(&mut self, ticket: Ticket, at: Tick, steps: &mut Steps) {
-        let Some(Waiting { visit, arrival, size, aims, streams }) = self.waiting.remove(&ticket) else { return };
+        let Some(waiting) = self.waiting.remove(&ticket) else { return };
+        let Waiting { visit, arrival, size, aims, streams, reservation } = waiting;
         self.tickets.remove(&visit);
         let mut attempts = Attempts::new(&self.pool, Tick::from_nanos(u64::MAX));
-        if !streams {
-            let predicted = self.fleet.predict(&self.pool.id, size, at).map_or_else(|| guess(size.prefill), |p| p.ttft);
-            self.reads.push(Reverse((at + predicted, visit)));
-        }
         let want = Want { size, aims, spent: at - arrival, key: 0 };
         let choice = self.fleet.choose(&self.pool.id, &mut attempts, want, at).expect("all engines are well");
-        let hold = Hold { ticket: Some(ticket), work: Some(choice.work), dispatched: at };
+        if !streams {
+            self.reads.push(Reverse((at + choice.work.time_to_read(), visit)));
+        }
+        let over_limit = reservation.is_none();
+        let hold = Hold {
+            ticket: Some(ticket),
+            work: Some(choice.work),
+            reservation,
+            dispatched: at,
+            over_limit,
+            spilled: self.from > 0,
+        };
         steps.go.push(Go { visit, engine: self.places[&choice.engine], hold });
     }
 
@@ -357,11 +460,6 @@ impl Desk {
             self.follow(moves, at, steps);
         }
     }
-}
-
-/// How long reading takes, before anything was learned.
-fn guess(prompt: Tokens) -> Duration {
-    Duration::from_millis(30) + Duration::from_micros(80) * (prompt.0 as u32)
 }
 
 /// What an answer teaches about its engine.

@@ -7,6 +7,7 @@ use std::time::Duration;
 use super::mix::{Arrival, Mix};
 use super::policy::{Front, Hold, Policy, Steps};
 use super::score::Report;
+use crate::admit::limit::Used;
 use crate::judge::{Case, Missed, Outcome, Progress, judge, judge_left, judge_refused};
 use crate::lab::engine::core::{Engine, Gain, Job, JobId};
 use crate::observe::{Choice, Ending, Gaps, Reader, Timeline, TokenSource, Usage};
@@ -62,13 +63,14 @@ struct Visit {
     last_token: Option<Tick>,
     events: u64,
     tokens: u64,
+    cap_lowered: bool,
 }
 
 enum Stage {
     /// In the gateway's queue.
     Waits,
     /// An engine has it.
-    Runs { engine: usize, job: JobId, hold: Hold },
+    Runs { engine: usize, job: JobId, hold: Box<Hold> },
     /// It has been judged.
     Over,
 }
@@ -101,16 +103,25 @@ enum Event {
 
 impl<'a> World<'a> {
     fn new(mix: &'a Mix, policy: &Policy, arrivals: Vec<Arrival>, span: Span) -> Self {
-        let visit =
-            |arrival| Visit { arrival, stage: Stage::Waits, first_token: None, last_token: None, events: 0, tokens: 0 };
+        let visit = |arrival| Visit {
+            arrival,
+            stage: Stage::Waits,
+            first_token: None,
+            last_token: None,
+            events: 0,
+            tokens: 0,
+            cap_lowered: false,
+        };
+        let overflow = if let Policy::Scheduled(settings) = policy { settings.overflow } else { 0 };
+        let engines = mix.engines + overflow;
         World {
             mix,
             span,
             patient: false,
             ends_with_the_span: false,
             front: Front::new(policy, mix),
-            engines: (0..mix.engines as u64).map(|number| Engine::new(mix.shape(), mix.seed ^ number)).collect(),
-            jobs: vec![HashMap::default(); mix.engines],
+            engines: (0..engines as u64).map(|number| Engine::new(mix.shape(), mix.seed ^ number)).collect(),
+            jobs: vec![HashMap::default(); engines],
             visits: arrivals.into_iter().map(visit).collect(),
             arrived: 0,
             open: 0,
@@ -161,11 +172,29 @@ impl<'a> World<'a> {
         let number = self.arrived;
         self.arrived += 1;
         self.open += 1;
+        self.degrade(number);
         let arrival = &self.visits[number].arrival;
         if !self.patient {
             self.leaves.push(Reverse((at + self.mix.class_of(arrival.flow).patience(), number)));
         }
         self.front.arrive(number, arrival, self.mix, steps);
+    }
+
+    /// A shorter answer, if a level of its class says so.
+    fn degrade(&mut self, number: usize) {
+        let visit = &mut self.visits[number];
+        let flow = &self.mix.flows[visit.arrival.flow];
+        let in_force = self.front.in_force(&flow.class);
+        let asked = visit.arrival.output;
+        if in_force.reasoning_off {
+            let left = asked as f64 * (1.0 - flow.reasoning);
+            visit.arrival.output = (left as u64).max(1);
+        }
+        if let Some(cap) = in_force.cap {
+            visit.cap_lowered = true;
+            visit.arrival.output = visit.arrival.output.min(cap.0.max(1));
+        }
+        self.report.shortened += u64::from(visit.arrival.output < asked);
     }
 
     fn step(&mut self, engine: usize, at: Tick, steps: &mut Steps) {
@@ -234,12 +263,14 @@ impl<'a> World<'a> {
             Stage::Runs { engine, job, hold } => {
                 self.jobs[engine].remove(&job);
                 self.engines[engine].cancel(job);
-                self.front.freed(engine, hold, answer, Tokens(prompt + tokens), at, steps);
+                let used = Used { input: Tokens(prompt), output: Tokens(tokens) };
+                self.front.freed(engine, *hold, answer, used, at, steps);
             }
             Stage::Over => return,
         }
         self.open -= 1;
         let arrival = &self.visits[number].arrival;
+        self.front.judged(&self.mix.flows[arrival.flow].class, outcome, at);
         let begin = Tick::ZERO + self.span.warm_up;
         if arrival.at >= begin && arrival.at < begin + self.span.measured {
             let key = (arrival.flow, arrival.tenant.clone());
@@ -261,13 +292,16 @@ impl<'a> World<'a> {
             let job = Job { prompt: visit.arrival.prompt, output: visit.arrival.output, ..Job::default() };
             let job = self.engines[go.engine].submit(job, at).expect("the engine's queue has no end");
             self.jobs[go.engine].insert(job, go.visit);
-            visit.stage = Stage::Runs { engine: go.engine, job, hold: go.hold };
+            visit.stage = Stage::Runs { engine: go.engine, job, hold: Box::new(go.hold) };
         }
     }
 
     fn case(&self, number: usize) -> Case {
-        let cap = self.mix.flows[self.visits[number].arrival.flow].cap;
-        Case { stated_cap: cap.map(Tokens), ..Case::of(Dialect::Chat) }
+        let visit = &self.visits[number];
+        let cap = self.mix.flows[visit.arrival.flow].cap;
+        let over_limit = matches!(&visit.stage, Stage::Runs { hold, .. } if hold.over_limit);
+        let cap_lowered = visit.cap_lowered;
+        Case { stated_cap: cap.map(Tokens), over_limit, cap_lowered, ..Case::of(Dialect::Chat) }
     }
 
     /// What the gateway's observer would have seen of an answer that is complete.

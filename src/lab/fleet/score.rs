@@ -56,14 +56,14 @@ pub struct Report {
     pub measured: Duration,
     /// Answers that were complete within that time, whenever they were asked for.
     pub finished: u64,
-    /// The share of that time in which an engine worked, over all engines.
-    pub busy: f64,
+    /// Answers that a level made shorter than they would have been.
+    pub shortened: u64,
 }
 
 impl Report {
     pub(super) fn new(mix: &Mix, measured: Duration) -> Report {
         let flows = mix.flows.iter().map(|flow| flow.flow.clone()).collect();
-        Report { flows, tenants: BTreeMap::new(), measured, finished: 0, busy: 0.0 }
+        Report { flows, tenants: BTreeMap::new(), measured, finished: 0, shortened: 0 }
     }
 
     /// The score of a flow over its tenants.
@@ -72,10 +72,17 @@ impl Report {
         self.sum(|flow, _| self.flows[flow] == name)
     }
 
-    /// The score of a tenant in a flow.
+    /// The most attainment that a tenant loses in another run, in points, over the flows that
+    /// both have and are `of_interest`; and whose it was. Fewer than 50 requests say nothing.
     #[must_use]
-    pub fn tenant(&self, flow: &str, tenant: &str) -> Score {
-        self.sum(|number, who| self.flows[number] == flow && who.as_str() == tenant)
+    pub fn worst_move(&self, other: &Report, of_interest: impl Fn(&str) -> bool) -> Option<(f64, String)> {
+        let flows = self.tenants.iter().filter(|((flow, _), _)| of_interest(&self.flows[*flow]));
+        let both = flows.filter_map(|(key, own)| Some((key, own, other.tenants.get(key)?)));
+        let moved =
+            both.filter(|(_, own, theirs)| own.judged() >= 50 && theirs.judged() >= 50).map(|(key, own, theirs)| {
+                (100.0 * (own.attainment() - theirs.attainment()), format!("{} of {}", self.flows[key.0], key.1))
+            });
+        moved.max_by(|a, b| a.0.total_cmp(&b.0))
     }
 
     /// Requests per second that kept their promise, over all flows.

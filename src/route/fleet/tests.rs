@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::route::settings::{Balance, BreakerLimits, Concurrency, DnsName, Engines, Scheme};
-use crate::route::view::EngineState;
+use crate::route::view::{EngineState, EngineView};
 
 const LATER: Tick = Tick::from_millis(1 << 40);
 
@@ -678,7 +678,10 @@ fn a_full_engine_and_one_that_warms_up_take_fewer_of_their_keys() {
 #[derive(Clone, Debug)]
 enum Act {
     Choose(u64, u64),
+    /// With a key, and something promised.
+    ChooseFor(u64, u64),
     Drop(usize),
+    Learn(usize, u64),
     FirstToken(usize),
     Fault(usize),
     Well(usize),
@@ -693,7 +696,9 @@ const NAMES: [&str; 5] = ["a", "b", "c", "d", "e"];
 fn act() -> impl Strategy<Value = Act> {
     prop_oneof![
         4 => (0u64..2_000, 0u64..2_000).prop_map(|(prefill, decode)| Act::Choose(prefill, decode)),
+        4 => (0u64..4, 1u64..2_000).prop_map(|(key, millis)| Act::ChooseFor(key, millis)),
         3 => (0usize..20).prop_map(Act::Drop),
+        3 => (0usize..20, 1u64..2_000).prop_map(|(n, millis)| Act::Learn(n, millis)),
         2 => (0usize..20).prop_map(Act::FirstToken),
         3 => (0usize..5).prop_map(Act::Fault),
         1 => (0usize..5).prop_map(Act::Well),
@@ -706,29 +711,47 @@ fn act() -> impl Strategy<Value = Act> {
 
 proptest! {
     #[test]
-    fn nobody_unfit_is_chosen_and_the_books_return_to_zero(acts in proptest::collection::vec(act(), 1..200)) {
+    fn nobody_unfit_is_chosen_and_the_books_return_to_zero(
+        acts in proptest::collection::vec(act(), 1..400), by in 0usize..3, finds in any::<bool>(),
+    ) {
+        let balance = [Balance::LeastWork, Balance::RoundRobin, Balance::PrefixAffinity][by].clone();
+        let concurrency = if finds { Concurrency::Auto } else { capped(&[], 3).concurrency };
         let settings = |members: u8| {
             let names: Vec<_> = (0..5).filter(|n| members & (1 << n) != 0).map(|n| NAMES[n]).collect();
-            Pool { breaker: Some(BreakerLimits { faults: 2, ..BreakerLimits::default() }), ..capped(&names, 3) }
+            let breaker = Some(BreakerLimits { faults: 2, ..BreakerLimits::default() });
+            Pool { breaker, balance: balance.clone(), concurrency, ..pool(&names) }
         };
         let bench = Bench::new(settings(31));
         let mut at = ms(0);
         let mut held: Vec<Choice> = Vec::new();
         for act in acts {
             match act {
-                Act::Choose(prefill, decode) => {
+                Act::Choose(..) | Act::ChooseFor(..) => {
                     let before = bench.fleet.view(at).remove(0).engines;
-                    let chosen = bench.fleet.choose(&id(), &mut bench.attempts(), tokens(prefill, decode), at);
+                    let want = match act {
+                        Act::Choose(prefill, decode) => tokens(prefill, decode).into(),
+                        Act::ChooseFor(key, millis) => Want { key, ..want(millis) },
+                        _ => unreachable!("no other act comes here"),
+                    };
+                    let chosen = bench.fleet.choose(&id(), &mut bench.attempts(), want, at);
                     let up = |state| before.iter().any(|view| view.state == state);
                     match &chosen {
                         None => prop_assert!(!up(EngineState::Up) && !up(EngineState::Cooling)),
                         Some(choice) => {
-                            let state = before.iter().find(|view| view.engine == choice.engine).unwrap().state;
-                            prop_assert!(state.takes_requests(), "{state:?}");
-                            prop_assert!(state == EngineState::Up || !up(EngineState::Up));
+                            let seen = before.iter().find(|view| view.engine == choice.engine).unwrap();
+                            prop_assert!(seen.state.takes_requests(), "{:?}", seen.state);
+                            prop_assert!(seen.state == EngineState::Up || !up(EngineState::Up));
+                            let has_seat = |view: &EngineView| view.seats.is_none_or(|seats| view.requests < seats);
+                            let other = before.iter().any(|view| view.state == EngineState::Up && has_seat(view));
+                            prop_assert!(has_seat(seen) || !other, "another one has a seat");
                         }
                     }
                     held.extend(chosen);
+                }
+                Act::Learn(n, millis) if n < held.len() => {
+                    let took = Duration::from_millis(millis);
+                    let lesson = Lesson { ttft: Some(took), tpot: Some(took / 20), ..Lesson::default() };
+                    held.swap_remove(n).work.learned(&lesson, at);
                 }
                 Act::Drop(n) if n < held.len() => drop(held.swap_remove(n)),
                 Act::FirstToken(n) if n < held.len() => held[n].work.first_token(),
@@ -741,14 +764,15 @@ proptest! {
                 }
                 Act::Sleep(millis) => at = at + Duration::from_millis(millis),
                 Act::Members(members) => bench.fleet.follow(&[Arc::new(settings(members))], at),
-                Act::Drop(_) | Act::FirstToken(_) => {}
+                Act::Drop(_) | Act::FirstToken(_) | Act::Learn(..) => {}
             }
             let engines = &bench.fleet.view(at)[0].engines;
             let requests: u32 = engines.iter().map(|view| view.requests).sum();
             prop_assert_eq!(requests as usize, held.len());
             let up = engines.iter().filter(|view| view.state == EngineState::Up).count();
             let seats = bench.fleet.seats(&id(), at).unwrap();
-            prop_assert!((up.max(1)..=3 * up.max(1)).contains(&seats), "{seats} seats, {up} up");
+            let most = if finds { 1024 } else { 3 };
+            prop_assert!((up.max(1)..=most * up.max(1)).contains(&seats), "{seats} seats, {up} up");
         }
         held.clear();
         for view in &bench.fleet.view(at)[0].engines {

@@ -180,6 +180,7 @@ impl House {
 
     pub fn page(&self) -> Page {
         self.gateway.report_seats();
+        self.gateway.report_store();
         self.gateway.report_levels();
         Page::read(self.recorder.page(Format::Text))
     }

@@ -114,6 +114,29 @@ fn a_known_prefix_needs_no_prefill() {
 }
 
 #[test]
+fn requests_that_begin_alike_hold_their_common_blocks_once() {
+    let mut engine = Engine::new(Shape { prefix_caching: true, kv_tokens: 160, ..plain() }, 1);
+    let like = |own: u64| Job { blocks: vec![1, 2, 3, 4, own], ..job(81, 40) };
+    let first = engine.submit(like(5), Tick::ZERO).unwrap();
+    let mut gains = Vec::new();
+    engine.advance(engine.next_moment().unwrap(), &mut gains);
+    let at = gains[0].at;
+    assert_eq!(engine.gauges().kv_usage, 0.6, "six of ten blocks");
+    let second = engine.submit(like(6), at).unwrap();
+    engine.advance(engine.next_moment().unwrap(), &mut gains);
+    assert_eq!((engine.gauges().running, engine.gauges().kv_usage), (2, 0.8), "four of the other's, two of its own");
+    engine.cancel(first);
+    assert_eq!(engine.gauges().kv_usage, 0.6);
+    engine.cancel(second);
+    assert_eq!(engine.gauges().kv_usage, 0.0);
+    let third = engine.submit(like(5), at).unwrap();
+    engine.advance(engine.next_moment().unwrap(), &mut gains);
+    engine.advance(engine.next_moment().unwrap(), &mut gains);
+    assert_eq!(engine.gauges().prefix_hits, 64 + 80, "all of the first's are still there");
+    engine.cancel(third);
+}
+
+#[test]
 fn speed_divides_every_length() {
     let mut engine = Engine::new(Shape { speed: 10.0, ..plain() }, 1);
     engine.submit(job(150, 1), Tick::ZERO).unwrap();

@@ -1,0 +1,89 @@
+//! Overload levels at work in a simulated fleet: the gateway's own ladder on the gateway's own
+//! measures, every half second.
+
+use std::time::Duration;
+
+use super::mix::Mix;
+use super::policy::Scheduled;
+use crate::admit::levels::{InForce, Ladder, Level, Measured};
+use crate::judge::{Missed, Outcome};
+use crate::record::burn::Burn;
+use crate::units::{Priority, Tick};
+
+/// From one weighing to the next.
+const EVERY: Duration = Duration::from_millis(500);
+
+/// The classes that have levels.
+#[derive(Default)]
+pub(super) struct Brownout {
+    classes: Vec<Standing>,
+    weigh_at: Tick,
+}
+
+struct Standing {
+    class: String,
+    rank: Priority,
+    levels: Vec<Level>,
+    ladder: Ladder,
+    burn: Burn,
+}
+
+impl Brownout {
+    pub fn new(settings: &Scheduled, mix: &Mix) -> Self {
+        let standing = |(name, levels): &(String, Vec<Level>)| {
+            let class = mix.classes.iter().find(|class| class.class == *name)?;
+            Some(Standing {
+                class: name.clone(),
+                rank: class.priority(),
+                levels: levels.clone(),
+                ladder: Ladder::default(),
+                burn: Burn::new(class.target, Duration::from_secs(3600)),
+            })
+        };
+        Brownout { classes: settings.degrade.iter().filter_map(standing).collect(), weigh_at: Tick::ZERO }
+    }
+
+    /// When classes are weighed next.
+    pub fn next_moment(&self) -> Option<Tick> {
+        (!self.classes.is_empty()).then_some(self.weigh_at)
+    }
+
+    /// Weighs every class, if it is time.
+    pub fn weigh(&mut self, wait: impl Fn(Priority) -> Option<Duration>, depth: usize, at: Tick) {
+        if at < self.weigh_at {
+            return;
+        }
+        self.weigh_at = at + EVERY;
+        for class in &mut self.classes {
+            let measured = Measured {
+                burn_rate: class.burn.pressure(at),
+                queue_wait: wait(class.rank),
+                queue_depth: depth as u64,
+            };
+            class.ladder.weigh(&class.levels, &measured, at);
+        }
+    }
+
+    /// A request of a class ended.
+    pub fn note(&mut self, class: &str, outcome: Outcome, at: Tick) {
+        let Some(class) = self.classes.iter_mut().find(|standing| standing.class == class) else { return };
+        match outcome {
+            Outcome::Excluded(_) => {}
+            Outcome::Missed(Missed::Shed) => class.burn.note(false, at),
+            Outcome::Met | Outcome::Missed(_) => class.burn.note_served(outcome == Outcome::Met, at),
+        }
+    }
+
+    /// What is in force for requests of a class.
+    pub fn in_force(&self, class: &str) -> InForce {
+        let standing = self.classes.iter().find(|standing| standing.class == class);
+        standing.map_or_else(InForce::default, |found| InForce::at(&found.levels, found.ladder.level()))
+    }
+
+    /// Whether a class above sheds requests of this rank.
+    pub fn sheds(&self, rank: Priority) -> bool {
+        self.classes
+            .iter()
+            .any(|standing| standing.rank < rank && InForce::at(&standing.levels, standing.ladder.level()).shed_lower)
+    }
+}

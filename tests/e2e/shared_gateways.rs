@@ -1,0 +1,132 @@
+//! Three gateways, in processes of their own, that share a tenant's limits over TLS.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use crate::gateway::{Gateway, Setup, sum, sum_where};
+use crate::parts::with_parts;
+use crate::processes::{CHAT, stream_of};
+use crate::prometheus::free_address;
+use crate::redis_server::RedisServer;
+use crate::running::{Running, get, post, until};
+use crate::tls::Papers;
+
+const KEY: &str = "authorization: Bearer sk-acme\r\n";
+const PER_MINUTE: u64 = 2400;
+const BURST: u64 = 40;
+
+/// Asks all gateways again and again, from several clients each.
+struct Clients {
+    stop: AtomicBool,
+    let_in: AtomicU64,
+    refused: AtomicU64,
+    failed: AtomicU64,
+}
+
+impl Clients {
+    /// Asks while `what` happens. A client that was refused comes again at once.
+    fn asking<T>(&self, gateways: &[Gateway], what: impl FnOnce() -> T) -> T {
+        let body = stream_of(1);
+        std::thread::scope(|scope| {
+            for gateway in gateways.iter().chain(gateways) {
+                scope.spawn(|| {
+                    while !self.stop.load(Ordering::Relaxed) {
+                        let count = match post(&gateway.running.url, CHAT, KEY, &body) {
+                            Ok(_) => &self.let_in,
+                            Err(answer) if answer.starts_with("HTTP/1.1 429") => &self.refused,
+                            Err(_) => &self.failed,
+                        };
+                        count.fetch_add(1, Ordering::Relaxed);
+                    }
+                });
+            }
+            let came = std::panic::catch_unwind(std::panic::AssertUnwindSafe(what));
+            self.stop.store(true, Ordering::Relaxed);
+            came.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })
+    }
+}
+
+#[test]
+fn three_processes_keep_one_limit_over_tls_and_serve_on_while_the_store_is_away() {
+    with_parts("redis", || {
+        let papers = Papers::new();
+        let folder = tempfile::tempdir().expect("a folder for certificates");
+        let file = |name: &str, text: &str| {
+            let path = folder.path().join(name);
+            std::fs::write(&path, text).expect("the folder is ours");
+            path.to_string_lossy().into_owned()
+        };
+        let (root, certificate, key) =
+            (file("root.pem", &papers.root), file("server.crt", &papers.certificate), file("server.key", &papers.key));
+        let port = free_address().port().to_string();
+        let tls = format!("--tls-port {port} --tls-cert-file {certificate} --tls-key-file {key} --tls-auth-clients no");
+        let user = "--user gateway on >s3cret ~goodput:* +eval +evalsha +time +hmget +hset +pexpire";
+        let words: Vec<&str> = tls.split(' ').chain(user.split(' ')).collect();
+        let mut server = RedisServer::with(&words)?;
+        let engine = Running::engine(&["--speed", "100"]);
+        let hash = blake3::hash(b"sk-acme").to_hex();
+        let more = format!(
+            r#"
+replicas: 3
+tenants:
+  - {{tenant: acme, keys: [{{blake3: "{hash}"}}], limits: {{requests_per_minute: {PER_MINUTE}, requests_burst: {BURST}}}}}
+limits_store: {{redis: {{url: "rediss://gateway@localhost:{port}", password_file: redis.password, timeout: 400ms}}}}
+"#
+        );
+        let setup = Setup {
+            engines: &[&engine],
+            more: &more,
+            files: &[("redis.password", "s3cret\n")],
+            environment: &[("SSL_CERT_FILE", &root)],
+            ..Setup::default()
+        };
+        let gateways = [Gateway::start(&setup), Gateway::start(&setup), Gateway::start(&setup)];
+        let pages = || gateways.each_ref().map(|gateway| get(&gateway.admin, "/metrics").expect("the page"));
+        let all = |up: f64| pages().iter().all(|page| sum(page, "goodput_limits_store_up") == up);
+        until("the store answers all three", || all(1.0).then_some(()));
+
+        let clients = Clients {
+            stop: AtomicBool::new(false),
+            let_in: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
+            failed: AtomicU64::new(0),
+        };
+        clients.asking(&gateways, || {
+            let start = server.time();
+            until("some seconds have passed", || (server.time() - start > Duration::from_secs(5)).then_some(()));
+            let (count, refused) = (clients.let_in.load(Ordering::Relaxed), clients.refused.load(Ordering::Relaxed));
+            let allowed = BURST as f64 + (server.time() - start).as_secs_f64() * PER_MINUTE as f64 / 60.0;
+            let ratio = count as f64 / allowed;
+            assert!((0.95..=1.02).contains(&ratio), "{count} of {allowed}, and {refused} refused");
+            assert!(refused > count, "three times the limit was asked for: {refused}");
+            let by_share = |page: &String| sum_where(page, "goodput_limits_store_requests_total", "by=\"share\"");
+            assert_eq!(pages().iter().map(by_share).sum::<f64>(), 0.0);
+
+            server.kill();
+            until("all notice", || all(0.0).then_some(()));
+            let before = clients.let_in.load(Ordering::Relaxed);
+            until("they serve on", || (clients.let_in.load(Ordering::Relaxed) > before + 40).then_some(()));
+            assert!(pages().iter().map(by_share).sum::<f64>() > 0.0);
+            server.restart();
+            until("all use it again", || all(1.0).then_some(()));
+            let by_store = |page: &String| sum_where(page, "goodput_limits_store_requests_total", "by=\"store\"");
+            let before = pages().iter().map(by_store).sum::<f64>();
+            until("it lets requests in", || (pages().iter().map(by_store).sum::<f64>() > before).then_some(()));
+        });
+        assert_eq!(clients.failed.load(Ordering::Relaxed), 0, "nobody got anything but an answer or a 429");
+        for gateway in &gateways {
+            let page = gateway.adds_up();
+            assert!(sum_where(&page, "goodput_rate_limited_total", "tenant=\"acme\"") > 0.0, "{page}");
+            let output = gateway.running.output();
+            assert!(output.contains("the store of the limits cannot be asked"), "{output}");
+            assert!(!output.contains("s3cret"), "{output}");
+        }
+        // Told to leave, they give back what they hold.
+        for mut gateway in gateways {
+            gateway.running.signal("TERM");
+            assert_eq!(gateway.running.exit_code(), Some(0));
+        }
+        Ok(())
+    });
+}
