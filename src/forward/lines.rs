@@ -313,7 +313,7 @@ impl Line {
     /// skipped. Dropping the future closes the connection.
     pub fn send(self, request: Outgoing) -> Sending {
         let before = self.wire.received;
-        Sending { line: Some(self), unsent: Some(request), before }
+        Sending { line: Some(self), unsent: Some(request), before, interim: 0 }
     }
 }
 
@@ -327,6 +327,8 @@ pub struct Sending {
     unsent: Option<Outgoing>,
     /// Bytes that had come on the line before.
     before: u64,
+    /// Bytes of interim answers.
+    interim: usize,
 }
 
 impl Future for Sending {
@@ -347,7 +349,7 @@ impl Future for Sending {
         loop {
             let failed = match ready!(wire.poll_more(cx)) {
                 Ok(0) | Err(_) => NoAnswer::Closed,
-                Ok(_) => match head::take(&mut wire.buffer) {
+                Ok(_) => match head::take(&mut wire.buffer, &mut this.interim) {
                     Ok(None) => continue,
                     Ok(Some(head)) => {
                         let head::Head { parts, framing, stays } = head;

@@ -199,18 +199,28 @@ impl Relay {
     }
 
     /// An answer that is no event stream: its head is not worth relaying before its framing has
-    /// shown that a body follows.
+    /// shown that a body follows. What has come already is looked at: where it breaks off there,
+    /// nothing of it has to go out.
     fn poll_first_bytes(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Mute>> {
-        Poll::Ready(match ready!(self.poll_engine(cx)) {
-            Heard::Broken | Heard::NoStream(_) => Err(Mute::Broken),
-            Heard::Due(Due::Limit(limit)) => Err(Mute::TimedOut(limit)),
-            Heard::Cut => Err(Mute::Drained),
-            Heard::Clean => {
-                self.engine = Engine::Over;
-                Ok(())
+        while self.ready_bytes < HELD_PREAMBLE {
+            let heard = match self.poll_engine(cx) {
+                Poll::Pending if self.ready.is_empty() => return Poll::Pending,
+                Poll::Pending => break,
+                Poll::Ready(heard) => heard,
+            };
+            match heard {
+                Heard::Bytes => {}
+                Heard::Broken | Heard::NoStream(_) => return Poll::Ready(Err(Mute::Broken)),
+                Heard::Due(Due::Limit(limit)) => return Poll::Ready(Err(Mute::TimedOut(limit))),
+                Heard::Cut => return Poll::Ready(Err(Mute::Drained)),
+                Heard::Clean => {
+                    self.engine = Engine::Over;
+                    break;
+                }
+                Heard::Due(Due::Hold | Due::Keepalive) => break,
             }
-            Heard::Bytes | Heard::Due(Due::Hold | Due::Keepalive) => Ok(()),
-        })
+        }
+        Poll::Ready(Ok(()))
     }
 
     fn poll_hold(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Mute>> {
@@ -294,7 +304,11 @@ impl Relay {
         }
         self.keeper = Some(keeper);
         // A body that is known to be empty is never polled.
-        let is_empty = matches!(&self.engine, Engine::Speaking(body) if body.is_end_stream());
+        let is_empty = match &self.engine {
+            Engine::Speaking(body) => body.is_end_stream(),
+            Engine::Over => self.ready.is_empty(),
+            Engine::Opening(_) => false,
+        };
         if is_empty && !self.streams() {
             self.take_tail();
             self.finish_clean();

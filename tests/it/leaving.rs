@@ -266,20 +266,64 @@ async fn c52_a_whole_answer_that_stops_in_the_middle_is_cut() {
 #[tokio::test(start_paused = true)]
 async fn an_answer_that_breaks_as_soon_as_it_is_there_is_cut_behind_what_came_of_it() {
     let cut = ["content-length: 100\r\n\r\n{\"cho", "transfer-encoding: chunked\r\n\r\n5\r\n{\"cho\r\nnot a size"];
-    for (status, rest) in [(200, cut[0]), (200, cut[1]), (500, cut[0])] {
+    // All of it comes in one piece, the end of the connection included. A good status is not
+    // worth relaying then; a failure is told by its head.
+    for (status, rest, told) in [(200, cut[0], "502"), (200, cut[1], "502"), (500, cut[0], "500")] {
         let head = format!("HTTP/1.1 {status} X\r\ncontent-type: application/json\r\n");
-        // All of it in one piece, the end of the connection included.
         let script = Script::new().write(head + rest).close();
         let (house, _engine) = House::playing_with(&Yaml::default().with("retries: {after_fault: 0}"), script);
         let mut client = house.connect(64 * 1024);
         client.post(CHAT, &unary()).await;
-        let (seen, _) = client.read_to_end().await;
-        let seen = String::from_utf8_lossy(&seen).into_owned();
-        assert!(seen.starts_with(&format!("HTTP/1.1 {status} ")) && seen.contains("{\"cho"), "{seen:?}");
-        assert!(!seen.contains("\r\n0\r\n"), "never a whole answer: {seen:?}");
+        let told = format!("HTTP/1.1 {told} ");
+        let (seen, _) = client.read_until(if status == 200 { "stream_incomplete" } else { "{\"cho" }).await;
+        assert!(seen.starts_with(&told), "{seen:?}");
         drop(client);
         house.end().await;
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_good_answer_that_breaks_as_soon_as_it_is_there_moves_on() {
+    let head = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{\"cho";
+    let broken = Script::new().write(head).close();
+    let (house, _engines) = House::many(
+        &Yaml::default(),
+        2,
+        vec![broken, Script::json(200, "{\"choices\":[{\"finish_reason\":\"stop\"}]}")],
+    );
+    let answer = house.chat(unary()).await.whole().await;
+    assert_eq!((answer.status.as_u16(), answer.is_cut), (200, false));
+    assert_eq!(house.line().await.verdict(), "met");
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_empty_answer_is_no_answer_and_no_leave() {
+    for rest in ["content-length: 0\r\n\r\n", "transfer-encoding: chunked\r\n\r\n0\r\n\r\n"] {
+        for status in ["200 OK", "204 No Content"] {
+            let head = format!("HTTP/1.1 {status}\r\ncontent-type: application/json\r\n{rest}");
+            let (house, _engine) = House::playing(Script::new().write(head));
+            let mut client = house.connect(64 * 1024);
+            client.post(CHAT, &unary()).await;
+            client.read_until("\r\n\r\n").await;
+            assert_eq!(house.line().await.verdict(), "missed(unparseable)", "{status} {rest}");
+            drop(client);
+            house.end().await;
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_engine_of_http_1_0_that_breaks_off_is_seen_to_by_a_client_of_1_1() {
+    let head = "HTTP/1.0 200 OK\r\ncontent-type: application/json\r\n\r\n{\"cho";
+    let (house, _engine) = House::playing(Script::new().write(head).at(50).write("ices").at(100).reset());
+    let mut client = house.connect(64 * 1024);
+    client.post(CHAT, &unary()).await;
+    let (seen, _) = client.read_to_end().await;
+    let seen = String::from_utf8_lossy(&seen).into_owned();
+    assert!(seen.starts_with("HTTP/1.1 200 ") && seen.contains("chunked") && !seen.contains("\r\n0\r\n"), "{seen:?}");
+    drop(client);
+    house.end().await;
 }
 
 #[tokio::test(start_paused = true)]

@@ -3,7 +3,7 @@
 
 use bytes::{Buf, Bytes, BytesMut};
 
-/// What chunk extensions, and what trailer fields, may take of one answer in all.
+/// What chunk extensions, trailer fields and idle digits of sizes may take of one answer in all.
 const MOST_BESIDE: usize = 16 * 1024;
 
 /// How a body ends, and how much of it is to come.
@@ -38,7 +38,7 @@ pub(super) struct Chunks {
     at: At,
     /// Of the present chunk: its size so far, or what is left of it.
     left: u64,
-    /// Bytes of extensions and trailers that have come.
+    /// Bytes of extensions, trailers, zeros and white space that have come.
     beside: usize,
 }
 
@@ -122,9 +122,10 @@ impl Chunks {
                 let digit = char::from(byte).to_digit(16).map_or(0, u64::from);
                 let larger = self.left.checked_mul(16).and_then(|size| size.checked_add(digit));
                 self.left = larger.ok_or(Unreadable)?;
-                At::Digits
+                // Zeros in front of a size have no end of their own.
+                if self.left == 0 { self.beside(At::Digits)? } else { At::Digits }
             }
-            (At::Digits | At::Space, b' ' | b'\t') => At::Space,
+            (At::Digits | At::Space, b' ' | b'\t') => self.beside(At::Space)?,
             (At::Digits | At::Space, b';') => At::Extension,
             (At::Digits | At::Space | At::Extension, b'\r') => At::SizeEnd,
             (At::Extension, byte) if byte != b'\n' => self.beside(At::Extension)?,
@@ -235,6 +236,10 @@ mod tests {
         let long = "x".repeat(MOST_BESIDE + 1);
         assert_eq!(read(Framing::CHUNKED, format!("1;{long}").as_bytes(), &[]), Err(Unreadable));
         assert_eq!(read(Framing::CHUNKED, format!("0\r\n{long}").as_bytes(), &[]), Err(Unreadable));
+        for endless in ["0", "1 "] {
+            let endless = format!("{endless}{}", endless.repeat(MOST_BESIDE + 1).replace('1', " "));
+            assert_eq!(read(Framing::CHUNKED, endless.as_bytes(), &[]), Err(Unreadable));
+        }
         let many = "1;yyyyyyyy\r\nx\r\n".repeat(MOST_BESIDE / 8 + 1);
         assert_eq!(read(Framing::CHUNKED, many.as_bytes(), &[]), Err(Unreadable));
     }

@@ -11,6 +11,9 @@ use hyper::ext::ReasonPhrase;
 use super::framing::Framing;
 use super::{BUFFER, NoAnswer};
 
+/// What interim answers may take before an answer.
+const MOST_INTERIM: usize = 64 * 1024;
+
 /// Lines that a head may have.
 const MOST_LINES: usize = 100;
 
@@ -22,17 +25,26 @@ pub(super) struct Head {
     pub stays: bool,
 }
 
-/// Takes the head of an answer to a `POST` out of what has come in, once it is whole.
-pub(super) fn take(buffer: &mut BytesMut) -> Result<Option<Head>, NoAnswer> {
+/// Takes the head of an answer to a `POST` out of what has come in, once it is whole. `interim`
+/// counts the bytes of interim answers before it.
+pub(super) fn take(buffer: &mut BytesMut, interim: &mut usize) -> Result<Option<Head>, NoAnswer> {
     loop {
-        let Some((parts, said)) = parse(buffer)? else { return Ok(None) };
+        let before = buffer.len();
+        let Some((mut parts, said)) = parse(buffer)? else { return Ok(None) };
         match parts.status.as_u16() {
             // We asked for no other protocol.
             101 => return Err(NoAnswer::Garbage),
-            100..=199 => {}
+            100..=199 => {
+                *interim += before - buffer.len();
+                if *interim > MOST_INTERIM {
+                    return Err(NoAnswer::HeadTooLarge);
+                }
+            }
             _ => {
                 let framing = said.framing(&parts)?;
                 let stays = said.stays(parts.version) && framing != Framing::ToEnd;
+                // The client is spoken to in a version of its own.
+                parts.version = Version::HTTP_11;
                 return Ok(Some(Head { parts, framing, stays }));
             }
         }
@@ -116,9 +128,11 @@ impl Said {
         }
     }
 
-    /// Whether the engine keeps the connection open behind this answer.
+    /// Whether the engine keeps the connection open behind this answer. Where it states a length
+    /// that does not count, it may not mean what we read (RFC 9112 section 6.3).
     fn stays(&self, version: Version) -> bool {
-        !self.closes && (version == Version::HTTP_11 || self.keeps_alive)
+        let is_clear = self.codings == 0 || self.length.is_none();
+        is_clear && !self.closes && (version == Version::HTTP_11 || self.keeps_alive)
     }
 }
 

@@ -270,6 +270,42 @@ async fn an_unasked_second_answer_reaches_nobody() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn however_many_lines_have_something_unasked_on_them_none_is_used() {
+    let mut bench = Bench::new();
+    let mut engines = Vec::new();
+    for _ in 0..300 {
+        let line = bench.lines.fresh(&bench.pool, &bench.to.id(), &bench.to).await.unwrap();
+        let mut engine = bench.engine.accept().await;
+        let ask = tokio::spawn(ask(line));
+        read_request(&mut engine).await;
+        engines.push((engine, ask));
+    }
+    for (engine, ask) in &mut engines {
+        engine.write_all(ANSWER).await.unwrap();
+        assert_eq!(ask.await.unwrap().unwrap(), b"ok");
+    }
+    settle().await;
+    for (engine, _) in &mut engines {
+        engine.write_all(b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 6\r\n\r\nPOISON").await.unwrap();
+    }
+    settle().await;
+    assert_eq!(bench.idle(), 300);
+    // One look at all of them is more than a task may do in one turn.
+    let line = tokio::spawn({
+        let (lines, pool, to) = (Arc::clone(&bench.lines), bench.pool.clone(), bench.to.clone());
+        async move { lines.take(&pool, &to.id(), &to).await.unwrap().is_reused() }
+    });
+    assert!(!line.await.unwrap());
+}
+
+#[tokio::test(start_paused = true)]
+async fn interim_answers_have_an_end() {
+    let mut bench = Bench::new();
+    let flood: &'static [u8] = Box::leak(b"HTTP/1.1 102 Processing\r\n\r\n".repeat(4000).into_boxed_slice());
+    assert_eq!(bench.answered_with(flood).await, Err("HeadTooLarge".to_owned()));
+}
+
+#[tokio::test(start_paused = true)]
 async fn answers_that_cannot_be_trusted_are_refused() {
     let mut bench = Bench::new();
     for bytes in [

@@ -1,11 +1,13 @@
 //! The bytes of a connection to an engine, as they come in.
 
+use std::future::poll_fn;
 use std::io;
 use std::pin::pin;
 use std::task::{Context, Poll, Waker, ready};
 
 use bytes::BytesMut;
 use tokio::io::AsyncReadExt;
+use tokio::task::unconstrained;
 
 use super::BUFFER;
 use crate::dial::BoxedIo;
@@ -56,8 +58,12 @@ impl Wire {
         self.room = ROOM;
     }
 
-    /// Whether nothing came behind the last answer, not even the connection's end.
+    /// Whether nothing came behind the last answer, not even the connection's end. Looks at the
+    /// connection itself, however much its task has done in this turn: one that has used up its
+    /// budget would be told that nothing is there.
     pub fn is_quiet(&mut self) -> bool {
-        self.buffer.is_empty() && self.poll_more(&mut Context::from_waker(Waker::noop())).is_pending()
+        let look = pin!(unconstrained(poll_fn(|cx| self.poll_more(cx))));
+        let is_pending = look.poll(&mut Context::from_waker(Waker::noop())).is_pending();
+        is_pending && self.buffer.is_empty()
     }
 }
