@@ -6,7 +6,7 @@ use bytesize::ByteSize;
 use schemars::{Schema, json_schema};
 
 use super::problem::nearest;
-use super::read::{NOT_YET, Scalar, Unfit, quoted};
+use super::read::{Scalar, Unfit, quoted};
 use super::tree::Value;
 
 impl Scalar for String {
@@ -220,12 +220,10 @@ pub(super) trait Words: Sized + Copy + 'static {
     const NAME: &'static str;
     /// The words.
     const WORDS: &'static [(&'static str, Self)];
-    /// Words whose function is not built yet.
-    const LATER: &'static [&'static str] = &[];
 
-    /// The words that can be written today.
+    /// The words alone.
     fn words() -> impl Iterator<Item = &'static str> {
-        Self::WORDS.iter().map(|(word, _)| *word).filter(|word| !Self::LATER.contains(word))
+        Self::WORDS.iter().map(|(word, _)| *word)
     }
 }
 
@@ -243,9 +241,6 @@ impl<T: Words> Scalar for Word<T> {
         let Value::Text(text) = value else {
             return Err(Unfit::value(format!("is {}", value.kind()), format!("write one of: {}", list())));
         };
-        if T::LATER.contains(&text.as_str()) {
-            return Err(Unfit::value(format!("{} is {NOT_YET}", quoted(text)), format!("write one of: {}", list())));
-        }
         if let Some((_, found)) = T::WORDS.iter().find(|(word, _)| word == text) {
             return Ok(Word(*found));
         }

@@ -48,7 +48,7 @@ impl RedisServer {
     /// calls have more time than by default, so that only what a test does to the server counts.
     pub fn settings(&self, on_failure: OnFailure) -> Redis {
         let address = Address::read(&self.url()).expect("a URL of ours");
-        Redis { on_failure, timeout: Duration::from_millis(400), ..Redis::at(address) }
+        Redis { on_failure, timeout: Duration::from_secs(1), ..Redis::at(address) }
     }
 
     pub async fn line(&self) -> Line {

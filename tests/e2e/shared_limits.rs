@@ -193,10 +193,11 @@ fn run_with(harm: Harm, on_failure: OnFailure) {
             );
             assert!(beyond <= bound, "{what}");
             assert!(requests(&gateways, By::Store) > asked, "the store is used again without a restart: {what}");
-            let share = meanwhile as f64 / flow(length);
             match on_failure {
                 OnFailure::Open => {
-                    assert!((0.9..=1.1).contains(&share), "{what}");
+                    assert!(meanwhile as f64 >= 0.9 * flow(length), "the shares are served: {what}");
+                    let at_most = unspent as f64 + BURST as f64 + flow(length);
+                    assert!(meanwhile as f64 <= at_most, "and no more than they hold: {what}");
                     assert!(beyond < 0.1 * allowed, "what was let in meanwhile is told to the store when it is back: {what}");
                     assert_eq!(requests(&gateways, By::Nobody), 0);
                 }

@@ -13,6 +13,7 @@ use serde::Deserialize;
 
 use crate::judge::{Objective, Objectives};
 use crate::lab::engine::{Lengths, Shape, mix};
+use crate::lab::traffic::{self, Plan, Style};
 use crate::units::{Priority, TenantId, Tick, Tokens};
 
 /// A fleet and its load, as the file says.
@@ -204,6 +205,36 @@ impl Mix {
         }
         arrivals.sort_by_key(|arrival| arrival.at);
         arrivals
+    }
+
+    /// The same traffic as a plan for clients on sockets: lengths without the cut, arrivals
+    /// without bursts, each flow of one tenant. A request says its class in `x-slo-class` and its
+    /// tenant in a key, `sk-` and the name.
+    #[must_use]
+    pub fn plan(&self, rate: f64, model: &str) -> Plan {
+        let flows = self.flows.iter().enumerate().map(|(number, flow)| {
+            let tenant = flow.tenants.keys().next().map_or("anonymous", String::as_str);
+            let lengths = |length: Length| Lengths { p50: length.p50, p95: length.p95 };
+            traffic::Flow {
+                name: flow.flow.clone(),
+                share: flow.share,
+                style: match flow.streams {
+                    true if flow.class == "inline_completion" => Style::Completion,
+                    true => Style::Chat,
+                    false => Style::Batch,
+                },
+                input: lengths(flow.prompt),
+                output: lengths(flow.output),
+                headers: vec![
+                    ("x-slo-class".to_owned(), flow.class.clone()),
+                    ("authorization".to_owned(), format!("Bearer sk-{tenant}")),
+                ],
+                leaves: 0.0,
+                objectives: self.class_of(number).objectives(),
+            }
+        });
+        let (flows, period) = (flows.collect(), Duration::from_secs(60));
+        Plan { seed: self.seed, rate, swing: 0.0, period, model: model.to_owned(), flows }
     }
 
     fn stream(&self, number: usize, tenant: &str, rate: f64, until: Duration, arrivals: &mut Vec<Arrival>) {
