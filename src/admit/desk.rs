@@ -3,7 +3,8 @@
 //! A desk is one lock around one scheduler and the list of those that wait at it. There is no
 //! task: each waiting request sleeps until its own last moment and then lets the scheduler
 //! turn away whoever is late. What the scheduler moves is written down for its owner inside
-//! the lock; owners are woken behind it.
+//! the lock; owners are woken behind it. Every step is one such piece, so whatever threads do at
+//! the same time comes to an order of steps: the tests try many.
 //!
 //! Giving back is ownership. A [`Seat`] that ends gives its place to the next one, and a
 //! [`Turn`] that is dropped leaves the queue at once, or hands on the seat that it had been
