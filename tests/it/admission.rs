@@ -251,6 +251,20 @@ async fn c35_what_can_never_fit_is_refused_at_once_and_costs_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn c35_a_cap_beyond_all_numbers_never_fits_and_travels_untouched_where_there_is_no_limit() {
+    let (house, engine) = House::playing_with(&limited("tokens_per_minute: 1000"), answer_after(0, 10, 1));
+    let body = format!(r#"{{"model":"m1","max_tokens":1{},"messages":[]}}"#, "0".repeat(30));
+    let ask = |key: &str| Ask::raw(CHAT, body.clone()).header("authorization", &format!("Bearer {key}"));
+    let refused = house.send(ask("sk-acme")).await.whole().await;
+    assert_eq!((refused.status.as_u16(), &refused.json()["error"]["code"]), (400, &json!("request_exceeds_limit")));
+    assert_eq!((left(&house, "tokens_per_minute"), engine.ledger().requests().len()), (1000, 0));
+    assert_eq!(status(&house, ask("sk-globex")).await, 200);
+    assert_eq!(engine.ledger().requests()[0].body, body.as_bytes());
+    house.lines(2).await;
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn c37_a_stream_that_was_let_in_is_never_cut_for_a_limit() {
     let tokens = |script: Script| (1..=300).fold(script, |script, number| script.at(10 * number).say(t("a")));
     let script = tokens(Script::stream()).say(f("length")).say(u(10, 300)).say(d()).end();
