@@ -675,8 +675,9 @@ async fn a_pool_that_disappears_serves_those_that_wait_for_it() {
     assert_eq!(sitting.await.unwrap().status, 200);
     assert_eq!((waiting.await.unwrap().header("x-goodput-pool"), engine.ledger().requests().len()), (Some("a"), 2));
     assert_eq!(other.ledger().requests().len(), 1);
-    house.adopt(&Yaml::default().no_pools().pool("b", &["e2"]));
-    assert!(house.gateway.desks.desk(&"a".into()).is_none(), "nobody is left");
+    house.lines(3).await;
+    house.gateway.report_seats();
+    assert_eq!(house.page().count("goodput_seats", &[("pool", "a")]), 0, "nobody is left");
     ended(house).await;
 }
 
