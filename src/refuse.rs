@@ -186,6 +186,7 @@ const TOKENS_USED_UP: Standing = Standing {
     limit: Limit::Tokens,
     scope: Scope::Tenant,
     most: 600,
+    per_minute: Some(600),
     remaining: 0,
     reset: Some(Duration::from_secs(60)),
 };
@@ -360,7 +361,7 @@ impl Refusal {
             Refusal::ModelMissing => "The request names no model. Set \"model\" to one of those that GET /v1/models lists.".into(),
             Refusal::ModelNotFound => "This model is not served here. Use one of those that GET /v1/models lists.".into(),
             Refusal::RateLimitExceeded { standing, retry_after: Some(seconds) } => {
-                format!("Your limit {} of {} is used up ({} left). Try again in {seconds} s, or ask for fewer tokens.", named(standing.limit, standing.scope), standing.most, standing.remaining).into()
+                format!("Your limit {} is used up ({}, {} left). Try again in {seconds} s{}.", named(standing.limit, standing.scope), sized(standing), standing.remaining, or_less(standing.limit)).into()
             }
             Refusal::RateLimitExceeded { standing, retry_after: None } => {
                 format!("Your limit {} of {} is reached. Try again when one of your running requests has ended.", named(standing.limit, standing.scope), standing.most).into()
@@ -453,6 +454,25 @@ fn named(limit: Limit, scope: Scope) -> String {
     match scope {
         Scope::Tenant => limit.to_string(),
         Scope::Model => format!("{limit} for this model"),
+    }
+}
+
+/// How much a limit lets through.
+fn sized(Standing { most, per_minute, .. }: &Standing) -> String {
+    match per_minute {
+        Some(rate) if rate == most => format!("{rate} a minute"),
+        Some(rate) => format!("{rate} a minute, {most} at once"),
+        None => format!("{most} at once"),
+    }
+}
+
+/// What a client can do instead of waiting.
+const fn or_less(limit: Limit) -> &'static str {
+    match limit {
+        Limit::Tokens => ", or ask for fewer tokens",
+        Limit::InputTokens => ", or shorten the prompt",
+        Limit::OutputTokens => ", or lower the output cap",
+        Limit::Requests | Limit::ConcurrentRequests => "",
     }
 }
 

@@ -36,6 +36,8 @@ use crate::units::{PoolId, Priority, Tick, Tokens};
 pub struct Desks {
     clock: Clock,
     desks: RwLock<HashMap<PoolId, Arc<Desk>, RandomState>>,
+    /// Pools that no settings name any more, whose desks still serve those that came before.
+    leaving: Mutex<Vec<PoolId>>,
 }
 
 /// The desk of one pool.
@@ -109,15 +111,16 @@ impl Desks {
     /// No desks yet.
     #[must_use]
     pub fn new(clock: Clock) -> Self {
-        Desks { clock, desks: RwLock::default() }
+        Desks { clock, desks: RwLock::default(), leaving: Mutex::default() }
     }
 
     /// The settings name these pools, each with its queue if it limits what runs there. A new
     /// desk has no seats: see [`Desk::set_seats`].
     pub fn follow<'a>(&self, pools: impl IntoIterator<Item = (&'a PoolId, Option<&'a Settings>)>) {
         let mut desks = self.desks.write();
-        let mut limited = Vec::new();
+        let (mut named, mut limited) = (Vec::new(), Vec::new());
         for (pool, queue) in pools {
+            named.push(pool);
             match (desks.get(pool), queue) {
                 (Some(desk), Some(queue)) => desk.set_settings(queue.clone()),
                 (Some(desk), None) => desk.set_seats(usize::MAX),
@@ -129,6 +132,22 @@ impl Desks {
             limited.extend(queue.map(|_| pool));
         }
         desks.retain(|pool, desk| limited.contains(&pool) || !desk.numbers().is_idle());
+        *self.leaving.lock() = desks.keys().filter(|pool| !named.contains(pool)).cloned().collect();
+    }
+
+    /// Forgets the desks of pools that no settings name any more and that nobody can come to.
+    pub fn forget_left(&self) {
+        if self.leaving.lock().is_empty() {
+            return;
+        }
+        let mut desks = self.desks.write();
+        self.leaving.lock().retain(|pool| {
+            let is_held = desks.get(pool).is_some_and(|desk| Arc::strong_count(desk) > 1);
+            if !is_held {
+                desks.remove(pool);
+            }
+            is_held
+        });
     }
 
     /// The desk of a pool; none where nothing limits what runs there.

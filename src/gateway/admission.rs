@@ -8,7 +8,8 @@
 //! Which queue it waits in: of the first pool of the route that has an engine available. It
 //! goes on to a further pool, forward only, while it waits (or at once) if the wait to be
 //! expected is more than what is left of its time, and the further pool has a free seat, or a
-//! wait that still makes it. As every request begins with the first pool again, traffic is back
+//! wait that still makes it; where it could never begin (no engine, no place in the queue), any
+//! queue that it need not leave unserved. As every request begins with the first pool again, traffic is back
 //! there as soon as its queue is short enough.
 //!
 //! A pool of which no engine is available keeps one seat: for the request that finds out
@@ -310,6 +311,17 @@ impl House {
                 Offered::Waits(turn) => {
                     visit.waits(&walk.pools[at]);
                     match walk.wait(at, turn).await {
+                        // Called into a pool that has gone meanwhile: further ones may be there.
+                        Ok(seat) if walk.available(at) == 0 => match walk.onward(at, None) {
+                            Some(place) => {
+                                drop(seat);
+                                Ended::Onward(place)
+                            }
+                            None => {
+                                visit.called();
+                                return Ok(Seated { seat: Some(seat), first: at, since: Some(walk.now()) });
+                            }
+                        },
                         Ok(seat) => {
                             visit.called();
                             return Ok(Seated { seat: Some(seat), first: at, since: Some(walk.now()) });
@@ -397,8 +409,9 @@ impl Walk<'_> {
             }
             tokio::select! {
                 biased;
-                called = turn.come() => return called.map_err(Ended::Away),
+                // First: the limit also cuts those that sit, and nobody may begin in their seats.
                 () = self.client.drain_over() => return Err(Ended::Drained),
+                called = turn.come() => return called.map_err(Ended::Away),
                 () = self.house.clock.sleep_until(look.map(|now| now + LOOK)) => {}
             }
         }
@@ -420,10 +433,13 @@ impl Walk<'_> {
         self.ask.aim.last_call(self.ask.arrival).map_or(self.ask.leave_by, |last| last.min(self.ask.leave_by)) - now
     }
 
-    /// The next pool of the route that has a place for it.
+    /// The next pool of the route that has a place for it. Where `expected` is for ever (none),
+    /// any queue will do in which it is not known that it has to leave before it is called, but
+    /// one that keeps its promise goes first.
     fn onward(&self, from: usize, expected: Option<Duration>) -> Option<Place> {
         let now = self.now();
-        (from + 1..self.pools.len()).find_map(|at| {
+        let mut at_least = None;
+        let place = (from + 1..self.pools.len()).find_map(|at| {
             if self.available(at) == 0 {
                 return None;
             }
@@ -431,10 +447,17 @@ impl Walk<'_> {
             if let Some(seat) = desk.take_free_seat(self.ask) {
                 return Some(Place::Free(at, Some(seat)));
             }
-            let wait = desk.expected_wait_of(self.ask)?;
-            let is_better = wait <= self.left(now) && expected.is_none_or(|expected| wait < expected);
-            is_better.then_some(Place::Queue(at))
-        })
+            let wait = desk.expected_wait_of(self.ask);
+            let is_better = |wait| wait <= self.left(now) && expected.is_none_or(|expected| wait < expected);
+            if wait.is_some_and(is_better) {
+                return Some(Place::Queue(at));
+            }
+            if expected.is_none() && wait.is_none_or(|wait| wait <= self.ask.leave_by - now) {
+                at_least.get_or_insert(at);
+            }
+            None
+        });
+        place.or(at_least.map(Place::Queue))
     }
 }
 

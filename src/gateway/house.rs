@@ -157,6 +157,7 @@ impl Gateway {
     /// Tells the recorder how many seats there are and how many are taken: to be called before
     /// a page of metrics is written.
     pub fn report_seats(&self) {
+        self.desks.forget_left();
         let report = |(pool, desk): (PoolId, Arc<Desk>)| {
             let numbers = desk.numbers();
             (numbers.seats < usize::MAX).then_some((pool, SeatReport { seats: numbers.seats, taken: numbers.taken }))
@@ -200,6 +201,7 @@ impl House {
 
     /// The seats of every pool follow its engines.
     fn count_seats(&self) {
+        self.desks.forget_left();
         for (pool, desk) in self.desks.all() {
             self.engines_of(&pool, Some(&desk));
         }

@@ -82,7 +82,8 @@ pub struct StreamOptions {
     pub continuous_usage_stats: Option<Field<Option<bool>>>,
 }
 
-/// The output caps that a request states, each `None` where absent or `null`.
+/// The output caps that a request states, each `None` where absent or `null`. One beyond the
+/// number range is the largest there is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Caps {
     /// `max_tokens`.
@@ -91,8 +92,7 @@ pub struct Caps {
     pub max_completion_tokens: Option<Field<u64>>,
     /// `max_output_tokens`.
     pub max_output_tokens: Option<Field<u64>>,
-    /// Caps that stand in the body and limit nothing that we can count (`null`, or beyond
-    /// the number range): name and literal.
+    /// Caps that stand in the body and limit nothing (`null`): name and literal.
     pub open: Vec<(&'static str, Range<usize>)>,
 }
 

@@ -386,8 +386,8 @@ impl Reader {
         match (self.cap(), whole) {
             (_, Whole::Negative | Whole::Fraction) => {}
             (Some((cap, _)), Whole::Count(value)) => *cap = Some(Field { value, at }),
-            (Some((_, name)), Whole::Beyond) => {
-                self.facts.caps.open.push((name, at));
+            (Some((cap, _)), Whole::Beyond) => {
+                *cap = Some(Field { value: u64::MAX, at });
                 self.facts.readable = false;
             }
             (None, Whole::Count(value)) if member == Member::N => self.facts.n = value,

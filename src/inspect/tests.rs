@@ -189,8 +189,16 @@ fn a_decisive_field_that_cannot_be_read_leads_to_the_default_class() {
         assert!(!chat(&body).unwrap().readable, "{body}");
     }
     let facts = chat(format!("{{\"max_tokens\":{huge},\"priority\":-{huge}}}")).unwrap();
-    assert_eq!((facts.caps.largest(), facts.caps.open.len()), (None, 1));
     assert!(facts.priority.is_some());
+}
+
+#[test]
+fn a_cap_beyond_all_numbers_is_the_largest_there_is() {
+    for cap in ["18446744073709551616".to_owned(), format!("1{}", "0".repeat(30)), "9".repeat(1000)] {
+        let facts = chat(format!("{{\"max_tokens\":{cap},\"max_completion_tokens\":7}}")).unwrap();
+        assert_eq!((facts.caps.largest(), facts.caps.open.len()), (Some(crate::units::Tokens(u64::MAX)), 0));
+        assert!(!facts.readable);
+    }
 }
 
 #[test]

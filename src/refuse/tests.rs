@@ -170,6 +170,38 @@ fn c32_a_rate_limit_has_the_type_that_clients_look_for() {
 }
 
 #[test]
+fn a_rate_limit_tells_rate_and_burst_and_what_its_kind_lets_one_do() {
+    let told = |limit, per_minute, most| {
+        let standing = Standing { limit, per_minute, most, ..TOKENS_USED_UP };
+        Refusal::RateLimitExceeded { standing, retry_after: Some(5) }.message().into_owned()
+    };
+    for (limit, per_minute, most, message) in [
+        (Limit::Requests, 60, 3, "requests_per_minute is used up (60 a minute, 3 at once, 0 left). Try again in 5 s."),
+        (Limit::Requests, 60, 60, "requests_per_minute is used up (60 a minute, 0 left). Try again in 5 s."),
+        (
+            Limit::Tokens,
+            600,
+            600,
+            "tokens_per_minute is used up (600 a minute, 0 left). Try again in 5 s, or ask for fewer tokens.",
+        ),
+        (
+            Limit::InputTokens,
+            600,
+            100,
+            "input_tokens_per_minute is used up (600 a minute, 100 at once, 0 left). Try again in 5 s, or shorten the prompt.",
+        ),
+        (
+            Limit::OutputTokens,
+            600,
+            600,
+            "output_tokens_per_minute is used up (600 a minute, 0 left). Try again in 5 s, or lower the output cap.",
+        ),
+    ] {
+        assert_eq!(told(limit, Some(per_minute), most), format!("Your limit {message}"));
+    }
+}
+
+#[test]
 fn where_nobody_knows_when_no_moment_is_promised() {
     let pool = PoolId::from("chat");
     let standing = Standing { limit: Limit::ConcurrentRequests, reset: None, ..TOKENS_USED_UP };

@@ -188,15 +188,15 @@ impl Draft {
         }
     }
 
-    /// Turns down what asks for reasoning. What asks for none already is left alone. An engine
-    /// may refuse a switch that it does not know, so these count as injected.
+    /// Turns down each switch that asks for reasoning, whatever the others say. A body that asks
+    /// for none already, and nowhere for more, is left alone. An engine may refuse a switch that
+    /// it does not know, so these count as injected.
     fn think_less(&mut self, facts: &Facts, dialect: Dialect, thinking: Thinking) {
         let has_switch = matches!(dialect, Dialect::Chat | Dialect::Responses | Dialect::Messages);
-        let switches = &facts.switches;
-        let is_off = switches.template.iter().flat_map(|nest| &nest.members).any(|(_, flag)| flag.value == Some(false));
-        if thinking == Thinking::AsAsked || !has_switch || is_off || facts.reasoning == Some(Reasoning::None) {
+        if thinking == Thinking::AsAsked || !has_switch {
             return;
         }
+        let switches = &facts.switches;
         let before = (self.splices.len(), self.members.len());
         if let Some(effort) = switches.effort.as_ref().filter(|effort| asks_for_more(Some(effort.value))) {
             self.replace(&effort.at, LOW);
@@ -210,9 +210,12 @@ impl Draft {
             }
         }
         if thinking == Thinking::LessByTemplate {
+            let is_off = self.splices.len() == before.0 && says_none(facts);
             match dialect {
-                Dialect::Chat => self.switch(switches.template.as_ref(), TEMPLATE, &[ENABLE_THINKING, THINKING]),
-                Dialect::Responses => self.switch(switches.reasoning.as_ref(), REASONING, &[EFFORT]),
+                Dialect::Chat => {
+                    self.switch(switches.template.as_ref(), TEMPLATE, &[ENABLE_THINKING, THINKING], is_off)
+                }
+                Dialect::Responses => self.switch(switches.reasoning.as_ref(), REASONING, &[EFFORT], is_off),
                 Dialect::Completions | Dialect::Messages | Dialect::Plain => {}
             }
         }
@@ -221,8 +224,13 @@ impl Draft {
     }
 
     /// Puts switches into an object that has them not, and sets those that it has to what they
-    /// should be; `wanted` are names and values.
-    fn switch<T: IsLow>(&mut self, nest: Option<&Nest<T>>, name: &str, wanted: &[(&str, &str)]) {
+    /// should be; `wanted` are names and values. Where all others say off, only if one that it
+    /// has does not.
+    fn switch<T: IsLow>(&mut self, nest: Option<&Nest<T>>, name: &str, wanted: &[(&str, &str)], is_off: bool) {
+        let is_low = |field: &Field<Option<T>>| T::is_low(field.value.as_ref());
+        if is_off && nest.is_none_or(|nest| nest.members.iter().all(|(_, field)| is_low(field))) {
+            return;
+        }
         let stands = |name: &str| nest.is_some_and(|nest| nest.members.iter().any(|(member, _)| *member == name));
         let missing = wanted.iter().filter(|(name, _)| !stands(name));
         let missing: Vec<String> = missing.map(|(name, value)| format!("\"{name}\":{value}")).collect();
@@ -232,7 +240,7 @@ impl Draft {
             Some(nest) if nest.is_other => {}
             Some(nest) if nest.is_null => self.replace(&nest.at, format!("{{{missing}}}")),
             Some(nest) => {
-                for (member, field) in nest.members.iter().filter(|(_, field)| !T::is_low(field.value.as_ref())) {
+                for (member, field) in nest.members.iter().filter(|(_, field)| !is_low(field)) {
                     if let Some((_, value)) = wanted.iter().find(|(name, _)| name == member) {
                         self.replace(&field.at, (*value).to_owned());
                     }
@@ -265,6 +273,18 @@ const REASONING: &str = "reasoning";
 const ENABLE_THINKING: (&str, &str) = ("enable_thinking", "false");
 const THINKING: (&str, &str) = ("thinking", "false");
 const EFFORT: (&str, &str) = ("effort", LOW);
+
+/// Whether any switch of the body says that there shall be no reasoning.
+fn says_none(facts: &Facts) -> bool {
+    let switches = &facts.switches;
+    let mut flags = switches.template.iter().flat_map(|nest| &nest.members);
+    let mut efforts = switches.reasoning.iter().flat_map(|nest| &nest.members);
+    facts.reasoning == Some(Reasoning::None)
+        || switches.effort.as_ref().is_some_and(|effort| effort.value == Reasoning::None)
+        || switches.thinking.as_ref().is_some_and(|thinking| thinking.value == Some(Reasoning::None))
+        || efforts.any(|(_, effort)| effort.value == Some(Reasoning::None))
+        || flags.any(|(_, flag)| flag.value == Some(false))
+}
 
 /// Whether a stated effort is more than the least that every model knows.
 fn asks_for_more(effort: Option<Reasoning>) -> bool {
@@ -476,20 +496,19 @@ mod tests {
         assert_eq!(lowered(r#"{"max_tokens":99}"#, "/v1/embeddings"), r#"{"max_tokens":99}"#);
     }
 
+    /// The body as it is sent where reasoning is turned down.
+    fn less(body: &str, path: &str, thinking: Thinking) -> String {
+        let dialect = Endpoint::relayed(path).unwrap().dialect();
+        let plan = Plan { thinking, ..Plan::default() };
+        let edits = edits(&facts(body, path), dialect, &plan);
+        let changed = spliced(body, &edits.splices);
+        assert_eq!(edits.reasoning_off, changed != body, "{body}");
+        assert_eq!(edits.without_injection.map(|bare| spliced(body, &bare)), edits.reasoning_off.then(|| body.into()));
+        changed
+    }
+
     #[test]
     fn reasoning_is_turned_down_where_it_is_asked_for_and_told_to_the_template() {
-        let less = |body: &str, path: &str, thinking| {
-            let dialect = Endpoint::relayed(path).unwrap().dialect();
-            let plan = Plan { thinking, ..Plan::default() };
-            let edits = edits(&facts(body, path), dialect, &plan);
-            let changed = spliced(body, &edits.splices);
-            assert_eq!(edits.reasoning_off, changed != body, "{body}");
-            assert_eq!(
-                edits.without_injection.map(|bare| spliced(body, &bare)),
-                edits.reasoning_off.then(|| body.into())
-            );
-            changed
-        };
         let template = r#""chat_template_kwargs":{"enable_thinking":false,"thinking":false}"#;
         let chat = [
             // What the body says is turned down, by whatever name.
@@ -531,6 +550,40 @@ mod tests {
         ] {
             assert_eq!(less(body, "/v1/chat/completions", Thinking::LessByTemplate), becomes);
         }
+    }
+
+    #[test]
+    fn each_switch_is_judged_by_itself_where_switches_contradict_each_other() {
+        for (body, becomes) in [
+            (
+                r#"{"chat_template_kwargs":{"thinking":false},"reasoning_effort":"high"}"#,
+                r#"{"chat_template_kwargs":{"enable_thinking":false,"thinking":false},"reasoning_effort":"low"}"#,
+            ),
+            (
+                r#"{"chat_template_kwargs":{"enable_thinking":true,"thinking":false}}"#,
+                r#"{"chat_template_kwargs":{"enable_thinking":false,"thinking":false}}"#,
+            ),
+            (
+                r#"{"reasoning_effort":"none","chat_template_kwargs":{"enable_thinking":true,"thinking":true}}"#,
+                r#"{"reasoning_effort":"none","chat_template_kwargs":{"enable_thinking":false,"thinking":false}}"#,
+            ),
+            (
+                r#"{"reasoning_effort":"none","thinking":{"type":"enabled"}}"#,
+                r#"{"chat_template_kwargs":{"enable_thinking":false,"thinking":false},"reasoning_effort":"none","thinking":{"type":"disabled"}}"#,
+            ),
+        ] {
+            assert_eq!(less(body, "/v1/chat/completions", Thinking::LessByTemplate), becomes);
+        }
+        let body = r#"{"thinking":{"type":"disabled"},"reasoning_effort":"high"}"#;
+        let becomes = r#"{"thinking":{"type":"disabled"},"reasoning_effort":"low"}"#;
+        assert_eq!(less(body, "/v1/chat/completions", Thinking::Less), becomes);
+        let body = r#"{"reasoning_effort":"none","reasoning":{"effort":"high"}}"#;
+        let becomes = r#"{"reasoning_effort":"none","reasoning":{"effort":"low"}}"#;
+        assert_eq!(less(body, "/v1/responses", Thinking::LessByTemplate), becomes);
+    }
+
+    #[test]
+    fn who_asks_for_no_reasoning_has_none_and_the_other_dialects_have_their_own_switches() {
         // Who asks for no reasoning has none.
         for body in [
             r#"{"reasoning_effort":"none"}"#,
@@ -623,13 +676,16 @@ mod tests {
                 let is_switch = ["reasoning_effort", "reasoning", "thinking", "chat_template_kwargs"].contains(&name.as_str());
                 prop_assert!(is_switch || sent.get(name) == Some(value), "{}", name);
             }
-            if edits.reasoning_off {
-                prop_assert!(!matches!(sent.get("reasoning_effort"), Some(Value::String(word)) if word == "high"));
-                prop_assert!(sent.get("thinking").is_none_or(|thinking| !thinking.is_object() || thinking["type"] == "disabled" || thinking["type"] == "none"));
-                let template = sent.get("chat_template_kwargs");
-                if by_template && path.contains("chat") && template.is_some_and(Value::is_object) {
-                    prop_assert_eq!(&template.unwrap()["enable_thinking"], &Value::Bool(false));
-                }
+            prop_assert!(!matches!(sent.get("reasoning_effort"), Some(Value::String(word)) if word == "high"));
+            prop_assert!(sent.get("thinking").is_none_or(|thinking| !thinking.is_object() || thinking["type"] == "disabled" || thinking["type"] == "none"));
+            let template = sent.get("chat_template_kwargs");
+            if by_template && path.contains("chat") {
+                let is_on = |name: &str| template.and_then(|template| template.get(name)).is_some_and(|flag| *flag == true);
+                prop_assert!(!is_on("enable_thinking") && !is_on("thinking"));
+            }
+            let is_told = edits.reasoning_off && by_template && path.contains("chat");
+            if let Some(template) = template.filter(|template| is_told && template.is_object()) {
+                prop_assert_eq!(&template["enable_thinking"], &Value::Bool(false));
             }
         }
 

@@ -241,7 +241,9 @@ fn what_is_kept_and_not_ours_is_told_and_left_alone() {
         let server = RedisServer::start()?;
         let runtime = runtime();
         let line = runtime.block_on(server.line());
-        let ask = |key: &str| runtime.block_on(line.call(&of_tenant(key, "a", tokens(60, 1))));
+        let places = Places { field: "places".into(), most: 9, need: 1, ..Places::default() };
+        let call = |key: &str| Call { places: vec![places.clone()], ..of_tenant(key, "a", tokens(60, 1)) };
+        let ask = |key: &str| runtime.block_on(line.call(&call(key)));
         server.say(&["SET", "text", "hello"]).expect("it is set");
         for (key, field, value) in [
             ("words", "tokens", "many"),
@@ -250,18 +252,23 @@ fn what_is_kept_and_not_ours_is_told_and_left_alone() {
             ("two", "tokens", "1 2"),
             ("layout", "v", "2"),
             ("birth", "b", "yesterday"),
+            ("late_birth", "b", "9007199254740994"),
+            ("huge", "tokens", "99999999999999999999999 0 1"),
+            ("beyond", "tokens", "9007199254740993 0 1"),
+            ("far", "tokens", "1 0 99999999999999999999999"),
+            ("crowd", "places", "b 99999999999999999999999 1;"),
+            ("for_ever", "places", "b 1 9007199254740993;"),
         ] {
             server.say(&["HSET", key, field, value]).expect("it is set");
         }
-        for key in ["text", "words", "negative", "too_fine", "two", "layout", "birth"] {
+        let keys = ["text", "words", "negative", "too_fine", "two", "layout", "birth", "late_birth"];
+        for key in keys.into_iter().chain(["huge", "beyond", "far", "crowd", "for_ever"]) {
             let before = server.say(&["DUMP", key]).expect("an answer");
             assert!(matches!(ask(key), Err(Failure::Nonsense(_))), "{key}: {:?}", ask(key));
             assert_eq!(server.say(&["DUMP", key]).expect("an answer"), before, "{key} was changed");
         }
-        server
-            .say(&["HSET", "huge", "tokens", "99999999999999999999999 0 99999999999999999999999"])
-            .expect("it is set");
-        assert!(!ask("huge").expect("numbers beyond all are the most there is").granted);
+        server.say(&["HSET", "most", "tokens", "9007199254740992 0 9007199254740992"]).expect("it is set");
+        assert!(!ask("most").expect("the largest numbers that are ours").granted);
         Ok(())
     });
 }

@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use futures_util::future::join_all;
 use goodput::admit::Books;
+use goodput::admit::queue::{Aim, Ask as QueueAsk, Standing, WhenHopeless};
 use goodput::lab::script::{Script, ScriptedEngine, fixtures::*};
+use goodput::units::{Priority, TenantId, Tokens};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
@@ -59,6 +61,21 @@ fn left(house: &House, limit: &str) -> u64 {
     let Books::Here(ledger) = &house.gateway.books else { panic!("limits of this process") };
     let standings = ledger.standings(&tenant, "m1", now);
     standings.iter().find(|standing| standing.limit.as_str() == limit).expect("a limit of this name").remaining
+}
+
+/// What a patient request asks of a queue.
+fn patient() -> QueueAsk {
+    QueueAsk {
+        tenant: TenantId::anonymous(),
+        rank: Priority::Normal,
+        arrival: at(0),
+        aim: Aim::Whenever,
+        tokens: Tokens(1),
+        prompt: Tokens(1),
+        leave_by: at(100_000),
+        when_hopeless: WhenHopeless::Demote,
+        standing: Standing::WithinLimits,
+    }
 }
 
 fn spawn(house: &Arc<House>, ask: Ask) -> JoinHandle<Whole> {
@@ -247,6 +264,20 @@ async fn c35_what_can_never_fit_is_refused_at_once_and_costs_nothing() {
     assert_eq!(house.line().await.verdict(), "excluded(invalid_request)");
     // A cap that nobody states is a guess, and is cut to what fits.
     assert_eq!(status(&house, by("sk-acme", unary())).await, 200);
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn c35_a_cap_beyond_all_numbers_never_fits_and_travels_untouched_where_there_is_no_limit() {
+    let (house, engine) = House::playing_with(&limited("tokens_per_minute: 1000"), answer_after(0, 10, 1));
+    let body = format!(r#"{{"model":"m1","max_tokens":1{},"messages":[]}}"#, "0".repeat(30));
+    let ask = |key: &str| Ask::raw(CHAT, body.clone()).header("authorization", &format!("Bearer {key}"));
+    let refused = house.send(ask("sk-acme")).await.whole().await;
+    assert_eq!((refused.status.as_u16(), &refused.json()["error"]["code"]), (400, &json!("request_exceeds_limit")));
+    assert_eq!((left(&house, "tokens_per_minute"), engine.ledger().requests().len()), (1000, 0));
+    assert_eq!(status(&house, ask("sk-globex")).await, 200);
+    assert_eq!(engine.ledger().requests()[0].body, body.as_bytes());
+    house.lines(2).await;
     house.end().await;
 }
 
@@ -513,6 +544,33 @@ async fn when_the_drain_limit_passes_who_waits_is_told_to_go_elsewhere() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn at_the_drain_limit_nobody_who_waits_begins_in_a_seat_of_those_that_are_cut() {
+    let (house, engine) = House::playing_with(&seats(1), Script::stream().silence());
+    let client = goodput::units::ClientSide::default();
+    let ask = || Ask::post(CHAT, stream_with_usage()).client(&client);
+    let mut sitting = Box::pin(house.send(ask()));
+    let mut waiting = Box::pin(house.send(ask()));
+    tokio::select! {
+        biased;
+        _ = &mut sitting => panic!("the engine is silent"),
+        _ = &mut waiting => panic!("no seat is free"),
+        () = house.sleep(ms(100)) => {}
+    }
+    assert_eq!(house.crowd(), (1, 1));
+    house.gateway.begin_drain();
+    client.end_drain();
+    // The one that is cut gives its seat back before the other one looks.
+    let (cut, refused) = (sitting.as_mut().await.whole().await, waiting.as_mut().await.whole().await);
+    drop((sitting, waiting));
+    let reasons = (cut.header("x-goodput-reason"), refused.header("x-goodput-reason"));
+    assert_eq!((refused.status.as_u16(), reasons), (503, (Some("drain_cut"), Some("draining"))));
+    let lines = house.lines(2).await;
+    let line = lines.iter().find(|line| line.verdict() == "missed(shed)").expect("who waited is shed");
+    assert_eq!((line.number("attempts").unwrap_or(0.0), engine.ledger().requests().len()), (0.0, 1));
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_class_that_sheds_refuses_who_can_no_longer_make_it() {
     let yaml = Yaml::default().with("max_concurrency_per_engine: 1").class("queue: {when_hopeless: shed}");
     let (house, _engine) = House::playing_with(&yaml, stream_of(100, 5000));
@@ -605,6 +663,72 @@ async fn a_full_queue_sends_on_to_the_next_pool_before_it_refuses() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn who_waits_in_a_pool_that_goes_down_is_served_by_the_next_one_however_full_it_is() {
+    for promise in [10.0, 0.2] {
+        let yaml = seats(1).promise(&[("ttft_seconds", promise)]).with("health: {every: 1s, timeout: 500ms}");
+        let house = House::new(&yaml.pool("b", &["e2"]).with("max_concurrency_per_engine: 1"));
+        let _a = house.engine("e1", vec![stream_of(100, 60_000)]);
+        let b = house.engine("e2", vec![stream_of(100, 5000)]);
+        let probes = house.probe();
+        house.sleep(ms(1500)).await;
+        let house = Arc::new(house);
+        let in_a = house.chat(stream_with_usage()).await;
+        assert_eq!(in_a.headers["x-goodput-pool"], "a");
+        let waiting: Vec<_> = (0..4).map(|_| spawn(&house, Ask::post(CHAT, stream_with_usage()))).collect();
+        house.sleep(ms(10)).await;
+        house.network.silence("e1");
+        house.sleep(ms(4500)).await;
+        let waiting_in = |pool: &str| house.gateway.desks.desk(&pool.into()).expect("a desk").numbers().waiting;
+        assert_eq!((waiting_in("a"), waiting_in("b")), (0, 3));
+        for answer in join_all(waiting).await {
+            let answer = answer.unwrap();
+            assert_eq!((answer.status.as_u16(), answer.header("x-goodput-pool")), (200, Some("b")));
+        }
+        assert_eq!(b.ledger().requests().iter().filter(|asked| asked.target == CHAT).count(), 4);
+        drop((in_a, probes));
+        house.lines(5).await;
+        ended(house).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_is_called_into_a_pool_that_has_just_gone_waits_in_the_next_one() {
+    let yaml = seats(1).with("breaker: {faults: 1, within: 60s, open: 60s}").pool("b", &["e2"]);
+    let house = House::new(&yaml.with("max_concurrency_per_engine: 1"));
+    let breaks = Script::stream().at(100).say(t("a")).at(1850).reset();
+    let (a, _b) = (house.engine("e1", vec![breaks]), house.engine("e2", vec![stream_of(100, 3000)]));
+    let house = Arc::new(house);
+    let in_a = spawn(&house, Ask::post(CHAT, stream_with_usage()));
+    house.sleep(ms(10)).await;
+    let in_b = house.gateway.desks.desk(&"b".into()).expect("a desk").take_free_seat(&patient());
+    let waiting = spawn(&house, Ask::post(CHAT, stream_with_usage()));
+    house.sleep(ms(2000)).await;
+    assert_eq!((house.states("a"), in_b.is_some()), (vec!["breaker_open"], true));
+    drop((in_a.await, in_b));
+    let answer = waiting.await.unwrap();
+    assert_eq!((answer.status.as_u16(), answer.header("x-goodput-pool")), (200, Some("b")));
+    assert_eq!(a.ledger().requests().len(), 1);
+    house.lines(2).await;
+    ended(house).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_full_queue_sends_on_to_a_queue_of_which_nothing_is_known() {
+    let house =
+        House::new(&seats(1).with("queue: {max_waiting: 0}").pool("b", &["e2"]).with("max_concurrency_per_engine: 1"));
+    let _a = house.engine("e1", vec![stream_of(100, 4000)]);
+    let _b = house.engine("e2", vec![stream_of(100, 1000)]);
+    let house = Arc::new(house);
+    let all: Vec<_> = (0..3).map(|_| spawn(&house, Ask::post(CHAT, stream_with_usage()))).collect();
+    let mut pools = Vec::new();
+    for answer in join_all(all).await {
+        pools.push(answer.unwrap().header("x-goodput-pool").map(str::to_owned));
+    }
+    assert_eq!(pools, ["a", "b", "b"].map(|pool| Some(pool.to_owned())));
+    ended(house).await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn where_no_engine_is_there_nobody_waits_for_nothing() {
     let yaml = seats(1).class("queue: {max_wait: 100s}").with("health: {every: 1s, timeout: 500ms}");
     let house = Arc::new(House::new(&yaml));
@@ -661,8 +785,9 @@ async fn a_pool_that_disappears_serves_those_that_wait_for_it() {
     assert_eq!(sitting.await.unwrap().status, 200);
     assert_eq!((waiting.await.unwrap().header("x-goodput-pool"), engine.ledger().requests().len()), (Some("a"), 2));
     assert_eq!(other.ledger().requests().len(), 1);
-    house.adopt(&Yaml::default().no_pools().pool("b", &["e2"]));
-    assert!(house.gateway.desks.desk(&"a".into()).is_none(), "nobody is left");
+    house.lines(3).await;
+    house.gateway.report_seats();
+    assert_eq!(house.page().count("goodput_seats", &[("pool", "a")]), 0, "nobody is left");
     ended(house).await;
 }
 

@@ -223,6 +223,26 @@ async fn a_reload_keeps_whoever_sits_or_waits() {
     assert!(desks.desk(&a).is_none(), "nobody is left");
 }
 
+#[test]
+fn a_pool_that_no_settings_name_is_forgotten_when_its_last_request_has_gone() {
+    let (clock, a, b) = (Clock::start(), PoolId::from("a"), PoolId::from("b"));
+    let (desks, queue) = (Desks::new(clock), settings(5));
+    desks.follow([(&a, Some(&queue)), (&b, Some(&queue))]);
+    let desk = desks.desk(&a).unwrap();
+    desk.set_seats(1);
+    let seat = seated(desk.offer(&patient(clock)));
+    drop(desk);
+    desks.follow([(&b, Some(&queue))]);
+    desks.forget_left();
+    assert!(desks.desk(&a).is_some(), "somebody sits there");
+    drop(seat);
+    desks.forget_left();
+    assert!(desks.desk(&a).is_none() && desks.desk(&b).is_some());
+    desks.follow([(&a, Some(&queue)), (&b, Some(&queue))]);
+    desks.forget_left();
+    assert!(desks.desk(&a).is_some(), "it is named again");
+}
+
 // ---- laws -----------------------------------------------------------------------------------
 
 /// How a request's stay ends.

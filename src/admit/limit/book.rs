@@ -133,15 +133,16 @@ impl Book {
     }
 
     fn standing(&self, limit: Limit, meter: &Meter, at: Tick) -> Option<Standing> {
-        let most = meter.enforced()?.burst();
+        let rate = meter.enforced()?;
+        let (most, per_minute) = (rate.burst(), Some(rate.per_minute()));
         let (remaining, reset) = (meter.remaining(at), Some(meter.until_full(at)));
-        Some(Standing { limit, scope: self.scope, most, remaining, reset })
+        Some(Standing { limit, scope: self.scope, most, per_minute, remaining, reset })
     }
 
     fn places(&self) -> Option<Standing> {
         let most = self.concurrent?;
         let (limit, remaining) = (Limit::ConcurrentRequests, most.saturating_sub(self.running));
-        Some(Standing { limit, scope: self.scope, most, remaining, reset: None })
+        Some(Standing { limit, scope: self.scope, most, per_minute: None, remaining, reset: None })
     }
 }
 

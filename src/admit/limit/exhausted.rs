@@ -78,6 +78,8 @@ pub struct Standing {
     pub scope: Scope,
     /// The most that can be taken at once: the burst, or the requests at the same time.
     pub most: u64,
+    /// The rate, where it is one.
+    pub per_minute: Option<u64>,
     /// What is left, reservations taken off. Debt is 0.
     pub remaining: u64,
     /// Until it stands as at first, if all reservations were spent in full; nobody can know

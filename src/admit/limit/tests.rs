@@ -144,6 +144,7 @@ fn c32_retry_after_is_when_this_request_fits() {
         limit: Limit::Tokens,
         scope: Scope::Tenant,
         most: 600,
+        per_minute: Some(600),
         remaining: 0,
         reset: Some(Duration::from_secs(60)),
     };
@@ -305,8 +306,14 @@ fn no_moment_is_promised_while_all_places_are_taken() {
     let ledger = ledger(Allowance { concurrent_requests: NonZeroU64::new(1), ..tokens(100) });
     let running = ask(&ledger, stated(0, 100), Tick::ZERO).unwrap();
     let refused = ask(&ledger, stated(0, 100), Tick::ZERO).unwrap_err();
-    let standing =
-        Standing { limit: Limit::ConcurrentRequests, scope: Scope::Tenant, most: 1, remaining: 0, reset: None };
+    let standing = Standing {
+        limit: Limit::ConcurrentRequests,
+        scope: Scope::Tenant,
+        most: 1,
+        per_minute: None,
+        remaining: 0,
+        reset: None,
+    };
     assert_eq!(refused, Exhausted::ForNow { standing, retry_after: None });
     drop(running);
 }

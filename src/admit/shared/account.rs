@@ -334,8 +334,14 @@ impl Account {
         let longest = || weigh(shelves(), |shelf| shelf.longest_wait(&want.wanted, at, Pot::told_wait));
         // A limit changed while the call was under way: nobody knows which one it was.
         let unknown = || {
-            let standing =
-                Standing { limit: Limit::Requests, scope: Scope::Tenant, most: 0, remaining: 0, reset: None };
+            let standing = Standing {
+                limit: Limit::Requests,
+                scope: Scope::Tenant,
+                most: 0,
+                per_minute: None,
+                remaining: 0,
+                reset: None,
+            };
             Exhausted::ForNow { standing, retry_after: Some(1) }
         };
         full.or_else(longest).unwrap_or_else(unknown)
@@ -441,7 +447,7 @@ impl Shelf {
     fn known_full(&self, at: Tick) -> Option<Exhausted> {
         let seats = self.seats.as_ref().filter(|seats| !seats.has_room(self.running) && seats.is_known_full(at))?;
         let (limit, most) = (Limit::ConcurrentRequests, seats.most);
-        let standing = Standing { limit, scope: self.scope, most, remaining: 0, reset: None };
+        let standing = Standing { limit, scope: self.scope, most, per_minute: None, remaining: 0, reset: None };
         Some(Exhausted::ForNow { standing, retry_after: None })
     }
 
@@ -455,8 +461,8 @@ impl Shelf {
         let waits = self.pots().filter_map(|(limit, pot)| {
             let wait = wait(pot, pot.clipped(wanted.of(limit)), at)?;
             let (remaining, reset) = pot.level(at);
-            let most = pot.rate.burst();
-            Some((wait, Standing { limit, scope: self.scope, most, remaining, reset: Some(reset) }))
+            let (most, per_minute) = (pot.rate.burst(), Some(pot.rate.per_minute()));
+            Some((wait, Standing { limit, scope: self.scope, most, per_minute, remaining, reset: Some(reset) }))
         });
         waits.reduce(|longest, next| if next.0 > longest.0 { next } else { longest })
     }

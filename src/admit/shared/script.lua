@@ -26,6 +26,11 @@ local buckets, places = tonumber(ARGV[5]), tonumber(ARGV[6])
 local FIRST, OF_BUCKET, OF_PLACE = 7, 10, 5
 
 local function text(number) return string.format('%.0f', number) end
+-- The number that these digits are, if a double holds it and we would have written it so.
+local function exact(digits)
+    local number = tonumber(digits)
+    if number <= MOST and text(number) == digits then return number end
+end
 local function nonsense(field) return redis.error_reply('GOODPUT what is kept under ' .. field .. ' is not ours') end
 
 local clock = redis.call('TIME')
@@ -38,7 +43,7 @@ local kept = redis.call('HMGET', KEYS[1], unpack(fields))
 
 local layout, begun = kept[1], kept[2]
 if layout and layout ~= LAYOUT then return redis.error_reply('GOODPUT another layout: ' .. string.sub(layout, 1, 20)) end
-if begun and not string.match(begun, '^%d+$') then return nonsense('b') end
+if begun and not (string.match(begun, '^%d+$') and exact(begun)) then return nonsense('b') end
 begun = begun or text(now)
 
 -- What flowed off since as_of. A clock that was set back begins anew from here.
@@ -84,9 +89,9 @@ for i = 1, buckets do
     if value then
         local whole, micros, as_of = string.match(value, '^(%d+) (%d+) (%d+)$')
         if not whole then return nonsense(bucket.field) end
-        bucket.whole, bucket.micros = math.min(tonumber(whole), MOST), tonumber(micros)
-        bucket.as_of = math.min(tonumber(as_of), MOST)
-        if bucket.micros >= MINUTE then return nonsense(bucket.field) end
+        whole, micros, as_of = exact(whole), exact(micros), exact(as_of)
+        if not (whole and micros and as_of) or micros >= MINUTE then return nonsense(bucket.field) end
+        bucket.whole, bucket.micros, bucket.as_of = whole, micros, as_of
         flow(bucket)
     end
     local remembered = ARGV[at + 7]
@@ -107,8 +112,10 @@ for i = 1, places do
     local value = kept[2 + buckets + i] or ''
     if string.gsub(value, '%w+ %d+ %d+;', '') ~= '' then return nonsense(place.field) end
     for gateway, count, till in string.gmatch(value, '(%w+) (%d+) (%d+);') do
+        count, till = exact(count), exact(till)
+        if not (count and till) then return nonsense(place.field) end
         -- Nobody's count outlives its life, even where the clock was set back.
-        count, till = math.min(tonumber(count), MOST), math.min(tonumber(till), now + count_life)
+        till = math.min(till, now + count_life)
         if gateway ~= GATEWAY and till > now then
             place.others = math.min(place.others + count, MOST)
             place.kept[#place.kept + 1] = gateway .. ' ' .. text(count) .. ' ' .. text(till) .. ';'
