@@ -370,7 +370,7 @@ impl Refusal {
                 format!("This request may need {need}, and your limit {} never holds more than {most}. Lower its output cap, shorten it, or ask your operator for a higher limit.", named(*limit, *scope)).into()
             }
             Refusal::LimitsStoreUnavailable => "Your limits cannot be looked up at present. Try again in a moment.".into(),
-            Refusal::QueueFull { retry_after, .. } => format!("Too many requests are waiting. {}", again(*retry_after)).into(),
+            Refusal::QueueFull { retry_after, .. } => format!("All seats are taken, and as many requests wait as may. {}", again(*retry_after)).into(),
             Refusal::PushedOut { retry_after, .. } => format!("Requests that go first took the place in which this one waited. {}", again(*retry_after)).into(),
             Refusal::QueueTimeout { retry_after, .. } => format!("The request could not be begun in time: the engines are busy. {}", again(*retry_after)).into(),
             Refusal::Hopeless { retry_after, .. } => format!("The engines are too busy to answer in time. {}", again(*retry_after)).into(),

@@ -250,6 +250,16 @@ impl Ladder {
         self.changed.zip(top).map_or(Tick::ZERO, |(since, top)| since + top.hold)
     }
 
+    /// When the class can have stopped shedding lower ranks, at the earliest: levels are left one
+    /// by one, each after its hold.
+    #[must_use]
+    pub fn sheds_until(&self, levels: &[Level]) -> Tick {
+        let in_force = &levels[..self.level.min(levels.len())];
+        let lowest = in_force.iter().position(|level| level.action == Action::ShedLower);
+        let holds = lowest.map_or(Duration::ZERO, |lowest| in_force[lowest..].iter().map(|level| level.hold).sum());
+        self.changed.map_or(Tick::ZERO, |since| since + holds)
+    }
+
     /// An operator sets the level, and holds it there.
     pub fn force(&mut self, level: usize, at: Tick) {
         self.is_forced = true;

@@ -30,16 +30,25 @@ pub struct Check {
     #[arg(long, default_value = "/v1/chat/completions", requires = "request")]
     path: String,
     /// A header of the request; may be repeated. The tenant comes from its key.
-    #[arg(long = "header", value_name = "NAME=VALUE", value_parser = header, requires = "request")]
-    headers: Vec<(HeaderName, HeaderValue)>,
+    #[arg(long = "header", value_name = "NAME=VALUE", value_parser = given, requires = "request")]
+    headers: Vec<Given>,
     /// Answer in JSON.
     #[arg(long)]
     json: bool,
 }
 
-/// Reads `name=value`. The value is a secret as likely as not: no message shows it.
-fn header(text: &str) -> Result<(HeaderName, HeaderValue), String> {
-    let (name, value) = text.split_once('=').ok_or("write it as name=value")?;
+/// A header, or what is wrong with it.
+type Given = Result<(HeaderName, HeaderValue), String>;
+
+/// Never fails: the message of the command line's parser would show the whole text.
+fn given(text: &str) -> Result<Given, std::convert::Infallible> {
+    Ok(header(text))
+}
+
+/// Reads `name=value` or `name: value`. The value is a secret as likely as not: no message shows
+/// it.
+fn header(text: &str) -> Given {
+    let (name, value) = text.split_once(['=', ':']).ok_or("write a header as name=value")?;
     let name = HeaderName::try_from(name.trim()).map_err(|_| "the part before = is no header name")?;
     let mut value = HeaderValue::try_from(value.trim()).map_err(|_| "the value cannot stand in a header")?;
     value.set_sensitive(true);
@@ -92,8 +101,9 @@ impl Check {
         };
         read.with_context(|| file.display().to_string())?;
         let mut headers = HeaderMap::new();
-        for (name, value) in &self.headers {
-            headers.append(name, value.clone());
+        for given in &self.headers {
+            let (name, value) = given.clone().map_err(anyhow::Error::msg)?;
+            headers.append(name, value);
         }
         Ok(Sample { path: self.path.clone(), headers, body })
     }

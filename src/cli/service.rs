@@ -203,8 +203,10 @@ fn follow(
 ) -> Reloader {
     let (watcher, reloader) = watch(source, &gateway.live.load().settings, crate::config::watch::EVERY);
     let (gateway, probes, door) = (gateway.clone(), Arc::clone(probes), listener.door());
+    // What runs of the keys that change only with a restart.
+    let began = gateway.live.load_full();
     tasks.spawn(watcher.run(move |Reload { why, result }| {
-        let came = result.and_then(|settings| adopt(settings, &gateway, &probes, &door));
+        let came = result.and_then(|settings| adopt(settings, &began.settings, &gateway, &probes, &door));
         gateway.recorder.reloaded(came.is_ok());
         match &came {
             Ok(()) => tracing::info!(?why, "settings exchanged"),
@@ -216,11 +218,17 @@ fn follow(
 }
 
 /// Exchanges the settings everywhere, or nowhere.
-fn adopt(settings: Settings, gateway: &Gateway, probes: &Probes, door: &Door) -> Result<(), NotLoaded> {
+fn adopt(
+    settings: Settings,
+    began: &Settings,
+    gateway: &Gateway,
+    probes: &Probes,
+    door: &Door,
+) -> Result<(), NotLoaded> {
     // First what can fail.
     let unusable = |problem| NotLoaded::Unusable(format!("{:#}", anyhow::Error::from(problem)));
     door.set_limits(&settings.listen).map_err(unusable)?;
-    for key in gateway.live.load().settings.fixed_differences(&settings) {
+    for key in began.fixed_differences(&settings) {
         tracing::warn!(key, "this key changes only with a restart");
     }
     probes.follow(&settings.pools);

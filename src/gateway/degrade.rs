@@ -261,7 +261,7 @@ impl House {
             let in_force = InForce::at(&class.degrade, ladder.level());
             if in_force.shed_lower {
                 let pools = settings.routes.reach(&class.id).into_iter().map(|(pool, _)| pool).collect();
-                let until = (!ladder.is_forced()).then(|| ladder.free_at(&class.degrade));
+                let until = (!ladder.is_forced()).then(|| ladder.sheds_until(&class.degrade));
                 board.kept_free.push(KeptFree { class: class.id.clone(), rank: class.priority, pools, until });
             }
             board.classes.insert(class.id.clone(), in_force);

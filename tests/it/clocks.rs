@@ -476,9 +476,18 @@ async fn a_204_or_a_close_before_the_length_is_no_success() {
         (
             Script::new()
                 .write("HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 40\r\n\r\n{\"a\":")
+                .at(50)
                 .close(),
             "missed(truncated)",
             true,
+        ),
+        // Seen before anything of it went out: the client hears of it by a status.
+        (
+            Script::new()
+                .write("HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 40\r\n\r\n{\"a\":")
+                .close(),
+            "missed(truncated)",
+            false,
         ),
     ];
     for (script, verdict, is_cut) in cases {

@@ -55,6 +55,23 @@ fn all_levels_are_left_one_by_one_when_nothing_comes_any_more() {
 }
 
 #[test]
+fn who_is_shed_may_come_again_when_all_levels_above_have_been_left() {
+    let levels = [level(Action::Defer, 10, 5), level(Action::ShedLower, 20, 10), level(Action::Spill, 20, 10)];
+    let mut ladder = Ladder::default();
+    assert_eq!(ladder.sheds_until(&levels), Tick::ZERO);
+    ladder.weigh(&levels, &depth(99), secs(0));
+    assert_eq!(ladder.sheds_until(&levels), secs(0), "nobody is shed yet");
+    ladder.weigh(&levels, &depth(99), secs(10));
+    assert_eq!(ladder.sheds_until(&levels), secs(20));
+    ladder.weigh(&levels, &depth(99), secs(20));
+    assert_eq!(ladder.sheds_until(&levels), secs(40));
+    (21..40).for_each(|second| assert_eq!(ladder.weigh(&levels, &depth(0), secs(second)), second == 30));
+    assert_eq!(ladder.sheds_until(&levels), secs(40));
+    assert!(ladder.weigh(&levels, &depth(0), secs(40)));
+    assert_eq!(ladder.level(), 1, "it sheds no more, at that very moment");
+}
+
+#[test]
 fn one_measure_is_enough_to_enter_and_all_are_needed_to_leave() {
     let bounds = |burn, wait, depth| Bounds {
         burn_rate: Some(burn),

@@ -12,35 +12,59 @@ use crate::units::Tick;
 /// Freed seats that the rate is taken over.
 const REMEMBERED: usize = 32;
 
+/// Answers that began together end together, or nearly so: the first of them ends the time with
+/// all seats taken, and the others belong to it.
+const TOGETHER: Duration = Duration::from_millis(100);
+
 #[derive(Debug, Default)]
 pub(super) struct Drain {
     /// Time with all seats taken, up to `since`.
     before: Duration,
     since: Option<Tick>,
+    ended: Option<Ended>,
     marks: VecDeque<Duration>,
+}
+
+/// A seat was free again.
+#[derive(Clone, Copy, Debug)]
+struct Ended {
+    at: Tick,
+    /// The last seat that came free together with the first one.
+    last: Tick,
 }
 
 impl Drain {
     /// All seats are taken, or not, from `at` on.
     pub fn watch(&mut self, all_taken: bool, at: Tick) {
-        match (self.since, all_taken) {
-            (None, true) => {
+        match (self.since, self.ended) {
+            (None, _) if all_taken => {
                 self.since = Some(at);
                 if self.marks.is_empty() {
                     self.marks.push_back(self.before);
                 }
             }
-            (Some(_), false) => {
+            (Some(_), None) if !all_taken => self.ended = Some(Ended { at, last: at }),
+            (Some(_), Some(ended)) if all_taken => {
                 self.before = self.clock(at);
-                self.since = None;
+                self.since = Some(at);
+                self.ended = None;
+                debug_assert!(ended.at <= at, "time does not go back");
             }
             _ => {}
         }
     }
 
-    /// A seat has come free; counted only if all were taken.
+    /// A seat has come free; counted only if all were taken, or a moment before.
     pub fn freed(&mut self, at: Tick) {
-        if self.since.is_some() {
+        let counts = match &mut self.ended {
+            None => self.since.is_some(),
+            Some(ended) => {
+                let together = at.since(ended.at) <= TOGETHER;
+                ended.last = if together { at } else { ended.last };
+                together
+            }
+        };
+        if counts {
             self.marks.push_back(self.clock(at));
             if self.marks.len() > REMEMBERED + 1 {
                 self.marks.pop_front();
@@ -57,13 +81,28 @@ impl Drain {
     }
 
     fn clock(&self, at: Tick) -> Duration {
-        self.before + self.since.map_or(Duration::ZERO, |since| at.since(since))
+        let end = self.ended.map_or(at, |ended| ended.last);
+        self.before + self.since.map_or(Duration::ZERO, |since| end.since(since))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn answers_that_end_together_are_as_many_seats_as_they_had() {
+        let ms = Tick::from_millis;
+        let mut drain = Drain::default();
+        drain.watch(true, ms(0));
+        for at in [4000, 4000, 4010, 4020] {
+            drain.freed(ms(at));
+            drain.watch(false, ms(at));
+        }
+        drain.freed(ms(4500));
+        drain.watch(true, ms(9000));
+        assert_eq!(drain.time_for(4, ms(9000)), Some(Duration::from_millis(4020)));
+    }
 
     #[test]
     fn a_quiet_hour_is_not_slow_and_a_stuck_pool_is() {
