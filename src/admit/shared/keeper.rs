@@ -65,8 +65,8 @@ struct State {
     line: Option<Line>,
     /// The number of the connection.
     lines: u64,
-    /// Whether a trial that failed was told already.
-    told: bool,
+    /// Why trials fail, as far as it was told already.
+    told: Option<String>,
     calls: Calls,
     trial: Option<Trial>,
     /// Tenants with a lease, a debt or running requests.
@@ -107,7 +107,7 @@ impl State {
             breaker: Breaker::new(at),
             line: None,
             lines: 0,
-            told: false,
+            told: None,
             calls: Calls::default(),
             trial: None,
             in_use: HashMap::default(),
@@ -258,7 +258,7 @@ impl State {
         }
         if let Some(why) = failure.filter(|_| opens || is_gone) {
             tracing::warn!(store = %inner.settings.address, %why, "the store of the limits cannot be asked");
-            (self.line, self.told) = (None, true);
+            (self.line, self.told) = (None, Some(why.to_string()));
             self.lines += 1;
             inner.counters.turn(false);
         }
@@ -303,7 +303,7 @@ impl State {
         match result {
             Ok(line) => {
                 tracing::info!(store = %inner.settings.address, "the store of the limits answers");
-                (self.line, self.told) = (Some(line), false);
+                (self.line, self.told) = (Some(line), None);
                 self.lines += 1;
                 (self.last_call, self.next_look) = (at, at);
                 for tenant in &inner.tenants {
@@ -314,12 +314,14 @@ impl State {
                 }
                 inner.counters.turn(true);
             }
-            Err(why) if !self.told => {
-                tracing::warn!(store = %inner.settings.address, %why, "the store of the limits does not answer");
-                self.told = true;
-            }
             Err(why) => {
-                tracing::debug!(store = %inner.settings.address, %why, "the store of the limits does not answer");
+                let why = why.to_string();
+                if self.told.as_ref() == Some(&why) {
+                    tracing::debug!(store = %inner.settings.address, why, "the store of the limits does not answer");
+                } else {
+                    tracing::warn!(store = %inner.settings.address, why, "the store of the limits does not answer");
+                    self.told = Some(why);
+                }
             }
         }
     }
