@@ -94,6 +94,10 @@ def serve(path, arguments):
     params.n_parallel = arguments.slots
     params.n_gpu_layers = 0
     params.warmup = False
+    # The same answer each time. Where chance makes half a character of the first token, the
+    # server leaves out the event that begins its stream, which no client understands.
+    params.sampling.temp = 0.0
+    params.sampling.seed = 1
     params.endpoint_metrics = True
     params.cpuparams.n_threads = 1
     params.cpuparams_batch.n_threads = 1
