@@ -72,25 +72,22 @@ impl Book {
 
     /// Takes of every limit, asked or not: who calls has asked all books before.
     pub fn take(&mut self, wanted: &Wanted, at: Tick) -> Held {
-        self.running = self.running.saturating_add(1);
-        let mut held = Held::default();
-        for ((held, meter), limit) in held.iter_mut().zip(&mut self.meters).zip(BY_RATE) {
-            if let Some(meter) = meter {
-                *held = clipped(wanted.of(limit), meter);
-                meter.take(*held, at);
-            }
-        }
-        held
+        self.take_each(wanted, at, |clipped, _| clipped)
     }
 
     /// Takes of every limit as far as there is something: what is not there is not owed. For a
     /// request that somebody else let in.
     pub fn take_what_is_left(&mut self, wanted: &Wanted, at: Tick) -> Held {
+        self.take_each(wanted, at, |clipped, meter| clipped.min(meter.remaining(at)))
+    }
+
+    /// Takes of every limit what `much` makes of the wish, which is clipped to what it holds.
+    fn take_each(&mut self, wanted: &Wanted, at: Tick, much: impl Fn(u64, &Meter) -> u64) -> Held {
         self.running = self.running.saturating_add(1);
         let mut held = Held::default();
         for ((held, meter), limit) in held.iter_mut().zip(&mut self.meters).zip(BY_RATE) {
             if let Some(meter) = meter {
-                *held = clipped(wanted.of(limit), meter).min(meter.remaining(at));
+                *held = much(clipped(wanted.of(limit), meter), meter);
                 meter.take(*held, at);
             }
         }
