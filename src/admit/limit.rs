@@ -191,14 +191,5 @@ impl Account {
 fn weigh<'a>(books: impl Iterator<Item = &'a Book> + Clone, wanted: &Wanted, at: Tick) -> Result<(), Exhausted> {
     books.clone().try_for_each(|book| book.can_ever_hold(wanted))?;
     books.clone().try_for_each(Book::has_a_place)?;
-    let mut longest: Option<(u64, Standing)> = None;
-    for (wait, standing) in books.filter_map(|book| book.longest_wait(wanted, at)) {
-        if longest.is_none_or(|(longest, _)| wait > longest) {
-            longest = Some((wait, standing));
-        }
-    }
-    match longest {
-        Some((wait, standing)) => Err(Exhausted::ForNow { standing, retry_after: Some(wait) }),
-        None => Ok(()),
-    }
+    Exhausted::for_the_longest(books.filter_map(|book| book.longest_wait(wanted, at))).map_or(Ok(()), Err)
 }

@@ -113,3 +113,11 @@ pub enum Exhausted {
         most: u64,
     },
 }
+
+impl Exhausted {
+    /// The longest of several waits is the true one. None where there is no wait.
+    pub(crate) fn for_the_longest(waits: impl Iterator<Item = (u64, Standing)>) -> Option<Self> {
+        let (wait, standing) = waits.reduce(|longest, next| if next.0 > longest.0 { next } else { longest })?;
+        Some(Exhausted::ForNow { standing, retry_after: Some(wait) })
+    }
+}

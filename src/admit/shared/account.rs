@@ -136,9 +136,9 @@ impl Account {
             return Drawn::Refused(never);
         }
         if !shelves().all(|shelf| shelf.has(wanted)) {
-            let mut known = shelves()
-                .map(|shelf| shelf.known_full(at))
-                .chain([weigh(shelves(), |shelf| shelf.longest_wait(wanted, at, Pot::known_wait))]);
+            let mut known = shelves().map(|shelf| shelf.known_full(at)).chain([Exhausted::for_the_longest(
+                shelves().filter_map(|shelf| shelf.longest_wait(wanted, at, Pot::known_wait)),
+            )]);
             return known.find_map(|known| known).map_or(Drawn::Ask, Drawn::Refused);
         }
         self.last_draw = at;
@@ -331,7 +331,11 @@ impl Account {
     fn refused(&self, want: &Want, at: Tick) -> Exhausted {
         let shelves = || std::iter::once(&self.whole).chain(self.models.get(&want.model));
         let full = shelves().find_map(|shelf| shelf.known_full(at));
-        let longest = || weigh(shelves(), |shelf| shelf.longest_wait(&want.wanted, at, Pot::told_wait));
+        let longest = || {
+            Exhausted::for_the_longest(
+                shelves().filter_map(|shelf| shelf.longest_wait(&want.wanted, at, Pot::told_wait)),
+            )
+        };
         // A limit changed while the call was under way: nobody knows which one it was.
         let unknown = || {
             let standing = Standing {
@@ -482,15 +486,6 @@ impl Shelf {
         let field = Arc::clone(&self.fields[BY_RATE.len()]);
         Places { field, most, running: self.running, ..Places::default() }
     }
-}
-
-fn weigh<'a>(
-    shelves: impl Iterator<Item = &'a Shelf>,
-    longest: impl Fn(&Shelf) -> Option<(u64, Standing)>,
-) -> Option<Exhausted> {
-    let all = shelves.filter_map(longest);
-    let (wait, standing) = all.reduce(|longest, next| if next.0 > longest.0 { next } else { longest })?;
-    Some(Exhausted::ForNow { standing, retry_after: Some(wait) })
 }
 
 /// What a limit's own books here hold as spent.
