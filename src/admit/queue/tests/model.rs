@@ -23,6 +23,7 @@ pub struct Slow {
     pub settings: Settings,
     pub seats: usize,
     pub readers: usize,
+    pub found: Option<Tokens>,
     now: Tick,
     tickets: u64,
     turns: u64,
@@ -75,6 +76,7 @@ impl Slow {
             settings,
             seats: 0,
             readers: 0,
+            found: None,
             now: Tick::ZERO,
             tickets: 0,
             turns: 0,
@@ -170,19 +172,32 @@ impl Slow {
         self.expire(at)
     }
 
+    pub fn set_reading(&mut self, found: Option<Tokens>, at: Tick) -> Fate {
+        self.found = found;
+        self.expire(at)
+    }
+
+    fn each(&self) -> Option<Tokens> {
+        match self.settings.reading {
+            Reading::NoLimit => None,
+            Reading::Tokens(each) => Some(each),
+            Reading::Auto => self.found,
+        }
+    }
+
     fn counts_for(&self, ask: &Ask) -> u64 {
-        self.settings.reading.map_or(0, |each| ask.prompt.0.min(each.0).max(1))
+        self.each().map_or(0, |each| ask.prompt.0.min(each.0).max(1))
     }
 
     fn has_room_for(&self, ask: &Ask) -> bool {
         let being_read: u64 = self.running.iter().map(|(.., reading)| reading).sum();
-        let most = self.settings.reading.map_or(u64::MAX, |each| each.0 * self.readers as u64);
+        let most = self.each().map_or(u64::MAX, |each| each.0 * self.readers as u64);
         self.running.len() < self.seats && being_read + self.counts_for(ask) <= most
     }
 
     fn is_held_back(&self, next: &Entry) -> bool {
         let being_read: u64 = self.running.iter().map(|(.., reading)| reading).sum();
-        let Some(each) = self.settings.reading.filter(|_| being_read > 0) else { return false };
+        let Some(each) = self.each().filter(|_| being_read > 0) else { return false };
         let behind = next.late || next.ask.standing == Standing::OverLimit;
         let part = if behind { 25 } else { [100, 100, 90, 80, 70][next.ask.rank as usize] };
         being_read + self.counts_for(&next.ask) > each.0 * self.readers as u64 / 100 * part
