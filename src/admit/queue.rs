@@ -35,7 +35,9 @@
 //! A full queue refuses the lowest rank first, those over their limits before all. An arrival
 //! takes the place of a waiting request of a lower rank, as long as that rank holds more than
 //! its guaranteed places; in its own rank that of a tenant which holds more places than its
-//! own, so that one tenant's burst cannot hold them all.
+//! own, so that one tenant's burst cannot hold them all. Who can no longer make it when it comes
+//! takes no place from another rank, and none at all while such requests hold half of the queue:
+//! what is late from the start, however much, keeps nobody out who could be served in time.
 //!
 //! Every operation costs O(log n) in the requests and tenants waiting, plus that for each
 //! request it moves.
@@ -525,10 +527,18 @@ impl Scheduler {
         if waiting.alarm.0 <= self.now {
             return Some(waiting.alarm.1);
         }
-        if self.waiting.len() < self.settings.max_waiting {
+        let is_late = waiting.row < RANKS && waiting.line == Line::Hopeless;
+        let late_ones = || self.rows[..RANKS].iter().map(Row::hopeless).sum::<usize>();
+        let are_too_many = is_late && late_ones() >= self.settings.max_waiting.div_ceil(2);
+        if self.waiting.len() < self.settings.max_waiting && !are_too_many {
             return None;
         }
-        let Some(victim) = self.victim(waiting.row, &ask.tenant) else { return Some(Why::QueueFull) };
+        let lower = match is_late {
+            true if are_too_many => self.rows.len(),
+            true => RANKS,
+            false => waiting.row + 1,
+        };
+        let Some(victim) = self.victim(waiting.row, lower, &ask.tenant) else { return Some(Why::QueueFull) };
         if let Some(gone) = self.leave(victim, 0) {
             let away = self.turned_away(victim, gone.row, Why::PushedOut);
             moves.refused.push(away);
@@ -536,9 +546,10 @@ impl Scheduler {
         None
     }
 
-    /// Who has to go so that this tenant may wait in this row.
-    fn victim(&self, row: usize, tenant: &TenantId) -> Option<Ticket> {
-        let lower = (row + 1..self.rows.len()).rev().find(|lower| self.rows[*lower].len() > self.guaranteed(*lower));
+    /// Who has to go so that this tenant may wait in this row: somebody of the rows from `lower`
+    /// on, or of its own.
+    fn victim(&self, row: usize, lower: usize, tenant: &TenantId) -> Option<Ticket> {
+        let lower = (lower..self.rows.len()).rev().find(|lower| self.rows[*lower].len() > self.guaranteed(*lower));
         match lower {
             Some(lower) => self.rows[lower].last_of_the_crowd(),
             None if self.rows[row].is_crowded_for(tenant) => self.rows[row].last_of_the_crowd(),

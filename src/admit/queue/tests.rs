@@ -194,6 +194,30 @@ fn a_burst_does_not_hold_all_places_of_its_rank() {
 }
 
 #[test]
+fn what_is_late_from_the_start_keeps_nobody_out_who_is_not() {
+    let (mut queue, holder) = taken(4);
+    let aim = Aim::FirstToken { within: length(1000), lead: length(2000) };
+    let late = |tenant, at| Ask { aim, ..ask(tenant, Priority::Normal, at) };
+    let flood: Vec<_> = (1..=2).map(|at| wait(&mut queue, &late("flood", at), at)).collect();
+    let refused = |queue: &mut Scheduler, ask: &Ask, at| {
+        let (ticket, moves) = queue.offer(ask, ms(at));
+        moves.refused.iter().map(|away| (away.ticket == ticket, away.why)).collect::<Vec<_>>()
+    };
+    assert_eq!(refused(&mut queue, &late("flood", 3), 3), [(true, Why::QueueFull)], "half of the places");
+    assert_eq!(refused(&mut queue, &late("other", 4), 4), [(false, Why::PushedOut)], "but they are shared");
+    let batch: Vec<_> = (5..=6).map(|at| wait(&mut queue, &ask("a", Priority::Batch, at), at)).collect();
+    assert!(queue.withdraw(flood[0], ms(7)));
+    let over = wait(&mut queue, &Ask { standing: Standing::OverLimit, ..ask("b", Priority::Normal, 8) }, 8);
+    let (again, moves) = queue.offer(&late("flood", 9), ms(9));
+    assert_eq!((moves.refused[0].ticket, moves.refused[0].why), (over, Why::PushedOut), "but who is over a limit");
+    assert!(queue.withdraw(again, ms(10)));
+    let third = wait(&mut queue, &ask("a", Priority::Batch, 11), 11);
+    assert_eq!(refused(&mut queue, &late("flood", 12), 12), [(true, Why::QueueFull)], "no place of a lower rank");
+    let order = drained(&mut queue, holder, 13);
+    assert_eq!((order.len(), &order[1..]), (4, &[batch[0], batch[1], third][..]));
+}
+
+#[test]
 fn who_leaves_or_waits_too_long_is_gone_at_once() {
     let (mut queue, holder) = taken(10);
     let gone = wait(&mut queue, &ask("a", Priority::Normal, 0), 0);

@@ -122,7 +122,7 @@ impl Slow {
                 fate.1.push((entry.ticket, why));
                 return fate;
             }
-            if self.waiting.len() >= self.settings.max_waiting {
+            if self.waiting.len() >= self.settings.max_waiting || self.is_crowded_with_late_ones(&entry) {
                 let Some(victim) = self.victim(&entry) else {
                     fate.1.push((entry.ticket, Why::QueueFull));
                     return fate;
@@ -234,6 +234,12 @@ impl Slow {
         (vec![], over.iter().map(|((_, why), ticket)| (*ticket, *why)).collect())
     }
 
+    /// Those that were too late from the start hold half of the places at most.
+    fn is_crowded_with_late_ones(&self, arrival: &Entry) -> bool {
+        let late = self.waiting.iter().filter(|entry| entry.late && entry.row() < 5).count();
+        arrival.late && arrival.row() < 5 && 2 * late >= self.settings.max_waiting
+    }
+
     fn victim(&self, arrival: &Entry) -> Option<u64> {
         let places = |row: usize| match Priority::ALL.get(row) {
             Some(rank) => self.settings.shares.places(*rank, self.settings.max_waiting),
@@ -243,7 +249,12 @@ impl Slow {
         let held = |row: usize, tenant: &TenantId| {
             self.waiting.iter().filter(|entry| entry.row() == row && entry.ask.tenant == *tenant).count()
         };
-        let lower = (arrival.row() + 1..10).rev().find(|row| len(*row) > places(*row));
+        let from = match arrival.late && arrival.row() < 5 {
+            true if self.is_crowded_with_late_ones(arrival) => 10,
+            true => 5,
+            false => arrival.row() + 1,
+        };
+        let lower = (from..10).rev().find(|row| len(*row) > places(*row));
         let row = lower.unwrap_or(arrival.row());
         let inside = self.waiting.iter().filter(|entry| entry.row() == row);
         let most = inside.clone().map(|entry| (held(row, &entry.ask.tenant), entry.ask.tenant.clone())).max()?;
