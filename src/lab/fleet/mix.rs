@@ -176,6 +176,16 @@ impl Mix {
         self
     }
 
+    /// The same with `times` as many requests in one flow, all with prompts of so many tokens.
+    #[must_use]
+    pub fn with_prompts(mut self, flow: &str, tokens: u64, times: f64) -> Mix {
+        for changed in self.flows.iter_mut().filter(|candidate| candidate.flow == flow) {
+            changed.prompt = Length { p50: tokens as f64, p95: tokens as f64, most: tokens };
+            changed.share *= times;
+        }
+        self
+    }
+
     /// The class of a flow.
     #[must_use]
     pub fn class_of(&self, flow: usize) -> &Class {

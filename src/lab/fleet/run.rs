@@ -258,7 +258,9 @@ impl<'a> World<'a> {
     fn end(&mut self, number: usize, outcome: Outcome, answer: Option<&Timeline>, at: Tick, steps: &mut Steps) {
         let visit = &mut self.visits[number];
         let (prompt, tokens) = (visit.arrival.prompt, visit.tokens);
-        match std::mem::replace(&mut visit.stage, Stage::Over) {
+        let stage = std::mem::replace(&mut visit.stage, Stage::Over);
+        let dispatched = matches!(stage, Stage::Runs { .. });
+        match stage {
             Stage::Waits => self.front.withdraw(number, at),
             Stage::Runs { engine, job, hold } => {
                 self.jobs[engine].remove(&job);
@@ -274,7 +276,7 @@ impl<'a> World<'a> {
         let begin = Tick::ZERO + self.span.warm_up;
         if arrival.at >= begin && arrival.at < begin + self.span.measured {
             let key = (arrival.flow, arrival.tenant.clone());
-            self.report.tenants.entry(key).or_default().note(outcome, Tokens(tokens));
+            self.report.tenants.entry(key).or_default().note(outcome, Tokens(tokens), dispatched);
         }
     }
 

@@ -18,10 +18,13 @@ pub struct Score {
     pub excluded: u64,
     /// Output tokens of those that were met.
     pub tokens: u64,
+    /// Of all of them, those that were sent to an engine.
+    pub dispatched: u64,
 }
 
 impl Score {
-    pub(super) fn note(&mut self, outcome: Outcome, tokens: Tokens) {
+    pub(super) fn note(&mut self, outcome: Outcome, tokens: Tokens, dispatched: bool) {
+        self.dispatched += u64::from(dispatched);
         match outcome {
             Outcome::Met => {
                 self.met += 1;
@@ -72,17 +75,17 @@ impl Report {
         self.sum(|flow, _| self.flows[flow] == name)
     }
 
-    /// The most attainment that a tenant loses in another run, in points, over the flows that
-    /// both have and are `of_interest`; and whose it was. Fewer than 50 requests say nothing.
+    /// The attainment that each tenant loses in another run, in points, by flow, where both runs
+    /// have 50 requests of it: fewer say nothing.
     #[must_use]
-    pub fn worst_move(&self, other: &Report, of_interest: impl Fn(&str) -> bool) -> Option<(f64, String)> {
-        let flows = self.tenants.iter().filter(|((flow, _), _)| of_interest(&self.flows[*flow]));
-        let both = flows.filter_map(|(key, own)| Some((key, own, other.tenants.get(key)?)));
-        let moved =
-            both.filter(|(_, own, theirs)| own.judged() >= 50 && theirs.judged() >= 50).map(|(key, own, theirs)| {
-                (100.0 * (own.attainment() - theirs.attainment()), format!("{} of {}", self.flows[key.0], key.1))
-            });
-        moved.max_by(|a, b| a.0.total_cmp(&b.0))
+    pub fn losses(&self, other: &Report) -> BTreeMap<(&str, TenantId), f64> {
+        let both = self.tenants.iter().filter_map(|(key, own)| Some((key, own, other.tenants.get(key)?)));
+        let told = both.filter(|(_, own, theirs)| own.judged() >= 50 && theirs.judged() >= 50);
+        told.map(|((flow, tenant), own, theirs)| {
+            let points = 100.0 * (own.attainment() - theirs.attainment());
+            ((self.flows[*flow].as_str(), tenant.clone()), points)
+        })
+        .collect()
     }
 
     /// Requests per second that kept their promise, over all flows.
@@ -104,6 +107,7 @@ impl Report {
                 sum.met += score.met;
                 sum.excluded += score.excluded;
                 sum.tokens += score.tokens;
+                sum.dispatched += score.dispatched;
                 score.missed.iter().for_each(|(reason, count)| *sum.missed.entry(reason).or_default() += count);
             }
         }

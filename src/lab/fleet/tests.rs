@@ -49,9 +49,19 @@ fn a_tenant_that_floods_moves_no_tenant_of_a_strict_class_by_more_than_a_point()
     let mix = Mix::published();
     let calm = at(1.2, &mix.clone().without("flood"), &ours());
     let flooded = at(1.2, &mix, &ours());
-    let (points, whose) = calm.worst_move(&flooded, |flow| flow != "batch").unwrap();
-    assert!(points <= 1.0, "{points} {whose}");
+    let strict: Vec<_> = calm.losses(&flooded).into_iter().filter(|((flow, _), _)| *flow != "batch").collect();
+    assert!(!strict.is_empty() && strict.iter().all(|(_, points)| *points <= 1.0), "{strict:?}");
     assert!(flooded.flow("flood").judged() > 0 && calm.flow("flood").judged() == 0);
+}
+
+/// What batch keeps in overload depends on chance: moving every arrival by a microsecond changes
+/// it by points. What does not is that engines have no time for the flood while others wait.
+#[test]
+fn while_others_wait_no_engine_reads_a_prompt_of_the_flood() {
+    let flooded = at(1.2, &Mix::published(), &ours());
+    let (flood, batch) = (flooded.flow("flood"), flooded.flow("batch"));
+    assert!(flood.judged() > 50 && flood.dispatched == 0, "{flood:?}");
+    assert!(batch.dispatched > 0 && batch.attainment() < 0.9, "{batch:?}");
 }
 
 #[test]
