@@ -14,6 +14,7 @@
 //! | 0 words | [`units`] | The words of the domain, with their units. | [`units::Tick`], [`units::Tokens`], [`units::Endpoint`] |
 //! | | [`clock`] | The only reader of time. | [`clock::Clock`] |
 //! | | [`json`] | One push tokenizer for requests, answers and events. | [`json::Tokenizer`] |
+//! | | [`framing`] | Where the body of an HTTP/1.1 message ends. | [`framing::Framing`] |
 //! | 1 pure | [`identify`] | Who asks: API key to tenant. | [`identify::Keyring`] |
 //! | | [`inspect`] | One reading of a request body. | [`inspect::Scanner`], [`inspect::Facts`] |
 //! | | [`classify`] | Which promise applies. | [`classify::Rules`] |
@@ -126,6 +127,7 @@ pub mod clock;
 pub mod config;
 pub mod dial;
 pub mod forward;
+pub mod framing;
 pub mod gateway;
 pub mod identify;
 pub mod inspect;

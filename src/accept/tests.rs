@@ -9,13 +9,12 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{Request, Response};
 use http_body::{Body, Frame};
-use hyper::body::Incoming;
 use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio::task::JoinHandle;
 
 use super::settings::Listen;
-use super::{Door, Drain, Phase};
+use super::{Door, Drain, Phase, RequestBody};
 use crate::clock::Clock;
 use crate::units::{ClientSide, Severed, Tick};
 
@@ -99,7 +98,7 @@ impl House {
     fn connect(&self, act: Act, pipe: usize) -> (DuplexStream, JoinHandle<Tick>) {
         let (ours, theirs) = tokio::io::duplex(pipe);
         let (door, clock, seen) = (self.door.clone(), self.clock, Arc::clone(&self.seen));
-        let service = tower::service_fn(move |request: Request<Incoming>| {
+        let service = tower::service_fn(move |request: Request<RequestBody>| {
             let side = request.extensions().get::<ClientSide>().expect("in each request").clone();
             seen.sides.lock().push(side.clone());
             let body = Played { act, given: 0, side, clock, seen: Arc::clone(&seen) };

@@ -26,15 +26,14 @@ use parking_lot::{Mutex, RwLock};
 
 use crate::clock::Clock;
 use crate::dial::{Dial, EngineAddress, Roots};
+use crate::framing::{Framing, Step, Unreadable};
 use crate::route::retry::Happened;
 use crate::route::settings::Pool;
 use crate::units::{EngineId, PoolId, Tick};
 
-mod framing;
 mod head;
 mod outgoing;
 mod wire;
-use framing::{Framing, Step};
 pub use outgoing::Outgoing;
 use wire::Wire;
 
@@ -420,7 +419,7 @@ impl Body for EngineBody {
                     Ok(_) => {}
                     Err(error) => break broken(&error),
                 },
-                Err(framing::Unreadable) => break BodyBroken::Framing,
+                Err(Unreadable) => break BodyBroken::Framing,
             }
         };
         this.line = None;
