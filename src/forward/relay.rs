@@ -348,15 +348,14 @@ impl Relay {
                     self.engine = Engine::Over;
                 }
                 Heard::Broken => self.fail(Ending::Broken, &Refusal::StreamIncomplete),
-                Heard::NoStream(refusal) => {
-                    let event = self.error_event(&refusal);
-                    self.offer(event);
-                    self.close(Ending::Broken, Some(refusal));
-                }
-                Heard::Due(Due::Limit(limit)) => {
-                    let refusal = limit_refusal(&self.parts.timeouts, limit, self.streams());
-                    self.fail(Ending::TimedOut(limit), &refusal);
-                }
+                Heard::NoStream(refusal) => self.no_stream(refusal),
+                Heard::Due(Due::Limit(limit)) => match self.unconnected() {
+                    Some(refusal) => self.no_stream(refusal),
+                    None => {
+                        let refusal = limit_refusal(&self.parts.timeouts, limit, self.streams());
+                        self.fail(Ending::TimedOut(limit), &refusal);
+                    }
+                },
                 Heard::Due(Due::Keepalive | Due::Hold) => self.comment(),
                 Heard::Cut => self.fail(Ending::Drained, &Refusal::DrainCut),
             }
@@ -513,6 +512,21 @@ impl Relay {
             self.offer(event);
         }
         self.close(ending, None);
+    }
+
+    /// Behind a head of ours no stream came.
+    fn no_stream(&mut self, refusal: Refusal) {
+        let event = self.error_event(&refusal);
+        self.offer(event);
+        self.close(Ending::Broken, Some(refusal));
+    }
+
+    /// What a limit that passes now means where the engine does not have the request yet.
+    fn unconnected(&self) -> Option<Refusal> {
+        match &self.engine {
+            Engine::Opening(opening) => opening.unconnected().map(|failed| failed.refusal()),
+            Engine::Speaking(_) | Engine::Over => None,
+        }
     }
 
     /// A comment keeps idle-killing hops awake; never inside an event that is partly out.

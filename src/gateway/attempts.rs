@@ -589,7 +589,10 @@ impl Attempt<'_> {
                 Err(failed) => Head::Failed(failed),
             },
             () = self.yard.clock.sleep_until(deadlines.next()) => match deadlines.due(self.yard.clock.now()) {
-                Some(Due::Limit(limit)) => Head::Ended(self.limit(limit)),
+                Some(Due::Limit(limit)) => match opening.unconnected() {
+                    Some(failed) => Head::Failed(failed),
+                    None => Head::Ended(self.limit(limit)),
+                },
                 _ => Head::Ours(opening),
             },
             () = self.ask.client.drain_over() => Head::Ended(Refusal::DrainCut),

@@ -213,8 +213,10 @@ fn fault_of(timeline: &Timeline, refusal: Option<&Refusal>) -> Option<Happened> 
     if let Some(error) = timeline.error {
         return Some(Happened::answer(error.code, None, Injection::None));
     }
-    if let Some(Refusal::EngineAnswered { status }) = refusal {
-        return Some(Happened::answer(*status, None, Injection::None));
+    match refusal {
+        Some(Refusal::EngineAnswered { status }) => return Some(Happened::answer(*status, None, Injection::None)),
+        Some(Refusal::ConnectFailed { .. }) => return Some(Happened::ConnectFailed),
+        _ => {}
     }
     if timeline.finish.is_some() {
         return None;
