@@ -638,9 +638,12 @@ impl Drop for Relay {
 /// The stream behind a head of our own, if one came.
 fn stream_of(opened: Result<Answered, OpenFailed>) -> Result<EngineBody, Refusal> {
     let (head, body) = opened.map_err(|failed| failed.refusal())?.into_parts();
-    let streams =
-        head.status.is_success() && headers::is_event_stream(&head.headers) && !headers::is_coded(&head.headers);
-    if streams { Ok(body) } else { Err(Refusal::EngineAnswered { status: head.status.as_u16() }) }
+    match head.status.is_success() {
+        // Our head names no coding: such bytes would be noise to the client.
+        true if headers::is_coded(&head.headers) => Err(Refusal::EngineCoded),
+        true if headers::is_event_stream(&head.headers) => Ok(body),
+        _ => Err(Refusal::EngineAnswered { status: head.status.as_u16() }),
+    }
 }
 
 /// Joins pieces that lie side by side in one frame, so that what came in one read leaves in
