@@ -38,6 +38,10 @@ use crate::units::{ClientSide, Endpoint, PoolId, TenantId, Tick, Tokens};
 /// How often a request that could go elsewhere looks whether it should.
 const LOOK: Duration = Duration::from_millis(100);
 
+/// Choices of a prompt that count for the order of a queue: what OpenAI takes at most. An engine
+/// refuses an absurd number, but by then it would have weighed on the shares of all ranks.
+const MOST_CHOICES: u64 = 128;
+
 /// What a request holds while it is in the house.
 #[derive(Debug)]
 pub struct Held {
@@ -192,9 +196,10 @@ impl Wish<'_> {
         self.facts.caps.largest().map_or(expected, |cap| cap.min(expected))
     }
 
-    /// The work that is expected.
+    /// The work that is expected. More choices of a prompt than anybody serves count as so many.
     fn work(&self) -> Tokens {
-        self.prompt + self.output().times(self.facts.choices())
+        let choices = self.facts.n.clamp(1, MOST_CHOICES).saturating_mul(self.facts.prompts.max(1));
+        self.prompt + self.output().times(choices)
     }
 
     fn streams(&self) -> bool {

@@ -282,6 +282,51 @@ async fn c35_a_cap_beyond_all_numbers_never_fits_and_travels_untouched_where_the
 }
 
 #[tokio::test(start_paused = true)]
+async fn c35_choices_beyond_all_numbers_never_fit_and_travel_untouched_where_there_is_no_limit() {
+    for count in ["18446744073709551616".to_owned(), format!("1{}", "0".repeat(30)), u64::MAX.to_string()] {
+        let (house, engine) = House::playing_with(&limited("tokens_per_minute: 1000"), answer_after(0, 10, 1));
+        let body = format!(r#"{{"model":"m1","max_tokens":1,"n":{count},"messages":[]}}"#);
+        let ask = |key: &str| Ask::raw(CHAT, body.clone()).header("authorization", &format!("Bearer {key}"));
+        let refused = house.send(ask("sk-acme")).await.whole().await;
+        assert_eq!((refused.status.as_u16(), &refused.json()["error"]["code"]), (400, &json!("request_exceeds_limit")));
+        assert_eq!((left(&house, "tokens_per_minute"), engine.ledger().requests().len()), (1000, 0));
+        assert_eq!(status(&house, ask("sk-globex")).await, 200);
+        assert_eq!(engine.ledger().requests()[0].body, body.as_bytes());
+        house.lines(2).await;
+        house.end().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn choices_without_measure_do_not_turn_the_ranks_around() {
+    let low = "  - {slo_class: low, priority: low, objectives: {ttft_seconds: {threshold: 100, attainment: 0.9}}, joint_attainment_target: 0.9, window: 28d}";
+    let yaml = seats(1).and_class(low).top("classify: [{class: low, when: {header: {x-slo-class: low}}}]");
+    let house = House::new(&yaml);
+    let odd = |body: &Value| body["n"].is_number();
+    let engine = ScriptedEngine::new(house.clock, move |request| {
+        if odd(&serde_json::from_slice(&request.body).unwrap()) { Script::json(400, "{}") } else { stream_of(100, 200) }
+    });
+    house.network.engine("e1", &engine);
+    let house = Arc::new(house);
+    let mut absurd = stream_with_usage();
+    absurd["n"] = json!(1_000_000_000_000_u64);
+    absurd["max_tokens"] = json!(1);
+    let in_low = || Ask::post(CHAT, stream_with_usage()).header("x-slo-class", "low");
+    let sitting = spawn(&house, Ask::post(CHAT, stream_with_usage()));
+    house.sleep(ms(10)).await;
+    let lows: Vec<_> = (0..3).map(|_| spawn(&house, in_low())).collect();
+    let refused = spawn(&house, Ask::post(CHAT, absurd));
+    house.sleep(ms(10)).await;
+    let chats: Vec<_> = (0..3).map(|_| spawn(&house, Ask::post(CHAT, stream_with_usage()))).collect();
+    assert_eq!(refused.await.unwrap().status, 400);
+    let last = |answers: Vec<Result<Whole, _>>| answers.into_iter().map(|answer| answer.unwrap().at).max();
+    let (lows, chats) = (last(join_all(lows).await), last(join_all(chats).await));
+    assert!(chats < lows, "the rank above goes first: {chats:?} {lows:?}");
+    sitting.await.unwrap();
+    ended(house).await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn c37_a_stream_that_was_let_in_is_never_cut_for_a_limit() {
     let tokens = |script: Script| (1..=300).fold(script, |script, number| script.at(10 * number).say(t("a")));
     let script = tokens(Script::stream()).say(f("length")).say(u(10, 300)).say(d()).end();
