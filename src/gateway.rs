@@ -249,11 +249,11 @@ impl Gateway {
         let predicted = || self.fleet.predict(&routed.pools[0], size, upload.complete);
         let seat = live.has_seats.then(|| wish.ask(standing, predicted()));
         let mut held = Held::new(allowed, prompt, self.clock);
-        let (first, admitted) = match &seat {
+        let walk = seat.as_ref().map(|ask| Walk { house: self, promise: &promise, pools: &routed.pools, ask, client });
+        let (first, admitted) = match &walk {
             None => (0, allowed_at),
-            Some(ask) => {
-                let walk = Walk { house: self, promise: &promise, pools: &routed.pools, ask, client };
-                let seated = self.seat(&walk, visit).await?;
+            Some(walk) => {
+                let seated = self.seat(walk, visit).await?;
                 held.sits(seated.seat);
                 (seated.first, seated.since.unwrap_or(allowed_at))
             }
@@ -265,7 +265,7 @@ impl Gateway {
             promise: &promise,
             routed: &routed,
             first,
-            seat: seat.as_ref(),
+            walk: walk.as_ref(),
             facts: &upload.facts,
             endpoint,
             target: &target,
@@ -298,7 +298,7 @@ impl Gateway {
             class: promise.shown.clone(),
             routed,
             prompt: upload.facts.prompt,
-            queued: admitted.since(upload.complete),
+            queued: visit.admitted_at().unwrap_or(admitted).since(upload.complete),
             id: id.clone(),
         };
         Ok(Served::Answer(Box::new(Opened::new(self.clone(), asked, held, spoken))))

@@ -96,11 +96,17 @@ pub fn open(call: Call) -> Opening {
 }
 
 impl Opening {
+    /// Whether the connection stands: the request goes out.
+    #[must_use]
+    pub fn is_connected(&self) -> bool {
+        matches!(self.way, Way::Sending(_))
+    }
+
     /// What a time limit that passes now says about the connection: it could not be made, where
     /// the engine does not have the request yet.
     #[must_use]
     pub fn unconnected(&self) -> Option<OpenFailed> {
-        matches!(self.way, Way::Connecting(..)).then(|| self.failed(WhyNot::NoConnection))
+        (!self.is_connected()).then(|| self.failed(WhyNot::NoConnection))
     }
 
     fn failed(&self, why: WhyNot) -> OpenFailed {

@@ -9,8 +9,9 @@
 //! goes on to a further pool, forward only, while it waits (or at once) if the wait to be
 //! expected is more than what is left of its time, and the further pool has a free seat, or a
 //! wait that still makes it; where it could never begin (no engine, no place in the queue), any
-//! queue that it need not leave unserved. As every request begins with the first pool again, traffic is back
-//! there as soon as its queue is short enough.
+//! queue that it need not leave unserved. One that was called, and found that no engine of its pool
+//! can be connected to, goes on in the same way: no engine has had it yet. As every request begins
+//! with the first pool again, traffic is back there as soon as its queue is short enough.
 //!
 //! A pool of which no engine is available keeps one seat: for the request that finds out
 //! whether that is still so. The others wait for its result.
@@ -49,7 +50,7 @@ pub struct Held {
     reservation: Option<Reservation>,
     seat: Option<Seat>,
     prompt: Tokens,
-    /// An engine has been asked: a client that leaves from now on has used the prompt.
+    /// An engine has been sent it: a client that leaves from now on has used the prompt.
     dispatched: bool,
 }
 
@@ -65,7 +66,7 @@ impl Held {
         self.seat = seat;
     }
 
-    /// An engine is asked.
+    /// It goes out on a connection to an engine.
     pub fn dispatched(&mut self) {
         self.dispatched = true;
     }
@@ -290,18 +291,30 @@ impl House {
     /// # Errors
     /// The queue has no place, or none for so long; the gateway drains.
     pub(super) async fn seat(&self, walk: &Walk<'_>, visit: &mut Visit) -> Result<Seated, Refusal> {
-        let begins = walk.begins();
-        let mut place = Place::Queue(begins);
+        self.seat_from(walk, Place::Queue(walk.begins()), visit).await
+    }
+
+    /// Waits for a seat in a pool behind `from`, which has been given up. None where none of them
+    /// has a place for it.
+    pub(super) async fn seat_behind(
+        &self,
+        walk: &Walk<'_>,
+        from: usize,
+        visit: &mut Visit,
+    ) -> Option<Result<Seated, Refusal>> {
+        let place = walk.onward(from, None)?;
+        Some(self.seat_from(walk, place, visit).await)
+    }
+
+    async fn seat_from(&self, walk: &Walk<'_>, mut place: Place, visit: &mut Visit) -> Result<Seated, Refusal> {
+        let begins = place.pool();
         loop {
-            let at = match place {
-                Place::Free(at, seat) => {
-                    visit.spills(&walk.pools[at]);
-                    return Ok(Seated { seat, first: at, since: Some(walk.now()) });
-                }
-                Place::Queue(at) => at,
-            };
+            let at = place.pool();
             if at != begins {
                 visit.spills(&walk.pools[at]);
+            }
+            if let Place::Free(at, seat) = place {
+                return Ok(Seated { seat, first: at, since: Some(walk.now()) });
             }
             let went_on = (at != begins).then(|| walk.now());
             let Some(desk) = &walk.pool(at).desk else {
@@ -377,6 +390,14 @@ enum Place {
     Free(usize, Option<Seat>),
     /// A pool whose queue is short enough.
     Queue(usize),
+}
+
+impl Place {
+    const fn pool(&self) -> usize {
+        match self {
+            Place::Free(at, _) | Place::Queue(at) => *at,
+        }
+    }
 }
 
 /// Why a request no longer waits where it did.

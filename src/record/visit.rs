@@ -147,6 +147,12 @@ impl Visit {
         self.draft_mut().admitted = Some(at);
     }
 
+    /// When it left the queue last.
+    #[must_use]
+    pub fn admitted_at(&self) -> Option<Tick> {
+        self.draft().admitted
+    }
+
     /// It no longer waits: it was called to its seat.
     pub fn called(&mut self) {
         self.open.standing.lock().waits = false;

@@ -661,6 +661,112 @@ async fn a_retry_in_another_pool_takes_a_free_seat_there_or_is_not_made() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn who_could_be_connected_to_no_engine_waits_in_the_next_pool() {
+    // Outside the budget, of which there is none: no engine has had it yet.
+    let yaml = seats(1).with("retries: {share: 0, floor_per_10s: 0}").pool("b", &["e2"]);
+    let yaml = yaml.with("max_concurrency_per_engine: 1").with("retries: {share: 0, floor_per_10s: 0}");
+    let house = House::new(&yaml);
+    let b = house.engine("e2", vec![stream_of(100, 2000)]);
+    let house = Arc::new(house);
+    let all: Vec<_> = (0..3).map(|_| spawn(&house, Ask::post(CHAT, stream_with_usage()))).collect();
+    house.sleep(ms(10)).await;
+    let of = |pool: &str| house.gateway.desks.desk(&pool.into()).expect("a desk").numbers();
+    assert_eq!((of("a").taken, of("b").taken, of("b").waiting), (0, 1, 2), "nobody holds a seat of a meanwhile");
+    for answer in join_all(all).await {
+        let answer = answer.unwrap();
+        assert_eq!((answer.status.as_u16(), answer.header("x-goodput-pool")), (200, Some("b")));
+    }
+    assert_eq!(b.ledger().requests().len(), 3);
+    let lines = house.lines(3).await;
+    assert!(lines.iter().all(|line| line.verdict() == "met" && line.number("attempts") == Some(2.0)));
+    assert_eq!(lines[2].number("queue_ms"), Some(4000.0), "waiting there is queue time");
+    let page = house.page();
+    assert_eq!(page.sum("goodput_retries_total", &[("reason", "connect_failed")]), 3.0);
+    assert_eq!(page.sum("goodput_spilled_total", &[]), 0.0, "no queue was too long");
+    ended(house).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_queue_whose_only_engine_dies_waits_on_in_the_next_pool() {
+    let yaml = seats(1).with("breaker: off").pool("b", &["e2"]).with("max_concurrency_per_engine: 1");
+    let house = House::new(&yaml);
+    let _a = house.engine("e1", vec![Script::stream().at(100).say(t("a")).at(1000).reset()]);
+    let b = house.engine("e2", vec![stream_of(100, 500)]);
+    let house = Arc::new(house);
+    let in_a = spawn(&house, Ask::post(CHAT, stream_with_usage()));
+    house.sleep(ms(10)).await;
+    let in_b = house.gateway.desks.desk(&"b".into()).expect("a desk").take_free_seat(&patient());
+    let waiting: Vec<_> = (0..8).map(|_| spawn(&house, Ask::post(CHAT, stream_with_usage()))).collect();
+    house.sleep(ms(500)).await;
+    assert_eq!(house.crowd(), (2, 8));
+    house.network.refuse("e1");
+    house.sleep(ms(1000)).await;
+    assert_eq!(house.gateway.desks.desk(&"b".into()).expect("a desk").numbers().waiting, 8);
+    drop((in_a.await, in_b));
+    for answer in join_all(waiting).await {
+        let answer = answer.unwrap();
+        assert_eq!((answer.status.as_u16(), answer.header("x-goodput-pool")), (200, Some("b")));
+    }
+    assert_eq!(b.ledger().requests().len(), 8);
+    house.lines(9).await;
+    ended(house).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_finds_no_place_behind_a_pool_that_is_gone_is_told_that_and_who_waited_what_it_waited_for() {
+    for (queue, told, verdict) in [
+        ("queue: {max_waiting: 0}", (502, "connect_failed", 0), "missed(upstream_unavailable)"),
+        ("queue: {max_waiting: 9}", (503, "queue_timeout", 1500), "missed(shed)"),
+    ] {
+        let yaml = seats(1).class("queue: {max_wait: 1500ms}").pool("b", &["e2"]);
+        let house = House::new(&yaml.with("max_concurrency_per_engine: 1").with(queue));
+        let _b = house.engine("e2", vec![stream_of(100, 60_000)]);
+        let in_b = house.gateway.desks.desk(&"b".into()).expect("a desk").take_free_seat(&patient());
+        let refused = house.chat(stream_with_usage()).await.whole().await;
+        let reason = refused.header("x-goodput-reason").expect("a refusal of ours");
+        assert_eq!((refused.status.as_u16(), reason, millis(refused.at)), told);
+        assert_eq!(house.line().await.verdict(), verdict);
+        drop(in_b);
+        house.end().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_leaves_while_it_waits_behind_a_pool_that_is_gone_pays_nothing() {
+    let yaml = limited("tokens_per_minute: 600").with("max_concurrency_per_engine: 1");
+    let house = House::new(&yaml.pool("b", &["e2"]).with("max_concurrency_per_engine: 1"));
+    let b = house.engine("e2", vec![stream_of(100, 60_000)]);
+    let in_b = house.gateway.desks.desk(&"b".into()).expect("a desk").take_free_seat(&patient());
+    let mut waiting = Box::pin(house.send(by("sk-acme", capped(500, true))));
+    tokio::select! {
+        _ = &mut waiting => panic!("no seat is free"),
+        () = house.sleep(ms(100)) => {}
+    }
+    assert_eq!(house.crowd(), (1, 1));
+    drop(waiting);
+    assert_eq!((house.crowd(), left(&house, "tokens_per_minute")), ((1, 0), 600), "no engine was sent it");
+    assert_eq!(house.line().await.verdict(), "excluded(client_cancel)");
+    assert_eq!(b.ledger().requests().len(), 0);
+    drop(in_b);
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_leaves_while_a_connection_is_made_pays_nothing() {
+    let house = House::new(&limited("tokens_per_minute: 600"));
+    house.network.silence("e1");
+    let mut asked = Box::pin(house.send(by("sk-acme", capped(500, true))));
+    tokio::select! {
+        _ = &mut asked => panic!("nobody answers"),
+        () = house.sleep(ms(100)) => {}
+    }
+    drop(asked);
+    assert_eq!(left(&house, "tokens_per_minute"), 600);
+    house.lines(1).await;
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn who_would_be_late_goes_on_to_a_free_seat_of_the_next_pool_and_traffic_comes_back() {
     let yaml = two_pools().promise(&[("ttft_seconds", 1.0)]);
     let house = House::new(&yaml);
