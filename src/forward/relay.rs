@@ -18,6 +18,7 @@ use bytes::Bytes;
 use http_body::{Body, SizeHint};
 use tokio::time::{Instant, Sleep};
 
+use super::ahead::KEEPALIVE;
 use super::deadlines::{Deadlines, Due};
 use super::headers;
 use super::limit_refusal;
@@ -33,8 +34,6 @@ use crate::units::{ClientSide, Dialect, RequestId, Severed, Tick};
 
 /// A preamble (role events, comments) longer than this is let go without a token.
 const HELD_PREAMBLE: usize = 64 * 1024;
-
-const KEEPALIVE: Bytes = Bytes::from_static(b": keepalive\n\n");
 
 /// How a relay ended.
 pub struct Ended {
@@ -151,14 +150,24 @@ impl Relay {
     }
 
     /// A relay behind a head of our own: the engine has not sent its head yet. Begins with a
-    /// comment, since bytes are what the head went out for.
+    /// comment, since bytes are what the head went out for; unless it is known when the next one
+    /// is due, since the head went ahead.
     #[must_use]
     pub fn waiting(parts: Parts, observer: Observer, opening: Opening) -> Box<Self> {
         let mut relay = Self::of(parts, observer, Engine::Opening(opening));
         relay.parts.deadlines.hold = None;
-        relay.offer(KEEPALIVE);
-        relay.comment_later();
+        if relay.parts.deadlines.keepalive.is_none() {
+            relay.offer(KEEPALIVE);
+            relay.comment_later();
+        }
         relay
+    }
+
+    /// Comments go on from here.
+    pub(super) fn comments_from(&mut self, next: Tick) {
+        if let Some(due) = self.parts.deadlines.keepalive.as_mut() {
+            *due = next;
+        }
     }
 
     /// In a box from the start: it is large, and passes through many hands.

@@ -19,6 +19,7 @@
 use std::borrow::Cow;
 use std::time::Duration;
 
+use super::early::EarlyHead;
 use super::house::House;
 use super::promise::{BoundPool, Live, Promise};
 use crate::admit::Reservation;
@@ -203,7 +204,8 @@ impl Wish<'_> {
         self.prompt + self.output().times(choices)
     }
 
-    fn streams(&self) -> bool {
+    /// Whether it gets a stream of tokens.
+    pub fn streams(&self) -> bool {
         self.facts.streams() && self.endpoint.dialect().generates()
     }
 
@@ -328,7 +330,7 @@ impl House {
                 Offered::Away(away) => walk.onward(at, None).map_or(Ended::Away(away), Ended::Onward),
                 Offered::Waits(turn) => {
                     visit.waits(&walk.pools[at]);
-                    match walk.wait(at, turn).await {
+                    match walk.wait(at, turn, visit).await {
                         // Called into a pool that has gone meanwhile: further ones may be there.
                         Ok(seat) if walk.available(at) == 0 => match walk.onward(at, None) {
                             Some(place) => {
@@ -382,6 +384,8 @@ pub struct Walk<'a> {
     pub ask: &'a Ask,
     /// The client's side.
     pub client: &'a ClientSide,
+    /// The head that its client gets while it waits here, where it gets one.
+    pub early: Option<EarlyHead<'a>>,
 }
 
 /// Where a request goes on to.
@@ -425,19 +429,28 @@ impl Walk<'_> {
         (0..self.pools.len()).find(|at| self.available(*at) > 0).unwrap_or(0)
     }
 
+    /// Whether its client has a head already.
+    pub fn has_head(&self) -> bool {
+        self.early.as_ref().is_some_and(|early| early.outlet.is_out())
+    }
+
     /// Waits in the queue of one pool, and looks whether it should go on to a further one.
-    async fn wait(&self, at: usize, mut turn: Turn) -> Result<Seat, Ended> {
+    async fn wait(&self, at: usize, mut turn: Turn, visit: &mut Visit) -> Result<Seat, Ended> {
         let since = self.now();
         loop {
             let look = (at + 1 < self.pools.len()).then(|| self.now());
             if let Some(place) = look.and_then(|now| self.should_go_on(at, &turn, since, now)) {
                 return Err(Ended::Onward(place));
             }
+            let head = self.early.as_ref().and_then(|early| Some((early, early.due()?)));
             tokio::select! {
                 biased;
                 // First: the limit also cuts those that sit, and nobody may begin in their seats.
                 () = self.client.drain_over() => return Err(Ended::Drained),
                 called = turn.come() => return called.map_err(Ended::Away),
+                () = self.house.clock.sleep_until(head.map(|(_, due)| due)) => {
+                    head.into_iter().for_each(|(early, _)| early.go(visit));
+                }
                 () = self.house.clock.sleep_until(look.map(|now| now + LOOK)) => {}
             }
         }

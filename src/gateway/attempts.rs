@@ -6,12 +6,13 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
+use http::HeaderMap;
+use http::header::{AUTHORIZATION, HeaderValue, RETRY_AFTER};
 use http::uri::PathAndQuery;
-use http::{HeaderMap, Response};
 
 use super::admission::{Held, Walk};
 use super::promise::{BoundPool, Promise};
+use super::reply;
 use crate::admit::levels::{Kind, Kinds};
 use crate::clock::Clock;
 use crate::forward::headers::{self, EngineHeaders, Sent};
@@ -212,7 +213,8 @@ pub async fn first_willing_engine(
             if let Some(why) = spilled.take() {
                 visit.retries(why);
             }
-            let mut fresh = false;
+            // Behind a head of ours nothing can be asked again, nor can a line that has gone stale.
+            let mut fresh = ask.has_head();
             loop {
                 let may_inject = may_inject && !attempts.without_injection();
                 let attempt = Attempt {
@@ -394,6 +396,11 @@ impl Ask<'_> {
         self.endpoint.dialect()
     }
 
+    /// The client has its head already: it waited for longer than heads are held.
+    fn has_head(&self) -> bool {
+        self.walk.is_some_and(Walk::has_head)
+    }
+
     /// What it asks of an engine of this pool.
     fn want(&self, pool: &Pool, at: Tick) -> Want {
         let Objectives { ttft, tpot, e2e, .. } = &*self.promise.objectives;
@@ -467,15 +474,15 @@ impl Attempt<'_> {
         let asked = Asked { dispatched, injection: self.injection(&edits), degraded: degraded(&edits) };
         let injection = asked.injection;
         let opening = open(self.call(&edits));
+        if self.ask.has_head() {
+            let every = self.ask.promise.class.timeouts.keepalive;
+            let deadlines = Deadlines { keepalive: every.map(|every| dispatched + every), ..deadlines };
+            return self.behind_our_head(opening, &edits, deadlines, work.take(), held, asked);
+        }
         match self.await_head(opening, work, held, deadlines, dispatched).await {
             Head::Failed(failed) => Tried::Failed(happened(&failed), Err(failed.refusal())),
             Head::Ended(refusal) => Tried::Ended(refusal),
-            Head::Ours(opening) => {
-                let parts = self.parts(Reader::Events, &edits, deadlines);
-                let relay = Relay::waiting(parts, self.observer(Reader::Events, 200), opening);
-                let spoke = self.spoke(our_head(), relay, asked);
-                Tried::Speaks(Box::new(Spoke { work: work.take(), ..spoke }))
-            }
+            Head::Ours(opening) => self.behind_our_head(opening, &edits, deadlines, work.take(), held, asked),
             Head::Came(response) => {
                 let (head, body) = response.into_parts();
                 let reader = self.reader(&head);
@@ -502,6 +509,23 @@ impl Attempt<'_> {
                 }
             }
         }
+    }
+
+    /// The engine is waited for behind a head of ours: from now on it has the request.
+    fn behind_our_head(
+        &self,
+        opening: Opening,
+        edits: &Edits,
+        deadlines: Deadlines,
+        work: Option<Work>,
+        held: &mut Held,
+        asked: Asked,
+    ) -> Tried {
+        held.dispatched();
+        let parts = self.parts(Reader::Events, edits, deadlines);
+        let relay = Relay::waiting(parts, self.observer(Reader::Events, 200), opening);
+        let spoke = self.spoke(reply::our_head(), relay, asked);
+        Tried::Speaks(Box::new(Spoke { work, ..spoke }))
     }
 
     /// When the engine should have read the prompt of a request whose first token nobody sees,
@@ -694,11 +718,4 @@ fn happened(failed: &OpenFailed) -> Happened {
         WhyNot::Stale => Happened::StaleLine,
         WhyNot::Reset | WhyNot::Garbage => Happened::Broken,
     }
-}
-
-/// The head that goes out where the engine sent none in time.
-fn our_head() -> http::response::Parts {
-    let mut response = Response::new(());
-    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
-    response.into_parts().0
 }

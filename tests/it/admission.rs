@@ -64,7 +64,7 @@ fn left(house: &House, limit: &str) -> u64 {
 }
 
 /// What a patient request asks of a queue.
-fn patient() -> QueueAsk {
+pub fn patient() -> QueueAsk {
     QueueAsk {
         tenant: TenantId::anonymous(),
         rank: Priority::Normal,
