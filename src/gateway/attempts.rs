@@ -216,7 +216,9 @@ pub async fn first_willing_engine(
             // Behind a head of ours nothing can be asked again, nor can a line that has gone stale.
             let mut fresh = ask.has_head();
             loop {
-                let may_inject = may_inject && !attempts.without_injection();
+                // A refusal of what was injected could not be undone behind a head of ours.
+                let is_safe = injection_proven || !ask.has_head();
+                let may_inject = may_inject && is_safe && !attempts.without_injection();
                 let attempt = Attempt {
                     ask,
                     yard,

@@ -293,6 +293,51 @@ async fn a_line_that_has_gone_stale_is_not_what_such_a_request_fails_by() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn nothing_is_injected_behind_such_a_head_that_the_engine_has_not_shown_to_take() {
+    let house = House::new(&kept());
+    let engine = house.engine("e1", vec![stream_of(10, 20)]);
+    let house = Arc::new(house);
+    for _ in 0..2 {
+        let seat = take_the_seat(&house, "a");
+        let waiting = spawn(&house, Ask::post(CHAT, stream()));
+        house.sleep(ms(500)).await;
+        drop(seat);
+        assert_eq!(waiting.await.unwrap().at.as_nanos() % 1_000_000_000, at(200).as_nanos());
+        // One that did not wait: now the engine has shown it.
+        house.chat(stream()).await.whole().await;
+        house.sleep(ms(1000) - ms(house.clock.now().as_nanos() / 1_000_000 % 1000)).await;
+    }
+    let injected = engine.ledger().requests().into_iter().map(|request| {
+        let body: Value = serde_json::from_slice(&request.body).unwrap();
+        body["stream_options"].is_object()
+    });
+    assert_eq!(injected.collect::<Vec<_>>(), [false, true, true, true]);
+    house.lines(4).await;
+    ended(house).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_leaves_at_any_moment_leaves_nothing_behind() {
+    // It is called at 700 and hears its first token at 800, its last at 1000.
+    for moment in (10..1100).step_by(30) {
+        let (house, seat) = full(&kept(), stream_of(100, 300));
+        let house = Arc::new(house);
+        let waiting = {
+            let house = Arc::clone(&house);
+            tokio::spawn(async move {
+                tokio::time::timeout(ms(moment), async { house.send(ask()).await.whole().await }).await.is_ok()
+            })
+        };
+        house.sleep(ms(700)).await;
+        drop(seat);
+        let stayed = waiting.await.unwrap();
+        let verdict = if stayed { "met" } else { "excluded(client_cancel)" };
+        assert_eq!((house.line().await.verdict(), house.crowd()), (verdict.into(), (0, 0)), "left at {moment}");
+        ended(house).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn behind_its_head_a_request_still_goes_on_to_the_next_pool() {
     let yaml = kept().promise(&[("ttft_seconds", 1.0)]).pool("b", &["e2"]);
     let house = House::new(&yaml.with("max_concurrency_per_engine: 1"));
