@@ -56,7 +56,8 @@
 //! 4. `classify` finds the class; `route` names the pools, in order.
 //! 5. `admit` sets aside what the tenant's limits allow, all of them together, and then waits
 //!    for a seat in front of a pool where the settings limit what runs there. What it holds is
-//!    settled with the answer's end.
+//!    settled with the answer's end. A stream that waits long may get its head meanwhile; the rest of
+//!    the story is then told behind it.
 //! 6. `route` picks an engine, `rewrite` splices what must change, `forward` makes one attempt
 //!    and holds the answer's head until the first token. If the attempt fails before that, the
 //!    pure rules of [`route::retry`] say what comes next.

@@ -382,6 +382,23 @@ mod http2 {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn a_stream_whose_client_never_opens_a_window_is_limited_and_reset_too() {
+        let house = House::new();
+        let (client, _task) = house.connect(Act::Endless(100), 65_536);
+        let (sender, connection) = client::Builder::new().initial_window_size(0).handshake(client).await.unwrap();
+        let _driver = tokio::spawn(async move {
+            let _ = connection.await;
+        });
+        let mut sender = sender.ready().await.unwrap();
+        let mut stuck = ask(&mut sender).await;
+        house.wait(101).await;
+        assert!(house.side().is_limited(house.clock.now()));
+        house.wait(30_000).await;
+        assert_eq!(house.side().severed(), Some(Severed::WriteStall));
+        assert!(end_of(&mut stuck).await.is_some(), "reset");
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn a_stream_whose_engine_is_silent_is_not_limited() {
         let house = House::new();
         let (mut sender, _driver, _task) = connect(&house, Act::UntilDrained).await;

@@ -164,6 +164,9 @@ impl Open {
             return;
         }
         let (fleet, pool) = (&self.gateway.fleet, &self.place.pool);
+        if refusal == Some(&Refusal::EngineCoded) {
+            fleet.answers_coded(pool, &self.place.engine);
+        }
         match fault_of(timeline, refusal) {
             Some(happened) => {
                 let _ = fleet.failed(pool, &mut self.attempts, happened, timeline.end);
@@ -213,8 +216,12 @@ fn fault_of(timeline: &Timeline, refusal: Option<&Refusal>) -> Option<Happened> 
     if let Some(error) = timeline.error {
         return Some(Happened::answer(error.code, None, Injection::None));
     }
-    if let Some(Refusal::EngineAnswered { status }) = refusal {
-        return Some(Happened::answer(*status, None, Injection::None));
+    match refusal {
+        Some(Refusal::EngineAnswered { status }) => return Some(Happened::answer(*status, None, Injection::None)),
+        Some(Refusal::ConnectFailed { .. }) => return Some(Happened::ConnectFailed),
+        // It works, and cannot be read: no fault for a breaker, as on the way with the engine's own head.
+        Some(Refusal::EngineCoded) => return None,
+        _ => {}
     }
     if timeline.finish.is_some() {
         return None;

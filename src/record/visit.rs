@@ -12,9 +12,9 @@ use crate::admit::levels::{Kind, Kinds};
 use crate::judge::{
     Case, Excluded, Missed, Objectives, Outcome, Progress, Pulse, Verdict, judge, judge_left, judge_refused, of_code,
 };
-use crate::observe::{Ending, Timeline};
+use crate::observe::{Ending, Expect, Observer, Reader, Timeline, Watch};
 use crate::refuse::Refusal;
-use crate::units::{ClassId, EngineId, LengthBucket, PoolId, RequestId, TenantId, Tick, Tokens};
+use crate::units::{ClassId, ClientSide, EngineId, LengthBucket, PoolId, RequestId, Severed, TenantId, Tick, Tokens};
 
 use super::finished::{Finished, Retries, Retry};
 use super::open::Open;
@@ -68,6 +68,8 @@ struct Draft {
     admitted: Option<Tick>,
     spilled: bool,
     degraded: Kinds,
+    /// A head of the gateway's own went ahead: the client's side behind it.
+    ahead: Option<ClientSide>,
 }
 
 impl Visit {
@@ -86,6 +88,7 @@ impl Visit {
             admitted: None,
             spilled: false,
             degraded: Kinds::default(),
+            ahead: None,
         };
         Visit { recorder, open, draft: Some(Box::new(draft)) }
     }
@@ -147,6 +150,12 @@ impl Visit {
         self.draft_mut().admitted = Some(at);
     }
 
+    /// When it left the queue last.
+    #[must_use]
+    pub fn admitted_at(&self) -> Option<Tick> {
+        self.draft().admitted
+    }
+
     /// It no longer waits: it was called to its seat.
     pub fn called(&mut self) {
         self.open.standing.lock().waits = false;
@@ -158,6 +167,11 @@ impl Visit {
         let mut standing = self.open.standing.lock();
         standing.pool = Some(pool.clone());
         standing.waits = false;
+    }
+
+    /// A head of the gateway's own went out while it waits: its client has a 200.
+    pub fn head_went_ahead(&mut self, client: &ClientSide) {
+        self.draft_mut().ahead = Some(client.clone());
     }
 
     /// An overload level does this to it.
@@ -241,7 +255,8 @@ impl Visit {
         if let Some(draft) = self.draft.take() {
             let at = self.recorder.now();
             let verdict = draft.refused(refusal.outcome(), at);
-            self.close(*draft, verdict, refusal.status().as_u16(), at, None, Some(refusal));
+            let status = if draft.ahead.is_some() { 200 } else { refusal.status().as_u16() };
+            self.close(*draft, verdict, status, at, None, Some(refusal));
         }
     }
 
@@ -257,10 +272,18 @@ impl Visit {
     /// Dropped: the client left, or the gateway panicked.
     fn abandoned(&self, draft: Draft, panicking: bool) {
         let at = self.recorder.now();
+        let ahead = draft.ahead.is_some();
+        let severed = draft.ahead.as_ref().and_then(ClientSide::severed);
         let (verdict, status) = if panicking {
-            (draft.refused(Outcome::Missed(Missed::Internal), at), 500)
+            (draft.refused(Outcome::Missed(Missed::Internal), at), if ahead { 200 } else { 500 })
+        } else if severed == Some(Severed::Drain) {
+            // It never left our queue, and nobody was there to be told.
+            (draft.refused(Refusal::Draining.outcome(), at), 200)
         } else {
-            (draft.left(at), LEFT)
+            match draft.limited(severed, at) {
+                Some(verdict) => (verdict, if severed.is_some() { 200 } else { LEFT }),
+                None => (draft.left(at), LEFT),
+            }
         };
         self.close(draft, verdict, status, at, None, None);
     }
@@ -320,6 +343,17 @@ impl Draft {
             Some(promise) => judge_refused(outcome, &self.progress(promise), &promise.objectives, &promise.case, at),
             None => Verdict::bare(outcome),
         }
+    }
+
+    /// The verdict on a client that did not read what came behind a head that went ahead: as on
+    /// any stream of which no token has come.
+    fn limited(&self, severed: Option<Severed>, at: Tick) -> Option<Verdict> {
+        let (promise, since) = (self.promise.as_ref()?, self.ahead.as_ref()?.limited_since(at)?);
+        let expect = Expect::stream(promise.case.dialect, self.arrival);
+        let mut seen = Observer::new(expect, Reader::Events, 200, Watch::default());
+        seen.limit_gaps(since);
+        let ending = if severed.is_some() { Ending::WriteStalled } else { Ending::Left };
+        Some(judge(&seen.end(ending, at), &promise.objectives, &promise.case))
     }
 
     fn left(&self, at: Tick) -> Verdict {
