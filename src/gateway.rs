@@ -78,6 +78,7 @@ enum Stop {
 }
 
 impl From<Refusal> for Stop {
+    #[cold]
     fn from(refusal: Refusal) -> Self {
         Stop::Refused(refusal)
     }
@@ -143,8 +144,9 @@ impl Gateway {
     {
         let live = self.live.load_full();
         let outlet = live.heads_go_ahead.then(Outlet::default);
-        let serving = Box::pin(self.clone().handled(live, request, outlet.clone()));
-        Handling::new(serving, outlet, self.clock)
+        // The future is large: written into its box it is never moved.
+        let serving = Box::write(Box::new_uninit(), self.clone().handled(live, request, outlet.clone()));
+        Handling::new(Box::into_pin(serving), outlet, self.clock)
     }
 
     async fn handled<B>(self, live: Arc<Live>, request: Request<B>, outlet: Option<Outlet>) -> Response<ReplyBody>
@@ -338,7 +340,8 @@ impl Gateway {
             queued: visit.admitted_at().unwrap_or(admitted).since(upload.complete),
             id: id.clone(),
         };
-        Ok(Served::Answer(Box::new(Opened::new(self.clone(), asked, held, spoken))))
+        let opened = Box::write(Box::new_uninit(), Opened::new(self.clone(), asked, held, spoken));
+        Ok(Served::Answer(opened))
     }
 
     fn endpoint_of(&self, live: &Live, head: &Head) -> Result<Endpoint, Refusal> {
@@ -469,6 +472,7 @@ fn put_hex(room: &mut [u8], mut bits: u128) {
 }
 
 impl From<Unread> for Stop {
+    #[cold]
     fn from(unread: Unread) -> Self {
         match unread {
             Unread::Refused(refusal) => Stop::Refused(refusal),

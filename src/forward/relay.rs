@@ -172,19 +172,23 @@ impl Relay {
 
     /// In a box from the start: it is large, and passes through many hands.
     fn of(parts: Parts, observer: Observer, engine: Engine) -> Box<Self> {
-        Box::new(Relay {
-            parts,
-            observer: Some(observer),
-            engine,
-            ready: VecDeque::new(),
-            ready_bytes: 0,
-            alarm: None,
-            gave: false,
-            keeper: None,
-            tail_is_out: false,
-            broken: false,
-            unwritten: true,
-        })
+        let relay = Box::new_uninit();
+        Box::write(
+            relay,
+            Relay {
+                parts,
+                observer: Some(observer),
+                engine,
+                ready: VecDeque::new(),
+                ready_bytes: 0,
+                alarm: None,
+                gave: false,
+                keeper: None,
+                tail_is_out: false,
+                broken: false,
+                unwritten: true,
+            },
+        )
     }
 
     /// Holds the answer until it speaks: its first token, its finish, 64 KiB of preamble, or

@@ -89,24 +89,12 @@ pub struct Yard<'a> {
 
 /// An answer that has begun to speak, or the last one that an engine gave.
 pub struct Spoken {
-    /// The head for the client.
-    pub head: http::response::Parts,
-    /// The body.
-    pub relay: Box<Relay>,
-    /// Which engine gave it.
-    pub place: Place,
+    /// The answer.
+    pub answer: Box<Spoke>,
     /// The attempts so far.
     pub attempts: Attempts,
-    /// The engine's share of work, given back when this is dropped.
-    pub work: Option<Work>,
-    /// When the engine was asked.
-    pub dispatched: Tick,
-    /// When the answer began to speak.
-    pub spoke: Tick,
-    /// Whether something was injected into its body.
-    pub injection: Injection,
-    /// What overload levels changed in its body.
-    pub degraded: Kinds,
+    /// When it began to speak.
+    pub at: Tick,
     /// The head went out by time: nothing has shown yet that the engine serves the request.
     pub unproven: bool,
     /// It is a failure that the attempts have dealt with: the last answer there was.
@@ -138,14 +126,21 @@ enum Tried {
 }
 
 /// An engine's answer, with nothing forwarded yet.
-struct Spoke {
-    head: http::response::Parts,
-    relay: Box<Relay>,
-    work: Option<Work>,
-    place: Place,
-    dispatched: Tick,
-    injection: Injection,
-    degraded: Kinds,
+pub struct Spoke {
+    /// The head for the client.
+    pub head: http::response::Parts,
+    /// The body.
+    pub relay: Box<Relay>,
+    /// The engine's share of work, given back when this is dropped.
+    pub work: Option<Work>,
+    /// Which engine gave it.
+    pub place: Place,
+    /// When the engine was asked.
+    pub dispatched: Tick,
+    /// Whether something was injected into its body.
+    pub injection: Injection,
+    /// What overload levels changed in its body.
+    pub degraded: Kinds,
 }
 
 /// Asks engines until one speaks or nothing is left (`docs/semantics.md`, section 5).
@@ -157,7 +152,7 @@ pub async fn first_willing_engine(
     yard: &Yard<'_>,
     held: &mut Held,
     visit: &mut Visit,
-) -> Result<Box<Spoken>, Refusal> {
+) -> Result<Spoken, Refusal> {
     let deadlines = ask.deadlines();
     let until = deadlines.first_token.into_iter().chain(deadlines.total).min().unwrap_or(Tick::from_nanos(u64::MAX));
     let pools = &ask.routed.pools;
@@ -238,7 +233,7 @@ pub async fn first_willing_engine(
                             yard.fleet.succeeded(pool, &mut attempts, spoke.injection, now);
                         }
                         attempts.commit();
-                        return Ok(spoke.into_spoken(attempts.take(), now, false));
+                        return Ok(Spoken::of(spoke, attempts.take(), now, false));
                     }
                     Tried::Ended(refusal) => {
                         let _ = yard.fleet.failed(pool, &mut attempts, Happened::TimedOut, now);
@@ -364,28 +359,15 @@ impl Last {
         }
     }
 
-    fn settle(self, attempts: Attempts, at: Tick) -> Result<Box<Spoken>, Refusal> {
-        self.kept.map(|kept| kept.into_spoken(attempts, at, true)).ok_or(self.refusal)
+    fn settle(self, attempts: Attempts, at: Tick) -> Result<Spoken, Refusal> {
+        self.kept.map(|kept| Spoken::of(kept, attempts, at, true)).ok_or(self.refusal)
     }
 }
 
-impl Spoke {
-    fn into_spoken(self, attempts: Attempts, spoke: Tick, has_failed: bool) -> Box<Spoken> {
-        let Spoke { head, relay, work, place, dispatched, injection, degraded } = self;
-        let unproven = !relay.has_spoken();
-        Box::new(Spoken {
-            head,
-            relay,
-            place,
-            attempts,
-            work,
-            dispatched,
-            spoke,
-            injection,
-            degraded,
-            unproven,
-            has_failed,
-        })
+impl Spoken {
+    fn of(answer: Box<Spoke>, attempts: Attempts, at: Tick, has_failed: bool) -> Self {
+        let unproven = !answer.relay.has_spoken();
+        Spoken { answer, attempts, at, unproven, has_failed }
     }
 }
 
@@ -492,7 +474,7 @@ impl Attempt<'_> {
                 let status = head.status;
                 let relay =
                     Relay::new(self.parts(reader, &edits, deadlines), self.observer(reader, status.as_u16()), body);
-                let mut spoke = Box::new(self.spoke(head, relay, asked));
+                let mut spoke = Box::write(Box::new_uninit(), self.spoke(head, relay, asked));
                 if !status.is_success() {
                     spoke.relay.head_came();
                     return Tried::Failed(Happened::answer(status.as_u16(), retry_after, injection), Ok(spoke));

@@ -143,8 +143,8 @@ impl Reading {
             endpoint.takes_forms() && content_type.trim_start().to_ascii_lowercase().starts_with("multipart/form-data");
         let reader = match is_form {
             true => Reader::Form(Box::new(FormScanner::new(content_type).map_err(|_| Refusal::UnreadableForm)?)),
-            false if terms.with_prefix => Reader::Json(Box::new(Scanner::new(endpoint))),
-            false => Reader::Json(Box::new(Scanner::new(endpoint).without_prefix())),
+            false if terms.with_prefix => Reader::Json(Box::write(Box::new_uninit(), Scanner::new(endpoint))),
+            false => Reader::Json(Box::write(Box::new_uninit(), Scanner::new(endpoint).without_prefix())),
         };
         Ok(Reading { reader, decoder, frames: Vec::with_capacity(1), small: Vec::new(), length: 0, max_body })
     }

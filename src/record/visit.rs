@@ -90,7 +90,7 @@ impl Visit {
             degraded: Kinds::default(),
             ahead: None,
         };
-        Visit { recorder, open, draft: Some(Box::new(draft)) }
+        Visit { recorder, open, draft: Some(Box::write(Box::new_uninit(), draft)) }
     }
 
     fn draft(&self) -> &Draft {
@@ -303,33 +303,37 @@ impl Visit {
         let cap_lowered = promise.as_ref().is_some_and(|promise| promise.case.cap_lowered);
         let (length, prompt) = promise.as_ref().map_or_else(Default::default, |p| (p.length, p.prompt));
         let (class, rule) = promise.map(|promise| (promise.class, promise.rule)).unzip();
-        self.recorder.note(Finished {
-            request_id: draft.request_id,
-            tenant: draft.tenant,
-            class,
-            rule,
-            model: draft.model,
-            pool,
-            engine: draft.engine,
-            attempts: draft.attempts,
-            retries: draft.retries,
-            status,
-            length,
-            prompt,
-            arrival: draft.arrival,
-            body_complete: draft.body_complete,
-            admitted: draft.admitted,
-            end,
-            verdict,
-            timeline,
-            gap_edges: draft.gap_edges,
-            refusal: refusal.map(Refusal::code),
-            limited: refusal.and_then(Refusal::limit).map(|standing| standing.limit),
-            over_limit,
-            spilled: draft.spilled,
-            degraded: draft.degraded,
-            cap_lowered,
-        });
+        let finished = Box::new_uninit();
+        self.recorder.note(Box::write(
+            finished,
+            Finished {
+                request_id: draft.request_id,
+                tenant: draft.tenant,
+                class,
+                rule,
+                model: draft.model,
+                pool,
+                engine: draft.engine,
+                attempts: draft.attempts,
+                retries: draft.retries,
+                status,
+                length,
+                prompt,
+                arrival: draft.arrival,
+                body_complete: draft.body_complete,
+                admitted: draft.admitted,
+                end,
+                verdict,
+                timeline,
+                gap_edges: draft.gap_edges,
+                refusal: refusal.map(Refusal::code),
+                limited: refusal.and_then(Refusal::limit).map(|standing| standing.limit),
+                over_limit,
+                spilled: draft.spilled,
+                degraded: draft.degraded,
+                cap_lowered,
+            },
+        ));
     }
 }
 
