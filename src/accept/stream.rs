@@ -51,7 +51,7 @@ impl Strand {
     }
 }
 
-/// Where hyper's call and the spawn of the stream's task, which follow each other in one
+/// Where hyper's call of the service and the spawn of the stream's task, which follow each other in one
 /// poll, hand over the stream's [`Strand`].
 type Handover = Arc<Mutex<Option<(Arc<Strand>, Open)>>>;
 

@@ -342,8 +342,8 @@ impl Relay {
                 return Poll::Ready(Some(Ok(bytes)));
             }
             if self.broken {
-                // hyper writes when a body makes it wait, and drops what is not written when one
-                // fails: without this step a client would see nothing instead of a cut answer.
+                // An HTTP/2 connection writes when a body makes it wait, and drops what is not written
+                // when one fails: without this step a client would see nothing instead of a cut answer.
                 if std::mem::take(&mut self.unwritten) {
                     cx.waker().wake_by_ref();
                     return Poll::Pending;

@@ -17,8 +17,10 @@ use crate::clock::Clock;
 
 type Reply = UnsyncBoxBody<Bytes, std::io::Error>;
 
-/// What the service saw: method, target and body of each request, or why there was none.
-type Seen = Arc<Mutex<Vec<(String, Result<Vec<u8>, BodyCut>)>>>;
+/// What the service saw of a request: method and target, and its body or why there was none.
+type Sight = (String, Result<Vec<u8>, BodyCut>);
+
+type Seen = Arc<Mutex<Vec<Sight>>>;
 
 struct House {
     door: Door,
@@ -98,7 +100,7 @@ impl House {
         quiet(&mut client).await
     }
 
-    fn seen(&self) -> Vec<(String, Result<Vec<u8>, BodyCut>)> {
+    fn seen(&self) -> Vec<Sight> {
         self.seen.lock().clone()
     }
 }
@@ -273,7 +275,7 @@ async fn a_drain_ends_an_idle_connection_also_within_a_head() {
 }
 
 /// A request of the kinds that clients send, and what the service must see of it.
-fn request() -> impl Strategy<Value = (Vec<u8>, (String, Result<Vec<u8>, BodyCut>))> {
+fn request() -> impl Strategy<Value = (Vec<u8>, Sight)> {
     let body = prop::collection::vec(any::<u8>(), 0..60);
     (body, prop::sample::select(vec!["length", "chunks", "none"]), 1usize..20, "[a-z]{1,8}").prop_map(
         |(body, framing, size, path)| {
