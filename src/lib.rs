@@ -14,6 +14,7 @@
 //! | 0 words | [`units`] | The words of the domain, with their units. | [`units::Tick`], [`units::Tokens`], [`units::Endpoint`] |
 //! | | [`clock`] | The only reader of time. | [`clock::Clock`] |
 //! | | [`json`] | One push tokenizer for requests, answers and events. | [`json::Tokenizer`] |
+//! | | `locks` | `parking_lot`'s locks; in unit tests also ones whose order of steps is tried. | |
 //! | 1 pure | [`identify`] | Who asks: API key to tenant. | [`identify::Keyring`] |
 //! | | [`inspect`] | One reading of a request body. | [`inspect::Scanner`], [`inspect::Facts`] |
 //! | | [`classify`] | Which promise applies. | [`classify::Rules`] |
@@ -132,6 +133,7 @@ pub mod inspect;
 pub mod json;
 pub mod judge;
 pub mod lab;
+mod locks;
 pub mod observe;
 pub mod record;
 pub mod refuse;

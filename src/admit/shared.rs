@@ -39,7 +39,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use ahash::RandomState;
 use dashmap::DashMap;
-use parking_lot::Mutex;
+
 use tokio::sync::{mpsc, oneshot};
 
 pub use keeper::Keeper;
@@ -49,6 +49,7 @@ pub use reservation::Reservation;
 use super::limit::settings::{Allowance, Limits, Rate};
 use super::limit::{Exhausted, Ledger, Output, Wanted};
 use crate::clock::Clock;
+use crate::locks::Mutex;
 use crate::units::{TenantId, Tick};
 use account::{Account, Drawn, Want};
 use numbers::Counters;

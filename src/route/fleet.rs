@@ -25,7 +25,6 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use http::HeaderValue;
-use parking_lot::{Mutex, RwLock};
 
 use super::engine::{Engine, Report};
 use super::health::{Change, Checked};
@@ -35,6 +34,7 @@ use super::seats::{Evidence, Promised};
 use super::settings::{EngineAddress, Pool};
 use super::view::PoolView;
 use super::yard::{Shared, Yard};
+use crate::locks::{Mutex, RwLock};
 use crate::units::{Endpoint, EngineId, PoolId, Tick, Tokens};
 
 /// All pools.
@@ -442,5 +442,7 @@ impl Drop for Work {
     }
 }
 
+#[cfg(test)]
+mod orders;
 #[cfg(test)]
 mod tests;

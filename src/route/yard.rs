@@ -8,8 +8,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-use parking_lot::{Mutex, RwLock};
-
 use super::Budget;
 use super::affinity;
 use super::engine::{Engine, Report};
@@ -21,6 +19,7 @@ use super::seats::{Evidence, Promised};
 use super::settings::{Balance, Concurrency, EngineAddress, Engines, Pool};
 use super::tournament::{Key, Rank, Tournament};
 use super::view::{EngineState, EngineView, PoolView};
+use crate::locks::{Mutex, RwLock};
 use crate::units::{Endpoint, EngineId, PoolId, Tick};
 
 /// One pool: its engines, and the lock around them.
