@@ -174,6 +174,8 @@ impl Level {
 /// What is in force for requests of a class.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct InForce {
+    /// So many levels.
+    pub level: usize,
     /// They wait behind everybody else.
     pub defer: bool,
     /// Requests of lower ranks are refused on its pools.
@@ -186,12 +188,24 @@ pub struct InForce {
     pub spill: bool,
 }
 
+/// What was done to one request, and what was in force for its class meanwhile.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Degraded {
+    /// What was done.
+    pub kinds: Kinds,
+    /// Levels of its class that were in force.
+    pub level: usize,
+    /// The cap that they set.
+    pub cap: Option<Tokens>,
+}
+
 impl InForce {
     /// The first `level` of these levels together.
     #[must_use]
     pub fn at(levels: &[Level], level: usize) -> Self {
-        let mut all = InForce::default();
-        for level in &levels[..level.min(levels.len())] {
+        let level = level.min(levels.len());
+        let mut all = InForce { level, ..InForce::default() };
+        for level in &levels[..level] {
             match level.action {
                 Action::Defer => all.defer = true,
                 Action::ShedLower => all.shed_lower = true,

@@ -109,6 +109,13 @@ impl Relief {
         self.in_force.reasoning_off
     }
 
+    /// Tells the visit what is in force, for its access line.
+    pub fn is_told(&self, visit: &mut Visit) {
+        if self.in_force.level > 0 {
+            visit.at_level(self.in_force.level, self.in_force.cap);
+        }
+    }
+
     /// Whether it waits behind everybody else. To be asked once.
     #[must_use]
     pub fn defers(&self, visit: &mut Visit) -> bool {

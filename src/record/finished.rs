@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::admit::levels::Kinds;
+use crate::admit::levels::Degraded;
 use crate::admit::limit::Limit;
 use crate::judge::{Outcome, Verdict};
 use crate::observe::{Ending, Timeline};
@@ -95,7 +95,7 @@ pub struct Finished {
     /// It went to a further pool of its route because of the queue before.
     pub spilled: bool,
     /// What overload levels did to it.
-    pub degraded: Kinds,
+    pub degraded: Degraded,
     /// Its output cap was lowered by one of them.
     pub cap_lowered: bool,
 }

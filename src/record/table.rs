@@ -241,7 +241,7 @@ impl ClassSeries {
             model.lengths[finished.length as usize].note(outcome);
         }
         pool.note(finished);
-        for kind in finished.degraded.iter() {
+        for kind in finished.degraded.kinds.iter() {
             self.degraded[kind as usize].inc();
         }
         if outcome.is_judged() {

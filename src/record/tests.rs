@@ -5,7 +5,7 @@ use serde_json::Value;
 use tokio::io::AsyncReadExt;
 
 use super::*;
-use crate::admit::levels::{Kind, Kinds};
+use crate::admit::levels::{Degraded, Kind};
 use crate::admit::limit::Limit;
 use crate::judge::{Case, Excluded, Held, Missed, Objective, Objectives, Outcome, Verdict};
 use crate::observe::{Choice, Ending, Gaps, Reader, Timeline, TokenSource, Usage};
@@ -121,7 +121,7 @@ fn finished(verdict: Verdict) -> Finished {
         limited: None,
         over_limit: false,
         spilled: false,
-        degraded: Kinds::default(),
+        degraded: Degraded::default(),
         cap_lowered: false,
     }
 }
@@ -595,6 +595,12 @@ async fn an_access_line_has_its_fields_in_their_order_and_no_content() {
     let verdict = crate::judge::judge(&answer(), &chat(), &Case::of(Dialect::Chat));
     recorder.note(Finished { timeline: Some(answer()), ..finished(verdict) });
     recorder.open(RequestId::from("r-\"2\""), recorder.now()).refuse(&Refusal::UnknownPath);
+    let mut visit = recorder.open(RequestId::from("r-3"), recorder.now());
+    visit.promised(promise());
+    visit.at_level(2, Some(Tokens(400)));
+    visit.degraded(Kind::Spill);
+    visit.degraded(Kind::CapOutput);
+    visit.refuse(&Refusal::Internal);
     drop(recorder);
     let (mut reader, output) = tokio::io::duplex(1 << 16);
     writer.run(output, clock).await.unwrap();
@@ -613,13 +619,16 @@ async fn an_access_line_has_its_fields_in_their_order_and_no_content() {
         "\"request_id\":\"r-1\",\"tenant\":\"acme\",\"class\":\"chat\",\"rule\":\"rule 1\",\"model\":\"llama-*\",\
          \"pool\":\"main\",\"engine\":\"vllm-0:8000\",\"attempts\":1,\"status\":200,\"outcome\":\"met\",\"reason\":null,\
          \"refusal\":null,\"length\":\"short\",\"input_tokens\":11,\"output_tokens\":4,\"token_source\":\"usage\",\"upload_ms\":20.000,\
-         \"queue_ms\":0.000,\"ttft_ms\":300.000,\"tpot_ms\":40.000,\"e2e_ms\":430.000}"
+         \"queue_ms\":0.000,\"ttft_ms\":300.000,\"tpot_ms\":40.000,\"e2e_ms\":430.000,\"degraded\":null}"
     );
     let refused: Value = serde_json::from_str(written[1]).unwrap();
     assert_eq!((&refused["request_id"], &refused["status"]), (&"r-\"2\"".into(), &404.into()));
     assert_eq!((&refused["outcome"], &refused["reason"]), (&"excluded".into(), &"invalid_request".into()));
     assert_eq!((&refused["refusal"], &refused["class"]), (&"unknown_path".into(), &Value::Null));
-    assert_eq!(written.len(), 2);
+    let degraded: Value = serde_json::from_str(written[2]).unwrap();
+    let expected = serde_json::json!({"level": 2, "cap": 400, "actions": ["cap_output", "spill"]});
+    assert_eq!(degraded["degraded"], expected);
+    assert_eq!(written.len(), 3);
 }
 
 #[tokio::test(start_paused = true)]

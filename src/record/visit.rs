@@ -8,7 +8,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::admit::levels::{Kind, Kinds};
+use crate::admit::levels::{Degraded, Kind, Kinds};
 use crate::judge::{
     Case, Excluded, Missed, Objectives, Outcome, Progress, Pulse, Verdict, judge, judge_left, judge_refused, of_code,
 };
@@ -67,7 +67,7 @@ struct Draft {
     body_complete: Option<Tick>,
     admitted: Option<Tick>,
     spilled: bool,
-    degraded: Kinds,
+    degraded: Degraded,
 }
 
 impl Visit {
@@ -85,7 +85,7 @@ impl Visit {
             body_complete: None,
             admitted: None,
             spilled: false,
-            degraded: Kinds::default(),
+            degraded: Degraded::default(),
         };
         Visit { recorder, open, draft: Some(Box::new(draft)) }
     }
@@ -160,9 +160,15 @@ impl Visit {
         standing.waits = false;
     }
 
+    /// So many overload levels of its class are in force, and this is the cap that they set.
+    pub fn at_level(&mut self, level: usize, cap: Option<Tokens>) {
+        let degraded = &mut self.draft_mut().degraded;
+        (degraded.level, degraded.cap) = (level, cap);
+    }
+
     /// An overload level does this to it.
     pub fn degraded(&mut self, kind: Kind) {
-        self.draft_mut().degraded.add(kind);
+        self.draft_mut().degraded.kinds.add(kind);
         if let (Kind::CapOutput, Some(case)) = (kind, self.case_mut()) {
             case.cap_lowered = true;
         }
@@ -171,7 +177,7 @@ impl Visit {
     /// What overload levels have done to it.
     #[must_use]
     pub fn degradation(&self) -> Kinds {
-        self.draft().degraded
+        self.draft().degraded.kinds
     }
 
     /// An attempt begins.

@@ -166,7 +166,10 @@ async fn shed_lower_keeps_pools_free_of_lower_ranks() {
     assert_eq!(refused.header("x-goodput-reason"), Some("overload_shed"));
     assert_eq!(refused.header("x-goodput-degraded"), Some("shed_lower"));
     assert_eq!(refused.header("retry-after"), None, "an operator decides");
-    assert_eq!(house.line().await.verdict(), "missed(shed)");
+    let line = house.line().await;
+    assert_eq!(line.verdict(), "missed(shed)");
+    let by_another = serde_json::json!({"level": 0, "cap": null, "actions": ["shed_lower"]});
+    assert_eq!(line.0["degraded"], by_another, "its own class has no level");
     let answer = house.chat(stream()).await.whole().await;
     assert_eq!((answer.status.as_u16(), answer.header("x-goodput-degraded")), (200, None));
     assert_eq!(asked(&engines[0]).len(), 1);
@@ -223,6 +226,9 @@ async fn a_cap_is_lowered_and_what_it_cuts_is_counted() {
         let received = String::from_utf8(engines[0].ledger().requests()[number].body.to_vec()).unwrap();
         assert!(received.contains(becomes), "{received}");
     }
+    let told: Vec<_> = house.lines(3).await.into_iter().map(|line| line.0["degraded"].clone()).collect();
+    let capped = serde_json::json!({"level": 2, "cap": 50, "actions": ["cap_output"]});
+    assert_eq!(told, [capped.clone(), serde_json::Value::Null, capped]);
     let page = house.page();
     assert_eq!(page.sum("goodput_degraded_total", &[("action", "cap_output")]), 2.0);
     assert_eq!(page.sum("goodput_capped_answers_total", &[]), 2.0);

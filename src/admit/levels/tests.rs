@@ -127,8 +127,8 @@ fn what_is_in_force_is_all_up_to_the_level() {
         level(Action::ShedLower, 1, 1),
     ];
     assert_eq!(InForce::at(&levels, 0), InForce::default());
-    assert_eq!(InForce::at(&levels, 2), InForce { cap: Some(Tokens(500)), ..InForce::default() });
-    let all = InForce { cap: Some(Tokens(500)), reasoning_off: true, shed_lower: true, ..InForce::default() };
+    assert_eq!(InForce::at(&levels, 2), InForce { level: 2, cap: Some(Tokens(500)), ..InForce::default() });
+    let all = InForce { level: 4, cap: Some(Tokens(500)), reasoning_off: true, shed_lower: true, ..InForce::default() };
     assert_eq!(InForce::at(&levels, 9), all);
 }
 
@@ -139,6 +139,10 @@ fn kinds_are_told_in_one_order() {
     kinds.add(Kind::Spill);
     kinds.add(Kind::Defer);
     assert_eq!(kinds.iter().map(Kind::as_str).collect::<Vec<_>>(), ["defer", "spill"]);
+    // Whoever reads the header may rely on the order, and on new words standing behind these.
+    Kind::ALL.into_iter().rev().for_each(|kind| kinds.add(kind));
+    let all: Vec<_> = kinds.iter().map(Kind::as_str).collect();
+    assert_eq!(all, ["defer", "shed_lower", "cap_output", "reasoning_off", "spill"]);
 }
 
 fn measures() -> impl Strategy<Value = Measured> {
