@@ -6,7 +6,7 @@ use tokio::io::AsyncReadExt;
 
 use super::*;
 use crate::admit::levels::{Degraded, Kind};
-use crate::admit::limit::Limit;
+use crate::admit::limit::{Limit, Scope, Standing};
 use crate::judge::{Case, Excluded, Held, Missed, Objective, Objectives, Outcome, Verdict};
 use crate::observe::{Choice, Ending, Gaps, Reader, Timeline, TokenSource, Usage};
 use crate::refuse::Refusal;
@@ -40,7 +40,11 @@ fn shape() -> Shape {
             TenantShape {
                 id: TenantId::from("acme"),
                 classes: Some(vec![ClassId::from("chat")]),
-                limits: vec![Limit::Tokens, Limit::ConcurrentRequests],
+                limits: vec![
+                    (Limit::Tokens, Scope::Tenant),
+                    (Limit::Tokens, Scope::Model),
+                    (Limit::ConcurrentRequests, Scope::Tenant),
+                ],
             },
             tenant("anonymous"),
         ],
@@ -407,22 +411,28 @@ async fn draining_waits_for_the_last_visit() {
 async fn a_limit_that_refuses_is_counted_for_its_tenant_and_only_limits_that_it_has_are_told() {
     let recorder = recorder();
     let before = samples(&recorder);
-    let limited = |limit: &str| format!("goodput_rate_limited_total{{tenant=\"acme\",limit=\"{limit}\"}}");
-    assert_eq!(before.get(&limited("tokens_per_minute")), Some(&0.0));
-    assert_eq!(before.get(&limited("requests_per_minute")), None);
+    let limited = |limit: &str, scope: &str| {
+        format!("goodput_rate_limited_total{{tenant=\"acme\",limit=\"{limit}\",scope=\"{scope}\"}}")
+    };
+    assert_eq!(before.get(&limited("tokens_per_minute", "tenant")), Some(&0.0));
+    assert_eq!(before.get(&limited("requests_per_minute", "tenant")), None);
+    assert_eq!(before.get(&limited("concurrent_requests", "model")), None);
     assert_eq!(before.get("goodput_over_limit_total{tenant=\"acme\"}"), Some(&0.0));
     assert!(!before.keys().any(|name| name.contains("limit") && name.contains("anonymous")));
-    let refusal = Refusal::samples().into_iter().find(|refusal| refusal.limit().is_some()).expect("a sample");
-    let mut visit = recorder.open(RequestId::from("r"), at(0));
-    visit.belongs_to(TenantId::from("acme"));
-    visit.promised(promise());
-    visit.refuse(&refusal);
+    let sample = Refusal::samples().into_iter().find_map(|refusal| refusal.limit().copied()).expect("a sample");
+    for scope in [Scope::Tenant, Scope::Model, Scope::Model] {
+        let mut visit = recorder.open(RequestId::from("r"), at(0));
+        visit.belongs_to(TenantId::from("acme"));
+        visit.promised(promise());
+        visit.refuse(&Refusal::RateLimitExceeded { standing: Standing { scope, ..sample }, retry_after: Some(1) });
+    }
     let after = samples(&recorder);
-    assert_eq!(after[&limited("tokens_per_minute")], 1.0);
-    assert_eq!(after["goodput_refused_total{code=\"rate_limit_exceeded\"}"], 1.0);
-    assert_eq!(sum(&after, "goodput_refused_total", ""), 1.0);
+    assert_eq!(after[&limited("tokens_per_minute", "tenant")], 1.0);
+    assert_eq!(after[&limited("tokens_per_minute", "model")], 2.0);
+    assert_eq!(after["goodput_refused_total{code=\"rate_limit_exceeded\"}"], 3.0);
+    assert_eq!(sum(&after, "goodput_refused_total", ""), 3.0);
     assert_eq!(before["goodput_refused_total{code=\"queue_full\"}"], 0.0, "there from the start");
-    assert_eq!(sum(&after, "goodput_slo_excluded_total", "reason=\"rate_limited\""), 1.0);
+    assert_eq!(sum(&after, "goodput_slo_excluded_total", "reason=\"rate_limited\""), 3.0);
 }
 
 #[tokio::test(start_paused = true)]

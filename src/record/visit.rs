@@ -307,7 +307,7 @@ impl Visit {
             timeline,
             gap_edges: draft.gap_edges,
             refusal: refusal.map(Refusal::code),
-            limited: refusal.and_then(Refusal::limit).map(|standing| standing.limit),
+            limited: refusal.and_then(Refusal::limit).map(|standing| (standing.limit, standing.scope)),
             over_limit,
             spilled: draft.spilled,
             degraded: draft.degraded,
