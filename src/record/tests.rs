@@ -548,7 +548,10 @@ async fn the_page_is_the_golden_one() {
     recorder.bind(&small);
     recorder.engine(&PoolId::from("main"), &EngineId::from("vllm-0:8000"), EngineReport::default());
     recorder.seats(vec![(PoolId::from("main"), SeatReport { seats: 8, taken: 3 })]);
-    recorder.levels(vec![(ClassId::from("chat"), LevelReport { level: 2, is_forced: true })]);
+    recorder.levels(vec![(
+        ClassId::from("chat"),
+        LevelReport { level: 2, is_forced: true, forced_for: Some(Duration::from_secs(90)) },
+    )]);
     recorder.limits_store(StoreReport {
         up: true,
         calls: vec![("granted", 5), ("timeout", 1)],
