@@ -31,6 +31,7 @@ use http::uri::PathAndQuery;
 use http::{Request, Response, StatusCode};
 use http_body::Body;
 
+pub use admission::wanted;
 pub use degrade::{LevelView, Levels, NotForced};
 pub use house::{Gateway, Materials};
 pub use promise::{BoundPool, Live, Promise};
