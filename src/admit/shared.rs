@@ -27,6 +27,8 @@ mod keeper;
 mod lease;
 pub mod line;
 mod numbers;
+#[cfg(test)]
+mod orders;
 mod reservation;
 pub mod settings;
 #[cfg(test)]
