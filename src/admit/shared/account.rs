@@ -295,6 +295,14 @@ impl Account {
         Some(Ok(held))
     }
 
+    /// The answer to a call whose request nobody wants any more: what it got lies here as a lease.
+    pub fn answered_to_nobody(&mut self, sent: Sent, answer: &Answer, at: Tick) {
+        let model = sent.want.as_ref().map(|want| Arc::clone(&want.model));
+        if let (Some(model), Some(Ok(held))) = (model, self.answered(sent, answer, at)) {
+            self.ended(&model, Some(&held), None, true);
+        }
+    }
+
     /// No answer came. `untouched`: it is certain that the call did nothing.
     pub fn lost(&mut self, sent: Sent, untouched: bool) {
         for ((name, place), bucket) in sent.buckets.iter().zip(&sent.call.buckets) {

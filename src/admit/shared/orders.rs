@@ -110,6 +110,20 @@ fn whoever_asks_the_store_hears_of_it_and_the_books_are_right() {
 }
 
 #[test]
+fn a_gateway_that_leaves_gives_back_what_was_granted_to_a_request_that_had_left() {
+    tried(|_| {
+        let (store, keeper) = store(8);
+        let keeper = task(keeper.run());
+        shuttle::future::block_on(async {
+            is_up(&store).await;
+            let (acme, wanted) = (acme(), Wanted { input: Tokens(0), output: Output::Stated(Tokens(50)) });
+            select(Box::pin(store.reserve(&acme, "m", &wanted, Tick::ZERO)), Box::pin(others())).await;
+        });
+        leaves(&store, keeper, &Sum::default());
+    });
+}
+
+#[test]
 fn who_leaves_while_the_store_is_asked_takes_nothing() {
     tried(|_| {
         let (store, keeper) = store(8);
