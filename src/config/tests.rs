@@ -967,6 +967,9 @@ fn what_nothing_leads_to_is_a_note() {
     assert!(no_seats.notes[0].to_string().contains("nothing waits here"));
     let nothing_to_keep = good(&pool("max_concurrency_per_engine: auto"));
     assert!(nothing_to_keep.notes[0].to_string().contains("seats only grow"), "{:?}", nothing_to_keep.notes);
+    let to_the_end = class("objectives: {e2e_seconds: {threshold: 9, attainment: 0.95}}");
+    let to_the_end = to_the_end.replacen("    engines", "    max_concurrency_per_engine: auto\n    engines", 1);
+    assert_eq!(good(&to_the_end).notes, []);
     let no_limits =
         tenants(&format!("  - {{tenant: a, when_over_limit: demote, keys: [{{blake3: \"{}\"}}]}}", hash("k")));
     assert!(good(&no_limits).notes[0].to_string().contains("the tenant has no limits"));

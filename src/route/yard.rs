@@ -15,7 +15,7 @@ use super::fleet::{REMEMBERED, Size, Want};
 use super::health::{Change, Checked};
 use super::latency::{Aims, Prediction};
 use super::retry::{Effect, Rest};
-use super::seats::{Evidence, Promised};
+use super::seats::{Evidence, Lengths, Promised};
 use super::settings::{Balance, Concurrency, EngineAddress, Engines, Pool};
 use super::tournament::{Key, Rank, Tournament};
 use super::view::{EngineState, EngineView, PoolView};
@@ -39,6 +39,8 @@ pub(super) struct Inner {
     shared: Arc<Shared>,
     /// What the seats of `auto` must keep.
     pub promised: Promised,
+    /// How long the answers are whose class promises time to the end.
+    pub lengths: Lengths,
     /// Seats that the engines give, before they are divided among gateways.
     seats: u64,
     pub retired: Option<Tick>,
@@ -106,6 +108,7 @@ impl Yard {
                 settings,
                 shared,
                 promised: Promised::default(),
+                lengths: Lengths::default(),
                 seats: 0,
                 retired: None,
                 engines: Vec::new(),
