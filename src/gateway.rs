@@ -32,6 +32,7 @@ use http::uri::PathAndQuery;
 use http::{Request, Response, StatusCode};
 use http_body::Body;
 
+pub use admission::wanted;
 pub use degrade::{LevelView, Levels, NotForced};
 pub use early::Handling;
 pub use house::{Gateway, Materials};
@@ -251,6 +252,7 @@ impl Gateway {
         let routed = route(live, served_model, &promise.class.id)?;
         visit.routed(routed.model_label.clone(), routed.pools[0].clone());
         let relief = self.relief(&promise.class.id);
+        relief.is_told(visit);
         let routed = relief.rerouted(routed, promise.class.priority, visit, upload.complete)?;
         client.set_total_deadline(arrival + promise.class.timeouts.total);
 

@@ -15,6 +15,7 @@
 //! | | [`clock`] | The only reader of time. | [`clock::Clock`] |
 //! | | [`json`] | One push tokenizer for requests, answers and events. | [`json::Tokenizer`] |
 //! | | [`framing`] | Where the body of an HTTP/1.1 message ends. | [`framing::Framing`] |
+//! | | `locks` | `parking_lot`'s locks; in unit tests also ones whose order of steps is tried. | |
 //! | 1 pure | [`identify`] | Who asks: API key to tenant. | [`identify::Keyring`] |
 //! | | [`inspect`] | One reading of a request body. | [`inspect::Scanner`], [`inspect::Facts`] |
 //! | | [`classify`] | Which promise applies. | [`classify::Rules`] |
@@ -135,6 +136,7 @@ pub mod inspect;
 pub mod json;
 pub mod judge;
 pub mod lab;
+mod locks;
 pub mod observe;
 pub mod record;
 pub mod refuse;

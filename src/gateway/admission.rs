@@ -172,21 +172,20 @@ pub struct Allowed {
     pub at: Tick,
 }
 
-impl Wish<'_> {
-    /// What is reserved: the prompt, and the cap that the request states or the output that
-    /// its class assumes, over all choices.
-    fn wanted(&self) -> Wanted {
-        let choices = self.facts.choices();
-        let output = match self.facts.caps.largest() {
-            Some(cap) => Output::Stated(cap.times(choices)),
-            None if self.endpoint.dialect().generates() => {
-                Output::Assumed(self.objectives.default_output().times(choices))
-            }
-            None => Output::Assumed(Tokens::ZERO),
-        };
-        Wanted { input: self.prompt, output }
-    }
+/// What is reserved of limits: the prompt, and the cap that the request states or the output that
+/// its class assumes, over all choices.
+#[must_use]
+pub fn wanted(facts: &Facts, endpoint: Endpoint, objectives: &Objectives, prompt: Tokens) -> Wanted {
+    let choices = facts.choices();
+    let output = match facts.caps.largest() {
+        Some(cap) => Output::Stated(cap.times(choices)),
+        None if endpoint.dialect().generates() => Output::Assumed(objectives.default_output().times(choices)),
+        None => Output::Assumed(Tokens::ZERO),
+    };
+    Wanted { input: prompt, output }
+}
 
+impl Wish<'_> {
     /// The output that is expected of each choice: a stated cap counts as far as the class
     /// expects answers of that length, so that an absurd one does not weigh on others.
     fn output(&self) -> Tokens {
@@ -270,8 +269,9 @@ impl House {
         if !live.is_metered {
             return Ok(Allowed { reservation: None, standing: Standing::WithinLimits, at });
         }
+        let wanted = wanted(wish.facts, wish.endpoint, wish.objectives, wish.prompt);
         let allowed = |reservation, standing| Ok(Allowed { reservation, standing, at: self.clock.now() });
-        match self.books.reserve(wish.tenant, wish.model.unwrap_or_default(), &wish.wanted(), at).await {
+        match self.books.reserve(wish.tenant, wish.model.unwrap_or_default(), &wanted, at).await {
             Ok(reservation) => allowed(Some(reservation), Standing::WithinLimits),
             Err(Denied::Unavailable) => Err(Refusal::LimitsStoreUnavailable),
             Err(Denied::Exhausted(Exhausted::ForEver { limit, scope, need, most })) => {

@@ -19,7 +19,7 @@ use crate::forward::headers::{self, EngineHeaders, Sent};
 use crate::forward::lines::{Answered, Lines, Outgoing};
 use crate::forward::{Call, Deadlines, Due, Mute, OpenFailed, Opening, Parts, Relay, WhyNot, limit_refusal, open};
 use crate::inspect::{Facts, Ratios};
-use crate::judge::{Objective, Objectives, Pulse};
+use crate::judge::{NonStreaming, Objective, Objectives, Pulse};
 use crate::observe::{Expect, Limit, Observer, Reader};
 use crate::record::{Retry, Visit};
 use crate::refuse::Refusal;
@@ -393,6 +393,9 @@ impl Ask<'_> {
             true => Aims { ttft: threshold(ttft), tpot: threshold(tpot), e2e: threshold(e2e) },
             false => Aims { e2e: self.promise.objectives.whole_budget(self.size.decode.0), ..Aims::NONE },
         };
+        let objectives = &self.promise.objectives;
+        let is_judged = self.streams() || objectives.non_streaming == NonStreaming::Judged;
+        let whole = threshold(e2e).filter(|_| is_judged);
         let key = match &pool.balance {
             Balance::LeastWork | Balance::RoundRobin => 0,
             Balance::PrefixAffinity => self.facts.prefix_hash,
@@ -400,7 +403,7 @@ impl Ask<'_> {
                 self.headers.get(header).map_or(0, |session| route::key_of(session.as_bytes()))
             }
         };
-        Want { size: self.size, aims, spent: at - self.arrival, key }
+        Want { size: self.size, aims, whole, spent: at - self.arrival, key }
     }
 
     /// All limits run from arrival, over all attempts.

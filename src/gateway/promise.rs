@@ -7,8 +7,8 @@ use http::header::{AUTHORIZATION, HeaderName, HeaderValue};
 use secrecy::ExposeSecret;
 
 use crate::admit::desk::{Desk, Desks};
-use crate::admit::limit::Limit;
 use crate::admit::limit::settings::OverLimit;
+use crate::admit::limit::{Limit, Scope};
 use crate::classify::TargetHeaders;
 use crate::config::{Class, Settings, Tenant};
 use crate::forward::settings::Timeouts;
@@ -128,7 +128,9 @@ impl Live {
 }
 
 fn tenant_shape(tenant: &Tenant) -> TenantShape {
-    let limits = Limit::ALL.into_iter().filter(|limit| tenant.limits.has(*limit)).collect();
+    let both = |limit| Scope::ALL.map(|scope| (limit, scope));
+    let limits = Limit::ALL.into_iter().flat_map(both).filter(|(limit, scope)| tenant.limits.has(*limit, *scope));
+    let limits = limits.collect();
     TenantShape { id: tenant.id.clone(), classes: tenant.classes.clone(), limits }
 }
 

@@ -15,6 +15,7 @@ use tokio::io::{AsyncWrite, AsyncWriteExt};
 use tokio::sync::mpsc;
 
 use super::finished::Finished;
+use crate::admit::levels::{Degraded, Kind};
 use crate::clock::Clock;
 use crate::observe::Timeline;
 use crate::units::decimal::{push_number, push_thousandths, put_digits};
@@ -152,6 +153,7 @@ impl Noted {
         line.millis(b",\"ttft_ms\":", answer.and_then(Timeline::ttft));
         line.millis(b",\"tpot_ms\":", whole.and_then(Timeline::tpot));
         line.millis(b",\"e2e_ms\":", whole.and_then(Timeline::e2e));
+        line.degraded(&finished.degraded);
         line.end();
     }
 }
@@ -211,6 +213,24 @@ impl<'a> Line<'a> {
                 length.as_secs().saturating_mul(1_000_000).saturating_add(u64::from(length.subsec_micros())),
             ),
         }
+    }
+
+    /// What overload levels did, none where they did nothing. The cap only where it was set.
+    fn degraded(&mut self, degraded: &Degraded) {
+        self.0.extend_from_slice(b",\"degraded\":");
+        if degraded.kinds.is_empty() {
+            return self.null();
+        }
+        let cap = degraded.cap.filter(|_| degraded.kinds.has(Kind::CapOutput));
+        self.number(b"{\"level\":", Some(degraded.level as u64));
+        self.number(b",\"cap\":", cap.map(|cap| cap.0));
+        let mut before: &'static [u8] = b",\"actions\":[";
+        for kind in degraded.kinds.iter() {
+            self.0.extend_from_slice(before);
+            self.word(b"", Some(kind.as_str()));
+            before = b",";
+        }
+        self.0.extend_from_slice(b"]}");
     }
 
     fn end(self) {

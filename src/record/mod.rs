@@ -87,6 +87,8 @@ pub struct LevelReport {
     pub level: usize,
     /// An operator has set it.
     pub is_forced: bool,
+    /// For how long still, where that has an end.
+    pub forced_for: Option<Duration>,
 }
 
 /// What was counted about the store in which gateways share the tenants' limits.

@@ -8,7 +8,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::admit::levels::{Kind, Kinds};
+use crate::admit::levels::{Degraded, Kind, Kinds};
 use crate::judge::{
     Case, Excluded, Missed, Objectives, Outcome, Progress, Pulse, Verdict, judge, judge_left, judge_refused, of_code,
 };
@@ -67,7 +67,7 @@ struct Draft {
     body_complete: Option<Tick>,
     admitted: Option<Tick>,
     spilled: bool,
-    degraded: Kinds,
+    degraded: Degraded,
     /// A head of the gateway's own went ahead: the client's side behind it.
     ahead: Option<ClientSide>,
 }
@@ -87,7 +87,7 @@ impl Visit {
             body_complete: None,
             admitted: None,
             spilled: false,
-            degraded: Kinds::default(),
+            degraded: Degraded::default(),
             ahead: None,
         };
         Visit { recorder, open, draft: Some(Box::write(Box::new_uninit(), draft)) }
@@ -174,9 +174,15 @@ impl Visit {
         self.draft_mut().ahead = Some(client.clone());
     }
 
+    /// So many overload levels of its class are in force, and this is the cap that they set.
+    pub fn at_level(&mut self, level: usize, cap: Option<Tokens>) {
+        let degraded = &mut self.draft_mut().degraded;
+        (degraded.level, degraded.cap) = (level, cap);
+    }
+
     /// An overload level does this to it.
     pub fn degraded(&mut self, kind: Kind) {
-        self.draft_mut().degraded.add(kind);
+        self.draft_mut().degraded.kinds.add(kind);
         if let (Kind::CapOutput, Some(case)) = (kind, self.case_mut()) {
             case.cap_lowered = true;
         }
@@ -185,7 +191,7 @@ impl Visit {
     /// What overload levels have done to it.
     #[must_use]
     pub fn degradation(&self) -> Kinds {
-        self.draft().degraded
+        self.draft().degraded.kinds
     }
 
     /// An attempt begins.
@@ -327,7 +333,7 @@ impl Visit {
                 timeline,
                 gap_edges: draft.gap_edges,
                 refusal: refusal.map(Refusal::code),
-                limited: refusal.and_then(Refusal::limit).map(|standing| standing.limit),
+                limited: refusal.and_then(Refusal::limit).map(|standing| (standing.limit, standing.scope)),
                 over_limit,
                 spilled: draft.spilled,
                 degraded: draft.degraded,

@@ -157,6 +157,14 @@ impl Latency {
         (self.ttft.seen >= ENOUGH).then(|| seconds(own))
     }
 
+    /// The time to the end of an answer with so many tokens after the first, from an engine that
+    /// does nothing else.
+    #[must_use]
+    pub fn alone(&self, prompt: Tokens, further: u64) -> Option<Duration> {
+        let pace = self.tpot.estimate(&[1.0, 1.0])?;
+        Some(self.reading(prompt)? + seconds(pace * further as f64))
+    }
+
     /// The chance that a request keeps all that is asked; `None` while too little was seen.
     ///
     /// The logarithm of what is seen over what was predicted is taken to be logistic, with the

@@ -390,6 +390,9 @@ async fn a_limit_for_one_model_counts_the_name_behind_the_alias() {
     assert_eq!(status(&house, ask("nick")).await, 200);
     assert_eq!(status(&house, ask("m1")).await, 429);
     assert_eq!(status(&house, ask("m2")).await, 200);
+    let page = house.page();
+    assert_eq!(page.sum("goodput_rate_limited_total", &[("limit", "requests_per_minute"), ("scope", "model")]), 1.0);
+    assert_eq!(page.sum("goodput_rate_limited_total", &[]), 1.0);
     house.end().await;
 }
 
