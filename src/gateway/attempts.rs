@@ -14,6 +14,7 @@ use super::admission::{Held, Walk};
 use super::promise::{BoundPool, Promise};
 use super::reply;
 use crate::admit::levels::{Kind, Kinds};
+use crate::admit::queue::Reading;
 use crate::clock::Clock;
 use crate::forward::headers::{self, EngineHeaders, Sent};
 use crate::forward::lines::{Answered, Lines, Outgoing};
@@ -518,7 +519,7 @@ impl Attempt<'_> {
     /// When the engine should have read the prompt of a request whose first token nobody sees,
     /// where that matters to those that wait.
     fn read_unseen(&self, work: Option<&Work>, dispatched: Tick) -> Option<Tick> {
-        let matters = self.bound.settings.queue.reading.is_some() && !self.ask.streams();
+        let matters = self.bound.settings.queue.reading != Reading::NoLimit && !self.ask.streams();
         work.filter(|_| matters).map(|work| dispatched + work.time_to_read())
     }
 

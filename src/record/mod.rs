@@ -41,7 +41,7 @@ use prometheus_client::registry::Registry;
 use tokio::sync::Notify;
 
 use crate::clock::Clock;
-use crate::units::{ClassId, EngineId, PoolId, RequestId, Tick};
+use crate::units::{ClassId, EngineId, PoolId, RequestId, Tick, Tokens};
 
 use live::Live;
 use metrics::Metrics;
@@ -78,6 +78,8 @@ pub struct SeatReport {
     pub seats: usize,
     /// Seats taken.
     pub taken: usize,
+    /// Prompt tokens that each engine may have to read at one time, if that is limited.
+    pub prefill: Option<Tokens>,
 }
 
 /// At which overload level a class is.

@@ -121,6 +121,30 @@ async fn a_prompt_whose_first_token_nobody_sees_counts_as_read_after_a_while() {
     ended(house).await;
 }
 
+#[tokio::test(start_paused = true)]
+async fn without_a_word_about_it_there_is_room_for_a_quarter_of_the_time_to_the_first_token() {
+    let yaml = seats(8).promise(&[("ttft_seconds", 1.0)]);
+    let limit = |house: &House| house.page().sum("goodput_prefill_tokens_per_engine", &[]);
+    let (house, engine) = House::playing_with(&yaml, stream_of(300, 5000));
+    assert_eq!(limit(&house), 3125.0, "what the first guess of an engine reads in 250 ms");
+    let house = Arc::new(house);
+    let long = |words: usize| {
+        let content = "word ".repeat(words);
+        json!({"model": "m1", "stream": true, "max_tokens": 9, "messages": [{"role": "user", "content": content}]})
+    };
+    let first = spawn(&house, Ask::post(CHAT, long(1900)));
+    house.sleep(ms(50)).await;
+    let second = spawn(&house, Ask::post(CHAT, long(900)));
+    let _ = (first.await.unwrap(), second.await.unwrap());
+    assert_eq!(engine.ledger().requests()[1].body_at, at(300), "2500 and 1184 tokens are too many at a time");
+    house.adopt(&yaml.clone().with("queue: {prefill_tokens_per_engine: off}"));
+    assert_eq!(house.page().count("goodput_prefill_tokens_per_engine", &[]), 0);
+    house.adopt(&yaml.with("queue: {prefill_tokens_per_engine: 7}").top("replicas: 3"));
+    assert_eq!(limit(&house), 2.0, "each gateway has its part");
+    house.lines(2).await;
+    ended(house).await;
+}
+
 // --- limits ---
 
 #[tokio::test(start_paused = true)]
