@@ -111,7 +111,7 @@ fn room<'a>(path: impl IntoIterator<Item = &'a str>) -> String {
 
 fn layer(room: &str) -> Option<u8> {
     Some(match room {
-        "units" | "clock" | "json" => 0,
+        "units" | "clock" | "json" | "framing" | "locks" => 0,
         "identify" | "inspect" | "classify" | "route" | "observe" | "rewrite" | "judge" | "refuse" => 1,
         "admit::levels" | "admit::limit" | "admit::queue" | "record::burn" => 1,
         "accept::settings" | "admit::shared::settings" | "forward::settings" | "record::settings" => 1,
@@ -148,7 +148,8 @@ fn may_know(from: &str, to: &str) -> bool {
     match ours {
         0 => from == "clock" && to == "units",
         1 => {
-            let words = to == "units" || (to == "json" && ["inspect", "observe", "rewrite"].contains(&from));
+            let words =
+                to == "units" || to == "locks" || (to == "json" && ["inspect", "observe", "rewrite"].contains(&from));
             words || PURE_ACQUAINTANCES.iter().any(|(a, b, _)| (*a, *b) == (from, to))
         }
         2 => theirs <= 1,

@@ -6,7 +6,7 @@
 //! | `GET /readyz` | 200 from the first good settings until the process leaves, 503 after |
 //! | `GET /metrics` | Prometheus text 0.0.4; OpenMetrics 1.0 where the `Accept` header prefers it |
 //! | `GET /slo` | attainment of each class, as JSON |
-//! | `POST /-/degrade` | sets the overload level of a class, or hands it back; only with a token |
+//! | `POST /-/degrade` | sets the overload level of a class, for a while or until it is handed back; only with a token |
 //! | `POST /-/reload` | reads the settings again: 200, or 409 with the problems while the old ones stay |
 //! | `GET /` | the same as a page |
 //!
@@ -20,6 +20,7 @@ mod page;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use axum::extract::{Request, State};
@@ -46,11 +47,17 @@ pub trait AdminView: Send + Sync + 'static {
     /// How each class stands.
     fn slo(&self) -> Vec<ClassStanding>;
 
-    /// Sets the overload level of a class, or hands it back (`None`).
+    /// Sets the overload level of a class, for so long or until it is handed back; or hands it
+    /// back (`None`).
     ///
     /// # Errors
     /// What is wrong with the class or the level.
-    fn force_level(&self, class: &str, level: Option<usize>) -> Result<Degradation, NotForced>;
+    fn force_level(
+        &self,
+        class: &str,
+        level: Option<usize>,
+        length: Option<Duration>,
+    ) -> Result<Degradation, NotForced>;
 
     /// Reads the settings again. The error is all problems, one line each.
     fn reload(&self) -> Later<'_, Result<(), Vec<String>>>;
@@ -96,6 +103,8 @@ pub struct Degradation {
     pub actions: Vec<&'static str>,
     /// Whether it was set by hand.
     pub forced: bool,
+    /// For how many seconds that still stands; absent where it has no end, or was not.
+    pub forced_for_seconds: Option<u64>,
     /// How many times too fast the budget was spent in the last minute, without what was shed;
     /// absent where too few were judged.
     pub burn_rate: Option<f64>,
@@ -176,6 +185,9 @@ async fn reload(State(view): View) -> Response {
     }
 }
 
+/// Seconds that a level can be set for: a week. What is forgotten for longer is a setting.
+const LONGEST: u64 = 7 * 24 * 60 * 60;
+
 /// The longest body of `POST /-/degrade`.
 const LONGEST_WISH: usize = 4096;
 
@@ -185,6 +197,7 @@ async fn degrade(State(view): View, request: Request) -> Response {
     struct Wish {
         class: String,
         level: serde_json::Value,
+        for_seconds: Option<serde_json::Value>,
     }
     let body = axum::body::to_bytes(request.into_body(), LONGEST_WISH).await.unwrap_or_default();
     let wish: Option<Wish> = serde_json::from_slice(&body).ok();
@@ -192,11 +205,24 @@ async fn degrade(State(view): View, request: Request) -> Response {
         serde_json::Value::String(word) if word == "auto" => Some(None),
         other => other.as_u64().and_then(|level| usize::try_from(level).ok()).map(Some),
     };
-    let Some((wish, level)) = wish.and_then(|wish| level(&wish).map(|level| (wish, level))) else {
-        let text = "send {\"class\": NAME, \"level\": NUMBER}, or \"auto\" as the level\n";
+    let length = |wish: &Wish, level: Option<usize>| match &wish.for_seconds {
+        None => Some(None),
+        Some(seconds) => {
+            let seconds = seconds.as_u64().filter(|seconds| level.is_some() && (1..=LONGEST).contains(seconds));
+            seconds.map(|seconds| Some(Duration::from_secs(seconds)))
+        }
+    };
+    let read = wish.and_then(|wish| {
+        let level = level(&wish)?;
+        let length = length(&wish, level)?;
+        Some((wish, level, length))
+    });
+    let Some((wish, level, length)) = read else {
+        let text = "send {\"class\": NAME, \"level\": NUMBER}, or \"auto\" as the level; \
+                    \"for_seconds\": 1 to 604800 beside a number gives it an end\n";
         return plain(StatusCode::BAD_REQUEST, text);
     };
-    match view.force_level(&wish.class, level) {
+    match view.force_level(&wish.class, level, length) {
         Ok(now) => {
             let body = serde_json::to_vec(&now).expect("names and numbers are always JSON");
             ([(CONTENT_TYPE, "application/json")], body).into_response()
@@ -282,11 +308,17 @@ mod tests {
             vec![ClassStanding { class: "<chat>".to_owned(), met: 9, total: 10, burn_rate, ..ClassStanding::default() }]
         }
 
-        fn force_level(&self, class: &str, level: Option<usize>) -> Result<Degradation, NotForced> {
+        fn force_level(
+            &self,
+            class: &str,
+            level: Option<usize>,
+            length: Option<Duration>,
+        ) -> Result<Degradation, NotForced> {
+            let forced_for_seconds = length.map(|length| length.as_secs());
             match (class, level) {
                 ("chat", None) => Ok(Degradation { level: 1, levels: 2, ..Degradation::default() }),
                 ("chat", Some(level)) if level <= 2 => {
-                    Ok(Degradation { level, levels: 2, forced: true, ..Degradation::default() })
+                    Ok(Degradation { level, levels: 2, forced: true, forced_for_seconds, ..Degradation::default() })
                 }
                 ("chat", Some(_)) => Err(NotForced::TooHigh(2)),
                 _ => Err(NotForced::UnknownClass),
@@ -391,6 +423,12 @@ mod tests {
         let set = degrade(Some("t"), "Bearer t", wish).await;
         assert_eq!((set.status, set.kind.as_str()), (200, "application/json"));
         assert!(set.text.contains(r#""level":2,"levels":2"#) && set.text.contains(r#""forced":true"#), "{}", set.text);
+        assert!(set.text.contains(r#""forced_for_seconds":null"#), "it stands until it is handed back: {}", set.text);
+        for seconds in [1, 604_800] {
+            let wish = format!(r#"{{"class":"chat","level":2,"for_seconds":{seconds}}}"#);
+            let set = degrade(Some("t"), "Bearer t", &wish).await;
+            assert!(set.text.contains(&format!(r#""forced_for_seconds":{seconds}"#)), "{}", set.text);
+        }
         let back = degrade(Some("t"), "Bearer t", r#"{"class":"chat","level":"auto"}"#).await;
         assert!(back.text.contains(r#""forced":false"#), "{}", back.text);
         assert_eq!(ask(good(), Some("t"), "GET", "/-/degrade", Some(("authorization", "Bearer t"))).await.status, 405);
@@ -406,6 +444,14 @@ mod tests {
         for bad in [r#"{"class":"chat","level":"off"}"#, r#"{"class":"chat","level":1,"for":"1h"}"#] {
             assert_eq!(degrade(Some("t"), "Bearer t", bad).await.status, 400, "{bad}");
         }
+        for length in ["0", "604801", "-1", "1.5", "\"60\"", "null", "1e99"] {
+            let wish = format!(r#"{{"class":"chat","level":1,"for_seconds":{length}}}"#);
+            let answered = degrade(Some("t"), "Bearer t", &wish).await;
+            // null is as good as nothing.
+            assert_eq!(answered.status, if length == "null" { 200 } else { 400 }, "{length}");
+        }
+        let endless = degrade(Some("t"), "Bearer t", r#"{"class":"chat","level":"auto","for_seconds":60}"#).await;
+        assert!(endless.status == 400 && endless.text.contains("for_seconds"), "{}", endless.text);
         assert_eq!(degrade(Some("t"), "Bearer t", &" ".repeat(5000)).await.status, 400);
         assert_eq!(degrade(Some("t"), "Bearer t", r#"{"class":"x","level":1}"#).await.status, 404);
         let high = degrade(Some("t"), "Bearer t", r#"{"class":"chat","level":3}"#).await;

@@ -47,8 +47,14 @@ fn row(page: &mut String, class: &ClassStanding) {
 
 /// Which level, and what it does.
 fn level(degradation: Option<&Degradation>) -> String {
-    let Some(Degradation { level, levels, actions, forced, .. }) = degradation else { return "–".to_owned() };
-    let by_hand = if *forced { ", by hand" } else { "" };
+    let Some(Degradation { level, levels, actions, forced, forced_for_seconds, .. }) = degradation else {
+        return "–".to_owned();
+    };
+    let by_hand = match forced_for_seconds {
+        Some(left) => format!(", by hand for {left} s more"),
+        None if *forced => ", by hand".to_owned(),
+        None => String::new(),
+    };
     let does = if actions.is_empty() { String::new() } else { format!(": {}", actions.join(", ")) };
     format!("{level} of {levels}{by_hand}{does}")
 }
@@ -82,7 +88,9 @@ mod tests {
         assert!(render(false, &[]).contains("not ready"));
         let actions = vec!["defer", "cap_output"];
         let degradation = Some(Degradation { level: 2, levels: 3, actions, forced: true, ..Degradation::default() });
-        let degraded = ClassStanding { degradation, ..ClassStanding::default() };
-        assert!(render(true, &[degraded]).contains("<td>2 of 3, by hand: defer, cap_output</tr>"));
+        let mut degraded = ClassStanding { degradation, ..ClassStanding::default() };
+        assert!(render(true, &[degraded.clone()]).contains("<td>2 of 3, by hand: defer, cap_output</tr>"));
+        degraded.degradation.as_mut().unwrap().forced_for_seconds = Some(90);
+        assert!(render(true, &[degraded]).contains("<td>2 of 3, by hand for 90 s more: defer, cap_output</tr>"));
     }
 }

@@ -16,6 +16,8 @@
 //! that has no limit any more lets everybody in who waits.
 
 #[cfg(test)]
+mod orders;
+#[cfg(test)]
 mod tests;
 
 use std::collections::HashMap;
@@ -25,10 +27,10 @@ use std::task::{Poll, Waker};
 use std::time::Duration;
 
 use ahash::RandomState;
-use parking_lot::{Mutex, RwLock};
 
 use super::queue::{Ask, Moves, Scheduler, Settings, Ticket, TurnedAway};
 use crate::clock::Clock;
+use crate::locks::{Mutex, RwLock};
 use crate::units::{PoolId, Priority, Tick, Tokens};
 
 /// The desks of all pools that limit what runs at the same time.

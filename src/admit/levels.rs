@@ -174,6 +174,8 @@ impl Level {
 /// What is in force for requests of a class.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct InForce {
+    /// So many levels.
+    pub level: usize,
     /// They wait behind everybody else.
     pub defer: bool,
     /// Requests of lower ranks are refused on its pools.
@@ -186,12 +188,24 @@ pub struct InForce {
     pub spill: bool,
 }
 
+/// What was done to one request, and what was in force for its class meanwhile.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Degraded {
+    /// What was done.
+    pub kinds: Kinds,
+    /// Levels of its class that were in force.
+    pub level: usize,
+    /// The cap that they set.
+    pub cap: Option<Tokens>,
+}
+
 impl InForce {
     /// The first `level` of these levels together.
     #[must_use]
     pub fn at(levels: &[Level], level: usize) -> Self {
-        let mut all = InForce::default();
-        for level in &levels[..level.min(levels.len())] {
+        let level = level.min(levels.len());
+        let mut all = InForce { level, ..InForce::default() };
+        for level in &levels[..level] {
             match level.action {
                 Action::Defer => all.defer = true,
                 Action::ShedLower => all.shed_lower = true,
@@ -211,8 +225,18 @@ pub struct Ladder {
     level: usize,
     /// The last change.
     changed: Option<Tick>,
-    /// An operator has said so: measures do not move it.
-    is_forced: bool,
+    by_hand: ByHand,
+}
+
+/// Whether an operator holds a level where it is: then measures do not move it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum ByHand {
+    #[default]
+    No,
+    /// Until it is handed back.
+    Held,
+    /// Until then, at the latest.
+    Until(Tick),
 }
 
 impl Ladder {
@@ -225,12 +249,30 @@ impl Ladder {
     /// Whether an operator holds it where it is.
     #[must_use]
     pub const fn is_forced(&self) -> bool {
-        self.is_forced
+        !matches!(self.by_hand, ByHand::No)
     }
 
-    /// Moves at most one level by what is measured. Returns whether it did.
+    /// Until when an operator holds it; none where that has no end.
+    #[must_use]
+    pub const fn forced_until(&self) -> Option<Tick> {
+        match self.by_hand {
+            ByHand::Until(end) => Some(end),
+            ByHand::No | ByHand::Held => None,
+        }
+    }
+
+    /// Moves at most one level by what is measured, and is nobody's any more when the operator's
+    /// time is over. Returns whether anything changed.
     pub fn weigh(&mut self, levels: &[Level], measured: &Measured, at: Tick) -> bool {
-        if self.is_forced || at < self.free_at(levels) {
+        let ended = self.forced_until().filter(|end| *end <= at);
+        if let Some(end) = ended {
+            self.release(end);
+        }
+        self.moves(levels, measured, at) || ended.is_some()
+    }
+
+    fn moves(&mut self, levels: &[Level], measured: &Measured, at: Tick) -> bool {
+        if self.is_forced() || at < self.free_at(levels) {
             return false;
         }
         let top = self.level.checked_sub(1).and_then(|top| levels.get(top));
@@ -251,24 +293,29 @@ impl Ladder {
     }
 
     /// When the class can have stopped shedding lower ranks, at the earliest: levels are left one
-    /// by one, each after its hold.
+    /// by one, each after its hold. None where an operator decides.
     #[must_use]
-    pub fn sheds_until(&self, levels: &[Level]) -> Tick {
+    pub fn sheds_until(&self, levels: &[Level]) -> Option<Tick> {
+        let since = match self.by_hand {
+            ByHand::No => self.changed,
+            ByHand::Held => return None,
+            ByHand::Until(end) => Some(end),
+        };
         let in_force = &levels[..self.level.min(levels.len())];
         let lowest = in_force.iter().position(|level| level.action == Action::ShedLower);
         let holds = lowest.map_or(Duration::ZERO, |lowest| in_force[lowest..].iter().map(|level| level.hold).sum());
-        self.changed.map_or(Tick::ZERO, |since| since + holds)
+        Some(since.map_or(Tick::ZERO, |since| since + holds))
     }
 
-    /// An operator sets the level, and holds it there.
-    pub fn force(&mut self, level: usize, at: Tick) {
-        self.is_forced = true;
+    /// An operator sets the level, and holds it there: until then, or until it is released.
+    pub fn force(&mut self, level: usize, until: Option<Tick>, at: Tick) {
+        self.by_hand = until.map_or(ByHand::Held, ByHand::Until);
         self.move_to(level, at);
     }
 
     /// It moves by what is measured again, from where it is.
     pub fn release(&mut self, at: Tick) {
-        if std::mem::take(&mut self.is_forced) {
+        if std::mem::take(&mut self.by_hand) != ByHand::No {
             self.changed = Some(at);
         }
     }

@@ -2,8 +2,7 @@
 //!
 //! Pure: moments are arguments, and nothing waits. A request reserves before it is dispatched,
 //! of all limits together or of none, and settles with its real usage when it ends
-//! (`docs/semantics.md` section 8). The desk that will ask this room is not there yet: no
-//! request is refused or charged so far, and the settings have no keys for it.
+//! (`docs/semantics.md` section 8).
 //!
 //! How it counts:
 //! - Every limit by rate is a bucket that holds its burst and fills evenly. A reservation counts
@@ -26,6 +25,8 @@
 pub(super) mod book;
 mod exhausted;
 pub(super) mod meter;
+#[cfg(test)]
+mod orders;
 mod reservation;
 pub mod settings;
 #[cfg(test)]
@@ -36,11 +37,11 @@ use std::sync::Arc;
 
 use ahash::RandomState;
 use dashmap::DashMap;
-use parking_lot::Mutex;
 
 pub use exhausted::{Exhausted, Limit, Scope, Standing};
 pub use reservation::Reservation;
 
+use crate::locks::Mutex;
 use crate::units::{TenantId, Tick, Tokens};
 use book::Book;
 use reservation::Slip;

@@ -27,6 +27,8 @@ mod keeper;
 mod lease;
 pub mod line;
 mod numbers;
+#[cfg(test)]
+mod orders;
 mod reservation;
 pub mod settings;
 #[cfg(test)]
@@ -39,7 +41,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use ahash::RandomState;
 use dashmap::DashMap;
-use parking_lot::Mutex;
+
 use tokio::sync::{mpsc, oneshot};
 
 pub use keeper::Keeper;
@@ -49,6 +51,7 @@ pub use reservation::Reservation;
 use super::limit::settings::{Allowance, Limits, Rate};
 use super::limit::{Exhausted, Ledger, Output, Wanted};
 use crate::clock::Clock;
+use crate::locks::Mutex;
 use crate::units::{TenantId, Tick};
 use account::{Account, Drawn, Want};
 use numbers::Counters;
@@ -183,8 +186,11 @@ impl Store {
             let mut desk = tenant.desk.lock();
             match desk.account.draw(model, wanted, at) {
                 Drawn::Held(held) => {
+                    let is_limited = desk.account.limits(model);
                     drop(desk);
-                    self.0.counters.request(By::Lease);
+                    if is_limited {
+                        self.0.counters.request(By::Lease);
+                    }
                     return Ok(self.0.leased(&tenant, model, wanted, held, at));
                 }
                 Drawn::Refused(exhausted) => return Err(exhausted.into()),
@@ -274,10 +280,23 @@ impl Inner {
         }
         // What only the whole limit can hold takes the whole share, and pays the rest as debt.
         let wanted = Wanted { output: Output::Assumed(wanted.output.tokens()), ..*wanted };
-        let share = self.share.reserve(&tenant.id, model, &wanted, self.clock.now())?;
+        let share = self.share.reserve(&tenant.id, model, &wanted, self.clock.now());
+        let share = share.map_err(|refused| of_the_whole(tenant, model, refused))?;
         tenant.desk.lock().account.runs(model);
         self.counters.request(By::Share);
         Ok(Reservation::new(self, tenant, model, None, share, wanted.input))
+    }
+}
+
+/// A refusal by a share, told by the limit of which it is one. What is left, and until when, is
+/// the share's.
+fn of_the_whole(tenant: &Tenant, model: &str, refused: Exhausted) -> Exhausted {
+    match refused {
+        Exhausted::ForNow { standing, retry_after } => {
+            let standing = tenant.desk.lock().account.of_the_whole(model, standing);
+            Exhausted::ForNow { standing, retry_after }
+        }
+        never @ Exhausted::ForEver { .. } => never,
     }
 }
 

@@ -252,6 +252,7 @@ class      chat (default)
 promise    TTFT at most 0.5s, 90% all together within 28d
 rank       high
 limits     600 requests a minute, 5 at once; 9000 tokens for llama-3 a minute, 9000 at once; beyond that: refused
+reserves   about 2 tokens of prompt, 1024 of output (assumed: no cap is stated): 1 of 5 requests_per_minute, 1026 of 9000 tokens_per_minute of the model
 pools      fast, then slow
 queue      at most 2s; once its promise cannot be kept: behind the others of its rank
 overload   shed_lower, then cap_output: 200
@@ -269,6 +270,39 @@ overload   shed_lower, then cap_output: 200
         assert_eq!(request["pools"], json!(["fast", "slow"]));
         assert_eq!(request["rules"][1]["differs"], json!(["stream", "has_tools"]));
         assert!(!text.contains("CANARY"));
+    }
+
+    #[test]
+    fn what_limits_decide_about_a_request_is_what_the_gateways_own_books_say() {
+        let text = settings().replace("requests_burst: 5,", "requests_burst: 1, concurrent_requests: 1,");
+        let desk = desk(&text.replace("requests_per_minute: 600", "requests_per_minute: 1"));
+        let body = |rest: &str| {
+            let body = format!(r#"{{"model":"llama-3","messages":[{{"role":"user","content":"hello"}}],{rest}}}"#);
+            std::fs::write(desk.path().join("body.json"), body).unwrap();
+        };
+        let asked = || check(&desk, &["--request", "body.json", "--header", KEY]).unwrap();
+        body(r#""max_tokens":300,"n":2"#);
+        let (text, good) = asked();
+        let reserves = "about 2 tokens of prompt, 600 of output (its own cap): 1 of 1 requests_per_minute, \
+                        1 of 1 concurrent_requests, 602 of 9000 tokens_per_minute of the model";
+        assert!(good && text.contains(reserves), "{text}");
+        assert!(text.contains("1 request a minute, 1 at once; 1 request at one time;"), "{text}");
+        // Assumed is cut to what the bucket holds; stated is not.
+        body(r#""n":20"#);
+        assert!(asked().0.contains("20480 of output (assumed: no cap is stated)"), "{}", asked().0);
+        assert!(asked().0.contains("9000 of 9000 tokens_per_minute"), "{}", asked().0);
+        body(r#""max_tokens":9000"#);
+        let (text, good) = asked();
+        assert!(!good && text.contains("400 request_exceeds_limit: This request may need 9002"), "{text}");
+        let (text, _) = check(&desk, &["--request", "body.json", "--header", KEY, "--json"]).unwrap();
+        assert!(text.contains(r#""code":"request_exceeds_limit""#) && text.contains(r#""reserves":null"#), "{text}");
+        body(r#""max_tokens":10"#);
+        let (text, _) = check(&desk, &["--request", "body.json", "--header", KEY, "--json"]).unwrap();
+        let answer: serde_json::Value = serde_json::from_str(&text).unwrap();
+        let reserves = &answer["request"]["reserves"];
+        assert_eq!((&reserves["output_tokens"], &reserves["output_is_stated"]), (&json!(10), &json!(true)));
+        let of_model = json!({"limit": "tokens_per_minute", "scope": "model", "takes": 12, "most": 9000});
+        assert_eq!(reserves["of"][2], of_model);
     }
 
     #[test]

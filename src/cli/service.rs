@@ -261,8 +261,13 @@ impl AdminView for View {
         standings(&self.gateway)
     }
 
-    fn force_level(&self, class: &str, level: Option<usize>) -> Result<Degradation, admin::NotForced> {
-        self.gateway.force_level(class, level).map(|view| degradation(&view)).map_err(|not| match not {
+    fn force_level(
+        &self,
+        class: &str,
+        level: Option<usize>,
+        length: Option<Duration>,
+    ) -> Result<Degradation, admin::NotForced> {
+        self.gateway.force_level(class, level, length).map(|view| degradation(&view)).map_err(|not| match not {
             NotForced::UnknownClass => admin::NotForced::UnknownClass,
             NotForced::TooHigh(most) => admin::NotForced::TooHigh(most),
         })
@@ -311,6 +316,8 @@ fn degradation(view: &LevelView) -> Degradation {
         levels: view.levels,
         actions: view.actions.iter().map(|kind| kind.as_str()).collect(),
         forced: view.is_forced,
+        // Rounded up: it stands as long as it is told.
+        forced_for_seconds: view.forced_for.map(|left| left.as_secs() + u64::from(left.subsec_nanos() > 0)),
         burn_rate: view.measured.burn_rate,
         queue_wait_seconds: view.measured.queue_wait.map(|wait| wait.as_secs_f64()),
         queue_depth: view.measured.queue_depth,

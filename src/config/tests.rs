@@ -975,9 +975,21 @@ fn what_nothing_leads_to_is_a_note() {
     assert!(no_seats.notes[0].to_string().contains("nothing waits here"));
     let nothing_to_keep = good(&pool("max_concurrency_per_engine: auto"));
     assert!(nothing_to_keep.notes[0].to_string().contains("seats only grow"), "{:?}", nothing_to_keep.notes);
+    let to_the_end = class("objectives: {e2e_seconds: {threshold: 9, attainment: 0.95}}");
+    let to_the_end = to_the_end.replacen("    engines", "    max_concurrency_per_engine: auto\n    engines", 1);
+    assert_eq!(good(&to_the_end).notes, []);
     let no_limits =
         tenants(&format!("  - {{tenant: a, when_over_limit: demote, keys: [{{blake3: \"{}\"}}]}}", hash("k")));
     assert!(good(&no_limits).notes[0].to_string().contains("the tenant has no limits"));
+    let demotes = |of_pool: &str| {
+        let limits = "limits: {requests_per_minute: 5}, when_over_limit: demote";
+        let tenant = format!("  - {{tenant: a, {limits}, keys: [{{blake3: \"{}\"}}]}}", hash("k"));
+        good(&tenants(&tenant).replacen("    engines", &format!("    {of_pool}\n    engines"), 1)).notes
+    };
+    let nothing_waits = demotes("connect_timeout: 2s");
+    assert!(nothing_waits[0].to_string().contains("beyond its limits runs at once"), "{nothing_waits:?}");
+    assert_eq!(demotes("max_concurrency_per_engine: 8"), []);
+    assert_eq!(demotes("engine: {priority_scheduling: true}"), [], "engines put it behind others");
     let in_vain =
         "{action: defer, enter_when: {burn_rate_above: 2}}, {action: shed_lower, enter_when: {burn_rate_above: 2}},
       {action: spill, enter_when: {burn_rate_above: 2}}, {action: reasoning_off, enter_when: {queue_depth_above: 2}}";

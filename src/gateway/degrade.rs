@@ -76,6 +76,8 @@ pub struct LevelView {
     pub actions: Vec<Kind>,
     /// An operator has set it.
     pub is_forced: bool,
+    /// For how long still; none where that has no end, and where nobody has.
+    pub forced_for: Option<Duration>,
     /// What was measured last.
     pub measured: Measured,
 }
@@ -107,6 +109,13 @@ impl Relief {
     #[must_use]
     pub fn without_reasoning(&self) -> bool {
         self.in_force.reasoning_off
+    }
+
+    /// Tells the visit what is in force, for its access line.
+    pub fn is_told(&self, visit: &mut Visit) {
+        if self.in_force.level > 0 {
+            visit.at_level(self.in_force.level, self.in_force.cap);
+        }
     }
 
     /// Whether it waits behind everybody else. To be asked once.
@@ -183,7 +192,7 @@ impl House {
             standing.measured = self.measure(&live, class, at);
             if standing.ladder.weigh(&class.degrade, &standing.measured, at) {
                 moved = true;
-                tell(class, standing);
+                tell(class, standing, at);
             }
         }
         if moved {
@@ -202,11 +211,17 @@ impl House {
         self.post(settings, &ladders);
     }
 
-    /// An operator sets the level of a class, or hands it back.
+    /// An operator sets the level of a class, for so long or until it is handed back; or hands it
+    /// back.
     ///
     /// # Errors
     /// There is no such class, or no such level.
-    pub fn force_level(&self, class: &str, level: Option<usize>) -> Result<LevelView, NotForced> {
+    pub fn force_level(
+        &self,
+        class: &str,
+        level: Option<usize>,
+        length: Option<Duration>,
+    ) -> Result<LevelView, NotForced> {
         let at = self.clock.now();
         let live = self.live.load();
         let class = live.settings.class(&ClassId::from(class)).ok_or(NotForced::UnknownClass)?;
@@ -216,11 +231,11 @@ impl House {
             _ => return Err(NotForced::TooHigh(class.degrade.len())),
         };
         match level {
-            Some(level) => standing.ladder.force(level, at),
+            Some(level) => standing.ladder.force(level, length.map(|length| at + length), at),
             None => standing.ladder.release(at),
         }
-        tell(class, standing);
-        let view = standing.view(class);
+        tell(class, standing, at);
+        let view = standing.view(class, at);
         self.post(&live.settings, &ladders);
         Ok(view)
     }
@@ -228,16 +243,19 @@ impl House {
     /// How every class with levels stands, in the order of the settings.
     #[must_use]
     pub fn level_views(&self) -> Vec<LevelView> {
-        let live = self.live.load();
+        let (live, at) = (self.live.load(), self.clock.now());
         let ladders = self.levels.ladders.lock();
-        let view = |class: &Arc<Class>| Some(ladders.of.get(&class.id)?.view(class));
+        let view = |class: &Arc<Class>| Some(ladders.of.get(&class.id)?.view(class, at));
         live.settings.classes.iter().filter_map(view).collect()
     }
 
     /// Tells the recorder at which level each class is: to be called before a page of metrics is
     /// written.
     pub fn report_levels(&self) {
-        let report = |view: LevelView| (view.class, LevelReport { level: view.level, is_forced: view.is_forced });
+        let report = |view: LevelView| {
+            let LevelView { level, is_forced, forced_for, .. } = view;
+            (view.class, LevelReport { level, is_forced, forced_for })
+        };
         self.recorder.levels(self.level_views().into_iter().map(report).collect());
     }
 
@@ -261,7 +279,7 @@ impl House {
             let in_force = InForce::at(&class.degrade, ladder.level());
             if in_force.shed_lower {
                 let pools = settings.routes.reach(&class.id).into_iter().map(|(pool, _)| pool).collect();
-                let until = (!ladder.is_forced()).then(|| ladder.sheds_until(&class.degrade));
+                let until = ladder.sheds_until(&class.degrade);
                 board.kept_free.push(KeptFree { class: class.id.clone(), rank: class.priority, pools, until });
             }
             board.classes.insert(class.id.clone(), in_force);
@@ -271,7 +289,7 @@ impl House {
 }
 
 impl Standing {
-    fn view(&self, class: &Class) -> LevelView {
+    fn view(&self, class: &Class, at: Tick) -> LevelView {
         let level = self.ladder.level();
         LevelView {
             class: class.id.clone(),
@@ -279,18 +297,20 @@ impl Standing {
             levels: class.degrade.len(),
             actions: class.degrade.iter().take(level).map(|level| level.action.kind()).collect(),
             is_forced: self.ladder.is_forced(),
+            forced_for: self.ladder.forced_until().map(|end| end - at),
             measured: self.measured,
         }
     }
 }
 
 /// A level that changes is a life event.
-fn tell(class: &Class, standing: &Standing) {
+fn tell(class: &Class, standing: &Standing, at: Tick) {
     let Standing { ladder, measured } = standing;
     tracing::info!(
         class = %class.id,
         level = ladder.level(),
         forced = ladder.is_forced(),
+        forced_for_s = ladder.forced_until().map(|end| (end - at).as_secs()),
         burn_rate = measured.burn_rate,
         queue_wait_ms = measured.queue_wait.map(|wait| wait.as_millis() as u64),
         queue_depth = measured.queue_depth,

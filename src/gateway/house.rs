@@ -231,10 +231,11 @@ fn promised_in(settings: &Settings) -> BTreeMap<PoolId, Promised> {
         let pools: BTreeSet<_> = settings.routes.reach(&class.id).into_iter().map(|(pool, _)| pool).collect();
         for pool in pools {
             let promised = all.entry(pool).or_default();
-            let Objectives { ttft, tpot, .. } = &class.objectives;
+            let Objectives { ttft, tpot, e2e, .. } = &class.objectives;
             promised.ttft = promised.ttft.into_iter().chain(ttft.map(|ttft| ttft.threshold)).min();
             promised.tpot = promised.tpot.into_iter().chain(tpot.map(|tpot| tpot.threshold)).min();
-            let attainments = ttft.iter().chain(tpot).map(|objective| objective.attainment);
+            promised.e2e |= e2e.is_some();
+            let attainments = ttft.iter().chain(tpot).chain(e2e).map(|objective| objective.attainment);
             promised.attainment = attainments.fold(promised.attainment, f64::max);
         }
     }

@@ -7,8 +7,8 @@ use http::header::{AUTHORIZATION, HeaderName, HeaderValue};
 use secrecy::ExposeSecret;
 
 use crate::admit::desk::{Desk, Desks};
-use crate::admit::limit::Limit;
 use crate::admit::limit::settings::OverLimit;
+use crate::admit::limit::{Limit, Scope};
 use crate::classify::TargetHeaders;
 use crate::config::{Class, Settings, Tenant};
 use crate::forward::settings::Timeouts;
@@ -28,6 +28,8 @@ pub struct Live {
     pub is_metered: bool,
     /// Some pool has seats, and a queue for them.
     pub has_seats: bool,
+    /// Of those that wait there some may get their head meanwhile.
+    pub heads_go_ahead: bool,
     pools: Arc<HashMap<PoolId, BoundPool, ahash::RandomState>>,
     promises: HashMap<ClassId, Arc<Promise>, ahash::RandomState>,
 }
@@ -92,7 +94,8 @@ impl Live {
         let is_named = |tenant: &Tenant| tenant.id != TenantId::anonymous() || !tenant.limits.is_empty();
         let is_metered = settings.tenants.iter().any(is_named);
         let has_seats = pools.values().any(BoundPool::is_limited);
-        Live { promises, asks_for_prefixes, is_metered, has_seats, pools, settings }
+        let heads_go_ahead = has_seats && settings.classes.iter().any(|class| class.timeouts.keepalive.is_some());
+        Live { promises, asks_for_prefixes, is_metered, has_seats, heads_go_ahead, pools, settings }
     }
 
     /// A pool of these settings.
@@ -125,7 +128,9 @@ impl Live {
 }
 
 fn tenant_shape(tenant: &Tenant) -> TenantShape {
-    let limits = Limit::ALL.into_iter().filter(|limit| tenant.limits.has(*limit)).collect();
+    let both = |limit| Scope::ALL.map(|scope| (limit, scope));
+    let limits = Limit::ALL.into_iter().flat_map(both).filter(|(limit, scope)| tenant.limits.has(*limit, *scope));
+    let limits = limits.collect();
     TenantShape { id: tenant.id.clone(), classes: tenant.classes.clone(), limits }
 }
 

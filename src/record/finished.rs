@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::admit::levels::Kinds;
-use crate::admit::limit::Limit;
+use crate::admit::levels::Degraded;
+use crate::admit::limit::{Limit, Scope};
 use crate::judge::{Outcome, Verdict};
 use crate::observe::{Ending, Timeline};
 use crate::units::{ClassId, EngineId, LengthBucket, PoolId, RequestId, TenantId, Tick, Tokens};
@@ -88,14 +88,14 @@ pub struct Finished {
     pub gap_edges: Option<Arc<[Duration]>>,
     /// The code of the gateway's own error, where it made one.
     pub refusal: Option<&'static str>,
-    /// The limit of its tenant that refused it.
-    pub limited: Option<Limit>,
+    /// The limit of its tenant that refused it, and whether it was one for its model.
+    pub limited: Option<(Limit, Scope)>,
     /// It was let in beyond a limit of its tenant.
     pub over_limit: bool,
     /// It went to a further pool of its route because of the queue before.
     pub spilled: bool,
     /// What overload levels did to it.
-    pub degraded: Kinds,
+    pub degraded: Degraded,
     /// Its output cap was lowered by one of them.
     pub cap_lowered: bool,
 }

@@ -181,6 +181,14 @@ fn levels(recorder: &Inner, page: &mut Page<'_, '_>) -> fmt::Result {
         "goodput_degrade_forced",
         "Whether an operator has set the overload level of the class (1), or measures do (0)",
         rows(|report| usize::from(report.is_forced)),
+    )?;
+    let left = levels
+        .iter()
+        .filter_map(|(class, report)| Some((vec![("class", class.to_string())], report.forced_for?.as_secs_f64())));
+    page.gauges(
+        "goodput_degrade_forced_seconds_left",
+        "How long the overload level that an operator has set still stands; absent where that has no end",
+        left.collect(),
     )
 }
 

@@ -112,7 +112,7 @@ impl Metrics {
         );
         own.register(
             "rate_limited",
-            "Requests that a limit of their tenant refused, by the limit; tenants beyond the first 200 are \"other\"",
+            "Requests that a limit of their tenant refused, by the limit and whether it counts all of the tenant or one model; tenants beyond the first 200 are \"other\"",
             self.rate_limited.clone(),
         );
         own.register(

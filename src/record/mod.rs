@@ -89,6 +89,8 @@ pub struct LevelReport {
     pub level: usize,
     /// An operator has set it.
     pub is_forced: bool,
+    /// For how long still, where that has an end.
+    pub forced_for: Option<Duration>,
 }
 
 /// What was counted about the store in which gateways share the tenants' limits.
@@ -171,10 +173,11 @@ impl Recorder {
     }
 
     /// Counts one request and writes its line. Nothing else counts requests.
-    pub fn note(&self, finished: Finished) {
+    pub fn note(&self, finished: impl Into<Box<Finished>>) {
+        let finished = finished.into();
         self.0.table.load().note(&finished);
         if let Some(access) = &self.0.access {
-            let written = access.write(access::line(&finished, self.0.clock.wall()));
+            let written = access.write(finished, self.0.clock.wall());
             if !written {
                 self.0.metrics.lines_dropped.inc();
             }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use ahash::RandomState;
 use prometheus_client::metrics::counter::Counter;
 
-use crate::admit::limit::Limit;
+use crate::admit::limit::{Limit, Scope};
 use crate::judge::{Excluded, Held, Missed, Outcome, Verdict};
 use crate::observe::{Timeline, TokenSource};
 use crate::units::{ClassId, LengthBucket};
@@ -250,20 +250,22 @@ pub(super) struct TenantSeries {
     pub(super) input: Counter,
     pub(super) output: Counter,
     pub(super) classes: Map<ClassId, Pair>,
-    limited: Vec<(Limit, Counter)>,
+    limited: Vec<((Limit, Scope), Counter)>,
     over_limit: Option<Counter>,
 }
 
 impl TenantSeries {
-    pub(super) fn new(metrics: &Metrics, tenant: &str, classes: &[ClassId], limits: &[Limit]) -> Self {
+    pub(super) fn new(metrics: &Metrics, tenant: &str, classes: &[ClassId], limits: &[(Limit, Scope)]) -> Self {
         let tokens = |direction| metrics.tokens.at(labels([("tenant", tenant), ("direction", direction)]));
         let pair = |class: &ClassId| {
             let place = || labels([("tenant", tenant), ("class", class.as_str())]);
             let pair = Pair { met: metrics.tenant_slo_met.at(place()), all: metrics.tenant_slo.at(place()) };
             (class.clone(), pair)
         };
-        let limited =
-            |limit: &Limit| (*limit, metrics.rate_limited.at(labels([("tenant", tenant), ("limit", limit.as_str())])));
+        let limited = |which: &(Limit, Scope)| {
+            let place = [("tenant", tenant), ("limit", which.0.as_str()), ("scope", which.1.as_str())];
+            (*which, metrics.rate_limited.at(labels(place)))
+        };
         let is_limited = !limits.is_empty();
         TenantSeries {
             input: tokens("input"),

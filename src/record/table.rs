@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use prometheus_client::metrics::counter::Counter;
 
 use crate::admit::levels::Kind;
-use crate::admit::limit::Limit;
+use crate::admit::limit::{Limit, Scope};
 use crate::judge::{Missed, Objectives, Outcome};
 use crate::refuse::Refusal;
 use crate::units::{ClassId, PoolId, TenantId};
@@ -48,7 +48,7 @@ pub struct TenantShape {
     /// The classes it may use; `None`: all of them.
     pub classes: Option<Vec<ClassId>>,
     /// The limits that may refuse it.
-    pub limits: Vec<Limit>,
+    pub limits: Vec<(Limit, Scope)>,
 }
 
 /// One class of a [`Shape`].
@@ -118,7 +118,8 @@ impl Table {
             let series = TenantSeries::new(metrics, tenant.id.as_str(), classes, &tenant.limits);
             self.tenants.insert(tenant.id.clone(), Arc::new(series));
         } else {
-            self.other_tenant = Some(Arc::new(TenantSeries::new(metrics, OTHER, &self.current, &Limit::ALL)));
+            let all: Vec<_> = Limit::ALL.into_iter().flat_map(|limit| Scope::ALL.map(|scope| (limit, scope))).collect();
+            self.other_tenant = Some(Arc::new(TenantSeries::new(metrics, OTHER, &self.current, &all)));
         }
     }
 
@@ -241,7 +242,7 @@ impl ClassSeries {
             model.lengths[finished.length as usize].note(outcome);
         }
         pool.note(finished);
-        for kind in finished.degraded.iter() {
+        for kind in finished.degraded.kinds.iter() {
             self.degraded[kind as usize].inc();
         }
         if outcome.is_judged() {

@@ -5,8 +5,8 @@ use serde_json::Value;
 use tokio::io::AsyncReadExt;
 
 use super::*;
-use crate::admit::levels::{Kind, Kinds};
-use crate::admit::limit::Limit;
+use crate::admit::levels::{Degraded, Kind};
+use crate::admit::limit::{Limit, Scope, Standing};
 use crate::judge::{Case, Excluded, Held, Missed, Objective, Objectives, Outcome, Verdict};
 use crate::observe::{Choice, Ending, Gaps, Reader, Timeline, TokenSource, Usage};
 use crate::refuse::Refusal;
@@ -40,7 +40,11 @@ fn shape() -> Shape {
             TenantShape {
                 id: TenantId::from("acme"),
                 classes: Some(vec![ClassId::from("chat")]),
-                limits: vec![Limit::Tokens, Limit::ConcurrentRequests],
+                limits: vec![
+                    (Limit::Tokens, Scope::Tenant),
+                    (Limit::Tokens, Scope::Model),
+                    (Limit::ConcurrentRequests, Scope::Tenant),
+                ],
             },
             tenant("anonymous"),
         ],
@@ -121,7 +125,7 @@ fn finished(verdict: Verdict) -> Finished {
         limited: None,
         over_limit: false,
         spilled: false,
-        degraded: Kinds::default(),
+        degraded: Degraded::default(),
         cap_lowered: false,
     }
 }
@@ -407,22 +411,28 @@ async fn draining_waits_for_the_last_visit() {
 async fn a_limit_that_refuses_is_counted_for_its_tenant_and_only_limits_that_it_has_are_told() {
     let recorder = recorder();
     let before = samples(&recorder);
-    let limited = |limit: &str| format!("goodput_rate_limited_total{{tenant=\"acme\",limit=\"{limit}\"}}");
-    assert_eq!(before.get(&limited("tokens_per_minute")), Some(&0.0));
-    assert_eq!(before.get(&limited("requests_per_minute")), None);
+    let limited = |limit: &str, scope: &str| {
+        format!("goodput_rate_limited_total{{tenant=\"acme\",limit=\"{limit}\",scope=\"{scope}\"}}")
+    };
+    assert_eq!(before.get(&limited("tokens_per_minute", "tenant")), Some(&0.0));
+    assert_eq!(before.get(&limited("requests_per_minute", "tenant")), None);
+    assert_eq!(before.get(&limited("concurrent_requests", "model")), None);
     assert_eq!(before.get("goodput_over_limit_total{tenant=\"acme\"}"), Some(&0.0));
     assert!(!before.keys().any(|name| name.contains("limit") && name.contains("anonymous")));
-    let refusal = Refusal::samples().into_iter().find(|refusal| refusal.limit().is_some()).expect("a sample");
-    let mut visit = recorder.open(RequestId::from("r"), at(0));
-    visit.belongs_to(TenantId::from("acme"));
-    visit.promised(promise());
-    visit.refuse(&refusal);
+    let sample = Refusal::samples().into_iter().find_map(|refusal| refusal.limit().copied()).expect("a sample");
+    for scope in [Scope::Tenant, Scope::Model, Scope::Model] {
+        let mut visit = recorder.open(RequestId::from("r"), at(0));
+        visit.belongs_to(TenantId::from("acme"));
+        visit.promised(promise());
+        visit.refuse(&Refusal::RateLimitExceeded { standing: Standing { scope, ..sample }, retry_after: Some(1) });
+    }
     let after = samples(&recorder);
-    assert_eq!(after[&limited("tokens_per_minute")], 1.0);
-    assert_eq!(after["goodput_refused_total{code=\"rate_limit_exceeded\"}"], 1.0);
-    assert_eq!(sum(&after, "goodput_refused_total", ""), 1.0);
+    assert_eq!(after[&limited("tokens_per_minute", "tenant")], 1.0);
+    assert_eq!(after[&limited("tokens_per_minute", "model")], 2.0);
+    assert_eq!(after["goodput_refused_total{code=\"rate_limit_exceeded\"}"], 3.0);
+    assert_eq!(sum(&after, "goodput_refused_total", ""), 3.0);
     assert_eq!(before["goodput_refused_total{code=\"queue_full\"}"], 0.0, "there from the start");
-    assert_eq!(sum(&after, "goodput_slo_excluded_total", "reason=\"rate_limited\""), 1.0);
+    assert_eq!(sum(&after, "goodput_slo_excluded_total", "reason=\"rate_limited\""), 3.0);
 }
 
 #[tokio::test(start_paused = true)]
@@ -538,7 +548,10 @@ async fn the_page_is_the_golden_one() {
     recorder.bind(&small);
     recorder.engine(&PoolId::from("main"), &EngineId::from("vllm-0:8000"), EngineReport::default());
     recorder.seats(vec![(PoolId::from("main"), SeatReport { seats: 8, taken: 3, prefill: Some(Tokens(1024)) })]);
-    recorder.levels(vec![(ClassId::from("chat"), LevelReport { level: 2, is_forced: true })]);
+    recorder.levels(vec![(
+        ClassId::from("chat"),
+        LevelReport { level: 2, is_forced: true, forced_for: Some(Duration::from_secs(90)) },
+    )]);
     recorder.limits_store(StoreReport {
         up: true,
         calls: vec![("granted", 5), ("timeout", 1)],
@@ -595,6 +608,12 @@ async fn an_access_line_has_its_fields_in_their_order_and_no_content() {
     let verdict = crate::judge::judge(&answer(), &chat(), &Case::of(Dialect::Chat));
     recorder.note(Finished { timeline: Some(answer()), ..finished(verdict) });
     recorder.open(RequestId::from("r-\"2\""), recorder.now()).refuse(&Refusal::UnknownPath);
+    let mut visit = recorder.open(RequestId::from("r-3"), recorder.now());
+    visit.promised(promise());
+    visit.at_level(2, Some(Tokens(400)));
+    visit.degraded(Kind::Spill);
+    visit.degraded(Kind::CapOutput);
+    visit.refuse(&Refusal::Internal);
     drop(recorder);
     let (mut reader, output) = tokio::io::duplex(1 << 16);
     writer.run(output, clock).await.unwrap();
@@ -613,13 +632,16 @@ async fn an_access_line_has_its_fields_in_their_order_and_no_content() {
         "\"request_id\":\"r-1\",\"tenant\":\"acme\",\"class\":\"chat\",\"rule\":\"rule 1\",\"model\":\"llama-*\",\
          \"pool\":\"main\",\"engine\":\"vllm-0:8000\",\"attempts\":1,\"status\":200,\"outcome\":\"met\",\"reason\":null,\
          \"refusal\":null,\"length\":\"short\",\"input_tokens\":11,\"output_tokens\":4,\"token_source\":\"usage\",\"upload_ms\":20.000,\
-         \"queue_ms\":0.000,\"ttft_ms\":300.000,\"tpot_ms\":40.000,\"e2e_ms\":430.000}"
+         \"queue_ms\":0.000,\"ttft_ms\":300.000,\"tpot_ms\":40.000,\"e2e_ms\":430.000,\"degraded\":null}"
     );
     let refused: Value = serde_json::from_str(written[1]).unwrap();
     assert_eq!((&refused["request_id"], &refused["status"]), (&"r-\"2\"".into(), &404.into()));
     assert_eq!((&refused["outcome"], &refused["reason"]), (&"excluded".into(), &"invalid_request".into()));
     assert_eq!((&refused["refusal"], &refused["class"]), (&"unknown_path".into(), &Value::Null));
-    assert_eq!(written.len(), 2);
+    let degraded: Value = serde_json::from_str(written[2]).unwrap();
+    let expected = serde_json::json!({"level": 2, "cap": 400, "actions": ["cap_output", "spill"]});
+    assert_eq!(degraded["degraded"], expected);
+    assert_eq!(written.len(), 3);
 }
 
 #[tokio::test(start_paused = true)]

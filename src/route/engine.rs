@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::HeaderValue;
-use parking_lot::Mutex;
 
 use super::affinity;
 use super::breaker::Breaker;
@@ -17,6 +16,7 @@ use super::seats::Seats;
 use super::settings::{BreakerLimits, Concurrency, EngineAddress};
 use super::tournament::Rank;
 use super::view::EngineState;
+use crate::locks::Mutex;
 use crate::units::{EngineId, Tick, Tokens};
 
 /// What an engine's own metrics say; `None` where it does not say.

@@ -25,16 +25,16 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use http::HeaderValue;
-use parking_lot::{Mutex, RwLock};
 
 use super::engine::{Engine, Report};
 use super::health::{Change, Checked};
 use super::latency::{Aims, Latency, Lesson, Prediction, Situation};
 use super::retry::{Attempts, Effect, Happened, Injection, Next};
-use super::seats::{Evidence, Promised};
+use super::seats::{Evidence, Own, Promised, Whole};
 use super::settings::{EngineAddress, Pool};
 use super::view::PoolView;
 use super::yard::{Shared, Yard};
+use crate::locks::{Mutex, RwLock};
 use crate::units::{Endpoint, EngineId, PoolId, Tick, Tokens};
 
 /// All pools.
@@ -71,6 +71,8 @@ pub struct Want {
     pub size: Size,
     /// What its class is promised.
     pub aims: Aims,
+    /// What its class promises for the time to the end, where that is judged.
+    pub whole: Option<Duration>,
     /// Time since its arrival.
     pub spent: Duration,
     /// Requests with the same key go to the same engine, while its load allows; 0: to any.
@@ -114,6 +116,7 @@ pub struct Work {
     situation: Situation,
     dispatched: Tick,
     aims: Aims,
+    whole: Option<Duration>,
     /// The engine's requests at the first token.
     batch: u32,
     latency: Arc<Mutex<Latency>>,
@@ -237,6 +240,7 @@ impl Fleet {
             situation,
             dispatched: at,
             aims: want.aims,
+            whole: want.whole,
             batch: situation.batch,
             latency: engine.latency.clone(),
             is_over: false,
@@ -426,10 +430,19 @@ impl Work {
         inner.end(self.place, self.left, self.tries);
         if inner.finds_seats() {
             let promised = inner.promised;
-            let reading = self.latency.lock().reading(self.situation.prompt);
-            let strain = promised.strain(lesson, self.aims.ttft, reading);
-            let evidence = Evidence { dispatched: self.dispatched, batch, strain, promised: promised.attainment };
-            inner.note(self.place, evidence, at);
+            let length = self.whole.and_then(|limit| {
+                inner.lengths.note(limit, lesson.further);
+                Some((limit, inner.lengths.of(limit, promised.attainment)?))
+            });
+            let own = {
+                let (latency, prompt) = (self.latency.lock(), self.situation.prompt);
+                let whole = length.map(|(limit, length)| Whole { limit, length, alone: latency.alone(prompt, length) });
+                Own { ttft: self.aims.ttft, reading: latency.reading(prompt), whole }
+            };
+            if let Some(strain) = promised.strain(lesson, &own) {
+                let evidence = Evidence { dispatched: self.dispatched, batch, strain, promised: promised.attainment };
+                inner.note(self.place, evidence, at);
+            }
         }
         drop(inner);
         if let Some(ttft) = lesson.ttft {
@@ -450,5 +463,7 @@ impl Drop for Work {
     }
 }
 
+#[cfg(test)]
+mod orders;
 #[cfg(test)]
 mod tests;

@@ -157,6 +157,14 @@ impl Latency {
         (self.ttft.seen >= ENOUGH).then(|| seconds(own))
     }
 
+    /// The time to the end of an answer with so many tokens after the first, from an engine that
+    /// does nothing else.
+    #[must_use]
+    pub fn alone(&self, prompt: Tokens, further: u64) -> Option<Duration> {
+        let pace = self.tpot.estimate(&[1.0, 1.0])?;
+        Some(self.reading(prompt)? + seconds(pace * further as f64))
+    }
+
     /// Prompt tokens that the engine reads in a second; before enough was seen, by the first
     /// guess.
     #[must_use]

@@ -31,5 +31,5 @@ pub use fleet::{Choice, Fleet, REMEMBERED, Size, Want, Work};
 pub use health::{Change, Checked, Health};
 pub use latency::{Aims, ENOUGH, Errors, Latency, Lesson, Prediction, Situation};
 pub use routes::{Model, Routed, Routes};
-pub use seats::{Evidence, Promised, Seats};
+pub use seats::{Evidence, Lengths, Own, Promised, Seats, Whole};
 pub use view::{EngineState, EngineView, PoolView};

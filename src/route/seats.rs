@@ -20,9 +20,12 @@
 //! is answered once, not once per answer). Time in the gateway's own queue is no part of strain:
 //! fewer seats would make it longer.
 //!
+//! Time to the end depends on the length of an answer, and lengths differ: see [`Whole`].
+//!
 //! Additive increase with multiplicative decrease is fair between gateways that share an engine
 //! (Chiu and Jain, *Computer Networks and ISDN Systems* 17, 1989); each finds its own share.
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::latency::Lesson;
@@ -85,42 +88,138 @@ pub struct Promised {
     /// The shortest threshold of the time per output token. It is every answer's business: a
     /// batch is as slow for one request as for another.
     pub tpot: Option<Duration>,
+    /// A class promises time to the end of its answers: each its own.
+    pub e2e: bool,
     /// The largest share of answers that must keep one of them.
     pub attainment: f64,
+}
+
+/// What an answer's own class asks, and what is known of such answers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Own {
+    /// The threshold of the time to the first token.
+    pub ttft: Option<Duration>,
+    /// What the prompt alone takes to be read.
+    pub reading: Option<Duration>,
+    /// What the time to the end must stay within.
+    pub whole: Option<Whole>,
+}
+
+/// An objective of time to the end, and the answers for which it is hard to keep.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Whole {
+    /// The threshold.
+    pub limit: Duration,
+    /// Tokens after the first of an answer that is as long as must be kept: of the promised share
+    /// of answers the longest.
+    pub length: u64,
+    /// What such an answer takes from an engine that does nothing else, as far as was learned.
+    pub alone: Option<Duration>,
+}
+
+/// How long the answers are whose class promises time to the end: of each threshold the last 256.
+#[derive(Clone, Debug, Default)]
+pub struct Lengths(Vec<(Duration, VecDeque<u64>)>);
+
+/// So many answers tell how long answers are.
+const LENGTHS: usize = 256;
+/// With fewer nothing is told.
+const ENOUGH_LENGTHS: usize = 20;
+/// Thresholds that are kept apart.
+const THRESHOLDS: usize = 16;
+
+impl Lengths {
+    /// One more answer.
+    pub fn note(&mut self, limit: Duration, further: u64) {
+        let place = self.0.iter().position(|(of, _)| *of == limit).unwrap_or_else(|| {
+            if self.0.len() == THRESHOLDS {
+                self.0.remove(0);
+            }
+            self.0.push((limit, VecDeque::with_capacity(LENGTHS)));
+            self.0.len() - 1
+        });
+        let seen = &mut self.0[place].1;
+        if seen.len() == LENGTHS {
+            seen.pop_front();
+        }
+        seen.push_back(further);
+    }
+
+    /// The length that this share of answers stays within; none while too few were seen.
+    #[must_use]
+    pub fn of(&self, limit: Duration, share: f64) -> Option<u64> {
+        let (_, seen) = self.0.iter().find(|(of, seen)| *of == limit && seen.len() >= ENOUGH_LENGTHS)?;
+        let mut lengths: Vec<u64> = seen.iter().copied().collect();
+        let place = ((share.clamp(0.5, 1.0) * lengths.len() as f64).ceil() as usize).clamp(1, lengths.len()) - 1;
+        Some(*lengths.select_nth_unstable(place).1)
+    }
 }
 
 impl Default for Promised {
     /// No thresholds, and 95 % of answers.
     fn default() -> Self {
-        Promised { ttft: None, tpot: None, attainment: 0.95 }
+        Promised { ttft: None, tpot: None, e2e: false, attainment: 0.95 }
     }
 }
 
 impl Promised {
-    /// The largest of what an answer took over what it might; 0 where nothing is asked.
+    /// The largest of what an answer took over what it might. 0 where no class is promised
+    /// anything; none where the answer says nothing about seats.
     ///
-    /// `ttft` is the threshold of its own class, and `reading` what its prompt alone takes: where
-    /// that comes near the threshold, fewer seats would not help, and the first token says
-    /// nothing. An answer that came in one piece is compared with the time by which a stream
-    /// that kept both promises would have ended.
+    /// A first token says nothing where the prompt alone comes near its threshold: fewer seats
+    /// would not help. An answer that came in one piece is also compared with the time by which
+    /// a stream that kept the pool's promises would have ended.
     #[must_use]
-    pub fn strain(&self, lesson: &Lesson, ttft: Option<Duration>, reading: Option<Duration>) -> f64 {
-        let share = |took: Duration, limit: Duration| took.as_secs_f64() / limit.as_secs_f64().max(1e-6);
-        let first = |took, limit| reading.is_none_or(|own| share(own, limit) < NEAR).then(|| share(took, limit));
+    pub fn strain(&self, lesson: &Lesson, own: &Own) -> Option<f64> {
+        if !self.e2e && self.ttft.is_none() && self.tpot.is_none() {
+            return Some(0.0);
+        }
         let further = u32::try_from(lesson.further).unwrap_or(u32::MAX);
-        let strains = match lesson.ttft {
-            Some(took) => [
-                ttft.and_then(|limit| first(took, limit)),
-                lesson.tpot.zip(self.tpot).map(|(took, limit)| share(took, limit)),
-            ],
-            None => {
-                let budget = self.ttft.zip(self.tpot).map(|(ttft, tpot)| ttft + tpot.saturating_mul(further));
-                [lesson.e2e.zip(budget).map(|(took, budget)| share(took, budget)), None]
-            }
+        let budget = || Some(self.ttft? + self.tpot?.saturating_mul(further));
+        let first =
+            lesson.ttft.zip(own.ttft).filter(|(_, limit)| own.reading.is_none_or(|own| share(own, *limit) < NEAR));
+        let of_the_pool = match lesson.ttft {
+            Some(_) => lesson.tpot.zip(self.tpot),
+            None => lesson.e2e.zip(budget()),
         };
-        strains.into_iter().flatten().fold(0.0, f64::max)
+        let strains = [first, of_the_pool].map(|pair| pair.map(|(took, limit)| share(took, limit)));
+        let whole = own.whole.and_then(|whole| whole.strain(lesson, own.reading.unwrap_or_default()));
+        strains.into_iter().chain([whole]).flatten().reduce(f64::max)
     }
 }
+
+impl Whole {
+    /// What an answer of the length that must be kept would have taken at this one's pace, over
+    /// what it might.
+    ///
+    /// Not what this one took itself: under a figure that has just changed short answers end
+    /// first, and would all say that there is room. None where the objective could not be kept
+    /// with the engine to itself: fewer seats would not help; and for an answer in one piece that is too
+    /// short to tell a pace.
+    fn strain(&self, lesson: &Lesson, reading: Duration) -> Option<f64> {
+        if self.alone.is_some_and(|alone| share(alone, self.limit) >= ALONE) {
+            return None;
+        }
+        let length = self.length as f64;
+        let took = match (lesson.ttft, lesson.tpot) {
+            (Some(ttft), Some(tpot)) => ttft.as_secs_f64() + tpot.as_secs_f64() * length,
+            (None, _) if lesson.further > 0 && 2 * lesson.further >= self.length => {
+                let e2e = lesson.e2e?;
+                let reading = reading.min(e2e).as_secs_f64();
+                reading + (e2e.as_secs_f64() - reading) / lesson.further as f64 * length
+            }
+            _ => return None,
+        };
+        Some(took / self.limit.as_secs_f64().max(1e-6))
+    }
+}
+
+fn share(took: Duration, limit: Duration) -> f64 {
+    took.as_secs_f64() / limit.as_secs_f64().max(1e-6)
+}
+
+/// A share of a threshold from which an answer alone is not kept by fewer seats.
+const ALONE: f64 = 0.9;
 
 /// A share of a threshold from which a prompt alone comes near it.
 const NEAR: f64 = 0.6;
@@ -346,14 +445,48 @@ mod tests {
     fn strain_is_the_worst_of_what_is_promised() {
         let promised = Promised { ttft: Some(ms(400)), tpot: Some(ms(50)), ..Promised::default() };
         let stream = Lesson { ttft: Some(ms(600)), tpot: Some(ms(25)), e2e: Some(ms(9_000)), further: 100 };
-        let strain = |lesson, ttft, reading| promised.strain(&lesson, ttft, reading);
-        assert_eq!(strain(stream, Some(ms(1_200)), None), 0.5);
-        assert_eq!(strain(stream, Some(ms(500)), Some(ms(100))), 1.2);
-        assert_eq!(strain(stream, Some(ms(500)), Some(ms(400))), 0.5, "its prompt alone takes that long");
-        assert_eq!(strain(stream, None, None), 0.5);
+        let strain = |lesson, ttft, reading| promised.strain(&lesson, &Own { ttft, reading, ..Own::default() });
+        assert_eq!(strain(stream, Some(ms(1_200)), None), Some(0.5));
+        assert_eq!(strain(stream, Some(ms(500)), Some(ms(100))), Some(1.2));
+        assert_eq!(strain(stream, Some(ms(500)), Some(ms(400))), Some(0.5), "its prompt alone takes that long");
+        assert_eq!(strain(stream, None, None), Some(0.5));
         let whole = Lesson { ttft: None, tpot: None, ..stream };
-        assert!((strain(whole, None, None) - 9.0 / 5.4).abs() < 1e-9);
-        assert_eq!(Promised::default().strain(&whole, None, None), 0.0);
+        assert!((strain(whole, None, None).unwrap() - 9.0 / 5.4).abs() < 1e-9);
+        assert_eq!(Promised::default().strain(&whole, &Own::default()), Some(0.0), "nothing is promised here");
+    }
+
+    #[test]
+    fn time_to_the_end_is_asked_of_the_pace_and_not_of_the_answers_that_happen_to_end() {
+        let promised = Promised { e2e: true, ..Promised::default() };
+        let own = |limit, alone| {
+            let whole = Whole { limit: ms(limit), length: 300, alone: Some(ms(alone)) };
+            Own { reading: Some(ms(400)), whole: Some(whole), ..Own::default() }
+        };
+        let short = Lesson { ttft: Some(ms(600)), tpot: Some(ms(28)), e2e: Some(ms(880)), further: 10 };
+        assert_eq!(promised.strain(&short, &own(10_000, 3_000)), Some(0.9), "600 ms and 300 times 28");
+        assert_eq!(promised.strain(&short, &own(8_000, 3_000)), Some(1.125));
+        assert_eq!(promised.strain(&short, &own(3_000, 3_000)), None, "fewer seats would not help");
+        let whole = |e2e, further| Lesson { ttft: None, tpot: None, e2e: Some(ms(e2e)), further };
+        assert_eq!(promised.strain(&whole(5_400, 150), &own(10_000, 3_000)), Some(1.04), "400 ms and 300 of 33");
+        assert_eq!(promised.strain(&whole(5_400, 600), &own(10_000, 3_000)), Some(0.29));
+        assert_eq!(promised.strain(&whole(900, 149), &own(10_000, 3_000)), None, "too short to tell a pace");
+        assert_eq!(promised.strain(&short, &Own::default()), None, "of a class that promises nothing");
+        let both = Promised { tpot: Some(ms(56)), ..promised };
+        assert_eq!(both.strain(&short, &own(3_000, 3_000)), Some(0.5), "its pace is others' business, too");
+        assert_eq!(both.strain(&short, &own(8_000, 3_000)), Some(1.125));
+    }
+
+    #[test]
+    fn the_length_that_must_be_kept_is_that_of_the_last_answers() {
+        let (mut lengths, limit) = (Lengths::default(), ms(5_000));
+        (1..ENOUGH_LENGTHS as u64).for_each(|length| lengths.note(limit, length));
+        assert_eq!(lengths.of(limit, 0.95), None);
+        (0..2 * LENGTHS as u64).for_each(|length| lengths.note(limit, length % 100 + 1));
+        assert!(lengths.of(limit, 0.95).is_some_and(|length| (93..=97).contains(&length)));
+        assert_eq!(lengths.of(limit, 1.0), Some(100));
+        assert_eq!(lengths.of(ms(6_000), 0.95), None);
+        (0..100).for_each(|other| lengths.note(ms(other), 1));
+        assert_eq!(lengths.0.len(), THRESHOLDS, "what is remembered has a bound");
     }
 
     proptest! {

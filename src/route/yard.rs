@@ -8,8 +8,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-use parking_lot::{Mutex, RwLock};
-
 use super::Budget;
 use super::affinity;
 use super::engine::{Engine, Report};
@@ -17,10 +15,11 @@ use super::fleet::{REMEMBERED, Size, Want};
 use super::health::{Change, Checked};
 use super::latency::{Aims, Prediction};
 use super::retry::{Effect, Rest};
-use super::seats::{Evidence, Promised};
+use super::seats::{Evidence, Lengths, Promised};
 use super::settings::{Balance, Concurrency, EngineAddress, Engines, Pool};
 use super::tournament::{Key, Rank, Tournament};
 use super::view::{EngineState, EngineView, PoolView};
+use crate::locks::{Mutex, RwLock};
 use crate::units::{Endpoint, EngineId, PoolId, Tick, Tokens};
 
 /// One pool: its engines, and the lock around them.
@@ -40,6 +39,8 @@ pub(super) struct Inner {
     shared: Arc<Shared>,
     /// What the seats of `auto` must keep.
     pub promised: Promised,
+    /// How long the answers are whose class promises time to the end.
+    pub lengths: Lengths,
     /// Seats that the engines give, before they are divided among gateways.
     seats: u64,
     pub retired: Option<Tick>,
@@ -112,6 +113,7 @@ impl Yard {
                 settings,
                 shared,
                 promised: Promised::default(),
+                lengths: Lengths::default(),
                 seats: 0,
                 retired: None,
                 engines: Vec::new(),

@@ -46,6 +46,8 @@ fn a_level_is_set_by_hand_with_the_token_and_by_nobody_else() {
     let standing: Value = serde_json::from_str(slo.trim()).unwrap_or_else(|error| panic!("{error}: {slo}"));
     assert_eq!(standing["classes"][0]["degradation"]["actions"][0], "cap_output", "{slo}");
 
+    let told = degrade(&gateway, bearer, r#"{"class": "chat", "level": 1, "for_seconds": 3600}"#).unwrap();
+    assert!(told.contains(r#""forced_for_seconds":3600"#), "{told}");
     let told = degrade(&gateway, bearer, r#"{"class": "chat", "level": "auto"}"#).unwrap();
     assert!(told.contains(r#""forced":false"#), "{told}");
 }

@@ -1,4 +1,4 @@
-//! A real Redis, on a socket of its own.
+//! A real Redis or Valkey, on a socket of its own.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -12,8 +12,43 @@ use goodput::admit::shared::settings::{Address, OnFailure, Redis};
 use crate::parts::{Missing, find};
 use crate::running::until;
 
-/// What the command that speaks RESP is called here.
-const BINARIES: [&str; 2] = ["redis-server", "valkey-server"];
+/// Which of the two.
+#[derive(Clone, Copy, Debug)]
+pub enum Kind {
+    Redis,
+    Valkey,
+}
+
+impl Kind {
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Redis => "redis",
+            Kind::Valkey => "valkey",
+        }
+    }
+
+    fn binary(self) -> Result<PathBuf, Missing> {
+        match self {
+            Kind::Redis => find("redis-server", "install it: apt-get install redis-server"),
+            Kind::Valkey => {
+                find("valkey-server", "install it: apt-get install valkey-server (Debian 12: from its backports)")
+            }
+        }
+    }
+}
+
+/// Makes each of these functions a test with a Redis, and one with a Valkey.
+macro_rules! on_each {
+    ($($name:ident,)*) => {
+        mod redis {
+            $(#[test] fn $name() { super::$name(crate::redis_server::Kind::Redis) })*
+        }
+        mod valkey {
+            $(#[test] fn $name() { super::$name(crate::redis_server::Kind::Valkey) })*
+        }
+    };
+}
+pub(crate) use on_each;
 
 /// A server without a memory of the time before its start.
 pub struct RedisServer {
@@ -24,14 +59,13 @@ pub struct RedisServer {
 }
 
 impl RedisServer {
-    pub fn start() -> Result<RedisServer, Missing> {
-        RedisServer::with(&[])
+    pub fn start(kind: Kind) -> Result<RedisServer, Missing> {
+        RedisServer::with(kind, &[])
     }
 
     /// One with these lines of settings besides.
-    pub fn with(more: &[&str]) -> Result<RedisServer, Missing> {
-        let found = BINARIES.iter().find_map(|name| find(name, "").ok());
-        let binary = found.ok_or("no redis-server; install it: apt-get install redis-server")?;
+    pub fn with(kind: Kind, more: &[&str]) -> Result<RedisServer, Missing> {
+        let binary = kind.binary()?;
         let folder = tempfile::tempdir().expect("a folder for its socket");
         let more: Vec<String> = more.iter().map(ToString::to_string).collect();
         let child = spawn(&binary, &folder, &more);

@@ -109,6 +109,28 @@ fn a_bad_file_changes_nothing_and_shows() {
 }
 
 #[test]
+fn keys_that_want_a_restart_are_compared_with_what_the_process_began_with() {
+    let engine = Running::engine(QUICK);
+    let engines = [&engine];
+    let with = |more: &'static str, ttft| Setup { engines: &engines, more, ttft, ..Setup::default() };
+    let (began, changed) = ("", "telemetry: {access_log: off}");
+    let gateway = Gateway::start(&with(began, 30.0));
+    let told = || {
+        let line = "this key changes only with a restart";
+        gateway.running.output().lines().filter(|told| told.contains(line) && told.contains("access_log")).count()
+    };
+    gateway.reload(&with(changed, 30.0));
+    assert_eq!(told(), 1);
+    // What was read last is not what runs: the process still writes its lines.
+    gateway.reload(&with(changed, 31.0));
+    assert_eq!(told(), 2, "said again, for the key still waits for a restart");
+    gateway.reload(&with(began, 32.0));
+    assert_eq!(told(), 2, "as it began, so there is nothing to wait for");
+    is_served(&gateway).unwrap();
+    until("its access line is there", || gateway.running.output().contains("\"outcome\":\"met\"").then_some(()));
+}
+
+#[test]
 fn an_engine_that_comes_back_on_its_port_is_used_again() {
     let mut engine = Running::engine(QUICK);
     let gateway = Gateway::start(&Setup { engines: &[&engine], ..Setup::default() });

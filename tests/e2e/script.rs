@@ -14,7 +14,7 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
 use crate::parts::with_parts;
-use crate::redis_server::RedisServer;
+use crate::redis_server::{Kind, RedisServer, on_each};
 
 const RATES: [Limit; 4] = [Limit::Tokens, Limit::InputTokens, Limit::OutputTokens, Limit::Requests];
 
@@ -130,10 +130,9 @@ fn any_allowance() -> impl Strategy<Value = Allowance> {
 }
 
 /// Everything that the ledger lets in the script lets in, and what is left is the same number.
-#[test]
-fn the_script_counts_as_the_ledger_of_one_gateway() {
-    with_parts("redis", || {
-        let server = RedisServer::start()?;
+fn the_script_counts_as_the_ledger_of_one_gateway(kind: Kind) {
+    with_parts(kind.name(), || {
+        let server = RedisServer::start(kind)?;
         let runtime = runtime();
         let line = runtime.block_on(server.line());
         let number = std::cell::Cell::new(0);
@@ -235,10 +234,9 @@ fn of_tenant(key: &str, gateway: &str, bucket: Bucket) -> Call {
     }
 }
 
-#[test]
-fn what_is_kept_and_not_ours_is_told_and_left_alone() {
-    with_parts("redis", || {
-        let server = RedisServer::start()?;
+fn what_is_kept_and_not_ours_is_told_and_left_alone(kind: Kind) {
+    with_parts(kind.name(), || {
+        let server = RedisServer::start(kind)?;
         let runtime = runtime();
         let line = runtime.block_on(server.line());
         let places = Places { field: "places".into(), most: 9, need: 1, ..Places::default() };
@@ -273,10 +271,9 @@ fn what_is_kept_and_not_ours_is_told_and_left_alone() {
     });
 }
 
-#[test]
-fn a_clock_that_steps_neither_locks_out_nor_lets_in_more_than_a_burst() {
-    with_parts("redis", || {
-        let server = RedisServer::start()?;
+fn a_clock_that_steps_neither_locks_out_nor_lets_in_more_than_a_burst(kind: Kind) {
+    with_parts(kind.name(), || {
+        let server = RedisServer::start(kind)?;
         let runtime = runtime();
         let line = runtime.block_on(server.line());
         let ask = |need| runtime.block_on(line.call(&of_tenant("k", "a", tokens(60_000, need)))).expect("an answer");
@@ -297,10 +294,9 @@ fn a_clock_that_steps_neither_locks_out_nor_lets_in_more_than_a_burst() {
     });
 }
 
-#[test]
-fn books_that_were_lost_are_begun_with_what_each_gateway_knows() {
-    with_parts("redis", || {
-        let server = RedisServer::start()?;
+fn books_that_were_lost_are_begun_with_what_each_gateway_knows(kind: Kind) {
+    with_parts(kind.name(), || {
+        let server = RedisServer::start(kind)?;
         let runtime = runtime();
         let line = runtime.block_on(server.line());
         let call = |gateway: &str, begun, spent_here, need| {
@@ -320,10 +316,9 @@ fn books_that_were_lost_are_begun_with_what_each_gateway_knows() {
     });
 }
 
-#[test]
-fn places_of_a_gateway_that_is_gone_come_back() {
-    with_parts("redis", || {
-        let server = RedisServer::start()?;
+fn places_of_a_gateway_that_is_gone_come_back(kind: Kind) {
+    with_parts(kind.name(), || {
+        let server = RedisServer::start(kind)?;
         let runtime = runtime();
         let line = runtime.block_on(server.line());
         let call = |gateway: &str, running, need, besides| {
@@ -357,10 +352,9 @@ fn places_of_a_gateway_that_is_gone_come_back() {
     });
 }
 
-#[test]
-fn a_server_that_forgot_the_script_is_given_it_again() {
-    with_parts("redis", || {
-        let server = RedisServer::start()?;
+fn a_server_that_forgot_the_script_is_given_it_again(kind: Kind) {
+    with_parts(kind.name(), || {
+        let server = RedisServer::start(kind)?;
         let runtime = runtime();
         let line = runtime.block_on(server.line());
         for _ in 0..3 {
@@ -370,4 +364,13 @@ fn a_server_that_forgot_the_script_is_given_it_again() {
         }
         Ok(())
     });
+}
+
+on_each! {
+    the_script_counts_as_the_ledger_of_one_gateway,
+    what_is_kept_and_not_ours_is_told_and_left_alone,
+    a_clock_that_steps_neither_locks_out_nor_lets_in_more_than_a_burst,
+    books_that_were_lost_are_begun_with_what_each_gateway_knows,
+    places_of_a_gateway_that_is_gone_come_back,
+    a_server_that_forgot_the_script_is_given_it_again,
 }

@@ -7,7 +7,7 @@ use crate::gateway::{Gateway, Setup, sum, sum_where};
 use crate::parts::with_parts;
 use crate::processes::{CHAT, stream_of};
 use crate::prometheus::free_address;
-use crate::redis_server::RedisServer;
+use crate::redis_server::{Kind, RedisServer, on_each};
 use crate::running::{Running, get, post, until};
 use crate::tls::Papers;
 
@@ -48,9 +48,8 @@ impl Clients {
     }
 }
 
-#[test]
-fn three_processes_keep_one_limit_over_tls_and_serve_on_while_the_store_is_away() {
-    with_parts("redis", || {
+fn three_processes_keep_one_limit_over_tls_and_serve_on_while_the_store_is_away(kind: Kind) {
+    with_parts(kind.name(), || {
         let papers = Papers::new();
         let folder = tempfile::tempdir().expect("a folder for certificates");
         let file = |name: &str, text: &str| {
@@ -64,7 +63,7 @@ fn three_processes_keep_one_limit_over_tls_and_serve_on_while_the_store_is_away(
         let tls = format!("--tls-port {port} --tls-cert-file {certificate} --tls-key-file {key} --tls-auth-clients no");
         let user = "--user gateway on >s3cret ~goodput:* +eval +evalsha +time +hmget +hset +pexpire";
         let words: Vec<&str> = tls.split(' ').chain(user.split(' ')).collect();
-        let mut server = RedisServer::with(&words)?;
+        let mut server = RedisServer::with(kind, &words)?;
         let engine = Running::engine(&["--speed", "100"]);
         let hash = blake3::hash(b"sk-acme").to_hex();
         let more = format!(
@@ -130,4 +129,8 @@ limits_store: {{redis: {{url: "rediss://gateway@localhost:{port}", password_file
         }
         Ok(())
     });
+}
+
+on_each! {
+    three_processes_keep_one_limit_over_tls_and_serve_on_while_the_store_is_away,
 }

@@ -19,7 +19,7 @@ use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval};
 
 use crate::parts::with_parts;
-use crate::redis_server::RedisServer;
+use crate::redis_server::{Kind, RedisServer, on_each};
 
 const GATEWAYS: u32 = 3;
 /// Tokens a second, and at once.
@@ -124,10 +124,9 @@ fn flow(time: Duration) -> f64 {
     RATE as f64 * time.as_secs_f64()
 }
 
-#[test]
-fn three_gateways_let_in_what_the_limit_allows_and_no_more() {
-    with_parts("redis", || {
-        let server = RedisServer::start()?;
+fn three_gateways_let_in_what_the_limit_allows_and_no_more(kind: Kind) {
+    with_parts(kind.name(), || {
+        let server = RedisServer::start(kind)?;
         runtime().block_on(async {
             let gateways = three(&server, OnFailure::Open, &tokens_limit()).await;
             let start = server.time();
@@ -154,9 +153,9 @@ enum Harm {
 }
 
 /// Offers three times the limit before, while and after the server is away.
-fn run_with(harm: Harm, on_failure: OnFailure) {
-    with_parts("redis", || {
-        let mut server = RedisServer::start()?;
+fn run_with(kind: Kind, harm: Harm, on_failure: OnFailure) {
+    with_parts(kind.name(), || {
+        let mut server = RedisServer::start(kind)?;
         runtime().block_on(async {
             let gateways = three(&server, on_failure, &tokens_limit()).await;
             let clock = Clock::start();
@@ -213,30 +212,25 @@ fn run_with(harm: Harm, on_failure: OnFailure) {
     });
 }
 
-#[test]
-fn a_server_that_is_killed_and_comes_back_empty_costs_no_second_burst() {
-    run_with(Harm::Killed, OnFailure::Open);
+fn a_server_that_is_killed_and_comes_back_empty_costs_no_second_burst(kind: Kind) {
+    run_with(kind, Harm::Killed, OnFailure::Open);
 }
 
-#[test]
-fn a_server_that_hangs_holds_nobody_up_and_is_used_again() {
-    run_with(Harm::Paused, OnFailure::Open);
+fn a_server_that_hangs_holds_nobody_up_and_is_used_again(kind: Kind) {
+    run_with(kind, Harm::Paused, OnFailure::Open);
 }
 
-#[test]
-fn closed_means_closed_while_the_server_is_killed() {
-    run_with(Harm::Killed, OnFailure::Closed);
+fn closed_means_closed_while_the_server_is_killed(kind: Kind) {
+    run_with(kind, Harm::Killed, OnFailure::Closed);
 }
 
-#[test]
-fn closed_means_closed_while_the_server_hangs() {
-    run_with(Harm::Paused, OnFailure::Closed);
+fn closed_means_closed_while_the_server_hangs(kind: Kind) {
+    run_with(kind, Harm::Paused, OnFailure::Closed);
 }
 
-#[test]
-fn places_are_shared_and_those_of_a_gateway_that_dies_come_back() {
-    with_parts("redis", || {
-        let server = RedisServer::start()?;
+fn places_are_shared_and_those_of_a_gateway_that_dies_come_back(kind: Kind) {
+    with_parts(kind.name(), || {
+        let server = RedisServer::start(kind)?;
         runtime().block_on(async {
             let allowance = Allowance { concurrent_requests: std::num::NonZeroU64::new(4), ..Allowance::default() };
             let gateways = three(&server, OnFailure::Open, &allowance).await;
@@ -288,10 +282,9 @@ fn places_are_shared_and_those_of_a_gateway_that_dies_come_back() {
     });
 }
 
-#[test]
-fn a_gateway_that_leaves_gives_everything_back() {
-    with_parts("redis", || {
-        let server = RedisServer::start()?;
+fn a_gateway_that_leaves_gives_everything_back(kind: Kind) {
+    with_parts(kind.name(), || {
+        let server = RedisServer::start(kind)?;
         runtime().block_on(async {
             // A minute's flow is one token: what is spent stays.
             let allowance = Allowance { tokens: Some(Rate::new(1, Some(4800)).unwrap()), ..Allowance::default() };
@@ -311,10 +304,9 @@ fn a_gateway_that_leaves_gives_everything_back() {
     });
 }
 
-#[test]
-fn who_leaves_while_the_store_is_asked_takes_nothing() {
-    with_parts("redis", || {
-        let server = RedisServer::start()?;
+fn who_leaves_while_the_store_is_asked_takes_nothing(kind: Kind) {
+    with_parts(kind.name(), || {
+        let server = RedisServer::start(kind)?;
         runtime().block_on(async {
             let allowance = Allowance {
                 tokens: Some(Rate::new(1, Some(4800)).unwrap()),
@@ -347,10 +339,9 @@ fn who_leaves_while_the_store_is_asked_takes_nothing() {
     });
 }
 
-#[test]
-fn what_is_not_ours_harms_one_tenant_only() {
-    with_parts("redis", || {
-        let server = RedisServer::start()?;
+fn what_is_not_ours_harms_one_tenant_only(kind: Kind) {
+    with_parts(kind.name(), || {
+        let server = RedisServer::start(kind)?;
         runtime().block_on(async {
             server.say(&["SET", "goodput:limits:acme", "something else"]).expect("it is set");
             let gateways = three(&server, OnFailure::Open, &tokens_limit()).await;
@@ -383,10 +374,9 @@ fn what_is_not_ours_harms_one_tenant_only() {
     });
 }
 
-#[test]
-fn a_store_behind_a_password_wants_it_and_no_log_shows_it() {
-    with_parts("redis", || {
-        let server = RedisServer::with(&["--requirepass", "s3cret"])?;
+fn a_store_behind_a_password_wants_it_and_no_log_shows_it(kind: Kind) {
+    with_parts(kind.name(), || {
+        let server = RedisServer::with(kind, &["--requirepass", "s3cret"])?;
         runtime().block_on(async {
             let with = |query: &str| {
                 let address = Address::read(&format!("{}{query}", server.url())).expect("a URL of ours");
@@ -451,4 +441,17 @@ fn what_is_no_store_at_all_is_none() {
         });
         Ok(())
     });
+}
+
+on_each! {
+    three_gateways_let_in_what_the_limit_allows_and_no_more,
+    a_server_that_is_killed_and_comes_back_empty_costs_no_second_burst,
+    a_server_that_hangs_holds_nobody_up_and_is_used_again,
+    closed_means_closed_while_the_server_is_killed,
+    closed_means_closed_while_the_server_hangs,
+    places_are_shared_and_those_of_a_gateway_that_dies_come_back,
+    a_gateway_that_leaves_gives_everything_back,
+    who_leaves_while_the_store_is_asked_takes_nothing,
+    what_is_not_ours_harms_one_tenant_only,
+    a_store_behind_a_password_wants_it_and_no_log_shows_it,
 }

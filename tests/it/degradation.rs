@@ -41,7 +41,7 @@ fn bulk() -> Value {
 fn forced(levels: &str, level: usize, script: &Script) -> (House, [ScriptedEngine; 2]) {
     let house = House::new(&yaml(levels));
     let engines = ["e1", "e2"].map(|host| house.engine(host, vec![script.clone()]));
-    house.gateway.force_level("chat", Some(level)).unwrap();
+    house.gateway.force_level("chat", Some(level), None).unwrap();
     (house, engines)
 }
 
@@ -134,10 +134,10 @@ async fn a_level_set_by_hand_stands_over_reloads_until_it_is_handed_back() {
     let two = format!("{{action: defer, {DEEP}}}, {{action: spill, {DEEP}}}");
     let house = House::new(&yaml(&two));
     let gateway = &house.gateway;
-    assert_eq!(gateway.force_level("chat", Some(3)), Err(NotForced::TooHigh(2)));
-    assert_eq!(gateway.force_level("bulk", Some(1)), Err(NotForced::TooHigh(0)));
-    assert_eq!(gateway.force_level("nobody", Some(1)), Err(NotForced::UnknownClass));
-    let view = gateway.force_level("chat", Some(2)).unwrap();
+    assert_eq!(gateway.force_level("chat", Some(3), None), Err(NotForced::TooHigh(2)));
+    assert_eq!(gateway.force_level("bulk", Some(1), None), Err(NotForced::TooHigh(0)));
+    assert_eq!(gateway.force_level("nobody", Some(1), None), Err(NotForced::UnknownClass));
+    let view = gateway.force_level("chat", Some(2), None).unwrap();
     assert_eq!((view.level, view.is_forced, view.actions.len()), (2, true, 2));
     house.sleep(ms(60_000)).await;
     house.adopt(&yaml(&two));
@@ -145,13 +145,34 @@ async fn a_level_set_by_hand_stands_over_reloads_until_it_is_handed_back() {
     assert_eq!(house.page().sum("goodput_degrade_forced", &[("class", "chat")]), 1.0);
     house.adopt(&yaml(&format!("{{action: defer, {DEEP}}}")));
     assert_eq!(level(&house), 1, "there is no second one any more");
-    gateway.force_level("chat", None).unwrap();
+    gateway.force_level("chat", None, None).unwrap();
     house.sleep(ms(9_000)).await;
     assert_eq!(level(&house), 1, "it is left as any other");
     house.sleep(ms(2_000)).await;
     assert_eq!(level(&house), 0);
     house.adopt(&Yaml::default());
     assert_eq!(house.gateway.level_views(), []);
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_level_set_by_hand_for_a_while_is_handed_back_by_itself() {
+    let house = House::new(&yaml(&format!("{{action: defer, {DEEP}}}")));
+    let left = || house.page().sum("goodput_degrade_forced_seconds_left", &[("class", "chat")]);
+    let view = house.gateway.force_level("chat", Some(1), Some(ms(60_000))).unwrap();
+    assert_eq!((view.is_forced, view.forced_for), (true, Some(ms(60_000))));
+    assert_eq!(left(), 60.0);
+    house.sleep(ms(20_000)).await;
+    assert_eq!(left(), 40.0);
+    house.adopt(&yaml(&format!("{{action: defer, {DEEP}}}")));
+    house.sleep(ms(39_000)).await;
+    assert_eq!((level(&house), left()), (1, 1.0), "a reload changes nothing about it");
+    house.sleep(ms(2_000)).await;
+    let page = house.page();
+    assert_eq!(page.sum("goodput_degrade_forced", &[]) + page.sum("goodput_degrade_forced_seconds_left", &[]), 0.0);
+    assert_eq!(level(&house), 1, "it is left as any other");
+    house.sleep(ms(10_000)).await;
+    assert_eq!(level(&house), 0);
     house.end().await;
 }
 
@@ -166,13 +187,16 @@ async fn shed_lower_keeps_pools_free_of_lower_ranks() {
     assert_eq!(refused.header("x-goodput-reason"), Some("overload_shed"));
     assert_eq!(refused.header("x-goodput-degraded"), Some("shed_lower"));
     assert_eq!(refused.header("retry-after"), None, "an operator decides");
-    assert_eq!(house.line().await.verdict(), "missed(shed)");
+    let line = house.line().await;
+    assert_eq!(line.verdict(), "missed(shed)");
+    let by_another = serde_json::json!({"level": 0, "cap": null, "actions": ["shed_lower"]});
+    assert_eq!(line.0["degraded"], by_another, "its own class has no level");
     let answer = house.chat(stream()).await.whole().await;
     assert_eq!((answer.status.as_u16(), answer.header("x-goodput-degraded")), (200, None));
     assert_eq!(asked(&engines[0]).len(), 1);
     assert_eq!(house.page().sum("goodput_degraded_total", &[("class", "bulk"), ("action", "shed_lower")]), 1.0);
 
-    house.gateway.force_level("chat", Some(0)).unwrap();
+    house.gateway.force_level("chat", Some(0), None).unwrap();
     assert_eq!(house.chat(bulk()).await.whole().await.status, 200);
     house.end().await;
 }
@@ -183,7 +207,7 @@ async fn who_is_shed_from_one_pool_may_have_another() {
     let routes = "  - {model: \"*\", class: chat, pools: a}\n  - {model: \"*\", class: bulk, pools: [a, b]}";
     let house = House::new(&yaml(&levels).routes(routes));
     let engines = ["e1", "e2"].map(|host| house.engine(host, vec![good()]));
-    house.gateway.force_level("chat", Some(1)).unwrap();
+    house.gateway.force_level("chat", Some(1), None).unwrap();
     let answer = house.chat(bulk()).await.whole().await;
     assert_eq!((answer.header("x-goodput-pool"), answer.header("x-goodput-degraded")), (Some("b"), Some("shed_lower")));
     assert_eq!((asked(&engines[0]).len(), asked(&engines[1]).len()), (0, 1));
@@ -223,6 +247,9 @@ async fn a_cap_is_lowered_and_what_it_cuts_is_counted() {
         let received = String::from_utf8(engines[0].ledger().requests()[number].body.to_vec()).unwrap();
         assert!(received.contains(becomes), "{received}");
     }
+    let told: Vec<_> = house.lines(3).await.into_iter().map(|line| line.0["degraded"].clone()).collect();
+    let capped = serde_json::json!({"level": 2, "cap": 50, "actions": ["cap_output"]});
+    assert_eq!(told, [capped.clone(), serde_json::Value::Null, capped]);
     let page = house.page();
     assert_eq!(page.sum("goodput_degraded_total", &[("action", "cap_output")]), 2.0);
     assert_eq!(page.sum("goodput_capped_answers_total", &[]), 2.0);
@@ -264,7 +291,7 @@ async fn an_engine_that_does_not_know_the_switches_is_asked_again_without() {
         false => status(400),
     });
     house.network.engine("e1", &picky);
-    house.gateway.force_level("chat", Some(1)).unwrap();
+    house.gateway.force_level("chat", Some(1), None).unwrap();
     let answer = house.chat(unary()).await.whole().await;
     assert_eq!((answer.status.as_u16(), answer.header("x-goodput-degraded")), (200, None));
     assert_eq!(asked(&picky).len(), 2);
@@ -276,7 +303,7 @@ async fn spill_goes_to_the_next_pool_first() {
     let levels = format!("{{action: spill, {DEEP}}}");
     let house = House::new(&yaml(&levels));
     let engines = [house.engine("e1", vec![good()]), house.engine("e2", vec![good(), status(503)])];
-    house.gateway.force_level("chat", Some(1)).unwrap();
+    house.gateway.force_level("chat", Some(1), None).unwrap();
     let answer = house.chat(stream()).await.whole().await;
     assert_eq!((answer.header("x-goodput-pool"), answer.header("x-goodput-degraded")), (Some("b"), Some("spill")));
     assert_eq!((asked(&engines[0]).len(), asked(&engines[1]).len()), (0, 1));
@@ -291,7 +318,7 @@ async fn defer_waits_behind_everybody_else() {
     for (by_hand, order) in [(0, ["chat", "bulk"]), (1, ["bulk", "chat"])] {
         let house = House::new(&yaml(&format!("{{action: defer, {DEEP}}}")).routes(ONE));
         house.engine("e1", vec![long(1_000)]);
-        house.gateway.force_level("chat", Some(by_hand)).unwrap();
+        house.gateway.force_level("chat", Some(by_hand), None).unwrap();
         let ask = async |after: u64, class: &'static str, body: Value| {
             house.sleep(ms(after)).await;
             let answer = house.chat(body).await.whole().await;

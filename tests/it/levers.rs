@@ -108,11 +108,11 @@ async fn minute(levels: &str, prepare: impl FnOnce(&House)) -> Row {
 async fn what_each_lever_buys_and_costs() {
     let nothing = minute("priority: normal", |_| ()).await;
     let mut rows = vec![("nothing", nothing)];
-    let deferred = minute("priority: normal", |house| drop(house.gateway.force_level("agent", Some(1)).unwrap()));
+    let deferred = minute("priority: normal", |house| drop(house.gateway.force_level("agent", Some(1), None).unwrap()));
     rows.push(("defer (agent)", deferred.await));
     for (name, action) in LEVERS {
         let levels = format!("degrade: [{{action: {action}, {NEVER}}}]");
-        let row = minute(&levels, |house| drop(house.gateway.force_level("chat", Some(1)).unwrap())).await;
+        let row = minute(&levels, |house| drop(house.gateway.force_level("chat", Some(1), None).unwrap())).await;
         rows.push((name, row));
     }
     let all = "degrade:

@@ -32,6 +32,10 @@ async fn open_serves_this_gateways_share() {
     assert_eq!(statuses, [200, 200, 200, 429, 429], "a third of nine at once");
     let refused = house.send(capped(10)).await.whole().await;
     assert_eq!(refused.headers["retry-after"], "3", "a third of one a second");
+    let told = |name: &str| refused.headers[name].to_str().unwrap().to_owned();
+    assert_eq!(told("x-ratelimit-limit-requests"), "9", "the limit is the tenant's, whoever enforces which part of it");
+    assert_eq!((told("x-ratelimit-remaining-requests"), told("x-ratelimit-reset-requests")), ("0".into(), "9s".into()));
+    assert!(refused.text().contains("60 a minute, 9 at once"), "{}", refused.text());
     let page = house.page();
     assert_eq!(page.sum("goodput_limits_store_up", &[]), 0.0);
     assert_eq!(page.sum("goodput_limits_store_requests_total", &[("by", "share")]), 3.0);
@@ -76,6 +80,23 @@ async fn whoever_has_no_limit_needs_no_store() {
     let (house, _engine) = House::playing_with(&yaml, answer(5));
     for _ in 0..3 {
         assert_eq!(house.send(capped(10)).await.whole().await.status, 200);
+    }
+    assert_eq!(
+        house.page().sum("goodput_limits_store_requests_total", &[]),
+        0.0,
+        "none of them counts against a limit"
+    );
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_share_of_places_is_told_as_the_places_there_are() {
+    let (house, _engine) = House::playing_with(&shared("concurrent_requests: 7", ""), answer(5));
+    let running = [house.send(capped(10)).await, house.send(capped(10)).await];
+    let refused = house.send(capped(10)).await.whole().await;
+    assert_eq!((refused.status.as_u16(), &refused.headers["x-ratelimit-limit-requests"]), (429, &"7".parse().unwrap()));
+    for answer in running {
+        assert_eq!(answer.whole().await.status, 200);
     }
     house.end().await;
 }

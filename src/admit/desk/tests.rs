@@ -9,12 +9,12 @@ use super::*;
 use crate::admit::queue::{Aim, Standing, WhenHopeless, Why};
 use crate::units::TenantId;
 
-fn ms(length: u64) -> Duration {
+pub(super) fn ms(length: u64) -> Duration {
     Duration::from_millis(length)
 }
 
 /// A stream that has a second for its first token and waits at most as long as it is told.
-fn ask(clock: Clock, rank: Priority, patience: Duration) -> Ask {
+pub(super) fn ask(clock: Clock, rank: Priority, patience: Duration) -> Ask {
     Ask {
         tenant: TenantId::anonymous(),
         rank,
@@ -28,21 +28,21 @@ fn ask(clock: Clock, rank: Priority, patience: Duration) -> Ask {
     }
 }
 
-fn patient(clock: Clock) -> Ask {
+pub(super) fn patient(clock: Clock) -> Ask {
     ask(clock, Priority::Normal, Duration::from_secs(3600))
 }
 
-fn settings(max_waiting: usize) -> Settings {
+pub(super) fn settings(max_waiting: usize) -> Settings {
     Settings { max_waiting, quantum: Tokens(100), ..Settings::default() }
 }
 
-fn desk(clock: Clock, seats: usize, max_waiting: usize) -> Arc<Desk> {
+pub(super) fn desk(clock: Clock, seats: usize, max_waiting: usize) -> Arc<Desk> {
     let desk = Arc::new(Desk::new(settings(max_waiting), clock));
     desk.set_seats(seats);
     desk
 }
 
-fn numbers(desk: &Desk) -> (usize, usize) {
+pub(super) fn numbers(desk: &Desk) -> (usize, usize) {
     let numbers = desk.numbers();
     (numbers.taken, numbers.waiting)
 }

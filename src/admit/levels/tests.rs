@@ -58,15 +58,15 @@ fn all_levels_are_left_one_by_one_when_nothing_comes_any_more() {
 fn who_is_shed_may_come_again_when_all_levels_above_have_been_left() {
     let levels = [level(Action::Defer, 10, 5), level(Action::ShedLower, 20, 10), level(Action::Spill, 20, 10)];
     let mut ladder = Ladder::default();
-    assert_eq!(ladder.sheds_until(&levels), Tick::ZERO);
+    assert_eq!(ladder.sheds_until(&levels), Some(Tick::ZERO));
     ladder.weigh(&levels, &depth(99), secs(0));
-    assert_eq!(ladder.sheds_until(&levels), secs(0), "nobody is shed yet");
+    assert_eq!(ladder.sheds_until(&levels), Some(secs(0)), "nobody is shed yet");
     ladder.weigh(&levels, &depth(99), secs(10));
-    assert_eq!(ladder.sheds_until(&levels), secs(20));
+    assert_eq!(ladder.sheds_until(&levels), Some(secs(20)));
     ladder.weigh(&levels, &depth(99), secs(20));
-    assert_eq!(ladder.sheds_until(&levels), secs(40));
+    assert_eq!(ladder.sheds_until(&levels), Some(secs(40)));
     (21..40).for_each(|second| assert_eq!(ladder.weigh(&levels, &depth(0), secs(second)), second == 30));
-    assert_eq!(ladder.sheds_until(&levels), secs(40));
+    assert_eq!(ladder.sheds_until(&levels), Some(secs(40)));
     assert!(ladder.weigh(&levels, &depth(0), secs(40)));
     assert_eq!(ladder.level(), 1, "it sheds no more, at that very moment");
 }
@@ -99,7 +99,7 @@ fn one_measure_is_enough_to_enter_and_all_are_needed_to_leave() {
 #[test]
 fn an_operators_level_stands_until_it_is_released_and_is_then_left_as_any_other() {
     let (levels, mut ladder) = (three(), Ladder::default());
-    ladder.force(2, secs(5));
+    ladder.force(2, None, secs(5));
     assert!(ladder.is_forced());
     assert!(!ladder.weigh(&levels, &depth(99), secs(100)));
     assert!(!ladder.weigh(&levels, &depth(0), secs(200)));
@@ -110,9 +110,31 @@ fn an_operators_level_stands_until_it_is_released_and_is_then_left_as_any_other(
 }
 
 #[test]
+fn an_operators_level_with_an_end_is_left_from_there_as_any_other() {
+    let levels = [level(Action::ShedLower, 10, 5), level(Action::Spill, 20, 10)];
+    let mut ladder = Ladder::default();
+    ladder.force(2, Some(secs(60)), secs(5));
+    assert_eq!((ladder.is_forced(), ladder.forced_until()), (true, Some(secs(60))));
+    assert_eq!(ladder.sheds_until(&levels), Some(secs(80)));
+    assert!((6..60).all(|second| !ladder.weigh(&levels, &depth(0), secs(second))));
+    // Looked at late, it has ended when it was to.
+    assert!(ladder.weigh(&levels, &depth(0), secs(63)), "somebody has to tell");
+    assert_eq!((ladder.level(), ladder.is_forced(), ladder.forced_until()), (2, false, None));
+    let changes: Vec<u64> = (64..100).filter(|second| ladder.weigh(&levels, &depth(0), secs(*second))).collect();
+    assert_eq!((changes, ladder.level()), (vec![70, 80], 0));
+    ladder.force(1, Some(secs(200)), secs(100));
+    ladder.force(1, None, secs(101));
+    assert_eq!(ladder.sheds_until(&levels), None, "the last word counts");
+    assert!(!ladder.weigh(&levels, &depth(0), secs(300)));
+    ladder.force(2, Some(secs(400)), secs(300));
+    ladder.release(secs(310));
+    assert!(!ladder.is_forced(), "it may be handed back before");
+}
+
+#[test]
 fn fewer_levels_after_a_reload_are_fewer_in_force() {
     let mut ladder = Ladder::default();
-    ladder.force(3, secs(1));
+    ladder.force(3, None, secs(1));
     ladder.fit(1, secs(2));
     assert_eq!(ladder.level(), 1);
     assert!(ladder.is_forced());
@@ -127,8 +149,8 @@ fn what_is_in_force_is_all_up_to_the_level() {
         level(Action::ShedLower, 1, 1),
     ];
     assert_eq!(InForce::at(&levels, 0), InForce::default());
-    assert_eq!(InForce::at(&levels, 2), InForce { cap: Some(Tokens(500)), ..InForce::default() });
-    let all = InForce { cap: Some(Tokens(500)), reasoning_off: true, shed_lower: true, ..InForce::default() };
+    assert_eq!(InForce::at(&levels, 2), InForce { level: 2, cap: Some(Tokens(500)), ..InForce::default() });
+    let all = InForce { level: 4, cap: Some(Tokens(500)), reasoning_off: true, shed_lower: true, ..InForce::default() };
     assert_eq!(InForce::at(&levels, 9), all);
 }
 
@@ -139,6 +161,10 @@ fn kinds_are_told_in_one_order() {
     kinds.add(Kind::Spill);
     kinds.add(Kind::Defer);
     assert_eq!(kinds.iter().map(Kind::as_str).collect::<Vec<_>>(), ["defer", "spill"]);
+    // Whoever reads the header may rely on the order, and on new words standing behind these.
+    Kind::ALL.into_iter().rev().for_each(|kind| kinds.add(kind));
+    let all: Vec<_> = kinds.iter().map(Kind::as_str).collect();
+    assert_eq!(all, ["defer", "shed_lower", "cap_output", "reasoning_off", "spill"]);
 }
 
 fn measures() -> impl Strategy<Value = Measured> {
@@ -196,7 +222,7 @@ proptest! {
     #[test]
     fn steady_measures_make_no_flapping(levels in levels(), start in 0_usize..5, measured in measures()) {
         let mut ladder = Ladder::default();
-        ladder.force(start.min(levels.len()), secs(0));
+        ladder.force(start.min(levels.len()), None, secs(0));
         ladder.release(secs(0));
         let mut seen = vec![ladder.level()];
         for second in 0..400 {

@@ -60,12 +60,23 @@ pub enum Scope {
     Model,
 }
 
-impl fmt::Display for Scope {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
+impl Scope {
+    /// Both of them.
+    pub const ALL: [Scope; 2] = [Scope::Tenant, Scope::Model];
+
+    /// The name in messages and labels.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
             Scope::Tenant => "tenant",
             Scope::Model => "model",
-        })
+        }
+    }
+}
+
+impl fmt::Display for Scope {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
     }
 }
 

@@ -2,10 +2,9 @@
 
 use std::sync::Arc;
 
-use parking_lot::Mutex;
-
 use super::Used;
 use super::book::{Book, Held};
+use crate::locks::Mutex;
 use crate::units::{Tick, Tokens};
 
 /// What is set aside for a request that runs. Exactly one ending takes it out of the books:

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::num::NonZeroU64;
 use std::sync::Arc;
 
-use super::Limit;
+use super::{Limit, Scope};
 
 /// What becomes of a request beyond its tenant's limits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -28,8 +28,11 @@ pub struct Limits {
 impl Limits {
     /// Whether this is limited, for the tenant as a whole or for one of its models.
     #[must_use]
-    pub fn has(&self, limit: Limit) -> bool {
-        self.whole.has(limit) || self.models.values().any(|model| model.has(limit))
+    pub fn has(&self, limit: Limit, scope: Scope) -> bool {
+        match scope {
+            Scope::Tenant => self.whole.has(limit),
+            Scope::Model => self.models.values().any(|model| model.has(limit)),
+        }
     }
 
     /// Whether nothing is limited.

@@ -295,6 +295,14 @@ impl Account {
         Some(Ok(held))
     }
 
+    /// The answer to a call whose request nobody wants any more: what it got lies here as a lease.
+    pub fn answered_to_nobody(&mut self, sent: Sent, answer: &Answer, at: Tick) {
+        let model = sent.want.as_ref().map(|want| Arc::clone(&want.model));
+        if let (Some(model), Some(Ok(held))) = (model, self.answered(sent, answer, at)) {
+            self.ended(&model, Some(&held), None, true);
+        }
+    }
+
     /// No answer came. `untouched`: it is certain that the call did nothing.
     pub fn lost(&mut self, sent: Sent, untouched: bool) {
         for ((name, place), bucket) in sent.buckets.iter().zip(&sent.call.buckets) {
@@ -321,6 +329,29 @@ impl Account {
     /// Requests that run here.
     pub fn running(&self) -> u64 {
         self.whole.running
+    }
+
+    /// Whether any limit counts this tenant's requests for the model.
+    pub fn limits(&self, model: &str) -> bool {
+        let mut shelves = std::iter::once(&self.whole).chain(self.models.get(model));
+        shelves.any(|shelf| shelf.seats.is_some() || shelf.pots().next().is_some())
+    }
+
+    /// Where a share of a limit stands, told as the limit of which it is a share: what the tenant
+    /// has agreed to is the whole.
+    pub fn of_the_whole(&self, model: &str, share: Standing) -> Standing {
+        let shelf = match share.scope {
+            Scope::Tenant => Some(&self.whole),
+            Scope::Model => self.models.get(model),
+        };
+        let Some(shelf) = shelf else { return share };
+        let rate = shelf.pots().find(|(limit, _)| *limit == share.limit).map(|(_, pot)| pot.rate);
+        match (rate, shelf.seats.as_ref().filter(|_| share.limit == Limit::ConcurrentRequests)) {
+            (Some(rate), _) => Standing { most: rate.burst(), per_minute: Some(rate.per_minute()), ..share },
+            (None, Some(seats)) => Standing { most: seats.most, ..share },
+            // Gone meanwhile.
+            (None, None) => share,
+        }
     }
 
     /// Tokens that are here and unspent, of the tenant's own limits.

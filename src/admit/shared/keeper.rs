@@ -354,23 +354,30 @@ impl State {
                 break;
             }
             tokio::select! {
-                Some(over) = self.calls.next() => self.over_while_leaving(inner, over),
+                Some(over) = self.calls.next() => {
+                    // Its first call may have been under way: then it was not in use yet.
+                    let whose = self.over_while_leaving(inner, over);
+                    open.extend(whose.filter(|whose| open.iter().all(|tenant| !Arc::ptr_eq(tenant, whose))));
+                }
                 () = clock.sleep_until(Some(until)) => break,
             }
         }
         let _ = left.send(());
     }
 
-    fn over_while_leaving(&mut self, inner: &Inner, Over { call, result, .. }: Over) {
+    /// Whose call it was.
+    fn over_while_leaving(&mut self, inner: &Inner, Over { call, result, .. }: Over) -> Option<Arc<Tenant>> {
         let at = inner.clock.now();
-        let Some((tenant, sent)) = call else { return };
+        let (tenant, sent) = call?;
         let mut desk = tenant.desk.lock();
         desk.calling = false;
         match result {
-            Ok(answer) => drop(desk.account.answered(sent, &answer, at)),
+            Ok(answer) => desk.account.answered_to_nobody(sent, &answer, at),
             // Not once more: what a trial would take belongs to those who wait for us to go.
             Err(_) => self.line = None,
         }
+        drop(desk);
+        Some(tenant)
     }
 }
 

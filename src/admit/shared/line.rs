@@ -15,9 +15,17 @@ const CONNECTING: Duration = Duration::from_secs(1);
 
 /// A connection. Cheap to clone: all clones share it, and calls do not wait for each other.
 #[derive(Clone)]
-pub struct Line {
-    connection: MultiplexedConnection,
-    script: String,
+pub struct Line(Way);
+
+#[derive(Clone)]
+enum Way {
+    Server {
+        connection: MultiplexedConnection,
+        script: String,
+    },
+    /// A test answers.
+    #[cfg(test)]
+    ByHand(by_hand::Answers),
 }
 
 /// Why there is no answer. Never holds the address or a password.
@@ -43,11 +51,15 @@ impl Line {
     /// # Errors
     /// [`Failure`].
     pub async fn open(settings: &Redis) -> Result<Self, Failure> {
+        #[cfg(test)]
+        if let Some(answers) = by_hand::ANSWERS.get() {
+            return Ok(Line(Way::ByHand(answers)));
+        }
         let client = Client::open(settings.address.info().clone()).map_err(failure)?;
         // Our own clock limits the calls.
         let config = AsyncConnectionConfig::new().set_connection_timeout(Some(CONNECTING)).set_response_timeout(None);
         let connection = client.get_multiplexed_async_connection_with_config(&config).await.map_err(failure)?;
-        Ok(Line { connection, script: Script::new(SCRIPT).get_hash().to_owned() })
+        Ok(Line(Way::Server { connection, script: Script::new(SCRIPT).get_hash().to_owned() }))
     }
 
     /// Has the script keep this tenant's books.
@@ -55,20 +67,30 @@ impl Line {
     /// # Errors
     /// [`Failure`].
     pub async fn call(&self, call: &Call) -> Result<Answer, Failure> {
-        let mut answered = self.run("EVALSHA", &self.script, call).await;
+        let (connection, script) = match &self.0 {
+            Way::Server { connection, script } => (connection, script),
+            #[cfg(test)]
+            Way::ByHand(answers) => return by_hand::call(*answers, call).await,
+        };
+        let mut answered = run(connection, "EVALSHA", script, call).await;
         if answered.as_ref().is_err_and(|error| error.kind() == ErrorKind::Server(ServerErrorKind::NoScript)) {
-            answered = self.run("EVAL", SCRIPT, call).await;
+            answered = run(connection, "EVAL", SCRIPT, call).await;
         }
         let value = answered.map_err(failure)?;
         let numbers = Vec::<i64>::from_redis_value(value).map_err(|_| Failure::Nonsense("no numbers".to_owned()))?;
         call.read(&numbers).ok_or_else(|| Failure::Nonsense("numbers that cannot be".to_owned()))
     }
+}
 
-    async fn run(&self, command: &str, script: &str, call: &Call) -> RedisResult<redis::Value> {
-        let mut all = redis::cmd(command);
-        all.arg(script).arg(1).arg(&*call.key).arg(call.arguments());
-        all.query_async(&mut self.connection.clone()).await
-    }
+async fn run(
+    connection: &MultiplexedConnection,
+    command: &str,
+    script: &str,
+    call: &Call,
+) -> RedisResult<redis::Value> {
+    let mut all = redis::cmd(command);
+    all.arg(script).arg(1).arg(&*call.key).arg(call.arguments());
+    all.query_async(&mut connection.clone()).await
 }
 
 fn failure(error: RedisError) -> Failure {
@@ -89,5 +111,29 @@ fn failure(error: RedisError) -> Failure {
         _ if error.is_unrecoverable_error() || error.is_io_error() => Failure::Broken(error.category().to_owned()),
         ErrorKind::Parse => Failure::Broken("what it speaks is not RESP".to_owned()),
         _ => Failure::Broken(error.category().to_owned()),
+    }
+}
+
+/// A store inside a test.
+#[cfg(test)]
+pub(super) mod by_hand {
+    use std::cell::Cell;
+
+    use super::{Answer, Call, Failure};
+    use crate::locks::woven::others;
+
+    pub type Answers = fn(&Call) -> Result<Answer, Failure>;
+
+    thread_local! {
+        /// Who answers the lines that this thread opens.
+        pub static ANSWERS: Cell<Option<Answers>> = const { Cell::new(None) };
+    }
+
+    /// Others may go on while a call is on its way, and while its answer is.
+    pub async fn call(answers: Answers, call: &Call) -> Result<Answer, Failure> {
+        others().await;
+        let answer = answers(call);
+        others().await;
+        answer
     }
 }

@@ -19,17 +19,17 @@ const MODEL: &str = "m";
 type Kept = (u128, Tick);
 
 #[derive(Default)]
-struct PlainStore {
+pub(super) struct PlainStore {
     begun: u64,
-    buckets: HashMap<Arc<str>, Kept>,
-    places: HashMap<(Arc<str>, Arc<str>), (u64, Tick)>,
+    pub(super) buckets: HashMap<Arc<str>, Kept>,
+    pub(super) places: HashMap<(Arc<str>, Arc<str>), (u64, Tick)>,
     calls: usize,
 }
 
 const MINUTE: u128 = 60_000_000;
 
 impl PlainStore {
-    fn answer(&mut self, call: &Call, at: Tick) -> Answer {
+    pub(super) fn answer(&mut self, call: &Call, at: Tick) -> Answer {
         self.calls += 1;
         if self.begun == 0 {
             self.begun = at.as_nanos() + 1;

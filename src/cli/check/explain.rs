@@ -1,21 +1,25 @@
 //! How one request would be classified and routed, step by step as the gateway does it.
 
+use std::collections::BTreeMap;
+
 use http::HeaderMap;
 use http::header::CONTENT_TYPE;
 use serde_json::{Value, json};
 
 use crate::admit::levels::Action;
 use crate::admit::limit::settings::{Allowance, OverLimit, Rate};
+use crate::admit::limit::{Exhausted, Ledger, Output, Scope, Standing, Wanted};
 use crate::admit::queue::WhenHopeless;
 use crate::classify::{Ask, RuleSaid, Said, TargetHeaders, Targets};
 use crate::config::{Class, Settings};
+use crate::gateway::wanted;
 use crate::identify::{Unknown, Who};
 use crate::inspect::multipart::FormScanner;
 use crate::inspect::{Facts, Ratios, Scanner, Unreadable};
 use crate::judge::Objectives;
 use crate::refuse::Refusal;
 use crate::route::settings::Concurrency;
-use crate::units::{ClassId, Endpoint, PoolId, Tokens, Unroutable};
+use crate::units::{ClassId, Endpoint, PoolId, Tick, Tokens, Unroutable};
 
 /// A request to explain.
 pub struct Sample {
@@ -46,9 +50,18 @@ pub struct Explanation {
     degrade: Vec<String>,
     /// The limits that it counts against, and what becomes of it beyond them.
     limits: Vec<String>,
+    /// What is set aside of them for it.
+    reserved: Option<Reserved>,
     pools: Vec<PoolId>,
     /// The answer where no engine would see it.
     pub refused: Option<Refusal>,
+}
+
+/// What a request takes of its tenant's limits before it runs.
+struct Reserved {
+    wanted: Wanted,
+    /// Each limit that counts it, as it stands then: at first all of it was there.
+    of: Vec<Standing>,
 }
 
 /// Explains a request.
@@ -120,7 +133,29 @@ fn walk(settings: &Settings, sample: &Sample, told: &mut Explanation) -> Result<
     told.model_label = Some(routed.model_label.to_string());
     told.pools = routed.pools.to_vec();
     told.queue = waiting(settings, &found.class, &routed.pools[0]);
+    if let Some(class) = settings.class(&found.class) {
+        let wanted = wanted(&facts, endpoint, &class.objectives, prompt);
+        told.reserved = reserved(settings, &who, model.unwrap_or_default(), wanted)?;
+    }
     Ok(())
+}
+
+/// What the gateway's own books say to the request, with nothing spent before. None where no limit
+/// counts it.
+fn reserved(settings: &Settings, who: &Who, model: &str, wanted: Wanted) -> Result<Option<Reserved>, Refusal> {
+    let Some(tenant) = settings.tenants.get(&who.tenant) else { return Ok(None) };
+    let ledger = Ledger::new();
+    ledger.reload(&BTreeMap::from([(who.tenant.clone(), tenant.limits.clone())]), Tick::ZERO);
+    match ledger.reserve(&who.tenant, model, &wanted, Tick::ZERO) {
+        Err(Exhausted::ForEver { limit, scope, need, most }) => {
+            Err(Refusal::RequestExceedsLimit { limit, scope, need, most })
+        }
+        Err(Exhausted::ForNow { standing, retry_after }) => Err(Refusal::RateLimitExceeded { standing, retry_after }),
+        Ok(_held) => {
+            let of = ledger.standings(&who.tenant, model, Tick::ZERO);
+            Ok(Some(Reserved { wanted, of }).filter(|reserved| !reserved.of.is_empty()))
+        }
+    }
 }
 
 fn form_type(headers: &HeaderMap) -> Option<&str> {
@@ -212,9 +247,13 @@ fn allowed(of: &str, allowance: &Allowance) -> Vec<String> {
     ];
     let rate = |(name, rate): (&str, Option<Rate>)| {
         let rate = rate?;
+        let name = if rate.per_minute() == 1 { name.trim_end_matches('s') } else { name };
         Some(format!("{} {name}{of} a minute, {} at once", rate.per_minute(), rate.burst()))
     };
-    let concurrent = allowance.concurrent_requests.map(|most| format!("{most} requests{of} at one time"));
+    let concurrent = allowance.concurrent_requests.map(|most| {
+        let requests = if most.get() == 1 { "request" } else { "requests" };
+        format!("{most} {requests}{of} at one time")
+    });
     rates.into_iter().filter_map(rate).chain(concurrent).collect()
 }
 
@@ -247,6 +286,7 @@ impl Explanation {
         if !self.limits.is_empty() {
             all.push(("limits", self.limits.join("; ")));
         }
+        all.extend(self.reserved.iter().map(|reserved| ("reserves", reserved.in_words())));
         if !self.pools.is_empty() {
             let names: Vec<&str> = self.pools.iter().map(PoolId::as_str).collect();
             all.push(("pools", names.join(", then ")));
@@ -293,12 +333,50 @@ impl Explanation {
             "queue": self.queue,
             "degrade": self.degrade,
             "limits": self.limits,
+            "reserves": self.reserved.as_ref().map(Reserved::to_json),
             "pools": self.pools.iter().map(PoolId::as_str).collect::<Vec<_>>(),
             "refused": self.refused.as_ref().map(|refused| json!({
                 "status": refused.status().as_u16(),
                 "code": refused.code(),
                 "message": refused.message(),
             })),
+        })
+    }
+}
+
+impl Reserved {
+    fn is_stated(&self) -> bool {
+        matches!(self.wanted.output, Output::Stated(_))
+    }
+
+    fn in_words(&self) -> String {
+        let whence = if self.is_stated() { "its own cap" } else { "assumed: no cap is stated" };
+        let of = self.of.iter().map(|standing| {
+            let whose = match standing.scope {
+                Scope::Tenant => "",
+                Scope::Model => " of the model",
+            };
+            format!("{} of {} {}{whose}", standing.most - standing.remaining, standing.most, standing.limit)
+        });
+        let of: Vec<String> = of.collect();
+        let Wanted { input, output } = self.wanted;
+        format!("about {} tokens of prompt, {} of output ({whence}): {}", input.0, output.tokens().0, of.join(", "))
+    }
+
+    fn to_json(&self) -> Value {
+        let of = self.of.iter().map(|standing| {
+            json!({
+                "limit": standing.limit.as_str(),
+                "scope": standing.scope.as_str(),
+                "takes": standing.most - standing.remaining,
+                "most": standing.most,
+            })
+        });
+        json!({
+            "input_tokens": self.wanted.input.0,
+            "output_tokens": self.wanted.output.tokens().0,
+            "output_is_stated": self.is_stated(),
+            "of": of.collect::<Vec<_>>(),
         })
     }
 }

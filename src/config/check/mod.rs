@@ -71,6 +71,7 @@ impl<'a> Check<'a> {
         self.unused(root);
         self.levels_can_help(root, &classes, &pools, &routes);
         self.seats_have_a_promise(root, &classes, &pools, &routes);
+        self.demotion_can_help(root, &tenants, &classes, &pools, &routes);
         let replicas = self.count(root.replicas.as_ref(), 1, 1..=1000);
         let limits_store = self.limits_store(root);
         let access_log = root.telemetry.as_ref().and_then(|telemetry| telemetry.access_log.as_ref());

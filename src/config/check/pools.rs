@@ -103,11 +103,15 @@ impl Check<'_> {
             };
             let leads =
                 |class: &Class| routes.iter().any(|route| route.serves(&class.id) && route.pools.contains(&pool.id));
-            let keeps = |class: &Class| class.objectives.ttft.is_some() || class.objectives.tpot.is_some();
+            let keeps = |class: &Class| {
+                let own = &class.objectives;
+                own.ttft.is_some() || own.tpot.is_some() || own.e2e.is_some()
+            };
             if let Some(at) = &raw.max_concurrency_per_engine
                 && !classes.iter().any(|class| leads(class) && keeps(class))
             {
-                let message = "no class of this pool promises time per token or to the first token: seats only grow";
+                let message =
+                    "no class of this pool promises time to the first token, per token or to the end: seats only grow";
                 self.note(&at.place, message, "write a number, or give a class such an objective");
             }
         }

@@ -6,11 +6,12 @@ use std::sync::Arc;
 
 use super::{Check, Names};
 use crate::admit::limit::settings::{Allowance, Limits, OverLimit, Rate};
-use crate::config::Tenant;
 use crate::config::problem::Place;
 use crate::config::raw::{self, Root};
 use crate::config::read::{At, Block};
+use crate::config::{Class, Tenant};
 use crate::identify::{KeyHash, Keyring, Who};
+use crate::route::settings::{Concurrency, Pool, Route};
 use crate::units::{ClassId, Glob, TenantId};
 
 /// A key, where it stands, and what it is called.
@@ -62,6 +63,34 @@ impl Check<'_> {
         }
         self.labels_are_known(root, &labels);
         (Keyring::of(owners), tenants)
+    }
+
+    /// Who is demoted stands behind others: where nobody stands, nothing becomes of it.
+    pub(super) fn demotion_can_help(
+        &mut self,
+        root: &Root,
+        tenants: &[Tenant],
+        classes: &[Arc<Class>],
+        pools: &[Arc<Pool>],
+        routes: &[Route],
+    ) {
+        for raw in root.tenants.iter().flat_map(|all| all.iter()) {
+            let named = |tenant: &&Tenant| raw.tenant.as_ref().is_some_and(|at| at.value == tenant.id.as_str());
+            let (Some(at), Some(tenant)) = (&raw.when_over_limit, tenants.iter().find(named)) else { continue };
+            if at.value.0 != OverLimit::Demote || tenant.limits.is_empty() {
+                continue;
+            }
+            let own = |class: &&Arc<Class>| tenant.classes.as_ref().is_none_or(|own| own.contains(&class.id));
+            let leads = |pool: &Pool, class: &Class| {
+                routes.iter().any(|route| route.serves(&class.id) && route.pools.contains(&pool.id))
+            };
+            let reached = |pool: &&Arc<Pool>| classes.iter().filter(own).any(|class| leads(pool, class));
+            let orders = |pool: &Arc<Pool>| pool.concurrency != Concurrency::Unlimited || pool.engine_priority;
+            if !pools.iter().filter(reached).any(orders) {
+                let message = "nothing waits for the pools of this tenant: what is beyond its limits runs at once";
+                self.note(&at.place, message, "give one `max_concurrency_per_engine`, or write `reject`");
+            }
+        }
     }
 
     fn limits(&mut self, root: &Root, raw: &raw::Limits) -> Limits {

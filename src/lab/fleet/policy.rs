@@ -259,6 +259,7 @@ struct Waiting {
     arrival: Tick,
     size: Size,
     aims: Aims,
+    promised_whole: Option<Duration>,
     streams: bool,
     reservation: Option<Reservation>,
 }
@@ -285,6 +286,7 @@ impl Desk {
             Promised {
                 ttft: objectives.iter().filter_map(|class| class.ttft).map(|ttft| ttft.threshold).min(),
                 tpot: objectives.iter().filter_map(|class| class.tpot).map(|tpot| tpot.threshold).min(),
+                e2e: objectives.iter().any(|class| class.e2e.is_some()),
                 attainment: mix.classes.iter().map(|class| class.target).fold(0.0, f64::max),
             },
         );
@@ -356,7 +358,9 @@ impl Desk {
             standing,
         };
         let (ticket, moves) = self.scheduler.offer(&ask, arrival.at);
-        self.waiting.insert(ticket, Waiting { visit, arrival: arrival.at, size, aims, streams, reservation });
+        let promised_whole = threshold(objectives.e2e);
+        let waiting = Waiting { visit, arrival: arrival.at, size, aims, promised_whole, streams, reservation };
+        self.waiting.insert(ticket, waiting);
         self.tickets.insert(visit, ticket);
         self.follow(moves, arrival.at, steps);
     }
@@ -435,10 +439,10 @@ impl Desk {
 
     fn dispatch(&mut self, ticket: Ticket, at: Tick, steps: &mut Steps) {
         let Some(waiting) = self.waiting.remove(&ticket) else { return };
-        let Waiting { visit, arrival, size, aims, streams, reservation } = waiting;
+        let Waiting { visit, arrival, size, aims, promised_whole, streams, reservation } = waiting;
         self.tickets.remove(&visit);
         let mut attempts = Attempts::new(&self.pool, Tick::from_nanos(u64::MAX));
-        let want = Want { size, aims, spent: at - arrival, key: 0 };
+        let want = Want { size, aims, whole: promised_whole, spent: at - arrival, key: 0 };
         let choice = self.fleet.choose(&self.pool.id, &mut attempts, want, at).expect("all engines are well");
         if !streams {
             self.reads.push(Reverse((at + choice.work.time_to_read(), visit)));

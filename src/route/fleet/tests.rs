@@ -10,11 +10,11 @@ use crate::route::view::{EngineState, EngineView};
 
 const LATER: Tick = Tick::from_millis(1 << 40);
 
-fn address(name: &str) -> EngineAddress {
+pub(super) fn address(name: &str) -> EngineAddress {
     EngineAddress { scheme: Scheme::Http, host: name.into(), port: 1, base: "".into(), name: None }
 }
 
-fn pool(names: &[&str]) -> Pool {
+pub(super) fn pool(names: &[&str]) -> Pool {
     Pool::with_defaults("p".into(), Engines::Static(names.iter().map(|name| address(name)).collect()))
 }
 
@@ -26,11 +26,11 @@ fn engine(name: &str) -> EngineId {
     address(name).id()
 }
 
-fn ms(millis: u64) -> Tick {
+pub(super) fn ms(millis: u64) -> Tick {
     Tick::from_millis(millis)
 }
 
-fn tokens(prefill: u64, decode: u64) -> Size {
+pub(super) fn tokens(prefill: u64, decode: u64) -> Size {
     Size { prefill: Tokens(prefill), decode: Tokens(decode) }
 }
 

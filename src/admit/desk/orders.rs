@@ -1,0 +1,268 @@
+//! The desk under many orders of its steps: each test is a story of a few tasks, told some
+//! hundred times with another one going on at every lock ([`crate::locks`]).
+//!
+//! What holds at the end of each: everybody who waited has ended (one who is forgotten waits for
+//! ever, and that fails the run), nobody sits or is remembered, and there were never more in
+//! seats than there are.
+
+use std::cell::Cell;
+use std::num::NonZeroU32;
+use std::rc::Rc;
+
+use futures_util::future::select;
+
+use super::tests::{ask, desk, ms, numbers, patient, settings};
+use super::*;
+use crate::admit::queue::{Reading, Why};
+use crate::locks::woven::{Time, all_end, others, task, tried};
+use crate::route::Fleet;
+use crate::route::settings::{Concurrency, EngineAddress, Engines, Pool, Scheme};
+
+/// What all tasks of a story know.
+#[derive(Clone)]
+struct Hall {
+    desk: Arc<Desk>,
+    clock: Clock,
+    sitting: Rc<Cell<usize>>,
+    most: usize,
+}
+
+/// Somebody in a seat.
+struct Sitting(Rc<Cell<usize>>, Option<Seat>);
+
+impl Drop for Sitting {
+    fn drop(&mut self) {
+        // Before the seat goes to the next one.
+        self.0.set(self.0.get() - 1);
+    }
+}
+
+impl Hall {
+    fn with(seats: usize, most: usize) -> Hall {
+        let clock = Clock::start();
+        Hall { desk: desk(clock, seats, 100), clock, sitting: Rc::default(), most }
+    }
+
+    async fn sit(&self, seat: Seat, steps: usize) {
+        self.sitting.set(self.sitting.get() + 1);
+        assert!(self.sitting.get() <= self.most, "a seat was given twice");
+        let mut sitting = Sitting(Rc::clone(&self.sitting), Some(seat));
+        steps_of_others(steps).await;
+        let seat = sitting.1.take().expect("it sits");
+        drop(sitting);
+        if steps.is_multiple_of(2) { drop(seat) } else { seat.settle(Tokens(10)) }
+    }
+
+    /// Waits until a seat comes.
+    async fn stays(self, steps: usize) {
+        let seat = self.desk.enter(&patient(self.clock)).await.expect("nobody turns it away");
+        self.sit(seat, steps).await;
+    }
+
+    /// Leaves after so many steps, wherever it is then.
+    async fn leaves(self, after: usize) {
+        select(Box::pin(self.stays(3)), Box::pin(steps_of_others(after))).await;
+    }
+
+    /// Waits so long at most.
+    async fn waits_for(self, length: Duration, steps: usize) {
+        match self.desk.enter(&ask(self.clock, Priority::Normal, length)).await {
+            Ok(seat) => self.sit(seat, steps).await,
+            Err(away) => assert_eq!(away.why, Why::WaitedTooLong),
+        }
+    }
+
+    fn is_empty(&self) {
+        assert_eq!(numbers(&self.desk), (0, 0), "nobody sits or waits");
+        let inner = self.desk.inner.lock();
+        assert!(inner.waiting.is_empty() && inner.woken.is_empty(), "nobody is remembered");
+    }
+}
+
+async fn steps_of_others(steps: usize) {
+    for _ in 0..steps {
+        others().await;
+    }
+}
+
+/// Lets so many milliseconds pass, with others going on between them.
+async fn passes(time: Arc<Time>, millis: u64) {
+    for _ in 0..millis {
+        time.passes(ms(1));
+        others().await;
+    }
+}
+
+#[test]
+fn a_seat_that_ends_while_others_ask_for_it_is_never_lost() {
+    tried(|_| {
+        let hall = Hall::with(1, 1);
+        all_end((0..4).map(|steps| task(hall.clone().stays(steps))));
+        hall.is_empty();
+    });
+}
+
+#[test]
+fn who_leaves_at_the_moment_it_is_called_hands_its_seat_on() {
+    tried(|_| {
+        let hall = Hall::with(1, 1);
+        let stay = (0..3).map(|steps| task(hall.clone().stays(steps)));
+        let leave = (1..4).map(|after| task(hall.clone().leaves(after)));
+        all_end(stay.chain(leave));
+        hall.is_empty();
+    });
+}
+
+#[test]
+fn who_is_called_in_its_last_moment_sits_or_goes_and_the_seat_is_not_lost() {
+    tried(|time| {
+        let hall = Hall::with(1, 1);
+        let late = (1..4).map(|at| task(hall.clone().waits_for(ms(at), 2)));
+        let stay = (0..2).map(|steps| task(hall.clone().stays(steps)));
+        all_end(late.chain(stay).chain([task(passes(Arc::clone(time), 4))]));
+        hall.is_empty();
+    });
+}
+
+#[test]
+fn seats_that_come_and_go_while_others_are_given_back_forget_nobody() {
+    tried(|_| {
+        let hall = Hall::with(0, 3);
+        let stay = (0..4).map(|steps| task(hall.clone().stays(steps)));
+        let leave = (1..3).map(|after| task(hall.clone().leaves(after)));
+        let (one, other) = (Arc::clone(&hall.desk), Arc::clone(&hall.desk));
+        let engines = |desk: Arc<Desk>, counts: [usize; 4]| async move {
+            for seats in counts {
+                desk.set_seats(seats);
+                others().await;
+            }
+        };
+        let seats = [task(engines(one, [3, 0, 1, 2])), task(engines(other, [1, 0, 2, 1]))];
+        all_end(stay.chain(leave).chain(seats));
+        hall.is_empty();
+        assert!((1..=2).contains(&hall.desk.numbers().seats), "as somebody said last");
+    });
+}
+
+#[test]
+fn a_reload_in_the_middle_of_everything_lets_everybody_end() {
+    tried(|_| {
+        let (clock, a, b) = (Clock::start(), PoolId::from("a"), PoolId::from("b"));
+        let desks = Arc::new(Desks::new(clock));
+        let queue = settings(50);
+        desks.follow([(&a, Some(&queue))]);
+        desks.desk(&a).expect("it is limited").set_seats(1);
+        let guest = |desks: Arc<Desks>, a: PoolId, steps: usize| async move {
+            let Some(desk) = desks.desk(&a) else { return };
+            others().await;
+            let seat = desk.enter(&patient(clock)).await.expect("who waits stays");
+            steps_of_others(steps).await;
+            seat.settle(Tokens(1));
+            assert!(desk.inner.lock().woken.is_empty());
+        };
+        let reloads = |desks: Arc<Desks>, a: PoolId| async move {
+            let none_may_wait = settings(50);
+            for pools in [vec![(&b, None)], vec![(&a, Some(&none_may_wait))], vec![(&a, None)], vec![]] {
+                desks.follow(pools);
+                others().await;
+                // As the count of seats does.
+                desks.forget_left();
+                desks
+                    .all()
+                    .into_iter()
+                    .filter(|(_, desk)| desk.numbers().seats == 0)
+                    .for_each(|(_, desk)| desk.set_seats(1));
+            }
+        };
+        let guests = (0..4).map(|steps| task(guest(Arc::clone(&desks), a.clone(), steps)));
+        let reload = task(reloads(Arc::clone(&desks), a.clone()));
+        all_end(guests.chain([reload]));
+        desks.forget_left();
+        assert!(desks.all().is_empty(), "nobody is left, and no settings name it");
+    });
+}
+
+#[test]
+fn who_keeps_a_long_prompt_from_being_read_and_goes_lets_the_next_one_read() {
+    tried(|_| {
+        let hall = Hall::with(4, 4);
+        let reading = Settings { reading: Reading::Tokens(Tokens(100)), ..settings(50) };
+        hall.desk.set_settings(reading);
+        hall.desk.set_readers(1);
+        let reads = |hall: Hall, steps: usize| async move {
+            let mut seat = hall.desk.enter(&patient(hall.clock)).await.expect("nobody turns it away");
+            steps_of_others(steps).await;
+            seat.has_read();
+            hall.sit(seat, steps).await;
+        };
+        let read = (0..3).map(|steps| task(reads(hall.clone(), steps)));
+        let leave = (1..3).map(|after| task(hall.clone().leaves(after)));
+        all_end(read.chain(leave));
+        hall.is_empty();
+    });
+}
+
+#[test]
+fn a_free_seat_is_taken_by_one_only() {
+    tried(|_| {
+        let hall = Hall::with(1, 1);
+        let grabs = |hall: Hall| async move {
+            if let Some(seat) = hall.desk.take_free_seat(&patient(hall.clock)) {
+                hall.sit(seat, 2).await;
+            }
+        };
+        let grab = (0..2).map(|_| task(grabs(hall.clone())));
+        let stay = (0..3).map(|steps| task(hall.clone().stays(steps)));
+        all_end(grab.chain(stay));
+        hall.is_empty();
+    });
+}
+
+#[test]
+fn seats_that_two_count_at_once_are_right_when_they_are_counted_once_more() {
+    tried(|_| {
+        let hall = Hall::with(1, 4);
+        let fleet = Rc::new(Fleet::new(7));
+        let address = |name: &str| EngineAddress {
+            scheme: Scheme::Http,
+            host: name.into(),
+            port: 1,
+            base: "".into(),
+            name: None,
+        };
+        let both: Vec<_> = ["a", "b"].map(address).into();
+        let id = PoolId::from("p");
+        let pool = Pool::with_defaults(id.clone(), Engines::Static(both.clone()));
+        fleet.follow(
+            &[Arc::new(Pool { concurrency: Concurrency::Fixed(NonZeroU32::MIN.saturating_add(1)), ..pool })],
+            Tick::ZERO,
+        );
+        let count = |fleet: &Fleet, desk: &Desk| {
+            let seats = fleet.seats(&PoolId::from("p"), Tick::ZERO);
+            desk.set_seats(seats.expect("it is limited"));
+        };
+        let counts = || {
+            let (fleet, desk) = (Rc::clone(&fleet), Arc::clone(&hall.desk));
+            task(async move {
+                for _ in 0..3 {
+                    count(&fleet, &desk);
+                    others().await;
+                }
+            })
+        };
+        let engines = {
+            let (fleet, id, one) = (Rc::clone(&fleet), id.clone(), vec![address("a")]);
+            task(async move {
+                for addresses in [one, both] {
+                    fleet.set_engines(&id, addresses, Tick::ZERO);
+                    others().await;
+                }
+            })
+        };
+        let stay: Vec<_> = (0..4).map(|steps| task(hall.clone().stays(steps))).collect();
+        all_end([counts(), counts(), engines].into_iter().chain(stay));
+        hall.is_empty();
+        count(&fleet, &hall.desk);
+        assert_eq!(Some(hall.desk.numbers().seats), fleet.seats(&id, Tick::ZERO));
+    });
+}

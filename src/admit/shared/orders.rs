@@ -1,0 +1,153 @@
+//! The store's face and its keeper under many orders of their steps ([`crate::locks`]).
+//!
+//! Time stands still, so nobody is saved by the limit on a call: who is forgotten waits for ever,
+//! and that fails the run.
+
+use std::cell::{Cell, RefCell};
+use std::num::NonZeroU64;
+use std::rc::Rc;
+
+use futures_util::future::select;
+
+use super::line::by_hand::ANSWERS;
+use super::tests::PlainStore;
+use super::wire::{Answer, Call};
+use super::*;
+use crate::admit::limit::Used;
+use crate::locks::woven::{all_end, others, task, tried};
+use crate::units::Tokens;
+
+thread_local! {
+    static KEPT: RefCell<PlainStore> = RefCell::default();
+}
+
+fn answers(call: &Call) -> Result<Answer, line::Failure> {
+    Ok(KEPT.with_borrow_mut(|store| store.answer(call, Tick::ZERO)))
+}
+
+fn acme() -> TenantId {
+    TenantId::from("acme")
+}
+
+/// A store of which a minute's flow is nothing, and its keeper.
+fn store(concurrent: u64) -> (Store, Keeper) {
+    KEPT.set(PlainStore::default());
+    ANSWERS.set(Some(answers));
+    let clock = Clock::start();
+    let address = settings::Address::read("redis://by-hand").expect("a URL");
+    let (store, keeper) = Store::new(Redis::at(address), clock, 7);
+    let whole = Allowance {
+        tokens: Rate::new(1, Some(1600)).ok(),
+        concurrent_requests: NonZeroU64::new(concurrent),
+        ..Allowance::default()
+    };
+    let limits = Limits { whole, models: BTreeMap::new() };
+    store.reload(&BTreeMap::from([(acme(), limits)]), 1, clock.now());
+    (store, keeper)
+}
+
+async fn is_up(store: &Store) {
+    while !store.numbers().up {
+        others().await;
+    }
+}
+
+/// What came of all requests together.
+#[derive(Default)]
+struct Sum {
+    running: Cell<u64>,
+    used: Cell<u64>,
+    refused: Cell<u64>,
+}
+
+/// One request: reserves, runs for some steps, and settles or is dropped.
+async fn visit(store: Store, sum: Rc<Sum>, most: u64, steps: usize) {
+    let wanted = Wanted { input: Tokens(0), output: Output::Stated(Tokens(50)) };
+    is_up(&store).await;
+    match store.reserve(&acme(), "m", &wanted, Tick::ZERO).await {
+        Err(Denied::Exhausted(_)) => sum.refused.set(sum.refused.get() + 1),
+        Err(Denied::Unavailable) => panic!("the store is there"),
+        Ok(held) => {
+            sum.running.set(sum.running.get() + 1);
+            assert!(sum.running.get() <= most, "more at one time than there may be");
+            for _ in 0..steps {
+                others().await;
+            }
+            sum.running.set(sum.running.get() - 1);
+            if steps.is_multiple_of(2) {
+                sum.used.set(sum.used.get() + 40);
+                held.settle(Used { input: Tokens(0), output: Tokens(40) }, Tick::ZERO);
+            } else {
+                drop(held);
+            }
+        }
+    }
+}
+
+/// When all have ended the gateway leaves; what is then in the store is what was used.
+fn leaves(store: &Store, keeper: shuttle::future::JoinHandle<()>, sum: &Sum) {
+    shuttle::future::block_on(store.leave());
+    all_end([keeper]);
+    assert_eq!(store.running(&acme()), 0);
+    assert_eq!(store.numbers().requests(By::Share), 0, "the store was there all the time");
+    KEPT.with_borrow(|kept| {
+        let spent = kept.buckets.values().map(|(spent, _)| *spent).sum::<u128>();
+        assert_eq!(spent, u128::from(sum.used.get()) * 60_000_000, "leases came back, and nothing else");
+        assert!(kept.places.values().all(|(count, _)| *count == 0), "places, too");
+    });
+}
+
+#[test]
+fn whoever_asks_the_store_hears_of_it_and_the_books_are_right() {
+    tried(|_| {
+        let (store, keeper) = store(2);
+        let keeper = task(keeper.run());
+        let sum = Rc::new(Sum::default());
+        all_end((0..4).map(|steps| task(visit(store.clone(), Rc::clone(&sum), 2, steps))));
+        assert!(sum.refused.get() <= 2);
+        leaves(&store, keeper, &sum);
+    });
+}
+
+#[test]
+fn a_gateway_that_leaves_gives_back_what_was_granted_to_a_request_that_had_left() {
+    tried(|_| {
+        let (store, keeper) = store(8);
+        let keeper = task(keeper.run());
+        shuttle::future::block_on(async {
+            is_up(&store).await;
+            let (acme, wanted) = (acme(), Wanted { input: Tokens(0), output: Output::Stated(Tokens(50)) });
+            select(Box::pin(store.reserve(&acme, "m", &wanted, Tick::ZERO)), Box::pin(others())).await;
+        });
+        leaves(&store, keeper, &Sum::default());
+    });
+}
+
+#[test]
+fn who_leaves_while_the_store_is_asked_takes_nothing() {
+    tried(|_| {
+        let (store, keeper) = store(8);
+        let keeper = task(keeper.run());
+        let sum = Rc::new(Sum::default());
+        let leaves_early = |after: usize| {
+            let store = store.clone();
+            async move {
+                let wanted = Wanted { input: Tokens(0), output: Output::Stated(Tokens(50)) };
+                let acme = acme();
+                let leaves = async {
+                    for _ in 0..after {
+                        others().await;
+                    }
+                };
+                is_up(&store).await;
+                let asked = store.reserve(&acme, "m", &wanted, Tick::ZERO);
+                select(Box::pin(asked), Box::pin(leaves)).await;
+            }
+        };
+        let early = (1..4).map(|after| task(leaves_early(after)));
+        let stay = (0..2).map(|steps| task(visit(store.clone(), Rc::clone(&sum), 8, steps)));
+        all_end(early.chain(stay));
+        assert_eq!(sum.refused.get(), 0);
+        leaves(&store, keeper, &sum);
+    });
+}
