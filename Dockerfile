@@ -6,7 +6,7 @@ COPY Cargo.toml Cargo.lock README.md ./
 COPY src ./src
 RUN --mount=type=cache,target=/usr/local/cargo/registry \
     --mount=type=cache,target=/src/target \
-    cargo build --release --locked --features jemalloc --bin goodput \
+    cargo build --release --locked --bin goodput \
     && cp target/release/goodput /usr/local/bin/goodput
 
 FROM debian:bookworm-slim

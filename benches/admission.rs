@@ -7,7 +7,7 @@
 use std::hint::black_box;
 use std::time::Duration;
 
-use goodput::admit::queue::{Aim, Ask, Scheduler, Settings, Standing, Ticket, WhenHopeless};
+use goodput::admit::queue::{Aim, Ask, Reading, Scheduler, Settings, Standing, Ticket, WhenHopeless};
 use goodput::clock::Clock;
 use goodput::units::{Priority, TenantId, Tick, Tokens};
 
@@ -30,12 +30,12 @@ fn main() {
             turns.sort_unstable();
             turns[TURNS / 2]
         };
-        println!("{waiting:>9} {:>24} {:>24}", cost(None), cost(Some(Tokens(1024))));
+        println!("{waiting:>9} {:>24} {:>24}", cost(Reading::NoLimit), cost(Reading::Tokens(Tokens(1024))));
     }
 }
 
 /// Nanoseconds per admission: as many come as go, so that as many wait all the time.
-fn turn(waiting: usize, reading: Option<Tokens>) -> u64 {
+fn turn(waiting: usize, reading: Reading) -> u64 {
     let clock = Clock::start();
     let mut queue = Scheduler::new(Settings { max_waiting: waiting + 1, reading, ..Settings::default() });
     let _nobody_waits = (queue.set_seats(64, Tick::ZERO), queue.set_readers(8, Tick::ZERO));

@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use goodput::admit::levels::{Action, Bounds, Level};
 use goodput::admit::limit::settings::{Allowance, Limits, Rate};
+use goodput::admit::queue::Reading;
 use goodput::lab::fleet::{Mix, Policy, Report, Scheduled, Span, capacity, run};
 use goodput::route::settings::Concurrency;
 use goodput::units::{TenantId, Tokens};
@@ -126,7 +127,7 @@ fn parts(mix: &Mix, capacity: f64) -> String {
     for reading in [None, Some(512), Some(1024), Some(2048), Some(4096)] {
         for (name, seats) in [("32", Scheduled::published().seats), ("`auto`", Concurrency::Auto)] {
             let mut settings = Scheduled { seats, ..Scheduled::published() };
-            settings.queue.reading = reading.map(Tokens);
+            settings.queue.reading = reading.map_or(Reading::NoLimit, |tokens| Reading::Tokens(Tokens(tokens)));
             let told = reading.map_or_else(|| "no limit".to_owned(), |tokens| tokens.to_string());
             let report = run(mix, &Policy::Scheduled(settings), OVERLOAD * capacity, &SPAN);
             row(&mut table, mix, &[&told, name], &report);

@@ -5,11 +5,13 @@
 //! understand the body, classify, route, reserve what its tenant's limits allow, wait for a
 //! seat, ask engines until one speaks. What a request holds (its visit, its reservation and
 //! seat, its share of an engine's work) then moves into the body of its answer (`open_answer`),
-//! and is given back where that body ends.
+//! and is given back where that body ends. Where a head has to go ahead while a request waits for
+//! its seat, the whole story moves there as it is (`early`).
 
 mod admission;
 mod attempts;
 mod degrade;
+mod early;
 mod house;
 mod models;
 mod open_answer;
@@ -19,7 +21,6 @@ mod upload;
 
 use std::convert::Infallible;
 use std::panic::AssertUnwindSafe;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
@@ -33,6 +34,7 @@ use http_body::Body;
 
 pub use admission::wanted;
 pub use degrade::{LevelView, Levels, NotForced};
+pub use early::Handling;
 pub use house::{Gateway, Materials};
 pub use promise::{BoundPool, Live, Promise};
 
@@ -49,6 +51,7 @@ use crate::route::{Routed, Size};
 use crate::units::{ClassId, ClientSide, Dialect, Endpoint, LengthBucket, RequestId, Tick, Tokens, Unroutable};
 use admission::{Held, Walk, Wish};
 use attempts::{Ask, Yard, first_willing_engine};
+use early::{EarlyHead, Outlet};
 use open_answer::Opened;
 use upload::{Terms, Unread, Upload};
 
@@ -76,6 +79,7 @@ enum Stop {
 }
 
 impl From<Refusal> for Stop {
+    #[cold]
     fn from(refusal: Refusal) -> Self {
         Stop::Refused(refusal)
     }
@@ -88,6 +92,19 @@ struct Arrived {
     id: RequestId,
     client: ClientSide,
     shape: Dialect,
+    /// Where a head may go ahead of the answer; none where none does.
+    outlet: Option<Outlet>,
+}
+
+impl Arrived {
+    /// What the client is told: an event where it has its head already.
+    fn refused(&self, refusal: &Refusal, class: Option<&ClassId>) -> Response<ReplyBody> {
+        if self.outlet.as_ref().is_some_and(Outlet::is_out) {
+            let endpoint = Endpoint::find(self.head.method.as_str(), self.head.uri.path());
+            return reply::event(refusal, endpoint.map_or(self.shape, Endpoint::dialect), &self.id);
+        }
+        reply::refusal(refusal, self.shape, &self.id, class)
+    }
 }
 
 impl<B> tower::Service<Request<B>> for Gateway
@@ -97,14 +114,14 @@ where
 {
     type Response = Response<ReplyBody>;
     type Error = Infallible;
-    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
+    type Future = Handling;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
         Poll::Ready(Ok(()))
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        Box::pin(self.clone().handled(request))
+        self.handling(request)
     }
 }
 
@@ -116,39 +133,51 @@ impl Gateway {
         B: Body<Data = Bytes> + Send + 'static,
         B::Error: Into<Fault>,
     {
-        let Ok(response) = self.clone().handled(request).await;
+        let Ok(response) = self.handling(request).await;
         response
     }
 
-    async fn handled<B>(self, request: Request<B>) -> Result<Response<ReplyBody>, Infallible>
-    where
-        B: Body<Data = Bytes> + Send + 'static,
-        B::Error: Into<Fault>,
-    {
-        let (head, body) = request.into_parts();
-        let arrived = self.arrived(head);
-        // A panic drops the visit while the thread unwinds, which records it as `internal`.
-        let answered = AssertUnwindSafe(self.answer(&arrived, body)).catch_unwind().await;
-        Ok(answered.unwrap_or_else(|_| reply::refusal(&Refusal::Internal, arrived.shape, &arrived.id, None)))
-    }
-
-    fn arrived(&self, head: Head) -> Arrived {
-        let at = self.clock.now();
-        let kept = head.headers.get(X_REQUEST_ID).filter(|value| is_fit_id(value));
-        let id = kept.and_then(|value| value.to_str().ok()).map_or_else(made_id, RequestId::from);
-        let client = head.extensions.get::<ClientSide>().cloned().unwrap_or_default();
-        let shape = Endpoint::shape_of_unknown(head.uri.path());
-        Arrived { head, at, id, client, shape }
-    }
-
-    async fn answer<B>(&self, arrived: &Arrived, body: B) -> Response<ReplyBody>
+    /// One snapshot of the settings, kept to the end of the request.
+    fn handling<B>(&self, request: Request<B>) -> Handling
     where
         B: Body<Data = Bytes> + Send + 'static,
         B::Error: Into<Fault>,
     {
         let live = self.live.load_full();
+        let outlet = live.heads_go_ahead.then(Outlet::default);
+        // The future is large: written into its box it is never moved.
+        let serving = Box::write(Box::new_uninit(), self.clone().handled(live, request, outlet.clone()));
+        Handling::new(Box::into_pin(serving), outlet, self.clock)
+    }
+
+    async fn handled<B>(self, live: Arc<Live>, request: Request<B>, outlet: Option<Outlet>) -> Response<ReplyBody>
+    where
+        B: Body<Data = Bytes> + Send + 'static,
+        B::Error: Into<Fault>,
+    {
+        let (head, body) = request.into_parts();
+        let arrived = self.arrived(head, outlet);
+        // A panic drops the visit while the thread unwinds, which records it as `internal`.
+        let answered = AssertUnwindSafe(self.answer(&live, &arrived, body)).catch_unwind().await;
+        answered.unwrap_or_else(|_| arrived.refused(&Refusal::Internal, None))
+    }
+
+    fn arrived(&self, head: Head, outlet: Option<Outlet>) -> Arrived {
+        let at = self.clock.now();
+        let kept = head.headers.get(X_REQUEST_ID).filter(|value| is_fit_id(value));
+        let id = kept.and_then(|value| value.to_str().ok()).map_or_else(made_id, RequestId::from);
+        let client = head.extensions.get::<ClientSide>().cloned().unwrap_or_default();
+        let shape = Endpoint::shape_of_unknown(head.uri.path());
+        Arrived { head, at, id, client, shape, outlet }
+    }
+
+    async fn answer<B>(&self, live: &Arc<Live>, arrived: &Arrived, body: B) -> Response<ReplyBody>
+    where
+        B: Body<Data = Bytes> + Send + 'static,
+        B::Error: Into<Fault>,
+    {
         let mut visit = self.recorder.open(arrived.id.clone(), arrived.at);
-        match self.serve(&live, &mut visit, arrived, body).await {
+        match self.serve(live, &mut visit, arrived, body).await {
             Ok(Served::Own(mut response)) => {
                 reply::mark(response.headers_mut(), &arrived.id, None, None);
                 visit.answered(response.status().as_u16());
@@ -157,7 +186,7 @@ impl Gateway {
             Ok(Served::Answer(opened)) => opened.relay(visit),
             Err(Stop::Refused(refusal)) => {
                 let class = visit.promise().map(|promise| &promise.class);
-                let mut response = reply::refusal(&refusal, arrived.shape, &arrived.id, class);
+                let mut response = arrived.refused(&refusal, class);
                 reply::degraded(response.headers_mut(), visit.degradation());
                 visit.refuse(&refusal);
                 response
@@ -251,11 +280,21 @@ impl Gateway {
         let predicted = || self.fleet.predict(&routed.pools[0], size, upload.complete);
         let seat = live.has_seats.then(|| wish.ask(standing, predicted()));
         let mut held = Held::new(allowed, prompt, self.clock);
-        let (first, admitted) = match &seat {
+        let outlet = arrived.outlet.as_ref().filter(|_| wish.streams());
+        let early = outlet.zip(promise.class.timeouts.keepalive).map(|(outlet, every)| EarlyHead {
+            outlet,
+            due: arrival + promise.class.timeouts.hold_head,
+            every,
+            id,
+            class: promise.shown.as_ref(),
+            client,
+        });
+        let walk =
+            seat.as_ref().map(|ask| Walk { house: self, promise: &promise, pools: &routed.pools, ask, client, early });
+        let (first, admitted) = match &walk {
             None => (0, allowed_at),
-            Some(ask) => {
-                let walk = Walk { house: self, promise: &promise, pools: &routed.pools, ask, client };
-                let seated = self.seat(&walk, visit).await?;
+            Some(walk) => {
+                let seated = self.seat(walk, visit).await?;
                 held.sits(seated.seat);
                 (seated.first, seated.since.unwrap_or(allowed_at))
             }
@@ -267,7 +306,7 @@ impl Gateway {
             promise: &promise,
             routed: &routed,
             first,
-            seat: seat.as_ref(),
+            walk: walk.as_ref(),
             facts: &upload.facts,
             endpoint,
             target: &target,
@@ -300,10 +339,11 @@ impl Gateway {
             class: promise.shown.clone(),
             routed,
             prompt: upload.facts.prompt,
-            queued: admitted.since(upload.complete),
+            queued: visit.admitted_at().unwrap_or(admitted).since(upload.complete),
             id: id.clone(),
         };
-        Ok(Served::Answer(Box::new(Opened::new(self.clone(), asked, held, spoken))))
+        let opened = Box::write(Box::new_uninit(), Opened::new(self.clone(), asked, held, spoken));
+        Ok(Served::Answer(opened))
     }
 
     fn endpoint_of(&self, live: &Live, head: &Head) -> Result<Endpoint, Refusal> {
@@ -434,6 +474,7 @@ fn put_hex(room: &mut [u8], mut bits: u128) {
 }
 
 impl From<Unread> for Stop {
+    #[cold]
     fn from(unread: Unread) -> Self {
         match unread {
             Unread::Refused(refusal) => Stop::Refused(refusal),

@@ -14,6 +14,7 @@
 //! | 0 words | [`units`] | The words of the domain, with their units. | [`units::Tick`], [`units::Tokens`], [`units::Endpoint`] |
 //! | | [`clock`] | The only reader of time. | [`clock::Clock`] |
 //! | | [`json`] | One push tokenizer for requests, answers and events. | [`json::Tokenizer`] |
+//! | | [`framing`] | Where the body of an HTTP/1.1 message ends. | [`framing::Framing`] |
 //! | | `locks` | `parking_lot`'s locks; in unit tests also ones whose order of steps is tried. | |
 //! | 1 pure | [`identify`] | Who asks: API key to tenant. | [`identify::Keyring`] |
 //! | | [`inspect`] | One reading of a request body. | [`inspect::Scanner`], [`inspect::Facts`] |
@@ -56,7 +57,8 @@
 //! 4. `classify` finds the class; `route` names the pools, in order.
 //! 5. `admit` sets aside what the tenant's limits allow, all of them together, and then waits
 //!    for a seat in front of a pool where the settings limit what runs there. What it holds is
-//!    settled with the answer's end.
+//!    settled with the answer's end. A stream that waits long may get its head meanwhile; the rest of
+//!    the story is then told behind it.
 //! 6. `route` picks an engine, `rewrite` splices what must change, `forward` makes one attempt
 //!    and holds the answer's head until the first token. If the attempt fails before that, the
 //!    pure rules of [`route::retry`] say what comes next.
@@ -127,6 +129,7 @@ pub mod clock;
 pub mod config;
 pub mod dial;
 pub mod forward;
+pub mod framing;
 pub mod gateway;
 pub mod identify;
 pub mod inspect;

@@ -69,6 +69,10 @@ refusals! {
     /// Behind a head of the gateway's own, an engine answered with this instead of a stream.
     #[error("an engine answered with {status} behind a head of ours")]
     EngineAnswered { status: u16 = 500 } = "engine_answered",
+    /// Behind a head of the gateway's own, an engine answered in a content coding that the head
+    /// does not name.
+    #[error("an engine answered in a content coding behind a head of ours")]
+    EngineCoded = "engine_coded",
     /// Tenants are configured and the request carries no key.
     #[error("no API key")]
     MissingKey = "missing_key",
@@ -221,6 +225,7 @@ impl Refusal {
             | Refusal::EngineReset { .. }
             | Refusal::EngineGarbage { .. }
             | Refusal::EngineAnswered { .. }
+            | Refusal::EngineCoded
             | Refusal::StreamIncomplete => StatusCode::BAD_GATEWAY,
             Refusal::LimitsStoreUnavailable
             | Refusal::QueueFull { .. }
@@ -268,6 +273,7 @@ impl Refusal {
             }
             Refusal::EngineGarbage { .. } => Outcome::Missed(Missed::UpstreamError),
             Refusal::EngineAnswered { status } => of_code(*status, &Case::of(Dialect::Chat)),
+            Refusal::EngineCoded => Outcome::Missed(Missed::Unparseable),
             Refusal::FirstTokenTimeout { .. } | Refusal::ResponseHeadTimeout { .. } => {
                 Outcome::Missed(Missed::TimeoutFirstToken)
             }
@@ -303,6 +309,7 @@ impl Refusal {
             | Refusal::MethodNotAllowed { .. }
             | Refusal::BadHead { .. }
             | Refusal::EngineAnswered { .. }
+            | Refusal::EngineCoded
             | Refusal::MissingKey
             | Refusal::UnknownKey
             | Refusal::TwoKeys
@@ -343,6 +350,7 @@ impl Refusal {
             Refusal::MethodNotAllowed { allow } => format!("This path takes {allow}. Send the request with that method.").into(),
             Refusal::BadHead { advice, .. } => format!("The head of the request is refused: {advice}. Then try again.").into(),
             Refusal::EngineAnswered { status } => format!("The engine refused the request with status {status}. Correct the request, or try again later.").into(),
+            Refusal::EngineCoded => "The engine compressed its answer, which cannot be passed on here. Try again; if it stays so, tell your operator.".into(),
             Refusal::MissingKey => "An API key is needed. Send it as \"Authorization: Bearer <key>\" or \"x-api-key: <key>\".".into(),
             Refusal::UnknownKey => "This API key is not known. Check it, or ask your operator for a new one.".into(),
             Refusal::TwoKeys => "The request carries two different API keys. Send one, in Authorization or in x-api-key.".into(),

@@ -10,13 +10,12 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use goodput::accept::settings::{Listen, Tls};
-use goodput::accept::{Door, Drain, Listener, Phase, strict};
+use goodput::accept::{Door, Drain, Listener, Phase, RequestBody, strict};
 use goodput::clock::Clock;
 use goodput::units::{ClientSide, Severed};
 use http::{Request, Response, StatusCode};
 use http_body::{Body, Frame};
 use http_body_util::{BodyExt, Empty, Full};
-use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
 use rustls::pki_types::ServerName;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -78,7 +77,7 @@ async fn serve(listen: Listen) -> House {
     let seen = Arc::new(Seen::default());
     let fed = Arc::new(std::sync::Mutex::new(Some(fed)));
     let notes = Arc::clone(&seen);
-    let service = tower::service_fn(move |request: Request<Incoming>| {
+    let service = tower::service_fn(move |request: Request<RequestBody>| {
         let (notes, fed, told) = (Arc::clone(&notes), Arc::clone(&fed), told.clone());
         async move {
             notes.heads.fetch_add(1, Ordering::SeqCst);

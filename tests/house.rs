@@ -111,7 +111,7 @@ fn room<'a>(path: impl IntoIterator<Item = &'a str>) -> String {
 
 fn layer(room: &str) -> Option<u8> {
     Some(match room {
-        "units" | "clock" | "json" | "locks" => 0,
+        "units" | "clock" | "json" | "framing" | "locks" => 0,
         "identify" | "inspect" | "classify" | "route" | "observe" | "rewrite" | "judge" | "refuse" => 1,
         "admit::levels" | "admit::limit" | "admit::queue" | "record::burn" => 1,
         "accept::settings" | "admit::shared::settings" | "forward::settings" | "record::settings" => 1,

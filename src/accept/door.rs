@@ -12,8 +12,7 @@ use arc_swap::ArcSwap;
 use bytes::Bytes;
 use http::{Request, Response};
 use http_body::Body;
-use hyper::body::Incoming;
-use hyper::server::conn::{http1, http2};
+use hyper::server::conn::http2;
 use hyper_util::rt::TokioIo;
 use pin_project_lite::pin_project;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -22,7 +21,10 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tower::Service;
 
+use super::body::RequestBody;
+use super::date::Dates;
 use super::drain::{Drain, Ear, Phase};
+use super::http1::Http1;
 use super::peer::{Due, Peer};
 use super::settings::Listen;
 use super::socket::Socket;
@@ -42,6 +44,7 @@ pub struct Door {
     certificates: Option<Arc<Certificates>>,
     tls: Option<TlsAcceptor>,
     drain: Drain,
+    dates: Arc<Dates>,
     clock: Clock,
 }
 
@@ -51,7 +54,7 @@ impl Door {
     pub fn new(listen: &Listen, certificates: Option<&Arc<Certificates>>, drain: Drain, clock: Clock) -> Self {
         let limits = Arc::new(ArcSwap::from_pointee(listen.clone()));
         let tls = certificates.map(|certificates| TlsAcceptor::from(certificates.server_config()));
-        Door { limits, certificates: certificates.cloned(), tls, drain, clock }
+        Door { limits, certificates: certificates.cloned(), tls, drain, dates: Arc::new(Dates::new(clock)), clock }
     }
 
     /// Other limits and certificate files for the connections to come, after a reload of the
@@ -83,7 +86,7 @@ impl Door {
     pub async fn receive<T, S, B>(&self, io: T, service: S)
     where
         T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-        S: Service<Request<Incoming>, Response = Response<B>> + Clone + Send + 'static,
+        S: Service<Request<RequestBody>, Response = Response<B>> + Clone + Send + 'static,
         S::Future: Send + 'static,
         S::Error: Into<Fault>,
         B: Body<Data = Bytes> + Send + 'static,
@@ -101,20 +104,16 @@ impl Door {
             Some(Ok(Some(found))) => found,
             _ => return,
         };
-        let io = TokioIo::new(io);
-        let ended = match version {
+        match version {
             Version::Http1 => {
-                let mut talk = http1(&limits).serve_connection(io, reception);
-                converse(&mut talk, &mut minder, alarm.as_mut()).await
+                let mut talk = pin!(Http1::new(io, reception, &limits, Arc::clone(&self.dates)));
+                note(converse(&mut talk, &mut minder, alarm.as_mut()).await);
             }
             Version::Http2 => {
                 // In a box: it is three times as large as the other, and much rarer.
-                let mut talk = Box::new(http2(&limits, streams).serve_connection(io, reception));
-                converse(&mut *talk, &mut minder, alarm.as_mut()).await
+                let mut talk = Box::new(http2(&limits, streams).serve_connection(TokioIo::new(io), reception));
+                note(converse(&mut *talk, &mut minder, alarm.as_mut()).await);
             }
-        };
-        if let Some(Err(error)) = ended {
-            tracing::debug!(%error, "connection ended");
         }
         last_stream_ended(&peer).await;
     }
@@ -142,19 +141,10 @@ impl Door {
     }
 }
 
-/// hyper's side of the limits, HTTP/1.
-fn http1(limits: &Listen) -> http1::Builder {
-    let mut builder = http1::Builder::new();
-    // The limits on time are ours: hyper's timer runs on HTTP/1 only, and not before the
-    // first byte. The buffer is what a head must fit into, and what a client that does not
-    // read can make us keep.
-    builder.header_read_timeout(None).max_buf_size(limits.max_head.max(HYPERS_LEAST_BUFFER));
-    // Events are short: to copy one behind its chunk's length is cheaper than a list of three.
-    builder.writev(false);
-    if limits.max_header_lines != HYPERS_OWN_LINES {
-        builder.max_headers(limits.max_header_lines);
+fn note<E: std::fmt::Display>(ended: Option<Result<(), E>>) {
+    if let Some(Err(error)) = ended {
+        tracing::debug!(%error, "connection ended");
     }
-    builder
 }
 
 /// hyper's side of the limits, HTTP/2.
@@ -170,12 +160,6 @@ fn http2(limits: &Listen, streams: Streams) -> http2::Builder<Streams> {
 /// What an HTTP/2 stream may hold for a client that does not read.
 const STREAM_BUFFER: usize = 64 * 1024;
 
-/// hyper accepts no smaller one, so a smaller `max_head` has this size on HTTP/1.
-const HYPERS_LEAST_BUFFER: usize = 8 * 1024;
-
-/// hyper keeps its table on the stack as long as the number is not set.
-const HYPERS_OWN_LINES: usize = 100;
-
 /// A part of a connection's life: what is polled, until it ends or is asked to.
 pub(super) trait Talk {
     /// What comes of it.
@@ -186,29 +170,10 @@ pub(super) trait Talk {
     fn finish(&mut self);
 }
 
-impl<I, S, B> Talk for http1::Connection<I, S>
-where
-    I: hyper::rt::Read + hyper::rt::Write + Unpin + 'static,
-    S: hyper::service::Service<Request<Incoming>, Response = Response<B>>,
-    S::Error: Into<Fault>,
-    B: Body<Data = Bytes> + Send + 'static,
-    B::Error: Into<Fault>,
-{
-    type End = hyper::Result<()>;
-
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<hyper::Result<()>> {
-        Future::poll(Pin::new(self), cx)
-    }
-
-    fn finish(&mut self) {
-        Pin::new(self).graceful_shutdown();
-    }
-}
-
 impl<I, S, B> Talk for http2::Connection<I, S, Streams>
 where
     I: hyper::rt::Read + hyper::rt::Write + Unpin + 'static,
-    S: hyper::service::Service<Request<Incoming>, Response = Response<B>>,
+    S: hyper::service::Service<Request<hyper::body::Incoming>, Response = Response<B>>,
     S::Future: Send + 'static,
     S::Error: Into<Fault>,
     B: Body<Data = Bytes> + Send + 'static,

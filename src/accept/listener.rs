@@ -9,11 +9,11 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{Request, Response};
 use http_body::Body;
-use hyper::body::Incoming;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::{JoinError, JoinSet};
 use tower::Service;
 
+use super::body::RequestBody;
 use super::door::{Door, Fault};
 use super::drain::{Drain, Phase};
 use super::settings::Listen;
@@ -98,7 +98,7 @@ impl Listener {
     /// TLS handshake first, at the moment when there is least to spare for it.
     pub async fn serve<S, B>(self, service: S)
     where
-        S: Service<Request<Incoming>, Response = Response<B>> + Clone + Send + 'static,
+        S: Service<Request<RequestBody>, Response = Response<B>> + Clone + Send + 'static,
         S::Future: Send + 'static,
         S::Error: Into<Fault>,
         B: Body<Data = Bytes> + Send + 'static,

@@ -7,7 +7,7 @@
 //! enough; every task has ended when [`Listener::serve`] has.
 //!
 //! Leaves to others: what a request means. The service is any `tower::Service`; a head that
-//! hyper accepts and nobody should is refused by it, with [`strict::check`].
+//! can be read and nobody should serve is refused by it, with [`strict::check`].
 //!
 //! How a connection ends:
 //!
@@ -24,8 +24,11 @@
 //!
 //! [`ClientSide`]: crate::units::ClientSide
 
+mod body;
+mod date;
 mod door;
 mod drain;
+mod http1;
 mod listener;
 mod peer;
 pub mod settings;
@@ -38,6 +41,7 @@ mod tests;
 mod tls;
 mod version;
 
+pub use body::{BodyCut, RequestBody};
 pub use door::{Door, Fault};
 pub use drain::{Drain, Phase};
 pub use listener::{CannotListen, Listener};

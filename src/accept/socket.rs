@@ -1,6 +1,6 @@
 //! The socket under TLS and HTTP: sees a client that refuses bytes, and closes gently.
 //!
-//! hyper stops polling an answer once its buffers are full, so this is the only place where
+//! A connection stops polling an answer once its buffers are full, so this is the only place where
 //! a refusal, and the limits of a client that does not read, can be noticed on HTTP/1. On
 //! HTTP/2 each stream is watched too; here the write-stall limit covers the whole connection.
 

@@ -1,4 +1,4 @@
-//! Requests and answers between hyper and the service: each request gets its
+//! Requests and answers between connections and the service: each request gets its
 //! [`ClientSide`], each answer says what its body last did, and each HTTP/2 stream is
 //! watched for a client that does not take its bytes.
 
@@ -19,6 +19,7 @@ use pin_project_lite::pin_project;
 use tower::util::Oneshot;
 use tower::{Service, ServiceExt};
 
+use super::body::RequestBody;
 use super::drain::{Drain, Ear, Phase};
 use super::peer::{Open, Peer};
 use super::stall::Stall;
@@ -50,7 +51,7 @@ impl Strand {
     }
 }
 
-/// Where hyper's call and the spawn of the stream's task, which follow each other in one
+/// Where hyper's call of the service and the spawn of the stream's task, which follow each other in one
 /// poll, hand over the stream's [`Strand`].
 type Handover = Arc<Mutex<Option<(Arc<Strand>, Open)>>>;
 
@@ -69,14 +70,29 @@ impl<S> Reception<S> {
 
 impl<S, B> hyper::service::Service<Request<Incoming>> for Reception<S>
 where
-    S: Service<Request<Incoming>, Response = Response<B>> + Clone,
+    S: Service<Request<RequestBody>, Response = Response<B>> + Clone,
     B: Body<Data = Bytes>,
 {
     type Response = Response<Told<B>>;
     type Error = S::Error;
-    type Future = Handling<Either<S::Future, Oneshot<S, Request<Incoming>>>>;
+    type Future = Asked<S>;
 
-    fn call(&self, mut request: Request<Incoming>) -> Self::Future {
+    fn call(&self, request: Request<Incoming>) -> Self::Future {
+        self.receive(request.map(RequestBody::stream))
+    }
+}
+
+/// A request in the service's hands.
+pub(super) type Asked<S> =
+    Handling<Either<<S as Service<Request<RequestBody>>>::Future, Oneshot<S, Request<RequestBody>>>>;
+
+impl<S, B> Reception<S>
+where
+    S: Service<Request<RequestBody>, Response = Response<B>> + Clone,
+    B: Body<Data = Bytes>,
+{
+    /// Hands a request to the service.
+    pub(super) fn receive(&self, mut request: Request<RequestBody>) -> Asked<S> {
         let multiplexed = request.version() == Version::HTTP_2;
         let open = self.peer.greet(multiplexed);
         let strand = multiplexed.then(|| {

@@ -1,10 +1,9 @@
-//! What a request head must not say, beyond what hyper already refuses.
+//! What a request head must not say, beyond what cannot be read at all.
 //!
-//! Pure. hyper refuses malformed lines, lengths and codings that end in anything but
-//! `chunked`, and closes the connection after a request with both `Content-Length` and
-//! `Transfer-Encoding`. What it lets through and two readers could read in two ways is
-//! refused here. The head has reached our service by then, so the request is an accepted
-//! one: `gateway` calls [`check`], answers with `connection: close`, and counts it.
+//! Pure. Malformed lines and lengths never come this far: their connection ends with an answer
+//! that nothing counts. What can be read, but two readers could read in two ways, is refused
+//! here. The head has reached our service by then, so the request is an accepted one: `gateway`
+//! calls [`check`], answers with `connection: close`, and counts it.
 
 use http::header::{EXPECT, HOST, TRANSFER_ENCODING};
 use http::request::Parts;
@@ -24,10 +23,9 @@ pub enum Refused {
     TransferCoding,
     /// An expectation other than `100-continue`.
     Expectation,
-    /// More header lines than allowed (on HTTP/2; on HTTP/1 hyper counts them).
+    /// More header lines than allowed (on HTTP/2; on HTTP/1 they are counted while they are read).
     TooManyLines,
-    /// A head larger than allowed: hyper looks at the size of its buffer only between two
-    /// reads, and one read may bring more than is left.
+    /// A head larger than allowed (on HTTP/2, as above).
     HeadTooLarge,
 }
 
@@ -57,7 +55,7 @@ impl Refused {
     }
 }
 
-/// Checks a head that hyper has accepted.
+/// Checks a head that could be read.
 ///
 /// # Errors
 /// The first thing found wrong.

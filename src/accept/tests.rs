@@ -9,13 +9,12 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{Request, Response};
 use http_body::{Body, Frame};
-use hyper::body::Incoming;
 use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio::task::JoinHandle;
 
 use super::settings::Listen;
-use super::{Door, Drain, Phase};
+use super::{Door, Drain, Phase, RequestBody};
 use crate::clock::Clock;
 use crate::units::{ClientSide, Severed, Tick};
 
@@ -99,7 +98,7 @@ impl House {
     fn connect(&self, act: Act, pipe: usize) -> (DuplexStream, JoinHandle<Tick>) {
         let (ours, theirs) = tokio::io::duplex(pipe);
         let (door, clock, seen) = (self.door.clone(), self.clock, Arc::clone(&self.seen));
-        let service = tower::service_fn(move |request: Request<Incoming>| {
+        let service = tower::service_fn(move |request: Request<RequestBody>| {
             let side = request.extensions().get::<ClientSide>().expect("in each request").clone();
             seen.sides.lock().push(side.clone());
             let body = Played { act, given: 0, side, clock, seen: Arc::clone(&seen) };
@@ -380,6 +379,23 @@ mod http2 {
         assert!(end_of(&mut stuck).await.is_some(), "reset");
         assert_eq!(house.side().severed(), None);
         assert!(other.data().await.unwrap().is_ok());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stream_whose_client_never_opens_a_window_is_limited_and_reset_too() {
+        let house = House::new();
+        let (client, _task) = house.connect(Act::Endless(100), 65_536);
+        let (sender, connection) = client::Builder::new().initial_window_size(0).handshake(client).await.unwrap();
+        let _driver = tokio::spawn(async move {
+            let _ = connection.await;
+        });
+        let mut sender = sender.ready().await.unwrap();
+        let mut stuck = ask(&mut sender).await;
+        house.wait(101).await;
+        assert!(house.side().is_limited(house.clock.now()));
+        house.wait(30_000).await;
+        assert_eq!(house.side().severed(), Some(Severed::WriteStall));
+        assert!(end_of(&mut stuck).await.is_some(), "reset");
     }
 
     #[tokio::test(start_paused = true)]

@@ -2,7 +2,7 @@
 //!
 //! HTTP/2 begins with a preface that no HTTP/1 request begins with. What was read to find out
 //! is read again by the version's own code, in one read together with what stands behind it:
-//! hyper then needs one buffer for a request, where two reads would cost it a second one.
+//! a request then takes one buffer, where two reads would cost a second one.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;

@@ -107,6 +107,8 @@ pub struct Numbers {
     pub taken: usize,
     /// Requests that wait.
     pub waiting: usize,
+    /// Prompt tokens that one engine may have to read at one time, if that is limited.
+    pub reading: Option<Tokens>,
 }
 
 impl Desks {
@@ -244,6 +246,17 @@ impl Desk {
         });
     }
 
+    /// What was found out for [`Reading::Auto`](super::queue::Reading); none: no limit.
+    pub fn set_reading(&self, found: Option<Tokens>) {
+        let at = self.clock.now();
+        self.locked(|inner| {
+            if inner.scheduler.found_reading() != found {
+                let moves = inner.scheduler.set_reading(found, at);
+                inner.deliver(moves);
+            }
+        });
+    }
+
     /// The queue behaves so from now on.
     pub fn set_settings(&self, settings: Settings) {
         let at = self.clock.now();
@@ -272,7 +285,12 @@ impl Desk {
     #[must_use]
     pub fn numbers(&self) -> Numbers {
         let scheduler = &self.inner.lock().scheduler;
-        Numbers { seats: scheduler.seats(), taken: scheduler.running(), waiting: scheduler.waiting() }
+        Numbers {
+            seats: scheduler.seats(),
+            taken: scheduler.running(),
+            waiting: scheduler.waiting(),
+            reading: scheduler.reading_per_engine(),
+        }
     }
 
     /// Turns away whoever is late.
@@ -389,7 +407,7 @@ impl Turn {
             match &gone {
                 Some(Waiting::Still(_)) => {
                     inner.scheduler.withdraw(self.ticket, at);
-                    if inner.scheduler.limits_reading() {
+                    if inner.scheduler.reading_per_engine().is_some() {
                         // It may have kept others from going whose prompts are shorter.
                         let moves = inner.scheduler.expire(at);
                         inner.deliver(moves);
@@ -422,7 +440,7 @@ impl Seat {
         let Some(ticket) = self.ticket else { return };
         let at = self.desk.clock.now();
         self.desk.locked(|inner| {
-            if inner.scheduler.limits_reading() {
+            if inner.scheduler.reading_per_engine().is_some() {
                 let moves = inner.scheduler.read(ticket, at);
                 inner.deliver(moves);
             }

@@ -24,7 +24,7 @@
 //! Inside a rank nothing but `leave_by` bounds the wait of a request that others keep
 //! overtaking (a hopeless one, one with no objective): then it is refused, never left waiting.
 //!
-//! Where [`Settings::reading`] says so, a seat is not all that a request needs. An engine reads
+//! Where [`Settings::reading`] limits it, a seat is not all that a request needs. An engine reads
 //! one prompt after the other and does not put one aside for a more urgent one, so that prompts
 //! in reading are what a first token waits for. Then whoever is next goes when an engine can
 //! read its prompt, and nobody passes it meanwhile. Some of the reading is kept for those who
@@ -35,7 +35,9 @@
 //! A full queue refuses the lowest rank first, those over their limits before all. An arrival
 //! takes the place of a waiting request of a lower rank, as long as that rank holds more than
 //! its guaranteed places; in its own rank that of a tenant which holds more places than its
-//! own, so that one tenant's burst cannot hold them all.
+//! own, so that one tenant's burst cannot hold them all. Who can no longer make it when it comes
+//! takes no place from another rank, and none at all while such requests hold half of the queue:
+//! what is late from the start, however much, keeps nobody out who could be served in time.
 //!
 //! Every operation costs O(log n) in the requests and tenants waiting, plus that for each
 //! request it moves.
@@ -49,6 +51,7 @@ mod shares;
 mod tests;
 
 use std::collections::{BTreeSet, HashMap};
+use std::num::NonZeroU32;
 use std::time::Duration;
 
 use crate::units::{Priority, TenantId, Tick, Tokens};
@@ -70,15 +73,38 @@ pub struct Settings {
     pub quantum: Tokens,
     /// What each rank is guaranteed.
     pub shares: Shares,
-    /// Prompt tokens of requests without a first token that one engine may have; a longer
-    /// prompt counts as this many and has the engine to itself. None: no limit.
-    pub reading: Option<Tokens>,
+    /// How much of prompts engines have to read at one time.
+    pub reading: Reading,
 }
 
 impl Default for Settings {
-    /// 1000 requests, 8192 tokens, the default shares, as much reading as comes.
+    /// 1000 requests, 8192 tokens, the default shares, reading as it is found out.
     fn default() -> Self {
-        Settings { max_waiting: 1000, quantum: Tokens(8192), shares: Shares::default(), reading: None }
+        Settings { max_waiting: 1000, quantum: Tokens(8192), shares: Shares::default(), reading: Reading::Auto }
+    }
+}
+
+/// Prompt tokens of requests without a first token that one engine may have; a longer prompt
+/// counts as this many and has the engine to itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Reading {
+    /// As many as come.
+    NoLimit,
+    /// So many.
+    Tokens(Tokens),
+    /// As many as [`Scheduler::set_reading`] was told last; before that as many as come.
+    #[default]
+    Auto,
+}
+
+impl Reading {
+    /// The part of one of so many gateways in front of the same engines.
+    #[must_use]
+    pub fn shared_among(self, gateways: NonZeroU32) -> Reading {
+        match self {
+            Reading::Tokens(each) => Reading::Tokens(Tokens((each.0 / u64::from(gateways.get())).max(1))),
+            Reading::NoLimit | Reading::Auto => self,
+        }
     }
 }
 
@@ -106,6 +132,8 @@ pub struct Scheduler {
     seats: usize,
     /// Engines that read prompts.
     readers: usize,
+    /// What [`Reading::Auto`] is at present.
+    found: Option<Tokens>,
     /// Prompt tokens that count as being read.
     reading: u64,
     /// The latest moment heard of: time does not go back.
@@ -180,6 +208,7 @@ impl Scheduler {
             settings,
             seats: 0,
             readers: 0,
+            found: None,
             reading: 0,
             now: Tick::ZERO,
             tickets: 0,
@@ -306,6 +335,12 @@ impl Scheduler {
         moves
     }
 
+    /// What was found out for [`Reading::Auto`]; none: no limit.
+    pub fn set_reading(&mut self, found: Option<Tokens>, at: Tick) -> Moves {
+        self.found = found;
+        self.expire(at)
+    }
+
     /// Other settings from now on. Whoever waits stays, even if more wait than may; whoever may
     /// go now that could not before goes at the next event, [`Scheduler::expire`] for one.
     pub fn set_settings(&mut self, settings: Settings) {
@@ -348,10 +383,20 @@ impl Scheduler {
         self.readers
     }
 
-    /// Whether [`Settings::reading`] limits what is read.
+    /// Prompt tokens that one engine may have to read at one time; none: as many as come.
     #[must_use]
-    pub fn limits_reading(&self) -> bool {
-        self.settings.reading.is_some()
+    pub fn reading_per_engine(&self) -> Option<Tokens> {
+        match self.settings.reading {
+            Reading::NoLimit => None,
+            Reading::Tokens(each) => Some(each),
+            Reading::Auto => self.found,
+        }
+    }
+
+    /// What [`Scheduler::set_reading`] was told last.
+    #[must_use]
+    pub fn found_reading(&self) -> Option<Tokens> {
+        self.found
     }
 
     /// Seats that nobody holds.
@@ -438,7 +483,7 @@ impl Scheduler {
 
     /// Whether a seat is free, and an engine to read so long a prompt.
     fn has_room_for(&self, prompt: u64) -> bool {
-        let reads = self.settings.reading.is_none_or(|each| {
+        let reads = self.reading_per_engine().is_none_or(|each| {
             let most = each.0.saturating_mul(self.readers as u64);
             self.reading.saturating_add(self.counts_for(prompt)) <= most
         });
@@ -447,7 +492,7 @@ impl Scheduler {
 
     /// What a prompt counts for while it is read.
     fn counts_for(&self, prompt: u64) -> u64 {
-        self.settings.reading.map_or(0, |each| prompt.min(each.0).max(1))
+        self.reading_per_engine().map_or(0, |each| prompt.min(each.0).max(1))
     }
 
     /// Where a request would stand.
@@ -482,10 +527,18 @@ impl Scheduler {
         if waiting.alarm.0 <= self.now {
             return Some(waiting.alarm.1);
         }
-        if self.waiting.len() < self.settings.max_waiting {
+        let is_late = waiting.row < RANKS && waiting.line == Line::Hopeless;
+        let late_ones = || self.rows[..RANKS].iter().map(Row::hopeless).sum::<usize>();
+        let are_too_many = is_late && late_ones() >= self.settings.max_waiting.div_ceil(2);
+        if self.waiting.len() < self.settings.max_waiting && !are_too_many {
             return None;
         }
-        let Some(victim) = self.victim(waiting.row, &ask.tenant) else { return Some(Why::QueueFull) };
+        let lower = match is_late {
+            true if are_too_many => self.rows.len(),
+            true => RANKS,
+            false => waiting.row + 1,
+        };
+        let Some(victim) = self.victim(waiting.row, lower, &ask.tenant) else { return Some(Why::QueueFull) };
         if let Some(gone) = self.leave(victim, 0) {
             let away = self.turned_away(victim, gone.row, Why::PushedOut);
             moves.refused.push(away);
@@ -493,9 +546,10 @@ impl Scheduler {
         None
     }
 
-    /// Who has to go so that this tenant may wait in this row.
-    fn victim(&self, row: usize, tenant: &TenantId) -> Option<Ticket> {
-        let lower = (row + 1..self.rows.len()).rev().find(|lower| self.rows[*lower].len() > self.guaranteed(*lower));
+    /// Who has to go so that this tenant may wait in this row: somebody of the rows from `lower`
+    /// on, or of its own.
+    fn victim(&self, row: usize, lower: usize, tenant: &TenantId) -> Option<Ticket> {
+        let lower = (lower..self.rows.len()).rev().find(|lower| self.rows[*lower].len() > self.guaranteed(*lower));
         match lower {
             Some(lower) => self.rows[lower].last_of_the_crowd(),
             None if self.rows[row].is_crowded_for(tenant) => self.rows[row].last_of_the_crowd(),
@@ -578,7 +632,7 @@ impl Scheduler {
 
     /// Whether a row's next request leaves what is being read to others.
     fn is_held_back(&self, row: usize) -> bool {
-        let Some(each) = self.settings.reading.filter(|_| self.reading > 0) else { return false };
+        let Some(each) = self.reading_per_engine().filter(|_| self.reading > 0) else { return false };
         let first = self.rows[row].first().and_then(|place| self.waiting.get(&place.ticket));
         first.is_some_and(|first| {
             let all = each.0.saturating_mul(self.readers as u64);

@@ -109,7 +109,7 @@ fn snapshot(tallies: &[Tally], gateway: &Gateway, fleet: &Fleet) -> Snapshot {
         let standing = standings.iter().find(|standing| standing.class == tally.name);
         let mut row = Row::of(tally, standing.map_or(0.0, |standing| standing.target));
         if let Some(standing) = standing {
-            (row.met, row.judged) = (standing.met, standing.total);
+            (row.met, row.judged, row.waiting) = (standing.met, standing.total, standing.waiting);
         }
         row
     };

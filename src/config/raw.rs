@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use super::read::{At, Entries, Filled, NotYet, OrOff, Some1, block};
-use super::scalar::{Hidden, Seats, Size, Word, Words};
+use super::scalar::{Hidden, PromptTokens, Seats, Size, Word, Words};
 use crate::admit::levels::Kind;
 use crate::admit::limit::settings::OverLimit;
 use crate::admit::queue::WhenHopeless;
@@ -349,8 +349,8 @@ block! {
         may max_waiting: At<u64>,
         /// Tokens that a tenant may be ahead of the one that had least before others of its rank go first. Default: 8192.
         may quantum: At<u64>,
-        /// Prompt tokens of requests without a first token that one engine may have. Default: no limit.
-        may prefill_tokens_per_engine: At<u64>,
+        /// Prompt tokens of requests without a first token that one engine may have. Default: auto.
+        may prefill_tokens_per_engine: At<PromptTokens>,
         /// What each rank is guaranteed: shares of the tokens admitted, and of the places in a full queue.
         may shares: Shares,
     }

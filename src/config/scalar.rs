@@ -214,6 +214,30 @@ impl Scalar for Seats {
     }
 }
 
+/// How many prompt tokens an engine has to read at one time: a number, `auto` or `off`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PromptTokens {
+    Number(u64),
+    Auto,
+    Off,
+}
+
+impl Scalar for PromptTokens {
+    const NAME: &'static str = "prompt_tokens_at_a_time";
+    const EXPECTED: &'static str = "a whole number, auto, or off";
+
+    fn take(value: &Value, loose: bool) -> Result<Self, Unfit> {
+        match value {
+            Value::Text(text) if text == "auto" => Ok(PromptTokens::Auto),
+            Value::Text(text) if text == "off" => Ok(PromptTokens::Off),
+            _ => u64::take(value, loose).map(PromptTokens::Number),
+        }
+    }
+    fn schema() -> Schema {
+        json_schema!({"anyOf": [{"type": "integer", "minimum": 1}, {"enum": ["auto", "off"]}]})
+    }
+}
+
 /// An enum with one word per variant.
 pub(super) trait Words: Sized + Copy + 'static {
     /// Its name in the schema.

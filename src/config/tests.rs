@@ -9,7 +9,7 @@ use secrecy::ExposeSecret;
 use super::*;
 use crate::admit::levels::{Action, Bounds};
 use crate::admit::limit::settings::{Allowance, Rate};
-use crate::admit::queue::{self, Shares, WhenHopeless};
+use crate::admit::queue::{self, Reading, Shares, WhenHopeless};
 use crate::admit::shared::settings::{Address, LimitsStore, OnFailure, Redis};
 use crate::judge::{Assumption, NonStreaming, Objective, Quantiles, TtftCounts};
 use crate::route::settings::{Balance, Concurrency, EngineKind, Engines};
@@ -268,14 +268,14 @@ fn config_goodput_loads_with_its_commented_keys() {
         _ => line.to_owned(),
     });
     let text = lines.collect::<Vec<_>>().join("\n");
-    assert_eq!(uncommented, 6);
+    assert_eq!(uncommented, 5);
     let settings = good(&text);
     assert!(settings.listen.tls.is_some());
     assert_eq!(settings.admin.unwrap().token.unwrap().expose_secret(), "tok-1");
     let pool = &settings.pools[0];
     assert_eq!(pool.api_key.as_ref().unwrap().expose_secret(), "sk-engine");
     assert_eq!(pool.roots.as_ref().unwrap().len(), 1);
-    assert_eq!(pool.queue.reading, Some(Tokens(4096)));
+    assert_eq!(pool.queue.reading, Reading::Auto);
     let mut headers = http::HeaderMap::new();
     headers.insert("x-api-key", http::HeaderValue::from_static("f1"));
     let who = settings.keyring.find(&headers).unwrap();
@@ -337,6 +337,9 @@ fn what_is_not_written_has_its_default() {
     let some = good(&pool("max_concurrency_per_engine: 8\n    queue: {shares: {batch: 0.1}}"));
     let shares = Shares::new([500, 200, 100, 50, 100]).unwrap();
     assert_eq!(some.pools[0].queue, queue::Settings { shares, ..queue::Settings::default() });
+    let reading = |word: &str| good(&queue(&format!("{{prefill_tokens_per_engine: {word}}}"))).pools[0].queue.reading;
+    assert_eq!((some.pools[0].queue.reading, reading("auto")), (Reading::Auto, Reading::Auto));
+    assert_eq!((reading("off"), reading("512")), (Reading::NoLimit, Reading::Tokens(Tokens(512))));
     let total = good(&class("timeouts: {total: 90s}"));
     assert_eq!(total.classes[0].timeouts.response_head, Duration::from_secs(90), "as total");
     let generic = good(&pool("engine: {kind: generic}"));
@@ -789,6 +792,11 @@ fn each_kind_of_problem() {
         ),
         (pool("max_concurrency_per_engine: -1"), "11:33: pools[0].max_concurrency_per_engine: -1 is no whole number"),
         (queue("{quantum: 0}"), "12:22: pools[0].queue.quantum: 0 is out of range"),
+        (queue("{prefill_tokens_per_engine: 0}"), "12:40: pools[0].queue.prefill_tokens_per_engine: 0 is out of range"),
+        (
+            queue("{prefill_tokens_per_engine: on}"),
+            "12:40: pools[0].queue.prefill_tokens_per_engine: is a text; write a whole number",
+        ),
         (queue("{max_waiting: 99999999}"), "12:26: pools[0].queue.max_waiting: 99999999 is out of range"),
         (
             queue("{shares: {batch: 0.2}}"),

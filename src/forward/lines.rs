@@ -26,15 +26,14 @@ use parking_lot::{Mutex, RwLock};
 
 use crate::clock::Clock;
 use crate::dial::{Dial, EngineAddress, Roots};
+use crate::framing::{Framing, Step, Unreadable};
 use crate::route::retry::Happened;
 use crate::route::settings::Pool;
 use crate::units::{EngineId, PoolId, Tick};
 
-mod framing;
 mod head;
 mod outgoing;
 mod wire;
-use framing::{Framing, Step};
 pub use outgoing::Outgoing;
 use wire::Wire;
 
@@ -79,6 +78,13 @@ pub struct Line {
     home: Arc<Home>,
     turn: u64,
     reused: bool,
+}
+
+/// A line that is still to be made, and where it will be at home.
+#[must_use]
+pub struct Unmade {
+    home: Arc<Home>,
+    turn: u64,
 }
 
 /// No connection to the engine could be made.
@@ -160,17 +166,26 @@ impl Lines {
     /// # Errors
     /// No connection within the pool's `connect_timeout`.
     pub async fn take(&self, pool: &Pool, engine: &EngineId, to: &EngineAddress) -> Result<Line, ConnectFailed> {
-        let home = self.home(pool, engine, to);
-        match home.pop(to, pool.roots.as_ref()) {
+        match self.standing(pool, engine, to) {
             Ok(line) => Ok(line),
-            Err(turn) => self.open(pool, to, home, turn).await,
+            Err(place) => self.open(pool, to, place).await,
         }
     }
 
-    /// A line to this engine that stands already, if there is one.
-    #[must_use]
-    pub fn standing(&self, pool: &Pool, engine: &EngineId, to: &EngineAddress) -> Option<Line> {
-        self.home(pool, engine, to).pop(to, pool.roots.as_ref()).ok()
+    /// A line to this engine that stands already.
+    ///
+    /// # Errors
+    /// The place of a new one: there is none.
+    pub fn standing(&self, pool: &Pool, engine: &EngineId, to: &EngineAddress) -> Result<Line, Unmade> {
+        let home = self.home(pool, engine, to);
+        home.pop(to, pool.roots.as_ref()).map_err(|turn| Unmade { home, turn })
+    }
+
+    /// The place of a line that nobody used before.
+    pub fn unmade(&self, pool: &Pool, engine: &EngineId, to: &EngineAddress) -> Unmade {
+        let home = self.home(pool, engine, to);
+        let turn = home.idle.lock().turn_to(to, pool.roots.as_ref());
+        Unmade { home, turn }
     }
 
     /// A line that nobody used before.
@@ -178,9 +193,22 @@ impl Lines {
     /// # Errors
     /// No connection within the pool's `connect_timeout`.
     pub async fn fresh(&self, pool: &Pool, engine: &EngineId, to: &EngineAddress) -> Result<Line, ConnectFailed> {
-        let home = self.home(pool, engine, to);
-        let turn = home.idle.lock().turn_to(to, pool.roots.as_ref());
-        self.open(pool, to, home, turn).await
+        self.open(pool, to, self.unmade(pool, engine, to)).await
+    }
+
+    /// Makes a line.
+    ///
+    /// # Errors
+    /// No connection within the pool's `connect_timeout`.
+    pub async fn open(&self, pool: &Pool, to: &EngineAddress, place: Unmade) -> Result<Line, ConnectFailed> {
+        let deadline = self.clock.now() + pool.connect_timeout;
+        let io = tokio::select! {
+            io = self.dial.dial(to, pool.roots.as_ref()) => io.map_err(ConnectFailed)?,
+            () = self.clock.sleep_until(Some(deadline)) => {
+                return Err(ConnectFailed(io::ErrorKind::TimedOut.into()));
+            }
+        };
+        Ok(Line { wire: Wire::new(io), home: place.home, turn: place.turn, reused: false })
     }
 
     /// Closes what has been idle for too long, and forgets engines without lines.
@@ -222,17 +250,6 @@ impl Lines {
             let new = || Arc::new(Home::new(self.clock, to, pool.roots.as_ref()));
             engines.entry(engine.clone()).or_insert_with(new).clone()
         })
-    }
-
-    async fn open(&self, pool: &Pool, to: &EngineAddress, home: Arc<Home>, turn: u64) -> Result<Line, ConnectFailed> {
-        let deadline = self.clock.now() + pool.connect_timeout;
-        let io = tokio::select! {
-            io = self.dial.dial(to, pool.roots.as_ref()) => io.map_err(ConnectFailed)?,
-            () = self.clock.sleep_until(Some(deadline)) => {
-                return Err(ConnectFailed(io::ErrorKind::TimedOut.into()));
-            }
-        };
-        Ok(Line { wire: Wire::new(io), home, turn, reused: false })
     }
 }
 
@@ -420,7 +437,7 @@ impl Body for EngineBody {
                     Ok(_) => {}
                     Err(error) => break broken(&error),
                 },
-                Err(framing::Unreadable) => break BodyBroken::Framing,
+                Err(Unreadable) => break BodyBroken::Framing,
             }
         };
         this.line = None;

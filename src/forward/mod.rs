@@ -6,6 +6,7 @@
 //! what comes after a failure, is `gateway`'s loop over `route::retry`. Dropping any of these
 //! values closes the engine's connection: that is how a cancel reaches the engine.
 
+mod ahead;
 pub mod deadlines;
 pub mod headers;
 pub mod lines;
@@ -15,17 +16,19 @@ pub mod settings;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 
+pub use ahead::{Ahead, Serving};
 pub use deadlines::{Deadlines, Due};
 pub use open::{Call, OpenFailed, Opening, WhyNot, open};
 pub use relay::{Abnormal, Ended, Keeper, Mute, Parts, Relay};
 
 use crate::observe::Limit;
 use crate::refuse::Refusal;
+use ahead::{KEEPALIVE, Step};
 
 /// The body of every response that the gateway gives.
 pub enum ReplyBody {
@@ -33,6 +36,8 @@ pub enum ReplyBody {
     Whole(Option<Bytes>),
     /// An engine's answer.
     Relay(Box<Relay>),
+    /// What comes behind a head that went ahead of its answer.
+    Ahead(Box<Ahead>),
 }
 
 impl ReplyBody {
@@ -49,15 +54,24 @@ impl Body for ReplyBody {
     type Error = Abnormal;
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Abnormal>>> {
-        match &mut *self {
-            ReplyBody::Whole(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
-            ReplyBody::Relay(relay) => match catch_unwind(AssertUnwindSafe(|| relay.poll_bytes(cx))) {
-                Ok(poll) => poll.map(|bytes| bytes.map(|bytes| bytes.map(Frame::data))),
-                Err(_) => {
-                    relay.panicked();
-                    Poll::Ready(Some(Err(Abnormal)))
-                }
-            },
+        loop {
+            return match &mut *self {
+                ReplyBody::Whole(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
+                ReplyBody::Relay(relay) => match catch_unwind(AssertUnwindSafe(|| relay.poll_bytes(cx))) {
+                    Ok(poll) => poll.map(|bytes| bytes.map(|bytes| bytes.map(Frame::data))),
+                    Err(_) => {
+                        relay.panicked();
+                        Poll::Ready(Some(Err(Abnormal)))
+                    }
+                },
+                ReplyBody::Ahead(ahead) => match ready!(ahead.poll(cx)) {
+                    Step::Comment => Poll::Ready(Some(Ok(Frame::data(KEEPALIVE)))),
+                    Step::Goes(body) => {
+                        *self = body;
+                        continue;
+                    }
+                },
+            };
         }
     }
 
@@ -65,6 +79,7 @@ impl Body for ReplyBody {
         match self {
             ReplyBody::Whole(bytes) => bytes.is_none(),
             ReplyBody::Relay(relay) => relay.is_over(),
+            ReplyBody::Ahead(_) => false,
         }
     }
 
@@ -72,6 +87,7 @@ impl Body for ReplyBody {
         match self {
             ReplyBody::Whole(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64)),
             ReplyBody::Relay(relay) => relay.size_hint(),
+            ReplyBody::Ahead(_) => SizeHint::default(),
         }
     }
 }

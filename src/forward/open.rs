@@ -4,7 +4,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use super::lines::{Answered, Lines, NoAnswer, Outgoing, SendFailed, Sending};
+use super::lines::{Answered, ConnectFailed, Line, Lines, NoAnswer, Outgoing, SendFailed, Sending};
 use crate::refuse::Refusal;
 use crate::route::settings::{EngineAddress, Pool};
 use crate::units::{EngineId, PoolId};
@@ -67,42 +67,74 @@ pub struct Opening {
     way: Way,
 }
 
-/// How an attempt goes on.
+/// How far an attempt is.
 enum Way {
-    /// On a connection that stood already.
-    Standing(Sending),
-    /// On one that has to be made first.
-    Making(Pin<Box<dyn Future<Output = Result<Answered, WhyNot>> + Send>>),
+    /// Its connection is being made; what is to be sent on it.
+    Connecting(Connecting, Option<Outgoing>),
+    /// The request goes out, and its answer is waited for.
+    Sending(Sending),
 }
+
+type Connecting = Pin<Box<dyn Future<Output = Result<Line, ConnectFailed>> + Send>>;
 
 /// Begins an attempt.
 pub fn open(call: Call) -> Opening {
     let Call { lines, pool, engine, address, request, fresh } = call;
-    let standing = if fresh { None } else { lines.standing(&pool, &engine, &address) };
-    if let Some(line) = standing {
-        return Opening { pool, way: Way::Standing(line.send(request)) };
-    }
-    let of = Arc::clone(&pool);
-    let making = async move {
-        let line = match fresh {
-            false => lines.take(&of, &engine, &address).await,
-            true => lines.fresh(&of, &engine, &address).await,
-        };
-        let line = line.map_err(|_| WhyNot::NoConnection)?;
-        line.send(request).await.map_err(|error| why_not(&error))
+    let line = match fresh {
+        false => lines.standing(&pool, &engine, &address),
+        true => Err(lines.unmade(&pool, &engine, &address)),
     };
-    Opening { pool, way: Way::Making(Box::pin(making)) }
+    let way = match line {
+        Ok(line) => Way::Sending(line.send(request)),
+        Err(place) => {
+            let of = Arc::clone(&pool);
+            let connecting = async move { lines.open(&of, &address, place).await };
+            Way::Connecting(Box::pin(connecting), Some(request))
+        }
+    };
+    Opening { pool, way }
+}
+
+impl Opening {
+    /// Whether the connection stands: the request goes out.
+    #[must_use]
+    pub fn is_connected(&self) -> bool {
+        matches!(self.way, Way::Sending(_))
+    }
+
+    /// What a time limit that passes now says about the connection: it could not be made, where
+    /// the engine does not have the request yet.
+    #[must_use]
+    pub fn unconnected(&self) -> Option<OpenFailed> {
+        (!self.is_connected()).then(|| self.failed(WhyNot::NoConnection))
+    }
+
+    fn failed(&self, why: WhyNot) -> OpenFailed {
+        OpenFailed { pool: self.pool.id.clone(), why }
+    }
 }
 
 impl Future for Opening {
     type Output = Result<Answered, OpenFailed>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let answered = match &mut self.way {
-            Way::Standing(sending) => ready!(Pin::new(sending).poll(cx)).map_err(|error| why_not(&error)),
-            Way::Making(making) => ready!(making.as_mut().poll(cx)),
-        };
-        Poll::Ready(answered.map_err(|why| OpenFailed { pool: self.pool.id.clone(), why }))
+        loop {
+            let why = match &mut self.way {
+                Way::Connecting(connecting, request) => match ready!(connecting.as_mut().poll(cx)) {
+                    Ok(line) => {
+                        let request = request.take().expect("a connection is made once");
+                        self.way = Way::Sending(line.send(request));
+                        continue;
+                    }
+                    Err(_) => WhyNot::NoConnection,
+                },
+                Way::Sending(sending) => match ready!(Pin::new(sending).poll(cx)) {
+                    Ok(answered) => return Poll::Ready(Ok(answered)),
+                    Err(error) => why_not(&error),
+                },
+            };
+            return Poll::Ready(Err(self.failed(why)));
+        }
     }
 }
 

@@ -18,6 +18,7 @@ use bytes::Bytes;
 use http_body::{Body, SizeHint};
 use tokio::time::{Instant, Sleep};
 
+use super::ahead::KEEPALIVE;
 use super::deadlines::{Deadlines, Due};
 use super::headers;
 use super::limit_refusal;
@@ -33,8 +34,6 @@ use crate::units::{ClientSide, Dialect, RequestId, Severed, Tick};
 
 /// A preamble (role events, comments) longer than this is let go without a token.
 const HELD_PREAMBLE: usize = 64 * 1024;
-
-const KEEPALIVE: Bytes = Bytes::from_static(b": keepalive\n\n");
 
 /// How a relay ended.
 pub struct Ended {
@@ -151,31 +150,45 @@ impl Relay {
     }
 
     /// A relay behind a head of our own: the engine has not sent its head yet. Begins with a
-    /// comment, since bytes are what the head went out for.
+    /// comment, since bytes are what the head went out for; unless it is known when the next one
+    /// is due, since the head went ahead.
     #[must_use]
     pub fn waiting(parts: Parts, observer: Observer, opening: Opening) -> Box<Self> {
         let mut relay = Self::of(parts, observer, Engine::Opening(opening));
         relay.parts.deadlines.hold = None;
-        relay.offer(KEEPALIVE);
-        relay.comment_later();
+        if relay.parts.deadlines.keepalive.is_none() {
+            relay.offer(KEEPALIVE);
+            relay.comment_later();
+        }
         relay
+    }
+
+    /// Comments go on from here.
+    pub(super) fn comments_from(&mut self, next: Tick) {
+        if let Some(due) = self.parts.deadlines.keepalive.as_mut() {
+            *due = next;
+        }
     }
 
     /// In a box from the start: it is large, and passes through many hands.
     fn of(parts: Parts, observer: Observer, engine: Engine) -> Box<Self> {
-        Box::new(Relay {
-            parts,
-            observer: Some(observer),
-            engine,
-            ready: VecDeque::new(),
-            ready_bytes: 0,
-            alarm: None,
-            gave: false,
-            keeper: None,
-            tail_is_out: false,
-            broken: false,
-            unwritten: true,
-        })
+        let relay = Box::new_uninit();
+        Box::write(
+            relay,
+            Relay {
+                parts,
+                observer: Some(observer),
+                engine,
+                ready: VecDeque::new(),
+                ready_bytes: 0,
+                alarm: None,
+                gave: false,
+                keeper: None,
+                tail_is_out: false,
+                broken: false,
+                unwritten: true,
+            },
+        )
     }
 
     /// Holds the answer until it speaks: its first token, its finish, 64 KiB of preamble, or
@@ -329,8 +342,8 @@ impl Relay {
                 return Poll::Ready(Some(Ok(bytes)));
             }
             if self.broken {
-                // hyper writes when a body makes it wait, and drops what is not written when one
-                // fails: without this step a client would see nothing instead of a cut answer.
+                // An HTTP/2 connection writes when a body makes it wait, and drops what is not written
+                // when one fails: without this step a client would see nothing instead of a cut answer.
                 if std::mem::take(&mut self.unwritten) {
                     cx.waker().wake_by_ref();
                     return Poll::Pending;
@@ -348,15 +361,14 @@ impl Relay {
                     self.engine = Engine::Over;
                 }
                 Heard::Broken => self.fail(Ending::Broken, &Refusal::StreamIncomplete),
-                Heard::NoStream(refusal) => {
-                    let event = self.error_event(&refusal);
-                    self.offer(event);
-                    self.close(Ending::Broken, Some(refusal));
-                }
-                Heard::Due(Due::Limit(limit)) => {
-                    let refusal = limit_refusal(&self.parts.timeouts, limit, self.streams());
-                    self.fail(Ending::TimedOut(limit), &refusal);
-                }
+                Heard::NoStream(refusal) => self.no_stream(refusal),
+                Heard::Due(Due::Limit(limit)) => match self.unconnected() {
+                    Some(refusal) => self.no_stream(refusal),
+                    None => {
+                        let refusal = limit_refusal(&self.parts.timeouts, limit, self.streams());
+                        self.fail(Ending::TimedOut(limit), &refusal);
+                    }
+                },
                 Heard::Due(Due::Keepalive | Due::Hold) => self.comment(),
                 Heard::Cut => self.fail(Ending::Drained, &Refusal::DrainCut),
             }
@@ -515,6 +527,21 @@ impl Relay {
         self.close(ending, None);
     }
 
+    /// Behind a head of ours no stream came.
+    fn no_stream(&mut self, refusal: Refusal) {
+        let event = self.error_event(&refusal);
+        self.offer(event);
+        self.close(Ending::Broken, Some(refusal));
+    }
+
+    /// What a limit that passes now means where the engine does not have the request yet.
+    fn unconnected(&self) -> Option<Refusal> {
+        match &self.engine {
+            Engine::Opening(opening) => opening.unconnected().map(|failed| failed.refusal()),
+            Engine::Speaking(_) | Engine::Over => None,
+        }
+    }
+
     /// A comment keeps idle-killing hops awake; never inside an event that is partly out.
     fn comment(&mut self) {
         self.parts.deadlines.hold = None;
@@ -624,9 +651,12 @@ impl Drop for Relay {
 /// The stream behind a head of our own, if one came.
 fn stream_of(opened: Result<Answered, OpenFailed>) -> Result<EngineBody, Refusal> {
     let (head, body) = opened.map_err(|failed| failed.refusal())?.into_parts();
-    let streams =
-        head.status.is_success() && headers::is_event_stream(&head.headers) && !headers::is_coded(&head.headers);
-    if streams { Ok(body) } else { Err(Refusal::EngineAnswered { status: head.status.as_u16() }) }
+    match head.status.is_success() {
+        // Our head names no coding: such bytes would be noise to the client.
+        true if headers::is_coded(&head.headers) => Err(Refusal::EngineCoded),
+        true if headers::is_event_stream(&head.headers) => Ok(body),
+        _ => Err(Refusal::EngineAnswered { status: head.status.as_u16() }),
+    }
 }
 
 /// Joins pieces that lie side by side in one frame, so that what came in one read leaves in

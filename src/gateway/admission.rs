@@ -9,8 +9,9 @@
 //! goes on to a further pool, forward only, while it waits (or at once) if the wait to be
 //! expected is more than what is left of its time, and the further pool has a free seat, or a
 //! wait that still makes it; where it could never begin (no engine, no place in the queue), any
-//! queue that it need not leave unserved. As every request begins with the first pool again, traffic is back
-//! there as soon as its queue is short enough.
+//! queue that it need not leave unserved. One that was called, and found that no engine of its pool
+//! can be connected to, goes on in the same way: no engine has had it yet. As every request begins
+//! with the first pool again, traffic is back there as soon as its queue is short enough.
 //!
 //! A pool of which no engine is available keeps one seat: for the request that finds out
 //! whether that is still so. The others wait for its result.
@@ -18,6 +19,7 @@
 use std::borrow::Cow;
 use std::time::Duration;
 
+use super::early::EarlyHead;
 use super::house::House;
 use super::promise::{BoundPool, Live, Promise};
 use crate::admit::Reservation;
@@ -38,6 +40,10 @@ use crate::units::{ClientSide, Endpoint, PoolId, TenantId, Tick, Tokens};
 /// How often a request that could go elsewhere looks whether it should.
 const LOOK: Duration = Duration::from_millis(100);
 
+/// Choices of a prompt that count for the order of a queue: what OpenAI takes at most. An engine
+/// refuses an absurd number, but by then it would have weighed on the shares of all ranks.
+const MOST_CHOICES: u64 = 128;
+
 /// What a request holds while it is in the house.
 #[derive(Debug)]
 pub struct Held {
@@ -45,7 +51,7 @@ pub struct Held {
     reservation: Option<Reservation>,
     seat: Option<Seat>,
     prompt: Tokens,
-    /// An engine has been asked: a client that leaves from now on has used the prompt.
+    /// An engine has been sent it: a client that leaves from now on has used the prompt.
     dispatched: bool,
 }
 
@@ -61,7 +67,7 @@ impl Held {
         self.seat = seat;
     }
 
-    /// An engine is asked.
+    /// It goes out on a connection to an engine.
     pub fn dispatched(&mut self) {
         self.dispatched = true;
     }
@@ -191,12 +197,14 @@ impl Wish<'_> {
         self.facts.caps.largest().map_or(expected, |cap| cap.min(expected))
     }
 
-    /// The work that is expected.
+    /// The work that is expected. More choices of a prompt than anybody serves count as so many.
     fn work(&self) -> Tokens {
-        self.prompt + self.output().times(self.facts.choices())
+        let choices = self.facts.n.clamp(1, MOST_CHOICES).saturating_mul(self.facts.prompts.max(1));
+        self.prompt + self.output().times(choices)
     }
 
-    fn streams(&self) -> bool {
+    /// Whether it gets a stream of tokens.
+    pub fn streams(&self) -> bool {
         self.facts.streams() && self.endpoint.dialect().generates()
     }
 
@@ -285,18 +293,30 @@ impl House {
     /// # Errors
     /// The queue has no place, or none for so long; the gateway drains.
     pub(super) async fn seat(&self, walk: &Walk<'_>, visit: &mut Visit) -> Result<Seated, Refusal> {
-        let begins = walk.begins();
-        let mut place = Place::Queue(begins);
+        self.seat_from(walk, Place::Queue(walk.begins()), visit).await
+    }
+
+    /// Waits for a seat in a pool behind `from`, which has been given up. None where none of them
+    /// has a place for it.
+    pub(super) async fn seat_behind(
+        &self,
+        walk: &Walk<'_>,
+        from: usize,
+        visit: &mut Visit,
+    ) -> Option<Result<Seated, Refusal>> {
+        let place = walk.onward(from, None)?;
+        Some(self.seat_from(walk, place, visit).await)
+    }
+
+    async fn seat_from(&self, walk: &Walk<'_>, mut place: Place, visit: &mut Visit) -> Result<Seated, Refusal> {
+        let begins = place.pool();
         loop {
-            let at = match place {
-                Place::Free(at, seat) => {
-                    visit.spills(&walk.pools[at]);
-                    return Ok(Seated { seat, first: at, since: Some(walk.now()) });
-                }
-                Place::Queue(at) => at,
-            };
+            let at = place.pool();
             if at != begins {
                 visit.spills(&walk.pools[at]);
+            }
+            if let Place::Free(at, seat) = place {
+                return Ok(Seated { seat, first: at, since: Some(walk.now()) });
             }
             let went_on = (at != begins).then(|| walk.now());
             let Some(desk) = &walk.pool(at).desk else {
@@ -310,7 +330,7 @@ impl House {
                 Offered::Away(away) => walk.onward(at, None).map_or(Ended::Away(away), Ended::Onward),
                 Offered::Waits(turn) => {
                     visit.waits(&walk.pools[at]);
-                    match walk.wait(at, turn).await {
+                    match walk.wait(at, turn, visit).await {
                         // Called into a pool that has gone meanwhile: further ones may be there.
                         Ok(seat) if walk.available(at) == 0 => match walk.onward(at, None) {
                             Some(place) => {
@@ -364,6 +384,8 @@ pub struct Walk<'a> {
     pub ask: &'a Ask,
     /// The client's side.
     pub client: &'a ClientSide,
+    /// The head that its client gets while it waits here, where it gets one.
+    pub early: Option<EarlyHead<'a>>,
 }
 
 /// Where a request goes on to.
@@ -372,6 +394,14 @@ enum Place {
     Free(usize, Option<Seat>),
     /// A pool whose queue is short enough.
     Queue(usize),
+}
+
+impl Place {
+    const fn pool(&self) -> usize {
+        match self {
+            Place::Free(at, _) | Place::Queue(at) => *at,
+        }
+    }
 }
 
 /// Why a request no longer waits where it did.
@@ -399,19 +429,28 @@ impl Walk<'_> {
         (0..self.pools.len()).find(|at| self.available(*at) > 0).unwrap_or(0)
     }
 
+    /// Whether its client has a head already.
+    pub fn has_head(&self) -> bool {
+        self.early.as_ref().is_some_and(|early| early.outlet.is_out())
+    }
+
     /// Waits in the queue of one pool, and looks whether it should go on to a further one.
-    async fn wait(&self, at: usize, mut turn: Turn) -> Result<Seat, Ended> {
+    async fn wait(&self, at: usize, mut turn: Turn, visit: &mut Visit) -> Result<Seat, Ended> {
         let since = self.now();
         loop {
             let look = (at + 1 < self.pools.len()).then(|| self.now());
             if let Some(place) = look.and_then(|now| self.should_go_on(at, &turn, since, now)) {
                 return Err(Ended::Onward(place));
             }
+            let head = self.early.as_ref().and_then(|early| Some((early, early.due()?)));
             tokio::select! {
                 biased;
                 // First: the limit also cuts those that sit, and nobody may begin in their seats.
                 () = self.client.drain_over() => return Err(Ended::Drained),
                 called = turn.come() => return called.map_err(Ended::Away),
+                () = self.house.clock.sleep_until(head.map(|(_, due)| due)) => {
+                    head.into_iter().for_each(|(early, _)| early.go(visit));
+                }
                 () = self.house.clock.sleep_until(look.map(|now| now + LOOK)) => {}
             }
         }

@@ -1,18 +1,20 @@
 //! The loop over engines: asks one, and the pure rules of `route::retry` what comes next.
 
+use std::future::poll_fn;
 use std::ops::{Deref, DerefMut};
-use std::pin::pin;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
+use http::HeaderMap;
+use http::header::{AUTHORIZATION, HeaderValue, RETRY_AFTER};
 use http::uri::PathAndQuery;
-use http::{HeaderMap, Response};
 
-use super::admission::Held;
+use super::admission::{Held, Walk};
 use super::promise::{BoundPool, Promise};
+use super::reply;
 use crate::admit::levels::{Kind, Kinds};
-use crate::admit::queue;
+use crate::admit::queue::Reading;
 use crate::clock::Clock;
 use crate::forward::headers::{self, EngineHeaders, Sent};
 use crate::forward::lines::{Answered, Lines, Outgoing};
@@ -36,8 +38,8 @@ pub struct Ask<'a> {
     pub routed: &'a Routed,
     /// Where in its route it has been let in.
     pub first: usize,
-    /// What it asks for in a further pool; none where no pool has seats.
-    pub seat: Option<&'a queue::Ask>,
+    /// Its way along the pools of its route; none where no pool has seats.
+    pub walk: Option<&'a Walk<'a>>,
     /// What its body said.
     pub facts: &'a Facts,
     /// Its path.
@@ -88,24 +90,12 @@ pub struct Yard<'a> {
 
 /// An answer that has begun to speak, or the last one that an engine gave.
 pub struct Spoken {
-    /// The head for the client.
-    pub head: http::response::Parts,
-    /// The body.
-    pub relay: Box<Relay>,
-    /// Which engine gave it.
-    pub place: Place,
+    /// The answer.
+    pub answer: Box<Spoke>,
     /// The attempts so far.
     pub attempts: Attempts,
-    /// The engine's share of work, given back when this is dropped.
-    pub work: Option<Work>,
-    /// When the engine was asked.
-    pub dispatched: Tick,
-    /// When the answer began to speak.
-    pub spoke: Tick,
-    /// Whether something was injected into its body.
-    pub injection: Injection,
-    /// What overload levels changed in its body.
-    pub degraded: Kinds,
+    /// When it began to speak.
+    pub at: Tick,
     /// The head went out by time: nothing has shown yet that the engine serves the request.
     pub unproven: bool,
     /// It is a failure that the attempts have dealt with: the last answer there was.
@@ -137,14 +127,21 @@ enum Tried {
 }
 
 /// An engine's answer, with nothing forwarded yet.
-struct Spoke {
-    head: http::response::Parts,
-    relay: Box<Relay>,
-    work: Option<Work>,
-    place: Place,
-    dispatched: Tick,
-    injection: Injection,
-    degraded: Kinds,
+pub struct Spoke {
+    /// The head for the client.
+    pub head: http::response::Parts,
+    /// The body.
+    pub relay: Box<Relay>,
+    /// The engine's share of work, given back when this is dropped.
+    pub work: Option<Work>,
+    /// Which engine gave it.
+    pub place: Place,
+    /// When the engine was asked.
+    pub dispatched: Tick,
+    /// Whether something was injected into its body.
+    pub injection: Injection,
+    /// What overload levels changed in its body.
+    pub degraded: Kinds,
 }
 
 /// Asks engines until one speaks or nothing is left (`docs/semantics.md`, section 5).
@@ -156,31 +153,37 @@ pub async fn first_willing_engine(
     yard: &Yard<'_>,
     held: &mut Held,
     visit: &mut Visit,
-) -> Result<Box<Spoken>, Refusal> {
+) -> Result<Spoken, Refusal> {
     let deadlines = ask.deadlines();
     let until = deadlines.first_token.into_iter().chain(deadlines.total).min().unwrap_or(Tick::from_nanos(u64::MAX));
-    let first = &ask.routed.pools[ask.first];
-    let pools = |from: usize| ask.routed.pools[from..].iter().map(|pool| ask.promise.pool(pool));
+    let pools = &ask.routed.pools;
+    let first = &pools[ask.first];
     // Once more where nobody could be asked: a breaker turns traffic to others, and where there
     // are none it must not turn it away.
-    let pools = pools(ask.first).map(|pool| (pool, false)).chain(pools(0).map(|pool| (pool, true)));
+    let order = (ask.first..pools.len()).map(|at| (at, false)).chain((0..pools.len()).map(|at| (at, true)));
     let mut attempts = Unsettled::new(yard, ask.promise.pool(first), until);
     let mut last = Last { kept: None, refusal: Refusal::NoEngine { pool: first.clone() } };
-    let mut here = first;
+    let mut here = ask.first;
 
     // What made the next pool of the route necessary: to go there is a further attempt.
     let mut spilled = None;
+    // It has been given a seat there as if it had come there first.
+    let mut has_seat = false;
 
-    for (bound, early) in pools {
-        let pool = &bound.settings.id;
+    for (at, early) in order {
+        let (pool, bound) = (&pools[at], ask.promise.pool(&pools[at]));
         if early && attempts.count() > 0 {
             break;
         }
-        // Inside a pool the seat is kept; in another one only a seat that nobody wants is taken.
-        if pool != here && !ask.seat.is_none_or(|seat| held.moves_to(bound, seat)) {
+        // Passed over while it waited for a seat.
+        if !early && at < here {
             continue;
         }
-        here = pool;
+        // Inside a pool the seat is kept; in another one only a seat that nobody wants is taken.
+        if at != here && !ask.walk.is_none_or(|walk| held.moves_to(bound, walk.ask)) {
+            continue;
+        }
+        here = at;
         attempts.enter(&bound.settings);
         attempts.pool = pool.clone();
         // The clock is read where something was waited for, and not in between.
@@ -190,7 +193,7 @@ pub async fn first_willing_engine(
         } else {
             yard.fleet.request(pool, now);
         }
-        if spilled.is_some() && !yard.fleet.grants_retry(pool, now) {
+        if spilled.is_some() && !has_seat && !yard.fleet.grants_retry(pool, now) {
             break;
         }
         let spill = 'pool: loop {
@@ -206,9 +209,12 @@ pub async fn first_willing_engine(
             if let Some(why) = spilled.take() {
                 visit.retries(why);
             }
-            let mut fresh = false;
+            // Behind a head of ours nothing can be asked again, nor can a line that has gone stale.
+            let mut fresh = ask.has_head();
             loop {
-                let may_inject = may_inject && !attempts.without_injection();
+                // A refusal of what was injected could not be undone behind a head of ours.
+                let is_safe = injection_proven || !ask.has_head();
+                let may_inject = may_inject && is_safe && !attempts.without_injection();
                 let attempt = Attempt {
                     ask,
                     yard,
@@ -220,7 +226,6 @@ pub async fn first_willing_engine(
                     injection_proven,
                     fresh,
                 };
-                held.dispatched();
                 let tried = attempt.make(&mut work, held, deadlines, now).await;
                 now = yard.clock.now();
                 let happened = match tried {
@@ -229,7 +234,7 @@ pub async fn first_willing_engine(
                             yard.fleet.succeeded(pool, &mut attempts, spoke.injection, now);
                         }
                         attempts.commit();
-                        return Ok(spoke.into_spoken(attempts.take(), now, false));
+                        return Ok(Spoken::of(spoke, attempts.take(), now, false));
                     }
                     Tried::Ended(refusal) => {
                         let _ = yard.fleet.failed(pool, &mut attempts, Happened::TimedOut, now);
@@ -257,6 +262,18 @@ pub async fn first_willing_engine(
         };
         if !spill || now >= until {
             break;
+        }
+        let Some(walk) = ask.walk.filter(|_| attempts.is_unheard()) else { continue };
+        held.sits(None);
+        match walk.house.seat_behind(walk, at, visit).await {
+            Some(Ok(seated)) => {
+                visit.admitted(seated.since.unwrap_or(now));
+                held.sits(seated.seat);
+                (here, has_seat) = (seated.first, true);
+            }
+            // It has waited: that is what it is told about.
+            Some(Err(refusal)) if yard.clock.now() > now => return Err(refusal),
+            Some(Err(_)) | None => break,
         }
     }
     last.settle(attempts.take(), yard.clock.now())
@@ -343,28 +360,15 @@ impl Last {
         }
     }
 
-    fn settle(self, attempts: Attempts, at: Tick) -> Result<Box<Spoken>, Refusal> {
-        self.kept.map(|kept| kept.into_spoken(attempts, at, true)).ok_or(self.refusal)
+    fn settle(self, attempts: Attempts, at: Tick) -> Result<Spoken, Refusal> {
+        self.kept.map(|kept| Spoken::of(kept, attempts, at, true)).ok_or(self.refusal)
     }
 }
 
-impl Spoke {
-    fn into_spoken(self, attempts: Attempts, spoke: Tick, has_failed: bool) -> Box<Spoken> {
-        let Spoke { head, relay, work, place, dispatched, injection, degraded } = self;
-        let unproven = !relay.has_spoken();
-        Box::new(Spoken {
-            head,
-            relay,
-            place,
-            attempts,
-            work,
-            dispatched,
-            spoke,
-            injection,
-            degraded,
-            unproven,
-            has_failed,
-        })
+impl Spoken {
+    fn of(answer: Box<Spoke>, attempts: Attempts, at: Tick, has_failed: bool) -> Self {
+        let unproven = !answer.relay.has_spoken();
+        Spoken { answer, attempts, at, unproven, has_failed }
     }
 }
 
@@ -375,6 +379,11 @@ impl Ask<'_> {
 
     fn dialect(&self) -> Dialect {
         self.endpoint.dialect()
+    }
+
+    /// The client has its head already: it waited for longer than heads are held.
+    fn has_head(&self) -> bool {
+        self.walk.is_some_and(Walk::has_head)
     }
 
     /// What it asks of an engine of this pool.
@@ -453,34 +462,15 @@ impl Attempt<'_> {
         let asked = Asked { dispatched, injection: self.injection(&edits), degraded: degraded(&edits) };
         let injection = asked.injection;
         let opening = open(self.call(&edits));
-        let head = match self.read_unseen(work.as_ref(), dispatched) {
-            None => self.await_head(opening, deadlines).await,
-            Some(read) => {
-                let mut head = pin!(self.await_head(opening, deadlines));
-                let early = tokio::select! {
-                    biased;
-                    head = &mut head => Some(head),
-                    () = self.yard.clock.sleep_until(Some(read)) => None,
-                };
-                match early {
-                    Some(head) => head,
-                    None => {
-                        held.first_token();
-                        work.iter_mut().for_each(Work::first_token);
-                        head.await
-                    }
-                }
-            }
-        };
-        match head {
+        if self.ask.has_head() {
+            let every = self.ask.promise.class.timeouts.keepalive;
+            let deadlines = Deadlines { keepalive: every.map(|every| dispatched + every), ..deadlines };
+            return self.behind_our_head(opening, &edits, deadlines, work.take(), held, asked);
+        }
+        match self.await_head(opening, work, held, deadlines, dispatched).await {
             Head::Failed(failed) => Tried::Failed(happened(&failed), Err(failed.refusal())),
             Head::Ended(refusal) => Tried::Ended(refusal),
-            Head::Ours(opening) => {
-                let parts = self.parts(Reader::Events, &edits, deadlines);
-                let relay = Relay::waiting(parts, self.observer(Reader::Events, 200), opening);
-                let spoke = self.spoke(our_head(), relay, asked);
-                Tried::Speaks(Box::new(Spoke { work: work.take(), ..spoke }))
-            }
+            Head::Ours(opening) => self.behind_our_head(opening, &edits, deadlines, work.take(), held, asked),
             Head::Came(response) => {
                 let (head, body) = response.into_parts();
                 let reader = self.reader(&head);
@@ -488,7 +478,7 @@ impl Attempt<'_> {
                 let status = head.status;
                 let relay =
                     Relay::new(self.parts(reader, &edits, deadlines), self.observer(reader, status.as_u16()), body);
-                let mut spoke = Box::new(self.spoke(head, relay, asked));
+                let mut spoke = Box::write(Box::new_uninit(), self.spoke(head, relay, asked));
                 if !status.is_success() {
                     spoke.relay.head_came();
                     return Tried::Failed(Happened::answer(status.as_u16(), retry_after, injection), Ok(spoke));
@@ -509,10 +499,27 @@ impl Attempt<'_> {
         }
     }
 
+    /// The engine is waited for behind a head of ours: from now on it has the request.
+    fn behind_our_head(
+        &self,
+        opening: Opening,
+        edits: &Edits,
+        deadlines: Deadlines,
+        work: Option<Work>,
+        held: &mut Held,
+        asked: Asked,
+    ) -> Tried {
+        held.dispatched();
+        let parts = self.parts(Reader::Events, edits, deadlines);
+        let relay = Relay::waiting(parts, self.observer(Reader::Events, 200), opening);
+        let spoke = self.spoke(reply::our_head(), relay, asked);
+        Tried::Speaks(Box::new(Spoke { work, ..spoke }))
+    }
+
     /// When the engine should have read the prompt of a request whose first token nobody sees,
     /// where that matters to those that wait.
     fn read_unseen(&self, work: Option<&Work>, dispatched: Tick) -> Option<Tick> {
-        let matters = self.bound.settings.queue.reading.is_some() && !self.ask.streams();
+        let matters = self.bound.settings.queue.reading != Reading::NoLimit && !self.ask.streams();
         work.filter(|_| matters).map(|work| dispatched + work.time_to_read())
     }
 
@@ -580,22 +587,49 @@ impl Attempt<'_> {
         }
     }
 
-    async fn await_head(&self, mut opening: Opening, mut deadlines: Deadlines) -> Head {
+    async fn await_head(
+        &self,
+        mut opening: Opening,
+        work: &mut Option<Work>,
+        held: &mut Held,
+        mut deadlines: Deadlines,
+        dispatched: Tick,
+    ) -> Head {
         let ours = self.ask.streams() && self.ask.promise.class.timeouts.keepalive.is_some();
         if !ours {
             deadlines.hold = None;
         }
-        tokio::select! {
-            biased;
-            opened = &mut opening => match opened {
-                Ok(response) => Head::Came(response),
-                Err(failed) => Head::Failed(failed),
-            },
-            () = self.yard.clock.sleep_until(deadlines.next()) => match deadlines.due(self.yard.clock.now()) {
-                Some(Due::Limit(limit)) => Head::Ended(self.limit(limit)),
-                _ => Head::Ours(opening),
-            },
-            () = self.ask.client.drain_over() => Head::Ended(Refusal::DrainCut),
+        let mut read = self.read_unseen(work.as_ref(), dispatched);
+        loop {
+            let opened = poll_fn(|cx| {
+                let opened = Pin::new(&mut opening).poll(cx);
+                if opening.is_connected() {
+                    held.dispatched();
+                }
+                opened
+            });
+            tokio::select! {
+                biased;
+                opened = opened => return match opened {
+                    Ok(response) => Head::Came(response),
+                    Err(failed) => Head::Failed(failed),
+                },
+                () = self.yard.clock.sleep_until(deadlines.next()) => {
+                    return match deadlines.due(self.yard.clock.now()) {
+                        Some(Due::Limit(limit)) => match opening.unconnected() {
+                            Some(failed) => Head::Failed(failed),
+                            None => Head::Ended(self.limit(limit)),
+                        },
+                        _ => Head::Ours(opening),
+                    };
+                }
+                () = self.ask.client.drain_over() => return Head::Ended(Refusal::DrainCut),
+                () = self.yard.clock.sleep_until(read) => {
+                    read = None;
+                    held.first_token();
+                    work.iter_mut().for_each(Work::first_token);
+                }
+            }
         }
     }
 
@@ -672,11 +706,4 @@ fn happened(failed: &OpenFailed) -> Happened {
         WhyNot::Stale => Happened::StaleLine,
         WhyNot::Reset | WhyNot::Garbage => Happened::Broken,
     }
-}
-
-/// The head that goes out where the engine sent none in time.
-fn our_head() -> http::response::Parts {
-    let mut response = Response::new(());
-    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
-    response.into_parts().0
 }

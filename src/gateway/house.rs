@@ -14,6 +14,7 @@ use super::degrade::Levels;
 use super::promise::Live;
 use crate::admit::Books;
 use crate::admit::desk::{Desk, Desks};
+use crate::admit::queue;
 use crate::admit::shared::{By, EDGES, Ended, Keeper};
 use crate::clock::Clock;
 use crate::config::Settings;
@@ -160,7 +161,8 @@ impl Gateway {
         self.desks.forget_left();
         let report = |(pool, desk): (PoolId, Arc<Desk>)| {
             let numbers = desk.numbers();
-            (numbers.seats < usize::MAX).then_some((pool, SeatReport { seats: numbers.seats, taken: numbers.taken }))
+            let report = SeatReport { seats: numbers.seats, taken: numbers.taken, prefill: numbers.reading };
+            (numbers.seats < usize::MAX).then_some((pool, report))
         };
         let mut seats: Vec<_> = self.desks.all().into_iter().filter_map(report).collect();
         seats.sort_by(|a, b| a.0.cmp(&b.0));
@@ -203,6 +205,7 @@ impl House {
     fn count_seats(&self) {
         self.desks.forget_left();
         for (pool, desk) in self.desks.all() {
+            desk.set_reading(self.fleet.reading(&pool));
             self.engines_of(&pool, Some(&desk));
         }
     }
@@ -212,7 +215,11 @@ impl House {
 fn follow(books: &Books, desks: &Desks, settings: &Settings, at: Tick) {
     let limits = settings.tenants.iter().map(|tenant| (tenant.id.clone(), tenant.limits.clone()));
     books.reload(&limits.collect(), settings.replicas, at);
-    let queue = |pool: &Arc<Pool>| (pool.concurrency != Concurrency::Unlimited).then(|| pool.queue.clone());
+    let gateways = NonZeroU32::new(settings.replicas).unwrap_or(NonZeroU32::MIN);
+    let queue = |pool: &Arc<Pool>| {
+        let reading = pool.queue.reading.shared_among(gateways);
+        (pool.concurrency != Concurrency::Unlimited).then(|| queue::Settings { reading, ..pool.queue.clone() })
+    };
     let queues: Vec<_> = settings.pools.iter().map(|pool| (&pool.id, queue(pool))).collect();
     desks.follow(queues.iter().map(|(pool, queue)| (*pool, queue.as_ref())));
 }

@@ -7,7 +7,7 @@ use http::Response;
 use http::header::{CONTENT_LENGTH, HeaderMap, HeaderValue};
 
 use super::admission::Held;
-use super::attempts::{Place, Spoken};
+use super::attempts::{Place, Spoke, Spoken};
 use super::house::Gateway;
 use super::reply;
 use crate::forward::headers;
@@ -43,13 +43,13 @@ pub struct Opened {
     gateway: Gateway,
     asked: Asked,
     held: Held,
-    spoken: Box<Spoken>,
+    spoken: Spoken,
 }
 
 impl Opened {
     /// An answer to what was asked.
     #[must_use]
-    pub fn new(gateway: Gateway, asked: Asked, held: Held, spoken: Box<Spoken>) -> Self {
+    pub fn new(gateway: Gateway, asked: Asked, held: Held, spoken: Spoken) -> Self {
         Opened { gateway, asked, held, spoken }
     }
 
@@ -57,41 +57,22 @@ impl Opened {
     #[must_use]
     pub fn relay(self, mut visit: Visit) -> Response<ReplyBody> {
         let Opened { gateway, asked, held, spoken } = self;
-        let Spoken {
-            mut head,
-            mut relay,
-            place,
-            attempts,
-            work,
-            dispatched,
-            spoke,
-            injection,
-            degraded,
-            unproven,
-            has_failed,
-        } = *spoken;
+        let Spoken { answer, attempts, at, unproven, has_failed } = spoken;
+        let Spoke { mut head, mut relay, work, place, dispatched, injection, degraded } = *answer;
         degraded.iter().for_each(|kind| visit.degraded(kind));
         let streams = headers::is_event_stream(&head.headers);
         headers::for_client(&mut head.headers, streams);
         agree_on_length(&mut head.headers, &relay);
         reply::mark(&mut head.headers, &asked.id, asked.class.clone(), place.shown.clone());
         reply::degraded(&mut head.headers, visit.degradation());
-        reply::timing(&mut head.headers, asked.queued, spoke.since(dispatched));
+        reply::timing(&mut head.headers, asked.queued, at.since(dispatched));
         if let Some(case) = visit.case_mut() {
             case.credential_forwarded = place.credential_forwarded;
             case.model_unknown_to_pool = !asked.routed.literal && !gateway.has_served(&place, &asked);
         }
-        relay.keep(Box::new(Open {
-            gateway,
-            asked,
-            held,
-            visit,
-            place,
-            attempts,
-            work,
-            unproven: unproven.then_some(injection),
-            has_failed,
-        }));
+        let unproven = unproven.then_some(injection);
+        let open = Open { gateway, asked, held, visit, place, attempts, work, unproven, has_failed };
+        relay.keep(Box::new(open));
         Response::from_parts(head, ReplyBody::Relay(relay))
     }
 }
@@ -164,6 +145,9 @@ impl Open {
             return;
         }
         let (fleet, pool) = (&self.gateway.fleet, &self.place.pool);
+        if refusal == Some(&Refusal::EngineCoded) {
+            fleet.answers_coded(pool, &self.place.engine);
+        }
         match fault_of(timeline, refusal) {
             Some(happened) => {
                 let _ = fleet.failed(pool, &mut self.attempts, happened, timeline.end);
@@ -213,8 +197,12 @@ fn fault_of(timeline: &Timeline, refusal: Option<&Refusal>) -> Option<Happened> 
     if let Some(error) = timeline.error {
         return Some(Happened::answer(error.code, None, Injection::None));
     }
-    if let Some(Refusal::EngineAnswered { status }) = refusal {
-        return Some(Happened::answer(*status, None, Injection::None));
+    match refusal {
+        Some(Refusal::EngineAnswered { status }) => return Some(Happened::answer(*status, None, Injection::None)),
+        Some(Refusal::ConnectFailed { .. }) => return Some(Happened::ConnectFailed),
+        // It works, and cannot be read: no fault for a breaker, as on the way with the engine's own head.
+        Some(Refusal::EngineCoded) => return None,
+        _ => {}
     }
     if timeline.finish.is_some() {
         return None;

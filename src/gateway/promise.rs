@@ -28,6 +28,8 @@ pub struct Live {
     pub is_metered: bool,
     /// Some pool has seats, and a queue for them.
     pub has_seats: bool,
+    /// Of those that wait there some may get their head meanwhile.
+    pub heads_go_ahead: bool,
     pools: Arc<HashMap<PoolId, BoundPool, ahash::RandomState>>,
     promises: HashMap<ClassId, Arc<Promise>, ahash::RandomState>,
 }
@@ -92,7 +94,8 @@ impl Live {
         let is_named = |tenant: &Tenant| tenant.id != TenantId::anonymous() || !tenant.limits.is_empty();
         let is_metered = settings.tenants.iter().any(is_named);
         let has_seats = pools.values().any(BoundPool::is_limited);
-        Live { promises, asks_for_prefixes, is_metered, has_seats, pools, settings }
+        let heads_go_ahead = has_seats && settings.classes.iter().any(|class| class.timeouts.keepalive.is_some());
+        Live { promises, asks_for_prefixes, is_metered, has_seats, heads_go_ahead, pools, settings }
     }
 
     /// A pool of these settings.

@@ -25,6 +25,19 @@ pub fn json(status: StatusCode, body: Bytes) -> Response<ReplyBody> {
     response
 }
 
+/// The head that goes out where the engine sent none in time.
+#[must_use]
+pub fn our_head() -> http::response::Parts {
+    let (mut head, ()) = Response::new(()).into_parts();
+    head.headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+    head
+}
+
+/// What a refused client gets that has its head.
+pub fn event(refusal: &Refusal, dialect: Dialect, id: &RequestId) -> Response<ReplyBody> {
+    Response::new(ReplyBody::whole(refusal.event(dialect, id, None)))
+}
+
 /// What a refused client gets.
 pub fn refusal(refusal: &Refusal, shape: Dialect, id: &RequestId, class: Option<&ClassId>) -> Response<ReplyBody> {
     let mut response = json(refusal.status(), refusal.body(shape, id));

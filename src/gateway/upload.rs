@@ -9,6 +9,7 @@ use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE};
 use http_body::Body;
 use http_body_util::BodyExt;
 
+use crate::accept::BodyCut;
 use crate::clock::Clock;
 use crate::inspect::coding::{Coding, Decoder, Undecodable};
 use crate::inspect::multipart::FormScanner;
@@ -109,18 +110,10 @@ where
 /// A body that broke: the client left, or its framing was wrong.
 #[expect(clippy::needless_pass_by_value, reason = "the error ends here")]
 fn broken_off(error: Box<dyn std::error::Error + Send + Sync>) -> Unread {
-    let left = error.downcast_ref::<hyper::Error>().is_none_or(|error| {
-        let h2 = std::error::Error::source(error).is_some_and(|source| source.is::<h2::Error>());
-        error.is_incomplete_message() || error.is_closed() || error.is_canceled() || h2 || is_io(error)
-    });
-    if left { Unread::Left } else { Unread::Refused(Refusal::BodyBroken) }
-}
-
-/// A transport error, as opposed to bytes that break the framing (which hyper reports as
-/// errors of kind `InvalidData` or `InvalidInput`).
-fn is_io(error: &hyper::Error) -> bool {
-    let source = std::error::Error::source(error).and_then(|source| source.downcast_ref::<std::io::Error>());
-    source.is_some_and(|io| !matches!(io.kind(), std::io::ErrorKind::InvalidData | std::io::ErrorKind::InvalidInput))
+    match error.downcast_ref::<BodyCut>() {
+        Some(BodyCut::Framing) => Unread::Refused(Refusal::BodyBroken),
+        _ => Unread::Left,
+    }
 }
 
 /// What understands the body.
@@ -150,8 +143,8 @@ impl Reading {
             endpoint.takes_forms() && content_type.trim_start().to_ascii_lowercase().starts_with("multipart/form-data");
         let reader = match is_form {
             true => Reader::Form(Box::new(FormScanner::new(content_type).map_err(|_| Refusal::UnreadableForm)?)),
-            false if terms.with_prefix => Reader::Json(Box::new(Scanner::new(endpoint))),
-            false => Reader::Json(Box::new(Scanner::new(endpoint).without_prefix())),
+            false if terms.with_prefix => Reader::Json(Box::write(Box::new_uninit(), Scanner::new(endpoint))),
+            false => Reader::Json(Box::write(Box::new_uninit(), Scanner::new(endpoint).without_prefix())),
         };
         Ok(Reading { reader, decoder, frames: Vec::with_capacity(1), small: Vec::new(), length: 0, max_body })
     }

@@ -25,7 +25,8 @@ pub struct Facts {
     pub stream_options: Option<StreamOptions>,
     /// The output caps that the request states.
     pub caps: Caps,
-    /// `n`, the number of choices per prompt (1 where absent).
+    /// `n`, the number of choices per prompt (1 where absent; beyond the number range, the
+    /// largest there is).
     pub n: u64,
     /// Prompts of one request: 1, but for `completions` with an array of prompts.
     pub prompts: u64,
@@ -63,7 +64,7 @@ pub struct Facts {
     /// Length of the body in bytes.
     pub length: usize,
     /// Every decisive field could be read. Where not (a `model` with a lone surrogate, a cap
-    /// beyond the number range), the request goes to the default class.
+    /// or an `n` beyond the number range), the request goes to the default class.
     pub readable: bool,
 }
 

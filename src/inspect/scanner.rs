@@ -391,7 +391,12 @@ impl Reader {
                 self.facts.readable = false;
             }
             (None, Whole::Count(value)) if member == Member::N => self.facts.n = value,
-            (None, Whole::Beyond) if member != Member::Priority => self.facts.readable = false,
+            (None, Whole::Beyond) if member != Member::Priority => {
+                if member == Member::N {
+                    self.facts.n = u64::MAX;
+                }
+                self.facts.readable = false;
+            }
             (None, _) => {}
         }
     }

@@ -202,6 +202,17 @@ fn a_cap_beyond_all_numbers_is_the_largest_there_is() {
 }
 
 #[test]
+fn choices_beyond_all_numbers_are_the_most_there_are() {
+    for n in ["18446744073709551616".to_owned(), format!("1{}", "0".repeat(30)), "9".repeat(1000)] {
+        let facts = chat(format!("{{\"n\":{n},\"max_tokens\":7}}")).unwrap();
+        assert_eq!((facts.n, facts.choices(), facts.readable), (u64::MAX, u64::MAX, false));
+        assert_eq!(facts.caps.largest(), Some(crate::units::Tokens(7)));
+    }
+    let facts = chat("{\"n\":18446744073709551615}").unwrap();
+    assert_eq!((facts.choices(), facts.readable), (u64::MAX, true));
+}
+
+#[test]
 fn cutting_the_priority_out_leaves_the_rest() {
     for (body, left) in [
         (r#"{"priority":1}"#, "{}"),

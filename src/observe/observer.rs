@@ -81,7 +81,7 @@ impl Observer {
         let body = (reader == Reader::Json && is_success).then(|| {
             let keep_text = expect.echo_prompts.iter().map(|prompt| prompt.len() + 1).max().unwrap_or(0);
             let reading = Reading::new(expect.dialect, true, keep_text);
-            Box::new(Body { tokenizer: Tokenizer::new(), reading })
+            Box::write(Box::new_uninit(), Body { tokenizer: Tokenizer::new(), reading })
         });
         Observer {
             reader,

@@ -3,7 +3,8 @@
 //! Lines go through a bounded channel to one task that owns the output. A full channel (the
 //! output is slower than the traffic) drops the line and counts it; no request ever waits. So
 //! does an output that fails, for as long as it does: a full disk has room again some day.
-//! Lines leave in blocks: one write for all that came in ten milliseconds.
+//! Lines are made and leave in blocks: one write for all that came in ten milliseconds. What
+//! makes them is then in the processor's caches, which no single request would find it in.
 
 use std::io;
 use std::sync::Arc;
@@ -29,14 +30,21 @@ const TOGETHER: Duration = Duration::from_millis(10);
 /// The recorder's end of the channel.
 #[derive(Clone, Debug)]
 pub struct AccessLines {
-    sender: mpsc::Sender<Vec<u8>>,
+    sender: mpsc::Sender<Noted>,
     lost: Lost,
+}
+
+/// A request whose line is to be written, and when it was noted (time since the Unix epoch).
+#[derive(Debug)]
+struct Noted {
+    finished: Box<Finished>,
+    wall: Duration,
 }
 
 /// The output's end of the channel; see [`Writer::run`].
 #[derive(Debug)]
 pub struct Writer {
-    lines: mpsc::Receiver<Vec<u8>>,
+    lines: mpsc::Receiver<Noted>,
     lost: Lost,
 }
 
@@ -52,9 +60,9 @@ pub fn lines() -> (AccessLines, Writer) {
 }
 
 impl AccessLines {
-    /// Hands a line over; `false` if it was dropped.
-    pub(super) fn write(&self, line: Vec<u8>) -> bool {
-        self.sender.try_send(line).is_ok()
+    /// Hands a request over, noted at `wall`; `false` if its line was dropped.
+    pub(super) fn write(&self, finished: Box<Finished>, wall: Duration) -> bool {
+        self.sender.try_send(Noted { finished, wall }).is_ok()
     }
 
     /// Lines that did not get out since this was last asked.
@@ -72,15 +80,15 @@ impl Writer {
     pub async fn run(mut self, mut output: impl AsyncWrite + Unpin, clock: Clock) -> io::Result<()> {
         let mut block = Vec::new();
         let mut fails = false;
-        while let Some(line) = self.lines.recv().await {
+        while let Some(noted) = self.lines.recv().await {
             let mut count = 1;
-            block.extend_from_slice(&line);
+            noted.write(&mut block);
             if !self.lines.is_closed() {
                 clock.sleep_until(Some(clock.now() + TOGETHER)).await;
             }
-            while let Ok(line) = self.lines.try_recv() {
+            while let Ok(noted) = self.lines.try_recv() {
                 count += 1;
-                block.extend_from_slice(&line);
+                noted.write(&mut block);
             }
             let written = write(&mut output, &block).await;
             block.clear();
@@ -115,46 +123,49 @@ async fn write(output: &mut (impl AsyncWrite + Unpin), block: &[u8]) -> io::Resu
     output.flush().await
 }
 
-/// The line of a request that was noted at `wall` (time since the Unix epoch), newline included.
-pub(super) fn line(finished: &Finished, wall: Duration) -> Vec<u8> {
-    let answer = finished.answer();
-    let whole = finished.whole_answer();
-    let tokens = finished.tokens();
-    let outcome = finished.verdict.outcome;
-    let mut line = Line::begin(wall);
-    line.text(b",\"request_id\":", Some(finished.request_id.as_str()));
-    line.text(b",\"tenant\":", finished.tenant.as_ref().map(TenantId::as_str));
-    line.text(b",\"class\":", finished.class.as_ref().map(ClassId::as_str));
-    line.text(b",\"rule\":", finished.rule.as_deref());
-    line.text(b",\"model\":", finished.model.as_deref());
-    line.text(b",\"pool\":", finished.pool.as_ref().map(PoolId::as_str));
-    line.text(b",\"engine\":", finished.engine.as_ref().map(EngineId::as_str));
-    line.number(b",\"attempts\":", Some(u64::from(finished.attempts)));
-    line.number(b",\"status\":", Some(u64::from(finished.status)));
-    line.word(b",\"outcome\":", Some(outcome.as_str()));
-    line.word(b",\"reason\":", Some(outcome.reason()).filter(|reason| !reason.is_empty()));
-    line.word(b",\"refusal\":", finished.refusal);
-    line.word(b",\"length\":", Some(finished.length.as_str()));
-    line.number(b",\"input_tokens\":", tokens.map(|(input, _)| input.0));
-    line.number(b",\"output_tokens\":", tokens.map(|(_, output)| output.0));
-    line.word(b",\"token_source\":", tokens.and(answer).map(|answer| answer.source.as_str()));
-    line.millis(b",\"upload_ms\":", finished.upload());
-    line.millis(b",\"queue_ms\":", finished.queue());
-    line.millis(b",\"ttft_ms\":", answer.and_then(Timeline::ttft));
-    line.millis(b",\"tpot_ms\":", whole.and_then(Timeline::tpot));
-    line.millis(b",\"e2e_ms\":", whole.and_then(Timeline::e2e));
-    line.degraded(&finished.degraded);
-    line.end()
+impl Noted {
+    /// Its line, newline included.
+    fn write(&self, block: &mut Vec<u8>) {
+        let Noted { finished, wall } = self;
+        let answer = finished.answer();
+        let whole = finished.whole_answer();
+        let tokens = finished.tokens();
+        let outcome = finished.verdict.outcome;
+        let mut line = Line::begin(block, *wall);
+        line.text(b",\"request_id\":", Some(finished.request_id.as_str()));
+        line.text(b",\"tenant\":", finished.tenant.as_ref().map(TenantId::as_str));
+        line.text(b",\"class\":", finished.class.as_ref().map(ClassId::as_str));
+        line.text(b",\"rule\":", finished.rule.as_deref());
+        line.text(b",\"model\":", finished.model.as_deref());
+        line.text(b",\"pool\":", finished.pool.as_ref().map(PoolId::as_str));
+        line.text(b",\"engine\":", finished.engine.as_ref().map(EngineId::as_str));
+        line.number(b",\"attempts\":", Some(u64::from(finished.attempts)));
+        line.number(b",\"status\":", Some(u64::from(finished.status)));
+        line.word(b",\"outcome\":", Some(outcome.as_str()));
+        line.word(b",\"reason\":", Some(outcome.reason()).filter(|reason| !reason.is_empty()));
+        line.word(b",\"refusal\":", finished.refusal);
+        line.word(b",\"length\":", Some(finished.length.as_str()));
+        line.number(b",\"input_tokens\":", tokens.map(|(input, _)| input.0));
+        line.number(b",\"output_tokens\":", tokens.map(|(_, output)| output.0));
+        line.word(b",\"token_source\":", tokens.and(answer).map(|answer| answer.source.as_str()));
+        line.millis(b",\"upload_ms\":", finished.upload());
+        line.millis(b",\"queue_ms\":", finished.queue());
+        line.millis(b",\"ttft_ms\":", answer.and_then(Timeline::ttft));
+        line.millis(b",\"tpot_ms\":", whole.and_then(Timeline::tpot));
+        line.millis(b",\"e2e_ms\":", whole.and_then(Timeline::e2e));
+        line.degraded(&finished.degraded);
+        line.end();
+    }
 }
 
 /// One JSON object in the making. Written by hand, because every request writes one: it costs
 /// a fraction of what a general serializer takes for it. A key comes with the comma in front
 /// of it and the colon behind.
-struct Line(Vec<u8>);
+struct Line<'a>(&'a mut Vec<u8>);
 
-impl Line {
-    fn begin(wall: Duration) -> Self {
-        let mut line = Line(Vec::with_capacity(512));
+impl<'a> Line<'a> {
+    fn begin(block: &'a mut Vec<u8>, wall: Duration) -> Self {
+        let line = Line(block);
         line.0.extend_from_slice(b"{\"time\":\"");
         line.0.extend_from_slice(&time_of_day(wall));
         line.0.push(b'"');
@@ -188,7 +199,7 @@ impl Line {
         self.0.extend_from_slice(key);
         match value {
             None => self.null(),
-            Some(value) => push_number(&mut self.0, value),
+            Some(value) => push_number(self.0, value),
         }
     }
 
@@ -198,7 +209,7 @@ impl Line {
         match length {
             None => self.null(),
             Some(length) => push_thousandths(
-                &mut self.0,
+                self.0,
                 length.as_secs().saturating_mul(1_000_000).saturating_add(u64::from(length.subsec_micros())),
             ),
         }
@@ -222,9 +233,8 @@ impl Line {
         self.0.extend_from_slice(b"]}");
     }
 
-    fn end(mut self) -> Vec<u8> {
+    fn end(self) {
         self.0.extend_from_slice(b"}\n");
-        self.0
     }
 }
 
@@ -268,10 +278,12 @@ mod tests {
     use proptest::prelude::*;
     use serde_json::Value;
 
-    fn alone(write: impl FnOnce(&mut Line)) -> Value {
-        let mut line = Line::begin(Duration::ZERO);
+    fn alone(write: impl FnOnce(&mut Line<'_>)) -> Value {
+        let mut block = Vec::new();
+        let mut line = Line::begin(&mut block, Duration::ZERO);
         write(&mut line);
-        serde_json::from_slice(&line.end()).unwrap()
+        line.end();
+        serde_json::from_slice(&block).unwrap()
     }
 
     proptest! {

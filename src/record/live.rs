@@ -202,7 +202,15 @@ fn seats(recorder: &Inner, page: &mut Page<'_, '_>) -> fmt::Result {
         "Requests that may run on the pool's engines at the same time, pools with a limit",
         rows(|report| report.seats),
     )?;
-    page.gauges("goodput_seats_taken", "Seats of the pool that are taken", rows(|report| report.taken))
+    page.gauges("goodput_seats_taken", "Seats of the pool that are taken", rows(|report| report.taken))?;
+    let prefill = |(pool, report): &(PoolId, SeatReport)| {
+        report.prefill.map(|tokens| (vec![("pool", pool.to_string())], tokens.0 as f64))
+    };
+    page.gauges(
+        "goodput_prefill_tokens_per_engine",
+        "Prompt tokens of requests without a first token that each engine of the pool may have, where that is limited",
+        seats.iter().filter_map(prefill).collect(),
+    )
 }
 
 fn engines(recorder: &Inner, at: Tick, page: &mut Page<'_, '_>) -> fmt::Result {

@@ -41,7 +41,7 @@ use prometheus_client::registry::Registry;
 use tokio::sync::Notify;
 
 use crate::clock::Clock;
-use crate::units::{ClassId, EngineId, PoolId, RequestId, Tick};
+use crate::units::{ClassId, EngineId, PoolId, RequestId, Tick, Tokens};
 
 use live::Live;
 use metrics::Metrics;
@@ -78,6 +78,8 @@ pub struct SeatReport {
     pub seats: usize,
     /// Seats taken.
     pub taken: usize,
+    /// Prompt tokens that each engine may have to read at one time, if that is limited.
+    pub prefill: Option<Tokens>,
 }
 
 /// At which overload level a class is.
@@ -171,10 +173,11 @@ impl Recorder {
     }
 
     /// Counts one request and writes its line. Nothing else counts requests.
-    pub fn note(&self, finished: Finished) {
+    pub fn note(&self, finished: impl Into<Box<Finished>>) {
+        let finished = finished.into();
         self.0.table.load().note(&finished);
         if let Some(access) = &self.0.access {
-            let written = access.write(access::line(&finished, self.0.clock.wall()));
+            let written = access.write(finished, self.0.clock.wall());
             if !written {
                 self.0.metrics.lines_dropped.inc();
             }

@@ -547,7 +547,7 @@ async fn the_page_is_the_golden_one() {
     small.tenants.truncate(1);
     recorder.bind(&small);
     recorder.engine(&PoolId::from("main"), &EngineId::from("vllm-0:8000"), EngineReport::default());
-    recorder.seats(vec![(PoolId::from("main"), SeatReport { seats: 8, taken: 3 })]);
+    recorder.seats(vec![(PoolId::from("main"), SeatReport { seats: 8, taken: 3, prefill: Some(Tokens(1024)) })]);
     recorder.levels(vec![(
         ClassId::from("chat"),
         LevelReport { level: 2, is_forced: true, forced_for: Some(Duration::from_secs(90)) },

@@ -12,9 +12,9 @@ use crate::admit::levels::{Degraded, Kind, Kinds};
 use crate::judge::{
     Case, Excluded, Missed, Objectives, Outcome, Progress, Pulse, Verdict, judge, judge_left, judge_refused, of_code,
 };
-use crate::observe::{Ending, Timeline};
+use crate::observe::{Ending, Expect, Observer, Reader, Timeline, Watch};
 use crate::refuse::Refusal;
-use crate::units::{ClassId, EngineId, LengthBucket, PoolId, RequestId, TenantId, Tick, Tokens};
+use crate::units::{ClassId, ClientSide, EngineId, LengthBucket, PoolId, RequestId, Severed, TenantId, Tick, Tokens};
 
 use super::finished::{Finished, Retries, Retry};
 use super::open::Open;
@@ -68,6 +68,8 @@ struct Draft {
     admitted: Option<Tick>,
     spilled: bool,
     degraded: Degraded,
+    /// A head of the gateway's own went ahead: the client's side behind it.
+    ahead: Option<ClientSide>,
 }
 
 impl Visit {
@@ -86,8 +88,9 @@ impl Visit {
             admitted: None,
             spilled: false,
             degraded: Degraded::default(),
+            ahead: None,
         };
-        Visit { recorder, open, draft: Some(Box::new(draft)) }
+        Visit { recorder, open, draft: Some(Box::write(Box::new_uninit(), draft)) }
     }
 
     fn draft(&self) -> &Draft {
@@ -147,6 +150,12 @@ impl Visit {
         self.draft_mut().admitted = Some(at);
     }
 
+    /// When it left the queue last.
+    #[must_use]
+    pub fn admitted_at(&self) -> Option<Tick> {
+        self.draft().admitted
+    }
+
     /// It no longer waits: it was called to its seat.
     pub fn called(&mut self) {
         self.open.standing.lock().waits = false;
@@ -158,6 +167,11 @@ impl Visit {
         let mut standing = self.open.standing.lock();
         standing.pool = Some(pool.clone());
         standing.waits = false;
+    }
+
+    /// A head of the gateway's own went out while it waits: its client has a 200.
+    pub fn head_went_ahead(&mut self, client: &ClientSide) {
+        self.draft_mut().ahead = Some(client.clone());
     }
 
     /// So many overload levels of its class are in force, and this is the cap that they set.
@@ -247,7 +261,8 @@ impl Visit {
         if let Some(draft) = self.draft.take() {
             let at = self.recorder.now();
             let verdict = draft.refused(refusal.outcome(), at);
-            self.close(*draft, verdict, refusal.status().as_u16(), at, None, Some(refusal));
+            let status = if draft.ahead.is_some() { 200 } else { refusal.status().as_u16() };
+            self.close(*draft, verdict, status, at, None, Some(refusal));
         }
     }
 
@@ -263,10 +278,18 @@ impl Visit {
     /// Dropped: the client left, or the gateway panicked.
     fn abandoned(&self, draft: Draft, panicking: bool) {
         let at = self.recorder.now();
+        let ahead = draft.ahead.is_some();
+        let severed = draft.ahead.as_ref().and_then(ClientSide::severed);
         let (verdict, status) = if panicking {
-            (draft.refused(Outcome::Missed(Missed::Internal), at), 500)
+            (draft.refused(Outcome::Missed(Missed::Internal), at), if ahead { 200 } else { 500 })
+        } else if severed == Some(Severed::Drain) {
+            // It never left our queue, and nobody was there to be told.
+            (draft.refused(Refusal::Draining.outcome(), at), 200)
         } else {
-            (draft.left(at), LEFT)
+            match draft.limited(severed, at) {
+                Some(verdict) => (verdict, if severed.is_some() { 200 } else { LEFT }),
+                None => (draft.left(at), LEFT),
+            }
         };
         self.close(draft, verdict, status, at, None, None);
     }
@@ -286,33 +309,37 @@ impl Visit {
         let cap_lowered = promise.as_ref().is_some_and(|promise| promise.case.cap_lowered);
         let (length, prompt) = promise.as_ref().map_or_else(Default::default, |p| (p.length, p.prompt));
         let (class, rule) = promise.map(|promise| (promise.class, promise.rule)).unzip();
-        self.recorder.note(Finished {
-            request_id: draft.request_id,
-            tenant: draft.tenant,
-            class,
-            rule,
-            model: draft.model,
-            pool,
-            engine: draft.engine,
-            attempts: draft.attempts,
-            retries: draft.retries,
-            status,
-            length,
-            prompt,
-            arrival: draft.arrival,
-            body_complete: draft.body_complete,
-            admitted: draft.admitted,
-            end,
-            verdict,
-            timeline,
-            gap_edges: draft.gap_edges,
-            refusal: refusal.map(Refusal::code),
-            limited: refusal.and_then(Refusal::limit).map(|standing| (standing.limit, standing.scope)),
-            over_limit,
-            spilled: draft.spilled,
-            degraded: draft.degraded,
-            cap_lowered,
-        });
+        let finished = Box::new_uninit();
+        self.recorder.note(Box::write(
+            finished,
+            Finished {
+                request_id: draft.request_id,
+                tenant: draft.tenant,
+                class,
+                rule,
+                model: draft.model,
+                pool,
+                engine: draft.engine,
+                attempts: draft.attempts,
+                retries: draft.retries,
+                status,
+                length,
+                prompt,
+                arrival: draft.arrival,
+                body_complete: draft.body_complete,
+                admitted: draft.admitted,
+                end,
+                verdict,
+                timeline,
+                gap_edges: draft.gap_edges,
+                refusal: refusal.map(Refusal::code),
+                limited: refusal.and_then(Refusal::limit).map(|standing| (standing.limit, standing.scope)),
+                over_limit,
+                spilled: draft.spilled,
+                degraded: draft.degraded,
+                cap_lowered,
+            },
+        ));
     }
 }
 
@@ -326,6 +353,17 @@ impl Draft {
             Some(promise) => judge_refused(outcome, &self.progress(promise), &promise.objectives, &promise.case, at),
             None => Verdict::bare(outcome),
         }
+    }
+
+    /// The verdict on a client that did not read what came behind a head that went ahead: as on
+    /// any stream of which no token has come.
+    fn limited(&self, severed: Option<Severed>, at: Tick) -> Option<Verdict> {
+        let (promise, since) = (self.promise.as_ref()?, self.ahead.as_ref()?.limited_since(at)?);
+        let expect = Expect::stream(promise.case.dialect, self.arrival);
+        let mut seen = Observer::new(expect, Reader::Events, 200, Watch::default());
+        seen.limit_gaps(since);
+        let ending = if severed.is_some() { Ending::WriteStalled } else { Ending::Left };
+        Some(judge(&seen.end(ending, at), &promise.objectives, &promise.case))
     }
 
     fn left(&self, at: Tick) -> Verdict {

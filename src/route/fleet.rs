@@ -264,6 +264,14 @@ impl Fleet {
         self.yard(pool)?.inner.lock().predict(size.believable(), at)
     }
 
+    /// Prompt tokens that each engine of a pool may have to read at one time, of requests of ours
+    /// without a first token: `prefill_tokens_per_engine: auto`. `None`: no class of the pool is
+    /// promised a first token, and nothing speaks against reading as much as comes.
+    #[must_use]
+    pub fn reading(&self, pool: &PoolId) -> Option<Tokens> {
+        self.yard(pool)?.inner.lock().reading()
+    }
+
     /// The classes that a pool serves are promised this: what `auto` keeps.
     pub fn hold_to(&self, pool: &PoolId, promised: Promised) {
         if let Some(yard) = self.yard(pool) {

@@ -165,6 +165,15 @@ impl Latency {
         Some(self.reading(prompt)? + seconds(pace * further as f64))
     }
 
+    /// Prompt tokens that the engine reads in a second; before enough was seen, by the first
+    /// guess.
+    #[must_use]
+    pub fn reads_per_second(&self) -> f64 {
+        let [_, per_thousand, ..] = self.ttft.coefficients;
+        let share = if self.ttft.seen >= ENOUGH { per_thousand } else { 1.0 };
+        1000.0 / (share * TTFT_AT_FIRST[1]).max(LEAST_PER_THOUSAND)
+    }
+
     /// The chance that a request keeps all that is asked; `None` while too little was seen.
     ///
     /// The logarithm of what is seen over what was predicted is taken to be logistic, with the
@@ -210,6 +219,8 @@ fn seconds(seconds: f64) -> Duration {
 
 /// Nothing is predicted to take longer: a day.
 const LONGEST: f64 = 86_400.0;
+/// No engine reads a thousand tokens in less than this, in seconds.
+const LEAST_PER_THOUSAND: f64 = 1e-3;
 /// Nothing takes less: a microsecond.
 const SHORTEST: f64 = 1e-6;
 /// What was learned a hundred answers ago counts `FORGETTING^100`: six tenths.

@@ -173,6 +173,8 @@ pub struct Attempts {
     provisional: Option<(PoolId, EngineId)>,
     alike: bool,
     has_answer: bool,
+    /// An engine may have got some of it.
+    was_heard: bool,
     made: Made,
 }
 
@@ -201,6 +203,7 @@ impl Attempts {
             provisional: None,
             alike: false,
             has_answer: false,
+            was_heard: false,
             made: Made::NoEngine,
         }
     }
@@ -237,6 +240,12 @@ impl Attempts {
     #[must_use]
     pub fn engine(&self) -> Option<&EngineId> {
         self.tried.last()
+    }
+
+    /// Engines were asked, and none could be connected to: none has had the request.
+    #[must_use]
+    pub fn is_unheard(&self) -> bool {
+        self.count() > 0 && !self.was_heard
     }
 
     /// Whether nothing may be injected into the current attempt's body.
@@ -289,6 +298,7 @@ impl Attempts {
             return Step { next: Next::Relay, effects };
         }
         let mut effects = Vec::new();
+        self.was_heard |= happened != Happened::ConnectFailed;
         let next = match happened {
             Happened::StaleLine if self.stale.as_ref() != Some(&engine) => {
                 self.stale = Some(engine);

@@ -20,7 +20,7 @@ use super::settings::{Balance, Concurrency, EngineAddress, Engines, Pool};
 use super::tournament::{Key, Rank, Tournament};
 use super::view::{EngineState, EngineView, PoolView};
 use crate::locks::{Mutex, RwLock};
-use crate::units::{Endpoint, EngineId, PoolId, Tick};
+use crate::units::{Endpoint, EngineId, PoolId, Tick, Tokens};
 
 /// One pool: its engines, and the lock around them.
 #[derive(Debug)]
@@ -68,6 +68,11 @@ const BLIND_TRIES: usize = 4;
 fn twentieths(chance: f64) -> u32 {
     (chance * 20.0).round() as u32
 }
+
+/// The part of the time to the first token that may pass with prompts read before one's own.
+const READ_BEFORE: f64 = 0.25;
+/// Fewer prompt tokens do not fill a step of an engine.
+const LEAST_READING: u64 = 512;
 
 /// What all pools know.
 #[derive(Debug)]
@@ -319,6 +324,17 @@ impl Inner {
             Concurrency::Auto => 1,
         };
         Some(usize::try_from((self.seats / gateways).max(1)).unwrap_or(usize::MAX))
+    }
+
+    /// What an engine reads in [`READ_BEFORE`] of the shortest time to the first token, on the
+    /// average of the engines, shared among the gateways.
+    pub fn reading(&self) -> Option<Tokens> {
+        let ttft = self.promised.ttft?.as_secs_f64();
+        let (count, sum) = self
+            .present()
+            .fold((0u32, 0.0), |(count, sum), (_, engine)| (count + 1, sum + engine.latency.lock().reads_per_second()));
+        let each = (READ_BEFORE * ttft * sum / f64::from(count.max(1))) as u64;
+        Some(Tokens((each.max(LEAST_READING) / u64::from(self.shared.gateways().get())).max(1)))
     }
 
     pub fn best_without(&mut self, tried: &[EngineId]) -> Option<usize> {

@@ -1,6 +1,6 @@
 //! What is known of a client that may have stopped reading.
 //!
-//! hyper stops polling a response body once its own buffers are full, so no timer inside the
+//! A connection stops polling a response body once its own buffers are full, so no timer inside the
 //! body can see a client that refuses bytes. `accept` sees it at the socket, and writes it
 //! into this cell, which it puts into the extensions of each request; `forward` reads it.
 

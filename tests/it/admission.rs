@@ -64,7 +64,7 @@ fn left(house: &House, limit: &str) -> u64 {
 }
 
 /// What a patient request asks of a queue.
-fn patient() -> QueueAsk {
+pub fn patient() -> QueueAsk {
     QueueAsk {
         tenant: TenantId::anonymous(),
         rank: Priority::Normal,
@@ -117,6 +117,30 @@ async fn a_prompt_whose_first_token_nobody_sees_counts_as_read_after_a_while() {
     assert_eq!((answers.0.status.as_u16(), answers.1.status.as_u16()), (200, 200));
     let asked = engine.ledger().requests()[1].body_at;
     assert!(asked > at(25) && asked < at(100), "about as long as reading takes: {asked:?}");
+    house.lines(2).await;
+    ended(house).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_a_word_about_it_there_is_room_for_a_quarter_of_the_time_to_the_first_token() {
+    let yaml = seats(8).promise(&[("ttft_seconds", 1.0)]);
+    let limit = |house: &House| house.page().sum("goodput_prefill_tokens_per_engine", &[]);
+    let (house, engine) = House::playing_with(&yaml, stream_of(300, 5000));
+    assert_eq!(limit(&house), 3125.0, "what the first guess of an engine reads in 250 ms");
+    let house = Arc::new(house);
+    let long = |words: usize| {
+        let content = "word ".repeat(words);
+        json!({"model": "m1", "stream": true, "max_tokens": 9, "messages": [{"role": "user", "content": content}]})
+    };
+    let first = spawn(&house, Ask::post(CHAT, long(1900)));
+    house.sleep(ms(50)).await;
+    let second = spawn(&house, Ask::post(CHAT, long(900)));
+    let _ = (first.await.unwrap(), second.await.unwrap());
+    assert_eq!(engine.ledger().requests()[1].body_at, at(300), "2500 and 1184 tokens are too many at a time");
+    house.adopt(&yaml.clone().with("queue: {prefill_tokens_per_engine: off}"));
+    assert_eq!(house.page().count("goodput_prefill_tokens_per_engine", &[]), 0);
+    house.adopt(&yaml.with("queue: {prefill_tokens_per_engine: 7}").top("replicas: 3"));
+    assert_eq!(limit(&house), 2.0, "each gateway has its part");
     house.lines(2).await;
     ended(house).await;
 }
@@ -279,6 +303,51 @@ async fn c35_a_cap_beyond_all_numbers_never_fits_and_travels_untouched_where_the
     assert_eq!(engine.ledger().requests()[0].body, body.as_bytes());
     house.lines(2).await;
     house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn c35_choices_beyond_all_numbers_never_fit_and_travel_untouched_where_there_is_no_limit() {
+    for count in ["18446744073709551616".to_owned(), format!("1{}", "0".repeat(30)), u64::MAX.to_string()] {
+        let (house, engine) = House::playing_with(&limited("tokens_per_minute: 1000"), answer_after(0, 10, 1));
+        let body = format!(r#"{{"model":"m1","max_tokens":1,"n":{count},"messages":[]}}"#);
+        let ask = |key: &str| Ask::raw(CHAT, body.clone()).header("authorization", &format!("Bearer {key}"));
+        let refused = house.send(ask("sk-acme")).await.whole().await;
+        assert_eq!((refused.status.as_u16(), &refused.json()["error"]["code"]), (400, &json!("request_exceeds_limit")));
+        assert_eq!((left(&house, "tokens_per_minute"), engine.ledger().requests().len()), (1000, 0));
+        assert_eq!(status(&house, ask("sk-globex")).await, 200);
+        assert_eq!(engine.ledger().requests()[0].body, body.as_bytes());
+        house.lines(2).await;
+        house.end().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn choices_without_measure_do_not_turn_the_ranks_around() {
+    let low = "  - {slo_class: low, priority: low, objectives: {ttft_seconds: {threshold: 100, attainment: 0.9}}, joint_attainment_target: 0.9, window: 28d}";
+    let yaml = seats(1).and_class(low).top("classify: [{class: low, when: {header: {x-slo-class: low}}}]");
+    let house = House::new(&yaml);
+    let odd = |body: &Value| body["n"].is_number();
+    let engine = ScriptedEngine::new(house.clock, move |request| {
+        if odd(&serde_json::from_slice(&request.body).unwrap()) { Script::json(400, "{}") } else { stream_of(100, 200) }
+    });
+    house.network.engine("e1", &engine);
+    let house = Arc::new(house);
+    let mut absurd = stream_with_usage();
+    absurd["n"] = json!(1_000_000_000_000_u64);
+    absurd["max_tokens"] = json!(1);
+    let in_low = || Ask::post(CHAT, stream_with_usage()).header("x-slo-class", "low");
+    let sitting = spawn(&house, Ask::post(CHAT, stream_with_usage()));
+    house.sleep(ms(10)).await;
+    let lows: Vec<_> = (0..3).map(|_| spawn(&house, in_low())).collect();
+    let refused = spawn(&house, Ask::post(CHAT, absurd));
+    house.sleep(ms(10)).await;
+    let chats: Vec<_> = (0..3).map(|_| spawn(&house, Ask::post(CHAT, stream_with_usage()))).collect();
+    assert_eq!(refused.await.unwrap().status, 400);
+    let last = |answers: Vec<Result<Whole, _>>| answers.into_iter().map(|answer| answer.unwrap().at).max();
+    let (lows, chats) = (last(join_all(lows).await), last(join_all(chats).await));
+    assert!(chats < lows, "the rank above goes first: {chats:?} {lows:?}");
+    sitting.await.unwrap();
+    ended(house).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -615,6 +684,112 @@ async fn a_retry_in_another_pool_takes_a_free_seat_there_or_is_not_made() {
     assert_eq!((a.ledger().requests().len(), b.ledger().requests().len()), (2, 1));
     drop(in_b);
     house.lines(2).await;
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_could_be_connected_to_no_engine_waits_in_the_next_pool() {
+    // Outside the budget, of which there is none: no engine has had it yet.
+    let yaml = seats(1).with("retries: {share: 0, floor_per_10s: 0}").pool("b", &["e2"]);
+    let yaml = yaml.with("max_concurrency_per_engine: 1").with("retries: {share: 0, floor_per_10s: 0}");
+    let house = House::new(&yaml);
+    let b = house.engine("e2", vec![stream_of(100, 2000)]);
+    let house = Arc::new(house);
+    let all: Vec<_> = (0..3).map(|_| spawn(&house, Ask::post(CHAT, stream_with_usage()))).collect();
+    house.sleep(ms(10)).await;
+    let of = |pool: &str| house.gateway.desks.desk(&pool.into()).expect("a desk").numbers();
+    assert_eq!((of("a").taken, of("b").taken, of("b").waiting), (0, 1, 2), "nobody holds a seat of a meanwhile");
+    for answer in join_all(all).await {
+        let answer = answer.unwrap();
+        assert_eq!((answer.status.as_u16(), answer.header("x-goodput-pool")), (200, Some("b")));
+    }
+    assert_eq!(b.ledger().requests().len(), 3);
+    let lines = house.lines(3).await;
+    assert!(lines.iter().all(|line| line.verdict() == "met" && line.number("attempts") == Some(2.0)));
+    assert_eq!(lines[2].number("queue_ms"), Some(4000.0), "waiting there is queue time");
+    let page = house.page();
+    assert_eq!(page.sum("goodput_retries_total", &[("reason", "connect_failed")]), 3.0);
+    assert_eq!(page.sum("goodput_spilled_total", &[]), 0.0, "no queue was too long");
+    ended(house).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_queue_whose_only_engine_dies_waits_on_in_the_next_pool() {
+    let yaml = seats(1).with("breaker: off").pool("b", &["e2"]).with("max_concurrency_per_engine: 1");
+    let house = House::new(&yaml);
+    let _a = house.engine("e1", vec![Script::stream().at(100).say(t("a")).at(1000).reset()]);
+    let b = house.engine("e2", vec![stream_of(100, 500)]);
+    let house = Arc::new(house);
+    let in_a = spawn(&house, Ask::post(CHAT, stream_with_usage()));
+    house.sleep(ms(10)).await;
+    let in_b = house.gateway.desks.desk(&"b".into()).expect("a desk").take_free_seat(&patient());
+    let waiting: Vec<_> = (0..8).map(|_| spawn(&house, Ask::post(CHAT, stream_with_usage()))).collect();
+    house.sleep(ms(500)).await;
+    assert_eq!(house.crowd(), (2, 8));
+    house.network.refuse("e1");
+    house.sleep(ms(1000)).await;
+    assert_eq!(house.gateway.desks.desk(&"b".into()).expect("a desk").numbers().waiting, 8);
+    drop((in_a.await, in_b));
+    for answer in join_all(waiting).await {
+        let answer = answer.unwrap();
+        assert_eq!((answer.status.as_u16(), answer.header("x-goodput-pool")), (200, Some("b")));
+    }
+    assert_eq!(b.ledger().requests().len(), 8);
+    house.lines(9).await;
+    ended(house).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_finds_no_place_behind_a_pool_that_is_gone_is_told_that_and_who_waited_what_it_waited_for() {
+    for (queue, told, verdict) in [
+        ("queue: {max_waiting: 0}", (502, "connect_failed", 0), "missed(upstream_unavailable)"),
+        ("queue: {max_waiting: 9}", (503, "queue_timeout", 1500), "missed(shed)"),
+    ] {
+        let yaml = seats(1).class("queue: {max_wait: 1500ms}").pool("b", &["e2"]);
+        let house = House::new(&yaml.with("max_concurrency_per_engine: 1").with(queue));
+        let _b = house.engine("e2", vec![stream_of(100, 60_000)]);
+        let in_b = house.gateway.desks.desk(&"b".into()).expect("a desk").take_free_seat(&patient());
+        let refused = house.chat(stream_with_usage()).await.whole().await;
+        let reason = refused.header("x-goodput-reason").expect("a refusal of ours");
+        assert_eq!((refused.status.as_u16(), reason, millis(refused.at)), told);
+        assert_eq!(house.line().await.verdict(), verdict);
+        drop(in_b);
+        house.end().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_leaves_while_it_waits_behind_a_pool_that_is_gone_pays_nothing() {
+    let yaml = limited("tokens_per_minute: 600").with("max_concurrency_per_engine: 1");
+    let house = House::new(&yaml.pool("b", &["e2"]).with("max_concurrency_per_engine: 1"));
+    let b = house.engine("e2", vec![stream_of(100, 60_000)]);
+    let in_b = house.gateway.desks.desk(&"b".into()).expect("a desk").take_free_seat(&patient());
+    let mut waiting = Box::pin(house.send(by("sk-acme", capped(500, true))));
+    tokio::select! {
+        _ = &mut waiting => panic!("no seat is free"),
+        () = house.sleep(ms(100)) => {}
+    }
+    assert_eq!(house.crowd(), (1, 1));
+    drop(waiting);
+    assert_eq!((house.crowd(), left(&house, "tokens_per_minute")), ((1, 0), 600), "no engine was sent it");
+    assert_eq!(house.line().await.verdict(), "excluded(client_cancel)");
+    assert_eq!(b.ledger().requests().len(), 0);
+    drop(in_b);
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_leaves_while_a_connection_is_made_pays_nothing() {
+    let house = House::new(&limited("tokens_per_minute: 600"));
+    house.network.silence("e1");
+    let mut asked = Box::pin(house.send(by("sk-acme", capped(500, true))));
+    tokio::select! {
+        _ = &mut asked => panic!("nobody answers"),
+        () = house.sleep(ms(100)) => {}
+    }
+    drop(asked);
+    assert_eq!(left(&house, "tokens_per_minute"), 600);
+    house.lines(1).await;
     house.end().await;
 }
 

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use crate::support::*;
 
 const JSON: &[(&str, &str)] = &[("content-type", "application/json")];
+const CODED: &[(&str, &str)] = &[("content-type", "text/event-stream"), ("content-encoding", "gzip")];
 
 /// A token every 20 ms from 20 ms on, for ever.
 fn steady() -> Script {
@@ -413,6 +414,8 @@ async fn c53_failures_behind_a_head_of_ours_are_events() {
         (Script::new().at(500).reply(503, JSON, "{}"), "engine_answered", "missed(upstream_overload)"),
         (Script::new().at(500).reply(500, JSON, "{}"), "engine_answered", "missed(upstream_error)"),
         (Script::new().at(500).reply(400, JSON, "{}"), "engine_answered", "excluded(invalid_request)"),
+        (Script::new().at(500).reply(500, CODED, "{}"), "engine_answered", "missed(upstream_error)"),
+        (Script::new().at(500).reply(200, CODED, "zzz"), "engine_coded", "missed(unparseable)"),
         (Script::new().at(500).reset(), "engine_reset", "missed(upstream_unavailable)"),
         (Script::new().silence(), "first_token_timeout", "missed(timeout_first_token)"),
     ];
@@ -428,6 +431,23 @@ async fn c53_failures_behind_a_head_of_ours_are_events() {
         assert_eq!(house.line().await.verdict(), verdict);
         house.end().await;
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn c53_a_coded_answer_behind_a_head_of_ours_switches_injection_off_and_opens_no_breaker() {
+    let house = House::new(&waiting(true).with("breaker: {faults: 1, within: 10s, open: 5s}"));
+    let engine = house.engine("e1", vec![Script::new().at(500).reply(200, CODED, "zzz"), slow_head()]);
+    let answer = house.chat(stream()).await.whole().await;
+    assert!(!answer.text().contains("zzz") && answer.text().contains("engine_coded"));
+    assert_eq!(house.states("a"), ["up"]);
+    house.chat(stream()).await.whole().await;
+    let injected = engine.ledger().requests().into_iter().map(|request| {
+        let body: Value = serde_json::from_slice(&request.body).unwrap();
+        body["stream_options"].is_object()
+    });
+    assert_eq!(injected.collect::<Vec<_>>(), [true, false]);
+    house.lines(2).await;
+    house.end().await;
 }
 
 #[tokio::test(start_paused = true)]

@@ -2,6 +2,7 @@
 
 mod admission;
 mod affinity;
+mod ahead;
 mod choosing;
 mod clocks;
 mod degradation;

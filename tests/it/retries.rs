@@ -198,6 +198,52 @@ async fn retry_row_connect_failure_by_silence_ends_at_the_connect_timeout() {
     house.end().await;
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_limit_that_passes_while_the_connection_is_made_is_a_connect_failure() {
+    let limits = ["first_token: 500ms", "total: 500ms", "first_token: 500ms, response_head: 500ms"];
+    for (limit, body) in limits.into_iter().zip([stream(), stream(), unary()]) {
+        let yaml = Yaml::default().class(&format!("timeouts: {{{limit}}}"));
+        let house = House::new(&yaml.with("breaker: {faults: 1, within: 10s, open: 5s}"));
+        house.network.silence("e1");
+        let answer = house.chat(body).await.whole().await;
+        assert_eq!((answer.status.as_u16(), answer.header("x-goodput-reason")), (502, Some("connect_failed")));
+        assert_eq!((answer.at, house.network.dials("e1")), (at(500), 1), "a limit leaves no time for another attempt");
+        assert_eq!(house.states("a"), ["breaker_open"], "breaker effect, as of any connect failure");
+        assert_eq!(house.line().await.verdict(), "missed(upstream_unavailable)");
+        house.end().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn behind_a_head_of_ours_a_limit_that_passes_while_the_connection_is_made_is_the_same() {
+    let yaml = Yaml::default().class("timeouts: {first_token: 500ms}").class("hold_head: 100ms");
+    let yaml = yaml.class("keepalive_seconds: 1").with("breaker: {faults: 1, within: 10s, open: 5s}");
+    let house = House::new(&yaml);
+    house.network.silence("e1");
+    let answer = house.chat(stream()).await.whole().await;
+    assert_eq!((answer.status.as_u16(), answer.at, answer.end), (200, at(100), at(500)));
+    assert!(answer.events().pop().expect("an event").contains("connect_failed"));
+    assert_eq!(house.states("a"), ["breaker_open"]);
+    assert_eq!(house.line().await.verdict(), "missed(upstream_unavailable)");
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_there_was_is_relayed_where_a_limit_passes_while_the_next_connection_is_made() {
+    let yaml = Yaml::default().engines_of_first(&["e1", "e2"]).class("timeouts: {first_token: 500ms}");
+    let house = House::new(&yaml);
+    house.engine("e1", vec![status(503)]);
+    house.network.silence("e2");
+    // Whichever is asked first.
+    let mut answers = Vec::new();
+    for _ in 0..2 {
+        answers.push(house.chat(stream()).await.whole().await.status.as_u16());
+        house.sleep(ms(2000)).await;
+    }
+    assert!(answers.contains(&503), "{answers:?}");
+    house.end().await;
+}
+
 // --- push-back ---
 
 #[tokio::test(start_paused = true)]

@@ -13,7 +13,7 @@ use futures_util::future::select;
 
 use super::tests::{ask, desk, ms, numbers, patient, settings};
 use super::*;
-use crate::admit::queue::Why;
+use crate::admit::queue::{Reading, Why};
 use crate::locks::woven::{Time, all_end, others, task, tried};
 use crate::route::Fleet;
 use crate::route::settings::{Concurrency, EngineAddress, Engines, Pool, Scheme};
@@ -186,7 +186,7 @@ fn a_reload_in_the_middle_of_everything_lets_everybody_end() {
 fn who_keeps_a_long_prompt_from_being_read_and_goes_lets_the_next_one_read() {
     tried(|_| {
         let hall = Hall::with(4, 4);
-        let reading = Settings { reading: Some(Tokens(100)), ..settings(50) };
+        let reading = Settings { reading: Reading::Tokens(Tokens(100)), ..settings(50) };
         hall.desk.set_settings(reading);
         hall.desk.set_readers(1);
         let reads = |hall: Hall, steps: usize| async move {

@@ -25,6 +25,8 @@ pub(super) struct Row {
     /// The same, the most first from the end.
     crowd: BTreeSet<(usize, TenantId)>,
     len: usize,
+    /// Of these the ones in the hopeless line.
+    stepped_behind: usize,
     /// Thousandths of tokens that the rank's share entitles it to and that it has not had.
     pub credit: u64,
     /// Number of the last admission from this row.
@@ -39,6 +41,7 @@ impl Row {
             held: HashMap::new(),
             crowd: BTreeSet::new(),
             len: 0,
+            stepped_behind: 0,
             credit: 0,
             last_turn: 0,
         }
@@ -46,6 +49,11 @@ impl Row {
 
     pub fn len(&self) -> usize {
         self.len
+    }
+
+    /// Requests in the hopeless line.
+    pub fn hopeless(&self) -> usize {
+        self.stepped_behind
     }
 
     /// Whose turn it is in this row.
@@ -62,6 +70,7 @@ impl Row {
         self.line(line).insert(tenant, place);
         self.count(tenant, |held| held + 1);
         self.len += 1;
+        self.stepped_behind += usize::from(line == Line::Hopeless);
     }
 
     /// Takes a request out; `charge` as in [`Lane::remove`]. A row that nobody waits in is
@@ -70,6 +79,7 @@ impl Row {
         self.line(line).remove(tenant, place, charge);
         self.count(tenant, |held| held - 1);
         self.len -= 1;
+        self.stepped_behind -= usize::from(line == Line::Hopeless);
         if self.len == 0 {
             self.credit = 0;
         }
@@ -79,6 +89,7 @@ impl Row {
     pub fn step_behind(&mut self, tenant: &TenantId, place: Place) {
         self.hopeful.remove(tenant, place, 0);
         self.hopeless.insert(tenant, place);
+        self.stepped_behind += 1;
     }
 
     pub fn correct(&mut self, line: Line, tenant: &TenantId, charged: u64, used: u64) {

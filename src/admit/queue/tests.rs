@@ -194,6 +194,30 @@ fn a_burst_does_not_hold_all_places_of_its_rank() {
 }
 
 #[test]
+fn what_is_late_from_the_start_keeps_nobody_out_who_is_not() {
+    let (mut queue, holder) = taken(4);
+    let aim = Aim::FirstToken { within: length(1000), lead: length(2000) };
+    let late = |tenant, at| Ask { aim, ..ask(tenant, Priority::Normal, at) };
+    let flood: Vec<_> = (1..=2).map(|at| wait(&mut queue, &late("flood", at), at)).collect();
+    let refused = |queue: &mut Scheduler, ask: &Ask, at| {
+        let (ticket, moves) = queue.offer(ask, ms(at));
+        moves.refused.iter().map(|away| (away.ticket == ticket, away.why)).collect::<Vec<_>>()
+    };
+    assert_eq!(refused(&mut queue, &late("flood", 3), 3), [(true, Why::QueueFull)], "half of the places");
+    assert_eq!(refused(&mut queue, &late("other", 4), 4), [(false, Why::PushedOut)], "but they are shared");
+    let batch: Vec<_> = (5..=6).map(|at| wait(&mut queue, &ask("a", Priority::Batch, at), at)).collect();
+    assert!(queue.withdraw(flood[0], ms(7)));
+    let over = wait(&mut queue, &Ask { standing: Standing::OverLimit, ..ask("b", Priority::Normal, 8) }, 8);
+    let (again, moves) = queue.offer(&late("flood", 9), ms(9));
+    assert_eq!((moves.refused[0].ticket, moves.refused[0].why), (over, Why::PushedOut), "but who is over a limit");
+    assert!(queue.withdraw(again, ms(10)));
+    let third = wait(&mut queue, &ask("a", Priority::Batch, 11), 11);
+    assert_eq!(refused(&mut queue, &late("flood", 12), 12), [(true, Why::QueueFull)], "no place of a lower rank");
+    let order = drained(&mut queue, holder, 13);
+    assert_eq!((order.len(), &order[1..]), (4, &[batch[0], batch[1], third][..]));
+}
+
+#[test]
 fn who_leaves_or_waits_too_long_is_gone_at_once() {
     let (mut queue, holder) = taken(10);
     let gone = wait(&mut queue, &ask("a", Priority::Normal, 0), 0);
@@ -283,7 +307,7 @@ fn a_low_class_starts_within_the_bound_under_overload() {
 
 /// A scheduler of ten seats and `readers` engines of which each may read 100 tokens.
 fn reading(readers: usize) -> Scheduler {
-    let mut queue = Scheduler::new(Settings { reading: Some(Tokens(100)), ..Settings::default() });
+    let mut queue = Scheduler::new(Settings { reading: Reading::Tokens(Tokens(100)), ..Settings::default() });
     let _ = (queue.set_seats(10, ms(0)), queue.set_readers(readers, ms(0)));
     queue
 }
@@ -362,6 +386,7 @@ enum Step {
     Expire,
     Seats(usize),
     Readers(usize),
+    Reading(Option<u64>),
     Settings(Settings),
 }
 
@@ -410,7 +435,8 @@ fn at_once(ask: &Ask, now: u64) -> Ask {
 }
 
 fn settings() -> impl Strategy<Value = Settings> {
-    let reading = prop_oneof![1 => Just(None), 1 => (1u64..200).prop_map(|each| Some(Tokens(each)))];
+    let each = (1u64..200).prop_map(|each| Reading::Tokens(Tokens(each)));
+    let reading = prop_oneof![1 => Just(Reading::NoLimit), 1 => Just(Reading::Auto), 1 => each];
     (0usize..12, prop_oneof![Just(0u64), 0u64..400], 0usize..3, reading).prop_map(
         |(max_waiting, quantum, shares, reading)| Settings {
             max_waiting,
@@ -430,6 +456,7 @@ fn steps() -> impl Strategy<Value = Vec<(u64, Step)>> {
         1 => Just(Step::Expire),
         1 => (0usize..4).prop_map(Step::Seats),
         1 => (0usize..3).prop_map(Step::Readers),
+        1 => prop::option::of(1u64..200).prop_map(Step::Reading),
         1 => settings().prop_map(Step::Settings),
     ];
     prop::collection::vec((prop_oneof![3 => Just(0u64), 1 => 1u64..6], step), 1..200)
@@ -498,6 +525,10 @@ proptest! {
                 Step::Expire => (quick.expire(ms(now)), slow.expire(ms(now))),
                 Step::Seats(seats) => (quick.set_seats(seats, ms(now)), slow.set_seats(seats, ms(now))),
                 Step::Readers(readers) => (quick.set_readers(readers, ms(now)), slow.set_readers(readers, ms(now))),
+                Step::Reading(each) => {
+                    let found = each.map(Tokens);
+                    (quick.set_reading(found, ms(now)), slow.set_reading(found, ms(now)))
+                }
                 Step::Settings(other) => {
                     quick.set_settings(other.clone());
                     slow.settings = other;
@@ -545,6 +576,7 @@ proptest! {
                 Step::Expire => queue.expire(ms(now)),
                 Step::Seats(seats) => queue.set_seats(seats, ms(now)),
                 Step::Readers(readers) => queue.set_readers(readers, ms(now)),
+                Step::Reading(each) => queue.set_reading(each.map(Tokens), ms(now)),
                 Step::Settings(other) => {
                     queue.set_settings(other);
                     queue.expire(ms(now))
@@ -554,7 +586,7 @@ proptest! {
             let count = |state| states.values().filter(|is| **is == state).count();
             prop_assert_eq!((queue.waiting(), queue.running()), (count(State::Waits), count(State::Runs)));
             let idle = queue.free_seats() > 0 && queue.waiting() > 0;
-            prop_assert!(!idle || queue.settings.reading.is_some(), "a seat is free and somebody waits");
+            prop_assert!(!idle || queue.reading_per_engine().is_some(), "a seat is free and somebody waits");
             let being_read: u64 = queue.running.values().map(|seated| seated.reading).sum();
             prop_assert_eq!(queue.reading, being_read);
             let rows: usize = queue.rows.iter().map(Row::len).sum();

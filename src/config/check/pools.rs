@@ -11,12 +11,12 @@ use rustls::pki_types::pem::PemObject;
 use secrecy::SecretString;
 
 use super::{Check, is_no, shown};
-use crate::admit::queue::{self, BadShares, Shares};
+use crate::admit::queue::{self, BadShares, Reading, Shares};
 use crate::config::Class;
 use crate::config::problem::Place;
 use crate::config::raw::{self, BalanceBy, Root};
 use crate::config::read::{At, Block, Entries, OrOff};
-use crate::config::scalar::{Hidden, Seats};
+use crate::config::scalar::{Hidden, PromptTokens, Seats};
 use crate::config::url;
 use crate::route::settings::{
     Balance, BreakerLimits, Concurrency, CoolDown, DnsName, EngineAddress, EngineKind, Engines, Health, Inject, Pool,
@@ -128,7 +128,19 @@ impl Check<'_> {
             max_waiting: self.count(queue.max_waiting.as_ref(), d.max_waiting as u64, 0..=10_000_000) as usize,
             quantum: Tokens(self.count(queue.quantum.as_ref(), d.quantum.0, 1..=1 << 53)),
             shares: queue.shares.as_ref().map_or(d.shares, |raw| self.shares(raw)),
-            reading: queue.prefill_tokens_per_engine.as_ref().map(|at| Tokens(self.count(Some(at), 1, 1..=1 << 53))),
+            reading: self.reading(queue.prefill_tokens_per_engine.as_ref()),
+        }
+    }
+
+    fn reading(&mut self, at: Option<&At<PromptTokens>>) -> Reading {
+        let Some(at) = at else { return Reading::default() };
+        match at.value {
+            PromptTokens::Auto => Reading::Auto,
+            PromptTokens::Off => Reading::NoLimit,
+            PromptTokens::Number(number) => {
+                let number = At { value: number, place: at.place.clone(), hidden: at.hidden };
+                Reading::Tokens(Tokens(self.count(Some(&number), 1, 1..=1 << 53)))
+            }
         }
     }
 

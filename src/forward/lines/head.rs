@@ -8,8 +8,8 @@ use http::header::{CONNECTION, CONTENT_LENGTH, HeaderMap, HeaderName, HeaderValu
 use http::{Response, StatusCode, Version, response};
 use hyper::ext::ReasonPhrase;
 
-use super::framing::Framing;
 use super::{BUFFER, NoAnswer};
+use crate::framing::Framing;
 
 /// What interim answers may take before an answer.
 const MOST_INTERIM: usize = 64 * 1024;

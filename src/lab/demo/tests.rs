@@ -50,6 +50,9 @@ async fn the_table_fits_a_terminal_of_80_columns() {
         let row = |class: &super::Class| Row {
             seen: Some((123_456, 234_567)),
             in_flight: 9999,
+            waiting: 9999,
+            limited: 123_456,
+            shed: 123_456,
             ttft_p95: Some(Duration::from_millis(119_990)),
             tpot_p95: Some(Duration::from_millis(999)),
             e2e_p95: Some(Duration::from_secs(1799)),
@@ -73,6 +76,40 @@ async fn the_table_fits_a_terminal_of_80_columns() {
         assert!(shown <= super::view::WIDTH, "{shown} columns: {line}");
     }
     assert!(text.contains("inline_completion") && text.contains("52.6 %!"), "{text}");
+}
+
+/// The story of the demo: a tenant at its limit, a class shed, and the others kept.
+#[tokio::test(start_paused = true)]
+async fn who_is_held_up_is_told_with_what_goes_on_now() {
+    let clock = Clock::start();
+    let look = |how, millis| async move {
+        let mut looks = 0;
+        let mut source = move || {
+            looks += 1;
+            let batch = Row { limited: 100 + looks, ..row("batch", 9, 9) };
+            let chat = Row { shed: 10 * looks, waiting: 7, ..row("chat", 8, 10) };
+            Snapshot { rows: vec![row("voice", 5, 5), chat, batch], engines: Vec::new() }
+        };
+        let (mut out, end) = (Vec::new(), clock.now() + Duration::from_millis(millis));
+        show(clock, &mut source, &mut out, how, clock.sleep_until(Some(end))).await.unwrap();
+        String::from_utf8(out).unwrap()
+    };
+    let table = look(How::Table, 12_500).await;
+    let last = table.rsplit("held up").next().unwrap();
+    let lines: Vec<Vec<&str>> = last.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!(lines[1], ["chat", "7", "0", "0", "130", "110"], "{last}");
+    assert_eq!(lines[2], ["batch", "0", "113", "11", "0", "0"], "{last}");
+    assert_eq!(lines.len(), 3, "nobody else: {last}");
+    let early = look(How::Table, 3_500).await;
+    assert!(early.contains("batch                    0         104        104"), "all of it is new: {early}");
+    let plain = look(How::Lines, 21_000).await;
+    let last = plain.rsplit("held up").next().unwrap();
+    assert_eq!(
+        last.lines().nth(1).unwrap().split_whitespace().last(),
+        Some("30"),
+        "of 50, since the look at 10 s: {last}"
+    );
+    assert!(plain.contains("voice 100.0 %   chat 80.0 %! (10 shed)   batch 100.0 % (101 over limit)"), "{plain}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,6 +1,7 @@
 //! How the demo is shown: a table that is drawn again each second on a terminal, plain lines
 //! elsewhere, JSON where that is asked for.
 
+use std::collections::{HashMap, VecDeque};
 use std::future::Future;
 use std::io::{self, Write};
 use std::pin::pin;
@@ -38,6 +39,8 @@ pub struct Row {
     pub sent: u64,
     /// Requests in flight.
     pub in_flight: u64,
+    /// Of these, the ones that wait in the service for a seat.
+    pub waiting: u64,
     /// Requests refused for a limit of their tenant (429).
     pub limited: u64,
     /// Requests refused for want of a seat or an engine (503).
@@ -68,6 +71,7 @@ impl Row {
             seen: Some((tally.met, judged)),
             sent: tally.sent,
             in_flight: tally.in_flight,
+            waiting: 0,
             limited: tally.statuses.get(&429).copied().unwrap_or_default(),
             shed: tally.statuses.get(&503).copied().unwrap_or_default(),
             ttft_p50: tally.ttft.quantile(0.5),
@@ -164,7 +168,7 @@ pub async fn show<W: Write>(
 ) -> io::Result<Snapshot> {
     let start = clock.now();
     let mut until = pin!(until);
-    let mut screen = Screen { lines: 0, before: (start, 0) };
+    let mut screen = Screen { lines: 0, before: (start, 0), refused: VecDeque::new() };
     let mut next = how.pause().map(|pause| start + pause);
     loop {
         let is_over = tokio::select! {
@@ -173,7 +177,7 @@ pub async fn show<W: Write>(
         };
         let (now, snapshot) = (clock.now(), source.look());
         if is_over {
-            screen.last(out, how, &snapshot, now.since(start))?;
+            screen.last(out, how, &snapshot, now, start)?;
             return Ok(snapshot);
         }
         screen.draw(out, how, &snapshot, now, start)?;
@@ -181,11 +185,19 @@ pub async fn show<W: Write>(
     }
 }
 
-/// What is on the screen, and what was the look before.
+/// What is on the screen, and what was seen before.
 struct Screen {
     lines: usize,
     before: (Tick, u64),
+    /// What had been refused at the looks of the last [`LATELY`], the oldest first.
+    refused: VecDeque<(Tick, Refused)>,
 }
+
+/// Refusals of each class until a moment: beyond a tenant's limit, and shed.
+type Refused = HashMap<String, (u64, u64)>;
+
+/// Refusals in this time are told apart from all: what goes on now.
+const LATELY: Duration = Duration::from_secs(10);
 
 impl Screen {
     fn draw<W: Write>(&mut self, out: &mut W, how: How, now: &Snapshot, at: Tick, start: Tick) -> io::Result<()> {
@@ -194,10 +206,12 @@ impl Screen {
         let rate = (sent - self.before.1.min(sent)) as f64 / seconds.max(1e-3);
         self.before = (at, sent);
         let title = format!("{:>5.0} s   {rate:>6.1} requests/s", at.since(start).as_secs_f64());
+        let before = self.until_lately(now, at);
         if how == How::Lines {
             writeln!(out, "{}", line(&title, now))?;
         } else {
-            let text = format!("{title}\n\n{}\n{}", classes(now), engines(now));
+            let refused = refused(now, &before);
+            let text = format!("{title}\n\n{}{refused}\n{}", classes(now), engines(now));
             self.erase(out)?;
             self.lines = text.lines().count();
             out.write_all(text.as_bytes())?;
@@ -205,16 +219,29 @@ impl Screen {
         out.flush()
     }
 
-    fn last<W: Write>(&mut self, out: &mut W, how: How, now: &Snapshot, ran: Duration) -> io::Result<()> {
+    fn last<W: Write>(&mut self, out: &mut W, how: How, now: &Snapshot, at: Tick, start: Tick) -> io::Result<()> {
+        let ran = at.since(start);
         let sent = now.rows.iter().map(|row| row.sent).sum::<u64>();
         match how {
             How::Json => writeln!(out, "{}", summary(now, ran))?,
             How::Table | How::Lines => {
                 self.erase(out)?;
-                write!(out, "{:.0} s, {sent} requests\n\n{}", ran.as_secs_f64(), classes(now))?;
+                let refused = refused(now, &self.until_lately(now, at));
+                write!(out, "{:.0} s, {sent} requests\n\n{}{refused}", ran.as_secs_f64(), classes(now))?;
             }
         }
         out.flush()
+    }
+
+    /// What had been refused when the last [`LATELY`] began.
+    fn until_lately(&mut self, now: &Snapshot, at: Tick) -> Refused {
+        let counts = now.rows.iter().map(|row| (row.class.clone(), (row.limited, row.shed))).collect();
+        self.refused.push_back((at, counts));
+        while self.refused.get(1).is_some_and(|(next, _)| at.since(*next) >= LATELY) {
+            self.refused.pop_front();
+        }
+        let whole = self.refused.front().filter(|(first, _)| at.since(*first) >= LATELY);
+        whole.map(|(_, counts)| counts.clone()).unwrap_or_default()
     }
 
     /// Takes back what was drawn: to the line where it began, and clears from there.
@@ -256,18 +283,20 @@ fn classes(now: &Snapshot) -> String {
         let (met, judged) = counted;
         text.push_str(&format!("all: the gateway counts {met}/{judged}, its clients {}/{}\n", seen.0, seen.1));
     }
-    text.push_str(&refused(now));
     text
 }
 
-/// Who was refused so that others could be served: a line each for limits and for seats.
-fn refused(now: &Snapshot) -> String {
-    let told = |why: &str, count: fn(&Row) -> u64| {
-        let rows = now.rows.iter().filter(|row| count(row) > 0);
-        let rows: Vec<String> = rows.map(|row| format!("{} {}", row.class, count(row))).collect();
-        if rows.is_empty() { String::new() } else { format!("{why}: {}\n", rows.join(", ")) }
-    };
-    told("over their tenant's limit", |row| row.limited) + &told("shed", |row| row.shed)
+/// Who waits or was refused so that others could be served: a row for each class that it befell.
+fn refused(now: &Snapshot, before: &Refused) -> String {
+    let mut rows = vec![["held up", "waiting", "over limit", "last 10 s", "shed", "last 10 s"].map(String::from)];
+    for row in now.rows.iter().filter(|row| row.waiting + row.limited + row.shed > 0) {
+        let (limited, shed) = before.get(&row.class).copied().unwrap_or_default();
+        let (limited_lately, shed_lately) = (row.limited.saturating_sub(limited), row.shed.saturating_sub(shed));
+        let [waiting, limited, limited_lately, shed, shed_lately] =
+            [row.waiting, row.limited, limited_lately, row.shed, shed_lately].map(|count| count.to_string());
+        rows.push([row.class.clone(), waiting, limited, limited_lately, shed, shed_lately]);
+    }
+    if rows.len() > 1 { format!("\n{}", aligned(&rows, [17, 8, 11, 10, 7, 10])) } else { String::new() }
 }
 
 fn engines(now: &Snapshot) -> String {
@@ -293,11 +322,15 @@ fn aligned<const N: usize>(rows: &[[String; N]], widths: [usize; N]) -> String {
     text
 }
 
-/// One line for all: `class attained/target`.
+/// One line for all: what each class attained, and who was refused.
 fn line(title: &str, now: &Snapshot) -> String {
     let class = |row: &Row| {
         let mark = if is_kept(row) { "" } else { "!" };
-        format!("{} {}{mark}", row.class, percent(row.attainment()))
+        let refused = [(row.limited, "over limit"), (row.shed, "shed")];
+        let refused: Vec<String> =
+            refused.iter().filter(|(count, _)| *count > 0).map(|(count, why)| format!("{count} {why}")).collect();
+        let refused = if refused.is_empty() { String::new() } else { format!(" ({})", refused.join(", ")) };
+        format!("{} {}{mark}{refused}", row.class, percent(row.attainment()))
     };
     let classes: Vec<String> = now.rows.iter().map(class).collect();
     format!("{title}   {}", classes.join("   "))

@@ -52,12 +52,17 @@ pub struct Scheduled {
 
 impl Scheduled {
     /// The settings that the published figures are made with: seats found by search (24 to 64
-    /// and `auto` do as well), two steps' worth of prompt tokens in reading, defaults.
+    /// and `auto` do as well), and defaults.
     #[must_use]
     pub fn published() -> Self {
-        let queue = queue::Settings { reading: Some(Tokens(1024)), ..queue::Settings::default() };
-        let seats = Concurrency::Fixed(NonZeroU32::new(32).expect("not zero"));
-        Scheduled { seats, queue, classes: Vec::new(), limits: BTreeMap::new(), degrade: Vec::new(), overflow: 0 }
+        Scheduled {
+            seats: Concurrency::Fixed(NonZeroU32::new(32).expect("not zero")),
+            queue: queue::Settings::default(),
+            classes: Vec::new(),
+            limits: BTreeMap::new(),
+            degrade: Vec::new(),
+            overflow: 0,
+        }
     }
 
     fn queue_of(&self, class: &Class) -> ClassQueue {
@@ -399,7 +404,7 @@ impl Desk {
             self.reads.pop();
             steps.read.push(visit);
         }
-        let moves = self.scheduler.expire(at);
+        let moves = self.scheduler.set_reading(self.fleet.reading(&self.pool.id), at);
         self.follow(moves, at, steps);
     }
 

@@ -516,6 +516,26 @@ fn teach(bench: &Bench, speeds: &[(&str, u64)], times: u64) {
     }
 }
 
+#[test]
+fn what_an_engine_may_have_to_read_follows_its_speed_and_the_strictest_first_token() {
+    let bench = Bench::new(pool(&["a", "b"]));
+    assert_eq!(bench.fleet.reading(&id()), None, "nobody is promised a first token");
+    let hold = |millis| {
+        let promised = Promised { ttft: Some(Duration::from_millis(millis)), ..Promised::default() };
+        bench.fleet.hold_to(&id(), promised);
+        bench.fleet.reading(&id()).unwrap()
+    };
+    assert_eq!(hold(1000), Tokens(3125), "a quarter of it, at 80 microseconds a token by the first guess");
+    assert_eq!(hold(50), Tokens(512), "enough to fill a step");
+    teach(&bench, &[("a", 160), ("b", 320)], 100);
+    let found = hold(1000).0 as f64;
+    let both = 250.0 * f64::midpoint(1.0 / 0.16, 1.0 / 0.32);
+    assert!((0.9..1.1).contains(&(found / both)), "{found} {both}");
+    let before = hold(1000).0;
+    bench.fleet.share_among(NonZeroU32::new(2).unwrap());
+    assert_eq!(hold(1000), Tokens(before / 2), "each gateway has its part");
+}
+
 fn want(millis: u64) -> Want {
     let aims = Aims { ttft: Some(Duration::from_millis(millis)), ..Aims::NONE };
     Want { aims, ..tokens(1_000, 100).into() }

@@ -38,6 +38,11 @@ impl Network {
         self.0.lock().engines.insert(host.to_owned(), Place::Simulated(engine.clone()));
     }
 
+    /// Nobody listens here any more.
+    pub fn refuse(&self, host: &str) {
+        self.0.lock().engines.remove(host);
+    }
+
     /// Connections come about neither well nor badly.
     pub fn silence(&self, host: &str) {
         self.0.lock().engines.insert(host.to_owned(), Place::Silent);

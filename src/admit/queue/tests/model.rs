@@ -23,6 +23,7 @@ pub struct Slow {
     pub settings: Settings,
     pub seats: usize,
     pub readers: usize,
+    pub found: Option<Tokens>,
     now: Tick,
     tickets: u64,
     turns: u64,
@@ -75,6 +76,7 @@ impl Slow {
             settings,
             seats: 0,
             readers: 0,
+            found: None,
             now: Tick::ZERO,
             tickets: 0,
             turns: 0,
@@ -120,7 +122,7 @@ impl Slow {
                 fate.1.push((entry.ticket, why));
                 return fate;
             }
-            if self.waiting.len() >= self.settings.max_waiting {
+            if self.waiting.len() >= self.settings.max_waiting || self.is_crowded_with_late_ones(&entry) {
                 let Some(victim) = self.victim(&entry) else {
                     fate.1.push((entry.ticket, Why::QueueFull));
                     return fate;
@@ -170,19 +172,32 @@ impl Slow {
         self.expire(at)
     }
 
+    pub fn set_reading(&mut self, found: Option<Tokens>, at: Tick) -> Fate {
+        self.found = found;
+        self.expire(at)
+    }
+
+    fn each(&self) -> Option<Tokens> {
+        match self.settings.reading {
+            Reading::NoLimit => None,
+            Reading::Tokens(each) => Some(each),
+            Reading::Auto => self.found,
+        }
+    }
+
     fn counts_for(&self, ask: &Ask) -> u64 {
-        self.settings.reading.map_or(0, |each| ask.prompt.0.min(each.0).max(1))
+        self.each().map_or(0, |each| ask.prompt.0.min(each.0).max(1))
     }
 
     fn has_room_for(&self, ask: &Ask) -> bool {
         let being_read: u64 = self.running.iter().map(|(.., reading)| reading).sum();
-        let most = self.settings.reading.map_or(u64::MAX, |each| each.0 * self.readers as u64);
+        let most = self.each().map_or(u64::MAX, |each| each.0 * self.readers as u64);
         self.running.len() < self.seats && being_read + self.counts_for(ask) <= most
     }
 
     fn is_held_back(&self, next: &Entry) -> bool {
         let being_read: u64 = self.running.iter().map(|(.., reading)| reading).sum();
-        let Some(each) = self.settings.reading.filter(|_| being_read > 0) else { return false };
+        let Some(each) = self.each().filter(|_| being_read > 0) else { return false };
         let behind = next.late || next.ask.standing == Standing::OverLimit;
         let part = if behind { 25 } else { [100, 100, 90, 80, 70][next.ask.rank as usize] };
         being_read + self.counts_for(&next.ask) > each.0 * self.readers as u64 / 100 * part
@@ -219,6 +234,12 @@ impl Slow {
         (vec![], over.iter().map(|((_, why), ticket)| (*ticket, *why)).collect())
     }
 
+    /// Those that were too late from the start hold half of the places at most.
+    fn is_crowded_with_late_ones(&self, arrival: &Entry) -> bool {
+        let late = self.waiting.iter().filter(|entry| entry.late && entry.row() < 5).count();
+        arrival.late && arrival.row() < 5 && 2 * late >= self.settings.max_waiting
+    }
+
     fn victim(&self, arrival: &Entry) -> Option<u64> {
         let places = |row: usize| match Priority::ALL.get(row) {
             Some(rank) => self.settings.shares.places(*rank, self.settings.max_waiting),
@@ -228,7 +249,12 @@ impl Slow {
         let held = |row: usize, tenant: &TenantId| {
             self.waiting.iter().filter(|entry| entry.row() == row && entry.ask.tenant == *tenant).count()
         };
-        let lower = (arrival.row() + 1..10).rev().find(|row| len(*row) > places(*row));
+        let from = match arrival.late && arrival.row() < 5 {
+            true if self.is_crowded_with_late_ones(arrival) => 10,
+            true => 5,
+            false => arrival.row() + 1,
+        };
+        let lower = (from..10).rev().find(|row| len(*row) > places(*row));
         let row = lower.unwrap_or(arrival.row());
         let inside = self.waiting.iter().filter(|entry| entry.row() == row);
         let most = inside.clone().map(|entry| (held(row, &entry.ask.tenant), entry.ask.tenant.clone())).max()?;

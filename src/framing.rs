@@ -1,14 +1,14 @@
-//! Where the body of an engine's answer ends, and which bytes belong to it (RFC 9112,
-//! sections 6 and 7). Pure: bytes in, data out, cut anywhere.
+//! Where the body of an HTTP/1.1 message ends, and which bytes belong to it (RFC 9112, sections
+//! 6 and 7): of clients' requests and of engines' answers. Bytes in, data out, cut anywhere.
 
 use bytes::{Buf, Bytes, BytesMut};
 
-/// What chunk extensions, trailer fields and idle digits of sizes may take of one answer in all.
+/// What chunk extensions, trailer fields and idle digits of sizes may take of one message in all.
 const MOST_BESIDE: usize = 16 * 1024;
 
 /// How a body ends, and how much of it is to come.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Framing {
+pub enum Framing {
     /// After this many bytes.
     Length(u64),
     /// With the last chunk.
@@ -19,7 +19,7 @@ pub(super) enum Framing {
 
 /// What the bytes at hand come to.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Step {
+pub enum Step {
     /// Bytes of the body.
     Data(Bytes),
     /// Nothing before more bytes have come.
@@ -30,11 +30,11 @@ pub(super) enum Step {
 
 /// The framing cannot be read.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Unreadable;
+pub struct Unreadable;
 
 /// The state of a chunked body.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Chunks {
+pub struct Chunks {
     at: At,
     /// Of the present chunk: its size so far, or what is left of it.
     left: u64,
@@ -67,15 +67,21 @@ enum At {
 }
 
 impl Framing {
+    /// No body.
     pub const EMPTY: Framing = Framing::Length(0);
+    /// A chunked body of which nothing has come.
     pub const CHUNKED: Framing = Framing::Chunked(Chunks { at: At::Size, left: 0, beside: 0 });
 
     /// Whether all of the body has come.
+    #[must_use]
     pub fn is_over(&self) -> bool {
         matches!(self, Framing::Length(0) | Framing::Chunked(Chunks { at: At::Over, .. }))
     }
 
     /// Takes the next piece of the body out of what has come in.
+    ///
+    /// # Errors
+    /// [`Unreadable`]: the chunks are none.
     pub fn step(&mut self, buffer: &mut BytesMut) -> Result<Step, Unreadable> {
         let mut endless = u64::MAX;
         let left = match self {

@@ -1,0 +1,144 @@
+//! The body of a client's request.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use bytes::Bytes;
+use http_body::{Body, Frame};
+use hyper::body::Incoming;
+use parking_lot::Mutex;
+
+/// The body of a client's request, on whatever version of HTTP it came.
+pub struct RequestBody(Source);
+
+enum Source {
+    /// All of it had come with its head.
+    Whole(Option<Bytes>),
+    /// HTTP/1: the connection hands it over as it comes.
+    Flow(Arc<Flow>),
+    /// HTTP/2.
+    Stream(Incoming),
+}
+
+/// A request's body did not come to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BodyCut {
+    /// The client left.
+    #[error("the client left before the end of its request's body")]
+    Left,
+    /// Its framing cannot be read.
+    #[error("the framing of the request's body is broken")]
+    Framing,
+}
+
+impl RequestBody {
+    pub(super) fn whole(bytes: Bytes) -> Self {
+        RequestBody(Source::Whole((!bytes.is_empty()).then_some(bytes)))
+    }
+
+    pub(super) fn stream(incoming: Incoming) -> Self {
+        RequestBody(Source::Stream(incoming))
+    }
+
+    /// A body that is to come, and where the connection puts it.
+    pub(super) fn flow() -> (Self, Feed) {
+        let flow = Arc::new(Flow::default());
+        (RequestBody(Source::Flow(Arc::clone(&flow))), Feed(flow))
+    }
+}
+
+impl Body for RequestBody {
+    type Data = Bytes;
+    type Error = BodyCut;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyCut>>> {
+        match &mut self.0 {
+            Source::Whole(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
+            Source::Flow(flow) => flow.poll(cx).map(|next| next.map(|next| next.map(Frame::data))),
+            Source::Stream(incoming) => {
+                Pin::new(incoming).poll_frame(cx).map(|next| next.map(|next| next.map_err(|_| BodyCut::Left)))
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.0 {
+            Source::Whole(bytes) => bytes.is_none(),
+            Source::Flow(_) => false,
+            Source::Stream(incoming) => incoming.is_end_stream(),
+        }
+    }
+}
+
+/// What a connection and the body of its request share. Both live in one task as a rule; a
+/// lock that nobody else holds lets them live in two.
+#[derive(Default)]
+struct Flow(Mutex<State>);
+
+#[derive(Default)]
+struct State {
+    /// What has come and was not taken.
+    ready: Option<Bytes>,
+    end: Option<Result<(), BodyCut>>,
+    /// Who waits for more.
+    waiting: Option<Waker>,
+}
+
+impl Flow {
+    fn poll(&self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, BodyCut>>> {
+        let mut state = self.0.lock();
+        if let Some(bytes) = state.ready.take() {
+            return Poll::Ready(Some(Ok(bytes)));
+        }
+        match state.end {
+            Some(Ok(())) => Poll::Ready(None),
+            Some(Err(cut)) => {
+                state.end = Some(Ok(()));
+                Poll::Ready(Some(Err(cut)))
+            }
+            None => {
+                state.waiting = Some(cx.waker().clone());
+                Poll::Pending
+            }
+        }
+    }
+}
+
+/// The connection's side of a body that is to come. Dropped before the end, the client has
+/// left.
+pub(super) struct Feed(Arc<Flow>);
+
+impl Feed {
+    /// Whether somebody waits for more of it.
+    pub(super) fn is_waited_for(&self) -> bool {
+        self.0.0.lock().waiting.is_some()
+    }
+
+    /// Hands bytes over to the one who waits. `ours` is the task that asks them next anyway.
+    pub(super) fn give(&self, bytes: Bytes, ours: &Waker) {
+        self.change(|state| state.ready = Some(bytes), ours);
+    }
+
+    /// There is no more.
+    pub(super) fn end(&self, end: Result<(), BodyCut>, ours: &Waker) {
+        self.change(|state| state.end = state.end.or(Some(end)), ours);
+    }
+
+    fn change(&self, change: impl FnOnce(&mut State), ours: &Waker) {
+        let waiting = {
+            let mut state = self.0.0.lock();
+            change(&mut state);
+            state.waiting.take()
+        };
+        if let Some(waker) = waiting.filter(|waker| !waker.will_wake(ours)) {
+            waker.wake();
+        }
+    }
+}
+
+impl Drop for Feed {
+    fn drop(&mut self) {
+        self.end(Err(BodyCut::Left), Waker::noop());
+    }
+}

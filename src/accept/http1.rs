@@ -1,0 +1,369 @@
+//! HTTP/1 with one client: its requests, one after the other, and their answers.
+//!
+//! All of it is one future without a task, a channel or a copy of its own: a poll reads what
+//! has come, asks the service or its body, and writes what they say. While a request is being
+//! answered the connection is read on, to hear of a client that leaves: one that closes its
+//! writing half has left. What two readers could read in two ways is not read.
+
+use std::future::Future;
+use std::io;
+use std::mem::MaybeUninit;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use bytes::{Bytes, BytesMut};
+use http::{Method, Request, Response};
+use http_body::Body;
+use pin_project_lite::pin_project;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
+use tower::Service;
+
+use self::head::{Asked, Limits};
+use self::out::{Ending, Manners, Out};
+use super::body::{BodyCut, Feed, RequestBody};
+use super::date::Dates;
+use super::door::{Fault, Talk};
+use super::settings::Listen;
+use super::stream::{self, Reception, Told};
+use crate::framing::{Framing, Step, Unreadable};
+
+mod head;
+mod out;
+#[cfg(test)]
+mod tests;
+
+/// What one read takes while no body is waited for.
+const SIP: usize = 4 * 1024;
+
+/// What one read takes of a body: at first, and at most.
+const ROOM: usize = 16 * 1024;
+const MOST_ROOM: usize = 256 * 1024;
+
+/// What is read ahead of requests that came before their turn. A client that sends more is
+/// not watched for its leaving.
+const MOST_AHEAD: usize = 64 * 1024;
+
+/// While this much waits to be written, an answer's body is not asked for more.
+const MOST_WAITING: usize = 64 * 1024;
+
+pin_project! {
+    /// A connection.
+    pub(super) struct Http1<T, S, B>
+    where
+        S: Service<Request<RequestBody>>,
+    {
+        #[pin]
+        io: T,
+        reception: Reception<S>,
+        dates: Arc<Dates>,
+        limits: Limits,
+        inbox: Inbox,
+        out: Out,
+        #[pin]
+        exchange: Exchange<stream::Asked<S>, Told<B>>,
+        manners: Manners,
+        // No request is taken any more.
+        is_finishing: bool,
+        end: Option<End>,
+    }
+}
+
+pin_project! {
+    /// The request of the moment.
+    #[project = Now]
+    enum Exchange<F, B> {
+        // There is none.
+        None,
+        // The service has it.
+        Asking { #[pin] future: F },
+        // Its answer goes out.
+        Answering { #[pin] body: B, ending: Ending },
+    }
+}
+
+/// How far the connection is on its way to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    /// It is closed when all is written.
+    Clean,
+    /// It breaks off within an answer when all is written.
+    Broken,
+    /// It has ended.
+    Over,
+}
+
+/// What comes in.
+struct Inbox {
+    /// What has been read and not understood.
+    buffer: BytesMut,
+    /// Of a head: what is known to hold no end of it.
+    looked_at: usize,
+    /// What is left of the body of the request of the moment.
+    framing: Framing,
+    feed: Option<Feed>,
+    awaits_continue: bool,
+    room: usize,
+}
+
+/// What looking at the body came to.
+enum Fed {
+    /// The service has more of it, or its end.
+    More,
+    /// Nobody waits for it.
+    Unasked,
+}
+
+impl<T, S, B> Http1<T, S, B>
+where
+    S: Service<Request<RequestBody>, Response = Response<B>> + Clone,
+    S::Error: Into<Fault>,
+    B: Body<Data = Bytes>,
+{
+    pub(super) fn new(io: T, reception: Reception<S>, limits: &Listen, dates: Arc<Dates>) -> Self {
+        let limits = Limits { head: limits.max_head, lines: limits.max_header_lines };
+        Http1 {
+            io,
+            reception,
+            dates,
+            limits,
+            inbox: Inbox::new(),
+            out: Out::default(),
+            exchange: Exchange::None,
+            manners: Manners { version: http::Version::HTTP_11, is_head: false, keeps: true },
+            is_finishing: false,
+            end: None,
+        }
+    }
+}
+
+impl<T, S, B> Talk for Pin<&mut Http1<T, S, B>>
+where
+    T: AsyncRead + AsyncWrite,
+    S: Service<Request<RequestBody>, Response = Response<B>> + Clone,
+    S::Error: Into<Fault>,
+    B: Body<Data = Bytes>,
+{
+    type End = io::Result<()>;
+
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        loop {
+            match self.as_mut().project().exchange.as_mut().project() {
+                Now::None => ready!(self.as_mut().between(cx))?,
+                Now::Asking { .. } => ready!(self.as_mut().ask(cx))?,
+                Now::Answering { .. } => ready!(self.as_mut().answer(cx))?,
+            }
+            if self.end == Some(End::Over) {
+                return Poll::Ready(Ok(()));
+            }
+        }
+    }
+
+    fn finish(&mut self) {
+        *self.as_mut().project().is_finishing = true;
+    }
+}
+
+impl<T, S, B> Http1<T, S, B>
+where
+    T: AsyncRead + AsyncWrite,
+    S: Service<Request<RequestBody>, Response = Response<B>> + Clone,
+    S::Error: Into<Fault>,
+    B: Body<Data = Bytes>,
+{
+    /// No request is open: what is left of the last answer goes out, and the next one comes in.
+    fn between(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let mut this = self.project();
+        ready!(this.out.poll(this.io.as_mut(), cx))?;
+        if *this.is_finishing {
+            this.end.get_or_insert(End::Clean);
+        }
+        if let Some(end) = *this.end {
+            if end == End::Clean {
+                ready!(this.io.poll_shutdown(cx))?;
+            }
+            *this.end = Some(End::Over);
+            return Poll::Ready(Ok(()));
+        }
+        let Inbox { buffer, looked_at, .. } = this.inbox;
+        match head::take(buffer, looked_at, *this.limits) {
+            Ok(Some(Asked { parts, framing, keeps, awaits_continue })) => {
+                *this.manners = Manners { version: parts.version, is_head: parts.method == Method::HEAD, keeps };
+                let body = this.inbox.begin(framing, awaits_continue);
+                let future = this.reception.receive(Request::from_parts(parts, body));
+                this.exchange.set(Exchange::Asking { future });
+            }
+            Ok(None) => {
+                if ready!(this.inbox.sip(this.io, cx))? == 0 {
+                    *this.end = Some(End::Clean);
+                }
+            }
+            Err(why) => {
+                this.out.refusal(why, &this.dates.now());
+                *this.end = Some(End::Clean);
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// The service has the request.
+    fn ask(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let mut this = self.project();
+        let Now::Asking { future } = this.exchange.as_mut().project() else { return Poll::Ready(Ok(())) };
+        match future.poll(cx) {
+            Poll::Ready(Ok(response)) => {
+                let (head, body) = response.into_parts();
+                let mut manners = *this.manners;
+                // What is left of a body that nobody wanted is not read to get at the next
+                // request.
+                manners.keeps &= this.inbox.framing.is_over() && !*this.is_finishing;
+                let (ending, keeps) = this.out.head(&head, body.size_hint().exact(), manners, &this.dates.now());
+                this.manners.keeps = keeps;
+                this.exchange.set(Exchange::Answering { body, ending });
+                Poll::Ready(Ok(()))
+            }
+            Poll::Ready(Err(error)) => Poll::Ready(Err(io::Error::other(error))),
+            Poll::Pending => match ready!(this.inbox.feed(this.io.as_mut(), this.out, cx))? {
+                Fed::More => Poll::Ready(Ok(())),
+                Fed::Unasked => this.inbox.watch(this.io, cx),
+            },
+        }
+    }
+
+    /// The answer goes out.
+    fn answer(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let mut this = self.project();
+        let Now::Answering { mut body, ending } = this.exchange.as_mut().project() else { return Poll::Ready(Ok(())) };
+        let mut is_waiting = false;
+        // How the answer has ended, and whether well.
+        let mut ended = (*ending == Ending::None || *ending == Ending::Length(0)).then_some(true);
+        while ended.is_none() && this.out.takes_more(MOST_WAITING) {
+            match body.as_mut().poll_frame(cx) {
+                Poll::Ready(Some(Ok(frame))) => {
+                    let is_right = frame.into_data().map_or(true, |piece| this.out.piece(piece, ending));
+                    if !is_right {
+                        ended = Some(false);
+                    } else if body.is_end_stream() || *ending == Ending::Length(0) {
+                        ended = Some(this.out.end(*ending));
+                    }
+                }
+                Poll::Ready(Some(Err(_))) => ended = Some(false),
+                Poll::Ready(None) => ended = Some(this.out.end(*ending)),
+                Poll::Pending => {
+                    is_waiting = true;
+                    break;
+                }
+            }
+        }
+        if let Some(is_whole) = ended {
+            this.exchange.set(Exchange::None);
+            this.inbox.feed = None;
+            match is_whole {
+                false => *this.end = Some(End::Broken),
+                true if !this.manners.keeps || *this.is_finishing => *this.end = Some(End::Clean),
+                true => {}
+            }
+            return Poll::Ready(Ok(()));
+        }
+        match this.out.poll(this.io.as_mut(), cx) {
+            Poll::Ready(Ok(())) if !is_waiting => Poll::Ready(Ok(())),
+            Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
+            _ => this.inbox.watch(this.io, cx),
+        }
+    }
+}
+
+impl Inbox {
+    fn new() -> Self {
+        Inbox {
+            buffer: BytesMut::new(),
+            looked_at: 0,
+            framing: Framing::EMPTY,
+            feed: None,
+            awaits_continue: false,
+            room: ROOM,
+        }
+    }
+
+    /// The body of a request whose head has been taken: whole, if it has come with it.
+    fn begin(&mut self, framing: Framing, awaits_continue: bool) -> RequestBody {
+        (self.framing, self.awaits_continue, self.room) = (framing, awaits_continue, ROOM);
+        if let Framing::Length(length) = self.framing
+            && length <= self.buffer.len() as u64
+        {
+            self.framing = Framing::EMPTY;
+            // As a rule nothing stands behind it, and the buffer itself becomes the body.
+            return RequestBody::whole(match length == self.buffer.len() as u64 {
+                true => std::mem::take(&mut self.buffer).freeze(),
+                false => self.buffer.split_to(length as usize).freeze(),
+            });
+        }
+        let (body, feed) = RequestBody::flow();
+        self.feed = Some(feed);
+        body
+    }
+
+    /// Reads a little, to hear what comes next; says how much, 0 at the end.
+    fn sip<T: AsyncRead>(&mut self, io: Pin<&mut T>, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        let mut room = [const { MaybeUninit::uninit() }; SIP];
+        let mut room = ReadBuf::uninit(&mut room);
+        ready!(io.poll_read(cx, &mut room))?;
+        self.buffer.extend_from_slice(room.filled());
+        Poll::Ready(Ok(room.filled().len()))
+    }
+
+    /// Nothing is expected from the client but that it leaves, or the next requests before
+    /// their turn.
+    fn watch<T: AsyncRead>(&mut self, mut io: Pin<&mut T>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while self.buffer.len() < MOST_AHEAD {
+            if ready!(self.sip(io.as_mut(), cx))? == 0 {
+                return Poll::Ready(Err(left()));
+            }
+        }
+        Poll::Pending
+    }
+
+    /// Hands over what has come of the body, where it is waited for.
+    fn feed<T: AsyncRead + AsyncWrite>(
+        &mut self,
+        mut io: Pin<&mut T>,
+        out: &mut Out,
+        cx: &mut Context<'_>,
+    ) -> Poll<io::Result<Fed>> {
+        let Some(feed) = self.feed.as_ref().filter(|feed| feed.is_waited_for()) else {
+            return Poll::Ready(Ok(Fed::Unasked));
+        };
+        loop {
+            match self.framing.step(&mut self.buffer) {
+                Ok(Step::Data(bytes)) => feed.give(bytes, cx.waker()),
+                Ok(Step::End) => feed.end(Ok(()), cx.waker()),
+                Err(Unreadable) => feed.end(Err(BodyCut::Framing), cx.waker()),
+                Ok(Step::More) => {
+                    if std::mem::take(&mut self.awaits_continue) {
+                        out.go_on();
+                    }
+                    if let Poll::Ready(Err(error)) = out.poll(io.as_mut(), cx) {
+                        return Poll::Ready(Err(error));
+                    }
+                    let room = self.room;
+                    if self.buffer.capacity() - self.buffer.len() < room / 4 {
+                        self.buffer.reserve(room);
+                    }
+                    let read = ready!(pin!(io.read_buf(&mut self.buffer)).poll(cx))?;
+                    if read == 0 {
+                        return Poll::Ready(Err(left()));
+                    }
+                    if read >= room / 2 {
+                        self.room = (2 * room).min(MOST_ROOM);
+                    }
+                    continue;
+                }
+            }
+            return Poll::Ready(Ok(Fed::More));
+        }
+    }
+}
+
+fn left() -> io::Error {
+    io::Error::new(io::ErrorKind::UnexpectedEof, "the client left")
+}

@@ -1,0 +1,216 @@
+//! The head of a client's request: what it says, and how its body is framed.
+
+use std::mem::MaybeUninit;
+
+use bytes::{Buf, Bytes, BytesMut};
+use http::header::{CONNECTION, CONTENT_LENGTH, EXPECT, HeaderMap, HeaderName, HeaderValue, TRANSFER_ENCODING};
+use http::{Method, Request, StatusCode, Uri, Version, request};
+use memchr::memmem;
+
+use crate::framing::Framing;
+
+/// Lines that a head may have without a table of its own on the heap.
+const USUAL_LINES: usize = 100;
+
+/// Longest target that `http` can hold.
+const LONGEST_TARGET: usize = u16::MAX as usize - 1;
+
+/// The limits on a head.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    /// In bytes.
+    pub head: usize,
+    pub lines: usize,
+}
+
+/// A request whose head has come.
+#[derive(Debug)]
+pub(super) struct Asked {
+    pub parts: request::Parts,
+    /// How its body ends.
+    pub framing: Framing,
+    /// The connection may serve another request behind it.
+    pub keeps: bool,
+    /// The client sends the body when it has heard `100 Continue`.
+    pub awaits_continue: bool,
+}
+
+/// Why a head cannot be read. The connection ends with the answer: where the next request
+/// would begin is not known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Unread {
+    /// It breaks the grammar, or can be read in two ways.
+    Malformed,
+    /// No version that we speak.
+    Version,
+    /// No length, or two that differ.
+    Length,
+    TargetTooLong,
+    TooLarge,
+    TooManyLines,
+}
+
+impl Unread {
+    pub(super) const fn status(self) -> StatusCode {
+        match self {
+            Unread::Malformed | Unread::Version | Unread::Length => StatusCode::BAD_REQUEST,
+            Unread::TargetTooLong => StatusCode::URI_TOO_LONG,
+            Unread::TooLarge | Unread::TooManyLines => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
+        }
+    }
+
+    /// What the client is told.
+    pub(super) const fn advice(self) -> &'static str {
+        match self {
+            Unread::Malformed => "send a request line and header fields as RFC 9112 wants them, without folded lines",
+            Unread::Version => "speak HTTP/1.1, or HTTP/2 from the first byte",
+            Unread::Length => "send one Content-Length in decimal digits",
+            Unread::TargetTooLong => "send a shorter target: parameters belong into the body",
+            Unread::TooLarge => "send shorter header fields and a shorter target",
+            Unread::TooManyLines => "send fewer header lines",
+        }
+    }
+}
+
+/// Takes the head of a request out of what has come in, once it is whole. `looked_at` is how
+/// much of it was seen to hold no end of a head before.
+pub(super) fn take(buffer: &mut BytesMut, looked_at: &mut usize, limits: Limits) -> Result<Option<Asked>, Unread> {
+    let read = match limits.lines {
+        _ if !may_be_whole(buffer, *looked_at) => Ok(None),
+        USUAL_LINES => read(buffer, &mut [const { MaybeUninit::uninit() }; USUAL_LINES]),
+        lines => read(buffer, &mut vec![const { MaybeUninit::uninit() }; lines]),
+    };
+    match read? {
+        Some((length, _)) if length > limits.head => Err(Unread::TooLarge),
+        Some((length, asked)) => {
+            *looked_at = 0;
+            buffer.advance(length);
+            Ok(Some(asked))
+        }
+        None if buffer.len() < limits.head => {
+            *looked_at = buffer.len();
+            Ok(None)
+        }
+        None => Err(Unread::TooLarge),
+    }
+}
+
+/// Whether the end of a head may stand in what has come since it was looked at last. Without
+/// this a head that comes byte by byte would be read once for each byte.
+fn may_be_whole(buffer: &[u8], looked_at: usize) -> bool {
+    let new = &buffer[looked_at.saturating_sub(2).min(buffer.len())..];
+    match looked_at {
+        0 => !buffer.is_empty(),
+        _ => memmem::find(new, b"\n\r\n").is_some() || memmem::find(new, b"\n\n").is_some(),
+    }
+}
+
+/// Reads a head at the beginning of these bytes, and says how long it is.
+fn read<'a>(
+    bytes: &'a [u8],
+    lines: &mut [MaybeUninit<httparse::Header<'a>>],
+) -> Result<Option<(usize, Asked)>, Unread> {
+    let mut head = httparse::Request::new(&mut []);
+    let parser = httparse::ParserConfig::default();
+    let length = match parser.parse_request_with_uninit_headers(&mut head, bytes, lines) {
+        Ok(httparse::Status::Complete(length)) => length,
+        Ok(httparse::Status::Partial) => return Ok(None),
+        Err(httparse::Error::TooManyHeaders) => return Err(Unread::TooManyLines),
+        Err(httparse::Error::Version) => return Err(Unread::Version),
+        Err(_) => return Err(Unread::Malformed),
+    };
+    // A copy of the head alone: fields that outlive it would hold the body, too.
+    let text = Bytes::copy_from_slice(&bytes[..length]);
+    let part = |part: &[u8]| {
+        let at = part.as_ptr() as usize - bytes.as_ptr() as usize;
+        text.slice(at..at + part.len())
+    };
+    let mut parts = Request::new(()).into_parts().0;
+    parts.method = Method::from_bytes(head.method.unwrap_or_default().as_bytes()).map_err(|_| Unread::Malformed)?;
+    let target = head.path.unwrap_or_default().as_bytes();
+    if target.len() > LONGEST_TARGET {
+        return Err(Unread::TargetTooLong);
+    }
+    parts.uri = Uri::from_maybe_shared(part(target)).map_err(|_| Unread::Malformed)?;
+    parts.version = if head.version == Some(0) { Version::HTTP_10 } else { Version::HTTP_11 };
+    parts.headers = HeaderMap::with_capacity(head.headers.len());
+    let mut said = Said::default();
+    for line in head.headers.iter() {
+        let name = HeaderName::from_bytes(line.name.as_bytes()).map_err(|_| Unread::Malformed)?;
+        if said.hear(&name, line.value)? {
+            let value = HeaderValue::from_maybe_shared(part(line.value)).map_err(|_| Unread::Malformed)?;
+            parts.headers.append(name, value);
+        }
+    }
+    let framing = said.framing(parts.version)?;
+    if said.codings > 0 {
+        // The chunks tell the length, and whoever forwards the request frames it anew.
+        parts.headers.remove(CONTENT_LENGTH);
+    }
+    let keeps = said.keeps(parts.version);
+    let awaits_continue = said.expects && parts.version == Version::HTTP_11 && !framing.is_over();
+    Ok(Some((length, Asked { parts, framing, keeps, awaits_continue })))
+}
+
+/// What the fields of a head say about the body and the connection.
+#[derive(Default)]
+struct Said {
+    /// Lines that name a transfer coding, and whether the last of them is `chunked` alone.
+    codings: u8,
+    is_chunked: bool,
+    length: Option<u64>,
+    closes: bool,
+    keeps_alive: bool,
+    expects: bool,
+}
+
+impl Said {
+    /// Whether the line is to be kept: a length that is stated again is not.
+    fn hear(&mut self, name: &HeaderName, value: &[u8]) -> Result<bool, Unread> {
+        if *name == TRANSFER_ENCODING {
+            self.codings = self.codings.saturating_add(1);
+            self.is_chunked = value.eq_ignore_ascii_case(b"chunked");
+        } else if *name == CONTENT_LENGTH {
+            let stated = decimal(value).ok_or(Unread::Length)?;
+            return match self.length.replace(stated) {
+                None => Ok(true),
+                Some(before) if before == stated => Ok(false),
+                Some(_) => Err(Unread::Length),
+            };
+        } else if *name == CONNECTION {
+            for token in value.split(|byte| *byte == b',').map(<[u8]>::trim_ascii) {
+                self.closes |= token.eq_ignore_ascii_case(b"close");
+                self.keeps_alive |= token.eq_ignore_ascii_case(b"keep-alive");
+            }
+        } else if *name == EXPECT {
+            self.expects = value.eq_ignore_ascii_case(b"100-continue");
+        }
+        Ok(true)
+    }
+
+    /// Where the body ends. Of a coding that we do not know nothing is read: `strict` refuses
+    /// the request, and the connection ends.
+    fn framing(&self, version: Version) -> Result<Framing, Unread> {
+        match self.codings {
+            0 => Ok(Framing::Length(self.length.unwrap_or(0))),
+            _ if version == Version::HTTP_10 => Err(Unread::Malformed),
+            1 if self.is_chunked => Ok(Framing::CHUNKED),
+            _ => Ok(Framing::EMPTY),
+        }
+    }
+
+    /// A length beside chunks may be what another reader goes by: nothing that stands behind
+    /// such a request can be trusted (RFC 9112 section 6.3).
+    fn keeps(&self, version: Version) -> bool {
+        let is_clear = match self.codings {
+            0 => true,
+            codings => codings == 1 && self.is_chunked && self.length.is_none(),
+        };
+        is_clear && !self.closes && (version == Version::HTTP_11 || self.keeps_alive)
+    }
+}
+
+fn decimal(text: &[u8]) -> Option<u64> {
+    let all_digits = !text.is_empty() && text.iter().all(u8::is_ascii_digit);
+    std::str::from_utf8(text).ok().filter(|_| all_digits)?.parse().ok()
+}

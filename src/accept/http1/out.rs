@@ -1,0 +1,244 @@
+//! What goes out on a connection: heads, and the pieces of bodies in their framing.
+
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use bytes::{Buf, Bytes};
+use http::header::{CONNECTION, CONTENT_LENGTH, DATE, HeaderMap, TRANSFER_ENCODING};
+use http::{StatusCode, Version, response};
+use hyper::ext::ReasonPhrase;
+use tokio::io::AsyncWrite;
+
+use super::head::Unread;
+use crate::units::decimal::push_number;
+
+/// Pieces of this length are copied behind each other, so that they leave in one plain write.
+const SHORT: usize = 16 * 1024;
+
+/// What waits to be written.
+#[derive(Default)]
+pub(super) struct Out {
+    /// Heads, framing and short pieces, written up to `at`.
+    bytes: Vec<u8>,
+    at: usize,
+    /// A long piece behind them.
+    long: Bytes,
+    /// What stands behind the long piece.
+    behind: &'static [u8],
+}
+
+/// How an answer's body is framed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ending {
+    /// There is none, or none may be sent.
+    None,
+    /// So many bytes are to come.
+    Length(u64),
+    Chunked,
+    /// It ends with the connection.
+    ToEnd,
+}
+
+/// What an answer owes to its request.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Manners {
+    pub version: Version,
+    pub is_head: bool,
+    /// The connection may serve another request behind it.
+    pub keeps: bool,
+}
+
+impl Out {
+    /// How much waits.
+    pub(super) fn len(&self) -> usize {
+        self.bytes.len() - self.at + self.long.len()
+    }
+
+    /// Whether another piece can be put behind what waits.
+    pub(super) fn takes_more(&self, most: usize) -> bool {
+        self.long.is_empty() && self.len() < most
+    }
+
+    /// Puts the head of an answer there, whose body has this length if it is known. Says how
+    /// the body is to be framed, and whether the connection may serve another request.
+    pub(super) fn head(
+        &mut self,
+        head: &response::Parts,
+        length: Option<u64>,
+        manners: Manners,
+        date: &[u8],
+    ) -> (Ending, bool) {
+        let Manners { version, is_head, keeps } = manners;
+        let has_none = matches!(head.status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
+        let stated = || head.headers.get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok();
+        let framed = match length.or_else(stated) {
+            _ if has_none => Ending::None,
+            Some(length) => Ending::Length(length),
+            None if version == Version::HTTP_11 => Ending::Chunked,
+            None => Ending::ToEnd,
+        };
+        let mut keeps = keeps && framed != Ending::ToEnd;
+        let out = &mut self.bytes;
+        out.extend_from_slice(if version == Version::HTTP_10 { b"HTTP/1.0 " } else { b"HTTP/1.1 " });
+        out.extend_from_slice(head.status.as_str().as_bytes());
+        out.push(b' ');
+        match head.extensions.get::<ReasonPhrase>() {
+            Some(reason) => out.extend_from_slice(reason.as_bytes()),
+            None => out.extend_from_slice(head.status.canonical_reason().unwrap_or_default().as_bytes()),
+        }
+        out.extend_from_slice(b"\r\n");
+        let (mut says_connection, mut says_date) = (false, false);
+        for (name, value) in &head.headers {
+            if *name == CONTENT_LENGTH || *name == TRANSFER_ENCODING {
+                continue;
+            }
+            if *name == CONNECTION {
+                says_connection = true;
+                keeps &= !closes(&head.headers);
+            }
+            says_date |= *name == DATE;
+            line(out, name.as_str(), value.as_bytes());
+        }
+        match framed {
+            Ending::Length(length) => {
+                out.extend_from_slice(b"content-length: ");
+                push_number(out, length);
+                out.extend_from_slice(b"\r\n");
+            }
+            Ending::Chunked => line(out, "transfer-encoding", b"chunked"),
+            Ending::None | Ending::ToEnd => {}
+        }
+        if !says_date {
+            line(out, "date", date);
+        }
+        match version {
+            _ if says_connection => {}
+            Version::HTTP_10 if keeps => line(out, "connection", b"keep-alive"),
+            _ if !keeps => line(out, "connection", b"close"),
+            _ => {}
+        }
+        out.extend_from_slice(b"\r\n");
+        (if is_head { Ending::None } else { framed }, keeps)
+    }
+
+    /// Puts a refusal there, of a request that could not be read.
+    pub(super) fn refusal(&mut self, why: Unread, date: &[u8]) {
+        let status = why.status();
+        let body = format!(
+            "{{\"error\":{{\"message\":\"The request cannot be read: {}.\",\"type\":\"invalid_request_error\",\"param\":null,\"code\":\"bad_head\"}}}}",
+            why.advice()
+        );
+        let head = format!(
+            "HTTP/1.1 {} {}\r\ncontent-type: application/json\r\ncontent-length: {}\r\nconnection: close\r\ndate: ",
+            status.as_str(),
+            status.canonical_reason().unwrap_or_default(),
+            body.len()
+        );
+        for part in [head.as_bytes(), date, b"\r\n\r\n", body.as_bytes()] {
+            self.bytes.extend_from_slice(part);
+        }
+    }
+
+    /// Asks for the body of a request that waits to be asked for it.
+    pub(super) fn go_on(&mut self) {
+        self.bytes.extend_from_slice(b"HTTP/1.1 100 Continue\r\n\r\n");
+    }
+
+    /// Puts a piece of a body there. False where the body is longer than it said: then what
+    /// it said goes out.
+    pub(super) fn piece(&mut self, mut piece: Bytes, ending: &mut Ending) -> bool {
+        let mut is_all = true;
+        match ending {
+            _ if piece.is_empty() => return true,
+            Ending::None => return true,
+            Ending::Length(left) => {
+                is_all = piece.len() as u64 <= *left;
+                piece.truncate(usize::try_from(*left).unwrap_or(usize::MAX));
+                *left -= piece.len() as u64;
+            }
+            Ending::Chunked => {
+                push_hex(&mut self.bytes, piece.len());
+                self.bytes.extend_from_slice(b"\r\n");
+                self.behind = b"\r\n";
+            }
+            Ending::ToEnd => {}
+        }
+        if piece.len() <= SHORT {
+            self.bytes.extend_from_slice(&piece);
+            self.bytes.extend_from_slice(std::mem::take(&mut self.behind));
+        } else {
+            self.long = piece;
+        }
+        is_all
+    }
+
+    /// The body has ended. False where it is shorter than it said.
+    pub(super) fn end(&mut self, ending: Ending) -> bool {
+        match ending {
+            Ending::Chunked if self.long.is_empty() => self.bytes.extend_from_slice(b"0\r\n\r\n"),
+            Ending::Chunked => self.behind = b"\r\n0\r\n\r\n",
+            Ending::Length(left) => return left == 0,
+            Ending::None | Ending::ToEnd => {}
+        }
+        true
+    }
+
+    /// Writes until all is out.
+    pub(super) fn poll<T: AsyncWrite>(&mut self, mut io: Pin<&mut T>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if self.len() == 0 {
+            return Poll::Ready(Ok(()));
+        }
+        while self.len() > 0 {
+            let short = &self.bytes[self.at..];
+            let written = match self.long.is_empty() {
+                true => io.as_mut().poll_write(cx, short),
+                false => io.as_mut().poll_write_vectored(cx, &[IoSlice::new(short), IoSlice::new(&self.long)]),
+            };
+            match ready!(written)? {
+                0 => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
+                written => self.advance(written),
+            }
+        }
+        io.poll_flush(cx)
+    }
+
+    fn advance(&mut self, written: usize) {
+        let of_short = written.min(self.bytes.len() - self.at);
+        self.at += of_short;
+        if self.at == self.bytes.len() {
+            self.bytes.clear();
+            self.at = 0;
+            // An idle connection keeps no large buffer.
+            self.bytes.shrink_to(SHORT);
+        }
+        if written > of_short {
+            self.long.advance(written - of_short);
+            if self.long.is_empty() {
+                self.long = Bytes::new();
+                self.bytes.extend_from_slice(std::mem::take(&mut self.behind));
+            }
+        }
+    }
+}
+
+fn line(out: &mut Vec<u8>, name: &str, value: &[u8]) {
+    out.extend_from_slice(name.as_bytes());
+    out.extend_from_slice(b": ");
+    out.extend_from_slice(value);
+    out.extend_from_slice(b"\r\n");
+}
+
+fn closes(headers: &HeaderMap) -> bool {
+    let values = headers.get_all(CONNECTION).iter();
+    let mut tokens = values.flat_map(|value| value.as_bytes().split(|byte| *byte == b','));
+    tokens.any(|token| token.trim_ascii().eq_ignore_ascii_case(b"close"))
+}
+
+/// The size of a chunk.
+fn push_hex(out: &mut Vec<u8>, number: usize) {
+    let digits = (usize::BITS - (number | 1).leading_zeros()).div_ceil(4);
+    for place in (0..digits).rev() {
+        out.push(b"0123456789abcdef"[(number >> (4 * place)) & 0xF]);
+    }
+}

@@ -1,0 +1,69 @@
+//! The body behind a head that went ahead of its answer: comments, until whoever serves the
+//! request has an answer, and then that answer's body.
+//!
+//! What serves the request is the future that would have given the head: it goes on here. So a
+//! client that leaves drops it, and with it all that it holds.
+
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::Response;
+use tokio::time::Sleep;
+
+use super::ReplyBody;
+use crate::clock::Clock;
+use crate::units::Tick;
+
+pub(super) const KEEPALIVE: Bytes = Bytes::from_static(b": keepalive\n\n");
+
+/// Serves one request.
+pub type Serving = Pin<Box<dyn Future<Output = Response<ReplyBody>> + Send>>;
+
+/// See the module.
+pub struct Ahead {
+    serving: Serving,
+    clock: Clock,
+    every: Duration,
+    /// The next comment; none before the first, which goes out at once: bytes are what the head
+    /// went out for.
+    next: Option<Tick>,
+    timer: Option<Pin<Box<Sleep>>>,
+}
+
+/// What comes next.
+pub(super) enum Step {
+    Comment,
+    /// The body of the answer, whose head is not needed any more.
+    Goes(ReplyBody),
+}
+
+impl Ahead {
+    /// A body that waits for `serving`, with a comment at once and `every` so often.
+    #[must_use]
+    pub fn new(serving: Serving, clock: Clock, every: Duration) -> Box<Self> {
+        Box::new(Ahead { serving, clock, every, next: None, timer: None })
+    }
+
+    pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Step> {
+        let Some(next) = self.next else { return Poll::Ready(self.comment()) };
+        if let Poll::Ready(response) = self.serving.as_mut().poll(cx) {
+            let mut body = response.into_body();
+            if let ReplyBody::Relay(relay) = &mut body {
+                relay.comments_from(next);
+            }
+            return Poll::Ready(Step::Goes(body));
+        }
+        let instant = self.clock.instant(next);
+        let timer = self.timer.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(instant)));
+        ready!(timer.as_mut().poll(cx));
+        Poll::Ready(self.comment())
+    }
+
+    fn comment(&mut self) -> Step {
+        self.timer = None;
+        self.next = Some(self.clock.now() + self.every);
+        Step::Comment
+    }
+}

@@ -1,0 +1,142 @@
+//! The head that goes out while a request still waits in a queue (`docs/semantics.md`, section 5).
+//!
+//! A client of a class with `keepalive_seconds` gets a head after `hold_head`, also where no engine
+//! has been asked yet. Whoever waits then lays the head into the [`Outlet`]; [`Handling`], which
+//! polls it, gives it to the client at once, and moves the future that serves the request, as it
+//! is, into the answer's body. There it goes on: what a queue, a seat or an engine come to is
+//! told in events from then on.
+
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use http::Response;
+use http::header::HeaderValue;
+use http::response::Parts;
+use parking_lot::Mutex;
+
+use super::reply;
+use crate::clock::Clock;
+use crate::forward::headers;
+use crate::forward::{Ahead, ReplyBody, Serving};
+use crate::record::Visit;
+use crate::units::{ClientSide, RequestId, Tick};
+
+/// Serves one request, until there is an answer or a head that goes ahead of it.
+#[must_use = "nothing is served before it is polled"]
+pub struct Handling {
+    /// None once it is done.
+    serving: Option<Serving>,
+    outlet: Option<Outlet>,
+    clock: Clock,
+}
+
+impl Handling {
+    /// Serves so; `outlet` is where a head may come from, if it may.
+    pub fn new(serving: Serving, outlet: Option<Outlet>, clock: Clock) -> Self {
+        Handling { serving: Some(serving), outlet, clock }
+    }
+}
+
+impl Future for Handling {
+    type Output = Result<Response<ReplyBody>, Infallible>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut serving = self.serving.take().expect("not polled after it was ready");
+        let polled = serving.as_mut().poll(cx);
+        let given = self.outlet.as_ref().and_then(Outlet::take);
+        let response = match (polled, given) {
+            (Poll::Ready(response), None) => response,
+            (Poll::Pending, None) => {
+                self.serving = Some(serving);
+                return Poll::Pending;
+            }
+            (polled, Some(Given { head, every })) => {
+                if let Poll::Ready(response) = polled {
+                    serving = Box::pin(std::future::ready(response));
+                }
+                Response::from_parts(head, ReplyBody::Ahead(Ahead::new(serving, self.clock, every)))
+            }
+        };
+        Poll::Ready(Ok(response))
+    }
+}
+
+/// Where a request that is being served leaves the head that goes ahead.
+#[derive(Clone, Default)]
+pub struct Outlet(Arc<Mutex<State>>);
+
+#[derive(Default)]
+enum State {
+    /// No head has gone.
+    #[default]
+    Held,
+    /// It is on its way to the client.
+    Given(Box<Given>),
+    /// It is out.
+    Out,
+}
+
+struct Given {
+    head: Parts,
+    every: Duration,
+}
+
+impl Outlet {
+    fn give(&self, head: Parts, every: Duration) {
+        *self.0.lock() = State::Given(Box::new(Given { head, every }));
+    }
+
+    fn take(&self) -> Option<Given> {
+        let mut state = self.0.lock();
+        match &*state {
+            State::Held | State::Out => None,
+            State::Given(_) => match std::mem::replace(&mut *state, State::Out) {
+                State::Given(given) => Some(*given),
+                State::Held | State::Out => None,
+            },
+        }
+    }
+
+    /// Whether the client has a head, or is about to: what comes now is told in events.
+    #[must_use]
+    pub fn is_out(&self) -> bool {
+        !matches!(*self.0.lock(), State::Held)
+    }
+}
+
+/// A head that may go ahead of the answer to this request.
+pub struct EarlyHead<'a> {
+    /// Where it goes out.
+    pub outlet: &'a Outlet,
+    /// When.
+    pub due: Tick,
+    /// Distance of the comments behind it.
+    pub every: Duration,
+    /// The id that the client knows.
+    pub id: &'a RequestId,
+    /// The class's name, as responses show it.
+    pub class: Option<&'a HeaderValue>,
+    /// The client's side.
+    pub client: &'a ClientSide,
+}
+
+impl EarlyHead<'_> {
+    /// When it goes out; none where it has.
+    #[must_use]
+    pub fn due(&self) -> Option<Tick> {
+        (!self.outlet.is_out()).then_some(self.due)
+    }
+
+    /// Goes out, with what is known by now.
+    pub fn go(&self, visit: &mut Visit) {
+        let mut head = reply::our_head();
+        headers::for_client(&mut head.headers, true);
+        reply::mark(&mut head.headers, self.id, self.class.cloned(), None);
+        reply::degraded(&mut head.headers, visit.degradation());
+        visit.head_went_ahead(self.client);
+        self.outlet.give(head, self.every);
+    }
+}
