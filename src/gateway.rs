@@ -44,6 +44,7 @@ use crate::classify::{Ask as ClassAsk, Classified, TargetHeaders};
 use crate::forward::ReplyBody;
 use crate::forward::headers::{is_fit_id, names::X_REQUEST_ID};
 use crate::identify::{Unknown, Who};
+use crate::inspect::Facts;
 use crate::judge::{Case, Objectives};
 use crate::record::{self, Visit};
 use crate::refuse::Refusal;
@@ -276,7 +277,7 @@ impl Gateway {
         if relief.defers(visit) {
             standing = Standing::OverLimit;
         }
-        let size = size_of(&upload, prompt, &objectives, relief.cap());
+        let size = size_of(&upload.facts, prompt, &objectives, relief.cap());
         let predicted = || self.fleet.predict(&routed.pools[0], size, upload.complete);
         let seat = live.has_seats.then(|| wish.ask(standing, predicted()));
         let mut held = Held::new(allowed, prompt, self.clock);
@@ -430,11 +431,15 @@ fn objectives_of(promise: &Promise, head: &Head) -> Arc<Objectives> {
 }
 
 /// The work that a request brings: its prompt, and the output that is expected of it.
-fn size_of(upload: &Upload, prompt: Tokens, objectives: &Objectives, cap: Option<Tokens>) -> Size {
-    let each = upload.facts.caps.largest().unwrap_or_else(|| objectives.default_output());
-    let each = cap.map_or(each, |cap| each.min(cap));
-    Size { prefill: prompt, decode: each.times(upload.facts.choices()) }
+fn size_of(facts: &Facts, prompt: Tokens, objectives: &Objectives, cap: Option<Tokens>) -> Size {
+    let each = facts.caps.largest().unwrap_or_else(|| objectives.default_output());
+    let each = cap.map_or(each, |cap| each.min(cap)).min(MOST_OUTPUT);
+    Size { prefill: prompt, decode: each.times(admission::plausible_choices(facts)) }
 }
+
+/// Output of a choice that counts as work for an engine: more than any model's context holds. An
+/// engine refuses more, but until then it would have made all other work on it look like none.
+const MOST_OUTPUT: Tokens = Tokens(1 << 20);
 
 /// Path and query for the engine: the path as the documentation writes it, the query as it came.
 fn target_of(endpoint: Endpoint, head: &Head) -> PathAndQuery {

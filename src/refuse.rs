@@ -349,6 +349,7 @@ impl Refusal {
             Refusal::UnknownPath => "There is nothing at this path. Check the base URL; the OpenAI and Anthropic paths start with /v1.".into(),
             Refusal::MethodNotAllowed { allow } => format!("This path takes {allow}. Send the request with that method.").into(),
             Refusal::BadHead { advice, .. } => format!("The head of the request is refused: {advice}. Then try again.").into(),
+            Refusal::EngineAnswered { status: 200..=299 } => "The engine answered with something else than the stream that had been begun. Ask without a stream, or try again later.".into(),
             Refusal::EngineAnswered { status } => format!("The engine refused the request with status {status}. Correct the request, or try again later.").into(),
             Refusal::EngineCoded => "The engine compressed its answer, which cannot be passed on here. Try again; if it stays so, tell your operator.".into(),
             Refusal::MissingKey => "An API key is needed. Send it as \"Authorization: Bearer <key>\" or \"x-api-key: <key>\".".into(),

@@ -40,8 +40,8 @@ use crate::units::{ClientSide, Endpoint, PoolId, TenantId, Tick, Tokens};
 /// How often a request that could go elsewhere looks whether it should.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Choices of a prompt that count for the order of a queue: what OpenAI takes at most. An engine
-/// refuses an absurd number, but by then it would have weighed on the shares of all ranks.
+/// Choices of a prompt that count as work, in queues and on engines: what OpenAI takes at most.
+/// An engine refuses an absurd number, but by then it would have weighed on all others.
 const MOST_CHOICES: u64 = 128;
 
 /// What a request holds while it is in the house.
@@ -185,6 +185,12 @@ pub fn wanted(facts: &Facts, endpoint: Endpoint, objectives: &Objectives, prompt
     Wanted { input: prompt, output }
 }
 
+/// Choices that count as work.
+#[must_use]
+pub fn plausible_choices(facts: &Facts) -> u64 {
+    facts.n.clamp(1, MOST_CHOICES).saturating_mul(facts.prompts.max(1))
+}
+
 impl Wish<'_> {
     /// The output that is expected of each choice: a stated cap counts as far as the class
     /// expects answers of that length, so that an absurd one does not weigh on others.
@@ -199,8 +205,7 @@ impl Wish<'_> {
 
     /// The work that is expected. More choices of a prompt than anybody serves count as so many.
     fn work(&self) -> Tokens {
-        let choices = self.facts.n.clamp(1, MOST_CHOICES).saturating_mul(self.facts.prompts.max(1));
-        self.prompt + self.output().times(choices)
+        self.prompt + self.output().times(plausible_choices(self.facts))
     }
 
     /// Whether it gets a stream of tokens.

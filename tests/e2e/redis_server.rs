@@ -30,9 +30,7 @@ impl Kind {
     fn binary(self) -> Result<PathBuf, Missing> {
         match self {
             Kind::Redis => find("redis-server", "install it: apt-get install redis-server"),
-            Kind::Valkey => {
-                find("valkey-server", "install it: apt-get install valkey-server (Debian 12: from its backports)")
-            }
+            Kind::Valkey => find("valkey-server", "install it: apt-get install valkey-server (Debian 13 or newer)"),
         }
     }
 }

@@ -128,3 +128,22 @@ async fn seats_that_are_found_out_begin_at_sixteen_and_others_wait() {
     assert_eq!(engine.ledger().requests().len(), 20);
     house.end().await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn an_absurd_cap_leaves_the_other_work_of_its_engine_in_the_books() {
+    let house = House::new(&Yaml::default());
+    let _engine = house.engine("e1", vec![after(100), Script::json(400, r#"{"error":{"message":"too many"}}"#)]);
+    let work = || house.gateway.fleet.view(house.clock.now())[0].engines[0].work;
+    let absurd = async {
+        house.sleep(ms(10)).await;
+        let before = work();
+        let mut body = stream();
+        (body["max_tokens"], body["n"]) = (json!(u64::MAX), json!(1_000_000_000_000_u64));
+        assert_eq!(house.chat(body).await.whole().await.status, 400);
+        (before, work())
+    };
+    let (first, (before, behind)) = join(async { house.chat(stream()).await.whole().await.status }, absurd).await;
+    assert_eq!(first, 200);
+    assert!(before > Tokens::ZERO && behind == before, "{before:?} {behind:?}");
+    house.end().await;
+}
