@@ -3,8 +3,11 @@
 
 use bytes::{Buf, Bytes, BytesMut};
 
-/// What chunk extensions, trailer fields and idle digits of sizes may take of one message in all.
+/// What chunk extensions and trailer fields may take of one message in all.
 const MOST_BESIDE: usize = 16 * 1024;
+
+/// What leading zeros and white space may take of the line of one size.
+const MOST_IDLE: usize = 256;
 
 /// How a body ends, and how much of it is to come.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,8 +41,10 @@ pub struct Chunks {
     at: At,
     /// Of the present chunk: its size so far, or what is left of it.
     left: u64,
-    /// Bytes of extensions, trailers, zeros and white space that have come.
+    /// Bytes of extensions and trailers that have come.
     beside: usize,
+    /// Leading zeros and white space of the present size.
+    idle: usize,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,7 +75,7 @@ impl Framing {
     /// No body.
     pub const EMPTY: Framing = Framing::Length(0);
     /// A chunked body of which nothing has come.
-    pub const CHUNKED: Framing = Framing::Chunked(Chunks { at: At::Size, left: 0, beside: 0 });
+    pub const CHUNKED: Framing = Framing::Chunked(Chunks { at: At::Size, left: 0, beside: 0, idle: 0 });
 
     /// Whether all of the body has come.
     #[must_use]
@@ -129,16 +134,19 @@ impl Chunks {
                 let larger = self.left.checked_mul(16).and_then(|size| size.checked_add(digit));
                 self.left = larger.ok_or(Unreadable)?;
                 // Zeros in front of a size have no end of their own.
-                if self.left == 0 { self.beside(At::Digits)? } else { At::Digits }
+                if self.left == 0 { self.idle(At::Digits)? } else { At::Digits }
             }
-            (At::Digits | At::Space, b' ' | b'\t') => self.beside(At::Space)?,
+            (At::Digits | At::Space, b' ' | b'\t') => self.idle(At::Space)?,
             (At::Digits | At::Space, b';') => At::Extension,
             (At::Digits | At::Space | At::Extension, b'\r') => At::SizeEnd,
             (At::Extension, byte) if byte != b'\n' => self.beside(At::Extension)?,
             (At::SizeEnd, b'\n') if self.left == 0 => At::TrailerLine,
             (At::SizeEnd, b'\n') => At::Data,
             (At::DataReturn, b'\r') => At::DataEnd,
-            (At::DataEnd, b'\n') => At::Size,
+            (At::DataEnd, b'\n') => {
+                self.idle = 0;
+                At::Size
+            }
             (At::TrailerLine, b'\r') => At::LastEnd,
             (At::TrailerLine | At::Trailer, byte) if byte != b'\r' && byte != b'\n' => self.beside(At::Trailer)?,
             (At::Trailer, b'\r') => At::TrailerEnd,
@@ -146,6 +154,11 @@ impl Chunks {
             (At::LastEnd, b'\n') => At::Over,
             _ => return Err(Unreadable),
         })
+    }
+
+    fn idle(&mut self, at: At) -> Result<At, Unreadable> {
+        self.idle += 1;
+        if self.idle > MOST_IDLE { Err(Unreadable) } else { Ok(at) }
     }
 
     fn beside(&mut self, at: At) -> Result<At, Unreadable> {
@@ -246,6 +259,8 @@ mod tests {
             let endless = format!("{endless}{}", endless.repeat(MOST_BESIDE + 1).replace('1', " "));
             assert_eq!(read(Framing::CHUNKED, endless.as_bytes(), &[]), Err(Unreadable));
         }
+        let padded = format!("{}1\r\nx\r\n", "0".repeat(MOST_IDLE)).repeat(100);
+        assert_eq!(read(Framing::CHUNKED, padded.as_bytes(), &[]).unwrap().0.len(), 100);
         let many = "1;yyyyyyyy\r\nx\r\n".repeat(MOST_BESIDE / 8 + 1);
         assert_eq!(read(Framing::CHUNKED, many.as_bytes(), &[]), Err(Unreadable));
     }

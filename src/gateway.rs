@@ -38,7 +38,7 @@ pub use early::Handling;
 pub use house::{Gateway, Materials};
 pub use promise::{BoundPool, Live, Promise};
 
-use crate::accept::strict;
+use crate::accept::{made_id, strict};
 use crate::admit::queue::Standing;
 use crate::classify::{Ask as ClassAsk, Classified, TargetHeaders};
 use crate::forward::ReplyBody;
@@ -49,6 +49,7 @@ use crate::judge::{Case, Objectives};
 use crate::record::{self, Visit};
 use crate::refuse::Refusal;
 use crate::route::{Routed, Size};
+use crate::units::decimal::put_hex;
 use crate::units::{ClassId, ClientSide, Dialect, Endpoint, LengthBucket, RequestId, Tick, Tokens, Unroutable};
 use admission::{Held, Walk, Wish};
 use attempts::{Ask, Yard, first_willing_engine};
@@ -453,12 +454,6 @@ fn target_of(endpoint: Endpoint, head: &Head) -> PathAndQuery {
     }
 }
 
-fn made_id() -> RequestId {
-    let mut id = *b"req-00000000000000000000000000000000";
-    put_hex(&mut id[4..], rand::random());
-    RequestId::from(std::str::from_utf8(&id).expect("hexadecimal digits"))
-}
-
 /// What engines see: the id that the client knows, so that an engine's log can be matched to
 /// the access line, made unique, whatever the client sent.
 fn upstream_id(known: &RequestId) -> HeaderValue {
@@ -468,14 +463,6 @@ fn upstream_id(known: &RequestId) -> HeaderValue {
     id.extend_from_slice(b"-0000000000000000");
     put_hex(&mut id[known.len() + 1..], u128::from(rand::random::<u64>()));
     HeaderValue::from_maybe_shared(Bytes::from(id)).expect("an id that was a header value, and hexadecimal digits")
-}
-
-/// Writes the lowest bits of `bits` as hexadecimal digits, as many as there is room for.
-fn put_hex(room: &mut [u8], mut bits: u128) {
-    for digit in room {
-        *digit = b"0123456789abcdef"[(bits & 15) as usize];
-        bits >>= 4;
-    }
 }
 
 impl From<Unread> for Stop {

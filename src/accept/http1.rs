@@ -194,12 +194,16 @@ where
                 this.exchange.set(Exchange::Asking { future });
             }
             Ok(None) => {
+                if !this.inbox.buffer.is_empty() {
+                    // Also where it was read ahead: from here on its head is waited for.
+                    this.reception.peer().heard();
+                }
                 if ready!(this.inbox.sip(this.io, cx))? == 0 {
                     *this.end = Some(End::Clean);
                 }
             }
             Err(why) => {
-                this.out.refusal(why, &this.dates.now());
+                this.out.refusal(why, head::path_of_unread(&this.inbox.buffer), &this.dates.now());
                 *this.end = Some(End::Clean);
             }
         }
@@ -334,7 +338,12 @@ impl Inbox {
             return Poll::Ready(Ok(Fed::Unasked));
         };
         loop {
-            match self.framing.step(&mut self.buffer) {
+            let step = self.framing.step(&mut self.buffer);
+            if self.framing.is_over() {
+                // What is behind the body is little; what the body was read into is not kept for it.
+                self.buffer = BytesMut::from(&self.buffer[..]);
+            }
+            match step {
                 Ok(Step::Data(bytes)) => feed.give(bytes, cx.waker()),
                 Ok(Step::End) => feed.end(Ok(()), cx.waker()),
                 Err(Unreadable) => feed.end(Err(BodyCut::Framing), cx.waker()),

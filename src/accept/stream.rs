@@ -66,6 +66,10 @@ impl<S> Reception<S> {
     pub(super) fn new(service: S, peer: Arc<Peer>, streams: &Streams) -> Self {
         Reception { service, peer, handover: Arc::clone(&streams.handover) }
     }
+
+    pub(super) fn peer(&self) -> &Peer {
+        &self.peer
+    }
 }
 
 impl<S, B> hyper::service::Service<Request<Incoming>> for Reception<S>

@@ -1,4 +1,4 @@
-//! Numbers as decimal digits, for what every request writes.
+//! Numbers as digits, for what every request writes.
 
 /// Appends a number.
 pub fn push_number(text: &mut Vec<u8>, value: u64) {
@@ -18,6 +18,14 @@ pub fn put_digits(room: &mut [u8], mut value: u64) {
     for digit in room.iter_mut().rev() {
         *digit = b'0' + (value % 10) as u8;
         value /= 10;
+    }
+}
+
+/// Writes the lowest bits of `bits` as hexadecimal digits, as many as there is room for.
+pub fn put_hex(room: &mut [u8], mut bits: u128) {
+    for digit in room {
+        *digit = b"0123456789abcdef"[(bits & 15) as usize];
+        bits >>= 4;
     }
 }
 

@@ -15,6 +15,9 @@ const USUAL_LINES: usize = 100;
 /// Longest target that `http` can hold.
 const LONGEST_TARGET: usize = u16::MAX as usize - 1;
 
+/// Where a path of ours ends at the latest, its method included.
+const LONGEST_PATH: usize = 256;
+
 /// The limits on a head.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
@@ -62,7 +65,9 @@ impl Unread {
     /// What the client is told.
     pub(super) const fn advice(self) -> &'static str {
         match self {
-            Unread::Malformed => "send a request line and header fields as RFC 9112 wants them, without folded lines",
+            Unread::Malformed => {
+                "it is not what RFC 9112 calls a request; send a request line and header fields without folded lines"
+            }
             Unread::Version => "speak HTTP/1.1, or HTTP/2 from the first byte",
             Unread::Length => "send one Content-Length in decimal digits",
             Unread::TargetTooLong => "send a shorter target: parameters belong into the body",
@@ -93,6 +98,13 @@ pub(super) fn take(buffer: &mut BytesMut, looked_at: &mut usize, limits: Limits)
         }
         None => Err(Unread::TooLarge),
     }
+}
+
+/// The path of a head that cannot be read, as far as there is one: for the shape of the refusal.
+pub(super) fn path_of_unread(buffer: &[u8]) -> &str {
+    let line = buffer[..buffer.len().min(LONGEST_PATH)].split(|byte| *byte == b'\n').next().unwrap_or_default();
+    let path = line.split(|byte| *byte == b' ').nth(1).unwrap_or_default();
+    std::str::from_utf8(path).unwrap_or_default()
 }
 
 /// Whether the end of a head may stand in what has come since it was looked at last. Without

@@ -5,12 +5,17 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use bytes::{Buf, Bytes};
-use http::header::{CONNECTION, CONTENT_LENGTH, DATE, HeaderMap, TRANSFER_ENCODING};
-use http::{StatusCode, Version, response};
+use http::header::{
+    CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, DATE, HeaderMap, HeaderName, HeaderValue, TRANSFER_ENCODING,
+};
+use http::{Response, StatusCode, Version, response};
 use hyper::ext::ReasonPhrase;
 use tokio::io::AsyncWrite;
 
 use super::head::Unread;
+use crate::accept::made_id;
+use crate::refuse::Refusal;
+use crate::units::Endpoint;
 use crate::units::decimal::push_number;
 
 /// Pieces of this length are copied behind each other, so that they leave in one plain write.
@@ -26,6 +31,9 @@ pub(super) struct Out {
     long: Bytes,
     /// What stands behind the long piece.
     behind: &'static [u8],
+    /// Something was written that the transport may hold back: TLS takes a write whole, and sends
+    /// it when the socket has room.
+    owes_flush: bool,
 }
 
 /// How an answer's body is framed.
@@ -122,22 +130,27 @@ impl Out {
         (if is_head { Ending::None } else { framed }, keeps)
     }
 
-    /// Puts a refusal there, of a request that could not be read.
-    pub(super) fn refusal(&mut self, why: Unread, date: &[u8]) {
-        let status = why.status();
-        let body = format!(
-            "{{\"error\":{{\"message\":\"The request cannot be read: {}.\",\"type\":\"invalid_request_error\",\"param\":null,\"code\":\"bad_head\"}}}}",
-            why.advice()
-        );
-        let head = format!(
-            "HTTP/1.1 {} {}\r\ncontent-type: application/json\r\ncontent-length: {}\r\nconnection: close\r\ndate: ",
-            status.as_str(),
-            status.canonical_reason().unwrap_or_default(),
-            body.len()
-        );
-        for part in [head.as_bytes(), date, b"\r\n\r\n", body.as_bytes()] {
-            self.bytes.extend_from_slice(part);
+    /// Puts a refusal there, of a request that could not be read: in the shape of the path, as far
+    /// as there is one.
+    pub(super) fn refusal(&mut self, why: Unread, path: &str, date: &[u8]) {
+        let refusal = Refusal::BadHead { status: why.status().as_u16(), advice: why.advice() };
+        let (shape, id) = (Endpoint::shape_of_unknown(path), made_id());
+        let body = refusal.body(shape, &id);
+        let mut response = Response::new(());
+        *response.status_mut() = why.status();
+        let fields = [
+            (CONTENT_TYPE.as_str(), "application/json"),
+            ("x-request-id", id.as_str()),
+            ("x-goodput-reason", refusal.code()),
+        ];
+        for (name, value) in fields {
+            if let (Ok(name), Ok(value)) = (HeaderName::try_from(name), HeaderValue::try_from(value)) {
+                response.headers_mut().insert(name, value);
+            }
         }
+        let manners = Manners { version: Version::HTTP_11, is_head: false, keeps: false };
+        self.head(&response.into_parts().0, Some(body.len() as u64), manners, date);
+        self.bytes.extend_from_slice(&body);
     }
 
     /// Asks for the body of a request that waits to be asked for it.
@@ -186,10 +199,8 @@ impl Out {
 
     /// Writes until all is out.
     pub(super) fn poll<T: AsyncWrite>(&mut self, mut io: Pin<&mut T>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        if self.len() == 0 {
-            return Poll::Ready(Ok(()));
-        }
         while self.len() > 0 {
+            self.owes_flush = true;
             let short = &self.bytes[self.at..];
             let written = match self.long.is_empty() {
                 true => io.as_mut().poll_write(cx, short),
@@ -200,7 +211,11 @@ impl Out {
                 written => self.advance(written),
             }
         }
-        io.poll_flush(cx)
+        if self.owes_flush {
+            ready!(io.poll_flush(cx))?;
+            self.owes_flush = false;
+        }
+        Poll::Ready(Ok(()))
     }
 
     fn advance(&mut self, written: usize) {

@@ -1,19 +1,28 @@
 //! Requests in any pieces, answers in any framing, and every way in which they end.
 
 use std::convert::Infallible;
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::task::{Context, Poll, Waker, ready};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Request, Response, StatusCode};
+use http_body::Body;
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Full, StreamBody};
 use parking_lot::Mutex;
 use proptest::prelude::*;
-use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
+use tokio::io::{AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream};
+
+use super::out::{Ending, Out};
+use super::{Inbox, SIP};
 
 use crate::accept::settings::Listen;
 use crate::accept::{BodyCut, Door, Drain, Phase, RequestBody};
 use crate::clock::Clock;
+use crate::framing::Framing;
 
 type Reply = UnsyncBoxBody<Bytes, std::io::Error>;
 
@@ -213,9 +222,12 @@ async fn what_cannot_be_read_is_answered_and_ends_the_connection() {
         let text = house.ask(&[said, GET]).await;
         let (head, body) = text.split_once("\r\n\r\n").unwrap_or_else(|| panic!("{text}"));
         assert!(head.starts_with(&format!("HTTP/1.1 {status}\r\n")) && head.contains("connection: close"), "{head}");
+        assert!(head.contains("x-goodput-reason: bad_head") && head.contains("x-request-id: req-"), "{head}");
         let body: serde_json::Value = serde_json::from_str(body).unwrap();
         assert_eq!(body["error"]["type"], "invalid_request_error");
     }
+    let text = house.ask(&[b"POST /v1/messages HTTP/1.1\r\nno colon\r\n\r\n"]).await;
+    assert!(text.contains("\"type\":\"error\""), "the shape of the path: {text}");
     assert_eq!(house.seen(), []);
 }
 
@@ -259,6 +271,81 @@ async fn a_body_that_has_come_is_not_asked_for_again() {
     assert!(text.starts_with("HTTP/1.1 200 OK"), "{text}");
     let text = house.ask(&[head.as_bytes(), b"{}"]).await;
     assert!(text.starts_with("HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK"), "{text}");
+}
+
+/// A transport that takes all, and sends it only when it is flushed for the second time, as TLS
+/// does over a socket that has no room for a while.
+#[derive(Default)]
+struct HoldsBack {
+    taken: usize,
+    flushes: usize,
+}
+
+impl AsyncWrite for HoldsBack {
+    fn poll_write(mut self: Pin<&mut Self>, _: &mut Context<'_>, bytes: &[u8]) -> Poll<std::io::Result<usize>> {
+        self.taken += bytes.len();
+        Poll::Ready(Ok(bytes.len()))
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        self.flushes += 1;
+        if self.flushes == 1 { Poll::Pending } else { Poll::Ready(Ok(())) }
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+}
+
+#[test]
+fn what_the_transport_holds_back_is_flushed_until_it_is_out() {
+    let (mut out, mut io, mut cx) = (Out::default(), HoldsBack::default(), Context::from_waker(Waker::noop()));
+    out.piece(Bytes::from(vec![b'x'; 300_000]), &mut Ending::ToEnd);
+    assert!(out.poll(Pin::new(&mut io), &mut cx).is_pending());
+    assert_eq!((io.taken, out.len()), (300_000, 0));
+    assert!(out.poll(Pin::new(&mut io), &mut cx).is_ready());
+    assert!(out.poll(Pin::new(&mut io), &mut cx).is_ready());
+    assert_eq!(io.flushes, 2, "nothing is owed any more");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_idle_connection_does_not_keep_what_its_body_was_read_into() {
+    for framing in [Framing::Length(200_000), Framing::CHUNKED] {
+        let (mut ours, theirs) = tokio::io::duplex(1 << 20);
+        let mut sent = match framing {
+            Framing::Length(_) => vec![b'x'; 200_000],
+            _ => [b"30d40\r\n".to_vec(), vec![b'x'; 200_000], b"\r\n0\r\n\r\n".to_vec()].concat(),
+        };
+        sent.extend_from_slice(b"GET /next");
+        ours.write_all(&sent).await.unwrap();
+        let mut theirs = pin!(theirs);
+        let (mut inbox, mut out) = (Inbox::new(), Out::default());
+        let mut body = inbox.begin(framing, false);
+        let read = poll_fn(|cx| {
+            loop {
+                match Pin::new(&mut body).poll_frame(cx) {
+                    Poll::Ready(Some(frame)) => drop(frame.unwrap()),
+                    Poll::Ready(None) => return Poll::Ready(()),
+                    Poll::Pending => drop(ready!(inbox.feed(theirs.as_mut(), &mut out, cx))),
+                }
+            }
+        });
+        read.await;
+        assert!(inbox.buffer.starts_with(b"GET /next") || inbox.buffer.is_empty());
+        assert!(inbox.buffer.capacity() <= SIP, "{}", inbox.buffer.capacity());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn half_a_head_that_came_with_the_request_before_it_has_the_time_of_a_head() {
+    let limits =
+        Listen { header_timeout: Duration::from_secs(5), idle_timeout: Duration::from_secs(20), ..Listen::default() };
+    let house = House::new(&limits);
+    let mut client = house.connect(4096);
+    let clock = Clock::start();
+    client.write_all(&[GET, b"GET /b HT"].concat()).await.unwrap();
+    client.read_to_end(&mut Vec::new()).await.unwrap();
+    assert_eq!(clock.now().as_nanos() / 1_000_000_000, 5);
 }
 
 #[tokio::test(start_paused = true)]

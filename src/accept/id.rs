@@ -1,0 +1,12 @@
+//! The id of a request that brings none.
+
+use crate::units::RequestId;
+use crate::units::decimal::put_hex;
+
+/// A new id: 128 bits by chance.
+#[must_use]
+pub fn made_id() -> RequestId {
+    let mut id = *b"req-00000000000000000000000000000000";
+    put_hex(&mut id[4..], rand::random());
+    RequestId::from(std::str::from_utf8(&id).expect("hexadecimal digits"))
+}
