@@ -198,22 +198,23 @@ impl Desk {
     /// Asks for a seat.
     pub fn offer(self: &Arc<Self>, ask: &Ask) -> Offered {
         let at = self.clock.now();
-        self.locked(|inner| {
+        let (ticket, seated, away, alarm) = self.locked(|inner| {
             let (ticket, mut moves) = inner.scheduler.offer(ask, at);
             let seated = take(&mut moves.admitted, |admitted| *admitted == ticket);
             let away = take(&mut moves.refused, |away| away.ticket == ticket);
-            let offered = match (seated, away) {
-                (Some(ticket), _) => Offered::Seated(self.seat(ticket)),
-                (None, Some(away)) => Offered::Away(away),
-                (None, None) => {
-                    inner.waiting.insert(ticket, Waiting::Still(None));
-                    let alarm = inner.scheduler.alarm(ticket);
-                    Offered::Waits(Turn { desk: Arc::clone(self), ticket, alarm, has_ended: false })
-                }
-            };
+            if seated.is_none() && away.is_none() {
+                inner.waiting.insert(ticket, Waiting::Still(None));
+            }
+            let alarm = inner.scheduler.alarm(ticket);
             inner.deliver(moves);
-            offered
-        })
+            (ticket, seated, away, alarm)
+        });
+        // Outside the lock: whatever gives itself back when it is dropped takes the lock.
+        match (seated, away) {
+            (Some(ticket), _) => Offered::Seated(self.seat(ticket)),
+            (None, Some(away)) => Offered::Away(away),
+            (None, None) => Offered::Waits(Turn { desk: Arc::clone(self), ticket, alarm, has_ended: false }),
+        }
     }
 
     /// A seat for a request that must not wait, as a retry from another pool: only one that

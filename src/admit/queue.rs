@@ -229,8 +229,7 @@ impl Scheduler {
         self.tickets += 1;
         let ticket = Ticket(self.tickets);
         let waiting = self.stand(ask, ticket);
-        let goes_at_once = self.waiting.is_empty() && self.has_room_for(waiting.prompt);
-        let refusal = if goes_at_once { None } else { self.refusal(ask, &waiting, &mut moves) };
+        let refusal = if self.goes_at_once(&waiting) { None } else { self.refusal(ask, &waiting, &mut moves) };
         match refusal {
             Some(why) => {
                 let away = self.turned_away(ticket, waiting.row, why);
@@ -249,7 +248,8 @@ impl Scheduler {
     /// from those that wait.
     pub fn take_free_seat(&mut self, ask: &Ask, at: Tick) -> Option<Ticket> {
         self.now = self.now.max(at);
-        if !self.waiting.is_empty() || !self.has_room_for(ask.prompt.0) {
+        let next = Ticket(self.tickets + 1);
+        if !self.goes_at_once(&self.stand(ask, next)) {
             return None;
         }
         let (ticket, moves) = self.offer(ask, at);
@@ -481,6 +481,12 @@ impl Scheduler {
         !self.waiting.is_empty() || !self.has_room_for(1)
     }
 
+    /// Whether a request that has just come does not wait: nobody else does, and nothing that is
+    /// being read keeps it from its seat. (Its rank is owed nothing while nobody waits in it.)
+    fn goes_at_once(&self, new: &Waiting) -> bool {
+        self.waiting.is_empty() && self.has_room_for(new.prompt) && !self.leaves_reading(new)
+    }
+
     /// Whether a seat is free, and an engine to read so long a prompt.
     fn has_room_for(&self, prompt: u64) -> bool {
         let reads = self.reading_per_engine().is_none_or(|each| {
@@ -632,13 +638,16 @@ impl Scheduler {
 
     /// Whether a row's next request leaves what is being read to others.
     fn is_held_back(&self, row: usize) -> bool {
-        let Some(each) = self.reading_per_engine().filter(|_| self.reading > 0) else { return false };
         let first = self.rows[row].first().and_then(|place| self.waiting.get(&place.ticket));
-        first.is_some_and(|first| {
-            let all = each.0.saturating_mul(self.readers as u64);
-            let most = all / 100 * reading_for(row, first.line);
-            self.reading.saturating_add(self.counts_for(first.prompt)) > most
-        })
+        first.is_some_and(|first| self.leaves_reading(first))
+    }
+
+    /// Whether a request leaves what is being read to others of higher rows.
+    fn leaves_reading(&self, next: &Waiting) -> bool {
+        let Some(each) = self.reading_per_engine().filter(|_| self.reading > 0) else { return false };
+        let all = each.0.saturating_mul(self.readers as u64);
+        let most = all / 100 * reading_for(next.row, next.line);
+        self.reading.saturating_add(self.counts_for(next.prompt)) > most
     }
 
     /// Whether a rank's entitlement covers its next request.

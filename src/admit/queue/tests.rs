@@ -377,9 +377,23 @@ fn whoever_wants_may_read_alone() {
     assert_eq!(queue.read(first, ms(2)).admitted, [second]);
 }
 
+#[test]
+fn no_seat_is_free_for_a_rank_that_leaves_the_reading_to_others() {
+    let mut queue = reading(1);
+    let _ = queue.offer(&prompt(60, ask("a", Priority::Normal, 0)), ms(0));
+    let batch = prompt(20, ask("b", Priority::Batch, 1));
+    assert_eq!(queue.take_free_seat(&batch, ms(1)), None);
+    assert_eq!((queue.waiting(), queue.running()), (0, 1), "nothing of it is left");
+    queue.set_settings(Settings { max_waiting: 0, ..queue.settings.clone() });
+    let (ticket, moves) = queue.offer(&batch, ms(2));
+    let away: Vec<_> = moves.refused.iter().map(|away| (away.ticket, away.why)).collect();
+    assert_eq!((moves.admitted, away), (vec![], vec![(ticket, Why::QueueFull)]), "nobody may wait");
+}
+
 #[derive(Clone, Debug)]
 enum Step {
     Offer(Ask),
+    TakeFreeSeat(Ask),
     Release(usize, u64),
     Read(usize),
     Withdraw(usize),
@@ -450,6 +464,7 @@ fn settings() -> impl Strategy<Value = Settings> {
 fn steps() -> impl Strategy<Value = Vec<(u64, Step)>> {
     let step = prop_oneof![
         12 => asks().prop_map(Step::Offer),
+        3 => asks().prop_map(Step::TakeFreeSeat),
         8 => (any::<prop::sample::Index>(), 0u64..400).prop_map(|(at, used)| Step::Release(at.index(1 << 20), used)),
         6 => any::<prop::sample::Index>().prop_map(|at| Step::Read(at.index(1 << 20))),
         2 => any::<prop::sample::Index>().prop_map(|at| Step::Withdraw(at.index(1 << 20))),
@@ -507,6 +522,12 @@ proptest! {
                     let ask = at_once(&ask, now);
                     (quick.offer(&ask, ms(now)).1, slow.offer(&ask, ms(now)))
                 }
+                Step::TakeFreeSeat(ask) => {
+                    let ask = at_once(&ask, now);
+                    let taken = quick.take_free_seat(&ask, ms(now)).map(|ticket| ticket.0);
+                    prop_assert_eq!(taken, slow.take_free_seat(&ask, ms(now)));
+                    (Moves::default(), Fate::default())
+                }
                 Step::Release(at, used) => {
                     let ticket = choose(slow.running(), at).unwrap_or(0);
                     (quick.release(Ticket(ticket), Tokens(used), ms(now)), slow.release(ticket, used, ms(now)))
@@ -553,6 +574,12 @@ proptest! {
                     let (ticket, moves) = queue.offer(&at_once(&ask, now), ms(now));
                     prop_assert_eq!(states.insert(ticket, State::Waits), None);
                     moves
+                }
+                Step::TakeFreeSeat(ask) => {
+                    if let Some(ticket) = queue.take_free_seat(&at_once(&ask, now), ms(now)) {
+                        prop_assert_eq!(states.insert(ticket, State::Runs), None);
+                    }
+                    Moves::default()
                 }
                 Step::Release(at, used) => match pick(&states, State::Runs, at) {
                     Some(ticket) => {

@@ -18,7 +18,7 @@ type Key = (usize, bool, TenantId);
 /// What happened to tickets: admitted, and refused with the reason.
 pub type Fate = (Vec<u64>, Vec<(u64, Why)>);
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Slow {
     pub settings: Settings,
     pub seats: usize,
@@ -116,7 +116,7 @@ impl Slow {
             entry.last_call = Some(own.min(before));
         }
         entry.late = entry.steps_behind(self.now);
-        if !self.waiting.is_empty() || !self.has_room_for(&entry.ask) {
+        if !self.waiting.is_empty() || !self.has_room_for(&entry.ask) || self.is_held_back(&entry) {
             let (end, why) = entry.end();
             if end <= self.now {
                 fate.1.push((entry.ticket, why));
@@ -134,6 +134,19 @@ impl Slow {
         self.put(entry);
         self.fill(&mut fate);
         fate
+    }
+
+    /// Tries it on a copy: what would have to wait, or push somebody out, changes nothing.
+    pub fn take_free_seat(&mut self, ask: &Ask, at: Tick) -> Option<u64> {
+        self.now = self.now.max(at);
+        let mut tried = self.clone();
+        let fate = tried.offer(ask, at);
+        let ticket = tried.tickets;
+        if !self.waiting.is_empty() || fate != (vec![ticket], vec![]) {
+            return None;
+        }
+        *self = tried;
+        Some(ticket)
     }
 
     pub fn release(&mut self, ticket: u64, used: u64, at: Tick) -> Fate {
