@@ -163,7 +163,8 @@ impl Measures {
         finished.upload().inspect(|length| self.upload.observe(*length));
         finished.queue().inspect(|length| self.queue.observe(*length));
         finished.left_after().inspect(|length| self.cancel.observe(*length));
-        if finished.spilled {
+        // One that the further pool turned away has not gone there.
+        if finished.spilled && finished.admitted.is_some() {
             self.spilled.inc();
         }
         if !finished.verdict.outcome.is_judged() {

@@ -474,7 +474,14 @@ async fn who_waits_is_told_where_and_who_went_on_is_counted_there() {
     assert_eq!((depth("main"), depth("spare")), (0.0, 1.0));
     visit.called();
     assert_eq!((depth("main"), depth("spare")), (0.0, 0.0));
+    visit.admitted(at(1));
     visit.end(answer());
+    // One that is turned away there has not gone there.
+    let mut other = recorder.open(RequestId::from("s"), at(0));
+    other.promised(promise());
+    other.routed(Arc::from("llama-*"), PoolId::from("main"));
+    other.spills(&PoolId::from("spare"));
+    other.refuse(&Refusal::Draining);
     let told = samples(&recorder);
     assert_eq!(told["goodput_spilled_total{class=\"chat\",pool=\"spare\"}"], 1.0);
     assert_eq!(sum(&told, "goodput_spilled_total", ""), 1.0);

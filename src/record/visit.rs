@@ -291,7 +291,7 @@ impl Visit {
                 None => (draft.left(at), LEFT),
             }
         };
-        self.close(draft, verdict, status, at, None, None);
+        self.close(draft, verdict, status, at, None, panicking.then_some(&Refusal::Internal));
     }
 
     fn close(

@@ -128,6 +128,7 @@ async fn what_each_lever_buys_and_costs() {
         writeln!(table, "| {name} | {chat:.0} % | {agent:.0} % | {bulk:.0} % | {tokens:.0} |").unwrap();
     }
     println!("{table}");
+    assert!(include_str!("../../docs/degradation.md").contains(&table), "put this into docs/degradation.md:\n{table}");
     let met = |name: &str| rows.iter().find(|(row, _)| *row == name).expect("a row").1.met;
     let tokens = |name: &str| rows.iter().find(|(row, _)| *row == name).expect("a row").1.tokens;
     // What the text beside the table says. Less work for each answer is what buys most ...

@@ -201,7 +201,10 @@ async fn a_panic_is_one_internal_miss_and_a_500() {
     assert_eq!((answer.status.as_u16(), answer.header("x-goodput-reason")), (500, Some("internal")));
     let line = house.line().await;
     assert_eq!((line.verdict(), line.number("status")), ("missed(internal)".into(), Some(500.0)));
-    assert_eq!(house.page().sum("slo_total", &[("class", "chat")]), 1.0, "a miss before a class is the default's");
+    assert_eq!(line.text("refusal"), "internal");
+    let page = house.page();
+    assert_eq!(page.sum("slo_total", &[("class", "chat")]), 1.0, "a miss before a class is the default's");
+    assert_eq!(page.sum("goodput_refused_total", &[("code", "internal")]), 1.0);
     house.end().await;
 }
 
