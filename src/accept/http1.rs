@@ -38,7 +38,7 @@ const SIP: usize = 4 * 1024;
 
 /// What one read takes of a body: at first, and at most.
 const ROOM: usize = 16 * 1024;
-const MOST_ROOM: usize = 256 * 1024;
+const MOST_ROOM: usize = 64 * 1024;
 
 /// What is read ahead of requests that came before their turn. A client that sends more is
 /// not watched for its leaving.
