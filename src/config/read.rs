@@ -317,6 +317,14 @@ impl Unfit {
     pub(super) fn value(wrong: impl Into<String>, way_out: impl Into<String>) -> Self {
         Unfit::Value { wrong: wrong.into(), way_out: way_out.into() }
     }
+
+    /// These words may stand there, too.
+    pub(super) fn or(self, words: &str) -> Self {
+        match self {
+            Unfit::Type => Unfit::Type,
+            Unfit::Value { wrong, way_out } => Unfit::Value { wrong, way_out: format!("{way_out}, {words}") },
+        }
+    }
 }
 
 impl<T: Scalar> Read for At<T> {

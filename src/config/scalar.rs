@@ -206,7 +206,7 @@ impl Scalar for Seats {
     fn take(value: &Value, loose: bool) -> Result<Self, Unfit> {
         match value {
             Value::Text(text) if text == "auto" => Ok(Seats::Auto),
-            _ => u64::take(value, loose).map(Seats::Number),
+            _ => u64::take(value, loose).map(Seats::Number).map_err(|unfit| unfit.or("or auto")),
         }
     }
     fn schema() -> Schema {
@@ -230,7 +230,7 @@ impl Scalar for PromptTokens {
         match value {
             Value::Text(text) if text == "auto" => Ok(PromptTokens::Auto),
             Value::Text(text) if text == "off" => Ok(PromptTokens::Off),
-            _ => u64::take(value, loose).map(PromptTokens::Number),
+            _ => u64::take(value, loose).map(PromptTokens::Number).map_err(|unfit| unfit.or("auto, or off")),
         }
     }
     fn schema() -> Schema {

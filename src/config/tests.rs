@@ -790,7 +790,10 @@ fn each_kind_of_problem() {
             pool("max_concurrency_per_engine: many"),
             "11:33: pools[0].max_concurrency_per_engine: is a text; write a whole number",
         ),
-        (pool("max_concurrency_per_engine: -1"), "11:33: pools[0].max_concurrency_per_engine: -1 is no whole number"),
+        (
+            pool("max_concurrency_per_engine: -1"),
+            "11:33: pools[0].max_concurrency_per_engine: -1 is no whole number from 0 on; write a whole number, or auto",
+        ),
         (queue("{quantum: 0}"), "12:22: pools[0].queue.quantum: 0 is out of range"),
         (queue("{prefill_tokens_per_engine: 0}"), "12:40: pools[0].queue.prefill_tokens_per_engine: 0 is out of range"),
         (
