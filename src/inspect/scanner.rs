@@ -93,6 +93,8 @@ struct Reader {
     /// `prompt`, so they are kept until the body is complete.
     prompts: Vec<u8>,
     prompt_ends: Vec<usize>,
+    /// The text that is being read is one of them.
+    is_kept_prompt: bool,
     /// `reasoning_effort`, `reasoning.effort`, `thinking.type`: the first one stated counts.
     efforts: [Option<Reasoning>; 3],
 }
@@ -146,6 +148,7 @@ impl Reader {
             prefix: Prefix::new(),
             prompts: Vec::new(),
             prompt_ends: Vec::new(),
+            is_kept_prompt: false,
             efforts: [None; 3],
         }
     }
@@ -588,7 +591,7 @@ impl Sink for Reader {
                 }
             }
             Purpose::Name | Purpose::String | Purpose::Number => self.kept.begin(most),
-            Purpose::Prompt => {}
+            Purpose::Prompt => self.is_kept_prompt = self.is_completion_prompt(depth),
         }
         Interest::Read
     }
@@ -604,7 +607,7 @@ impl Sink for Reader {
                 if self.prefix.wants() {
                     self.prefix.push(decoded);
                 }
-                if self.is_completion_prompt(0) {
+                if self.is_kept_prompt {
                     self.prompts.extend_from_slice(decoded);
                 }
             }
@@ -613,7 +616,7 @@ impl Sink for Reader {
 
     /// Of a long prompt only the length is of interest.
     fn looks(&self) -> bool {
-        self.purpose != Purpose::Prompt || self.prefix.wants() || self.is_completion_prompt(0)
+        self.purpose != Purpose::Prompt || self.prefix.wants() || self.is_kept_prompt
     }
 
     fn unseen(&mut self, bytes: usize) {

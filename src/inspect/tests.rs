@@ -290,6 +290,8 @@ fn prompts_are_kept_decoded_only_where_they_are_echoed() {
     assert_eq!(one.echo_prompts, ["aé\u{FFFD}"]);
     let two = completion(r#"{"echo":true,"prompt":["x",[1],"yz"],"n":2}"#);
     assert_eq!((two.echo_prompts, two.prompts), (vec!["x".to_owned(), String::new(), "yz".to_owned()], 3));
+    let nested = completion(r#"{"echo":true,"prompt":[["z"],"y"]}"#);
+    assert_eq!(nested.echo_prompts, ["", "y"], "what stands in a list within is no prompt");
     assert!(completion(r#"{"prompt":"a","echo":false}"#).echo_prompts.is_empty());
     let none = completion(r#"{"prompt":{"content":[],"text":"a","x":[[1]]},"echo":true}"#);
     assert_eq!((none.echo_prompts.len(), none.prompts), (0, 1));

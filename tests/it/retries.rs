@@ -308,6 +308,7 @@ async fn c46_a_push_back_and_its_retry_after_are_relayed_where_nobody_else_can_s
     let answer = house.chat(stream()).await.whole().await;
     assert_eq!((answer.status.as_u16(), answer.header("retry-after")), (429, Some("30")));
     assert_eq!(answer.text(), r#"{"error":{"code":"engine_says_no"}}"#);
+    assert_eq!(answer.header("x-goodput-reason"), None, "no limit of the tenant's own");
     assert_eq!(house.line().await.verdict(), "missed(upstream_overload)");
     assert_eq!(house.states("a"), ["cooling"]);
     house.sleep(Duration::from_secs(29)).await;
