@@ -315,10 +315,10 @@ fn who_leaves_while_the_store_is_asked_takes_nothing(kind: Kind) {
             };
             let gateways = three(&server, OnFailure::Open, &allowance).await;
             let (store, clock) = (&gateways[0].store, gateways[0].clock);
-            // With ever more patience, until some were answered.
-            let mut patience = 0;
-            while store.numbers().calls(Ended::Granted) < 20 {
-                patience += 1;
+            // With ever more patience, until some were answered; from a lease that is large enough
+            // all others are, and the store is not asked any more.
+            let granted = || store.numbers().calls(Ended::Granted);
+            for patience in (1..400).take_while(|_| granted() < 20) {
                 let (acme, wanted) = (acme(), wanted(400));
                 let mut asked = std::pin::pin!(store.reserve(&acme, "m", &wanted, clock.now()));
                 // Polled, left alone for a while, and dropped: before, while or after it is answered.
@@ -328,6 +328,7 @@ fn who_leaves_while_the_store_is_asked_takes_nothing(kind: Kind) {
                 }
                 drop(early);
             }
+            assert!(granted() > 0, "the store was asked");
             until(|| store.running(&acme()) == 0).await;
             store.leave().await;
             let kept = |field| server.say(&["HGET", "goodput:limits:acme", field]).expect("an answer");
