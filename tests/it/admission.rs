@@ -1082,7 +1082,6 @@ async fn c73_one_tenants_burst_does_not_hold_all_places_of_a_rank() {
     let pushed: Vec<_> =
         burst.iter().filter(|answer| answer.header("x-goodput-reason") == Some("pushed_out")).collect();
     assert_eq!((pushed.len(), pushed[0].status.as_u16()), (1, 503));
-    assert!(pushed[0].header("retry-after").is_some_and(|seconds| seconds.parse::<u64>().is_ok()));
     house.lines(12).await;
     ended(house).await;
 }
