@@ -71,6 +71,24 @@ enum At {
     Over,
 }
 
+/// A `Content-Length` as RFC 9110 (section 8.6) writes it: decimal digits and nothing else.
+#[must_use]
+pub fn stated_length(text: &[u8]) -> Option<u64> {
+    let all_digits = !text.is_empty() && text.iter().all(u8::is_ascii_digit);
+    std::str::from_utf8(text).ok().filter(|_| all_digits)?.parse().ok()
+}
+
+/// The elements of a field that is a list (RFC 9110 section 5.6.1).
+pub fn elements(value: &[u8]) -> impl Iterator<Item = &[u8]> {
+    value.split(|byte| *byte == b',').map(<[u8]>::trim_ascii)
+}
+
+/// Whether a list, as that of `Connection` is, names this token.
+#[must_use]
+pub fn names(value: &[u8], token: &str) -> bool {
+    elements(value).any(|element| element.eq_ignore_ascii_case(token.as_bytes()))
+}
+
 impl Framing {
     /// No body.
     pub const EMPTY: Framing = Framing::Length(0);

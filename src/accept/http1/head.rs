@@ -7,7 +7,7 @@ use http::header::{CONNECTION, CONTENT_LENGTH, EXPECT, HeaderMap, HeaderName, He
 use http::{Method, Request, StatusCode, Uri, Version, request};
 use memchr::memmem;
 
-use crate::framing::Framing;
+use crate::framing::{self, Framing};
 
 /// Lines that a head may have without a table of its own on the heap.
 const USUAL_LINES: usize = 100;
@@ -183,17 +183,15 @@ impl Said {
             self.codings = self.codings.saturating_add(1);
             self.is_chunked = value.eq_ignore_ascii_case(b"chunked");
         } else if *name == CONTENT_LENGTH {
-            let stated = decimal(value).ok_or(Unread::Length)?;
+            let stated = framing::stated_length(value).ok_or(Unread::Length)?;
             return match self.length.replace(stated) {
                 None => Ok(true),
                 Some(before) if before == stated => Ok(false),
                 Some(_) => Err(Unread::Length),
             };
         } else if *name == CONNECTION {
-            for token in value.split(|byte| *byte == b',').map(<[u8]>::trim_ascii) {
-                self.closes |= token.eq_ignore_ascii_case(b"close");
-                self.keeps_alive |= token.eq_ignore_ascii_case(b"keep-alive");
-            }
+            self.closes |= framing::names(value, "close");
+            self.keeps_alive |= framing::names(value, "keep-alive");
         } else if *name == EXPECT {
             self.expects = value.eq_ignore_ascii_case(b"100-continue");
         }
@@ -220,9 +218,4 @@ impl Said {
         };
         is_clear && !self.closes && (version == Version::HTTP_11 || self.keeps_alive)
     }
-}
-
-fn decimal(text: &[u8]) -> Option<u64> {
-    let all_digits = !text.is_empty() && text.iter().all(u8::is_ascii_digit);
-    std::str::from_utf8(text).ok().filter(|_| all_digits)?.parse().ok()
 }

@@ -5,21 +5,23 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use bytes::{Buf, Bytes};
-use http::header::{
-    CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, DATE, HeaderMap, HeaderName, HeaderValue, TRANSFER_ENCODING,
-};
+use http::header::{CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, DATE, HeaderName, HeaderValue, TRANSFER_ENCODING};
 use http::{Response, StatusCode, Version, response};
 use hyper::ext::ReasonPhrase;
 use tokio::io::AsyncWrite;
 
 use super::head::Unread;
 use crate::accept::made_id;
+use crate::framing;
 use crate::refuse::Refusal;
 use crate::units::Endpoint;
 use crate::units::decimal::push_number;
 
 /// Pieces of this length are copied behind each other, so that they leave in one plain write.
 const SHORT: usize = 16 * 1024;
+
+const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+const X_GOODPUT_REASON: HeaderName = HeaderName::from_static("x-goodput-reason");
 
 /// What waits to be written.
 #[derive(Default)]
@@ -103,7 +105,7 @@ impl Out {
             }
             if *name == CONNECTION {
                 says_connection = true;
-                keeps &= !closes(&head.headers);
+                keeps &= !framing::names(value.as_bytes(), "close");
             }
             says_date |= *name == DATE;
             line(out, name.as_str(), value.as_bytes());
@@ -138,16 +140,10 @@ impl Out {
         let body = refusal.body(shape, &id);
         let mut response = Response::new(());
         *response.status_mut() = why.status();
-        let fields = [
-            (CONTENT_TYPE.as_str(), "application/json"),
-            ("x-request-id", id.as_str()),
-            ("x-goodput-reason", refusal.code()),
-        ];
-        for (name, value) in fields {
-            if let (Ok(name), Ok(value)) = (HeaderName::try_from(name), HeaderValue::try_from(value)) {
-                response.headers_mut().insert(name, value);
-            }
-        }
+        let headers = response.headers_mut();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        headers.extend(HeaderValue::from_str(id.as_str()).ok().map(|id| (X_REQUEST_ID, id)));
+        headers.insert(X_GOODPUT_REASON, HeaderValue::from_static(refusal.code()));
         let manners = Manners { version: Version::HTTP_11, is_head: false, keeps: false };
         self.head(&response.into_parts().0, Some(body.len() as u64), manners, date);
         self.bytes.extend_from_slice(&body);
@@ -242,12 +238,6 @@ fn line(out: &mut Vec<u8>, name: &str, value: &[u8]) {
     out.extend_from_slice(b": ");
     out.extend_from_slice(value);
     out.extend_from_slice(b"\r\n");
-}
-
-fn closes(headers: &HeaderMap) -> bool {
-    let values = headers.get_all(CONNECTION).iter();
-    let mut tokens = values.flat_map(|value| value.as_bytes().split(|byte| *byte == b','));
-    tokens.any(|token| token.trim_ascii().eq_ignore_ascii_case(b"close"))
 }
 
 /// The size of a chunk.

@@ -9,7 +9,7 @@ use http::{Response, StatusCode, Version, response};
 use hyper::ext::ReasonPhrase;
 
 use super::{BUFFER, NoAnswer};
-use crate::framing::Framing;
+use crate::framing::{self, Framing};
 
 /// What interim answers may take before an answer.
 const MOST_INTERIM: usize = 64 * 1024;
@@ -100,21 +100,20 @@ struct Said {
 
 impl Said {
     fn hear(&mut self, name: &HeaderName, value: &[u8]) -> Result<(), NoAnswer> {
-        let tokens = || value.split(|byte| *byte == b',').map(<[u8]>::trim_ascii);
         if *name == TRANSFER_ENCODING {
             self.codings = self.codings.saturating_add(1);
             self.is_chunked = value.trim_ascii().eq_ignore_ascii_case(b"chunked");
         } else if *name == CONTENT_LENGTH {
             // It may be stated more than once, if it is the same.
-            for text in tokens() {
-                let stated = digits(text).ok_or(NoAnswer::Garbage)?;
+            for text in framing::elements(value) {
+                let stated = framing::stated_length(text).ok_or(NoAnswer::Garbage)?;
                 if *self.length.get_or_insert(stated) != stated {
                     return Err(NoAnswer::Garbage);
                 }
             }
         } else if *name == CONNECTION {
-            self.closes |= tokens().any(|token| token.eq_ignore_ascii_case(b"close"));
-            self.keeps_alive |= tokens().any(|token| token.eq_ignore_ascii_case(b"keep-alive"));
+            self.closes |= framing::names(value, "close");
+            self.keeps_alive |= framing::names(value, "keep-alive");
         }
         Ok(())
     }
@@ -134,9 +133,4 @@ impl Said {
         let is_clear = self.codings == 0 || self.length.is_none();
         is_clear && !self.closes && (version == Version::HTTP_11 || self.keeps_alive)
     }
-}
-
-fn digits(text: &[u8]) -> Option<u64> {
-    let all_digits = !text.is_empty() && text.iter().all(u8::is_ascii_digit);
-    std::str::from_utf8(text).ok().filter(|_| all_digits)?.parse().ok()
 }
