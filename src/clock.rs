@@ -3,6 +3,10 @@
 //! Built on the runtime's instant, so that a paused test clock rules every limit, stamp and
 //! retry moment, and no fake is needed. Pure rooms take a [`Tick`] as an argument.
 
+mod alarm;
+
+pub use alarm::{Alarm, Alarms};
+
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tokio::time::Instant;

@@ -245,6 +245,7 @@ impl Gateway {
             streamed: upload.facts.streams(),
             choices: upload.facts.choices(),
             tokens_per_event: 1.0,
+            gap_edges: Arc::clone(&promise.watch.gap_edges),
             case: Case {
                 judged_path: promise.judges(endpoint),
                 stated_cap: upload.facts.caps.largest(),
@@ -327,7 +328,13 @@ impl Gateway {
             client,
             pulse: visit.pulse(),
         };
-        let yard = Yard { clock: self.clock, fleet: &self.fleet, lines: &self.lines, ratios: &self.ratios };
+        let yard = Yard {
+            clock: self.clock,
+            alarms: &self.alarms,
+            fleet: &self.fleet,
+            lines: &self.lines,
+            ratios: &self.ratios,
+        };
         let spoken = match first_willing_engine(&ask, &yard, &mut held, visit).await {
             Ok(spoken) => spoken,
             Err(refusal) => {

@@ -12,11 +12,10 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker, ready};
+use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use http_body::{Body, SizeHint};
-use tokio::time::{Instant, Sleep};
 
 use super::ahead::KEEPALIVE;
 use super::deadlines::{Deadlines, Due};
@@ -25,7 +24,7 @@ use super::limit_refusal;
 use super::lines::{Answered, EngineBody};
 use super::open::{OpenFailed, Opening};
 use super::settings::Timeouts;
-use crate::clock::Clock;
+use crate::clock::{Alarm, Alarms, Clock};
 use crate::judge::Pulse;
 use crate::observe::{Ending, InBandError, Limit, Note, Observer, Reader, Timeline};
 use crate::refuse::Refusal;
@@ -57,6 +56,8 @@ pub trait Keeper: Send {
 pub struct Parts {
     /// The clock.
     pub clock: Clock,
+    /// Where its timer comes from.
+    pub alarms: Arc<Alarms>,
     /// The client's side of the connection.
     pub client: ClientSide,
     /// Decides which bytes may pass.
@@ -103,7 +104,7 @@ pub struct Relay {
     engine: Engine,
     ready: VecDeque<Bytes>,
     ready_bytes: usize,
-    alarm: Option<Alarm>,
+    alarm: Alarm,
     /// The last poll gave the client something: until the next one the client was waited for.
     gave: bool,
     keeper: Option<Box<dyn Keeper>>,
@@ -172,16 +173,16 @@ impl Relay {
 
     /// In a box from the start: it is large, and passes through many hands.
     fn of(parts: Parts, observer: Observer, engine: Engine) -> Box<Self> {
-        let relay = Box::new_uninit();
+        let alarm = parts.alarms.alarm();
         Box::write(
-            relay,
+            Box::new_uninit(),
             Relay {
                 parts,
                 observer: Some(observer),
                 engine,
                 ready: VecDeque::new(),
                 ready_bytes: 0,
-                alarm: None,
+                alarm,
                 gave: false,
                 keeper: None,
                 tail_is_out: false,
@@ -564,7 +565,7 @@ impl Relay {
     /// whole), and the keeper gets the timeline.
     fn close(&mut self, ending: Ending, refusal: Option<Refusal>) {
         self.engine = Engine::Over;
-        self.alarm = None;
+        self.alarm.rest();
         let Some(mut observer) = self.observer.take() else { return };
         let at = self.parts.clock.now();
         if let Some(since) = self.parts.client.limited_since(at) {
@@ -583,55 +584,17 @@ impl Relay {
             if std::mem::take(&mut self.gave) && self.parts.deadlines.idle.is_some() {
                 self.parts.deadlines.heard(self.parts.clock.now(), self.parts.timeouts.idle);
             }
-            if self.alarm.as_ref().is_some_and(|alarm| alarm.stands(&self.parts.deadlines, cx)) {
+            let deadlines = &self.parts.deadlines;
+            if self.alarm.stands(cx, |ring| !deadlines.any_before(ring)) {
                 return Poll::Pending;
             }
             let Some(next) = self.parts.deadlines.next() else { return Poll::Pending };
-            let instant = self.parts.clock.instant(next);
-            let alarm = self.alarm.get_or_insert_with(|| Alarm::new(next, instant));
-            ready!(alarm.poll(next, instant, cx));
+            ready!(self.alarm.poll(next, cx));
             let now = self.parts.clock.now();
             if let Some(due) = self.parts.deadlines.due(now) {
                 return Poll::Ready(due);
             }
         }
-    }
-}
-
-/// A timer that is asked again only when it has something new to say.
-struct Alarm {
-    timer: Pin<Box<Sleep>>,
-    /// When it rings; `None` once it has rung.
-    set_for: Option<Tick>,
-    /// Whom it wakes.
-    wakes: Option<Waker>,
-}
-
-impl Alarm {
-    fn new(next: Tick, instant: Instant) -> Self {
-        Alarm { timer: Box::pin(tokio::time::sleep_until(instant)), set_for: Some(next), wakes: None }
-    }
-
-    /// Whether it will ring early enough and wake whoever asks now. One that rings too early is
-    /// left: most deadlines move away with every event, and it is cheaper to look again when it
-    /// rings than to set it anew.
-    fn stands(&self, deadlines: &Deadlines, cx: &Context<'_>) -> bool {
-        self.set_for.is_some_and(|ring| !deadlines.any_before(ring))
-            && self.wakes.as_ref().is_some_and(|waker| waker.will_wake(cx.waker()))
-            && !self.timer.is_elapsed()
-    }
-
-    fn poll(&mut self, next: Tick, instant: Instant, cx: &mut Context<'_>) -> Poll<()> {
-        if self.set_for.is_none_or(|ring| ring > next) {
-            self.timer.as_mut().reset(instant);
-            self.set_for = Some(next);
-        }
-        if self.timer.as_mut().poll(cx).is_pending() {
-            self.wakes = Some(cx.waker().clone());
-            return Poll::Pending;
-        }
-        self.set_for = None;
-        Poll::Ready(())
     }
 }
 

@@ -4,6 +4,7 @@ use std::future::poll_fn;
 use std::ops::{Deref, DerefMut};
 use std::pin::Pin;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use http::HeaderMap;
@@ -15,7 +16,7 @@ use super::promise::{BoundPool, Promise};
 use super::reply;
 use crate::admit::levels::{Kind, Kinds};
 use crate::admit::queue::Reading;
-use crate::clock::Clock;
+use crate::clock::{Alarms, Clock};
 use crate::forward::headers::{self, EngineHeaders, Sent};
 use crate::forward::lines::{Answered, Lines, Outgoing};
 use crate::forward::{Call, Deadlines, Due, Mute, OpenFailed, Opening, Parts, Relay, WhyNot, limit_refusal, open};
@@ -80,6 +81,8 @@ pub struct Ask<'a> {
 pub struct Yard<'a> {
     /// The clock.
     pub clock: Clock,
+    /// Its timers.
+    pub alarms: &'a Arc<Alarms>,
     /// All engines.
     pub fleet: &'a Arc<Fleet>,
     /// Their connections.
@@ -161,7 +164,8 @@ pub async fn first_willing_engine(
     // Once more where nobody could be asked: a breaker turns traffic to others, and where there
     // are none it must not turn it away.
     let order = (ask.first..pools.len()).map(|at| (at, false)).chain((0..pools.len()).map(|at| (at, true)));
-    let mut attempts = Unsettled::new(yard, ask.promise.pool(first), until);
+    let first_bound = ask.promise.pool(first);
+    let mut attempts = Unsettled::new(yard, first_bound, until);
     let mut last = Last { kept: None, refusal: Refusal::NoEngine { pool: first.clone() } };
     let mut here = ask.first;
 
@@ -171,7 +175,8 @@ pub async fn first_willing_engine(
     let mut has_seat = false;
 
     for (at, early) in order {
-        let (pool, bound) = (&pools[at], ask.promise.pool(&pools[at]));
+        let pool = &pools[at];
+        let bound = if at == ask.first { first_bound } else { ask.promise.pool(pool) };
         if early && attempts.count() > 0 {
             break;
         }
@@ -191,13 +196,13 @@ pub async fn first_willing_engine(
         if early {
             yard.fleet.may_try_early(pool, now);
         } else {
-            yard.fleet.request(pool, now);
+            bound.yard.request(now);
         }
         if spilled.is_some() && !has_seat && !yard.fleet.grants_retry(pool, now) {
             break;
         }
         let spill = 'pool: loop {
-            let Some(choice) = yard.fleet.choose(pool, &mut attempts, ask.want(&bound.settings, now), now) else {
+            let Some(choice) = bound.yard.choose(&mut attempts, ask.want(&bound.settings, now), now) else {
                 yard.fleet.settle(pool, &mut attempts, now);
                 break true;
             };
@@ -231,7 +236,7 @@ pub async fn first_willing_engine(
                 let happened = match tried {
                     Tried::Speaks(spoke) => {
                         if spoke.relay.has_spoken() {
-                            yard.fleet.succeeded(pool, &mut attempts, spoke.injection, now);
+                            yard.fleet.succeeded_in(&bound.yard, &mut attempts, spoke.injection, now);
                         }
                         attempts.commit();
                         return Ok(Spoken::of(spoke, attempts.take(), now, false));
@@ -452,7 +457,7 @@ enum Head {
     Came(Answered),
     Failed(OpenFailed),
     /// No head within `hold_head`: the gateway sends its own, and waits on behind it.
-    Ours(Opening),
+    Ours,
     Ended(Refusal),
 }
 
@@ -461,16 +466,16 @@ impl Attempt<'_> {
         let edits = self.edits();
         let asked = Asked { dispatched, injection: self.injection(&edits), degraded: degraded(&edits) };
         let injection = asked.injection;
-        let opening = open(self.call(&edits));
+        let mut opening = open(self.call(&edits));
         if self.ask.has_head() {
             let every = self.ask.promise.class.timeouts.keepalive;
             let deadlines = Deadlines { keepalive: every.map(|every| dispatched + every), ..deadlines };
             return self.behind_our_head(opening, &edits, deadlines, work.take(), held, asked);
         }
-        match self.await_head(opening, work, held, deadlines, dispatched).await {
+        match self.await_head(&mut opening, work, held, deadlines, dispatched).await {
             Head::Failed(failed) => Tried::Failed(happened(&failed), Err(failed.refusal())),
             Head::Ended(refusal) => Tried::Ended(refusal),
-            Head::Ours(opening) => self.behind_our_head(opening, &edits, deadlines, work.take(), held, asked),
+            Head::Ours => self.behind_our_head(opening, &edits, deadlines, work.take(), held, asked),
             Head::Came(response) => {
                 let (head, body) = response.into_parts();
                 let reader = self.reader(&head);
@@ -519,7 +524,8 @@ impl Attempt<'_> {
     /// When the engine should have read the prompt of a request whose first token nobody sees,
     /// where that matters to those that wait.
     fn read_unseen(&self, work: Option<&Work>, dispatched: Tick) -> Option<Tick> {
-        let matters = self.bound.settings.queue.reading != Reading::NoLimit && !self.ask.streams();
+        let is_limited = self.bound.is_limited() && self.bound.settings.queue.reading != Reading::NoLimit;
+        let matters = is_limited && !self.ask.streams();
         work.filter(|_| matters).map(|work| dispatched + work.time_to_read())
     }
 
@@ -589,7 +595,7 @@ impl Attempt<'_> {
 
     async fn await_head(
         &self,
-        mut opening: Opening,
+        opening: &mut Opening,
         work: &mut Option<Work>,
         held: &mut Held,
         mut deadlines: Deadlines,
@@ -600,36 +606,48 @@ impl Attempt<'_> {
             deadlines.hold = None;
         }
         let mut read = self.read_unseen(work.as_ref(), dispatched);
-        loop {
-            let opened = poll_fn(|cx| {
-                let opened = Pin::new(&mut opening).poll(cx);
-                if opening.is_connected() {
-                    held.dispatched();
+        let (clock, mut alarm) = (self.yard.clock, self.yard.alarms.alarm());
+        poll_fn(|cx| {
+            let opened = Pin::new(&mut *opening).poll(cx);
+            if opening.is_connected() {
+                held.dispatched();
+            }
+            if let Poll::Ready(opened) = opened {
+                return Poll::Ready(opened.map_or_else(Head::Failed, Head::Came));
+            }
+            loop {
+                let next = deadlines.next().into_iter().chain(read).min();
+                let rings = next.is_some_and(|next| alarm.poll(next, cx).is_ready());
+                if rings {
+                    let now = clock.now();
+                    if let Some(due) = deadlines.due(now) {
+                        return Poll::Ready(self.due(due, opening));
+                    }
+                    if read.take_if(|read| *read <= now).is_some() {
+                        held.first_token();
+                        work.iter_mut().for_each(Work::first_token);
+                    }
                 }
-                opened
-            });
-            tokio::select! {
-                biased;
-                opened = opened => return match opened {
-                    Ok(response) => Head::Came(response),
-                    Err(failed) => Head::Failed(failed),
-                },
-                () = self.yard.clock.sleep_until(deadlines.next()) => {
-                    return match deadlines.due(self.yard.clock.now()) {
-                        Some(Due::Limit(limit)) => match opening.unconnected() {
-                            Some(failed) => Head::Failed(failed),
-                            None => Head::Ended(self.limit(limit)),
-                        },
-                        _ => Head::Ours(opening),
-                    };
+                if self.ask.client.drain_is_over() {
+                    return Poll::Ready(Head::Ended(Refusal::DrainCut));
                 }
-                () = self.ask.client.drain_over() => return Head::Ended(Refusal::DrainCut),
-                () = self.yard.clock.sleep_until(read) => {
-                    read = None;
-                    held.first_token();
-                    work.iter_mut().for_each(Work::first_token);
+                if !rings {
+                    return Poll::Pending;
                 }
             }
+        })
+        .await
+    }
+
+    /// What it means that something is due while no head has come.
+    #[cold]
+    fn due(&self, due: Due, opening: &Opening) -> Head {
+        match due {
+            Due::Limit(limit) => match opening.unconnected() {
+                Some(failed) => Head::Failed(failed),
+                None => Head::Ended(self.limit(limit)),
+            },
+            Due::Hold | Due::Keepalive => Head::Ours,
         }
     }
 
@@ -667,6 +685,7 @@ impl Attempt<'_> {
         let ask = self.ask;
         Parts {
             clock: self.yard.clock,
+            alarms: Arc::clone(self.yard.alarms),
             client: ask.client.clone(),
             gate: EventGate::new(edits.usage_injected, edits.continuous_injected),
             reader,

@@ -16,7 +16,7 @@ use crate::admit::Books;
 use crate::admit::desk::{Desk, Desks};
 use crate::admit::queue;
 use crate::admit::shared::{By, EDGES, Ended, Keeper};
-use crate::clock::Clock;
+use crate::clock::{Alarms, Clock};
 use crate::config::Settings;
 use crate::dial::Dial;
 use crate::forward::lines::Lines;
@@ -58,6 +58,8 @@ pub struct House {
     pub lines: Arc<Lines>,
     /// Writes down what ends.
     pub recorder: Recorder,
+    /// Timers for its waits.
+    pub alarms: Arc<Alarms>,
     /// What was learned from usage.
     pub ratios: Ratios,
     /// The books of the tenants' limits.
@@ -81,13 +83,16 @@ impl Gateway {
         let desks = Desks::new(clock);
         let (books, keeper) = Books::new(&settings.limits_store, clock, seed);
         follow(&books, &desks, &settings, clock.now());
+        let fleet = Fleet::new(seed);
+        tell(&fleet, &settings, clock.now());
         let gateway = Gateway(Arc::new(House {
             clock,
             lines: Arc::new(Lines::new(dial, clock)),
+            alarms: Alarms::new(clock),
             ratios: Ratios::new(),
             draining: AtomicBool::new(false),
-            live: ArcSwap::from_pointee(Live::new(settings, &recorder, &desks)),
-            fleet: Arc::new(Fleet::new(seed)),
+            live: ArcSwap::from_pointee(Live::new(settings, &recorder, &desks, &fleet)),
+            fleet: Arc::new(fleet),
             recorder,
             books,
             keeper: Mutex::new(keeper),
@@ -95,7 +100,6 @@ impl Gateway {
             levels: Levels::default(),
         }));
         gateway.follow_levels(&gateway.live.load().settings);
-        gateway.tell_the_fleet(&gateway.live.load().settings);
         gateway.count_seats();
         gateway
     }
@@ -103,10 +107,10 @@ impl Gateway {
     /// Exchanges the settings. Requests in flight keep the ones they arrived with; engines,
     /// connections, ratios, balances, seats and counters stay.
     pub fn adopt(&self, settings: Settings) {
-        self.tell_the_fleet(&settings);
+        tell(&self.fleet, &settings, self.clock.now());
         follow(&self.books, &self.desks, &settings, self.clock.now());
         self.count_seats();
-        let live = Arc::new(Live::new(settings, &self.recorder, &self.desks));
+        let live = Arc::new(Live::new(settings, &self.recorder, &self.desks, &self.fleet));
         self.live.store(Arc::clone(&live));
         self.follow_levels(&live.settings);
     }
@@ -169,14 +173,6 @@ impl Gateway {
         self.recorder.seats(seats);
     }
 
-    fn tell_the_fleet(&self, settings: &Settings) {
-        self.fleet.share_among(NonZeroU32::new(settings.replicas).unwrap_or(NonZeroU32::MIN));
-        self.fleet.follow(&settings.pools, self.clock.now());
-        for (pool, promised) in promised_in(settings) {
-            self.fleet.hold_to(&pool, promised);
-        }
-    }
-
     /// From now on new requests are refused; open ones go on.
     pub fn begin_drain(&self) {
         self.draining.store(true, Ordering::Release);
@@ -208,6 +204,15 @@ impl House {
             desk.set_reading(self.fleet.reading(&pool));
             self.engines_of(&pool, Some(&desk));
         }
+    }
+}
+
+/// Engines follow the settings.
+fn tell(fleet: &Fleet, settings: &Settings, at: Tick) {
+    fleet.share_among(NonZeroU32::new(settings.replicas).unwrap_or(NonZeroU32::MIN));
+    fleet.follow(&settings.pools, at);
+    for (pool, promised) in promised_in(settings) {
+        fleet.hold_to(&pool, promised);
     }
 }
 

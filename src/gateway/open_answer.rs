@@ -124,9 +124,6 @@ impl Keeper for Open {
 
     fn end(mut self: Box<Self>, ended: Ended) {
         let Ended { timeline, refusal } = ended;
-        if let Some(work) = self.work.take() {
-            give_back(work, &timeline);
-        }
         self.tell_the_engine(&timeline, refusal.as_ref());
         self.learn(&timeline);
         let Open { held, visit, .. } = *self;
@@ -141,6 +138,13 @@ impl Keeper for Open {
 impl Open {
     /// What the end of an answer says about its engine.
     fn tell_the_engine(&mut self, timeline: &Timeline, refusal: Option<&Refusal>) {
+        let fault = fault_of(timeline, refusal);
+        if let Some(work) = self.work.take() {
+            if fault.is_none() && timeline.ending == Ending::Clean && (200..300).contains(&timeline.status) {
+                work.note_served(self.asked.endpoint, self.asked.model.as_deref().unwrap_or_default());
+            }
+            give_back(work, timeline);
+        }
         if self.has_failed {
             return;
         }
@@ -148,14 +152,8 @@ impl Open {
         if refusal == Some(&Refusal::EngineCoded) {
             fleet.answers_coded(pool, &self.place.engine);
         }
-        match fault_of(timeline, refusal) {
-            Some(happened) => {
-                let _ = fleet.failed(pool, &mut self.attempts, happened, timeline.end);
-            }
-            None if timeline.ending == Ending::Clean && (200..300).contains(&timeline.status) => {
-                fleet.note_served(pool, self.asked.endpoint, self.asked.model.as_deref().unwrap_or_default());
-            }
-            None => {}
+        if let Some(happened) = fault {
+            let _ = fleet.failed(pool, &mut self.attempts, happened, timeline.end);
         }
         fleet.settle(pool, &mut self.attempts, timeline.end);
     }

@@ -16,6 +16,7 @@ use crate::judge::Objectives;
 use crate::observe::Watch;
 use crate::record::{ClassShape, Recorder, Shape, TenantShape};
 use crate::route::settings::{Balance, Concurrency, Pool};
+use crate::route::{Fleet, Yard};
 use crate::units::{ClassId, Endpoint, PoolId, TenantId};
 
 /// The settings of one moment, bound. A request keeps the one it arrived with.
@@ -60,14 +61,17 @@ pub struct BoundPool {
     pub fixed_headers: Vec<(HeaderName, HeaderValue)>,
     /// Where requests wait for it; none where it has no limit.
     pub desk: Option<Arc<Desk>>,
+    /// Its engines.
+    pub yard: Arc<Yard>,
 }
 
 impl Live {
-    /// Binds settings: every series they can reach exists from now on.
+    /// Binds settings, whose pools the fleet follows already: every series they can reach exists
+    /// from now on.
     #[must_use]
-    pub fn new(settings: Settings, recorder: &Recorder, desks: &Desks) -> Self {
+    pub fn new(settings: Settings, recorder: &Recorder, desks: &Desks, fleet: &Fleet) -> Self {
         recorder.bind(&shape(&settings));
-        let bind = |pool: &Arc<Pool>| (pool.id.clone(), BoundPool::new(pool, desks));
+        let bind = |pool: &Arc<Pool>| (pool.id.clone(), BoundPool::new(pool, desks, fleet));
         let pools = settings.pools.iter().map(bind).collect();
         let pools: Arc<HashMap<_, _, ahash::RandomState>> = Arc::new(pools);
         let judged_paths: Arc<[Endpoint]> = settings.judged_paths.clone().into();
@@ -171,7 +175,7 @@ impl Promise {
 }
 
 impl BoundPool {
-    fn new(pool: &Arc<Pool>, desks: &Desks) -> Self {
+    fn new(pool: &Arc<Pool>, desks: &Desks, fleet: &Fleet) -> Self {
         let mut fixed_headers = pool.headers.clone();
         let bearer = pool.api_key.as_ref().and_then(|key| {
             let mut value = HeaderValue::from_str(&format!("Bearer {}", key.expose_secret())).ok()?;
@@ -181,7 +185,8 @@ impl BoundPool {
         fixed_headers.extend(bearer);
         let shown = HeaderValue::from_str(pool.id.as_str()).ok();
         let desk = desks.desk(&pool.id).filter(|_| pool.concurrency != Concurrency::Unlimited);
-        BoundPool { settings: Arc::clone(pool), shown, fixed_headers, desk }
+        let yard = fleet.yard(&pool.id).expect("a fleet knows the pools that it follows");
+        BoundPool { settings: Arc::clone(pool), shown, fixed_headers, desk, yard }
     }
 
     /// Whether only so many requests run on it at the same time.

@@ -79,16 +79,17 @@ impl Writer {
     /// When nobody reads the output any more; lines are dropped and counted from then on.
     pub async fn run(mut self, mut output: impl AsyncWrite + Unpin, clock: Clock) -> io::Result<()> {
         let mut block = Vec::new();
+        let mut names = Names::default();
         let mut fails = false;
         while let Some(noted) = self.lines.recv().await {
             let mut count = 1;
-            noted.write(&mut block);
+            noted.write(&mut names, &mut block);
             if !self.lines.is_closed() {
                 clock.sleep_until(Some(clock.now() + TOGETHER)).await;
             }
             while let Ok(noted) = self.lines.try_recv() {
                 count += 1;
-                noted.write(&mut block);
+                noted.write(&mut names, &mut block);
             }
             let written = write(&mut output, &block).await;
             block.clear();
@@ -125,7 +126,7 @@ async fn write(output: &mut (impl AsyncWrite + Unpin), block: &[u8]) -> io::Resu
 
 impl Noted {
     /// Its line, newline included.
-    fn write(&self, block: &mut Vec<u8>) {
+    fn write(&self, names: &mut Names, block: &mut Vec<u8>) {
         let Noted { finished, wall } = self;
         let answer = finished.answer();
         let whole = finished.whole_answer();
@@ -133,12 +134,7 @@ impl Noted {
         let outcome = finished.verdict.outcome;
         let mut line = Line::begin(block, *wall);
         line.text(b",\"request_id\":", Some(finished.request_id.as_str()));
-        line.text(b",\"tenant\":", finished.tenant.as_ref().map(TenantId::as_str));
-        line.text(b",\"class\":", finished.class.as_ref().map(ClassId::as_str));
-        line.text(b",\"rule\":", finished.rule.as_deref());
-        line.text(b",\"model\":", finished.model.as_deref());
-        line.text(b",\"pool\":", finished.pool.as_ref().map(PoolId::as_str));
-        line.text(b",\"engine\":", finished.engine.as_ref().map(EngineId::as_str));
+        line.0.extend_from_slice(names.text(finished));
         line.number(b",\"attempts\":", Some(u64::from(finished.attempts)));
         line.number(b",\"status\":", Some(u64::from(finished.status)));
         line.word(b",\"outcome\":", Some(outcome.as_str()));
@@ -158,6 +154,51 @@ impl Noted {
     }
 }
 
+/// The names in lines, as text. The same few come again and again, and they are shared: what lies
+/// at the same places is the same names, as long as they are kept here.
+struct Names(Vec<Option<Named>>);
+
+struct Named {
+    at: [usize; 6],
+    text: Vec<u8>,
+    /// Keeps the places taken.
+    _names: (Option<TenantId>, Option<ClassId>, [Option<Arc<str>>; 2], Option<PoolId>, Option<EngineId>),
+}
+
+impl Default for Names {
+    fn default() -> Self {
+        Names(std::iter::repeat_with(|| None).take(Self::KEPT).collect())
+    }
+}
+
+impl Names {
+    /// So many combinations are kept, each at the place that its addresses give it.
+    const KEPT: usize = 64;
+
+    fn text(&mut self, finished: &Finished) -> &[u8] {
+        let Finished { tenant, class, rule, model, pool, engine, .. } = finished;
+        let names = [
+            tenant.as_ref().map(TenantId::as_str),
+            class.as_ref().map(ClassId::as_str),
+            rule.as_deref(),
+            model.as_deref(),
+            pool.as_ref().map(PoolId::as_str),
+            engine.as_ref().map(EngineId::as_str),
+        ];
+        let at = names.map(|name| name.map_or(0, |name| name.as_ptr() as usize));
+        let place = at.iter().fold(0, |place, at| (place ^ (at >> 4)).rotate_left(1)) % Self::KEPT;
+        if self.0[place].as_ref().is_none_or(|kept| kept.at != at) {
+            let keys: [&[u8]; 6] =
+                [b",\"tenant\":", b",\"class\":", b",\"rule\":", b",\"model\":", b",\"pool\":", b",\"engine\":"];
+            let mut text = Vec::new();
+            keys.into_iter().zip(names).for_each(|(key, name)| Line(&mut text).text(key, name));
+            let _names = (tenant.clone(), class.clone(), [rule.clone(), model.clone()], pool.clone(), engine.clone());
+            self.0[place] = Some(Named { at, text, _names });
+        }
+        self.0[place].as_ref().map_or(&[], |kept| &kept.text)
+    }
+}
+
 /// One JSON object in the making. Written by hand, because every request writes one: it costs
 /// a fraction of what a general serializer takes for it. A key comes with the comma in front
 /// of it and the colon behind.
@@ -172,7 +213,7 @@ impl<'a> Line<'a> {
         line
     }
 
-    fn text(&mut self, key: &'static [u8], value: Option<&str>) {
+    fn text(&mut self, key: &[u8], value: Option<&str>) {
         match value {
             Some(value) if !is_plain(value) => {
                 self.0.extend_from_slice(key);
@@ -183,7 +224,7 @@ impl<'a> Line<'a> {
     }
 
     /// A text that needs no escape.
-    fn word(&mut self, key: &'static [u8], value: Option<&str>) {
+    fn word(&mut self, key: &[u8], value: Option<&str>) {
         self.0.extend_from_slice(key);
         let Some(value) = value else { return self.null() };
         self.0.push(b'"');

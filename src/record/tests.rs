@@ -140,6 +140,7 @@ fn promise() -> Promise {
         streamed: true,
         choices: 1,
         tokens_per_event: 1.0,
+        gap_edges: [].into(),
         case: Case::of(Dialect::Chat),
     }
 }
@@ -649,6 +650,43 @@ async fn an_access_line_has_its_fields_in_their_order_and_no_content() {
     let expected = serde_json::json!({"level": 2, "cap": 400, "actions": ["cap_output", "spill"]});
     assert_eq!(degraded["degraded"], expected);
     assert_eq!(written.len(), 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_access_line_has_its_own_names_however_often_they_change() {
+    let (lines, writer) = access::lines();
+    let clock = Clock::start();
+    let recorder = Recorder::new(clock, Some(lines));
+    let verdict = Verdict::bare(Outcome::Excluded(Excluded::Unjudged));
+    // More combinations than are kept, of names that are shared, of names that are made each
+    // time (and may come to lie where others lay), and of none.
+    let shared: Vec<(PoolId, Arc<str>)> =
+        (0..9).map(|n| (PoolId::from(format!("pool \"{n}\"")), Arc::from(format!("rule {n}")))).collect();
+    let mut expected = Vec::new();
+    for n in 0..2000usize {
+        let (pool, rule) = &shared[n * 7 % 9];
+        let engine = (n % 5 > 0).then(|| EngineId::from(format!("e-{}", n % 23)));
+        let class = (n % 3 > 0).then(|| ClassId::from(format!("c-{}", n % 4)));
+        let names = [Some("acme"), class.as_ref().map(ClassId::as_str), Some(rule), None, Some(pool.as_str())];
+        expected.push(
+            [&names[..], &[engine.as_ref().map(EngineId::as_str)]]
+                .concat()
+                .iter()
+                .map(|name| name.map(str::to_owned))
+                .collect::<Vec<_>>(),
+        );
+        let (pool, rule) = (Some(pool.clone()), Some(Arc::clone(rule)));
+        recorder.note(Finished { pool, rule, engine, class, model: None, ..finished(verdict.clone()) });
+    }
+    drop(recorder);
+    let mut written = Vec::new();
+    writer.run(&mut written, clock).await.unwrap();
+    let of_line = |line: &str| {
+        let line: Value = serde_json::from_str(line).unwrap();
+        ["tenant", "class", "rule", "model", "pool", "engine"].map(|key| line[key].as_str().map(str::to_owned)).to_vec()
+    };
+    let seen: Vec<_> = std::str::from_utf8(&written).unwrap().lines().map(of_line).collect();
+    assert_eq!(seen, expected);
 }
 
 #[tokio::test(start_paused = true)]

@@ -39,6 +39,8 @@ pub struct Promise {
     pub choices: u64,
     /// Tokens per token event, as learned.
     pub tokens_per_event: f64,
+    /// Edges by which the gaps of its answer are counted.
+    pub gap_edges: Arc<[Duration]>,
     /// What else bears on the judgement.
     pub case: Case,
 }
@@ -58,7 +60,6 @@ struct Draft {
     request_id: RequestId,
     tenant: Option<TenantId>,
     promise: Option<Promise>,
-    gap_edges: Option<Arc<[Duration]>>,
     model: Option<Arc<str>>,
     engine: Option<EngineId>,
     attempts: u32,
@@ -78,7 +79,6 @@ impl Visit {
             request_id,
             tenant: None,
             promise: None,
-            gap_edges: None,
             model: None,
             engine: None,
             attempts: 0,
@@ -126,10 +126,7 @@ impl Visit {
     /// The class that applies, and what comes with it.
     pub fn promised(&mut self, promise: Promise) {
         self.open.standing.lock().promise = Some(promise.clone());
-        let edges = self.recorder.gap_edges(&promise.class);
-        let draft = self.draft_mut();
-        draft.gap_edges = edges;
-        draft.promise = Some(promise);
+        self.draft_mut().promise = Some(promise);
     }
 
     /// The route: the model as it names it, and its first pool.
@@ -219,12 +216,6 @@ impl Visit {
         self.draft().promise.as_ref()
     }
 
-    /// Edges by which the observer counts gaps; empty before a class is known.
-    #[must_use]
-    pub fn gap_edges(&self) -> Arc<[Duration]> {
-        self.draft().gap_edges.clone().unwrap_or_default()
-    }
-
     /// Where the relay leaves its token events, so that overdue requests can be counted.
     #[must_use]
     pub fn pulse(&self) -> Pulse {
@@ -308,7 +299,10 @@ impl Visit {
         let over_limit = promise.as_ref().is_some_and(|promise| promise.case.over_limit);
         let cap_lowered = promise.as_ref().is_some_and(|promise| promise.case.cap_lowered);
         let (length, prompt) = promise.as_ref().map_or_else(Default::default, |p| (p.length, p.prompt));
-        let (class, rule) = promise.map(|promise| (promise.class, promise.rule)).unzip();
+        let (class, rule, gap_edges) = match promise {
+            Some(promise) => (Some(promise.class), Some(promise.rule), Some(promise.gap_edges)),
+            None => (None, None, None),
+        };
         let finished = Box::new_uninit();
         self.recorder.note(Box::write(
             finished,
@@ -331,7 +325,7 @@ impl Visit {
                 end,
                 verdict,
                 timeline,
-                gap_edges: draft.gap_edges,
+                gap_edges,
                 refusal: refusal.map(Refusal::code),
                 limited: refusal.and_then(Refusal::limit).map(|standing| (standing.limit, standing.scope)),
                 over_limit,

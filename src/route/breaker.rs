@@ -46,11 +46,13 @@ impl Breaker {
         };
     }
 
-    /// The engine answered well: a try that succeeds closes the breaker.
-    pub fn well(&mut self) {
-        if matches!(self, Breaker::Trying | Breaker::Ready) {
+    /// The engine answered well: a try that succeeds closes the breaker. True where it did.
+    pub fn well(&mut self) -> bool {
+        let closes = matches!(self, Breaker::Trying | Breaker::Ready);
+        if closes {
             *self = Breaker::Clear;
         }
+        closes
     }
 
     /// Whether a request may go to this engine now. Turns an open breaker whose time is over

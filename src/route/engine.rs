@@ -295,22 +295,32 @@ impl Engine {
         change
     }
 
-    /// What an attempt did to it.
-    pub fn feel(&mut self, effect: &Effect, limits: Option<&BreakerLimits>, at: Tick) {
+    /// What an attempt did to it. True where its place among the others may have changed.
+    pub fn feel(&mut self, effect: &Effect, limits: Option<&BreakerLimits>, at: Tick) -> bool {
         match effect {
             Effect::Fault(_) => {
                 if let Some(limits) = limits {
                     self.breaker.fault(limits, at);
                 }
+                true
             }
-            Effect::FaultElsewhere(..) => {}
-            Effect::Cool(_, length) => self.cool_until = self.cool_until.max(at + *length),
+            Effect::FaultElsewhere(..) => false,
+            Effect::Cool(_, length) => {
+                self.cool_until = self.cool_until.max(at + *length);
+                true
+            }
             Effect::Well(_) => {
                 self.last_well = Some(at);
-                self.breaker.well();
+                self.breaker.well()
             }
-            Effect::InjectionAccepted(_) => self.injection_accepted = Some(at),
-            Effect::InjectionSwitchedOff(_) => self.injections_off = SwitchedOff::Refused,
+            Effect::InjectionAccepted(_) => {
+                self.injection_accepted = Some(at);
+                false
+            }
+            Effect::InjectionSwitchedOff(_) => {
+                self.injections_off = SwitchedOff::Refused;
+                false
+            }
         }
     }
 

@@ -198,7 +198,7 @@ impl Fleet {
     /// A request begins in this pool: the retry budget grows with it.
     pub fn request(&self, pool: &PoolId, at: Tick) {
         if let Some(yard) = self.yard(pool) {
-            yard.inner.lock().budget.request(at);
+            yard.request(at);
         }
     }
 
@@ -221,40 +221,7 @@ impl Fleet {
     /// work. `None`: no such engine can take requests.
     #[must_use]
     pub fn choose(&self, pool: &PoolId, attempts: &mut Attempts, want: impl Into<Want>, at: Tick) -> Option<Choice> {
-        let yard = self.yard(pool)?;
-        let want = want.into();
-        let want = Want { size: want.size.believable(), ..want };
-        let mut inner = yard.inner.lock();
-        inner.wake(at);
-        let place = inner.best_for(&want, attempts.tried())?;
-        let engine = inner.engines[place].as_ref().expect("the tree names only places that are taken");
-        let situation = engine.situation(want.size);
-        let tries = inner.begin(place, want.size, at);
-        let engine = inner.engines[place].as_ref().expect("it was there a line ago");
-        attempts.begin(engine.id.clone());
-        let work = Work {
-            yard: yard.clone(),
-            place,
-            left: want.size,
-            tries,
-            situation,
-            dispatched: at,
-            aims: want.aims,
-            whole: want.whole,
-            batch: situation.batch,
-            latency: engine.latency.clone(),
-            is_over: false,
-        };
-        let choice = Choice {
-            engine: engine.id.clone(),
-            address: engine.address.clone(),
-            host: engine.host.clone(),
-            may_inject: engine.may_inject(),
-            injection_proven: engine.injection_proven(at),
-            work,
-        };
-        drop(inner);
-        Some(choice)
+        self.yard(pool)?.choose(attempts, want, at)
     }
 
     /// What a request of this size would see now at the pool's best engine; `None` while too
@@ -296,8 +263,14 @@ impl Fleet {
     /// An attempt succeeded: a 2xx whose first token came, or whose head was whole where the
     /// answer is no stream.
     pub fn succeeded(&self, pool: &PoolId, attempts: &mut Attempts, injection: Injection, at: Tick) {
-        let effects = attempts.succeeded(injection);
-        self.apply(pool, effects, at);
+        if let Some(yard) = self.yard(pool) {
+            self.succeeded_in(&yard, attempts, injection, at);
+        }
+    }
+
+    /// The same, for who has the pool at hand.
+    pub fn succeeded_in(&self, yard: &Yard, attempts: &mut Attempts, injection: Injection, at: Tick) {
+        self.apply_in(yard, attempts.succeeded(injection), at);
     }
 
     /// The request is over without a further result: effects held back so far now count.
@@ -308,9 +281,14 @@ impl Fleet {
 
     /// Notes effects on engines.
     pub fn apply(&self, pool: &PoolId, effects: Vec<Effect>, at: Tick) {
-        if effects.is_empty() {
-            return;
+        if !effects.is_empty()
+            && let Some(yard) = self.yard(pool)
+        {
+            self.apply_in(&yard, effects, at);
         }
+    }
+
+    fn apply_in(&self, yard: &Yard, effects: Vec<Effect>, at: Tick) {
         for effect in &effects {
             if let Effect::FaultElsewhere(pool, engine) = effect
                 && let Some(yard) = self.yard(pool)
@@ -318,22 +296,13 @@ impl Fleet {
                 yard.inner.lock().apply(vec![Effect::Fault(engine.clone())], at);
             }
         }
-        if let Some(yard) = self.yard(pool) {
-            yard.inner.lock().apply(effects, at);
-        }
+        yard.inner.lock().apply(effects, at);
     }
 
     /// An answer came in a content coding nobody asked for: nothing is injected into bodies
     /// for this engine any more.
     pub fn answers_coded(&self, pool: &PoolId, engine: &EngineId) {
         self.with_engine(pool, engine, |engine| engine.answers_coded());
-    }
-
-    /// An engine of this pool served `model` on this path.
-    pub fn note_served(&self, pool: &PoolId, endpoint: Endpoint, model: &str) {
-        if let Some(yard) = self.yard(pool) {
-            yard.note_served(endpoint, model);
-        }
     }
 
     /// Whether any engine of this pool has served `model` on this path since the start.
@@ -382,7 +351,9 @@ impl Fleet {
         views
     }
 
-    fn yard(&self, pool: &PoolId) -> Option<Arc<Yard>> {
+    /// A pool, for who asks it again and again.
+    #[must_use]
+    pub fn yard(&self, pool: &PoolId) -> Option<Arc<Yard>> {
         self.pools.read().get(pool).cloned()
     }
 
@@ -397,6 +368,51 @@ impl Fleet {
     }
 }
 
+impl Yard {
+    /// A request begins in this pool: see [`Fleet::request`].
+    pub fn request(&self, at: Tick) {
+        self.inner.lock().budget.request(at);
+    }
+
+    /// Picks the best engine: see [`Fleet::choose`].
+    #[must_use]
+    pub fn choose(self: &Arc<Self>, attempts: &mut Attempts, want: impl Into<Want>, at: Tick) -> Option<Choice> {
+        let want = want.into();
+        let want = Want { size: want.size.believable(), ..want };
+        let mut inner = self.inner.lock();
+        inner.wake(at);
+        let place = inner.best_for(&want, attempts.tried())?;
+        let engine = inner.engines[place].as_ref().expect("the tree names only places that are taken");
+        let situation = engine.situation(want.size);
+        let tries = inner.begin(place, want.size, at);
+        let engine = inner.engines[place].as_ref().expect("it was there a line ago");
+        attempts.begin(engine.id.clone());
+        let work = Work {
+            yard: Arc::clone(self),
+            place,
+            left: want.size,
+            tries,
+            situation,
+            dispatched: at,
+            aims: want.aims,
+            whole: want.whole,
+            batch: situation.batch,
+            latency: engine.latency.clone(),
+            is_over: false,
+        };
+        let choice = Choice {
+            engine: engine.id.clone(),
+            address: engine.address.clone(),
+            host: engine.host.clone(),
+            may_inject: engine.may_inject(),
+            injection_proven: engine.injection_proven(at),
+            work,
+        };
+        drop(inner);
+        Some(choice)
+    }
+}
+
 impl Work {
     /// The first token came: the prompt has been read.
     pub fn first_token(&mut self) {
@@ -406,6 +422,11 @@ impl Work {
             inner.lighten(self.place, Size { prefill: read, decode: Tokens::ZERO });
             self.batch = inner.requests_at(self.place);
         }
+    }
+
+    /// Its engine has served `model` on this path.
+    pub fn note_served(&self, endpoint: Endpoint, model: &str) {
+        self.yard.note_served(endpoint, model);
     }
 
     /// When the engine was picked.

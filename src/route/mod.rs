@@ -33,3 +33,4 @@ pub use latency::{Aims, ENOUGH, Errors, Latency, Lesson, Prediction, Situation};
 pub use routes::{Model, Routed, Routes};
 pub use seats::{Evidence, Lengths, Own, Promised, Seats, Whole};
 pub use view::{EngineState, EngineView, PoolView};
+pub use yard::Yard;

@@ -276,6 +276,7 @@ impl Attempts {
     pub fn succeeded(&mut self, injection: Injection) -> Vec<Effect> {
         let mut effects = self.settled();
         if let Some(engine) = self.engine().cloned() {
+            effects.reserve_exact(1);
             if self.without_injection {
                 effects.push(Effect::InjectionSwitchedOff(engine.clone()));
             } else if injection != Injection::None {

@@ -24,9 +24,9 @@ use crate::units::{Endpoint, EngineId, PoolId, Tick, Tokens};
 
 /// One pool: its engines, and the lock around them.
 #[derive(Debug)]
-pub(super) struct Yard {
+pub struct Yard {
     id: PoolId,
-    pub inner: Mutex<Inner>,
+    pub(super) inner: Mutex<Inner>,
     served: RwLock<Vec<(Endpoint, Models)>>,
 }
 
@@ -105,7 +105,7 @@ const TYPICAL_AT_FIRST: f64 = 512.0;
 const STALE_AFTER: u32 = 3;
 
 impl Yard {
-    pub fn new(settings: Arc<Pool>, shared: Arc<Shared>, chance: u64) -> Arc<Self> {
+    pub(super) fn new(settings: Arc<Pool>, shared: Arc<Shared>, chance: u64) -> Arc<Self> {
         Arc::new(Yard {
             id: settings.id.clone(),
             inner: Mutex::new(Inner {
@@ -129,11 +129,11 @@ impl Yard {
         })
     }
 
-    pub fn has_served(&self, endpoint: Endpoint, model: &str) -> bool {
+    pub(super) fn has_served(&self, endpoint: Endpoint, model: &str) -> bool {
         self.served.read().iter().any(|(served, models)| *served == endpoint && models.contains(model))
     }
 
-    pub fn note_served(&self, endpoint: Endpoint, model: &str) {
+    pub(super) fn note_served(&self, endpoint: Endpoint, model: &str) {
         if self.has_served(endpoint, model) {
             return;
         }
@@ -147,7 +147,7 @@ impl Yard {
         }
     }
 
-    pub fn view(&self, at: Tick) -> PoolView {
+    pub(super) fn view(&self, at: Tick) -> PoolView {
         let mut inner = self.inner.lock();
         inner.wake(at);
         inner.forget_the_long_gone(at);
@@ -531,8 +531,9 @@ impl Inner {
             };
             let Some(&place) = self.places.get(id) else { continue };
             let Some(engine) = self.engines[place].as_mut() else { continue };
-            engine.feel(&effect, limits.as_ref(), at);
-            self.rekey(place, at);
+            if engine.feel(&effect, limits.as_ref(), at) {
+                self.rekey(place, at);
+            }
         }
     }
 

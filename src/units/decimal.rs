@@ -22,10 +22,11 @@ pub fn put_digits(room: &mut [u8], mut value: u64) {
 }
 
 /// Writes the lowest bits of `bits` as hexadecimal digits, as many as there is room for.
-pub fn put_hex(room: &mut [u8], mut bits: u128) {
-    for digit in room {
-        *digit = b"0123456789abcdef"[(bits & 15) as usize];
-        bits >>= 4;
+pub fn put_hex(room: &mut [u8], bits: u128) {
+    const DIGITS: [u8; 16] = *b"0123456789abcdef";
+    for (digits, byte) in room.chunks_mut(2).zip(bits.to_le_bytes()) {
+        let pair = [byte & 15, byte >> 4].map(|digit| DIGITS[usize::from(digit)]);
+        digits.copy_from_slice(&pair[..digits.len()]);
     }
 }
 

@@ -460,10 +460,11 @@ fn what_a_pool_has_served_is_remembered_by_path() {
     let chat = Endpoint::relayed("/v1/chat/completions").unwrap();
     let embeddings = Endpoint::relayed("/v1/embeddings").unwrap();
     assert!(!bench.fleet.has_served(&id(), chat, "m"));
-    bench.fleet.note_served(&id(), chat, "m");
+    let yard = bench.fleet.yard(&id()).unwrap();
+    yard.note_served(chat, "m");
     assert!(bench.fleet.has_served(&id(), chat, "m"));
     assert!(!bench.fleet.has_served(&id(), embeddings, "m"));
-    (0..10_000).for_each(|n| bench.fleet.note_served(&id(), chat, &n.to_string()));
+    (0..10_000).for_each(|n| yard.note_served(chat, &n.to_string()));
     assert!(!bench.fleet.has_served(&id(), chat, "9999"), "bounded");
 }
 

@@ -1,0 +1,165 @@
+//! Timers that stay armed.
+//!
+//! Nearly every wait ends before its limit, and nearly every limit moves away meanwhile. To arm a
+//! timer and to take it back costs more than all else about such a wait, so neither is done: an
+//! [`Alarm`] that rings too early is left as it is and looked at again when it rings, and one
+//! that is no longer needed goes, armed as it is, to whoever waits next ([`Alarms`]).
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use parking_lot::Mutex;
+use tokio::time::Sleep;
+
+use super::Clock;
+use crate::units::Tick;
+
+/// Armed timers that nobody waits for at the moment. One per runtime.
+#[derive(Debug)]
+pub struct Alarms {
+    clock: Clock,
+    spare: Mutex<Vec<Armed>>,
+}
+
+/// One wait after the other, with one timer. May be ready early, never late: whoever waits looks
+/// at the time then.
+#[derive(Debug)]
+pub struct Alarm {
+    alarms: Arc<Alarms>,
+    armed: Option<Armed>,
+}
+
+#[derive(Debug)]
+struct Armed {
+    timer: Pin<Box<Sleep>>,
+    /// When it rings; `None` once it has rung.
+    set_for: Option<Tick>,
+    /// Whom it wakes; `None` while that is nobody of interest.
+    wakes: Option<Waker>,
+}
+
+impl Alarms {
+    /// So many are kept.
+    const SPARE: usize = 1024;
+
+    /// None yet.
+    #[must_use]
+    pub fn new(clock: Clock) -> Arc<Self> {
+        Arc::new(Alarms { clock, spare: Mutex::default() })
+    }
+
+    /// An alarm that takes a timer when it is first waited for.
+    #[must_use]
+    pub fn alarm(self: &Arc<Self>) -> Alarm {
+        Alarm { alarms: Arc::clone(self), armed: None }
+    }
+
+    fn take(&self, at: Tick) -> Armed {
+        let spare = self.spare.lock().pop();
+        spare.unwrap_or_else(|| {
+            let timer = Box::pin(tokio::time::sleep_until(self.clock.instant(at)));
+            Armed { timer, set_for: Some(at), wakes: None }
+        })
+    }
+
+    fn give_back(&self, mut armed: Armed) {
+        armed.wakes = None;
+        let mut spare = self.spare.lock();
+        if spare.len() < Self::SPARE {
+            spare.push(armed);
+        }
+    }
+}
+
+impl Alarm {
+    /// Whether it will wake whoever asks now, at a moment that is `early_enough`.
+    pub fn stands(&self, cx: &Context<'_>, early_enough: impl FnOnce(Tick) -> bool) -> bool {
+        self.armed.as_ref().is_some_and(|armed| {
+            armed.set_for.is_some_and(early_enough)
+                && armed.wakes.as_ref().is_some_and(|waker| waker.will_wake(cx.waker()))
+                && !armed.timer.is_elapsed()
+        })
+    }
+
+    /// Ready at `at`, or before. Wakes whoever asked last.
+    pub fn poll(&mut self, at: Tick, cx: &mut Context<'_>) -> Poll<()> {
+        let armed = self.armed.get_or_insert_with(|| self.alarms.take(at));
+        if armed.set_for.is_none_or(|ring| ring > at) {
+            armed.timer.as_mut().reset(self.alarms.clock.instant(at));
+            armed.set_for = Some(at);
+        }
+        if armed.timer.as_mut().poll(cx).is_pending() {
+            armed.wakes = Some(cx.waker().clone());
+            return Poll::Pending;
+        }
+        armed.set_for = None;
+        Poll::Ready(())
+    }
+
+    /// Nobody waits any more, for now.
+    pub fn rest(&mut self) {
+        if let Some(armed) = self.armed.take() {
+            self.alarms.give_back(armed);
+        }
+    }
+}
+
+impl Drop for Alarm {
+    fn drop(&mut self) {
+        self.rest();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+
+    use super::*;
+
+    async fn wait(alarm: &mut Alarm, at: Tick) -> Tick {
+        let clock = alarm.alarms.clock;
+        while clock.now() < at {
+            poll_fn(|cx| alarm.poll(at, cx)).await;
+        }
+        clock.now()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_timer_that_somebody_else_armed_is_neither_late_nor_lost() {
+        let alarms = Alarms::new(Clock::start());
+        let mut first = alarms.alarm();
+        assert!(poll_fn(|cx| Poll::Ready(first.poll(Tick::from_millis(500), cx))).await.is_pending());
+        drop(first);
+        assert_eq!(alarms.spare.lock().len(), 1);
+        // It is set for a later moment, for an earlier one, and has rung meanwhile.
+        let mut second = alarms.alarm();
+        assert_eq!(wait(&mut second, Tick::from_millis(100)).await, Tick::from_millis(100));
+        assert!(alarms.spare.lock().is_empty());
+        assert!(poll_fn(|cx| Poll::Ready(second.poll(Tick::from_millis(200), cx))).await.is_pending());
+        second.rest();
+        assert_eq!(wait(&mut second, Tick::from_millis(900)).await, Tick::from_millis(900));
+        assert_eq!(wait(&mut second, Tick::from_millis(901)).await, Tick::from_millis(901));
+        second.rest();
+        alarms.clock.sleep_until(Some(Tick::from_millis(2000))).await;
+        assert_eq!(wait(&mut alarms.alarm(), Tick::from_millis(2500)).await, Tick::from_millis(2500));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn it_stands_for_whom_it_wakes_early_enough() {
+        let alarms = Alarms::new(Clock::start());
+        let mut alarm = alarms.alarm();
+        let soon = |ring: Tick| ring <= Tick::from_millis(500);
+        poll_fn(|cx| {
+            assert!(!alarm.stands(cx, soon), "nothing is armed");
+            assert!(alarm.poll(Tick::from_millis(500), cx).is_pending());
+            assert!(alarm.stands(cx, soon));
+            assert!(!alarm.stands(cx, |ring| ring < Tick::from_millis(500)));
+            assert!(!alarm.stands(&Context::from_waker(Waker::noop()), soon));
+            Poll::Ready(())
+        })
+        .await;
+        alarms.clock.sleep_until(Some(Tick::from_millis(600))).await;
+        poll_fn(|cx| Poll::Ready(assert!(!alarm.stands(cx, soon), "it has rung"))).await;
+    }
+}
