@@ -242,7 +242,7 @@ impl Relay {
             match ready!(self.poll_engine(cx)) {
                 Heard::Bytes => {}
                 Heard::Clean => {
-                    self.take_tail();
+                    self.take_tail(self.parts.clock.now());
                     self.engine = Engine::Over;
                     return Poll::Ready(self.spoke_to_the_end());
                 }
@@ -324,7 +324,7 @@ impl Relay {
             Engine::Opening(_) => false,
         };
         if is_empty && !self.streams() {
-            self.take_tail();
+            self.take_tail(self.parts.clock.now());
             self.finish_clean();
         }
     }
@@ -358,7 +358,7 @@ impl Relay {
             match ready!(self.poll_engine(cx)) {
                 Heard::Bytes => {}
                 Heard::Clean => {
-                    self.take_tail();
+                    self.take_tail(self.parts.clock.now());
                     self.engine = Engine::Over;
                 }
                 Heard::Broken => self.fail(Ending::Broken, &Refusal::StreamIncomplete),
@@ -416,9 +416,9 @@ impl Relay {
                     let Ok(bytes) = frame.into_data() else { continue };
                     // A body of known length is never polled to its end.
                     let whole = !streams && engine.is_end_stream();
-                    self.hear(bytes);
+                    let at = self.hear(bytes);
                     if whole {
-                        self.take_tail();
+                        self.take_tail(at);
                         self.engine = Engine::Over;
                     }
                     return Poll::Ready(Heard::Bytes);
@@ -437,10 +437,11 @@ impl Relay {
         self.poll_timer(cx).map(Heard::Due)
     }
 
-    /// Bytes came: one clock read, the observer and the gate see them, what may pass is ready.
-    fn hear(&mut self, frame: Bytes) {
+    /// Bytes came: one clock read, the observer and the gate see them, what may pass is ready. Says
+    /// when.
+    fn hear(&mut self, frame: Bytes) -> Tick {
         let at = self.parts.clock.now();
-        let Some(observer) = self.observer.as_mut() else { return };
+        let Some(observer) = self.observer.as_mut() else { return at };
         if let Some(since) = self.parts.client.limited_since(at) {
             observer.limit_gaps(since);
             self.parts.pulse.rest();
@@ -462,7 +463,7 @@ impl Relay {
         gather.flush();
         if self.parts.reader != Reader::Events {
             self.parts.deadlines.heard(at, self.parts.timeouts.idle);
-            return;
+            return at;
         }
         if observer.has_token() {
             let heard = observer.last_activity().unwrap_or(at);
@@ -471,6 +472,7 @@ impl Relay {
                 self.token_came();
             }
         }
+        at
     }
 
     fn token_came(&mut self) {
@@ -481,8 +483,7 @@ impl Relay {
     }
 
     /// A body that ended cleanly: its tail is read as an event and goes out as it is.
-    fn take_tail(&mut self) {
-        let at = self.parts.clock.now();
+    fn take_tail(&mut self, at: Tick) {
         let Some(observer) = self.observer.as_mut() else { return };
         let had_token = observer.has_token();
         // Of a long event nothing is held: all of its tail has passed.

@@ -676,7 +676,8 @@ impl Attempt<'_> {
 
     fn observer(&self, reader: Reader, status: u16) -> Observer {
         let ask = self.ask;
-        let ratio = self.yard.ratios.tokens_per_event(&self.place.engine, &ask.routed.model_label);
+        let learned = || self.yard.ratios.tokens_per_event(&self.place.engine, &ask.routed.model_label);
+        let ratio = if reader == Reader::Events { learned() } else { 1.0 };
         let expect = Expect::of(ask.dialect(), ask.facts, ask.arrival, ratio);
         Observer::new(expect, reader, status, ask.promise.watch.clone())
     }

@@ -55,8 +55,8 @@ impl Opened {
 
     /// The response for the client. The visit ends where the answer's body does.
     #[must_use]
-    pub fn relay(self, mut visit: Visit) -> Response<ReplyBody> {
-        let Opened { gateway, asked, held, spoken } = self;
+    pub fn relay(self: Box<Self>, mut visit: Visit) -> Response<ReplyBody> {
+        let Opened { gateway, asked, held, spoken } = *self;
         let Spoken { answer, attempts, at, unproven, has_failed } = spoken;
         let Spoke { mut head, mut relay, work, place, dispatched, injection, degraded } = *answer;
         degraded.iter().for_each(|kind| visit.degraded(kind));
@@ -72,7 +72,8 @@ impl Opened {
         }
         let unproven = unproven.then_some(injection);
         let open = Open { gateway, asked, held, visit, place, attempts, work, unproven, has_failed };
-        relay.keep(Box::new(open));
+        let open: Box<Open> = Box::write(Box::new_uninit(), open);
+        relay.keep(open);
         Response::from_parts(head, ReplyBody::Relay(relay))
     }
 }

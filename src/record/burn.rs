@@ -53,20 +53,19 @@ struct Slot {
 #[derive(Debug)]
 struct Ring {
     window: Duration,
+    /// The length of a slot.
+    slot_nanos: u64,
     slots: Box<[Slot]>,
 }
 
 impl Ring {
     fn new(window: Duration) -> Self {
-        Ring { window, slots: vec![Slot::default(); SLOTS].into() }
-    }
-
-    fn slot_nanos(&self) -> u64 {
-        u64::try_from(self.window.as_nanos() / SLOTS as u128).unwrap_or(u64::MAX).max(1)
+        let slot_nanos = u64::try_from(window.as_nanos() / SLOTS as u128).unwrap_or(u64::MAX).max(1);
+        Ring { window, slot_nanos, slots: vec![Slot::default(); SLOTS].into() }
     }
 
     fn note(&mut self, met: bool, at: Tick) {
-        let number = at.as_nanos() / self.slot_nanos();
+        let number = at.as_nanos() / self.slot_nanos;
         let slot = &mut self.slots[(number % SLOTS as u64) as usize];
         if slot.number < number {
             *slot = Slot { number, count: Count::default() };
@@ -77,7 +76,7 @@ impl Ring {
 
     /// The slots that the window still covers at `at`.
     fn live(&self, at: Tick) -> impl Iterator<Item = &Slot> {
-        let newest = at.as_nanos() / self.slot_nanos();
+        let newest = at.as_nanos() / self.slot_nanos;
         self.slots.iter().filter(move |slot| slot.number <= newest && slot.number + SLOTS as u64 > newest)
     }
 
@@ -176,8 +175,8 @@ impl Burn {
     #[must_use]
     pub fn good_rate(&self, at: Tick) -> f64 {
         let ring = &self.rings[RATE_WINDOW];
-        let present = at.as_nanos() / ring.slot_nanos();
-        let seconds = ring.slot_nanos() as f64 / 1e9;
+        let present = at.as_nanos() / ring.slot_nanos;
+        let seconds = ring.slot_nanos as f64 / 1e9;
         let good = |slot: &&Slot| slot.count.attainment().is_some_and(|met| met >= self.target);
         let complete = ring.live(at).filter(|slot| slot.number < present).filter(good);
         complete.map(|slot| slot.count.judged as f64 / seconds).fold(0.0, f64::max)

@@ -61,6 +61,9 @@ pub struct Edits {
 /// The splices that `plan` means for this body. The client's own `priority` goes in any case.
 #[must_use]
 pub fn edits(facts: &Facts, dialect: Dialect, plan: &Plan<'_>) -> Edits {
+    if *plan == Plan::default() && facts.priority.is_none() {
+        return Edits::default();
+    }
     let mut draft = Draft::default();
     draft.rename(facts, plan);
     draft.lower_cap(facts, dialect, plan);
