@@ -660,7 +660,9 @@ impl Attempt<'_> {
         let ask = self.ask;
         let ratio = self.yard.ratios.tokens_per_event(&self.place.engine, &ask.routed.model_label);
         let expect = Expect::of(ask.dialect(), ask.facts, ask.arrival, ratio);
-        Observer::new(expect, reader, status, ask.promise.watch.clone())
+        let mut observer = Observer::new(expect, reader, status, ask.promise.watch.clone());
+        observer.knows(&self.bound.moulds);
+        observer
     }
 
     fn parts(&self, reader: Reader, edits: &Edits, deadlines: Deadlines) -> Parts {

@@ -13,7 +13,7 @@ use crate::classify::TargetHeaders;
 use crate::config::{Class, Settings, Tenant};
 use crate::forward::settings::Timeouts;
 use crate::judge::Objectives;
-use crate::observe::Watch;
+use crate::observe::{Moulds, Watch};
 use crate::record::{ClassShape, Recorder, Shape, TenantShape};
 use crate::route::settings::{Balance, Concurrency, Pool};
 use crate::units::{ClassId, Endpoint, PoolId, TenantId};
@@ -60,6 +60,8 @@ pub struct BoundPool {
     pub fixed_headers: Vec<(HeaderName, HeaderValue)>,
     /// Where requests wait for it; none where it has no limit.
     pub desk: Option<Arc<Desk>>,
+    /// What whole answers of its engines look like.
+    pub moulds: Arc<Moulds>,
 }
 
 impl Live {
@@ -181,7 +183,7 @@ impl BoundPool {
         fixed_headers.extend(bearer);
         let shown = HeaderValue::from_str(pool.id.as_str()).ok();
         let desk = desks.desk(&pool.id).filter(|_| pool.concurrency != Concurrency::Unlimited);
-        BoundPool { settings: Arc::clone(pool), shown, fixed_headers, desk }
+        BoundPool { settings: Arc::clone(pool), shown, fixed_headers, desk, moulds: Arc::new(Moulds::new()) }
     }
 
     /// Whether only so many requests run on it at the same time.

@@ -1,7 +1,6 @@
 //! What was found in one JSON object of an answer: the data of an event, or a whole body.
 
 use super::codes::Codes;
-use super::mould::Slots;
 use super::usage::Counts;
 
 /// Which clock a text moves.
@@ -138,11 +137,14 @@ pub(super) struct Sight {
     pub(super) incomplete: Option<Reason>,
     /// Responses: the number of the event.
     pub(super) sequence_number: Option<u64>,
-    /// What may differ in the next event without making it another.
-    pub(super) slots: Slots,
 }
 
 impl Sight {
+    /// The last choice that has begun.
+    pub(super) fn choice(&mut self) -> &mut ChoiceSight {
+        self.choices.last_mut().unwrap_or(&mut self.only)
+    }
+
     /// The `event:` line is the fallback for an absent `type`. The name `error` also stands
     /// where the `type` is that of the error itself.
     pub(super) fn is_called(&mut self, named: Kind) {

@@ -79,6 +79,10 @@ impl Tally {
         self.expect.dialect
     }
 
+    pub(super) fn expect(&self) -> &Expect {
+        &self.expect
+    }
+
     pub(super) fn max_event(&self) -> usize {
         self.watch.max_event
     }
@@ -145,7 +149,7 @@ impl Tally {
         if fit.sequence_number.is_some() {
             self.sequence_number = fit.sequence_number;
         }
-        let counts = Counts::of(fit);
+        let counts = fit.counts;
         if note.usage == UsageSeat::WithChoice {
             let slot = self.slot(index);
             self.usage_rises(slot, counts, false);
