@@ -195,9 +195,11 @@ impl Tally {
             Err(slot) => {
                 self.finish = None;
                 let echoed = self.prompt_of(index).map(|_| 0);
-                if self.choices.len() == self.choices.capacity() {
-                    // One choice is the rule: no room for four.
-                    self.choices.reserve_exact(self.choices.len().max(1));
+                // One choice is the rule: no room for four.
+                match self.choices.len() {
+                    0 => self.choices = Vec::with_capacity(1),
+                    len if len == self.choices.capacity() => self.choices.reserve_exact(len),
+                    _ => {}
                 }
                 self.choices.insert(slot, Seen { index, echoed, ..Seen::default() });
                 slot
@@ -460,7 +462,7 @@ impl Tally {
             last_token: self.choices.iter().filter_map(|choice| choice.last_token).max(),
             finish: self.finish,
             end,
-            choices: self.choices(),
+            choices: self.choices_of(output, source),
             gaps: self.gaps.clone(),
             usage,
             source,
@@ -525,6 +527,10 @@ impl Tally {
 
     fn choices(&self) -> Vec<Choice> {
         let (_, output, source) = self.outputs();
+        self.choices_of(output, source)
+    }
+
+    fn choices_of(&self, output: f64, source: TokenSource) -> Vec<Choice> {
         let events = self.choices.iter().map(|choice| choice.events).sum();
         self.choices.iter().map(|choice| self.choice(choice, output, source, events)).collect()
     }
