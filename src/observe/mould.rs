@@ -166,7 +166,8 @@ impl Mould {
     /// Whether `bytes` begin with an event that differs from the mould's only in its text,
     /// which is not empty, and in its numbers.
     pub(super) fn fits(&self, bytes: &[u8]) -> Option<Fit> {
-        let (mut fit, rest) = self.fill(bytes)?;
+        let mut fit = Fit::default();
+        let rest = self.fill(bytes, &mut fit)?;
         // More line ends would belong to this event, too.
         if matches!(rest.first(), Some(b'\n' | b'\r')) {
             return None;
@@ -177,19 +178,20 @@ impl Mould {
 
     /// Whether `bytes` are a whole body that differs from the mould's only in its slots.
     pub(super) fn fits_whole(&self, bytes: &[u8]) -> Option<Fit> {
-        let (fit, rest) = self.fill(bytes)?;
-        rest.is_empty().then_some(fit)
+        let mut fit = Fit::default();
+        self.fill(bytes, &mut fit)?.is_empty().then_some(fit)
     }
 
-    fn fill<'a>(&self, bytes: &'a [u8]) -> Option<(Fit, &'a [u8])> {
-        let (mut fit, mut rest, mut fixed) = (Fit::default(), bytes, 0);
+    /// Takes what stands in the slots, and says what stands behind all.
+    fn fill<'a>(&self, bytes: &'a [u8], fit: &mut Fit) -> Option<&'a [u8]> {
+        let (mut rest, mut fixed) = (bytes, 0);
         for (at, slot) in &self.slots {
             let at = *at as usize;
             rest = rest.strip_prefix(&self.bytes[fixed..at])?;
             fixed = at;
             rest = fit.take(*slot, rest)?;
         }
-        Some((fit, rest.strip_prefix(&self.bytes[fixed..])?))
+        rest.strip_prefix(&self.bytes[fixed..])
     }
 }
 
@@ -226,18 +228,26 @@ impl Fit {
 
 /// A count, small enough never to overflow, and what stands behind it.
 fn count(bytes: &[u8]) -> Option<(u64, &[u8])> {
-    let digits = bytes.iter().take_while(|byte| byte.is_ascii_digit()).count();
-    if !(1..=18).contains(&digits) || (bytes[0] == b'0' && digits > 1) {
-        return None;
+    let (mut count, mut digits) = (0, 0);
+    while let Some(byte @ b'0'..=b'9') = bytes.get(digits)
+        && digits <= 18
+    {
+        count = count * 10 + u64::from(byte - b'0');
+        digits += 1;
     }
-    let (digits, rest) = bytes.split_at(digits);
-    Some((digits.iter().fold(0, |count, digit| count * 10 + u64::from(digit - b'0')), rest))
+    let is_count = (1..=18).contains(&digits) && (bytes[0] != b'0' || digits == 1);
+    is_count.then(|| (count, &bytes[digits..]))
 }
 
 /// What stands behind a number of any kind.
 fn behind_number(bytes: &[u8]) -> Option<&[u8]> {
-    let length = json::number_run(bytes);
-    if length > 0 { bytes.get(length..) } else { None }
+    match count(bytes) {
+        Some((_, rest)) if !matches!(rest.first(), Some(b'.' | b'e' | b'E')) => Some(rest),
+        _ => match json::number_run(bytes) {
+            0 => None,
+            length => bytes.get(length..),
+        },
+    }
 }
 
 /// A short plain word that is not empty, and what stands behind it: its closing quote first.

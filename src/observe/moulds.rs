@@ -13,7 +13,6 @@ use crate::units::Dialect;
 
 use super::mould::{Fit, Mould, Slots};
 use super::sight::Sight;
-use super::usage::Counts;
 
 /// Shapes that are kept per dialect: with text and with tools, with reasoning and without.
 const MOST: usize = 4;
@@ -39,11 +38,24 @@ struct Shelf {
     misses: AtomicU32,
 }
 
+/// A body of a known shape.
+#[derive(Debug)]
+pub(super) struct Known {
+    shape: Arc<Shape>,
+    pub(super) fit: Fit,
+}
+
+impl Known {
+    /// What it says, but for what stands in slots.
+    pub(super) fn sight(&self) -> &Sight {
+        &self.shape.sight
+    }
+}
+
 /// A mould, and what a body says that fits it.
 #[derive(Debug)]
 struct Shape {
     mould: Mould,
-    /// Without what stands in slots.
     sight: Sight,
     /// A body has fitted since another shape last lost its place.
     is_used: AtomicBool,
@@ -56,10 +68,15 @@ impl Moulds {
         Moulds::default()
     }
 
-    /// What a whole body says, if it has a known shape.
-    pub(super) fn sight(&self, dialect: Dialect, body: &[u8]) -> Option<Sight> {
+    /// The shape of a whole body, if it is a known one.
+    pub(super) fn known(&self, dialect: Dialect, body: &[u8]) -> Option<Known> {
         let shapes = self.shelf(dialect)?.shapes.load();
-        shapes.iter().find_map(|shape| Some(shape.sight(&shape.mould.fits_whole(body)?)))
+        let fits = |shape: &Arc<Shape>| Some((shape.mould.fits_whole(body)?, Arc::clone(shape)));
+        let (fit, shape) = shapes.iter().find_map(fits)?;
+        if !shape.is_used.load(Relaxed) {
+            shape.is_used.store(true, Relaxed);
+        }
+        Some(Known { shape, fit })
     }
 
     /// A whole body had no known shape; read in full, this was in it.
@@ -106,24 +123,7 @@ impl Shape {
         }
         let mould = Mould::of_body(body, slots)?;
         mould.fits_whole(body)?;
-        let mut sight = sight.clone();
-        sight.usage = Counts::default();
-        let choice = sight.choice();
-        (choice.bytes, choice.finish) = (0, None);
-        Some(Shape { mould, sight, is_used: AtomicBool::new(true) })
-    }
-
-    fn sight(&self, fit: &Fit) -> Sight {
-        if !self.is_used.load(Relaxed) {
-            self.is_used.store(true, Relaxed);
-        }
-        let mut sight = self.sight.clone();
-        sight.usage = fit.counts;
-        sight.sequence_number = fit.sequence_number.or(sight.sequence_number);
-        let choice = sight.choice();
-        choice.index = fit.index.unwrap_or(choice.index);
-        (choice.bytes, choice.finish) = (fit.bytes, fit.finish);
-        sight
+        Some(Shape { mould, sight: sight.clone(), is_used: AtomicBool::new(true) })
     }
 }
 

@@ -8,7 +8,7 @@ use crate::json::Tokenizer;
 use crate::units::{Dialect, Tick};
 
 use super::mould::{Mould, Slots};
-use super::moulds::Moulds;
+use super::moulds::{self, Moulds};
 use super::note::{Expect, Note};
 use super::passing::{DONE, Passed, Passing};
 use super::reading::Reading;
@@ -57,7 +57,7 @@ enum Body {
     /// Nothing of it has come. It may have a known shape.
     Awaited(Option<Arc<Moulds>>),
     /// Its first frame is a value of a known shape; only spaces have come behind it.
-    Known(Box<Sight>),
+    Known(Box<moulds::Known>),
     /// It is read in full as it passes.
     Passing(Box<Full>),
     /// It is no JSON value.
@@ -201,10 +201,10 @@ impl Observer {
                     self.eye.tally.ended_whole(last_byte);
                 }
             }
-            Reader::Json => match std::mem::replace(&mut self.body, Body::Unread).sight() {
-                Some(sight) => self.eye.tally.body(sight, last_byte),
-                None => self.eye.unparseable = true,
-            },
+            Reader::Json => {
+                let is_read = std::mem::replace(&mut self.body, Body::Unread).end(&mut self.eye.tally, last_byte);
+                self.eye.unparseable |= !is_read;
+            }
             // Paths that generate answer JSON or events; anything else cannot be read.
             Reader::Opaque if self.eye.tally.dialect().generates() => self.eye.unparseable = true,
             Reader::Opaque => self.eye.tally.ended_whole(last_byte),
@@ -299,8 +299,8 @@ impl Body {
 
     /// The first frame, which is nearly always all of a short answer.
     fn begin(frame: &[u8], moulds: Option<&Moulds>, expect: &Expect) -> Body {
-        if let Some(sight) = moulds.and_then(|moulds| moulds.sight(expect.dialect, frame)) {
-            return Body::Known(Box::new(sight));
+        if let Some(known) = moulds.and_then(|moulds| moulds.known(expect.dialect, frame)) {
+            return Body::Known(Box::new(known));
         }
         let keep_text = expect.echo_prompts.iter().map(|prompt| prompt.len() + 1).max().unwrap_or(0);
         let reading = Reading::new(expect.dialect, true, keep_text);
@@ -314,15 +314,17 @@ impl Body {
         Body::Passing(full)
     }
 
-    fn sight(self) -> Option<Sight> {
+    /// The body is complete. False if it is no JSON object.
+    fn end(self, tally: &mut Tally, last_byte: Tick) -> bool {
         match self {
-            Body::Known(sight) => Some(*sight),
-            Body::Passing(mut full) => {
-                full.tokenizer.finish(&mut full.reading).ok()?;
-                full.reading.sight()
-            }
-            Body::Unread | Body::Awaited(_) | Body::Broken => None,
+            Body::Known(known) => tally.known_body(known.sight(), &known.fit, last_byte),
+            Body::Passing(mut full) => match full.tokenizer.finish(&mut full.reading).ok().and(full.reading.so_far()) {
+                Some((sight, _)) => tally.body(sight, last_byte),
+                None => return false,
+            },
+            Body::Unread | Body::Awaited(_) | Body::Broken => return false,
         }
+        true
     }
 }
 

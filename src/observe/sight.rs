@@ -1,5 +1,7 @@
 //! What was found in one JSON object of an answer: the data of an event, or a whole body.
 
+use crate::units::Dialect;
+
 use super::codes::Codes;
 use super::usage::Counts;
 
@@ -140,6 +142,12 @@ pub(super) struct Sight {
 }
 
 impl Sight {
+    /// The choices of a whole answer in this dialect.
+    pub(super) fn all_choices(&self, dialect: Dialect) -> &[ChoiceSight] {
+        let has_choices = matches!(dialect, Dialect::Chat | Dialect::Completions);
+        if has_choices { &self.choices } else { std::slice::from_ref(&self.only) }
+    }
+
     /// The last choice that has begun.
     pub(super) fn choice(&mut self) -> &mut ChoiceSight {
         self.choices.last_mut().unwrap_or(&mut self.only)

@@ -386,18 +386,31 @@ impl Tally {
 
     /// A whole JSON body, its last byte received at `at`. Where a stream was asked, all its
     /// tokens came then.
-    pub(super) fn body(&mut self, sight: Sight, at: Tick) {
+    pub(super) fn body(&mut self, sight: &Sight, at: Tick) {
+        self.whole(sight, sight.all_choices(self.dialect()), sight.usage, at);
+    }
+
+    /// A whole JSON body like one in which this was found, with other text and other counts.
+    pub(super) fn known_body(&mut self, sight: &Sight, fit: &Fit, at: Tick) {
+        let choice = sight.all_choices(self.dialect()).first().map(|choice| ChoiceSight {
+            index: fit.index.unwrap_or(choice.index),
+            bytes: fit.bytes,
+            finish: fit.finish,
+            ..choice.clone()
+        });
+        self.whole(sight, choice.as_slice(), fit.counts, at);
+    }
+
+    fn whole(&mut self, sight: &Sight, choices: &[ChoiceSight], usage: Counts, at: Tick) {
         let status_failed = sight.status == Some(Status::Failed);
-        if let Some(error) = self.error_in(&sight).or(status_failed.then_some(InBandError::UNKNOWN)) {
+        if let Some(error) = self.error_in(sight).or(status_failed.then_some(InBandError::UNKNOWN)) {
             self.error = Some(error);
             return;
         }
         if sight.has_usage {
-            self.told().take(sight.usage);
+            self.told().take(usage);
         }
         if self.dialect().generates() {
-            let has_choices = matches!(self.dialect(), Dialect::Chat | Dialect::Completions);
-            let choices = if has_choices { sight.choices.as_slice() } else { std::slice::from_ref(&sight.only) };
             let mut bytes = 0;
             for choice in choices {
                 bytes += self.whole_choice(choice, at);

@@ -43,7 +43,7 @@ fn observed(expect: Expect, moulds: Option<&Arc<Moulds>>, frames: &[&[u8]]) -> T
 
 /// Whether a body is recognised, and read as it would be in full.
 fn is_known(moulds: &Arc<Moulds>, dialect: Dialect, body: &str) -> bool {
-    let known = moulds.sight(dialect, body.as_bytes()).is_some();
+    let known = moulds.known(dialect, body.as_bytes()).is_some();
     let (quick, full) =
         [Some(moulds), None].map(|moulds| observed(not_streamed(dialect), moulds, &[body.as_bytes()])).into();
     assert_eq!(quick, full, "{body}");
@@ -87,11 +87,11 @@ fn what_decides_is_not_taken_for_granted() {
     ] {
         let other = VLLM.replacen(from, to, 1);
         assert_ne!(other, VLLM);
-        assert!(moulds.sight(Dialect::Chat, other.as_bytes()).is_none(), "{other}");
+        assert!(moulds.known(Dialect::Chat, other.as_bytes()).is_none(), "{other}");
         is_known(&moulds, Dialect::Chat, &other);
     }
-    assert!(moulds.sight(Dialect::Completions, VLLM.as_bytes()).is_none());
-    assert!(moulds.sight(Dialect::Plain, VLLM.as_bytes()).is_none());
+    assert!(moulds.known(Dialect::Completions, VLLM.as_bytes()).is_none());
+    assert!(moulds.known(Dialect::Plain, VLLM.as_bytes()).is_none());
 }
 
 #[test]
