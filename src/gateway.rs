@@ -416,7 +416,7 @@ fn unknown(unknown: Unknown) -> Refusal {
 }
 
 fn refuse_what_is_not_served(upload: &Upload) -> Result<(), Refusal> {
-    match &upload.facts {
+    match &*upload.facts {
         facts if facts.background => Err(Refusal::BackgroundRefused),
         facts if facts.steers_kv => Err(Refusal::TransferRefused),
         _ => Ok(()),

@@ -679,7 +679,9 @@ impl Attempt<'_> {
         let learned = || self.yard.ratios.tokens_per_event(&self.place.engine, &ask.routed.model_label);
         let ratio = if reader == Reader::Events { learned() } else { 1.0 };
         let expect = Expect::of(ask.dialect(), ask.facts, ask.arrival, ratio);
-        Observer::new(expect, reader, status, ask.promise.watch.clone())
+        let mut observer = Observer::new(expect, reader, status, ask.promise.watch.clone());
+        observer.knows(&self.bound.moulds);
+        observer
     }
 
     fn parts(&self, reader: Reader, edits: &Edits, deadlines: Deadlines) -> Parts {

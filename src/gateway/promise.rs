@@ -13,7 +13,7 @@ use crate::classify::TargetHeaders;
 use crate::config::{Class, Settings, Tenant};
 use crate::forward::settings::Timeouts;
 use crate::judge::Objectives;
-use crate::observe::Watch;
+use crate::observe::{Moulds, Watch};
 use crate::record::{ClassShape, Recorder, Shape, TenantShape};
 use crate::route::settings::{Balance, Concurrency, Pool};
 use crate::route::{Fleet, Yard};
@@ -63,6 +63,8 @@ pub struct BoundPool {
     pub desk: Option<Arc<Desk>>,
     /// Its engines.
     pub yard: Arc<Yard>,
+    /// What whole answers of its engines look like.
+    pub moulds: Arc<Moulds>,
 }
 
 impl Live {
@@ -186,7 +188,8 @@ impl BoundPool {
         let shown = HeaderValue::from_str(pool.id.as_str()).ok();
         let desk = desks.desk(&pool.id).filter(|_| pool.concurrency != Concurrency::Unlimited);
         let yard = fleet.yard(&pool.id).expect("a fleet knows the pools that it follows");
-        BoundPool { settings: Arc::clone(pool), shown, fixed_headers, desk, yard }
+        let moulds = Arc::new(Moulds::new());
+        BoundPool { settings: Arc::clone(pool), shown, fixed_headers, desk, yard, moulds }
     }
 
     /// Whether only so many requests run on it at the same time.

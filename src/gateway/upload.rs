@@ -27,7 +27,7 @@ pub struct Upload {
     /// The body, decoded, as it came: large frames are shared with the connection's buffers.
     pub frames: Vec<Bytes>,
     /// What it said.
-    pub facts: Facts,
+    pub facts: Box<Facts>,
     /// It wore a content coding, which is gone.
     pub was_coded: bool,
     /// It is a multipart form, not JSON: no byte of it may be changed.
@@ -137,14 +137,15 @@ impl Reading {
         let limit = usize::try_from(max_body).unwrap_or(usize::MAX);
         let decoder = coding_of(headers)?.map(|coding| Decoder::new(coding, limit)).transpose();
         let decoder = decoder.map_err(|error| undecodable(error, max_body))?;
-        let content_type = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
-        // On any other path a form is not JSON: two readings of one body would be a bypass.
-        let is_form =
-            endpoint.takes_forms() && content_type.trim_start().to_ascii_lowercase().starts_with("multipart/form-data");
-        let reader = match is_form {
-            true => Reader::Form(Box::new(FormScanner::new(content_type).map_err(|_| Refusal::UnreadableForm)?)),
-            false if terms.with_prefix => Reader::Json(Box::write(Box::new_uninit(), Scanner::new(endpoint))),
-            false => Reader::Json(Box::write(Box::new_uninit(), Scanner::new(endpoint).without_prefix())),
+        let reader = match form_type(headers, endpoint) {
+            Some(form) => Reader::Form(Box::new(FormScanner::new(form).map_err(|_| Refusal::UnreadableForm)?)),
+            None => {
+                let mut scanner = Box::write(Box::new_uninit(), Scanner::new(endpoint));
+                if !terms.with_prefix {
+                    scanner.leave_prefix();
+                }
+                Reader::Json(scanner)
+            }
         };
         Ok(Reading { reader, decoder, frames: Vec::with_capacity(1), small: Vec::new(), length: 0, max_body })
     }
@@ -167,7 +168,11 @@ impl Reading {
             Reader::Form(reader) => reader.push(&bytes).map_err(|_| Refusal::UnreadableForm)?,
         }
         if bytes.len() < SMALL_FRAME {
-            self.small.extend_from_slice(&bytes);
+            // Most bodies are one small frame.
+            match self.small.is_empty() {
+                true => self.small = bytes.to_vec(),
+                false => self.small.extend_from_slice(&bytes),
+            }
             return Ok(());
         }
         self.flush();
@@ -201,6 +206,16 @@ impl Reading {
         };
         Ok(Upload { frames: self.frames, facts, was_coded, is_form, complete })
     }
+}
+
+/// The content type of a body that is a form. On any other path a form is not JSON: two
+/// readings of one body would be a bypass.
+fn form_type(headers: &HeaderMap, endpoint: Endpoint) -> Option<&str> {
+    if !endpoint.takes_forms() {
+        return None;
+    }
+    let value = headers.get(CONTENT_TYPE)?.to_str().ok()?;
+    value.trim_start().to_ascii_lowercase().starts_with("multipart/form-data").then_some(value)
 }
 
 fn unreadable(why: Unreadable) -> Refusal {

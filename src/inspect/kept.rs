@@ -11,6 +11,15 @@ pub(super) struct Kept {
     has_fraction: bool,
 }
 
+/// A name, string or number that has been read.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Said<'a> {
+    text: &'a [u8],
+    is_over: bool,
+    has_lone_surrogate: bool,
+    has_fraction: bool,
+}
+
 /// What a number says where a whole one is expected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Whole {
@@ -25,11 +34,6 @@ pub(super) enum Whole {
 }
 
 impl Kept {
-    /// A keeper for one body; its room is enough for names and numbers.
-    pub(super) fn new() -> Self {
-        Kept { text: Vec::with_capacity(64), ..Kept::default() }
-    }
-
     pub(super) fn begin(&mut self, most: usize) {
         self.text.clear();
         self.most = most;
@@ -45,7 +49,7 @@ impl Kept {
     }
 
     pub(super) fn push_number(&mut self, piece: &[u8]) {
-        self.has_fraction |= piece.iter().any(|byte| matches!(byte, b'.' | b'e' | b'E'));
+        self.has_fraction |= has_fraction(piece);
         self.push(piece);
         if self.text.is_empty() {
             self.text.push(piece.first().copied().unwrap_or(b'0'));
@@ -56,25 +60,46 @@ impl Kept {
         self.has_lone_surrogate = true;
     }
 
-    pub(super) const fn has_lone_surrogate(&self) -> bool {
+    /// As much as was asked for.
+    pub(super) const fn most(&self) -> usize {
+        self.most
+    }
+
+    pub(super) fn said(&self) -> Said<'_> {
+        Said {
+            text: &self.text,
+            is_over: self.is_over,
+            has_lone_surrogate: self.has_lone_surrogate,
+            has_fraction: self.has_fraction,
+        }
+    }
+}
+
+impl<'a> Said<'a> {
+    /// What stands in one piece, without escapes.
+    pub(super) const fn at_once(text: &'a [u8], most: usize) -> Said<'a> {
+        Said { text, is_over: text.len() > most, has_lone_surrogate: false, has_fraction: false }
+    }
+
+    pub(super) const fn has_lone_surrogate(self) -> bool {
         self.has_lone_surrogate
     }
 
     /// The decoded bytes of a name; empty for one that is none of ours.
-    pub(super) fn name(&self) -> &[u8] {
-        if self.is_over || self.has_lone_surrogate { b"" } else { &self.text }
+    pub(super) const fn name(self) -> &'a [u8] {
+        if self.is_over || self.has_lone_surrogate { b"" } else { self.text }
     }
 
     /// The text, unless it is longer than anybody looks at or no text at all.
-    pub(super) fn text(&self) -> Option<&str> {
-        if self.is_over || self.has_lone_surrogate { None } else { std::str::from_utf8(&self.text).ok() }
+    pub(super) fn text(self) -> Option<&'a str> {
+        if self.is_over || self.has_lone_surrogate { None } else { std::str::from_utf8(self.text).ok() }
     }
 
-    pub(super) fn whole(&self) -> Whole {
-        if self.has_fraction {
+    pub(super) fn whole(self) -> Whole {
+        if self.has_fraction || has_fraction(self.text) {
             return Whole::Fraction;
         }
-        let text = std::str::from_utf8(&self.text).unwrap_or_default();
+        let text = std::str::from_utf8(self.text).unwrap_or_default();
         let (is_negative, digits) = text.strip_prefix('-').map_or((false, text), |digits| (true, digits));
         match digits.parse() {
             Ok(count) if !self.is_over && (count == 0 || !is_negative) => Whole::Count(count),
@@ -82,6 +107,10 @@ impl Kept {
             _ => Whole::Beyond,
         }
     }
+}
+
+fn has_fraction(number: &[u8]) -> bool {
+    number.iter().any(|byte| matches!(byte, b'.' | b'e' | b'E'))
 }
 
 #[cfg(test)]
@@ -92,7 +121,7 @@ mod tests {
         let mut kept = Kept::default();
         kept.begin(24);
         pieces.iter().for_each(|piece| kept.push_number(piece.as_bytes()));
-        kept.whole()
+        kept.said().whole()
     }
 
     #[test]

@@ -94,11 +94,13 @@ impl FormScanner {
     ///
     /// # Errors
     /// [`Unreadable`], also where the form has no end.
-    pub fn finish(self) -> Result<Facts, Unreadable> {
+    pub fn finish(self) -> Result<Box<Facts>, Unreadable> {
         if self.state != State::Epilogue {
             return Err(broken("it ends too early"));
         }
-        Ok(Facts { model: self.model, n: 1, prompts: 1, readable: true, length: self.length, ..Facts::default() })
+        let facts =
+            Facts { model: self.model, n: 1, prompts: 1, readable: true, length: self.length, ..Facts::default() };
+        Ok(Box::new(facts))
     }
 
     /// Reads on as far as the held bytes allow; false if more must come first.
@@ -280,7 +282,7 @@ mod tests {
 
     const TYPE: &str = "multipart/form-data; boundary=XX";
 
-    fn read(body: &[u8]) -> Result<Facts, Unreadable> {
+    fn read(body: &[u8]) -> Result<Box<Facts>, Unreadable> {
         let mut scanner = FormScanner::new(TYPE)?;
         scanner.push(body)?;
         let whole = scanner.finish();

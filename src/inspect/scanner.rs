@@ -1,8 +1,10 @@
 //! The scanner: what a tokenizer tells, read as [`Facts`].
 
+use std::ops::Range;
+
 use super::facts::{Facts, Field, Nest as Switched, Reasoning, StreamOptions, Unreadable};
 use super::fields::{self, Kind, Member, Wanted};
-use super::kept::{Kept, Whole};
+use super::kept::{Kept, Said, Whole};
 use super::prefix::Prefix;
 use crate::json::{Broken, Interest, Literal, Nest, Scalar, Sink, Tokenizer};
 use crate::units::{Dialect, Endpoint};
@@ -30,10 +32,8 @@ impl Scanner {
     }
 
     /// Nobody asks for the prefix of the prompt: of long text only the length is taken.
-    #[must_use]
-    pub fn without_prefix(mut self) -> Self {
+    pub fn leave_prefix(&mut self) {
         self.reader.prefix = Prefix::unasked();
-        self
     }
 
     /// Reads the next frame.
@@ -50,7 +50,7 @@ impl Scanner {
     ///
     /// # Errors
     /// [`Unreadable`], also where the body ends too early.
-    pub fn finish(mut self) -> Result<Facts, Unreadable> {
+    pub fn finish(mut self) -> Result<Box<Facts>, Unreadable> {
         let finished = self.tokenizer.finish(&mut self.reader);
         self.first_fault(finished)?;
         Ok(self.reader.into_facts(self.tokenizer.offset()))
@@ -72,7 +72,7 @@ impl Scanner {
 #[derive(Debug)]
 struct Reader {
     dialect: Dialect,
-    facts: Facts,
+    facts: Box<Facts>,
     fault: Option<Unreadable>,
     /// Once-only members that have come ([`fields::Rule::bit`]).
     seen: u32,
@@ -134,7 +134,7 @@ impl Reader {
     fn new(dialect: Dialect) -> Self {
         Reader {
             dialect,
-            facts: Facts { n: 1, prompts: 1, readable: true, ..Facts::default() },
+            facts: Box::write(Box::new_uninit(), Facts { n: 1, prompts: 1, readable: true, ..Facts::default() }),
             fault: None,
             seen: 0,
             member: Member::Other,
@@ -144,7 +144,7 @@ impl Reader {
             priority_leads: false,
             purpose: Purpose::Nothing,
             scalar_at: 0,
-            kept: Kept::new(),
+            kept: Kept::default(),
             prefix: Prefix::new(),
             prompts: Vec::new(),
             prompt_ends: Vec::new(),
@@ -153,7 +153,7 @@ impl Reader {
         }
     }
 
-    fn into_facts(self, length: usize) -> Facts {
+    fn into_facts(self, length: usize) -> Box<Facts> {
         let mut facts = self.facts;
         facts.length = length;
         facts.prompts = (self.prompt_ends.len() as u64).max(1);
@@ -178,8 +178,8 @@ impl Reader {
 
     // Top-level members, from key to end of value.
 
-    fn member_named(&mut self) {
-        self.member = Member::called(self.kept.name(), self.dialect);
+    fn member_named(&mut self, name: Said<'_>) {
+        self.member = Member::called(name.name(), self.dialect);
         self.facts.members += 1;
         self.facts.is_empty = false;
         if std::mem::take(&mut self.priority_leads)
@@ -227,6 +227,32 @@ impl Reader {
         }
     }
 
+    /// A key has been read.
+    fn named(&mut self, name: Said<'_>, depth: usize) {
+        if depth == 1 {
+            self.member_named(name);
+        } else {
+            self.inner = self.inner_named(name);
+        }
+    }
+
+    /// A string or number on which we decide has been read.
+    fn take(&mut self, said: Said<'_>, past: usize, depth: usize) {
+        if self.purpose == Purpose::Number {
+            self.take_number(said, past);
+        } else {
+            self.take_string(said, past);
+        }
+        self.scalar_ends(past, depth);
+    }
+
+    fn scalar_ends(&mut self, past: usize, depth: usize) {
+        self.inner = Inner::Element;
+        if depth == 1 {
+            self.value_ends(past);
+        }
+    }
+
     fn value_ends(&mut self, past: usize) {
         self.behind_last = past;
         if self.member == Member::Priority
@@ -238,8 +264,13 @@ impl Reader {
 
     // Inside members.
 
-    fn inner_named(&mut self) -> Inner {
-        let name = self.kept.name();
+    /// How much of a key is looked at.
+    fn longest_name(&self, depth: usize) -> usize {
+        if self.member == Member::Metadata && depth > 1 { LONGEST_METADATA } else { LONGEST_NAME }
+    }
+
+    fn inner_named(&mut self, said: Said<'_>) -> Inner {
+        let name = said.name();
         match self.member {
             Member::Template => {
                 self.facts.switches.template.iter_mut().for_each(|nest| nest.is_empty = false);
@@ -263,7 +294,7 @@ impl Reader {
                 if name == b"effort" { Inner::Effort } else { Inner::Other }
             }
             Member::Thinking if name == b"type" => Inner::Effort,
-            Member::Metadata => self.kept.text().map_or(Inner::Other, |name| Inner::Metadata(name.to_owned())),
+            Member::Metadata => said.text().map_or(Inner::Other, |name| Inner::Metadata(name.to_owned())),
             member if member.is_prompt() && fields::leads_to_text(name) => Inner::Text,
             member if member.is_prompt() => {
                 self.facts.prompt.has_media |= fields::leads_to_media(name);
@@ -335,25 +366,25 @@ impl Reader {
         }
     }
 
-    fn take_string(&mut self, past: usize) {
+    fn take_string(&mut self, said: Said<'_>, past: usize) {
         let at = self.scalar_at..past;
         match (self.member, std::mem::replace(&mut self.inner, Inner::Element)) {
-            (Member::Model, _) => match self.kept.text() {
+            (Member::Model, _) => match said.text() {
                 Some(text) => self.facts.model = Some(Field { value: text.to_owned(), at }),
                 None => self.facts.readable = false,
             },
-            (Member::User, _) => self.facts.readable &= !self.kept.has_lone_surrogate(),
+            (Member::User, _) => self.facts.readable &= !said.has_lone_surrogate(),
             (Member::Effort, _) => {
-                self.efforts[0] = self.reasoning();
+                self.efforts[0] = self.reasoning(said);
                 self.facts.switches.effort = self.efforts[0].map(|value| Field { value, at });
             }
             (Member::Reasoning, _) => {
-                self.efforts[1] = self.reasoning();
+                self.efforts[1] = self.reasoning(said);
                 self.effort_stands(self.efforts[1], at);
             }
-            (Member::Thinking, _) => self.efforts[2] = self.reasoning(),
+            (Member::Thinking, _) => self.efforts[2] = self.reasoning(said),
             (Member::Metadata, Inner::Metadata(name)) => {
-                if let Some(value) = self.kept.text()
+                if let Some(value) = said.text()
                     && self.facts.metadata.len() < MOST_METADATA
                 {
                     self.facts.metadata.push((name, value.to_owned()));
@@ -363,19 +394,18 @@ impl Reader {
         }
     }
 
-    fn effort_stands(&mut self, value: Option<Reasoning>, at: std::ops::Range<usize>) {
+    fn effort_stands(&mut self, value: Option<Reasoning>, at: Range<usize>) {
         let nest = self.facts.switches.reasoning.iter_mut();
         nest.for_each(|nest| nest.members.push(("effort", Field { value, at: at.clone() })));
     }
 
-    fn reasoning(&mut self) -> Option<Reasoning> {
-        let word = self.kept.text().map(fields::reasoning);
-        self.facts.readable &= !self.kept.has_lone_surrogate();
-        word
+    fn reasoning(&mut self, said: Said<'_>) -> Option<Reasoning> {
+        self.facts.readable &= !said.has_lone_surrogate();
+        said.text().map(fields::reasoning)
     }
 
-    fn take_number(&mut self, past: usize) {
-        let whole = self.kept.whole();
+    fn take_number(&mut self, said: Said<'_>, past: usize) {
+        let whole = said.whole();
         if let Some(rule) = self.member.rule(self.dialect) {
             let is_wrong = match rule.wanted {
                 Wanted::Count => matches!(whole, Whole::Negative | Whole::Fraction),
@@ -415,7 +445,7 @@ impl Reader {
         })
     }
 
-    fn take_literal(&mut self, what: Literal, at: std::ops::Range<usize>) {
+    fn take_literal(&mut self, what: Literal, at: Range<usize>) {
         let flag = what.as_bool();
         match self.member {
             Member::Stream => self.facts.stream = flag.map(|value| Field { value, at }),
@@ -438,7 +468,7 @@ impl Reader {
         }
     }
 
-    fn take_inner_literal(&mut self, what: Literal, at: std::ops::Range<usize>) {
+    fn take_inner_literal(&mut self, what: Literal, at: Range<usize>) {
         let inner = std::mem::replace(&mut self.inner, Inner::Element);
         match (self.member, &mut self.facts.stream_options) {
             (Member::Tools | Member::Functions, _) => self.facts.has_tools = true,
@@ -457,7 +487,7 @@ impl Reader {
     }
 
     /// A switch of the chat template, of whatever type.
-    fn thinks(&mut self, inner: &Inner, value: Option<bool>, at: std::ops::Range<usize>) {
+    fn thinks(&mut self, inner: &Inner, value: Option<bool>, at: Range<usize>) {
         if let (Inner::Thinks(name), Some(nest)) = (inner, &mut self.facts.switches.template) {
             nest.members.push((name, Field { value, at }));
         }
@@ -562,8 +592,7 @@ impl Sink for Reader {
         self.scalar_at = at;
         let most;
         (self.purpose, most) = match (what, depth) {
-            (Scalar::Key, _) if self.member == Member::Metadata && depth > 1 => (Purpose::Name, LONGEST_METADATA),
-            (Scalar::Key, _) => (Purpose::Name, LONGEST_NAME),
+            (Scalar::Key, _) => (Purpose::Name, self.longest_name(depth)),
             (_, 0) => {
                 self.refuse(Unreadable::NotAnObject);
                 (Purpose::Nothing, 0)
@@ -631,14 +660,17 @@ impl Sink for Reader {
     }
 
     fn end(&mut self, what: Scalar, past: usize, depth: usize) {
+        debug_assert!((what == Scalar::Key) == (self.purpose == Purpose::Name), "a key has a purpose of its own");
         match self.purpose {
-            Purpose::Name if depth == 1 => return self.member_named(),
-            Purpose::Name => {
-                self.inner = self.inner_named();
+            Purpose::Name | Purpose::Number | Purpose::String => {
+                let kept = std::mem::take(&mut self.kept);
+                match self.purpose {
+                    Purpose::Name => self.named(kept.said(), depth),
+                    _ => self.take(kept.said(), past, depth),
+                }
+                self.kept = kept;
                 return;
             }
-            Purpose::Number => self.take_number(past),
-            Purpose::String => self.take_string(past),
             Purpose::TokenId => self.prefix.part(),
             Purpose::Prompt => {
                 self.prefix.part();
@@ -655,11 +687,23 @@ impl Sink for Reader {
                 }
             }
         }
-        debug_assert!(what != Scalar::Key, "a key always has a purpose");
-        self.inner = Inner::Element;
-        if depth == 1 {
-            self.value_ends(past);
+        self.scalar_ends(past, depth);
+    }
+
+    /// Most stand in one piece, and are looked at where they stand.
+    fn scalar(&mut self, what: Scalar, decoded: &[u8], place: Range<usize>, depth: usize) {
+        if what == Scalar::Key {
+            self.scalar_at = place.start;
+            return self.named(Said::at_once(decoded, self.longest_name(depth)), depth);
         }
+        let interest = self.begin(what, place.start, depth);
+        if matches!(self.purpose, Purpose::String | Purpose::Number) {
+            return self.take(Said::at_once(decoded, self.kept.most()), place.end, depth);
+        }
+        if interest == Interest::Read && !decoded.is_empty() {
+            self.piece(decoded);
+        }
+        self.end(what, place.end, depth);
     }
 
     fn literal(&mut self, what: Literal, at: usize, depth: usize) {

@@ -185,6 +185,12 @@ pub fn plain_run(bytes: &[u8]) -> (usize, bool) {
     text::plain_run(bytes)
 }
 
+/// How far the number reaches with which the bytes begin; 0 where they begin with none.
+#[must_use]
+pub fn number_run(bytes: &[u8]) -> usize {
+    tokenizer::number_run(bytes)
+}
+
 /// Whether the bytes are one JSON value whose top level is an object.
 #[must_use]
 pub fn is_object(whole: &[u8]) -> bool {

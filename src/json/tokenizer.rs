@@ -692,3 +692,13 @@ fn whole_integer(bytes: &[u8], from: usize) -> Option<usize> {
     let behind = bytes.get(from + digits)?;
     (!matches!(behind, b'.' | b'e' | b'E')).then_some(from + digits)
 }
+
+/// How far the number reaches with which the bytes begin; 0 where they begin with none.
+pub(super) fn number_run(bytes: &[u8]) -> usize {
+    let (mut digits, mut length) = (Digits::Start, 0);
+    while let Some(next) = bytes.get(length).and_then(|byte| digits.after(*byte)) {
+        digits = next;
+        length += 1;
+    }
+    if digits.is_whole() { length } else { 0 }
+}

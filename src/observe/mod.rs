@@ -8,13 +8,15 @@
 //! How an event is read: the steady state of a stream is events that differ from their
 //! predecessor only in the text they carry. Such an event is recognised by comparing all its
 //! other bytes with those of an event that was read in full (`mould`), so what is skipped is
-//! known to say the same. Everything else is read by the push tokenizer of [`crate::json`]:
+//! known to say the same. Whole answers of an engine are alike, too, and are recognised in the
+//! same way ([`Moulds`]). Everything else is read by the push tokenizer of [`crate::json`]:
 //! no tree, no recursion, and text that a strict parser refuses is still a token.
 
 pub mod sse;
 
 mod codes;
 mod mould;
+mod moulds;
 mod note;
 mod observer;
 mod passing;
@@ -28,6 +30,7 @@ mod usage;
 #[cfg(test)]
 mod tests;
 
+pub use moulds::Moulds;
 pub use note::{Expect, Note, UsageSeat};
 pub use observer::Observer;
 pub use timeline::{Choice, Ending, Gaps, InBandError, Limit, Limited, Reader, Timeline, TokenSource, Usage, Watch};

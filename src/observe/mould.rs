@@ -1,4 +1,5 @@
-//! The shortcut for the steady state of a stream.
+//! The shortcut for what is nearly always the same: the events of a stream, the whole answers of
+//! an engine.
 //!
 //! Most events differ from their predecessor only in the text they carry, and in numbers: a
 //! sequence number, a choice's index, counts of tokens. A [`Mould`] is made from an event
@@ -8,22 +9,38 @@
 //! things in the same places. There is nothing to search for and nothing to be fooled by:
 //! text that looks like a key or a finish reason cannot leave its string without a bare
 //! quote. What does not fit is read in full.
+//!
+//! Of a whole body a mould leaves out every string, but for the few words that say what kind of
+//! object it is: nothing of a prompt or an answer stays in it.
 
 use std::ops::Range;
 
 use crate::json;
 
-/// Events longer than this are not worth keeping.
+use super::sight::Reason;
+use super::usage::Counts;
+
+/// Moulds larger than this are not worth keeping.
 const LARGEST: usize = 1024;
+const LARGEST_OF_BODY: usize = 2048;
 
 /// More slots than this make a mould not worth trying.
-const MOST: usize = 12;
+const MOST: usize = 32;
 
-/// What may differ from event to event.
+/// A finish reason that is longer is read in full.
+const LONGEST_REASON: usize = 32;
+
+/// What may differ from event to event, or from body to body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Slot {
-    /// The text that makes the event a token.
+    /// The text that makes the event a token; in a body visible text. Not empty.
     Text,
+    /// Text of a body whose bytes do not count. Not empty.
+    Hidden,
+    /// A string of a body that decides nothing.
+    Label,
+    /// Why a body's answer ended. Not empty.
+    Finish,
     /// A number that decides nothing.
     Ignored,
     /// The index of the choice.
@@ -39,53 +56,66 @@ pub(super) enum Slot {
     CacheWritten,
 }
 
-/// The slots of one event: where each stands, in order.
-#[derive(Clone, Copy, Debug)]
+/// The slots of one event or body: where each stands, in order.
+#[derive(Clone, Debug)]
 pub(super) struct Slots {
     found: [(u32, u32, Slot); MOST],
     len: usize,
-    texts: usize,
 }
 
 impl Default for Slots {
     fn default() -> Self {
-        Slots { found: [(0, 0, Slot::Ignored); MOST], len: 0, texts: 0 }
+        Slots { found: [(0, 0, Slot::Ignored); MOST], len: 0 }
     }
 }
 
 impl Slots {
     /// What stands at `at` may differ.
     pub(super) fn add(&mut self, slot: Slot, at: Range<usize>) {
-        if let Some(free) = self.found.get_mut(self.len)
-            && at.end <= LARGEST
-        {
-            *free = (at.start as u32, at.end as u32, slot);
+        match (self.found.get_mut(self.len), u32::try_from(at.end)) {
+            (Some(free), Ok(end)) => {
+                *free = (at.start as u32, end, slot);
+                self.len += 1;
+            }
+            _ => self.forget(),
         }
-        self.len += 1;
-        self.texts += usize::from(slot == Slot::Text);
     }
 
-    /// Nothing is known of where the slots stand.
+    /// Nothing is known of where the slots stand: no mould can be made.
     pub(super) fn forget(&mut self) {
-        self.texts = 0;
+        self.len = MOST + 1;
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The text from slot number `from` on turned out to be hidden.
+    pub(super) fn hide(&mut self, from: usize) {
+        for (.., slot) in self.found.iter_mut().take(self.len).skip(from).filter(|(.., slot)| *slot == Slot::Text) {
+            *slot = Slot::Hidden;
+        }
+    }
+
+    fn all(&self) -> Option<&[(u32, u32, Slot)]> {
+        self.found.get(..self.len)
     }
 }
 
-/// An event that a mould fitted: how long it is, and its numbers.
+/// What stood in the slots of an event or body that a mould fitted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Fit {
+    /// How long the event is.
     pub(super) length: usize,
     pub(super) index: Option<u64>,
     pub(super) sequence_number: Option<u64>,
-    pub(super) input: Option<u64>,
-    pub(super) output: Option<u64>,
-    pub(super) cached: Option<u64>,
-    pub(super) reasoning: Option<u64>,
-    pub(super) cache_read: Option<u64>,
-    pub(super) cache_written: Option<u64>,
+    pub(super) counts: Counts,
+    /// Bytes of visible text.
+    pub(super) bytes: u64,
+    pub(super) finish: Option<Reason>,
 }
 
-/// All bytes of an event but its text and its numbers.
+/// All bytes of an event or body but those of its slots.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Mould {
     bytes: Box<[u8]>,
@@ -98,20 +128,28 @@ impl Mould {
     /// first mould of a stream is `tight`: it takes for granted that an index and numbers
     /// that decide nothing stay, which is true of most streams and quicker to compare.
     pub(super) fn of(event: &[u8], data_at: usize, slots: &Slots, is_tight: bool) -> Option<Mould> {
-        if event.len() > LARGEST || slots.len > MOST || slots.texts != 1 {
+        let slots = slots.all()?;
+        let texts = slots.iter().filter(|(.., slot)| *slot == Slot::Text).count();
+        if event.len() > LARGEST || texts != 1 {
             return None;
         }
-        let (mut bytes, mut places, mut kept) = (Vec::with_capacity(event.len()), Vec::with_capacity(slots.len), 0);
-        for (start, end, slot) in &slots.found[..slots.len] {
-            if is_tight && matches!(slot, Slot::Ignored | Slot::Index) {
-                continue;
-            }
-            let (start, end) = (data_at + *start as usize, data_at + *end as usize);
-            bytes.extend_from_slice(event.get(kept..start)?);
+        let stay = |slot| is_tight && matches!(slot, Slot::Ignored | Slot::Index);
+        Mould::cast(event, data_at, slots, stay)
+    }
+
+    /// Makes a mould of a whole body.
+    pub(super) fn of_body(body: &[u8], slots: &Slots) -> Option<Mould> {
+        Mould::cast(body, 0, slots.all()?, |_| false).filter(|mould| mould.bytes.len() <= LARGEST_OF_BODY)
+    }
+
+    fn cast(whole: &[u8], data_at: usize, slots: &[(u32, u32, Slot)], stays: impl Fn(Slot) -> bool) -> Option<Mould> {
+        let (mut bytes, mut places, mut kept) = (Vec::new(), Vec::with_capacity(slots.len()), 0);
+        for (start, end, slot) in slots.iter().filter(|(.., slot)| !stays(*slot)) {
+            bytes.extend_from_slice(whole.get(kept..data_at + *start as usize)?);
             places.push((bytes.len() as u32, *slot));
-            kept = end;
+            kept = data_at + *end as usize;
         }
-        bytes.extend_from_slice(event.get(kept..)?);
+        bytes.extend_from_slice(whole.get(kept..)?);
         Some(Mould { bytes: bytes.into(), slots: places.into() })
     }
 
@@ -120,17 +158,16 @@ impl Mould {
         self.bytes.len() + size_of_val(&*self.slots)
     }
 
+    #[cfg(test)]
+    pub(super) fn text(&self) -> String {
+        String::from_utf8_lossy(&self.bytes).into_owned()
+    }
+
     /// Whether `bytes` begin with an event that differs from the mould's only in its text,
     /// which is not empty, and in its numbers.
     pub(super) fn fits(&self, bytes: &[u8]) -> Option<Fit> {
-        let (mut fit, mut rest, mut fixed) = (Fit::default(), bytes, 0);
-        for (at, slot) in &self.slots {
-            let at = *at as usize;
-            rest = rest.strip_prefix(&self.bytes[fixed..at])?;
-            fixed = at;
-            rest = if *slot == Slot::Text { behind_text(rest)? } else { behind_number(rest, fit.place(*slot))? };
-        }
-        rest = rest.strip_prefix(&self.bytes[fixed..])?;
+        let mut fit = Fit::default();
+        let rest = self.fill(bytes, &mut fit)?;
         // More line ends would belong to this event, too.
         if matches!(rest.first(), Some(b'\n' | b'\r')) {
             return None;
@@ -138,63 +175,128 @@ impl Mould {
         fit.length = bytes.len() - rest.len();
         Some(fit)
     }
+
+    /// Whether `bytes` are a whole body that differs from the mould's only in its slots.
+    pub(super) fn fits_whole(&self, bytes: &[u8]) -> Option<Fit> {
+        let mut fit = Fit::default();
+        self.fill(bytes, &mut fit)?.is_empty().then_some(fit)
+    }
+
+    /// Takes what stands in the slots, and says what stands behind all.
+    fn fill<'a>(&self, bytes: &'a [u8], fit: &mut Fit) -> Option<&'a [u8]> {
+        let (mut rest, mut fixed) = (bytes, 0);
+        for (at, slot) in &self.slots {
+            let at = *at as usize;
+            rest = rest.strip_prefix(&self.bytes[fixed..at])?;
+            fixed = at;
+            rest = fit.take(*slot, rest)?;
+        }
+        rest.strip_prefix(&self.bytes[fixed..])
+    }
 }
 
 impl Fit {
-    fn place(&mut self, slot: Slot) -> Option<&mut Option<u64>> {
-        match slot {
-            Slot::Text | Slot::Ignored => None,
-            Slot::Index => Some(&mut self.index),
-            Slot::Sequence => Some(&mut self.sequence_number),
-            Slot::Input => Some(&mut self.input),
-            Slot::Output => Some(&mut self.output),
-            Slot::Cached => Some(&mut self.cached),
-            Slot::Reasoning => Some(&mut self.reasoning),
-            Slot::CacheRead => Some(&mut self.cache_read),
-            Slot::CacheWritten => Some(&mut self.cache_written),
-        }
+    /// Takes what stands in a slot, and says what stands behind it.
+    fn take<'a>(&mut self, slot: Slot, bytes: &'a [u8]) -> Option<&'a [u8]> {
+        let place = match slot {
+            Slot::Label => return Some(behind_text(bytes)?.1),
+            Slot::Text | Slot::Hidden => {
+                let (decoded, rest) = behind_text(bytes)?;
+                self.bytes += if slot == Slot::Text { decoded as u64 } else { 0 };
+                return (decoded > 0).then_some(rest);
+            }
+            Slot::Finish => {
+                let (reason, rest) = word(bytes)?;
+                self.finish = Reason::of(reason);
+                return Some(rest);
+            }
+            Slot::Ignored => return behind_number(bytes),
+            Slot::Index => &mut self.index,
+            Slot::Sequence => &mut self.sequence_number,
+            Slot::Input => &mut self.counts.input,
+            Slot::Output => &mut self.counts.output,
+            Slot::Cached => &mut self.counts.cached,
+            Slot::Reasoning => &mut self.counts.reasoning,
+            Slot::CacheRead => &mut self.counts.cache_read,
+            Slot::CacheWritten => &mut self.counts.cache_written,
+        };
+        let (count, rest) = count(bytes)?;
+        *place = Some(count);
+        Some(rest)
     }
 }
 
-/// What stands behind a count, small enough never to overflow, which goes to `place`.
-fn behind_number<'a>(bytes: &'a [u8], place: Option<&mut Option<u64>>) -> Option<&'a [u8]> {
-    let digits = bytes.iter().take_while(|byte| byte.is_ascii_digit()).count();
-    if !(1..=18).contains(&digits) || (bytes[0] == b'0' && digits > 1) {
-        return None;
+/// A count, small enough never to overflow, and what stands behind it.
+fn count(bytes: &[u8]) -> Option<(u64, &[u8])> {
+    let (mut count, mut digits) = (0, 0);
+    while let Some(byte @ b'0'..=b'9') = bytes.get(digits)
+        && digits <= 18
+    {
+        count = count * 10 + u64::from(byte - b'0');
+        digits += 1;
     }
-    let (digits, rest) = bytes.split_at(digits);
-    if let Some(place) = place {
-        *place = Some(digits.iter().fold(0, |count, digit| count * 10 + u64::from(digit - b'0')));
-    }
-    Some(rest)
+    let is_count = (1..=18).contains(&digits) && (bytes[0] != b'0' || digits == 1);
+    is_count.then(|| (count, &bytes[digits..]))
 }
 
-/// What stands behind the inside of a JSON string that is not empty: its closing quote
-/// first.
-fn behind_text(bytes: &[u8]) -> Option<&[u8]> {
-    let (mut at, mut is_ascii) = (0, true);
+/// What stands behind a number of any kind.
+fn behind_number(bytes: &[u8]) -> Option<&[u8]> {
+    match count(bytes) {
+        Some((_, rest)) if !matches!(rest.first(), Some(b'.' | b'e' | b'E')) => Some(rest),
+        _ => match json::number_run(bytes) {
+            0 => None,
+            length => bytes.get(length..),
+        },
+    }
+}
+
+/// A short plain word that is not empty, and what stands behind it: its closing quote first.
+fn word(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
+    let (length, is_ascii) = json::plain_run(bytes);
+    let is_word = is_ascii && (1..=LONGEST_REASON).contains(&length) && bytes.get(length) == Some(&b'"');
+    is_word.then(|| bytes.split_at(length))
+}
+
+/// How many bytes the inside of a JSON string stands for, and what stands behind it: its
+/// closing quote first.
+fn behind_text(bytes: &[u8]) -> Option<(usize, &[u8])> {
+    let (mut at, mut decoded, mut is_ascii) = (0, 0, true);
     loop {
         let (plain, plain_is_ascii) = json::plain_run(&bytes[at..]);
         at += plain;
+        decoded += plain;
         is_ascii &= plain_is_ascii;
         match bytes.get(at)? {
             b'"' => break,
-            b'\\' => at += 1 + escape(&bytes[at + 1..])?,
+            b'\\' => {
+                let (length, stands_for) = escape(&bytes[at + 1..])?;
+                at += 1 + length;
+                decoded += stands_for;
+            }
             _ => return None,
         }
     }
     let (inside, rest) = bytes.split_at(at);
-    let is_text = at > 0 && (is_ascii || std::str::from_utf8(inside).is_ok());
-    is_text.then_some(rest)
+    (is_ascii || std::str::from_utf8(inside).is_ok()).then_some((decoded, rest))
 }
 
-/// Bytes of the escape behind a backslash.
-fn escape(bytes: &[u8]) -> Option<usize> {
-    match bytes.first()? {
-        b'"' | b'\\' | b'/' | b'b' | b'f' | b'n' | b'r' | b't' => Some(1),
-        b'u' => bytes.get(1..5)?.iter().all(u8::is_ascii_hexdigit).then_some(5),
+/// Bytes of the escape behind a backslash, and those it stands for.
+fn escape(behind: &[u8]) -> Option<(usize, usize)> {
+    match behind.first()? {
+        b'"' | b'\\' | b'/' | b'b' | b'f' | b'n' | b'r' | b't' => Some((1, 1)),
+        b'u' => match (unit(behind)?, behind.get(5..)) {
+            (0xD800..=0xDBFF, Some([b'\\', low @ ..])) if matches!(unit(low), Some(0xDC00..=0xDFFF)) => Some((11, 4)),
+            // Half a pair reads as the replacement character, which has three bytes, too.
+            (unit, _) => Some((5, char::from_u32(unit).map_or(3, char::len_utf8))),
+        },
         _ => None,
     }
+}
+
+/// The unit of UTF-16 that `u` and four digits spell.
+fn unit(escape: &[u8]) -> Option<u32> {
+    let [b'u', digits @ ..] = escape.first_chunk::<5>()? else { return None };
+    digits.iter().try_fold(0, |unit, digit| Some(unit << 4 | char::from(*digit).to_digit(16)?))
 }
 
 #[cfg(test)]
@@ -251,7 +353,7 @@ mod tests {
         assert_eq!(number("data: {\"d\":\"y\",\"n\":1.5}\n\n"), None);
         assert_eq!(number("data: {\"d\":\"\",\"n\":8}\n\n"), None);
         let before = mould("data: {\"n\":7,\"d\":\"TEXT\"}\n\n", Slot::Output);
-        let number = |event: &str| before.fits(event.as_bytes()).map(|fit| fit.output);
+        let number = |event: &str| before.fits(event.as_bytes()).map(|fit| fit.counts.output);
         assert_eq!(number("data: {\"n\":10,\"d\":\"y\"}\n\n"), Some(Some(10)));
         assert_eq!(number("data: {\"n\":0,\"d\":\"y\"}\n\n"), Some(Some(0)));
         assert_eq!(number("data: {\"n\":-1,\"d\":\"y\"}\n\n"), None);

@@ -1,11 +1,14 @@
 //! [`Observer`]: watches one answer from its first frame to its end.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 
 use crate::json::Tokenizer;
 use crate::units::{Dialect, Tick};
 
-use super::mould::Mould;
+use super::mould::{Mould, Slots};
+use super::moulds::{self, Moulds};
 use super::note::{Expect, Note};
 use super::passing::{DONE, Passed, Passing};
 use super::reading::Reading;
@@ -40,14 +43,29 @@ pub struct Observer {
     last_activity: Option<Tick>,
     /// Receipt of the last byte.
     last_frame: Option<Tick>,
-    /// A JSON body, read as it passes.
-    body: Option<Box<Body>>,
+    /// What has been read of a JSON body.
+    body: Body,
     /// The clean end has been seen.
     is_over: bool,
 }
 
+/// A whole JSON body.
 #[derive(Debug)]
-struct Body {
+enum Body {
+    /// There is none that is read.
+    Unread,
+    /// Nothing of it has come. It may have a known shape.
+    Awaited(Option<Arc<Moulds>>),
+    /// Its first frame is a value of a known shape; only spaces have come behind it.
+    Known(Box<moulds::Known>),
+    /// It is read in full as it passes.
+    Passing(Box<Full>),
+    /// It is no JSON value.
+    Broken,
+}
+
+#[derive(Debug)]
+struct Full {
     tokenizer: Tokenizer,
     reading: Reading,
 }
@@ -78,11 +96,7 @@ impl Observer {
     #[must_use]
     pub fn new(expect: Expect, reader: Reader, status: u16, watch: Watch) -> Self {
         let is_success = (200..300).contains(&status);
-        let body = (reader == Reader::Json && is_success).then(|| {
-            let keep_text = expect.echo_prompts.iter().map(|prompt| prompt.len() + 1).max().unwrap_or(0);
-            let reading = Reading::new(expect.dialect, true, keep_text);
-            Box::write(Box::new_uninit(), Body { tokenizer: Tokenizer::new(), reading })
-        });
+        let body = if reader == Reader::Json && is_success { Body::Awaited(None) } else { Body::Unread };
         Observer {
             reader,
             status,
@@ -92,6 +106,17 @@ impl Observer {
             last_frame: None,
             body,
             is_over: false,
+        }
+    }
+
+    /// Whole answers like this one have come before.
+    pub fn knows(&mut self, moulds: &Arc<Moulds>) {
+        let expect = self.eye.tally.expect();
+        if let Body::Awaited(known) = &mut self.body
+            && expect.choices == 1
+            && expect.echo_prompts.is_empty()
+        {
+            *known = Some(Arc::clone(moulds));
         }
     }
 
@@ -125,9 +150,8 @@ impl Observer {
         self.last_frame = Some(at);
         if self.reader != Reader::Events || !self.is_success() {
             self.last_activity = Some(at);
-            if let Some(body) = &mut self.body {
-                // A fault stays in the tokenizer, and is found at the end.
-                let _ = body.tokenizer.push(&frame, &mut body.reading);
+            if !matches!(self.body, Body::Unread) {
+                self.body.frame(&frame, self.eye.tally.expect());
             }
             return pass(frame, &Note::default());
         }
@@ -177,10 +201,10 @@ impl Observer {
                     self.eye.tally.ended_whole(last_byte);
                 }
             }
-            Reader::Json => match self.body.take().and_then(|body| body.sight()) {
-                Some(sight) => self.eye.tally.body(sight, last_byte),
-                None => self.eye.unparseable = true,
-            },
+            Reader::Json => {
+                let is_read = std::mem::replace(&mut self.body, Body::Unread).end(&mut self.eye.tally, last_byte);
+                self.eye.unparseable |= !is_read;
+            }
             // Paths that generate answer JSON or events; anything else cannot be read.
             Reader::Opaque if self.eye.tally.dialect().generates() => self.eye.unparseable = true,
             Reader::Opaque => self.eye.tally.ended_whole(last_byte),
@@ -256,9 +280,51 @@ impl Observer {
 }
 
 impl Body {
-    fn sight(mut self: Box<Self>) -> Option<Sight> {
-        self.tokenizer.finish(&mut self.reading).ok()?;
-        self.reading.sight()
+    fn frame(&mut self, frame: &[u8], expect: &Expect) {
+        match self {
+            Body::Awaited(moulds) => {
+                let moulds = moulds.take();
+                *self = Body::begin(frame, moulds.as_deref(), expect);
+            }
+            Body::Known(_) => {
+                if !frame.iter().all(|byte| matches!(byte, b' ' | b'\t' | b'\n' | b'\r')) {
+                    *self = Body::Broken;
+                }
+            }
+            // A fault stays in the tokenizer, and is found at the end.
+            Body::Passing(full) => drop(full.tokenizer.push(frame, &mut full.reading)),
+            Body::Unread | Body::Broken => {}
+        }
+    }
+
+    /// The first frame, which is nearly always all of a short answer.
+    fn begin(frame: &[u8], moulds: Option<&Moulds>, expect: &Expect) -> Body {
+        if let Some(known) = moulds.and_then(|moulds| moulds.known(expect.dialect, frame)) {
+            return Body::Known(Box::new(known));
+        }
+        let keep_text = expect.echo_prompts.iter().map(|prompt| prompt.len() + 1).max().unwrap_or(0);
+        let reading = Reading::new(expect.dialect, true, keep_text);
+        let mut full = Box::write(Box::new_uninit(), Full { tokenizer: Tokenizer::new(), reading });
+        let pushed = full.tokenizer.push(frame, &mut full.reading);
+        if let (Some(moulds), Ok(()), true) = (moulds, pushed, full.tokenizer.is_done())
+            && let Some((sight, slots)) = full.reading.so_far()
+        {
+            moulds.learn(expect.dialect, frame, sight, slots);
+        }
+        Body::Passing(full)
+    }
+
+    /// The body is complete. False if it is no JSON object.
+    fn end(self, tally: &mut Tally, last_byte: Tick) -> bool {
+        match self {
+            Body::Known(known) => tally.known_body(known.sight(), &known.fit, last_byte),
+            Body::Passing(mut full) => match full.tokenizer.finish(&mut full.reading).ok().and(full.reading.so_far()) {
+                Some((sight, _)) => tally.body(sight, last_byte),
+                None => return false,
+            },
+            Body::Unread | Body::Awaited(_) | Body::Broken => return false,
+        }
+        true
     }
 }
 
@@ -335,12 +401,12 @@ impl Eye {
         }
         let named = Kind::of(fields.event);
         let echo_left = self.tally.echo_left();
-        let Some(mut sight) = sight_of(&data, self.tally.dialect(), echo_left) else {
+        let Some((mut sight, slots)) = sight_of(&data, self.tally.dialect(), echo_left) else {
             let is_error = named == Kind::Error;
             return is_error.then(|| self.tally.event(Sight { kind: named, ..Sight::default() }, at));
         };
         sight.is_called(named);
-        let learnt = fields.data_at.and_then(|start| self.learn(&sight, event, start, echo_left));
+        let learnt = fields.data_at.and_then(|start| self.learn(&sight, &slots, event, start, echo_left));
         let note = self.tally.event(sight, at);
         if let Some((mould, index)) = learnt
             && note.token
@@ -352,7 +418,14 @@ impl Eye {
     }
 
     /// A mould of this event, if nothing but its text makes it what it is.
-    fn learn(&self, sight: &Sight, event: &[u8], data_at: usize, echo_left: usize) -> Option<(Mould, u64)> {
+    fn learn(
+        &self,
+        sight: &Sight,
+        slots: &Slots,
+        event: &[u8],
+        data_at: usize,
+        echo_left: usize,
+    ) -> Option<(Mould, u64)> {
         let choice = match (self.tally.dialect(), sight.choices.as_slice()) {
             (Dialect::Chat | Dialect::Completions, [choice]) => choice,
             (Dialect::Responses | Dialect::Messages, []) => &sight.only,
@@ -363,7 +436,7 @@ impl Eye {
             return None;
         }
         let is_tight = self.mould.is_none();
-        Some((Mould::of(event, data_at, &sight.slots, is_tight)?, choice.index))
+        Some((Mould::of(event, data_at, slots, is_tight)?, choice.index))
     }
 }
 
@@ -371,12 +444,12 @@ fn without_mark(event: &[u8], is_first: bool) -> &[u8] {
     if is_first { event.strip_prefix(b"\xEF\xBB\xBF").unwrap_or(event) } else { event }
 }
 
-/// What the data of an event says, if it is a JSON object. Clients read invalid UTF-8 as the
-/// replacement character, and so do we.
-fn sight_of(data: &[u8], dialect: Dialect, keep_text: usize) -> Option<Sight> {
+/// What the data of an event says, if it is a JSON object, and what a mould may leave out.
+/// Clients read invalid UTF-8 as the replacement character, and so do we.
+fn sight_of(data: &[u8], dialect: Dialect, keep_text: usize) -> Option<(Sight, Slots)> {
     let mut reading = Reading::new(dialect, false, keep_text);
     if crate::json::walk(data, &mut reading).is_ok() {
-        return reading.sight();
+        return reading.sight_and_slots();
     }
     if std::str::from_utf8(data).is_ok() {
         return None;
@@ -385,7 +458,7 @@ fn sight_of(data: &[u8], dialect: Dialect, keep_text: usize) -> Option<Sight> {
     let mended = String::from_utf8_lossy(data);
     crate::json::walk(mended.as_bytes(), &mut reading).ok()?;
     // Offsets are those of the mended text: no mould can be made from them.
-    let mut sight = reading.sight()?;
-    sight.slots.forget();
-    Some(sight)
+    let (sight, mut slots) = reading.sight_and_slots()?;
+    slots.forget();
+    Some((sight, slots))
 }

@@ -1,5 +1,6 @@
 //! Where in an answer's JSON the things stand that decide, per dialect.
 
+use crate::json::Scalar;
 use crate::units::Dialect;
 
 use super::mould::Slot;
@@ -169,11 +170,18 @@ fn messages_root(is_body: bool, key: &[u8]) -> Place {
     }
 }
 
-/// What a number at this place is to a mould; `None` where it must stay as it is.
-pub(super) fn slot_of(place: Place) -> Option<Slot> {
-    match place {
-        Place::Nowhere => Some(Slot::Ignored),
-        Place::Number(number) => Some(match number {
+/// What a string or number at this place is to a mould of an event or of a whole body; `None`
+/// where it must stay as it is.
+pub(super) fn slot_of(what: Scalar, place: Place, is_body: bool) -> Option<Slot> {
+    match (what, place) {
+        (Scalar::String, Place::Text(Channel::Hidden | Channel::Sound)) if is_body => Some(Slot::Hidden),
+        (Scalar::String, Place::Text(_)) => Some(Slot::Text),
+        (Scalar::String, Place::Word(Word::Finish | Word::StopReason)) if is_body => Some(Slot::Finish),
+        (Scalar::String, Place::Word(_)) => None,
+        // The next answer of an engine has other names and ids; the next event has the same.
+        (Scalar::String, _) => is_body.then_some(Slot::Label),
+        (Scalar::Number, Place::Nowhere) => Some(Slot::Ignored),
+        (Scalar::Number, Place::Number(number)) => Some(match number {
             Number::Index => Slot::Index,
             Number::Sequence => Slot::Sequence,
             Number::Input => Slot::Input,

@@ -9,12 +9,15 @@ use std::ops::Range;
 use crate::json::{Interest, Literal, Nest, Scalar, Sink};
 use crate::units::Dialect;
 
-use super::mould::Slot;
+use super::mould::{Slot, Slots};
 use super::place::{Number, Place, Word, member, slot_of};
 use super::sight::{Channel, ChoiceSight, Kind, Reason, Sight, Status};
 
 /// The containers that are read nest no deeper than this.
 const DEPTH: usize = 10;
+
+/// Words of whole bodies that are longer than this stay in no mould.
+const LONGEST_WORD: usize = 32;
 
 /// A short text; what is longer than the buffer is none of the words we know.
 #[derive(Clone, Debug)]
@@ -59,8 +62,10 @@ pub(super) struct Reading {
     leaf: Place,
     leaf_at: usize,
     leaf_is_empty: bool,
-    /// What the number that is being read is to a mould.
-    number_slot: Option<Slot>,
+    /// What the scalar that is being read is to a mould.
+    slot: Option<Slot>,
+    /// Where the container began of which nothing is told.
+    skipped_at: Option<usize>,
     in_key: bool,
     /// Where the object that stands for a text began (the arguments of a tool, say).
     object_at: usize,
@@ -69,9 +74,13 @@ pub(super) struct Reading {
     item_type: ItemType,
     item_is_named: bool,
     item: ChoiceSight,
+    /// The first slot of that item.
+    item_slots: usize,
     /// The top level is an object.
     is_object: bool,
     sight: Sight,
+    /// What may differ in the next event or body without making it another.
+    slots: Slots,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,21 +102,34 @@ impl Reading {
             leaf: Place::Nowhere,
             leaf_at: 0,
             leaf_is_empty: true,
-            number_slot: None,
+            slot: None,
+            skipped_at: None,
             in_key: false,
             object_at: 0,
             short: Short::EMPTY,
             item_type: ItemType::Other,
             item_is_named: false,
             item: ChoiceSight::default(),
+            item_slots: 0,
             is_object: false,
             sight: Sight::default(),
+            slots: Slots::default(),
         }
     }
 
     /// What was read, if it was an object. Only meaningful where the tokenizer found no fault.
     pub(super) fn sight(self) -> Option<Sight> {
         self.is_object.then_some(self.sight)
+    }
+
+    /// The same, and what a mould may leave out.
+    pub(super) fn sight_and_slots(self) -> Option<(Sight, Slots)> {
+        self.is_object.then_some((self.sight, self.slots))
+    }
+
+    /// What was read, and what a mould may leave out, while more may come.
+    pub(super) fn so_far(&self) -> Option<(&Sight, &Slots)> {
+        self.is_object.then_some((&self.sight, &self.slots))
     }
 
     /// The place of the value that now begins inside `depth` containers.
@@ -141,10 +163,13 @@ impl Reading {
         if self.places[2] == Place::OutputItem {
             return &mut self.item;
         }
-        self.sight.choices.last_mut().unwrap_or(&mut self.sight.only)
+        self.sight.choice()
     }
 
     fn word_ended(&mut self, word: Word) {
+        if self.is_body && !self.stays_in_mould(word) {
+            self.slots.forget();
+        }
         let text = self.short.text();
         match word {
             Word::Kind => {
@@ -184,6 +209,18 @@ impl Reading {
         }
     }
 
+    /// Whether a mould of a whole body may hold this word, or take another one in its place.
+    /// Words of errors, and names, are nobody's to keep.
+    fn stays_in_mould(&self, word: Word) -> bool {
+        match word {
+            Word::Finish | Word::StopReason => self.short.len > 0,
+            Word::Kind | Word::Object | Word::ItemType | Word::Status | Word::Incomplete => {
+                self.short.len <= LONGEST_WORD
+            }
+            Word::Code | Word::TopCode | Word::ErrorType | Word::ItemName => false,
+        }
+    }
+
     fn number_ended(&mut self, number: Number) {
         let value = whole_number(self.short.text());
         let usage = &mut self.sight.usage;
@@ -219,13 +256,9 @@ impl Reading {
         self.next = member(self.dialect, self.is_body, around, key);
     }
 
-    fn text_ended(&mut self, channel: Channel, past: usize) {
-        if self.leaf_is_empty {
-            return;
-        }
-        self.choice().mark(channel);
-        if !self.is_body {
-            self.sight.slots.add(Slot::Text, self.leaf_at + 1..past - 1);
+    fn text_ended(&mut self, channel: Channel) {
+        if !self.leaf_is_empty {
+            self.choice().mark(channel);
         }
     }
 
@@ -235,6 +268,7 @@ impl Reading {
         let only = &mut self.sight.only;
         if self.item_type == ItemType::Reasoning {
             only.hidden |= item.has_text();
+            self.slots.hide(self.item_slots);
         } else {
             only.visible |= item.has_text();
             only.bytes += item.bytes;
@@ -248,6 +282,7 @@ impl Sink for Reading {
         let mut place = self.place(depth);
         self.met(place, depth);
         if depth >= DEPTH {
+            self.skipped_at = Some(at);
             return Interest::Skip;
         }
         match (place, nest) {
@@ -258,6 +293,7 @@ impl Sink for Reading {
             (Place::Usage, Nest::Object) => self.sight.has_usage = true,
             (Place::OutputItem | Place::Item | Place::Block, Nest::Object) => {
                 (self.item_type, self.item_is_named) = (ItemType::Other, false);
+                self.item_slots = self.slots.len();
             }
             (Place::Text(channel), Nest::Object) => {
                 place = Place::Any(channel);
@@ -267,6 +303,10 @@ impl Sink for Reading {
             _ => {}
         }
         self.places[depth] = place;
+        if self.is_body && matches!(place, Place::Any(_) | Place::LogprobTokens | Place::Reason) {
+            // Its keys may be the answer's own words.
+            self.slots.forget();
+        }
         let is_read = match nest {
             Nest::Array => matches!(
                 place,
@@ -282,10 +322,21 @@ impl Sink for Reading {
         };
         let is_inside =
             depth > 0 && self.places[depth - 1] == place && matches!(place, Place::LogprobTokens | Place::Any(_));
-        if is_read && !is_inside { Interest::Read } else { Interest::Skip }
+        if is_read && !is_inside {
+            return Interest::Read;
+        }
+        self.skipped_at = Some(at);
+        Interest::Skip
     }
 
     fn close(&mut self, _: Nest, past: usize, depth: usize) {
+        if let Some(at) = self.skipped_at.take()
+            && self.is_body
+            && past - at > "{}".len()
+        {
+            // Nobody looked at what stands in it.
+            self.slots.forget();
+        }
         let Some(place) = self.places.get_mut(depth) else { return };
         match std::mem::replace(place, Place::Nowhere) {
             Place::Any(Channel::Visible) if depth > 0 && !matches!(self.places[depth - 1], Place::Any(_)) => {
@@ -305,8 +356,11 @@ impl Sink for Reading {
         if what == Scalar::Key {
             return self.key_ended(decoded, depth);
         }
-        // Most values are of no interest; only numbers among them are to moulds.
+        // Most values are of no interest.
         if what == Scalar::String && self.place(depth) == Place::Nowhere {
+            if self.is_body {
+                self.slots.add(Slot::Label, place.start + 1..place.end - 1);
+            }
             return;
         }
         if self.begin(what, place.start, depth) == Interest::Read && !decoded.is_empty() {
@@ -333,8 +387,10 @@ impl Sink for Reading {
             (Place::Number(_), Scalar::Number) => true,
             _ => false,
         };
-        // A whole body is nobody's mould.
-        self.number_slot = if what == Scalar::Number && !self.is_body { slot_of(place) } else { None };
+        self.slot = slot_of(what, place, self.is_body);
+        if self.is_body && what == Scalar::Number && self.slot.is_none() {
+            self.slots.forget();
+        }
         if !is_read {
             self.leaf = Place::Nowhere;
         }
@@ -370,11 +426,15 @@ impl Sink for Reading {
             self.in_key = false;
             return self.key_ended(key.text(), depth);
         }
-        if let Some(slot) = self.number_slot.take() {
-            self.sight.slots.add(slot, self.leaf_at..past);
+        let leaf = std::mem::replace(&mut self.leaf, Place::Nowhere);
+        if let Some(slot) = self.slot.take()
+            && !(matches!(leaf, Place::Text(_)) && self.leaf_is_empty)
+        {
+            let quote = usize::from(what == Scalar::String);
+            self.slots.add(slot, self.leaf_at + quote..past - quote);
         }
-        match std::mem::replace(&mut self.leaf, Place::Nowhere) {
-            Place::Text(channel) => self.text_ended(channel, past),
+        match leaf {
+            Place::Text(channel) => self.text_ended(channel),
             Place::Word(word) => self.word_ended(word),
             Place::Number(number) => self.number_ended(number),
             _ => {}

@@ -1,7 +1,8 @@
 //! What was found in one JSON object of an answer: the data of an event, or a whole body.
 
+use crate::units::Dialect;
+
 use super::codes::Codes;
-use super::mould::Slots;
 use super::usage::Counts;
 
 /// Which clock a text moves.
@@ -138,11 +139,20 @@ pub(super) struct Sight {
     pub(super) incomplete: Option<Reason>,
     /// Responses: the number of the event.
     pub(super) sequence_number: Option<u64>,
-    /// What may differ in the next event without making it another.
-    pub(super) slots: Slots,
 }
 
 impl Sight {
+    /// The choices of a whole answer in this dialect.
+    pub(super) fn all_choices(&self, dialect: Dialect) -> &[ChoiceSight] {
+        let has_choices = matches!(dialect, Dialect::Chat | Dialect::Completions);
+        if has_choices { &self.choices } else { std::slice::from_ref(&self.only) }
+    }
+
+    /// The last choice that has begun.
+    pub(super) fn choice(&mut self) -> &mut ChoiceSight {
+        self.choices.last_mut().unwrap_or(&mut self.only)
+    }
+
     /// The `event:` line is the fallback for an absent `type`. The name `error` also stands
     /// where the `type` is that of the error itself.
     pub(super) fn is_called(&mut self, named: Kind) {

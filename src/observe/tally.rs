@@ -79,6 +79,10 @@ impl Tally {
         self.expect.dialect
     }
 
+    pub(super) fn expect(&self) -> &Expect {
+        &self.expect
+    }
+
     pub(super) fn max_event(&self) -> usize {
         self.watch.max_event
     }
@@ -145,7 +149,7 @@ impl Tally {
         if fit.sequence_number.is_some() {
             self.sequence_number = fit.sequence_number;
         }
-        let counts = Counts::of(fit);
+        let counts = fit.counts;
         if note.usage == UsageSeat::WithChoice {
             let slot = self.slot(index);
             self.usage_rises(slot, counts, false);
@@ -191,9 +195,11 @@ impl Tally {
             Err(slot) => {
                 self.finish = None;
                 let echoed = self.prompt_of(index).map(|_| 0);
-                if self.choices.len() == self.choices.capacity() {
-                    // One choice is the rule: no room for four.
-                    self.choices.reserve_exact(self.choices.len().max(1));
+                // One choice is the rule: no room for four.
+                match self.choices.len() {
+                    0 => self.choices = Vec::with_capacity(1),
+                    len if len == self.choices.capacity() => self.choices.reserve_exact(len),
+                    _ => {}
                 }
                 self.choices.insert(slot, Seen { index, echoed, ..Seen::default() });
                 slot
@@ -380,18 +386,31 @@ impl Tally {
 
     /// A whole JSON body, its last byte received at `at`. Where a stream was asked, all its
     /// tokens came then.
-    pub(super) fn body(&mut self, sight: Sight, at: Tick) {
+    pub(super) fn body(&mut self, sight: &Sight, at: Tick) {
+        self.whole(sight, sight.all_choices(self.dialect()), sight.usage, at);
+    }
+
+    /// A whole JSON body like one in which this was found, with other text and other counts.
+    pub(super) fn known_body(&mut self, sight: &Sight, fit: &Fit, at: Tick) {
+        let choice = sight.all_choices(self.dialect()).first().map(|choice| ChoiceSight {
+            index: fit.index.unwrap_or(choice.index),
+            bytes: fit.bytes,
+            finish: fit.finish,
+            ..choice.clone()
+        });
+        self.whole(sight, choice.as_slice(), fit.counts, at);
+    }
+
+    fn whole(&mut self, sight: &Sight, choices: &[ChoiceSight], usage: Counts, at: Tick) {
         let status_failed = sight.status == Some(Status::Failed);
-        if let Some(error) = self.error_in(&sight).or(status_failed.then_some(InBandError::UNKNOWN)) {
+        if let Some(error) = self.error_in(sight).or(status_failed.then_some(InBandError::UNKNOWN)) {
             self.error = Some(error);
             return;
         }
         if sight.has_usage {
-            self.told().take(sight.usage);
+            self.told().take(usage);
         }
         if self.dialect().generates() {
-            let has_choices = matches!(self.dialect(), Dialect::Chat | Dialect::Completions);
-            let choices = if has_choices { sight.choices.as_slice() } else { std::slice::from_ref(&sight.only) };
             let mut bytes = 0;
             for choice in choices {
                 bytes += self.whole_choice(choice, at);
@@ -456,7 +475,7 @@ impl Tally {
             last_token: self.choices.iter().filter_map(|choice| choice.last_token).max(),
             finish: self.finish,
             end,
-            choices: self.choices(),
+            choices: self.choices_of(output, source),
             gaps: self.gaps.clone(),
             usage,
             source,
@@ -521,6 +540,10 @@ impl Tally {
 
     fn choices(&self) -> Vec<Choice> {
         let (_, output, source) = self.outputs();
+        self.choices_of(output, source)
+    }
+
+    fn choices_of(&self, output: f64, source: TokenSource) -> Vec<Choice> {
         let events = self.choices.iter().map(|choice| choice.events).sum();
         self.choices.iter().map(|choice| self.choice(choice, output, source, events)).collect()
     }

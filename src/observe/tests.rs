@@ -59,7 +59,7 @@ fn at(millis: u64) -> Option<Tick> {
     Some(Tick::from_millis(millis))
 }
 
-fn watch() -> Watch {
+pub(super) fn watch() -> Watch {
     let edges = [10, 50, 100, 500].map(ms);
     Watch { gap_edges: edges.into(), itl: Some(ms(100)), ..Watch::default() }
 }
@@ -113,7 +113,7 @@ fn json(expect: Expect, body: &str) -> Timeline {
     Seen::of(expect, Reader::Json).raw(900, body.as_bytes()).clean(950)
 }
 
-fn not_streamed(dialect: Dialect) -> Expect {
+pub(super) fn not_streamed(dialect: Dialect) -> Expect {
     Expect { stream_asked: false, ..Expect::stream(dialect, Tick::ZERO) }
 }
 
@@ -800,7 +800,7 @@ fn an_open_stream_costs_little() {
 }
 
 /// The inside of a JSON string, often looking like what we search for.
-fn inside() -> impl Strategy<Value = String> {
+pub(super) fn inside() -> impl Strategy<Value = String> {
     let tricky = vec![
         r#"\"finish_reason\":\"stop\""#,
         r#"\",\"content\":\""#,

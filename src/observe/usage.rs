@@ -3,7 +3,6 @@
 
 use crate::units::{Dialect, Tokens};
 
-use super::mould::Fit;
 use super::timeline::Usage;
 
 /// The token counts of one `usage` object, each where it was a number.
@@ -66,18 +65,6 @@ impl Told {
 }
 
 impl Counts {
-    /// The counts in an event that fitted a mould.
-    pub(super) fn of(fit: &Fit) -> Counts {
-        Counts {
-            input: fit.input,
-            output: fit.output,
-            cached: fit.cached,
-            reasoning: fit.reasoning,
-            cache_read: fit.cache_read,
-            cache_written: fit.cache_written,
-        }
-    }
-
     /// Per field the last explicit value wins.
     pub(super) fn take(&mut self, later: Counts) {
         self.input = later.input.or(self.input);

@@ -345,7 +345,7 @@ mod tests {
     fn facts(body: &str, path: &str) -> Facts {
         let mut scanner = Scanner::new(Endpoint::relayed(path).unwrap());
         scanner.push(body.as_bytes()).unwrap();
-        scanner.finish().unwrap()
+        *scanner.finish().unwrap()
     }
 
     fn chat(body: &str) -> Facts {

@@ -2,10 +2,11 @@
 //! the bytes are cut, the same comes out.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use goodput::judge::{Case, Objective, Objectives, judge};
-use goodput::observe::{Ending, Observer, Timeline, Watch};
+use goodput::observe::{Ending, Moulds, Observer, Reader, Timeline, Watch};
 use goodput::units::Tick;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -144,6 +145,31 @@ fn cut_at_several_random_positions_the_timeline_is_the_same() {
             let count = chance.random_range(2..12);
             let cuts = (0..count).map(|_| chance.random_range(0..wire.body.len())).collect();
             assert_eq!(replay(&wire, &cuts), whole, "{} cut at {cuts:?}", wire.name);
+        }
+    }
+}
+
+#[test]
+fn an_answer_of_a_known_shape_has_the_timeline_of_a_full_reading() {
+    let moulds = Arc::new(Moulds::new());
+    let at_once = |wire: &Wire, body: &[u8], moulds: Option<&Arc<Moulds>>| {
+        let mut observer = Observer::new(wire.expect(), Reader::Json, wire.status, watch());
+        moulds.into_iter().for_each(|moulds| observer.knows(moulds));
+        observer.frame(body.to_vec().into(), wire.end, &mut |_, _| {});
+        observer.end(Ending::Clean, wire.end)
+    };
+    let wires: Vec<Wire> = posts().into_iter().filter(|wire| wire.reader() == Reader::Json).collect();
+    for wire in wires.iter().chain(&wires) {
+        assert_eq!(at_once(wire, &wire.body, Some(&moulds)), at_once(wire, &wire.body, None), "{}", wire.name);
+        for at in 0..wire.body.len() {
+            let mut body = wire.body.to_vec();
+            body[at] = body[at].wrapping_add(1);
+            assert_eq!(
+                at_once(wire, &body, Some(&moulds)),
+                at_once(wire, &body, None),
+                "{} changed at {at}",
+                wire.name
+            );
         }
     }
 }

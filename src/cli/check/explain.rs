@@ -164,7 +164,7 @@ fn form_type(headers: &HeaderMap) -> Option<&str> {
     kind.eq_ignore_ascii_case("multipart/form-data").then_some(value)
 }
 
-fn read(endpoint: Endpoint, sample: &Sample) -> Result<Facts, Unreadable> {
+fn read(endpoint: Endpoint, sample: &Sample) -> Result<Box<Facts>, Unreadable> {
     if let Some(content_type) = form_type(&sample.headers) {
         let mut scanner = FormScanner::new(content_type)?;
         scanner.push(&sample.body)?;

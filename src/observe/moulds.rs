@@ -1,0 +1,131 @@
+//! The shapes of whole JSON answers, shared by all answers of a pool's engines.
+//!
+//! An engine writes the same members around every answer. A body that was read in full leaves
+//! its [`Mould`] here and what was found in it; one that fits says the same, but for what
+//! stands in its slots. Nothing of a prompt or an answer is kept.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+
+use arc_swap::ArcSwap;
+
+use crate::units::Dialect;
+
+use super::mould::{Fit, Mould, Slots};
+use super::sight::Sight;
+
+/// Shapes that are kept per dialect: with text and with tools, with reasoning and without.
+const MOST: usize = 4;
+
+/// With all places taken, one in so many bodies that fit none takes a place: a workload of
+/// ever new shapes must not pay for moulds that nothing fits.
+const ONE_IN: u32 = 16;
+
+/// What whole answers look like.
+#[derive(Debug, Default)]
+pub struct Moulds {
+    chat: Shelf,
+    completions: Shelf,
+    responses: Shelf,
+    messages: Shelf,
+}
+
+/// The shapes of one dialect, in the order in which they are tried.
+#[derive(Debug, Default)]
+struct Shelf {
+    shapes: ArcSwap<Vec<Arc<Shape>>>,
+    /// Bodies that fitted none of them.
+    misses: AtomicU32,
+}
+
+/// A body of a known shape.
+#[derive(Debug)]
+pub(super) struct Known {
+    shape: Arc<Shape>,
+    pub(super) fit: Fit,
+}
+
+impl Known {
+    /// What it says, but for what stands in slots.
+    pub(super) fn sight(&self) -> &Sight {
+        &self.shape.sight
+    }
+}
+
+/// A mould, and what a body says that fits it.
+#[derive(Debug)]
+struct Shape {
+    mould: Mould,
+    sight: Sight,
+    /// A body has fitted since another shape last lost its place.
+    is_used: AtomicBool,
+}
+
+impl Moulds {
+    /// No shape is known yet.
+    #[must_use]
+    pub fn new() -> Self {
+        Moulds::default()
+    }
+
+    /// The shape of a whole body, if it is a known one.
+    pub(super) fn known(&self, dialect: Dialect, body: &[u8]) -> Option<Known> {
+        let shapes = self.shelf(dialect)?.shapes.load();
+        let fits = |shape: &Arc<Shape>| Some((shape.mould.fits_whole(body)?, Arc::clone(shape)));
+        let (fit, shape) = shapes.iter().find_map(fits)?;
+        if !shape.is_used.load(Relaxed) {
+            shape.is_used.store(true, Relaxed);
+        }
+        Some(Known { shape, fit })
+    }
+
+    /// A whole body had no known shape; read in full, this was in it.
+    pub(super) fn learn(&self, dialect: Dialect, body: &[u8], sight: &Sight, slots: &Slots) {
+        let Some(shelf) = self.shelf(dialect) else { return };
+        let misses = shelf.misses.fetch_add(1, Relaxed);
+        if shelf.shapes.load().len() < MOST || misses.is_multiple_of(ONE_IN) {
+            // Of two that are learned at once one may be lost; it will come again.
+            Shape::of(body, sight, slots).into_iter().for_each(|shape| shelf.take(shape));
+        }
+    }
+
+    fn shelf(&self, dialect: Dialect) -> Option<&Shelf> {
+        match dialect {
+            Dialect::Chat => Some(&self.chat),
+            Dialect::Completions => Some(&self.completions),
+            Dialect::Responses => Some(&self.responses),
+            Dialect::Messages => Some(&self.messages),
+            Dialect::Plain => None,
+        }
+    }
+}
+
+impl Shelf {
+    /// Takes in a shape; if need be in the place of one that nothing has fitted lately.
+    fn take(&self, shape: Shape) {
+        let mut shapes = Vec::clone(&self.shapes.load());
+        if shapes.len() >= MOST {
+            let is_idle = |shape: &Arc<Shape>| !shape.is_used.load(Relaxed);
+            shapes.remove(shapes.iter().rposition(is_idle).unwrap_or(MOST - 1));
+            shapes.iter().for_each(|shape| shape.is_used.store(false, Relaxed));
+        }
+        shapes.push(Arc::new(shape));
+        self.shapes.store(Arc::new(shapes));
+    }
+}
+
+impl Shape {
+    /// The shape of a body, if bodies like it can be told by their bytes: no error, and no more
+    /// than one choice.
+    fn of(body: &[u8], sight: &Sight, slots: &Slots) -> Option<Shape> {
+        if sight.has_error || sight.is_error_object || sight.choices.len() > 1 {
+            return None;
+        }
+        let mould = Mould::of_body(body, slots)?;
+        mould.fits_whole(body)?;
+        Some(Shape { mould, sight: sight.clone(), is_used: AtomicBool::new(true) })
+    }
+}
+
+#[cfg(test)]
+mod tests;
