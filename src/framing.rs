@@ -3,6 +3,9 @@
 
 use bytes::{Buf, Bytes, BytesMut};
 
+mod mould;
+pub use mould::{Fit, Known};
+
 /// What chunk extensions and trailer fields may take of one message in all.
 const MOST_BESIDE: usize = 16 * 1024;
 

@@ -26,7 +26,7 @@ use super::date::Dates;
 use super::door::{Fault, Talk};
 use super::settings::Listen;
 use super::stream::{self, Reception, Told};
-use crate::framing::{Framing, Step, Unreadable};
+use crate::framing::{Framing, Known, Step, Unreadable};
 
 mod head;
 mod out;
@@ -58,6 +58,7 @@ pin_project! {
         reception: Reception<S>,
         dates: Arc<Dates>,
         limits: Limits,
+        known: Known<Asked>,
         inbox: Inbox,
         out: Out,
         #[pin]
@@ -127,6 +128,7 @@ where
             reception,
             dates,
             limits,
+            known: Known::default(),
             inbox: Inbox::new(),
             out: Out::default(),
             exchange: Exchange::None,
@@ -186,7 +188,7 @@ where
             return Poll::Ready(Ok(()));
         }
         let Inbox { buffer, looked_at, .. } = this.inbox;
-        match head::take(buffer, looked_at, *this.limits) {
+        match head::take(buffer, looked_at, this.known, *this.limits) {
             Ok(Some(Asked { parts, framing, keeps, awaits_continue })) => {
                 *this.manners = Manners { version: parts.version, is_head: parts.method == Method::HEAD, keeps };
                 let body = this.inbox.begin(framing, awaits_continue);

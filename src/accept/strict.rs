@@ -5,7 +5,7 @@
 //! here. The head has reached our service by then, so the request is an accepted one: `gateway`
 //! calls [`check`], answers with `connection: close`, and counts it.
 
-use http::header::{EXPECT, HOST, TRANSFER_ENCODING};
+use http::header::{EXPECT, HOST, HeaderMap, HeaderValue, TRANSFER_ENCODING};
 use http::request::Parts;
 use http::uri::Authority;
 use http::{Method, StatusCode, Version};
@@ -66,30 +66,57 @@ pub fn check(parts: &Parts, max_head: usize, max_header_lines: usize) -> Result<
     if parts.headers.len() > max_header_lines {
         return Err(Refused::TooManyLines);
     }
-    if length(parts) > max_head {
+    let said = Said::by(&parts.headers);
+    let target_length = parts.uri.path_and_query().map_or(0, |target| target.as_str().len());
+    if target_length + said.length > max_head {
         return Err(Refused::HeadTooLarge);
     }
-    transfer_coding(parts)?;
+    if !said.is_framed_plainly() {
+        return Err(Refused::TransferCoding);
+    }
     target(parts)?;
-    host(parts)?;
-    expectation(parts)
+    host(parts, &said)?;
+    if said.expects_otherwise { Err(Refused::Expectation) } else { Ok(()) }
 }
 
-/// About what the head took on the wire: the target, and each field with its four bytes of
-/// colon, space and line end.
-fn length(parts: &Parts) -> usize {
-    let target = parts.uri.path_and_query().map_or(0, |target| target.as_str().len());
-    let fields = parts.headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 4);
-    target + fields.sum::<usize>()
+/// What the fields of a head say that is checked here. They are gone through once.
+#[derive(Default)]
+struct Said<'a> {
+    /// About what they took on the wire: each with its four bytes of colon, space and line end.
+    length: usize,
+    hosts: usize,
+    /// The last one.
+    host: Option<&'a HeaderValue>,
+    codings: usize,
+    /// The last one.
+    coding: &'a [u8],
+    /// Something other than `100-continue`.
+    expects_otherwise: bool,
 }
 
-/// `chunked` must stand alone: an inner coding would reach the engine as a body that nobody
-/// here has read.
-fn transfer_coding(parts: &Parts) -> Result<(), Refused> {
-    let mut codings = parts.headers.get_all(TRANSFER_ENCODING).iter();
-    let Some(only) = codings.next() else { return Ok(()) };
-    let alone = codings.next().is_none() && only.as_bytes().eq_ignore_ascii_case(b"chunked");
-    if alone { Ok(()) } else { Err(Refused::TransferCoding) }
+impl<'a> Said<'a> {
+    fn by(fields: &'a HeaderMap) -> Self {
+        let mut said = Said::default();
+        for (name, value) in fields {
+            said.length += name.as_str().len() + value.len() + 4;
+            if *name == HOST {
+                said.hosts += 1;
+                said.host = Some(value);
+            } else if *name == TRANSFER_ENCODING {
+                said.codings += 1;
+                said.coding = value.as_bytes();
+            } else if *name == EXPECT {
+                said.expects_otherwise |= !value.as_bytes().eq_ignore_ascii_case(b"100-continue");
+            }
+        }
+        said
+    }
+
+    /// `chunked` must stand alone: an inner coding would reach the engine as a body that nobody
+    /// here has read.
+    fn is_framed_plainly(&self) -> bool {
+        self.codings == 0 || self.codings == 1 && self.coding.eq_ignore_ascii_case(b"chunked")
+    }
 }
 
 fn target(parts: &Parts) -> Result<(), Refused> {
@@ -103,14 +130,12 @@ fn target(parts: &Parts) -> Result<(), Refused> {
 
 /// Exactly one host. Where the target names one too (absolute form, `:authority`), it must
 /// be the same: two names for one request are two readings of it.
-fn host(parts: &Parts) -> Result<(), Refused> {
-    let mut hosts = parts.headers.get_all(HOST).iter();
-    let (host, more) = (hosts.next(), hosts.next());
-    if more.is_some() {
+fn host(parts: &Parts, said: &Said<'_>) -> Result<(), Refused> {
+    if said.hosts > 1 {
         return Err(Refused::Host);
     }
     let named = parts.uri.authority().map(Authority::as_str);
-    match (host, named) {
+    match (said.host, named) {
         // HTTP/1.0 knows no Host; HTTP/2 has it in `:authority`.
         (None, None) if parts.version == Version::HTTP_10 => Ok(()),
         (None, Some(named)) if parts.version != Version::HTTP_11 => valid(named),
@@ -145,11 +170,6 @@ fn is_plain(host: &[u8]) -> bool {
     let name = host.iter().take_while(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.')).count();
     let is_port = |port: &[u8]| port.len() <= 4 && port.iter().all(u8::is_ascii_digit);
     name > 0 && host[name..].strip_prefix(b":").map_or(name == host.len(), is_port)
-}
-
-fn expectation(parts: &Parts) -> Result<(), Refused> {
-    let known = |value: &http::HeaderValue| value.as_bytes().eq_ignore_ascii_case(b"100-continue");
-    if parts.headers.get_all(EXPECT).iter().all(known) { Ok(()) } else { Err(Refused::Expectation) }
 }
 
 #[cfg(test)]

@@ -5,6 +5,8 @@
 
 use http::header::{CACHE_CONTROL, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, HeaderMap, HeaderName, HeaderValue};
 
+use crate::framing;
+
 /// The names of our own response fields.
 pub mod names {
     use http::header::HeaderName;
@@ -146,19 +148,24 @@ pub fn for_client(headers: &mut HeaderMap, is_event_stream: bool) {
     }
 }
 
-/// Removes hop-by-hop fields and whatever `Connection` names.
+/// Removes hop-by-hop fields and whatever `Connection` names. As a rule there are none.
 fn strip_hop_by_hop(headers: &mut HeaderMap) {
-    let mut found = named_by_connection(headers);
-    found.extend(headers.keys().filter(|name| is_of_one_hop(name.as_str())).cloned());
+    let mut found: Vec<HeaderName> = headers.keys().filter(|name| is_of_one_hop(name.as_str())).cloned().collect();
+    if found.contains(&CONNECTION) {
+        found.extend(named_by_connection(headers));
+    }
     for name in found {
         headers.remove(name);
     }
 }
 
+/// The fields that `Connection` names.
 fn named_by_connection(headers: &HeaderMap) -> Vec<HeaderName> {
-    let values = headers.get_all(CONNECTION).iter();
-    let tokens = values.flat_map(|value| value.as_bytes().split(|byte| *byte == b','));
-    tokens.filter_map(|token| HeaderName::from_bytes(token.trim_ascii()).ok()).collect()
+    let mut named = Vec::new();
+    for (_, value) in headers.iter().filter(|(name, _)| **name == CONNECTION) {
+        named.extend(framing::elements(value.as_bytes()).filter_map(|token| HeaderName::from_bytes(token).ok()));
+    }
+    named
 }
 
 /// Whether a client's `x-request-id` is fit to be kept: 1 to 128 visible ASCII characters of

@@ -366,7 +366,7 @@ impl Future for Sending {
         loop {
             let failed = match ready!(wire.poll_more(cx)) {
                 Ok(0) | Err(_) => NoAnswer::Closed,
-                Ok(_) => match head::take(&mut wire.buffer, &mut this.interim) {
+                Ok(_) => match head::take(&mut wire.buffer, &mut this.interim, &mut wire.known) {
                     Ok(None) => continue,
                     Ok(Some(head)) => {
                         let head::Head { parts, framing, stays } = head;

@@ -7,7 +7,7 @@ use http::header::{CONNECTION, CONTENT_LENGTH, EXPECT, HeaderMap, HeaderName, He
 use http::{Method, Request, StatusCode, Uri, Version, request};
 use memchr::memmem;
 
-use crate::framing::{self, Framing};
+use crate::framing::{self, Fit, Framing, Known};
 
 /// Lines that a head may have without a table of its own on the heap.
 const USUAL_LINES: usize = 100;
@@ -27,7 +27,7 @@ pub(super) struct Limits {
 }
 
 /// A request whose head has come.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Asked {
     pub parts: request::Parts,
     /// How its body ends.
@@ -78,26 +78,47 @@ impl Unread {
 }
 
 /// Takes the head of a request out of what has come in, once it is whole. `looked_at` is how
-/// much of it was seen to hold no end of a head before.
-pub(super) fn take(buffer: &mut BytesMut, looked_at: &mut usize, limits: Limits) -> Result<Option<Asked>, Unread> {
-    let read = match limits.lines {
-        _ if !may_be_whole(buffer, *looked_at) => Ok(None),
-        USUAL_LINES => read(buffer, &mut [const { MaybeUninit::uninit() }; USUAL_LINES]),
-        lines => read(buffer, &mut vec![const { MaybeUninit::uninit() }; lines]),
+/// much of it was seen to hold no end of a head before; `known` is what is known of the heads
+/// before it.
+pub(super) fn take(
+    buffer: &mut BytesMut,
+    looked_at: &mut usize,
+    known: &mut Known<Asked>,
+    limits: Limits,
+) -> Result<Option<Asked>, Unread> {
+    if !may_be_whole(buffer, *looked_at) {
+        return partial(buffer, looked_at, limits);
+    }
+    let read = match (known.find(buffer), limits.lines) {
+        (Some((last, fit)), _) => Some(again(last, fit)),
+        (None, USUAL_LINES) => read(buffer, known, &mut [const { MaybeUninit::uninit() }; USUAL_LINES])?,
+        (None, lines) => read(buffer, known, &mut vec![const { MaybeUninit::uninit() }; lines])?,
     };
-    match read? {
+    match read {
         Some((length, _)) if length > limits.head => Err(Unread::TooLarge),
         Some((length, asked)) => {
             *looked_at = 0;
             buffer.advance(length);
             Ok(Some(asked))
         }
-        None if buffer.len() < limits.head => {
-            *looked_at = buffer.len();
-            Ok(None)
-        }
-        None => Err(Unread::TooLarge),
+        None => partial(buffer, looked_at, limits),
     }
+}
+
+/// More has to come.
+fn partial(buffer: &[u8], looked_at: &mut usize, limits: Limits) -> Result<Option<Asked>, Unread> {
+    *looked_at = buffer.len();
+    if buffer.len() < limits.head { Ok(None) } else { Err(Unread::TooLarge) }
+}
+
+/// A head like the last one, and its length.
+fn again(last: Asked, fit: Fit) -> (usize, Asked) {
+    let (length, mut asked) = (fit.length, last);
+    if let Some(stated) = fit.stated {
+        asked.framing = Framing::Length(stated);
+    }
+    fit.fill(&mut asked.parts.headers);
+    (length, asked)
 }
 
 /// The path of a head that cannot be read, as far as there is one: for the shape of the refusal.
@@ -120,6 +141,7 @@ fn may_be_whole(buffer: &[u8], looked_at: usize) -> bool {
 /// Reads a head at the beginning of these bytes, and says how long it is.
 fn read<'a>(
     bytes: &'a [u8],
+    known: &mut Known<Asked>,
     lines: &mut [MaybeUninit<httparse::Header<'a>>],
 ) -> Result<Option<(usize, Asked)>, Unread> {
     let mut head = httparse::Request::new(&mut []);
@@ -161,7 +183,9 @@ fn read<'a>(
     }
     let keeps = said.keeps(parts.version);
     let awaits_continue = said.expects && parts.version == Version::HTTP_11 && !framing.is_over();
-    Ok(Some((length, Asked { parts, framing, keeps, awaits_continue })))
+    let asked = Asked { parts, framing, keeps, awaits_continue };
+    known.learn(&asked, &asked.parts.headers, &text, head.headers.len());
+    Ok(Some((length, asked)))
 }
 
 /// What the fields of a head say about the body and the connection.
@@ -217,5 +241,102 @@ impl Said {
             codings => codings == 1 && self.is_chunked && self.length.is_none(),
         };
         is_clear && !self.closes && (version == Version::HTTP_11 || self.keeps_alive)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const LIMITS: Limits = Limits { head: 400, lines: USUAL_LINES };
+
+    const LINES: [&str; 10] = [
+        "host: g",
+        "content-length: 12",
+        "x-id: a b",
+        "accept: */*",
+        "connection: keep-alive",
+        "transfer-encoding: chunked",
+        "expect: 100-continue",
+        "accept: text/plain",
+        "x-empty:",
+        "content-length: 12",
+    ];
+
+    /// A head of some of the lines, in their order.
+    fn heads() -> impl Strategy<Value = String> {
+        (prop::sample::subsequence(&LINES[..], 0..LINES.len()), any::<bool>()).prop_map(|(lines, is_old)| {
+            let version = if is_old { "1.0" } else { "1.1" };
+            lines.iter().fold(format!("POST /a HTTP/{version}\r\n"), |head, line| head + line + "\r\n") + "\r\n"
+        })
+    }
+
+    /// Puts other bytes into the place of some.
+    fn changes() -> impl Strategy<Value = Vec<(prop::sample::Index, usize, String)>> {
+        let other = prop::sample::select(vec![
+            "",
+            "1",
+            "7",
+            " ",
+            "\t",
+            "\r",
+            "\n",
+            "\r\n",
+            "\r\n\r\n",
+            ":",
+            "x",
+            "\0",
+            "\u{e9}",
+            "close",
+            "\r\ncontent-length: 12",
+        ]);
+        prop::collection::vec((any::<prop::sample::Index>(), 0usize..4, other.prop_map(str::to_owned)), 0..3)
+    }
+
+    fn taken(bytes: &[u8], known: &mut Known<Asked>) -> (String, usize, usize) {
+        let (mut buffer, mut looked_at) = (BytesMut::from(bytes), 0);
+        let taken = take(&mut buffer, &mut looked_at, known, LIMITS);
+        (format!("{taken:?}"), buffer.len(), looked_at)
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(4096))]
+
+        #[test]
+        fn a_head_is_read_alike_whatever_was_read_before_it(head in heads(), changes in changes(), cut in any::<prop::sample::Index>()) {
+            let mut known = Known::default();
+            for _ in 0..3 {
+                taken(head.as_bytes(), &mut known);
+            }
+            let mut next = head.into_bytes();
+            for (at, length, other) in changes {
+                let at = at.index(next.len());
+                next.splice(at..(at + length).min(next.len()), other.bytes());
+            }
+            next.extend_from_slice(b"{\"a\": 1}\r\n\r\n");
+            for next in [&next[..], &next[..cut.index(next.len())]] {
+                prop_assert_eq!(taken(next, &mut known), taken(next, &mut Known::default()), "{}", next.escape_ascii());
+            }
+        }
+    }
+
+    #[test]
+    fn heads_that_repeat_are_known_and_their_limits_hold() {
+        let mut known = Known::default();
+        let head = |length: &str, id: &str| {
+            format!("POST /a HTTP/1.1\r\nhost: g\r\ncontent-length: {length}\r\nx-id: {id}\r\n\r\n")
+        };
+        for (length, id, is_known) in [("5", "a", false), ("5", "a", false), ("5", "a", true), ("17", "b", true)] {
+            let head = head(length, id);
+            assert_eq!(known.find(head.as_bytes()).is_some(), is_known);
+            let asked = take(&mut head.as_bytes().into(), &mut 0, &mut known, LIMITS).unwrap().unwrap();
+            assert_eq!(asked.framing, Framing::Length(length.parse().unwrap()));
+            assert_eq!(asked.parts.headers["x-id"], id);
+        }
+        let long = head("5", &"x".repeat(LIMITS.head));
+        assert!(known.find(long.as_bytes()).is_some());
+        assert_eq!(take(&mut long.as_bytes().into(), &mut 0, &mut known, LIMITS).err(), Some(Unread::TooLarge));
     }
 }

@@ -9,7 +9,7 @@ use http::{Response, StatusCode, Version, response};
 use hyper::ext::ReasonPhrase;
 
 use super::{BUFFER, NoAnswer};
-use crate::framing::{self, Framing};
+use crate::framing::{self, Fit, Framing, Known};
 
 /// What interim answers may take before an answer.
 const MOST_INTERIM: usize = 64 * 1024;
@@ -18,6 +18,7 @@ const MOST_INTERIM: usize = 64 * 1024;
 const MOST_LINES: usize = 100;
 
 /// The head of an answer that is no interim one.
+#[derive(Clone, Debug)]
 pub(super) struct Head {
     pub parts: response::Parts,
     pub framing: Framing,
@@ -26,16 +27,25 @@ pub(super) struct Head {
 }
 
 /// Takes the head of an answer to a `POST` out of what has come in, once it is whole. `interim`
-/// counts the bytes of interim answers before it.
-pub(super) fn take(buffer: &mut BytesMut, interim: &mut usize) -> Result<Option<Head>, NoAnswer> {
+/// counts the bytes of interim answers before it; `known` is what is known of the heads of the
+/// answers before this one.
+pub(super) fn take(
+    buffer: &mut BytesMut,
+    interim: &mut usize,
+    known: &mut Known<Head>,
+) -> Result<Option<Head>, NoAnswer> {
     loop {
-        let before = buffer.len();
-        let Some((mut parts, said)) = parse(buffer)? else { return Ok(None) };
+        if let Some((last, fit)) = known.find(buffer).filter(|(_, fit)| fit.length <= BUFFER) {
+            buffer.advance(fit.length);
+            return Ok(Some(again(last, fit)));
+        }
+        let Some(Parsed { mut parts, said, text, lines }) = parse(buffer)? else { return Ok(None) };
+        buffer.advance(text.len());
         match parts.status.as_u16() {
             // We asked for no other protocol.
             101 => return Err(NoAnswer::Garbage),
             100..=199 => {
-                *interim += before - buffer.len();
+                *interim += text.len();
                 if *interim > MOST_INTERIM {
                     return Err(NoAnswer::HeadTooLarge);
                 }
@@ -45,13 +55,40 @@ pub(super) fn take(buffer: &mut BytesMut, interim: &mut usize) -> Result<Option<
                 let stays = said.stays(parts.version) && framing != Framing::ToEnd;
                 // The client is spoken to in a version of its own.
                 parts.version = Version::HTTP_11;
-                return Ok(Some(Head { parts, framing, stays }));
+                let head = Head { parts, framing, stays };
+                if !is_bodiless(head.parts.status) {
+                    known.learn(&head, &head.parts.headers, &text, lines);
+                }
+                return Ok(Some(head));
             }
         }
     }
 }
 
-fn parse(buffer: &mut BytesMut) -> Result<Option<(response::Parts, Said)>, NoAnswer> {
+/// A head like the last one.
+fn again(last: Head, fit: Fit) -> Head {
+    let mut head = last;
+    if let (Framing::Length(length), Some(stated)) = (&mut head.framing, fit.stated) {
+        *length = stated;
+    }
+    fit.fill(&mut head.parts.headers);
+    head
+}
+
+/// Whether answers of this status have no body, whatever length they state.
+fn is_bodiless(status: StatusCode) -> bool {
+    matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED)
+}
+
+/// A head as it was read.
+struct Parsed {
+    parts: response::Parts,
+    said: Said,
+    text: Bytes,
+    lines: usize,
+}
+
+fn parse(buffer: &[u8]) -> Result<Option<Parsed>, NoAnswer> {
     let mut lines = [const { MaybeUninit::uninit() }; MOST_LINES];
     let mut answer = httparse::Response::new(&mut []);
     let parser = httparse::ParserConfig::default();
@@ -80,8 +117,8 @@ fn parse(buffer: &mut BytesMut) -> Result<Option<(response::Parts, Said)>, NoAns
         said.hear(&name, value.as_bytes())?;
         parts.headers.append(name, value);
     }
-    buffer.advance(length);
-    Ok(Some((parts, said)))
+    let lines = answer.headers.len();
+    Ok(Some(Parsed { parts, said, text, lines }))
 }
 
 /// What the gateway adds to the fields before they go to the client.
@@ -120,7 +157,7 @@ impl Said {
 
     fn framing(&self, head: &response::Parts) -> Result<Framing, NoAnswer> {
         match self.codings {
-            _ if matches!(head.status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED) => Ok(Framing::EMPTY),
+            _ if is_bodiless(head.status) => Ok(Framing::EMPTY),
             0 => Ok(self.length.map_or(Framing::ToEnd, Framing::Length)),
             1 if self.is_chunked && head.version == Version::HTTP_11 => Ok(Framing::CHUNKED),
             _ => Err(NoAnswer::Garbage),
@@ -132,5 +169,99 @@ impl Said {
     fn stays(&self, version: Version) -> bool {
         let is_clear = self.codings == 0 || self.length.is_none();
         is_clear && !self.closes && (version == Version::HTTP_11 || self.keeps_alive)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const LINES: [&str; 9] = [
+        "date: Mon, 30 Nov 2026 00:00:00 GMT",
+        "content-length: 12",
+        "server: uvicorn",
+        "content-length: 12",
+        "connection: keep-alive",
+        "transfer-encoding: chunked",
+        "set-cookie: a",
+        "x-empty:",
+        "set-cookie: b",
+    ];
+
+    const STATUSES: [&str; 5] =
+        ["1.1 200 OK", "1.0 200 OK", "1.1 204 No Content", "1.1 200 Fine", "1.1 103 Early Hints"];
+
+    /// A head of some of the lines, in their order.
+    fn heads() -> impl Strategy<Value = String> {
+        let status = prop::sample::select(&STATUSES[..]);
+        (status, prop::sample::subsequence(&LINES[..], 0..LINES.len())).prop_map(|(status, lines)| {
+            lines.iter().fold(format!("HTTP/{status}\r\n"), |head, line| head + line + "\r\n") + "\r\n"
+        })
+    }
+
+    /// Puts other bytes into the place of some.
+    fn changes() -> impl Strategy<Value = Vec<(prop::sample::Index, usize, String)>> {
+        let other = prop::sample::select(vec![
+            "",
+            "1",
+            "7",
+            " ",
+            "\t",
+            "\r",
+            "\n",
+            "\r\n",
+            "\r\n\r\n",
+            ":",
+            "x",
+            "\0",
+            "\u{e9}",
+            "close",
+            ", 12",
+            "\r\ncontent-length: 12",
+        ]);
+        prop::collection::vec((any::<prop::sample::Index>(), 0usize..4, other.prop_map(str::to_owned)), 0..3)
+    }
+
+    fn taken(bytes: &[u8], known: &mut Known<Head>) -> (String, usize, usize) {
+        let (mut buffer, mut interim) = (BytesMut::from(bytes), 0);
+        let taken = take(&mut buffer, &mut interim, known);
+        (format!("{taken:?}"), buffer.len(), interim)
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(4096))]
+
+        #[test]
+        fn a_head_is_read_alike_whatever_was_read_before_it(head in heads(), changes in changes(), cut in any::<prop::sample::Index>()) {
+            let mut known = Known::default();
+            for _ in 0..3 {
+                taken(head.as_bytes(), &mut known);
+            }
+            let mut next = head.into_bytes();
+            for (at, length, other) in changes {
+                let at = at.index(next.len());
+                next.splice(at..(at + length).min(next.len()), other.bytes());
+            }
+            next.extend_from_slice(b"{\"a\": 1}\r\n\r\n");
+            for next in [&next[..], &next[..cut.index(next.len())]] {
+                prop_assert_eq!(taken(next, &mut known), taken(next, &mut Known::default()), "{}", next.escape_ascii());
+            }
+        }
+    }
+
+    #[test]
+    fn heads_that_repeat_are_known_behind_interim_ones_too() {
+        let mut known = Known::default();
+        for (length, is_known) in [("5", false), ("5", false), ("5", true), ("17", true)] {
+            let head = format!("HTTP/1.1 200 OK\r\ndate: {length}\r\ncontent-length: {length}\r\n\r\n");
+            assert_eq!(known.find(head.as_bytes()).is_some(), is_known);
+            let bytes = format!("HTTP/1.1 103 Early Hints\r\n\r\n{head}");
+            let (mut buffer, mut interim) = (BytesMut::from(bytes.as_bytes()), 0);
+            let taken = take(&mut buffer, &mut interim, &mut known).unwrap().unwrap();
+            assert_eq!((taken.framing, interim), (Framing::Length(length.parse().unwrap()), 28));
+            assert_eq!((&taken.parts.headers["date"], buffer.len()), (&HeaderValue::from_static(length), 0));
+        }
     }
 }

@@ -10,7 +10,9 @@ use tokio::io::AsyncReadExt;
 use tokio::task::unconstrained;
 
 use super::BUFFER;
+use super::head::Head;
 use crate::dial::BoxedIo;
+use crate::framing::Known;
 
 /// Room for a read: what an event, or a small answer with its head, fits into. More is asked
 /// for while reads fill it.
@@ -25,12 +27,14 @@ pub(super) struct Wire {
     pub buffer: BytesMut,
     /// Bytes that came in since it was opened.
     pub received: u64,
+    /// What is known of the heads of its answers.
+    pub known: Known<Head>,
     room: usize,
 }
 
 impl Wire {
     pub fn new(io: BoxedIo) -> Self {
-        Wire { io, buffer: BytesMut::new(), received: 0, room: ROOM }
+        Wire { io, buffer: BytesMut::new(), received: 0, known: Known::default(), room: ROOM }
     }
 
     /// Reads more into the buffer; says how much, 0 at the connection's end.
