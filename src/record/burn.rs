@@ -5,6 +5,7 @@
 //! reaches back between 119/120 of its length and the whole of it. Counts begin at the
 //! start of the process: nothing before it is known.
 
+use std::ops::Range;
 use std::time::Duration;
 
 use crate::units::Tick;
@@ -56,22 +57,34 @@ struct Ring {
     /// The length of a slot.
     slot_nanos: u64,
     slots: Box<[Slot]>,
+    /// The slot that was last written to, and the moments that belong into it.
+    present: usize,
+    span: Range<u64>,
 }
 
 impl Ring {
     fn new(window: Duration) -> Self {
         let slot_nanos = u64::try_from(window.as_nanos() / SLOTS as u128).unwrap_or(u64::MAX).max(1);
-        Ring { window, slot_nanos, slots: vec![Slot::default(); SLOTS].into() }
+        Ring { window, slot_nanos, slots: vec![Slot::default(); SLOTS].into(), present: 0, span: 0..slot_nanos }
     }
 
     fn note(&mut self, met: bool, at: Tick) {
-        let number = at.as_nanos() / self.slot_nanos;
-        let slot = &mut self.slots[(number % SLOTS as u64) as usize];
+        if !self.span.contains(&at.as_nanos()) {
+            self.turn_to(at.as_nanos() / self.slot_nanos);
+        }
+        let count = &mut self.slots[self.present].count;
+        count.met += u64::from(met);
+        count.judged += 1;
+    }
+
+    fn turn_to(&mut self, number: u64) {
+        self.present = (number % SLOTS as u64) as usize;
+        let begins = number * self.slot_nanos;
+        self.span = begins..begins.saturating_add(self.slot_nanos);
+        let slot = &mut self.slots[self.present];
         if slot.number < number {
             *slot = Slot { number, count: Count::default() };
         }
-        slot.count.met += u64::from(met);
-        slot.count.judged += 1;
     }
 
     /// The slots that the window still covers at `at`.

@@ -25,8 +25,11 @@ pub fn put_digits(room: &mut [u8], mut value: u64) {
 pub fn put_hex(room: &mut [u8], bits: u128) {
     const DIGITS: [u8; 16] = *b"0123456789abcdef";
     for (digits, byte) in room.chunks_mut(2).zip(bits.to_le_bytes()) {
-        let pair = [byte & 15, byte >> 4].map(|digit| DIGITS[usize::from(digit)]);
-        digits.copy_from_slice(&pair[..digits.len()]);
+        let [low, high] = [byte & 15, byte >> 4].map(|digit| DIGITS[usize::from(digit)]);
+        digits[0] = low;
+        if let Some(digit) = digits.get_mut(1) {
+            *digit = high;
+        }
     }
 }
 
