@@ -461,7 +461,7 @@ fn upstream_id(known: &RequestId) -> HeaderValue {
     let mut id = Vec::with_capacity(known.len() + 17);
     id.extend_from_slice(known);
     id.extend_from_slice(b"-0000000000000000");
-    put_hex(&mut id[known.len() + 1..], u128::from(rand::random::<u64>()));
+    put_hex(&mut id[known.len() + 1..], &rand::random::<u64>().to_ne_bytes());
     HeaderValue::from_maybe_shared(Bytes::from(id)).expect("an id that was a header value, and hexadecimal digits")
 }
 
