@@ -191,9 +191,11 @@ mod tests {
         known.learn(&fields, &fields, &text, lines);
     }
 
+    type Fields = Vec<(String, String)>;
+
     /// What is found in `bytes` by who has read `head` twice: the length of the head, of its
     /// body, and its fields.
-    fn found(head: &str, bytes: &str) -> Option<(usize, Option<u64>, Vec<(String, String)>)> {
+    fn found(head: &str, bytes: &str) -> Option<(usize, Option<u64>, Fields)> {
         let mut known = Known::default();
         learn(&mut known, head);
         learn(&mut known, head);
