@@ -1,5 +1,6 @@
 //! Where the body of an HTTP/1.1 message ends, and which bytes belong to it (RFC 9112, sections
 //! 6 and 7): of clients' requests and of engines' answers. Bytes in, data out, cut anywhere.
+//! Beside it, how a head is known by the one before it ([`Known`]).
 
 use bytes::{Buf, Bytes, BytesMut};
 

@@ -19,6 +19,7 @@ mod promise;
 mod reply;
 mod upload;
 
+use std::any::Any;
 use std::convert::Infallible;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -38,7 +39,7 @@ pub use early::Handling;
 pub use house::{Gateway, Materials};
 pub use promise::{BoundPool, Live, Promise};
 
-use crate::accept::{made_id, strict};
+use crate::accept::{RequestBody, made_id, strict};
 use crate::admit::queue::Standing;
 use crate::classify::{Ask as ClassAsk, Classified, TargetHeaders};
 use crate::forward::ReplyBody;
@@ -157,18 +158,18 @@ impl Gateway {
         B: Body<Data = Bytes> + Send + 'static,
         B::Error: Into<Fault>,
     {
+        let client = client_of(&request);
         let (head, body) = request.into_parts();
-        let arrived = self.arrived(head, outlet);
+        let arrived = self.arrived(head, client, outlet);
         // A panic drops the visit while the thread unwinds, which records it as `internal`.
         let answered = AssertUnwindSafe(self.answer(&live, &arrived, body)).catch_unwind().await;
         answered.unwrap_or_else(|_| arrived.refused(&Refusal::Internal, None))
     }
 
-    fn arrived(&self, head: Head, outlet: Option<Outlet>) -> Arrived {
+    fn arrived(&self, head: Head, client: ClientSide, outlet: Option<Outlet>) -> Arrived {
         let at = self.clock.now();
         let kept = head.headers.get(X_REQUEST_ID).filter(|value| is_fit_id(value));
         let id = kept.and_then(|value| value.to_str().ok()).map_or_else(made_id, RequestId::from);
-        let client = head.extensions.get::<ClientSide>().cloned().unwrap_or_default();
         let shape = Endpoint::shape_of_unknown(head.uri.path());
         Arrived { head, at, id, client, shape, outlet }
     }
@@ -381,6 +382,15 @@ impl Gateway {
     }
 }
 
+/// What is known of the client: `accept` tells it with the body, others in the extensions.
+fn client_of<B: 'static>(request: &Request<B>) -> ClientSide {
+    let body: &dyn Any = request.body();
+    match body.downcast_ref::<RequestBody>() {
+        Some(body) => body.client().clone(),
+        None => request.extensions().get::<ClientSide>().cloned().unwrap_or_default(),
+    }
+}
+
 fn classify(
     live: &Live,
     who: &Who,
@@ -468,7 +478,7 @@ fn upstream_id(known: &RequestId) -> HeaderValue {
     let mut id = Vec::with_capacity(known.len() + 17);
     id.extend_from_slice(known);
     id.extend_from_slice(b"-0000000000000000");
-    put_hex(&mut id[known.len() + 1..], u128::from(rand::random::<u64>()));
+    put_hex(&mut id[known.len() + 1..], &rand::random::<u64>().to_ne_bytes());
     HeaderValue::from_maybe_shared(Bytes::from(id)).expect("an id that was a header value, and hexadecimal digits")
 }
 

@@ -87,7 +87,7 @@ async fn serve(listen: Listen) -> House {
             }
             if parts.uri.path() == "/stream" {
                 let feed = fed.lock().unwrap().take().expect("one stream a house");
-                let side = parts.extensions.get::<ClientSide>().unwrap().clone();
+                let side = body.client().clone();
                 return Ok(Response::new(Fed { feed, side, cut: told }.boxed_unsync()));
             }
             match body.collect().await {

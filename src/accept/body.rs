@@ -9,10 +9,16 @@ use http_body::{Body, Frame};
 use hyper::body::Incoming;
 use parking_lot::Mutex;
 
-/// The body of a client's request, on whatever version of HTTP it came.
-pub struct RequestBody(Source);
+use crate::units::ClientSide;
 
-enum Source {
+/// The body of a client's request, on whatever version of HTTP it came.
+pub struct RequestBody {
+    source: Source,
+    client: ClientSide,
+}
+
+/// Where a body comes from.
+pub(super) enum Source {
     /// All of it had come with its head.
     Whole(Option<Bytes>),
     /// HTTP/1: the connection hands it over as it comes.
@@ -33,18 +39,26 @@ pub enum BodyCut {
 }
 
 impl RequestBody {
-    pub(super) fn whole(bytes: Bytes) -> Self {
-        RequestBody(Source::Whole((!bytes.is_empty()).then_some(bytes)))
+    pub(super) fn new(source: Source, client: ClientSide) -> Self {
+        RequestBody { source, client }
     }
 
-    pub(super) fn stream(incoming: Incoming) -> Self {
-        RequestBody(Source::Stream(incoming))
+    /// What the connection tells of the client that sends it.
+    #[must_use]
+    pub fn client(&self) -> &ClientSide {
+        &self.client
+    }
+}
+
+impl Source {
+    pub(super) fn whole(bytes: Bytes) -> Self {
+        Source::Whole((!bytes.is_empty()).then_some(bytes))
     }
 
     /// A body that is to come, and where the connection puts it.
     pub(super) fn flow() -> (Self, Feed) {
         let flow = Arc::new(Flow::default());
-        (RequestBody(Source::Flow(Arc::clone(&flow))), Feed(flow))
+        (Source::Flow(Arc::clone(&flow)), Feed(flow))
     }
 }
 
@@ -53,7 +67,7 @@ impl Body for RequestBody {
     type Error = BodyCut;
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyCut>>> {
-        match &mut self.0 {
+        match &mut self.source {
             Source::Whole(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
             Source::Flow(flow) => flow.poll(cx).map(|next| next.map(|next| next.map(Frame::data))),
             Source::Stream(incoming) => {
@@ -63,7 +77,7 @@ impl Body for RequestBody {
     }
 
     fn is_end_stream(&self) -> bool {
-        match &self.0 {
+        match &self.source {
             Source::Whole(bytes) => bytes.is_none(),
             Source::Flow(_) => false,
             Source::Stream(incoming) => incoming.is_end_stream(),
@@ -74,7 +88,7 @@ impl Body for RequestBody {
 /// What a connection and the body of its request share. Both live in one task as a rule; a
 /// lock that nobody else holds lets them live in two.
 #[derive(Default)]
-struct Flow(Mutex<State>);
+pub(super) struct Flow(Mutex<State>);
 
 #[derive(Default)]
 struct State {

@@ -21,7 +21,7 @@ use tower::Service;
 
 use self::head::{Asked, Limits};
 use self::out::{Ending, Manners, Out};
-use super::body::{BodyCut, Feed, RequestBody};
+use super::body::{BodyCut, Feed, RequestBody, Source};
 use super::date::Dates;
 use super::door::{Fault, Talk};
 use super::settings::Listen;
@@ -292,19 +292,19 @@ impl Inbox {
     }
 
     /// The body of a request whose head has been taken: whole, if it has come with it.
-    fn begin(&mut self, framing: Framing, awaits_continue: bool) -> RequestBody {
+    fn begin(&mut self, framing: Framing, awaits_continue: bool) -> Source {
         (self.framing, self.awaits_continue, self.room) = (framing, awaits_continue, ROOM);
         if let Framing::Length(length) = self.framing
             && length <= self.buffer.len() as u64
         {
             self.framing = Framing::EMPTY;
             // As a rule nothing stands behind it, and the buffer itself becomes the body.
-            return RequestBody::whole(match length == self.buffer.len() as u64 {
+            return Source::whole(match length == self.buffer.len() as u64 {
                 true => std::mem::take(&mut self.buffer).freeze(),
                 false => self.buffer.split_to(length as usize).freeze(),
             });
         }
-        let (body, feed) = RequestBody::flow();
+        let (body, feed) = Source::flow();
         self.feed = Some(feed);
         body
     }

@@ -7,6 +7,6 @@ use crate::units::decimal::put_hex;
 #[must_use]
 pub fn made_id() -> RequestId {
     let mut id = *b"req-00000000000000000000000000000000";
-    put_hex(&mut id[4..], rand::random());
+    put_hex(&mut id[4..], &rand::random::<u128>().to_ne_bytes());
     RequestId::from(std::str::from_utf8(&id).expect("hexadecimal digits"))
 }

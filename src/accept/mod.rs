@@ -2,7 +2,7 @@
 //!
 //! Promises: no client can hold a connection longer than the limits of [`settings::Listen`]
 //! allow, by saying nothing, by saying it slowly, or by not listening; a client that refuses
-//! bytes is told apart from an engine that sends none ([`ClientSide`], in the extensions of
+//! bytes is told apart from an engine that sends none ([`ClientSide`], in the body of
 //! each request); an open stream survives renewed certificates and a drain that is long
 //! enough; every task has ended when [`Listener::serve`] has.
 //!

@@ -19,7 +19,7 @@ use pin_project_lite::pin_project;
 use tower::util::Oneshot;
 use tower::{Service, ServiceExt};
 
-use super::body::RequestBody;
+use super::body::{RequestBody, Source};
 use super::drain::{Drain, Ear, Phase};
 use super::peer::{Open, Peer};
 use super::stall::Stall;
@@ -82,7 +82,7 @@ where
     type Future = Asked<S>;
 
     fn call(&self, request: Request<Incoming>) -> Self::Future {
-        self.receive(request.map(RequestBody::stream))
+        self.receive(request.map(Source::Stream))
     }
 }
 
@@ -96,7 +96,7 @@ where
     B: Body<Data = Bytes>,
 {
     /// Hands a request to the service.
-    pub(super) fn receive(&self, mut request: Request<RequestBody>) -> Asked<S> {
+    pub(super) fn receive(&self, request: Request<Source>) -> Asked<S> {
         let multiplexed = request.version() == Version::HTTP_2;
         let open = self.peer.greet(multiplexed);
         let strand = multiplexed.then(|| {
@@ -113,7 +113,7 @@ where
                 self.peer.side.clone()
             }
         };
-        request.extensions_mut().insert(side);
+        let request = request.map(|source| RequestBody::new(source, side));
         // Most services are always ready: theirs is called at once, and nothing holds the request
         // meanwhile.
         let mut service = self.service.clone();

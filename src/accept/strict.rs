@@ -5,7 +5,7 @@
 //! here. The head has reached our service by then, so the request is an accepted one: `gateway`
 //! calls [`check`], answers with `connection: close`, and counts it.
 
-use http::header::{EXPECT, HOST, HeaderMap, HeaderValue, TRANSFER_ENCODING};
+use http::header::{HeaderMap, HeaderValue};
 use http::request::Parts;
 use http::uri::Authority;
 use http::{Method, StatusCode, Version};
@@ -98,15 +98,19 @@ impl<'a> Said<'a> {
     fn by(fields: &'a HeaderMap) -> Self {
         let mut said = Said::default();
         for (name, value) in fields {
-            said.length += name.as_str().len() + value.len() + 4;
-            if *name == HOST {
-                said.hosts += 1;
-                said.host = Some(value);
-            } else if *name == TRANSFER_ENCODING {
-                said.codings += 1;
-                said.coding = value.as_bytes();
-            } else if *name == EXPECT {
-                said.expects_otherwise |= !value.as_bytes().eq_ignore_ascii_case(b"100-continue");
+            let name = name.as_str();
+            said.length += name.len() + value.len() + 4;
+            match name {
+                "host" => {
+                    said.hosts += 1;
+                    said.host = Some(value);
+                }
+                "transfer-encoding" => {
+                    said.codings += 1;
+                    said.coding = value.as_bytes();
+                }
+                "expect" => said.expects_otherwise |= !value.as_bytes().eq_ignore_ascii_case(b"100-continue"),
+                _ => {}
             }
         }
         said
@@ -140,6 +144,7 @@ fn host(parts: &Parts, said: &Said<'_>) -> Result<(), Refused> {
         (None, None) if parts.version == Version::HTTP_10 => Ok(()),
         (None, Some(named)) if parts.version != Version::HTTP_11 => valid(named),
         (None, _) => Err(Refused::Host),
+        (Some(host), None) if is_plain(host.as_bytes()) => Ok(()),
         (Some(host), named) => {
             let host = host.to_str().map_err(|_| Refused::Host)?;
             if named.is_some_and(|named| !named.eq_ignore_ascii_case(host)) {
@@ -164,10 +169,21 @@ fn valid(host: &str) -> Result<(), Refused> {
     if port && !authority.host().is_empty() { Ok(()) } else { Err(Refused::Host) }
 }
 
+/// The bytes of plain names.
+const PLAIN: [bool; 256] = {
+    let mut plain = [false; 256];
+    let mut byte = 0;
+    while byte < 128 {
+        plain[byte] = (byte as u8).is_ascii_alphanumeric() || matches!(byte as u8, b'-' | b'.');
+        byte += 1;
+    }
+    plain
+};
+
 /// Nearly all hosts: a name of letters, digits, hyphens and dots, with or without a port of
 /// up to four digits. Whatever else there is takes the long way.
 fn is_plain(host: &[u8]) -> bool {
-    let name = host.iter().take_while(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.')).count();
+    let name = host.iter().position(|byte| !PLAIN[usize::from(*byte)]).unwrap_or(host.len());
     let is_port = |port: &[u8]| port.len() <= 4 && port.iter().all(u8::is_ascii_digit);
     name > 0 && host[name..].strip_prefix(b":").map_or(name == host.len(), is_port)
 }

@@ -99,7 +99,7 @@ impl House {
         let (ours, theirs) = tokio::io::duplex(pipe);
         let (door, clock, seen) = (self.door.clone(), self.clock, Arc::clone(&self.seen));
         let service = tower::service_fn(move |request: Request<RequestBody>| {
-            let side = request.extensions().get::<ClientSide>().expect("in each request").clone();
+            let side = request.body().client().clone();
             seen.sides.lock().push(side.clone());
             let body = Played { act, given: 0, side, clock, seen: Arc::clone(&seen) };
             async move { Ok::<_, Infallible>(Response::new(body)) }

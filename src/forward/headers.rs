@@ -151,7 +151,7 @@ pub fn for_client(headers: &mut HeaderMap, is_event_stream: bool) {
 /// Removes hop-by-hop fields and whatever `Connection` names. As a rule there are none.
 fn strip_hop_by_hop(headers: &mut HeaderMap) {
     let mut found: Vec<HeaderName> = headers.keys().filter(|name| is_of_one_hop(name.as_str())).cloned().collect();
-    if found.contains(&CONNECTION) {
+    if !found.is_empty() {
         found.extend(named_by_connection(headers));
     }
     for name in found {
@@ -161,11 +161,12 @@ fn strip_hop_by_hop(headers: &mut HeaderMap) {
 
 /// The fields that `Connection` names.
 fn named_by_connection(headers: &HeaderMap) -> Vec<HeaderName> {
-    let mut named = Vec::new();
-    for (_, value) in headers.iter().filter(|(name, _)| **name == CONNECTION) {
-        named.extend(framing::elements(value.as_bytes()).filter_map(|token| HeaderName::from_bytes(token).ok()));
+    if !headers.contains_key(CONNECTION) {
+        return Vec::new();
     }
-    named
+    let values = headers.get_all(CONNECTION).iter();
+    let tokens = values.flat_map(|value| framing::elements(value.as_bytes()));
+    tokens.filter_map(|token| HeaderName::from_bytes(token).ok()).collect()
 }
 
 /// Whether a client's `x-request-id` is fit to be kept: 1 to 128 visible ASCII characters of

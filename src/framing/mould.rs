@@ -36,13 +36,12 @@ impl<H> Default for Known<H> {
 }
 
 impl<H: Clone> Known<H> {
-    /// The head at the beginning of these bytes, if it fits: with the fields of the last one, for
-    /// [`Fit::fill`] to be put right.
-    pub fn find(&mut self, bytes: &[u8]) -> Option<(H, Fit)> {
+    /// The last head, if the one at the beginning of these bytes fits it.
+    pub fn find(&mut self, bytes: &[u8]) -> Option<(&H, Fit)> {
         let (mould, head) = &**self.last.as_ref()?;
         let fit = mould.fit(bytes)?;
         self.in_full = 1;
-        Some((head.clone(), fit))
+        Some((head, fit))
     }
 
     /// A head of so many lines was read in full. The values of its fields are slices of its text.
@@ -66,7 +65,7 @@ pub struct Fit {
 }
 
 impl Fit {
-    /// Makes the fields of this head out of those of the last one.
+    /// Makes the fields of this head out of a copy of those of the last one.
     pub fn fill(self, fields: &mut HeaderMap) {
         for (line, value) in self.changed {
             if let Some(place) = fields.values_mut().nth(line) {
@@ -192,13 +191,16 @@ mod tests {
         known.learn(&fields, &fields, &text, lines);
     }
 
+    type Fields = Vec<(String, String)>;
+
     /// What is found in `bytes` by who has read `head` twice: the length of the head, of its
     /// body, and its fields.
-    fn found(head: &str, bytes: &str) -> Option<(usize, Option<u64>, Vec<(String, String)>)> {
+    fn found(head: &str, bytes: &str) -> Option<(usize, Option<u64>, Fields)> {
         let mut known = Known::default();
         learn(&mut known, head);
         learn(&mut known, head);
-        let (mut fields, fit) = known.find(bytes.as_bytes())?;
+        let (fields, fit) = known.find(bytes.as_bytes())?;
+        let mut fields = fields.clone();
         let (length, stated) = (fit.length, fit.stated);
         fit.fill(&mut fields);
         let field = |(name, value): (&HeaderName, &HeaderValue)| {

@@ -2,7 +2,7 @@
 //!
 //! A connection stops polling a response body once its own buffers are full, so no timer inside the
 //! body can see a client that refuses bytes. `accept` sees it at the socket, and writes it
-//! into this cell, which it puts into the extensions of each request; `forward` reads it.
+//! into this cell, which comes with the body of each request; `forward` reads it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};

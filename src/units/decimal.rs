@@ -21,17 +21,24 @@ pub fn put_digits(room: &mut [u8], mut value: u64) {
     }
 }
 
-/// Writes the lowest bits of `bits` as hexadecimal digits, as many as there is room for.
-pub fn put_hex(room: &mut [u8], bits: u128) {
-    const DIGITS: [u8; 16] = *b"0123456789abcdef";
-    for (digits, byte) in room.chunks_mut(2).zip(bits.to_le_bytes()) {
-        let [low, high] = [byte & 15, byte >> 4].map(|digit| DIGITS[usize::from(digit)]);
-        digits[0] = low;
-        if let Some(digit) = digits.get_mut(1) {
-            *digit = high;
-        }
+/// Writes bytes as two hexadecimal digits each, as many as there is room for.
+pub fn put_hex(room: &mut [u8], bytes: &[u8]) {
+    for (digits, byte) in room.chunks_exact_mut(2).zip(bytes) {
+        digits.copy_from_slice(&HEX[usize::from(*byte)]);
     }
 }
+
+/// The digits of each byte.
+const HEX: [[u8; 2]; 256] = {
+    let digits = b"0123456789abcdef";
+    let mut hex = [[0; 2]; 256];
+    let mut byte = 0;
+    while byte < hex.len() {
+        hex[byte] = [digits[byte >> 4], digits[byte & 15]];
+        byte += 1;
+    }
+    hex
+};
 
 #[cfg(test)]
 mod tests {
@@ -39,6 +46,14 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
+        #[test]
+        fn bytes_are_two_digits_each(bytes in prop::collection::vec(any::<u8>(), 0..20)) {
+            let mut room = vec![b'x'; 2 * bytes.len()];
+            put_hex(&mut room, &bytes);
+            let digits: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+            prop_assert_eq!(room, digits.into_bytes());
+        }
+
         #[test]
         fn digits_are_those_of_the_formatter(value in any::<u64>(), small in 0u64..1000, digits in 1usize..=20) {
             for value in [value, small, 0, u64::MAX] {

@@ -89,12 +89,16 @@ pub(super) fn take(
     if !may_be_whole(buffer, *looked_at) {
         return partial(buffer, looked_at, limits);
     }
-    let read = match (known.find(buffer), limits.lines) {
-        (Some((last, fit)), _) => Some(again(last, fit)),
-        (None, USUAL_LINES) => read(buffer, known, &mut [const { MaybeUninit::uninit() }; USUAL_LINES])?,
-        (None, lines) => read(buffer, known, &mut vec![const { MaybeUninit::uninit() }; lines])?,
+    if let Some((last, fit)) = known.find(buffer).filter(|(_, fit)| fit.length <= limits.head) {
+        *looked_at = 0;
+        buffer.advance(fit.length);
+        return Ok(Some(again(last, fit)));
+    }
+    let read = match limits.lines {
+        USUAL_LINES => read(buffer, known, &mut [const { MaybeUninit::uninit() }; USUAL_LINES]),
+        lines => read(buffer, known, &mut vec![const { MaybeUninit::uninit() }; lines]),
     };
-    match read {
+    match read? {
         Some((length, _)) if length > limits.head => Err(Unread::TooLarge),
         Some((length, asked)) => {
             *looked_at = 0;
@@ -111,14 +115,14 @@ fn partial(buffer: &[u8], looked_at: &mut usize, limits: Limits) -> Result<Optio
     if buffer.len() < limits.head { Ok(None) } else { Err(Unread::TooLarge) }
 }
 
-/// A head like the last one, and its length.
-fn again(last: Asked, fit: Fit) -> (usize, Asked) {
-    let (length, mut asked) = (fit.length, last);
+/// A head like the last one.
+fn again(last: &Asked, fit: Fit) -> Asked {
+    let mut asked = last.clone();
     if let Some(stated) = fit.stated {
         asked.framing = Framing::Length(stated);
     }
     fit.fill(&mut asked.parts.headers);
-    (length, asked)
+    asked
 }
 
 /// The path of a head that cannot be read, as far as there is one: for the shape of the refusal.

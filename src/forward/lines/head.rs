@@ -66,8 +66,8 @@ pub(super) fn take(
 }
 
 /// A head like the last one.
-fn again(last: Head, fit: Fit) -> Head {
-    let mut head = last;
+fn again(last: &Head, fit: Fit) -> Head {
+    let mut head = last.clone();
     if let (Framing::Length(length), Some(stated)) = (&mut head.framing, fit.stated) {
         *length = stated;
     }
