@@ -167,7 +167,7 @@ impl Mould {
     /// which is not empty, and in its numbers.
     pub(super) fn fits(&self, bytes: &[u8]) -> Option<Fit> {
         let mut fit = Fit::default();
-        let rest = self.fill(bytes, &mut fit)?;
+        let rest = self.fill(bytes, &mut fit)?.strip_prefix(self.tail())?;
         // More line ends would belong to this event, too.
         if matches!(rest.first(), Some(b'\n' | b'\r')) {
             return None;
@@ -176,13 +176,16 @@ impl Mould {
         Some(fit)
     }
 
-    /// Whether `bytes` are a whole body that differs from the mould's only in its slots.
+    /// Whether `bytes` are a whole body that differs from the mould's only in its slots. One
+    /// that is not whole, or of another shape, mostly ends otherwise: that is seen before a long
+    /// text is.
     pub(super) fn fits_whole(&self, bytes: &[u8]) -> Option<Fit> {
-        let mut fit = Fit::default();
-        self.fill(bytes, &mut fit)?.is_empty().then_some(fit)
+        let (mut fit, tail) = (Fit::default(), self.tail());
+        let is_whole = bytes.ends_with(tail) && self.fill(bytes, &mut fit)?.len() == tail.len();
+        is_whole.then_some(fit)
     }
 
-    /// Takes what stands in the slots, and says what stands behind all.
+    /// Takes what stands in the slots, and says what stands behind the last one.
     fn fill<'a>(&self, bytes: &'a [u8], fit: &mut Fit) -> Option<&'a [u8]> {
         let (mut rest, mut fixed) = (bytes, 0);
         for (at, slot) in &self.slots {
@@ -191,7 +194,12 @@ impl Mould {
             fixed = at;
             rest = fit.take(*slot, rest)?;
         }
-        rest.strip_prefix(&self.bytes[fixed..])
+        Some(rest)
+    }
+
+    /// The bytes behind the last slot.
+    fn tail(&self) -> &[u8] {
+        &self.bytes[self.slots.last().map_or(0, |(at, _)| *at as usize)..]
     }
 }
 
