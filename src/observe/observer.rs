@@ -8,12 +8,12 @@ use crate::json::Tokenizer;
 use crate::units::{Dialect, Tick};
 
 use super::mould::{Mould, Slots};
-use super::moulds::{self, Moulds};
+use super::moulds::Moulds;
 use super::note::{Expect, Note};
 use super::passing::{DONE, Passed, Passing};
 use super::reading::Reading;
 use super::sight::{Kind, Sight};
-use super::sse::{Cut, Fields, Scanner};
+use super::sse::{Cut, Fields, HELD, Scanner};
 use super::tally::Tally;
 use super::timeline::{Ending, InBandError, Reader, Timeline, Watch};
 
@@ -56,12 +56,10 @@ enum Body {
     Unread,
     /// Nothing of it has come. It may have a known shape.
     Awaited(Option<Arc<Moulds>>),
-    /// Its first frame is a value of a known shape; only spaces have come behind it.
-    Known(Box<moulds::Known>),
+    /// One frame has come. If that is all, its shape is looked at first.
+    Held(Arc<Moulds>, Bytes),
     /// It is read in full as it passes.
     Passing(Box<Full>),
-    /// It is no JSON value.
-    Broken,
 }
 
 #[derive(Debug)]
@@ -151,7 +149,7 @@ impl Observer {
         if self.reader != Reader::Events || !self.is_success() {
             self.last_activity = Some(at);
             if !matches!(self.body, Body::Unread) {
-                self.body.frame(&frame, self.eye.tally.expect());
+                self.body.push(&frame, self.eye.tally.expect());
             }
             return pass(frame, &Note::default());
         }
@@ -280,51 +278,63 @@ impl Observer {
 }
 
 impl Body {
-    fn frame(&mut self, frame: &[u8], expect: &Expect) {
-        match self {
-            Body::Awaited(moulds) => {
-                let moulds = moulds.take();
-                *self = Body::begin(frame, moulds.as_deref(), expect);
+    fn push(&mut self, frame: &Bytes, expect: &Expect) {
+        *self = match std::mem::replace(self, Body::Unread) {
+            Body::Awaited(Some(moulds)) if frame.len() <= HELD => Body::Held(moulds, frame.clone()),
+            Body::Awaited(_) => Body::Passing(Full::of(frame, expect)),
+            Body::Held(_, first) => {
+                let mut full = Full::of(&first, expect);
+                full.push(frame);
+                Body::Passing(full)
             }
-            Body::Known(_) => {
-                if !frame.iter().all(|byte| matches!(byte, b' ' | b'\t' | b'\n' | b'\r')) {
-                    *self = Body::Broken;
-                }
+            Body::Passing(mut full) => {
+                full.push(frame);
+                Body::Passing(full)
             }
-            // A fault stays in the tokenizer, and is found at the end.
-            Body::Passing(full) => drop(full.tokenizer.push(frame, &mut full.reading)),
-            Body::Unread | Body::Broken => {}
+            Body::Unread => Body::Unread,
         }
-    }
-
-    /// The first frame, which is nearly always all of a short answer.
-    fn begin(frame: &[u8], moulds: Option<&Moulds>, expect: &Expect) -> Body {
-        if let Some(known) = moulds.and_then(|moulds| moulds.known(expect.dialect, frame)) {
-            return Body::Known(Box::new(known));
-        }
-        let keep_text = expect.echo_prompts.iter().map(|prompt| prompt.len() + 1).max().unwrap_or(0);
-        let reading = Reading::new(expect.dialect, true, keep_text);
-        let mut full = Box::write(Box::new_uninit(), Full { tokenizer: Tokenizer::new(), reading });
-        let pushed = full.tokenizer.push(frame, &mut full.reading);
-        if let (Some(moulds), Ok(()), true) = (moulds, pushed, full.tokenizer.is_done())
-            && let Some((sight, slots)) = full.reading.so_far()
-        {
-            moulds.learn(expect.dialect, frame, sight, slots);
-        }
-        Body::Passing(full)
     }
 
     /// The body is complete. False if it is no JSON object.
     fn end(self, tally: &mut Tally, last_byte: Tick) -> bool {
-        match self {
-            Body::Known(known) => tally.known_body(known.sight(), &known.fit, last_byte),
-            Body::Passing(mut full) => match full.tokenizer.finish(&mut full.reading).ok().and(full.reading.so_far()) {
-                Some((sight, _)) => tally.body(sight, last_byte),
-                None => return false,
-            },
-            Body::Unread | Body::Awaited(_) | Body::Broken => return false,
+        let (mut full, whole) = match self {
+            Body::Held(moulds, frame) => {
+                if let Some(known) = moulds.known(tally.dialect(), &frame) {
+                    tally.known_body(known.sight(), &known.fit, last_byte);
+                    return true;
+                }
+                (Full::of(&frame, tally.expect()), Some((moulds, frame)))
+            }
+            Body::Passing(full) => (full, None),
+            Body::Unread | Body::Awaited(_) => return false,
+        };
+        let Some((sight, slots)) = full.finish() else { return false };
+        if let Some((moulds, frame)) = whole {
+            moulds.learn(tally.dialect(), &frame, sight, slots);
         }
+        tally.body(sight, last_byte);
         true
+    }
+}
+
+impl Full {
+    fn of(frame: &[u8], expect: &Expect) -> Box<Self> {
+        let keep_text = expect.echo_prompts.iter().map(|prompt| prompt.len() + 1).max().unwrap_or(0);
+        let reading = Reading::new(expect.dialect, true, keep_text);
+        let mut full = Box::write(Box::new_uninit(), Full { tokenizer: Tokenizer::new(), reading });
+        full.push(frame);
+        full
+    }
+
+    fn push(&mut self, frame: &[u8]) {
+        // A fault stays in the tokenizer, and is found at the end.
+        let _ = self.tokenizer.push(frame, &mut self.reading);
+    }
+
+    /// What was read, and what a mould may leave out, if it is a JSON object.
+    fn finish(&mut self) -> Option<(&Sight, &Slots)> {
+        self.tokenizer.finish(&mut self.reading).ok()?;
+        self.reading.found()
     }
 }
 

@@ -127,8 +127,8 @@ impl Reading {
         self.is_object.then_some((self.sight, self.slots))
     }
 
-    /// What was read, and what a mould may leave out, while more may come.
-    pub(super) fn so_far(&self) -> Option<(&Sight, &Slots)> {
+    /// The same, left where it was read.
+    pub(super) fn found(&self) -> Option<(&Sight, &Slots)> {
         self.is_object.then_some((&self.sight, &self.slots))
     }
 
