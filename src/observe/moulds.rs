@@ -122,6 +122,7 @@ impl Shape {
             return None;
         }
         let mould = Mould::of_body(body, slots)?;
+        // Not so where a finish reason is empty, or a count no integer.
         mould.fits_whole(body)?;
         Some(Shape { mould, sight: sight.clone(), is_used: AtomicBool::new(true) })
     }

@@ -111,6 +111,7 @@ impl Observer {
     pub fn knows(&mut self, moulds: &Arc<Moulds>) {
         let expect = self.eye.tally.expect();
         if let Body::Awaited(known) = &mut self.body
+            && expect.dialect.generates()
             && expect.choices == 1
             && expect.echo_prompts.is_empty()
         {

@@ -209,11 +209,11 @@ impl Reading {
         }
     }
 
-    /// Whether a mould of a whole body may hold this word, or take another one in its place.
-    /// Words of errors, and names, are nobody's to keep.
+    /// Whether a mould of a whole body may hold this word, or has a slot for it. Words of errors,
+    /// and names, are nobody's to keep.
     fn stays_in_mould(&self, word: Word) -> bool {
         match word {
-            Word::Finish | Word::StopReason => self.short.len > 0,
+            Word::Finish | Word::StopReason => true,
             Word::Kind | Word::Object | Word::ItemType | Word::Status | Word::Incomplete => {
                 self.short.len <= LONGEST_WORD
             }
