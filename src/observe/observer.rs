@@ -300,8 +300,8 @@ impl Body {
     fn end(self, tally: &mut Tally, last_byte: Tick) -> bool {
         let (mut full, whole) = match self {
             Body::Held(moulds, frame) => {
-                if let Some(known) = moulds.known(tally.dialect(), &frame) {
-                    tally.known_body(known.sight(), &known.fit, last_byte);
+                let dialect = tally.dialect();
+                if moulds.recognise(dialect, &frame, |sight, fit| tally.known_body(sight, fit, last_byte)) {
                     return true;
                 }
                 (Full::of(&frame, tally.expect()), Some((moulds, frame)))
