@@ -84,31 +84,26 @@ pub(super) struct Stretch {
 /// or escape that the slice cuts. (Also in front of one among the last bytes of the slice:
 /// that one is left to the reader of single escapes.)
 pub(super) fn stretch(bytes: &[u8]) -> Stretch {
-    let (mut rest, mut escapes, mut high) = (bytes, 0, 0);
-    let so_far = |rest: &[u8], escapes, high| {
-        let len = bytes.len() - rest.len();
-        Stretch { len, decoded: len - escapes, is_ascii: high & HIGH == 0 }
-    };
-    while let Some((word, behind)) = rest.split_first_chunk::<8>() {
+    let (mut len, mut escapes, mut high) = (0, 0, 0);
+    while let Some(word) = bytes[len..].first_chunk::<8>() {
         let word = u64::from_le_bytes(*word);
         let stop = stops(word);
         if stop == 0 {
             high |= word;
-            rest = behind;
+            len += 8;
             continue;
         }
         let before = stop.trailing_zeros() & !7;
         high |= word & !(u64::MAX << before);
-        rest = &rest[before as usize / 8..];
-        if !begins_with_short_escape(rest) {
-            return so_far(rest, escapes, high);
+        len += before as usize / 8;
+        if !begins_with_short_escape(&bytes[len..]) {
+            return Stretch { len, decoded: len - escapes, is_ascii: high & HIGH == 0 };
         }
-        rest = &rest[2..];
+        len += 2;
         escapes += 1;
     }
-    let (last, is_ascii) = last_run(rest, 0);
-    let all = so_far(&rest[last..], escapes, high);
-    Stretch { is_ascii: is_ascii && all.is_ascii, ..all }
+    let (last, is_ascii) = last_run(bytes, len);
+    Stretch { len: last, decoded: last - escapes, is_ascii: is_ascii && high & HIGH == 0 }
 }
 
 fn begins_with_short_escape(bytes: &[u8]) -> bool {
