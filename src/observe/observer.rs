@@ -333,7 +333,7 @@ impl Full {
     }
 
     /// What was read, and what a mould may leave out, if it is a JSON object.
-    fn finish(&mut self) -> Option<(&Sight, &Slots)> {
+    fn finish(&mut self) -> Option<(&mut Sight, &Slots)> {
         self.tokenizer.finish(&mut self.reading).ok()?;
         self.reading.found()
     }
@@ -356,7 +356,7 @@ impl Eye {
                 self.part(piece);
                 let read = self.passing.take().filter(|passing| passing.length() <= self.tally.max_event());
                 let note = match read.map_or(Passed::Nothing, |passing| passing.finish()) {
-                    Passed::Said(sight) => self.tally.event(*sight, at),
+                    Passed::Said(sight) => self.tally.event(&sight, at),
                     Passed::Done => {
                         self.tally.done(at);
                         Note::default()
@@ -412,12 +412,13 @@ impl Eye {
         }
         let named = Kind::of(fields.event);
         let echo_left = self.tally.echo_left();
-        let Some((mut sight, slots)) = sight_of(&data, self.tally.dialect(), echo_left) else {
+        let mut reading = Reading::new(self.tally.dialect(), false, echo_left);
+        let Some((sight, slots)) = is_read(&data, &mut reading).then(|| reading.found()).flatten() else {
             let is_error = named == Kind::Error;
-            return is_error.then(|| self.tally.event(Sight { kind: named, ..Sight::default() }, at));
+            return is_error.then(|| self.tally.event(&Sight { kind: named, ..Sight::default() }, at));
         };
         sight.is_called(named);
-        let learnt = fields.data_at.and_then(|start| self.learn(&sight, &slots, event, start, echo_left));
+        let learnt = fields.data_at.and_then(|start| self.learn(sight, slots, event, start, echo_left));
         let note = self.tally.event(sight, at);
         if let Some((mould, index)) = learnt
             && note.token
@@ -455,21 +456,18 @@ fn without_mark(event: &[u8], is_first: bool) -> &[u8] {
     if is_first { event.strip_prefix(b"\xEF\xBB\xBF").unwrap_or(event) } else { event }
 }
 
-/// What the data of an event says, if it is a JSON object, and what a mould may leave out.
-/// Clients read invalid UTF-8 as the replacement character, and so do we.
-fn sight_of(data: &[u8], dialect: Dialect, keep_text: usize) -> Option<(Sight, Slots)> {
-    let mut reading = Reading::new(dialect, false, keep_text);
-    if crate::json::walk(data, &mut reading).is_ok() {
-        return reading.sight_and_slots();
+/// Whether the data of an event is JSON, which is read. Clients read invalid UTF-8 as the
+/// replacement character, and so do we.
+fn is_read(data: &[u8], reading: &mut Reading) -> bool {
+    if crate::json::walk(data, reading).is_ok() {
+        return true;
     }
     if std::str::from_utf8(data).is_ok() {
-        return None;
+        return false;
     }
-    let mut reading = Reading::new(dialect, false, keep_text);
-    let mended = String::from_utf8_lossy(data);
-    crate::json::walk(mended.as_bytes(), &mut reading).ok()?;
+    *reading = reading.anew();
+    let is_read = crate::json::walk(String::from_utf8_lossy(data).as_bytes(), reading).is_ok();
     // Offsets are those of the mended text: no mould can be made from them.
-    let (sight, mut slots) = reading.sight_and_slots()?;
-    slots.forget();
-    Some((sight, slots))
+    reading.forget_slots();
+    is_read
 }
