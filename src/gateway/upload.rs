@@ -231,6 +231,9 @@ fn undecodable(error: Undecodable, limit: u64) -> Refusal {
 
 /// The coding of a request body: none, one that we can undo, or a refusal.
 fn coding_of(headers: &HeaderMap) -> Result<Option<Coding>, Refusal> {
+    if !headers.contains_key(CONTENT_ENCODING) {
+        return Ok(None);
+    }
     let values = headers.get_all(CONTENT_ENCODING).iter();
     let names = values.flat_map(|value| value.to_str().unwrap_or("?").split(',')).map(str::trim);
     let mut codings = names.filter(|name| !name.is_empty() && !name.eq_ignore_ascii_case("identity"));

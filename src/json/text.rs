@@ -25,7 +25,7 @@ pub(super) fn plain_run(bytes: &[u8]) -> (usize, bool) {
 }
 
 /// Runs up to this length are looked at word by word.
-const SHORT: usize = 16;
+const SHORT: usize = 48;
 
 /// A run that is known to be plain up to `from`: how far it reaches, and whether it is ASCII
 /// from there on.

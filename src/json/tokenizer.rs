@@ -682,15 +682,16 @@ fn four_digits(four: &[u8; 4]) -> Option<u16> {
     four.iter().try_fold(0, |unit, &byte| Some((unit << 4) | digit(byte)?))
 }
 
-/// Where the number at `from` ends, if it is a positive integer with more of the slice behind
-/// it; which byte that is, is for the reader of what follows to judge.
+/// Where the number at `from` ends, if it is an integer without a sign, with more of the slice
+/// behind it; which byte that is, is for the reader of what follows to judge.
 fn whole_integer(bytes: &[u8], from: usize) -> Option<usize> {
-    if !matches!(bytes[from], b'1'..=b'9') {
-        return None;
-    }
-    let digits = bytes[from..].iter().take_while(|byte| byte.is_ascii_digit()).count();
+    let digits = match bytes[from] {
+        b'0' => 1,
+        b'1'..=b'9' => bytes[from..].iter().take_while(|byte| byte.is_ascii_digit()).count(),
+        _ => return None,
+    };
     let behind = bytes.get(from + digits)?;
-    (!matches!(behind, b'.' | b'e' | b'E')).then_some(from + digits)
+    (!matches!(behind, b'.' | b'e' | b'E' | b'0'..=b'9')).then_some(from + digits)
 }
 
 /// How far the number reaches with which the bytes begin; 0 where they begin with none.

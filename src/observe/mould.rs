@@ -143,7 +143,8 @@ impl Mould {
     }
 
     fn cast(whole: &[u8], data_at: usize, slots: &[(u32, u32, Slot)], stays: impl Fn(Slot) -> bool) -> Option<Mould> {
-        let (mut bytes, mut places, mut kept) = (Vec::new(), Vec::with_capacity(slots.len()), 0);
+        let mut bytes = Vec::with_capacity(whole.len().min(LARGEST_OF_BODY));
+        let (mut places, mut kept) = (Vec::with_capacity(slots.len()), 0);
         for (start, end, slot) in slots.iter().filter(|(.., slot)| !stays(*slot)) {
             bytes.extend_from_slice(whole.get(kept..data_at + *start as usize)?);
             places.push((bytes.len() as u32, *slot));
@@ -167,7 +168,7 @@ impl Mould {
     /// which is not empty, and in its numbers.
     pub(super) fn fits(&self, bytes: &[u8]) -> Option<Fit> {
         let mut fit = Fit::default();
-        let rest = self.fill(bytes, &mut fit)?;
+        let rest = self.fill(bytes, &mut fit)?.strip_prefix(self.tail())?;
         // More line ends would belong to this event, too.
         if matches!(rest.first(), Some(b'\n' | b'\r')) {
             return None;
@@ -176,13 +177,17 @@ impl Mould {
         Some(fit)
     }
 
-    /// Whether `bytes` are a whole body that differs from the mould's only in its slots.
+    /// Whether `bytes` are a whole body that differs from the mould's only in its slots. One
+    /// that is not whole, or of another shape, mostly ends otherwise: that is seen before a long
+    /// text is.
     pub(super) fn fits_whole(&self, bytes: &[u8]) -> Option<Fit> {
-        let mut fit = Fit::default();
-        self.fill(bytes, &mut fit)?.is_empty().then_some(fit)
+        let (mut fit, tail) = (Fit::default(), self.tail());
+        let is_whole = bytes.ends_with(tail) && self.fill(bytes, &mut fit)?.len() == tail.len();
+        is_whole.then_some(fit)
     }
 
-    /// Takes what stands in the slots, and says what stands behind all.
+    /// Takes what stands in the slots, and says what stands behind the last one.
+    #[inline]
     fn fill<'a>(&self, bytes: &'a [u8], fit: &mut Fit) -> Option<&'a [u8]> {
         let (mut rest, mut fixed) = (bytes, 0);
         for (at, slot) in &self.slots {
@@ -191,7 +196,12 @@ impl Mould {
             fixed = at;
             rest = fit.take(*slot, rest)?;
         }
-        rest.strip_prefix(&self.bytes[fixed..])
+        Some(rest)
+    }
+
+    /// The bytes behind the last slot.
+    fn tail(&self) -> &[u8] {
+        &self.bytes[self.slots.last().map_or(0, |(at, _)| *at as usize)..]
     }
 }
 
@@ -199,11 +209,10 @@ impl Fit {
     /// Takes what stands in a slot, and says what stands behind it.
     fn take<'a>(&mut self, slot: Slot, bytes: &'a [u8]) -> Option<&'a [u8]> {
         let place = match slot {
-            Slot::Label => return Some(behind_text(bytes)?.1),
-            Slot::Text | Slot::Hidden => {
+            Slot::Text | Slot::Hidden | Slot::Label => {
                 let (decoded, rest) = behind_text(bytes)?;
                 self.bytes += if slot == Slot::Text { decoded as u64 } else { 0 };
-                return (decoded > 0).then_some(rest);
+                return (decoded > 0 || slot == Slot::Label).then_some(rest);
             }
             Slot::Finish => {
                 let (reason, rest) = word(bytes)?;
@@ -226,23 +235,23 @@ impl Fit {
     }
 }
 
-/// A count, small enough never to overflow, and what stands behind it.
-fn count(bytes: &[u8]) -> Option<(u64, &[u8])> {
-    let (mut count, mut digits) = (0, 0);
-    while let Some(byte @ b'0'..=b'9') = bytes.get(digits)
-        && digits <= 18
-    {
-        count = count * 10 + u64::from(byte - b'0');
-        digits += 1;
-    }
+/// How many digits the count has with which the bytes begin: few enough never to overflow.
+fn digits(bytes: &[u8]) -> Option<usize> {
+    let digits = bytes.iter().take_while(|byte| byte.is_ascii_digit()).count();
     let is_count = (1..=18).contains(&digits) && (bytes[0] != b'0' || digits == 1);
-    is_count.then(|| (count, &bytes[digits..]))
+    is_count.then_some(digits)
+}
+
+/// A count, and what stands behind it.
+fn count(bytes: &[u8]) -> Option<(u64, &[u8])> {
+    let (digits, rest) = bytes.split_at(digits(bytes)?);
+    Some((digits.iter().fold(0, |count, digit| count * 10 + u64::from(digit - b'0')), rest))
 }
 
 /// What stands behind a number of any kind.
 fn behind_number(bytes: &[u8]) -> Option<&[u8]> {
-    match count(bytes) {
-        Some((_, rest)) if !matches!(rest.first(), Some(b'.' | b'e' | b'E')) => Some(rest),
+    match digits(bytes) {
+        Some(digits) if !matches!(bytes.get(digits), Some(b'.' | b'e' | b'E')) => bytes.get(digits..),
         _ => match json::number_run(bytes) {
             0 => None,
             length => bytes.get(length..),

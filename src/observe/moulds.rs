@@ -38,24 +38,11 @@ struct Shelf {
     misses: AtomicU32,
 }
 
-/// A body of a known shape.
-#[derive(Debug)]
-pub(super) struct Known {
-    shape: Arc<Shape>,
-    pub(super) fit: Fit,
-}
-
-impl Known {
-    /// What it says, but for what stands in slots.
-    pub(super) fn sight(&self) -> &Sight {
-        &self.shape.sight
-    }
-}
-
 /// A mould, and what a body says that fits it.
 #[derive(Debug)]
 struct Shape {
     mould: Mould,
+    /// Of the body that it was made of: what stands in slots is another body's own.
     sight: Sight,
     /// A body has fitted since another shape last lost its place.
     is_used: AtomicBool,
@@ -68,15 +55,18 @@ impl Moulds {
         Moulds::default()
     }
 
-    /// The shape of a whole body, if it is a known one.
-    pub(super) fn known(&self, dialect: Dialect, body: &[u8]) -> Option<Known> {
-        let shapes = self.shelf(dialect)?.shapes.load();
-        let fits = |shape: &Arc<Shape>| Some((shape.mould.fits_whole(body)?, Arc::clone(shape)));
-        let (fit, shape) = shapes.iter().find_map(fits)?;
+    /// Whether a whole body has a known shape. If so, `take` is told what bodies of that shape
+    /// say, and what stands in the slots of this one.
+    pub(super) fn recognise(&self, dialect: Dialect, body: &[u8], take: impl FnOnce(&Sight, &Fit)) -> bool {
+        let Some(shelf) = self.shelf(dialect) else { return false };
+        let shapes = shelf.shapes.load();
+        let fitting = shapes.iter().find_map(|shape| Some((shape, shape.mould.fits_whole(body)?)));
+        let Some((shape, fit)) = fitting else { return false };
         if !shape.is_used.load(Relaxed) {
             shape.is_used.store(true, Relaxed);
         }
-        Some(Known { shape, fit })
+        take(&shape.sight, &fit);
+        true
     }
 
     /// A whole body had no known shape; read in full, this was in it.
@@ -122,6 +112,7 @@ impl Shape {
             return None;
         }
         let mould = Mould::of_body(body, slots)?;
+        // Not so where a finish reason is empty, or a count no integer.
         mould.fits_whole(body)?;
         Some(Shape { mould, sight: sight.clone(), is_used: AtomicBool::new(true) })
     }

@@ -8,12 +8,12 @@ use crate::json::Tokenizer;
 use crate::units::{Dialect, Tick};
 
 use super::mould::{Mould, Slots};
-use super::moulds::{self, Moulds};
+use super::moulds::Moulds;
 use super::note::{Expect, Note};
 use super::passing::{DONE, Passed, Passing};
 use super::reading::Reading;
 use super::sight::{Kind, Sight};
-use super::sse::{Cut, Fields, Scanner};
+use super::sse::{Cut, Fields, HELD, Scanner};
 use super::tally::Tally;
 use super::timeline::{Ending, InBandError, Reader, Timeline, Watch};
 
@@ -56,12 +56,10 @@ enum Body {
     Unread,
     /// Nothing of it has come. It may have a known shape.
     Awaited(Option<Arc<Moulds>>),
-    /// Its first frame is a value of a known shape; only spaces have come behind it.
-    Known(Box<moulds::Known>),
+    /// One frame has come. If that is all, its shape is looked at first.
+    Held(Arc<Moulds>, Bytes),
     /// It is read in full as it passes.
     Passing(Box<Full>),
-    /// It is no JSON value.
-    Broken,
 }
 
 #[derive(Debug)]
@@ -113,6 +111,7 @@ impl Observer {
     pub fn knows(&mut self, moulds: &Arc<Moulds>) {
         let expect = self.eye.tally.expect();
         if let Body::Awaited(known) = &mut self.body
+            && expect.dialect.generates()
             && expect.choices == 1
             && expect.echo_prompts.is_empty()
         {
@@ -151,7 +150,7 @@ impl Observer {
         if self.reader != Reader::Events || !self.is_success() {
             self.last_activity = Some(at);
             if !matches!(self.body, Body::Unread) {
-                self.body.frame(&frame, self.eye.tally.expect());
+                self.body.push(&frame, self.eye.tally.expect());
             }
             return pass(frame, &Note::default());
         }
@@ -280,51 +279,63 @@ impl Observer {
 }
 
 impl Body {
-    fn frame(&mut self, frame: &[u8], expect: &Expect) {
-        match self {
-            Body::Awaited(moulds) => {
-                let moulds = moulds.take();
-                *self = Body::begin(frame, moulds.as_deref(), expect);
+    fn push(&mut self, frame: &Bytes, expect: &Expect) {
+        *self = match std::mem::replace(self, Body::Unread) {
+            Body::Awaited(Some(moulds)) if frame.len() <= HELD => Body::Held(moulds, frame.clone()),
+            Body::Awaited(_) => Body::Passing(Full::of(frame, expect)),
+            Body::Held(_, first) => {
+                let mut full = Full::of(&first, expect);
+                full.push(frame);
+                Body::Passing(full)
             }
-            Body::Known(_) => {
-                if !frame.iter().all(|byte| matches!(byte, b' ' | b'\t' | b'\n' | b'\r')) {
-                    *self = Body::Broken;
-                }
+            Body::Passing(mut full) => {
+                full.push(frame);
+                Body::Passing(full)
             }
-            // A fault stays in the tokenizer, and is found at the end.
-            Body::Passing(full) => drop(full.tokenizer.push(frame, &mut full.reading)),
-            Body::Unread | Body::Broken => {}
+            Body::Unread => Body::Unread,
         }
-    }
-
-    /// The first frame, which is nearly always all of a short answer.
-    fn begin(frame: &[u8], moulds: Option<&Moulds>, expect: &Expect) -> Body {
-        if let Some(known) = moulds.and_then(|moulds| moulds.known(expect.dialect, frame)) {
-            return Body::Known(Box::new(known));
-        }
-        let keep_text = expect.echo_prompts.iter().map(|prompt| prompt.len() + 1).max().unwrap_or(0);
-        let reading = Reading::new(expect.dialect, true, keep_text);
-        let mut full = Box::write(Box::new_uninit(), Full { tokenizer: Tokenizer::new(), reading });
-        let pushed = full.tokenizer.push(frame, &mut full.reading);
-        if let (Some(moulds), Ok(()), true) = (moulds, pushed, full.tokenizer.is_done())
-            && let Some((sight, slots)) = full.reading.so_far()
-        {
-            moulds.learn(expect.dialect, frame, sight, slots);
-        }
-        Body::Passing(full)
     }
 
     /// The body is complete. False if it is no JSON object.
     fn end(self, tally: &mut Tally, last_byte: Tick) -> bool {
-        match self {
-            Body::Known(known) => tally.known_body(known.sight(), &known.fit, last_byte),
-            Body::Passing(mut full) => match full.tokenizer.finish(&mut full.reading).ok().and(full.reading.so_far()) {
-                Some((sight, _)) => tally.body(sight, last_byte),
-                None => return false,
-            },
-            Body::Unread | Body::Awaited(_) | Body::Broken => return false,
+        let (mut full, whole) = match self {
+            Body::Held(moulds, frame) => {
+                let dialect = tally.dialect();
+                if moulds.recognise(dialect, &frame, |sight, fit| tally.known_body(sight, fit, last_byte)) {
+                    return true;
+                }
+                (Full::of(&frame, tally.expect()), Some((moulds, frame)))
+            }
+            Body::Passing(full) => (full, None),
+            Body::Unread | Body::Awaited(_) => return false,
+        };
+        let Some((sight, slots)) = full.finish() else { return false };
+        if let Some((moulds, frame)) = whole {
+            moulds.learn(tally.dialect(), &frame, sight, slots);
         }
+        tally.body(sight, last_byte);
         true
+    }
+}
+
+impl Full {
+    fn of(frame: &[u8], expect: &Expect) -> Box<Self> {
+        let keep_text = expect.echo_prompts.iter().map(|prompt| prompt.len() + 1).max().unwrap_or(0);
+        let reading = Reading::new(expect.dialect, true, keep_text);
+        let mut full = Box::write(Box::new_uninit(), Full { tokenizer: Tokenizer::new(), reading });
+        full.push(frame);
+        full
+    }
+
+    fn push(&mut self, frame: &[u8]) {
+        // A fault stays in the tokenizer, and is found at the end.
+        let _ = self.tokenizer.push(frame, &mut self.reading);
+    }
+
+    /// What was read, and what a mould may leave out, if it is a JSON object.
+    fn finish(&mut self) -> Option<(&mut Sight, &Slots)> {
+        self.tokenizer.finish(&mut self.reading).ok()?;
+        self.reading.found()
     }
 }
 
@@ -345,7 +356,7 @@ impl Eye {
                 self.part(piece);
                 let read = self.passing.take().filter(|passing| passing.length() <= self.tally.max_event());
                 let note = match read.map_or(Passed::Nothing, |passing| passing.finish()) {
-                    Passed::Said(sight) => self.tally.event(*sight, at),
+                    Passed::Said(sight) => self.tally.event(&sight, at),
                     Passed::Done => {
                         self.tally.done(at);
                         Note::default()
@@ -401,12 +412,13 @@ impl Eye {
         }
         let named = Kind::of(fields.event);
         let echo_left = self.tally.echo_left();
-        let Some((mut sight, slots)) = sight_of(&data, self.tally.dialect(), echo_left) else {
+        let mut reading = Reading::new(self.tally.dialect(), false, echo_left);
+        let Some((sight, slots)) = is_read(&data, &mut reading).then(|| reading.found()).flatten() else {
             let is_error = named == Kind::Error;
-            return is_error.then(|| self.tally.event(Sight { kind: named, ..Sight::default() }, at));
+            return is_error.then(|| self.tally.event(&Sight { kind: named, ..Sight::default() }, at));
         };
         sight.is_called(named);
-        let learnt = fields.data_at.and_then(|start| self.learn(&sight, &slots, event, start, echo_left));
+        let learnt = fields.data_at.and_then(|start| self.learn(sight, slots, event, start, echo_left));
         let note = self.tally.event(sight, at);
         if let Some((mould, index)) = learnt
             && note.token
@@ -444,21 +456,18 @@ fn without_mark(event: &[u8], is_first: bool) -> &[u8] {
     if is_first { event.strip_prefix(b"\xEF\xBB\xBF").unwrap_or(event) } else { event }
 }
 
-/// What the data of an event says, if it is a JSON object, and what a mould may leave out.
-/// Clients read invalid UTF-8 as the replacement character, and so do we.
-fn sight_of(data: &[u8], dialect: Dialect, keep_text: usize) -> Option<(Sight, Slots)> {
-    let mut reading = Reading::new(dialect, false, keep_text);
-    if crate::json::walk(data, &mut reading).is_ok() {
-        return reading.sight_and_slots();
+/// Whether the data of an event is JSON, which is read. Clients read invalid UTF-8 as the
+/// replacement character, and so do we.
+fn is_read(data: &[u8], reading: &mut Reading) -> bool {
+    if crate::json::walk(data, reading).is_ok() {
+        return true;
     }
     if std::str::from_utf8(data).is_ok() {
-        return None;
+        return false;
     }
-    let mut reading = Reading::new(dialect, false, keep_text);
-    let mended = String::from_utf8_lossy(data);
-    crate::json::walk(mended.as_bytes(), &mut reading).ok()?;
+    *reading = reading.anew();
+    let is_read = crate::json::walk(String::from_utf8_lossy(data).as_bytes(), reading).is_ok();
     // Offsets are those of the mended text: no mould can be made from them.
-    let (sight, mut slots) = reading.sight_and_slots()?;
-    slots.forget();
-    Some((sight, slots))
+    reading.forget_slots();
+    is_read
 }

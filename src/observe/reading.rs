@@ -117,19 +117,24 @@ impl Reading {
         }
     }
 
+    /// The same reading, of nothing yet.
+    pub(super) fn anew(&self) -> Self {
+        Reading::new(self.dialect, self.is_body, self.keep_text)
+    }
+
     /// What was read, if it was an object. Only meaningful where the tokenizer found no fault.
     pub(super) fn sight(self) -> Option<Sight> {
         self.is_object.then_some(self.sight)
     }
 
-    /// The same, and what a mould may leave out.
-    pub(super) fn sight_and_slots(self) -> Option<(Sight, Slots)> {
-        self.is_object.then_some((self.sight, self.slots))
+    /// The same, left where it was read, and what a mould may leave out.
+    pub(super) fn found(&mut self) -> Option<(&mut Sight, &Slots)> {
+        self.is_object.then_some((&mut self.sight, &self.slots))
     }
 
-    /// What was read, and what a mould may leave out, while more may come.
-    pub(super) fn so_far(&self) -> Option<(&Sight, &Slots)> {
-        self.is_object.then_some((&self.sight, &self.slots))
+    /// It was not read where it stands: no mould can be made.
+    pub(super) fn forget_slots(&mut self) {
+        self.slots.forget();
     }
 
     /// The place of the value that now begins inside `depth` containers.
@@ -209,16 +214,22 @@ impl Reading {
         }
     }
 
-    /// Whether a mould of a whole body may hold this word, or take another one in its place.
-    /// Words of errors, and names, are nobody's to keep.
+    /// Whether a mould of a whole body may hold this word, or has a slot for it. Words of errors,
+    /// and names, are nobody's to keep.
     fn stays_in_mould(&self, word: Word) -> bool {
         match word {
-            Word::Finish | Word::StopReason => self.short.len > 0,
+            Word::Finish | Word::StopReason => true,
             Word::Kind | Word::Object | Word::ItemType | Word::Status | Word::Incomplete => {
                 self.short.len <= LONGEST_WORD
             }
             Word::Code | Word::TopCode | Word::ErrorType | Word::ItemName => false,
         }
+    }
+
+    /// A string of a body that decides nothing.
+    #[inline(never)]
+    fn label(&mut self, place: Range<usize>) {
+        self.slots.add(Slot::Label, place.start + 1..place.end - 1);
     }
 
     fn number_ended(&mut self, number: Number) {
@@ -352,6 +363,7 @@ impl Sink for Reading {
     }
 
     /// A key in one piece is looked up where it stands.
+    #[inline]
     fn scalar(&mut self, what: Scalar, decoded: &[u8], place: Range<usize>, depth: usize) {
         if what == Scalar::Key {
             return self.key_ended(decoded, depth);
@@ -359,7 +371,7 @@ impl Sink for Reading {
         // Most values are of no interest.
         if what == Scalar::String && self.place(depth) == Place::Nowhere {
             if self.is_body {
-                self.slots.add(Slot::Label, place.start + 1..place.end - 1);
+                self.label(place);
             }
             return;
         }

@@ -236,16 +236,16 @@ impl Tally {
     }
 
     /// An event in full.
-    pub(super) fn event(&mut self, sight: Sight, at: Tick) -> Note {
+    pub(super) fn event(&mut self, sight: &Sight, at: Tick) -> Note {
         if let Some(number) = sight.sequence_number {
             self.sequence_number = Some(number);
         }
-        let error = self.error_in(&sight);
+        let error = self.error_in(sight);
         self.error = error.or(self.error);
         let mut note = match self.dialect() {
             Dialect::Chat | Dialect::Completions => self.chunk(sight, at),
-            Dialect::Responses => self.response_event(&sight, at),
-            Dialect::Messages => self.message_event(&sight, at),
+            Dialect::Responses => self.response_event(sight, at),
+            Dialect::Messages => self.message_event(sight, at),
             Dialect::Plain => Note::default(),
         };
         note.error = error;
@@ -260,7 +260,7 @@ impl Tally {
     }
 
     /// An event of `chat/completions` or `completions`.
-    fn chunk(&mut self, sight: Sight, at: Tick) -> Note {
+    fn chunk(&mut self, sight: &Sight, at: Tick) -> Note {
         let mut note = Note::default();
         let single = sight.choices.len() == 1;
         for choice in &sight.choices {

@@ -43,7 +43,7 @@ fn observed(expect: Expect, moulds: Option<&Arc<Moulds>>, frames: &[&[u8]]) -> T
 
 /// Whether a body is recognised, and read as it would be in full.
 fn is_known(moulds: &Arc<Moulds>, dialect: Dialect, body: &str) -> bool {
-    let known = moulds.known(dialect, body.as_bytes()).is_some();
+    let known = moulds.recognise(dialect, body.as_bytes(), |_, _| {});
     let (quick, full) =
         [Some(moulds), None].map(|moulds| observed(not_streamed(dialect), moulds, &[body.as_bytes()])).into();
     assert_eq!(quick, full, "{body}");
@@ -87,11 +87,11 @@ fn what_decides_is_not_taken_for_granted() {
     ] {
         let other = VLLM.replacen(from, to, 1);
         assert_ne!(other, VLLM);
-        assert!(moulds.known(Dialect::Chat, other.as_bytes()).is_none(), "{other}");
+        assert!(!moulds.recognise(Dialect::Chat, other.as_bytes(), |_, _| {}), "{other}");
         is_known(&moulds, Dialect::Chat, &other);
     }
-    assert!(moulds.known(Dialect::Completions, VLLM.as_bytes()).is_none());
-    assert!(moulds.known(Dialect::Plain, VLLM.as_bytes()).is_none());
+    assert!(!moulds.recognise(Dialect::Completions, VLLM.as_bytes(), |_, _| {}));
+    assert!(!moulds.recognise(Dialect::Plain, VLLM.as_bytes(), |_, _| {}));
 }
 
 #[test]
