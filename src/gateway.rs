@@ -295,12 +295,12 @@ impl Gateway {
         });
         let walk =
             seat.as_ref().map(|ask| Walk { house: self, promise: &promise, pools: &routed.pools, ask, client, early });
-        let (first, admitted) = match &walk {
-            None => (0, allowed_at),
+        let (first, admitted, begins) = match &walk {
+            None => (0, allowed_at, Some(allowed_at)),
             Some(walk) => {
                 let seated = self.seat(walk, visit).await?;
                 held.sits(seated.seat);
-                (seated.first, seated.since.unwrap_or(allowed_at))
+                (seated.first, seated.since.unwrap_or(allowed_at), None)
             }
         };
         visit.admitted(admitted);
@@ -324,6 +324,7 @@ impl Gateway {
             without_reasoning: relief.without_reasoning(),
             engine_priority: standing.engine_priority(promise.class.priority),
             arrival,
+            begins,
             id,
             upstream_id: upstream_id(id),
             client,

@@ -166,7 +166,7 @@ impl Lines {
     /// # Errors
     /// No connection within the pool's `connect_timeout`.
     pub async fn take(&self, pool: &Pool, engine: &EngineId, to: &EngineAddress) -> Result<Line, ConnectFailed> {
-        match self.standing(pool, engine, to) {
+        match self.standing(pool, engine, to, self.clock.now()) {
             Ok(line) => Ok(line),
             Err(place) => self.open(pool, to, place).await,
         }
@@ -176,9 +176,9 @@ impl Lines {
     ///
     /// # Errors
     /// The place of a new one: there is none.
-    pub fn standing(&self, pool: &Pool, engine: &EngineId, to: &EngineAddress) -> Result<Line, Unmade> {
+    pub fn standing(&self, pool: &Pool, engine: &EngineId, to: &EngineAddress, at: Tick) -> Result<Line, Unmade> {
         let home = self.home(pool, engine, to);
-        home.pop(to, pool.roots.as_ref()).map_err(|turn| Unmade { home, turn })
+        home.pop(to, pool.roots.as_ref(), at).map_err(|turn| Unmade { home, turn })
     }
 
     /// The place of a line that nobody used before.
@@ -260,12 +260,11 @@ impl Home {
     }
 
     /// The line that became idle last, if it can be used; else the number for a new one.
-    fn pop(self: &Arc<Self>, to: &EngineAddress, roots: Option<&Roots>) -> Result<Line, u64> {
-        let now = self.clock.now();
+    fn pop(self: &Arc<Self>, to: &EngineAddress, roots: Option<&Roots>, at: Tick) -> Result<Line, u64> {
         let mut useless = Vec::new();
         let mut idle = self.idle.lock();
         let turn = idle.turn_to(to, roots);
-        idle.expire(now, &mut useless);
+        idle.expire(at, &mut useless);
         let found = loop {
             match idle.lines.pop_back() {
                 None => break None,

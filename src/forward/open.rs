@@ -7,7 +7,7 @@ use std::task::{Context, Poll, ready};
 use super::lines::{Answered, ConnectFailed, Line, Lines, NoAnswer, Outgoing, SendFailed, Sending};
 use crate::refuse::Refusal;
 use crate::route::settings::{EngineAddress, Pool};
-use crate::units::{EngineId, PoolId};
+use crate::units::{EngineId, PoolId, Tick};
 
 /// One request to one engine.
 pub struct Call {
@@ -23,6 +23,8 @@ pub struct Call {
     pub request: Outgoing,
     /// Use a fresh connection, not one that has been idle.
     pub fresh: bool,
+    /// The moment.
+    pub at: Tick,
 }
 
 /// Why there is no response head.
@@ -79,9 +81,9 @@ type Connecting = Pin<Box<dyn Future<Output = Result<Line, ConnectFailed>> + Sen
 
 /// Begins an attempt.
 pub fn open(call: Call) -> Opening {
-    let Call { lines, pool, engine, address, request, fresh } = call;
+    let Call { lines, pool, engine, address, request, fresh, at } = call;
     let line = match fresh {
-        false => lines.standing(&pool, &engine, &address),
+        false => lines.standing(&pool, &engine, &address, at),
         true => Err(lines.unmade(&pool, &engine, &address)),
     };
     let way = match line {

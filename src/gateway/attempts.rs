@@ -67,6 +67,8 @@ pub struct Ask<'a> {
     pub engine_priority: i64,
     /// When its head had been parsed.
     pub arrival: Tick,
+    /// The present moment, where nothing was waited for since it was looked at.
+    pub begins: Option<Tick>,
     /// The id that the client knows.
     pub id: &'a RequestId,
     /// The id that engines see: unique.
@@ -192,7 +194,7 @@ pub async fn first_willing_engine(
         attempts.enter(&bound.settings);
         attempts.pool = pool.clone();
         // The clock is read where something was waited for, and not in between.
-        let mut now = yard.clock.now();
+        let mut now = ask.begins.filter(|_| attempts.count() == 0).unwrap_or_else(|| yard.clock.now());
         if early {
             yard.fleet.may_try_early(pool, now);
         } else {
@@ -466,7 +468,7 @@ impl Attempt<'_> {
         let edits = self.edits();
         let asked = Asked { dispatched, injection: self.injection(&edits), degraded: degraded(&edits) };
         let injection = asked.injection;
-        let mut opening = open(self.call(&edits));
+        let mut opening = open(self.call(&edits, dispatched));
         if self.ask.has_head() {
             let every = self.ask.promise.class.timeouts.keepalive;
             let deadlines = Deadlines { keepalive: every.map(|every| dispatched + every), ..deadlines };
@@ -571,7 +573,7 @@ impl Attempt<'_> {
         }
     }
 
-    fn call(&self, edits: &Edits) -> Call {
+    fn call(&self, edits: &Edits, at: Tick) -> Call {
         let ask = self.ask;
         let inspected = ask.dialect().generates() || ask.promise.judges(ask.endpoint);
         let sent = Sent { inspected, decoded: ask.was_coded };
@@ -590,6 +592,7 @@ impl Attempt<'_> {
             // The engine's path prefix stands before the client's own path and query.
             request: Outgoing::post(&self.address.base, ask.target.as_str(), fields, body),
             fresh: self.fresh,
+            at,
         }
     }
 

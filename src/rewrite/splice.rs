@@ -1,5 +1,6 @@
 //! Splices: a few bytes of a body replaced, all others left where they are.
 
+use std::borrow::Cow;
 use std::ops::Range;
 
 use bytes::Bytes;
@@ -14,9 +15,13 @@ pub struct Splice {
 }
 
 /// The body with its splices, as frames again. Splices are sorted by where they begin and do
-/// not overlap. Bytes that stay are shared with the frames, never copied.
+/// not overlap. Bytes that stay are shared with the frames, never copied; without splices the frames
+/// stay as they are.
 #[must_use]
-pub fn apply(frames: &[Bytes], splices: &[Splice]) -> Vec<Bytes> {
+pub fn apply<'a>(frames: &'a [Bytes], splices: &[Splice]) -> Cow<'a, [Bytes]> {
+    if splices.is_empty() {
+        return Cow::Borrowed(frames);
+    }
     let mut out = Vec::with_capacity(frames.len() + 2 * splices.len());
     let mut splices = splices.iter().peekable();
     let (mut frame_at, mut done) = (0, 0);
@@ -38,7 +43,7 @@ pub fn apply(frames: &[Bytes], splices: &[Splice]) -> Vec<Bytes> {
         done = done.max(frame_end);
     }
     out.extend(splices.map(|splice| splice.with.clone()));
-    out
+    Cow::Owned(out)
 }
 
 /// How long a body of `length` bytes is with its splices: its new `Content-Length`.

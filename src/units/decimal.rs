@@ -7,10 +7,20 @@ pub fn push_number(text: &mut Vec<u8>, value: u64) {
 
 /// Appends a number of thousandths as a number with three decimals.
 pub fn push_thousandths(text: &mut Vec<u8>, value: u64) {
-    push_number(text, value / 1000);
-    let mut fraction = *b".000";
-    put_digits(&mut fraction[1..], value % 1000);
-    text.extend_from_slice(&fraction);
+    // Room for the largest number and the point.
+    let mut room = [b'.'; 21];
+    let mut from = room.len() - 4;
+    put_digits(&mut room[from + 1..], value % 1000);
+    let mut whole = value / 1000;
+    loop {
+        from -= 1;
+        room[from] = b'0' + (whole % 10) as u8;
+        whole /= 10;
+        if whole == 0 {
+            break;
+        }
+    }
+    text.extend_from_slice(&room[from..]);
 }
 
 /// Writes the lowest decimal digits of a number, as many as there is room for.

@@ -1,5 +1,6 @@
 //! A request on its way out: the head, and the frames of its body as they came.
 
+use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -39,9 +40,8 @@ impl Outgoing {
         prefix: &str,
         target: &str,
         fields: impl Iterator<Item = (&'a str, &'a HeaderValue)>,
-        mut body: Vec<Bytes>,
+        body: Cow<'_, [Bytes]>,
     ) -> Self {
-        body.retain(|frame| !frame.is_empty());
         let length: usize = body.iter().map(Bytes::len).sum();
         let is_short = length <= SHORT;
         let mut head = Vec::with_capacity(USUAL_HEAD + if is_short { length } else { 0 });
@@ -62,7 +62,12 @@ impl Outgoing {
         if is_short {
             body.iter().for_each(|frame| head.extend_from_slice(frame));
         }
-        Outgoing { head, at: 0, frames: if is_short { VecDeque::new() } else { body.into() } }
+        let mut frames = VecDeque::new();
+        if !is_short {
+            frames = body.into_owned().into();
+            frames.retain(|frame| !frame.is_empty());
+        }
+        Outgoing { head, at: 0, frames }
     }
 
     /// Writes on, until all is out.
