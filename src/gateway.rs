@@ -93,6 +93,8 @@ struct Arrived {
     head: Head,
     at: Tick,
     id: RequestId,
+    /// The id is our own, and unique.
+    id_is_made: bool,
     client: ClientSide,
     shape: Dialect,
     /// Where a head may go ahead of the answer; none where none does.
@@ -169,9 +171,11 @@ impl Gateway {
     fn arrived(&self, head: Head, client: ClientSide, outlet: Option<Outlet>) -> Arrived {
         let at = self.clock.now();
         let kept = head.headers.get(X_REQUEST_ID).filter(|value| is_fit_id(value));
-        let id = kept.and_then(|value| value.to_str().ok()).map_or_else(made_id, RequestId::from);
+        let kept = kept.and_then(|value| value.to_str().ok()).map(RequestId::from);
+        let id_is_made = kept.is_none();
+        let id = kept.unwrap_or_else(made_id);
         let shape = Endpoint::shape_of_unknown(head.uri.path());
-        Arrived { head, at, id, client, shape, outlet }
+        Arrived { head, at, id, id_is_made, client, shape, outlet }
     }
 
     async fn answer<B>(&self, live: &Arc<Live>, arrived: &Arrived, body: B) -> Response<ReplyBody>
@@ -326,7 +330,7 @@ impl Gateway {
             arrival,
             begins,
             id,
-            upstream_id: upstream_id(id),
+            upstream_id: upstream_id(id, arrived.id_is_made),
             client,
             pulse: visit.pulse(),
         };
@@ -473,9 +477,12 @@ fn target_of(endpoint: Endpoint, head: &Head) -> PathAndQuery {
 }
 
 /// What engines see: the id that the client knows, so that an engine's log can be matched to
-/// the access line, made unique, whatever the client sent.
-fn upstream_id(known: &RequestId) -> HeaderValue {
+/// the access line, made unique where a client chose it.
+fn upstream_id(known: &RequestId, is_made: bool) -> HeaderValue {
     let known = known.as_str().as_bytes();
+    if is_made {
+        return HeaderValue::from_bytes(known).expect("an id of ours is visible ASCII");
+    }
     let mut id = Vec::with_capacity(known.len() + 17);
     id.extend_from_slice(known);
     id.extend_from_slice(b"-0000000000000000");
