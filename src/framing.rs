@@ -1,10 +1,13 @@
 //! Where the body of an HTTP/1.1 message ends, and which bytes belong to it (RFC 9112, sections
 //! 6 and 7): of clients' requests and of engines' answers. Bytes in, data out, cut anywhere.
-//! Beside it, how a head is known by the one before it ([`Known`]).
+//! Beside it, how a head is known by the one before it ([`Known`]), and the fields that come
+//! with a body ([`Fielded`]).
 
 use bytes::{Buf, Bytes, BytesMut};
 
+mod fields;
 mod mould;
+pub use fields::{Fielded, Fields, with_fields};
 pub use mould::{Fit, Known};
 
 /// What chunk extensions and trailer fields may take of one message in all.

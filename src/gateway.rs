@@ -42,8 +42,8 @@ pub use promise::{BoundPool, Live, Promise};
 use crate::accept::{RequestBody, made_id, strict};
 use crate::admit::queue::Standing;
 use crate::classify::{Ask as ClassAsk, Classified, TargetHeaders};
-use crate::forward::ReplyBody;
 use crate::forward::headers::{is_fit_id, names::X_REQUEST_ID};
+use crate::forward::{OwnFields, ReplyBody};
 use crate::identify::{Unknown, Who};
 use crate::inspect::Facts;
 use crate::judge::{Case, Objectives};
@@ -186,7 +186,7 @@ impl Gateway {
         let mut visit = self.recorder.open(arrived.id.clone(), arrived.at);
         match self.serve(live, &mut visit, arrived, body).await {
             Ok(Served::Own(mut response)) => {
-                reply::mark(response.headers_mut(), &arrived.id, None, None);
+                OwnFields::of(&arrived.id).add_to(response.headers_mut());
                 visit.answered(response.status().as_u16());
                 response
             }

@@ -32,6 +32,7 @@ use super::stream::{Reception, Streams};
 use super::tls::{Certificates, TlsProblem};
 use super::version::{Asking, Version};
 use crate::clock::Clock;
+use crate::framing::Fielded;
 use crate::units::{Severed, Tick};
 
 /// Whatever a body or a service may fail with.
@@ -89,7 +90,7 @@ impl Door {
         S: Service<Request<RequestBody>, Response = Response<B>> + Clone + Send + 'static,
         S::Future: Send + 'static,
         S::Error: Into<Fault>,
-        B: Body<Data = Bytes> + Send + 'static,
+        B: Fielded + Send + 'static,
         B::Error: Into<Fault>,
     {
         let limits = self.limits();

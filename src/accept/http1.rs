@@ -12,7 +12,7 @@ use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use bytes::{Bytes, BytesMut};
+use bytes::BytesMut;
 use http::{Method, Request, Response};
 use http_body::Body;
 use pin_project_lite::pin_project;
@@ -26,7 +26,7 @@ use super::date::Dates;
 use super::door::{Fault, Talk};
 use super::settings::Listen;
 use super::stream::{self, Reception, Told};
-use crate::framing::{Framing, Known, Step, Unreadable};
+use crate::framing::{Fielded, Framing, Known, Step, Unreadable};
 
 mod head;
 mod out;
@@ -119,7 +119,7 @@ impl<T, S, B> Http1<T, S, B>
 where
     S: Service<Request<RequestBody>, Response = Response<B>> + Clone,
     S::Error: Into<Fault>,
-    B: Body<Data = Bytes>,
+    B: Fielded,
 {
     pub(super) fn new(io: T, reception: Reception<S>, limits: &Listen, dates: Arc<Dates>) -> Self {
         let limits = Limits { head: limits.max_head, lines: limits.max_header_lines };
@@ -144,7 +144,7 @@ where
     T: AsyncRead + AsyncWrite,
     S: Service<Request<RequestBody>, Response = Response<B>> + Clone,
     S::Error: Into<Fault>,
-    B: Body<Data = Bytes>,
+    B: Fielded,
 {
     type End = io::Result<()>;
 
@@ -171,7 +171,7 @@ where
     T: AsyncRead + AsyncWrite,
     S: Service<Request<RequestBody>, Response = Response<B>> + Clone,
     S::Error: Into<Fault>,
-    B: Body<Data = Bytes>,
+    B: Fielded,
 {
     /// No request is open: what is left of the last answer goes out, and the next one comes in.
     fn between(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -223,7 +223,8 @@ where
                 // What is left of a body that nobody wanted is not read to get at the next
                 // request.
                 manners.keeps &= this.inbox.framing.is_over() && !*this.is_finishing;
-                let (ending, keeps) = this.out.head(&head, body.size_hint().exact(), manners, &this.dates.now());
+                let (length, date) = (body.size_hint().exact(), this.dates.now());
+                let (ending, keeps) = this.out.head(&head, length, |out| body.add_fields(out), manners, &date);
                 this.manners.keeps = keeps;
                 this.exchange.set(Exchange::Answering { body, ending });
                 Poll::Ready(Ok(()))

@@ -6,9 +6,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use http::{Request, Response};
-use http_body::Body;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::{JoinError, JoinSet};
 use tower::Service;
@@ -19,6 +17,7 @@ use super::drain::{Drain, Phase};
 use super::settings::Listen;
 use super::tls::{Certificates, TlsProblem};
 use crate::clock::Clock;
+use crate::framing::Fielded;
 use crate::units::Tick;
 
 /// Why a listener did not start.
@@ -101,7 +100,7 @@ impl Listener {
         S: Service<Request<RequestBody>, Response = Response<B>> + Clone + Send + 'static,
         S::Future: Send + 'static,
         S::Error: Into<Fault>,
-        B: Body<Data = Bytes> + Send + 'static,
+        B: Fielded + Send + 'static,
         B::Error: Into<Fault>,
     {
         let Listener { socket, door, certificates, .. } = self;

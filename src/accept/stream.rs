@@ -23,6 +23,7 @@ use super::body::{RequestBody, Source};
 use super::drain::{Drain, Ear, Phase};
 use super::peer::{Open, Peer};
 use super::stall::Stall;
+use crate::framing::{Fielded, Fields, with_fields};
 use crate::units::{ClientSide, Severed};
 
 /// An HTTP/2 stream, as its answer's body and its watcher see it.
@@ -75,7 +76,7 @@ impl<S> Reception<S> {
 impl<S, B> hyper::service::Service<Request<Incoming>> for Reception<S>
 where
     S: Service<Request<RequestBody>, Response = Response<B>> + Clone,
-    B: Body<Data = Bytes>,
+    B: Fielded,
 {
     type Response = Response<Told<B>>;
     type Error = S::Error;
@@ -93,7 +94,7 @@ pub(super) type Asked<S> =
 impl<S, B> Reception<S>
 where
     S: Service<Request<RequestBody>, Response = Response<B>> + Clone,
-    B: Body<Data = Bytes>,
+    B: Fielded,
 {
     /// Hands a request to the service.
     pub(super) fn receive(&self, request: Request<Source>) -> Asked<S> {
@@ -137,6 +138,7 @@ pin_project! {
 impl<F, B, E> Future for Handling<F>
 where
     F: Future<Output = Result<Response<B>, E>>,
+    B: Fielded,
 {
     type Output = Result<Response<Told<B>>, E>;
 
@@ -144,7 +146,11 @@ where
         let this = self.project();
         let response = ready!(this.inner.poll(cx));
         let (open, strand) = this.told.take().expect("not polled after it was ready");
-        Poll::Ready(response.map(|response| response.map(|body| Told { body, rest: Bytes::new(), open, strand })))
+        Poll::Ready(response.map(|response| {
+            // hyper takes all fields of a head from its map.
+            let response = if strand.is_some() { with_fields(response) } else { response };
+            response.map(|body| Told { body, rest: Bytes::new(), open, strand })
+        }))
     }
 }
 
@@ -169,6 +175,13 @@ pin_project! {
 /// What HTTP/2 puts into one DATA frame at most. A longer piece is handed to it in parts: a
 /// client that takes one part after the other, however slowly, takes bytes.
 const PART: usize = 16 * 1024;
+
+impl<B: Fielded> Told<B> {
+    /// Adds the fields that the body brings to its head.
+    pub(super) fn add_fields(&self, head: &mut impl Fields) {
+        self.body.add_fields(head);
+    }
+}
 
 impl<B: Body<Data = Bytes>> Body for Told<B> {
     type Data = Bytes;

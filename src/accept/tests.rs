@@ -16,6 +16,7 @@ use tokio::task::JoinHandle;
 use super::settings::Listen;
 use super::{Door, Drain, Phase, RequestBody};
 use crate::clock::Clock;
+use crate::framing::Fielded;
 use crate::units::{ClientSide, Severed, Tick};
 
 const GET: &[u8] = b"GET /health HTTP/1.1\r\nhost: g\r\n\r\n";
@@ -48,6 +49,8 @@ struct Played {
     clock: Clock,
     seen: Arc<Seen>,
 }
+
+impl Fielded for Played {}
 
 impl Body for Played {
     type Data = Bytes;

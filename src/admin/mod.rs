@@ -33,6 +33,8 @@ use secrecy::{ExposeSecret, SecretString};
 use serde::{Deserialize, Serialize};
 use subtle::ConstantTimeEq;
 
+use crate::framing::Fielded;
+
 /// A future without a name.
 pub type Later<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
@@ -150,6 +152,9 @@ pub fn router(view: Arc<dyn AdminView>, token: Option<SecretString>) -> Router {
 }
 
 type View = State<Arc<dyn AdminView>>;
+
+/// Answers here bring no fields of their own.
+impl Fielded for axum::body::Body {}
 
 async fn ready(State(view): View) -> Response {
     if view.is_ready() {

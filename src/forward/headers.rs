@@ -5,23 +5,26 @@
 
 use http::header::{CACHE_CONTROL, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, HeaderMap, HeaderName, HeaderValue};
 
+use super::own::OwnFields;
 use crate::framing;
 
 /// The names of our own response fields.
 pub mod names {
     use http::header::HeaderName;
     /// Correlates request, answer, log line and span.
-    pub const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+    pub const REQUEST_ID: &str = "x-request-id";
+    /// The same.
+    pub const X_REQUEST_ID: HeaderName = HeaderName::from_static(REQUEST_ID);
     /// The class by which the request is judged.
-    pub const X_SLO_CLASS: HeaderName = HeaderName::from_static("x-slo-class");
+    pub const X_SLO_CLASS: &str = "x-slo-class";
     /// The pool whose engine answered.
-    pub const X_GOODPUT_POOL: HeaderName = HeaderName::from_static("x-goodput-pool");
+    pub const X_GOODPUT_POOL: &str = "x-goodput-pool";
     /// What overload levels did to the request.
-    pub const X_GOODPUT_DEGRADED: HeaderName = HeaderName::from_static("x-goodput-degraded");
+    pub const X_GOODPUT_DEGRADED: &str = "x-goodput-degraded";
     /// The machine-readable reason of a refusal.
     pub const X_GOODPUT_REASON: HeaderName = HeaderName::from_static("x-goodput-reason");
     /// Queue and upstream time (W3C Server Timing).
-    pub const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
+    pub const SERVER_TIMING: &str = "server-timing";
     /// Tells nginx not to buffer.
     pub const X_ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
     /// The Anthropic and vLLM spelling of an API key.
@@ -71,7 +74,7 @@ pub fn for_engine<'a>(
     let of_client = client.iter().filter(crosses).map(|(name, value)| (name.as_str(), value));
     let coding = sent.inspected.then_some(("accept-encoding", &IDENTITY));
     let host = host.map(|host| ("host", host));
-    let ours = host.into_iter().chain(of_client).chain(coding).chain([("x-request-id", id)]);
+    let ours = host.into_iter().chain(of_client).chain(coding).chain([(names::REQUEST_ID, id)]);
     // What the pool's settings say stands in place of everything else of that name.
     let is_fixed = |name: &str| fixed.iter().any(|(own, _)| own.as_str() == name);
     let ours = ours.filter(move |(name, _)| !is_fixed(name));
@@ -96,7 +99,7 @@ enum Fate {
 fn fate(name: &str) -> Fate {
     match name {
         "content-type" | "user-agent" | "accept" => Fate::Passes,
-        "expect" | "content-length" | "host" | "x-request-id" => Fate::StaysHere,
+        "expect" | "content-length" | "host" | names::REQUEST_ID => Fate::StaysHere,
         "authorization" | "x-api-key" | "cookie" | "api-key" => Fate::Credential,
         "content-encoding" => Fate::Coding,
         "accept-encoding" => Fate::Accepts,
@@ -132,10 +135,11 @@ fn steers(name: &str) -> bool {
         || rest.ends_with("-objective")
 }
 
-/// Turns an engine's header fields into those for the client, in place. An event stream loses
-/// its length (we may add or remove an event) and gains what keeps hops from buffering it.
-pub fn for_client(headers: &mut HeaderMap, is_event_stream: bool) {
-    strip_hop_by_hop(headers);
+/// Turns an engine's header fields into those for the client, in place: all but our own, which may
+/// stand beside them then. An event stream loses its length (we may add or remove an event) and
+/// gains what keeps hops from buffering it.
+pub fn for_client(headers: &mut HeaderMap, own: &OwnFields, is_event_stream: bool) {
+    strip(headers, own);
     if !is_event_stream {
         return;
     }
@@ -148,9 +152,11 @@ pub fn for_client(headers: &mut HeaderMap, is_event_stream: bool) {
     }
 }
 
-/// Removes hop-by-hop fields and whatever `Connection` names. As a rule there are none.
-fn strip_hop_by_hop(headers: &mut HeaderMap) {
-    let mut found: Vec<HeaderName> = headers.keys().filter(|name| is_of_one_hop(name.as_str())).cloned().collect();
+/// Removes hop-by-hop fields, whatever `Connection` names, and what our own fields replace. As a
+/// rule there are none.
+fn strip(headers: &mut HeaderMap, own: &OwnFields) {
+    let stays_here = |name: &str| is_of_one_hop(name) || own.replace(name);
+    let mut found: Vec<HeaderName> = headers.keys().filter(|name| stays_here(name.as_str())).cloned().collect();
     if !found.is_empty() {
         found.extend(named_by_connection(headers));
     }
@@ -212,7 +218,11 @@ fn media_type(headers: &HeaderMap) -> Option<&[u8]> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use super::names::*;
     use super::*;
+    use crate::units::RequestId;
     use http::header::{ACCEPT_ENCODING, AUTHORIZATION};
 
     fn map(fields: &[(&str, &str)]) -> HeaderMap {
@@ -291,17 +301,47 @@ mod tests {
     #[test]
     fn c60_an_event_stream_is_marked_against_buffering_unless_the_engine_said_otherwise() {
         let mut headers = map(&[("content-type", "Text/Event-Stream; charset=utf-8"), ("content-length", "9")]);
+        let own = OwnFields::of(&RequestId::from("r"));
         assert!(is_event_stream(&headers));
-        for_client(&mut headers, true);
+        for_client(&mut headers, &own, true);
         assert_eq!(headers["x-accel-buffering"], "no");
         assert_eq!(headers["cache-control"], "no-cache, no-transform");
         assert!(!headers.contains_key("content-length"));
         let mut headers = map(&[("cache-control", "private"), ("x-accel-buffering", "yes")]);
-        for_client(&mut headers, true);
+        for_client(&mut headers, &own, true);
         assert_eq!(
             (&headers["cache-control"], &headers["x-accel-buffering"]),
             (&"private".parse().unwrap(), &"yes".parse().unwrap())
         );
+    }
+
+    const OURS: [&str; 5] = [REQUEST_ID, X_SLO_CLASS, X_GOODPUT_POOL, X_GOODPUT_DEGRADED, SERVER_TIMING];
+
+    #[test]
+    fn no_field_of_an_engine_stands_beside_one_of_ours_but_its_times() {
+        let ours = HeaderValue::from_static("ours");
+        let of_engine = OURS.map(|name| (name, "the engine's"));
+        for known in [Some(ours), None] {
+            let (class, pool, degraded) = (known.clone(), known.clone(), known.clone());
+            let times = known.map(|_| [Duration::from_micros(1_500), Duration::from_secs(2)]);
+            let own = OwnFields { class, pool, degraded, times, ..OwnFields::of(&RequestId::from("ours")) };
+            let mut headers = map(&of_engine);
+            for_client(&mut headers, &own, false);
+            own.add_to(&mut headers);
+            let shown = |name: &&str| headers.get_all(*name).iter().map(|value| value.to_str().unwrap()).collect();
+            let shown: Vec<Vec<&str>> = OURS.iter().map(shown).collect();
+            let expected: [&[&str]; 5] = match own.times {
+                Some(_) => [
+                    &["ours"],
+                    &["ours"],
+                    &["ours"],
+                    &["ours"],
+                    &["the engine's", "queue;dur=1.500, upstream;dur=2000.000"],
+                ],
+                None => [&["ours"], &["the engine's"], &["the engine's"], &["the engine's"], &["the engine's"]],
+            };
+            assert_eq!(shown, expected);
+        }
     }
 
     #[test]

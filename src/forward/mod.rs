@@ -11,6 +11,7 @@ pub mod deadlines;
 pub mod headers;
 pub mod lines;
 mod open;
+mod own;
 mod relay;
 pub mod settings;
 
@@ -24,8 +25,10 @@ use http_body::{Body, Frame, SizeHint};
 pub use ahead::{Ahead, Serving};
 pub use deadlines::{Deadlines, Due};
 pub use open::{Call, OpenFailed, Opening, WhyNot, open};
+pub use own::OwnFields;
 pub use relay::{Abnormal, Ended, Keeper, Mute, Parts, Relay};
 
+use crate::framing::{Fielded, Fields};
 use crate::observe::Limit;
 use crate::refuse::Refusal;
 use ahead::{KEEPALIVE, Step};
@@ -88,6 +91,15 @@ impl Body for ReplyBody {
             ReplyBody::Whole(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64)),
             ReplyBody::Relay(relay) => relay.size_hint(),
             ReplyBody::Ahead(_) => SizeHint::default(),
+        }
+    }
+}
+
+/// The gateway's own, beside those of an engine.
+impl Fielded for ReplyBody {
+    fn add_fields(&self, head: &mut impl Fields) {
+        if let ReplyBody::Relay(relay) = self {
+            relay.add_fields(head);
         }
     }
 }

@@ -23,8 +23,10 @@ use super::headers;
 use super::limit_refusal;
 use super::lines::{Answered, EngineBody};
 use super::open::{OpenFailed, Opening};
+use super::own::OwnFields;
 use super::settings::Timeouts;
 use crate::clock::{Alarm, Alarms, Clock};
+use crate::framing::Fields;
 use crate::judge::Pulse;
 use crate::observe::{Ending, InBandError, Limit, Note, Observer, Reader, Timeline};
 use crate::refuse::Refusal;
@@ -108,6 +110,8 @@ pub struct Relay {
     /// The last poll gave the client something: until the next one the client was waited for.
     gave: bool,
     keeper: Option<Box<dyn Keeper>>,
+    /// What stands in the head beside the engine's fields.
+    own: Option<OwnFields>,
     /// The body ended in the middle of an event, which went out as it is.
     tail_is_out: bool,
     /// Set where the answer must end abnormally.
@@ -185,6 +189,7 @@ impl Relay {
                 alarm,
                 gave: false,
                 keeper: None,
+                own: None,
                 tail_is_out: false,
                 broken: false,
                 unwritten: true,
@@ -326,6 +331,17 @@ impl Relay {
         if is_empty && !self.streams() {
             self.take_tail(self.parts.clock.now());
             self.finish_clean();
+        }
+    }
+
+    /// What stands in the head beside the engine's fields.
+    pub fn marks(&mut self, own: OwnFields) {
+        self.own = Some(own);
+    }
+
+    pub(super) fn add_fields(&self, head: &mut impl Fields) {
+        if let Some(own) = &self.own {
+            own.add_to(head);
         }
     }
 

@@ -17,10 +17,10 @@ use http::header::HeaderValue;
 use http::response::Parts;
 use parking_lot::Mutex;
 
-use super::reply;
+use super::{degrade, reply};
 use crate::clock::Clock;
 use crate::forward::headers;
-use crate::forward::{Ahead, ReplyBody, Serving};
+use crate::forward::{Ahead, OwnFields, ReplyBody, Serving};
 use crate::record::Visit;
 use crate::units::{ClientSide, RequestId, Tick};
 
@@ -133,9 +133,10 @@ impl EarlyHead<'_> {
     /// Goes out, with what is known by now.
     pub fn go(&self, visit: &mut Visit) {
         let mut head = reply::our_head();
-        headers::for_client(&mut head.headers, true);
-        reply::mark(&mut head.headers, self.id, self.class.cloned(), None);
-        reply::degraded(&mut head.headers, visit.degradation());
+        let degraded = degrade::shown(visit.degradation());
+        let own = OwnFields { class: self.class.cloned(), degraded, ..OwnFields::of(self.id) };
+        headers::for_client(&mut head.headers, &own, true);
+        own.add_to(&mut head.headers);
         visit.head_went_ahead(self.client);
         self.outlet.give(head, self.every);
     }

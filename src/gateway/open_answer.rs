@@ -8,10 +8,10 @@ use http::header::{CONTENT_LENGTH, HeaderMap, HeaderValue};
 
 use super::admission::Held;
 use super::attempts::{Place, Spoke, Spoken};
+use super::degrade;
 use super::house::Gateway;
-use super::reply;
 use crate::forward::headers;
-use crate::forward::{Ended, Keeper, Relay, ReplyBody};
+use crate::forward::{Ended, Keeper, OwnFields, Relay, ReplyBody};
 use crate::inspect::PromptSize;
 use crate::observe::{Ending, Limit, Reader, Timeline, TokenSource};
 use crate::record::Visit;
@@ -56,16 +56,21 @@ impl Opened {
     /// The response for the client. The visit ends where the answer's body does.
     #[must_use]
     pub fn relay(self: Box<Self>, mut visit: Visit) -> Response<ReplyBody> {
-        let Opened { gateway, asked, held, spoken } = *self;
+        let Opened { gateway, mut asked, held, spoken } = *self;
         let Spoken { answer, attempts, at, unproven, has_failed } = spoken;
-        let Spoke { mut head, mut relay, work, place, dispatched, injection, degraded } = *answer;
+        let Spoke { mut head, mut relay, work, mut place, dispatched, injection, degraded } = *answer;
         degraded.iter().for_each(|kind| visit.degraded(kind));
         let streams = headers::is_event_stream(&head.headers);
-        headers::for_client(&mut head.headers, streams);
+        let own = OwnFields {
+            class: asked.class.take(),
+            pool: place.shown.take(),
+            degraded: degrade::shown(visit.degradation()),
+            times: Some([asked.queued, at.since(dispatched)]),
+            ..OwnFields::of(&asked.id)
+        };
+        headers::for_client(&mut head.headers, &own, streams);
         agree_on_length(&mut head.headers, &relay);
-        reply::mark(&mut head.headers, &asked.id, asked.class.clone(), place.shown.clone());
-        reply::degraded(&mut head.headers, visit.degradation());
-        reply::timing(&mut head.headers, asked.queued, at.since(dispatched));
+        relay.marks(own);
         if let Some(case) = visit.case_mut() {
             case.credential_forwarded = place.credential_forwarded;
             case.model_unknown_to_pool = !asked.routed.literal && !gateway.has_served(&place, &asked);

@@ -1,6 +1,4 @@
-//! Responses that the gateway makes itself, and the fields it adds to those of engines.
-
-use std::time::Duration;
+//! Responses that the gateway makes itself.
 
 use bytes::Bytes;
 use http::header::{ALLOW, CONNECTION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
@@ -9,12 +7,10 @@ use http::{Response, StatusCode};
 use super::degrade;
 use crate::admit::levels::Kinds;
 use crate::admit::limit::Standing;
-use crate::forward::ReplyBody;
-use crate::forward::headers::names::{
-    SERVER_TIMING, X_GOODPUT_DEGRADED, X_GOODPUT_POOL, X_GOODPUT_REASON, X_REQUEST_ID, X_SLO_CLASS,
-};
+use crate::forward::headers::names::{X_GOODPUT_DEGRADED, X_GOODPUT_REASON};
+use crate::forward::{OwnFields, ReplyBody};
+use crate::framing::Fields;
 use crate::refuse::Refusal;
-use crate::units::decimal::push_thousandths;
 use crate::units::{ClassId, Dialect, RequestId};
 
 /// A JSON answer of our own.
@@ -56,7 +52,7 @@ pub fn refusal(refusal: &Refusal, shape: Dialect, id: &RequestId, class: Option<
         headers.insert(CONNECTION, HeaderValue::from_static("close"));
     }
     let class = class.and_then(|class| HeaderValue::from_str(class.as_str()).ok());
-    mark(headers, id, class, None);
+    OwnFields { class, ..OwnFields::of(id) }.add_to(headers);
     response
 }
 
@@ -85,32 +81,9 @@ const RATE_LIMIT_REQUESTS: [HeaderName; 3] = [
     HeaderName::from_static("x-ratelimit-reset-requests"),
 ];
 
-/// The fields that every response of ours carries as far as they are known.
-pub fn mark(headers: &mut HeaderMap, id: &RequestId, class: Option<HeaderValue>, pool: Option<HeaderValue>) {
-    let id = HeaderValue::from_str(id.as_str()).ok();
-    for (name, value) in [(X_REQUEST_ID, id), (X_SLO_CLASS, class), (X_GOODPUT_POOL, pool)] {
-        if let Some(value) = value {
-            headers.insert(name, value);
-        }
-    }
-}
-
 /// What overload levels did to the request, if anything.
 pub fn degraded(headers: &mut HeaderMap, kinds: Kinds) {
-    if let Some(value) = degrade::shown(kinds) {
-        headers.insert(X_GOODPUT_DEGRADED, value);
-    }
-}
-
-/// `server-timing`: the time in our queue, and from there to the engine's first words.
-pub fn timing(headers: &mut HeaderMap, queue: Duration, upstream: Duration) {
-    let mut text = Vec::with_capacity(64);
-    for (name, length) in [(&b"queue;dur="[..], queue), (b", upstream;dur=", upstream)] {
-        let micros = length.as_secs() * 1_000_000 + u64::from(length.subsec_micros());
-        text.extend_from_slice(name);
-        push_thousandths(&mut text, micros);
-    }
-    if let Ok(value) = HeaderValue::from_maybe_shared(Bytes::from(text)) {
-        headers.append(SERVER_TIMING, value);
+    if let Some(shown) = degrade::shown(kinds) {
+        headers.add(X_GOODPUT_DEGRADED, |value| value.extend_from_slice(shown.as_bytes()));
     }
 }

@@ -375,6 +375,52 @@ async fn answers_carry_ids_class_pool_and_times() {
     house.end().await;
 }
 
+/// An engine's fields of these names give way, in every version of HTTP; its times stay.
+#[tokio::test(start_paused = true)]
+async fn an_engines_id_class_and_pool_do_not_stand_beside_ours() {
+    let of_engine = [
+        ("content-type", "application/json"),
+        ("x-request-id", "theirs"),
+        ("X-Slo-Class", "theirs"),
+        ("x-goodput-pool", "theirs"),
+        ("x-goodput-degraded", "theirs"),
+        ("server-timing", "theirs"),
+    ];
+    let script = || Script::new().at(250).reply(200, &of_engine, whole("x", 1, 1));
+    let ours = [
+        ("x-request-id", &["mine"][..]),
+        ("x-slo-class", &["chat"]),
+        ("x-goodput-pool", &["a"]),
+        ("x-goodput-degraded", &["theirs"]),
+        ("server-timing", &["theirs", "queue;dur=0.000, upstream;dur=250.000"]),
+    ];
+    let house = House::new(&Yaml::default());
+    house.engine("e1", vec![script(), script()]);
+
+    let (body, mut client) = (unary().to_string(), house.connect(64 * 1024));
+    let head = format!("POST {CHAT} HTTP/1.1\r\nhost: g\r\nx-request-id: mine\r\nconnection: close");
+    client.send(format!("{head}\r\ncontent-length: {}\r\n\r\n{body}", body.len())).await;
+    let answer = String::from_utf8(client.read_to_end().await.0).unwrap();
+    let (head, _) = answer.split_once("\r\n\r\n").unwrap();
+    for (name, values) in ours {
+        let lines = head.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
+        assert_eq!(lines.collect::<Vec<_>>(), values, "{name}");
+    }
+
+    let mut client = house.connect_h2().await;
+    let mut request = h2_post(CHAT, &unary());
+    request.headers_mut().insert("x-request-id", "mine".parse().unwrap());
+    let mut answer = client.send_request(request).await.unwrap();
+    for (name, values) in ours {
+        let fields = answer.headers().get_all(name).iter().map(|value| value.to_str().unwrap());
+        assert_eq!(fields.collect::<Vec<_>>(), values, "{name}");
+    }
+    while h2_next(&mut answer).await.is_some() {}
+    house.lines(2).await;
+    drop(client);
+    house.end().await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn refusals_behind_the_class_name_it() {
     let house = House::new(&Yaml::default());

@@ -70,12 +70,14 @@ impl Out {
         self.long.is_empty() && self.len() < most
     }
 
-    /// Puts the head of an answer there, whose body has this length if it is known. Says how
-    /// the body is to be framed, and whether the connection may serve another request.
+    /// Puts the head of an answer there, whose body has this length if it is known; `more` puts
+    /// further lines there. Says how the body is to be framed, and whether the connection may serve
+    /// another request.
     pub(super) fn head(
         &mut self,
         head: &response::Parts,
         length: Option<u64>,
+        more: impl FnOnce(&mut Vec<u8>),
         manners: Manners,
         date: &[u8],
     ) -> (Ending, bool) {
@@ -110,6 +112,7 @@ impl Out {
             says_date |= *name == DATE;
             line(out, name.as_str(), value.as_bytes());
         }
+        more(out);
         match framed {
             Ending::Length(length) => {
                 out.extend_from_slice(b"content-length: ");
@@ -145,7 +148,7 @@ impl Out {
         headers.extend(HeaderValue::from_str(id.as_str()).ok().map(|id| (X_REQUEST_ID, id)));
         headers.insert(X_GOODPUT_REASON, HeaderValue::from_static(refusal.code()));
         let manners = Manners { version: Version::HTTP_11, is_head: false, keeps: false };
-        self.head(&response.into_parts().0, Some(body.len() as u64), manners, date);
+        self.head(&response.into_parts().0, Some(body.len() as u64), |_| {}, manners, date);
         self.bytes.extend_from_slice(&body);
     }
 

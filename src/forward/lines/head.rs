@@ -121,8 +121,8 @@ fn parse(buffer: &[u8]) -> Result<Option<Parsed>, NoAnswer> {
     Ok(Some(Parsed { parts, said, text, lines }))
 }
 
-/// What the gateway adds to the fields before they go to the client.
-const FIELDS_OF_OURS: usize = 6;
+/// What the gateway adds to the fields of an event stream before they go to the client.
+const FIELDS_OF_OURS: usize = 2;
 
 /// What the fields of a head say about the body and the connection.
 #[derive(Default)]

@@ -3,6 +3,7 @@
 use bytes::Bytes;
 use goodput::clock::Clock;
 use goodput::forward::ReplyBody;
+use goodput::framing::with_fields;
 use goodput::units::Tick;
 use http::{HeaderMap, Response, StatusCode};
 use http_body_util::BodyExt;
@@ -34,7 +35,7 @@ pub struct Whole {
 
 impl Reply {
     pub fn new(response: Response<ReplyBody>, clock: Clock) -> Self {
-        let (head, body) = response.into_parts();
+        let (head, body) = with_fields(response).into_parts();
         Reply { status: head.status, headers: head.headers, at: clock.now(), clock, body }
     }
 

@@ -1,0 +1,67 @@
+//! The fields that the gateway adds to a head.
+
+use std::time::Duration;
+
+use http::header::HeaderValue;
+
+use super::headers::names::{REQUEST_ID, SERVER_TIMING, X_GOODPUT_DEGRADED, X_GOODPUT_POOL, X_SLO_CLASS};
+use crate::framing::Fields;
+use crate::units::RequestId;
+use crate::units::decimal::push_thousandths;
+
+/// See the module. As far as they are known.
+#[derive(Debug)]
+pub struct OwnFields {
+    /// Of the request, fit to be a field.
+    pub id: RequestId,
+    /// The class by which the request is judged.
+    pub class: Option<HeaderValue>,
+    /// The pool whose engine answered.
+    pub pool: Option<HeaderValue>,
+    /// What overload levels did to the request.
+    pub degraded: Option<HeaderValue>,
+    /// Time in the gateway's queue, and from there to the engine's first words.
+    pub times: Option<[Duration; 2]>,
+}
+
+impl OwnFields {
+    /// Nothing but the id is known.
+    #[must_use]
+    pub fn of(id: &RequestId) -> Self {
+        OwnFields { id: id.clone(), class: None, pool: None, degraded: None, times: None }
+    }
+
+    /// Adds them to a head.
+    pub fn add_to(&self, head: &mut impl Fields) {
+        head.add(REQUEST_ID, |value| value.extend_from_slice(self.id.as_str().as_bytes()));
+        let known = [(X_SLO_CLASS, &self.class), (X_GOODPUT_POOL, &self.pool), (X_GOODPUT_DEGRADED, &self.degraded)];
+        for (name, known) in known {
+            if let Some(known) = known {
+                head.add(name, |value| value.extend_from_slice(known.as_bytes()));
+            }
+        }
+        if let Some([queue, upstream]) = self.times {
+            head.add(SERVER_TIMING, |value| {
+                value.extend_from_slice(b"queue;dur=");
+                push_thousandths(value, micros(queue));
+                value.extend_from_slice(b", upstream;dur=");
+                push_thousandths(value, micros(upstream));
+            });
+        }
+    }
+
+    /// Whether a field of an engine must not go out beside them.
+    pub(super) fn replace(&self, name: &str) -> bool {
+        match name {
+            REQUEST_ID => true,
+            X_SLO_CLASS => self.class.is_some(),
+            X_GOODPUT_POOL => self.pool.is_some(),
+            X_GOODPUT_DEGRADED => self.degraded.is_some(),
+            _ => false,
+        }
+    }
+}
+
+fn micros(length: Duration) -> u64 {
+    length.as_secs() * 1_000_000 + u64::from(length.subsec_micros())
+}
