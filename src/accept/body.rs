@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
-use http_body::{Body, Frame};
+use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use parking_lot::Mutex;
 
@@ -81,6 +81,14 @@ impl Body for RequestBody {
             Source::Whole(bytes) => bytes.is_none(),
             Source::Flow(_) => false,
             Source::Stream(incoming) => incoming.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.source {
+            Source::Whole(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64)),
+            Source::Flow(_) => SizeHint::default(),
+            Source::Stream(incoming) => incoming.size_hint(),
         }
     }
 }

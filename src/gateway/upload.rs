@@ -80,8 +80,8 @@ where
     B: Body<Data = Bytes>,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
-    let stated = headers.get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
-    if stated.is_some_and(|length| length > terms.max_body) {
+    let stated = || headers.get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok();
+    if body.size_hint().exact().or_else(stated).is_some_and(|length| length > terms.max_body) {
         return Err(Refusal::BodyTooLarge { limit: terms.max_body }.into());
     }
     let mut reading = Reading::begin(headers, endpoint, &terms)?;
