@@ -3,7 +3,7 @@
 //! Fields end to end pass, known or not; what belongs to one hop, what carries a credential
 //! and what steers engines or routers behind us does not. Framing fields are ours.
 
-use http::header::{CACHE_CONTROL, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, HeaderMap, HeaderName, HeaderValue};
+use http::header::{CACHE_CONTROL, CONNECTION, CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 
 use super::own::OwnFields;
 use crate::framing;
@@ -136,14 +136,15 @@ fn steers(name: &str) -> bool {
 }
 
 /// Turns an engine's header fields into those for the client, in place: all but our own, which may
-/// stand beside them then. An event stream loses its length (we may add or remove an event) and
-/// gains what keeps hops from buffering it.
-pub fn for_client(headers: &mut HeaderMap, own: &OwnFields, is_event_stream: bool) {
-    strip(headers, own);
+/// stand beside them then. A `Content-Length` goes out only where it is the body's `length`: not
+/// beside a transfer coding (RFC 9112 section 6.3), not on a 204. An event stream loses it (we may
+/// add or remove an event) and gains what keeps hops from buffering it.
+pub fn for_client(headers: &mut HeaderMap, own: &OwnFields, length: Option<u64>) {
+    let is_event_stream = Content::of(headers).is_event_stream();
+    strip(headers, own, length.filter(|_| !is_event_stream));
     if !is_event_stream {
         return;
     }
-    headers.remove(CONTENT_LENGTH);
     if !headers.contains_key(names::X_ACCEL_BUFFERING) {
         headers.insert(names::X_ACCEL_BUFFERING, HeaderValue::from_static("no"));
     }
@@ -152,11 +153,14 @@ pub fn for_client(headers: &mut HeaderMap, own: &OwnFields, is_event_stream: boo
     }
 }
 
-/// Removes hop-by-hop fields, whatever `Connection` names, and what our own fields replace. As a
-/// rule there are none.
-fn strip(headers: &mut HeaderMap, own: &OwnFields) {
-    let stays_here = |name: &str| is_of_one_hop(name) || own.replace(name);
-    let mut found: Vec<HeaderName> = headers.keys().filter(|name| stays_here(name.as_str())).cloned().collect();
+/// Removes hop-by-hop fields, whatever `Connection` names, what our own fields replace, and every
+/// length but this one. As a rule there are none.
+fn strip(headers: &mut HeaderMap, own: &OwnFields, length: Option<u64>) {
+    let stays_here = |(name, value): &(&HeaderName, &HeaderValue)| match name.as_str() {
+        "content-length" => framing::stated_length(value.as_bytes()).is_none_or(|stated| Some(stated) != length),
+        name => is_of_one_hop(name) || own.replace(name),
+    };
+    let mut found: Vec<HeaderName> = headers.iter().filter(stays_here).map(|(name, _)| name.clone()).collect();
     if !found.is_empty() {
         found.extend(named_by_connection(headers));
     }
@@ -184,36 +188,48 @@ pub fn is_fit_id(value: &HeaderValue) -> bool {
     (1..=128).contains(&bytes.len()) && bytes.iter().all(fits)
 }
 
-/// Whether a content type is an event stream: case-insensitive, parameters allowed.
-#[must_use]
-pub fn is_event_stream(headers: &HeaderMap) -> bool {
-    media_type(headers).is_some_and(|essence| essence.eq_ignore_ascii_case(b"text/event-stream"))
+/// What the head of an answer says about its body.
+pub struct Content<'a> {
+    /// The first `Content-Type`.
+    kind: Option<&'a HeaderValue>,
+    /// It wears a content coding other than identity.
+    pub is_coded: bool,
 }
 
-/// Whether a content type is JSON (`application/json` or a `+json` suffix).
-#[must_use]
-pub fn is_json(headers: &HeaderMap) -> bool {
-    let json = |essence: &[u8]| {
-        let lower = essence.to_ascii_lowercase();
-        lower == b"application/json" || lower.ends_with(b"+json")
-    };
-    media_type(headers).is_some_and(json)
-}
+impl<'a> Content<'a> {
+    /// What these fields say: they are gone through once.
+    #[must_use]
+    pub fn of(headers: &'a HeaderMap) -> Self {
+        let mut content = Content { kind: None, is_coded: false };
+        for (name, value) in headers {
+            if *name == CONTENT_TYPE {
+                content.kind.get_or_insert(value);
+            } else if *name == CONTENT_ENCODING {
+                content.is_coded |= framing::elements(value.as_bytes())
+                    .any(|coding| !coding.is_empty() && !coding.eq_ignore_ascii_case(b"identity"));
+            }
+        }
+        content
+    }
 
-/// Whether the body wears a content coding other than identity.
-#[must_use]
-pub fn is_coded(headers: &HeaderMap) -> bool {
-    let values = headers.get_all(CONTENT_ENCODING).iter();
-    let mut codings = values.flat_map(|value| value.as_bytes().split(|byte| *byte == b','));
-    codings.any(|coding| {
-        let coding = coding.trim_ascii();
-        !coding.is_empty() && !coding.eq_ignore_ascii_case(b"identity")
-    })
-}
+    /// Whether its type is an event stream: case-insensitive, parameters allowed.
+    #[must_use]
+    pub fn is_event_stream(&self) -> bool {
+        self.media_type().is_some_and(|essence| essence.eq_ignore_ascii_case(b"text/event-stream"))
+    }
 
-fn media_type(headers: &HeaderMap) -> Option<&[u8]> {
-    let value = headers.get(http::header::CONTENT_TYPE)?.as_bytes();
-    value.split(|byte| *byte == b';').next().map(<[u8]>::trim_ascii)
+    /// Whether its type is JSON (`application/json` or a `+json` suffix).
+    #[must_use]
+    pub fn is_json(&self) -> bool {
+        self.media_type().is_some_and(|essence| {
+            let lower = essence.to_ascii_lowercase();
+            lower == b"application/json" || lower.ends_with(b"+json")
+        })
+    }
+
+    fn media_type(&self) -> Option<&'a [u8]> {
+        self.kind?.as_bytes().split(|byte| *byte == b';').next().map(<[u8]>::trim_ascii)
+    }
 }
 
 #[cfg(test)]
@@ -302,13 +318,14 @@ mod tests {
     fn c60_an_event_stream_is_marked_against_buffering_unless_the_engine_said_otherwise() {
         let mut headers = map(&[("content-type", "Text/Event-Stream; charset=utf-8"), ("content-length", "9")]);
         let own = OwnFields::of(&RequestId::from("r"));
-        assert!(is_event_stream(&headers));
-        for_client(&mut headers, &own, true);
+        assert!(Content::of(&headers).is_event_stream());
+        for_client(&mut headers, &own, None);
         assert_eq!(headers["x-accel-buffering"], "no");
         assert_eq!(headers["cache-control"], "no-cache, no-transform");
         assert!(!headers.contains_key("content-length"));
-        let mut headers = map(&[("cache-control", "private"), ("x-accel-buffering", "yes")]);
-        for_client(&mut headers, &own, true);
+        let mut headers =
+            map(&[("content-type", "text/event-stream"), ("cache-control", "private"), ("x-accel-buffering", "yes")]);
+        for_client(&mut headers, &own, None);
         assert_eq!(
             (&headers["cache-control"], &headers["x-accel-buffering"]),
             (&"private".parse().unwrap(), &"yes".parse().unwrap())
@@ -326,7 +343,7 @@ mod tests {
             let times = known.map(|_| [Duration::from_micros(1_500), Duration::from_secs(2)]);
             let own = OwnFields { class, pool, degraded, times, ..OwnFields::of(&RequestId::from("ours")) };
             let mut headers = map(&of_engine);
-            for_client(&mut headers, &own, false);
+            for_client(&mut headers, &own, None);
             own.add_to(&mut headers);
             let shown = |name: &&str| headers.get_all(*name).iter().map(|value| value.to_str().unwrap()).collect();
             let shown: Vec<Vec<&str>> = OURS.iter().map(shown).collect();
@@ -345,11 +362,27 @@ mod tests {
     }
 
     #[test]
+    fn a_length_goes_out_only_where_it_is_that_of_the_body() {
+        let own = OwnFields::of(&RequestId::from("r"));
+        for (kind, stated, length, goes) in [
+            ("application/json", "9", Some(9), true),
+            ("application/json", "9", Some(8), false),
+            ("application/json", "9", None, false),
+            ("application/json", "9, 9", Some(9), false),
+            ("text/event-stream", "9", Some(9), false),
+        ] {
+            let mut headers = map(&[("content-type", kind), ("content-length", stated)]);
+            for_client(&mut headers, &own, length);
+            assert_eq!(headers.contains_key("content-length"), goes, "{kind} {stated} {length:?}");
+        }
+    }
+
+    #[test]
     fn only_identity_is_no_coding() {
-        assert!(!is_coded(&map(&[])));
-        assert!(!is_coded(&map(&[("content-encoding", "Identity")])));
-        assert!(is_coded(&map(&[("content-encoding", "gzip")])));
-        assert!(is_coded(&map(&[("content-encoding", "identity"), ("content-encoding", "br")])));
+        assert!(!Content::of(&map(&[])).is_coded);
+        assert!(!Content::of(&map(&[("content-encoding", "Identity")])).is_coded);
+        assert!(Content::of(&map(&[("content-encoding", "gzip")])).is_coded);
+        assert!(Content::of(&map(&[("content-encoding", "identity"), ("content-encoding", "br")])).is_coded);
     }
 
     #[test]

@@ -19,7 +19,7 @@ use http_body::{Body, SizeHint};
 
 use super::ahead::KEEPALIVE;
 use super::deadlines::{Deadlines, Due};
-use super::headers;
+use super::headers::Content;
 use super::limit_refusal;
 use super::lines::{Answered, EngineBody};
 use super::open::{OpenFailed, Opening};
@@ -631,10 +631,11 @@ impl Drop for Relay {
 /// The stream behind a head of our own, if one came.
 fn stream_of(opened: Result<Answered, OpenFailed>) -> Result<EngineBody, Refusal> {
     let (head, body) = opened.map_err(|failed| failed.refusal())?.into_parts();
+    let content = Content::of(&head.headers);
     match head.status.is_success() {
         // Our head names no coding: such bytes would be noise to the client.
-        true if headers::is_coded(&head.headers) => Err(Refusal::EngineCoded),
-        true if headers::is_event_stream(&head.headers) => Ok(body),
+        true if content.is_coded => Err(Refusal::EngineCoded),
+        true if content.is_event_stream() => Ok(body),
         _ => Err(Refusal::EngineAnswered { status: head.status.as_u16() }),
     }
 }

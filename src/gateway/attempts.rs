@@ -17,7 +17,7 @@ use super::reply;
 use crate::admit::levels::{Kind, Kinds};
 use crate::admit::queue::Reading;
 use crate::clock::{Alarms, Clock};
-use crate::forward::headers::{self, EngineHeaders, Sent};
+use crate::forward::headers::{self, Content, EngineHeaders, Sent};
 use crate::forward::lines::{Answered, Lines, Outgoing};
 use crate::forward::{Call, Deadlines, Due, Mute, OpenFailed, Opening, Parts, Relay, WhyNot, limit_refusal, open};
 use crate::inspect::{Facts, Ratios};
@@ -481,13 +481,13 @@ impl Attempt<'_> {
             Head::Came(response) => {
                 let (head, body) = response.into_parts();
                 let reader = self.reader(&head);
-                let retry_after = self.retry_after(&head);
                 let status = head.status;
                 let relay =
                     Relay::new(self.parts(reader, &edits, deadlines), self.observer(reader, status.as_u16()), body);
                 let mut spoke = Box::write(Box::new_uninit(), self.spoke(head, relay, asked));
                 if !status.is_success() {
                     spoke.relay.head_came();
+                    let retry_after = self.retry_after(&spoke.head);
                     return Tried::Failed(Happened::answer(status.as_u16(), retry_after, injection), Ok(spoke));
                 }
                 match spoke.relay.hold().await {
@@ -661,16 +661,17 @@ impl Attempt<'_> {
     /// Content type and coding choose the reader.
     fn reader(&self, head: &http::response::Parts) -> Reader {
         let generates = self.ask.dialect().generates();
+        let content = Content::of(&head.headers);
         if !head.status.is_success() {
             Reader::Opaque
-        } else if headers::is_coded(&head.headers) {
+        } else if content.is_coded {
             if generates {
                 self.yard.fleet.answers_coded(&self.place.pool, &self.place.engine);
             }
             Reader::Coded
-        } else if generates && headers::is_event_stream(&head.headers) {
+        } else if generates && content.is_event_stream() {
             Reader::Events
-        } else if self.ask.endpoint.answers_json() || headers::is_json(&head.headers) {
+        } else if self.ask.endpoint.answers_json() || content.is_json() {
             Reader::Json
         } else {
             Reader::Opaque

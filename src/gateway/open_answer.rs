@@ -4,14 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::Response;
-use http::header::{CONTENT_LENGTH, HeaderMap, HeaderValue};
+use http::header::HeaderValue;
 
 use super::admission::Held;
 use super::attempts::{Place, Spoke, Spoken};
 use super::degrade;
 use super::house::Gateway;
 use crate::forward::headers;
-use crate::forward::{Ended, Keeper, OwnFields, Relay, ReplyBody};
+use crate::forward::{Ended, Keeper, OwnFields, ReplyBody};
 use crate::inspect::PromptSize;
 use crate::observe::{Ending, Limit, Reader, Timeline, TokenSource};
 use crate::record::Visit;
@@ -60,7 +60,6 @@ impl Opened {
         let Spoken { answer, attempts, at, unproven, has_failed } = spoken;
         let Spoke { mut head, mut relay, work, mut place, dispatched, injection, degraded } = *answer;
         degraded.iter().for_each(|kind| visit.degraded(kind));
-        let streams = headers::is_event_stream(&head.headers);
         let own = OwnFields {
             class: asked.class.take(),
             pool: place.shown.take(),
@@ -68,8 +67,7 @@ impl Opened {
             times: Some([asked.queued, at.since(dispatched)]),
             ..OwnFields::of(&asked.id)
         };
-        headers::for_client(&mut head.headers, &own, streams);
-        agree_on_length(&mut head.headers, &relay);
+        headers::for_client(&mut head.headers, &own, relay.size_hint().exact());
         relay.marks(own);
         if let Some(case) = visit.case_mut() {
             case.credential_forwarded = place.credential_forwarded;
@@ -80,15 +78,6 @@ impl Opened {
         let open: Box<Open> = Box::write(Box::new_uninit(), open);
         relay.keep(open);
         Response::from_parts(head, ReplyBody::Relay(relay))
-    }
-}
-
-/// An engine's `Content-Length` goes out only where it is the body's: not beside a transfer
-/// coding (RFC 9112 section 6.3), not on a 204.
-fn agree_on_length(headers: &mut HeaderMap, relay: &Relay) {
-    let stated = headers.get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
-    if stated != relay.size_hint().exact() {
-        headers.remove(CONTENT_LENGTH);
     }
 }
 
