@@ -8,9 +8,10 @@
 //! How an event is read: the steady state of a stream is events that differ from their
 //! predecessor only in the text they carry. Such an event is recognised by comparing all its
 //! other bytes with those of an event that was read in full (`mould`), so what is skipped is
-//! known to say the same. Whole answers of an engine are alike, too, and are recognised in the
-//! same way ([`Moulds`]). Everything else is read by the push tokenizer of [`crate::json`]:
-//! no tree, no recursion, and text that a strict parser refuses is still a token.
+//! known to say the same. Whole answers of an engine are alike, too, and so are the other events
+//! of its streams: they are recognised in the same way ([`Moulds`]). Everything else is read by
+//! the push tokenizer of [`crate::json`]: no tree, no recursion, and text that a strict parser
+//! refuses is still a token.
 
 pub mod sse;
 

@@ -1,5 +1,5 @@
-//! The shortcut for what is nearly always the same: the events of a stream, the whole answers of
-//! an engine.
+//! The shortcut for what is nearly always the same: the events of a stream, the whole answers
+//! and the streams of an engine.
 //!
 //! Most events differ from their predecessor only in the text they carry, and in numbers: a
 //! sequence number, a choice's index, counts of tokens. A [`Mould`] is made from an event
@@ -10,8 +10,8 @@
 //! text that looks like a key or a finish reason cannot leave its string without a bare
 //! quote. What does not fit is read in full.
 //!
-//! Of a whole body a mould leaves out every string, but for the few words that say what kind of
-//! object it is: nothing of a prompt or an answer stays in it.
+//! A mould that other answers see, of a whole body or an event, leaves out every string, but for
+//! the few words that say what kind of object it is: nothing of a prompt or an answer stays in it.
 
 use std::ops::Range;
 
@@ -22,7 +22,7 @@ use super::usage::Counts;
 
 /// Moulds larger than this are not worth keeping.
 const LARGEST: usize = 1024;
-const LARGEST_OF_BODY: usize = 2048;
+const LARGEST_SHARED: usize = 2048;
 
 /// More slots than this make a mould not worth trying.
 const MOST: usize = 32;
@@ -37,9 +37,9 @@ pub(super) enum Slot {
     Text,
     /// Text of a body whose bytes do not count. Not empty.
     Hidden,
-    /// A string of a body that decides nothing.
+    /// A string that decides nothing: another in the next answer, the same in the next event.
     Label,
-    /// Why a body's answer ended. Not empty.
+    /// Why an answer ended. Not empty.
     Finish,
     /// A number that decides nothing.
     Ignored,
@@ -61,11 +61,13 @@ pub(super) enum Slot {
 pub(super) struct Slots {
     found: [(u32, u32, Slot); MOST],
     len: usize,
+    /// What stands between the slots is not for other answers' moulds.
+    is_private: bool,
 }
 
 impl Default for Slots {
     fn default() -> Self {
-        Slots { found: [(0, 0, Slot::Ignored); MOST], len: 0 }
+        Slots { found: [(0, 0, Slot::Ignored); MOST], len: 0, is_private: false }
     }
 }
 
@@ -84,6 +86,11 @@ impl Slots {
     /// Nothing is known of where the slots stand: no mould can be made.
     pub(super) fn forget(&mut self) {
         self.len = MOST + 1;
+    }
+
+    /// What stands between the slots may be the answer's own: no other answer sees it.
+    pub(super) fn keep_private(&mut self) {
+        self.is_private = true;
     }
 
     pub(super) fn len(&self) -> usize {
@@ -133,17 +140,22 @@ impl Mould {
         if event.len() > LARGEST || texts != 1 {
             return None;
         }
-        let stay = |slot| is_tight && matches!(slot, Slot::Ignored | Slot::Index);
+        let stay = |slot| match slot {
+            Slot::Label | Slot::Finish => true,
+            Slot::Ignored | Slot::Index => is_tight,
+            _ => false,
+        };
         Mould::cast(event, data_at, slots, stay)
     }
 
-    /// Makes a mould of a whole body.
-    pub(super) fn of_body(body: &[u8], slots: &Slots) -> Option<Mould> {
-        Mould::cast(body, 0, slots.all()?, |_| false).filter(|mould| mould.bytes.len() <= LARGEST_OF_BODY)
+    /// Makes a mould that other answers see, of an event or of a whole body.
+    pub(super) fn shared(whole: &[u8], data_at: usize, slots: &Slots) -> Option<Mould> {
+        let slots = slots.all().filter(|_| !slots.is_private)?;
+        Mould::cast(whole, data_at, slots, |_| false).filter(|mould| mould.bytes.len() <= LARGEST_SHARED)
     }
 
     fn cast(whole: &[u8], data_at: usize, slots: &[(u32, u32, Slot)], stays: impl Fn(Slot) -> bool) -> Option<Mould> {
-        let mut bytes = Vec::with_capacity(whole.len().min(LARGEST_OF_BODY));
+        let mut bytes = Vec::with_capacity(whole.len().min(LARGEST_SHARED));
         let (mut places, mut kept) = (Vec::with_capacity(slots.len()), 0);
         for (start, end, slot) in slots.iter().filter(|(.., slot)| !stays(*slot)) {
             bytes.extend_from_slice(whole.get(kept..data_at + *start as usize)?);
@@ -177,9 +189,9 @@ impl Mould {
         Some(fit)
     }
 
-    /// Whether `bytes` are a whole body that differs from the mould's only in its slots. One
-    /// that is not whole, or of another shape, mostly ends otherwise: that is seen before a long
-    /// text is.
+    /// Whether `bytes` are a whole event or body that differs from the mould's only in its slots.
+    /// One that is not whole, or of another shape, mostly ends otherwise: that is seen before a
+    /// long text is.
     pub(super) fn fits_whole(&self, bytes: &[u8]) -> Option<Fit> {
         let (mut fit, tail) = (Fit::default(), self.tail());
         let is_whole = bytes.ends_with(tail) && self.fill(bytes, &mut fit)?.len() == tail.len();
@@ -199,6 +211,18 @@ impl Mould {
         Some(rest)
     }
 
+    /// Where in an event that fits the slots stand.
+    pub(super) fn slots_in(&self, event: &[u8]) -> Option<Slots> {
+        let (mut slots, mut at, mut fixed) = (Slots::default(), 0, 0);
+        for (place, slot) in &self.slots {
+            let start = at + *place as usize - fixed;
+            fixed = *place as usize;
+            at = event.len() - Fit::default().take(*slot, event.get(start..)?)?.len();
+            slots.add(*slot, start..at);
+        }
+        Some(slots)
+    }
+
     /// The bytes behind the last slot.
     fn tail(&self) -> &[u8] {
         &self.bytes[self.slots.last().map_or(0, |(at, _)| *at as usize)..]
@@ -207,6 +231,7 @@ impl Mould {
 
 impl Fit {
     /// Takes what stands in a slot, and says what stands behind it.
+    #[inline(always)]
     fn take<'a>(&mut self, slot: Slot, bytes: &'a [u8]) -> Option<&'a [u8]> {
         let place = match slot {
             Slot::Text | Slot::Hidden | Slot::Label => {
@@ -268,6 +293,7 @@ fn word(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
 
 /// How many bytes the inside of a JSON string stands for, and what stands behind it: its
 /// closing quote first.
+#[inline(always)]
 fn behind_text(bytes: &[u8]) -> Option<(usize, &[u8])> {
     let (mut at, mut decoded, mut is_ascii) = (0, 0, true);
     loop {

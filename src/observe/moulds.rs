@@ -1,9 +1,11 @@
-//! The shapes of whole JSON answers, shared by all answers of a pool's engines.
+//! The shapes of whole JSON answers and of events, shared by all answers of a pool's engines.
 //!
-//! An engine writes the same members around every answer. A body that was read in full leaves
-//! its [`Mould`] here and what was found in it; one that fits says the same, but for what
-//! stands in its slots. Nothing of a prompt or an answer is kept.
+//! An engine writes the same members around every answer, and in every stream the same few
+//! kinds of events. A body or event that was read in full leaves its [`Mould`] here and what was
+//! found in it; one that fits says the same, but for what stands in its slots. Nothing of a
+//! prompt or an answer is kept.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 
@@ -14,72 +16,154 @@ use crate::units::Dialect;
 use super::mould::{Fit, Mould, Slots};
 use super::sight::Sight;
 
-/// Shapes that are kept per dialect: with text and with tools, with reasoning and without.
-const MOST: usize = 4;
+/// Shapes of bodies that are kept per dialect: with text and with tools, with reasoning and
+/// without.
+const BODIES: usize = 4;
 
-/// With all places taken, one in so many bodies that fit none takes a place: a workload of
-/// ever new shapes must not pay for moulds that nothing fits.
+/// Shapes of events that are kept per dialect: the kinds that a stream has, and those of another.
+const EVENTS: usize = 16;
+
+/// With all places taken, one in so many that fit none takes a place: a workload of ever new
+/// shapes must not pay for moulds that nothing fits.
 const ONE_IN: u32 = 16;
 
-/// What whole answers look like.
-#[derive(Debug, Default)]
+/// A stream in which so many events had no known shape is of another kind: it tries no more, and
+/// leaves none.
+const STRANGERS: u32 = 16;
+
+/// In front of the data of an event that leaves its shape there is no more than this.
+const LONGEST_HEAD: usize = 64;
+
+/// What whole answers and events look like.
+#[derive(Debug)]
 pub struct Moulds {
+    bodies: Shelves,
+    events: Shelves,
+}
+
+#[derive(Debug)]
+struct Shelves {
     chat: Shelf,
     completions: Shelf,
     responses: Shelf,
     messages: Shelf,
 }
 
-/// The shapes of one dialect, in the order in which they are tried.
-#[derive(Debug, Default)]
+/// The shapes of one dialect, in the order in which they were learned.
+#[derive(Debug)]
 struct Shelf {
     shapes: ArcSwap<Vec<Arc<Shape>>>,
-    /// Bodies that fitted none of them.
+    most: usize,
+    /// Bodies or events that fitted none of them.
     misses: AtomicU32,
 }
 
-/// A mould, and what a body says that fits it.
+/// A mould, and what a body or event says that fits it.
 #[derive(Debug)]
-struct Shape {
-    mould: Mould,
-    /// Of the body that it was made of: what stands in slots is another body's own.
-    sight: Sight,
-    /// A body has fitted since another shape last lost its place.
+pub(super) struct Shape {
+    pub(super) mould: Mould,
+    /// Of that of which it was made: what stands in slots is another's own.
+    pub(super) sight: Sight,
+    /// One has fitted since another shape last lost its place.
     is_used: AtomicBool,
+}
+
+/// The shapes of events, as one stream goes through them.
+#[derive(Debug)]
+pub(super) struct Course {
+    moulds: Arc<Moulds>,
+    /// Events come in the order in which the shapes were learned: the next is tried first.
+    next: usize,
+    /// Events that had no known shape.
+    strangers: u32,
+}
+
+impl Default for Moulds {
+    fn default() -> Self {
+        Moulds::new()
+    }
 }
 
 impl Moulds {
     /// No shape is known yet.
     #[must_use]
     pub fn new() -> Self {
-        Moulds::default()
+        Moulds { bodies: Shelves::new(BODIES), events: Shelves::new(EVENTS) }
     }
 
     /// Whether a whole body has a known shape. If so, `take` is told what bodies of that shape
     /// say, and what stands in the slots of this one.
     pub(super) fn recognise(&self, dialect: Dialect, body: &[u8], take: impl FnOnce(&Sight, &Fit)) -> bool {
-        let Some(shelf) = self.shelf(dialect) else { return false };
-        let shapes = shelf.shapes.load();
-        let fitting = shapes.iter().find_map(|shape| Some((shape, shape.mould.fits_whole(body)?)));
-        let Some((shape, fit)) = fitting else { return false };
-        if !shape.is_used.load(Relaxed) {
-            shape.is_used.store(true, Relaxed);
-        }
-        take(&shape.sight, &fit);
-        true
+        let Some(shelf) = self.bodies.of(dialect) else { return false };
+        shelf.find(body, 0, |shape, fit, _| take(&shape.sight, fit)).is_some()
     }
 
     /// A whole body had no known shape; read in full, this was in it.
     pub(super) fn learn(&self, dialect: Dialect, body: &[u8], sight: &Sight, slots: &Slots) {
-        let Some(shelf) = self.shelf(dialect) else { return };
-        let misses = shelf.misses.fetch_add(1, Relaxed);
-        if shelf.shapes.load().len() < MOST || misses.is_multiple_of(ONE_IN) {
-            // Of two that are learned at once one may be lost; it will come again.
-            Shape::of(body, sight, slots).into_iter().for_each(|shape| shelf.take(shape));
+        if let Some(shelf) = self.bodies.of(dialect) {
+            shelf.learn(|| Shape::of(body, 0, sight, slots));
         }
     }
+}
 
-    fn shelf(&self, dialect: Dialect) -> Option<&Shelf> {
+impl Course {
+    /// The course of a stream that begins.
+    pub(super) fn of(moulds: &Arc<Moulds>) -> Course {
+        Course { moulds: Arc::clone(moulds), next: 0, strangers: 0 }
+    }
+
+    #[cfg(test)]
+    pub(super) fn strangers(&self) -> u32 {
+        self.strangers
+    }
+
+    /// Whether a whole event has a known shape. If so, `take` is told which, and what stands in
+    /// the slots of this one.
+    pub(super) fn recognise<T>(
+        &mut self,
+        dialect: Dialect,
+        event: &[u8],
+        take: impl FnOnce(&Shape, &Fit) -> T,
+    ) -> Option<T> {
+        if self.strangers >= STRANGERS {
+            return None;
+        }
+        let shelf = self.moulds.events.of(dialect)?;
+        let next = &mut self.next;
+        shelf.find(event, *next, |shape, fit, at| {
+            *next = at + 1;
+            take(shape, fit)
+        })
+    }
+
+    /// A whole event had no known shape; its data, read in full, said this and was no error.
+    pub(super) fn learn(&mut self, dialect: Dialect, event: &[u8], data: Range<usize>, sight: &Sight, slots: &Slots) {
+        if self.strangers >= STRANGERS {
+            return;
+        }
+        self.strangers += 1;
+        if let Some(shelf) = self.moulds.events.of(dialect) {
+            shelf.learn(|| Shape::of(event, data.start, sight, slots).filter(|_| has_only_a_name(event, data)));
+        }
+    }
+}
+
+/// Whether nothing stands around the data of an event but its name: no comment, no id.
+fn has_only_a_name(event: &[u8], data: Range<usize>) -> bool {
+    let is_line_end = |byte: &u8| matches!(byte, b'\n' | b'\r');
+    let (head, tail) = (&event[..data.start], &event[data.end..]);
+    let is_named = |line: &[u8]| line.is_empty() || line.starts_with(b"event:") || line.starts_with(b"data:");
+    head.len() <= LONGEST_HEAD && head.split(is_line_end).all(is_named) && tail.iter().all(is_line_end)
+}
+
+impl Shelves {
+    fn new(most: usize) -> Self {
+        let [chat, completions, responses, messages] =
+            std::array::from_fn(|_| Shelf { shapes: ArcSwap::default(), most, misses: AtomicU32::new(0) });
+        Shelves { chat, completions, responses, messages }
+    }
+
+    fn of(&self, dialect: Dialect) -> Option<&Shelf> {
         match dialect {
             Dialect::Chat => Some(&self.chat),
             Dialect::Completions => Some(&self.completions),
@@ -91,12 +175,41 @@ impl Moulds {
 }
 
 impl Shelf {
+    /// The shape that `whole` has, told to `take`, with what stands in its slots and its place.
+    /// That at `first` is tried first, then those behind it.
+    fn find<T>(&self, whole: &[u8], first: usize, take: impl FnOnce(&Shape, &Fit, usize) -> T) -> Option<T> {
+        let shapes = self.shapes.load();
+        let first = if first < shapes.len() { first } else { 0 };
+        for at in (first..shapes.len()).chain(0..first) {
+            let shape = &shapes[at];
+            let Some(fit) = shape.mould.fits_whole(whole) else { continue };
+            if !shape.is_used.load(Relaxed) {
+                shape.is_used.store(true, Relaxed);
+            }
+            return Some(take(shape, &fit, at));
+        }
+        None
+    }
+
+    /// One had no known shape: its own is taken in.
+    fn learn(&self, shape: impl FnOnce() -> Option<Shape>) {
+        let misses = self.misses.fetch_add(1, Relaxed);
+        if self.shapes.load().len() < self.most || misses.is_multiple_of(ONE_IN) {
+            // Of two that are learned at once one may be lost; it will come again.
+            shape().into_iter().for_each(|shape| self.take(shape));
+        }
+    }
+
     /// Takes in a shape; if need be in the place of one that nothing has fitted lately.
     fn take(&self, shape: Shape) {
         let mut shapes = Vec::clone(&self.shapes.load());
-        if shapes.len() >= MOST {
+        if shapes.iter().any(|known| known.mould == shape.mould) {
+            // Learned by two at once.
+            return;
+        }
+        if shapes.len() >= self.most {
             let is_idle = |shape: &Arc<Shape>| !shape.is_used.load(Relaxed);
-            shapes.remove(shapes.iter().rposition(is_idle).unwrap_or(MOST - 1));
+            shapes.remove(shapes.iter().rposition(is_idle).unwrap_or(self.most - 1));
             shapes.iter().for_each(|shape| shape.is_used.store(false, Relaxed));
         }
         shapes.push(Arc::new(shape));
@@ -105,15 +218,15 @@ impl Shelf {
 }
 
 impl Shape {
-    /// The shape of a body, if bodies like it can be told by their bytes: no error, and no more
-    /// than one choice.
-    fn of(body: &[u8], sight: &Sight, slots: &Slots) -> Option<Shape> {
+    /// The shape of a body or event, if those like it can be told by their bytes: no error, and
+    /// no more than one choice.
+    fn of(whole: &[u8], data_at: usize, sight: &Sight, slots: &Slots) -> Option<Shape> {
         if sight.has_error || sight.is_error_object || sight.choices.len() > 1 {
             return None;
         }
-        let mould = Mould::of_body(body, slots)?;
+        let mould = Mould::shared(whole, data_at, slots)?;
         // Not so where a finish reason is empty, or a count no integer.
-        mould.fits_whole(body)?;
+        mould.fits_whole(whole)?;
         Some(Shape { mould, sight: sight.clone(), is_used: AtomicBool::new(true) })
     }
 }

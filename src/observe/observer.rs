@@ -5,10 +5,10 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use crate::json::Tokenizer;
-use crate::units::{Dialect, Tick};
+use crate::units::Tick;
 
 use super::mould::{Mould, Slots};
-use super::moulds::Moulds;
+use super::moulds::{Course, Moulds};
 use super::note::{Expect, Note};
 use super::passing::{DONE, Passed, Passing};
 use super::reading::Reading;
@@ -73,6 +73,8 @@ struct Full {
 struct Eye {
     tally: Tally,
     mould: Option<Known>,
+    /// What events of other streams look like.
+    course: Option<Course>,
     passing: Option<Box<Passing>>,
     /// The next event is the stream's first, and may begin with a byte-order mark.
     is_first: bool,
@@ -107,15 +109,16 @@ impl Observer {
         }
     }
 
-    /// Whole answers like this one have come before.
+    /// Answers like this one have come before.
     pub fn knows(&mut self, moulds: &Arc<Moulds>) {
         let expect = self.eye.tally.expect();
-        if let Body::Awaited(known) = &mut self.body
-            && expect.dialect.generates()
-            && expect.choices == 1
-            && expect.echo_prompts.is_empty()
-        {
+        if !expect.dialect.generates() || expect.choices != 1 || !expect.echo_prompts.is_empty() {
+            return;
+        }
+        if let Body::Awaited(known) = &mut self.body {
             *known = Some(Arc::clone(moulds));
+        } else if self.reader == Reader::Events {
+            self.eye.course = Some(Course::of(moulds));
         }
     }
 
@@ -131,6 +134,18 @@ impl Observer {
     pub(super) fn heap(&self) -> usize {
         let mould = self.eye.mould.as_ref().map_or(0, |known| known.mould.memory());
         mould + self.eye.tally.heap() + self.scanner.held()
+    }
+
+    /// Events of a stream that had no known shape.
+    #[cfg(test)]
+    pub(super) fn strangers(&self) -> u32 {
+        self.eye.course.as_ref().map_or(0, Course::strangers)
+    }
+
+    /// What the events of the steady state look like.
+    #[cfg(test)]
+    pub(super) fn own_mould(&self) -> Option<String> {
+        self.eye.mould.as_ref().map(|known| format!("{known:?}"))
     }
 
     fn is_success(&self) -> bool {
@@ -341,7 +356,7 @@ impl Full {
 
 impl Eye {
     fn new(tally: Tally) -> Self {
-        Eye { tally, mould: None, passing: None, is_first: true, unparseable: false, uses_shortcut: true }
+        Eye { tally, mould: None, course: None, passing: None, is_first: true, unparseable: false, uses_shortcut: true }
     }
 
     fn see(&mut self, cut: Cut, piece: &[u8], at: Tick) -> Note {
@@ -385,10 +400,12 @@ impl Eye {
         let is_first = std::mem::take(&mut self.is_first);
         if event.len() > self.tally.max_event() {
             self.unparseable = true;
-        } else if let Some(note) = self.read(without_mark(event, is_first), at) {
-            return note;
+            return Note { finished: self.tally.is_finished(), ..Note::default() };
         }
-        Note { finished: self.tally.is_finished(), ..Note::default() }
+        let event = without_mark(event, is_first);
+        self.recognised(event, at)
+            .or_else(|| self.read(event, at))
+            .unwrap_or_else(|| Note { finished: self.tally.is_finished(), ..Note::default() })
     }
 
     /// The steady state: `bytes` begin with an event like the last one that was read, with
@@ -401,6 +418,23 @@ impl Eye {
         }
         self.tally.steady(fit.index.unwrap_or(known.index), &fit, &known.note, at);
         Some((fit.length, known.note))
+    }
+
+    /// An event like one that another stream had.
+    fn recognised(&mut self, event: &[u8], at: Tick) -> Option<Note> {
+        let Eye { tally, mould, course, .. } = self;
+        let dialect = tally.dialect();
+        course.as_mut()?.recognise(dialect, event, |shape, fit| {
+            let note = tally.known_event(&shape.sight, fit, at);
+            if note.token
+                && let Some(choice) = shape.sight.goes_on(dialect)
+                && let Some(slots) = shape.mould.slots_in(event)
+                && let Some(own) = Mould::of(event, 0, &slots, mould.is_none())
+            {
+                *mould = Some(Known { mould: own, index: fit.index.unwrap_or(choice.index), note });
+            }
+            note
+        })
     }
 
     fn read(&mut self, event: &[u8], at: Tick) -> Option<Note> {
@@ -420,11 +454,18 @@ impl Eye {
         sight.is_called(named);
         let learnt = fields.data_at.and_then(|start| self.learn(sight, slots, event, start, echo_left));
         let note = self.tally.event(sight, at);
+        if note.error.is_some() {
+            return Some(note);
+        }
         if let Some((mould, index)) = learnt
             && note.token
-            && note.error.is_none()
         {
             self.mould = Some(Known { mould, index, note });
+        }
+        if let Some(course) = &mut self.course
+            && let Some(start) = fields.data_at
+        {
+            course.learn(self.tally.dialect(), event, start..start + data.len(), sight, slots);
         }
         Some(note)
     }
@@ -438,17 +479,11 @@ impl Eye {
         data_at: usize,
         echo_left: usize,
     ) -> Option<(Mould, u64)> {
-        let choice = match (self.tally.dialect(), sight.choices.as_slice()) {
-            (Dialect::Chat | Dialect::Completions, [choice]) => choice,
-            (Dialect::Responses | Dialect::Messages, []) => &sight.only,
-            _ => return None,
-        };
-        let ends = matches!(sight.kind, Kind::Completed | Kind::Incomplete | Kind::Stop);
-        if !self.uses_shortcut || echo_left > 0 || ends || choice.finish.is_some() || choice.logprobs {
+        if !self.uses_shortcut || echo_left > 0 {
             return None;
         }
-        let is_tight = self.mould.is_none();
-        Some((Mould::of(event, data_at, slots, is_tight)?, choice.index))
+        let choice = sight.goes_on(self.tally.dialect())?;
+        Some((Mould::of(event, data_at, slots, self.mould.is_none())?, choice.index))
     }
 }
 

@@ -176,10 +176,9 @@ pub(super) fn slot_of(what: Scalar, place: Place, is_body: bool) -> Option<Slot>
     match (what, place) {
         (Scalar::String, Place::Text(Channel::Hidden | Channel::Sound)) if is_body => Some(Slot::Hidden),
         (Scalar::String, Place::Text(_)) => Some(Slot::Text),
-        (Scalar::String, Place::Word(Word::Finish | Word::StopReason)) if is_body => Some(Slot::Finish),
+        (Scalar::String, Place::Word(Word::Finish | Word::StopReason)) => Some(Slot::Finish),
         (Scalar::String, Place::Word(_)) => None,
-        // The next answer of an engine has other names and ids; the next event has the same.
-        (Scalar::String, _) => is_body.then_some(Slot::Label),
+        (Scalar::String, _) => Some(Slot::Label),
         (Scalar::Number, Place::Nowhere) => Some(Slot::Ignored),
         (Scalar::Number, Place::Number(number)) => Some(match number {
             Number::Index => Slot::Index,

@@ -16,8 +16,8 @@ use super::sight::{Channel, ChoiceSight, Kind, Reason, Sight, Status};
 /// The containers that are read nest no deeper than this.
 const DEPTH: usize = 10;
 
-/// Words of whole bodies that are longer than this stay in no mould.
-const LONGEST_WORD: usize = 32;
+/// Words that are longer than this stay in no mould that other answers see.
+const LONGEST_WORD: usize = 48;
 
 /// A short text; what is longer than the buffer is none of the words we know.
 #[derive(Clone, Debug)]
@@ -172,8 +172,8 @@ impl Reading {
     }
 
     fn word_ended(&mut self, word: Word) {
-        if self.is_body && !self.stays_in_mould(word) {
-            self.slots.forget();
+        if !self.stays_in_mould(word) {
+            self.slots.keep_private();
         }
         let text = self.short.text();
         match word {
@@ -214,8 +214,8 @@ impl Reading {
         }
     }
 
-    /// Whether a mould of a whole body may hold this word, or has a slot for it. Words of errors,
-    /// and names, are nobody's to keep.
+    /// Whether a mould that other answers see may hold this word, or has a slot for it. Words of
+    /// errors, and names, are nobody's to keep.
     fn stays_in_mould(&self, word: Word) -> bool {
         match word {
             Word::Finish | Word::StopReason => true,
@@ -226,7 +226,7 @@ impl Reading {
         }
     }
 
-    /// A string of a body that decides nothing.
+    /// A string that decides nothing.
     #[inline(never)]
     fn label(&mut self, place: Range<usize>) {
         self.slots.add(Slot::Label, place.start + 1..place.end - 1);
@@ -314,9 +314,9 @@ impl Sink for Reading {
             _ => {}
         }
         self.places[depth] = place;
-        if self.is_body && matches!(place, Place::Any(_) | Place::LogprobTokens | Place::Reason) {
+        if matches!(place, Place::Any(_) | Place::LogprobTokens | Place::Reason) {
             // Its keys may be the answer's own words.
-            self.slots.forget();
+            self.slots.keep_private();
         }
         let is_read = match nest {
             Nest::Array => matches!(
@@ -342,11 +342,10 @@ impl Sink for Reading {
 
     fn close(&mut self, _: Nest, past: usize, depth: usize) {
         if let Some(at) = self.skipped_at.take()
-            && self.is_body
             && past - at > "{}".len()
         {
             // Nobody looked at what stands in it.
-            self.slots.forget();
+            self.slots.keep_private();
         }
         let Some(place) = self.places.get_mut(depth) else { return };
         match std::mem::replace(place, Place::Nowhere) {
@@ -370,10 +369,7 @@ impl Sink for Reading {
         }
         // Most values are of no interest.
         if what == Scalar::String && self.place(depth) == Place::Nowhere {
-            if self.is_body {
-                self.label(place);
-            }
-            return;
+            return self.label(place);
         }
         if self.begin(what, place.start, depth) == Interest::Read && !decoded.is_empty() {
             self.piece(decoded);
@@ -400,8 +396,8 @@ impl Sink for Reading {
             _ => false,
         };
         self.slot = slot_of(what, place, self.is_body);
-        if self.is_body && what == Scalar::Number && self.slot.is_none() {
-            self.slots.forget();
+        if what == Scalar::Number && self.slot.is_none() {
+            self.slots.keep_private();
         }
         if !is_read {
             self.leaf = Place::Nowhere;

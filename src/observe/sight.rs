@@ -142,10 +142,18 @@ pub(super) struct Sight {
 }
 
 impl Sight {
-    /// The choices of a whole answer in this dialect.
+    /// The choices of an event or a whole answer in this dialect.
     pub(super) fn all_choices(&self, dialect: Dialect) -> &[ChoiceSight] {
         let has_choices = matches!(dialect, Dialect::Chat | Dialect::Completions);
         if has_choices { &self.choices } else { std::slice::from_ref(&self.only) }
+    }
+
+    /// The choice that an event like this one goes on with, if nothing but its text makes it
+    /// what it is.
+    pub(super) fn goes_on(&self, dialect: Dialect) -> Option<&ChoiceSight> {
+        let [choice] = self.all_choices(dialect) else { return None };
+        let ends = matches!(self.kind, Kind::Completed | Kind::Incomplete | Kind::Stop);
+        (!ends && choice.finish.is_none() && !choice.logprobs).then_some(choice)
     }
 
     /// The last choice that has begun.

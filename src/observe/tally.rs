@@ -237,16 +237,28 @@ impl Tally {
 
     /// An event in full.
     pub(super) fn event(&mut self, sight: &Sight, at: Tick) -> Note {
-        if let Some(number) = sight.sequence_number {
-            self.sequence_number = Some(number);
-        }
+        self.sequence_number = sight.sequence_number.or(self.sequence_number);
+        self.event_of(sight, sight.all_choices(self.dialect()), sight.usage, at)
+    }
+
+    /// An event like one in which this was found, with other text and other numbers.
+    pub(super) fn known_event(&mut self, sight: &Sight, fit: &Fit, at: Tick) -> Note {
+        self.sequence_number = fit.sequence_number.or(self.sequence_number);
+        let choice = self.known_choice(sight, fit);
+        self.event_of(sight, choice.as_slice(), fit.counts, at)
+    }
+
+    fn event_of(&mut self, sight: &Sight, choices: &[ChoiceSight], usage: Counts, at: Tick) -> Note {
         let error = self.error_in(sight);
         self.error = error.or(self.error);
-        let mut note = match self.dialect() {
-            Dialect::Chat | Dialect::Completions => self.chunk(sight, at),
-            Dialect::Responses => self.response_event(sight, at),
-            Dialect::Messages => self.message_event(sight, at),
-            Dialect::Plain => Note::default(),
+        if sight.has_usage && matches!(self.dialect(), Dialect::Responses | Dialect::Messages) {
+            self.told().take(usage);
+        }
+        let mut note = match (self.dialect(), choices) {
+            (Dialect::Chat | Dialect::Completions, _) => self.chunk(choices, sight.has_usage.then_some(usage), at),
+            (Dialect::Responses, [only]) => self.response_event(sight, only, at),
+            (Dialect::Messages, [only]) => self.message_event(sight, only, at),
+            _ => Note::default(),
         };
         note.error = error;
         note.finished = self.is_finished();
@@ -260,12 +272,15 @@ impl Tally {
     }
 
     /// An event of `chat/completions` or `completions`.
-    fn chunk(&mut self, sight: &Sight, at: Tick) -> Note {
+    fn chunk(&mut self, choices: &[ChoiceSight], usage: Option<Counts>, at: Tick) -> Note {
         let mut note = Note::default();
-        let single = sight.choices.len() == 1;
-        for choice in &sight.choices {
+        let single = choices.len() == 1;
+        for choice in choices {
             let slot = self.slot(choice.index);
-            let rises = single && sight.has_usage && self.usage_rises(slot, sight.usage, choice.finish.is_some());
+            let rises = match usage {
+                Some(usage) if single => self.usage_rises(slot, usage, choice.finish.is_some()),
+                _ => false,
+            };
             let is_echo = choice.has_text() && self.is_echo(slot, choice);
             let is_token = if choice.has_text() { !is_echo } else { rises || choice.logprobs };
             if is_token {
@@ -279,11 +294,11 @@ impl Tally {
                 self.reason(reason);
             }
         }
-        if sight.has_usage {
-            note.usage = if sight.choices.is_empty() { UsageSeat::Alone } else { UsageSeat::WithChoice };
+        if let Some(usage) = usage {
+            note.usage = if choices.is_empty() { UsageSeat::Alone } else { UsageSeat::WithChoice };
             // Usage beside several choices at once belongs to none of them.
             if !single {
-                self.usage_of_request(sight.usage);
+                self.usage_of_request(usage);
             }
         }
         let finished = self.choices.iter().filter(|choice| choice.finished).count();
@@ -326,12 +341,9 @@ impl Tally {
         self.told().behind(usage, finishes, prompt);
     }
 
-    fn response_event(&mut self, sight: &Sight, at: Tick) -> Note {
-        if sight.has_usage {
-            self.told().take(sight.usage);
-        }
+    fn response_event(&mut self, sight: &Sight, only: &ChoiceSight, at: Tick) -> Note {
         let channel = match sight.kind {
-            Kind::Delta(channel) if sight.only.has_text() => Some(channel),
+            Kind::Delta(channel) if only.has_text() => Some(channel),
             Kind::ItemAdded if sight.names_tool => Some(Channel::Visible),
             _ => None,
         };
@@ -344,18 +356,15 @@ impl Tally {
         note
     }
 
-    fn message_event(&mut self, sight: &Sight, at: Tick) -> Note {
-        if sight.has_usage {
-            self.told().take(sight.usage);
-        }
+    fn message_event(&mut self, sight: &Sight, only: &ChoiceSight, at: Tick) -> Note {
         let channel = match sight.kind {
-            Kind::BlockDelta if sight.only.visible => Some(Channel::Visible),
-            Kind::BlockDelta if sight.only.hidden => Some(Channel::Hidden),
+            Kind::BlockDelta if only.visible => Some(Channel::Visible),
+            Kind::BlockDelta if only.hidden => Some(Channel::Hidden),
             Kind::BlockStart if sight.names_tool => Some(Channel::Visible),
             _ => None,
         };
         let note = self.only_token(channel, at);
-        if let Some(reason) = sight.only.finish {
+        if let Some(reason) = only.finish {
             self.reason(reason);
         }
         if sight.kind == Kind::Stop {
@@ -392,13 +401,15 @@ impl Tally {
 
     /// A whole JSON body like one in which this was found, with other text and other counts.
     pub(super) fn known_body(&mut self, sight: &Sight, fit: &Fit, at: Tick) {
-        let choice = sight.all_choices(self.dialect()).first().map(|choice| ChoiceSight {
-            index: fit.index.unwrap_or(choice.index),
-            bytes: fit.bytes,
-            finish: fit.finish,
-            ..choice.clone()
-        });
+        let choice = self.known_choice(sight, fit);
         self.whole(sight, choice.as_slice(), fit.counts, at);
+    }
+
+    /// The choice of an event or body in which `sight` was found, but for what stood in its slots.
+    fn known_choice(&self, sight: &Sight, fit: &Fit) -> Option<ChoiceSight> {
+        let choice = sight.all_choices(self.dialect()).first()?;
+        let index = fit.index.unwrap_or(choice.index);
+        Some(ChoiceSight { index, bytes: fit.bytes, finish: fit.finish, ..choice.clone() })
     }
 
     fn whole(&mut self, sight: &Sight, choices: &[ChoiceSight], usage: Counts, at: Tick) {

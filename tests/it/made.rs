@@ -3,12 +3,13 @@
 //! through the observer and the judge, and through a whole gateway.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use goodput::judge::{Case, Objective, Objectives, TtftCounts, judge};
 use goodput::lab::script::{Script, event, fixtures};
-use goodput::observe::{Ending, Observer, Reader, Timeline, Watch};
+use goodput::observe::{Ending, Moulds, Note, Observer, Reader, Timeline, Watch};
 use goodput::units::{Tick, Tokens};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -142,23 +143,34 @@ impl Made {
 
     /// What is seen of it, cut further at these places.
     fn replay(&self, cuts: &BTreeSet<usize>) -> Timeline {
+        self.replay_knowing(cuts, None).0
+    }
+
+    /// The same by an observer that knows what such answers look like, with what was noted of
+    /// each piece, and how long it was.
+    fn replay_knowing(&self, cuts: &BTreeSet<usize>, moulds: Option<&Arc<Moulds>>) -> (Timeline, Vec<(Note, usize)>) {
         let Made { wire, .. } = self;
         let itl = thresholds(&self.class)[2].map(Duration::from_millis);
         let watch = Watch { gap_edges: [50, 200].map(Duration::from_millis).into(), itl, ..Watch::default() };
         let mut observer = Observer::new(wire.expect(), self.reader(), wire.status, watch);
-        let mut passed = Vec::new();
+        moulds.into_iter().for_each(|moulds| observer.knows(moulds));
+        let (mut passed, mut notes) = (Vec::new(), Vec::new());
+        let mut pass = |piece: Bytes, note: &Note| {
+            passed.extend_from_slice(&piece);
+            notes.push((*note, piece.len()));
+        };
         for (range, at) in &wire.reads {
             let mut start = range.start;
             for end in cuts.range(range.start + 1..range.end).copied().chain([range.end]) {
-                observer.frame(wire.body.slice(start..end), *at, &mut |piece, _| passed.extend_from_slice(&piece));
+                observer.frame(wire.body.slice(start..end), *at, &mut pass);
                 start = end;
             }
         }
         if wire.ending == Ending::Clean {
-            observer.clean_end(wire.end, &mut |piece, _| passed.extend_from_slice(&piece));
+            observer.clean_end(wire.end, &mut pass);
             assert_eq!(passed, wire.body, "{}", wire.name);
         }
-        observer.end(wire.ending, wire.end)
+        (observer.end(wire.ending, wire.end), notes)
     }
 
     fn outcome(&self, timeline: &Timeline) -> String {
@@ -253,6 +265,27 @@ fn however_they_are_cut_the_same_is_seen() {
         for _ in 0..if length > 0 { 20 } else { 0 } {
             let cuts = (0..chance.random_range(2..9)).map(|_| chance.random_range(0..length)).collect();
             assert_eq!(made.replay(&cuts), whole, "{} cut at {cuts:?}", made.wire.name);
+        }
+    }
+}
+
+#[test]
+fn of_known_shapes_the_same_is_seen() {
+    // What is known comes from all of them, in either order.
+    let (all, moulds) = (all(), [0, 1].map(|_| Arc::new(Moulds::new())));
+    for made in &all {
+        made.replay_knowing(&BTreeSet::new(), Some(&moulds[0]));
+    }
+    for made in all.iter().rev() {
+        made.replay_knowing(&BTreeSet::new(), Some(&moulds[1]));
+    }
+    for made in all {
+        let length = made.wire.body.len();
+        for cuts in (0..length).map(|cut| BTreeSet::from([cut])).chain([BTreeSet::new(), (0..length).collect()]) {
+            let alone = made.replay_knowing(&cuts, None);
+            for moulds in &moulds {
+                assert_eq!(made.replay_knowing(&cuts, Some(moulds)), alone, "{}", made.wire.name);
+            }
         }
     }
 }

@@ -5,8 +5,9 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use goodput::judge::{Case, Objective, Objectives, judge};
-use goodput::observe::{Ending, Moulds, Observer, Reader, Timeline, Watch};
+use goodput::observe::{Ending, Moulds, Note, Observer, Reader, Timeline, Watch};
 use goodput::units::Tick;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -21,23 +22,31 @@ fn watch() -> Watch {
 /// Replays a wire, cut further at these places, and returns what was seen. What passed must
 /// be what came in.
 fn replay(wire: &Wire, cuts: &BTreeSet<usize>) -> Timeline {
-    let mut observer = Observer::new(wire.expect(), wire.reader(), wire.status, watch());
-    let mut passed = Vec::with_capacity(wire.body.len());
+    replay_to(Observer::new(wire.expect(), wire.reader(), wire.status, watch()), wire, cuts).0
+}
+
+/// The same to this observer, with what was noted of each piece, and how long it was.
+fn replay_to(mut observer: Observer, wire: &Wire, cuts: &BTreeSet<usize>) -> (Timeline, Vec<(Note, usize)>) {
+    let (mut passed, mut notes) = (Vec::with_capacity(wire.body.len()), Vec::new());
+    let mut pass = |piece: Bytes, note: &Note| {
+        passed.extend_from_slice(&piece);
+        notes.push((*note, piece.len()));
+    };
     for (range, at) in &wire.reads {
         let mut start = range.start;
         let ends = cuts.range(range.start + 1..range.end).copied().chain([range.end]);
         for end in ends {
-            observer.frame(wire.body.slice(start..end), *at, &mut |piece, _| passed.extend_from_slice(&piece));
+            observer.frame(wire.body.slice(start..end), *at, &mut pass);
             start = end;
         }
     }
     if wire.ending == Ending::Clean {
-        observer.clean_end(wire.end, &mut |piece, _| passed.extend_from_slice(&piece));
+        observer.clean_end(wire.end, &mut pass);
         assert_eq!(passed, wire.body, "{}", wire.name);
     } else {
         assert!(wire.body.starts_with(&passed), "{}", wire.name);
     }
-    observer.end(wire.ending, wire.end)
+    (observer.end(wire.ending, wire.end), notes)
 }
 
 fn whole(wire: &Wire) -> Timeline {
@@ -170,6 +179,36 @@ fn an_answer_of_a_known_shape_has_the_timeline_of_a_full_reading() {
                 "{} changed at {at}",
                 wire.name
             );
+        }
+    }
+}
+
+#[test]
+fn a_stream_of_known_shapes_is_seen_as_one_that_is_read_in_full() {
+    let (moulds, mut chance) = (Arc::new(Moulds::new()), StdRng::seed_from_u64(10));
+    let check = |wire: &Wire, cuts: &BTreeSet<usize>, what: &str| {
+        let observer = || Observer::new(wire.expect(), wire.reader(), wire.status, watch());
+        let mut knowing = observer();
+        knowing.knows(&moulds);
+        let (known, alone) = (replay_to(knowing, wire, cuts), replay_to(observer(), wire, cuts));
+        assert_eq!(known, alone, "{} {what}", wire.name);
+    };
+    let mut wires: Vec<Wire> = posts().into_iter().filter(|wire| wire.reader() == Reader::Events).collect();
+    for wire in wires.iter().chain(&wires) {
+        check(wire, &BTreeSet::new(), "whole");
+        check(wire, &(0..wire.body.len()).collect(), "byte by byte");
+    }
+    for wire in &mut wires {
+        let is_small = wire.body.len() <= 1024;
+        for attempt in 0..if is_small { wire.body.len() } else { 250 } {
+            let at = if is_small { attempt } else { chance.random_range(0..wire.body.len()) };
+            check(wire, &BTreeSet::from([at]), &format!("cut at {at}"));
+            let was = wire.body.clone();
+            let mut body = was.to_vec();
+            body[at] = body[at].wrapping_add(1);
+            wire.body = body.into();
+            check(wire, &BTreeSet::new(), &format!("changed at {at}"));
+            wire.body = was;
         }
     }
 }

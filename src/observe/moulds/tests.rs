@@ -10,6 +10,8 @@ use super::super::{Ending, Expect, Observer, Reader, Timeline};
 use super::*;
 use crate::units::{Tick, Tokens};
 
+mod streams;
+
 const VLLM: &str = r#"{"id":"c-1","object":"chat.completion","created":1764432000,"model":"m","choices":[{"index":0,"message":{"role":"assistant","content":"Paris.","refusal":null,"annotations":[],"tool_calls":[],"reasoning":null},"logprobs":null,"finish_reason":"stop","stop_reason":null}],"system_fingerprint":"fp","usage":{"prompt_tokens":10,"total_tokens":18,"completion_tokens":8,"prompt_tokens_details":null},"kv_transfer_params":null}"#;
 const TOOL: &str = r#"{"id":"c-1","choices":[{"index":0,"message":{"content":null,"reasoning":"hm","tool_calls":[{"id":"k","type":"function","function":{"name":"look","arguments":"{\"a\":1}"}}]},"finish_reason":"tool_calls"}],"usage":{"prompt_tokens":10,"completion_tokens":8,"completion_tokens_details":{"reasoning_tokens":2}}}"#;
 const COMPLETION: &str = r#"{"id":"c","object":"text_completion","choices":[{"index":0,"text":"\n\nA","logprobs":null,"finish_reason":"length"}],"usage":{"prompt_tokens":4,"completion_tokens":3}}"#;
@@ -122,7 +124,7 @@ fn bodies_that_say_different_things_in_alike_bytes_leave_no_shape() {
 /// The moulds that a body leaves, as text.
 fn moulds_of(dialect: Dialect, body: &str) -> String {
     let moulds = learned(dialect, &[body]);
-    let shapes = moulds.shelf(dialect).unwrap().shapes.load();
+    let shapes = moulds.bodies.of(dialect).unwrap().shapes.load();
     shapes.iter().map(|shape| shape.mould.text()).collect()
 }
 
@@ -133,7 +135,7 @@ fn of_ever_new_shapes_few_are_kept_and_the_one_that_is_used_stays() {
         is_known(&moulds, Dialect::Chat, &VLLM.replacen('{', &format!("{{\"member{number}\":null,"), 1));
         assert!(is_known(&moulds, Dialect::Chat, VLLM));
     }
-    assert_eq!(moulds.chat.shapes.load().len(), MOST);
+    assert_eq!(moulds.bodies.chat.shapes.load().len(), super::BODIES);
 }
 
 #[test]
