@@ -81,8 +81,11 @@ enum At {
 /// A `Content-Length` as RFC 9110 (section 8.6) writes it: decimal digits and nothing else.
 #[must_use]
 pub fn stated_length(text: &[u8]) -> Option<u64> {
-    let all_digits = !text.is_empty() && text.iter().all(u8::is_ascii_digit);
-    std::str::from_utf8(text).ok().filter(|_| all_digits)?.parse().ok()
+    let behind = |length: u64, digit: &u8| match digit {
+        b'0'..=b'9' => length.checked_mul(10)?.checked_add(u64::from(digit - b'0')),
+        _ => None,
+    };
+    if text.is_empty() { None } else { text.iter().try_fold(0, behind) }
 }
 
 /// The elements of a field that is a list (RFC 9110 section 5.6.1).
@@ -290,6 +293,18 @@ mod tests {
             let bytes = parts.concat();
             let one_by_one = vec![1; bytes.len()];
             prop_assert_eq!(read(Framing::CHUNKED, bytes.as_bytes(), &[]), read(Framing::CHUNKED, bytes.as_bytes(), &one_by_one));
+        }
+    }
+
+    #[test]
+    fn a_length_is_decimal_digits_that_a_number_can_hold() {
+        for (text, length) in [("0", 0), ("7", 7), ("0042", 42), ("18446744073709551615", u64::MAX)] {
+            assert_eq!(stated_length(text.as_bytes()), Some(length));
+        }
+        for text in
+            ["", "+1", "-1", " 1", "1 ", "1,1", "0x1", "1_0", "\u{661}", "18446744073709551616", "18446744073709551620"]
+        {
+            assert_eq!(stated_length(text.as_bytes()), None, "{text}");
         }
     }
 
