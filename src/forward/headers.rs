@@ -156,14 +156,20 @@ pub fn for_client(headers: &mut HeaderMap, own: &OwnFields, length: Option<u64>)
 /// Removes hop-by-hop fields, whatever `Connection` names, what our own fields replace, and every
 /// length but this one. As a rule there are none.
 fn strip(headers: &mut HeaderMap, own: &OwnFields, length: Option<u64>) {
-    let stays_here = |(name, value): &(&HeaderName, &HeaderValue)| match name.as_str() {
-        "content-length" => framing::stated_length(value.as_bytes()).is_none_or(|stated| Some(stated) != length),
-        name => is_of_one_hop(name) || own.replace(name),
-    };
-    let mut found: Vec<HeaderName> = headers.iter().filter(stays_here).map(|(name, _)| name.clone()).collect();
-    if !found.is_empty() {
-        found.extend(named_by_connection(headers));
+    let mut found: Vec<HeaderName> = Vec::new();
+    for (name, value) in headers.iter() {
+        let stays_here = match name.as_str() {
+            "content-length" => framing::stated_length(value.as_bytes()).is_none_or(|stated| Some(stated) != length),
+            name => is_of_one_hop(name) || own.replace(name),
+        };
+        if stays_here {
+            found.push(name.clone());
+        }
     }
+    if found.is_empty() {
+        return;
+    }
+    found.extend(named_by_connection(headers));
     for name in found {
         headers.remove(name);
     }
