@@ -160,6 +160,6 @@ mod tests {
         })
         .await;
         alarms.clock.sleep_until(Some(Tick::from_millis(600))).await;
-        poll_fn(|cx| Poll::Ready(assert!(!alarm.stands(cx, soon), "it has rung"))).await;
+        assert!(poll_fn(|cx| Poll::Ready(!alarm.stands(cx, soon))).await, "it has rung");
     }
 }

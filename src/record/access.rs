@@ -162,7 +162,8 @@ struct Named {
     at: [usize; 6],
     text: Vec<u8>,
     /// Keeps the places taken.
-    _names: (Option<TenantId>, Option<ClassId>, [Option<Arc<str>>; 2], Option<PoolId>, Option<EngineId>),
+    _ids: (Option<TenantId>, Option<ClassId>, Option<PoolId>, Option<EngineId>),
+    _words: [Option<Arc<str>>; 2],
 }
 
 impl Default for Names {
@@ -192,8 +193,9 @@ impl Names {
                 [b",\"tenant\":", b",\"class\":", b",\"rule\":", b",\"model\":", b",\"pool\":", b",\"engine\":"];
             let mut text = Vec::new();
             keys.into_iter().zip(names).for_each(|(key, name)| Line(&mut text).text(key, name));
-            let _names = (tenant.clone(), class.clone(), [rule.clone(), model.clone()], pool.clone(), engine.clone());
-            self.0[place] = Some(Named { at, text, _names });
+            let _ids = (tenant.clone(), class.clone(), pool.clone(), engine.clone());
+            let _words = [rule.clone(), model.clone()];
+            self.0[place] = Some(Named { at, text, _ids, _words });
         }
         self.0[place].as_ref().map_or(&[], |kept| &kept.text)
     }

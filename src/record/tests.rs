@@ -676,7 +676,7 @@ async fn each_access_line_has_its_own_names_however_often_they_change() {
                 .collect::<Vec<_>>(),
         );
         let (pool, rule) = (Some(pool.clone()), Some(Arc::clone(rule)));
-        recorder.note(Finished { pool, rule, engine, class, model: None, ..finished(verdict.clone()) });
+        recorder.note(Finished { pool, rule, engine, class, model: None, ..finished(verdict) });
     }
     drop(recorder);
     let mut written = Vec::new();
