@@ -68,7 +68,7 @@ pub(super) struct Shape {
     is_used: AtomicBool,
 }
 
-/// The shapes of events, as one stream goes through them.
+/// What one answer knows: whole bodies, and events, as a stream goes through them.
 #[derive(Debug)]
 pub(super) struct Course {
     moulds: Arc<Moulds>,
@@ -107,9 +107,13 @@ impl Moulds {
 }
 
 impl Course {
-    /// The course of a stream that begins.
+    /// The course of an answer that begins.
     pub(super) fn of(moulds: &Arc<Moulds>) -> Course {
         Course { moulds: Arc::clone(moulds), next: 0, strangers: 0 }
+    }
+
+    pub(super) fn moulds(&self) -> &Moulds {
+        &self.moulds
     }
 
     #[cfg(test)]

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use crate::json::Tokenizer;
 use crate::units::Tick;
 
-use super::mould::{Mould, Slots};
+use super::mould::{Fit, Mould, Slots};
 use super::moulds::{Course, Moulds};
 use super::note::{Expect, Note};
 use super::passing::{DONE, Passed, Passing};
@@ -54,10 +54,10 @@ pub struct Observer {
 enum Body {
     /// There is none that is read.
     Unread,
-    /// Nothing of it has come. It may have a known shape.
-    Awaited(Option<Arc<Moulds>>),
+    /// Nothing of it has come.
+    Awaited,
     /// One frame has come. If that is all, its shape is looked at first.
-    Held(Arc<Moulds>, Bytes),
+    Held(Bytes),
     /// It is read in full as it passes.
     Passing(Box<Full>),
 }
@@ -73,7 +73,7 @@ struct Full {
 struct Eye {
     tally: Tally,
     mould: Option<Known>,
-    /// What events of other streams look like.
+    /// What other answers look like.
     course: Option<Course>,
     passing: Option<Box<Passing>>,
     /// The next event is the stream's first, and may begin with a byte-order mark.
@@ -96,7 +96,7 @@ impl Observer {
     #[must_use]
     pub fn new(expect: Expect, reader: Reader, status: u16, watch: Watch) -> Self {
         let is_success = (200..300).contains(&status);
-        let body = if reader == Reader::Json && is_success { Body::Awaited(None) } else { Body::Unread };
+        let body = if reader == Reader::Json && is_success { Body::Awaited } else { Body::Unread };
         Observer {
             reader,
             status,
@@ -110,14 +110,10 @@ impl Observer {
     }
 
     /// Answers like this one have come before.
+    #[inline]
     pub fn knows(&mut self, moulds: &Arc<Moulds>) {
         let expect = self.eye.tally.expect();
-        if !expect.dialect.generates() || expect.choices != 1 || !expect.echo_prompts.is_empty() {
-            return;
-        }
-        if let Body::Awaited(known) = &mut self.body {
-            *known = Some(Arc::clone(moulds));
-        } else if self.reader == Reader::Events {
+        if expect.dialect.generates() && expect.choices == 1 && expect.echo_prompts.is_empty() {
             self.eye.course = Some(Course::of(moulds));
         }
     }
@@ -165,7 +161,7 @@ impl Observer {
         if self.reader != Reader::Events || !self.is_success() {
             self.last_activity = Some(at);
             if !matches!(self.body, Body::Unread) {
-                self.body.push(&frame, self.eye.tally.expect());
+                self.body.push(&frame, &self.eye);
             }
             return pass(frame, &Note::default());
         }
@@ -216,7 +212,7 @@ impl Observer {
                 }
             }
             Reader::Json => {
-                let is_read = std::mem::replace(&mut self.body, Body::Unread).end(&mut self.eye.tally, last_byte);
+                let is_read = std::mem::replace(&mut self.body, Body::Unread).end(&mut self.eye, last_byte);
                 self.eye.unparseable |= !is_read;
             }
             // Paths that generate answer JSON or events; anything else cannot be read.
@@ -294,11 +290,12 @@ impl Observer {
 }
 
 impl Body {
-    fn push(&mut self, frame: &Bytes, expect: &Expect) {
+    fn push(&mut self, frame: &Bytes, eye: &Eye) {
+        let expect = eye.tally.expect();
         *self = match std::mem::replace(self, Body::Unread) {
-            Body::Awaited(Some(moulds)) if frame.len() <= HELD => Body::Held(moulds, frame.clone()),
-            Body::Awaited(_) => Body::Passing(Full::of(frame, expect)),
-            Body::Held(_, first) => {
+            Body::Awaited if eye.course.is_some() && frame.len() <= HELD => Body::Held(frame.clone()),
+            Body::Awaited => Body::Passing(Full::of(frame, expect)),
+            Body::Held(first) => {
                 let mut full = Full::of(&first, expect);
                 full.push(frame);
                 Body::Passing(full)
@@ -312,20 +309,23 @@ impl Body {
     }
 
     /// The body is complete. False if it is no JSON object.
-    fn end(self, tally: &mut Tally, last_byte: Tick) -> bool {
+    fn end(self, eye: &mut Eye, last_byte: Tick) -> bool {
+        let Eye { tally, course, .. } = eye;
+        let moulds = course.as_ref().map(Course::moulds);
         let (mut full, whole) = match self {
-            Body::Held(moulds, frame) => {
+            Body::Held(frame) => {
                 let dialect = tally.dialect();
-                if moulds.recognise(dialect, &frame, |sight, fit| tally.known_body(sight, fit, last_byte)) {
+                let known = |sight: &Sight, fit: &Fit| tally.known_body(sight, fit, last_byte);
+                if moulds.is_some_and(|moulds| moulds.recognise(dialect, &frame, known)) {
                     return true;
                 }
-                (Full::of(&frame, tally.expect()), Some((moulds, frame)))
+                (Full::of(&frame, tally.expect()), Some(frame))
             }
             Body::Passing(full) => (full, None),
-            Body::Unread | Body::Awaited(_) => return false,
+            Body::Unread | Body::Awaited => return false,
         };
         let Some((sight, slots)) = full.finish() else { return false };
-        if let Some((moulds, frame)) = whole {
+        if let (Some(moulds), Some(frame)) = (moulds, whole) {
             moulds.learn(tally.dialect(), &frame, sight, slots);
         }
         tally.body(sight, last_byte);
