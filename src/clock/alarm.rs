@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use parking_lot::Mutex;
+use tokio::task::unconstrained;
 use tokio::time::Sleep;
 
 use super::Clock;
@@ -89,7 +90,8 @@ impl Alarm {
             armed.timer.as_mut().reset(self.alarms.clock.instant(at));
             armed.set_for = Some(at);
         }
-        if armed.timer.as_mut().poll(cx).is_pending() {
+        // A task that has used up its share would be told to wait by a timer that does not know it.
+        if Pin::new(&mut unconstrained(armed.timer.as_mut())).poll(cx).is_pending() {
             armed.wakes = Some(cx.waker().clone());
             return Poll::Pending;
         }
@@ -114,6 +116,8 @@ impl Drop for Alarm {
 #[cfg(test)]
 mod tests {
     use std::future::poll_fn;
+    use std::pin::pin;
+    use std::time::Duration;
 
     use super::*;
 
@@ -143,6 +147,29 @@ mod tests {
         second.rest();
         alarms.clock.sleep_until(Some(Tick::from_millis(2000))).await;
         assert_eq!(wait(&mut alarms.alarm(), Tick::from_millis(2500)).await, Tick::from_millis(2500));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn it_rings_also_for_a_task_that_had_used_up_its_share() {
+        let alarms = Alarms::new(Clock::start());
+        const SOON: Duration = Duration::from_millis(500);
+        for is_spare in [false, true] {
+            let mut alarm = alarms.alarm();
+            poll_fn(|cx| {
+                while pin!(tokio::task::consume_budget()).poll(cx).is_ready() {}
+                assert!(alarm.poll(alarms.clock.now() + SOON, cx).is_pending());
+                Poll::Ready(())
+            })
+            .await;
+            let began = alarms.clock.now();
+            let rings =
+                poll_fn(|cx| if alarm.stands(cx, |_| true) { Poll::Pending } else { alarm.poll(began + SOON, cx) });
+            tokio::select! {
+                biased;
+                () = rings => assert_eq!(alarms.clock.now(), began + SOON, "{is_spare}"),
+                () = alarms.clock.sleep_until(Some(began + Duration::from_secs(2))) => panic!("it did not ring: {is_spare}"),
+            }
+        }
     }
 
     #[tokio::test(start_paused = true)]

@@ -5,7 +5,7 @@
 
 use http::header::{CACHE_CONTROL, CONNECTION, CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 
-use super::own::OwnFields;
+use super::own::is_ours;
 use crate::framing;
 
 /// The names of our own response fields.
@@ -22,7 +22,9 @@ pub mod names {
     /// What overload levels did to the request.
     pub const X_GOODPUT_DEGRADED: &str = "x-goodput-degraded";
     /// The machine-readable reason of a refusal.
-    pub const X_GOODPUT_REASON: HeaderName = HeaderName::from_static("x-goodput-reason");
+    pub const GOODPUT_REASON: &str = "x-goodput-reason";
+    /// The same.
+    pub const X_GOODPUT_REASON: HeaderName = HeaderName::from_static(GOODPUT_REASON);
     /// Queue and upstream time (W3C Server Timing).
     pub const SERVER_TIMING: &str = "server-timing";
     /// Tells nginx not to buffer.
@@ -135,13 +137,13 @@ fn steers(name: &str) -> bool {
         || rest.ends_with("-objective")
 }
 
-/// Turns an engine's header fields into those for the client, in place: all but our own, which may
-/// stand beside them then. A `Content-Length` goes out only where it is the body's `length`: not
+/// Turns an engine's header fields into those for the client, in place: all but our own, whose names
+/// are free then. A `Content-Length` goes out only where it is the body's `length`: not
 /// beside a transfer coding (RFC 9112 section 6.3), not on a 204. An event stream loses it (we may
 /// add or remove an event) and gains what keeps hops from buffering it.
-pub fn for_client(headers: &mut HeaderMap, own: &OwnFields, length: Option<u64>) {
+pub fn for_client(headers: &mut HeaderMap, length: Option<u64>) {
     let is_event_stream = Content::of(headers).is_event_stream();
-    strip(headers, own, length.filter(|_| !is_event_stream));
+    strip(headers, length.filter(|_| !is_event_stream));
     if !is_event_stream {
         return;
     }
@@ -153,14 +155,14 @@ pub fn for_client(headers: &mut HeaderMap, own: &OwnFields, length: Option<u64>)
     }
 }
 
-/// Removes hop-by-hop fields, whatever `Connection` names, what our own fields replace, and every
+/// Removes hop-by-hop fields, whatever `Connection` names, what has a name of ours, and every
 /// length but this one. As a rule there are none.
-fn strip(headers: &mut HeaderMap, own: &OwnFields, length: Option<u64>) {
+fn strip(headers: &mut HeaderMap, length: Option<u64>) {
     let mut found: Vec<HeaderName> = Vec::new();
     for (name, value) in headers.iter() {
         let stays_here = match name.as_str() {
             "content-length" => framing::stated_length(value.as_bytes()).is_none_or(|stated| Some(stated) != length),
-            name => is_of_one_hop(name) || own.replace(name),
+            name => is_of_one_hop(name) || is_ours(name),
         };
         if stays_here {
             found.push(name.clone());
@@ -244,6 +246,7 @@ mod tests {
 
     use super::names::*;
     use super::*;
+    use crate::forward::OwnFields;
     use crate::units::RequestId;
     use http::header::{ACCEPT_ENCODING, AUTHORIZATION};
 
@@ -323,25 +326,25 @@ mod tests {
     #[test]
     fn c60_an_event_stream_is_marked_against_buffering_unless_the_engine_said_otherwise() {
         let mut headers = map(&[("content-type", "Text/Event-Stream; charset=utf-8"), ("content-length", "9")]);
-        let own = OwnFields::of(&RequestId::from("r"));
         assert!(Content::of(&headers).is_event_stream());
-        for_client(&mut headers, &own, None);
+        for_client(&mut headers, None);
         assert_eq!(headers["x-accel-buffering"], "no");
         assert_eq!(headers["cache-control"], "no-cache, no-transform");
         assert!(!headers.contains_key("content-length"));
         let mut headers =
             map(&[("content-type", "text/event-stream"), ("cache-control", "private"), ("x-accel-buffering", "yes")]);
-        for_client(&mut headers, &own, None);
+        for_client(&mut headers, None);
         assert_eq!(
             (&headers["cache-control"], &headers["x-accel-buffering"]),
             (&"private".parse().unwrap(), &"yes".parse().unwrap())
         );
     }
 
-    const OURS: [&str; 5] = [REQUEST_ID, X_SLO_CLASS, X_GOODPUT_POOL, X_GOODPUT_DEGRADED, SERVER_TIMING];
+    const OURS: [&str; 6] =
+        [REQUEST_ID, X_SLO_CLASS, X_GOODPUT_POOL, X_GOODPUT_DEGRADED, GOODPUT_REASON, SERVER_TIMING];
 
     #[test]
-    fn no_field_of_an_engine_stands_beside_one_of_ours_but_its_times() {
+    fn no_field_of_an_engine_wears_one_of_our_names_but_its_times() {
         let ours = HeaderValue::from_static("ours");
         let of_engine = OURS.map(|name| (name, "the engine's"));
         for known in [Some(ours), None] {
@@ -349,19 +352,20 @@ mod tests {
             let times = known.map(|_| [Duration::from_micros(1_500), Duration::from_secs(2)]);
             let own = OwnFields { class, pool, degraded, times, ..OwnFields::of(&RequestId::from("ours")) };
             let mut headers = map(&of_engine);
-            for_client(&mut headers, &own, None);
+            for_client(&mut headers, None);
             own.add_to(&mut headers);
             let shown = |name: &&str| headers.get_all(*name).iter().map(|value| value.to_str().unwrap()).collect();
             let shown: Vec<Vec<&str>> = OURS.iter().map(shown).collect();
-            let expected: [&[&str]; 5] = match own.times {
+            let expected: [&[&str]; 6] = match own.times {
                 Some(_) => [
                     &["ours"],
                     &["ours"],
                     &["ours"],
                     &["ours"],
+                    &[],
                     &["the engine's", "queue;dur=1.500, upstream;dur=2000.000"],
                 ],
-                None => [&["ours"], &["the engine's"], &["the engine's"], &["the engine's"], &["the engine's"]],
+                None => [&["ours"], &[], &[], &[], &[], &["the engine's"]],
             };
             assert_eq!(shown, expected);
         }
@@ -369,7 +373,6 @@ mod tests {
 
     #[test]
     fn a_length_goes_out_only_where_it_is_that_of_the_body() {
-        let own = OwnFields::of(&RequestId::from("r"));
         for (kind, stated, length, goes) in [
             ("application/json", "9", Some(9), true),
             ("application/json", "9", Some(8), false),
@@ -378,7 +381,7 @@ mod tests {
             ("text/event-stream", "9", Some(9), false),
         ] {
             let mut headers = map(&[("content-type", kind), ("content-length", stated)]);
-            for_client(&mut headers, &own, length);
+            for_client(&mut headers, length);
             assert_eq!(headers.contains_key("content-length"), goes, "{kind} {stated} {length:?}");
         }
     }

@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use http::header::HeaderValue;
 
-use super::headers::names::{REQUEST_ID, SERVER_TIMING, X_GOODPUT_DEGRADED, X_GOODPUT_POOL, X_SLO_CLASS};
+use super::headers::names::{
+    GOODPUT_REASON, REQUEST_ID, SERVER_TIMING, X_GOODPUT_DEGRADED, X_GOODPUT_POOL, X_SLO_CLASS,
+};
 use crate::framing::Fields;
 use crate::units::RequestId;
 use crate::units::decimal::push_thousandths;
@@ -49,17 +51,12 @@ impl OwnFields {
             });
         }
     }
+}
 
-    /// Whether a field of an engine must not go out beside them.
-    pub(super) fn replace(&self, name: &str) -> bool {
-        match name {
-            REQUEST_ID => true,
-            X_SLO_CLASS => self.class.is_some(),
-            X_GOODPUT_POOL => self.pool.is_some(),
-            X_GOODPUT_DEGRADED => self.degraded.is_some(),
-            _ => false,
-        }
-    }
+/// Whether a field has one of the names that only the gateway gives, so that it never comes from an
+/// engine. (Times of its own an engine may tell beside ours.)
+pub(super) fn is_ours(name: &str) -> bool {
+    matches!(name, REQUEST_ID | X_SLO_CLASS | X_GOODPUT_POOL | X_GOODPUT_DEGRADED | GOODPUT_REASON)
 }
 
 fn micros(length: Duration) -> u64 {

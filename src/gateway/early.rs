@@ -135,7 +135,7 @@ impl EarlyHead<'_> {
         let mut head = reply::our_head();
         let degraded = degrade::shown(visit.degradation());
         let own = OwnFields { class: self.class.cloned(), degraded, ..OwnFields::of(self.id) };
-        headers::for_client(&mut head.headers, &own, None);
+        headers::for_client(&mut head.headers, None);
         own.add_to(&mut head.headers);
         visit.head_went_ahead(self.client);
         self.outlet.give(head, self.every);

@@ -67,7 +67,7 @@ impl Opened {
             times: Some([asked.queued, at.since(dispatched)]),
             ..OwnFields::of(&asked.id)
         };
-        headers::for_client(&mut head.headers, &own, relay.size_hint().exact());
+        headers::for_client(&mut head.headers, relay.size_hint().exact());
         relay.marks(own);
         if let Some(case) = visit.case_mut() {
             case.credential_forwarded = place.credential_forwarded;
