@@ -375,15 +375,16 @@ async fn answers_carry_ids_class_pool_and_times() {
     house.end().await;
 }
 
-/// An engine's fields of these names give way, in every version of HTTP; its times stay.
+/// An engine's fields of these names stay here, in every version of HTTP; its times pass.
 #[tokio::test(start_paused = true)]
-async fn an_engines_id_class_and_pool_do_not_stand_beside_ours() {
+async fn what_only_the_gateway_says_in_a_head_never_comes_from_an_engine() {
     let of_engine = [
         ("content-type", "application/json"),
         ("x-request-id", "theirs"),
         ("X-Slo-Class", "theirs"),
         ("x-goodput-pool", "theirs"),
         ("x-goodput-degraded", "theirs"),
+        ("X-Goodput-Reason", "theirs"),
         ("server-timing", "theirs"),
     ];
     let script = || Script::new().at(250).reply(200, &of_engine, whole("x", 1, 1));
@@ -391,7 +392,8 @@ async fn an_engines_id_class_and_pool_do_not_stand_beside_ours() {
         ("x-request-id", &["mine"][..]),
         ("x-slo-class", &["chat"]),
         ("x-goodput-pool", &["a"]),
-        ("x-goodput-degraded", &["theirs"]),
+        ("x-goodput-degraded", &[]),
+        ("x-goodput-reason", &[]),
         ("server-timing", &["theirs", "queue;dur=0.000, upstream;dur=250.000"]),
     ];
     let house = House::new(&Yaml::default());
