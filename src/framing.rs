@@ -5,6 +5,8 @@
 
 use bytes::{Buf, Bytes, BytesMut};
 
+#[cfg(test)]
+pub(crate) mod changes;
 mod fields;
 mod mould;
 pub use fields::{Fielded, Fields, with_fields};
