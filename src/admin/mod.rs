@@ -7,7 +7,7 @@
 //! | `GET /metrics` | Prometheus text 0.0.4; OpenMetrics 1.0 where the `Accept` header prefers it |
 //! | `GET /slo` | attainment of each class, as JSON |
 //! | `POST /-/degrade` | sets the overload level of a class, for a while or until it is handed back; only with a token |
-//! | `POST /-/reload` | reads the settings again: 200, or 409 with the problems while the old ones stay |
+//! | `POST /-/reload` | reads the settings again: 200 with the keys that wait for a restart, or 409 with the problems while the old ones stay |
 //! | `GET /` | the same as a page |
 //!
 //! With a token configured, everything but the two probes asks for it. What is shown comes
@@ -61,8 +61,9 @@ pub trait AdminView: Send + Sync + 'static {
         length: Option<Duration>,
     ) -> Result<Degradation, NotForced>;
 
-    /// Reads the settings again. The error is all problems, one line each.
-    fn reload(&self) -> Later<'_, Result<(), Vec<String>>>;
+    /// Reads the settings again; says which keys wait for a restart. The error is all problems, one
+    /// line each.
+    fn reload(&self) -> Later<'_, Result<Vec<&'static str>, Vec<String>>>;
 }
 
 /// How a class stands against its promise, over its window.
@@ -147,7 +148,12 @@ pub fn router(view: Arc<dyn AdminView>, token: Option<SecretString>) -> Router {
         .route("/livez", get(|| async { plain(StatusCode::OK, "alive\n") }))
         .route("/readyz", get(ready))
         .merge(guarded)
-        .fallback(|| async { plain(StatusCode::NOT_FOUND, "no such page; see / for the list\n") })
+        .fallback(|| async {
+            plain(
+                StatusCode::NOT_FOUND,
+                "no such page; there are /, /metrics, /slo, /livez, /readyz, and POST /-/reload and /-/degrade\n",
+            )
+        })
         .with_state(view)
 }
 
@@ -182,7 +188,11 @@ async fn slo(State(view): View) -> Response {
 
 async fn reload(State(view): View) -> Response {
     match view.reload().await {
-        Ok(()) => plain(StatusCode::OK, "reloaded\n"),
+        Ok(waiting) => {
+            let waits = |key| format!("{key} changes only with a restart: the old value holds until then\n");
+            let waiting: String = waiting.into_iter().map(waits).collect();
+            (StatusCode::OK, [(CONTENT_TYPE, PLAIN)], format!("reloaded\n{waiting}")).into_response()
+        }
         Err(problems) => {
             let text = format!("not reloaded, the old settings stay:\n{}\n", problems.join("\n"));
             (StatusCode::CONFLICT, [(CONTENT_TYPE, PLAIN)], text).into_response()
@@ -330,9 +340,9 @@ mod tests {
             }
         }
 
-        fn reload(&self) -> Later<'_, Result<(), Vec<String>>> {
+        fn reload(&self) -> Later<'_, Result<Vec<&'static str>, Vec<String>>> {
             let problems = self.problems.clone();
-            Box::pin(async move { if problems.is_empty() { Ok(()) } else { Err(problems) } })
+            Box::pin(async move { if problems.is_empty() { Ok(vec!["listen.address"]) } else { Err(problems) } })
         }
     }
 
@@ -405,8 +415,10 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_reload_that_fails_tells_every_problem() {
-        assert_eq!(ask(good(), None, "POST", "/-/reload", None).await.status, 200);
+    async fn a_reload_tells_every_problem_and_what_waits_for_a_restart() {
+        let answered = ask(good(), None, "POST", "/-/reload", None).await;
+        let waits = "reloaded\nlisten.address changes only with a restart: the old value holds until then\n";
+        assert_eq!((answered.status, answered.text.as_str()), (200, waits));
         assert_eq!(ask(good(), None, "GET", "/-/reload", None).await.status, 405);
         let bad = Shown { ready: true, problems: vec!["pools[0]: no engines".to_owned(), "routes: none".to_owned()] };
         let answered = ask(bad, None, "POST", "/-/reload", None).await;

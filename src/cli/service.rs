@@ -14,7 +14,7 @@ use crate::accept::{CannotListen, Door, Drain, Listener, Phase};
 use crate::admin::{self, AdminView, BurnRate, ClassStanding, Degradation};
 use crate::clock::Clock;
 use crate::config::Settings;
-use crate::config::watch::{NotLoaded, Reload, Reloader, Source, watch};
+use crate::config::watch::{NotLoaded, Reload, Reloader, Source, Waiting, watch};
 use crate::dial::{Dial, Sockets};
 use crate::gateway::{Gateway, LevelView, Materials, NotForced};
 use crate::record::settings::AccessLog;
@@ -209,7 +209,7 @@ fn follow(
         let came = result.and_then(|settings| adopt(settings, &began.settings, &gateway, &probes, &door));
         gateway.recorder.reloaded(came.is_ok());
         match &came {
-            Ok(()) => tracing::info!(?why, "settings exchanged"),
+            Ok(_) => tracing::info!(?why, "settings exchanged"),
             Err(problem) => tracing::error!(?why, %problem, "the settings stay as they were"),
         }
         came
@@ -217,23 +217,24 @@ fn follow(
     reloader
 }
 
-/// Exchanges the settings everywhere, or nowhere.
+/// Exchanges the settings everywhere, or nowhere; says which keys wait for a restart.
 fn adopt(
     settings: Settings,
     began: &Settings,
     gateway: &Gateway,
     probes: &Probes,
     door: &Door,
-) -> Result<(), NotLoaded> {
+) -> Result<Waiting, NotLoaded> {
     // First what can fail.
     let unusable = |problem| NotLoaded::Unusable(format!("{:#}", anyhow::Error::from(problem)));
     door.set_limits(&settings.listen).map_err(unusable)?;
-    for key in began.fixed_differences(&settings) {
+    let waiting = began.fixed_differences(&settings);
+    for key in &waiting {
         tracing::warn!(key, "this key changes only with a restart");
     }
     probes.follow(&settings.pools);
     gateway.adopt(settings);
-    Ok(())
+    Ok(waiting)
 }
 
 /// What the operators' port shows.
@@ -273,7 +274,7 @@ impl AdminView for View {
         })
     }
 
-    fn reload(&self) -> Pin<Box<dyn Future<Output = Result<(), Vec<String>>> + Send + '_>> {
+    fn reload(&self) -> Pin<Box<dyn Future<Output = Result<Vec<&'static str>, Vec<String>>> + Send + '_>> {
         Box::pin(async move {
             let Some(reloader) = &self.reloader else {
                 return Err(vec!["these settings have no file that could be read again".to_owned()]);

@@ -42,7 +42,7 @@ fn in_short(problems: &[Problem]) -> String {
     match problems {
         [] => "no problem".to_owned(),
         [one] => one.to_string(),
-        [first, rest @ ..] => format!("{first} (and {} more)", rest.len()),
+        many => many.iter().map(Problem::to_string).collect::<Vec<_>>().join("; "),
     }
 }
 
@@ -87,6 +87,9 @@ impl fmt::Debug for Source {
     }
 }
 
+/// Keys whose new values wait for a restart.
+pub type Waiting = Vec<&'static str>;
+
 /// What led to a reload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Why {
@@ -113,7 +116,7 @@ pub const EVERY: Duration = Duration::from_secs(5);
 /// Asks for a reload. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Reloader {
-    asks: mpsc::Sender<oneshot::Sender<Result<(), NotLoaded>>>,
+    asks: mpsc::Sender<oneshot::Sender<Result<Waiting, NotLoaded>>>,
 }
 
 impl Reloader {
@@ -121,7 +124,7 @@ impl Reloader {
     ///
     /// # Errors
     /// Why the old ones stay.
-    pub async fn reload(&self) -> Result<(), NotLoaded> {
+    pub async fn reload(&self) -> Result<Waiting, NotLoaded> {
         let gone = || NotLoaded::Unreadable("the gateway is leaving".to_owned());
         let (answer, told) = oneshot::channel();
         self.asks.send(answer).await.map_err(|_| gone())?;
@@ -136,7 +139,7 @@ pub struct Watcher {
     seen: Seen,
     companions: Vec<PathBuf>,
     every: Duration,
-    asks: mpsc::Receiver<oneshot::Sender<Result<(), NotLoaded>>>,
+    asks: mpsc::Receiver<oneshot::Sender<Result<Waiting, NotLoaded>>>,
     hangups: Hangups,
 }
 
@@ -155,7 +158,7 @@ pub fn watch(source: Source, current: &Settings, every: Duration) -> (Watcher, R
 impl Watcher {
     /// Watches, and tells of every reload; `told` says what came of it. Ends when the last
     /// [`Reloader`] is gone.
-    pub async fn run(mut self, mut told: impl FnMut(Reload) -> Result<(), NotLoaded>) {
+    pub async fn run(mut self, mut told: impl FnMut(Reload) -> Result<Waiting, NotLoaded>) {
         let mut looks = tokio::time::interval(self.every);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -181,8 +184,8 @@ impl Watcher {
     async fn reload(
         &mut self,
         why: Why,
-        told: &mut impl FnMut(Reload) -> Result<(), NotLoaded>,
-    ) -> Result<(), NotLoaded> {
+        told: &mut impl FnMut(Reload) -> Result<Waiting, NotLoaded>,
+    ) -> Result<Waiting, NotLoaded> {
         let came = told(Reload { why, result: self.read().await });
         if let Err(NotLoaded::Unusable(_)) = came {
             // What stood in the way is not part of the settings' content: try again by and by.
@@ -331,7 +334,7 @@ mod tests {
                 "unusable" => Err(NotLoaded::Unusable("no such certificate".to_owned())),
                 _ => Ok(class),
             });
-            let came = class.as_ref().map(drop).map_err(Clone::clone);
+            let came = class.as_ref().map(|_| vec![]).map_err(Clone::clone);
             let _ = sender.send((reload.why, class));
             came
         }));
@@ -412,7 +415,7 @@ mod tests {
     async fn whoever_asks_is_answered_after_the_settings_are_handed_over() {
         let mut bench = bench();
         bench.desk.write("g.yaml", settings("b"));
-        assert_eq!(bench.reloader.reload().await, Ok(()));
+        assert_eq!(bench.reloader.reload().await, Ok(vec![]));
         assert_eq!(bench.heard.try_recv().unwrap(), (Why::Asked, Ok("b".into())));
         bench.desk.remove("g.yaml");
         let answer = bench.reloader.reload().await;
