@@ -275,6 +275,9 @@ fn classes(now: &Snapshot) -> String {
         ]);
     }
     let mut text = aligned(&rows, [17, 9, 6, 11, 5, 8, 8, 8]);
+    if now.rows.iter().any(|row| !is_kept(row)) {
+        text.push_str("!: below its target\n");
+    }
     let both = now.rows.iter().filter_map(|row| Some((row.seen?, row.met, row.judged)));
     let (seen, counted) = both.fold(((0, 0), (0, 0)), |(seen, counted), ((met, judged), ours, of)| {
         ((seen.0 + met, seen.1 + judged), (counted.0 + ours, counted.1 + of))
