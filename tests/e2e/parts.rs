@@ -32,9 +32,10 @@ pub fn python() -> Result<PathBuf, Missing> {
     if python.is_file() { Ok(python) } else { Err("no Python environment; run tests/e2e/prepare.sh".to_owned()) }
 }
 
-/// A program on the path.
+/// A program on the path, or among the parts.
 pub fn find(name: &str, advice: &str) -> Result<PathBuf, Missing> {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let found = std::env::split_paths(&path).map(|folder| folder.join(name)).find(|file| file.is_file());
+    let folders = std::env::split_paths(&path).chain([parts().join("e2e-venv/bin")]);
+    let found = folders.map(|folder| folder.join(name)).find(|file| file.is_file());
     found.ok_or_else(|| format!("{name} is missing; {advice}"))
 }

@@ -2,7 +2,7 @@
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
@@ -30,9 +30,17 @@ impl Kind {
     fn binary(self) -> Result<PathBuf, Missing> {
         match self {
             Kind::Redis => find("redis-server", "install it: apt-get install redis-server"),
-            Kind::Valkey => find("valkey-server", "install it: apt-get install valkey-server (Debian 13 or newer)"),
+            Kind::Valkey => {
+                find("valkey-server", "run tests/e2e/prepare.sh, or apt-get install valkey-server (Debian 13 or newer)")
+            }
         }
     }
+}
+
+/// Whether a server was built with TLS. Without a certificate none starts: it says what it lacks.
+fn has_tls(binary: &Path) -> bool {
+    let asked = Command::new(binary).args(["--port", "0", "--tls-port", "1"]).output();
+    asked.is_ok_and(|said| !String::from_utf8_lossy(&said.stdout).contains("Failed finding TLS support"))
 }
 
 /// Makes each of these functions a test with a Redis, and one with a Valkey.
@@ -64,6 +72,9 @@ impl RedisServer {
     /// One with these lines of settings besides.
     pub fn with(kind: Kind, more: &[&str]) -> Result<RedisServer, Missing> {
         let binary = kind.binary()?;
+        if more.iter().any(|line| line.contains("tls-")) && !has_tls(&binary) {
+            return Err(format!("{}-server is here without TLS; install one that has it", kind.name()));
+        }
         let folder = tempfile::tempdir().expect("a folder for its socket");
         let more: Vec<String> = more.iter().map(ToString::to_string).collect();
         let child = spawn(&binary, &folder, &more);
