@@ -195,13 +195,6 @@ impl Fleet {
         self.shared.seat_changes.load(Ordering::Acquire)
     }
 
-    /// A request begins in this pool: the retry budget grows with it.
-    pub fn request(&self, pool: &PoolId, at: Tick) {
-        if let Some(yard) = self.yard(pool) {
-            yard.request(at);
-        }
-    }
-
     /// Whether the pool's retry budget has room for an attempt that failed in another pool;
     /// takes it.
     #[must_use]
@@ -369,7 +362,7 @@ impl Fleet {
 }
 
 impl Yard {
-    /// A request begins in this pool: see [`Fleet::request`].
+    /// A request begins in this pool: the retry budget grows with it.
     pub fn request(&self, at: Tick) {
         self.inner.lock().budget.request(at);
     }
