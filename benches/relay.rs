@@ -1,16 +1,19 @@
 //! What the gateway costs, beside a bare hyper relay on the same work in the same run.
 //!
 //! `cargo bench` starts a bare relay and `goodput serve` as processes of their own, an engine
-//! and clients in this one, and prints CPU per streamed event (with and without observation),
-//! CPU per small request, and bytes per idle open stream. Only ratios mean anything: both
-//! sides pay for the same loopback sockets on the same machine. They take turns, and each
-//! figure is the median of its turns. `-- --json` prints JSON.
+//! and clients in this one, and prints CPU per streamed event (with and without observation; of
+//! few fast streams and of many slow ones, once all of them stand), CPU per small request, and
+//! bytes per idle open stream. Only ratios mean anything: both sides pay for the same loopback
+//! sockets on the same machine. They take turns, and each figure is the median of its turns.
+//! `-- --json` prints JSON.
 
 use std::convert::Infallible;
 use std::io::Write as _;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -32,6 +35,11 @@ const TURNS: usize = 3;
 const STREAMS: usize = 100;
 const EVENTS: usize = 100;
 const PACE: Duration = Duration::from_millis(20);
+/// Few streams that are fast, and many that are slow, with as many events a second in all; and how
+/// long these are counted once all streams stand.
+const FEW_FAST: (usize, Duration) = (200, Duration::from_millis(20));
+const MANY_SLOW: (usize, Duration) = (2000, Duration::from_millis(200));
+const STANDING: Duration = Duration::from_secs(3);
 /// Connections of the closed loop of small requests, and how long it runs.
 const CONNECTIONS: usize = 8;
 const LOOP: Duration = Duration::from_millis(1500);
@@ -61,6 +69,8 @@ fn main() -> Result<(), Failure> {
 struct Cost {
     event_micros: Vec<f64>,
     unobserved_event_micros: Vec<f64>,
+    few_fast_micros: Vec<f64>,
+    many_slow_micros: Vec<f64>,
     request_micros: Vec<f64>,
     idle_stream_bytes: Vec<f64>,
 }
@@ -77,6 +87,8 @@ async fn compare(json: bool) -> Result<(), Failure> {
     let rows = [
         ("CPU per streamed event, us", bare.event_micros, ours.event_micros),
         ("  the same, not observed, us", bare.unobserved_event_micros, ours.unobserved_event_micros),
+        ("  200 streams, 50/s each, us", bare.few_fast_micros, ours.few_fast_micros),
+        ("  2,000 streams, 5/s each, us", bare.many_slow_micros, ours.many_slow_micros),
         ("CPU per small request, us", bare.request_micros, ours.request_micros),
         ("bytes per idle open stream", bare.idle_stream_bytes, ours.idle_stream_bytes),
     ];
@@ -104,6 +116,8 @@ async fn measure(proxy: Proxy, cost: &mut Cost) -> Result<(), Failure> {
     let events = (STREAMS * EVENTS) as f64;
     cost.event_micros.push(proxy.micros_of(streams(at, OBSERVED)).await? / events);
     cost.unobserved_event_micros.push(proxy.micros_of(streams(at, UNOBSERVED)).await? / events);
+    cost.few_fast_micros.push(standing(&proxy, FEW_FAST).await?);
+    cost.many_slow_micros.push(standing(&proxy, MANY_SLOW).await?);
     let before = proxy.cpu_micros()?;
     let requests = small_requests(at, clock).await?;
     cost.request_micros.push((proxy.cpu_micros()? - before) / requests as f64);
@@ -204,7 +218,7 @@ fn free_address() -> Result<SocketAddr, Failure> {
 async fn ask(at: SocketAddr, path: &str, streams: bool) -> Result<Response<Incoming>, Failure> {
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(connect(at).await?)).await?;
     tokio::spawn(connection);
-    Ok(sender.send_request(request(path, streams, EVENTS)).await?)
+    Ok(sender.send_request(request(path, streams, EVENTS, PACE)).await?)
 }
 
 async fn connect(at: SocketAddr) -> std::io::Result<TcpStream> {
@@ -213,10 +227,11 @@ async fn connect(at: SocketAddr) -> std::io::Result<TcpStream> {
     Ok(stream)
 }
 
-/// `max_tokens` tells the engine how many events to send.
-fn request(path: &str, streams: bool, events: usize) -> Request<Full<Bytes>> {
+/// `max_tokens` tells the engine how many events to send, `pace_ms` how long it waits between two.
+fn request(path: &str, streams: bool, events: usize, pace: Duration) -> Request<Full<Bytes>> {
+    let pace = pace.as_millis();
     let body = format!(
-        "{{\"model\":\"m\",\"stream\":{streams},\"max_tokens\":{events},\"messages\":[{{\"role\":\"user\",\"content\":\"How are you?\"}}]}}"
+        "{{\"model\":\"m\",\"stream\":{streams},\"max_tokens\":{events},\"pace_ms\":{pace},\"messages\":[{{\"role\":\"user\",\"content\":\"How are you?\"}}]}}"
     );
     let request = Request::post(path).header("host", "bench").header("content-type", "application/json");
     request.body(Full::from(body)).expect("a fixed request")
@@ -237,6 +252,42 @@ async fn streams(at: SocketAddr, path: &'static str) -> Result<(), Failure> {
     Ok(())
 }
 
+/// CPU per event of so many streams at this pace, from the moment on in which all of them stand.
+async fn standing(proxy: &Proxy, (streams, pace): (usize, Duration)) -> Result<f64, Failure> {
+    let (begun, events) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let mut all = JoinSet::new();
+    for n in 0..streams {
+        let (at, begun, events) = (proxy.at, Arc::clone(&begun), Arc::clone(&events));
+        all.spawn(async move {
+            // Not all in one moment, nor all events later on.
+            tokio::time::sleep(Duration::from_secs(1) * n as u32 / streams as u32).await;
+            let io = TokioIo::new(connect(at).await?);
+            let (mut sender, connection) = hyper::client::conn::http1::handshake(io).await?;
+            tokio::spawn(connection);
+            let mut body = sender.send_request(request(OBSERVED, true, 10_000, pace)).await?.into_body();
+            body.frame().await.ok_or("a stream ended")??;
+            begun.fetch_add(1, Relaxed);
+            while body.frame().await.transpose()?.is_some() {
+                events.fetch_add(1, Relaxed);
+            }
+            Err::<(), Failure>("a stream ended".into())
+        });
+    }
+    while begun.load(Relaxed) < streams {
+        tokio::select! {
+            Some(ended) = all.join_next() => ended??,
+            () = tokio::time::sleep(Duration::from_millis(20)) => {}
+        }
+    }
+    let (before, seen) = (proxy.cpu_micros()?, events.load(Relaxed));
+    tokio::time::sleep(STANDING).await;
+    let per_event = (proxy.cpu_micros()? - before) / (events.load(Relaxed) - seen) as f64;
+    match all.try_join_next() {
+        Some(ended) => Err(ended?.expect_err("no stream ends well")),
+        None => Ok(per_event),
+    }
+}
+
 /// How many requests a closed loop makes.
 async fn small_requests(at: SocketAddr, clock: Clock) -> Result<usize, Failure> {
     let end = clock.now() + LOOP;
@@ -249,7 +300,7 @@ async fn small_requests(at: SocketAddr, clock: Clock) -> Result<usize, Failure> 
             let mut count = 0;
             while clock.now() < end {
                 sender.ready().await?;
-                let response = sender.send_request(request(OBSERVED, false, 1)).await?;
+                let response = sender.send_request(request(OBSERVED, false, 1, PACE)).await?;
                 response.into_body().collect().await?;
                 count += 1;
             }
@@ -269,7 +320,7 @@ async fn idle_streams(at: SocketAddr) -> Result<Vec<Incoming>, Failure> {
     for _ in 0..IDLE {
         let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(connect(at).await?)).await?;
         tokio::spawn(connection);
-        let mut body = sender.send_request(request(OBSERVED, true, 0)).await?.into_body();
+        let mut body = sender.send_request(request(OBSERVED, true, 0, PACE)).await?.into_body();
         body.frame().await.ok_or("an idle stream ended")??;
         held.push(body);
     }
@@ -300,7 +351,7 @@ async fn answer(request: Request<Incoming>) -> Result<Response<Answer>, Failure>
         return Ok(response.header("content-type", "application/json").body(Answer::Whole(Full::from(WHOLE)))?);
     }
     let left = usize::try_from(wanted["max_tokens"].as_u64().unwrap_or_default())?;
-    let pace = tokio::time::interval(PACE);
+    let pace = tokio::time::interval(Duration::from_millis(wanted["pace_ms"].as_u64().ok_or("no pace")?));
     Ok(response.header("content-type", "text/event-stream").body(Answer::Events { left, pace })?)
 }
 

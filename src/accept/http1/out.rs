@@ -1,5 +1,6 @@
 //! What goes out on a connection: heads, and the pieces of bodies in their framing.
 
+use std::cell::RefCell;
 use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -19,6 +20,16 @@ use crate::units::decimal::push_number;
 
 /// Pieces of this length are copied behind each other, so that they leave in one plain write.
 const SHORT: usize = 16 * 1024;
+
+/// So many buffers without a user are kept for each thread: an answer that its socket takes at
+/// once needs one for a moment only.
+const SPARE: usize = 16;
+
+thread_local! {
+    /// The last one given back comes first: the processor's caches still hold it. A connection that
+    /// waits keeps none.
+    static BUFFERS: RefCell<Vec<Vec<u8>>> = const { RefCell::new(Vec::new()) };
+}
 
 const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const X_GOODPUT_REASON: HeaderName = HeaderName::from_static("x-goodput-reason");
@@ -91,7 +102,7 @@ impl Out {
             None => Ending::ToEnd,
         };
         let mut keeps = keeps && framed != Ending::ToEnd;
-        let out = &mut self.bytes;
+        let out = self.bytes();
         out.extend_from_slice(if version == Version::HTTP_10 { b"HTTP/1.0 " } else { b"HTTP/1.1 " });
         out.extend_from_slice(head.status.as_str().as_bytes());
         out.push(b' ');
@@ -149,12 +160,12 @@ impl Out {
         headers.insert(X_GOODPUT_REASON, HeaderValue::from_static(refusal.code()));
         let manners = Manners { version: Version::HTTP_11, is_head: false, keeps: false };
         self.head(&response.into_parts().0, Some(body.len() as u64), |_| {}, manners, date);
-        self.bytes.extend_from_slice(&body);
+        self.bytes().extend_from_slice(&body);
     }
 
     /// Asks for the body of a request that waits to be asked for it.
     pub(super) fn go_on(&mut self) {
-        self.bytes.extend_from_slice(b"HTTP/1.1 100 Continue\r\n\r\n");
+        self.bytes().extend_from_slice(b"HTTP/1.1 100 Continue\r\n\r\n");
     }
 
     /// Puts a piece of a body there. False where the body is longer than it said: then what
@@ -170,15 +181,18 @@ impl Out {
                 *left -= piece.len() as u64;
             }
             Ending::Chunked => {
-                push_hex(&mut self.bytes, piece.len());
-                self.bytes.extend_from_slice(b"\r\n");
+                let out = self.bytes();
+                push_hex(out, piece.len());
+                out.extend_from_slice(b"\r\n");
                 self.behind = b"\r\n";
             }
             Ending::ToEnd => {}
         }
         if piece.len() <= SHORT {
-            self.bytes.extend_from_slice(&piece);
-            self.bytes.extend_from_slice(std::mem::take(&mut self.behind));
+            let behind = std::mem::take(&mut self.behind);
+            let out = self.bytes();
+            out.extend_from_slice(&piece);
+            out.extend_from_slice(behind);
         } else {
             self.long = piece;
         }
@@ -188,7 +202,7 @@ impl Out {
     /// The body has ended. False where it is shorter than it said.
     pub(super) fn end(&mut self, ending: Ending) -> bool {
         match ending {
-            Ending::Chunked if self.long.is_empty() => self.bytes.extend_from_slice(b"0\r\n\r\n"),
+            Ending::Chunked if self.long.is_empty() => self.bytes().extend_from_slice(b"0\r\n\r\n"),
             Ending::Chunked => self.behind = b"\r\n0\r\n\r\n",
             Ending::Length(left) => return left == 0,
             Ending::None | Ending::ToEnd => {}
@@ -217,23 +231,39 @@ impl Out {
         Poll::Ready(Ok(()))
     }
 
+    /// What is to go out is put behind this.
+    fn bytes(&mut self) -> &mut Vec<u8> {
+        if self.bytes.capacity() == 0 {
+            self.bytes = BUFFERS.with_borrow_mut(Vec::pop).unwrap_or_default();
+        }
+        &mut self.bytes
+    }
+
     fn advance(&mut self, written: usize) {
         let of_short = written.min(self.bytes.len() - self.at);
         self.at += of_short;
         if self.at == self.bytes.len() {
-            self.bytes.clear();
+            give_back(std::mem::take(&mut self.bytes));
             self.at = 0;
-            // An idle connection keeps no large buffer.
-            self.bytes.shrink_to(SHORT);
         }
         if written > of_short {
             self.long.advance(written - of_short);
             if self.long.is_empty() {
                 self.long = Bytes::new();
-                self.bytes.extend_from_slice(std::mem::take(&mut self.behind));
+                let behind = std::mem::take(&mut self.behind);
+                self.bytes().extend_from_slice(behind);
             }
         }
     }
+}
+
+fn give_back(mut buffer: Vec<u8>) {
+    buffer.clear();
+    BUFFERS.with_borrow_mut(|buffers| {
+        if buffers.len() < SPARE && buffer.capacity() <= 2 * SHORT {
+            buffers.push(buffer);
+        }
+    });
 }
 
 fn line(out: &mut Vec<u8>, name: &str, value: &[u8]) {

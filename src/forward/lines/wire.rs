@@ -39,8 +39,12 @@ impl Wire {
 
     /// Reads more into the buffer; says how much, 0 at the connection's end.
     pub fn poll_more(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        // Where nobody holds what was read before, its place is taken again. That is the rule, and
+        // the processor's caches still hold it then.
+        if self.buffer.is_empty() {
+            let _ = self.buffer.try_reclaim(self.room);
+        }
         if self.buffer.capacity() - self.buffer.len() < LEAST_ROOM {
-            // Where nobody holds what was read before, its place is taken again.
             self.buffer.reserve(self.room);
         }
         let room = self.buffer.capacity() - self.buffer.len();
