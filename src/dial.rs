@@ -51,6 +51,14 @@ pub fn is_refusal(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::ConnectionRefused)
 }
 
+/// Whether an error of [`Dial::dial`] says that this process, or its machine, can open nothing more:
+/// no file descriptor, no memory for a socket. It tells nothing of the engine.
+#[must_use]
+pub fn is_lack(error: &io::Error) -> bool {
+    let lacks = [libc::EMFILE, libc::ENFILE, libc::ENOBUFS, libc::ENOMEM];
+    error.raw_os_error().is_some_and(|code| lacks.contains(&code))
+}
+
 /// The network.
 #[derive(Default)]
 pub struct Sockets {

@@ -154,6 +154,9 @@ refusals! {
     /// No engine that was tried could be connected to (TCP or TLS).
     #[error("no connection to any engine of pool {pool}")]
     ConnectFailed { pool: PoolId = PoolId::from("chat") } = "connect_failed",
+    /// The gateway has no file descriptor left for a connection to an engine.
+    #[error("no file descriptor is left for a connection to pool {pool}; raise the limit of open files (`ulimit -n`, `LimitNOFILE`), or lower `listen.max_connections` and `http2_max_streams`")]
+    OutOfSockets { pool: PoolId = PoolId::from("chat") } = "out_of_sockets",
     /// The engine's connection ended before a response.
     #[error("an engine of pool {pool} closed the connection before it answered")]
     EngineReset { pool: PoolId = PoolId::from("chat") } = "engine_reset",
@@ -234,6 +237,7 @@ impl Refusal {
             | Refusal::Hopeless { .. }
             | Refusal::OverloadShed { .. }
             | Refusal::NoEngine { .. }
+            | Refusal::OutOfSockets { .. }
             | Refusal::Draining
             | Refusal::DrainCut => StatusCode::SERVICE_UNAVAILABLE,
             Refusal::FirstTokenTimeout { .. }
@@ -286,7 +290,7 @@ impl Refusal {
             | Refusal::Hopeless { .. }
             | Refusal::OverloadShed { .. }
             | Refusal::Draining => Outcome::Missed(Missed::Shed),
-            Refusal::LimitsStoreUnavailable | Refusal::DrainCut | Refusal::Internal => {
+            Refusal::LimitsStoreUnavailable | Refusal::OutOfSockets { .. } | Refusal::DrainCut | Refusal::Internal => {
                 Outcome::Missed(Missed::Internal)
             }
         }
@@ -330,6 +334,7 @@ impl Refusal {
             | Refusal::RequestExceedsLimit { .. }
             | Refusal::NoEngine { .. }
             | Refusal::ConnectFailed { .. }
+            | Refusal::OutOfSockets { .. }
             | Refusal::EngineReset { .. }
             | Refusal::EngineGarbage { .. }
             | Refusal::FirstTokenTimeout { .. }
@@ -386,6 +391,7 @@ impl Refusal {
             Refusal::OverloadShed { retry_after, .. } => format!("The engines are kept free for more urgent requests. {}", again(*retry_after)).into(),
             Refusal::NoEngine { .. } => "No engine for this model is available at present. Try again in a moment.".into(),
             Refusal::ConnectFailed { .. } => "The engines for this model could not be reached. Try again in a moment.".into(),
+            Refusal::OutOfSockets { .. } => "The gateway has more connections than its system allows. Try again in a moment.".into(),
             Refusal::EngineReset { .. } => "The engine closed the connection before it answered. Try again.".into(),
             Refusal::EngineGarbage { .. } => "The engine's answer could not be understood. Try again.".into(),
             Refusal::FirstTokenTimeout { limit } => format!("The engine gave no first token within {} s. Try again later, or with a shorter prompt.", seconds(*limit)).into(),

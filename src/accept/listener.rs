@@ -41,12 +41,23 @@ pub enum CannotListen {
     },
 }
 
+/// File descriptors that are kept for other things than clients and the engines that work for
+/// them: probes, scrapes, the operators' port, the limits' store, files.
+const KEPT_DESCRIPTORS: u64 = 512;
+
+/// How many clients there are descriptors for: each needs one, and one for an engine.
+fn clients_of(descriptors: u64) -> usize {
+    let free = descriptors - KEPT_DESCRIPTORS.min(descriptors / 2);
+    usize::try_from(free / 2).unwrap_or(usize::MAX).max(1)
+}
+
 /// A bound listener. Nothing is accepted before [`Listener::serve`].
 pub struct Listener {
     socket: TcpListener,
     address: SocketAddr,
     certificates: Option<Arc<Certificates>>,
     door: Door,
+    most: usize,
 }
 
 impl Listener {
@@ -62,7 +73,16 @@ impl Listener {
         let socket = TcpListener::bind(asked).await.map_err(failed)?;
         let address = socket.local_addr().map_err(failed)?;
         let door = Door::new(listen, certificates.as_ref(), drain, clock);
-        Ok(Listener { socket, address, certificates, door })
+        let most = rlimit::Resource::NOFILE.get_soft().map_or(usize::MAX, clients_of);
+        if most < listen.max_connections {
+            let asked = listen.max_connections;
+            tracing::warn!(
+                most,
+                max_connections = asked,
+                "fewer connections than the settings allow: the limit of open files is too low (`ulimit -n`, `LimitNOFILE`)"
+            );
+        }
+        Ok(Listener { socket, address, certificates, door, most })
     }
 
     /// Where it listens: with the port that the system chose, if it was asked to.
@@ -92,7 +112,8 @@ impl Listener {
     /// Accepts until [`Phase::Draining`], and ends when the last connection has ended.
     /// Dropped before that, it takes all its connections with it.
     ///
-    /// With `max_connections` open nothing is accepted: newcomers wait in the system's
+    /// With `max_connections` open, or as many as there are file descriptors for, nothing is
+    /// accepted: newcomers wait in the system's
     /// backlog until one ends, which the time limits see to. A refusal instead would need a
     /// TLS handshake first, at the moment when there is least to spare for it.
     pub async fn serve<S, B>(self, service: S)
@@ -103,7 +124,7 @@ impl Listener {
         B: Fielded + Send + 'static,
         B::Error: Into<Fault>,
     {
-        let Listener { socket, door, certificates, .. } = self;
+        let Listener { socket, door, certificates, most, .. } = self;
         let mut connections = JoinSet::new();
         let mut pause = Pause::default();
         let clock = door.clock();
@@ -111,7 +132,7 @@ impl Listener {
         let mut draining = pin!(drain.reached(Phase::Draining));
         let mut fresh = pin!(keep_fresh(certificates, clock));
         loop {
-            let room = connections.len() < door.limits().max_connections;
+            let room = connections.len() < door.limits().max_connections.min(most);
             tokio::select! {
                 biased;
                 () = &mut draining => break,
@@ -187,6 +208,12 @@ impl Pause {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_client_has_a_descriptor_for_an_engine_too() {
+        let clients = [1, 64, 1024, 4096, 1_048_576, u64::MAX].map(clients_of);
+        assert_eq!(clients, [1, 16, 256, 1792, 524_032, (u64::MAX as usize - 512) / 2]);
+    }
 
     #[test]
     fn a_lack_of_descriptors_is_waited_for_and_a_lost_newcomer_is_not() {

@@ -46,6 +46,7 @@ impl Demo {
     /// Runs the demo until Ctrl-C, or for `--seconds`.
     #[must_use]
     pub fn run(&self) -> ExitCode {
+        super::descriptors::raise_limit();
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
         let shown = runtime.context("no runtime").and_then(|runtime| runtime.block_on(self.show()));
         match shown {

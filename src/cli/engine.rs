@@ -70,6 +70,7 @@ impl Engine {
     /// Serves until the process is interrupted or told to end.
     #[must_use]
     pub fn run(self) -> ExitCode {
+        super::descriptors::raise_limit();
         let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
             Ok(runtime) => runtime,
             Err(error) => {

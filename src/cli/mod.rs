@@ -5,6 +5,7 @@
 
 pub mod check;
 pub mod demo;
+mod descriptors;
 pub mod engine;
 pub mod health;
 pub mod key;

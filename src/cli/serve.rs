@@ -28,6 +28,7 @@ impl Serve {
     #[must_use]
     pub fn run(self) -> ExitCode {
         let logs = super::logs::to_stderr();
+        super::descriptors::raise_limit();
         let code = self.serve();
         logs.last_lines();
         code

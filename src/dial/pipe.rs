@@ -35,6 +35,7 @@ struct Network {
     places: HashMap<String, Place>,
     names: HashMap<String, Vec<IpAddr>>,
     dials: HashMap<String, usize>,
+    lacks: usize,
 }
 
 enum Place {
@@ -75,6 +76,11 @@ impl PipeDial {
         self.set(at, Place::Silent);
     }
 
+    /// For the next so many dials there is no file descriptor.
+    pub fn lack(&self, dials: usize) {
+        self.0.lock().lacks = dials;
+    }
+
     /// The addresses of a name; none: looking it up fails.
     pub fn name(&self, name: &str, addresses: &[IpAddr]) {
         self.0.lock().names.insert(name.to_owned(), addresses.to_vec());
@@ -94,6 +100,10 @@ impl PipeDial {
     fn reach(&self, at: &str) -> Option<io::Result<BoxedIo>> {
         let mut network = self.0.lock();
         *network.dials.entry(at.to_owned()).or_default() += 1;
+        if network.lacks > 0 {
+            network.lacks -= 1;
+            return Some(Err(io::Error::from_raw_os_error(libc::EMFILE)));
+        }
         let refused = || Some(Err(io::ErrorKind::ConnectionRefused.into()));
         match network.places.get(at) {
             None => refused(),

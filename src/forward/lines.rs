@@ -25,7 +25,7 @@ use http_body::{Body, Frame, SizeHint};
 use parking_lot::{Mutex, RwLock};
 
 use crate::clock::Clock;
-use crate::dial::{Dial, EngineAddress, Roots};
+use crate::dial::{BoxedIo, Dial, EngineAddress, Roots, is_lack};
 use crate::framing::{Framing, Step, Unreadable};
 use crate::route::retry::Happened;
 use crate::route::settings::Pool;
@@ -91,6 +91,14 @@ pub struct Unmade {
 #[derive(Debug, thiserror::Error)]
 #[error("no connection")]
 pub struct ConnectFailed(#[source] pub io::Error);
+
+impl ConnectFailed {
+    /// The gateway itself could open no further connection; the engine was not asked.
+    #[must_use]
+    pub fn is_ours(&self) -> bool {
+        is_lack(&self.0)
+    }
+}
 
 /// Why no answer came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -203,12 +211,31 @@ impl Lines {
     pub async fn open(&self, pool: &Pool, to: &EngineAddress, place: Unmade) -> Result<Line, ConnectFailed> {
         let deadline = self.clock.now() + pool.connect_timeout;
         let io = tokio::select! {
-            io = self.dial.dial(to, pool.roots.as_ref()) => io.map_err(ConnectFailed)?,
+            io = self.dial(pool, to) => io.map_err(ConnectFailed)?,
             () = self.clock.sleep_until(Some(deadline)) => {
                 return Err(ConnectFailed(io::ErrorKind::TimedOut.into()));
             }
         };
         Ok(Line { wire: Wire::new(io), home: place.home, turn: place.turn, reused: false })
+    }
+
+    /// A connection. Where the process has no file descriptor left, idle lines give theirs.
+    async fn dial(&self, pool: &Pool, to: &EngineAddress) -> io::Result<BoxedIo> {
+        match self.dial.dial(to, pool.roots.as_ref()).await {
+            Err(error) if is_lack(&error) && self.close_old() > 0 => self.dial.dial(to, pool.roots.as_ref()).await,
+            came => came,
+        }
+    }
+
+    /// Closes the older half of each engine's idle lines; says how many.
+    fn close_old(&self) -> usize {
+        let mut old = Vec::new();
+        for home in self.homes.read().values().flat_map(HashMap::values) {
+            let mut idle = home.idle.lock();
+            let half = idle.lines.len().div_ceil(2);
+            old.extend(idle.lines.drain(..half));
+        }
+        old.len()
     }
 
     /// Closes what has been idle for too long, and forgets engines without lines.

@@ -41,6 +41,8 @@ pub struct OpenFailed {
 pub enum WhyNot {
     /// No connection: refused, unreachable, TLS failure, `connect_timeout`.
     NoConnection,
+    /// The gateway has no file descriptor left for a connection.
+    Lack,
     /// A reused connection was closed before any byte came back.
     Stale,
     /// The connection ended before a head.
@@ -56,6 +58,7 @@ impl OpenFailed {
         let pool = self.pool.clone();
         match self.why {
             WhyNot::NoConnection => Refusal::ConnectFailed { pool },
+            WhyNot::Lack => Refusal::OutOfSockets { pool },
             WhyNot::Stale | WhyNot::Reset => Refusal::EngineReset { pool },
             WhyNot::Garbage => Refusal::EngineGarbage { pool },
         }
@@ -128,6 +131,7 @@ impl Future for Opening {
                         self.way = Way::Sending(line.send(request));
                         continue;
                     }
+                    Err(failed) if failed.is_ours() => WhyNot::Lack,
                     Err(_) => WhyNot::NoConnection,
                 },
                 Way::Sending(sending) => match ready!(Pin::new(sending).poll(cx)) {

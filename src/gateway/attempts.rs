@@ -729,6 +729,7 @@ const fn knows_priority(dialect: Dialect) -> bool {
 fn happened(failed: &OpenFailed) -> Happened {
     match failed.why {
         WhyNot::NoConnection => Happened::ConnectFailed,
+        WhyNot::Lack => Happened::Lacking,
         WhyNot::Stale => Happened::StaleLine,
         WhyNot::Reset | WhyNot::Garbage => Happened::Broken,
     }

@@ -22,6 +22,9 @@ use crate::units::{EngineId, PoolId, Tick};
 pub enum Happened {
     /// No connection: refused, unreachable, TLS failure, `connect_timeout`.
     ConnectFailed,
+    /// The gateway itself could open no further connection: this tells nothing of the engine, and
+    /// another one could not be asked either.
+    Lacking,
     /// A reused connection was reset or closed before any byte of an answer.
     StaleLine,
     /// 429, 503, 529, as status or in-band before the first token.
@@ -92,6 +95,8 @@ pub enum Next {
 pub enum Made {
     /// 502: no connection could be made.
     ConnectFailed,
+    /// 503: the gateway could open no connection.
+    OutOfSockets,
     /// 502: the engine's connection broke, or its bytes could not be read.
     Broken,
     /// 504: a time limit fired.
@@ -299,7 +304,7 @@ impl Attempts {
             return Step { next: Next::Relay, effects };
         }
         let mut effects = Vec::new();
-        self.was_heard |= happened != Happened::ConnectFailed;
+        self.was_heard |= !matches!(happened, Happened::ConnectFailed | Happened::Lacking);
         let next = match happened {
             Happened::StaleLine if self.stale.as_ref() != Some(&engine) => {
                 self.stale = Some(engine);
@@ -313,6 +318,10 @@ impl Attempts {
                 let alone = rest == Rest::Alone && !self.connect_repeated;
                 self.connect_repeated |= alone;
                 self.another(rest == Rest::Others || alone, rest, at, budget)
+            }
+            Happened::Lacking => {
+                self.made = Made::OutOfSockets;
+                None
             }
             Happened::PushBack { retry_after } => {
                 effects = self.settled();

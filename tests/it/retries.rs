@@ -215,6 +215,18 @@ async fn a_limit_that_passes_while_the_connection_is_made_is_a_connect_failure()
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_gateway_without_descriptors_says_so_and_holds_it_against_no_engine() {
+    let yaml = Yaml::default().class("hold_head: 100ms").class("keepalive_seconds: 1");
+    let house = House::new(&yaml.with("breaker: {faults: 1, within: 10s, open: 5s}"));
+    house.network.lack("e1");
+    let answer = house.chat(stream()).await.whole().await;
+    assert_eq!((answer.status.as_u16(), answer.header("x-goodput-reason")), (503, Some("out_of_sockets")));
+    assert_eq!((house.network.dials("e1"), house.states("a")), (1, vec!["up"]));
+    assert_eq!(house.line().await.verdict(), "missed(internal)");
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn behind_a_head_of_ours_a_limit_that_passes_while_the_connection_is_made_is_the_same() {
     let yaml = Yaml::default().class("timeouts: {first_token: 500ms}").class("hold_head: 100ms");
     let yaml = yaml.class("keepalive_seconds: 1").with("breaker: {faults: 1, within: 10s, open: 5s}");

@@ -129,6 +129,21 @@ async fn a_line_whose_answer_ended_whole_is_used_again() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn where_no_descriptor_is_left_an_idle_line_gives_its_own() {
+    let mut bench = Bench::new();
+    let mut idle = bench.used().await;
+    bench.network.lack(1);
+    let fresh = bench.lines.fresh(&bench.pool, &bench.to.id(), &bench.to).await;
+    assert!(fresh.is_ok());
+    closed(&mut idle).await;
+    assert_eq!((bench.idle(), bench.network.dials(AT)), (0, 3));
+    bench.network.lack(1);
+    let failed = bench.lines.fresh(&bench.pool, &bench.to.id(), &bench.to).await;
+    assert!(failed.is_err_and(|failed| failed.is_ours()), "nothing was idle");
+    assert_eq!(bench.network.dials(AT), 4);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_line_is_not_used_again_after_four_seconds() {
     let mut bench = Bench::new();
     let mut engine = bench.used().await;

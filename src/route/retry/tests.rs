@@ -82,6 +82,16 @@ fn after_a_connect_failure_the_only_engine_is_asked_once_more() {
 }
 
 #[test]
+fn what_the_gateway_lacks_is_no_engine_s_fault_and_no_other_one_is_asked() {
+    let mut case = case();
+    assert_eq!(case.next(Happened::Lacking, Rest::Others), (Next::GiveUp(Made::OutOfSockets), vec![]));
+    let mut later = self::case();
+    let _ = later.next(FAULT, Rest::Others);
+    later.begin("b");
+    assert_eq!(later.next(Happened::Lacking, Rest::Others), (Next::Relay, vec![fault("a")]));
+}
+
+#[test]
 fn after_push_back_other_engines_are_asked_without_breaker_effect() {
     let mut case = case();
     for next in ["b", "c", "d"] {
@@ -306,6 +316,7 @@ fn retry_after_is_read_as_seconds_or_as_a_date() {
 fn anything() -> impl Strategy<Value = Happened> {
     prop_oneof![
         Just(Happened::ConnectFailed),
+        Just(Happened::Lacking),
         Just(Happened::StaleLine),
         Just(PUSH_BACK),
         (500u16..506).prop_map(|status| Happened::answer(status, None, Injection::None)),

@@ -26,6 +26,8 @@ enum Place {
     Engine(ScriptedEngine),
     Simulated(SimEngine),
     Silent,
+    /// There is no file descriptor for a connection.
+    Lacking,
 }
 
 impl Network {
@@ -48,6 +50,11 @@ impl Network {
         self.0.lock().engines.insert(host.to_owned(), Place::Silent);
     }
 
+    /// For connections to it there is no file descriptor.
+    pub fn lack(&self, host: &str) {
+        self.0.lock().engines.insert(host.to_owned(), Place::Lacking);
+    }
+
     pub fn dials(&self, host: &str) -> usize {
         self.0.lock().dials.get(host).copied().unwrap_or_default()
     }
@@ -64,6 +71,7 @@ impl Dial for Network {
             match place {
                 Some(Place::Engine(engine)) => Ok(Box::new(engine.connect()) as BoxedIo),
                 Some(Place::Simulated(engine)) => Ok(Box::new(engine.connect()) as BoxedIo),
+                Some(Place::Lacking) => Err(io::Error::from_raw_os_error(libc::EMFILE)),
                 Some(Place::Silent) => std::future::pending().await,
                 None => Err(io::ErrorKind::ConnectionRefused.into()),
             }
