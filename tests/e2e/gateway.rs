@@ -40,6 +40,8 @@ pub struct Setup<'a> {
     pub log: &'a str,
     /// More variables of the environment.
     pub environment: &'a [(&'a str, &'a str)],
+    /// What a shell does before it becomes the gateway.
+    pub shell: &'a str,
 }
 
 impl Default for Setup<'_> {
@@ -58,6 +60,7 @@ impl Default for Setup<'_> {
             files: &[],
             log,
             environment: &[],
+            shell: ":",
         }
     }
 }
@@ -70,7 +73,8 @@ impl Gateway {
         }
         let file = files.path().join(SETTINGS);
         std::fs::write(&file, settings(setup)).expect("the folder is ours");
-        let mut command = Command::new(env!("CARGO_BIN_EXE_goodput"));
+        let mut command = Command::new("sh");
+        command.args(["-c", &format!("{}; exec \"$0\" \"$@\"", setup.shell), env!("CARGO_BIN_EXE_goodput")]);
         command.arg("serve").arg("--config").arg(&file).arg("--json").env("RUST_LOG", setup.log);
         command.envs(setup.environment.iter().copied());
         let running = Running::start(command, "the gateway");

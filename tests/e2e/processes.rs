@@ -40,6 +40,41 @@ fn an_engine_that_dies_in_mid_stream_is_one_miss_and_the_other_one_serves_on() {
 }
 
 #[test]
+fn the_limit_of_open_files_is_raised_as_far_as_it_goes() {
+    let engine = Running::engine(&[]);
+    let shell = "ulimit -Hn 1500; ulimit -Sn 40";
+    let gateway = Gateway::start(&Setup { engines: &[&engine], shell, ..Setup::default() });
+    let ask = |_| Open::post(&gateway.running.url, CHAT, &stream_of(100_000));
+    let mut open: Vec<Open> = (0..60).map(ask).collect();
+    // All of them stand at one time.
+    open.iter_mut().for_each(|answer| answer.read_until(r#""content":" "#));
+    drop(open);
+    gateway.adds_up();
+}
+
+#[test]
+fn clients_for_whom_there_are_no_descriptors_wait_and_none_is_lost() {
+    let engine = Running::engine(&["--speed", "20"]);
+    // Room for 24 of them.
+    let shell = "ulimit -n 96";
+    let gateway = Gateway::start(&Setup { engines: &[&engine], shell, ..Setup::default() });
+    let body = stream_of(30);
+    let clients: Vec<_> = (0..100)
+        .map(|_| {
+            let (url, body) = (gateway.running.url.clone(), body.clone());
+            std::thread::spawn(move || post(&url, CHAT, "", &body))
+        })
+        .collect();
+    for client in clients {
+        let answer = client.join().expect("it only asks");
+        assert!(answer.as_ref().is_ok_and(|answer| answer.contains("[DONE]")), "{answer:?}");
+    }
+    let page = gateway.adds_up();
+    assert_eq!((sum(&page, "slo_total"), sum(&page, "slo_met_total")), (100.0, 100.0), "{page}");
+    assert_eq!(sum(&page, "goodput_retries_total"), 0.0, "{page}");
+}
+
+#[test]
 fn told_to_end_a_gateway_lets_open_streams_end_and_leaves_with_0() {
     let engine = Running::engine(&["--speed", "0.5"]);
     let mut gateway = Gateway::start(&Setup { engines: &[&engine], ..Setup::default() });
