@@ -74,7 +74,7 @@ impl Gateway {
         let file = files.path().join(SETTINGS);
         std::fs::write(&file, settings(setup)).expect("the folder is ours");
         let mut command = Command::new("sh");
-        command.args(["-c", &format!("{}; exec \"$0\" \"$@\"", setup.shell), env!("CARGO_BIN_EXE_goodput")]);
+        command.args(["-c", &format!("{} && exec \"$0\" \"$@\"", setup.shell), env!("CARGO_BIN_EXE_goodput")]);
         command.arg("serve").arg("--config").arg(&file).arg("--json").env("RUST_LOG", setup.log);
         command.envs(setup.environment.iter().copied());
         let running = Running::start(command, "the gateway");

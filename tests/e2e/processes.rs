@@ -42,9 +42,9 @@ fn an_engine_that_dies_in_mid_stream_is_one_miss_and_the_other_one_serves_on() {
 #[test]
 fn the_limit_of_open_files_is_raised_as_far_as_it_goes() {
     let engine = Running::engine(&[]);
-    let shell = "ulimit -Hn 1500; ulimit -Sn 40";
+    let shell = "ulimit -Sn 40 && ulimit -Hn 1500";
     let gateway = Gateway::start(&Setup { engines: &[&engine], shell, ..Setup::default() });
-    let ask = |_| Open::post(&gateway.running.url, CHAT, &stream_of(100_000));
+    let ask = |_| Open::post(&gateway.running.url, CHAT, &stream_of(30_000));
     let mut open: Vec<Open> = (0..60).map(ask).collect();
     // All of them stand at one time.
     open.iter_mut().for_each(|answer| answer.read_until(r#""content":" "#));
