@@ -151,8 +151,17 @@ async fn serve_and_leave(
         });
         std::future::pending::<()>().await;
     };
+    // On a thread that works: the one that waits here would be woken for every connection.
+    let mut serving = JoinSet::new();
+    serving.spawn(listener.serve(gateway.clone()));
     tokio::select! {
-        () = listener.serve(gateway.clone()) => {}
+        ended = serving.join_next() => {
+            if let Some(Err(error)) = ended
+                && let Ok(panic) = error.try_into_panic()
+            {
+                std::panic::resume_unwind(panic);
+            }
+        }
         () = leaving => {}
     }
 }
