@@ -80,8 +80,8 @@ impl Check {
         let settings = match Source::file(&self.config).read() {
             Ok(settings) => settings,
             Err(NotLoaded::Problems(problems)) => return Ok((self.told_problems(&problems), false)),
-            Err(error @ (NotLoaded::Unreadable(_) | NotLoaded::Unusable(_))) => {
-                return Err(error).with_context(|| self.config.display().to_string());
+            Err(why @ (NotLoaded::Unreadable(_) | NotLoaded::Unusable(_))) => {
+                anyhow::bail!(why.lines(&self.config).join("\n"));
             }
         };
         let explanation = match &self.request {
@@ -228,8 +228,16 @@ mod tests {
     #[test]
     fn a_file_that_cannot_be_read_is_an_error() {
         let desk = desk(&settings());
-        let nowhere = Line::try_parse_from(["check", "-c", "/nowhere/g.yaml"]).unwrap().check;
-        assert!(nowhere.outcome().is_err());
+        let told = |path: &str| {
+            let check = Line::try_parse_from(["check", "-c", path]).unwrap().check;
+            check.outcome().unwrap_err().to_string()
+        };
+        assert_eq!(told("/nowhere/g.yaml"), "/nowhere/g.yaml: there is no such file; give the path of a settings file");
+        let path = desk.path().display().to_string();
+        assert_eq!(told(&path), format!("{path}: this is a directory; give the path of the settings file in it"));
+        let path = desk.path().join("bytes").display().to_string();
+        std::fs::write(&path, b"\xff\xfe").unwrap();
+        assert_eq!(told(&path), format!("{path}: this is not UTF-8; save it as UTF-8 text"));
         assert!(check(&desk, &["--request", "nobody.json"]).is_err());
     }
 

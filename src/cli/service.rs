@@ -2,6 +2,7 @@
 //! file, `demo` one over simulated engines.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -114,7 +115,10 @@ impl Service {
         tasks.spawn(gateway.clone().keep_books());
         let sweeping = Arc::clone(&gateway.lines);
         tasks.spawn(async move { sweeping.keep_swept().await });
-        let reloader = source.map(|source| follow(source, &gateway, &probes, &listener, &mut tasks));
+        let reloader = source.map(|source| {
+            let file = source.path().to_path_buf();
+            (follow(source, &gateway, &probes, &listener, &mut tasks), file)
+        });
         if let Some((listener, token)) = admin {
             let view = View { gateway: gateway.clone(), drain: drain.clone(), reloader };
             let router = admin::router(Arc::new(view), token);
@@ -201,6 +205,7 @@ fn follow(
     listener: &Listener,
     tasks: &mut JoinSet<()>,
 ) -> Reloader {
+    let file = source.path().to_path_buf();
     let (watcher, reloader) = watch(source, &gateway.live.load().settings, crate::config::watch::EVERY);
     let (gateway, probes, door) = (gateway.clone(), Arc::clone(probes), listener.door());
     // What runs of the keys that change only with a restart.
@@ -210,7 +215,10 @@ fn follow(
         gateway.recorder.reloaded(came.is_ok());
         match &came {
             Ok(_) => tracing::info!(?why, "settings exchanged"),
-            Err(problem) => tracing::error!(?why, %problem, "the settings stay as they were"),
+            Err(not) => {
+                let problem = not.lines(&file).join("; ");
+                tracing::error!(?why, %problem, "the settings stay as they were");
+            }
         }
         came
     }));
@@ -241,7 +249,8 @@ fn adopt(
 struct View {
     gateway: Gateway,
     drain: Drain,
-    reloader: Option<Reloader>,
+    /// With the file that it reads.
+    reloader: Option<(Reloader, PathBuf)>,
 }
 
 impl AdminView for View {
@@ -276,13 +285,10 @@ impl AdminView for View {
 
     fn reload(&self) -> Pin<Box<dyn Future<Output = Result<Vec<&'static str>, Vec<String>>> + Send + '_>> {
         Box::pin(async move {
-            let Some(reloader) = &self.reloader else {
+            let Some((reloader, file)) = &self.reloader else {
                 return Err(vec!["these settings have no file that could be read again".to_owned()]);
             };
-            reloader.reload().await.map_err(|not_loaded| match not_loaded {
-                NotLoaded::Problems(problems) => problems.iter().map(ToString::to_string).collect(),
-                other => vec![other.to_string()],
-            })
+            reloader.reload().await.map_err(|why| why.lines(file))
         })
     }
 }
