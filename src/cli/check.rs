@@ -339,6 +339,29 @@ overload   shed_lower, then cap_output: 200
     }
 
     #[test]
+    fn a_body_is_read_as_the_gateway_reads_it_a_form_only_where_it_takes_forms() {
+        let desk = desk(&settings());
+        let form = "--b\r\ncontent-disposition: form-data; name=\"model\"\r\n\r\nllama-3\r\n--b--\r\n";
+        std::fs::write(desk.path().join("body.json"), form).unwrap();
+        let kind = "content-type=multipart/form-data; boundary=b";
+        let asked = |path: &str, kind: &str| {
+            let line = ["--request", "body.json", "--json", "--header", KEY, "--path", path, "--header", kind];
+            let answer: serde_json::Value = serde_json::from_str(&check(&desk, &line).unwrap().0).unwrap();
+            (answer["request"]["model"].clone(), answer["request"]["refused"]["code"].clone())
+        };
+        let audio = "/v1/audio/transcriptions";
+        assert_eq!(asked(audio, kind), (json!("llama-3"), json!(null)));
+        assert_eq!(asked("/v1/chat/completions", kind), (json!(null), json!("unreadable_body")));
+        assert_eq!(asked("/v1/audio/speech", kind), (json!(null), json!("unreadable_body")));
+        assert_eq!(asked(audio, "content-type=multipart/form-data"), (json!(null), json!("unreadable_form")));
+        std::fs::write(desk.path().join("body.json"), form.replace("llama-3", "gpt-4o")).unwrap();
+        assert_eq!(asked(audio, kind), (json!("gpt-4o"), json!("alias_in_form")));
+        std::fs::write(desk.path().join("body.json"), zstd::encode_all(BODY.as_bytes(), 1).unwrap()).unwrap();
+        assert_eq!(asked("/v1/chat/completions", "content-encoding=zstd"), (json!("gpt-4o"), json!(null)));
+        assert_eq!(asked("/v1/chat/completions", "content-encoding=br"), (json!(null), json!("unsupported_coding")));
+    }
+
+    #[test]
     fn a_header_needs_its_value() {
         assert!(header("x-a=b=c").is_ok_and(|(_, value)| value == "b=c"));
         assert!(header("x-a").is_err());
