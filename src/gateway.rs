@@ -214,6 +214,7 @@ impl Gateway {
     {
         let &Arrived { ref head, at: arrival, ref id, ref client, .. } = arrived;
         let endpoint = self.endpoint_of(live, head)?;
+        visit.comes_to(endpoint);
         if endpoint.path() == "/health" {
             return Ok(Served::Own(self.health()));
         }
