@@ -298,16 +298,21 @@ pub(super) fn standings(gateway: &Gateway) -> Vec<ClassStanding> {
     let levels = gateway.level_views();
     let standing = |standing: crate::record::Standing| ClassStanding {
         class: standing.class.to_string(),
-        window_seconds: standing.window.as_secs(),
+        window_seconds: standing.own.window.as_secs(),
+        covered_seconds: standing.own.covered.as_secs(),
         target: standing.target,
-        met: standing.count.met,
-        total: standing.count.judged,
-        attainment: standing.count.attainment(),
+        met: standing.own.count.met,
+        total: standing.own.count.judged,
+        attainment: standing.own.count.attainment(),
         budget_remaining: standing.budget_left,
         burn_rate: standing
             .burn
             .iter()
-            .map(|(window, rate)| BurnRate { window_seconds: window.as_secs(), rate: *rate })
+            .map(|(span, rate)| BurnRate {
+                window_seconds: span.window.as_secs(),
+                covered_seconds: span.covered.as_secs(),
+                rate: *rate,
+            })
             .collect(),
         in_flight: standing.in_flight,
         waiting: standing.waiting,
