@@ -703,6 +703,7 @@ impl Words for ActionWord {
         (Kind::ReasoningOff.as_str(), ActionWord::ReasoningOff),
         (Kind::Spill.as_str(), ActionWord::Spill),
     ];
+    const BESIDES: &'static [&'static str] = &["{cap_output: N}"];
 }
 
 impl Words for Priority {

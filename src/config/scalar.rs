@@ -244,6 +244,8 @@ pub(super) trait Words: Sized + Copy + 'static {
     const NAME: &'static str;
     /// The words.
     const WORDS: &'static [(&'static str, Self)];
+    /// What may stand there that is no word, as it is written.
+    const BESIDES: &'static [&'static str] = &[];
 
     /// The words alone.
     fn words() -> impl Iterator<Item = &'static str> {
@@ -261,7 +263,7 @@ impl<T: Words> Scalar for Word<T> {
 
     fn take(value: &Value, _: bool) -> Result<Self, Unfit> {
         let words = || T::words();
-        let list = || words().collect::<Vec<_>>().join(", ");
+        let list = || words().chain(T::BESIDES.iter().copied()).collect::<Vec<_>>().join(", ");
         let Value::Text(text) = value else {
             return Err(Unfit::value(format!("is {}", value.kind()), format!("write one of: {}", list())));
         };

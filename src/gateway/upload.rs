@@ -81,10 +81,8 @@ where
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
     let stated = || headers.get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok();
-    if body.size_hint().exact().or_else(stated).is_some_and(|length| length > terms.max_body) {
-        return Err(Refusal::BodyTooLarge { limit: terms.max_body }.into());
-    }
-    let mut reading = Reading::begin(headers, endpoint, &terms)?;
+    let length = body.size_hint().exact().or_else(stated);
+    let mut reading = Reading::begin(headers, endpoint, length, terms.max_body, terms.with_prefix)?;
     let mut body = pin!(body);
     let mut late = pin!(clock.sleep_until(Some(terms.arrival + terms.timeout)));
     loop {
@@ -105,6 +103,16 @@ where
         }
     }
     Ok(reading.finish(clock.now())?)
+}
+
+/// The same for a body that is all here: what the gateway would make of it.
+///
+/// # Errors
+/// Why it would be refused.
+pub fn read_whole(body: Bytes, headers: &HeaderMap, endpoint: Endpoint, max_body: u64) -> Result<Upload, Refusal> {
+    let mut reading = Reading::begin(headers, endpoint, Some(body.len() as u64), max_body, false)?;
+    reading.take(body)?;
+    reading.finish(Tick::ZERO)
 }
 
 /// A body that broke: the client left, or its framing was wrong.
@@ -132,8 +140,16 @@ struct Reading {
 }
 
 impl Reading {
-    fn begin(headers: &HeaderMap, endpoint: Endpoint, terms: &Terms) -> Result<Self, Refusal> {
-        let max_body = terms.max_body;
+    fn begin(
+        headers: &HeaderMap,
+        endpoint: Endpoint,
+        length: Option<u64>,
+        max_body: u64,
+        with_prefix: bool,
+    ) -> Result<Self, Refusal> {
+        if length.is_some_and(|length| length > max_body) {
+            return Err(Refusal::BodyTooLarge { limit: max_body });
+        }
         let limit = usize::try_from(max_body).unwrap_or(usize::MAX);
         let decoder = coding_of(headers)?.map(|coding| Decoder::new(coding, limit)).transpose();
         let decoder = decoder.map_err(|error| undecodable(error, max_body))?;
@@ -141,7 +157,7 @@ impl Reading {
             Some(form) => Reader::Form(Box::new(FormScanner::new(form).map_err(|_| Refusal::UnreadableForm)?)),
             None => {
                 let mut scanner = Box::write(Box::new_uninit(), Scanner::new(endpoint));
-                if !terms.with_prefix {
+                if !with_prefix {
                     scanner.leave_prefix();
                 }
                 Reader::Json(scanner)
