@@ -229,7 +229,8 @@ impl Gateway {
 
         let listen = &live.settings.listen;
         let (max_body, timeout) = (listen.max_body, listen.body_timeout);
-        let terms = Terms { max_body, timeout, arrival, with_prefix: live.asks_for_prefixes };
+        let (bodies, max_bodies) = (&self.bodies, listen.max_bodies);
+        let terms = Terms { bodies, max_bodies, max_body, timeout, arrival, with_prefix: live.asks_for_prefixes };
         let upload = upload::read(body, &head.headers, endpoint, terms, client, &self.clock).await?;
         visit.uploaded(upload.complete);
         refuse_what_is_not_served(&upload)?;
