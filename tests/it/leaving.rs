@@ -699,6 +699,21 @@ async fn the_idle_limit_does_not_run_while_the_window_is_shut_and_the_total_limi
 }
 
 #[tokio::test(start_paused = true)]
+async fn the_idle_limit_runs_from_the_moment_at_which_a_client_takes_bytes_again() {
+    let yaml = Yaml::default().class("timeouts: {idle: 1s}");
+    let (house, engine) = House::playing_with(&yaml, Script::stream().at(100).say(t(&"x".repeat(2000))).silence());
+    let mut client = house.connect(256);
+    client.post(CHAT, &stream()).await;
+    house.sleep(at(3000).since(house.clock.now())).await;
+    assert_eq!(house.page().sum("goodput_in_flight", &[("class", "chat")]), 1.0);
+    let (_, when) = client.read_until("idle_timeout").await;
+    assert_eq!((when, engine.ledger().closed(0).await), (at(4000), at(4000)));
+    assert_eq!(house.line().await.verdict(), "missed(timeout_idle)");
+    drop(client);
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn the_idle_limit_begins_anew_when_a_refusing_client_reads_again() {
     let yaml = Yaml::default().class("timeouts: {idle: 1s}");
     let (house, engine) = House::playing_with(&yaml, Script::stream().at(100).say(t("a")).silence());
