@@ -431,6 +431,20 @@ mod tls {
     }
 
     #[tokio::test]
+    async fn a_client_that_speaks_another_version_than_it_agreed_to_is_not_served() {
+        let made = Made::new();
+        let house = serve(Listen { tls: Some(made.tls.clone()), ..local() }).await;
+        let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0".to_vec();
+        for (agreed, said) in [(&b"h2"[..], post("Content-Length: 2\r\n", "{}")), (b"http/1.1", preface)] {
+            let mut stream = made.connect(&house, &[agreed]).await;
+            stream.write_all(&said).await.unwrap();
+            let mut answer = Vec::new();
+            let _ = soon("the close", stream.read_to_end(&mut answer)).await;
+            assert_eq!(String::from_utf8_lossy(&answer), "");
+        }
+    }
+
+    #[tokio::test]
     async fn a_renewed_certificate_greets_newcomers_and_an_open_stream_lives_on() {
         let mut made = Made::new();
         let house = serve(Listen { tls: Some(made.tls.clone()), ..local() }).await;

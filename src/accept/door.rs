@@ -97,6 +97,7 @@ impl Door {
         let peer = Peer::new(self.clock);
         let socket = Socket::new(io, Arc::clone(&peer), limits.write_stall);
         let Some(transport) = self.greet(socket, &peer, limits.header_timeout).await else { return };
+        let agreed = transport.agreed();
         let streams = Streams::new(self.drain.clone(), limits.write_stall);
         let reception = Reception::new(service, Arc::clone(&peer), &streams);
         let mut minder = Minder::new(Arc::clone(&peer), &limits, self.drain.ear());
@@ -105,6 +106,10 @@ impl Door {
             Some(Ok(Some(found))) => found,
             _ => return,
         };
+        if agreed.is_some_and(|agreed| agreed != version) {
+            tracing::debug!(?agreed, ?version, "the client does not speak what it agreed to");
+            return;
+        }
         match version {
             Version::Http1 => {
                 let mut talk = pin!(Http1::new(io, reception, &limits, Arc::clone(&self.dates)));
@@ -158,7 +163,8 @@ fn http2(limits: &Listen, streams: Streams) -> http2::Builder<Streams> {
     builder
 }
 
-/// What an HTTP/2 stream may hold for a client that does not read.
+/// What HTTP/2 may hold of a stream that a client has opened its window for, and does not read. What
+/// it has not is kept in front of it.
 const STREAM_BUFFER: usize = 64 * 1024;
 
 /// A part of a connection's life: what is polled, until it ends or is asked to.
@@ -315,6 +321,16 @@ pin_project! {
     enum Transport<T> {
         Plain { #[pin] io: Socket<T> },
         Tls { #[pin] io: Box<TlsStream<Socket<T>>> },
+    }
+}
+
+impl<T> Transport<T> {
+    /// The version of HTTP that the TLS handshake came to, if it did.
+    fn agreed(&self) -> Option<Version> {
+        match self {
+            Transport::Plain { .. } => None,
+            Transport::Tls { io } => Version::of(io.get_ref().1.alpn_protocol()?),
+        }
     }
 }
 

@@ -119,7 +119,8 @@ impl<T, S, B> Http1<T, S, B>
 where
     S: Service<Request<RequestBody>, Response = Response<B>> + Clone,
     S::Error: Into<Fault>,
-    B: Fielded,
+    B: Fielded + Send + 'static,
+    B::Error: Into<Fault>,
 {
     pub(super) fn new(io: T, reception: Reception<S>, limits: &Listen, dates: Arc<Dates>) -> Self {
         let limits = Limits { head: limits.max_head, lines: limits.max_header_lines };
@@ -144,7 +145,8 @@ where
     T: AsyncRead + AsyncWrite,
     S: Service<Request<RequestBody>, Response = Response<B>> + Clone,
     S::Error: Into<Fault>,
-    B: Fielded,
+    B: Fielded + Send + 'static,
+    B::Error: Into<Fault>,
 {
     type End = io::Result<()>;
 
@@ -171,7 +173,8 @@ where
     T: AsyncRead + AsyncWrite,
     S: Service<Request<RequestBody>, Response = Response<B>> + Clone,
     S::Error: Into<Fault>,
-    B: Fielded,
+    B: Fielded + Send + 'static,
+    B::Error: Into<Fault>,
 {
     /// No request is open: what is left of the last answer goes out, and the next one comes in.
     fn between(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {

@@ -3,8 +3,8 @@
 //! Promises: no client can hold a connection longer than the limits of [`settings::Listen`]
 //! allow, by saying nothing, by saying it slowly, or by not listening; a client that refuses
 //! bytes is told apart from an engine that sends none ([`ClientSide`], in the body of
-//! each request); an open stream survives renewed certificates and a drain that is long
-//! enough; every task has ended when [`Listener::serve`] has.
+//! each request), and does not hold a seat for a short answer by not reading it; an open stream
+//! survives renewed certificates and a drain that is long enough; every task has ended when [`Listener::serve`] has.
 //!
 //! Leaves to others: what a request means. The service is any `tower::Service`; a head that
 //! can be read and nobody should serve is refused by it, with [`strict::check`].
@@ -33,6 +33,7 @@ mod id;
 mod listener;
 mod peer;
 pub mod settings;
+mod shelf;
 mod socket;
 mod stall;
 mod stream;

@@ -1,6 +1,6 @@
 //! Requests and answers between connections and the service: each request gets its
 //! [`ClientSide`], each answer says what its body last did, and each HTTP/2 stream is
-//! watched for a client that does not take its bytes.
+//! watched for a client that does not take its bytes, and driven on meanwhile.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -9,10 +9,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
-use bytes::{Buf, Bytes};
+use bytes::Bytes;
 use futures_util::future::Either;
 use http::{Request, Response, Version};
 use http_body::{Body, Frame, SizeHint};
+use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use parking_lot::Mutex;
 use pin_project_lite::pin_project;
@@ -20,22 +21,43 @@ use tower::util::Oneshot;
 use tower::{Service, ServiceExt};
 
 use super::body::{RequestBody, Source};
+use super::door::Fault;
 use super::drain::{Drain, Ear, Phase};
 use super::peer::{Open, Peer};
+use super::shelf::Shelf;
 use super::stall::Stall;
 use crate::framing::{Fielded, Fields, with_fields};
 use crate::units::{ClientSide, Severed};
 
 /// An HTTP/2 stream, as its answer's body and its watcher see it.
 #[derive(Default)]
-struct Strand {
+pub(super) struct Strand {
     side: ClientSide,
     /// Twice the number of frames the body has given; odd while it owes the next one. Even
     /// and unchanged means: the last frame has not gone out yet.
     given: AtomicU64,
+    /// The body. A lock that nobody else holds: all who ask are in the stream's task.
+    shelf: Mutex<Shelf>,
 }
 
 impl Strand {
+    /// The next frame for hyper.
+    fn poll_frame(&self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Fault>>> {
+        let next = self.shelf.lock().poll_frame(cx);
+        match &next {
+            Poll::Ready(_) => self.gave(),
+            Poll::Pending => self.owes(),
+        }
+        next
+    }
+
+    /// Goes on with the body, although what it gave last has not gone out.
+    fn drive(&self, cx: &mut Context<'_>) {
+        if self.shelf.lock().fill(cx) {
+            self.side.lift_total_deadline();
+        }
+    }
+
     fn gave(&self) {
         let given = self.given.load(Ordering::Relaxed);
         self.given.store((given & !1) + 2, Ordering::Relaxed);
@@ -76,7 +98,8 @@ impl<S> Reception<S> {
 impl<S, B> hyper::service::Service<Request<Incoming>> for Reception<S>
 where
     S: Service<Request<RequestBody>, Response = Response<B>> + Clone,
-    B: Fielded,
+    B: Fielded + Send + 'static,
+    B::Error: Into<Fault>,
 {
     type Response = Response<Told<B>>;
     type Error = S::Error;
@@ -138,7 +161,8 @@ pin_project! {
 impl<F, B, E> Future for Handling<F>
 where
     F: Future<Output = Result<Response<B>, E>>,
-    B: Fielded,
+    B: Fielded + Send + 'static,
+    B::Error: Into<Fault>,
 {
     type Output = Result<Response<Told<B>>, E>;
 
@@ -146,86 +170,77 @@ where
         let this = self.project();
         let response = ready!(this.inner.poll(cx));
         let (open, strand) = this.told.take().expect("not polled after it was ready");
-        Poll::Ready(response.map(|response| {
+        Poll::Ready(response.map(|response| match strand {
+            None => response.map(|body| Told::Plain { body, open }),
             // hyper takes all fields of a head from its map.
-            let response = if strand.is_some() { with_fields(response) } else { response };
-            response.map(|body| Told { body, rest: Bytes::new(), open, strand })
+            Some(strand) => with_fields(response).map(|body| {
+                *strand.shelf.lock() = Shelf::of(Box::pin(body.map_err(Into::into)));
+                Told::Stream { strand, _open: open }
+            }),
         }))
     }
 }
 
 pin_project! {
-    /// An answer's body, which keeps its request open and tells its strand what it does.
-    pub(super) struct Told<B> {
-        #[pin]
-        body: B,
-        rest: Bytes,
-        open: Open,
-        strand: Option<Arc<Strand>>,
+    /// An answer's body, which keeps its request open.
+    #[project = Projected]
+    pub(super) enum Told<B> {
+        // HTTP/1: as it is.
+        Plain { #[pin] body: B, open: Open },
+        // HTTP/2: it stands in the strand, for its watcher to drive it too.
+        Stream { strand: Arc<Strand>, _open: Open },
     }
     impl<B> PinnedDrop for Told<B> {
         fn drop(this: Pin<&mut Self>) {
-            if this.strand.is_none() {
-                this.open.peer().side.lift_total_deadline();
+            match this.project() {
+                Projected::Plain { open, .. } => open.peer().side.lift_total_deadline(),
+                Projected::Stream { strand, .. } => {
+                    let left = std::mem::take(&mut *strand.shelf.lock());
+                    drop(left);
+                }
             }
         }
     }
 }
 
-/// What HTTP/2 puts into one DATA frame at most. A longer piece is handed to it in parts: a
-/// client that takes one part after the other, however slowly, takes bytes.
-const PART: usize = 16 * 1024;
-
 impl<B: Fielded> Told<B> {
     /// Adds the fields that the body brings to its head.
     pub(super) fn add_fields(&self, head: &mut impl Fields) {
-        self.body.add_fields(head);
+        match self {
+            Told::Plain { body, .. } => body.add_fields(head),
+            // They have been taken to its map.
+            Told::Stream { .. } => {}
+        }
     }
 }
 
-impl<B: Body<Data = Bytes>> Body for Told<B> {
+impl<B> Body for Told<B>
+where
+    B: Body<Data = Bytes>,
+    B::Error: Into<Fault>,
+{
     type Data = Bytes;
-    type Error = B::Error;
+    type Error = Fault;
 
-    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
-        let this = self.project();
-        let Some(strand) = this.strand else {
-            return this.body.poll_frame(cx);
-        };
-        if this.rest.has_remaining() {
-            strand.gave();
-            let part = this.rest.split_to(PART.min(this.rest.len()));
-            return Poll::Ready(Some(Ok(Frame::data(part))));
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Fault>>> {
+        match self.project() {
+            Projected::Plain { body, .. } => body.poll_frame(cx).map(|next| next.map(|next| next.map_err(Into::into))),
+            Projected::Stream { strand, .. } => strand.poll_frame(cx),
         }
-        let Poll::Ready(frame) = this.body.poll_frame(cx) else {
-            strand.owes();
-            return Poll::Pending;
-        };
-        strand.gave();
-        Poll::Ready(frame.map(|frame| {
-            frame.map(|frame| match frame.into_data() {
-                Ok(mut data) if data.len() > PART => {
-                    *this.rest = data.split_off(PART);
-                    Frame::data(data)
-                }
-                Ok(data) => Frame::data(data),
-                Err(other) => other,
-            })
-        }))
     }
 
     fn is_end_stream(&self) -> bool {
-        self.rest.is_empty() && self.body.is_end_stream()
+        match self {
+            Told::Plain { body, .. } => body.is_end_stream(),
+            Told::Stream { strand, .. } => strand.shelf.lock().is_end_stream(),
+        }
     }
 
     fn size_hint(&self) -> SizeHint {
-        let (hint, rest) = (self.body.size_hint(), self.rest.len() as u64);
-        let mut whole = SizeHint::new();
-        whole.set_lower(hint.lower() + rest);
-        if let Some(upper) = hint.upper() {
-            whole.set_upper(upper + rest);
+        match self {
+            Told::Plain { body, .. } => body.size_hint(),
+            Told::Stream { strand, .. } => strand.shelf.lock().size_hint(),
         }
-        whole
     }
 }
 
@@ -305,6 +320,7 @@ impl<F: Future<Output = ()>> Future for Watched<F> {
                     *this.frame = frame;
                     this.stall.end(side, clock);
                 }
+                this.strand.drive(cx);
                 let severed = ready!(this.stall.refused(side, clock, *this.write_stall, cx));
                 tracing::debug!(?severed, "client does not take its bytes; stream cut");
                 Poll::Ready(())

@@ -3,6 +3,7 @@
 use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -27,12 +28,16 @@ const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 enum Act {
     /// `ok`, and nothing more.
     Short,
+    /// Five pieces of two bytes.
+    Few,
     /// Pieces of this size without end.
     Endless(usize),
     /// One piece, then nothing until the drain limit; then last words.
     UntilDrained,
     /// One piece, then an error.
     Breaks,
+    /// One piece, then a panic.
+    Panics,
 }
 
 /// How a body ended, seen from inside.
@@ -40,6 +45,10 @@ enum Act {
 struct Seen {
     sides: Mutex<Vec<ClientSide>>,
     severed: Mutex<Vec<(Option<Severed>, bool, Tick)>>,
+    /// Bytes that endless bodies were asked for.
+    asked: AtomicUsize,
+    /// Bodies that were dropped by a panic.
+    panics: AtomicUsize,
 }
 
 struct Played {
@@ -62,10 +71,15 @@ impl Body for Played {
         let data = |bytes: Bytes| Poll::Ready(Some(Ok(Frame::data(bytes))));
         match self.act {
             Act::Short if first => data(Bytes::from_static(b"ok")),
-            Act::Short => Poll::Ready(None),
-            Act::Endless(size) => data(Bytes::from(vec![b'x'; size])),
-            Act::UntilDrained | Act::Breaks if first => data(Bytes::from_static(b"data: a\n\n")),
+            Act::Few if self.given <= 5 => data(Bytes::from_static(b"ok")),
+            Act::Short | Act::Few => Poll::Ready(None),
+            Act::Endless(size) => {
+                self.seen.asked.fetch_add(size, Ordering::Relaxed);
+                data(Bytes::from(vec![b'x'; size]))
+            }
+            Act::UntilDrained | Act::Breaks | Act::Panics if first => data(Bytes::from_static(b"data: a\n\n")),
             Act::Breaks => Poll::Ready(Some(Err(std::io::Error::other("engine went away")))),
+            Act::Panics => panic!("a body of a test"),
             Act::UntilDrained if self.side.drain_is_over() => {
                 self.act = Act::Short;
                 self.given = 1;
@@ -79,6 +93,7 @@ impl Body for Played {
 impl Drop for Played {
     fn drop(&mut self) {
         let now = self.clock.now();
+        self.seen.panics.fetch_add(usize::from(std::thread::panicking()), Ordering::Relaxed);
         self.seen.severed.lock().push((self.side.severed(), self.side.is_limited(now), now));
     }
 }
@@ -313,6 +328,7 @@ async fn what_is_left_after_the_last_words_is_cut() {
 mod http2 {
     use h2::client::{self, ResponseFuture, SendRequest};
     use h2::{Reason, RecvStream};
+    use tokio::sync::Notify;
 
     use super::*;
 
@@ -324,6 +340,23 @@ mod http2 {
             let _ = connection.await;
         });
         (sender.ready().await.unwrap(), driver, task)
+    }
+
+    /// A client that takes no byte of an answer, until it is told to.
+    async fn connect_shut(house: &House, act: Act) -> (SendRequest<Bytes>, Arc<Notify>, JoinHandle<Tick>) {
+        let (client, task) = house.connect(act, 65_536);
+        let mut builder = client::Builder::new();
+        let (sender, mut connection) = builder.initial_window_size(0).handshake(client).await.unwrap();
+        let opens = Arc::new(Notify::new());
+        let told = Arc::clone(&opens);
+        tokio::spawn(async move {
+            tokio::select! {
+                _ = &mut connection => return,
+                () = told.notified() => connection.set_initial_window_size(65_535).unwrap(),
+            }
+            let _ = connection.await;
+        });
+        (sender.ready().await.unwrap(), opens, task)
     }
 
     fn send(sender: &mut SendRequest<Bytes>) -> ResponseFuture {
@@ -387,18 +420,97 @@ mod http2 {
     #[tokio::test(start_paused = true)]
     async fn a_stream_whose_client_never_opens_a_window_is_limited_and_reset_too() {
         let house = House::new();
-        let (client, _task) = house.connect(Act::Endless(100), 65_536);
-        let (sender, connection) = client::Builder::new().initial_window_size(0).handshake(client).await.unwrap();
-        let _driver = tokio::spawn(async move {
-            let _ = connection.await;
-        });
-        let mut sender = sender.ready().await.unwrap();
+        let (mut sender, _opens, _task) = connect_shut(&house, Act::Endless(100)).await;
         let mut stuck = ask(&mut sender).await;
         house.wait(101).await;
         assert!(house.side().is_limited(house.clock.now()));
-        house.wait(30_000).await;
-        assert_eq!(house.side().severed(), Some(Severed::WriteStall));
+        house.wait(29_898).await;
+        assert_eq!((house.side().severed(), house.seen.severed.lock().len()), (None, 0));
+        house.wait(2).await;
+        assert_eq!(house.last_end(), (Some(Severed::WriteStall), true, at(30_000)));
         assert!(end_of(&mut stuck).await.is_some(), "reset");
+        let asked = house.seen.asked.load(Ordering::Relaxed);
+        assert!((65_536..65_536 + 200).contains(&asked), "{asked}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_that_is_kept_whole_ends_before_its_client_takes_it() {
+        let house = House::new();
+        let (mut sender, opens, _task) = connect_shut(&house, Act::Few).await;
+        let mut body = ask(&mut sender).await;
+        house.wait(1).await;
+        assert_eq!(house.last_end(), (None, false, at(0)));
+        house.side().set_total_deadline(at(7000));
+        house.wait(20_000).await;
+        opens.notify_one();
+        let mut text = Vec::new();
+        while let Some(data) = body.data().await {
+            text.extend_from_slice(&data.unwrap());
+        }
+        assert_eq!((text.as_slice(), house.clock.now()), (&b"okokokokok"[..], at(20_001)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_that_is_kept_whole_and_never_taken_is_reset_too() {
+        let house = House::new();
+        let (mut sender, _opens, _task) = connect_shut(&house, Act::Few).await;
+        let mut body = ask(&mut sender).await;
+        assert!(end_of(&mut body).await.is_some(), "reset");
+        assert_eq!(house.clock.now(), at(30_000));
+        assert_eq!((house.last_end(), house.seen.severed.lock().len()), ((None, false, at(0)), 1));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_opens_its_window_late_gets_all_of_a_long_answer() {
+        let house = House::new();
+        let (mut sender, opens, _task) = connect_shut(&house, Act::Endless(1000)).await;
+        let mut body = ask(&mut sender).await;
+        house.wait(5000).await;
+        opens.notify_one();
+        let mut got = 0;
+        while got < 350_000 {
+            let data = body.data().await.unwrap().unwrap();
+            assert!(data.iter().all(|byte| *byte == b'x'));
+            body.flow_control().release_capacity(data.len()).unwrap();
+            got += data.len();
+        }
+        let ahead = house.seen.asked.load(Ordering::Relaxed) - got;
+        assert!(ahead <= 3 * 65_536, "{ahead}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_hears_of_the_drain_limit_while_its_clients_window_is_shut() {
+        let house = House::new();
+        let (mut sender, _opens, _task) = connect_shut(&house, Act::UntilDrained).await;
+        let _body = ask(&mut sender).await;
+        house.wait(500).await;
+        house.drain.advance(Phase::Over);
+        house.wait(1).await;
+        assert_eq!(house.last_end(), (None, true, at(500)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_panic_while_the_window_is_shut_ends_its_stream_only_and_its_body_sees_why() {
+        let house = House::new();
+        let (mut sender, opens, _task) = connect_shut(&house, Act::Panics).await;
+        let mut body = ask(&mut sender).await;
+        opens.notify_one();
+        assert!(end_of(&mut body).await.is_some(), "reset");
+        assert_eq!((house.last_end(), house.seen.panics.load(Ordering::Relaxed)), ((None, false, at(0)), 1));
+        assert_eq!(send(&mut sender).await.unwrap().status(), 200, "the connection lives on");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_reset_ends_a_body_at_once_while_the_window_is_shut() {
+        for act in [Act::UntilDrained, Act::Endless(1000)] {
+            let house = House::new();
+            let (mut sender, _opens, _task) = connect_shut(&house, act).await;
+            let body = ask(&mut sender).await;
+            house.wait(500).await;
+            drop(body);
+            house.wait(1).await;
+            assert_eq!(house.last_end(), (None, true, at(500)));
+        }
     }
 
     #[tokio::test(start_paused = true)]
@@ -442,9 +554,9 @@ mod http2 {
     async fn a_broken_body_resets_its_stream() {
         let house = House::new();
         let (mut sender, _driver, _task) = connect(&house, Act::Breaks).await;
-        // A reset takes along what has not gone out yet: here even the head.
-        let error = send(&mut sender).await.unwrap_err();
-        assert_eq!(error.reason(), Some(Reason::INTERNAL_ERROR));
+        let mut body = ask(&mut sender).await;
+        assert_eq!(body.data().await.unwrap().unwrap(), "data: a\n\n", "the reset takes nothing along");
+        assert_eq!(end_of(&mut body).await, Some(Reason::INTERNAL_ERROR));
     }
 
     #[tokio::test(start_paused = true)]

@@ -19,6 +19,7 @@ use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 
 use super::settings::Tls;
+use super::version::VERSIONS;
 use crate::clock::Clock;
 
 /// Why a certificate cannot be used.
@@ -136,7 +137,7 @@ impl Certificates {
             .with_safe_default_protocol_versions()
             .expect("the ring provider knows TLS 1.2 and 1.3");
         let mut config = builder.with_no_client_auth().with_cert_resolver(Arc::<Certificates>::clone(self));
-        config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+        config.alpn_protocols = VERSIONS.map(|(name, _)| name.to_vec()).to_vec();
         Arc::new(config)
     }
 }

@@ -21,6 +21,16 @@ pub(super) enum Version {
     Http2,
 }
 
+impl Version {
+    /// The version with this name in a TLS handshake (RFC 7301 section 6, RFC 9113 section 3.2).
+    pub(super) fn of(name: &[u8]) -> Option<Self> {
+        VERSIONS.into_iter().find(|(own, _)| *own == name).map(|(_, version)| version)
+    }
+}
+
+/// The names of the versions in a TLS handshake, what we like best first.
+pub(super) const VERSIONS: [(&[u8], Version); 2] = [(b"h2", Version::Http2), (b"http/1.1", Version::Http1)];
+
 /// Reads until the version is known.
 pub(super) struct Asking<T> {
     /// `None` once the version is known.

@@ -116,9 +116,6 @@ pub struct Relay {
     tail_is_out: bool,
     /// Set where the answer must end abnormally.
     broken: bool,
-    /// Something was given that the client's connection may not have written yet: its head at
-    /// first.
-    unwritten: bool,
 }
 
 /// The engine's side.
@@ -192,7 +189,6 @@ impl Relay {
                 own: None,
                 tail_is_out: false,
                 broken: false,
-                unwritten: true,
             },
         )
     }
@@ -355,16 +351,9 @@ impl Relay {
             if let Some(bytes) = self.ready.pop_front() {
                 self.ready_bytes -= bytes.len();
                 self.gave = true;
-                self.unwritten = true;
                 return Poll::Ready(Some(Ok(bytes)));
             }
             if self.broken {
-                // An HTTP/2 connection writes when a body makes it wait, and drops what is not written
-                // when one fails: without this step a client would see nothing instead of a cut answer.
-                if std::mem::take(&mut self.unwritten) {
-                    cx.waker().wake_by_ref();
-                    return Poll::Pending;
-                }
                 self.broken = false;
                 return Poll::Ready(Some(Err(Abnormal)));
             }
@@ -600,8 +589,8 @@ impl Relay {
 
     fn poll_timer(&mut self, cx: &mut Context<'_>) -> Poll<Due> {
         loop {
-            // While the client refuses bytes nobody polls us, and the idle limit does not run:
-            // the silence begins when somebody listens to it.
+            // While nobody polls us the idle limit does not run: the silence begins when somebody
+            // listens to it.
             if std::mem::take(&mut self.gave) && self.parts.deadlines.idle.is_some() {
                 self.parts.deadlines.heard(self.parts.clock.now(), self.parts.timeouts.idle);
             }
@@ -612,10 +601,26 @@ impl Relay {
             let Some(next) = self.parts.deadlines.next() else { return Poll::Pending };
             ready!(self.alarm.poll(next, cx));
             let now = self.parts.clock.now();
+            if self.parts.deadlines.idle.is_some_and(|idle| idle <= now) && self.listens_late(now) {
+                continue;
+            }
             if let Some(due) = self.parts.deadlines.due(now) {
                 return Poll::Ready(due);
             }
         }
+    }
+
+    /// The idle limit would have passed at `now`, but does not run while the client refuses bytes:
+    /// whether it runs from a later moment.
+    fn listens_late(&mut self, now: Tick) -> bool {
+        let client = &self.parts.client;
+        let listens = if client.refused_since().is_some() { Some(now) } else { client.resumed_at() };
+        let idle = self.parts.timeouts.idle;
+        let is_later = listens.filter(|since| *since + idle > now);
+        if let Some(since) = is_later {
+            self.parts.deadlines.heard(since, idle);
+        }
+        is_later.is_some()
     }
 }
 

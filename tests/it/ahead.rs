@@ -407,3 +407,55 @@ async fn over_connections_of_both_versions_comments_come_and_a_hang_up_leaves_th
     house.lines(3).await;
     house.end().await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_keeps_its_window_shut_holds_no_seat_longer_than_its_engine_works() {
+    let (house, seat) = full(&kept(), stream_of(100, 300));
+    let mut shut = house.connect_h2_with_window(0).await;
+    let mut untaken = Vec::new();
+    for _ in 0..2 {
+        untaken.push(shut.send_request(h2_post(CHAT, &stream_with_usage())).await.expect("a head"));
+    }
+    let house = Arc::new(house);
+    let honest = spawn(&house, ask());
+    house.sleep(ms(600)).await;
+    assert_eq!(house.crowd(), (1, 3));
+    drop(seat);
+    let honest = honest.await.unwrap();
+    assert_eq!(honest.end, at(1000 + 3 * 300), "behind the two, who took their turn");
+    assert_eq!(house.crowd(), (0, 0));
+    let lines = house.lines(3).await;
+    let verdicts: Vec<_> = lines.iter().map(Line::verdict).collect();
+    assert_eq!(verdicts, ["excluded(client_limited)", "excluded(client_limited)", "met"]);
+    assert!(lines.iter().all(|line| line.number("attempts") == Some(1.0)));
+    drop((shut, untaken));
+    house.sleep(ms(1)).await;
+    ended(house).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reset_behind_a_shut_window_leaves_the_queue_and_the_engine_at_once() {
+    for (is_freed, crowd) in [(false, (1, 0)), (true, (0, 0))] {
+        let house = House::new(&kept());
+        let engine = house.engine("e1", vec![Script::new().silence()]);
+        let mut seat = Some(take_the_seat(&house, "a"));
+        let mut shut = house.connect_h2_with_window(0).await;
+        let answer = shut.send_request(h2_post(CHAT, &stream_with_usage())).await.expect("a head");
+        house.sleep(ms(300)).await;
+        if is_freed {
+            seat = None;
+        }
+        house.sleep(ms(300)).await;
+        let asked = engine.ledger().requests().len();
+        assert_eq!((asked, house.clock.now()), (usize::from(is_freed), at(800)));
+        drop(answer);
+        house.sleep(ms(1)).await;
+        assert_eq!(house.crowd(), crowd);
+        if is_freed {
+            assert_eq!(engine.ledger().closed(0).await, at(800));
+        }
+        assert_eq!(house.line().await.verdict(), "excluded(client_limited)");
+        drop((seat, shut));
+        house.end().await;
+    }
+}

@@ -638,6 +638,82 @@ async fn c55_an_http2_client_that_opens_no_window_stops_the_engine_too() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_small_stream_gives_its_seat_back_at_its_end_though_its_client_keeps_the_window_shut() {
+    let script = Script::stream().say_all([(10, t("a")), (20, t("b")), (30, f("stop")), (30, d())]).end();
+    let yaml = Yaml::default().with("max_concurrency_per_engine: 1");
+    let (house, _engine) = House::playing_with(&yaml, script);
+    let mut client = house.connect_h2_with_window(0).await;
+    let _untaken = client.send_request(h2_post(CHAT, &stream())).await.unwrap();
+    assert_eq!(house.crowd(), (1, 0));
+    house.sleep(ms(25)).await;
+    assert_eq!(house.crowd(), (0, 0));
+    assert_eq!(house.line().await.verdict(), "met");
+    // What is kept for the client goes with its stream, and changes nothing any more.
+    house.sleep(Duration::from_secs(40)).await;
+    assert_eq!(house.lines(1).await.len(), 1);
+    drop(client);
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_long_stream_waits_for_a_client_that_keeps_the_window_shut_and_is_cut_after_the_write_stall() {
+    let (house, engine) = House::playing(flood());
+    let mut client = house.connect_h2_with_window(0).await;
+    let _untaken = client.send_request(h2_post(CHAT, &stream())).await.unwrap();
+    house.sleep(Duration::from_secs(3)).await;
+    let written = engine.ledger().connections()[0].written;
+    assert!(written < 600_000, "{written} bytes are on their way for a client that reads nothing");
+    assert_eq!(engine.ledger().closed(0).await, at(30_001));
+    assert_eq!(house.line().await.verdict(), "excluded(client_limited)");
+    drop(client);
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reset_reaches_the_engine_while_the_window_is_shut() {
+    for (script, moment) in [(steady(), 90), (flood(), 90), (flood(), 3000)] {
+        let (house, engine) = House::playing(script);
+        let mut client = house.connect_h2_with_window(0).await;
+        let answer = client.send_request(h2_post(CHAT, &stream())).await.unwrap();
+        house.sleep(at(moment).since(house.clock.now())).await;
+        drop(answer);
+        assert_eq!(engine.ledger().closed(0).await, at(moment));
+        let limited = moment > 200;
+        let verdict = if limited { "excluded(client_limited)" } else { "excluded(client_cancel)" };
+        assert_eq!(house.line().await.verdict(), verdict);
+        drop(client);
+        house.end().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_idle_limit_does_not_run_while_the_window_is_shut_and_the_total_limit_does() {
+    let yaml = Yaml::default().class("timeouts: {idle: 1s, total: 5s}");
+    let (house, engine) = House::playing_with(&yaml, Script::stream().at(100).say(t("a")).silence());
+    let mut client = house.connect_h2_with_window(0).await;
+    let _untaken = client.send_request(h2_post(CHAT, &stream())).await.unwrap();
+    assert_eq!(engine.ledger().closed(0).await, at(5000));
+    assert_eq!(house.line().await.verdict(), "excluded(client_limited)");
+    drop(client);
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_idle_limit_runs_from_the_moment_at_which_a_client_takes_bytes_again() {
+    let yaml = Yaml::default().class("timeouts: {idle: 1s}");
+    let (house, engine) = House::playing_with(&yaml, Script::stream().at(100).say(t(&"x".repeat(2000))).silence());
+    let mut client = house.connect(256);
+    client.post(CHAT, &stream()).await;
+    house.sleep(at(3000).since(house.clock.now())).await;
+    assert_eq!(house.page().sum("goodput_in_flight", &[("class", "chat")]), 1.0);
+    let (_, when) = client.read_until("idle_timeout").await;
+    assert_eq!((when, engine.ledger().closed(0).await), (at(4000), at(4000)));
+    assert_eq!(house.line().await.verdict(), "missed(timeout_idle)");
+    drop(client);
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn the_idle_limit_begins_anew_when_a_refusing_client_reads_again() {
     let yaml = Yaml::default().class("timeouts: {idle: 1s}");
     let (house, engine) = House::playing_with(&yaml, Script::stream().at(100).say(t("a")).silence());

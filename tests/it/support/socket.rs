@@ -31,11 +31,16 @@ impl House {
 
     /// A connection of HTTP/2.
     pub async fn connect_h2(&self) -> http2::SendRequest<Full<Bytes>> {
+        // A window as browsers and most libraries open it: what a client takes unread.
+        self.connect_h2_with_window(64 * 1024).await
+    }
+
+    /// A connection of HTTP/2 whose client takes this much of a stream unread.
+    pub async fn connect_h2_with_window(&self, window: u32) -> http2::SendRequest<Full<Bytes>> {
         let (io, theirs) = tokio::io::duplex(64 * 1024);
         self.serve(theirs);
-        // A window as browsers and most libraries open it: what a client takes unread.
         let mut builder = http2::Builder::new(TokioExecutor::new());
-        builder.initial_stream_window_size(64 * 1024);
+        builder.initial_stream_window_size(window);
         let (sender, connection) = builder.handshake(TokioIo::new(io)).await.expect("a handshake");
         tokio::spawn(connection);
         sender
