@@ -112,6 +112,7 @@ fn finished(verdict: Verdict) -> Finished {
         attempts: 1,
         retries: Retries::default(),
         status: 200,
+        left: false,
         length: LengthBucket::Short,
         prompt: Tokens(9),
         arrival: at(0),
