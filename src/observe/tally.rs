@@ -25,6 +25,8 @@ struct Seen {
     /// Usage that stood beside this choice, and the highest output count of it.
     usage: Counts,
     highest: u64,
+    /// No token of it came behind that usage.
+    is_told: bool,
     /// How many bytes of its prompt the choice has echoed; `None` once it went beyond.
     echoed: Option<usize>,
 }
@@ -131,6 +133,7 @@ impl Tally {
         self.has_visible |= is_visible;
         let choice = &mut self.choices[slot];
         choice.finished = false;
+        choice.is_told = false;
         choice.events += 1;
         choice.first_token.get_or_insert(at);
         if is_visible {
@@ -149,12 +152,15 @@ impl Tally {
         if fit.sequence_number.is_some() {
             self.sequence_number = fit.sequence_number;
         }
-        let counts = fit.counts;
         if note.usage == UsageSeat::WithChoice {
             let slot = self.slot(index);
-            self.usage_rises(slot, counts, false);
-        } else if counts != Counts::default() {
-            self.told().take(counts);
+            self.usage_rises(slot, fit.counts, false);
+            self.token(index, at, note.visible);
+            self.choices[slot].is_told = fit.counts.output.is_some();
+            return;
+        }
+        if fit.counts != Counts::default() {
+            self.told().take(fit.counts);
         }
         self.token(index, at, note.visible);
     }
@@ -288,6 +294,7 @@ impl Tally {
                 note.token = true;
                 note.visible |= choice.visible;
             }
+            self.choices[slot].is_told |= single && usage.is_some_and(|usage| usage.output.is_some());
             if let Some(reason) = choice.finish {
                 self.choices[slot].finished = true;
                 self.last_finished = choice.index;
@@ -316,6 +323,12 @@ impl Tally {
 
     /// Takes usage that stands beside a choice, and says whether its output rose.
     fn usage_rises(&mut self, slot: usize, usage: Counts, has_finish: bool) -> bool {
+        // The last word on an answer of one choice, wherever it stands.
+        if self.choices.len() == 1
+            && let Some(told) = &mut self.told
+        {
+            told.take(usage);
+        }
         let choice = &mut self.choices[slot];
         let is_first = choice.usage.output.is_none();
         choice.usage.take(usage);
@@ -559,13 +572,19 @@ impl Tally {
         self.choices.iter().map(|choice| self.choice(choice, output, source, events)).collect()
     }
 
+    /// Whether usage tells several choices apart. Of one choice the answer's total is the count;
+    /// and where tokens came behind the usage of a choice, only the total has them.
+    fn each_is_told(&self) -> bool {
+        self.choices.len() > 1 && self.choices.iter().all(|choice| choice.is_told || choice.usage.output.is_none())
+    }
+
     fn choice(&self, seen: &Seen, output: f64, source: TokenSource, events: u64) -> Choice {
         let share = if events == 0 {
             output / self.choices.len().max(1) as f64
         } else {
             output * seen.events as f64 / events as f64
         };
-        let own = seen.usage.output.filter(|_| source == TokenSource::Usage);
+        let own = seen.usage.output.filter(|_| source == TokenSource::Usage && self.each_is_told());
         Choice {
             index: seen.index,
             first_token: seen.first_token,

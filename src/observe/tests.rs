@@ -575,6 +575,39 @@ fn impossible_usage_saturates_and_is_not_corrected() {
     assert_eq!((seen.usage.input, seen.source), (Some(Tokens(15)), TokenSource::Events));
 }
 
+/// One count for the verdict and the books: of one choice, the last that was said, wherever it
+/// stood.
+#[test]
+fn the_last_count_of_one_choice_is_the_one_that_is_judged() {
+    let counted = |events: &[String]| {
+        let all =
+            events.iter().zip(1..).fold(Seen::new(chat()), |seen, (event, number)| seen.data(100 * number, event));
+        let seen = all.clean(9999);
+        assert_eq!(seen.choices.len(), 1);
+        assert_eq!(seen.choices[0].tokens, seen.output.0 as f64);
+        (seen.output.0, seen.tpot())
+    };
+    let (a, b, stop) = (t("a"), t("b"), f("stop"));
+    // Before the end 0, 1 or far too many; at the end the truth.
+    for early in [0, 1, 100] {
+        assert_eq!(counted(&[with(&a, 9, early), b.clone(), stop.clone(), u(9, 3)]), (3, Some(ms(50))));
+    }
+    assert_eq!(counted(&[with(R, 9, 0), a.clone(), b.clone(), stop.clone(), u(9, 3)]), (3, Some(ms(50))));
+    // The other way round: alone first, beside the choice last.
+    assert_eq!(counted(&[u(9, 0), a.clone(), b.clone(), with(&stop, 9, 3)]), (3, Some(ms(50))));
+    assert_eq!(counted(&[u(9, 100), with(&a, 9, 1), with(&b, 9, 3), stop]), (3, Some(ms(50))));
+}
+
+#[test]
+fn a_total_is_shared_out_where_tokens_came_behind_what_stood_beside_their_choices() {
+    let two = Expect { choices: 2, ..chat() };
+    let token = |index| of_choice(index, r#"{"content":"x"}"#, "null");
+    let all = [with(&token(0), 9, 1), with(&token(1), 9, 1), token(0), token(0), token(1), token(0), u(9, 12)];
+    let seen = all.iter().fold(Seen::new(two), |seen, event| seen.data(5, event)).clean(9);
+    let counts: Vec<_> = seen.choices.iter().map(|choice| choice.tokens).collect();
+    assert_eq!((seen.output, counts), (Tokens(12), vec![8.0, 4.0]));
+}
+
 #[test]
 fn an_unfinished_answer_is_not_counted_by_the_first_word_of_its_usage() {
     let start = r#"{"type":"message_start","message":{"usage":{"input_tokens":25,"output_tokens":1}}}"#;
