@@ -154,13 +154,13 @@ impl Tally {
         }
         if note.usage == UsageSeat::WithChoice {
             let slot = self.slot(index);
-            self.usage_rises(slot, fit.counts, false);
+            self.usage_rises(slot, fit.counts.possible(), false);
             self.token(index, at, note.visible);
-            self.choices[slot].is_told = fit.counts.output.is_some();
+            self.choices[slot].is_told = fit.counts.possible().output.is_some();
             return;
         }
         if fit.counts != Counts::default() {
-            self.told().take(fit.counts);
+            self.told().take(fit.counts.possible());
         }
         self.token(index, at, note.visible);
     }
@@ -257,6 +257,7 @@ impl Tally {
     fn event_of(&mut self, sight: &Sight, choices: &[ChoiceSight], usage: Counts, at: Tick) -> Note {
         let error = self.error_in(sight);
         self.error = error.or(self.error);
+        let usage = usage.possible();
         if sight.has_usage && matches!(self.dialect(), Dialect::Responses | Dialect::Messages) {
             self.told().take(usage);
         }
@@ -432,7 +433,7 @@ impl Tally {
             return;
         }
         if sight.has_usage {
-            self.told().take(usage);
+            self.told().take(usage.possible());
         }
         if self.dialect().generates() {
             let mut bytes = 0;
@@ -559,7 +560,7 @@ impl Tally {
             }
             prompt = its;
         }
-        sum.usage(self.dialect())
+        sum.possible().usage(self.dialect())
     }
 
     fn choices(&self) -> Vec<Choice> {

@@ -564,15 +564,59 @@ fn usage_beside_choices_is_summed_over_them_and_each_keeps_its_own() {
 }
 
 #[test]
-fn impossible_usage_saturates_and_is_not_corrected() {
+fn odd_usage_is_not_corrected_and_impossible_counts_are_none() {
     let odd = r#"{"choices":[],"usage":{"prompt_tokens":18446744073709551615,"completion_tokens":0,
         "total_tokens":3,"completion_tokens_details":{"reasoning_tokens":77},"prompt_tokens_details":null}}"#;
     let seen = Seen::new(chat()).all(&[(1, &t("a")), (2, &f("stop")), (3, &odd.replace('\n', ""))]).clean(4);
     assert_eq!((seen.output, seen.source), (Tokens(0), TokenSource::Usage));
-    assert_eq!((seen.usage.input, seen.usage.reasoning), (Some(Tokens(u64::MAX)), Some(Tokens(77))));
+    assert_eq!((seen.usage.input, seen.usage.reasoning), (None, Some(Tokens(77))));
     let float = r#"{"choices":[],"usage":{"prompt_tokens":15.0,"completion_tokens":"6"}}"#;
     let seen = Seen::new(chat()).all(&[(1, &t("a")), (2, &f("stop")), (3, float)]).clean(4);
     assert_eq!((seen.usage.input, seen.source), (Some(Tokens(15)), TokenSource::Events));
+}
+
+#[test]
+fn a_count_that_cannot_be_is_as_if_it_had_not_been_said() {
+    let largest = 100_000_000;
+    for impossible in [largest + 1, (1 << 32) - 1, u64::MAX] {
+        let told = |usage: String| {
+            let all = [(1, &*t("a")), (2, &*t("b")), (3, &*f("stop")), (4, &*usage)];
+            Seen::new(chat()).all(&all).clean(5)
+        };
+        let usage = |input, output| {
+            format!(r#"{{"choices":[],"usage":{{"prompt_tokens":{input},"completion_tokens":{output}}}}}"#)
+        };
+        let all = told(usage(impossible, impossible));
+        assert_eq!((all.usage, all.output, all.source), (Usage::default(), Tokens(2), TokenSource::Events));
+        let half = told(usage(7, impossible));
+        assert_eq!((half.usage.input, half.output, half.source), (Some(Tokens(7)), Tokens(2), TokenSource::Events));
+        let huge = told(usage(largest, largest));
+        assert_eq!((huge.usage.input, huge.output), (Some(Tokens(largest)), Tokens(largest)));
+        // Beside choices: what was said before stands, and nothing rises.
+        let beside = |text: &str, count| {
+            format!(
+                r#"{{"choices":[{{"index":0,"delta":{{"content":"{text}"}}}}],"usage":{{"prompt_tokens":7,"completion_tokens":{count}}}}}"#
+            )
+        };
+        let all =
+            [(1, &*beside("a", 1)), (2, &*beside("b", impossible)), (3, &*beside("", impossible)), (4, &*f("stop"))];
+        let seen = Seen::new(chat()).all(&all).clean(5);
+        assert_eq!((seen.output, seen.token_events, seen.choices[0].tokens), (Tokens(1), 2, 1.0));
+        let json = |count| {
+            json(
+                not_streamed(Dialect::Chat),
+                &format!(
+                    r#"{{"choices":[{{"message":{{"content":"12345"}},"finish_reason":"stop"}}],"usage":{{"completion_tokens":{count}}}}}"#
+                ),
+            )
+        };
+        assert_eq!((json(impossible).output, json(impossible).source), (Tokens(2), TokenSource::Estimate));
+        assert_eq!((json(9).output, json(9).source), (Tokens(9), TokenSource::Usage));
+    }
+    // Nor can a sum of counts that could be.
+    let of = |index| with(&of_choice(index, r#"{"content":"x"}"#, "\"stop\""), 7, largest);
+    let seen = Seen::new(Expect { choices: 2, ..chat() }).all(&[(1, &of(0)), (2, &of(1))]).clean(5);
+    assert_eq!((seen.output, seen.source, seen.choices[0].tokens), (Tokens(2), TokenSource::Events, 1.0));
 }
 
 /// One count for the verdict and the books: of one choice, the last that was said, wherever it
