@@ -44,6 +44,8 @@ pub(super) struct Tally {
     /// From some moment on the client did not read, and gaps are not observed.
     limited: Option<Limited>,
     has_visible: bool,
+    /// Some output does not come token by token: calls of tools, sound.
+    has_lumps: bool,
     /// What usage said of the whole answer.
     told: Option<Box<Told>>,
     /// The choice that finished last.
@@ -67,6 +69,7 @@ impl Tally {
             last_bucket: 0,
             limited: None,
             has_visible: false,
+            has_lumps: false,
             told: None,
             last_finished: 0,
             cut_by_length: false,
@@ -258,6 +261,7 @@ impl Tally {
         let error = self.error_in(sight);
         self.error = error.or(self.error);
         let usage = usage.possible();
+        self.has_lumps |= sight.comes_in_lumps(choices);
         if sight.has_usage && matches!(self.dialect(), Dialect::Responses | Dialect::Messages) {
             self.told().take(usage);
         }
@@ -358,6 +362,7 @@ impl Tally {
     fn response_event(&mut self, sight: &Sight, only: &ChoiceSight, at: Tick) -> Note {
         let channel = match sight.kind {
             Kind::Delta(channel) if only.has_text() => Some(channel),
+            Kind::LumpDelta if only.has_text() => Some(Channel::Visible),
             Kind::ItemAdded if sight.names_tool => Some(Channel::Visible),
             _ => None,
         };
@@ -513,6 +518,7 @@ impl Tally {
             status,
             has_output: events > 0,
             has_visible: self.has_visible,
+            has_lumps: self.has_lumps,
             limited: self.limited.clone(),
             ending,
         }

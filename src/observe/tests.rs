@@ -652,6 +652,59 @@ fn a_total_is_shared_out_where_tokens_came_behind_what_stood_beside_their_choice
     assert_eq!((seen.output, counts), (Tokens(12), vec![8.0, 4.0]));
 }
 
+/// Whether an answer's events may be taken for those of any stream.
+#[test]
+fn only_plain_streams_tell_how_many_tokens_an_event_carries() {
+    let plain = |expect: Expect, events: &[String]| {
+        events.iter().fold(Seen::new(expect), |seen, event| seen.data(5, event)).clean(9).plain_events()
+    };
+    let (a, stop) = (t("a"), f("stop"));
+    assert_eq!(plain(chat(), &[a.clone(), a.clone(), stop.clone(), u(5, 6)]), Some((2, Tokens(6))));
+    let call = of_choice(0, r#"{"tool_calls":[{"index":0,"function":{"name":"f","arguments":"{}"}}]}"#, "null");
+    let old = of_choice(0, r#"{"function_call":{"arguments":"{}"}}"#, "null");
+    let sound = of_choice(0, r#"{"audio":{"data":"AAAA"}}"#, "null");
+    for lump in [call, old, sound] {
+        assert_eq!(plain(chat(), &[a.clone(), lump.clone(), a.clone(), stop.clone(), u(5, 6)]), None, "{lump}");
+    }
+    assert_eq!(plain(chat(), &[a.clone(), stop.clone()]), None, "no usage");
+    assert_eq!(plain(chat(), &[a.clone(), u(5, 6)]), None, "not whole");
+    let two = [a.clone(), of_choice(1, r#"{"content":"x"}"#, "\"stop\""), stop.clone(), u(5, 6)];
+    assert_eq!(plain(Expect { choices: 2, ..chat() }, &two), None);
+    // Reasoning that is counted, and that nobody has seen.
+    let usage =
+        r#"{"choices":[],"usage":{"completion_tokens":60,"completion_tokens_details":{"reasoning_tokens":50}}}"#;
+    assert_eq!(plain(chat(), &[a.clone(), stop.clone(), usage.to_owned()]), None);
+    let thought = of_choice(0, r#"{"reasoning":"hm"}"#, "null");
+    let events = [thought, a, stop, usage.to_owned()];
+    let seen =
+        events.iter().zip(5..).fold(Seen::new(chat()), |seen, (event, millis)| seen.data(millis, event)).clean(9);
+    assert_eq!(seen.plain_events(), Some((2, Tokens(60))));
+
+    let responses = |delta: &str| {
+        let delta = format!(r#"{{"type":"response.{delta}.delta","delta":"x"}}"#);
+        let end = r#"{"type":"response.completed","response":{"usage":{"output_tokens":4}}}"#;
+        plain(Expect::stream(Dialect::Responses, Tick::ZERO), &[delta, end.to_owned()])
+    };
+    assert_eq!(responses("output_text"), Some((1, Tokens(4))));
+    assert_eq!(responses("reasoning_text"), Some((1, Tokens(4))));
+    for lump in ["function_call_arguments", "mcp_call_arguments", "custom_tool_call_input", "audio"] {
+        assert_eq!(responses(lump), None, "{lump}");
+    }
+    let messages = |block: &str, delta: &str| {
+        let events = [
+            format!(r#"{{"type":"content_block_start","index":0,"content_block":{block}}}"#),
+            format!(r#"{{"type":"content_block_delta","index":0,"delta":{delta}}}"#),
+            r#"{"type":"message_delta","delta":{"stop_reason":"end_turn"},"usage":{"output_tokens":4}}"#.to_owned(),
+            r#"{"type":"message_stop"}"#.to_owned(),
+        ];
+        plain(Expect::stream(Dialect::Messages, Tick::ZERO), &events)
+    };
+    let text = (r#"{"type":"text","text":""}"#, r#"{"type":"text_delta","text":"hi"}"#);
+    assert_eq!(messages(text.0, text.1), Some((1, Tokens(4))));
+    let tool = (r#"{"type":"tool_use","name":"f","input":{}}"#, r#"{"type":"input_json_delta","partial_json":"{}"}"#);
+    assert_eq!(messages(tool.0, tool.1), None);
+}
+
 #[test]
 fn an_unfinished_answer_is_not_counted_by_the_first_word_of_its_usage() {
     let start = r#"{"type":"message_start","message":{"usage":{"input_tokens":25,"output_tokens":1}}}"#;

@@ -95,6 +95,7 @@ fn answer() -> Timeline {
         status: 200,
         has_output: true,
         has_visible: true,
+        has_lumps: false,
         limited: None,
         ending: Ending::Clean,
     }
