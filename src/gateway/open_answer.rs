@@ -13,7 +13,7 @@ use super::house::Gateway;
 use crate::forward::headers;
 use crate::forward::{Ended, Keeper, OwnFields, ReplyBody};
 use crate::inspect::PromptSize;
-use crate::observe::{Ending, Limit, Reader, Timeline, TokenSource};
+use crate::observe::{Ending, Limit, Reader, Timeline};
 use crate::record::Visit;
 use crate::refuse::Refusal;
 use crate::route::retry::{Attempts, Happened, Injection};
@@ -159,9 +159,8 @@ impl Open {
         if let Some(input) = timeline.usage.input {
             ratios.learn_prompt(label, self.asked.prompt, input);
         }
-        let whole = timeline.finish.is_some() && timeline.source == TokenSource::Usage;
-        if whole && timeline.reader == Reader::Events && timeline.token_events > 0 {
-            ratios.learn_events(&self.place.engine, label, timeline.token_events, timeline.output);
+        if let Some((events, output)) = timeline.plain_events() {
+            ratios.learn_events(&self.place.engine, label, events, output);
         }
     }
 }

@@ -1,8 +1,13 @@
 //! Bytes per token and tokens per event, learned from reported usage.
 //!
-//! Each ratio is the quotient of two sums that forget slowly, so that long answers weigh
-//! more than short ones and last week weighs nothing. No single answer weighs more than
-//! [`HEAVIEST`] tokens, and whatever engines report, a ratio stays within sane bounds.
+//! Bytes per token is the quotient of two sums that forget slowly, so that long prompts weigh
+//! more than short ones and last week weighs nothing. No single prompt weighs more than
+//! [`HEAVIEST`] tokens.
+//!
+//! Tokens per event decides verdicts, so it errs against the service: it is what four of five of
+//! the last answers reached, not their mean, and one odd answer moves it nowhere.
+//!
+//! A report beyond sane bounds teaches nothing.
 
 use dashmap::DashMap;
 
@@ -13,8 +18,13 @@ use crate::units::{EngineId, Tokens};
 const BYTES_PER_TOKEN: f64 = 3.8;
 /// Between these bounds bytes per token stay.
 const BYTES_BOUNDS: (f64, f64) = (0.5, 64.0);
-/// An event carries at least one token; more than this many is no event but an answer.
-const EVENT_BOUNDS: (f64, f64) = (1.0, 64.0);
+/// More tokens than this in an event are no event but an answer.
+const MOST_PER_EVENT: f64 = 64.0;
+/// Answers of fewer events say little: the first and the last carry what was held back.
+const FEWEST_EVENTS: u64 = 8;
+/// Tokens per event are known from so many answers on, and by so many at most.
+const FEWEST_ANSWERS: usize = 3;
+const LAST_ANSWERS: usize = 32;
 /// What one answer keeps of the sums before it.
 const KEPT: f64 = 1.0 - 1.0 / 200.0;
 /// The most tokens by which one answer counts.
@@ -28,7 +38,7 @@ const GUESS: f64 = 200.0;
 #[derive(Debug, Default)]
 pub struct Ratios {
     prompts: DashMap<String, Quotient, ahash::RandomState>,
-    events: DashMap<EngineId, Vec<(String, Quotient)>, ahash::RandomState>,
+    events: DashMap<EngineId, Vec<(String, PerEvent)>, ahash::RandomState>,
 }
 
 impl Ratios {
@@ -63,22 +73,50 @@ impl Ratios {
     pub fn tokens_per_event(&self, engine: &EngineId, model: &str) -> f64 {
         let models = self.events.get(engine.as_str());
         let learned = models.as_ref().and_then(|models| models.iter().find(|(name, _)| name == model));
-        learned.map_or(EVENT_BOUNDS.0, |(_, learned)| learned.within(EVENT_BOUNDS))
+        learned.and_then(|(_, learned)| learned.reached).unwrap_or(1.0)
     }
 
-    /// An answer came in `events` token events and reported `output` tokens.
+    /// A plain answer came in `events` token events and reported `output` tokens.
     pub fn learn_events(&self, engine: &EngineId, model: &str, events: u64, output: Tokens) {
-        if events == 0 || output.0 == 0 {
+        let reported = output.0 as f64 / events as f64;
+        if events < FEWEST_EVENTS || output.0 == 0 || reported > MOST_PER_EVENT {
             return;
         }
         let mut models = self.events.entry(engine.clone()).or_default();
         match models.iter_mut().find(|(name, _)| name == model) {
-            Some((_, known)) => known.learn(output.0, events, EVENT_BOUNDS),
+            Some((_, known)) => known.learn(reported),
             None => {
-                let mut new = Quotient::default();
-                new.learn(output.0, events, EVENT_BOUNDS);
+                let mut new = PerEvent::default();
+                new.learn(reported);
                 models.push((model.to_owned(), new));
             }
+        }
+    }
+}
+
+/// Tokens per event that four of five answers reach.
+#[derive(Debug, Default)]
+struct PerEvent {
+    /// What the last answers reported; the oldest gives its place.
+    last: Vec<f64>,
+    oldest: usize,
+    reached: Option<f64>,
+}
+
+impl PerEvent {
+    fn learn(&mut self, reported: f64) {
+        // An event carries at least one token.
+        let reported = reported.max(1.0);
+        if self.last.len() < LAST_ANSWERS {
+            self.last.push(reported);
+        } else {
+            self.last[self.oldest] = reported;
+            self.oldest = (self.oldest + 1) % LAST_ANSWERS;
+        }
+        if self.last.len() >= FEWEST_ANSWERS {
+            let mut ranked = self.last.clone();
+            let one_in_five = ranked.len() / 5;
+            self.reached = Some(*ranked.select_nth_unstable_by(one_in_five, f64::total_cmp).1);
         }
     }
 }
@@ -91,11 +129,11 @@ struct Quotient {
 }
 
 impl Quotient {
-    /// A report beyond the bounds counts as one at the bound, or one lie would be believed
-    /// for thousands of answers.
     fn learn(&mut self, over: u64, under: u64, (least, most): (f64, f64)) {
         let (over, under) = (over as f64, under as f64);
-        let over = over.clamp(least * under, most * under);
+        if !(least..=most).contains(&(over / under)) {
+            return;
+        }
         let weight = (HEAVIEST / under).min(1.0);
         self.over = self.over * KEPT + over * weight;
         self.under = self.under * KEPT + under * weight;
@@ -130,9 +168,12 @@ mod tests {
     #[test]
     fn what_engines_report_becomes_the_ratio_of_that_model_only() {
         let (ratios, engine) = (Ratios::new(), EngineId::from("e:1"));
-        for _ in 0..100 {
+        for _ in 0..150 {
             ratios.learn_prompt("m", text(2000), Tokens(1000));
-            ratios.learn_events(&engine, "m", 10, Tokens(30));
+        }
+        for answers in 1..=3 {
+            assert_eq!(ratios.tokens_per_event(&engine, "m"), 1.0, "after {answers}");
+            ratios.learn_events(&engine, "m", 20, Tokens(60));
         }
         assert!((ratios.bytes_per_token("m") - 2.0).abs() < 0.05);
         assert!((ratios.tokens_per_event(&engine, "m") - 3.0).abs() < 1e-9);
@@ -143,21 +184,39 @@ mod tests {
     fn a_changed_engine_is_followed() {
         let (ratios, engine) = (Ratios::new(), EngineId::from("e:1"));
         (0..1000).for_each(|_| ratios.learn_events(&engine, "m", 100, Tokens(400)));
-        (0..1000).for_each(|_| ratios.learn_events(&engine, "m", 100, Tokens(100)));
-        assert!(ratios.tokens_per_event(&engine, "m") < 1.05);
+        assert!((ratios.tokens_per_event(&engine, "m") - 4.0).abs() < 1e-9);
+        (0..7).for_each(|_| ratios.learn_events(&engine, "m", 100, Tokens(100)));
+        assert!((ratios.tokens_per_event(&engine, "m") - 1.0).abs() < 1e-9);
+        (0..32).for_each(|_| ratios.learn_events(&engine, "m", 100, Tokens(200)));
+        assert!((ratios.tokens_per_event(&engine, "m") - 2.0).abs() < 1e-9);
     }
 
     #[test]
-    fn one_lie_is_soon_forgotten() {
+    fn a_report_that_cannot_be_teaches_nothing() {
         let (ratios, engine) = (Ratios::new(), EngineId::from("e:1"));
-        ratios.learn_events(&engine, "m", 1, Tokens(u64::MAX));
-        ratios.learn_prompt("m", text(u64::MAX), Tokens(1));
-        for _ in 0..100 {
-            ratios.learn_events(&engine, "m", 100, Tokens(100));
-            ratios.learn_prompt("m", text(4000), Tokens(1000));
+        for lie in [Tokens(u64::MAX), Tokens(100_000_000), Tokens(6500), Tokens(0)] {
+            ratios.learn_events(&engine, "m", 100, lie);
         }
-        assert!(ratios.tokens_per_event(&engine, "m") < 1.1);
-        assert!((ratios.bytes_per_token("m") - 4.0).abs() < 0.1);
+        ratios.learn_prompt("m", text(u64::MAX), Tokens(1));
+        ratios.learn_prompt("m", text(10), Tokens(100_000_000));
+        assert_eq!((ratios.bytes_per_token("m"), ratios.tokens_per_event(&engine, "m")), (3.8, 1.0));
+    }
+
+    #[test]
+    fn an_answer_in_a_few_lumps_teaches_nothing() {
+        let (ratios, engine) = (Ratios::new(), EngineId::from("e:1"));
+        (0..1000).for_each(|_| ratios.learn_events(&engine, "m", 7, Tokens(120)));
+        assert_eq!(ratios.tokens_per_event(&engine, "m"), 1.0);
+    }
+
+    /// What an engine did to one answer in four counts for nothing in the others.
+    #[test]
+    fn tokens_per_event_are_those_that_most_answers_reach() {
+        let (ratios, engine) = (Ratios::new(), EngineId::from("e:1"));
+        for round in 0..1000 {
+            ratios.learn_events(&engine, "m", 20, Tokens(if round % 4 == 0 { 20 } else { 1000 }));
+        }
+        assert!(ratios.tokens_per_event(&engine, "m") < 1.04);
     }
 
     proptest! {
@@ -170,6 +229,38 @@ mod tests {
                 prop_assert!((0.5..=64.0).contains(&ratios.bytes_per_token("m")));
                 prop_assert!((1.0..=64.0).contains(&ratios.tokens_per_event(&engine, "m")));
             }
+        }
+
+        /// Whatever was learned before, an answer makes a later stream look no longer than others
+        /// let it: two at least, and four of five of the last ones.
+        #[test]
+        fn no_answer_by_itself_does_anything_for_the_service(
+            reports in proptest::collection::vec((8u64..200, 1u64..2_000), 0..100),
+        ) {
+            let (ratios, engine) = (Ratios::new(), EngineId::from("e:1"));
+            let mut known: Vec<f64> = Vec::new();
+            for (events, output) in reports {
+                if output > events * 64 {
+                    continue;
+                }
+                ratios.learn_events(&engine, "m", events, Tokens(output));
+                known.push((output as f64 / events as f64).max(1.0));
+                let last = &known[known.len().saturating_sub(32)..];
+                let learned = ratios.tokens_per_event(&engine, "m");
+                let reach = last.iter().filter(|reported| **reported >= learned).count();
+                prop_assert!(learned == 1.0 || (reach >= 3 && reach * 5 >= last.len() * 4));
+            }
+        }
+
+        /// One lie among any number of plain answers moves nothing.
+        #[test]
+        fn a_single_lie_moves_nothing(before in 0usize..40, lie in 9u64..500) {
+            let (ratios, engine) = (Ratios::new(), EngineId::from("e:1"));
+            (0..before).for_each(|_| ratios.learn_events(&engine, "m", 10, Tokens(20)));
+            let known = ratios.tokens_per_event(&engine, "m");
+            ratios.learn_events(&engine, "m", 8, Tokens(lie));
+            prop_assert!(ratios.tokens_per_event(&engine, "m") <= known.max(2.0));
+            prop_assert!(before >= 2 || ratios.tokens_per_event(&engine, "m") == 1.0);
         }
 
         #[test]

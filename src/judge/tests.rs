@@ -69,6 +69,7 @@ fn stream(moments: &[u64], tokens: u64) -> Timeline {
         status: 200,
         has_output: !moments.is_empty(),
         has_visible: !moments.is_empty(),
+        has_lumps: false,
         limited: None,
         ending: Ending::Clean,
     }
@@ -106,6 +107,7 @@ fn whole(end: u64, tokens: u64) -> Timeline {
         token_events: 1,
         has_output: true,
         has_visible: true,
+        has_lumps: false,
         ..stream(&[], tokens)
     }
 }

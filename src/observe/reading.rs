@@ -311,6 +311,7 @@ impl Sink for Reading {
                 self.object_at = at;
             }
             (Place::Word(Word::Finish), Nest::Object) => place = Place::Reason,
+            (Place::Tool | Place::Call, Nest::Object) => self.choice().lump = true,
             _ => {}
         }
         self.places[depth] = place;

@@ -28,6 +28,8 @@ pub(super) enum Kind {
     Error,
     /// Responses: `*.delta`, of a visible channel or of reasoning.
     Delta(Channel),
+    /// Responses: `*.delta` of what goes into a call of a tool, or of sound.
+    LumpDelta,
     /// Responses: `response.output_item.added`.
     ItemAdded,
     /// Responses: `response.completed`.
@@ -57,8 +59,12 @@ impl Kind {
             b"content_block_delta" => Kind::BlockDelta,
             b"message_stop" => Kind::Stop,
             _ if name.ends_with(b".delta") => {
-                let is_reasoning = memchr::memmem::find(name, b"reasoning").is_some();
-                Kind::Delta(if is_reasoning { Channel::Hidden } else { Channel::Visible })
+                let is_of = |what: &[u8]| memchr::memmem::find(name, what).is_some();
+                match () {
+                    () if is_of(b"reasoning") => Kind::Delta(Channel::Hidden),
+                    () if is_of(b"call") || is_of(b"audio") => Kind::LumpDelta,
+                    () => Kind::Delta(Channel::Visible),
+                }
             }
             _ => Kind::Other,
         }
@@ -93,6 +99,8 @@ pub(super) struct ChoiceSight {
     pub(super) hidden: bool,
     /// A non-empty list of logprob tokens.
     pub(super) logprobs: bool,
+    /// A call of a tool or function, or sound.
+    pub(super) lump: bool,
     pub(super) finish: Option<Reason>,
     /// Bytes of visible text.
     pub(super) bytes: u64,
@@ -107,7 +115,8 @@ impl ChoiceSight {
 
     pub(super) fn mark(&mut self, channel: Channel) {
         match channel {
-            Channel::Visible | Channel::Sound => self.visible = true,
+            Channel::Visible => self.visible = true,
+            Channel::Sound => (self.visible, self.lump) = (true, true),
             Channel::Hidden => self.hidden = true,
         }
     }
@@ -154,6 +163,11 @@ impl Sight {
         let [choice] = self.all_choices(dialect) else { return None };
         let ends = matches!(self.kind, Kind::Completed | Kind::Incomplete | Kind::Stop);
         (!ends && choice.finish.is_none() && !choice.logprobs).then_some(choice)
+    }
+
+    /// Whether this is of the kind that engines deliver in lumps, not token by token.
+    pub(super) fn comes_in_lumps(&self, choices: &[ChoiceSight]) -> bool {
+        self.names_tool || self.kind == Kind::LumpDelta || choices.iter().any(|choice| choice.lump)
     }
 
     /// The last choice that has begun.

@@ -25,6 +25,8 @@ struct Seen {
     /// Usage that stood beside this choice, and the highest output count of it.
     usage: Counts,
     highest: u64,
+    /// No token of it came behind that usage.
+    is_told: bool,
     /// How many bytes of its prompt the choice has echoed; `None` once it went beyond.
     echoed: Option<usize>,
 }
@@ -42,6 +44,8 @@ pub(super) struct Tally {
     /// From some moment on the client did not read, and gaps are not observed.
     limited: Option<Limited>,
     has_visible: bool,
+    /// Some output does not come token by token: calls of tools, sound.
+    has_lumps: bool,
     /// What usage said of the whole answer.
     told: Option<Box<Told>>,
     /// The choice that finished last.
@@ -65,6 +69,7 @@ impl Tally {
             last_bucket: 0,
             limited: None,
             has_visible: false,
+            has_lumps: false,
             told: None,
             last_finished: 0,
             cut_by_length: false,
@@ -131,6 +136,7 @@ impl Tally {
         self.has_visible |= is_visible;
         let choice = &mut self.choices[slot];
         choice.finished = false;
+        choice.is_told = false;
         choice.events += 1;
         choice.first_token.get_or_insert(at);
         if is_visible {
@@ -149,12 +155,15 @@ impl Tally {
         if fit.sequence_number.is_some() {
             self.sequence_number = fit.sequence_number;
         }
-        let counts = fit.counts;
         if note.usage == UsageSeat::WithChoice {
             let slot = self.slot(index);
-            self.usage_rises(slot, counts, false);
-        } else if counts != Counts::default() {
-            self.told().take(counts);
+            self.usage_rises(slot, fit.counts.possible(), false);
+            self.token(index, at, note.visible);
+            self.choices[slot].is_told = fit.counts.possible().output.is_some();
+            return;
+        }
+        if fit.counts != Counts::default() {
+            self.told().take(fit.counts.possible());
         }
         self.token(index, at, note.visible);
     }
@@ -251,6 +260,8 @@ impl Tally {
     fn event_of(&mut self, sight: &Sight, choices: &[ChoiceSight], usage: Counts, at: Tick) -> Note {
         let error = self.error_in(sight);
         self.error = error.or(self.error);
+        let usage = usage.possible();
+        self.has_lumps |= sight.comes_in_lumps(choices);
         if sight.has_usage && matches!(self.dialect(), Dialect::Responses | Dialect::Messages) {
             self.told().take(usage);
         }
@@ -288,6 +299,7 @@ impl Tally {
                 note.token = true;
                 note.visible |= choice.visible;
             }
+            self.choices[slot].is_told |= single && usage.is_some_and(|usage| usage.output.is_some());
             if let Some(reason) = choice.finish {
                 self.choices[slot].finished = true;
                 self.last_finished = choice.index;
@@ -316,6 +328,12 @@ impl Tally {
 
     /// Takes usage that stands beside a choice, and says whether its output rose.
     fn usage_rises(&mut self, slot: usize, usage: Counts, has_finish: bool) -> bool {
+        // The last word on an answer of one choice, wherever it stands.
+        if self.choices.len() == 1
+            && let Some(told) = &mut self.told
+        {
+            told.take(usage);
+        }
         let choice = &mut self.choices[slot];
         let is_first = choice.usage.output.is_none();
         choice.usage.take(usage);
@@ -344,6 +362,7 @@ impl Tally {
     fn response_event(&mut self, sight: &Sight, only: &ChoiceSight, at: Tick) -> Note {
         let channel = match sight.kind {
             Kind::Delta(channel) if only.has_text() => Some(channel),
+            Kind::LumpDelta if only.has_text() => Some(Channel::Visible),
             Kind::ItemAdded if sight.names_tool => Some(Channel::Visible),
             _ => None,
         };
@@ -419,7 +438,7 @@ impl Tally {
             return;
         }
         if sight.has_usage {
-            self.told().take(usage);
+            self.told().take(usage.possible());
         }
         if self.dialect().generates() {
             let mut bytes = 0;
@@ -499,6 +518,7 @@ impl Tally {
             status,
             has_output: events > 0,
             has_visible: self.has_visible,
+            has_lumps: self.has_lumps,
             limited: self.limited.clone(),
             ending,
         }
@@ -546,7 +566,7 @@ impl Tally {
             }
             prompt = its;
         }
-        sum.usage(self.dialect())
+        sum.possible().usage(self.dialect())
     }
 
     fn choices(&self) -> Vec<Choice> {
@@ -559,13 +579,19 @@ impl Tally {
         self.choices.iter().map(|choice| self.choice(choice, output, source, events)).collect()
     }
 
+    /// Whether usage tells several choices apart. Of one choice the answer's total is the count;
+    /// and where tokens came behind the usage of a choice, only the total has them.
+    fn each_is_told(&self) -> bool {
+        self.choices.len() > 1 && self.choices.iter().all(|choice| choice.is_told || choice.usage.output.is_none())
+    }
+
     fn choice(&self, seen: &Seen, output: f64, source: TokenSource, events: u64) -> Choice {
         let share = if events == 0 {
             output / self.choices.len().max(1) as f64
         } else {
             output * seen.events as f64 / events as f64
         };
-        let own = seen.usage.output.filter(|_| source == TokenSource::Usage);
+        let own = seen.usage.output.filter(|_| source == TokenSource::Usage && self.each_is_told());
         Choice {
             index: seen.index,
             first_token: seen.first_token,

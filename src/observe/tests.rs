@@ -564,15 +564,145 @@ fn usage_beside_choices_is_summed_over_them_and_each_keeps_its_own() {
 }
 
 #[test]
-fn impossible_usage_saturates_and_is_not_corrected() {
+fn odd_usage_is_not_corrected_and_impossible_counts_are_none() {
     let odd = r#"{"choices":[],"usage":{"prompt_tokens":18446744073709551615,"completion_tokens":0,
         "total_tokens":3,"completion_tokens_details":{"reasoning_tokens":77},"prompt_tokens_details":null}}"#;
     let seen = Seen::new(chat()).all(&[(1, &t("a")), (2, &f("stop")), (3, &odd.replace('\n', ""))]).clean(4);
     assert_eq!((seen.output, seen.source), (Tokens(0), TokenSource::Usage));
-    assert_eq!((seen.usage.input, seen.usage.reasoning), (Some(Tokens(u64::MAX)), Some(Tokens(77))));
+    assert_eq!((seen.usage.input, seen.usage.reasoning), (None, Some(Tokens(77))));
     let float = r#"{"choices":[],"usage":{"prompt_tokens":15.0,"completion_tokens":"6"}}"#;
     let seen = Seen::new(chat()).all(&[(1, &t("a")), (2, &f("stop")), (3, float)]).clean(4);
     assert_eq!((seen.usage.input, seen.source), (Some(Tokens(15)), TokenSource::Events));
+}
+
+#[test]
+fn a_count_that_cannot_be_is_as_if_it_had_not_been_said() {
+    let largest = 100_000_000;
+    for impossible in [largest + 1, (1 << 32) - 1, u64::MAX] {
+        let told = |usage: String| {
+            let all = [(1, &*t("a")), (2, &*t("b")), (3, &*f("stop")), (4, &*usage)];
+            Seen::new(chat()).all(&all).clean(5)
+        };
+        let usage = |input, output| {
+            format!(r#"{{"choices":[],"usage":{{"prompt_tokens":{input},"completion_tokens":{output}}}}}"#)
+        };
+        let all = told(usage(impossible, impossible));
+        assert_eq!((all.usage, all.output, all.source), (Usage::default(), Tokens(2), TokenSource::Events));
+        let half = told(usage(7, impossible));
+        assert_eq!((half.usage.input, half.output, half.source), (Some(Tokens(7)), Tokens(2), TokenSource::Events));
+        let huge = told(usage(largest, largest));
+        assert_eq!((huge.usage.input, huge.output), (Some(Tokens(largest)), Tokens(largest)));
+        // Beside choices: what was said before stands, and nothing rises.
+        let beside = |text: &str, count| {
+            format!(
+                r#"{{"choices":[{{"index":0,"delta":{{"content":"{text}"}}}}],"usage":{{"prompt_tokens":7,"completion_tokens":{count}}}}}"#
+            )
+        };
+        let all =
+            [(1, &*beside("a", 1)), (2, &*beside("b", impossible)), (3, &*beside("", impossible)), (4, &*f("stop"))];
+        let seen = Seen::new(chat()).all(&all).clean(5);
+        assert_eq!((seen.output, seen.token_events, seen.choices[0].tokens), (Tokens(1), 2, 1.0));
+        let json = |count| {
+            json(
+                not_streamed(Dialect::Chat),
+                &format!(
+                    r#"{{"choices":[{{"message":{{"content":"12345"}},"finish_reason":"stop"}}],"usage":{{"completion_tokens":{count}}}}}"#
+                ),
+            )
+        };
+        assert_eq!((json(impossible).output, json(impossible).source), (Tokens(2), TokenSource::Estimate));
+        assert_eq!((json(9).output, json(9).source), (Tokens(9), TokenSource::Usage));
+    }
+    // Nor can a sum of counts that could be.
+    let of = |index| with(&of_choice(index, r#"{"content":"x"}"#, "\"stop\""), 7, largest);
+    let seen = Seen::new(Expect { choices: 2, ..chat() }).all(&[(1, &of(0)), (2, &of(1))]).clean(5);
+    assert_eq!((seen.output, seen.source, seen.choices[0].tokens), (Tokens(2), TokenSource::Events, 1.0));
+}
+
+/// One count for the verdict and the books: of one choice, the last that was said, wherever it
+/// stood.
+#[test]
+fn the_last_count_of_one_choice_is_the_one_that_is_judged() {
+    let counted = |events: &[String]| {
+        let all =
+            events.iter().zip(1..).fold(Seen::new(chat()), |seen, (event, number)| seen.data(100 * number, event));
+        let seen = all.clean(9999);
+        assert_eq!(seen.choices.len(), 1);
+        assert_eq!(seen.choices[0].tokens, seen.output.0 as f64);
+        (seen.output.0, seen.tpot())
+    };
+    let (a, b, stop) = (t("a"), t("b"), f("stop"));
+    // Before the end 0, 1 or far too many; at the end the truth.
+    for early in [0, 1, 100] {
+        assert_eq!(counted(&[with(&a, 9, early), b.clone(), stop.clone(), u(9, 3)]), (3, Some(ms(50))));
+    }
+    assert_eq!(counted(&[with(R, 9, 0), a.clone(), b.clone(), stop.clone(), u(9, 3)]), (3, Some(ms(50))));
+    // The other way round: alone first, beside the choice last.
+    assert_eq!(counted(&[u(9, 0), a.clone(), b.clone(), with(&stop, 9, 3)]), (3, Some(ms(50))));
+    assert_eq!(counted(&[u(9, 100), with(&a, 9, 1), with(&b, 9, 3), stop]), (3, Some(ms(50))));
+}
+
+#[test]
+fn a_total_is_shared_out_where_tokens_came_behind_what_stood_beside_their_choices() {
+    let two = Expect { choices: 2, ..chat() };
+    let token = |index| of_choice(index, r#"{"content":"x"}"#, "null");
+    let all = [with(&token(0), 9, 1), with(&token(1), 9, 1), token(0), token(0), token(1), token(0), u(9, 12)];
+    let seen = all.iter().fold(Seen::new(two), |seen, event| seen.data(5, event)).clean(9);
+    let counts: Vec<_> = seen.choices.iter().map(|choice| choice.tokens).collect();
+    assert_eq!((seen.output, counts), (Tokens(12), vec![8.0, 4.0]));
+}
+
+/// Whether an answer's events may be taken for those of any stream.
+#[test]
+fn only_plain_streams_tell_how_many_tokens_an_event_carries() {
+    let plain = |expect: Expect, events: &[String]| {
+        events.iter().fold(Seen::new(expect), |seen, event| seen.data(5, event)).clean(9).plain_events()
+    };
+    let (a, stop) = (t("a"), f("stop"));
+    assert_eq!(plain(chat(), &[a.clone(), a.clone(), stop.clone(), u(5, 6)]), Some((2, Tokens(6))));
+    let call = of_choice(0, r#"{"tool_calls":[{"index":0,"function":{"name":"f","arguments":"{}"}}]}"#, "null");
+    let old = of_choice(0, r#"{"function_call":{"arguments":"{}"}}"#, "null");
+    let sound = of_choice(0, r#"{"audio":{"data":"AAAA"}}"#, "null");
+    for lump in [call, old, sound] {
+        assert_eq!(plain(chat(), &[a.clone(), lump.clone(), a.clone(), stop.clone(), u(5, 6)]), None, "{lump}");
+    }
+    assert_eq!(plain(chat(), &[a.clone(), stop.clone()]), None, "no usage");
+    assert_eq!(plain(chat(), &[a.clone(), u(5, 6)]), None, "not whole");
+    let two = [a.clone(), of_choice(1, r#"{"content":"x"}"#, "\"stop\""), stop.clone(), u(5, 6)];
+    assert_eq!(plain(Expect { choices: 2, ..chat() }, &two), None);
+    // Reasoning that is counted, and that nobody has seen.
+    let usage =
+        r#"{"choices":[],"usage":{"completion_tokens":60,"completion_tokens_details":{"reasoning_tokens":50}}}"#;
+    assert_eq!(plain(chat(), &[a.clone(), stop.clone(), usage.to_owned()]), None);
+    let thought = of_choice(0, r#"{"reasoning":"hm"}"#, "null");
+    let events = [thought, a, stop, usage.to_owned()];
+    let seen =
+        events.iter().zip(5..).fold(Seen::new(chat()), |seen, (event, millis)| seen.data(millis, event)).clean(9);
+    assert_eq!(seen.plain_events(), Some((2, Tokens(60))));
+
+    let responses = |delta: &str| {
+        let delta = format!(r#"{{"type":"response.{delta}.delta","delta":"x"}}"#);
+        let end = r#"{"type":"response.completed","response":{"usage":{"output_tokens":4}}}"#;
+        plain(Expect::stream(Dialect::Responses, Tick::ZERO), &[delta, end.to_owned()])
+    };
+    assert_eq!(responses("output_text"), Some((1, Tokens(4))));
+    assert_eq!(responses("reasoning_text"), Some((1, Tokens(4))));
+    for lump in ["function_call_arguments", "mcp_call_arguments", "custom_tool_call_input", "audio"] {
+        assert_eq!(responses(lump), None, "{lump}");
+    }
+    let messages = |block: &str, delta: &str| {
+        let events = [
+            format!(r#"{{"type":"content_block_start","index":0,"content_block":{block}}}"#),
+            format!(r#"{{"type":"content_block_delta","index":0,"delta":{delta}}}"#),
+            r#"{"type":"message_delta","delta":{"stop_reason":"end_turn"},"usage":{"output_tokens":4}}"#.to_owned(),
+            r#"{"type":"message_stop"}"#.to_owned(),
+        ];
+        plain(Expect::stream(Dialect::Messages, Tick::ZERO), &events)
+    };
+    let text = (r#"{"type":"text","text":""}"#, r#"{"type":"text_delta","text":"hi"}"#);
+    assert_eq!(messages(text.0, text.1), Some((1, Tokens(4))));
+    let tool = (r#"{"type":"tool_use","name":"f","input":{}}"#, r#"{"type":"input_json_delta","partial_json":"{}"}"#);
+    assert_eq!(messages(tool.0, tool.1), None);
 }
 
 #[test]

@@ -222,6 +222,9 @@ pub struct Timeline {
     pub has_output: bool,
     /// Some output was seen on a visible channel, also in an answer that did not stream.
     pub has_visible: bool,
+    /// Some output was of a kind that engines deliver in lumps, not token by token: calls of
+    /// tools, sound.
+    pub has_lumps: bool,
     /// The client's refusal of bytes had limited the stream.
     pub limited: Option<Limited>,
     /// How the transport ended.
@@ -245,6 +248,18 @@ impl Timeline {
     #[must_use]
     pub fn tpot(&self) -> Option<Duration> {
         self.choices.iter().filter_map(Choice::tpot).max()
+    }
+
+    /// Token events and output tokens of an answer whose events are like those of any plain
+    /// stream: one choice that came whole, token by token, and whose usage says nothing of
+    /// tokens that no event carried.
+    #[must_use]
+    pub fn plain_events(&self) -> Option<(u64, Tokens)> {
+        let is_whole = self.finish.is_some() && self.error.is_none() && self.reader == Reader::Events;
+        let is_plain = self.choices.len() == 1 && !self.has_lumps;
+        let is_hidden = self.usage.reasoning > Some(Tokens::ZERO) && self.first_visible == self.first_token;
+        let counts = is_whole && is_plain && !is_hidden && self.source == TokenSource::Usage;
+        counts.then_some((self.token_events, self.output))
     }
 
     /// From arrival to `finish`.

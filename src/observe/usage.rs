@@ -5,6 +5,10 @@ use crate::units::{Dialect, Tokens};
 
 use super::timeline::Usage;
 
+/// No answer has more tokens than this, and no prompt: ten times the longest context that any
+/// engine offers. What an engine reports beyond it (a counter below zero, mostly) is no count.
+const LARGEST: u64 = 100_000_000;
+
 /// The token counts of one `usage` object, each where it was a number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Counts {
@@ -65,6 +69,19 @@ impl Told {
 }
 
 impl Counts {
+    /// A count that cannot be is none: it is as if the engine had not said it.
+    pub(super) fn possible(self) -> Counts {
+        let possible = |count: Option<u64>| count.filter(|count| *count <= LARGEST);
+        Counts {
+            input: possible(self.input),
+            output: possible(self.output),
+            cached: possible(self.cached),
+            reasoning: possible(self.reasoning),
+            cache_read: possible(self.cache_read),
+            cache_written: possible(self.cache_written),
+        }
+    }
+
     /// Per field the last explicit value wins.
     pub(super) fn take(&mut self, later: Counts) {
         self.input = later.input.or(self.input);

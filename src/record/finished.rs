@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::admit::levels::Degraded;
 use crate::admit::limit::{Limit, Scope};
 use crate::judge::{Outcome, Verdict};
-use crate::observe::{Ending, Timeline};
+use crate::observe::Timeline;
 use crate::units::{ClassId, Endpoint, EngineId, LengthBucket, PoolId, RequestId, TenantId, Tick, Tokens};
 
 /// Why another attempt was made.
@@ -70,6 +70,8 @@ pub struct Finished {
     pub retries: Retries,
     /// The HTTP status that the client received; 499 where it left before any.
     pub status: u16,
+    /// The client left before the answer was whole.
+    pub left: bool,
     /// How long the prompt is.
     pub length: LengthBucket,
     /// The prompt estimate, where the body was read.
@@ -127,7 +129,7 @@ impl Finished {
         self.answer().filter(|timeline| timeline.finish.is_some() && timeline.error.is_none())
     }
 
-    /// Input and output tokens: nothing where no engine computed anything. Input is the
+    /// Input and output tokens: nothing where no engine is known to have computed anything. Input is the
     /// engine's usage, else the prompt estimate.
     #[must_use]
     pub fn tokens(&self) -> Option<(Tokens, Tokens)> {
@@ -139,11 +141,7 @@ impl Finished {
     /// How long the client had waited when it left, if it left before the answer was whole.
     #[must_use]
     pub fn left_after(&self) -> Option<Duration> {
-        let left = match &self.timeline {
-            Some(timeline) => timeline.ending == Ending::Left && timeline.finish.is_none(),
-            None => self.status == super::LEFT,
-        };
-        left.then(|| self.end.since(self.arrival))
+        self.left.then(|| self.end.since(self.arrival))
     }
 
     /// The class in whose books it goes: a miss before classification goes into the default's.

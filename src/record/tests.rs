@@ -95,6 +95,7 @@ fn answer() -> Timeline {
         status: 200,
         has_output: true,
         has_visible: true,
+        has_lumps: false,
         limited: None,
         ending: Ending::Clean,
     }
@@ -113,6 +114,7 @@ fn finished(verdict: Verdict) -> Finished {
         attempts: 1,
         retries: Retries::default(),
         status: 200,
+        left: false,
         length: LengthBucket::Short,
         prompt: Tokens(9),
         arrival: at(0),

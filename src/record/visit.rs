@@ -74,6 +74,8 @@ struct Draft {
     degraded: Degraded,
     /// A head of the gateway's own went ahead: the client's side behind it.
     ahead: Option<ClientSide>,
+    /// Its client left before the answer was whole.
+    left: bool,
 }
 
 impl Visit {
@@ -93,6 +95,7 @@ impl Visit {
             spilled: false,
             degraded: Degraded::default(),
             ahead: None,
+            left: false,
         };
         Visit { recorder, open, draft: Some(Box::write(Box::new_uninit(), draft)) }
     }
@@ -233,25 +236,25 @@ impl Visit {
 
     /// The relayed answer ended.
     pub fn end(mut self, timeline: Timeline) {
-        let Some(draft) = self.draft.take() else { return };
+        let Some(mut draft) = self.draft.take() else { return };
         let verdict = match &draft.promise {
             Some(promise) => judge(&timeline, &promise.objectives, &promise.case),
             None => Verdict::bare(Outcome::Excluded(Excluded::Unjudged)),
         };
-        let left = timeline.ending == Ending::Left && timeline.finish.is_none();
-        let status = if left { LEFT } else { timeline.status };
-        let end = timeline.end;
+        draft.left = has_left(&timeline);
+        let (status, end) = (timeline.status, timeline.end);
         self.close(*draft, verdict, status, end, Some(timeline), None);
     }
 
     /// The relayed head was the gateway's own, and no stream followed it.
     pub fn end_refused(mut self, timeline: Timeline, refusal: &Refusal) {
-        let Some(draft) = self.draft.take() else { return };
+        let Some(mut draft) = self.draft.take() else { return };
         let outcome = match (refusal, &draft.promise) {
             (Refusal::EngineAnswered { status }, Some(promise)) => of_code(*status, &promise.case),
             _ => refusal.outcome(),
         };
         let verdict = draft.refused(outcome, timeline.end);
+        draft.left = has_left(&timeline);
         let (status, end) = (timeline.status, timeline.end);
         self.close(*draft, verdict, status, end, Some(timeline), Some(refusal));
     }
@@ -276,20 +279,24 @@ impl Visit {
     }
 
     /// Dropped: the client left, or the gateway panicked.
-    fn abandoned(&self, draft: Draft, panicking: bool) {
+    fn abandoned(&self, mut draft: Draft, panicking: bool) {
         let at = self.recorder.now();
         let ahead = draft.ahead.is_some();
         let severed = draft.ahead.as_ref().and_then(ClientSide::severed);
-        let (verdict, status) = if panicking {
-            (draft.refused(Outcome::Missed(Missed::Internal), at), if ahead { 200 } else { 500 })
+        let verdict = if panicking {
+            draft.refused(Outcome::Missed(Missed::Internal), at)
         } else if severed == Some(Severed::Drain) {
             // It never left our queue, and nobody was there to be told.
-            (draft.refused(Refusal::Draining.outcome(), at), 200)
+            draft.refused(Refusal::Draining.outcome(), at)
         } else {
-            match draft.limited(severed, at) {
-                Some(verdict) => (verdict, if severed.is_some() { 200 } else { LEFT }),
-                None => (draft.left(at), LEFT),
-            }
+            let limited = draft.limited(severed, at);
+            draft.left = limited.is_none() || severed.is_none();
+            limited.unwrap_or_else(|| draft.left(at))
+        };
+        let status = match (ahead, panicking) {
+            (true, _) => 200,
+            (false, true) => 500,
+            (false, false) => LEFT,
         };
         self.close(draft, verdict, status, at, None, panicking.then_some(&Refusal::Internal));
     }
@@ -327,6 +334,7 @@ impl Visit {
                 attempts: draft.attempts,
                 retries: draft.retries,
                 status,
+                left: draft.left,
                 length,
                 prompt,
                 arrival: draft.arrival,
@@ -345,6 +353,10 @@ impl Visit {
             },
         ));
     }
+}
+
+fn has_left(timeline: &Timeline) -> bool {
+    timeline.ending == Ending::Left && timeline.finish.is_none()
 }
 
 impl Draft {

@@ -189,7 +189,8 @@ async fn a_client_that_leaves_behind_its_head_is_out_of_the_queue_at_once_and_pa
         drop(reply);
         assert_eq!(house.crowd(), (1, 0));
         let line = house.line().await;
-        assert_eq!((line.verdict(), line.number("status")), (verdict.into(), Some(499.0)));
+        assert_eq!((line.verdict(), line.number("status")), (verdict.into(), Some(200.0)));
+        assert_eq!(house.page().sum("goodput_cancel_seconds_count", &[]), 1.0);
         drop(seat);
         assert_eq!(house.network.dials("e1"), 0);
         house.end().await;

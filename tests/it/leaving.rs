@@ -61,7 +61,8 @@ async fn c47_a_cancel_in_mid_stream_reaches_the_engine_at_once() {
         drop(answer);
         assert_eq!(engine.ledger().closed(0).await, at(100), "{path}");
         let line = house.line().await;
-        assert_eq!((line.verdict(), line.number("status")), ("excluded(client_cancel)".into(), Some(499.0)));
+        // Its 200 had come.
+        assert_eq!((line.verdict(), line.number("status")), ("excluded(client_cancel)".into(), Some(200.0)));
         assert_eq!(line.tokens().1, Some(5));
         assert_eq!(house.page().sum("goodput_cancel_seconds_count", &[]), 1.0);
         house.end().await;
@@ -147,6 +148,39 @@ async fn c48_over_a_connection_too() {
     assert_eq!(engine.ledger().closed(0).await, at(200));
     assert_eq!(house.line().await.verdict(), "excluded(client_cancel)");
     house.end().await;
+}
+
+/// A stream without usage at a third of the promised pace is a miss when its client leaves,
+/// whatever other answers of its engine looked like before.
+#[tokio::test(start_paused = true)]
+async fn no_odd_answers_before_excuse_a_slow_stream_that_is_left() {
+    let answer = |events: u64, event: String, tokens: u64| {
+        let script = (0..events).fold(Script::stream().at(10), |script, _| script.say(&event));
+        script.say(f("stop")).say(u(5, tokens)).say(d()).end()
+    };
+    let slow = (1..=100).fold(Script::stream(), |script, number| script.at(150 * number).say(t("a"))).silence();
+    let odd = [
+        Vec::new(),
+        vec![answer(2, k("{}"), 120)],
+        vec![answer(40, k("{}"), 2000); 20],
+        vec![answer(2, t("all of it"), 120); 20],
+        vec![answer(40, t("a"), u64::MAX), answer(40, t("a"), 4_294_967_295), answer(40, t("a"), 100_000_000)],
+        vec![answer(40, t("a"), 2560); 20],
+    ];
+    for before in odd {
+        let count = before.len();
+        let house = House::new(&Yaml::default());
+        let _engine = house.engine("e1", before.into_iter().chain([slow.clone()]).collect());
+        for _ in 0..count {
+            house.chat(stream()).await.whole().await;
+        }
+        let mut answer = house.chat(stream()).await;
+        answer.frames(20).await;
+        drop(answer);
+        let line = house.lines(count + 1).await.remove(count);
+        assert_eq!(line.verdict(), "missed(canceled_late)", "after {count}");
+        house.end().await;
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -348,6 +348,7 @@ impl<'a> World<'a> {
             status: 200,
             has_output: true,
             has_visible: true,
+            has_lumps: false,
             limited: None,
             ending: Ending::Clean,
         }

@@ -340,6 +340,11 @@ impl Line {
         }
     }
 
+    /// The client left before its answer was whole, whoever's fault that was.
+    pub fn has_left(&self) -> bool {
+        ["excluded(client_cancel)", "missed(canceled_late)"].contains(&self.verdict().as_str())
+    }
+
     pub fn text(&self, field: &str) -> &str {
         self.0[field].as_str().unwrap_or("-")
     }
