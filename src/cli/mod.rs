@@ -1,7 +1,7 @@
 //! The commands.
 //!
 //! Exit codes: 0 done; 1 it ran and the answer is no; 2 usage or an unreadable file; 3 it
-//! could not start (a port, a certificate).
+//! could not start (a port that is taken).
 
 pub mod check;
 pub mod demo;

@@ -37,7 +37,8 @@ fn hash(key: &str) -> String {
 }
 
 fn made() -> Made {
-    let certificate = rcgen::generate_simple_self_signed(vec!["engine".to_owned()]).unwrap().cert.pem();
+    let signed = || rcgen::generate_simple_self_signed(vec!["engine".to_owned()]).unwrap();
+    let (own, certificate) = (signed(), signed().cert.pem());
     let variables = HashMap::from([
         ("PORT", "8123"),
         ("CANARY", "sk-CANARY3"),
@@ -50,6 +51,9 @@ fn made() -> Made {
         ("engine.key", "sk-engine\n".to_owned()),
         ("engine-ca.pem", certificate),
         ("acme.keys", format!("# ours\n{} file\n\n{}\n", hash("f1"), hash("f2"))),
+        ("tls.crt", own.cert.pem()),
+        ("tls.key", own.signing_key.serialize_pem()),
+        ("other.key", signed().signing_key.serialize_pem()),
         ("empty", String::new()),
         ("two words", "a b".to_owned()),
         ("bad.keys", "sk-CANARY1 prod\n".to_owned()),
@@ -124,6 +128,11 @@ fn queue(keys: &str) -> String {
 /// The base, with these levels of its first class.
 fn degrade(levels: &str) -> String {
     class(&format!("degrade: [{levels}]"))
+}
+
+/// The base, with a listener of these files.
+fn listen_tls(certificate: &str, key: &str) -> String {
+    and(&format!("listen: {{tls: {{certificate_file: {certificate}, private_key_file: {key}}}}}"))
 }
 
 /// The base, with a tenant of these limits.
@@ -281,7 +290,7 @@ fn config_goodput_loads_with_its_commented_keys() {
     let who = settings.keyring.find(&headers).unwrap();
     assert_eq!((who.tenant.as_str(), who.key_label.as_deref()), ("acme", Some("file")));
     let files: Vec<_> = settings.files.iter().map(|path| path.to_str().unwrap()).collect();
-    assert_eq!(files.len(), 4, "{files:?}");
+    assert_eq!(files.len(), 4, "a certificate is renewed without a reload: {files:?}");
 }
 
 #[test]
@@ -469,6 +478,26 @@ fn each_kind_of_problem() {
         (and("admin: {token_file: two words}"), "12:21: admin.token_file: the file \"two words\" holds no secret"),
         (and("admin: on"), "12:8: admin: is a text; write a mapping, or `off`"),
         (and("listen: {tls: {certificate_file: a}}"), "12:15: listen.tls: `private_key_file` is missing"),
+        (
+            listen_tls("nowhere.crt", "tls.key"),
+            "12:34: listen.tls.certificate_file: the file \"nowhere.crt\" cannot be read (entity not found); give the file",
+        ),
+        (
+            listen_tls("tls.crt", "nowhere.key"),
+            "12:61: listen.tls.private_key_file: the file \"nowhere.key\" cannot be read (entity not found)",
+        ),
+        (
+            listen_tls("empty", "tls.key"),
+            "12:34: listen.tls.certificate_file: the file \"empty\" holds no certificate in PEM; write the certificate",
+        ),
+        (
+            listen_tls("tls.crt", "tls.crt"),
+            "12:61: listen.tls.private_key_file: the file \"tls.crt\" holds no private key in PEM; write the",
+        ),
+        (
+            listen_tls("tls.crt", "other.key"),
+            "12:61: listen.tls.private_key_file: the key in \"other.key\" is not that of the certificate in \"tls.crt\"; name",
+        ),
         (
             and("inspect: {judged_paths: [/v1/embedings]}"),
             "12:26: inspect.judged_paths[0]: \"/v1/embedings\" is no path that goes to engines; did you mean /v1/embeddings?",

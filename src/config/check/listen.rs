@@ -6,6 +6,7 @@ use std::path::Path;
 use secrecy::SecretString;
 
 use super::{Check, is_no};
+use crate::accept::settings::papers::{BadPapers, certified};
 use crate::accept::settings::{Admin, Listen, Shutdown, Tls};
 use crate::config::problem::nearest;
 use crate::config::raw;
@@ -35,10 +36,41 @@ impl Check<'_> {
         }
     }
 
-    fn tls(&self, raw: &raw::Tls) -> Option<Tls> {
+    fn tls(&mut self, raw: &raw::Tls) -> Option<Tls> {
         let (certificate, key) = (raw.certificate_file.as_ref()?, raw.private_key_file.as_ref()?);
+        if let (Some(chain), Some(secret)) = (self.paper(certificate), self.paper(key))
+            && let Err(bad) = certified(&chain, &secret)
+        {
+            self.bad_papers(certificate, key, &bad);
+        }
         let place = |at: &At<String>| self.surroundings.place(Path::new(&at.value));
         Some(Tls { certificate_file: place(certificate), private_key_file: place(key) })
+    }
+
+    fn bad_papers(&mut self, certificate: &At<String>, key: &At<String>, bad: &BadPapers) {
+        let (at, message, way_out) = match bad {
+            BadPapers::NoCertificate => (
+                certificate,
+                format!("the file {} holds no certificate in PEM", certificate.shown()),
+                "write the certificate, then the chain behind it, into it",
+            ),
+            BadPapers::NoKey => (
+                key,
+                format!("the file {} holds no private key in PEM", key.shown()),
+                "write the certificate's key into it, without a passphrase",
+            ),
+            BadPapers::NotAPair => (
+                key,
+                format!("the key in {} is not that of the certificate in {}", key.shown(), certificate.shown()),
+                "name the two files that were made together",
+            ),
+            BadPapers::Unfit(why) => (
+                certificate,
+                format!("the certificate in {} cannot be used with its key ({why})", certificate.shown()),
+                "name an X.509 certificate and its RSA, ECDSA or Ed25519 key",
+            ),
+        };
+        self.problem(&at.place, message, way_out);
     }
 
     pub(super) fn shutdown(&mut self, raw: Option<&raw::Shutdown>) -> Shutdown {

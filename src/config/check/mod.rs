@@ -15,7 +15,7 @@ mod store;
 mod tenants;
 
 use std::collections::HashMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::problem::{Place, Problem, nearest};
@@ -34,12 +34,15 @@ pub(super) struct Check<'a> {
     /// What is worth a look but stands in nobody's way.
     notes: Vec<Problem>,
     /// Files that were read beside the settings.
-    files: Vec<PathBuf>,
+    pub files: Vec<PathBuf>,
+    /// Files that were read only to see whether they will do: the listener renews what is in
+    /// them without a reload, so they are no part of the settings' content.
+    pub papers: Vec<PathBuf>,
 }
 
 impl<'a> Check<'a> {
     pub(super) fn new(surroundings: &'a dyn Surroundings, problems: Vec<Problem>) -> Self {
-        Check { surroundings, problems, notes: Vec::new(), files: Vec::new() }
+        Check { surroundings, problems, notes: Vec::new(), files: Vec::new(), papers: Vec::new() }
     }
 
     fn problem(&mut self, place: &Place, message: impl Into<String>, way_out: impl Into<String>) {
@@ -218,11 +221,20 @@ impl<'a> Check<'a> {
     /// Reads a file that the settings refer to.
     fn file(&mut self, at: &At<String>) -> Option<Vec<u8>> {
         let path = PathBuf::from(&at.value);
-        let found = self.surroundings.file(&path);
         if !self.files.contains(&path) {
             self.files.push(path);
         }
-        match found {
+        self.bytes(at)
+    }
+
+    /// Reads a file that the settings refer to, and that somebody else will follow.
+    fn paper(&mut self, at: &At<String>) -> Option<Vec<u8>> {
+        self.papers.push(PathBuf::from(&at.value));
+        self.bytes(at)
+    }
+
+    fn bytes(&mut self, at: &At<String>) -> Option<Vec<u8>> {
+        match self.surroundings.file(Path::new(&at.value)) {
             Ok(bytes) => Some(bytes),
             Err(error) => {
                 let message = format!("the file {} cannot be read ({})", at.shown(), error.kind());
