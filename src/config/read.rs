@@ -490,7 +490,17 @@ impl<T: Read> JsonSchema for Entries<T> {
     }
 }
 
-/// A block, or the word `off`.
+/// Whether this is the word `off`. It is the boolean false, too: tools that write YAML 1.1 read
+/// `off` as that and write `false` for it.
+pub(super) fn is_off(value: &Value) -> bool {
+    match value {
+        Value::Text(text) => text == "off",
+        Value::Bool(value) => !value,
+        _ => false,
+    }
+}
+
+/// A block, or the word `off`: see [`is_off`].
 #[derive(Debug)]
 pub(super) enum OrOff<T> {
     /// Switched off.
@@ -502,8 +512,12 @@ pub(super) enum OrOff<T> {
 impl<T: Read> Read for OrOff<T> {
     fn read(node: &Node, reader: &mut Reader<'_>) -> Option<Self> {
         match &node.value {
-            Value::Text(text) if text == "off" => Some(OrOff::Off),
+            value if is_off(value) => Some(OrOff::Off),
             Value::Map(_) => T::read(node, reader).map(OrOff::On),
+            Value::Bool(_) => {
+                reader.fail(node, "is true", "write a mapping, or `off`; without the key the defaults hold");
+                None
+            }
             _ => {
                 reader.fail_type(node, "a mapping, or `off`");
                 None
@@ -521,7 +535,7 @@ impl<T: Read> JsonSchema for OrOff<T> {
     }
     fn json_schema(generator: &mut SchemaGenerator) -> Schema {
         let block = generator.subschema_for::<T>();
-        json_schema!({"anyOf": [block, {"const": "off"}]})
+        json_schema!({"anyOf": [block, {"enum": ["off", false]}]})
     }
 }
 

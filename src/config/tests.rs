@@ -476,6 +476,16 @@ fn each_kind_of_problem() {
         ),
         (and("admin: {token_file: empty}"), "12:21: admin.token_file: the file \"empty\" holds no secret"),
         (and("admin: {token_file: two words}"), "12:21: admin.token_file: the file \"two words\" holds no secret"),
+        (and("admin: true"), "12:8: admin: is true; write a mapping, or `off`; without the key the defaults hold"),
+        (and("telemetry: {access_log: true}"), "12:25: telemetry.access_log: is true; write one of: stdout, off"),
+        (
+            rule("{reasoning: true}"),
+            "8:38: classify[0].when.reasoning: is true; write one of: none, low, medium, high, on; `on` in quotes where",
+        ),
+        (
+            queue("{prefill_tokens_per_engine: true}"),
+            "pools[0].queue.prefill_tokens_per_engine: is true; write a whole",
+        ),
         (and("admin: on"), "12:8: admin: is a text; write a mapping, or `off`"),
         (and("listen: {tls: {certificate_file: a}}"), "12:15: listen.tls: `private_key_file` is missing"),
         (
@@ -1133,6 +1143,56 @@ fn every_key_of_the_schema_is_described() {
         }
     }
     all_described(&schema());
+}
+
+/// The ways to all places of the schema where this value may stand.
+fn ways_to(value: &serde_json::Value) -> Vec<String> {
+    fn walk(root: &serde_json::Value, node: &serde_json::Value, way: &str, to: (&serde_json::Value, &mut Vec<String>)) {
+        let node = match node.get("$ref").and_then(|at| at.as_str()) {
+            Some(at) => root.pointer(at.trim_start_matches('#')).unwrap(),
+            None => node,
+        };
+        let (value, found) = to;
+        if node.get("enum").and_then(|all| all.as_array()).is_some_and(|all| all.contains(value)) {
+            found.push(way.to_owned());
+        }
+        for option in node.get("anyOf").and_then(|list| list.as_array()).into_iter().flatten() {
+            walk(root, option, way, (value, found));
+        }
+        if let Some(items) = node.get("items") {
+            walk(root, items, way, (value, found));
+        }
+        for (key, inner) in node.get("properties").and_then(|map| map.as_object()).into_iter().flatten() {
+            walk(root, inner, &format!("{way}.{key}"), (value, found));
+        }
+    }
+    let (schema, mut found) = (schema(), Vec::new());
+    walk(&schema, &schema, "", (value, &mut found));
+    found.sort();
+    found.dedup();
+    found
+}
+
+/// Tools for YAML 1.1 (PyYAML, Helm, Ansible) write `false` where somebody wrote `off`.
+#[test]
+fn false_is_off_wherever_off_may_stand() {
+    let places = [
+        (".admin", and("admin: off")),
+        (".pools.breaker", pool("breaker: off")),
+        (".pools.health", pool("health: off")),
+        (".pools.metrics", pool("metrics: off")),
+        (".pools.queue.prefill_tokens_per_engine", queue("{prefill_tokens_per_engine: off}")),
+        (".slo_classes.target_headers", class("target_headers: off")),
+        (".telemetry.access_log", and("telemetry: {access_log: off}")),
+    ];
+    let known: Vec<&str> = places.iter().map(|(way, _)| *way).collect();
+    assert_eq!(ways_to(&serde_json::json!("off")), known, "each place has its line above");
+    assert_eq!(ways_to(&serde_json::json!(false)), known, "the schema lets false stand wherever off may");
+    let seen = |text: &str| format!("{:?}", Settings { hash: [0; 32], ..good(text) });
+    for (way, text) in places {
+        assert_eq!(seen(&text), seen(&text.replacen(": off", ": false", 1)), "{way}");
+        assert!(!problems(&text.replacen(": off", ": true", 1)).is_empty(), "{way}");
+    }
 }
 
 /// Keys without a function are in the schema, but accept nothing.
