@@ -10,6 +10,7 @@ pub mod engine;
 pub mod health;
 pub mod key;
 mod logs;
+mod numbers;
 pub mod schema;
 pub mod serve;
 pub mod service;
