@@ -208,6 +208,9 @@ struct Unsound {
 
 fn load_with_files(text: &str, surroundings: &dyn Surroundings) -> Result<Settings, Unsound> {
     let tree = tree::parse(text).map_err(|problem| Unsound { problems: vec![problem], files: Vec::new() })?;
+    if matches!(tree.value, tree::Value::Null) {
+        return Err(Unsound { problems: vec![nothing_there()], files: Vec::new() });
+    }
     let mut reader = Reader::new(surroundings);
     let root = raw::Root::read(&tree, &mut reader);
     let mut check = check::Check::new(surroundings, reader.problems);
@@ -218,6 +221,13 @@ fn load_with_files(text: &str, surroundings: &dyn Surroundings) -> Result<Settin
         files.extend(papers);
         Unsound { problems, files }
     })
+}
+
+/// What is told of a file without a single key.
+fn nothing_there() -> Problem {
+    let top = Place { path: "".into(), line: 1, column: 1 };
+    let way_out = "write at least `slo_classes`, `default_class` and `pools`; config/minimal.yaml shows how";
+    Problem::new(&top, "the file is empty, or all comments", way_out)
 }
 
 /// The JSON Schema of the file, for editors.

@@ -126,7 +126,8 @@ impl Scalar for Duration {
 }
 
 fn without_unit(number: &str) -> Unfit {
-    Unfit::value(format!("{number} has no unit"), format!("did you mean {number}s?"))
+    // No guess: what is a second here is a day in the next key.
+    Unfit::value(format!("{number} has no unit"), "put one behind it: ms, s, m, h, d or w")
 }
 
 /// Reads `1h30m`: numbers, each with its unit. `None` also beyond 100 years.
@@ -344,7 +345,8 @@ mod tests {
         let size = |text: &str| Size::take(&Value::Text(text.into()), false).ok().map(|size| size.0);
         assert_eq!(size("64MiB"), Some(64 << 20));
         assert_eq!(size("64 KiB"), Some(64 << 10));
-        assert_eq!(size("1MB"), Some(1_000_000));
+        assert_eq!([size("1MB"), size("1M"), size("1mb")], [Some(1_000_000); 3]);
+        assert_eq!([size("1kB"), size("64Ki"), size("1gib")], [Some(1000), Some(64 << 10), Some(1 << 30)]);
         assert_eq!(size("many"), None);
         assert_eq!(Size::take(&Value::Int(512), false).unwrap(), Size(512));
         assert!(Size::take(&Value::Int(-1), false).is_err());

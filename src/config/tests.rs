@@ -43,6 +43,7 @@ fn made() -> Made {
         ("PORT", "8123"),
         ("CANARY", "sk-CANARY3"),
         ("YES", "true"),
+        ("NOTHING", ""),
         ("NOT_A_URL", "gpu-SECRET:8000"),
         ("LATE", "10x-SECRET"),
     ]);
@@ -417,8 +418,10 @@ fn each_kind_of_problem() {
     let key = |more: &str| format!("  - {{tenant: a, keys: [{{blake3: \"{blake}\"{more}}}]}}");
     let table: Vec<(String, &str)> = vec![
         // keys
-        (and("clasify: []"), "12:1: unknown key `clasify`; did you mean `classify`?"),
+        (changed("classify:", "clasify:"), "7:1: unknown key `clasify`; did you mean `classify`?"),
+        (and("clasify: []"), "12:1: unknown key `clasify`; the keys here are: listen"),
         (and("zzz: 1"), "12:1: unknown key `zzz`; the keys here are: listen, shutdown"),
+        (pool("health: off\n    helth: off"), "12:5: pools[0]: unknown key `helth`; the keys here are: pool, engines"),
         (pool("helth: off"), "11:5: pools[0]: unknown key `helth`; did you mean `health`?"),
         (and("replicas: 1\nreplicas: 2"), "13:1: the key `replicas` stands twice, first on line 12; keep one"),
         (class("priority: low\n    priority: low"), "4:5: slo_classes[0]: the key `priority` stands twice"),
@@ -441,7 +444,7 @@ fn each_kind_of_problem() {
         (and("replicas: \"2\""), "12:11: replicas: is a text; write a whole number"),
         (and("replicas: 0"), "12:11: replicas: 0 is out of range; write a number from 1 to 1000"),
         (class("stall_seconds: .inf"), "3:20: slo_classes[0].stall_seconds: is not finite"),
-        (class("window: 28"), "3:13: slo_classes[0].window: 28 has no unit; did you mean 28s?"),
+        (class("window: 28"), "3:13: slo_classes[0].window: 28 has no unit; put one behind it: ms, s, m, h, d or w"),
         (class("window: 28 days"), "3:13: slo_classes[0].window: \"28 days\" is no length of time; write a length"),
         (
             class("window: 28s"),
@@ -457,10 +460,27 @@ fn each_kind_of_problem() {
         (and("replicas: \"${NO-BODY}\""), "12:11: replicas: holds a `${` that names no variable; write ${NAME}"),
         (and("replicas: \"${LATE}\""), "12:11: replicas: is a text; write a whole number"),
         (class("window: \"${LATE}\""), "3:13: slo_classes[0].window: the value does not fit; write a length of time"),
+        (
+            pool("engine: {headers: {x-key: \"Bearer ${NOTHING}\"}}"),
+            "11:31: pools[0].engine.headers.x-key: the variable NOTHING is empty; give it a value in the environment",
+        ),
+        (third("\"${NOTHING}\""), "6:16: slo_classes[2].slo_class: the variable NOTHING is empty; give it a value"),
         // listeners
         (
             and("listen: {address: localhost:80}"),
             "12:19: listen.address: \"localhost:80\" is no address; did you mean 127.0.0.1:80?",
+        ),
+        (
+            and("listen: {address: \"localhost:http\"}"),
+            "12:19: listen.address: \"localhost:http\" is no address; write an IP address and a port",
+        ),
+        (
+            and("listen: {address: \"0.0.0.0:9090\"}"),
+            "12:19: listen.address: operators are served there (127.0.0.1:9090) unless `admin` says otherwise; give",
+        ),
+        (
+            and("admin: {token_file: admin.token}\nlisten: {address: \"127.0.0.1:9090\"}"),
+            "12:8: admin: clients and operators would share one address",
         ),
         (
             and("listen: {address: \"${CANARY}\"}"),
@@ -513,6 +533,10 @@ fn each_kind_of_problem() {
             "12:26: inspect.judged_paths[0]: \"/v1/embedings\" is no path that goes to engines; did you mean /v1/embeddings?",
         ),
         (
+            and("inspect: {judged_paths: [/v1/mesages]}"),
+            "12:26: inspect.judged_paths[0]: \"/v1/mesages\" is no path that goes to engines; name one of: /v1/",
+        ),
+        (
             and("inspect: {judged_paths: [/v1/messages]}"),
             "12:26: inspect.judged_paths[0]: \"/v1/messages\" is judged anyway",
         ),
@@ -528,6 +552,14 @@ fn each_kind_of_problem() {
         (
             class("objectives: {ttft_seconds: {threshold: 1, attainment: 95}}"),
             "3:59: slo_classes[0].objectives.ttft_seconds.attainment: 95 is no share; it is a share: did you mean 0.95?",
+        ),
+        (
+            class("objectives: {ttft_seconds: {threshold: 1, attainment: 99.9}}"),
+            "3:59: slo_classes[0].objectives.ttft_seconds.attainment: 99.9 is no share; it is a share: did you mean 0.999?",
+        ),
+        (
+            class("objectives: {ttft_seconds: {threshold: 1, attainment: 1.5}}"),
+            "3:59: slo_classes[0].objectives.ttft_seconds.attainment: 1.5 is no share; write a share above 0, up to 1",
         ),
         (
             class("objectives: {ttft_seconds: {threshold: 1, attainment: 0}}"),
@@ -847,6 +879,10 @@ fn each_kind_of_problem() {
         (queue("{shares: {batch: 0}}"), "12:29: pools[0].queue.shares.batch: 0 is no share"),
         (queue("{shares: {batch: 5}}"), "12:29: pools[0].queue.shares.batch: 5 is no share; it is a share: did you"),
         (
+            queue("{shares: {batch: 2.55}}"),
+            "12:29: pools[0].queue.shares.batch: 2.55 is no share; write a share above 0",
+        ),
+        (
             queue("{shares: {batch: 0.0004}}"),
             "12:29: pools[0].queue.shares.batch: 0.0004 is no whole number of thousandths",
         ),
@@ -963,7 +999,12 @@ fn each_kind_of_problem() {
         (and("telemetry: {journal: {path: x}}"), "12:22: telemetry.journal: not available yet"),
         // no YAML, no settings
         ("a: [1".into(), "not readable as YAML"),
-        (String::new(), "1:1: is empty; write a mapping with the keys of this block"),
+        (
+            String::new(),
+            "1:1: the file is empty, or all comments; write at least `slo_classes`, `default_class` and `pools`",
+        ),
+        ("# later\n---\n".into(), "1:1: the file is empty, or all comments"),
+        (format!("{BASE}---\nlisten: {{}}\n"), "a second YAML document begins here; keep one of them"),
         ("- a\n- b\n".into(), "1:1: is a list; write a mapping with the keys of this block"),
     ];
     let mut wrong = Vec::new();
@@ -994,6 +1035,38 @@ pools:
 ";
     let lines: Vec<u64> = load(text, &made()).unwrap_err().iter().map(|problem| problem.line).collect();
     assert_eq!(lines, [2, 5, 5, 6, 7, 8, 10, 10]);
+}
+
+/// Exactly the names that a label has for something else (and what is kept for drills).
+#[test]
+fn a_name_is_refused_only_where_a_label_means_something_else_by_it() {
+    let key = format!("keys: [{{blake3: \"{}\"}}]", hash("k"));
+    let named = |what: &str, name: &str| match what {
+        "class" => third(name).replace(
+            "when: {stream: false}}",
+            &format!("when: {{stream: false}}}}\n  - {{class: {name}, when: {{stream: true}}}}"),
+        ),
+        "pool" => changed("pool: main", &format!("pool: {name}")),
+        "tenant" => tenants(&format!("  - {{tenant: {name}, {key}}}")),
+        "model" => and(&format!("routes: [{{model: {name}, pools: main}}, {{model: \"*\", pools: main}}]")),
+        _ => and(&format!("models: {{aliases: {{a: {name}}}}}")),
+    };
+    let taken = [
+        ("class", "none"),
+        ("class", "drill"),
+        ("pool", "none"),
+        ("tenant", "other"),
+        ("model", "other"),
+        ("alias", "other"),
+    ];
+    for what in ["class", "pool", "tenant", "model", "alias"] {
+        for name in ["none", "other", "drill"] {
+            let told = problems(&named(what, name)).concat();
+            let is_taken = taken.contains(&(what, name));
+            assert_eq!(told.contains("has a meaning of its own"), is_taken, "{what} {name}: {told}");
+            assert_eq!(told.is_empty(), !is_taken, "{what} {name}: {told}");
+        }
+    }
 }
 
 #[test]

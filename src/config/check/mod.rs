@@ -58,7 +58,7 @@ impl<'a> Check<'a> {
         let listen = self.listen(root.listen.as_ref());
         let shutdown = self.shutdown(root.shutdown.as_ref());
         let (max_event, judged_paths) = self.inspect(root.inspect.as_ref());
-        let admin = self.admin(root.admin.as_ref(), &listen);
+        let admin = self.admin(root.admin.as_ref(), &listen, root.listen.as_ref());
         let classes = self.classes(root);
         let class_names = Names::of(
             "class",
@@ -161,11 +161,18 @@ impl<'a> Check<'a> {
 
     /// A share above 0 and up to 1.
     fn share(&mut self, at: &At<f64>) -> Option<f64> {
+        self.share_that(at, |_| true)
+    }
+
+    /// A share above 0 and up to 1; `fits` says which may be offered where it is none.
+    fn share_that(&mut self, at: &At<f64>, fits: impl Fn(f64) -> bool) -> Option<f64> {
         if at.value > 0.0 && at.value <= 1.0 {
             return Some(at.value);
         }
-        let way_out = if at.value > 1.0 && at.value <= 100.0 && !at.hidden {
-            format!("it is a share: did you mean {}?", at.value / 100.0)
+        // Who writes 95 means per cent; who writes 1.5 most likely does not.
+        let of_hundred = (at.value * 1e7).round() / 1e9;
+        let way_out = if (2.0..=100.0).contains(&at.value) && fits(of_hundred) && !at.hidden {
+            format!("it is a share: did you mean {of_hundred}?")
         } else {
             "write a share above 0, up to 1".to_owned()
         };
