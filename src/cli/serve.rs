@@ -48,7 +48,7 @@ impl Serve {
         let settings = match source.read() {
             Ok(settings) => settings,
             Err(NotLoaded::Problems(problems)) => {
-                problems.iter().for_each(|problem| eprintln!("{}: {problem}", self.config.display()));
+                problems.iter().for_each(|problem| eprintln!("{}:{problem}", self.config.display()));
                 eprintln!("goodput serve: {} problem(s); nothing was started", problems.len());
                 return ExitCode::from(2);
             }
@@ -58,7 +58,7 @@ impl Serve {
             }
         };
         for note in &settings.notes {
-            let _ = writeln!(std::io::stderr(), "{}: note: {note}", self.config.display());
+            let _ = writeln!(std::io::stderr(), "{}:{note} (a note)", self.config.display());
         }
         let code = runtime.block_on(async {
             let service = match Service::bind(settings, Some(source), Clock::start()).await {
