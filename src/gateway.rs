@@ -38,10 +38,12 @@ pub use degrade::{LevelView, Levels, NotForced};
 pub use early::Handling;
 pub use house::{Gateway, Materials};
 pub use promise::{BoundPool, Live, Promise};
+pub use upload::{Upload, read_whole};
 
 use crate::accept::{RequestBody, made_id, strict};
 use crate::admit::queue::Standing;
 use crate::classify::{Ask as ClassAsk, Classified, TargetHeaders};
+use crate::config::Settings;
 use crate::forward::headers::{is_fit_id, names::X_REQUEST_ID};
 use crate::forward::{OwnFields, ReplyBody};
 use crate::identify::{Unknown, Who};
@@ -56,7 +58,7 @@ use admission::{Held, Walk, Wish};
 use attempts::{Ask, Yard, first_willing_engine};
 use early::{EarlyHead, Outlet};
 use open_answer::Opened;
-use upload::{Terms, Unread, Upload};
+use upload::{Terms, Unread};
 
 /// The longest query. Behind an engine's path prefix it must still be a URI, of which none is
 /// longer than 65,534 bytes.
@@ -212,6 +214,7 @@ impl Gateway {
     {
         let &Arrived { ref head, at: arrival, ref id, ref client, .. } = arrived;
         let endpoint = self.endpoint_of(live, head)?;
+        visit.comes_to(endpoint);
         if endpoint.path() == "/health" {
             return Ok(Served::Own(self.health()));
         }
@@ -226,7 +229,8 @@ impl Gateway {
 
         let listen = &live.settings.listen;
         let (max_body, timeout) = (listen.max_body, listen.body_timeout);
-        let terms = Terms { max_body, timeout, arrival, with_prefix: live.asks_for_prefixes };
+        let (bodies, max_bodies) = (&self.bodies, listen.max_bodies);
+        let terms = Terms { bodies, max_bodies, max_body, timeout, arrival, with_prefix: live.asks_for_prefixes };
         let upload = upload::read(body, &head.headers, endpoint, terms, client, &self.clock).await?;
         visit.uploaded(upload.complete);
         refuse_what_is_not_served(&upload)?;
@@ -257,7 +261,7 @@ impl Gateway {
                 ..Case::of(endpoint.dialect())
             },
         });
-        let routed = route(live, served_model, &promise.class.id)?;
+        let routed = route(&live.settings, served_model, &promise.class.id)?;
         visit.routed(routed.model_label.clone(), routed.pools[0].clone());
         let relief = self.relief(&promise.class.id);
         relief.is_told(visit);
@@ -438,9 +442,13 @@ fn refuse_what_is_not_served(upload: &Upload) -> Result<(), Refusal> {
     }
 }
 
-fn route(live: &Live, model: Option<&str>, class: &ClassId) -> Result<Routed, Refusal> {
+/// The pools that serve a model to a class.
+///
+/// # Errors
+/// No route does.
+pub fn route(settings: &Settings, model: Option<&str>, class: &ClassId) -> Result<Routed, Refusal> {
     let missing = if model.is_none() { Refusal::ModelMissing } else { Refusal::ModelNotFound };
-    live.settings.routes.find(model, class).ok_or(missing)
+    settings.routes.find(model, class).ok_or(missing)
 }
 
 /// The class's objectives, with the targets that the request sets for itself.

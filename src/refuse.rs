@@ -148,6 +148,9 @@ refusals! {
     /// An overload level of a class of a higher rank keeps it off every pool of its route.
     #[error("kept off its pools by an overload level of class {class}")]
     OverloadShed { class: ClassId = ClassId::from("chat"), retry_after: Option<u64> = Some(3) } = "overload_shed",
+    /// The bodies of requests hold as much memory as they may.
+    #[error("request bodies hold as much memory as `listen.max_bodies` lets them")]
+    BodiesFull = "bodies_full",
     /// No engine of the routed pools is available.
     #[error("no engine of pool {pool} is available")]
     NoEngine { pool: PoolId = PoolId::from("chat") } = "no_engine",
@@ -238,6 +241,7 @@ impl Refusal {
             | Refusal::OverloadShed { .. }
             | Refusal::NoEngine { .. }
             | Refusal::OutOfSockets { .. }
+            | Refusal::BodiesFull
             | Refusal::Draining
             | Refusal::DrainCut => StatusCode::SERVICE_UNAVAILABLE,
             Refusal::FirstTokenTimeout { .. }
@@ -284,7 +288,8 @@ impl Refusal {
             Refusal::IdleTimeout { .. } => Outcome::Missed(Missed::TimeoutIdle),
             Refusal::TotalTimeout { .. } => Outcome::Missed(Missed::TimeoutTotal),
             Refusal::StreamIncomplete => Outcome::Missed(Missed::Truncated),
-            Refusal::QueueFull { .. }
+            Refusal::BodiesFull
+            | Refusal::QueueFull { .. }
             | Refusal::PushedOut { .. }
             | Refusal::QueueTimeout { .. }
             | Refusal::Hopeless { .. }
@@ -309,6 +314,7 @@ impl Refusal {
             | Refusal::Hopeless { retry_after, .. }
             | Refusal::OverloadShed { retry_after, .. } => *retry_after,
             Refusal::UnknownPath
+            | Refusal::BodiesFull
             | Refusal::LimitsStoreUnavailable
             | Refusal::MethodNotAllowed { .. }
             | Refusal::BadHead { .. }
@@ -389,6 +395,7 @@ impl Refusal {
             Refusal::QueueTimeout { retry_after, .. } => format!("The request could not be begun in time: the engines are busy. {}", again(*retry_after)).into(),
             Refusal::Hopeless { retry_after, .. } => format!("The engines are too busy to answer in time. {}", again(*retry_after)).into(),
             Refusal::OverloadShed { retry_after, .. } => format!("The engines are kept free for more urgent requests. {}", again(*retry_after)).into(),
+            Refusal::BodiesFull => "The gateway holds as many large requests as it has memory for. Try again in a moment, or send a shorter one.".into(),
             Refusal::NoEngine { .. } => "No engine for this model is available at present. Try again in a moment.".into(),
             Refusal::ConnectFailed { .. } => "The engines for this model could not be reached. Try again in a moment.".into(),
             Refusal::OutOfSockets { .. } => "The gateway has more connections than its system allows. Try again in a moment.".into(),

@@ -76,6 +76,8 @@ pub struct ClassStanding {
     pub class: String,
     /// The length of the window in seconds.
     pub window_seconds: u64,
+    /// How many of these are counted: less until the class has been in this process so long.
+    pub covered_seconds: u64,
     /// The share of judged requests that must be met.
     pub target: f64,
     /// Requests met in the window.
@@ -134,6 +136,8 @@ pub enum NotForced {
 pub struct BurnRate {
     /// The window's length in seconds.
     pub window_seconds: u64,
+    /// How many of these are counted; the rate is that of these.
+    pub covered_seconds: u64,
     /// 1 spends the budget exactly by the end of the class's window.
     pub rate: f64,
 }
@@ -352,7 +356,7 @@ mod tests {
         }
 
         fn slo(&self) -> Vec<ClassStanding> {
-            let burn_rate = vec![BurnRate { window_seconds: 3600, rate: 0.5 }];
+            let burn_rate = vec![BurnRate { window_seconds: 3600, covered_seconds: 60, rate: 0.5 }];
             vec![ClassStanding { class: "<chat>".to_owned(), met: 9, total: 10, burn_rate, ..ClassStanding::default() }]
         }
 
@@ -483,7 +487,8 @@ mod tests {
         let json = ask(good(), None, "GET", "/slo", None).await;
         let read: serde_json::Value = serde_json::from_str(&json.text).unwrap();
         assert_eq!(read["classes"][0]["class"], "<chat>");
-        assert_eq!(read["classes"][0]["burn_rate"][0]["rate"], 0.5);
+        let expected = serde_json::json!({"window_seconds": 3600, "covered_seconds": 60, "rate": 0.5});
+        assert_eq!(read["classes"][0]["burn_rate"][0], expected);
         assert_eq!(read["classes"][0]["attainment"], serde_json::Value::Null);
         let page = ask(good(), None, "GET", "/", None).await;
         assert!(page.text.contains("&lt;chat&gt;") && !page.text.contains("<chat>"), "{}", page.text);

@@ -16,14 +16,14 @@ pub(super) fn render(ready: bool, classes: &[ClassStanding]) -> String {
     let mut page = String::from(HEAD);
     page.push_str(if ready { "<p>ready</p>" } else { "<p class=\"bad\">not ready: starting or leaving</p>" });
     page.push_str(
-        "<table><thead><tr><th>class<th>met<th>judged<th>attainment<th>target<th>budget left\
+        "<table><thead><tr><th>class<th>met<th>judged<th>attainment<th>target<th>budget left<th>of the last\
          <th>in flight<th>waiting<th>overdue<th>overload level</tr></thead><tbody>",
     );
     for class in classes {
         row(&mut page, class);
     }
     page.push_str(
-        "</tbody></table><p>Attainment is met / judged over the class's window. \
+        "</tbody></table><p>Attainment is met / judged over the class's window, as far back as this process knows. \
          <a href=\"/slo\">as JSON</a> · <a href=\"/metrics\">metrics</a></p></body></html>\n",
     );
     page
@@ -36,13 +36,27 @@ fn row(page: &mut String, class: &ClassStanding) {
     escape(page, &class.class);
     let (met, total, target) = (class.met, class.total, percent(Some(class.target)));
     let (attainment, left) = (percent(class.attainment), percent(class.budget_remaining));
+    let counted = counted(class.covered_seconds, class.window_seconds);
     let (flying, waiting, overdue) = (class.in_flight, class.waiting, class.overdue);
     write!(
         page,
-        "<td>{met}<td>{total}<td{mark}>{attainment}<td>{target}<td>{left}<td>{flying}<td>{waiting}<td>{overdue}<td>{}</tr>",
+        "<td>{met}<td>{total}<td{mark}>{attainment}<td>{target}<td>{left}<td>{counted}<td>{flying}<td>{waiting}<td>{overdue}<td>{}</tr>",
         level(class.degradation.as_ref())
     )
     .expect("writing to a string cannot fail");
+}
+
+/// How much of the window is counted: all of it, or so much of it as yet.
+fn counted(covered: u64, window: u64) -> String {
+    let whole = length(window);
+    if covered < window { format!("{} (window {whole})", length(covered)) } else { whole }
+}
+
+/// A length of time, rounded down to the largest unit of which it has two.
+fn length(seconds: u64) -> String {
+    let units = [(24 * 60 * 60, "d"), (60 * 60, "h"), (60, "min")];
+    let fits = units.into_iter().find(|(unit, _)| seconds >= 2 * unit);
+    fits.map_or_else(|| format!("{seconds} s"), |(unit, name)| format!("{} {name}", seconds / unit))
 }
 
 /// Which level, and what it does.
@@ -78,6 +92,18 @@ fn escape(page: &mut String, text: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_window_that_is_not_whole_yet_says_what_is_counted() {
+        let class = |covered_seconds| ClassStanding {
+            window_seconds: 28 * 24 * 60 * 60,
+            covered_seconds,
+            ..ClassStanding::default()
+        };
+        assert!(render(true, &[class(59)]).contains("<td>59 s (window 28 d)<td>"));
+        assert!(render(true, &[class(7300)]).contains("<td>2 h (window 28 d)<td>"));
+        assert!(render(true, &[class(28 * 24 * 60 * 60)]).contains("<td>28 d<td>"));
+    }
 
     #[test]
     fn a_class_below_its_target_stands_out_and_one_without_judgement_does_not() {

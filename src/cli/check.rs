@@ -85,8 +85,8 @@ impl Check {
         let settings = match Source::file(&self.config).read() {
             Ok(settings) => settings,
             Err(NotLoaded::Problems(problems)) => return Ok((self.told_problems(&problems), false)),
-            Err(error @ (NotLoaded::Unreadable(_) | NotLoaded::Unusable(_))) => {
-                return Err(error).with_context(|| self.config.display().to_string());
+            Err(why @ (NotLoaded::Unreadable(_) | NotLoaded::Unusable(_))) => {
+                anyhow::bail!(why.lines(&self.config).join("\n"));
             }
         };
         let explanation = match &self.request {
@@ -233,8 +233,16 @@ mod tests {
     #[test]
     fn a_file_that_cannot_be_read_is_an_error() {
         let desk = desk(&settings());
-        let nowhere = Line::try_parse_from(["check", "-c", "/nowhere/g.yaml"]).unwrap().check;
-        assert!(nowhere.outcome().is_err());
+        let told = |path: &str| {
+            let check = Line::try_parse_from(["check", "-c", path]).unwrap().check;
+            check.outcome().unwrap_err().to_string()
+        };
+        assert_eq!(told("/nowhere/g.yaml"), "/nowhere/g.yaml: there is no such file; give the path of a settings file");
+        let path = desk.path().display().to_string();
+        assert_eq!(told(&path), format!("{path}: this is a directory; give the path of the settings file in it"));
+        let path = desk.path().join("bytes").display().to_string();
+        std::fs::write(&path, b"\xff\xfe").unwrap();
+        assert_eq!(told(&path), format!("{path}: this is not UTF-8; save it as UTF-8 text"));
         assert!(check(&desk, &["--request", "nobody.json"]).is_err());
     }
 
@@ -333,6 +341,29 @@ overload   shed_lower, then cap_output: 200
         assert_eq!(refused(&["--header", KEY]), (json!(400), json!("unreadable_body")));
         std::fs::write(desk.path().join("body.json"), r#"{"model":"llama-1","background":true}"#).unwrap();
         assert_eq!(refused(&["--header", KEY, "--path", "/v1/responses"]), (json!(400), json!("background_refused")));
+    }
+
+    #[test]
+    fn a_body_is_read_as_the_gateway_reads_it_a_form_only_where_it_takes_forms() {
+        let desk = desk(&settings());
+        let form = "--b\r\ncontent-disposition: form-data; name=\"model\"\r\n\r\nllama-3\r\n--b--\r\n";
+        std::fs::write(desk.path().join("body.json"), form).unwrap();
+        let kind = "content-type=multipart/form-data; boundary=b";
+        let asked = |path: &str, kind: &str| {
+            let line = ["--request", "body.json", "--json", "--header", KEY, "--path", path, "--header", kind];
+            let answer: serde_json::Value = serde_json::from_str(&check(&desk, &line).unwrap().0).unwrap();
+            (answer["request"]["model"].clone(), answer["request"]["refused"]["code"].clone())
+        };
+        let audio = "/v1/audio/transcriptions";
+        assert_eq!(asked(audio, kind), (json!("llama-3"), json!(null)));
+        assert_eq!(asked("/v1/chat/completions", kind), (json!(null), json!("unreadable_body")));
+        assert_eq!(asked("/v1/audio/speech", kind), (json!(null), json!("unreadable_body")));
+        assert_eq!(asked(audio, "content-type=multipart/form-data"), (json!(null), json!("unreadable_form")));
+        std::fs::write(desk.path().join("body.json"), form.replace("llama-3", "gpt-4o")).unwrap();
+        assert_eq!(asked(audio, kind), (json!("gpt-4o"), json!("alias_in_form")));
+        std::fs::write(desk.path().join("body.json"), zstd::encode_all(BODY.as_bytes(), 1).unwrap()).unwrap();
+        assert_eq!(asked("/v1/chat/completions", "content-encoding=zstd"), (json!("gpt-4o"), json!(null)));
+        assert_eq!(asked("/v1/chat/completions", "content-encoding=br"), (json!(null), json!("unsupported_coding")));
     }
 
     #[test]

@@ -10,7 +10,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use super::service::Service;
 use super::signals::Signals;
 use crate::clock::Clock;
-use crate::config::watch::{NotLoaded, Source};
+use crate::config::watch::Source;
 
 /// Runs the gateway until it is told to end.
 #[derive(Debug, clap::Args)]
@@ -47,13 +47,10 @@ impl Serve {
         let source = Source::file(&self.config);
         let settings = match source.read() {
             Ok(settings) => settings,
-            Err(NotLoaded::Problems(problems)) => {
-                problems.iter().for_each(|problem| eprintln!("{}:{problem}", self.config.display()));
-                eprintln!("goodput serve: {} problem(s); nothing was started", problems.len());
-                return ExitCode::from(2);
-            }
-            Err(other) => {
-                eprintln!("goodput serve: {}: {other}", self.config.display());
+            Err(why) => {
+                let lines = why.lines(source.path());
+                lines.iter().for_each(|line| eprintln!("{line}"));
+                eprintln!("goodput serve: {} problem(s); nothing was started", lines.len());
                 return ExitCode::from(2);
             }
         };

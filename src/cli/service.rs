@@ -2,6 +2,7 @@
 //! file, `demo` one over simulated engines.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -114,7 +115,10 @@ impl Service {
         tasks.spawn(gateway.clone().keep_books());
         let sweeping = Arc::clone(&gateway.lines);
         tasks.spawn(async move { sweeping.keep_swept().await });
-        let reloader = source.map(|source| follow(source, &gateway, &probes, &listener, &mut tasks));
+        let reloader = source.map(|source| {
+            let file = source.path().to_path_buf();
+            (follow(source, &gateway, &probes, &listener, &mut tasks), file)
+        });
         if let Some((listener, token)) = admin {
             let view = View { gateway: gateway.clone(), drain: drain.clone(), reloader };
             let router = admin::router(Arc::new(view), token);
@@ -210,6 +214,7 @@ fn follow(
     listener: &Listener,
     tasks: &mut JoinSet<()>,
 ) -> Reloader {
+    let file = source.path().to_path_buf();
     let (watcher, reloader) = watch(source, &gateway.live.load().settings, crate::config::watch::EVERY);
     let (gateway, probes, door) = (gateway.clone(), Arc::clone(probes), listener.door());
     // What runs of the keys that change only with a restart.
@@ -219,7 +224,10 @@ fn follow(
         gateway.recorder.reloaded(came.is_ok());
         match &came {
             Ok(_) => tracing::info!(?why, "settings exchanged"),
-            Err(problem) => tracing::error!(?why, %problem, "the settings stay as they were"),
+            Err(not) => {
+                let problem = not.lines(&file).join("; ");
+                tracing::error!(?why, %problem, "the settings stay as they were");
+            }
         }
         came
     }));
@@ -250,7 +258,8 @@ fn adopt(
 struct View {
     gateway: Gateway,
     drain: Drain,
-    reloader: Option<Reloader>,
+    /// With the file that it reads.
+    reloader: Option<(Reloader, PathBuf)>,
 }
 
 impl AdminView for View {
@@ -285,13 +294,10 @@ impl AdminView for View {
 
     fn reload(&self) -> Pin<Box<dyn Future<Output = Result<Vec<&'static str>, Vec<String>>> + Send + '_>> {
         Box::pin(async move {
-            let Some(reloader) = &self.reloader else {
+            let Some((reloader, file)) = &self.reloader else {
                 return Err(vec!["these settings have no file that could be read again".to_owned()]);
             };
-            reloader.reload().await.map_err(|not_loaded| match not_loaded {
-                NotLoaded::Problems(problems) => problems.iter().map(ToString::to_string).collect(),
-                other => vec![other.to_string()],
-            })
+            reloader.reload().await.map_err(|why| why.lines(file))
         })
     }
 }
@@ -301,16 +307,21 @@ pub(super) fn standings(gateway: &Gateway) -> Vec<ClassStanding> {
     let levels = gateway.level_views();
     let standing = |standing: crate::record::Standing| ClassStanding {
         class: standing.class.to_string(),
-        window_seconds: standing.window.as_secs(),
+        window_seconds: standing.own.window.as_secs(),
+        covered_seconds: standing.own.covered.as_secs(),
         target: standing.target,
-        met: standing.count.met,
-        total: standing.count.judged,
-        attainment: standing.count.attainment(),
+        met: standing.own.count.met,
+        total: standing.own.count.judged,
+        attainment: standing.own.count.attainment(),
         budget_remaining: standing.budget_left,
         burn_rate: standing
             .burn
             .iter()
-            .map(|(window, rate)| BurnRate { window_seconds: window.as_secs(), rate: *rate })
+            .map(|(span, rate)| BurnRate {
+                window_seconds: span.window.as_secs(),
+                covered_seconds: span.covered.as_secs(),
+                rate: *rate,
+            })
             .collect(),
         in_flight: standing.in_flight,
         waiting: standing.waiting,

@@ -61,6 +61,9 @@ block! {
         may tls: Tls,
         /// Largest request body, decoded. Default: 64MiB.
         may max_body: At<Size>,
+        /// What request bodies may hold in memory together, beyond 64 KiB of each. Default: 1GiB, or
+        /// `max_body` where that is more.
+        may max_bodies: At<Size>,
         /// Largest request head. Default: 64KiB.
         may max_head: At<Size>,
         /// Most header lines of a request. Default: 100.
@@ -703,6 +706,7 @@ impl Words for ActionWord {
         (Kind::ReasoningOff.as_str(), ActionWord::ReasoningOff),
         (Kind::Spill.as_str(), ActionWord::Spill),
     ];
+    const BESIDES: &'static [&'static str] = &["{cap_output: N}"];
 }
 
 impl Words for Priority {

@@ -246,6 +246,8 @@ pub(super) trait Words: Sized + Copy + 'static {
     const NAME: &'static str;
     /// The words.
     const WORDS: &'static [(&'static str, Self)];
+    /// What may stand there that is no word, as it is written.
+    const BESIDES: &'static [&'static str] = &[];
 
     /// The words alone.
     fn words() -> impl Iterator<Item = &'static str> {
@@ -263,7 +265,7 @@ impl<T: Words> Scalar for Word<T> {
 
     fn take(value: &Value, _: bool) -> Result<Self, Unfit> {
         let words = || T::words();
-        let list = || words().collect::<Vec<_>>().join(", ");
+        let list = || words().chain(T::BESIDES.iter().copied()).collect::<Vec<_>>().join(", ");
         let known = |text: &str| T::WORDS.iter().find(|(word, _)| *word == text).map(|(_, found)| Word(*found));
         if let Some(off) = known("off").filter(|_| is_off(value)) {
             return Ok(off);

@@ -903,7 +903,11 @@ fn each_kind_of_problem() {
         ),
         (
             degrade("{action: hide, enter_when: {queue_depth_above: 5}}"),
-            "3:24: slo_classes[0].degrade[0].action: \"hide\" is not known here; write one of: defer, shed_lower, reasoning_off, spill",
+            "3:24: slo_classes[0].degrade[0].action: \"hide\" is not known here; write one of: defer, shed_lower, reasoning_off, spill, {cap_output: N}",
+        ),
+        (
+            degrade("{action: 256, enter_when: {queue_depth_above: 5}}"),
+            "3:24: slo_classes[0].degrade[0].action: is a number; write one of: defer, shed_lower, reasoning_off, spill, {cap_output: N}",
         ),
         (
             degrade("{action: cap_output, enter_when: {queue_depth_above: 5}}"),

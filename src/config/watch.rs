@@ -7,10 +7,10 @@
 //! the same content, so that a file caught half written is not taken for a whole one; SIGHUP and
 //! a request to reload read at once.
 
-use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
+use std::{fmt, io};
 
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::MissedTickBehavior;
@@ -20,30 +20,49 @@ use super::{Problem, Process, Settings, Surroundings, fingerprint, load, load_wi
 /// A settings file and what surrounds it.
 #[derive(Clone)]
 pub struct Source {
+    /// As it was named, for whoever reads of it.
+    path: PathBuf,
+    /// As its surroundings know it.
     name: PathBuf,
     surroundings: Arc<dyn Surroundings>,
 }
 
-/// Why no settings came of a file.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+/// Why no settings came of a file. It is told with the file's name: [`NotLoaded::lines`].
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NotLoaded {
-    /// The file itself cannot be read.
-    #[error("the settings file cannot be read ({0})")]
-    Unreadable(String),
+    /// The file itself cannot be read: why, and what to do.
+    Unreadable(&'static str),
     /// What is wrong in it.
-    #[error("{}", in_short(.0))]
     Problems(Vec<Problem>),
     /// The settings are sound, and what they name could not be put to use.
-    #[error("{0}")]
     Unusable(String),
 }
 
-fn in_short(problems: &[Problem]) -> String {
-    match problems {
-        [] => "no problem".to_owned(),
-        [one] => one.to_string(),
-        many => many.iter().map(Problem::to_string).collect::<Vec<_>>().join("; "),
+impl NotLoaded {
+    /// One line for each thing that is wrong, each with the name of the file.
+    #[must_use]
+    pub fn lines(&self, file: &Path) -> Vec<String> {
+        let file = file.display();
+        match self {
+            NotLoaded::Unreadable(why) => vec![format!("{file}: {why}")],
+            NotLoaded::Problems(problems) => problems.iter().map(|problem| format!("{file}:{problem}")).collect(),
+            NotLoaded::Unusable(why) => vec![format!("{file}: {why}")],
+        }
     }
+}
+
+/// Why a settings file cannot be read, and what to do about it.
+fn unreadable(kind: io::ErrorKind) -> NotLoaded {
+    NotLoaded::Unreadable(match kind {
+        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {
+            "there is no such file; give the path of a settings file"
+        }
+        io::ErrorKind::IsADirectory => "this is a directory; give the path of the settings file in it",
+        io::ErrorKind::PermissionDenied => {
+            "this user may not read it; give the file and the directories above it read permission"
+        }
+        _ => "the system cannot read it; look at the disk or mount it lies on, and try again",
+    })
 }
 
 impl Source {
@@ -51,13 +70,19 @@ impl Source {
     #[must_use]
     pub fn file(path: &Path) -> Self {
         let name = path.file_name().map(PathBuf::from).unwrap_or_default();
-        Source { name, surroundings: Arc::new(Process::of(path)) }
+        Source { path: path.to_path_buf(), name, surroundings: Arc::new(Process::of(path)) }
     }
 
     /// A file of other surroundings.
     #[must_use]
     pub fn of(name: &str, surroundings: Arc<dyn Surroundings>) -> Self {
-        Source { name: PathBuf::from(name), surroundings }
+        Source { path: PathBuf::from(name), name: PathBuf::from(name), surroundings }
+    }
+
+    /// The file, as it was named.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
     /// Reads the settings as they are now.
@@ -92,8 +117,8 @@ impl Source {
 
     fn text(&self) -> Result<String, NotLoaded> {
         let bytes = self.surroundings.file(&self.name);
-        let bytes = bytes.map_err(|error| NotLoaded::Unreadable(error.kind().to_string()))?;
-        String::from_utf8(bytes).map_err(|_| NotLoaded::Unreadable("not UTF-8".to_owned()))
+        let bytes = bytes.map_err(|error| unreadable(error.kind()))?;
+        String::from_utf8(bytes).map_err(|_| NotLoaded::Unreadable("this is not UTF-8; save it as UTF-8 text"))
     }
 
     /// What the file and its companions hold now, as one hash.
@@ -105,7 +130,7 @@ impl Source {
 
 impl fmt::Debug for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Source").field(&self.name).finish()
+        f.debug_tuple("Source").field(&self.path).finish()
     }
 }
 
@@ -147,7 +172,7 @@ impl Reloader {
     /// # Errors
     /// Why the old ones stay.
     pub async fn reload(&self) -> Result<Waiting, NotLoaded> {
-        let gone = || NotLoaded::Unreadable("the gateway is leaving".to_owned());
+        let gone = || NotLoaded::Unusable("the gateway is leaving and takes no new settings".to_owned());
         let (answer, told) = oneshot::channel();
         self.asks.send(answer).await.map_err(|_| gone())?;
         told.await.map_err(|_| gone())?
@@ -229,7 +254,7 @@ impl Watcher {
             (content, result, companions)
         });
         let Ok((content, result, companions)) = all.await else {
-            return Err(NotLoaded::Unreadable("the reading broke off".to_owned()));
+            return Err(NotLoaded::Unreadable("the reading of it broke off; try again"));
         };
         match &result {
             Ok(settings) => {
@@ -473,6 +498,23 @@ mod tests {
         assert!(bench.heard.try_recv().unwrap().1.is_err());
         looks(3).await;
         assert!(bench.heard.try_recv().is_err(), "what was tried when asked is not tried again");
+    }
+
+    #[test]
+    fn why_settings_did_not_load_is_told_with_the_name_of_the_file() {
+        let desk = Desk::default();
+        desk.write("g.yaml", "slo_classes: []\ndefault_class: x\n");
+        let source = Source::of("g.yaml", Arc::new(desk.clone()));
+        let told = || source.read().unwrap_err().lines(Path::new("/etc/goodput/g.yaml"));
+        let problems = [
+            "/etc/goodput/g.yaml:1:1: `pools` is missing; add `pools`",
+            "/etc/goodput/g.yaml:1:14: slo_classes: is an empty list; add at least one",
+        ];
+        assert_eq!(told(), problems);
+        desk.remove("g.yaml");
+        assert_eq!(told(), ["/etc/goodput/g.yaml: there is no such file; give the path of a settings file"]);
+        let unusable = NotLoaded::Unusable("no such certificate".to_owned());
+        assert_eq!(unusable.lines(Path::new("g.yaml")), ["g.yaml: no such certificate"]);
     }
 
     #[tokio::test(start_paused = true)]

@@ -513,6 +513,10 @@ impl Relay {
                 ready.push_back(passed);
             }
         });
+        if let Some(rest) = gate.rest() {
+            *count += rest.len();
+            ready.push_back(rest);
+        }
         if !had_token && observer.has_token() {
             self.token_came();
         }

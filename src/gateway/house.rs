@@ -12,6 +12,7 @@ use parking_lot::Mutex;
 
 use super::degrade::Levels;
 use super::promise::Live;
+use super::upload::Bodies;
 use crate::admit::Books;
 use crate::admit::desk::{Desk, Desks};
 use crate::admit::queue;
@@ -66,6 +67,8 @@ pub struct House {
     pub books: Books,
     /// The task behind them, until somebody runs it.
     keeper: Mutex<Option<Keeper>>,
+    /// What their bodies hold in memory.
+    pub bodies: Arc<Bodies>,
     /// Where requests wait for a seat.
     pub desks: Desks,
     /// What is given up under load, and how far.
@@ -96,6 +99,7 @@ impl Gateway {
             recorder,
             books,
             keeper: Mutex::new(keeper),
+            bodies: Arc::default(),
             desks,
             levels: Levels::default(),
         }));

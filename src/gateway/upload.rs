@@ -1,6 +1,8 @@
 //! Reads a request's body within its limits, and understands it in the same pass.
 
 use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -21,6 +23,44 @@ use crate::units::{ClientSide, Endpoint, Tick};
 /// buffer a byte.
 const SMALL_FRAME: usize = 4 * 1024;
 
+/// So much of each body is never counted as memory: ordinary requests go on beside large ones.
+const FREE: u64 = 64 * 1024;
+
+/// What the bodies of all requests hold in memory, beyond [`FREE`] of each, in bytes.
+#[derive(Debug, Default)]
+pub struct Bodies(AtomicU64);
+
+/// What one body holds of it, until it is dropped.
+#[derive(Debug, Default)]
+struct Share {
+    of: Option<Arc<Bodies>>,
+    bytes: u64,
+    most: u64,
+}
+
+impl Share {
+    fn of(bodies: &Arc<Bodies>, most: u64) -> Self {
+        Share { of: Some(Arc::clone(bodies)), bytes: 0, most }
+    }
+
+    /// The body has grown to this length.
+    fn grow(&mut self, length: u64) -> Result<(), Refusal> {
+        let more = length.saturating_sub(FREE).saturating_sub(self.bytes);
+        let Some(bodies) = self.of.as_ref().filter(|_| more > 0) else { return Ok(()) };
+        let held = bodies.0.fetch_add(more, Ordering::Relaxed);
+        self.bytes += more;
+        if held.saturating_add(more) > self.most { Err(Refusal::BodiesFull) } else { Ok(()) }
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        if let Some(bodies) = self.of.as_ref().filter(|_| self.bytes > 0) {
+            bodies.0.fetch_sub(self.bytes, Ordering::Relaxed);
+        }
+    }
+}
+
 /// A body that has been read to its end.
 #[derive(Debug)]
 pub struct Upload {
@@ -34,6 +74,7 @@ pub struct Upload {
     pub is_form: bool,
     /// When its last byte came.
     pub complete: Tick,
+    _share: Share,
 }
 
 /// Why there is no [`Upload`].
@@ -53,7 +94,11 @@ impl From<Refusal> for Unread {
 
 /// How a body is read, and its terms.
 #[derive(Clone, Copy, Debug)]
-pub struct Terms {
+pub struct Terms<'a> {
+    /// What all bodies hold.
+    pub bodies: &'a Arc<Bodies>,
+    /// What they may hold.
+    pub max_bodies: u64,
     /// In bytes, as sent and as decoded.
     pub max_body: u64,
     /// From arrival to the last byte.
@@ -72,7 +117,7 @@ pub async fn read<B>(
     body: B,
     headers: &HeaderMap,
     endpoint: Endpoint,
-    terms: Terms,
+    terms: Terms<'_>,
     client: &ClientSide,
     clock: &Clock,
 ) -> Result<Upload, Unread>
@@ -81,10 +126,9 @@ where
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
     let stated = || headers.get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok();
-    if body.size_hint().exact().or_else(stated).is_some_and(|length| length > terms.max_body) {
-        return Err(Refusal::BodyTooLarge { limit: terms.max_body }.into());
-    }
-    let mut reading = Reading::begin(headers, endpoint, &terms)?;
+    let length = body.size_hint().exact().or_else(stated);
+    let mut reading = Reading::begin(headers, endpoint, length, terms.max_body, terms.with_prefix)?;
+    reading.share = Share::of(terms.bodies, terms.max_bodies);
     let mut body = pin!(body);
     let mut late = pin!(clock.sleep_until(Some(terms.arrival + terms.timeout)));
     loop {
@@ -105,6 +149,16 @@ where
         }
     }
     Ok(reading.finish(clock.now())?)
+}
+
+/// The same for a body that is all here: what the gateway would make of it.
+///
+/// # Errors
+/// Why it would be refused.
+pub fn read_whole(body: Bytes, headers: &HeaderMap, endpoint: Endpoint, max_body: u64) -> Result<Upload, Refusal> {
+    let mut reading = Reading::begin(headers, endpoint, Some(body.len() as u64), max_body, false)?;
+    reading.take(body)?;
+    reading.finish(Tick::ZERO)
 }
 
 /// A body that broke: the client left, or its framing was wrong.
@@ -129,11 +183,20 @@ struct Reading {
     small: Vec<u8>,
     length: u64,
     max_body: u64,
+    share: Share,
 }
 
 impl Reading {
-    fn begin(headers: &HeaderMap, endpoint: Endpoint, terms: &Terms) -> Result<Self, Refusal> {
-        let max_body = terms.max_body;
+    fn begin(
+        headers: &HeaderMap,
+        endpoint: Endpoint,
+        length: Option<u64>,
+        max_body: u64,
+        with_prefix: bool,
+    ) -> Result<Self, Refusal> {
+        if length.is_some_and(|length| length > max_body) {
+            return Err(Refusal::BodyTooLarge { limit: max_body });
+        }
         let limit = usize::try_from(max_body).unwrap_or(usize::MAX);
         let decoder = coding_of(headers)?.map(|coding| Decoder::new(coding, limit)).transpose();
         let decoder = decoder.map_err(|error| undecodable(error, max_body))?;
@@ -141,13 +204,14 @@ impl Reading {
             Some(form) => Reader::Form(Box::new(FormScanner::new(form).map_err(|_| Refusal::UnreadableForm)?)),
             None => {
                 let mut scanner = Box::write(Box::new_uninit(), Scanner::new(endpoint));
-                if !terms.with_prefix {
+                if !with_prefix {
                     scanner.leave_prefix();
                 }
                 Reader::Json(scanner)
             }
         };
-        Ok(Reading { reader, decoder, frames: Vec::with_capacity(1), small: Vec::new(), length: 0, max_body })
+        let (frames, small, share) = (Vec::with_capacity(1), Vec::new(), Share::default());
+        Ok(Reading { reader, decoder, frames, small, length: 0, max_body, share })
     }
 
     fn take(&mut self, bytes: Bytes) -> Result<(), Refusal> {
@@ -163,6 +227,7 @@ impl Reading {
         if self.length > self.max_body {
             return Err(Refusal::BodyTooLarge { limit: self.max_body });
         }
+        self.share.grow(self.length)?;
         match &mut self.reader {
             Reader::Json(scanner) => scanner.push(&bytes).map_err(unreadable)?,
             Reader::Form(reader) => reader.push(&bytes).map_err(|_| Refusal::UnreadableForm)?,
@@ -204,7 +269,7 @@ impl Reading {
             Reader::Json(scanner) => scanner.finish().map_err(unreadable)?,
             Reader::Form(reader) => reader.finish().map_err(|_| Refusal::UnreadableForm)?,
         };
-        Ok(Upload { frames: self.frames, facts, was_coded, is_form, complete })
+        Ok(Upload { frames: self.frames, facts, was_coded, is_form, complete, _share: self.share })
     }
 }
 

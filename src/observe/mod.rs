@@ -32,6 +32,6 @@ mod usage;
 mod tests;
 
 pub use moulds::Moulds;
-pub use note::{Expect, Note, UsageSeat};
+pub use note::{Expect, Note, Part, UsageSeat};
 pub use observer::Observer;
 pub use timeline::{Choice, Ending, Gaps, InBandError, Limit, Limited, Reader, Timeline, TokenSource, Usage, Watch};

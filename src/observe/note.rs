@@ -67,6 +67,18 @@ pub enum UsageSeat {
     WithChoice,
 }
 
+/// How much of an event a piece is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Part {
+    /// All of it; or none, as a piece of a body without events.
+    #[default]
+    Whole,
+    /// A piece of an event longer than [`super::sse::HELD`], and more of it follows.
+    More,
+    /// The last piece of such an event: what it carried is noted here.
+    Last,
+}
+
 /// What is known of a piece of the answer that may leave.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Note {
@@ -80,7 +92,6 @@ pub struct Note {
     pub error: Option<InBandError>,
     /// The answer is finished as of now. Provisional: a further token undoes it.
     pub finished: bool,
-    /// It is a piece of an event longer than [`super::sse::HELD`], the last one included;
-    /// what such an event carried is noted on its last piece.
-    pub part: bool,
+    /// Whether it is all of an event.
+    pub part: Part,
 }

@@ -9,7 +9,7 @@ use crate::units::Tick;
 
 use super::mould::{Fit, Mould, Slots};
 use super::moulds::{Course, Moulds};
-use super::note::{Expect, Note};
+use super::note::{Expect, Note, Part};
 use super::passing::{DONE, Passed, Passing};
 use super::reading::Reading;
 use super::sight::{Kind, Sight};
@@ -365,7 +365,7 @@ impl Eye {
             Cut::Event => self.whole(piece, at),
             Cut::Part => {
                 self.part(piece);
-                Note { part: true, finished: self.tally.is_finished(), ..Note::default() }
+                Note { part: Part::More, finished: self.tally.is_finished(), ..Note::default() }
             }
             Cut::LastPart => {
                 self.part(piece);
@@ -378,7 +378,7 @@ impl Eye {
                     }
                     Passed::Nothing => Note::default(),
                 };
-                Note { part: true, finished: self.tally.is_finished(), ..note }
+                Note { part: Part::Last, finished: self.tally.is_finished(), ..note }
             }
         }
     }

@@ -185,7 +185,7 @@ fn c06_an_event_of_3_mib_passes_and_is_read() {
     }
     assert_eq!(seen.passed, event.as_bytes());
     let last = (event.len() - 1) / 4096;
-    assert!(seen.notes.last().is_some_and(|note| note.part && note.visible));
+    assert!(seen.notes.last().is_some_and(|note| note.part == Part::Last && note.visible));
     let seen = seen.ends(Ending::Left, 9999);
     assert_eq!((seen.first_visible, seen.token_events), (at(last as u64), 1));
     assert!(!seen.unparseable);
@@ -965,8 +965,8 @@ proptest! {
         let short = Seen::new(chat()).data(5, &event);
         let passing = long.as_bytes().chunks(size).fold(Seen::new(chat()), |seen, frame| seen.raw(5, frame));
         prop_assert_eq!(&passing.passed, long.as_bytes());
-        let note = passing.notes.iter().rev().find(|note| note.part).copied().unwrap();
-        prop_assert_eq!(Note { part: false, ..note }, short.notes[0]);
+        let note = passing.notes.iter().rev().find(|note| note.part != Part::Whole).copied().unwrap();
+        prop_assert_eq!(Note { part: Part::Whole, ..note }, short.notes[0]);
         prop_assert_eq!(passing.clean(9), short.clean(9));
     }
 }

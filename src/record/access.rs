@@ -19,7 +19,7 @@ use crate::admit::levels::{Degraded, Kind};
 use crate::clock::Clock;
 use crate::observe::Timeline;
 use crate::units::decimal::{push_number, push_thousandths, put_digits};
-use crate::units::{ClassId, EngineId, PoolId, TenantId};
+use crate::units::{ClassId, Endpoint, EngineId, PoolId, TenantId};
 
 /// Lines that may wait for the output: a few seconds of heavy traffic.
 const WAITING: usize = 8192;
@@ -134,6 +134,8 @@ impl Noted {
         let outcome = finished.verdict.outcome;
         let mut line = Line::begin(block, *wall);
         line.text(b",\"request_id\":", Some(finished.request_id.as_str()));
+        // As we write it, never as it was sent: that may hold anything.
+        line.word(b",\"endpoint\":", finished.endpoint.map(Endpoint::path));
         line.0.extend_from_slice(names.text(finished));
         line.number(b",\"attempts\":", Some(u64::from(finished.attempts)));
         line.number(b",\"status\":", Some(u64::from(finished.status)));

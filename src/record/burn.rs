@@ -2,8 +2,13 @@
 //!
 //! Pure: outcomes and moments go in, attainment, burn rate and budget come out. Each window
 //! is a ring of slots, so memory does not grow with traffic or with time; a window's answer
-//! reaches back between 119/120 of its length and the whole of it. Counts begin at the
-//! start of the process: nothing before it is known.
+//! reaches back between 119/120 of its length and the whole of it.
+//!
+//! Nothing is known from before the class was there, which is the start of the process as a
+//! rule. A window that is longer than that tells of the time since, and each [`Span`] says how
+//! much of its window that is: `3d` an hour after the start is that hour. Left out until it is
+//! whole it would say nothing for a month after every restart; taken for whole it would look as
+//! if three days had gone as this hour did.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -13,12 +18,12 @@ use crate::units::Tick;
 const SLOTS: usize = 120;
 
 /// The windows that every class has beside its own, as alert rules use them.
-const COMMON: [(Duration, &str); 5] = [
-    (Duration::from_secs(5 * 60), "5m"),
-    (Duration::from_secs(30 * 60), "30m"),
-    (Duration::from_secs(60 * 60), "1h"),
-    (Duration::from_secs(6 * 60 * 60), "6h"),
-    (Duration::from_secs(3 * 24 * 60 * 60), "3d"),
+const COMMON: [Duration; 5] = [
+    Duration::from_secs(5 * 60),
+    Duration::from_secs(30 * 60),
+    Duration::from_secs(60 * 60),
+    Duration::from_secs(6 * 60 * 60),
+    Duration::from_secs(3 * 24 * 60 * 60),
 ];
 
 /// The window in which the highest good rate is looked for.
@@ -54,6 +59,8 @@ struct Slot {
 #[derive(Debug)]
 struct Ring {
     window: Duration,
+    /// Counting began.
+    since: Tick,
     /// The length of a slot.
     slot_nanos: u64,
     slots: Box<[Slot]>,
@@ -63,9 +70,9 @@ struct Ring {
 }
 
 impl Ring {
-    fn new(window: Duration) -> Self {
+    fn new(window: Duration, since: Tick) -> Self {
         let slot_nanos = u64::try_from(window.as_nanos() / SLOTS as u128).unwrap_or(u64::MAX).max(1);
-        Ring { window, slot_nanos, slots: vec![Slot::default(); SLOTS].into(), present: 0, span: 0..slot_nanos }
+        Ring { window, since, slot_nanos, slots: vec![Slot::default(); SLOTS].into(), present: 0, span: 0..slot_nanos }
     }
 
     fn note(&mut self, met: bool, at: Tick) {
@@ -99,6 +106,32 @@ impl Ring {
             judged: sum.judged + slot.count.judged,
         })
     }
+
+    fn span(&self, at: Tick) -> Span {
+        Span { window: self.window, covered: at.since(self.since).min(self.window), count: self.count(at) }
+    }
+}
+
+/// What was counted over a window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// The length of the window.
+    pub window: Duration,
+    /// How much of it has been counted: less than the whole until the class has been here so long.
+    pub covered: Duration,
+    /// The requests.
+    pub count: Count,
+}
+
+impl Span {
+    /// The window's name: `28d`, `6h`, `30m`, `90s`.
+    #[must_use]
+    pub fn name(&self) -> String {
+        let seconds = self.window.as_secs();
+        let units = [(24 * 60 * 60, "d"), (60 * 60, "h"), (60, "m")];
+        let whole = units.into_iter().find(|(unit, _)| seconds > 0 && seconds.is_multiple_of(*unit));
+        whole.map_or_else(|| format!("{seconds}s"), |(unit, name)| format!("{}{name}", seconds / unit))
+    }
 }
 
 /// The outcomes of one class over all of its windows.
@@ -111,20 +144,20 @@ pub struct Burn {
 }
 
 impl Burn {
-    /// A class that promises `target` over `window`.
+    /// A class that promises `target` over `window`, from `since` on.
     #[must_use]
-    pub fn new(target: f64, window: Duration) -> Self {
-        let mut rings: Vec<Ring> = COMMON.iter().map(|(length, _)| Ring::new(*length)).collect();
-        rings.push(Ring::new(window));
-        Burn { target, rings, served: Ring::new(PRESSURE) }
+    pub fn new(target: f64, window: Duration, since: Tick) -> Self {
+        let all = COMMON.into_iter().chain([window]);
+        let rings = all.map(|length| Ring::new(length, since)).collect();
+        Burn { target, rings, served: Ring::new(PRESSURE, since) }
     }
 
     /// The promise changed. What was counted stays, except over a window of another length.
-    pub fn promise(&mut self, target: f64, window: Duration) {
+    pub fn promise(&mut self, target: f64, window: Duration, at: Tick) {
         self.target = target;
         let own = self.rings.last_mut().expect("a class has its own window");
         if own.window != window {
-            *own = Ring::new(window);
+            *own = Ring::new(window, at);
         }
     }
 
@@ -148,24 +181,22 @@ impl Burn {
         (count.judged >= ENOUGH).then(|| self.rate(count))
     }
 
-    /// What was counted over each window up to `at`, with the window's name. The class's own
-    /// window comes last, unless it is one of the common ones.
-    pub fn windows(&self, at: Tick) -> impl Iterator<Item = (String, Count)> {
-        self.spans(at).map(|(window, count)| (name_of(window), count))
-    }
-
-    /// The same, with the window's length.
-    pub fn spans(&self, at: Tick) -> impl Iterator<Item = (Duration, Count)> {
-        let own = self.rings.last().map(|ring| ring.window);
-        let common = COMMON.iter().any(|(length, _)| Some(*length) == own);
+    /// What was counted over each window up to `at`. The class's own window comes last, unless it
+    /// is one of the common ones.
+    pub fn spans(&self, at: Tick) -> impl Iterator<Item = Span> {
+        let common = COMMON.contains(&self.own_ring().window);
         let shown = if common { self.rings.len() - 1 } else { self.rings.len() };
-        self.rings[..shown].iter().map(move |ring| (ring.window, ring.count(at)))
+        self.rings[..shown].iter().map(move |ring| ring.span(at))
     }
 
     /// What was counted over the class's own window up to `at`.
     #[must_use]
-    pub fn own(&self, at: Tick) -> Count {
-        self.rings.last().map(|ring| ring.count(at)).unwrap_or_default()
+    pub fn own(&self, at: Tick) -> Span {
+        self.own_ring().span(at)
+    }
+
+    fn own_ring(&self) -> &Ring {
+        self.rings.last().expect("a class has its own window")
     }
 
     /// How many times faster than promised the budget of misses is used: 1 uses it up exactly
@@ -180,7 +211,7 @@ impl Burn {
     /// where more was missed than promised.
     #[must_use]
     pub fn budget_left(&self, at: Tick) -> f64 {
-        1.0 - self.rate(self.own(at))
+        1.0 - self.rate(self.own(at).count)
     }
 
     /// The highest rate of judged requests, per second, among the complete 30-second
@@ -196,14 +227,6 @@ impl Burn {
     }
 }
 
-/// `28d`, `6h`, `30m`, `90s`.
-fn name_of(window: Duration) -> String {
-    let seconds = window.as_secs();
-    let units = [(24 * 60 * 60, "d"), (60 * 60, "h"), (60, "m")];
-    let whole = units.into_iter().find(|(unit, _)| seconds > 0 && seconds.is_multiple_of(*unit));
-    whole.map_or_else(|| format!("{seconds}s"), |(unit, name)| format!("{}{name}", seconds / unit))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -216,12 +239,12 @@ mod tests {
     }
 
     fn count_of(burn: &Burn, window: &str, at: Tick) -> Count {
-        burn.windows(at).find(|(name, _)| name == window).unwrap().1
+        burn.spans(at).find(|span| span.name() == window).unwrap().count
     }
 
     #[test]
     fn a_class_that_misses_twice_its_budget_burns_at_two() {
-        let mut burn = Burn::new(0.9, 28 * DAY);
+        let mut burn = Burn::new(0.9, 28 * DAY, Tick::ZERO);
         for i in 0..100 {
             burn.note(i % 5 != 0, seconds(i));
         }
@@ -233,7 +256,7 @@ mod tests {
 
     #[test]
     fn pressure_is_of_the_last_minute_and_of_what_was_not_shed() {
-        let mut burn = Burn::new(0.9, 28 * DAY);
+        let mut burn = Burn::new(0.9, 28 * DAY, Tick::ZERO);
         for i in 0..9 {
             burn.note_served(i % 2 == 0, seconds(i));
             burn.note(false, seconds(i));
@@ -247,16 +270,16 @@ mod tests {
 
     #[test]
     fn nothing_judged_burns_nothing_and_has_no_attainment() {
-        let burn = Burn::new(0.95, 28 * DAY);
+        let burn = Burn::new(0.95, 28 * DAY, Tick::ZERO);
         let at = seconds(1_000_000);
-        assert!(burn.windows(at).all(|(_, count)| count.attainment().is_none() && burn.rate(count) == 0.0));
+        assert!(burn.spans(at).all(|span| span.count.attainment().is_none() && burn.rate(span.count) == 0.0));
         assert_eq!(burn.budget_left(at), 1.0);
         assert_eq!(burn.good_rate(at), 0.0);
     }
 
     #[test]
     fn a_short_window_forgets_what_a_long_one_keeps() {
-        let mut burn = Burn::new(0.95, 28 * DAY);
+        let mut burn = Burn::new(0.95, 28 * DAY, Tick::ZERO);
         burn.note(false, seconds(10));
         let later = seconds(10 + 5 * 60);
         assert_eq!(count_of(&burn, "5m", later), Count::default());
@@ -266,15 +289,29 @@ mod tests {
 
     #[test]
     fn an_own_window_that_is_a_common_one_is_not_told_twice() {
-        let burn = Burn::new(0.95, 3 * DAY);
-        assert_eq!(burn.windows(Tick::ZERO).count(), 5);
-        let names: Vec<String> = Burn::new(0.95, 7 * DAY).windows(Tick::ZERO).map(|(name, _)| name).collect();
+        let burn = |window| Burn::new(0.95, window, Tick::ZERO);
+        assert_eq!(burn(3 * DAY).spans(Tick::ZERO).count(), 5);
+        let names: Vec<String> = burn(7 * DAY).spans(Tick::ZERO).map(|span| span.name()).collect();
         assert_eq!(names, ["5m", "30m", "1h", "6h", "3d", "7d"]);
     }
 
     #[test]
+    fn a_window_longer_than_the_class_has_been_here_says_how_much_of_it_is_counted() {
+        let mut burn = Burn::new(0.9, 28 * DAY, seconds(100));
+        burn.note(false, seconds(110));
+        let covered = |burn: &Burn, at| -> Vec<u64> { burn.spans(at).map(|span| span.covered.as_secs()).collect() };
+        assert_eq!(covered(&burn, seconds(100)), [0; 6]);
+        assert_eq!(covered(&burn, seconds(700)), [300, 600, 600, 600, 600, 600]);
+        assert_eq!(covered(&burn, seconds(100) + 3 * DAY)[..5], [300, 1800, 3600, 21_600, 259_200]);
+        assert_eq!(burn.own(seconds(100) + 27 * DAY).covered, 27 * DAY);
+        assert_eq!(burn.own(seconds(100) + 40 * DAY).covered, 28 * DAY);
+        burn.promise(0.9, 7 * DAY, seconds(700));
+        assert_eq!(covered(&burn, seconds(760)), [300, 660, 660, 660, 660, 60], "another window begins anew");
+    }
+
+    #[test]
     fn the_good_rate_is_that_of_the_best_stretch_that_kept_the_promise() {
-        let mut burn = Burn::new(0.9, 28 * DAY);
+        let mut burn = Burn::new(0.9, 28 * DAY, Tick::ZERO);
         for i in 0..300 {
             burn.note(true, Tick::from_millis(i * 100)); // 10 a second, all met
         }
@@ -286,11 +323,11 @@ mod tests {
 
     #[test]
     fn a_changed_window_begins_anew_and_a_changed_target_does_not() {
-        let mut burn = Burn::new(0.9, 28 * DAY);
+        let mut burn = Burn::new(0.9, 28 * DAY, Tick::ZERO);
         burn.note(false, seconds(1));
-        burn.promise(0.5, 28 * DAY);
+        burn.promise(0.5, 28 * DAY, seconds(2));
         assert_eq!(burn.budget_left(seconds(2)), -1.0);
-        burn.promise(0.5, 7 * DAY);
+        burn.promise(0.5, 7 * DAY, seconds(2));
         assert_eq!(burn.budget_left(seconds(2)), 1.0);
         assert_eq!(count_of(&burn, "5m", seconds(2)).judged, 1);
     }
@@ -302,7 +339,7 @@ mod tests {
             steps in prop::collection::vec((0_u64..4_000, any::<bool>()), 1..200),
             wait in 0_u64..400_000,
         ) {
-            let mut burn = Burn::new(0.95, DAY);
+            let mut burn = Burn::new(0.95, DAY, Tick::ZERO);
             let mut at = 0;
             let mut all = Vec::new();
             for (step, met) in steps {

@@ -7,7 +7,7 @@ use crate::admit::levels::Degraded;
 use crate::admit::limit::{Limit, Scope};
 use crate::judge::{Outcome, Verdict};
 use crate::observe::{Ending, Timeline};
-use crate::units::{ClassId, EngineId, LengthBucket, PoolId, RequestId, TenantId, Tick, Tokens};
+use crate::units::{ClassId, Endpoint, EngineId, LengthBucket, PoolId, RequestId, TenantId, Tick, Tokens};
 
 /// Why another attempt was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -50,6 +50,8 @@ pub type Retries = [u32; Retry::ALL.len()];
 pub struct Finished {
     /// Correlates response, log line and span.
     pub request_id: RequestId,
+    /// Which of our paths it came to; `None` where it ended before that was known.
+    pub endpoint: Option<Endpoint>,
     /// Who asked; `None` where no key was found.
     pub tenant: Option<TenantId>,
     /// The class that applied; `None` where it ended before one did.

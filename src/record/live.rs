@@ -115,13 +115,15 @@ fn classes(recorder: &Inner, at: Tick, page: &mut Page<'_, '_>) -> fmt::Result {
     let series: Vec<(&ClassId, &Arc<ClassSeries>)> =
         table.current.iter().filter_map(|class| Some((class, table.class(class)?))).collect();
     let (mut attainment, mut rate, mut budget, mut good, mut drift) = <(Rows, Rows, Rows, Rows, Rows)>::default();
+    let mut covered = Rows::new();
     for (class, series) in series {
         let memory = &mut *series.memory.lock();
         let name = || ("class", class.to_string());
-        for (window, count) in memory.burn.windows(at) {
-            let labels = vec![name(), ("window", window)];
-            rate.push((labels.clone(), memory.burn.rate(count)));
-            attainment.extend(count.attainment().map(|share| (labels, share)));
+        for span in memory.burn.spans(at) {
+            let labels = vec![name(), ("window", span.name())];
+            rate.push((labels.clone(), memory.burn.rate(span.count)));
+            covered.push((labels.clone(), span.covered.as_secs_f64()));
+            attainment.extend(span.count.attainment().map(|share| (labels, share)));
         }
         budget.push((vec![name()], memory.burn.budget_left(at)));
         good.push((vec![name()], memory.burn.good_rate(at)));
@@ -131,17 +133,22 @@ fn classes(recorder: &Inner, at: Tick, page: &mut Page<'_, '_>) -> fmt::Result {
     }
     page.gauges(
         "goodput_slo_attainment",
-        "Met share of judged requests over the window, since start at most; absent where none was judged",
+        "Met share of judged requests over what is counted of the window; absent where none was judged",
         attainment,
     )?;
     page.gauges(
         "goodput_slo_burn_rate",
-        "How many times faster than promised the budget of misses is used over the window",
+        "How many times faster than promised the budget of misses is used over what is counted of the window",
         rate,
     )?;
     page.gauges(
+        "goodput_slo_window_covered_seconds",
+        "How much of the window is counted: all of it once the class has been in this process for so long",
+        covered,
+    )?;
+    page.gauges(
         "goodput_slo_budget_remaining",
-        "Share of the budget of misses left over the class's window, since start at most; negative where overdrawn",
+        "Share of the budget of misses left over what is counted of the class's window; negative where overdrawn",
         budget,
     )?;
     page.gauges("goodput_rate", "Highest rate of judged requests per second over 30 s stretches of the last hour with attainment at or above target", good)?;

@@ -163,7 +163,7 @@ impl Recorder {
     /// Makes every series that these settings can reach. Called at start and at each reload;
     /// counters keep their values.
     pub fn bind(&self, shape: &Shape) {
-        let table = self.0.table.load().bind(&self.0.metrics, shape);
+        let table = self.0.table.load().bind(&self.0.metrics, shape, self.now());
         self.0.table.store(Arc::new(table));
     }
 

@@ -15,7 +15,7 @@ use crate::admit::levels::Kind;
 use crate::admit::limit::{Limit, Scope};
 use crate::judge::{Missed, Objectives, Outcome};
 use crate::refuse::Refusal;
-use crate::units::{ClassId, PoolId, TenantId};
+use crate::units::{ClassId, PoolId, TenantId, Tick};
 
 use super::burn::Burn;
 use super::drift::Lengths;
@@ -94,7 +94,7 @@ impl Table {
     }
 
     /// This table with everything that `shape` can reach.
-    pub(super) fn bind(&self, metrics: &Metrics, shape: &Shape) -> Self {
+    pub(super) fn bind(&self, metrics: &Metrics, shape: &Shape, at: Tick) -> Self {
         let mut table = self.clone();
         table.default_class = shape.default_class.clone();
         table.current = shape.classes.iter().map(|class| class.id.clone()).collect();
@@ -104,7 +104,7 @@ impl Table {
             let routes = routes.map(|(_, pool, model)| (pool.clone(), model.clone()));
             let routes = routes.chain(known.into_iter().flat_map(|known| known.routes())).collect();
             let memory = known.map(|known| known.memory.clone());
-            table.classes.insert(class.id.clone(), Arc::new(ClassSeries::new(metrics, class, routes, memory)));
+            table.classes.insert(class.id.clone(), Arc::new(ClassSeries::new(metrics, class, routes, memory, at)));
         }
         for tenant in &shape.tenants {
             table.bind_tenant(metrics, tenant);
@@ -193,14 +193,15 @@ impl ClassSeries {
         class: &ClassShape,
         routes: Vec<(PoolId, Arc<str>)>,
         memory: Option<Arc<Mutex<Memory>>>,
+        at: Tick,
     ) -> Self {
         let promise = &class.objectives;
         let edges = Edges::of(promise);
         let memory = memory.unwrap_or_else(|| {
-            let burn = Burn::new(promise.joint_target, promise.window);
+            let burn = Burn::new(promise.joint_target, promise.window, at);
             Arc::new(Mutex::new(Memory { burn, input: Lengths::default(), output: Lengths::default() }))
         });
-        memory.lock().burn.promise(promise.joint_target, promise.window);
+        memory.lock().burn.promise(promise.joint_target, promise.window, at);
         let mut pools: Map<PoolId, PoolSeries> = Map::default();
         for (pool, model) in routes {
             let measures = || Measures::new(metrics, class.id.as_str(), pool.as_str(), &edges);

@@ -10,7 +10,7 @@ use crate::admit::limit::{Limit, Scope, Standing};
 use crate::judge::{Case, Excluded, Held, Missed, Objective, Objectives, Outcome, Verdict};
 use crate::observe::{Choice, Ending, Gaps, Reader, Timeline, TokenSource, Usage};
 use crate::refuse::Refusal;
-use crate::units::{Dialect, LengthBucket, TenantId, Tokens};
+use crate::units::{Dialect, Endpoint, LengthBucket, TenantId, Tokens};
 
 fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)
@@ -103,6 +103,7 @@ fn answer() -> Timeline {
 fn finished(verdict: Verdict) -> Finished {
     Finished {
         request_id: RequestId::from("r-1"),
+        endpoint: Endpoint::relayed("/v1/chat/completions"),
         tenant: Some(TenantId::from("acme")),
         class: Some(ClassId::from("chat")),
         rule: Some(Arc::from("rule 1")),
@@ -637,7 +638,7 @@ async fn an_access_line_has_its_fields_in_their_order_and_no_content() {
     );
     assert_eq!(
         rest,
-        "\"request_id\":\"r-1\",\"tenant\":\"acme\",\"class\":\"chat\",\"rule\":\"rule 1\",\"model\":\"llama-*\",\
+        "\"request_id\":\"r-1\",\"endpoint\":\"/v1/chat/completions\",\"tenant\":\"acme\",\"class\":\"chat\",\"rule\":\"rule 1\",\"model\":\"llama-*\",\
          \"pool\":\"main\",\"engine\":\"vllm-0:8000\",\"attempts\":1,\"status\":200,\"outcome\":\"met\",\"reason\":null,\
          \"refusal\":null,\"length\":\"short\",\"input_tokens\":11,\"output_tokens\":4,\"token_source\":\"usage\",\"upload_ms\":20.000,\
          \"queue_ms\":0.000,\"ttft_ms\":300.000,\"tpot_ms\":40.000,\"e2e_ms\":430.000,\"degraded\":null}"
@@ -646,6 +647,7 @@ async fn an_access_line_has_its_fields_in_their_order_and_no_content() {
     assert_eq!((&refused["request_id"], &refused["status"]), (&"r-\"2\"".into(), &404.into()));
     assert_eq!((&refused["outcome"], &refused["reason"]), (&"excluded".into(), &"invalid_request".into()));
     assert_eq!((&refused["refusal"], &refused["class"]), (&"unknown_path".into(), &Value::Null));
+    assert_eq!(refused["endpoint"], Value::Null);
     let degraded: Value = serde_json::from_str(written[2]).unwrap();
     let expected = serde_json::json!({"level": 2, "cap": 400, "actions": ["cap_output", "spill"]});
     assert_eq!(degraded["degraded"], expected);

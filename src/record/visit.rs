@@ -14,7 +14,9 @@ use crate::judge::{
 };
 use crate::observe::{Ending, Expect, Observer, Reader, Timeline, Watch};
 use crate::refuse::Refusal;
-use crate::units::{ClassId, ClientSide, EngineId, LengthBucket, PoolId, RequestId, Severed, TenantId, Tick, Tokens};
+use crate::units::{
+    ClassId, ClientSide, Endpoint, EngineId, LengthBucket, PoolId, RequestId, Severed, TenantId, Tick, Tokens,
+};
 
 use super::finished::{Finished, Retries, Retry};
 use super::open::Open;
@@ -58,6 +60,7 @@ pub struct Visit {
 #[derive(Debug)]
 struct Draft {
     request_id: RequestId,
+    endpoint: Option<Endpoint>,
     tenant: Option<TenantId>,
     promise: Option<Promise>,
     model: Option<Arc<str>>,
@@ -77,6 +80,7 @@ impl Visit {
     pub(super) fn new(recorder: Recorder, open: Arc<Open>, request_id: RequestId, arrival: Tick) -> Self {
         let draft = Draft {
             request_id,
+            endpoint: None,
             tenant: None,
             promise: None,
             model: None,
@@ -111,6 +115,11 @@ impl Visit {
     #[must_use]
     pub fn request_id(&self) -> &RequestId {
         &self.draft().request_id
+    }
+
+    /// Which of our paths it came to.
+    pub fn comes_to(&mut self, endpoint: Endpoint) {
+        self.draft_mut().endpoint = Some(endpoint);
     }
 
     /// Who asks.
@@ -308,6 +317,7 @@ impl Visit {
             finished,
             Finished {
                 request_id: draft.request_id,
+                endpoint: draft.endpoint,
                 tenant: draft.tenant,
                 class,
                 rule,

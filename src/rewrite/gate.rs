@@ -9,21 +9,22 @@
 //! did not ask for it ignore a member they do not know, and taking it out would mean editing
 //! an event that carries text. An event in which an error stands is never taken out.
 //!
-//! Not done: a member inside an event longer than [`HELD`](crate::observe::sse::HELD), which
-//! leaves before its end is known, stays where it is.
+//! An event longer than [`HELD`](crate::observe::sse::HELD) leaves before its end is known. A member of
+//! it is taken out all the same, while it passes; whether an error stands behind it nobody can
+//! know then, and a usage event of that length, which no engine writes, stays.
 
-use bytes::{Bytes, BytesMut};
-use memchr::memmem;
+use bytes::Bytes;
 
-use crate::json::{self, Interest, Literal, Nest, Scalar, Sink};
-use crate::observe::sse::Fields;
-use crate::observe::{Note, UsageSeat};
+use super::usage::{Passing, without_usage};
+use crate::observe::{Note, Part, UsageSeat};
 
 /// Lets the bytes of one answer pass, but for what the gateway itself caused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub struct EventGate {
     hide_usage: bool,
     strip_continuous: bool,
+    /// The long event that passes.
+    long: Option<Box<Passing>>,
 }
 
 impl EventGate {
@@ -32,12 +33,15 @@ impl EventGate {
     /// choice (`strip_continuous`: it injected `continuous_usage_stats`).
     #[must_use]
     pub const fn new(hide_usage: bool, strip_continuous: bool) -> Self {
-        EventGate { hide_usage, strip_continuous }
+        EventGate { hide_usage, strip_continuous, long: None }
     }
 
     /// What of this piece may pass.
     pub fn pass(&mut self, bytes: Bytes, note: &Note) -> Option<Bytes> {
-        if note.part || note.error.is_some() {
+        if note.part != Part::Whole {
+            return Some(if self.strip_continuous { self.pass_part(bytes, note.part) } else { bytes });
+        }
+        if note.error.is_some() {
             return Some(bytes);
         }
         if note.usage == UsageSeat::Alone {
@@ -45,145 +49,48 @@ impl EventGate {
         }
         Some(if self.strip_continuous { without_usage(bytes) } else { bytes })
     }
-}
 
-/// The event without the `usage` members of its data.
-fn without_usage(event: Bytes) -> Bytes {
-    let cuts = usage_members(&event);
-    if cuts.is_empty() {
-        return event;
-    }
-    let mut left = BytesMut::with_capacity(event.len());
-    let mut kept = 0;
-    for (at, past) in cuts {
-        left.extend_from_slice(&event[kept..at]);
-        kept = past;
-    }
-    left.extend_from_slice(&event[kept..]);
-    left.freeze()
-}
-
-/// Where the `usage` members of the event's data stand. Data on several lines, which no
-/// engine writes, is left alone.
-fn usage_members(event: &[u8]) -> Vec<(usize, usize)> {
-    let may_be_there = memmem::find(event, b"usage").is_some() || memmem::find(event, b"\\u").is_some();
-    if !may_be_there {
-        return Vec::new();
-    }
-    let mark = if event.starts_with(b"\xEF\xBB\xBF") { 3 } else { 0 };
-    let fields = Fields::of(&event[mark..]);
-    let (Some(data), Some(start)) = (fields.data, fields.data_at) else { return Vec::new() };
-    let mut finder = Finder::default();
-    if json::walk(&data, &mut finder).is_err() {
-        return Vec::new();
-    }
-    finder.cuts.iter().map(|(at, past)| (mark + start + at, mark + start + past)).collect()
-}
-
-/// Finds the top-level members named `usage`, each with one comma beside it.
-#[derive(Debug, Default)]
-struct Finder {
-    /// Ranges to cut out, ascending and disjoint.
-    cuts: Vec<(usize, usize)>,
-    /// End of the last member that stays; 0 before the first.
-    kept_to: usize,
-    /// The present member's key: where it begins, and whether it is `usage` so far.
-    key_at: usize,
-    key_len: usize,
-    is_usage: bool,
-    /// Members cut since the last one that stays.
-    pending: bool,
-}
-
-impl Finder {
-    /// The present top-level member ended.
-    fn member_ends(&mut self, past: usize) {
-        if !self.is_usage {
-            if self.pending && self.kept_to == 0 {
-                // Only cut members stood in front: the comma goes with them.
-                self.cuts[0].1 = self.key_at;
-            }
-            self.pending = false;
-            self.kept_to = past;
-        } else if self.kept_to == 0 {
-            if !self.pending {
-                self.cuts.push((self.key_at, past));
-            } else if let Some(cut) = self.cuts.last_mut() {
-                cut.1 = past;
-            }
-            self.pending = true;
-        } else {
-            match self.cuts.last_mut() {
-                Some(cut) if self.pending => cut.1 = past,
-                _ => self.cuts.push((self.kept_to, past)),
-            }
-            self.pending = true;
+    fn pass_part(&mut self, bytes: Bytes, part: Part) -> Bytes {
+        let passed = self.long.get_or_insert_default().pass(bytes);
+        if part == Part::More {
+            return passed;
         }
-    }
-}
-
-impl Sink for Finder {
-    fn open(&mut self, _: Nest, _: usize, depth: usize) -> Interest {
-        if depth == 0 { Interest::Read } else { Interest::Skip }
-    }
-
-    fn close(&mut self, _: Nest, past: usize, depth: usize) {
-        if depth == 1 {
-            self.member_ends(past);
+        match self.rest() {
+            None => passed,
+            Some(rest) => [passed, rest].concat().into(),
         }
     }
 
-    fn begin(&mut self, what: Scalar, at: usize, _: usize) -> Interest {
-        if what != Scalar::Key {
-            return Interest::Skip;
-        }
-        (self.key_at, self.key_len, self.is_usage) = (at, 0, true);
-        Interest::Read
-    }
-
-    fn piece(&mut self, decoded: &[u8]) {
-        let rest = b"usage".get(self.key_len..).unwrap_or_default();
-        self.is_usage &= rest.starts_with(decoded);
-        self.key_len += decoded.len();
-    }
-
-    fn lone_surrogate(&mut self) {
-        self.is_usage = false;
-    }
-
-    fn end(&mut self, what: Scalar, past: usize, depth: usize) {
-        if what == Scalar::Key {
-            self.is_usage &= self.key_len == b"usage".len();
-        } else if depth == 1 {
-            self.member_ends(past);
-        }
-    }
-
-    fn literal(&mut self, what: Literal, at: usize, depth: usize) {
-        if depth == 1 {
-            self.member_ends(at + what.word().len());
-        }
+    /// No more bytes come: what is held of a long event that has no end.
+    pub fn rest(&mut self) -> Option<Bytes> {
+        let held = self.long.take()?.finish();
+        (!held.is_empty()).then_some(held)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use proptest::prelude::*;
-    use serde_json::Value;
-
     use super::*;
+    use crate::observe::sse::HELD;
     use crate::observe::{Expect, Observer, Reader, Watch};
     use crate::units::{Dialect, Tick};
 
     /// What passes the gate of a chat stream, seen by an observer as it is in the gateway.
     fn passed(gate: EventGate, stream: &str) -> String {
-        let mut gate = gate;
+        passed_in(gate, &[stream])
+    }
+
+    /// The same of a stream that comes in these frames.
+    fn passed_in(mut gate: EventGate, frames: &[&str]) -> String {
         let mut out = Vec::new();
         let mut observer =
             Observer::new(Expect::stream(Dialect::Chat, Tick::ZERO), Reader::Events, 200, Watch::default());
         let mut pass = |piece: Bytes, note: &Note| out.extend(gate.pass(piece, note).unwrap_or_default());
-        observer.frame(Bytes::copy_from_slice(stream.as_bytes()), Tick::ZERO, &mut pass);
+        for frame in frames {
+            observer.frame(Bytes::copy_from_slice(frame.as_bytes()), Tick::ZERO, &mut pass);
+        }
         observer.clean_end(Tick::ZERO, &mut pass);
+        out.extend(gate.rest().unwrap_or_default());
         String::from_utf8(out).unwrap()
     }
 
@@ -228,63 +135,29 @@ mod tests {
         assert_eq!(passed(EventGate::new(true, false), &stream), stream);
     }
 
-    fn stripped(data: &str) -> String {
-        let event = format!("event: x\r\ndata:{data}\r\n: usage\r\n\r\n");
-        let note = Note { usage: UsageSeat::WithChoice, ..Note::default() };
-        let left = EventGate::new(false, true).pass(Bytes::from(event), &note).unwrap();
-        let left = String::from_utf8(left.to_vec()).unwrap();
-        let left = left.strip_prefix("event: x\r\ndata:").unwrap();
-        left.strip_suffix("\r\n: usage\r\n\r\n").unwrap().to_owned()
-    }
-
     #[test]
-    fn the_usage_member_goes_with_one_comma() {
-        for (data, left) in [
-            (r#"{"usage":null}"#, "{}"),
-            (r#"{"usage":{"a":[1,{"usage":2}]}}"#, "{}"),
-            (r#"{ "usage" : 1 , "b":2}"#, r#"{ "b":2}"#),
-            (r#"{"a":1,"usage":"x"}"#, r#"{"a":1}"#),
-            (r#"{"a":1 , "usage":{} , "b":2 }"#, r#"{"a":1 , "b":2 }"#),
-            (r#"{"usage":1,"usage":2,"a":{"usage":3}}"#, r#"{"a":{"usage":3}}"#),
-            (r#"{"a":"usage","usage":1,"usage":2}"#, r#"{"a":"usage"}"#),
-            (r#"{"usage":1,"a":1,"usage":2,"b":1,"usage":3}"#, r#"{"a":1,"b":1}"#),
-            (r#"{"usage":1,"usage":true}"#, "{}"),
-            (r#"{"us\u0061ge":1,"a":1}"#, r#"{"a":1}"#),
-            (r#"{"usages":1,"usag":2,"":3}"#, r#"{"usages":1,"usag":2,"":3}"#),
-            (r#"{"a":1e400,"b":"\ud83d","usage":1}"#, r#"{"a":1e400,"b":"\ud83d"}"#),
-            (r#"[{"usage":1}]"#, r#"[{"usage":1}]"#),
-            (r#"{"usage":1"#, r#"{"usage":1"#),
-        ] {
-            assert_eq!(stripped(data), left, "{data}");
-        }
-    }
-
-    fn member() -> impl Strategy<Value = String> {
-        let key = prop_oneof![Just("usage"), Just("a"), Just("usag\\u0065"), Just("b c")];
-        let value = prop_oneof![
-            Just("1"),
-            Just("null"),
-            Just("\"usage\\\"\""),
-            Just("{\"usage\":[1,{}]}"),
-            Just("[]"),
-            Just("-0.5e3")
-        ];
-        (key, value, "[ ]?").prop_map(|(key, value, space)| format!("{space}\"{key}\"{space}:{space}{value}{space}"))
-    }
-
-    proptest! {
-        #[test]
-        fn what_is_left_is_the_object_without_its_usage(members in proptest::collection::vec(member(), 0..7)) {
-            let data = format!("{{{}}}", members.join(","));
-            let left = stripped(&data);
-            let mut expected: Value = serde_json::from_str(&data).unwrap();
-            expected.as_object_mut().unwrap().remove("usage");
-            prop_assert_eq!(serde_json::from_str::<Value>(&left).unwrap(), expected);
-            // Members that stay, stay as they were written.
-            let kept: Vec<&str> =
-                members.iter().filter(|m| !m.trim().starts_with("\"usag")).map(|m| m.trim()).collect();
-            for member in kept {
-                prop_assert!(left.contains(member));
+    fn a_usage_member_of_a_long_event_is_taken_out_while_the_event_passes() {
+        let long = |usage: &str| {
+            let text = "x".repeat(3 * HELD);
+            format!("data: {{\"choices\":[{{\"index\":0,\"delta\":{{\"content\":\"{text}\"}}}}]{usage}}}\n\n")
+        };
+        let (with, without) = (long(",\"usage\":{\"completion_tokens\":1}"), long(""));
+        for size in [1000, 4096, HELD, HELD + 1, with.len()] {
+            let stream = [ROLE, &with, &with, FINISH_WITH_USAGE, DONE].concat();
+            let frames: Vec<&str> =
+                stream.as_bytes().chunks(size).map(|frame| std::str::from_utf8(frame).unwrap()).collect();
+            let expected = [ROLE, &without, &without, FINISH, DONE].concat();
+            assert!(passed_in(EventGate::new(true, true), &frames) == expected, "frames of {size}");
+            assert!(passed_in(EventGate::new(true, false), &frames) == stream, "frames of {size}");
+            // Without its end, or broken, nothing of it is lost.
+            for cut in 1..60 {
+                let all = with.trim_end();
+                let (begun, _) = all.split_at(all.len() - cut);
+                let frames: Vec<&str> =
+                    begun.as_bytes().chunks(size).map(|frame| std::str::from_utf8(frame).unwrap()).collect();
+                let left = passed_in(EventGate::new(true, true), &frames);
+                let ends = cut == 1;
+                assert!(left == if ends { &without[..without.len() - 3] } else { begun }, "{cut} bytes are missing");
             }
         }
     }

@@ -3,6 +3,7 @@
 mod edits;
 mod gate;
 mod splice;
+mod usage;
 
 pub use edits::{Edits, Plan, Thinking, edits};
 pub use gate::EventGate;

@@ -25,7 +25,7 @@ use super::scrape::Page;
 use super::settings::{EngineAddress, Engines, Pool};
 use super::{Checked, Fleet, Report};
 use crate::clock::Clock;
-use crate::dial::{Dial, is_refusal};
+use crate::dial::{Dial, is_lack, is_refusal};
 use crate::units::{EngineId, PoolId};
 
 /// Looks at all engines of the pools it follows. Dropped, it stops.
@@ -188,8 +188,10 @@ impl Looker {
         loop {
             let began = self.clock.now();
             let checked = self.check(target, &health.path, health.timeout).await;
-            self.tell(target, checked);
-            let every = if checked == Checked::Refused { health.every.min(REFUSED_AGAIN) } else { health.every };
+            if let Some(checked) = checked {
+                self.tell(target, checked);
+            }
+            let every = if checked == Some(Checked::Refused) { health.every.min(REFUSED_AGAIN) } else { health.every };
             self.clock.sleep_until(Some(began + spread(every, &mut chance))).await;
         }
     }
@@ -224,14 +226,20 @@ impl Looker {
         }
     }
 
-    async fn check(&self, target: &Target, path: &str, timeout: Duration) -> Checked {
-        match self.within(timeout, self.ask(target, path)).await {
+    /// `None` where the gateway itself could open no connection: that tells nothing of the engine.
+    async fn check(&self, target: &Target, path: &str, timeout: Duration) -> Option<Checked> {
+        let checked = match self.within(timeout, self.ask(target, path)).await {
             None => Checked::NoAnswer,
+            Some(Err(Failed::Dial(error))) if is_lack(&error) => {
+                tracing::error!(%error, "an engine cannot be looked at: raise the limit of open files");
+                return None;
+            }
             Some(Err(Failed::Dial(error))) if is_refusal(&error) => Checked::Refused,
             Some(Err(_)) => Checked::NoAnswer,
             Some(Ok(answer)) if answer.status.is_success() || answer.status.is_redirection() => Checked::Well,
             Some(Ok(answer)) => Checked::Unwell { status: answer.status.as_u16() },
-        }
+        };
+        Some(checked)
     }
 
     async fn read_metrics(&self, target: &Target, path: &str) -> Result<Report, Failed> {

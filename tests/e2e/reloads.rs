@@ -96,7 +96,10 @@ fn a_bad_file_changes_nothing_and_shows() {
     gateway.reload_text(&bad, "failure");
     let reload = "POST /-/reload HTTP/1.1\r\nhost: it\r\nconnection: close\r\ncontent-length: 0\r\n\r\n";
     let told = ask(&gateway.admin, reload).unwrap_err();
-    assert!(told.starts_with("HTTP/1.1 409") && told.contains("default_class"), "{told}");
+    assert!(
+        told.starts_with("HTTP/1.1 409") && told.contains("goodput.yaml:") && told.contains("default_class"),
+        "{told}"
+    );
     is_served(&gateway).unwrap();
     assert_eq!(last(), 0.0);
     gateway.reload(&setup);

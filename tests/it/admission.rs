@@ -668,6 +668,62 @@ fn two_pools() -> Yaml {
     seats(1).pool("b", &["e2"]).with("max_concurrency_per_engine: 1")
 }
 
+/// Why a request comes to the second pool: the first pushed back, cannot be reached, or is taken.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum SentOn {
+    PushedBack,
+    Unreachable,
+    Full,
+}
+
+#[tokio::test(start_paused = true)]
+async fn c27_cancelled_streams_leave_nothing_behind_in_a_further_pool_either() {
+    for why in [SentOn::PushedBack, SentOn::Unreachable, SentOn::Full] {
+        let one_seat = |yaml: Yaml| {
+            let yaml = yaml.with("max_concurrency_per_engine: 1").with("breaker: off");
+            yaml.with("retries: {share: 1, floor_per_10s: 1000}")
+        };
+        let a = one_seat(limited("concurrent_requests: 1").class("queue: {max_wait: 0s}"));
+        let house = House::new(&one_seat(a.pool("b", &["e2"])));
+        let streams = || Script::stream().at(5).say(t("a")).silence();
+        let _a = match why {
+            SentOn::PushedBack => Some(house.engine("e1", vec![Script::json(503, "{}")])),
+            SentOn::Unreachable => None,
+            SentOn::Full => Some(house.engine("e1", vec![streams()])),
+        };
+        let b = house.engine("e2", vec![streams()]);
+        let in_a = match why {
+            SentOn::Full => Some(house.send(by("sk-globex", stream())).await),
+            SentOn::PushedBack | SentOn::Unreachable => None,
+        };
+        let taken = usize::from(in_a.is_some());
+        for _ in 0..200 {
+            let mut reply = house.send(by("sk-acme", stream())).await;
+            assert_eq!(
+                (reply.status.as_u16(), &reply.headers["x-goodput-pool"]),
+                (200, &"b".parse().unwrap()),
+                "{why:?}"
+            );
+            reply.frames(1).await;
+            assert_eq!(house.crowd(), (taken + 1, 0));
+            drop(reply);
+            assert_eq!(house.crowd(), (taken, 0), "{why:?}");
+        }
+        let last = house.send(by("sk-acme", stream())).await;
+        assert_eq!((last.status.as_u16(), house.crowd()), (200, (taken + 1, 0)));
+        let page = house.page();
+        let of_b = |name| page.sum(name, &[("pool", "b")]);
+        assert_eq!(
+            (of_b("goodput_in_flight"), of_b("goodput_queue_depth"), of_b("goodput_seats_taken")),
+            (1.0, 0.0, 1.0)
+        );
+        drop((last, in_a));
+        assert_eq!(b.ledger().requests().len(), 201);
+        assert_eq!(house.lines(201 + taken).await.iter().filter(|line| line.text("pool") == "b").count(), 201);
+        house.end().await;
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_retry_in_another_pool_takes_a_free_seat_there_or_is_not_made() {
     let yaml = two_pools();

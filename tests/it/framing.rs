@@ -167,6 +167,35 @@ async fn c06_an_event_over_the_cap_is_relayed_and_no_longer_read() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn injected_usage_is_taken_out_of_a_large_event_while_it_passes() {
+    let usage = r#""usage":{"prompt_tokens":9,"completion_tokens":6}"#;
+    let call = event(&k(&"x".repeat(3 << 20)));
+    let told = call.replace("}\n\n", &format!(",{usage}}}\n\n"));
+    assert!(told.len() > call.len());
+    let yaml = Yaml::default().with("inject: {usage: true, continuous_usage: true}");
+    for size in [4096, 100_000] {
+        let script = Script::stream().at(10).say(r()).at(300).put_split(told.as_bytes(), size, Duration::ZERO);
+        let script = script.say(f("tool_calls")).say(u(9, 6)).say(d()).end();
+        let (house, _engine) = House::playing_with(&yaml, script);
+        let answer = house.chat(stream()).await.whole().await;
+        let body = [event(&r()), call.clone(), event(&f("tool_calls")), event(&d())].concat();
+        assert_eq!(blake3::hash(&answer.bytes()), blake3::hash(body.as_bytes()));
+        let line = house.line().await;
+        assert_eq!((line.verdict(), line.ttft(), line.tokens()), ("met".into(), Some(300.0), (Some(9), Some(6))));
+        house.end().await;
+    }
+    // Cut off where it is in doubt, by a clean end: what was held passes too.
+    let begun = &told[..told.len() - 10];
+    let script = Script::stream().at(300).put_split(begun.as_bytes(), 4096, Duration::ZERO).end();
+    let (house, _engine) = House::playing_with(&yaml, script);
+    let answer = house.chat(stream()).await.whole().await;
+    let rest = answer.text().strip_prefix(begun).expect("all that came").to_owned();
+    assert!(rest.starts_with("\n\ndata: {\"error\":") && rest.contains("stream_incomplete"), "{rest}");
+    assert_eq!(house.line().await.verdict(), "missed(truncated)");
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn c08_a_finish_reason_and_a_clean_end_are_a_whole_answer_without_done() {
     let script = Script::stream().at(10).say(r()).at(300).say(t("a")).say(f("stop")).say(u(5, 1)).end();
     let (house, _engine) = House::playing(script);

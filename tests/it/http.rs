@@ -189,6 +189,30 @@ async fn a_compressed_request_that_cannot_be_decoded_is_refused() {
     }
 }
 
+#[tokio::test(start_paused = true)]
+async fn bodies_hold_no_more_memory_together_than_they_may_and_small_ones_go_on() {
+    let yaml = Yaml::default().top("listen: {max_body: 1MiB, max_bodies: 1MiB}");
+    let (house, engine) = House::playing_with(&yaml, Script::new().at(300).reply(200, JSON, whole("x", 1, 1)));
+    let of = |length: usize| {
+        let text = format!("{{\"model\":\"m1\",\"user\":\"{}\"}}", "u".repeat(length));
+        house.send(Ask::raw(CHAT, text))
+    };
+    let status = |answer: &Whole| (answer.status.as_u16(), answer.header("x-goodput-reason").map(str::to_owned));
+    let first = async { status(&of(700 << 10).await.whole().await) };
+    let others = async {
+        house.sleep(ms(100)).await;
+        (status(&of(500 << 10).await.whole().await), status(&of(60 << 10).await.whole().await))
+    };
+    let (first, (large, small)) = tokio::join!(first, others);
+    assert_eq!((first.0, large, small.0), (200, (503, Some("bodies_full".into())), 200));
+    assert_eq!(status(&of(1000 << 10).await.whole().await).0, 200, "what was held is given back");
+    assert_eq!(engine.ledger().requests().len(), 3);
+    let mut verdicts: Vec<String> = house.lines(4).await.iter().map(Line::verdict).collect();
+    verdicts.sort();
+    assert_eq!(verdicts, ["met", "met", "met", "missed(shed)"]);
+    house.end().await;
+}
+
 // --- header fields ---
 
 #[tokio::test(start_paused = true)]

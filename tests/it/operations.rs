@@ -169,6 +169,26 @@ async fn c69_no_key_prompt_or_query_in_any_output() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn the_access_line_names_the_endpoint_and_nothing_of_the_path_that_was_sent() {
+    let (house, _engine) = House::playing_with(&Yaml::default(), Script::json(200, whole("x", 5, 1)));
+    let get = |path: &str| Ask::of(Method::GET, path);
+    let asks = [
+        (Ask::post("/v1/chat/completions/?key=CANARY", unary()), Some("/v1/chat/completions")),
+        (get("/v1/models/CANARY"), Some("/v1/models/{id}")),
+        (get("/health?CANARY"), Some("/health")),
+        (Ask::post("/v1/CANARY", unary()), None),
+        (get("/v1/chat/completions?key=CANARY"), None),
+    ];
+    for (number, (ask, endpoint)) in asks.into_iter().enumerate() {
+        house.send(ask).await.whole().await;
+        let line = house.lines(number + 1).await.remove(number);
+        assert_eq!(line.0["endpoint"].as_str(), endpoint);
+        assert!(!line.0.to_string().contains("CANARY"), "{}", line.0);
+    }
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn refusals_name_no_engine() {
     for script in [Script::new().reset(), Script::new().write("x\r\n\r\n").close(), Script::new().silence()] {
         let yaml = Yaml::default().class("timeouts: {first_token: 600ms}");

@@ -809,6 +809,81 @@ async fn a_fault_does_not_spill() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn c42_once_a_token_left_the_next_pool_hears_nothing_either() {
+    let begun = || Script::stream().at(10).say(r()).at(20).say(t("A")).at(50);
+    // An overload would have sent it on to the next pool at once, without the token.
+    let overloaded = begun().say(error("own words", 529)).say(d()).end();
+    for (first, verdict) in [
+        (begun().reset(), "missed(truncated)"),
+        (begun().end(), "missed(truncated)"),
+        (overloaded, "missed(upstream_error)"),
+    ] {
+        let house = House::new(&two_pools());
+        let (a, b) = (house.engine("e1", vec![first]), house.engine("f1", vec![good()]));
+        let answer = house.chat(stream()).await.whole().await;
+        assert_eq!((answer.status.as_u16(), answer.header("x-goodput-pool")), (200, Some("a")));
+        let relayed = [event(&r()), event(&t("A"))].concat();
+        let rest = answer.text().strip_prefix(&relayed).expect("what came from a").to_owned();
+        assert!(rest.starts_with("data: {\"error\":") && !rest.contains("\"delta\""), "{rest}");
+        assert_eq!((a.ledger().requests().len(), b.ledger().requests().len()), (1, 0));
+        let line = house.line().await;
+        assert_eq!((line.verdict(), line.text("pool")), (verdict.to_owned(), "a"));
+        assert_eq!(line.number("attempts"), Some(1.0));
+        assert_eq!(house.page().sum("goodput_retries_total", &[]), 0.0);
+        house.end().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn c43_a_preamble_of_one_pool_is_no_commitment_against_the_next() {
+    let house = House::new(&two_pools());
+    let second = Script::stream().at(5).say(r()).at(100).say(t("b")).say(f("stop")).say(d()).end();
+    let (a, b) = (house.engine("e1", vec![twin(529)]), house.engine("f1", vec![second]));
+    let answer = house.chat(stream()).await.whole().await;
+    assert_eq!((answer.status.as_u16(), answer.header("x-goodput-pool")), (200, Some("b")));
+    assert_eq!(answer.text(), [event(&r()), event(&t("b")), event(&f("stop")), event(&d())].concat());
+    assert_eq!(a.ledger().requests()[0].body, b.ledger().requests()[0].body, "the same body");
+    let line = house.line().await;
+    assert_eq!((line.verdict(), line.ttft()), ("met".into(), Some(150.0)), "both tries are inside");
+    assert_eq!((retries(&house, "push_back"), line.number("attempts")), (1.0, Some(2.0)));
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn c43_a_reset_behind_a_preamble_stays_in_its_pool_and_the_only_engine_is_asked_again() {
+    let house = House::new(&two_pools());
+    let first = Script::stream().at(10).say(r()).at(50).reset();
+    let second = Script::stream().at(5).say(r()).at(100).say(t("b")).say(f("stop")).say(d()).end();
+    let (a, b) = (house.engine("e1", vec![first, second]), house.engine("f1", vec![good()]));
+    let answer = house.chat(stream()).await.whole().await;
+    assert_eq!(answer.text(), [event(&r()), event(&t("b")), event(&f("stop")), event(&d())].concat());
+    assert_eq!((a.ledger().requests().len(), b.ledger().requests().len()), (2, 0));
+    let line = house.line().await;
+    assert_eq!((line.verdict(), line.ttft(), line.text("pool")), ("met".into(), Some(150.0), "a"));
+    assert_eq!(retries(&house, "fault"), 1.0);
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn c43_if_all_pools_fail_behind_a_preamble_the_client_gets_a_real_error_status() {
+    let silent = || Script::stream().at(10).say(r()).silence();
+    let timeouts = two_pools().class("timeouts: {first_token: 2s}");
+    for (yaml, first, second, told) in [
+        (two_pools(), twin(529), status(503), (503, "missed(upstream_overload)")),
+        (two_pools(), Script::stream().at(10).say(r()).at(50).reset(), good(), (502, "missed(truncated)")),
+        (timeouts, silent(), silent(), (504, "missed(timeout_first_token)")),
+    ] {
+        let house = House::new(&yaml);
+        let _engines = (house.engine("e1", vec![first]), house.engine("f1", vec![second]));
+        let answer = house.chat(stream()).await.whole().await;
+        assert_eq!(answer.header("content-type"), Some("application/json"), "{}", answer.text());
+        assert!(answer.json()["error"].is_object());
+        assert_eq!((answer.status.as_u16(), house.line().await.verdict().as_str()), told);
+        house.end().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn where_every_pool_pushes_back_the_last_answer_is_relayed() {
     let house = House::new(&two_pools());
     house.engine("e1", vec![status(503)]);

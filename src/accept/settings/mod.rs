@@ -17,6 +17,8 @@ pub struct Listen {
     pub tls: Option<Tls>,
     /// Largest request body in bytes, decoded.
     pub max_body: u64,
+    /// What request bodies may hold in memory together, in bytes, beyond 64 KiB of each.
+    pub max_bodies: u64,
     /// Largest request head in bytes.
     pub max_head: usize,
     /// Most header lines of a request.
@@ -37,14 +39,15 @@ pub struct Listen {
 }
 
 impl Default for Listen {
-    /// `{address: 0.0.0.0:8080, max_body: 64MiB, max_head: 64KiB, max_header_lines: 100,
-    /// header_timeout: 10s, body_timeout: 60s, idle_timeout: 60s, write_stall: 30s,
+    /// `{address: 0.0.0.0:8080, max_body: 64MiB, max_bodies: 1GiB, max_head: 64KiB,
+    /// max_header_lines: 100, header_timeout: 10s, body_timeout: 60s, idle_timeout: 60s, write_stall: 30s,
     /// max_connections: 20000, http2_max_streams: 250}`
     fn default() -> Self {
         Listen {
             address: SocketAddr::from(([0, 0, 0, 0], 8080)),
             tls: None,
             max_body: 64 << 20,
+            max_bodies: 1 << 30,
             max_head: 64 << 10,
             max_header_lines: 100,
             header_timeout: Duration::from_secs(10),

@@ -259,7 +259,8 @@ impl Account {
         self.models.values_mut().for_each(|shelf| shelf.untold = true);
     }
 
-    /// The answer to a call: what its request holds, or why it may not run.
+    /// The answer to a call: what its request holds, or why it may not run. None: no request
+    /// asked, or it has to ask again, because the limit that refused it was changed meanwhile.
     pub fn answered(&mut self, sent: Sent, answer: &Answer, at: Tick) -> Option<Result<HeldOfBoth, Exhausted>> {
         let Sent { call, want, buckets, places, told } = sent;
         for name in &told {
@@ -284,7 +285,7 @@ impl Account {
         }
         let want = want?;
         if !answer.granted {
-            return Some(Err(self.refused(&want, at)));
+            return self.refused(&want, at).map(Err);
         }
         self.last_draw = at;
         self.runs(&want.model);
@@ -359,7 +360,8 @@ impl Account {
         self.whole.pots().map(|(_, pot)| pot.left()).fold(0, u64::saturating_add)
     }
 
-    fn refused(&self, want: &Want, at: Tick) -> Exhausted {
+    /// Why the store refused, by the limits as they are now. None: by these it need not have.
+    fn refused(&self, want: &Want, at: Tick) -> Option<Exhausted> {
         let shelves = || std::iter::once(&self.whole).chain(self.models.get(&want.model));
         let full = shelves().find_map(|shelf| shelf.known_full(at));
         let longest = || {
@@ -367,19 +369,7 @@ impl Account {
                 shelves().filter_map(|shelf| shelf.longest_wait(&want.wanted, at, Pot::told_wait)),
             )
         };
-        // A limit changed while the call was under way: nobody knows which one it was.
-        let unknown = || {
-            let standing = Standing {
-                limit: Limit::Requests,
-                scope: Scope::Tenant,
-                most: 0,
-                per_minute: None,
-                remaining: 0,
-                reset: None,
-            };
-            Exhausted::ForNow { standing, retry_after: Some(1) }
-        };
-        full.or_else(longest).unwrap_or_else(unknown)
+        full.or_else(longest)
     }
 
     fn empty_call(&self) -> Sent {

@@ -1,6 +1,6 @@
 //! The one task that speaks with the store.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -212,9 +212,10 @@ impl State {
         let Some((tenant, sent)) = call else { return };
         let mut desk = tenant.desk.lock();
         desk.calling = false;
-        let mut said = None;
+        let (mut said, mut unheard) = (None, VecDeque::new());
         match result {
             Ok(answer) => {
+                // Who has to ask again stays in front.
                 if let Some(result) = desk.account.answered(sent, &answer, at)
                     && let Some(waiter) = desk.waiting.pop_front()
                 {
@@ -223,14 +224,15 @@ impl State {
             }
             Err(failure) => {
                 desk.account.lost(sent, matches!(failure, Failure::Error(_)));
+                if asked {
+                    unheard = std::mem::take(&mut desk.waiting);
+                }
                 if let Failure::Nonsense(what) = &failure {
                     tracing::warn!(tenant = %tenant.id, what, "the store of the limits keeps something that is not ours");
                     desk.sick_until = at + SICK;
                 }
             }
         }
-        let failed = said.is_none() && asked;
-        let unheard = if failed { std::mem::take(&mut desk.waiting) } else { Default::default() };
         drop(desk);
         drop(unheard);
         if let Some((waiter, result)) = said {

@@ -19,6 +19,7 @@ use crate::units::Tokens;
 
 thread_local! {
     static KEPT: RefCell<PlainStore> = RefCell::default();
+    static WIDENS: RefCell<Option<Arc<Tenant>>> = RefCell::default();
 }
 
 fn answers(call: &Call) -> Result<Answer, line::Failure> {
@@ -36,14 +37,29 @@ fn store(concurrent: u64) -> (Store, Keeper) {
     let clock = Clock::start();
     let address = settings::Address::read("redis://by-hand").expect("a URL");
     let (store, keeper) = Store::new(Redis::at(address), clock, 7);
+    store.reload(&limits(1600, concurrent), 1, clock.now());
+    (store, keeper)
+}
+
+fn limits(burst: u64, concurrent: u64) -> BTreeMap<TenantId, Limits> {
     let whole = Allowance {
-        tokens: Rate::new(1, Some(1600)).ok(),
+        tokens: Rate::new(1, Some(burst)).ok(),
         concurrent_requests: NonZeroU64::new(concurrent),
         ..Allowance::default()
     };
-    let limits = Limits { whole, models: BTreeMap::new() };
-    store.reload(&BTreeMap::from([(acme(), limits)]), 1, clock.now());
-    (store, keeper)
+    BTreeMap::from([(acme(), Limits { whole, models: BTreeMap::new() })])
+}
+
+/// Another gateway has spent everything; while that is told, the limit is widened.
+fn answers_until_it_is_wider(call: &Call) -> Result<Answer, line::Failure> {
+    let Some((bucket, tenant)) = call.buckets.first().and_then(|bucket| Some((bucket, WIDENS.take()?))) else {
+        return answers(call);
+    };
+    let all = u128::from(bucket.burst) * 60_000_000;
+    KEPT.with_borrow_mut(|kept| kept.buckets.insert(Arc::clone(&bucket.field), (all, Tick::ZERO)));
+    let answer = answers(call);
+    tenant.desk.lock().account.change(&limits(3200, 8)[&acme()], 1, Tick::ZERO);
+    answer
 }
 
 async fn is_up(store: &Store) {
@@ -149,5 +165,20 @@ fn who_leaves_while_the_store_is_asked_takes_nothing() {
         all_end(early.chain(stay));
         assert_eq!(sum.refused.get(), 0);
         leaves(&store, keeper, &sum);
+    });
+}
+
+#[test]
+fn who_was_refused_by_a_limit_that_was_widened_meanwhile_asks_again() {
+    tried(|_| {
+        let (store, keeper) = store(8);
+        ANSWERS.set(Some(answers_until_it_is_wider));
+        WIDENS.set(store.0.tenants.get(&acme()).map(|tenant| Arc::clone(&tenant)));
+        let keeper = task(keeper.run());
+        let sum = Rc::new(Sum::default());
+        all_end((0..3).map(|steps| task(visit(store.clone(), Rc::clone(&sum), 8, steps))));
+        assert_eq!((sum.refused.get(), store.numbers().requests(By::Share)), (0, 0));
+        shuttle::future::block_on(store.leave());
+        all_end([keeper]);
     });
 }

@@ -460,6 +460,32 @@ fn a_tenant_at_its_limit_costs_a_few_calls_a_second_too() {
 }
 
 #[test]
+fn a_limit_changed_during_a_call_refuses_with_its_own_figures_or_asks_again() {
+    let narrow = |burst: u64| Limits { models: Default::default(), ..limits(60, burst, 9) };
+    let refused_meanwhile = |limits: &Limits| {
+        let (mut store, mut account) = (PlainStore::default(), accounts(&narrow(10), 1).remove(0));
+        ask(&mut account, &mut store, MODEL, &wanted(2, 8), Tick::ZERO).expect("all of it");
+        let want = Want { model: MODEL.into(), wanted: wanted(2, 8) };
+        let sent = account.call(want, std::iter::empty(), &[], Tick::ZERO);
+        let answer = store.answer(&sent.call, Tick::ZERO);
+        assert!(!answer.granted);
+        account.change(limits, 1, Tick::ZERO);
+        let said = account.answered(sent, &answer, Tick::ZERO);
+        (said, ask(&mut account, &mut store, MODEL, &wanted(2, 8), Tick::ZERO))
+    };
+    // What refused is wide enough now, or gone: nobody is refused by it.
+    for wide in [narrow(100), Limits::default()] {
+        let (said, again) = refused_meanwhile(&wide);
+        assert_eq!(said, None);
+        assert!(again.is_ok());
+    }
+    let (said, _) = refused_meanwhile(&narrow(12));
+    let Some(Err(Exhausted::ForNow { standing, retry_after })) = said else { panic!("{said:?}") };
+    assert_eq!((standing.limit, standing.most, standing.per_minute), (Limit::Tokens, 12, Some(60)));
+    assert_eq!((standing.remaining, retry_after), (2, Some(8)));
+}
+
+#[test]
 fn a_share_is_a_part_of_each_limit_and_at_least_one() {
     let part = share_of(&limits(10, 7, 2), 3);
     assert_eq!(part, limits(3, 2, 1));

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use bytes::Bytes;
 use http::HeaderMap;
-use http::header::CONTENT_TYPE;
 use serde_json::{Value, json};
 
 use crate::admit::levels::Action;
@@ -12,10 +12,9 @@ use crate::admit::limit::{Exhausted, Ledger, Output, Scope, Standing, Wanted};
 use crate::admit::queue::WhenHopeless;
 use crate::classify::{Ask, RuleSaid, Said, TargetHeaders, Targets};
 use crate::config::{Class, Settings};
-use crate::gateway::wanted;
+use crate::gateway::{Upload, read_whole, route, wanted};
 use crate::identify::{Unknown, Who};
-use crate::inspect::multipart::FormScanner;
-use crate::inspect::{Facts, Ratios, Scanner, Unreadable};
+use crate::inspect::Ratios;
 use crate::judge::Objectives;
 use crate::refuse::Refusal;
 use crate::route::settings::Concurrency;
@@ -84,11 +83,8 @@ fn walk(settings: &Settings, sample: &Sample, told: &mut Explanation) -> Result<
         Unknown::TwoKeys => Refusal::TwoKeys,
     })?;
     told.who = Some(who.clone());
-    if sample.body.len() as u64 > settings.listen.max_body {
-        return Err(Refusal::BodyTooLarge { limit: settings.listen.max_body });
-    }
-    let is_form = form_type(&sample.headers).is_some();
-    let facts = read(endpoint, sample).map_err(|why| Refusal::UnreadableBody { why })?;
+    let body = Bytes::from(sample.body.clone());
+    let Upload { facts, is_form, .. } = read_whole(body, &sample.headers, endpoint, settings.listen.max_body)?;
     told.stream = facts.streams();
     if facts.background {
         return Err(Refusal::BackgroundRefused);
@@ -127,9 +123,7 @@ fn walk(settings: &Settings, sample: &Sample, told: &mut Explanation) -> Result<
     told.limits = limits(settings, &who, model);
     told.promise = settings.class(&found.class).map(|class| promise(class, endpoint, settings, &sample.headers));
 
-    let readable = model.filter(|_| facts.readable);
-    let no_route = if readable.is_some() { Refusal::ModelNotFound } else { Refusal::ModelMissing };
-    let routed = routes.find(readable, &found.class).ok_or(no_route)?;
+    let routed = route(settings, model, &found.class)?;
     told.model_label = Some(routed.model_label.to_string());
     told.pools = routed.pools.to_vec();
     told.queue = waiting(settings, &found.class, &routed.pools[0]);
@@ -156,23 +150,6 @@ fn reserved(settings: &Settings, who: &Who, model: &str, wanted: Wanted) -> Resu
             Ok(Some(Reserved { wanted, of }).filter(|reserved| !reserved.of.is_empty()))
         }
     }
-}
-
-fn form_type(headers: &HeaderMap) -> Option<&str> {
-    let value = headers.get(CONTENT_TYPE)?.to_str().ok()?;
-    let kind = value.split(';').next()?.trim();
-    kind.eq_ignore_ascii_case("multipart/form-data").then_some(value)
-}
-
-fn read(endpoint: Endpoint, sample: &Sample) -> Result<Box<Facts>, Unreadable> {
-    if let Some(content_type) = form_type(&sample.headers) {
-        let mut scanner = FormScanner::new(content_type)?;
-        scanner.push(&sample.body)?;
-        return scanner.finish();
-    }
-    let mut scanner = Scanner::new(endpoint);
-    scanner.push(&sample.body)?;
-    scanner.finish()
 }
 
 /// What the request would be judged by, in words.

@@ -19,10 +19,12 @@ impl Check<'_> {
         let d = Listen::default();
         let Some(raw) = raw else { return d };
         let max_head = self.size(raw.max_head.as_ref(), d.max_head as u64, 8 << 10, 16 << 20);
+        let max_body = self.size(raw.max_body.as_ref(), d.max_body, 1 << 10, 16 << 30);
         Listen {
             address: self.address(raw.address.as_ref(), d.address, "0.0.0.0:8080"),
             tls: raw.tls.as_ref().and_then(|raw| self.tls(raw)),
-            max_body: self.size(raw.max_body.as_ref(), d.max_body, 1 << 10, 16 << 30),
+            max_body,
+            max_bodies: self.size(raw.max_bodies.as_ref(), d.max_bodies.max(max_body), max_body, 1 << 40),
             max_head: max_head as usize,
             max_header_lines: self.count(raw.max_header_lines.as_ref(), d.max_header_lines as u64, 8..=10_000) as usize,
             header_timeout: self.time(raw.header_timeout.as_ref(), d.header_timeout),

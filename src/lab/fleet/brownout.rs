@@ -37,7 +37,7 @@ impl Brownout {
                 rank: class.priority(),
                 levels: levels.clone(),
                 ladder: Ladder::default(),
-                burn: Burn::new(class.target, Duration::from_secs(3600)),
+                burn: Burn::new(class.target, Duration::from_secs(3600), Tick::ZERO),
             })
         };
         Brownout { classes: settings.degrade.iter().filter_map(standing).collect(), weigh_at: Tick::ZERO }

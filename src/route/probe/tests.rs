@@ -203,6 +203,18 @@ async fn a_connection_that_does_not_come_about_is_doubt_and_not_death() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_gateway_without_descriptors_holds_nothing_against_an_engine() {
+    let mut bench = Bench::new();
+    bench.engine("e:8000", &Script::well());
+    bench.follow(plain_pool());
+    bench.until(10.0).await;
+    bench.network.lack(usize::MAX);
+    bench.until(120.0).await;
+    assert_eq!(bench.state(), EngineState::Up);
+    assert!(bench.network.dials("e:8000") > 10, "it went on looking");
+}
+
+#[tokio::test(start_paused = true)]
 async fn the_engines_own_metrics_are_read_and_not_believed_for_long() {
     let mut bench = Bench::new();
     let script = Script::well();
