@@ -649,7 +649,8 @@ fn every_key_of_the_settings_is_documented_as_it_is() {
 
 /// Files and variables that the examples refer to.
 struct Desk {
-    roots: String,
+    certificate: String,
+    key: String,
 }
 
 impl config::Surroundings for Desk {
@@ -658,8 +659,13 @@ impl config::Surroundings for Desk {
     }
 
     fn file(&self, path: &Path) -> std::io::Result<Vec<u8>> {
-        let is_pem = path.extension().is_some_and(|end| end == "pem");
-        Ok(if is_pem { self.roots.clone().into_bytes() } else { b"one-line".to_vec() })
+        Ok(match path.to_str() {
+            Some("tls.crt") => self.certificate.clone(),
+            Some("tls.key") => self.key.clone(),
+            _ if path.extension().is_some_and(|end| end == "pem") => self.certificate.clone(),
+            _ => "one-line".to_owned(),
+        }
+        .into_bytes())
     }
 }
 
@@ -680,8 +686,8 @@ tenants:
 /// The examples of configuration.md are pieces: each is laid over a small whole, and loads.
 #[test]
 fn the_examples_of_the_settings_load() {
-    let roots = rcgen::generate_simple_self_signed(["engine".to_owned()]).expect("a certificate").cert.pem();
-    let desk = Desk { roots };
+    let made = rcgen::generate_simple_self_signed(["engine".to_owned()]).expect("a certificate");
+    let desk = Desk { certificate: made.cert.pem(), key: made.signing_key.serialize_pem() };
     let examples = of_language(&read("docs/configuration.md"), "yaml");
     assert!(examples.len() > 15);
     for example in examples {

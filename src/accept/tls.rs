@@ -12,13 +12,11 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use rustls::ServerConfig;
-use rustls::crypto::{CryptoProvider, ring};
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 
 use super::settings::Tls;
+use super::settings::papers::{BadPapers, certified, provider};
 use super::version::VERSIONS;
 use crate::clock::Clock;
 
@@ -45,7 +43,15 @@ pub enum TlsProblem {
         /// Which file.
         file: PathBuf,
     },
-    /// Certificate and key do not belong together, or are of an unknown kind.
+    /// The key is that of another certificate.
+    #[error("the key in {key} is not that of the certificate in {certificate}")]
+    NotAPair {
+        /// The certificate's file.
+        certificate: PathBuf,
+        /// The key's file.
+        key: PathBuf,
+    },
+    /// Certificate and key are of an unknown kind.
     #[error("the certificate of {file} cannot be used with its key")]
     Unfit {
         /// The certificate's file.
@@ -142,26 +148,21 @@ impl Certificates {
     }
 }
 
-fn provider() -> Arc<CryptoProvider> {
-    Arc::new(ring::default_provider())
-}
-
 /// The files are two short ones, read at start and when the settings or a timer say so.
 fn read(tls: &Tls) -> Result<(CertifiedKey, blake3::Hash), TlsProblem> {
     let certificates = file(&tls.certificate_file)?;
     let key = file(&tls.private_key_file)?;
     let mut hash = blake3::Hasher::new();
     hash.update(blake3::hash(&certificates).as_bytes()).update(blake3::hash(&key).as_bytes());
-    let unknown = || TlsProblem::NoCertificate { file: tls.certificate_file.clone() };
-    let chain: Vec<CertificateDer<'static>> =
-        CertificateDer::pem_slice_iter(&certificates).collect::<Result<_, _>>().map_err(|_| unknown())?;
-    if chain.is_empty() {
-        return Err(unknown());
-    }
-    let key =
-        PrivateKeyDer::from_pem_slice(&key).map_err(|_| TlsProblem::NoKey { file: tls.private_key_file.clone() })?;
-    let fit = CertifiedKey::from_der(chain, key, &provider());
-    let fit = fit.map_err(|source| TlsProblem::Unfit { file: tls.certificate_file.clone(), source })?;
+    let fit = certified(&certificates, &key).map_err(|bad| {
+        let (file, key) = (tls.certificate_file.clone(), tls.private_key_file.clone());
+        match bad {
+            BadPapers::NoCertificate => TlsProblem::NoCertificate { file },
+            BadPapers::NoKey => TlsProblem::NoKey { file: key },
+            BadPapers::NotAPair => TlsProblem::NotAPair { certificate: file, key },
+            BadPapers::Unfit(source) => TlsProblem::Unfit { file, source },
+        }
+    })?;
     Ok((fit, hash.finalize()))
 }
 
@@ -202,7 +203,7 @@ mod tests {
         assert!(matches!(certificates.renew(), Err(TlsProblem::NoCertificate { .. })));
         let other = rcgen::generate_simple_self_signed(["c".to_owned()]).unwrap();
         std::fs::write(&tls.certificate_file, other.cert.pem()).unwrap();
-        assert!(matches!(certificates.renew(), Err(TlsProblem::Unfit { .. })), "half a renewal");
+        assert!(matches!(certificates.renew(), Err(TlsProblem::NotAPair { .. })), "half a renewal");
         std::fs::remove_file(&tls.private_key_file).unwrap();
         assert!(matches!(certificates.renew(), Err(TlsProblem::Unreadable { .. })));
         assert_eq!(certificates.current.load_full().cert[0], first);

@@ -10,8 +10,9 @@
 //! | `POST /-/reload` | reads the settings again: 200 with the keys that wait for a restart, or 409 with the problems while the old ones stay |
 //! | `GET /` | the same as a page |
 //!
-//! With a token configured, everything but the two probes asks for it. What is shown comes
-//! through [`AdminView`]; this room keeps nothing and counts nothing. Any listener can carry
+//! With a token configured, everything but the two probes asks for it: as a bearer, or, to
+//! look and not to change anything, as the password of HTTP Basic, which browsers ask for.
+//! What is shown comes through [`AdminView`]; this room keeps nothing and counts nothing. Any listener can carry
 //! the router: `cli` gives it one of `accept`'s, with its limits on time and size.
 
 mod negotiate;
@@ -27,8 +28,10 @@ use axum::extract::{Request, State};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use http::header::{ALLOW, AUTHORIZATION, CACHE_CONTROL, CONTENT_TYPE, VARY, WWW_AUTHENTICATE};
-use http::{HeaderMap, StatusCode};
+use http::{HeaderMap, HeaderValue, StatusCode};
 use secrecy::{ExposeSecret, SecretString};
 use serde::{Deserialize, Serialize};
 use subtle::ConstantTimeEq;
@@ -272,12 +275,13 @@ fn plain(status: StatusCode, text: &'static str) -> Response {
 }
 
 async fn ask_for_token(State(token): State<Option<Arc<SecretString>>>, request: Request, next: Next) -> Response {
+    // What a browser has been told as Basic it sends along wherever a page of somebody else leads
+    // it: good enough to look, and not to change anything.
+    let looks = request.method().is_safe();
     if let Some(token) = token
-        && !carries(request.headers(), &token)
+        && !carries(request.headers(), &token, looks)
     {
-        let asks = [(WWW_AUTHENTICATE, "Bearer"), (CONTENT_TYPE, PLAIN)];
-        return (StatusCode::UNAUTHORIZED, asks, "send the token of admin.token_file: Authorization: Bearer ...\n")
-            .into_response();
+        return unauthorized(looks);
     }
     let mut response = next.run(request).await;
     // A method that no route has is not worth a body, but must name those that are there.
@@ -291,13 +295,42 @@ async fn ask_for_token(State(token): State<Option<Arc<SecretString>>>, request: 
     response
 }
 
-/// Compared by hash, so that the time taken tells neither a matching prefix nor the length.
-fn carries(headers: &HeaderMap, token: &SecretString) -> bool {
+fn unauthorized(looks: bool) -> Response {
+    let text = if looks {
+        "send the token of admin.token_file: Authorization: Bearer ..., or, in a browser, as the password\n"
+    } else {
+        "send the token of admin.token_file: Authorization: Bearer ...\n"
+    };
+    let mut response = plain(StatusCode::UNAUTHORIZED, text);
+    let headers = response.headers_mut();
+    headers.append(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+    if looks {
+        headers.append(WWW_AUTHENTICATE, HeaderValue::from_static("Basic realm=\"goodput\", charset=\"UTF-8\""));
+    }
+    response
+}
+
+/// Whether the token was sent, as a bearer or, where that will do, as the password of any user.
+fn carries(headers: &HeaderMap, token: &SecretString, basic_will_do: bool) -> bool {
     let mut sent = headers.get_all(AUTHORIZATION).iter();
     let (Some(only), None) = (sent.next(), sent.next()) else { return false };
     let Some((scheme, sent)) = only.to_str().ok().and_then(|value| value.split_once(' ')) else { return false };
-    let (sent, right) = (blake3::hash(sent.trim().as_bytes()), blake3::hash(token.expose_secret().as_bytes()));
-    scheme.eq_ignore_ascii_case("bearer") && bool::from(sent.as_bytes().ct_eq(right.as_bytes()))
+    let sent = sent.trim();
+    if scheme.eq_ignore_ascii_case("bearer") {
+        return is_the_token(sent.as_bytes(), token);
+    }
+    if !basic_will_do || !scheme.eq_ignore_ascii_case("basic") {
+        return false;
+    }
+    let Ok(pair) = STANDARD.decode(sent) else { return false };
+    let colon = pair.iter().position(|byte| *byte == b':');
+    colon.is_some_and(|colon| is_the_token(&pair[colon + 1..], token))
+}
+
+/// Compared by hash, so that the time taken tells neither a matching prefix nor the length.
+fn is_the_token(sent: &[u8], token: &SecretString) -> bool {
+    let (sent, right) = (blake3::hash(sent), blake3::hash(token.expose_secret().as_bytes()));
+    bool::from(sent.as_bytes().ct_eq(right.as_bytes()))
 }
 
 #[cfg(test)]
@@ -396,6 +429,48 @@ mod tests {
             let answered = ask(good(), Some("t"), "POST", "/-/reload", Some(("authorization", wrong))).await;
             assert_eq!(answered.status, 401, "{wrong}");
         }
+    }
+
+    #[tokio::test]
+    async fn a_browser_is_asked_for_the_token_and_sends_it_as_a_password() {
+        let basic = |pair: &str| format!("Basic {}", STANDARD.encode(pair));
+        for (pair, status) in [("anybody:t", 200), (":t", 200), ("t:", 401), ("t", 401), ("a:t:t", 401), ("a:T", 401)] {
+            for path in ["/", "/slo", "/metrics"] {
+                let line = basic(pair);
+                let answered = ask(good(), Some("t"), "GET", path, Some(("authorization", &line))).await;
+                assert_eq!(answered.status, status, "{pair} {path}");
+            }
+        }
+        let with_colon = basic("a:x:y");
+        assert_eq!(ask(good(), Some("x:y"), "GET", "/", Some(("authorization", &with_colon))).await.status, 200);
+        for nonsense in ["Basic", "Basic ", "Basic %%", "basic dDp0"] {
+            let answered = ask(good(), Some("t"), "GET", "/", Some(("authorization", nonsense))).await;
+            assert_eq!(answered.status, if nonsense == "basic dDp0" { 200 } else { 401 }, "{nonsense}");
+        }
+        let asked = |method: &'static str, path: &'static str| async move {
+            let router = router(Arc::new(good()), Some(SecretString::from("t")));
+            let request = Request::builder().method(method).uri(path).body(Body::empty()).unwrap();
+            let response = router.oneshot(request).await.unwrap();
+            let asks =
+                response.headers().get_all(WWW_AUTHENTICATE).iter().map(|value| value.to_str().unwrap().to_owned());
+            asks.collect::<Vec<_>>()
+        };
+        assert_eq!(asked("GET", "/").await, ["Bearer", "Basic realm=\"goodput\", charset=\"UTF-8\""]);
+        assert_eq!(asked("POST", "/-/reload").await, ["Bearer"]);
+    }
+
+    /// Another site's page can make a browser send what it was told once.
+    #[tokio::test]
+    async fn nothing_is_changed_by_what_a_browser_sends_of_itself() {
+        let line = format!("Basic {}", STANDARD.encode("a:t"));
+        for path in ["/-/reload", "/-/degrade"] {
+            assert_eq!(
+                ask(good(), Some("t"), "POST", path, Some(("authorization", &line))).await.status,
+                401,
+                "{path}"
+            );
+        }
+        assert_eq!(degrade(Some("t"), &line, r#"{"class":"chat","level":2}"#).await.status, 401);
     }
 
     #[tokio::test]

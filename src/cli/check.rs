@@ -65,6 +65,11 @@ impl Check {
                 let _ = std::io::Write::write_all(&mut std::io::stdout(), text.as_bytes());
                 if good { ExitCode::SUCCESS } else { ExitCode::FAILURE }
             }
+            Err(error) if self.json => {
+                let file = self.config.display().to_string();
+                println!("{}", json!({"file": file, "good": false, "problems": [], "error": format!("{error:#}")}));
+                ExitCode::from(2)
+            }
             Err(error) => {
                 eprintln!("goodput check: {error:#}");
                 ExitCode::from(2)

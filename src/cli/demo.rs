@@ -10,6 +10,7 @@ use std::time::Duration;
 use anyhow::Context;
 use tokio::sync::Notify;
 
+use super::numbers;
 use super::service::{Service, standings};
 use super::signals::Signals;
 use crate::clock::Clock;
@@ -31,8 +32,8 @@ pub struct Demo {
     /// End by itself after this time; without it, at Ctrl-C.
     #[arg(long, value_name = "SECONDS")]
     seconds: Option<u64>,
-    /// Requests per second, on average.
-    #[arg(long, default_value_t = RATE)]
+    /// Requests per second, on average: 0.1 to 1000.
+    #[arg(long, default_value_t = RATE, value_parser = numbers::within::<100, 1_000_000>)]
     rate: f64,
     /// Decides arrivals, lengths, texts and jitter.
     #[arg(long, default_value_t = 1)]
@@ -138,4 +139,29 @@ What it counts (http://{admin}/ is a page for browsers):
   curl -s http://{admin}/slo
 "
     );
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        demo: Demo,
+    }
+
+    #[test]
+    fn a_rate_beyond_what_one_machine_can_ask_is_refused() {
+        let rate = |rate: &str| Line::try_parse_from(["demo", &format!("--rate={rate}")]);
+        for good in ["0.1", "22", "1000"] {
+            assert!(rate(good).is_ok(), "{good}");
+        }
+        for bad in ["0", "-1", "nan", "inf", "1001", "1e6", "1e9", "many"] {
+            let told = rate(bad).unwrap_err().to_string();
+            assert!(told.contains("from 0.1 to 1000") && told.contains("--rate"), "{told}");
+        }
+    }
 }

@@ -5,7 +5,9 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
+use clap::error::ErrorKind;
 
+use super::numbers;
 use super::signals::Signals;
 use crate::clock::Clock;
 use crate::lab::engine::{Lengths, Order, Settings, Shape, SimEngine};
@@ -17,28 +19,28 @@ pub struct Engine {
     #[arg(long, default_value = "127.0.0.1:8000")]
     listen: SocketAddr,
     /// Model names it answers to; may be repeated.
-    #[arg(long = "model", default_value = "sim")]
+    #[arg(long = "model", default_value = "sim", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     models: Vec<String>,
     /// Decides texts, lengths and jitter.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// How many times as fast as an 8B model on one GPU.
-    #[arg(long, default_value_t = 1.0)]
+    /// How many times as fast as an 8B model on one GPU: 0.001 to 1000.
+    #[arg(long, default_value_t = 1.0, value_parser = numbers::within::<1, 1_000_000>)]
     speed: f64,
     /// Requests in one batch.
-    #[arg(long, default_value_t = Shape::default().max_running)]
+    #[arg(long, default_value_t = Shape::default().max_running, value_parser = numbers::count)]
     max_running: usize,
     /// Requests that may wait before the engine answers 503; no limit by default.
-    #[arg(long)]
+    #[arg(long, value_parser = numbers::count)]
     max_waiting: Option<usize>,
     /// Tokens computed in one step.
-    #[arg(long, default_value_t = Shape::default().step_tokens)]
+    #[arg(long, default_value_t = Shape::default().step_tokens, value_parser = clap::value_parser!(u64).range(1..))]
     step_tokens: u64,
     /// Room of the key-value cache, in tokens.
-    #[arg(long, default_value_t = Shape::default().kv_tokens)]
+    #[arg(long, default_value_t = Shape::default().kv_tokens, value_parser = clap::value_parser!(u64).range(1..))]
     kv_tokens: u64,
     /// Longest prompt plus answer, in tokens.
-    #[arg(long, default_value_t = Shape::default().max_model_len)]
+    #[arg(long, default_value_t = Shape::default().max_model_len, value_parser = clap::value_parser!(u64).range(1..))]
     max_model_len: u64,
     /// Serve by the requests' `priority` (lower first), not by arrival.
     #[arg(long)]
@@ -47,19 +49,19 @@ pub struct Engine {
     #[arg(long)]
     no_prefix_caching: bool,
     /// Most tokens a request gains in one step; above 1, speculative decoding.
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
     speculative: u64,
     /// Reasoning tokens before an answer; 0: the model does not reason.
     #[arg(long, default_value_t = 0)]
     reasoning_tokens: u64,
     /// Median length of answers that no cap cuts, in tokens.
-    #[arg(long, default_value_t = 160.0)]
+    #[arg(long, default_value_t = 160.0, value_parser = numbers::within::<1_000, 1_000_000_000>)]
     output_p50: f64,
     /// Their 95th percentile.
-    #[arg(long, default_value_t = 640.0)]
+    #[arg(long, default_value_t = 640.0, value_parser = numbers::within::<1_000, 1_000_000_000>)]
     output_p95: f64,
     /// Seconds after which a connection without a request is closed.
-    #[arg(long, default_value_t = 5)]
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     keep_alive_seconds: u64,
     /// Say where it listens as JSON.
     #[arg(long)]
@@ -70,6 +72,9 @@ impl Engine {
     /// Serves until the process is interrupted or told to end.
     #[must_use]
     pub fn run(self) -> ExitCode {
+        if let Err(unsound) = self.is_sound() {
+            unsound.exit();
+        }
         super::descriptors::raise_limit();
         let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
             Ok(runtime) => runtime,
@@ -79,6 +84,17 @@ impl Engine {
             }
         };
         runtime.block_on(self.serve())
+    }
+
+    /// What one flag alone cannot tell.
+    fn is_sound(&self) -> Result<(), clap::Error> {
+        if self.output_p95 < self.output_p50 {
+            let (p50, p95) = (self.output_p50, self.output_p95);
+            let text =
+                format!("--output-p95 ({p95}) is below --output-p50 ({p50}); give both, the larger one as p95\n");
+            return Err(clap::Error::raw(ErrorKind::ValueValidation, text));
+        }
+        Ok(())
     }
 
     async fn serve(self) -> ExitCode {
@@ -121,5 +137,53 @@ impl Engine {
             reasoning_tokens: self.reasoning_tokens,
             keep_alive: Duration::from_secs(self.keep_alive_seconds),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        engine: Engine,
+    }
+
+    /// What is said of a command line; nothing where it is sound.
+    fn told(flags: &[&str]) -> String {
+        let line = Line::try_parse_from([&["engine"], flags].concat()).and_then(|line| line.engine.is_sound());
+        line.err().map(|error| error.to_string()).unwrap_or_default()
+    }
+
+    #[test]
+    fn an_engine_that_could_never_answer_is_refused() {
+        assert_eq!(told(&[]), "");
+        assert_eq!(told(&["--speed", "0.05", "--max-running", "1", "--output-p50", "8", "--output-p95", "8"]), "");
+        for (flag, nonsense) in [
+            ("--speed", "0"),
+            ("--speed", "-1"),
+            ("--speed", "nan"),
+            ("--speed", "inf"),
+            ("--speed", "fast"),
+            ("--max-running", "0"),
+            ("--max-waiting", "0"),
+            ("--step-tokens", "0"),
+            ("--kv-tokens", "0"),
+            ("--max-model-len", "0"),
+            ("--speculative", "0"),
+            ("--output-p50", "0"),
+            ("--output-p95", "nan"),
+            ("--keep-alive-seconds", "0"),
+            ("--model", ""),
+        ] {
+            let told = told(&[&format!("{flag}={nonsense}")]);
+            assert!(told.contains(flag), "{flag} {nonsense}: {told}");
+        }
+        assert!(told(&["--speed=0"]).contains("0 is out of range: write a number from 0.001 to 1000"));
+        let crossed = told(&["--output-p50", "700"]);
+        assert!(crossed.contains("--output-p95 (640) is below --output-p50 (700)"), "{crossed}");
     }
 }

@@ -47,6 +47,10 @@ impl Health {
                 }
                 if status.is_success() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
             }
+            Err(error) if self.json => {
+                println!("{}", serde_json::json!({"status": null, "well": false, "error": format!("{error:#}")}));
+                ExitCode::FAILURE
+            }
             Err(error) => {
                 eprintln!("goodput health: {error:#}");
                 ExitCode::FAILURE

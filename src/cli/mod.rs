@@ -1,7 +1,7 @@
 //! The commands.
 //!
 //! Exit codes: 0 done; 1 it ran and the answer is no; 2 usage or an unreadable file; 3 it
-//! could not start (a port, a certificate).
+//! could not start (a port that is taken).
 
 pub mod check;
 pub mod demo;
@@ -10,6 +10,7 @@ pub mod engine;
 pub mod health;
 pub mod key;
 mod logs;
+mod numbers;
 pub mod schema;
 pub mod serve;
 pub mod service;

@@ -55,7 +55,7 @@ impl Serve {
             }
         };
         for note in &settings.notes {
-            let _ = writeln!(std::io::stderr(), "{}: note: {note}", self.config.display());
+            let _ = writeln!(std::io::stderr(), "{}:{note} (a note)", self.config.display());
         }
         let code = runtime.block_on(async {
             let service = match Service::bind(settings, Some(source), Clock::start()).await {

@@ -55,7 +55,7 @@ impl Service {
     /// them again; without one they stay.
     ///
     /// # Errors
-    /// [`CannotStart`]: a port is taken, a certificate cannot be used.
+    /// [`CannotStart`]: a port is taken, or a certificate has been spoilt since the settings were read.
     pub async fn bind(settings: Settings, source: Option<Source>, clock: Clock) -> Result<Self, CannotStart> {
         let drain = Drain::new();
         let listener = Listener::bind(&settings.listen, drain.clone(), clock).await?;

@@ -196,14 +196,38 @@ impl Settings {
 /// # Errors
 /// All problems, in the order of the file.
 pub fn load(text: &str, surroundings: &dyn Surroundings) -> Result<Settings, Vec<Problem>> {
-    let tree = tree::parse(text).map_err(|problem| vec![problem])?;
+    load_with_files(text, surroundings).map_err(|unsound| unsound.problems)
+}
+
+/// Why no settings came of a text.
+struct Unsound {
+    problems: Vec<Problem>,
+    /// The files that were looked at: a change of one may be what was missing.
+    files: Vec<PathBuf>,
+}
+
+fn load_with_files(text: &str, surroundings: &dyn Surroundings) -> Result<Settings, Unsound> {
+    let tree = tree::parse(text).map_err(|problem| Unsound { problems: vec![problem], files: Vec::new() })?;
+    if matches!(tree.value, tree::Value::Null) {
+        return Err(Unsound { problems: vec![nothing_there()], files: Vec::new() });
+    }
     let mut reader = Reader::new(surroundings);
     let root = raw::Root::read(&tree, &mut reader);
     let mut check = check::Check::new(surroundings, reader.problems);
     let settings = root.and_then(|root| check.settings(&root, blake3::hash(text.as_bytes())));
-    let mut problems = check.problems;
-    problems.sort_by_key(|problem| (problem.line, problem.column));
-    settings.ok_or(problems)
+    settings.ok_or_else(|| {
+        let check::Check { mut problems, mut files, papers, .. } = check;
+        problems.sort_by_key(|problem| (problem.line, problem.column));
+        files.extend(papers);
+        Unsound { problems, files }
+    })
+}
+
+/// What is told of a file without a single key.
+fn nothing_there() -> Problem {
+    let top = Place { path: "".into(), line: 1, column: 1 };
+    let way_out = "write at least `slo_classes`, `default_class` and `pools`; config/minimal.yaml shows how";
+    Problem::new(&top, "the file is empty, or all comments", way_out)
 }
 
 /// The JSON Schema of the file, for editors.

@@ -110,7 +110,7 @@ block! {
     Admin {
         /// Address and port. Default: `127.0.0.1:9090`.
         may address: At<String>,
-        /// File with the bearer token that everything but `/livez` and `/readyz` asks for. Default: none is needed.
+        /// File with the token that everything but `/livez` and `/readyz` asks for: as a bearer, or in a browser as a password. Default: none is needed.
         may token_file: At<String>,
     }
 

@@ -80,12 +80,13 @@ impl<'a> Reader<'a> {
     /// that are no text are noted and left out.
     pub(super) fn members<'n>(&mut self, node: &'n Node, keys: &[&'static str]) -> Option<Members<'n>> {
         let entries = self.entries(node, "a mapping with the keys of this block")?;
+        let written: Vec<&str> = entries.iter().map(|(_, name, _)| *name).collect();
         let mut known = HashMap::new();
         for (key, name, value) in entries {
             if keys.contains(&name) {
                 known.insert(name, value);
             } else {
-                let free = keys.iter().copied().filter(|key| !key.is_empty());
+                let free = keys.iter().copied().filter(|key| !written.contains(key));
                 let way_out = match nearest(name, free) {
                     Some(near) => format!("did you mean `{near}`?"),
                     None => format!("the keys here are: {}", keys.join(", ")),
@@ -124,10 +125,9 @@ impl<'a> Reader<'a> {
         Some(found)
     }
 
-    /// Puts variables of the environment in the place of `${NAME}`. The flag says whether
-    /// there was one.
-    fn expanded(&mut self, node: &Node, text: &str) -> Option<(String, bool)> {
-        let (mut out, mut rest, mut any) = (String::with_capacity(text.len()), text, false);
+    /// Puts variables of the environment in the place of `${NAME}`.
+    fn expanded<'t>(&mut self, node: &Node, text: &'t str) -> Option<Expanded<'t>> {
+        let (mut out, mut rest, mut any, mut empty) = (String::with_capacity(text.len()), text, false, None);
         while let Some(at) = rest.find("${") {
             if rest[..at].ends_with('$') {
                 out.push_str(&rest[..at]);
@@ -146,13 +146,25 @@ impl<'a> Reader<'a> {
                 self.fail(node, format!("the variable {name} is not set"), "set it in the environment of the process");
                 return None;
             };
+            if value.is_empty() {
+                empty = empty.or(Some(name));
+            }
             out.push_str(&value);
             any = true;
             rest = &inner[name.len() + 1..];
         }
         out.push_str(rest);
-        Some((out, any))
+        Some(Expanded { text: out, any, empty })
     }
+}
+
+/// A text with its variables in their places.
+struct Expanded<'t> {
+    text: String,
+    /// There was a variable.
+    any: bool,
+    /// The first of them that holds nothing.
+    empty: Option<&'t str>,
 }
 
 fn is_variable(name: &str) -> bool {
@@ -332,7 +344,13 @@ impl<T: Scalar> Read for At<T> {
         let expanded;
         let (value, from_variable) = match &node.value {
             Value::Text(text) => {
-                let (text, any) = reader.expanded(node, text)?;
+                let Expanded { text, any, empty } = reader.expanded(node, text)?;
+                // A secret with a hole in it is none, whatever stands around the hole.
+                if let Some(name) = empty.filter(|_| T::HIDDEN || text.is_empty()) {
+                    let way_out = "give it a value in the environment of the process, or remove the key";
+                    reader.fail(node, format!("the variable {name} is empty"), way_out);
+                    return None;
+                }
                 expanded = Value::Text(text);
                 (&expanded, any)
             }
@@ -490,7 +508,17 @@ impl<T: Read> JsonSchema for Entries<T> {
     }
 }
 
-/// A block, or the word `off`.
+/// Whether this is the word `off`. It is the boolean false, too: tools that write YAML 1.1 read
+/// `off` as that and write `false` for it.
+pub(super) fn is_off(value: &Value) -> bool {
+    match value {
+        Value::Text(text) => text == "off",
+        Value::Bool(value) => !value,
+        _ => false,
+    }
+}
+
+/// A block, or the word `off`: see [`is_off`].
 #[derive(Debug)]
 pub(super) enum OrOff<T> {
     /// Switched off.
@@ -502,8 +530,12 @@ pub(super) enum OrOff<T> {
 impl<T: Read> Read for OrOff<T> {
     fn read(node: &Node, reader: &mut Reader<'_>) -> Option<Self> {
         match &node.value {
-            Value::Text(text) if text == "off" => Some(OrOff::Off),
+            value if is_off(value) => Some(OrOff::Off),
             Value::Map(_) => T::read(node, reader).map(OrOff::On),
+            Value::Bool(_) => {
+                reader.fail(node, "is true", "write a mapping, or `off`; without the key the defaults hold");
+                None
+            }
             _ => {
                 reader.fail_type(node, "a mapping, or `off`");
                 None
@@ -521,7 +553,7 @@ impl<T: Read> JsonSchema for OrOff<T> {
     }
     fn json_schema(generator: &mut SchemaGenerator) -> Schema {
         let block = generator.subschema_for::<T>();
-        json_schema!({"anyOf": [block, {"const": "off"}]})
+        json_schema!({"anyOf": [block, {"enum": ["off", false]}]})
     }
 }
 

@@ -6,7 +6,7 @@ use bytesize::ByteSize;
 use schemars::{Schema, json_schema};
 
 use super::problem::nearest;
-use super::read::{Scalar, Unfit, quoted};
+use super::read::{Scalar, Unfit, is_off, quoted};
 use super::tree::Value;
 
 impl Scalar for String {
@@ -126,7 +126,8 @@ impl Scalar for Duration {
 }
 
 fn without_unit(number: &str) -> Unfit {
-    Unfit::value(format!("{number} has no unit"), format!("did you mean {number}s?"))
+    // No guess: what is a second here is a day in the next key.
+    Unfit::value(format!("{number} has no unit"), "put one behind it: ms, s, m, h, d or w")
 }
 
 /// Reads `1h30m`: numbers, each with its unit. `None` also beyond 100 years.
@@ -229,12 +230,13 @@ impl Scalar for PromptTokens {
     fn take(value: &Value, loose: bool) -> Result<Self, Unfit> {
         match value {
             Value::Text(text) if text == "auto" => Ok(PromptTokens::Auto),
-            Value::Text(text) if text == "off" => Ok(PromptTokens::Off),
+            value if is_off(value) => Ok(PromptTokens::Off),
+            Value::Bool(_) => Err(Unfit::value("is true", format!("write {}", Self::EXPECTED))),
             _ => u64::take(value, loose).map(PromptTokens::Number).map_err(|unfit| unfit.or("auto, or off")),
         }
     }
     fn schema() -> Schema {
-        json_schema!({"anyOf": [{"type": "integer", "minimum": 1}, {"enum": ["auto", "off"]}]})
+        json_schema!({"anyOf": [{"type": "integer", "minimum": 1}, {"enum": ["auto", "off", false]}]})
     }
 }
 
@@ -264,11 +266,21 @@ impl<T: Words> Scalar for Word<T> {
     fn take(value: &Value, _: bool) -> Result<Self, Unfit> {
         let words = || T::words();
         let list = || words().chain(T::BESIDES.iter().copied()).collect::<Vec<_>>().join(", ");
+        let known = |text: &str| T::WORDS.iter().find(|(word, _)| *word == text).map(|(_, found)| Word(*found));
+        if let Some(off) = known("off").filter(|_| is_off(value)) {
+            return Ok(off);
+        }
         let Value::Text(text) = value else {
-            return Err(Unfit::value(format!("is {}", value.kind()), format!("write one of: {}", list())));
+            let wrong = match value {
+                Value::Bool(value) => format!("is {value}"),
+                other => format!("is {}", other.kind()),
+            };
+            // What a tool for YAML 1.1 makes of a word that it takes for a boolean.
+            let quotes = if known("on").is_some() { "; `on` in quotes where it became true" } else { "" };
+            return Err(Unfit::value(wrong, format!("write one of: {}{quotes}", list())));
         };
-        if let Some((_, found)) = T::WORDS.iter().find(|(word, _)| word == text) {
-            return Ok(Word(*found));
+        if let Some(found) = known(text) {
+            return Ok(found);
         }
         let way_out = match nearest(text, words()) {
             Some(near) => format!("did you mean {near}?"),
@@ -277,7 +289,10 @@ impl<T: Words> Scalar for Word<T> {
         Err(Unfit::value(format!("{} is not known here", quoted(text)), way_out))
     }
     fn schema() -> Schema {
-        let words: Vec<_> = T::words().collect();
+        let mut words: Vec<serde_json::Value> = T::words().map(Into::into).collect();
+        if T::words().any(|word| word == "off") {
+            words.push(false.into());
+        }
         json_schema!({"enum": words})
     }
 }
@@ -332,7 +347,8 @@ mod tests {
         let size = |text: &str| Size::take(&Value::Text(text.into()), false).ok().map(|size| size.0);
         assert_eq!(size("64MiB"), Some(64 << 20));
         assert_eq!(size("64 KiB"), Some(64 << 10));
-        assert_eq!(size("1MB"), Some(1_000_000));
+        assert_eq!([size("1MB"), size("1M"), size("1mb")], [Some(1_000_000); 3]);
+        assert_eq!([size("1kB"), size("64Ki"), size("1gib")], [Some(1000), Some(64 << 10), Some(1 << 30)]);
         assert_eq!(size("many"), None);
         assert_eq!(Size::take(&Value::Int(512), false).unwrap(), Size(512));
         assert!(Size::take(&Value::Int(-1), false).is_err());

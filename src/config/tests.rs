@@ -37,11 +37,13 @@ fn hash(key: &str) -> String {
 }
 
 fn made() -> Made {
-    let certificate = rcgen::generate_simple_self_signed(vec!["engine".to_owned()]).unwrap().cert.pem();
+    let signed = || rcgen::generate_simple_self_signed(vec!["engine".to_owned()]).unwrap();
+    let (own, certificate) = (signed(), signed().cert.pem());
     let variables = HashMap::from([
         ("PORT", "8123"),
         ("CANARY", "sk-CANARY3"),
         ("YES", "true"),
+        ("NOTHING", ""),
         ("NOT_A_URL", "gpu-SECRET:8000"),
         ("LATE", "10x-SECRET"),
     ]);
@@ -50,6 +52,9 @@ fn made() -> Made {
         ("engine.key", "sk-engine\n".to_owned()),
         ("engine-ca.pem", certificate),
         ("acme.keys", format!("# ours\n{} file\n\n{}\n", hash("f1"), hash("f2"))),
+        ("tls.crt", own.cert.pem()),
+        ("tls.key", own.signing_key.serialize_pem()),
+        ("other.key", signed().signing_key.serialize_pem()),
         ("empty", String::new()),
         ("two words", "a b".to_owned()),
         ("bad.keys", "sk-CANARY1 prod\n".to_owned()),
@@ -124,6 +129,11 @@ fn queue(keys: &str) -> String {
 /// The base, with these levels of its first class.
 fn degrade(levels: &str) -> String {
     class(&format!("degrade: [{levels}]"))
+}
+
+/// The base, with a listener of these files.
+fn listen_tls(certificate: &str, key: &str) -> String {
+    and(&format!("listen: {{tls: {{certificate_file: {certificate}, private_key_file: {key}}}}}"))
 }
 
 /// The base, with a tenant of these limits.
@@ -281,7 +291,7 @@ fn config_goodput_loads_with_its_commented_keys() {
     let who = settings.keyring.find(&headers).unwrap();
     assert_eq!((who.tenant.as_str(), who.key_label.as_deref()), ("acme", Some("file")));
     let files: Vec<_> = settings.files.iter().map(|path| path.to_str().unwrap()).collect();
-    assert_eq!(files.len(), 4, "{files:?}");
+    assert_eq!(files.len(), 4, "a certificate is renewed without a reload: {files:?}");
 }
 
 #[test]
@@ -408,8 +418,10 @@ fn each_kind_of_problem() {
     let key = |more: &str| format!("  - {{tenant: a, keys: [{{blake3: \"{blake}\"{more}}}]}}");
     let table: Vec<(String, &str)> = vec![
         // keys
-        (and("clasify: []"), "12:1: unknown key `clasify`; did you mean `classify`?"),
+        (changed("classify:", "clasify:"), "7:1: unknown key `clasify`; did you mean `classify`?"),
+        (and("clasify: []"), "12:1: unknown key `clasify`; the keys here are: listen"),
         (and("zzz: 1"), "12:1: unknown key `zzz`; the keys here are: listen, shutdown"),
+        (pool("health: off\n    helth: off"), "12:5: pools[0]: unknown key `helth`; the keys here are: pool, engines"),
         (pool("helth: off"), "11:5: pools[0]: unknown key `helth`; did you mean `health`?"),
         (and("replicas: 1\nreplicas: 2"), "13:1: the key `replicas` stands twice, first on line 12; keep one"),
         (class("priority: low\n    priority: low"), "4:5: slo_classes[0]: the key `priority` stands twice"),
@@ -432,7 +444,7 @@ fn each_kind_of_problem() {
         (and("replicas: \"2\""), "12:11: replicas: is a text; write a whole number"),
         (and("replicas: 0"), "12:11: replicas: 0 is out of range; write a number from 1 to 1000"),
         (class("stall_seconds: .inf"), "3:20: slo_classes[0].stall_seconds: is not finite"),
-        (class("window: 28"), "3:13: slo_classes[0].window: 28 has no unit; did you mean 28s?"),
+        (class("window: 28"), "3:13: slo_classes[0].window: 28 has no unit; put one behind it: ms, s, m, h, d or w"),
         (class("window: 28 days"), "3:13: slo_classes[0].window: \"28 days\" is no length of time; write a length"),
         (
             class("window: 28s"),
@@ -448,10 +460,27 @@ fn each_kind_of_problem() {
         (and("replicas: \"${NO-BODY}\""), "12:11: replicas: holds a `${` that names no variable; write ${NAME}"),
         (and("replicas: \"${LATE}\""), "12:11: replicas: is a text; write a whole number"),
         (class("window: \"${LATE}\""), "3:13: slo_classes[0].window: the value does not fit; write a length of time"),
+        (
+            pool("engine: {headers: {x-key: \"Bearer ${NOTHING}\"}}"),
+            "11:31: pools[0].engine.headers.x-key: the variable NOTHING is empty; give it a value in the environment",
+        ),
+        (third("\"${NOTHING}\""), "6:16: slo_classes[2].slo_class: the variable NOTHING is empty; give it a value"),
         // listeners
         (
             and("listen: {address: localhost:80}"),
             "12:19: listen.address: \"localhost:80\" is no address; did you mean 127.0.0.1:80?",
+        ),
+        (
+            and("listen: {address: \"localhost:http\"}"),
+            "12:19: listen.address: \"localhost:http\" is no address; write an IP address and a port",
+        ),
+        (
+            and("listen: {address: \"0.0.0.0:9090\"}"),
+            "12:19: listen.address: operators are served there (127.0.0.1:9090) unless `admin` says otherwise; give",
+        ),
+        (
+            and("admin: {token_file: admin.token}\nlisten: {address: \"127.0.0.1:9090\"}"),
+            "12:8: admin: clients and operators would share one address",
         ),
         (
             and("listen: {address: \"${CANARY}\"}"),
@@ -467,11 +496,45 @@ fn each_kind_of_problem() {
         ),
         (and("admin: {token_file: empty}"), "12:21: admin.token_file: the file \"empty\" holds no secret"),
         (and("admin: {token_file: two words}"), "12:21: admin.token_file: the file \"two words\" holds no secret"),
+        (and("admin: true"), "12:8: admin: is true; write a mapping, or `off`; without the key the defaults hold"),
+        (and("telemetry: {access_log: true}"), "12:25: telemetry.access_log: is true; write one of: stdout, off"),
+        (
+            rule("{reasoning: true}"),
+            "8:38: classify[0].when.reasoning: is true; write one of: none, low, medium, high, on; `on` in quotes where",
+        ),
+        (
+            queue("{prefill_tokens_per_engine: true}"),
+            "pools[0].queue.prefill_tokens_per_engine: is true; write a whole",
+        ),
         (and("admin: on"), "12:8: admin: is a text; write a mapping, or `off`"),
         (and("listen: {tls: {certificate_file: a}}"), "12:15: listen.tls: `private_key_file` is missing"),
         (
+            listen_tls("nowhere.crt", "tls.key"),
+            "12:34: listen.tls.certificate_file: the file \"nowhere.crt\" cannot be read (entity not found); give the file",
+        ),
+        (
+            listen_tls("tls.crt", "nowhere.key"),
+            "12:61: listen.tls.private_key_file: the file \"nowhere.key\" cannot be read (entity not found)",
+        ),
+        (
+            listen_tls("empty", "tls.key"),
+            "12:34: listen.tls.certificate_file: the file \"empty\" holds no certificate in PEM; write the certificate",
+        ),
+        (
+            listen_tls("tls.crt", "tls.crt"),
+            "12:61: listen.tls.private_key_file: the file \"tls.crt\" holds no private key in PEM; write the",
+        ),
+        (
+            listen_tls("tls.crt", "other.key"),
+            "12:61: listen.tls.private_key_file: the key in \"other.key\" is not that of the certificate in \"tls.crt\"; name",
+        ),
+        (
             and("inspect: {judged_paths: [/v1/embedings]}"),
             "12:26: inspect.judged_paths[0]: \"/v1/embedings\" is no path that goes to engines; did you mean /v1/embeddings?",
+        ),
+        (
+            and("inspect: {judged_paths: [/v1/mesages]}"),
+            "12:26: inspect.judged_paths[0]: \"/v1/mesages\" is no path that goes to engines; name one of: /v1/",
         ),
         (
             and("inspect: {judged_paths: [/v1/messages]}"),
@@ -489,6 +552,14 @@ fn each_kind_of_problem() {
         (
             class("objectives: {ttft_seconds: {threshold: 1, attainment: 95}}"),
             "3:59: slo_classes[0].objectives.ttft_seconds.attainment: 95 is no share; it is a share: did you mean 0.95?",
+        ),
+        (
+            class("objectives: {ttft_seconds: {threshold: 1, attainment: 99.9}}"),
+            "3:59: slo_classes[0].objectives.ttft_seconds.attainment: 99.9 is no share; it is a share: did you mean 0.999?",
+        ),
+        (
+            class("objectives: {ttft_seconds: {threshold: 1, attainment: 1.5}}"),
+            "3:59: slo_classes[0].objectives.ttft_seconds.attainment: 1.5 is no share; write a share above 0, up to 1",
         ),
         (
             class("objectives: {ttft_seconds: {threshold: 1, attainment: 0}}"),
@@ -808,6 +879,10 @@ fn each_kind_of_problem() {
         (queue("{shares: {batch: 0}}"), "12:29: pools[0].queue.shares.batch: 0 is no share"),
         (queue("{shares: {batch: 5}}"), "12:29: pools[0].queue.shares.batch: 5 is no share; it is a share: did you"),
         (
+            queue("{shares: {batch: 2.55}}"),
+            "12:29: pools[0].queue.shares.batch: 2.55 is no share; write a share above 0",
+        ),
+        (
             queue("{shares: {batch: 0.0004}}"),
             "12:29: pools[0].queue.shares.batch: 0.0004 is no whole number of thousandths",
         ),
@@ -928,7 +1003,12 @@ fn each_kind_of_problem() {
         (and("telemetry: {journal: {path: x}}"), "12:22: telemetry.journal: not available yet"),
         // no YAML, no settings
         ("a: [1".into(), "not readable as YAML"),
-        (String::new(), "1:1: is empty; write a mapping with the keys of this block"),
+        (
+            String::new(),
+            "1:1: the file is empty, or all comments; write at least `slo_classes`, `default_class` and `pools`",
+        ),
+        ("# later\n---\n".into(), "1:1: the file is empty, or all comments"),
+        (format!("{BASE}---\nlisten: {{}}\n"), "a second YAML document begins here; keep one of them"),
         ("- a\n- b\n".into(), "1:1: is a list; write a mapping with the keys of this block"),
     ];
     let mut wrong = Vec::new();
@@ -959,6 +1039,38 @@ pools:
 ";
     let lines: Vec<u64> = load(text, &made()).unwrap_err().iter().map(|problem| problem.line).collect();
     assert_eq!(lines, [2, 5, 5, 6, 7, 8, 10, 10]);
+}
+
+/// Exactly the names that a label has for something else (and what is kept for drills).
+#[test]
+fn a_name_is_refused_only_where_a_label_means_something_else_by_it() {
+    let key = format!("keys: [{{blake3: \"{}\"}}]", hash("k"));
+    let named = |what: &str, name: &str| match what {
+        "class" => third(name).replace(
+            "when: {stream: false}}",
+            &format!("when: {{stream: false}}}}\n  - {{class: {name}, when: {{stream: true}}}}"),
+        ),
+        "pool" => changed("pool: main", &format!("pool: {name}")),
+        "tenant" => tenants(&format!("  - {{tenant: {name}, {key}}}")),
+        "model" => and(&format!("routes: [{{model: {name}, pools: main}}, {{model: \"*\", pools: main}}]")),
+        _ => and(&format!("models: {{aliases: {{a: {name}}}}}")),
+    };
+    let taken = [
+        ("class", "none"),
+        ("class", "drill"),
+        ("pool", "none"),
+        ("tenant", "other"),
+        ("model", "other"),
+        ("alias", "other"),
+    ];
+    for what in ["class", "pool", "tenant", "model", "alias"] {
+        for name in ["none", "other", "drill"] {
+            let told = problems(&named(what, name)).concat();
+            let is_taken = taken.contains(&(what, name));
+            assert_eq!(told.contains("has a meaning of its own"), is_taken, "{what} {name}: {told}");
+            assert_eq!(told.is_empty(), !is_taken, "{what} {name}: {told}");
+        }
+    }
 }
 
 #[test]
@@ -1108,6 +1220,56 @@ fn every_key_of_the_schema_is_described() {
         }
     }
     all_described(&schema());
+}
+
+/// The ways to all places of the schema where this value may stand.
+fn ways_to(value: &serde_json::Value) -> Vec<String> {
+    fn walk(root: &serde_json::Value, node: &serde_json::Value, way: &str, to: (&serde_json::Value, &mut Vec<String>)) {
+        let node = match node.get("$ref").and_then(|at| at.as_str()) {
+            Some(at) => root.pointer(at.trim_start_matches('#')).unwrap(),
+            None => node,
+        };
+        let (value, found) = to;
+        if node.get("enum").and_then(|all| all.as_array()).is_some_and(|all| all.contains(value)) {
+            found.push(way.to_owned());
+        }
+        for option in node.get("anyOf").and_then(|list| list.as_array()).into_iter().flatten() {
+            walk(root, option, way, (value, found));
+        }
+        if let Some(items) = node.get("items") {
+            walk(root, items, way, (value, found));
+        }
+        for (key, inner) in node.get("properties").and_then(|map| map.as_object()).into_iter().flatten() {
+            walk(root, inner, &format!("{way}.{key}"), (value, found));
+        }
+    }
+    let (schema, mut found) = (schema(), Vec::new());
+    walk(&schema, &schema, "", (value, &mut found));
+    found.sort();
+    found.dedup();
+    found
+}
+
+/// Tools for YAML 1.1 (PyYAML, Helm, Ansible) write `false` where somebody wrote `off`.
+#[test]
+fn false_is_off_wherever_off_may_stand() {
+    let places = [
+        (".admin", and("admin: off")),
+        (".pools.breaker", pool("breaker: off")),
+        (".pools.health", pool("health: off")),
+        (".pools.metrics", pool("metrics: off")),
+        (".pools.queue.prefill_tokens_per_engine", queue("{prefill_tokens_per_engine: off}")),
+        (".slo_classes.target_headers", class("target_headers: off")),
+        (".telemetry.access_log", and("telemetry: {access_log: off}")),
+    ];
+    let known: Vec<&str> = places.iter().map(|(way, _)| *way).collect();
+    assert_eq!(ways_to(&serde_json::json!("off")), known, "each place has its line above");
+    assert_eq!(ways_to(&serde_json::json!(false)), known, "the schema lets false stand wherever off may");
+    let seen = |text: &str| format!("{:?}", Settings { hash: [0; 32], ..good(text) });
+    for (way, text) in places {
+        assert_eq!(seen(&text), seen(&text.replacen(": off", ": false", 1)), "{way}");
+        assert!(!problems(&text.replacen(": off", ": true", 1)).is_empty(), "{way}");
+    }
 }
 
 /// Keys without a function are in the schema, but accept nothing.

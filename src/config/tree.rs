@@ -50,6 +50,10 @@ pub(super) fn parse(text: &str) -> Result<Node, Problem> {
     serde_yaml::from_str_with_options(text, options).map_err(|error| {
         let (line, column) = error.location().map_or((1, 1), |at| (at.line(), at.column()));
         let place = Place { path: "".into(), line, column };
+        if matches!(error.without_snippet(), serde_yaml::Error::MultipleDocuments { .. }) {
+            let way_out = "keep one of them: settings are one document, with no line `---` inside";
+            return Problem::new(&place, "a second YAML document begins here", way_out);
+        }
         Problem::new(&place, format!("not readable as YAML ({})", cause(&error)), "correct the YAML at this place")
     })
 }
@@ -133,6 +137,14 @@ mod tests {
         assert_eq!(problem("a:\n\tb: 2\n"), (2, 2));
         assert_eq!(problem("a: *nobody\n"), (1, 4));
         assert_eq!(problem("a: 1\n---\nb: 2\n").0, 3);
+    }
+
+    #[test]
+    fn a_second_document_is_told_in_our_words() {
+        let told = parse("a: 1\n---\nb: 2\n").unwrap_err().to_string();
+        let expected = "a second YAML document begins here; keep one of them: settings are one document, with no line `---` inside";
+        assert!(told.ends_with(expected), "{told}");
+        assert!(parse("---\na: 1\n").is_ok());
     }
 
     #[test]

@@ -28,6 +28,7 @@ pub(super) fn engine_address(text: &str) -> Result<EngineAddress, BadUrl> {
         other => {
             let lower = other.to_ascii_lowercase();
             let meant = matches!(lower.as_str(), "http" | "https").then(|| format!("{lower}://{rest}"));
+            let meant = meant.filter(|meant| engine_address(meant).is_ok());
             return Err(BadUrl { wrong: "has neither http nor https as its scheme", meant });
         }
     };
@@ -125,6 +126,7 @@ mod tests {
             ("gpu-3:8000", Some("http://gpu-3:8000")),
             ("//gpu-3:8000/v1", Some("http://gpu-3:8000/v1")),
             ("HTTP://gpu-3", Some("http://gpu-3")),
+            ("HTTP://gpu-3:0", None),
             ("ftp://gpu-3", None),
             ("http://", None),
             ("http://gpu-3:0", None),

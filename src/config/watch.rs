@@ -15,7 +15,7 @@ use std::{fmt, io};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::MissedTickBehavior;
 
-use super::{Problem, Process, Settings, Surroundings, fingerprint, load};
+use super::{Problem, Process, Settings, Surroundings, fingerprint, load, load_with_files};
 
 /// A settings file and what surrounds it.
 #[derive(Clone)]
@@ -91,6 +91,28 @@ impl Source {
     /// [`NotLoaded`], with all problems.
     pub fn read(&self) -> Result<Settings, NotLoaded> {
         load(&self.text()?, &*self.surroundings).map_err(NotLoaded::Problems)
+    }
+
+    /// What the file and its companions hold, and the settings that come of it; where none do,
+    /// the files that they wait for are companions, too.
+    fn look(&self, companions: &mut Vec<PathBuf>) -> ([u8; 32], Result<Settings, NotLoaded>) {
+        loop {
+            let content = self.content(companions);
+            let unsound = match self.text().map(|text| load_with_files(&text, &*self.surroundings)) {
+                Ok(Ok(settings)) => return (content, Ok(settings)),
+                Ok(Err(unsound)) => unsound,
+                Err(unreadable) => return (content, Err(unreadable)),
+            };
+            let known = companions.len();
+            for file in unsound.files {
+                if !companions.contains(&file) {
+                    companions.push(file);
+                }
+            }
+            if companions.len() == known {
+                return (content, Err(NotLoaded::Problems(unsound.problems)));
+            }
+        }
     }
 
     fn text(&self) -> Result<String, NotLoaded> {
@@ -226,9 +248,12 @@ impl Watcher {
     }
 
     async fn read(&mut self) -> Result<Settings, NotLoaded> {
-        let (source, companions) = (self.source.clone(), self.companions.clone());
-        let both = tokio::task::spawn_blocking(move || (source.content(&companions), source.read())).await;
-        let Ok((content, result)) = both else {
+        let (source, mut companions) = (self.source.clone(), self.companions.clone());
+        let all = tokio::task::spawn_blocking(move || {
+            let (content, result) = source.look(&mut companions);
+            (content, result, companions)
+        });
+        let Ok((content, result, companions)) = all.await else {
             return Err(NotLoaded::Unreadable("the reading of it broke off; try again"));
         };
         match &result {
@@ -236,7 +261,10 @@ impl Watcher {
                 self.companions.clone_from(&settings.files);
                 self.seen.took(settings.hash);
             }
-            Err(_) => self.seen.took(content),
+            Err(_) => {
+                self.companions = companions;
+                self.seen.took(content);
+            }
         }
         result
     }
@@ -434,6 +462,28 @@ mod tests {
         bench.desk.remove("keys");
         looks(3).await;
         assert!(matches!(bench.heard.try_recv().unwrap().1, Err(NotLoaded::Problems(_))));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn settings_that_wait_for_a_file_are_taken_when_it_comes() {
+        let made = rcgen::generate_simple_self_signed(["a".to_owned()]).unwrap();
+        let mut bench = bench();
+        let named = settings("b").replace("keys_file: keys", "keys_file: new.keys");
+        let tls = "listen: {tls: {certificate_file: a.crt, private_key_file: a.key}}\n";
+        bench.desk.write("g.yaml", named + tls);
+        looks(6).await;
+        assert!(matches!(bench.heard.try_recv().unwrap().1, Err(NotLoaded::Problems(all)) if all.len() == 3));
+        assert!(bench.heard.try_recv().is_err(), "told once");
+        bench.desk.write("new.keys", format!("{} prod\n", blake3::hash(b"new").to_hex()));
+        bench.desk.write("a.crt", made.cert.pem());
+        looks(3).await;
+        assert!(matches!(bench.heard.try_recv().unwrap().1, Err(NotLoaded::Problems(all)) if all.len() == 1));
+        bench.desk.write("a.key", made.signing_key.serialize_pem());
+        looks(3).await;
+        assert_eq!(bench.heard.try_recv().unwrap(), (Why::Changed, Ok("b".into())));
+        bench.desk.remove("a.key");
+        looks(5).await;
+        assert!(bench.heard.try_recv().is_err(), "a certificate is renewed by its listener, not by a reload");
     }
 
     #[tokio::test(start_paused = true)]

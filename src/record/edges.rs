@@ -1,5 +1,5 @@
 //! Edges of the histograms: wide enough for every field, and every threshold of the class is
-//! one of them, so that its attainment can be read off exactly.
+//! one of them, so that no share at a threshold has to be guessed between two edges.
 
 use std::sync::Arc;
 use std::time::Duration;

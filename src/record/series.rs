@@ -157,8 +157,8 @@ impl Measures {
         }
     }
 
-    /// Only points that were reached. What the engines did is told of judged requests, so that
-    /// attainment by histogram is attainment by counter; waits are told of all.
+    /// Only points that were reached. What the engines did is told of judged requests, waits of
+    /// all. Requests that never came so far are in the counters alone: attainment is theirs.
     pub(super) fn note(&self, finished: &Finished) {
         finished.upload().inspect(|length| self.upload.observe(*length));
         finished.queue().inspect(|length| self.queue.observe(*length));

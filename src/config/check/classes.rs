@@ -12,8 +12,8 @@ use crate::forward::settings::Timeouts;
 use crate::judge::{Assumption, Objective, Objectives, Quantiles};
 use crate::units::{ClassId, Tokens};
 
-/// Names that the metrics use themselves.
-const RESERVED: &[&str] = &["none", "drill", "other"];
+/// What the label says of requests without a class, and what is kept for drills.
+const RESERVED: &[&str] = &["none", "drill"];
 
 /// What is wrong with zero or less seconds of waiting.
 const NO_TIME: &str = "is no time at all";

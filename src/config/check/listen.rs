@@ -1,11 +1,12 @@
 //! Listeners, limits on clients, leaving, and what is read of answers.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 
 use secrecy::SecretString;
 
 use super::{Check, is_no};
+use crate::accept::settings::papers::{BadPapers, certified};
 use crate::accept::settings::{Admin, Listen, Shutdown, Tls};
 use crate::config::problem::nearest;
 use crate::config::raw;
@@ -37,10 +38,41 @@ impl Check<'_> {
         }
     }
 
-    fn tls(&self, raw: &raw::Tls) -> Option<Tls> {
+    fn tls(&mut self, raw: &raw::Tls) -> Option<Tls> {
         let (certificate, key) = (raw.certificate_file.as_ref()?, raw.private_key_file.as_ref()?);
+        if let (Some(chain), Some(secret)) = (self.paper(certificate), self.paper(key))
+            && let Err(bad) = certified(&chain, &secret)
+        {
+            self.bad_papers(certificate, key, &bad);
+        }
         let place = |at: &At<String>| self.surroundings.place(Path::new(&at.value));
         Some(Tls { certificate_file: place(certificate), private_key_file: place(key) })
+    }
+
+    fn bad_papers(&mut self, certificate: &At<String>, key: &At<String>, bad: &BadPapers) {
+        let (at, message, way_out) = match bad {
+            BadPapers::NoCertificate => (
+                certificate,
+                format!("the file {} holds no certificate in PEM", certificate.shown()),
+                "write the certificate, then the chain behind it, into it",
+            ),
+            BadPapers::NoKey => (
+                key,
+                format!("the file {} holds no private key in PEM", key.shown()),
+                "write the certificate's key into it, without a passphrase",
+            ),
+            BadPapers::NotAPair => (
+                key,
+                format!("the key in {} is not that of the certificate in {}", key.shown(), certificate.shown()),
+                "name the two files that were made together",
+            ),
+            BadPapers::Unfit(why) => (
+                certificate,
+                format!("the certificate in {} cannot be used with its key ({why})", certificate.shown()),
+                "name an X.509 certificate and its RSA, ECDSA or Ed25519 key",
+            ),
+        };
+        self.problem(&at.place, message, way_out);
     }
 
     pub(super) fn shutdown(&mut self, raw: Option<&raw::Shutdown>) -> Shutdown {
@@ -53,7 +85,12 @@ impl Check<'_> {
         }
     }
 
-    pub(super) fn admin(&mut self, raw: Option<&OrOff<raw::Admin>>, listen: &Listen) -> Option<Admin> {
+    pub(super) fn admin(
+        &mut self,
+        raw: Option<&OrOff<raw::Admin>>,
+        listen: &Listen,
+        raw_listen: Option<&raw::Listen>,
+    ) -> Option<Admin> {
         let mut admin = Admin::default();
         match raw {
             Some(OrOff::Off) => return None,
@@ -66,7 +103,14 @@ impl Check<'_> {
                     self.problem(place, "clients and operators would share one address", "give `admin` another port");
                 }
             }
-            None => {}
+            None => {
+                let place = raw_listen.and_then(|raw| raw.address.as_ref()).map(|at| &at.place);
+                if let Some(place) = place.filter(|_| collide(admin.address, listen.address)) {
+                    let message =
+                        format!("operators are served there ({}) unless `admin` says otherwise", admin.address);
+                    self.problem(place, message, "give `listen` or `admin` another port, or write `admin: off`");
+                }
+            }
         }
         Some(admin)
     }
@@ -77,7 +121,7 @@ impl Check<'_> {
         let max_event = self.size(raw.max_event.as_ref(), default as u64, 1 << 10, 1 << 30) as usize;
         let mut paths = Vec::new();
         for at in raw.judged_paths.iter().flatten() {
-            match self.endpoint(at) {
+            match self.endpoint(at, |endpoint| !endpoint.dialect().generates() && !paths.contains(endpoint)) {
                 Some(endpoint) if endpoint.dialect().generates() => {
                     self.problem(&at.place, format!("{} is judged anyway", at.shown()), "remove it");
                 }
@@ -91,11 +135,11 @@ impl Check<'_> {
         (max_event, paths)
     }
 
-    /// A path that goes to engines.
-    pub(super) fn endpoint(&mut self, at: &At<String>) -> Option<Endpoint> {
+    /// A path that goes to engines; `fits` says which may be offered where it is none.
+    pub(super) fn endpoint(&mut self, at: &At<String>, fits: impl Fn(&Endpoint) -> bool) -> Option<Endpoint> {
         let found = Endpoint::relayed(&at.value);
         if found.is_none() {
-            let known = || Endpoint::all_relayed().map(|endpoint| endpoint.path());
+            let known = || Endpoint::all_relayed().filter(&fits).map(|endpoint| endpoint.path());
             let way_out = match nearest(&at.value, known()).filter(|_| !at.hidden) {
                 Some(near) => format!("did you mean {near}?"),
                 None => format!("name one of: {}", known().collect::<Vec<_>>().join(", ")),
@@ -108,7 +152,8 @@ impl Check<'_> {
     fn address(&mut self, at: Option<&At<String>>, default: SocketAddr, example: &str) -> SocketAddr {
         let Some(at) = at else { return default };
         at.value.parse().unwrap_or_else(|_| {
-            let way_out = match at.value.strip_prefix("localhost:").filter(|_| !at.hidden) {
+            let local = at.value.strip_prefix("localhost:").filter(|port| !at.hidden && port.parse::<u16>().is_ok());
+            let way_out = match local {
                 Some(port) => format!("did you mean 127.0.0.1:{port}?"),
                 None => format!("write an IP address and a port, such as {example}"),
             };
@@ -128,8 +173,34 @@ impl Check<'_> {
     }
 }
 
-/// Whether two listeners would want the same port of the same interface.
+/// Whether two listeners would want the same port of the same interface. `::` takes IPv4 along.
 fn collide(a: SocketAddr, b: SocketAddr) -> bool {
-    let same_interface = a.ip() == b.ip() || a.ip().is_unspecified() || b.ip().is_unspecified();
+    let (one, other) = (a.ip().to_canonical(), b.ip().to_canonical());
+    let takes = |all: IpAddr, one: IpAddr| all.is_unspecified() && (all.is_ipv6() || one.is_ipv4());
+    let same_interface = one == other || takes(one, other) || takes(other, one);
     a.port() != 0 && a.port() == b.port() && same_interface
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_listeners_want_the_same_port_of_the_same_interface_or_do_not() {
+        for (a, b, expected) in [
+            ("127.0.0.1:9090", "127.0.0.1:9090", true),
+            ("0.0.0.0:9090", "127.0.0.1:9090", true),
+            ("127.0.0.1:9090", "[::]:9090", true),
+            ("[::]:9090", "[::1]:9090", true),
+            ("[::]:9090", "0.0.0.0:9090", true),
+            ("[::ffff:127.0.0.1]:9090", "127.0.0.1:9090", true),
+            ("0.0.0.0:9090", "[::1]:9090", false),
+            ("127.0.0.1:9090", "127.0.0.2:9090", false),
+            ("127.0.0.1:9090", "127.0.0.1:9091", false),
+            ("127.0.0.1:0", "127.0.0.1:0", false),
+        ] {
+            let (a, b) = (a.parse().unwrap(), b.parse().unwrap());
+            assert_eq!((collide(a, b), collide(b, a)), (expected, expected), "{a} {b}");
+        }
+    }
 }

@@ -15,7 +15,7 @@ mod store;
 mod tenants;
 
 use std::collections::HashMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::problem::{Place, Problem, nearest};
@@ -34,12 +34,15 @@ pub(super) struct Check<'a> {
     /// What is worth a look but stands in nobody's way.
     notes: Vec<Problem>,
     /// Files that were read beside the settings.
-    files: Vec<PathBuf>,
+    pub files: Vec<PathBuf>,
+    /// Files that were read only to see whether they will do: the listener renews what is in
+    /// them without a reload, so they are no part of the settings' content.
+    pub papers: Vec<PathBuf>,
 }
 
 impl<'a> Check<'a> {
     pub(super) fn new(surroundings: &'a dyn Surroundings, problems: Vec<Problem>) -> Self {
-        Check { surroundings, problems, notes: Vec::new(), files: Vec::new() }
+        Check { surroundings, problems, notes: Vec::new(), files: Vec::new(), papers: Vec::new() }
     }
 
     fn problem(&mut self, place: &Place, message: impl Into<String>, way_out: impl Into<String>) {
@@ -55,7 +58,7 @@ impl<'a> Check<'a> {
         let listen = self.listen(root.listen.as_ref());
         let shutdown = self.shutdown(root.shutdown.as_ref());
         let (max_event, judged_paths) = self.inspect(root.inspect.as_ref());
-        let admin = self.admin(root.admin.as_ref(), &listen);
+        let admin = self.admin(root.admin.as_ref(), &listen, root.listen.as_ref());
         let classes = self.classes(root);
         let class_names = Names::of(
             "class",
@@ -158,11 +161,18 @@ impl<'a> Check<'a> {
 
     /// A share above 0 and up to 1.
     fn share(&mut self, at: &At<f64>) -> Option<f64> {
+        self.share_that(at, |_| true)
+    }
+
+    /// A share above 0 and up to 1; `fits` says which may be offered where it is none.
+    fn share_that(&mut self, at: &At<f64>, fits: impl Fn(f64) -> bool) -> Option<f64> {
         if at.value > 0.0 && at.value <= 1.0 {
             return Some(at.value);
         }
-        let way_out = if at.value > 1.0 && at.value <= 100.0 && !at.hidden {
-            format!("it is a share: did you mean {}?", at.value / 100.0)
+        // Who writes 95 means per cent; who writes 1.5 most likely does not.
+        let of_hundred = (at.value * 1e7).round() / 1e9;
+        let way_out = if (2.0..=100.0).contains(&at.value) && fits(of_hundred) && !at.hidden {
+            format!("it is a share: did you mean {of_hundred}?")
         } else {
             "write a share above 0, up to 1".to_owned()
         };
@@ -218,11 +228,20 @@ impl<'a> Check<'a> {
     /// Reads a file that the settings refer to.
     fn file(&mut self, at: &At<String>) -> Option<Vec<u8>> {
         let path = PathBuf::from(&at.value);
-        let found = self.surroundings.file(&path);
         if !self.files.contains(&path) {
             self.files.push(path);
         }
-        match found {
+        self.bytes(at)
+    }
+
+    /// Reads a file that the settings refer to, and that somebody else will follow.
+    fn paper(&mut self, at: &At<String>) -> Option<Vec<u8>> {
+        self.papers.push(PathBuf::from(&at.value));
+        self.bytes(at)
+    }
+
+    fn bytes(&mut self, at: &At<String>) -> Option<Vec<u8>> {
+        match self.surroundings.file(Path::new(&at.value)) {
             Ok(bytes) => Some(bytes),
             Err(error) => {
                 let message = format!("the file {} cannot be read ({})", at.shown(), error.kind());

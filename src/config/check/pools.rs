@@ -164,9 +164,10 @@ impl Check<'_> {
     }
 
     fn thousandths(&mut self, at: &At<f64>) -> Option<u16> {
-        let share = self.share(at)? * 1000.0;
-        let whole = share.round();
-        if whole < 1.0 || (share - whole).abs() > 1e-6 {
+        let is_whole = |share: f64| share >= 0.001 && (share * 1000.0 - (share * 1000.0).round()).abs() <= 1e-6;
+        let share = self.share_that(at, is_whole)?;
+        let whole = (share * 1000.0).round();
+        if !is_whole(share) {
             let message = format!("{} is no whole number of thousandths", shown(at));
             self.problem(&at.place, message, "write a share such as 0.05, in steps of 0.001");
             return None;

@@ -129,9 +129,9 @@ impl Check<'_> {
         found
     }
 
-    /// `other` and `none` are labels of our own.
+    /// `other` is the label of models that only `*` takes, and of requests without one.
     fn is_free_label(&mut self, at: &At<String>) {
-        if matches!(at.value.as_str(), "other" | "none") {
+        if at.value == "other" {
             let message = format!("the name {} has a meaning of its own in the metrics", at.shown());
             self.problem(&at.place, message, "match it by a pattern such as othe*");
         }

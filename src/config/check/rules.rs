@@ -32,7 +32,7 @@ impl Check<'_> {
 
     fn when(&mut self, root: &Root, raw: &raw::When) -> When {
         let paths = raw.path.as_ref().map(|list| {
-            let found = list.0.iter().filter_map(|at| self.endpoint(at));
+            let found = list.0.iter().filter_map(|at| self.endpoint(at, |_| true));
             found.map(|endpoint| endpoint.path()).collect()
         });
         When {

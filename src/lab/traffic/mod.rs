@@ -84,10 +84,18 @@ async fn make(clock: Clock, client: Arc<Client>, plan: Plan, counts: Arc<Mutex<C
     let mut asked = JoinSet::new();
     'shots: for shot in plan.shots() {
         let due = start + shot.at;
-        while clock.now() < due {
-            clock.sleep_until(Some(due.min(clock.now() + GLANCE))).await;
+        // At least once, and with a breath: whoever is behind has nothing to wait for, and would
+        // otherwise hold its thread until the end of the process, and that end with it.
+        loop {
+            match clock.now() {
+                now if now < due => clock.sleep_until(Some(due.min(now + GLANCE))).await,
+                _ => tokio::task::yield_now().await,
+            }
             if counts.lock().stopped {
                 break 'shots;
+            }
+            if clock.now() >= due {
+                break;
             }
         }
         while asked.try_join_next().is_some() {}

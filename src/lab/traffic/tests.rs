@@ -82,3 +82,25 @@ async fn nobody_there_is_counted_as_unanswered() {
     let tally = traffic.stop(Duration::from_secs(1)).await.remove(0);
     assert_eq!((tally.unanswered, tally.in_flight), (tally.sent, 0));
 }
+
+/// On one thread: a maker that never rests would keep everybody else from it.
+#[tokio::test(start_paused = true)]
+async fn a_maker_that_is_hopelessly_behind_still_lets_others_work_and_ends_when_told() {
+    let never: Open = Arc::new(|| Box::pin(std::future::pending()));
+    for is_told in [true, false] {
+        let clock = Clock::start();
+        let crowd = Plan { rate: 1e9, ..plan(vec![flow("chat", Style::Chat)]) };
+        let traffic = Traffic::start(clock, Arc::clone(&never), crowd);
+        tokio::task::yield_now().await;
+        tokio::time::advance(Duration::from_secs(1)).await;
+        while traffic.unsent() == 0 {
+            tokio::task::yield_now().await;
+        }
+        if is_told {
+            let tally = traffic.stop(Duration::from_secs(1)).await.remove(0);
+            assert_eq!(tally.sent, MOST_IN_FLIGHT as u64);
+        } else {
+            drop(traffic);
+        }
+    }
+}

@@ -1,5 +1,7 @@
 //! What the settings say about listeners, limits on clients, and leaving.
 
+pub mod papers;
+
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -88,7 +90,7 @@ impl Default for Shutdown {
 pub struct Admin {
     /// Address and port. Fixed while the process runs.
     pub address: SocketAddr,
-    /// The bearer token that all but the probes ask for, from `token_file`.
+    /// The token that all but the probes ask for, from `token_file`.
     pub token: Option<SecretString>,
 }
 

@@ -1,0 +1,64 @@
+//! Reads a certificate and its key from what stands in their files. Pure: the listener reads
+//! the files and so does whoever checks the settings, and both judge them by this one function.
+
+use std::sync::Arc;
+
+use rustls::crypto::{CryptoProvider, ring};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::sign::CertifiedKey;
+
+/// What is wrong with a certificate or its key.
+#[derive(Clone, Debug, PartialEq)]
+pub enum BadPapers {
+    /// There is no certificate in the first file.
+    NoCertificate,
+    /// There is no private key in the second file.
+    NoKey,
+    /// The key is that of another certificate.
+    NotAPair,
+    /// The two cannot be used for another reason: a kind that rustls does not know, most likely.
+    Unfit(rustls::Error),
+}
+
+/// Reads the chain and its key, both in PEM, and holds them against each other.
+///
+/// # Errors
+/// [`BadPapers`].
+pub fn certified(certificates: &[u8], key: &[u8]) -> Result<CertifiedKey, BadPapers> {
+    let chain: Vec<CertificateDer<'static>> =
+        CertificateDer::pem_slice_iter(certificates).collect::<Result<_, _>>().map_err(|_| BadPapers::NoCertificate)?;
+    if chain.is_empty() {
+        return Err(BadPapers::NoCertificate);
+    }
+    let key = PrivateKeyDer::from_pem_slice(key).map_err(|_| BadPapers::NoKey)?;
+    CertifiedKey::from_der(chain, key, &provider()).map_err(|error| match error {
+        rustls::Error::InconsistentKeys(_) => BadPapers::NotAPair,
+        other => BadPapers::Unfit(other),
+    })
+}
+
+/// The cryptography of the listener.
+pub fn provider() -> Arc<CryptoProvider> {
+    Arc::new(ring::default_provider())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pair_is_told_from_what_is_none() {
+        let made = || rcgen::generate_simple_self_signed(["a".to_owned()]).unwrap();
+        let (one, other) = (made(), made());
+        let (certificate, key) = (one.cert.pem(), one.signing_key.serialize_pem());
+        let read = |certificate: &str, key: &str| certified(certificate.as_bytes(), key.as_bytes()).map(drop);
+        assert_eq!(read(&certificate, &key), Ok(()));
+        assert_eq!(read("", &key), Err(BadPapers::NoCertificate));
+        assert_eq!(read(&key, &key), Err(BadPapers::NoCertificate));
+        assert_eq!(read(&certificate, &certificate), Err(BadPapers::NoKey));
+        assert_eq!(read(&certificate, &other.signing_key.serialize_pem()), Err(BadPapers::NotAPair));
+        let garbage = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
+        assert!(matches!(read(garbage, &key), Err(BadPapers::Unfit(_))), "{:?}", read(garbage, &key));
+    }
+}
