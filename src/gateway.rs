@@ -22,6 +22,7 @@ mod upload;
 use std::any::Any;
 use std::convert::Infallible;
 use std::panic::AssertUnwindSafe;
+use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
@@ -165,8 +166,10 @@ impl Gateway {
         let client = client_of(&request);
         let (head, body) = request.into_parts();
         let arrived = self.arrived(head, client, outlet);
+        // Pinned where it is made: it is large, and what catches panics would move it twice.
+        let answer = pin!(self.answer(&live, &arrived, body));
         // A panic drops the visit while the thread unwinds, which records it as `internal`.
-        let answered = AssertUnwindSafe(self.answer(&live, &arrived, body)).catch_unwind().await;
+        let answered = AssertUnwindSafe(answer).catch_unwind().await;
         answered.unwrap_or_else(|_| arrived.refused(&Refusal::Internal, None))
     }
 
