@@ -23,6 +23,7 @@ use http::{Request, Response};
 use http_body::{Body, Frame};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
+use hyper::client::conn::http1::SendRequest;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use tokio::net::{TcpListener, TcpStream};
@@ -216,9 +217,14 @@ fn free_address() -> Result<SocketAddr, Failure> {
 // The clients.
 
 async fn ask(at: SocketAddr, path: &str, streams: bool) -> Result<Response<Incoming>, Failure> {
-    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(connect(at).await?)).await?;
+    Ok(sender(at).await?.send_request(request(path, streams, EVENTS, PACE)).await?)
+}
+
+/// A connection on which requests can be sent.
+async fn sender(at: SocketAddr) -> Result<SendRequest<Full<Bytes>>, Failure> {
+    let (sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(connect(at).await?)).await?;
     tokio::spawn(connection);
-    Ok(sender.send_request(request(path, streams, EVENTS, PACE)).await?)
+    Ok(sender)
 }
 
 async fn connect(at: SocketAddr) -> std::io::Result<TcpStream> {
@@ -261,9 +267,7 @@ async fn standing(proxy: &Proxy, (streams, pace): (usize, Duration)) -> Result<f
         all.spawn(async move {
             // Not all in one moment, nor all events later on.
             tokio::time::sleep(Duration::from_secs(1) * n as u32 / streams as u32).await;
-            let io = TokioIo::new(connect(at).await?);
-            let (mut sender, connection) = hyper::client::conn::http1::handshake(io).await?;
-            tokio::spawn(connection);
+            let mut sender = sender(at).await?;
             let mut body = sender.send_request(request(OBSERVED, true, 10_000, pace)).await?.into_body();
             body.frame().await.ok_or("a stream ended")??;
             begun.fetch_add(1, Relaxed);
@@ -294,9 +298,7 @@ async fn small_requests(at: SocketAddr, clock: Clock) -> Result<usize, Failure> 
     let mut all = JoinSet::new();
     for _ in 0..CONNECTIONS {
         all.spawn(async move {
-            let io = TokioIo::new(connect(at).await?);
-            let (mut sender, connection) = hyper::client::conn::http1::handshake(io).await?;
-            tokio::spawn(connection);
+            let mut sender = sender(at).await?;
             let mut count = 0;
             while clock.now() < end {
                 sender.ready().await?;
@@ -318,8 +320,7 @@ async fn small_requests(at: SocketAddr, clock: Clock) -> Result<usize, Failure> 
 async fn idle_streams(at: SocketAddr) -> Result<Vec<Incoming>, Failure> {
     let mut held = Vec::with_capacity(IDLE);
     for _ in 0..IDLE {
-        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(connect(at).await?)).await?;
-        tokio::spawn(connection);
+        let mut sender = sender(at).await?;
         let mut body = sender.send_request(request(OBSERVED, true, 0, PACE)).await?.into_body();
         body.frame().await.ok_or("an idle stream ended")??;
         held.push(body);

@@ -113,9 +113,9 @@ impl Listener {
     /// Dropped before that, it takes all its connections with it.
     ///
     /// With `max_connections` open, or as many as there are file descriptors for, nothing is
-    /// accepted: newcomers wait in the system's
-    /// backlog until one ends, which the time limits see to. A refusal instead would need a
-    /// TLS handshake first, at the moment when there is least to spare for it.
+    /// accepted: newcomers wait in the system's backlog until one ends, which the time limits
+    /// see to. A refusal instead would need a TLS handshake first, at the moment when there is
+    /// least to spare for it.
     pub async fn serve<S, B>(self, service: S)
     where
         S: Service<Request<RequestBody>, Response = Response<B>> + Clone + Send + 'static,

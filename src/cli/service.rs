@@ -2,7 +2,6 @@
 //! file, `demo` one over simulated engines.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -115,10 +114,7 @@ impl Service {
         tasks.spawn(gateway.clone().keep_books());
         let sweeping = Arc::clone(&gateway.lines);
         tasks.spawn(async move { sweeping.keep_swept().await });
-        let reloader = source.map(|source| {
-            let file = source.path().to_path_buf();
-            (follow(source, &gateway, &probes, &listener, &mut tasks), file)
-        });
+        let reloader = source.map(|source| follow(source, &gateway, &probes, &listener, &mut tasks));
         if let Some((listener, token)) = admin {
             let view = View { gateway: gateway.clone(), drain: drain.clone(), reloader };
             let router = admin::router(Arc::new(view), token);
@@ -258,8 +254,7 @@ fn adopt(
 struct View {
     gateway: Gateway,
     drain: Drain,
-    /// With the file that it reads.
-    reloader: Option<(Reloader, PathBuf)>,
+    reloader: Option<Reloader>,
 }
 
 impl AdminView for View {
@@ -294,10 +289,10 @@ impl AdminView for View {
 
     fn reload(&self) -> Pin<Box<dyn Future<Output = Result<Vec<&'static str>, Vec<String>>> + Send + '_>> {
         Box::pin(async move {
-            let Some((reloader, file)) = &self.reloader else {
+            let Some(reloader) = &self.reloader else {
                 return Err(vec!["these settings have no file that could be read again".to_owned()]);
             };
-            reloader.reload().await.map_err(|why| why.lines(file))
+            reloader.reload().await.map_err(|why| why.lines(reloader.file()))
         })
     }
 }

@@ -163,10 +163,17 @@ pub const EVERY: Duration = Duration::from_secs(5);
 /// Asks for a reload. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Reloader {
+    file: Arc<Path>,
     asks: mpsc::Sender<oneshot::Sender<Result<Waiting, NotLoaded>>>,
 }
 
 impl Reloader {
+    /// The file that is read, as it was named.
+    #[must_use]
+    pub fn file(&self) -> &Path {
+        &self.file
+    }
+
     /// Reads the settings again. Comes back when the new ones have been handed over.
     ///
     /// # Errors
@@ -197,9 +204,9 @@ pub fn watch(source: Source, current: &Settings, every: Duration) -> (Watcher, R
     // One waiting ask is enough: whoever comes meanwhile waits at the door.
     let (sender, asks) = mpsc::channel(1);
     let seen = Seen { tried: Some(current.hash), different: None };
-    let companions = current.files.clone();
+    let (companions, file) = (current.files.clone(), Arc::from(source.path()));
     let watcher = Watcher { source, seen, companions, every, asks, hangups: Hangups::listen() };
-    (watcher, Reloader { asks: sender })
+    (watcher, Reloader { file, asks: sender })
 }
 
 impl Watcher {

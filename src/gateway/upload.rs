@@ -31,23 +31,25 @@ const FREE: u64 = 64 * 1024;
 pub struct Bodies(AtomicU64);
 
 /// What one body holds of it, until it is dropped.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Share {
-    of: Option<Arc<Bodies>>,
+    of: Arc<Bodies>,
     bytes: u64,
     most: u64,
 }
 
 impl Share {
-    fn of(bodies: &Arc<Bodies>, most: u64) -> Self {
-        Share { of: Some(Arc::clone(bodies)), bytes: 0, most }
+    fn of(bodies: Arc<Bodies>, most: u64) -> Self {
+        Share { of: bodies, bytes: 0, most }
     }
 
     /// The body has grown to this length.
     fn grow(&mut self, length: u64) -> Result<(), Refusal> {
         let more = length.saturating_sub(FREE).saturating_sub(self.bytes);
-        let Some(bodies) = self.of.as_ref().filter(|_| more > 0) else { return Ok(()) };
-        let held = bodies.0.fetch_add(more, Ordering::Relaxed);
+        if more == 0 {
+            return Ok(());
+        }
+        let held = self.of.0.fetch_add(more, Ordering::Relaxed);
         self.bytes += more;
         if held.saturating_add(more) > self.most { Err(Refusal::BodiesFull) } else { Ok(()) }
     }
@@ -55,8 +57,8 @@ impl Share {
 
 impl Drop for Share {
     fn drop(&mut self) {
-        if let Some(bodies) = self.of.as_ref().filter(|_| self.bytes > 0) {
-            bodies.0.fetch_sub(self.bytes, Ordering::Relaxed);
+        if self.bytes > 0 {
+            self.of.0.fetch_sub(self.bytes, Ordering::Relaxed);
         }
     }
 }
@@ -127,8 +129,8 @@ where
 {
     let stated = || headers.get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok();
     let length = body.size_hint().exact().or_else(stated);
-    let mut reading = Reading::begin(headers, endpoint, length, terms.max_body, terms.with_prefix)?;
-    reading.share = Share::of(terms.bodies, terms.max_bodies);
+    let share = Share::of(Arc::clone(terms.bodies), terms.max_bodies);
+    let mut reading = Reading::begin(headers, endpoint, length, terms.max_body, terms.with_prefix, share)?;
     let mut body = pin!(body);
     let mut late = pin!(clock.sleep_until(Some(terms.arrival + terms.timeout)));
     loop {
@@ -156,7 +158,8 @@ where
 /// # Errors
 /// Why it would be refused.
 pub fn read_whole(body: Bytes, headers: &HeaderMap, endpoint: Endpoint, max_body: u64) -> Result<Upload, Refusal> {
-    let mut reading = Reading::begin(headers, endpoint, Some(body.len() as u64), max_body, false)?;
+    let share = Share::of(Arc::default(), u64::MAX);
+    let mut reading = Reading::begin(headers, endpoint, Some(body.len() as u64), max_body, false, share)?;
     reading.take(body)?;
     reading.finish(Tick::ZERO)
 }
@@ -193,6 +196,7 @@ impl Reading {
         length: Option<u64>,
         max_body: u64,
         with_prefix: bool,
+        share: Share,
     ) -> Result<Self, Refusal> {
         if length.is_some_and(|length| length > max_body) {
             return Err(Refusal::BodyTooLarge { limit: max_body });
@@ -210,7 +214,7 @@ impl Reading {
                 Reader::Json(scanner)
             }
         };
-        let (frames, small, share) = (Vec::with_capacity(1), Vec::new(), Share::default());
+        let (frames, small) = (Vec::with_capacity(1), Vec::new());
         Ok(Reading { reader, decoder, frames, small, length: 0, max_body, share })
     }
 

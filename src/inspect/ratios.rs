@@ -9,6 +9,8 @@
 //!
 //! A report beyond sane bounds teaches nothing.
 
+use std::collections::VecDeque;
+
 use dashmap::DashMap;
 
 use super::PromptSize;
@@ -97,24 +99,20 @@ impl Ratios {
 /// Tokens per event that four of five answers reach.
 #[derive(Debug, Default)]
 struct PerEvent {
-    /// What the last answers reported; the oldest gives its place.
-    last: Vec<f64>,
-    oldest: usize,
+    /// What the last answers reported, oldest first.
+    last: VecDeque<f64>,
     reached: Option<f64>,
 }
 
 impl PerEvent {
     fn learn(&mut self, reported: f64) {
-        // An event carries at least one token.
-        let reported = reported.max(1.0);
-        if self.last.len() < LAST_ANSWERS {
-            self.last.push(reported);
-        } else {
-            self.last[self.oldest] = reported;
-            self.oldest = (self.oldest + 1) % LAST_ANSWERS;
+        if self.last.len() == LAST_ANSWERS {
+            self.last.pop_front();
         }
+        // An event carries at least one token.
+        self.last.push_back(reported.max(1.0));
         if self.last.len() >= FEWEST_ANSWERS {
-            let mut ranked = self.last.clone();
+            let mut ranked: Vec<f64> = self.last.iter().copied().collect();
             let one_in_five = ranked.len() / 5;
             self.reached = Some(*ranked.select_nth_unstable_by(one_in_five, f64::total_cmp).1);
         }

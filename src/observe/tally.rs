@@ -156,10 +156,10 @@ impl Tally {
             self.sequence_number = fit.sequence_number;
         }
         if note.usage == UsageSeat::WithChoice {
-            let slot = self.slot(index);
-            self.usage_rises(slot, fit.counts.possible(), false);
+            let (slot, counts) = (self.slot(index), fit.counts.possible());
+            self.usage_rises(slot, counts, false);
             self.token(index, at, note.visible);
-            self.choices[slot].is_told = fit.counts.possible().output.is_some();
+            self.choices[slot].is_told = counts.output.is_some();
             return;
         }
         if fit.counts != Counts::default() {
