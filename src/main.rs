@@ -2,8 +2,7 @@
 
 use std::process::ExitCode;
 
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+use mimalloc as _;
 
 fn main() -> ExitCode {
     goodput::cli::run()
