@@ -180,11 +180,13 @@ const PLAIN: [bool; 256] = {
     plain
 };
 
-/// Nearly all hosts: a name of letters, digits, hyphens and dots, with or without a port of
-/// up to four digits. Whatever else there is takes the long way.
+/// Nearly all hosts: a name of letters, digits, hyphens and dots, with or without a port.
+/// Whatever else there is takes the long way.
 fn is_plain(host: &[u8]) -> bool {
     let name = host.iter().position(|byte| !PLAIN[usize::from(*byte)]).unwrap_or(host.len());
-    let is_port = |port: &[u8]| port.len() <= 4 && port.iter().all(u8::is_ascii_digit);
+    let is_port = |port: &[u8]| {
+        port.iter().all(u8::is_ascii_digit) && (port.len() <= 4 || port.len() == 5 && port <= b"65535".as_slice())
+    };
     name > 0 && host[name..].strip_prefix(b":").map_or(name == host.len(), is_port)
 }
 
