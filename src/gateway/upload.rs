@@ -6,11 +6,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::FutureExt;
 use http::HeaderMap;
 use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE};
-use http_body::Body;
+use http_body::{Body, Frame};
 use http_body_util::BodyExt;
 
+use super::Fault;
 use crate::accept::BodyCut;
 use crate::clock::Clock;
 use crate::inspect::coding::{Coding, Decoder, Undecodable};
@@ -125,13 +127,19 @@ pub async fn read<B>(
 ) -> Result<Upload, Unread>
 where
     B: Body<Data = Bytes>,
-    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+    B::Error: Into<Fault>,
 {
     let stated = || headers.get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok();
     let length = body.size_hint().exact().or_else(stated);
     let share = Share::of(Arc::clone(terms.bodies), terms.max_bodies);
     let mut reading = Reading::begin(headers, endpoint, length, terms.max_body, terms.with_prefix, share)?;
     let mut body = pin!(body);
+    // A body that came with its head was complete when that came: no clock is needed.
+    while let Some(frame) = body.frame().now_or_never() {
+        if !reading.hear(frame)? {
+            return Ok(reading.finish(terms.arrival)?);
+        }
+    }
     let mut late = pin!(clock.sleep_until(Some(terms.arrival + terms.timeout)));
     loop {
         let frame = tokio::select! {
@@ -140,17 +148,10 @@ where
             () = client.drain_over() => return Err(Refusal::DrainCut.into()),
             () = &mut late => return Err(Refusal::BodyTimeout { limit: terms.timeout }.into()),
         };
-        match frame {
-            None => break,
-            Some(Ok(frame)) => {
-                if let Ok(bytes) = frame.into_data() {
-                    reading.take(bytes)?;
-                }
-            }
-            Some(Err(error)) => return Err(broken_off(error.into())),
+        if !reading.hear(frame)? {
+            return Ok(reading.finish(clock.now())?);
         }
     }
-    Ok(reading.finish(clock.now())?)
 }
 
 /// The same for a body that is all here: what the gateway would make of it.
@@ -166,7 +167,7 @@ pub fn read_whole(body: Bytes, headers: &HeaderMap, endpoint: Endpoint, max_body
 
 /// A body that broke: the client left, or its framing was wrong.
 #[expect(clippy::needless_pass_by_value, reason = "the error ends here")]
-fn broken_off(error: Box<dyn std::error::Error + Send + Sync>) -> Unread {
+fn broken_off(error: Fault) -> Unread {
     match error.downcast_ref::<BodyCut>() {
         Some(BodyCut::Framing) => Unread::Refused(Refusal::BodyBroken),
         _ => Unread::Left,
@@ -216,6 +217,16 @@ impl Reading {
         };
         let (frames, small) = (Vec::with_capacity(1), Vec::new());
         Ok(Reading { reader, decoder, frames, small, length: 0, max_body, share })
+    }
+
+    /// Takes what the body says next; `false` at its end.
+    fn hear<E: Into<Fault>>(&mut self, next: Option<Result<Frame<Bytes>, E>>) -> Result<bool, Unread> {
+        match next {
+            None => return Ok(false),
+            Some(Ok(frame)) => frame.into_data().map_or(Ok(()), |bytes| self.take(bytes))?,
+            Some(Err(error)) => return Err(broken_off(error.into())),
+        }
+        Ok(true)
     }
 
     fn take(&mut self, bytes: Bytes) -> Result<(), Refusal> {
