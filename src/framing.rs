@@ -10,7 +10,7 @@ pub(crate) mod changes;
 mod fields;
 mod mould;
 pub use fields::{Fielded, Fields, with_fields};
-pub use mould::{Fit, Known};
+pub use mould::{Fit, Headed, Known};
 
 /// What chunk extensions and trailer fields may take of one message in all.
 const MOST_BESIDE: usize = 16 * 1024;

@@ -1,7 +1,7 @@
 //! The life of one request, told once, top to bottom.
 //!
-//! Only this room knows the order of the others. [`Gateway`] is a `tower::Service` over any
-//! request body; `Gateway::serve` is the story: read the head, find the tenant, read and
+//! Only this room knows the order of the others. [`Gateway`] is the `tower::Service` of all
+//! connections; `Gateway::serve` is the story: read the head, find the tenant, read and
 //! understand the body, classify, route, reserve what its tenant's limits allow, wait for a
 //! seat, ask engines until one speaks. What a request holds (its visit, its reservation and
 //! seat, its share of an engine's work) then moves into the body of its answer (`open_answer`),
@@ -19,7 +19,6 @@ mod promise;
 mod reply;
 mod upload;
 
-use std::any::Any;
 use std::convert::Infallible;
 use std::panic::AssertUnwindSafe;
 use std::pin::pin;
@@ -41,7 +40,7 @@ pub use house::{Gateway, Materials};
 pub use promise::{BoundPool, Live, Promise};
 pub use upload::{Upload, read_whole};
 
-use crate::accept::{RequestBody, made_id, strict};
+use crate::accept::{Received, made_id, strict};
 use crate::admit::queue::Standing;
 use crate::classify::{Ask as ClassAsk, Classified, TargetHeaders};
 use crate::config::Settings;
@@ -93,7 +92,7 @@ impl From<Refusal> for Stop {
 
 /// What is known of a request from its head alone.
 struct Arrived {
-    head: Head,
+    head: Arc<Head>,
     at: Tick,
     id: RequestId,
     /// The id is our own, and unique.
@@ -115,11 +114,7 @@ impl Arrived {
     }
 }
 
-impl<B> tower::Service<Request<B>> for Gateway
-where
-    B: Body<Data = Bytes> + Send + 'static,
-    B::Error: Into<Fault>,
-{
+impl tower::Service<Received> for Gateway {
     type Response = Response<ReplyBody>;
     type Error = Infallible;
     type Future = Handling;
@@ -128,25 +123,28 @@ where
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, request: Request<B>) -> Self::Future {
-        self.handling(request)
+    fn call(&mut self, Received { head, body }: Received) -> Self::Future {
+        let client = body.client().clone();
+        self.handling(head, client, body)
     }
 }
 
 impl Gateway {
-    /// Answers one request. Never fails: what goes wrong is an answer, and exactly one
-    /// `Finished`.
+    /// Answers one request, of a client that is told of in its extensions, if at all. Never fails:
+    /// what goes wrong is an answer, and exactly one `Finished`.
     pub async fn handle<B>(&self, request: Request<B>) -> Response<ReplyBody>
     where
         B: Body<Data = Bytes> + Send + 'static,
         B::Error: Into<Fault>,
     {
-        let Ok(response) = self.handling(request).await;
+        let (head, body) = request.into_parts();
+        let client = head.extensions.get::<ClientSide>().cloned().unwrap_or_default();
+        let Ok(response) = self.handling(Arc::new(head), client, body).await;
         response
     }
 
     /// One snapshot of the settings, kept to the end of the request.
-    fn handling<B>(&self, request: Request<B>) -> Handling
+    fn handling<B>(&self, head: Arc<Head>, client: ClientSide, body: B) -> Handling
     where
         B: Body<Data = Bytes> + Send + 'static,
         B::Error: Into<Fault>,
@@ -154,18 +152,16 @@ impl Gateway {
         let live = self.live.load_full();
         let outlet = live.heads_go_ahead.then(Outlet::default);
         // The future is large: written into its box it is never moved.
-        let serving = Box::write(Box::new_uninit(), self.clone().handled(live, request, outlet.clone()));
+        let arrived = self.arrived(head, client, outlet.clone());
+        let serving = Box::write(Box::new_uninit(), self.clone().handled(live, arrived, body));
         Handling::new(Box::into_pin(serving), outlet, self.clock)
     }
 
-    async fn handled<B>(self, live: Arc<Live>, request: Request<B>, outlet: Option<Outlet>) -> Response<ReplyBody>
+    async fn handled<B>(self, live: Arc<Live>, arrived: Arrived, body: B) -> Response<ReplyBody>
     where
         B: Body<Data = Bytes> + Send + 'static,
         B::Error: Into<Fault>,
     {
-        let client = client_of(&request);
-        let (head, body) = request.into_parts();
-        let arrived = self.arrived(head, client, outlet);
         // Pinned where it is made: it is large, and what catches panics would move it twice.
         let answer = pin!(self.answer(&live, &arrived, body));
         // A panic drops the visit while the thread unwinds, which records it as `internal`.
@@ -173,7 +169,7 @@ impl Gateway {
         answered.unwrap_or_else(|_| arrived.refused(&Refusal::Internal, None))
     }
 
-    fn arrived(&self, head: Head, client: ClientSide, outlet: Option<Outlet>) -> Arrived {
+    fn arrived(&self, head: Arc<Head>, client: ClientSide, outlet: Option<Outlet>) -> Arrived {
         let at = self.clock.now();
         let kept = head.headers.get(X_REQUEST_ID).filter(|value| is_fit_id(value));
         let kept = kept.and_then(|value| value.to_str().ok()).map(RequestId::from);
@@ -391,15 +387,6 @@ impl Gateway {
 
     fn estimate(&self, upload: &Upload, model: Option<&str>, live: &Live) -> Tokens {
         upload.facts.prompt.tokens(self.ratios.bytes_per_token(&live.settings.routes.label_of(model)))
-    }
-}
-
-/// What is known of the client: `accept` tells it with the body, others in the extensions.
-fn client_of<B: 'static>(request: &Request<B>) -> ClientSide {
-    let body: &dyn Any = request.body();
-    match body.downcast_ref::<RequestBody>() {
-        Some(body) => body.client().clone(),
-        None => request.extensions().get::<ClientSide>().cloned().unwrap_or_default(),
     }
 }
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use goodput::accept::settings::{Listen, Tls};
-use goodput::accept::{Door, Drain, Listener, Phase, RequestBody, strict};
+use goodput::accept::{Door, Drain, Listener, Phase, Received, strict};
 use goodput::clock::Clock;
 use goodput::units::{ClientSide, Severed};
 use http::{Request, Response, StatusCode};
@@ -77,15 +77,14 @@ async fn serve(listen: Listen) -> House {
     let seen = Arc::new(Seen::default());
     let fed = Arc::new(std::sync::Mutex::new(Some(fed)));
     let notes = Arc::clone(&seen);
-    let service = tower::service_fn(move |request: Request<RequestBody>| {
+    let service = tower::service_fn(move |Received { head, body }: Received| {
         let (notes, fed, told) = (Arc::clone(&notes), Arc::clone(&fed), told.clone());
         async move {
             notes.heads.fetch_add(1, Ordering::SeqCst);
-            let (parts, body) = request.into_parts();
-            if let Err(refused) = strict::check(&parts, 64 << 10, 100) {
+            if let Err(refused) = strict::check(&head, 64 << 10, 100) {
                 return Ok::<_, Infallible>(whole(refused.status(), refused.advice()));
             }
-            if parts.uri.path() == "/stream" {
+            if head.uri.path() == "/stream" {
                 let feed = fed.lock().unwrap().take().expect("one stream a house");
                 let side = body.client().clone();
                 return Ok(Response::new(Fed { feed, side, cut: told }.boxed_unsync()));

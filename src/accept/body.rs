@@ -5,11 +5,28 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
+use http::Request;
+use http::request::Parts;
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use parking_lot::Mutex;
 
 use crate::units::ClientSide;
+
+/// A request as a connection hands it over. The connection keeps the head too: the next one is
+/// nearly the same, as a rule, and is then made of it without a copy.
+pub struct Received {
+    /// Its head.
+    pub head: Arc<Parts>,
+    /// Its body.
+    pub body: RequestBody,
+}
+
+impl From<Received> for Request<RequestBody> {
+    fn from(Received { head, body }: Received) -> Self {
+        Request::from_parts(Arc::unwrap_or_clone(head), body)
+    }
+}
 
 /// The body of a client's request, on whatever version of HTTP it came.
 pub struct RequestBody {

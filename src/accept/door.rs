@@ -21,7 +21,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tower::Service;
 
-use super::body::RequestBody;
+use super::body::Received;
 use super::date::Dates;
 use super::drain::{Drain, Ear, Phase};
 use super::http1::Http1;
@@ -87,7 +87,7 @@ impl Door {
     pub async fn receive<T, S, B>(&self, io: T, service: S)
     where
         T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-        S: Service<Request<RequestBody>, Response = Response<B>> + Clone + Send + 'static,
+        S: Service<Received, Response = Response<B>> + Clone + Send + 'static,
         S::Future: Send + 'static,
         S::Error: Into<Fault>,
         B: Fielded + Send + 'static,

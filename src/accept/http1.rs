@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::BytesMut;
-use http::{Method, Request, Response};
+use http::{Method, Response};
 use http_body::Body;
 use pin_project_lite::pin_project;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
@@ -21,7 +21,7 @@ use tower::Service;
 
 use self::head::{Asked, Limits};
 use self::out::{Ending, Manners, Out};
-use super::body::{BodyCut, Feed, RequestBody, Source};
+use super::body::{BodyCut, Feed, Received, Source};
 use super::date::Dates;
 use super::door::{Fault, Talk};
 use super::settings::Listen;
@@ -51,7 +51,7 @@ pin_project! {
     /// A connection.
     pub(super) struct Http1<T, S, B>
     where
-        S: Service<Request<RequestBody>>,
+        S: Service<Received>,
     {
         #[pin]
         io: T,
@@ -117,7 +117,7 @@ enum Fed {
 
 impl<T, S, B> Http1<T, S, B>
 where
-    S: Service<Request<RequestBody>, Response = Response<B>> + Clone,
+    S: Service<Received, Response = Response<B>> + Clone,
     S::Error: Into<Fault>,
     B: Fielded + Send + 'static,
     B::Error: Into<Fault>,
@@ -143,7 +143,7 @@ where
 impl<T, S, B> Talk for Pin<&mut Http1<T, S, B>>
 where
     T: AsyncRead + AsyncWrite,
-    S: Service<Request<RequestBody>, Response = Response<B>> + Clone,
+    S: Service<Received, Response = Response<B>> + Clone,
     S::Error: Into<Fault>,
     B: Fielded + Send + 'static,
     B::Error: Into<Fault>,
@@ -171,7 +171,7 @@ where
 impl<T, S, B> Http1<T, S, B>
 where
     T: AsyncRead + AsyncWrite,
-    S: Service<Request<RequestBody>, Response = Response<B>> + Clone,
+    S: Service<Received, Response = Response<B>> + Clone,
     S::Error: Into<Fault>,
     B: Fielded + Send + 'static,
     B::Error: Into<Fault>,
@@ -195,7 +195,7 @@ where
             Ok(Some(Asked { parts, framing, keeps, awaits_continue })) => {
                 *this.manners = Manners { version: parts.version, is_head: parts.method == Method::HEAD, keeps };
                 let body = this.inbox.begin(framing, awaits_continue);
-                let future = this.reception.receive(Request::from_parts(parts, body));
+                let future = this.reception.receive(parts, body);
                 this.exchange.set(Exchange::Asking { future });
             }
             Ok(None) => {
@@ -227,7 +227,8 @@ where
                 // request.
                 manners.keeps &= this.inbox.framing.is_over() && !*this.is_finishing;
                 let (length, date) = (body.size_hint().exact(), this.dates.now());
-                let (ending, keeps) = this.out.head(&head, length, |out| body.add_fields(out), manners, &date);
+                let (ending, keeps) =
+                    this.out.head(&head, body.passed(), |out| body.add_fields(out), length, manners, &date);
                 this.manners.keeps = keeps;
                 this.exchange.set(Exchange::Answering { body, ending });
                 Poll::Ready(Ok(()))

@@ -6,12 +6,12 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::{Request, Response};
+use http::Response;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::{JoinError, JoinSet};
 use tower::Service;
 
-use super::body::RequestBody;
+use super::body::Received;
 use super::door::{Door, Fault};
 use super::drain::{Drain, Phase};
 use super::settings::Listen;
@@ -118,7 +118,7 @@ impl Listener {
     /// least to spare for it.
     pub async fn serve<S, B>(self, service: S)
     where
-        S: Service<Request<RequestBody>, Response = Response<B>> + Clone + Send + 'static,
+        S: Service<Received, Response = Response<B>> + Clone + Send + 'static,
         S::Future: Send + 'static,
         S::Error: Into<Fault>,
         B: Fielded + Send + 'static,

@@ -43,7 +43,7 @@ mod tests;
 mod tls;
 mod version;
 
-pub use body::{BodyCut, RequestBody};
+pub use body::{BodyCut, Received, RequestBody};
 pub use door::{Door, Fault};
 pub use drain::{Drain, Phase};
 pub use id::made_id;

@@ -11,6 +11,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::Either;
+use http::header::{HeaderName, HeaderValue};
+use http::request::Parts;
 use http::{Request, Response, Version};
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::BodyExt;
@@ -20,7 +22,7 @@ use pin_project_lite::pin_project;
 use tower::util::Oneshot;
 use tower::{Service, ServiceExt};
 
-use super::body::{RequestBody, Source};
+use super::body::{Received, RequestBody, Source};
 use super::door::Fault;
 use super::drain::{Drain, Ear, Phase};
 use super::peer::{Open, Peer};
@@ -97,7 +99,7 @@ impl<S> Reception<S> {
 
 impl<S, B> hyper::service::Service<Request<Incoming>> for Reception<S>
 where
-    S: Service<Request<RequestBody>, Response = Response<B>> + Clone,
+    S: Service<Received, Response = Response<B>> + Clone,
     B: Fielded + Send + 'static,
     B::Error: Into<Fault>,
 {
@@ -106,22 +108,22 @@ where
     type Future = Asked<S>;
 
     fn call(&self, request: Request<Incoming>) -> Self::Future {
-        self.receive(request.map(Source::Stream))
+        let (head, body) = request.into_parts();
+        self.receive(Arc::new(head), Source::Stream(body))
     }
 }
 
 /// A request in the service's hands.
-pub(super) type Asked<S> =
-    Handling<Either<<S as Service<Request<RequestBody>>>::Future, Oneshot<S, Request<RequestBody>>>>;
+pub(super) type Asked<S> = Handling<Either<<S as Service<Received>>::Future, Oneshot<S, Received>>>;
 
 impl<S, B> Reception<S>
 where
-    S: Service<Request<RequestBody>, Response = Response<B>> + Clone,
+    S: Service<Received, Response = Response<B>> + Clone,
     B: Fielded,
 {
     /// Hands a request to the service.
-    pub(super) fn receive(&self, request: Request<Source>) -> Asked<S> {
-        let multiplexed = request.version() == Version::HTTP_2;
+    pub(super) fn receive(&self, head: Arc<Parts>, source: Source) -> Asked<S> {
+        let multiplexed = head.version == Version::HTTP_2;
         let open = self.peer.greet(multiplexed);
         let strand = multiplexed.then(|| {
             let strand = Arc::new(Strand::default());
@@ -137,7 +139,7 @@ where
                 self.peer.side.clone()
             }
         };
-        let request = request.map(|source| RequestBody::new(source, side));
+        let request = Received { head, body: RequestBody::new(source, side) };
         // Most services are always ready: theirs is called at once, and nothing holds the request
         // meanwhile.
         let mut service = self.service.clone();
@@ -203,12 +205,19 @@ pin_project! {
     }
 }
 
+/// The fields that the body brings to its head. On HTTP/2 they have been taken to its map.
 impl<B: Fielded> Told<B> {
-    /// Adds the fields that the body brings to its head.
+    pub(super) fn passed(&self) -> impl Iterator<Item = (&HeaderName, &HeaderValue)> {
+        let body = match self {
+            Told::Plain { body, .. } => Some(body),
+            Told::Stream { .. } => None,
+        };
+        body.into_iter().flat_map(B::passed)
+    }
+
     pub(super) fn add_fields(&self, head: &mut impl Fields) {
         match self {
             Told::Plain { body, .. } => body.add_fields(head),
-            // They have been taken to its map.
             Told::Stream { .. } => {}
         }
     }

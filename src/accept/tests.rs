@@ -15,7 +15,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio::task::JoinHandle;
 
 use super::settings::Listen;
-use super::{Door, Drain, Phase, RequestBody};
+use super::{Door, Drain, Phase, Received};
 use crate::clock::Clock;
 use crate::framing::Fielded;
 use crate::units::{ClientSide, Severed, Tick};
@@ -116,8 +116,8 @@ impl House {
     fn connect(&self, act: Act, pipe: usize) -> (DuplexStream, JoinHandle<Tick>) {
         let (ours, theirs) = tokio::io::duplex(pipe);
         let (door, clock, seen) = (self.door.clone(), self.clock, Arc::clone(&self.seen));
-        let service = tower::service_fn(move |request: Request<RequestBody>| {
-            let side = request.body().client().clone();
+        let service = tower::service_fn(move |request: Received| {
+            let side = request.body.client().clone();
             seen.sides.lock().push(side.clone());
             let body = Played { act, given: 0, side, clock, seen: Arc::clone(&seen) };
             async move { Ok::<_, Infallible>(Response::new(body)) }

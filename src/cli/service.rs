@@ -6,8 +6,10 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use http::Request;
 use secrecy::SecretString;
 use tokio::task::{JoinHandle, JoinSet};
+use tower::ServiceExt;
 
 use crate::accept::settings::{Listen, Shutdown};
 use crate::accept::{CannotListen, Door, Drain, Listener, Phase};
@@ -118,7 +120,7 @@ impl Service {
         if let Some((listener, token)) = admin {
             let view = View { gateway: gateway.clone(), drain: drain.clone(), reloader };
             let router = admin::router(Arc::new(view), token);
-            tasks.spawn(listener.serve(router));
+            tasks.spawn(listener.serve(router.map_request(Request::from)));
         }
         serve_and_leave(clock, &gateway, listener, &drain, &shutdown, told).await;
         last_words(clock, gateway, tasks, lines).await;

@@ -137,45 +137,28 @@ fn steers(name: &str) -> bool {
         || rest.ends_with("-objective")
 }
 
-/// Turns an engine's header fields into those for the client, in place: all but our own, whose names
-/// are free then. A `Content-Length` goes out only where it is the body's `length`: not
-/// beside a transfer coding (RFC 9112 section 6.3), not on a 204. An event stream loses it (we may
-/// add or remove an event) and gains what keeps hops from buffering it.
-pub fn for_client(headers: &mut HeaderMap, length: Option<u64>) {
-    let is_event_stream = Content::of(headers).is_event_stream();
-    strip(headers, length.filter(|_| !is_event_stream));
-    if !is_event_stream {
-        return;
-    }
-    if !headers.contains_key(names::X_ACCEL_BUFFERING) {
-        headers.insert(names::X_ACCEL_BUFFERING, HeaderValue::from_static("no"));
-    }
-    if !headers.contains_key(CACHE_CONTROL) {
-        headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache, no-transform"));
-    }
+/// The header fields for the client, from those of an engine: all but our own, whose names are
+/// free. Hop-by-hop fields stay here, and whatever `Connection` names. A `Content-Length` goes out
+/// only where it is the body's `length`: not beside a transfer coding (RFC 9112 section 6.3), not on
+/// a 204. An event stream loses it (we may add or remove an event) and gains what keeps hops from
+/// buffering it. They are gone through as the head is written; no map is made of them.
+pub fn for_client(engine: &HeaderMap, length: Option<u64>) -> impl Iterator<Item = (&HeaderName, &HeaderValue)> {
+    let is_event_stream = Content::of(engine).is_event_stream();
+    let length = length.filter(|_| !is_event_stream);
+    let named = named_by_connection(engine);
+    let crosses = move |(name, value): &(&HeaderName, &HeaderValue)| match name.as_str() {
+        "content-length" => length.is_some() && framing::stated_length(value.as_bytes()) == length,
+        known => !is_of_one_hop(known) && !is_ours(known) && !named.contains(name),
+    };
+    let gained = UNBUFFERED.iter().filter(move |(name, _)| is_event_stream && !engine.contains_key(name));
+    engine.iter().filter(crosses).chain(gained.map(|(name, value)| (name, value)))
 }
 
-/// Removes hop-by-hop fields, whatever `Connection` names, what has a name of ours, and every
-/// length but this one. As a rule there are none.
-fn strip(headers: &mut HeaderMap, length: Option<u64>) {
-    let mut found: Vec<HeaderName> = Vec::new();
-    for (name, value) in headers.iter() {
-        let stays_here = match name.as_str() {
-            "content-length" => framing::stated_length(value.as_bytes()).is_none_or(|stated| Some(stated) != length),
-            name => is_of_one_hop(name) || is_ours(name),
-        };
-        if stays_here {
-            found.push(name.clone());
-        }
-    }
-    if found.is_empty() {
-        return;
-    }
-    found.extend(named_by_connection(headers));
-    for name in found {
-        headers.remove(name);
-    }
-}
+/// What keeps hops from buffering an event stream.
+pub static UNBUFFERED: [(HeaderName, HeaderValue); 2] = [
+    (names::X_ACCEL_BUFFERING, HeaderValue::from_static("no")),
+    (CACHE_CONTROL, HeaderValue::from_static("no-cache, no-transform")),
+];
 
 /// The fields that `Connection` names.
 fn named_by_connection(headers: &HeaderMap) -> Vec<HeaderName> {
@@ -270,6 +253,14 @@ mod tests {
         map(&fields)
     }
 
+    fn to_client(engine: &HeaderMap, length: Option<u64>) -> HeaderMap {
+        let mut client = HeaderMap::new();
+        for (name, value) in for_client(engine, length) {
+            client.append(name, value.clone());
+        }
+        client
+    }
+
     #[test]
     fn c61_hop_by_hop_and_connection_named_fields_stay_here() {
         let sent = to_engine(&[
@@ -325,15 +316,15 @@ mod tests {
 
     #[test]
     fn c60_an_event_stream_is_marked_against_buffering_unless_the_engine_said_otherwise() {
-        let mut headers = map(&[("content-type", "Text/Event-Stream; charset=utf-8"), ("content-length", "9")]);
+        let headers = map(&[("content-type", "Text/Event-Stream; charset=utf-8"), ("content-length", "9")]);
         assert!(Content::of(&headers).is_event_stream());
-        for_client(&mut headers, None);
+        let headers = to_client(&headers, None);
         assert_eq!(headers["x-accel-buffering"], "no");
         assert_eq!(headers["cache-control"], "no-cache, no-transform");
         assert!(!headers.contains_key("content-length"));
-        let mut headers =
+        let headers =
             map(&[("content-type", "text/event-stream"), ("cache-control", "private"), ("x-accel-buffering", "yes")]);
-        for_client(&mut headers, None);
+        let headers = to_client(&headers, None);
         assert_eq!(
             (&headers["cache-control"], &headers["x-accel-buffering"]),
             (&"private".parse().unwrap(), &"yes".parse().unwrap())
@@ -351,8 +342,7 @@ mod tests {
             let (class, pool, degraded) = (known.clone(), known.clone(), known.clone());
             let times = known.map(|_| [Duration::from_micros(1_500), Duration::from_secs(2)]);
             let own = OwnFields { class, pool, degraded, times, ..OwnFields::of(&RequestId::from("ours")) };
-            let mut headers = map(&of_engine);
-            for_client(&mut headers, None);
+            let mut headers = to_client(&map(&of_engine), None);
             own.add_to(&mut headers);
             let shown = |name: &&str| headers.get_all(*name).iter().map(|value| value.to_str().unwrap()).collect();
             let shown: Vec<Vec<&str>> = OURS.iter().map(shown).collect();
@@ -380,8 +370,7 @@ mod tests {
             ("application/json", "9, 9", Some(9), false),
             ("text/event-stream", "9", Some(9), false),
         ] {
-            let mut headers = map(&[("content-type", kind), ("content-length", stated)]);
-            for_client(&mut headers, length);
+            let headers = to_client(&map(&[("content-type", kind), ("content-length", stated)]), length);
             assert_eq!(headers.contains_key("content-length"), goes, "{kind} {stated} {length:?}");
         }
     }

@@ -20,7 +20,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::Response;
+use http::response;
 use http_body::{Body, Frame, SizeHint};
 use parking_lot::{Mutex, RwLock};
 
@@ -137,8 +137,14 @@ impl SendFailed {
     }
 }
 
-/// An engine's answer. Its body owns the line.
-pub type Answered = Response<EngineBody>;
+/// An engine's answer.
+pub struct Answered {
+    /// Its head. The line keeps it too: the next one is nearly the same, as a rule, and is then made
+    /// of it without a copy.
+    pub head: Arc<response::Parts>,
+    /// It owns the line.
+    pub body: EngineBody,
+}
 
 /// The body of an engine's answer.
 pub struct EngineBody {
@@ -399,7 +405,7 @@ impl Future for Sending {
                         let unsent = this.unsent.take().map(Box::new);
                         let mut body = EngineBody { framing, line: this.line.take(), unsent, stays: stays && !stuck };
                         body.give_back_at_end();
-                        return Poll::Ready(Ok(Response::from_parts(parts, body)));
+                        return Poll::Ready(Ok(Answered { head: parts, body }));
                     }
                     Err(why) => why,
                 },

@@ -20,6 +20,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
+use http::header::{HeaderName, HeaderValue};
 use http_body::{Body, Frame, SizeHint};
 
 pub use ahead::{Ahead, Serving};
@@ -95,8 +96,16 @@ impl Body for ReplyBody {
     }
 }
 
-/// The gateway's own, beside those of an engine.
+/// Those of an engine, and the gateway's own.
 impl Fielded for ReplyBody {
+    fn passed(&self) -> impl Iterator<Item = (&HeaderName, &HeaderValue)> {
+        let relay = match self {
+            ReplyBody::Relay(relay) => Some(relay),
+            ReplyBody::Whole(_) | ReplyBody::Ahead(_) => None,
+        };
+        relay.into_iter().flat_map(|relay| relay.passed())
+    }
+
     fn add_fields(&self, head: &mut impl Fields) {
         if let ReplyBody::Relay(relay) = self {
             relay.add_fields(head);

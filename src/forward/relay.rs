@@ -15,11 +15,13 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
+use http::header::{HeaderName, HeaderValue};
+use http::response;
 use http_body::{Body, SizeHint};
 
 use super::ahead::KEEPALIVE;
 use super::deadlines::{Deadlines, Due};
-use super::headers::Content;
+use super::headers::{self, Content};
 use super::limit_refusal;
 use super::lines::{Answered, EngineBody};
 use super::open::{OpenFailed, Opening};
@@ -111,7 +113,7 @@ pub struct Relay {
     gave: bool,
     keeper: Option<Box<dyn Keeper>>,
     /// What stands in the head beside the engine's fields.
-    own: Option<OwnFields>,
+    head: Option<(Arc<response::Parts>, OwnFields)>,
     /// The body ended in the middle of an event, which went out as it is.
     tail_is_out: bool,
     /// Set where the answer must end abnormally.
@@ -186,7 +188,7 @@ impl Relay {
                 alarm,
                 gave: false,
                 keeper: None,
-                own: None,
+                head: None,
                 tail_is_out: false,
                 broken: false,
             },
@@ -330,13 +332,18 @@ impl Relay {
         }
     }
 
-    /// What stands in the head beside the engine's fields.
-    pub fn marks(&mut self, own: OwnFields) {
-        self.own = Some(own);
+    /// What stands in the head: the engine's fields, as far as they pass, and our own.
+    pub fn begins_with(&mut self, head: Arc<response::Parts>, own: OwnFields) {
+        self.head = Some((head, own));
+    }
+
+    pub(super) fn passed(&self) -> impl Iterator<Item = (&HeaderName, &HeaderValue)> {
+        let length = self.size_hint().exact();
+        self.head.iter().flat_map(move |(head, _)| headers::for_client(&head.headers, length))
     }
 
     pub(super) fn add_fields(&self, head: &mut impl Fields) {
-        if let Some(own) = &self.own {
+        if let Some((_, own)) = &self.head {
             own.add_to(head);
         }
     }
@@ -351,6 +358,8 @@ impl Relay {
             if let Some(bytes) = self.ready.pop_front() {
                 self.ready_bytes -= bytes.len();
                 self.gave = true;
+                // It is out; a long stream does not keep it.
+                self.head = None;
                 return Poll::Ready(Some(Ok(bytes)));
             }
             if self.broken {
@@ -639,7 +648,7 @@ impl Drop for Relay {
 
 /// The stream behind a head of our own, if one came.
 fn stream_of(opened: Result<Answered, OpenFailed>) -> Result<EngineBody, Refusal> {
-    let (head, body) = opened.map_err(|failed| failed.refusal())?.into_parts();
+    let Answered { head, body } = opened.map_err(|failed| failed.refusal())?;
     let content = Content::of(&head.headers);
     match head.status.is_success() {
         // Our head names no coding: such bytes would be noise to the client.

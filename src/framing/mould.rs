@@ -8,6 +8,8 @@
 //! frames the message or says whom it is for must be the same; only the length may be another.
 //! What does not fit is read in full.
 
+use std::mem;
+
 use bytes::Bytes;
 use http::header::{CONNECTION, CONTENT_LENGTH, EXPECT, HOST, HeaderMap, HeaderName, HeaderValue, TRANSFER_ENCODING};
 use memchr::memchr;
@@ -21,12 +23,26 @@ const MOST_LINES: usize = 24;
 /// After so many heads in a row of which none fitted, no more moulds are made.
 const MOST_IN_VAIN: u8 = 8;
 
+/// What a head is read into.
+pub trait Headed: Clone {
+    /// Its fields, to give some of them other values.
+    fn fields_mut(&mut self) -> &mut HeaderMap;
+}
+
 /// The last head of a connection that was read in full, by which the next ones are known. One
 /// that is alone on its connection is not kept.
 pub struct Known<H> {
-    last: Option<Box<(Mould, H)>>,
+    last: Option<Box<Last<H>>>,
     /// Heads in a row that were read in full.
     in_full: u8,
+}
+
+struct Last<H> {
+    mould: Mould,
+    /// The head that was read in full, with the values of the last one that fitted.
+    head: H,
+    /// A bit for each line whose value is not that of the mould.
+    filled: u32,
 }
 
 impl<H> Default for Known<H> {
@@ -35,11 +51,16 @@ impl<H> Default for Known<H> {
     }
 }
 
-impl<H: Clone> Known<H> {
-    /// The last head, if the one at the beginning of these bytes fits it.
-    pub fn find(&mut self, bytes: &[u8]) -> Option<(&H, Fit)> {
-        let (mould, head) = &**self.last.as_ref()?;
-        let fit = mould.fit(bytes)?;
+impl<H: Headed> Known<H> {
+    /// The head at the beginning of these bytes, if it is known, and not longer than that. It is
+    /// the last one itself, with other values where some differ.
+    pub fn find(&mut self, bytes: &[u8], longest: usize) -> Option<(&H, Fit)> {
+        let Last { mould, head, filled } = &mut **self.last.as_mut()?;
+        let mut fit = mould.fit(bytes).filter(|fit| fit.length <= longest)?;
+        let changed = mem::take(&mut fit.changed);
+        if *filled != 0 || !changed.is_empty() {
+            *filled = mould.fill(head.fields_mut(), changed, *filled);
+        }
         self.in_full = 1;
         Some((head, fit))
     }
@@ -49,7 +70,7 @@ impl<H: Clone> Known<H> {
         self.in_full = self.in_full.saturating_add(1);
         let is_worth_it = (2..=MOST_IN_VAIN).contains(&self.in_full);
         let mould = is_worth_it.then(|| Mould::of(fields, text, lines)).flatten();
-        self.last = mould.map(|mould| Box::new((mould, head.clone())));
+        self.last = mould.map(|mould| Box::new(Last { mould, head: head.clone(), filled: 0 }));
     }
 }
 
@@ -62,17 +83,6 @@ pub struct Fit {
     pub stated: Option<u64>,
     /// Values that differ, by the number of their lines.
     changed: Vec<(usize, HeaderValue)>,
-}
-
-impl Fit {
-    /// Makes the fields of this head out of a copy of those of the last one.
-    pub fn fill(self, fields: &mut HeaderMap) {
-        for (line, value) in self.changed {
-            if let Some(place) = fields.values_mut().nth(line) {
-                *place = value;
-            }
-        }
-    }
 }
 
 /// A head, and where the values of its fields stand.
@@ -151,6 +161,23 @@ impl Mould {
         fit.length = bytes.len() - behind.len();
         Some(fit)
     }
+
+    /// Gives these lines their values, and those that have had others since (`filled`) their own again.
+    /// Says which lines have others now.
+    fn fill(&self, fields: &mut HeaderMap, changed: Vec<(usize, HeaderValue)>, filled: u32) -> u32 {
+        let mut now = 0;
+        let mut changed = changed.into_iter().peekable();
+        for (line, (place, slot)) in fields.values_mut().zip(&self.slots).enumerate() {
+            if let Some((_, value)) = changed.next_if(|(at, _)| *at == line) {
+                *place = value;
+                now |= 1 << line;
+            } else if filled & 1 << line != 0 {
+                let own = self.text.slice(usize::from(slot.from)..usize::from(slot.to));
+                *place = HeaderValue::from_maybe_shared(own).expect("it was a value when it was read");
+            }
+        }
+        now
+    }
 }
 
 /// None where more depends on a value than its own line.
@@ -185,6 +212,12 @@ mod tests {
         (fields, lines.len())
     }
 
+    impl Headed for HeaderMap {
+        fn fields_mut(&mut self) -> &mut HeaderMap {
+            self
+        }
+    }
+
     fn learn(known: &mut Known<HeaderMap>, head: &str) {
         let text = Bytes::copy_from_slice(head.as_bytes());
         let (fields, lines) = fields(&text);
@@ -199,10 +232,8 @@ mod tests {
         let mut known = Known::default();
         learn(&mut known, head);
         learn(&mut known, head);
-        let (fields, fit) = known.find(bytes.as_bytes())?;
-        let mut fields = fields.clone();
+        let (fields, fit) = known.find(bytes.as_bytes(), usize::MAX)?;
         let (length, stated) = (fit.length, fit.stated);
-        fit.fill(&mut fields);
         let field = |(name, value): (&HeaderName, &HeaderValue)| {
             (name.to_string(), String::from_utf8_lossy(value.as_bytes()).into_owned())
         };
@@ -227,6 +258,18 @@ mod tests {
             let (taken, said, fields) = found(HEAD, &format!("{bytes}{{\"body\": 1}}\r\n\r\n")).unwrap();
             assert_eq!((taken, said), (bytes.len(), stated));
             assert_eq!(fields, expected.map(|(name, value)| (name.to_owned(), value.to_owned())));
+        }
+    }
+
+    #[test]
+    fn a_value_that_was_another_meanwhile_is_its_own_again() {
+        let mut known = Known::default();
+        learn(&mut known, HEAD);
+        learn(&mut known, HEAD);
+        for (id, length) in [("a b", "12"), ("c", "12"), ("c", "7"), ("a b", "7"), ("a b", "12"), ("d", "12")] {
+            let bytes = HEAD.replacen("a b", id, 1).replacen("12", length, 1);
+            let (fields, _) = known.find(bytes.as_bytes(), usize::MAX).unwrap();
+            assert_eq!(["x-id", "content-length", "host"].map(|name| &fields[name]), [id, length, "g"]);
         }
     }
 
@@ -288,12 +331,12 @@ mod tests {
     fn one_head_alone_is_not_kept_and_heads_that_never_fit_are_given_up() {
         let mut known = Known::default();
         learn(&mut known, HEAD);
-        assert!(known.find(HEAD.as_bytes()).is_none());
+        assert!(known.find(HEAD.as_bytes(), usize::MAX).is_none());
         for _ in 2..=MOST_IN_VAIN {
             learn(&mut known, HEAD);
             assert!(known.last.is_some());
         }
-        assert!(known.find(HEAD.as_bytes()).is_some(), "which is worth trying on");
+        assert!(known.find(HEAD.as_bytes(), usize::MAX).is_some(), "which is worth trying on");
         for _ in 2..=MOST_IN_VAIN {
             learn(&mut known, HEAD);
             assert!(known.last.is_some());

@@ -134,7 +134,7 @@ enum Tried {
 /// An engine's answer, with nothing forwarded yet.
 pub struct Spoke {
     /// The head for the client.
-    pub head: http::response::Parts,
+    pub head: Arc<http::response::Parts>,
     /// The body.
     pub relay: Box<Relay>,
     /// The engine's share of work, given back when this is dropped.
@@ -478,8 +478,7 @@ impl Attempt<'_> {
             Head::Failed(failed) => Tried::Failed(happened(&failed), Err(failed.refusal())),
             Head::Ended(refusal) => Tried::Ended(refusal),
             Head::Ours => self.behind_our_head(opening, &edits, deadlines, work.take(), held, asked),
-            Head::Came(response) => {
-                let (head, body) = response.into_parts();
+            Head::Came(Answered { head, body }) => {
                 let reader = self.reader(&head);
                 let status = head.status;
                 let relay =
@@ -519,7 +518,7 @@ impl Attempt<'_> {
         held.dispatched();
         let parts = self.parts(Reader::Events, edits, deadlines);
         let relay = Relay::waiting(parts, self.observer(Reader::Events, 200), opening);
-        let spoke = self.spoke(reply::our_head(), relay, asked);
+        let spoke = self.spoke(Arc::new(reply::our_head()), relay, asked);
         Tried::Speaks(Box::new(Spoke { work, ..spoke }))
     }
 
@@ -531,7 +530,7 @@ impl Attempt<'_> {
         work.filter(|_| matters).map(|work| dispatched + work.time_to_read())
     }
 
-    fn spoke(&self, head: http::response::Parts, relay: Box<Relay>, asked: Asked) -> Spoke {
+    fn spoke(&self, head: Arc<http::response::Parts>, relay: Box<Relay>, asked: Asked) -> Spoke {
         let Asked { dispatched, injection, degraded } = asked;
         Spoke { head, relay, work: None, place: self.place.clone(), dispatched, injection, degraded }
     }

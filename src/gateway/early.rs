@@ -19,7 +19,6 @@ use parking_lot::Mutex;
 
 use super::{degrade, reply};
 use crate::clock::Clock;
-use crate::forward::headers;
 use crate::forward::{Ahead, OwnFields, ReplyBody, Serving};
 use crate::record::Visit;
 use crate::units::{ClientSide, RequestId, Tick};
@@ -135,7 +134,6 @@ impl EarlyHead<'_> {
         let mut head = reply::our_head();
         let degraded = degrade::shown(visit.degradation());
         let own = OwnFields { class: self.class.cloned(), degraded, ..OwnFields::of(self.id) };
-        headers::for_client(&mut head.headers, None);
         own.add_to(&mut head.headers);
         visit.head_went_ahead(self.client);
         self.outlet.give(head, self.every);

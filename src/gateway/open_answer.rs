@@ -10,7 +10,6 @@ use super::admission::Held;
 use super::attempts::{Place, Spoke, Spoken};
 use super::degrade;
 use super::house::Gateway;
-use crate::forward::headers;
 use crate::forward::{Ended, Keeper, OwnFields, ReplyBody};
 use crate::inspect::PromptSize;
 use crate::observe::{Ending, Limit, Reader, Timeline};
@@ -58,7 +57,7 @@ impl Opened {
     pub fn relay(self: Box<Self>, mut visit: Visit) -> Response<ReplyBody> {
         let Opened { gateway, mut asked, held, spoken } = *self;
         let Spoken { answer, attempts, at, unproven, has_failed } = spoken;
-        let Spoke { mut head, mut relay, work, mut place, dispatched, injection, degraded } = *answer;
+        let Spoke { head, mut relay, work, mut place, dispatched, injection, degraded } = *answer;
         degraded.iter().for_each(|kind| visit.degraded(kind));
         let own = OwnFields {
             class: asked.class.take(),
@@ -67,8 +66,12 @@ impl Opened {
             times: Some([asked.queued, at.since(dispatched)]),
             ..OwnFields::of(&asked.id)
         };
-        headers::for_client(&mut head.headers, relay.size_hint().exact());
-        relay.marks(own);
+        let (mut shown, ()) = Response::new(()).into_parts();
+        shown.status = head.status;
+        if !head.extensions.is_empty() {
+            shown.extensions.clone_from(&head.extensions);
+        }
+        relay.begins_with(head, own);
         if let Some(case) = visit.case_mut() {
             case.credential_forwarded = place.credential_forwarded;
             case.model_unknown_to_pool = !asked.routed.literal && !gateway.has_served(&place, &asked);
@@ -77,7 +80,7 @@ impl Opened {
         let open = Open { gateway, asked, held, visit, place, attempts, work, unproven, has_failed };
         let open: Box<Open> = Box::write(Box::new_uninit(), open);
         relay.keep(open);
-        Response::from_parts(head, ReplyBody::Relay(relay))
+        Response::from_parts(shown, ReplyBody::Relay(relay))
     }
 }
 

@@ -7,6 +7,7 @@ use http::{Response, StatusCode};
 use super::degrade;
 use crate::admit::levels::Kinds;
 use crate::admit::limit::Standing;
+use crate::forward::headers::UNBUFFERED;
 use crate::forward::headers::names::{X_GOODPUT_DEGRADED, X_GOODPUT_REASON};
 use crate::forward::{OwnFields, ReplyBody};
 use crate::framing::Fields;
@@ -26,6 +27,7 @@ pub fn json(status: StatusCode, body: Bytes) -> Response<ReplyBody> {
 pub fn our_head() -> http::response::Parts {
     let (mut head, ()) = Response::new(()).into_parts();
     head.headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+    head.headers.extend(UNBUFFERED.iter().cloned());
     head
 }
 

@@ -651,18 +651,6 @@ async fn c70_the_drain_limit_ends_an_upload_with_a_503() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_gateway_is_a_tower_service() {
-    use http_body_util::{BodyExt as _, Full};
-    use tower::ServiceExt as _;
-    let (house, _engine) = House::playing(whole_answer());
-    let request = http::Request::post(CHAT).header("host", "g").body(Full::from(unary().to_string())).unwrap();
-    let answer = house.gateway.clone().oneshot(request).await.unwrap();
-    assert_eq!(answer.into_body().collect().await.unwrap().to_bytes(), whole("x", 5, 1));
-    assert_eq!(house.line().await.verdict(), "met");
-    house.end().await;
-}
-
-#[tokio::test(start_paused = true)]
 async fn a_head_request_gets_no_body_over_a_connection() {
     let house = House::new(&Yaml::default());
     let mut client = house.connect(4096);

@@ -1,13 +1,14 @@
 //! The head of a client's request: what it says, and how its body is framed.
 
 use std::mem::MaybeUninit;
+use std::sync::Arc;
 
 use bytes::{Buf, Bytes, BytesMut};
 use http::header::{CONNECTION, CONTENT_LENGTH, EXPECT, HeaderMap, HeaderName, HeaderValue, TRANSFER_ENCODING};
 use http::{Method, Request, StatusCode, Uri, Version, request};
 use memchr::memmem;
 
-use crate::framing::{self, Fit, Framing, Known};
+use crate::framing::{self, Framing, Headed, Known};
 
 /// Lines that a head may have without a table of its own on the heap.
 const USUAL_LINES: usize = 100;
@@ -29,13 +30,19 @@ pub(super) struct Limits {
 /// A request whose head has come.
 #[derive(Clone, Debug)]
 pub(super) struct Asked {
-    pub parts: request::Parts,
+    pub parts: Arc<request::Parts>,
     /// How its body ends.
     pub framing: Framing,
     /// The connection may serve another request behind it.
     pub keeps: bool,
     /// The client sends the body when it has heard `100 Continue`.
     pub awaits_continue: bool,
+}
+
+impl Headed for Asked {
+    fn fields_mut(&mut self) -> &mut HeaderMap {
+        &mut Arc::make_mut(&mut self.parts).headers
+    }
 }
 
 /// Why a head cannot be read. The connection ends with the answer: where the next request
@@ -89,10 +96,14 @@ pub(super) fn take(
     if !may_be_whole(buffer, *looked_at) {
         return partial(buffer, looked_at, limits);
     }
-    if let Some((last, fit)) = known.find(buffer).filter(|(_, fit)| fit.length <= limits.head) {
+    if let Some((known, fit)) = known.find(buffer, limits.head) {
         *looked_at = 0;
         buffer.advance(fit.length);
-        return Ok(Some(again(last, fit)));
+        let mut asked = known.clone();
+        if let Some(stated) = fit.stated {
+            asked.framing = Framing::Length(stated);
+        }
+        return Ok(Some(asked));
     }
     let read = match limits.lines {
         USUAL_LINES => read(buffer, known, &mut [const { MaybeUninit::uninit() }; USUAL_LINES]),
@@ -113,16 +124,6 @@ pub(super) fn take(
 fn partial(buffer: &[u8], looked_at: &mut usize, limits: Limits) -> Result<Option<Asked>, Unread> {
     *looked_at = buffer.len();
     if buffer.len() < limits.head { Ok(None) } else { Err(Unread::TooLarge) }
-}
-
-/// A head like the last one.
-fn again(last: &Asked, fit: Fit) -> Asked {
-    let mut asked = last.clone();
-    if let Some(stated) = fit.stated {
-        asked.framing = Framing::Length(stated);
-    }
-    fit.fill(&mut asked.parts.headers);
-    asked
 }
 
 /// The path of a head that cannot be read, as far as there is one: for the shape of the refusal.
@@ -187,7 +188,7 @@ fn read<'a>(
     }
     let keeps = said.keeps(parts.version);
     let awaits_continue = said.expects && parts.version == Version::HTTP_11 && !framing.is_over();
-    let asked = Asked { parts, framing, keeps, awaits_continue };
+    let asked = Asked { parts: Arc::new(parts), framing, keeps, awaits_continue };
     known.learn(&asked, &asked.parts.headers, &text, head.headers.len());
     Ok(Some((length, asked)))
 }
@@ -307,13 +308,17 @@ mod tests {
         };
         for (length, id, is_known) in [("5", "a", false), ("5", "a", false), ("5", "a", true), ("17", "b", true)] {
             let head = head(length, id);
-            assert_eq!(known.find(head.as_bytes()).is_some(), is_known);
+            assert_eq!(known.find(head.as_bytes(), LIMITS.head).is_some(), is_known);
             let asked = take(&mut head.as_bytes().into(), &mut 0, &mut known, LIMITS).unwrap().unwrap();
             assert_eq!(asked.framing, Framing::Length(length.parse().unwrap()));
             assert_eq!(asked.parts.headers["x-id"], id);
         }
+        let mut next =
+            |id: &str| take(&mut head("5", id).as_bytes().into(), &mut 0, &mut known, LIMITS).unwrap().unwrap();
+        let (still_read, other) = (next("c"), next("d"));
+        assert_eq!([still_read, other].map(|asked| asked.parts.headers["x-id"].clone()), ["c", "d"]);
         let long = head("5", &"x".repeat(LIMITS.head));
-        assert!(known.find(long.as_bytes()).is_some());
+        assert!(known.find(long.as_bytes(), usize::MAX).is_some());
         assert_eq!(take(&mut long.as_bytes().into(), &mut 0, &mut known, LIMITS).err(), Some(Unread::TooLarge));
     }
 }

@@ -81,14 +81,15 @@ impl Out {
         self.long.is_empty() && self.len() < most
     }
 
-    /// Puts the head of an answer there, whose body has this length if it is known; `more` puts
-    /// further lines there. Says how the body is to be framed, and whether the connection may serve
-    /// another request.
-    pub(super) fn head(
+    /// Puts the head of an answer there, with the fields that pass beside its own; `more` puts
+    /// further lines there. Its body has this length if it is known. Says how the body is to be
+    /// framed, and whether the connection may serve another request.
+    pub(super) fn head<'a>(
         &mut self,
-        head: &response::Parts,
-        length: Option<u64>,
+        head: &'a response::Parts,
+        passed: impl Iterator<Item = (&'a HeaderName, &'a HeaderValue)>,
         more: impl FnOnce(&mut Vec<u8>),
+        length: Option<u64>,
         manners: Manners,
         date: &[u8],
     ) -> (Ending, bool) {
@@ -112,7 +113,7 @@ impl Out {
         }
         out.extend_from_slice(b"\r\n");
         let (mut says_connection, mut says_date) = (false, false);
-        for (name, value) in &head.headers {
+        for (name, value) in head.headers.iter().chain(passed) {
             if *name == CONTENT_LENGTH || *name == TRANSFER_ENCODING {
                 continue;
             }
@@ -159,7 +160,7 @@ impl Out {
         headers.extend(HeaderValue::from_str(id.as_str()).ok().map(|id| (X_REQUEST_ID, id)));
         headers.insert(X_GOODPUT_REASON, HeaderValue::from_static(refusal.code()));
         let manners = Manners { version: Version::HTTP_11, is_head: false, keeps: false };
-        self.head(&response.into_parts().0, Some(body.len() as u64), |_| {}, manners, date);
+        self.head(&response.into_parts().0, std::iter::empty(), |_| {}, Some(body.len() as u64), manners, date);
         self.bytes().extend_from_slice(&body);
     }
 

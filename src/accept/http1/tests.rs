@@ -8,7 +8,7 @@ use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{Request, Response, StatusCode};
+use http::{Response, StatusCode};
 use http_body::Body;
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Full, StreamBody};
@@ -20,7 +20,7 @@ use super::out::{Ending, Out};
 use super::{Inbox, SIP};
 
 use crate::accept::settings::Listen;
-use crate::accept::{BodyCut, Door, Drain, Phase, RequestBody};
+use crate::accept::{BodyCut, Door, Drain, Phase, Received, RequestBody};
 use crate::clock::Clock;
 use crate::framing::Framing;
 use crate::units::ClientSide;
@@ -77,15 +77,15 @@ impl House {
     fn connect(&self, pipe: usize) -> DuplexStream {
         let (ours, theirs) = tokio::io::duplex(pipe);
         let (door, seen) = (self.door.clone(), Arc::clone(&self.seen));
-        let service = tower::service_fn(move |request: Request<RequestBody>| {
+        let service = tower::service_fn(move |Received { head, body }: Received| {
             let seen = Arc::clone(&seen);
             async move {
-                let told = format!("{} {}", request.method(), request.uri());
-                let path = request.uri().path().to_owned();
+                let told = format!("{} {}", head.method, head.uri);
+                let path = head.uri.path().to_owned();
                 if path == "/unread" {
                     return Ok::<_, Infallible>(answer_to(&path, 0));
                 }
-                let body = request.into_body().collect().await.map(|body| body.to_bytes().to_vec());
+                let body = body.collect().await.map(|body| body.to_bytes().to_vec());
                 let status = if body.is_err() { StatusCode::BAD_REQUEST } else { StatusCode::OK };
                 let length = body.as_ref().map_or(0, Vec::len);
                 seen.lock().push((told, body));

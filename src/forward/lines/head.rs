@@ -2,6 +2,7 @@
 //! could read in two ways is garbage.
 
 use std::mem::MaybeUninit;
+use std::sync::Arc;
 
 use bytes::{Buf, Bytes, BytesMut};
 use http::header::{CONNECTION, CONTENT_LENGTH, HeaderMap, HeaderName, HeaderValue, TRANSFER_ENCODING};
@@ -9,7 +10,7 @@ use http::{Response, StatusCode, Version, response};
 use hyper::ext::ReasonPhrase;
 
 use super::{BUFFER, NoAnswer};
-use crate::framing::{self, Fit, Framing, Known};
+use crate::framing::{self, Framing, Headed, Known};
 
 /// What interim answers may take before an answer.
 const MOST_INTERIM: usize = 64 * 1024;
@@ -20,10 +21,16 @@ const MOST_LINES: usize = 100;
 /// The head of an answer that is no interim one.
 #[derive(Clone, Debug)]
 pub(super) struct Head {
-    pub parts: response::Parts,
+    pub parts: Arc<response::Parts>,
     pub framing: Framing,
     /// The connection may serve another request.
     pub stays: bool,
+}
+
+impl Headed for Head {
+    fn fields_mut(&mut self) -> &mut HeaderMap {
+        &mut Arc::make_mut(&mut self.parts).headers
+    }
 }
 
 /// Takes the head of an answer to a `POST` out of what has come in, once it is whole. `interim`
@@ -35,9 +42,13 @@ pub(super) fn take(
     known: &mut Known<Head>,
 ) -> Result<Option<Head>, NoAnswer> {
     loop {
-        if let Some((last, fit)) = known.find(buffer).filter(|(_, fit)| fit.length <= BUFFER) {
+        if let Some((known, fit)) = known.find(buffer, BUFFER) {
             buffer.advance(fit.length);
-            return Ok(Some(again(last, fit)));
+            let mut head = known.clone();
+            if let (Framing::Length(length), Some(stated)) = (&mut head.framing, fit.stated) {
+                *length = stated;
+            }
+            return Ok(Some(head));
         }
         let Some(Parsed { mut parts, said, text, lines }) = parse(buffer)? else { return Ok(None) };
         buffer.advance(text.len());
@@ -55,7 +66,7 @@ pub(super) fn take(
                 let stays = said.stays(parts.version) && framing != Framing::ToEnd;
                 // The client is spoken to in a version of its own.
                 parts.version = Version::HTTP_11;
-                let head = Head { parts, framing, stays };
+                let head = Head { parts: Arc::new(parts), framing, stays };
                 if !is_bodiless(head.parts.status) {
                     known.learn(&head, &head.parts.headers, &text, lines);
                 }
@@ -63,16 +74,6 @@ pub(super) fn take(
             }
         }
     }
-}
-
-/// A head like the last one.
-fn again(last: &Head, fit: Fit) -> Head {
-    let mut head = last.clone();
-    if let (Framing::Length(length), Some(stated)) = (&mut head.framing, fit.stated) {
-        *length = stated;
-    }
-    fit.fill(&mut head.parts.headers);
-    head
 }
 
 /// Whether answers of this status have no body, whatever length they state.
@@ -228,7 +229,7 @@ mod tests {
         let mut known = Known::default();
         for (length, is_known) in [("5", false), ("5", false), ("5", true), ("17", true)] {
             let head = format!("HTTP/1.1 200 OK\r\ndate: {length}\r\ncontent-length: {length}\r\n\r\n");
-            assert_eq!(known.find(head.as_bytes()).is_some(), is_known);
+            assert_eq!(known.find(head.as_bytes(), BUFFER).is_some(), is_known);
             let bytes = format!("HTTP/1.1 103 Early Hints\r\n\r\n{head}");
             let (mut buffer, mut interim) = (BytesMut::from(bytes.as_bytes()), 0);
             let taken = take(&mut buffer, &mut interim, &mut known).unwrap().unwrap();

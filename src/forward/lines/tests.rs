@@ -83,7 +83,7 @@ fn request_of(body: Vec<Bytes>) -> Outgoing {
 /// Sends a small request and reads the answer whole.
 async fn ask(line: Line) -> Result<Vec<u8>, String> {
     let answer = line.send(request(&[b"{", b"}"])).await.map_err(|failed| format!("{:?}", failed.why))?;
-    let body = answer.into_body().collect().await.map_err(|broken| format!("{broken:?}"))?;
+    let body = answer.body.collect().await.map_err(|broken| format!("{broken:?}"))?;
     Ok(body.to_bytes().to_vec())
 }
 
@@ -240,7 +240,7 @@ async fn c47_an_answer_dropped_midway_closes_the_connection() {
     read_request(&mut engine).await;
     engine.write_all(STREAM).await.unwrap();
     let mut answer = send.await.unwrap().unwrap();
-    assert_eq!(answer.body_mut().frame().await.unwrap().unwrap().into_data().unwrap(), "hello");
+    assert_eq!(answer.body.frame().await.unwrap().unwrap().into_data().unwrap(), "hello");
     drop(answer);
     closed(&mut engine).await;
     assert_eq!(bench.idle(), 0);
@@ -256,8 +256,8 @@ async fn an_answer_before_the_request_was_read_is_passed_on_and_the_line_is_not_
     engine.read_u8().await.unwrap();
     engine.write_all(b"HTTP/1.1 413 Content Too Large\r\ncontent-length: 2\r\n\r\n{}").await.unwrap();
     let answer = send.await.unwrap().unwrap();
-    assert_eq!(answer.status(), 413);
-    assert_eq!(answer.into_body().collect().await.unwrap().to_bytes(), "{}");
+    assert_eq!(answer.head.status, 413);
+    assert_eq!(answer.body.collect().await.unwrap().to_bytes(), "{}");
     settle().await;
     assert_eq!(bench.idle(), 0);
     closed(&mut engine).await;
@@ -502,7 +502,7 @@ async fn no_more_than_a_bounded_number_of_lines_idle() {
         engines.push(engine);
     }
     for answer in answers {
-        answer.into_body().collect().await.unwrap();
+        answer.body.collect().await.unwrap();
     }
     assert_eq!(bench.idle(), MOST_IDLE);
     for engine in &mut engines[..3] {
