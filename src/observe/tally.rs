@@ -288,12 +288,14 @@ impl Tally {
         let single = choices.len() == 1;
         for choice in choices {
             let slot = self.slot(choice.index);
+            // Behind its finish only text is a token: usage told late is no sign of one.
+            let goes_on = !self.choices[slot].finished;
             let rises = match usage {
                 Some(usage) if single => self.usage_rises(slot, usage, choice.finish.is_some()),
                 _ => false,
             };
             let is_echo = choice.has_text() && self.is_echo(slot, choice);
-            let is_token = if choice.has_text() { !is_echo } else { rises || choice.logprobs };
+            let is_token = if choice.has_text() { !is_echo } else { goes_on && (rises || choice.logprobs) };
             if is_token {
                 self.token(choice.index, at, choice.visible);
                 note.token = true;

@@ -291,6 +291,29 @@ fn an_error_behind_the_finish_leaves_the_finish_where_it_was() {
     assert_eq!((seen.finish, seen.error.map(|error| error.code)), (at(20), Some(500)));
 }
 
+
+#[test]
+fn behind_the_finish_of_a_choice_only_text_is_a_token() {
+    let finished = || Seen::new(chat()).all(&[(10, &t("a")), (50, &t("b")), (60, &f("stop"))]);
+    let logprobs = of_choice(0, r#"{"content":""}"#, "null");
+    let logprobs = logprobs.replace("\"delta\"", r#""logprobs":{"content":[{"token":"c"}]},"delta""#);
+    for late in [with(R, 9, 3), with(&delta("{}"), 9, 3), logprobs] {
+        let seen = finished().data(1260, &late);
+        assert!(!seen.notes[3].token && seen.observer.is_finished(), "{late}");
+        assert_eq!(seen.notes[3].usage == UsageSeat::WithChoice, late.contains("usage"));
+        let seen = seen.ends(Ending::Broken, 1270);
+        assert_eq!((seen.last_token, seen.finish, seen.gaps.stalls), (at(50), at(60), 0), "{late}");
+    }
+    let seen = finished().data(1260, &with(R, 9, 3)).clean(1270);
+    assert_eq!((seen.output, seen.source, seen.tpot()), (Tokens(3), TokenSource::Usage, Some(ms(20))));
+    // Further text goes on with the answer, and so does usage that rises behind it.
+    let more = finished().all(&[(70, &t("c")), (80, &with(&t(""), 9, 5))]);
+    assert!(more.notes[3].token && more.notes[4].token && !more.observer.is_finished());
+    // Another choice goes on meanwhile.
+    let two = Seen::new(Expect { choices: 2, ..chat() }).all(&[(10, &t("a")), (20, &f("stop"))]);
+    let rise = with(&of_choice(1, "{}", "null"), 9, 2);
+    assert!(two.data(30, &rise).notes[2].token);
+}
 #[test]
 fn c13_no_choices_are_no_token_and_no_panic() {
     let usage = format!("{{{}}}", counts(5, 1));
