@@ -31,6 +31,18 @@ struct Seen {
     echoed: Option<usize>,
 }
 
+impl Seen {
+    /// Its usage says that the tokens which came were none.
+    fn says_nothing(&self) -> bool {
+        self.usage.output == Some(0) && self.events > 0
+    }
+
+    /// Its usage has all its tokens; or there is none.
+    fn is_known(&self) -> bool {
+        (self.is_told || self.usage.output.is_none()) && !self.says_nothing()
+    }
+}
+
 /// The running sums of one answer.
 #[derive(Debug)]
 pub(super) struct Tally {
@@ -568,7 +580,13 @@ impl Tally {
             }
             prompt = its;
         }
-        sum.possible().usage(self.dialect())
+        let mut usage = sum.possible().usage(self.dialect());
+        // Beside tokens, 0 is what an engine writes that has counted nothing.
+        let is_void = usage.output == Some(Tokens::ZERO) && self.has_token();
+        if is_void || no_output && self.choices.iter().any(Seen::says_nothing) {
+            usage.output = None;
+        }
+        usage
     }
 
     fn choices(&self) -> Vec<Choice> {
@@ -584,7 +602,7 @@ impl Tally {
     /// Whether usage tells several choices apart. Of one choice the answer's total is the count;
     /// and where tokens came behind the usage of a choice, only the total has them.
     fn each_is_told(&self) -> bool {
-        self.choices.len() > 1 && self.choices.iter().all(|choice| choice.is_told || choice.usage.output.is_none())
+        self.choices.len() > 1 && self.choices.iter().all(Seen::is_known)
     }
 
     fn choice(&self, seen: &Seen, output: f64, source: TokenSource, events: u64) -> Choice {

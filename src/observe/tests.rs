@@ -314,6 +314,33 @@ fn behind_the_finish_of_a_choice_only_text_is_a_token() {
     let rise = with(&of_choice(1, "{}", "null"), 9, 2);
     assert!(two.data(30, &rise).notes[2].token);
 }
+
+#[test]
+fn a_count_of_zero_beside_tokens_is_none() {
+    let seen =
+        Seen::new(chat()).all(&[(0, &t("a")), (80, &t("b")), (160, &t("c")), (170, &f("stop")), (171, &u(9, 0))]);
+    let seen = seen.clean(180);
+    assert_eq!((seen.output, seen.source, seen.usage.output), (Tokens(3), TokenSource::Events, None));
+    assert_eq!((seen.tpot(), seen.usage.input, seen.plain_events()), (Some(ms(80)), Some(Tokens(9)), None));
+    let nothing = Seen::new(chat()).all(&[(0, R), (10, &f("stop")), (20, &u(9, 0))]).clean(30);
+    assert_eq!((nothing.output, nothing.source), (Tokens(0), TokenSource::Usage));
+    // Of several choices one says so.
+    let two = || Seen::new(Expect { choices: 2, ..chat() });
+    let of = |index, tokens| with(&of_choice(index, r#"{"content":"x"}"#, "null"), 9, tokens);
+    let all = [(0, of(0, 0)), (10, of(1, 1)), (90, of(0, 0)), (100, of(1, 2))];
+    let seen = all.iter().fold(two(), |seen, (millis, event)| seen.data(*millis, event));
+    let so_far = seen.observer.so_far(Tick::from_millis(110));
+    assert_eq!(
+        (so_far.output, so_far.source, so_far.choices[0].tpot()),
+        (Tokens(4), TokenSource::Events, Some(ms(90)))
+    );
+    let told = seen.data(110, &u(9, 6)).clean(120);
+    assert_eq!((told.output, told.source, told.choices[0].tokens), (Tokens(6), TokenSource::Usage, 3.0));
+    let body =
+        r#"{"choices":[{"message":{"content":"nine byte"},"finish_reason":"stop"}],"usage":{"completion_tokens":0}}"#;
+    assert_eq!((json(not_streamed(Dialect::Chat), body).output, json(chat(), body).output), (Tokens(3), Tokens(3)));
+}
+
 #[test]
 fn c13_no_choices_are_no_token_and_no_panic() {
     let usage = format!("{{{}}}", counts(5, 1));
@@ -591,7 +618,7 @@ fn odd_usage_is_not_corrected_and_impossible_counts_are_none() {
     let odd = r#"{"choices":[],"usage":{"prompt_tokens":18446744073709551615,"completion_tokens":0,
         "total_tokens":3,"completion_tokens_details":{"reasoning_tokens":77},"prompt_tokens_details":null}}"#;
     let seen = Seen::new(chat()).all(&[(1, &t("a")), (2, &f("stop")), (3, &odd.replace('\n', ""))]).clean(4);
-    assert_eq!((seen.output, seen.source), (Tokens(0), TokenSource::Usage));
+    assert_eq!((seen.output, seen.source), (Tokens(1), TokenSource::Events));
     assert_eq!((seen.usage.input, seen.usage.reasoning), (None, Some(Tokens(77))));
     let float = r#"{"choices":[],"usage":{"prompt_tokens":15.0,"completion_tokens":"6"}}"#;
     let seen = Seen::new(chat()).all(&[(1, &t("a")), (2, &f("stop")), (3, float)]).clean(4);
