@@ -14,6 +14,8 @@ pub(super) enum Place {
     Choices,
     Choice,
     Delta,
+    /// A whole message in a streamed choice: it counts where there is no delta beside it.
+    Whole,
     /// Text: a string, or an array of parts.
     Text(Channel),
     Part(Channel),
@@ -98,7 +100,9 @@ pub(super) fn member(dialect: Dialect, is_body: bool, around: Place, key: &[u8])
             Dialect::Plain => Nowhere,
         },
         (Choice, b"index") => Number(self::Number::Index),
-        (Choice, b"delta" | b"message") => Delta,
+        (Choice, b"delta") => Delta,
+        (Choice, b"message") if is_body => Delta,
+        (Choice, b"message") => Whole,
         (Choice, b"text") => Text(Visible),
         (Choice, b"finish_reason") => Word(self::Word::Finish),
         (Reason, b"type") => Word(self::Word::Finish),

@@ -76,6 +76,9 @@ pub(super) struct Reading {
     item: ChoiceSight,
     /// The first slot of that item.
     item_slots: usize,
+    /// The present choice of a stream has a delta; and what it had said in front of a whole message.
+    has_delta: bool,
+    before_whole: Option<Box<ChoiceSight>>,
     /// The top level is an object.
     is_object: bool,
     sight: Sight,
@@ -111,6 +114,8 @@ impl Reading {
             item_is_named: false,
             item: ChoiceSight::default(),
             item_slots: 0,
+            has_delta: false,
+            before_whole: None,
             is_object: false,
             sight: Sight::default(),
             slots: Slots::default(),
@@ -273,6 +278,18 @@ impl Reading {
         }
     }
 
+    /// A delta of a choice: what a whole message in front of it said is not counted.
+    fn delta_begins(&mut self) {
+        self.has_delta = !self.is_body;
+        if let Some(before) = self.before_whole.take() {
+            let ChoiceSight { visible, hidden, lump, bytes, text, .. } = *before;
+            let choice = self.choice();
+            (choice.visible, choice.hidden, choice.lump) = (visible, hidden, lump);
+            (choice.bytes, choice.text) = (bytes, text);
+            self.slots.forget();
+        }
+    }
+
     /// An output item of a whole response ended: now its type is known.
     fn item_ended(&mut self) {
         let item = std::mem::take(&mut self.item);
@@ -300,6 +317,15 @@ impl Sink for Reading {
             (Place::Choice, Nest::Object) => {
                 let index = self.sight.choices.len() as u64;
                 self.sight.choices.push(ChoiceSight { index, ..ChoiceSight::default() });
+                (self.has_delta, self.before_whole) = (false, None);
+            }
+            (Place::Delta, Nest::Object) => self.delta_begins(),
+            // It repeats what the deltas say.
+            (Place::Whole, Nest::Object) if self.has_delta => place = Place::Nowhere,
+            (Place::Whole, Nest::Object) => {
+                place = Place::Delta;
+                let choice = self.choice().clone();
+                self.before_whole.get_or_insert_with(|| Box::new(choice));
             }
             (Place::Usage, Nest::Object) => self.sight.has_usage = true,
             (Place::OutputItem | Place::Item | Place::Block, Nest::Object) => {

@@ -316,6 +316,38 @@ fn behind_the_finish_of_a_choice_only_text_is_a_token() {
 }
 
 #[test]
+fn a_message_beside_a_delta_is_not_read() {
+    let event = |first: &str, second: &str| format!(r#"{{"choices":[{{"index":0,{first},{second}}}]}}"#);
+    let (message, call) = (
+        r#""message":{"content":"ab"}"#,
+        r#""message":{"tool_calls":[{"function":{"name":"f","arguments":{"a":1}}}]}"#,
+    );
+    for message in [message, call] {
+        for (delta, is_token) in
+            [(r#""delta":{"content":""}"#, false), (r#""delta":{}"#, false), (r#""delta":{"content":"b"}"#, true)]
+        {
+            for event in [event(message, delta), event(delta, message)] {
+                let seen = Seen::new(chat()).all(&[(1, &event), (2, &event), (3, &f("stop"))]);
+                let tokens: Vec<bool> = seen.notes.iter().map(|note| note.token).collect();
+                assert_eq!(tokens, [is_token, is_token, false], "{event}");
+                assert!(!seen.clean(9).has_lumps, "{event}");
+            }
+        }
+        for none in [r#""delta":null"#, r#""x":{}"#] {
+            assert!(Seen::new(chat()).data(1, &event(message, none)).notes[0].visible);
+            assert!(Seen::new(chat()).data(1, &event(none, message)).notes[0].visible);
+        }
+        // A whole body is read whole.
+        let body = json(not_streamed(Dialect::Chat), &event(message, r#""delta":{}"#));
+        assert!(body.has_visible);
+    }
+    // Each choice has its own.
+    let two = r#"{"choices":[{"index":0,"message":{"content":"a"},"delta":{}},{"index":1,"message":{"content":"b"}}]}"#;
+    let seen = Seen::new(Expect { choices: 2, ..chat() }).data(1, two).clean(9);
+    assert_eq!(seen.choices.iter().map(|choice| choice.events).collect::<Vec<_>>(), [0, 1]);
+}
+
+#[test]
 fn a_count_of_zero_beside_tokens_is_none() {
     let seen =
         Seen::new(chat()).all(&[(0, &t("a")), (80, &t("b")), (160, &t("c")), (170, &f("stop")), (171, &u(9, 0))]);
