@@ -55,6 +55,8 @@ pub(super) enum Word {
     Object,
     Code,
     TopCode,
+    ErrorStatus,
+    TopStatus,
     ErrorType,
     Finish,
     StopReason,
@@ -87,6 +89,9 @@ pub(super) fn member(dialect: Dialect, is_body: bool, around: Place, key: &[u8])
         (Root, b"type") => Word(self::Word::Kind),
         (Root, b"code") => Word(self::Word::TopCode),
         (Root, b"object") => Word(self::Word::Object),
+        (Root, b"http_status_code" | b"status_code") => Word(self::Word::TopStatus),
+        // Of a whole response it is another thing.
+        (Root, b"status") if !is_body || dialect != Dialect::Responses => Word(self::Word::TopStatus),
         (Root, _) => match dialect {
             Dialect::Chat | Dialect::Completions => {
                 if key == b"choices" {
@@ -133,6 +138,7 @@ pub(super) fn member(dialect: Dialect, is_body: bool, around: Place, key: &[u8])
         (Details, b"cached_tokens") => Number(self::Number::Cached),
         (Error, b"code") => Word(self::Word::Code),
         (Error, b"type") => Word(self::Word::ErrorType),
+        (Error, b"http_status_code" | b"status_code" | b"status") => Word(self::Word::ErrorStatus),
         (Item | OutputItem | Block, b"type") => Word(self::Word::ItemType),
         (Item | Block, b"name") => Word(self::Word::ItemName),
         (Response, b"usage") => Usage,

@@ -189,6 +189,8 @@ impl Reading {
             Word::Object => self.sight.is_error_object = text == b"error",
             Word::Code => self.sight.error.code_is(text),
             Word::TopCode => self.sight.top.code_is(text),
+            Word::ErrorStatus => self.sight.error.status_is(text),
+            Word::TopStatus => self.sight.top.status_is(text),
             Word::ErrorType => self.sight.error.type_is(text),
             Word::Finish => {
                 let reason = Reason::of(text);
@@ -224,10 +226,10 @@ impl Reading {
     fn stays_in_mould(&self, word: Word) -> bool {
         match word {
             Word::Finish | Word::StopReason => true,
-            Word::Kind | Word::Object | Word::ItemType | Word::Status | Word::Incomplete => {
+            Word::Kind | Word::Object | Word::TopStatus | Word::ItemType | Word::Status | Word::Incomplete => {
                 self.short.len <= LONGEST_WORD
             }
-            Word::Code | Word::TopCode | Word::ErrorType | Word::ItemName => false,
+            Word::Code | Word::TopCode | Word::ErrorStatus | Word::ErrorType | Word::ItemName => false,
         }
     }
 
@@ -418,8 +420,10 @@ impl Sink for Reading {
         (self.leaf, self.leaf_at, self.leaf_is_empty) = (place, at, true);
         let is_read = match (place, what) {
             (Place::Text(_) | Place::Word(_), Scalar::String) => true,
-            (Place::Word(word), Scalar::Number) => matches!(word, Word::Code | Word::TopCode),
-            (Place::Number(_), Scalar::Number) => true,
+            (Place::Word(word), Scalar::Number) => {
+                matches!(word, Word::Code | Word::TopCode | Word::ErrorStatus | Word::TopStatus)
+            }
+            (Place::Number(_) | Place::Error, Scalar::Number) => true,
             _ => false,
         };
         self.slot = slot_of(what, place, self.is_body);
