@@ -265,6 +265,7 @@ fn c10_all_shapes_of_errors() {
         (Dialect::Chat, "data: {\"error\":null,\"choices\":[]}\n\n", None),
         (Dialect::Chat, "data: {\"error\":{\"http_status_code\":422}}\n\n", Some(422)),
         (Dialect::Chat, "data: {\"error\":{\"code\":\"content_filter\",\"status\":\"400\"}}\n\n", Some(400)),
+        (Dialect::Chat, "data: {\"choices\":[{\"error\":{\"code\":502}}]}\n\n", Some(502)),
         (Dialect::Chat, "data: {\"object\":\"error\",\"type\":\"BadRequestError\",\"code\":422}\n\n", Some(422)),
         (Dialect::Chat, "data: {\"error\":{\"type\":\"Service Unavailable\"}}\n\n", Some(503)),
         (
