@@ -32,6 +32,8 @@ pub(super) enum Place {
     Usage,
     Details,
     Error,
+    /// An error that is a list.
+    Errors,
     /// Responses: an item as it is added; the response; its output and what is in it.
     Item,
     Response,
@@ -188,7 +190,7 @@ pub(super) fn slot_of(what: Scalar, place: Place, is_body: bool) -> Option<Slot>
         (Scalar::String, Place::Text(Channel::Hidden | Channel::Sound)) if is_body => Some(Slot::Hidden),
         (Scalar::String, Place::Text(_)) => Some(Slot::Text),
         (Scalar::String, Place::Word(Word::Finish | Word::StopReason)) => Some(Slot::Finish),
-        (Scalar::String, Place::Word(_)) => None,
+        (Scalar::String, Place::Word(_) | Place::Error) => None,
         (Scalar::String, _) => Some(Slot::Label),
         (Scalar::Number, Place::Nowhere) => Some(Slot::Ignored),
         (Scalar::Number, Place::Number(number)) => Some(match number {

@@ -154,7 +154,7 @@ impl Reading {
             Place::Tools => Place::Tool,
             Place::Output => Place::OutputItem,
             Place::Content => Place::ContentBlock,
-            Place::LogprobTokens | Place::Any(_) => around,
+            Place::LogprobTokens | Place::Any(_) | Place::Errors => around,
             _ => self.next,
         }
     }
@@ -164,7 +164,7 @@ impl Reading {
         let around = around_depth.checked_sub(1).and_then(|depth| self.places.get(depth));
         match (place, around) {
             (Place::LogprobTokens, Some(Place::LogprobTokens)) => self.choice().logprobs = true,
-            (Place::Error, _) => self.sight.has_error = true,
+            (Place::Errors, Some(Place::Errors)) => self.sight.has_error = true,
             _ => {}
         }
     }
@@ -269,6 +269,7 @@ impl Reading {
             Place::Reason => {
                 self.choice().finish.get_or_insert(Reason::Other);
             }
+            Place::Error => self.sight.has_error = true,
             _ => {}
         }
         self.next = member(self.dialect, self.is_body, around, key);
@@ -329,6 +330,7 @@ impl Sink for Reading {
                 let choice = self.choice().clone();
                 self.before_whole.get_or_insert_with(|| Box::new(choice));
             }
+            (Place::Error, Nest::Array) => place = Place::Errors,
             (Place::Usage, Nest::Object) => self.sight.has_usage = true,
             (Place::OutputItem | Place::Item | Place::Block, Nest::Object) => {
                 (self.item_type, self.item_is_named) = (ItemType::Other, false);
@@ -357,11 +359,13 @@ impl Sink for Reading {
                     | Place::Content
                     | Place::LogprobTokens
                     | Place::Any(_)
+                    | Place::Errors
             ),
             Nest::Object => !matches!(place, Place::Nowhere | Place::Word(_) | Place::Number(_)),
         };
-        let is_inside =
-            depth > 0 && self.places[depth - 1] == place && matches!(place, Place::LogprobTokens | Place::Any(_));
+        let is_inside = depth > 0
+            && self.places[depth - 1] == place
+            && matches!(place, Place::LogprobTokens | Place::Any(_) | Place::Errors);
         if is_read && !is_inside {
             return Interest::Read;
         }
@@ -430,7 +434,7 @@ impl Sink for Reading {
         if what == Scalar::Number && self.slot.is_none() {
             self.slots.keep_private();
         }
-        if !is_read {
+        if !is_read && place != Place::Error {
             self.leaf = Place::Nowhere;
         }
         if is_read { Interest::Read } else { Interest::Skip }
@@ -476,6 +480,12 @@ impl Sink for Reading {
             Place::Text(channel) => self.text_ended(channel),
             Place::Word(word) => self.word_ended(word),
             Place::Number(number) => self.number_ended(number),
+            Place::Error => {
+                self.sight.has_error |= match what {
+                    Scalar::Number => whole_number(self.short.text()) != Some(0),
+                    _ => past - self.leaf_at > "\"\"".len(),
+                };
+            }
             _ => {}
         }
     }
@@ -484,6 +494,7 @@ impl Sink for Reading {
         if what != Literal::Null {
             let place = self.place(depth);
             self.met(place, depth);
+            self.sight.has_error |= what == Literal::True && place == Place::Error;
         }
     }
 }

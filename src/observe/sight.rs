@@ -133,7 +133,7 @@ pub(super) struct Sight {
     /// `usage` was an object.
     pub(super) has_usage: bool,
     pub(super) usage: Counts,
-    /// `error` was there and not null.
+    /// An `error` was there, of the whole or of a choice, and said something.
     pub(super) has_error: bool,
     pub(super) error: Codes,
     /// `object` was `error`: the older shape, with the codes at the top level.

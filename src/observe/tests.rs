@@ -290,10 +290,42 @@ fn c10_all_shapes_of_errors() {
 
 #[test]
 fn an_error_behind_the_finish_leaves_the_finish_where_it_was() {
-    let seen = Seen::new(chat()).all(&[(10, &t("a")), (20, &f("stop")), (30, r#"{"error":{}}"#)]).clean(40);
+    let seen =
+        Seen::new(chat()).all(&[(10, &t("a")), (20, &f("stop")), (30, r#"{"error":{"message":"m"}}"#)]).clean(40);
     assert_eq!((seen.finish, seen.error.map(|error| error.code)), (at(20), Some(500)));
 }
 
+#[test]
+fn an_error_that_says_nothing_is_none() {
+    let code = |error: &str| {
+        let event = format!("{},\"error\":{error}}}", &t("a")[..t("a").len() - 1]);
+        let of_choice = t("a").replace("\"finish_reason\"", &format!("\"error\":{error},\"finish_reason\""));
+        let all = [event, of_choice].map(|event| {
+            let seen = Seen::new(chat()).data(1, &event);
+            assert!(seen.observer.has_token(), "{event}");
+            assert_eq!(json(not_streamed(Dialect::Chat), &event).error, seen.observer.error(), "{event}");
+            seen.observer.error().map(|error| error.code)
+        });
+        assert_eq!(all[0], all[1], "{error}");
+        all[0]
+    };
+    for nothing in ["null", "\"\"", "false", "{}", "{ }", "[]", "[ ]", "0", "-0", "0.0", "0e9"] {
+        assert_eq!(code(nothing), None, "{nothing}");
+    }
+    for something in
+        ["\"x\"", "\" \"", r#""\ud83d""#, "true", "{\"a\":null}", "[0]", "[{}]", "[[]]", "1", "-1", "1e999"]
+    {
+        assert_eq!(code(something), Some(500), "{something}");
+    }
+    let response = |error: &str| {
+        let data = format!(r#"{{"type":"response.in_progress","response":{{"error":{error}}}}}"#);
+        Seen::new(Expect::stream(Dialect::Responses, Tick::ZERO)).data(1, &data).observer.error()
+    };
+    assert!(response("{}").is_none() && response("\"\"").is_none() && response("\"x\"").is_some());
+    // What is called an error is one, whatever it says.
+    let named = Seen::new(Expect::stream(Dialect::Messages, Tick::ZERO)).data(1, r#"{"type":"error","error":{}}"#);
+    assert_eq!(named.observer.error().map(|error| error.code), Some(500));
+}
 
 #[test]
 fn behind_the_finish_of_a_choice_only_text_is_a_token() {
