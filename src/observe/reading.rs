@@ -52,6 +52,8 @@ pub(super) struct Reading {
     dialect: Dialect,
     /// A whole body, not the data of an event.
     is_body: bool,
+    /// What the object is.
+    top: Place,
     /// How much of a completion's text is kept, because it may be an echo.
     keep_text: usize,
     /// Containers that are being read, by depth.
@@ -99,6 +101,7 @@ impl Reading {
         Reading {
             dialect,
             is_body,
+            top: Place::Root,
             keep_text,
             places: [Place::Nowhere; DEPTH],
             next: Place::Nowhere,
@@ -122,9 +125,14 @@ impl Reading {
         }
     }
 
+    /// A reading of an error object that stands by itself.
+    pub(super) fn of_error(dialect: Dialect) -> Self {
+        Reading { top: Place::Error, ..Reading::new(dialect, false, 0) }
+    }
+
     /// The same reading, of nothing yet.
     pub(super) fn anew(&self) -> Self {
-        Reading::new(self.dialect, self.is_body, self.keep_text)
+        Reading { top: self.top, ..Reading::new(self.dialect, self.is_body, self.keep_text) }
     }
 
     /// What was read, if it was an object. Only meaningful where the tokenizer found no fault.
@@ -145,7 +153,7 @@ impl Reading {
     /// The place of the value that now begins inside `depth` containers.
     fn place(&self, depth: usize) -> Place {
         if depth == 0 {
-            return Place::Root;
+            return self.top;
         }
         let around = self.places.get(depth - 1).copied().unwrap_or(Place::Nowhere);
         match around {

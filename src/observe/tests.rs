@@ -266,6 +266,9 @@ fn c10_all_shapes_of_errors() {
         (Dialect::Chat, "data: {\"error\":{\"http_status_code\":422}}\n\n", Some(422)),
         (Dialect::Chat, "data: {\"error\":{\"code\":\"content_filter\",\"status\":\"400\"}}\n\n", Some(400)),
         (Dialect::Chat, "data: {\"choices\":[{\"error\":{\"code\":502}}]}\n\n", Some(502)),
+        (Dialect::Completions, "error: {\"code\":400}\n\n", Some(400)),
+        (Dialect::Responses, "error:{\"code\":\"503\"}\n\n", Some(503)),
+        (Dialect::Messages, "id: 1\nerror: {\"type\":\"overloaded_error\"}\n\n", Some(529)),
         (Dialect::Chat, "data: {\"object\":\"error\",\"type\":\"BadRequestError\",\"code\":422}\n\n", Some(422)),
         (Dialect::Chat, "data: {\"error\":{\"type\":\"Service Unavailable\"}}\n\n", Some(503)),
         (
@@ -1227,7 +1230,17 @@ fn a_long_event_says_what_it_would_say_if_it_were_short() {
     let text_at = no_utf8.windows(3).position(|three| three == b"xxx").unwrap();
     no_utf8[text_at + 5..text_at + 7].copy_from_slice(b"\xff\xe6");
     let said = format!("event: error\ndata: {{\"code\":400,\"message\":\"{pad}\"}}\n\n");
+    let field = |rest: &str| format!("error: {{\"code\":400,\"message\":\"{pad}\u{e9}\"}}{rest}\n\n").into_bytes();
+    let mut no_utf8_field = field("");
+    no_utf8_field[60..62].copy_from_slice(b"\xff\xe6");
     let cases = [
+        (field(""), (0, Some(400), false)),
+        (no_utf8_field, (0, Some(400), false)),
+        (field("\ndata: [DONE]"), (0, Some(400), false)),
+        (field("\nerror: {\"code\":503}\ndata: {}"), (0, Some(503), false)),
+        (field("\nerror\ndata: [DONE]"), (0, None, true)),
+        (format!("error:{{\"a\":1\n:{pad}\ndata: [DONE]\n\n").into_bytes(), (0, None, true)),
+        (format!("error: \"{pad}\"\ndata: {}\n\n", t("a")).into_bytes(), (1, None, false)),
         ([b"\xef\xbb\xbf".to_vec(), token("\n\n")].concat(), (1, None, false)),
         (token("\r\r"), (1, None, false)),
         (no_utf8, (1, None, false)),
