@@ -76,6 +76,8 @@ impl Kind {
 pub(super) enum Reason {
     /// The output cap was reached.
     Length,
+    /// The engine gave up: this is the code of an error like that.
+    Failed(u16),
     /// Any other.
     Other,
 }
@@ -85,7 +87,17 @@ impl Reason {
         match word {
             b"" => None,
             b"length" | b"max_tokens" | b"max_output_tokens" | b"model_context_window_exceeded" => Some(Reason::Length),
+            b"abort" | b"error" => Some(Reason::Failed(500)),
+            b"insufficient_system_resource" => Some(Reason::Failed(503)),
             _ => Some(Reason::Other),
+        }
+    }
+
+    /// The code of the error that it stands for.
+    pub(super) fn failure(self) -> Option<u16> {
+        match self {
+            Reason::Failed(code) => Some(code),
+            Reason::Length | Reason::Other => None,
         }
     }
 }

@@ -270,7 +270,7 @@ impl Tally {
     }
 
     fn event_of(&mut self, sight: &Sight, choices: &[ChoiceSight], usage: Counts, at: Tick) -> Note {
-        let error = self.error_in(sight);
+        let error = self.error_in(sight, choices);
         self.error = error.or(self.error);
         let usage = usage.possible();
         self.has_lumps |= sight.comes_in_lumps(choices);
@@ -288,10 +288,17 @@ impl Tally {
         note
     }
 
-    fn error_in(&self, sight: &Sight) -> Option<InBandError> {
+    /// An error that was told; or an end of which its own reason says that the engine gave up: it
+    /// must not look better than an engine that says so by an error.
+    fn error_in(&self, sight: &Sight, choices: &[ChoiceSight]) -> Option<InBandError> {
         let is_error = sight.has_error || sight.is_error_object || matches!(sight.kind, Kind::Error | Kind::Failed);
-        let code = sight.error.http().or(sight.top.http()).unwrap_or(UNKNOWN);
-        is_error.then(|| InBandError { code, after_first_token: self.has_token() })
+        let mut reasons = choices.iter().filter_map(|choice| choice.finish).chain(sight.incomplete);
+        let failure = reasons.find_map(Reason::failure);
+        if !is_error && failure.is_none() {
+            return None;
+        }
+        let code = sight.error.http().or(sight.top.http()).or(failure).unwrap_or(UNKNOWN);
+        Some(InBandError { code, after_first_token: self.has_token() })
     }
 
     /// An event of `chat/completions` or `completions`.
@@ -447,7 +454,7 @@ impl Tally {
 
     fn whole(&mut self, sight: &Sight, choices: &[ChoiceSight], usage: Counts, at: Tick) {
         let status_failed = sight.status == Some(Status::Failed);
-        if let Some(error) = self.error_in(sight).or(status_failed.then_some(InBandError::UNKNOWN)) {
+        if let Some(error) = self.error_in(sight, choices).or(status_failed.then_some(InBandError::UNKNOWN)) {
             self.error = Some(error);
             return;
         }

@@ -331,6 +331,42 @@ fn an_error_that_says_nothing_is_none() {
 }
 
 #[test]
+fn an_engine_that_gives_up_has_failed_also_where_it_says_so_by_a_finish_reason() {
+    let reasons = [("abort", 500), ("error", 500), ("insufficient_system_resource", 503)];
+    for (reason, code) in reasons {
+        let first = Seen::new(chat()).all(&[(10, R), (20, &f(reason)), (30, D)]);
+        assert_eq!(first.notes[1].error, Some(InBandError { code, after_first_token: false }));
+        assert!(!first.observer.is_finished() && first.clean(40).finish.is_none());
+        let late = Seen::new(chat()).all(&[(10, &t("a")), (20, &f(reason)), (21, &u(5, 1)), (30, D)]).clean(40);
+        assert_eq!((late.error, late.finish), (Some(InBandError { code, after_first_token: true }), None));
+        let text = r#"{"choices":[{"text":"","finish_reason":"REASON"}]}"#.replace("REASON", reason);
+        let stop = r#"{"type":"message_delta","delta":{"stop_reason":"REASON"}}"#.replace("REASON", reason);
+        let response = r#"{"type":"response.incomplete","response":{"incomplete_details":{"reason":"REASON"}}}"#
+            .replace("REASON", reason);
+        let message = r#"{"type":"message","content":[{"type":"text","text":"a"}],"stop_reason":"REASON"}"#
+            .replace("REASON", reason);
+        let incomplete =
+            r#"{"status":"incomplete","incomplete_details":{"reason":"REASON"}}"#.replace("REASON", reason);
+        for (dialect, event, body) in [
+            (Dialect::Chat, &f(reason), &f(reason)),
+            (Dialect::Completions, &text, &text),
+            (Dialect::Messages, &stop, &message),
+            (Dialect::Responses, &response, &incomplete),
+        ] {
+            let seen = Seen::new(Expect::stream(dialect, Tick::ZERO)).data(5, event);
+            assert_eq!(seen.observer.error().map(|error| error.code), Some(code), "{event}");
+            let whole = json(not_streamed(dialect), body);
+            assert_eq!((whole.error.map(|error| error.code), whole.finish), (Some(code), None), "{body}");
+        }
+    }
+    let said = of_choice(0, "{}", "\"error\"").replace("\"delta\"", "\"error\":{\"code\":429},\"delta\"");
+    assert_eq!(Seen::new(chat()).data(1, &said).observer.error().map(|error| error.code), Some(429));
+    for other in ["aborted", "errors", "stop", "content_filter"] {
+        assert!(Seen::new(chat()).data(1, &f(other)).observer.is_finished(), "{other}");
+    }
+}
+
+#[test]
 fn behind_the_finish_of_a_choice_only_text_is_a_token() {
     let finished = || Seen::new(chat()).all(&[(10, &t("a")), (50, &t("b")), (60, &f("stop"))]);
     let logprobs = of_choice(0, r#"{"content":""}"#, "null");
