@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use proptest::prelude::*;
+use proptest::sample::select;
 
 use super::sse::HELD;
 use super::*;
@@ -1128,15 +1129,20 @@ fn chat_event() -> impl Strategy<Value = String> {
         r#"{"error":{"code":503}}"#.to_owned(),
         "null".to_owned(),
         k("x"),
+        f("abort"),
+        r#"{"error":{},"choices":[{"index":0,"error":"","delta":{"content":"a"}}]}"#.to_owned(),
+        r#"{"choices":[{"index":0,"error":{"status":400},"delta":{"content":"a"}}]}"#.to_owned(),
+        r#"{"choices":[{"index":0,"message":{"content":"ab"},"delta":{"content":"b"}}]}"#.to_owned(),
+        r#"{"choices":[{"index":0,"delta":{"content":""},"message":{"content":"ab"}}]}"#.to_owned(),
     ]);
-    prop_oneof![20 => chunk, 1 => odd]
+    prop_oneof![20 => chunk, 3 => odd]
 }
 
 fn framed() -> impl Strategy<Value = Vec<u8>> {
     let end = prop_oneof![8 => Just("\n\n"), 1 => Just("\r\n\r\n"), 1 => Just("\r\r")];
     let event = (chat_event(), end).prop_map(|(event, end)| format!("data: {event}{end}"));
-    let comment = Just(": k\n\n".to_owned());
-    let piece = prop_oneof![12 => event, 1 => comment];
+    let other = select(vec![": k\n\n", "error: {\"code\":400}\n\n", "error: {}\n\n", "error\n\n"]);
+    let piece = prop_oneof![12 => event, 1 => other.prop_map(str::to_owned)];
     proptest::collection::vec(piece, 1..12).prop_map(|pieces| pieces.concat().into_bytes())
 }
 
