@@ -7,6 +7,7 @@ pub(super) const UNKNOWN: u16 = 500;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Codes {
     number: Option<u16>,
+    status: Option<u16>,
     code: Option<u16>,
     kind: Option<u16>,
 }
@@ -14,11 +15,15 @@ pub(super) struct Codes {
 impl Codes {
     /// Its `code`: a number, also written as a string, or a word.
     pub(super) fn code_is(&mut self, text: &[u8]) {
-        match std::str::from_utf8(text).ok().and_then(|text| text.trim().parse::<f64>().ok()) {
-            Some(number) if (400.0..600.0).contains(&number) => self.number = Some(number as u16),
-            Some(_) => {}
+        match number(text) {
+            Some(number) => self.number = http_code(number).or(self.number),
             None => self.code = of_word(text),
         }
+    }
+
+    /// A status that stands beside it: a number, also written as a string.
+    pub(super) fn status_is(&mut self, text: &[u8]) {
+        self.status = number(text).and_then(http_code).or(self.status);
     }
 
     /// Its `type`.
@@ -26,18 +31,27 @@ impl Codes {
         self.kind = of_word(text);
     }
 
-    /// The HTTP twin, if it named one that is known: the number first, then the words.
+    /// The HTTP twin, if it named one that is known: the numbers first, then the words.
     pub(super) fn http(self) -> Option<u16> {
-        self.number.or(self.code).or(self.kind)
+        self.number.or(self.status).or(self.code).or(self.kind)
     }
+}
+
+fn number(text: &[u8]) -> Option<f64> {
+    std::str::from_utf8(text).ok()?.trim().parse().ok()
+}
+
+fn http_code(number: f64) -> Option<u16> {
+    (400.0..600.0).contains(&number).then_some(number as u16)
 }
 
 fn of_word(word: &[u8]) -> Option<u16> {
     Some(match word {
         b"overloaded_error" => 529,
         b"Service Unavailable" => 503,
-        b"rate_limit_error" | b"rate_limit_exceeded" => 429,
+        b"rate_limit_error" | b"rate_limit_exceeded" | b"insufficient_quota" => 429,
         b"api_error" | b"server_error" => 500,
+        b"request_too_large" => 413,
         b"invalid_request_error" | b"invalid_prompt" => 400,
         b"authentication_error" => 401,
         b"permission_error" => 403,
@@ -65,6 +79,8 @@ mod tests {
             ("Service Unavailable", 503),
             ("rate_limit_error", 429),
             ("rate_limit_exceeded", 429),
+            ("insufficient_quota", 429),
+            ("request_too_large", 413),
             ("api_error", 500),
             ("server_error", 500),
             ("invalid_request_error", 400),
@@ -77,7 +93,7 @@ mod tests {
         for (word, code) in table {
             assert_eq!((http(word, ""), http("", word)), (Some(code), Some(code)), "{word}");
         }
-        for word in ["service_unavailable", "Overloaded_error", "badRequest", "timeout"] {
+        for word in ["service_unavailable", "Overloaded_error", "badRequest", "timeout", "content_filter"] {
             assert_eq!((http(word, ""), http("", word)), (None, None), "{word}");
         }
         assert_eq!((http("429", ""), http(" 503 ", ""), http("529.0", "")), (Some(429), Some(503), Some(529)));
@@ -91,5 +107,24 @@ mod tests {
         assert_eq!(http("0", "BadRequestError"), Some(400));
         assert_eq!(http("", "InternalServerError"), None);
         assert_eq!(http("nan", ""), None);
+    }
+
+    #[test]
+    fn a_status_stands_in_where_the_code_is_no_number() {
+        let http = |code: &str, kind: &str, status: &str| {
+            let mut codes = Codes::default();
+            codes.code_is(code.as_bytes());
+            codes.type_is(kind.as_bytes());
+            codes.status_is(status.as_bytes());
+            codes.http()
+        };
+        assert_eq!(http("content_filter", "", "400"), Some(400));
+        assert_eq!(http("rate_limit_exceeded", "server_error", "503"), Some(503));
+        assert_eq!(http("0", "", " 422 "), Some(422));
+        assert_eq!(http("429", "", "500"), Some(429));
+        for none in ["", "200", "600", "failed", "-429", "4e9"] {
+            assert_eq!(http("", "api_error", none), Some(500), "{none}");
+            assert_eq!(http("content_filter", "", none), None, "{none}");
+        }
     }
 }

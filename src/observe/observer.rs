@@ -439,6 +439,9 @@ impl Eye {
 
     fn read(&mut self, event: &[u8], at: Tick) -> Option<Note> {
         let fields = Fields::of(event);
+        if let Some(sight) = fields.error.and_then(|error| self.failure_in(error)) {
+            return Some(self.tally.event(&sight, at));
+        }
         let data = fields.data?;
         if data.starts_with(DONE) {
             self.tally.done(at);
@@ -468,6 +471,13 @@ impl Eye {
             course.learn(self.tally.dialect(), event, start..start + data.len(), sight, slots);
         }
         Some(note)
+    }
+
+    /// What the field `error` of an event says, if it is an object that says something.
+    fn failure_in(&self, error: &[u8]) -> Option<Sight> {
+        let mut reading = Reading::of_error(self.tally.dialect());
+        let sight = is_read(error, &mut reading).then(|| reading.sight())?;
+        sight.filter(|sight| sight.has_error)
     }
 
     /// A mould of this event, if nothing but its text makes it what it is.

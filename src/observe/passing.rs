@@ -24,11 +24,20 @@ pub(super) struct Passing {
     kind: Kind,
     /// The first bytes of the data, as many as [`DONE`] has.
     start: Vec<u8>,
+    data: Object,
+    /// The last `error` line.
+    error: Option<Box<Object>>,
+    dialect: Dialect,
+    length: usize,
+}
+
+/// An object that passes in pieces.
+#[derive(Debug)]
+struct Object {
     /// A character that the piece's edge cut.
     cut: Vec<u8>,
     tokenizer: Tokenizer,
     reading: Reading,
-    length: usize,
 }
 
 /// What a long event was.
@@ -50,12 +59,14 @@ pub(super) const DONE: &[u8] = b"[DONE]";
 enum At {
     /// In the field's name.
     Name,
-    /// Behind the colon of a `data` line, of an `event` line: one space may stand here.
+    /// Behind the colon of a `data` line, of an `event` or `error` line: one space may stand here.
     BeforeData,
     BeforeEvent,
+    BeforeError,
     /// In the value.
     Data,
     Event,
+    Error,
     /// In a line that does not matter.
     Ignored,
 }
@@ -73,9 +84,9 @@ impl Passing {
             data_lines: 0,
             kind: Kind::Unnamed,
             start: Vec::new(),
-            cut: Vec::new(),
-            tokenizer: Tokenizer::new(),
-            reading: Reading::new(dialect, false, keep_text),
+            data: Object::of(Reading::new(dialect, false, keep_text)),
+            error: None,
+            dialect,
             length: 0,
         }
     }
@@ -113,23 +124,33 @@ impl Passing {
             self.at = match self.word.as_slice() {
                 b"data" => At::BeforeData,
                 b"event" => At::BeforeEvent,
+                b"error" => At::BeforeError,
                 _ => At::Ignored,
             };
             self.word.clear();
-            if self.at == At::BeforeData {
-                self.begin_data();
+            match self.at {
+                At::BeforeData => self.begin_data(),
+                At::BeforeError => self.begin_error(),
+                _ => {}
             }
         }
         if line.is_empty() {
             return;
         }
-        if matches!(self.at, At::BeforeData | At::BeforeEvent) {
+        let begun = match self.at {
+            At::BeforeData => At::Data,
+            At::BeforeEvent => At::Event,
+            At::BeforeError => At::Error,
+            within => within,
+        };
+        if begun != self.at {
             line = line.strip_prefix(b" ").unwrap_or(line);
-            self.at = if self.at == At::BeforeData { At::Data } else { At::Event };
+            self.at = begun;
         }
         match self.at {
             At::Data => self.data(line),
             At::Event => self.keep_word(line),
+            At::Error => self.error.iter_mut().for_each(|error| error.push(line)),
             _ => {}
         }
     }
@@ -143,16 +164,66 @@ impl Passing {
     /// would be in the joined text.
     fn begin_data(&mut self) {
         if self.data_lines > 0 {
-            let _ = self.tokenizer.push(b"\n", &mut self.reading);
+            self.data.read(b"\n");
         }
         self.data_lines += 1;
     }
 
-    /// Part of a data line. What is no UTF-8 is read as the replacement character, as clients
-    /// do.
-    fn data(&mut self, mut piece: &[u8]) {
+    fn begin_error(&mut self) {
+        self.error = Some(Box::new(Object::of(Reading::of_error(self.dialect))));
+    }
+
+    /// Part of a data line.
+    fn data(&mut self, piece: &[u8]) {
         let room = DONE.len().saturating_sub(self.start.len()).min(piece.len());
         self.start.extend_from_slice(&piece[..room]);
+        self.data.push(piece);
+    }
+
+    fn line_ended(&mut self) {
+        self.data.end_cut();
+        self.error.iter_mut().for_each(|error| error.end_cut());
+        match self.at {
+            At::BeforeEvent | At::Event => self.kind = Kind::of(&self.word),
+            At::Name if self.word == b"data" => self.begin_data(),
+            At::Name if self.word == b"event" => self.kind = Kind::Unnamed,
+            At::Name if self.word == b"error" => self.begin_error(),
+            _ => {}
+        }
+        self.word.clear();
+        self.at = At::Name;
+    }
+
+    /// The event is complete: what it was.
+    pub(super) fn finish(mut self) -> Passed {
+        self.line_ended();
+        let error = self.error.and_then(|error| error.finish());
+        if let Some(sight) = error.filter(|sight| sight.has_error) {
+            return Passed::Said(Box::new(sight));
+        }
+        if self.start == DONE {
+            return Passed::Done;
+        }
+        match self.data.finish() {
+            Some(mut sight) => {
+                sight.is_called(self.kind);
+                Passed::Said(Box::new(sight))
+            }
+            None if self.kind == Kind::Error && self.data_lines > 0 => {
+                Passed::Said(Box::new(Sight { kind: self.kind, ..Sight::default() }))
+            }
+            None => Passed::Nothing,
+        }
+    }
+}
+
+impl Object {
+    fn of(reading: Reading) -> Self {
+        Object { cut: Vec::new(), tokenizer: Tokenizer::new(), reading }
+    }
+
+    /// The next piece. What is no UTF-8 is read as the replacement character, as clients do.
+    fn push(&mut self, mut piece: &[u8]) {
         while let (Some((first, rest)), false) = (piece.split_first(), self.cut.is_empty()) {
             self.cut.push(*first);
             match std::str::from_utf8(&self.cut) {
@@ -193,34 +264,9 @@ impl Passing {
         let _ = self.tokenizer.push(text, &mut self.reading);
     }
 
-    fn line_ended(&mut self) {
-        self.end_cut();
-        match self.at {
-            At::BeforeEvent | At::Event => self.kind = Kind::of(&self.word),
-            At::Name if self.word == b"data" => self.begin_data(),
-            At::Name if self.word == b"event" => self.kind = Kind::Unnamed,
-            _ => {}
-        }
-        self.word.clear();
-        self.at = At::Name;
-    }
-
-    /// The event is complete: what it was.
-    pub(super) fn finish(mut self) -> Passed {
-        self.line_ended();
-        if self.start == DONE {
-            return Passed::Done;
-        }
+    /// What was read, if it was an object.
+    fn finish(mut self) -> Option<Sight> {
         let is_json = self.tokenizer.finish(&mut self.reading).is_ok();
-        match self.reading.sight().filter(|_| is_json) {
-            Some(mut sight) => {
-                sight.is_called(self.kind);
-                Passed::Said(Box::new(sight))
-            }
-            None if self.kind == Kind::Error && self.data_lines > 0 => {
-                Passed::Said(Box::new(Sight { kind: self.kind, ..Sight::default() }))
-            }
-            None => Passed::Nothing,
-        }
+        self.reading.sight().filter(|_| is_json)
     }
 }

@@ -14,6 +14,8 @@ pub(super) enum Place {
     Choices,
     Choice,
     Delta,
+    /// A whole message in a streamed choice: it counts where there is no delta beside it.
+    Whole,
     /// Text: a string, or an array of parts.
     Text(Channel),
     Part(Channel),
@@ -30,6 +32,8 @@ pub(super) enum Place {
     Usage,
     Details,
     Error,
+    /// An error that is a list.
+    Errors,
     /// Responses: an item as it is added; the response; its output and what is in it.
     Item,
     Response,
@@ -53,6 +57,8 @@ pub(super) enum Word {
     Object,
     Code,
     TopCode,
+    ErrorStatus,
+    TopStatus,
     ErrorType,
     Finish,
     StopReason,
@@ -85,6 +91,9 @@ pub(super) fn member(dialect: Dialect, is_body: bool, around: Place, key: &[u8])
         (Root, b"type") => Word(self::Word::Kind),
         (Root, b"code") => Word(self::Word::TopCode),
         (Root, b"object") => Word(self::Word::Object),
+        (Root, b"http_status_code" | b"status_code") => Word(self::Word::TopStatus),
+        // Of a whole response it is another thing.
+        (Root, b"status") if !is_body || dialect != Dialect::Responses => Word(self::Word::TopStatus),
         (Root, _) => match dialect {
             Dialect::Chat | Dialect::Completions => {
                 if key == b"choices" {
@@ -98,7 +107,10 @@ pub(super) fn member(dialect: Dialect, is_body: bool, around: Place, key: &[u8])
             Dialect::Plain => Nowhere,
         },
         (Choice, b"index") => Number(self::Number::Index),
-        (Choice, b"delta" | b"message") => Delta,
+        (Choice, b"delta") => Delta,
+        (Choice, b"message") if is_body => Delta,
+        (Choice, b"message") => Whole,
+        (Choice, b"error") => Error,
         (Choice, b"text") => Text(Visible),
         (Choice, b"finish_reason") => Word(self::Word::Finish),
         (Reason, b"type") => Word(self::Word::Finish),
@@ -129,6 +141,7 @@ pub(super) fn member(dialect: Dialect, is_body: bool, around: Place, key: &[u8])
         (Details, b"cached_tokens") => Number(self::Number::Cached),
         (Error, b"code") => Word(self::Word::Code),
         (Error, b"type") => Word(self::Word::ErrorType),
+        (Error, b"http_status_code" | b"status_code" | b"status") => Word(self::Word::ErrorStatus),
         (Item | OutputItem | Block, b"type") => Word(self::Word::ItemType),
         (Item | Block, b"name") => Word(self::Word::ItemName),
         (Response, b"usage") => Usage,
@@ -177,7 +190,7 @@ pub(super) fn slot_of(what: Scalar, place: Place, is_body: bool) -> Option<Slot>
         (Scalar::String, Place::Text(Channel::Hidden | Channel::Sound)) if is_body => Some(Slot::Hidden),
         (Scalar::String, Place::Text(_)) => Some(Slot::Text),
         (Scalar::String, Place::Word(Word::Finish | Word::StopReason)) => Some(Slot::Finish),
-        (Scalar::String, Place::Word(_)) => None,
+        (Scalar::String, Place::Word(_) | Place::Error) => None,
         (Scalar::String, _) => Some(Slot::Label),
         (Scalar::Number, Place::Nowhere) => Some(Slot::Ignored),
         (Scalar::Number, Place::Number(number)) => Some(match number {

@@ -52,6 +52,8 @@ pub(super) struct Reading {
     dialect: Dialect,
     /// A whole body, not the data of an event.
     is_body: bool,
+    /// What the object is.
+    top: Place,
     /// How much of a completion's text is kept, because it may be an echo.
     keep_text: usize,
     /// Containers that are being read, by depth.
@@ -76,6 +78,9 @@ pub(super) struct Reading {
     item: ChoiceSight,
     /// The first slot of that item.
     item_slots: usize,
+    /// The present choice of a stream has a delta; and what it had said in front of a whole message.
+    has_delta: bool,
+    before_whole: Option<Box<ChoiceSight>>,
     /// The top level is an object.
     is_object: bool,
     sight: Sight,
@@ -96,6 +101,7 @@ impl Reading {
         Reading {
             dialect,
             is_body,
+            top: Place::Root,
             keep_text,
             places: [Place::Nowhere; DEPTH],
             next: Place::Nowhere,
@@ -111,15 +117,22 @@ impl Reading {
             item_is_named: false,
             item: ChoiceSight::default(),
             item_slots: 0,
+            has_delta: false,
+            before_whole: None,
             is_object: false,
             sight: Sight::default(),
             slots: Slots::default(),
         }
     }
 
+    /// A reading of an error object that stands by itself.
+    pub(super) fn of_error(dialect: Dialect) -> Self {
+        Reading { top: Place::Error, ..Reading::new(dialect, false, 0) }
+    }
+
     /// The same reading, of nothing yet.
     pub(super) fn anew(&self) -> Self {
-        Reading::new(self.dialect, self.is_body, self.keep_text)
+        Reading { top: self.top, ..Reading::new(self.dialect, self.is_body, self.keep_text) }
     }
 
     /// What was read, if it was an object. Only meaningful where the tokenizer found no fault.
@@ -140,7 +153,7 @@ impl Reading {
     /// The place of the value that now begins inside `depth` containers.
     fn place(&self, depth: usize) -> Place {
         if depth == 0 {
-            return Place::Root;
+            return self.top;
         }
         let around = self.places.get(depth - 1).copied().unwrap_or(Place::Nowhere);
         match around {
@@ -149,7 +162,7 @@ impl Reading {
             Place::Tools => Place::Tool,
             Place::Output => Place::OutputItem,
             Place::Content => Place::ContentBlock,
-            Place::LogprobTokens | Place::Any(_) => around,
+            Place::LogprobTokens | Place::Any(_) | Place::Errors => around,
             _ => self.next,
         }
     }
@@ -159,7 +172,7 @@ impl Reading {
         let around = around_depth.checked_sub(1).and_then(|depth| self.places.get(depth));
         match (place, around) {
             (Place::LogprobTokens, Some(Place::LogprobTokens)) => self.choice().logprobs = true,
-            (Place::Error, _) => self.sight.has_error = true,
+            (Place::Errors, Some(Place::Errors)) => self.sight.has_error = true,
             _ => {}
         }
     }
@@ -184,6 +197,8 @@ impl Reading {
             Word::Object => self.sight.is_error_object = text == b"error",
             Word::Code => self.sight.error.code_is(text),
             Word::TopCode => self.sight.top.code_is(text),
+            Word::ErrorStatus => self.sight.error.status_is(text),
+            Word::TopStatus => self.sight.top.status_is(text),
             Word::ErrorType => self.sight.error.type_is(text),
             Word::Finish => {
                 let reason = Reason::of(text);
@@ -219,10 +234,10 @@ impl Reading {
     fn stays_in_mould(&self, word: Word) -> bool {
         match word {
             Word::Finish | Word::StopReason => true,
-            Word::Kind | Word::Object | Word::ItemType | Word::Status | Word::Incomplete => {
+            Word::Kind | Word::Object | Word::TopStatus | Word::ItemType | Word::Status | Word::Incomplete => {
                 self.short.len <= LONGEST_WORD
             }
-            Word::Code | Word::TopCode | Word::ErrorType | Word::ItemName => false,
+            Word::Code | Word::TopCode | Word::ErrorStatus | Word::ErrorType | Word::ItemName => false,
         }
     }
 
@@ -262,6 +277,7 @@ impl Reading {
             Place::Reason => {
                 self.choice().finish.get_or_insert(Reason::Other);
             }
+            Place::Error => self.sight.has_error = true,
             _ => {}
         }
         self.next = member(self.dialect, self.is_body, around, key);
@@ -270,6 +286,18 @@ impl Reading {
     fn text_ended(&mut self, channel: Channel) {
         if !self.leaf_is_empty {
             self.choice().mark(channel);
+        }
+    }
+
+    /// A delta of a choice: what a whole message in front of it said is not counted.
+    fn delta_begins(&mut self) {
+        self.has_delta = !self.is_body;
+        if let Some(before) = self.before_whole.take() {
+            let ChoiceSight { visible, hidden, lump, bytes, text, .. } = *before;
+            let choice = self.choice();
+            (choice.visible, choice.hidden, choice.lump) = (visible, hidden, lump);
+            (choice.bytes, choice.text) = (bytes, text);
+            self.slots.forget();
         }
     }
 
@@ -300,7 +328,17 @@ impl Sink for Reading {
             (Place::Choice, Nest::Object) => {
                 let index = self.sight.choices.len() as u64;
                 self.sight.choices.push(ChoiceSight { index, ..ChoiceSight::default() });
+                (self.has_delta, self.before_whole) = (false, None);
             }
+            (Place::Delta, Nest::Object) => self.delta_begins(),
+            // It repeats what the deltas say.
+            (Place::Whole, Nest::Object) if self.has_delta => place = Place::Nowhere,
+            (Place::Whole, Nest::Object) => {
+                place = Place::Delta;
+                let choice = self.choice().clone();
+                self.before_whole.get_or_insert_with(|| Box::new(choice));
+            }
+            (Place::Error, Nest::Array) => place = Place::Errors,
             (Place::Usage, Nest::Object) => self.sight.has_usage = true,
             (Place::OutputItem | Place::Item | Place::Block, Nest::Object) => {
                 (self.item_type, self.item_is_named) = (ItemType::Other, false);
@@ -329,11 +367,13 @@ impl Sink for Reading {
                     | Place::Content
                     | Place::LogprobTokens
                     | Place::Any(_)
+                    | Place::Errors
             ),
             Nest::Object => !matches!(place, Place::Nowhere | Place::Word(_) | Place::Number(_)),
         };
-        let is_inside =
-            depth > 0 && self.places[depth - 1] == place && matches!(place, Place::LogprobTokens | Place::Any(_));
+        let is_inside = depth > 0
+            && self.places[depth - 1] == place
+            && matches!(place, Place::LogprobTokens | Place::Any(_) | Place::Errors);
         if is_read && !is_inside {
             return Interest::Read;
         }
@@ -392,15 +432,17 @@ impl Sink for Reading {
         (self.leaf, self.leaf_at, self.leaf_is_empty) = (place, at, true);
         let is_read = match (place, what) {
             (Place::Text(_) | Place::Word(_), Scalar::String) => true,
-            (Place::Word(word), Scalar::Number) => matches!(word, Word::Code | Word::TopCode),
-            (Place::Number(_), Scalar::Number) => true,
+            (Place::Word(word), Scalar::Number) => {
+                matches!(word, Word::Code | Word::TopCode | Word::ErrorStatus | Word::TopStatus)
+            }
+            (Place::Number(_) | Place::Error, Scalar::Number) => true,
             _ => false,
         };
         self.slot = slot_of(what, place, self.is_body);
         if what == Scalar::Number && self.slot.is_none() {
             self.slots.keep_private();
         }
-        if !is_read {
+        if !is_read && place != Place::Error {
             self.leaf = Place::Nowhere;
         }
         if is_read { Interest::Read } else { Interest::Skip }
@@ -446,6 +488,12 @@ impl Sink for Reading {
             Place::Text(channel) => self.text_ended(channel),
             Place::Word(word) => self.word_ended(word),
             Place::Number(number) => self.number_ended(number),
+            Place::Error => {
+                self.sight.has_error |= match what {
+                    Scalar::Number => whole_number(self.short.text()) != Some(0),
+                    _ => past - self.leaf_at > "\"\"".len(),
+                };
+            }
             _ => {}
         }
     }
@@ -454,6 +502,7 @@ impl Sink for Reading {
         if what != Literal::Null {
             let place = self.place(depth);
             self.met(place, depth);
+            self.sight.has_error |= what == Literal::True && place == Place::Error;
         }
     }
 }

@@ -76,6 +76,8 @@ impl Kind {
 pub(super) enum Reason {
     /// The output cap was reached.
     Length,
+    /// The engine gave up: this is the code of an error like that.
+    Failed(u16),
     /// Any other.
     Other,
 }
@@ -85,7 +87,17 @@ impl Reason {
         match word {
             b"" => None,
             b"length" | b"max_tokens" | b"max_output_tokens" | b"model_context_window_exceeded" => Some(Reason::Length),
+            b"abort" | b"error" => Some(Reason::Failed(500)),
+            b"insufficient_system_resource" => Some(Reason::Failed(503)),
             _ => Some(Reason::Other),
+        }
+    }
+
+    /// The code of the error that it stands for.
+    pub(super) fn failure(self) -> Option<u16> {
+        match self {
+            Reason::Failed(code) => Some(code),
+            Reason::Length | Reason::Other => None,
         }
     }
 }
@@ -133,7 +145,7 @@ pub(super) struct Sight {
     /// `usage` was an object.
     pub(super) has_usage: bool,
     pub(super) usage: Counts,
-    /// `error` was there and not null.
+    /// An `error` was there, of the whole or of a choice, and said something.
     pub(super) has_error: bool,
     pub(super) error: Codes,
     /// `object` was `error`: the older shape, with the codes at the top level.

@@ -161,6 +161,8 @@ pub struct Fields<'a> {
     pub data: Option<Cow<'a, [u8]>>,
     /// Where the data begins in the event, if it has one `data` line only.
     pub data_at: Option<usize>,
+    /// The last `error` field. The rules know none; older engines report failures in it.
+    pub error: Option<&'a [u8]>,
 }
 
 impl<'a> Fields<'a> {
@@ -175,6 +177,7 @@ impl<'a> Fields<'a> {
             match field(&event[start..end]) {
                 (b"event", value) => fields.event = value,
                 (b"data", value) => fields.add_data(value, end - value.len()),
+                (b"error", value) => fields.error = Some(value),
                 _ => {}
             }
             start = end + 1;
@@ -269,6 +272,7 @@ mod tests {
         assert_eq!(fields.data.as_deref(), Some(&b"a\nb"[..]));
         assert_eq!(fields.event, b"two");
         assert_eq!(Fields::of(b": only a comment\n\n"), Fields::default());
+        assert_eq!(Fields::of(b"error: a\nerror:b\n\n").error, Some(&b"b"[..]));
     }
 
     #[test]

@@ -31,6 +31,18 @@ struct Seen {
     echoed: Option<usize>,
 }
 
+impl Seen {
+    /// Its usage says that the tokens which came were none.
+    fn says_nothing(&self) -> bool {
+        self.usage.output == Some(0) && self.events > 0
+    }
+
+    /// Its usage has all its tokens; or there is none.
+    fn is_known(&self) -> bool {
+        (self.is_told || self.usage.output.is_none()) && !self.says_nothing()
+    }
+}
+
 /// The running sums of one answer.
 #[derive(Debug)]
 pub(super) struct Tally {
@@ -258,7 +270,7 @@ impl Tally {
     }
 
     fn event_of(&mut self, sight: &Sight, choices: &[ChoiceSight], usage: Counts, at: Tick) -> Note {
-        let error = self.error_in(sight);
+        let error = self.error_in(sight, choices);
         self.error = error.or(self.error);
         let usage = usage.possible();
         self.has_lumps |= sight.comes_in_lumps(choices);
@@ -276,10 +288,17 @@ impl Tally {
         note
     }
 
-    fn error_in(&self, sight: &Sight) -> Option<InBandError> {
+    /// An error that was told; or an end of which its own reason says that the engine gave up: it
+    /// must not look better than an engine that says so by an error.
+    fn error_in(&self, sight: &Sight, choices: &[ChoiceSight]) -> Option<InBandError> {
         let is_error = sight.has_error || sight.is_error_object || matches!(sight.kind, Kind::Error | Kind::Failed);
-        let code = sight.error.http().or(sight.top.http()).unwrap_or(UNKNOWN);
-        is_error.then(|| InBandError { code, after_first_token: self.has_token() })
+        let mut reasons = choices.iter().filter_map(|choice| choice.finish).chain(sight.incomplete);
+        let failure = reasons.find_map(Reason::failure);
+        if !is_error && failure.is_none() {
+            return None;
+        }
+        let code = sight.error.http().or(sight.top.http()).or(failure).unwrap_or(UNKNOWN);
+        Some(InBandError { code, after_first_token: self.has_token() })
     }
 
     /// An event of `chat/completions` or `completions`.
@@ -288,12 +307,14 @@ impl Tally {
         let single = choices.len() == 1;
         for choice in choices {
             let slot = self.slot(choice.index);
+            // Behind its finish only text is a token: usage told late is no sign of one.
+            let goes_on = !self.choices[slot].finished;
             let rises = match usage {
                 Some(usage) if single => self.usage_rises(slot, usage, choice.finish.is_some()),
                 _ => false,
             };
             let is_echo = choice.has_text() && self.is_echo(slot, choice);
-            let is_token = if choice.has_text() { !is_echo } else { rises || choice.logprobs };
+            let is_token = if choice.has_text() { !is_echo } else { goes_on && (rises || choice.logprobs) };
             if is_token {
                 self.token(choice.index, at, choice.visible);
                 note.token = true;
@@ -433,7 +454,7 @@ impl Tally {
 
     fn whole(&mut self, sight: &Sight, choices: &[ChoiceSight], usage: Counts, at: Tick) {
         let status_failed = sight.status == Some(Status::Failed);
-        if let Some(error) = self.error_in(sight).or(status_failed.then_some(InBandError::UNKNOWN)) {
+        if let Some(error) = self.error_in(sight, choices).or(status_failed.then_some(InBandError::UNKNOWN)) {
             self.error = Some(error);
             return;
         }
@@ -566,7 +587,13 @@ impl Tally {
             }
             prompt = its;
         }
-        sum.possible().usage(self.dialect())
+        let mut usage = sum.possible().usage(self.dialect());
+        // Beside tokens, 0 is what an engine writes that has counted nothing.
+        let is_void = usage.output == Some(Tokens::ZERO) && self.has_token();
+        if is_void || no_output && self.choices.iter().any(Seen::says_nothing) {
+            usage.output = None;
+        }
+        usage
     }
 
     fn choices(&self) -> Vec<Choice> {
@@ -582,7 +609,7 @@ impl Tally {
     /// Whether usage tells several choices apart. Of one choice the answer's total is the count;
     /// and where tokens came behind the usage of a choice, only the total has them.
     fn each_is_told(&self) -> bool {
-        self.choices.len() > 1 && self.choices.iter().all(|choice| choice.is_told || choice.usage.output.is_none())
+        self.choices.len() > 1 && self.choices.iter().all(Seen::is_known)
     }
 
     fn choice(&self, seen: &Seen, output: f64, source: TokenSource, events: u64) -> Choice {

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use proptest::prelude::*;
+use proptest::sample::select;
 
 use super::sse::HELD;
 use super::*;
@@ -263,6 +264,12 @@ fn c10_all_shapes_of_errors() {
         (Dialect::Chat, "event: error\n: only a comment\n\n", None),
         (Dialect::Chat, "data: {\"error\":\"text\"}\n\n", Some(500)),
         (Dialect::Chat, "data: {\"error\":null,\"choices\":[]}\n\n", None),
+        (Dialect::Chat, "data: {\"error\":{\"http_status_code\":422}}\n\n", Some(422)),
+        (Dialect::Chat, "data: {\"error\":{\"code\":\"content_filter\",\"status\":\"400\"}}\n\n", Some(400)),
+        (Dialect::Chat, "data: {\"choices\":[{\"error\":{\"code\":502}}]}\n\n", Some(502)),
+        (Dialect::Completions, "error: {\"code\":400}\n\n", Some(400)),
+        (Dialect::Responses, "error:{\"code\":\"503\"}\n\n", Some(503)),
+        (Dialect::Messages, "id: 1\nerror: {\"type\":\"overloaded_error\"}\n\n", Some(529)),
         (Dialect::Chat, "data: {\"object\":\"error\",\"type\":\"BadRequestError\",\"code\":422}\n\n", Some(422)),
         (Dialect::Chat, "data: {\"error\":{\"type\":\"Service Unavailable\"}}\n\n", Some(503)),
         (
@@ -287,8 +294,158 @@ fn c10_all_shapes_of_errors() {
 
 #[test]
 fn an_error_behind_the_finish_leaves_the_finish_where_it_was() {
-    let seen = Seen::new(chat()).all(&[(10, &t("a")), (20, &f("stop")), (30, r#"{"error":{}}"#)]).clean(40);
+    let seen =
+        Seen::new(chat()).all(&[(10, &t("a")), (20, &f("stop")), (30, r#"{"error":{"message":"m"}}"#)]).clean(40);
     assert_eq!((seen.finish, seen.error.map(|error| error.code)), (at(20), Some(500)));
+}
+
+#[test]
+fn an_error_that_says_nothing_is_none() {
+    let code = |error: &str| {
+        let event = format!("{},\"error\":{error}}}", &t("a")[..t("a").len() - 1]);
+        let of_choice = t("a").replace("\"finish_reason\"", &format!("\"error\":{error},\"finish_reason\""));
+        let all = [event, of_choice].map(|event| {
+            let seen = Seen::new(chat()).data(1, &event);
+            assert!(seen.observer.has_token(), "{event}");
+            assert_eq!(json(not_streamed(Dialect::Chat), &event).error, seen.observer.error(), "{event}");
+            seen.observer.error().map(|error| error.code)
+        });
+        assert_eq!(all[0], all[1], "{error}");
+        all[0]
+    };
+    for nothing in ["null", "\"\"", "false", "{}", "{ }", "[]", "[ ]", "0", "-0", "0.0", "0e9"] {
+        assert_eq!(code(nothing), None, "{nothing}");
+    }
+    for something in
+        ["\"x\"", "\" \"", r#""\ud83d""#, "true", "{\"a\":null}", "[0]", "[{}]", "[[]]", "1", "-1", "1e999"]
+    {
+        assert_eq!(code(something), Some(500), "{something}");
+    }
+    let response = |error: &str| {
+        let data = format!(r#"{{"type":"response.in_progress","response":{{"error":{error}}}}}"#);
+        Seen::new(Expect::stream(Dialect::Responses, Tick::ZERO)).data(1, &data).observer.error()
+    };
+    assert!(response("{}").is_none() && response("\"\"").is_none() && response("\"x\"").is_some());
+    // What is called an error is one, whatever it says.
+    let named = Seen::new(Expect::stream(Dialect::Messages, Tick::ZERO)).data(1, r#"{"type":"error","error":{}}"#);
+    assert_eq!(named.observer.error().map(|error| error.code), Some(500));
+}
+
+#[test]
+fn an_engine_that_gives_up_has_failed_also_where_it_says_so_by_a_finish_reason() {
+    let reasons = [("abort", 500), ("error", 500), ("insufficient_system_resource", 503)];
+    for (reason, code) in reasons {
+        let first = Seen::new(chat()).all(&[(10, R), (20, &f(reason)), (30, D)]);
+        assert_eq!(first.notes[1].error, Some(InBandError { code, after_first_token: false }));
+        assert!(!first.observer.is_finished() && first.clean(40).finish.is_none());
+        let late = Seen::new(chat()).all(&[(10, &t("a")), (20, &f(reason)), (21, &u(5, 1)), (30, D)]).clean(40);
+        assert_eq!((late.error, late.finish), (Some(InBandError { code, after_first_token: true }), None));
+        let text = r#"{"choices":[{"text":"","finish_reason":"REASON"}]}"#.replace("REASON", reason);
+        let stop = r#"{"type":"message_delta","delta":{"stop_reason":"REASON"}}"#.replace("REASON", reason);
+        let response = r#"{"type":"response.incomplete","response":{"incomplete_details":{"reason":"REASON"}}}"#
+            .replace("REASON", reason);
+        let message = r#"{"type":"message","content":[{"type":"text","text":"a"}],"stop_reason":"REASON"}"#
+            .replace("REASON", reason);
+        let incomplete =
+            r#"{"status":"incomplete","incomplete_details":{"reason":"REASON"}}"#.replace("REASON", reason);
+        for (dialect, event, body) in [
+            (Dialect::Chat, &f(reason), &f(reason)),
+            (Dialect::Completions, &text, &text),
+            (Dialect::Messages, &stop, &message),
+            (Dialect::Responses, &response, &incomplete),
+        ] {
+            let seen = Seen::new(Expect::stream(dialect, Tick::ZERO)).data(5, event);
+            assert_eq!(seen.observer.error().map(|error| error.code), Some(code), "{event}");
+            let whole = json(not_streamed(dialect), body);
+            assert_eq!((whole.error.map(|error| error.code), whole.finish), (Some(code), None), "{body}");
+        }
+    }
+    let said = of_choice(0, "{}", "\"error\"").replace("\"delta\"", "\"error\":{\"code\":429},\"delta\"");
+    assert_eq!(Seen::new(chat()).data(1, &said).observer.error().map(|error| error.code), Some(429));
+    for other in ["aborted", "errors", "stop", "content_filter"] {
+        assert!(Seen::new(chat()).data(1, &f(other)).observer.is_finished(), "{other}");
+    }
+}
+
+#[test]
+fn behind_the_finish_of_a_choice_only_text_is_a_token() {
+    let finished = || Seen::new(chat()).all(&[(10, &t("a")), (50, &t("b")), (60, &f("stop"))]);
+    let logprobs = of_choice(0, r#"{"content":""}"#, "null");
+    let logprobs = logprobs.replace("\"delta\"", r#""logprobs":{"content":[{"token":"c"}]},"delta""#);
+    for late in [with(R, 9, 3), with(&delta("{}"), 9, 3), logprobs] {
+        let seen = finished().data(1260, &late);
+        assert!(!seen.notes[3].token && seen.observer.is_finished(), "{late}");
+        assert_eq!(seen.notes[3].usage == UsageSeat::WithChoice, late.contains("usage"));
+        let seen = seen.ends(Ending::Broken, 1270);
+        assert_eq!((seen.last_token, seen.finish, seen.gaps.stalls), (at(50), at(60), 0), "{late}");
+    }
+    let seen = finished().data(1260, &with(R, 9, 3)).clean(1270);
+    assert_eq!((seen.output, seen.source, seen.tpot()), (Tokens(3), TokenSource::Usage, Some(ms(20))));
+    // Further text goes on with the answer, and so does usage that rises behind it.
+    let more = finished().all(&[(70, &t("c")), (80, &with(&t(""), 9, 5))]);
+    assert!(more.notes[3].token && more.notes[4].token && !more.observer.is_finished());
+    // Another choice goes on meanwhile.
+    let two = Seen::new(Expect { choices: 2, ..chat() }).all(&[(10, &t("a")), (20, &f("stop"))]);
+    let rise = with(&of_choice(1, "{}", "null"), 9, 2);
+    assert!(two.data(30, &rise).notes[2].token);
+}
+
+#[test]
+fn a_message_beside_a_delta_is_not_read() {
+    let event = |first: &str, second: &str| format!(r#"{{"choices":[{{"index":0,{first},{second}}}]}}"#);
+    let (message, call) = (
+        r#""message":{"content":"ab"}"#,
+        r#""message":{"tool_calls":[{"function":{"name":"f","arguments":{"a":1}}}]}"#,
+    );
+    for message in [message, call] {
+        for (delta, is_token) in
+            [(r#""delta":{"content":""}"#, false), (r#""delta":{}"#, false), (r#""delta":{"content":"b"}"#, true)]
+        {
+            for event in [event(message, delta), event(delta, message)] {
+                let seen = Seen::new(chat()).all(&[(1, &event), (2, &event), (3, &f("stop"))]);
+                let tokens: Vec<bool> = seen.notes.iter().map(|note| note.token).collect();
+                assert_eq!(tokens, [is_token, is_token, false], "{event}");
+                assert!(!seen.clean(9).has_lumps, "{event}");
+            }
+        }
+        for none in [r#""delta":null"#, r#""x":{}"#] {
+            assert!(Seen::new(chat()).data(1, &event(message, none)).notes[0].visible);
+            assert!(Seen::new(chat()).data(1, &event(none, message)).notes[0].visible);
+        }
+        // A whole body is read whole.
+        let body = json(not_streamed(Dialect::Chat), &event(message, r#""delta":{}"#));
+        assert!(body.has_visible);
+    }
+    // Each choice has its own.
+    let two = r#"{"choices":[{"index":0,"message":{"content":"a"},"delta":{}},{"index":1,"message":{"content":"b"}}]}"#;
+    let seen = Seen::new(Expect { choices: 2, ..chat() }).data(1, two).clean(9);
+    assert_eq!(seen.choices.iter().map(|choice| choice.events).collect::<Vec<_>>(), [0, 1]);
+}
+
+#[test]
+fn a_count_of_zero_beside_tokens_is_none() {
+    let seen =
+        Seen::new(chat()).all(&[(0, &t("a")), (80, &t("b")), (160, &t("c")), (170, &f("stop")), (171, &u(9, 0))]);
+    let seen = seen.clean(180);
+    assert_eq!((seen.output, seen.source, seen.usage.output), (Tokens(3), TokenSource::Events, None));
+    assert_eq!((seen.tpot(), seen.usage.input, seen.plain_events()), (Some(ms(80)), Some(Tokens(9)), None));
+    let nothing = Seen::new(chat()).all(&[(0, R), (10, &f("stop")), (20, &u(9, 0))]).clean(30);
+    assert_eq!((nothing.output, nothing.source), (Tokens(0), TokenSource::Usage));
+    // Of several choices one says so.
+    let two = || Seen::new(Expect { choices: 2, ..chat() });
+    let of = |index, tokens| with(&of_choice(index, r#"{"content":"x"}"#, "null"), 9, tokens);
+    let all = [(0, of(0, 0)), (10, of(1, 1)), (90, of(0, 0)), (100, of(1, 2))];
+    let seen = all.iter().fold(two(), |seen, (millis, event)| seen.data(*millis, event));
+    let so_far = seen.observer.so_far(Tick::from_millis(110));
+    assert_eq!(
+        (so_far.output, so_far.source, so_far.choices[0].tpot()),
+        (Tokens(4), TokenSource::Events, Some(ms(90)))
+    );
+    let told = seen.data(110, &u(9, 6)).clean(120);
+    assert_eq!((told.output, told.source, told.choices[0].tokens), (Tokens(6), TokenSource::Usage, 3.0));
+    let body =
+        r#"{"choices":[{"message":{"content":"nine byte"},"finish_reason":"stop"}],"usage":{"completion_tokens":0}}"#;
+    assert_eq!((json(not_streamed(Dialect::Chat), body).output, json(chat(), body).output), (Tokens(3), Tokens(3)));
 }
 
 #[test]
@@ -568,7 +725,7 @@ fn odd_usage_is_not_corrected_and_impossible_counts_are_none() {
     let odd = r#"{"choices":[],"usage":{"prompt_tokens":18446744073709551615,"completion_tokens":0,
         "total_tokens":3,"completion_tokens_details":{"reasoning_tokens":77},"prompt_tokens_details":null}}"#;
     let seen = Seen::new(chat()).all(&[(1, &t("a")), (2, &f("stop")), (3, &odd.replace('\n', ""))]).clean(4);
-    assert_eq!((seen.output, seen.source), (Tokens(0), TokenSource::Usage));
+    assert_eq!((seen.output, seen.source), (Tokens(1), TokenSource::Events));
     assert_eq!((seen.usage.input, seen.usage.reasoning), (None, Some(Tokens(77))));
     let float = r#"{"choices":[],"usage":{"prompt_tokens":15.0,"completion_tokens":"6"}}"#;
     let seen = Seen::new(chat()).all(&[(1, &t("a")), (2, &f("stop")), (3, float)]).clean(4);
@@ -972,15 +1129,20 @@ fn chat_event() -> impl Strategy<Value = String> {
         r#"{"error":{"code":503}}"#.to_owned(),
         "null".to_owned(),
         k("x"),
+        f("abort"),
+        r#"{"error":{},"choices":[{"index":0,"error":"","delta":{"content":"a"}}]}"#.to_owned(),
+        r#"{"choices":[{"index":0,"error":{"status":400},"delta":{"content":"a"}}]}"#.to_owned(),
+        r#"{"choices":[{"index":0,"message":{"content":"ab"},"delta":{"content":"b"}}]}"#.to_owned(),
+        r#"{"choices":[{"index":0,"delta":{"content":""},"message":{"content":"ab"}}]}"#.to_owned(),
     ]);
-    prop_oneof![20 => chunk, 1 => odd]
+    prop_oneof![20 => chunk, 3 => odd]
 }
 
 fn framed() -> impl Strategy<Value = Vec<u8>> {
     let end = prop_oneof![8 => Just("\n\n"), 1 => Just("\r\n\r\n"), 1 => Just("\r\r")];
     let event = (chat_event(), end).prop_map(|(event, end)| format!("data: {event}{end}"));
-    let comment = Just(": k\n\n".to_owned());
-    let piece = prop_oneof![12 => event, 1 => comment];
+    let other = select(vec![": k\n\n", "error: {\"code\":400}\n\n", "error: {}\n\n", "error\n\n"]);
+    let piece = prop_oneof![12 => event, 1 => other.prop_map(str::to_owned)];
     proptest::collection::vec(piece, 1..12).prop_map(|pieces| pieces.concat().into_bytes())
 }
 
@@ -1110,7 +1272,17 @@ fn a_long_event_says_what_it_would_say_if_it_were_short() {
     let text_at = no_utf8.windows(3).position(|three| three == b"xxx").unwrap();
     no_utf8[text_at + 5..text_at + 7].copy_from_slice(b"\xff\xe6");
     let said = format!("event: error\ndata: {{\"code\":400,\"message\":\"{pad}\"}}\n\n");
+    let field = |rest: &str| format!("error: {{\"code\":400,\"message\":\"{pad}\u{e9}\"}}{rest}\n\n").into_bytes();
+    let mut no_utf8_field = field("");
+    no_utf8_field[60..62].copy_from_slice(b"\xff\xe6");
     let cases = [
+        (field(""), (0, Some(400), false)),
+        (no_utf8_field, (0, Some(400), false)),
+        (field("\ndata: [DONE]"), (0, Some(400), false)),
+        (field("\nerror: {\"code\":503}\ndata: {}"), (0, Some(503), false)),
+        (field("\nerror\ndata: [DONE]"), (0, None, true)),
+        (format!("error:{{\"a\":1\n:{pad}\ndata: [DONE]\n\n").into_bytes(), (0, None, true)),
+        (format!("error: \"{pad}\"\ndata: {}\n\n", t("a")).into_bytes(), (1, None, false)),
         ([b"\xef\xbb\xbf".to_vec(), token("\n\n")].concat(), (1, None, false)),
         (token("\r\r"), (1, None, false)),
         (no_utf8, (1, None, false)),

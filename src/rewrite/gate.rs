@@ -41,7 +41,7 @@ impl EventGate {
         if note.part != Part::Whole {
             return Some(if self.strip_continuous { self.pass_part(bytes, note.part) } else { bytes });
         }
-        if note.error.is_some() {
+        if note.error.is_some() && note.usage != UsageSeat::WithChoice {
             return Some(bytes);
         }
         if note.usage == UsageSeat::Alone {
@@ -133,6 +133,15 @@ mod tests {
         let error = "data: {\"error\":{\"code\":500},\"usage\":{\"completion_tokens\":1}}\n\n";
         let stream = [": hi\n\n", preamble, null, error, DONE].concat();
         assert_eq!(passed(EventGate::new(true, false), &stream), stream);
+    }
+
+    #[test]
+    fn usage_beside_the_choice_that_an_engine_gave_up_is_taken_out_too() {
+        let aborted = FINISH_WITH_USAGE.replace("stop", "abort");
+        let bare = FINISH.replace("stop", "abort");
+        let stream = [TOKEN, &aborted, USAGE, DONE].concat();
+        assert_eq!(passed(EventGate::new(true, true), &stream), [TOKEN, &bare, DONE].concat());
+        assert_eq!(passed(EventGate::new(true, false), &stream), [TOKEN, &aborted, DONE].concat());
     }
 
     #[test]

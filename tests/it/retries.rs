@@ -929,6 +929,88 @@ async fn errors_told_in_band_by_the_other_dialects_are_tried_again_too() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_engine_that_gives_up_before_the_first_token_is_followed_by_another() {
+    let data = |object: serde_json::Value| format!("data: {object}\n\n");
+    let gives_up = |reason: &str| event(&f(reason));
+    let choice = |code: u16| {
+        let error = json!({"code": code, "message": "own words"});
+        data(json!({"choices": [{"index": 0, "delta": {"content": ""}, "finish_reason": "error", "error": error}]}))
+    };
+    let field = |code: u16| format!("error: {{\"code\":{code},\"message\":\"own words\",\"type\":\"x\"}}\n\n");
+    for (bad, reason) in [
+        (gives_up("abort"), "fault"),
+        (gives_up("error"), "fault"),
+        (gives_up("insufficient_system_resource"), "push_back"),
+        (choice(502), "fault"),
+        (choice(503), "push_back"),
+        (field(500), "fault"),
+        (field(503), "push_back"),
+        (data(json!({"error": {"code": "insufficient_quota"}})), "push_back"),
+        (data(json!({"error": {"message": "own words", "http_status_code": 503}})), "push_back"),
+    ] {
+        let bad = Script::stream().at(40).say(r()).at(50).put(bad.clone()).say(d()).end();
+        let (house, engines) = House::many(&Yaml::default(), 2, vec![bad, good()]);
+        let answer = house.chat(stream()).await.whole().await;
+        assert_eq!((asked(&engines), most(&engines), retries(&house, reason)), (2, 1, 1.0));
+        ends_well(house, answer, 2.0).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_engine_that_gives_up_behind_a_token_or_again_has_failed() {
+    for (reason, first, late) in [
+        ("abort", "missed(upstream_error)", "missed(upstream_error)"),
+        ("insufficient_system_resource", "missed(upstream_overload)", "missed(upstream_error)"),
+    ] {
+        let script = || Script::stream().at(40).say(r()).at(50).say(f(reason)).say(d()).end();
+        let (house, engines) = House::many(&Yaml::default(), 2, vec![script(), script()]);
+        let answer = house.chat(stream()).await.whole().await;
+        let relayed = [event(&r()), event(&f(reason)), event(&d())].concat();
+        assert_eq!((answer.status.as_u16(), answer.text(), asked(&engines)), (200, relayed, 2));
+        assert_eq!(house.line().await.verdict(), first);
+        house.end().await;
+        let script = Script::stream().at(40).say(t("a")).at(50).say(f(reason)).say(d()).end();
+        let (house, engine) = House::playing(script);
+        let answer = house.chat(stream()).await.whole().await;
+        assert_eq!(answer.text(), [event(&t("a")), event(&f(reason)), event(&d())].concat());
+        assert_eq!((house.line().await.verdict(), engine.ledger().requests().len()), (late.into(), 1));
+        house.end().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_an_engine_holds_against_the_request_is_not_tried_again_however_it_says_so() {
+    let chat = |error: serde_json::Value| format!("data: {}\n\n", json!({"error": error}));
+    for said in [
+        "error: {\"code\":400,\"message\":\"own words\"}\n\n".to_owned(),
+        chat(json!({"message": "own words", "http_status_code": 422})),
+        chat(json!({"message": "own words", "code": "content_filter", "status": 400})),
+        chat(json!({"type": "request_too_large"})),
+    ] {
+        let script = Script::stream().at(50).put(said.clone()).end();
+        let (house, engines) = House::many(&Yaml::default().kind("generic"), 2, vec![script, good()]);
+        let answer = house.chat(stream()).await.whole().await;
+        assert_eq!((answer.text(), asked(&engines)), (said, 1));
+        assert_eq!(house.line().await.verdict(), "excluded(invalid_request)");
+        house.end().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn errors_that_say_nothing_hold_nothing_against_an_engine() {
+    let say = |event: String| event.replacen('{', "{\"error\":\"\",", 1);
+    let script = Script::stream().at(10).say(say(r())).say(say(t("a"))).say(say(f("stop"))).say(d()).end();
+    let yaml = Yaml::default().with("breaker: {faults: 1, within: 10s, open: 5s}");
+    let (house, engine) = House::playing_with(&yaml, script);
+    for _ in 0..3 {
+        house.chat(stream()).await.whole().await;
+    }
+    assert!(house.lines(3).await.iter().all(|line| line.verdict() == "met" && line.number("attempts") == Some(1.0)));
+    assert_eq!((engine.ledger().requests().len(), house.states("a")), (3, vec!["up"]));
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn what_a_first_engine_did_counts_also_where_the_client_leaves_before_the_second_answers() {
     let yaml = Yaml::default().with("breaker: {faults: 1, within: 10s, open: 5s}");
     let (house, engines) = House::many(&yaml, 2, vec![status(500), Script::new().silence()]);

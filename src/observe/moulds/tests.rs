@@ -85,6 +85,7 @@ fn what_decides_is_not_taken_for_granted() {
         ("\"object\":\"chat.completion\"", "\"object\":\"error\""),
         ("\"tool_calls\":[]", "\"tool_calls\":[{\"function\":{\"name\":\"f\"}}]"),
         ("\"kv_transfer_params\":null", "\"error\":{\"code\":503}"),
+        ("\"logprobs\":null", "\"error\":\"boom\""),
         ("]", "],\"choices\":[]"),
     ] {
         let other = VLLM.replacen(from, to, 1);
@@ -104,6 +105,25 @@ fn what_follows_a_known_body_is_not_forgotten() {
         let quick = observed(not_streamed(Dialect::Chat), Some(&moulds), &frames);
         assert_eq!(quick, observed(not_streamed(Dialect::Chat), None, &frames));
         assert_eq!(quick.unparseable, !is_fine);
+    }
+}
+
+#[test]
+fn a_known_shape_does_not_hide_that_the_engine_gave_up() {
+    for (dialect, body) in BODIES.into_iter().filter(|(_, body)| !body.contains("\"status\"")) {
+        let moulds = learned(dialect, &[body]);
+        let [failed, fine] = ["abort", "stop"].map(|reason| {
+            let reasons = ["stop", "tool_calls", "length", "end_turn"];
+            let ends = |body: String, was: &str| body.replace(&format!(":\"{was}\""), &format!(":\"{reason}\""));
+            reasons.into_iter().fold(body.to_owned(), ends)
+        });
+        assert!(is_known(&moulds, dialect, &failed), "{failed}");
+        let seen = observed(not_streamed(dialect), Some(&moulds), &[failed.as_bytes()]);
+        assert_eq!((seen.error.map(|error| error.code), seen.finish), (Some(500), None), "{failed}");
+        // Nor does one that failed stand for those that do not.
+        let moulds = learned(dialect, &[&failed]);
+        is_known(&moulds, dialect, &fine);
+        is_known(&moulds, dialect, &failed);
     }
 }
 
@@ -151,7 +171,16 @@ fn an_echo_and_several_choices_are_read_in_full() {
 /// A body with other text, other numbers and other members than the one it is made of.
 fn body() -> impl Strategy<Value = (Dialect, String)> {
     let number = prop_oneof![8 => "[1-9][0-9]{0,3}", 1 => Just("0".to_owned()), 1 => Just("1.0".to_owned()), 1 => Just("null".to_owned())];
-    let reason = proptest::sample::select(vec!["stop", "length", "max_tokens", "tool_calls", "\\u006cength", ""]);
+    let reason = proptest::sample::select(vec![
+        "stop",
+        "length",
+        "max_tokens",
+        "tool_calls",
+        "\\u006cength",
+        "",
+        "abort",
+        "insufficient_system_resource",
+    ]);
     let member = proptest::sample::select(vec![
         "",
         "",
@@ -165,6 +194,13 @@ fn body() -> impl Strategy<Value = (Dialect, String)> {
         "\"index\":3,",
         "\"error\":null,",
         "\"error\":\"\",",
+        "\"error\":{},",
+        "\"error\":[],",
+        "\"error\":0,",
+        "\"error\":{\"status\":400},",
+        "\"message\":{\"content\":\"a\"},",
+        "\"delta\":{},",
+        "\"status\":429,",
         "\"type\":\"reasoning\",",
         "\"status\":\"failed\",",
         "\"stop_reason\":\"\",",

@@ -232,6 +232,38 @@ fn what_known_events_say_is_counted() {
 }
 
 #[test]
+fn known_events_do_not_hide_what_ends_or_repeats_an_answer() {
+    let moulds = learned(Dialect::Chat, &[CHAT]);
+    let failed = CHAT.replace("\"stop\"", "\"insufficient_system_resource\"");
+    let (seen, strangers, _) = observed(knowing(Dialect::Chat, &moulds), &[failed.trim_start().as_bytes()]);
+    assert_eq!((strangers, seen.timeline.error.map(|error| error.code), seen.timeline.finish), (0, Some(503), None));
+    // An error that says nothing stands in a shape; one that says something does not fit it.
+    for (nothing, something) in [("\"\"", "\"boom\""), ("{}", "{\"a\":1}"), ("[]", "[1]"), ("false", "true")] {
+        let with = |error: &str| CHAT.replace("\"logprobs\":null", &format!("\"error\":{error}"));
+        let moulds = learned(Dialect::Chat, &[&with(nothing)]);
+        assert_eq!(checked(&moulds, Dialect::Chat, &[with(nothing).trim_start().as_bytes()]), 0, "{nothing}");
+        checked(&moulds, Dialect::Chat, &[with(something).trim_start().as_bytes()]);
+        let (seen, ..) = observed(knowing(Dialect::Chat, &moulds), &[with(something).trim_start().as_bytes()]);
+        assert_eq!(seen.timeline.error.map(|error| error.code), Some(500), "{something}");
+    }
+    let field = "error: {\"code\":503}\n\n".to_owned() + CHAT.trim_start();
+    for stream in
+        [field.clone(), CHAT.trim_start().replace("\n\ndata: [DONE]", "\nerror: {\"code\":503}\n\ndata: [DONE]")]
+    {
+        checked(&moulds, Dialect::Chat, &[stream.as_bytes()]);
+        let (seen, ..) = observed(knowing(Dialect::Chat, &moulds), &[stream.as_bytes()]);
+        assert_eq!(seen.timeline.error.map(|error| error.code), Some(503));
+    }
+    let late = CHAT.replace("\"choices\":[],", "\"choices\":[{\"index\":0,\"delta\":{\"content\":\"\"}}],");
+    for _ in 0..2 {
+        let moulds = learned(Dialect::Chat, &[CHAT, &late]);
+        assert_eq!(checked(&moulds, Dialect::Chat, &[late.trim_start().as_bytes()]), 0);
+        let (seen, ..) = observed(knowing(Dialect::Chat, &moulds), &[late.trim_start().as_bytes()]);
+        assert_eq!((seen.timeline.token_events, seen.timeline.output.0), (3, 8));
+    }
+}
+
+#[test]
 fn a_byte_order_mark_and_other_line_ends_are_no_obstacle() {
     for (dialect, stream) in STREAMS {
         let moulds = learned(dialect, &[stream]);
@@ -344,7 +376,16 @@ fn a_stream_of_another_kind_asks_for_no_more_shapes() {
 /// A stream with other text, other numbers and other members than the one it is made of.
 fn stream() -> impl Strategy<Value = (Dialect, String)> {
     let number = prop_oneof![8 => "[1-9][0-9]{0,3}", 1 => Just("0".to_owned()), 1 => Just("1.0".to_owned()), 1 => Just("null".to_owned())];
-    let reason = select(vec!["stop", "length", "max_tokens", "tool_calls", "\\u006cength", ""]);
+    let reason = select(vec![
+        "stop",
+        "length",
+        "max_tokens",
+        "tool_calls",
+        "\\u006cength",
+        "",
+        "abort",
+        "insufficient_system_resource",
+    ]);
     let member = select(vec![
         "",
         "",
@@ -358,6 +399,13 @@ fn stream() -> impl Strategy<Value = (Dialect, String)> {
         "\"index\":3,",
         "\"error\":null,",
         "\"error\":\"\",",
+        "\"error\":{},",
+        "\"error\":[],",
+        "\"error\":0,",
+        "\"error\":{\"status\":400},",
+        "\"message\":{\"content\":\"a\"},",
+        "\"delta\":{},",
+        "\"status\":429,",
         "\"type\":\"response.failed\",",
         "\"type\":\"message_stop\",",
         "\"status\":\"failed\",",
