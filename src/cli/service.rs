@@ -195,7 +195,7 @@ fn access_lines(log: AccessLog, clock: Clock) -> (Option<AccessLines>, Option<Jo
         AccessLog::Stdout => {
             let (lines, writer) = access::lines();
             let task = tokio::spawn(async move {
-                if let Err(error) = writer.run(tokio::io::stdout(), clock).await {
+                if let Err(error) = writer.run(access::Stdout, clock).await {
                     tracing::error!(%error, "access lines can no longer be written");
                 }
             });

@@ -230,6 +230,9 @@ impl Tally {
 
     /// The prompt that a choice may echo.
     fn prompt_of(&self, index: u64) -> Option<&str> {
+        if self.expect.echo_prompts.is_empty() {
+            return None;
+        }
         let prompt = usize::try_from(self.prompt_index(index)).ok()?;
         self.expect.echo_prompts.get(prompt).map(String::as_str)
     }

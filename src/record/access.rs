@@ -6,7 +6,7 @@
 //! Lines are made and leave in blocks: one write for all that came in ten milliseconds. What
 //! makes them is then in the processor's caches, which no single request would find it in.
 
-use std::io;
+use std::io::{self, Write as _};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -17,9 +17,10 @@ use tokio::sync::mpsc;
 use super::finished::Finished;
 use crate::admit::levels::{Degraded, Kind};
 use crate::clock::Clock;
+use crate::judge::Outcome;
 use crate::observe::Timeline;
 use crate::units::decimal::{push_number, push_thousandths, put_digits};
-use crate::units::{ClassId, Endpoint, EngineId, PoolId, TenantId};
+use crate::units::{ClassId, Endpoint, EngineId, LengthBucket, PoolId, TenantId};
 
 /// Lines that may wait for the output: a few seconds of heavy traffic.
 const WAITING: usize = 8192;
@@ -77,21 +78,23 @@ impl Writer {
     ///
     /// # Errors
     /// When nobody reads the output any more; lines are dropped and counted from then on.
-    pub async fn run(mut self, mut output: impl AsyncWrite + Unpin, clock: Clock) -> io::Result<()> {
+    pub async fn run(mut self, mut output: impl Output, clock: Clock) -> io::Result<()> {
         let mut block = Vec::new();
-        let mut names = Names::default();
+        let mut known = Known::default();
         let mut fails = false;
-        while let Some(noted) = self.lines.recv().await {
-            let mut count = 1;
-            noted.write(&mut names, &mut block);
+        let mut noted = Vec::new();
+        while let Some(first) = self.lines.recv().await {
+            noted.push(first);
             if !self.lines.is_closed() {
                 clock.sleep_until(Some(clock.now() + TOGETHER)).await;
             }
-            while let Ok(noted) = self.lines.try_recv() {
-                count += 1;
-                noted.write(&mut names, &mut block);
+            if !self.lines.is_empty() {
+                // All that there are, at once.
+                self.lines.recv_many(&mut noted, WAITING).await;
             }
-            let written = write(&mut output, &block).await;
+            let count = noted.len() as u64;
+            noted.drain(..).for_each(|noted| noted.write(&mut known, &mut block));
+            let written = output.write(&mut block).await;
             block.clear();
             let Err(error) = written else {
                 fails = false;
@@ -119,88 +122,184 @@ impl Writer {
     }
 }
 
-async fn write(output: &mut (impl AsyncWrite + Unpin), block: &[u8]) -> io::Result<()> {
-    output.write_all(block).await?;
-    output.flush().await
+/// Where lines go.
+pub trait Output: Send {
+    /// Writes a block, and leaves its room for the next one.
+    fn write(&mut self, block: &mut Vec<u8>) -> impl Future<Output = io::Result<()>> + Send;
+}
+
+impl<W: AsyncWrite + Unpin + Send> Output for W {
+    async fn write(&mut self, block: &mut Vec<u8>) -> io::Result<()> {
+        self.write_all(block).await?;
+        self.flush().await
+    }
+}
+
+/// The process's standard output. A thread that may block takes each block as it is; the
+/// runtime's own output would take a copy of it, and a second turn to flush it.
+pub struct Stdout;
+
+impl Output for Stdout {
+    async fn write(&mut self, block: &mut Vec<u8>) -> io::Result<()> {
+        let lines = std::mem::take(block);
+        let written = tokio::task::spawn_blocking(move || {
+            let mut output = io::stdout().lock();
+            let written = output.write_all(&lines).and_then(|()| output.flush());
+            (lines, written)
+        });
+        let (lines, written) = written.await?;
+        *block = lines;
+        written
+    }
 }
 
 impl Noted {
     /// Its line, newline included.
-    fn write(&self, names: &mut Names, block: &mut Vec<u8>) {
+    fn write(&self, known: &mut Known, block: &mut Vec<u8>) {
         let Noted { finished, wall } = self;
         let answer = finished.answer();
         let whole = finished.whole_answer();
-        let tokens = finished.tokens();
-        let outcome = finished.verdict.outcome;
-        let mut line = Line::begin(block, *wall);
-        line.text(b",\"request_id\":", Some(finished.request_id.as_str()));
-        // As we write it, never as it was sent: that may hold anything.
-        line.word(b",\"endpoint\":", finished.endpoint.map(Endpoint::path));
-        line.0.extend_from_slice(names.text(finished));
-        line.number(b",\"attempts\":", Some(u64::from(finished.attempts)));
-        line.number(b",\"status\":", Some(u64::from(finished.status)));
-        line.word(b",\"outcome\":", Some(outcome.as_str()));
-        line.word(b",\"reason\":", Some(outcome.reason()).filter(|reason| !reason.is_empty()));
-        line.word(b",\"refusal\":", finished.refusal);
-        line.word(b",\"length\":", Some(finished.length.as_str()));
-        line.number(b",\"input_tokens\":", tokens.map(|(input, _)| input.0));
-        line.number(b",\"output_tokens\":", tokens.map(|(_, output)| output.0));
-        line.word(b",\"token_source\":", tokens.and(answer).map(|answer| answer.source.as_str()));
+        let mut line = Line(block);
+        line.put(known.beginning.at(*wall));
+        line.value(finished.request_id.as_str());
+        line.0.extend_from_slice(known.commons.of(finished));
+        match finished.tokens().zip(answer) {
+            None => line.put(b",\"input_tokens\":null,\"output_tokens\":null,\"token_source\":null"),
+            Some(((input, output), answer)) => {
+                line.number(b",\"input_tokens\":", Some(input.0));
+                line.number(b",\"output_tokens\":", Some(output.0));
+                line.word(b",\"token_source\":", Some(answer.source.as_str()));
+            }
+        }
         line.millis(b",\"upload_ms\":", finished.upload());
         line.millis(b",\"queue_ms\":", finished.queue());
         line.millis(b",\"ttft_ms\":", answer.and_then(Timeline::ttft));
         line.millis(b",\"tpot_ms\":", whole.and_then(Timeline::tpot));
         line.millis(b",\"e2e_ms\":", whole.and_then(Timeline::e2e));
-        line.degraded(&finished.degraded);
-        line.end();
+        if finished.degraded.kinds.is_empty() {
+            line.put(b",\"degraded\":null}\n");
+        } else {
+            line.degraded(&finished.degraded);
+            line.put(b"}\n");
+        }
     }
 }
 
-/// The names in lines, as text. The same few come again and again, and they are shared: what lies
-/// at the same places is the same names, as long as they are kept here.
-struct Names(Vec<Option<Named>>);
+/// What earlier lines have left for later ones.
+#[derive(Default)]
+struct Known {
+    beginning: Beginning,
+    commons: Commons,
+}
 
-struct Named {
-    at: [usize; 6],
+/// A line up to its request's id. The lines of a second differ only in its thousandths.
+struct Beginning {
+    second: Option<u64>,
+    text: [u8; 48],
+}
+
+impl Default for Beginning {
+    fn default() -> Self {
+        Beginning { second: None, text: *b"{\"time\":\"0000-00-00T00:00:00.000Z\",\"request_id\":" }
+    }
+}
+
+impl Beginning {
+    fn at(&mut self, wall: Duration) -> &[u8; 48] {
+        if self.second.replace(wall.as_secs()) != Some(wall.as_secs()) {
+            self.text[9..33].copy_from_slice(&time_of_day(wall));
+        }
+        put_digits(&mut self.text[29..32], u64::from(wall.subsec_millis()));
+        &self.text
+    }
+}
+
+/// What many lines have in common, from the endpoint to the length, as text. The same few names
+/// come again and again with the same few outcomes, and the names are shared: what lies at the
+/// same places is the same names, as long as they are kept here.
+struct Commons(Vec<Option<Common>>);
+
+struct Common {
+    key: Key,
     text: Vec<u8>,
     /// Keeps the places taken.
     _ids: (Option<TenantId>, Option<ClassId>, Option<PoolId>, Option<EngineId>),
     _words: [Option<Arc<str>>; 2],
 }
 
-impl Default for Names {
+/// What the text is made of: where the names lie, and what is told beside them.
+#[derive(PartialEq)]
+struct Key {
+    names: [usize; 6],
+    endpoint: Option<Endpoint>,
+    attempts: u32,
+    status: u16,
+    outcome: Outcome,
+    refusal: Option<&'static str>,
+    length: LengthBucket,
+}
+
+impl Default for Commons {
     fn default() -> Self {
-        Names(std::iter::repeat_with(|| None).take(Self::KEPT).collect())
+        Commons(std::iter::repeat_with(|| None).take(Self::KEPT).collect())
     }
 }
 
-impl Names {
-    /// So many combinations are kept, each at the place that its addresses give it.
+impl Commons {
+    /// So many are kept, each at the place that its key gives it.
     const KEPT: usize = 64;
 
-    fn text(&mut self, finished: &Finished) -> &[u8] {
-        let Finished { tenant, class, rule, model, pool, engine, .. } = finished;
-        let names = [
-            tenant.as_ref().map(TenantId::as_str),
-            class.as_ref().map(ClassId::as_str),
-            rule.as_deref(),
-            model.as_deref(),
-            pool.as_ref().map(PoolId::as_str),
-            engine.as_ref().map(EngineId::as_str),
-        ];
-        let at = names.map(|name| name.map_or(0, |name| name.as_ptr() as usize));
-        let place = at.iter().fold(0, |place, at| (place ^ (at >> 4)).rotate_left(1)) % Self::KEPT;
-        if self.0[place].as_ref().is_none_or(|kept| kept.at != at) {
-            let keys: [&[u8]; 6] =
-                [b",\"tenant\":", b",\"class\":", b",\"rule\":", b",\"model\":", b",\"pool\":", b",\"engine\":"];
-            let mut text = Vec::new();
-            keys.into_iter().zip(names).for_each(|(key, name)| Line(&mut text).text(key, name));
+    fn of(&mut self, finished: &Finished) -> &[u8] {
+        let &Finished { endpoint, attempts, status, refusal, length, ref verdict, .. } = finished;
+        let names = names(finished).map(|name| name.map_or(0, |name| name.as_ptr() as usize));
+        let key = Key { names, endpoint, attempts, status, outcome: verdict.outcome, refusal, length };
+        let place = &mut self.0[key.place()];
+        if place.as_ref().is_none_or(|kept| kept.key != key) {
+            let Finished { tenant, class, rule, model, pool, engine, .. } = finished;
             let _ids = (tenant.clone(), class.clone(), pool.clone(), engine.clone());
             let _words = [rule.clone(), model.clone()];
-            self.0[place] = Some(Named { at, text, _ids, _words });
+            *place = Some(Common { key, text: common(finished), _ids, _words });
         }
-        self.0[place].as_ref().map_or(&[], |kept| &kept.text)
+        place.as_ref().map_or(&[], |kept| &kept.text)
     }
+}
+
+impl Key {
+    fn place(&self) -> usize {
+        let told = usize::from(self.status) ^ self.length as usize;
+        self.names.iter().fold(told, |place, at| (place ^ (at >> 4)).rotate_left(1)) % Commons::KEPT
+    }
+}
+
+fn names(finished: &Finished) -> [Option<&str>; 6] {
+    let Finished { tenant, class, rule, model, pool, engine, .. } = finished;
+    [
+        tenant.as_ref().map(TenantId::as_str),
+        class.as_ref().map(ClassId::as_str),
+        rule.as_deref(),
+        model.as_deref(),
+        pool.as_ref().map(PoolId::as_str),
+        engine.as_ref().map(EngineId::as_str),
+    ]
+}
+
+/// The text of [`Commons`].
+fn common(finished: &Finished) -> Vec<u8> {
+    let outcome = finished.verdict.outcome;
+    let mut text = Vec::new();
+    let mut line = Line(&mut text);
+    // As we write it, never as it was sent: that may hold anything.
+    line.word(b",\"endpoint\":", finished.endpoint.map(Endpoint::path));
+    let keys: [&[u8]; 6] =
+        [b",\"tenant\":", b",\"class\":", b",\"rule\":", b",\"model\":", b",\"pool\":", b",\"engine\":"];
+    keys.into_iter().zip(names(finished)).for_each(|(key, name)| line.text(key, name));
+    line.number(b",\"attempts\":", Some(u64::from(finished.attempts)));
+    line.number(b",\"status\":", Some(u64::from(finished.status)));
+    line.word(b",\"outcome\":", Some(outcome.as_str()));
+    line.word(b",\"reason\":", Some(outcome.reason()).filter(|reason| !reason.is_empty()));
+    line.word(b",\"refusal\":", finished.refusal);
+    line.word(b",\"length\":", Some(finished.length.as_str()));
+    text
 }
 
 /// One JSON object in the making. Written by hand, because every request writes one: it costs
@@ -208,51 +307,56 @@ impl Names {
 /// of it and the colon behind.
 struct Line<'a>(&'a mut Vec<u8>);
 
-impl<'a> Line<'a> {
-    fn begin(block: &'a mut Vec<u8>, wall: Duration) -> Self {
-        let line = Line(block);
-        line.0.extend_from_slice(b"{\"time\":\"");
-        line.0.extend_from_slice(&time_of_day(wall));
-        line.0.push(b'"');
-        line
+impl Line<'_> {
+    /// A text of a length that the compiler knows: copied in place, without a call.
+    fn put<const N: usize>(&mut self, text: &[u8; N]) {
+        self.0.extend_from_slice(text);
     }
 
     fn text(&mut self, key: &[u8], value: Option<&str>) {
+        self.0.extend_from_slice(key);
         match value {
-            Some(value) if !is_plain(value) => {
-                self.0.extend_from_slice(key);
-                self.0.extend_from_slice(serde_json::Value::from(value).to_string().as_bytes());
-            }
-            _ => self.word(key, value),
+            None => self.put(b"null"),
+            Some(value) => self.value(value),
+        }
+    }
+
+    fn value(&mut self, value: &str) {
+        if is_plain(value) {
+            self.quoted(value);
+        } else {
+            self.0.extend_from_slice(serde_json::Value::from(value).to_string().as_bytes());
         }
     }
 
     /// A text that needs no escape.
-    fn word(&mut self, key: &[u8], value: Option<&str>) {
-        self.0.extend_from_slice(key);
-        let Some(value) = value else { return self.null() };
-        self.0.push(b'"');
-        self.0.extend_from_slice(value.as_bytes());
-        self.0.push(b'"');
-    }
-
-    fn null(&mut self) {
-        self.0.extend_from_slice(b"null");
-    }
-
-    fn number(&mut self, key: &'static [u8], value: Option<u64>) {
-        self.0.extend_from_slice(key);
+    fn word<const N: usize>(&mut self, key: &[u8; N], value: Option<&str>) {
+        self.put(key);
         match value {
-            None => self.null(),
+            None => self.put(b"null"),
+            Some(value) => self.quoted(value),
+        }
+    }
+
+    fn quoted(&mut self, word: &str) {
+        self.put(b"\"");
+        self.0.extend_from_slice(word.as_bytes());
+        self.put(b"\"");
+    }
+
+    fn number<const N: usize>(&mut self, key: &[u8; N], value: Option<u64>) {
+        self.put(key);
+        match value {
+            None => self.put(b"null"),
             Some(value) => push_number(self.0, value),
         }
     }
 
     /// Milliseconds to the microsecond.
-    fn millis(&mut self, key: &'static [u8], length: Option<Duration>) {
-        self.0.extend_from_slice(key);
+    fn millis<const N: usize>(&mut self, key: &[u8; N], length: Option<Duration>) {
+        self.put(key);
         match length {
-            None => self.null(),
+            None => self.put(b"null"),
             Some(length) => push_thousandths(
                 self.0,
                 length.as_secs().saturating_mul(1_000_000).saturating_add(u64::from(length.subsec_micros())),
@@ -260,26 +364,19 @@ impl<'a> Line<'a> {
         }
     }
 
-    /// What overload levels did, none where they did nothing. The cap only where it was set.
+    /// What overload levels did. The cap only where it was set.
     fn degraded(&mut self, degraded: &Degraded) {
-        self.0.extend_from_slice(b",\"degraded\":");
-        if degraded.kinds.is_empty() {
-            return self.null();
-        }
         let cap = degraded.cap.filter(|_| degraded.kinds.has(Kind::CapOutput));
-        self.number(b"{\"level\":", Some(degraded.level as u64));
+        self.number(b",\"degraded\":{\"level\":", Some(degraded.level as u64));
         self.number(b",\"cap\":", cap.map(|cap| cap.0));
-        let mut before: &'static [u8] = b",\"actions\":[";
-        for kind in degraded.kinds.iter() {
-            self.0.extend_from_slice(before);
-            self.word(b"", Some(kind.as_str()));
-            before = b",";
+        self.put(b",\"actions\":[");
+        for (index, kind) in degraded.kinds.iter().enumerate() {
+            if index > 0 {
+                self.put(b",");
+            }
+            self.quoted(kind.as_str());
         }
-        self.0.extend_from_slice(b"]}");
-    }
-
-    fn end(self) {
-        self.0.extend_from_slice(b"}\n");
+        self.put(b"]}");
     }
 }
 
@@ -325,9 +422,10 @@ mod tests {
 
     fn alone(write: impl FnOnce(&mut Line<'_>)) -> Value {
         let mut block = Vec::new();
-        let mut line = Line::begin(&mut block, Duration::ZERO);
+        let mut line = Line(&mut block);
+        line.put(b"{\"first\":0");
         write(&mut line);
-        line.end();
+        line.put(b"}\n");
         serde_json::from_slice(&block).unwrap()
     }
 

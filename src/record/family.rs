@@ -76,6 +76,8 @@ pub(super) struct Histogram(Arc<Buckets>);
 #[derive(Debug)]
 struct Buckets {
     edges: Arc<[Duration]>,
+    /// The same, as they are compared.
+    edge_nanos: Box<[u64]>,
     counts: Box<[AtomicU64]>,
     sum_nanos: AtomicU64,
 }
@@ -83,33 +85,39 @@ struct Buckets {
 impl Histogram {
     fn new(edges: Arc<[Duration]>) -> Self {
         let counts = (0..=edges.len()).map(|_| AtomicU64::new(0)).collect();
-        Histogram(Arc::new(Buckets { edges, counts, sum_nanos: AtomicU64::new(0) }))
+        let edge_nanos = edges.iter().copied().map(nanos).collect();
+        Histogram(Arc::new(Buckets { edges, edge_nanos, counts, sum_nanos: AtomicU64::new(0) }))
     }
 
     /// Counts one length.
     pub(super) fn observe(&self, length: Duration) {
-        self.add(length, 1);
-        self.add_sum(length);
+        let nanos = nanos(length);
+        self.add(nanos, 1);
+        self.add_sum(nanos);
     }
 
     /// Adds lengths that were counted already, by `edges` (one count more than edges). Counts by
     /// other edges, from before a reload, go where their upper edge goes.
     pub(super) fn absorb(&self, edges: &[Duration], counts: &[u32], sum: Duration) {
         for (index, &count) in counts.iter().enumerate().filter(|(_, count)| **count > 0) {
-            self.add(edges.get(index).copied().unwrap_or(Duration::MAX), u64::from(count));
+            self.add(edges.get(index).copied().map_or(u64::MAX, nanos), u64::from(count));
         }
-        self.add_sum(sum);
+        self.add_sum(nanos(sum));
     }
 
-    fn add(&self, length: Duration, times: u64) {
-        let bucket = self.0.edges.partition_point(|edge| *edge < length);
+    fn add(&self, nanos: u64, times: u64) {
+        let bucket = self.0.edge_nanos.partition_point(|edge| *edge < nanos);
         self.0.counts[bucket].fetch_add(times, Ordering::Relaxed);
     }
 
-    fn add_sum(&self, length: Duration) {
-        let nanos = u64::try_from(length.as_nanos()).unwrap_or(u64::MAX);
+    fn add_sum(&self, nanos: u64) {
         self.0.sum_nanos.fetch_add(nanos, Ordering::Relaxed);
     }
+}
+
+/// A length that is too large for it goes where the largest does.
+fn nanos(length: Duration) -> u64 {
+    u64::try_from(length.as_nanos()).unwrap_or(u64::MAX)
 }
 
 impl TypedMetric for Histogram {
@@ -118,7 +126,7 @@ impl TypedMetric for Histogram {
 
 impl EncodeMetric for Histogram {
     fn encode(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
-        let Buckets { edges, counts, sum_nanos } = &*self.0;
+        let Buckets { edges, counts, sum_nanos, .. } = &*self.0;
         let edges = edges.iter().map(Duration::as_secs_f64).chain([f64::INFINITY]);
         let buckets: Vec<(f64, u64)> =
             edges.zip(counts.iter()).map(|(edge, count)| (edge, count.load(Ordering::Relaxed))).collect();

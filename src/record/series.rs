@@ -250,19 +250,29 @@ impl LengthSeries {
 pub(super) struct TenantSeries {
     pub(super) input: Counter,
     pub(super) output: Counter,
-    pub(super) classes: Map<ClassId, Pair>,
+    /// Of the classes that it may use, by their places.
+    classes: Vec<Option<Pair>>,
     limited: Vec<((Limit, Scope), Counter)>,
     over_limit: Option<Counter>,
 }
 
 impl TenantSeries {
-    pub(super) fn new(metrics: &Metrics, tenant: &str, classes: &[ClassId], limits: &[(Limit, Scope)]) -> Self {
+    pub(super) fn new(
+        metrics: &Metrics,
+        tenant: &str,
+        classes: &[(ClassId, usize)],
+        limits: &[(Limit, Scope)],
+    ) -> Self {
         let tokens = |direction| metrics.tokens.at(labels([("tenant", tenant), ("direction", direction)]));
         let pair = |class: &ClassId| {
             let place = || labels([("tenant", tenant), ("class", class.as_str())]);
-            let pair = Pair { met: metrics.tenant_slo_met.at(place()), all: metrics.tenant_slo.at(place()) };
-            (class.clone(), pair)
+            Pair { met: metrics.tenant_slo_met.at(place()), all: metrics.tenant_slo.at(place()) }
         };
+        let mut pairs = Vec::new();
+        for (class, place) in classes {
+            pairs.resize_with(pairs.len().max(place + 1), || None);
+            pairs[*place] = Some(pair(class));
+        }
         let limited = |which: &(Limit, Scope)| {
             let place = [("tenant", tenant), ("limit", which.0.as_str()), ("scope", which.1.as_str())];
             (*which, metrics.rate_limited.at(labels(place)))
@@ -271,10 +281,15 @@ impl TenantSeries {
         TenantSeries {
             input: tokens("input"),
             output: tokens("output"),
-            classes: classes.iter().map(pair).collect(),
+            classes: pairs,
             limited: limits.iter().map(limited).collect(),
             over_limit: is_limited.then(|| metrics.over_limit.at(labels([("tenant", tenant)]))),
         }
+    }
+
+    /// The pair of the class at this place.
+    pub(super) fn class(&self, place: usize) -> Option<&Pair> {
+        self.classes.get(place)?.as_ref()
     }
 
     /// What was refused for a limit, and what was served beyond one.

@@ -104,7 +104,9 @@ impl Table {
             let routes = routes.map(|(_, pool, model)| (pool.clone(), model.clone()));
             let routes = routes.chain(known.into_iter().flat_map(|known| known.routes())).collect();
             let memory = known.map(|known| known.memory.clone());
-            table.classes.insert(class.id.clone(), Arc::new(ClassSeries::new(metrics, class, routes, memory, at)));
+            let place = known.map_or(table.classes.len(), |known| known.place);
+            let series = ClassSeries::new(metrics, class, place, routes, memory, at);
+            table.classes.insert(class.id.clone(), Arc::new(series));
         }
         for tenant in &shape.tenants {
             table.bind_tenant(metrics, tenant);
@@ -113,13 +115,16 @@ impl Table {
     }
 
     fn bind_tenant(&mut self, metrics: &Metrics, tenant: &TenantShape) {
-        let classes = tenant.classes.as_deref().unwrap_or(&self.current);
+        let place = |class: &ClassId| Some((class.clone(), self.classes.get(class)?.place));
+        let places = |classes: &[ClassId]| classes.iter().filter_map(place).collect::<Vec<_>>();
+        let classes = places(tenant.classes.as_deref().unwrap_or(&self.current));
         if self.tenants.contains_key(&tenant.id) || self.tenants.len() < TENANTS {
-            let series = TenantSeries::new(metrics, tenant.id.as_str(), classes, &tenant.limits);
+            let series = TenantSeries::new(metrics, tenant.id.as_str(), &classes, &tenant.limits);
             self.tenants.insert(tenant.id.clone(), Arc::new(series));
         } else {
             let all: Vec<_> = Limit::ALL.into_iter().flat_map(|limit| Scope::ALL.map(|scope| (limit, scope))).collect();
-            self.other_tenant = Some(Arc::new(TenantSeries::new(metrics, OTHER, &self.current, &all)));
+            let classes = places(&self.current);
+            self.other_tenant = Some(Arc::new(TenantSeries::new(metrics, OTHER, &classes, &all)));
         }
     }
 
@@ -136,9 +141,9 @@ impl Table {
         if let Some(refused) = finished.refusal.and_then(|code| self.refused(code)) {
             refused.inc();
         }
-        let class = finished.booked_class(&self.default_class);
-        self.note_tenant(finished, class);
-        match class.and_then(|class| self.classes.get(class)) {
+        let class = finished.booked_class(&self.default_class).and_then(|class| self.classes.get(class));
+        self.note_tenant(finished, class.map(|class| class.place));
+        match class {
             Some(class) => class.note(finished),
             None => self.unclassed.note(finished.verdict.outcome),
         }
@@ -149,7 +154,7 @@ impl Table {
         self.refused.get(place)
     }
 
-    fn note_tenant(&self, finished: &Finished, class: Option<&ClassId>) {
+    fn note_tenant(&self, finished: &Finished, class: Option<usize>) {
         let Some(tenant) = &finished.tenant else { return };
         let Some(series) = self.tenants.get(tenant).or(self.other_tenant.as_ref()) else { return };
         if let Some((input, output)) = finished.tokens() {
@@ -158,7 +163,7 @@ impl Table {
         }
         series.note_limits(finished);
         let outcome = finished.verdict.outcome;
-        if let Some(pair) = class.and_then(|class| series.classes.get(class)).filter(|_| outcome.is_judged()) {
+        if let Some(pair) = class.and_then(|class| series.class(class)).filter(|_| outcome.is_judged()) {
             pair.note(outcome == Outcome::Met);
         }
     }
@@ -167,6 +172,8 @@ impl Table {
 /// The series of one class.
 #[derive(Debug)]
 pub(super) struct ClassSeries {
+    /// Its place among the classes, which stays over reloads.
+    place: usize,
     /// What the class promises now.
     pub(super) promise: Arc<Objectives>,
     /// Windows and lengths.
@@ -191,6 +198,7 @@ impl ClassSeries {
     fn new(
         metrics: &Metrics,
         class: &ClassShape,
+        place: usize,
         routes: Vec<(PoolId, Arc<str>)>,
         memory: Option<Arc<Mutex<Memory>>>,
         at: Tick,
@@ -214,7 +222,7 @@ impl ClassSeries {
         nowhere.add_model(metrics, class.id.as_str(), NONE, &Arc::from(OTHER));
         let degraded = Kind::ALL
             .map(|kind| metrics.degraded.at(labels([("class", class.id.as_str()), ("action", kind.as_str())])));
-        ClassSeries { promise: promise.clone(), memory, gap_edges: edges.gaps, pools, nowhere, degraded }
+        ClassSeries { place, promise: promise.clone(), memory, gap_edges: edges.gaps, pools, nowhere, degraded }
     }
 
     /// The pools on which the class can run.

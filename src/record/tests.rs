@@ -694,6 +694,50 @@ async fn each_access_line_has_its_own_names_however_often_they_change() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn each_access_line_tells_its_own_ending_where_the_names_are_the_same() {
+    let (lines, writer) = access::lines();
+    let clock = Clock::start();
+    let recorder = Recorder::new(clock, Some(lines));
+    let first = finished(Verdict::bare(Outcome::Met));
+    // Each differs from the first in one thing.
+    let others = [
+        Finished { endpoint: Endpoint::relayed("/v1/completions"), ..first.clone() },
+        Finished { endpoint: None, ..first.clone() },
+        Finished { attempts: 2, ..first.clone() },
+        Finished { status: 503, ..first.clone() },
+        Finished { verdict: Verdict::bare(Outcome::Missed(Missed::Shed)), ..first.clone() },
+        Finished { verdict: Verdict::bare(Outcome::Excluded(Excluded::Unjudged)), ..first.clone() },
+        Finished { refusal: Some(Refusal::CODES[0]), ..first.clone() },
+        Finished { refusal: Some(Refusal::CODES[1]), ..first.clone() },
+        Finished { length: LengthBucket::Long, ..first.clone() },
+    ];
+    let all: Vec<_> = others.iter().flat_map(|other| [first.clone(), other.clone(), other.clone()]).collect();
+    all.iter().for_each(|finished| recorder.note(finished.clone()));
+    drop(recorder);
+    let mut written = Vec::new();
+    writer.run(&mut written, clock).await.unwrap();
+    let keys = ["endpoint", "attempts", "status", "outcome", "reason", "refusal", "length"];
+    let seen = std::str::from_utf8(&written).unwrap().lines().map(|line| -> Vec<Value> {
+        let line: Value = serde_json::from_str(line).unwrap();
+        keys.iter().map(|key| line[key].clone()).collect()
+    });
+    let meant = all.iter().map(|finished| -> Vec<Value> {
+        let outcome = finished.verdict.outcome;
+        let reason = (outcome != Outcome::Met).then(|| outcome.reason());
+        vec![
+            finished.endpoint.map(Endpoint::path).into(),
+            finished.attempts.into(),
+            finished.status.into(),
+            outcome.as_str().into(),
+            reason.into(),
+            finished.refusal.into(),
+            finished.length.as_str().into(),
+        ]
+    });
+    assert_eq!(seen.collect::<Vec<_>>(), meant.collect::<Vec<_>>());
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_full_channel_drops_lines_and_counts_them() {
     let (lines, writer) = access::lines();
     let recorder = Recorder::new(Clock::start(), Some(lines));

@@ -243,7 +243,7 @@ impl Visit {
         };
         draft.left = has_left(&timeline);
         let (status, end) = (timeline.status, timeline.end);
-        self.close(*draft, verdict, status, end, Some(timeline), None);
+        self.close(draft, verdict, status, end, Some(timeline), None);
     }
 
     /// The relayed head was the gateway's own, and no stream followed it.
@@ -256,7 +256,7 @@ impl Visit {
         let verdict = draft.refused(outcome, timeline.end);
         draft.left = has_left(&timeline);
         let (status, end) = (timeline.status, timeline.end);
-        self.close(*draft, verdict, status, end, Some(timeline), Some(refusal));
+        self.close(draft, verdict, status, end, Some(timeline), Some(refusal));
     }
 
     /// The gateway turned it away before any answer was relayed.
@@ -265,7 +265,7 @@ impl Visit {
             let at = self.recorder.now();
             let verdict = draft.refused(refusal.outcome(), at);
             let status = if draft.ahead.is_some() { 200 } else { refusal.status().as_u16() };
-            self.close(*draft, verdict, status, at, None, Some(refusal));
+            self.close(draft, verdict, status, at, None, Some(refusal));
         }
     }
 
@@ -274,12 +274,12 @@ impl Visit {
         if let Some(draft) = self.draft.take() {
             let verdict = Verdict::bare(Outcome::Excluded(Excluded::Unjudged));
             let at = self.recorder.now();
-            self.close(*draft, verdict, status, at, None, None);
+            self.close(draft, verdict, status, at, None, None);
         }
     }
 
     /// Dropped: the client left, or the gateway panicked.
-    fn abandoned(&self, mut draft: Draft, panicking: bool) {
+    fn abandoned(&self, mut draft: Box<Draft>, panicking: bool) {
         let at = self.recorder.now();
         let ahead = draft.ahead.is_some();
         let severed = draft.ahead.as_ref().and_then(ClientSide::severed);
@@ -303,7 +303,7 @@ impl Visit {
 
     fn close(
         &self,
-        draft: Draft,
+        draft: Box<Draft>,
         verdict: Verdict,
         status: u16,
         end: Tick,
@@ -393,7 +393,7 @@ impl Draft {
 impl Drop for Visit {
     fn drop(&mut self) {
         if let Some(draft) = self.draft.take() {
-            self.abandoned(*draft, std::thread::panicking());
+            self.abandoned(draft, std::thread::panicking());
         }
         self.recorder.closed(&self.open);
     }

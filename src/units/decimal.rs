@@ -2,25 +2,27 @@
 
 /// Appends a number.
 pub fn push_number(text: &mut Vec<u8>, value: u64) {
-    text.extend_from_slice(itoa::Buffer::new().format(value).as_bytes());
+    if value >= 1000 {
+        return text.extend_from_slice(itoa::Buffer::new().format(value).as_bytes());
+    }
+    // Most are small. Always three digits are copied, which takes no call, and then cut.
+    let digit = |value: u64| b'0' + (value % 10) as u8;
+    let (digits, length) = match value {
+        0..10 => ([digit(value), 0, 0], 1),
+        10..100 => ([digit(value / 10), digit(value), 0], 2),
+        _ => ([digit(value / 100), digit(value / 10), digit(value)], 3),
+    };
+    let end = text.len() + length;
+    text.extend_from_slice(&digits);
+    text.truncate(end);
 }
 
 /// Appends a number of thousandths as a number with three decimals.
 pub fn push_thousandths(text: &mut Vec<u8>, value: u64) {
-    // Room for the largest number and the point.
-    let mut room = [b'.'; 21];
-    let mut from = room.len() - 4;
-    put_digits(&mut room[from + 1..], value % 1000);
-    let mut whole = value / 1000;
-    loop {
-        from -= 1;
-        room[from] = b'0' + (whole % 10) as u8;
-        whole /= 10;
-        if whole == 0 {
-            break;
-        }
-    }
-    text.extend_from_slice(&room[from..]);
+    push_number(text, value / 1000);
+    let mut decimals = *b".000";
+    put_digits(&mut decimals[1..], value % 1000);
+    text.extend_from_slice(&decimals);
 }
 
 /// Writes the lowest decimal digits of a number, as many as there is room for.
