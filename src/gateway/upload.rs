@@ -208,7 +208,7 @@ impl Reading {
         let reader = match form_type(headers, endpoint) {
             Some(form) => Reader::Form(Box::new(FormScanner::new(form).map_err(|_| Refusal::UnreadableForm)?)),
             None => {
-                let mut scanner = Box::write(Box::new_uninit(), Scanner::new(endpoint));
+                let mut scanner = Scanner::new(endpoint);
                 if !with_prefix {
                     scanner.leave_prefix();
                 }

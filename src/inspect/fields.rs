@@ -90,6 +90,7 @@ impl Wanted {
 }
 
 /// What is demanded of a member that may stand only once.
+#[derive(Debug)]
 pub(super) struct Rule {
     /// One bit per such member.
     pub(super) bit: u32,
@@ -133,35 +134,40 @@ impl Member {
     }
 
     /// What is demanded of the member; nothing of those that may be repeated.
-    pub(super) const fn rule(self, dialect: Dialect) -> Option<Rule> {
-        let (place, field, wanted) = match self {
-            Member::Model => (0, "model", Wanted::Text),
-            Member::Stream => (1, "stream", Wanted::Flag),
-            Member::StreamOptions => (2, "stream_options", Wanted::Object),
-            Member::MaxTokens => (3, "max_tokens", Wanted::Count),
-            Member::MaxCompletionTokens => (4, "max_completion_tokens", Wanted::Count),
-            Member::MaxOutputTokens => (5, "max_output_tokens", Wanted::Count),
-            Member::N => (6, "n", Wanted::Count),
-            Member::BestOf => (7, "best_of", Wanted::Count),
-            Member::Priority => (8, "priority", Wanted::Integer),
-            Member::User => (9, "user", Wanted::Text),
-            Member::Background => (10, "background", Wanted::Flag),
-            Member::Echo => (11, "echo", Wanted::Flag),
+    pub(super) const fn rule(self, dialect: Dialect) -> Option<&'static Rule> {
+        /// A rule, made once.
+        macro_rules! rule {
+            ($place:literal, $field:literal, $wanted:ident) => {
+                &Rule { bit: 1 << $place, field: $field, wanted: Wanted::$wanted }
+            };
+        }
+        Some(match self {
+            Member::Model => rule!(0, "model", Text),
+            Member::Stream => rule!(1, "stream", Flag),
+            Member::StreamOptions => rule!(2, "stream_options", Object),
+            Member::MaxTokens => rule!(3, "max_tokens", Count),
+            Member::MaxCompletionTokens => rule!(4, "max_completion_tokens", Count),
+            Member::MaxOutputTokens => rule!(5, "max_output_tokens", Count),
+            Member::N => rule!(6, "n", Count),
+            Member::BestOf => rule!(7, "best_of", Count),
+            Member::Priority => rule!(8, "priority", Integer),
+            Member::User => rule!(9, "user", Text),
+            Member::Background => rule!(10, "background", Flag),
+            Member::Echo => rule!(11, "echo", Flag),
             // Classes may depend on these, so there may not be two of them to choose from.
             // Engines disagree about their types, which are therefore not ours to judge.
-            Member::Effort => (12, "reasoning_effort", Wanted::Any),
-            Member::Reasoning => (13, "reasoning", Wanted::Any),
-            Member::Thinking => (14, "thinking", Wanted::Any),
-            Member::Metadata => (15, "metadata", Wanted::Any),
-            Member::Tools => (16, "tools", Wanted::Any),
-            Member::Functions => (17, "functions", Wanted::Any),
+            Member::Effort => rule!(12, "reasoning_effort", Any),
+            Member::Reasoning => rule!(13, "reasoning", Any),
+            Member::Thinking => rule!(14, "thinking", Any),
+            Member::Metadata => rule!(15, "metadata", Any),
+            Member::Tools => rule!(16, "tools", Any),
+            Member::Functions => rule!(17, "functions", Any),
             // The number of prompts decides how many choices must finish.
-            Member::Prompt if matches!(dialect, Dialect::Completions) => (18, "prompt", Wanted::Any),
-            Member::Template => (19, "chat_template_kwargs", Wanted::Any),
+            Member::Prompt if matches!(dialect, Dialect::Completions) => rule!(18, "prompt", Any),
+            Member::Template => rule!(19, "chat_template_kwargs", Any),
             Member::Prompt | Member::Input | Member::Words => return None,
             Member::Transfer | Member::Earlier | Member::Other => return None,
-        };
-        Some(Rule { bit: 1 << place, field, wanted })
+        })
     }
 
     /// Whether text below this member is read by the model.

@@ -60,11 +60,6 @@ impl Kept {
         self.has_lone_surrogate = true;
     }
 
-    /// As much as was asked for.
-    pub(super) const fn most(&self) -> usize {
-        self.most
-    }
-
     pub(super) fn said(&self) -> Said<'_> {
         Said {
             text: &self.text,
@@ -85,9 +80,9 @@ impl<'a> Said<'a> {
         self.has_lone_surrogate
     }
 
-    /// The decoded bytes of a name; empty for one that is none of ours.
+    /// The decoded bytes of a name; a byte that no text contains for one that nobody looks at.
     pub(super) const fn name(self) -> &'a [u8] {
-        if self.is_over || self.has_lone_surrogate { b"" } else { self.text }
+        if self.is_over || self.has_lone_surrogate { b"\xFF" } else { self.text }
     }
 
     /// The text, unless it is longer than anybody looks at or no text at all.
@@ -99,10 +94,15 @@ impl<'a> Said<'a> {
         if self.has_fraction || has_fraction(self.text) {
             return Whole::Fraction;
         }
-        let text = std::str::from_utf8(self.text).unwrap_or_default();
-        let (is_negative, digits) = text.strip_prefix('-').map_or((false, text), |digits| (true, digits));
-        match digits.parse() {
-            Ok(count) if !self.is_over && (count == 0 || !is_negative) => Whole::Count(count),
+        let (is_negative, digits) = match self.text {
+            [b'-', digits @ ..] => (true, digits),
+            digits => (false, digits),
+        };
+        let count = digits
+            .iter()
+            .try_fold(0u64, |count, digit| count.checked_mul(10)?.checked_add(u64::from(digit.wrapping_sub(b'0'))));
+        match count {
+            Some(count) if !self.is_over && (count == 0 || !is_negative) => Whole::Count(count),
             _ if is_negative => Whole::Negative,
             _ => Whole::Beyond,
         }

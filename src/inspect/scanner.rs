@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::facts::{Facts, Field, Nest as Switched, Reasoning, StreamOptions, Unreadable};
-use super::fields::{self, Kind, Member, Wanted};
+use super::fields::{self, Kind, Member, Rule, Wanted};
 use super::kept::{Kept, Said, Whole};
 use super::prefix::Prefix;
 use crate::json::{Broken, Interest, Literal, Nest, Scalar, Sink, Tokenizer};
@@ -25,10 +25,12 @@ pub struct Scanner {
 }
 
 impl Scanner {
-    /// A scanner at the first byte of a body sent to `endpoint`.
+    /// A scanner at the first byte of a body sent to `endpoint`. It is large, and made, used and
+    /// taken apart in one place, so that it is never copied.
     #[must_use]
-    pub fn new(endpoint: Endpoint) -> Self {
-        Scanner { tokenizer: Tokenizer::new(), reader: Reader::new(endpoint.dialect()) }
+    pub fn new(endpoint: Endpoint) -> Box<Self> {
+        let scanner = Box::new_uninit();
+        Box::write(scanner, Scanner { tokenizer: Tokenizer::new(), reader: Reader::new(endpoint.dialect()) })
     }
 
     /// Nobody asks for the prefix of the prompt: of long text only the length is taken.
@@ -50,10 +52,11 @@ impl Scanner {
     ///
     /// # Errors
     /// [`Unreadable`], also where the body ends too early.
-    pub fn finish(mut self) -> Result<Box<Facts>, Unreadable> {
+    pub fn finish(mut self: Box<Self>) -> Result<Box<Facts>, Unreadable> {
         let finished = self.tokenizer.finish(&mut self.reader);
         self.first_fault(finished)?;
-        Ok(self.reader.into_facts(self.tokenizer.offset()))
+        self.reader.complete(self.tokenizer.offset());
+        Ok(self.reader.facts)
     }
 
     /// What the reader found stands in front of where the tokenizer stopped.
@@ -78,9 +81,12 @@ struct Reader {
     seen: u32,
     /// The top-level member that is read, and where its value begins.
     member: Member,
+    rule: Option<&'static Rule>,
     value_at: usize,
     /// The key in front of the next value inside the member.
     inner: Inner,
+    /// The name of the member of `metadata` whose value comes next.
+    metadata_name: String,
     /// Where the last top-level value ended; 0 in front of the first.
     behind_last: usize,
     /// The first member is `priority`, and no other key has come yet.
@@ -100,7 +106,7 @@ struct Reader {
 }
 
 /// The key in front of a value inside a top-level member.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Inner {
     /// None: the value is an element of an array.
     Element,
@@ -110,7 +116,7 @@ enum Inner {
     Effort,
     /// A switch of `chat_template_kwargs`.
     Thinks(&'static str),
-    Metadata(String),
+    Metadata,
     /// The model reads what stands here.
     Text,
     Other,
@@ -138,8 +144,10 @@ impl Reader {
             fault: None,
             seen: 0,
             member: Member::Other,
+            rule: None,
             value_at: 0,
             inner: Inner::Element,
+            metadata_name: String::new(),
             behind_last: 0,
             priority_leads: false,
             purpose: Purpose::Nothing,
@@ -153,9 +161,10 @@ impl Reader {
         }
     }
 
-    fn into_facts(self, length: usize) -> Box<Facts> {
-        let mut facts = self.facts;
+    fn complete(&mut self, length: usize) {
+        let facts = &mut self.facts;
         facts.length = length;
+        facts.is_empty = facts.members == 0;
         facts.prompts = (self.prompt_ends.len() as u64).max(1);
         facts.prefix_hash = self.prefix.hash();
         facts.reasoning = self.efforts.into_iter().flatten().next();
@@ -164,7 +173,6 @@ impl Reader {
             let prompts = starts.zip(&self.prompt_ends).map(|(from, &to)| &self.prompts[from..to]);
             facts.echo_prompts = prompts.map(|text| String::from_utf8_lossy(text).into_owned()).collect();
         }
-        facts
     }
 
     /// The first fault is the one that is told.
@@ -178,16 +186,16 @@ impl Reader {
 
     // Top-level members, from key to end of value.
 
-    fn member_named(&mut self, name: Said<'_>) {
-        self.member = Member::called(name.name(), self.dialect);
+    fn member_named(&mut self, name: &[u8]) {
+        self.member = Member::called(name, self.dialect);
+        self.rule = self.member.rule(self.dialect);
         self.facts.members += 1;
-        self.facts.is_empty = false;
         if std::mem::take(&mut self.priority_leads)
             && let Some(range) = &mut self.facts.priority
         {
             range.end = self.scalar_at;
         }
-        let Some(rule) = self.member.rule(self.dialect) else { return };
+        let Some(rule) = self.rule else { return };
         if self.seen & rule.bit != 0 {
             self.refuse(Unreadable::Repeated { field: rule.field });
         }
@@ -204,31 +212,30 @@ impl Reader {
     fn value_begins(&mut self, kind: Kind, at: usize) {
         self.value_at = at;
         self.inner = Inner::Element;
-        if let Some(rule) = self.member.rule(self.dialect)
+        if let Some(rule) = self.rule
             && !rule.wanted.takes(kind)
         {
             self.refuse_type(rule.field, rule.wanted);
         }
-        if !matches!(kind, Kind::Null | Kind::Object) {
-            match self.member {
-                Member::Reasoning => {
-                    self.facts.switches.reasoning = Some(Switched { is_other: true, ..Switched::default() })
-                }
-                Member::Template => {
-                    self.facts.switches.template = Some(Switched { is_other: true, ..Switched::default() })
-                }
-                _ => {}
-            }
+        if kind == Kind::Null {
+            return;
         }
-        if kind != Kind::Null {
-            self.facts.prompt.is_known |= self.member.is_prompt();
-            self.facts.prompt.has_media |= self.member == Member::Earlier;
-            self.facts.steers_kv |= self.member == Member::Transfer;
+        match self.member {
+            Member::Prompt | Member::Input | Member::Words => self.facts.prompt.is_known = true,
+            Member::Earlier => self.facts.prompt.has_media = true,
+            Member::Transfer => self.facts.steers_kv = true,
+            Member::Reasoning if kind != Kind::Object => {
+                self.facts.switches.reasoning = Some(Switched { is_other: true, ..Switched::default() });
+            }
+            Member::Template if kind != Kind::Object => {
+                self.facts.switches.template = Some(Switched { is_other: true, ..Switched::default() });
+            }
+            _ => {}
         }
     }
 
     /// A key has been read.
-    fn named(&mut self, name: Said<'_>, depth: usize) {
+    fn named(&mut self, name: &[u8], depth: usize) {
         if depth == 1 {
             self.member_named(name);
         } else {
@@ -269,8 +276,7 @@ impl Reader {
         if self.member == Member::Metadata && depth > 1 { LONGEST_METADATA } else { LONGEST_NAME }
     }
 
-    fn inner_named(&mut self, said: Said<'_>) -> Inner {
-        let name = said.name();
+    fn inner_named(&mut self, name: &[u8]) -> Inner {
         match self.member {
             Member::Template => {
                 self.facts.switches.template.iter_mut().for_each(|nest| nest.is_empty = false);
@@ -286,7 +292,7 @@ impl Reader {
                     b"continuous_usage_stats" => Inner::ContinuousUsage,
                     _ => Inner::Other,
                 };
-                self.option_named(&inner);
+                self.option_named(inner);
                 inner
             }
             Member::Reasoning => {
@@ -294,7 +300,13 @@ impl Reader {
                 if name == b"effort" { Inner::Effort } else { Inner::Other }
             }
             Member::Thinking if name == b"type" => Inner::Effort,
-            Member::Metadata => said.text().map_or(Inner::Other, |name| Inner::Metadata(name.to_owned())),
+            Member::Metadata => match std::str::from_utf8(name) {
+                Ok(name) if name.len() <= LONGEST_METADATA => {
+                    name.clone_into(&mut self.metadata_name);
+                    Inner::Metadata
+                }
+                _ => Inner::Other,
+            },
             member if member.is_prompt() && fields::leads_to_text(name) => Inner::Text,
             member if member.is_prompt() => {
                 self.facts.prompt.has_media |= fields::leads_to_media(name);
@@ -304,7 +316,7 @@ impl Reader {
         }
     }
 
-    fn option_named(&mut self, inner: &Inner) {
+    fn option_named(&mut self, inner: Inner) {
         let Some(options) = &mut self.facts.stream_options else { return };
         options.is_empty = false;
         let repeated = match inner {
@@ -345,7 +357,7 @@ impl Reader {
             Member::Reasoning | Member::Thinking if is_string && matches!(self.inner, Inner::Effort) => {
                 (Purpose::String, LONGEST_NAME)
             }
-            Member::Metadata if is_string && matches!(self.inner, Inner::Metadata(_)) => {
+            Member::Metadata if is_string && matches!(self.inner, Inner::Metadata) => {
                 (Purpose::String, LONGEST_METADATA)
             }
             Member::MaxTokens
@@ -366,9 +378,37 @@ impl Reader {
         }
     }
 
+    /// Says how much of the scalar is looked at.
+    fn scalar_begins(&mut self, what: Scalar, at: usize, depth: usize) -> usize {
+        self.scalar_at = at;
+        let most;
+        (self.purpose, most) = match (what, depth) {
+            (Scalar::Key, _) => (Purpose::Name, self.longest_name(depth)),
+            (_, 0) => {
+                self.refuse(Unreadable::NotAnObject);
+                (Purpose::Nothing, 0)
+            }
+            (_, 1) => {
+                self.value_begins(if what == Scalar::String { Kind::Text } else { Kind::Number }, at);
+                self.purpose_of(what, depth)
+            }
+            _ => {
+                self.option_is_no_flag();
+                self.facts.has_tools |= matches!(self.member, Member::Tools | Member::Functions);
+                self.purpose_of(what, depth)
+            }
+        };
+        match self.purpose {
+            Purpose::TokenId => self.facts.prompt.token_ids += 1,
+            Purpose::Prompt => self.is_kept_prompt = self.is_completion_prompt(depth),
+            _ => {}
+        }
+        most
+    }
+
     fn take_string(&mut self, said: Said<'_>, past: usize) {
         let at = self.scalar_at..past;
-        match (self.member, std::mem::replace(&mut self.inner, Inner::Element)) {
+        match (self.member, self.inner) {
             (Member::Model, _) => match said.text() {
                 Some(text) => self.facts.model = Some(Field { value: text.to_owned(), at }),
                 None => self.facts.readable = false,
@@ -383,11 +423,11 @@ impl Reader {
                 self.effort_stands(self.efforts[1], at);
             }
             (Member::Thinking, _) => self.efforts[2] = self.reasoning(said),
-            (Member::Metadata, Inner::Metadata(name)) => {
+            (Member::Metadata, Inner::Metadata) => {
                 if let Some(value) = said.text()
                     && self.facts.metadata.len() < MOST_METADATA
                 {
-                    self.facts.metadata.push((name, value.to_owned()));
+                    self.facts.metadata.push((std::mem::take(&mut self.metadata_name), value.to_owned()));
                 }
             }
             _ => {}
@@ -406,7 +446,7 @@ impl Reader {
 
     fn take_number(&mut self, said: Said<'_>, past: usize) {
         let whole = said.whole();
-        if let Some(rule) = self.member.rule(self.dialect) {
+        if let Some(rule) = self.rule {
             let is_wrong = match rule.wanted {
                 Wanted::Count => matches!(whole, Whole::Negative | Whole::Fraction),
                 _ => whole == Whole::Fraction,
@@ -473,7 +513,7 @@ impl Reader {
         match (self.member, &mut self.facts.stream_options) {
             (Member::Tools | Member::Functions, _) => self.facts.has_tools = true,
             (Member::Reasoning, _) if inner == Inner::Effort => self.effort_stands(None, at),
-            (Member::Template, _) => self.thinks(&inner, what.as_bool(), at),
+            (Member::Template, _) => self.thinks(inner, what.as_bool(), at),
             (Member::StreamOptions, Some(options)) => {
                 let field = Some(Field { value: what.as_bool(), at });
                 match inner {
@@ -487,7 +527,7 @@ impl Reader {
     }
 
     /// A switch of the chat template, of whatever type.
-    fn thinks(&mut self, inner: &Inner, value: Option<bool>, at: Range<usize>) {
+    fn thinks(&mut self, inner: Inner, value: Option<bool>, at: Range<usize>) {
         if let (Inner::Thinks(name), Some(nest)) = (inner, &mut self.facts.switches.template) {
             nest.members.push((name, Field { value, at }));
         }
@@ -496,7 +536,7 @@ impl Reader {
     /// An object or a list stands where a switch should.
     fn switch_is_none(&mut self) {
         let switches = &mut self.facts.switches;
-        match (self.member, &self.inner) {
+        match (self.member, self.inner) {
             (Member::Reasoning, Inner::Effort) => switches.reasoning.iter_mut().for_each(|nest| nest.is_other = true),
             (Member::Template, Inner::Thinks(_)) => switches.template.iter_mut().for_each(|nest| nest.is_other = true),
             _ => {}
@@ -551,7 +591,6 @@ impl Sink for Reader {
         match (depth, nest) {
             (0, Nest::Object) => {
                 self.facts.members_at = at + 1;
-                self.facts.is_empty = true;
                 Interest::Read
             }
             (0, Nest::Array) => {
@@ -589,40 +628,16 @@ impl Sink for Reader {
     }
 
     fn begin(&mut self, what: Scalar, at: usize, depth: usize) -> Interest {
-        self.scalar_at = at;
-        let most;
-        (self.purpose, most) = match (what, depth) {
-            (Scalar::Key, _) => (Purpose::Name, self.longest_name(depth)),
-            (_, 0) => {
-                self.refuse(Unreadable::NotAnObject);
-                (Purpose::Nothing, 0)
-            }
-            (Scalar::String, 1) => {
-                self.value_begins(Kind::Text, at);
-                self.purpose_of(what, depth)
-            }
-            (Scalar::Number, 1) => {
-                self.value_begins(Kind::Number, at);
-                self.purpose_of(what, depth)
-            }
-            _ => {
-                self.option_is_no_flag();
-                self.facts.has_tools |= matches!(self.member, Member::Tools | Member::Functions);
-                self.purpose_of(what, depth)
-            }
-        };
+        let most = self.scalar_begins(what, at, depth);
         match self.purpose {
-            Purpose::Nothing => return Interest::Skip,
-            Purpose::TokenId => {
-                self.facts.prompt.token_ids += 1;
-                if !self.prefix.wants() {
-                    return Interest::Skip;
-                }
+            Purpose::Nothing => Interest::Skip,
+            Purpose::TokenId if !self.prefix.wants() => Interest::Skip,
+            Purpose::TokenId | Purpose::Prompt => Interest::Read,
+            Purpose::Name | Purpose::String | Purpose::Number => {
+                self.kept.begin(most);
+                Interest::Read
             }
-            Purpose::Name | Purpose::String | Purpose::Number => self.kept.begin(most),
-            Purpose::Prompt => self.is_kept_prompt = self.is_completion_prompt(depth),
         }
-        Interest::Read
     }
 
     fn piece(&mut self, decoded: &[u8]) {
@@ -665,7 +680,7 @@ impl Sink for Reader {
             Purpose::Name | Purpose::Number | Purpose::String => {
                 let kept = std::mem::take(&mut self.kept);
                 match self.purpose {
-                    Purpose::Name => self.named(kept.said(), depth),
+                    Purpose::Name => self.named(kept.said().name(), depth),
                     _ => self.take(kept.said(), past, depth),
                 }
                 self.kept = kept;
@@ -681,7 +696,7 @@ impl Sink for Reader {
             Purpose::Nothing => {
                 let inner = std::mem::replace(&mut self.inner, Inner::Element);
                 match inner {
-                    Inner::Thinks(_) => self.thinks(&inner, None, self.scalar_at..past),
+                    Inner::Thinks(_) => self.thinks(inner, None, self.scalar_at..past),
                     Inner::Effort if self.member == Member::Reasoning => self.effort_stands(None, self.scalar_at..past),
                     _ => {}
                 }
@@ -694,14 +709,14 @@ impl Sink for Reader {
     fn scalar(&mut self, what: Scalar, decoded: &[u8], place: Range<usize>, depth: usize) {
         if what == Scalar::Key {
             self.scalar_at = place.start;
-            return self.named(Said::at_once(decoded, self.longest_name(depth)), depth);
+            return self.named(decoded, depth);
         }
-        let interest = self.begin(what, place.start, depth);
-        if matches!(self.purpose, Purpose::String | Purpose::Number) {
-            return self.take(Said::at_once(decoded, self.kept.most()), place.end, depth);
-        }
-        if interest == Interest::Read && !decoded.is_empty() {
-            self.piece(decoded);
+        let most = self.scalar_begins(what, place.start, depth);
+        match self.purpose {
+            Purpose::String | Purpose::Number => return self.take(Said::at_once(decoded, most), place.end, depth),
+            Purpose::TokenId if !self.prefix.wants() => return self.scalar_ends(place.end, depth),
+            Purpose::Prompt | Purpose::TokenId => self.piece(decoded),
+            Purpose::Name | Purpose::Nothing => {}
         }
         self.end(what, place.end, depth);
     }

@@ -327,6 +327,19 @@ fn reasoning_is_one_word_whatever_field_says_it() {
 }
 
 #[test]
+fn metadata_is_kept_under_every_name_that_can_be_read() {
+    let (most, more) = ("n".repeat(1024), "n".repeat(1025));
+    let body = format!(
+        r#"{{"metadata":{{"":"a","\u0062":"b","{most}":"c","{more}":"d","\n{more}":"e","\ud800":"f","g":{{"h":"i"}},"j":1,"k":"l"}}}}"#
+    );
+    let read = |names: &[(&str, &str)]| names.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect::<Vec<_>>();
+    let kept = read(&[("", "a"), ("b", "b"), (&most, "c"), ("k", "l")]);
+    assert_eq!(chat(&body).unwrap().metadata, kept);
+    let bytes: Vec<&[u8]> = body.as_bytes().chunks(1).collect();
+    assert_eq!(read_in("/v1/chat/completions", &bytes).unwrap().metadata, kept);
+}
+
+#[test]
 fn steering_of_the_cache_is_seen() {
     for (value, steers) in [("null", false), ("{}", true), ("{\"a\":1}", true), ("1", true), ("\"x\"", true)] {
         for field in ["kv_transfer_params", "ec_transfer_params"] {

@@ -9,13 +9,12 @@
 #[inline(always)]
 pub(super) fn plain_run(bytes: &[u8]) -> (usize, bool) {
     let (mut len, mut high) = (0, 0);
-    while let Some(word) = bytes[len..].first_chunk::<8>().filter(|_| len < SHORT) {
+    for word in bytes[..bytes.len().min(SHORT)].as_chunks().0 {
         let word = u64::from_le_bytes(*word);
         let stop = stops(word);
         if stop != 0 {
-            let before = stop.trailing_zeros() & !7;
-            high |= word & !(u64::MAX << before);
-            return (len + before as usize / 8, high & HIGH == 0);
+            high |= high_in_front(word, stop);
+            return (len + place(stop), high & HIGH == 0);
         }
         high |= word;
         len += 8;
@@ -31,7 +30,7 @@ const SHORT: usize = 48;
 /// from there on.
 #[inline(never)]
 fn long_run(bytes: &[u8], from: usize) -> (usize, bool) {
-    let (mut len, mut is_ascii) = (from, true);
+    let (mut len, mut is_ascii, mut high) = (from, true, 0);
     while let Some(chunk) = bytes[len..].first_chunk::<32>() {
         let (mut stop, mut all) = (0u8, 0u8);
         for &byte in chunk {
@@ -44,19 +43,18 @@ fn long_run(bytes: &[u8], from: usize) -> (usize, bool) {
         is_ascii &= all.is_ascii();
         len += 32;
     }
-    while let Some(word) = bytes[len..].first_chunk::<8>() {
+    while let Some(word) = bytes[len..].first_chunk() {
         let word = u64::from_le_bytes(*word);
         let stop = stops(word);
         if stop != 0 {
-            let before = stop.trailing_zeros() & !7;
-            is_ascii &= word & !(u64::MAX << before) & HIGH == 0;
-            return (len + before as usize / 8, is_ascii);
+            high |= high_in_front(word, stop);
+            return (len + place(stop), is_ascii && high & HIGH == 0);
         }
-        is_ascii &= word & HIGH == 0;
+        high |= word;
         len += 8;
     }
-    let (len, rest_is_ascii) = last_run(bytes, len);
-    (len, is_ascii && rest_is_ascii)
+    let (len, last_is_ascii) = last_run(bytes, len);
+    (len, is_ascii && last_is_ascii && high & HIGH == 0)
 }
 
 /// The last bytes of a slice, fewer than eight: one word, filled up with what stops.
@@ -66,8 +64,8 @@ fn last_run(bytes: &[u8], from: usize) -> (usize, bool) {
     let mut word = [b'"'; 8];
     word[..rest.len()].copy_from_slice(rest);
     let word = u64::from_le_bytes(word);
-    let before = stops(word).trailing_zeros() & !7;
-    (from + before as usize / 8, word & !(u64::MAX << before) & HIGH == 0)
+    let stop = stops(word);
+    (from + place(stop), high_in_front(word, stop) == 0)
 }
 
 /// Text that nobody wants to see, escapes of two bytes included.
@@ -83,9 +81,12 @@ pub(super) struct Stretch {
 /// How far text reaches in front of the next quote, control character, escape of another kind
 /// or escape that the slice cuts. (Also in front of one among the last bytes of the slice:
 /// that one is left to the reader of single escapes.)
+///
+/// Never inlined: its loop needs all the registers there are.
+#[inline(never)]
 pub(super) fn stretch(bytes: &[u8]) -> Stretch {
     let (mut len, mut escapes, mut high) = (0, 0, 0);
-    while let Some(word) = bytes[len..].first_chunk::<8>() {
+    while let Some(word) = bytes[len..].first_chunk() {
         let word = u64::from_le_bytes(*word);
         let stop = stops(word);
         if stop == 0 {
@@ -93,17 +94,16 @@ pub(super) fn stretch(bytes: &[u8]) -> Stretch {
             len += 8;
             continue;
         }
-        let before = stop.trailing_zeros() & !7;
-        high |= word & !(u64::MAX << before);
-        len += before as usize / 8;
+        high |= high_in_front(word, stop);
+        len += place(stop);
         if !begins_with_short_escape(&bytes[len..]) {
             return Stretch { len, decoded: len - escapes, is_ascii: high & HIGH == 0 };
         }
         len += 2;
         escapes += 1;
     }
-    let (last, is_ascii) = last_run(bytes, len);
-    Stretch { len: last, decoded: last - escapes, is_ascii: is_ascii && high & HIGH == 0 }
+    let (len, is_ascii) = last_run(bytes, len);
+    Stretch { len, decoded: len - escapes, is_ascii: is_ascii && high & HIGH == 0 }
 }
 
 fn begins_with_short_escape(bytes: &[u8]) -> bool {
@@ -130,12 +130,23 @@ const ONES: u64 = 0x0101_0101_0101_0101;
 const HIGH: u64 = 0x8080_8080_8080_8080;
 
 /// The high bit of every stop byte. Bits above the lowest one may be false, because a
-/// subtraction borrows; only the lowest is used.
+/// subtraction borrows; only the lowest is used. (A quote is the one byte besides the control
+/// characters that is less than 0x21 once its second bit is flipped.)
 const fn stops(word: u64) -> u64 {
-    let control = word.wrapping_sub(ONES * 0x20);
-    let quote = (word ^ (ONES * b'"' as u64)).wrapping_sub(ONES);
+    let control_or_quote = (word ^ (ONES * 0x02)).wrapping_sub(ONES * 0x21);
     let backslash = (word ^ (ONES * b'\\' as u64)).wrapping_sub(ONES);
-    (control | quote | backslash) & !word & HIGH
+    (control_or_quote | backslash) & !word & HIGH
+}
+
+/// How many bytes of a word stand in front of the first stop.
+const fn place(stops: u64) -> usize {
+    stops.trailing_zeros() as usize / 8
+}
+
+/// The high bits of the bytes in front of the first stop. (What `stops` holds above it falls
+/// on bytes that have none.)
+const fn high_in_front(word: u64, stops: u64) -> u64 {
+    word & (stops - 1) & HIGH
 }
 
 /// A character that a frame's edge has cut: how many bytes it still needs, and between

@@ -198,7 +198,7 @@ impl Tokenizer {
         let mut i = 0;
         while i < bytes.len() {
             let read = match self.state.string() {
-                Some(what) if bytes[i] == b'"' => self.string(what, bytes, i, sink),
+                Some(what) if bytes[i] == b'"' => self.strings(what, bytes, i, sink),
                 _ => self.step(bytes, i, sink),
             };
             match read {
@@ -369,11 +369,11 @@ impl Tokenizer {
     /// Says where to read on.
     fn behind_value_at(&mut self, bytes: &[u8], past: usize) -> usize {
         self.behind_value();
-        let has_comma = self.state == State::Next && bytes.get(past) == Some(&b',');
-        if has_comma {
-            self.behind_comma();
+        if self.state != State::Next || bytes.get(past) != Some(&b',') {
+            return past;
         }
-        past + usize::from(has_comma)
+        self.behind_comma();
+        behind_mark(bytes, past)
     }
 
     fn behind_value(&mut self) {
@@ -390,23 +390,30 @@ impl Tokenizer {
         }
     }
 
-    /// A string from its opening quote on. Nearly all are plain and stand in one slice.
+    /// A string from its opening quote on, and those that stand directly behind it, as keys and
+    /// their values do. Nearly all are plain and stand in one slice.
     #[inline]
-    fn string<S: Sink>(&mut self, what: Scalar, bytes: &[u8], at: usize, sink: &mut S) -> Result<usize, Stop> {
-        let from = at + 1;
-        let (len, is_ascii) = plain_run(&bytes[from..]);
-        let to = from + len;
-        if !is_ascii || bytes.get(to) != Some(&b'"') {
-            self.begin(what, at, sink);
-            self.is_key = what == Scalar::Key;
-            self.high = 0;
-            self.state = State::Text;
-            return self.runs(bytes, from, (len, is_ascii), sink);
+    fn strings<S: Sink>(&mut self, mut what: Scalar, bytes: &[u8], mut at: usize, sink: &mut S) -> Result<usize, Stop> {
+        loop {
+            let from = at + 1;
+            let (len, is_ascii) = plain_run(&bytes[from..]);
+            let to = from + len;
+            if !is_ascii || bytes.get(to) != Some(&b'"') {
+                self.begin(what, at, sink);
+                self.is_key = what == Scalar::Key;
+                self.high = 0;
+                self.state = State::Text;
+                return self.runs(bytes, from, (len, is_ascii), sink);
+            }
+            if self.is_heard() {
+                sink.scalar(what, &bytes[from..to], self.before + at..self.before + to + 1, self.nests.depth);
+            }
+            at = self.behind_string(what == Scalar::Key, bytes, to + 1);
+            if what == Scalar::String || self.state != State::Value || bytes.get(at) != Some(&b'"') {
+                return Ok(at);
+            }
+            what = Scalar::String;
         }
-        if self.is_heard() {
-            sink.scalar(what, &bytes[from..to], self.before + at..self.before + to + 1, self.nests.depth);
-        }
-        Ok(self.behind_string(what == Scalar::Key, bytes, to + 1))
     }
 
     /// Where to read on behind a string: the colon or comma that stands directly behind it is
@@ -415,9 +422,12 @@ impl Tokenizer {
         if !is_key {
             return self.behind_value_at(bytes, past);
         }
-        let has_colon = bytes.get(past) == Some(&b':');
-        self.state = if has_colon { State::Value } else { State::Colon };
-        past + usize::from(has_colon)
+        if bytes.get(past) != Some(&b':') {
+            self.state = State::Colon;
+            return past;
+        }
+        self.state = State::Value;
+        behind_mark(bytes, past)
     }
 
     /// Text that an earlier slice began.
@@ -667,6 +677,11 @@ impl Tokenizer {
 
 const fn is_space(byte: u8) -> bool {
     matches!(byte, b' ' | b'\t' | b'\n' | b'\r')
+}
+
+/// Where to read on behind a comma or colon: many writers set a space behind each.
+fn behind_mark(bytes: &[u8], at: usize) -> usize {
+    at + 1 + usize::from(bytes.get(at + 1) == Some(&b' '))
 }
 
 const fn digit(byte: u8) -> Option<u16> {
