@@ -256,7 +256,6 @@ impl Gateway {
             prompt,
             streamed: upload.facts.streams(),
             choices: upload.facts.choices(),
-            tokens_per_event: 1.0,
             gap_edges: Arc::clone(&promise.watch.gap_edges),
             case: Case {
                 judged_path: promise.judges(endpoint),

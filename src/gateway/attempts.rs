@@ -682,6 +682,7 @@ impl Attempt<'_> {
         let ask = self.ask;
         let learned = || self.yard.ratios.tokens_per_event(&self.place.engine, &ask.routed.model_label);
         let ratio = if reader == Reader::Events { learned() } else { 1.0 };
+        ask.pulse.expects(ratio);
         let expect = Expect::of(ask.dialect(), ask.facts, ask.arrival, ratio);
         let mut observer = Observer::new(expect, reader, status, ask.promise.watch.clone());
         observer.knows(&self.bound.moulds);

@@ -241,6 +241,12 @@ impl Observer {
         self.eye.tally.has_token()
     }
 
+    /// When a gap between token events first exceeded the ITL threshold, if one has.
+    #[must_use]
+    pub fn itl_broke(&self) -> Option<Tick> {
+        self.eye.tally.itl_broke()
+    }
+
     /// The last error that stood inside the answer.
     #[must_use]
     pub fn error(&self) -> Option<InBandError> {

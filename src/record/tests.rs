@@ -142,7 +142,6 @@ fn promise() -> Promise {
         prompt: Tokens(2000),
         streamed: true,
         choices: 1,
-        tokens_per_event: 1.0,
         gap_edges: [].into(),
         case: Case::of(Dialect::Chat),
     }
