@@ -23,9 +23,9 @@ use crate::dial::Dial;
 use crate::forward::lines::Lines;
 use crate::inspect::Ratios;
 use crate::judge::Objectives;
-use crate::record::{Recorder, SeatReport, StoreReport};
+use crate::record::{EngineReport, Recorder, SeatReport, StoreReport};
 use crate::route::settings::{Concurrency, Pool};
-use crate::route::{Fleet, Promised};
+use crate::route::{EngineState, EngineView, Fleet, PoolView, Promised};
 use crate::units::{PoolId, Tick};
 
 /// How often seats follow the engines where no request comes.
@@ -163,6 +163,17 @@ impl Gateway {
         });
     }
 
+    /// Tells the recorder what the fleet knows of its engines, those that left up to ten minutes ago
+    /// included: to be called before a page of metrics is written.
+    pub fn report_engines(&self) {
+        let of_pool = |PoolView { pool, engines, .. }| {
+            engines
+                .into_iter()
+                .map(move |engine: EngineView| (PoolId::clone(&pool), engine.engine.clone(), told(&engine)))
+        };
+        self.recorder.engines(self.fleet.view(self.clock.now()).into_iter().flat_map(of_pool).collect());
+    }
+
     /// Tells the recorder how many seats there are and how many are taken: to be called before
     /// a page of metrics is written.
     pub fn report_seats(&self) {
@@ -208,6 +219,23 @@ impl House {
             desk.set_reading(self.fleet.reading(&pool));
             self.engines_of(&pool, Some(&desk));
         }
+    }
+}
+
+/// One engine, as the page of metrics tells it. One that left counts as down, and its other values
+/// end.
+fn told(engine: &EngineView) -> EngineReport {
+    if engine.left.is_some() {
+        return EngineReport::default();
+    }
+    EngineReport {
+        up: matches!(engine.state, EngineState::Up | EngineState::Cooling),
+        waiting: engine.waiting,
+        running: engine.running,
+        kv_usage: engine.kv_usage,
+        seats: engine.seats.map(f64::from),
+        ttft_error: engine.errors.ttft,
+        tpot_error: engine.errors.tpot,
     }
 }
 

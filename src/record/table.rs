@@ -106,15 +106,23 @@ impl Table {
             let memory = known.map(|known| known.memory.clone());
             table.classes.insert(class.id.clone(), Arc::new(ClassSeries::new(metrics, class, routes, memory, at)));
         }
+        // Places are for tenants that the settings name; those that went keep their series only.
+        let mut places = TENANTS.saturating_sub(table.known_tenants(shape));
         for tenant in &shape.tenants {
-            table.bind_tenant(metrics, tenant);
+            table.bind_tenant(metrics, tenant, &mut places);
         }
         table
     }
 
-    fn bind_tenant(&mut self, metrics: &Metrics, tenant: &TenantShape) {
+    fn known_tenants(&self, shape: &Shape) -> usize {
+        shape.tenants.iter().filter(|tenant| self.tenants.contains_key(&tenant.id)).count()
+    }
+
+    fn bind_tenant(&mut self, metrics: &Metrics, tenant: &TenantShape, places: &mut usize) {
         let classes = tenant.classes.as_deref().unwrap_or(&self.current);
-        if self.tenants.contains_key(&tenant.id) || self.tenants.len() < TENANTS {
+        let is_known = self.tenants.contains_key(&tenant.id);
+        if is_known || *places > 0 {
+            *places -= usize::from(!is_known);
             let series = TenantSeries::new(metrics, tenant.id.as_str(), classes, &tenant.limits);
             self.tenants.insert(tenant.id.clone(), Arc::new(series));
         } else {

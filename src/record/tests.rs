@@ -306,6 +306,21 @@ async fn tenants_beyond_two_hundred_share_one_series() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn tenants_that_went_leave_their_places_to_others() {
+    let recorder = Recorder::new(Clock::start(), None);
+    for name in ["a", "b"] {
+        let tenants = (0..200).map(|i| tenant(&format!("{name}{i}"))).collect();
+        recorder.bind(&Shape { tenants, ..shape() });
+    }
+    for name in ["a0", "b199"] {
+        recorder.note(Finished { tenant: Some(TenantId::from(name)), ..finished(Verdict::bare(Outcome::Met)) });
+    }
+    let told = samples(&recorder);
+    assert_eq!(told["goodput_tenant_slo_total{tenant=\"a0\",class=\"chat\"}"], 1.0, "a request of before");
+    assert_eq!(told["goodput_tenant_slo_total{tenant=\"b199\",class=\"chat\"}"], 1.0);
+}
+
+#[tokio::test(start_paused = true)]
 async fn c40_a_reload_keeps_what_was_counted() {
     let recorder = recorder();
     recorder.note(Finished { timeline: Some(answer()), ..finished(Verdict::bare(Outcome::Met)) });
@@ -524,7 +539,7 @@ async fn engines_reload_and_process_are_told() {
         ttft_error: Some(0.25),
         tpot_error: None,
     };
-    recorder.engine(&pool, &engine, report);
+    recorder.engines(vec![(pool, engine, report)]);
     recorder.reloaded(true);
     recorder.reloaded(false);
     let told = samples(&recorder);
@@ -541,10 +556,7 @@ async fn engines_reload_and_process_are_told() {
     assert_eq!(told["goodput_config_last_reload_successful"], 0.0);
     assert!(told["goodput_config_last_reload_timestamp_seconds"] > 1e9);
     assert!(told["process_resident_memory_bytes"] > 0.0);
-    recorder.engine_left(&pool, &engine);
-    assert_eq!(samples(&recorder)[&format!("goodput_engine_up{labels}")], 0.0);
-    let clock = recorder.0.clock;
-    clock.sleep_until(Some(clock.now() + Duration::from_secs(600))).await;
+    recorder.engines(Vec::new());
     assert!(!samples(&recorder).contains_key(&format!("goodput_engine_up{labels}")));
 }
 
@@ -556,7 +568,7 @@ async fn the_page_is_the_golden_one() {
     small.routes.truncate(1);
     small.tenants.truncate(1);
     recorder.bind(&small);
-    recorder.engine(&PoolId::from("main"), &EngineId::from("vllm-0:8000"), EngineReport::default());
+    recorder.engines(vec![(PoolId::from("main"), EngineId::from("vllm-0:8000"), EngineReport::default())]);
     recorder.seats(vec![(PoolId::from("main"), SeatReport { seats: 8, taken: 3, prefill: Some(Tokens(1024)) })]);
     recorder.levels(vec![(
         ClassId::from("chat"),
