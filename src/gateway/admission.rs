@@ -79,19 +79,9 @@ impl Held {
         }
     }
 
-    /// Goes on in another pool: with a seat there that nobody wants, in the place of the one
-    /// held. False: there is none, and nothing has changed.
-    pub fn moves_to(&mut self, pool: &BoundPool, ask: &Ask) -> bool {
-        let Some(desk) = &pool.desk else {
-            self.seat = None;
-            return true;
-        };
-        let seat = desk.take_free_seat(ask);
-        let moves = seat.is_some();
-        if moves {
-            self.seat = seat;
-        }
-        moves
+    /// Goes on in another pool, in the place of the one where it is.
+    pub fn takes(&mut self, spare: Spare) {
+        self.seat = spare.0;
     }
 
     /// The answer ended so: charges what was used, and gives the seat back.
@@ -110,6 +100,20 @@ impl Held {
     pub fn failed(mut self) {
         self.reservation = None;
         self.seat = None;
+    }
+}
+
+/// What a request needs to go on in another pool: a seat there that nobody wants, nothing where
+/// the pool has no limit.
+#[derive(Debug)]
+#[must_use = "dropped at once it is nobody's"]
+pub struct Spare(Option<Seat>);
+
+impl Spare {
+    /// `None`: each seat of the pool is taken, or wanted.
+    pub fn of(pool: &BoundPool, ask: &Ask) -> Option<Spare> {
+        let Some(desk) = &pool.desk else { return Some(Spare(None)) };
+        desk.take_free_seat(ask).map(|seat| Spare(Some(seat)))
     }
 }
 
