@@ -223,9 +223,10 @@ impl House {
         length: Option<Duration>,
     ) -> Result<LevelView, NotForced> {
         let at = self.clock.now();
+        let mut ladders = self.levels.ladders.lock();
+        // Behind the lock: the ladders follow the settings of this moment.
         let live = self.live.load();
         let class = live.settings.class(&ClassId::from(class)).ok_or(NotForced::UnknownClass)?;
-        let mut ladders = self.levels.ladders.lock();
         let standing = match ladders.of.get_mut(&class.id) {
             Some(standing) if level.is_none_or(|level| level <= class.degrade.len()) => standing,
             _ => return Err(NotForced::TooHigh(class.degrade.len())),
@@ -243,8 +244,8 @@ impl House {
     /// How every class with levels stands, in the order of the settings.
     #[must_use]
     pub fn level_views(&self) -> Vec<LevelView> {
-        let (live, at) = (self.live.load(), self.clock.now());
         let ladders = self.levels.ladders.lock();
+        let (live, at) = (self.live.load(), self.clock.now());
         let view = |class: &Arc<Class>| Some(ladders.of.get(&class.id)?.view(class, at));
         live.settings.classes.iter().filter_map(view).collect()
     }
