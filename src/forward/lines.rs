@@ -356,7 +356,7 @@ impl Line {
     /// skipped. Dropping the future closes the connection.
     pub fn send(self, request: Outgoing) -> Sending {
         let before = self.wire.received;
-        Sending { line: Some(self), unsent: Some(request), before, interim: 0 }
+        Sending { line: Some(self), unsent: Some(request), stuck: false, before, interim: 0 }
     }
 }
 
@@ -368,6 +368,8 @@ pub struct Sending {
     line: Option<Line>,
     /// `None` once all has been written, or cannot be.
     unsent: Option<Outgoing>,
+    /// What was left of it could not be written.
+    stuck: bool,
     /// Bytes that had come on the line before.
     before: u64,
     /// Bytes of interim answers.
@@ -382,12 +384,11 @@ impl Future for Sending {
         let wire = &mut this.line.as_mut().expect("not polled after it was ready").wire;
         // An engine may answer before it has read all, and then close: what cannot be written
         // any more does not matter as long as an answer comes.
-        let mut stuck = false;
         if let Some(unsent) = &mut this.unsent
             && let Poll::Ready(written) = unsent.poll(&mut wire.io, cx)
         {
             this.unsent = None;
-            stuck = written.is_err();
+            this.stuck = written.is_err();
         }
         loop {
             let failed = match ready!(wire.poll_more(cx)) {
@@ -397,7 +398,8 @@ impl Future for Sending {
                     Ok(Some(head)) => {
                         let head::Head { parts, framing, stays } = head;
                         let unsent = this.unsent.take().map(Box::new);
-                        let mut body = EngineBody { framing, line: this.line.take(), unsent, stays: stays && !stuck };
+                        let stays = stays && !this.stuck;
+                        let mut body = EngineBody { framing, line: this.line.take(), unsent, stays };
                         body.give_back_at_end();
                         return Poll::Ready(Ok(Response::from_parts(parts, body)));
                     }
