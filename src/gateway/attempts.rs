@@ -20,7 +20,7 @@ use crate::clock::{Alarms, Clock};
 use crate::forward::headers::{self, Content, EngineHeaders, Sent};
 use crate::forward::lines::{Answered, Lines, Outgoing};
 use crate::forward::{Call, Deadlines, Due, Mute, OpenFailed, Opening, Parts, Relay, WhyNot, limit_refusal, open};
-use crate::inspect::{Facts, Ratios};
+use crate::inspect::{Facts, OfModel};
 use crate::judge::{NonStreaming, Objective, Objectives, Pulse};
 use crate::observe::{Expect, Limit, Observer, Reader};
 use crate::record::{Retry, Visit};
@@ -75,6 +75,8 @@ pub struct Ask<'a> {
     pub upstream_id: HeaderValue,
     /// The client's side.
     pub client: &'a ClientSide,
+    /// What is known of its model.
+    pub learned: &'a OfModel,
     /// Told of token events.
     pub pulse: Pulse,
 }
@@ -89,8 +91,6 @@ pub struct Yard<'a> {
     pub fleet: &'a Arc<Fleet>,
     /// Their connections.
     pub lines: &'a Arc<Lines>,
-    /// What was learned from usage.
-    pub ratios: &'a Ratios,
 }
 
 /// An answer that has begun to speak, or the last one that an engine gave.
@@ -680,7 +680,7 @@ impl Attempt<'_> {
 
     fn observer(&self, reader: Reader, status: u16) -> Observer {
         let ask = self.ask;
-        let learned = || self.yard.ratios.tokens_per_event(&self.place.engine, &ask.routed.model_label);
+        let learned = || ask.learned.tokens_per_event(&self.place.engine);
         let ratio = if reader == Reader::Events { learned() } else { 1.0 };
         ask.pulse.expects(ratio);
         let expect = Expect::of(ask.dialect(), ask.facts, ask.arrival, ratio);

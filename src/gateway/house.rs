@@ -30,6 +30,8 @@ use crate::units::{PoolId, Tick};
 
 /// How often seats follow the engines where no request comes.
 const COUNT_EVERY: Duration = Duration::from_millis(100);
+/// How often what was learned of engines is held against those that are there.
+const FORGET_EVERY: Duration = Duration::from_secs(60);
 
 /// The gateway. Cheap to clone: all clones are one.
 #[derive(Clone)]
@@ -120,10 +122,17 @@ impl Gateway {
     }
 
     /// Keeps the number of seats in step with the engines, and overload levels in step with what
-    /// is measured, while nobody comes who would look. Never ends.
+    /// is measured, while nobody comes who would look; forgets what was learned of engines that the
+    /// fleet knows no more. Never ends.
     pub async fn keep_seats(self) {
+        let mut forgets = self.clock.now() + FORGET_EVERY;
         loop {
-            self.clock.sleep_until(Some(self.clock.now() + COUNT_EVERY)).await;
+            let now = self.clock.now();
+            if now >= forgets {
+                forgets = now + FORGET_EVERY;
+                self.forget_engines(now);
+            }
+            self.clock.sleep_until(Some(now + COUNT_EVERY)).await;
             self.count_seats();
             self.weigh_levels();
         }
@@ -210,6 +219,11 @@ impl House {
             desk.set_seats(seats);
         }
         available
+    }
+
+    fn forget_engines(&self, at: Tick) {
+        let engines = self.fleet.view(at).into_iter().flat_map(|pool| pool.engines);
+        self.ratios.keep_engines(&engines.map(|engine| engine.engine).collect());
     }
 
     /// The seats of every pool follow its engines.

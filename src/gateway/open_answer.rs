@@ -12,7 +12,7 @@ use super::degrade;
 use super::house::Gateway;
 use crate::forward::headers;
 use crate::forward::{Ended, Keeper, OwnFields, ReplyBody};
-use crate::inspect::PromptSize;
+use crate::inspect::{OfModel, PromptSize};
 use crate::observe::{Ending, Limit, Reader, Timeline};
 use crate::record::Visit;
 use crate::refuse::Refusal;
@@ -36,6 +36,8 @@ pub struct Asked {
     pub queued: Duration,
     /// The id that the client knows.
     pub id: RequestId,
+    /// What was known of its model.
+    pub learned: OfModel,
 }
 
 /// An answer, and everything that waits for its end.
@@ -155,12 +157,17 @@ impl Open {
 
     /// Reported usage teaches bytes per token and tokens per event.
     fn learn(&self, timeline: &Timeline) {
-        let (ratios, label) = (&self.gateway.ratios, &self.asked.routed.model_label);
-        if let Some(input) = timeline.usage.input {
-            ratios.learn_prompt(label, self.asked.prompt, input);
+        let (input, events) = (timeline.usage.input, timeline.plain_events());
+        if input.is_none() && events.is_none() {
+            return;
         }
-        if let Some((events, output)) = timeline.plain_events() {
-            ratios.learn_events(&self.place.engine, label, events, output);
+        let Asked { learned, model, routed, prompt, .. } = &self.asked;
+        let Some(learned) = self.gateway.ratios.of_answer(learned, model.as_deref(), routed.literal) else { return };
+        if let Some(input) = input {
+            learned.prompt(*prompt, input);
+        }
+        if let Some((events, output)) = events {
+            learned.events(&self.place.engine, events, output);
         }
     }
 }
