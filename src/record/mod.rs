@@ -60,17 +60,6 @@ pub enum Format {
     OpenMetrics,
 }
 
-impl Format {
-    /// The page's `content-type`.
-    #[must_use]
-    pub const fn content_type(self) -> &'static str {
-        match self {
-            Format::Text => prometheus_text::CONTENT_TYPE,
-            Format::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
-        }
-    }
-}
-
 /// How many requests may run on a pool, and how many do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SeatReport {

@@ -1,4 +1,4 @@
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
 use serde_json::Value;
@@ -734,6 +734,57 @@ async fn drift_is_observed_by_assumed() {
     };
     assert!((drift("p50") - 2.0).abs() < 0.1 && (drift("p95") - 1.0).abs() < 0.05);
     assert!(!samples.keys().any(|key| key.starts_with("goodput_workload_drift") && key.contains("input")));
+}
+
+/// The label names of every family that has samples.
+fn label_names(page: &str) -> BTreeMap<String, BTreeSet<String>> {
+    let histograms: BTreeSet<&str> =
+        page.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.strip_suffix(" histogram")).collect();
+    let mut names: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for sample in page.lines().filter(|line| !line.starts_with('#')) {
+        let (name, labels) = sample.rsplit_once(' ').unwrap().0.split_once('{').unwrap_or((sample, ""));
+        let name = name.split(' ').next().unwrap();
+        let family = ["_bucket", "_sum", "_count"].iter().find_map(|end| name.strip_suffix(end));
+        let family = family.filter(|family| histograms.contains(family)).unwrap_or(name);
+        let keys = labels.split("\",").filter_map(|label| Some(label.split_once('=')?.0.to_owned()));
+        names.entry(family.to_owned()).or_default().extend(keys.filter(|key| key != "le"));
+    }
+    names
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_metric_is_listed_with_its_labels() {
+    use crate::judge::{Assumption, Quantiles};
+    let recorder = Recorder::new(Clock::start(), None);
+    let quantiles = Some(Quantiles { p50: Tokens(2), p95: Tokens(4) });
+    let assumed = Assumption { input_tokens: quantiles, output_tokens: quantiles };
+    let mut shape = shape();
+    shape.classes[0].objectives = Arc::new(Objectives { assumed: Some(assumed), ..(*chat()).clone() });
+    recorder.bind(&shape);
+    for _ in 0..50 {
+        recorder.note(Finished { timeline: Some(answer()), ..finished(Verdict::bare(Outcome::Met)) });
+    }
+    let report = EngineReport {
+        up: true,
+        waiting: Some(2.0),
+        running: Some(1.0),
+        kv_usage: Some(0.5),
+        seats: Some(12.0),
+        ttft_error: Some(0.25),
+        tpot_error: Some(0.25),
+    };
+    recorder.engines(vec![(PoolId::from("main"), EngineId::from("vllm-0:8000"), report)]);
+    let told = label_names(&[include_str!("golden.prom"), &recorder.page(Format::Text)].concat());
+    let listed = include_str!("../../docs/operations.md").lines().filter_map(|line| {
+        let mut cells = line.strip_prefix("| `")?.split(" | ");
+        let (name, kind) = (cells.next()?.strip_suffix('`')?, cells.next()?);
+        let labels = kind.split_once(": ").map_or("", |(_, labels)| labels);
+        let is_metric = ["counter", "gauge", "histogram", "info"].contains(&kind.split(':').next()?);
+        let labels = labels.split(", ").filter(|label| !label.is_empty()).map(str::to_owned).collect();
+        is_metric.then(|| (name.to_owned(), labels))
+    });
+    let listed: BTreeMap<String, BTreeSet<String>> = listed.collect();
+    assert_eq!(told, listed);
 }
 
 fn any_outcome() -> impl Strategy<Value = Outcome> {
