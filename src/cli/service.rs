@@ -22,6 +22,7 @@ use crate::gateway::{Gateway, LevelView, Materials, NotForced};
 use crate::record::settings::AccessLog;
 use crate::record::{AccessLines, Format, Recorder, access};
 use crate::route::probe::Probes;
+use crate::units::seconds_up;
 
 /// Why a gateway did not start.
 #[derive(Debug, thiserror::Error)]
@@ -375,7 +376,7 @@ fn degradation(view: &LevelView) -> Degradation {
         actions: view.actions.iter().map(|kind| kind.as_str()).collect(),
         forced: view.is_forced,
         // Rounded up: it stands as long as it is told.
-        forced_for_seconds: view.forced_for.map(|left| left.as_secs() + u64::from(left.subsec_nanos() > 0)),
+        forced_for_seconds: view.forced_for.map(seconds_up),
         burn_rate: view.measured.burn_rate,
         queue_wait_seconds: view.measured.queue_wait.map(|wait| wait.as_secs_f64()),
         queue_depth: view.measured.queue_depth,

@@ -27,7 +27,6 @@ use parking_lot::{Mutex, RwLock};
 use crate::clock::Clock;
 use crate::dial::{BoxedIo, Dial, EngineAddress, Roots, is_lack};
 use crate::framing::{Framing, Step, Unreadable};
-use crate::route::retry::Happened;
 use crate::route::settings::Pool;
 use crate::units::{EngineId, PoolId, Tick};
 
@@ -129,12 +128,6 @@ impl SendFailed {
     pub fn is_stale(&self) -> bool {
         self.why == NoAnswer::Closed && self.reused && self.bytes_seen == 0
     }
-
-    /// What the rules of retries make of it.
-    #[must_use]
-    pub fn happened(&self) -> Happened {
-        if self.is_stale() { Happened::StaleLine } else { Happened::Broken }
-    }
 }
 
 /// An engine's answer. Its body owns the line.
@@ -170,10 +163,8 @@ impl Lines {
     }
 
     /// A line to this engine: an idle one, else a fresh one.
-    ///
-    /// # Errors
-    /// No connection within the pool's `connect_timeout`.
-    pub async fn take(&self, pool: &Pool, engine: &EngineId, to: &EngineAddress) -> Result<Line, ConnectFailed> {
+    #[cfg(test)]
+    async fn take(&self, pool: &Pool, engine: &EngineId, to: &EngineAddress) -> Result<Line, ConnectFailed> {
         match self.standing(pool, engine, to, self.clock.now()) {
             Ok(line) => Ok(line),
             Err(place) => self.open(pool, to, place).await,
@@ -197,10 +188,8 @@ impl Lines {
     }
 
     /// A line that nobody used before.
-    ///
-    /// # Errors
-    /// No connection within the pool's `connect_timeout`.
-    pub async fn fresh(&self, pool: &Pool, engine: &EngineId, to: &EngineAddress) -> Result<Line, ConnectFailed> {
+    #[cfg(test)]
+    async fn fresh(&self, pool: &Pool, engine: &EngineId, to: &EngineAddress) -> Result<Line, ConnectFailed> {
         self.open(pool, to, self.unmade(pool, engine, to)).await
     }
 
@@ -347,8 +336,8 @@ impl Idle {
 
 impl Line {
     /// Whether it served a request before.
-    #[must_use]
-    pub fn is_reused(&self) -> bool {
+    #[cfg(test)]
+    fn is_reused(&self) -> bool {
         self.reused
     }
 

@@ -21,7 +21,7 @@ use crate::config::{Class, Settings};
 use crate::record::{LevelReport, Visit};
 use crate::refuse::Refusal;
 use crate::route::Routed;
-use crate::units::{ClassId, PoolId, Priority, Tick, Tokens};
+use crate::units::{ClassId, PoolId, Priority, Tick, Tokens, seconds_up};
 
 /// How often classes are measured.
 const EVERY: Duration = Duration::from_millis(500);
@@ -142,7 +142,7 @@ impl Relief {
         if has_fewer {
             visit.degraded(Kind::ShedLower);
             if let (true, Some(kept)) = (pools.is_empty(), keeps(&routed.pools[0])) {
-                let retry_after = kept.until.map(|until| whole_seconds(until - at));
+                let retry_after = kept.until.map(|until| seconds_up(until - at).max(1));
                 return Err(Refusal::OverloadShed { class: kept.class.clone(), retry_after });
             }
         }
@@ -152,11 +152,6 @@ impl Relief {
         }
         Ok(Routed { pools: pools.into(), ..routed })
     }
-}
-
-/// Rounded up, at least one.
-fn whole_seconds(length: Duration) -> u64 {
-    (length.as_secs() + u64::from(length.subsec_nanos() > 0)).max(1)
 }
 
 /// The value of `x-goodput-degraded`; none where nothing was done.

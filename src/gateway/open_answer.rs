@@ -137,7 +137,7 @@ impl Open {
     fn tell_the_engine(&mut self, timeline: &Timeline, refusal: Option<&Refusal>) {
         let fault = fault_of(timeline, refusal);
         if let Some(work) = self.work.take() {
-            if fault.is_none() && timeline.ending == Ending::Clean && (200..300).contains(&timeline.status) {
+            if fault.is_none() && timeline.ending == Ending::Clean && timeline.is_success() {
                 work.note_served(self.asked.endpoint, self.asked.model.as_deref().unwrap_or_default());
             }
             give_back(work, timeline);
@@ -175,7 +175,7 @@ impl Open {
 /// The work is done. What it took is a lesson where the answer came whole, at the engine's own
 /// pace.
 fn give_back(work: Work, timeline: &Timeline) {
-    let is_whole = timeline.finish.is_some() && timeline.error.is_none() && (200..300).contains(&timeline.status);
+    let is_whole = timeline.finish.is_some() && timeline.error.is_none() && timeline.is_success();
     if !is_whole || timeline.limited.is_some() {
         return;
     }
