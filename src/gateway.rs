@@ -240,7 +240,8 @@ impl Gateway {
             return Err(Refusal::AliasInForm.into());
         }
         let served_model = alias.or(model);
-        let prompt = self.estimate(&upload, served_model, live);
+        let learned = self.ratios.of(served_model);
+        let prompt = upload.facts.prompt.tokens(learned.bytes_per_token());
         let classified = classify(live, &who, head, endpoint, &upload, served_model, prompt)?;
         let promise = live.promise(&classified.class);
         let objectives = objectives_of(&promise, head);
@@ -252,7 +253,6 @@ impl Gateway {
             prompt,
             streamed: upload.facts.streams(),
             choices: upload.facts.choices(),
-            tokens_per_event: 1.0,
             gap_edges: Arc::clone(&promise.watch.gap_edges),
             case: Case {
                 judged_path: promise.judges(endpoint),
@@ -335,15 +335,10 @@ impl Gateway {
             id,
             upstream_id: upstream_id(id, arrived.id_is_made),
             client,
+            learned: &learned,
             pulse: visit.pulse(),
         };
-        let yard = Yard {
-            clock: self.clock,
-            alarms: &self.alarms,
-            fleet: &self.fleet,
-            lines: &self.lines,
-            ratios: &self.ratios,
-        };
+        let yard = Yard { clock: self.clock, alarms: &self.alarms, fleet: &self.fleet, lines: &self.lines };
         let spoken = match first_willing_engine(&ask, &yard, &mut held, visit).await {
             Ok(spoken) => spoken,
             Err(refusal) => {
@@ -359,6 +354,7 @@ impl Gateway {
             prompt: upload.facts.prompt,
             queued: visit.admitted_at().unwrap_or(admitted).since(upload.complete),
             id: id.clone(),
+            learned,
         };
         let opened = Box::write(Box::new_uninit(), Opened::new(self.clone(), asked, held, spoken));
         Ok(Served::Answer(opened))
@@ -383,10 +379,6 @@ impl Gateway {
         } else {
             reply::json(StatusCode::OK, Bytes::from_static(b"{\"status\":\"ok\"}"))
         }
-    }
-
-    fn estimate(&self, upload: &Upload, model: Option<&str>, live: &Live) -> Tokens {
-        upload.facts.prompt.tokens(self.ratios.bytes_per_token(&live.settings.routes.label_of(model)))
     }
 }
 

@@ -343,6 +343,21 @@ async fn with_all_connections_taken_a_newcomer_waits_for_one_to_end() {
 }
 
 #[tokio::test]
+async fn a_newcomer_is_served_once_the_settings_let_more_in() {
+    let house = serve(Listen { max_connections: 1, ..local() }).await;
+    let _first = house.connect().await;
+    let mut second = house.connect().await;
+    second.write_all(&post("Content-Length: 2\r\nConnection: close\r\n", "{}")).await.unwrap();
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+    }
+    house.door.set_limits(&Listen { max_connections: 2, ..local() }).unwrap();
+    let mut text = String::new();
+    soon("its turn beside the first", second.read_to_string(&mut text)).await.unwrap();
+    assert!(text.ends_with("2 bytes"), "{text}");
+}
+
+#[tokio::test]
 async fn cleartext_http2_works_with_prior_knowledge() {
     let house = serve(local()).await;
     let io = TokioIo::new(house.connect().await);

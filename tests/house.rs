@@ -385,7 +385,7 @@ fn metric_names() -> BTreeSet<String> {
     let golden = read(&root().join("src/record/golden.prom"));
     let recorder = Recorder::new(Clock::start(), None);
     let report = EngineReport { up: true, ..EngineReport::default() };
-    recorder.engine(&PoolId::from("pool"), &EngineId::from("engine:8000"), report);
+    recorder.engines(vec![(PoolId::from("pool"), EngineId::from("engine:8000"), report)]);
     [golden, recorder.page(Format::Text)]
         .iter()
         .flat_map(|page| goodput::record::names(page))

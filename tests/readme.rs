@@ -477,7 +477,7 @@ fn every_metric_is_listed_with_its_meaning() {
             kv_usage: Some(0.0),
             ..EngineReport::default()
         };
-        recorder.engine(&PoolId::from("pool"), &EngineId::from("engine:8000"), report);
+        recorder.engines(vec![(PoolId::from("pool"), EngineId::from("engine:8000"), report)]);
         recorder.page(Format::Text)
     });
     let golden = read("src/record/golden.prom");

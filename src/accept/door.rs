@@ -16,6 +16,7 @@ use hyper::server::conn::http2;
 use hyper_util::rt::TokioIo;
 use pin_project_lite::pin_project;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::sync::Notify;
 use tokio::time::Sleep;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
@@ -42,6 +43,8 @@ pub type Fault = Box<dyn std::error::Error + Send + Sync>;
 #[derive(Clone)]
 pub struct Door {
     limits: Arc<ArcSwap<Listen>>,
+    /// Told of other limits.
+    changed: Arc<Notify>,
     certificates: Option<Arc<Certificates>>,
     tls: Option<TlsAcceptor>,
     drain: Drain,
@@ -55,7 +58,16 @@ impl Door {
     pub fn new(listen: &Listen, certificates: Option<&Arc<Certificates>>, drain: Drain, clock: Clock) -> Self {
         let limits = Arc::new(ArcSwap::from_pointee(listen.clone()));
         let tls = certificates.map(|certificates| TlsAcceptor::from(certificates.server_config()));
-        Door { limits, certificates: certificates.cloned(), tls, drain, dates: Arc::new(Dates::new(clock)), clock }
+        let changed = Arc::default();
+        Door {
+            limits,
+            changed,
+            certificates: certificates.cloned(),
+            tls,
+            drain,
+            dates: Arc::new(Dates::new(clock)),
+            clock,
+        }
     }
 
     /// Other limits and certificate files for the connections to come, after a reload of the
@@ -68,7 +80,13 @@ impl Door {
             certificates.renew_from(tls)?;
         }
         self.limits.store(Arc::new(listen.clone()));
+        self.changed.notify_one();
         Ok(())
+    }
+
+    /// Waits until there have been other limits since it was last asked: by one listener.
+    pub(super) async fn limits_changed(&self) {
+        self.changed.notified().await;
     }
 
     pub(super) fn limits(&self) -> Arc<Listen> {

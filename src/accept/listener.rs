@@ -138,6 +138,8 @@ impl Listener {
                 () = &mut draining => break,
                 () = &mut fresh => {}
                 Some(ended) = connections.join_next() => note(ended),
+                // There may be room now.
+                () = door.limits_changed() => {}
                 () = clock.sleep_until(pause.until), if pause.until.is_some() => pause.until = None,
                 accepted = socket.accept(), if room && pause.until.is_none() => match accepted {
                     Ok((stream, _)) => {

@@ -6,9 +6,9 @@
 //! | `GET /readyz` | 200 from the first good settings until the process leaves, 503 after |
 //! | `GET /metrics` | Prometheus text 0.0.4; OpenMetrics 1.0 where the `Accept` header prefers it |
 //! | `GET /slo` | attainment of each class, as JSON |
+//! | `GET /` | the same as a page |
 //! | `POST /-/degrade` | sets the overload level of a class, for a while or until it is handed back; only with a token |
 //! | `POST /-/reload` | reads the settings again: 200 with the keys that wait for a restart, or 409 with the problems while the old ones stay |
-//! | `GET /` | the same as a page |
 //!
 //! With a token configured, everything but the two probes asks for it: as a bearer, or, to
 //! look and not to change anything, as the password of HTTP Basic, which browsers ask for.

@@ -184,10 +184,8 @@ impl Desk {
     }
 
     /// Asks for a seat, and waits for it.
-    ///
-    /// # Errors
-    /// [`TurnedAway`]: no place to wait in, pushed out of it, waited too long.
-    pub async fn enter(self: &Arc<Self>, ask: &Ask) -> Result<Seat, TurnedAway> {
+    #[cfg(test)]
+    async fn enter(self: &Arc<Self>, ask: &Ask) -> Result<Seat, TurnedAway> {
         match self.offer(ask) {
             Offered::Seated(seat) => Ok(seat),
             Offered::Away(away) => Err(away),

@@ -54,7 +54,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use crate::units::{Priority, TenantId, Tick, Tokens};
+use crate::units::{Priority, TenantId, Tick, Tokens, seconds_up};
 
 pub use ask::{Aim, Ask, Moves, Standing, Ticket, TurnedAway, WhenHopeless, Why};
 pub use shares::{BadShares, Shares};
@@ -357,8 +357,8 @@ impl Scheduler {
     }
 
     /// Requests that wait in a rank, those over their limits apart.
-    #[must_use]
-    pub fn waiting_in(&self, rank: Priority, standing: Standing) -> usize {
+    #[cfg(test)]
+    fn waiting_in(&self, rank: Priority, standing: Standing) -> usize {
         match standing {
             Standing::WithinLimits => self.rows[rank as usize].len(),
             Standing::OverLimit => self.rows[RANKS + rank as usize].len(),
@@ -589,8 +589,7 @@ impl Scheduler {
     }
 
     fn turned_away(&self, ticket: Ticket, row: usize, why: Why) -> TurnedAway {
-        let whole =
-            |wait: Duration| Duration::from_secs(wait.as_secs() + u64::from(wait.subsec_nanos() > 0)).max(SECOND);
+        let whole = |wait: Duration| Duration::from_secs(seconds_up(wait)).max(SECOND);
         TurnedAway { ticket, why, retry_after: self.time_through(row, self.now).map(whole) }
     }
 

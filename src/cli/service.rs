@@ -1,6 +1,8 @@
 //! A gateway that runs: listeners, probes, reload, and the way out. `serve` runs one from a
 //! file, `demo` one over simulated engines.
 
+use std::any::Any;
+use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -8,7 +10,7 @@ use std::time::Duration;
 
 use http::Request;
 use secrecy::SecretString;
-use tokio::task::{JoinHandle, JoinSet};
+use tokio::task::{Id, JoinHandle, JoinSet};
 use tower::ServiceExt;
 
 use crate::accept::settings::{Listen, Shutdown};
@@ -20,9 +22,9 @@ use crate::config::watch::{NotLoaded, Reload, Reloader, Source, Waiting, watch};
 use crate::dial::{Dial, Sockets};
 use crate::gateway::{Gateway, LevelView, Materials, NotForced};
 use crate::record::settings::AccessLog;
-use crate::record::{AccessLines, EngineReport, Format, Recorder, access};
+use crate::record::{AccessLines, Format, Recorder, access};
 use crate::route::probe::Probes;
-use crate::route::{EngineState, Fleet};
+use crate::units::seconds_up;
 
 /// Why a gateway did not start.
 #[derive(Debug, thiserror::Error)]
@@ -111,19 +113,52 @@ impl Service {
     /// is ended in band.
     pub async fn run(self, told: impl AsyncFnMut()) {
         let Service { clock, drain, gateway, probes, listener, admin, shutdown, source, lines } = self;
-        let mut tasks = JoinSet::new();
-        tasks.spawn(gateway.clone().keep_seats());
-        tasks.spawn(gateway.clone().keep_books());
+        let mut tasks = Tasks::default();
+        tasks.spawn("seats and levels", gateway.clone().keep_seats());
+        tasks.spawn("books", gateway.clone().keep_books());
         let sweeping = Arc::clone(&gateway.lines);
-        tasks.spawn(async move { sweeping.keep_swept().await });
+        tasks.spawn("sweeper", async move { sweeping.keep_swept().await });
         let reloader = source.map(|source| follow(source, &gateway, &probes, &listener, &mut tasks));
         if let Some((listener, token)) = admin {
             let view = View { gateway: gateway.clone(), drain: drain.clone(), reloader };
             let router = admin::router(Arc::new(view), token);
-            tasks.spawn(listener.serve(router.map_request(Request::from)));
+            tasks.spawn("admin port", listener.serve(router.map_request(Request::from)));
         }
-        serve_and_leave(clock, &gateway, listener, &drain, &shutdown, told).await;
+        let lost = serve_and_leave(clock, &gateway, listener, &drain, &shutdown, &mut tasks, told).await;
         last_words(clock, gateway, tasks, lines).await;
+        if let Some(panic) = lost.and_then(|lost| lost.panic) {
+            std::panic::resume_unwind(panic);
+        }
+    }
+}
+
+/// What runs beside the listener for clients, until the process leaves: each by its name.
+#[derive(Default)]
+struct Tasks {
+    set: JoinSet<()>,
+    names: HashMap<Id, &'static str>,
+}
+
+/// A task that ended though it never should.
+struct Lost {
+    name: &'static str,
+    panic: Option<Box<dyn Any + Send>>,
+}
+
+impl Tasks {
+    fn spawn(&mut self, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
+        let id = self.set.spawn(task).id();
+        self.names.insert(id, name);
+    }
+
+    /// Waits for the first one that ends.
+    async fn lost(&mut self) -> Lost {
+        let (id, panic) = match self.set.join_next_with_id().await {
+            Some(Ok((id, ()))) => (id, None),
+            Some(Err(error)) => (error.id(), error.try_into_panic().ok()),
+            None => std::future::pending().await,
+        };
+        Lost { name: self.names.get(&id).copied().unwrap_or_default(), panic }
     }
 }
 
@@ -133,10 +168,20 @@ async fn serve_and_leave(
     listener: Listener,
     drain: &Drain,
     shutdown: &Shutdown,
+    tasks: &mut Tasks,
     mut told: impl AsyncFnMut(),
-) {
+) -> Option<Lost> {
+    let mut lost = None;
     let leaving = async {
-        told().await;
+        tokio::select! {
+            () = told() => {}
+            // Without it the gateway would go on by what it once knew, and nobody would see: whoever
+            // started it can start it again.
+            ended = tasks.lost() => {
+                tracing::error!(task = ended.name, panicked = ended.panic.is_some(), "a part of the gateway ended");
+                lost = Some(ended);
+            }
+        }
         tracing::info!("leaving: readiness fails, then no new work, then open streams end");
         let hurried = async {
             tokio::select! {
@@ -166,10 +211,11 @@ async fn serve_and_leave(
         }
         () = leaving => {}
     }
+    lost
 }
 
 /// Every visit has ended before the process does, and every line is out.
-async fn last_words(clock: Clock, gateway: Gateway, mut tasks: JoinSet<()>, lines: Option<JoinHandle<()>>) {
+async fn last_words(clock: Clock, gateway: Gateway, mut tasks: Tasks, lines: Option<JoinHandle<()>>) {
     tokio::select! {
         () = gateway.recorder.emptied() => {}
         () = clock.sleep_until(Some(clock.now() + Duration::from_secs(2))) => {
@@ -177,7 +223,7 @@ async fn last_words(clock: Clock, gateway: Gateway, mut tasks: JoinSet<()>, line
         }
     }
     gateway.leave_books().await;
-    tasks.shutdown().await;
+    tasks.set.shutdown().await;
     // With the last recorder goes the last sender of lines.
     drop(gateway);
     if let Some(lines) = lines {
@@ -205,30 +251,27 @@ fn access_lines(log: AccessLog, clock: Clock) -> (Option<AccessLines>, Option<Jo
 }
 
 /// Follows the settings' source: new ones are exchanged everywhere, bad ones change nothing.
-fn follow(
-    source: Source,
-    gateway: &Gateway,
-    probes: &Arc<Probes>,
-    listener: &Listener,
-    tasks: &mut JoinSet<()>,
-) -> Reloader {
+fn follow(source: Source, gateway: &Gateway, probes: &Arc<Probes>, listener: &Listener, tasks: &mut Tasks) -> Reloader {
     let file = source.path().to_path_buf();
     let (watcher, reloader) = watch(source, &gateway.live.load().settings, crate::config::watch::EVERY);
     let (gateway, probes, door) = (gateway.clone(), Arc::clone(probes), listener.door());
     // What runs of the keys that change only with a restart.
     let began = gateway.live.load_full();
-    tasks.spawn(watcher.run(move |Reload { why, result }| {
-        let came = result.and_then(|settings| adopt(settings, &began.settings, &gateway, &probes, &door));
-        gateway.recorder.reloaded(came.is_ok());
-        match &came {
-            Ok(_) => tracing::info!(?why, "settings exchanged"),
-            Err(not) => {
-                let problem = not.lines(&file).join("; ");
-                tracing::error!(?why, %problem, "the settings stay as they were");
+    tasks.spawn(
+        "settings",
+        watcher.run(move |Reload { why, result }| {
+            let came = result.and_then(|settings| adopt(settings, &began.settings, &gateway, &probes, &door));
+            gateway.recorder.reloaded(came.is_ok());
+            match &came {
+                Ok(_) => tracing::info!(?why, "settings exchanged"),
+                Err(not) => {
+                    let problem = not.lines(&file).join("; ");
+                    tracing::error!(?why, %problem, "the settings stay as they were");
+                }
             }
-        }
-        came
-    }));
+            came
+        }),
+    );
     reloader
 }
 
@@ -247,8 +290,9 @@ fn adopt(
     for key in &waiting {
         tracing::warn!(key, "this key changes only with a restart");
     }
-    probes.follow(&settings.pools);
+    let pools = settings.pools.clone();
     gateway.adopt(settings);
+    probes.follow(&pools);
     Ok(waiting)
 }
 
@@ -261,8 +305,7 @@ struct View {
 
 impl AdminView for View {
     fn metrics(&self, openmetrics: bool) -> String {
-        let at = self.gateway.clock.now();
-        report_engines(&self.gateway.fleet, &self.gateway.recorder, at);
+        self.gateway.report_engines();
         self.gateway.report_seats();
         self.gateway.report_levels();
         self.gateway.report_store();
@@ -335,31 +378,26 @@ fn degradation(view: &LevelView) -> Degradation {
         actions: view.actions.iter().map(|kind| kind.as_str()).collect(),
         forced: view.is_forced,
         // Rounded up: it stands as long as it is told.
-        forced_for_seconds: view.forced_for.map(|left| left.as_secs() + u64::from(left.subsec_nanos() > 0)),
+        forced_for_seconds: view.forced_for.map(seconds_up),
         burn_rate: view.measured.burn_rate,
         queue_wait_seconds: view.measured.queue_wait.map(|wait| wait.as_secs_f64()),
         queue_depth: view.measured.queue_depth,
     }
 }
 
-/// The gauges of engines are told at each scrape, from what the fleet knows then.
-fn report_engines(fleet: &Fleet, recorder: &Recorder, at: crate::units::Tick) {
-    for pool in fleet.view(at) {
-        for engine in pool.engines {
-            if engine.left.is_some() {
-                recorder.engine_left(&pool.pool, &engine.engine);
-                continue;
-            }
-            let report = EngineReport {
-                up: matches!(engine.state, EngineState::Up | EngineState::Cooling),
-                waiting: engine.waiting,
-                running: engine.running,
-                kv_usage: engine.kv_usage,
-                seats: engine.seats.map(f64::from),
-                ttft_error: engine.errors.ttft,
-                tpot_error: engine.errors.tpot,
-            };
-            recorder.engine(&pool.pool, &engine.engine, report);
-        }
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_task_that_ends_or_panics_is_told_by_its_name() {
+        let mut tasks = Tasks::default();
+        tasks.spawn("steady", std::future::pending());
+        tasks.spawn("spent", async {});
+        let lost = tasks.lost().await;
+        assert_eq!((lost.name, lost.panic.is_some()), ("spent", false));
+        tasks.spawn("broken", async { panic!("on purpose") });
+        let lost = tasks.lost().await;
+        assert_eq!((lost.name, lost.panic.is_some()), ("broken", true));
     }
 }

@@ -27,7 +27,6 @@ use parking_lot::{Mutex, RwLock};
 use crate::clock::Clock;
 use crate::dial::{BoxedIo, Dial, EngineAddress, Roots, is_lack};
 use crate::framing::{Framing, Step, Unreadable};
-use crate::route::retry::Happened;
 use crate::route::settings::Pool;
 use crate::units::{EngineId, PoolId, Tick};
 
@@ -129,12 +128,6 @@ impl SendFailed {
     pub fn is_stale(&self) -> bool {
         self.why == NoAnswer::Closed && self.reused && self.bytes_seen == 0
     }
-
-    /// What the rules of retries make of it.
-    #[must_use]
-    pub fn happened(&self) -> Happened {
-        if self.is_stale() { Happened::StaleLine } else { Happened::Broken }
-    }
 }
 
 /// An engine's answer.
@@ -176,10 +169,8 @@ impl Lines {
     }
 
     /// A line to this engine: an idle one, else a fresh one.
-    ///
-    /// # Errors
-    /// No connection within the pool's `connect_timeout`.
-    pub async fn take(&self, pool: &Pool, engine: &EngineId, to: &EngineAddress) -> Result<Line, ConnectFailed> {
+    #[cfg(test)]
+    async fn take(&self, pool: &Pool, engine: &EngineId, to: &EngineAddress) -> Result<Line, ConnectFailed> {
         match self.standing(pool, engine, to, self.clock.now()) {
             Ok(line) => Ok(line),
             Err(place) => self.open(pool, to, place).await,
@@ -203,10 +194,8 @@ impl Lines {
     }
 
     /// A line that nobody used before.
-    ///
-    /// # Errors
-    /// No connection within the pool's `connect_timeout`.
-    pub async fn fresh(&self, pool: &Pool, engine: &EngineId, to: &EngineAddress) -> Result<Line, ConnectFailed> {
+    #[cfg(test)]
+    async fn fresh(&self, pool: &Pool, engine: &EngineId, to: &EngineAddress) -> Result<Line, ConnectFailed> {
         self.open(pool, to, self.unmade(pool, engine, to)).await
     }
 
@@ -353,8 +342,8 @@ impl Idle {
 
 impl Line {
     /// Whether it served a request before.
-    #[must_use]
-    pub fn is_reused(&self) -> bool {
+    #[cfg(test)]
+    fn is_reused(&self) -> bool {
         self.reused
     }
 
@@ -362,7 +351,7 @@ impl Line {
     /// skipped. Dropping the future closes the connection.
     pub fn send(self, request: Outgoing) -> Sending {
         let before = self.wire.received;
-        Sending { line: Some(self), unsent: Some(request), before, interim: 0 }
+        Sending { line: Some(self), unsent: Some(request), stuck: false, before, interim: 0 }
     }
 }
 
@@ -374,6 +363,8 @@ pub struct Sending {
     line: Option<Line>,
     /// `None` once all has been written, or cannot be.
     unsent: Option<Outgoing>,
+    /// What was left of it could not be written.
+    stuck: bool,
     /// Bytes that had come on the line before.
     before: u64,
     /// Bytes of interim answers.
@@ -388,12 +379,11 @@ impl Future for Sending {
         let wire = &mut this.line.as_mut().expect("not polled after it was ready").wire;
         // An engine may answer before it has read all, and then close: what cannot be written
         // any more does not matter as long as an answer comes.
-        let mut stuck = false;
         if let Some(unsent) = &mut this.unsent
             && let Poll::Ready(written) = unsent.poll(&mut wire.io, cx)
         {
             this.unsent = None;
-            stuck = written.is_err();
+            this.stuck = written.is_err();
         }
         loop {
             let failed = match ready!(wire.poll_more(cx)) {
@@ -403,7 +393,8 @@ impl Future for Sending {
                     Ok(Some(head)) => {
                         let head::Head { parts, framing, stays } = head;
                         let unsent = this.unsent.take().map(Box::new);
-                        let mut body = EngineBody { framing, line: this.line.take(), unsent, stays: stays && !stuck };
+                        let stays = stays && !this.stuck;
+                        let mut body = EngineBody { framing, line: this.line.take(), unsent, stays };
                         body.give_back_at_end();
                         return Poll::Ready(Ok(Answered { head: parts, body }));
                     }

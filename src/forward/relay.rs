@@ -475,6 +475,9 @@ impl Relay {
             }
         });
         gather.flush();
+        if let Some(broke) = observer.itl_broke() {
+            self.parts.pulse.itl_broke(broke);
+        }
         if self.parts.reader != Reader::Events {
             self.parts.deadlines.heard(at, self.parts.timeouts.idle);
             return at;

@@ -79,19 +79,9 @@ impl Held {
         }
     }
 
-    /// Goes on in another pool: with a seat there that nobody wants, in the place of the one
-    /// held. False: there is none, and nothing has changed.
-    pub fn moves_to(&mut self, pool: &BoundPool, ask: &Ask) -> bool {
-        let Some(desk) = &pool.desk else {
-            self.seat = None;
-            return true;
-        };
-        let seat = desk.take_free_seat(ask);
-        let moves = seat.is_some();
-        if moves {
-            self.seat = seat;
-        }
-        moves
+    /// Goes on in another pool, in the place of the one where it is.
+    pub fn takes(&mut self, spare: Spare) {
+        self.seat = spare.0;
     }
 
     /// The answer ended so: charges what was used, and gives the seat back.
@@ -113,6 +103,20 @@ impl Held {
     }
 }
 
+/// What a request needs to go on in another pool: a seat there that nobody wants, nothing where
+/// the pool has no limit.
+#[derive(Debug)]
+#[must_use = "dropped at once it is nobody's"]
+pub struct Spare(Option<Seat>);
+
+impl Spare {
+    /// `None`: each seat of the pool is taken, or wanted.
+    pub fn of(pool: &BoundPool, ask: &Ask) -> Option<Spare> {
+        let Some(desk) = &pool.desk else { return Some(Spare(None)) };
+        desk.take_free_seat(ask).map(|seat| Spare(Some(seat)))
+    }
+}
+
 impl Drop for Held {
     /// The client left before an answer was relayed.
     fn drop(&mut self) {
@@ -131,7 +135,7 @@ impl Drop for Held {
 /// What an answer used (`docs/semantics.md`, section 8): nothing where it failed before a
 /// token came; the prompt and what was seen where it broke off later or its client left.
 fn used(timeline: &Timeline, prompt: Tokens) -> Option<Used> {
-    let is_success = (200..300).contains(&timeline.status);
+    let is_success = timeline.is_success();
     let came = timeline.first_token.is_some() || timeline.has_output || timeline.output > Tokens::ZERO;
     let ended_well = timeline.ending == Ending::Clean && timeline.error.is_none();
     let left = matches!(timeline.ending, Ending::Left | Ending::WriteStalled) && timeline.error.is_none();

@@ -11,7 +11,7 @@ use http::HeaderMap;
 use http::header::{AUTHORIZATION, HeaderValue, RETRY_AFTER};
 use http::uri::PathAndQuery;
 
-use super::admission::{Held, Walk};
+use super::admission::{Held, Spare, Walk};
 use super::promise::{BoundPool, Promise};
 use super::reply;
 use crate::admit::levels::{Kind, Kinds};
@@ -20,7 +20,7 @@ use crate::clock::{Alarms, Clock};
 use crate::forward::headers::{self, Content, EngineHeaders, Sent};
 use crate::forward::lines::{Answered, Lines, Outgoing};
 use crate::forward::{Call, Deadlines, Due, Mute, OpenFailed, Opening, Parts, Relay, WhyNot, limit_refusal, open};
-use crate::inspect::{Facts, Ratios};
+use crate::inspect::{Facts, OfModel};
 use crate::judge::{NonStreaming, Objective, Objectives, Pulse};
 use crate::observe::{Expect, Limit, Observer, Reader};
 use crate::record::{Retry, Visit};
@@ -75,6 +75,8 @@ pub struct Ask<'a> {
     pub upstream_id: HeaderValue,
     /// The client's side.
     pub client: &'a ClientSide,
+    /// What is known of its model.
+    pub learned: &'a OfModel,
     /// Told of token events.
     pub pulse: Pulse,
 }
@@ -89,8 +91,6 @@ pub struct Yard<'a> {
     pub fleet: &'a Arc<Fleet>,
     /// Their connections.
     pub lines: &'a Arc<Lines>,
-    /// What was learned from usage.
-    pub ratios: &'a Ratios,
 }
 
 /// An answer that has begun to speak, or the last one that an engine gave.
@@ -171,9 +171,9 @@ pub async fn first_willing_engine(
     let mut last = Last { kept: None, refusal: Refusal::NoEngine { pool: first.clone() } };
     let mut here = ask.first;
 
-    // What made the next pool of the route necessary: to go there is a further attempt.
-    let mut spilled = None;
-    // It has been given a seat there as if it had come there first.
+    // What made a further attempt necessary: it is counted once an engine is found for it.
+    let mut behind: Option<Happened> = None;
+    // It has been given a seat in the next pool as if it had come there first.
     let mut has_seat = false;
 
     for (at, early) in order {
@@ -187,34 +187,43 @@ pub async fn first_willing_engine(
             continue;
         }
         // Inside a pool the seat is kept; in another one only a seat that nobody wants is taken.
-        if at != here && !ask.walk.is_none_or(|walk| held.moves_to(bound, walk.ask)) {
-            continue;
+        let spare = match ask.walk.filter(|_| at != here) {
+            None => None,
+            Some(walk) => match Spare::of(bound, walk.ask) {
+                None => continue,
+                spare => spare,
+            },
+        };
+        // The clock is read where something was waited for, and not in between.
+        let mut now = ask.begins.filter(|_| attempts.count() == 0).unwrap_or_else(|| yard.clock.now());
+        // Before anything is taken or counted there: what is denied leaves no trace in this pool.
+        let is_first = std::mem::take(&mut has_seat) || behind.is_none();
+        if !is_first && !yard.fleet.grants_retry(pool, now) {
+            break;
+        }
+        if let Some(spare) = spare {
+            held.takes(spare);
         }
         here = at;
         attempts.enter(&bound.settings);
         attempts.pool = pool.clone();
-        // The clock is read where something was waited for, and not in between.
-        let mut now = ask.begins.filter(|_| attempts.count() == 0).unwrap_or_else(|| yard.clock.now());
         if early {
             yard.fleet.may_try_early(pool, now);
         } else {
             bound.yard.request(now);
         }
-        if spilled.is_some() && !has_seat && !yard.fleet.grants_retry(pool, now) {
-            break;
-        }
         let spill = 'pool: loop {
             let Some(choice) = bound.yard.choose(&mut attempts, ask.want(&bound.settings, now), now) else {
                 yard.fleet.settle(pool, &mut attempts, now);
-                break true;
+                break behind.is_none_or(|happened| spills(happened, &attempts));
             };
             let Choice { engine, address, host, may_inject, injection_proven, work } = choice;
             let mut work = Some(work);
             let credential_forwarded = ask.forwards_credential(bound);
             let place = Place { pool: pool.clone(), shown: bound.shown.clone(), engine, credential_forwarded };
             visit.attempts(pool, place.engine.clone());
-            if let Some(why) = spilled.take() {
-                visit.retries(why);
+            if let Some(happened) = behind.take() {
+                visit.retries(reason_of(happened));
             }
             // Behind a head of ours nothing can be asked again, nor can a line that has gone stale.
             let mut fresh = ask.has_head();
@@ -243,26 +252,29 @@ pub async fn first_willing_engine(
                         attempts.commit();
                         return Ok(Spoken::of(spoke, attempts.take(), now, false));
                     }
-                    Tried::Ended(refusal) => {
-                        let _ = yard.fleet.failed(pool, &mut attempts, Happened::TimedOut, now);
-                        return Err(refusal);
-                    }
+                    // Nothing more has happened; what was held back counts, as the attempts end here.
+                    Tried::Ended(refusal) => return Err(refusal),
                     Tried::Failed(happened, answer) => {
                         last.note(answer);
                         happened
                     }
                 };
-                let next = yard.fleet.failed(pool, &mut attempts, happened, now);
-                if let Some(why) = retry_of(happened, next) {
-                    visit.retries(why);
-                }
-                match next {
-                    Next::SameFresh => fresh = true,
-                    Next::SameWithoutInjection => fresh = false,
-                    Next::Another => continue 'pool,
-                    Next::Relay | Next::GiveUp(_) => {
-                        spilled = spills(happened, &attempts);
-                        break 'pool spilled.is_some();
+                match yard.fleet.failed(pool, &mut attempts, happened, now) {
+                    Next::SameFresh => {
+                        visit.retries(Retry::StaleConnection);
+                        fresh = true;
+                    }
+                    Next::SameWithoutInjection => {
+                        visit.retries(Retry::Injection);
+                        fresh = false;
+                    }
+                    Next::Another => {
+                        behind = Some(happened);
+                        continue 'pool;
+                    }
+                    Next::Relay | Next::GiveUp => {
+                        behind = Some(happened);
+                        break 'pool spills(happened, &attempts);
                     }
                 }
             }
@@ -328,23 +340,11 @@ impl Drop for Unsettled<'_> {
 
 /// Whether the next pool of the route may be asked: this one could not be reached, or has
 /// pushed back with all it has. What looks like the request's own doing goes nowhere else.
-fn spills(happened: Happened, attempts: &Attempts) -> Option<Retry> {
-    match happened {
-        Happened::ConnectFailed | Happened::PushBack { .. } if !attempts.failed_alike() => Some(reason_of(happened)),
-        _ => None,
-    }
+fn spills(happened: Happened, attempts: &Attempts) -> bool {
+    matches!(happened, Happened::ConnectFailed | Happened::PushBack { .. }) && !attempts.failed_alike()
 }
 
 /// How a further attempt is counted.
-fn retry_of(happened: Happened, next: Next) -> Option<Retry> {
-    match next {
-        Next::Relay | Next::GiveUp(_) => None,
-        Next::SameFresh => Some(Retry::StaleConnection),
-        Next::SameWithoutInjection => Some(Retry::Injection),
-        Next::Another => Some(reason_of(happened)),
-    }
-}
-
 fn reason_of(happened: Happened) -> Retry {
     match happened {
         Happened::ConnectFailed => Retry::ConnectFailed,
@@ -679,8 +679,9 @@ impl Attempt<'_> {
 
     fn observer(&self, reader: Reader, status: u16) -> Observer {
         let ask = self.ask;
-        let learned = || self.yard.ratios.tokens_per_event(&self.place.engine, &ask.routed.model_label);
+        let learned = || ask.learned.tokens_per_event(&self.place.engine);
         let ratio = if reader == Reader::Events { learned() } else { 1.0 };
+        ask.pulse.expects(ratio);
         let expect = Expect::of(ask.dialect(), ask.facts, ask.arrival, ratio);
         let mut observer = Observer::new(expect, reader, status, ask.promise.watch.clone());
         observer.knows(&self.bound.moulds);

@@ -21,7 +21,7 @@ use crate::config::{Class, Settings};
 use crate::record::{LevelReport, Visit};
 use crate::refuse::Refusal;
 use crate::route::Routed;
-use crate::units::{ClassId, PoolId, Priority, Tick, Tokens};
+use crate::units::{ClassId, PoolId, Priority, Tick, Tokens, seconds_up};
 
 /// How often classes are measured.
 const EVERY: Duration = Duration::from_millis(500);
@@ -142,7 +142,7 @@ impl Relief {
         if has_fewer {
             visit.degraded(Kind::ShedLower);
             if let (true, Some(kept)) = (pools.is_empty(), keeps(&routed.pools[0])) {
-                let retry_after = kept.until.map(|until| whole_seconds(until - at));
+                let retry_after = kept.until.map(|until| seconds_up(until - at).max(1));
                 return Err(Refusal::OverloadShed { class: kept.class.clone(), retry_after });
             }
         }
@@ -152,11 +152,6 @@ impl Relief {
         }
         Ok(Routed { pools: pools.into(), ..routed })
     }
-}
-
-/// Rounded up, at least one.
-fn whole_seconds(length: Duration) -> u64 {
-    (length.as_secs() + u64::from(length.subsec_nanos() > 0)).max(1)
 }
 
 /// The value of `x-goodput-degraded`; none where nothing was done.
@@ -223,9 +218,10 @@ impl House {
         length: Option<Duration>,
     ) -> Result<LevelView, NotForced> {
         let at = self.clock.now();
+        let mut ladders = self.levels.ladders.lock();
+        // Behind the lock: the ladders follow the settings of this moment.
         let live = self.live.load();
         let class = live.settings.class(&ClassId::from(class)).ok_or(NotForced::UnknownClass)?;
-        let mut ladders = self.levels.ladders.lock();
         let standing = match ladders.of.get_mut(&class.id) {
             Some(standing) if level.is_none_or(|level| level <= class.degrade.len()) => standing,
             _ => return Err(NotForced::TooHigh(class.degrade.len())),
@@ -243,8 +239,8 @@ impl House {
     /// How every class with levels stands, in the order of the settings.
     #[must_use]
     pub fn level_views(&self) -> Vec<LevelView> {
-        let (live, at) = (self.live.load(), self.clock.now());
         let ladders = self.levels.ladders.lock();
+        let (live, at) = (self.live.load(), self.clock.now());
         let view = |class: &Arc<Class>| Some(ladders.of.get(&class.id)?.view(class, at));
         live.settings.classes.iter().filter_map(view).collect()
     }

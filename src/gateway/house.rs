@@ -23,13 +23,15 @@ use crate::dial::Dial;
 use crate::forward::lines::Lines;
 use crate::inspect::Ratios;
 use crate::judge::Objectives;
-use crate::record::{Recorder, SeatReport, StoreReport};
+use crate::record::{EngineReport, Recorder, SeatReport, StoreReport};
 use crate::route::settings::{Concurrency, Pool};
-use crate::route::{Fleet, Promised};
+use crate::route::{EngineState, EngineView, Fleet, PoolView, Promised};
 use crate::units::{PoolId, Tick};
 
 /// How often seats follow the engines where no request comes.
 const COUNT_EVERY: Duration = Duration::from_millis(100);
+/// How often what was learned of engines is held against those that are there.
+const FORGET_EVERY: Duration = Duration::from_secs(60);
 
 /// The gateway. Cheap to clone: all clones are one.
 #[derive(Clone)]
@@ -120,10 +122,17 @@ impl Gateway {
     }
 
     /// Keeps the number of seats in step with the engines, and overload levels in step with what
-    /// is measured, while nobody comes who would look. Never ends.
+    /// is measured, while nobody comes who would look; forgets what was learned of engines that the
+    /// fleet knows no more. Never ends.
     pub async fn keep_seats(self) {
+        let mut forgets = self.clock.now() + FORGET_EVERY;
         loop {
-            self.clock.sleep_until(Some(self.clock.now() + COUNT_EVERY)).await;
+            let now = self.clock.now();
+            if now >= forgets {
+                forgets = now + FORGET_EVERY;
+                self.forget_engines(now);
+            }
+            self.clock.sleep_until(Some(now + COUNT_EVERY)).await;
             self.count_seats();
             self.weigh_levels();
         }
@@ -161,6 +170,17 @@ impl Gateway {
             requests: By::ALL.iter().map(|by| (by.as_str(), numbers.requests(*by))).collect(),
             unspent: numbers.unspent,
         });
+    }
+
+    /// Tells the recorder what the fleet knows of its engines, those that left up to ten minutes ago
+    /// included: to be called before a page of metrics is written.
+    pub fn report_engines(&self) {
+        let of_pool = |PoolView { pool, engines, .. }| {
+            engines
+                .into_iter()
+                .map(move |engine: EngineView| (PoolId::clone(&pool), engine.engine.clone(), told(&engine)))
+        };
+        self.recorder.engines(self.fleet.view(self.clock.now()).into_iter().flat_map(of_pool).collect());
     }
 
     /// Tells the recorder how many seats there are and how many are taken: to be called before
@@ -201,6 +221,11 @@ impl House {
         available
     }
 
+    fn forget_engines(&self, at: Tick) {
+        let engines = self.fleet.view(at).into_iter().flat_map(|pool| pool.engines);
+        self.ratios.keep_engines(&engines.map(|engine| engine.engine).collect());
+    }
+
     /// The seats of every pool follow its engines.
     fn count_seats(&self) {
         self.desks.forget_left();
@@ -208,6 +233,23 @@ impl House {
             desk.set_reading(self.fleet.reading(&pool));
             self.engines_of(&pool, Some(&desk));
         }
+    }
+}
+
+/// One engine, as the page of metrics tells it. One that left counts as down, and its other values
+/// end.
+fn told(engine: &EngineView) -> EngineReport {
+    if engine.left.is_some() {
+        return EngineReport::default();
+    }
+    EngineReport {
+        up: matches!(engine.state, EngineState::Up | EngineState::Cooling),
+        waiting: engine.waiting,
+        running: engine.running,
+        kv_usage: engine.kv_usage,
+        seats: engine.seats.map(f64::from),
+        ttft_error: engine.errors.ttft,
+        tpot_error: engine.errors.tpot,
     }
 }
 

@@ -11,7 +11,7 @@ use super::attempts::{Place, Spoke, Spoken};
 use super::degrade;
 use super::house::Gateway;
 use crate::forward::{Ended, Keeper, OwnFields, ReplyBody};
-use crate::inspect::PromptSize;
+use crate::inspect::{OfModel, PromptSize};
 use crate::observe::{Ending, Limit, Reader, Timeline};
 use crate::record::Visit;
 use crate::refuse::Refusal;
@@ -35,6 +35,8 @@ pub struct Asked {
     pub queued: Duration,
     /// The id that the client knows.
     pub id: RequestId,
+    /// What was known of its model.
+    pub learned: OfModel,
 }
 
 /// An answer, and everything that waits for its end.
@@ -138,7 +140,7 @@ impl Open {
     fn tell_the_engine(&mut self, timeline: &Timeline, refusal: Option<&Refusal>) {
         let fault = fault_of(timeline, refusal);
         if let Some(work) = self.work.take() {
-            if fault.is_none() && timeline.ending == Ending::Clean && (200..300).contains(&timeline.status) {
+            if fault.is_none() && timeline.ending == Ending::Clean && timeline.is_success() {
                 work.note_served(self.asked.endpoint, self.asked.model.as_deref().unwrap_or_default());
             }
             give_back(work, timeline);
@@ -158,12 +160,17 @@ impl Open {
 
     /// Reported usage teaches bytes per token and tokens per event.
     fn learn(&self, timeline: &Timeline) {
-        let (ratios, label) = (&self.gateway.ratios, &self.asked.routed.model_label);
-        if let Some(input) = timeline.usage.input {
-            ratios.learn_prompt(label, self.asked.prompt, input);
+        let (input, events) = (timeline.usage.input, timeline.plain_events());
+        if input.is_none() && events.is_none() {
+            return;
         }
-        if let Some((events, output)) = timeline.plain_events() {
-            ratios.learn_events(&self.place.engine, label, events, output);
+        let Asked { learned, model, routed, prompt, .. } = &self.asked;
+        let Some(learned) = self.gateway.ratios.of_answer(learned, model.as_deref(), routed.literal) else { return };
+        if let Some(input) = input {
+            learned.prompt(*prompt, input);
+        }
+        if let Some((events, output)) = events {
+            learned.events(&self.place.engine, events, output);
         }
     }
 }
@@ -171,7 +178,7 @@ impl Open {
 /// The work is done. What it took is a lesson where the answer came whole, at the engine's own
 /// pace.
 fn give_back(work: Work, timeline: &Timeline) {
-    let is_whole = timeline.finish.is_some() && timeline.error.is_none() && (200..300).contains(&timeline.status);
+    let is_whole = timeline.finish.is_some() && timeline.error.is_none() && timeline.is_success();
     if !is_whole || timeline.limited.is_some() {
         return;
     }

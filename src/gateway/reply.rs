@@ -12,7 +12,7 @@ use crate::forward::headers::names::{X_GOODPUT_DEGRADED, X_GOODPUT_REASON};
 use crate::forward::{OwnFields, ReplyBody};
 use crate::framing::Fields;
 use crate::refuse::Refusal;
-use crate::units::{ClassId, Dialect, RequestId};
+use crate::units::{ClassId, Dialect, RequestId, seconds_up};
 
 /// A JSON answer of our own.
 pub fn json(status: StatusCode, body: Bytes) -> Response<ReplyBody> {
@@ -67,7 +67,7 @@ fn rate_limit(headers: &mut HeaderMap, standing: &Standing) {
     headers.insert(limit, HeaderValue::from(standing.most));
     headers.insert(remaining, HeaderValue::from(standing.remaining));
     if let Some(until) = standing.reset {
-        let seconds = until.as_secs() + u64::from(until.subsec_nanos() > 0);
+        let seconds = seconds_up(until);
         headers.extend(HeaderValue::try_from(format!("{seconds}s")).ok().map(|value| (reset, value)));
     }
 }

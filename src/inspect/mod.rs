@@ -16,7 +16,7 @@ mod ratios;
 mod scanner;
 
 pub use facts::{Caps, Facts, Field, Nest, PromptSize, Reasoning, StreamOptions, Switches, Unreadable};
-pub use ratios::Ratios;
+pub use ratios::{Learned, OfModel, Ratios};
 pub use scanner::Scanner;
 
 #[cfg(test)]

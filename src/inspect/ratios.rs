@@ -9,9 +9,11 @@
 //!
 //! A report beyond sane bounds teaches nothing.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::Arc;
 
 use dashmap::DashMap;
+use parking_lot::Mutex;
 
 use super::PromptSize;
 use crate::units::{EngineId, Tokens};
@@ -35,12 +37,27 @@ const HEAVIEST: f64 = 10_000.0;
 /// chat template, do not overturn it.
 const GUESS: f64 = 200.0;
 
-/// Ratios learned from answers that reported usage. Shared, and kept over reloads. Keys are
-/// names from the settings, never from requests.
+/// Names of models that only patterns of the settings fit: of so many is learned. Clients choose
+/// them, and of what engines serve they are all that grows here.
+const NAMES: usize = 4096;
+/// A longer name is not looked at.
+const LONGEST_NAME: usize = 256;
+
+/// What answers that reported usage have taught, model by model. Shared, and kept over reloads.
 #[derive(Debug, Default)]
 pub struct Ratios {
-    prompts: DashMap<String, Quotient, ahash::RandomState>,
-    events: DashMap<EngineId, Vec<(String, PerEvent)>, ahash::RandomState>,
+    models: DashMap<Box<str>, Arc<Learned>, ahash::RandomState>,
+}
+
+/// What is known of one model: looked up once in the life of a request.
+#[derive(Clone, Debug, Default)]
+pub struct OfModel(Option<Arc<Learned>>);
+
+/// What was learned of one model.
+#[derive(Debug)]
+pub struct Learned {
+    prompts: Mutex<Quotient>,
+    events: Mutex<HashMap<EngineId, PerEvent, ahash::RandomState>>,
 }
 
 impl Ratios {
@@ -50,49 +67,80 @@ impl Ratios {
         Ratios::default()
     }
 
-    /// Prompt bytes per token of this model: 3.8 until learned.
+    /// What is known of the model that engines serve under this name.
     #[must_use]
-    pub fn bytes_per_token(&self, model: &str) -> f64 {
-        self.prompts.get(model).map_or(BYTES_PER_TOKEN, |learned| learned.within(BYTES_BOUNDS))
+    pub fn of(&self, model: Option<&str>) -> OfModel {
+        let name = model.unwrap_or_default();
+        if name.len() > LONGEST_NAME {
+            return OfModel(None);
+        }
+        OfModel(self.models.get(name).map(|learned| Arc::clone(&learned)))
     }
 
+    /// Where to write down what an answer of this model teaches, of which so much was `known`;
+    /// `is_named` says that the settings write its name out. `None`: there are too many others.
+    #[must_use]
+    pub fn of_answer(&self, known: &OfModel, model: Option<&str>, is_named: bool) -> Option<Arc<Learned>> {
+        if known.0.is_some() {
+            return known.0.clone();
+        }
+        let name = model.unwrap_or_default();
+        let has_place = is_named || self.models.len() < NAMES || self.models.contains_key(name);
+        let may = name.len() <= LONGEST_NAME && has_place;
+        may.then(|| Arc::clone(&self.models.entry(name.into()).or_default()))
+    }
+
+    /// Forgets engines that are no longer there, but for these.
+    pub fn keep_engines(&self, there: &HashSet<EngineId>) {
+        for model in &self.models {
+            model.events.lock().retain(|engine, _| there.contains(engine));
+        }
+    }
+}
+
+impl OfModel {
+    /// Prompt bytes per token: 3.8 until learned.
+    #[must_use]
+    pub fn bytes_per_token(&self) -> f64 {
+        self.0.as_ref().map_or(BYTES_PER_TOKEN, |learned| learned.prompts.lock().within(BYTES_BOUNDS))
+    }
+
+    /// Output tokens per token event of this engine: 1 until learned.
+    #[must_use]
+    pub fn tokens_per_event(&self, engine: &EngineId) -> f64 {
+        let reached = |learned: &Arc<Learned>| learned.events.lock().get(engine)?.reached;
+        self.0.as_ref().and_then(reached).unwrap_or(1.0)
+    }
+}
+
+impl Default for Learned {
+    fn default() -> Self {
+        let guess = Quotient { over: BYTES_PER_TOKEN * GUESS, under: GUESS };
+        Learned { prompts: Mutex::new(guess), events: Mutex::default() }
+    }
+}
+
+impl Learned {
     /// An answer reported `input` tokens for a prompt of this size. Prompts with media, and
     /// those of token ids only, teach nothing about text.
-    pub fn learn_prompt(&self, model: &str, size: PromptSize, input: Tokens) {
+    pub fn prompt(&self, size: PromptSize, input: Tokens) {
         let tokens = input.less(Tokens(size.token_ids)).0;
-        if size.bytes == 0 || tokens == 0 || size.has_media {
-            return;
+        if size.bytes > 0 && tokens > 0 && !size.has_media {
+            self.prompts.lock().learn(size.bytes, tokens, BYTES_BOUNDS);
         }
-        let guess = Quotient { over: BYTES_PER_TOKEN * GUESS, under: GUESS };
-        if let Some(mut known) = self.prompts.get_mut(model) {
-            return known.learn(size.bytes, tokens, BYTES_BOUNDS);
-        }
-        self.prompts.entry(model.to_owned()).or_insert(guess).learn(size.bytes, tokens, BYTES_BOUNDS);
     }
 
-    /// Output tokens per token event of this engine and model: 1 until learned.
-    #[must_use]
-    pub fn tokens_per_event(&self, engine: &EngineId, model: &str) -> f64 {
-        let models = self.events.get(engine.as_str());
-        let learned = models.as_ref().and_then(|models| models.iter().find(|(name, _)| name == model));
-        learned.and_then(|(_, learned)| learned.reached).unwrap_or(1.0)
-    }
-
-    /// A plain answer came in `events` token events and reported `output` tokens.
-    pub fn learn_events(&self, engine: &EngineId, model: &str, events: u64, output: Tokens) {
+    /// A plain answer of this engine came in `events` token events and reported `output` tokens.
+    pub fn events(&self, engine: &EngineId, events: u64, output: Tokens) {
         let reported = output.0 as f64 / events as f64;
         if events < FEWEST_EVENTS || output.0 == 0 || reported > MOST_PER_EVENT {
             return;
         }
-        let mut models = self.events.entry(engine.clone()).or_default();
-        match models.iter_mut().find(|(name, _)| name == model) {
-            Some((_, known)) => known.learn(reported),
-            None => {
-                let mut new = PerEvent::default();
-                new.learn(reported);
-                models.push((model.to_owned(), new));
-            }
+        let mut engines = self.events.lock();
+        if let Some(known) = engines.get_mut(engine) {
+            return known.learn(reported);
         }
+        engines.entry(engine.clone()).or_default().learn(reported);
     }
 }
 
@@ -146,6 +194,24 @@ impl Quotient {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    impl Ratios {
+        fn learn_prompt(&self, model: &str, size: PromptSize, input: Tokens) {
+            self.of_answer(&OfModel(None), Some(model), false).unwrap().prompt(size, input);
+        }
+
+        fn learn_events(&self, engine: &EngineId, model: &str, events: u64, output: Tokens) {
+            self.of_answer(&OfModel(None), Some(model), false).unwrap().events(engine, events, output);
+        }
+
+        fn bytes_per_token(&self, model: &str) -> f64 {
+            self.of(Some(model)).bytes_per_token()
+        }
+
+        fn tokens_per_event(&self, engine: &EngineId, model: &str) -> f64 {
+            self.of(Some(model)).tokens_per_event(engine)
+        }
+    }
 
     fn text(bytes: u64) -> PromptSize {
         PromptSize { bytes, is_known: true, ..PromptSize::default() }
@@ -215,6 +281,32 @@ mod tests {
             ratios.learn_events(&engine, "m", 20, Tokens(if round % 4 == 0 { 20 } else { 1000 }));
         }
         assert!(ratios.tokens_per_event(&engine, "m") < 1.04);
+    }
+
+    #[test]
+    fn names_that_clients_make_up_have_an_end_and_those_of_the_settings_have_their_place() {
+        let ratios = Ratios::new();
+        let learns = |name: &str, is_named| {
+            ratios.of_answer(&ratios.of(Some(name)), Some(name), is_named).map(|learned| {
+                learned.prompt(text(2000), Tokens(1000));
+            })
+        };
+        (0..NAMES).for_each(|number| learns(&format!("made-up-{number}"), false).unwrap());
+        assert_eq!(learns("one-more", false), None);
+        assert_eq!(learns("made-up-7", false), Some(()));
+        assert_eq!(learns("of-the-settings", true), Some(()));
+        assert_eq!(learns(&"x".repeat(LONGEST_NAME + 1), true), None);
+        assert_eq!((ratios.bytes_per_token("one-more"), ratios.bytes_per_token("of-the-settings") < 3.0), (3.8, true));
+    }
+
+    #[test]
+    fn engines_that_went_are_forgotten() {
+        let (ratios, stays, goes) = (Ratios::new(), EngineId::from("e:1"), EngineId::from("e:2"));
+        for engine in [&stays, &goes] {
+            (0..3).for_each(|_| ratios.learn_events(engine, "m", 20, Tokens(60)));
+        }
+        ratios.keep_engines(&HashSet::from([stays.clone()]));
+        assert_eq!((ratios.tokens_per_event(&stays, "m"), ratios.tokens_per_event(&goes, "m")), (3.0, 1.0));
     }
 
     proptest! {

@@ -230,12 +230,6 @@ impl Tokenizer {
         self.before
     }
 
-    /// Whether a whole value has been read, so that only whitespace may follow.
-    #[must_use]
-    pub fn is_done(&self) -> bool {
-        self.state == State::Done
-    }
-
     /// Bytes held for open containers.
     #[cfg(test)]
     pub(super) fn memory(&self) -> usize {

@@ -27,7 +27,7 @@ pub(super) fn fault(timeline: &Timeline, case: &Case) -> Option<Outcome> {
         let late = error.after_first_token;
         return Some(if late { Outcome::Missed(Missed::UpstreamError) } else { of_code(error.code, case) });
     }
-    if !(200..300).contains(&timeline.status) {
+    if !timeline.is_success() {
         return Some(of_code(timeline.status, case));
     }
     let missed = |reason| Some(Outcome::Missed(reason));

@@ -11,8 +11,8 @@ use super::progress::{Progress, is_broken_at};
 use super::weigh::Case;
 
 /// A cell shared by the relay of an answer (its one writer, a few plain stores per token event)
-/// and the gauge of overdue requests. It knows events, not usage, and takes several choices
-/// for equally long; the verdict at the end knows better.
+/// and the gauge of overdue requests. It knows events and what they are worth, not usage, and takes
+/// several choices for equally long; the verdict at the end knows better.
 #[derive(Clone, Debug)]
 pub struct Pulse(Arc<Cell>);
 
@@ -22,6 +22,9 @@ struct Cell {
     first_visible: AtomicU64,
     last_token: AtomicU64,
     events: AtomicU64,
+    /// Tokens per event, as learned of the engine that answers: the bits of a float.
+    ratio: AtomicU64,
+    itl_broke: AtomicU64,
     rests: AtomicBool,
 }
 
@@ -35,12 +38,24 @@ impl Default for Pulse {
             first_visible: AtomicU64::new(NEVER),
             last_token: AtomicU64::new(NEVER),
             events: AtomicU64::new(0),
+            ratio: AtomicU64::new(1.0_f64.to_bits()),
+            itl_broke: AtomicU64::new(NEVER),
             rests: AtomicBool::new(false),
         }))
     }
 }
 
 impl Pulse {
+    /// The events to come carry so many tokens each.
+    pub fn expects(&self, tokens_per_event: f64) {
+        self.0.ratio.store(tokens_per_event.to_bits(), Ordering::Relaxed);
+    }
+
+    /// A gap between token events exceeded the ITL threshold at this moment.
+    pub fn itl_broke(&self, at: Tick) {
+        self.0.itl_broke.store(at.as_nanos(), Ordering::Relaxed);
+    }
+
     /// A token event came.
     pub fn token(&self, at: Tick, visible: bool) {
         let cell = &*self.0;
@@ -63,7 +78,7 @@ impl Pulse {
     }
 
     /// Whether an objective is broken at `at`, on a request that stands as `waiting` says but
-    /// for its tokens, has `choices` choices and `ratio` tokens per event.
+    /// for its tokens, and has `choices` choices.
     #[must_use]
     pub fn is_overdue(
         &self,
@@ -71,7 +86,6 @@ impl Pulse {
         objectives: &Objectives,
         case: &Case,
         choices: u64,
-        ratio: f64,
         at: Tick,
     ) -> bool {
         if self.0.rests.load(Ordering::Relaxed) {
@@ -82,6 +96,7 @@ impl Pulse {
         let (first_token, last_token) = (moment(&self.0.first_token), moment(&self.0.last_token));
         let first_visible = moment(&self.0.first_visible);
         let events = self.0.events.load(Ordering::Relaxed);
+        let ratio = f64::from_bits(self.0.ratio.load(Ordering::Relaxed));
         let choices = choices.max(1);
         let tokens = events as f64 * ratio / choices as f64;
         let events = events.div_ceil(choices);
@@ -92,6 +107,7 @@ impl Pulse {
             first_visible,
             last_token,
             choices: if first_token.is_some() { &seen } else { &[] },
+            itl_broke: moment(&self.0.itl_broke),
             ..*waiting
         };
         is_broken_at(&progress, objectives, case, at)

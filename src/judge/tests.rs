@@ -666,7 +666,7 @@ fn budgets_never_overflow() {
 fn the_pulse_of_a_stream_tells_when_it_is_overdue() {
     let waiting = Progress::waiting(at(0), true, true);
     let pulse = Pulse::default();
-    let overdue = |pulse: &Pulse, moment| pulse.is_overdue(&waiting, &chat(), &CASE, 1, 1.0, at(moment));
+    let overdue = |pulse: &Pulse, moment| pulse.is_overdue(&waiting, &chat(), &CASE, 1, at(moment));
     assert!(!overdue(&pulse, 500));
     assert!(overdue(&pulse, 501));
     pulse.token(at(400), true);
@@ -677,6 +677,29 @@ fn the_pulse_of_a_stream_tells_when_it_is_overdue() {
     assert!(overdue(&pulse, 501), "two tokens in 100 ms");
     pulse.rest();
     assert!(!overdue(&pulse, 90_000));
+}
+
+#[test]
+fn a_stream_of_several_tokens_an_event_is_overdue_by_its_tokens() {
+    let waiting = Progress::waiting(at(0), true, true);
+    let pulse = Pulse::default();
+    pulse.expects(3.0);
+    [at(400), at(520)].into_iter().for_each(|moment| pulse.token(moment, true));
+    let overdue = |moment| pulse.is_overdue(&waiting, &chat(), &CASE, 1, at(moment));
+    assert!(!overdue(700), "six tokens in 300 ms");
+    assert!(overdue(701));
+}
+
+#[test]
+fn a_gap_that_broke_itl_stays_broken_though_tokens_come_again() {
+    let waiting = Progress::waiting(at(0), true, true);
+    let promised = Objectives { itl: objective(200), tpot: None, ..chat() };
+    let pulse = Pulse::default();
+    [at(100), at(400), at(450)].into_iter().for_each(|moment| pulse.token(moment, true));
+    let overdue = |moment| pulse.is_overdue(&waiting, &promised, &CASE, 1, at(moment));
+    assert!(!overdue(460));
+    pulse.itl_broke(at(300));
+    assert!(overdue(460));
 }
 
 // Laws.

@@ -15,7 +15,7 @@ use super::reading::Reading;
 use super::sight::{Kind, Sight};
 use super::sse::{Cut, Fields, HELD, Scanner};
 use super::tally::Tally;
-use super::timeline::{Ending, InBandError, Reader, Timeline, Watch};
+use super::timeline::{Ending, InBandError, Reader, Timeline, Watch, is_success};
 
 /// Watches one answer.
 ///
@@ -95,8 +95,7 @@ impl Observer {
     /// reader. Of an answer that is not a success nothing is read but that it passes.
     #[must_use]
     pub fn new(expect: Expect, reader: Reader, status: u16, watch: Watch) -> Self {
-        let is_success = (200..300).contains(&status);
-        let body = if reader == Reader::Json && is_success { Body::Awaited } else { Body::Unread };
+        let body = if reader == Reader::Json && is_success(status) { Body::Awaited } else { Body::Unread };
         Observer {
             reader,
             status,
@@ -145,7 +144,7 @@ impl Observer {
     }
 
     fn is_success(&self) -> bool {
-        (200..300).contains(&self.status)
+        is_success(self.status)
     }
 
     /// The next frame of the body, received at `at`. `pass` is called for every piece that
@@ -241,6 +240,12 @@ impl Observer {
         self.eye.tally.has_token()
     }
 
+    /// When a gap between token events first exceeded the ITL threshold, if one has.
+    #[must_use]
+    pub fn itl_broke(&self) -> Option<Tick> {
+        self.eye.tally.itl_broke()
+    }
+
     /// The last error that stood inside the answer.
     #[must_use]
     pub fn error(&self) -> Option<InBandError> {
@@ -266,9 +271,9 @@ impl Observer {
         self.eye.tally.limit(since);
     }
 
-    /// The timeline as if the client left at `at`: for what is asked while the answer runs.
-    #[must_use]
-    pub fn so_far(&self, at: Tick) -> Timeline {
+    /// The timeline as if the client left at `at`.
+    #[cfg(test)]
+    pub(super) fn so_far(&self, at: Tick) -> Timeline {
         self.timeline(Ending::Left, at)
     }
 

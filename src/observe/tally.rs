@@ -112,6 +112,10 @@ impl Tally {
         self.finish.is_some()
     }
 
+    pub(super) fn itl_broke(&self) -> Option<Tick> {
+        self.gaps.broke
+    }
+
     pub(super) fn error(&self) -> Option<InBandError> {
         self.error
     }

@@ -231,7 +231,18 @@ pub struct Timeline {
     pub ending: Ending,
 }
 
+/// Whether an engine's status says that it did what was asked.
+pub(super) fn is_success(status: u16) -> bool {
+    (200..300).contains(&status)
+}
+
 impl Timeline {
+    /// Whether the engine's status says that it did what was asked.
+    #[must_use]
+    pub fn is_success(&self) -> bool {
+        is_success(self.status)
+    }
+
     /// Time to first token, from arrival.
     #[must_use]
     pub fn ttft(&self) -> Option<Duration> {

@@ -120,7 +120,7 @@ impl Finished {
     /// The answer, where an engine gave one without an error.
     #[must_use]
     pub fn answer(&self) -> Option<&Timeline> {
-        self.timeline.as_ref().filter(|timeline| (200..300).contains(&timeline.status))
+        self.timeline.as_ref().filter(|timeline| timeline.is_success())
     }
 
     /// The answer, where it finished in its dialect.

@@ -32,7 +32,7 @@ impl Collector for Live {
         classes(&recorder, at, &mut page)?;
         levels(&recorder, &mut page)?;
         seats(&recorder, &mut page)?;
-        engines(&recorder, at, &mut page)?;
+        engines(&recorder, &mut page)?;
         limits_store(&recorder, &mut page)?;
         process(&recorder, &mut page)
     }
@@ -220,8 +220,8 @@ fn seats(recorder: &Inner, page: &mut Page<'_, '_>) -> fmt::Result {
     )
 }
 
-fn engines(recorder: &Inner, at: Tick, page: &mut Page<'_, '_>) -> fmt::Result {
-    let reports = recorder.engines.reports(at);
+fn engines(recorder: &Inner, page: &mut Page<'_, '_>) -> fmt::Result {
+    let reports = recorder.engines.lock().clone();
     let rows = |of: fn(&EngineReport) -> Option<f64>| -> Rows {
         let row = |(pool, engine, report): &(PoolId, _, EngineReport)| {
             let labels = vec![("pool", pool.to_string()), ("engine", ToString::to_string(engine))];

@@ -122,7 +122,7 @@ impl Metrics {
         );
         own.register(
             "spilled",
-            "Requests that went to this pool because the one before it in their route had too long a queue",
+            "Requests that went to this pool because the one before it in their route had too long a queue, or no engine",
             self.spilled.clone(),
         );
         own.register(

@@ -60,17 +60,6 @@ pub enum Format {
     OpenMetrics,
 }
 
-impl Format {
-    /// The page's `content-type`.
-    #[must_use]
-    pub const fn content_type(self) -> &'static str {
-        match self {
-            Format::Text => prometheus_text::CONTENT_TYPE,
-            Format::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
-        }
-    }
-}
-
 /// How many requests may run on a pool, and how many do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SeatReport {
@@ -124,7 +113,7 @@ struct Inner {
     metrics: Metrics,
     table: ArcSwap<Table>,
     open: OpenVisits,
-    engines: engines::Engines,
+    engines: Mutex<Vec<(PoolId, EngineId, EngineReport)>>,
     seats: Mutex<Vec<(PoolId, SeatReport)>>,
     levels: Mutex<Vec<(ClassId, LevelReport)>>,
     store: Mutex<Option<StoreReport>>,
@@ -149,7 +138,7 @@ impl Recorder {
                 metrics,
                 table,
                 open: OpenVisits::default(),
-                engines: engines::Engines::default(),
+                engines: Mutex::default(),
                 seats: Mutex::default(),
                 levels: Mutex::default(),
                 store: Mutex::default(),
@@ -224,9 +213,9 @@ impl Recorder {
         page
     }
 
-    /// What an engine reported, or what was found out about it.
-    pub fn engine(&self, pool: &PoolId, engine: &EngineId, report: EngineReport) {
-        self.0.engines.report(pool, engine, report);
+    /// The engines of all pools, as they are now: what is said of them replaces all that was.
+    pub fn engines(&self, engines: Vec<(PoolId, EngineId, EngineReport)>) {
+        *self.0.engines.lock() = engines;
     }
 
     /// The seats of every pool that has a limit, as they are now.
@@ -251,11 +240,6 @@ impl Recorder {
     /// What was counted about the store of shared limits so far.
     pub fn limits_store(&self, report: StoreReport) {
         *self.0.store.lock() = Some(report);
-    }
-
-    /// An engine is no longer listed; its series go ten minutes from now.
-    pub fn engine_left(&self, pool: &PoolId, engine: &EngineId) {
-        self.0.engines.leave(pool, engine, self.now());
     }
 
     /// Settings were loaded, or could not be and the old ones stay.

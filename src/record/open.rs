@@ -41,8 +41,8 @@ impl Open {
         let promise = standing.promise.as_ref();
         let overdue = |promise: &Promise| {
             let waiting = Progress::waiting(self.arrival, true, promise.streamed);
-            let Promise { objectives, case, choices, tokens_per_event, .. } = promise;
-            self.pulse.is_overdue(&waiting, objectives, case, *choices, *tokens_per_event, at)
+            let Promise { objectives, case, choices, .. } = promise;
+            self.pulse.is_overdue(&waiting, objectives, case, *choices, at)
         };
         Place {
             class: promise.map(|promise| promise.class.clone()),

@@ -108,22 +108,30 @@ impl Table {
             let series = ClassSeries::new(metrics, class, place, routes, memory, at);
             table.classes.insert(class.id.clone(), Arc::new(series));
         }
+        // Places are for tenants that the settings name; those that went keep their series only.
+        let mut places = TENANTS.saturating_sub(table.known_tenants(shape));
         for tenant in &shape.tenants {
-            table.bind_tenant(metrics, tenant);
+            table.bind_tenant(metrics, tenant, &mut places);
         }
         table
     }
 
-    fn bind_tenant(&mut self, metrics: &Metrics, tenant: &TenantShape) {
+    fn known_tenants(&self, shape: &Shape) -> usize {
+        shape.tenants.iter().filter(|tenant| self.tenants.contains_key(&tenant.id)).count()
+    }
+
+    fn bind_tenant(&mut self, metrics: &Metrics, tenant: &TenantShape, places: &mut usize) {
         let place = |class: &ClassId| Some((class.clone(), self.classes.get(class)?.place));
-        let places = |classes: &[ClassId]| classes.iter().filter_map(place).collect::<Vec<_>>();
-        let classes = places(tenant.classes.as_deref().unwrap_or(&self.current));
-        if self.tenants.contains_key(&tenant.id) || self.tenants.len() < TENANTS {
+        let of_classes = tenant.classes.as_deref().unwrap_or(&self.current);
+        let classes: Vec<_> = of_classes.iter().filter_map(place).collect();
+        let is_known = self.tenants.contains_key(&tenant.id);
+        if is_known || *places > 0 {
+            *places -= usize::from(!is_known);
             let series = TenantSeries::new(metrics, tenant.id.as_str(), &classes, &tenant.limits);
             self.tenants.insert(tenant.id.clone(), Arc::new(series));
         } else {
             let all: Vec<_> = Limit::ALL.into_iter().flat_map(|limit| Scope::ALL.map(|scope| (limit, scope))).collect();
-            let classes = places(&self.current);
+            let classes: Vec<_> = self.current.iter().filter_map(place).collect();
             self.other_tenant = Some(Arc::new(TenantSeries::new(metrics, OTHER, &classes, &all)));
         }
     }

@@ -1,4 +1,4 @@
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
 use serde_json::Value;
@@ -142,7 +142,6 @@ fn promise() -> Promise {
         prompt: Tokens(2000),
         streamed: true,
         choices: 1,
-        tokens_per_event: 1.0,
         gap_edges: [].into(),
         case: Case::of(Dialect::Chat),
     }
@@ -304,6 +303,21 @@ async fn tenants_beyond_two_hundred_share_one_series() {
     assert_eq!(samples["goodput_tenant_slo_total{tenant=\"other\",class=\"chat\"}"], 100.0);
     assert_eq!(samples["goodput_tokens_total{tenant=\"other\",direction=\"output\"}"], 400.0);
     assert_eq!(sum(&samples, "goodput_tenant_slo_total", ""), 300.0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn tenants_that_went_leave_their_places_to_others() {
+    let recorder = Recorder::new(Clock::start(), None);
+    for name in ["a", "b"] {
+        let tenants = (0..200).map(|i| tenant(&format!("{name}{i}"))).collect();
+        recorder.bind(&Shape { tenants, ..shape() });
+    }
+    for name in ["a0", "b199"] {
+        recorder.note(Finished { tenant: Some(TenantId::from(name)), ..finished(Verdict::bare(Outcome::Met)) });
+    }
+    let told = samples(&recorder);
+    assert_eq!(told["goodput_tenant_slo_total{tenant=\"a0\",class=\"chat\"}"], 1.0, "a request of before");
+    assert_eq!(told["goodput_tenant_slo_total{tenant=\"b199\",class=\"chat\"}"], 1.0);
 }
 
 #[tokio::test(start_paused = true)]
@@ -525,7 +539,7 @@ async fn engines_reload_and_process_are_told() {
         ttft_error: Some(0.25),
         tpot_error: None,
     };
-    recorder.engine(&pool, &engine, report);
+    recorder.engines(vec![(pool, engine, report)]);
     recorder.reloaded(true);
     recorder.reloaded(false);
     let told = samples(&recorder);
@@ -542,10 +556,7 @@ async fn engines_reload_and_process_are_told() {
     assert_eq!(told["goodput_config_last_reload_successful"], 0.0);
     assert!(told["goodput_config_last_reload_timestamp_seconds"] > 1e9);
     assert!(told["process_resident_memory_bytes"] > 0.0);
-    recorder.engine_left(&pool, &engine);
-    assert_eq!(samples(&recorder)[&format!("goodput_engine_up{labels}")], 0.0);
-    let clock = recorder.0.clock;
-    clock.sleep_until(Some(clock.now() + Duration::from_secs(600))).await;
+    recorder.engines(Vec::new());
     assert!(!samples(&recorder).contains_key(&format!("goodput_engine_up{labels}")));
 }
 
@@ -557,7 +568,7 @@ async fn the_page_is_the_golden_one() {
     small.routes.truncate(1);
     small.tenants.truncate(1);
     recorder.bind(&small);
-    recorder.engine(&PoolId::from("main"), &EngineId::from("vllm-0:8000"), EngineReport::default());
+    recorder.engines(vec![(PoolId::from("main"), EngineId::from("vllm-0:8000"), EngineReport::default())]);
     recorder.seats(vec![(PoolId::from("main"), SeatReport { seats: 8, taken: 3, prefill: Some(Tokens(1024)) })]);
     recorder.levels(vec![(
         ClassId::from("chat"),
@@ -767,6 +778,57 @@ async fn drift_is_observed_by_assumed() {
     };
     assert!((drift("p50") - 2.0).abs() < 0.1 && (drift("p95") - 1.0).abs() < 0.05);
     assert!(!samples.keys().any(|key| key.starts_with("goodput_workload_drift") && key.contains("input")));
+}
+
+/// The label names of every family that has samples.
+fn label_names(page: &str) -> BTreeMap<String, BTreeSet<String>> {
+    let histograms: BTreeSet<&str> =
+        page.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.strip_suffix(" histogram")).collect();
+    let mut names: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for sample in page.lines().filter(|line| !line.starts_with('#')) {
+        let (name, labels) = sample.rsplit_once(' ').unwrap().0.split_once('{').unwrap_or((sample, ""));
+        let name = name.split(' ').next().unwrap();
+        let family = ["_bucket", "_sum", "_count"].iter().find_map(|end| name.strip_suffix(end));
+        let family = family.filter(|family| histograms.contains(family)).unwrap_or(name);
+        let keys = labels.split("\",").filter_map(|label| Some(label.split_once('=')?.0.to_owned()));
+        names.entry(family.to_owned()).or_default().extend(keys.filter(|key| key != "le"));
+    }
+    names
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_metric_is_listed_with_its_labels() {
+    use crate::judge::{Assumption, Quantiles};
+    let recorder = Recorder::new(Clock::start(), None);
+    let quantiles = Some(Quantiles { p50: Tokens(2), p95: Tokens(4) });
+    let assumed = Assumption { input_tokens: quantiles, output_tokens: quantiles };
+    let mut shape = shape();
+    shape.classes[0].objectives = Arc::new(Objectives { assumed: Some(assumed), ..(*chat()).clone() });
+    recorder.bind(&shape);
+    for _ in 0..50 {
+        recorder.note(Finished { timeline: Some(answer()), ..finished(Verdict::bare(Outcome::Met)) });
+    }
+    let report = EngineReport {
+        up: true,
+        waiting: Some(2.0),
+        running: Some(1.0),
+        kv_usage: Some(0.5),
+        seats: Some(12.0),
+        ttft_error: Some(0.25),
+        tpot_error: Some(0.25),
+    };
+    recorder.engines(vec![(PoolId::from("main"), EngineId::from("vllm-0:8000"), report)]);
+    let told = label_names(&[include_str!("golden.prom"), &recorder.page(Format::Text)].concat());
+    let listed = include_str!("../../docs/operations.md").lines().filter_map(|line| {
+        let mut cells = line.strip_prefix("| `")?.split(" | ");
+        let (name, kind) = (cells.next()?.strip_suffix('`')?, cells.next()?);
+        let labels = kind.split_once(": ").map_or("", |(_, labels)| labels);
+        let is_metric = ["counter", "gauge", "histogram", "info"].contains(&kind.split(':').next()?);
+        let labels = labels.split(", ").filter(|label| !label.is_empty()).map(str::to_owned).collect();
+        is_metric.then(|| (name.to_owned(), labels))
+    });
+    let listed: BTreeMap<String, BTreeSet<String>> = listed.collect();
+    assert_eq!(told, listed);
 }
 
 fn any_outcome() -> impl Strategy<Value = Outcome> {

@@ -39,8 +39,6 @@ pub struct Promise {
     pub streamed: bool,
     /// Choices that the answer should have.
     pub choices: u64,
-    /// Tokens per token event, as learned.
-    pub tokens_per_event: f64,
     /// Edges by which the gaps of its answer are counted.
     pub gap_edges: Arc<[Duration]>,
     /// What else bears on the judgement.

@@ -2,7 +2,7 @@
 //!
 //! The list in `docs/semantics.md` is closed: the alias of `model`, the client's own
 //! `priority` removed, usage asked for on streams, `priority` for engines that schedule by
-//! it, a lowered output cap. Whatever else stands in the body arrives as it was sent.
+//! it, a lowered output cap, less reasoning. Whatever else stands in the body arrives as it was sent.
 
 use bytes::Bytes;
 

@@ -335,11 +335,11 @@ impl Fleet {
     }
 
     /// Everything there is to show, pools and engines by name. Engines that left stay for ten
-    /// minutes.
+    /// minutes, with their pool or by themselves.
     #[must_use]
     pub fn view(&self, at: Tick) -> Vec<PoolView> {
         let yards: Vec<_> = self.pools.read().values().cloned().collect();
-        let mut views: Vec<_> = yards.iter().map(|yard| yard.view(at)).collect();
+        let mut views: Vec<_> = yards.iter().filter_map(|yard| yard.view(at)).collect();
         views.sort_by(|a, b| a.pool.cmp(&b.pool));
         views
     }

@@ -77,10 +77,9 @@ impl Probes {
         Probes { looker: Arc::new(Looker { fleet, dial, clock, seed }), tasks: Mutex::default() }
     }
 
-    /// Follows these pools from now on, in the fleet and with looks; a pool that did not change
-    /// is not disturbed. To be called with the settings at the start and at every reload.
+    /// Looks at these pools from now on, which the fleet follows already; a pool that did not
+    /// change is not disturbed. To be called with the settings at the start and at every reload.
     pub fn follow(&self, pools: &[Arc<Pool>]) {
-        self.looker.fleet.follow(pools, self.looker.clock.now());
         let mut tasks = self.tasks.lock();
         tasks.pools.retain(|id, (old, task)| {
             let stays = pools.iter().any(|pool| pool.id == *id && is_same(pool, old));

@@ -87,22 +87,7 @@ pub enum Next {
     /// Nothing is left: relay the last answer that an engine gave, unchanged.
     Relay,
     /// Nothing is left and no attempt gave an answer: the gateway makes one.
-    GiveUp(Made),
-}
-
-/// What the gateway answers where no attempt gave an answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Made {
-    /// 502: no connection could be made.
-    ConnectFailed,
-    /// 503: the gateway could open no connection.
-    OutOfSockets,
-    /// 502: the engine's connection broke, or its bytes could not be read.
-    Broken,
-    /// 504: a time limit fired.
-    TimedOut,
-    /// 503: no engine of the pool can take requests.
-    NoEngine,
+    GiveUp,
 }
 
 /// An effect of an attempt on its engine.
@@ -180,7 +165,8 @@ pub struct Attempts {
     has_answer: bool,
     /// An engine may have got some of it.
     was_heard: bool,
-    made: Made,
+    /// A time limit ended the last one.
+    timed_out: bool,
 }
 
 impl Attempts {
@@ -209,7 +195,7 @@ impl Attempts {
             alike: false,
             has_answer: false,
             was_heard: false,
-            made: Made::NoEngine,
+            timed_out: false,
         }
     }
 
@@ -296,7 +282,7 @@ impl Attempts {
     #[must_use = "the effects are to be applied"]
     pub fn next(&mut self, happened: Happened, rest: Rest, at: Tick, budget: &mut Budget) -> Step {
         let Some(engine) = self.engine().cloned() else {
-            return Step { next: Next::GiveUp(Made::NoEngine), effects: Vec::new() };
+            return Step { next: Next::GiveUp, effects: Vec::new() };
         };
         if self.stage == Stage::Flowing {
             let mut effects = self.settled();
@@ -314,15 +300,11 @@ impl Attempts {
                 effects = self.settled();
                 effects.push(Effect::Fault(engine.clone()));
                 effects.push(Effect::Cool(engine, self.cool_down.default.min(self.cool_down.max)));
-                self.made = Made::ConnectFailed;
                 let alone = rest == Rest::Alone && !self.connect_repeated;
                 self.connect_repeated |= alone;
                 self.another(rest == Rest::Others || alone, rest, at, budget)
             }
-            Happened::Lacking => {
-                self.made = Made::OutOfSockets;
-                None
-            }
+            Happened::Lacking => None,
             Happened::PushBack { retry_after } => {
                 effects = self.settled();
                 let length = retry_after.unwrap_or(self.cool_down.default).min(self.cool_down.max);
@@ -337,7 +319,6 @@ impl Attempts {
                 self.after_failure(Failure::Status(status), engine, rest, at, budget, &mut effects)
             }
             Happened::Broken | Happened::StaleLine => {
-                self.made = Made::Broken;
                 self.after_failure(Failure::Reset, engine, rest, at, budget, &mut effects)
             }
             Happened::InjectionRefused => {
@@ -356,7 +337,7 @@ impl Attempts {
                 None
             }
             Happened::TimedOut => {
-                self.made = Made::TimedOut;
+                self.timed_out = true;
                 None
             }
         };
@@ -371,7 +352,7 @@ impl Attempts {
     /// answer that an engine gave.
     #[must_use]
     pub fn nothing_left(&self) -> Next {
-        if self.has_answer && self.made != Made::TimedOut { Next::Relay } else { Next::GiveUp(self.made) }
+        if self.has_answer && !self.timed_out { Next::Relay } else { Next::GiveUp }
     }
 
     /// Effects that were held back and now count. To be asked once where a request ends

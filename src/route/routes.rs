@@ -74,17 +74,6 @@ impl Routes {
         })
     }
 
-    /// The label of a model (after aliasing) whatever its class: for what is learned of models.
-    #[must_use]
-    pub fn label_of(&self, model: Option<&str>) -> Arc<str> {
-        let Some(name) = model else { return other() };
-        if let Some(literal) = self.literals.get(name) {
-            return literal.clone();
-        }
-        let mut patterns = self.lines.iter().flat_map(|line| &line.route.models);
-        patterns.find(|pattern| pattern.matches(name)).map_or_else(other, label_of)
-    }
-
     /// Whether any route serves this model for any class.
     #[must_use]
     pub fn knows(&self, model: &str) -> bool {

@@ -16,8 +16,8 @@ pub struct PoolView {
 
 impl PoolView {
     /// Whether any engine takes requests.
-    #[must_use]
-    pub fn is_available(&self) -> bool {
+    #[cfg(test)]
+    pub(super) fn is_available(&self) -> bool {
         self.engines.iter().any(|engine| engine.state.takes_requests())
     }
 }

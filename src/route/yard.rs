@@ -147,14 +147,18 @@ impl Yard {
         }
     }
 
-    pub(super) fn view(&self, at: Tick) -> PoolView {
+    /// What there is to show; `None` of a pool that went long ago.
+    pub(super) fn view(&self, at: Tick) -> Option<PoolView> {
         let mut inner = self.inner.lock();
+        if inner.is_forgotten(at) {
+            return None;
+        }
         inner.wake(at);
         inner.forget_the_long_gone(at);
         let retired = inner.retired;
         let mut engines: Vec<_> = inner.engines.iter().flatten().map(|engine| show(engine, retired, at)).collect();
         engines.sort_by(|a, b| a.engine.cmp(&b.engine));
-        PoolView { pool: self.id.clone(), engines, is_named: retired.is_none() }
+        Some(PoolView { pool: self.id.clone(), engines, is_named: retired.is_none() })
     }
 }
 
@@ -540,6 +544,7 @@ impl Inner {
     pub fn checked(&mut self, engine: &EngineId, checked: Checked, at: Tick) -> Option<Change> {
         let place = *self.places.get(engine)?;
         let change = self.engines[place].as_mut()?.checked(checked, at);
+        self.wake(at);
         self.rekey(place, at);
         change
     }
@@ -551,6 +556,8 @@ impl Inner {
         if let Some(engine) = self.engines[place].as_mut() {
             engine.reported(report, until);
         }
+        // Nobody else may come that would take out what is due.
+        self.wake(at);
         self.wakes.push(Reverse((until, place)));
         self.rekey(place, at);
     }

@@ -53,7 +53,7 @@ impl Default for Cell {
 
 impl ClientSide {
     /// A refusal of bytes longer than this in one stretch makes a request `client_limited`
-    /// (SEMANTICS.md 1).
+    /// (`docs/semantics.md`, section 1).
     pub const PATIENCE: Duration = Duration::from_millis(100);
 
     /// The client's socket (or its HTTP/2 window) took no byte at `at`. Keeps the first

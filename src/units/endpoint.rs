@@ -1,4 +1,4 @@
-//! The paths the gateway serves, and the dialect each of them speaks (SEMANTICS.md 3).
+//! The paths the gateway serves, and the dialect each of them speaks (`docs/semantics.md`, section 3).
 
 /// How a request and its answer are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -28,7 +28,6 @@ impl Dialect {
 pub struct Endpoint {
     path: &'static str,
     dialect: Dialect,
-    shape: Dialect,
     serves: Serves,
 }
 
@@ -56,33 +55,33 @@ pub enum Unroutable {
     },
 }
 
-const fn relay(path: &'static str, dialect: Dialect, shape: Dialect) -> Endpoint {
-    Endpoint { path, dialect, shape, serves: Serves::Relay }
+const fn relay(path: &'static str, dialect: Dialect) -> Endpoint {
+    Endpoint { path, dialect, serves: Serves::Relay }
 }
 
 const fn own(path: &'static str, serves: Serves) -> Endpoint {
-    Endpoint { path, dialect: Dialect::Plain, shape: Dialect::Chat, serves }
+    Endpoint { path, dialect: Dialect::Plain, serves }
 }
 
 use Dialect::{Chat, Completions, Messages, Plain, Responses};
 
 const ENDPOINTS: [Endpoint; 18] = [
-    relay("/v1/chat/completions", Chat, Chat),
-    relay("/v1/completions", Completions, Completions),
-    relay("/v1/responses", Responses, Responses),
-    relay("/v1/messages", Messages, Messages),
-    relay("/v1/messages/count_tokens", Plain, Messages),
-    relay("/v1/embeddings", Plain, Chat),
-    relay("/v1/rerank", Plain, Chat),
-    relay("/v1/score", Plain, Chat),
-    relay("/v1/audio/transcriptions", Plain, Chat),
-    relay("/v1/audio/translations", Plain, Chat),
-    relay("/v1/audio/speech", Plain, Chat),
-    relay("/rerank", Plain, Chat),
-    relay("/score", Plain, Chat),
-    relay("/tokenize", Plain, Chat),
-    relay("/detokenize", Plain, Chat),
-    relay("/v2/rerank", Plain, Chat),
+    relay("/v1/chat/completions", Chat),
+    relay("/v1/completions", Completions),
+    relay("/v1/responses", Responses),
+    relay("/v1/messages", Messages),
+    relay("/v1/messages/count_tokens", Plain),
+    relay("/v1/embeddings", Plain),
+    relay("/v1/rerank", Plain),
+    relay("/v1/score", Plain),
+    relay("/v1/audio/transcriptions", Plain),
+    relay("/v1/audio/translations", Plain),
+    relay("/v1/audio/speech", Plain),
+    relay("/rerank", Plain),
+    relay("/score", Plain),
+    relay("/tokenize", Plain),
+    relay("/detokenize", Plain),
+    relay("/v2/rerank", Plain),
     own("/v1/models", Serves::Models),
     own("/health", Serves::Health),
 ];
@@ -139,12 +138,6 @@ impl Endpoint {
         self.dialect
     }
 
-    /// The dialect whose error shape applies (`count_tokens` fails as `messages` does).
-    #[must_use]
-    pub const fn error_shape(self) -> Dialect {
-        self.shape
-    }
-
     /// Whether a good answer that is no event stream is a JSON object: everywhere but on the
     /// audio paths, which also answer text and sound.
     #[must_use]
@@ -162,12 +155,6 @@ impl Endpoint {
     #[must_use]
     pub const fn is_relayed(self) -> bool {
         matches!(self.serves, Serves::Relay)
-    }
-
-    /// Whether this is the list of models.
-    #[must_use]
-    pub const fn is_models(self) -> bool {
-        matches!(self.serves, Serves::Models)
     }
 
     /// Whether this asks for one model.

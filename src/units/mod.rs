@@ -23,6 +23,12 @@ use std::ops::{Add, Sub};
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
+/// Whole seconds of this length, rounded up.
+#[must_use]
+pub const fn seconds_up(length: Duration) -> u64 {
+    length.as_secs().saturating_add((length.subsec_nanos() > 0) as u64)
+}
+
 /// A moment on the monotonic clock: nanoseconds since the process's clock began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Tick(u64);
@@ -142,7 +148,7 @@ names! {
     PoolId;
     /// One engine: its authority (`host:port`), unique inside its pool.
     EngineId;
-    /// The id that correlates a request's response, log line and span.
+    /// The id that correlates a request's response and its access line.
     RequestId;
 }
 

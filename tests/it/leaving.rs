@@ -604,6 +604,62 @@ async fn overdue_requests_are_counted_while_they_run() {
     house.end().await;
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_stream_of_several_tokens_an_event_is_not_overdue_once_that_is_learned() {
+    let house = House::new(&Yaml::default());
+    let ten = (0..10).map(|number| (100 + 10 * number, t("abc")));
+    let teaches = Script::stream().say_all(ten).say(f("stop")).say(u(5, 30)).say(d()).end();
+    // Six events and eighteen tokens in 600 ms: 100 ms an event, 33 ms a token.
+    let runs = Script::stream().say_all((0..6).map(|number| (100 + 120 * number, t("abc")))).silence();
+    house.engine("e1", vec![teaches.clone(), teaches.clone(), teaches, runs]);
+    for _ in 0..3 {
+        house.chat(stream_with_usage()).await.whole().await;
+    }
+    let mut answer = house.chat(stream()).await;
+    answer.frames(6).await;
+    assert_eq!(house.page().sum("goodput_overdue", &[("class", "chat")]), 0.0);
+    drop(answer);
+    assert_eq!(house.lines(4).await[3].verdict(), "excluded(client_cancel)");
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_one_model_taught_says_nothing_of_another_behind_the_same_pattern() {
+    let house = House::new(&Yaml::default().class("stall_seconds: 9"));
+    let ten = (0..10).map(|number| (100 + 10 * number, t("abc")));
+    let teaches = Script::stream().say_all(ten).say(f("stop")).say(u(5, 30)).say(d()).end();
+    let runs = Script::stream().say_all((0..6).map(|number| (100 + 120 * number, t("abc")))).silence();
+    house.engine("e1", vec![teaches.clone(), teaches.clone(), teaches, runs]);
+    let mut one = stream_with_usage();
+    one["model"] = json!("x1");
+    for _ in 0..3 {
+        house.chat(one.clone()).await.whole().await;
+    }
+    let mut other = stream();
+    other["model"] = json!("x2");
+    let mut answer = house.chat(other).await;
+    answer.frames(6).await;
+    assert_eq!(house.page().sum("goodput_overdue", &[("class", "chat")]), 1.0);
+    drop(answer);
+    assert_eq!(house.lines(4).await[3].verdict(), "missed(canceled_late)");
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stream_that_broke_itl_and_went_on_is_overdue() {
+    let yaml = Yaml::default().promise(&[("ttft_seconds", 0.5), ("itl_seconds", 0.2)]);
+    let script = Script::stream().say_all([(100, t("a")), (400, t("b")), (450, t("c"))]).silence();
+    let (house, _engine) = House::playing_with(&yaml, script);
+    let mut answer = house.chat(stream()).await;
+    answer.frames(1).await;
+    assert_eq!(house.page().sum("goodput_overdue", &[("class", "chat")]), 0.0);
+    answer.frames(2).await;
+    assert_eq!(house.page().sum("goodput_overdue", &[("class", "chat")]), 1.0);
+    drop(answer);
+    assert_eq!(house.line().await.verdict(), "missed(canceled_late)");
+    house.end().await;
+}
+
 // --- clients that do not read ---
 
 #[tokio::test(start_paused = true)]

@@ -316,6 +316,28 @@ async fn met_and_missed_and_excluded_are_all_that_finished() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_engine_that_left_is_down_for_ten_minutes_and_then_gone_whoever_looks() {
+    let house = House::new(&Yaml::default().engines_of_first(&["e1"]));
+    let up = |house: &House, engine| {
+        let labels = [("pool", "a"), ("engine", engine)];
+        let page = house.page();
+        (page.count("goodput_engine_up", &labels), page.sum("goodput_engine_up", &labels))
+    };
+    assert_eq!(up(&house, "e1:8000"), (1, 1.0));
+    house.adopt(&Yaml::default().engines_of_first(&["e2"]));
+    house.sleep(ms(599_000)).await;
+    assert_eq!((up(&house, "e1:8000"), up(&house, "e2:8000")), ((1, 0.0), (1, 1.0)));
+    // Nobody looks while the second one leaves and is forgotten; its whole pool goes last.
+    house.adopt(&Yaml::default().engines_of_first(&["e3"]));
+    house.sleep(ms(601_000)).await;
+    assert_eq!((up(&house, "e2:8000"), up(&house, "e3:8000")), ((0, 0.0), (1, 1.0)));
+    house.adopt(&Yaml::default().no_pools().pool("b", &["f1"]));
+    house.sleep(ms(601_000)).await;
+    assert_eq!(up(&house, "e3:8000"), (0, 0.0));
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn c70_an_engine_that_refuses_connections_is_out_at_once() {
     let house = House::new(&Yaml::default().engines_of_first(&["e1", "e2"]));
     let works = house.engine("e2", vec![good()]);

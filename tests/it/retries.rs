@@ -809,6 +809,37 @@ async fn a_fault_does_not_spill() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_fault_that_opens_the_breaker_of_the_only_engine_does_not_spill_either() {
+    let yaml = Yaml::default().with("breaker: {faults: 1, within: 10s, open: 5s}").pool("b", &["f1"]);
+    let house = House::new(&yaml);
+    house.engine("e1", vec![Script::new().at(50).reset()]);
+    let other = house.engine("f1", vec![good()]);
+    let answer = house.chat(stream()).await.whole().await;
+    assert_eq!(house.states("a"), ["breaker_open"]);
+    assert_eq!((answer.status.as_u16(), other.ledger().requests().len()), (502, 0));
+    assert_eq!(retries(&house, "fault"), 0.0, "no further attempt was made");
+    assert_eq!(house.line().await.number("attempts"), Some(1.0));
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_pushes_back_behind_a_pool_that_cannot_be_reached_needs_the_next_pools_budget() {
+    let seat = "max_concurrency_per_engine: 1";
+    let yaml = Yaml::default().with(seat).pool("b", &["f1"]).with(seat).pool("c", &["g1"]).with(seat);
+    let house = House::new(&yaml.with("retries: {share: 0, floor_per_10s: 0}"));
+    let head = "HTTP/1.1 503 X\r\ncontent-type: application/json\r\ncontent-length: 20\r\n\r\n";
+    house.engine("f1", vec![Script::new().at(50).write(head).silence()]);
+    let last = house.engine("g1", vec![good()]);
+    let answer = house.chat(stream()).await;
+    assert_eq!((answer.status.as_u16(), last.ledger().requests().len()), (503, 0));
+    let taken = |pool| house.page().sum("goodput_seats_taken", &[("pool", pool)]);
+    assert_eq!((taken("b"), taken("c")), (1.0, 0.0), "the answer of the second pool holds no seat of the third");
+    drop(answer);
+    house.line().await;
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn c42_once_a_token_left_the_next_pool_hears_nothing_either() {
     let begun = || Script::stream().at(10).say(r()).at(20).say(t("A")).at(50);
     // An overload would have sent it on to the next pool at once, without the token.

@@ -2,7 +2,7 @@
 
 use http::HeaderValue;
 use http_body_util::BodyExt;
-use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream, ReadBuf};
 
 use super::*;
 use crate::dial::{PipeDial, PipeListener, Scheme};
@@ -261,6 +261,44 @@ async fn an_answer_before_the_request_was_read_is_passed_on_and_the_line_is_not_
     settle().await;
     assert_eq!(bench.idle(), 0);
     closed(&mut engine).await;
+}
+
+/// Reads go through; every write fails.
+struct Deaf(BoxedIo);
+
+impl AsyncRead for Deaf {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_read(cx, buffer)
+    }
+}
+
+impl AsyncWrite for Deaf {
+    fn poll_write(self: Pin<&mut Self>, _: &mut Context<'_>, _: &[u8]) -> Poll<io::Result<usize>> {
+        Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()))
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_line_on_which_a_request_could_not_be_written_is_not_used_again_however_late_the_answer() {
+    let mut bench = Bench::new();
+    let mut line = bench.take().await;
+    let mut engine = bench.engine.accept().await;
+    let io = std::mem::replace(&mut line.wire.io, Box::new(tokio::io::empty()));
+    line.wire.io = Box::new(Deaf(io));
+    let ask = tokio::spawn(ask(line));
+    settle().await;
+    engine.write_all(ANSWER).await.unwrap();
+    assert_eq!(ask.await.unwrap().unwrap(), b"ok");
+    settle().await;
+    assert_eq!(bench.idle(), 0);
 }
 
 #[tokio::test(start_paused = true)]

@@ -421,6 +421,28 @@ fn an_engine_that_left_and_came_back_is_the_same_engine_anew() {
 }
 
 #[test]
+fn a_pool_that_went_is_shown_for_ten_minutes_and_no_longer() {
+    let bench = Bench::new(pool(&["a"]));
+    let held = bench.choose(ms(0)).unwrap();
+    bench.fleet.follow(&[], ms(1));
+    let long_after = ms(1) + REMEMBERED;
+    assert_eq!(bench.fleet.view(long_after).len(), 1, "it still has a request");
+    drop(held);
+    assert_eq!(bench.fleet.view(ms(0) + REMEMBERED).len(), 1);
+    assert!(bench.fleet.view(long_after).is_empty());
+}
+
+#[test]
+fn engines_that_report_to_a_pool_that_nobody_asks_pile_nothing_up() {
+    let bench = Bench::new(pool(&["a"]));
+    for second in 0..1000 {
+        bench.fleet.reported(&id(), &engine("a"), Report::default(), ms(1000 * second));
+    }
+    let yard = bench.fleet.yard(&id()).unwrap();
+    assert!(yard.inner.lock().wakes.len() < 10);
+}
+
+#[test]
 fn a_pool_that_settings_no_longer_name_still_serves_requests_that_know_it() {
     let bench = Bench::new(pool(&["a"]));
     bench.fleet.follow(&[], ms(1));

@@ -85,7 +85,9 @@ impl Bench {
     }
 
     fn follow(&self, pool: Pool) {
-        self.probes.follow(&[Arc::new(pool)]);
+        let pools = [Arc::new(pool)];
+        self.fleet.follow(&pools, self.clock.now());
+        self.probes.follow(&pools);
     }
 
     async fn until(&self, seconds: f64) {

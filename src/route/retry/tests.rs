@@ -57,7 +57,7 @@ fn a_stale_line_gives_one_more_try_on_a_fresh_one_and_counts_for_nothing() {
     assert_eq!(case.next(Happened::StaleLine, Rest::Others), (Next::SameFresh, vec![]));
     assert_eq!(case.attempts.count(), 1);
     // A second time it is a failure of the engine.
-    assert_eq!(case.next(Happened::StaleLine, Rest::Others), (Next::GiveUp(Made::Broken), vec![fault("a")]));
+    assert_eq!(case.next(Happened::StaleLine, Rest::Others), (Next::GiveUp, vec![fault("a")]));
 }
 
 #[test]
@@ -69,7 +69,7 @@ fn after_a_connect_failure_every_other_engine_is_asked_once() {
         case.begin(next);
     }
     assert_eq!(case.attempts.tried().len(), 3);
-    assert_eq!(case.next(Happened::ConnectFailed, Rest::Nobody).0, Next::GiveUp(Made::ConnectFailed));
+    assert_eq!(case.next(Happened::ConnectFailed, Rest::Nobody).0, Next::GiveUp);
 }
 
 #[test]
@@ -78,13 +78,13 @@ fn after_a_connect_failure_the_only_engine_is_asked_once_more() {
     assert_eq!(case.next(Happened::ConnectFailed, Rest::Alone).0, Next::Another);
     assert!(case.attempts.tried().is_empty(), "it may be chosen again");
     case.begin("a");
-    assert_eq!(case.next(Happened::ConnectFailed, Rest::Alone).0, Next::GiveUp(Made::ConnectFailed));
+    assert_eq!(case.next(Happened::ConnectFailed, Rest::Alone).0, Next::GiveUp);
 }
 
 #[test]
 fn what_the_gateway_lacks_is_no_engine_s_fault_and_no_other_one_is_asked() {
     let mut case = case();
-    assert_eq!(case.next(Happened::Lacking, Rest::Others), (Next::GiveUp(Made::OutOfSockets), vec![]));
+    assert_eq!(case.next(Happened::Lacking, Rest::Others), (Next::GiveUp, vec![]));
     let mut later = self::case();
     let _ = later.next(FAULT, Rest::Others);
     later.begin("b");
@@ -156,7 +156,7 @@ fn two_resets_are_the_requests_doing_but_count() {
     let mut case = case_of(Retries { after_fault: 5, ..Retries::default() });
     assert_eq!(case.next(Happened::Broken, Rest::Others), (Next::Another, vec![fault("a")]));
     case.begin("b");
-    assert_eq!(case.next(Happened::Broken, Rest::Others), (Next::GiveUp(Made::Broken), vec![fault("b")]));
+    assert_eq!(case.next(Happened::Broken, Rest::Others), (Next::GiveUp, vec![fault("b")]));
     assert!(case.attempts.failed_alike());
 }
 
@@ -247,7 +247,7 @@ fn nothing_is_retried_after_the_commit() {
         let mut case = case();
         case.attempts.commit();
         let (next, _) = case.next(happened, Rest::Others);
-        assert!(matches!(next, Next::Relay | Next::GiveUp(_)), "{happened:?} {next:?}");
+        assert!(matches!(next, Next::Relay | Next::GiveUp), "{happened:?} {next:?}");
     }
 }
 
@@ -277,7 +277,7 @@ fn where_nobody_is_left_to_ask_no_budget_is_spent() {
 
 #[test]
 fn a_time_limit_before_the_first_token_is_no_fault() {
-    assert_eq!(case().next(Happened::TimedOut, Rest::Others), (Next::GiveUp(Made::TimedOut), vec![]));
+    assert_eq!(case().next(Happened::TimedOut, Rest::Others), (Next::GiveUp, vec![]));
 }
 
 #[test]
@@ -336,7 +336,7 @@ proptest! {
             match case.next(happened, rest).0 {
                 Next::Another => case.begin(&format!("engine {sends}")),
                 Next::SameFresh | Next::SameWithoutInjection => {}
-                Next::Relay | Next::GiveUp(_) => {
+                Next::Relay | Next::GiveUp => {
                     prop_assert_eq!(case.attempts.settled(), []);
                     return Ok(());
                 }

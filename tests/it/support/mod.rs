@@ -179,6 +179,7 @@ impl House {
     }
 
     pub fn page(&self) -> Page {
+        self.gateway.report_engines();
         self.gateway.report_seats();
         self.gateway.report_store();
         self.gateway.report_levels();
