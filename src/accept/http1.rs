@@ -227,8 +227,7 @@ where
                 // request.
                 manners.keeps &= this.inbox.framing.is_over() && !*this.is_finishing;
                 let (length, date) = (body.size_hint().exact(), this.dates.now());
-                let (ending, keeps) =
-                    this.out.head(&head, body.passed(), |out| body.add_fields(out), length, manners, &date);
+                let (ending, keeps) = this.out.head(&head, &body, length, manners, &date);
                 this.manners.keeps = keeps;
                 this.exchange.set(Exchange::Answering { body, ending });
                 Poll::Ready(Ok(()))

@@ -205,17 +205,20 @@ pin_project! {
     }
 }
 
-/// The fields that the body brings to its head. On HTTP/2 they have been taken to its map.
-impl<B: Fielded> Told<B> {
-    pub(super) fn passed(&self) -> impl Iterator<Item = (&HeaderName, &HeaderValue)> {
-        let body = match self {
-            Told::Plain { body, .. } => Some(body),
-            Told::Stream { .. } => None,
-        };
-        body.into_iter().flat_map(B::passed)
+/// On HTTP/2 they have been taken to the map of its head.
+impl<B> Fielded for Told<B>
+where
+    B: Fielded,
+    B::Error: Into<Fault>,
+{
+    fn pass_fields(&self, to: &mut impl FnMut(&HeaderName, &HeaderValue)) {
+        match self {
+            Told::Plain { body, .. } => body.pass_fields(to),
+            Told::Stream { .. } => {}
+        }
     }
 
-    pub(super) fn add_fields(&self, head: &mut impl Fields) {
+    fn add_fields(&self, head: &mut impl Fields) {
         match self {
             Told::Plain { body, .. } => body.add_fields(head),
             Told::Stream { .. } => {}

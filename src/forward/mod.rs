@@ -98,12 +98,10 @@ impl Body for ReplyBody {
 
 /// Those of an engine, and the gateway's own.
 impl Fielded for ReplyBody {
-    fn passed(&self) -> impl Iterator<Item = (&HeaderName, &HeaderValue)> {
-        let relay = match self {
-            ReplyBody::Relay(relay) => Some(relay),
-            ReplyBody::Whole(_) | ReplyBody::Ahead(_) => None,
-        };
-        relay.into_iter().flat_map(|relay| relay.passed())
+    fn pass_fields(&self, to: &mut impl FnMut(&HeaderName, &HeaderValue)) {
+        if let ReplyBody::Relay(relay) = self {
+            relay.pass_fields(to);
+        }
     }
 
     fn add_fields(&self, head: &mut impl Fields) {

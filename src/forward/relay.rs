@@ -337,9 +337,10 @@ impl Relay {
         self.head = Some((head, own));
     }
 
-    pub(super) fn passed(&self) -> impl Iterator<Item = (&HeaderName, &HeaderValue)> {
-        let length = self.size_hint().exact();
-        self.head.iter().flat_map(move |(head, _)| headers::for_client(&head.headers, length))
+    pub(super) fn pass_fields(&self, to: &mut impl FnMut(&HeaderName, &HeaderValue)) {
+        if let Some((head, _)) = &self.head {
+            headers::for_client(&head.headers, self.size_hint().exact()).for_each(|(name, value)| to(name, value));
+        }
     }
 
     pub(super) fn add_fields(&self, head: &mut impl Fields) {

@@ -3,27 +3,26 @@
 //! Whoever answers a request may know a few fields that no map has to hold: they are written
 //! straight into what goes out on an HTTP/1 connection. HTTP/2 takes its fields from a map.
 
-use std::iter;
-
 use bytes::Bytes;
 use http::Response;
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 use http_body::Body;
+use http_body_util::Empty;
 use http_body_util::combinators::UnsyncBoxBody;
 
 /// A body of an answer, which may bring fields for the head in front of it. They stand beside those
 /// that the head has: it has none of their names that must not be there twice.
 pub trait Fielded: Body<Data = Bytes> {
-    /// Those that stand in somebody else's head, and pass from there. As a rule there are none.
-    fn passed(&self) -> impl Iterator<Item = (&HeaderName, &HeaderValue)> {
-        iter::empty()
-    }
+    /// Gives those that stand in somebody else's head, and pass from there. As a rule there are none.
+    fn pass_fields(&self, _to: &mut impl FnMut(&HeaderName, &HeaderValue)) {}
 
     /// Adds the others to a head. As a rule there are none.
     fn add_fields(&self, _head: &mut impl Fields) {}
 }
 
 impl<E> Fielded for UnsyncBoxBody<Bytes, E> {}
+
+impl Fielded for Empty<Bytes> {}
 
 /// Where the fields of a head are put.
 pub trait Fields {
@@ -56,9 +55,9 @@ impl Fields for HeaderMap {
 /// An answer whose head has the fields of its body too, for those who take them from there.
 pub fn with_fields<B: Fielded>(answer: Response<B>) -> Response<B> {
     let (mut head, body) = answer.into_parts();
-    for (name, value) in body.passed() {
+    body.pass_fields(&mut |name, value| {
         head.headers.append(name, value.clone());
-    }
+    });
     body.add_fields(&mut head.headers);
     Response::from_parts(head, body)
 }

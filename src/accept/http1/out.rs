@@ -8,12 +8,13 @@ use std::task::{Context, Poll, ready};
 use bytes::{Buf, Bytes};
 use http::header::{CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, DATE, HeaderName, HeaderValue, TRANSFER_ENCODING};
 use http::{Response, StatusCode, Version, response};
+use http_body_util::Empty;
 use hyper::ext::ReasonPhrase;
 use tokio::io::AsyncWrite;
 
 use super::head::Unread;
 use crate::accept::made_id;
-use crate::framing;
+use crate::framing::{self, Fielded};
 use crate::refuse::Refusal;
 use crate::units::Endpoint;
 use crate::units::decimal::push_number;
@@ -81,14 +82,13 @@ impl Out {
         self.long.is_empty() && self.len() < most
     }
 
-    /// Puts the head of an answer there, with the fields that pass beside its own; `more` puts
-    /// further lines there. Its body has this length if it is known. Says how the body is to be
-    /// framed, and whether the connection may serve another request.
-    pub(super) fn head<'a>(
+    /// Puts the head of an answer there, with the fields that its body brings. The body has this
+    /// length if it is known. Says how it is to be framed, and whether the connection may serve
+    /// another request.
+    pub(super) fn head(
         &mut self,
-        head: &'a response::Parts,
-        passed: impl Iterator<Item = (&'a HeaderName, &'a HeaderValue)>,
-        more: impl FnOnce(&mut Vec<u8>),
+        head: &response::Parts,
+        body: &impl Fielded,
         length: Option<u64>,
         manners: Manners,
         date: &[u8],
@@ -113,9 +113,9 @@ impl Out {
         }
         out.extend_from_slice(b"\r\n");
         let (mut says_connection, mut says_date) = (false, false);
-        for (name, value) in head.headers.iter().chain(passed) {
+        let mut field = |name: &HeaderName, value: &HeaderValue| {
             if *name == CONTENT_LENGTH || *name == TRANSFER_ENCODING {
-                continue;
+                return;
             }
             if *name == CONNECTION {
                 says_connection = true;
@@ -123,8 +123,10 @@ impl Out {
             }
             says_date |= *name == DATE;
             line(out, name.as_str(), value.as_bytes());
-        }
-        more(out);
+        };
+        head.headers.iter().for_each(|(name, value)| field(name, value));
+        body.pass_fields(&mut field);
+        body.add_fields(out);
         match framed {
             Ending::Length(length) => {
                 out.extend_from_slice(b"content-length: ");
@@ -160,7 +162,7 @@ impl Out {
         headers.extend(HeaderValue::from_str(id.as_str()).ok().map(|id| (X_REQUEST_ID, id)));
         headers.insert(X_GOODPUT_REASON, HeaderValue::from_static(refusal.code()));
         let manners = Manners { version: Version::HTTP_11, is_head: false, keeps: false };
-        self.head(&response.into_parts().0, std::iter::empty(), |_| {}, Some(body.len() as u64), manners, date);
+        self.head(&response.into_parts().0, &Empty::new(), Some(body.len() as u64), manners, date);
         self.bytes().extend_from_slice(&body);
     }
 
