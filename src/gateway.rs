@@ -440,7 +440,7 @@ fn unknown(unknown: Unknown) -> Refusal {
 fn refuse_what_is_not_served(upload: &Upload) -> Result<(), Refusal> {
     match &*upload.facts {
         facts if facts.background => Err(Refusal::BackgroundRefused),
-        facts if facts.steers_kv => Err(Refusal::TransferRefused),
+        facts if facts.steers => Err(Refusal::TransferRefused),
         _ => Ok(()),
     }
 }

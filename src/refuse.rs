@@ -115,8 +115,8 @@ refusals! {
     /// `background: true` (Responses).
     #[error("a background response was asked for")]
     BackgroundRefused = "background_refused",
-    /// `kv_transfer_params` or `ec_transfer_params` in the body.
-    #[error("the body steers cache transfer between engines")]
+    /// `kv_transfer_params` or another field that steers behind us, in the body.
+    #[error("the body moves caches between engines, or chooses one")]
     TransferRefused = "transfer_refused",
     /// The body names no model that can be read, and no route takes any.
     #[error("no readable model, and no route for any model")]
@@ -377,7 +377,7 @@ impl Refusal {
             Refusal::UnreadableForm => "The multipart form cannot be read, or its \"model\" does not stand exactly once. Correct it and send it again.".into(),
             Refusal::AliasInForm => "This model name is an alias, which does not work in a multipart form. Use the model's own name.".into(),
             Refusal::BackgroundRefused => "Background responses are not served here. Send the request without \"background\": true.".into(),
-            Refusal::TransferRefused => "Parameters that move caches between engines are not taken from clients. Leave kv_transfer_params and ec_transfer_params out.".into(),
+            Refusal::TransferRefused => "Parameters that move caches between engines, or choose an engine, are not taken from clients. Leave out kv_transfer_params, ec_transfer_params, disaggregated_params, bootstrap_*, *dp_rank, data_parallel_rank, and what does the same in nvext.".into(),
             Refusal::ModelMissing => "The request names no model. Set \"model\" to one of those that GET /v1/models lists.".into(),
             Refusal::ModelNotFound => "This model is not served here. Use one of those that GET /v1/models lists.".into(),
             Refusal::RateLimitExceeded { standing, retry_after: Some(seconds) } => {

@@ -129,12 +129,41 @@ fn is_of_one_hop(name: &str) -> bool {
 
 /// Fields by which a client could steer an engine or a router behind us past our decisions.
 fn steers(name: &str) -> bool {
-    let Some(rest) = name.strip_prefix("x-") else { return name.starts_with("kv-transfer") };
-    matches!(rest, "vllm-priority" | "data-parallel-rank" | "prefiller-host-port" | "worker-instance-id")
-        || rest.starts_with("gateway-destination")
-        || rest.starts_with("kv-transfer")
-        || rest.ends_with("-fairness-id")
-        || rest.ends_with("-objective")
+    let Some(rest) = name.strip_prefix("x-") else {
+        return name.starts_with("kv-transfer") || matches!(name, "routing-strategy" | "target-pod");
+    };
+    let [first, .., last] = rest.as_bytes() else { return false };
+    begins_as_steering(*first, rest) || ends_as_steering(*last, rest)
+}
+
+/// The families of routers, and the parts of a fleet that a field may name. By the first byte, so
+/// that an ordinary field costs a comparison or two.
+fn begins_as_steering(first: u8, rest: &str) -> bool {
+    match first {
+        b'd' => rest.starts_with("dynamo-"),
+        b'e' => rest == "enable-local-updates",
+        b'g' => ["gateway-destination", "gateway-inference", "gateway-model"].iter().any(|own| rest.starts_with(own)),
+        b'k' => rest.starts_with("kv-"),
+        b'l' => rest.starts_with("llm-d-"),
+        b'p' => rest.starts_with("prefill"),
+        b's' => rest.starts_with("smg-") || rest.starts_with("sgl-"),
+        b'v' => rest == "vllm-priority",
+        b'w' => rest.starts_with("worker-"),
+        _ => false,
+    }
+}
+
+/// What a field says by its shape: a place, a rank, an instance, a share of the fleet.
+fn ends_as_steering(last: u8, rest: &str) -> bool {
+    match last {
+        b'd' => ["-instance-id", "-worker-id", "-fairness-id"].iter().any(|own| rest.ends_with(own)),
+        b'e' => rest.ends_with("-objective"),
+        b'k' => rest.ends_with("-rank"),
+        b'r' => rest.ends_with("-worker"),
+        b's' => rest.ends_with("-hosts-ports"),
+        b't' => rest.ends_with("-host-port") || rest.ends_with("-destination-endpoint"),
+        _ => false,
+    }
 }
 
 /// Turns an engine's header fields into those for the client, in place: all but our own, whose names
@@ -305,6 +334,75 @@ mod tests {
             ("x-gateway-destination-endpoint", "10.0.0.1:1"),
         ]);
         assert_eq!(sent.len(), 2, "{sent:?}");
+    }
+
+    #[test]
+    fn what_steers_is_known_by_its_family_or_shape() {
+        for name in [
+            "kv-transfer-params",
+            "routing-strategy",
+            "target-pod",
+            "x-data-parallel-host-port",
+            "x-data-parallel-rank",
+            "x-dp-rank",
+            "x-dynamo-routing-mode",
+            "x-dynamo-worker-instance-id",
+            "x-enable-local-updates",
+            "x-encoder-hosts-ports",
+            "x-gateway-model-name",
+            "x-kv-cache-source-host-port",
+            "x-llm-d-reserved-host-port",
+            "x-prefill-dp-rank",
+            "x-prefill-instance-id",
+            "x-prefiller-host-port",
+            "x-prefiller-url",
+            "x-sgl-routing-key",
+            "x-smg-routing-key",
+            "x-smg-target-worker",
+            "x-target-worker",
+            "x-tenant-fairness-id",
+            "x-vsr-destination-endpoint",
+            "x-worker-instance-id",
+        ] {
+            let sent = to_engine(&[(name, "10.0.0.1:1")]);
+            assert!(!sent.contains_key(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn ordinary_fields_do_not_look_like_steering() {
+        for name in [
+            "anthropic-version",
+            "baggage",
+            "openai-organization",
+            "traceparent",
+            "tracestate",
+            "x",
+            "x-",
+            "x-a",
+            "x-amzn-trace-id",
+            "x-b3-spanid",
+            "x-client-request-id",
+            "x-correlation-id",
+            "x-forwarded-host",
+            "x-forwarded-port",
+            "x-instance-id",
+            "x-rank",
+            "x-session-id",
+            "x-stainless-arch",
+            "x-stainless-async",
+            "x-stainless-lang",
+            "x-stainless-os",
+            "x-stainless-package-version",
+            "x-stainless-read-timeout",
+            "x-stainless-retry-count",
+            "x-stainless-runtime",
+            "x-stainless-runtime-version",
+            "x-user-id",
+        ] {
+            let sent = to_engine(&[(name, "1")]);
+            assert!(sent.contains_key(name), "{name}");
+        }
     }
 
     #[test]

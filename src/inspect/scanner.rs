@@ -108,9 +108,13 @@ enum Inner {
     ContinuousUsage,
     /// `reasoning.effort` or `thinking.type`.
     Effort,
+    /// `thinking.budget_tokens`.
+    Budget,
     /// A switch of `chat_template_kwargs`.
     Thinks(&'static str),
     Metadata(String),
+    /// A member of `nvext` that steers, if it is not `null`.
+    Steers,
     /// The model reads what stands here.
     Text,
     Other,
@@ -223,7 +227,7 @@ impl Reader {
         if kind != Kind::Null {
             self.facts.prompt.is_known |= self.member.is_prompt();
             self.facts.prompt.has_media |= self.member == Member::Earlier;
-            self.facts.steers_kv |= self.member == Member::Transfer;
+            self.facts.steers |= self.member == Member::Transfer;
         }
     }
 
@@ -294,6 +298,8 @@ impl Reader {
                 if name == b"effort" { Inner::Effort } else { Inner::Other }
             }
             Member::Thinking if name == b"type" => Inner::Effort,
+            Member::Thinking if name == b"budget_tokens" => Inner::Budget,
+            Member::Extension if fields::steers_in_extension(name) => Inner::Steers,
             Member::Metadata => said.text().map_or(Inner::Other, |name| Inner::Metadata(name.to_owned())),
             member if member.is_prompt() && fields::leads_to_text(name) => Inner::Text,
             member if member.is_prompt() => {
@@ -351,6 +357,7 @@ impl Reader {
             Member::MaxTokens
             | Member::MaxCompletionTokens
             | Member::MaxOutputTokens
+            | Member::MinTokens
             | Member::N
             | Member::BestOf
             | Member::Priority
@@ -358,6 +365,7 @@ impl Reader {
             {
                 (Purpose::Number, LONGEST_NAME)
             }
+            Member::Thinking if !is_string && matches!(self.inner, Inner::Budget) => (Purpose::Number, LONGEST_NAME),
             _ if is_string && self.is_text() => (Purpose::Prompt, 0),
             member if !is_string && member.takes_token_ids() && depth > 1 && matches!(self.inner, Inner::Element) => {
                 (Purpose::TokenId, 0)
@@ -406,6 +414,17 @@ impl Reader {
 
     fn take_number(&mut self, said: Said<'_>, past: usize) {
         let whole = said.whole();
+        let least = match (self.member, whole) {
+            (Member::MinTokens, Whole::Count(least)) => Some(least),
+            (Member::Thinking, Whole::Count(budget)) => Some(budget.saturating_add(1)),
+            // What stands there is the engine's to judge.
+            (Member::MinTokens | Member::Thinking, _) => return,
+            _ => None,
+        };
+        if let Some(least) = least {
+            self.facts.least_output = self.facts.least_output.max(least);
+            return;
+        }
         if let Some(rule) = self.member.rule(self.dialect) {
             let is_wrong = match rule.wanted {
                 Wanted::Count => matches!(whole, Whole::Negative | Whole::Fraction),
@@ -474,6 +493,7 @@ impl Reader {
             (Member::Tools | Member::Functions, _) => self.facts.has_tools = true,
             (Member::Reasoning, _) if inner == Inner::Effort => self.effort_stands(None, at),
             (Member::Template, _) => self.thinks(&inner, what.as_bool(), at),
+            (Member::Extension, _) => self.facts.steers |= inner == Inner::Steers && what != Literal::Null,
             (Member::StreamOptions, Some(options)) => {
                 let field = Some(Field { value: what.as_bool(), at });
                 match inner {
@@ -493,12 +513,13 @@ impl Reader {
         }
     }
 
-    /// An object or a list stands where a switch should.
+    /// An object or a list stands where a switch should, or steers.
     fn switch_is_none(&mut self) {
         let switches = &mut self.facts.switches;
         match (self.member, &self.inner) {
             (Member::Reasoning, Inner::Effort) => switches.reasoning.iter_mut().for_each(|nest| nest.is_other = true),
             (Member::Template, Inner::Thinks(_)) => switches.template.iter_mut().for_each(|nest| nest.is_other = true),
+            (Member::Extension, Inner::Steers) => self.facts.steers = true,
             _ => {}
         }
     }
@@ -519,7 +540,7 @@ impl Reader {
                 self.facts.switches.template = Some(Switched { is_empty: true, ..Switched::default() });
                 Interest::Read
             }
-            (Member::Thinking | Member::Metadata, Nest::Object) => Interest::Read,
+            (Member::Thinking | Member::Metadata, Nest::Object) | (Member::Extension, _) => Interest::Read,
             (Member::Tools | Member::Functions, Nest::Array) => Interest::Read,
             (member, _) if member.is_prompt() => Interest::Read,
             _ => Interest::Skip,
@@ -539,7 +560,7 @@ impl Reader {
         if nest == Nest::Array && is_prompt {
             self.prompt_ends.push(self.prompts.len());
         }
-        if is_text { Interest::Read } else { Interest::Skip }
+        if is_text || self.member == Member::Extension { Interest::Read } else { Interest::Skip }
     }
 }
 
@@ -683,6 +704,7 @@ impl Sink for Reader {
                 match inner {
                     Inner::Thinks(_) => self.thinks(&inner, None, self.scalar_at..past),
                     Inner::Effort if self.member == Member::Reasoning => self.effort_stands(None, self.scalar_at..past),
+                    Inner::Steers => self.facts.steers = true,
                     _ => {}
                 }
             }

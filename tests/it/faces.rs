@@ -172,6 +172,8 @@ async fn what_is_not_served_is_refused_before_any_engine_is_asked() {
             "background",
         ),
         (CHAT, json!({"model": "m1", "kv_transfer_params": {"do_remote_decode": true}}), 400, "transfer_refused", ""),
+        (CHAT, json!({"model": "m1", "bootstrap_host": "10.0.0.1"}), 400, "transfer_refused", ""),
+        (CHAT, json!({"model": "m1", "nvext": {"backend_instance_id": 5}}), 400, "transfer_refused", ""),
         (CHAT, json!({"model": "nobody"}), 404, "model_not_found", "model"),
         (CHAT, json!({"messages": []}), 404, "model_missing", "model"),
         (CHAT, json!({"model": null}), 404, "model_missing", "model"),
