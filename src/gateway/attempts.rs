@@ -231,6 +231,7 @@ pub async fn first_willing_engine(
                     host: &host,
                     may_inject,
                     injection_proven,
+                    may_cap: !attempts.without_cap(),
                     fresh,
                 };
                 let tried = attempt.make(&mut work, held, deadlines, now).await;
@@ -258,7 +259,7 @@ pub async fn first_willing_engine(
                 }
                 match next {
                     Next::SameFresh => fresh = true,
-                    Next::SameWithoutInjection => fresh = false,
+                    Next::SameWithoutInjection | Next::SameWithoutCap => fresh = false,
                     Next::Another => continue 'pool,
                     Next::Relay | Next::GiveUp(_) => {
                         spilled = spills(happened, &attempts);
@@ -340,7 +341,7 @@ fn retry_of(happened: Happened, next: Next) -> Option<Retry> {
     match next {
         Next::Relay | Next::GiveUp(_) => None,
         Next::SameFresh => Some(Retry::StaleConnection),
-        Next::SameWithoutInjection => Some(Retry::Injection),
+        Next::SameWithoutInjection | Next::SameWithoutCap => Some(Retry::Injection),
         Next::Another => Some(reason_of(happened)),
     }
 }
@@ -443,6 +444,8 @@ struct Attempt<'a> {
     host: &'a Option<HeaderValue>,
     may_inject: bool,
     injection_proven: bool,
+    /// An overload level may lower the output cap.
+    may_cap: bool,
     fresh: bool,
 }
 
@@ -452,6 +455,14 @@ struct Asked {
     dispatched: Tick,
     injection: Injection,
     degraded: Kinds,
+}
+
+impl Asked {
+    /// What an answer means that is no success.
+    fn answered(self, status: u16, retry_after: Option<Duration>) -> Happened {
+        let happened = Happened::answer(status, retry_after, self.injection);
+        if self.degraded.has(Kind::CapOutput) { happened.with_lowered_cap(status) } else { happened }
+    }
 }
 
 /// What came of waiting for a head.
@@ -467,7 +478,6 @@ impl Attempt<'_> {
     async fn make(&self, work: &mut Option<Work>, held: &mut Held, deadlines: Deadlines, dispatched: Tick) -> Tried {
         let edits = self.edits();
         let asked = Asked { dispatched, injection: self.injection(&edits), degraded: degraded(&edits) };
-        let injection = asked.injection;
         let mut opening = open(self.call(&edits, dispatched));
         if self.ask.has_head() {
             let every = self.ask.promise.class.timeouts.keepalive;
@@ -488,14 +498,14 @@ impl Attempt<'_> {
                 if !status.is_success() {
                     spoke.relay.head_came();
                     let retry_after = self.retry_after(&spoke.head);
-                    return Tried::Failed(Happened::answer(status.as_u16(), retry_after, injection), Ok(spoke));
+                    return Tried::Failed(asked.answered(status.as_u16(), retry_after), Ok(spoke));
                 }
                 match spoke.relay.hold().await {
                     Ok(()) => {
                         spoke.work = work.take();
                         Tried::Speaks(spoke)
                     }
-                    Err(Mute::Error(error)) => Tried::Failed(Happened::answer(error.code, None, injection), Ok(spoke)),
+                    Err(Mute::Error(error)) => Tried::Failed(asked.answered(error.code, None), Ok(spoke)),
                     Err(Mute::Truncated | Mute::Broken) => {
                         Tried::Failed(Happened::Broken, Err(Refusal::StreamIncomplete))
                     }
@@ -548,7 +558,7 @@ impl Attempt<'_> {
         let plan = Plan {
             model: ask.alias,
             engine_priority: takes_priority.then_some(ask.engine_priority),
-            lowered_cap: ask.cap.map(|cap| cap.0),
+            lowered_cap: ask.cap.filter(|_| self.may_cap).map(|cap| cap.0),
             thinking: self.thinking(),
             inject_usage: inject && pool.inject.usage,
             continuous_usage: inject && pool.inject.continuous_usage,
