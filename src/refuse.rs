@@ -118,6 +118,9 @@ refusals! {
     /// `kv_transfer_params` or another field that steers behind us, in the body.
     #[error("the body moves caches between engines, or chooses one")]
     TransferRefused = "transfer_refused",
+    /// The id is one that this gateway gave to an engine: the request has come back.
+    #[error("the request has come back to this gateway: an engine's address leads here")]
+    LoopDetected = "loop_detected",
     /// The body names no model that can be read, and no route takes any.
     #[error("no readable model, and no route for any model")]
     ModelMissing = "model_missing",
@@ -227,6 +230,7 @@ impl Refusal {
                 Err(_) => StatusCode::BAD_REQUEST,
             },
             Refusal::Internal => StatusCode::INTERNAL_SERVER_ERROR,
+            Refusal::LoopDetected => StatusCode::LOOP_DETECTED,
             Refusal::ConnectFailed { .. }
             | Refusal::EngineReset { .. }
             | Refusal::EngineGarbage { .. }
@@ -295,9 +299,11 @@ impl Refusal {
             | Refusal::Hopeless { .. }
             | Refusal::OverloadShed { .. }
             | Refusal::Draining => Outcome::Missed(Missed::Shed),
-            Refusal::LimitsStoreUnavailable | Refusal::OutOfSockets { .. } | Refusal::DrainCut | Refusal::Internal => {
-                Outcome::Missed(Missed::Internal)
-            }
+            Refusal::LimitsStoreUnavailable
+            | Refusal::OutOfSockets { .. }
+            | Refusal::LoopDetected
+            | Refusal::DrainCut
+            | Refusal::Internal => Outcome::Missed(Missed::Internal),
         }
     }
 
@@ -348,6 +354,7 @@ impl Refusal {
             | Refusal::IdleTimeout { .. }
             | Refusal::TotalTimeout { .. }
             | Refusal::StreamIncomplete
+            | Refusal::LoopDetected
             | Refusal::DrainCut
             | Refusal::Internal => None,
         }
@@ -405,6 +412,7 @@ impl Refusal {
             Refusal::ResponseHeadTimeout { limit } => format!("The engine did not answer within {} s. Try again later, or ask for a stream.", seconds(*limit)).into(),
             Refusal::IdleTimeout { limit } => format!("The engine fell silent for {} s in the middle of its answer. Try again.", seconds(*limit)).into(),
             Refusal::TotalTimeout { limit } => format!("The answer did not end within {} s. Ask for fewer tokens.", seconds(*limit)).into(),
+            Refusal::LoopDetected => "This request has come back to the gateway that sent it on. Tell your operator; if you chose its x-request-id yourself, choose another one.".into(),
             Refusal::StreamIncomplete => "The answer ended before it was complete. What came is not the whole; try again.".into(),
             Refusal::Draining => "This gateway is shutting down. Send the request again; another one takes it.".into(),
             Refusal::DrainCut => "This gateway had to end the answer because it is shutting down. Send the request again.".into(),

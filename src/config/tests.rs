@@ -668,6 +668,18 @@ fn each_kind_of_problem() {
             "11:40: pools[0].engines[1].url: \"http://e:1/v1\" is the same engine as on line 11",
         ),
         (changed("    engines: [{url: http://e:1}]\n", ""), "10:5: pools[0]: the pool has no engines; add `engines`"),
+        (
+            changed("http://e:1", "http://localhost:8080/v1"),
+            "11:21: pools[0].engines[0].url: the engine is the gateway itself (0.0.0.0:8080); give the engine's own host and port",
+        ),
+        (
+            changed("http://e:1", "http://127.0.0.1:9090"),
+            "11:21: pools[0].engines[0].url: the engine is its admin port (127.0.0.1:9090)",
+        ),
+        (
+            changed("engines: [{url: http://e:1}]", "dns: {name: LocalHost, port: 8080}"),
+            "11:17: pools[0].dns.name: the engine is the gateway itself (0.0.0.0:8080)",
+        ),
         (changed("[{url: http://e:1}]", "[]"), "11:14: pools[0].engines: is an empty list"),
         (pool("dns: {name: e, port: 1}"), "11:10: pools[0].dns: a pool has either `engines` or `dns`"),
         (

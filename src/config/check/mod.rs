@@ -69,6 +69,7 @@ impl<'a> Check<'a> {
         let rules = self.rules(root, &class_names);
         let buckets = self.buckets(root);
         let pools = self.pools(root);
+        self.no_engine_is_here(root, &listen, admin.as_ref());
         let aliases = self.aliases(root);
         let routes = self.routes(root, &class_names, &aliases);
         self.unused(root);
