@@ -709,6 +709,18 @@ fn each_kind_of_problem() {
             "11:24: pools[0].engine.headers.host: the header \"host\" cannot be set here",
         ),
         (
+            pool("engine: {headers: {Content-Encoding: gzip}}"),
+            "11:24: pools[0].engine.headers.Content-Encoding: the header \"Content-Encoding\" cannot be set here",
+        ),
+        (
+            pool("engine: {headers: {x-request-id: same}}"),
+            "11:24: pools[0].engine.headers.x-request-id: the header \"x-request-id\" cannot be set here",
+        ),
+        (
+            pool("engine: {forward_authorization: true, headers: {authorization: \"Bearer pool\"}}"),
+            "11:37: pools[0].engine.forward_authorization: two credentials would go to the engine",
+        ),
+        (
             pool("engine: {headers: {x-a: \"a\\nSECRET\"}}"),
             "11:29: pools[0].engine.headers.x-a: the value cannot be sent in a header",
         ),

@@ -3,7 +3,9 @@
 //! Fields end to end pass, known or not; what belongs to one hop, what carries a credential
 //! and what steers engines or routers behind us does not. Framing fields are ours.
 
-use http::header::{CACHE_CONTROL, CONNECTION, CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
+use http::header::{
+    AUTHORIZATION, CACHE_CONTROL, CONNECTION, CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue,
+};
 
 use super::own::is_ours;
 use crate::framing;
@@ -31,6 +33,8 @@ pub mod names {
     pub const X_ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
     /// The Anthropic and vLLM spelling of an API key.
     pub const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
+    /// That of Azure.
+    pub const API_KEY: HeaderName = HeaderName::from_static("api-key");
 }
 
 /// What a pool says about the headers of its engines.
@@ -81,6 +85,23 @@ pub fn for_engine<'a>(
     let is_fixed = |name: &str| fixed.iter().any(|(own, _)| own.as_str() == name);
     let ours = ours.filter(move |(name, _)| !is_fixed(name));
     ours.chain(fixed.iter().map(|(name, value)| (name.as_str(), value)))
+}
+
+/// Whether a credential of the client's own goes along: one that says anything, and in whose place
+/// the pool puts none.
+#[must_use]
+pub fn forwards_credential(client: &HeaderMap, engine: &EngineHeaders<'_>) -> bool {
+    let crosses = |name: &HeaderName| {
+        let is_fixed = engine.fixed.iter().any(|(own, _)| own == name);
+        !is_fixed && client.get_all(name).iter().any(says_who) && !named_by_connection(client).contains(name)
+    };
+    engine.forward_authorization && [AUTHORIZATION, names::X_API_KEY, names::API_KEY].iter().any(crosses)
+}
+
+/// A scheme alone names nobody.
+fn says_who(value: &HeaderValue) -> bool {
+    let value = value.as_bytes().trim_ascii();
+    !value.is_empty() && !value.eq_ignore_ascii_case(b"bearer") && !value.eq_ignore_ascii_case(b"basic")
 }
 
 static IDENTITY: HeaderValue = HeaderValue::from_static("identity");
@@ -277,7 +298,7 @@ mod tests {
     use super::*;
     use crate::forward::OwnFields;
     use crate::units::RequestId;
-    use http::header::{ACCEPT_ENCODING, AUTHORIZATION};
+    use http::header::ACCEPT_ENCODING;
 
     fn map(fields: &[(&str, &str)]) -> HeaderMap {
         let field = |(name, value): &(&str, &str)| {
@@ -419,6 +440,30 @@ mod tests {
         assert_eq!(headers["authorization"], "Bearer engine");
         assert_eq!(headers["host"], "vllm-0:8000");
         assert!(!headers.contains_key(ACCEPT_ENCODING));
+    }
+
+    #[test]
+    fn a_credential_counts_as_forwarded_only_where_it_was() {
+        let pools = [(AUTHORIZATION, HeaderValue::from_static("Bearer engine"))];
+        let forwards = |fixed, fields: &[(&str, &str)]| {
+            let engine = EngineHeaders { fixed, forward_authorization: true, host: None };
+            forwards_credential(&map(fields), &engine)
+        };
+        for (fields, expected) in [
+            (&[("authorization", "Bearer client")][..], true),
+            (&[("authorization", "Basic eA==")], true),
+            (&[("x-api-key", "k")], true),
+            (&[("api-key", "k")], true),
+            (&[], false),
+            (&[("x-api-key", "")], false),
+            (&[("authorization", "Bearer ")], false),
+            (&[("authorization", "Bearer client"), ("connection", "Authorization")], false),
+        ] {
+            assert_eq!(forwards(&[], fields), expected, "{fields:?}");
+            assert!(!forwards_credential(&map(fields), &EngineHeaders::default()), "{fields:?}");
+        }
+        assert!(!forwards(&pools, &[("authorization", "Bearer client")]));
+        assert!(forwards(&pools, &[("authorization", "Bearer client"), ("x-api-key", "k")]));
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use http::HeaderMap;
-use http::header::{AUTHORIZATION, HeaderValue, RETRY_AFTER};
+use http::header::{HeaderValue, RETRY_AFTER};
 use http::uri::PathAndQuery;
 
 use super::admission::{Held, Walk};
@@ -211,7 +211,10 @@ pub async fn first_willing_engine(
             let Choice { engine, address, host, may_inject, injection_proven, work } = choice;
             let mut work = Some(work);
             let credential_forwarded = ask.forwards_credential(bound);
-            let place = Place { pool: pool.clone(), shown: bound.shown.clone(), engine, credential_forwarded };
+            // A pool that is down is nobody's: then the other one's word counts.
+            let has_place = |home: &PoolId| pushed_back || yard.fleet.available(home, now) > 0;
+            let is_away = here != ask.home && has_place(&pools[ask.home]);
+            let place = Place { pool: pool.clone(), shown: bound.shown.clone(), engine, credential_forwarded, is_away };
             visit.attempts(pool, place.engine.clone());
             if let Some(why) = spilled.take() {
                 visit.retries(why);
@@ -429,8 +432,9 @@ impl Ask<'_> {
     }
 
     fn forwards_credential(&self, bound: &BoundPool) -> bool {
-        let carries = |name| self.headers.contains_key(name);
-        bound.settings.forward_authorization && (carries(AUTHORIZATION) || carries(headers::names::X_API_KEY))
+        let forward_authorization = bound.settings.forward_authorization;
+        let engine = EngineHeaders { fixed: &bound.fixed_headers, forward_authorization, host: None };
+        headers::forwards_credential(self.headers, &engine)
     }
 }
 
