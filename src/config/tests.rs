@@ -581,6 +581,24 @@ fn each_kind_of_problem() {
             class("timeouts: {first_token: 20s, total: 10s}"),
             "3:29: slo_classes[0].timeouts.first_token: first_token is longer than total (10s)",
         ),
+        (
+            class("objectives: {ttft_seconds: {threshold: 20, attainment: 0.9}}\n    timeouts: {total: 10s}"),
+            "3:44: slo_classes[0].objectives.ttft_seconds.threshold: the threshold is beyond timeouts.total (10s)",
+        ),
+        (
+            class("objectives: {e2e_seconds: {threshold: 20, attainment: 0.9}}\n    timeouts: {response_head: 10s}"),
+            "3:43: slo_classes[0].objectives.e2e_seconds.threshold: the threshold is beyond timeouts.response_head (10s)",
+        ),
+        (
+            class("objectives: {itl_seconds: {threshold: 20, attainment: 0.9}}\n    timeouts: {total: 10s}"),
+            "3:43: slo_classes[0].objectives.itl_seconds.threshold: the threshold is beyond timeouts.total (10s)",
+        ),
+        (
+            class(
+                "objectives: {ttft_seconds: {threshold: 1, attainment: 0.9}, tpot_seconds: {threshold: 0.1, attainment: 0.9}}\n    timeouts: {total: 10s}\n    workload_assumption: {output_tokens: {p50: 50, p95: 92}}",
+            ),
+            "5:57: slo_classes[0].workload_assumption.output_tokens.p95: an answer of 92 tokens that keeps TTFT and TPOT may take 10.1s, and timeouts.total (10s) cuts it first; raise timeouts.total, or lower what is assumed",
+        ),
         (class("keepalive_seconds: 0"), "3:24: slo_classes[0].keepalive_seconds: 0 is no time at all"),
         (
             class("workload_assumption: {input_tokens: {p50: 9, p95: 3}}"),
