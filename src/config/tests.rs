@@ -633,6 +633,20 @@ fn each_kind_of_problem() {
             rule("{header: {authorization: c}}"),
             "8:36: classify[0].when.header.authorization: a key may not stand in a rule",
         ),
+        (
+            rule("{header: {Cookie: {present: true}}}"),
+            "8:36: classify[0].when.header.Cookie: a key may not stand in a rule",
+        ),
+        (rule("{header: {api-key: c}}"), "8:36: classify[0].when.header.api-key: a key may not stand in a rule"),
+        (
+            rule("{header: {proxy-authorization: c}}"),
+            "8:36: classify[0].when.header.proxy-authorization: a key may not stand in a rule",
+        ),
+        (rule("{header: {x-a: \"b\\nc\"}}"), "8:41: classify[0].when.header.x-a: no header has such a value"),
+        (
+            rule("{header: {x-a: {prefix: \"b\\u0000\"}}}"),
+            "8:50: classify[0].when.header.x-a.prefix: no header has such a value",
+        ),
         (rule("{header: {x-a: {}}}"), "8:41: classify[0].when.header.x-a: needs either `prefix` or `present`"),
         (
             rule("{header: {x-a: {prefix: a, present: true}}}"),
