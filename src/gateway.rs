@@ -323,6 +323,7 @@ impl Gateway {
             promise: &promise,
             routed: &routed,
             first,
+            home: relief.home(&routed.pools),
             walk: walk.as_ref(),
             facts: &upload.facts,
             endpoint,

@@ -39,6 +39,9 @@ pub struct Ask<'a> {
     pub routed: &'a Routed,
     /// Where in its route it has been let in.
     pub first: usize,
+    /// The pool in its route where it belongs: what another one, which was asked instead, finds
+    /// wrong with it is no word about the client.
+    pub home: usize,
     /// Its way along the pools of its route; none where no pool has seats.
     pub walk: Option<&'a Walk<'a>>,
     /// What its body said.
@@ -118,6 +121,8 @@ pub struct Place {
     pub engine: EngineId,
     /// The client's own credential went along.
     pub credential_forwarded: bool,
+    /// It belongs to another pool, which was passed over or left.
+    pub is_away: bool,
 }
 
 /// What one attempt came to.
@@ -168,11 +173,14 @@ pub async fn first_willing_engine(
     let order = (ask.first..pools.len()).map(|at| (at, false)).chain((0..pools.len()).map(|at| (at, true)));
     let first_bound = ask.promise.pool(first);
     let mut attempts = Unsettled::new(yard, first_bound, until);
-    let mut last = Last { kept: None, refusal: Refusal::NoEngine { pool: first.clone() } };
+    let nobody = Refusal::NoEngine { pool: pools[ask.home].clone() };
+    let mut last = Last { kept: None, refusal: nobody, is_known: false };
     let mut here = ask.first;
 
     // What made the next pool of the route necessary: to go there is a further attempt.
     let mut spilled = None;
+    // An engine has said that it has too much to do.
+    let mut pushed_back = false;
     // It has been given a seat there as if it had come there first.
     let mut has_seat = false;
 
@@ -251,11 +259,16 @@ pub async fn first_willing_engine(
                         let _ = yard.fleet.failed(pool, &mut attempts, Happened::TimedOut, now);
                         return Err(refusal);
                     }
+                    Tried::Failed(happened, _) if is_away && happened.refuses() => {
+                        last.passed_over(ask);
+                        happened
+                    }
                     Tried::Failed(happened, answer) => {
                         last.note(answer);
                         happened
                     }
                 };
+                pushed_back |= matches!(happened, Happened::PushBack { .. });
                 let next = yard.fleet.failed(pool, &mut attempts, happened, now);
                 if let Some(why) = retry_of(happened, next) {
                     visit.retries(why);
@@ -266,6 +279,10 @@ pub async fn first_willing_engine(
                     Next::Another => continue 'pool,
                     Next::Relay | Next::GiveUp(_) => {
                         spilled = spills(happened, &attempts);
+                        // An overload level put the pool where it belongs behind this one.
+                        if spilled.is_none() && is_away && happened.refuses() && here < ask.home {
+                            spilled = Some(Retry::Fault);
+                        }
                         break 'pool spilled.is_some();
                     }
                 }
@@ -361,10 +378,22 @@ fn reason_of(happened: Happened) -> Retry {
 struct Last {
     kept: Option<Box<Spoke>>,
     refusal: Refusal,
+    /// Either is from an attempt.
+    is_known: bool,
 }
 
 impl Last {
+    /// A pool where the request does not belong refused it: what was said before stands, and where
+    /// nothing was, that its own pool has no place for it.
+    fn passed_over(&mut self, ask: &Ask<'_>) {
+        if !self.is_known {
+            let pool = ask.routed.pools[ask.home].clone();
+            self.refusal = Refusal::QueueTimeout { pool, retry_after: None };
+        }
+    }
+
     fn note(&mut self, answer: Result<Box<Spoke>, Refusal>) {
+        self.is_known = true;
         match answer {
             Ok(answer) => self.kept = Some(answer),
             Err(refusal) => self.refusal = refusal,

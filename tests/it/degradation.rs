@@ -287,6 +287,40 @@ async fn a_lowered_cap_that_an_engine_refuses_is_no_fault_of_the_client() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_pool_that_a_level_spills_to_says_nothing_about_the_client() {
+    for code in [400, 404, 413, 422, 501] {
+        let house = House::new(&yaml(&format!("{{action: spill, {DEEP}}}")));
+        let engines = [house.engine("e1", vec![good(), status(code)]), house.engine("e2", vec![status(code)])];
+        house.gateway.force_level("chat", Some(1), None).unwrap();
+        let answer = house.chat(stream()).await.whole().await;
+        assert_eq!((answer.status.as_u16(), answer.header("x-goodput-pool")), (200, Some("a")), "{code}");
+        // Its own pool's word counts.
+        let answer = house.chat(stream()).await.whole().await;
+        assert_eq!((answer.status.as_u16(), answer.header("x-goodput-pool")), (code, Some("a")));
+        // 400 and 422 are looked at once more without what was injected.
+        assert!(asked(&engines[0]).len() == 2 && asked(&engines[1]).len() >= 2, "{code}");
+        house.lines(2).await;
+        house.end().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pool_that_a_level_spills_to_hides_no_overload_of_the_first() {
+    let house = House::new(&yaml(&format!("{{action: spill, {DEEP}}}")));
+    house.engine("e1", vec![long(60_000)]);
+    house.engine("e2", vec![good(), status(404)]);
+    let holds = house.send(Ask::post(CHAT, bulk())).await;
+    house.gateway.force_level("chat", Some(1), None).unwrap();
+    assert_eq!(house.chat(stream()).await.whole().await.status, 200);
+    let answer = house.chat(stream()).await.whole().await;
+    assert_eq!((answer.status.as_u16(), answer.header("x-goodput-reason")), (503, Some("queue_timeout")));
+    drop(holds);
+    let lines = house.lines(3).await;
+    assert!(lines.iter().any(|line| line.verdict() == "missed(shed)"));
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_answer_in_which_the_lowered_cap_left_nothing_to_see_is_a_miss() {
     let levels = format!("{{action: {{cap_output: 5}}, {DEEP}}}");
     let thoughts = Script::stream().at(10).say(r()).say(g("hm")).say(f("length")).say(d()).end();
