@@ -13,6 +13,7 @@ mod attempts;
 mod degrade;
 mod early;
 mod house;
+mod mark;
 mod models;
 mod open_answer;
 mod promise;
@@ -27,7 +28,6 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use futures_util::FutureExt;
-use http::header::HeaderValue;
 use http::request::Parts as Head;
 use http::uri::PathAndQuery;
 use http::{Request, Response, StatusCode};
@@ -52,7 +52,6 @@ use crate::judge::{Case, Objectives};
 use crate::record::{self, Visit};
 use crate::refuse::Refusal;
 use crate::route::{Routed, Size};
-use crate::units::decimal::put_hex;
 use crate::units::{ClassId, ClientSide, Dialect, Endpoint, LengthBucket, RequestId, Tick, Tokens, Unroutable};
 use admission::{Held, Walk, Wish};
 use attempts::{Ask, Yard, first_willing_engine};
@@ -225,6 +224,9 @@ impl Gateway {
         if !endpoint.is_relayed() {
             return Ok(Served::Own(self.models(live, &who, endpoint, head)?));
         }
+        if self.mark.is_on(id) {
+            return Err(Refusal::LoopDetected.into());
+        }
 
         let listen = &live.settings.listen;
         let (max_body, timeout) = (listen.max_body, listen.body_timeout);
@@ -317,6 +319,7 @@ impl Gateway {
             promise: &promise,
             routed: &routed,
             first,
+            home: relief.home(&routed.pools),
             walk: walk.as_ref(),
             facts: &upload.facts,
             endpoint,
@@ -333,7 +336,7 @@ impl Gateway {
             arrival,
             begins,
             id,
-            upstream_id: upstream_id(id, arrived.id_is_made),
+            upstream_id: self.mark.put_on(id, arrived.id_is_made),
             client,
             learned: &learned,
             pulse: visit.pulse(),
@@ -419,7 +422,7 @@ fn unknown(unknown: Unknown) -> Refusal {
 fn refuse_what_is_not_served(upload: &Upload) -> Result<(), Refusal> {
     match &*upload.facts {
         facts if facts.background => Err(Refusal::BackgroundRefused),
-        facts if facts.steers_kv => Err(Refusal::TransferRefused),
+        facts if facts.steers => Err(Refusal::TransferRefused),
         _ => Ok(()),
     }
 }
@@ -464,20 +467,6 @@ fn target_of(endpoint: Endpoint, head: &Head) -> PathAndQuery {
         }
         None => PathAndQuery::from_static(endpoint.path()),
     }
-}
-
-/// What engines see: the id that the client knows, so that an engine's log can be matched to
-/// the access line, made unique where a client chose it.
-fn upstream_id(known: &RequestId, is_made: bool) -> HeaderValue {
-    let known = known.as_str().as_bytes();
-    if is_made {
-        return HeaderValue::from_bytes(known).expect("an id of ours is visible ASCII");
-    }
-    let mut id = Vec::with_capacity(known.len() + 17);
-    id.extend_from_slice(known);
-    id.extend_from_slice(b"-0000000000000000");
-    put_hex(&mut id[known.len() + 1..], &rand::random::<u64>().to_ne_bytes());
-    HeaderValue::from_maybe_shared(Bytes::from(id)).expect("an id that was a header value, and hexadecimal digits")
 }
 
 impl From<Unread> for Stop {

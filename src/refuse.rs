@@ -115,9 +115,12 @@ refusals! {
     /// `background: true` (Responses).
     #[error("a background response was asked for")]
     BackgroundRefused = "background_refused",
-    /// `kv_transfer_params` or `ec_transfer_params` in the body.
-    #[error("the body steers cache transfer between engines")]
+    /// `kv_transfer_params` or another field that steers behind us, in the body.
+    #[error("the body moves caches between engines, or chooses one")]
     TransferRefused = "transfer_refused",
+    /// The id is one that this gateway gave to an engine: the request has come back.
+    #[error("the request has come back to this gateway: an engine's address leads here")]
+    LoopDetected = "loop_detected",
     /// The body names no model that can be read, and no route takes any.
     #[error("no readable model, and no route for any model")]
     ModelMissing = "model_missing",
@@ -227,6 +230,7 @@ impl Refusal {
                 Err(_) => StatusCode::BAD_REQUEST,
             },
             Refusal::Internal => StatusCode::INTERNAL_SERVER_ERROR,
+            Refusal::LoopDetected => StatusCode::LOOP_DETECTED,
             Refusal::ConnectFailed { .. }
             | Refusal::EngineReset { .. }
             | Refusal::EngineGarbage { .. }
@@ -295,9 +299,11 @@ impl Refusal {
             | Refusal::Hopeless { .. }
             | Refusal::OverloadShed { .. }
             | Refusal::Draining => Outcome::Missed(Missed::Shed),
-            Refusal::LimitsStoreUnavailable | Refusal::OutOfSockets { .. } | Refusal::DrainCut | Refusal::Internal => {
-                Outcome::Missed(Missed::Internal)
-            }
+            Refusal::LimitsStoreUnavailable
+            | Refusal::OutOfSockets { .. }
+            | Refusal::LoopDetected
+            | Refusal::DrainCut
+            | Refusal::Internal => Outcome::Missed(Missed::Internal),
         }
     }
 
@@ -348,6 +354,7 @@ impl Refusal {
             | Refusal::IdleTimeout { .. }
             | Refusal::TotalTimeout { .. }
             | Refusal::StreamIncomplete
+            | Refusal::LoopDetected
             | Refusal::DrainCut
             | Refusal::Internal => None,
         }
@@ -377,7 +384,7 @@ impl Refusal {
             Refusal::UnreadableForm => "The multipart form cannot be read, or its \"model\" does not stand exactly once. Correct it and send it again.".into(),
             Refusal::AliasInForm => "This model name is an alias, which does not work in a multipart form. Use the model's own name.".into(),
             Refusal::BackgroundRefused => "Background responses are not served here. Send the request without \"background\": true.".into(),
-            Refusal::TransferRefused => "Parameters that move caches between engines are not taken from clients. Leave kv_transfer_params and ec_transfer_params out.".into(),
+            Refusal::TransferRefused => "Parameters that move caches between engines, or choose an engine, are not taken from clients. Leave out kv_transfer_params, ec_transfer_params, disaggregated_params, bootstrap_*, *dp_rank, data_parallel_rank, and what does the same in nvext.".into(),
             Refusal::ModelMissing => "The request names no model. Set \"model\" to one of those that GET /v1/models lists.".into(),
             Refusal::ModelNotFound => "This model is not served here. Use one of those that GET /v1/models lists.".into(),
             Refusal::RateLimitExceeded { standing, retry_after: Some(seconds) } => {
@@ -405,6 +412,7 @@ impl Refusal {
             Refusal::ResponseHeadTimeout { limit } => format!("The engine did not answer within {} s. Try again later, or ask for a stream.", seconds(*limit)).into(),
             Refusal::IdleTimeout { limit } => format!("The engine fell silent for {} s in the middle of its answer. Try again.", seconds(*limit)).into(),
             Refusal::TotalTimeout { limit } => format!("The answer did not end within {} s. Ask for fewer tokens.", seconds(*limit)).into(),
+            Refusal::LoopDetected => "This request has come back to the gateway that sent it on. Tell your operator; if you chose its x-request-id yourself, choose another one.".into(),
             Refusal::StreamIncomplete => "The answer ended before it was complete. What came is not the whole; try again.".into(),
             Refusal::Draining => "This gateway is shutting down. Send the request again; another one takes it.".into(),
             Refusal::DrainCut => "This gateway had to end the answer because it is shutting down. Send the request again.".into(),

@@ -166,8 +166,17 @@ fn read(tls: &Tls) -> Result<(CertifiedKey, blake3::Hash), TlsProblem> {
     Ok((fit, hash.finalize()))
 }
 
+/// Longer than any pair, as the settings' other files.
+const LONGEST: u64 = 1 << 20;
+
 fn file(path: &Path) -> Result<Vec<u8>, TlsProblem> {
-    std::fs::read(path).map_err(|source| TlsProblem::Unreadable { file: path.to_owned(), source })
+    // Opening a pipe would wait for its writer.
+    let bytes = std::fs::metadata(path).and_then(|found| match found.is_file() {
+        true if found.len() <= LONGEST => std::fs::read(path),
+        true => Err(std::io::Error::other("it is longer than 1 MiB")),
+        false => Err(std::io::Error::other("it is no regular file")),
+    });
+    bytes.map_err(|source| TlsProblem::Unreadable { file: path.to_owned(), source })
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@ use anyhow::Context;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use serde_json::json;
 
+use super::print;
 use crate::config::watch::{NotLoaded, Source};
 use crate::config::{Problem, Settings};
 use explain::{Explanation, Sample};
@@ -61,14 +62,13 @@ impl Check {
     pub fn run(&self) -> ExitCode {
         match self.outcome() {
             Ok((text, good)) => {
-                // A closed pipe (`| head`) is no failure of the check.
-                let _ = std::io::Write::write_all(&mut std::io::stdout(), text.as_bytes());
-                if good { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+                let code = if good { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+                print::last(text.trim_end_matches('\n'), code)
             }
             Err(error) if self.json => {
                 let file = self.config.display().to_string();
-                println!("{}", json!({"file": file, "good": false, "problems": [], "error": format!("{error:#}")}));
-                ExitCode::from(2)
+                let told = json!({"file": file, "good": false, "problems": [], "error": format!("{error:#}")});
+                print::last(&told.to_string(), ExitCode::from(2))
             }
             Err(error) => {
                 eprintln!("goodput check: {error:#}");

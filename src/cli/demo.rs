@@ -10,9 +10,9 @@ use std::time::Duration;
 use anyhow::Context;
 use tokio::sync::Notify;
 
-use super::numbers;
 use super::service::{Service, standings};
 use super::signals::Signals;
+use super::{numbers, print};
 use crate::clock::Clock;
 use crate::config::{self, Process};
 use crate::gateway::Gateway;
@@ -73,7 +73,7 @@ impl Demo {
         let (address, admin) = (service.address(), service.admin_address().context("the demo has an admin port")?);
         let gateway = service.gateway();
         if !self.json {
-            print_invitation(address, admin);
+            print::line(&invitation(address, admin))?;
         }
         let over = Arc::new(Notify::new());
         let leave = Arc::clone(&over);
@@ -86,7 +86,8 @@ impl Demo {
             (false, false) => How::Lines,
         };
         let mut look = || snapshot(&traffic.tallies(), &gateway, &fleet);
-        show(clock, &mut look, &mut io::stdout(), how, self.until_over(clock)).await?;
+        let shown = show(clock, &mut look, &mut io::stdout(), how, self.until_over(clock)).await;
+        print::or_enough(shown.map(drop))?;
         drop(traffic);
         drop(gateway);
         over.notify_one();
@@ -118,8 +119,8 @@ fn snapshot(tallies: &[Tally], gateway: &Gateway, fleet: &Fleet) -> Snapshot {
     Snapshot { rows: tallies.iter().map(row).collect(), engines: fleet.rows() }
 }
 
-fn print_invitation(address: SocketAddr, admin: SocketAddr) {
-    println!(
+fn invitation(address: SocketAddr, admin: SocketAddr) -> String {
+    format!(
         "A gateway on http://{address}, before four simulated engines.
 Ctrl-C ends it. While traffic runs, try in another terminal:
 
@@ -138,7 +139,7 @@ What it counts (http://{admin}/ is a page for browsers):
   curl -s http://{admin}/metrics | grep '^slo_'
   curl -s http://{admin}/slo
 "
-    );
+    )
 }
 
 #[cfg(test)]

@@ -7,8 +7,8 @@ use std::time::Duration;
 use clap::Args;
 use clap::error::ErrorKind;
 
-use super::numbers;
 use super::signals::Signals;
+use super::{numbers, print};
 use crate::clock::Clock;
 use crate::lab::engine::{Lengths, Order, Settings, Shape, SimEngine};
 
@@ -107,10 +107,10 @@ impl Engine {
                 return ExitCode::from(3);
             }
         };
-        if json {
-            println!(r#"{{"listening":"http://{bound}"}}"#);
-        } else {
-            println!("listening on http://{bound}");
+        let place = format!("http://{bound}");
+        let text = if json { format!(r#"{{"listening":"{place}"}}"#) } else { format!("listening on {place}") };
+        if let Err(error) = print::line(&text) {
+            eprintln!("goodput engine: cannot write to standard output: {error}");
         }
         Signals::listen().next().await;
         ExitCode::SUCCESS

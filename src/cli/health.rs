@@ -13,6 +13,8 @@ use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 
+use super::print;
+
 /// Asks a running gateway whether it is well: exit code 0 if it is, 1 if it is not.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Health {
@@ -40,16 +42,15 @@ impl Health {
         };
         match runtime.block_on(self.ask()) {
             Ok(status) => {
-                if self.json {
-                    println!("{}", serde_json::json!({"status": status.as_u16(), "well": status.is_success()}));
-                } else {
-                    println!("{status}");
-                }
-                if status.is_success() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+                let told = match self.json {
+                    true => serde_json::json!({"status": status.as_u16(), "well": status.is_success()}).to_string(),
+                    false => status.to_string(),
+                };
+                print::last(&told, if status.is_success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
             }
             Err(error) if self.json => {
-                println!("{}", serde_json::json!({"status": null, "well": false, "error": format!("{error:#}")}));
-                ExitCode::FAILURE
+                let told = serde_json::json!({"status": null, "well": false, "error": format!("{error:#}")});
+                print::last(&told.to_string(), ExitCode::FAILURE)
             }
             Err(error) => {
                 eprintln!("goodput health: {error:#}");

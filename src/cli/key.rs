@@ -7,6 +7,7 @@ use rand::Rng;
 use rand::distr::Alphanumeric;
 use serde_json::json;
 
+use super::print;
 use crate::identify::KeyHash;
 
 /// API keys of tenants.
@@ -37,8 +38,7 @@ impl Key {
     #[must_use]
     pub fn run(&self) -> ExitCode {
         let Command::New(new) = &self.command;
-        println!("{}", new.told(&made()));
-        ExitCode::SUCCESS
+        print::last(&new.told(&made()), ExitCode::SUCCESS)
     }
 }
 
@@ -54,12 +54,22 @@ impl New {
         if self.json {
             return json!({"key": key, "blake3": hash, "label": self.label}).to_string();
         }
-        let label = self.label.as_ref().map(|label| format!("label: {label:?}, "));
+        let label = self.label.as_ref().map(|label| format!("label: {}, ", in_yaml(label)));
         format!(
             "key, for the client (shown only now):\n  {key}\nhash, for `keys` of the tenant in the settings:\n  - {{{}blake3: \"{hash}\"}}",
             label.unwrap_or_default()
         )
     }
+}
+
+/// A text in double quotes, as YAML reads it.
+fn in_yaml(text: &str) -> String {
+    let letter = |c: char| match c {
+        '"' | '\\' => format!("\\{c}"),
+        c if c == ' ' || c.is_ascii_graphic() || c.is_alphanumeric() => c.to_string(),
+        c => format!("\\U{:08X}", u32::from(c)),
+    };
+    format!("\"{}\"", text.chars().map(letter).collect::<String>())
 }
 
 #[cfg(test)]
@@ -80,7 +90,13 @@ mod tests {
 
     #[test]
     fn the_printed_line_can_be_put_into_the_settings() {
-        let told = New { label: Some("prod".into()), json: false }.told("gp-x");
+        for label in ["prod", "a \"b\" \\ c", "caf\u{e9} \u{1f30d}", "tab\tbell\u{7}", "{x}", "no: #"] {
+            put_into_settings(label);
+        }
+    }
+
+    fn put_into_settings(label: &str) {
+        let told = New { label: Some(label.into()), json: false }.told("gp-x");
         let line = told.lines().last().unwrap();
         let text = format!(
             "slo_classes: [{{slo_class: c, joint_attainment_target: 0.9}}]\ndefault_class: c\n\
@@ -89,6 +105,6 @@ mod tests {
         let settings = crate::config::load(&text, &crate::config::Process::default()).unwrap();
         let mut headers = http::HeaderMap::new();
         headers.insert("x-api-key", http::HeaderValue::from_static("gp-x"));
-        assert_eq!(settings.keyring.find(&headers).unwrap().key_label.as_deref(), Some("prod"));
+        assert_eq!(settings.keyring.find(&headers).unwrap().key_label.as_deref(), Some(label));
     }
 }

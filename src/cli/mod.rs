@@ -11,6 +11,7 @@ pub mod health;
 pub mod key;
 mod logs;
 mod numbers;
+mod print;
 pub mod schema;
 pub mod serve;
 pub mod service;

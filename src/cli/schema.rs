@@ -2,6 +2,8 @@
 
 use std::process::ExitCode;
 
+use super::print;
+
 /// Prints the JSON Schema of the settings file.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Schema {
@@ -15,11 +17,7 @@ impl Schema {
     #[must_use]
     pub fn run(&self) -> ExitCode {
         let schema = crate::config::schema();
-        if self.json {
-            println!("{schema}");
-        } else {
-            println!("{schema:#}");
-        }
-        ExitCode::SUCCESS
+        let text = if self.json { format!("{schema}") } else { format!("{schema:#}") };
+        print::last(&text, ExitCode::SUCCESS)
     }
 }

@@ -1,18 +1,31 @@
 //! What settings may refer to: variables of the environment, and files beside them.
 
-use std::io;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
+
+/// The longest file that settings may name: secrets and certificates are all far shorter.
+pub const LONGEST_FILE: u64 = 1 << 20;
 
 /// Answers what a `${NAME}` or a `..._file` in the settings refers to.
 pub trait Surroundings: Send + Sync {
     /// The value of a variable.
     fn variable(&self, name: &str) -> Option<String>;
 
-    /// The bytes of a file.
+    /// The bytes of a file that the settings name.
+    ///
+    /// # Errors
+    /// Whatever the system says; [`io::ErrorKind::FileTooLarge`] beyond [`LONGEST_FILE`], and
+    /// [`io::ErrorKind::NotSeekable`] where it is no regular file (a pipe would keep its reader
+    /// waiting for ever).
+    fn file(&self, path: &Path) -> io::Result<Vec<u8>>;
+
+    /// The bytes of the settings file itself, which may be a pipe.
     ///
     /// # Errors
     /// Whatever the system says.
-    fn file(&self, path: &Path) -> io::Result<Vec<u8>>;
+    fn settings(&self, path: &Path) -> io::Result<Vec<u8>> {
+        self.file(path)
+    }
 
     /// Where a file is that somebody else will read later.
     fn place(&self, path: &Path) -> PathBuf {
@@ -41,10 +54,46 @@ impl Surroundings for Process {
     }
 
     fn file(&self, path: &Path) -> io::Result<Vec<u8>> {
+        let path = self.place(path);
+        let kind = std::fs::metadata(&path)?.file_type();
+        if !kind.is_file() && !kind.is_dir() {
+            return Err(io::ErrorKind::NotSeekable.into());
+        }
+        let mut bytes = Vec::new();
+        std::fs::File::open(path)?.take(LONGEST_FILE + 1).read_to_end(&mut bytes)?;
+        if bytes.len() as u64 > LONGEST_FILE {
+            return Err(io::ErrorKind::FileTooLarge.into());
+        }
+        Ok(bytes)
+    }
+
+    fn settings(&self, path: &Path) -> io::Result<Vec<u8>> {
         std::fs::read(self.place(path))
     }
 
     fn place(&self, path: &Path) -> PathBuf {
         self.base.join(path)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_named_file_is_a_regular_one_of_a_mebibyte_at_most() {
+        let dir = tempfile::tempdir().unwrap();
+        let near = Process { base: dir.path().to_path_buf() };
+        let write = |name: &str, length: u64| std::fs::write(dir.path().join(name), vec![b'a'; length as usize]);
+        write("longest", LONGEST_FILE).unwrap();
+        write("longer", LONGEST_FILE + 1).unwrap();
+        let kind =
+            |name: &str| near.file(Path::new(name)).map(|bytes| bytes.len() as u64).map_err(|error| error.kind());
+        assert_eq!(kind("longest"), Ok(LONGEST_FILE));
+        assert_eq!(kind("longer"), Err(io::ErrorKind::FileTooLarge));
+        assert_eq!(kind("nowhere"), Err(io::ErrorKind::NotFound));
+        assert_eq!(kind("."), Err(io::ErrorKind::IsADirectory));
+        assert_eq!(kind("/dev/zero"), Err(io::ErrorKind::NotSeekable));
+        assert_eq!(near.settings(Path::new("longer")).unwrap().len() as u64, LONGEST_FILE + 1);
     }
 }

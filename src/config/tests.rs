@@ -581,6 +581,24 @@ fn each_kind_of_problem() {
             class("timeouts: {first_token: 20s, total: 10s}"),
             "3:29: slo_classes[0].timeouts.first_token: first_token is longer than total (10s)",
         ),
+        (
+            class("objectives: {ttft_seconds: {threshold: 20, attainment: 0.9}}\n    timeouts: {total: 10s}"),
+            "3:44: slo_classes[0].objectives.ttft_seconds.threshold: the threshold is beyond timeouts.total (10s)",
+        ),
+        (
+            class("objectives: {e2e_seconds: {threshold: 20, attainment: 0.9}}\n    timeouts: {response_head: 10s}"),
+            "3:43: slo_classes[0].objectives.e2e_seconds.threshold: the threshold is beyond timeouts.response_head (10s)",
+        ),
+        (
+            class("objectives: {itl_seconds: {threshold: 20, attainment: 0.9}}\n    timeouts: {total: 10s}"),
+            "3:43: slo_classes[0].objectives.itl_seconds.threshold: the threshold is beyond timeouts.total (10s)",
+        ),
+        (
+            class(
+                "objectives: {ttft_seconds: {threshold: 1, attainment: 0.9}, tpot_seconds: {threshold: 0.1, attainment: 0.9}}\n    timeouts: {total: 10s}\n    workload_assumption: {output_tokens: {p50: 50, p95: 92}}",
+            ),
+            "5:57: slo_classes[0].workload_assumption.output_tokens.p95: an answer of 92 tokens that keeps TTFT and TPOT may take 10.1s, and timeouts.total (10s) cuts it first; raise timeouts.total, or lower what is assumed",
+        ),
         (class("keepalive_seconds: 0"), "3:24: slo_classes[0].keepalive_seconds: 0 is no time at all"),
         (
             class("workload_assumption: {input_tokens: {p50: 9, p95: 3}}"),
@@ -614,6 +632,20 @@ fn each_kind_of_problem() {
         (
             rule("{header: {authorization: c}}"),
             "8:36: classify[0].when.header.authorization: a key may not stand in a rule",
+        ),
+        (
+            rule("{header: {Cookie: {present: true}}}"),
+            "8:36: classify[0].when.header.Cookie: a key may not stand in a rule",
+        ),
+        (rule("{header: {api-key: c}}"), "8:36: classify[0].when.header.api-key: a key may not stand in a rule"),
+        (
+            rule("{header: {proxy-authorization: c}}"),
+            "8:36: classify[0].when.header.proxy-authorization: a key may not stand in a rule",
+        ),
+        (rule("{header: {x-a: \"b\\nc\"}}"), "8:41: classify[0].when.header.x-a: no header has such a value"),
+        (
+            rule("{header: {x-a: {prefix: \"b\\u0000\"}}}"),
+            "8:50: classify[0].when.header.x-a.prefix: no header has such a value",
         ),
         (rule("{header: {x-a: {}}}"), "8:41: classify[0].when.header.x-a: needs either `prefix` or `present`"),
         (
@@ -668,6 +700,18 @@ fn each_kind_of_problem() {
             "11:40: pools[0].engines[1].url: \"http://e:1/v1\" is the same engine as on line 11",
         ),
         (changed("    engines: [{url: http://e:1}]\n", ""), "10:5: pools[0]: the pool has no engines; add `engines`"),
+        (
+            changed("http://e:1", "http://localhost:8080/v1"),
+            "11:21: pools[0].engines[0].url: the engine is the gateway itself (0.0.0.0:8080); give the engine's own host and port",
+        ),
+        (
+            changed("http://e:1", "http://127.0.0.1:9090"),
+            "11:21: pools[0].engines[0].url: the engine is its admin port (127.0.0.1:9090)",
+        ),
+        (
+            changed("engines: [{url: http://e:1}]", "dns: {name: LocalHost, port: 8080}"),
+            "11:17: pools[0].dns.name: the engine is the gateway itself (0.0.0.0:8080)",
+        ),
         (changed("[{url: http://e:1}]", "[]"), "11:14: pools[0].engines: is an empty list"),
         (pool("dns: {name: e, port: 1}"), "11:10: pools[0].dns: a pool has either `engines` or `dns`"),
         (
@@ -695,6 +739,18 @@ fn each_kind_of_problem() {
         (
             pool("engine: {headers: {host: x}}"),
             "11:24: pools[0].engine.headers.host: the header \"host\" cannot be set here",
+        ),
+        (
+            pool("engine: {headers: {Content-Encoding: gzip}}"),
+            "11:24: pools[0].engine.headers.Content-Encoding: the header \"Content-Encoding\" cannot be set here",
+        ),
+        (
+            pool("engine: {headers: {x-request-id: same}}"),
+            "11:24: pools[0].engine.headers.x-request-id: the header \"x-request-id\" cannot be set here",
+        ),
+        (
+            pool("engine: {forward_authorization: true, headers: {authorization: \"Bearer pool\"}}"),
+            "11:37: pools[0].engine.forward_authorization: two credentials would go to the engine",
         ),
         (
             pool("engine: {headers: {x-a: \"a\\nSECRET\"}}"),

@@ -116,7 +116,7 @@ impl Source {
     }
 
     fn text(&self) -> Result<String, NotLoaded> {
-        let bytes = self.surroundings.file(&self.name);
+        let bytes = self.surroundings.settings(&self.name);
         let bytes = bytes.map_err(|error| unreadable(error.kind()))?;
         String::from_utf8(bytes).map_err(|_| NotLoaded::Unreadable("this is not UTF-8; save it as UTF-8 text"))
     }

@@ -3,7 +3,9 @@
 //! Fields end to end pass, known or not; what belongs to one hop, what carries a credential
 //! and what steers engines or routers behind us does not. Framing fields are ours.
 
-use http::header::{CACHE_CONTROL, CONNECTION, CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
+use http::header::{
+    AUTHORIZATION, CACHE_CONTROL, CONNECTION, CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue,
+};
 
 use super::own::is_ours;
 use crate::framing;
@@ -31,6 +33,8 @@ pub mod names {
     pub const X_ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
     /// The Anthropic and vLLM spelling of an API key.
     pub const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
+    /// That of Azure.
+    pub const API_KEY: HeaderName = HeaderName::from_static("api-key");
 }
 
 /// What a pool says about the headers of its engines.
@@ -83,6 +87,23 @@ pub fn for_engine<'a>(
     ours.chain(fixed.iter().map(|(name, value)| (name.as_str(), value)))
 }
 
+/// Whether a credential of the client's own goes along: one that says anything, and in whose place
+/// the pool puts none.
+#[must_use]
+pub fn forwards_credential(client: &HeaderMap, engine: &EngineHeaders<'_>) -> bool {
+    let crosses = |name: &HeaderName| {
+        let is_fixed = engine.fixed.iter().any(|(own, _)| own == name);
+        !is_fixed && client.get_all(name).iter().any(says_who) && !named_by_connection(client).contains(name)
+    };
+    engine.forward_authorization && [AUTHORIZATION, names::X_API_KEY, names::API_KEY].iter().any(crosses)
+}
+
+/// A scheme alone names nobody.
+fn says_who(value: &HeaderValue) -> bool {
+    let value = value.as_bytes().trim_ascii();
+    !value.is_empty() && !value.eq_ignore_ascii_case(b"bearer") && !value.eq_ignore_ascii_case(b"basic")
+}
+
 static IDENTITY: HeaderValue = HeaderValue::from_static("identity");
 
 /// Whether a client's header field crosses to an engine.
@@ -129,12 +150,41 @@ fn is_of_one_hop(name: &str) -> bool {
 
 /// Fields by which a client could steer an engine or a router behind us past our decisions.
 fn steers(name: &str) -> bool {
-    let Some(rest) = name.strip_prefix("x-") else { return name.starts_with("kv-transfer") };
-    matches!(rest, "vllm-priority" | "data-parallel-rank" | "prefiller-host-port" | "worker-instance-id")
-        || rest.starts_with("gateway-destination")
-        || rest.starts_with("kv-transfer")
-        || rest.ends_with("-fairness-id")
-        || rest.ends_with("-objective")
+    let Some(rest) = name.strip_prefix("x-") else {
+        return name.starts_with("kv-transfer") || matches!(name, "routing-strategy" | "target-pod");
+    };
+    let [first, .., last] = rest.as_bytes() else { return false };
+    begins_as_steering(*first, rest) || ends_as_steering(*last, rest)
+}
+
+/// The families of routers, and the parts of a fleet that a field may name. By the first byte, so
+/// that an ordinary field costs a comparison or two.
+fn begins_as_steering(first: u8, rest: &str) -> bool {
+    match first {
+        b'd' => rest.starts_with("dynamo-"),
+        b'e' => rest == "enable-local-updates",
+        b'g' => ["gateway-destination", "gateway-inference", "gateway-model"].iter().any(|own| rest.starts_with(own)),
+        b'k' => rest.starts_with("kv-"),
+        b'l' => rest.starts_with("llm-d-"),
+        b'p' => rest.starts_with("prefill"),
+        b's' => rest.starts_with("smg-") || rest.starts_with("sgl-"),
+        b'v' => rest == "vllm-priority",
+        b'w' => rest.starts_with("worker-"),
+        _ => false,
+    }
+}
+
+/// What a field says by its shape: a place, a rank, an instance, a share of the fleet.
+fn ends_as_steering(last: u8, rest: &str) -> bool {
+    match last {
+        b'd' => ["-instance-id", "-worker-id", "-fairness-id"].iter().any(|own| rest.ends_with(own)),
+        b'e' => rest.ends_with("-objective"),
+        b'k' => rest.ends_with("-rank"),
+        b'r' => rest.ends_with("-worker"),
+        b's' => rest.ends_with("-hosts-ports"),
+        b't' => rest.ends_with("-host-port") || rest.ends_with("-destination-endpoint"),
+        _ => false,
+    }
 }
 
 /// The header fields for the client, from those of an engine: all but our own, whose names are
@@ -231,7 +281,7 @@ mod tests {
     use super::*;
     use crate::forward::OwnFields;
     use crate::units::RequestId;
-    use http::header::{ACCEPT_ENCODING, AUTHORIZATION};
+    use http::header::ACCEPT_ENCODING;
 
     fn map(fields: &[(&str, &str)]) -> HeaderMap {
         let field = |(name, value): &(&str, &str)| {
@@ -299,6 +349,75 @@ mod tests {
     }
 
     #[test]
+    fn what_steers_is_known_by_its_family_or_shape() {
+        for name in [
+            "kv-transfer-params",
+            "routing-strategy",
+            "target-pod",
+            "x-data-parallel-host-port",
+            "x-data-parallel-rank",
+            "x-dp-rank",
+            "x-dynamo-routing-mode",
+            "x-dynamo-worker-instance-id",
+            "x-enable-local-updates",
+            "x-encoder-hosts-ports",
+            "x-gateway-model-name",
+            "x-kv-cache-source-host-port",
+            "x-llm-d-reserved-host-port",
+            "x-prefill-dp-rank",
+            "x-prefill-instance-id",
+            "x-prefiller-host-port",
+            "x-prefiller-url",
+            "x-sgl-routing-key",
+            "x-smg-routing-key",
+            "x-smg-target-worker",
+            "x-target-worker",
+            "x-tenant-fairness-id",
+            "x-vsr-destination-endpoint",
+            "x-worker-instance-id",
+        ] {
+            let sent = to_engine(&[(name, "10.0.0.1:1")]);
+            assert!(!sent.contains_key(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn ordinary_fields_do_not_look_like_steering() {
+        for name in [
+            "anthropic-version",
+            "baggage",
+            "openai-organization",
+            "traceparent",
+            "tracestate",
+            "x",
+            "x-",
+            "x-a",
+            "x-amzn-trace-id",
+            "x-b3-spanid",
+            "x-client-request-id",
+            "x-correlation-id",
+            "x-forwarded-host",
+            "x-forwarded-port",
+            "x-instance-id",
+            "x-rank",
+            "x-session-id",
+            "x-stainless-arch",
+            "x-stainless-async",
+            "x-stainless-lang",
+            "x-stainless-os",
+            "x-stainless-package-version",
+            "x-stainless-read-timeout",
+            "x-stainless-retry-count",
+            "x-stainless-runtime",
+            "x-stainless-runtime-version",
+            "x-user-id",
+        ] {
+            let sent = to_engine(&[(name, "1")]);
+            assert!(sent.contains_key(name), "{name}");
+        }
+    }
+
+    #[test]
     fn a_pool_puts_its_own_credential_in_place_of_the_clients() {
         let host = HeaderValue::from_static("vllm-0:8000");
         let engine = EngineHeaders {
@@ -312,6 +431,30 @@ mod tests {
         assert_eq!(headers["authorization"], "Bearer engine");
         assert_eq!(headers["host"], "vllm-0:8000");
         assert!(!headers.contains_key(ACCEPT_ENCODING));
+    }
+
+    #[test]
+    fn a_credential_counts_as_forwarded_only_where_it_was() {
+        let pools = [(AUTHORIZATION, HeaderValue::from_static("Bearer engine"))];
+        let forwards = |fixed, fields: &[(&str, &str)]| {
+            let engine = EngineHeaders { fixed, forward_authorization: true, host: None };
+            forwards_credential(&map(fields), &engine)
+        };
+        for (fields, expected) in [
+            (&[("authorization", "Bearer client")][..], true),
+            (&[("authorization", "Basic eA==")], true),
+            (&[("x-api-key", "k")], true),
+            (&[("api-key", "k")], true),
+            (&[], false),
+            (&[("x-api-key", "")], false),
+            (&[("authorization", "Bearer ")], false),
+            (&[("authorization", "Bearer client"), ("connection", "Authorization")], false),
+        ] {
+            assert_eq!(forwards(&[], fields), expected, "{fields:?}");
+            assert!(!forwards_credential(&map(fields), &EngineHeaders::default()), "{fields:?}");
+        }
+        assert!(!forwards(&pools, &[("authorization", "Bearer client")]));
+        assert!(forwards(&pools, &[("authorization", "Bearer client"), ("x-api-key", "k")]));
     }
 
     #[test]

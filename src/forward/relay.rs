@@ -38,6 +38,20 @@ use crate::units::{ClientSide, Dialect, RequestId, Severed, Tick};
 /// A preamble (role events, comments) longer than this is let go without a token.
 const HELD_PREAMBLE: usize = 64 * 1024;
 
+/// May stand in front of a stream, and nowhere else: readers would take it for part of a line.
+const BYTE_ORDER_MARK: &[u8] = b"\xEF\xBB\xBF";
+
+/// What stands in front of the engine's first piece.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Beginning {
+    /// Nothing yet.
+    Open,
+    /// Comments of ours.
+    BehindComments,
+    /// The piece has come.
+    Over,
+}
+
 /// How a relay ended.
 pub struct Ended {
     /// Everything seen of the answer.
@@ -106,11 +120,14 @@ pub struct Relay {
     /// `None` once the relay has ended.
     observer: Option<Observer>,
     engine: Engine,
+    beginning: Beginning,
     ready: VecDeque<Bytes>,
     ready_bytes: usize,
     alarm: Alarm,
-    /// The last poll gave the client something: until the next one the client was waited for.
+    /// The last poll gave the client something that says anything: until the next one the client was waited for.
     gave: bool,
+    /// The last bytes of the engine said something, if only in a comment.
+    spoke: bool,
     keeper: Option<Box<dyn Keeper>>,
     /// What stands in the head beside the engine's fields.
     head: Option<(Arc<response::Parts>, OwnFields)>,
@@ -160,6 +177,7 @@ impl Relay {
     pub fn waiting(parts: Parts, observer: Observer, opening: Opening) -> Box<Self> {
         let mut relay = Self::of(parts, observer, Engine::Opening(opening));
         relay.parts.deadlines.hold = None;
+        relay.beginning = Beginning::BehindComments;
         if relay.parts.deadlines.keepalive.is_none() {
             relay.offer(KEEPALIVE);
             relay.comment_later();
@@ -183,10 +201,12 @@ impl Relay {
                 parts,
                 observer: Some(observer),
                 engine,
+                beginning: Beginning::Open,
                 ready: VecDeque::new(),
                 ready_bytes: 0,
                 alarm,
                 gave: false,
+                spoke: true,
                 keeper: None,
                 head: None,
                 tail_is_out: false,
@@ -358,7 +378,7 @@ impl Relay {
             }
             if let Some(bytes) = self.ready.pop_front() {
                 self.ready_bytes -= bytes.len();
-                self.gave = true;
+                self.gave |= self.spoke;
                 // It is out; a long stream does not keep it.
                 self.head = None;
                 return Poll::Ready(Some(Ok(bytes)));
@@ -462,7 +482,7 @@ impl Relay {
             self.parts.pulse.rest();
         }
         let had_token = observer.has_token();
-        let (gate, pulse) = (&mut self.parts.gate, &self.parts.pulse);
+        let (gate, pulse, beginning) = (&mut self.parts.gate, &self.parts.pulse, &mut self.beginning);
         let mut gather = Gather::new(frame.clone(), &mut self.ready, &mut self.ready_bytes);
         observer.frame(frame, at, &mut |piece: Bytes, note: &Note| {
             if note.token {
@@ -471,7 +491,11 @@ impl Relay {
             if note.finished {
                 pulse.rest();
             }
-            if let Some(passed) = gate.pass(piece, note) {
+            let began = std::mem::replace(beginning, Beginning::Over);
+            if let Some(mut passed) = gate.pass(piece, note) {
+                if began == Beginning::BehindComments && passed.starts_with(BYTE_ORDER_MARK) {
+                    passed = passed.slice(BYTE_ORDER_MARK.len()..);
+                }
                 gather.add(passed);
             }
         });
@@ -483,9 +507,11 @@ impl Relay {
             self.parts.deadlines.heard(at, self.parts.timeouts.idle);
             return at;
         }
+        self.spoke = observer.last_activity() == Some(at);
         if observer.has_token() {
-            let heard = observer.last_activity().unwrap_or(at);
-            self.parts.deadlines.heard(heard, self.parts.timeouts.idle);
+            if self.spoke {
+                self.parts.deadlines.heard(at, self.parts.timeouts.idle);
+            }
             if !had_token {
                 self.token_came();
             }
@@ -571,6 +597,9 @@ impl Relay {
         self.parts.deadlines.hold = None;
         if !self.seen().long_event_is_out() {
             self.offer(KEEPALIVE);
+            if self.beginning == Beginning::Open {
+                self.beginning = Beginning::BehindComments;
+            }
         }
         self.comment_later();
     }

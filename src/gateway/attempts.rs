@@ -8,7 +8,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use http::HeaderMap;
-use http::header::{AUTHORIZATION, HeaderValue, RETRY_AFTER};
+use http::header::{HeaderValue, RETRY_AFTER};
 use http::uri::PathAndQuery;
 
 use super::admission::{Held, Spare, Walk};
@@ -39,6 +39,9 @@ pub struct Ask<'a> {
     pub routed: &'a Routed,
     /// Where in its route it has been let in.
     pub first: usize,
+    /// The pool in its route where it belongs: what another one, which was asked instead, finds
+    /// wrong with it is no word about the client.
+    pub home: usize,
     /// Its way along the pools of its route; none where no pool has seats.
     pub walk: Option<&'a Walk<'a>>,
     /// What its body said.
@@ -118,6 +121,8 @@ pub struct Place {
     pub engine: EngineId,
     /// The client's own credential went along.
     pub credential_forwarded: bool,
+    /// It belongs to another pool, which was passed over or left.
+    pub is_away: bool,
 }
 
 /// What one attempt came to.
@@ -168,11 +173,14 @@ pub async fn first_willing_engine(
     let order = (ask.first..pools.len()).map(|at| (at, false)).chain((0..pools.len()).map(|at| (at, true)));
     let first_bound = ask.promise.pool(first);
     let mut attempts = Unsettled::new(yard, first_bound, until);
-    let mut last = Last { kept: None, refusal: Refusal::NoEngine { pool: first.clone() } };
+    let nobody = Refusal::NoEngine { pool: pools[ask.home].clone() };
+    let mut last = Last { kept: None, refusal: nobody, is_known: false };
     let mut here = ask.first;
 
     // What made a further attempt necessary: it is counted once an engine is found for it.
     let mut behind: Option<Happened> = None;
+    // An engine has said that it has too much to do.
+    let mut pushed_back = false;
     // It has been given a seat in the next pool as if it had come there first.
     let mut has_seat = false;
 
@@ -220,7 +228,10 @@ pub async fn first_willing_engine(
             let Choice { engine, address, host, may_inject, injection_proven, work } = choice;
             let mut work = Some(work);
             let credential_forwarded = ask.forwards_credential(bound);
-            let place = Place { pool: pool.clone(), shown: bound.shown.clone(), engine, credential_forwarded };
+            // A pool that is down is nobody's: then the other one's word counts.
+            let has_place = |home: &PoolId| pushed_back || yard.fleet.available(home, now) > 0;
+            let is_away = here != ask.home && has_place(&pools[ask.home]);
+            let place = Place { pool: pool.clone(), shown: bound.shown.clone(), engine, credential_forwarded, is_away };
             visit.attempts(pool, place.engine.clone());
             if let Some(happened) = behind.take() {
                 visit.retries(reason_of(happened));
@@ -240,6 +251,7 @@ pub async fn first_willing_engine(
                     host: &host,
                     may_inject,
                     injection_proven,
+                    may_cap: !attempts.without_cap(),
                     fresh,
                 };
                 let tried = attempt.make(&mut work, held, deadlines, now).await;
@@ -254,17 +266,22 @@ pub async fn first_willing_engine(
                     }
                     // Nothing more has happened; what was held back counts, as the attempts end here.
                     Tried::Ended(refusal) => return Err(refusal),
+                    Tried::Failed(happened, _) if is_away && happened.refuses() => {
+                        last.passed_over(ask);
+                        happened
+                    }
                     Tried::Failed(happened, answer) => {
                         last.note(answer);
                         happened
                     }
                 };
+                pushed_back |= matches!(happened, Happened::PushBack { .. });
                 match yard.fleet.failed(pool, &mut attempts, happened, now) {
                     Next::SameFresh => {
                         visit.retries(Retry::StaleConnection);
                         fresh = true;
                     }
-                    Next::SameWithoutInjection => {
+                    Next::SameWithoutInjection | Next::SameWithoutCap => {
                         visit.retries(Retry::Injection);
                         fresh = false;
                     }
@@ -274,7 +291,9 @@ pub async fn first_willing_engine(
                     }
                     Next::Relay | Next::GiveUp => {
                         behind = Some(happened);
-                        break 'pool spills(happened, &attempts);
+                        // An overload level may have put the pool where it belongs behind this one.
+                        let belongs_behind = is_away && happened.refuses() && here < ask.home;
+                        break 'pool belongs_behind || spills(happened, &attempts);
                     }
                 }
             }
@@ -357,10 +376,22 @@ fn reason_of(happened: Happened) -> Retry {
 struct Last {
     kept: Option<Box<Spoke>>,
     refusal: Refusal,
+    /// Either is from an attempt.
+    is_known: bool,
 }
 
 impl Last {
+    /// A pool where the request does not belong refused it: what was said before stands, and where
+    /// nothing was, that its own pool has no place for it.
+    fn passed_over(&mut self, ask: &Ask<'_>) {
+        if !self.is_known {
+            let pool = ask.routed.pools[ask.home].clone();
+            self.refusal = Refusal::QueueTimeout { pool, retry_after: None };
+        }
+    }
+
     fn note(&mut self, answer: Result<Box<Spoke>, Refusal>) {
+        self.is_known = true;
         match answer {
             Ok(answer) => self.kept = Some(answer),
             Err(refusal) => self.refusal = refusal,
@@ -428,8 +459,9 @@ impl Ask<'_> {
     }
 
     fn forwards_credential(&self, bound: &BoundPool) -> bool {
-        let carries = |name| self.headers.contains_key(name);
-        bound.settings.forward_authorization && (carries(AUTHORIZATION) || carries(headers::names::X_API_KEY))
+        let forward_authorization = bound.settings.forward_authorization;
+        let engine = EngineHeaders { fixed: &bound.fixed_headers, forward_authorization, host: None };
+        headers::forwards_credential(self.headers, &engine)
     }
 }
 
@@ -443,6 +475,8 @@ struct Attempt<'a> {
     host: &'a Option<HeaderValue>,
     may_inject: bool,
     injection_proven: bool,
+    /// An overload level may lower the output cap.
+    may_cap: bool,
     fresh: bool,
 }
 
@@ -452,6 +486,14 @@ struct Asked {
     dispatched: Tick,
     injection: Injection,
     degraded: Kinds,
+}
+
+impl Asked {
+    /// What an answer means that is no success.
+    fn answered(self, status: u16, retry_after: Option<Duration>) -> Happened {
+        let happened = Happened::answer(status, retry_after, self.injection);
+        if self.degraded.has(Kind::CapOutput) { happened.with_lowered_cap(status) } else { happened }
+    }
 }
 
 /// What came of waiting for a head.
@@ -467,7 +509,6 @@ impl Attempt<'_> {
     async fn make(&self, work: &mut Option<Work>, held: &mut Held, deadlines: Deadlines, dispatched: Tick) -> Tried {
         let edits = self.edits();
         let asked = Asked { dispatched, injection: self.injection(&edits), degraded: degraded(&edits) };
-        let injection = asked.injection;
         let mut opening = open(self.call(&edits, dispatched));
         if self.ask.has_head() {
             let every = self.ask.promise.class.timeouts.keepalive;
@@ -487,14 +528,14 @@ impl Attempt<'_> {
                 if !status.is_success() {
                     spoke.relay.head_came();
                     let retry_after = self.retry_after(&spoke.head);
-                    return Tried::Failed(Happened::answer(status.as_u16(), retry_after, injection), Ok(spoke));
+                    return Tried::Failed(asked.answered(status.as_u16(), retry_after), Ok(spoke));
                 }
                 match spoke.relay.hold().await {
                     Ok(()) => {
                         spoke.work = work.take();
                         Tried::Speaks(spoke)
                     }
-                    Err(Mute::Error(error)) => Tried::Failed(Happened::answer(error.code, None, injection), Ok(spoke)),
+                    Err(Mute::Error(error)) => Tried::Failed(asked.answered(error.code, None), Ok(spoke)),
                     Err(Mute::Truncated | Mute::Broken) => {
                         Tried::Failed(Happened::Broken, Err(Refusal::StreamIncomplete))
                     }
@@ -547,7 +588,7 @@ impl Attempt<'_> {
         let plan = Plan {
             model: ask.alias,
             engine_priority: takes_priority.then_some(ask.engine_priority),
-            lowered_cap: ask.cap.map(|cap| cap.0),
+            lowered_cap: ask.cap.filter(|_| self.may_cap).map(|cap| cap.0),
             thinking: self.thinking(),
             inject_usage: inject && pool.inject.usage,
             continuous_usage: inject && pool.inject.continuous_usage,

@@ -152,6 +152,11 @@ impl Relief {
         }
         Ok(Routed { pools: pools.into(), ..routed })
     }
+
+    /// Where among the pools of [`Relief::rerouted`] the route's own first one stands.
+    pub fn home(&self, pools: &[PoolId]) -> usize {
+        if self.in_force.spill { pools.len().saturating_sub(1) } else { 0 }
+    }
 }
 
 /// The value of `x-goodput-degraded`; none where nothing was done.

@@ -11,6 +11,7 @@ use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 
 use super::degrade::Levels;
+use super::mark::Mark;
 use super::promise::Live;
 use super::upload::Bodies;
 use crate::admit::Books;
@@ -75,6 +76,8 @@ pub struct House {
     pub desks: Desks,
     /// What is given up under load, and how far.
     pub levels: Levels,
+    /// What is written into the ids that engines see.
+    pub(super) mark: Mark,
     draining: AtomicBool,
 }
 
@@ -95,6 +98,7 @@ impl Gateway {
             lines: Arc::new(Lines::new(dial, clock)),
             alarms: Alarms::new(clock),
             ratios: Ratios::new(),
+            mark: Mark::new(),
             draining: AtomicBool::new(false),
             live: ArcSwap::from_pointee(Live::new(settings, &recorder, &desks, &fleet)),
             fleet: Arc::new(fleet),

@@ -76,6 +76,7 @@ impl Opened {
         relay.begins_with(head, own);
         if let Some(case) = visit.case_mut() {
             case.credential_forwarded = place.credential_forwarded;
+            case.is_away = place.is_away;
             case.model_unknown_to_pool = !asked.routed.literal && !gateway.has_served(&place, &asked);
         }
         let unproven = unproven.then_some(injection);

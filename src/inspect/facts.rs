@@ -25,6 +25,9 @@ pub struct Facts {
     pub stream_options: Option<StreamOptions>,
     /// The output caps that the request states.
     pub caps: Caps,
+    /// The fewest output tokens that will do: engines refuse a smaller cap. `min_tokens`, and one
+    /// more than `thinking.budget_tokens`; 0 where neither stands.
+    pub least_output: u64,
     /// `n`, the number of choices per prompt (1 where absent; beyond the number range, the
     /// largest there is).
     pub n: u64,
@@ -47,9 +50,9 @@ pub struct Facts {
     pub echo_prompts: Vec<String>,
     /// `background` is `true` (Responses).
     pub background: bool,
-    /// `kv_transfer_params` or `ec_transfer_params` stands in the body with a value other
-    /// than `null`.
-    pub steers_kv: bool,
+    /// Something that steers stands in the body with a value other than `null`: it moves caches
+    /// between engines, or says which of them takes the request.
+    pub steers: bool,
     /// What the prompt estimate is made of.
     pub prompt: PromptSize,
     /// A hash of the prompt's head, for affinity; 0 where there is no prompt, or nobody asks for

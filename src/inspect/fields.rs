@@ -12,6 +12,7 @@ pub(super) enum Member {
     MaxTokens,
     MaxCompletionTokens,
     MaxOutputTokens,
+    MinTokens,
     N,
     BestOf,
     Priority,
@@ -26,8 +27,11 @@ pub(super) enum Member {
     Metadata,
     Tools,
     Functions,
-    /// Where the keys and values of the prompt's cache come from: only the operator's to say.
+    /// Where the keys and values of the prompt's cache come from, or which engine of a fleet
+    /// takes the request: only the operator's to say.
     Transfer,
+    /// Dynamo's own; some of its members do the same.
+    Extension,
     /// What the model reads; may also be token ids.
     Prompt,
     Input,
@@ -111,6 +115,7 @@ impl Member {
             b"max_tokens" => Member::MaxTokens,
             b"max_completion_tokens" => Member::MaxCompletionTokens,
             b"max_output_tokens" => Member::MaxOutputTokens,
+            b"min_tokens" => Member::MinTokens,
             b"n" if has_choices => Member::N,
             b"best_of" if completes => Member::BestOf,
             b"echo" if completes => Member::Echo,
@@ -124,11 +129,13 @@ impl Member {
             b"metadata" => Member::Metadata,
             b"tools" => Member::Tools,
             b"functions" => Member::Functions,
-            b"kv_transfer_params" | b"ec_transfer_params" => Member::Transfer,
+            b"kv_transfer_params" | b"ec_transfer_params" | b"disaggregated_params" => Member::Transfer,
+            b"nvext" => Member::Extension,
             b"prompt" => Member::Prompt,
             b"input" => Member::Input,
             b"messages" | b"content" | b"system" | b"instructions" => Member::Words,
             b"previous_response_id" | b"conversation" => Member::Earlier,
+            _ if is_place(name) => Member::Transfer,
             _ => Member::Other,
         }
     }
@@ -166,7 +173,7 @@ impl Member {
             Member::Prompt if matches!(dialect, Dialect::Completions) => rule!(18, "prompt", Any),
             Member::Template => rule!(19, "chat_template_kwargs", Any),
             Member::Prompt | Member::Input | Member::Words => return None,
-            Member::Transfer | Member::Earlier | Member::Other => return None,
+            Member::MinTokens | Member::Transfer | Member::Extension | Member::Earlier | Member::Other => return None,
         })
     }
 
@@ -179,6 +186,24 @@ impl Member {
     pub(super) const fn takes_token_ids(self) -> bool {
         matches!(self, Member::Prompt | Member::Input)
     }
+}
+
+/// Whether a name says where in a fleet a request goes: `bootstrap_host`, `data_parallel_rank`,
+/// `routed_dp_rank`.
+fn is_place(name: &[u8]) -> bool {
+    match name.first() {
+        Some(b'b') => name.starts_with(b"bootstrap_"),
+        Some(b'd') => name.starts_with(b"data_parallel_rank") || name.ends_with(b"dp_rank"),
+        _ => name.ends_with(b"dp_rank"),
+    }
+}
+
+/// The same for a name inside `nvext`, at any depth. A priority there is as much the operator's
+/// to say as one at the top, and prompts in token ids stand in place of the one that was read.
+pub(super) fn steers_in_extension(name: &[u8]) -> bool {
+    is_place(name)
+        || [&b"worker_id"[..], b"worker_ids", b"instance_id"].into_iter().any(|own| name.ends_with(own))
+        || matches!(name, b"routing_constraints" | b"router" | b"token_data" | b"priority" | b"latency_sensitivity")
 }
 
 /// Whether the model reads what stands under this key of an object in a prompt. Images,

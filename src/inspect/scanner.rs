@@ -114,9 +114,13 @@ enum Inner {
     ContinuousUsage,
     /// `reasoning.effort` or `thinking.type`.
     Effort,
+    /// `thinking.budget_tokens`.
+    Budget,
     /// A switch of `chat_template_kwargs`.
     Thinks(&'static str),
     Metadata,
+    /// A member of `nvext` that steers, if it is not `null`.
+    Steers,
     /// The model reads what stands here.
     Text,
     Other,
@@ -223,7 +227,7 @@ impl Reader {
         match self.member {
             Member::Prompt | Member::Input | Member::Words => self.facts.prompt.is_known = true,
             Member::Earlier => self.facts.prompt.has_media = true,
-            Member::Transfer => self.facts.steers_kv = true,
+            Member::Transfer => self.facts.steers = true,
             Member::Reasoning if kind != Kind::Object => {
                 self.facts.switches.reasoning = Some(Switched { is_other: true, ..Switched::default() });
             }
@@ -300,6 +304,8 @@ impl Reader {
                 if name == b"effort" { Inner::Effort } else { Inner::Other }
             }
             Member::Thinking if name == b"type" => Inner::Effort,
+            Member::Thinking if name == b"budget_tokens" => Inner::Budget,
+            Member::Extension if fields::steers_in_extension(name) => Inner::Steers,
             Member::Metadata => match std::str::from_utf8(name) {
                 Ok(name) if name.len() <= LONGEST_METADATA => {
                     name.clone_into(&mut self.metadata_name);
@@ -363,6 +369,7 @@ impl Reader {
             Member::MaxTokens
             | Member::MaxCompletionTokens
             | Member::MaxOutputTokens
+            | Member::MinTokens
             | Member::N
             | Member::BestOf
             | Member::Priority
@@ -370,6 +377,7 @@ impl Reader {
             {
                 (Purpose::Number, LONGEST_NAME)
             }
+            Member::Thinking if !is_string && matches!(self.inner, Inner::Budget) => (Purpose::Number, LONGEST_NAME),
             _ if is_string && self.is_text() => (Purpose::Prompt, 0),
             member if !is_string && member.takes_token_ids() && depth > 1 && matches!(self.inner, Inner::Element) => {
                 (Purpose::TokenId, 0)
@@ -446,6 +454,17 @@ impl Reader {
 
     fn take_number(&mut self, said: Said<'_>, past: usize) {
         let whole = said.whole();
+        let least = match (self.member, whole) {
+            (Member::MinTokens, Whole::Count(least)) => Some(least),
+            (Member::Thinking, Whole::Count(budget)) => Some(budget.saturating_add(1)),
+            // What stands there is the engine's to judge.
+            (Member::MinTokens | Member::Thinking, _) => return,
+            _ => None,
+        };
+        if let Some(least) = least {
+            self.facts.least_output = self.facts.least_output.max(least);
+            return;
+        }
         if let Some(rule) = self.rule {
             let is_wrong = match rule.wanted {
                 Wanted::Count => matches!(whole, Whole::Negative | Whole::Fraction),
@@ -514,6 +533,7 @@ impl Reader {
             (Member::Tools | Member::Functions, _) => self.facts.has_tools = true,
             (Member::Reasoning, _) if inner == Inner::Effort => self.effort_stands(None, at),
             (Member::Template, _) => self.thinks(inner, what.as_bool(), at),
+            (Member::Extension, _) => self.facts.steers |= inner == Inner::Steers && what != Literal::Null,
             (Member::StreamOptions, Some(options)) => {
                 let field = Some(Field { value: what.as_bool(), at });
                 match inner {
@@ -533,12 +553,13 @@ impl Reader {
         }
     }
 
-    /// An object or a list stands where a switch should.
+    /// An object or a list stands where a switch should, or steers.
     fn switch_is_none(&mut self) {
         let switches = &mut self.facts.switches;
         match (self.member, self.inner) {
             (Member::Reasoning, Inner::Effort) => switches.reasoning.iter_mut().for_each(|nest| nest.is_other = true),
             (Member::Template, Inner::Thinks(_)) => switches.template.iter_mut().for_each(|nest| nest.is_other = true),
+            (Member::Extension, Inner::Steers) => self.facts.steers = true,
             _ => {}
         }
     }
@@ -559,7 +580,7 @@ impl Reader {
                 self.facts.switches.template = Some(Switched { is_empty: true, ..Switched::default() });
                 Interest::Read
             }
-            (Member::Thinking | Member::Metadata, Nest::Object) => Interest::Read,
+            (Member::Thinking | Member::Metadata, Nest::Object) | (Member::Extension, _) => Interest::Read,
             (Member::Tools | Member::Functions, Nest::Array) => Interest::Read,
             (member, _) if member.is_prompt() => Interest::Read,
             _ => Interest::Skip,
@@ -579,7 +600,7 @@ impl Reader {
         if nest == Nest::Array && is_prompt {
             self.prompt_ends.push(self.prompts.len());
         }
-        if is_text { Interest::Read } else { Interest::Skip }
+        if is_text || self.member == Member::Extension { Interest::Read } else { Interest::Skip }
     }
 }
 
@@ -698,6 +719,7 @@ impl Sink for Reader {
                 match inner {
                     Inner::Thinks(_) => self.thinks(inner, None, self.scalar_at..past),
                     Inner::Effort if self.member == Member::Reasoning => self.effort_stands(None, self.scalar_at..past),
+                    Inner::Steers => self.facts.steers = true,
                     _ => {}
                 }
             }

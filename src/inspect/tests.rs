@@ -62,7 +62,7 @@ fn a_plain_chat_request_is_read_whole() {
         [("max_completion_tokens", "null")]
     );
     assert_eq!((facts.n, facts.prompts, facts.choices()), (2, 1, 2));
-    assert!(facts.streams() && facts.has_tools && facts.readable && !facts.steers_kv);
+    assert!(facts.streams() && facts.has_tools && facts.readable && !facts.steers);
     assert_eq!(facts.reasoning, Some(Reasoning::Low));
     let tools = r#"[{"type":"function","function":{"name":"f"}}]"#.len();
     assert_eq!(facts.prompt, PromptSize { bytes: (7 + 6 + tools) as u64, is_known: true, ..PromptSize::default() });
@@ -340,11 +340,82 @@ fn metadata_is_kept_under_every_name_that_can_be_read() {
 }
 
 #[test]
-fn steering_of_the_cache_is_seen() {
-    for (value, steers) in [("null", false), ("{}", true), ("{\"a\":1}", true), ("1", true), ("\"x\"", true)] {
-        for field in ["kv_transfer_params", "ec_transfer_params"] {
-            assert_eq!(chat(format!("{{\"{field}\":{value}}}")).unwrap().steers_kv, steers);
+fn the_fewest_tokens_that_will_do_are_known() {
+    for (body, least) in [
+        (r#"{"model":"m"}"#, 0),
+        (r#"{"min_tokens":200,"max_tokens":500}"#, 200),
+        (r#"{"thinking":{"type":"enabled","budget_tokens":2000}}"#, 2001),
+        (r#"{"thinking":{"budget_tokens":2000,"type":"enabled"},"min_tokens":3}"#, 2001),
+        (r#"{"min_tokens":3,"min_tokens":200,"min_tokens":4}"#, 200),
+        (r#"{"min_tokens":18446744073709551615,"thinking":{"budget_tokens":18446744073709551615}}"#, u64::MAX),
+        // Engines refuse these, and it is theirs to do.
+        (r#"{"min_tokens":-1}"#, 0),
+        (r#"{"min_tokens":1.5,"thinking":{"budget_tokens":1e3}}"#, 0),
+        (r#"{"min_tokens":184467440737095516150}"#, 0),
+        (r#"{"min_tokens":null,"thinking":{"budget_tokens":null}}"#, 0),
+        (r#"{"min_tokens":"9","thinking":{"budget_tokens":"9"}}"#, 0),
+        (r#"{"min_tokens":[9],"thinking":{"budget_tokens":[9],"x":9}}"#, 0),
+        (r#"{"x":{"min_tokens":9},"reasoning":{"budget_tokens":9}}"#, 0),
+    ] {
+        let facts = chat(body).unwrap();
+        assert_eq!((facts.least_output, facts.readable), (least, true), "{body}");
+    }
+}
+
+#[test]
+fn what_moves_caches_or_chooses_engines_is_seen() {
+    const VALUES: [(&str, bool); 8] = [
+        ("null", false),
+        ("{}", true),
+        ("{\"a\":1}", true),
+        ("[1]", true),
+        ("1", true),
+        ("true", true),
+        ("\"x\"", true),
+        ("\"\\u0078\"", true),
+    ];
+    for (value, steers) in VALUES {
+        for field in [
+            "kv_transfer_params",
+            "ec_transfer_params",
+            "disaggregated_params",
+            "bootstrap_host",
+            "bootstrap_port",
+            "bootstrap_r\\u006fom",
+            "data_parallel_rank",
+            "data_parallel_rank_decode",
+            "routed_dp_rank",
+            "disagg_prefill_dp_rank",
+        ] {
+            assert_eq!(chat(format!("{{\"{field}\":{value}}}")).unwrap().steers, steers, "{field} {value}");
         }
+        for field in [
+            "backend_instance_id",
+            "decode_worker_id",
+            "prefill_worker_id",
+            "allowed_worker_ids",
+            "dp_rank",
+            "prefill_dp_rank",
+            "routing_constraints",
+            "router",
+            "token_data",
+        ] {
+            let body = format!("{{\"nvext\":{{\"a\":[{{}}],\"{field}\":{value},\"b\":1}}}}");
+            assert_eq!(chat(&body).unwrap().steers, steers, "{body}");
+        }
+        for field in ["priority", "latency_sensitivity"] {
+            let body = format!("{{\"nvext\":{{\"agent_hints\":{{\"osl\":9,\"{field}\":{value}}}}},\"model\":\"m\"}}");
+            assert_eq!(chat(&body).unwrap().steers, steers, "{body}");
+        }
+    }
+    for body in [
+        r#"{"nvext":null}"#,
+        r#"{"nvext":{}}"#,
+        r#"{"nvext":{"annotations":["dp_rank"],"agent_hints":{"osl":9},"greed_sampling":true,"use_raw_prompt":null}}"#,
+        r#"{"metadata":{"dp_rank":"1"},"messages":[{"role":"user","content":"bootstrap_host"}]}"#,
+        r#"{"x":{"kv_transfer_params":1},"bootstrap":1,"rank":1,"tools":[{"dp_rank":1}]}"#,
+    ] {
+        assert!(!chat(body).unwrap().steers, "{body}");
     }
 }
 
@@ -372,7 +443,7 @@ struct Reading {
     token_ids: u64,
     metadata: Vec<(String, String)>,
     echo_prompts: Vec<String>,
-    steers_kv: bool,
+    steers: bool,
     has_priority: bool,
     members: usize,
 }
@@ -393,7 +464,7 @@ fn by_scanner(facts: &Facts) -> Reading {
         token_ids: facts.prompt.token_ids,
         metadata,
         echo_prompts: facts.echo_prompts.clone(),
-        steers_kv: facts.steers_kv,
+        steers: facts.steers,
         has_priority: facts.priority.is_some(),
         members: facts.members,
     }
@@ -455,10 +526,21 @@ fn by_serde(body: &Map<String, Value>, dialect: Dialect) -> Result<Reading, ()> 
         token_ids: size.1,
         metadata,
         echo_prompts: if echo { prompts } else { Vec::new() },
-        steers_kv: get("kv_transfer_params").is_some(),
+        steers: ["kv_transfer_params", "dp_rank"].iter().any(|name| get(name).is_some())
+            || body.get("nvext").is_some_and(holds_rank),
         has_priority: body.contains_key("priority"),
         members: body.len(),
     })
+}
+
+fn holds_rank(value: &Value) -> bool {
+    match value {
+        Value::Object(members) => {
+            members.iter().any(|(name, value)| (name == "dp_rank" && !value.is_null()) || holds_rank(value))
+        }
+        Value::Array(list) => list.iter().any(holds_rank),
+        _ => false,
+    }
 }
 
 /// Bodies are written by `to_string`, so a container is as long as it is written again.
@@ -498,6 +580,7 @@ fn any_value() -> impl Strategy<Value = Value> {
             Just("include_usage"),
             Just("model"),
             Just("continuous_usage_stats"),
+            Just("dp_rank"),
             Just("image_url"),
             Just("output"),
             Just("role"),
@@ -535,7 +618,7 @@ fn effort() -> impl Strategy<Value = Value> {
     proptest::sample::select([&words[..], &[Value::Null]].concat())
 }
 
-const NAMES: [&str; 28] = [
+const NAMES: [&str; 30] = [
     "model",
     "stream",
     "stream_options",
@@ -556,6 +639,8 @@ const NAMES: [&str; 28] = [
     "tools",
     "functions",
     "kv_transfer_params",
+    "dp_rank",
+    "nvext",
     "prompt",
     "input",
     "messages",

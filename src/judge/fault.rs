@@ -56,6 +56,11 @@ pub(super) fn fault(timeline: &Timeline, case: &Case) -> Option<Outcome> {
 pub const fn of_code(code: u16, case: &Case) -> Outcome {
     match code {
         429 | 503 | 529 => Outcome::Missed(Missed::UpstreamOverload),
+        400 | 401 | 403 | 404 | 409 | 411 | 413 | 414 | 415 | 422 | 431 | 501 if case.is_away => {
+            Outcome::Missed(Missed::UpstreamOverload)
+        }
+        // The client's body would have been another one.
+        400 | 422 if case.cap_lowered => Outcome::Missed(Missed::UpstreamError),
         400 | 409 | 411 | 413 | 414 | 415 | 422 | 431 | 501 => Outcome::Excluded(Excluded::InvalidRequest),
         404 if case.model_unknown_to_pool => Outcome::Excluded(Excluded::InvalidRequest),
         401 | 403 if case.credential_forwarded => Outcome::Excluded(Excluded::Unauthorized),

@@ -369,6 +369,16 @@ fn every_status_of_an_engine_has_its_row() {
     assert_eq!(of(403, &forwarded), excluded(Unauthorized));
     assert_eq!(of(404, &unknown), excluded(InvalidRequest));
     assert_eq!(of(404, &forwarded), missed(UpstreamError));
+    let capped = Case { cap_lowered: true, ..CASE };
+    assert_eq!(
+        [400, 422, 413].map(|status| of(status, &capped)),
+        [missed(UpstreamError), missed(UpstreamError), excluded(InvalidRequest)]
+    );
+    let away = Case { is_away: true, credential_forwarded: true, model_unknown_to_pool: true, ..CASE };
+    for status in [400, 401, 403, 404, 409, 411, 413, 414, 415, 422, 431, 501] {
+        assert_eq!(of(status, &away), missed(UpstreamOverload), "{status}");
+    }
+    assert_eq!(of(500, &away), missed(UpstreamError));
 }
 
 #[test]

@@ -28,6 +28,8 @@ pub struct Case {
     /// The model fits only a pattern of the routes, and no engine of the pool has served it on
     /// this path since start: a 404 from there says that it does not exist.
     pub model_unknown_to_pool: bool,
+    /// The pool that answered is not the one where the request belongs, which had no place for it.
+    pub is_away: bool,
 }
 
 impl Case {
@@ -42,6 +44,7 @@ impl Case {
             over_limit: false,
             credential_forwarded: false,
             model_unknown_to_pool: false,
+            is_away: false,
         }
     }
 }

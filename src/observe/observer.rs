@@ -13,7 +13,7 @@ use super::note::{Expect, Note, Part};
 use super::passing::{DONE, Passed, Passing};
 use super::reading::Reading;
 use super::sight::{Kind, Sight};
-use super::sse::{Cut, Fields, HELD, Scanner};
+use super::sse::{Cut, Fields, HELD, Scanner, says_something};
 use super::tally::Tally;
 use super::timeline::{Ending, InBandError, Reader, Timeline, Watch, is_success};
 
@@ -177,7 +177,12 @@ impl Observer {
                 continue;
             }
             let Some((cut, piece)) = self.scanner.next(&mut frame) else { break };
-            if cut != Cut::Blank {
+            let says = match cut {
+                Cut::Blank => false,
+                Cut::Event => says_something(&piece),
+                Cut::Part | Cut::LastPart => true,
+            };
+            if says {
                 self.last_activity = Some(at);
             }
             let note = self.eye.see(cut, &piece, at);

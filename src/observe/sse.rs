@@ -9,7 +9,7 @@
 use std::borrow::Cow;
 
 use bytes::Bytes;
-use memchr::{memchr2, memchr2_iter};
+use memchr::{memchr2, memchr2_iter, memrchr2};
 
 /// An incomplete event is held up to this many bytes; then it streams through as it comes.
 pub const HELD: usize = 64 * 1024;
@@ -72,7 +72,8 @@ impl Scanner {
         self.last.is_none()
     }
 
-    /// Whether the last frame ended a line (a comment, say) of an event not yet complete.
+    /// Whether the last frame ended a line that says something (a comment, say) of an event not
+    /// yet complete.
     #[must_use]
     pub const fn saw_line(&self) -> bool {
         self.saw_line
@@ -123,11 +124,24 @@ impl Scanner {
         if self.is_long {
             return Some((Cut::Part, std::mem::take(frame)));
         }
-        self.saw_line = saw_line;
+        let held = self.tail.len();
         self.tail.extend_from_slice(frame);
+        // Whole lines only, from the one that this frame has ended.
+        let start = memrchr2(b'\n', b'\r', &self.tail[..held]).map_or(0, |end| end + 1);
+        let end = memrchr2(b'\n', b'\r', &self.tail).map_or(start, |end| end.max(start));
+        self.saw_line = saw_line && says_something(&self.tail[start..end]);
         frame.clear();
         None
     }
+}
+
+/// Whether any of these lines is a comment, or belongs to an event that somebody could wait for.
+/// `id` and `retry` alone make none, and neither does what nobody knows.
+#[must_use]
+pub fn says_something(lines: &[u8]) -> bool {
+    let lines = lines.strip_prefix(b"\xEF\xBB\xBF").unwrap_or(lines);
+    let says = |line: &[u8]| matches!(line.first(), Some(b':' | b'd' | b'e'));
+    says(lines) || lines.split(|&byte| is_line_end(byte)).any(says)
 }
 
 const fn is_line_end(byte: u8) -> bool {
@@ -307,7 +321,17 @@ mod tests {
     #[test]
     fn a_completed_line_of_an_unfinished_event_is_told() {
         let mut scanner = Scanner::new();
-        for (bytes, saw_line) in [(": ping\n", true), ("dat", false)] {
+        for (bytes, saw_line) in [
+            (": ping\n", true),
+            ("i", false),
+            ("d: 1\n", false),
+            ("id: 2\nretry: 3\nx", false),
+            ("\r:", false),
+            (" late", false),
+            ("\n", true),
+            ("id: 4\n", false),
+            ("dat", false),
+        ] {
             assert_eq!(scanner.next(&mut Bytes::from_static(bytes.as_bytes())), None);
             assert_eq!(scanner.saw_line(), saw_line);
         }

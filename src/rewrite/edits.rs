@@ -116,10 +116,12 @@ impl Draft {
         }
     }
 
-    /// Every cap that allows more than the new one is lowered; where the dialect's own is
+    /// Every cap that allows more than the new one is lowered, as far as the request lets it; where the dialect's own is
     /// missing, one is set.
     fn lower_cap(&mut self, facts: &Facts, dialect: Dialect, plan: &Plan<'_>) {
         let (Some(cap), Some(own)) = (plan.lowered_cap, cap_names(dialect)) else { return };
+        // Below what the request insists on engines refuse it.
+        let cap = cap.max(facts.least_output);
         let caps = &facts.caps;
         let stated = [
             ("max_tokens", &caps.max_tokens),
@@ -495,6 +497,17 @@ mod tests {
         ] {
             assert_eq!(lowered(body, "/v1/chat/completions"), becomes);
         }
+        for (body, becomes) in [
+            (r#"{"min_tokens":70,"max_tokens":90}"#, r#"{"min_tokens":70,"max_tokens":70}"#),
+            (r#"{"min_tokens":70}"#, r#"{"max_tokens":70,"min_tokens":70}"#),
+            (r#"{"min_tokens":40,"max_tokens":90}"#, r#"{"min_tokens":40,"max_tokens":50}"#),
+            (r#"{"min_tokens":70,"max_tokens":60}"#, r#"{"min_tokens":70,"max_tokens":60}"#),
+        ] {
+            assert_eq!(lowered(body, "/v1/completions"), becomes);
+        }
+        let thinks =
+            |cap: u64| format!(r#"{{"max_tokens":{cap},"thinking":{{"type":"enabled","budget_tokens":2000}}}}"#);
+        assert_eq!(lowered(&thinks(4000), "/v1/messages"), thinks(2001));
         assert_eq!(lowered(r#"{"max_tokens":9}"#, "/v1/responses"), r#"{"max_output_tokens":50,"max_tokens":9}"#);
         assert_eq!(lowered(r#"{"max_tokens":99}"#, "/v1/embeddings"), r#"{"max_tokens":99}"#);
     }

@@ -42,6 +42,8 @@ pub enum Happened {
     /// 400 or 422 to a body into which something was injected, from an engine that has not
     /// accepted such an injection in the last 60 s.
     InjectionRefused,
+    /// 400 or 422 to a body whose output cap an overload level had lowered.
+    CapRefused,
     /// Any other answer that is no success (3xx, 4xx, 501), as status or in-band.
     Refused,
     /// A time limit of the class fired while the engine had the request.
@@ -60,6 +62,22 @@ pub enum Injection {
 }
 
 impl Happened {
+    /// Whether an engine found something wrong with the request.
+    #[must_use]
+    pub const fn refuses(self) -> bool {
+        matches!(self, Happened::Refused | Happened::InjectionRefused | Happened::CapRefused)
+    }
+
+    /// The same where an overload level has lowered the output cap: what the engine refuses then
+    /// may well be the cap.
+    #[must_use]
+    pub fn with_lowered_cap(self, status: u16) -> Happened {
+        match (self, status) {
+            (Happened::Refused | Happened::InjectionRefused, 400 | 422) => Happened::CapRefused,
+            _ => self,
+        }
+    }
+
     /// Reads an engine's status that is not 2xx, or an in-band code before the first token.
     #[must_use]
     pub fn answer(status: u16, retry_after: Option<Duration>, injection: Injection) -> Happened {
@@ -82,6 +100,8 @@ pub enum Next {
     SameFresh,
     /// The same engine, without what we injected (an alias stays).
     SameWithoutInjection,
+    /// The same engine, with the output cap as the client stated it.
+    SameWithoutCap,
     /// Choose again: an engine not tried yet, or the only one there is.
     Another,
     /// Nothing is left: relay the last answer that an engine gave, unchanged.
@@ -159,6 +179,7 @@ pub struct Attempts {
     connect_repeated: bool,
     stale: Option<EngineId>,
     without_injection: bool,
+    without_cap: bool,
     last_failure: Option<Failure>,
     provisional: Option<(PoolId, EngineId)>,
     alike: bool,
@@ -190,6 +211,7 @@ impl Attempts {
             connect_repeated: false,
             stale: None,
             without_injection: false,
+            without_cap: false,
             last_failure: None,
             provisional: None,
             alike: false,
@@ -243,6 +265,12 @@ impl Attempts {
     #[must_use]
     pub fn without_injection(&self) -> bool {
         self.without_injection
+    }
+
+    /// Whether no overload level's cap may stand in this request's body: an engine has refused it.
+    #[must_use]
+    pub fn without_cap(&self) -> bool {
+        self.without_cap
     }
 
     /// Two attempts failed alike: the request's doing, though it counts as missed.
@@ -329,6 +357,16 @@ impl Attempts {
                 } else {
                     self.without_injection = true;
                     return Step { next: Next::SameWithoutInjection, effects };
+                }
+            }
+            Happened::CapRefused => {
+                self.has_answer = true;
+                if self.without_cap || self.stage != Stage::Held || at >= self.until {
+                    effects.push(Effect::Well(engine));
+                    None
+                } else {
+                    self.without_cap = true;
+                    return Step { next: Next::SameWithoutCap, effects };
                 }
             }
             Happened::Refused => {

@@ -916,6 +916,22 @@ async fn a_full_queue_sends_on_to_the_next_pool_before_it_refuses() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn what_a_pool_refuses_that_a_full_queue_sent_on_to_is_no_word_about_the_client() {
+    let yaml = seats(1).with("queue: {max_waiting: 0}").pool("b", &["e2"]);
+    let house = House::new(&yaml);
+    let _a = house.engine("e1", vec![stream_of(100, 4000)]);
+    let b = house.engine("e2", vec![crate::retries::status(404)]);
+    let in_a = house.chat(stream_with_usage()).await;
+    let answer = house.chat(stream_with_usage()).await.whole().await;
+    assert_eq!((answer.status.as_u16(), answer.header("x-goodput-reason")), (503, Some("queue_timeout")));
+    assert_eq!(b.ledger().requests().len(), 1);
+    drop(in_a);
+    let lines = house.lines(2).await;
+    assert!(lines.iter().any(|line| line.verdict() == "missed(shed)"));
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn who_waits_in_a_pool_that_goes_down_is_served_by_the_next_one_however_full_it_is() {
     for promise in [10.0, 0.2] {
         let yaml = seats(1).promise(&[("ttft_seconds", promise)]).with("health: {every: 1s, timeout: 500ms}");

@@ -257,6 +257,69 @@ async fn a_cap_is_lowered_and_what_it_cuts_is_counted() {
     house.end().await;
 }
 
+/// An engine that refuses caps below 100, and bodies with `bad`.
+fn wants_room(house: &House) -> ScriptedEngine {
+    ScriptedEngine::new(house.clock, |request| {
+        let body = request.json();
+        let is_small = body["max_tokens"].as_u64().is_some_and(|cap| cap < 100);
+        if is_small || !body["bad"].is_null() { status(400) } else { good() }
+    })
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lowered_cap_that_an_engine_refuses_is_no_fault_of_the_client() {
+    let house = House::new(&yaml(&format!("{{action: {{cap_output: 50}}, {DEEP}}}")));
+    let engine = wants_room(&house);
+    house.network.engine("e1", &engine);
+    house.gateway.force_level("chat", Some(1), None).unwrap();
+    let mut body = stream();
+    body["max_tokens"] = json!(400);
+    let answer = house.chat(body.clone()).await.whole().await;
+    assert_eq!((answer.status.as_u16(), answer.header("x-goodput-degraded")), (200, None));
+    let caps: Vec<Value> = asked(&engine).into_iter().map(|body| body["max_tokens"].clone()).collect();
+    assert_eq!(caps, [json!(50), json!(400)]);
+    // What is refused without it, too, is the client's doing.
+    body["bad"] = json!(true);
+    assert_eq!(house.chat(body).await.whole().await.status, 400);
+    let verdicts: Vec<String> = house.lines(2).await.iter().map(|line| line.verdict()).collect();
+    assert_eq!(verdicts, ["met", "excluded(invalid_request)"]);
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pool_that_a_level_spills_to_says_nothing_about_the_client() {
+    for code in [400, 404, 413, 422, 501] {
+        let house = House::new(&yaml(&format!("{{action: spill, {DEEP}}}")));
+        let engines = [house.engine("e1", vec![good(), status(code)]), house.engine("e2", vec![status(code)])];
+        house.gateway.force_level("chat", Some(1), None).unwrap();
+        let answer = house.chat(stream()).await.whole().await;
+        assert_eq!((answer.status.as_u16(), answer.header("x-goodput-pool")), (200, Some("a")), "{code}");
+        // Its own pool's word counts.
+        let answer = house.chat(stream()).await.whole().await;
+        assert_eq!((answer.status.as_u16(), answer.header("x-goodput-pool")), (code, Some("a")));
+        // 400 and 422 are looked at once more without what was injected.
+        assert!(asked(&engines[0]).len() == 2 && asked(&engines[1]).len() >= 2, "{code}");
+        house.lines(2).await;
+        house.end().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pool_that_a_level_spills_to_hides_no_overload_of_the_first() {
+    let house = House::new(&yaml(&format!("{{action: spill, {DEEP}}}")));
+    house.engine("e1", vec![long(60_000)]);
+    house.engine("e2", vec![good(), status(404)]);
+    let holds = house.send(Ask::post(CHAT, bulk())).await;
+    house.gateway.force_level("chat", Some(1), None).unwrap();
+    assert_eq!(house.chat(stream()).await.whole().await.status, 200);
+    let answer = house.chat(stream()).await.whole().await;
+    assert_eq!((answer.status.as_u16(), answer.header("x-goodput-reason")), (503, Some("queue_timeout")));
+    drop(holds);
+    let lines = house.lines(3).await;
+    assert!(lines.iter().any(|line| line.verdict() == "missed(shed)"));
+    house.end().await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn an_answer_in_which_the_lowered_cap_left_nothing_to_see_is_a_miss() {
     let levels = format!("{{action: {{cap_output: 5}}, {DEEP}}}");

@@ -172,6 +172,8 @@ async fn what_is_not_served_is_refused_before_any_engine_is_asked() {
             "background",
         ),
         (CHAT, json!({"model": "m1", "kv_transfer_params": {"do_remote_decode": true}}), 400, "transfer_refused", ""),
+        (CHAT, json!({"model": "m1", "bootstrap_host": "10.0.0.1"}), 400, "transfer_refused", ""),
+        (CHAT, json!({"model": "m1", "nvext": {"backend_instance_id": 5}}), 400, "transfer_refused", ""),
         (CHAT, json!({"model": "nobody"}), 404, "model_not_found", "model"),
         (CHAT, json!({"messages": []}), 404, "model_missing", "model"),
         (CHAT, json!({"model": null}), 404, "model_missing", "model"),
@@ -368,10 +370,15 @@ async fn answers_carry_ids_class_pool_and_times() {
     let ids: std::collections::BTreeSet<String> =
         engine.ledger().requests().iter().map(|request| request.header("x-request-id").unwrap().to_owned()).collect();
     assert_eq!(ids.len(), 5);
+    // An engine whose address leads back here sends what it got.
+    let answer = house.send(Ask::post(CHAT, unary()).header("x-request-id", &seen)).await.whole().await;
+    assert_eq!((answer.status.as_u16(), answer.header("x-goodput-reason")), (508, Some("loop_detected")));
+    assert_eq!(engine.ledger().requests().len(), 5);
     let answer = house.send(Ask::of(Method::GET, "/nothing").header("x-request-id", "mine-2")).await.whole().await;
     assert_eq!(answer.header("x-request-id"), Some("mine-2"));
     assert_eq!(answer.header("x-slo-class"), None);
-    house.lines(6).await;
+    let lines = house.lines(7).await;
+    assert!(lines.iter().any(|line| line.text("request_id") == seen && line.verdict() == "missed(internal)"));
     house.end().await;
 }
 

@@ -286,6 +286,19 @@ async fn c52_half_an_event_does_not_keep_the_idle_limit_from_firing() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn c52_lines_that_say_nothing_do_not_keep_the_idle_limit_from_firing() {
+    let yaml = Yaml::default().class("timeouts: {idle: 300ms}");
+    for nothing in ["\n", "\r\n", "id: 1\n", "retry: 5\n\n", "x: y\n\n"] {
+        let script = Script::stream().at(100).say(t("a")).at(250).put(nothing).at(390).put(nothing).silence();
+        let (house, _engine) = House::playing_with(&yaml, script);
+        let answer = house.chat(stream()).await.whole().await;
+        assert_eq!(answer.end, at(400), "{nothing:?}");
+        assert_eq!(house.line().await.verdict(), "missed(timeout_idle)");
+        house.end().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn c52_a_whole_answer_that_stops_in_the_middle_is_cut() {
     let yaml = Yaml::default().class("timeouts: {idle: 300ms}");
     let head = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n";
@@ -397,6 +410,21 @@ async fn c53_a_head_of_our_own_goes_out_where_the_engine_sent_none() {
     let line = house.line().await;
     assert_eq!((line.verdict(), line.ttft()), ("missed(ttft)".into(), Some(950.0)));
     house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_byte_order_mark_goes_where_comments_of_ours_stand_before_it_and_nowhere_else() {
+    let marked = |text: &str| ["\u{feff}", &event(&t(text))].concat();
+    let slow = Script::new().at(950).open().put(marked("a")).put(marked("b")).say(f("stop")).say(d()).end();
+    let quick = Script::stream().at(100).put(marked("a")).put(marked("b")).say(f("stop")).say(d()).end();
+    for (script, comments, first) in [(slow, 4, event(&t("a"))), (quick, 0, marked("a"))] {
+        let (house, _engine) = House::playing_with(&waiting(true), script);
+        let answer = house.chat(stream()).await.whole().await;
+        let comments = ": keepalive\n\n".repeat(comments);
+        assert_eq!(answer.text(), [comments, first, marked("b"), event(&f("stop")), event(&d())].concat());
+        house.line().await;
+        house.end().await;
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -765,6 +765,28 @@ async fn the_next_pool_is_asked_where_the_first_pushed_back_or_cannot_be_reached
 }
 
 #[tokio::test(start_paused = true)]
+async fn what_a_further_pool_refuses_hides_no_overload_of_the_first() {
+    for (first, told, verdict) in [
+        (Some(503), 503, "missed(upstream_overload)"),
+        (Some(429), 429, "missed(upstream_overload)"),
+        (None, 502, "missed(upstream_unavailable)"),
+    ] {
+        for code in [400, 404, 413, 422, 501] {
+            let house = House::new(&two_pools().routes("  - {model: \"*\", pools: [a, b]}"));
+            if let Some(first) = first {
+                house.engine("e1", vec![status(first)]);
+            }
+            let other = house.engine("f1", vec![status(code)]);
+            let answer = house.chat(stream()).await.whole().await;
+            assert!(!other.ledger().requests().is_empty());
+            assert_eq!(answer.status.as_u16(), told, "{first:?} {code}");
+            assert_eq!(house.line().await.verdict(), verdict);
+            house.end().await;
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_pool_whose_engines_are_all_out_is_passed_over() {
     let house = House::new(&two_pools().engines_of_first(&["e1"]).with("balance: least_work"));
     let house_b = house.engine("f1", vec![good()]);

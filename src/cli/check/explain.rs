@@ -89,7 +89,7 @@ fn walk(settings: &Settings, sample: &Sample, told: &mut Explanation) -> Result<
     if facts.background {
         return Err(Refusal::BackgroundRefused);
     }
-    if facts.steers_kv {
+    if facts.steers {
         return Err(Refusal::TransferRefused);
     }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Check, in_seconds};
+use super::{Check, in_seconds, shown};
 use crate::admit::queue::ClassQueue;
 use crate::config::Class;
 use crate::config::raw::{self, Root};
@@ -127,21 +127,48 @@ impl Check<'_> {
     /// A limit below a threshold would cut requests that are still good.
     fn limits_leave_room(&mut self, raw: &raw::Class, objectives: &Objectives, limits: &Timeouts) {
         let Some(of) = &raw.objectives else { return };
+        let first_token = ("timeouts.first_token", limits.first_token);
+        let idle = ("timeouts.idle", limits.idle);
+        let total = ("timeouts.total", limits.total);
+        // Ends a whole answer as `total` does.
+        let head = ("timeouts.response_head", limits.response_head);
+        let whole: &[_] = if objectives.judges_non_streaming() { &[total, head] } else { &[total] };
         let pairs = [
-            (&of.ttft_seconds, objectives.ttft, "timeouts.first_token", limits.first_token),
-            (&of.tpot_seconds, objectives.tpot, "timeouts.idle", limits.idle),
-            (&of.itl_seconds, objectives.itl, "timeouts.idle", limits.idle),
-            (&of.e2e_seconds, objectives.e2e, "timeouts.total", limits.total),
+            (&of.ttft_seconds, objectives.ttft, &[first_token, total][..]),
+            (&of.tpot_seconds, objectives.tpot, &[idle, total][..]),
+            (&of.itl_seconds, objectives.itl, &[idle, total][..]),
+            (&of.e2e_seconds, objectives.e2e, whole),
         ];
-        for (raw, objective, name, limit) in pairs {
+        let mut has_room = true;
+        for (raw, objective, cutting) in pairs {
             let at: Option<&At<f64>> = raw.as_ref().and_then(|raw| raw.threshold.as_ref());
-            if let (Some(at), Some(objective)) = (at, objective)
-                && objective.threshold > limit
-            {
+            let (Some(at), Some(objective)) = (at, objective) else { continue };
+            if let Some((name, limit)) = cutting.iter().find(|(_, limit)| objective.threshold > *limit) {
                 let message =
-                    format!("the threshold is beyond {name} ({}), which cuts the request first", in_seconds(limit));
+                    format!("the threshold is beyond {name} ({}), which cuts the request first", in_seconds(*limit));
                 self.problem(&at.place, message, format!("thresholds are in seconds; lower it, or raise {name}"));
+                has_room = false;
             }
+        }
+        if has_room {
+            self.limits_leave_room_for_output(raw, objectives, whole);
+        }
+    }
+
+    /// The same for the longest answers that the class assumes: where the end itself has no
+    /// threshold, they may take as long as TTFT and TPOT allow.
+    fn limits_leave_room_for_output(&mut self, raw: &raw::Class, objectives: &Objectives, whole: &[(&str, Duration)]) {
+        let p95 = raw.workload_assumption.as_ref().and_then(|all| all.output_tokens.as_ref()?.p95.as_ref());
+        let (Some(at), None) = (p95, objectives.e2e) else { return };
+        let Some(budget) = objectives.whole_budget(at.value) else { return };
+        if let Some((name, limit)) = whole.iter().find(|(_, limit)| budget > *limit) {
+            let message = format!(
+                "an answer of {} tokens that keeps TTFT and TPOT may take {}, and {name} ({}) cuts it first",
+                shown(at),
+                in_seconds(budget),
+                in_seconds(*limit)
+            );
+            self.problem(&at.place, message, format!("raise {name}, or lower what is assumed"));
         }
     }
 

@@ -12,6 +12,7 @@ use crate::config::problem::nearest;
 use crate::config::raw;
 use crate::config::read::{At, Block, OrOff};
 use crate::config::scalar::Size;
+use crate::config::url;
 use crate::units::Endpoint;
 
 impl Check<'_> {
@@ -115,6 +116,32 @@ impl Check<'_> {
         Some(admin)
     }
 
+    /// An engine that is the gateway itself would get every request again and again. Only what is
+    /// certain is said: other names and addresses may or may not be this machine's.
+    pub(super) fn no_engine_is_here(&mut self, root: &raw::Root, listen: &Listen, admin: Option<&Admin>) {
+        let pools = || root.pools.iter().flat_map(|all| all.iter());
+        let urls = pools()
+            .flat_map(|pool| pool.engines.iter().flat_map(|all| all.iter()))
+            .filter_map(|engine| engine.url.as_ref());
+        let listed = urls.filter_map(|at| {
+            let engine = url::engine_address(&at.value).ok()?;
+            Some((at, engine.host.to_string(), engine.port))
+        });
+        let looked_up = pools().filter_map(|pool| {
+            let dns = pool.dns.as_ref()?;
+            let (name, port) = (dns.name.as_ref()?, dns.port.as_ref()?);
+            Some((name, name.value.to_ascii_lowercase(), u16::try_from(port.value).ok()?))
+        });
+        let here = [Some(("the gateway itself", listen.address)), admin.map(|at| ("its admin port", at.address))];
+        for (at, host, port) in listed.chain(looked_up) {
+            let found = here.into_iter().flatten().find(|(_, address)| leads_to(&host, port, *address));
+            if let Some((what, address)) = found {
+                let message = format!("the engine is {what} ({address})");
+                self.problem(&at.place, message, "give the engine's own host and port");
+            }
+        }
+    }
+
     pub(super) fn inspect(&mut self, raw: Option<&raw::Inspect>) -> (usize, Vec<Endpoint>) {
         let default = 16 << 20;
         let Some(raw) = raw else { return (default, Vec::new()) };
@@ -181,9 +208,50 @@ fn collide(a: SocketAddr, b: SocketAddr) -> bool {
     a.port() != 0 && a.port() == b.port() && same_interface
 }
 
+/// Whether a connection to this host and port certainly comes to the listener at `address`.
+fn leads_to(host: &str, port: u16, address: SocketAddr) -> bool {
+    let to = address.ip().to_canonical();
+    let is_local = to.is_loopback() || to.is_unspecified();
+    let bare = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(host);
+    let comes = match (bare.strip_suffix('.').unwrap_or(bare), bare.parse::<IpAddr>().map(|ip| ip.to_canonical())) {
+        ("localhost", _) => is_local,
+        // Who connects to no address in particular comes to this machine.
+        (_, Ok(ip)) if ip.is_unspecified() => is_local,
+        (_, Ok(ip)) => ip == to || to.is_unspecified() && ip.is_loopback() && (to.is_ipv6() || ip.is_ipv4()),
+        (_, Err(_)) => false,
+    };
+    comes && port == address.port()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_engine_is_the_gateway_only_where_that_is_certain() {
+        for (host, address, expected) in [
+            ("127.0.0.1", "127.0.0.1:80", true),
+            ("localhost", "127.0.0.1:80", true),
+            ("localhost", "0.0.0.0:80", true),
+            ("localhost.", "[::]:80", true),
+            ("127.0.0.1", "0.0.0.0:80", true),
+            ("127.0.0.2", "0.0.0.0:80", true),
+            ("[::1]", "[::]:80", true),
+            ("127.0.0.1", "[::]:80", true),
+            ("[::ffff:127.0.0.1]", "127.0.0.1:80", true),
+            ("10.0.0.7", "10.0.0.7:80", true),
+            ("0.0.0.0", "127.0.0.1:80", true),
+            ("127.0.0.1", "127.0.0.1:81", false),
+            ("127.0.0.2", "127.0.0.1:80", false),
+            ("[::1]", "0.0.0.0:80", false),
+            ("10.0.0.7", "0.0.0.0:80", false),
+            ("10.0.0.8", "10.0.0.7:80", false),
+            ("localhost", "10.0.0.7:80", false),
+            ("gateway", "0.0.0.0:80", false),
+        ] {
+            assert_eq!(leads_to(host, 80, address.parse().unwrap()), expected, "{host} {address}");
+        }
+    }
 
     #[test]
     fn two_listeners_want_the_same_port_of_the_same_interface_or_do_not() {

@@ -15,6 +15,7 @@ mod store;
 mod tenants;
 
 use std::collections::HashMap;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -69,6 +70,7 @@ impl<'a> Check<'a> {
         let rules = self.rules(root, &class_names);
         let buckets = self.buckets(root);
         let pools = self.pools(root);
+        self.no_engine_is_here(root, &listen, admin.as_ref());
         let aliases = self.aliases(root);
         let routes = self.routes(root, &class_names, &aliases);
         self.unused(root);
@@ -244,12 +246,15 @@ impl<'a> Check<'a> {
         match self.surroundings.file(Path::new(&at.value)) {
             Ok(bytes) => Some(bytes),
             Err(error) => {
-                let message = format!("the file {} cannot be read ({})", at.shown(), error.kind());
-                self.problem(
-                    &at.place,
-                    message,
-                    "give the file a path from the settings' own directory, and the right to read it",
-                );
+                let (wrong, way_out) = match error.kind() {
+                    ErrorKind::FileTooLarge => ("is longer than 1 MiB".to_owned(), "name the file that is meant"),
+                    ErrorKind::NotSeekable => ("is no regular file".to_owned(), "write what it gives into a file"),
+                    kind => (
+                        format!("cannot be read ({kind})"),
+                        "give the file a path from the settings' own directory, and the right to read it",
+                    ),
+                };
+                self.problem(&at.place, format!("the file {} {wrong}", at.shown()), way_out);
                 None
             }
         }

@@ -4,7 +4,10 @@ use std::collections::HashMap;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
-use http::header::{AUTHORIZATION, CONNECTION, CONTENT_LENGTH, HOST, TE, TRAILER, TRANSFER_ENCODING, UPGRADE};
+use http::header::{
+    ACCEPT_ENCODING, AUTHORIZATION, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, EXPECT, HOST, TE, TRAILER,
+    TRANSFER_ENCODING, UPGRADE,
+};
 use http::{HeaderName, HeaderValue};
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
@@ -23,6 +26,8 @@ use crate::route::settings::{
     Retries, Route, Scheme, Scrape,
 };
 use crate::units::{EngineId, PoolId, Priority, Tokens};
+
+const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 impl Check<'_> {
     pub(super) fn pools(&mut self, root: &Root) -> Vec<Arc<Pool>> {
@@ -249,22 +254,34 @@ impl Check<'_> {
         pool.forward_authorization = raw.forward_authorization.as_ref().is_some_and(|at| at.value);
         pool.headers = raw.headers.as_ref().map(|headers| self.engine_headers(headers)).unwrap_or_default();
         pool.roots = raw.ca_file.as_ref().and_then(|at| self.roots(at));
-        if let Some(at) = &raw.api_key_file {
-            pool.api_key = self.secret_file(at).map(SecretString::from);
-            let own_header = pool.headers.iter().any(|(name, _)| name == AUTHORIZATION);
-            if pool.forward_authorization || own_header {
-                let message = "two credentials would go to the engine";
-                self.problem(
-                    &at.place,
-                    message,
-                    "keep one of `api_key_file`, `forward_authorization` and an `authorization` header",
-                );
-            }
+        pool.api_key = raw.api_key_file.as_ref().and_then(|at| self.secret_file(at)).map(SecretString::from);
+        let has_header = pool.headers.iter().any(|(name, _)| name == AUTHORIZATION);
+        let forwards = raw.forward_authorization.as_ref().filter(|at| at.value).map(|at| &at.place);
+        let second = match raw.api_key_file.as_ref().map(|at| &at.place) {
+            Some(place) => Some(place).filter(|_| forwards.is_some() || has_header),
+            None => forwards.filter(|_| has_header),
+        };
+        if let Some(place) = second {
+            let message = "two credentials would go to the engine";
+            let way_out = "keep one of `api_key_file`, `forward_authorization` and an `authorization` header";
+            self.problem(place, message, way_out);
         }
     }
 
     fn engine_headers(&mut self, raw: &Entries<At<Hidden>>) -> Vec<(HeaderName, HeaderValue)> {
-        const OURS: [HeaderName; 7] = [HOST, CONTENT_LENGTH, TRANSFER_ENCODING, CONNECTION, TE, TRAILER, UPGRADE];
+        const OURS: [HeaderName; 11] = [
+            ACCEPT_ENCODING,
+            CONNECTION,
+            CONTENT_ENCODING,
+            CONTENT_LENGTH,
+            EXPECT,
+            HOST,
+            TE,
+            TRAILER,
+            TRANSFER_ENCODING,
+            UPGRADE,
+            X_REQUEST_ID,
+        ];
         let mut found: Vec<(HeaderName, HeaderValue)> = Vec::new();
         for (name, value) in &raw.0 {
             let Ok(header) = HeaderName::try_from(name.value.as_str()) else {

@@ -1,6 +1,6 @@
 //! Rules of classification.
 
-use http::HeaderName;
+use http::{HeaderName, HeaderValue};
 
 use super::{Check, Names, is_no};
 use crate::classify::{CapTest, HeaderTest, TokenRange, When};
@@ -69,9 +69,17 @@ impl Check<'_> {
             self.problem(&name.place, is_no(name, "header name"), "use letters, digits and -");
             return None;
         };
-        if header == http::header::AUTHORIZATION || header == "x-api-key" {
+        const KEYS: [&str; 5] = ["api-key", "authorization", "cookie", "proxy-authorization", "x-api-key"];
+        if KEYS.contains(&header.as_str()) {
             self.problem(&name.place, "a key may not stand in a rule", "use `tenant` or `key`");
             return None;
+        }
+        let texts: Vec<&At<String>> = match test {
+            raw::HeaderTest::Is(values) => values.0.iter().collect(),
+            raw::HeaderTest::Shape(shape) => shape.prefix.iter().collect(),
+        };
+        for at in texts.into_iter().filter(|at| HeaderValue::from_str(&at.value).is_err()) {
+            self.problem(&at.place, "no header has such a value", "remove its control characters");
         }
         let test = match test {
             raw::HeaderTest::Is(values) => HeaderTest::Is(values.0.iter().map(|at| at.value.clone()).collect()),

@@ -197,6 +197,24 @@ fn a_refused_injection_is_tried_once_more_without_it_outside_the_budget() {
 }
 
 #[test]
+fn a_lowered_cap_that_is_refused_is_lifted_once_outside_the_budget() {
+    let refused = |injection| Happened::answer(400, None, injection).with_lowered_cap(400);
+    let mut case = case_of(Retries { floor_per_10s: 0, ..Retries::default() });
+    assert_eq!(case.next(refused(Injection::Proven), Rest::Others), (Next::SameWithoutCap, vec![]));
+    assert!(case.attempts.without_cap() && !case.attempts.without_injection());
+    let injected = Happened::answer(400, None, Injection::Unproven);
+    assert_eq!(case.next(injected, Rest::Others), (Next::SameWithoutInjection, vec![]));
+    let clients = Happened::answer(400, None, Injection::None);
+    assert_eq!(case.next(clients, Rest::Others), (Next::Relay, vec![well("a")]));
+    for (status, happened) in [(413, Happened::Refused), (429, PUSH_BACK), (500, FAULT)] {
+        assert_eq!(Happened::answer(status, None, Injection::None).with_lowered_cap(status), happened);
+    }
+    let mut late = self::case();
+    late.attempts.commit();
+    assert_eq!(late.next(refused(Injection::None), Rest::Others), (Next::Relay, vec![well("a")]));
+}
+
+#[test]
 fn a_body_refused_with_and_without_injection_was_the_clients_doing() {
     let mut case = case();
     let _ = case.next(Happened::InjectionRefused, Rest::Others);
@@ -322,6 +340,7 @@ fn anything() -> impl Strategy<Value = Happened> {
         (500u16..506).prop_map(|status| Happened::answer(status, None, Injection::None)),
         Just(Happened::Broken),
         Just(Happened::InjectionRefused),
+        Just(Happened::CapRefused),
         Just(Happened::TimedOut),
     ]
 }
@@ -335,7 +354,7 @@ proptest! {
             let rest = if alone { Rest::Alone } else { Rest::Others };
             match case.next(happened, rest).0 {
                 Next::Another => case.begin(&format!("engine {sends}")),
-                Next::SameFresh | Next::SameWithoutInjection => {}
+                Next::SameFresh | Next::SameWithoutInjection | Next::SameWithoutCap => {}
                 Next::Relay | Next::GiveUp => {
                     prop_assert_eq!(case.attempts.settled(), []);
                     return Ok(());
