@@ -413,6 +413,11 @@ fn what_a_running_process_cannot_change_is_named() {
 
 /// Each kind of problem: the text, and the one problem it has, as printed.
 #[test]
+fn a_rule_may_test_a_value_beyond_ascii() {
+    good(&changed("{stream: false}", "{header: {x-a: [é, \"a\\tb\"], x-b: {prefix: \"ü \"}}}"));
+}
+
+#[test]
 fn each_kind_of_problem() {
     let blake = hash("k");
     let key = |more: &str| format!("  - {{tenant: a, keys: [{{blake3: \"{blake}\"{more}}}]}}");
