@@ -14,7 +14,7 @@ pub trait Surroundings: Send + Sync {
     /// The bytes of a file that the settings name.
     ///
     /// # Errors
-    /// Whatever the system says; [`io::ErrorKind::FileTooLarge`] beyond [`LONGEST_FILE`], and
+    /// Whatever the system says; [`io::ErrorKind::FileTooLarge`] beyond 1 MiB, and
     /// [`io::ErrorKind::NotSeekable`] where it is no regular file (a pipe would keep its reader
     /// waiting for ever).
     fn file(&self, path: &Path) -> io::Result<Vec<u8>>;
