@@ -349,24 +349,18 @@ impl Attempts {
             Happened::Broken | Happened::StaleLine => {
                 self.after_failure(Failure::Reset, engine, rest, at, budget, &mut effects)
             }
-            Happened::InjectionRefused => {
+            Happened::InjectionRefused | Happened::CapRefused => {
                 self.has_answer = true;
-                if self.without_injection || self.stage != Stage::Held || at >= self.until {
+                let (is_undone, next) = match happened {
+                    Happened::InjectionRefused => (&mut self.without_injection, Next::SameWithoutInjection),
+                    _ => (&mut self.without_cap, Next::SameWithoutCap),
+                };
+                if *is_undone || self.stage != Stage::Held || at >= self.until {
                     effects.push(Effect::Well(engine));
                     None
                 } else {
-                    self.without_injection = true;
-                    return Step { next: Next::SameWithoutInjection, effects };
-                }
-            }
-            Happened::CapRefused => {
-                self.has_answer = true;
-                if self.without_cap || self.stage != Stage::Held || at >= self.until {
-                    effects.push(Effect::Well(engine));
-                    None
-                } else {
-                    self.without_cap = true;
-                    return Step { next: Next::SameWithoutCap, effects };
+                    *is_undone = true;
+                    return Step { next, effects };
                 }
             }
             Happened::Refused => {

@@ -282,6 +282,28 @@ async fn models_behind_a_pattern_are_those_that_engines_name() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_model_is_found_by_its_name_as_clients_write_it_in_a_path() {
+    let house = House::new(&Yaml::default().routes("  - {model: [org/name, \"\u{fc} x\", \"a%2Fb\"], pools: [a]}"));
+    for (path, id) in [
+        ("org/name", Some("org/name")),
+        ("org%2Fname", Some("org/name")),
+        ("org%2fname/", Some("org/name")),
+        ("%C3%BC%20x", Some("\u{fc} x")),
+        ("a%252Fb", Some("a%2Fb")),
+        ("a%2Fb", None),
+        ("org%2name", None),
+        ("%FF", None),
+        ("org/name//", None),
+    ] {
+        let answer = house.get(&format!("/v1/models/{path}")).await.whole().await;
+        assert_eq!(answer.status.as_u16(), if id.is_some() { 200 } else { 404 }, "{path}");
+        assert_eq!(answer.json()["id"].as_str(), id, "{path}");
+    }
+    house.lines(9).await;
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn health_needs_no_key_and_no_engine() {
     let house = House::new(&tenants());
     for path in ["/health", "/health/"] {

@@ -168,10 +168,14 @@ fn an_echo_and_several_choices_are_read_in_full() {
     assert_eq!(observed(two, Some(&moulds), &[COMPLETION.as_bytes()]).token_events, 1);
 }
 
-/// A body with other text, other numbers and other members than the one it is made of.
-fn body() -> impl Strategy<Value = (Dialect, String)> {
-    let number = prop_oneof![8 => "[1-9][0-9]{0,3}", 1 => Just("0".to_owned()), 1 => Just("1.0".to_owned()), 1 => Just("null".to_owned())];
-    let reason = proptest::sample::select(vec![
+/// A count, or what stands in place of one.
+fn number() -> impl Strategy<Value = String> {
+    prop_oneof![8 => "[1-9][0-9]{0,3}", 1 => Just("0".to_owned()), 1 => Just("1.0".to_owned()), 1 => Just("null".to_owned())]
+}
+
+/// A finish reason.
+fn reason() -> impl Strategy<Value = &'static str> {
+    proptest::sample::select(vec![
         "stop",
         "length",
         "max_tokens",
@@ -180,7 +184,12 @@ fn body() -> impl Strategy<Value = (Dialect, String)> {
         "",
         "abort",
         "insufficient_system_resource",
-    ]);
+    ])
+}
+
+/// A body with other text, other numbers and other members than the one it is made of.
+fn body() -> impl Strategy<Value = (Dialect, String)> {
+    let (number, reason) = (number(), reason());
     let member = proptest::sample::select(vec![
         "",
         "",

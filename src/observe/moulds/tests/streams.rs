@@ -7,7 +7,7 @@ use proptest::sample::{Index, select};
 use super::super::super::tests::{inside, watch};
 use super::super::super::{Ending, Expect, InBandError, Note, Observer, Reader, Timeline};
 use super::super::*;
-use super::mutated;
+use super::{mutated, number, reason};
 use crate::units::Tick;
 
 const CHAT: &str = r#"
@@ -375,17 +375,7 @@ fn a_stream_of_another_kind_asks_for_no_more_shapes() {
 
 /// A stream with other text, other numbers and other members than the one it is made of.
 fn stream() -> impl Strategy<Value = (Dialect, String)> {
-    let number = prop_oneof![8 => "[1-9][0-9]{0,3}", 1 => Just("0".to_owned()), 1 => Just("1.0".to_owned()), 1 => Just("null".to_owned())];
-    let reason = select(vec![
-        "stop",
-        "length",
-        "max_tokens",
-        "tool_calls",
-        "\\u006cength",
-        "",
-        "abort",
-        "insufficient_system_resource",
-    ]);
+    let (number, reason) = (number(), reason());
     let member = select(vec![
         "",
         "",
