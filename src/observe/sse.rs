@@ -126,12 +126,17 @@ impl Scanner {
         }
         let held = self.tail.len();
         self.tail.extend_from_slice(frame);
-        // Whole lines only, from the one that this frame has ended.
-        let start = memrchr2(b'\n', b'\r', &self.tail[..held]).map_or(0, |end| end + 1);
-        let end = memrchr2(b'\n', b'\r', &self.tail).map_or(start, |end| end.max(start));
-        self.saw_line = saw_line && says_something(&self.tail[start..end]);
+        self.saw_line = saw_line && self.says_something_since(held);
         frame.clear();
         None
+    }
+
+    /// Whether a line does that ended behind so many held bytes. Looked for only where one has
+    /// ended, so that bytes which come one by one do not look at all of those before them.
+    fn says_something_since(&self, held: usize) -> bool {
+        let start = memrchr2(b'\n', b'\r', &self.tail[..held]).map_or(0, |end| end + 1);
+        let end = memrchr2(b'\n', b'\r', &self.tail).map_or(start, |end| end.max(start));
+        says_something(&self.tail[start..end])
     }
 }
 
