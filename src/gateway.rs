@@ -150,8 +150,8 @@ impl Gateway {
     {
         let live = self.live.load_full();
         let outlet = live.heads_go_ahead.then(Outlet::default);
-        // The future is large: written into its box it is never moved.
         let arrived = self.arrived(head, client, outlet.clone());
+        // The future is large: written into its box it is never moved.
         let serving = Box::write(Box::new_uninit(), self.clone().handled(live, arrived, body));
         Handling::new(Box::into_pin(serving), outlet, self.clock)
     }

@@ -129,7 +129,7 @@ pub struct Relay {
     /// The last bytes of the engine said something, if only in a comment.
     spoke: bool,
     keeper: Option<Box<dyn Keeper>>,
-    /// What stands in the head beside the engine's fields.
+    /// The engine's head, and what stands there beside its fields; until the first bytes go out.
     head: Option<(Arc<response::Parts>, OwnFields)>,
     /// The body ended in the middle of an event, which went out as it is.
     tail_is_out: bool,
