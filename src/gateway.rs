@@ -122,9 +122,9 @@ impl tower::Service<Received> for Gateway {
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, Received { head, body }: Received) -> Self::Future {
+    fn call(&mut self, Received { head, body, since }: Received) -> Self::Future {
         let client = body.client().clone();
-        self.handling(head, client, body)
+        self.handling(head, since, client, body)
     }
 }
 
@@ -138,19 +138,19 @@ impl Gateway {
     {
         let (head, body) = request.into_parts();
         let client = head.extensions.get::<ClientSide>().cloned().unwrap_or_default();
-        let Ok(response) = self.handling(Arc::new(head), client, body).await;
+        let Ok(response) = self.handling(Arc::new(head), None, client, body).await;
         response
     }
 
     /// One snapshot of the settings, kept to the end of the request.
-    fn handling<B>(&self, head: Arc<Head>, client: ClientSide, body: B) -> Handling
+    fn handling<B>(&self, head: Arc<Head>, since: Option<Tick>, client: ClientSide, body: B) -> Handling
     where
         B: Body<Data = Bytes> + Send + 'static,
         B::Error: Into<Fault>,
     {
         let live = self.live.load_full();
         let outlet = live.heads_go_ahead.then(Outlet::default);
-        let arrived = self.arrived(head, client, outlet.clone());
+        let arrived = self.arrived(head, since, client, outlet.clone());
         // The future is large: written into its box it is never moved.
         let serving = Box::write(Box::new_uninit(), self.clone().handled(live, arrived, body));
         Handling::new(Box::into_pin(serving), outlet, self.clock)
@@ -168,8 +168,9 @@ impl Gateway {
         answered.unwrap_or_else(|_| arrived.refused(&Refusal::Internal, None))
     }
 
-    fn arrived(&self, head: Arc<Head>, client: ClientSide, outlet: Option<Outlet>) -> Arrived {
-        let at = self.clock.now();
+    fn arrived(&self, head: Arc<Head>, since: Option<Tick>, client: ClientSide, outlet: Option<Outlet>) -> Arrived {
+        // Waiting to be read is part of the time it takes.
+        let at = since.unwrap_or_else(|| self.clock.now());
         let kept = head.headers.get(X_REQUEST_ID).filter(|value| is_fit_id(value));
         let kept = kept.and_then(|value| value.to_str().ok()).map(RequestId::from);
         let id_is_made = kept.is_none();

@@ -77,7 +77,7 @@ async fn serve(listen: Listen) -> House {
     let seen = Arc::new(Seen::default());
     let fed = Arc::new(std::sync::Mutex::new(Some(fed)));
     let notes = Arc::clone(&seen);
-    let service = tower::service_fn(move |Received { head, body }: Received| {
+    let service = tower::service_fn(move |Received { head, body, .. }: Received| {
         let (notes, fed, told) = (Arc::clone(&notes), Arc::clone(&fed), told.clone());
         async move {
             notes.heads.fetch_add(1, Ordering::SeqCst);

@@ -11,7 +11,7 @@ use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use parking_lot::Mutex;
 
-use crate::units::ClientSide;
+use crate::units::{ClientSide, Tick};
 
 /// A request as a connection hands it over. The connection keeps the head too: the next one is
 /// nearly the same, as a rule, and is then made of it without a copy.
@@ -20,10 +20,12 @@ pub struct Received {
     pub head: Arc<Parts>,
     /// Its body.
     pub body: RequestBody,
+    /// Since when it was there, where it had to wait for its turn before it was read.
+    pub since: Option<Tick>,
 }
 
 impl From<Received> for Request<RequestBody> {
-    fn from(Received { head, body }: Received) -> Self {
+    fn from(Received { head, body, .. }: Received) -> Self {
         Request::from_parts(Arc::unwrap_or_clone(head), body)
     }
 }

@@ -31,6 +31,7 @@ use super::settings::Listen;
 use super::socket::Socket;
 use super::stream::{Reception, Streams};
 use super::tls::{Certificates, TlsProblem};
+use super::turnstile::Turnstile;
 use super::version::{Asking, Version};
 use crate::clock::Clock;
 use crate::framing::Fielded;
@@ -49,6 +50,7 @@ pub struct Door {
     tls: Option<TlsAcceptor>,
     drain: Drain,
     dates: Arc<Dates>,
+    turnstile: Arc<Turnstile>,
     clock: Clock,
 }
 
@@ -66,6 +68,7 @@ impl Door {
             tls,
             drain,
             dates: Arc::new(Dates::new(clock)),
+            turnstile: Turnstile::new(clock),
             clock,
         }
     }
@@ -130,7 +133,8 @@ impl Door {
         }
         match version {
             Version::Http1 => {
-                let mut talk = pin!(Http1::new(io, reception, &limits, Arc::clone(&self.dates)));
+                let (dates, turnstile) = (Arc::clone(&self.dates), Arc::clone(&self.turnstile));
+                let mut talk = pin!(Http1::new(io, reception, &limits, dates, turnstile));
                 note(converse(&mut talk, &mut minder, alarm.as_mut()).await);
             }
             Version::Http2 => {

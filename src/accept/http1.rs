@@ -26,6 +26,7 @@ use super::date::Dates;
 use super::door::{Fault, Talk};
 use super::settings::Listen;
 use super::stream::{self, Reception, Told};
+use super::turnstile::{Pass, Turnstile};
 use crate::framing::{Fielded, Framing, Known, Step, Unreadable};
 
 mod head;
@@ -57,6 +58,8 @@ pin_project! {
         io: T,
         reception: Reception<S>,
         dates: Arc<Dates>,
+        turnstile: Arc<Turnstile>,
+        pass: Pass,
         limits: Limits,
         known: Known<Asked>,
         inbox: Inbox,
@@ -122,12 +125,20 @@ where
     B: Fielded + Send + 'static,
     B::Error: Into<Fault>,
 {
-    pub(super) fn new(io: T, reception: Reception<S>, limits: &Listen, dates: Arc<Dates>) -> Self {
+    pub(super) fn new(
+        io: T,
+        reception: Reception<S>,
+        limits: &Listen,
+        dates: Arc<Dates>,
+        turnstile: Arc<Turnstile>,
+    ) -> Self {
         let limits = Limits { head: limits.max_head, lines: limits.max_header_lines };
         Http1 {
             io,
             reception,
             dates,
+            turnstile,
+            pass: Pass::Free,
             limits,
             known: Known::default(),
             inbox: Inbox::new(),
@@ -195,16 +206,25 @@ where
             Ok(Some(Asked { parts, framing, keeps, awaits_continue })) => {
                 *this.manners = Manners { version: parts.version, is_head: parts.method == Method::HEAD, keeps };
                 let body = this.inbox.begin(framing, awaits_continue);
-                let future = this.reception.receive(parts, body);
+                let since = this.pass.end();
+                let future = this.reception.receive(parts, body, since);
                 this.exchange.set(Exchange::Asking { future });
             }
             Ok(None) => {
-                if !this.inbox.buffer.is_empty() {
+                if this.inbox.buffer.is_empty() {
+                    ready!(this.turnstile.poll(this.pass, cx));
+                } else {
                     // Also where it was read ahead: from here on its head is waited for.
                     this.reception.peer().heard();
+                    this.pass.end();
                 }
-                if ready!(this.inbox.sip(this.io, cx))? == 0 {
-                    *this.end = Some(End::Clean);
+                match this.inbox.sip(this.io, cx)? {
+                    Poll::Ready(0) => *this.end = Some(End::Clean),
+                    Poll::Ready(_) => {}
+                    Poll::Pending => {
+                        *this.pass = Pass::Asks;
+                        return Poll::Pending;
+                    }
                 }
             }
             Err(why) => {

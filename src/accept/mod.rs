@@ -41,6 +41,7 @@ pub mod strict;
 #[cfg(test)]
 mod tests;
 mod tls;
+mod turnstile;
 mod version;
 
 pub use body::{BodyCut, Received, RequestBody};

@@ -29,7 +29,7 @@ use super::peer::{Open, Peer};
 use super::shelf::Shelf;
 use super::stall::Stall;
 use crate::framing::{Fielded, Fields, with_fields};
-use crate::units::{ClientSide, Severed};
+use crate::units::{ClientSide, Severed, Tick};
 
 /// An HTTP/2 stream, as its answer's body and its watcher see it.
 #[derive(Default)]
@@ -109,7 +109,7 @@ where
 
     fn call(&self, request: Request<Incoming>) -> Self::Future {
         let (head, body) = request.into_parts();
-        self.receive(Arc::new(head), Source::Stream(body))
+        self.receive(Arc::new(head), Source::Stream(body), None)
     }
 }
 
@@ -121,8 +121,8 @@ where
     S: Service<Received, Response = Response<B>> + Clone,
     B: Fielded,
 {
-    /// Hands a request to the service.
-    pub(super) fn receive(&self, head: Arc<Parts>, source: Source) -> Asked<S> {
+    /// Hands a request to the service: one that was there since then, if it had to wait.
+    pub(super) fn receive(&self, head: Arc<Parts>, source: Source, since: Option<Tick>) -> Asked<S> {
         let multiplexed = head.version == Version::HTTP_2;
         let open = self.peer.greet(multiplexed);
         let strand = multiplexed.then(|| {
@@ -139,7 +139,7 @@ where
                 self.peer.side.clone()
             }
         };
-        let request = Received { head, body: RequestBody::new(source, side) };
+        let request = Received { head, body: RequestBody::new(source, side), since };
         // Most services are always ready: theirs is called at once, and nothing holds the request
         // meanwhile.
         let mut service = self.service.clone();

@@ -77,7 +77,7 @@ impl House {
     fn connect(&self, pipe: usize) -> DuplexStream {
         let (ours, theirs) = tokio::io::duplex(pipe);
         let (door, seen) = (self.door.clone(), Arc::clone(&self.seen));
-        let service = tower::service_fn(move |Received { head, body }: Received| {
+        let service = tower::service_fn(move |Received { head, body, .. }: Received| {
             let seen = Arc::clone(&seen);
             async move {
                 let told = format!("{} {}", head.method, head.uri);
