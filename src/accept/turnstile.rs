@@ -11,12 +11,12 @@
 //! is part of the request's time.
 
 use std::collections::VecDeque;
-use std::num::NonZero;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, Waker};
 
 use parking_lot::Mutex;
+use tokio::runtime::Handle;
 
 use crate::clock::Clock;
 use crate::units::Tick;
@@ -63,8 +63,9 @@ impl Pass {
 }
 
 impl Turnstile {
+    /// For connections of the runtime of the moment.
     pub(super) fn new(clock: Clock) -> Arc<Self> {
-        let threads = std::thread::available_parallelism().map_or(1, NonZero::get);
+        let threads = Handle::try_current().map_or(1, |runtime| runtime.metrics().num_workers());
         Arc::new(Turnstile { most: A_TURN * threads, clock, went_in: AtomicUsize::new(0), queue: Mutex::default() })
     }
 

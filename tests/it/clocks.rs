@@ -1,5 +1,7 @@
 //! What is measured, and against which promise (CASES B; messages dialect of C).
 
+use std::time::Duration;
+
 use goodput::lab::script::{Script, event, fixtures::*};
 use serde_json::json;
 
@@ -499,4 +501,32 @@ async fn a_204_or_a_close_before_the_length_is_no_success() {
         assert_eq!(house.line().await.verdict(), verdict);
         house.end().await;
     }
+}
+
+/// Many clients that have asked before ask again at one moment: the gateway begins some of them each
+/// time that it comes round, which takes a millisecond here.
+#[tokio::test(start_paused = true)]
+async fn a_request_that_waits_to_be_read_takes_the_longer_for_it() {
+    let (house, _engine) = House::playing(Script::json(200, whole("x", 5, 1)));
+    let door = house.door();
+    let count = 400;
+    let mut clients: Vec<_> = (0..count).map(|_| house.connect_at(&door, 64 * 1024)).collect();
+    for client in &mut clients {
+        client.post(CHAT, &unary()).await;
+    }
+    for client in &mut clients {
+        client.read_until("\"x\"").await;
+    }
+    house.lines(count).await;
+
+    for client in &mut clients {
+        client.post(CHAT, &unary()).await;
+    }
+    let finished = || house.page().sum("goodput_requests_finished_total", &[]) as usize;
+    while finished() < 2 * count {
+        tokio::time::advance(Duration::from_millis(1)).await;
+    }
+    let took: Vec<_> = house.lines(2 * count).await[count..].iter().map(|line| line.e2e().unwrap()).collect();
+    assert!(took[count - 1] > 2.0 * took[0], "the last ones waited for the first ones: {took:?}");
+    house.end().await;
 }

@@ -24,9 +24,20 @@ pub struct Client {
 impl House {
     /// A connection that holds `capacity` bytes in each direction before its writer waits.
     pub fn connect(&self, capacity: usize) -> Client {
+        self.connect_at(&self.door(), capacity)
+    }
+
+    /// The same, at a door that others use too.
+    pub fn connect_at(&self, door: &Door, capacity: usize) -> Client {
         let (io, theirs) = tokio::io::duplex(capacity);
-        self.serve(theirs);
+        self.serve(door, theirs);
         Client { io, clock: self.clock }
+    }
+
+    /// A door of its own.
+    pub fn door(&self) -> Door {
+        let listen = self.gateway.live.load().settings.listen.clone();
+        Door::new(&listen, None, self.drain.clone(), self.clock)
     }
 
     /// A connection of HTTP/2.
@@ -38,7 +49,7 @@ impl House {
     /// A connection of HTTP/2 whose client takes this much of a stream unread.
     pub async fn connect_h2_with_window(&self, window: u32) -> http2::SendRequest<Full<Bytes>> {
         let (io, theirs) = tokio::io::duplex(64 * 1024);
-        self.serve(theirs);
+        self.serve(&self.door(), theirs);
         let mut builder = http2::Builder::new(TokioExecutor::new());
         builder.initial_stream_window_size(window);
         let (sender, connection) = builder.handshake(TokioIo::new(io)).await.expect("a handshake");
@@ -46,9 +57,8 @@ impl House {
         sender
     }
 
-    fn serve(&self, io: DuplexStream) {
-        let listen = self.gateway.live.load().settings.listen.clone();
-        let door = Door::new(&listen, None, self.drain.clone(), self.clock);
+    fn serve(&self, door: &Door, io: DuplexStream) {
+        let door = door.clone();
         let gateway = self.gateway.clone();
         tokio::spawn(async move { door.receive(io, gateway).await });
     }
