@@ -76,16 +76,24 @@ impl Turnstile {
             return Poll::Ready(());
         }
         if self.went_in.load(Ordering::Relaxed) < self.most {
-            self.went_in.fetch_add(1, Ordering::Relaxed);
+            let before = self.went_in.fetch_add(1, Ordering::Relaxed);
+            // It turns while there is room: who comes a few at a time never waits.
+            if before == self.most / 2 {
+                self.begin_turn(&mut self.queue.lock());
+            }
             return Poll::Ready(());
         }
         *pass = Pass::Waits(self.clock.now());
         let mut queue = self.queue.lock();
         queue.waiting.push_back(cx.waker().clone());
+        self.begin_turn(&mut queue);
+        Poll::Pending
+    }
+
+    fn begin_turn(self: &Arc<Self>, queue: &mut Queue) {
         if !std::mem::replace(&mut queue.turns, true) {
             tokio::spawn(Arc::clone(self).turn());
         }
-        Poll::Pending
     }
 
     /// Lets in the next ones each time when all that was ready has been worked through, or at
@@ -142,6 +150,17 @@ mod tests {
         for (number, asked) in all.into_iter().enumerate() {
             let waited = asked.await.unwrap();
             assert_eq!(waited, if number < 3 { Pass::Asks } else { Pass::Waits(Tick::ZERO) });
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_comes_a_few_at_a_time_never_waits() {
+        let (turnstile, log) = (of(4), Arc::default());
+        for number in 0..30 {
+            let both = [asks(&turnstile, number, &log), asks(&turnstile, number, &log)];
+            for asked in both {
+                assert_eq!(asked.await.unwrap(), Pass::Asks);
+            }
         }
     }
 
