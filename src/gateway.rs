@@ -282,7 +282,10 @@ impl Gateway {
             arrival,
             complete: upload.complete,
         };
-        let allowed = self.reserve(live, &wish, upload.complete).await?;
+        let allowed = match live.is_metered {
+            true => self.reserve(live, &wish, upload.complete).await?,
+            false => admission::Allowed::unmetered(upload.complete),
+        };
         let (mut standing, allowed_at) = (allowed.standing, allowed.at);
         if let Some(case) = visit.case_mut() {
             case.over_limit = standing == Standing::OverLimit;

@@ -119,31 +119,42 @@ pub struct Tenant {
     pub when_over_limit: OverLimit,
 }
 
+impl Tenant {
+    fn may_use(&self, class: &ClassId) -> bool {
+        self.classes.as_ref().is_none_or(|classes| classes.contains(class))
+    }
+}
+
 /// All tenants, found by name.
 #[derive(Clone, Debug)]
-pub struct TenantTable(HashMap<TenantId, Tenant, ahash::RandomState>);
+pub struct TenantTable {
+    by_name: HashMap<TenantId, Tenant, ahash::RandomState>,
+    /// Some of them may not use every class. Where none is held so, requests need not look.
+    some_are_held: bool,
+}
 
 impl TenantTable {
     fn new(all: Vec<Tenant>) -> Self {
-        TenantTable(all.into_iter().map(|tenant| (tenant.id.clone(), tenant)).collect())
+        let some_are_held = all.iter().any(|tenant| tenant.classes.is_some());
+        let by_name = all.into_iter().map(|tenant| (tenant.id.clone(), tenant)).collect();
+        TenantTable { by_name, some_are_held }
     }
 
     /// The tenant of this name.
     #[must_use]
     pub fn get(&self, tenant: &TenantId) -> Option<&Tenant> {
-        self.0.get(tenant)
+        self.by_name.get(tenant)
     }
 
-    /// Whether a tenant may use a class.
+    /// Whether a tenant may use a class. It is one of the table.
     #[must_use]
     pub fn may_use(&self, tenant: &TenantId, class: &ClassId) -> bool {
-        let found = self.0.get(tenant);
-        found.is_some_and(|tenant| tenant.classes.as_ref().is_none_or(|classes| classes.contains(class)))
+        !self.some_are_held || self.get(tenant).is_some_and(|tenant| tenant.may_use(class))
     }
 
     /// Every tenant, in no order.
     pub fn iter(&self) -> impl Iterator<Item = &Tenant> {
-        self.0.values()
+        self.by_name.values()
     }
 }
 

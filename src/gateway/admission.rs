@@ -48,7 +48,8 @@ const MOST_CHOICES: u64 = 128;
 #[derive(Debug)]
 pub struct Held {
     clock: Clock,
-    reservation: Option<Reservation>,
+    /// In a box: it is large, and where no limits are named no request has one.
+    reservation: Option<Box<Reservation>>,
     seat: Option<Seat>,
     prompt: Tokens,
     /// An engine has been sent it: a client that leaves from now on has used the prompt.
@@ -169,11 +170,19 @@ pub struct Wish<'a> {
 
 /// What has been set aside for a request by its tenant's limits.
 pub struct Allowed {
-    reservation: Option<Reservation>,
+    reservation: Option<Box<Reservation>>,
     /// Whether it may only have what others leave.
     pub standing: Standing,
     /// When that was known: later than its last byte where a store had to be asked.
     pub at: Tick,
+}
+
+impl Allowed {
+    /// Where the settings name no limit.
+    #[must_use]
+    pub fn unmetered(at: Tick) -> Self {
+        Allowed { reservation: None, standing: Standing::WithinLimits, at }
+    }
 }
 
 /// What is reserved of limits: the prompt, and the cap that the request states or the output that
@@ -275,13 +284,10 @@ impl House {
     /// A limit is used up and the tenant's settings say `reject`, or it can never hold so much;
     /// the store of the limits cannot be asked.
     pub(super) async fn reserve(&self, live: &Live, wish: &Wish<'_>, at: Tick) -> Result<Allowed, Refusal> {
-        if !live.is_metered {
-            return Ok(Allowed { reservation: None, standing: Standing::WithinLimits, at });
-        }
         let wanted = wanted(wish.facts, wish.endpoint, wish.objectives, wish.prompt);
         let allowed = |reservation, standing| Ok(Allowed { reservation, standing, at: self.clock.now() });
         match self.books.reserve(wish.tenant, wish.model.unwrap_or_default(), &wanted, at).await {
-            Ok(reservation) => allowed(Some(reservation), Standing::WithinLimits),
+            Ok(reservation) => allowed(Some(Box::new(reservation)), Standing::WithinLimits),
             Err(Denied::Unavailable) => Err(Refusal::LimitsStoreUnavailable),
             Err(Denied::Exhausted(Exhausted::ForEver { limit, scope, need, most })) => {
                 Err(Refusal::RequestExceedsLimit { limit, scope, need, most })

@@ -32,7 +32,8 @@ pub struct Live {
     /// Of those that wait there some may get their head meanwhile.
     pub heads_go_ahead: bool,
     pools: Arc<HashMap<PoolId, BoundPool, ahash::RandomState>>,
-    promises: HashMap<ClassId, Arc<Promise>, ahash::RandomState>,
+    /// One of each class. They are few.
+    promises: Vec<Arc<Promise>>,
 }
 
 /// What one class promises, and what serving it needs.
@@ -78,7 +79,7 @@ impl Live {
         let pools: Arc<HashMap<_, _, ahash::RandomState>> = Arc::new(pools);
         let judged_paths: Arc<[Endpoint]> = settings.judged_paths.clone().into();
         let promise = |class: &Arc<Class>| {
-            let promise = Promise {
+            Arc::new(Promise {
                 watch: Watch {
                     gap_edges: recorder.gap_edges(&class.id).unwrap_or_default(),
                     itl: class.objectives.itl.map(|itl| itl.threshold),
@@ -91,8 +92,7 @@ impl Live {
                 class: Arc::clone(class),
                 judged_paths: Arc::clone(&judged_paths),
                 pools: Arc::clone(&pools),
-            };
-            (class.id.clone(), Arc::new(promise))
+            })
         };
         let promises = settings.classes.iter().map(promise).collect();
         let asks_for_prefixes = settings.pools.iter().any(|pool| pool.balance == Balance::PrefixAffinity);
@@ -122,7 +122,8 @@ impl Live {
     /// If the settings do not define the class, which their check rules out.
     #[must_use]
     pub fn promise(&self, class: &ClassId) -> Arc<Promise> {
-        Arc::clone(self.promises.get(class).expect("the check of the settings knows every class that a rule names"))
+        let promise = self.promises.iter().find(|promise| promise.class.id == *class);
+        Arc::clone(promise.expect("the check of the settings knows every class that a rule names"))
     }
 
     /// The classes that a tenant may use.

@@ -1,12 +1,12 @@
 //! Reads a request's body within its limits, and understands it in the same pass.
 
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::FutureExt;
 use http::HeaderMap;
 use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE};
 use http_body::{Body, Frame};
@@ -22,7 +22,7 @@ use crate::refuse::Refusal;
 use crate::units::{ClientSide, Endpoint, Tick};
 
 /// Frames shorter than this are copied together: a body sent byte by byte must not cost a
-/// buffer a byte.
+/// buffer a byte, nor may few bytes hold a buffer that others share.
 const SMALL_FRAME: usize = 4 * 1024;
 
 /// So much of each body is never counted as memory: ordinary requests go on beside large ones.
@@ -129,17 +129,11 @@ where
     B: Body<Data = Bytes>,
     B::Error: Into<Fault>,
 {
-    let stated = || headers.get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok();
-    let length = body.size_hint().exact().or_else(stated);
-    let share = Share::of(Arc::clone(terms.bodies), terms.max_bodies);
-    let mut reading = Reading::begin(headers, endpoint, length, terms.max_body, terms.with_prefix, share)?;
     let mut body = pin!(body);
-    // A body that came with its head was complete when that came: no clock is needed.
-    while let Some(frame) = body.frame().now_or_never() {
-        if !reading.hear(frame)? {
-            return Ok(reading.finish(terms.arrival)?);
-        }
-    }
+    let mut reading = match begun(body.as_mut(), headers, endpoint, &terms)? {
+        Begun::Whole(upload) => return Ok(upload),
+        Begun::Part(reading) => reading,
+    };
     let mut late = pin!(clock.sleep_until(Some(terms.arrival + terms.timeout)));
     loop {
         let frame = tokio::select! {
@@ -152,6 +146,33 @@ where
             return Ok(reading.finish(clock.now())?);
         }
     }
+}
+
+/// A body of which has been read what was there.
+enum Begun {
+    /// It came with its head, as most do: no clock is needed, nor a place to wait.
+    Whole(Upload),
+    /// More is to come.
+    Part(Box<Reading>),
+}
+
+/// Reads what has come of a body.
+fn begun<B>(mut body: Pin<&mut B>, headers: &HeaderMap, endpoint: Endpoint, terms: &Terms<'_>) -> Result<Begun, Unread>
+where
+    B: Body<Data = Bytes>,
+    B::Error: Into<Fault>,
+{
+    let stated = || headers.get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok();
+    let length = body.size_hint().exact().or_else(stated);
+    let share = Share::of(Arc::clone(terms.bodies), terms.max_bodies);
+    let mut reading = Reading::begin(headers, endpoint, length, terms.max_body, terms.with_prefix, share)?;
+    let mut cx = Context::from_waker(Waker::noop());
+    while let Poll::Ready(frame) = body.as_mut().poll_frame(&mut cx) {
+        if !reading.hear(frame)? || body.is_end_stream() {
+            return Ok(Begun::Whole(reading.finish(terms.arrival)?));
+        }
+    }
+    Ok(Begun::Part(Box::new(reading)))
 }
 
 /// The same for a body that is all here: what the gateway would make of it.
@@ -182,10 +203,13 @@ enum Reader {
 
 struct Reading {
     reader: Reader,
-    decoder: Option<Decoder>,
+    /// In a box: few bodies need one, and all are moved with its room.
+    decoder: Option<Box<Decoder>>,
     frames: Vec<Bytes>,
     small: Vec<u8>,
     length: u64,
+    /// How long the body will be, if that is known.
+    stated: Option<u64>,
     max_body: u64,
     share: Share,
 }
@@ -194,17 +218,17 @@ impl Reading {
     fn begin(
         headers: &HeaderMap,
         endpoint: Endpoint,
-        length: Option<u64>,
+        stated: Option<u64>,
         max_body: u64,
         with_prefix: bool,
         share: Share,
     ) -> Result<Self, Refusal> {
-        if length.is_some_and(|length| length > max_body) {
+        if stated.is_some_and(|length| length > max_body) {
             return Err(Refusal::BodyTooLarge { limit: max_body });
         }
         let limit = usize::try_from(max_body).unwrap_or(usize::MAX);
         let decoder = coding_of(headers)?.map(|coding| Decoder::new(coding, limit)).transpose();
-        let decoder = decoder.map_err(|error| undecodable(error, max_body))?;
+        let decoder = decoder.map_err(|error| undecodable(error, max_body))?.map(Box::new);
         let reader = match form_type(headers, endpoint) {
             Some(form) => Reader::Form(Box::new(FormScanner::new(form).map_err(|_| Refusal::UnreadableForm)?)),
             None => {
@@ -216,7 +240,7 @@ impl Reading {
             }
         };
         let (frames, small) = (Vec::with_capacity(1), Vec::new());
-        Ok(Reading { reader, decoder, frames, small, length: 0, max_body, share })
+        Ok(Reading { reader, decoder, frames, small, length: 0, stated, max_body, share })
     }
 
     /// Takes what the body says next; `false` at its end.
@@ -247,12 +271,10 @@ impl Reading {
             Reader::Json(scanner) => scanner.push(&bytes).map_err(unreadable)?,
             Reader::Form(reader) => reader.push(&bytes).map_err(|_| Refusal::UnreadableForm)?,
         }
-        if bytes.len() < SMALL_FRAME {
-            // Most bodies are one small frame.
-            match self.small.is_empty() {
-                true => self.small = bytes.to_vec(),
-                false => self.small.extend_from_slice(&bytes),
-            }
+        // Most bodies are one small frame, in a buffer that is nobody else's.
+        let is_whole = self.stated == Some(bytes.len() as u64) && bytes.is_unique();
+        if bytes.len() < SMALL_FRAME && !is_whole {
+            self.small.extend_from_slice(&bytes);
             return Ok(());
         }
         self.flush();
@@ -267,18 +289,12 @@ impl Reading {
     }
 
     fn finish(mut self, complete: Tick) -> Result<Upload, Refusal> {
+        let was_coded = self.decoder.is_some();
         if let Some(decoder) = self.decoder.take() {
             let rest = decoder.finish().map_err(|error| undecodable(error, self.max_body))?;
-            self.decoder = None;
             self.keep(rest)?;
-            self.flush();
-            return self.understood(complete, true);
         }
         self.flush();
-        self.understood(complete, false)
-    }
-
-    fn understood(self, complete: Tick, was_coded: bool) -> Result<Upload, Refusal> {
         let is_form = matches!(self.reader, Reader::Form(_));
         let facts = match self.reader {
             Reader::Json(scanner) => scanner.finish().map_err(unreadable)?,
@@ -321,5 +337,28 @@ fn coding_of(headers: &HeaderMap) -> Result<Option<Coding>, Refusal> {
         (None, _) => Ok(None),
         (Some(name), None) => Coding::named(name).map(Some).ok_or(Refusal::UnsupportedCoding),
         (Some(_), Some(_)) => Err(Refusal::UnsupportedCoding),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn frames_of(body: Bytes) -> Vec<Bytes> {
+        let endpoint = Endpoint::find("POST", "/v1/chat/completions").unwrap();
+        read_whole(body, &HeaderMap::new(), endpoint, 1024).unwrap().frames
+    }
+
+    #[test]
+    fn a_small_body_is_kept_where_it_came_unless_others_share_its_buffer() {
+        let alone = Bytes::from(br#"{"model":"m"}"#.to_vec());
+        let place = alone.as_ptr();
+        assert_eq!(frames_of(alone)[0].as_ptr(), place);
+
+        let mut shared = Bytes::from(br#"{"model":"m"}{"model":"n"}"#.to_vec());
+        let first = shared.split_to(13);
+        let place = first.as_ptr();
+        let frames = frames_of(first);
+        assert!(frames[0].as_ptr() != place && frames.concat() == br#"{"model":"m"}"#);
     }
 }

@@ -247,16 +247,6 @@ impl Reader {
         }
     }
 
-    /// A string or number on which we decide has been read.
-    fn take(&mut self, said: Said<'_>, past: usize, depth: usize) {
-        if self.purpose == Purpose::Number {
-            self.take_number(said, past);
-        } else {
-            self.take_string(said, past);
-        }
-        self.scalar_ends(past, depth);
-    }
-
     fn scalar_ends(&mut self, past: usize, depth: usize) {
         self.inner = Inner::Element;
         if depth == 1 {
@@ -386,26 +376,19 @@ impl Reader {
         }
     }
 
-    /// Says how much of the scalar is looked at.
+    /// A string or number begins that is no key. Says how much of it is looked at.
     fn scalar_begins(&mut self, what: Scalar, at: usize, depth: usize) -> usize {
         self.scalar_at = at;
-        let most;
-        (self.purpose, most) = match (what, depth) {
-            (Scalar::Key, _) => (Purpose::Name, self.longest_name(depth)),
-            (_, 0) => {
-                self.refuse(Unreadable::NotAnObject);
-                (Purpose::Nothing, 0)
-            }
-            (_, 1) => {
-                self.value_begins(if what == Scalar::String { Kind::Text } else { Kind::Number }, at);
-                self.purpose_of(what, depth)
-            }
+        match depth {
+            0 => self.refuse(Unreadable::NotAnObject),
+            1 => self.value_begins(if what == Scalar::String { Kind::Text } else { Kind::Number }, at),
             _ => {
                 self.option_is_no_flag();
                 self.facts.has_tools |= matches!(self.member, Member::Tools | Member::Functions);
-                self.purpose_of(what, depth)
             }
-        };
+        }
+        let most;
+        (self.purpose, most) = self.purpose_of(what, depth);
         match self.purpose {
             Purpose::TokenId => self.facts.prompt.token_ids += 1,
             Purpose::Prompt => self.is_kept_prompt = self.is_completion_prompt(depth),
@@ -649,7 +632,12 @@ impl Sink for Reader {
     }
 
     fn begin(&mut self, what: Scalar, at: usize, depth: usize) -> Interest {
-        let most = self.scalar_begins(what, at, depth);
+        let most = if what == Scalar::Key {
+            (self.scalar_at, self.purpose) = (at, Purpose::Name);
+            self.longest_name(depth)
+        } else {
+            self.scalar_begins(what, at, depth)
+        };
         match self.purpose {
             Purpose::Nothing => Interest::Skip,
             Purpose::TokenId if !self.prefix.wants() => Interest::Skip,
@@ -702,10 +690,13 @@ impl Sink for Reader {
                 let kept = std::mem::take(&mut self.kept);
                 match self.purpose {
                     Purpose::Name => self.named(kept.said().name(), depth),
-                    _ => self.take(kept.said(), past, depth),
+                    Purpose::Number => self.take_number(kept.said(), past),
+                    _ => self.take_string(kept.said(), past),
                 }
                 self.kept = kept;
-                return;
+                if self.purpose == Purpose::Name {
+                    return;
+                }
             }
             Purpose::TokenId => self.prefix.part(),
             Purpose::Prompt => {
@@ -727,7 +718,9 @@ impl Sink for Reader {
         self.scalar_ends(past, depth);
     }
 
-    /// Most stand in one piece, and are looked at where they stand.
+    /// Most stand in one piece, and are looked at where they stand. (Inlined, because there it is
+    /// known which of them are keys, and those are most.)
+    #[inline(always)]
     fn scalar(&mut self, what: Scalar, decoded: &[u8], place: Range<usize>, depth: usize) {
         if what == Scalar::Key {
             self.scalar_at = place.start;
@@ -735,12 +728,16 @@ impl Sink for Reader {
         }
         let most = self.scalar_begins(what, place.start, depth);
         match self.purpose {
-            Purpose::String | Purpose::Number => return self.take(Said::at_once(decoded, most), place.end, depth),
-            Purpose::TokenId if !self.prefix.wants() => return self.scalar_ends(place.end, depth),
-            Purpose::Prompt | Purpose::TokenId => self.piece(decoded),
-            Purpose::Name | Purpose::Nothing => {}
+            Purpose::String => self.take_string(Said::at_once(decoded, most), place.end),
+            Purpose::Number => self.take_number(Said::at_once(decoded, most), place.end),
+            Purpose::TokenId if !self.prefix.wants() => {}
+            Purpose::Prompt | Purpose::TokenId => {
+                self.piece(decoded);
+                return self.end(what, place.end, depth);
+            }
+            Purpose::Name | Purpose::Nothing => return self.end(what, place.end, depth),
         }
-        self.end(what, place.end, depth);
+        self.scalar_ends(place.end, depth);
     }
 
     fn literal(&mut self, what: Literal, at: usize, depth: usize) {

@@ -445,7 +445,9 @@ impl Tokenizer {
         let mut i = from;
         loop {
             let (len, is_ascii) = run;
-            self.check_run(bytes, i..i + len, is_ascii)?;
+            if !is_ascii {
+                self.check_utf8(bytes, i..i + len)?;
+            }
             if len > 0 && self.is_read {
                 self.settle_surrogate(sink);
                 sink.piece(&bytes[i..i + len]);
@@ -473,7 +475,9 @@ impl Tokenizer {
     /// Text and short escapes that nobody wants to see, all at once.
     fn unseen<S: Sink>(&mut self, bytes: &[u8], from: usize, sink: &mut S) -> Result<usize, Stop> {
         let Stretch { len, decoded, is_ascii } = stretch(&bytes[from..]);
-        self.check_run(bytes, from..from + len, is_ascii)?;
+        if !is_ascii {
+            self.check_utf8(bytes, from..from + len)?;
+        }
         if len > 0 && self.is_read {
             self.settle_surrogate(sink);
             sink.unseen(decoded);
@@ -497,9 +501,9 @@ impl Tokenizer {
     }
 
     /// Checks a run; a character that is cut by the end of the slice is remembered.
-    fn check_run(&mut self, bytes: &[u8], place: Range<usize>, is_ascii: bool) -> Result<(), Stop> {
+    fn check_utf8(&mut self, bytes: &[u8], place: Range<usize>) -> Result<(), Stop> {
         let run = &bytes[place.clone()];
-        let Some(Err(error)) = (!is_ascii).then(|| std::str::from_utf8(run)) else { return Ok(()) };
+        let Err(error) = std::str::from_utf8(run) else { return Ok(()) };
         for (index, &byte) in run.iter().enumerate().skip(error.valid_up_to()) {
             if !self.utf8.step(byte) {
                 return Err(self.stop(place.start + index, "invalid UTF-8"));
