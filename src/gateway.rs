@@ -151,12 +151,13 @@ impl Gateway {
         let live = self.live.load_full();
         let outlet = live.heads_go_ahead.then(Outlet::default);
         let arrived = self.arrived(head, since, client, outlet.clone());
-        // The future is large: written into its box it is never moved.
-        let serving = Box::write(Box::new_uninit(), self.clone().handled(live, arrived, body));
+        // The future is large: written into its box it is never moved. That holds as long as its
+        // arguments lie together in it: with the body as one of its own it was made on the stack.
+        let serving = Box::write(Box::new_uninit(), self.clone().handled(live, (arrived, body)));
         Handling::new(Box::into_pin(serving), outlet, self.clock)
     }
 
-    async fn handled<B>(self, live: Arc<Live>, arrived: Arrived, body: B) -> Response<ReplyBody>
+    async fn handled<B>(self, live: Arc<Live>, (arrived, body): (Arrived, B)) -> Response<ReplyBody>
     where
         B: Body<Data = Bytes> + Send + 'static,
         B::Error: Into<Fault>,
