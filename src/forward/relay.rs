@@ -124,7 +124,9 @@ pub struct Relay {
     ready: VecDeque<Bytes>,
     ready_bytes: usize,
     alarm: Alarm,
-    /// The last poll gave the client something that says anything: until the next one the client was waited for.
+    /// The last poll gave the client something that says anything: until the next one the client was
+    /// waited for. Or the head of an answer that is no event stream has just come. Either way the
+    /// silence begins when the engine is next waited for.
     gave: bool,
     /// The last bytes of the engine said something, if only in a comment.
     spoke: bool,
@@ -223,7 +225,8 @@ impl Relay {
     /// [`Mute`] where it will not.
     pub async fn hold(&mut self) -> Result<(), Mute> {
         if !self.streams() {
-            self.head_came();
+            self.parts.deadlines.token_came();
+            self.gave = true;
             return std::future::poll_fn(|cx| self.poll_first_bytes(cx)).await;
         }
         std::future::poll_fn(|cx| self.poll_hold(cx)).await
@@ -635,7 +638,8 @@ impl Relay {
         loop {
             // While nobody polls us the idle limit does not run: the silence begins when somebody
             // listens to it.
-            if std::mem::take(&mut self.gave) && self.parts.deadlines.idle.is_some() {
+            let may_be_idle = self.parts.deadlines.idle.is_some() || !self.streams();
+            if std::mem::take(&mut self.gave) && may_be_idle {
                 self.parts.deadlines.heard(self.parts.clock.now(), self.parts.timeouts.idle);
             }
             let deadlines = &self.parts.deadlines;
