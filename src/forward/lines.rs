@@ -334,6 +334,7 @@ impl Idle {
     }
 
     /// Moves lines that are too old out, to be closed outside the lock.
+    #[expect(clippy::vec_box, reason = "they are in their boxes already")]
     fn expire(&mut self, now: Tick, expired: &mut Vec<Box<Wire>>) {
         while self.lines.front().is_some_and(|(since, _)| now - *since >= IDLE) {
             expired.extend(self.lines.pop_front().map(|(_, wire)| wire));
