@@ -54,7 +54,7 @@ use crate::refuse::Refusal;
 use crate::route::{Routed, Size};
 use crate::units::{ClassId, ClientSide, Dialect, Endpoint, LengthBucket, RequestId, Tick, Tokens, Unroutable};
 use admission::{Held, Walk, Wish};
-use attempts::{Ask, Yard, first_willing_engine};
+use attempts::{Ask, Spoken, Yard, first_willing_engine};
 use early::{EarlyHead, Outlet};
 use open_answer::Opened;
 use upload::{Terms, Unread};
@@ -71,7 +71,7 @@ enum Served {
     /// The gateway answers itself; such paths are not judged.
     Own(Response<ReplyBody>),
     /// An engine speaks.
-    Answer(Box<Opened>),
+    Answer(Box<Opened>, Spoken),
 }
 
 /// Why serving a request ended early.
@@ -151,12 +151,13 @@ impl Gateway {
         let live = self.live.load_full();
         let outlet = live.heads_go_ahead.then(Outlet::default);
         let arrived = self.arrived(head, since, client, outlet.clone());
-        // The future is large: written into its box it is never moved.
-        let serving = Box::write(Box::new_uninit(), self.clone().handled(live, arrived, body));
+        // The future is large: written into its box it is never moved. That holds as long as its
+        // arguments lie together in it: with the body as one of its own it was made on the stack.
+        let serving = Box::write(Box::new_uninit(), self.clone().handled(live, (arrived, body)));
         Handling::new(Box::into_pin(serving), outlet, self.clock)
     }
 
-    async fn handled<B>(self, live: Arc<Live>, arrived: Arrived, body: B) -> Response<ReplyBody>
+    async fn handled<B>(self, live: Arc<Live>, (arrived, body): (Arrived, B)) -> Response<ReplyBody>
     where
         B: Body<Data = Bytes> + Send + 'static,
         B::Error: Into<Fault>,
@@ -191,7 +192,7 @@ impl Gateway {
                 visit.answered(response.status().as_u16());
                 response
             }
-            Ok(Served::Answer(opened)) => opened.relay(visit),
+            Ok(Served::Answer(opened, spoken)) => opened.relay(spoken, visit),
             Err(Stop::Refused(refusal)) => {
                 let class = visit.promise().map(|promise| &promise.class);
                 let mut response = arrived.refused(&refusal, class);
@@ -363,8 +364,7 @@ impl Gateway {
             id: id.clone(),
             learned,
         };
-        let opened = Box::write(Box::new_uninit(), Opened::new(self.clone(), asked, held, spoken));
-        Ok(Served::Answer(opened))
+        Ok(Served::Answer(Box::new(Opened { gateway: self.clone(), asked, held }), spoken))
     }
 
     fn endpoint_of(&self, live: &Live, head: &Head) -> Result<Endpoint, Refusal> {

@@ -193,9 +193,10 @@ fn ends_as_steering(last: u8, rest: &str) -> bool {
 /// a 204. An event stream loses it (we may add or remove an event) and gains what keeps hops from
 /// buffering it. They are gone through as the head is written; no map is made of them.
 pub fn for_client(engine: &HeaderMap, length: Option<u64>) -> impl Iterator<Item = (&HeaderName, &HeaderValue)> {
-    let is_event_stream = Content::of(engine).is_event_stream();
+    let content = Content::of(engine);
+    let is_event_stream = content.is_event_stream();
     let length = length.filter(|_| !is_event_stream);
-    let named = named_by_connection(engine);
+    let named = if content.has_connection { named_by_connection(engine) } else { Vec::new() };
     let crosses = move |(name, value): &(&HeaderName, &HeaderValue)| match name.as_str() {
         "content-length" => length.is_some() && framing::stated_length(value.as_bytes()) == length,
         known => !is_of_one_hop(known) && !is_ours(known) && !named.contains(name),
@@ -229,25 +230,29 @@ pub fn is_fit_id(value: &HeaderValue) -> bool {
     (1..=128).contains(&bytes.len()) && bytes.iter().all(fits)
 }
 
-/// What the head of an answer says about its body.
+/// What the head of an answer says about its body, and about itself.
 pub struct Content<'a> {
     /// The first `Content-Type`.
     kind: Option<&'a HeaderValue>,
     /// It wears a content coding other than identity.
     pub is_coded: bool,
+    /// There is a `Connection`, which may name further fields.
+    has_connection: bool,
 }
 
 impl<'a> Content<'a> {
     /// What these fields say: they are gone through once.
     #[must_use]
     pub fn of(headers: &'a HeaderMap) -> Self {
-        let mut content = Content { kind: None, is_coded: false };
+        let mut content = Content { kind: None, is_coded: false, has_connection: false };
         for (name, value) in headers {
             if *name == CONTENT_TYPE {
                 content.kind.get_or_insert(value);
             } else if *name == CONTENT_ENCODING {
                 content.is_coded |= framing::elements(value.as_bytes())
                     .any(|coding| !coding.is_empty() && !coding.eq_ignore_ascii_case(b"identity"));
+            } else if *name == CONNECTION {
+                content.has_connection = true;
             }
         }
         content

@@ -67,13 +67,14 @@ struct Idle {
     roots: Option<Roots>,
     turn: u64,
     /// Oldest first.
-    lines: VecDeque<(Tick, Wire)>,
+    lines: VecDeque<(Tick, Box<Wire>)>,
 }
 
 /// A connection to an engine, for one request.
 #[must_use]
 pub struct Line {
-    wire: Wire,
+    /// Boxed for as long as the connection stands: a line passes through many hands for each request.
+    wire: Box<Wire>,
     home: Arc<Home>,
     turn: u64,
     reused: bool,
@@ -211,7 +212,7 @@ impl Lines {
                 return Err(ConnectFailed(io::ErrorKind::TimedOut.into()));
             }
         };
-        Ok(Line { wire: Wire::new(io), home: place.home, turn: place.turn, reused: false })
+        Ok(Line { wire: Box::new(Wire::new(io)), home: place.home, turn: place.turn, reused: false })
     }
 
     /// A connection. Where the process has no file descriptor left, idle lines give theirs.
@@ -300,7 +301,7 @@ impl Home {
         found.map(|wire| Line { wire, home: self.clone(), turn, reused: true }).ok_or(turn)
     }
 
-    fn put(&self, wire: Wire, turn: u64) {
+    fn put(&self, wire: Box<Wire>, turn: u64) {
         let now = self.clock.now();
         let mut useless = Vec::new();
         let mut idle = self.idle.lock();
@@ -333,7 +334,8 @@ impl Idle {
     }
 
     /// Moves lines that are too old out, to be closed outside the lock.
-    fn expire(&mut self, now: Tick, expired: &mut Vec<Wire>) {
+    #[expect(clippy::vec_box, reason = "they are in their boxes already")]
+    fn expire(&mut self, now: Tick, expired: &mut Vec<Box<Wire>>) {
         while self.lines.front().is_some_and(|(since, _)| now - *since >= IDLE) {
             expired.extend(self.lines.pop_front().map(|(_, wire)| wire));
         }

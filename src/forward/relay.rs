@@ -124,13 +124,16 @@ pub struct Relay {
     ready: VecDeque<Bytes>,
     ready_bytes: usize,
     alarm: Alarm,
-    /// The last poll gave the client something that says anything: until the next one the client was waited for.
+    /// The last poll gave the client something that says anything: until the next one the client was
+    /// waited for. Or the head of an answer that is no event stream has just come. Either way the
+    /// silence begins when the engine is next waited for.
     gave: bool,
     /// The last bytes of the engine said something, if only in a comment.
     spoke: bool,
     keeper: Option<Box<dyn Keeper>>,
-    /// The engine's head, and what stands there beside its fields; until the first bytes go out.
-    head: Option<(Arc<response::Parts>, OwnFields)>,
+    /// The engine's head, and what stands there beside its fields; until the first bytes go out. A long
+    /// stream does not keep the place.
+    head: Option<Box<(Arc<response::Parts>, OwnFields)>>,
     /// The body ended in the middle of an event, which went out as it is.
     tail_is_out: bool,
     /// Set where the answer must end abnormally.
@@ -139,8 +142,8 @@ pub struct Relay {
 
 /// The engine's side.
 enum Engine {
-    /// Its head has not arrived; ours went out by time.
-    Opening(Opening),
+    /// Its head has not arrived; ours went out by time. Boxed, as it is rare and larger than the rest.
+    Opening(Box<Opening>),
     /// Its body is being read.
     Speaking(EngineBody),
     /// It has ended.
@@ -175,7 +178,7 @@ impl Relay {
     /// is due, since the head went ahead.
     #[must_use]
     pub fn waiting(parts: Parts, observer: Observer, opening: Opening) -> Box<Self> {
-        let mut relay = Self::of(parts, observer, Engine::Opening(opening));
+        let mut relay = Self::of(parts, observer, Engine::Opening(Box::new(opening)));
         relay.parts.deadlines.hold = None;
         relay.beginning = Beginning::BehindComments;
         if relay.parts.deadlines.keepalive.is_none() {
@@ -222,7 +225,8 @@ impl Relay {
     /// [`Mute`] where it will not.
     pub async fn hold(&mut self) -> Result<(), Mute> {
         if !self.streams() {
-            self.head_came();
+            self.parts.deadlines.token_came();
+            self.gave = true;
             return std::future::poll_fn(|cx| self.poll_first_bytes(cx)).await;
         }
         std::future::poll_fn(|cx| self.poll_hold(cx)).await
@@ -354,17 +358,17 @@ impl Relay {
 
     /// What stands in the head: the engine's fields, as far as they pass, and our own.
     pub fn begins_with(&mut self, head: Arc<response::Parts>, own: OwnFields) {
-        self.head = Some((head, own));
+        self.head = Some(Box::new((head, own)));
     }
 
     pub(super) fn pass_fields(&self, to: &mut impl FnMut(&HeaderName, &HeaderValue)) {
-        if let Some((head, _)) = &self.head {
+        if let Some((head, _)) = self.head.as_deref() {
             headers::for_client(&head.headers, self.size_hint().exact()).for_each(|(name, value)| to(name, value));
         }
     }
 
     pub(super) fn add_fields(&self, head: &mut impl Fields) {
-        if let Some((_, own)) = &self.head {
+        if let Some((_, own)) = self.head.as_deref() {
             own.add_to(head);
         }
     }
@@ -379,7 +383,7 @@ impl Relay {
             if let Some(bytes) = self.ready.pop_front() {
                 self.ready_bytes -= bytes.len();
                 self.gave |= self.spoke;
-                // It is out; a long stream does not keep it.
+                // It is out.
                 self.head = None;
                 return Poll::Ready(Some(Ok(bytes)));
             }
@@ -438,7 +442,7 @@ impl Relay {
     fn poll_engine(&mut self, cx: &mut Context<'_>) -> Poll<Heard> {
         let streams = self.streams();
         if let Engine::Opening(opening) = &mut self.engine
-            && let Poll::Ready(opened) = Pin::new(opening).poll(cx)
+            && let Poll::Ready(opened) = Pin::new(&mut **opening).poll(cx)
         {
             match stream_of(opened) {
                 Ok(body) => self.engine = Engine::Speaking(body),
@@ -618,22 +622,24 @@ impl Relay {
     fn close(&mut self, ending: Ending, refusal: Option<Refusal>) {
         self.engine = Engine::Over;
         self.alarm.rest();
-        let Some(mut observer) = self.observer.take() else { return };
+        let Some(observer) = self.observer.as_mut() else { return };
         let at = self.parts.clock.now();
         if let Some(since) = self.parts.client.limited_since(at) {
             observer.limit_gaps(since);
             self.parts.pulse.rest();
         }
         if let Some(keeper) = self.keeper.take() {
-            keeper.end(Ended { timeline: observer.end(ending, at), refusal });
+            keeper.end(Ended { timeline: observer.last_look(ending, at), refusal });
         }
+        self.observer = None;
     }
 
     fn poll_timer(&mut self, cx: &mut Context<'_>) -> Poll<Due> {
         loop {
             // While nobody polls us the idle limit does not run: the silence begins when somebody
             // listens to it.
-            if std::mem::take(&mut self.gave) && self.parts.deadlines.idle.is_some() {
+            let may_be_idle = self.parts.deadlines.idle.is_some() || !self.streams();
+            if std::mem::take(&mut self.gave) && may_be_idle {
                 self.parts.deadlines.heard(self.parts.clock.now(), self.parts.timeouts.idle);
             }
             let deadlines = &self.parts.deadlines;

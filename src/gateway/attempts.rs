@@ -101,7 +101,7 @@ pub struct Spoken {
     /// The answer.
     pub answer: Box<Spoke>,
     /// The attempts so far.
-    pub attempts: Attempts,
+    pub attempts: Box<Attempts>,
     /// When it began to speak.
     pub at: Tick,
     /// The head went out by time: nothing has shown yet that the engine serves the request.
@@ -143,7 +143,7 @@ pub struct Spoke {
     /// The body.
     pub relay: Box<Relay>,
     /// The engine's share of work, given back when this is dropped.
-    pub work: Option<Work>,
+    pub work: Option<Box<Work>>,
     /// Which engine gave it.
     pub place: Place,
     /// When the engine was asked.
@@ -214,7 +214,6 @@ pub async fn first_willing_engine(
         }
         here = at;
         attempts.enter(&bound.settings);
-        attempts.pool = pool.clone();
         if early {
             yard.fleet.may_try_early(pool, now);
         } else {
@@ -321,17 +320,17 @@ pub async fn first_willing_engine(
 /// held back about the engines until the next attempt would be known counts now.
 struct Unsettled<'a> {
     yard: &'a Yard<'a>,
-    pool: PoolId,
-    attempts: Option<Attempts>,
+    attempts: Option<Box<Attempts>>,
 }
 
 impl<'a> Unsettled<'a> {
     fn new(yard: &'a Yard<'a>, first: &BoundPool, until: Tick) -> Self {
-        let attempts = Attempts::new(&first.settings, until);
-        Unsettled { yard, pool: first.settings.id.clone(), attempts: Some(attempts) }
+        // In a box from the start: they are large, and go through many hands.
+        let attempts = Box::write(Box::new_uninit(), Attempts::new(&first.settings, until));
+        Unsettled { yard, attempts: Some(attempts) }
     }
 
-    fn take(mut self) -> Attempts {
+    fn take(mut self) -> Box<Attempts> {
         self.attempts.take().expect("only this takes them, and it takes their holder with it")
     }
 }
@@ -339,20 +338,21 @@ impl<'a> Unsettled<'a> {
 impl Deref for Unsettled<'_> {
     type Target = Attempts;
     fn deref(&self) -> &Attempts {
-        self.attempts.as_ref().expect("there until they are taken")
+        self.attempts.as_deref().expect("there until they are taken")
     }
 }
 
 impl DerefMut for Unsettled<'_> {
     fn deref_mut(&mut self) -> &mut Attempts {
-        self.attempts.as_mut().expect("there until they are taken")
+        self.attempts.as_deref_mut().expect("there until they are taken")
     }
 }
 
 impl Drop for Unsettled<'_> {
     fn drop(&mut self) {
         if let Some(mut attempts) = self.attempts.take() {
-            self.yard.fleet.settle(&self.pool, &mut attempts, self.yard.clock.now());
+            let pool = attempts.pool().clone();
+            self.yard.fleet.settle(&pool, &mut attempts, self.yard.clock.now());
         }
     }
 }
@@ -398,13 +398,13 @@ impl Last {
         }
     }
 
-    fn settle(self, attempts: Attempts, at: Tick) -> Result<Spoken, Refusal> {
+    fn settle(self, attempts: Box<Attempts>, at: Tick) -> Result<Spoken, Refusal> {
         self.kept.map(|kept| Spoken::of(kept, attempts, at, true)).ok_or(self.refusal)
     }
 }
 
 impl Spoken {
-    fn of(answer: Box<Spoke>, attempts: Attempts, at: Tick, has_failed: bool) -> Self {
+    fn of(answer: Box<Spoke>, attempts: Box<Attempts>, at: Tick, has_failed: bool) -> Self {
         let unproven = !answer.relay.has_spoken();
         Spoken { answer, attempts, at, unproven, has_failed }
     }
@@ -506,7 +506,13 @@ enum Head {
 }
 
 impl Attempt<'_> {
-    async fn make(&self, work: &mut Option<Work>, held: &mut Held, deadlines: Deadlines, dispatched: Tick) -> Tried {
+    async fn make(
+        &self,
+        work: &mut Option<Box<Work>>,
+        held: &mut Held,
+        deadlines: Deadlines,
+        dispatched: Tick,
+    ) -> Tried {
         let edits = self.edits();
         let asked = Asked { dispatched, injection: self.injection(&edits), degraded: degraded(&edits) };
         let mut opening = open(self.call(&edits, dispatched));
@@ -552,7 +558,7 @@ impl Attempt<'_> {
         opening: Opening,
         edits: &Edits,
         deadlines: Deadlines,
-        work: Option<Work>,
+        work: Option<Box<Work>>,
         held: &mut Held,
         asked: Asked,
     ) -> Tried {
@@ -639,7 +645,7 @@ impl Attempt<'_> {
     async fn await_head(
         &self,
         opening: &mut Opening,
-        work: &mut Option<Work>,
+        work: &mut Option<Box<Work>>,
         held: &mut Held,
         mut deadlines: Deadlines,
         dispatched: Tick,
@@ -648,7 +654,7 @@ impl Attempt<'_> {
         if !ours {
             deadlines.hold = None;
         }
-        let mut read = self.read_unseen(work.as_ref(), dispatched);
+        let mut read = self.read_unseen(work.as_deref(), dispatched);
         let (clock, mut alarm) = (self.yard.clock, self.yard.alarms.alarm());
         poll_fn(|cx| {
             let opened = Pin::new(&mut *opening).poll(cx);
@@ -668,7 +674,7 @@ impl Attempt<'_> {
                     }
                     if read.take_if(|read| *read <= now).is_some() {
                         held.first_token();
-                        work.iter_mut().for_each(Work::first_token);
+                        work.iter_mut().for_each(|work| work.first_token());
                     }
                 }
                 if self.ask.client.drain_is_over() {

@@ -39,25 +39,21 @@ pub struct Asked {
     pub learned: OfModel,
 }
 
-/// An answer, and everything that waits for its end.
+/// What waits for the end of an answer. It stays in its box from where the answer begins.
 pub struct Opened {
-    gateway: Gateway,
-    asked: Asked,
-    held: Held,
-    spoken: Spoken,
+    /// The gateway.
+    pub gateway: Gateway,
+    /// What was asked.
+    pub asked: Asked,
+    /// What the request holds.
+    pub held: Held,
 }
 
 impl Opened {
-    /// An answer to what was asked.
-    #[must_use]
-    pub fn new(gateway: Gateway, asked: Asked, held: Held, spoken: Spoken) -> Self {
-        Opened { gateway, asked, held, spoken }
-    }
-
     /// The response for the client. The visit ends where the answer's body does.
     #[must_use]
-    pub fn relay(self: Box<Self>, mut visit: Visit) -> Response<ReplyBody> {
-        let Opened { gateway, mut asked, held, spoken } = *self;
+    pub fn relay(mut self: Box<Self>, spoken: Spoken, mut visit: Visit) -> Response<ReplyBody> {
+        let Opened { gateway, asked, .. } = &mut *self;
         let Spoken { answer, attempts, at, unproven, has_failed } = spoken;
         let Spoke { head, mut relay, work, mut place, dispatched, injection, degraded } = *answer;
         degraded.iter().for_each(|kind| visit.degraded(kind));
@@ -77,12 +73,10 @@ impl Opened {
         if let Some(case) = visit.case_mut() {
             case.credential_forwarded = place.credential_forwarded;
             case.is_away = place.is_away;
-            case.model_unknown_to_pool = !asked.routed.literal && !gateway.has_served(&place, &asked);
+            case.model_unknown_to_pool = !asked.routed.literal && !gateway.has_served(&place, asked);
         }
         let unproven = unproven.then_some(injection);
-        let open = Open { gateway, asked, held, visit, place, attempts, work, unproven, has_failed };
-        let open: Box<Open> = Box::write(Box::new_uninit(), open);
-        relay.keep(open);
+        relay.keep(Box::new(Open { of: self, visit, place, attempts, work, unproven, has_failed }));
         Response::from_parts(shown, ReplyBody::Relay(relay))
     }
 }
@@ -96,13 +90,11 @@ impl Gateway {
 
 /// A request whose answer is on its way.
 struct Open {
-    gateway: Gateway,
-    asked: Asked,
-    held: Held,
+    of: Box<Opened>,
     visit: Visit,
     place: Place,
-    attempts: Attempts,
-    work: Option<Work>,
+    attempts: Box<Attempts>,
+    work: Option<Box<Work>>,
     /// Where the head went out by time: what was injected, until a token shows that the engine
     /// took it.
     unproven: Option<Injection>,
@@ -116,19 +108,20 @@ impl Keeper for Open {
             work.first_token();
         }
         if let Some(injection) = self.unproven.take() {
-            let now = self.gateway.clock.now();
-            self.gateway.fleet.succeeded(&self.place.pool, &mut self.attempts, injection, now);
+            let gateway = &self.of.gateway;
+            let now = gateway.clock.now();
+            gateway.fleet.succeeded(&self.place.pool, &mut self.attempts, injection, now);
         }
         self.attempts.first_token();
-        self.held.first_token();
+        self.of.held.first_token();
     }
 
     fn end(mut self: Box<Self>, ended: Ended) {
         let Ended { timeline, refusal } = ended;
         self.tell_the_engine(&timeline, refusal.as_ref());
         self.learn(&timeline);
-        let Open { held, visit, .. } = *self;
-        held.settle(&timeline);
+        let Open { of, visit, .. } = *self;
+        of.held.settle(&timeline);
         match refusal {
             Some(refusal) => visit.end_refused(timeline, &refusal),
             None => visit.end(timeline),
@@ -142,14 +135,14 @@ impl Open {
         let fault = fault_of(timeline, refusal);
         if let Some(work) = self.work.take() {
             if fault.is_none() && timeline.ending == Ending::Clean && timeline.is_success() {
-                work.note_served(self.asked.endpoint, self.asked.model.as_deref().unwrap_or_default());
+                work.note_served(self.of.asked.endpoint, self.of.asked.model.as_deref().unwrap_or_default());
             }
             give_back(work, timeline);
         }
         if self.has_failed {
             return;
         }
-        let (fleet, pool) = (&self.gateway.fleet, &self.place.pool);
+        let (fleet, pool) = (&self.of.gateway.fleet, &self.place.pool);
         if refusal == Some(&Refusal::EngineCoded) {
             fleet.answers_coded(pool, &self.place.engine);
         }
@@ -165,8 +158,8 @@ impl Open {
         if input.is_none() && events.is_none() {
             return;
         }
-        let Asked { learned, model, routed, prompt, .. } = &self.asked;
-        let Some(learned) = self.gateway.ratios.of_answer(learned, model.as_deref(), routed.literal) else { return };
+        let Asked { learned, model, routed, prompt, .. } = &self.of.asked;
+        let Some(learned) = self.of.gateway.ratios.of_answer(learned, model.as_deref(), routed.literal) else { return };
         if let Some(input) = input {
             learned.prompt(*prompt, input);
         }
@@ -178,7 +171,7 @@ impl Open {
 
 /// The work is done. What it took is a lesson where the answer came whole, at the engine's own
 /// pace.
-fn give_back(work: Work, timeline: &Timeline) {
+fn give_back(work: Box<Work>, timeline: &Timeline) {
     let is_whole = timeline.finish.is_some() && timeline.error.is_none() && timeline.is_success();
     if !is_whole || timeline.limited.is_some() {
         return;

@@ -285,6 +285,12 @@ impl Observer {
     /// The answer ended, or was dropped.
     #[must_use]
     pub fn end(mut self, ending: Ending, at: Tick) -> Timeline {
+        self.last_look(ending, at)
+    }
+
+    /// The same, where the observer is dropped in its place: it is large.
+    #[must_use]
+    pub fn last_look(&mut self, ending: Ending, at: Tick) -> Timeline {
         if ending == Ending::Clean {
             self.clean_end(at, &mut |_, _| {});
         }

@@ -99,8 +99,8 @@ pub struct Choice {
     pub may_inject: bool,
     /// Whether it accepted an injection in the last 60 s.
     pub injection_proven: bool,
-    /// Its share of the engine's work; given back when dropped.
-    pub work: Work,
+    /// Its share of the engine's work; given back when dropped. In a box, as it goes from hand to hand.
+    pub work: Box<Work>,
 }
 
 /// One request's work at an engine. What is left of it leaves the engine's books when this
@@ -380,7 +380,7 @@ impl Yard {
         let tries = inner.begin(place, want.size, at);
         let engine = inner.engines[place].as_ref().expect("it was there a line ago");
         attempts.begin(engine.id.clone());
-        let work = Work {
+        let work = Box::new(Work {
             yard: Arc::clone(self),
             place,
             left: want.size,
@@ -392,7 +392,7 @@ impl Yard {
             batch: situation.batch,
             latency: engine.latency.clone(),
             is_over: false,
-        };
+        });
         let choice = Choice {
             engine: engine.id.clone(),
             address: engine.address.clone(),
@@ -437,7 +437,8 @@ impl Work {
 
     /// The answer ended, whole, and says something about its engine's latency. Learning happens
     /// outside of the pool's lock.
-    pub fn learned(mut self, lesson: &Lesson, at: Tick) {
+    #[expect(clippy::boxed_local, reason = "it is in its box already, and large")]
+    pub fn learned(mut self: Box<Self>, lesson: &Lesson, at: Tick) {
         self.is_over = true;
         let mut inner = self.yard.inner.lock();
         let batch = f64::midpoint(f64::from(self.batch), f64::from(inner.requests_at(self.place)));

@@ -231,6 +231,12 @@ impl Attempts {
         self.without_injection = false;
     }
 
+    /// Where the request is now.
+    #[must_use]
+    pub fn pool(&self) -> &PoolId {
+        &self.pool
+    }
+
     /// An engine was chosen; called by [`Fleet::choose`](super::Fleet::choose).
     pub fn begin(&mut self, engine: EngineId) {
         self.tried.push(engine);

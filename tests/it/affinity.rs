@@ -29,7 +29,7 @@ struct Seen {
 struct Running {
     engine: usize,
     job: JobId,
-    work: Work,
+    work: Box<Work>,
     dispatched: Tick,
     has_token: bool,
 }

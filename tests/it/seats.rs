@@ -25,7 +25,7 @@ const TO_THE_END: Aims = Aims { ttft: None, tpot: None, e2e: Some(Duration::from
 struct Running {
     engine: usize,
     job: JobId,
-    work: Work,
+    work: Box<Work>,
     dispatched: Tick,
     first: Option<Tick>,
 }

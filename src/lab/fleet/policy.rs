@@ -82,7 +82,7 @@ pub(super) struct Go {
 #[derive(Default)]
 pub(super) struct Hold {
     ticket: Option<Ticket>,
-    work: Option<Work>,
+    work: Option<Box<Work>>,
     reservation: Option<Reservation>,
     dispatched: Tick,
     /// It is served beyond its tenant's limits.
