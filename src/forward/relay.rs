@@ -126,6 +126,8 @@ pub struct Relay {
     alarm: Alarm,
     /// The last poll gave the client something that says anything: until the next one the client was waited for.
     gave: bool,
+    /// The head came, and nothing behind it was waited for: the silence begins with the first wait.
+    waits_for_body: bool,
     /// The last bytes of the engine said something, if only in a comment.
     spoke: bool,
     keeper: Option<Box<dyn Keeper>>,
@@ -206,6 +208,7 @@ impl Relay {
                 ready_bytes: 0,
                 alarm,
                 gave: false,
+                waits_for_body: false,
                 spoke: true,
                 keeper: None,
                 head: None,
@@ -222,7 +225,8 @@ impl Relay {
     /// [`Mute`] where it will not.
     pub async fn hold(&mut self) -> Result<(), Mute> {
         if !self.streams() {
-            self.head_came();
+            self.parts.deadlines.token_came();
+            self.waits_for_body = true;
             return std::future::poll_fn(|cx| self.poll_first_bytes(cx)).await;
         }
         std::future::poll_fn(|cx| self.poll_hold(cx)).await
@@ -504,6 +508,7 @@ impl Relay {
             self.parts.pulse.itl_broke(broke);
         }
         if self.parts.reader != Reader::Events {
+            self.waits_for_body = false;
             self.parts.deadlines.heard(at, self.parts.timeouts.idle);
             return at;
         }
@@ -633,7 +638,8 @@ impl Relay {
         loop {
             // While nobody polls us the idle limit does not run: the silence begins when somebody
             // listens to it.
-            if std::mem::take(&mut self.gave) && self.parts.deadlines.idle.is_some() {
+            let listens = std::mem::take(&mut self.gave) && self.parts.deadlines.idle.is_some();
+            if std::mem::take(&mut self.waits_for_body) || listens {
                 self.parts.deadlines.heard(self.parts.clock.now(), self.parts.timeouts.idle);
             }
             let deadlines = &self.parts.deadlines;
