@@ -338,7 +338,10 @@ impl Inbox {
         let mut room = [const { MaybeUninit::uninit() }; SIP];
         let mut room = ReadBuf::uninit(&mut room);
         ready!(io.poll_read(cx, &mut room))?;
-        self.buffer.extend_from_slice(room.filled());
+        match self.buffer.is_empty() {
+            true => self.buffer = BytesMut::from(room.filled()),
+            false => self.buffer.extend_from_slice(room.filled()),
+        }
         Poll::Ready(Ok(room.filled().len()))
     }
 

@@ -20,7 +20,7 @@ use crate::clock::Clock;
 use crate::judge::Outcome;
 use crate::observe::Timeline;
 use crate::units::decimal::{push_number, push_thousandths, put_digits};
-use crate::units::{ClassId, Endpoint, EngineId, LengthBucket, PoolId, TenantId};
+use crate::units::{ClassId, Endpoint, EngineId, LengthBucket, PoolId, TenantId, Tick};
 
 /// Lines that may wait for the output: a few seconds of heavy traffic.
 const WAITING: usize = 8192;
@@ -31,21 +31,14 @@ const TOGETHER: Duration = Duration::from_millis(10);
 /// The recorder's end of the channel.
 #[derive(Clone, Debug)]
 pub struct AccessLines {
-    sender: mpsc::Sender<Noted>,
+    sender: mpsc::Sender<Box<Finished>>,
     lost: Lost,
-}
-
-/// A request whose line is to be written, and when it was noted (time since the Unix epoch).
-#[derive(Debug)]
-struct Noted {
-    finished: Box<Finished>,
-    wall: Duration,
 }
 
 /// The output's end of the channel; see [`Writer::run`].
 #[derive(Debug)]
 pub struct Writer {
-    lines: mpsc::Receiver<Noted>,
+    lines: mpsc::Receiver<Box<Finished>>,
     lost: Lost,
 }
 
@@ -61,9 +54,9 @@ pub fn lines() -> (AccessLines, Writer) {
 }
 
 impl AccessLines {
-    /// Hands a request over, noted at `wall`; `false` if its line was dropped.
-    pub(super) fn write(&self, finished: Box<Finished>, wall: Duration) -> bool {
-        self.sender.try_send(Noted { finished, wall }).is_ok()
+    /// Hands a request over; `false` if its line was dropped.
+    pub(super) fn write(&self, finished: Box<Finished>) -> bool {
+        self.sender.try_send(finished).is_ok()
     }
 
     /// Lines that did not get out since this was last asked.
@@ -82,18 +75,21 @@ impl Writer {
         let mut block = Vec::new();
         let mut known = Known::default();
         let mut fails = false;
-        let mut noted = Vec::new();
+        let mut finished = Vec::new();
         while let Some(first) = self.lines.recv().await {
-            noted.push(first);
+            finished.push(first);
             if !self.lines.is_closed() {
                 clock.sleep_until(Some(clock.now() + TOGETHER)).await;
             }
             if !self.lines.is_empty() {
                 // All that there are, at once.
-                self.lines.recv_many(&mut noted, WAITING).await;
+                self.lines.recv_many(&mut finished, WAITING).await;
             }
-            let count = noted.len() as u64;
-            noted.drain(..).for_each(|noted| noted.write(&mut known, &mut block));
+            let count = finished.len() as u64;
+            let present = Present::of(&clock);
+            finished
+                .drain(..)
+                .for_each(|finished| write(&finished, present.wall_at(finished.end), &mut known, &mut block));
             let written = output.write(&mut block).await;
             block.clear();
             let Err(error) = written else {
@@ -153,35 +149,49 @@ impl Output for Stdout {
     }
 }
 
-impl Noted {
-    /// Its line, newline included.
-    fn write(&self, known: &mut Known, block: &mut Vec<u8>) {
-        let Noted { finished, wall } = self;
-        let answer = finished.answer();
-        let whole = finished.whole_answer();
-        let mut line = Line(block);
-        line.put(known.beginning.at(*wall));
-        line.value(finished.request_id.as_str());
-        line.0.extend_from_slice(known.commons.of(finished));
-        match finished.tokens().zip(answer) {
-            None => line.put(b",\"input_tokens\":null,\"output_tokens\":null,\"token_source\":null"),
-            Some(((input, output), answer)) => {
-                line.number(b",\"input_tokens\":", Some(input.0));
-                line.number(b",\"output_tokens\":", Some(output.0));
-                line.word(b",\"token_source\":", Some(answer.source.as_str()));
-            }
+/// One moment by both clocks: a block's lines are told the time of day by it.
+struct Present {
+    tick: Tick,
+    wall: Duration,
+}
+
+impl Present {
+    fn of(clock: &Clock) -> Self {
+        Present { tick: clock.now(), wall: clock.wall() }
+    }
+
+    /// The time of day at a moment that has passed.
+    fn wall_at(&self, at: Tick) -> Duration {
+        self.wall.saturating_sub(self.tick.since(at))
+    }
+}
+
+/// A request's line, newline included.
+fn write(finished: &Finished, wall: Duration, known: &mut Known, block: &mut Vec<u8>) {
+    let answer = finished.answer();
+    let whole = finished.whole_answer();
+    let mut line = Line(block);
+    line.put(known.beginning.at(wall));
+    line.value(finished.request_id.as_str());
+    line.0.extend_from_slice(known.commons.of(finished));
+    match finished.tokens().zip(answer) {
+        None => line.put(b",\"input_tokens\":null,\"output_tokens\":null,\"token_source\":null"),
+        Some(((input, output), answer)) => {
+            line.number(b",\"input_tokens\":", Some(input.0));
+            line.number(b",\"output_tokens\":", Some(output.0));
+            line.word(b",\"token_source\":", Some(answer.source.as_str()));
         }
-        line.millis(b",\"upload_ms\":", finished.upload());
-        line.millis(b",\"queue_ms\":", finished.queue());
-        line.millis(b",\"ttft_ms\":", answer.and_then(Timeline::ttft));
-        line.millis(b",\"tpot_ms\":", whole.and_then(Timeline::tpot));
-        line.millis(b",\"e2e_ms\":", whole.and_then(Timeline::e2e));
-        if finished.degraded.kinds.is_empty() {
-            line.put(b",\"degraded\":null}\n");
-        } else {
-            line.degraded(&finished.degraded);
-            line.put(b"}\n");
-        }
+    }
+    line.millis(b",\"upload_ms\":", finished.upload());
+    line.millis(b",\"queue_ms\":", finished.queue());
+    line.millis(b",\"ttft_ms\":", answer.and_then(Timeline::ttft));
+    line.millis(b",\"tpot_ms\":", whole.and_then(Timeline::tpot));
+    line.millis(b",\"e2e_ms\":", whole.and_then(Timeline::e2e));
+    if finished.degraded.kinds.is_empty() {
+        line.put(b",\"degraded\":null}\n");
+    } else {
+        line.degraded(&finished.degraded);
+        line.put(b"}\n");
     }
 }
 

@@ -48,6 +48,15 @@ impl Count {
     pub fn attainment(self) -> Option<f64> {
         (self.judged > 0).then(|| self.met as f64 / self.judged as f64)
     }
+
+    fn note(&mut self, met: bool) {
+        self.add(Count { met: u64::from(met), judged: 1 });
+    }
+
+    fn add(&mut self, more: Count) {
+        self.met += more.met;
+        self.judged += more.judged;
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -75,16 +84,12 @@ impl Ring {
         Ring { window, since, slot_nanos, slots: vec![Slot::default(); SLOTS].into(), present: 0, span: 0..slot_nanos }
     }
 
-    fn note(&mut self, met: bool, at: Tick) {
-        if !self.span.contains(&at.as_nanos()) {
-            self.turn_to(at.as_nanos() / self.slot_nanos);
+    /// Makes the slot of this moment the present one.
+    fn turn_to(&mut self, at: Tick) {
+        if self.span.contains(&at.as_nanos()) {
+            return;
         }
-        let count = &mut self.slots[self.present].count;
-        count.met += u64::from(met);
-        count.judged += 1;
-    }
-
-    fn turn_to(&mut self, number: u64) {
+        let number = at.as_nanos() / self.slot_nanos;
         self.present = (number % SLOTS as u64) as usize;
         let begins = number * self.slot_nanos;
         self.span = begins..begins.saturating_add(self.slot_nanos);
@@ -94,21 +99,30 @@ impl Ring {
         }
     }
 
-    /// The slots that the window still covers at `at`.
-    fn live(&self, at: Tick) -> impl Iterator<Item = &Slot> {
+    fn present(&mut self) -> &mut Count {
+        &mut self.slots[self.present].count
+    }
+
+    /// The slots that the window still covers at `at`; `fresh` belongs into the present one too.
+    fn live(&self, fresh: Count, at: Tick) -> impl Iterator<Item = Slot> {
         let newest = at.as_nanos() / self.slot_nanos;
-        self.slots.iter().filter(move |slot| slot.number <= newest && slot.number + SLOTS as u64 > newest)
+        let slots = self.slots.iter().copied().enumerate().map(move |(place, mut slot)| {
+            if place == self.present {
+                slot.count.add(fresh);
+            }
+            slot
+        });
+        slots.filter(move |slot| slot.number <= newest && slot.number + SLOTS as u64 > newest)
     }
 
-    fn count(&self, at: Tick) -> Count {
-        self.live(at).fold(Count::default(), |sum, slot| Count {
-            met: sum.met + slot.count.met,
-            judged: sum.judged + slot.count.judged,
-        })
+    fn count(&self, fresh: Count, at: Tick) -> Count {
+        let mut sum = Count::default();
+        self.live(fresh, at).for_each(|slot| sum.add(slot.count));
+        sum
     }
 
-    fn span(&self, at: Tick) -> Span {
-        Span { window: self.window, covered: at.since(self.since).min(self.window), count: self.count(at) }
+    fn span(&self, fresh: Count, at: Tick) -> Span {
+        Span { window: self.window, covered: at.since(self.since).min(self.window), count: self.count(fresh, at) }
     }
 }
 
@@ -139,6 +153,10 @@ impl Span {
 pub struct Burn {
     target: f64,
     rings: Vec<Ring>,
+    /// What came in the stretch in which no ring turns. It is in their slots when the next one
+    /// begins: a request is counted once, and not in each ring.
+    fresh: Count,
+    stretch: Range<u64>,
     /// The last minute of those that were not shed.
     served: Ring,
 }
@@ -149,12 +167,13 @@ impl Burn {
     pub fn new(target: f64, window: Duration, since: Tick) -> Self {
         let all = COMMON.into_iter().chain([window]);
         let rings = all.map(|length| Ring::new(length, since)).collect();
-        Burn { target, rings, served: Ring::new(PRESSURE, since) }
+        Burn { target, rings, fresh: Count::default(), stretch: 0..0, served: Ring::new(PRESSURE, since) }
     }
 
     /// The promise changed. What was counted stays, except over a window of another length.
     pub fn promise(&mut self, target: f64, window: Duration, at: Tick) {
         self.target = target;
+        self.settle();
         let own = self.rings.last_mut().expect("a class has its own window");
         if own.window != window {
             *own = Ring::new(window, at);
@@ -163,21 +182,33 @@ impl Burn {
 
     /// A judged request ended at `at`.
     pub fn note(&mut self, met: bool, at: Tick) {
-        for ring in &mut self.rings {
-            ring.note(met, at);
+        if !self.stretch.contains(&at.as_nanos()) {
+            self.settle();
+            self.rings.iter_mut().for_each(|ring| ring.turn_to(at));
+            let spans = self.rings.iter().map(|ring| &ring.span);
+            self.stretch = spans.fold(0..u64::MAX, |all, span| all.start.max(span.start)..all.end.min(span.end));
         }
+        self.fresh.note(met);
+    }
+
+    /// What is fresh goes into the slots, and the next stretch begins with whatever comes next.
+    fn settle(&mut self) {
+        let fresh = std::mem::take(&mut self.fresh);
+        self.rings.iter_mut().for_each(|ring| ring.present().add(fresh));
+        self.stretch = 0..0;
     }
 
     /// The same, for one that was not shed: what [`Burn::pressure`] is taken from.
     pub fn note_served(&mut self, met: bool, at: Tick) {
-        self.served.note(met, at);
+        self.served.turn_to(at);
+        self.served.present().note(met);
     }
 
     /// The burn rate of the last minute, requests that were shed left out: what overload levels
     /// go by. `None` where so few were judged that one of them would decide.
     #[must_use]
     pub fn pressure(&self, at: Tick) -> Option<f64> {
-        let count = self.served.count(at);
+        let count = self.served.count(Count::default(), at);
         (count.judged >= ENOUGH).then(|| self.rate(count))
     }
 
@@ -186,13 +217,13 @@ impl Burn {
     pub fn spans(&self, at: Tick) -> impl Iterator<Item = Span> {
         let common = COMMON.contains(&self.own_ring().window);
         let shown = if common { self.rings.len() - 1 } else { self.rings.len() };
-        self.rings[..shown].iter().map(move |ring| ring.span(at))
+        self.rings[..shown].iter().map(move |ring| ring.span(self.fresh, at))
     }
 
     /// What was counted over the class's own window up to `at`.
     #[must_use]
     pub fn own(&self, at: Tick) -> Span {
-        self.own_ring().span(at)
+        self.own_ring().span(self.fresh, at)
     }
 
     fn own_ring(&self) -> &Ring {
@@ -221,8 +252,8 @@ impl Burn {
         let ring = &self.rings[RATE_WINDOW];
         let present = at.as_nanos() / ring.slot_nanos;
         let seconds = ring.slot_nanos as f64 / 1e9;
-        let good = |slot: &&Slot| slot.count.attainment().is_some_and(|met| met >= self.target);
-        let complete = ring.live(at).filter(|slot| slot.number < present).filter(good);
+        let good = |slot: &Slot| slot.count.attainment().is_some_and(|met| met >= self.target);
+        let complete = ring.live(self.fresh, at).filter(|slot| slot.number < present).filter(good);
         complete.map(|slot| slot.count.judged as f64 / seconds).fold(0.0, f64::max)
     }
 }

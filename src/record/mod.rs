@@ -166,7 +166,7 @@ impl Recorder {
         let finished = finished.into();
         self.0.table.load().note(&finished);
         if let Some(access) = &self.0.access {
-            let written = access.write(finished, self.0.clock.wall());
+            let written = access.write(finished);
             if !written {
                 self.0.metrics.lines_dropped.inc();
             }

@@ -3,7 +3,7 @@
 /// Appends a number.
 pub fn push_number(text: &mut Vec<u8>, value: u64) {
     if value >= 1000 {
-        return text.extend_from_slice(itoa::Buffer::new().format(value).as_bytes());
+        return push_large(text, value);
     }
     // Most are small. Always three digits are copied, which takes no call, and then cut.
     let digit = |value: u64| b'0' + (value % 10) as u8;
@@ -15,6 +15,12 @@ pub fn push_number(text: &mut Vec<u8>, value: u64) {
     let end = text.len() + length;
     text.extend_from_slice(&digits);
     text.truncate(end);
+}
+
+/// On its own: the room for its digits is not for the others to set up.
+#[cold]
+fn push_large(text: &mut Vec<u8>, value: u64) {
+    text.extend_from_slice(itoa::Buffer::new().format(value).as_bytes());
 }
 
 /// Appends a number of thousandths as a number with three decimals.

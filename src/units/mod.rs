@@ -19,6 +19,7 @@ pub use lengths::LengthBuckets;
 pub use priority::Priority;
 
 use std::fmt;
+use std::hash::{Hash, Hasher};
 use std::ops::{Add, Sub};
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
@@ -116,8 +117,16 @@ impl std::iter::Sum for Tokens {
 macro_rules! names {
     ($($(#[$doc:meta])* $name:ident;)*) => {$(
         $(#[$doc])*
-        #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[derive(Clone, Debug, Eq, PartialOrd, Ord)]
         pub struct $name(Arc<str>);
+
+        /// Nearly always one text is compared with itself.
+        impl PartialEq for $name {
+            fn eq(&self, other: &Self) -> bool { Arc::ptr_eq(&self.0, &other.0) || self.0 == other.0 }
+        }
+        impl Hash for $name {
+            fn hash<H: Hasher>(&self, state: &mut H) { self.0.hash(state) }
+        }
 
         impl $name {
             /// The name as written in the settings.

@@ -65,14 +65,14 @@ impl<'a> Check<'a> {
             "class",
             root.slo_classes.iter().flat_map(|all| all.iter()).map(|class| class.slo_class.as_ref()),
         );
-        let (keyring, tenants) = self.tenants(root, &class_names);
+        let (keyring, mut tenants) = self.tenants(root, &class_names);
         let default_class = self.known(root.default_class.as_ref(), &class_names);
-        let rules = self.rules(root, &class_names);
+        let mut rules = self.rules(root, &class_names);
         let buckets = self.buckets(root);
         let pools = self.pools(root);
         self.no_engine_is_here(root, &listen, admin.as_ref());
         let aliases = self.aliases(root);
-        let routes = self.routes(root, &class_names, &aliases);
+        let mut routes = self.routes(root, &class_names, &aliases);
         self.unused(root);
         self.levels_can_help(root, &classes, &pools, &routes);
         self.seats_have_a_promise(root, &classes, &pools, &routes);
@@ -84,7 +84,11 @@ impl<'a> Check<'a> {
         if !self.problems.is_empty() {
             return None;
         }
-        let default_class = ClassId::from(default_class?);
+        let mut default_class = ClassId::from(default_class?);
+        let named = rules.iter_mut().map(|(class, _)| class).chain([&mut default_class]);
+        let named = named.chain(tenants.iter_mut().flat_map(|tenant| &mut tenant.classes).flatten());
+        share(named, classes.iter().map(|class| &class.id));
+        share(routes.iter_mut().flat_map(|route| &mut route.pools), pools.iter().map(|pool| &pool.id));
         Some(Settings {
             listen,
             shutdown,
@@ -281,6 +285,19 @@ fn shown<T: std::fmt::Display>(at: &At<T>) -> String {
 /// A length of time for a problem's text: `1.5s`.
 fn in_seconds(length: Duration) -> String {
     format!("{}s", length.as_secs_f64())
+}
+
+/// Names become clones of those that are defined, which are seen to be the same without a look at
+/// their letters.
+fn share<'n, 'd, N: Clone + PartialEq + 'n + 'd>(
+    named: impl Iterator<Item = &'n mut N>,
+    defined: impl Iterator<Item = &'d N> + Clone,
+) {
+    for name in named {
+        if let Some(same) = defined.clone().find(|same| *same == name) {
+            *name = same.clone();
+        }
+    }
 }
 
 /// The names that are defined, of one sort.
