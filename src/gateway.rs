@@ -93,6 +93,8 @@ impl From<Refusal> for Stop {
 struct Arrived {
     head: Arc<Head>,
     at: Tick,
+    /// When its head had been read: later, where it had to wait for that.
+    read: Tick,
     id: RequestId,
     /// The id is our own, and unique.
     id_is_made: bool,
@@ -171,13 +173,14 @@ impl Gateway {
 
     fn arrived(&self, head: Arc<Head>, since: Option<Tick>, client: ClientSide, outlet: Option<Outlet>) -> Arrived {
         // Waiting to be read is part of the time it takes.
-        let at = since.unwrap_or_else(|| self.clock.now());
+        let read = self.clock.now();
+        let at = since.unwrap_or(read);
         let kept = head.headers.get(X_REQUEST_ID).filter(|value| is_fit_id(value));
         let kept = kept.and_then(|value| value.to_str().ok()).map(RequestId::from);
         let id_is_made = kept.is_none();
         let id = kept.unwrap_or_else(made_id);
         let shape = Endpoint::shape_of_unknown(head.uri.path());
-        Arrived { head, at, id, id_is_made, client, shape, outlet }
+        Arrived { head, at, read, id, id_is_made, client, shape, outlet }
     }
 
     async fn answer<B>(&self, live: &Arc<Live>, arrived: &Arrived, body: B) -> Response<ReplyBody>
@@ -212,7 +215,7 @@ impl Gateway {
         B: Body<Data = Bytes> + Send + 'static,
         B::Error: Into<Fault>,
     {
-        let &Arrived { ref head, at: arrival, ref id, ref client, .. } = arrived;
+        let &Arrived { ref head, at: arrival, read, ref id, ref client, .. } = arrived;
         let endpoint = self.endpoint_of(live, head)?;
         visit.comes_to(endpoint);
         if endpoint.path() == "/health" {
@@ -233,7 +236,8 @@ impl Gateway {
         let listen = &live.settings.listen;
         let (max_body, timeout) = (listen.max_body, listen.body_timeout);
         let (bodies, max_bodies) = (&self.bodies, listen.max_bodies);
-        let terms = Terms { bodies, max_bodies, max_body, timeout, arrival, with_prefix: live.asks_for_prefixes };
+        let with_prefix = live.asks_for_prefixes;
+        let terms = Terms { bodies, max_bodies, max_body, timeout, arrival, read, with_prefix };
         let upload = upload::read(body, &head.headers, endpoint, terms, client, &self.clock).await?;
         visit.uploaded(upload.complete);
         refuse_what_is_not_served(&upload)?;

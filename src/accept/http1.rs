@@ -191,8 +191,13 @@ where
     fn between(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let mut this = self.project();
         ready!(this.out.poll(this.io.as_mut(), cx))?;
-        if *this.is_finishing {
-            this.end.get_or_insert(End::Clean);
+        if *this.is_finishing && this.end.is_none() {
+            // A request that is there is answered, also where it had to wait for its turn to be read.
+            let may_be_there = this.inbox.buffer.is_empty() && *this.pass != Pass::Free;
+            let is_there = may_be_there && matches!(this.inbox.sip(this.io.as_mut(), cx)?, Poll::Ready(1..));
+            if !is_there {
+                *this.end = Some(End::Clean);
+            }
         }
         if let Some(end) = *this.end {
             if end == End::Clean {
@@ -210,13 +215,14 @@ where
                 let future = this.reception.receive(parts, body, since);
                 this.exchange.set(Exchange::Asking { future });
             }
+            // It has had its last chance.
+            Ok(None) if *this.is_finishing => *this.end = Some(End::Clean),
             Ok(None) => {
                 if this.inbox.buffer.is_empty() {
                     ready!(this.turnstile.poll(this.pass, cx));
                 } else {
                     // Also where it was read ahead: from here on its head is waited for.
                     this.reception.peer().heard();
-                    this.pass.end();
                 }
                 match this.inbox.sip(this.io, cx)? {
                     Poll::Ready(0) => *this.end = Some(End::Clean),

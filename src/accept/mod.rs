@@ -4,7 +4,7 @@
 //! allow, by saying nothing, by saying it slowly, or by not listening; a client that refuses
 //! bytes is told apart from an engine that sends none ([`ClientSide`], in the body of
 //! each request), and does not hold a seat for a short answer by not reading it; an open stream
-//! survives renewed certificates and a drain that is long enough; every task has ended when [`Listener::serve`] has;
+//! survives renewed certificates and a drain that is long enough; every connection has ended when [`Listener::serve`] has;
 //! under load what has begun goes on before more is begun, and who waits for that tells since when.
 //!
 //! Leaves to others: what a request means. The service is any `tower::Service`; a head that

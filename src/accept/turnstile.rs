@@ -11,6 +11,7 @@
 //! is part of the request's time.
 
 use std::collections::VecDeque;
+use std::future::poll_fn;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, Waker};
@@ -28,6 +29,8 @@ const A_TURN: usize = 32;
 /// One for all connections of a listener.
 pub(super) struct Turnstile {
     most: usize,
+    /// One thread does everything.
+    is_alone: bool,
     clock: Clock,
     /// Those who went in since the last turn; `most` while any wait.
     went_in: AtomicUsize,
@@ -66,7 +69,11 @@ impl Turnstile {
     /// For connections of the runtime of the moment.
     pub(super) fn new(clock: Clock) -> Arc<Self> {
         let threads = Handle::try_current().map_or(1, |runtime| runtime.metrics().num_workers());
-        Arc::new(Turnstile { most: A_TURN * threads, clock, went_in: AtomicUsize::new(0), queue: Mutex::default() })
+        Arc::new(Self::of(A_TURN * threads, threads == 1, clock))
+    }
+
+    fn of(most: usize, is_alone: bool, clock: Clock) -> Self {
+        Turnstile { most, is_alone, clock, went_in: AtomicUsize::new(0), queue: Mutex::default() }
     }
 
     /// Ready when the connection may look whether a request has come. It is woken when it has to wait;
@@ -77,8 +84,8 @@ impl Turnstile {
         }
         if self.went_in.load(Ordering::Relaxed) < self.most {
             let before = self.went_in.fetch_add(1, Ordering::Relaxed);
-            // It turns while there is room: who comes a few at a time never waits.
-            if before == self.most / 2 {
+            // It turns while there is room: who comes a few at a time does not wait.
+            if before >= self.most / 2 {
                 self.begin_turn(&mut self.queue.lock());
             }
             return Poll::Ready(());
@@ -96,11 +103,15 @@ impl Turnstile {
         }
     }
 
-    /// Lets in the next ones each time when all that was ready has been worked through, or at
-    /// least the system has been asked again what is.
+    /// Lets in the next ones each time when what was ready has been worked through.
     async fn turn(self: Arc<Self>) {
         loop {
-            tokio::task::yield_now().await;
+            match self.is_alone {
+                // Behind all that the system tells when it is asked the next time.
+                true => tokio::task::yield_now().await,
+                // That would be this thread's to come back to, however long it is busy.
+                false => behind_what_is_ready().await,
+            }
             let mut queue = self.queue.lock();
             let next = queue.waiting.len().min(self.most);
             let is_last = next == queue.waiting.len();
@@ -114,14 +125,25 @@ impl Turnstile {
     }
 }
 
+/// Goes to the end of the queue, from which any thread may take it.
+async fn behind_what_is_ready() {
+    let mut is_behind = false;
+    poll_fn(|cx| {
+        if std::mem::replace(&mut is_behind, true) {
+            return Poll::Ready(());
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
+}
+
 #[cfg(test)]
 mod tests {
-    use std::future::poll_fn;
-
     use super::*;
 
     fn of(most: usize) -> Arc<Turnstile> {
-        Arc::new(Turnstile { most, clock: Clock::start(), went_in: AtomicUsize::new(0), queue: Mutex::default() })
+        Arc::new(Turnstile::of(most, true, Clock::start()))
     }
 
     /// A connection that asks once, and notes its number when it is let in.
@@ -151,6 +173,16 @@ mod tests {
             let waited = asked.await.unwrap();
             assert_eq!(waited, if number < 3 { Pass::Asks } else { Pass::Waits(Tick::ZERO) });
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn where_any_thread_may_turn_all_come_in_too() {
+        let turnstile = Arc::new(Turnstile::of(3, false, Clock::start()));
+        let log = Arc::default();
+        for asked in (0..10).map(|number| asks(&turnstile, number, &log)).collect::<Vec<_>>() {
+            asked.await.unwrap();
+        }
+        assert_eq!(*log.lock(), (0..10).collect::<Vec<_>>());
     }
 
     #[tokio::test(start_paused = true)]

@@ -107,8 +107,10 @@ pub struct Terms<'a> {
     pub max_body: u64,
     /// From arrival to the last byte.
     pub timeout: Duration,
-    /// The head had been parsed.
+    /// The request was there.
     pub arrival: Tick,
+    /// Its head had been read.
+    pub read: Tick,
     /// Somebody asks for the prefix of the prompt.
     pub with_prefix: bool,
 }
@@ -163,13 +165,15 @@ where
     B::Error: Into<Fault>,
 {
     let stated = || headers.get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok();
-    let length = body.size_hint().exact().or_else(stated);
+    let whole = body.size_hint().exact();
+    let length = whole.or_else(stated);
     let share = Share::of(Arc::clone(terms.bodies), terms.max_bodies);
     let mut reading = Reading::begin(headers, endpoint, length, terms.max_body, terms.with_prefix, share)?;
+    reading.whole = whole;
     let mut cx = Context::from_waker(Waker::noop());
     while let Poll::Ready(frame) = body.as_mut().poll_frame(&mut cx) {
         if !reading.hear(frame)? || body.is_end_stream() {
-            return Ok(Begun::Whole(reading.finish(terms.arrival)?));
+            return Ok(Begun::Whole(reading.finish(terms.read)?));
         }
     }
     Ok(Begun::Part(Box::new(reading)))
@@ -181,7 +185,9 @@ where
 /// Why it would be refused.
 pub fn read_whole(body: Bytes, headers: &HeaderMap, endpoint: Endpoint, max_body: u64) -> Result<Upload, Refusal> {
     let share = Share::of(Arc::default(), u64::MAX);
-    let mut reading = Reading::begin(headers, endpoint, Some(body.len() as u64), max_body, false, share)?;
+    let length = Some(body.len() as u64);
+    let mut reading = Reading::begin(headers, endpoint, length, max_body, false, share)?;
+    reading.whole = length;
     reading.take(body)?;
     reading.finish(Tick::ZERO)
 }
@@ -208,8 +214,8 @@ struct Reading {
     frames: Vec<Bytes>,
     small: Vec<u8>,
     length: u64,
-    /// How long the body will be, if that is known.
-    stated: Option<u64>,
+    /// How long the body is, where whoever brings it knows that: it need not have come in a buffer for more.
+    whole: Option<u64>,
     max_body: u64,
     share: Share,
 }
@@ -218,12 +224,12 @@ impl Reading {
     fn begin(
         headers: &HeaderMap,
         endpoint: Endpoint,
-        stated: Option<u64>,
+        length: Option<u64>,
         max_body: u64,
         with_prefix: bool,
         share: Share,
     ) -> Result<Self, Refusal> {
-        if stated.is_some_and(|length| length > max_body) {
+        if length.is_some_and(|length| length > max_body) {
             return Err(Refusal::BodyTooLarge { limit: max_body });
         }
         let limit = usize::try_from(max_body).unwrap_or(usize::MAX);
@@ -240,7 +246,7 @@ impl Reading {
             }
         };
         let (frames, small) = (Vec::with_capacity(1), Vec::new());
-        Ok(Reading { reader, decoder, frames, small, length: 0, stated, max_body, share })
+        Ok(Reading { reader, decoder, frames, small, length: 0, whole: None, max_body, share })
     }
 
     /// Takes what the body says next; `false` at its end.
@@ -272,7 +278,7 @@ impl Reading {
             Reader::Form(reader) => reader.push(&bytes).map_err(|_| Refusal::UnreadableForm)?,
         }
         // Most bodies are one small frame, in a buffer that is nobody else's.
-        let is_whole = self.stated == Some(bytes.len() as u64) && bytes.is_unique();
+        let is_whole = self.whole == Some(bytes.len() as u64) && bytes.is_unique();
         if bytes.len() < SMALL_FRAME && !is_whole {
             self.small.extend_from_slice(&bytes);
             return Ok(());
@@ -354,6 +360,27 @@ mod tests {
         let alone = Bytes::from(br#"{"model":"m"}"#.to_vec());
         let place = alone.as_ptr();
         assert_eq!(frames_of(alone)[0].as_ptr(), place);
+
+        // Its framing cut it out of a buffer that has room for more.
+        let mut large = Vec::with_capacity(16 * 1024);
+        large.extend_from_slice(br#"{"model":"m"}"#);
+        let large = Bytes::from(large);
+        let place = large.as_ptr();
+        let body = http_body_util::StreamBody::new(futures_util::stream::iter([Ok::<_, Fault>(Frame::data(large))]));
+        let endpoint = Endpoint::find("POST", "/v1/chat/completions").unwrap();
+        let headers = HeaderMap::from_iter([(CONTENT_LENGTH, "13".parse().unwrap())]);
+        let bodies = Arc::new(Bodies::default());
+        let terms = Terms {
+            bodies: &bodies,
+            max_bodies: 1024,
+            max_body: 1024,
+            timeout: Duration::ZERO,
+            arrival: Tick::ZERO,
+            read: Tick::ZERO,
+            with_prefix: false,
+        };
+        let Ok(Begun::Whole(upload)) = begun(pin!(body), &headers, endpoint, &terms) else { panic!("it has come") };
+        assert!(upload.frames[0].as_ptr() != place && upload.frames.concat() == br#"{"model":"m"}"#);
 
         let mut shared = Bytes::from(br#"{"model":"m"}{"model":"n"}"#.to_vec());
         let first = shared.split_to(13);

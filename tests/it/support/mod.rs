@@ -36,7 +36,7 @@ use tokio::task::AbortHandle;
 pub use network::Network;
 pub use page::Page;
 pub use reply::{Reply, Whole, millis};
-pub use socket::{h2_next, h2_post};
+pub use socket::{Client, h2_next, h2_post};
 pub use yaml::Yaml;
 
 /// Header fields, name and value.
