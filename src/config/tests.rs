@@ -409,14 +409,14 @@ fn what_a_running_process_cannot_change_is_named() {
     assert_eq!(before.fixed_differences(&after), ["limits_store"]);
 }
 
-// ---- what does not ------------------------------------------------------------------------
-
-/// Each kind of problem: the text, and the one problem it has, as printed.
 #[test]
 fn a_rule_may_test_a_value_beyond_ascii() {
     good(&changed("{stream: false}", "{header: {x-a: [é, \"a\\tb\"], x-b: {prefix: \"ü \"}}}"));
 }
 
+// ---- what does not ------------------------------------------------------------------------
+
+/// Each kind of problem: the text, and the one problem it has, as printed.
 #[test]
 fn each_kind_of_problem() {
     let blake = hash("k");

@@ -164,12 +164,9 @@ where
     B: Body<Data = Bytes>,
     B::Error: Into<Fault>,
 {
-    let stated = || headers.get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok();
-    let whole = body.size_hint().exact();
-    let length = whole.or_else(stated);
     let share = Share::of(Arc::clone(terms.bodies), terms.max_bodies);
-    let mut reading = Reading::begin(headers, endpoint, length, terms.max_body, terms.with_prefix, share)?;
-    reading.whole = whole;
+    let whole = body.size_hint().exact();
+    let mut reading = Reading::begin(headers, endpoint, whole, terms.max_body, terms.with_prefix, share)?;
     let mut cx = Context::from_waker(Waker::noop());
     while let Poll::Ready(frame) = body.as_mut().poll_frame(&mut cx) {
         if !reading.hear(frame)? || body.is_end_stream() {
@@ -185,9 +182,8 @@ where
 /// Why it would be refused.
 pub fn read_whole(body: Bytes, headers: &HeaderMap, endpoint: Endpoint, max_body: u64) -> Result<Upload, Refusal> {
     let share = Share::of(Arc::default(), u64::MAX);
-    let length = Some(body.len() as u64);
-    let mut reading = Reading::begin(headers, endpoint, length, max_body, false, share)?;
-    reading.whole = length;
+    let whole = Some(body.len() as u64);
+    let mut reading = Reading::begin(headers, endpoint, whole, max_body, false, share)?;
     reading.take(body)?;
     reading.finish(Tick::ZERO)
 }
@@ -224,12 +220,13 @@ impl Reading {
     fn begin(
         headers: &HeaderMap,
         endpoint: Endpoint,
-        length: Option<u64>,
+        whole: Option<u64>,
         max_body: u64,
         with_prefix: bool,
         share: Share,
     ) -> Result<Self, Refusal> {
-        if length.is_some_and(|length| length > max_body) {
+        let stated = || headers.get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok();
+        if whole.or_else(stated).is_some_and(|length| length > max_body) {
             return Err(Refusal::BodyTooLarge { limit: max_body });
         }
         let limit = usize::try_from(max_body).unwrap_or(usize::MAX);
@@ -246,7 +243,7 @@ impl Reading {
             }
         };
         let (frames, small) = (Vec::with_capacity(1), Vec::new());
-        Ok(Reading { reader, decoder, frames, small, length: 0, whole: None, max_body, share })
+        Ok(Reading { reader, decoder, frames, small, length: 0, whole, max_body, share })
     }
 
     /// Takes what the body says next; `false` at its end.

@@ -106,7 +106,7 @@ impl Histogram {
     }
 
     fn add(&self, nanos: u64, times: u64) {
-        // Most lengths are short and go into one of the first: sooner found from there than by halves.
+        // The edges are few: they are gone through in order.
         let Buckets { edge_nanos, counts, .. } = &*self.0;
         let bucket = edge_nanos.iter().position(|edge| nanos <= *edge).unwrap_or(edge_nanos.len());
         counts[bucket].fetch_add(times, Ordering::Relaxed);

@@ -18,7 +18,7 @@ pub fn push_number(text: &mut Vec<u8>, value: u64) {
 }
 
 /// On its own: the room for its digits is not for the others to set up.
-#[cold]
+#[inline(never)]
 fn push_large(text: &mut Vec<u8>, value: u64) {
     text.extend_from_slice(itoa::Buffer::new().format(value).as_bytes());
 }
