@@ -453,7 +453,7 @@ impl Tokenizer {
                 sink.piece(&bytes[i..i + len]);
             }
             i += len;
-            if !self.is_read || !sink.looks() {
+            if bytes.get(i) == Some(&b'\\') && (!self.is_read || !sink.looks()) {
                 i = self.unseen(bytes, i, sink)?;
             }
             match bytes.get(i) {
