@@ -217,7 +217,8 @@ impl Gateway {
     {
         let &Arrived { ref head, at: arrival, read, ref id, ref client, .. } = arrived;
         let endpoint = self.endpoint_of(live, head)?;
-        visit.comes_to(endpoint);
+        let is_judged = live.settings.judges(endpoint);
+        visit.comes_to(endpoint, is_judged);
         if endpoint.path() == "/health" {
             return Ok(Served::Own(self.health()));
         }
@@ -263,7 +264,7 @@ impl Gateway {
             choices: upload.facts.choices(),
             gap_edges: Arc::clone(&promise.watch.gap_edges),
             case: Case {
-                judged_path: promise.judges(endpoint),
+                judged_path: is_judged,
                 stated_cap: upload.facts.caps.largest(),
                 ..Case::of(endpoint.dialect())
             },
@@ -292,13 +293,13 @@ impl Gateway {
             false => admission::Allowed::unmetered(upload.complete),
         };
         let (mut standing, allowed_at) = (allowed.standing, allowed.at);
-        if let Some(case) = visit.case_mut() {
-            case.over_limit = standing == Standing::OverLimit;
+        if standing == Standing::OverLimit {
+            visit.is_beyond_its_limit();
         }
         if relief.defers(visit) {
             standing = Standing::OverLimit;
         }
-        let size = size_of(&upload.facts, prompt, &objectives, relief.cap());
+        let size = size_of(&upload.facts, endpoint, prompt, &objectives, relief.cap());
         let predicted = || self.fleet.predict(&routed.pools[0], size, upload.complete);
         let seat = live.has_seats.then(|| wish.ask(standing, predicted()));
         let mut held = Held::new(allowed, prompt, self.clock);
@@ -332,6 +333,7 @@ impl Gateway {
             walk: walk.as_ref(),
             facts: &upload.facts,
             endpoint,
+            is_judged,
             target: &target,
             headers: &head.headers,
             frames: &upload.frames,
@@ -455,7 +457,10 @@ fn objectives_of(promise: &Promise, head: &Head) -> Arc<Objectives> {
 }
 
 /// The work that a request brings: its prompt, and the output that is expected of it.
-fn size_of(facts: &Facts, prompt: Tokens, objectives: &Objectives, cap: Option<Tokens>) -> Size {
+fn size_of(facts: &Facts, endpoint: Endpoint, prompt: Tokens, objectives: &Objectives, cap: Option<Tokens>) -> Size {
+    if !endpoint.dialect().generates() {
+        return Size { prefill: prompt, decode: Tokens::ZERO };
+    }
     let each = facts.caps.largest().unwrap_or_else(|| objectives.default_output());
     let each = cap.map_or(each, |cap| each.min(cap)).min(MOST_OUTPUT);
     Size { prefill: prompt, decode: each.times(admission::plausible_choices(facts)) }

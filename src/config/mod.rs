@@ -159,6 +159,12 @@ impl TenantTable {
 }
 
 impl Settings {
+    /// Whether answers on this path are judged.
+    #[must_use]
+    pub fn judges(&self, endpoint: Endpoint) -> bool {
+        endpoint.dialect().generates() || self.judged_paths.contains(&endpoint)
+    }
+
     /// The class of this name.
     #[must_use]
     pub fn class(&self, id: &ClassId) -> Option<&Arc<Class>> {

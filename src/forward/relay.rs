@@ -483,7 +483,7 @@ impl Relay {
         let Some(observer) = self.observer.as_mut() else { return at };
         if let Some(since) = self.parts.client.limited_since(at) {
             observer.limit_gaps(since);
-            self.parts.pulse.rest();
+            self.parts.pulse.limited(since);
         }
         let had_token = observer.has_token();
         let (gate, pulse, beginning) = (&mut self.parts.gate, &self.parts.pulse, &mut self.beginning);
@@ -491,9 +491,6 @@ impl Relay {
         observer.frame(frame, at, &mut |piece: Bytes, note: &Note| {
             if note.token {
                 pulse.token(at, note.visible);
-            }
-            if note.finished {
-                pulse.rest();
             }
             let began = std::mem::replace(beginning, Beginning::Over);
             if let Some(mut passed) = gate.pass(piece, note) {
@@ -504,6 +501,7 @@ impl Relay {
             }
         });
         gather.flush();
+        self.parts.pulse.finished(observer.is_finished());
         if let Some(broke) = observer.itl_broke() {
             self.parts.pulse.itl_broke(broke);
         }
@@ -626,7 +624,7 @@ impl Relay {
         let at = self.parts.clock.now();
         if let Some(since) = self.parts.client.limited_since(at) {
             observer.limit_gaps(since);
-            self.parts.pulse.rest();
+            self.parts.pulse.limited(since);
         }
         if let Some(keeper) = self.keeper.take() {
             keeper.end(Ended { timeline: observer.last_look(ending, at), refusal });

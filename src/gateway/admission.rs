@@ -137,7 +137,7 @@ impl Drop for Held {
 /// token came; the prompt and what was seen where it broke off later or its client left.
 fn used(timeline: &Timeline, prompt: Tokens) -> Option<Used> {
     let is_success = timeline.is_success();
-    let came = timeline.first_token.is_some() || timeline.has_output || timeline.output > Tokens::ZERO;
+    let came = timeline.first_token.is_some() || timeline.has_output;
     let ended_well = timeline.ending == Ending::Clean && timeline.error.is_none();
     let left = matches!(timeline.ending, Ending::Left | Ending::WriteStalled) && timeline.error.is_none();
     let counts = is_success && (came || ended_well || left);

@@ -48,6 +48,8 @@ pub struct Ask<'a> {
     pub facts: &'a Facts,
     /// Its path.
     pub endpoint: Endpoint,
+    /// Its answer is judged.
+    pub is_judged: bool,
     /// Path and query, for the engine.
     pub target: &'a PathAndQuery,
     /// Its header fields, as they came.
@@ -621,8 +623,7 @@ impl Attempt<'_> {
 
     fn call(&self, edits: &Edits, at: Tick) -> Call {
         let ask = self.ask;
-        let inspected = ask.dialect().generates() || ask.promise.judges(ask.endpoint);
-        let sent = Sent { inspected, decoded: ask.was_coded };
+        let sent = Sent { inspected: ask.is_judged, decoded: ask.was_coded };
         let engine = EngineHeaders {
             fixed: &self.bound.fixed_headers,
             forward_authorization: self.bound.settings.forward_authorization,

@@ -17,7 +17,7 @@ use crate::observe::{Moulds, Watch};
 use crate::record::{ClassShape, Recorder, Shape, TenantShape};
 use crate::route::settings::{Balance, Concurrency, Pool};
 use crate::route::{Fleet, Yard};
-use crate::units::{ClassId, Endpoint, PoolId, TenantId};
+use crate::units::{ClassId, PoolId, TenantId};
 
 /// The settings of one moment, bound. A request keeps the one it arrived with.
 pub struct Live {
@@ -48,7 +48,6 @@ pub struct Promise {
     pub objectives: Arc<Objectives>,
     /// What an observer measures for it.
     pub watch: Watch,
-    judged_paths: Arc<[Endpoint]>,
     pools: Arc<HashMap<PoolId, BoundPool, ahash::RandomState>>,
 }
 
@@ -77,7 +76,6 @@ impl Live {
         let bind = |pool: &Arc<Pool>| (pool.id.clone(), BoundPool::new(pool, desks, fleet));
         let pools = settings.pools.iter().map(bind).collect();
         let pools: Arc<HashMap<_, _, ahash::RandomState>> = Arc::new(pools);
-        let judged_paths: Arc<[Endpoint]> = settings.judged_paths.clone().into();
         let promise = |class: &Arc<Class>| {
             Arc::new(Promise {
                 watch: Watch {
@@ -90,7 +88,6 @@ impl Live {
                 shown: HeaderValue::from_str(class.id.as_str()).ok(),
                 timeouts: Arc::new(class.timeouts),
                 class: Arc::clone(class),
-                judged_paths: Arc::clone(&judged_paths),
                 pools: Arc::clone(&pools),
             })
         };
@@ -168,12 +165,6 @@ impl Promise {
     #[must_use]
     pub fn pool(&self, pool: &PoolId) -> &BoundPool {
         self.pools.get(pool).expect("the check of the settings knows every pool that a route names")
-    }
-
-    /// Whether answers on this path are judged.
-    #[must_use]
-    pub fn judges(&self, endpoint: Endpoint) -> bool {
-        endpoint.dialect().generates() || self.judged_paths.contains(&endpoint)
     }
 }
 

@@ -6,8 +6,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::observe::Choice;
 use crate::units::Tick;
 
+use super::fault::not_judged;
 use super::objectives::Objectives;
-use super::progress::{Progress, is_broken_at};
+use super::progress::{Progress, is_broken_at, ttft_breaks};
 use super::weigh::Case;
 
 /// A cell shared by the relay of an answer (its one writer, a few plain stores per token event)
@@ -25,7 +26,8 @@ struct Cell {
     /// Tokens per event, as learned of the engine that answers: the bits of a float.
     ratio: AtomicU64,
     itl_broke: AtomicU64,
-    rests: AtomicBool,
+    limited: AtomicU64,
+    is_finished: AtomicBool,
 }
 
 const NEVER: u64 = u64::MAX;
@@ -40,7 +42,8 @@ impl Default for Pulse {
             events: AtomicU64::new(0),
             ratio: AtomicU64::new(1.0_f64.to_bits()),
             itl_broke: AtomicU64::new(NEVER),
-            rests: AtomicBool::new(false),
+            limited: AtomicU64::new(NEVER),
+            is_finished: AtomicBool::new(false),
         }))
     }
 }
@@ -72,13 +75,19 @@ impl Pulse {
         cell.events.store(cell.events.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
     }
 
-    /// Nothing is waited for any more: the answer has finished, or its client does not read.
-    pub fn rest(&self) {
-        self.0.rests.store(true, Ordering::Relaxed);
+    /// Whether the answer has finished, as it looks now: a further token undoes it.
+    pub fn finished(&self, is_finished: bool) {
+        self.0.is_finished.store(is_finished, Ordering::Relaxed);
     }
 
-    /// Whether an objective is broken at `at`, on a request that stands as `waiting` says but
-    /// for its tokens, and has `choices` choices.
+    /// Its client has not read since then. What is not broken by that moment is the client's doing,
+    /// but for a first token that has not come.
+    pub fn limited(&self, since: Tick) {
+        self.0.limited.store(since.as_nanos(), Ordering::Relaxed);
+    }
+
+    /// Whether a client that left at `at` would make a late cancel of it (`canceled_late`): a request
+    /// that stands as `waiting` says but for its tokens, and has `choices` choices.
     #[must_use]
     pub fn is_overdue(
         &self,
@@ -88,7 +97,8 @@ impl Pulse {
         choices: u64,
         at: Tick,
     ) -> bool {
-        if self.0.rests.load(Ordering::Relaxed) {
+        let streamed = waiting.streamed && case.dialect.generates();
+        if self.0.is_finished.load(Ordering::Relaxed) || not_judged(streamed, objectives, case).is_some() {
             return false;
         }
         let moment =
@@ -110,6 +120,12 @@ impl Pulse {
             itl_broke: moment(&self.0.itl_broke),
             ..*waiting
         };
-        is_broken_at(&progress, objectives, case, at)
+        match moment(&self.0.limited) {
+            None => is_broken_at(&progress, objectives, case, at),
+            Some(since) => {
+                let waits = ttft_breaks(&progress, objectives).filter(|_| streamed).is_some_and(|breaks| at > breaks);
+                waits || is_broken_at(&progress, objectives, case, since)
+            }
+        }
     }
 }

@@ -307,7 +307,11 @@ fn embeddings_on_a_judged_path_have_the_budget_of_one_token() {
 fn a_whole_answer_without_output_and_without_a_reason_is_empty() {
     let nothing = Timeline { has_output: false, has_finish_reason: false, choices: vec![], ..whole(100, 0) };
     assert_eq!(outcome(&nothing, &chat()), missed(Missed::Empty));
-    assert_eq!(outcome(&Timeline { has_finish_reason: true, ..nothing }, &chat()), MET);
+    assert_eq!(outcome(&Timeline { has_finish_reason: true, ..nothing.clone() }, &chat()), MET);
+    let e2e = |nothing: &Timeline| judge(nothing, &agent(), &CASE).e2e;
+    assert_eq!(e2e(&nothing), Some(Held::Held), "its end was reached");
+    let late = Timeline { finish: Some(at(20_001)), end: at(20_001), ..nothing };
+    assert_eq!(e2e(&late), Some(Held::Broken));
 }
 
 #[test]
@@ -318,6 +322,41 @@ fn a_body_that_is_no_json_object_is_unparseable_only_if_it_ended_whole() {
     assert_eq!(outcome(&broken_off, &chat()), missed(Missed::Truncated));
     let left = Timeline { ending: Ending::Left, ..garbled };
     assert_eq!(outcome(&left, &chat()), excluded(Excluded::ClientCancel));
+}
+
+#[test]
+fn one_lump_is_held_to_the_tighter_of_the_classs_end_and_the_derived_one() {
+    // 500 + 50 x (11 - 1) = 1000 ms.
+    let lump = |end| {
+        let mut lump = stream(&[end], 11);
+        lump.choices[0].events = 1;
+        lump
+    };
+    let own = |threshold| Objectives { ttft: objective(500), tpot: objective(50), e2e: objective(threshold), ..chat() };
+    let e2e = |end, threshold| judge(&lump(end), &own(threshold), &CASE).e2e;
+    assert_eq!((e2e(1000, 5000), e2e(1001, 5000)), (Some(Held::Held), Some(Held::Broken)));
+    assert_eq!((e2e(700, 700), e2e(701, 700)), (Some(Held::Held), Some(Held::Broken)));
+}
+
+#[test]
+fn of_several_open_choices_the_one_that_waits_longest_decides() {
+    let leave = |quick: &[u64], slow: &[u64], end| {
+        let mut left = cut(quick, quick.len() as u64, Ending::Left, end);
+        let other = Choice { index: 1, ..cut(slow, slow.len() as u64, Ending::Left, end).choices.remove(0) };
+        left.choices.push(other);
+        outcome(&left, &Objectives { tpot: None, itl: objective(200), ..chat() })
+    };
+    assert_eq!(leave(&[100, 300], &[100], 300), excluded(Excluded::ClientCancel));
+    assert_eq!(leave(&[100, 300], &[100], 301), missed(Missed::CanceledLate), "one has been silent for 201 ms");
+    let by_rate = |quick: &[u64], slow: &[u64], end| {
+        let mut left = cut(quick, quick.len() as u64, Ending::Left, end);
+        let other = Choice { index: 1, ..cut(slow, slow.len() as u64, Ending::Left, end).choices.remove(0) };
+        left.choices.push(other);
+        outcome(&left, &chat())
+    };
+    let quick: Vec<u64> = (0..20).map(|number| 100 + 10 * number).collect();
+    assert_eq!(by_rate(&quick, &[100, 190], 200), excluded(Excluded::ClientCancel));
+    assert_eq!(by_rate(&quick, &[100, 190], 201), missed(Missed::CanceledLate), "two tokens of one in 101 ms");
 }
 
 // Faults.
@@ -333,7 +372,8 @@ fn c09_a_body_that_ends_before_its_finish_is_truncated() {
 fn finished_without_token_or_reason_is_empty_and_so_is_nothing_visible_under_a_lowered_cap() {
     let mut done = cut(&[], 0, Ending::Clean, 100);
     done.finish = Some(at(100));
-    assert_eq!(outcome(&done, &chat()), missed(Missed::Empty));
+    let empty = judge(&done, &chat(), &CASE);
+    assert_eq!((empty.outcome, empty.ttft), (missed(Missed::Empty), Some(Held::NotEvaluated)), "no token came");
     let lowered = Case { cap_lowered: true, ..CASE };
     let mut reasoning = stream(&[100, 120], 20);
     (reasoning.first_visible, reasoning.has_visible) = (None, false);
@@ -648,6 +688,11 @@ fn a_refusal_keeps_its_reason_and_counts_what_had_broken() {
     );
     let wrong = judge_refused(excluded(Excluded::InvalidRequest), &waiting, &chat(), &CASE, at(700));
     assert_eq!((wrong.outcome, wrong.ttft), (excluded(Excluded::InvalidRequest), Some(Held::NotEvaluated)));
+    let beyond = Case { over_limit: true, ..CASE };
+    for outcome in [missed(Missed::UpstreamError), excluded(Excluded::InvalidRequest)] {
+        let judged = judge_refused(outcome, &waiting, &chat(), &beyond, at(700));
+        assert_eq!(judged.outcome, excluded(Excluded::RateLimited), "however it ends");
+    }
     let unjudged =
         judge_refused(missed(Missed::UpstreamUnavailable), &waiting, &chat(), &Case::of(Dialect::Plain), at(1));
     assert_eq!(unjudged.outcome, excluded(Excluded::Unjudged));
@@ -685,8 +730,50 @@ fn the_pulse_of_a_stream_tells_when_it_is_overdue() {
     pulse.token(at(420), true);
     assert!(!overdue(&pulse, 500));
     assert!(overdue(&pulse, 501), "two tokens in 100 ms");
-    pulse.rest();
+    pulse.finished(true);
     assert!(!overdue(&pulse, 90_000));
+    pulse.finished(false);
+    assert!(overdue(&pulse, 90_000), "a further token undid the finish");
+}
+
+#[test]
+fn what_is_not_judged_is_never_overdue() {
+    let waiting = Progress::waiting(at(0), true, true);
+    let overdue = |waiting: &Progress<'_>, objectives: &Objectives, case: &Case| {
+        Pulse::default().is_overdue(waiting, objectives, case, 1, at(90_000))
+    };
+    assert!(overdue(&waiting, &chat(), &CASE));
+    assert!(!overdue(&waiting, &chat(), &Case { over_limit: true, ..CASE }));
+    assert!(!overdue(&waiting, &chat(), &Case::of(Dialect::Plain)));
+    assert!(overdue(&waiting, &chat(), &Case { judged_path: true, ..Case::of(Dialect::Plain) }));
+    let whole = Progress { streamed: false, ..waiting };
+    assert!(overdue(&whole, &chat(), &CASE));
+    assert!(!overdue(&whole, &Objectives { non_streaming: NonStreaming::Excluded, ..chat() }, &CASE));
+}
+
+#[test]
+fn a_client_that_does_not_read_is_overdue_by_what_was_broken_before_and_by_its_first_token() {
+    let waiting = Progress::waiting(at(0), true, true);
+    let overdue = |pulse: &Pulse, moment| pulse.is_overdue(&waiting, &chat(), &CASE, 1, at(moment));
+    let pulse = Pulse::default();
+    pulse.limited(at(300));
+    assert!(!overdue(&pulse, 500) && overdue(&pulse, 501), "no token has come");
+    pulse.token(at(400), true);
+    assert!(!overdue(&pulse, 90_000), "it came in time, and the rest is the client's doing");
+    let broken = Pulse::default();
+    [at(400), at(420)].into_iter().for_each(|moment| broken.token(moment, true));
+    broken.limited(at(501));
+    assert!(overdue(&broken, 502), "two tokens in 101 ms");
+}
+
+#[test]
+fn tokens_of_several_choices_are_shared_among_them() {
+    let waiting = Progress::waiting(at(0), true, true);
+    let pulse = Pulse::default();
+    (0..6).for_each(|number| pulse.token(at(100 + 10 * number), true));
+    let overdue = |choices, moment| pulse.is_overdue(&waiting, &chat(), &CASE, choices, at(moment));
+    assert!(!overdue(1, 400) && overdue(1, 401), "six tokens in 300 ms");
+    assert!(!overdue(3, 200) && overdue(3, 201), "two of each choice in 100 ms");
 }
 
 #[test]

@@ -121,6 +121,8 @@ pub fn judge_refused(
 ) -> Verdict {
     let streamed = progress.streamed && case.dialect.generates();
     match outcome {
+        // Beyond its limit it is the tenant's doing, however it ends.
+        Outcome::Excluded(_) if case.over_limit => Verdict::excluded(Excluded::RateLimited, objectives),
         Outcome::Excluded(reason) => Verdict::excluded(reason, objectives),
         Outcome::Missed(reason) => match not_judged(streamed, objectives, case) {
             Some(excluded) => Verdict::excluded(excluded, objectives),
@@ -237,7 +239,7 @@ impl Scene<'_> {
             let ended = self.states_at(timeline.end);
             match timeline.finish {
                 // Finished, and an error came behind the tokens; or an answer with nothing in it.
-                Some(finish) if self.streamed && timeline.error.is_none_or(|error| error.after_first_token) => {
+                Some(finish) if timeline.error.is_none_or(|error| error.after_first_token) => {
                     States { ttft: ended.ttft, ..self.finished_states(timeline, finish) }
                 }
                 _ => ended,

@@ -278,7 +278,11 @@ impl Tally {
 
     fn event_of(&mut self, sight: &Sight, choices: &[ChoiceSight], usage: Counts, at: Tick) -> Note {
         let error = self.error_in(sight, choices);
-        self.error = error.or(self.error);
+        // What came first is told, and nothing that is said behind it makes it look better; but what
+        // breaks off text outranks all.
+        if self.error.is_none_or(|first| error.is_some_and(|next| next.after_first_token && !first.after_first_token)) {
+            self.error = error;
+        }
         let usage = usage.possible();
         self.has_lumps |= sight.comes_in_lumps(choices);
         if sight.has_usage && matches!(self.dialect(), Dialect::Responses | Dialect::Messages) {

@@ -249,6 +249,17 @@ fn c10_an_error_inside_a_200() {
 }
 
 #[test]
+fn of_two_errors_the_first_is_told_but_one_behind_text_outranks_it() {
+    let of = |code: u16| format!(r#"{{"error":{{"message":"m","code":{code}}}}}"#);
+    let told = |events: &[(u64, &str)]| Seen::new(chat()).all(events).clean(90).error;
+    let early = |code| Some(InBandError { code, after_first_token: false });
+    assert_eq!(told(&[(10, &of(503)), (20, &of(400))]), early(503));
+    assert_eq!(told(&[(10, &of(400)), (20, &of(503))]), early(400));
+    let late = |code| Some(InBandError { code, after_first_token: true });
+    assert_eq!(told(&[(10, &of(400)), (20, &t("a")), (30, &of(503)), (40, &of(500))]), late(503));
+}
+
+#[test]
 fn c10_all_shapes_of_errors() {
     let code = |dialect, raw: &str| {
         let seen = Seen::new(Expect::stream(dialect, Tick::ZERO)).raw(1, raw.as_bytes());

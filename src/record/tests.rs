@@ -276,6 +276,25 @@ async fn what_ends_before_it_has_a_class_is_counted_without_one_and_a_miss_in_th
 }
 
 #[tokio::test(start_paused = true)]
+async fn what_came_to_a_path_that_is_not_judged_is_no_miss_also_without_a_class() {
+    let recorder = recorder();
+    let visit = |is_judged| {
+        let mut visit = recorder.open(RequestId::from("r"), at(0));
+        visit.comes_to(Endpoint::find("POST", "/v1/embeddings").unwrap(), is_judged);
+        visit
+    };
+    for refusal in [Refusal::Draining, Refusal::Internal, Refusal::LoopDetected] {
+        visit(false).refuse(&refusal);
+    }
+    visit(false).refuse(&Refusal::UnknownKey);
+    visit(true).refuse(&Refusal::Draining);
+    let samples = samples(&recorder);
+    assert_eq!(samples["goodput_slo_excluded_total{class=\"none\",pool=\"none\",reason=\"unjudged\"}"], 3.0);
+    assert_eq!(samples["goodput_slo_excluded_total{class=\"none\",pool=\"none\",reason=\"unauthorized\"}"], 1.0);
+    assert_eq!(sum(&samples, "slo_total", ""), 1.0, "the judged one");
+}
+
+#[tokio::test(start_paused = true)]
 async fn c68_nothing_a_client_sends_becomes_a_series() {
     let recorder = recorder();
     let before = samples(&recorder).len();

@@ -59,6 +59,8 @@ pub struct Visit {
 struct Draft {
     request_id: RequestId,
     endpoint: Option<Endpoint>,
+    /// It came to a path whose answers are not judged.
+    is_unjudged: bool,
     tenant: Option<TenantId>,
     promise: Option<Promise>,
     model: Option<Arc<str>>,
@@ -81,6 +83,7 @@ impl Visit {
         let draft = Draft {
             request_id,
             endpoint: None,
+            is_unjudged: false,
             tenant: None,
             promise: None,
             model: None,
@@ -118,9 +121,10 @@ impl Visit {
         &self.draft().request_id
     }
 
-    /// Which of our paths it came to.
-    pub fn comes_to(&mut self, endpoint: Endpoint) {
-        self.draft_mut().endpoint = Some(endpoint);
+    /// Which of our paths it came to, and whether answers there are judged.
+    pub fn comes_to(&mut self, endpoint: Endpoint, is_judged: bool) {
+        let draft = self.draft_mut();
+        (draft.endpoint, draft.is_unjudged) = (Some(endpoint), !is_judged);
     }
 
     /// Who asks.
@@ -179,6 +183,16 @@ impl Visit {
     /// A head of the gateway's own went out while it waits: its client has a 200.
     pub fn head_went_ahead(&mut self, client: &ClientSide) {
         self.draft_mut().ahead = Some(client.clone());
+    }
+
+    /// It is served beyond its tenant's own limit.
+    pub fn is_beyond_its_limit(&mut self) {
+        if let Some(case) = self.case_mut() {
+            case.over_limit = true;
+        }
+        if let Some(promise) = &mut self.open.standing.lock().promise {
+            promise.case.over_limit = true;
+        }
     }
 
     /// So many overload levels of its class are in force, and this is the cap that they set.
@@ -365,6 +379,10 @@ impl Draft {
     fn refused(&self, outcome: Outcome, at: Tick) -> Verdict {
         match &self.promise {
             Some(promise) => judge_refused(outcome, &self.progress(promise), &promise.objectives, &promise.case, at),
+            // Also where its class was not known yet.
+            None if self.is_unjudged && matches!(outcome, Outcome::Missed(_)) => {
+                Verdict::bare(Outcome::Excluded(Excluded::Unjudged))
+            }
             None => Verdict::bare(outcome),
         }
     }

@@ -420,6 +420,27 @@ async fn c40_a_reload_keeps_balances_and_applies_what_changed_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_stream_that_fails_before_a_token_costs_nothing_whatever_its_usage_says() {
+    let start = json!({"type": "message_start", "message": {"id": "m", "role": "assistant", "content": [], "usage": {"input_tokens": 500, "output_tokens": 1}}});
+    let delta = json!({"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "Hi"}});
+    let named = |data: &Value| format!("event: {}\ndata: {data}\n\n", data["type"].as_str().unwrap());
+    let begun = || Script::stream().at(50).put(named(&start));
+    let yaml = limited("tokens_per_minute: 2000").promise(&[("ttft_seconds", 10.0)]).class("hold_head: 100ms");
+    for (script, charged) in [(begun().at(300).reset(), 0), (begun().at(300).put(named(&delta)).at(310).reset(), 501)] {
+        let (house, _engine) = House::playing_with(&yaml, script);
+        let body = json!({"model": "m1", "stream": true, "max_tokens": 900, "messages": []});
+        let ask = Ask::post("/v1/messages", body).header("authorization", "Bearer sk-acme");
+        let reply = house.send(ask).await;
+        assert_eq!(reply.whole().await.status, 200);
+        assert_eq!(house.line().await.verdict(), "missed(truncated)");
+        // What comes back in 310 ms is 10 tokens.
+        let left = left(&house, "tokens_per_minute");
+        assert!((2000 - charged..=2010 - charged).contains(&left), "{left} left, {charged} charged");
+        house.end().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_limit_for_one_model_counts_the_name_behind_the_alias() {
     let yaml = limited("models: {m1: {requests_per_minute: 1}}")
         .routes("  - {model: [m1, m2], pools: [a]}")

@@ -1,5 +1,7 @@
 //! Which engine a request meets: by its prompt, by its session, by what engines took before.
 
+use std::pin::pin;
+
 use futures_util::future::{join, join_all};
 use goodput::lab::script::fixtures::{d, f, r, t};
 use goodput::lab::script::{Script, ScriptedEngine};
@@ -8,7 +10,7 @@ use goodput::units::{PoolId, Tokens};
 use serde_json::{Value, json};
 
 use crate::retries::good;
-use crate::support::{Ask, CHAT, House, Yaml, ms, stream};
+use crate::support::{Ask, CHAT, House, Yaml, ms, stream, unary};
 
 const FOUR: [&str; 4] = ["e1", "e2", "e3", "e4"];
 
@@ -145,5 +147,27 @@ async fn an_absurd_cap_leaves_the_other_work_of_its_engine_in_the_books() {
     let (first, (before, behind)) = join(async { house.chat(stream()).await.whole().await.status }, absurd).await;
     assert_eq!(first, 200);
     assert!(before > Tokens::ZERO && behind == before, "{before:?} {behind:?}");
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_generates_nothing_brings_its_prompt_as_work_and_no_output() {
+    let house = House::new(&Yaml::default());
+    let _engine = house.engine("e1", vec![Script::new().silence()]);
+    let work = async |path: &str, body: Value| {
+        let asking = pin!(house.post(path, body));
+        assert!(tokio::time::timeout(ms(10), asking).await.is_err(), "it is never answered");
+        house.gateway.fleet.view(house.clock.now())[0].engines[0].work
+    };
+    let mut capped = unary();
+    capped["max_tokens"] = json!(500);
+    assert!(work(CHAT, capped).await >= Tokens(500));
+    for (path, body) in [
+        ("/v1/embeddings", json!({"model": "m1", "input": "12345678"})),
+        ("/tokenize", json!({"model": "m1", "prompt": "12345678"})),
+    ] {
+        assert!(work(path, body).await < Tokens(20), "{path}");
+    }
+    house.lines(3).await;
     house.end().await;
 }

@@ -546,6 +546,21 @@ async fn c70_while_draining_new_requests_are_refused_and_open_ones_run_on() {
     house.end().await;
 }
 
+#[tokio::test(start_paused = true)]
+async fn c70_what_is_not_judged_is_no_miss_while_draining() {
+    for (judged, verdict) in [("[]", "excluded(unjudged)"), ("[/v1/embeddings]", "missed(shed)")] {
+        let yaml = Yaml::default().top(&format!("inspect: {{judged_paths: {judged}}}"));
+        let house = House::new(&yaml);
+        house.gateway.begin_drain();
+        let embeddings = house.post("/v1/embeddings", json!({"model": "m1", "input": "hi"})).await.whole().await;
+        let models = house.get("/v1/models").await.whole().await;
+        assert_eq!((embeddings.status.as_u16(), models.status.as_u16()), (503, 503));
+        let verdicts: Vec<String> = house.lines(2).await.iter().map(Line::verdict).collect();
+        assert_eq!(verdicts, [verdict, "excluded(unjudged)"]);
+        house.end().await;
+    }
+}
+
 /// Runs `ask` until 200 ms, then the drain limit passes; `accept` polls right after it says so.
 async fn drained_at_200(house: &House, ask: Value) -> Whole {
     let client = ClientSide::default();

@@ -688,6 +688,34 @@ async fn a_stream_that_broke_itl_and_went_on_is_overdue() {
     house.end().await;
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_finish_that_further_text_undid_is_none_for_overdue_requests_either() {
+    let script = Script::stream().at(100).say(t("a")).say(f("stop")).at(120).say(t("b")).silence();
+    let (house, _engine) = House::playing_with(&Yaml::default().class("stall_seconds: 1"), script);
+    let mut answer = house.chat(stream()).await;
+    answer.frames(3).await;
+    house.sleep(ms(1001)).await;
+    assert_eq!(house.page().sum("goodput_overdue", &[("class", "chat")]), 1.0);
+    drop(answer);
+    assert_eq!(house.line().await.verdict(), "missed(canceled_late)");
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn reasoning_is_no_first_token_for_overdue_requests_where_only_what_is_visible_counts() {
+    for (counts, overdue) in [("first_token", 0.0), ("first_visible_token", 1.0)] {
+        let yaml = Yaml::default().promise(&[("ttft_seconds", 0.5)]).class(&format!("ttft_counts: {counts}"));
+        let (house, _engine) = House::playing_with(&yaml, Script::stream().at(100).say(g("hm")).silence());
+        let mut answer = house.chat(stream()).await;
+        answer.frames(1).await;
+        house.sleep(ms(401)).await;
+        assert_eq!(house.page().sum("goodput_overdue", &[("class", "chat")]), overdue, "{counts}");
+        drop(answer);
+        house.line().await;
+        house.end().await;
+    }
+}
+
 // --- clients that do not read ---
 
 #[tokio::test(start_paused = true)]

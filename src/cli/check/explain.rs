@@ -154,7 +154,7 @@ fn reserved(settings: &Settings, who: &Who, model: &str, wanted: Wanted) -> Resu
 
 /// What the request would be judged by, in words.
 fn promise(class: &Class, endpoint: Endpoint, settings: &Settings, headers: &HeaderMap) -> String {
-    if !endpoint.dialect().generates() && !settings.judged_paths.contains(&endpoint) {
+    if !settings.judges(endpoint) {
         return "none: this path is not judged".to_owned();
     }
     let Targets { ttft, tpot } = class.target_headers.read(headers);
