@@ -111,7 +111,7 @@ impl Reading {
 /// How the requests of a class wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClassQueue {
-    /// From the moment a request asks for a seat to the moment it is refused. Zero: it gets a
+    /// From the moment a request has been read whole to the moment it is refused. Zero: it gets a
     /// free seat or none.
     pub max_wait: Duration,
     /// What becomes of a request that can no longer keep its promise.
