@@ -458,17 +458,20 @@ impl Eye {
         if let Some(sight) = fields.error.and_then(|error| self.failure_in(error)) {
             return Some(self.tally.event(&sight, at));
         }
-        let data = fields.data?;
+        let named = Kind::of(fields.event);
+        let nameless_error = || Sight { kind: named, ..Sight::default() };
+        let Some(data) = fields.data else {
+            // Browsers drop it; it says that the engine gives up all the same.
+            return (named == Kind::Error).then(|| self.tally.event(&nameless_error(), at));
+        };
         if data.starts_with(DONE) {
             self.tally.done(at);
             return None;
         }
-        let named = Kind::of(fields.event);
         let echo_left = self.tally.echo_left();
         let mut reading = Reading::new(self.tally.dialect(), false, echo_left);
         let Some((sight, slots)) = is_read(&data, &mut reading).then(|| reading.found()).flatten() else {
-            let is_error = named == Kind::Error;
-            return is_error.then(|| self.tally.event(&Sight { kind: named, ..Sight::default() }, at));
+            return (named == Kind::Error).then(|| self.tally.event(&nameless_error(), at));
         };
         sight.is_called(named);
         let learnt = fields.data_at.and_then(|start| self.learn(sight, slots, event, start, echo_left));

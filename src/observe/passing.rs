@@ -20,7 +20,7 @@ pub(super) struct Passing {
     /// The last byte was a CR: an LF that follows belongs to it.
     was_cr: bool,
     /// Data lines so far.
-    data_lines: u64,
+    has_data: bool,
     kind: Kind,
     /// The first bytes of the data, as many as [`DONE`] has.
     start: Vec<u8>,
@@ -81,7 +81,7 @@ impl Passing {
             at: At::Name,
             word: Vec::new(),
             was_cr: false,
-            data_lines: 0,
+            has_data: false,
             kind: Kind::Unnamed,
             start: Vec::new(),
             data: Object::of(Reading::new(dialect, false, keep_text)),
@@ -163,10 +163,9 @@ impl Passing {
     /// Data lines are joined by LF, which is whitespace or a fault to the tokenizer, as it
     /// would be in the joined text.
     fn begin_data(&mut self) {
-        if self.data_lines > 0 {
+        if std::mem::replace(&mut self.has_data, true) {
             self.data.read(b"\n");
         }
-        self.data_lines += 1;
     }
 
     fn begin_error(&mut self) {
@@ -209,9 +208,7 @@ impl Passing {
                 sight.is_called(self.kind);
                 Passed::Said(Box::new(sight))
             }
-            None if self.kind == Kind::Error && self.data_lines > 0 => {
-                Passed::Said(Box::new(Sight { kind: self.kind, ..Sight::default() }))
-            }
+            None if self.kind == Kind::Error => Passed::Said(Box::new(Sight { kind: self.kind, ..Sight::default() })),
             None => Passed::Nothing,
         }
     }

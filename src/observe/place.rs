@@ -111,6 +111,7 @@ pub(super) fn member(dialect: Dialect, is_body: bool, around: Place, key: &[u8])
         (Choice, b"message") if is_body => Delta,
         (Choice, b"message") => Whole,
         (Choice, b"error") => Error,
+        (Choice, b"usage") if !is_body => Usage,
         (Choice, b"text") => Text(Visible),
         (Choice, b"finish_reason") => Word(self::Word::Finish),
         (Reason, b"type") => Word(self::Word::Finish),

@@ -349,7 +349,11 @@ impl Sink for Reading {
                 self.object_at = at;
             }
             (Place::Word(Word::Finish), Nest::Object) => place = Place::Reason,
-            (Place::Tool | Place::Call, Nest::Object) => self.choice().lump = true,
+            (Place::Tools | Place::Tool | Place::Call, Nest::Object) => {
+                // Some engines send one tool call in place of a list of them.
+                place = if place == Place::Tools { Place::Tool } else { place };
+                self.choice().lump = true;
+            }
             _ => {}
         }
         self.places[depth] = place;
