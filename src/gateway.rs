@@ -28,7 +28,6 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use futures_util::FutureExt;
-use http::request::Parts as Head;
 use http::uri::PathAndQuery;
 use http::{Request, Response, StatusCode};
 use http_body::Body;
@@ -40,11 +39,11 @@ pub use house::{Gateway, Materials};
 pub use promise::{BoundPool, Live, Promise};
 pub use upload::{Upload, read_whole};
 
-use crate::accept::{Received, made_id, strict};
+use crate::accept::{Head, Received, made_id};
 use crate::admit::queue::Standing;
 use crate::classify::{Ask as ClassAsk, Classified, TargetHeaders};
 use crate::config::Settings;
-use crate::forward::headers::{is_fit_id, names::X_REQUEST_ID};
+use crate::forward::headers::is_fit_id;
 use crate::forward::{OwnFields, ReplyBody};
 use crate::identify::{Unknown, Who};
 use crate::inspect::Facts;
@@ -140,7 +139,7 @@ impl Gateway {
     {
         let (head, body) = request.into_parts();
         let client = head.extensions.get::<ClientSide>().cloned().unwrap_or_default();
-        let Ok(response) = self.handling(Arc::new(head), None, client, body).await;
+        let Ok(response) = self.handling(Arc::new(Head::new(head)), None, client, body).await;
         response
     }
 
@@ -175,7 +174,7 @@ impl Gateway {
         // Waiting to be read is part of the time it takes.
         let read = self.clock.now();
         let at = since.unwrap_or(read);
-        let kept = head.headers.get(X_REQUEST_ID).filter(|value| is_fit_id(value));
+        let kept = head.request_id().filter(|value| is_fit_id(value));
         let kept = kept.and_then(|value| value.to_str().ok()).map(RequestId::from);
         let id_is_made = kept.is_none();
         let id = kept.unwrap_or_else(made_id);
@@ -237,7 +236,8 @@ impl Gateway {
         let (max_body, timeout) = (listen.max_body, listen.body_timeout);
         let (bodies, max_bodies) = (&self.bodies, listen.max_bodies);
         let with_prefix = live.asks_for_prefixes;
-        let terms = Terms { bodies, max_bodies, max_body, timeout, arrival, read, with_prefix };
+        let is_coded = head.has_coding();
+        let terms = Terms { bodies, max_bodies, max_body, timeout, arrival, read, with_prefix, is_coded };
         let upload = upload::read(body, &head.headers, endpoint, terms, client, &self.clock).await?;
         visit.uploaded(upload.complete);
         refuse_what_is_not_served(&upload)?;
@@ -376,7 +376,7 @@ impl Gateway {
             let advice = "send a shorter query, or none: parameters belong into the body";
             return Err(Refusal::BadHead { status: StatusCode::URI_TOO_LONG.as_u16(), advice });
         }
-        strict::check(head, live.settings.listen.max_head, live.settings.listen.max_header_lines)
+        head.check(live.settings.listen.max_head, live.settings.listen.max_header_lines)
             .map_err(|refused| Refusal::BadHead { status: refused.status().as_u16(), advice: refused.advice() })?;
         Endpoint::find(head.method.as_str(), head.uri.path()).map_err(|unroutable| match unroutable {
             Unroutable::Path => Refusal::UnknownPath,

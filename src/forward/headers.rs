@@ -15,8 +15,6 @@ pub mod names {
     use http::header::HeaderName;
     /// Correlates request, answer, log line and span.
     pub const REQUEST_ID: &str = "x-request-id";
-    /// The same.
-    pub const X_REQUEST_ID: HeaderName = HeaderName::from_static(REQUEST_ID);
     /// The class by which the request is judged.
     pub const X_SLO_CLASS: &str = "x-slo-class";
     /// The pool whose engine answered.

@@ -1,0 +1,67 @@
+//! The head of a request, and what is seen of it where it is read.
+
+use std::ops::Deref;
+
+use http::header::{CONTENT_ENCODING, HeaderMap, HeaderValue};
+use http::request::Parts;
+
+use super::id::X_REQUEST_ID;
+use super::strict::{self, Refused};
+
+/// A request's head. What is asked of every head is looked for once. It holds also for a head that
+/// is made of this one with other values: none that says something here but for itself is among
+/// them, and the names are the same ([`framing::Known`](crate::framing::Known)).
+#[derive(Clone, Debug)]
+pub struct Head {
+    parts: Parts,
+    refused: Option<Refused>,
+    has_id: bool,
+    has_coding: bool,
+}
+
+impl Head {
+    /// A head that has been read.
+    #[must_use]
+    pub fn new(parts: Parts) -> Self {
+        let refused = strict::check(&parts).err();
+        let has = |name| parts.headers.contains_key(name);
+        Head { refused, has_id: has(X_REQUEST_ID), has_coding: has(CONTENT_ENCODING), parts }
+    }
+
+    /// Checks it: see [`strict`].
+    ///
+    /// # Errors
+    /// The first thing found wrong.
+    pub fn check(&self, max_head: usize, max_header_lines: usize) -> Result<(), Refused> {
+        strict::check_size(&self.parts, max_head, max_header_lines)?;
+        self.refused.map_or(Ok(()), Err)
+    }
+
+    /// The id that its client gave it.
+    #[must_use]
+    pub fn request_id(&self) -> Option<&HeaderValue> {
+        if self.has_id { self.parts.headers.get(X_REQUEST_ID) } else { None }
+    }
+
+    /// Whether its body wears a content coding.
+    #[must_use]
+    pub fn has_coding(&self) -> bool {
+        self.has_coding
+    }
+
+    /// Its fields, to give some of them other values.
+    pub(super) fn fields_mut(&mut self) -> &mut HeaderMap {
+        &mut self.parts.headers
+    }
+
+    pub(super) fn into_parts(self) -> Parts {
+        self.parts
+    }
+}
+
+impl Deref for Head {
+    type Target = Parts;
+    fn deref(&self) -> &Parts {
+        &self.parts
+    }
+}
