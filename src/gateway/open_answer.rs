@@ -53,7 +53,7 @@ impl Opened {
     /// The response for the client. The visit ends where the answer's body does.
     #[must_use]
     pub fn relay(mut self: Box<Self>, spoken: Spoken, mut visit: Visit) -> Response<ReplyBody> {
-        let Opened { gateway, asked, .. } = &mut *self;
+        let asked = &mut self.asked;
         let Spoken { answer, attempts, at, unproven, has_failed } = spoken;
         let Spoke { head, mut relay, work, mut place, dispatched, injection, degraded } = *answer;
         degraded.iter().for_each(|kind| visit.degraded(kind));
@@ -73,18 +73,10 @@ impl Opened {
         if let Some(case) = visit.case_mut() {
             case.credential_forwarded = place.credential_forwarded;
             case.is_away = place.is_away;
-            case.model_unknown_to_pool = !asked.routed.literal && !gateway.has_served(&place, asked);
         }
         let unproven = unproven.then_some(injection);
         relay.keep(Box::new(Open { of: self, visit, place, attempts, work, unproven, has_failed }));
         Response::from_parts(shown, ReplyBody::Relay(relay))
-    }
-}
-
-impl Gateway {
-    fn has_served(&self, place: &Place, asked: &Asked) -> bool {
-        let model = asked.model.as_deref().unwrap_or_default();
-        self.fleet.has_served(&place.pool, asked.endpoint, model)
     }
 }
 
@@ -118,6 +110,9 @@ impl Keeper for Open {
 
     fn end(mut self: Box<Self>, ended: Ended) {
         let Ended { timeline, refusal } = ended;
+        if refusal.is_some() || timeline.error.is_some() || !timeline.is_success() {
+            self.look_for_the_model();
+        }
         self.tell_the_engine(&timeline, refusal.as_ref());
         self.learn(&timeline);
         let Open { of, visit, .. } = *self;
@@ -130,6 +125,16 @@ impl Keeper for Open {
 }
 
 impl Open {
+    /// A failure may mean that there is no such model.
+    fn look_for_the_model(&mut self) {
+        let Asked { endpoint, model, routed, .. } = &self.of.asked;
+        let has_served = |model| self.of.gateway.fleet.has_served(&self.place.pool, *endpoint, model);
+        let is_unknown = !routed.literal && !has_served(model.as_deref().unwrap_or_default());
+        if let Some(case) = self.visit.case_mut() {
+            case.model_unknown_to_pool = is_unknown;
+        }
+    }
+
     /// What the end of an answer says about its engine.
     fn tell_the_engine(&mut self, timeline: &Timeline, refusal: Option<&Refusal>) {
         let fault = fault_of(timeline, refusal);
