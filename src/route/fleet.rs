@@ -268,28 +268,25 @@ impl Fleet {
 
     /// The request is over without a further result: effects held back so far now count.
     pub fn settle(&self, pool: &PoolId, attempts: &mut Attempts, at: Tick) {
-        let effects = attempts.settled();
-        self.apply(pool, effects, at);
+        if let Some(effect) = attempts.settled() {
+            self.apply(pool, [effect], at);
+        }
     }
 
     /// Notes effects on engines.
-    pub fn apply(&self, pool: &PoolId, effects: Vec<Effect>, at: Tick) {
-        if !effects.is_empty()
-            && let Some(yard) = self.yard(pool)
-        {
+    pub fn apply(&self, pool: &PoolId, effects: impl IntoIterator<Item = Effect>, at: Tick) {
+        if let Some(yard) = self.yard(pool) {
             self.apply_in(&yard, effects, at);
         }
     }
 
-    fn apply_in(&self, yard: &Yard, effects: Vec<Effect>, at: Tick) {
-        for effect in &effects {
-            if let Effect::FaultElsewhere(pool, engine) = effect
-                && let Some(yard) = self.yard(pool)
-            {
-                yard.inner.lock().apply(vec![Effect::Fault(engine.clone())], at);
+    fn apply_in(&self, yard: &Yard, effects: impl IntoIterator<Item = Effect>, at: Tick) {
+        for effect in effects {
+            match effect {
+                Effect::FaultElsewhere(pool, engine) => self.apply(&pool, [Effect::Fault(engine)], at),
+                _ => yard.inner.lock().apply(&effect, at),
             }
         }
-        yard.inner.lock().apply(effects, at);
     }
 
     /// An answer came in a content coding nobody asked for: nothing is injected into bodies
