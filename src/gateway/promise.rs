@@ -1,6 +1,5 @@
 //! One snapshot of everything a request needs: the settings, and what is bound to them.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use http::header::{AUTHORIZATION, HeaderName, HeaderValue};
@@ -31,8 +30,8 @@ pub struct Live {
     pub has_seats: bool,
     /// Of those that wait there some may get their head meanwhile.
     pub heads_go_ahead: bool,
-    pools: Arc<HashMap<PoolId, BoundPool, ahash::RandomState>>,
-    /// One of each class. They are few.
+    pools: Arc<[BoundPool]>,
+    /// One of each class. They are few, as are the pools.
     promises: Vec<Arc<Promise>>,
 }
 
@@ -49,7 +48,7 @@ pub struct Promise {
     /// What an observer measures for it.
     pub watch: Watch,
     judged_paths: Arc<[Endpoint]>,
-    pools: Arc<HashMap<PoolId, BoundPool, ahash::RandomState>>,
+    pools: Arc<[BoundPool]>,
 }
 
 /// A pool, with what is made from its settings once.
@@ -74,9 +73,8 @@ impl Live {
     #[must_use]
     pub fn new(settings: Settings, recorder: &Recorder, desks: &Desks, fleet: &Fleet) -> Self {
         recorder.bind(&shape(&settings));
-        let bind = |pool: &Arc<Pool>| (pool.id.clone(), BoundPool::new(pool, desks, fleet));
-        let pools = settings.pools.iter().map(bind).collect();
-        let pools: Arc<HashMap<_, _, ahash::RandomState>> = Arc::new(pools);
+        let bind = |pool| BoundPool::new(pool, desks, fleet);
+        let pools: Arc<[BoundPool]> = settings.pools.iter().map(bind).collect();
         let judged_paths: Arc<[Endpoint]> = settings.judged_paths.clone().into();
         let promise = |class: &Arc<Class>| {
             Arc::new(Promise {
@@ -99,7 +97,7 @@ impl Live {
         // Also where nobody has limits yet: one that comes by a reload has to know who runs.
         let is_named = |tenant: &Tenant| tenant.id != TenantId::anonymous() || !tenant.limits.is_empty();
         let is_metered = settings.tenants.iter().any(is_named);
-        let has_seats = pools.values().any(BoundPool::is_limited);
+        let has_seats = pools.iter().any(BoundPool::is_limited);
         let heads_go_ahead = has_seats && settings.classes.iter().any(|class| class.timeouts.keepalive.is_some());
         Live { promises, asks_for_prefixes, is_metered, has_seats, heads_go_ahead, pools, settings }
     }
@@ -107,7 +105,7 @@ impl Live {
     /// A pool of these settings.
     #[must_use]
     pub fn pool(&self, pool: &PoolId) -> Option<&BoundPool> {
-        self.pools.get(pool)
+        find(&self.pools, pool)
     }
 
     /// What becomes of a tenant's requests beyond its limits.
@@ -132,6 +130,10 @@ impl Live {
         let all = self.settings.classes.iter().map(|class| class.id.clone());
         all.filter(|class| self.settings.tenants.may_use(tenant, class)).collect()
     }
+}
+
+fn find<'a>(pools: &'a [BoundPool], pool: &PoolId) -> Option<&'a BoundPool> {
+    pools.iter().find(|bound| bound.settings.id == *pool)
 }
 
 fn tenant_shape(tenant: &Tenant) -> TenantShape {
@@ -167,7 +169,7 @@ impl Promise {
     /// If the settings do not define the pool, which their check rules out.
     #[must_use]
     pub fn pool(&self, pool: &PoolId) -> &BoundPool {
-        self.pools.get(pool).expect("the check of the settings knows every pool that a route names")
+        find(&self.pools, pool).expect("the check of the settings knows every pool that a route names")
     }
 
     /// Whether answers on this path are judged.
