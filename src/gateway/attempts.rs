@@ -1,5 +1,6 @@
 //! The loop over engines: asks one, and the pure rules of `route::retry` what comes next.
 
+use std::borrow::Cow;
 use std::future::poll_fn;
 use std::ops::{Deref, DerefMut};
 use std::pin::Pin;
@@ -75,7 +76,7 @@ pub struct Ask<'a> {
     /// The id that the client knows.
     pub id: &'a RequestId,
     /// The id that engines see: unique.
-    pub upstream_id: HeaderValue,
+    pub upstream_id: Cow<'a, [u8]>,
     /// The client's side.
     pub client: &'a ClientSide,
     /// What is known of its model.
