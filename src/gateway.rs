@@ -51,7 +51,7 @@ use crate::judge::{Case, Objectives};
 use crate::record::{self, Visit};
 use crate::refuse::Refusal;
 use crate::route::{Routed, Size};
-use crate::units::{ClassId, ClientSide, Dialect, Endpoint, LengthBucket, RequestId, Tick, Tokens, Unroutable};
+use crate::units::{ClassId, ClientSide, Endpoint, LengthBucket, RequestId, Tick, Tokens, Unroutable};
 use admission::{Held, Walk, Wish};
 use attempts::{Ask, Spoken, Yard, first_willing_engine};
 use early::{EarlyHead, Outlet};
@@ -98,7 +98,6 @@ struct Arrived {
     /// The id is our own, and unique.
     id_is_made: bool,
     client: ClientSide,
-    shape: Dialect,
     /// Where a head may go ahead of the answer; none where none does.
     outlet: Option<Outlet>,
 }
@@ -106,11 +105,12 @@ struct Arrived {
 impl Arrived {
     /// What the client is told: an event where it has its head already.
     fn refused(&self, refusal: &Refusal, class: Option<&ClassId>) -> Response<ReplyBody> {
+        let shape = Endpoint::shape_of_unknown(self.head.uri.path());
         if self.outlet.as_ref().is_some_and(Outlet::is_out) {
-            let endpoint = Endpoint::find(self.head.method.as_str(), self.head.uri.path());
-            return reply::event(refusal, endpoint.map_or(self.shape, Endpoint::dialect), &self.id);
+            let dialect = self.head.endpoint().map_or(shape, Endpoint::dialect);
+            return reply::event(refusal, dialect, &self.id);
         }
-        reply::refusal(refusal, self.shape, &self.id, class)
+        reply::refusal(refusal, shape, &self.id, class)
     }
 }
 
@@ -178,8 +178,7 @@ impl Gateway {
         let kept = kept.and_then(|value| value.to_str().ok()).map(RequestId::from);
         let id_is_made = kept.is_none();
         let id = kept.unwrap_or_else(made_id);
-        let shape = Endpoint::shape_of_unknown(head.uri.path());
-        Arrived { head, at, read, id, id_is_made, client, shape, outlet }
+        Arrived { head, at, read, id, id_is_made, client, outlet }
     }
 
     async fn answer<B>(&self, live: &Arc<Live>, arrived: &Arrived, body: B) -> Response<ReplyBody>
@@ -242,12 +241,12 @@ impl Gateway {
         visit.uploaded(upload.complete);
         refuse_what_is_not_served(&upload)?;
 
-        let model = upload.facts.model.as_ref().map(|field| field.value.as_str());
+        let model = upload.facts.model.as_ref().map(|field| &field.value);
         let alias = model.and_then(|name| live.settings.routes.alias(name));
         if alias.is_some() && upload.is_form {
             return Err(Refusal::AliasInForm.into());
         }
-        let served_model = alias.or(model);
+        let served_model = alias.or(model.map(|name| &**name));
         let learned = self.ratios.of(served_model);
         let prompt = upload.facts.prompt.tokens(learned.bytes_per_token());
         let classified = classify(live, &who, head, endpoint, &upload, served_model, prompt)?;
@@ -360,7 +359,7 @@ impl Gateway {
         };
         let asked = open_answer::Asked {
             endpoint,
-            model: served_model.map(Arc::from),
+            model: alias.map(Arc::from).or_else(|| model.cloned()),
             class: promise.shown.clone(),
             routed,
             prompt: upload.facts.prompt,
@@ -378,7 +377,7 @@ impl Gateway {
         }
         head.check(live.settings.listen.max_head, live.settings.listen.max_header_lines)
             .map_err(|refused| Refusal::BadHead { status: refused.status().as_u16(), advice: refused.advice() })?;
-        Endpoint::find(head.method.as_str(), head.uri.path()).map_err(|unroutable| match unroutable {
+        head.endpoint().map_err(|unroutable| match unroutable {
             Unroutable::Path => Refusal::UnknownPath,
             Unroutable::Method { allow } => Refusal::MethodNotAllowed { allow },
         })

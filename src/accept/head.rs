@@ -7,6 +7,7 @@ use http::request::Parts;
 
 use super::id::X_REQUEST_ID;
 use super::strict::{self, Refused};
+use crate::units::{Endpoint, Unroutable};
 
 /// A request's head. What is asked of every head is looked for once. It holds also for a head that
 /// is made of this one with other values: none that says something here but for itself is among
@@ -15,6 +16,7 @@ use super::strict::{self, Refused};
 pub struct Head {
     parts: Parts,
     refused: Option<Refused>,
+    endpoint: Result<Endpoint, Unroutable>,
     has_id: bool,
     has_coding: bool,
 }
@@ -25,7 +27,8 @@ impl Head {
     pub fn new(parts: Parts) -> Self {
         let refused = strict::check(&parts).err();
         let has = |name| parts.headers.contains_key(name);
-        Head { refused, has_id: has(X_REQUEST_ID), has_coding: has(CONTENT_ENCODING), parts }
+        let endpoint = Endpoint::find(parts.method.as_str(), parts.uri.path());
+        Head { refused, endpoint, has_id: has(X_REQUEST_ID), has_coding: has(CONTENT_ENCODING), parts }
     }
 
     /// Checks it: see [`strict`].
@@ -35,6 +38,14 @@ impl Head {
     pub fn check(&self, max_head: usize, max_header_lines: usize) -> Result<(), Refused> {
         strict::check_size(&self.parts, max_head, max_header_lines)?;
         self.refused.map_or(Ok(()), Err)
+    }
+
+    /// Which endpoint serves it.
+    ///
+    /// # Errors
+    /// None does.
+    pub fn endpoint(&self) -> Result<Endpoint, Unroutable> {
+        self.endpoint
     }
 
     /// The id that its client gave it.
