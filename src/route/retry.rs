@@ -204,7 +204,7 @@ impl Attempts {
             cool_down: pool.cool_down,
             until,
             stage: Stage::Held,
-            tried: Vec::new(),
+            tried: Vec::with_capacity(1),
             closed_from: 0,
             faults: 0,
             push_backs: 0,
