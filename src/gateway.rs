@@ -251,7 +251,7 @@ impl Gateway {
         let prompt = upload.facts.prompt.tokens(learned.bytes_per_token());
         let classified = classify(live, &who, head, endpoint, &upload, served_model, prompt)?;
         let promise = live.promise(&classified.class);
-        let objectives = objectives_of(&promise, head);
+        let objectives = objectives_of(promise, head);
         visit.promised(record::Promise {
             class: classified.class,
             rule: classified.rule,
@@ -280,7 +280,7 @@ impl Gateway {
             endpoint,
             facts: &upload.facts,
             prompt,
-            promise: &promise,
+            promise,
             objectives: &objectives,
             cap: relief.cap(),
             arrival,
@@ -310,8 +310,7 @@ impl Gateway {
             class: promise.shown.as_ref(),
             client,
         });
-        let walk =
-            seat.as_ref().map(|ask| Walk { house: self, promise: &promise, pools: &routed.pools, ask, client, early });
+        let walk = seat.as_ref().map(|ask| Walk { house: self, promise, pools: &routed.pools, ask, client, early });
         let (first, admitted, begins) = match &walk {
             None => (0, allowed_at, Some(allowed_at)),
             Some(walk) => {
@@ -324,7 +323,7 @@ impl Gateway {
 
         let target = target_of(endpoint, head);
         let ask = Ask {
-            promise: &promise,
+            promise,
             routed: &routed,
             first,
             home: relief.home(&routed.pools),
@@ -332,7 +331,7 @@ impl Gateway {
             facts: &upload.facts,
             endpoint,
             target: &target,
-            headers: &head.headers,
+            head,
             frames: &upload.frames,
             was_coded: upload.was_coded,
             fixed: upload.is_form,
@@ -361,10 +360,9 @@ impl Gateway {
             endpoint,
             model: alias.map(Arc::from).or_else(|| model.cloned()),
             class: promise.shown.clone(),
-            routed,
+            is_named: routed.literal,
             prompt: upload.facts.prompt,
             queued: visit.admitted_at().unwrap_or(admitted).since(upload.complete),
-            id: id.clone(),
             learned,
         };
         Ok(Served::Answer(Box::new(Opened { gateway: self.clone(), asked, held }), spoken))
@@ -439,8 +437,8 @@ fn refuse_what_is_not_served(upload: &Upload) -> Result<(), Refusal> {
 /// # Errors
 /// No route does.
 pub fn route(settings: &Settings, model: Option<&str>, class: &ClassId) -> Result<Routed, Refusal> {
-    let missing = if model.is_none() { Refusal::ModelMissing } else { Refusal::ModelNotFound };
-    settings.routes.find(model, class).ok_or(missing)
+    let missing = || if model.is_none() { Refusal::ModelMissing } else { Refusal::ModelNotFound };
+    settings.routes.find(model, class).ok_or_else(missing)
 }
 
 /// The class's objectives, with the targets that the request sets for itself.

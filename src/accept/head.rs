@@ -2,7 +2,7 @@
 
 use std::ops::Deref;
 
-use http::header::{CONTENT_ENCODING, HeaderMap, HeaderValue};
+use http::header::{CONNECTION, CONTENT_ENCODING, HeaderMap, HeaderValue};
 use http::request::Parts;
 
 use super::id::X_REQUEST_ID;
@@ -19,6 +19,7 @@ pub struct Head {
     endpoint: Result<Endpoint, Unroutable>,
     has_id: bool,
     has_coding: bool,
+    has_connection: bool,
 }
 
 impl Head {
@@ -28,7 +29,8 @@ impl Head {
         let refused = strict::check(&parts).err();
         let has = |name| parts.headers.contains_key(name);
         let endpoint = Endpoint::find(parts.method.as_str(), parts.uri.path());
-        Head { refused, endpoint, has_id: has(X_REQUEST_ID), has_coding: has(CONTENT_ENCODING), parts }
+        let (has_id, has_coding, has_connection) = (has(X_REQUEST_ID), has(CONTENT_ENCODING), has(CONNECTION));
+        Head { refused, endpoint, has_id, has_coding, has_connection, parts }
     }
 
     /// Checks it: see [`strict`].
@@ -58,6 +60,12 @@ impl Head {
     #[must_use]
     pub fn has_coding(&self) -> bool {
         self.has_coding
+    }
+
+    /// Whether it may name fields of its connection.
+    #[must_use]
+    pub fn has_connection(&self) -> bool {
+        self.has_connection
     }
 
     /// Its fields, to give some of them other values.

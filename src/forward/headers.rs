@@ -46,13 +46,15 @@ pub struct EngineHeaders<'a> {
     pub host: Option<&'a HeaderValue>,
 }
 
-/// What is known of a request body beside its bytes.
+/// What is known of a request beside its fields and bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sent {
     /// Its answer will be read: it must not wear a coding.
     pub inspected: bool,
     /// It wore a coding, which is gone.
     pub decoded: bool,
+    /// It has a `connection` field, which may name others.
+    pub names_hop_fields: bool,
 }
 
 /// The header fields for an engine, from those of the client: all but the body's length. They
@@ -64,7 +66,7 @@ pub fn for_engine<'a>(
     id: &'a [u8],
 ) -> impl Iterator<Item = (&'a str, &'a [u8])> {
     let EngineHeaders { fixed, forward_authorization, host } = *engine;
-    let named = named_by_connection(client);
+    let named = if sent.names_hop_fields { named_by_connection(client) } else { Vec::new() };
     let crosses = move |(name, _): &(&'a HeaderName, &'a HeaderValue)| {
         let stays_here = match fate(name.as_str()) {
             Fate::Passes => false,
@@ -291,7 +293,7 @@ mod tests {
         fields.iter().map(field).collect()
     }
 
-    const INSPECTED: Sent = Sent { inspected: true, decoded: false };
+    const INSPECTED: Sent = Sent { inspected: true, decoded: false, names_hop_fields: true };
 
     fn to_engine(fields: &[(&str, &str)]) -> HeaderMap {
         sent_to(&EngineHeaders::default(), INSPECTED, fields)

@@ -16,8 +16,8 @@ use crate::observe::{Ending, Limit, Reader, Timeline};
 use crate::record::Visit;
 use crate::refuse::Refusal;
 use crate::route::retry::{Attempts, Happened, Injection};
-use crate::route::{Lesson, Routed, Work};
-use crate::units::{Endpoint, RequestId, Tick};
+use crate::route::{Lesson, Work};
+use crate::units::{Endpoint, Tick};
 
 /// What was asked, as far as the end of the answer needs it.
 pub struct Asked {
@@ -27,14 +27,12 @@ pub struct Asked {
     pub model: Option<Arc<str>>,
     /// The class's name, as responses show it.
     pub class: Option<HeaderValue>,
-    /// Where it was routed.
-    pub routed: Routed,
+    /// The settings name its model, rather than a pattern that fits it.
+    pub is_named: bool,
     /// What the prompt estimate was made of.
     pub prompt: PromptSize,
     /// Time in the gateway's queue.
     pub queued: Duration,
-    /// The id that the client knows.
-    pub id: RequestId,
     /// What was known of its model.
     pub learned: OfModel,
 }
@@ -62,7 +60,7 @@ impl Opened {
             pool: place.shown.take(),
             degraded: degrade::shown(visit.degradation()),
             times: Some([asked.queued, at.since(dispatched)]),
-            ..OwnFields::of(&asked.id)
+            ..OwnFields::of(visit.request_id())
         };
         let (mut shown, ()) = Response::new(()).into_parts();
         shown.status = head.status;
@@ -127,9 +125,9 @@ impl Keeper for Open {
 impl Open {
     /// A failure may mean that there is no such model.
     fn look_for_the_model(&mut self) {
-        let Asked { endpoint, model, routed, .. } = &self.of.asked;
+        let Asked { endpoint, model, is_named, .. } = &self.of.asked;
         let has_served = |model| self.of.gateway.fleet.has_served(&self.place.pool, *endpoint, model);
-        let is_unknown = !routed.literal && !has_served(model.as_deref().unwrap_or_default());
+        let is_unknown = !is_named && !has_served(model.as_deref().unwrap_or_default());
         if let Some(case) = self.visit.case_mut() {
             case.model_unknown_to_pool = is_unknown;
         }
@@ -163,8 +161,8 @@ impl Open {
         if input.is_none() && events.is_none() {
             return;
         }
-        let Asked { learned, model, routed, prompt, .. } = &self.of.asked;
-        let Some(learned) = self.of.gateway.ratios.of_answer(learned, model.as_deref(), routed.literal) else { return };
+        let Asked { learned, model, is_named, prompt, .. } = &self.of.asked;
+        let Some(learned) = self.of.gateway.ratios.of_answer(learned, model.as_deref(), *is_named) else { return };
         if let Some(input) = input {
             learned.prompt(*prompt, input);
         }

@@ -32,7 +32,7 @@ pub struct Live {
     pub heads_go_ahead: bool,
     pools: Arc<[BoundPool]>,
     /// One of each class. They are few, as are the pools.
-    promises: Vec<Arc<Promise>>,
+    promises: Vec<Promise>,
 }
 
 /// What one class promises, and what serving it needs.
@@ -76,21 +76,19 @@ impl Live {
         let bind = |pool| BoundPool::new(pool, desks, fleet);
         let pools: Arc<[BoundPool]> = settings.pools.iter().map(bind).collect();
         let judged_paths: Arc<[Endpoint]> = settings.judged_paths.clone().into();
-        let promise = |class: &Arc<Class>| {
-            Arc::new(Promise {
-                watch: Watch {
-                    gap_edges: recorder.gap_edges(&class.id).unwrap_or_default(),
-                    itl: class.objectives.itl.map(|itl| itl.threshold),
-                    stall: class.objectives.stall,
-                    max_event: settings.max_event,
-                },
-                objectives: Arc::new(class.objectives.clone()),
-                shown: HeaderValue::from_str(class.id.as_str()).ok(),
-                timeouts: Arc::new(class.timeouts),
-                class: Arc::clone(class),
-                judged_paths: Arc::clone(&judged_paths),
-                pools: Arc::clone(&pools),
-            })
+        let promise = |class: &Arc<Class>| Promise {
+            watch: Watch {
+                gap_edges: recorder.gap_edges(&class.id).unwrap_or_default(),
+                itl: class.objectives.itl.map(|itl| itl.threshold),
+                stall: class.objectives.stall,
+                max_event: settings.max_event,
+            },
+            objectives: Arc::new(class.objectives.clone()),
+            shown: HeaderValue::from_str(class.id.as_str()).ok(),
+            timeouts: Arc::new(class.timeouts),
+            class: Arc::clone(class),
+            judged_paths: Arc::clone(&judged_paths),
+            pools: Arc::clone(&pools),
         };
         let promises = settings.classes.iter().map(promise).collect();
         let asks_for_prefixes = settings.pools.iter().any(|pool| pool.balance == Balance::PrefixAffinity);
@@ -119,9 +117,9 @@ impl Live {
     /// # Panics
     /// If the settings do not define the class, which their check rules out.
     #[must_use]
-    pub fn promise(&self, class: &ClassId) -> Arc<Promise> {
+    pub fn promise(&self, class: &ClassId) -> &Promise {
         let promise = self.promises.iter().find(|promise| promise.class.id == *class);
-        Arc::clone(promise.expect("the check of the settings knows every class that a rule names"))
+        promise.expect("the check of the settings knows every class that a rule names")
     }
 
     /// The classes that a tenant may use.

@@ -214,7 +214,7 @@ impl Fleet {
     /// work. `None`: no such engine can take requests.
     #[must_use]
     pub fn choose(&self, pool: &PoolId, attempts: &mut Attempts, want: impl Into<Want>, at: Tick) -> Option<Choice> {
-        self.yard(pool)?.choose(attempts, want, at)
+        self.yard(pool)?.choose(attempts, want.into(), false, at)
     }
 
     /// What a request of this size would see now at the pool's best engine; `None` while too
@@ -359,17 +359,15 @@ impl Fleet {
 }
 
 impl Yard {
-    /// A request begins in this pool: the retry budget grows with it.
-    pub fn request(&self, at: Tick) {
-        self.inner.lock().budget.request(at);
-    }
-
-    /// Picks the best engine: see [`Fleet::choose`].
+    /// Picks the best engine: see [`Fleet::choose`]. The retry budget grows with a request that
+    /// `begins` in this pool.
     #[must_use]
-    pub fn choose(self: &Arc<Self>, attempts: &mut Attempts, want: impl Into<Want>, at: Tick) -> Option<Choice> {
-        let want = want.into();
+    pub fn choose(self: &Arc<Self>, attempts: &mut Attempts, want: Want, begins: bool, at: Tick) -> Option<Choice> {
         let want = Want { size: want.size.believable(), ..want };
         let mut inner = self.inner.lock();
+        if begins {
+            inner.budget.request(at);
+        }
         inner.wake(at);
         let place = inner.best_for(&want, attempts.tried())?;
         let engine = inner.engines[place].as_ref().expect("the tree names only places that are taken");

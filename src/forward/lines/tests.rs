@@ -1,6 +1,5 @@
 //! Lines over in-memory pipes, in virtual time.
 
-use http::HeaderValue;
 use http_body_util::BodyExt;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream, ReadBuf};
 
