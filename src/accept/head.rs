@@ -10,8 +10,8 @@ use super::strict::{self, Refused};
 use crate::units::{Endpoint, Unroutable};
 
 /// A request's head. What is asked of every head is looked for once. It holds also for a head that
-/// is made of this one with other values: none that says something here but for itself is among
-/// them, and the names are the same ([`framing::Known`](crate::framing::Known)).
+/// is made of this one with other values ([`framing::Known`](crate::framing::Known)): its target and
+/// the names of its fields are the same, and so are the values that decide on anything here.
 #[derive(Clone, Debug)]
 pub struct Head {
     parts: Parts,
