@@ -28,7 +28,6 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use futures_util::FutureExt;
-use http::request::Parts as Head;
 use http::uri::PathAndQuery;
 use http::{Request, Response, StatusCode};
 use http_body::Body;
@@ -40,11 +39,11 @@ pub use house::{Gateway, Materials};
 pub use promise::{BoundPool, Live, Promise};
 pub use upload::{Upload, read_whole};
 
-use crate::accept::{Received, made_id, strict};
+use crate::accept::{Head, Received, made_id};
 use crate::admit::queue::Standing;
 use crate::classify::{Ask as ClassAsk, Classified, TargetHeaders};
 use crate::config::Settings;
-use crate::forward::headers::{is_fit_id, names::X_REQUEST_ID};
+use crate::forward::headers::is_fit_id;
 use crate::forward::{OwnFields, ReplyBody};
 use crate::identify::{Unknown, Who};
 use crate::inspect::Facts;
@@ -52,7 +51,7 @@ use crate::judge::{Case, Objectives};
 use crate::record::{self, Visit};
 use crate::refuse::Refusal;
 use crate::route::{Routed, Size};
-use crate::units::{ClassId, ClientSide, Dialect, Endpoint, LengthBucket, RequestId, Tick, Tokens, Unroutable};
+use crate::units::{ClassId, ClientSide, Endpoint, LengthBucket, RequestId, Tick, Tokens, Unroutable};
 use admission::{Held, Walk, Wish};
 use attempts::{Ask, Spoken, Yard, first_willing_engine};
 use early::{EarlyHead, Outlet};
@@ -99,7 +98,6 @@ struct Arrived {
     /// The id is our own, and unique.
     id_is_made: bool,
     client: ClientSide,
-    shape: Dialect,
     /// Where a head may go ahead of the answer; none where none does.
     outlet: Option<Outlet>,
 }
@@ -107,11 +105,12 @@ struct Arrived {
 impl Arrived {
     /// What the client is told: an event where it has its head already.
     fn refused(&self, refusal: &Refusal, class: Option<&ClassId>) -> Response<ReplyBody> {
+        let shape = Endpoint::shape_of_unknown(self.head.uri.path());
         if self.outlet.as_ref().is_some_and(Outlet::is_out) {
-            let endpoint = Endpoint::find(self.head.method.as_str(), self.head.uri.path());
-            return reply::event(refusal, endpoint.map_or(self.shape, Endpoint::dialect), &self.id);
+            let dialect = self.head.endpoint().map_or(shape, Endpoint::dialect);
+            return reply::event(refusal, dialect, &self.id);
         }
-        reply::refusal(refusal, self.shape, &self.id, class)
+        reply::refusal(refusal, shape, &self.id, class)
     }
 }
 
@@ -140,7 +139,7 @@ impl Gateway {
     {
         let (head, body) = request.into_parts();
         let client = head.extensions.get::<ClientSide>().cloned().unwrap_or_default();
-        let Ok(response) = self.handling(Arc::new(head), None, client, body).await;
+        let Ok(response) = self.handling(Arc::new(Head::new(head)), None, client, body).await;
         response
     }
 
@@ -175,12 +174,11 @@ impl Gateway {
         // Waiting to be read is part of the time it takes.
         let read = self.clock.now();
         let at = since.unwrap_or(read);
-        let kept = head.headers.get(X_REQUEST_ID).filter(|value| is_fit_id(value));
+        let kept = head.request_id().filter(|value| is_fit_id(value));
         let kept = kept.and_then(|value| value.to_str().ok()).map(RequestId::from);
         let id_is_made = kept.is_none();
         let id = kept.unwrap_or_else(made_id);
-        let shape = Endpoint::shape_of_unknown(head.uri.path());
-        Arrived { head, at, read, id, id_is_made, client, shape, outlet }
+        Arrived { head, at, read, id, id_is_made, client, outlet }
     }
 
     async fn answer<B>(&self, live: &Arc<Live>, arrived: &Arrived, body: B) -> Response<ReplyBody>
@@ -238,22 +236,23 @@ impl Gateway {
         let (max_body, timeout) = (listen.max_body, listen.body_timeout);
         let (bodies, max_bodies) = (&self.bodies, listen.max_bodies);
         let with_prefix = live.asks_for_prefixes;
-        let terms = Terms { bodies, max_bodies, max_body, timeout, arrival, read, with_prefix };
+        let is_coded = head.has_coding();
+        let terms = Terms { bodies, max_bodies, max_body, timeout, arrival, read, with_prefix, is_coded };
         let upload = upload::read(body, &head.headers, endpoint, terms, client, &self.clock).await?;
         visit.uploaded(upload.complete);
         refuse_what_is_not_served(&upload)?;
 
-        let model = upload.facts.model.as_ref().map(|field| field.value.as_str());
+        let model = upload.facts.model.as_ref().map(|field| &field.value);
         let alias = model.and_then(|name| live.settings.routes.alias(name));
         if alias.is_some() && upload.is_form {
             return Err(Refusal::AliasInForm.into());
         }
-        let served_model = alias.or(model);
+        let served_model = alias.or(model.map(|name| &**name));
         let learned = self.ratios.of(served_model);
         let prompt = upload.facts.prompt.tokens(learned.bytes_per_token());
         let classified = classify(live, &who, head, endpoint, &upload, served_model, prompt)?;
         let promise = live.promise(&classified.class);
-        let objectives = objectives_of(&promise, head);
+        let objectives = objectives_of(promise, head);
         visit.promised(record::Promise {
             class: classified.class,
             rule: classified.rule,
@@ -282,7 +281,7 @@ impl Gateway {
             endpoint,
             facts: &upload.facts,
             prompt,
-            promise: &promise,
+            promise,
             objectives: &objectives,
             cap: relief.cap(),
             arrival,
@@ -312,8 +311,7 @@ impl Gateway {
             class: promise.shown.as_ref(),
             client,
         });
-        let walk =
-            seat.as_ref().map(|ask| Walk { house: self, promise: &promise, pools: &routed.pools, ask, client, early });
+        let walk = seat.as_ref().map(|ask| Walk { house: self, promise, pools: &routed.pools, ask, client, early });
         let (first, admitted, begins) = match &walk {
             None => (0, allowed_at, Some(allowed_at)),
             Some(walk) => {
@@ -326,7 +324,7 @@ impl Gateway {
 
         let target = target_of(endpoint, head);
         let ask = Ask {
-            promise: &promise,
+            promise,
             routed: &routed,
             first,
             home: relief.home(&routed.pools),
@@ -335,7 +333,7 @@ impl Gateway {
             endpoint,
             is_judged,
             target: &target,
-            headers: &head.headers,
+            head,
             frames: &upload.frames,
             was_coded: upload.was_coded,
             fixed: upload.is_form,
@@ -362,12 +360,11 @@ impl Gateway {
         };
         let asked = open_answer::Asked {
             endpoint,
-            model: served_model.map(Arc::from),
+            model: alias.map(Arc::from).or_else(|| model.cloned()),
             class: promise.shown.clone(),
-            routed,
+            is_named: routed.literal,
             prompt: upload.facts.prompt,
             queued: visit.admitted_at().unwrap_or(admitted).since(upload.complete),
-            id: id.clone(),
             learned,
         };
         Ok(Served::Answer(Box::new(Opened { gateway: self.clone(), asked, held }), spoken))
@@ -378,9 +375,9 @@ impl Gateway {
             let advice = "send a shorter query, or none: parameters belong into the body";
             return Err(Refusal::BadHead { status: StatusCode::URI_TOO_LONG.as_u16(), advice });
         }
-        strict::check(head, live.settings.listen.max_head, live.settings.listen.max_header_lines)
+        head.check(live.settings.listen.max_head, live.settings.listen.max_header_lines)
             .map_err(|refused| Refusal::BadHead { status: refused.status().as_u16(), advice: refused.advice() })?;
-        Endpoint::find(head.method.as_str(), head.uri.path()).map_err(|unroutable| match unroutable {
+        head.endpoint().map_err(|unroutable| match unroutable {
             Unroutable::Path => Refusal::UnknownPath,
             Unroutable::Method { allow } => Refusal::MethodNotAllowed { allow },
         })
@@ -442,8 +439,8 @@ fn refuse_what_is_not_served(upload: &Upload) -> Result<(), Refusal> {
 /// # Errors
 /// No route does.
 pub fn route(settings: &Settings, model: Option<&str>, class: &ClassId) -> Result<Routed, Refusal> {
-    let missing = if model.is_none() { Refusal::ModelMissing } else { Refusal::ModelNotFound };
-    settings.routes.find(model, class).ok_or(missing)
+    let missing = || if model.is_none() { Refusal::ModelMissing } else { Refusal::ModelNotFound };
+    settings.routes.find(model, class).ok_or_else(missing)
 }
 
 /// The class's objectives, with the targets that the request sets for itself.

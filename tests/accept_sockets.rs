@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use goodput::accept::settings::{Listen, Tls};
-use goodput::accept::{Door, Drain, Listener, Phase, Received, strict};
+use goodput::accept::{Door, Drain, Listener, Phase, Received};
 use goodput::clock::Clock;
 use goodput::units::{ClientSide, Severed};
 use http::{Request, Response, StatusCode};
@@ -81,7 +81,7 @@ async fn serve(listen: Listen) -> House {
         let (notes, fed, told) = (Arc::clone(&notes), Arc::clone(&fed), told.clone());
         async move {
             notes.heads.fetch_add(1, Ordering::SeqCst);
-            if let Err(refused) = strict::check(&head, 64 << 10, 100) {
+            if let Err(refused) = head.check(64 << 10, 100) {
                 return Ok::<_, Infallible>(whole(refused.status(), refused.advice()));
             }
             if head.uri.path() == "/stream" {

@@ -6,18 +6,18 @@ use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
 use http::Request;
-use http::request::Parts;
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use parking_lot::Mutex;
 
+use super::head::Head;
 use crate::units::{ClientSide, Tick};
 
 /// A request as a connection hands it over. The connection keeps the head too: the next one is
 /// nearly the same, as a rule, and is then made of it without a copy.
 pub struct Received {
     /// Its head.
-    pub head: Arc<Parts>,
+    pub head: Arc<Head>,
     /// Its body.
     pub body: RequestBody,
     /// Since when it was there, where it had to wait for its turn before it was read.
@@ -26,7 +26,7 @@ pub struct Received {
 
 impl From<Received> for Request<RequestBody> {
     fn from(Received { head, body, .. }: Received) -> Self {
-        Request::from_parts(Arc::unwrap_or_clone(head), body)
+        Request::from_parts(Arc::unwrap_or_clone(head).into_parts(), body)
     }
 }
 

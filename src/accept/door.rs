@@ -306,11 +306,14 @@ impl Minder {
                 (_, Some(by)) => by,
                 (Due::Head(at) | Due::Idle(at), None) => at,
             };
+            // One that is set knows whom to wake: a connection is driven by one task.
+            let mut rings = alarm.is_elapsed();
             if self.armed.is_none_or(|armed| armed > deadline) {
                 alarm.as_mut().reset(self.peer.clock.instant(deadline));
                 self.armed = Some(deadline);
+                rings = alarm.as_mut().poll(cx).is_ready();
             }
-            if alarm.as_mut().poll(cx).is_pending() {
+            if !rings {
                 return Wish::GoOn;
             }
             self.armed = None;

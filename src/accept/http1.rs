@@ -208,11 +208,11 @@ where
         }
         let Inbox { buffer, looked_at, .. } = this.inbox;
         match head::take(buffer, looked_at, this.known, *this.limits) {
-            Ok(Some(Asked { parts, framing, keeps, awaits_continue })) => {
-                *this.manners = Manners { version: parts.version, is_head: parts.method == Method::HEAD, keeps };
+            Ok(Some(Asked { head, framing, keeps, awaits_continue })) => {
+                *this.manners = Manners { version: head.version, is_head: head.method == Method::HEAD, keeps };
                 let body = this.inbox.begin(framing, awaits_continue);
                 let since = this.pass.end();
-                let future = this.reception.receive(parts, body, since);
+                let future = this.reception.receive(head, body, since);
                 this.exchange.set(Exchange::Asking { future });
             }
             // It has had its last chance.

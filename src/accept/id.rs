@@ -1,7 +1,12 @@
-//! The id of a request that brings none.
+//! The id of a request.
+
+use http::HeaderName;
 
 use crate::units::RequestId;
 use crate::units::decimal::put_hex;
+
+/// Where a request and its answer have it.
+pub(super) const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 /// A new id: 128 bits by chance.
 #[must_use]

@@ -8,7 +8,7 @@
 //! under load what has begun goes on before more is begun, and who waits for that tells since when.
 //!
 //! Leaves to others: what a request means. The service is any `tower::Service`; a head that
-//! can be read and nobody should serve is refused by it, with [`strict::check`].
+//! can be read and nobody should serve is refused by it, with [`Head::check`].
 //!
 //! How a connection ends:
 //!
@@ -29,6 +29,7 @@ mod body;
 mod date;
 mod door;
 mod drain;
+mod head;
 mod http1;
 mod id;
 mod listener;
@@ -48,6 +49,7 @@ mod version;
 pub use body::{BodyCut, Received, RequestBody};
 pub use door::{Door, Fault};
 pub use drain::{Drain, Phase};
+pub use head::Head;
 pub use id::made_id;
 pub use listener::{CannotListen, Listener};
 pub use tls::{Certificates, TlsProblem};

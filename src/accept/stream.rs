@@ -12,7 +12,6 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::future::Either;
 use http::header::{HeaderName, HeaderValue};
-use http::request::Parts;
 use http::{Request, Response, Version};
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::BodyExt;
@@ -25,6 +24,7 @@ use tower::{Service, ServiceExt};
 use super::body::{Received, RequestBody, Source};
 use super::door::Fault;
 use super::drain::{Drain, Ear, Phase};
+use super::head::Head;
 use super::peer::{Open, Peer};
 use super::shelf::Shelf;
 use super::stall::Stall;
@@ -109,7 +109,7 @@ where
 
     fn call(&self, request: Request<Incoming>) -> Self::Future {
         let (head, body) = request.into_parts();
-        self.receive(Arc::new(head), Source::Stream(body), None)
+        self.receive(Arc::new(Head::new(head)), Source::Stream(body), None)
     }
 }
 
@@ -122,7 +122,7 @@ where
     B: Fielded,
 {
     /// Hands a request to the service: one that was there since then, if it had to wait.
-    pub(super) fn receive(&self, head: Arc<Parts>, source: Source, since: Option<Tick>) -> Asked<S> {
+    pub(super) fn receive(&self, head: Arc<Head>, source: Source, since: Option<Tick>) -> Asked<S> {
         let multiplexed = head.version == Version::HTTP_2;
         let open = self.peer.greet(multiplexed);
         let strand = multiplexed.then(|| {

@@ -3,7 +3,8 @@
 //! Pure. Malformed lines and lengths never come this far: their connection ends with an answer
 //! that nothing counts. What can be read, but two readers could read in two ways, is refused
 //! here. The head has reached our service by then, so the request is an accepted one: `gateway`
-//! calls [`check`], answers with `connection: close`, and counts it.
+//! asks for the result ([`Head::check`](super::Head::check)), answers with `connection: close`,
+//! and counts it.
 
 use http::header::{EXPECT, HOST, HeaderMap, HeaderValue, TRANSFER_ENCODING};
 use http::request::Parts;
@@ -55,19 +56,21 @@ impl Refused {
     }
 }
 
-/// Checks a head that could be read.
-///
-/// # Errors
-/// The first thing found wrong.
-pub fn check(parts: &Parts, max_head: usize, max_header_lines: usize) -> Result<(), Refused> {
-    if parts.method == Method::CONNECT || parts.method == Method::TRACE {
-        return Err(Refused::Method);
-    }
+/// Checks how large a head is.
+pub(super) fn check_size(parts: &Parts, max_head: usize, max_header_lines: usize) -> Result<(), Refused> {
     if parts.headers.len() > max_header_lines {
         return Err(Refused::TooManyLines);
     }
     if parts.version == Version::HTTP_2 && length(parts) > max_head {
         return Err(Refused::HeadTooLarge);
+    }
+    Ok(())
+}
+
+/// Checks all else of a head that could be read: what no limit decides on.
+pub(super) fn check(parts: &Parts) -> Result<(), Refused> {
+    if parts.method == Method::CONNECT || parts.method == Method::TRACE {
+        return Err(Refused::Method);
     }
     let said = Said::by(&parts.headers);
     if !said.is_framed_plainly() {
@@ -193,17 +196,18 @@ mod tests {
     use http::Request;
 
     use super::*;
+    use crate::accept::Head;
 
-    fn head(method: &str, target: &str, version: Version, lines: &[(&str, &str)]) -> Parts {
+    fn head(method: &str, target: &str, version: Version, lines: &[(&str, &str)]) -> Head {
         let mut request = Request::builder().method(method).uri(target).version(version);
         for (name, value) in lines {
             request = request.header(*name, *value);
         }
-        request.body(()).unwrap().into_parts().0
+        Head::new(request.body(()).unwrap().into_parts().0)
     }
 
     fn checked(method: &str, target: &str, lines: &[(&str, &str)]) -> Result<(), Refused> {
-        check(&head(method, target, Version::HTTP_11, lines), 64 << 10, 100)
+        head(method, target, Version::HTTP_11, lines).check(64 << 10, 100)
     }
 
     const PATH: &str = "/v1/chat/completions";
@@ -241,12 +245,12 @@ mod tests {
 
     #[test]
     fn other_versions_name_their_host_elsewhere_or_not_at_all() {
-        assert_eq!(check(&head("POST", PATH, Version::HTTP_10, &[]), 64 << 10, 100), Ok(()));
-        let h2 = |lines| check(&head("POST", "http://g:1/v1/models", Version::HTTP_2, lines), 64 << 10, 100);
+        assert_eq!(head("POST", PATH, Version::HTTP_10, &[]).check(64 << 10, 100), Ok(()));
+        let h2 = |lines| head("POST", "http://g:1/v1/models", Version::HTTP_2, lines).check(64 << 10, 100);
         assert_eq!(h2(&[]), Ok(()));
         assert_eq!(h2(&[("host", "G:1")]), Ok(()));
         assert_eq!(h2(&[("host", "other")]), Err(Refused::Host));
-        assert_eq!(check(&head("POST", PATH, Version::HTTP_2, &[]), 64 << 10, 100), Err(Refused::Host));
+        assert_eq!(head("POST", PATH, Version::HTTP_2, &[]).check(64 << 10, 100), Err(Refused::Host));
     }
 
     #[test]
@@ -280,8 +284,8 @@ mod tests {
         assert_eq!(checked("POST", PATH, &[("host", "g"), ("expect", "200-ok")]), Err(Refused::Expectation));
         let lines: Vec<(&str, &str)> =
             std::iter::once(("host", "g")).chain(std::iter::repeat_n(("x", "y"), 3)).collect();
-        assert_eq!(check(&head("POST", PATH, Version::HTTP_11, &lines), 64 << 10, 4), Ok(()));
-        assert_eq!(check(&head("POST", PATH, Version::HTTP_11, &lines), 64 << 10, 3), Err(Refused::TooManyLines));
+        assert_eq!(head("POST", PATH, Version::HTTP_11, &lines).check(64 << 10, 4), Ok(()));
+        assert_eq!(head("POST", PATH, Version::HTTP_11, &lines).check(64 << 10, 3), Err(Refused::TooManyLines));
     }
 
     #[test]
@@ -289,7 +293,7 @@ mod tests {
         let long = "x".repeat(900);
         let head = head("POST", PATH, Version::HTTP_2, &[("host", "g"), ("x-long", &long)]);
         let exact = PATH.len() + "host".len() + 1 + 4 + "x-long".len() + long.len() + 4;
-        assert_eq!(check(&head, exact, 100), Ok(()));
-        assert_eq!(check(&head, exact - 1, 100), Err(Refused::HeadTooLarge));
+        assert_eq!(head.check(exact, 100), Ok(()));
+        assert_eq!(head.check(exact - 1, 100), Err(Refused::HeadTooLarge));
     }
 }

@@ -152,7 +152,7 @@ fn fact<T>(wanted: Option<T>, facts: Option<&Facts>, fits: impl FnOnce(&Facts, T
 }
 
 fn fits_model(glob: &Glob, ask: &Ask<'_>) -> bool {
-    let sent = ask.facts.and_then(|facts| facts.model.as_ref()).map(|field| field.value.as_str());
+    let sent = ask.facts.and_then(|facts| facts.model.as_ref()).map(|field| &*field.value);
     [sent, ask.model].into_iter().flatten().any(|name| glob.matches(name))
 }
 

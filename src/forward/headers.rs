@@ -15,8 +15,6 @@ pub mod names {
     use http::header::HeaderName;
     /// Correlates request, answer, log line and span.
     pub const REQUEST_ID: &str = "x-request-id";
-    /// The same.
-    pub const X_REQUEST_ID: HeaderName = HeaderName::from_static(REQUEST_ID);
     /// The class by which the request is judged.
     pub const X_SLO_CLASS: &str = "x-slo-class";
     /// The pool whose engine answered.
@@ -48,13 +46,15 @@ pub struct EngineHeaders<'a> {
     pub host: Option<&'a HeaderValue>,
 }
 
-/// What is known of a request body beside its bytes.
+/// What is known of a request beside its fields and bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sent {
     /// Its answer will be read: it must not wear a coding.
     pub inspected: bool,
     /// It wore a coding, which is gone.
     pub decoded: bool,
+    /// It has a `connection` field, which may name others.
+    pub names_hop_fields: bool,
 }
 
 /// The header fields for an engine, from those of the client: all but the body's length. They
@@ -63,10 +63,10 @@ pub fn for_engine<'a>(
     client: &'a HeaderMap,
     engine: &EngineHeaders<'a>,
     sent: Sent,
-    id: &'a HeaderValue,
-) -> impl Iterator<Item = (&'a str, &'a HeaderValue)> {
+    id: &'a [u8],
+) -> impl Iterator<Item = (&'a str, &'a [u8])> {
     let EngineHeaders { fixed, forward_authorization, host } = *engine;
-    let named = named_by_connection(client);
+    let named = if sent.names_hop_fields { named_by_connection(client) } else { Vec::new() };
     let crosses = move |(name, _): &(&'a HeaderName, &'a HeaderValue)| {
         let stays_here = match fate(name.as_str()) {
             Fate::Passes => false,
@@ -77,14 +77,14 @@ pub fn for_engine<'a>(
         };
         !stays_here && !named.contains(name)
     };
-    let of_client = client.iter().filter(crosses).map(|(name, value)| (name.as_str(), value));
-    let coding = sent.inspected.then_some(("accept-encoding", &IDENTITY));
-    let host = host.map(|host| ("host", host));
+    let of_client = client.iter().filter(crosses).map(|(name, value)| (name.as_str(), value.as_bytes()));
+    let coding = sent.inspected.then_some(("accept-encoding", &b"identity"[..]));
+    let host = host.map(|host| ("host", host.as_bytes()));
     let ours = host.into_iter().chain(of_client).chain(coding).chain([(names::REQUEST_ID, id)]);
     // What the pool's settings say stands in place of everything else of that name.
     let is_fixed = |name: &str| fixed.iter().any(|(own, _)| own.as_str() == name);
     let ours = ours.filter(move |(name, _)| !is_fixed(name));
-    ours.chain(fixed.iter().map(|(name, value)| (name.as_str(), value)))
+    ours.chain(fixed.iter().map(|(name, value)| (name.as_str(), value.as_bytes())))
 }
 
 /// Whether a credential of the client's own goes along: one that says anything, and in whose place
@@ -103,8 +103,6 @@ fn says_who(value: &HeaderValue) -> bool {
     let value = value.as_bytes().trim_ascii();
     !value.is_empty() && !value.eq_ignore_ascii_case(b"bearer") && !value.eq_ignore_ascii_case(b"basic")
 }
-
-static IDENTITY: HeaderValue = HeaderValue::from_static("identity");
 
 /// Whether a client's header field crosses to an engine.
 enum Fate {
@@ -295,16 +293,17 @@ mod tests {
         fields.iter().map(field).collect()
     }
 
-    const INSPECTED: Sent = Sent { inspected: true, decoded: false };
+    const INSPECTED: Sent = Sent { inspected: true, decoded: false, names_hop_fields: true };
 
     fn to_engine(fields: &[(&str, &str)]) -> HeaderMap {
         sent_to(&EngineHeaders::default(), INSPECTED, fields)
     }
 
     fn sent_to(engine: &EngineHeaders<'_>, sent: Sent, fields: &[(&str, &str)]) -> HeaderMap {
-        let (client, id) = (map(fields), HeaderValue::from_static("up-1"));
-        let fields: Vec<(&str, &str)> =
-            for_engine(&client, engine, sent, &id).map(|(name, value)| (name, value.to_str().unwrap())).collect();
+        let client = map(fields);
+        let fields: Vec<(&str, &str)> = for_engine(&client, engine, sent, b"up-1")
+            .map(|(name, value)| (name, std::str::from_utf8(value).unwrap()))
+            .collect();
         map(&fields)
     }
 

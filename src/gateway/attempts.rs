@@ -1,5 +1,6 @@
 //! The loop over engines: asks one, and the pure rules of `route::retry` what comes next.
 
+use std::borrow::Cow;
 use std::future::poll_fn;
 use std::ops::{Deref, DerefMut};
 use std::pin::Pin;
@@ -7,13 +8,13 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use http::HeaderMap;
 use http::header::{HeaderValue, RETRY_AFTER};
 use http::uri::PathAndQuery;
 
 use super::admission::{Held, Spare, Walk};
 use super::promise::{BoundPool, Promise};
 use super::reply;
+use crate::accept::Head as Request;
 use crate::admit::levels::{Kind, Kinds};
 use crate::admit::queue::Reading;
 use crate::clock::{Alarms, Clock};
@@ -52,8 +53,8 @@ pub struct Ask<'a> {
     pub is_judged: bool,
     /// Path and query, for the engine.
     pub target: &'a PathAndQuery,
-    /// Its header fields, as they came.
-    pub headers: &'a HeaderMap,
+    /// Its head, as it came.
+    pub head: &'a Request,
     /// Its body, as it came (decoded).
     pub frames: &'a [bytes::Bytes],
     /// The body wore a content coding, which is gone.
@@ -77,7 +78,7 @@ pub struct Ask<'a> {
     /// The id that the client knows.
     pub id: &'a RequestId,
     /// The id that engines see: unique.
-    pub upstream_id: HeaderValue,
+    pub upstream_id: Cow<'a, [u8]>,
     /// The client's side.
     pub client: &'a ClientSide,
     /// What is known of its model.
@@ -218,11 +219,11 @@ pub async fn first_willing_engine(
         attempts.enter(&bound.settings);
         if early {
             yard.fleet.may_try_early(pool, now);
-        } else {
-            bound.yard.request(now);
         }
+        let mut begins = !early;
         let spill = 'pool: loop {
-            let Some(choice) = bound.yard.choose(&mut attempts, ask.want(&bound.settings, now), now) else {
+            let (want, begins) = (ask.want(&bound.settings, now), std::mem::take(&mut begins));
+            let Some(choice) = bound.yard.choose(&mut attempts, want, begins, now) else {
                 yard.fleet.settle(pool, &mut attempts, now);
                 break behind.is_none_or(|happened| spills(happened, &attempts));
             };
@@ -441,7 +442,7 @@ impl Ask<'_> {
             Balance::LeastWork | Balance::RoundRobin => 0,
             Balance::PrefixAffinity => self.facts.prefix_hash,
             Balance::SessionAffinity { header } => {
-                self.headers.get(header).map_or(0, |session| route::key_of(session.as_bytes()))
+                self.head.headers.get(header).map_or(0, |session| route::key_of(session.as_bytes()))
             }
         };
         Want { size: self.size, aims, whole, spent: at - self.arrival, key }
@@ -463,7 +464,7 @@ impl Ask<'_> {
     fn forwards_credential(&self, bound: &BoundPool) -> bool {
         let forward_authorization = bound.settings.forward_authorization;
         let engine = EngineHeaders { fixed: &bound.fixed_headers, forward_authorization, host: None };
-        headers::forwards_credential(self.headers, &engine)
+        headers::forwards_credential(&self.head.headers, &engine)
     }
 }
 
@@ -623,13 +624,14 @@ impl Attempt<'_> {
 
     fn call(&self, edits: &Edits, at: Tick) -> Call {
         let ask = self.ask;
-        let sent = Sent { inspected: ask.is_judged, decoded: ask.was_coded };
+        let sent =
+            Sent { inspected: ask.is_judged, decoded: ask.was_coded, names_hop_fields: ask.head.has_connection() };
         let engine = EngineHeaders {
             fixed: &self.bound.fixed_headers,
             forward_authorization: self.bound.settings.forward_authorization,
             host: self.host.as_ref(),
         };
-        let fields = headers::for_engine(ask.headers, &engine, sent, &ask.upstream_id);
+        let fields = headers::for_engine(&ask.head.headers, &engine, sent, &ask.upstream_id);
         let body = rewrite::apply(ask.frames, &edits.splices);
         Call {
             lines: Arc::clone(self.yard.lines),

@@ -7,6 +7,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use ahash::RandomState;
@@ -31,6 +32,8 @@ const EVERY: Duration = Duration::from_millis(500);
 pub struct Levels {
     ladders: Mutex<Ladders>,
     board: ArcSwapOption<Board>,
+    /// There is one. To look for it costs more, and there hardly ever is.
+    is_posted: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -172,7 +175,8 @@ pub fn shown(kinds: Kinds) -> Option<HeaderValue> {
 impl House {
     /// What is in force for a request of this class.
     pub(super) fn relief(&self, class: &ClassId) -> Relief {
-        let board = self.levels.board.load_full();
+        let is_posted = self.levels.is_posted.load(Ordering::Acquire);
+        let board = if is_posted { self.levels.board.load_full() } else { None };
         let in_force = board.as_ref().and_then(|board| board.classes.get(class)).copied();
         Relief { in_force: in_force.unwrap_or_default(), board }
     }
@@ -285,7 +289,9 @@ impl House {
             }
             board.classes.insert(class.id.clone(), in_force);
         }
-        self.levels.board.store((!board.classes.is_empty()).then(|| Arc::new(board)));
+        let is_posted = !board.classes.is_empty();
+        self.levels.board.store(is_posted.then(|| Arc::new(board)));
+        self.levels.is_posted.store(is_posted, Ordering::Release);
     }
 }
 

@@ -1,7 +1,6 @@
 //! `GET /v1/models`: what the tenant may use, over all pools.
 
 use bytes::Bytes;
-use http::request::Parts as Head;
 use http::{Response, StatusCode};
 use percent_encoding::percent_decode_str;
 use serde_json::{Value, json};
@@ -9,6 +8,7 @@ use serde_json::{Value, json};
 use super::house::Gateway;
 use super::promise::Live;
 use super::reply;
+use crate::accept::Head;
 use crate::forward::ReplyBody;
 use crate::identify::Who;
 use crate::refuse::Refusal;

@@ -16,8 +16,8 @@ use crate::observe::{Ending, Limit, Reader, Timeline};
 use crate::record::Visit;
 use crate::refuse::Refusal;
 use crate::route::retry::{Attempts, Happened, Injection};
-use crate::route::{Lesson, Routed, Work};
-use crate::units::{Endpoint, RequestId, Tick};
+use crate::route::{Lesson, Work};
+use crate::units::{Endpoint, Tick};
 
 /// What was asked, as far as the end of the answer needs it.
 pub struct Asked {
@@ -27,14 +27,12 @@ pub struct Asked {
     pub model: Option<Arc<str>>,
     /// The class's name, as responses show it.
     pub class: Option<HeaderValue>,
-    /// Where it was routed.
-    pub routed: Routed,
+    /// The settings name its model, rather than a pattern that fits it.
+    pub is_named: bool,
     /// What the prompt estimate was made of.
     pub prompt: PromptSize,
     /// Time in the gateway's queue.
     pub queued: Duration,
-    /// The id that the client knows.
-    pub id: RequestId,
     /// What was known of its model.
     pub learned: OfModel,
 }
@@ -53,7 +51,7 @@ impl Opened {
     /// The response for the client. The visit ends where the answer's body does.
     #[must_use]
     pub fn relay(mut self: Box<Self>, spoken: Spoken, mut visit: Visit) -> Response<ReplyBody> {
-        let Opened { gateway, asked, .. } = &mut *self;
+        let asked = &mut self.asked;
         let Spoken { answer, attempts, at, unproven, has_failed } = spoken;
         let Spoke { head, mut relay, work, mut place, dispatched, injection, degraded } = *answer;
         degraded.iter().for_each(|kind| visit.degraded(kind));
@@ -62,7 +60,7 @@ impl Opened {
             pool: place.shown.take(),
             degraded: degrade::shown(visit.degradation()),
             times: Some([asked.queued, at.since(dispatched)]),
-            ..OwnFields::of(&asked.id)
+            ..OwnFields::of(visit.request_id())
         };
         let (mut shown, ()) = Response::new(()).into_parts();
         shown.status = head.status;
@@ -73,18 +71,10 @@ impl Opened {
         if let Some(case) = visit.case_mut() {
             case.credential_forwarded = place.credential_forwarded;
             case.is_away = place.is_away;
-            case.model_unknown_to_pool = !asked.routed.literal && !gateway.has_served(&place, asked);
         }
         let unproven = unproven.then_some(injection);
         relay.keep(Box::new(Open { of: self, visit, place, attempts, work, unproven, has_failed }));
         Response::from_parts(shown, ReplyBody::Relay(relay))
-    }
-}
-
-impl Gateway {
-    fn has_served(&self, place: &Place, asked: &Asked) -> bool {
-        let model = asked.model.as_deref().unwrap_or_default();
-        self.fleet.has_served(&place.pool, asked.endpoint, model)
     }
 }
 
@@ -118,6 +108,9 @@ impl Keeper for Open {
 
     fn end(mut self: Box<Self>, ended: Ended) {
         let Ended { timeline, refusal } = ended;
+        if refusal.is_some() || timeline.error.is_some() || !timeline.is_success() {
+            self.look_for_the_model();
+        }
         self.tell_the_engine(&timeline, refusal.as_ref());
         self.learn(&timeline);
         let Open { of, visit, .. } = *self;
@@ -130,6 +123,16 @@ impl Keeper for Open {
 }
 
 impl Open {
+    /// A failure may mean that there is no such model.
+    fn look_for_the_model(&mut self) {
+        let Asked { endpoint, model, is_named, .. } = &self.of.asked;
+        let has_served = |model| self.of.gateway.fleet.has_served(&self.place.pool, *endpoint, model);
+        let is_unknown = !is_named && !has_served(model.as_deref().unwrap_or_default());
+        if let Some(case) = self.visit.case_mut() {
+            case.model_unknown_to_pool = is_unknown;
+        }
+    }
+
     /// What the end of an answer says about its engine.
     fn tell_the_engine(&mut self, timeline: &Timeline, refusal: Option<&Refusal>) {
         let fault = fault_of(timeline, refusal);
@@ -158,8 +161,8 @@ impl Open {
         if input.is_none() && events.is_none() {
             return;
         }
-        let Asked { learned, model, routed, prompt, .. } = &self.of.asked;
-        let Some(learned) = self.of.gateway.ratios.of_answer(learned, model.as_deref(), routed.literal) else { return };
+        let Asked { learned, model, is_named, prompt, .. } = &self.of.asked;
+        let Some(learned) = self.of.gateway.ratios.of_answer(learned, model.as_deref(), *is_named) else { return };
         if let Some(input) = input {
             learned.prompt(*prompt, input);
         }

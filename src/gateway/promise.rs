@@ -1,6 +1,5 @@
 //! One snapshot of everything a request needs: the settings, and what is bound to them.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use http::header::{AUTHORIZATION, HeaderName, HeaderValue};
@@ -31,9 +30,9 @@ pub struct Live {
     pub has_seats: bool,
     /// Of those that wait there some may get their head meanwhile.
     pub heads_go_ahead: bool,
-    pools: Arc<HashMap<PoolId, BoundPool, ahash::RandomState>>,
-    /// One of each class. They are few.
-    promises: Vec<Arc<Promise>>,
+    pools: Arc<[BoundPool]>,
+    /// One of each class. They are few, as are the pools.
+    promises: Vec<Promise>,
 }
 
 /// What one class promises, and what serving it needs.
@@ -48,7 +47,7 @@ pub struct Promise {
     pub objectives: Arc<Objectives>,
     /// What an observer measures for it.
     pub watch: Watch,
-    pools: Arc<HashMap<PoolId, BoundPool, ahash::RandomState>>,
+    pools: Arc<[BoundPool]>,
 }
 
 /// A pool, with what is made from its settings once.
@@ -73,30 +72,27 @@ impl Live {
     #[must_use]
     pub fn new(settings: Settings, recorder: &Recorder, desks: &Desks, fleet: &Fleet) -> Self {
         recorder.bind(&shape(&settings));
-        let bind = |pool: &Arc<Pool>| (pool.id.clone(), BoundPool::new(pool, desks, fleet));
-        let pools = settings.pools.iter().map(bind).collect();
-        let pools: Arc<HashMap<_, _, ahash::RandomState>> = Arc::new(pools);
-        let promise = |class: &Arc<Class>| {
-            Arc::new(Promise {
-                watch: Watch {
-                    gap_edges: recorder.gap_edges(&class.id).unwrap_or_default(),
-                    itl: class.objectives.itl.map(|itl| itl.threshold),
-                    stall: class.objectives.stall,
-                    max_event: settings.max_event,
-                },
-                objectives: Arc::new(class.objectives.clone()),
-                shown: HeaderValue::from_str(class.id.as_str()).ok(),
-                timeouts: Arc::new(class.timeouts),
-                class: Arc::clone(class),
-                pools: Arc::clone(&pools),
-            })
+        let bind = |pool| BoundPool::new(pool, desks, fleet);
+        let pools: Arc<[BoundPool]> = settings.pools.iter().map(bind).collect();
+        let promise = |class: &Arc<Class>| Promise {
+            watch: Watch {
+                gap_edges: recorder.gap_edges(&class.id).unwrap_or_default(),
+                itl: class.objectives.itl.map(|itl| itl.threshold),
+                stall: class.objectives.stall,
+                max_event: settings.max_event,
+            },
+            objectives: Arc::new(class.objectives.clone()),
+            shown: HeaderValue::from_str(class.id.as_str()).ok(),
+            timeouts: Arc::new(class.timeouts),
+            class: Arc::clone(class),
+            pools: Arc::clone(&pools),
         };
         let promises = settings.classes.iter().map(promise).collect();
         let asks_for_prefixes = settings.pools.iter().any(|pool| pool.balance == Balance::PrefixAffinity);
         // Also where nobody has limits yet: one that comes by a reload has to know who runs.
         let is_named = |tenant: &Tenant| tenant.id != TenantId::anonymous() || !tenant.limits.is_empty();
         let is_metered = settings.tenants.iter().any(is_named);
-        let has_seats = pools.values().any(BoundPool::is_limited);
+        let has_seats = pools.iter().any(BoundPool::is_limited);
         let heads_go_ahead = has_seats && settings.classes.iter().any(|class| class.timeouts.keepalive.is_some());
         Live { promises, asks_for_prefixes, is_metered, has_seats, heads_go_ahead, pools, settings }
     }
@@ -104,7 +100,7 @@ impl Live {
     /// A pool of these settings.
     #[must_use]
     pub fn pool(&self, pool: &PoolId) -> Option<&BoundPool> {
-        self.pools.get(pool)
+        find(&self.pools, pool)
     }
 
     /// What becomes of a tenant's requests beyond its limits.
@@ -118,9 +114,9 @@ impl Live {
     /// # Panics
     /// If the settings do not define the class, which their check rules out.
     #[must_use]
-    pub fn promise(&self, class: &ClassId) -> Arc<Promise> {
+    pub fn promise(&self, class: &ClassId) -> &Promise {
         let promise = self.promises.iter().find(|promise| promise.class.id == *class);
-        Arc::clone(promise.expect("the check of the settings knows every class that a rule names"))
+        promise.expect("the check of the settings knows every class that a rule names")
     }
 
     /// The classes that a tenant may use.
@@ -129,6 +125,10 @@ impl Live {
         let all = self.settings.classes.iter().map(|class| class.id.clone());
         all.filter(|class| self.settings.tenants.may_use(tenant, class)).collect()
     }
+}
+
+fn find<'a>(pools: &'a [BoundPool], pool: &PoolId) -> Option<&'a BoundPool> {
+    pools.iter().find(|bound| bound.settings.id == *pool)
 }
 
 fn tenant_shape(tenant: &Tenant) -> TenantShape {
@@ -164,7 +164,7 @@ impl Promise {
     /// If the settings do not define the pool, which their check rules out.
     #[must_use]
     pub fn pool(&self, pool: &PoolId) -> &BoundPool {
-        self.pools.get(pool).expect("the check of the settings knows every pool that a route names")
+        find(&self.pools, pool).expect("the check of the settings knows every pool that a route names")
     }
 }
 

@@ -113,6 +113,8 @@ pub struct Terms<'a> {
     pub read: Tick,
     /// Somebody asks for the prefix of the prompt.
     pub with_prefix: bool,
+    /// It wears a content coding.
+    pub is_coded: bool,
 }
 
 /// Reads `body` to its end.
@@ -166,7 +168,8 @@ where
 {
     let share = Share::of(Arc::clone(terms.bodies), terms.max_bodies);
     let whole = body.size_hint().exact();
-    let mut reading = Reading::begin(headers, endpoint, whole, terms.max_body, terms.with_prefix, share)?;
+    let mut reading =
+        Reading::begin(headers, terms.is_coded, endpoint, whole, terms.max_body, terms.with_prefix, share)?;
     let mut cx = Context::from_waker(Waker::noop());
     while let Poll::Ready(frame) = body.as_mut().poll_frame(&mut cx) {
         if !reading.hear(frame)? || body.is_end_stream() {
@@ -183,7 +186,8 @@ where
 pub fn read_whole(body: Bytes, headers: &HeaderMap, endpoint: Endpoint, max_body: u64) -> Result<Upload, Refusal> {
     let share = Share::of(Arc::default(), u64::MAX);
     let whole = Some(body.len() as u64);
-    let mut reading = Reading::begin(headers, endpoint, whole, max_body, false, share)?;
+    let is_coded = headers.contains_key(CONTENT_ENCODING);
+    let mut reading = Reading::begin(headers, is_coded, endpoint, whole, max_body, false, share)?;
     reading.take(body)?;
     reading.finish(Tick::ZERO)
 }
@@ -219,6 +223,7 @@ struct Reading {
 impl Reading {
     fn begin(
         headers: &HeaderMap,
+        is_coded: bool,
         endpoint: Endpoint,
         whole: Option<u64>,
         max_body: u64,
@@ -230,7 +235,8 @@ impl Reading {
             return Err(Refusal::BodyTooLarge { limit: max_body });
         }
         let limit = usize::try_from(max_body).unwrap_or(usize::MAX);
-        let decoder = coding_of(headers)?.map(|coding| Decoder::new(coding, limit)).transpose();
+        let coding = if is_coded { coding_of(headers)? } else { None };
+        let decoder = coding.map(|coding| Decoder::new(coding, limit)).transpose();
         let decoder = decoder.map_err(|error| undecodable(error, max_body))?.map(Box::new);
         let reader = match form_type(headers, endpoint) {
             Some(form) => Reader::Form(Box::new(FormScanner::new(form).map_err(|_| Refusal::UnreadableForm)?)),
@@ -330,9 +336,6 @@ fn undecodable(error: Undecodable, limit: u64) -> Refusal {
 
 /// The coding of a request body: none, one that we can undo, or a refusal.
 fn coding_of(headers: &HeaderMap) -> Result<Option<Coding>, Refusal> {
-    if !headers.contains_key(CONTENT_ENCODING) {
-        return Ok(None);
-    }
     let values = headers.get_all(CONTENT_ENCODING).iter();
     let names = values.flat_map(|value| value.to_str().unwrap_or("?").split(',')).map(str::trim);
     let mut codings = names.filter(|name| !name.is_empty() && !name.eq_ignore_ascii_case("identity"));
@@ -375,6 +378,7 @@ mod tests {
             arrival: Tick::ZERO,
             read: Tick::ZERO,
             with_prefix: false,
+            is_coded: false,
         };
         let Ok(Begun::Whole(upload)) = begun(pin!(body), &headers, endpoint, &terms) else { panic!("it has come") };
         assert!(upload.frames[0].as_ptr() != place && upload.frames.concat() == br#"{"model":"m"}"#);

@@ -1,6 +1,7 @@
 //! What a request body said, as far as the gateway decides on it.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use crate::units::Tokens;
 
@@ -18,7 +19,7 @@ pub struct Field<T> {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Facts {
     /// `model`, absent also where it was `null`.
-    pub model: Option<Field<String>>,
+    pub model: Option<Field<Arc<str>>>,
     /// `stream`; `null` reads as absent.
     pub stream: Option<Field<bool>>,
     /// `stream_options`, where it is an object or `null`.

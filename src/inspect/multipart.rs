@@ -3,6 +3,8 @@
 //! Lenient readers disagree about forms as they do about JSON, so this one takes only what
 //! all of them read alike: CRLF line ends, one `Content-Disposition` per part, plain names.
 
+use std::sync::Arc;
+
 use memchr::memmem;
 
 use super::facts::{Facts, Field, Unreadable};
@@ -28,7 +30,7 @@ pub struct FormScanner {
     /// The value of `model`, while it is read.
     value: Vec<u8>,
     value_at: usize,
-    model: Option<Field<String>>,
+    model: Option<Field<Arc<str>>>,
     length: usize,
 }
 
@@ -140,7 +142,7 @@ impl FormScanner {
         if self.state == State::Model {
             let value = String::from_utf8(std::mem::take(&mut self.value));
             let value = value.map_err(|_| broken("its model is not UTF-8"))?;
-            self.model = Some(Field { at: self.value_at..self.value_at + value.len(), value });
+            self.model = Some(Field { at: self.value_at..self.value_at + value.len(), value: value.into() });
         }
         self.drop_held(passed + self.delimiter.len());
         self.state = State::Delimiter;
@@ -315,13 +317,13 @@ mod tests {
             let facts = read(body.as_bytes()).unwrap();
             assert_eq!((facts.length, facts.choices(), facts.readable), (body.len(), 1, true));
             let model = facts.model.unwrap();
-            assert_eq!((model.value.as_str(), &body[model.at]), ("whisper-1", "whisper-1"));
+            assert_eq!((&*model.value, &body[model.at]), ("whisper-1", "whisper-1"));
         }
         assert_eq!(read(form(&[FILE]).as_bytes()).unwrap().model, None);
         let bare = form(&[("content-disposition:form-data;name=model", "m")]);
-        assert_eq!(read(bare.as_bytes()).unwrap().model.unwrap().value, "m");
+        assert_eq!(&*read(bare.as_bytes()).unwrap().model.unwrap().value, "m");
         let around = format!("preamble\r\n{}epilogue --XX", form(&[MODEL]));
-        assert_eq!(read(around.as_bytes()).unwrap().model.unwrap().value, "whisper-1");
+        assert_eq!(&*read(around.as_bytes()).unwrap().model.unwrap().value, "whisper-1");
     }
 
     #[test]
@@ -334,7 +336,7 @@ mod tests {
     #[test]
     fn an_empty_part_and_an_empty_model_are_parts() {
         let body = form(&[("Content-Disposition: form-data; name=\"x\"", ""), (MODEL.0, "")]);
-        assert_eq!(read(body.as_bytes()).unwrap().model.unwrap().value, "");
+        assert_eq!(&*read(body.as_bytes()).unwrap().model.unwrap().value, "");
     }
 
     #[test]

@@ -401,7 +401,7 @@ impl Reader {
         let at = self.scalar_at..past;
         match (self.member, self.inner) {
             (Member::Model, _) => match said.text() {
-                Some(text) => self.facts.model = Some(Field { value: text.to_owned(), at }),
+                Some(text) => self.facts.model = Some(Field { value: text.into(), at }),
                 None => self.facts.readable = false,
             },
             (Member::User, _) => self.facts.readable &= !said.has_lone_surrogate(),

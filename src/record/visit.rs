@@ -64,6 +64,7 @@ struct Draft {
     tenant: Option<TenantId>,
     promise: Option<Promise>,
     model: Option<Arc<str>>,
+    pool: Option<PoolId>,
     engine: Option<EngineId>,
     attempts: u32,
     retries: Retries,
@@ -87,6 +88,7 @@ impl Visit {
             tenant: None,
             promise: None,
             model: None,
+            pool: None,
             engine: None,
             attempts: 0,
             retries: Retries::default(),
@@ -146,14 +148,19 @@ impl Visit {
     /// The route: the model as it names it, and its first pool.
     pub fn routed(&mut self, model: Arc<str>, pool: PoolId) {
         self.draft_mut().model = Some(model);
-        self.open.standing.lock().pool = Some(pool);
+        self.stands(pool, false);
     }
 
     /// It waits in the queue of this pool.
     pub fn waits(&mut self, pool: &PoolId) {
+        self.stands(pool.clone(), true);
+    }
+
+    /// It stands in this pool: said once more where a scrape looks.
+    fn stands(&mut self, pool: PoolId, waits: bool) {
+        self.draft_mut().pool = Some(pool.clone());
         let mut standing = self.open.standing.lock();
-        standing.pool = Some(pool.clone());
-        standing.waits = true;
+        (standing.pool, standing.waits) = (Some(pool), waits);
     }
 
     /// The request left the queue.
@@ -175,9 +182,7 @@ impl Visit {
     /// The queue before was too long: it goes on to this pool of its route.
     pub fn spills(&mut self, pool: &PoolId) {
         self.draft_mut().spilled = true;
-        let mut standing = self.open.standing.lock();
-        standing.pool = Some(pool.clone());
-        standing.waits = false;
+        self.stands(pool.clone(), false);
     }
 
     /// A head of the gateway's own went out while it waits: its client has a 200.
@@ -220,7 +225,9 @@ impl Visit {
         let draft = self.draft_mut();
         draft.attempts += 1;
         draft.engine = Some(engine);
-        self.open.standing.lock().pool = Some(pool.clone());
+        if draft.pool.as_ref() != Some(pool) {
+            self.stands(pool.clone(), false);
+        }
     }
 
     /// What made another attempt necessary.
@@ -322,7 +329,6 @@ impl Visit {
         timeline: Option<Timeline>,
         refusal: Option<&Refusal>,
     ) {
-        let pool = self.open.standing.lock().pool.clone();
         let promise = draft.promise;
         let over_limit = promise.as_ref().is_some_and(|promise| promise.case.over_limit);
         let cap_lowered = promise.as_ref().is_some_and(|promise| promise.case.cap_lowered);
@@ -341,7 +347,7 @@ impl Visit {
                 class,
                 rule,
                 model: draft.model,
-                pool,
+                pool: draft.pool,
                 engine: draft.engine,
                 attempts: draft.attempts,
                 retries: draft.retries,

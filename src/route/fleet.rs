@@ -214,7 +214,7 @@ impl Fleet {
     /// work. `None`: no such engine can take requests.
     #[must_use]
     pub fn choose(&self, pool: &PoolId, attempts: &mut Attempts, want: impl Into<Want>, at: Tick) -> Option<Choice> {
-        self.yard(pool)?.choose(attempts, want, at)
+        self.yard(pool)?.choose(attempts, want.into(), false, at)
     }
 
     /// What a request of this size would see now at the pool's best engine; `None` while too
@@ -268,28 +268,25 @@ impl Fleet {
 
     /// The request is over without a further result: effects held back so far now count.
     pub fn settle(&self, pool: &PoolId, attempts: &mut Attempts, at: Tick) {
-        let effects = attempts.settled();
-        self.apply(pool, effects, at);
+        if let Some(effect) = attempts.settled() {
+            self.apply(pool, [effect], at);
+        }
     }
 
     /// Notes effects on engines.
-    pub fn apply(&self, pool: &PoolId, effects: Vec<Effect>, at: Tick) {
-        if !effects.is_empty()
-            && let Some(yard) = self.yard(pool)
-        {
+    pub fn apply(&self, pool: &PoolId, effects: impl IntoIterator<Item = Effect>, at: Tick) {
+        if let Some(yard) = self.yard(pool) {
             self.apply_in(&yard, effects, at);
         }
     }
 
-    fn apply_in(&self, yard: &Yard, effects: Vec<Effect>, at: Tick) {
-        for effect in &effects {
-            if let Effect::FaultElsewhere(pool, engine) = effect
-                && let Some(yard) = self.yard(pool)
-            {
-                yard.inner.lock().apply(vec![Effect::Fault(engine.clone())], at);
+    fn apply_in(&self, yard: &Yard, effects: impl IntoIterator<Item = Effect>, at: Tick) {
+        for effect in effects {
+            match effect {
+                Effect::FaultElsewhere(pool, engine) => self.apply(&pool, [Effect::Fault(engine)], at),
+                _ => yard.inner.lock().apply(&effect, at),
             }
         }
-        yard.inner.lock().apply(effects, at);
     }
 
     /// An answer came in a content coding nobody asked for: nothing is injected into bodies
@@ -362,17 +359,15 @@ impl Fleet {
 }
 
 impl Yard {
-    /// A request begins in this pool: the retry budget grows with it.
-    pub fn request(&self, at: Tick) {
-        self.inner.lock().budget.request(at);
-    }
-
-    /// Picks the best engine: see [`Fleet::choose`].
+    /// Picks the best engine: see [`Fleet::choose`]. The retry budget grows with a request that
+    /// `begins` in this pool.
     #[must_use]
-    pub fn choose(self: &Arc<Self>, attempts: &mut Attempts, want: impl Into<Want>, at: Tick) -> Option<Choice> {
-        let want = want.into();
+    pub fn choose(self: &Arc<Self>, attempts: &mut Attempts, want: Want, begins: bool, at: Tick) -> Option<Choice> {
         let want = Want { size: want.size.believable(), ..want };
         let mut inner = self.inner.lock();
+        if begins {
+            inner.budget.request(at);
+        }
         inner.wake(at);
         let place = inner.best_for(&want, attempts.tried())?;
         let engine = inner.engines[place].as_ref().expect("the tree names only places that are taken");

@@ -204,7 +204,7 @@ impl Attempts {
             cool_down: pool.cool_down,
             until,
             stage: Stage::Held,
-            tried: Vec::new(),
+            tried: Vec::with_capacity(1),
             closed_from: 0,
             faults: 0,
             push_backs: 0,
@@ -298,18 +298,15 @@ impl Attempts {
     /// The current attempt succeeded: a 2xx whose first token came, or whose head was whole
     /// where the answer is no stream.
     #[must_use = "effects are to be applied"]
-    pub fn succeeded(&mut self, injection: Injection) -> Vec<Effect> {
-        let mut effects = self.settled();
-        if let Some(engine) = self.engine().cloned() {
-            effects.reserve_exact(1);
-            if self.without_injection {
-                effects.push(Effect::InjectionSwitchedOff(engine.clone()));
-            } else if injection != Injection::None {
-                effects.push(Effect::InjectionAccepted(engine.clone()));
-            }
-            effects.push(Effect::Well(engine));
-        }
-        effects
+    pub fn succeeded(&mut self, injection: Injection) -> impl Iterator<Item = Effect> + use<> {
+        let engine = || self.engine().cloned();
+        let of_injection = match injection {
+            _ if self.without_injection => engine().map(Effect::InjectionSwitchedOff),
+            Injection::None => None,
+            Injection::Proven | Injection::Unproven => engine().map(Effect::InjectionAccepted),
+        };
+        let well = engine().map(Effect::Well);
+        self.settled().into_iter().chain(of_injection).chain(well)
     }
 
     /// What to do after the current attempt ended so.
@@ -318,12 +315,12 @@ impl Attempts {
         let Some(engine) = self.engine().cloned() else {
             return Step { next: Next::GiveUp, effects: Vec::new() };
         };
+        let mut effects = Vec::new();
         if self.stage == Stage::Flowing {
-            let mut effects = self.settled();
+            effects.extend(self.settled());
             effects.push(Effect::Fault(engine));
             return Step { next: Next::Relay, effects };
         }
-        let mut effects = Vec::new();
         self.was_heard |= !matches!(happened, Happened::ConnectFailed | Happened::Lacking);
         let next = match happened {
             Happened::StaleLine if self.stale.as_ref() != Some(&engine) => {
@@ -331,7 +328,7 @@ impl Attempts {
                 return Step { next: Next::SameFresh, effects };
             }
             Happened::ConnectFailed => {
-                effects = self.settled();
+                effects.extend(self.settled());
                 effects.push(Effect::Fault(engine.clone()));
                 effects.push(Effect::Cool(engine, self.cool_down.default.min(self.cool_down.max)));
                 let alone = rest == Rest::Alone && !self.connect_repeated;
@@ -340,7 +337,7 @@ impl Attempts {
             }
             Happened::Lacking => None,
             Happened::PushBack { retry_after } => {
-                effects = self.settled();
+                effects.extend(self.settled());
                 let length = retry_after.unwrap_or(self.cool_down.default).min(self.cool_down.max);
                 effects.push(Effect::Cool(engine, length));
                 self.has_answer = true;
@@ -393,16 +390,15 @@ impl Attempts {
         if self.has_answer && !self.timed_out { Next::Relay } else { Next::GiveUp }
     }
 
-    /// Effects that were held back and now count. To be asked once where a request ends
+    /// An effect that was held back and now counts. To be asked once where a request ends
     /// without a further call of [`Attempts::next`] or [`Attempts::succeeded`]: the client
     /// left, or no engine could be chosen.
-    #[must_use = "effects are to be applied"]
-    pub fn settled(&mut self) -> Vec<Effect> {
-        let effect = self.provisional.take().map(|(pool, engine)| match pool == self.pool {
+    #[must_use = "it is to be applied"]
+    pub fn settled(&mut self) -> Option<Effect> {
+        self.provisional.take().map(|(pool, engine)| match pool == self.pool {
             true => Effect::Fault(engine),
             false => Effect::FaultElsewhere(pool, engine),
-        });
-        effect.into_iter().collect()
+        })
     }
 
     fn after_failure(

@@ -308,7 +308,7 @@ impl Inner {
             && let Some(engine) = self.engines[place].as_ref()
         {
             let load = match self.settings.balance {
-                Balance::RoundRobin => key.load,
+                Balance::RoundRobin => engine.last_turn,
                 _ => engine.load_again(self.typical),
             };
             let now = Key { rank: engine.rank_if_able(), load };
@@ -495,7 +495,11 @@ impl Inner {
         let Some(engine) = self.engines[place].as_mut() else { return false };
         engine.last_turn = turn;
         let tries = engine.begin(size);
-        self.rekey(place, at);
+        // Whoever asks has looked at what changes by time (`wake`).
+        match tries {
+            true => self.rekey(place, at),
+            false => self.reweigh(place),
+        }
         tries
     }
 
@@ -522,22 +526,19 @@ impl Inner {
         self.reweigh(place);
     }
 
-    pub fn apply(&mut self, effects: Vec<Effect>, at: Tick) {
-        let limits = self.settings.breaker;
-        for effect in effects {
-            let id = match &effect {
-                Effect::FaultElsewhere(..) => continue,
-                Effect::Fault(id)
-                | Effect::Cool(id, _)
-                | Effect::Well(id)
-                | Effect::InjectionAccepted(id)
-                | Effect::InjectionSwitchedOff(id) => id,
-            };
-            let Some(&place) = self.places.get(id) else { continue };
-            let Some(engine) = self.engines[place].as_mut() else { continue };
-            if engine.feel(&effect, limits.as_ref(), at) {
-                self.rekey(place, at);
-            }
+    pub fn apply(&mut self, effect: &Effect, at: Tick) {
+        let id = match effect {
+            Effect::FaultElsewhere(..) => return,
+            Effect::Fault(id)
+            | Effect::Cool(id, _)
+            | Effect::Well(id)
+            | Effect::InjectionAccepted(id)
+            | Effect::InjectionSwitchedOff(id) => id,
+        };
+        let Some(&place) = self.places.get(id) else { return };
+        let Some(engine) = self.engines[place].as_mut() else { return };
+        if engine.feel(effect, self.settings.breaker.as_ref(), at) {
+            self.rekey(place, at);
         }
     }
 

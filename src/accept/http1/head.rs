@@ -5,9 +5,10 @@ use std::sync::Arc;
 
 use bytes::{Buf, Bytes, BytesMut};
 use http::header::{CONNECTION, CONTENT_LENGTH, EXPECT, HeaderMap, HeaderName, HeaderValue, TRANSFER_ENCODING};
-use http::{Method, Request, StatusCode, Uri, Version, request};
+use http::{Method, Request, StatusCode, Uri, Version};
 use memchr::memmem;
 
+use crate::accept::Head;
 use crate::framing::{self, Framing, Headed, Known};
 
 /// Lines that a head may have without a table of its own on the heap.
@@ -30,7 +31,7 @@ pub(super) struct Limits {
 /// A request whose head has come.
 #[derive(Clone, Debug)]
 pub(super) struct Asked {
-    pub parts: Arc<request::Parts>,
+    pub head: Arc<Head>,
     /// How its body ends.
     pub framing: Framing,
     /// The connection may serve another request behind it.
@@ -41,7 +42,7 @@ pub(super) struct Asked {
 
 impl Headed for Asked {
     fn fields_mut(&mut self) -> &mut HeaderMap {
-        &mut Arc::make_mut(&mut self.parts).headers
+        Arc::make_mut(&mut self.head).fields_mut()
     }
 }
 
@@ -188,8 +189,8 @@ fn read<'a>(
     }
     let keeps = said.keeps(parts.version);
     let awaits_continue = said.expects && parts.version == Version::HTTP_11 && !framing.is_over();
-    let asked = Asked { parts: Arc::new(parts), framing, keeps, awaits_continue };
-    known.learn(&asked, &asked.parts.headers, &text, head.headers.len());
+    let asked = Asked { head: Arc::new(Head::new(parts)), framing, keeps, awaits_continue };
+    known.learn(&asked, &asked.head.headers, &text, head.headers.len());
     Ok(Some((length, asked)))
 }
 
@@ -311,12 +312,12 @@ mod tests {
             assert_eq!(known.find(head.as_bytes(), LIMITS.head).is_some(), is_known);
             let asked = take(&mut head.as_bytes().into(), &mut 0, &mut known, LIMITS).unwrap().unwrap();
             assert_eq!(asked.framing, Framing::Length(length.parse().unwrap()));
-            assert_eq!(asked.parts.headers["x-id"], id);
+            assert_eq!(asked.head.headers["x-id"], id);
         }
         let mut next =
             |id: &str| take(&mut head("5", id).as_bytes().into(), &mut 0, &mut known, LIMITS).unwrap().unwrap();
         let (still_read, other) = (next("c"), next("d"));
-        assert_eq!([still_read, other].map(|asked| asked.parts.headers["x-id"].clone()), ["c", "d"]);
+        assert_eq!([still_read, other].map(|asked| asked.head.headers["x-id"].clone()), ["c", "d"]);
         let long = head("5", &"x".repeat(LIMITS.head));
         assert!(known.find(long.as_bytes(), usize::MAX).is_some());
         assert_eq!(take(&mut long.as_bytes().into(), &mut 0, &mut known, LIMITS).err(), Some(Unread::TooLarge));

@@ -13,7 +13,7 @@ use hyper::ext::ReasonPhrase;
 use tokio::io::AsyncWrite;
 
 use super::head::Unread;
-use crate::accept::made_id;
+use crate::accept::id::{X_REQUEST_ID, made_id};
 use crate::framing::{self, Fielded};
 use crate::refuse::Refusal;
 use crate::units::Endpoint;
@@ -32,7 +32,6 @@ thread_local! {
     static BUFFERS: RefCell<Vec<Vec<u8>>> = const { RefCell::new(Vec::new()) };
 }
 
-const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const X_GOODPUT_REASON: HeaderName = HeaderName::from_static("x-goodput-reason");
 
 /// What waits to be written.

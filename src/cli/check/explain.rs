@@ -93,7 +93,7 @@ fn walk(settings: &Settings, sample: &Sample, told: &mut Explanation) -> Result<
         return Err(Refusal::TransferRefused);
     }
 
-    let sent = facts.model.as_ref().map(|field| field.value.as_str());
+    let sent = facts.model.as_ref().map(|field| &*field.value);
     let routes = &settings.routes;
     let model = sent.map(|sent| routes.alias(sent).unwrap_or(sent));
     told.model = sent.zip(model).map(|(sent, model)| (sent.to_owned(), model.to_owned()));

@@ -7,7 +7,6 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use bytes::{Buf, Bytes};
-use http::HeaderValue;
 use tokio::io::AsyncWrite;
 
 use crate::dial::BoxedIo;
@@ -39,7 +38,7 @@ impl Outgoing {
     pub fn post<'a>(
         prefix: &str,
         target: &str,
-        fields: impl Iterator<Item = (&'a str, &'a HeaderValue)>,
+        fields: impl Iterator<Item = (&'a str, &'a [u8])>,
         body: Cow<'_, [Bytes]>,
     ) -> Self {
         let length: usize = body.iter().map(Bytes::len).sum();
@@ -53,7 +52,7 @@ impl Outgoing {
         fields.for_each(|(name, value)| {
             head.extend_from_slice(name.as_bytes());
             head.extend_from_slice(b": ");
-            head.extend_from_slice(value.as_bytes());
+            head.extend_from_slice(value);
             head.extend_from_slice(b"\r\n");
         });
         head.extend_from_slice(b"content-length: ");

@@ -18,8 +18,9 @@ fn engines_that_come_and_go_under_running_requests_keep_the_books_of_work_right(
             let (fleet, settings, id) = (Rc::clone(&fleet), settings.clone(), id.clone());
             async move {
                 let mut attempts = Attempts::new(&settings, ms(60_000));
-                fleet.yard(&id).expect("the pool is named").request(ms(1));
-                let Some(mut choice) = fleet.choose(&id, &mut attempts, tokens(100, 100), ms(1)) else { return };
+                let yard = fleet.yard(&id).expect("the pool is named");
+                let chosen = yard.choose(&mut attempts, tokens(100, 100).into(), true, ms(1));
+                let Some(mut choice) = chosen else { return };
                 others().await;
                 if streams {
                     choice.work.first_token();

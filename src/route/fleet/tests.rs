@@ -59,7 +59,7 @@ impl Bench {
     }
 
     fn effect(&self, effect: Effect, at: Tick) {
-        self.fleet.apply(&id(), vec![effect], at);
+        self.fleet.apply(&id(), [effect], at);
     }
 
     fn cool(&self, name: &str, millis: u64, at: Tick) {
