@@ -49,10 +49,11 @@ const BUFFER: usize = 64 * 1024;
 pub struct Lines {
     dial: Arc<dyn Dial>,
     clock: Clock,
-    homes: RwLock<Map<PoolId, Map<EngineId, Arc<Home>>>>,
+    homes: RwLock<Homes>,
 }
 
-type Map<K, V> = HashMap<K, V, ahash::RandomState>;
+/// By pool, which are few, and engine.
+type Homes = Vec<(PoolId, HashMap<EngineId, Arc<Home>, ahash::RandomState>)>;
 
 /// The idle lines of one engine.
 struct Home {
@@ -226,7 +227,7 @@ impl Lines {
     /// Closes the older half of each engine's idle lines; says how many.
     fn close_old(&self) -> usize {
         let mut old = Vec::new();
-        for home in self.homes.read().values().flat_map(HashMap::values) {
+        for home in self.homes.read().iter().flat_map(|(_, engines)| engines.values()) {
             let mut idle = home.idle.lock();
             let half = idle.lines.len().div_ceil(2);
             old.extend(idle.lines.drain(..half));
@@ -239,14 +240,14 @@ impl Lines {
         let now = self.clock.now();
         let mut expired = Vec::new();
         let mut homes = self.homes.write();
-        for engines in homes.values_mut() {
+        for (_, engines) in homes.iter_mut() {
             engines.retain(|_, home| {
                 let mut idle = home.idle.lock();
                 idle.expire(now, &mut expired);
                 !idle.lines.is_empty() || Arc::strong_count(home) > 1
             });
         }
-        homes.retain(|_, engines| !engines.is_empty());
+        homes.retain(|(_, engines)| !engines.is_empty());
     }
 
     /// Sweeps once a second, for ever. The owner of the lines runs it and drops it.
@@ -261,19 +262,26 @@ impl Lines {
     #[must_use]
     pub fn idle(&self, pool: &PoolId, engine: &EngineId) -> usize {
         let homes = self.homes.read();
-        let home = homes.get(pool).and_then(|engines| engines.get(engine));
+        let home = known(&homes, pool, engine);
         home.map_or(0, |home| home.idle.lock().lines.len())
     }
 
     fn home(&self, pool: &Pool, engine: &EngineId, to: &EngineAddress) -> Arc<Home> {
-        let known = self.homes.read().get(&pool.id).and_then(|engines| engines.get(engine)).cloned();
-        known.unwrap_or_else(|| {
+        let home = known(&self.homes.read(), &pool.id, engine).cloned();
+        home.unwrap_or_else(|| {
             let mut homes = self.homes.write();
-            let engines = homes.entry(pool.id.clone()).or_default();
+            let place = homes.iter().position(|(known, _)| *known == pool.id).unwrap_or_else(|| {
+                homes.push((pool.id.clone(), HashMap::default()));
+                homes.len() - 1
+            });
             let new = || Arc::new(Home::new(self.clock, to, pool.roots.as_ref()));
-            engines.entry(engine.clone()).or_insert_with(new).clone()
+            homes[place].1.entry(engine.clone()).or_insert_with(new).clone()
         })
     }
+}
+
+fn known<'a>(homes: &'a Homes, pool: &PoolId, engine: &EngineId) -> Option<&'a Arc<Home>> {
+    homes.iter().find(|(known, _)| known == pool)?.1.get(engine)
 }
 
 impl Home {
