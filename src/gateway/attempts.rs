@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use http::HeaderMap;
 use http::header::{HeaderValue, RETRY_AFTER};
 use http::uri::PathAndQuery;
+use http::{HeaderMap, StatusCode};
 
 use super::admission::{Held, Spare, Walk};
 use super::promise::{BoundPool, Promise};
@@ -17,9 +17,12 @@ use super::reply;
 use crate::admit::levels::{Kind, Kinds};
 use crate::admit::queue::Reading;
 use crate::clock::{Alarms, Clock};
-use crate::forward::headers::{self, Content, EngineHeaders, Sent};
+use crate::forward::deadlines::earlier;
+use crate::forward::headers::{self, Content, EngineHeaders, Media, Sent};
 use crate::forward::lines::{Answered, Lines, Outgoing};
-use crate::forward::{Call, Deadlines, Due, Mute, OpenFailed, Opening, Parts, Relay, WhyNot, limit_refusal, open};
+use crate::forward::{
+    Call, Deadlines, Due, EngineHead, Mute, OpenFailed, Opening, Parts, Relay, WhyNot, limit_refusal, open,
+};
 use crate::inspect::{Facts, OfModel};
 use crate::judge::{NonStreaming, Objective, Objectives, Pulse};
 use crate::observe::{Expect, Limit, Observer, Reader};
@@ -127,8 +130,8 @@ pub struct Place {
 
 /// What one attempt came to.
 enum Tried {
-    /// It speaks: a first token, a whole head of a good answer, or the end of patience.
-    Speaks(Box<Spoke>),
+    /// It speaks, from this moment: a first token, a whole head of a good answer, or the end of patience.
+    Speaks(Box<Spoke>, Tick),
     /// It failed before the first forwarded byte: what happened, and the answer to be relayed
     /// if nothing better comes, or what is said instead of one.
     Failed(Happened, Result<Box<Spoke>, Refusal>),
@@ -139,7 +142,7 @@ enum Tried {
 /// An engine's answer, with nothing forwarded yet.
 pub struct Spoke {
     /// The head for the client.
-    pub head: Arc<http::response::Parts>,
+    pub head: EngineHead,
     /// The body.
     pub relay: Box<Relay>,
     /// The engine's share of work, given back when this is dropped.
@@ -165,7 +168,7 @@ pub async fn first_willing_engine(
     visit: &mut Visit,
 ) -> Result<Spoken, Refusal> {
     let deadlines = ask.deadlines();
-    let until = deadlines.first_token.into_iter().chain(deadlines.total).min().unwrap_or(Tick::from_nanos(u64::MAX));
+    let until = earlier(deadlines.first_token, deadlines.total).unwrap_or(Tick::from_nanos(u64::MAX));
     let pools = &ask.routed.pools;
     let first = &pools[ask.first];
     // Once more where nobody could be asked: a breaker turns traffic to others, and where there
@@ -254,9 +257,12 @@ pub async fn first_willing_engine(
                     fresh,
                 };
                 let tried = attempt.make(&mut work, held, deadlines, now).await;
-                now = yard.clock.now();
+                now = match tried {
+                    Tried::Speaks(_, at) => at,
+                    Tried::Failed(..) | Tried::Ended(_) => yard.clock.now(),
+                };
                 let happened = match tried {
-                    Tried::Speaks(spoke) => {
+                    Tried::Speaks(spoke, _) => {
                         if spoke.relay.has_spoken() {
                             yard.fleet.succeeded_in(&bound.yard, &mut attempts, spoke.injection, now);
                         }
@@ -526,20 +532,20 @@ impl Attempt<'_> {
             Head::Ended(refusal) => Tried::Ended(refusal),
             Head::Ours => self.behind_our_head(opening, &edits, deadlines, work.take(), held, asked),
             Head::Came(Answered { head, body }) => {
-                let reader = self.reader(&head);
-                let status = head.status;
+                let (status, head) = (head.status, EngineHead::of(head));
+                let reader = self.reader(status, head.content);
                 let relay =
                     Relay::new(self.parts(reader, &edits, deadlines), self.observer(reader, status.as_u16()), body);
                 let mut spoke = Box::write(Box::new_uninit(), self.spoke(head, relay, asked));
                 if !status.is_success() {
                     spoke.relay.head_came();
-                    let retry_after = self.retry_after(&spoke.head);
+                    let retry_after = self.retry_after(&spoke.head.parts);
                     return Tried::Failed(asked.answered(status.as_u16(), retry_after), Ok(spoke));
                 }
                 match spoke.relay.hold().await {
-                    Ok(()) => {
+                    Ok(at) => {
                         spoke.work = work.take();
-                        Tried::Speaks(spoke)
+                        Tried::Speaks(spoke, at)
                     }
                     Err(Mute::Error(error)) => Tried::Failed(asked.answered(error.code, None), Ok(spoke)),
                     Err(Mute::Truncated | Mute::Broken) => {
@@ -565,8 +571,8 @@ impl Attempt<'_> {
         held.dispatched();
         let parts = self.parts(Reader::Events, edits, deadlines);
         let relay = Relay::waiting(parts, self.observer(Reader::Events, 200), opening);
-        let spoke = self.spoke(Arc::new(reply::our_head()), relay, asked);
-        Tried::Speaks(Box::new(Spoke { work, ..spoke }))
+        let spoke = self.spoke(EngineHead::of(Arc::new(reply::our_head())), relay, asked);
+        Tried::Speaks(Box::new(Spoke { work, ..spoke }), self.yard.clock.now())
     }
 
     /// When the engine should have read the prompt of a request whose first token nobody sees,
@@ -577,7 +583,7 @@ impl Attempt<'_> {
         work.filter(|_| matters).map(|work| dispatched + work.time_to_read())
     }
 
-    fn spoke(&self, head: Arc<http::response::Parts>, relay: Box<Relay>, asked: Asked) -> Spoke {
+    fn spoke(&self, head: EngineHead, relay: Box<Relay>, asked: Asked) -> Spoke {
         let Asked { dispatched, injection, degraded } = asked;
         Spoke { head, relay, work: None, place: self.place.clone(), dispatched, injection, degraded }
     }
@@ -665,7 +671,7 @@ impl Attempt<'_> {
                 return Poll::Ready(opened.map_or_else(Head::Failed, Head::Came));
             }
             loop {
-                let next = deadlines.next().into_iter().chain(read).min();
+                let next = earlier(deadlines.next(), read);
                 let rings = next.is_some_and(|next| alarm.poll(next, cx).is_ready());
                 if rings {
                     let now = clock.now();
@@ -705,19 +711,18 @@ impl Attempt<'_> {
     }
 
     /// Content type and coding choose the reader.
-    fn reader(&self, head: &http::response::Parts) -> Reader {
+    fn reader(&self, status: StatusCode, content: Content) -> Reader {
         let generates = self.ask.dialect().generates();
-        let content = Content::of(&head.headers);
-        if !head.status.is_success() {
+        if !status.is_success() {
             Reader::Opaque
         } else if content.is_coded {
             if generates {
                 self.yard.fleet.answers_coded(&self.place.pool, &self.place.engine);
             }
             Reader::Coded
-        } else if generates && content.is_event_stream() {
+        } else if generates && content.media == Media::Events {
             Reader::Events
-        } else if self.ask.endpoint.answers_json() || content.is_json() {
+        } else if self.ask.endpoint.answers_json() || content.media == Media::Json {
             Reader::Json
         } else {
             Reader::Opaque
