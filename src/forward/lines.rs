@@ -64,7 +64,7 @@ struct Home {
 struct Idle {
     /// Where the lines go, and a number that changes with it: lines of older numbers do not
     /// come back.
-    to: EngineAddress,
+    to: Arc<EngineAddress>,
     roots: Option<Roots>,
     turn: u64,
     /// Oldest first.
@@ -172,7 +172,7 @@ impl Lines {
 
     /// A line to this engine: an idle one, else a fresh one.
     #[cfg(test)]
-    async fn take(&self, pool: &Pool, engine: &EngineId, to: &EngineAddress) -> Result<Line, ConnectFailed> {
+    async fn take(&self, pool: &Pool, engine: &EngineId, to: &Arc<EngineAddress>) -> Result<Line, ConnectFailed> {
         match self.standing(pool, engine, to, self.clock.now()) {
             Ok(line) => Ok(line),
             Err(place) => self.open(pool, to, place).await,
@@ -183,13 +183,13 @@ impl Lines {
     ///
     /// # Errors
     /// The place of a new one: there is none.
-    pub fn standing(&self, pool: &Pool, engine: &EngineId, to: &EngineAddress, at: Tick) -> Result<Line, Unmade> {
+    pub fn standing(&self, pool: &Pool, engine: &EngineId, to: &Arc<EngineAddress>, at: Tick) -> Result<Line, Unmade> {
         let home = self.home(pool, engine, to);
         home.pop(to, pool.roots.as_ref(), at).map_err(|turn| Unmade { home, turn })
     }
 
     /// The place of a line that nobody used before.
-    pub fn unmade(&self, pool: &Pool, engine: &EngineId, to: &EngineAddress) -> Unmade {
+    pub fn unmade(&self, pool: &Pool, engine: &EngineId, to: &Arc<EngineAddress>) -> Unmade {
         let home = self.home(pool, engine, to);
         let turn = home.idle.lock().turn_to(to, pool.roots.as_ref());
         Unmade { home, turn }
@@ -197,7 +197,7 @@ impl Lines {
 
     /// A line that nobody used before.
     #[cfg(test)]
-    async fn fresh(&self, pool: &Pool, engine: &EngineId, to: &EngineAddress) -> Result<Line, ConnectFailed> {
+    async fn fresh(&self, pool: &Pool, engine: &EngineId, to: &Arc<EngineAddress>) -> Result<Line, ConnectFailed> {
         self.open(pool, to, self.unmade(pool, engine, to)).await
     }
 
@@ -266,7 +266,7 @@ impl Lines {
         home.map_or(0, |home| home.idle.lock().lines.len())
     }
 
-    fn home(&self, pool: &Pool, engine: &EngineId, to: &EngineAddress) -> Arc<Home> {
+    fn home(&self, pool: &Pool, engine: &EngineId, to: &Arc<EngineAddress>) -> Arc<Home> {
         let home = known(&self.homes.read(), &pool.id, engine).cloned();
         home.unwrap_or_else(|| {
             let mut homes = self.homes.write();
@@ -285,13 +285,13 @@ fn known<'a>(homes: &'a Homes, pool: &PoolId, engine: &EngineId) -> Option<&'a A
 }
 
 impl Home {
-    fn new(clock: Clock, to: &EngineAddress, roots: Option<&Roots>) -> Self {
-        let idle = Idle { to: to.clone(), roots: roots.cloned(), turn: 0, lines: VecDeque::new() };
+    fn new(clock: Clock, to: &Arc<EngineAddress>, roots: Option<&Roots>) -> Self {
+        let idle = Idle { to: Arc::clone(to), roots: roots.cloned(), turn: 0, lines: VecDeque::new() };
         Home { clock, idle: Mutex::new(idle) }
     }
 
     /// The line that became idle last, if it can be used; else the number for a new one.
-    fn pop(self: &Arc<Self>, to: &EngineAddress, roots: Option<&Roots>, at: Tick) -> Result<Line, u64> {
+    fn pop(self: &Arc<Self>, to: &Arc<EngineAddress>, roots: Option<&Roots>, at: Tick) -> Result<Line, u64> {
         let mut useless = Vec::new();
         let mut idle = self.idle.lock();
         let turn = idle.turn_to(to, roots);
@@ -326,14 +326,15 @@ impl Home {
 
 impl Idle {
     /// Lines go here from now on; those that go elsewhere are closed.
-    fn turn_to(&mut self, to: &EngineAddress, roots: Option<&Roots>) -> u64 {
+    fn turn_to(&mut self, to: &Arc<EngineAddress>, roots: Option<&Roots>) -> u64 {
         let same_roots = match (&self.roots, roots) {
             (None, None) => true,
             (Some(old), Some(new)) => Arc::ptr_eq(old, new) || old == new,
             _ => false,
         };
-        if !same_roots || self.to != *to {
-            self.to = to.clone();
+        let is_same = Arc::ptr_eq(&self.to, to) || self.to == *to;
+        if !same_roots || !is_same {
+            self.to = Arc::clone(to);
             self.turn += 1;
             self.lines.clear();
         }

@@ -14,7 +14,7 @@ struct Bench {
     lines: Arc<Lines>,
     clock: Clock,
     pool: Pool,
-    to: EngineAddress,
+    to: Arc<EngineAddress>,
 }
 
 const AT: &str = "e:8000";
@@ -25,6 +25,7 @@ impl Bench {
         let engine = network.listen(AT);
         let to = EngineAddress { scheme: Scheme::Http, host: "e".into(), port: 8000, base: "".into(), name: None };
         let pool = Pool::with_defaults("p".into(), Engines::Static(vec![to.clone()]));
+        let to = Arc::new(to);
         let clock = Clock::start();
         let lines = Arc::new(Lines::new(Arc::new(network.clone()), clock));
         Bench { network, engine, lines, clock, pool, to }
@@ -519,7 +520,7 @@ async fn a_connection_that_does_not_come_about_ends_at_its_limit() {
 async fn lines_of_older_settings_do_not_come_back() {
     let mut bench = Bench::new();
     let _engine = bench.used().await;
-    let elsewhere = EngineAddress { name: Some("other".into()), ..bench.to.clone() };
+    let elsewhere = Arc::new(EngineAddress { name: Some("other".into()), ..(*bench.to).clone() });
     let line = bench.lines.take(&bench.pool, &bench.to.id(), &elsewhere).await.unwrap();
     assert!(!line.is_reused());
     assert_eq!(bench.idle(), 0);
