@@ -176,8 +176,7 @@ pub async fn first_willing_engine(
     let order = (ask.first..pools.len()).map(|at| (at, false)).chain((0..pools.len()).map(|at| (at, true)));
     let first_bound = ask.promise.pool(first);
     let mut attempts = Unsettled::new(yard, first_bound, until);
-    let nobody = Refusal::NoEngine { pool: pools[ask.home].clone() };
-    let mut last = Last { kept: None, refusal: nobody, is_known: false };
+    let mut last = Last::default();
     let mut here = ask.first;
 
     // What made a further attempt necessary: it is counted once an engine is found for it.
@@ -319,7 +318,7 @@ pub async fn first_willing_engine(
             Some(Err(_)) | None => break,
         }
     }
-    last.settle(attempts.take(), yard.clock.now())
+    last.settle(ask, attempts.take(), yard.clock.now())
 }
 
 /// The attempts of a request that has no answer yet. Dropped, the client has left: what was
@@ -379,9 +378,10 @@ fn reason_of(happened: Happened) -> Retry {
 }
 
 /// The last answer that an engine gave, and what is said if there is none.
+#[derive(Default)]
 struct Last {
     kept: Option<Box<Spoke>>,
-    refusal: Refusal,
+    refusal: Option<Refusal>,
     /// Either is from an attempt.
     is_known: bool,
 }
@@ -392,7 +392,7 @@ impl Last {
     fn passed_over(&mut self, ask: &Ask<'_>) {
         if !self.is_known {
             let pool = ask.routed.pools[ask.home].clone();
-            self.refusal = Refusal::QueueTimeout { pool, retry_after: None };
+            self.refusal = Some(Refusal::QueueTimeout { pool, retry_after: None });
         }
     }
 
@@ -400,12 +400,16 @@ impl Last {
         self.is_known = true;
         match answer {
             Ok(answer) => self.kept = Some(answer),
-            Err(refusal) => self.refusal = refusal,
+            Err(refusal) => self.refusal = Some(refusal),
         }
     }
 
-    fn settle(self, attempts: Box<Attempts>, at: Tick) -> Result<Spoken, Refusal> {
-        self.kept.map(|kept| Spoken::of(kept, attempts, at, true)).ok_or(self.refusal)
+    fn settle(self, ask: &Ask<'_>, attempts: Box<Attempts>, at: Tick) -> Result<Spoken, Refusal> {
+        let nobody = || Refusal::NoEngine { pool: ask.routed.pools[ask.home].clone() };
+        match self.kept {
+            Some(kept) => Ok(Spoken::of(kept, attempts, at, true)),
+            None => Err(self.refusal.unwrap_or_else(nobody)),
+        }
     }
 }
 
