@@ -12,7 +12,6 @@
 //! answer, and refuse one whose framing cannot be trusted.
 
 use std::collections::{HashMap, VecDeque};
-use std::future::Future;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -173,19 +172,27 @@ impl Lines {
     /// A line to this engine: an idle one, else a fresh one.
     #[cfg(test)]
     async fn take(&self, pool: &Pool, engine: &EngineId, to: &Arc<EngineAddress>) -> Result<Line, ConnectFailed> {
-        match self.standing(pool, engine, to, self.clock.now()) {
+        let standing = std::future::poll_fn(|cx| Poll::Ready(self.standing(pool, engine, to, self.clock.now(), cx)));
+        match standing.await {
             Ok(line) => Ok(line),
             Err(place) => self.open(pool, to, place).await,
         }
     }
 
-    /// A line to this engine that stands already.
+    /// A line to this engine that stands already. Nothing is there on it; what comes wakes the task.
     ///
     /// # Errors
     /// The place of a new one: there is none.
-    pub fn standing(&self, pool: &Pool, engine: &EngineId, to: &Arc<EngineAddress>, at: Tick) -> Result<Line, Unmade> {
+    pub fn standing(
+        &self,
+        pool: &Pool,
+        engine: &EngineId,
+        to: &Arc<EngineAddress>,
+        at: Tick,
+        cx: &mut Context<'_>,
+    ) -> Result<Line, Unmade> {
         let home = self.home(pool, engine, to);
-        home.pop(to, pool.roots.as_ref(), at).map_err(|turn| Unmade { home, turn })
+        home.pop(to, pool.roots.as_ref(), at, cx).map_err(|turn| Unmade { home, turn })
     }
 
     /// The place of a line that nobody used before.
@@ -291,7 +298,13 @@ impl Home {
     }
 
     /// The line that became idle last, if it can be used; else the number for a new one.
-    fn pop(self: &Arc<Self>, to: &Arc<EngineAddress>, roots: Option<&Roots>, at: Tick) -> Result<Line, u64> {
+    fn pop(
+        self: &Arc<Self>,
+        to: &Arc<EngineAddress>,
+        roots: Option<&Roots>,
+        at: Tick,
+        cx: &mut Context<'_>,
+    ) -> Result<Line, u64> {
         let mut useless = Vec::new();
         let mut idle = self.idle.lock();
         let turn = idle.turn_to(to, roots);
@@ -299,7 +312,7 @@ impl Home {
         let found = loop {
             match idle.lines.pop_back() {
                 None => break None,
-                Some((_, mut wire)) => match wire.is_quiet() {
+                Some((_, mut wire)) => match wire.is_quiet(cx) {
                     true => break Some(wire),
                     false => useless.push(wire),
                 },
@@ -382,20 +395,33 @@ pub struct Sending {
     interim: usize,
 }
 
+impl Sending {
+    /// Writes what can be written at once.
+    pub fn write(&mut self, cx: &mut Context<'_>) {
+        // An engine may answer before it has read all, and then close: what cannot be written
+        // any more does not matter as long as an answer comes.
+        if let (Some(unsent), Some(line)) = (&mut self.unsent, &mut self.line)
+            && let Poll::Ready(written) = unsent.poll(&mut line.wire.io, cx)
+        {
+            self.unsent = None;
+            self.stuck = written.is_err();
+        }
+    }
+
+    /// What was left of the request could not be written.
+    #[must_use]
+    pub fn is_stuck(&self) -> bool {
+        self.stuck
+    }
+}
+
 impl Future for Sending {
     type Output = Result<Answered, SendFailed>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.get_mut();
+        this.write(cx);
         let wire = &mut this.line.as_mut().expect("not polled after it was ready").wire;
-        // An engine may answer before it has read all, and then close: what cannot be written
-        // any more does not matter as long as an answer comes.
-        if let Some(unsent) = &mut this.unsent
-            && let Poll::Ready(written) = unsent.poll(&mut wire.io, cx)
-        {
-            this.unsent = None;
-            this.stuck = written.is_err();
-        }
         loop {
             let failed = match ready!(wire.poll_more(cx)) {
                 Ok(0) | Err(_) => NoAnswer::Closed,

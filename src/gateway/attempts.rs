@@ -525,7 +525,7 @@ impl Attempt<'_> {
     ) -> Tried {
         let edits = self.edits();
         let asked = Asked { dispatched, injection: self.injection(&edits), degraded: degraded(&edits) };
-        let mut opening = open(self.call(&edits, dispatched));
+        let mut opening = poll_fn(|cx| Poll::Ready(open(self.call(&edits, dispatched), cx))).await;
         if self.ask.has_head() {
             let every = self.ask.promise.class.timeouts.keepalive;
             let deadlines = Deadlines { keepalive: every.map(|every| dispatched + every), ..deadlines };
@@ -666,8 +666,13 @@ impl Attempt<'_> {
         }
         let mut read = self.read_unseen(work.as_deref(), dispatched);
         let (clock, mut alarm) = (self.yard.clock, self.yard.alarms.alarm());
+        // It has begun in this turn.
+        let mut waits = opening.waits();
         poll_fn(|cx| {
-            let opened = Pin::new(&mut *opening).poll(cx);
+            let opened = match std::mem::take(&mut waits) {
+                true => Poll::Pending,
+                false => Pin::new(&mut *opening).poll(cx),
+            };
             if opening.is_connected() {
                 held.dispatched();
             }

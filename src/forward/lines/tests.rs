@@ -1,11 +1,14 @@
 //! Lines over in-memory pipes, in virtual time.
 
+use std::future::poll_fn;
+
 use http::HeaderValue;
 use http_body_util::BodyExt;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream, ReadBuf};
 
 use super::*;
 use crate::dial::{PipeDial, PipeListener, Scheme};
+use crate::forward::open::{Call, open};
 use crate::route::settings::Engines;
 
 struct Bench {
@@ -101,6 +104,21 @@ async fn read_request(engine: &mut DuplexStream) -> String {
     head
 }
 
+/// The answer to a small request that begins on a line that stands, by whoever looks again only when
+/// woken.
+async fn begun(lines: Arc<Lines>, pool: Pool, to: Arc<EngineAddress>) -> Vec<u8> {
+    let (at, engine, request) = (lines.clock.now(), to.id(), request(&[b"{", b"}"]));
+    let mut call = Some(Call { lines, pool: Arc::new(pool), engine, address: to, request, fresh: false, at });
+    let mut opening = poll_fn(|cx| Poll::Ready(open(call.take().unwrap(), cx))).await;
+    let mut waits = opening.waits();
+    assert!(waits);
+    let answer = poll_fn(|cx| match std::mem::take(&mut waits) {
+        true => Poll::Pending,
+        false => Pin::new(&mut opening).poll(cx),
+    });
+    answer.await.unwrap().body.collect().await.unwrap().to_bytes().to_vec()
+}
+
 /// Lets every task that can run, run.
 async fn settle() {
     for _ in 0..20 {
@@ -127,6 +145,23 @@ async fn a_line_whose_answer_ended_whole_is_used_again() {
     assert_eq!(ask.await.unwrap().unwrap(), b"ok");
     settle().await;
     assert_eq!((bench.idle(), bench.network.dials(AT)), (1, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_on_a_line_that_was_quiet_is_heard_whenever_it_comes() {
+    let mut bench = Bench::new();
+    let mut engine = bench.used().await;
+    for (millis, pieces) in [(0, 1), (0, ANSWER.len()), (700, 1), (700, 3)] {
+        let answer = tokio::spawn(begun(bench.lines.clone(), bench.pool.clone(), bench.to.clone()));
+        read_request(&mut engine).await;
+        for piece in ANSWER.chunks(ANSWER.len().div_ceil(pieces)) {
+            bench.sleep(millis).await;
+            engine.write_all(piece).await.unwrap();
+        }
+        assert_eq!(answer.await.unwrap(), b"ok", "{millis} {pieces}");
+        settle().await;
+    }
+    assert_eq!(bench.network.dials(AT), 1);
 }
 
 #[tokio::test(start_paused = true)]
