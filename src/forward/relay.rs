@@ -215,6 +215,8 @@ impl Relay {
     /// In a box from the start: it is large, and passes through many hands.
     fn of(parts: Parts, observer: Observer, engine: Engine) -> Box<Self> {
         let alarm = parts.alarms.alarm();
+        // One piece at a time is the rule.
+        let ready = VecDeque::with_capacity(1);
         Box::write(
             Box::new_uninit(),
             Relay {
@@ -222,7 +224,7 @@ impl Relay {
                 observer: Some(observer),
                 engine,
                 beginning: Beginning::Open,
-                ready: VecDeque::new(),
+                ready,
                 ready_bytes: 0,
                 alarm,
                 gave: false,
@@ -263,7 +265,7 @@ impl Relay {
     /// nothing of it has to go out.
     fn poll_first_bytes(&mut self, cx: &mut Context<'_>) -> Poll<Result<Tick, Mute>> {
         let mut heard_at = None;
-        while self.ready_bytes < HELD_PREAMBLE {
+        while self.ready_bytes < HELD_PREAMBLE && !matches!(self.engine, Engine::Over) {
             let heard = match self.poll_engine(cx) {
                 Poll::Pending if self.ready.is_empty() => return Poll::Pending,
                 Poll::Pending => break,
