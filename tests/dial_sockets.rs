@@ -1,6 +1,13 @@
-//! Connections to engines over real sockets on the loopback: TLS and refusals.
+//! Connections to engines over real sockets on the loopback: TLS, refusals, and answers whenever they come.
 
+use std::future::poll_fn;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use http::HeaderValue;
+use http_body_util::BodyExt;
 
 use rcgen::{CertifiedKey, generate_simple_self_signed};
 use rustls::ServerConfig;
@@ -8,7 +15,11 @@ use rustls::pki_types::PrivateKeyDer;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
+use goodput::clock::Clock;
 use goodput::dial::{Dial, EngineAddress, Roots, Scheme, Sockets, is_refusal};
+use goodput::forward::lines::{Lines, Outgoing};
+use goodput::forward::{Call, open};
+use goodput::route::settings::{Engines, Pool};
 
 fn address(scheme: Scheme, host: &str, port: u16, name: Option<&str>) -> EngineAddress {
     EngineAddress { scheme, host: host.into(), port, base: "".into(), name: name.map(Arc::from) }
@@ -67,4 +78,71 @@ async fn nobody_listening_is_told_apart() {
     drop(listener);
     let refused = Sockets::new().dial(&address(Scheme::Http, "127.0.0.1", port, None), None).await;
     assert!(is_refusal(&refused.err().unwrap()));
+}
+
+/// An engine that answers every request; before some it waits for the last byte, to others it answers
+/// before it has read anything.
+async fn hasty_engine() -> u16 {
+    const ANSWER: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    tokio::spawn(async move {
+        loop {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            stream.set_nodelay(true).unwrap();
+            tokio::spawn(async move {
+                let mut requests = 0_u32;
+                loop {
+                    requests += 1;
+                    let is_early = requests.is_multiple_of(3);
+                    if is_early {
+                        // About when the next request is on its way.
+                        (0..requests % 40).for_each(|_| std::thread::yield_now());
+                        let _ = stream.write_all(ANSWER).await;
+                    }
+                    let mut request = Vec::new();
+                    while !request.ends_with(b"{}") {
+                        let Ok(byte) = stream.read_u8().await else { return };
+                        request.push(byte);
+                    }
+                    if !is_early && stream.write_all(ANSWER).await.is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+    });
+    port
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn an_answer_on_a_kept_line_is_heard_whenever_it_comes() {
+    let to = Arc::new(address(Scheme::Http, "127.0.0.1", hasty_engine().await, None));
+    let clock = Clock::start();
+    let lines = Arc::new(Lines::new(Arc::new(Sockets::new()), clock));
+    let pool = Arc::new(Pool::with_defaults("p".into(), Engines::Static(vec![(*to).clone()])));
+    let mut kept = 0;
+    for _ in 0..1000 {
+        let fields = [("host", &b"e"[..])].into_iter();
+        let request = Outgoing::post("", "/v1/chat/completions", fields, vec![b"{}".to_vec().into()].into());
+        let (lines, pool, address) = (Arc::clone(&lines), Arc::clone(&pool), Arc::clone(&to));
+        let call = Call { lines, pool, engine: to.id(), address, request, fresh: false, at: clock.now() };
+        let asked = tokio::spawn(async move {
+            let mut call = Some(call);
+            let mut opening = poll_fn(|cx| Poll::Ready(open(call.take().unwrap(), cx))).await;
+            let begins_kept = opening.waits();
+            let mut waits = begins_kept;
+            let answer = poll_fn(|cx| match std::mem::take(&mut waits) {
+                true => Poll::Pending,
+                false => Pin::new(&mut opening).poll(cx),
+            });
+            let body = answer.await.unwrap().body.collect().await.unwrap().to_bytes();
+            (begins_kept, body)
+        });
+        let answered = tokio::time::timeout(Duration::from_secs(10), asked).await;
+        let (begins_kept, body) = answered.expect("it is heard").unwrap();
+        assert_eq!(&body[..], b"ok");
+        kept += u32::from(begins_kept);
+    }
+    assert!(kept > 300, "{kept}");
 }

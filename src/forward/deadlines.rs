@@ -35,7 +35,7 @@ impl Deadlines {
     /// The earliest moment at which something is due.
     #[must_use]
     pub fn next(&self) -> Option<Tick> {
-        [self.total, self.first_token, self.idle, self.hold, self.keepalive].into_iter().flatten().min()
+        earlier(earlier(self.total, self.first_token), earlier(earlier(self.idle, self.hold), self.keepalive))
     }
 
     /// Whether anything is due before `at`.
@@ -74,6 +74,14 @@ impl Deadlines {
     /// The engine said something at `at`.
     pub fn heard(&mut self, at: Tick, idle: Duration) {
         self.idle = Some(at + idle);
+    }
+}
+
+/// The earlier of two moments, of which neither has to be.
+pub fn earlier(one: Option<Tick>, other: Option<Tick>) -> Option<Tick> {
+    match (one, other) {
+        (Some(one), Some(other)) => Some(one.min(other)),
+        (one, other) => one.or(other),
     }
 }
 

@@ -67,17 +67,18 @@ pub fn for_engine<'a>(
 ) -> impl Iterator<Item = (&'a str, &'a [u8])> {
     let EngineHeaders { fixed, forward_authorization, host } = *engine;
     let named = if sent.names_hop_fields { named_by_connection(client) } else { Vec::new() };
-    let crosses = move |(name, _): &(&'a HeaderName, &'a HeaderValue)| {
-        let stays_here = match fate(name.as_str()) {
+    let crosses = move |(name, value): (&'a HeaderName, &'a HeaderValue)| {
+        let known = name.as_str();
+        let stays_here = match fate(known) {
             Fate::Passes => false,
             Fate::StaysHere => true,
             Fate::Credential => !forward_authorization,
             Fate::Coding => sent.decoded,
             Fate::Accepts => sent.inspected,
         };
-        !stays_here && !named.contains(name)
+        (!stays_here && !named.contains(name)).then_some((known, value.as_bytes()))
     };
-    let of_client = client.iter().filter(crosses).map(|(name, value)| (name.as_str(), value.as_bytes()));
+    let of_client = client.iter().filter_map(crosses);
     let coding = sent.inspected.then_some(("accept-encoding", &b"identity"[..]));
     let host = host.map(|host| ("host", host.as_bytes()));
     let ours = host.into_iter().chain(of_client).chain(coding).chain([(names::REQUEST_ID, id)]);
@@ -190,9 +191,12 @@ fn ends_as_steering(last: u8, rest: &str) -> bool {
 /// only where it is the body's `length`: not beside a transfer coding (RFC 9112 section 6.3), not on
 /// a 204. An event stream loses it (we may add or remove an event) and gains what keeps hops from
 /// buffering it. They are gone through as the head is written; no map is made of them.
-pub fn for_client(engine: &HeaderMap, length: Option<u64>) -> impl Iterator<Item = (&HeaderName, &HeaderValue)> {
-    let content = Content::of(engine);
-    let is_event_stream = content.is_event_stream();
+pub fn for_client(
+    engine: &HeaderMap,
+    content: Content,
+    length: Option<u64>,
+) -> impl Iterator<Item = (&HeaderName, &HeaderValue)> {
+    let is_event_stream = content.media == Media::Events;
     let length = length.filter(|_| !is_event_stream);
     let named = if content.has_connection { named_by_connection(engine) } else { Vec::new() };
     let crosses = move |(name, value): &(&HeaderName, &HeaderValue)| match name.as_str() {
@@ -229,50 +233,58 @@ pub fn is_fit_id(value: &HeaderValue) -> bool {
 }
 
 /// What the head of an answer says about its body, and about itself.
-pub struct Content<'a> {
-    /// The first `Content-Type`.
-    kind: Option<&'a HeaderValue>,
+#[derive(Clone, Copy, Debug)]
+pub struct Content {
+    /// What the first `Content-Type` names.
+    pub media: Media,
     /// It wears a content coding other than identity.
     pub is_coded: bool,
     /// There is a `Connection`, which may name further fields.
     has_connection: bool,
 }
 
-impl<'a> Content<'a> {
+/// What kind of body it is: case-insensitive, parameters allowed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Media {
+    /// `text/event-stream`.
+    Events,
+    /// `application/json`, or a `+json` suffix.
+    Json,
+    /// Anything else, or not said.
+    Other,
+}
+
+impl Content {
     /// What these fields say: they are gone through once.
     #[must_use]
-    pub fn of(headers: &'a HeaderMap) -> Self {
-        let mut content = Content { kind: None, is_coded: false, has_connection: false };
+    pub fn of(headers: &HeaderMap) -> Self {
+        let (mut kind, mut is_coded, mut has_connection) = (None, false, false);
         for (name, value) in headers {
             if *name == CONTENT_TYPE {
-                content.kind.get_or_insert(value);
+                kind.get_or_insert(value);
             } else if *name == CONTENT_ENCODING {
-                content.is_coded |= framing::elements(value.as_bytes())
+                is_coded |= framing::elements(value.as_bytes())
                     .any(|coding| !coding.is_empty() && !coding.eq_ignore_ascii_case(b"identity"));
             } else if *name == CONNECTION {
-                content.has_connection = true;
+                has_connection = true;
             }
         }
-        content
+        Content { media: kind.map_or(Media::Other, Media::of), is_coded, has_connection }
     }
+}
 
-    /// Whether its type is an event stream: case-insensitive, parameters allowed.
-    #[must_use]
-    pub fn is_event_stream(&self) -> bool {
-        self.media_type().is_some_and(|essence| essence.eq_ignore_ascii_case(b"text/event-stream"))
-    }
-
-    /// Whether its type is JSON (`application/json` or a `+json` suffix).
-    #[must_use]
-    pub fn is_json(&self) -> bool {
-        self.media_type().is_some_and(|essence| {
-            let lower = essence.to_ascii_lowercase();
-            lower == b"application/json" || lower.ends_with(b"+json")
-        })
-    }
-
-    fn media_type(&self) -> Option<&'a [u8]> {
-        self.kind?.as_bytes().split(|byte| *byte == b';').next().map(<[u8]>::trim_ascii)
+impl Media {
+    fn of(kind: &HeaderValue) -> Self {
+        let kind = kind.as_bytes();
+        let essence = kind.split(|byte| *byte == b';').next().unwrap_or(kind).trim_ascii();
+        let suffix = &essence[essence.len().saturating_sub(b"+json".len())..];
+        if essence.eq_ignore_ascii_case(b"text/event-stream") {
+            Media::Events
+        } else if essence.eq_ignore_ascii_case(b"application/json") || suffix.eq_ignore_ascii_case(b"+json") {
+            Media::Json
+        } else {
+            Media::Other
+        }
     }
 }
 
@@ -309,7 +321,7 @@ mod tests {
 
     fn to_client(engine: &HeaderMap, length: Option<u64>) -> HeaderMap {
         let mut client = HeaderMap::new();
-        for (name, value) in for_client(engine, length) {
+        for (name, value) in for_client(engine, Content::of(engine), length) {
             client.append(name, value.clone());
         }
         client
@@ -464,7 +476,7 @@ mod tests {
     #[test]
     fn c60_an_event_stream_is_marked_against_buffering_unless_the_engine_said_otherwise() {
         let headers = map(&[("content-type", "Text/Event-Stream; charset=utf-8"), ("content-length", "9")]);
-        assert!(Content::of(&headers).is_event_stream());
+        assert_eq!(Content::of(&headers).media, Media::Events);
         let headers = to_client(&headers, None);
         assert_eq!(headers["x-accel-buffering"], "no");
         assert_eq!(headers["cache-control"], "no-cache, no-transform");

@@ -12,7 +12,6 @@
 //! answer, and refuse one whose framing cannot be trusted.
 
 use std::collections::{HashMap, VecDeque};
-use std::future::Future;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -49,10 +48,11 @@ const BUFFER: usize = 64 * 1024;
 pub struct Lines {
     dial: Arc<dyn Dial>,
     clock: Clock,
-    homes: RwLock<Map<PoolId, Map<EngineId, Arc<Home>>>>,
+    homes: RwLock<Homes>,
 }
 
-type Map<K, V> = HashMap<K, V, ahash::RandomState>;
+/// By pool, which are few, and engine.
+type Homes = Vec<(PoolId, HashMap<EngineId, Arc<Home>, ahash::RandomState>)>;
 
 /// The idle lines of one engine.
 struct Home {
@@ -63,7 +63,7 @@ struct Home {
 struct Idle {
     /// Where the lines go, and a number that changes with it: lines of older numbers do not
     /// come back.
-    to: EngineAddress,
+    to: Arc<EngineAddress>,
     roots: Option<Roots>,
     turn: u64,
     /// Oldest first.
@@ -171,24 +171,32 @@ impl Lines {
 
     /// A line to this engine: an idle one, else a fresh one.
     #[cfg(test)]
-    async fn take(&self, pool: &Pool, engine: &EngineId, to: &EngineAddress) -> Result<Line, ConnectFailed> {
-        match self.standing(pool, engine, to, self.clock.now()) {
+    async fn take(&self, pool: &Pool, engine: &EngineId, to: &Arc<EngineAddress>) -> Result<Line, ConnectFailed> {
+        let standing = std::future::poll_fn(|cx| Poll::Ready(self.standing(pool, engine, to, self.clock.now(), cx)));
+        match standing.await {
             Ok(line) => Ok(line),
             Err(place) => self.open(pool, to, place).await,
         }
     }
 
-    /// A line to this engine that stands already.
+    /// A line to this engine that stands already. Nothing is there on it; what comes wakes the task.
     ///
     /// # Errors
     /// The place of a new one: there is none.
-    pub fn standing(&self, pool: &Pool, engine: &EngineId, to: &EngineAddress, at: Tick) -> Result<Line, Unmade> {
+    pub fn standing(
+        &self,
+        pool: &Pool,
+        engine: &EngineId,
+        to: &Arc<EngineAddress>,
+        at: Tick,
+        cx: &mut Context<'_>,
+    ) -> Result<Line, Unmade> {
         let home = self.home(pool, engine, to);
-        home.pop(to, pool.roots.as_ref(), at).map_err(|turn| Unmade { home, turn })
+        home.pop(to, pool.roots.as_ref(), at, cx).map_err(|turn| Unmade { home, turn })
     }
 
     /// The place of a line that nobody used before.
-    pub fn unmade(&self, pool: &Pool, engine: &EngineId, to: &EngineAddress) -> Unmade {
+    pub fn unmade(&self, pool: &Pool, engine: &EngineId, to: &Arc<EngineAddress>) -> Unmade {
         let home = self.home(pool, engine, to);
         let turn = home.idle.lock().turn_to(to, pool.roots.as_ref());
         Unmade { home, turn }
@@ -196,7 +204,7 @@ impl Lines {
 
     /// A line that nobody used before.
     #[cfg(test)]
-    async fn fresh(&self, pool: &Pool, engine: &EngineId, to: &EngineAddress) -> Result<Line, ConnectFailed> {
+    async fn fresh(&self, pool: &Pool, engine: &EngineId, to: &Arc<EngineAddress>) -> Result<Line, ConnectFailed> {
         self.open(pool, to, self.unmade(pool, engine, to)).await
     }
 
@@ -226,7 +234,7 @@ impl Lines {
     /// Closes the older half of each engine's idle lines; says how many.
     fn close_old(&self) -> usize {
         let mut old = Vec::new();
-        for home in self.homes.read().values().flat_map(HashMap::values) {
+        for home in self.homes.read().iter().flat_map(|(_, engines)| engines.values()) {
             let mut idle = home.idle.lock();
             let half = idle.lines.len().div_ceil(2);
             old.extend(idle.lines.drain(..half));
@@ -239,14 +247,14 @@ impl Lines {
         let now = self.clock.now();
         let mut expired = Vec::new();
         let mut homes = self.homes.write();
-        for engines in homes.values_mut() {
+        for (_, engines) in homes.iter_mut() {
             engines.retain(|_, home| {
                 let mut idle = home.idle.lock();
                 idle.expire(now, &mut expired);
                 !idle.lines.is_empty() || Arc::strong_count(home) > 1
             });
         }
-        homes.retain(|_, engines| !engines.is_empty());
+        homes.retain(|(_, engines)| !engines.is_empty());
     }
 
     /// Sweeps once a second, for ever. The owner of the lines runs it and drops it.
@@ -261,29 +269,42 @@ impl Lines {
     #[must_use]
     pub fn idle(&self, pool: &PoolId, engine: &EngineId) -> usize {
         let homes = self.homes.read();
-        let home = homes.get(pool).and_then(|engines| engines.get(engine));
+        let home = known(&homes, pool, engine);
         home.map_or(0, |home| home.idle.lock().lines.len())
     }
 
-    fn home(&self, pool: &Pool, engine: &EngineId, to: &EngineAddress) -> Arc<Home> {
-        let known = self.homes.read().get(&pool.id).and_then(|engines| engines.get(engine)).cloned();
-        known.unwrap_or_else(|| {
+    fn home(&self, pool: &Pool, engine: &EngineId, to: &Arc<EngineAddress>) -> Arc<Home> {
+        let home = known(&self.homes.read(), &pool.id, engine).cloned();
+        home.unwrap_or_else(|| {
             let mut homes = self.homes.write();
-            let engines = homes.entry(pool.id.clone()).or_default();
+            let place = homes.iter().position(|(known, _)| *known == pool.id).unwrap_or_else(|| {
+                homes.push((pool.id.clone(), HashMap::default()));
+                homes.len() - 1
+            });
             let new = || Arc::new(Home::new(self.clock, to, pool.roots.as_ref()));
-            engines.entry(engine.clone()).or_insert_with(new).clone()
+            homes[place].1.entry(engine.clone()).or_insert_with(new).clone()
         })
     }
 }
 
+fn known<'a>(homes: &'a Homes, pool: &PoolId, engine: &EngineId) -> Option<&'a Arc<Home>> {
+    homes.iter().find(|(known, _)| known == pool)?.1.get(engine)
+}
+
 impl Home {
-    fn new(clock: Clock, to: &EngineAddress, roots: Option<&Roots>) -> Self {
-        let idle = Idle { to: to.clone(), roots: roots.cloned(), turn: 0, lines: VecDeque::new() };
+    fn new(clock: Clock, to: &Arc<EngineAddress>, roots: Option<&Roots>) -> Self {
+        let idle = Idle { to: Arc::clone(to), roots: roots.cloned(), turn: 0, lines: VecDeque::new() };
         Home { clock, idle: Mutex::new(idle) }
     }
 
     /// The line that became idle last, if it can be used; else the number for a new one.
-    fn pop(self: &Arc<Self>, to: &EngineAddress, roots: Option<&Roots>, at: Tick) -> Result<Line, u64> {
+    fn pop(
+        self: &Arc<Self>,
+        to: &Arc<EngineAddress>,
+        roots: Option<&Roots>,
+        at: Tick,
+        cx: &mut Context<'_>,
+    ) -> Result<Line, u64> {
         let mut useless = Vec::new();
         let mut idle = self.idle.lock();
         let turn = idle.turn_to(to, roots);
@@ -291,7 +312,7 @@ impl Home {
         let found = loop {
             match idle.lines.pop_back() {
                 None => break None,
-                Some((_, mut wire)) => match wire.is_quiet() {
+                Some((_, mut wire)) => match wire.is_quiet(cx) {
                     true => break Some(wire),
                     false => useless.push(wire),
                 },
@@ -318,14 +339,15 @@ impl Home {
 
 impl Idle {
     /// Lines go here from now on; those that go elsewhere are closed.
-    fn turn_to(&mut self, to: &EngineAddress, roots: Option<&Roots>) -> u64 {
+    fn turn_to(&mut self, to: &Arc<EngineAddress>, roots: Option<&Roots>) -> u64 {
         let same_roots = match (&self.roots, roots) {
             (None, None) => true,
             (Some(old), Some(new)) => Arc::ptr_eq(old, new) || old == new,
             _ => false,
         };
-        if !same_roots || self.to != *to {
-            self.to = to.clone();
+        let is_same = Arc::ptr_eq(&self.to, to) || self.to == *to;
+        if !same_roots || !is_same {
+            self.to = Arc::clone(to);
             self.turn += 1;
             self.lines.clear();
         }
@@ -373,20 +395,33 @@ pub struct Sending {
     interim: usize,
 }
 
+impl Sending {
+    /// Writes what can be written at once.
+    pub fn write(&mut self, cx: &mut Context<'_>) {
+        // An engine may answer before it has read all, and then close: what cannot be written
+        // any more does not matter as long as an answer comes.
+        if let (Some(unsent), Some(line)) = (&mut self.unsent, &mut self.line)
+            && let Poll::Ready(written) = unsent.poll(&mut line.wire.io, cx)
+        {
+            self.unsent = None;
+            self.stuck = written.is_err();
+        }
+    }
+
+    /// What was left of the request could not be written.
+    #[must_use]
+    pub fn is_stuck(&self) -> bool {
+        self.stuck
+    }
+}
+
 impl Future for Sending {
     type Output = Result<Answered, SendFailed>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.get_mut();
+        this.write(cx);
         let wire = &mut this.line.as_mut().expect("not polled after it was ready").wire;
-        // An engine may answer before it has read all, and then close: what cannot be written
-        // any more does not matter as long as an answer comes.
-        if let Some(unsent) = &mut this.unsent
-            && let Poll::Ready(written) = unsent.poll(&mut wire.io, cx)
-        {
-            this.unsent = None;
-            this.stuck = written.is_err();
-        }
         loop {
             let failed = match ready!(wire.poll_more(cx)) {
                 Ok(0) | Err(_) => NoAnswer::Closed,

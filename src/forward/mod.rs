@@ -27,7 +27,7 @@ pub use ahead::{Ahead, Serving};
 pub use deadlines::{Deadlines, Due};
 pub use open::{Call, OpenFailed, Opening, WhyNot, open};
 pub use own::OwnFields;
-pub use relay::{Abnormal, Ended, Keeper, Mute, Parts, Relay};
+pub use relay::{Abnormal, Ended, EngineHead, Keeper, Mute, Parts, Relay};
 
 use crate::framing::{Fielded, Fields};
 use crate::observe::Limit;

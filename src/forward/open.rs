@@ -82,15 +82,20 @@ enum Way {
 
 type Connecting = Pin<Box<dyn Future<Output = Result<Line, ConnectFailed>> + Send>>;
 
-/// Begins an attempt.
-pub fn open(call: Call) -> Opening {
+/// Begins an attempt: on a line that stands already the request is written. To be polled in the
+/// same turn, unless it [waits](Opening::waits).
+pub fn open(call: Call, cx: &mut Context<'_>) -> Opening {
     let Call { lines, pool, engine, address, request, fresh, at } = call;
     let line = match fresh {
-        false => lines.standing(&pool, &engine, &address, at),
+        false => lines.standing(&pool, &engine, &address, at, cx),
         true => Err(lines.unmade(&pool, &engine, &address)),
     };
     let way = match line {
-        Ok(line) => Way::Sending(line.send(request)),
+        Ok(line) => {
+            let mut sending = line.send(request);
+            sending.write(cx);
+            Way::Sending(sending)
+        }
         Err(place) => {
             let of = Arc::clone(&pool);
             let connecting = async move { lines.open(&of, &address, place).await };
@@ -101,6 +106,13 @@ pub fn open(call: Call) -> Opening {
 }
 
 impl Opening {
+    /// Whether nothing is left to be done in the turn in which it began: the line was quiet just
+    /// before the request was written, and what comes wakes the task that began it.
+    #[must_use]
+    pub fn waits(&self) -> bool {
+        matches!(&self.way, Way::Sending(sending) if !sending.is_stuck())
+    }
+
     /// Whether the connection stands: the request goes out.
     #[must_use]
     pub fn is_connected(&self) -> bool {

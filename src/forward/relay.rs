@@ -21,7 +21,7 @@ use http_body::{Body, SizeHint};
 
 use super::ahead::KEEPALIVE;
 use super::deadlines::{Deadlines, Due};
-use super::headers::{self, Content};
+use super::headers::{self, Content, Media};
 use super::limit_refusal;
 use super::lines::{Answered, EngineBody};
 use super::open::{OpenFailed, Opening};
@@ -59,6 +59,23 @@ pub struct Ended {
     /// The gateway's own reason, where an engine that was waited for behind a head of our own
     /// gave no stream.
     pub refusal: Option<Refusal>,
+}
+
+/// The head of an engine's answer.
+pub struct EngineHead {
+    /// As it came.
+    pub parts: Arc<response::Parts>,
+    /// What its fields say.
+    pub content: Content,
+}
+
+impl EngineHead {
+    /// One that came, or our own.
+    #[must_use]
+    pub fn of(parts: Arc<response::Parts>) -> Self {
+        let content = Content::of(&parts.headers);
+        EngineHead { parts, content }
+    }
 }
 
 /// Who keeps what a request holds while its answer is relayed: its visit, its share of an
@@ -133,7 +150,7 @@ pub struct Relay {
     keeper: Option<Box<dyn Keeper>>,
     /// The engine's head, and what stands there beside its fields; until the first bytes go out. A long
     /// stream does not keep the place.
-    head: Option<Box<(Arc<response::Parts>, OwnFields)>>,
+    head: Option<Box<(EngineHead, OwnFields)>>,
     /// The body ended in the middle of an event, which went out as it is.
     tail_is_out: bool,
     /// Set where the answer must end abnormally.
@@ -152,8 +169,8 @@ enum Engine {
 
 /// What the engine's side did.
 enum Heard {
-    /// Bytes came; what may pass is in `ready`.
-    Bytes,
+    /// Bytes came at this moment; what may pass is in `ready`.
+    Bytes(Tick),
     /// The body ended as its framing says.
     Clean,
     /// Broken framing, reset.
@@ -198,6 +215,8 @@ impl Relay {
     /// In a box from the start: it is large, and passes through many hands.
     fn of(parts: Parts, observer: Observer, engine: Engine) -> Box<Self> {
         let alarm = parts.alarms.alarm();
+        // One piece at a time is the rule.
+        let ready = VecDeque::with_capacity(1);
         Box::write(
             Box::new_uninit(),
             Relay {
@@ -205,7 +224,7 @@ impl Relay {
                 observer: Some(observer),
                 engine,
                 beginning: Beginning::Open,
-                ready: VecDeque::new(),
+                ready,
                 ready_bytes: 0,
                 alarm,
                 gave: false,
@@ -221,9 +240,11 @@ impl Relay {
     /// Holds the answer until it speaks: its first token, its finish, 64 KiB of preamble, or
     /// the end of the class's patience; for an answer that is no event stream, its first bytes.
     ///
+    /// Says when it was heard: nothing is waited for between that and the present moment.
+    ///
     /// # Errors
     /// [`Mute`] where it will not.
-    pub async fn hold(&mut self) -> Result<(), Mute> {
+    pub async fn hold(&mut self) -> Result<Tick, Mute> {
         if !self.streams() {
             self.parts.deadlines.token_came();
             self.gave = true;
@@ -242,15 +263,16 @@ impl Relay {
     /// An answer that is no event stream: its head is not worth relaying before its framing has
     /// shown that a body follows. What has come already is looked at: where it breaks off there,
     /// nothing of it has to go out.
-    fn poll_first_bytes(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Mute>> {
-        while self.ready_bytes < HELD_PREAMBLE {
+    fn poll_first_bytes(&mut self, cx: &mut Context<'_>) -> Poll<Result<Tick, Mute>> {
+        let mut heard_at = None;
+        while self.ready_bytes < HELD_PREAMBLE && !matches!(self.engine, Engine::Over) {
             let heard = match self.poll_engine(cx) {
                 Poll::Pending if self.ready.is_empty() => return Poll::Pending,
                 Poll::Pending => break,
                 Poll::Ready(heard) => heard,
             };
             match heard {
-                Heard::Bytes => {}
+                Heard::Bytes(at) => heard_at = Some(at),
                 Heard::Broken | Heard::NoStream(_) => return Poll::Ready(Err(Mute::Broken)),
                 Heard::Due(Due::Limit(limit)) => return Poll::Ready(Err(Mute::TimedOut(limit))),
                 Heard::Cut => return Poll::Ready(Err(Mute::Drained)),
@@ -261,32 +283,33 @@ impl Relay {
                 Heard::Due(Due::Hold | Due::Keepalive) => break,
             }
         }
-        Poll::Ready(Ok(()))
+        Poll::Ready(Ok(heard_at.unwrap_or_else(|| self.parts.clock.now())))
     }
 
-    fn poll_hold(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Mute>> {
+    fn poll_hold(&mut self, cx: &mut Context<'_>) -> Poll<Result<Tick, Mute>> {
         loop {
-            match ready!(self.poll_engine(cx)) {
-                Heard::Bytes => {}
+            let at = match ready!(self.poll_engine(cx)) {
+                Heard::Bytes(at) => at,
                 Heard::Clean => {
-                    self.take_tail(self.parts.clock.now());
+                    let at = self.parts.clock.now();
+                    self.take_tail(at);
                     self.engine = Engine::Over;
-                    return Poll::Ready(self.spoke_to_the_end());
+                    return Poll::Ready(self.spoke_to_the_end().map(|()| at));
                 }
                 Heard::Broken | Heard::NoStream(_) => return Poll::Ready(Err(Mute::Broken)),
                 Heard::Due(Due::Limit(limit)) => return Poll::Ready(Err(Mute::TimedOut(limit))),
                 Heard::Cut => return Poll::Ready(Err(Mute::Drained)),
                 Heard::Due(Due::Hold | Due::Keepalive) => {
                     self.let_go();
-                    return Poll::Ready(Ok(()));
+                    return Poll::Ready(Ok(self.parts.clock.now()));
                 }
-            }
+            };
             match self.seen().error() {
                 Some(error) if !error.after_first_token => return Poll::Ready(Err(Mute::Error(error))),
-                _ if self.seen().has_token() || self.seen().is_finished() => return Poll::Ready(Ok(())),
+                _ if self.seen().has_token() || self.seen().is_finished() => return Poll::Ready(Ok(at)),
                 _ if self.ready_bytes > HELD_PREAMBLE => {
                     self.let_go();
-                    return Poll::Ready(Ok(()));
+                    return Poll::Ready(Ok(at));
                 }
                 _ => {}
             }
@@ -357,13 +380,14 @@ impl Relay {
     }
 
     /// What stands in the head: the engine's fields, as far as they pass, and our own.
-    pub fn begins_with(&mut self, head: Arc<response::Parts>, own: OwnFields) {
-        self.head = Some(Box::new((head, own)));
+    pub fn begins_with(&mut self, head: EngineHead, own: OwnFields) {
+        self.head = Some(Box::write(Box::new_uninit(), (head, own)));
     }
 
     pub(super) fn pass_fields(&self, to: &mut impl FnMut(&HeaderName, &HeaderValue)) {
         if let Some((head, _)) = self.head.as_deref() {
-            headers::for_client(&head.headers, self.size_hint().exact()).for_each(|(name, value)| to(name, value));
+            let length = self.size_hint().exact();
+            headers::for_client(&head.parts.headers, head.content, length).for_each(|(name, value)| to(name, value));
         }
     }
 
@@ -395,7 +419,7 @@ impl Relay {
                 return Poll::Ready(None);
             }
             match ready!(self.poll_engine(cx)) {
-                Heard::Bytes => {}
+                Heard::Bytes(_) => {}
                 Heard::Clean => {
                     self.take_tail(self.parts.clock.now());
                     self.engine = Engine::Over;
@@ -460,7 +484,7 @@ impl Relay {
                         self.take_tail(at);
                         self.engine = Engine::Over;
                     }
-                    return Poll::Ready(Heard::Bytes);
+                    return Poll::Ready(Heard::Bytes(at));
                 }
                 Poll::Ready(Some(Err(_))) => return Poll::Ready(Heard::Broken),
                 Poll::Ready(None) => return Poll::Ready(Heard::Clean),
@@ -690,7 +714,7 @@ fn stream_of(opened: Result<Answered, OpenFailed>) -> Result<EngineBody, Refusal
     match head.status.is_success() {
         // Our head names no coding: such bytes would be noise to the client.
         true if content.is_coded => Err(Refusal::EngineCoded),
-        true if content.is_event_stream() => Ok(body),
+        true if content.media == Media::Events => Ok(body),
         _ => Err(Refusal::EngineAnswered { status: head.status.as_u16() }),
     }
 }

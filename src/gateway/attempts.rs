@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use http::header::{HeaderValue, RETRY_AFTER};
 use http::uri::PathAndQuery;
+use http::StatusCode;
 
 use super::admission::{Held, Spare, Walk};
 use super::promise::{BoundPool, Promise};
@@ -18,9 +19,12 @@ use crate::accept::Head as Request;
 use crate::admit::levels::{Kind, Kinds};
 use crate::admit::queue::Reading;
 use crate::clock::{Alarms, Clock};
-use crate::forward::headers::{self, Content, EngineHeaders, Sent};
+use crate::forward::deadlines::earlier;
+use crate::forward::headers::{self, Content, EngineHeaders, Media, Sent};
 use crate::forward::lines::{Answered, Lines, Outgoing};
-use crate::forward::{Call, Deadlines, Due, Mute, OpenFailed, Opening, Parts, Relay, WhyNot, limit_refusal, open};
+use crate::forward::{
+    Call, Deadlines, Due, EngineHead, Mute, OpenFailed, Opening, Parts, Relay, WhyNot, limit_refusal, open,
+};
 use crate::inspect::{Facts, OfModel};
 use crate::judge::{NonStreaming, Objective, Objectives, Pulse};
 use crate::observe::{Expect, Limit, Observer, Reader};
@@ -130,8 +134,8 @@ pub struct Place {
 
 /// What one attempt came to.
 enum Tried {
-    /// It speaks: a first token, a whole head of a good answer, or the end of patience.
-    Speaks(Box<Spoke>),
+    /// It speaks, from this moment: a first token, a whole head of a good answer, or the end of patience.
+    Speaks(Box<Spoke>, Tick),
     /// It failed before the first forwarded byte: what happened, and the answer to be relayed
     /// if nothing better comes, or what is said instead of one.
     Failed(Happened, Result<Box<Spoke>, Refusal>),
@@ -142,7 +146,7 @@ enum Tried {
 /// An engine's answer, with nothing forwarded yet.
 pub struct Spoke {
     /// The head for the client.
-    pub head: Arc<http::response::Parts>,
+    pub head: EngineHead,
     /// The body.
     pub relay: Box<Relay>,
     /// The engine's share of work, given back when this is dropped.
@@ -168,7 +172,7 @@ pub async fn first_willing_engine(
     visit: &mut Visit,
 ) -> Result<Spoken, Refusal> {
     let deadlines = ask.deadlines();
-    let until = deadlines.first_token.into_iter().chain(deadlines.total).min().unwrap_or(Tick::from_nanos(u64::MAX));
+    let until = earlier(deadlines.first_token, deadlines.total).unwrap_or(Tick::from_nanos(u64::MAX));
     let pools = &ask.routed.pools;
     let first = &pools[ask.first];
     // Once more where nobody could be asked: a breaker turns traffic to others, and where there
@@ -176,8 +180,7 @@ pub async fn first_willing_engine(
     let order = (ask.first..pools.len()).map(|at| (at, false)).chain((0..pools.len()).map(|at| (at, true)));
     let first_bound = ask.promise.pool(first);
     let mut attempts = Unsettled::new(yard, first_bound, until);
-    let nobody = Refusal::NoEngine { pool: pools[ask.home].clone() };
-    let mut last = Last { kept: None, refusal: nobody, is_known: false };
+    let mut last = Last::default();
     let mut here = ask.first;
 
     // What made a further attempt necessary: it is counted once an engine is found for it.
@@ -257,9 +260,12 @@ pub async fn first_willing_engine(
                     fresh,
                 };
                 let tried = attempt.make(&mut work, held, deadlines, now).await;
-                now = yard.clock.now();
+                now = match tried {
+                    Tried::Speaks(_, at) => at,
+                    Tried::Failed(..) | Tried::Ended(_) => yard.clock.now(),
+                };
                 let happened = match tried {
-                    Tried::Speaks(spoke) => {
+                    Tried::Speaks(spoke, _) => {
                         if spoke.relay.has_spoken() {
                             yard.fleet.succeeded_in(&bound.yard, &mut attempts, spoke.injection, now);
                         }
@@ -316,7 +322,7 @@ pub async fn first_willing_engine(
             Some(Err(_)) | None => break,
         }
     }
-    last.settle(attempts.take(), yard.clock.now())
+    last.settle(ask, attempts.take(), yard.clock.now())
 }
 
 /// The attempts of a request that has no answer yet. Dropped, the client has left: what was
@@ -376,9 +382,10 @@ fn reason_of(happened: Happened) -> Retry {
 }
 
 /// The last answer that an engine gave, and what is said if there is none.
+#[derive(Default)]
 struct Last {
     kept: Option<Box<Spoke>>,
-    refusal: Refusal,
+    refusal: Option<Refusal>,
     /// Either is from an attempt.
     is_known: bool,
 }
@@ -389,7 +396,7 @@ impl Last {
     fn passed_over(&mut self, ask: &Ask<'_>) {
         if !self.is_known {
             let pool = ask.routed.pools[ask.home].clone();
-            self.refusal = Refusal::QueueTimeout { pool, retry_after: None };
+            self.refusal = Some(Refusal::QueueTimeout { pool, retry_after: None });
         }
     }
 
@@ -397,12 +404,16 @@ impl Last {
         self.is_known = true;
         match answer {
             Ok(answer) => self.kept = Some(answer),
-            Err(refusal) => self.refusal = refusal,
+            Err(refusal) => self.refusal = Some(refusal),
         }
     }
 
-    fn settle(self, attempts: Box<Attempts>, at: Tick) -> Result<Spoken, Refusal> {
-        self.kept.map(|kept| Spoken::of(kept, attempts, at, true)).ok_or(self.refusal)
+    fn settle(self, ask: &Ask<'_>, attempts: Box<Attempts>, at: Tick) -> Result<Spoken, Refusal> {
+        let nobody = || Refusal::NoEngine { pool: ask.routed.pools[ask.home].clone() };
+        match self.kept {
+            Some(kept) => Ok(Spoken::of(kept, attempts, at, true)),
+            None => Err(self.refusal.unwrap_or_else(nobody)),
+        }
     }
 }
 
@@ -518,7 +529,7 @@ impl Attempt<'_> {
     ) -> Tried {
         let edits = self.edits();
         let asked = Asked { dispatched, injection: self.injection(&edits), degraded: degraded(&edits) };
-        let mut opening = open(self.call(&edits, dispatched));
+        let mut opening = poll_fn(|cx| Poll::Ready(open(self.call(&edits, dispatched), cx))).await;
         if self.ask.has_head() {
             let every = self.ask.promise.class.timeouts.keepalive;
             let deadlines = Deadlines { keepalive: every.map(|every| dispatched + every), ..deadlines };
@@ -529,20 +540,20 @@ impl Attempt<'_> {
             Head::Ended(refusal) => Tried::Ended(refusal),
             Head::Ours => self.behind_our_head(opening, &edits, deadlines, work.take(), held, asked),
             Head::Came(Answered { head, body }) => {
-                let reader = self.reader(&head);
-                let status = head.status;
+                let (status, head) = (head.status, EngineHead::of(head));
+                let reader = self.reader(status, head.content);
                 let relay =
                     Relay::new(self.parts(reader, &edits, deadlines), self.observer(reader, status.as_u16()), body);
                 let mut spoke = Box::write(Box::new_uninit(), self.spoke(head, relay, asked));
                 if !status.is_success() {
                     spoke.relay.head_came();
-                    let retry_after = self.retry_after(&spoke.head);
+                    let retry_after = self.retry_after(&spoke.head.parts);
                     return Tried::Failed(asked.answered(status.as_u16(), retry_after), Ok(spoke));
                 }
                 match spoke.relay.hold().await {
-                    Ok(()) => {
+                    Ok(at) => {
                         spoke.work = work.take();
-                        Tried::Speaks(spoke)
+                        Tried::Speaks(spoke, at)
                     }
                     Err(Mute::Error(error)) => Tried::Failed(asked.answered(error.code, None), Ok(spoke)),
                     Err(Mute::Truncated | Mute::Broken) => {
@@ -568,8 +579,8 @@ impl Attempt<'_> {
         held.dispatched();
         let parts = self.parts(Reader::Events, edits, deadlines);
         let relay = Relay::waiting(parts, self.observer(Reader::Events, 200), opening);
-        let spoke = self.spoke(Arc::new(reply::our_head()), relay, asked);
-        Tried::Speaks(Box::new(Spoke { work, ..spoke }))
+        let spoke = self.spoke(EngineHead::of(Arc::new(reply::our_head())), relay, asked);
+        Tried::Speaks(Box::new(Spoke { work, ..spoke }), self.yard.clock.now())
     }
 
     /// When the engine should have read the prompt of a request whose first token nobody sees,
@@ -580,7 +591,7 @@ impl Attempt<'_> {
         work.filter(|_| matters).map(|work| dispatched + work.time_to_read())
     }
 
-    fn spoke(&self, head: Arc<http::response::Parts>, relay: Box<Relay>, asked: Asked) -> Spoke {
+    fn spoke(&self, head: EngineHead, relay: Box<Relay>, asked: Asked) -> Spoke {
         let Asked { dispatched, injection, degraded } = asked;
         Spoke { head, relay, work: None, place: self.place.clone(), dispatched, injection, degraded }
     }
@@ -659,8 +670,13 @@ impl Attempt<'_> {
         }
         let mut read = self.read_unseen(work.as_deref(), dispatched);
         let (clock, mut alarm) = (self.yard.clock, self.yard.alarms.alarm());
+        // It has begun in this turn.
+        let mut waits = opening.waits();
         poll_fn(|cx| {
-            let opened = Pin::new(&mut *opening).poll(cx);
+            let opened = match std::mem::take(&mut waits) {
+                true => Poll::Pending,
+                false => Pin::new(&mut *opening).poll(cx),
+            };
             if opening.is_connected() {
                 held.dispatched();
             }
@@ -668,7 +684,7 @@ impl Attempt<'_> {
                 return Poll::Ready(opened.map_or_else(Head::Failed, Head::Came));
             }
             loop {
-                let next = deadlines.next().into_iter().chain(read).min();
+                let next = earlier(deadlines.next(), read);
                 let rings = next.is_some_and(|next| alarm.poll(next, cx).is_ready());
                 if rings {
                     let now = clock.now();
@@ -708,19 +724,18 @@ impl Attempt<'_> {
     }
 
     /// Content type and coding choose the reader.
-    fn reader(&self, head: &http::response::Parts) -> Reader {
+    fn reader(&self, status: StatusCode, content: Content) -> Reader {
         let generates = self.ask.dialect().generates();
-        let content = Content::of(&head.headers);
-        if !head.status.is_success() {
+        if !status.is_success() {
             Reader::Opaque
         } else if content.is_coded {
             if generates {
                 self.yard.fleet.answers_coded(&self.place.pool, &self.place.engine);
             }
             Reader::Coded
-        } else if generates && content.is_event_stream() {
+        } else if generates && content.media == Media::Events {
             Reader::Events
-        } else if self.ask.endpoint.answers_json() || content.is_json() {
+        } else if self.ask.endpoint.answers_json() || content.media == Media::Json {
             Reader::Json
         } else {
             Reader::Opaque

@@ -63,9 +63,9 @@ impl Opened {
             ..OwnFields::of(visit.request_id())
         };
         let (mut shown, ()) = Response::new(()).into_parts();
-        shown.status = head.status;
-        if !head.extensions.is_empty() {
-            shown.extensions.clone_from(&head.extensions);
+        shown.status = head.parts.status;
+        if !head.parts.extensions.is_empty() {
+            shown.extensions.clone_from(&head.parts.extensions);
         }
         relay.begins_with(head, own);
         if let Some(case) = visit.case_mut() {

@@ -65,7 +65,8 @@ pub struct ClassShape {
 /// All series.
 #[derive(Clone, Debug)]
 pub(super) struct Table {
-    classes: Map<ClassId, Arc<ClassSeries>>,
+    /// They are few: gone through, they are found sooner than by a hash. Each keeps its place over reloads.
+    classes: Vec<(ClassId, Arc<ClassSeries>)>,
     tenants: Map<TenantId, Arc<TenantSeries>>,
     other_tenant: Option<Arc<TenantSeries>>,
     unclassed: Arc<Unclassed>,
@@ -82,7 +83,7 @@ impl Table {
     pub(super) fn empty(metrics: &Metrics) -> Self {
         let retry = |retry: &Retry| metrics.retries.at(labels([("reason", retry.as_str())]));
         Table {
-            classes: Map::default(),
+            classes: Vec::new(),
             tenants: Map::default(),
             other_tenant: None,
             unclassed: Arc::new(Unclassed::new(metrics)),
@@ -99,14 +100,16 @@ impl Table {
         table.default_class = shape.default_class.clone();
         table.current = shape.classes.iter().map(|class| class.id.clone()).collect();
         for class in &shape.classes {
-            let known = self.classes.get(&class.id);
+            let known = self.class(&class.id);
             let routes = shape.routes.iter().filter(|(of, ..)| *of == class.id);
             let routes = routes.map(|(_, pool, model)| (pool.clone(), model.clone()));
             let routes = routes.chain(known.into_iter().flat_map(|known| known.routes())).collect();
             let memory = known.map(|known| known.memory.clone());
-            let place = known.map_or(table.classes.len(), |known| known.place);
-            let series = ClassSeries::new(metrics, class, place, routes, memory, at);
-            table.classes.insert(class.id.clone(), Arc::new(series));
+            let series = Arc::new(ClassSeries::new(metrics, class, routes, memory, at));
+            match self.place_of(&class.id) {
+                Some(place) => table.classes[place].1 = series,
+                None => table.classes.push((class.id.clone(), series)),
+            }
         }
         // Places are for tenants that the settings name; those that went keep their series only.
         let mut places = TENANTS.saturating_sub(table.known_tenants(shape));
@@ -121,7 +124,7 @@ impl Table {
     }
 
     fn bind_tenant(&mut self, metrics: &Metrics, tenant: &TenantShape, places: &mut usize) {
-        let place = |class: &ClassId| Some((class.clone(), self.classes.get(class)?.place));
+        let place = |class: &ClassId| Some((class.clone(), self.place_of(class)?));
         let of_classes = tenant.classes.as_deref().unwrap_or(&self.current);
         let classes: Vec<_> = of_classes.iter().filter_map(place).collect();
         let is_known = self.tenants.contains_key(&tenant.id);
@@ -138,7 +141,11 @@ impl Table {
 
     /// One class's series.
     pub(super) fn class(&self, class: &ClassId) -> Option<&Arc<ClassSeries>> {
-        self.classes.get(class)
+        self.place_of(class).map(|place| &self.classes[place].1)
+    }
+
+    fn place_of(&self, class: &ClassId) -> Option<usize> {
+        self.classes.iter().position(|(known, _)| known == class)
     }
 
     /// Counts one request, everywhere.
@@ -149,10 +156,10 @@ impl Table {
         if let Some(refused) = finished.refusal.and_then(|code| self.refused(code)) {
             refused.inc();
         }
-        let class = finished.booked_class(&self.default_class).and_then(|class| self.classes.get(class));
-        self.note_tenant(finished, class.map(|class| class.place));
+        let class = finished.booked_class(&self.default_class).and_then(|class| self.place_of(class));
+        self.note_tenant(finished, class);
         match class {
-            Some(class) => class.note(finished),
+            Some(place) => self.classes[place].1.note(finished),
             None => self.unclassed.note(finished.verdict.outcome),
         }
     }
@@ -180,15 +187,14 @@ impl Table {
 /// The series of one class.
 #[derive(Debug)]
 pub(super) struct ClassSeries {
-    /// Its place among the classes, which stays over reloads.
-    place: usize,
     /// What the class promises now.
     pub(super) promise: Arc<Objectives>,
     /// Windows and lengths.
     pub(super) memory: Arc<Mutex<Memory>>,
     /// Edges by which its gaps are counted.
     pub(super) gap_edges: Arc<[Duration]>,
-    pools: Map<PoolId, PoolSeries>,
+    /// They are few, too.
+    pools: Vec<(PoolId, PoolSeries)>,
     nowhere: PoolSeries,
     /// In the order of [`Kind::ALL`].
     degraded: [Counter; Kind::ALL.len()],
@@ -206,7 +212,6 @@ impl ClassSeries {
     fn new(
         metrics: &Metrics,
         class: &ClassShape,
-        place: usize,
         routes: Vec<(PoolId, Arc<str>)>,
         memory: Option<Arc<Mutex<Memory>>>,
         at: Tick,
@@ -218,38 +223,38 @@ impl ClassSeries {
             Arc::new(Mutex::new(Memory { burn, input: Lengths::default(), output: Lengths::default() }))
         });
         memory.lock().burn.promise(promise.joint_target, promise.window, at);
-        let mut pools: Map<PoolId, PoolSeries> = Map::default();
+        let mut pools: Vec<(PoolId, PoolSeries)> = Vec::new();
         for (pool, model) in routes {
-            let measures = || Measures::new(metrics, class.id.as_str(), pool.as_str(), &edges);
-            let series = pools
-                .entry(pool.clone())
-                .or_insert_with(|| PoolSeries::new(metrics, class, pool.as_str(), Some(measures())));
-            series.add_model(metrics, class.id.as_str(), pool.as_str(), &model);
+            let place = pools.iter().position(|(known, _)| *known == pool).unwrap_or_else(|| {
+                let measures = Measures::new(metrics, class.id.as_str(), pool.as_str(), &edges);
+                pools.push((pool.clone(), PoolSeries::new(metrics, class, pool.as_str(), Some(measures))));
+                pools.len() - 1
+            });
+            pools[place].1.add_model(metrics, class.id.as_str(), pool.as_str(), &model);
         }
         let mut nowhere = PoolSeries::new(metrics, class, NONE, None);
         nowhere.add_model(metrics, class.id.as_str(), NONE, &Arc::from(OTHER));
         let degraded = Kind::ALL
             .map(|kind| metrics.degraded.at(labels([("class", class.id.as_str()), ("action", kind.as_str())])));
-        ClassSeries { place, promise: promise.clone(), memory, gap_edges: edges.gaps, pools, nowhere, degraded }
+        ClassSeries { promise: promise.clone(), memory, gap_edges: edges.gaps, pools, nowhere, degraded }
     }
 
     /// The pools on which the class can run.
     pub(super) fn pools(&self) -> impl Iterator<Item = &PoolId> {
-        self.pools.keys()
+        self.pools.iter().map(|(pool, _)| pool)
     }
 
     fn routes(&self) -> impl Iterator<Item = (PoolId, Arc<str>)> {
-        let models = |(pool, series): (&PoolId, &PoolSeries)| {
-            let pool = pool.clone();
-            let models: Vec<Arc<str>> = series.models.keys().cloned().collect();
-            models.into_iter().map(move |model| (pool.clone(), model))
-        };
-        self.pools.iter().flat_map(models)
+        self.pools.iter().flat_map(|(pool, series)| series.models.keys().map(|model| (pool.clone(), model.clone())))
+    }
+
+    fn pool(&self, pool: &PoolId) -> Option<&PoolSeries> {
+        self.pools.iter().find(|(known, _)| known == pool).map(|(_, series)| series)
     }
 
     fn note(&self, finished: &Finished) {
         let outcome = finished.verdict.outcome;
-        let pool = finished.pool.as_ref().and_then(|pool| self.pools.get(pool));
+        let pool = finished.pool.as_ref().and_then(|pool| self.pool(pool));
         let model = pool.zip(finished.model.as_ref()).and_then(|(pool, model)| pool.models.get(model));
         let (pool, model) = match pool.zip(model) {
             Some((pool, model)) => (pool, Some(model)),

@@ -1,10 +1,13 @@
 //! Lines over in-memory pipes, in virtual time.
 
+use std::future::poll_fn;
+
 use http_body_util::BodyExt;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream, ReadBuf};
 
 use super::*;
 use crate::dial::{PipeDial, PipeListener, Scheme};
+use crate::forward::open::{Call, open};
 use crate::route::settings::Engines;
 
 struct Bench {
@@ -13,7 +16,7 @@ struct Bench {
     lines: Arc<Lines>,
     clock: Clock,
     pool: Pool,
-    to: EngineAddress,
+    to: Arc<EngineAddress>,
 }
 
 const AT: &str = "e:8000";
@@ -24,6 +27,7 @@ impl Bench {
         let engine = network.listen(AT);
         let to = EngineAddress { scheme: Scheme::Http, host: "e".into(), port: 8000, base: "".into(), name: None };
         let pool = Pool::with_defaults("p".into(), Engines::Static(vec![to.clone()]));
+        let to = Arc::new(to);
         let clock = Clock::start();
         let lines = Arc::new(Lines::new(Arc::new(network.clone()), clock));
         Bench { network, engine, lines, clock, pool, to }
@@ -98,6 +102,21 @@ async fn read_request(engine: &mut DuplexStream) -> String {
     head
 }
 
+/// The answer to a small request that begins on a line that stands, by whoever looks again only when
+/// woken.
+async fn begun(lines: Arc<Lines>, pool: Pool, to: Arc<EngineAddress>) -> Vec<u8> {
+    let (at, engine, request) = (lines.clock.now(), to.id(), request(&[b"{", b"}"]));
+    let mut call = Some(Call { lines, pool: Arc::new(pool), engine, address: to, request, fresh: false, at });
+    let mut opening = poll_fn(|cx| Poll::Ready(open(call.take().unwrap(), cx))).await;
+    let mut waits = opening.waits();
+    assert!(waits);
+    let answer = poll_fn(|cx| match std::mem::take(&mut waits) {
+        true => Poll::Pending,
+        false => Pin::new(&mut opening).poll(cx),
+    });
+    answer.await.unwrap().body.collect().await.unwrap().to_bytes().to_vec()
+}
+
 /// Lets every task that can run, run.
 async fn settle() {
     for _ in 0..20 {
@@ -124,6 +143,23 @@ async fn a_line_whose_answer_ended_whole_is_used_again() {
     assert_eq!(ask.await.unwrap().unwrap(), b"ok");
     settle().await;
     assert_eq!((bench.idle(), bench.network.dials(AT)), (1, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_on_a_line_that_was_quiet_is_heard_whenever_it_comes() {
+    let mut bench = Bench::new();
+    let mut engine = bench.used().await;
+    for (millis, pieces) in [(0, 1), (0, ANSWER.len()), (700, 1), (700, 3)] {
+        let answer = tokio::spawn(begun(bench.lines.clone(), bench.pool.clone(), bench.to.clone()));
+        read_request(&mut engine).await;
+        for piece in ANSWER.chunks(ANSWER.len().div_ceil(pieces)) {
+            bench.sleep(millis).await;
+            engine.write_all(piece).await.unwrap();
+        }
+        assert_eq!(answer.await.unwrap(), b"ok", "{millis} {pieces}");
+        settle().await;
+    }
+    assert_eq!(bench.network.dials(AT), 1);
 }
 
 #[tokio::test(start_paused = true)]
@@ -516,7 +552,7 @@ async fn a_connection_that_does_not_come_about_ends_at_its_limit() {
 async fn lines_of_older_settings_do_not_come_back() {
     let mut bench = Bench::new();
     let _engine = bench.used().await;
-    let elsewhere = EngineAddress { name: Some("other".into()), ..bench.to.clone() };
+    let elsewhere = Arc::new(EngineAddress { name: Some("other".into()), ..(*bench.to).clone() });
     let line = bench.lines.take(&bench.pool, &bench.to.id(), &elsewhere).await.unwrap();
     assert!(!line.is_reused());
     assert_eq!(bench.idle(), 0);

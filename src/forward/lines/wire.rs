@@ -3,7 +3,7 @@
 use std::future::poll_fn;
 use std::io;
 use std::pin::pin;
-use std::task::{Context, Poll, Waker, ready};
+use std::task::{Context, Poll, ready};
 
 use bytes::BytesMut;
 use tokio::io::AsyncReadExt;
@@ -68,10 +68,9 @@ impl Wire {
 
     /// Whether nothing came behind the last answer, not even the connection's end. Looks at the
     /// connection itself, however much its task has done in this turn: one that has used up its
-    /// budget would be told that nothing is there.
-    pub fn is_quiet(&mut self) -> bool {
+    /// budget would be told that nothing is there. What comes from now on wakes the task.
+    pub fn is_quiet(&mut self, cx: &mut Context<'_>) -> bool {
         let look = pin!(unconstrained(poll_fn(|cx| self.poll_more(cx))));
-        let is_pending = look.poll(&mut Context::from_waker(Waker::noop())).is_pending();
-        is_pending && self.buffer.is_empty()
+        look.poll(cx).is_pending() && self.buffer.is_empty()
     }
 }
