@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use http::HeaderValue;
 use http_body_util::BodyExt;
 
 use rcgen::{CertifiedKey, generate_simple_self_signed};
