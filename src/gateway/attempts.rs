@@ -8,9 +8,9 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
+use http::StatusCode;
 use http::header::{HeaderValue, RETRY_AFTER};
 use http::uri::PathAndQuery;
-use http::StatusCode;
 
 use super::admission::{Held, Spare, Walk};
 use super::promise::{BoundPool, Promise};
