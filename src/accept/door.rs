@@ -17,6 +17,7 @@ use hyper_util::rt::TokioIo;
 use pin_project_lite::pin_project;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::Notify;
+use tokio::task::unconstrained;
 use tokio::time::Sleep;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
@@ -306,12 +307,14 @@ impl Minder {
                 (_, Some(by)) => by,
                 (Due::Head(at) | Due::Idle(at), None) => at,
             };
-            // One that is set knows whom to wake: a connection is driven by one task.
             let mut rings = alarm.is_elapsed();
             if self.armed.is_none_or(|armed| armed > deadline) {
                 alarm.as_mut().reset(self.peer.clock.instant(deadline));
                 self.armed = Some(deadline);
-                rings = alarm.as_mut().poll(cx).is_ready();
+                // From here on it knows whom to wake: a connection is driven by one task. Also one that
+                // has used up its share of this turn: it would be told to wait by a timer that does not
+                // know it.
+                rings = Pin::new(&mut unconstrained(alarm.as_mut())).poll(cx).is_ready();
             }
             if !rings {
                 return Wish::GoOn;

@@ -33,7 +33,7 @@ impl Head {
         Head { refused, endpoint, has_id, has_coding, has_connection, parts }
     }
 
-    /// Checks it: see [`strict`].
+    /// Checks it: [`Refused`] says for what.
     ///
     /// # Errors
     /// The first thing found wrong.

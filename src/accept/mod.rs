@@ -39,7 +39,7 @@ mod shelf;
 mod socket;
 mod stall;
 mod stream;
-pub mod strict;
+mod strict;
 #[cfg(test)]
 mod tests;
 mod tls;
@@ -52,4 +52,5 @@ pub use drain::{Drain, Phase};
 pub use head::Head;
 pub use id::made_id;
 pub use listener::{CannotListen, Listener};
+pub use strict::Refused;
 pub use tls::{Certificates, TlsProblem};

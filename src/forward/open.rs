@@ -66,7 +66,7 @@ impl OpenFailed {
 }
 
 /// An attempt that has begun. Dropping it closes the engine's connection.
-#[must_use = "nothing is sent before it is polled"]
+#[must_use = "without it the request is cancelled"]
 pub struct Opening {
     pool: Arc<Pool>,
     way: Way,

@@ -505,15 +505,16 @@ impl Relay {
     fn hear(&mut self, frame: Bytes) -> Tick {
         let at = self.parts.clock.now();
         let Some(observer) = self.observer.as_mut() else { return at };
-        if let Some(since) = self.parts.client.limited_since(at) {
+        let limited = self.parts.client.limited_since(at);
+        if let Some(since) = limited {
             observer.limit_gaps(since);
-            self.parts.pulse.limited(since);
         }
         let had_token = observer.has_token();
         let (gate, pulse, beginning) = (&mut self.parts.gate, &self.parts.pulse, &mut self.beginning);
         let mut gather = Gather::new(frame.clone(), &mut self.ready, &mut self.ready_bytes);
         observer.frame(frame, at, &mut |piece: Bytes, note: &Note| {
-            if note.token {
+            // Behind that only a first token is waited for.
+            if note.token && (limited.is_none() || !had_token) {
                 pulse.token(at, note.visible);
             }
             let began = std::mem::replace(beginning, Beginning::Over);

@@ -251,7 +251,7 @@ impl Observer {
         self.eye.tally.itl_broke()
     }
 
-    /// The last error that stood inside the answer.
+    /// The error that stood inside the answer: the first one, or the first behind a token.
     #[must_use]
     pub fn error(&self) -> Option<InBandError> {
         self.eye.tally.error()

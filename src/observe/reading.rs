@@ -339,7 +339,10 @@ impl Sink for Reading {
                 self.before_whole.get_or_insert_with(|| Box::new(choice));
             }
             (Place::Error, Nest::Array) => place = Place::Errors,
-            (Place::Usage, Nest::Object) => self.sight.has_usage = true,
+            (Place::Usage, Nest::Object) => {
+                self.sight.has_usage = true;
+                self.sight.usage_is_of_a_choice |= depth > 1 && self.places[depth - 1] == Place::Choice;
+            }
             (Place::OutputItem | Place::Item | Place::Block, Nest::Object) => {
                 (self.item_type, self.item_is_named) = (ItemType::Other, false);
                 self.item_slots = self.slots.len();

@@ -144,6 +144,8 @@ pub(super) struct Sight {
     pub(super) only: ChoiceSight,
     /// `usage` was an object.
     pub(super) has_usage: bool,
+    /// It stood inside a choice.
+    pub(super) usage_is_of_a_choice: bool,
     pub(super) usage: Counts,
     /// An `error` was there, of the whole or of a choice, and said something.
     pub(super) has_error: bool,

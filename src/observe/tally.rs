@@ -289,7 +289,11 @@ impl Tally {
             self.told().take(usage);
         }
         let mut note = match (self.dialect(), choices) {
-            (Dialect::Chat | Dialect::Completions, _) => self.chunk(choices, sight.has_usage.then_some(usage), at),
+            (Dialect::Chat | Dialect::Completions, _) => {
+                // Of several choices in one event it is not told apart whose it is.
+                let is_clear = choices.len() < 2 || !sight.usage_is_of_a_choice;
+                self.chunk(choices, (sight.has_usage && is_clear).then_some(usage), at)
+            }
             (Dialect::Responses, [only]) => self.response_event(sight, only, at),
             (Dialect::Messages, [only]) => self.message_event(sight, only, at),
             _ => Note::default(),

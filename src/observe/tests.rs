@@ -260,6 +260,35 @@ fn of_two_errors_the_first_is_told_but_one_behind_text_outranks_it() {
 }
 
 #[test]
+fn usage_inside_a_choice_is_that_choices_where_the_event_has_no_other() {
+    let told = |index: u64, tokens: u64| {
+        format!(r#"{{"index":{index},"delta":{{}},"finish_reason":"stop","usage":{{"completion_tokens":{tokens}}}}}"#)
+    };
+    let event = |choices: &[String]| format!(r#"{{"choices":[{}]}}"#, choices.join(","));
+    let both = of_both();
+    let seen = |last: &[&str]| {
+        let mut seen = Seen::new(Expect { choices: 2, ..chat() }).data(10, &both).data(20, &both);
+        for event in last {
+            seen = seen.data(30, event);
+        }
+        let seen = seen.data(40, D).clean(50);
+        (seen.output, seen.source)
+    };
+    assert_eq!(seen(&[&event(&[told(0, 11)]), &event(&[told(1, 7)])]), (Tokens(18), TokenSource::Usage));
+    assert_eq!(
+        seen(&[&event(&[told(0, 11), told(1, 7)])]),
+        (Tokens(4), TokenSource::Events),
+        "whose it is is not clear"
+    );
+}
+
+/// A token of each of two choices.
+fn of_both() -> String {
+    let token = |index| format!(r#"{{"index":{index},"delta":{{"content":"x"}},"finish_reason":null}}"#);
+    format!(r#"{{"choices":[{},{}]}}"#, token(0), token(1))
+}
+
+#[test]
 fn c10_all_shapes_of_errors() {
     let code = |dialect, raw: &str| {
         let seen = Seen::new(Expect::stream(dialect, Tick::ZERO)).raw(1, raw.as_bytes());

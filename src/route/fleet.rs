@@ -210,8 +210,7 @@ impl Fleet {
         }
     }
 
-    /// Picks the best engine of the pool that these attempts have not tried, and gives it the
-    /// work. `None`: no such engine can take requests.
+    /// See [`Yard::choose`]; no request begins.
     #[must_use]
     pub fn choose(&self, pool: &PoolId, attempts: &mut Attempts, want: impl Into<Want>, at: Tick) -> Option<Choice> {
         self.yard(pool)?.choose(attempts, want.into(), false, at)
@@ -359,7 +358,8 @@ impl Fleet {
 }
 
 impl Yard {
-    /// Picks the best engine: see [`Fleet::choose`]. The retry budget grows with a request that
+    /// Picks the best engine of the pool that these attempts have not tried, and gives it the
+    /// work. `None`: no such engine can take requests. The retry budget grows with a request that
     /// `begins` in this pool.
     #[must_use]
     pub fn choose(self: &Arc<Self>, attempts: &mut Attempts, want: Want, begins: bool, at: Tick) -> Option<Choice> {

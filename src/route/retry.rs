@@ -237,7 +237,7 @@ impl Attempts {
         &self.pool
     }
 
-    /// An engine was chosen; called by [`Fleet::choose`](super::Fleet::choose).
+    /// An engine was chosen; called by [`Yard::choose`](super::Yard::choose).
     pub fn begin(&mut self, engine: EngineId) {
         self.tried.push(engine);
         self.without_injection = false;

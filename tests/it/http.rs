@@ -190,6 +190,25 @@ async fn a_compressed_request_that_cannot_be_decoded_is_refused() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_connection_is_given_up_in_time_however_much_it_asked_before() {
+    let ask = "GET /health HTTP/1.1\r\nhost: g\r\n\r\n";
+    for (rest, limit) in [("GET /health HTTP/1.1\r\nho", 10), ("", 63)] {
+        // Somewhere among these the task has just used up its share of a turn.
+        for count in 100..140 {
+            let house = House::new(&Yaml::default());
+            let mut client = house.connect(64 << 10);
+            client.send(ask.repeat(count) + rest).await;
+            let given_up = tokio::time::timeout(ms(100_000), client.read_to_end()).await;
+            let (answers, when) = given_up.unwrap_or_else(|_| panic!("{count} requests and {rest:?}: it stays open"));
+            assert_eq!(answers.windows(9).filter(|part| part == b"HTTP/1.1 ").count(), count);
+            assert!(when <= at(1000 * limit), "{count} requests and {rest:?}: {when:?}");
+            house.lines(count).await;
+            house.end().await;
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn bodies_hold_no_more_memory_together_than_they_may_and_small_ones_go_on() {
     let yaml = Yaml::default().top("listen: {max_body: 1MiB, max_bodies: 1MiB}");
     let (house, engine) = House::playing_with(&yaml, Script::new().at(300).reply(200, JSON, whole("x", 1, 1)));
