@@ -483,7 +483,6 @@ impl Relay {
         let Some(observer) = self.observer.as_mut() else { return at };
         if let Some(since) = self.parts.client.limited_since(at) {
             observer.limit_gaps(since);
-            self.parts.pulse.limited(since);
         }
         let had_token = observer.has_token();
         let (gate, pulse, beginning) = (&mut self.parts.gate, &self.parts.pulse, &mut self.beginning);
@@ -624,7 +623,6 @@ impl Relay {
         let at = self.parts.clock.now();
         if let Some(since) = self.parts.client.limited_since(at) {
             observer.limit_gaps(since);
-            self.parts.pulse.limited(since);
         }
         if let Some(keeper) = self.keeper.take() {
             keeper.end(Ended { timeline: observer.last_look(ending, at), refusal });

@@ -5,7 +5,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 
 use crate::observe::{Choice, Ending, Gaps, InBandError, Limit, Limited, Reader, Timeline, TokenSource, Usage};
-use crate::units::{Dialect, Tick, Tokens};
+use crate::units::{ClientSide, Dialect, Tick, Tokens};
 
 use super::*;
 
@@ -755,15 +755,23 @@ fn what_is_not_judged_is_never_overdue() {
 fn a_client_that_does_not_read_is_overdue_by_what_was_broken_before_and_by_its_first_token() {
     let waiting = Progress::waiting(at(0), true, true);
     let overdue = |pulse: &Pulse, moment| pulse.is_overdue(&waiting, &chat(), &CASE, 1, at(moment));
-    let pulse = Pulse::default();
-    pulse.limited(at(300));
+    let refusing = |since| {
+        let (pulse, client) = (Pulse::default(), ClientSide::default());
+        pulse.is_read_by(&client);
+        client.refuses(at(since));
+        pulse
+    };
+    let pulse = refusing(300);
     assert!(!overdue(&pulse, 500) && overdue(&pulse, 501), "no token has come");
     pulse.token(at(400), true);
     assert!(!overdue(&pulse, 90_000), "it came in time, and the rest is the client's doing");
-    let broken = Pulse::default();
+    let broken = refusing(501);
     [at(400), at(420)].into_iter().for_each(|moment| broken.token(moment, true));
-    broken.limited(at(501));
-    assert!(overdue(&broken, 502), "two tokens in 101 ms");
+    assert!(overdue(&broken, 502) && overdue(&broken, 90_000), "two tokens in 101 ms");
+    let in_time = refusing(420);
+    [at(400), at(420)].into_iter().for_each(|moment| in_time.token(moment, true));
+    assert!(overdue(&in_time, 520), "that it reads no more is not known yet");
+    assert!(!overdue(&in_time, 521) && !overdue(&in_time, 90_000));
 }
 
 #[test]

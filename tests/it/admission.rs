@@ -487,6 +487,27 @@ async fn over_its_limit_a_tenant_may_have_what_is_left_and_is_not_judged() {
     ended(house).await;
 }
 
+#[tokio::test(start_paused = true)]
+async fn who_is_served_beyond_its_limit_is_never_overdue() {
+    let yaml = tenants("limits: {requests_per_minute: 1}, when_over_limit: demote");
+    let house = House::new(&yaml);
+    house.engine("e1", vec![stream_of(100, 200), Script::new().silence()]);
+    let house = Arc::new(house);
+    let overdue = || house.page().sum("goodput_overdue", &[("class", "chat")]);
+    assert_eq!(status(&house, by("sk-acme", stream_with_usage())).await, 200);
+    let beyond = spawn(&house, by("sk-acme", stream_with_usage()));
+    house.sleep(ms(600)).await;
+    assert_eq!((overdue(), house.page().sum("goodput_in_flight", &[("class", "chat")])), (0.0, 1.0));
+    let within = spawn(&house, by("sk-globex", stream_with_usage()));
+    house.sleep(ms(600)).await;
+    assert_eq!((overdue(), house.page().sum("goodput_in_flight", &[("class", "chat")])), (1.0, 2.0));
+    beyond.abort();
+    within.abort();
+    let verdicts: Vec<_> = house.lines(3).await.iter().skip(1).map(Line::verdict).collect();
+    assert!(verdicts.contains(&"excluded(rate_limited)".into()) && verdicts.contains(&"missed(canceled_late)".into()));
+    ended(house).await;
+}
+
 // --- seats and queues ---
 
 #[tokio::test(start_paused = true)]
