@@ -214,6 +214,36 @@ async fn c29_who_leaves_while_the_engine_reads_pays_for_the_prompt() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn who_leaves_behind_its_head_before_any_token_pays_for_the_prompt() {
+    let yaml = limited("tokens_per_minute: 600").class("hold_head: 200ms").class("keepalive_seconds: 1");
+    for script in [Script::new().silence(), Script::stream().at(10).say(r()).silence()] {
+        let (house, _engine) = House::playing_with(&yaml, script);
+        let mut reply = house.send(by("sk-acme", capped(500, true))).await;
+        reply.frames(1).await;
+        assert_eq!(house.clock.now(), at(200));
+        drop(reply);
+        // What comes back in 200 ms is two tokens.
+        assert_eq!(
+            (house.line().await.verdict(), left(&house, "tokens_per_minute")),
+            ("excluded(client_cancel)".into(), 592)
+        );
+        house.end().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_generates_nothing_costs_what_its_engine_read() {
+    let answer = json!({"object": "list", "data": [], "usage": {"prompt_tokens": 250, "total_tokens": 250}});
+    let yaml = limited("tokens_per_minute: 600, output_tokens_per_minute: 100");
+    let (house, _engine) = House::playing_with(&yaml, Script::json(200, answer.to_string()));
+    let ask = Ask::post("/v1/embeddings", json!({"model": "m1", "input": "x".repeat(38)}));
+    assert_eq!(status(&house, ask.header("authorization", "Bearer sk-acme")).await, 200);
+    assert_eq!((left(&house, "tokens_per_minute"), left(&house, "output_tokens_per_minute")), (350, 100));
+    house.lines(1).await;
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn what_failed_without_a_token_costs_nothing() {
     for script in [Script::json(500, "{}"), Script::json(429, "{}"), Script::json(400, "{}"), Script::new().reset()] {
         let (house, _engine) = House::playing_with(&limited("tokens_per_minute: 600, requests_per_minute: 5"), script);
