@@ -6,7 +6,7 @@ use futures_util::future::join_all;
 use goodput::admit::Books;
 use goodput::admit::queue::{Aim, Ask as QueueAsk, Standing, WhenHopeless};
 use goodput::lab::script::{Script, ScriptedEngine, fixtures::*};
-use goodput::units::{Priority, TenantId, Tokens};
+use goodput::units::{ClientSide, Priority, Severed, TenantId, Tokens};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
@@ -229,6 +229,36 @@ async fn who_leaves_behind_its_head_before_any_token_pays_for_the_prompt() {
         );
         house.end().await;
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_is_cut_behind_its_head_for_not_reading_pays_for_the_prompt() {
+    let yaml = limited("tokens_per_minute: 600").class("hold_head: 200ms").class("keepalive_seconds: 1");
+    let (house, _engine) = House::playing_with(&yaml, Script::new().silence());
+    let client = ClientSide::default();
+    let mut reply = house.send(by("sk-acme", capped(500, true)).client(&client)).await;
+    reply.frames(1).await;
+    client.refuses(at(200));
+    client.sever(Severed::WriteStall);
+    drop(reply);
+    assert_eq!((house.line().await.outcome(), left(&house, "tokens_per_minute")), ("excluded", 592));
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_leaves_because_its_engine_told_of_an_error_pays_nothing() {
+    let yaml = limited("tokens_per_minute: 600").class("hold_head: 200ms").class("keepalive_seconds: 1");
+    let script = Script::stream().at(10).say(r()).at(250).say(error("own words", 500)).silence();
+    let (house, _engine) = House::playing_with(&yaml, script);
+    let mut reply = house.send(by("sk-acme", capped(500, true))).await;
+    while !reply.frames(1).await.iter().any(|(bytes, _)| bytes.ends_with(b"}\n\n") && house.clock.now() == at(250)) {}
+    assert_eq!(left(&house, "tokens_per_minute"), 92);
+    drop(reply);
+    assert_eq!(
+        (house.line().await.verdict(), left(&house, "tokens_per_minute")),
+        ("missed(upstream_error)".into(), 600)
+    );
+    house.end().await;
 }
 
 #[tokio::test(start_paused = true)]

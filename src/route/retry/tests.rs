@@ -61,6 +61,15 @@ fn a_stale_line_gives_one_more_try_on_a_fresh_one_and_counts_for_nothing() {
 }
 
 #[test]
+fn each_engine_may_have_a_stale_line() {
+    let mut case = case();
+    assert_eq!(case.next(Happened::StaleLine, Rest::Others).0, Next::SameFresh);
+    assert_eq!(case.next(Happened::ConnectFailed, Rest::Others).0, Next::Another);
+    case.begin("b");
+    assert_eq!(case.next(Happened::StaleLine, Rest::Nobody), (Next::SameFresh, vec![]));
+}
+
+#[test]
 fn after_a_connect_failure_every_other_engine_is_asked_once() {
     let mut case = case();
     for (engine, next) in [("a", "b"), ("b", "c")] {
