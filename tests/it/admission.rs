@@ -595,6 +595,34 @@ async fn waiting_for_a_seat_is_part_of_ttft_and_told() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn targets_of_its_own_let_a_request_go_later_and_never_earlier() {
+    for (targets, order) in [(["", "1000"], [0, 1]), (["20000", ""], [1, 0])] {
+        let house = House::new(&seats(1).class("target_headers: may_loosen"));
+        house.engine("e1", vec![stream_of(100, 200)]);
+        let house = Arc::new(house);
+        let with = |target: &str| match target {
+            "" => Ask::post(CHAT, stream_with_usage()),
+            _ => Ask::post(CHAT, stream_with_usage()).header("x-slo-ttft-ms", target),
+        };
+        let sits = spawn(&house, with(""));
+        house.sleep(ms(10)).await;
+        let mut waiting = Vec::new();
+        for target in targets {
+            waiting.push(spawn(&house, with(target)));
+            house.sleep(ms(10)).await;
+        }
+        sits.await.unwrap();
+        let mut ends = Vec::new();
+        for answer in waiting {
+            ends.push(answer.await.unwrap().end);
+        }
+        assert_eq!(ends, order.map(|turn| at(400 + 200 * turn)), "{targets:?}");
+        house.lines(3).await;
+        ended(house).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn who_gets_no_seat_in_time_is_shed_with_a_moment_that_is_true() {
     let yaml = seats(1).class("queue: {max_wait: 300ms}").with("queue: {max_waiting: 1}");
     let (house, engine) = House::playing_with(&yaml, stream_of(100, 2000));
@@ -771,6 +799,20 @@ async fn a_class_that_sheds_refuses_who_can_no_longer_make_it() {
     let refused = house.chat(stream_with_usage()).await.whole().await;
     assert_eq!((refused.status.as_u16(), refused.header("x-goodput-reason")), (503, Some("hopeless")));
     assert_eq!(refused.at, at(601), "the first token was due at 600, and the timer counts milliseconds");
+    drop(sitting);
+    house.lines(2).await;
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_whole_answer_can_make_it_until_the_budget_of_its_cap_is_over() {
+    let yaml = Yaml::default().with("max_concurrency_per_engine: 1").class("queue: {when_hopeless: shed}");
+    let (house, _engine) = House::playing_with(&yaml, stream_of(100, 5000));
+    let sitting = house.chat(stream_with_usage()).await;
+    assert_eq!(house.clock.now(), at(100));
+    let refused = house.send(Ask::post(CHAT, capped(11, false))).await.whole().await;
+    assert_eq!((refused.status.as_u16(), refused.header("x-goodput-reason")), (503, Some("hopeless")));
+    assert_eq!(refused.at, at(1101), "500 + 50 x (11 - 1) from its arrival on, and the timer counts milliseconds");
     drop(sitting);
     house.lines(2).await;
     house.end().await;
