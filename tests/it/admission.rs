@@ -582,7 +582,12 @@ async fn waiting_for_a_seat_is_part_of_ttft_and_told() {
     let page = house.page();
     assert_eq!(page.sum("goodput_queue_depth", &[("class", "chat"), ("pool", "a")]), 1.0);
     assert_eq!((page.sum("goodput_seats", &[]), page.sum("goodput_seats_taken", &[])), (1.0, 1.0));
-    let (first, second) = (first.await.unwrap(), second.await.unwrap());
+    let first = first.await.unwrap();
+    house.sleep(ms(10)).await;
+    let page = house.page();
+    let of = |name| page.sum(name, &[("class", "chat"), ("pool", "a")]);
+    assert_eq!((of("goodput_queue_depth"), of("goodput_in_flight")), (0.0, 1.0), "it was called, and runs");
+    let second = second.await.unwrap();
     assert_eq!((first.at, second.at), (at(100), at(500)));
     assert_eq!(engine.ledger().requests()[1].body_at, at(400), "asked when the seat came free");
     assert_eq!(second.header("server-timing"), Some("queue;dur=350.000, upstream;dur=100.000"));
@@ -1040,6 +1045,20 @@ async fn who_would_be_late_goes_on_to_a_free_seat_of_the_next_pool_and_traffic_c
 }
 
 #[tokio::test(start_paused = true)]
+async fn who_may_not_wait_for_long_goes_on_before_its_wait_is_over() {
+    let house = House::new(&two_pools().class("queue: {max_wait: 2s}"));
+    house.engine("e1", vec![stream_of(100, 60_000)]);
+    house.engine("e2", vec![stream_of(100, 300)]);
+    let sitting = house.chat(stream_with_usage()).await;
+    let moved = house.chat(stream_with_usage()).await.whole().await;
+    assert_eq!((moved.status.as_u16(), moved.header("x-goodput-pool")), (200, Some("b")));
+    assert!(moved.at <= at(1400), "{:?}: as long again as it has waited is more than what is left", moved.at);
+    drop(sitting);
+    house.lines(2).await;
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_full_queue_sends_on_to_the_next_pool_before_it_refuses() {
     let full = seats(1).with("queue: {max_waiting: 0}").pool("b", &["e2"]);
     let nobody_waits = seats(1).class("queue: {max_wait: 0s}").pool("b", &["e2"]);
@@ -1057,6 +1076,30 @@ async fn a_full_queue_sends_on_to_the_next_pool_before_it_refuses() {
         house.lines(2).await;
         house.end().await;
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_is_pushed_out_of_a_queue_goes_on_to_the_next_pool() {
+    let yaml = tenants("limits: {requests_per_minute: 1000}").promise(&[("ttft_seconds", 10.0)]);
+    let yaml = yaml.with("max_concurrency_per_engine: 1").with("queue: {max_waiting: 2}").pool("b", &["e2"]);
+    let house = House::new(&yaml.with("max_concurrency_per_engine: 1"));
+    house.engine("e1", vec![stream_of(100, 1000)]);
+    let b = house.engine("e2", vec![stream_of(100, 300)]);
+    let house = Arc::new(house);
+    let mut burst = Vec::new();
+    for _ in 0..3 {
+        burst.push(spawn(&house, by("sk-acme", stream_with_usage())));
+        house.sleep(ms(10)).await;
+    }
+    assert_eq!((house.crowd(), b.ledger().requests().len()), ((1, 2), 0));
+    let other = spawn(&house, by("sk-globex", stream_with_usage()));
+    house.sleep(ms(10)).await;
+    assert_eq!((house.crowd(), b.ledger().requests().len()), ((2, 2), 1));
+    burst.push(other);
+    assert!(join_all(burst).await.into_iter().all(|answer| answer.unwrap().status == 200));
+    let spilled = house.lines(4).await.iter().filter(|line| line.text("pool") == "b").count();
+    assert_eq!((spilled, house.page().sum("goodput_spilled_total", &[])), (1, 1.0));
+    ended(house).await;
 }
 
 #[tokio::test(start_paused = true)]
