@@ -187,6 +187,7 @@ impl Gateway {
         B::Error: Into<Fault>,
     {
         let mut visit = self.recorder.open(arrived.id.clone(), arrived.at);
+        visit.is_read_by(&arrived.client);
         match self.serve(live, &mut visit, arrived, body).await {
             Ok(Served::Own(mut response)) => {
                 OwnFields::of(&arrived.id).add_to(response.headers_mut());

@@ -649,7 +649,6 @@ impl Relay {
         let at = self.parts.clock.now();
         if let Some(since) = self.parts.client.limited_since(at) {
             observer.limit_gaps(since);
-            self.parts.pulse.limited(since);
         }
         if let Some(keeper) = self.keeper.take() {
             keeper.end(Ended { timeline: observer.last_look(ending, at), refusal });

@@ -1,10 +1,10 @@
 //! What a running stream leaves behind for whoever asks whether it is overdue.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use crate::observe::Choice;
-use crate::units::Tick;
+use crate::units::{ClientSide, Tick};
 
 use super::fault::not_judged;
 use super::objectives::Objectives;
@@ -26,7 +26,7 @@ struct Cell {
     /// Tokens per event, as learned of the engine that answers: the bits of a float.
     ratio: AtomicU64,
     itl_broke: AtomicU64,
-    limited: AtomicU64,
+    client: OnceLock<ClientSide>,
     is_finished: AtomicBool,
 }
 
@@ -42,7 +42,7 @@ impl Default for Pulse {
             events: AtomicU64::new(0),
             ratio: AtomicU64::new(1.0_f64.to_bits()),
             itl_broke: AtomicU64::new(NEVER),
-            limited: AtomicU64::new(NEVER),
+            client: OnceLock::new(),
             is_finished: AtomicBool::new(false),
         }))
     }
@@ -80,10 +80,11 @@ impl Pulse {
         self.0.is_finished.store(is_finished, Ordering::Relaxed);
     }
 
-    /// Its client has not read since then. What is not broken by that moment is the client's doing,
-    /// but for a first token that has not come.
-    pub fn limited(&self, since: Tick) {
-        self.0.limited.store(since.as_nanos(), Ordering::Relaxed);
+    /// Who reads it. What is not broken by the moment at which this client stops reading is its own
+    /// doing, but for a first token that has not come. Asked of the client itself: nobody drives a
+    /// relay whose bytes are refused.
+    pub fn is_read_by(&self, client: &ClientSide) {
+        let _ = self.0.client.set(client.clone());
     }
 
     /// Whether a client that left at `at` would make a late cancel of it (`canceled_late`): a request
@@ -120,7 +121,7 @@ impl Pulse {
             itl_broke: moment(&self.0.itl_broke),
             ..*waiting
         };
-        match moment(&self.0.limited) {
+        match self.0.client.get().and_then(|client| client.limited_since(at)) {
             None => is_broken_at(&progress, objectives, case, at),
             Some(since) => {
                 let waits = ttft_breaks(&progress, objectives).filter(|_| streamed).is_some_and(|breaks| at > breaks);

@@ -5,7 +5,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 
 use crate::observe::{Choice, Ending, Gaps, InBandError, Limit, Limited, Reader, Timeline, TokenSource, Usage};
-use crate::units::{Dialect, Tick, Tokens};
+use crate::units::{ClientSide, Dialect, Tick, Tokens};
 
 use super::*;
 
@@ -238,6 +238,15 @@ fn the_worst_choice_counts() {
     assert_eq!(two.tpot(), Some(ms(50)));
     two.choices[1].tokens = 2.0;
     assert_eq!(outcome(&two, &chat()), missed(Missed::Tpot));
+}
+
+#[test]
+fn of_several_slow_choices_the_one_that_ended_first_says_when_tpot_broke() {
+    let mut two = stream(&[100, 900], 2);
+    two.choices.push(Choice { index: 1, last_token: Some(at(400)), ..two.choices[0].clone() });
+    let objectives = |e2e| Objectives { e2e: objective(e2e), ..chat() };
+    assert_eq!(outcome(&two, &objectives(600)), missed(Missed::Tpot), "400 < 600");
+    assert_eq!(outcome(&two, &objectives(399)), missed(Missed::E2e));
 }
 
 #[test]
@@ -503,6 +512,8 @@ fn on_a_failed_request_each_objective_counts_as_far_as_it_had_come() {
     assert_eq!(verdict(&cut(&[100, 120], 2, Ending::Broken, 130)), [Kept, Open, Open, Open]);
     assert_eq!(verdict(&cut(&[100, 120], 2, Ending::TimedOut(Limit::Idle), 900)), [Kept, Broken, Broken, Open]);
     assert_eq!(verdict(&cut(&[600, 620], 2, Ending::Broken, 630)), [Broken, Open, Open, Open]);
+    assert_eq!(verdict(&cut(&[], 0, Ending::Broken, 500)), [Open, Open, Open, Open], "its time is not over");
+    assert_eq!(verdict(&cut(&[], 0, Ending::Broken, 501)), [Broken, Open, Open, Open]);
     // An error behind the finish: what was reached stands.
     let error = Some(InBandError { code: 500, after_first_token: true });
     assert_eq!(verdict(&Timeline { error, ..stream(&[100, 120], 2) }), [Kept, Kept, Kept, Kept]);
@@ -601,6 +612,8 @@ fn a_leave_while_waiting_is_judged_alike_and_one_before_the_upload_ended_never_i
     let unjudged = Case::of(Dialect::Plain);
     let outcome = judge_left(&waiting(true, false), &chat(), &unjudged, at(90_000)).outcome;
     assert_eq!(outcome, excluded(Excluded::Unjudged));
+    let outcome = judge_left(&waiting(false, false), &chat(), &unjudged, at(90_000)).outcome;
+    assert_eq!(outcome, excluded(Excluded::ClientCancel));
 }
 
 // Clients that do not read.
@@ -637,6 +650,37 @@ fn what_was_broken_before_the_client_stopped_reading_stays_a_miss() {
 }
 
 #[test]
+fn a_leave_behind_the_finish_of_an_answer_that_was_not_read_is_no_cancel() {
+    let left = Timeline { ending: Ending::Left, ..stream(&[600, 620], 40) };
+    assert_eq!(outcome(&limited(left, &[600], 1, 610), &chat()), missed(Missed::Ttft));
+}
+
+#[test]
+fn a_whole_answer_whose_client_does_not_read_has_no_ttft_to_be_late_with() {
+    let verdict = judge(&limited(whole(60_000, 20), &[], 0, 700), &chat(), &CASE);
+    assert_eq!((verdict.outcome, verdict.ttft), (excluded(Excluded::ClientLimited), Some(Held::NotEvaluated)));
+    let late = Timeline { ending: Ending::WriteStalled, finish: None, ..whole(60_000, 20) };
+    assert_eq!(outcome(&limited(late, &[], 0, 700), &chat()), excluded(Excluded::ClientLimited));
+    // Nor is it overdue.
+    let (pulse, client) = (Pulse::default(), ClientSide::default());
+    pulse.is_read_by(&client);
+    client.refuses(at(700));
+    let waiting = Progress::waiting(at(0), true, false);
+    assert!(!pulse.is_overdue(&waiting, &chat(), &CASE, 1, at(90_000)));
+}
+
+#[test]
+fn without_what_its_class_counts_a_stream_that_was_not_read_is_judged_by_its_finish() {
+    let visible = Objectives { ttft_counts: TtftCounts::FirstVisibleToken, ..chat() };
+    for (finish, expected) in [(450, excluded(Excluded::ClientLimited)), (600, missed(Missed::Ttft))] {
+        let mut reasoning = stream(&[200, finish], 100);
+        (reasoning.first_visible, reasoning.choices[0].first_visible) = (None, None);
+        let reasoning = limited(Timeline { end: at(9000), ..reasoning }, &[200], 1, 220);
+        assert_eq!(outcome(&reasoning, &visible), expected, "finish at {finish}");
+    }
+}
+
+#[test]
 fn ttft_is_judged_also_behind_the_moment_at_which_the_client_stopped_reading() {
     let late = limited(stream(&[900, 920], 40), &[], 0, 200);
     assert_eq!(outcome(&late, &chat()), missed(Missed::Ttft));
@@ -664,7 +708,9 @@ fn faults_of_engine_and_gateway_keep_their_reasons_for_a_client_that_does_not_re
 #[test]
 fn reading_slowly_after_the_finish_changes_nothing() {
     let timeline = Timeline { ending: Ending::WriteStalled, ..stream(&[100, 120], 2) };
-    assert_eq!(outcome(&limited(timeline, &[100, 120], 2, 400), &chat()), MET);
+    for since in [120, 400] {
+        assert_eq!(outcome(&limited(timeline.clone(), &[100, 120], 2, since), &chat()), MET, "since {since}");
+    }
 }
 
 // Kinds of requests that are not judged, and refusals.
@@ -755,15 +801,23 @@ fn what_is_not_judged_is_never_overdue() {
 fn a_client_that_does_not_read_is_overdue_by_what_was_broken_before_and_by_its_first_token() {
     let waiting = Progress::waiting(at(0), true, true);
     let overdue = |pulse: &Pulse, moment| pulse.is_overdue(&waiting, &chat(), &CASE, 1, at(moment));
-    let pulse = Pulse::default();
-    pulse.limited(at(300));
+    let refusing = |since| {
+        let (pulse, client) = (Pulse::default(), ClientSide::default());
+        pulse.is_read_by(&client);
+        client.refuses(at(since));
+        pulse
+    };
+    let pulse = refusing(300);
     assert!(!overdue(&pulse, 500) && overdue(&pulse, 501), "no token has come");
     pulse.token(at(400), true);
     assert!(!overdue(&pulse, 90_000), "it came in time, and the rest is the client's doing");
-    let broken = Pulse::default();
+    let broken = refusing(501);
     [at(400), at(420)].into_iter().for_each(|moment| broken.token(moment, true));
-    broken.limited(at(501));
-    assert!(overdue(&broken, 502), "two tokens in 101 ms");
+    assert!(overdue(&broken, 502) && overdue(&broken, 90_000), "two tokens in 101 ms");
+    let in_time = refusing(420);
+    [at(400), at(420)].into_iter().for_each(|moment| in_time.token(moment, true));
+    assert!(overdue(&in_time, 520), "that it reads no more is not known yet");
+    assert!(!overdue(&in_time, 521) && !overdue(&in_time, 90_000));
 }
 
 #[test]

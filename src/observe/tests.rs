@@ -763,6 +763,33 @@ fn usage_beside_choices_is_summed_over_them_and_each_keeps_its_own() {
 }
 
 #[test]
+fn the_first_token_is_that_of_whichever_choice_spoke_first() {
+    let of = |index, delta: &str| of_choice(index, delta, "null");
+    let all = [
+        (100, of(1, r#"{"reasoning":"x"}"#)),
+        (200, of(0, r#"{"content":"x"}"#)),
+        (300, of(1, r#"{"content":"x"}"#)),
+        (400, of(0, r#"{"content":"x"}"#)),
+    ];
+    let two = Seen::new(Expect { choices: 2, ..chat() });
+    let seen = all.iter().fold(two, |seen, (millis, event)| seen.data(*millis, event)).ends(Ending::Left, 500);
+    assert_eq!((seen.first_token, seen.first_visible, seen.last_token), (at(100), at(200), at(400)));
+}
+
+#[test]
+fn usage_beside_several_choices_at_once_is_that_of_the_answer() {
+    let both = |reason: &str, tokens| {
+        let one = |index| format!(r#"{{"index":{index},"delta":{{"content":"x"}},"finish_reason":{reason}}}"#);
+        with(&format!(r#"{{"choices":[{},{}]}}"#, one(0), one(1)), 15, tokens)
+    };
+    let all = [(10, both("null", 6)), (30, both("null", 12)), (50, both("\"stop\"", 20))];
+    let two = Seen::new(Expect { choices: 2, ..chat() });
+    let seen = all.iter().fold(two, |seen, (millis, event)| seen.data(*millis, event)).clean(60);
+    assert_eq!((seen.output, seen.source, seen.usage.input), (Tokens(20), TokenSource::Usage, Some(Tokens(15))));
+    assert!(seen.choices.iter().all(|choice| (choice.tokens - 10.0).abs() < 1e-9));
+}
+
+#[test]
 fn odd_usage_is_not_corrected_and_impossible_counts_are_none() {
     let odd = r#"{"choices":[],"usage":{"prompt_tokens":18446744073709551615,"completion_tokens":0,
         "total_tokens":3,"completion_tokens_details":{"reasoning_tokens":77},"prompt_tokens_details":null}}"#;
@@ -838,7 +865,9 @@ fn the_last_count_of_one_choice_is_the_one_that_is_judged() {
     assert_eq!(counted(&[with(R, 9, 0), a.clone(), b.clone(), stop.clone(), u(9, 3)]), (3, Some(ms(50))));
     // The other way round: alone first, beside the choice last.
     assert_eq!(counted(&[u(9, 0), a.clone(), b.clone(), with(&stop, 9, 3)]), (3, Some(ms(50))));
-    assert_eq!(counted(&[u(9, 100), with(&a, 9, 1), with(&b, 9, 3), stop]), (3, Some(ms(50))));
+    assert_eq!(counted(&[u(9, 100), with(&a, 9, 1), with(&b, 9, 3), stop.clone()]), (3, Some(ms(50))));
+    // Said beside the last token, and then otherwise behind it.
+    assert_eq!(counted(&[with(&a, 9, 1), with(&b, 9, 2), stop, u(9, 3)]), (3, Some(ms(50))));
 }
 
 #[test]
@@ -1118,6 +1147,17 @@ fn the_first_gap_over_the_threshold_is_when_itl_broke() {
     let gaps = seen.ends(Ending::Left, 4001).gaps;
     assert_eq!((gaps.broke, gaps.largest, gaps.stalls), (at(150), Some(ms(2000)), 2));
     assert_eq!((gaps.buckets, gaps.sum), (vec![0, 1, 0, 0, 2], ms(4000)));
+}
+
+#[test]
+fn a_gap_on_an_edge_or_a_threshold_is_within_it() {
+    // 60 ms, and 50 ms, which is the edge below; then the ITL threshold, and the stall.
+    let moments = [0, 60, 110, 210, 1210];
+    let seen = moments.iter().fold(Seen::new(chat()), |seen, millis| seen.data(*millis, &t("a")));
+    let gaps = seen.observer.so_far(Tick::from_millis(1210)).gaps;
+    assert_eq!((gaps.buckets, gaps.stalls, gaps.broke), (vec![0, 1, 2, 0, 1], 0, at(310)));
+    let seen = moments[..4].iter().fold(Seen::new(chat()), |seen, millis| seen.data(*millis, &t("a")));
+    assert_eq!(seen.ends(Ending::Left, 211).gaps.broke, None);
 }
 
 #[test]

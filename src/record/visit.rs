@@ -123,6 +123,11 @@ impl Visit {
         &self.draft().request_id
     }
 
+    /// Its client, as far as that may stop reading.
+    pub fn is_read_by(&self, client: &ClientSide) {
+        self.open.pulse.is_read_by(client);
+    }
+
     /// Which of our paths it came to, and whether answers there are judged.
     pub fn comes_to(&mut self, endpoint: Endpoint, is_judged: bool) {
         let draft = self.draft_mut();

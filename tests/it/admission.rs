@@ -6,7 +6,7 @@ use futures_util::future::join_all;
 use goodput::admit::Books;
 use goodput::admit::queue::{Aim, Ask as QueueAsk, Standing, WhenHopeless};
 use goodput::lab::script::{Script, ScriptedEngine, fixtures::*};
-use goodput::units::{Priority, TenantId, Tokens};
+use goodput::units::{ClientSide, Priority, Severed, TenantId, Tokens};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
@@ -209,6 +209,66 @@ async fn c29_who_leaves_while_the_engine_reads_pays_for_the_prompt() {
         }
     }
     assert_eq!(left(&house, "tokens_per_minute"), 590);
+    house.lines(1).await;
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_leaves_behind_its_head_before_any_token_pays_for_the_prompt() {
+    let yaml = limited("tokens_per_minute: 600").class("hold_head: 200ms").class("keepalive_seconds: 1");
+    for script in [Script::new().silence(), Script::stream().at(10).say(r()).silence()] {
+        let (house, _engine) = House::playing_with(&yaml, script);
+        let mut reply = house.send(by("sk-acme", capped(500, true))).await;
+        reply.frames(1).await;
+        assert_eq!(house.clock.now(), at(200));
+        drop(reply);
+        // What comes back in 200 ms is two tokens.
+        assert_eq!(
+            (house.line().await.verdict(), left(&house, "tokens_per_minute")),
+            ("excluded(client_cancel)".into(), 592)
+        );
+        house.end().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_is_cut_behind_its_head_for_not_reading_pays_for_the_prompt() {
+    let yaml = limited("tokens_per_minute: 600").class("hold_head: 200ms").class("keepalive_seconds: 1");
+    let (house, _engine) = House::playing_with(&yaml, Script::new().silence());
+    let client = ClientSide::default();
+    let mut reply = house.send(by("sk-acme", capped(500, true)).client(&client)).await;
+    reply.frames(1).await;
+    client.refuses(at(200));
+    client.sever(Severed::WriteStall);
+    drop(reply);
+    assert_eq!((house.line().await.outcome(), left(&house, "tokens_per_minute")), ("excluded", 592));
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_leaves_because_its_engine_told_of_an_error_pays_nothing() {
+    let yaml = limited("tokens_per_minute: 600").class("hold_head: 200ms").class("keepalive_seconds: 1");
+    let script = Script::stream().at(10).say(r()).at(250).say(error("own words", 500)).silence();
+    let (house, _engine) = House::playing_with(&yaml, script);
+    let mut reply = house.send(by("sk-acme", capped(500, true))).await;
+    while !reply.frames(1).await.iter().any(|(bytes, _)| bytes.ends_with(b"}\n\n") && house.clock.now() == at(250)) {}
+    assert_eq!(left(&house, "tokens_per_minute"), 92);
+    drop(reply);
+    assert_eq!(
+        (house.line().await.verdict(), left(&house, "tokens_per_minute")),
+        ("missed(upstream_error)".into(), 600)
+    );
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_generates_nothing_costs_what_its_engine_read() {
+    let answer = json!({"object": "list", "data": [], "usage": {"prompt_tokens": 250, "total_tokens": 250}});
+    let yaml = limited("tokens_per_minute: 600, output_tokens_per_minute: 100");
+    let (house, _engine) = House::playing_with(&yaml, Script::json(200, answer.to_string()));
+    let ask = Ask::post("/v1/embeddings", json!({"model": "m1", "input": "x".repeat(38)}));
+    assert_eq!(status(&house, ask.header("authorization", "Bearer sk-acme")).await, 200);
+    assert_eq!((left(&house, "tokens_per_minute"), left(&house, "output_tokens_per_minute")), (350, 100));
     house.lines(1).await;
     house.end().await;
 }
@@ -487,6 +547,27 @@ async fn over_its_limit_a_tenant_may_have_what_is_left_and_is_not_judged() {
     ended(house).await;
 }
 
+#[tokio::test(start_paused = true)]
+async fn who_is_served_beyond_its_limit_is_never_overdue() {
+    let yaml = tenants("limits: {requests_per_minute: 1}, when_over_limit: demote");
+    let house = House::new(&yaml);
+    house.engine("e1", vec![stream_of(100, 200), Script::new().silence()]);
+    let house = Arc::new(house);
+    let overdue = || house.page().sum("goodput_overdue", &[("class", "chat")]);
+    assert_eq!(status(&house, by("sk-acme", stream_with_usage())).await, 200);
+    let beyond = spawn(&house, by("sk-acme", stream_with_usage()));
+    house.sleep(ms(600)).await;
+    assert_eq!((overdue(), house.page().sum("goodput_in_flight", &[("class", "chat")])), (0.0, 1.0));
+    let within = spawn(&house, by("sk-globex", stream_with_usage()));
+    house.sleep(ms(600)).await;
+    assert_eq!((overdue(), house.page().sum("goodput_in_flight", &[("class", "chat")])), (1.0, 2.0));
+    beyond.abort();
+    within.abort();
+    let verdicts: Vec<_> = house.lines(3).await.iter().skip(1).map(Line::verdict).collect();
+    assert!(verdicts.contains(&"excluded(rate_limited)".into()) && verdicts.contains(&"missed(canceled_late)".into()));
+    ended(house).await;
+}
+
 // --- seats and queues ---
 
 #[tokio::test(start_paused = true)]
@@ -501,7 +582,12 @@ async fn waiting_for_a_seat_is_part_of_ttft_and_told() {
     let page = house.page();
     assert_eq!(page.sum("goodput_queue_depth", &[("class", "chat"), ("pool", "a")]), 1.0);
     assert_eq!((page.sum("goodput_seats", &[]), page.sum("goodput_seats_taken", &[])), (1.0, 1.0));
-    let (first, second) = (first.await.unwrap(), second.await.unwrap());
+    let first = first.await.unwrap();
+    house.sleep(ms(10)).await;
+    let page = house.page();
+    let of = |name| page.sum(name, &[("class", "chat"), ("pool", "a")]);
+    assert_eq!((of("goodput_queue_depth"), of("goodput_in_flight")), (0.0, 1.0), "it was called, and runs");
+    let second = second.await.unwrap();
     assert_eq!((first.at, second.at), (at(100), at(500)));
     assert_eq!(engine.ledger().requests()[1].body_at, at(400), "asked when the seat came free");
     assert_eq!(second.header("server-timing"), Some("queue;dur=350.000, upstream;dur=100.000"));
@@ -511,6 +597,34 @@ async fn waiting_for_a_seat_is_part_of_ttft_and_told() {
     let queue = house.page().sum("goodput_queue_seconds_sum", &[]);
     assert!((queue - 0.35).abs() < 1e-9, "{queue}");
     ended(house).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn targets_of_its_own_let_a_request_go_later_and_never_earlier() {
+    for (targets, order) in [(["", "1000"], [0, 1]), (["20000", ""], [1, 0])] {
+        let house = House::new(&seats(1).class("target_headers: may_loosen"));
+        house.engine("e1", vec![stream_of(100, 200)]);
+        let house = Arc::new(house);
+        let with = |target: &str| match target {
+            "" => Ask::post(CHAT, stream_with_usage()),
+            _ => Ask::post(CHAT, stream_with_usage()).header("x-slo-ttft-ms", target),
+        };
+        let sits = spawn(&house, with(""));
+        house.sleep(ms(10)).await;
+        let mut waiting = Vec::new();
+        for target in targets {
+            waiting.push(spawn(&house, with(target)));
+            house.sleep(ms(10)).await;
+        }
+        sits.await.unwrap();
+        let mut ends = Vec::new();
+        for answer in waiting {
+            ends.push(answer.await.unwrap().end);
+        }
+        assert_eq!(ends, order.map(|turn| at(400 + 200 * turn)), "{targets:?}");
+        house.lines(3).await;
+        ended(house).await;
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -690,6 +804,20 @@ async fn a_class_that_sheds_refuses_who_can_no_longer_make_it() {
     let refused = house.chat(stream_with_usage()).await.whole().await;
     assert_eq!((refused.status.as_u16(), refused.header("x-goodput-reason")), (503, Some("hopeless")));
     assert_eq!(refused.at, at(601), "the first token was due at 600, and the timer counts milliseconds");
+    drop(sitting);
+    house.lines(2).await;
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_whole_answer_can_make_it_until_the_budget_of_its_cap_is_over() {
+    let yaml = Yaml::default().with("max_concurrency_per_engine: 1").class("queue: {when_hopeless: shed}");
+    let (house, _engine) = House::playing_with(&yaml, stream_of(100, 5000));
+    let sitting = house.chat(stream_with_usage()).await;
+    assert_eq!(house.clock.now(), at(100));
+    let refused = house.send(Ask::post(CHAT, capped(11, false))).await.whole().await;
+    assert_eq!((refused.status.as_u16(), refused.header("x-goodput-reason")), (503, Some("hopeless")));
+    assert_eq!(refused.at, at(1101), "500 + 50 x (11 - 1) from its arrival on, and the timer counts milliseconds");
     drop(sitting);
     house.lines(2).await;
     house.end().await;
@@ -917,6 +1045,20 @@ async fn who_would_be_late_goes_on_to_a_free_seat_of_the_next_pool_and_traffic_c
 }
 
 #[tokio::test(start_paused = true)]
+async fn who_may_not_wait_for_long_goes_on_before_its_wait_is_over() {
+    let house = House::new(&two_pools().class("queue: {max_wait: 2s}"));
+    house.engine("e1", vec![stream_of(100, 60_000)]);
+    house.engine("e2", vec![stream_of(100, 300)]);
+    let sitting = house.chat(stream_with_usage()).await;
+    let moved = house.chat(stream_with_usage()).await.whole().await;
+    assert_eq!((moved.status.as_u16(), moved.header("x-goodput-pool")), (200, Some("b")));
+    assert!(moved.at <= at(1400), "{:?}: as long again as it has waited is more than what is left", moved.at);
+    drop(sitting);
+    house.lines(2).await;
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_full_queue_sends_on_to_the_next_pool_before_it_refuses() {
     let full = seats(1).with("queue: {max_waiting: 0}").pool("b", &["e2"]);
     let nobody_waits = seats(1).class("queue: {max_wait: 0s}").pool("b", &["e2"]);
@@ -934,6 +1076,30 @@ async fn a_full_queue_sends_on_to_the_next_pool_before_it_refuses() {
         house.lines(2).await;
         house.end().await;
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_is_pushed_out_of_a_queue_goes_on_to_the_next_pool() {
+    let yaml = tenants("limits: {requests_per_minute: 1000}").promise(&[("ttft_seconds", 10.0)]);
+    let yaml = yaml.with("max_concurrency_per_engine: 1").with("queue: {max_waiting: 2}").pool("b", &["e2"]);
+    let house = House::new(&yaml.with("max_concurrency_per_engine: 1"));
+    house.engine("e1", vec![stream_of(100, 1000)]);
+    let b = house.engine("e2", vec![stream_of(100, 300)]);
+    let house = Arc::new(house);
+    let mut burst = Vec::new();
+    for _ in 0..3 {
+        burst.push(spawn(&house, by("sk-acme", stream_with_usage())));
+        house.sleep(ms(10)).await;
+    }
+    assert_eq!((house.crowd(), b.ledger().requests().len()), ((1, 2), 0));
+    let other = spawn(&house, by("sk-globex", stream_with_usage()));
+    house.sleep(ms(10)).await;
+    assert_eq!((house.crowd(), b.ledger().requests().len()), ((2, 2), 1));
+    burst.push(other);
+    assert!(join_all(burst).await.into_iter().all(|answer| answer.unwrap().status == 200));
+    let spilled = house.lines(4).await.iter().filter(|line| line.text("pool") == "b").count();
+    assert_eq!((spilled, house.page().sum("goodput_spilled_total", &[])), (1, 1.0));
+    ended(house).await;
 }
 
 #[tokio::test(start_paused = true)]

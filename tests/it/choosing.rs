@@ -6,7 +6,7 @@ use futures_util::future::{join, join_all};
 use goodput::lab::script::fixtures::{d, f, r, t};
 use goodput::lab::script::{Script, ScriptedEngine};
 use goodput::route::Size;
-use goodput::units::{PoolId, Tokens};
+use goodput::units::{ClientSide, PoolId, Tokens};
 use serde_json::{Value, json};
 
 use crate::retries::good;
@@ -112,6 +112,24 @@ async fn requests_go_where_they_are_likeliest_to_keep_their_promise() {
     let predicted = house.gateway.fleet.predict(&pool, size, house.clock.now()).expect("enough was seen");
     assert!(predicted.tpot.abs_diff(ms(10)) < ms(2), "{predicted:?}");
     house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_does_not_read_teaches_nothing_of_its_engines_latency() {
+    for (refuses, verdict, learns) in [(true, "excluded(client_limited)", false), (false, "met", true)] {
+        let (house, _engine) = House::playing(after(300));
+        let (pool, size) = (PoolId::from("a"), Size { prefill: Tokens(1), decode: Tokens(100) });
+        for _ in 0..40 {
+            let client = ClientSide::default();
+            if refuses {
+                client.refuses(house.clock.now());
+            }
+            house.send(Ask::post(CHAT, stream()).client(&client)).await.whole().await;
+        }
+        assert!(house.lines(40).await.iter().all(|line| line.verdict() == verdict));
+        assert_eq!(house.gateway.fleet.predict(&pool, size, house.clock.now()).is_some(), learns, "{verdict}");
+        house.end().await;
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -770,6 +770,60 @@ async fn c55_a_late_first_token_stays_a_miss_for_a_slow_reader() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn the_time_per_token_that_a_slow_reader_makes_is_no_sample() {
+    for (refuses, samples) in [(false, 1.0), (true, 0.0)] {
+        let script = Script::stream().say_all([(700, t("a")), (720, t("b")), (900, t("c"))]).say(f("stop")).say(d());
+        let (house, _engine) = House::playing(script.end());
+        let client = ClientSide::default();
+        let mut answer = house.send(Ask::post(CHAT, stream()).client(&client)).await;
+        answer.frames(2).await;
+        if refuses {
+            client.refuses(at(720));
+        }
+        answer.whole().await;
+        assert_eq!(house.line().await.verdict(), "missed(ttft)", "judged, whoever reads");
+        let page = house.page();
+        assert_eq!(page.sum("goodput_time_to_first_token_seconds_count", &[]), 1.0);
+        assert_eq!(page.sum("goodput_time_per_output_token_seconds_count", &[]), samples, "refuses: {refuses}");
+        house.end().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_stopped_reading_in_time_is_not_overdue() {
+    for (since, overdue, verdict) in [
+        (130, 0.0, "excluded(client_limited)"),
+        // Two tokens from 100 ms on promised the next one by 200 ms.
+        (210, 1.0, "missed(canceled_late)"),
+    ] {
+        let script = Script::stream().say_all([(100, t("a")), (120, t("b")), (400, r())]).silence();
+        let (house, _engine) = House::playing(script);
+        let client = ClientSide::default();
+        let mut answer = house.send(Ask::post(CHAT, stream()).client(&client)).await;
+        answer.frames(2).await;
+        client.refuses(at(since));
+        answer.frames(1).await;
+        house.sleep(ms(2000)).await;
+        assert_eq!(house.page().sum("goodput_overdue", &[("class", "chat")]), overdue, "since {since}");
+        drop(answer);
+        assert_eq!(house.line().await.verdict(), verdict);
+        house.end().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_of_a_connection_that_stopped_reading_in_time_is_not_overdue() {
+    let (house, _engine) = House::playing(flood());
+    let mut client = house.connect(4096);
+    client.post(CHAT, &stream()).await;
+    house.sleep(Duration::from_secs(3)).await;
+    assert_eq!(house.page().sum("goodput_overdue", &[("class", "chat")]), 0.0);
+    drop(client);
+    assert_eq!(house.line().await.verdict(), "excluded(client_limited)");
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn c55_an_http2_client_that_opens_no_window_stops_the_engine_too() {
     let (house, engine) = House::playing(flood());
     let mut client = house.connect_h2().await;
@@ -843,6 +897,23 @@ async fn the_idle_limit_does_not_run_while_the_window_is_shut_and_the_total_limi
     assert_eq!(house.line().await.verdict(), "excluded(client_limited)");
     drop(client);
     house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_total_limit_that_passes_while_the_window_is_shut_is_no_fault_of_the_engine() {
+    let yaml = Yaml::default().promise(&[("ttft_seconds", 0.5)]).class("timeouts: {idle: 60s, total: 5s}");
+    let yaml = yaml.with("breaker: {faults: 1, within: 10s, open: 60s}");
+    for (window, verdict, state) in
+        [(0, "excluded(client_limited)", "up"), (64 * 1024, "missed(timeout_total)", "breaker_open")]
+    {
+        let (house, engine) = House::playing_with(&yaml, Script::stream().at(100).say(t("a")).silence());
+        let mut client = house.connect_h2_with_window(window).await;
+        let _untaken = client.send_request(h2_post(CHAT, &stream())).await.unwrap();
+        assert_eq!(engine.ledger().closed(0).await, at(5000));
+        assert_eq!((house.line().await.verdict(), house.states("a")), (verdict.into(), vec![state]));
+        drop(client);
+        house.end().await;
+    }
 }
 
 #[tokio::test(start_paused = true)]

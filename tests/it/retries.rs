@@ -80,6 +80,36 @@ async fn c44_retry_row_stale_line_is_always_tried_once_more_and_is_no_attempt() 
 }
 
 #[tokio::test(start_paused = true)]
+async fn c44_after_a_stale_line_no_other_old_line_is_tried() {
+    let house = House::new(&Yaml::default().with("retries: {after_fault: 0, share: 0, floor_per_10s: 0}"));
+    let engine = once_per_connection(&house);
+    let send = async || house.chat(unary()).await.whole().await.status;
+    assert_eq!(futures_util::future::join(send(), send()).await, (200.try_into().unwrap(), 200.try_into().unwrap()));
+    assert_eq!(engine.ledger().connections().len(), 2, "both are kept, and neither takes a second request");
+    assert_eq!(send().await, 200);
+    assert_eq!(engine.ledger().connections().len(), 3);
+    assert_eq!(retries(&house, "stale_connection"), 1.0);
+    house.lines(3).await;
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_request_adds_its_share_to_the_budget_of_retries() {
+    for (before, last) in [(1, 500), (4, 200)] {
+        let yaml = Yaml::default().with("retries: {share: 0.25, floor_per_10s: 0}");
+        let mut scripts = vec![good(); before];
+        scripts.extend([status(500), good()]);
+        let (house, _engines) = House::many(&yaml, 2, scripts);
+        for _ in 0..before {
+            assert_eq!(house.chat(stream()).await.whole().await.status, 200);
+        }
+        assert_eq!(house.chat(stream()).await.whole().await.status, last, "after {before}");
+        house.lines(before + 1).await;
+        house.end().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn c44_a_fresh_connection_that_is_closed_is_the_engines_failure() {
     let (house, engine) = House::playing(Script::new().close());
     let answer = house.chat(unary()).await.whole().await;

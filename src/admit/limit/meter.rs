@@ -149,6 +149,14 @@ mod tests {
     }
 
     #[test]
+    fn a_moment_behind_the_books_lets_nothing_flow_twice() {
+        let mut meter = meter(60);
+        meter.take(60, Tick::from_millis(10_000));
+        meter.take(0, Tick::from_millis(5_000));
+        assert_eq!(meter.remaining(Tick::from_millis(10_000)), 0);
+    }
+
+    #[test]
     fn numbers_at_the_ends_saturate() {
         let mut slow = meter(1);
         for _ in 0..100 {

@@ -274,6 +274,33 @@ fn c40_a_limit_that_went_and_came_back_gives_no_present() {
     assert_eq!(left(&ledger, Tick::ZERO), 500);
 }
 
+#[test]
+fn c40_a_models_limit_that_went_refuses_nobody() {
+    let ledger = with_models(tokens(1000), &[(MODEL, at_once(1))]);
+    let running = ask(&ledger, stated(0, 100), Tick::ZERO).unwrap();
+    assert_eq!(refusal(ask(&ledger, stated(0, 100), Tick::ZERO)).1, Scope::Model);
+    ledger.reload(&only_acme(limits(tokens(1000), &[])), Tick::ZERO);
+    assert_eq!(left(&ledger, Tick::ZERO), 900);
+    drop((ask(&ledger, stated(0, 100), Tick::ZERO).unwrap(), running));
+}
+
+// ---- who was let in by somebody else ----------------------------------------------------------
+
+#[test]
+fn a_guest_takes_what_is_left_and_owes_nothing_beyond() {
+    let ledger = ledger(tokens(600));
+    let host = ask(&ledger, stated(0, 500), Tick::ZERO).unwrap();
+    let guest = ledger.note(&acme(), MODEL, &stated(0, 300), Tick::ZERO);
+    assert_eq!((left(&ledger, second(0)), left(&ledger, second(1))), (0, 10), "the other 200 are not owed");
+    guest.settle(used(50, 1000), second(1));
+    assert_eq!((left(&ledger, second(1)), left(&ledger, second(2))), (0, 10), "nor what it used beyond");
+    host.settle(used(0, 500), second(2));
+    assert_eq!(left(&ledger, second(2)), 10);
+    let small = ledger.note(&acme(), MODEL, &stated(0, 300), second(2));
+    small.settle(used(0, 4), second(2));
+    assert_eq!(left(&ledger, second(2)), 6);
+}
+
 // ---- several limits -------------------------------------------------------------------------
 
 #[test]

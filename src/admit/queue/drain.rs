@@ -105,6 +105,16 @@ mod tests {
     }
 
     #[test]
+    fn the_rate_is_that_of_the_last_seats_alone() {
+        let mut drain = Drain::default();
+        drain.watch(true, Tick::ZERO);
+        (1..=50).for_each(|seat| drain.freed(Tick::from_millis(10_000 * seat)));
+        assert_eq!(drain.time_for(1, Tick::from_millis(500_000)), Some(Duration::from_secs(10)));
+        (1..=REMEMBERED as u64).for_each(|seat| drain.freed(Tick::from_millis(500_000 + 100 * seat)));
+        assert_eq!(drain.time_for(1, Tick::from_millis(503_200)), Some(Duration::from_millis(100)));
+    }
+
+    #[test]
     fn a_quiet_hour_is_not_slow_and_a_stuck_pool_is() {
         let ms = Tick::from_millis;
         let mut drain = Drain::default();

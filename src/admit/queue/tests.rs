@@ -147,6 +147,12 @@ fn demotion_leaves_equal_deadlines_of_a_tenant_in_order() {
     let long = wait(&mut queue, &with_lead(900), 0);
     let short = wait(&mut queue, &with_lead(10), 0);
     assert_eq!(drained(&mut queue, holder, 500), [long, short], "only the long one is hopeless by itself");
+    // Nor is one passed that has stepped behind already.
+    let (mut queue, holder) = taken(100);
+    let long = wait(&mut queue, &with_lead(900), 0);
+    assert_eq!(queue.expire(ms(500)), Moves::default());
+    let short = wait(&mut queue, &with_lead(10), 500);
+    assert_eq!(drained(&mut queue, holder, 500), [long, short]);
 }
 
 #[test]
@@ -272,6 +278,16 @@ fn retry_after_is_the_time_until_those_before_are_gone() {
     assert_eq!((freed, queue.waiting()), (4, 0));
 }
 
+#[test]
+fn retry_after_is_a_second_at_least() {
+    let (mut queue, holder) = taken(1);
+    let next = wait(&mut queue, &ask("a", Priority::Normal, 0), 0);
+    assert_eq!(queue.release(holder, Tokens(100), ms(0)).admitted, [next]);
+    wait(&mut queue, &ask("a", Priority::Normal, 0), 0);
+    let (_, moves) = queue.offer(&ask("a", Priority::Normal, 0), ms(0));
+    assert_eq!(moves.refused[0].retry_after, Some(SECOND), "seats came free in no time");
+}
+
 /// Two seats, the high class at 120 % of them for ten seconds, five requests of a low one.
 #[test]
 fn a_low_class_starts_within_the_bound_under_overload() {
@@ -331,6 +347,28 @@ fn prompts_wait_for_an_engine_to_read_them_and_nobody_passes_the_next() {
     let third = wait(&mut queue, &prompt(100, ask("a", Priority::Critical, 5)), 5);
     assert_eq!(queue.release(second, Tokens(100), ms(6)).admitted, []);
     assert_eq!(queue.release(small, Tokens(100), ms(7)).admitted, [third]);
+}
+
+#[test]
+fn where_reading_is_what_is_short_the_pace_of_reading_is_the_rate() {
+    let mut queue = reading(1);
+    let (mut reads, _) = queue.offer(&prompt(100, ask("a", Priority::Critical, 0)), ms(0));
+    (0..4).for_each(|_| _ = wait(&mut queue, &prompt(100, ask("a", Priority::Critical, 0)), 0));
+    for at in [500, 1000] {
+        reads = queue.read(reads, ms(at)).admitted[0];
+    }
+    assert_eq!(queue.expected_wait(Priority::Critical, ms(1000)), Some(length(1500)), "two, and itself");
+}
+
+#[test]
+fn over_the_limit_nobody_passes_who_leaves_reading_to_others() {
+    let mut queue = reading(1);
+    let (first, moves) = queue.offer(&prompt(10, ask("a", Priority::Critical, 0)), ms(0));
+    assert_eq!(moves.admitted, [first]);
+    let within = wait(&mut queue, &prompt(90, ask("b", Priority::Batch, 1)), 1);
+    let over = Ask { standing: Standing::OverLimit, ..ask("c", Priority::Critical, 2) };
+    wait(&mut queue, &prompt(10, over), 2);
+    assert_eq!(queue.read(first, ms(3)).admitted, [within]);
 }
 
 #[test]

@@ -268,6 +268,14 @@ fn the_seats_of_a_pool_are_those_of_the_engines_that_take_requests() {
 }
 
 #[test]
+fn an_engine_that_joins_others_starts_slowly() {
+    let bench = Bench::new(capped(&["a"], 8));
+    bench.fleet.follow(&[Arc::new(capped(&["a", "b"], 8))], ms(1_000));
+    let seats = [1_000, 6_000, 11_000].map(|at| bench.fleet.seats(&id(), ms(at)).unwrap());
+    assert_eq!(seats, [9, 12, 16], "a tenth at first, all after ten seconds");
+}
+
+#[test]
 fn gateways_share_seats() {
     let bench = Bench::new(pool(&[]));
     bench.fleet.share_among(NonZeroU32::new(3).unwrap());
@@ -278,6 +286,16 @@ fn gateways_share_seats() {
     bench.fleet.share_among(NonZeroU32::new(100).unwrap());
     bench.fleet.follow(&[Arc::new(capped(&["a", "b"], 4))], ms(20_000));
     assert_eq!(bench.fleet.seats(&id(), ms(20_000)), Some(1));
+}
+
+#[test]
+fn seats_that_each_gateway_finds_out_by_itself_are_not_shared_again() {
+    let mut settings = pool(&["a"]);
+    settings.concurrency = Concurrency::Auto;
+    let fleet = Fleet::new(42);
+    fleet.share_among(NonZeroU32::new(4).unwrap());
+    fleet.follow(&[Arc::new(settings)], Tick::ZERO);
+    assert_eq!(fleet.seats(&id(), Tick::ZERO), Some(16));
 }
 
 #[test]

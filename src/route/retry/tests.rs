@@ -61,6 +61,22 @@ fn a_stale_line_gives_one_more_try_on_a_fresh_one_and_counts_for_nothing() {
 }
 
 #[test]
+fn where_nobody_is_left_nothing_is_tried_and_the_budget_is_not_touched() {
+    let mut case = case_of(Retries { share: 0.0, floor_per_10s: 1, ..Retries::default() });
+    assert_eq!(case.next(FAULT, Rest::Nobody).0, Next::Relay);
+    assert!(case.budget.draw(case.at), "there for somebody else");
+}
+
+#[test]
+fn each_engine_may_have_a_stale_line() {
+    let mut case = case();
+    assert_eq!(case.next(Happened::StaleLine, Rest::Others).0, Next::SameFresh);
+    assert_eq!(case.next(Happened::ConnectFailed, Rest::Others).0, Next::Another);
+    case.begin("b");
+    assert_eq!(case.next(Happened::StaleLine, Rest::Nobody), (Next::SameFresh, vec![]));
+}
+
+#[test]
 fn after_a_connect_failure_every_other_engine_is_asked_once() {
     let mut case = case();
     for (engine, next) in [("a", "b"), ("b", "c")] {
@@ -309,6 +325,30 @@ fn another_pool_begins_with_untried_engines() {
     assert!(case.attempts.tried().is_empty());
     case.begin("a");
     assert_eq!(case.next(FAULT, Rest::Others), (Next::Relay, vec![]), "alike over pools too");
+}
+
+#[test]
+fn in_each_pool_the_only_engine_is_connected_to_once_more() {
+    let mut case = case();
+    for pool in ["q", "r"] {
+        assert_eq!(case.next(Happened::ConnectFailed, Rest::Alone).0, Next::Another);
+        case.begin("a");
+        assert_eq!(case.next(Happened::ConnectFailed, Rest::Alone).0, Next::GiveUp);
+        case.attempts.enter(&Pool::with_defaults(pool.into(), Engines::Static(Vec::new())));
+        case.begin("a");
+    }
+}
+
+#[test]
+fn what_one_engine_refused_may_be_injected_for_the_next() {
+    let mut case = case();
+    assert_eq!(case.next(Happened::InjectionRefused, Rest::Others).0, Next::SameWithoutInjection);
+    assert!(case.attempts.without_injection());
+    assert_eq!(case.next(FAULT, Rest::Others).0, Next::Another);
+    case.begin("b");
+    assert!(!case.attempts.without_injection());
+    let effects = case.attempts.succeeded(Injection::Unproven);
+    assert_eq!(effects, [fault("a"), Effect::InjectionAccepted("b".into()), well("b")]);
 }
 
 #[test]
