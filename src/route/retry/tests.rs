@@ -347,7 +347,7 @@ fn what_one_engine_refused_may_be_injected_for_the_next() {
     assert_eq!(case.next(FAULT, Rest::Others).0, Next::Another);
     case.begin("b");
     assert!(!case.attempts.without_injection());
-    let effects = case.attempts.succeeded(Injection::Unproven);
+    let effects: Vec<_> = case.attempts.succeeded(Injection::Unproven).collect();
     assert_eq!(effects, [fault("a"), Effect::InjectionAccepted("b".into()), well("b")]);
 }
 
