@@ -24,7 +24,7 @@ use crate::units::Tick;
 #[derive(Debug, thiserror::Error)]
 pub enum CannotListen {
     /// The address is taken, or not ours.
-    #[error("cannot listen on {address}")]
+    #[error("cannot listen on {address}; name another address, or end what listens there")]
     Address {
         /// Which address.
         address: SocketAddr,

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use http::header::HOST;
+use http::uri::Authority;
 use http::{Request, StatusCode, Uri};
 use http_body_util::Empty;
 use hyper::body::Bytes;
@@ -33,6 +34,10 @@ impl Health {
     /// Asks, and says what was answered. No answer is a no, not a failure to ask.
     #[must_use]
     pub fn run(&self) -> ExitCode {
+        if let Err(error) = self.authority() {
+            eprintln!("goodput health: {error:#}");
+            return ExitCode::from(2);
+        }
         let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
             Ok(runtime) => runtime,
             Err(error) => {
@@ -69,13 +74,20 @@ impl Health {
         answer.with_context(|| format!("no answer from {} within {limit:?}", self.url))?
     }
 
-    async fn status(&self) -> anyhow::Result<StatusCode> {
+    /// Whom to ask.
+    fn authority(&self) -> anyhow::Result<&Authority> {
         if self.url.scheme_str().is_some_and(|scheme| scheme != "http") {
             bail!("{}: only http is asked; use the admin port", self.url);
         }
-        let authority = self.url.authority().with_context(|| format!("{} names no host", self.url))?;
+        self.url.authority().with_context(|| format!("{} names no host; write http://HOST:PORT/readyz", self.url))
+    }
+
+    async fn status(&self) -> anyhow::Result<StatusCode> {
+        let authority = self.authority()?;
         let place = (authority.host().trim_matches(['[', ']']), authority.port_u16().unwrap_or(80));
-        let stream = TcpStream::connect(place).await.with_context(|| format!("cannot connect to {authority}"))?;
+        let stream = TcpStream::connect(place)
+            .await
+            .with_context(|| format!("cannot connect to {authority}; --url names the admin port of another gateway"))?;
         let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
         let path = self.url.path_and_query().map_or("/", |path| path.as_str());
         let request = Request::get(path).header(HOST, authority.as_str()).body(Empty::<Bytes>::new())?;
@@ -137,6 +149,7 @@ mod tests {
     async fn what_cannot_be_asked_is_an_error() {
         for url in ["https://127.0.0.1:1/", "/readyz"] {
             assert!(to(url).ask().await.is_err(), "{url}");
+            assert_eq!(format!("{:?}", to(url).run()), format!("{:?}", ExitCode::from(2)), "{url}");
         }
     }
 }

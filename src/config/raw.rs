@@ -174,7 +174,7 @@ block! {
         may burn_rate_above: At<f64>,
         /// How long a request of the class would wait for a seat.
         may queue_wait_above: At<Duration>,
-        /// Requests that wait in front of the pools that the class goes to.
+        /// Requests of all classes that wait in front of its first pool; of several, the longest queue.
         may queue_depth_above: At<u64>,
     }
 

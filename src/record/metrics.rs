@@ -169,7 +169,7 @@ impl Metrics {
         );
         own.register(
             "config_reloads",
-            "Attempts to load changed settings, by result: success or failure",
+            "Attempts to load settings, the one at the start included, by result: success or failure",
             self.reloads.clone(),
         );
         own.register(
