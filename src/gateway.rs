@@ -187,7 +187,7 @@ impl Gateway {
         B::Error: Into<Fault>,
     {
         let mut visit = self.recorder.open(arrived.id.clone(), arrived.at);
-        visit.is_read_by(&arrived.client);
+        visit.read_by(&arrived.client);
         match self.serve(live, &mut visit, arrived, body).await {
             Ok(Served::Own(mut response)) => {
                 OwnFields::of(&arrived.id).add_to(response.headers_mut());
@@ -294,7 +294,7 @@ impl Gateway {
         };
         let (mut standing, allowed_at) = (allowed.standing, allowed.at);
         if standing == Standing::OverLimit {
-            visit.is_beyond_its_limit();
+            visit.goes_beyond_its_limit();
         }
         if relief.defers(visit) {
             standing = Standing::OverLimit;

@@ -381,7 +381,7 @@ impl Relay {
 
     /// What stands in the head: the engine's fields, as far as they pass, and our own.
     pub fn begins_with(&mut self, head: EngineHead, own: OwnFields) {
-        self.head = Some(Box::write(Box::new_uninit(), (head, own)));
+        self.head = Some(Box::new((head, own)));
     }
 
     pub(super) fn pass_fields(&self, to: &mut impl FnMut(&HeaderName, &HeaderValue)) {

@@ -83,7 +83,7 @@ impl Pulse {
     /// Who reads it. What is not broken by the moment at which this client stops reading is its own
     /// doing, but for a first token that has not come. Asked of the client itself: nobody drives a
     /// relay whose bytes are refused.
-    pub fn is_read_by(&self, client: &ClientSide) {
+    pub fn read_by(&self, client: &ClientSide) {
         let _ = self.0.client.set(client.clone());
     }
 

@@ -663,7 +663,7 @@ fn a_whole_answer_whose_client_does_not_read_has_no_ttft_to_be_late_with() {
     assert_eq!(outcome(&limited(late, &[], 0, 700), &chat()), excluded(Excluded::ClientLimited));
     // Nor is it overdue.
     let (pulse, client) = (Pulse::default(), ClientSide::default());
-    pulse.is_read_by(&client);
+    pulse.read_by(&client);
     client.refuses(at(700));
     let waiting = Progress::waiting(at(0), true, false);
     assert!(!pulse.is_overdue(&waiting, &chat(), &CASE, 1, at(90_000)));
@@ -803,7 +803,7 @@ fn a_client_that_does_not_read_is_overdue_by_what_was_broken_before_and_by_its_f
     let overdue = |pulse: &Pulse, moment| pulse.is_overdue(&waiting, &chat(), &CASE, 1, at(moment));
     let refusing = |since| {
         let (pulse, client) = (Pulse::default(), ClientSide::default());
-        pulse.is_read_by(&client);
+        pulse.read_by(&client);
         client.refuses(at(since));
         pulse
     };

@@ -124,8 +124,8 @@ impl Visit {
     }
 
     /// Its client, as far as that may stop reading.
-    pub fn is_read_by(&self, client: &ClientSide) {
-        self.open.pulse.is_read_by(client);
+    pub fn read_by(&self, client: &ClientSide) {
+        self.open.pulse.read_by(client);
     }
 
     /// Which of our paths it came to, and whether answers there are judged.
@@ -196,7 +196,7 @@ impl Visit {
     }
 
     /// It is served beyond its tenant's own limit.
-    pub fn is_beyond_its_limit(&mut self) {
+    pub fn goes_beyond_its_limit(&mut self) {
         if let Some(case) = self.case_mut() {
             case.over_limit = true;
         }

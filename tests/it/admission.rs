@@ -213,9 +213,14 @@ async fn c29_who_leaves_while_the_engine_reads_pays_for_the_prompt() {
     house.end().await;
 }
 
+/// 600 tokens a minute for `acme`, and heads that go out after 200 ms.
+fn heads_go_ahead() -> Yaml {
+    limited("tokens_per_minute: 600").class("hold_head: 200ms").class("keepalive_seconds: 1")
+}
+
 #[tokio::test(start_paused = true)]
 async fn who_leaves_behind_its_head_before_any_token_pays_for_the_prompt() {
-    let yaml = limited("tokens_per_minute: 600").class("hold_head: 200ms").class("keepalive_seconds: 1");
+    let yaml = heads_go_ahead();
     for script in [Script::new().silence(), Script::stream().at(10).say(r()).silence()] {
         let (house, _engine) = House::playing_with(&yaml, script);
         let mut reply = house.send(by("sk-acme", capped(500, true))).await;
@@ -233,7 +238,7 @@ async fn who_leaves_behind_its_head_before_any_token_pays_for_the_prompt() {
 
 #[tokio::test(start_paused = true)]
 async fn who_is_cut_behind_its_head_for_not_reading_pays_for_the_prompt() {
-    let yaml = limited("tokens_per_minute: 600").class("hold_head: 200ms").class("keepalive_seconds: 1");
+    let yaml = heads_go_ahead();
     let (house, _engine) = House::playing_with(&yaml, Script::new().silence());
     let client = ClientSide::default();
     let mut reply = house.send(by("sk-acme", capped(500, true)).client(&client)).await;
@@ -247,7 +252,7 @@ async fn who_is_cut_behind_its_head_for_not_reading_pays_for_the_prompt() {
 
 #[tokio::test(start_paused = true)]
 async fn who_leaves_because_its_engine_told_of_an_error_pays_nothing() {
-    let yaml = limited("tokens_per_minute: 600").class("hold_head: 200ms").class("keepalive_seconds: 1");
+    let yaml = heads_go_ahead();
     let script = Script::stream().at(10).say(r()).at(250).say(error("own words", 500)).silence();
     let (house, _engine) = House::playing_with(&yaml, script);
     let mut reply = house.send(by("sk-acme", capped(500, true))).await;
