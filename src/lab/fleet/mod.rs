@@ -16,7 +16,7 @@ mod score;
 #[cfg(test)]
 mod tests;
 
-pub use mix::{Arrival, Class, Flow, Machine, Mix};
+pub use mix::{Arrival, Class, Flow, Likeness, Machine, Mix, Shown, StepTime};
 pub use policy::{Policy, Scheduled};
-pub use run::{Span, capacity, run};
-pub use score::{Report, Score};
+pub use run::{Span, capacity, run, run_patiently};
+pub use score::{Engines, Look, Report, Score};

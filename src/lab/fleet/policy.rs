@@ -8,11 +8,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::brownout::Brownout;
-use super::mix::{Arrival, Class, Mix};
+use super::mix::{Arrival, Class, Mix, Shown};
 use crate::admit::levels::{InForce, Level};
 use crate::admit::limit::settings::Limits;
 use crate::admit::limit::{Ledger, Output, Reservation, Used, Wanted};
 use crate::admit::queue::{self, Aim, Ask, ClassQueue, Moves, Scheduler, Standing, Ticket};
+use crate::inspect::{PromptSize, Ratios};
 use crate::judge::Outcome;
 use crate::lab::engine::Gauges;
 use crate::observe::Timeline;
@@ -26,8 +27,8 @@ use crate::units::{EngineId, PoolId, TenantId, Tick, Tokens};
 pub enum Policy {
     /// Every request at once to the next engine; it waits there, first come, first served.
     RoundRobin,
-    /// Every request at once to the engine with the fewest requests, in the order of a list
-    /// among equals; it waits there.
+    /// Every request at once to the engine with the fewest requests, in turns among equals; it
+    /// waits there.
     LeastConnections,
     /// Requests wait in the gateway's queue for a seat; the engine is chosen when they get one.
     Scheduled(Scheduled),
@@ -84,7 +85,11 @@ pub(super) struct Hold {
     ticket: Option<Ticket>,
     work: Option<Box<Work>>,
     reservation: Option<Reservation>,
-    dispatched: Tick,
+    pub dispatched: Tick,
+    /// When the first token was expected to come.
+    pub expected: Option<Tick>,
+    /// Bytes of its prompt, where they say something about its tokens.
+    bytes: Option<u64>,
     /// It is served beyond its tenant's limits.
     pub over_limit: bool,
     /// Its place is in the second pool.
@@ -103,7 +108,7 @@ pub(super) struct Steps {
 /// A policy at work.
 pub(super) enum Front {
     RoundRobin { engines: usize, turn: usize },
-    LeastConnections { open: Vec<usize> },
+    LeastConnections { open: Vec<usize>, turn: usize },
     Scheduled(Box<House>),
 }
 
@@ -129,7 +134,7 @@ impl Front {
     pub fn new(policy: &Policy, mix: &Mix) -> Front {
         match policy {
             Policy::RoundRobin => Front::RoundRobin { engines: mix.engines, turn: 0 },
-            Policy::LeastConnections => Front::LeastConnections { open: vec![0; mix.engines] },
+            Policy::LeastConnections => Front::LeastConnections { open: vec![0; mix.engines], turn: 0 },
             Policy::Scheduled(settings) => Front::Scheduled(Box::new(House {
                 brownout: Brownout::new(settings, mix),
                 first: Desk::new(settings.clone(), mix, 0..mix.engines),
@@ -161,8 +166,11 @@ impl Front {
                 *turn = (*turn + 1) % *engines;
                 *turn
             }
-            Front::LeastConnections { open } => {
-                let least = (0..open.len()).min_by_key(|engine| open[*engine]).unwrap_or(0);
+            Front::LeastConnections { open, turn } => {
+                let engines = open.len();
+                *turn = (*turn + 1) % engines;
+                let place = |engine: usize| (open[engine], (engine + engines - *turn) % engines);
+                let least = (0..engines).min_by_key(|engine| place(*engine)).unwrap_or(0);
                 open[least] += 1;
                 least
             }
@@ -202,9 +210,19 @@ impl Front {
     ) {
         match self {
             Front::RoundRobin { .. } => {}
-            Front::LeastConnections { open } => open[engine] -= 1,
+            Front::LeastConnections { open, .. } => open[engine] -= 1,
             Front::Scheduled(house) => house.desk_of(&hold).freed(hold, answer, used, at, steps),
         }
+    }
+
+    /// Seats of all engines, and the requests that wait for one; none where nobody waits here.
+    pub fn seats(&self, at: Tick) -> Option<(Option<usize>, usize)> {
+        let Front::Scheduled(house) = self else { return None };
+        let desks = std::iter::once(&house.first).chain(&house.overflow);
+        Some(desks.fold((Some(0), 0), |(seats, waiting), desk| {
+            let own = desk.fleet.seats(&desk.pool.id, at);
+            (seats.zip(own).map(|(all, own)| all + own), waiting + desk.scheduler.waiting())
+        }))
     }
 
     /// A waiting request's client left.
@@ -240,6 +258,8 @@ pub(super) struct Desk {
     settings: Scheduled,
     scheduler: Scheduler,
     ledger: Ledger,
+    /// What was learned of the model's bytes per token.
+    ratios: Ratios,
     fleet: Fleet,
     pool: Pool,
     seat_changes: u64,
@@ -257,6 +277,7 @@ pub(super) struct Desk {
 struct Waiting {
     visit: usize,
     arrival: Tick,
+    bytes: Option<u64>,
     size: Size,
     aims: Aims,
     promised_whole: Option<Duration>,
@@ -287,12 +308,13 @@ impl Desk {
                 ttft: objectives.iter().filter_map(|class| class.ttft).map(|ttft| ttft.threshold).min(),
                 tpot: objectives.iter().filter_map(|class| class.tpot).map(|tpot| tpot.threshold).min(),
                 e2e: objectives.iter().any(|class| class.e2e.is_some()),
-                attainment: mix.classes.iter().map(|class| class.target).fold(0.0, f64::max),
+                attainment: mix.classes.iter().map(Class::each_target).fold(0.0, f64::max),
             },
         );
         let mut desk = Desk {
             scheduler: Scheduler::new(settings.queue.clone()),
             ledger: Ledger::new(),
+            ratios: Ratios::new(),
             settings,
             fleet,
             pool,
@@ -315,8 +337,15 @@ impl Desk {
         let (flow, class) = (&mix.flows[arrival.flow], mix.class_of(arrival.flow));
         let objectives = class.objectives();
         let expected = in_force.cap.unwrap_or(Tokens(u64::MAX)).min(objectives.default_output());
-        let decode = flow.cap.map_or(expected, |cap| Tokens(cap).min(expected));
-        let size = Size { prefill: Tokens(arrival.estimate), decode };
+        let decode = arrival.cap.map_or(expected, |cap| Tokens(cap).min(expected));
+        let (prefill, bytes) = match arrival.shown {
+            Shown::Tokens(tokens) => (Tokens(tokens), None),
+            Shown::Bytes(bytes) => {
+                let per_token = self.ratios.of(Some(MODEL)).bytes_per_token();
+                (text(bytes).tokens(per_token), Some(bytes))
+            }
+        };
+        let size = Size { prefill, decode };
         let predicted = self.fleet.predict(&self.pool.id, size, arrival.at);
         let predicted = predicted.unwrap_or(Prediction { ttft: Duration::ZERO, tpot: Duration::ZERO });
         let streams = flow.streams;
@@ -341,7 +370,7 @@ impl Desk {
         let queue = self.settings.queue_of(class);
         let wanted = Wanted {
             input: size.prefill,
-            output: flow.cap.map_or(Output::Assumed(expected), |cap| Output::Stated(Tokens(cap))),
+            output: arrival.cap.map_or(Output::Assumed(expected), |cap| Output::Stated(Tokens(cap))),
         };
         let reservation = self.ledger.reserve(&arrival.tenant, "sim", &wanted, arrival.at).ok();
         let standing =
@@ -359,7 +388,7 @@ impl Desk {
         };
         let (ticket, moves) = self.scheduler.offer(&ask, arrival.at);
         let promised_whole = threshold(objectives.e2e);
-        let waiting = Waiting { visit, arrival: arrival.at, size, aims, promised_whole, streams, reservation };
+        let waiting = Waiting { visit, arrival: arrival.at, bytes, size, aims, promised_whole, streams, reservation };
         self.waiting.insert(ticket, waiting);
         self.tickets.insert(visit, ticket);
         self.follow(moves, arrival.at, steps);
@@ -371,6 +400,11 @@ impl Desk {
     }
 
     fn freed(&mut self, hold: Hold, answer: Option<&Timeline>, used: Used, at: Tick, steps: &mut Steps) {
+        if let (Some(bytes), Some(_)) = (hold.bytes, answer) {
+            let known = self.ratios.of(Some(MODEL));
+            let learned = self.ratios.of_answer(&known, Some(MODEL), true);
+            learned.expect("the settings name the model").prompt(text(bytes), used.input);
+        }
         match (hold.work, answer) {
             (Some(work), Some(answer)) => work.learned(&lesson(answer, hold.dispatched), at),
             (work, _) => drop(work),
@@ -439,13 +473,14 @@ impl Desk {
 
     fn dispatch(&mut self, ticket: Ticket, at: Tick, steps: &mut Steps) {
         let Some(waiting) = self.waiting.remove(&ticket) else { return };
-        let Waiting { visit, arrival, size, aims, promised_whole, streams, reservation } = waiting;
+        let Waiting { visit, arrival, bytes, size, aims, promised_whole, streams, reservation } = waiting;
         self.tickets.remove(&visit);
         let mut attempts = Attempts::new(&self.pool, Tick::from_nanos(u64::MAX));
         let want = Want { size, aims, whole: promised_whole, spent: at - arrival, key: 0 };
         let choice = self.fleet.choose(&self.pool.id, &mut attempts, want, at).expect("all engines are well");
+        let expected = at + choice.work.time_to_read();
         if !streams {
-            self.reads.push(Reverse((at + choice.work.time_to_read(), visit)));
+            self.reads.push(Reverse((expected, visit)));
         }
         let over_limit = reservation.is_none();
         let hold = Hold {
@@ -453,6 +488,8 @@ impl Desk {
             work: Some(choice.work),
             reservation,
             dispatched: at,
+            expected: Some(expected),
+            bytes,
             over_limit,
             spilled: self.from > 0,
         };
@@ -469,6 +506,14 @@ impl Desk {
             self.follow(moves, at, steps);
         }
     }
+}
+
+/// The one model that all engines serve.
+const MODEL: &str = "sim";
+
+/// A prompt of so many bytes of text.
+fn text(bytes: u64) -> PromptSize {
+    PromptSize { bytes, is_known: true, ..PromptSize::default() }
 }
 
 /// What an answer teaches about its engine.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::mix::{Arrival, Mix};
 use super::policy::{Front, Hold, Policy, Steps};
-use super::score::Report;
+use super::score::{Look, Report};
 use crate::admit::limit::Used;
 use crate::judge::{Case, Missed, Outcome, Progress, judge, judge_left, judge_refused};
 use crate::lab::engine::core::{Engine, Gain, Job, JobId};
@@ -28,12 +28,25 @@ impl Span {
     fn whole(&self) -> Duration {
         self.warm_up + self.measured + self.after
     }
+
+    fn counts(&self, at: Tick) -> bool {
+        let begin = Tick::ZERO + self.warm_up;
+        at >= begin && at < begin + self.measured
+    }
 }
 
 /// Runs a mix at so many requests per second.
 #[must_use]
 pub fn run(mix: &Mix, policy: &Policy, rate: f64, span: &Span) -> Report {
     World::new(mix, policy, mix.arrivals(rate, span.whole()), *span).run()
+}
+
+/// The same with clients who wait as long as it takes.
+#[must_use]
+pub fn run_patiently(mix: &Mix, policy: &Policy, rate: f64, span: &Span) -> Report {
+    let mut world = World::new(mix, policy, mix.arrivals(rate, span.whole()), *span);
+    world.patient = true;
+    world.run()
 }
 
 /// The rate at which the engines finish requests of this mix when they never lack any: first
@@ -88,6 +101,7 @@ struct World<'a> {
     arrived: usize,
     open: usize,
     leaves: BinaryHeap<Reverse<(Tick, usize)>>,
+    look_at: Tick,
     gains: Vec<Gain>,
     report: Report,
 }
@@ -99,7 +113,11 @@ enum Event {
     Wake,
     Leave,
     Arrive,
+    Look,
 }
+
+/// From one look at seats and engines to the next.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 impl<'a> World<'a> {
     fn new(mix: &'a Mix, policy: &Policy, arrivals: Vec<Arrival>, span: Span) -> Self {
@@ -120,12 +138,15 @@ impl<'a> World<'a> {
             patient: false,
             ends_with_the_span: false,
             front: Front::new(policy, mix),
-            engines: (0..engines as u64).map(|number| Engine::new(mix.shape(), mix.seed ^ number)).collect(),
+            engines: (0..engines as u64)
+                .map(|number| Engine::new(mix.shape(number as usize), mix.seed ^ number))
+                .collect(),
             jobs: vec![HashMap::default(); engines],
             visits: arrivals.into_iter().map(visit).collect(),
             arrived: 0,
             open: 0,
             leaves: BinaryHeap::new(),
+            look_at: Tick::ZERO,
             gains: Vec::new(),
             report: Report::new(mix, span.measured),
         }
@@ -146,10 +167,22 @@ impl<'a> World<'a> {
                 }
                 Event::Leave => self.leave(at, &mut steps),
                 Event::Arrive => self.arrive(at, &mut steps),
+                Event::Look => self.look(at),
             }
             self.take(steps, at);
         }
+        for engine in &self.engines {
+            self.report.engines.add(&engine.gauges());
+        }
         self.report
+    }
+
+    fn look(&mut self, at: Tick) {
+        self.look_at = at + LOOK_EVERY;
+        let of_engine = |engine: &Engine| (engine.gauges().running, engine.gauges().waiting);
+        let engines = self.engines.iter().map(of_engine).collect();
+        let (seats, queued) = self.front.seats(at).unwrap_or_default();
+        self.report.looks.push(Look { at, seats, queued, engines });
     }
 
     /// None: nothing is left to happen.
@@ -165,7 +198,8 @@ impl<'a> World<'a> {
             .filter_map(|(number, engine)| Some((engine.next_moment()?, Event::Step(number))));
         let wake = self.front.next_moment().map(|at| (at, Event::Wake));
         let leave = self.leaves.peek().map(|Reverse((at, _))| (*at, Event::Leave));
-        steps.chain(arrival).chain(wake).chain(leave).min()
+        let look = std::iter::once((self.look_at, Event::Look));
+        steps.chain(arrival).chain(wake).chain(leave).chain(look).min()
     }
 
     fn arrive(&mut self, at: Tick, steps: &mut Steps) {
@@ -208,6 +242,10 @@ impl<'a> World<'a> {
                 && streams
                 && let Stage::Runs { hold, .. } = &mut visit.stage
             {
+                if let Some(expected) = hold.expected.filter(|_| self.span.counts(visit.arrival.at)) {
+                    let share = |moment: Tick| (moment - hold.dispatched).as_secs_f64().max(1e-6);
+                    self.report.predictions.push(share(expected) / share(gain.at));
+                }
                 self.front.first_token(hold, gain.at, steps);
             }
             visit.last_token = Some(gain.at);
@@ -221,7 +259,7 @@ impl<'a> World<'a> {
     }
 
     fn finish(&mut self, number: usize, at: Tick, steps: &mut Steps) {
-        if at >= Tick::ZERO + self.span.warm_up && at < Tick::ZERO + self.span.warm_up + self.span.measured {
+        if self.span.counts(at) {
             self.report.finished += 1;
         }
         let timeline = self.timeline(number, at);
@@ -273,8 +311,7 @@ impl<'a> World<'a> {
         self.open -= 1;
         let arrival = &self.visits[number].arrival;
         self.front.judged(&self.mix.flows[arrival.flow].class, outcome, at);
-        let begin = Tick::ZERO + self.span.warm_up;
-        if arrival.at >= begin && arrival.at < begin + self.span.measured {
+        if self.span.counts(arrival.at) {
             let key = (arrival.flow, arrival.tenant.clone());
             self.report.tenants.entry(key).or_default().note(outcome, Tokens(tokens), dispatched);
         }
@@ -291,7 +328,8 @@ impl<'a> World<'a> {
         }
         for go in steps.go {
             let visit = &mut self.visits[go.visit];
-            let job = Job { prompt: visit.arrival.prompt, output: visit.arrival.output, ..Job::default() };
+            let Arrival { prompt, output, .. } = visit.arrival;
+            let job = Job { prompt, output, blocks: visit.arrival.blocks(), ..Job::default() };
             let job = self.engines[go.engine].submit(job, at).expect("the engine's queue has no end");
             self.jobs[go.engine].insert(job, go.visit);
             visit.stage = Stage::Runs { engine: go.engine, job, hold: Box::new(go.hold) };
@@ -300,7 +338,7 @@ impl<'a> World<'a> {
 
     fn case(&self, number: usize) -> Case {
         let visit = &self.visits[number];
-        let cap = self.mix.flows[visit.arrival.flow].cap;
+        let cap = visit.arrival.cap;
         let over_limit = matches!(&visit.stage, Stage::Runs { hold, .. } if hold.over_limit);
         let cap_lowered = visit.cap_lowered;
         Case { stated_cap: cap.map(Tokens), over_limit, cap_lowered, ..Case::of(Dialect::Chat) }
