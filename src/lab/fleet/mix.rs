@@ -4,6 +4,8 @@
 //! tenant's own: the same seed gives the same arrivals, and a flow that is taken out changes
 //! nothing in the others.
 
+mod drawn;
+
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -192,6 +194,17 @@ impl Length {
     }
 }
 
+/// A tenant that suddenly asks for more.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Flood {
+    /// Who.
+    pub tenant: String,
+    /// So many times what it asked for before.
+    pub times: f64,
+    /// From here on.
+    pub from: Duration,
+}
+
 /// One request that arrives.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Arrival {
@@ -234,6 +247,14 @@ pub struct Likeness {
 }
 
 impl Arrival {
+    /// Hashes of the blocks of its prompt alone.
+    #[must_use]
+    pub fn blocks_of_prompt(&self) -> Vec<u64> {
+        let mut blocks = self.blocks();
+        blocks.truncate((self.prompt / BLOCK) as usize);
+        blocks
+    }
+
     /// Hashes of the blocks of its prompt and its answer, as an engine's prefix cache knows them.
     #[must_use]
     pub fn blocks(&self) -> Vec<u64> {
@@ -361,6 +382,28 @@ impl Mix {
                 Together { mix: self, number, chance }.arrive(rate, until, &mut arrivals);
             }
         }
+        arrivals.sort_by_key(|arrival| arrival.at);
+        arrivals
+    }
+
+    /// What a tenant asks beyond its usual from some moment on: the same kind of requests, `times`
+    /// as many of them with the usual ones.
+    #[must_use]
+    pub fn flood(&self, flood: &Flood, rate: f64, until: Duration) -> Vec<Arrival> {
+        let mut more = self.clone();
+        more.seed = mix(self.seed ^ 0xF100D);
+        let mut arrivals = Vec::new();
+        let shares: f64 = self.flows.iter().map(|flow| flow.share).sum();
+        for (number, flow) in self.flows.iter().enumerate() {
+            let Some(weight) = flow.tenants.get(&flood.tenant) else { continue };
+            let part = weight / flow.tenants.values().sum::<f64>();
+            more.flows[number].tenants = BTreeMap::from([(flood.tenant.clone(), 1.0)]);
+            more.flows[number].phases = vec![Phase { rate: 1.0, seconds: 60.0 }];
+            let chance = StdRng::seed_from_u64(mix(more.seed ^ mix(number as u64)));
+            let rate = rate * flow.share / shares * part * (flood.times - 1.0);
+            Together { mix: &more, number, chance }.arrive(rate, until.saturating_sub(flood.from), &mut arrivals);
+        }
+        arrivals.iter_mut().for_each(|arrival| arrival.at = arrival.at + flood.from);
         arrivals.sort_by_key(|arrival| arrival.at);
         arrivals
     }
@@ -630,5 +673,65 @@ mod tests {
         prompts.sort_unstable();
         assert!((950..1050).contains(&prompts[prompts.len() / 2]), "{}", prompts[prompts.len() / 2]);
         assert!(*prompts.last().unwrap() <= 16_000 && prompts[prompts.len() * 97 / 100] > 5_000);
+    }
+
+    #[test]
+    fn the_second_world_can_be_read_and_its_engines_are_what_the_file_says() {
+        let (office, mono) = (Mix::office(), Mix::mono());
+        let flows = |mix: &Mix| mix.flows.iter().map(|flow| flow.flow.clone()).collect::<Vec<_>>();
+        assert_eq!(flows(&office), ["completion", "chat", "agent", "batch"]);
+        assert_eq!(flows(&mono), ["chat", "batch"]);
+        assert_eq!((office.load_of_one, mono.load_of_one), (Some(8.6), Some(11.9)));
+        let slow = Mix { slowness: vec![1.0, 3.0], ..office };
+        let shape = slow.shape(2);
+        assert_eq!((shape.step_base, shape.per_context_token), (Duration::from_millis(32), Duration::from_nanos(40)));
+        assert_eq!((shape.per_decode, shape.per_prefill), (Duration::from_micros(300), Duration::from_micros(300)));
+        assert_eq!((shape.attention_doubles_at, shape.jitter, shape.speed), (Some(53_000), 0.0, 1.0));
+        assert!((slow.shape(3).speed * 3.0 - 1.0).abs() < 1e-9);
+        let objectives = slow.classes[0].objectives();
+        assert_eq!((objectives.ttft.map(|ttft| ttft.attainment), objectives.joint_target), (Some(0.95), 0.92));
+    }
+
+    #[test]
+    fn a_flow_with_phases_has_exactly_its_requests_in_bursts_that_its_tenants_share() {
+        let all = Mix::office().arrivals(10.0, Duration::from_secs(3600));
+        let of = |flow| all.iter().filter(move |arrival| arrival.flow == flow);
+        assert_eq!([0, 1, 2, 3].map(|flow| of(flow).count()), [9_000, 16_200, 5_400, 5_400]);
+        // Requests in each four seconds: their variance over their mean is 1 of a Poisson process.
+        let dispersion = |flow| {
+            let mut counts = vec![0.0; 900];
+            of(flow).for_each(|arrival| counts[(arrival.at.as_nanos() / 4_000_000_000) as usize] += 1.0);
+            let mean = counts.iter().sum::<f64>() / 900.0;
+            counts.iter().map(|count| (count - mean).powi(2)).sum::<f64>() / 900.0 / mean
+        };
+        assert!(dispersion(1) > 4.0 && (0.8..1.25).contains(&dispersion(2)), "{} {}", dispersion(1), dispersion(2));
+        let of_web = of(1).filter(|arrival| arrival.tenant.as_str() == "web").count() as f64;
+        assert!((0.48..0.52).contains(&(of_web / 16_200.0)), "{of_web}");
+    }
+
+    #[test]
+    fn conversations_begin_as_their_earlier_turns_did_and_bytes_follow_tokens() {
+        let all = Mix::office().arrivals(10.0, Duration::from_secs(1800));
+        let mut turns: BTreeMap<u64, &Arrival> = BTreeMap::new();
+        let mut later = 0;
+        for arrival in all.iter().filter(|arrival| arrival.flow == 1) {
+            if let Some(before) = turns.insert(arrival.likeness.conversation, arrival) {
+                later += 1;
+                let known = (before.prompt + before.output) / BLOCK;
+                assert_eq!(arrival.blocks()[..known as usize], before.blocks()[..]);
+                assert!(arrival.prompt >= before.prompt + before.output + 20 && arrival.tenant == before.tenant);
+                assert!(arrival.at - before.at >= Duration::from_secs(15));
+            }
+        }
+        assert!((0.36..0.42).contains(&(f64::from(later) / 8_100.0)), "{later}");
+        let (chat, code) = (all.iter().find(|arrival| arrival.flow == 1), all.iter().find(|arrival| arrival.flow == 0));
+        let bytes = |arrival: Option<&Arrival>| arrival.map(|arrival| (arrival.shown, arrival.prompt as f64)).unwrap();
+        assert!(matches!(bytes(chat), (Shown::Bytes(bytes), tokens) if (bytes as f64 / tokens - 4.4).abs() < 0.1));
+        assert!(matches!(bytes(code), (Shown::Bytes(bytes), tokens) if (bytes as f64 / tokens - 3.3).abs() < 0.1));
+        let share = |a: &Arrival, b: &Arrival| a.blocks()[0] == b.blocks()[0];
+        let chats: Vec<_> = all.iter().filter(|arrival| arrival.flow == 1).take(50).collect();
+        assert!(chats[1..].iter().any(|other| share(other, chats[0])), "they have system prompts in common");
+        let codes: Vec<_> = all.iter().filter(|arrival| arrival.flow == 0).take(50).collect();
+        assert!(codes[1..].iter().all(|other| !share(other, codes[0])));
     }
 }

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use super::brownout::Brownout;
 use super::mix::{Arrival, Class, Mix, Shown};
+use super::peers::{Balancer, Peer};
 use crate::admit::levels::{InForce, Level};
 use crate::admit::limit::settings::Limits;
 use crate::admit::limit::{Ledger, Output, Reservation, Used, Wanted};
@@ -17,9 +18,9 @@ use crate::inspect::{PromptSize, Ratios};
 use crate::judge::Outcome;
 use crate::lab::engine::Gauges;
 use crate::observe::Timeline;
-use crate::route::retry::Attempts;
+use crate::route::retry::{Attempts, Happened, Injection, Next};
 use crate::route::settings::{Concurrency, EngineAddress, Engines, Pool, Scheme};
-use crate::route::{Aims, Fleet, Lesson, Prediction, Promised, Report, Size, Want, Work};
+use crate::route::{Aims, Checked, Fleet, Lesson, Prediction, Promised, Report, Size, Want, Work};
 use crate::units::{EngineId, PoolId, TenantId, Tick, Tokens};
 
 /// How requests meet engines.
@@ -30,6 +31,8 @@ pub enum Policy {
     /// Every request at once to the engine with the fewest requests, in turns among equals; it
     /// waits there.
     LeastConnections,
+    /// As a load balancer or gateway of others does.
+    Peer(Peer),
     /// Requests wait in the gateway's queue for a seat; the engine is chosen when they get one.
     Scheduled(Scheduled),
 }
@@ -90,10 +93,29 @@ pub(super) struct Hold {
     pub expected: Option<Tick>,
     /// Bytes of its prompt, where they say something about its tokens.
     bytes: Option<u64>,
+    /// What a further attempt needs to know.
+    tried: Option<Box<Tried>>,
+    /// A peer's: where its class stands.
+    pub grade: usize,
+    /// A peer's: further engines that it was given to.
+    pub attempts: u32,
     /// It is served beyond its tenant's limits.
     pub over_limit: bool,
     /// Its place is in the second pool.
     spilled: bool,
+}
+
+impl Hold {
+    /// What a peer's request holds: its place only.
+    pub fn of_peer(grade: usize, dispatched: Tick) -> Hold {
+        Hold { grade, dispatched, ..Hold::default() }
+    }
+}
+
+/// A request's way so far.
+struct Tried {
+    attempts: Attempts,
+    want: Want,
 }
 
 /// What follows from an event: these go to engines, these are turned away.
@@ -101,15 +123,23 @@ pub(super) struct Hold {
 pub(super) struct Steps {
     pub go: Vec<Go>,
     pub refused: Vec<usize>,
+    /// No engine could be found for these.
+    pub lost: Vec<usize>,
     /// The prompts of these have been read by now, as far as can be told.
     pub read: Vec<usize>,
 }
 
 /// A policy at work.
 pub(super) enum Front {
-    RoundRobin { engines: usize, turn: usize },
-    LeastConnections { open: Vec<usize>, turn: usize },
+    Peer(Box<Balancer>),
     Scheduled(Box<House>),
+}
+
+/// One of the gateways that share the engines.
+#[derive(Clone, Copy)]
+pub(super) struct Gateway {
+    pub number: usize,
+    pub of: NonZeroU32,
 }
 
 /// The pools, and what is given up under load.
@@ -131,16 +161,21 @@ impl House {
 }
 
 impl Front {
-    pub fn new(policy: &Policy, mix: &Mix) -> Front {
+    pub fn new(policy: &Policy, mix: &Mix, gateway: Gateway, at: Tick) -> Front {
+        let peer = |settings| Front::Peer(Box::new(Balancer::new(settings, mix.engines, at)));
         match policy {
-            Policy::RoundRobin => Front::RoundRobin { engines: mix.engines, turn: 0 },
-            Policy::LeastConnections => Front::LeastConnections { open: vec![0; mix.engines], turn: 0 },
-            Policy::Scheduled(settings) => Front::Scheduled(Box::new(House {
-                brownout: Brownout::new(settings, mix),
-                first: Desk::new(settings.clone(), mix, 0..mix.engines),
-                overflow: (settings.overflow > 0)
-                    .then(|| Desk::new(settings.clone(), mix, mix.engines..mix.engines + settings.overflow)),
-            })),
+            Policy::RoundRobin => peer(Peer::round_robin()),
+            Policy::LeastConnections => peer(Peer::least_connections()),
+            Policy::Peer(settings) => peer(settings.clone()),
+            Policy::Scheduled(settings) => {
+                let all = mix.engines + settings.overflow;
+                let desk = |engines| Desk::new(settings.clone(), mix, engines, gateway, at);
+                Front::Scheduled(Box::new(House {
+                    brownout: Brownout::new(settings, mix, at),
+                    first: desk(0..mix.engines),
+                    overflow: (settings.overflow > 0).then(|| desk(mix.engines..all)),
+                }))
+            }
         }
     }
 
@@ -148,7 +183,7 @@ impl Front {
     pub fn in_force(&self, class: &str) -> InForce {
         match self {
             Front::Scheduled(house) => house.brownout.in_force(class),
-            Front::RoundRobin { .. } | Front::LeastConnections { .. } => InForce::default(),
+            Front::Peer(_) => InForce::default(),
         }
     }
 
@@ -161,34 +196,30 @@ impl Front {
 
     /// A request arrived.
     pub fn arrive(&mut self, visit: usize, arrival: &Arrival, mix: &Mix, steps: &mut Steps) {
-        let engine = match self {
-            Front::RoundRobin { engines, turn } => {
-                *turn = (*turn + 1) % *engines;
-                *turn
-            }
-            Front::LeastConnections { open, turn } => {
-                let engines = open.len();
-                *turn = (*turn + 1) % engines;
-                let place = |engine: usize| (open[engine], (engine + engines - *turn) % engines);
-                let least = (0..engines).min_by_key(|engine| place(*engine)).unwrap_or(0);
-                open[least] += 1;
-                least
-            }
+        let class = mix.class_of(arrival.flow);
+        match self {
+            Front::Peer(balancer) => balancer.arrive(visit, arrival, class, steps),
             Front::Scheduled(house) => {
-                let class = mix.class_of(arrival.flow);
                 let in_force = house.brownout.in_force(&class.class);
                 if house.brownout.sheds(class.priority()) {
                     return steps.refused.push(visit);
                 }
                 let desk = house.overflow.as_mut().filter(|_| in_force.spill).unwrap_or(&mut house.first);
-                return desk.arrive(visit, arrival, in_force, mix, steps);
+                desk.arrive(visit, arrival, in_force, mix, steps);
             }
-        };
-        steps.go.push(Go { visit, engine, hold: Hold { dispatched: arrival.at, ..Hold::default() } });
+        }
     }
 
-    /// A stream's first token came, or an answer that is no stream should have come so far.
+    /// A stream's first token came.
     pub fn first_token(&mut self, hold: &mut Hold, at: Tick, steps: &mut Steps) {
+        if let Front::Scheduled(house) = self {
+            house.desk_of(hold).answers(hold, at);
+        }
+        self.was_read(hold, at, steps);
+    }
+
+    /// A prompt has been read, as far as can be told.
+    pub fn was_read(&mut self, hold: &mut Hold, at: Tick, steps: &mut Steps) {
         if let Some(work) = &mut hold.work {
             work.first_token();
         }
@@ -209,26 +240,43 @@ impl Front {
         steps: &mut Steps,
     ) {
         match self {
-            Front::RoundRobin { .. } => {}
-            Front::LeastConnections { open, .. } => open[engine] -= 1,
+            Front::Peer(balancer) => balancer.freed(engine, &hold, at, steps),
             Front::Scheduled(house) => house.desk_of(&hold).freed(hold, answer, used, at, steps),
         }
     }
 
-    /// Seats of all engines, and the requests that wait for one; none where nobody waits here.
-    pub fn seats(&self, at: Tick) -> Option<(Option<usize>, usize)> {
-        let Front::Scheduled(house) = self else { return None };
+    /// An engine did not take a request, or was gone before it said anything.
+    pub fn failed(&mut self, visit: usize, engine: usize, hold: Hold, how: Happened, at: Tick, steps: &mut Steps) {
+        match self {
+            Front::Peer(balancer) if how == Happened::ConnectFailed => {
+                balancer.not_taken(visit, engine, hold, at, steps);
+            }
+            Front::Peer(balancer) => {
+                steps.lost.push(visit);
+                balancer.freed(engine, &hold, at, steps);
+            }
+            Front::Scheduled(house) => house.desk_of(&hold).failed(visit, hold, how, at, steps),
+        }
+    }
+
+    /// Seats of all engines, as far as there is a number of them, and requests that wait for one.
+    pub fn seats(&self, at: Tick) -> (Option<usize>, usize) {
+        let house = match self {
+            Front::Peer(balancer) => return (balancer.seats(), balancer.waiting()),
+            Front::Scheduled(house) => house,
+        };
         let desks = std::iter::once(&house.first).chain(&house.overflow);
-        Some(desks.fold((Some(0), 0), |(seats, waiting), desk| {
+        desks.fold((Some(0), 0), |(seats, waiting), desk| {
             let own = desk.fleet.seats(&desk.pool.id, at);
             (seats.zip(own).map(|(all, own)| all + own), waiting + desk.scheduler.waiting())
-        }))
+        })
     }
 
     /// A waiting request's client left.
-    pub fn withdraw(&mut self, visit: usize, at: Tick) {
-        if let Front::Scheduled(house) = self {
-            house.desks().for_each(|desk| desk.withdraw(visit, at));
+    pub fn withdraw(&mut self, visit: usize, at: Tick, steps: &mut Steps) {
+        match self {
+            Front::Peer(balancer) => balancer.withdraw(visit, at, steps),
+            Front::Scheduled(house) => house.desks().for_each(|desk| desk.withdraw(visit, at)),
         }
     }
 
@@ -239,16 +287,19 @@ impl Front {
                 let overflow = house.overflow.as_ref().and_then(Desk::next_moment);
                 [house.first.next_moment(), overflow, house.brownout.next_moment()].into_iter().flatten().min()
             }
-            Front::RoundRobin { .. } | Front::LeastConnections { .. } => None,
+            Front::Peer(balancer) => balancer.next_moment(),
         }
     }
 
-    /// Time passed. `gauges` tells what an engine says of itself.
-    pub fn wake(&mut self, gauges: impl Fn(usize) -> Gauges, at: Tick, steps: &mut Steps) {
-        if let Front::Scheduled(house) = self {
-            house.desks().for_each(|desk| desk.wake(&gauges, at, steps));
-            let House { brownout, first, .. } = &mut **house;
-            brownout.weigh(|rank| first.scheduler.expected_wait(rank, at), first.scheduler.waiting(), at);
+    /// Time passed. `gauges` tells what an engine says of itself; one that is down says nothing.
+    pub fn wake(&mut self, gauges: impl Fn(usize) -> Option<Gauges>, at: Tick, steps: &mut Steps) {
+        match self {
+            Front::Peer(balancer) => balancer.wake(|engine| gauges(engine).is_some(), at, steps),
+            Front::Scheduled(house) => {
+                house.desks().for_each(|desk| desk.wake(&gauges, at, steps));
+                let House { brownout, first, .. } = &mut **house;
+                brownout.weigh(|rank| first.scheduler.expected_wait(rank, at), first.scheduler.waiting(), at);
+            }
         }
     }
 }
@@ -272,6 +323,7 @@ pub(super) struct Desk {
     /// When prompts will have been read whose first token nobody sees.
     reads: BinaryHeap<Reverse<(Tick, usize)>>,
     report_at: Tick,
+    check_at: Tick,
 }
 
 struct Waiting {
@@ -286,7 +338,7 @@ struct Waiting {
 }
 
 impl Desk {
-    fn new(settings: Scheduled, mix: &Mix, engines: Range<usize>) -> Desk {
+    fn new(mut settings: Scheduled, mix: &Mix, engines: Range<usize>, gateway: Gateway, at: Tick) -> Desk {
         let address = |number: usize| EngineAddress {
             scheme: Scheme::Http,
             host: format!("engine-{number}").into(),
@@ -299,8 +351,10 @@ impl Desk {
         let places = names.iter().cloned().zip(engines.clone()).collect();
         let mut pool = Pool::with_defaults(PoolId::from("fleet"), Engines::Static(addresses));
         pool.concurrency = settings.seats;
-        let fleet = Fleet::new(mix.seed);
-        fleet.follow(&[Arc::new(pool.clone())], Tick::ZERO);
+        let fleet = Fleet::new(mix.seed ^ gateway.number as u64);
+        fleet.share_among(gateway.of);
+        settings.queue.reading = settings.queue.reading.shared_among(gateway.of);
+        fleet.follow(&[Arc::new(pool.clone())], at);
         let objectives: Vec<_> = mix.classes.iter().map(Class::objectives).collect();
         fleet.hold_to(
             &pool.id,
@@ -325,11 +379,13 @@ impl Desk {
             waiting: HashMap::new(),
             tickets: HashMap::new(),
             reads: BinaryHeap::new(),
-            report_at: Tick::ZERO,
+            // Gateways do not look at the same moment.
+            report_at: at + SCRAPE_EVERY * gateway.number as u32 / gateway.of.get(),
+            check_at: at,
         };
-        desk.ledger.reload(&desk.settings.limits, Tick::ZERO);
-        let _nobody_waits = desk.scheduler.set_readers(engines.len(), Tick::ZERO);
-        desk.count_seats(Tick::ZERO, &mut Steps::default());
+        desk.ledger.reload(&desk.settings.limits, at);
+        let _nobody_waits = desk.scheduler.set_readers(engines.len(), at);
+        desk.count_seats(at, &mut Steps::default());
         desk
     }
 
@@ -399,7 +455,10 @@ impl Desk {
         self.follow(moves, at, steps);
     }
 
-    fn freed(&mut self, hold: Hold, answer: Option<&Timeline>, used: Used, at: Tick, steps: &mut Steps) {
+    fn freed(&mut self, mut hold: Hold, answer: Option<&Timeline>, used: Used, at: Tick, steps: &mut Steps) {
+        if answer.is_some() {
+            self.answers(&mut hold, at);
+        }
         if let (Some(bytes), Some(_)) = (hold.bytes, answer) {
             let known = self.ratios.of(Some(MODEL));
             let learned = self.ratios.of_answer(&known, Some(MODEL), true);
@@ -418,6 +477,40 @@ impl Desk {
         }
     }
 
+    /// The engine answers: a first token, or all of an answer that is no stream.
+    fn answers(&mut self, hold: &mut Hold, at: Tick) {
+        if let Some(mut tried) = hold.tried.take() {
+            tried.attempts.first_token();
+            self.fleet.succeeded(&self.pool.id, &mut tried.attempts, Injection::None, at);
+        }
+    }
+
+    fn failed(&mut self, visit: usize, mut hold: Hold, how: Happened, at: Tick, steps: &mut Steps) {
+        let spent = at - hold.dispatched;
+        drop(hold.work.take());
+        let again = hold.tried.take().and_then(|mut tried| {
+            let next = self.fleet.failed(&self.pool.id, &mut tried.attempts, how, at);
+            if !matches!(next, Next::Another | Next::SameFresh) {
+                return None;
+            }
+            let want = Want { spent: tried.want.spent + spent, ..tried.want };
+            let choice = self.fleet.choose(&self.pool.id, &mut tried.attempts, want, at)?;
+            Some((choice, tried))
+        });
+        match again {
+            Some((choice, tried)) => {
+                let engine = self.places[&choice.engine];
+                let hold = Hold { work: Some(choice.work), tried: Some(tried), expected: None, ..hold };
+                steps.go.push(Go { visit, engine, hold });
+            }
+            None => {
+                self.freed(hold, None, Used::default(), at, steps);
+                steps.lost.push(visit);
+            }
+        }
+        self.count_seats(at, steps);
+    }
+
     fn withdraw(&mut self, visit: usize, at: Tick) {
         if let Some(ticket) = self.tickets.remove(&visit) {
             self.waiting.remove(&ticket);
@@ -427,10 +520,13 @@ impl Desk {
 
     fn next_moment(&self) -> Option<Tick> {
         let read = self.reads.peek().map(|Reverse((at, _))| *at);
-        [Some(self.report_at), self.scheduler.next_deadline(), read].into_iter().flatten().min()
+        [Some(self.report_at), Some(self.check_at), self.scheduler.next_deadline(), read].into_iter().flatten().min()
     }
 
-    fn wake(&mut self, gauges: impl Fn(usize) -> Gauges, at: Tick, steps: &mut Steps) {
+    fn wake(&mut self, gauges: impl Fn(usize) -> Option<Gauges>, at: Tick, steps: &mut Steps) {
+        if at >= self.check_at {
+            self.check(&gauges, at, steps);
+        }
         if at >= self.report_at {
             self.scrape(gauges, at);
         }
@@ -442,12 +538,23 @@ impl Desk {
         self.follow(moves, at, steps);
     }
 
-    /// The probe reads the engines' own metrics.
-    fn scrape(&mut self, gauges: impl Fn(usize) -> Gauges, at: Tick) {
-        let every = self.pool.metrics.as_ref().map_or(Duration::from_secs(2), |scrape| scrape.every);
-        self.report_at = at + every;
+    /// The probe checks the engines' health.
+    fn check(&mut self, gauges: impl Fn(usize) -> Option<Gauges>, at: Tick, steps: &mut Steps) {
+        self.check_at = at + self.pool.health.as_ref().map_or(SCRAPE_EVERY, |health| health.every);
         for (number, name) in self.names.iter().enumerate() {
-            let said = gauges(self.from + number);
+            let checked = gauges(self.from + number).map_or(Checked::Refused, |_| Checked::Well);
+            let _change = self.fleet.checked(&self.pool.id, name, checked, at);
+        }
+        let available = self.fleet.available(&self.pool.id, at);
+        let moves = self.scheduler.set_readers(available.max(1), at);
+        self.follow(moves, at, steps);
+    }
+
+    /// The probe reads the engines' own metrics.
+    fn scrape(&mut self, gauges: impl Fn(usize) -> Option<Gauges>, at: Tick) {
+        self.report_at = at + SCRAPE_EVERY;
+        for (number, name) in self.names.iter().enumerate() {
+            let Some(said) = gauges(self.from + number) else { continue };
             let report = Report {
                 waiting: Some(said.waiting as f64),
                 running: Some(said.running as f64),
@@ -477,7 +584,11 @@ impl Desk {
         self.tickets.remove(&visit);
         let mut attempts = Attempts::new(&self.pool, Tick::from_nanos(u64::MAX));
         let want = Want { size, aims, whole: promised_whole, spent: at - arrival, key: 0 };
-        let choice = self.fleet.choose(&self.pool.id, &mut attempts, want, at).expect("all engines are well");
+        let Some(choice) = self.fleet.choose(&self.pool.id, &mut attempts, want, at) else {
+            let hold = Hold { ticket: Some(ticket), reservation, dispatched: at, ..Hold::default() };
+            self.freed(hold, None, Used::default(), at, steps);
+            return steps.lost.push(visit);
+        };
         let expected = at + choice.work.time_to_read();
         if !streams {
             self.reads.push(Reverse((expected, visit)));
@@ -490,6 +601,9 @@ impl Desk {
             dispatched: at,
             expected: Some(expected),
             bytes,
+            tried: Some(Box::new(Tried { attempts, want })),
+            grade: 0,
+            attempts: 0,
             over_limit,
             spilled: self.from > 0,
         };
@@ -507,6 +621,9 @@ impl Desk {
         }
     }
 }
+
+/// From one reading of the engines' metrics to the next.
+const SCRAPE_EVERY: Duration = Duration::from_secs(2);
 
 /// The one model that all engines serve.
 const MODEL: &str = "sim";

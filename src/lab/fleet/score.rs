@@ -69,6 +69,25 @@ pub struct Report {
     pub engines: Engines,
     /// How it stood, second by second.
     pub looks: Vec<Look>,
+    /// Every request, whether it was counted or not, in the order in which they ended.
+    pub told: Vec<Told>,
+}
+
+/// What is told of one request.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Told {
+    /// When it arrived.
+    pub arrived: Tick,
+    /// Whose it was: an index into [`Mix::flows`].
+    pub flow: usize,
+    /// How it ended.
+    pub outcome: Outcome,
+    /// From its arrival until an engine was given it.
+    pub waited: Option<Duration>,
+    /// The time to its first token.
+    pub ttft: Option<Duration>,
+    /// The time of each further one.
+    pub tpot: Option<Duration>,
 }
 
 /// What engines did.
