@@ -16,7 +16,8 @@ use std::time::Duration;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
-use super::prefix::{BLOCK, PrefixCache};
+pub use super::prefix::BLOCK;
+use super::prefix::PrefixCache;
 use crate::units::Tick;
 
 /// What an engine is made of. The defaults resemble an 8B model on one 80 GB GPU.
@@ -39,8 +40,13 @@ pub struct Shape {
     pub step_base: Duration,
     /// Added for each decoding request.
     pub per_decode: Duration,
+    /// Added for each request whose prompt is read.
+    pub per_prefill: Duration,
     /// Added for each token of prefill.
     pub per_prefill_token: Duration,
+    /// Behind so many tokens of context a token of prefill takes twice as long, behind twice as
+    /// many three times. Absent: it takes the same everywhere.
+    pub attention_doubles_at: Option<u64>,
     /// Added for each token of context that a decoding request reads.
     pub per_context_token: Duration,
     /// Whether prompt blocks of earlier requests need no prefill.
@@ -74,7 +80,9 @@ impl Default for Shape {
             order: Order::Arrival,
             step_base: Duration::from_micros(7_000),
             per_decode: Duration::from_micros(50),
+            per_prefill: Duration::ZERO,
             per_prefill_token: Duration::from_micros(60),
+            attention_doubles_at: None,
             per_context_token: Duration::from_nanos(60),
             prefix_caching: true,
             speculative: 1,
@@ -89,6 +97,13 @@ impl Shape {
     fn blocks(&self) -> u64 {
         (self.kv_tokens / BLOCK).max(1)
     }
+
+    /// How many times as long as at a prompt's beginning a token of prefill takes, on the average
+    /// of those from here to there.
+    fn attention(&self, from: u64, to: u64) -> f64 {
+        let middle = from.midpoint(to) as f64;
+        self.attention_doubles_at.map_or(1.0, |doubles| 1.0 + middle / doubles.max(1) as f64)
+    }
 }
 
 /// One sequence to be generated: a choice of a request.
@@ -100,7 +115,8 @@ pub struct Job {
     pub output: u64,
     /// The request's priority: lower is earlier, under [`Order::Priority`].
     pub priority: i64,
-    /// Hashes of the prompt's whole blocks, each covering all before it.
+    /// Hashes of the prompt's whole blocks, each covering all before it. Those that go on behind
+    /// the prompt are the answer's.
     pub blocks: Vec<u64>,
 }
 
@@ -176,7 +192,7 @@ struct Sequence {
     computed: u64,
     generated: u64,
     cached: u64,
-    /// Leading blocks of its prompt that it shares with others through the prefix cache.
+    /// Leading blocks of its context that it shares with others through the prefix cache.
     shared: usize,
     arrived: Tick,
     started: Option<Tick>,
@@ -274,7 +290,7 @@ impl Engine {
         let longest = self.shape.max_model_len.min(self.capacity() * BLOCK).max(2);
         job.prompt = job.prompt.clamp(1, longest - 1);
         job.output = job.output.clamp(1, longest - job.prompt);
-        job.blocks.truncate((job.prompt / BLOCK) as usize);
+        job.blocks.truncate(((job.prompt + job.output) / BLOCK) as usize);
         self.arrivals += 1;
         let id = JobId(self.arrivals);
         let priority = if self.shape.order == Order::Priority { job.priority } else { 0 };
@@ -365,16 +381,17 @@ impl Engine {
         let Some(sequence) = self.running.get_mut(&place) else { return };
         let (job, whole) = (sequence.id, computed >= sequence.context());
         debug_assert_eq!(sequence.computed, computed, "the room was taken when the step was composed");
+        if self.shape.prefix_caching {
+            let whole_blocks = sequence.job.blocks.len().min((computed / BLOCK) as usize);
+            let new = &sequence.job.blocks[sequence.shared..whole_blocks];
+            self.prefixes.take(new);
+            self.own_blocks -= new.len() as u64;
+            sequence.shared = whole_blocks;
+        }
         if !whole {
             return;
         }
         let was_decoding = sequence.generated > 0;
-        if !was_decoding && self.shape.prefix_caching {
-            let known = &sequence.job.blocks[sequence.shared..];
-            self.prefixes.take(known);
-            self.own_blocks -= known.len() as u64;
-            sequence.shared = sequence.job.blocks.len();
-        }
         let free = self.shape.blocks().saturating_sub(self.own_blocks + self.prefixes.used());
         let most = if was_decoding { self.shape.speculative.max(1) } else { 1 };
         let lucky = if most > 1 { self.chance.random_range(1..=most) } else { 1 };
@@ -455,7 +472,7 @@ impl Engine {
             let (prompt, context) = (sequence.job.prompt, sequence.context());
             let hits = if self.shape.prefix_caching { self.prefixes.hits(&sequence.job.blocks) } else { 0 };
             // The last token is always computed: its output is what is wanted.
-            let shared = hits.min(((prompt - 1) / BLOCK) as usize);
+            let shared = hits.min(((context - 1) / BLOCK) as usize);
             let cached = shared as u64 * BLOCK;
             let known = &sequence.job.blocks[..shared];
             let after = (cached + plan.budget).min(context);
@@ -482,15 +499,16 @@ impl Engine {
     /// Takes the room for a request's context up to `after`, and puts it into the step.
     fn give(&mut self, place: Place, after: u64, plan: &mut Plan, decoding: bool) {
         let sequence = self.running.get_mut(&place).expect("the caller has it");
-        let tokens = after - sequence.computed;
-        self.own_blocks += blocks(after) - blocks(sequence.computed);
+        let (before, tokens) = (sequence.computed, after - sequence.computed);
+        self.own_blocks += blocks(after) - blocks(before);
         sequence.computed = after;
         plan.budget -= tokens;
         if decoding {
             plan.decodes += 1;
             plan.context += after;
         } else {
-            plan.prefill += tokens;
+            plan.prefills += 1;
+            plan.prefill += tokens as f64 * self.shape.attention(before, after);
         }
         plan.work.push((place, after));
     }
@@ -505,12 +523,13 @@ impl Engine {
     }
 
     fn length_of(&mut self, plan: &Plan) -> Duration {
-        let times = |each: Duration, count: u64| each.as_nanos() as f64 * count as f64;
+        let times = |each: Duration, count: f64| each.as_nanos() as f64 * count;
         let shape = &self.shape;
         let nanos = shape.step_base.as_nanos() as f64
-            + times(shape.per_decode, plan.decodes)
+            + times(shape.per_decode, plan.decodes as f64)
+            + times(shape.per_prefill, plan.prefills as f64)
             + times(shape.per_prefill_token, plan.prefill)
-            + times(shape.per_context_token, plan.context);
+            + times(shape.per_context_token, plan.context as f64);
         let jitter = shape.jitter.clamp(0.0, 0.99);
         let factor = if jitter > 0.0 { self.chance.random_range(1.0 - jitter..=1.0 + jitter) } else { 1.0 };
         Duration::from_nanos((nanos * factor / shape.speed.max(1e-6)).max(1.0) as u64)
@@ -522,7 +541,9 @@ impl Engine {
 struct Plan {
     budget: u64,
     decodes: u64,
-    prefill: u64,
+    prefills: u64,
+    /// In tokens that have no context before them.
+    prefill: f64,
     context: u64,
     work: Vec<(Place, u64)>,
 }

@@ -29,7 +29,7 @@ struct Standing {
 }
 
 impl Brownout {
-    pub fn new(settings: &Scheduled, mix: &Mix) -> Self {
+    pub fn new(settings: &Scheduled, mix: &Mix, at: Tick) -> Self {
         let standing = |(name, levels): &(String, Vec<Level>)| {
             let class = mix.classes.iter().find(|class| class.class == *name)?;
             Some(Standing {
@@ -37,10 +37,10 @@ impl Brownout {
                 rank: class.priority(),
                 levels: levels.clone(),
                 ladder: Ladder::default(),
-                burn: Burn::new(class.target, Duration::from_secs(3600), Tick::ZERO),
+                burn: Burn::new(class.target, Duration::from_secs(3600), at),
             })
         };
-        Brownout { classes: settings.degrade.iter().filter_map(standing).collect(), weigh_at: Tick::ZERO }
+        Brownout { classes: settings.degrade.iter().filter_map(standing).collect(), weigh_at: at }
     }
 
     /// When classes are weighed next.

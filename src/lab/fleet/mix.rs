@@ -1,17 +1,21 @@
 //! What is asked of the fleet, as a file says it, and the arrivals that follow from it.
 //!
-//! Each tenant's part of a flow is a stream of its own with its own chance: the same seed gives
-//! the same arrivals, and a flow that is taken out changes nothing in the others.
+//! Each flow has its own chance, and so has each tenant's part of a flow whose bursts are the
+//! tenant's own: the same seed gives the same arrivals, and a flow that is taken out changes
+//! nothing in the others.
+
+mod drawn;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
-use rand_distr::{Distribution, Gamma};
+use rand_distr::{Distribution, Exp1, Gamma};
 use serde::Deserialize;
 
 use crate::judge::{Objective, Objectives};
+use crate::lab::engine::core::BLOCK;
 use crate::lab::engine::{Lengths, Shape, mix};
 use crate::lab::traffic::{self, Plan, Style};
 use crate::units::{Priority, TenantId, Tick, Tokens};
@@ -26,7 +30,15 @@ pub struct Mix {
     pub engines: usize,
     /// What each of them is.
     pub engine: Machine,
-    /// How wrong the estimate of a prompt's length may be, as a share of it, either way.
+    /// How many times slower than that they are, one after the other and from the first again.
+    #[serde(default = "all_alike")]
+    pub slowness: Vec<f64>,
+    /// Requests per second that are called a load of 1, where that has been measured.
+    #[serde(default)]
+    pub load_of_one: Option<f64>,
+    /// How wrong the estimate of a prompt's length may be, as a share of it, either way, where no
+    /// bytes are counted.
+    #[serde(default)]
     pub estimate_error: f64,
     /// The promises.
     pub classes: Vec<Class>,
@@ -46,6 +58,33 @@ pub struct Machine {
     pub kv_tokens: u64,
     /// Longest prompt plus answer.
     pub max_model_len: u64,
+    /// How long a step takes.
+    #[serde(default)]
+    pub step: Option<StepTime>,
+}
+
+/// How long a step of an engine takes, in milliseconds.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StepTime {
+    /// With nothing in it.
+    pub base_ms: f64,
+    /// For each request in it.
+    pub per_request_ms: f64,
+    /// For each token of prefill.
+    pub per_prefill_token_ms: f64,
+    /// For each token of context that a decoding request reads.
+    pub per_context_token_ms: f64,
+    /// Behind so many tokens of context a token of prefill takes twice as long.
+    pub attention_doubles_at: u64,
+}
+
+fn all_alike() -> Vec<f64> {
+    vec![1.0]
+}
+
+fn whole() -> f64 {
+    1.0
 }
 
 /// One promise.
@@ -57,8 +96,12 @@ pub struct Class {
     /// The word of its rank.
     priority: String,
     objectives: Thresholds,
-    /// The share of requests on which all objectives should hold.
+    /// The share of requests on which all objectives should hold, and each of them if no more is
+    /// asked of each.
     pub target: f64,
+    /// The share of requests on which each objective should hold.
+    #[serde(default)]
+    each_target: Option<f64>,
     patience_seconds: f64,
     default_output_tokens: u64,
 }
@@ -83,11 +126,30 @@ pub struct Flow {
     pub streams: bool,
     /// Its share of all requests, against the shares of the others.
     pub share: f64,
+    #[serde(default = "whole")]
     burstiness: f64,
+    /// Its rate changes between these, for times that are exponential; then all its tenants have
+    /// their bursts together, and `burstiness` is not asked.
+    #[serde(default)]
+    phases: Vec<Phase>,
     prompt: Length,
     output: Length,
     /// The output cap that its requests state.
     pub cap: Option<u64>,
+    /// The share of them that state it.
+    #[serde(default = "whole")]
+    cap_share: f64,
+    /// Lengths of the system prompts that its requests begin with, the first the most usual. They
+    /// come on top of `prompt`.
+    #[serde(default)]
+    apps: Vec<u64>,
+    /// The share of requests that go on with an earlier one and its answer, if one is ready.
+    #[serde(default)]
+    conversations: f64,
+    /// Bytes per token of its prompts: the gateway has to learn how many they are. Such prompts
+    /// also have blocks, which an engine's prefix cache knows again.
+    #[serde(default)]
+    bytes_per_token: Option<f64>,
     /// The share of its output that is reasoning, which can be switched off.
     #[serde(default)]
     pub reasoning: f64,
@@ -95,18 +157,34 @@ pub struct Flow {
     pub tenants: BTreeMap<String, f64>,
 }
 
+/// One of the rates between which a flow changes.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Phase {
+    /// As a multiple of the flow's own; only their proportions count.
+    rate: f64,
+    /// How long it lasts on the average.
+    seconds: f64,
+}
+
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Length {
     p50: f64,
     p95: f64,
+    /// With this, both tails are piled up at their ends.
+    #[serde(default)]
+    least: Option<u64>,
     most: u64,
 }
 
 impl Length {
-    /// Drawn again until it fits: a tail that is cut off, not piled up at its end.
+    /// Drawn again until it fits, if only the upper tail is cut.
     fn draw(self, chance: &mut StdRng) -> u64 {
         let lengths = Lengths { p50: self.p50, p95: self.p95 };
+        if let Some(least) = self.least {
+            return lengths.draw(chance).clamp(least, self.most);
+        }
         loop {
             let drawn = lengths.draw(chance);
             if drawn <= self.most {
@@ -114,6 +192,17 @@ impl Length {
             }
         }
     }
+}
+
+/// A tenant that suddenly asks for more.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Flood {
+    /// Who.
+    pub tenant: String,
+    /// So many times what it asked for before.
+    pub times: f64,
+    /// From here on.
+    pub from: Duration,
 }
 
 /// One request that arrives.
@@ -127,10 +216,57 @@ pub struct Arrival {
     pub tenant: TenantId,
     /// Prompt tokens.
     pub prompt: u64,
-    /// Prompt tokens, as the gateway estimates them.
-    pub estimate: u64,
+    /// What the gateway has to tell its length by.
+    pub shown: Shown,
+    /// The output cap that it states.
+    pub cap: Option<u64>,
     /// Output tokens that it will have; nobody knows before.
     pub output: u64,
+    /// What it has in common with others.
+    pub likeness: Likeness,
+}
+
+/// What is seen of a prompt's length.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shown {
+    /// An estimate, so many tokens.
+    Tokens(u64),
+    /// So many bytes.
+    Bytes(u64),
+}
+
+/// What a prompt has in common with others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Likeness {
+    /// The system prompt it begins with.
+    pub app: u64,
+    /// How many tokens that is.
+    pub app_tokens: u64,
+    /// The conversation that all the rest is from; 0: it has nothing in common with any.
+    pub conversation: u64,
+}
+
+impl Arrival {
+    /// Hashes of the blocks of its prompt alone.
+    #[must_use]
+    pub fn blocks_of_prompt(&self) -> Vec<u64> {
+        let mut blocks = self.blocks();
+        blocks.truncate((self.prompt / BLOCK) as usize);
+        blocks
+    }
+
+    /// Hashes of the blocks of its prompt and its answer, as an engine's prefix cache knows them.
+    #[must_use]
+    pub fn blocks(&self) -> Vec<u64> {
+        let Likeness { app, app_tokens, conversation } = self.likeness;
+        let known = if conversation == 0 { 0 } else { (self.prompt + self.output) / BLOCK };
+        let origin = |block: u64| if (block + 1) * BLOCK <= app_tokens { (app, 1) } else { (conversation, 2) };
+        let hash = |block: u64| {
+            let (from, kind) = origin(block);
+            mix(mix(from << 2 | kind) ^ block)
+        };
+        (0..known).map(hash).collect()
+    }
 }
 
 impl Mix {
@@ -149,10 +285,11 @@ impl Mix {
             if !mix.classes.iter().any(|class| class.class == flow.class) {
                 return Err(format!("flow {}: there is no class {:?}", flow.flow, flow.class));
             }
-            let positive =
-                flow.share > 0.0 && flow.burstiness > 0.0 && flow.tenants.values().all(|weight| *weight > 0.0);
-            if !positive || flow.tenants.is_empty() {
-                return Err(format!("flow {}: share, burstiness and weights of tenants are positive", flow.flow));
+            let phases = flow.phases.iter().flat_map(|phase| [phase.rate, phase.seconds]);
+            let positive = [flow.share, flow.burstiness].into_iter().chain(flow.tenants.values().copied());
+            if flow.tenants.is_empty() || !positive.chain(phases).all(|number| number > 0.0) {
+                let message = "share, burstiness, phases and weights of tenants are positive";
+                return Err(format!("flow {}: {message}", flow.flow));
             }
             if [flow.prompt, flow.output].iter().any(|length| length.p50 > length.most as f64) {
                 return Err(format!("flow {}: the median lies beyond `most`", flow.flow));
@@ -165,6 +302,19 @@ impl Mix {
     #[must_use]
     pub fn published() -> Mix {
         Mix::read(include_str!("mix.yaml")).expect("a test reads it")
+    }
+
+    /// A second world, of other engines and another traffic: what a scheduler was not tuned on.
+    /// Its engines are a large model on a few GPUs, and its traffic an office's.
+    #[must_use]
+    pub fn office() -> Mix {
+        Mix::read(include_str!("office.yaml")).expect("a test reads it")
+    }
+
+    /// The same engines with nearly all traffic of one class: there is little to sacrifice.
+    #[must_use]
+    pub fn mono() -> Mix {
+        Mix::read(include_str!("mono.yaml")).expect("a test reads it")
     }
 
     /// The same, without one flow; the arrivals of the others stay as they are.
@@ -180,7 +330,7 @@ impl Mix {
     #[must_use]
     pub fn with_prompts(mut self, flow: &str, tokens: u64, times: f64) -> Mix {
         for changed in self.flows.iter_mut().filter(|candidate| candidate.flow == flow) {
-            changed.prompt = Length { p50: tokens as f64, p95: tokens as f64, most: tokens };
+            changed.prompt = Length { p50: tokens as f64, p95: tokens as f64, least: None, most: tokens };
             changed.share *= times;
         }
         self
@@ -193,11 +343,22 @@ impl Mix {
         self.classes.iter().find(|class| class.class == *name).expect("it was checked when the mix was read")
     }
 
-    /// What each engine is made of.
+    /// What the engine of this number is made of.
     #[must_use]
-    pub fn shape(&self) -> Shape {
-        let Machine { max_running, step_tokens, kv_tokens, max_model_len } = self.engine;
-        Shape { max_running, step_tokens, kv_tokens, max_model_len, ..Shape::default() }
+    pub fn shape(&self, number: usize) -> Shape {
+        let Machine { max_running, step_tokens, kv_tokens, max_model_len, step } = self.engine;
+        let mut shape = Shape { max_running, step_tokens, kv_tokens, max_model_len, ..Shape::default() };
+        if let Some(step) = step {
+            let millis = |millis: f64| Duration::from_secs_f64(millis / 1000.0);
+            shape.step_base = millis(step.base_ms);
+            (shape.per_decode, shape.per_prefill) = (millis(step.per_request_ms), millis(step.per_request_ms));
+            shape.per_prefill_token = millis(step.per_prefill_token_ms);
+            shape.per_context_token = millis(step.per_context_token_ms);
+            shape.attention_doubles_at = Some(step.attention_doubles_at);
+            shape.jitter = 0.0;
+        }
+        shape.speed = 1.0 / self.slowness[number % self.slowness.len()];
+        shape
     }
 
     /// What arrives in this time at `rate` requests per second, in order. With a flow taken out
@@ -207,12 +368,42 @@ impl Mix {
         let shares: f64 = self.flows.iter().map(|flow| flow.share).sum();
         let mut arrivals = Vec::new();
         for (number, flow) in self.flows.iter().enumerate() {
+            if flow.tenants.is_empty() {
+                continue;
+            }
             let weights: f64 = flow.tenants.values().sum();
-            for (tenant, weight) in &flow.tenants {
-                let rate = rate * flow.share / shares * weight / weights;
-                self.stream(number, tenant, rate, until, &mut arrivals);
+            let rate = rate * flow.share / shares;
+            if flow.phases.is_empty() {
+                for (tenant, weight) in &flow.tenants {
+                    self.stream(number, tenant, rate * weight / weights, until, &mut arrivals);
+                }
+            } else {
+                let chance = StdRng::seed_from_u64(mix(self.seed ^ mix(number as u64)));
+                Together { mix: self, number, chance }.arrive(rate, until, &mut arrivals);
             }
         }
+        arrivals.sort_by_key(|arrival| arrival.at);
+        arrivals
+    }
+
+    /// What a tenant asks beyond its usual from some moment on: the same kind of requests, `times`
+    /// as many of them with the usual ones.
+    #[must_use]
+    pub fn flood(&self, flood: &Flood, rate: f64, until: Duration) -> Vec<Arrival> {
+        let mut more = self.clone();
+        more.seed = mix(self.seed ^ 0xF100D);
+        let mut arrivals = Vec::new();
+        let shares: f64 = self.flows.iter().map(|flow| flow.share).sum();
+        for (number, flow) in self.flows.iter().enumerate() {
+            let Some(weight) = flow.tenants.get(&flood.tenant) else { continue };
+            let part = weight / flow.tenants.values().sum::<f64>();
+            more.flows[number].tenants = BTreeMap::from([(flood.tenant.clone(), 1.0)]);
+            more.flows[number].phases = vec![Phase { rate: 1.0, seconds: 60.0 }];
+            let chance = StdRng::seed_from_u64(mix(more.seed ^ mix(number as u64)));
+            let rate = rate * flow.share / shares * part * (flood.times - 1.0);
+            Together { mix: &more, number, chance }.arrive(rate, until.saturating_sub(flood.from), &mut arrivals);
+        }
+        arrivals.iter_mut().for_each(|arrival| arrival.at = arrival.at + flood.from);
         arrivals.sort_by_key(|arrival| arrival.at);
         arrivals
     }
@@ -268,10 +459,131 @@ impl Mix {
                 flow: number,
                 tenant: who.clone(),
                 prompt,
-                estimate: (prompt as f64 * error) as u64,
+                shown: Shown::Tokens((prompt as f64 * error) as u64),
+                cap: flow.cap,
                 output,
+                likeness: Likeness::default(),
             });
         }
+    }
+}
+
+/// A flow whose tenants have their bursts together. It has exactly as many requests as its rate
+/// says; chance decides when.
+struct Together<'a> {
+    mix: &'a Mix,
+    number: usize,
+    chance: StdRng,
+}
+
+/// A conversation's last turn.
+struct Turn {
+    at: f64,
+    likeness: Likeness,
+    /// Prompt and answer.
+    tokens: u64,
+    tenant: TenantId,
+}
+
+/// From one turn of a conversation to the next at least.
+const READING_TIME: f64 = 15.0;
+
+impl Together<'_> {
+    fn arrive(mut self, rate: f64, until: Duration, arrivals: &mut Vec<Arrival>) {
+        let flow = &self.mix.flows[self.number];
+        let mut turns: Vec<Turn> = Vec::new();
+        for at in self.moments(rate, until.as_secs_f64()) {
+            let capped = self.chance.random_bool(flow.cap_share);
+            let cap = flow.cap.filter(|_| capped);
+            let output = flow.output.draw(&mut self.chance).min(cap.unwrap_or(u64::MAX));
+            let fresh = flow.prompt.draw(&mut self.chance);
+            let (likeness, prompt, tenant) = match self.turn(&mut turns, at) {
+                Some(before) => (before.likeness, before.tokens + (fresh / 8).clamp(20, 800), before.tenant),
+                None => {
+                    let likeness = self.opening();
+                    (likeness, likeness.app_tokens + fresh, self.tenant())
+                }
+            };
+            if flow.conversations > 0.0 {
+                turns.push(Turn { at, likeness, tokens: prompt + output, tenant: tenant.clone() });
+            }
+            arrivals.push(Arrival {
+                at: Tick::ZERO + Duration::from_secs_f64(at),
+                flow: self.number,
+                tenant,
+                prompt,
+                shown: match flow.bytes_per_token {
+                    Some(bytes) => Shown::Bytes((prompt as f64 * bytes) as u64),
+                    None => Shown::Tokens(prompt),
+                },
+                cap,
+                output,
+                likeness,
+            });
+        }
+    }
+
+    fn moments(&mut self, rate: f64, until: f64) -> Vec<f64> {
+        let phases = &self.mix.flows[self.number].phases;
+        let whole: f64 = phases.iter().map(|phase| phase.seconds).sum();
+        let mut first = self.chance.random_range(0.0..whole);
+        let mut phase = phases.iter().position(|phase| {
+            first -= phase.seconds;
+            first < 0.0
+        });
+        // Where each phase begins, and how many requests were to be expected before it.
+        let (mut pieces, mut from, mut before) = (Vec::new(), 0.0, 0.0);
+        while from < until {
+            let at = phase.unwrap_or(0);
+            let Phase { rate, seconds } = phases[at];
+            let length = (seconds * self.chance.sample::<f64, _>(Exp1)).min(until - from);
+            pieces.push((from, before, rate));
+            (from, before, phase) = (from + length, before + length * rate, Some((at + 1) % phases.len()));
+        }
+        let count = (rate * until).round() as usize;
+        let mut moments: Vec<f64> = (0..count)
+            .map(|_| {
+                let drawn = self.chance.random_range(0.0..before);
+                let piece = pieces.partition_point(|(_, before, _)| *before <= drawn) - 1;
+                let (from, before, rate) = pieces[piece];
+                (from + (drawn - before) / rate).min(until)
+            })
+            .collect();
+        moments.sort_by(f64::total_cmp);
+        moments
+    }
+
+    /// The turn that this request goes on with, if it goes on with any.
+    fn turn(&mut self, turns: &mut Vec<Turn>, at: f64) -> Option<Turn> {
+        let flow = &self.mix.flows[self.number];
+        if !self.chance.random_bool(flow.conversations) {
+            return None;
+        }
+        let is_ready = |turn: &Turn| turn.at < at - READING_TIME && turn.tokens < flow.prompt.most;
+        let ready: Vec<usize> = (0..turns.len()).filter(|place| is_ready(&turns[*place])).collect();
+        let chosen = (self.chance.random::<f64>() * ready.len() as f64) as usize;
+        ready.get(chosen).map(|place| turns.swap_remove(*place))
+    }
+
+    fn opening(&mut self) -> Likeness {
+        let apps = &self.mix.flows[self.number].apps;
+        let drawn = self.chance.random::<f64>().powi(2) * apps.len() as f64;
+        let place = drawn as usize;
+        let Some(app_tokens) = apps.get(place).copied() else {
+            return Likeness { conversation: self.chance.random::<u64>() >> 3 | 1, ..Likeness::default() };
+        };
+        let app = (self.number as u64) << 16 | place as u64;
+        Likeness { app, app_tokens, conversation: self.chance.random::<u64>() >> 3 | 1 }
+    }
+
+    fn tenant(&mut self) -> TenantId {
+        let tenants = &self.mix.flows[self.number].tenants;
+        let mut drawn = self.chance.random_range(0.0..tenants.values().sum());
+        let found = tenants.iter().find(|(_, weight)| {
+            drawn -= **weight;
+            drawn < 0.0
+        });
+        TenantId::from(found.map_or("anonymous", |(name, _)| name.as_str()))
     }
 }
 
@@ -292,11 +604,18 @@ impl Class {
         Duration::from_secs_f64(self.patience_seconds)
     }
 
+    /// The share of requests on which each of its objectives should hold.
+    #[must_use]
+    pub fn each_target(&self) -> f64 {
+        self.each_target.unwrap_or(self.target)
+    }
+
     /// What its requests are judged by.
     #[must_use]
     pub fn objectives(&self) -> Objectives {
         let objective = |seconds: Option<f64>| {
-            seconds.map(|seconds| Objective { threshold: Duration::from_secs_f64(seconds), attainment: self.target })
+            let attainment = self.each_target();
+            seconds.map(|seconds| Objective { threshold: Duration::from_secs_f64(seconds), attainment })
         };
         Objectives {
             ttft: objective(self.objectives.ttft_seconds),
@@ -354,5 +673,65 @@ mod tests {
         prompts.sort_unstable();
         assert!((950..1050).contains(&prompts[prompts.len() / 2]), "{}", prompts[prompts.len() / 2]);
         assert!(*prompts.last().unwrap() <= 16_000 && prompts[prompts.len() * 97 / 100] > 5_000);
+    }
+
+    #[test]
+    fn the_second_world_can_be_read_and_its_engines_are_what_the_file_says() {
+        let (office, mono) = (Mix::office(), Mix::mono());
+        let flows = |mix: &Mix| mix.flows.iter().map(|flow| flow.flow.clone()).collect::<Vec<_>>();
+        assert_eq!(flows(&office), ["completion", "chat", "agent", "batch"]);
+        assert_eq!(flows(&mono), ["chat", "batch"]);
+        assert_eq!((office.load_of_one, mono.load_of_one), (Some(8.6), Some(11.9)));
+        let slow = Mix { slowness: vec![1.0, 3.0], ..office };
+        let shape = slow.shape(2);
+        assert_eq!((shape.step_base, shape.per_context_token), (Duration::from_millis(32), Duration::from_nanos(40)));
+        assert_eq!((shape.per_decode, shape.per_prefill), (Duration::from_micros(300), Duration::from_micros(300)));
+        assert_eq!((shape.attention_doubles_at, shape.jitter, shape.speed), (Some(53_000), 0.0, 1.0));
+        assert!((slow.shape(3).speed * 3.0 - 1.0).abs() < 1e-9);
+        let objectives = slow.classes[0].objectives();
+        assert_eq!((objectives.ttft.map(|ttft| ttft.attainment), objectives.joint_target), (Some(0.95), 0.92));
+    }
+
+    #[test]
+    fn a_flow_with_phases_has_exactly_its_requests_in_bursts_that_its_tenants_share() {
+        let all = Mix::office().arrivals(10.0, Duration::from_secs(3600));
+        let of = |flow| all.iter().filter(move |arrival| arrival.flow == flow);
+        assert_eq!([0, 1, 2, 3].map(|flow| of(flow).count()), [9_000, 16_200, 5_400, 5_400]);
+        // Requests in each four seconds: their variance over their mean is 1 of a Poisson process.
+        let dispersion = |flow| {
+            let mut counts = vec![0.0; 900];
+            of(flow).for_each(|arrival| counts[(arrival.at.as_nanos() / 4_000_000_000) as usize] += 1.0);
+            let mean = counts.iter().sum::<f64>() / 900.0;
+            counts.iter().map(|count| (count - mean).powi(2)).sum::<f64>() / 900.0 / mean
+        };
+        assert!(dispersion(1) > 4.0 && (0.8..1.25).contains(&dispersion(2)), "{} {}", dispersion(1), dispersion(2));
+        let of_web = of(1).filter(|arrival| arrival.tenant.as_str() == "web").count() as f64;
+        assert!((0.48..0.52).contains(&(of_web / 16_200.0)), "{of_web}");
+    }
+
+    #[test]
+    fn conversations_begin_as_their_earlier_turns_did_and_bytes_follow_tokens() {
+        let all = Mix::office().arrivals(10.0, Duration::from_secs(1800));
+        let mut turns: BTreeMap<u64, &Arrival> = BTreeMap::new();
+        let mut later = 0;
+        for arrival in all.iter().filter(|arrival| arrival.flow == 1) {
+            if let Some(before) = turns.insert(arrival.likeness.conversation, arrival) {
+                later += 1;
+                let known = (before.prompt + before.output) / BLOCK;
+                assert_eq!(arrival.blocks()[..known as usize], before.blocks()[..]);
+                assert!(arrival.prompt >= before.prompt + before.output + 20 && arrival.tenant == before.tenant);
+                assert!(arrival.at - before.at >= Duration::from_secs(15));
+            }
+        }
+        assert!((0.36..0.42).contains(&(f64::from(later) / 8_100.0)), "{later}");
+        let (chat, code) = (all.iter().find(|arrival| arrival.flow == 1), all.iter().find(|arrival| arrival.flow == 0));
+        let bytes = |arrival: Option<&Arrival>| arrival.map(|arrival| (arrival.shown, arrival.prompt as f64)).unwrap();
+        assert!(matches!(bytes(chat), (Shown::Bytes(bytes), tokens) if (bytes as f64 / tokens - 4.4).abs() < 0.1));
+        assert!(matches!(bytes(code), (Shown::Bytes(bytes), tokens) if (bytes as f64 / tokens - 3.3).abs() < 0.1));
+        let share = |a: &Arrival, b: &Arrival| a.blocks()[0] == b.blocks()[0];
+        let chats: Vec<_> = all.iter().filter(|arrival| arrival.flow == 1).take(50).collect();
+        assert!(chats[1..].iter().any(|other| share(other, chats[0])), "they have system prompts in common");
+        let codes: Vec<_> = all.iter().filter(|arrival| arrival.flow == 0).take(50).collect();
+        assert!(codes[1..].iter().all(|other| !share(other, codes[0])));
     }
 }

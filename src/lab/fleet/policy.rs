@@ -8,17 +8,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::brownout::Brownout;
-use super::mix::{Arrival, Class, Mix};
+use super::mix::{Arrival, Class, Mix, Shown};
+use super::peers::{Balancer, Peer};
 use crate::admit::levels::{InForce, Level};
 use crate::admit::limit::settings::Limits;
 use crate::admit::limit::{Ledger, Output, Reservation, Used, Wanted};
 use crate::admit::queue::{self, Aim, Ask, ClassQueue, Moves, Scheduler, Standing, Ticket};
+use crate::inspect::{PromptSize, Ratios};
 use crate::judge::Outcome;
 use crate::lab::engine::Gauges;
 use crate::observe::Timeline;
-use crate::route::retry::Attempts;
+use crate::route::retry::{Attempts, Happened, Injection, Next};
 use crate::route::settings::{Concurrency, EngineAddress, Engines, Pool, Scheme};
-use crate::route::{Aims, Fleet, Lesson, Prediction, Promised, Report, Size, Want, Work};
+use crate::route::{Aims, Checked, Fleet, Lesson, Prediction, Promised, Report, Size, Want, Work};
 use crate::units::{EngineId, PoolId, TenantId, Tick, Tokens};
 
 /// How requests meet engines.
@@ -26,9 +28,11 @@ use crate::units::{EngineId, PoolId, TenantId, Tick, Tokens};
 pub enum Policy {
     /// Every request at once to the next engine; it waits there, first come, first served.
     RoundRobin,
-    /// Every request at once to the engine with the fewest requests, in the order of a list
-    /// among equals; it waits there.
+    /// Every request at once to the engine with the fewest requests, in turns among equals; it
+    /// waits there.
     LeastConnections,
+    /// As a load balancer or gateway of others does.
+    Peer(Peer),
     /// Requests wait in the gateway's queue for a seat; the engine is chosen when they get one.
     Scheduled(Scheduled),
 }
@@ -84,11 +88,34 @@ pub(super) struct Hold {
     ticket: Option<Ticket>,
     work: Option<Box<Work>>,
     reservation: Option<Reservation>,
-    dispatched: Tick,
+    pub dispatched: Tick,
+    /// When the first token was expected to come.
+    pub expected: Option<Tick>,
+    /// Bytes of its prompt, where they say something about its tokens.
+    bytes: Option<u64>,
+    /// What a further attempt needs to know.
+    tried: Option<Box<Tried>>,
+    /// A peer's: where its class stands.
+    pub grade: usize,
+    /// A peer's: further engines that it was given to.
+    pub attempts: u32,
     /// It is served beyond its tenant's limits.
     pub over_limit: bool,
     /// Its place is in the second pool.
     spilled: bool,
+}
+
+impl Hold {
+    /// What a peer's request holds: its place only.
+    pub fn of_peer(grade: usize, dispatched: Tick) -> Hold {
+        Hold { grade, dispatched, ..Hold::default() }
+    }
+}
+
+/// A request's way so far.
+struct Tried {
+    attempts: Attempts,
+    want: Want,
 }
 
 /// What follows from an event: these go to engines, these are turned away.
@@ -96,15 +123,23 @@ pub(super) struct Hold {
 pub(super) struct Steps {
     pub go: Vec<Go>,
     pub refused: Vec<usize>,
+    /// No engine could be found for these.
+    pub lost: Vec<usize>,
     /// The prompts of these have been read by now, as far as can be told.
     pub read: Vec<usize>,
 }
 
 /// A policy at work.
 pub(super) enum Front {
-    RoundRobin { engines: usize, turn: usize },
-    LeastConnections { open: Vec<usize> },
+    Peer(Box<Balancer>),
     Scheduled(Box<House>),
+}
+
+/// One of the gateways that share the engines.
+#[derive(Clone, Copy)]
+pub(super) struct Gateway {
+    pub number: usize,
+    pub of: NonZeroU32,
 }
 
 /// The pools, and what is given up under load.
@@ -126,16 +161,21 @@ impl House {
 }
 
 impl Front {
-    pub fn new(policy: &Policy, mix: &Mix) -> Front {
+    pub fn new(policy: &Policy, mix: &Mix, gateway: Gateway, at: Tick) -> Front {
+        let peer = |settings| Front::Peer(Box::new(Balancer::new(settings, mix.engines, at)));
         match policy {
-            Policy::RoundRobin => Front::RoundRobin { engines: mix.engines, turn: 0 },
-            Policy::LeastConnections => Front::LeastConnections { open: vec![0; mix.engines] },
-            Policy::Scheduled(settings) => Front::Scheduled(Box::new(House {
-                brownout: Brownout::new(settings, mix),
-                first: Desk::new(settings.clone(), mix, 0..mix.engines),
-                overflow: (settings.overflow > 0)
-                    .then(|| Desk::new(settings.clone(), mix, mix.engines..mix.engines + settings.overflow)),
-            })),
+            Policy::RoundRobin => peer(Peer::round_robin()),
+            Policy::LeastConnections => peer(Peer::least_connections()),
+            Policy::Peer(settings) => peer(settings.clone()),
+            Policy::Scheduled(settings) => {
+                let all = mix.engines + settings.overflow;
+                let desk = |engines| Desk::new(settings.clone(), mix, engines, gateway, at);
+                Front::Scheduled(Box::new(House {
+                    brownout: Brownout::new(settings, mix, at),
+                    first: desk(0..mix.engines),
+                    overflow: (settings.overflow > 0).then(|| desk(mix.engines..all)),
+                }))
+            }
         }
     }
 
@@ -143,7 +183,7 @@ impl Front {
     pub fn in_force(&self, class: &str) -> InForce {
         match self {
             Front::Scheduled(house) => house.brownout.in_force(class),
-            Front::RoundRobin { .. } | Front::LeastConnections { .. } => InForce::default(),
+            Front::Peer(_) => InForce::default(),
         }
     }
 
@@ -156,31 +196,30 @@ impl Front {
 
     /// A request arrived.
     pub fn arrive(&mut self, visit: usize, arrival: &Arrival, mix: &Mix, steps: &mut Steps) {
-        let engine = match self {
-            Front::RoundRobin { engines, turn } => {
-                *turn = (*turn + 1) % *engines;
-                *turn
-            }
-            Front::LeastConnections { open } => {
-                let least = (0..open.len()).min_by_key(|engine| open[*engine]).unwrap_or(0);
-                open[least] += 1;
-                least
-            }
+        let class = mix.class_of(arrival.flow);
+        match self {
+            Front::Peer(balancer) => balancer.arrive(visit, arrival, class, steps),
             Front::Scheduled(house) => {
-                let class = mix.class_of(arrival.flow);
                 let in_force = house.brownout.in_force(&class.class);
                 if house.brownout.sheds(class.priority()) {
                     return steps.refused.push(visit);
                 }
                 let desk = house.overflow.as_mut().filter(|_| in_force.spill).unwrap_or(&mut house.first);
-                return desk.arrive(visit, arrival, in_force, mix, steps);
+                desk.arrive(visit, arrival, in_force, mix, steps);
             }
-        };
-        steps.go.push(Go { visit, engine, hold: Hold { dispatched: arrival.at, ..Hold::default() } });
+        }
     }
 
-    /// A stream's first token came, or an answer that is no stream should have come so far.
+    /// A stream's first token came.
     pub fn first_token(&mut self, hold: &mut Hold, at: Tick, steps: &mut Steps) {
+        if let Front::Scheduled(house) = self {
+            house.desk_of(hold).answers(hold, at);
+        }
+        self.was_read(hold, at, steps);
+    }
+
+    /// A prompt has been read, as far as can be told.
+    pub fn was_read(&mut self, hold: &mut Hold, at: Tick, steps: &mut Steps) {
         if let Some(work) = &mut hold.work {
             work.first_token();
         }
@@ -201,16 +240,43 @@ impl Front {
         steps: &mut Steps,
     ) {
         match self {
-            Front::RoundRobin { .. } => {}
-            Front::LeastConnections { open } => open[engine] -= 1,
+            Front::Peer(balancer) => balancer.freed(engine, &hold, at, steps),
             Front::Scheduled(house) => house.desk_of(&hold).freed(hold, answer, used, at, steps),
         }
     }
 
+    /// An engine did not take a request, or was gone before it said anything.
+    pub fn failed(&mut self, visit: usize, engine: usize, hold: Hold, how: Happened, at: Tick, steps: &mut Steps) {
+        match self {
+            Front::Peer(balancer) if how == Happened::ConnectFailed => {
+                balancer.not_taken(visit, engine, hold, at, steps);
+            }
+            Front::Peer(balancer) => {
+                steps.lost.push(visit);
+                balancer.freed(engine, &hold, at, steps);
+            }
+            Front::Scheduled(house) => house.desk_of(&hold).failed(visit, hold, how, at, steps),
+        }
+    }
+
+    /// Seats of all engines, as far as there is a number of them, and requests that wait for one.
+    pub fn seats(&self, at: Tick) -> (Option<usize>, usize) {
+        let house = match self {
+            Front::Peer(balancer) => return (balancer.seats(), balancer.waiting()),
+            Front::Scheduled(house) => house,
+        };
+        let desks = std::iter::once(&house.first).chain(&house.overflow);
+        desks.fold((Some(0), 0), |(seats, waiting), desk| {
+            let own = desk.fleet.seats(&desk.pool.id, at);
+            (seats.zip(own).map(|(all, own)| all + own), waiting + desk.scheduler.waiting())
+        })
+    }
+
     /// A waiting request's client left.
-    pub fn withdraw(&mut self, visit: usize, at: Tick) {
-        if let Front::Scheduled(house) = self {
-            house.desks().for_each(|desk| desk.withdraw(visit, at));
+    pub fn withdraw(&mut self, visit: usize, at: Tick, steps: &mut Steps) {
+        match self {
+            Front::Peer(balancer) => balancer.withdraw(visit, at, steps),
+            Front::Scheduled(house) => house.desks().for_each(|desk| desk.withdraw(visit, at)),
         }
     }
 
@@ -221,16 +287,19 @@ impl Front {
                 let overflow = house.overflow.as_ref().and_then(Desk::next_moment);
                 [house.first.next_moment(), overflow, house.brownout.next_moment()].into_iter().flatten().min()
             }
-            Front::RoundRobin { .. } | Front::LeastConnections { .. } => None,
+            Front::Peer(balancer) => balancer.next_moment(),
         }
     }
 
-    /// Time passed. `gauges` tells what an engine says of itself.
-    pub fn wake(&mut self, gauges: impl Fn(usize) -> Gauges, at: Tick, steps: &mut Steps) {
-        if let Front::Scheduled(house) = self {
-            house.desks().for_each(|desk| desk.wake(&gauges, at, steps));
-            let House { brownout, first, .. } = &mut **house;
-            brownout.weigh(|rank| first.scheduler.expected_wait(rank, at), first.scheduler.waiting(), at);
+    /// Time passed. `gauges` tells what an engine says of itself; one that is down says nothing.
+    pub fn wake(&mut self, gauges: impl Fn(usize) -> Option<Gauges>, at: Tick, steps: &mut Steps) {
+        match self {
+            Front::Peer(balancer) => balancer.wake(|engine| gauges(engine).is_some(), at, steps),
+            Front::Scheduled(house) => {
+                house.desks().for_each(|desk| desk.wake(&gauges, at, steps));
+                let House { brownout, first, .. } = &mut **house;
+                brownout.weigh(|rank| first.scheduler.expected_wait(rank, at), first.scheduler.waiting(), at);
+            }
         }
     }
 }
@@ -240,6 +309,8 @@ pub(super) struct Desk {
     settings: Scheduled,
     scheduler: Scheduler,
     ledger: Ledger,
+    /// What was learned of the model's bytes per token.
+    ratios: Ratios,
     fleet: Fleet,
     pool: Pool,
     seat_changes: u64,
@@ -252,11 +323,13 @@ pub(super) struct Desk {
     /// When prompts will have been read whose first token nobody sees.
     reads: BinaryHeap<Reverse<(Tick, usize)>>,
     report_at: Tick,
+    check_at: Tick,
 }
 
 struct Waiting {
     visit: usize,
     arrival: Tick,
+    bytes: Option<u64>,
     size: Size,
     aims: Aims,
     promised_whole: Option<Duration>,
@@ -265,7 +338,7 @@ struct Waiting {
 }
 
 impl Desk {
-    fn new(settings: Scheduled, mix: &Mix, engines: Range<usize>) -> Desk {
+    fn new(mut settings: Scheduled, mix: &Mix, engines: Range<usize>, gateway: Gateway, at: Tick) -> Desk {
         let address = |number: usize| EngineAddress {
             scheme: Scheme::Http,
             host: format!("engine-{number}").into(),
@@ -278,8 +351,10 @@ impl Desk {
         let places = names.iter().cloned().zip(engines.clone()).collect();
         let mut pool = Pool::with_defaults(PoolId::from("fleet"), Engines::Static(addresses));
         pool.concurrency = settings.seats;
-        let fleet = Fleet::new(mix.seed);
-        fleet.follow(&[Arc::new(pool.clone())], Tick::ZERO);
+        let fleet = Fleet::new(mix.seed ^ gateway.number as u64);
+        fleet.share_among(gateway.of);
+        settings.queue.reading = settings.queue.reading.shared_among(gateway.of);
+        fleet.follow(&[Arc::new(pool.clone())], at);
         let objectives: Vec<_> = mix.classes.iter().map(Class::objectives).collect();
         fleet.hold_to(
             &pool.id,
@@ -287,12 +362,13 @@ impl Desk {
                 ttft: objectives.iter().filter_map(|class| class.ttft).map(|ttft| ttft.threshold).min(),
                 tpot: objectives.iter().filter_map(|class| class.tpot).map(|tpot| tpot.threshold).min(),
                 e2e: objectives.iter().any(|class| class.e2e.is_some()),
-                attainment: mix.classes.iter().map(|class| class.target).fold(0.0, f64::max),
+                attainment: mix.classes.iter().map(Class::each_target).fold(0.0, f64::max),
             },
         );
         let mut desk = Desk {
             scheduler: Scheduler::new(settings.queue.clone()),
             ledger: Ledger::new(),
+            ratios: Ratios::new(),
             settings,
             fleet,
             pool,
@@ -303,11 +379,13 @@ impl Desk {
             waiting: HashMap::new(),
             tickets: HashMap::new(),
             reads: BinaryHeap::new(),
-            report_at: Tick::ZERO,
+            // Gateways do not look at the same moment.
+            report_at: at + SCRAPE_EVERY * gateway.number as u32 / gateway.of.get(),
+            check_at: at,
         };
-        desk.ledger.reload(&desk.settings.limits, Tick::ZERO);
-        let _nobody_waits = desk.scheduler.set_readers(engines.len(), Tick::ZERO);
-        desk.count_seats(Tick::ZERO, &mut Steps::default());
+        desk.ledger.reload(&desk.settings.limits, at);
+        let _nobody_waits = desk.scheduler.set_readers(engines.len(), at);
+        desk.count_seats(at, &mut Steps::default());
         desk
     }
 
@@ -315,8 +393,15 @@ impl Desk {
         let (flow, class) = (&mix.flows[arrival.flow], mix.class_of(arrival.flow));
         let objectives = class.objectives();
         let expected = in_force.cap.unwrap_or(Tokens(u64::MAX)).min(objectives.default_output());
-        let decode = flow.cap.map_or(expected, |cap| Tokens(cap).min(expected));
-        let size = Size { prefill: Tokens(arrival.estimate), decode };
+        let decode = arrival.cap.map_or(expected, |cap| Tokens(cap).min(expected));
+        let (prefill, bytes) = match arrival.shown {
+            Shown::Tokens(tokens) => (Tokens(tokens), None),
+            Shown::Bytes(bytes) => {
+                let per_token = self.ratios.of(Some(MODEL)).bytes_per_token();
+                (text(bytes).tokens(per_token), Some(bytes))
+            }
+        };
+        let size = Size { prefill, decode };
         let predicted = self.fleet.predict(&self.pool.id, size, arrival.at);
         let predicted = predicted.unwrap_or(Prediction { ttft: Duration::ZERO, tpot: Duration::ZERO });
         let streams = flow.streams;
@@ -341,7 +426,7 @@ impl Desk {
         let queue = self.settings.queue_of(class);
         let wanted = Wanted {
             input: size.prefill,
-            output: flow.cap.map_or(Output::Assumed(expected), |cap| Output::Stated(Tokens(cap))),
+            output: arrival.cap.map_or(Output::Assumed(expected), |cap| Output::Stated(Tokens(cap))),
         };
         let reservation = self.ledger.reserve(&arrival.tenant, "sim", &wanted, arrival.at).ok();
         let standing =
@@ -359,7 +444,7 @@ impl Desk {
         };
         let (ticket, moves) = self.scheduler.offer(&ask, arrival.at);
         let promised_whole = threshold(objectives.e2e);
-        let waiting = Waiting { visit, arrival: arrival.at, size, aims, promised_whole, streams, reservation };
+        let waiting = Waiting { visit, arrival: arrival.at, bytes, size, aims, promised_whole, streams, reservation };
         self.waiting.insert(ticket, waiting);
         self.tickets.insert(visit, ticket);
         self.follow(moves, arrival.at, steps);
@@ -370,7 +455,15 @@ impl Desk {
         self.follow(moves, at, steps);
     }
 
-    fn freed(&mut self, hold: Hold, answer: Option<&Timeline>, used: Used, at: Tick, steps: &mut Steps) {
+    fn freed(&mut self, mut hold: Hold, answer: Option<&Timeline>, used: Used, at: Tick, steps: &mut Steps) {
+        if answer.is_some() {
+            self.answers(&mut hold, at);
+        }
+        if let (Some(bytes), Some(_)) = (hold.bytes, answer) {
+            let known = self.ratios.of(Some(MODEL));
+            let learned = self.ratios.of_answer(&known, Some(MODEL), true);
+            learned.expect("the settings name the model").prompt(text(bytes), used.input);
+        }
         match (hold.work, answer) {
             (Some(work), Some(answer)) => work.learned(&lesson(answer, hold.dispatched), at),
             (work, _) => drop(work),
@@ -384,6 +477,40 @@ impl Desk {
         }
     }
 
+    /// The engine answers: a first token, or all of an answer that is no stream.
+    fn answers(&mut self, hold: &mut Hold, at: Tick) {
+        if let Some(mut tried) = hold.tried.take() {
+            tried.attempts.first_token();
+            self.fleet.succeeded(&self.pool.id, &mut tried.attempts, Injection::None, at);
+        }
+    }
+
+    fn failed(&mut self, visit: usize, mut hold: Hold, how: Happened, at: Tick, steps: &mut Steps) {
+        let spent = at - hold.dispatched;
+        drop(hold.work.take());
+        let again = hold.tried.take().and_then(|mut tried| {
+            let next = self.fleet.failed(&self.pool.id, &mut tried.attempts, how, at);
+            if !matches!(next, Next::Another | Next::SameFresh) {
+                return None;
+            }
+            let want = Want { spent: tried.want.spent + spent, ..tried.want };
+            let choice = self.fleet.choose(&self.pool.id, &mut tried.attempts, want, at)?;
+            Some((choice, tried))
+        });
+        match again {
+            Some((choice, tried)) => {
+                let engine = self.places[&choice.engine];
+                let hold = Hold { work: Some(choice.work), tried: Some(tried), expected: None, ..hold };
+                steps.go.push(Go { visit, engine, hold });
+            }
+            None => {
+                self.freed(hold, None, Used::default(), at, steps);
+                steps.lost.push(visit);
+            }
+        }
+        self.count_seats(at, steps);
+    }
+
     fn withdraw(&mut self, visit: usize, at: Tick) {
         if let Some(ticket) = self.tickets.remove(&visit) {
             self.waiting.remove(&ticket);
@@ -393,10 +520,13 @@ impl Desk {
 
     fn next_moment(&self) -> Option<Tick> {
         let read = self.reads.peek().map(|Reverse((at, _))| *at);
-        [Some(self.report_at), self.scheduler.next_deadline(), read].into_iter().flatten().min()
+        [Some(self.report_at), Some(self.check_at), self.scheduler.next_deadline(), read].into_iter().flatten().min()
     }
 
-    fn wake(&mut self, gauges: impl Fn(usize) -> Gauges, at: Tick, steps: &mut Steps) {
+    fn wake(&mut self, gauges: impl Fn(usize) -> Option<Gauges>, at: Tick, steps: &mut Steps) {
+        if at >= self.check_at {
+            self.check(&gauges, at, steps);
+        }
         if at >= self.report_at {
             self.scrape(gauges, at);
         }
@@ -408,12 +538,23 @@ impl Desk {
         self.follow(moves, at, steps);
     }
 
-    /// The probe reads the engines' own metrics.
-    fn scrape(&mut self, gauges: impl Fn(usize) -> Gauges, at: Tick) {
-        let every = self.pool.metrics.as_ref().map_or(Duration::from_secs(2), |scrape| scrape.every);
-        self.report_at = at + every;
+    /// The probe checks the engines' health.
+    fn check(&mut self, gauges: impl Fn(usize) -> Option<Gauges>, at: Tick, steps: &mut Steps) {
+        self.check_at = at + self.pool.health.as_ref().map_or(SCRAPE_EVERY, |health| health.every);
         for (number, name) in self.names.iter().enumerate() {
-            let said = gauges(self.from + number);
+            let checked = gauges(self.from + number).map_or(Checked::Refused, |_| Checked::Well);
+            let _change = self.fleet.checked(&self.pool.id, name, checked, at);
+        }
+        let available = self.fleet.available(&self.pool.id, at);
+        let moves = self.scheduler.set_readers(available.max(1), at);
+        self.follow(moves, at, steps);
+    }
+
+    /// The probe reads the engines' own metrics.
+    fn scrape(&mut self, gauges: impl Fn(usize) -> Option<Gauges>, at: Tick) {
+        self.report_at = at + SCRAPE_EVERY;
+        for (number, name) in self.names.iter().enumerate() {
+            let Some(said) = gauges(self.from + number) else { continue };
             let report = Report {
                 waiting: Some(said.waiting as f64),
                 running: Some(said.running as f64),
@@ -439,13 +580,18 @@ impl Desk {
 
     fn dispatch(&mut self, ticket: Ticket, at: Tick, steps: &mut Steps) {
         let Some(waiting) = self.waiting.remove(&ticket) else { return };
-        let Waiting { visit, arrival, size, aims, promised_whole, streams, reservation } = waiting;
+        let Waiting { visit, arrival, bytes, size, aims, promised_whole, streams, reservation } = waiting;
         self.tickets.remove(&visit);
         let mut attempts = Attempts::new(&self.pool, Tick::from_nanos(u64::MAX));
         let want = Want { size, aims, whole: promised_whole, spent: at - arrival, key: 0 };
-        let choice = self.fleet.choose(&self.pool.id, &mut attempts, want, at).expect("all engines are well");
+        let Some(choice) = self.fleet.choose(&self.pool.id, &mut attempts, want, at) else {
+            let hold = Hold { ticket: Some(ticket), reservation, dispatched: at, ..Hold::default() };
+            self.freed(hold, None, Used::default(), at, steps);
+            return steps.lost.push(visit);
+        };
+        let expected = at + choice.work.time_to_read();
         if !streams {
-            self.reads.push(Reverse((at + choice.work.time_to_read(), visit)));
+            self.reads.push(Reverse((expected, visit)));
         }
         let over_limit = reservation.is_none();
         let hold = Hold {
@@ -453,6 +599,11 @@ impl Desk {
             work: Some(choice.work),
             reservation,
             dispatched: at,
+            expected: Some(expected),
+            bytes,
+            tried: Some(Box::new(Tried { attempts, want })),
+            grade: 0,
+            attempts: 0,
             over_limit,
             spilled: self.from > 0,
         };
@@ -469,6 +620,17 @@ impl Desk {
             self.follow(moves, at, steps);
         }
     }
+}
+
+/// From one reading of the engines' metrics to the next.
+const SCRAPE_EVERY: Duration = Duration::from_secs(2);
+
+/// The one model that all engines serve.
+const MODEL: &str = "sim";
+
+/// A prompt of so many bytes of text.
+fn text(bytes: u64) -> PromptSize {
+    PromptSize { bytes, is_known: true, ..PromptSize::default() }
 }
 
 /// What an answer teaches about its engine.

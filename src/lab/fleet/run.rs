@@ -1,16 +1,18 @@
 //! The world of a run: engines, clients and a policy between them, from event to event.
 
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap};
+use std::collections::{BinaryHeap, HashMap, VecDeque};
+use std::num::NonZeroU32;
 use std::time::Duration;
 
-use super::mix::{Arrival, Mix};
-use super::policy::{Front, Hold, Policy, Steps};
-use super::score::Report;
+use super::mix::{Arrival, Flood, Mix};
+use super::policy::{Front, Gateway, Go, Hold, Policy, Steps};
+use super::score::{Look, Report, Told};
 use crate::admit::limit::Used;
 use crate::judge::{Case, Missed, Outcome, Progress, judge, judge_left, judge_refused};
 use crate::lab::engine::core::{Engine, Gain, Job, JobId};
 use crate::observe::{Choice, Ending, Gaps, Reader, Timeline, TokenSource, Usage};
+use crate::route::retry::Happened;
 use crate::units::{Dialect, Tick, Tokens};
 
 /// How long to run and what to count.
@@ -28,12 +30,72 @@ impl Span {
     fn whole(&self) -> Duration {
         self.warm_up + self.measured + self.after
     }
+
+    fn counts(&self, at: Tick) -> bool {
+        let begin = Tick::ZERO + self.warm_up;
+        at >= begin && at < begin + self.measured
+    }
 }
 
 /// Runs a mix at so many requests per second.
 #[must_use]
 pub fn run(mix: &Mix, policy: &Policy, rate: f64, span: &Span) -> Report {
     World::new(mix, policy, mix.arrivals(rate, span.whole()), *span).run()
+}
+
+/// The same where more happens.
+#[must_use]
+pub fn run_in(mix: &Mix, policy: &Policy, rate: f64, span: &Span, scenario: &Scenario) -> Report {
+    let mut arrivals = mix.arrivals(rate, span.whole());
+    for flood in &scenario.floods {
+        arrivals.extend(mix.flood(flood, rate, span.whole()));
+    }
+    arrivals.sort_by_key(|arrival| arrival.at);
+    World::in_scenario(mix, policy, arrivals, *span, scenario).run()
+}
+
+/// What happens beside the mix.
+#[derive(Clone, Debug)]
+pub struct Scenario {
+    /// So many gateways share the engines and get requests in turns.
+    pub gateways: NonZeroU32,
+    /// Clients wait as long as it takes.
+    pub patient: bool,
+    /// Tenants that suddenly ask for more.
+    pub floods: Vec<Flood>,
+    /// What befalls engines and gateways, and when.
+    pub events: Vec<(Duration, Befalls)>,
+}
+
+impl Default for Scenario {
+    /// One gateway, and nothing more.
+    fn default() -> Self {
+        Scenario { gateways: NonZeroU32::MIN, patient: false, floods: Vec::new(), events: Vec::new() }
+    }
+}
+
+/// What befalls an engine or a gateway.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Befalls {
+    /// An engine restarts: its requests fail, its cache is gone, and for so long it takes none.
+    EngineRestarts {
+        /// Which.
+        engine: usize,
+        /// For so long.
+        down: Duration,
+    },
+    /// An engine is so many times slower than its shape says, from now on.
+    EngineSlows {
+        /// Which.
+        engine: usize,
+        /// So many times.
+        times: f64,
+    },
+    /// A gateway restarts: its requests fail, and whatever it learned is gone.
+    GatewayRestarts {
+        /// Which.
+        gateway: usize,
+    },
 }
 
 /// The rate at which the engines finish requests of this mix when they never lack any: first
@@ -64,13 +126,15 @@ struct Visit {
     events: u64,
     tokens: u64,
     cap_lowered: bool,
+    /// When an engine was first given it.
+    dispatched: Option<Tick>,
 }
 
 enum Stage {
     /// In the gateway's queue.
     Waits,
     /// An engine has it.
-    Runs { engine: usize, job: JobId, hold: Box<Hold> },
+    Runs { engine: usize, job: Option<JobId>, hold: Box<Hold> },
     /// It has been judged.
     Over,
 }
@@ -80,14 +144,19 @@ struct World<'a> {
     span: Span,
     patient: bool,
     ends_with_the_span: bool,
-    front: Front,
+    policy: &'a Policy,
+    fronts: Vec<Front>,
     engines: Vec<Engine>,
+    /// An engine that is down comes back then.
+    back_at: Vec<Option<Tick>>,
+    events: VecDeque<(Tick, Befalls)>,
     jobs: Vec<HashMap<JobId, usize, ahash::RandomState>>,
     visits: Vec<Visit>,
     /// Those that have arrived are before this.
     arrived: usize,
     open: usize,
     leaves: BinaryHeap<Reverse<(Tick, usize)>>,
+    look_at: Tick,
     gains: Vec<Gain>,
     report: Report,
 }
@@ -95,14 +164,24 @@ struct World<'a> {
 /// What happens next, and in this order at the same moment.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
+    Befall,
+    Return(usize),
     Step(usize),
-    Wake,
+    Wake(usize),
     Leave,
     Arrive,
+    Look,
 }
 
+/// From one look at seats and engines to the next.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
 impl<'a> World<'a> {
-    fn new(mix: &'a Mix, policy: &Policy, arrivals: Vec<Arrival>, span: Span) -> Self {
+    fn new(mix: &'a Mix, policy: &'a Policy, arrivals: Vec<Arrival>, span: Span) -> Self {
+        World::in_scenario(mix, policy, arrivals, span, &Scenario::default())
+    }
+
+    fn in_scenario(mix: &'a Mix, policy: &'a Policy, arrivals: Vec<Arrival>, span: Span, scenario: &Scenario) -> Self {
         let visit = |arrival| Visit {
             arrival,
             stage: Stage::Waits,
@@ -111,21 +190,32 @@ impl<'a> World<'a> {
             events: 0,
             tokens: 0,
             cap_lowered: false,
+            dispatched: None,
         };
         let overflow = if let Policy::Scheduled(settings) = policy { settings.overflow } else { 0 };
         let engines = mix.engines + overflow;
+        let mut events: Vec<_> = scenario.events.iter().map(|(after, what)| (Tick::ZERO + *after, *what)).collect();
+        events.sort_by_key(|(at, _)| *at);
         World {
             mix,
             span,
-            patient: false,
+            patient: scenario.patient,
             ends_with_the_span: false,
-            front: Front::new(policy, mix),
-            engines: (0..engines as u64).map(|number| Engine::new(mix.shape(), mix.seed ^ number)).collect(),
+            policy,
+            fronts: (0..scenario.gateways.get() as usize)
+                .map(|number| Front::new(policy, mix, Gateway { number, of: scenario.gateways }, Tick::ZERO))
+                .collect(),
+            back_at: vec![None; engines],
+            events: events.into(),
+            engines: (0..engines as u64)
+                .map(|number| Engine::new(mix.shape(number as usize), mix.seed ^ number))
+                .collect(),
             jobs: vec![HashMap::default(); engines],
             visits: arrivals.into_iter().map(visit).collect(),
             arrived: 0,
             open: 0,
             leaves: BinaryHeap::new(),
+            look_at: Tick::ZERO,
             gains: Vec::new(),
             report: Report::new(mix, span.measured),
         }
@@ -139,17 +229,37 @@ impl<'a> World<'a> {
             }
             let mut steps = Steps::default();
             match event {
+                Event::Befall => self.befall(at, &mut steps),
+                Event::Return(engine) => self.back_at[engine] = None,
                 Event::Step(engine) => self.step(engine, at, &mut steps),
-                Event::Wake => {
-                    let engines = &self.engines;
-                    self.front.wake(|number| engines[number].gauges(), at, &mut steps);
+                Event::Wake(number) => {
+                    let World { engines, back_at, fronts, .. } = &mut self;
+                    let gauges = |engine: usize| back_at[engine].is_none().then(|| engines[engine].gauges());
+                    fronts[number].wake(gauges, at, &mut steps);
                 }
                 Event::Leave => self.leave(at, &mut steps),
                 Event::Arrive => self.arrive(at, &mut steps),
+                Event::Look => self.look(at),
             }
             self.take(steps, at);
         }
+        for engine in &self.engines {
+            self.report.engines.add(&engine.gauges());
+        }
         self.report
+    }
+
+    fn look(&mut self, at: Tick) {
+        self.look_at = at + LOOK_EVERY;
+        let of_engine = |engine: &Engine| (engine.gauges().running, engine.gauges().waiting);
+        let engines = self.engines.iter().map(of_engine).collect();
+        let none = (Some(0), 0);
+        let (seats, queued) = self
+            .fronts
+            .iter()
+            .map(|front| front.seats(at))
+            .fold(none, |sum, (seats, queued)| (sum.0.zip(seats).map(|(all, own)| all + own), sum.1 + queued));
+        self.report.looks.push(Look { at, seats, queued, engines });
     }
 
     /// None: nothing is left to happen.
@@ -163,9 +273,14 @@ impl<'a> World<'a> {
             .iter()
             .enumerate()
             .filter_map(|(number, engine)| Some((engine.next_moment()?, Event::Step(number))));
-        let wake = self.front.next_moment().map(|at| (at, Event::Wake));
+        let wakes = self.fronts.iter().enumerate();
+        let wakes = wakes.filter_map(|(number, front)| Some((front.next_moment()?, Event::Wake(number))));
+        let befall = self.events.front().map(|(at, _)| (*at, Event::Befall));
+        let returns = self.back_at.iter().enumerate();
+        let returns = returns.filter_map(|(number, at)| Some(((*at)?, Event::Return(number))));
         let leave = self.leaves.peek().map(|Reverse((at, _))| (*at, Event::Leave));
-        steps.chain(arrival).chain(wake).chain(leave).min()
+        let look = std::iter::once((self.look_at, Event::Look));
+        steps.chain(arrival).chain(wakes).chain(leave).chain(look).chain(befall).chain(returns).min()
     }
 
     fn arrive(&mut self, at: Tick, steps: &mut Steps) {
@@ -177,14 +292,87 @@ impl<'a> World<'a> {
         if !self.patient {
             self.leaves.push(Reverse((at + self.mix.class_of(arrival.flow).patience(), number)));
         }
-        self.front.arrive(number, arrival, self.mix, steps);
+        let gateway = number % self.fronts.len();
+        self.fronts[gateway].arrive(number, arrival, self.mix, steps);
+    }
+
+    fn front(&mut self, number: usize) -> &mut Front {
+        let gateways = self.fronts.len();
+        &mut self.fronts[number % gateways]
+    }
+
+    fn befall(&mut self, at: Tick, steps: &mut Steps) {
+        match self.events.pop_front() {
+            Some((_, Befalls::EngineRestarts { engine, down })) => {
+                let shape = self.engines[engine].shape().clone();
+                self.report.engines.add(&self.engines[engine].gauges());
+                self.engines[engine] = Engine::new(shape, self.mix.seed ^ engine as u64);
+                self.back_at[engine] = Some(at + down);
+                let mut had: Vec<usize> = self.jobs[engine].drain().map(|(_, visit)| visit).collect();
+                had.sort_unstable();
+                had.into_iter().for_each(|number| self.fail(number, Happened::Broken, at, steps));
+            }
+            Some((_, Befalls::EngineSlows { engine, times })) => self.engines[engine].set_speed(1.0 / times),
+            Some((_, Befalls::GatewayRestarts { gateway })) => {
+                let of = NonZeroU32::new(self.fronts.len() as u32).unwrap_or(NonZeroU32::MIN);
+                let fresh = Front::new(self.policy, self.mix, Gateway { number: gateway, of }, at);
+                self.fronts[gateway] = fresh;
+                let its = (gateway..self.arrived).step_by(self.fronts.len());
+                its.for_each(|number| self.cut(number, at));
+            }
+            None => {}
+        }
+    }
+
+    /// A request's engine is gone, or did not take it.
+    fn fail(&mut self, number: usize, how: Happened, at: Tick, steps: &mut Steps) {
+        let visit = &mut self.visits[number];
+        let Stage::Runs { engine, job, hold } = std::mem::replace(&mut visit.stage, Stage::Waits) else { return };
+        if let Some(job) = job {
+            self.jobs[engine].remove(&job);
+        }
+        let streams = self.mix.flows[visit.arrival.flow].streams;
+        if visit.first_token.is_none() || !streams {
+            (visit.first_token, visit.last_token, visit.events, visit.tokens) = (None, None, 0, 0);
+            return self.front(number).failed(number, engine, *hold, how, at, steps);
+        }
+        let used = Used { input: Tokens(visit.arrival.prompt), output: Tokens(visit.tokens) };
+        self.front(number).freed(engine, *hold, None, used, at, steps);
+        self.end_missed(number, Missed::UpstreamError, at, steps);
+    }
+
+    /// A request's gateway is gone.
+    fn cut(&mut self, number: usize, at: Tick) {
+        match std::mem::replace(&mut self.visits[number].stage, Stage::Waits) {
+            Stage::Runs { engine, job, .. } => {
+                if let Some(job) = job {
+                    self.jobs[engine].remove(&job);
+                    self.engines[engine].cancel(job);
+                }
+            }
+            Stage::Waits => {}
+            Stage::Over => {
+                self.visits[number].stage = Stage::Over;
+                return;
+            }
+        }
+        self.end_missed(number, Missed::Internal, at, &mut Steps::default());
+    }
+
+    fn end_missed(&mut self, number: usize, reason: Missed, at: Tick, steps: &mut Steps) {
+        let visit = &self.visits[number];
+        let objectives = self.mix.class_of(visit.arrival.flow).objectives();
+        let progress = Progress::waiting(visit.arrival.at, true, self.mix.flows[visit.arrival.flow].streams);
+        let missed = Outcome::Missed(reason);
+        let outcome = judge_refused(missed, &progress, &objectives, &self.case(number), at).outcome;
+        self.end(number, outcome, None, at, steps);
     }
 
     /// A shorter answer, if a level of its class says so.
     fn degrade(&mut self, number: usize) {
         let visit = &mut self.visits[number];
         let flow = &self.mix.flows[visit.arrival.flow];
-        let in_force = self.front.in_force(&flow.class);
+        let in_force = self.fronts[number % self.fronts.len()].in_force(&flow.class);
         let asked = visit.arrival.output;
         if in_force.reasoning_off {
             let left = asked as f64 * (1.0 - flow.reasoning);
@@ -208,7 +396,12 @@ impl<'a> World<'a> {
                 && streams
                 && let Stage::Runs { hold, .. } = &mut visit.stage
             {
-                self.front.first_token(hold, gain.at, steps);
+                if let Some(expected) = hold.expected.filter(|_| self.span.counts(visit.arrival.at)) {
+                    let share = |moment: Tick| (moment - hold.dispatched).as_secs_f64().max(1e-6);
+                    self.report.predictions.push(share(expected) / share(gain.at));
+                }
+                let gateways = self.fronts.len();
+                self.fronts[number % gateways].first_token(hold, gain.at, steps);
             }
             visit.last_token = Some(gain.at);
             visit.events += 1;
@@ -221,7 +414,7 @@ impl<'a> World<'a> {
     }
 
     fn finish(&mut self, number: usize, at: Tick, steps: &mut Steps) {
-        if at >= Tick::ZERO + self.span.warm_up && at < Tick::ZERO + self.span.warm_up + self.span.measured {
+        if self.span.counts(at) {
             self.report.finished += 1;
         }
         let timeline = self.timeline(number, at);
@@ -245,62 +438,84 @@ impl<'a> World<'a> {
         self.end(number, outcome, None, at, steps);
     }
 
-    fn refuse(&mut self, number: usize, at: Tick, steps: &mut Steps) {
-        let visit = &self.visits[number];
-        let objectives = self.mix.class_of(visit.arrival.flow).objectives();
-        let progress = Progress::waiting(visit.arrival.at, true, self.mix.flows[visit.arrival.flow].streams);
-        let shed = Outcome::Missed(Missed::Shed);
-        let outcome = judge_refused(shed, &progress, &objectives, &self.case(number), at).outcome;
-        self.end(number, outcome, None, at, steps);
-    }
-
     /// The one place where a request ends.
     fn end(&mut self, number: usize, outcome: Outcome, answer: Option<&Timeline>, at: Tick, steps: &mut Steps) {
         let visit = &mut self.visits[number];
         let (prompt, tokens) = (visit.arrival.prompt, visit.tokens);
         let stage = std::mem::replace(&mut visit.stage, Stage::Over);
-        let dispatched = matches!(stage, Stage::Runs { .. });
+        let dispatched = visit.dispatched.is_some();
         match stage {
-            Stage::Waits => self.front.withdraw(number, at),
+            Stage::Waits => self.front(number).withdraw(number, at, steps),
             Stage::Runs { engine, job, hold } => {
-                self.jobs[engine].remove(&job);
-                self.engines[engine].cancel(job);
+                if let Some(job) = job {
+                    self.jobs[engine].remove(&job);
+                    self.engines[engine].cancel(job);
+                }
                 let used = Used { input: Tokens(prompt), output: Tokens(tokens) };
-                self.front.freed(engine, *hold, answer, used, at, steps);
+                self.front(number).freed(engine, *hold, answer, used, at, steps);
             }
             Stage::Over => return,
         }
         self.open -= 1;
-        let arrival = &self.visits[number].arrival;
-        self.front.judged(&self.mix.flows[arrival.flow].class, outcome, at);
-        let begin = Tick::ZERO + self.span.warm_up;
-        if arrival.at >= begin && arrival.at < begin + self.span.measured {
+        let flow = self.visits[number].arrival.flow;
+        let class = &self.mix.flows[flow].class;
+        let gateways = self.fronts.len();
+        self.fronts[number % gateways].judged(class, outcome, at);
+        let visit = &self.visits[number];
+        let arrival = &visit.arrival;
+        self.report.told.push(Told {
+            arrived: arrival.at,
+            flow,
+            outcome,
+            waited: visit.dispatched.map(|dispatched| dispatched - arrival.at),
+            ttft: answer.and_then(Timeline::ttft),
+            tpot: answer.and_then(Timeline::tpot),
+        });
+        if self.span.counts(arrival.at) {
             let key = (arrival.flow, arrival.tenant.clone());
             self.report.tenants.entry(key).or_default().note(outcome, Tokens(tokens), dispatched);
         }
     }
 
+    /// Does what follows, and what follows from that.
     fn take(&mut self, mut steps: Steps, at: Tick) {
-        for number in std::mem::take(&mut steps.read) {
-            if let Stage::Runs { hold, .. } = &mut self.visits[number].stage {
-                self.front.first_token(hold, at, &mut steps);
+        loop {
+            let Steps { go, refused, lost, read } = std::mem::take(&mut steps);
+            if go.is_empty() && refused.is_empty() && lost.is_empty() && read.is_empty() {
+                return;
             }
+            for number in read {
+                if let Stage::Runs { hold, .. } = &mut self.visits[number].stage {
+                    let gateways = self.fronts.len();
+                    self.fronts[number % gateways].was_read(hold, at, &mut steps);
+                }
+            }
+            refused.into_iter().for_each(|number| self.end_missed(number, Missed::Shed, at, &mut steps));
+            lost.into_iter().for_each(|number| self.end_missed(number, Missed::UpstreamUnavailable, at, &mut steps));
+            go.into_iter().for_each(|go| self.give(go, at, &mut steps));
         }
-        for number in std::mem::take(&mut steps.refused) {
-            self.refuse(number, at, &mut steps);
+    }
+
+    /// An engine gets a request, if it is there.
+    fn give(&mut self, go: Go, at: Tick, steps: &mut Steps) {
+        let Go { visit: number, engine, hold } = go;
+        let visit = &mut self.visits[number];
+        visit.dispatched.get_or_insert(at);
+        let hold = Box::new(hold);
+        if self.back_at[engine].is_some() {
+            visit.stage = Stage::Runs { engine, job: None, hold };
+            return self.fail(number, Happened::ConnectFailed, at, steps);
         }
-        for go in steps.go {
-            let visit = &mut self.visits[go.visit];
-            let job = Job { prompt: visit.arrival.prompt, output: visit.arrival.output, ..Job::default() };
-            let job = self.engines[go.engine].submit(job, at).expect("the engine's queue has no end");
-            self.jobs[go.engine].insert(job, go.visit);
-            visit.stage = Stage::Runs { engine: go.engine, job, hold: Box::new(go.hold) };
-        }
+        let Arrival { prompt, output, .. } = visit.arrival;
+        let job = Job { prompt, output, blocks: visit.arrival.blocks(), ..Job::default() };
+        let job = self.engines[engine].submit(job, at).expect("the engine's queue has no end");
+        self.jobs[engine].insert(job, number);
+        visit.stage = Stage::Runs { engine, job: Some(job), hold };
     }
 
     fn case(&self, number: usize) -> Case {
         let visit = &self.visits[number];
-        let cap = self.mix.flows[visit.arrival.flow].cap;
+        let cap = visit.arrival.cap;
         let over_limit = matches!(&visit.stage, Stage::Runs { hold, .. } if hold.over_limit);
         let cap_lowered = visit.cap_lowered;
         Case { stated_cap: cap.map(Tokens), over_limit, cap_lowered, ..Case::of(Dialect::Chat) }

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use super::mix::Mix;
 use crate::judge::{Missed, Outcome};
-use crate::units::{TenantId, Tokens};
+use crate::lab::engine::Gauges;
+use crate::units::{TenantId, Tick, Tokens};
 
 /// The requests of one flow, or of one tenant in it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -49,7 +50,7 @@ impl Score {
 }
 
 /// What came of a run.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Report {
     /// Names of the flows, in the order of the mix.
     pub flows: Vec<String>,
@@ -61,12 +62,76 @@ pub struct Report {
     pub finished: u64,
     /// Answers that a level made shorter than they would have been.
     pub shortened: u64,
+    /// The time from dispatch to the first token as it was predicted, over what it was: of every
+    /// stream that was counted.
+    pub predictions: Vec<f64>,
+    /// What the engines did, all together and all the time.
+    pub engines: Engines,
+    /// How it stood, second by second.
+    pub looks: Vec<Look>,
+    /// Every request, whether it was counted or not, in the order in which they ended.
+    pub told: Vec<Told>,
+}
+
+/// What is told of one request.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Told {
+    /// When it arrived.
+    pub arrived: Tick,
+    /// Whose it was: an index into [`Mix::flows`].
+    pub flow: usize,
+    /// How it ended.
+    pub outcome: Outcome,
+    /// From its arrival until an engine was given it.
+    pub waited: Option<Duration>,
+    /// The time to its first token.
+    pub ttft: Option<Duration>,
+    /// The time of each further one.
+    pub tpot: Option<Duration>,
+}
+
+/// What engines did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Engines {
+    /// Prompt tokens that were looked up in prefix caches.
+    pub queries: u64,
+    /// Those that were found there.
+    pub hits: u64,
+    /// Requests that had to give up their place in a batch.
+    pub preemptions: u64,
+}
+
+impl Engines {
+    pub(super) fn add(&mut self, gauges: &Gauges) {
+        self.queries += gauges.prefix_queries;
+        self.hits += gauges.prefix_hits;
+        self.preemptions += gauges.preemptions;
+    }
+
+    /// The share of prompt tokens that needed no prefill.
+    #[must_use]
+    pub fn hit_rate(&self) -> f64 {
+        self.hits as f64 / self.queries.max(1) as f64
+    }
+}
+
+/// How it stood at a moment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Look {
+    /// When.
+    pub at: Tick,
+    /// Seats that the gateway had to give, if it had a number of them.
+    pub seats: Option<usize>,
+    /// Requests that waited in it.
+    pub queued: usize,
+    /// Requests in each engine's batch, and in its queue.
+    pub engines: Vec<(usize, usize)>,
 }
 
 impl Report {
     pub(super) fn new(mix: &Mix, measured: Duration) -> Report {
         let flows = mix.flows.iter().map(|flow| flow.flow.clone()).collect();
-        Report { flows, tenants: BTreeMap::new(), measured, finished: 0, shortened: 0 }
+        Report { flows, measured, ..Report::default() }
     }
 
     /// The score of a flow over its tenants.
@@ -91,13 +156,27 @@ impl Report {
     /// Requests per second that kept their promise, over all flows.
     #[must_use]
     pub fn goodput(&self) -> f64 {
-        self.per_second(&self.sum(|_, _| true))
+        self.per_second(&self.all())
     }
 
     /// Requests per second that kept their promise.
     #[must_use]
     pub fn per_second(&self, score: &Score) -> f64 {
         score.met as f64 / self.measured.as_secs_f64()
+    }
+
+    /// How far predictions of the time to the first token were off: the median of |ratio - 1|.
+    #[must_use]
+    pub fn prediction_error(&self) -> Option<f64> {
+        let mut errors: Vec<f64> = self.predictions.iter().map(|ratio| (ratio - 1.0).abs()).collect();
+        errors.sort_by(f64::total_cmp);
+        errors.get(errors.len() / 2).copied()
+    }
+
+    /// All requests.
+    #[must_use]
+    pub fn all(&self) -> Score {
+        self.sum(|_, _| true)
     }
 
     fn sum(&self, counts: impl Fn(usize, &TenantId) -> bool) -> Score {

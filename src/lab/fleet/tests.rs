@@ -1,9 +1,12 @@
 //! What the published figures say, on a short horizon.
 
+use std::num::NonZeroU32;
 use std::sync::LazyLock;
+use std::time::Duration;
 
 use super::*;
-use std::time::Duration;
+use crate::judge::{Missed, Outcome};
+use crate::units::Tick;
 
 const SPAN: Span =
     Span { warm_up: Duration::from_secs(40), measured: Duration::from_secs(100), after: Duration::from_secs(40) };
@@ -82,5 +85,128 @@ fn the_same_seed_gives_the_same_report_and_every_request_ends_once() {
         assert_eq!(report, run(&mix, &policy, 40.0, &span));
         let ended: u64 = report.tenants.values().map(|score| score.judged() + score.excluded).sum();
         assert_eq!(ended, mix.arrivals(40.0, span.measured).len() as u64);
+    }
+}
+
+/// One engine that does one request at a time, all of them alike.
+const LINE: &str = "
+seed: 3
+engines: 1
+engine:
+  max_running: 1
+  step_tokens: 2048
+  kv_tokens: 20000
+  max_model_len: 2048
+  step: {base_ms: 40, per_request_ms: 0, per_prefill_token_ms: 0.1, per_context_token_ms: 0, attention_doubles_at: 1000000000}
+classes:
+  - {class: all, priority: normal, objectives: {ttft_seconds: 1}, target: 0.95, patience_seconds: 60, default_output_tokens: 1}
+flows:
+  - flow: all
+    class: all
+    streams: true
+    share: 1
+    prompt: {p50: 100, p95: 100, most: 100}
+    output: {p50: 1, p95: 1, most: 1}
+    tenants: {one: 1}
+";
+
+#[test]
+fn one_engine_with_requests_that_are_all_alike_is_the_queue_that_theory_knows() {
+    let mix = Mix::read(LINE).unwrap();
+    let span = Span { warm_up: Duration::ZERO, measured: Duration::from_secs(4000), after: Duration::ZERO };
+    // 50 ms each. Of an M/D/1 queue at half its capacity the mean wait is a quarter of a service,
+    // each way: 50 ms * 0.5 / (2 * 0.5).
+    let report = run(&mix, &Policy::LeastConnections, 10.0, &span);
+    let times: Vec<f64> = report.told.iter().filter_map(|told| Some(told.ttft?.as_secs_f64())).collect();
+    let mean = times.iter().sum::<f64>() / times.len() as f64;
+    assert!(times.len() > 38_000 && (mean / 0.075 - 1.0).abs() < 0.03, "{mean}");
+    // The same with one seat and a queue before it, and with a scheduler.
+    let queued = run(&mix, &Policy::Peer(Peer::haproxy(1, Duration::from_secs(60))), 10.0, &span);
+    let first = |report: &Report| report.told.iter().map(|told| told.ttft).collect::<Vec<_>>();
+    assert_eq!(first(&queued), first(&report), "who waits here or there waits as long");
+}
+
+#[test]
+fn whatever_befalls_every_request_ends_once_and_the_same_seed_tells_the_same_story() {
+    let mix = Mix { engines: 3, ..Mix::office() };
+    let seconds = Duration::from_secs;
+    let span = Span { warm_up: seconds(5), measured: seconds(20), after: seconds(5) };
+    let flood = Flood { tenant: "web".to_owned(), times: 3.0, from: seconds(12) };
+    let scenario = Scenario {
+        gateways: NonZeroU32::new(2).unwrap(),
+        patient: false,
+        floods: vec![flood.clone()],
+        events: vec![
+            (seconds(8), Befalls::EngineRestarts { engine: 1, down: seconds(6) }),
+            (seconds(15), Befalls::EngineSlows { engine: 0, times: 3.0 }),
+            (seconds(20), Befalls::GatewayRestarts { gateway: 1 }),
+        ],
+    };
+    let seats = crate::route::settings::Concurrency::Auto;
+    let policies = [
+        Policy::RoundRobin,
+        Policy::LeastConnections,
+        Policy::Peer(Peer::cache_aware()),
+        Policy::Peer(Peer::haproxy(32, seconds(2))),
+        Policy::Peer(Peer::smg(32, [1, 2, 25, 40].map(seconds))),
+        ours(),
+        Policy::Scheduled(Scheduled { seats, ..Scheduled::published() }),
+    ];
+    let arrived = mix.arrivals(8.0, seconds(30)).len() + mix.flood(&flood, 8.0, seconds(30)).len();
+    for policy in policies {
+        let report = run_in(&mix, &policy, 8.0, &span, &scenario);
+        assert_eq!(report.told.len(), arrived, "{policy:?}");
+        let lost = report.told.iter().filter(|told| {
+            matches!(
+                told.outcome,
+                Outcome::Missed(Missed::UpstreamError | Missed::UpstreamUnavailable | Missed::Internal)
+            )
+        });
+        assert!(lost.count() > 0, "a restart costs something: {policy:?}");
+        assert_eq!(report, run_in(&mix, &policy, 8.0, &span, &scenario), "{policy:?}");
+    }
+}
+
+#[test]
+fn an_engine_that_is_down_is_avoided_and_taken_again() {
+    let mix = Mix::office();
+    let seconds = Duration::from_secs;
+    let span = Span { warm_up: Duration::ZERO, measured: seconds(60), after: Duration::ZERO };
+    let restart = Befalls::EngineRestarts { engine: 2, down: seconds(20) };
+    let scenario = Scenario { events: vec![(seconds(20), restart)], ..Scenario::default() };
+    for policy in [Policy::LeastConnections, ours()] {
+        let report = run_in(&mix, &policy, 3.0, &span, &scenario);
+        let busy = |from: u64, to: u64| {
+            let between = |look: &&Look| (seconds(from)..seconds(to)).contains(&(look.at - Tick::ZERO));
+            report.looks.iter().filter(between).map(|look| look.engines[2].0).sum::<usize>()
+        };
+        assert!(busy(0, 20) > 0 && busy(21, 39) == 0 && busy(50, 60) > 0, "{policy:?}");
+        let later = report.told.iter().filter(|told| told.arrived > Tick::ZERO + seconds(28));
+        assert!(later.clone().all(|told| told.outcome != Outcome::Missed(Missed::UpstreamUnavailable)), "{policy:?}");
+    }
+}
+
+#[test]
+fn a_flood_is_of_one_tenant_and_begins_when_it_is_told_to() {
+    let mix = Mix::office();
+    let from = Duration::from_secs(100);
+    let flood = mix.flood(&Flood { tenant: "web".to_owned(), times: 3.0, from }, 10.0, Duration::from_secs(1100));
+    // Half of chat's 4.5 requests/s and half of the agents' 1.5, two times over.
+    assert!((5990..=6010).contains(&flood.len()), "{}", flood.len());
+    assert!(flood.iter().all(|arrival| arrival.tenant.as_str() == "web" && arrival.at >= Tick::ZERO + from));
+    let known: std::collections::HashSet<_> =
+        mix.arrivals(10.0, Duration::from_secs(1100)).iter().map(|arrival| arrival.likeness.conversation).collect();
+    assert!(flood.iter().all(|arrival| !known.contains(&arrival.likeness.conversation)));
+}
+
+#[test]
+fn worlds_that_are_drawn_are_such_that_an_idle_engine_keeps_its_promises() {
+    let span = Span { warm_up: Duration::ZERO, measured: Duration::from_secs(20), after: Duration::ZERO };
+    for seed in 0..12 {
+        let mix = Mix::drawn(seed);
+        let rate = 0.02 * capacity(&mix, &span);
+        let long = Span { measured: Duration::from_secs_f64(60.0 / rate), ..span };
+        let all = run(&mix, &Policy::LeastConnections, rate, &long).all();
+        assert!(all.attainment() >= 0.95 && all.judged() > 30, "seed {seed}: {all:?}");
     }
 }

@@ -137,6 +137,39 @@ fn requests_that_begin_alike_hold_their_common_blocks_once() {
 }
 
 #[test]
+fn a_token_of_prefill_takes_longer_behind_context_and_each_prompt_costs_something_of_its_own() {
+    let shape = Shape { attention_doubles_at: Some(100), per_prefill: Duration::from_millis(2), ..plain() };
+    let mut engine = Engine::new(shape, 1);
+    engine.submit(job(150, 2), Tick::ZERO).unwrap();
+    // 100 tokens at 1.5 times: 10 + 2 + 15 ms; 50 tokens at 2.25 times: 10 + 2 + 11.25 ms.
+    assert_eq!(run(&mut engine), [(1, 50.25, 1), (1, 61.25, 1)]);
+}
+
+#[test]
+fn an_answer_is_found_again_by_the_turn_that_goes_on_with_it() {
+    let mut engine = Engine::new(Shape { prefix_caching: true, ..plain() }, 1);
+    let first = Job { blocks: vec![1, 2, 3, 4], ..job(32, 17) };
+    engine.submit(first, Tick::ZERO).unwrap();
+    let at = Tick::ZERO + Duration::from_secs_f64(run(&mut engine).last().unwrap().1 / 1e3);
+    engine.submit(Job { blocks: vec![1, 2, 3, 9], ..job(64, 1) }, at).unwrap();
+    run(&mut engine);
+    assert_eq!(engine.gauges().prefix_hits, 48, "32 of the prompt, 16 of the answer; its last token was not computed");
+}
+
+#[test]
+fn what_was_read_of_a_prompt_is_known_though_its_request_left() {
+    let mut engine = Engine::new(Shape { prefix_caching: true, ..plain() }, 1);
+    let long = Job { blocks: (1..=18).collect(), ..job(300, 1) };
+    let left = engine.submit(long.clone(), Tick::ZERO).unwrap();
+    let at = engine.next_moment().unwrap();
+    engine.advance(at, &mut Vec::new());
+    engine.cancel(left);
+    engine.submit(long, at).unwrap();
+    run(&mut engine);
+    assert_eq!(engine.gauges().prefix_hits, 96, "six blocks of the first hundred tokens");
+}
+
+#[test]
 fn speed_divides_every_length() {
     let mut engine = Engine::new(Shape { speed: 10.0, ..plain() }, 1);
     engine.submit(job(150, 1), Tick::ZERO).unwrap();
