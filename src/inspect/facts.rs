@@ -59,6 +59,8 @@ pub struct Facts {
     /// A hash of the prompt's head, for affinity; 0 where there is no prompt, or nobody asks for
     /// it.
     pub prefix_hash: u64,
+    /// See [`prefix_blocks`](Facts::prefix_blocks).
+    pub prefix_blocks: Vec<u64>,
     /// Offset just behind the `{` of the top-level object: where members are inserted.
     pub members_at: usize,
     /// How many members the top-level object has.
@@ -188,6 +190,14 @@ impl Facts {
     #[must_use]
     pub fn streams(&self) -> bool {
         self.stream.as_ref().is_some_and(|field| field.value)
+    }
+
+    /// A hash for each block of 512 bytes with which the prompt begins, each of them covering all
+    /// in front of it too, so that prompts share as many of them as they begin alike: what a
+    /// prefix cache need not compute again. At most 128; none of a prompt below one block.
+    #[must_use]
+    pub fn prefix_blocks(&self) -> &[u64] {
+        &self.prefix_blocks
     }
 
     /// Choices the answer should have: `n` x prompts, at least one.

@@ -39,6 +39,8 @@ pub(super) enum Member {
     Words,
     /// Names what the engine remembers of earlier turns.
     Earlier,
+    /// Parts what engines keep of prompts: a prompt only shares with those of the same salt.
+    Salt,
     Other,
 }
 
@@ -135,6 +137,7 @@ impl Member {
             b"input" => Member::Input,
             b"messages" | b"content" | b"system" | b"instructions" => Member::Words,
             b"previous_response_id" | b"conversation" => Member::Earlier,
+            b"cache_salt" => Member::Salt,
             _ if is_place(name) => Member::Transfer,
             _ => Member::Other,
         }
@@ -173,13 +176,19 @@ impl Member {
             Member::Prompt if matches!(dialect, Dialect::Completions) => rule!(18, "prompt", Any),
             Member::Template => rule!(19, "chat_template_kwargs", Any),
             Member::Prompt | Member::Input | Member::Words => return None,
-            Member::MinTokens | Member::Transfer | Member::Extension | Member::Earlier | Member::Other => return None,
+            Member::MinTokens | Member::Transfer | Member::Extension | Member::Earlier => return None,
+            Member::Salt | Member::Other => return None,
         })
     }
 
     /// Whether text below this member is read by the model.
     pub(super) const fn is_prompt(self) -> bool {
         matches!(self, Member::Prompt | Member::Input | Member::Words)
+    }
+
+    /// Whether the member says which functions the model may call.
+    pub(super) const fn is_tools(self) -> bool {
+        matches!(self, Member::Tools | Member::Functions)
     }
 
     /// Whether numbers in arrays below this member are token ids.

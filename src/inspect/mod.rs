@@ -6,6 +6,7 @@
 //! grammar (RFC 8259) and forwarded untouched. There is one reading of a body for all sizes,
 //! so that no two rooms can understand one body in two ways.
 
+mod blocks;
 pub mod coding;
 mod facts;
 mod fields;

@@ -1,10 +1,14 @@
-//! A hash of a prompt's head, for sending like prompts to like engines.
+//! A hash of a prompt's head, for sending like prompts to like engines, and the [`Chain`] of its
+//! blocks, as an engine's prefix cache would see them.
 //!
 //! The head ends with the first part (a message, a text) by which there are [`ENOUGH`] bytes, or
 //! at [`LENGTH`]: a long system prompt is a head by itself, whatever is asked behind it, and a
 //! short one is told apart by the first message of the conversation.
 
-/// How much of a prompt is hashed, at most. Long enough to tell system prompts apart, short
+use super::blocks::{Chain, Slot, fold};
+use crate::units::Dialect;
+
+/// How much of a prompt's head is hashed, at most. Long enough to tell system prompts apart, short
 /// enough to be nearly free.
 const LENGTH: usize = 4096;
 /// A head of whole parts is at least this long, if there is more.
@@ -18,25 +22,45 @@ pub(super) struct Prefix {
     /// How many bytes are kept at most: none where nobody asks for the hash.
     most: usize,
     is_whole: bool,
+    /// The hashes of the blocks.
+    pub(super) chain: Chain,
 }
 
 impl Prefix {
-    pub(super) const fn new() -> Self {
-        Prefix { head: Vec::new(), most: LENGTH, is_whole: false }
+    /// With blocks only where an answer is generated: nothing else is kept in an engine's cache.
+    pub(super) const fn new(dialect: Dialect) -> Self {
+        Prefix { head: Vec::new(), most: LENGTH, is_whole: false, chain: Chain::new(dialect.generates()) }
     }
 
-    /// Of a body whose prefix nobody asks for.
-    pub(super) const fn unasked() -> Self {
-        Prefix { head: Vec::new(), most: 0, is_whole: false }
+    /// Nobody asks for the hash of the head.
+    pub(super) const fn leave_head(&mut self) {
+        self.most = 0;
     }
 
-    /// Whether more bytes would still change the hash.
+    /// Whether more bytes would still change a hash.
     pub(super) fn wants(&self) -> bool {
+        self.head_wants() || self.chain.wants()
+    }
+
+    /// Whether they would change the head's.
+    pub(super) fn head_wants(&self) -> bool {
         !self.is_whole && self.head.len() < self.most
     }
 
+    /// The next piece of text that the model reads.
     pub(super) fn push(&mut self, piece: &[u8]) {
-        if self.is_whole {
+        self.chain.push(piece);
+        self.push_head(piece);
+    }
+
+    /// The next digits of a token id.
+    pub(super) fn push_id(&mut self, digits: &[u8]) {
+        self.chain.push_id(digits);
+        self.push_head(digits);
+    }
+
+    fn push_head(&mut self, piece: &[u8]) {
+        if !self.head_wants() {
             return;
         }
         let room = self.most - self.head.len();
@@ -48,9 +72,25 @@ impl Prefix {
         self.head.extend_from_slice(piece);
     }
 
-    /// A text or token id ended: `ab`, `c` is another prompt than `a`, `bc`.
+    /// A text ended: `ab`, `c` is another prompt than `a`, `bc`.
     pub(super) fn part(&mut self) {
-        if self.wants() {
+        self.chain.part();
+        self.head_part();
+    }
+
+    /// A token id ended.
+    pub(super) fn id_ends(&mut self) {
+        self.chain.id_ends();
+        self.head_part();
+    }
+
+    /// A member of the top-level object begins; `None` for those that no model reads.
+    pub(super) fn member_begins(&mut self, slot: Option<Slot>) {
+        self.chain.begins(slot);
+    }
+
+    fn head_part(&mut self) {
+        if self.head_wants() {
             // A byte that no UTF-8 text contains.
             self.head.push(0xFF);
             self.is_whole = self.head.len() > ENOUGH;
@@ -70,20 +110,13 @@ impl Prefix {
     }
 }
 
-/// Multiplies to 128 bits and folds the halves: every bit of the input reaches every bit of
-/// the result.
-fn fold(word: u64) -> u64 {
-    let product = u128::from(word) * 0x9E37_79B9_7F4A_7C15;
-    (product as u64) ^ ((product >> 64) as u64)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::collections::HashSet;
 
     fn hash(parts: &[&str]) -> u64 {
-        let mut prefix = Prefix::new();
+        let mut prefix = Prefix::new(Dialect::Plain);
         for part in parts {
             prefix.push(part.as_bytes());
             prefix.part();
@@ -99,7 +132,8 @@ mod tests {
 
     #[test]
     fn nothing_is_kept_that_nobody_asks_for() {
-        let mut prefix = Prefix::unasked();
+        let mut prefix = Prefix::new(Dialect::Plain);
+        prefix.leave_head();
         prefix.push(b"You are");
         prefix.part();
         assert!(!prefix.wants());

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use super::blocks::Slot;
 use super::facts::{Facts, Field, Nest as Switched, Reasoning, StreamOptions, Unreadable};
 use super::fields::{self, Kind, Member, Rule, Wanted};
 use super::kept::{Kept, Said, Whole};
@@ -33,9 +34,14 @@ impl Scanner {
         Box::write(scanner, Scanner { tokenizer: Tokenizer::new(), reader: Reader::new(endpoint.dialect()) })
     }
 
-    /// Nobody asks for the prefix of the prompt: of long text only the length is taken.
+    /// Nobody asks for the hash of the prompt's head.
     pub fn leave_prefix(&mut self) {
-        self.reader.prefix = Prefix::unasked();
+        self.reader.prefix.leave_head();
+    }
+
+    /// Nobody asks for the blocks of the prompt.
+    pub fn leave_blocks(&mut self) {
+        self.reader.prefix.chain.leave();
     }
 
     /// Reads the next frame.
@@ -121,6 +127,10 @@ enum Inner {
     Metadata,
     /// A member of `nvext` that steers, if it is not `null`.
     Steers,
+    /// Who says a message.
+    Role,
+    /// Something other than text stands here, if it is not `null`.
+    Media,
     /// The model reads what stands here.
     Text,
     Other,
@@ -138,6 +148,8 @@ enum Purpose {
     Prompt,
     /// A token id, for the prefix.
     TokenId,
+    /// What else the prefix depends on: tools, the salt.
+    Hashed,
 }
 
 impl Reader {
@@ -157,7 +169,7 @@ impl Reader {
             purpose: Purpose::Nothing,
             scalar_at: 0,
             kept: Kept::default(),
-            prefix: Prefix::new(),
+            prefix: Prefix::new(dialect),
             prompts: Vec::new(),
             prompt_ends: Vec::new(),
             is_kept_prompt: false,
@@ -171,6 +183,8 @@ impl Reader {
         facts.is_empty = facts.members == 0;
         facts.prompts = (self.prompt_ends.len() as u64).max(1);
         facts.prefix_hash = self.prefix.hash();
+        let model = facts.model.as_ref().map_or("", |field| &field.value);
+        facts.prefix_blocks = self.prefix.chain.finish(self.dialect, model);
         facts.reasoning = self.efforts.into_iter().flatten().next();
         if facts.echo {
             let starts = std::iter::once(0).chain(self.prompt_ends.iter().copied());
@@ -193,6 +207,7 @@ impl Reader {
     fn member_named(&mut self, name: &[u8]) {
         self.member = Member::called(name, self.dialect);
         self.rule = self.member.rule(self.dialect);
+        self.prefix.member_begins(Slot::of(self.member, name));
         self.facts.members += 1;
         if std::mem::take(&mut self.priority_leads)
             && let Some(range) = &mut self.facts.priority
@@ -226,7 +241,10 @@ impl Reader {
         }
         match self.member {
             Member::Prompt | Member::Input | Member::Words => self.facts.prompt.is_known = true,
-            Member::Earlier => self.facts.prompt.has_media = true,
+            Member::Earlier => {
+                self.facts.prompt.has_media = true;
+                self.prefix.chain.leave();
+            }
             Member::Transfer => self.facts.steers = true,
             Member::Reasoning if kind != Kind::Object => {
                 self.facts.switches.reasoning = Some(Switched { is_other: true, ..Switched::default() });
@@ -267,7 +285,8 @@ impl Reader {
 
     /// How much of a key is looked at.
     fn longest_name(&self, depth: usize) -> usize {
-        if self.member == Member::Metadata && depth > 1 { LONGEST_METADATA } else { LONGEST_NAME }
+        let is_long = depth > 1 && (self.member == Member::Metadata || self.member.is_tools());
+        if is_long { LONGEST_METADATA } else { LONGEST_NAME }
     }
 
     fn inner_named(&mut self, name: &[u8]) -> Inner {
@@ -304,8 +323,13 @@ impl Reader {
                 _ => Inner::Other,
             },
             member if member.is_prompt() && fields::leads_to_text(name) => Inner::Text,
-            member if member.is_prompt() => {
-                self.facts.prompt.has_media |= fields::leads_to_media(name);
+            member if member.is_prompt() && name == b"role" => Inner::Role,
+            member if member.is_prompt() && fields::leads_to_media(name) => {
+                self.facts.prompt.has_media = true;
+                Inner::Media
+            }
+            member if member.is_tools() => {
+                self.prefix.chain.name(if name.len() > LONGEST_METADATA { b"\xFF" } else { name });
                 Inner::Other
             }
             _ => Inner::Other,
@@ -368,6 +392,9 @@ impl Reader {
                 (Purpose::Number, LONGEST_NAME)
             }
             Member::Thinking if !is_string && matches!(self.inner, Inner::Budget) => (Purpose::Number, LONGEST_NAME),
+            Member::Tools | Member::Functions if depth > 1 => (Purpose::Hashed, 0),
+            Member::Salt if is_string && depth == 1 => (Purpose::Hashed, 0),
+            _ if is_string && matches!(self.inner, Inner::Role) => (Purpose::String, LONGEST_NAME),
             _ if is_string && self.is_text() => (Purpose::Prompt, 0),
             member if !is_string && member.takes_token_ids() && depth > 1 && matches!(self.inner, Inner::Element) => {
                 (Purpose::TokenId, 0)
@@ -384,6 +411,7 @@ impl Reader {
             1 => self.value_begins(if what == Scalar::String { Kind::Text } else { Kind::Number }, at),
             _ => {
                 self.option_is_no_flag();
+                self.media_stands();
                 self.facts.has_tools |= matches!(self.member, Member::Tools | Member::Functions);
             }
         }
@@ -400,6 +428,7 @@ impl Reader {
     fn take_string(&mut self, said: Said<'_>, past: usize) {
         let at = self.scalar_at..past;
         match (self.member, self.inner) {
+            (_, Inner::Role) => self.prefix.chain.role(said.text().unwrap_or_default()),
             (Member::Model, _) => match said.text() {
                 Some(text) => self.facts.model = Some(Field { value: text.into(), at }),
                 None => self.facts.readable = false,
@@ -513,7 +542,10 @@ impl Reader {
     fn take_inner_literal(&mut self, what: Literal, at: Range<usize>) {
         let inner = std::mem::replace(&mut self.inner, Inner::Element);
         match (self.member, &mut self.facts.stream_options) {
-            (Member::Tools | Member::Functions, _) => self.facts.has_tools = true,
+            (Member::Tools | Member::Functions, _) => {
+                self.facts.has_tools = true;
+                self.prefix.chain.word(what);
+            }
             (Member::Reasoning, _) if inner == Inner::Effort => self.effort_stands(None, at),
             (Member::Template, _) => self.thinks(inner, what.as_bool(), at),
             (Member::Extension, _) => self.facts.steers |= inner == Inner::Steers && what != Literal::Null,
@@ -526,6 +558,13 @@ impl Reader {
                 }
             }
             _ => {}
+        }
+    }
+
+    /// What stands behind something other than text, no cache knows by its text.
+    fn media_stands(&mut self) {
+        if matches!(self.inner, Inner::Media) {
+            self.prefix.chain.stop();
         }
     }
 
@@ -573,11 +612,17 @@ impl Reader {
     fn opens_inside(&mut self, nest: Nest, depth: usize) -> Interest {
         self.option_is_no_flag();
         self.switch_is_none();
+        self.media_stands();
         let is_text = self.is_text();
         let is_prompt = self.is_completion_prompt(depth);
         self.inner = Inner::Element;
-        if matches!(self.member, Member::Tools | Member::Functions) {
+        if self.member.is_tools() {
             self.facts.has_tools = true;
+            self.prefix.chain.opens(nest);
+            return if self.prefix.chain.wants() { Interest::Read } else { Interest::Skip };
+        }
+        if nest == Nest::Array && self.member.takes_token_ids() {
+            self.prefix.chain.part();
         }
         // An array among the prompts is one prompt in token ids; its text nobody knows.
         if nest == Nest::Array && is_prompt {
@@ -609,6 +654,11 @@ impl Sink for Reader {
     fn close(&mut self, nest: Nest, past: usize, depth: usize) {
         self.inner = Inner::Element;
         if depth != 1 {
+            if depth > 1 && self.member.is_tools() {
+                self.prefix.chain.closes(nest);
+            } else if depth == 2 && nest == Nest::Object && self.member.is_prompt() {
+                self.prefix.chain.message_ends();
+            }
             return;
         }
         match (self.member, &mut self.facts.stream_options) {
@@ -640,8 +690,8 @@ impl Sink for Reader {
         };
         match self.purpose {
             Purpose::Nothing => Interest::Skip,
-            Purpose::TokenId if !self.prefix.wants() => Interest::Skip,
-            Purpose::TokenId | Purpose::Prompt => Interest::Read,
+            Purpose::TokenId | Purpose::Hashed if !self.prefix.wants() => Interest::Skip,
+            Purpose::TokenId | Purpose::Hashed | Purpose::Prompt => Interest::Read,
             Purpose::Name | Purpose::String | Purpose::Number => {
                 self.kept.begin(most);
                 Interest::Read
@@ -654,7 +704,8 @@ impl Sink for Reader {
             Purpose::Nothing => {}
             Purpose::Name | Purpose::String => self.kept.push(decoded),
             Purpose::Number => self.kept.push_number(decoded),
-            Purpose::TokenId => self.prefix.push(decoded),
+            Purpose::TokenId => self.prefix.push_id(decoded),
+            Purpose::Hashed => self.prefix.chain.push(decoded),
             Purpose::Prompt => {
                 self.facts.prompt.bytes += decoded.len() as u64;
                 if self.prefix.wants() {
@@ -667,18 +718,20 @@ impl Sink for Reader {
         }
     }
 
-    /// Of a long prompt only the length is of interest.
+    /// Of a long prompt only the length is of interest, and its blocks, which decode escapes
+    /// themselves.
     fn looks(&self) -> bool {
-        self.purpose != Purpose::Prompt || self.prefix.wants() || self.is_kept_prompt
+        self.purpose != Purpose::Prompt || self.prefix.head_wants() || self.is_kept_prompt
     }
 
-    fn unseen(&mut self, bytes: usize) {
-        self.facts.prompt.bytes += bytes as u64;
+    fn unseen(&mut self, raw: &[u8], decoded: usize) {
+        self.facts.prompt.bytes += decoded as u64;
+        self.prefix.chain.push_escaped(raw);
     }
 
     fn lone_surrogate(&mut self) {
         match self.purpose {
-            Purpose::Prompt => self.piece("\u{FFFD}".as_bytes()),
+            Purpose::Prompt | Purpose::Hashed => self.piece("\u{FFFD}".as_bytes()),
             _ => self.kept.push_lone_surrogate(),
         }
     }
@@ -698,7 +751,8 @@ impl Sink for Reader {
                     return;
                 }
             }
-            Purpose::TokenId => self.prefix.part(),
+            Purpose::TokenId => self.prefix.id_ends(),
+            Purpose::Hashed => self.prefix.chain.scalar_ends(what),
             Purpose::Prompt => {
                 self.prefix.part();
                 if self.is_completion_prompt(depth) {
@@ -730,8 +784,8 @@ impl Sink for Reader {
         match self.purpose {
             Purpose::String => self.take_string(Said::at_once(decoded, most), place.end),
             Purpose::Number => self.take_number(Said::at_once(decoded, most), place.end),
-            Purpose::TokenId if !self.prefix.wants() => {}
-            Purpose::Prompt | Purpose::TokenId => {
+            Purpose::TokenId | Purpose::Hashed if !self.prefix.wants() => {}
+            Purpose::Prompt | Purpose::TokenId | Purpose::Hashed => {
                 self.piece(decoded);
                 return self.end(what, place.end, depth);
             }

@@ -117,9 +117,10 @@ pub trait Sink {
         true
     }
 
-    /// In place of pieces, where the sink does not look: so many bytes.
-    fn unseen(&mut self, bytes: usize) {
-        let _ = bytes;
+    /// In place of pieces, where the sink does not look: text with escapes of two bytes in it
+    /// (see [`unescape`]), and how many bytes it stands for.
+    fn unseen(&mut self, raw: &[u8], decoded: usize) {
+        let _ = (raw, decoded);
     }
 
     /// Here stands an escaped surrogate without its other half. No text can hold it, so no
@@ -183,6 +184,12 @@ pub fn walk<S: Sink>(whole: &[u8], sink: &mut S) -> Result<(), Broken> {
 #[must_use]
 pub fn plain_run(bytes: &[u8]) -> (usize, bool) {
     text::plain_run(bytes)
+}
+
+/// Decodes text as [`Sink::unseen`] gets it; `take` gets it piece by piece, and says whether it
+/// wants more.
+pub fn unescape(raw: &[u8], take: impl FnMut(&[u8]) -> bool) {
+    text::unescape(raw, take);
 }
 
 /// How far the number reaches with which the bytes begin; 0 where they begin with none.

@@ -286,6 +286,30 @@ proptest! {
     }
 
     #[test]
+    fn text_that_nobody_looks_at_can_still_be_decoded(
+        parts in proptest::collection::vec(("[ !#-\\[\\]-~é漢🌍]{0,90}", "([\\\\][\"\\\\/bfnrt]){0,5}"), 0..60),
+        enough in 1usize..4,
+    ) {
+        let raw: String = parts.into_iter().flat_map(|(text, escapes)| [text, escapes]).collect();
+        let expected: String = serde_json::from_str(&format!("\"{raw}\"")).unwrap();
+        let (mut decoded, mut pieces) = (Vec::new(), 0);
+        unescape(raw.as_bytes(), |piece| {
+            decoded.extend_from_slice(piece);
+            pieces += 1;
+            true
+        });
+        prop_assert_eq!(String::from_utf8(decoded).unwrap(), expected.clone());
+        let (mut decoded, mut taken) = (Vec::new(), 0);
+        unescape(raw.as_bytes(), |piece| {
+            decoded.extend_from_slice(piece);
+            taken += 1;
+            taken < enough
+        });
+        prop_assert_eq!(taken, enough.min(pieces));
+        prop_assert!(expected.as_bytes().starts_with(&decoded));
+    }
+
+    #[test]
     fn spans_are_the_literals(text in json_text()) {
         let (diary, ended) = told(&[text.as_bytes()]);
         prop_assert_eq!(ended, Ok(()));

@@ -63,6 +63,61 @@ impl Lane {
     }
 }
 
+/// Decodes text in which only whole escapes of two bytes stand; `take` gets it piece by piece, and
+/// says whether it wants more.
+///
+/// Copies the same number of bytes in front of each escape, however many stand there, so that no
+/// branch depends on where escapes are.
+pub(super) fn unescape(raw: &[u8], mut take: impl FnMut(&[u8]) -> bool) {
+    let (mut to, mut written, mut read) = ([0; PIECE + 2 * BLOCK], 0, 0);
+    while read < raw.len() {
+        let filled;
+        let from: &[u8; 2 * BLOCK] = match raw[read..].first_chunk() {
+            Some(whole) => whole,
+            None => {
+                filled = filled_up(&raw[read..]);
+                &filled
+            }
+        };
+        let Some(block) = from.first_chunk() else { return };
+        let all = escapes_begin(bits(lanes(block).map(|lane| lane.are(b'\\'))));
+        // One that begins with the last byte is for the next time.
+        let len = (raw.len() - read).min(BLOCK - usize::from(all & LAST != 0));
+        let (mut begins, mut at) = (all & !LAST, 0);
+        while begins != 0 {
+            let place = begins.trailing_zeros() as usize;
+            begins &= begins - 1;
+            copy_half(from, at, &mut to, written);
+            if place - at > BLOCK / 2 {
+                copy_half(from, at + BLOCK / 2, &mut to, written + BLOCK / 2);
+            }
+            written += place - at;
+            to[written] = UNESCAPED[usize::from(from[place + 1])];
+            (written, at) = (written + 1, place + 2);
+        }
+        copy_half(from, at, &mut to, written);
+        copy_half(from, at + BLOCK / 2, &mut to, written + BLOCK / 2);
+        written += len - at;
+        read += len;
+        if written >= PIECE {
+            if !take(&to[..written]) {
+                return;
+            }
+            written = 0;
+        }
+    }
+    take(&to[..written]);
+}
+
+/// Decoded bytes that are told at once, at least.
+const PIECE: usize = 512;
+
+#[inline(always)]
+fn copy_half(from: &[u8; 2 * BLOCK], at: usize, to: &mut [u8; PIECE + 2 * BLOCK], written: usize) {
+    const HALF: usize = BLOCK / 2;
+    to[written..written + HALF].copy_from_slice(&from[at..at + HALF]);
+}
+
 /// The last bytes of a slice, with control characters behind them: those stop.
 #[inline(never)]
 fn filled_up<const N: usize>(rest: &[u8]) -> [u8; N] {

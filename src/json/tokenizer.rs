@@ -480,7 +480,7 @@ impl Tokenizer {
         }
         if len > 0 && self.is_read {
             self.settle_surrogate(sink);
-            sink.unseen(decoded);
+            sink.unseen(&bytes[from..from + len], decoded);
         }
         Ok(from + len)
     }

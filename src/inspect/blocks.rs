@@ -1,0 +1,652 @@
+//! Hashes of a prompt's blocks, chained as in an engine's prefix cache: each block's hash covers
+//! everything in front of it, so that two prompts share as many hashes as they begin alike.
+//!
+//! Chat templates put tools in front of the system prompt and that in front of the messages,
+//! wherever a body has them. Each of these parts ([`Slot`]) has a chain of its own while the body
+//! is read, and [`Chain::finish`] sets one behind the other. Blocks are [`BLOCK`] bytes of decoded
+//! text; the rest of a part at its end is no block, but what stands behind it depends on it.
+//! Names, numbers and punctuation of tools count as in JSON without spaces. A token id is four
+//! bytes, as much as most tokens have in text.
+//!
+//! Boundaries of texts and the role of each message are mixed in and are not bytes of a block.
+//! A role may stand behind its message's text; therefore it is mixed in where the message ends,
+//! into all blocks that ended in it. An image, audio or a file ends the chain, because what
+//! stands behind it is only cached where it is the same; so does [`MOST`] blocks.
+//!
+//! The hash is no cryptographic one, and is the same everywhere and always. Whoever finds prompts
+//! with one hash makes the gateway expect a hit where there is none, which the engine's report
+//! of cached tokens corrects.
+
+use super::fields::Member;
+use crate::json::{Literal, Nest, Scalar, unescape};
+use crate::units::Dialect;
+
+/// Bytes of a block: about eight of vLLM's blocks of 16 tokens.
+pub(super) const BLOCK: usize = 512;
+/// Most blocks that are told: 64 kB, in which prompts that share nothing have long parted.
+pub(super) const MOST: usize = 128;
+
+/// Where a part of the prompt stands when it reaches the model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Slot {
+    /// Parts caches; no text of the model's.
+    Salt,
+    Tools,
+    System,
+    Messages,
+}
+
+const SLOTS: usize = 4;
+
+impl Slot {
+    /// The slot of a top-level member, if it has one.
+    #[inline]
+    pub(super) fn of(member: Member, name: &[u8]) -> Option<Slot> {
+        Some(match member {
+            Member::Salt => Slot::Salt,
+            Member::Tools | Member::Functions => Slot::Tools,
+            Member::Words if matches!(name, b"system" | b"instructions") => Slot::System,
+            member if member.is_prompt() => Slot::Messages,
+            _ => return None,
+        })
+    }
+}
+
+/// The chains of one body, while it is read.
+#[derive(Debug)]
+pub(super) struct Chain {
+    is_on: bool,
+    /// The slot that is read takes more.
+    is_open: bool,
+    slot: Slot,
+    parts: [Part; SLOTS],
+    /// The block that is being filled, and how far it is.
+    block: [u8; BLOCK],
+    filled: usize,
+    /// The roles of this member's messages, the present one's, and the first block without them.
+    roles: u64,
+    role: u64,
+    unsettled: usize,
+    id: u32,
+}
+
+#[derive(Debug)]
+struct Part {
+    /// Of everything so far.
+    hash: u64,
+    blocks: Vec<u64>,
+    /// Nothing behind is known.
+    is_stopped: bool,
+}
+
+impl Chain {
+    pub(super) const fn new(is_on: bool) -> Self {
+        const EMPTY: Part = Part { hash: 0, blocks: Vec::new(), is_stopped: false };
+        Chain {
+            is_on,
+            is_open: false,
+            slot: Slot::Salt,
+            parts: [EMPTY; SLOTS],
+            block: [0; BLOCK],
+            filled: 0,
+            roles: 0,
+            role: 0,
+            unsettled: 0,
+            id: 0,
+        }
+    }
+
+    /// No blocks, whatever comes: nobody asks for them, or they begin nothing.
+    pub(super) const fn leave(&mut self) {
+        (self.is_on, self.is_open) = (false, false);
+    }
+
+    /// Whether more bytes would still change a hash.
+    #[inline]
+    pub(super) const fn wants(&self) -> bool {
+        self.is_open
+    }
+
+    /// A top-level member begins.
+    #[inline]
+    pub(super) fn begins(&mut self, slot: Option<Slot>) {
+        self.is_open = false;
+        if let Some(slot) = slot
+            && self.is_on
+        {
+            self.enter(slot);
+        }
+    }
+
+    fn enter(&mut self, slot: Slot) {
+        self.end_part();
+        let part = &self.parts[slot as usize];
+        self.slot = slot;
+        self.is_open = !part.is_stopped && part.blocks.len() < MOST;
+        (self.roles, self.role, self.unsettled) = (0, 0, part.blocks.len());
+    }
+
+    /// What a slot ends with that fills no block, for what stands behind it.
+    fn end_part(&mut self) {
+        self.settle();
+        let part = &mut self.parts[self.slot as usize];
+        if self.filled > 0 {
+            part.hash = mix(part.hash, digest(&self.block[..self.filled]));
+            self.filled = 0;
+        }
+        if self.roles != 0 {
+            part.hash = mix(part.hash, self.roles);
+        }
+    }
+
+    /// The next piece of text, cut anywhere.
+    #[inline]
+    pub(super) fn push(&mut self, piece: &[u8]) {
+        if !self.is_open {
+            return;
+        }
+        match self.block.get_mut(self.filled..self.filled + piece.len()) {
+            Some(room) if self.filled + piece.len() < BLOCK => {
+                room.copy_from_slice(piece);
+                self.filled += piece.len();
+            }
+            _ => self.fill(piece),
+        }
+    }
+
+    /// The same, where escapes of two bytes stand in it.
+    pub(super) fn push_escaped(&mut self, raw: &[u8]) {
+        if self.is_open {
+            unescape(raw, |text| {
+                self.push(text);
+                self.is_open
+            });
+        }
+    }
+
+    #[inline(never)]
+    fn fill(&mut self, mut piece: &[u8]) {
+        while self.is_open {
+            if self.filled == 0
+                && let Some((whole, rest)) = piece.split_first_chunk::<BLOCK>()
+            {
+                self.block_ends(digest(whole));
+                piece = rest;
+                continue;
+            }
+            let (head, rest) = piece.split_at(piece.len().min(BLOCK - self.filled));
+            self.block[self.filled..self.filled + head.len()].copy_from_slice(head);
+            self.filled += head.len();
+            piece = rest;
+            if self.filled < BLOCK {
+                return;
+            }
+            self.filled = 0;
+            self.block_ends(digest(&self.block));
+        }
+    }
+
+    fn block_ends(&mut self, block: u64) {
+        let part = &mut self.parts[self.slot as usize];
+        part.hash = mix(part.hash, block);
+        part.blocks.push(part.hash);
+        self.is_open = part.blocks.len() < MOST;
+    }
+
+    /// A text ended here: `ab`, `c` is another prompt than `a`, `bc`.
+    #[inline]
+    pub(super) fn part(&mut self) {
+        if self.is_open {
+            let part = &mut self.parts[self.slot as usize];
+            part.hash = mix(part.hash, 1 + self.filled as u64);
+        }
+    }
+
+    pub(super) fn push_id(&mut self, digits: &[u8]) {
+        let next = |id: u32, digit: &u8| id.wrapping_mul(10).wrapping_add(u32::from(digit.wrapping_sub(b'0')));
+        self.id = digits.iter().fold(self.id, next);
+    }
+
+    pub(super) fn id_ends(&mut self) {
+        let id = std::mem::take(&mut self.id);
+        self.push(&id.to_le_bytes());
+    }
+
+    // Tools: bytes that no text contains stand for what is around text.
+
+    /// A member's name, with two quotes and a colon.
+    pub(super) fn name(&mut self, name: &[u8]) {
+        self.push(name);
+        self.push(&[0xFF; 3]);
+    }
+
+    /// A string or number ended: two quotes and a comma, or a comma.
+    pub(super) fn scalar_ends(&mut self, what: Scalar) {
+        self.push(if what == Scalar::String { &[0xFE; 3] } else { &[0xFD] });
+    }
+
+    pub(super) fn word(&mut self, word: Literal) {
+        self.push(word.word().as_bytes());
+        self.push(&[0xFC]);
+    }
+
+    pub(super) fn opens(&mut self, nest: Nest) {
+        self.push(if nest == Nest::Object { &[0xFB] } else { &[0xFA] });
+    }
+
+    pub(super) fn closes(&mut self, nest: Nest) {
+        self.push(if nest == Nest::Object { &[0xF9] } else { &[0xF8] });
+    }
+
+    // Messages.
+
+    /// The role of the message that is being read.
+    pub(super) fn role(&mut self, role: &str) {
+        self.role = mix(self.role, digest(role.as_bytes().get(..BLOCK).unwrap_or(role.as_bytes())));
+    }
+
+    /// A message ended: what was told of its role goes into the blocks that ended in it.
+    pub(super) fn message_ends(&mut self) {
+        self.roles = mix(self.roles, std::mem::take(&mut self.role));
+        self.settle();
+    }
+
+    fn settle(&mut self) {
+        let blocks = &mut self.parts[self.slot as usize].blocks;
+        for block in &mut blocks[self.unsettled..] {
+            *block = fold(*block ^ self.roles);
+        }
+        self.unsettled = blocks.len();
+    }
+
+    /// What stands behind this cannot be told from here.
+    pub(super) fn stop(&mut self) {
+        if self.is_on {
+            self.parts[self.slot as usize].is_stopped = true;
+            self.is_open = false;
+        }
+    }
+
+    /// The hashes of all blocks, in the order in which the model reads them.
+    pub(super) fn finish(&mut self, dialect: Dialect, model: &str) -> Vec<u64> {
+        let has_blocks = self.parts[Slot::Tools as usize..].iter().any(|part| !part.blocks.is_empty());
+        if !self.is_on || !has_blocks {
+            return Vec::new();
+        }
+        self.end_part();
+        let mut front = model.as_bytes().chunks(BLOCK).fold(dialect as u64, |hash, chunk| mix(hash, digest(chunk)));
+        let mut all = Vec::new();
+        for (slot, part) in self.parts.iter_mut().enumerate() {
+            if slot != Slot::Salt as usize {
+                part.blocks.iter_mut().for_each(|block| *block = fold(front ^ *block));
+                if all.is_empty() {
+                    all = std::mem::take(&mut part.blocks);
+                } else {
+                    let room = MOST - all.len();
+                    all.extend(part.blocks.iter().take(room));
+                }
+            }
+            if part.is_stopped || all.len() == MOST {
+                break;
+            }
+            front = mix(front, part.hash);
+        }
+        all
+    }
+}
+
+/// The hash of at most a block. Eight lanes, because one multiplication need not wait for another.
+fn digest(bytes: &[u8]) -> u64 {
+    let (rows, rest) = bytes.as_chunks::<ROW>();
+    let mut lanes = SEEDS;
+    rows.iter().for_each(|row| take_row(&mut lanes, row));
+    if !rest.is_empty() {
+        let mut row = [0; ROW];
+        row[..rest.len()].copy_from_slice(rest);
+        take_row(&mut lanes, &row);
+    }
+    let [a, b, c, d] = [0, 2, 4, 6].map(|at| fold(lanes[at] ^ lanes[at + 1].rotate_left(21)));
+    mix(a ^ b.rotate_left(21), c ^ d.rotate_left(21) ^ bytes.len() as u64)
+}
+
+const ROW: usize = 128;
+const SEEDS: [u64; 8] = [
+    0xA076_1D64_78BD_642F,
+    0xE703_7ED1_A0B4_28DB,
+    0x8EBC_6AF0_9C88_C6E3,
+    0x5899_65CC_7537_4CC3,
+    0x1D8E_4E27_C47D_124F,
+    0xEB44_ACCA_B455_D165,
+    0x9C6E_6877_736C_46E3,
+    0xAAAA_AAAA_AAAA_AAAB,
+];
+
+/// Sixteen bytes into each lane. A factor of zero must not make the lane forget, so that the sum stays.
+#[inline(always)]
+fn take_row(lanes: &mut [u64; 8], row: &[u8; ROW]) {
+    let pairs = row.as_chunks::<16>().0;
+    for ((lane, pair), seed) in lanes.iter_mut().zip(pairs).zip(SEEDS) {
+        let [one, two] = [0, 1].map(|at| u64::from_le_bytes(pair.as_chunks().0[at]));
+        let (one, two) = (*lane ^ one, two ^ seed.rotate_left(32));
+        let product = u128::from(one) * u128::from(two);
+        *lane = (product as u64) ^ ((product >> 64) as u64) ^ one.wrapping_add(two.rotate_left(17));
+    }
+}
+
+/// One hash behind another.
+fn mix(hash: u64, next: u64) -> u64 {
+    fold(fold(hash ^ 0xA076_1D64_78BD_642F) ^ next)
+}
+
+/// Multiplies to 128 bits and folds the halves: every bit of the input reaches every bit of
+/// the result.
+pub(super) fn fold(word: u64) -> u64 {
+    let product = u128::from(word) * 0x9E37_79B9_7F4A_7C15;
+    (product as u64) ^ ((product >> 64) as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::inspect::{Facts, Scanner};
+    use crate::units::Endpoint;
+
+    const CHAT: &str = "/v1/chat/completions";
+
+    fn facts(path: &str, body: &str) -> Facts {
+        let mut scanner = Scanner::new(Endpoint::relayed(path).unwrap());
+        scanner.push(body.as_bytes()).unwrap();
+        *scanner.finish().unwrap()
+    }
+
+    fn blocks(path: &str, body: &str) -> Vec<u64> {
+        facts(path, body).prefix_blocks().to_vec()
+    }
+
+    /// Text that repeats nowhere.
+    fn text(name: &str, length: usize) -> String {
+        let mut text: String = (0..length / 8 + 1).map(|n| format!("{name} {n:07} \n\"é")).collect();
+        while text.len() > length {
+            text.pop();
+        }
+        text.push_str(&".".repeat(length - text.len()));
+        text
+    }
+
+    fn said(role: &str, content: impl Into<Value>) -> Value {
+        json!({"role": role, "content": content.into()})
+    }
+
+    fn chat(messages: &[Value]) -> Vec<u64> {
+        blocks(CHAT, &json!({"model": "m", "messages": messages}).to_string())
+    }
+
+    fn shared(a: &[u64], b: &[u64]) -> usize {
+        a.iter().zip(b).take_while(|(a, b)| a == b).count()
+    }
+
+    #[test]
+    fn a_block_is_512_bytes_and_the_rest_is_none() {
+        for (length, count) in [(0, 0), (511, 0), (512, 1), (1023, 1), (1024, 2), (65_535, 127), (65_536, 128)] {
+            let body = json!({"model": "m", "prompt": text("a", length)}).to_string();
+            assert_eq!(blocks("/v1/completions", &body).len(), count, "{length}");
+        }
+        let none = facts(CHAT, &json!({"messages": [said("user", text("a", 511))]}).to_string());
+        assert_eq!(none.prefix_blocks.capacity(), 0);
+    }
+
+    #[test]
+    fn beyond_64_kilobytes_the_last_hash_stands() {
+        let (long, longer) = (text("a", 65_536), text("a", 65_536) + &text("b", 900_000));
+        let longer = chat(&[said("user", longer)]);
+        assert_eq!(longer.len(), MOST);
+        assert_eq!(chat(&[said("user", long)]), longer);
+    }
+
+    #[test]
+    fn a_conversation_that_grows_keeps_its_blocks() {
+        let mut messages = vec![said("system", text("s", 1500))];
+        let mut before: Vec<u64> = Vec::new();
+        let mut bytes = 1500;
+        for turn in 0..40 {
+            let role = ["user", "assistant"][turn % 2];
+            let length = 100 + 37 * turn;
+            messages.push(said(role, text(&format!("turn {turn}"), length)));
+            bytes += length;
+            let now = chat(&messages);
+            assert_eq!(now.len(), (bytes / BLOCK).min(MOST));
+            assert_eq!(shared(&before, &now), before.len(), "turn {turn}");
+            before = now;
+        }
+    }
+
+    #[test]
+    fn prompts_part_where_they_differ_and_never_meet_again() {
+        let one = text("a", 20 * BLOCK);
+        let all = chat(&[said("user", one.as_str())]);
+        for at in [0, 1, 511, 512, 5 * BLOCK + 7, 20 * BLOCK - 1] {
+            let mut other = one.clone().into_bytes();
+            other[at] = b'~';
+            let other = String::from_utf8_lossy(&other).into_owned();
+            let other = chat(&[said("user", other)]);
+            assert_eq!(shared(&all, &other), at / BLOCK, "{at}");
+            assert!(other[at / BLOCK..].iter().all(|hash| !all.contains(hash)));
+        }
+    }
+
+    #[test]
+    fn another_spelling_of_the_same_request_has_the_same_blocks() {
+        let (system, user) = (text("s", 900), text("u", 3000));
+        let tools = json!([{"type": "function", "function": {"name": "f", "description": text("t", 700),
+            "strict": true, "parameters": {"x": [1, -2.5, null, {}]}}}]);
+        let plain = json!({"messages": [said("system", system.as_str()), said("user", user.as_str())],
+            "model": "m", "stream": true, "tools": tools});
+        let expected = blocks(CHAT, &plain.to_string());
+        assert!(expected.len() >= (700 + 900 + 3000) / BLOCK - 1, "{}", expected.len());
+        // Spaces, tools in front, roles behind, content in a part of its own, all of it escaped.
+        let pretty = serde_json::to_string_pretty(&plain).unwrap();
+        let escaped = |text: &str| text.encode_utf16().map(|unit| format!("\\u{unit:04x}")).collect::<String>();
+        let turned = format!(
+            r#"{{ "tools" : {}, "model":"m", "max_tokens":9,
+            "mess\u0061ges" : [ {{"content":"{}","rol\u0065":"\u0073ystem"}},
+            {{"content":[{{"text":"{}", "type":"text"}}], "role":"user" }} ] }}"#,
+            serde_json::to_string_pretty(&tools).unwrap().replace("function", "funct\\u0069on"),
+            escaped(&system),
+            escaped(&user)
+        );
+        for body in [&pretty, &turned] {
+            assert_eq!(blocks(CHAT, body), expected, "{}", &body[..200]);
+        }
+        for cut in [1, 2, 3, 5, 7, 64, 700, 100_000] {
+            let mut scanner = Scanner::new(Endpoint::relayed(CHAT).unwrap());
+            // Text is decoded in two ways: by the tokenizer where the head is asked for.
+            if cut % 2 == 0 {
+                scanner.leave_prefix();
+            }
+            turned.as_bytes().chunks(cut).for_each(|piece| scanner.push(piece).unwrap());
+            assert_eq!(scanner.finish().unwrap().prefix_blocks(), expected, "{cut}");
+        }
+    }
+
+    #[test]
+    fn what_stands_in_front_parts_all_blocks() {
+        let user = said("user", text("u", 2000));
+        let body = |more: Value| {
+            let mut body = json!({"model": "m", "messages": [user]});
+            body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            blocks(CHAT, &body.to_string())
+        };
+        let plain = body(json!({}));
+        assert_eq!(plain.len(), 3);
+        let same = [
+            json!({"temperature": 1, "user": "u", "metadata": {"a": "b"}}),
+            json!({"tools": null}),
+            json!({"tools": []}),
+        ];
+        same.into_iter().for_each(|more| assert_eq!(body(more.clone()), plain, "{more}"));
+        let tool = |name: &str| json!([{"type": "function", "function": {"name": name}}]);
+        let others = [
+            json!({"model": "n"}),
+            json!({"model": null}),
+            json!({"cache_salt": "a"}),
+            json!({"cache_salt": "b"}),
+            json!({"tools": tool("f")}),
+            json!({"tools": tool("g")}),
+            json!({"tools": [{"type": "function", "function": {"name": "f", "strict": true}}]}),
+            json!({"tools": [{"type": "function", "function": {"name": "f", "strict": null}}]}),
+            json!({"system": "s"}),
+        ];
+        let others: Vec<_> = others.into_iter().map(body).collect();
+        for other in &others {
+            assert_eq!((other.len(), shared(other, &plain)), (3, 0));
+        }
+        assert_eq!(others.iter().map(|blocks| blocks[0]).collect::<HashSet<_>>().len(), others.len());
+        let messages = json!({"model": "m", "messages": [user]}).to_string();
+        assert_eq!(shared(&plain, &blocks("/v1/messages", &messages)), 0, "another kind of endpoint");
+    }
+
+    #[test]
+    fn roles_and_boundaries_of_texts_tell_prompts_apart() {
+        let (one, two) = (text("a", 600), text("b", 1000));
+        let all = [
+            chat(&[said("user", one.as_str()), said("user", two.as_str())]),
+            chat(&[said("user", one.as_str()), said("assistant", two.as_str())]),
+            chat(&[said("system", one.as_str()), said("user", two.as_str())]),
+            chat(&[said("user", format!("{one}{two}"))]),
+            chat(&[json!({"content": one}), json!({"content": two})]),
+        ];
+        for (i, one) in all.iter().enumerate() {
+            assert_eq!(one.len(), 3);
+            for other in &all[..i] {
+                assert!(shared(one, other) <= 1 && one[2] != other[2]);
+            }
+        }
+        assert_eq!(shared(&all[0], &all[1]), 1, "the first message is the same");
+        assert_eq!(shared(&all[0], &all[2]), 0);
+    }
+
+    #[test]
+    fn tools_and_system_prompt_stand_in_front_wherever_the_body_has_them() {
+        let tools = json!([{"name": "f", "description": text("t", 1000)}]);
+        let system = json!([{"type": "text", "text": text("s", 1000)}]);
+        let messages = |turn: &str| json!([said("user", text(turn, 1000))]);
+        let body = |members: [(&str, &Value); 3]| {
+            let members: Vec<String> = members.iter().map(|(name, value)| format!("\"{name}\":{value}")).collect();
+            blocks("/v1/messages", &format!("{{\"model\":\"m\",{}}}", members.join(",")))
+        };
+        let (one, two) = (messages("one"), messages("two"));
+        let first = body([("tools", &tools), ("system", &system), ("messages", &one)]);
+        let last = body([("messages", &one), ("system", &system), ("tools", &tools)]);
+        assert_eq!((first.len(), &first), (4, &last));
+        let other = body([("system", &system), ("messages", &two), ("tools", &tools)]);
+        assert_eq!(shared(&first, &other), 3, "all of tools and system are shared");
+        let bare = body([("system", &system), ("messages", &two), ("x", &tools)]);
+        assert_eq!(shared(&bare, &other), 0);
+        // The blocks of tools alone are cut off behind 64 kB too.
+        let long = json!([{"name": "f", "description": text("t", 100_000)}]);
+        let long = body([("messages", &one), ("system", &system), ("tools", &long)]);
+        assert_eq!(long.len(), MOST);
+    }
+
+    #[test]
+    fn the_bytes_of_tools_are_about_those_of_their_json() {
+        let tool = |n: usize| {
+            json!({"type": "function", "function": {"name": format!("f{n}"), "description": "what it is for",
+                "parameters": {"type": "object", "properties": {"city": {"type": "string", "maxLength": 20}},
+                "required": ["city"], "additionalProperties": false}}})
+        };
+        let tools: Vec<Value> = (0..100).map(tool).collect();
+        let body = json!({"model": "m", "tools": tools});
+        let raw = body["tools"].to_string().len();
+        let count = blocks(CHAT, &body.to_string()).len() * BLOCK;
+        assert!(count <= raw && count > raw * 9 / 10, "{count} of {raw}");
+    }
+
+    #[test]
+    fn blocks_end_at_the_first_image_and_where_an_earlier_answer_is_in_front() {
+        let image = |url: &str| json!({"type": "image_url", "image_url": {"url": url}});
+        let part = |text: String| json!({"type": "text", "text": text});
+        let with = |url: &str| {
+            let parts = json!([part(text("a", 1100)), image(url), part(text("b", 2000))]);
+            chat(&[said("user", parts), said("assistant", text("c", 2000))])
+        };
+        assert_eq!((with("x").len(), with("x")), (2, with("y")));
+        assert_eq!(shared(&with("x"), &chat(&[said("user", text("a", 5000))])), 2);
+        // What SDKs write of an answer without them.
+        let none = json!({"role": "assistant", "content": text("a", 2000), "audio": null, "refusal": null});
+        assert_eq!(chat(&[none]).len(), 3);
+        let follows = |id: Value| {
+            let body = json!({"model": "m", "input": text("a", 2000), "previous_response_id": id});
+            blocks("/v1/responses", &body.to_string()).len()
+        };
+        assert_eq!((follows(json!("r1")), follows(Value::Null)), (0, 3));
+    }
+
+    #[test]
+    fn token_ids_are_four_bytes_each() {
+        let ids = |count: usize, last: u32| {
+            let ids: Vec<u32> = (0..count as u32 - 1).map(|n| 7 * n).chain([last]).collect();
+            json!({"model": "m", "prompt": ids}).to_string()
+        };
+        let all = blocks("/v1/completions", &ids(300, 1));
+        assert_eq!(all.len(), 2);
+        assert_eq!(shared(&all, &blocks("/v1/completions", &ids(256, 1))), 1);
+        assert_eq!(shared(&all, &blocks("/v1/completions", &ids(900, 1))), 2);
+        let nested = json!({"model": "m", "prompt": [(0..150).collect::<Vec<u32>>(), vec![1u32; 20]]}).to_string();
+        let flat = nested.replace("],[", ",");
+        assert_ne!(
+            blocks("/v1/completions", &nested),
+            blocks("/v1/completions", &flat.replace("[[", "[").replace("]]", "]"))
+        );
+    }
+
+    #[test]
+    fn several_prompts_are_blocks_in_their_order() {
+        let prompts =
+            |prompts: &[String]| blocks("/v1/completions", &json!({"model": "m", "prompt": prompts}).to_string());
+        let (a, b) = (text("a", 1100), text("b", 1100));
+        let (one, both) = (prompts(std::slice::from_ref(&a)), prompts(&[a.clone(), b.clone()]));
+        assert_eq!((one.len(), both.len(), shared(&one, &both)), (2, 4, 2));
+        assert_eq!(shared(&both, &prompts(&[b, a])), 0);
+    }
+
+    #[test]
+    fn only_what_generates_has_blocks_and_only_if_somebody_asks() {
+        let long = text("a", 5000);
+        for path in ["/v1/embeddings", "/tokenize", "/v1/rerank"] {
+            assert!(blocks(path, &json!({"input": long, "prompt": long}).to_string()).is_empty());
+        }
+        let body = json!({"prompt": long}).to_string();
+        let mut scanner = Scanner::new(Endpoint::relayed("/v1/completions").unwrap());
+        scanner.leave_blocks();
+        scanner.push(body.as_bytes()).unwrap();
+        let expected = Facts { prefix_blocks: Vec::new(), ..facts("/v1/completions", &body) };
+        assert_eq!(*scanner.finish().unwrap(), expected);
+        assert_ne!(expected.prefix_hash, 0);
+    }
+
+    #[test]
+    fn a_member_that_is_repeated_holds_no_more_than_one() {
+        let long = format!("\"messages\":[{}],\"system\":\"{}\",", said("user", text("a", 70_000)), "s".repeat(70_000));
+        let body = format!("{{{}\"model\":\"m\"}}", long.repeat(20));
+        let mut scanner = Scanner::new(Endpoint::relayed("/v1/messages").unwrap());
+        scanner.push(body.as_bytes()).unwrap();
+        let facts = scanner.finish().unwrap();
+        assert_eq!((facts.prefix_blocks().len(), facts.prefix_blocks.capacity()), (MOST, MOST));
+    }
+
+    #[test]
+    fn hashes_are_the_same_for_ever_and_spread() {
+        assert_eq!(chat(&[said("user", "x".repeat(512))]), [FOR_EVER]);
+        let all: HashSet<u64> = (0..10_000u64).map(|n| digest(&n.to_le_bytes()) >> 44).collect();
+        assert!(all.len() > 9_900, "{}", all.len());
+        let all: HashSet<u64> = (0..=BLOCK).map(|n| digest(&vec![0; n])).collect();
+        assert_eq!(all.len(), BLOCK + 1);
+    }
+
+    const FOR_EVER: u64 = 716_240_593_189_631_435;
+}
