@@ -285,6 +285,7 @@ impl Gateway {
             promise,
             objectives: &objectives,
             cap: relief.cap(),
+            uncached: self.fleet.uncached(&routed.pools[0], prompt, upload.facts.prefix_blocks()),
             arrival,
             complete: upload.complete,
         };
@@ -300,8 +301,10 @@ impl Gateway {
             standing = Standing::OverLimit;
         }
         let size = size_of(&upload.facts, endpoint, prompt, &objectives, relief.cap());
-        let predicted = || self.fleet.predict(&routed.pools[0], size, upload.complete);
-        let seat = live.has_seats.then(|| wish.ask(standing, predicted()));
+        let lead = Size { prefill: wish.uncached, ..size };
+        let predicted = || self.fleet.predict(&routed.pools[0], lead, upload.complete);
+        let usual = |limit| self.fleet.usual_length(&routed.pools[0], limit);
+        let seat = live.has_seats.then(|| wish.ask(standing, predicted(), usual));
         let mut held = Held::new(allowed, prompt, self.clock);
         let outlet = arrived.outlet.as_ref().filter(|_| wish.streams());
         let early = outlet.zip(promise.class.timeouts.keepalive).map(|(outlet, every)| EarlyHead {

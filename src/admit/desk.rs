@@ -28,7 +28,7 @@ use std::time::Duration;
 
 use ahash::RandomState;
 
-use super::queue::{Ask, Moves, Scheduler, Settings, Ticket, TurnedAway};
+use super::queue::{Ask, Moves, Pace, Scheduler, Settings, Ticket, TurnedAway};
 use crate::clock::Clock;
 use crate::locks::{Mutex, RwLock};
 use crate::units::{PoolId, Priority, Tick, Tokens};
@@ -160,6 +160,12 @@ impl Desks {
         self.desks.read().get(pool).cloned()
     }
 
+    /// Whether anybody waits at any desk.
+    #[must_use]
+    pub fn any_waits(&self) -> bool {
+        self.desks.read().values().any(|desk| desk.inner.lock().scheduler.waiting() > 0)
+    }
+
     /// Every desk there is.
     #[must_use]
     pub fn all(&self) -> Vec<(PoolId, Arc<Desk>)> {
@@ -245,14 +251,12 @@ impl Desk {
         });
     }
 
-    /// What was found out for [`Reading::Auto`](super::queue::Reading); none: no limit.
-    pub fn set_reading(&self, found: Option<Tokens>) {
+    /// How fast prompts may go, where [`Reading::Auto`](super::queue::Reading) is set; none: no limit.
+    pub fn set_pace(&self, pace: Option<Pace>) {
         let at = self.clock.now();
         self.locked(|inner| {
-            if inner.scheduler.found_reading() != found {
-                let moves = inner.scheduler.set_reading(found, at);
-                inner.deliver(moves);
-            }
+            let moves = inner.scheduler.set_pace(pace, at);
+            inner.deliver(moves);
         });
     }
 
@@ -292,8 +296,8 @@ impl Desk {
         }
     }
 
-    /// Turns away whoever is late.
-    fn expire(&self) {
+    /// Turns away whoever is late, and lets go whoever waited for the pace of prompts.
+    pub fn expire(&self) {
         let at = self.clock.now();
         self.locked(|inner| {
             let moves = inner.scheduler.expire(at);

@@ -188,9 +188,18 @@ block! {
         may queue_depth_below: At<u64>,
     }
 
+    /// `max_concurrency_per_engine: auto`, within bounds.
+    SeatRange {
+        /// Fewest seats of an engine. Default: 1.
+        may min: At<u64>,
+        /// Most seats of an engine. Default: 1024.
+        may max: At<u64>,
+    }
+
     /// How the requests of a class wait for a seat.
     ClassQueue {
-        /// How long a request may wait. 0s: it gets a free seat or none. Default: 30s.
+        /// How long a request may wait. 0s: it gets a free seat or none. Default: 30s, or the longest of the
+        /// class's objectives (at most timeouts.total).
         may max_wait: At<Duration>,
         /// What becomes of a request that can no longer keep its promise: demote, shed or serve. Default: demote.
         may when_hopeless: At<Word<WhenHopeless>>,
@@ -326,8 +335,9 @@ block! {
         may balance: At<Word<BalanceBy>>,
         /// The request header that names a session, for session_affinity. Default: x-session-id.
         may session_header: At<String>,
-        /// Requests that an engine works on at one time; further ones wait. Default: no limit.
-        may max_concurrency_per_engine: At<Seats>,
+        /// Requests that an engine works on at one time, `auto`, or the bounds of `auto`; further ones wait.
+        /// Default: no limit.
+        may max_concurrency_per_engine: SeatsOrRange,
         /// How requests wait while all engines have as many as they may.
         may queue: Queue,
         /// Health checks, or `off`.
@@ -610,6 +620,47 @@ impl schemars::JsonSchema for HeaderTest {
         let values = generator.subschema_for::<Some1<At<String>>>();
         let shape = generator.subschema_for::<HeaderShape>();
         schemars::json_schema!({"anyOf": [values, shape]})
+    }
+}
+
+/// What `max_concurrency_per_engine` says.
+#[derive(Debug)]
+pub(super) enum SeatsOrRange {
+    /// A number, or `auto`.
+    Seats(At<Seats>),
+    /// `auto`, within bounds.
+    Range(SeatRange),
+}
+
+impl SeatsOrRange {
+    /// Where it stands.
+    pub fn place(&self) -> &super::problem::Place {
+        match self {
+            SeatsOrRange::Seats(at) => &at.place,
+            SeatsOrRange::Range(range) => super::read::Block::place(range),
+        }
+    }
+}
+
+impl super::read::Read for SeatsOrRange {
+    fn read(node: &super::tree::Node, reader: &mut super::read::Reader<'_>) -> Option<Self> {
+        match &node.value {
+            super::tree::Value::Map(_) => SeatRange::read(node, reader).map(SeatsOrRange::Range),
+            _ => At::read(node, reader).map(SeatsOrRange::Seats),
+        }
+    }
+}
+
+impl schemars::JsonSchema for SeatsOrRange {
+    fn inline_schema() -> bool {
+        true
+    }
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "seats_or_range".into()
+    }
+    fn json_schema(generator: &mut schemars::SchemaGenerator) -> schemars::Schema {
+        let (seats, range) = (generator.subschema_for::<At<Seats>>(), generator.subschema_for::<SeatRange>());
+        schemars::json_schema!({"anyOf": [seats, range]})
     }
 }
 

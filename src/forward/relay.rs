@@ -82,7 +82,7 @@ impl EngineHead {
 /// engine's work.
 pub trait Keeper: Send {
     /// The first token came.
-    fn first_token(&mut self);
+    fn first_token(&mut self, at: Tick);
     /// The relay has ended: called exactly once.
     fn end(self: Box<Self>, ended: Ended);
 }
@@ -364,7 +364,7 @@ impl Relay {
     pub fn keep(&mut self, mut keeper: Box<dyn Keeper>) {
         self.parts.deadlines.hold = None;
         if self.has_token() {
-            keeper.first_token();
+            keeper.first_token(self.parts.clock.now());
         }
         self.keeper = Some(keeper);
         // A body that is known to be empty is never polled.
@@ -540,16 +540,16 @@ impl Relay {
                 self.parts.deadlines.heard(at, self.parts.timeouts.idle);
             }
             if !had_token {
-                self.token_came();
+                self.token_came(at);
             }
         }
         at
     }
 
-    fn token_came(&mut self) {
+    fn token_came(&mut self, at: Tick) {
         self.parts.deadlines.token_came();
         if let Some(keeper) = self.keeper.as_mut() {
-            keeper.first_token();
+            keeper.first_token(at);
         }
     }
 
@@ -573,7 +573,7 @@ impl Relay {
             ready.push_back(rest);
         }
         if !had_token && observer.has_token() {
-            self.token_came();
+            self.token_came(at);
         }
     }
 

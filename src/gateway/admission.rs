@@ -156,6 +156,8 @@ pub struct Wish<'a> {
     pub facts: &'a Facts,
     /// The prompt estimate.
     pub prompt: Tokens,
+    /// Of these the tokens that no engine's cache should hold.
+    pub uncached: Tokens,
     /// What its class promises.
     pub promise: &'a Promise,
     /// What is judged, its own targets included.
@@ -227,7 +229,14 @@ impl Wish<'_> {
     }
 
     /// What its place in the queue depends on.
-    pub fn ask(&self, standing: Standing, predicted: Option<Prediction>) -> Ask {
+    ///
+    /// `usual` is the usual length of answers that are promised such a time to the end.
+    pub fn ask(
+        &self,
+        standing: Standing,
+        predicted: Option<Prediction>,
+        usual: impl Fn(Duration) -> Option<u64>,
+    ) -> Ask {
         let class = &self.promise.class;
         let limits = &class.timeouts;
         let head = if self.facts.streams() { limits.first_token } else { limits.response_head };
@@ -236,9 +245,9 @@ impl Wish<'_> {
             tenant: self.tenant.clone(),
             rank: class.priority,
             arrival: self.arrival,
-            aim: self.aim(predicted.unwrap_or(Prediction { ttft: Duration::ZERO, tpot: Duration::ZERO })),
+            aim: self.aim(predicted.unwrap_or(Prediction { ttft: Duration::ZERO, tpot: Duration::ZERO }), usual),
             tokens: self.work(),
-            prompt: self.prompt,
+            prompt: self.uncached,
             leave_by: own_limits.min(self.complete + class.queue.max_wait),
             when_hopeless: class.queue.when_hopeless,
             standing,
@@ -247,7 +256,7 @@ impl Wish<'_> {
 
     /// The promise that orders it: the class's own, or a later one that the request asks for;
     /// targets of its own never make it go earlier.
-    fn aim(&self, predicted: Prediction) -> Aim {
+    fn aim(&self, predicted: Prediction, usual: impl Fn(Duration) -> Option<u64>) -> Aim {
         let class = &*self.promise.objectives;
         let objectives = if std::ptr::eq(class, self.objectives) {
             Cow::Borrowed(class)
@@ -263,7 +272,8 @@ impl Wish<'_> {
         let waiting = Progress::waiting(self.arrival, true, self.streams());
         match breaks_at(&waiting, &objectives, &case) {
             Some(moment) => {
-                let further = u32::try_from(self.output().0.saturating_sub(1)).unwrap_or(u32::MAX);
+                let usual = objectives.e2e.and_then(|e2e| usual(e2e.threshold)).unwrap_or(u64::MAX);
+                let further = u32::try_from(self.output().0.saturating_sub(1).min(usual)).unwrap_or(u32::MAX);
                 let service = predicted.ttft + predicted.tpot.saturating_mul(further);
                 Aim::Whole { within: moment - self.arrival, service }
             }

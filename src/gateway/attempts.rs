@@ -226,7 +226,7 @@ pub async fn first_willing_engine(
         let mut begins = !early;
         let spill = 'pool: loop {
             let (want, begins) = (ask.want(&bound.settings, now), std::mem::take(&mut begins));
-            let Some(choice) = bound.yard.choose(&mut attempts, want, begins, now) else {
+            let Some(choice) = bound.yard.choose(&mut attempts, want, ask.facts.prefix_blocks(), begins, now) else {
                 yard.fleet.settle(pool, &mut attempts, now);
                 break behind.is_none_or(|happened| spills(happened, &attempts));
             };
@@ -693,7 +693,7 @@ impl Attempt<'_> {
                     }
                     if read.take_if(|read| *read <= now).is_some() {
                         held.first_token();
-                        work.iter_mut().for_each(|work| work.first_token());
+                        work.iter_mut().for_each(|work| work.first_token(now));
                     }
                 }
                 if self.ask.client.drain_is_over() {

@@ -26,11 +26,13 @@ use crate::inspect::Ratios;
 use crate::judge::Objectives;
 use crate::record::{EngineReport, Recorder, SeatReport, StoreReport};
 use crate::route::settings::{Concurrency, Pool};
-use crate::route::{EngineState, EngineView, Fleet, PoolView, Promised};
+use crate::route::{EngineState, EngineView, Fleet, Pace, PoolView, Promised};
 use crate::units::{PoolId, Tick};
 
 /// How often seats follow the engines where no request comes.
 const COUNT_EVERY: Duration = Duration::from_millis(100);
+/// How often a queue is looked at that waits for its engines' pace.
+const PACE_EVERY: Duration = Duration::from_millis(20);
 /// How often what was learned of engines is held against those that are there.
 const FORGET_EVERY: Duration = Duration::from_secs(60);
 
@@ -136,7 +138,12 @@ impl Gateway {
                 forgets = now + FORGET_EVERY;
                 self.forget_engines(now);
             }
-            self.clock.sleep_until(Some(now + COUNT_EVERY)).await;
+            let counts = now + COUNT_EVERY;
+            while self.desks.any_waits() && self.clock.now() + PACE_EVERY < counts {
+                self.clock.sleep_until(Some(self.clock.now() + PACE_EVERY)).await;
+                self.desks.all().iter().for_each(|(_, desk)| desk.expire());
+            }
+            self.clock.sleep_until(Some(counts)).await;
             self.count_seats();
             self.weigh_levels();
         }
@@ -234,10 +241,16 @@ impl House {
     fn count_seats(&self) {
         self.desks.forget_left();
         for (pool, desk) in self.desks.all() {
-            desk.set_reading(self.fleet.reading(&pool));
+            desk.set_pace(self.fleet.keep_pace(&pool, self.clock.now()).map(prompt_pace));
             self.engines_of(&pool, Some(&desk));
         }
     }
+}
+
+/// The pace of prompts, as the queue takes it.
+fn prompt_pace(pace: Pace) -> queue::Pace {
+    let Pace { per_second, spare, burst, behind, most, least } = pace;
+    queue::Pace { per_second, spare, burst, behind, most, least }
 }
 
 /// One engine, as the page of metrics tells it. One that left counts as down, and its other values

@@ -93,9 +93,9 @@ struct Open {
 }
 
 impl Keeper for Open {
-    fn first_token(&mut self) {
+    fn first_token(&mut self, at: Tick) {
         if let Some(work) = self.work.as_mut() {
-            work.first_token();
+            work.first_token(at);
         }
         if let Some(injection) = self.unproven.take() {
             let gateway = &self.of.gateway;
@@ -187,6 +187,7 @@ fn give_back(work: Box<Work>, timeline: &Timeline) {
         tpot: timeline.tpot(),
         e2e: after(timeline.finish),
         further: timeline.output.0.saturating_sub(1),
+        cached: timeline.usage.cached,
     };
     work.learned(&lesson, timeline.end);
 }

@@ -22,7 +22,7 @@ use crate::units::{ClassId, PoolId, TenantId};
 pub struct Live {
     /// As checked.
     pub settings: Settings,
-    /// Some pool sends like prompts to like engines.
+    /// Some pool sends like prompts to like engines, or counts what their caches hold.
     pub asks_for_prefixes: bool,
     /// Requests are counted against the limits of their tenants: the settings name any.
     pub is_metered: bool,
@@ -88,7 +88,12 @@ impl Live {
             pools: Arc::clone(&pools),
         };
         let promises = settings.classes.iter().map(promise).collect();
-        let asks_for_prefixes = settings.pools.iter().any(|pool| pool.balance == Balance::PrefixAffinity);
+        let asks = |pool: &Pool| match pool.balance {
+            Balance::PrefixAffinity => true,
+            Balance::LeastWork => pool.concurrency != Concurrency::Unlimited || pool.has_several_engines(),
+            Balance::RoundRobin | Balance::SessionAffinity { .. } => false,
+        };
+        let asks_for_prefixes = settings.pools.iter().any(|pool| asks(pool));
         // Also where nobody has limits yet: one that comes by a reload has to know who runs.
         let is_named = |tenant: &Tenant| tenant.id != TenantId::anonymous() || !tenant.limits.is_empty();
         let is_metered = settings.tenants.iter().any(is_named);

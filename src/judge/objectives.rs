@@ -124,6 +124,14 @@ impl Objectives {
         self.e2e.map(|objective| objective.threshold).or_else(|| self.derived_budget(n))
     }
 
+    /// The longest time from start within which a request of this class can still keep its promise: to
+    /// its first token, or to its end where answers have the expected length.
+    #[must_use]
+    pub fn longest(&self) -> Option<Duration> {
+        let ttft = self.ttft.map(|objective| objective.threshold);
+        ttft.into_iter().chain(self.whole_budget(self.default_output().0)).max()
+    }
+
     /// Whether a non-streaming answer of this class is judged at all. A class without any
     /// objective judges it: it is met by finishing.
     #[must_use]

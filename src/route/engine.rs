@@ -10,10 +10,11 @@ use super::affinity;
 use super::breaker::Breaker;
 use super::fleet::Size;
 use super::health::{Change, Checked, Health};
-use super::latency::{Latency, Situation};
+use super::latency::{Latency, Situation, StepTime};
+use super::prefix::PrefixIndex;
 use super::retry::{Attempts, Effect};
-use super::seats::Seats;
-use super::settings::{BreakerLimits, Concurrency, EngineAddress};
+use super::seats::{self, CacheLimit};
+use super::settings::{BreakerLimits, Concurrency, EngineAddress, SeatBounds};
 use super::tournament::Rank;
 use super::view::EngineState;
 use crate::locks::Mutex;
@@ -54,16 +55,28 @@ pub(super) struct Engine {
     /// When its key is to be computed again, as far as it is already planned.
     pub planned: Option<Tick>,
     /// Seats of its pool that are its own, as its key has it.
-    pub given: u32,
+    pub given: Given,
     limit: Limit,
     /// What stands for its name where keys are given homes.
     pub name_key: u64,
-    /// The controller of `auto`.
-    pub auto: Seats,
+    /// Seats under `auto`: as many as its steps allow at the pace of the pool.
+    auto: u32,
+    /// Seats that its cache was seen to hold.
+    cache: CacheLimit,
+    /// What it has run since it came.
+    pub counters: Counters,
+    /// How slow it is among the engines of its pool; 1 is as the others.
+    pub slowness: f64,
+    /// Its last answer that taught something.
+    pub learned_at: Tick,
+    /// The beginnings of prompts that its cache should hold.
+    pub prefixes: PrefixIndex,
     /// What its answers taught.
     pub latency: Arc<Mutex<Latency>>,
     health: Health,
     outstanding: Size,
+    /// Prompt tokens that it has still to compute, by the speed at which it was seen to.
+    backlog: Backlog,
     report: Option<Reported>,
     last_well: Option<Tick>,
     /// It came (back) at this moment and is still warming up.
@@ -82,10 +95,92 @@ struct Limit {
     ours: u32,
     /// In the books of its pool, which are divided by the number of gateways as a whole.
     whole: u32,
+    /// Of ours, those that other gateways were not using when the engine was last asked.
+    lent: u32,
+}
+
+/// What an engine adds to the seats of its pool.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Given {
+    /// To be divided among the gateways.
+    pub whole: u32,
+    /// Beside that, this gateway's alone.
+    pub lent: u32,
 }
 
 impl Limit {
-    const NONE: Limit = Limit { ours: u32::MAX, whole: 0 };
+    const NONE: Limit = Limit { ours: u32::MAX, whole: 0, lent: 0 };
+}
+
+/// What an engine has run: read twice, they say what it ran in between.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Counters {
+    /// Requests of ours that have their first token.
+    decoding: u32,
+    /// Sequences of others.
+    foreign: f64,
+    /// Running sequences, integrated over time: sequence-seconds.
+    sequences: f64,
+    /// Prompt tokens whose first token has come, as estimated.
+    prompts: f64,
+    /// Up to this moment.
+    until: Tick,
+}
+
+/// The prompt tokens that an engine has still to compute. What is outstanding says too much, because
+/// a prompt counts there until its first token comes; so it is taken to shrink with time as well.
+#[derive(Clone, Copy, Debug, Default)]
+struct Backlog {
+    tokens: f64,
+    /// Tokens per second; 0 where nothing was learned.
+    speed: f64,
+    at: Tick,
+}
+
+impl Backlog {
+    fn pass(&mut self, at: Tick) {
+        self.tokens = (self.tokens - self.speed * at.since(self.at).as_secs_f64()).max(0.0);
+        self.at = self.at.max(at);
+    }
+
+    fn add(&mut self, prompt: Tokens, at: Tick) {
+        self.pass(at);
+        self.tokens += prompt.0 as f64;
+    }
+}
+
+/// A reading of [`Counters`].
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Reading {
+    pub sequences: f64,
+    pub prompts: f64,
+}
+
+impl Counters {
+    /// Sequences that run now.
+    pub fn running(&self) -> f64 {
+        f64::from(self.decoding) + self.foreign
+    }
+
+    /// The counters at this moment.
+    pub fn read(&mut self, at: Tick) -> Reading {
+        self.sequences += self.running() * at.since(self.until).as_secs_f64();
+        self.until = self.until.max(at);
+        Reading { sequences: self.sequences, prompts: self.prompts }
+    }
+
+    /// The first token of a prompt came.
+    pub fn first_token(&mut self, prompt: Tokens, at: Tick) -> Reading {
+        self.read(at);
+        self.decoding += 1;
+        self.prompts += prompt.0 as f64;
+        Reading { sequences: self.sequences, prompts: self.prompts }
+    }
+
+    /// A request that had its first token ended.
+    pub fn ended(&mut self) {
+        self.decoding = self.decoding.saturating_sub(1);
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -103,6 +198,13 @@ const WARM_UP: Duration = Duration::from_secs(10);
 const WARM_STEP: Duration = Duration::from_secs(1);
 /// At first it takes this share.
 const COLD_SHARE: f64 = 0.1;
+/// Of the seats that other gateways do not use, one in so many is lent: all of them, and a burst at every
+/// gateway would find the same seats free.
+const LENT_PART: u32 = 2;
+/// What a request weighs beside its prompt, in prompt tokens: its share of each step.
+const PER_REQUEST: f64 = 8.0;
+/// Loads are whole numbers, and this fine.
+const LOAD_UNIT: f64 = 16.0;
 /// KV usage from which an engine counts as under pressure: from here on it begins to preempt.
 const KV_PRESSURE: f64 = 0.8;
 
@@ -121,12 +223,18 @@ impl Engine {
             left: None,
             models: Arc::from([]),
             planned: None,
-            given: 0,
+            given: Given::default(),
             limit: Limit::NONE,
-            auto: Seats::default(),
+            auto: seats::AT_FIRST,
+            cache: CacheLimit::default(),
+            counters: Counters::default(),
+            slowness: 1.0,
+            learned_at: Tick::ZERO,
+            prefixes: PrefixIndex::new(),
             latency: Arc::default(),
             health: Health::default(),
             outstanding: Size::default(),
+            backlog: Backlog::default(),
             report: None,
             last_well: None,
             warms_since,
@@ -156,12 +264,14 @@ impl Engine {
         self.injection_accepted = None;
         self.report = None;
         self.breaker.may_try_now();
-        self.auto.returned(at);
+        self.cache = CacheLimit::default();
+        self.prefixes.clear();
         self.latency.lock().doubt();
     }
 
-    pub fn begin(&mut self, size: Size) -> bool {
+    pub fn begin(&mut self, size: Size, at: Tick) -> bool {
         self.requests += 1;
+        self.backlog.add(size.prefill, at);
         self.outstanding.prefill = self.outstanding.prefill + size.prefill;
         self.outstanding.decode = self.outstanding.decode + size.decode;
         self.breaker.begin()
@@ -169,13 +279,15 @@ impl Engine {
 
     pub fn lighten(&mut self, size: Size) {
         self.outstanding.prefill = self.outstanding.prefill.less(size.prefill);
+        self.backlog.tokens = self.backlog.tokens.min(self.outstanding.prefill.0 as f64);
         self.outstanding.decode = self.outstanding.decode.less(size.decode);
     }
 
     /// What a request would come into.
-    pub const fn situation(&self, size: Size) -> Situation {
-        let Size { prefill, decode } = self.outstanding;
-        Situation { prompt: size.prefill, prefill, decode, batch: self.requests + 1 }
+    pub fn situation(&mut self, size: Size, at: Tick) -> Situation {
+        self.backlog.pass(at);
+        let prefill = Tokens(self.backlog.tokens as u64);
+        Situation { prompt: size.prefill, prefill, decode: self.outstanding.decode, batch: self.requests + 1 }
     }
 
     /// Of our requests it should have so many at one time at most; `None`: there is no limit.
@@ -203,22 +315,54 @@ impl Engine {
     }
 
     /// Computes its limit anew. While it warms up it takes a share of it, one at least.
-    pub fn follow_limit(&mut self, concurrency: Concurrency, gateways: NonZeroU32, at: Tick) {
+    pub fn follow_limit(&mut self, concurrency: Concurrency, bounds: SeatBounds, gateways: NonZeroU32, at: Tick) {
         self.limit = match concurrency {
             Concurrency::Unlimited => Limit::NONE,
             Concurrency::Fixed(most) => {
                 let whole = ((f64::from(most.get()) * self.share(at)) as u32).max(1);
-                Limit { ours: whole.div_ceil(gateways.get()), whole }
+                let share = whole.div_ceil(gateways.get());
+                let lent = self.unused_by_others(whole - share, at) / LENT_PART;
+                Limit { ours: share + lent, whole, lent }
             }
-            Concurrency::Auto => Limit { ours: self.auto.cap(), whole: self.auto.cap() },
+            Concurrency::Auto => {
+                let cache = self.cache.seats().unwrap_or(u32::MAX);
+                let most = self.auto.min(cache).clamp(bounds.min.get(), bounds.max.get());
+                // What others have in the batch is in its steps, too.
+                let ours = most.saturating_sub(self.counters.foreign as u32).max(bounds.min.get());
+                Limit { ours, whole: ours, lent: 0 }
+            }
         };
     }
 
+    /// Of so many seats of other gateways, those that nobody used by a report that is not old.
+    fn unused_by_others(&self, theirs: u32, at: Tick) -> u32 {
+        self.fresh_report(at).map_or(0, |_| theirs.saturating_sub(self.counters.foreign.ceil() as u32))
+    }
+
+    /// What its learned step time says at the pace that its pool must keep: its seats under `auto`
+    /// follow. Without a pace it has as many as there are.
+    ///
+    /// Second is the speed at which its prompts were seen to be computed, in tokens per second. An engine
+    /// of which little was learned is taken to be as all engines of its pool together (`common`).
+    pub fn keep_pace(&mut self, pace: Option<f64>, common: &Latency) -> Option<(StepTime, f64)> {
+        let latency = self.latency.lock();
+        let step = latency.step_time().or_else(|| common.step_time());
+        let speed = latency.prefill_speed().or_else(|| common.prefill_speed());
+        drop(latency);
+        self.backlog.speed = speed.unwrap_or(0.0);
+        self.auto = match (step, pace) {
+            (Some(step), Some(pace)) => seats::seats(&step, pace),
+            (None, Some(_)) => seats::AT_FIRST,
+            (_, None) => seats::CEILING,
+        };
+        step.map(|step| (step, speed.unwrap_or(1.0 / step.per_prompt_token.max(1e-7))))
+    }
+
     /// The seats that it gives its pool at this rank.
-    pub const fn gives(&self, rank: Rank) -> u32 {
+    pub const fn gives(&self, rank: Rank) -> Given {
         match rank {
-            Rank::Free | Rank::Full => self.limit.whole,
-            Rank::Cooling | Rank::Out => 0,
+            Rank::Free | Rank::Full => Given { whole: self.limit.whole, lent: self.limit.lent },
+            Rank::Cooling | Rank::Out => Given { whole: 0, lent: 0 },
         }
     }
 
@@ -227,19 +371,42 @@ impl Engine {
         self.health.is_up() && !self.is_asleep(at) && self.breaker.opens_until().is_some()
     }
 
-    /// How loaded it would be with one request more: our own outstanding tokens, plus what
-    /// others sent it (its waiting and running requests at the last report less ours then),
-    /// plus its queue; more where its KV cache is nearly full, and while it warms up. An old
-    /// report is as none.
+    /// How loaded it would be with one request more: the prompt tokens that are ahead of it, plus a
+    /// little for each request, of others too (its waiting and running requests at the last report
+    /// less ours then; those that wait there have their prompts still ahead of them); more where its KV
+    /// cache is nearly full, where it is slower than the others, and while it warms up. An old report is
+    /// as none.
+    ///
+    /// Prompt tokens count and output tokens hardly do, because a first token waits for the former alone:
+    /// all sequences of a batch gain a token in the same step.
     pub fn load(&mut self, typical: f64, at: Tick) -> u64 {
         let report = self.fresh_report(at).unwrap_or_default();
         let waiting = report.waiting.unwrap_or(0.0);
         let ours = self.report.map_or(0.0, |reported| reported.ours);
         let foreign = (waiting + report.running.unwrap_or(0.0) - ours).max(0.0);
         let pressure = ((report.kv_usage.unwrap_or(0.0) - KV_PRESSURE) / (1.0 - KV_PRESSURE)).clamp(0.0, 1.0);
-        self.others = foreign + waiting;
+        let queued = waiting.min(foreign);
+        self.counters.read(at);
+        self.counters.foreign = foreign - queued;
+        self.others = PER_REQUEST * foreign + typical * queued;
         self.factor = (1.0 + pressure) / self.share(at);
-        self.load_again(typical)
+        self.load_again()
+    }
+
+    /// The same if a request of so many prompt tokens that have to be computed came to it.
+    pub fn load_with(&self, prompt: Tokens) -> u64 {
+        let added = prompt.0 as f64 * self.factor * self.slowness * LOAD_UNIT;
+        self.load_again().saturating_add(added as u64)
+    }
+
+    /// Tokens of a prompt that it should find in its cache; the last token is always computed.
+    pub fn cached(&self, prompt: Tokens, blocks: &[u64]) -> Tokens {
+        let held = self.prefixes.held(blocks);
+        if held == 0 {
+            return Tokens::ZERO;
+        }
+        let expected = self.prefixes.tokens(held).0 as f64 * self.prefixes.credit();
+        Tokens(expected as u64).min(prompt.less(Tokens(1)))
     }
 
     /// Whether it has fewer requests than this bound lets an engine have that is warm and has
@@ -249,9 +416,9 @@ impl Engine {
     }
 
     /// The same, with the engine's report and warmth as they were at the last full look.
-    pub fn load_again(&self, typical: f64) -> u64 {
-        let tokens = self.work().0 as f64 + (1.0 + self.others) * typical;
-        (tokens * self.factor) as u64
+    pub fn load_again(&self) -> u64 {
+        let tokens = self.outstanding.prefill.0 as f64 + PER_REQUEST * f64::from(self.requests + 1) + self.others;
+        (tokens * self.factor * self.slowness * LOAD_UNIT) as u64
     }
 
     /// The share of traffic it takes: below 1 while it warms up.
@@ -283,6 +450,8 @@ impl Engine {
     }
 
     pub fn reported(&mut self, report: Report, until: Tick) {
+        let (usage, running) = (report.kv_usage.unwrap_or(0.0), report.running.unwrap_or(0.0));
+        self.cache.reported(usage, running, report.waiting.unwrap_or(0.0));
         self.report = Some(Reported { report, until, ours: f64::from(self.requests) });
     }
 

@@ -13,10 +13,10 @@
 //! Under `prefix_affinity` and `session_affinity` a request with a key goes to the key's own
 //! engine first, while its load allows ([`affinity`](super::key_of)): that looks at every engine.
 //!
-//! Where enough was learned of the engines' latency ([`latency`](super::Latency)), a request
-//! that is promised something goes, of the four with the least work, to the one where it is
-//! likeliest to keep all of it; and one in a hundred goes anywhere, so that an engine which was
-//! slow once is not avoided for ever.
+//! Under `max_concurrency_per_engine: auto` the learned length of the engines' steps
+//! ([`latency`](super::Latency)) says how many requests each may have, how fast prompts may come
+//! ([`Pace`]), and which engines are slower than the others. What was learned of an engine fades while
+//! it is not asked, so that one which was slow once is asked again within a minute or two.
 
 use std::collections::HashMap;
 use std::num::NonZeroU32;
@@ -26,14 +26,14 @@ use std::time::Duration;
 
 use http::HeaderValue;
 
-use super::engine::{Engine, Report};
+use super::engine::{Engine, Reading, Report};
 use super::health::{Change, Checked};
-use super::latency::{Aims, Latency, Lesson, Prediction, Situation};
+use super::latency::{Aims, Latency, Lesson, Prediction, Situation, Steps};
 use super::retry::{Attempts, Effect, Happened, Injection, Next};
-use super::seats::{Evidence, Own, Promised, Whole};
+use super::seats::Promised;
 use super::settings::{EngineAddress, Pool};
 use super::view::PoolView;
-use super::yard::{Shared, Yard};
+use super::yard::{Pace, Shared, Yard};
 use crate::locks::{Mutex, RwLock};
 use crate::units::{Endpoint, EngineId, PoolId, Tick, Tokens};
 
@@ -103,6 +103,16 @@ pub struct Choice {
     pub work: Box<Work>,
 }
 
+/// A prompt as a prefix cache sees it.
+#[derive(Debug)]
+struct Prefix {
+    /// All of its tokens.
+    prompt: Tokens,
+    blocks: Box<[u64]>,
+    /// Tokens that its engine should have held of it.
+    expected: Tokens,
+}
+
 /// One request's work at an engine. What is left of it leaves the engine's books when this
 /// ends, however it ends.
 #[derive(Debug)]
@@ -111,17 +121,29 @@ pub struct Work {
     yard: Arc<Yard>,
     place: usize,
     left: Size,
+    prefix: Prefix,
     tries: bool,
     /// What it came into, and when.
     situation: Situation,
     dispatched: Tick,
     aims: Aims,
     whole: Option<Duration>,
-    /// The engine's requests at the first token.
-    batch: u32,
+    /// From arrival to dispatch.
+    spent: Duration,
+    /// When the first token came, and what the engine had run until then.
+    first: Option<(Tick, Reading)>,
     latency: Arc<Mutex<Latency>>,
     is_over: bool,
 }
+
+/// Further tokens of an answer in one piece that say something about the pace.
+const LONG_WHOLE: u32 = 32;
+
+/// Tokens of a block of a prompt, roughly.
+const BLOCK_TOKENS: u64 = 128;
+
+/// The share of answers whose length is usual.
+const USUALLY: f64 = 0.9;
 
 /// An engine's numbers are shown for this long after it left.
 pub const REMEMBERED: Duration = Duration::from_secs(600);
@@ -213,22 +235,39 @@ impl Fleet {
     /// See [`Yard::choose`]; no request begins.
     #[must_use]
     pub fn choose(&self, pool: &PoolId, attempts: &mut Attempts, want: impl Into<Want>, at: Tick) -> Option<Choice> {
-        self.yard(pool)?.choose(attempts, want.into(), false, at)
+        self.yard(pool)?.choose(attempts, want.into(), &[], false, at)
     }
 
-    /// What a request of this size would see now at the pool's best engine; `None` while too
-    /// little was learned of it ([`ENOUGH`](super::ENOUGH)), or where nobody takes requests.
+    /// What a request of this size would see at the pool's best engine, once no prompt is ahead of its
+    /// own; `None` while too little was learned of it ([`ENOUGH`](super::ENOUGH)), or where nobody takes
+    /// requests.
     #[must_use]
     pub fn predict(&self, pool: &PoolId, size: Size, at: Tick) -> Option<Prediction> {
-        self.yard(pool)?.inner.lock().predict(size.believable(), at)
+        self.yard(pool)?.inner.lock().predict(size.believable(), true, at)
     }
 
-    /// Prompt tokens that each engine of a pool may have to read at one time, of requests of ours
-    /// without a first token: `prefill_tokens_per_engine: auto`. `None`: no class of the pool is
-    /// promised a first token, and nothing speaks against reading as much as comes.
+    /// Output tokens after the first that nine of ten answers stay within whose class promises this time
+    /// to the end; `None` while too few were seen.
     #[must_use]
-    pub fn reading(&self, pool: &PoolId) -> Option<Tokens> {
-        self.yard(pool)?.inner.lock().reading()
+    pub fn usual_length(&self, pool: &PoolId, limit: Duration) -> Option<u64> {
+        self.yard(pool)?.inner.lock().lengths.of(limit, USUALLY)
+    }
+
+    /// Tokens of a prompt that the engine which holds most of its beginning has still to compute.
+    #[must_use]
+    pub fn uncached(&self, pool: &PoolId, prompt: Tokens, blocks: &[u64]) -> Tokens {
+        match self.yard(pool) {
+            Some(yard) if !blocks.is_empty() => yard.inner.lock().uncached(prompt, blocks),
+            _ => prompt,
+        }
+    }
+
+    /// How fast prompts may go to the engines of a pool: `prefill_tokens_per_engine: auto`. The seats of
+    /// `auto` follow what was learned, too: to be asked now and then. `None`: nothing speaks against
+    /// sending as much as comes.
+    #[must_use]
+    pub fn keep_pace(&self, pool: &PoolId, at: Tick) -> Option<Pace> {
+        self.yard(pool)?.inner.lock().keep_pace(at)
     }
 
     /// The classes that a pool serves are promised this: what `auto` keeps.
@@ -362,29 +401,43 @@ impl Yard {
     /// work. `None`: no such engine can take requests. The retry budget grows with a request that
     /// `begins` in this pool.
     #[must_use]
-    pub fn choose(self: &Arc<Self>, attempts: &mut Attempts, want: Want, begins: bool, at: Tick) -> Option<Choice> {
+    ///
+    /// `blocks` are the hashes of the prompt's beginning, where an engine's prefix cache may matter.
+    pub fn choose(
+        self: &Arc<Self>,
+        attempts: &mut Attempts,
+        want: Want,
+        blocks: &[u64],
+        begins: bool,
+        at: Tick,
+    ) -> Option<Choice> {
         let want = Want { size: want.size.believable(), ..want };
         let mut inner = self.inner.lock();
         if begins {
             inner.budget.request(at);
         }
         inner.wake(at);
-        let place = inner.best_for(&want, attempts.tried())?;
-        let engine = inner.engines[place].as_ref().expect("the tree names only places that are taken");
-        let situation = engine.situation(want.size);
-        let tries = inner.begin(place, want.size, at);
+        let place = inner.best_for(&want, blocks, attempts.tried())?;
+        let engine = inner.engines[place].as_mut().expect("the tree names only places that are taken");
+        let expected = engine.prefixes.tokens(engine.prefixes.held(blocks)).min(want.size.prefill);
+        let prompt = want.size.prefill;
+        let size = Size { prefill: prompt.less(engine.cached(prompt, blocks)), ..want.size };
+        let situation = engine.situation(size, at);
+        let tries = inner.begin(place, size, at);
         let engine = inner.engines[place].as_ref().expect("it was there a line ago");
         attempts.begin(engine.id.clone());
         let work = Box::new(Work {
             yard: Arc::clone(self),
             place,
-            left: want.size,
+            left: size,
+            prefix: Prefix { prompt, blocks: blocks.into(), expected },
             tries,
             situation,
             dispatched: at,
             aims: want.aims,
             whole: want.whole,
-            batch: situation.batch,
+            spent: want.spent,
+            first: None,
             latency: engine.latency.clone(),
             is_over: false,
         });
@@ -402,13 +455,18 @@ impl Yard {
 }
 
 impl Work {
-    /// The first token came: the prompt has been read.
-    pub fn first_token(&mut self) {
-        let read = std::mem::take(&mut self.left.prefill);
-        if read > Tokens::ZERO {
+    /// The first token came: the prompt has been computed.
+    pub fn first_token(&mut self, at: Tick) {
+        if self.first.is_none() {
+            let prompt = std::mem::take(&mut self.left.prefill);
             let mut inner = self.yard.inner.lock();
-            inner.lighten(self.place, Size { prefill: read, decode: Tokens::ZERO });
-            self.batch = inner.requests_at(self.place);
+            let reading = inner.first_token(self.place, prompt, at);
+            if !self.prefix.blocks.is_empty() {
+                let rest = self.prefix.prompt.less(Tokens(BLOCK_TOKENS * self.prefix.blocks.len() as u64));
+                inner.note_prefix(self.place, &self.prefix.blocks, rest, at);
+            }
+            drop(inner);
+            self.first = reading.map(|reading| (at, reading));
         }
     }
 
@@ -436,39 +494,70 @@ impl Work {
     pub fn learned(mut self: Box<Self>, lesson: &Lesson, at: Tick) {
         self.is_over = true;
         let mut inner = self.yard.inner.lock();
-        let batch = f64::midpoint(f64::from(self.batch), f64::from(inner.requests_at(self.place)));
-        inner.end(self.place, self.left, self.tries);
-        if inner.finds_seats() {
-            let promised = inner.promised;
-            let length = self.whole.and_then(|limit| {
-                inner.lengths.note(limit, lesson.further);
-                Some((limit, inner.lengths.of(limit, promised.attainment)?))
-            });
-            let own = {
-                let (latency, prompt) = (self.latency.lock(), self.situation.prompt);
-                let whole = length.map(|(limit, length)| Whole { limit, length, alone: latency.alone(prompt, length) });
-                Own { ttft: self.aims.ttft, reading: latency.reading(prompt), whole }
-            };
-            if let Some(strain) = promised.strain(lesson, &own) {
-                let evidence = Evidence { dispatched: self.dispatched, batch, strain, promised: promised.attainment };
-                inner.note(self.place, evidence, at);
-            }
+        let ran = inner.read_counters(self.place, at);
+        inner.end(self.place, self.left, self.first.is_some(), self.tries);
+        if inner.queues() {
+            inner.note_outcome(lesson, &self.aims, self.whole, self.spent, at);
         }
         drop(inner);
-        if let Some(ttft) = lesson.ttft {
-            let mut latency = self.latency.lock();
-            latency.first_token(&self.situation, ttft);
-            if let Some(tpot) = lesson.tpot {
-                latency.further_tokens(batch, tpot);
+        let further = self.pace_of(lesson, at).zip(self.first.zip(ran)).map(|(tpot, ((began, first), last))| {
+            let elapsed = at.since(began).as_secs_f64();
+            let steps = Steps {
+                // Not the output tokens: they may be of several choices.
+                further: (elapsed / tpot.as_secs_f64().max(1e-6)).round().max(1.0) as u64,
+                batch: (last.sequences - first.sequences) / elapsed.max(1e-6),
+                prompt: last.prompts - first.prompts,
+            };
+            (steps, tpot)
+        });
+        let times = (!self.prefix.blocks.is_empty()).then(|| {
+            let latency = self.latency.lock();
+            let miss = Situation { prompt: self.prefix.prompt, ..self.situation };
+            let hit = Situation { prompt: self.prefix.prompt.less(self.prefix.expected), ..self.situation };
+            latency.predict(&hit).zip(latency.predict(&miss)).map(|(hit, miss)| (hit.ttft, miss.ttft))
+        });
+        let learn = |latency: &mut Latency| {
+            if let Some(ttft) = lesson.ttft {
+                latency.first_token(&self.situation, ttft);
             }
+            if let Some((steps, tpot)) = &further {
+                latency.further_tokens(steps, *tpot);
+            }
+        };
+        let mut latency = self.latency.lock();
+        learn(&mut latency);
+        let is_known = latency.is_known();
+        drop(latency);
+        if is_known && times.is_none() {
+            return;
         }
+        let mut inner = self.yard.inner.lock();
+        if !is_known {
+            learn(&mut inner.common);
+        }
+        if times.is_some() {
+            let (output, prefix) = (Tokens(lesson.further + 1), &self.prefix);
+            inner.learned_prefix(self.place, prefix.expected, lesson.cached, times.flatten().zip(lesson.ttft), output, at);
+        }
+    }
+}
+
+impl Work {
+    /// Time per further token: as it was seen, or, of an answer that came in one piece and is long, what is
+    /// left of its time when its prompt should have been computed.
+    fn pace_of(&self, lesson: &Lesson, at: Tick) -> Option<Duration> {
+        if lesson.ttft.is_some() {
+            return lesson.tpot;
+        }
+        let further = u32::try_from(lesson.further).ok().filter(|further| *further >= LONG_WHOLE)?;
+        Some(at.since(self.first?.0) / further)
     }
 }
 
 impl Drop for Work {
     fn drop(&mut self) {
         if !self.is_over {
-            self.yard.inner.lock().end(self.place, self.left, self.tries);
+            self.yard.inner.lock().end(self.place, self.left, self.first.is_some(), self.tries);
         }
     }
 }

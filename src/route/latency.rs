@@ -1,12 +1,30 @@
-//! Learns how long an engine takes: the time from dispatch to the first token, from the prompt
-//! and the work that the engine had; the time per further token, from the size of its batch.
+//! A model of one engine, learned online from what the gateway sees anyway: how long a step of the
+//! engine takes, and how long the first token of a request will take.
 //!
-//! Pure. Both are non-negative linear models, fitted as answers end by recursive least squares
+//! Pure. An engine with continuous batching works in steps. A step gives every running sequence one
+//! token and spends the rest of its token budget on prefill (Yu et al., *Orca*, OSDI 2022; Agrawal
+//! et al., *Sarathi-Serve*, OSDI 2024). Its length is close to linear in the sequences and in the
+//! prompt tokens of the step, and the time per output token of an answer is the mean length of the
+//! steps that it ran through:
+//!
+//! `TPOT = base + per_sequence * mean batch + per_prompt_token * prompt tokens per step`
+//!
+//! The gateway knows these without looking at single tokens: from two counters of the engine (the
+//! integral of running sequences over time, and the prompt tokens whose first token has come), read
+//! at the first and at the last token of an answer, and from the length of the answer. Prompt tokens
+//! are counted as estimated, so that `per_prompt_token` already contains what the prefix cache saves.
+//!
+//! The time to the first token is fitted to the request's own prompt, the prompt tokens ahead of it,
+//! and the sequences that run.
+//!
+//! Both are non-negative linear models, fitted as answers end by recursive least squares
 //! with forgetting (Ljung and Söderström, *Theory and Practice of Recursive Identification*,
-//! 1983), with three changes that latencies ask for:
+//! 1983), with four changes that latencies ask for:
 //!
 //! - What is fitted is the *logarithm*: an answer twice as late as expected weighs the same at
 //!   50 ms and at 5 s. The step is Gauss-Newton's: the regressor is the model's gradient.
+//! - An answer weighs by its length, because one prefill step decides the pace of three tokens and
+//!   the mean step that of a hundred.
 //! - Residuals are cut at a multiple of their usual size (Huber's M-estimator; in recursive
 //!   form Kovačević, Banjac and Kovačević, *EURASIP J. Adv. Signal Process.* 2016:37), so that
 //!   one answer that hung for a minute changes nothing.
@@ -16,11 +34,11 @@
 //!
 //! Coefficients never become negative: they are put back to the nearest point that is not.
 //!
-//! Where nearly all residuals lately lie on one side the engine has changed: then everything is
+//! If nearly all recent residuals lie on one side, the engine has changed: then everything is
 //! forgotten quickly until they no longer do (a variable forgetting factor, as Fortescue, Kershenbaum and Ydstie,
 //! *Automatica* 17, 1981, with a plainer trigger).
 //!
-//! Until [`ENOUGH`] answers were seen there is no prediction, and whoever asks does without.
+//! Until [`ENOUGH`] answers were seen there is no prediction, and the caller does without.
 
 use std::time::Duration;
 
@@ -85,6 +103,8 @@ pub struct Lesson {
     pub e2e: Option<Duration>,
     /// Tokens after the first.
     pub further: u64,
+    /// Prompt tokens that the engine had cached, if it told.
+    pub cached: Option<Tokens>,
 }
 
 /// How far predictions were off lately, as a share of what was seen; `None` before there was
@@ -97,41 +117,108 @@ pub struct Errors {
     pub tpot: Option<f64>,
 }
 
+/// The steps that an answer ran through, from its first token to its last.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Steps {
+    /// Tokens after the first.
+    pub further: u64,
+    /// Mean number of sequences that ran meanwhile, this one included.
+    pub batch: f64,
+    /// Prompt tokens of other requests that were computed meanwhile, as estimated.
+    pub prompt: f64,
+}
+
+impl Steps {
+    /// Thousands of prompt tokens in a step.
+    fn prompt_per_step(&self) -> f64 {
+        self.prompt / self.further.max(1) as f64 / 1000.0
+    }
+
+    fn weight(&self) -> f64 {
+        answer_weight(self.further)
+    }
+}
+
+/// How much an answer of so many tokens after the first says about the mean step: full weight from
+/// [`LONG_ANSWER`] tokens on.
+#[must_use]
+pub fn answer_weight(further: u64) -> f64 {
+    (further as f64 / LONG_ANSWER).min(1.0)
+}
+
+/// The length of a step, in seconds, as far as it depends on what is in it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepTime {
+    /// Of a step with nothing in it.
+    pub base: f64,
+    /// Added by each running sequence.
+    pub per_sequence: f64,
+    /// Added by each prompt token, as estimated.
+    pub per_prompt_token: f64,
+}
+
+impl StepTime {
+    /// A step without prefill, in a batch of this size.
+    #[must_use]
+    pub fn decode(&self, batch: f64) -> f64 {
+        self.base + self.per_sequence * batch
+    }
+}
+
 /// What one engine's answers taught.
 #[derive(Clone, Debug)]
 pub struct Latency {
     ttft: Model<4>,
-    tpot: Model<2>,
+    step: Model<3>,
+    /// Thousands of prompt tokens in a step, lately.
+    prompt_per_step: f64,
 }
 
 /// Coefficients before anything was learned, roughly an 8B model on one large GPU: seconds, per
-/// thousand tokens of prompt, of earlier prompts, of outstanding output.
-const TTFT_AT_FIRST: [f64; 4] = [0.03, 0.08, 0.08, 0.001];
-/// Seconds, and per request in the batch.
-const TPOT_AT_FIRST: [f64; 2] = [0.01, 0.0002];
+/// thousand tokens of prompt, of prompts ahead, per running sequence.
+const TTFT_AT_FIRST: [f64; 4] = [0.03, 0.08, 0.08, 0.0005];
+/// Seconds, per sequence in the step, per thousand prompt tokens in the step.
+const STEP_AT_FIRST: [f64; 3] = [0.01, 0.0002, 0.08];
+/// Tokens from which an answer says all that one answer can say about the mean step.
+const LONG_ANSWER: f64 = 30.0;
+/// Weight of a new answer in [`Latency::prompt_per_step`], for an answer of full weight.
+const MIX_WEIGHT: f64 = 0.05;
+/// No step is shorter: tokens that came together in one read say nothing about a step.
+const SHORTEST_STEP: Duration = Duration::from_micros(100);
 
 impl Default for Latency {
     fn default() -> Self {
-        Latency { ttft: Model::new(TTFT_AT_FIRST), tpot: Model::new(TPOT_AT_FIRST) }
+        Latency { ttft: Model::new(TTFT_AT_FIRST), step: Model::new(STEP_AT_FIRST), prompt_per_step: 0.0 }
     }
 }
 
 impl Latency {
     /// An answer's first token came `took` after it was dispatched into `situation`.
     pub fn first_token(&mut self, situation: &Situation, took: Duration) {
-        self.ttft.learn(&situation.before_the_first_token(), took.as_secs_f64());
+        self.ttft.learn(&situation.before_the_first_token(), took.as_secs_f64(), 1.0);
     }
 
-    /// An answer's further tokens took `each`, in a batch of this mean size.
-    pub fn further_tokens(&mut self, batch: f64, each: Duration) {
-        self.tpot.learn(&[1.0, batch], each.as_secs_f64());
+    /// An answer's further tokens took `each`.
+    pub fn further_tokens(&mut self, steps: &Steps, each: Duration) {
+        if each < SHORTEST_STEP || steps.further == 0 || !steps.batch.is_finite() || !steps.prompt.is_finite() {
+            return;
+        }
+        let (prompt, weight) = (steps.prompt_per_step(), steps.weight());
+        self.step.learn(&[1.0, steps.batch, prompt], each.as_secs_f64(), weight);
+        self.prompt_per_step += MIX_WEIGHT * weight * (prompt - self.prompt_per_step);
+    }
+
+    /// Whether enough was seen for figures of its own.
+    #[must_use]
+    pub const fn is_known(&self) -> bool {
+        self.step.seen >= ENOUGH
     }
 
     /// Another process may have taken the engine's place: what is known holds until answers say
     /// otherwise, and they are believed sooner.
     pub fn doubt(&mut self) {
         self.ttft.doubt();
-        self.tpot.doubt();
+        self.step.doubt();
     }
 
     /// The time to the first token; before enough was seen, by the first guess.
@@ -144,71 +231,59 @@ impl Latency {
     #[must_use]
     pub fn predict(&self, situation: &Situation) -> Option<Prediction> {
         let ttft = self.ttft.estimate(&situation.before_the_first_token())?;
-        let tpot = self.tpot.estimate(&[1.0, f64::from(situation.batch)])?;
+        let tpot = self.step.estimate(&self.step_of(situation.batch))?;
         Some(Prediction { ttft: seconds(ttft), tpot: seconds(tpot) })
     }
 
-    /// The part of the time to the first token that is the prompt's own, whatever else the
-    /// engine has to do.
+    /// What a request would see from an engine in which no other prompt is ahead of its own: how long
+    /// its own service takes, whatever happens to be in the way now.
     #[must_use]
-    pub fn reading(&self, prompt: Tokens) -> Option<Duration> {
-        let [_, per_thousand, ..] = self.ttft.coefficients;
-        let own = per_thousand * TTFT_AT_FIRST[1] * prompt.0 as f64 / 1000.0;
-        (self.ttft.seen >= ENOUGH).then(|| seconds(own))
+    pub fn predict_unhindered(&self, situation: &Situation) -> Option<Prediction> {
+        self.predict(&Situation { prefill: Tokens::ZERO, ..*situation })
+    }
+
+    /// The learned length of a step; `None` while too little was seen.
+    #[must_use]
+    pub fn step_time(&self) -> Option<StepTime> {
+        let [base, per_sequence, per_thousand] = self.step.known_coefficients()?;
+        Some(StepTime { base, per_sequence, per_prompt_token: per_thousand / 1000.0 })
+    }
+
+    /// Prompt tokens per second by which what is ahead of a request shrinks; `None` while too little was
+    /// seen.
+    #[must_use]
+    pub fn prefill_speed(&self) -> Option<f64> {
+        let [_, _, per_thousand, _] = self.ttft.known_coefficients()?;
+        Some(1000.0 / per_thousand.max(1e-3))
+    }
+
+    /// A step as they are lately, in a batch of this size.
+    fn step_of(&self, batch: u32) -> [f64; 3] {
+        [1.0, f64::from(batch), self.prompt_per_step]
     }
 
     /// The time to the end of an answer with so many tokens after the first, from an engine that
     /// does nothing else.
     #[must_use]
     pub fn alone(&self, prompt: Tokens, further: u64) -> Option<Duration> {
-        let pace = self.tpot.estimate(&[1.0, 1.0])?;
-        Some(self.reading(prompt)? + seconds(pace * further as f64))
-    }
-
-    /// Prompt tokens that the engine reads in a second; before enough was seen, by the first
-    /// guess.
-    #[must_use]
-    pub fn reads_per_second(&self) -> f64 {
-        let [_, per_thousand, ..] = self.ttft.coefficients;
-        let share = if self.ttft.seen >= ENOUGH { per_thousand } else { 1.0 };
-        1000.0 / (share * TTFT_AT_FIRST[1]).max(LEAST_PER_THOUSAND)
-    }
-
-    /// The chance that a request keeps all that is asked; `None` while too little was seen.
-    ///
-    /// The logarithm of what is seen over what was predicted is taken to be logistic, with the
-    /// mean size that it had lately, and the objectives to fail independently of each other.
-    /// Both are simplifications: engines are compared with it, nothing is promised by it.
-    #[must_use]
-    pub fn chance(&self, situation: &Situation, output: Tokens, aims: &Aims) -> Option<f64> {
-        let (before, batch) = (situation.before_the_first_token(), [1.0, f64::from(situation.batch)]);
-        let mut chance = 1.0;
-        if let Some(limit) = aims.ttft {
-            chance *= self.ttft.chance(self.ttft.estimate(&before)?, limit);
-        }
-        if let Some(limit) = aims.tpot {
-            chance *= self.tpot.chance(self.tpot.estimate(&batch)?, limit);
-        }
-        if let Some(limit) = aims.e2e {
-            let further = output.0.saturating_sub(1) as f64 * self.tpot.estimate(&batch)?;
-            let whole = self.ttft.estimate(&before)? + further;
-            chance *= self.ttft.chance(whole, limit);
-        }
-        Some(chance)
+        let situation = Situation { prompt, batch: 1, ..Situation::default() };
+        let ttft = self.ttft.estimate(&situation.before_the_first_token())?;
+        let pace = self.step.estimate(&[1.0, 1.0, 0.0])?;
+        Some(seconds(ttft + pace * further as f64))
     }
 
     /// How far predictions were off lately.
     #[must_use]
     pub fn errors(&self) -> Errors {
-        let error = |off: f64, seen: u32| (seen > ENOUGH).then_some(off);
-        Errors { ttft: error(self.ttft.off, self.ttft.seen), tpot: error(self.tpot.off, self.tpot.seen) }
+        let error = |off: f64, seen: u32| (seen > ENOUGH).then(|| off.exp_m1());
+        Errors { ttft: error(self.ttft.off, self.ttft.seen), tpot: error(self.step.off, self.step.seen) }
     }
 }
 
 impl Situation {
     fn before_the_first_token(&self) -> [f64; 4] {
         let thousands = |tokens: Tokens| tokens.0 as f64 / 1000.0;
-        [1.0, thousands(self.prompt), thousands(self.prefill), thousands(self.decode)]
+        [1.0, thousands(self.prompt), thousands(self.prefill), f64::from(self.batch)]
     }
 }
 
@@ -219,8 +294,6 @@ fn seconds(seconds: f64) -> Duration {
 
 /// Nothing is predicted to take longer: a day.
 const LONGEST: f64 = 86_400.0;
-/// No engine reads a thousand tokens in less than this, in seconds.
-const LEAST_PER_THOUSAND: f64 = 1e-3;
 /// Nothing takes less: a microsecond.
 const SHORTEST: f64 = 1e-6;
 /// What was learned a hundred answers ago counts `FORGETTING^100`: six tenths.
@@ -238,6 +311,11 @@ const SPREAD_WEIGHT: f64 = 0.02;
 /// The mean size before anything was seen, and the least that is believed: steps of an engine
 /// alone make 2 %.
 const SPREAD: (f64, f64) = (1.0, 0.02);
+/// The median error before there was any, and its bounds.
+const OFF_AT_FIRST: f64 = 0.2;
+const OFF: (f64, f64) = (0.001, 3.0);
+/// One answer moves the median error by this factor, either way.
+const OFF_STEP: f64 = 1.04;
 /// The mean size of residuals that is expected after a restart, at least.
 const DOUBT: f64 = 0.2;
 /// How well each coefficient is known before anything was seen: a standard deviation of twice
@@ -259,7 +337,7 @@ struct Model<const N: usize> {
     spread: f64,
     /// Mean side of log residuals: 1 where all were above, -1 where all were below.
     lean: f64,
-    /// Mean relative error.
+    /// Median size of log residuals lately.
     off: f64,
 }
 
@@ -267,7 +345,7 @@ impl<const N: usize> Model<N> {
     fn new(unit: [f64; N]) -> Self {
         let mut known = [[0.0; N]; N];
         (0..N).for_each(|i| known[i][i] = KNOWN_AT_FIRST);
-        Model { unit, coefficients: [1.0; N], known, seen: 0, spread: SPREAD.0, lean: 0.0, off: 0.0 }
+        Model { unit, coefficients: [1.0; N], known, seen: 0, spread: SPREAD.0, lean: 0.0, off: OFF_AT_FIRST }
     }
 
     fn value(&self, given: &[f64; N]) -> f64 {
@@ -279,25 +357,20 @@ impl<const N: usize> Model<N> {
         (self.seen >= ENOUGH).then(|| self.value(given))
     }
 
-    /// The chance that what is estimated as `value` stays within `limit`.
-    fn chance(&self, value: f64, limit: Duration) -> f64 {
-        // The mean size of a logistic variable is 2 ln 2 of its scale.
-        let scale = self.spread / (2.0 * std::f64::consts::LN_2);
-        let distance = (limit.as_secs_f64().max(SHORTEST) / value).ln();
-        1.0 / (1.0 + (-distance / scale).exp())
+    fn known_coefficients(&self) -> Option<[f64; N]> {
+        (self.seen >= ENOUGH).then(|| std::array::from_fn(|i| self.coefficients[i] * self.unit[i]))
     }
 
-    fn learn(&mut self, given: &[f64; N], seen: f64) {
+    /// `weight`: how much this says, at most 1.
+    fn learn(&mut self, given: &[f64; N], seen: f64, weight: f64) {
         if !seen.is_finite() || given.iter().any(|value| !value.is_finite()) {
             return;
         }
         let seen = seen.clamp(SHORTEST, LONGEST);
         let value = self.value(given);
         let residual = (seen / value).ln();
-        if self.seen == ENOUGH {
-            self.off = (seen - value).abs() / seen;
-        } else if self.seen > ENOUGH {
-            self.off += SPREAD_WEIGHT * ((seen - value).abs() / seen - self.off);
+        if self.seen >= ENOUGH {
+            self.note_error(residual.abs());
         }
         self.lean += LEAN.0 * (residual.signum() - self.lean);
         let has_changed = self.lean.abs() > LEAN.1;
@@ -306,12 +379,20 @@ impl<const N: usize> Model<N> {
         if has_changed {
             self.forget();
         }
-        self.step(given, value, residual.clamp(-most, most), (most / residual.abs()).min(1.0));
+        self.step(given, value, residual.clamp(-most, most), weight * (most / residual.abs()).min(1.0), weight);
         self.seen = self.seen.saturating_add(1);
     }
 
-    /// One step of the filter: `residual` is cut already, and `weight` is what the cut left.
-    fn step(&mut self, given: &[f64; N], value: f64, residual: f64, weight: f64) {
+    /// The median of the sizes of log residuals, by steps of a fixed ratio (stochastic approximation):
+    /// bounded, and no single answer moves it by more than a step.
+    fn note_error(&mut self, size: f64) {
+        let step = if size > self.off { OFF_STEP } else { 1.0 / OFF_STEP };
+        self.off = (self.off * step).clamp(OFF.0, OFF.1);
+    }
+
+    /// One step of the filter: `residual` is cut already, `weight` is what the cut left of the answer's
+    /// `own` weight.
+    fn step(&mut self, given: &[f64; N], value: f64, residual: f64, weight: f64, own: f64) {
         let gradient: [f64; N] = std::array::from_fn(|i| self.unit[i] * given[i] / value);
         let precision = 1.0 / (self.spread * self.spread);
         let along: [f64; N] = std::array::from_fn(|i| (0..N).map(|j| self.known[i][j] * gradient[j]).sum());
@@ -324,7 +405,7 @@ impl<const N: usize> Model<N> {
         }
         let direction = solve(&self.known, &gradient);
         for (coefficient, direction) in self.coefficients.iter_mut().zip(direction) {
-            *coefficient = (*coefficient + direction * precision * residual).max(0.0);
+            *coefficient = (*coefficient + direction * own * precision * residual).max(0.0);
         }
     }
 

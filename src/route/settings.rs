@@ -35,6 +35,8 @@ pub struct Pool {
     pub balance: Balance,
     /// How many requests an engine works on at one time.
     pub concurrency: Concurrency,
+    /// What `auto` stays within.
+    pub seat_bounds: SeatBounds,
     /// How requests wait where all seats are taken.
     pub queue: queue::Settings,
     /// Health checks; `None`: `health: off`.
@@ -229,6 +231,22 @@ pub enum Concurrency {
     Auto,
 }
 
+/// What `auto` stays within.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SeatBounds {
+    /// At least so many seats for an engine.
+    pub min: NonZeroU32,
+    /// At most so many.
+    pub max: NonZeroU32,
+}
+
+impl Default for SeatBounds {
+    /// 1 to 1024
+    fn default() -> Self {
+        SeatBounds { min: NonZeroU32::MIN, max: NonZeroU32::MIN.saturating_add(1023) }
+    }
+}
+
 /// A health check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Health {
@@ -337,6 +355,15 @@ impl Inject {
 }
 
 impl Pool {
+    /// Whether it may have more than one engine.
+    #[must_use]
+    pub fn has_several_engines(&self) -> bool {
+        match &self.engines {
+            Engines::Static(all) => all.len() > 1,
+            Engines::Dns(_) => true,
+        }
+    }
+
     /// A pool of kind `vllm` with these engines and every default.
     #[must_use]
     pub fn with_defaults(id: PoolId, engines: Engines) -> Self {
@@ -351,6 +378,7 @@ impl Pool {
             engine_priority: false,
             balance: Balance::LeastWork,
             concurrency: Concurrency::default(),
+            seat_bounds: SeatBounds::default(),
             queue: queue::Settings::default(),
             health: Some(Health::default()),
             metrics: Some(Scrape::default()),

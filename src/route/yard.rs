@@ -10,12 +10,13 @@ use std::time::Duration;
 
 use super::Budget;
 use super::affinity;
-use super::engine::{Engine, Report};
+use super::engine::{Engine, Reading, Report};
 use super::fleet::{REMEMBERED, Size, Want};
 use super::health::{Change, Checked};
-use super::latency::{Aims, Prediction};
+use super::latency::{Aims, Latency, Lesson, Prediction};
 use super::retry::{Effect, Rest};
-use super::seats::{Evidence, Lengths, Promised};
+use super::latency::answer_weight;
+use super::seats::{self, Lengths, Paces, Promised};
 use super::settings::{Balance, Concurrency, EngineAddress, Engines, Pool};
 use super::tournament::{Key, Rank, Tournament};
 use super::view::{EngineState, EngineView, PoolView};
@@ -39,10 +40,18 @@ pub(super) struct Inner {
     shared: Arc<Shared>,
     /// What the seats of `auto` must keep.
     pub promised: Promised,
+    /// The mean steps that keep it.
+    pub paces: Paces,
     /// How long the answers are whose class promises time to the end.
     pub lengths: Lengths,
+    /// What was learned of engines of which too little was learned yet, as if they were one.
+    pub common: Latency,
+    /// Who was given a beginning of a prompt last.
+    holders: HashMap<u64, u32, ahash::RandomState>,
     /// Seats that the engines give, before they are divided among gateways.
     seats: u64,
+    /// Seats of other gateways that these do not use.
+    lent: u64,
     pub retired: Option<Tick>,
     pub engines: Vec<Option<Engine>>,
     pub places: HashMap<EngineId, usize, ahash::RandomState>,
@@ -57,22 +66,46 @@ pub(super) struct Inner {
     typical: f64,
 }
 
-/// Engines whose chances are compared.
-const CANDIDATES: usize = 4;
-/// One request in so many goes to an engine picked blindly.
-const EXPLORES: u64 = 100;
-/// So often is looked for one that takes requests.
-const BLIND_TRIES: usize = 4;
-
-/// A chance in steps of a twentieth: smaller differences are not believed.
-fn twentieths(chance: f64) -> u32 {
-    (chance * 20.0).round() as u32
-}
-
-/// The part of the time to the first token that may pass with prompts read before one's own.
-const READ_BEFORE: f64 = 0.25;
+/// Seconds of prefill that an engine may have ahead of it while the pace allows, in the shortest time
+/// to a first token; without one, so many seconds.
+const PREFILL_AHEAD: (f64, f64) = (0.35, 4.0);
+/// The same while the pace is behind: enough for the next step, and little that a more urgent prompt
+/// would have to wait for.
+const LEAST_AHEAD: (f64, f64) = (0.25, 0.35);
+/// The share of the speed at which an engine computes prompts that it is given at most: at all of it the
+/// prompts ahead would never become fewer.
+const FULL_SPEED: f64 = 0.95;
+/// The share of the paces up to which engines are given what tenants send beyond their usual share.
+const SPARE_PACE: f64 = 0.7;
 /// Fewer prompt tokens do not fill a step of an engine.
-const LEAST_READING: u64 = 512;
+const LEAST_READING: f64 = 512.0;
+/// Seconds of prefill by which an engine may be ahead of the pace, and behind it.
+const BURST: f64 = 0.4;
+const BEHIND: f64 = 1.0;
+/// Engines that are less slow than this, compared with the median, are as the others: so much is error.
+const AS_OTHERS: f64 = 1.25;
+/// What was learned of an engine counts less with the time since its last answer: half after this.
+const HALF_LIFE: f64 = 60.0;
+/// The step in which engines are compared: so many sequences and prompt tokens.
+const USUAL_STEP: (f64, f64) = (16.0, 256.0);
+
+/// How fast prompts may go to the engines of a pool, in prompt tokens as estimated.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Pace {
+    /// Tokens per second: the share of the engines' time that the paces of the classes leave for
+    /// prefill. Infinite where no class has a pace.
+    pub per_second: f64,
+    /// The same at [`SPARE_PACE`] of the paces.
+    pub spare: f64,
+    /// Tokens by which the pool may be ahead of that.
+    pub burst: f64,
+    /// Tokens by which it may be behind.
+    pub behind: f64,
+    /// Tokens that one engine may have ahead of it.
+    pub most: f64,
+    /// Tokens that it may have ahead of it while the pool is behind.
+    pub least: f64,
+}
 
 /// What all pools know.
 #[derive(Debug)]
@@ -95,10 +128,13 @@ impl Shared {
     }
 }
 
+/// Beginnings of prompts of which a pool knows who was given them last; beyond that it begins anew.
+const MOST_HOLDERS: usize = 1 << 17;
+
 /// What a pool remembers of models that its engines served, at most.
 const SERVED_NAMES: usize = 4096;
 
-/// Tokens of a typical request before any was seen.
+/// Prompt tokens of a typical request before any was seen.
 const TYPICAL_AT_FIRST: f64 = 512.0;
 
 /// Engine metrics older than this many scrape intervals are no longer believed.
@@ -113,8 +149,12 @@ impl Yard {
                 settings,
                 shared,
                 promised: Promised::default(),
+                paces: Paces::default(),
                 lengths: Lengths::default(),
+                common: Latency::default(),
+                holders: HashMap::default(),
                 seats: 0,
+                lent: 0,
                 retired: None,
                 engines: Vec::new(),
                 places: HashMap::default(),
@@ -269,11 +309,12 @@ impl Inner {
         let key = match self.engines.get_mut(place).and_then(Option::as_mut) {
             None => Key::OUT,
             Some(engine) => {
-                engine.follow_limit(self.settings.concurrency, gateways, at);
+                engine.follow_limit(self.settings.concurrency, self.settings.seat_bounds, gateways, at);
                 let rank = engine.rank(at);
                 let given = engine.gives(rank);
                 if engine.given != given {
-                    self.seats = self.seats + u64::from(given) - u64::from(engine.given);
+                    self.seats = self.seats + u64::from(given.whole) - u64::from(engine.given.whole);
+                    self.lent = self.lent + u64::from(given.lent) - u64::from(engine.given.lent);
                     engine.given = given;
                     self.shared.seat_changes.fetch_add(1, Ordering::Release);
                 }
@@ -309,7 +350,7 @@ impl Inner {
         {
             let load = match self.settings.balance {
                 Balance::RoundRobin => engine.last_turn,
-                _ => engine.load_again(self.typical),
+                _ => engine.load_again(),
             };
             let now = Key { rank: engine.rank_if_able(), load };
             if now != key {
@@ -327,18 +368,72 @@ impl Inner {
             Concurrency::Fixed(_) => u64::from(self.shared.gateways().get()),
             Concurrency::Auto => 1,
         };
-        Some(usize::try_from((self.seats / gateways).max(1)).unwrap_or(usize::MAX))
+        Some(usize::try_from((self.seats / gateways + self.lent).max(1)).unwrap_or(usize::MAX))
     }
 
-    /// What an engine reads in [`READ_BEFORE`] of the shortest time to the first token, on the
-    /// average of the engines, shared among the gateways.
-    pub fn reading(&self) -> Option<Tokens> {
-        let ttft = self.promised.ttft?.as_secs_f64();
-        let (count, sum) = self
-            .present()
-            .fold((0u32, 0.0), |(count, sum), (_, engine)| (count + 1, sum + engine.latency.lock().reads_per_second()));
-        let each = (READ_BEFORE * ttft * sum / f64::from(count.max(1))) as u64;
-        Some(Tokens((each.max(LEAST_READING) / u64::from(self.shared.gateways().get())).max(1)))
+    /// How fast prompts may go to the engines, by what was learned of them. Their seats under `auto`
+    /// follow, and how they compare. `None`: too little was learned, or no class promises anything.
+    pub fn keep_pace(&mut self, at: Tick) -> Option<Pace> {
+        if !self.queues() {
+            return None;
+        }
+        let target = self.paces.least(at).or_else(|| self.promised.pace_at_first());
+        if target.is_none() && self.promised.ttft.is_none() && !self.promised.e2e {
+            return None;
+        }
+        let (mut known, mut sum) = (0u32, Pace::default());
+        let ttft = self.promised.ttft.map(|ttft| ttft.as_secs_f64());
+        let within = |(share, without): (f64, f64)| ttft.map_or(without, |ttft| share * ttft);
+        let (most, least) = (within(PREFILL_AHEAD), within(LEAST_AHEAD).min(LEAST_AHEAD.1));
+        let mut usual = Vec::with_capacity(self.engines.len());
+        for engine in self.engines.iter_mut().flatten().filter(|engine| engine.left.is_none()) {
+            let Some((step, speed)) = engine.keep_pace(target, &self.common) else { continue };
+            // A small token budget keeps an engine from spending all its time on prefill: then its steps
+            // allow more than it can do.
+            let allowed = 1.0 / step.per_prompt_token.max(1e-7);
+            let tokens = allowed.min(speed);
+            let share = target.map_or(1.0, |pace| seats::prefill_share(&step, pace, engine.counters.running()));
+            let spare = target.map_or(1.0, |pace| {
+                seats::prefill_share(&step, SPARE_PACE * pace, engine.counters.running())
+            });
+            sum.spare += (spare * allowed).min(FULL_SPEED * speed);
+            known += 1;
+            sum.per_second += (share * allowed).min(FULL_SPEED * speed);
+            sum.burst += BURST * tokens;
+            sum.behind += BEHIND * tokens;
+            sum.most += (most * tokens).max(LEAST_READING);
+            sum.least += (least * tokens).max(LEAST_READING);
+            usual.push((engine.id.clone(), step.decode(USUAL_STEP.0) + step.per_prompt_token * USUAL_STEP.1));
+        }
+        self.compare(&mut usual, at);
+        (0..self.engines.len()).for_each(|place| self.rekey(place, at));
+        let all = self.present().count() as f64;
+        // Those of which nothing is known yet are taken to be like the others.
+        let scale = all / f64::from(known.max(1));
+        let pace = target.map_or(f64::INFINITY, |_| sum.per_second * scale);
+        let each = f64::from(known.max(1));
+        (known > 0).then(|| Pace {
+            per_second: pace,
+            spare: target.map_or(f64::INFINITY, |_| sum.spare * scale),
+            burst: sum.burst * scale,
+            behind: sum.behind * scale,
+            most: sum.most / each,
+            least: sum.least / each,
+        })
+    }
+
+    /// How slow engines are among each other: within the error of what was learned they are equal, and
+    /// what was learned long ago says little.
+    fn compare(&mut self, usual: &mut [(EngineId, f64)], at: Tick) {
+        usual.sort_by(|a, b| a.1.total_cmp(&b.1));
+        let Some(median) = usual.get(usual.len() / 2).map(|(_, step)| *step) else { return };
+        for (id, step) in usual {
+            let Some(engine) = self.places.get(id).and_then(|&place| self.engines[place].as_mut()) else { continue };
+            let ratio = *step / median;
+            let fresh = 0.5f64.powf(at.since(engine.learned_at).as_secs_f64() / HALF_LIFE);
+            let differs = ratio > AS_OTHERS || ratio < 1.0 / AS_OTHERS;
+            engine.slowness = if differs { ratio.powf(fresh) } else { 1.0 };
+        }
     }
 
     pub fn best_without(&mut self, tried: &[EngineId]) -> Option<usize> {
@@ -353,29 +448,72 @@ impl Inner {
         best
     }
 
-    /// The best place for a request, with the chances of the [`CANDIDATES`] best weighed where
-    /// enough was learned of all of them.
-    pub fn best_for(&mut self, want: &Want, tried: &[EngineId]) -> Option<usize> {
-        if want.key != 0
-            && let Some(home) = self.home(want.key, tried)
-        {
-            return Some(home);
+    /// The best place for a request: the engine that its key belongs to, else the one that would have the
+    /// least to do if it came there, what its cache holds of the prompt left out.
+    pub fn best_for(&mut self, want: &Want, blocks: &[u64], tried: &[EngineId]) -> Option<usize> {
+        let home = if want.key == 0 { None } else { self.home(want.key, tried) };
+        if home.is_some() {
+            return home;
         }
         let best = self.best_without(tried)?;
-        let aims = want.aims.after(want.spent);
-        let weighs = self.settings.balance != Balance::RoundRobin && aims != Aims::NONE && self.places.len() > 1;
-        if !weighs || self.tree.key(best).rank != Rank::Free {
+        let looks = self.settings.balance == Balance::LeastWork && !blocks.is_empty();
+        if !looks || self.tree.key(best).rank != Rank::Free {
             return Some(best);
         }
-        let Some(chance) = self.chance_at(best, want.size, &aims) else { return Some(best) };
-        if twentieths(chance) == 20 {
-            // Nobody can be better: where all goes well this is all that the look costs.
-            return Some(best);
+        let holder = self.holder_of(blocks).filter(|&place| {
+            let engine = self.engines.get(place).and_then(Option::as_ref);
+            place != best
+                && self.tree.key(place).rank == Rank::Free
+                && engine.is_some_and(|engine| !tried.contains(&engine.id))
+        });
+        let load = |place: usize| {
+            let engine = self.engines[place].as_ref().expect("both places are taken");
+            let prompt = want.size.prefill;
+            engine.load_with(prompt.less(engine.cached(prompt, blocks)))
+        };
+        Some(holder.filter(|&holder| load(holder) < load(best)).unwrap_or(best))
+    }
+
+    /// The engine that was last given the longest known beginning of a prompt.
+    fn holder_of(&self, blocks: &[u64]) -> Option<usize> {
+        let known = blocks.partition_point(|block| self.holders.contains_key(block));
+        blocks[..known].last().and_then(|block| self.holders.get(block)).map(|&place| place as usize)
+    }
+
+    /// An engine has computed a prompt.
+    pub fn note_prefix(&mut self, place: usize, blocks: &[u64], rest: Tokens, at: Tick) {
+        let Some(engine) = self.engines[place].as_mut() else { return };
+        engine.prefixes.note(blocks, at);
+        engine.prefixes.note_other(rest, at);
+        if self.holders.len() + blocks.len() > MOST_HOLDERS {
+            self.holders.clear();
         }
-        if self.draw().is_multiple_of(EXPLORES) {
-            return Some(self.anyone(tried).unwrap_or(best));
+        self.holders.extend(blocks.iter().map(|block| (*block, place as u32)));
+    }
+
+    /// What the end of an answer tells of its engine's cache: the tokens that were expected there, those
+    /// that its usage told, and the times to the first token with them, without them, and as it was.
+    pub fn learned_prefix(
+        &mut self,
+        place: usize,
+        expected: Tokens,
+        cached: Option<Tokens>,
+        times: Option<((Duration, Duration), Duration)>,
+        output: Tokens,
+        at: Tick,
+    ) {
+        let Some(engine) = self.engines[place].as_mut() else { return };
+        engine.prefixes.note_other(output, at);
+        engine.prefixes.observed(expected, cached);
+        if let Some(((hit, miss), took)) = times {
+            engine.prefixes.timed(hit, miss, took);
         }
-        Some(self.likeliest(best, chance, want.size, &aims, tried))
+    }
+
+    /// Prompt tokens that have to be computed at the engine that holds most of a prompt.
+    pub fn uncached(&self, prompt: Tokens, blocks: &[u64]) -> Tokens {
+        let holder = self.holder_of(blocks).and_then(|place| self.engines[place].as_ref());
+        prompt.less(holder.map_or(Tokens::ZERO, |engine| engine.cached(prompt, blocks)))
     }
 
     /// The engine that a key belongs to, among those that take requests and are not loaded
@@ -393,67 +531,38 @@ impl Inner {
         able.max_by_key(|(_, engine)| affinity::weight(engine.name_key, key)).map(|(place, _)| place)
     }
 
-    /// Of the best few the one where the request is likeliest to keep its promise. Chances that
-    /// differ by less than a twentieth are the same: of those the least loaded one is taken.
-    fn likeliest(&mut self, best: usize, chance: f64, size: Size, aims: &Aims, tried: &[EngineId]) -> usize {
-        let (mut found, mut most) = (best, twentieths(chance));
-        let mut hidden: [Option<(usize, Key)>; CANDIDATES - 1] = [None; CANDIDATES - 1];
-        let mut next = Some(best);
-        for slot in &mut hidden {
-            let Some(place) = next.take() else { break };
-            *slot = Some((place, self.tree.key(place)));
-            self.tree.set(place, Key::OUT);
-            next = self.best_without(tried).filter(|&place| self.tree.key(place).rank == Rank::Free);
-            let Some(place) = next else { break };
-            match self.chance_at(place, size, aims).map(twentieths) {
-                None => {
-                    found = best;
-                    break;
-                }
-                Some(more) if more > most => (found, most) = (place, more),
-                Some(_) => {}
-            }
-        }
-        hidden.into_iter().flatten().for_each(|(place, key)| self.tree.set(place, key));
-        found
-    }
-
-    fn chance_at(&self, place: usize, size: Size, aims: &Aims) -> Option<f64> {
-        let engine = self.engines[place].as_ref()?;
-        engine.latency.lock().chance(&engine.situation(size), size.decode, aims)
-    }
-
-    /// An engine picked blindly: so that one which was slow once is looked at again.
-    fn anyone(&mut self, tried: &[EngineId]) -> Option<usize> {
-        let places = self.engines.len() as u64;
-        for _ in 0..BLIND_TRIES {
-            let place = (self.draw() % places) as usize;
-            let engine = self.engines[place].as_ref().filter(|engine| !tried.contains(&engine.id));
-            if engine.is_some() && self.tree.key(place).rank == Rank::Free {
-                return Some(place);
-            }
-        }
-        None
-    }
-
-    /// What a request of this size would see at the best engine.
-    pub fn predict(&mut self, size: Size, at: Tick) -> Option<Prediction> {
+    /// What a request of this size would see at the best engine: as things are there now, or, where it
+    /// will wait in a queue before, with no prompt ahead of its own.
+    pub fn predict(&mut self, size: Size, unhindered: bool, at: Tick) -> Option<Prediction> {
         self.wake(at);
-        let engine = self.engines[self.tree.best(0)?].as_ref()?;
-        engine.latency.lock().predict(&engine.situation(size))
+        let engine = self.engines[self.tree.best(0)?].as_mut()?;
+        let situation = engine.situation(size, at);
+        let latency = engine.latency.lock();
+        if unhindered { latency.predict_unhindered(&situation) } else { latency.predict(&situation) }
     }
 
-    /// What the end of an answer says about the seats of its engine, where they are found out.
-    pub fn note(&mut self, place: usize, evidence: Evidence, at: Tick) {
-        if let Some(engine) = self.engines[place].as_mut()
-            && engine.auto.note(evidence, at)
+    /// An answer of a class with thresholds ended, dispatched when it had waited for `spent`: the paces
+    /// follow.
+    pub fn note_outcome(&mut self, lesson: &Lesson, aims: &Aims, whole: Option<Duration>, spent: Duration, at: Tick) {
+        let attainment = self.promised.attainment;
+        if let (Some(limit), Some(took)) = (aims.tpot, lesson.tpot) {
+            self.paces.note(limit, took <= limit, attainment, answer_weight(lesson.further), at);
+        }
+        let Some((limit, took)) = whole.zip(lesson.e2e) else { return };
+        self.lengths.note(limit, lesson.further);
+        // An answer that waited for long says nothing about the pace, and so does one that is longer than
+        // the pace is for.
+        if let Some(length) = self.lengths.of(limit, seats::MOST_ANSWERS)
+            && spent * 4 <= limit
+            && lesson.further <= length
         {
-            self.rekey(place, at);
+            self.paces.note_whole(limit, length, spent + took <= limit, attainment, at);
         }
     }
 
-    pub fn finds_seats(&self) -> bool {
-        self.settings.concurrency == Concurrency::Auto
+    /// Whether requests wait in front of this pool, because it has a limit.
+    pub fn queues(&self) -> bool {
+        self.settings.concurrency != Concurrency::Unlimited
     }
 
     pub fn may_try_early(&mut self, at: Tick) {
@@ -483,7 +592,7 @@ impl Inner {
     }
 
     pub fn begin(&mut self, place: usize, size: Size, at: Tick) -> bool {
-        let total = (size.prefill + size.decode).0 as f64;
+        let total = size.prefill.0 as f64;
         self.average += (total - self.average) / 64.0;
         let average = self.average.max(1.0);
         if average > 2.0 * self.typical || average < 0.5 * self.typical {
@@ -494,7 +603,7 @@ impl Inner {
         let turn = self.turn;
         let Some(engine) = self.engines[place].as_mut() else { return false };
         engine.last_turn = turn;
-        let tries = engine.begin(size);
+        let tries = engine.begin(size, at);
         // Whoever asks has looked at what changes by time (`wake`).
         match tries {
             true => self.rekey(place, at),
@@ -503,20 +612,29 @@ impl Inner {
         tries
     }
 
-    pub fn requests_at(&self, place: usize) -> u32 {
-        self.engines[place].as_ref().map_or(0, |engine| engine.requests)
-    }
-
-    pub fn lighten(&mut self, place: usize, size: Size) {
-        if let Some(engine) = self.engines[place].as_mut() {
-            engine.lighten(size);
-        }
+    /// The first token of a prompt came: what the engine had run until then.
+    pub fn first_token(&mut self, place: usize, prompt: Tokens, at: Tick) -> Option<Reading> {
+        let engine = self.engines[place].as_mut()?;
+        engine.lighten(Size { prefill: prompt, decode: Tokens::ZERO });
+        let reading = engine.counters.first_token(prompt, at);
         self.reweigh(place);
+        Some(reading)
     }
 
-    pub fn end(&mut self, place: usize, left: Size, tried: bool) {
+    /// What an engine has run until now.
+    pub fn read_counters(&mut self, place: usize, at: Tick) -> Option<Reading> {
+        let engine = self.engines[place].as_mut()?;
+        engine.learned_at = at;
+        Some(engine.counters.read(at))
+    }
+
+    /// A request left an engine. `decoding`: its first token had come.
+    pub fn end(&mut self, place: usize, left: Size, decoding: bool, tried: bool) {
         let Some(engine) = self.engines[place].as_mut() else { return };
         engine.lighten(left);
+        if decoding {
+            engine.counters.ended();
+        }
         engine.requests = engine.requests.saturating_sub(1);
         if tried && engine.breaker.is_trying() {
             engine.breaker.inconclusive();

@@ -33,7 +33,7 @@ impl Check<'_> {
         let timeouts = self.timeouts(raw);
         self.limits_leave_room(raw, &objectives, &timeouts);
         self.keepalive_can_happen(raw, &timeouts);
-        let queue = self.class_queue(raw, &timeouts);
+        let queue = self.class_queue(raw, &objectives, &timeouts);
         let degrade = self.degrade(raw, &objectives);
         Some(Class {
             id: ClassId::from(raw.slo_class.as_ref()?.value.as_str()),
@@ -46,8 +46,9 @@ impl Check<'_> {
         })
     }
 
-    fn class_queue(&mut self, raw: &raw::Class, limits: &Timeouts) -> ClassQueue {
-        let d = ClassQueue::default();
+    fn class_queue(&mut self, raw: &raw::Class, objectives: &Objectives, limits: &Timeouts) -> ClassQueue {
+        let d = ClassQueue::of_promise(objectives.longest());
+        let d = ClassQueue { max_wait: d.max_wait.min(limits.total), ..d };
         let Some(raw) = &raw.queue else { return d };
         // Zero is fine: then a request gets a free seat or none.
         let max_wait = raw.max_wait.as_ref().map_or(d.max_wait, |at| at.value);

@@ -17,13 +17,13 @@ use super::{Check, is_no, shown};
 use crate::admit::queue::{self, BadShares, Reading, Shares};
 use crate::config::Class;
 use crate::config::problem::Place;
-use crate::config::raw::{self, BalanceBy, Root};
+use crate::config::raw::{self, BalanceBy, Root, SeatsOrRange};
 use crate::config::read::{At, Block, Entries, OrOff};
 use crate::config::scalar::{Hidden, PromptTokens, Seats};
 use crate::config::url;
 use crate::route::settings::{
     Balance, BreakerLimits, Concurrency, CoolDown, DnsName, EngineAddress, EngineKind, Engines, Health, Inject, Pool,
-    Retries, Route, Scheme, Scrape,
+    Retries, Route, Scheme, Scrape, SeatBounds,
 };
 use crate::units::{EngineId, PoolId, Priority, Tokens};
 
@@ -46,7 +46,7 @@ impl Check<'_> {
             self.engine_sort(sort, &mut pool);
         }
         pool.balance = self.balance(raw);
-        pool.concurrency = self.concurrency(raw.max_concurrency_per_engine.as_ref());
+        (pool.concurrency, pool.seat_bounds) = self.concurrency(raw.max_concurrency_per_engine.as_ref());
         pool.queue = self.queue(raw);
         pool.health = self.health(raw.health.as_ref());
         pool.metrics = self.metrics(raw.metrics.as_ref(), pool.kind);
@@ -81,16 +81,34 @@ impl Check<'_> {
         })
     }
 
-    fn concurrency(&mut self, at: Option<&At<Seats>>) -> Concurrency {
-        let Some(at) = at else { return Concurrency::Unlimited };
+    fn concurrency(&mut self, written: Option<&SeatsOrRange>) -> (Concurrency, SeatBounds) {
+        let d = SeatBounds::default();
+        let at = match written {
+            None => return (Concurrency::Unlimited, d),
+            Some(SeatsOrRange::Range(range)) => return (Concurrency::Auto, self.seat_bounds(range)),
+            Some(SeatsOrRange::Seats(at)) => at,
+        };
         match at.value {
-            Seats::Auto => Concurrency::Auto,
+            Seats::Auto => (Concurrency::Auto, d),
             Seats::Number(number) => {
                 let number = At { value: number, place: at.place.clone(), hidden: at.hidden };
                 let number = self.count(Some(&number), 1, 1..=1_000_000) as u32;
-                NonZeroU32::new(number).map_or(Concurrency::Unlimited, Concurrency::Fixed)
+                (NonZeroU32::new(number).map_or(Concurrency::Unlimited, Concurrency::Fixed), d)
             }
         }
+    }
+
+    fn seat_bounds(&mut self, range: &raw::SeatRange) -> SeatBounds {
+        let d = SeatBounds::default();
+        let mut count = |at: Option<&At<u64>>, default: NonZeroU32| {
+            NonZeroU32::new(self.count(at, u64::from(default.get()), 1..=1_000_000) as u32).unwrap_or(default)
+        };
+        let (min, max) = (count(range.min.as_ref(), d.min), count(range.max.as_ref(), d.max));
+        if min > max {
+            self.problem(range.place(), format!("min ({min}) is above max ({max})"), "exchange the two, or raise max");
+            return d;
+        }
+        SeatBounds { min, max }
     }
 
     /// Seats are found out by what classes are promised; with nothing to keep they only grow.
@@ -117,7 +135,7 @@ impl Check<'_> {
             {
                 let message =
                     "no class of this pool promises time to the first token, per token or to the end: seats only grow";
-                self.note(&at.place, message, "write a number, or give a class such an objective");
+                self.note(at.place(), message, "write a number, or give a class such an objective");
             }
         }
     }

@@ -71,7 +71,7 @@ impl Scheduled {
 
     fn queue_of(&self, class: &Class) -> ClassQueue {
         let own = self.classes.iter().find(|(name, _)| *name == class.class);
-        own.map_or_else(ClassQueue::default, |(_, queue)| *queue)
+        own.map_or_else(|| ClassQueue::of_promise(class.objectives().longest()), |(_, queue)| *queue)
     }
 }
 
@@ -221,7 +221,7 @@ impl Front {
     /// A prompt has been read, as far as can be told.
     pub fn was_read(&mut self, hold: &mut Hold, at: Tick, steps: &mut Steps) {
         if let Some(work) = &mut hold.work {
-            work.first_token();
+            work.first_token(at);
         }
         if let (Front::Scheduled(house), Some(ticket)) = (self, hold.ticket) {
             house.desk_of(hold).read(ticket, at, steps);
@@ -324,13 +324,18 @@ pub(super) struct Desk {
     reads: BinaryHeap<Reverse<(Tick, usize)>>,
     report_at: Tick,
     check_at: Tick,
+    pace_at: Tick,
 }
+
+/// How often seats and the pace of prompts follow what was learned, as in the gateway.
+const PACE_EVERY: Duration = Duration::from_millis(100);
 
 struct Waiting {
     visit: usize,
     arrival: Tick,
     bytes: Option<u64>,
     size: Size,
+    blocks: Vec<u64>,
     aims: Aims,
     promised_whole: Option<Duration>,
     streams: bool,
@@ -382,6 +387,7 @@ impl Desk {
             // Gateways do not look at the same moment.
             report_at: at + SCRAPE_EVERY * gateway.number as u32 / gateway.of.get(),
             check_at: at,
+            pace_at: at,
         };
         desk.ledger.reload(&desk.settings.limits, at);
         let _nobody_waits = desk.scheduler.set_readers(engines.len(), at);
@@ -402,14 +408,19 @@ impl Desk {
             }
         };
         let size = Size { prefill, decode };
-        let predicted = self.fleet.predict(&self.pool.id, size, arrival.at);
+        let blocks = beginning(arrival);
+        let uncached = self.fleet.uncached(&self.pool.id, prefill, &blocks);
+        let lead = Size { prefill: uncached, ..size };
+        let predicted = self.fleet.predict(&self.pool.id, lead, arrival.at);
         let predicted = predicted.unwrap_or(Prediction { ttft: Duration::ZERO, tpot: Duration::ZERO });
         let streams = flow.streams;
         let whole = objectives.whole_budget(decode.0);
         let aim = match (objectives.ttft, whole) {
             (Some(ttft), _) if streams => Aim::FirstToken { within: ttft.threshold, lead: predicted.ttft },
             (_, Some(within)) => {
-                let service = predicted.ttft + predicted.tpot * (decode.0.saturating_sub(1) as u32);
+                let usual = self.fleet.usual_length(&self.pool.id, within).unwrap_or(u64::MAX);
+                let further = decode.0.saturating_sub(1).min(usual) as u32;
+                let service = predicted.ttft + predicted.tpot * further;
                 Aim::Whole { within, service }
             }
             (_, None) => Aim::Whenever,
@@ -437,14 +448,15 @@ impl Desk {
             arrival: arrival.at,
             aim,
             tokens: size.prefill + size.decode,
-            prompt: size.prefill,
+            prompt: uncached,
             leave_by: arrival.at + queue.max_wait,
             when_hopeless: queue.when_hopeless,
             standing,
         };
         let (ticket, moves) = self.scheduler.offer(&ask, arrival.at);
         let promised_whole = threshold(objectives.e2e);
-        let waiting = Waiting { visit, arrival: arrival.at, bytes, size, aims, promised_whole, streams, reservation };
+        let waiting =
+            Waiting { visit, arrival: arrival.at, bytes, size, blocks, aims, promised_whole, streams, reservation };
         self.waiting.insert(ticket, waiting);
         self.tickets.insert(visit, ticket);
         self.follow(moves, arrival.at, steps);
@@ -520,7 +532,9 @@ impl Desk {
 
     fn next_moment(&self) -> Option<Tick> {
         let read = self.reads.peek().map(|Reverse((at, _))| *at);
-        [Some(self.report_at), Some(self.check_at), self.scheduler.next_deadline(), read].into_iter().flatten().min()
+        let looks = [self.report_at, self.check_at, self.pace_at].map(Some);
+        let waits = [self.scheduler.next_deadline(), self.scheduler.next_refill(), read];
+        looks.into_iter().chain(waits).flatten().min()
     }
 
     fn wake(&mut self, gauges: impl Fn(usize) -> Option<Gauges>, at: Tick, steps: &mut Steps) {
@@ -534,8 +548,23 @@ impl Desk {
             self.reads.pop();
             steps.read.push(visit);
         }
-        let moves = self.scheduler.set_reading(self.fleet.reading(&self.pool.id), at);
-        self.follow(moves, at, steps);
+        if at >= self.pace_at {
+            self.pace_at = at + PACE_EVERY;
+            let pace = self.fleet.keep_pace(&self.pool.id, at);
+            let pace = pace.map(|pace| queue::Pace {
+                per_second: pace.per_second,
+                spare: pace.spare,
+                burst: pace.burst,
+                behind: pace.behind,
+                most: pace.most,
+                least: pace.least,
+            });
+            let moves = self.scheduler.set_pace(pace, at);
+            self.follow(moves, at, steps);
+        } else {
+            let moves = self.scheduler.expire(at);
+            self.follow(moves, at, steps);
+        }
     }
 
     /// The probe checks the engines' health.
@@ -580,11 +609,12 @@ impl Desk {
 
     fn dispatch(&mut self, ticket: Ticket, at: Tick, steps: &mut Steps) {
         let Some(waiting) = self.waiting.remove(&ticket) else { return };
-        let Waiting { visit, arrival, bytes, size, aims, promised_whole, streams, reservation } = waiting;
+        let Waiting { visit, arrival, bytes, size, blocks, aims, promised_whole, streams, reservation } = waiting;
         self.tickets.remove(&visit);
         let mut attempts = Attempts::new(&self.pool, Tick::from_nanos(u64::MAX));
         let want = Want { size, aims, whole: promised_whole, spent: at - arrival, key: 0 };
-        let Some(choice) = self.fleet.choose(&self.pool.id, &mut attempts, want, at) else {
+        let yard = self.fleet.yard(&self.pool.id).expect("its pool is followed");
+        let Some(choice) = yard.choose(&mut attempts, want, &blocks, true, at) else {
             let hold = Hold { ticket: Some(ticket), reservation, dispatched: at, ..Hold::default() };
             self.freed(hold, None, Used::default(), at, steps);
             return steps.lost.push(visit);
@@ -633,6 +663,12 @@ fn text(bytes: u64) -> PromptSize {
     PromptSize { bytes, is_known: true, ..PromptSize::default() }
 }
 
+/// What the gateway would know of a prompt's beginning: a hash for each 128 tokens, as for 512 bytes.
+fn beginning(arrival: &Arrival) -> Vec<u64> {
+    let prompt = (arrival.prompt / 16) as usize;
+    arrival.blocks().into_iter().take(prompt).skip(7).step_by(8).take(128).collect()
+}
+
 /// What an answer teaches about its engine.
 fn lesson(answer: &Timeline, dispatched: Tick) -> Lesson {
     Lesson {
@@ -640,5 +676,6 @@ fn lesson(answer: &Timeline, dispatched: Tick) -> Lesson {
         tpot: answer.tpot(),
         e2e: answer.finish.map(|at| at - dispatched),
         further: answer.output.0.saturating_sub(1),
+        cached: None,
     }
 }
