@@ -227,7 +227,10 @@ async fn c97_time_limits_charge_the_prompt_and_what_was_seen() {
         house.send(by("sk-acme", capped(1500, true))).await.whole().await;
         let lines = house.lines(LESSONS + 1).await;
         let line = lines.iter().find(|line| line.text("tenant") == "acme").expect("its line");
-        assert_eq!((line.verdict(), spent(&house)), (verdict.to_owned(), (10 + output, 1)));
+        assert_eq!(line.verdict(), verdict);
+        let (tokens, requests) = spent(&house);
+        // What was learned of bytes per token may lie a hair below the truth.
+        assert!((10 + output..=11 + output).contains(&tokens) && requests == 1, "{verdict}: {tokens}");
         ended(house).await;
     }
 }
@@ -469,7 +472,7 @@ impl Guest {
     /// `worked`: how long the engine had it.
     fn bound(&self, line: &Line, worked: u64) -> (u64, u64, u64) {
         let by = |after: u64, most: u64| if after < 100 { 0 } else { ((after - 100) / 20 + 1).min(most) };
-        let came = self.streams && self.tokens > 0;
+        let came = self.streams && self.tokens > 0 && !matches!(self.end, End::Refuses(_));
         let verdict = line.verdict();
         match verdict.as_str() {
             "met" => (1, self.tokens, self.tokens),
@@ -483,10 +486,8 @@ impl Guest {
             _ if line.has_left() || verdict.contains("timeout") => {
                 (1, by(worked * 4 / 5, self.cap), (by(worked * 6 / 5, self.cap) + 1).min(self.cap))
             }
-            "missed(upstream_error)"
-            | "missed(upstream_overload)"
-            | "missed(upstream_unavailable)"
-            | "missed(truncated)" => {
+            "missed(upstream_unavailable)" => (0, 0, 0),
+            "missed(upstream_error)" | "missed(upstream_overload)" | "missed(truncated)" => {
                 if came {
                     (1, self.tokens, self.tokens)
                 } else {
@@ -514,6 +515,7 @@ proptest! {
                 let tokens = format!("tokens_per_minute: 1, tokens_burst: {burst}");
                 let yaml = limited(&format!("{tokens}, requests_per_minute: 1, requests_burst: 50"))
                     .promise(&[("ttft_seconds", 0.9), ("e2e_seconds", 1.3)])
+                    .with("breaker: {faults: 1000, within: 60s, open: 1s}")
                     .class("timeouts: {first_token: 900ms, idle: 300ms, total: 1300ms}");
                 if with_b { yaml.pool("b", &["e2"]) } else { yaml }
             };
