@@ -356,7 +356,8 @@ async fn kept(client: &mut TcpStream) {
 
 #[tokio::test]
 async fn c92_the_longest_idle_connection_ends_for_a_newcomer() {
-    let house = serve(Listen { max_connections: 3, ..local() }).await;
+    let header_timeout = Duration::from_secs(600);
+    let house = serve(Listen { max_connections: 3, header_timeout, ..local() }).await;
     let mut clients = Vec::new();
     for _ in 0..3 {
         clients.push(house.connect().await);
