@@ -74,7 +74,10 @@ enum At {
     DataEnd,
     /// Behind the last chunk, where a line begins: a trailer field, or the end.
     TrailerLine,
-    Trailer,
+    /// In the name of a trailer field.
+    TrailerName,
+    /// Behind its colon.
+    TrailerValue,
     TrailerEnd,
     LastEnd,
     Over,
@@ -186,7 +189,7 @@ impl Chunks {
             (At::Digits | At::Space, b' ' | b'\t') => self.idle(At::Space)?,
             (At::Digits | At::Space, b';') => At::Extension,
             (At::Digits | At::Space | At::Extension, b'\r') => At::SizeEnd,
-            (At::Extension, byte) if byte != b'\n' => self.beside(At::Extension)?,
+            (At::Extension, byte) if is_field_content(byte) => self.beside(At::Extension)?,
             (At::SizeEnd, b'\n') if self.left == 0 => At::TrailerLine,
             (At::SizeEnd, b'\n') => At::Data,
             (At::DataReturn, b'\r') => At::DataEnd,
@@ -195,8 +198,10 @@ impl Chunks {
                 At::Size
             }
             (At::TrailerLine, b'\r') => At::LastEnd,
-            (At::TrailerLine | At::Trailer, byte) if byte != b'\r' && byte != b'\n' => self.beside(At::Trailer)?,
-            (At::Trailer, b'\r') => At::TrailerEnd,
+            (At::TrailerLine | At::TrailerName, byte) if is_token(byte) => self.beside(At::TrailerName)?,
+            (At::TrailerName, b':') => self.beside(At::TrailerValue)?,
+            (At::TrailerValue, byte) if is_field_content(byte) => self.beside(At::TrailerValue)?,
+            (At::TrailerValue, b'\r') => At::TrailerEnd,
             (At::TrailerEnd, b'\n') => At::TrailerLine,
             (At::LastEnd, b'\n') => At::Over,
             _ => return Err(Unreadable),
@@ -212,6 +217,20 @@ impl Chunks {
         self.beside += 1;
         if self.beside > MOST_BESIDE { Err(Unreadable) } else { Ok(at) }
     }
+}
+
+/// A byte of a field's name (RFC 9110 section 5.6.2).
+const fn is_token(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric()
+        || matches!(
+            byte,
+            b'!' | b'#' | b'$' | b'%' | b'&' | b'\'' | b'*' | b'+' | b'-' | b'.' | b'^' | b'_' | b'`' | b'|' | b'~'
+        )
+}
+
+/// A byte of a field's value, white space included (RFC 9110 section 5.5).
+const fn is_field_content(byte: u8) -> bool {
+    byte == b'\t' || byte >= b' ' && byte != 0x7f
 }
 
 /// The size of a chunk of less than 16 MiB that is not the last one, its line written without
@@ -328,8 +347,40 @@ mod tests {
             b"0\r\n\n",
             b"0\r\na: b\n",
             b"10000000000000000\r\n",
+            b"1;a=\0\r\nx\r\n",
+            b"1;a=\x7f\r\nx\r\n",
         ] {
             assert_eq!(read(Framing::CHUNKED, bytes, &[]), Err(Unreadable), "{}", bytes.escape_ascii());
+        }
+    }
+
+    #[test]
+    fn c103_a_trailer_is_a_field_line_or_the_message_is_refused() {
+        for trailers in ["", "a: b\r\n", "a:\r\n", "a:b \t\r\n", "X-Sum!: \u{e9}, \"x\"\r\nb: c:d\r\n"] {
+            let bytes = format!("1\r\nx\r\n0\r\n{trailers}\r\nBEHIND");
+            assert_eq!(read(Framing::CHUNKED, bytes.as_bytes(), &[]), Ok((b"x".to_vec(), true, 6)), "{trailers:?}");
+        }
+        for trailers in [
+            "POST /evil HTTP/1.1\r\nHost: x\r\n",
+            "GET http://x/ HTTP/1.1\r\n",
+            "a\r\n",
+            "a: b\r\nc\r\n",
+            ": b\r\n",
+            "a : b\r\n",
+            "a\t: b\r\n",
+            " a: b\r\n",
+            "a: b\r\n c\r\n",
+            "a: b\r\n\tc: d\r\n",
+            "a: \0\r\n",
+            "a\0: b\r\n",
+            "a: b\x7f\r\n",
+            "a: b\x0b\r\n",
+            "a: b\rc: d\r\n",
+            "a(b): c\r\n",
+            "\u{e9}: c\r\n",
+        ] {
+            let bytes = format!("1\r\nx\r\n0\r\n{trailers}\r\n");
+            assert_eq!(read(Framing::CHUNKED, bytes.as_bytes(), &[]), Err(Unreadable), "{trailers:?}");
         }
     }
 
@@ -337,7 +388,11 @@ mod tests {
     fn extensions_and_trailers_have_an_end() {
         let long = "x".repeat(MOST_BESIDE + 1);
         assert_eq!(read(Framing::CHUNKED, format!("1;{long}").as_bytes(), &[]), Err(Unreadable));
-        assert_eq!(read(Framing::CHUNKED, format!("0\r\n{long}").as_bytes(), &[]), Err(Unreadable));
+        for trailer in
+            [format!("0\r\n{long}"), format!("0\r\na: {long}"), format!("0\r\n{}", "a: b\r\n".repeat(MOST_BESIDE))]
+        {
+            assert_eq!(read(Framing::CHUNKED, trailer.as_bytes(), &[]), Err(Unreadable));
+        }
         for endless in ["0", "1 "] {
             let endless = format!("{endless}{}", endless.repeat(MOST_BESIDE + 1).replace('1', " "));
             assert_eq!(read(Framing::CHUNKED, endless.as_bytes(), &[]), Err(Unreadable));

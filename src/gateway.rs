@@ -19,6 +19,7 @@ mod models;
 mod open_answer;
 mod promise;
 mod reply;
+mod strangers;
 mod upload;
 
 use std::convert::Infallible;
@@ -52,7 +53,7 @@ use crate::judge::{Case, Objectives};
 use crate::record::{self, Visit};
 use crate::refuse::Refusal;
 use crate::route::{Routed, Size};
-use crate::units::{ClassId, ClientSide, Endpoint, LengthBucket, RequestId, Tick, Tokens, Unroutable};
+use crate::units::{BadHead, ClassId, ClientSide, Endpoint, LengthBucket, RequestId, Tick, Tokens, Unroutable};
 use admission::{Held, Walk, Wish};
 use attempts::{Ask, Spoken, Yard, first_willing_engine};
 use early::{EarlyHead, Outlet};
@@ -187,6 +188,11 @@ impl Gateway {
         B: Body<Data = Bytes> + Send + 'static,
         B::Error: Into<Fault>,
     {
+        if let Err(why) = check_head(live, &arrived.head) {
+            self.recorder.doorstep().refused_head(why);
+            let refusal = Refusal::BadHead { status: why.status().as_u16(), advice: why.advice() };
+            return arrived.refused(&refusal, None);
+        }
         let mut visit = self.recorder.open(arrived.id.clone(), arrived.at);
         visit.read_by(&arrived.client);
         match self.serve(live, &mut visit, arrived, body).await {
@@ -216,7 +222,11 @@ impl Gateway {
         B::Error: Into<Fault>,
     {
         let &Arrived { ref head, at: arrival, read, ref id, ref client, .. } = arrived;
-        let endpoint = self.endpoint_of(live, head)?;
+        let endpoint = endpoint_of(&live.settings, head).inspect_err(|refusal| {
+            if *refusal == Refusal::UnknownPath {
+                visit.asks_for_unknown(&self.strangers.path(head.uri.path(), read));
+            }
+        })?;
         let is_judged = live.settings.judges(endpoint);
         visit.comes_to(endpoint, is_judged);
         if endpoint.path() == "/health" {
@@ -231,10 +241,13 @@ impl Gateway {
             if live.is_metered {
                 self.count_own(live, &who.tenant, read).await?;
             }
-            return Ok(Served::Own(self.models(live, &who, endpoint, head)?));
-        }
-        if self.mark.is_on(id) {
-            return Err(Refusal::LoopDetected.into());
+            return match self.models(live, &who, endpoint, head) {
+                Ok(models) => Ok(Served::Own(models)),
+                Err(unknown) => {
+                    visit.asks_for_unknown(&self.strangers.model(&unknown, read));
+                    Err(Refusal::ModelNotFound.into())
+                }
+            };
         }
 
         let listen = &live.settings.listen;
@@ -243,7 +256,10 @@ impl Gateway {
         let with_prefix = live.asks_for_prefixes;
         let is_coded = head.has_coding();
         let terms = Terms { bodies, max_bodies, max_body, timeout, arrival, read, with_prefix, is_coded };
-        let upload = upload::read(body, &head.headers, endpoint, terms, client, &self.clock).await?;
+        let upload = match endpoint.is_of_engine() {
+            true => Upload::none(read),
+            false => upload::read(body, &head.headers, endpoint, terms, client, &self.clock).await?,
+        };
         visit.uploaded(upload.complete);
         refuse_what_is_not_served(&upload)?;
 
@@ -273,7 +289,14 @@ impl Gateway {
                 ..Case::of(endpoint.dialect())
             },
         });
-        let routed = route(&live.settings, served_model, &promise.class.id)?;
+        let routed = match endpoint.is_of_engine() {
+            true => live.settings.routes.any(&promise.class.id).ok_or(Refusal::ModelNotFound)?,
+            false => route(&live.settings, served_model, &promise.class.id).inspect_err(|_| {
+                if let Some(model) = served_model {
+                    visit.asks_for_unknown(&self.strangers.model(model, upload.complete));
+                }
+            })?,
+        };
         visit.routed(routed.model_label.clone(), routed.pools[0].clone());
         let relief = self.relief(&promise.class.id);
         relief.is_told(visit);
@@ -297,6 +320,9 @@ impl Gateway {
             true => self.reserve(live, &wish, upload.complete).await?,
             false => admission::Allowed::unmetered(upload.complete),
         };
+        if self.loops.has_sent(id) {
+            return Err(Refusal::LoopDetected.into());
+        }
         let (mut standing, allowed_at) = (allowed.standing, allowed.at);
         if standing == Standing::OverLimit {
             visit.goes_beyond_its_limit();
@@ -317,6 +343,7 @@ impl Gateway {
             every,
             id,
             class: promise.shown.as_ref(),
+            is_messages: endpoint.is_of_messages(),
             client,
         });
         let walk = seat.as_ref().map(|ask| Walk { house: self, promise, pools: &routed.pools, ask, client, early });
@@ -331,6 +358,7 @@ impl Gateway {
         visit.admitted(admitted);
 
         let target = target_of(endpoint, head);
+        let (upstream_id, tagged) = self.loops.tag(id, arrived.id_is_made);
         let ask = Ask {
             promise,
             routed: &routed,
@@ -344,7 +372,7 @@ impl Gateway {
             head,
             frames: &upload.frames,
             was_coded: upload.was_coded,
-            fixed: upload.is_form,
+            fixed: upload.is_form || endpoint.is_of_engine(),
             alias,
             size,
             cap: relief.cap(),
@@ -353,7 +381,7 @@ impl Gateway {
             arrival,
             begins,
             id,
-            upstream_id: self.mark.put_on(id, arrived.id_is_made),
+            upstream_id,
             client,
             learned: &learned,
             pulse: visit.pulse(),
@@ -374,21 +402,9 @@ impl Gateway {
             prompt: upload.facts.prompt,
             queued: visit.admitted_at().unwrap_or(admitted).since(upload.complete),
             learned,
+            _tagged: tagged,
         };
         Ok(Served::Answer(Box::new(Opened { gateway: self.clone(), asked, held }), spoken))
-    }
-
-    fn endpoint_of(&self, live: &Live, head: &Head) -> Result<Endpoint, Refusal> {
-        if head.uri.query().is_some_and(|query| query.len() > LONGEST_QUERY) {
-            let advice = "send a shorter query, or none: parameters belong into the body";
-            return Err(Refusal::BadHead { status: StatusCode::URI_TOO_LONG.as_u16(), advice });
-        }
-        head.check(live.settings.listen.max_head, live.settings.listen.max_header_lines)
-            .map_err(|refused| Refusal::BadHead { status: refused.status().as_u16(), advice: refused.advice() })?;
-        head.endpoint().map_err(|unroutable| match unroutable {
-            Unroutable::Path => Refusal::UnknownPath,
-            Unroutable::Method { allow } => Refusal::MethodNotAllowed { allow },
-        })
     }
 
     fn health(&self) -> Response<ReplyBody> {
@@ -397,6 +413,28 @@ impl Gateway {
         } else {
             reply::json(StatusCode::OK, Bytes::from_static(b"{\"status\":\"ok\"}"))
         }
+    }
+}
+
+/// Whether a head may become a request.
+fn check_head(live: &Live, head: &Head) -> Result<(), BadHead> {
+    if head.uri.query().is_some_and(|query| query.len() > LONGEST_QUERY) {
+        return Err(BadHead::TargetTooLong);
+    }
+    head.check(live.settings.listen.max_head, live.settings.listen.max_header_lines)
+}
+
+fn endpoint_of(settings: &Settings, head: &Head) -> Result<Endpoint, Refusal> {
+    match head.endpoint() {
+        Ok(endpoint) if endpoint.is_of_engine() && !settings.engine_paths.contains(&endpoint) => {
+            Err(Refusal::UnknownPath)
+        }
+        Ok(endpoint) => Ok(endpoint),
+        Err(Unroutable::Method { allow }) => match Endpoint::of_engines_at(head.uri.path()) {
+            Some(endpoint) if !settings.engine_paths.contains(&endpoint) => Err(Refusal::UnknownPath),
+            _ => Err(Refusal::MethodNotAllowed { allow }),
+        },
+        Err(Unroutable::Path) => Err(Refusal::UnknownPath),
     }
 }
 

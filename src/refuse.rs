@@ -118,7 +118,7 @@ refusals! {
     /// `kv_transfer_params` or another field that steers behind us, in the body.
     #[error("the body moves caches between engines, or chooses one")]
     TransferRefused = "transfer_refused",
-    /// The id is one that this gateway gave to an engine: the request has come back.
+    /// The id is one under which an engine has a request at this moment: it has come back.
     #[error("the request has come back to this gateway: an engine's address leads here")]
     LoopDetected = "loop_detected",
     /// The body names no model that can be read, and no route takes any.
@@ -284,6 +284,7 @@ impl Refusal {
             | Refusal::AliasInForm
             | Refusal::BackgroundRefused
             | Refusal::TransferRefused
+            | Refusal::LoopDetected
             | Refusal::ModelMissing
             | Refusal::ModelNotFound
             | Refusal::RequestExceedsLimit { .. } => Outcome::Excluded(Excluded::InvalidRequest),
@@ -311,11 +312,9 @@ impl Refusal {
             | Refusal::Hopeless { .. }
             | Refusal::OverloadShed { .. }
             | Refusal::Draining => Outcome::Missed(Missed::Shed),
-            Refusal::LimitsStoreUnavailable
-            | Refusal::OutOfSockets { .. }
-            | Refusal::LoopDetected
-            | Refusal::DrainCut
-            | Refusal::Internal => Outcome::Missed(Missed::Internal),
+            Refusal::LimitsStoreUnavailable | Refusal::OutOfSockets { .. } | Refusal::DrainCut | Refusal::Internal => {
+                Outcome::Missed(Missed::Internal)
+            }
         }
     }
 

@@ -342,6 +342,69 @@ async fn with_all_connections_taken_a_newcomer_waits_for_one_to_end() {
     assert!(text.ends_with("2 bytes"), "{text}");
 }
 
+/// Asks for an answer on a connection that stays open.
+async fn kept(client: &mut TcpStream) {
+    client.write_all(b"POST /v1/x HTTP/1.1\r\nHost: g\r\nContent-Length: 2\r\n\r\n{}").await.unwrap();
+    let mut text = Vec::new();
+    while !text.ends_with(b"2 bytes") {
+        let mut some = [0; 512];
+        let read = soon("an answer", client.read(&mut some)).await.unwrap();
+        assert!(read > 0, "closed after {:?}", String::from_utf8_lossy(&text));
+        text.extend_from_slice(&some[..read]);
+    }
+}
+
+#[tokio::test]
+async fn c92_the_longest_idle_connection_ends_for_a_newcomer() {
+    let header_timeout = Duration::from_secs(600);
+    let house = serve(Listen { max_connections: 3, header_timeout, ..local() }).await;
+    let mut clients = Vec::new();
+    for _ in 0..3 {
+        clients.push(house.connect().await);
+    }
+    // The second has been idle longest, then the first; the third is in the middle of its head.
+    kept(&mut clients[1]).await;
+    kept(&mut clients[0]).await;
+    clients[2].write_all(b"POST /v1/x HTTP/1.1\r\nHos").await.unwrap();
+    for (ends, stays) in [(1, vec![0]), (0, vec![])] {
+        let mut newcomer = house.connect().await;
+        newcomer.write_all(&post("Content-Length: 2\r\n", "{}")).await.unwrap();
+        let mut text = String::new();
+        soon("its place", newcomer.read_to_string(&mut text)).await.unwrap();
+        assert!(text.ends_with("2 bytes"), "{text}");
+        assert_eq!(soon("its end", clients[ends].read(&mut [0; 8])).await.unwrap(), 0, "the longest idle one");
+        for stays in stays {
+            kept(&mut clients[stays]).await;
+        }
+        // Room for one more from now on: take it, so that the next one needs it again.
+        let mut filler = house.connect().await;
+        filler.write_all(b"POST /v1/x HTTP/1.1\r\nHos").await.unwrap();
+        clients.push(filler);
+    }
+}
+
+#[tokio::test]
+async fn an_address_that_has_as_many_connections_as_it_may_gets_no_further_one() {
+    let house = serve(Listen { max_connections_per_address: Some(2), ..local() }).await;
+    let mut first = house.connect().await;
+    kept(&mut first).await;
+    let mut second = house.connect().await;
+    kept(&mut second).await;
+    let mut third = house.connect().await;
+    assert!(matches!(soon("it is closed", third.read(&mut [0; 8])).await, Ok(0) | Err(_)));
+    kept(&mut first).await;
+    drop((first, second, third));
+    loop {
+        let mut again = house.connect().await;
+        let _ = again.write_all(&post("Content-Length: 2\r\n", "{}")).await;
+        let mut text = String::new();
+        let _ = soon("an end", again.read_to_string(&mut text)).await;
+        if text.ends_with("2 bytes") {
+            break;
+        }
+    }
+}
+
 #[tokio::test]
 async fn a_newcomer_is_served_once_the_settings_let_more_in() {
     let house = serve(Listen { max_connections: 1, ..local() }).await;

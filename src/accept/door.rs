@@ -3,6 +3,7 @@
 
 use std::future::Future;
 use std::io;
+use std::net::IpAddr;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -24,6 +25,7 @@ use tokio_rustls::server::TlsStream;
 use tower::Service;
 
 use super::body::Received;
+use super::connections::Connections;
 use super::date::Dates;
 use super::drain::{Drain, Ear, Phase};
 use super::http1::Http1;
@@ -36,7 +38,7 @@ use super::turnstile::Turnstile;
 use super::version::{Asking, Version};
 use crate::clock::Clock;
 use crate::framing::Fielded;
-use crate::units::{Severed, Tick};
+use crate::units::{Doorstep, Severed, Tick};
 
 /// Whatever a body or a service may fail with.
 pub type Fault = Box<dyn std::error::Error + Send + Sync>;
@@ -52,6 +54,8 @@ pub struct Door {
     drain: Drain,
     dates: Arc<Dates>,
     turnstile: Arc<Turnstile>,
+    connections: Arc<Connections>,
+    doorstep: Doorstep,
     clock: Clock,
 }
 
@@ -70,8 +74,16 @@ impl Door {
             drain,
             dates: Arc::new(Dates::new(clock)),
             turnstile: Turnstile::new(clock),
+            connections: Arc::default(),
+            doorstep: Doorstep::default(),
             clock,
         }
+    }
+
+    /// The same door, which counts there what never becomes a request.
+    #[must_use]
+    pub fn counting(self, doorstep: Doorstep) -> Self {
+        Door { doorstep, ..self }
     }
 
     /// Other limits and certificate files for the connections to come, after a reload of the
@@ -105,6 +117,14 @@ impl Door {
         self.clock
     }
 
+    pub(super) fn connections(&self) -> &Arc<Connections> {
+        &self.connections
+    }
+
+    pub(super) fn doorstep(&self) -> &Doorstep {
+        &self.doorstep
+    }
+
     /// Serves one connection to its end, and waits for all its streams.
     pub async fn receive<T, S, B>(&self, io: T, service: S)
     where
@@ -115,14 +135,28 @@ impl Door {
         B: Fielded + Send + 'static,
         B::Error: Into<Fault>,
     {
+        self.receive_from(io, None, service).await;
+    }
+
+    /// The same, for a connection from this address.
+    pub async fn receive_from<T, S, B>(&self, io: T, address: Option<IpAddr>, service: S)
+    where
+        T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        S: Service<Received, Response = Response<B>> + Clone + Send + 'static,
+        S::Future: Send + 'static,
+        S::Error: Into<Fault>,
+        B: Fielded + Send + 'static,
+        B::Error: Into<Fault>,
+    {
         let limits = self.limits();
-        let peer = Peer::new(self.clock);
+        let peer = Peer::new(self.clock, address.map(|address| address.to_canonical().to_string().into()));
+        let _entered = self.connections.enter(&peer);
         let socket = Socket::new(io, Arc::clone(&peer), limits.write_stall);
         let Some(transport) = self.greet(socket, &peer, limits.header_timeout).await else { return };
         let agreed = transport.agreed();
         let streams = Streams::new(self.drain.clone(), limits.write_stall);
-        let reception = Reception::new(service, Arc::clone(&peer), &streams);
-        let mut minder = Minder::new(Arc::clone(&peer), &limits, self.drain.ear());
+        let reception = Reception::new(service, Arc::clone(&peer), &streams, self.doorstep.clone());
+        let mut minder = Minder::new(Arc::clone(&peer), &limits, Arc::clone(&self.connections), self.drain.ear());
         let mut alarm = pin!(minder.alarm());
         let (version, io) = match converse(&mut Asking::new(transport), &mut minder, alarm.as_mut()).await {
             Some(Ok(Some(found))) => found,
@@ -179,9 +213,12 @@ fn note<E: std::fmt::Display>(ended: Option<Result<(), E>>) {
 /// hyper's side of the limits, HTTP/2.
 fn http2(limits: &Listen, streams: Streams) -> http2::Builder<Streams> {
     let mut builder = http2::Builder::new(streams);
+    // Heads up to this are handed over and refused as those of HTTP/1.1 are; h2 itself refuses what
+    // is larger still, with a bare 431.
+    let most = limits.max_head.saturating_mul(4).saturating_add(limits.max_header_lines.saturating_mul(32 * 4));
     builder
         .max_concurrent_streams(limits.http2_max_streams)
-        .max_header_list_size(u32::try_from(limits.max_head).unwrap_or(u32::MAX))
+        .max_header_list_size(u32::try_from(most).unwrap_or(u32::MAX))
         .max_send_buf_size(STREAM_BUFFER);
     builder
 }
@@ -256,6 +293,7 @@ enum Wish {
 /// Minds the time a connection may take, and whether the process is leaving.
 struct Minder {
     peer: Arc<Peer>,
+    connections: Arc<Connections>,
     header_timeout: Duration,
     idle_timeout: Duration,
     ear: Ear,
@@ -269,10 +307,12 @@ struct Minder {
 impl Minder {
     /// How long an idle connection's goodbye may take.
     const GOODBYE: Duration = Duration::from_secs(3);
+    /// The same, where somebody waits for its place.
+    const SHORT_GOODBYE: Duration = Duration::from_millis(250);
 
-    fn new(peer: Arc<Peer>, limits: &Listen, ear: Ear) -> Self {
+    fn new(peer: Arc<Peer>, limits: &Listen, connections: Arc<Connections>, ear: Ear) -> Self {
         let (header_timeout, idle_timeout) = (limits.header_timeout, limits.idle_timeout);
-        Minder { peer, header_timeout, idle_timeout, ear, armed: None, finish_by: None }
+        Minder { peer, connections, header_timeout, idle_timeout, ear, armed: None, finish_by: None }
     }
 
     fn alarm(&self) -> Sleep {
@@ -301,6 +341,14 @@ impl Minder {
     fn watch(&mut self, mut alarm: Pin<&mut Sleep>, cx: &mut Context<'_>) -> Wish {
         loop {
             let due = self.peer.due(self.header_timeout, self.idle_timeout);
+            match due {
+                Due::Idle(_) if self.finish_by.is_none() && self.connections.wants_to_end(&self.peer) => {
+                    self.finish_by = Some(self.peer.clock.now() + Self::SHORT_GOODBYE);
+                    return Wish::Finish;
+                }
+                Due::Idle(_) => {}
+                Due::Never | Due::Head(_) => self.connections.cannot_end(&self.peer),
+            }
             let deadline = match (due, self.finish_by) {
                 // While an answer runs the alarm is not even looked at: it must cost nothing.
                 (Due::Never, _) => return Wish::GoOn,

@@ -6,8 +6,8 @@ use http::header::{CONNECTION, CONTENT_ENCODING, HeaderMap, HeaderValue};
 use http::request::Parts;
 
 use super::id::X_REQUEST_ID;
-use super::strict::{self, Refused};
-use crate::units::{Endpoint, Unroutable};
+use super::strict;
+use crate::units::{BadHead, Endpoint, Unroutable};
 
 /// A request's head. What is asked of every head is looked for once. It holds also for a head that
 /// is made of this one with other values ([`framing::Known`](crate::framing::Known)): its target and
@@ -15,7 +15,7 @@ use crate::units::{Endpoint, Unroutable};
 #[derive(Clone, Debug)]
 pub struct Head {
     parts: Parts,
-    refused: Option<Refused>,
+    refused: Option<BadHead>,
     endpoint: Result<Endpoint, Unroutable>,
     has_id: bool,
     has_coding: bool,
@@ -33,11 +33,11 @@ impl Head {
         Head { refused, endpoint, has_id, has_coding, has_connection, parts }
     }
 
-    /// Checks it: [`Refused`] says for what.
+    /// Checks it: [`BadHead`] says for what.
     ///
     /// # Errors
     /// The first thing found wrong.
-    pub fn check(&self, max_head: usize, max_header_lines: usize) -> Result<(), Refused> {
+    pub fn check(&self, max_head: usize, max_header_lines: usize) -> Result<(), BadHead> {
         strict::check_size(&self.parts, max_head, max_header_lines)?;
         self.refused.map_or(Ok(()), Err)
     }

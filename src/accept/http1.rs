@@ -41,8 +41,9 @@ const SIP: usize = 4 * 1024;
 const ROOM: usize = 16 * 1024;
 const MOST_ROOM: usize = 64 * 1024;
 
-/// What is read ahead of requests that came before their turn. A client that sends more is
-/// not watched for its leaving.
+/// What is kept of requests that came before their turn. Of a client that sends more all of it is
+/// thrown away, and the connection ends behind the present answer: its end can only be seen
+/// behind what it sent.
 const MOST_AHEAD: usize = 64 * 1024;
 
 /// While this much waits to be written, an answer's body is not asked for more.
@@ -108,6 +109,8 @@ struct Inbox {
     feed: Option<Feed>,
     awaits_continue: bool,
     room: usize,
+    /// More came ahead of its turn than is kept: none of it is.
+    is_overrun: bool,
 }
 
 /// What looking at the body came to.
@@ -234,6 +237,7 @@ where
                 }
             }
             Err(why) => {
+                this.reception.refused(why);
                 this.out.refusal(why, head::path_of_unread(&this.inbox.buffer), &this.dates.now());
                 *this.end = Some(End::Clean);
             }
@@ -251,7 +255,7 @@ where
                 let mut manners = *this.manners;
                 // What is left of a body that nobody wanted is not read to get at the next
                 // request.
-                manners.keeps &= this.inbox.framing.is_over() && !*this.is_finishing;
+                manners.keeps &= this.inbox.framing.is_over() && !this.inbox.is_overrun && !*this.is_finishing;
                 let (length, date) = (body.size_hint().exact(), this.dates.now());
                 let (ending, keeps) = this.out.head(&head, &body, length, manners, &date);
                 this.manners.keeps = keeps;
@@ -261,7 +265,10 @@ where
             Poll::Ready(Err(error)) => Poll::Ready(Err(io::Error::other(error))),
             Poll::Pending => match ready!(this.inbox.feed(this.io.as_mut(), this.out, cx))? {
                 Fed::More => Poll::Ready(Ok(())),
-                Fed::Unasked => this.inbox.watch(this.io, cx),
+                Fed::Unasked => {
+                    let is_read = this.inbox.framing.is_over();
+                    this.inbox.watch(this.io, is_read, cx)
+                }
             },
         }
     }
@@ -296,7 +303,9 @@ where
             this.inbox.feed = None;
             match is_whole {
                 false => *this.end = Some(End::Broken),
-                true if !this.manners.keeps || *this.is_finishing => *this.end = Some(End::Clean),
+                true if !this.manners.keeps || this.inbox.is_overrun || *this.is_finishing => {
+                    *this.end = Some(End::Clean);
+                }
                 true => {}
             }
             return Poll::Ready(Ok(()));
@@ -304,7 +313,7 @@ where
         match this.out.poll(this.io.as_mut(), cx) {
             Poll::Ready(Ok(())) if !is_waiting => Poll::Ready(Ok(())),
             Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
-            _ => this.inbox.watch(this.io, cx),
+            _ => this.inbox.watch(this.io, true, cx),
         }
     }
 }
@@ -318,6 +327,7 @@ impl Inbox {
             feed: None,
             awaits_continue: false,
             room: ROOM,
+            is_overrun: false,
         }
     }
 
@@ -352,14 +362,28 @@ impl Inbox {
     }
 
     /// Nothing is expected from the client but that it leaves, or the next requests before
-    /// their turn.
-    fn watch<T: AsyncRead>(&mut self, mut io: Pin<&mut T>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        while self.buffer.len() < MOST_AHEAD {
+    /// their turn. `is_read`: nothing of what is kept belongs to the present request, or nobody
+    /// wants it any more.
+    fn watch<T: AsyncRead>(
+        &mut self,
+        mut io: Pin<&mut T>,
+        is_read: bool,
+        cx: &mut Context<'_>,
+    ) -> Poll<io::Result<()>> {
+        loop {
+            if self.buffer.len() >= MOST_AHEAD {
+                if !is_read {
+                    return Poll::Pending;
+                }
+                self.is_overrun = true;
+            }
+            if self.is_overrun {
+                self.buffer = BytesMut::new();
+            }
             if ready!(self.sip(io.as_mut(), cx))? == 0 {
                 return Poll::Ready(Err(left()));
             }
         }
-        Poll::Pending
     }
 
     /// Hands over what has come of the body, where it is waited for.

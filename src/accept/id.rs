@@ -8,6 +8,9 @@ use crate::units::decimal::put_hex;
 /// Where a request and its answer have it.
 pub(super) const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
+/// Where a refusal says why.
+pub(super) const X_GOODPUT_REASON: HeaderName = HeaderName::from_static("x-goodput-reason");
+
 /// A new id: 128 bits by chance.
 #[must_use]
 pub fn made_id() -> RequestId {

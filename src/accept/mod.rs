@@ -26,6 +26,7 @@
 //! [`ClientSide`]: crate::units::ClientSide
 
 mod body;
+mod connections;
 mod date;
 mod door;
 mod drain;
@@ -52,5 +53,4 @@ pub use drain::{Drain, Phase};
 pub use head::Head;
 pub use id::made_id;
 pub use listener::{CannotListen, Listener};
-pub use strict::Refused;
 pub use tls::{Certificates, TlsProblem};

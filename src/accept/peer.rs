@@ -18,6 +18,8 @@ const JUST_NOW: u64 = NEVER - 1;
 /// shareable; on HTTP/2 the streams end in tasks of their own.
 pub(super) struct Peer {
     pub(super) clock: Clock,
+    /// The client's address, as text.
+    address: Option<Arc<str>>,
     /// The cell of the HTTP/1 request of the moment (HTTP/2 streams have their own).
     pub(super) side: ClientSide,
     born: Tick,
@@ -33,6 +35,8 @@ pub(super) struct Peer {
     speaks_since: AtomicU64,
     /// Whether the socket refuses bytes at this moment.
     refuses: AtomicBool,
+    /// Somebody else needs its place, as long as it is idle.
+    asked_to_leave: AtomicBool,
     /// The connection's task, to be woken when its last stream ends.
     task: OnceLock<Waker>,
 }
@@ -49,11 +53,12 @@ pub(super) enum Due {
 }
 
 impl Peer {
-    pub(super) fn new(clock: Clock) -> Arc<Self> {
+    pub(super) fn new(clock: Clock, address: Option<Arc<str>>) -> Arc<Self> {
         let now = clock.now();
         Arc::new(Peer {
             clock,
-            side: ClientSide::default(),
+            side: ClientSide::of(address.clone()),
+            address,
             born: now,
             greeted: AtomicBool::new(false),
             multiplexed: AtomicBool::new(false),
@@ -61,12 +66,43 @@ impl Peer {
             idle_since: AtomicU64::new(now.as_nanos()),
             speaks_since: AtomicU64::new(NEVER),
             refuses: AtomicBool::new(false),
+            asked_to_leave: AtomicBool::new(false),
             task: OnceLock::new(),
         })
     }
 
     pub(super) fn born(&self) -> Tick {
         self.born
+    }
+
+    /// What the connection tells of its client to one more stream.
+    pub(super) fn side_of_a_stream(&self) -> ClientSide {
+        ClientSide::of(self.address.clone())
+    }
+
+    /// Since when it has been idle; `None` while it is not, or before its first request.
+    pub(super) fn idle_since(&self) -> Option<Tick> {
+        let is_idle = self.greeted.load(Ordering::Relaxed)
+            && !self.has_open()
+            && !self.refuses.load(Ordering::Relaxed)
+            && (self.is_multiplexed() || self.speaks_since.load(Ordering::Relaxed) == NEVER);
+        is_idle.then(|| Tick::from_nanos(self.idle_since.load(Ordering::Relaxed)))
+    }
+
+    /// Asks it to end, if it is still idle when it hears of it.
+    pub(super) fn ask_to_leave(&self) {
+        self.asked_to_leave.store(true, Ordering::Relaxed);
+        if let Some(task) = self.task.get() {
+            task.wake_by_ref();
+        }
+    }
+
+    pub(super) fn may_stay(&self) {
+        self.asked_to_leave.store(false, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_asked_to_leave(&self) -> bool {
+        self.asked_to_leave.load(Ordering::Relaxed)
     }
 
     /// A request's head has come. The request is open until the returned value ends.
@@ -163,7 +199,7 @@ mod tests {
         let clock = Clock::start();
         let at = |secs: u64| Tick::from_millis(secs * 1000);
         let wait = |secs| async move { clock.sleep_until(Some(at(secs))).await };
-        let peer = Peer::new(clock);
+        let peer = Peer::new(clock, None);
         peer.heard();
         assert_eq!(peer.due(HEAD, IDLE), Due::Head(at(10)), "from the accepted connection");
         wait(3).await;
@@ -184,7 +220,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn the_tail_of_an_answer_is_not_idleness() {
         let clock = Clock::start();
-        let peer = Peer::new(clock);
+        let peer = Peer::new(clock, None);
         drop(peer.greet(false));
         peer.set_refuses(true);
         assert_eq!(peer.due(HEAD, IDLE), Due::Never);

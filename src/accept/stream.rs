@@ -3,6 +3,7 @@
 //! watched for a client that does not take its bytes, and driven on meanwhile.
 
 use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,10 +12,10 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::Either;
-use http::header::{HeaderName, HeaderValue};
+use http::header::{CONTENT_TYPE, HeaderName, HeaderValue};
 use http::{Request, Response, Version};
 use http_body::{Body, Frame, SizeHint};
-use http_body_util::BodyExt;
+use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use parking_lot::Mutex;
 use pin_project_lite::pin_project;
@@ -25,11 +26,13 @@ use super::body::{Received, RequestBody, Source};
 use super::door::Fault;
 use super::drain::{Drain, Ear, Phase};
 use super::head::Head;
+use super::id::{X_GOODPUT_REASON, X_REQUEST_ID, made_id};
 use super::peer::{Open, Peer};
 use super::shelf::Shelf;
 use super::stall::Stall;
 use crate::framing::{Fielded, Fields, with_fields};
-use crate::units::{ClientSide, Severed, Tick};
+use crate::refuse::Refusal;
+use crate::units::{BadHead, ClientSide, Dialect, Doorstep, Severed, Tick};
 
 /// An HTTP/2 stream, as its answer's body and its watcher see it.
 #[derive(Default)]
@@ -85,11 +88,17 @@ pub(super) struct Reception<S> {
     service: S,
     peer: Arc<Peer>,
     handover: Handover,
+    doorstep: Doorstep,
 }
 
 impl<S> Reception<S> {
-    pub(super) fn new(service: S, peer: Arc<Peer>, streams: &Streams) -> Self {
-        Reception { service, peer, handover: Arc::clone(&streams.handover) }
+    pub(super) fn new(service: S, peer: Arc<Peer>, streams: &Streams, doorstep: Doorstep) -> Self {
+        Reception { service, peer, handover: Arc::clone(&streams.handover), doorstep }
+    }
+
+    /// A head never became a request.
+    pub(super) fn refused(&self, why: BadHead) {
+        self.doorstep.refused_head(why);
     }
 
     pub(super) fn peer(&self) -> &Peer {
@@ -107,10 +116,23 @@ where
     type Error = S::Error;
     type Future = Asked<S>;
 
+    /// Runs in the task of the connection, which many streams share.
     fn call(&self, request: Request<Incoming>) -> Self::Future {
         let (head, body) = request.into_parts();
-        self.receive(Arc::new(Head::new(head)), Source::Stream(body), None)
+        match caught(|| Arc::new(Head::new(head))) {
+            Some(head) => self.receive(head, Source::Stream(body), None),
+            None => self.begin(true, |_| None),
+        }
     }
+}
+
+/// What comes of a step, if it does not panic: a fault of one request must not end its connection.
+fn caught<T>(step: impl FnOnce() -> T) -> Option<T> {
+    let caught = catch_unwind(AssertUnwindSafe(step));
+    if caught.is_err() {
+        tracing::error!("a panic before a request came to its handler; its client gets a 500");
+    }
+    caught.ok()
 }
 
 /// A request in the service's hands.
@@ -123,10 +145,25 @@ where
 {
     /// Hands a request to the service: one that was there since then, if it had to wait.
     pub(super) fn receive(&self, head: Arc<Head>, source: Source, since: Option<Tick>) -> Asked<S> {
-        let multiplexed = head.version == Version::HTTP_2;
+        self.begin(head.version == Version::HTTP_2, |side| {
+            let request = Received { head, body: RequestBody::new(source, side), since };
+            // Most services are always ready: theirs is called at once, and nothing holds the request
+            // meanwhile.
+            caught(|| {
+                let mut service = self.service.clone();
+                match service.poll_ready(&mut Context::from_waker(Waker::noop())) {
+                    Poll::Ready(Ok(())) => Either::Left(service.call(request)),
+                    _ => Either::Right(service.oneshot(request)),
+                }
+            })
+        })
+    }
+
+    /// Begins a request, with what hands it to the service.
+    fn begin<F>(&self, multiplexed: bool, hand_over: impl FnOnce(ClientSide) -> Option<F>) -> Handling<F> {
         let open = self.peer.greet(multiplexed);
         let strand = multiplexed.then(|| {
-            let strand = Arc::new(Strand::default());
+            let strand = Arc::new(Strand { side: self.peer.side_of_a_stream(), ..Strand::default() });
             // The stream's task is counted too, so that a connection is not taken for idle
             // while the last frames of an answer wait for the client's window.
             *self.handover.lock() = Some((Arc::clone(&strand), self.peer.greet(true)));
@@ -139,23 +176,16 @@ where
                 self.peer.side.clone()
             }
         };
-        let request = Received { head, body: RequestBody::new(source, side), since };
-        // Most services are always ready: theirs is called at once, and nothing holds the request
-        // meanwhile.
-        let mut service = self.service.clone();
-        let inner = match service.poll_ready(&mut Context::from_waker(Waker::noop())) {
-            Poll::Ready(Ok(())) => Either::Left(service.call(request)),
-            _ => Either::Right(service.oneshot(request)),
-        };
-        Handling { inner, told: Some((open, strand)) }
+        Handling { inner: hand_over(side), told: Some((open, strand)) }
     }
 }
 
 pin_project! {
     /// The service's future, which keeps its request open.
     pub(super) struct Handling<F> {
+        // `None`: it panicked before it came there.
         #[pin]
-        inner: F,
+        inner: Option<F>,
         told: Option<(Open, Option<Arc<Strand>>)>,
     }
 }
@@ -170,17 +200,37 @@ where
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.project();
-        let response = ready!(this.inner.poll(cx));
+        let response = match this.inner.as_pin_mut() {
+            Some(inner) => ready!(inner.poll(cx)).map(|response| response.map(Ok)),
+            None => Ok(failed().map(Err)),
+        };
         let (open, strand) = this.told.take().expect("not polled after it was ready");
-        Poll::Ready(response.map(|response| match strand {
-            None => response.map(|body| Told::Plain { body, open }),
-            // hyper takes all fields of a head from its map.
-            Some(strand) => with_fields(response).map(|body| {
-                *strand.shelf.lock() = Shelf::of(Box::pin(body.map_err(Into::into)));
-                Told::Stream { strand, _open: open }
-            }),
+        Poll::Ready(response.map(|response| {
+            let (head, body) = response.into_parts();
+            match (body, strand) {
+                (Err(body), _) => Response::from_parts(head, Told::Failed { body, _open: open }),
+                (Ok(body), None) => Response::from_parts(head, Told::Plain { body, open }),
+                // hyper takes all fields of a head from its map.
+                (Ok(body), Some(strand)) => with_fields(Response::from_parts(head, body)).map(|body| {
+                    *strand.shelf.lock() = Shelf::of(Box::pin(body.map_err(Into::into)));
+                    Told::Stream { strand, _open: open }
+                }),
+            }
         }))
     }
+}
+
+/// The answer to a request that never came to the service.
+#[cold]
+fn failed() -> Response<Full<Bytes>> {
+    let (refusal, id) = (Refusal::Internal, made_id());
+    let mut response = Response::new(Full::new(refusal.body(Dialect::Chat, &id)));
+    *response.status_mut() = refusal.status();
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    headers.extend(HeaderValue::from_str(id.as_str()).ok().map(|id| (X_REQUEST_ID, id)));
+    headers.insert(X_GOODPUT_REASON, HeaderValue::from_static(refusal.code()));
+    response
 }
 
 pin_project! {
@@ -191,6 +241,8 @@ pin_project! {
         Plain { #[pin] body: B, open: Open },
         // HTTP/2: it stands in the strand, for its watcher to drive it too.
         Stream { strand: Arc<Strand>, _open: Open },
+        // An answer of our own.
+        Failed { #[pin] body: Full<Bytes>, _open: Open },
     }
     impl<B> PinnedDrop for Told<B> {
         fn drop(this: Pin<&mut Self>) {
@@ -200,6 +252,7 @@ pin_project! {
                     let left = std::mem::take(&mut *strand.shelf.lock());
                     drop(left);
                 }
+                Projected::Failed { .. } => {}
             }
         }
     }
@@ -214,14 +267,14 @@ where
     fn pass_fields(&self, to: &mut impl FnMut(&HeaderName, &HeaderValue)) {
         match self {
             Told::Plain { body, .. } => body.pass_fields(to),
-            Told::Stream { .. } => {}
+            Told::Stream { .. } | Told::Failed { .. } => {}
         }
     }
 
     fn add_fields(&self, head: &mut impl Fields) {
         match self {
             Told::Plain { body, .. } => body.add_fields(head),
-            Told::Stream { .. } => {}
+            Told::Stream { .. } | Told::Failed { .. } => {}
         }
     }
 }
@@ -238,6 +291,9 @@ where
         match self.project() {
             Projected::Plain { body, .. } => body.poll_frame(cx).map(|next| next.map(|next| next.map_err(Into::into))),
             Projected::Stream { strand, .. } => strand.poll_frame(cx),
+            Projected::Failed { body, .. } => {
+                body.poll_frame(cx).map(|next| next.map(|next| next.map_err(|never| match never {})))
+            }
         }
     }
 
@@ -245,6 +301,7 @@ where
         match self {
             Told::Plain { body, .. } => body.is_end_stream(),
             Told::Stream { strand, .. } => strand.shelf.lock().is_end_stream(),
+            Told::Failed { body, .. } => body.is_end_stream(),
         }
     }
 
@@ -252,6 +309,7 @@ where
         match self {
             Told::Plain { body, .. } => body.size_hint(),
             Told::Stream { strand, .. } => strand.shelf.lock().size_hint(),
+            Told::Failed { body, .. } => body.size_hint(),
         }
     }
 }

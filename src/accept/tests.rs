@@ -108,7 +108,8 @@ struct House {
 impl House {
     fn new() -> Self {
         let (clock, drain) = (Clock::start(), Drain::new());
-        let door = Door::new(&Listen::default(), None, drain.clone(), clock);
+        let limits = Listen { idle_timeout: Duration::from_secs(60), ..Listen::default() };
+        let door = Door::new(&limits, None, drain.clone(), clock);
         House { door, drain, clock, seen: Arc::default() }
     }
 
@@ -117,6 +118,7 @@ impl House {
         let (ours, theirs) = tokio::io::duplex(pipe);
         let (door, clock, seen) = (self.door.clone(), self.clock, Arc::clone(&self.seen));
         let service = tower::service_fn(move |request: Received| {
+            assert_ne!(request.head.uri.path(), "/panic", "a service of a test");
             let side = request.body.client().clone();
             seen.sides.lock().push(side.clone());
             let body = Played { act, given: 0, side, clock, seen: Arc::clone(&seen) };
@@ -208,6 +210,66 @@ async fn pipelined_requests_are_answered_in_order() {
         assert!(answer(&mut client).await.starts_with("HTTP/1.1 200 OK\r\n"));
     }
     assert_eq!(house.seen.sides.lock().len(), 5);
+}
+
+/// However much came ahead of its turn, of a next request or of nothing at all.
+#[tokio::test(start_paused = true)]
+async fn c99_a_client_that_leaves_is_seen_to_leave_behind_all_that_it_sent_ahead() {
+    let ahead: [(&str, Vec<u8>); 4] = [
+        ("nothing", Vec::new()),
+        ("70 kB", vec![b'x'; 70_000]),
+        ("64 KiB", vec![b'x'; 64 * 1024]),
+        ("many requests", GET.repeat(100_000)),
+    ];
+    for (what, ahead) in ahead {
+        for (act, pipe) in [(Act::UntilDrained, 4096), (Act::UntilDrained, 1 << 20), (Act::Endless(100), 4096)] {
+            let house = House::new();
+            let (mut client, task) = house.connect(act, pipe);
+            client.write_all(GET).await.unwrap();
+            house.wait(50).await;
+            client.write_all(&ahead).await.unwrap();
+            let left = house.clock.now();
+            drop(client);
+            assert!(task.await.unwrap().since(left) <= Duration::from_millis(100), "{what}");
+            assert_eq!(house.seen.severed.lock().len(), 1, "{what}: nothing that came ahead was begun");
+        }
+    }
+}
+
+/// What came ahead and was thrown away is not answered: the connection says so, and ends.
+#[tokio::test(start_paused = true)]
+async fn a_client_that_sends_too_much_ahead_gets_its_answer_and_then_the_end() {
+    let house = House::new();
+    let (mut client, task) = house.connect(Act::UntilDrained, 1 << 20);
+    client.write_all(GET).await.unwrap();
+    house.wait(1).await;
+    client.write_all(&GET.repeat(10_000)).await.unwrap();
+    house.wait(1).await;
+    house.drain.advance(Phase::Over);
+    let mut text = Vec::new();
+    client.read_to_end(&mut text).await.unwrap();
+    let text = String::from_utf8(text).unwrap();
+    assert!(text.ends_with("data: last\n\n\r\n0\r\n\r\n") && text.matches("HTTP/1.1 ").count() == 1, "{text}");
+    drop(client);
+    task.await.unwrap();
+}
+
+/// A panic before the handler has the request: its client gets a 500, and the connection goes on.
+#[tokio::test(start_paused = true)]
+async fn a_panic_before_the_handler_is_an_answer_on_http1() {
+    let house = House::new();
+    let (mut client, _task) = house.connect(Act::Short, 4096);
+    client.write_all(b"GET /panic HTTP/1.1\r\nhost: g\r\n\r\n").await.unwrap();
+    let mut text = String::new();
+    while !text.contains("\"code\":\"internal\"") {
+        let mut some = [0; 512];
+        let read = client.read(&mut some).await.unwrap();
+        assert!(read > 0, "{text}");
+        text.push_str(std::str::from_utf8(&some[..read]).unwrap());
+    }
+    assert!(text.starts_with("HTTP/1.1 500 ") && text.contains("x-goodput-reason: internal\r\n"), "{text}");
+    client.write_all(GET).await.unwrap();
+    assert!(answer(&mut client).await.contains("200 OK"));
 }
 
 #[tokio::test(start_paused = true)]
@@ -375,6 +437,50 @@ mod http2 {
                 Some(Err(error)) => return error.reason(),
                 None => return None,
             }
+        }
+    }
+
+    /// Behind the bodies of other streams that nobody reads, as far as the windows let them be sent.
+    #[tokio::test(start_paused = true)]
+    async fn c99_a_client_that_leaves_is_seen_to_leave_behind_what_it_sent_on_other_streams() {
+        let house = House::new();
+        let (mut sender, driver, task) = connect(&house, Act::UntilDrained).await;
+        let _body = ask(&mut sender).await;
+        let mut uploads = Vec::new();
+        for _ in 0..4 {
+            let request = Request::builder().method("POST").uri("http://g/upload").body(()).unwrap();
+            let (_, mut upload) = sender.send_request(request, false).unwrap();
+            upload.send_data(Bytes::from(vec![b'x'; 1 << 20]), false).unwrap();
+            uploads.push(upload);
+        }
+        house.wait(50).await;
+        assert_eq!(house.seen.sides.lock().len(), 5);
+        driver.abort();
+        house.wait(1).await;
+        assert_eq!(house.seen.severed.lock().len(), 5);
+        assert_eq!(task.await.unwrap(), at(50));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_panic_before_the_handler_ends_its_stream_only() {
+        let house = House::new();
+        let (mut sender, _driver, _task) = connect(&house, Act::UntilDrained).await;
+        let mut others = Vec::new();
+        for _ in 0..20 {
+            others.push(ask(&mut sender).await);
+        }
+        let request = Request::builder().uri("http://g/panic").body(()).unwrap();
+        let response = sender.send_request(request, true).unwrap().0.await.unwrap();
+        assert_eq!(
+            (response.status().as_u16(), &response.headers()["x-goodput-reason"]),
+            (500, &"internal".parse().unwrap())
+        );
+        let mut body = response.into_body();
+        assert!(body.data().await.unwrap().unwrap().starts_with(b"{\"error\""));
+        assert_eq!(house.seen.severed.lock().len(), 0, "the others go on");
+        house.drain.advance(Phase::Over);
+        for mut other in others {
+            assert_eq!(end_of(&mut other).await, None);
         }
     }
 

@@ -119,11 +119,14 @@ impl Certificates {
     }
 
     /// Looks at the files every [`Certificates::LOOK_EVERY`], for ever.
-    pub(super) async fn keep_fresh(&self, clock: Clock) {
+    pub(super) async fn keep_fresh(self: Arc<Self>, clock: Clock) {
         let mut told = false;
         loop {
             clock.sleep_until(Some(clock.now() + Self::LOOK_EVERY)).await;
-            match self.renew() {
+            let certificates = Arc::clone(&self);
+            // A file system that hangs holds up a thread that waits for nothing else.
+            let Ok(renewed) = tokio::task::spawn_blocking(move || certificates.renew()).await else { continue };
+            match renewed {
                 Ok(true) => tracing::info!("certificate renewed"),
                 Ok(false) => {}
                 Err(problem) if !told => {

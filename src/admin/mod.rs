@@ -11,12 +11,18 @@
 //! | `POST /-/reload` | reads the settings again: 200 with the keys that wait for a restart, or 409 with the problems while the old ones stay |
 //!
 //! With a token configured, everything but the two probes asks for it: as a bearer, or, to
-//! look and not to change anything, as the password of HTTP Basic, which browsers ask for.
+//! look and not to change anything, as the password of HTTP Basic, which browsers ask for. Without
+//! one, everything but the two probes is answered under the names in [`Hosts`] only. Nothing is
+//! changed for a page of another site, and settings are read once a second at most.
 //! What is shown comes through [`AdminView`]; this room keeps nothing and counts nothing. Any listener can carry
 //! the router: `cli` gives it one of `accept`'s, with its limits on time and size.
 
+mod guard;
 mod negotiate;
 mod page;
+mod reloads;
+
+pub use guard::Hosts;
 
 use std::future::Future;
 use std::pin::Pin;
@@ -36,6 +42,9 @@ use secrecy::{ExposeSecret, SecretString};
 use serde::{Deserialize, Serialize};
 use subtle::ConstantTimeEq;
 
+use self::guard::is_cross_site_write;
+use self::reloads::Reloads;
+use crate::clock::Clock;
 use crate::framing::Fielded;
 
 /// A future without a name.
@@ -142,15 +151,30 @@ pub struct BurnRate {
     pub rate: f64,
 }
 
+/// Who may use the port.
+#[derive(Clone, Debug, Default)]
+pub struct Access {
+    /// Whoever shows this.
+    pub token: Option<SecretString>,
+    /// Without a token: whoever asks for one of these.
+    pub hosts: Hosts,
+}
+
 /// The routes of the operators' port.
-pub fn router(view: Arc<dyn AdminView>, token: Option<SecretString>) -> Router {
+pub fn router(view: Arc<dyn AdminView>, access: Access, clock: Clock) -> Router {
+    let reloads = Arc::new(Reloads::new(clock));
+    let reload = move |State(view): View| {
+        let reloads = Arc::clone(&reloads);
+        async move { told(reloads.run(&*view).await) }
+    };
+    let has_token = access.token.is_some();
     let guarded = Router::new()
         .route("/", get(status))
         .route("/metrics", get(metrics))
         .route("/slo", get(slo))
         .route("/-/reload", post(reload))
-        .route("/-/degrade", if token.is_some() { post(degrade) } else { post(not_without_token) })
-        .layer(middleware::from_fn_with_state(token.map(Arc::new), ask_for_token));
+        .route("/-/degrade", if has_token { post(degrade) } else { post(not_without_token) })
+        .layer(middleware::from_fn_with_state(Arc::new(access), keep_out));
     Router::new()
         .route("/livez", get(|| async { plain(StatusCode::OK, "alive\n") }))
         .route("/readyz", get(ready))
@@ -193,8 +217,8 @@ async fn slo(State(view): View) -> Response {
     ([(CONTENT_TYPE, "application/json"), (CACHE_CONTROL, "no-store")], body).into_response()
 }
 
-async fn reload(State(view): View) -> Response {
-    match view.reload().await {
+fn told(reloaded: Result<Vec<&'static str>, Vec<String>>) -> Response {
+    match reloaded {
         Ok(waiting) => {
             let waits = |key| format!("{key} changes only with a restart: the old value holds until then\n");
             let waiting: String = waiting.into_iter().map(waits).collect();
@@ -274,12 +298,20 @@ fn plain(status: StatusCode, text: &'static str) -> Response {
     (status, [(CONTENT_TYPE, PLAIN)], text).into_response()
 }
 
-async fn ask_for_token(State(token): State<Option<Arc<SecretString>>>, request: Request, next: Next) -> Response {
+async fn keep_out(State(access): State<Arc<Access>>, request: Request, next: Next) -> Response {
+    if is_cross_site_write(request.method(), request.headers()) {
+        return plain(StatusCode::FORBIDDEN, "a page of another site may not change anything here\n");
+    }
+    if access.token.is_none() && !access.hosts.are_named(request.uri(), request.headers()) {
+        let text = "this port is not known under that name: ask for localhost, or for a name in admin.hosts, \
+                    or set admin.token_file\n";
+        return plain(StatusCode::FORBIDDEN, text);
+    }
     // What a browser has been told as Basic it sends along wherever a page of somebody else leads
     // it: good enough to look, and not to change anything.
     let looks = request.method().is_safe();
-    if let Some(token) = token
-        && !carries(request.headers(), &token, looks)
+    if let Some(token) = &access.token
+        && !carries(request.headers(), token, looks)
     {
         return unauthorized(looks);
     }
@@ -383,6 +415,10 @@ mod tests {
         }
     }
 
+    fn access(token: Option<&str>) -> Access {
+        Access { token: token.map(SecretString::from), ..Access::default() }
+    }
+
     struct Answered {
         status: u16,
         kind: String,
@@ -394,7 +430,7 @@ mod tests {
         if let Some((name, value)) = line {
             request = request.header(name, value);
         }
-        let router = router(Arc::new(shown), token.map(SecretString::from));
+        let router = router(Arc::new(shown), access(token), Clock::start());
         answered(router.oneshot(request.body(Body::empty()).unwrap()).await.unwrap()).await
     }
 
@@ -448,7 +484,7 @@ mod tests {
             assert_eq!(answered.status, if nonsense == "basic dDp0" { 200 } else { 401 }, "{nonsense}");
         }
         let asked = |method: &'static str, path: &'static str| async move {
-            let router = router(Arc::new(good()), Some(SecretString::from("t")));
+            let router = router(Arc::new(good()), access(Some("t")), Clock::start());
             let request = Request::builder().method(method).uri(path).body(Body::empty()).unwrap();
             let response = router.oneshot(request).await.unwrap();
             let asks =
@@ -506,10 +542,46 @@ mod tests {
         assert!(answered.text.contains("pools[0]: no engines\nroutes: none\n"), "{}", answered.text);
     }
 
+    /// A site's name that leads here, and a form of another site, on a port without a token.
+    #[tokio::test]
+    async fn c101_what_a_browser_can_be_made_to_send_is_refused_without_a_token() {
+        for (method, path) in
+            [("GET", "/slo"), ("GET", "/"), ("GET", "/metrics"), ("POST", "/-/reload"), ("HEAD", "/slo")]
+        {
+            let foreign = ask(good(), None, method, path, Some(("host", "evil.example"))).await;
+            assert_eq!(foreign.status, 403, "{method} {path}");
+            assert!(method == "HEAD" || foreign.text.contains("admin.hosts"), "{}", foreign.text);
+            let local = ask(good(), None, method, path, Some(("host", "localhost:9090"))).await;
+            assert_eq!(local.status, 200, "{method} {path}");
+            let known = ask(good(), Some("t"), method, path, Some(("host", "evil.example"))).await;
+            assert_eq!(known.status, 401, "with a token the name says nothing");
+        }
+        for path in ["/livez", "/readyz"] {
+            assert_eq!(ask(good(), None, "GET", path, Some(("host", "10.0.0.5:9090"))).await.status, 200, "a probe");
+        }
+        for line in [("origin", "http://evil.example"), ("sec-fetch-site", "cross-site"), ("origin", "null")] {
+            assert_eq!(ask(good(), None, "POST", "/-/reload", Some(line)).await.status, 403, "{line:?}");
+            assert_eq!(
+                ask(good(), None, "GET", "/slo", Some(line)).await.status,
+                200,
+                "to look is the browser's to forbid"
+            );
+        }
+    }
+
+    /// RFC 9110 section 8.6: the length of what a GET would get.
+    #[tokio::test]
+    async fn c93_a_head_of_the_metrics_tells_their_length() {
+        let router = router(Arc::new(good()), Access::default(), Clock::start());
+        let request = Request::builder().method("HEAD").uri("/metrics").body(Body::empty()).unwrap();
+        let response = router.oneshot(request).await.unwrap();
+        assert_eq!(response.headers()[http::header::CONTENT_LENGTH], "slo_total 0\n".len().to_string());
+    }
+
     async fn degrade(token: Option<&str>, bearer: &str, body: &str) -> Answered {
         let request = Request::builder().method("POST").uri("/-/degrade").header("authorization", bearer);
         let request = request.body(Body::from(body.to_owned())).unwrap();
-        answered(router(Arc::new(good()), token.map(SecretString::from)).oneshot(request).await.unwrap()).await
+        answered(router(Arc::new(good()), access(token), Clock::start()).oneshot(request).await.unwrap()).await
     }
 
     #[tokio::test]

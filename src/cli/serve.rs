@@ -84,6 +84,17 @@ impl Serve {
             // A stdout that is closed already is no reason to end.
             let _ = writeln!(std::io::stdout(), "{line}");
         }
+        for opening in service.openings() {
+            let (port, address, tls) = (opening.port, opening.address, opening.is_tls);
+            let (open_to, asks_for) = (opening.open_to(), opening.asks_for());
+            match opening.is_careless() {
+                false => tracing::info!(port, %address, tls, open_to, asks_for, "a port is open"),
+                true => tracing::warn!(
+                    port, %address, tls, open_to, asks_for,
+                    "a port is open to strangers who may read everything and reload; set admin.token_file, or keep admin.address on loopback"
+                ),
+            }
+        }
         let admin = admin.map(tracing::field::display);
         tracing::info!(address = %service.address(), admin, "serving");
     }

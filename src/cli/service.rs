@@ -9,13 +9,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::Request;
-use secrecy::SecretString;
 use tokio::task::{Id, JoinHandle, JoinSet};
 use tower::ServiceExt;
 
 use crate::accept::settings::{Listen, Shutdown};
 use crate::accept::{CannotListen, Door, Drain, Listener, Phase};
-use crate::admin::{self, AdminView, BurnRate, ClassStanding, Degradation};
+use crate::admin::{self, Access, AdminView, BurnRate, ClassStanding, Degradation, Hosts};
 use crate::clock::Clock;
 use crate::config::Settings;
 use crate::config::watch::{NotLoaded, Reload, Reloader, Source, Waiting, watch};
@@ -47,7 +46,7 @@ pub struct Service {
     gateway: Gateway,
     probes: Arc<Probes>,
     listener: Listener,
-    admin: Option<(Listener, Option<SecretString>)>,
+    admin: Option<(Listener, Access)>,
     shutdown: Shutdown,
     source: Option<Source>,
     lines: Option<JoinHandle<()>>,
@@ -67,13 +66,15 @@ impl Service {
                 // Its own departure, which never comes: metrics are worth most while we leave.
                 let listen = Listen { address: admin.address, max_connections: ADMIN_CONNECTIONS, ..Listen::default() };
                 let listener = Listener::bind(&listen, Drain::new(), clock).await;
-                Some((listener.map_err(CannotStart::Admin)?, admin.token.clone()))
+                let access = Access { token: admin.token.clone(), hosts: Hosts::of(admin.address, &admin.hosts) };
+                Some((listener.map_err(CannotStart::Admin)?, access))
             }
             None => None,
         };
         let (access, lines) = access_lines(settings.access_log, clock);
         let dial: Arc<dyn Dial> = Arc::new(Sockets::new());
         let recorder = Recorder::new(clock, access);
+        let listener = listener.counting(recorder.doorstep().clone());
         let (shutdown, pools) = (settings.shutdown, settings.pools.clone());
         let materials = Materials { clock, dial: Arc::clone(&dial), recorder, seed: rand::random() };
         let gateway = Gateway::new(settings, materials);
@@ -102,6 +103,21 @@ impl Service {
         self.admin.as_ref().map(|(listener, _)| listener.address())
     }
 
+    /// Which of its ports is open to whom.
+    #[must_use]
+    pub fn openings(&self) -> Vec<Opening> {
+        let has_tenants = self.gateway.live.load().settings.tenants.iter().next().is_some();
+        let clients =
+            Opening { port: "clients", address: self.address(), is_tls: self.listener.is_tls(), asks: has_tenants };
+        let admin = self.admin.as_ref().map(|(listener, access)| Opening {
+            port: "admin",
+            address: listener.address(),
+            is_tls: listener.is_tls(),
+            asks: access.token.is_some(),
+        });
+        [clients].into_iter().chain(admin).collect()
+    }
+
     /// The gateway.
     #[must_use]
     pub fn gateway(&self) -> Gateway {
@@ -119,9 +135,9 @@ impl Service {
         let sweeping = Arc::clone(&gateway.lines);
         tasks.spawn("sweeper", async move { sweeping.keep_swept().await });
         let reloader = source.map(|source| follow(source, &gateway, &probes, &listener, &mut tasks));
-        if let Some((listener, token)) = admin {
+        if let Some((listener, access)) = admin {
             let view = View { gateway: gateway.clone(), drain: drain.clone(), reloader };
-            let router = admin::router(Arc::new(view), token);
+            let router = admin::router(Arc::new(view), access, clock);
             tasks.spawn("admin port", listener.serve(router.map_request(Request::from)));
         }
         let lost = serve_and_leave(clock, &gateway, listener, &drain, &shutdown, &mut tasks, told).await;
@@ -129,6 +145,47 @@ impl Service {
         if let Some(panic) = lost.and_then(|lost| lost.panic) {
             std::panic::resume_unwind(panic);
         }
+    }
+}
+
+/// A port, as far as it matters who can use it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Opening {
+    /// `clients` or `admin`.
+    pub port: &'static str,
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// Whether it speaks TLS.
+    pub is_tls: bool,
+    /// Whether it asks for a key or a token.
+    pub asks: bool,
+}
+
+impl Opening {
+    /// Who can reach it.
+    #[must_use]
+    pub fn open_to(&self) -> &'static str {
+        match self.address.ip().to_canonical() {
+            address if address.is_loopback() => "programs on this machine",
+            address if address.is_unspecified() => "whoever reaches any address of this machine",
+            _ => "whoever reaches this address",
+        }
+    }
+
+    /// What it asks of them.
+    #[must_use]
+    pub fn asks_for(&self) -> &'static str {
+        match (self.port, self.asks) {
+            ("admin", true) => "a token",
+            (_, true) => "an API key",
+            (_, false) => "nothing",
+        }
+    }
+
+    /// Anybody may see and change what operators do.
+    #[must_use]
+    pub fn is_careless(&self) -> bool {
+        self.port == "admin" && !self.asks && !self.address.ip().to_canonical().is_loopback()
     }
 }
 
@@ -388,6 +445,22 @@ fn degradation(view: &LevelView) -> Degradation {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_port_says_who_can_reach_it_and_what_it_asks_of_them() {
+        for (port, address, asks, open_to, asks_for, is_careless) in [
+            ("clients", "0.0.0.0:8080", false, "whoever reaches any address of this machine", "nothing", false),
+            ("clients", "10.0.0.5:8080", true, "whoever reaches this address", "an API key", false),
+            ("admin", "127.0.0.1:9090", false, "programs on this machine", "nothing", false),
+            ("admin", "[::1]:9090", true, "programs on this machine", "a token", false),
+            ("admin", "[::]:9090", true, "whoever reaches any address of this machine", "a token", false),
+            ("admin", "0.0.0.0:9090", false, "whoever reaches any address of this machine", "nothing", true),
+        ] {
+            let opening = Opening { port, address: address.parse().unwrap(), is_tls: false, asks };
+            let said = (opening.open_to(), opening.asks_for(), opening.is_careless());
+            assert_eq!(said, (open_to, asks_for, is_careless), "{port} {address}");
+        }
+    }
 
     #[tokio::test(start_paused = true)]
     async fn a_task_that_ends_or_panics_is_told_by_its_name() {

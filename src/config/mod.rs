@@ -55,6 +55,8 @@ pub struct Settings {
     pub max_event: usize,
     /// Paths beside the generating ones whose answers are judged.
     pub judged_paths: Vec<Endpoint>,
+    /// GET paths that go to an engine.
+    pub engine_paths: Vec<Endpoint>,
     /// The classes, in the order of the file.
     pub classes: Vec<Arc<Class>>,
     /// The class of requests that no rule fits.
@@ -194,6 +196,10 @@ impl Settings {
             |settings: &Settings| settings.admin.as_ref()?.token.as_ref().map(|token| token.expose_secret().to_owned());
         if token(self) != token(other) {
             found.push("admin.token_file");
+        }
+        let hosts = |settings: &Settings| settings.admin.as_ref().map(|admin| admin.hosts.clone());
+        if hosts(self).is_some() && hosts(other).is_some() && hosts(self) != hosts(other) {
+            found.push("admin.hosts");
         }
         if self.shutdown != other.shutdown {
             found.push("shutdown");

@@ -29,6 +29,8 @@ block! {
         may inspect: Inspect,
         /// The listener for operators, or `off`.
         may admin: OrOff<Admin>,
+        /// GET paths that any engine answers and clients may ask: `/version`, `/ping`, `/load`. Default: none.
+        may engine_paths: Vec<At<String>>,
         /// The SLO classes, each as in its SLO document.
         must slo_classes: Filled<Class>,
         /// Upper edges of the prompt lengths `short` and `medium`, in tokens.
@@ -72,12 +74,14 @@ block! {
         may header_timeout: At<Duration>,
         /// From a request head to the end of its body. Default: 60s.
         may body_timeout: At<Duration>,
-        /// How long a connection without a request stays open. Default: 60s.
+        /// How long a connection without a request stays open. Default: 620s.
         may idle_timeout: At<Duration>,
         /// How long a client may refuse our bytes in one stretch. Default: 30s.
         may write_stall: At<Duration>,
         /// Most connections at one time. Default: 20000.
         may max_connections: At<u64>,
+        /// Most connections of one address at one time. Default: nine tenths of what may be open.
+        may max_connections_per_address: At<u64>,
         /// Most streams at one time on an HTTP/2 connection. Default: 250.
         may http2_max_streams: At<u64>,
     }
@@ -112,6 +116,8 @@ block! {
         may address: At<String>,
         /// File with the token that everything but `/livez` and `/readyz` asks for: as a bearer, or in a browser as a password. Default: none is needed.
         may token_file: At<String>,
+        /// Names under which the port is asked for where there is no token, beside `localhost`. Default: none.
+        may hosts: Vec<At<String>>,
     }
 
     /// An SLO class, as in its SLO document.

@@ -1,8 +1,11 @@
 //! Which header fields cross the gateway, in both directions.
 //!
-//! Fields end to end pass, known or not; what belongs to one hop, what carries a credential
-//! and what steers engines or routers behind us does not. Framing fields are ours.
+//! Fields end to end pass, known or not; what belongs to one hop, what carries a credential,
+//! what steers engines or routers behind us and what tells where a request came from does not. Nor
+//! does a name with `_` that stands for one of these with `-`: some servers take both for one.
+//! Framing fields are ours.
 
+use http::Version;
 use http::header::{
     AUTHORIZATION, CACHE_CONTROL, CONNECTION, CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue,
 };
@@ -27,6 +30,10 @@ pub mod names {
     pub const X_GOODPUT_REASON: HeaderName = HeaderName::from_static(GOODPUT_REASON);
     /// Queue and upstream time (W3C Server Timing).
     pub const SERVER_TIMING: &str = "server-timing";
+    /// The address of the client's connection.
+    pub const X_FORWARDED_FOR: &str = "x-forwarded-for";
+    /// The gateways that a request came through.
+    pub const VIA: &str = "via";
     /// Tells nginx not to buffer.
     pub const X_ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
     /// The Anthropic and vLLM spelling of an API key.
@@ -57,20 +64,48 @@ pub struct Sent {
     pub names_hop_fields: bool,
 }
 
+/// What the gateway tells an engine of the way that a request came.
+#[derive(Clone, Copy, Debug)]
+pub struct Hop<'a> {
+    /// The id under which the engine has it.
+    pub id: &'a [u8],
+    /// The address of the client's connection, if one is known.
+    pub address: Option<&'a str>,
+    /// The version of HTTP over which it came.
+    pub version: Version,
+}
+
+impl Hop<'_> {
+    /// The value of `via` (RFC 9110 section 7.6.3).
+    fn via(&self) -> &'static [u8] {
+        match self.version {
+            Version::HTTP_2 => b"2.0 goodput",
+            Version::HTTP_10 => b"1.0 goodput",
+            _ => b"1.1 goodput",
+        }
+    }
+}
+
 /// The header fields for an engine, from those of the client: all but the body's length. They
 /// are gone through as the request is written; no map is made of them.
 pub fn for_engine<'a>(
     client: &'a HeaderMap,
     engine: &EngineHeaders<'a>,
     sent: Sent,
-    id: &'a [u8],
+    hop: Hop<'a>,
 ) -> impl Iterator<Item = (&'a str, &'a [u8])> {
     let EngineHeaders { fixed, forward_authorization, host } = *engine;
     let named = if sent.names_hop_fields { named_by_connection(client) } else { Vec::new() };
+    // What the pool's settings say stands in place of everything else of that name.
+    let is_fixed = |name: &str| fixed.iter().any(|(own, _)| own.as_str() == name);
     let crosses = move |(name, value): (&'a HeaderName, &'a HeaderValue)| {
         let known = name.as_str();
         let stays_here = match fate(known) {
             Fate::Passes => false,
+            Fate::Underscored => {
+                let meant = known.replace('_', "-");
+                fate(&meant) != Fate::Passes || is_fixed(&meant) || named.iter().any(|name| name.as_str() == meant)
+            }
             Fate::StaysHere => true,
             Fate::Credential => !forward_authorization,
             Fate::Coding => sent.decoded,
@@ -81,9 +116,9 @@ pub fn for_engine<'a>(
     let of_client = client.iter().filter_map(crosses);
     let coding = sent.inspected.then_some(("accept-encoding", &b"identity"[..]));
     let host = host.map(|host| ("host", host.as_bytes()));
-    let ours = host.into_iter().chain(of_client).chain(coding).chain([(names::REQUEST_ID, id)]);
-    // What the pool's settings say stands in place of everything else of that name.
-    let is_fixed = |name: &str| fixed.iter().any(|(own, _)| own.as_str() == name);
+    let from = hop.address.map(|address| (names::X_FORWARDED_FOR, address.as_bytes()));
+    let way = [(names::REQUEST_ID, hop.id), (names::VIA, hop.via())];
+    let ours = host.into_iter().chain(of_client).chain(coding).chain(from).chain(way);
     let ours = ours.filter(move |(name, _)| !is_fixed(name));
     ours.chain(fixed.iter().map(|(name, value)| (name.as_str(), value.as_bytes())))
 }
@@ -106,8 +141,11 @@ fn says_who(value: &HeaderValue) -> bool {
 }
 
 /// Whether a client's header field crosses to an engine.
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum Fate {
     Passes,
+    /// Passes, if the name with `-` for each `_` does.
+    Underscored,
     /// Of one hop only, ours to set, or steering.
     StaysHere,
     /// Passes where the pool says so.
@@ -126,6 +164,7 @@ fn fate(name: &str) -> Fate {
         "content-encoding" => Fate::Coding,
         "accept-encoding" => Fate::Accepts,
         _ if is_of_one_hop(name) || steers(name) => Fate::StaysHere,
+        _ if name.contains('_') => Fate::Underscored,
         _ => Fate::Passes,
     }
 }
@@ -147,26 +186,39 @@ fn is_of_one_hop(name: &str) -> bool {
     )
 }
 
-/// Fields by which a client could steer an engine or a router behind us past our decisions.
+/// Fields by which a client could steer an engine or a router behind us past our decisions, or
+/// tell it where the request comes from: the gateway says so itself.
 fn steers(name: &str) -> bool {
     let Some(rest) = name.strip_prefix("x-") else {
-        return name.starts_with("kv-transfer") || matches!(name, "routing-strategy" | "target-pod");
+        return name.starts_with("kv-transfer")
+            || matches!(
+                name,
+                "routing-strategy" | "target-pod" | "forwarded" | "via" | "true-client-ip" | "cf-connecting-ip"
+            );
     };
     let [first, .., last] = rest.as_bytes() else { return false };
     begins_as_steering(*first, rest) || ends_as_steering(*last, rest)
 }
 
-/// The families of routers, and the parts of a fleet that a field may name. By the first byte, so
-/// that an ordinary field costs a comparison or two.
+/// The families of routers, the parts of a fleet that a field may name, our own names, and those
+/// that tell where a request comes from. By the first byte, so that an ordinary field costs a
+/// comparison or two.
 fn begins_as_steering(first: u8, rest: &str) -> bool {
     match first {
+        b'c' => rest == "client-ip" || rest == "cluster-client-ip",
         b'd' => rest.starts_with("dynamo-"),
         b'e' => rest == "enable-local-updates",
-        b'g' => ["gateway-destination", "gateway-inference", "gateway-model"].iter().any(|own| rest.starts_with(own)),
+        b'f' => rest.starts_with("forwarded"),
+        b'g' => {
+            let families = ["gateway-destination", "gateway-inference", "gateway-model", "goodput-"];
+            families.iter().any(|own| rest.starts_with(own))
+        }
         b'k' => rest.starts_with("kv-"),
         b'l' => rest.starts_with("llm-d-"),
+        b'o' => rest == "original-forwarded-for",
         b'p' => rest.starts_with("prefill"),
-        b's' => rest.starts_with("smg-") || rest.starts_with("sgl-"),
+        b'r' => rest == "real-ip",
+        b's' => ["smg-", "sgl-", "slo-"].iter().any(|own| rest.starts_with(own)),
         b'v' => rest == "vllm-priority",
         b'w' => rest.starts_with("worker-"),
         _ => false,
@@ -313,7 +365,8 @@ mod tests {
 
     fn sent_to(engine: &EngineHeaders<'_>, sent: Sent, fields: &[(&str, &str)]) -> HeaderMap {
         let client = map(fields);
-        let fields: Vec<(&str, &str)> = for_engine(&client, engine, sent, b"up-1")
+        let hop = Hop { id: b"up-1", address: Some("192.0.2.7"), version: Version::HTTP_11 };
+        let fields: Vec<(&str, &str)> = for_engine(&client, engine, sent, hop)
             .map(|(name, value)| (name, std::str::from_utf8(value).unwrap()))
             .collect();
         map(&fields)
@@ -341,7 +394,7 @@ mod tests {
             ("traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"),
         ]);
         let names: Vec<&str> = sent.keys().map(HeaderName::as_str).collect();
-        assert_eq!(sent.len(), 4, "{names:?}");
+        assert_eq!(sent.len(), 6, "{names:?}");
         assert_eq!(sent["x-unknown"], "stays");
         assert!(sent.contains_key("traceparent"));
         assert_eq!(sent["accept-encoding"], "identity");
@@ -361,7 +414,74 @@ mod tests {
             ("x-gateway-inference-objective", "x"),
             ("x-gateway-destination-endpoint", "10.0.0.1:1"),
         ]);
-        assert_eq!(sent.len(), 2, "{sent:?}");
+        assert_eq!(sent.len(), 4, "{sent:?}");
+    }
+
+    #[test]
+    fn c100_an_engine_hears_from_us_where_a_request_comes_from() {
+        for (name, value) in [
+            ("x-forwarded-for", "10.9.9.9"),
+            ("x-forwarded-for", "10.9.9.9, 10.8.8.8"),
+            ("x_forwarded_for", "10.9.9.9"),
+            ("x-forwarded-host", "evil"),
+            ("x-forwarded-proto", "https"),
+            ("forwarded", "for=10.9.9.9"),
+            ("via", "1.1 evil"),
+            ("x-real-ip", "10.9.9.9"),
+            ("x_real-ip", "10.9.9.9"),
+            ("x-client-ip", "10.9.9.9"),
+            ("x-slo-class", "evil"),
+            ("x-slo-ttft-ms", "1"),
+            ("x_slo_ttft_ms", "1"),
+            ("x-goodput-pool", "evil"),
+        ] {
+            let sent = to_engine(&[(name, value)]);
+            let said: Vec<_> = sent.iter().map(|(name, value)| (name.as_str(), value.to_str().unwrap())).collect();
+            let expected = [
+                ("accept-encoding", "identity"),
+                ("x-forwarded-for", "192.0.2.7"),
+                ("x-request-id", "up-1"),
+                ("via", "1.1 goodput"),
+            ];
+            assert_eq!(said, expected, "{name}");
+        }
+        for (version, via) in [(Version::HTTP_10, "1.0 goodput"), (Version::HTTP_2, "2.0 goodput")] {
+            let hop = Hop { id: b"up-1", address: None, version };
+            let client = HeaderMap::new();
+            let engine = EngineHeaders::default();
+            let sent: Vec<_> = for_engine(&client, &engine, INSPECTED, hop).collect();
+            assert_eq!(sent[1..], [("x-request-id", &b"up-1"[..]), ("via", via.as_bytes())]);
+        }
+    }
+
+    #[test]
+    fn c100_an_underscore_does_not_smuggle_a_name_that_is_removed() {
+        let sent = to_engine(&[
+            ("x_data_parallel_rank", "1"),
+            ("x-data_parallel-rank", "1"),
+            ("kv_transfer_params", "{}"),
+            ("proxy_authorization", "Basic eA=="),
+            ("x_api_key", "k"),
+            ("content_length", "9"),
+            ("transfer_encoding", "chunked"),
+            ("content_encoding", "gzip"),
+            ("accept_encoding", "gzip"),
+            ("x_request_id", "mine"),
+            ("connection", "x-secret-hop"),
+            ("x_secret_hop", "1"),
+            ("x_trace_id", "t"),
+            ("_", "u"),
+        ]);
+        let names: Vec<&str> = sent.keys().map(HeaderName::as_str).collect();
+        assert_eq!(names, ["x_trace_id", "_", "accept-encoding", "x-forwarded-for", "x-request-id", "via"]);
+        let engine = EngineHeaders {
+            fixed: &[(HeaderName::from_static("x-team"), HeaderValue::from_static("ours"))],
+            forward_authorization: true,
+            host: None,
+        };
+        let sent = sent_to(&engine, INSPECTED, &[("x_team", "theirs"), ("x_api_key", "k")]);
+        assert_eq!((sent.get("x_team"), &sent["x-team"]), (None, &HeaderValue::from_static("ours")));
+        assert!(!sent.contains_key("x_api_key"));
     }
 
     #[test]
@@ -412,8 +532,6 @@ mod tests {
             "x-b3-spanid",
             "x-client-request-id",
             "x-correlation-id",
-            "x-forwarded-host",
-            "x-forwarded-port",
             "x-instance-id",
             "x-rank",
             "x-session-id",

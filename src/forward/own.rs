@@ -16,6 +16,8 @@ use crate::units::decimal::push_thousandths;
 pub struct OwnFields {
     /// Of the request, fit to be a field.
     pub id: RequestId,
+    /// Its dialect knows the id as `request-id` (Messages), where it goes too.
+    pub is_messages: bool,
     /// The class by which the request is judged.
     pub class: Option<HeaderValue>,
     /// The pool whose engine answered.
@@ -30,12 +32,15 @@ impl OwnFields {
     /// Nothing but the id is known.
     #[must_use]
     pub fn of(id: &RequestId) -> Self {
-        OwnFields { id: id.clone(), class: None, pool: None, degraded: None, times: None }
+        OwnFields { id: id.clone(), is_messages: false, class: None, pool: None, degraded: None, times: None }
     }
 
     /// Adds them to a head.
     pub fn add_to(&self, head: &mut impl Fields) {
         head.add(REQUEST_ID, |value| value.extend_from_slice(self.id.as_str().as_bytes()));
+        if self.is_messages {
+            head.add("request-id", |value| value.extend_from_slice(self.id.as_str().as_bytes()));
+        }
         let known = [(X_SLO_CLASS, &self.class), (X_GOODPUT_POOL, &self.pool), (X_GOODPUT_DEGRADED, &self.degraded)];
         for (name, known) in known {
             if let Some(known) = known {

@@ -20,7 +20,7 @@ use crate::admit::levels::{Kind, Kinds};
 use crate::admit::queue::Reading;
 use crate::clock::{Alarms, Clock};
 use crate::forward::deadlines::earlier;
-use crate::forward::headers::{self, Content, EngineHeaders, Media, Sent};
+use crate::forward::headers::{self, Content, EngineHeaders, Hop, Media, Sent};
 use crate::forward::lines::{Answered, Lines, Outgoing};
 use crate::forward::{
     Call, Deadlines, Due, EngineHead, Mute, OpenFailed, Opening, Parts, Relay, WhyNot, limit_refusal, open,
@@ -644,7 +644,8 @@ impl Attempt<'_> {
             forward_authorization: self.bound.settings.forward_authorization,
             host: self.host.as_ref(),
         };
-        let fields = headers::for_engine(&ask.head.headers, &engine, sent, &ask.upstream_id);
+        let hop = Hop { id: &ask.upstream_id, address: ask.client.address(), version: ask.head.version };
+        let fields = headers::for_engine(&ask.head.headers, &engine, sent, hop);
         let body = rewrite::apply(ask.frames, &edits.splices);
         Call {
             lines: Arc::clone(self.yard.lines),
@@ -652,7 +653,7 @@ impl Attempt<'_> {
             engine: self.place.engine.clone(),
             address: Arc::clone(self.address),
             // The engine's path prefix stands before the client's own path and query.
-            request: Outgoing::post(&self.address.base, ask.target.as_str(), fields, body),
+            request: Outgoing::new(ask.head.method.as_str(), &self.address.base, ask.target.as_str(), fields, body),
             fresh: self.fresh,
             at,
         }

@@ -118,6 +118,8 @@ pub struct EarlyHead<'a> {
     pub id: &'a RequestId,
     /// The class's name, as responses show it.
     pub class: Option<&'a HeaderValue>,
+    /// It is of the Messages dialect.
+    pub is_messages: bool,
     /// The client's side.
     pub client: &'a ClientSide,
 }
@@ -133,7 +135,8 @@ impl EarlyHead<'_> {
     pub fn go(&self, visit: &mut Visit) {
         let mut head = reply::our_head();
         let degraded = degrade::shown(visit.degradation());
-        let own = OwnFields { class: self.class.cloned(), degraded, ..OwnFields::of(self.id) };
+        let is_messages = self.is_messages;
+        let own = OwnFields { class: self.class.cloned(), is_messages, degraded, ..OwnFields::of(self.id) };
         own.add_to(&mut head.headers);
         visit.head_went_ahead(self.client);
         self.outlet.give(head, self.every);

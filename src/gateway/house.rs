@@ -11,8 +11,9 @@ use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 
 use super::degrade::Levels;
-use super::mark::Mark;
+use super::mark::LoopGuard;
 use super::promise::Live;
+use super::strangers::Strangers;
 use super::upload::Bodies;
 use crate::admit::Books;
 use crate::admit::desk::{Desk, Desks};
@@ -78,8 +79,10 @@ pub struct House {
     pub desks: Desks,
     /// What is given up under load, and how far.
     pub levels: Levels,
-    /// What is written into the ids that engines see.
-    pub(super) mark: Mark,
+    /// The ids under which engines have requests.
+    pub(super) loops: LoopGuard,
+    /// Tells which unknown paths and models are asked for.
+    pub(super) strangers: Strangers,
     draining: AtomicBool,
 }
 
@@ -100,7 +103,8 @@ impl Gateway {
             lines: Arc::new(Lines::new(dial, clock)),
             alarms: Alarms::new(clock),
             ratios: Ratios::new(),
-            mark: Mark::new(),
+            loops: LoopGuard::default(),
+            strangers: Strangers::default(),
             draining: AtomicBool::new(false),
             live: ArcSwap::from_pointee(Live::new(settings, &recorder, &desks, &fleet)),
             fleet: Arc::new(fleet),

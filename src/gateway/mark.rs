@@ -1,70 +1,125 @@
-//! The ids that engines see, and by which a request that comes back is known.
+//! Loop detection: the ids that engines see, and requests that come back under them.
+//!
+//! An engine's address that leads back to this gateway, also through other gateways, makes a
+//! request arrive again while it is still being served, under the id that it was sent on with. So
+//! a tag proves only the request that it was made for, and only while that request runs: whoever
+//! reads one from an answer's id and sends it back later has proved nothing.
 
 use std::borrow::Cow;
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 use crate::units::RequestId;
 use crate::units::decimal::put_hex;
 
-/// What this gateway, and no other one, writes into the ids that it gives to engines. Clients
-/// never see it. It costs no header field: an engine's address that leads back here, round
-/// corners too, is found out at the second or third pass, and two gateways in a row are none.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Mark([u8; 8]);
+/// A hyphen, and 16 hexadecimal digits by chance.
+const TAG: usize = 17;
 
-/// A hyphen, the mark, and as many digits by chance.
-const LONG: usize = 17;
+/// The tagged ids of requests that engines have at this moment, by their hashes.
+#[derive(Clone, Debug, Default)]
+pub(super) struct LoopGuard(Arc<InFlight>);
 
-impl Mark {
-    pub(super) fn new() -> Self {
-        let mut mark = [0; 8];
-        put_hex(&mut mark, &rand::random::<u32>().to_ne_bytes());
-        Mark(mark)
-    }
+#[derive(Debug, Default)]
+struct InFlight {
+    hasher: ahash::RandomState,
+    ids: Mutex<HashSet<u64, ahash::RandomState>>,
+}
 
+/// Holds the id of one request until it ends.
+#[derive(Debug)]
+pub struct Tagged {
+    in_flight: Arc<InFlight>,
+    hash: u64,
+}
+
+impl LoopGuard {
     /// What engines see: the id that the client knows, so that an engine's log can be matched to
-    /// the access line, made unique where a client chose it.
-    pub(super) fn put_on(self, known: &RequestId, is_made: bool) -> Cow<'_, [u8]> {
+    /// the access line, made unique where a client chose it. An id of our own is unique as it is: if
+    /// it comes back it is a client's, and gets its tag then.
+    pub(super) fn tag<'a>(&self, known: &'a RequestId, is_made: bool) -> (Cow<'a, [u8]>, Option<Tagged>) {
         let known = known.as_str().as_bytes();
         if is_made {
-            return Cow::Borrowed(known);
+            return (Cow::Borrowed(known), None);
         }
-        let mut id = Vec::with_capacity(known.len() + LONG);
+        let mut id = Vec::with_capacity(known.len() + TAG);
         id.extend_from_slice(known);
-        id.push(b'-');
-        id.extend_from_slice(&self.0);
-        id.extend_from_slice(b"00000000");
-        put_hex(&mut id[known.len() + 9..], &rand::random::<u32>().to_ne_bytes());
-        Cow::Owned(id)
+        id.extend_from_slice(b"-0000000000000000");
+        put_hex(&mut id[known.len() + 1..], &rand::random::<u64>().to_ne_bytes());
+        let hash = self.0.hasher.hash_one(&*id);
+        self.0.ids.lock().insert(hash);
+        (Cow::Owned(id), Some(Tagged { in_flight: Arc::clone(&self.0), hash }))
     }
 
-    /// Whether an id is one that this gateway has given to an engine.
-    pub(super) fn is_on(self, id: &RequestId) -> bool {
-        let end = id.as_str().as_bytes().last_chunk::<LONG>();
-        end.is_some_and(|end| end[0] == b'-' && end[1..9] == self.0)
+    /// Whether a request that is still being served was sent on with this id. Gateways that it came
+    /// through on its way back have put their own tags behind ours.
+    pub(super) fn has_sent(&self, id: &RequestId) -> bool {
+        let mut id = id.as_str().as_bytes();
+        while ends_in_a_tag(id) {
+            if self.0.ids.lock().contains(&self.0.hasher.hash_one(id)) {
+                return true;
+            }
+            id = &id[..id.len() - TAG];
+        }
+        false
     }
+}
+
+impl Drop for Tagged {
+    fn drop(&mut self) {
+        self.in_flight.ids.lock().remove(&self.hash);
+    }
+}
+
+fn ends_in_a_tag(id: &[u8]) -> bool {
+    let is_digit = |byte: &u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
+    id.last_chunk::<TAG>().is_some_and(|[hyphen, digits @ ..]| *hyphen == b'-' && digits.iter().all(is_digit))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn sent(guard: &LoopGuard, id: &RequestId) -> (RequestId, Option<Tagged>) {
+        let (id, tagged) = guard.tag(id, false);
+        (RequestId::from(std::str::from_utf8(&id).unwrap()), tagged)
+    }
+
     #[test]
-    fn only_an_id_that_was_marked_here_is_known_again() {
-        let (here, elsewhere) = (Mark(*b"0123abcd"), Mark(*b"89abcdef"));
-        let passed = |mark: Mark, id: &str| {
-            RequestId::from(std::str::from_utf8(&mark.put_on(&RequestId::from(id), false)).unwrap())
-        };
-        for id in ["a", "req-00000000000000000000000000000000", "mine-0123abcd00000000"] {
-            let once = passed(here, id);
-            assert!(once.as_str().starts_with(id) && once.as_str().len() == id.len() + LONG);
-            assert!(here.is_on(&once) && !elsewhere.is_on(&once));
-            // Two gateways in a row, and back to the first.
-            let twice = passed(elsewhere, once.as_str());
-            assert!(elsewhere.is_on(&twice) && !here.is_on(&twice));
+    fn c95_an_id_is_known_again_only_while_its_request_runs() {
+        let (here, elsewhere) = (LoopGuard::default(), LoopGuard::default());
+        for id in ["a", "req-00000000000000000000000000000000", "mine-0123456789abcdef"].map(RequestId::from) {
+            let (once, tagged) = sent(&here, &id);
+            assert!(once.as_str().starts_with(id.as_str()) && once.as_str().len() == id.as_str().len() + TAG);
+            assert!(here.has_sent(&once) && !elsewhere.has_sent(&once) && !here.has_sent(&id));
+            // The tag of one request, on another one's id.
+            let stolen = RequestId::from(format!("b{}", &once.as_str()[id.as_str().len()..]));
+            assert!(!here.has_sent(&stolen), "{stolen}");
+            drop(tagged);
+            assert!(!here.has_sent(&once), "its request has ended");
         }
-        for id in ["", "a", "0123abcd00000000", "-0123abcd0000000", "x_0123abcd00000000", "-0123abce00000000"] {
-            assert!(!here.is_on(&RequestId::from(id)), "{id}");
+        assert!(here.0.ids.lock().is_empty());
+    }
+
+    #[test]
+    fn a_loop_through_other_gateways_is_found_too() {
+        let [here, second, third] = [(); 3].map(|()| LoopGuard::default());
+        let (once, _first) = sent(&here, &RequestId::from("a"));
+        assert!(!second.has_sent(&once), "two gateways in a row are no loop");
+        let (twice, _second) = sent(&second, &once);
+        let (thrice, _third) = sent(&third, &twice);
+        assert!(here.has_sent(&twice) && here.has_sent(&thrice) && second.has_sent(&thrice));
+    }
+
+    #[test]
+    fn an_id_of_our_own_goes_as_it_is() {
+        let guard = LoopGuard::default();
+        let id = RequestId::from("req-1");
+        let (sent, tagged) = guard.tag(&id, true);
+        assert_eq!((&*sent, tagged.is_none()), (&b"req-1"[..], true));
+        for id in ["", "a", "0123abcd00000000", "-0123abcd0000000", "x_0123abcd00000000", "-0123ABCD00000000"] {
+            assert!(!guard.has_sent(&RequestId::from(id)), "{id}");
         }
-        assert_eq!(*here.put_on(&RequestId::from("req-1"), true), *b"req-1");
     }
 }

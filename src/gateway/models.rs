@@ -11,39 +11,73 @@ use super::reply;
 use crate::accept::Head;
 use crate::forward::ReplyBody;
 use crate::identify::Who;
-use crate::refuse::Refusal;
-use crate::units::Endpoint;
+use crate::route::{Model, ModelCard};
+use crate::units::{ClassId, Endpoint};
 
 impl Gateway {
     /// The list of models, or one of them.
     ///
     /// # Errors
-    /// A model that the tenant may not use, or that nobody serves, is not found.
+    /// The name of a model that the tenant may not use, or that nobody serves.
     pub(super) fn models(
         &self,
         live: &Live,
         who: &Who,
         endpoint: Endpoint,
         head: &Head,
-    ) -> Result<Response<ReplyBody>, Refusal> {
+    ) -> Result<Response<ReplyBody>, String> {
         let classes = live.classes_of(&who.tenant);
         let models = live.settings.routes.models_for(&classes, &self.fleet);
         let body = if endpoint.is_one_model() {
             let path = head.uri.path();
             // Clients write `org%2Fname`.
             let asked = Endpoint::model_in(path.strip_suffix('/').unwrap_or(path));
-            let asked = asked.and_then(|id| percent_decode_str(id).decode_utf8().ok());
-            let found = models.iter().find(|model| asked.as_deref() == Some(&*model.id));
-            entry(&found.ok_or(Refusal::ModelNotFound)?.id)
+            let asked = percent_decode_str(asked.unwrap_or_default()).decode_utf8_lossy();
+            match models.iter().find(|model| *asked == *model.id) {
+                Some(found) => entry(&found.id, &self.card(live, &classes, &found.id)),
+                None => return Err(asked.into_owned()),
+            }
         } else {
-            let data: Vec<Value> = models.iter().map(|model| entry(&model.id)).collect();
+            let entry = |model: &Model| entry(&model.id, &self.card(live, &classes, &model.id));
+            let data: Vec<Value> = models.iter().map(entry).collect();
             json!({"object": "list", "data": data, "has_more": false})
         };
         Ok(reply::json(StatusCode::OK, Bytes::from(body.to_string())))
     }
 }
 
-/// One model, in a shape that the OpenAI and Anthropic clients both read.
-fn entry(id: &str) -> Value {
-    json!({"id": id, "object": "model", "created": 0, "owned_by": "goodput", "type": "model", "display_name": id})
+impl Gateway {
+    /// What engines that these classes reach say of a model, an alias included.
+    fn card(&self, live: &Live, classes: &[ClassId], id: &str) -> ModelCard {
+        let routes = &live.settings.routes;
+        let name = routes.alias(id).unwrap_or(id);
+        let pools = classes.iter().filter_map(|class| routes.find(Some(name), class)).flat_map(|routed| {
+            let pools: Vec<_> = routed.pools.to_vec();
+            pools
+        });
+        pools.into_iter().find_map(|pool| self.fleet.model_card(&pool, name)).unwrap_or_default()
+    }
+}
+
+/// One model, in a shape that the OpenAI and Anthropic clients both read, with what engines say of it.
+fn entry(id: &str, card: &ModelCard) -> Value {
+    let mut entry = json!({
+        "id": id,
+        "object": "model",
+        "created": card.created.unwrap_or(0),
+        "owned_by": "goodput",
+        "type": "model",
+        "display_name": id,
+    });
+    let said = [
+        ("max_model_len", card.max_model_len.map(Value::from)),
+        ("root", card.root.as_deref().map(Value::from)),
+        ("parent", card.parent.as_deref().map(Value::from)),
+    ];
+    for (key, value) in said {
+        if let Some(value) = value {
+            entry[key] = value;
+        }
+    }
+    entry
 }

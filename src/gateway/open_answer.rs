@@ -10,6 +10,7 @@ use super::admission::Held;
 use super::attempts::{Place, Spoke, Spoken};
 use super::degrade;
 use super::house::Gateway;
+use super::mark::Tagged;
 use crate::forward::{Ended, Keeper, OwnFields, ReplyBody};
 use crate::inspect::{OfModel, PromptSize};
 use crate::judge::Case;
@@ -36,6 +37,8 @@ pub struct Asked {
     pub queued: Duration,
     /// What was known of its model.
     pub learned: OfModel,
+    /// The id under which the engine has it, where it could come back under it.
+    pub _tagged: Option<Tagged>,
 }
 
 /// What waits for the end of an answer. It stays in its box from where the answer begins.
@@ -58,6 +61,7 @@ impl Opened {
         degraded.iter().for_each(|kind| visit.degraded(kind));
         let own = OwnFields {
             class: asked.class.take(),
+            is_messages: asked.endpoint.is_of_messages(),
             pool: place.shown.take(),
             degraded: degrade::shown(visit.degradation()),
             times: Some([asked.queued, at.since(dispatched)]),

@@ -1,7 +1,9 @@
 //! Responses that the gateway makes itself.
 
 use bytes::Bytes;
-use http::header::{ALLOW, CONNECTION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
+use http::header::{
+    ALLOW, CONNECTION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE,
+};
 use http::{Response, StatusCode};
 
 use super::degrade;
@@ -41,6 +43,10 @@ pub fn refusal(refusal: &Refusal, shape: Dialect, id: &RequestId, class: Option<
     let mut response = json(refusal.status(), refusal.body(shape, id));
     let headers = response.headers_mut();
     headers.insert(X_GOODPUT_REASON, HeaderValue::from_static(refusal.code()));
+    if refusal.status() == StatusCode::UNAUTHORIZED {
+        // RFC 9110 section 15.5.2. `x-api-key` has no scheme that could be named.
+        headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer realm=\"goodput\""));
+    }
     if let Some(seconds) = refusal.retry_after() {
         headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
     }
@@ -54,7 +60,7 @@ pub fn refusal(refusal: &Refusal, shape: Dialect, id: &RequestId, class: Option<
         headers.insert(CONNECTION, HeaderValue::from_static("close"));
     }
     let class = class.and_then(|class| HeaderValue::from_str(class.as_str()).ok());
-    OwnFields { class, ..OwnFields::of(id) }.add_to(headers);
+    OwnFields { class, is_messages: shape == Dialect::Messages, ..OwnFields::of(id) }.add_to(headers);
     response
 }
 

@@ -81,6 +81,21 @@ pub struct Upload {
     _share: Share,
 }
 
+impl Upload {
+    /// That of a request that has no body.
+    #[must_use]
+    pub fn none(complete: Tick) -> Self {
+        Upload {
+            frames: Vec::new(),
+            facts: Box::default(),
+            was_coded: false,
+            is_form: false,
+            complete,
+            _share: Share::of(Arc::default(), 0),
+        }
+    }
+}
+
 /// Why there is no [`Upload`].
 #[derive(Debug)]
 pub enum Unread {

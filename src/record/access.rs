@@ -187,12 +187,16 @@ fn write(finished: &Finished, wall: Duration, known: &mut Known, block: &mut Vec
     line.millis(b",\"ttft_ms\":", answer.and_then(Timeline::ttft));
     line.millis(b",\"tpot_ms\":", whole.and_then(Timeline::tpot));
     line.millis(b",\"e2e_ms\":", whole.and_then(Timeline::e2e));
-    if finished.degraded.kinds.is_empty() {
-        line.put(b",\"degraded\":null}\n");
-    } else {
-        line.degraded(&finished.degraded);
-        line.put(b"}\n");
+    if finished.degraded.kinds.is_empty() && finished.asked.is_none() {
+        line.put(b",\"degraded\":null,\"asked\":null}\n");
+        return;
     }
+    match finished.degraded.kinds.is_empty() {
+        true => line.put(b",\"degraded\":null"),
+        false => line.degraded(&finished.degraded),
+    }
+    line.text(b",\"asked\":", finished.asked.as_deref());
+    line.put(b"}\n");
 }
 
 /// What earlier lines have left for later ones.

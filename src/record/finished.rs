@@ -102,6 +102,8 @@ pub struct Finished {
     pub degraded: Degraded,
     /// Its output cap was lowered by one of them.
     pub cap_lowered: bool,
+    /// The path or model that it asked for in vain, as it may be shown.
+    pub asked: Option<Box<str>>,
 }
 
 impl Finished {

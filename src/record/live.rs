@@ -28,6 +28,7 @@ impl Collector for Live {
         let Some(recorder) = self.0.upgrade() else { return Ok(()) };
         let at = recorder.clock.now();
         let mut page = Page(&mut encoder);
+        doorstep(&recorder, &mut page)?;
         in_flight(&recorder, at, &mut page)?;
         classes(&recorder, at, &mut page)?;
         levels(&recorder, &mut page)?;
@@ -72,6 +73,14 @@ impl Page<'_, '_> {
         let mut encoder = self.0.encode_descriptor(name, help, None, MetricType::Counter)?;
         encoder.encode_counter::<NoLabelSet, f64, f64>(&value, None)
     }
+}
+
+fn doorstep(recorder: &Inner, page: &mut Page<'_, '_>) -> fmt::Result {
+    let help = "Request heads that were refused, by what is wrong with them: they never became requests, and are counted nowhere else";
+    page.counters("goodput_bad_heads", help, "reason", &recorder.doorstep.bad_heads())?;
+    let help = "Connections that were closed at once because their address had as many as it may";
+    let mut family = page.0.encode_descriptor("goodput_connections_refused", help, None, MetricType::Counter)?;
+    family.encode_counter::<NoLabelSet, u64, f64>(&recorder.doorstep.refused_connections(), None)
 }
 
 fn in_flight(recorder: &Inner, at: Tick, page: &mut Page<'_, '_>) -> fmt::Result {

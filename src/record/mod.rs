@@ -41,7 +41,7 @@ use prometheus_client::registry::Registry;
 use tokio::sync::Notify;
 
 use crate::clock::Clock;
-use crate::units::{ClassId, EngineId, PoolId, RequestId, Tick, Tokens};
+use crate::units::{ClassId, Doorstep, EngineId, PoolId, RequestId, Tick, Tokens};
 
 use live::Live;
 use metrics::Metrics;
@@ -117,6 +117,7 @@ struct Inner {
     seats: Mutex<Vec<(PoolId, SeatReport)>>,
     levels: Mutex<Vec<(ClassId, LevelReport)>>,
     store: Mutex<Option<StoreReport>>,
+    doorstep: Doorstep,
     registry: Registry,
     access: Option<AccessLines>,
     emptied: Notify,
@@ -142,6 +143,7 @@ impl Recorder {
                 seats: Mutex::default(),
                 levels: Mutex::default(),
                 store: Mutex::default(),
+                doorstep: Doorstep::default(),
                 registry,
                 access,
                 emptied: Notify::new(),
@@ -171,6 +173,12 @@ impl Recorder {
                 self.0.metrics.lines_dropped.inc();
             }
         }
+    }
+
+    /// Where the listener for clients, and the gateway behind it, count what never becomes a request.
+    #[must_use]
+    pub fn doorstep(&self) -> &Doorstep {
+        &self.0.doorstep
     }
 
     /// Requests that have arrived and not ended.

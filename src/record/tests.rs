@@ -130,6 +130,7 @@ fn finished(verdict: Verdict) -> Finished {
         spilled: false,
         degraded: Degraded::default(),
         cap_lowered: false,
+        asked: None,
     }
 }
 
@@ -283,7 +284,7 @@ async fn what_came_to_a_path_that_is_not_judged_is_no_miss_also_without_a_class(
         visit.comes_to(Endpoint::find("POST", "/v1/embeddings").unwrap(), is_judged);
         visit
     };
-    for refusal in [Refusal::Draining, Refusal::Internal, Refusal::LoopDetected] {
+    for refusal in [Refusal::Draining, Refusal::Internal, Refusal::DrainCut] {
         visit(false).refuse(&refusal);
     }
     visit(false).refuse(&Refusal::UnknownKey);

@@ -77,6 +77,8 @@ struct Draft {
     ahead: Option<ClientSide>,
     /// Its client left before the answer was whole.
     left: bool,
+    /// The path or model that it asked for in vain, as it may be shown.
+    asked: Option<Box<str>>,
 }
 
 impl Visit {
@@ -99,6 +101,7 @@ impl Visit {
             degraded: Degraded::default(),
             ahead: None,
             left: false,
+            asked: None,
         };
         Visit { recorder, open, draft: Some(Box::write(Box::new_uninit(), draft)) }
     }
@@ -132,6 +135,12 @@ impl Visit {
     pub fn comes_to(&mut self, endpoint: Endpoint, is_judged: bool) {
         let draft = self.draft_mut();
         (draft.endpoint, draft.is_unjudged) = (Some(endpoint), !is_judged);
+    }
+
+    /// It asks for a path or model that is not served: shown as far as a line may show it.
+    #[cold]
+    pub fn asks_for_unknown(&mut self, shown: &str) {
+        self.draft_mut().asked = Some(shown.into());
     }
 
     /// Who asks.
@@ -373,6 +382,7 @@ impl Visit {
                 spilled: draft.spilled,
                 degraded: draft.degraded,
                 cap_lowered,
+                asked: draft.asked,
             },
         ));
     }

@@ -8,6 +8,7 @@ use http::HeaderValue;
 
 use super::affinity;
 use super::breaker::Breaker;
+use super::card::ModelCard;
 use super::fleet::Size;
 use super::health::{Change, Checked, Health};
 use super::latency::{Latency, Situation, StepTime};
@@ -52,6 +53,8 @@ pub(super) struct Engine {
     pub last_turn: u64,
     pub left: Option<Tick>,
     pub models: Arc<[Arc<str>]>,
+    /// What it says of them beside their names.
+    pub cards: Arc<[(Arc<str>, ModelCard)]>,
     /// When its key is to be computed again, as far as it is already planned.
     pub planned: Option<Tick>,
     /// Seats of its pool that are its own, as its key has it.
@@ -222,6 +225,7 @@ impl Engine {
             last_turn: 0,
             left: None,
             models: Arc::from([]),
+            cards: Arc::from([]),
             planned: None,
             given: Given::default(),
             limit: Limit::NONE,

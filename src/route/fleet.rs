@@ -26,6 +26,7 @@ use std::time::Duration;
 
 use http::HeaderValue;
 
+use super::card::ModelCard;
 use super::engine::{Engine, Reading, Report};
 use super::health::{Change, Checked};
 use super::latency::{Aims, Latency, Lesson, Prediction, Situation, Steps};
@@ -354,6 +355,25 @@ impl Fleet {
     /// An engine named the models it serves.
     pub fn lists_models(&self, pool: &PoolId, engine: &EngineId, models: Vec<Arc<str>>) {
         self.with_engine(pool, engine, |engine| engine.models = models.into());
+    }
+
+    /// What an engine says of the models it serves, beside their names.
+    pub fn describes_models(&self, pool: &PoolId, engine: &EngineId, cards: Vec<(Arc<str>, ModelCard)>) {
+        self.with_engine(pool, engine, |engine| engine.cards = cards.into());
+    }
+
+    /// What the engines of a pool say of a model: the first that says anything, and the shortest
+    /// context of all.
+    #[must_use]
+    pub fn model_card(&self, pool: &PoolId, model: &str) -> Option<ModelCard> {
+        let yard = self.yard(pool)?;
+        let inner = yard.inner.lock();
+        let cards = inner.present().flat_map(|(_, engine)| engine.cards.iter());
+        let cards = cards.filter(|(name, _)| **name == *model).map(|(_, card)| card.clone());
+        cards.reduce(|first, other| {
+            let shortest = first.max_model_len.into_iter().chain(other.max_model_len).min();
+            ModelCard { max_model_len: shortest, ..first }
+        })
     }
 
     /// The models that the engines of a pool named, sorted, each once.

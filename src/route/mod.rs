@@ -9,6 +9,7 @@
 mod affinity;
 mod breaker;
 mod budget;
+mod card;
 mod engine;
 mod fleet;
 mod health;
@@ -27,6 +28,7 @@ mod yard;
 pub use affinity::key_of;
 pub use breaker::Breaker;
 pub use budget::Budget;
+pub use card::ModelCard;
 pub use engine::Report;
 pub use fleet::{Choice, Fleet, REMEMBERED, Size, Want, Work};
 pub use health::{Change, Checked, Health};

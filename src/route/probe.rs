@@ -23,7 +23,7 @@ use tokio::task::{AbortHandle, JoinSet};
 
 use super::scrape::Page;
 use super::settings::{EngineAddress, Engines, Pool};
-use super::{Checked, Fleet, Report};
+use super::{Checked, Fleet, ModelCard, Report};
 use crate::clock::Clock;
 use crate::dial::{Dial, is_lack, is_refusal};
 use crate::units::{EngineId, PoolId};
@@ -209,8 +209,10 @@ impl Looker {
     async fn look_at_models(&self, target: &Target, mut chance: u64) {
         loop {
             let next = self.clock.now() + spread(MODELS_EVERY, &mut chance);
-            if let Some(Ok(models)) = self.within(MODELS_TIMEOUT, self.read_models(target)).await {
+            if let Some(Ok(cards)) = self.within(MODELS_TIMEOUT, self.read_models(target)).await {
+                let models = cards.iter().map(|(name, _)| Arc::clone(name)).collect();
                 self.fleet.lists_models(&target.pool.id, &target.engine, models);
+                self.fleet.describes_models(&target.pool.id, &target.engine, cards);
             }
             self.clock.sleep_until(Some(next)).await;
         }
@@ -251,7 +253,7 @@ impl Looker {
         page.end().ok_or(Failed::Useless)
     }
 
-    async fn read_models(&self, target: &Target) -> Result<Vec<Arc<str>>, Failed> {
+    async fn read_models(&self, target: &Target) -> Result<Vec<(Arc<str>, ModelCard)>, Failed> {
         let answer = self.ask(target, "/v1/models").await?;
         if answer.status != StatusCode::OK {
             return Err(Failed::Useless);
@@ -259,9 +261,9 @@ impl Looker {
         let mut list = Vec::new();
         answer.read(LONGEST_LIST, |piece| list.extend_from_slice(piece)).await?;
         let list: ModelList = serde_json::from_slice(&list).map_err(|_| Failed::Useless)?;
-        let names = list.data.into_iter().map(|model| model.id);
-        let names = names.filter(|name| !name.is_empty() && name.len() <= LONGEST_NAME);
-        Ok(names.take(MOST_MODELS).map(Arc::from).collect())
+        let models = list.data.into_iter().map(|model| (model.id, model.card));
+        let models = models.filter(|(name, _)| !name.is_empty() && name.len() <= LONGEST_NAME);
+        Ok(models.take(MOST_MODELS).map(|(name, card)| (Arc::from(name), card)).collect())
     }
 
     /// Asks with GET on a connection of its own.
@@ -326,6 +328,8 @@ struct ModelList {
 #[derive(serde::Deserialize)]
 struct ListedModel {
     id: String,
+    #[serde(flatten)]
+    card: ModelCard,
 }
 
 fn request(pool: &Pool, address: &EngineAddress, path: &str) -> Result<Request<Empty<Bytes>>, Failed> {

@@ -74,6 +74,19 @@ impl Routes {
         })
     }
 
+    /// The first route of this class, for what any engine answers.
+    #[must_use]
+    pub fn any(&self, class: &ClassId) -> Option<Routed> {
+        let line = self.lines.iter().find(|line| line.route.serves(class))?;
+        let pattern = line.route.models.first()?;
+        let literal = self.literals.get(&*pattern.text()).cloned();
+        Some(Routed {
+            pools: line.pools.clone(),
+            literal: literal.is_some(),
+            model_label: literal.unwrap_or_else(|| label_of(pattern)),
+        })
+    }
+
     /// Whether any route serves this model for any class.
     #[must_use]
     pub fn knows(&self, model: &str) -> bool {

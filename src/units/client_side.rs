@@ -28,6 +28,7 @@ pub struct ClientSide(Arc<Cell>);
 
 #[derive(Debug)]
 struct Cell {
+    address: Option<Arc<str>>,
     refused_since: AtomicU64,
     resumed_at: AtomicU64,
     limited_since: AtomicU64,
@@ -38,9 +39,10 @@ struct Cell {
 
 const NEVER: u64 = u64::MAX;
 
-impl Default for Cell {
-    fn default() -> Self {
+impl Cell {
+    fn of(address: Option<Arc<str>>) -> Self {
         Cell {
+            address,
             refused_since: AtomicU64::new(NEVER),
             resumed_at: AtomicU64::new(NEVER),
             limited_since: AtomicU64::new(NEVER),
@@ -51,7 +53,25 @@ impl Default for Cell {
     }
 }
 
+impl Default for Cell {
+    fn default() -> Self {
+        Cell::of(None)
+    }
+}
+
 impl ClientSide {
+    /// A client at this address, if one is known.
+    #[must_use]
+    pub fn of(address: Option<Arc<str>>) -> Self {
+        ClientSide(Arc::new(Cell::of(address)))
+    }
+
+    /// The address that its connection came from, without a port.
+    #[must_use]
+    pub fn address(&self) -> Option<&str> {
+        self.0.address.as_deref()
+    }
+
     /// A refusal of bytes longer than this in one stretch makes a request `client_limited`
     /// (`docs/semantics.md`, section 1).
     pub const PATIENCE: Duration = Duration::from_millis(100);

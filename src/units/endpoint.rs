@@ -35,6 +35,8 @@ pub struct Endpoint {
 enum Serves {
     /// A POST that goes to an engine.
     Relay,
+    /// A GET that goes to an engine, where the settings name it.
+    Engine,
     /// A GET or HEAD that the gateway answers itself.
     Models,
     /// One model of `Models`.
@@ -65,7 +67,12 @@ const fn own(path: &'static str, serves: Serves) -> Endpoint {
 
 use Dialect::{Chat, Completions, Messages, Plain, Responses};
 
-const ENDPOINTS: [Endpoint; 18] = [
+const fn engine(path: &'static str) -> Endpoint {
+    Endpoint { path, dialect: Dialect::Plain, serves: Serves::Engine }
+}
+
+// No path that steers an engine (adapters, sleep, caches, weights, profiles) will ever be here.
+const ENDPOINTS: [Endpoint; 27] = [
     relay("/v1/chat/completions", Chat),
     relay("/v1/completions", Completions),
     relay("/v1/responses", Responses),
@@ -82,6 +89,15 @@ const ENDPOINTS: [Endpoint; 18] = [
     relay("/tokenize", Plain),
     relay("/detokenize", Plain),
     relay("/v2/rerank", Plain),
+    relay("/v1/chat/completions/batch", Plain),
+    relay("/v1/chat/completions/render", Plain),
+    relay("/v1/completions/render", Plain),
+    relay("/pooling", Plain),
+    relay("/classify", Plain),
+    relay("/v2/embed", Plain),
+    engine("/version"),
+    engine("/ping"),
+    engine("/load"),
     own("/v1/models", Serves::Models),
     own("/health", Serves::Health),
 ];
@@ -104,6 +120,7 @@ impl Endpoint {
         let endpoint = found.ok_or(Unroutable::Path)?;
         let (fits, allow) = match endpoint.serves {
             Serves::Relay => (method == "POST", "POST"),
+            Serves::Engine => (method == "GET", "GET"),
             _ => (method == "GET" || method == "HEAD", "GET, HEAD"),
         };
         if fits { Ok(endpoint) } else { Err(Unroutable::Method { allow }) }
@@ -112,12 +129,24 @@ impl Endpoint {
     /// The endpoint with this canonical path, if it relays to engines.
     #[must_use]
     pub fn relayed(path: &str) -> Option<Endpoint> {
-        ENDPOINTS.iter().copied().find(|endpoint| endpoint.path == path && endpoint.is_relayed())
+        Self::all_relayed().find(|endpoint| endpoint.path == path)
     }
 
-    /// Every endpoint that relays to engines.
+    /// Every endpoint that relays bodies to engines.
     pub fn all_relayed() -> impl Iterator<Item = Endpoint> {
-        ENDPOINTS.iter().copied().filter(|endpoint| endpoint.is_relayed())
+        ENDPOINTS.iter().copied().filter(|endpoint| endpoint.serves == Serves::Relay)
+    }
+
+    /// Every endpoint that goes to an engine only where the settings name it.
+    pub fn all_of_engines() -> impl Iterator<Item = Endpoint> {
+        ENDPOINTS.iter().copied().filter(|endpoint| endpoint.is_of_engine())
+    }
+
+    /// That at this path, with or without one final slash.
+    #[must_use]
+    pub fn of_engines_at(path: &str) -> Option<Endpoint> {
+        let bare = path.strip_suffix('/').unwrap_or(path);
+        Self::all_of_engines().find(|endpoint| endpoint.path == bare)
     }
 
     /// The model id in `/v1/models/{id}`. Ids may contain slashes (`org/name`).
@@ -136,6 +165,12 @@ impl Endpoint {
     #[must_use]
     pub const fn dialect(self) -> Dialect {
         self.dialect
+    }
+
+    /// Whether its clients speak the Messages dialect: on its path, and on those below it.
+    #[must_use]
+    pub fn is_of_messages(self) -> bool {
+        self.path.starts_with("/v1/messages")
     }
 
     /// Whether a good answer that is no event stream is a JSON object: everywhere but on the
@@ -161,7 +196,13 @@ impl Endpoint {
     /// Whether an engine answers this, rather than the gateway.
     #[must_use]
     pub const fn is_relayed(self) -> bool {
-        matches!(self.serves, Serves::Relay)
+        matches!(self.serves, Serves::Relay | Serves::Engine)
+    }
+
+    /// Whether this is a GET that any engine answers, without a body, where the settings name it.
+    #[must_use]
+    pub const fn is_of_engine(self) -> bool {
+        matches!(self.serves, Serves::Engine)
     }
 
     /// Whether this asks for one model.
@@ -195,6 +236,37 @@ mod tests {
         assert_eq!(Endpoint::find("GET", "/v1/messages"), Err(Unroutable::Method { allow: "POST" }));
         assert_eq!(Endpoint::find("POST", "/health"), Err(Unroutable::Method { allow: "GET, HEAD" }));
         assert_eq!(Endpoint::find("POST", "/v1/realtime"), Err(Unroutable::Path));
+    }
+
+    #[test]
+    fn what_steers_an_engine_is_no_path_of_ours() {
+        for path in [
+            "/v1/load_lora_adapter",
+            "/v1/unload_lora_adapter",
+            "/sleep",
+            "/wake_up",
+            "/is_sleeping",
+            "/reset_prefix_cache",
+            "/reset_mm_cache",
+            "/collective_rpc",
+            "/update_weights",
+            "/init_weights_update_group",
+            "/start_profile",
+            "/pause",
+            "/abort_requests",
+            "/scale_elastic_ep",
+            "/server_info",
+            "/flush_cache",
+            "/slots/0",
+            "/metrics",
+            "/docs",
+            "/openapi.json",
+            "/invocations",
+        ] {
+            for method in ["GET", "POST", "DELETE"] {
+                assert_eq!(Endpoint::find(method, path), Err(Unroutable::Path), "{method} {path}");
+            }
+        }
     }
 
     #[test]

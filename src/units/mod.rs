@@ -7,12 +7,14 @@
 
 mod client_side;
 pub mod decimal;
+mod doorstep;
 mod endpoint;
 mod glob;
 mod lengths;
 mod priority;
 
 pub use client_side::{ClientSide, Severed};
+pub use doorstep::{BadHead, Doorstep};
 pub use endpoint::{Dialect, Endpoint, Unroutable};
 pub use glob::Glob;
 pub use lengths::LengthBuckets;

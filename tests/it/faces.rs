@@ -1,7 +1,7 @@
 //! What clients see of the gateway itself: its errors in every dialect, its own paths, its
 //! header fields; and how requests are sorted.
 
-use goodput::lab::script::{Script, event, fixtures::*};
+use goodput::lab::script::{Script, ScriptedEngine, event, fixtures::*};
 use goodput::units::ClientSide;
 use http::Method;
 use serde_json::{Value, json};
@@ -281,6 +281,118 @@ async fn models_behind_a_pattern_are_those_that_engines_name() {
     house.end().await;
 }
 
+/// What engines say of a model reaches clients, an alias's too; of lengths the shortest.
+#[tokio::test(start_paused = true)]
+async fn the_list_of_models_keeps_what_engines_say_of_them() {
+    let yaml = Yaml::default()
+        .pool("a", &["e1", "e2"])
+        .routes("  - {model: [\"llama-*\", m1], pools: [a]}")
+        .top("models: {aliases: {nick: llama-3}}");
+    let house = House::new(&yaml);
+    let list = |length: u64| {
+        let llama = json!({"id": "llama-3", "object": "model", "created": 1_700_000_000, "owned_by": "vllm",
+            "root": "org/llama-3", "parent": null, "max_model_len": length, "permission": [{"id": "p"}]});
+        let adapter = json!({"id": "llama-lora", "created": 1.5, "root": "/lora", "parent": "llama-3"});
+        json!({"object": "list", "data": [llama, adapter, {"id": "llama-odd", "max_model_len": "no"}]}).to_string()
+    };
+    for (host, length) in [("e1", 8192), ("e2", 4096)] {
+        let engine = ScriptedEngine::new(house.clock, move |request| match request.target.as_str() {
+            "/v1/models" => Script::json(200, list(length)),
+            _ => Script::json(200, "{}"),
+        });
+        house.network.engine(host, &engine);
+    }
+    let _probes = house.probe();
+    house.sleep(ms(60_000)).await;
+    let answer = house.get("/v1/models").await.whole().await.json();
+    let of = |id: &str| answer["data"].as_array().unwrap().iter().find(|model| model["id"] == id).unwrap().clone();
+    for id in ["llama-3", "nick"] {
+        let expected = json!({"id": id, "object": "model", "created": 1_700_000_000, "owned_by": "goodput", "type": "model",
+            "display_name": id, "root": "org/llama-3", "max_model_len": 4096});
+        assert_eq!(of(id), expected);
+        assert_eq!(house.get(&format!("/v1/models/{id}")).await.whole().await.json(), expected);
+    }
+    assert_eq!((&of("llama-lora")["parent"], &of("llama-lora")["root"]), (&"llama-3".into(), &"/lora".into()));
+    for id in ["llama-odd", "m1"] {
+        assert_eq!((&of(id)["created"], of(id).get("max_model_len"), of(id).get("root")), (&0.into(), None, None));
+    }
+    house.lines(3).await;
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn further_paths_of_engines_are_relayed_unjudged_and_those_that_steer_them_never() {
+    let yaml = Yaml::default().routes("  - {model: [m1], pools: [a]}").top("engine_paths: [/version, /load]");
+    let script = Script::json(200, r#"{"ok":true,"usage":{"prompt_tokens":3,"completion_tokens":4}}"#);
+    let (house, engine) = House::playing_with(&yaml, script);
+    let posts = [
+        "/pooling",
+        "/classify",
+        "/v2/embed",
+        "/v1/chat/completions/batch",
+        "/v1/chat/completions/render",
+        "/v1/completions/render",
+    ];
+    for path in posts {
+        let answer = house.post(path, json!({"model": "m1", "messages": [], "x": 1})).await.whole().await;
+        assert_eq!((answer.status.as_u16(), answer.json()["ok"].as_bool()), (200, Some(true)), "{path}");
+        assert_eq!(house.get(path).await.whole().await.status, 405, "{path}");
+    }
+    for path in ["/version", "/load?a=%2F"] {
+        let answer = house.get(path).await.whole().await;
+        assert_eq!((answer.status.as_u16(), answer.json()["ok"].as_bool()), (200, Some(true)), "{path}");
+        let seen = engine.ledger().requests().last().cloned().unwrap();
+        assert_eq!((seen.method.as_str(), seen.target.as_str(), seen.body.len()), ("GET", path, 0));
+    }
+    assert_eq!(house.post("/version", json!({})).await.whole().await.status, 405);
+    let before = engine.ledger().requests().len();
+    for path in
+        ["/ping", "/sleep", "/v1/load_lora_adapter", "/reset_prefix_cache", "/collective_rpc", "/update_weights"]
+    {
+        assert_eq!(house.get(path).await.whole().await.status, 404, "{path}");
+        assert_eq!(house.post(path, unary()).await.whole().await.status, 404, "{path}");
+    }
+    assert_eq!(engine.ledger().requests().len(), before);
+    let lines = house.lines(27).await;
+    let relayed: Vec<_> = lines.iter().filter(|line| line.number("attempts") == Some(1.0)).collect();
+    assert_eq!(relayed.len(), 8);
+    assert!(relayed.iter().all(|line| line.verdict() == "excluded(unjudged)"), "{relayed:?}");
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn answers_of_the_messages_dialect_tell_the_id_as_its_clients_look_for_it() {
+    let (house, _engine) = House::playing(Script::json(200, r#"{"type":"message","content":[]}"#));
+    for (path, has_it) in
+        [("/v1/messages", true), ("/v1/messages/count_tokens", true), ("/v1/messages/x", true), (CHAT, false)]
+    {
+        for body in [json!({"model": "m1", "messages": []}).to_string(), "{".to_owned()] {
+            let answer = house.send(Ask::raw(path, body).header("x-request-id", "mine")).await.whole().await;
+            assert_eq!(answer.header("x-request-id"), Some("mine"));
+            assert_eq!(answer.header("request-id"), has_it.then_some("mine"), "{path} {}", answer.status);
+        }
+    }
+    house.lines(8).await;
+    house.end().await;
+}
+
+/// RFC 9110 section 15.5.2.
+#[tokio::test(start_paused = true)]
+async fn c93_a_401_says_how_to_authenticate() {
+    let house = House::new(&tenants());
+    for ask in [Ask::post(CHAT, unary()), Ask::post(CHAT, unary()).header("x-api-key", "nobody")] {
+        let answer = house.send(ask).await.whole().await;
+        assert_eq!(
+            (answer.status.as_u16(), answer.header("www-authenticate")),
+            (401, Some("Bearer realm=\"goodput\""))
+        );
+    }
+    let answer = house.send(Ask::post(CHAT, json!({})).header("x-api-key", "sk-acme")).await.whole().await;
+    assert_eq!(answer.header("www-authenticate"), None);
+    house.lines(3).await;
+    house.end().await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_model_is_found_by_its_name_as_clients_write_it_in_a_path() {
     let house = House::new(&Yaml::default().routes("  - {model: [org/name, \"\u{fc} x\", \"a%2Fb\"], pools: [a]}"));
@@ -392,15 +504,44 @@ async fn answers_carry_ids_class_pool_and_times() {
     let ids: std::collections::BTreeSet<String> =
         engine.ledger().requests().iter().map(|request| request.header("x-request-id").unwrap().to_owned()).collect();
     assert_eq!(ids.len(), 5);
-    // An engine whose address leads back here sends what it got.
-    let answer = house.send(Ask::post(CHAT, unary()).header("x-request-id", &seen)).await.whole().await;
-    assert_eq!((answer.status.as_u16(), answer.header("x-goodput-reason")), (508, Some("loop_detected")));
-    assert_eq!(engine.ledger().requests().len(), 5);
     let answer = house.send(Ask::of(Method::GET, "/nothing").header("x-request-id", "mine-2")).await.whole().await;
     assert_eq!(answer.header("x-request-id"), Some("mine-2"));
     assert_eq!(answer.header("x-slo-class"), None);
-    let lines = house.lines(7).await;
-    assert!(lines.iter().any(|line| line.text("request_id") == seen && line.verdict() == "missed(internal)"));
+    house.lines(6).await;
+    house.end().await;
+}
+
+/// An engine whose address leads back here sends what it got while its request still runs. Whoever
+/// reads that id from an answer and sends it with something else has proved nothing.
+#[tokio::test(start_paused = true)]
+async fn c95_a_loop_is_the_clients_own_and_an_id_proves_only_its_own_request() {
+    let key = blake3::hash(b"sk-t").to_hex();
+    let yaml = Yaml::default().routes("  - {model: [m1], pools: [a]}").top(&format!(
+        "tenants: [{{tenant: t, keys: [{{label: a, blake3: \"{key}\"}}], limits: {{requests_per_minute: 4}}}}]"
+    ));
+    let script = Script::new().at(250).reply(200, &[("content-type", "application/json")], whole("x", 1, 1));
+    let (house, engine) = House::playing_with(&yaml, script);
+    let ask = |body: Value, id: &str| Ask::post(CHAT, body).header("x-request-id", id).header("x-api-key", "sk-t");
+    let seen = || engine.ledger().requests().last().unwrap().header("x-request-id").unwrap().to_owned();
+    let replayed = async {
+        house.sleep(ms(100)).await;
+        let looped = house.send(ask(unary(), &seen())).await.whole().await;
+        let keyless = house.send(Ask::post(CHAT, unary()).header("x-request-id", &seen())).await.whole().await;
+        (looped, keyless)
+    };
+    let (first, (looped, keyless)) =
+        tokio::join!(async { house.send(ask(unary(), "mine")).await.whole().await }, replayed);
+    assert_eq!(first.status, 200);
+    assert_eq!((looped.status.as_u16(), looped.header("x-goodput-reason")), (508, Some("loop_detected")));
+    assert_eq!(keyless.header("x-goodput-reason"), Some("missing_key"), "whoever has no key learns nothing else");
+    let seen = seen();
+    for (body, reason) in [(json!({}), Some("model_missing")), (unary(), None), (unary(), None), (unary(), None)] {
+        assert_eq!(house.send(ask(body, &seen)).await.whole().await.header("x-goodput-reason"), reason);
+    }
+    let limited = house.send(ask(unary(), &seen)).await.whole().await;
+    assert_eq!(limited.header("x-goodput-reason"), Some("rate_limit_exceeded"));
+    assert_eq!(engine.ledger().requests().len(), 4);
+    assert_eq!(house.page().sum("goodput_slo_missed_total", &[]), 0.0);
     house.end().await;
 }
 

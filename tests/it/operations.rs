@@ -127,7 +127,8 @@ async fn c69_no_key_prompt_or_query_in_any_output() {
         let taken = tokio::time::timeout(ms(200), reply.whole()).await;
         outputs.extend(taken.map(|answer| format!("{:?}{}", answer.headers, answer.text())).ok());
     }
-    for path in ["/v1/models?key=CANARY5", "/v1/models/CANARY4", "/CANARY4?key=CANARY5"] {
+    // A path or model that is not served is told; a query never is.
+    for path in ["/v1/models?key=CANARY5", "/v1/models/nobody?key=CANARY5", "/nothing?key=CANARY5"] {
         let ask = Ask::of(Method::GET, path).header("authorization", "Bearer sk-CANARY1");
         let answer = house.send(ask).await.whole().await;
         outputs.push(format!("{:?}{}", answer.headers, answer.text()));
@@ -169,23 +170,49 @@ async fn c69_no_key_prompt_or_query_in_any_output() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_access_line_names_the_endpoint_and_nothing_of_the_path_that_was_sent() {
-    let (house, _engine) = House::playing_with(&Yaml::default(), Script::json(200, whole("x", 5, 1)));
+async fn the_access_line_names_the_endpoint_and_what_was_asked_for_in_vain() {
+    let yaml = Yaml::default().routes("  - {model: [m1], pools: [a]}");
+    let (house, _engine) = House::playing_with(&yaml, Script::json(200, whole("x", 5, 1)));
     let get = |path: &str| Ask::of(Method::GET, path);
+    let unknown = |model: &str| Ask::post(CHAT, json!({"model": model, "messages": []}));
+    let long = "x".repeat(500);
     let asks = [
-        (Ask::post("/v1/chat/completions/?key=CANARY", unary()), Some("/v1/chat/completions")),
-        (get("/v1/models/CANARY"), Some("/v1/models/{id}")),
-        (get("/health?CANARY"), Some("/health")),
-        (Ask::post("/v1/CANARY", unary()), None),
-        (get("/v1/chat/completions?key=CANARY"), None),
+        (Ask::post("/v1/chat/completions/?key=CANARY", unary()), Some("/v1/chat/completions"), None),
+        (get("/v1/models/nobody%0a?CANARY"), Some("/v1/models/{id}"), Some("nobody\\n")),
+        (get("/health?CANARY"), Some("/health"), None),
+        (Ask::post("/v1/chat/completion?key=CANARY", unary()), None, Some("/v1/chat/completion")),
+        (get("/v1/chat/completions?key=CANARY"), None, None),
+        (unknown("gpt-5\u{1b}[2J"), Some(CHAT), Some("gpt-5\\u{1b}[2J")),
+        (unknown(&long), Some(CHAT), Some(&long[..128])),
+        (Ask::post(CHAT, json!({"messages": []})), Some(CHAT), None),
     ];
-    for (number, (ask, endpoint)) in asks.into_iter().enumerate() {
+    for (number, (ask, endpoint, asked)) in asks.into_iter().enumerate() {
         house.send(ask).await.whole().await;
         let line = house.lines(number + 1).await.remove(number);
-        assert_eq!(line.0["endpoint"].as_str(), endpoint);
+        assert_eq!((line.0["endpoint"].as_str(), line.0["asked"].as_str()), (endpoint, asked));
         assert!(!line.0.to_string().contains("CANARY"), "{}", line.0);
     }
     house.end().await;
+}
+
+/// What is asked for in vain is told once a minute in the log, with how many were left out.
+#[tokio::test(start_paused = true)]
+async fn an_unknown_path_is_told_once_a_minute_in_the_log() {
+    let log = Log::default();
+    let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(log.clone()).finish();
+    let _guard = tracing::subscriber::set_default(subscriber);
+    let house = House::new(&Yaml::default());
+    for (wait, path) in [(0, "/first"), (10, "/second"), (30_000, "/third"), (30_000, "/fourth?key=1")] {
+        house.sleep(ms(wait)).await;
+        house.send(Ask::of(Method::GET, path)).await.whole().await;
+    }
+    house.lines(4).await;
+    house.end().await;
+    let logged = String::from_utf8_lossy(&log.0.lock()).into_owned();
+    let told: Vec<&str> = logged.lines().filter(|line| line.contains("a path was asked for")).collect();
+    assert_eq!(told.len(), 2, "{logged}");
+    assert!(told[0].contains("/first\"") && told[0].contains("untold=0"), "{logged}");
+    assert!(told[1].contains("/fourth\"") && told[1].contains("untold=2"), "{logged}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -5,11 +5,12 @@ use std::sync::Arc;
 
 use bytes::{Buf, Bytes, BytesMut};
 use http::header::{CONNECTION, CONTENT_LENGTH, EXPECT, HeaderMap, HeaderName, HeaderValue, TRANSFER_ENCODING};
-use http::{Method, Request, StatusCode, Uri, Version};
+use http::{Method, Request, Uri, Version};
 use memchr::memmem;
 
 use crate::accept::Head;
 use crate::framing::{self, Framing, Headed, Known};
+use crate::units::BadHead;
 
 /// Lines that a head may have without a table of its own on the heap.
 const USUAL_LINES: usize = 100;
@@ -46,54 +47,16 @@ impl Headed for Asked {
     }
 }
 
-/// Why a head cannot be read. The connection ends with the answer: where the next request
-/// would begin is not known.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Unread {
-    /// It breaks the grammar, or can be read in two ways.
-    Malformed,
-    /// No version that we speak.
-    Version,
-    /// No length, or two that differ.
-    Length,
-    TargetTooLong,
-    TooLarge,
-    TooManyLines,
-}
-
-impl Unread {
-    pub(super) const fn status(self) -> StatusCode {
-        match self {
-            Unread::Malformed | Unread::Version | Unread::Length => StatusCode::BAD_REQUEST,
-            Unread::TargetTooLong => StatusCode::URI_TOO_LONG,
-            Unread::TooLarge | Unread::TooManyLines => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
-        }
-    }
-
-    /// What the client is told.
-    pub(super) const fn advice(self) -> &'static str {
-        match self {
-            Unread::Malformed => {
-                "it is not what RFC 9112 calls a request; send a request line and header fields without folded lines"
-            }
-            Unread::Version => "speak HTTP/1.1, or HTTP/2 from the first byte",
-            Unread::Length => "send one Content-Length in decimal digits",
-            Unread::TargetTooLong => "send a shorter target: parameters belong into the body",
-            Unread::TooLarge => "send shorter header fields and a shorter target",
-            Unread::TooManyLines => "send fewer header lines",
-        }
-    }
-}
-
 /// Takes the head of a request out of what has come in, once it is whole. `looked_at` is how
 /// much of it was seen to hold no end of a head before; `known` is what is known of the heads
-/// before it.
+/// before it. Behind one that is refused the connection ends: where the next request would begin is
+/// not known.
 pub(super) fn take(
     buffer: &mut BytesMut,
     looked_at: &mut usize,
     known: &mut Known<Asked>,
     limits: Limits,
-) -> Result<Option<Asked>, Unread> {
+) -> Result<Option<Asked>, BadHead> {
     if !may_be_whole(buffer, *looked_at) {
         return partial(buffer, looked_at, limits);
     }
@@ -111,7 +74,7 @@ pub(super) fn take(
         lines => read(buffer, known, &mut vec![const { MaybeUninit::uninit() }; lines]),
     };
     match read? {
-        Some((length, _)) if length > limits.head => Err(Unread::TooLarge),
+        Some((length, _)) if length > limits.head => Err(BadHead::TooLarge),
         Some((length, asked)) => {
             *looked_at = 0;
             buffer.advance(length);
@@ -122,9 +85,9 @@ pub(super) fn take(
 }
 
 /// More has to come.
-fn partial(buffer: &[u8], looked_at: &mut usize, limits: Limits) -> Result<Option<Asked>, Unread> {
+fn partial(buffer: &[u8], looked_at: &mut usize, limits: Limits) -> Result<Option<Asked>, BadHead> {
     *looked_at = buffer.len();
-    if buffer.len() < limits.head { Ok(None) } else { Err(Unread::TooLarge) }
+    if buffer.len() < limits.head { Ok(None) } else { Err(BadHead::TooLarge) }
 }
 
 /// The path of a head that cannot be read, as far as there is one: for the shape of the refusal.
@@ -149,15 +112,15 @@ fn read<'a>(
     bytes: &'a [u8],
     known: &mut Known<Asked>,
     lines: &mut [MaybeUninit<httparse::Header<'a>>],
-) -> Result<Option<(usize, Asked)>, Unread> {
+) -> Result<Option<(usize, Asked)>, BadHead> {
     let mut head = httparse::Request::new(&mut []);
     let parser = httparse::ParserConfig::default();
     let length = match parser.parse_request_with_uninit_headers(&mut head, bytes, lines) {
         Ok(httparse::Status::Complete(length)) => length,
         Ok(httparse::Status::Partial) => return Ok(None),
-        Err(httparse::Error::TooManyHeaders) => return Err(Unread::TooManyLines),
-        Err(httparse::Error::Version) => return Err(Unread::Version),
-        Err(_) => return Err(Unread::Malformed),
+        Err(httparse::Error::TooManyHeaders) => return Err(BadHead::TooManyLines),
+        Err(httparse::Error::Version) => return Err(BadHead::Version),
+        Err(_) => return Err(BadHead::Malformed),
     };
     // A copy of the head alone: fields that outlive it would hold the body, too.
     let text = Bytes::copy_from_slice(&bytes[..length]);
@@ -166,27 +129,23 @@ fn read<'a>(
         text.slice(at..at + part.len())
     };
     let mut parts = Request::new(()).into_parts().0;
-    parts.method = Method::from_bytes(head.method.unwrap_or_default().as_bytes()).map_err(|_| Unread::Malformed)?;
+    parts.method = Method::from_bytes(head.method.unwrap_or_default().as_bytes()).map_err(|_| BadHead::Malformed)?;
     let target = head.path.unwrap_or_default().as_bytes();
     if target.len() > LONGEST_TARGET {
-        return Err(Unread::TargetTooLong);
+        return Err(BadHead::TargetTooLong);
     }
-    parts.uri = Uri::from_maybe_shared(part(target)).map_err(|_| Unread::Malformed)?;
+    parts.uri = Uri::from_maybe_shared(part(target)).map_err(|_| BadHead::Malformed)?;
     parts.version = if head.version == Some(0) { Version::HTTP_10 } else { Version::HTTP_11 };
     parts.headers = HeaderMap::with_capacity(head.headers.len());
     let mut said = Said::default();
     for line in head.headers.iter() {
-        let name = HeaderName::from_bytes(line.name.as_bytes()).map_err(|_| Unread::Malformed)?;
+        let name = HeaderName::from_bytes(line.name.as_bytes()).map_err(|_| BadHead::Malformed)?;
         if said.hear(&name, line.value)? {
-            let value = HeaderValue::from_maybe_shared(part(line.value)).map_err(|_| Unread::Malformed)?;
+            let value = HeaderValue::from_maybe_shared(part(line.value)).map_err(|_| BadHead::Malformed)?;
             parts.headers.append(name, value);
         }
     }
     let framing = said.framing(parts.version)?;
-    if said.codings > 0 {
-        // The chunks tell the length, and whoever forwards the request frames it anew.
-        parts.headers.remove(CONTENT_LENGTH);
-    }
     let keeps = said.keeps(parts.version);
     let awaits_continue = said.expects && parts.version == Version::HTTP_11 && !framing.is_over();
     let asked = Asked { head: Arc::new(Head::new(parts)), framing, keeps, awaits_continue };
@@ -208,16 +167,16 @@ struct Said {
 
 impl Said {
     /// Whether the line is to be kept: a length that is stated again is not.
-    fn hear(&mut self, name: &HeaderName, value: &[u8]) -> Result<bool, Unread> {
+    fn hear(&mut self, name: &HeaderName, value: &[u8]) -> Result<bool, BadHead> {
         if *name == TRANSFER_ENCODING {
             self.codings = self.codings.saturating_add(1);
             self.is_chunked = value.eq_ignore_ascii_case(b"chunked");
         } else if *name == CONTENT_LENGTH {
-            let stated = framing::stated_length(value).ok_or(Unread::Length)?;
+            let stated = framing::stated_length(value).ok_or(BadHead::Length)?;
             return match self.length.replace(stated) {
                 None => Ok(true),
                 Some(before) if before == stated => Ok(false),
-                Some(_) => Err(Unread::Length),
+                Some(_) => Err(BadHead::Length),
             };
         } else if *name == CONNECTION {
             self.closes |= framing::names(value, "close");
@@ -229,23 +188,21 @@ impl Said {
     }
 
     /// Where the body ends. Of a coding that we do not know nothing is read: `strict` refuses
-    /// the request, and the connection ends.
-    fn framing(&self, version: Version) -> Result<Framing, Unread> {
+    /// the request, and the connection ends. A length beside a coding is what another reader may
+    /// go by (RFC 9112 section 6.3).
+    fn framing(&self, version: Version) -> Result<Framing, BadHead> {
         match self.codings {
             0 => Ok(Framing::Length(self.length.unwrap_or(0))),
-            _ if version == Version::HTTP_10 => Err(Unread::Malformed),
+            _ if self.length.is_some() => Err(BadHead::TwoFramings),
+            _ if version == Version::HTTP_10 => Err(BadHead::Malformed),
             1 if self.is_chunked => Ok(Framing::CHUNKED),
             _ => Ok(Framing::EMPTY),
         }
     }
 
-    /// A length beside chunks may be what another reader goes by: nothing that stands behind
-    /// such a request can be trusted (RFC 9112 section 6.3).
+    /// Behind a body that is not understood nothing can be.
     fn keeps(&self, version: Version) -> bool {
-        let is_clear = match self.codings {
-            0 => true,
-            codings => codings == 1 && self.is_chunked && self.length.is_none(),
-        };
+        let is_clear = self.codings == 0 || self.codings == 1 && self.is_chunked;
         is_clear && !self.closes && (version == Version::HTTP_11 || self.keeps_alive)
     }
 }
@@ -320,6 +277,6 @@ mod tests {
         assert_eq!([still_read, other].map(|asked| asked.head.headers["x-id"].clone()), ["c", "d"]);
         let long = head("5", &"x".repeat(LIMITS.head));
         assert!(known.find(long.as_bytes(), usize::MAX).is_some());
-        assert_eq!(take(&mut long.as_bytes().into(), &mut 0, &mut known, LIMITS).err(), Some(Unread::TooLarge));
+        assert_eq!(take(&mut long.as_bytes().into(), &mut 0, &mut known, LIMITS).err(), Some(BadHead::TooLarge));
     }
 }

@@ -12,12 +12,11 @@ use http_body_util::Empty;
 use hyper::ext::ReasonPhrase;
 use tokio::io::AsyncWrite;
 
-use super::head::Unread;
-use crate::accept::id::{X_REQUEST_ID, made_id};
+use crate::accept::id::{X_GOODPUT_REASON, X_REQUEST_ID, made_id};
 use crate::framing::{self, Fielded};
 use crate::refuse::Refusal;
-use crate::units::Endpoint;
 use crate::units::decimal::push_number;
+use crate::units::{BadHead, Endpoint};
 
 /// Pieces of this length are copied behind each other, so that they leave in one plain write.
 const SHORT: usize = 16 * 1024;
@@ -31,8 +30,6 @@ thread_local! {
     /// waits keeps none.
     static BUFFERS: RefCell<Vec<Vec<u8>>> = const { RefCell::new(Vec::new()) };
 }
-
-const X_GOODPUT_REASON: HeaderName = HeaderName::from_static("x-goodput-reason");
 
 /// What waits to be written.
 #[derive(Default)]
@@ -95,7 +92,9 @@ impl Out {
         let Manners { version, is_head, keeps } = manners;
         let has_none = matches!(head.status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
         let stated = || head.headers.get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok();
-        let framed = match length.or_else(stated) {
+        // The body of an answer to HEAD is empty by now; its length is the one that a GET would get.
+        let length = if is_head { stated().or(length) } else { length.or_else(stated) };
+        let framed = match length {
             _ if has_none => Ending::None,
             Some(length) => Ending::Length(length),
             None if version == Version::HTTP_11 => Ending::Chunked,
@@ -150,7 +149,7 @@ impl Out {
 
     /// Puts a refusal there, of a request that could not be read: in the shape of the path, as far
     /// as there is one.
-    pub(super) fn refusal(&mut self, why: Unread, path: &str, date: &[u8]) {
+    pub(super) fn refusal(&mut self, why: BadHead, path: &str, date: &[u8]) {
         let refusal = Refusal::BadHead { status: why.status().as_u16(), advice: why.advice() };
         let (shape, id) = (Endpoint::shape_of_unknown(path), made_id());
         let body = refusal.body(shape, &id);

@@ -34,13 +34,15 @@ pub struct Listen {
     pub write_stall: Duration,
     /// Most connections at one time.
     pub max_connections: usize,
+    /// Most connections of one address at one time; `None`: nine tenths of all.
+    pub max_connections_per_address: Option<usize>,
     /// Most streams at one time on an HTTP/2 connection.
     pub http2_max_streams: u32,
 }
 
 impl Default for Listen {
     /// `{address: 0.0.0.0:8080, max_body: 64MiB, max_bodies: 1GiB, max_head: 64KiB,
-    /// max_header_lines: 100, header_timeout: 10s, body_timeout: 60s, idle_timeout: 60s, write_stall: 30s,
+    /// max_header_lines: 100, header_timeout: 10s, body_timeout: 60s, idle_timeout: 620s, write_stall: 30s,
     /// max_connections: 20000, http2_max_streams: 250}`
     fn default() -> Self {
         Listen {
@@ -52,11 +54,24 @@ impl Default for Listen {
             max_header_lines: 100,
             header_timeout: Duration::from_secs(10),
             body_timeout: Duration::from_secs(60),
-            idle_timeout: Duration::from_secs(60),
+            // Longer than clients (90 s) and load balancers (60 to 600 s) keep theirs: whoever closes
+            // first must not be the one that a request is sent to.
+            idle_timeout: Duration::from_secs(620),
             write_stall: Duration::from_secs(30),
             max_connections: 20_000,
+            max_connections_per_address: None,
             http2_max_streams: 250,
         }
+    }
+}
+
+impl Listen {
+    /// Most connections of one address where `all` may be open: by default so many that a load
+    /// balancer in front reaches them only where nobody could have any more, and a tenth is left to
+    /// others all the same.
+    #[must_use]
+    pub fn most_of_one_address(&self, all: usize) -> usize {
+        self.max_connections_per_address.unwrap_or(all - all / 10).max(1)
     }
 }
 
@@ -92,11 +107,13 @@ pub struct Admin {
     pub address: SocketAddr,
     /// The token that all but the probes ask for, from `token_file`.
     pub token: Option<SecretString>,
+    /// Names under which it is reached without a token, beside those of this machine.
+    pub hosts: Vec<String>,
 }
 
 impl Default for Admin {
     /// `{address: 127.0.0.1:9090}`
     fn default() -> Self {
-        Admin { address: SocketAddr::from(([127, 0, 0, 1], 9090)), token: None }
+        Admin { address: SocketAddr::from(([127, 0, 0, 1], 9090)), token: None, hosts: Vec::new() }
     }
 }

@@ -34,6 +34,10 @@ impl Check<'_> {
             write_stall: self.time(raw.write_stall.as_ref(), d.write_stall),
             max_connections: self.count(raw.max_connections.as_ref(), d.max_connections as u64, 1..=10_000_000)
                 as usize,
+            max_connections_per_address: raw
+                .max_connections_per_address
+                .as_ref()
+                .map(|at| self.count(Some(at), 1, 1..=10_000_000) as usize),
             http2_max_streams: self.count(raw.http2_max_streams.as_ref(), d.http2_max_streams.into(), 1..=100_000)
                 as u32,
         }
@@ -99,6 +103,20 @@ impl Check<'_> {
                 admin.address = self.address(raw.address.as_ref(), admin.address, "127.0.0.1:9090");
                 let token = raw.token_file.as_ref().and_then(|at| self.secret_file(at));
                 admin.token = token.map(SecretString::from);
+                for at in raw.hosts.iter().flatten() {
+                    let is_name = |name: &str| {
+                        !name.is_empty()
+                            && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._".contains(&byte))
+                    };
+                    match is_name(&at.value) {
+                        true => admin.hosts.push(at.value.clone()),
+                        false => {
+                            let way_out =
+                                "write the name alone, without scheme and port, such as goodput.monitoring.svc";
+                            self.problem(&at.place, is_no(at, "name of a host"), way_out);
+                        }
+                    }
+                }
                 let place = raw.address.as_ref().map_or(raw.place(), |at| &at.place);
                 if collide(admin.address, listen.address) {
                     self.problem(place, "clients and operators would share one address", "give `admin` another port");
@@ -160,6 +178,25 @@ impl Check<'_> {
             }
         }
         (max_event, paths)
+    }
+
+    /// GET paths that engines answer.
+    pub(super) fn engine_paths(&mut self, raw: Option<&Vec<At<String>>>) -> Vec<Endpoint> {
+        let mut paths = Vec::new();
+        for at in raw.into_iter().flatten() {
+            match Endpoint::all_of_engines().find(|endpoint| endpoint.path() == at.value) {
+                Some(endpoint) if paths.contains(&endpoint) => {
+                    self.problem(&at.place, format!("{} stands twice", at.shown()), "remove one of the two");
+                }
+                Some(endpoint) => paths.push(endpoint),
+                None => {
+                    let known = Endpoint::all_of_engines().map(Endpoint::path).collect::<Vec<_>>().join(", ");
+                    let message = is_no(at, "path of engines that clients may ask");
+                    self.problem(&at.place, message, format!("name any of: {known}"));
+                }
+            }
+        }
+        paths
     }
 
     /// A path that goes to engines; `fits` says which may be offered where it is none.

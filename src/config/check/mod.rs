@@ -59,6 +59,7 @@ impl<'a> Check<'a> {
         let listen = self.listen(root.listen.as_ref());
         let shutdown = self.shutdown(root.shutdown.as_ref());
         let (max_event, judged_paths) = self.inspect(root.inspect.as_ref());
+        let engine_paths = self.engine_paths(root.engine_paths.as_ref());
         let admin = self.admin(root.admin.as_ref(), &listen, root.listen.as_ref());
         let classes = self.classes(root);
         let class_names = Names::of(
@@ -95,6 +96,7 @@ impl<'a> Check<'a> {
             admin,
             max_event,
             judged_paths,
+            engine_paths,
             classes,
             rules: Rules::new(rules, default_class.clone()),
             default_class,

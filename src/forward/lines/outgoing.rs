@@ -32,10 +32,22 @@ pub struct Outgoing {
 }
 
 impl Outgoing {
-    /// A `POST` to the target `prefix` + `target`, with these fields; the body's length is put
-    /// behind them.
+    /// A `POST`, else as [`Outgoing::new`].
     #[must_use]
     pub fn post<'a>(
+        prefix: &str,
+        target: &str,
+        fields: impl Iterator<Item = (&'a str, &'a [u8])>,
+        body: Cow<'_, [Bytes]>,
+    ) -> Self {
+        Self::new("POST", prefix, target, fields, body)
+    }
+
+    /// A request of this method to the target `prefix` + `target`, with these fields; the body's
+    /// length is put behind them.
+    #[must_use]
+    pub fn new<'a>(
+        method: &str,
         prefix: &str,
         target: &str,
         fields: impl Iterator<Item = (&'a str, &'a [u8])>,
@@ -44,7 +56,8 @@ impl Outgoing {
         let length: usize = body.iter().map(Bytes::len).sum();
         let is_short = length <= SHORT;
         let mut head = Vec::with_capacity(USUAL_HEAD + if is_short { length } else { 0 });
-        head.extend_from_slice(b"POST ");
+        head.extend_from_slice(method.as_bytes());
+        head.push(b' ');
         head.extend_from_slice(prefix.as_bytes());
         head.extend_from_slice(target.as_bytes());
         head.extend_from_slice(b" HTTP/1.1\r\n");

@@ -27,6 +27,14 @@ impl House {
         self.connect_at(&self.door(), capacity)
     }
 
+    /// The same, from this address.
+    pub fn connect_from(&self, address: &str, capacity: usize) -> Client {
+        let (io, theirs) = tokio::io::duplex(capacity);
+        let (door, gateway, address) = (self.door(), self.gateway.clone(), address.parse().expect("an address"));
+        tokio::spawn(async move { door.receive_from(theirs, Some(address), gateway).await });
+        Client { io, clock: self.clock }
+    }
+
     /// The same, at a door that others use too.
     pub fn connect_at(&self, door: &Door, capacity: usize) -> Client {
         let (io, theirs) = tokio::io::duplex(capacity);
@@ -37,7 +45,7 @@ impl House {
     /// A door of its own.
     pub fn door(&self) -> Door {
         let listen = self.gateway.live.load().settings.listen.clone();
-        Door::new(&listen, None, self.drain.clone(), self.clock)
+        Door::new(&listen, None, self.drain.clone(), self.clock).counting(self.recorder.doorstep().clone())
     }
 
     /// A connection of HTTP/2.

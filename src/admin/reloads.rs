@@ -1,0 +1,103 @@
+//! Reads the settings once a second at most, however often that is asked for.
+//!
+//! Whoever asks while it is too early waits, and one reload then answers all who wait: what it read
+//! is as new as anything they can have written before they asked.
+
+use std::time::Duration;
+
+use tokio::sync::Mutex;
+
+use super::AdminView;
+use crate::clock::Clock;
+use crate::units::Tick;
+
+/// From the beginning of a reload to that of the next one.
+const EVERY: Duration = Duration::from_secs(1);
+
+type Reloaded = Result<Vec<&'static str>, Vec<String>>;
+
+/// See the module.
+pub(super) struct Reloads {
+    clock: Clock,
+    /// When the last one began, and what came of it, unless whoever asked for it left.
+    last: Mutex<Option<(Tick, Option<Reloaded>)>>,
+}
+
+impl Reloads {
+    pub(super) fn new(clock: Clock) -> Self {
+        Reloads { clock, last: Mutex::default() }
+    }
+
+    pub(super) async fn run(&self, view: &dyn AdminView) -> Reloaded {
+        let came = self.clock.now();
+        let mut last = self.last.lock().await;
+        match &*last {
+            Some((began, Some(reloaded))) if *began > came => return reloaded.clone(),
+            Some((began, _)) => self.clock.sleep_until(Some(*began + EVERY)).await,
+            None => {}
+        }
+        let began = self.clock.now();
+        *last = Some((began, None));
+        let reloaded = view.reload().await;
+        *last = Some((began, Some(reloaded.clone())));
+        reloaded
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use futures_util::future::join_all;
+
+    use super::super::{ClassStanding, Degradation, Later, NotForced};
+    use super::*;
+
+    #[derive(Default)]
+    struct Counted(AtomicUsize);
+
+    impl AdminView for Counted {
+        fn metrics(&self, _: bool) -> String {
+            String::new()
+        }
+        fn is_ready(&self) -> bool {
+            true
+        }
+        fn slo(&self) -> Vec<ClassStanding> {
+            Vec::new()
+        }
+        fn force_level(&self, _: &str, _: Option<usize>, _: Option<Duration>) -> Result<Degradation, NotForced> {
+            Err(NotForced::UnknownClass)
+        }
+        fn reload(&self) -> Later<'_, Reloaded> {
+            let before = self.0.fetch_add(1, Ordering::Relaxed);
+            Box::pin(async move { Err(vec![before.to_string()]) })
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn c101_settings_are_read_once_a_second_and_answer_all_who_wait() {
+        let (clock, view) = (Clock::start(), Counted::default());
+        let reloads = Reloads::new(clock);
+        let all = join_all((0..500).map(|_| reloads.run(&view))).await;
+        let said =
+            |all: &[Reloaded], number: &str| all.iter().filter(|one| **one == Err(vec![number.to_owned()])).count();
+        assert_eq!((said(&all, "0"), said(&all, "1")), (1, 499), "all but the first come before the second begins");
+        assert_eq!(clock.now(), Tick::from_millis(1000));
+        clock.sleep_until(Some(Tick::from_millis(5000))).await;
+        assert_eq!(reloads.run(&view).await, Err(vec!["2".to_owned()]));
+        assert_eq!(clock.now(), Tick::from_millis(5000), "nobody waits who comes later");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_asks_and_leaves_gets_no_further_reload() {
+        let (clock, view) = (Clock::start(), Counted::default());
+        let reloads = Reloads::new(clock);
+        for _ in 0..100 {
+            let one = reloads.run(&view);
+            let _ = tokio::time::timeout(Duration::from_millis(10), one).await;
+        }
+        assert_eq!(clock.now(), Tick::from_millis(990));
+        assert_eq!(view.0.load(Ordering::Relaxed), 1);
+    }
+}

@@ -1,0 +1,112 @@
+//! Paths and models that are asked for and not served: one of each is told in the log once a minute,
+//! and all of them in their access lines.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use crate::units::Tick;
+
+/// One of a kind is told this often.
+const EVERY: Duration = Duration::from_secs(60);
+
+/// Characters that are shown of it.
+const LONGEST: usize = 128;
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct Strangers {
+    paths: Mutex<Told>,
+    models: Mutex<Told>,
+}
+
+/// What was told of one kind.
+#[derive(Debug, Default)]
+struct Told {
+    last: Option<Tick>,
+    /// Those that came since then, and were not told.
+    since: u64,
+}
+
+impl Strangers {
+    /// A path that no endpoint has, without its query. Returns what may be shown of it.
+    pub(super) fn path(&self, path: &str, at: Tick) -> String {
+        let path = shown(path);
+        if let Some(untold) = self.paths.lock().comes(at) {
+            tracing::info!(path, untold, "a path was asked for that is not served here");
+        }
+        path
+    }
+
+    /// A model that no route serves.
+    pub(super) fn model(&self, model: &str, at: Tick) -> String {
+        let model = shown(model);
+        if let Some(untold) = self.models.lock().comes(at) {
+            tracing::info!(model, untold, "a model was asked for that no route serves");
+        }
+        model
+    }
+}
+
+impl Told {
+    /// One more has come: how many were left out before it, if it is to be told.
+    fn comes(&mut self, at: Tick) -> Option<u64> {
+        if self.last.is_some_and(|last| at < last + EVERY) {
+            self.since += 1;
+            return None;
+        }
+        self.last = Some(at);
+        Some(std::mem::take(&mut self.since))
+    }
+}
+
+/// A name that a client invented: cut, and with its control characters (those that turn the direction
+/// of text included) escaped.
+fn shown(name: &str) -> String {
+    let mut shown = String::new();
+    let mut left = LONGEST;
+    for character in name.chars() {
+        let is_odd = character.is_control()
+            || matches!(character, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}');
+        let length = if is_odd { character.escape_default().count() } else { 1 };
+        if length > left {
+            break;
+        }
+        left -= length;
+        match is_odd {
+            true => write!(shown, "{}", character.escape_default()).expect("writing into a string cannot fail"),
+            false => shown.push(character),
+        }
+    }
+    shown
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_cut_and_its_control_characters_are_escaped() {
+        for (name, expected) in [
+            ("/v1/nothing", "/v1/nothing"),
+            ("a\nb\t\u{7}", "a\\nb\\t\\u{7}"),
+            ("\u{1b}[2J\u{7f}\u{9b}", "\\u{1b}[2J\\u{7f}\\u{9b}"),
+            ("a\u{202e}b\u{2028}", "a\\u{202e}b\\u{2028}"),
+            ("mod\u{e8}le", "mod\u{e8}le"),
+            ("", ""),
+        ] {
+            assert_eq!(shown(name), expected);
+        }
+        assert_eq!(shown(&"\u{e8}".repeat(500)).chars().count(), 128);
+        assert_eq!(shown(&format!("{}\n", "x".repeat(127))), "x".repeat(127), "no half of an escape");
+    }
+
+    #[test]
+    fn one_a_minute_is_told_and_the_others_are_counted() {
+        let mut told = Told::default();
+        let at = |seconds: u64| Tick::from_millis(seconds * 1000);
+        let comes: Vec<_> = [0, 1, 59, 60, 61, 500].into_iter().map(|seconds| told.comes(at(seconds))).collect();
+        assert_eq!(comes, [Some(0), None, None, Some(2), None, Some(1)]);
+    }
+}

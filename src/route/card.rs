@@ -1,0 +1,69 @@
+//! What an engine's list of models says of one, beside its name.
+
+use std::sync::Arc;
+
+use serde::Deserialize;
+use serde_json::Value;
+
+/// A text of an engine may be this long.
+const LONGEST: usize = 256;
+
+/// See the module. What an engine does not say, or says in another type, is absent.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(from = "Said")]
+pub struct ModelCard {
+    /// Unix time in seconds, for clients that show it.
+    pub created: Option<u64>,
+    /// Tokens that prompt and answer may have together.
+    pub max_model_len: Option<u64>,
+    /// What the model was made of: the base model's name, or the weights'.
+    pub root: Option<Arc<str>>,
+    /// The model that an adapter belongs to.
+    pub parent: Option<Arc<str>>,
+}
+
+#[derive(Deserialize)]
+struct Said {
+    #[serde(default)]
+    created: Value,
+    #[serde(default)]
+    max_model_len: Value,
+    #[serde(default)]
+    root: Value,
+    #[serde(default)]
+    parent: Value,
+}
+
+impl From<Said> for ModelCard {
+    fn from(said: Said) -> Self {
+        let text = |value: &Value| value.as_str().filter(|text| text.len() <= LONGEST).map(Arc::from);
+        ModelCard {
+            created: said.created.as_u64(),
+            max_model_len: said.max_model_len.as_u64(),
+            root: text(&said.root),
+            parent: text(&said.parent),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_has_another_type_is_absent_and_nothing_else_is_lost() {
+        let read = |text: &str| serde_json::from_str::<ModelCard>(text).unwrap();
+        let whole =
+            r#"{"id":"a","created":1700000000,"max_model_len":8192,"root":"org/a","parent":"base","permission":[{}]}"#;
+        let expected = ModelCard {
+            created: Some(1_700_000_000),
+            max_model_len: Some(8192),
+            root: Some("org/a".into()),
+            parent: Some("base".into()),
+        };
+        assert_eq!(read(whole), expected);
+        let odd = read(r#"{"created":1.5,"max_model_len":"8192","root":7,"parent":null}"#);
+        assert_eq!(odd, ModelCard::default());
+        assert_eq!(read(&format!(r#"{{"root":"{}","max_model_len":1}}"#, "x".repeat(300))).root, None);
+    }
+}

@@ -1,0 +1,161 @@
+//! What ends at a listener before it becomes a request: heads that are refused, connections that
+//! one address has too many of. Counted here for the metrics page, and nowhere else.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use http::StatusCode;
+
+/// Why a request head is refused, over HTTP/1.1 and HTTP/2 alike. The connection closes with the
+/// response.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BadHead {
+    /// It breaks the grammar.
+    Malformed,
+    /// A version of HTTP that is not spoken here.
+    Version,
+    /// A `Content-Length` that is no number, or two that differ.
+    Length,
+    /// `Transfer-Encoding` beside `Content-Length`.
+    TwoFramings,
+    /// A transfer coding other than `chunked`, once.
+    TransferCoding,
+    /// A target that is neither a path nor an `http(s)` URL.
+    Target,
+    /// A target or a query longer than any is.
+    TargetTooLong,
+    /// Larger than `max_head`.
+    TooLarge,
+    /// More header lines than `max_header_lines`.
+    TooManyLines,
+    /// `CONNECT` or `TRACE`.
+    Method,
+    /// No host, more than one, one that is none, or one that differs from the target's.
+    Host,
+    /// An expectation other than `100-continue`.
+    Expectation,
+}
+
+impl BadHead {
+    /// All of them, in the order of the documentation.
+    pub const ALL: [BadHead; 12] = [
+        BadHead::Malformed,
+        BadHead::Version,
+        BadHead::Length,
+        BadHead::TwoFramings,
+        BadHead::TransferCoding,
+        BadHead::Target,
+        BadHead::TargetTooLong,
+        BadHead::TooLarge,
+        BadHead::TooManyLines,
+        BadHead::Method,
+        BadHead::Host,
+        BadHead::Expectation,
+    ];
+
+    /// The label value.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            BadHead::Malformed => "malformed",
+            BadHead::Version => "version",
+            BadHead::Length => "content_length",
+            BadHead::TwoFramings => "two_framings",
+            BadHead::TransferCoding => "transfer_coding",
+            BadHead::Target => "target",
+            BadHead::TargetTooLong => "target_too_long",
+            BadHead::TooLarge => "too_large",
+            BadHead::TooManyLines => "too_many_lines",
+            BadHead::Method => "method",
+            BadHead::Host => "host",
+            BadHead::Expectation => "expectation",
+        }
+    }
+
+    /// The status of the response.
+    #[must_use]
+    pub const fn status(self) -> StatusCode {
+        match self {
+            BadHead::Malformed
+            | BadHead::Version
+            | BadHead::Length
+            | BadHead::TwoFramings
+            | BadHead::Target
+            | BadHead::Host
+            | BadHead::Expectation => StatusCode::BAD_REQUEST,
+            BadHead::TargetTooLong => StatusCode::URI_TOO_LONG,
+            BadHead::TooLarge | BadHead::TooManyLines => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
+            BadHead::Method | BadHead::TransferCoding => StatusCode::NOT_IMPLEMENTED,
+        }
+    }
+
+    /// What the client is told: what to do instead.
+    #[must_use]
+    pub const fn advice(self) -> &'static str {
+        match self {
+            BadHead::Malformed => {
+                "it is not what RFC 9112 calls a request; send a request line and header fields without folded lines"
+            }
+            BadHead::Version => "speak HTTP/1.1, or HTTP/2 from the first byte",
+            BadHead::Length => "send one Content-Length in decimal digits",
+            BadHead::TwoFramings => "send Content-Length or Transfer-Encoding, not both",
+            BadHead::TransferCoding => "send the body with Content-Length, or with Transfer-Encoding: chunked alone",
+            BadHead::Target => "send the path of an endpoint as the request target, for example /v1/chat/completions",
+            BadHead::TargetTooLong => "send a shorter target: parameters belong into the body",
+            BadHead::TooLarge => "send shorter header fields and a shorter target",
+            BadHead::TooManyLines => "send fewer header lines",
+            BadHead::Method => "CONNECT and TRACE are not served; send POST or GET",
+            BadHead::Host => "send exactly one valid Host header, the same as in the request target",
+            BadHead::Expectation => "leave out the Expect header, or send Expect: 100-continue",
+        }
+    }
+}
+
+/// The counts of one listener. Cheap to clone: all clones are one.
+#[derive(Clone, Debug, Default)]
+pub struct Doorstep(Arc<Counts>);
+
+#[derive(Debug, Default)]
+struct Counts {
+    bad_heads: [AtomicU64; BadHead::ALL.len()],
+    crowded: AtomicU64,
+}
+
+impl Doorstep {
+    /// A head was refused.
+    pub fn refused_head(&self, why: BadHead) {
+        self.0.bad_heads[why as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A connection was closed at once: its address has as many as it may.
+    pub fn refused_connection(&self) {
+        self.0.crowded.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Heads refused so far, by the label value of the reason.
+    #[must_use]
+    pub fn bad_heads(&self) -> [(&'static str, u64); BadHead::ALL.len()] {
+        BadHead::ALL.map(|why| (why.as_str(), self.0.bad_heads[why as usize].load(Ordering::Relaxed)))
+    }
+
+    /// Connections closed at once so far.
+    #[must_use]
+    pub fn refused_connections(&self) -> u64 {
+        self.0.crowded.load(Ordering::Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_reason_is_counted_at_its_own_place() {
+        let doorstep = Doorstep::default();
+        for (times, why) in BadHead::ALL.into_iter().enumerate() {
+            (0..times).for_each(|_| doorstep.refused_head(why));
+        }
+        let expected = BadHead::ALL.map(BadHead::as_str).into_iter().zip(0..).collect::<Vec<_>>();
+        assert_eq!(doorstep.bad_heads().to_vec(), expected);
+    }
+}
