@@ -10,6 +10,7 @@
 
 mod admission;
 mod attempts;
+mod client_wait;
 mod degrade;
 mod early;
 mod house;
@@ -47,7 +48,7 @@ use crate::forward::headers::is_fit_id;
 use crate::forward::{OwnFields, ReplyBody};
 use crate::identify::{Unknown, Who};
 use crate::inspect::Facts;
-use crate::judge::{Case, Objectives};
+use crate::judge::{self, Case, Objectives};
 use crate::record::{self, Visit};
 use crate::refuse::Refusal;
 use crate::route::{Routed, Size};
@@ -240,7 +241,7 @@ impl Gateway {
         let is_coded = head.has_coding();
         let terms = Terms { bodies, max_bodies, max_body, timeout, arrival, read, with_prefix, is_coded };
         let upload = upload::read(body, &head.headers, endpoint, terms, client, &self.clock).await?;
-        visit.uploaded(upload.complete);
+        visit.uploaded(upload.complete, upload.client_wait);
         refuse_what_is_not_served(&upload)?;
 
         let model = upload.facts.model.as_ref().map(|field| &field.value);
@@ -254,9 +255,14 @@ impl Gateway {
         let classified = classify(live, &who, head, endpoint, &upload, served_model, prompt)?;
         let promise = live.promise(&classified.class);
         let objectives = objectives_of(promise, head);
+        let start = match objectives.upload {
+            judge::Upload::Excluded => arrival + upload.client_wait,
+            judge::Upload::Counted => arrival,
+        };
         visit.promised(record::Promise {
             class: classified.class,
             rule: classified.rule,
+            start,
             objectives: Arc::clone(&objectives),
             length: bucket_of(live, &upload, prompt),
             prompt,
@@ -266,6 +272,7 @@ impl Gateway {
             case: Case {
                 judged_path: is_judged,
                 stated_cap: upload.facts.caps.largest(),
+                names_stored: upload.facts.names_stored,
                 ..Case::of(endpoint.dialect())
             },
         });
@@ -286,6 +293,7 @@ impl Gateway {
             objectives: &objectives,
             cap: relief.cap(),
             arrival,
+            start,
             complete: upload.complete,
         };
         let allowed = match live.is_metered {
@@ -344,6 +352,7 @@ impl Gateway {
             without_reasoning: relief.without_reasoning(),
             engine_priority: standing.engine_priority(promise.class.priority),
             arrival,
+            start,
             begins,
             id,
             upstream_id: self.mark.put_on(id, arrived.id_is_made),
