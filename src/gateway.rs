@@ -11,6 +11,7 @@
 mod admission;
 mod attempts;
 mod charge;
+mod client_wait;
 mod degrade;
 mod early;
 mod house;
@@ -49,7 +50,7 @@ use crate::forward::headers::is_fit_id;
 use crate::forward::{OwnFields, ReplyBody};
 use crate::identify::{Unknown, Who};
 use crate::inspect::Facts;
-use crate::judge::{Case, Objectives};
+use crate::judge::{self, Case, Objectives};
 use crate::record::{self, Visit};
 use crate::refuse::Refusal;
 use crate::route::{Routed, Size};
@@ -260,7 +261,7 @@ impl Gateway {
             true => Upload::none(read),
             false => upload::read(body, &head.headers, endpoint, terms, client, &self.clock).await?,
         };
-        visit.uploaded(upload.complete);
+        visit.uploaded(upload.complete, upload.client_wait);
         refuse_what_is_not_served(&upload)?;
 
         let model = upload.facts.model.as_ref().map(|field| &field.value);
@@ -274,9 +275,14 @@ impl Gateway {
         let classified = classify(live, &who, head, endpoint, &upload, served_model, prompt)?;
         let promise = live.promise(&classified.class);
         let objectives = objectives_of(promise, head);
+        let start = match objectives.upload {
+            judge::Upload::Excluded => arrival + upload.client_wait,
+            judge::Upload::Counted => arrival,
+        };
         visit.promised(record::Promise {
             class: classified.class,
             rule: classified.rule,
+            start,
             objectives: Arc::clone(&objectives),
             length: bucket_of(live, &upload, prompt),
             prompt,
@@ -286,6 +292,7 @@ impl Gateway {
             case: Case {
                 judged_path: is_judged,
                 stated_cap: upload.facts.caps.largest(),
+                names_stored: upload.facts.names_stored,
                 ..Case::of(endpoint.dialect())
             },
         });
@@ -314,6 +321,7 @@ impl Gateway {
             cap: relief.cap(),
             uncached: self.fleet.uncached(&routed.pools[0], prompt, upload.facts.prefix_blocks()),
             arrival,
+            start,
             complete: upload.complete,
         };
         let allowed = match live.is_metered {
@@ -379,6 +387,7 @@ impl Gateway {
             without_reasoning: relief.without_reasoning(),
             engine_priority: standing.engine_priority(promise.class.priority),
             arrival,
+            start,
             begins,
             id,
             upstream_id,

@@ -19,7 +19,7 @@ mod tests;
 mod weigh;
 
 pub use fault::of_code;
-pub use objectives::{Assumption, NonStreaming, Objective, Objectives, Quantiles, TtftCounts};
+pub use objectives::{Assumption, NonStreaming, Objective, Objectives, Quantiles, TtftCounts, Upload};
 pub use outcome::{Excluded, Missed, Outcome};
 pub use progress::{Progress, breaks_at, is_broken_at};
 pub use pulse::Pulse;

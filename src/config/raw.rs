@@ -13,7 +13,7 @@ use crate::admit::queue::WhenHopeless;
 use crate::admit::shared::settings::OnFailure;
 use crate::classify::TargetHeaders;
 use crate::inspect::Reasoning;
-use crate::judge::{NonStreaming, TtftCounts};
+use crate::judge::{NonStreaming, TtftCounts, Upload};
 use crate::record::settings::AccessLog;
 use crate::route::settings::{EngineKind, Scheme};
 use crate::units::Priority;
@@ -144,6 +144,8 @@ block! {
         may stall_seconds: At<f64>,
         /// Whether answers that do not stream are judged. Default: judged.
         may non_streaming: At<Word<NonStreaming>>,
+        /// Whether the time in which a client lets the gateway wait for its body counts. Default: excluded.
+        may upload: At<Word<Upload>>,
         /// How long an answer's head may be held back for a retry. Default: 10s.
         may hold_head: At<Duration>,
         /// Distance of keepalive comments once the head is out. Default: never.
@@ -251,7 +253,7 @@ block! {
     Timeouts {
         /// To the first token of a stream. Default: 120s.
         may first_token: At<Duration>,
-        /// Longest silence of an engine from the first token on. Default: 30s.
+        /// Longest silence of an engine from the first token on. Default: 120s.
         may idle: At<Duration>,
         /// To the end of the answer. Default: 30m.
         may total: At<Duration>,
@@ -793,6 +795,11 @@ impl Words for NonStreaming {
     const NAME: &'static str = "non_streaming";
     const WORDS: &'static [(&'static str, Self)] =
         &[("judged", NonStreaming::Judged), ("excluded", NonStreaming::Excluded)];
+}
+
+impl Words for Upload {
+    const NAME: &'static str = "upload";
+    const WORDS: &'static [(&'static str, Self)] = &[("excluded", Upload::Excluded), ("counted", Upload::Counted)];
 }
 
 impl Words for Reasoning {

@@ -689,8 +689,8 @@ fn each_kind_of_problem() {
             "11:21: pools[0].engines[0].url: the URL has a query or a fragment",
         ),
         (
-            class("objectives: {tpot_seconds: {threshold: 50, attainment: 0.9}}"),
-            "3:44: slo_classes[0].objectives.tpot_seconds.threshold: the threshold is beyond timeouts.idle (30s)",
+            class("objectives: {tpot_seconds: {threshold: 150, attainment: 0.9}}"),
+            "3:44: slo_classes[0].objectives.tpot_seconds.threshold: the threshold is beyond timeouts.idle (120s)",
         ),
         (
             changed("http://e:1", "http://user:SECRET@e:1"),

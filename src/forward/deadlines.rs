@@ -18,7 +18,17 @@ pub struct Deadlines {
     pub hold: Option<Tick>,
     /// The next `: keepalive` comment.
     pub keepalive: Option<Tick>,
+    /// A finish event that waits for the usage event behind it goes out.
+    pub finish: Option<Tick>,
+    /// The answer is over: the engine's body should have ended.
+    pub over: Option<Tick>,
 }
+
+/// So long after `finish` an engine may hold its body open, for its usage and its last word.
+const AFTER_FINISH: Duration = Duration::from_secs(1);
+
+/// So long a finish event waits for the usage event: engines write both at once.
+const FINISH_WAITS: Duration = Duration::from_millis(10);
 
 /// What a deadline that has passed asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,13 +39,19 @@ pub enum Due {
     Hold,
     /// A comment is written.
     Keepalive,
+    /// The finish event goes out.
+    Finish,
+    /// The answer is ended.
+    Over,
 }
 
 impl Deadlines {
     /// The earliest moment at which something is due.
     #[must_use]
     pub fn next(&self) -> Option<Tick> {
-        earlier(earlier(self.total, self.first_token), earlier(earlier(self.idle, self.hold), self.keepalive))
+        let limits = earlier(earlier(self.total, self.first_token), self.idle);
+        let writes = earlier(earlier(self.hold, self.keepalive), self.finish);
+        earlier(earlier(limits, writes), self.over)
     }
 
     /// Whether anything is due before `at`.
@@ -47,6 +63,8 @@ impl Deadlines {
             || before(self.first_token)
             || before(self.hold)
             || before(self.keepalive)
+            || before(self.finish)
+            || before(self.over)
     }
 
     /// What is due at `at`: the limit that passed first, before what only writes something.
@@ -58,6 +76,12 @@ impl Deadlines {
             return Some(Due::Limit(limit));
         }
         let has_passed = |moment: Option<Tick>| moment.is_some_and(|m| m <= at);
+        if has_passed(self.finish) {
+            return Some(Due::Finish);
+        }
+        if has_passed(self.over) {
+            return Some(Due::Over);
+        }
         if has_passed(self.hold) {
             return Some(Due::Hold);
         }
@@ -69,6 +93,16 @@ impl Deadlines {
         self.first_token = None;
         self.hold = None;
         self.keepalive = None;
+    }
+
+    /// The answer finished at this moment, as it looks now, or has not.
+    pub fn finished(&mut self, at: Option<Tick>) {
+        self.over = at.map(|at| at + AFTER_FINISH);
+    }
+
+    /// A finish event waits since `at`, or none does.
+    pub fn finish_waits(&mut self, waits: bool, at: Tick) {
+        self.finish = waits.then(|| self.finish.unwrap_or(at + FINISH_WAITS));
     }
 
     /// The engine said something at `at`.
@@ -95,7 +129,8 @@ mod tests {
 
     #[test]
     fn the_limit_that_passed_first_is_the_one_that_fired() {
-        let limits = Deadlines { total: at(900), idle: at(800), first_token: None, hold: at(100), keepalive: None };
+        let limits =
+            Deadlines { total: at(900), idle: at(800), first_token: None, hold: at(100), ..Deadlines::default() };
         assert_eq!(limits.next(), at(100));
         assert_eq!(limits.due(Tick::from_millis(99)), None);
         assert_eq!(limits.due(Tick::from_millis(100)), Some(Due::Hold));
@@ -104,10 +139,24 @@ mod tests {
 
     #[test]
     fn a_token_ends_what_only_runs_before_it() {
-        let mut limits = Deadlines { total: None, idle: None, first_token: at(5), hold: at(4), keepalive: at(3) };
+        let mut limits = Deadlines { first_token: at(5), hold: at(4), keepalive: at(3), ..Deadlines::default() };
         limits.token_came();
         assert_eq!(limits.next(), None);
         limits.heard(Tick::from_millis(10), Duration::from_millis(30));
         assert_eq!(limits.due(Tick::from_millis(40)), Some(Due::Limit(Limit::Idle)));
+    }
+
+    #[test]
+    fn an_answer_that_is_over_may_be_held_open_for_a_second_and_its_finish_back_for_a_moment() {
+        let mut limits = Deadlines { idle: at(5000), ..Deadlines::default() };
+        limits.finished(at(100));
+        limits.finish_waits(true, Tick::from_millis(100));
+        limits.finish_waits(true, Tick::from_millis(105));
+        assert_eq!((limits.next(), limits.due(Tick::from_millis(110))), (at(110), Some(Due::Finish)));
+        limits.finish_waits(false, Tick::from_millis(110));
+        assert_eq!((limits.next(), limits.due(Tick::from_millis(1100))), (at(1100), Some(Due::Over)));
+        assert!(limits.any_before(Tick::from_millis(1101)) && !limits.any_before(Tick::from_millis(1100)));
+        limits.finished(None);
+        assert_eq!(limits.next(), at(5000), "a further token came");
     }
 }

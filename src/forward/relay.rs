@@ -283,7 +283,7 @@ impl Relay {
                     self.engine = Engine::Over;
                     break;
                 }
-                Heard::Due(Due::Hold | Due::Keepalive) => break,
+                Heard::Due(Due::Hold | Due::Keepalive | Due::Finish | Due::Over) => break,
             }
         }
         Poll::Ready(Ok(heard_at.unwrap_or_else(|| self.parts.clock.now())))
@@ -302,7 +302,11 @@ impl Relay {
                 Heard::Broken | Heard::NoStream(_) => return Poll::Ready(Err(Mute::Broken)),
                 Heard::Due(Due::Limit(limit)) => return Poll::Ready(Err(Mute::TimedOut(limit))),
                 Heard::Cut => return Poll::Ready(Err(Mute::Drained)),
-                Heard::Due(Due::Hold | Due::Keepalive) => {
+                Heard::Due(Due::Finish) => {
+                    self.let_finish_go();
+                    continue;
+                }
+                Heard::Due(Due::Hold | Due::Keepalive | Due::Over) => {
                     self.let_go();
                     return Poll::Ready(Ok(self.parts.clock.now()));
                 }
@@ -437,6 +441,8 @@ impl Relay {
                     }
                 },
                 Heard::Due(Due::Keepalive | Due::Hold) => self.comment(),
+                Heard::Due(Due::Finish) => self.let_finish_go(),
+                Heard::Due(Due::Over) => self.end_it(),
                 Heard::Cut => self.fail(Ending::Drained, &Refusal::DrainCut),
             }
         }
@@ -521,12 +527,12 @@ impl Relay {
                 pulse.token(at, note.visible);
             }
             let began = std::mem::replace(beginning, Beginning::Over);
-            if let Some(mut passed) = gate.pass(piece, note) {
+            gate.pass(piece, note, &mut |mut passed| {
                 if began == Beginning::BehindComments && passed.starts_with(BYTE_ORDER_MARK) {
                     passed = passed.slice(BYTE_ORDER_MARK.len()..);
                 }
                 gather.add(passed);
-            }
+            });
         });
         gather.flush();
         self.parts.pulse.finished(observer.is_finished());
@@ -537,6 +543,8 @@ impl Relay {
             self.parts.deadlines.heard(at, self.parts.timeouts.idle);
             return at;
         }
+        self.parts.deadlines.finish_waits(self.parts.gate.holds_finish(), at);
+        self.parts.deadlines.finished(observer.finished_at());
         self.spoke = observer.last_activity() == Some(at);
         if observer.has_token() {
             if self.spoke {
@@ -564,17 +572,15 @@ impl Relay {
         self.tail_is_out |= observer.long_event_is_out();
         let (gate, ready, count) = (&mut self.parts.gate, &mut self.ready, &mut self.ready_bytes);
         let tail_is_out = &mut self.tail_is_out;
+        let mut add = |passed: Bytes| {
+            *count += passed.len();
+            ready.push_back(passed);
+        };
         observer.clean_end(at, &mut |piece: Bytes, note: &Note| {
-            if let Some(passed) = gate.pass(piece, note) {
-                *tail_is_out = true;
-                *count += passed.len();
-                ready.push_back(passed);
-            }
+            *tail_is_out |= !gate.hides(note);
+            gate.pass(piece, note, &mut add);
         });
-        if let Some(rest) = gate.rest() {
-            *count += rest.len();
-            ready.push_back(rest);
-        }
+        gate.rest(&mut add);
         if !had_token && observer.has_token() {
             self.token_came(at);
         }
@@ -597,6 +603,7 @@ impl Relay {
     /// error event follows; where that is impossible the answer ends abnormally. One that was
     /// finished, or has its error already, just ends.
     fn fail(&mut self, ending: Ending, refusal: &Refusal) {
+        self.let_finish_go();
         let seen = self.seen();
         if self.parts.reader != Reader::Events || seen.long_event_is_out() {
             self.broken = true;
@@ -605,6 +612,22 @@ impl Relay {
             self.offer(event);
         }
         self.close(ending, None);
+    }
+
+    /// The finish event has waited for long enough, or nothing will come behind it.
+    fn let_finish_go(&mut self) {
+        self.parts.deadlines.finish = None;
+        if let Some(event) = self.parts.gate.let_finish_go() {
+            self.offer(event);
+        }
+    }
+
+    /// The answer is over, but the engine holds its body open: what it does with its connection is
+    /// waited for no longer.
+    fn end_it(&mut self) {
+        self.let_finish_go();
+        self.observer.iter_mut().for_each(Observer::stop);
+        self.close(Ending::Clean, None);
     }
 
     /// Behind a head of ours no stream came.

@@ -20,13 +20,13 @@ pub struct Timeouts {
 }
 
 impl Default for Timeouts {
-    /// `{first_token: 120s, idle: 30s, total: 30m}`, `response_head` as `total`,
+    /// `{first_token: 120s, idle: 120s, total: 30m}`, `response_head` as `total`,
     /// `hold_head: 10s`, no keepalive.
     fn default() -> Self {
         let total = Duration::from_secs(30 * 60);
         Timeouts {
             first_token: Duration::from_secs(120),
-            idle: Duration::from_secs(30),
+            idle: Duration::from_secs(120),
             total,
             response_head: total,
             hold_head: Duration::from_secs(10),

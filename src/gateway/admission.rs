@@ -193,6 +193,8 @@ pub struct Wish<'a> {
     pub cap: Option<Tokens>,
     /// When its head had been parsed.
     pub arrival: Tick,
+    /// Where its objectives run from.
+    pub start: Tick,
     /// When its last byte came.
     pub complete: Tick,
 }
@@ -274,7 +276,7 @@ impl Wish<'_> {
         Ask {
             tenant: self.tenant.clone(),
             rank: class.priority,
-            arrival: self.arrival,
+            arrival: self.start,
             aim: self.aim(predicted.unwrap_or(Prediction { ttft: Duration::ZERO, tpot: Duration::ZERO }), usual),
             tokens: self.work(),
             prompt: self.uncached,
@@ -299,13 +301,13 @@ impl Wish<'_> {
             return Aim::FirstToken { within: ttft.threshold, lead: predicted.ttft };
         }
         let case = Case { stated_cap: self.facts.caps.largest(), ..Case::of(self.endpoint.dialect()) };
-        let waiting = Progress::waiting(self.arrival, true, self.streams());
+        let waiting = Progress::waiting(self.start, true, self.streams());
         match breaks_at(&waiting, &objectives, &case) {
             Some(moment) => {
                 let usual = objectives.e2e.and_then(|e2e| usual(e2e.threshold)).unwrap_or(u64::MAX);
                 let further = u32::try_from(self.output().0.saturating_sub(1).min(usual)).unwrap_or(u32::MAX);
                 let service = predicted.ttft + predicted.tpot.saturating_mul(further);
-                Aim::Whole { within: moment - self.arrival, service }
+                Aim::Whole { within: moment - self.start, service }
             }
             None => Aim::Whenever,
         }

@@ -77,6 +77,8 @@ pub struct Ask<'a> {
     pub engine_priority: i64,
     /// When its head had been parsed.
     pub arrival: Tick,
+    /// Where its objectives run from.
+    pub start: Tick,
     /// The present moment, where nothing was waited for since it was looked at.
     pub begins: Option<Tick>,
     /// The id that the client knows.
@@ -456,7 +458,7 @@ impl Ask<'_> {
                 self.head.headers.get(header).map_or(0, |session| route::key_of(session.as_bytes()))
             }
         };
-        Want { size: self.size, aims, whole, spent: at - self.arrival, key }
+        Want { size: self.size, aims, whole, spent: at - self.start, key }
     }
 
     /// All limits run from arrival, over all attempts.
@@ -466,9 +468,8 @@ impl Ask<'_> {
         Deadlines {
             total: Some(self.arrival + limits.total),
             first_token: Some(self.arrival + head),
-            idle: None,
             hold: Some(self.arrival + limits.hold_head),
-            keepalive: None,
+            ..Deadlines::default()
         }
     }
 
@@ -614,6 +615,7 @@ impl Attempt<'_> {
             thinking: self.thinking(),
             inject_usage: inject && pool.inject.usage,
             continuous_usage: inject && pool.inject.continuous_usage,
+            heeds_continuous_alone: pool.kind == EngineKind::Sglang,
         };
         rewrite::edits(ask.facts, ask.dialect(), &plan)
     }
@@ -718,7 +720,7 @@ impl Attempt<'_> {
                 Some(failed) => Head::Failed(failed),
                 None => Head::Ended(self.limit(limit)),
             },
-            Due::Hold | Due::Keepalive => Head::Ours,
+            Due::Hold | Due::Keepalive | Due::Finish | Due::Over => Head::Ours,
         }
     }
 
@@ -738,6 +740,8 @@ impl Attempt<'_> {
             Reader::Coded
         } else if generates && content.media == Media::Events {
             Reader::Events
+        } else if content.media == Media::Events {
+            Reader::Aside
         } else if self.ask.endpoint.answers_json() || content.media == Media::Json {
             Reader::Json
         } else {
@@ -750,7 +754,7 @@ impl Attempt<'_> {
         let learned = || ask.learned.tokens_per_event(&self.place.engine);
         let ratio = if reader == Reader::Events { learned() } else { 1.0 };
         ask.pulse.expects(ratio);
-        let expect = Expect::of(ask.dialect(), ask.facts, ask.arrival, ratio);
+        let expect = Expect::of(ask.dialect(), ask.facts, ask.start, ratio);
         let mut observer = Observer::new(expect, reader, status, ask.promise.watch.clone());
         observer.knows(&self.bound.moulds);
         observer

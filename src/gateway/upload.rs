@@ -1,5 +1,6 @@
 //! Reads a request's body within its limits, and understands it in the same pass.
 
+use std::future::poll_fn;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,9 +11,9 @@ use bytes::Bytes;
 use http::HeaderMap;
 use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE};
 use http_body::{Body, Frame};
-use http_body_util::BodyExt;
 
 use super::Fault;
+use super::client_wait::ClientWait;
 use crate::accept::BodyCut;
 use crate::clock::Clock;
 use crate::inspect::coding::{Coding, Decoder, Undecodable};
@@ -78,6 +79,8 @@ pub struct Upload {
     pub is_form: bool,
     /// When its last byte came.
     pub complete: Tick,
+    /// For how long the gateway stood ready to read, and the client had sent nothing.
+    pub client_wait: Duration,
     _share: Share,
 }
 
@@ -91,6 +94,7 @@ impl Upload {
             was_coded: false,
             is_form: false,
             complete,
+            client_wait: Duration::ZERO,
             _share: Share::of(Arc::default(), 0),
         }
     }
@@ -153,16 +157,17 @@ where
         Begun::Whole(upload) => return Ok(upload),
         Begun::Part(reading) => reading,
     };
+    let mut wait = ClientWait::new(*clock);
     let mut late = pin!(clock.sleep_until(Some(terms.arrival + terms.timeout)));
     loop {
         let frame = tokio::select! {
             biased;
-            frame = body.frame() => frame,
+            frame = poll_fn(|cx| wait.poll(cx, |cx| body.as_mut().poll_frame(cx))) => frame,
             () = client.drain_over() => return Err(Refusal::DrainCut.into()),
             () = &mut late => return Err(Refusal::BodyTimeout { limit: terms.timeout }.into()),
         };
         if !reading.hear(frame)? {
-            return Ok(reading.finish(clock.now())?);
+            return Ok(Upload { client_wait: wait.length(), ..reading.finish(clock.now())? });
         }
     }
 }
@@ -324,7 +329,15 @@ impl Reading {
             Reader::Json(scanner) => scanner.finish().map_err(unreadable)?,
             Reader::Form(reader) => reader.finish().map_err(|_| Refusal::UnreadableForm)?,
         };
-        Ok(Upload { frames: self.frames, facts, was_coded, is_form, complete, _share: self.share })
+        Ok(Upload {
+            frames: self.frames,
+            facts,
+            was_coded,
+            is_form,
+            complete,
+            client_wait: Duration::ZERO,
+            _share: self.share,
+        })
     }
 }
 

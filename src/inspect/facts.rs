@@ -51,6 +51,9 @@ pub struct Facts {
     pub echo_prompts: Vec<String>,
     /// `background` is `true` (Responses).
     pub background: bool,
+    /// It names something that an engine stored (Responses): `previous_response_id`, `conversation`,
+    /// `prompt.id`.
+    pub names_stored: bool,
     /// Something that steers stands in the body with a value other than `null`: it moves caches
     /// between engines, or says which of them takes the request.
     pub steers: bool,
@@ -99,7 +102,9 @@ pub struct Caps {
     pub max_completion_tokens: Option<Field<u64>>,
     /// `max_output_tokens`.
     pub max_output_tokens: Option<Field<u64>>,
-    /// Caps that stand in the body and limit nothing (`null`): name and literal.
+    /// Caps by the names that other engines have for them (`n_predict`, ...).
+    pub others: Vec<(&'static str, Field<u64>)>,
+    /// Caps that stand in the body and limit nothing (`null`, -1): name and literal.
     pub open: Vec<(&'static str, Range<usize>)>,
 }
 
@@ -108,7 +113,8 @@ impl Caps {
     #[must_use]
     pub fn largest(&self) -> Option<Tokens> {
         let fields = [&self.max_tokens, &self.max_completion_tokens, &self.max_output_tokens];
-        fields.into_iter().flatten().map(|field| Tokens(field.value)).max()
+        let others = self.others.iter().map(|(_, field)| field);
+        fields.into_iter().flatten().chain(others).map(|field| Tokens(field.value)).max()
     }
 }
 
@@ -164,8 +170,8 @@ pub enum Reasoning {
 /// The parts of the prompt estimate (docs/semantics.md 1).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PromptSize {
-    /// UTF-8 bytes of the decoded strings under `content` text parts, `prompt`, `input`,
-    /// `system`, `instructions`, plus the raw bytes of `tools`.
+    /// UTF-8 bytes of the decoded strings under `messages`, `prompt`, `input` and the like, but for
+    /// images, audio and files, plus the raw bytes of `tools` and of a schema of the answer.
     pub bytes: u64,
     /// Tokens given as token ids: counted exactly.
     pub token_ids: u64,
@@ -240,6 +246,14 @@ pub enum Unreadable {
     Repeated {
         /// The field's name.
         field: &'static str,
+    },
+    /// A field differs from a decisive one only in the case of its letters.
+    #[error(
+        "the field \"{field}\" must be written so, in small letters; another spelling is another field to some engines and the same to others"
+    )]
+    Miscased {
+        /// The field's name, as it should be.
+        field: String,
     },
     /// A multipart form cannot be read as one.
     #[error("the form cannot be read: {what}")]

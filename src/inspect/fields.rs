@@ -12,6 +12,8 @@ pub(super) enum Member {
     MaxTokens,
     MaxCompletionTokens,
     MaxOutputTokens,
+    /// Another engine's name of the cap: its place in [`OTHER_CAPS`].
+    OtherCap(usize),
     MinTokens,
     N,
     BestOf,
@@ -32,7 +34,12 @@ pub(super) enum Member {
     Transfer,
     /// Dynamo's own; some of its members do the same.
     Extension,
-    /// What the model reads; may also be token ids.
+    /// What engines hand on to their connectors, at whatever depth.
+    Passed,
+    /// A schema of the answer; or an object in which one may stand.
+    Schema,
+    Format,
+    /// What the model reads; may also be token ids. Of a response it may be the name of a stored one.
     Prompt,
     Input,
     /// What the model reads.
@@ -61,6 +68,8 @@ pub(super) enum Wanted {
     Flag,
     /// A whole number, zero or more.
     Count,
+    /// The same, or -1 for none.
+    Cap,
     /// A whole number.
     Integer,
     Text,
@@ -74,6 +83,7 @@ impl Wanted {
         match self {
             Wanted::Flag => "true or false",
             Wanted::Count => "a whole number, zero or more",
+            Wanted::Cap => "a whole number, zero or more, or -1 for no cap",
             Wanted::Integer => "a whole number",
             Wanted::Text => "a string",
             Wanted::Object => "an object",
@@ -87,7 +97,7 @@ impl Wanted {
         match kind {
             Kind::Null => true,
             Kind::Flag => matches!(self, Wanted::Flag | Wanted::Any),
-            Kind::Number => matches!(self, Wanted::Count | Wanted::Integer | Wanted::Any),
+            Kind::Number => matches!(self, Wanted::Count | Wanted::Cap | Wanted::Integer | Wanted::Any),
             Kind::Text => matches!(self, Wanted::Text | Wanted::Any),
             Kind::Object => matches!(self, Wanted::Object | Wanted::Any),
             Kind::Array => matches!(self, Wanted::Any),
@@ -133,14 +143,30 @@ impl Member {
             b"functions" => Member::Functions,
             b"kv_transfer_params" | b"ec_transfer_params" | b"disaggregated_params" => Member::Transfer,
             b"nvext" => Member::Extension,
+            b"vllm_xargs" | b"extra_args" | b"extra_body" | b"sampling_params" => Member::Passed,
+            b"response_format" | b"output_format" | b"output_config" | b"structured_outputs" => Member::Format,
+            b"text" if dialect == Dialect::Responses => Member::Format,
+            b"json_schema" | b"grammar" | b"ebnf" | b"regex" => Member::Schema,
+            b"guided_json" | b"guided_regex" | b"guided_grammar" | b"guided_choice" => Member::Schema,
             b"prompt" => Member::Prompt,
             b"input" => Member::Input,
             b"messages" | b"content" | b"system" | b"instructions" => Member::Words,
+            b"query" | b"queries" | b"documents" | b"passages" | b"text_1" | b"text_2" => Member::Words,
             b"previous_response_id" | b"conversation" => Member::Earlier,
             b"cache_salt" => Member::Salt,
             _ if is_place(name) => Member::Transfer,
-            _ => Member::Other,
+            _ => match OTHER_CAPS.iter().position(|cap| cap.as_bytes() == name) {
+                Some(cap) => Member::OtherCap(cap),
+                None => Member::Other,
+            },
         }
+    }
+
+    /// The name that decides, where `name` differs from one only in the case of its letters: there
+    /// are engines whose parsers do not tell them apart.
+    pub(super) fn miscased(name: &[u8], dialect: Dialect) -> Option<String> {
+        let name = folded(name)?;
+        (Member::called(name.as_bytes(), dialect) != Member::Other).then_some(name)
     }
 
     /// What is demanded of the member; nothing of those that may be repeated.
@@ -155,9 +181,13 @@ impl Member {
             Member::Model => rule!(0, "model", Text),
             Member::Stream => rule!(1, "stream", Flag),
             Member::StreamOptions => rule!(2, "stream_options", Object),
-            Member::MaxTokens => rule!(3, "max_tokens", Count),
-            Member::MaxCompletionTokens => rule!(4, "max_completion_tokens", Count),
-            Member::MaxOutputTokens => rule!(5, "max_output_tokens", Count),
+            Member::MaxTokens => rule!(3, "max_tokens", Cap),
+            Member::MaxCompletionTokens => rule!(4, "max_completion_tokens", Cap),
+            Member::MaxOutputTokens => rule!(5, "max_output_tokens", Cap),
+            Member::OtherCap(0) => rule!(20, "n_predict", Cap),
+            Member::OtherCap(1) => rule!(21, "num_predict", Cap),
+            Member::OtherCap(2) => rule!(22, "max_new_tokens", Cap),
+            Member::OtherCap(_) => rule!(23, "max_tokens_to_sample", Cap),
             Member::N => rule!(6, "n", Count),
             Member::BestOf => rule!(7, "best_of", Count),
             Member::Priority => rule!(8, "priority", Integer),
@@ -176,8 +206,15 @@ impl Member {
             Member::Prompt if matches!(dialect, Dialect::Completions) => rule!(18, "prompt", Any),
             Member::Template => rule!(19, "chat_template_kwargs", Any),
             Member::Prompt | Member::Input | Member::Words => return None,
-            Member::MinTokens | Member::Transfer | Member::Extension | Member::Earlier => return None,
-            Member::Salt | Member::Other => return None,
+            Member::MinTokens
+            | Member::Transfer
+            | Member::Extension
+            | Member::Passed
+            | Member::Schema
+            | Member::Format
+            | Member::Earlier
+            | Member::Salt
+            | Member::Other => return None,
         })
     }
 
@@ -195,6 +232,23 @@ impl Member {
     pub(super) const fn takes_token_ids(self) -> bool {
         matches!(self, Member::Prompt | Member::Input)
     }
+}
+
+/// Names of the output cap that engines know beside those of their dialects.
+pub(super) const OTHER_CAPS: [&str; 4] = ["n_predict", "num_predict", "max_new_tokens", "max_tokens_to_sample"];
+
+/// The name in small letters, if it has others: also those that some folding takes for a `k` or an `s`.
+pub(super) fn folded(name: &[u8]) -> Option<String> {
+    if !name.iter().any(|byte| byte.is_ascii_uppercase() || !byte.is_ascii()) {
+        return None;
+    }
+    let name = std::str::from_utf8(name).ok()?;
+    let fold = |letter: char| match letter {
+        '\u{212A}' => 'k',
+        '\u{17F}' => 's',
+        _ => letter.to_ascii_lowercase(),
+    };
+    Some(name.chars().map(fold).collect())
 }
 
 /// Whether a name says where in a fleet a request goes: `bootstrap_host`, `data_parallel_rank`,
@@ -215,17 +269,48 @@ pub(super) fn steers_in_extension(name: &[u8]) -> bool {
         || matches!(name, b"routing_constraints" | b"router" | b"token_data" | b"priority" | b"latency_sensitivity")
 }
 
-/// Whether the model reads what stands under this key of an object in a prompt. Images,
-/// audio, files, roles and ids stand under other keys and do not count.
+/// The same for a name at any depth in what engines hand on to their connectors.
+pub(super) fn steers_when_passed(name: &[u8]) -> bool {
+    is_place(name) || matches!(name, b"kv_transfer_params" | b"ec_transfer_params" | b"disaggregated_params")
+}
+
+/// Whether what stands under this key of an object in a prompt makes it like another one: roles, types
+/// and ids do not.
 pub(super) fn leads_to_text(key: &[u8]) -> bool {
     matches!(key, b"content" | b"text" | b"output")
+}
+
+/// Whether a schema stands under this key of an object that says how an answer is written.
+pub(super) fn leads_to_schema(key: &[u8]) -> bool {
+    matches!(key, b"schema" | b"json_schema" | b"json" | b"grammar" | b"regex" | b"choice" | b"structural_tag")
+}
+
+/// Whether what stands under this key of an object in a prompt is a call's arguments: there no name
+/// says what the value is.
+pub(super) fn leads_to_arguments(key: &[u8]) -> bool {
+    matches!(key, b"input" | b"arguments")
 }
 
 /// Whether something other than text stands under this key of an object in a prompt, for
 /// which the model still sees tokens.
 pub(super) fn leads_to_media(key: &[u8]) -> bool {
     let is_media = |kind: &[u8]| key.strip_suffix(b"_url").unwrap_or(key).ends_with(kind);
-    key == b"source" || key.starts_with(b"file") || [&b"image"[..], b"audio", b"video"].into_iter().any(is_media)
+    key.starts_with(b"file") || [&b"image"[..], b"audio", b"video"].into_iter().any(is_media)
+}
+
+/// Whether the bytes of such a thing may stand under this key: the object's type tells.
+pub(super) fn leads_to_data(key: &[u8]) -> bool {
+    matches!(key, b"data" | b"result")
+}
+
+/// Whether this is a role or type of the protocols themselves: that is no text.
+pub(super) fn is_word(text: &str) -> bool {
+    text.bytes().all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'_' | b'.' | b'-'))
+}
+
+/// Whether an object of this type is or has something other than text.
+pub(super) fn is_media(kind: &str) -> bool {
+    matches!(kind, "base64" | "url") || ["image", "audio", "video", "file"].iter().any(|media| kind.contains(media))
 }
 
 /// What a word for the amount of reasoning means.

@@ -27,9 +27,11 @@ pub(super) enum Whole {
     Count(u64),
     /// A whole number beyond 64 bits.
     Beyond,
-    /// A whole number below zero.
+    /// -1: of some counts the sign that there is none.
+    MinusOne,
+    /// Another whole number below zero.
     Negative,
-    /// Written with a point or an exponent, which engines read as a float.
+    /// No whole number.
     Fraction,
 }
 
@@ -91,21 +93,64 @@ impl<'a> Said<'a> {
     }
 
     pub(super) fn whole(self) -> Whole {
-        if self.has_fraction || has_fraction(self.text) {
-            return Whole::Fraction;
-        }
-        let (is_negative, digits) = match self.text {
-            [b'-', digits @ ..] => (true, digits),
-            digits => (false, digits),
+        let (is_negative, number) = match self.text {
+            [b'-', number @ ..] => (true, number),
+            number => (false, number),
         };
-        let count = digits
-            .iter()
-            .try_fold(0u64, |count, digit| count.checked_mul(10)?.checked_add(u64::from(digit.wrapping_sub(b'0'))));
-        match count {
-            Some(count) if !self.is_over && (count == 0 || !is_negative) => Whole::Count(count),
+        let size = match self.has_fraction || has_fraction(number) {
+            false => Size::of(number, 0),
+            // What stands behind the kept part may be a fraction.
+            true if self.is_over => Size::Fraction,
+            true => Size::of_float(number),
+        };
+        match size {
+            Size::Fraction => Whole::Fraction,
+            Size::Count(count) if !self.is_over && (count == 0 || !is_negative) => Whole::Count(count),
+            Size::Count(1) if !self.is_over => Whole::MinusOne,
             _ if is_negative => Whole::Negative,
             _ => Whole::Beyond,
         }
+    }
+}
+
+/// What a number without its sign comes to.
+enum Size {
+    Count(u64),
+    /// Beyond 64 bits.
+    Beyond,
+    Fraction,
+}
+
+impl Size {
+    /// Digits with so many zeros behind them.
+    fn of(digits: &[u8], zeros: u32) -> Size {
+        let push = |count: u64, digit: &u8| count.checked_mul(10)?.checked_add(u64::from(digit.wrapping_sub(b'0')));
+        let count = match digits.iter().try_fold(0, push) {
+            Some(0) => Some(0),
+            count => count.zip(10u64.checked_pow(zeros)).and_then(|(count, tens)| count.checked_mul(tens)),
+        };
+        count.map_or(Size::Beyond, Size::Count)
+    }
+
+    /// A number with a point or an exponent: engines read `100.0` and `1e2` as 100.
+    fn of_float(number: &[u8]) -> Size {
+        let at = number.iter().position(|byte| matches!(byte, b'e' | b'E')).unwrap_or(number.len());
+        let (mantissa, exponent) = (&number[..at], number.get(at + 1..).unwrap_or(b"0"));
+        let point = mantissa.iter().position(|byte| *byte == b'.').unwrap_or(mantissa.len());
+        let (whole, part) = (&mantissa[..point], mantissa.get(point + 1..).unwrap_or_default());
+        let mut digits = [whole, part].concat();
+        let exponent = std::str::from_utf8(exponent).ok().and_then(|exponent| exponent.parse::<i32>().ok());
+        // Its own digits are few: an exponent that cannot be read is far beyond them.
+        let exponent = exponent.unwrap_or(if number.get(at + 1) == Some(&b'-') { i32::MIN } else { i32::MAX });
+        let zeros = i64::from(exponent) - part.len() as i64;
+        let behind_point = usize::try_from(-zeros).unwrap_or(0);
+        let all_zero = |digits: &[u8]| digits.iter().all(|digit| *digit == b'0');
+        let kept = digits.len().saturating_sub(behind_point);
+        if !all_zero(&digits[kept..]) {
+            return Size::Fraction;
+        }
+        digits.truncate(kept);
+        Size::of(&digits, u32::try_from(zeros.max(0)).unwrap_or(u32::MAX))
     }
 }
 
@@ -133,9 +178,37 @@ mod tests {
         assert_eq!(whole(&["9".repeat(1000).as_str()]), Whole::Beyond);
         assert_eq!(whole(&["-", "9".repeat(1000).as_str()]), Whole::Negative);
         assert_eq!(whole(&[format!("-{}", "9".repeat(1000)).as_str()]), Whole::Negative);
-        for fraction in ["1.0", "1e2", "0E0", "-1.5"] {
-            assert_eq!(whole(&[fraction]), Whole::Fraction);
-        }
+        assert_eq!(
+            (whole(&["-1"]), whole(&["-2"]), whole(&["-10"])),
+            (Whole::MinusOne, Whole::Negative, Whole::Negative)
+        );
         assert_eq!(whole(&["9".repeat(1000).as_str(), ".5"]), Whole::Fraction);
+    }
+
+    #[test]
+    fn c88_a_float_that_means_a_whole_number_is_one() {
+        for (float, count) in [
+            ("100.0", 100),
+            ("1e2", 100),
+            ("1.5E1", 15),
+            ("1.50e+1", 15),
+            ("1200e-2", 12),
+            ("0E0", 0),
+            ("0e999999999999", 0),
+            ("0.000e-5", 0),
+            ("-0.0", 0),
+            ("1844674407370955161.5e1", u64::MAX),
+        ] {
+            assert_eq!(whole(&[float]), Whole::Count(count), "{float}");
+        }
+        for fraction in ["1.5", "-1.5", "1e-1", "0.1", "100.01", "15e-2", "1e-999999999999", "1.00000001e7"] {
+            assert_eq!(whole(&[fraction]), Whole::Fraction, "{fraction}");
+        }
+        for beyond in ["1e400", "1e20", "1.5e999999999999", "1844674407370955161.6e1"] {
+            assert_eq!(whole(&[beyond]), Whole::Beyond, "{beyond}");
+        }
+        assert_eq!((whole(&["-1.0"]), whole(&["-1e0"])), (Whole::MinusOne, Whole::MinusOne));
+        assert_eq!((whole(&["-2.0"]), whole(&["-1e400"])), (Whole::Negative, Whole::Negative));
+        assert_eq!(whole(&["100", ".0"]), Whole::Count(100));
     }
 }

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use memchr::memmem;
 
 use super::facts::{Facts, Field, Unreadable};
+use super::fields;
 
 /// Longest head of a part.
 const LONGEST_HEAD: usize = 8 * 1024;
@@ -200,6 +201,9 @@ fn is_model(head: &[u8]) -> Result<bool, Unreadable> {
         }
     }
     match name {
+        Some(Disposition { name, .. }) if fields::folded(name.as_bytes()).as_deref() == Some("model") => {
+            Err(Unreadable::Miscased { field: "model".to_owned() })
+        }
         Some(Disposition { name, is_file }) if name == "model" => {
             let fault = Unreadable::WrongType { field: "model", expected: "a string" };
             if is_file { Err(fault) } else { Ok(true) }

@@ -91,6 +91,13 @@ struct Reader {
     value_at: usize,
     /// The key in front of the next value inside the member.
     inner: Inner,
+    /// The outermost object in a prompt, and the arguments of a call in it: how deep they stand.
+    object_at: Option<usize>,
+    arguments_at: Option<usize>,
+    /// What the present object in a prompt has said of itself.
+    object: Described,
+    /// Where a schema begins that is counted as it stands.
+    schema_at: Option<usize>,
     /// The name of the member of `metadata` whose value comes next.
     metadata_name: String,
     /// Where the last top-level value ended; 0 in front of the first.
@@ -111,6 +118,17 @@ struct Reader {
     efforts: [Option<Reasoning>; 3],
 }
 
+/// What is known of an object in a prompt: whether the bytes under its `data` are text shows in its
+/// `type`, wherever that stands.
+#[derive(Clone, Copy, Debug, Default)]
+struct Described {
+    /// How deep its members stand.
+    depth: usize,
+    is_media: bool,
+    /// Bytes that have been counted of its `data`.
+    data: u64,
+}
+
 /// The key in front of a value inside a top-level member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Inner {
@@ -127,12 +145,21 @@ enum Inner {
     Metadata,
     /// A member of `nvext` that steers, if it is not `null`.
     Steers,
-    /// Who says a message.
-    Role,
     /// Something other than text stands here, if it is not `null`.
     Media,
-    /// The model reads what stands here.
+    /// The model reads what stands here; or it counts as if it did.
     Text,
+    Said,
+    /// The same: what a tool is called with.
+    Arguments,
+    /// The role, the type of an object in a prompt; and what may be its bytes.
+    Role,
+    Type,
+    Data,
+    /// `prompt.id` of a response.
+    Id,
+    /// A schema of the answer.
+    Schema,
     Other,
 }
 
@@ -163,6 +190,10 @@ impl Reader {
             rule: None,
             value_at: 0,
             inner: Inner::Element,
+            object_at: None,
+            arguments_at: None,
+            object: Described::default(),
+            schema_at: None,
             metadata_name: String::new(),
             behind_last: 0,
             priority_leads: false,
@@ -209,6 +240,11 @@ impl Reader {
         self.rule = self.member.rule(self.dialect);
         self.prefix.member_begins(Slot::of(self.member, name));
         self.facts.members += 1;
+        if self.member == Member::Other
+            && let Some(field) = Member::miscased(name, self.dialect)
+        {
+            self.refuse(Unreadable::Miscased { field });
+        }
         if std::mem::take(&mut self.priority_leads)
             && let Some(range) = &mut self.facts.priority
         {
@@ -244,7 +280,9 @@ impl Reader {
             Member::Earlier => {
                 self.facts.prompt.has_media = true;
                 self.prefix.chain.leave();
+                self.facts.names_stored |= self.dialect == Dialect::Responses;
             }
+            Member::Schema => self.schema_at = Some(at),
             Member::Transfer => self.facts.steers = true,
             Member::Reasoning if kind != Kind::Object => {
                 self.facts.switches.reasoning = Some(Switched { is_other: true, ..Switched::default() });
@@ -261,11 +299,12 @@ impl Reader {
         if depth == 1 {
             self.member_named(name);
         } else {
-            self.inner = self.inner_named(name);
+            self.inner = self.inner_named(name, depth);
         }
     }
 
     fn scalar_ends(&mut self, past: usize, depth: usize) {
+        self.schema_ends(past, depth);
         self.inner = Inner::Element;
         if depth == 1 {
             self.value_ends(past);
@@ -281,6 +320,14 @@ impl Reader {
         }
     }
 
+    /// A schema is counted as it stands; its text is none that anybody decodes.
+    fn schema_ends(&mut self, past: usize, depth: usize) {
+        let is_whole = self.inner == Inner::Schema || self.member == Member::Schema && depth == 1;
+        if is_whole && let Some(at) = self.schema_at.take() {
+            self.facts.prompt.bytes += (past - at) as u64;
+        }
+    }
+
     // Inside members.
 
     /// How much of a key is looked at.
@@ -289,7 +336,7 @@ impl Reader {
         if is_long { LONGEST_METADATA } else { LONGEST_NAME }
     }
 
-    fn inner_named(&mut self, name: &[u8]) -> Inner {
+    fn inner_named(&mut self, name: &[u8], depth: usize) -> Inner {
         match self.member {
             Member::Template => {
                 self.facts.switches.template.iter_mut().for_each(|nest| nest.is_empty = false);
@@ -300,12 +347,14 @@ impl Reader {
                 }
             }
             Member::StreamOptions => {
-                let inner = match name {
-                    b"include_usage" => Inner::IncludeUsage,
-                    b"continuous_usage_stats" => Inner::ContinuousUsage,
-                    _ => Inner::Other,
-                };
+                let inner = option(name);
                 self.option_named(inner);
+                if inner == Inner::Other
+                    && let Some(folded) = fields::folded(name)
+                    && let Some(field) = option(folded.as_bytes()).option_field()
+                {
+                    self.refuse(Unreadable::Miscased { field: field.to_owned() });
+                }
                 inner
             }
             Member::Reasoning => {
@@ -315,6 +364,8 @@ impl Reader {
             Member::Thinking if name == b"type" => Inner::Effort,
             Member::Thinking if name == b"budget_tokens" => Inner::Budget,
             Member::Extension if fields::steers_in_extension(name) => Inner::Steers,
+            Member::Extension | Member::Passed if fields::steers_when_passed(name) => Inner::Steers,
+            Member::Format if fields::leads_to_schema(name) => Inner::Schema,
             Member::Metadata => match std::str::from_utf8(name) {
                 Ok(name) if name.len() <= LONGEST_METADATA => {
                     name.clone_into(&mut self.metadata_name);
@@ -322,18 +373,68 @@ impl Reader {
                 }
                 _ => Inner::Other,
             },
-            member if member.is_prompt() && fields::leads_to_text(name) => Inner::Text,
-            member if member.is_prompt() && name == b"role" => Inner::Role,
-            member if member.is_prompt() && fields::leads_to_media(name) => {
-                self.facts.prompt.has_media = true;
-                Inner::Media
-            }
             member if member.is_tools() => {
                 self.prefix.chain.name(if name.len() > LONGEST_METADATA { b"\xFF" } else { name });
                 Inner::Other
             }
+            member if member.is_prompt() => self.prompt_named(name, depth),
             _ => Inner::Other,
         }
+    }
+
+    /// What stands under a key of an object in a prompt.
+    fn prompt_named(&mut self, name: &[u8], depth: usize) -> Inner {
+        if self.arguments_at.is_some() {
+            return Inner::Text;
+        }
+        if self.object.depth != depth {
+            self.object = Described { depth, ..Described::default() };
+        }
+        match name {
+            b"type" => Inner::Type,
+            b"role" => Inner::Role,
+            b"id" if self.member == Member::Prompt && depth == 2 => Inner::Id,
+            _ if fields::leads_to_arguments(name) => Inner::Arguments,
+            _ if fields::leads_to_data(name) => Inner::Data,
+            _ if fields::leads_to_media(name) => {
+                self.facts.prompt.has_media = true;
+                Inner::Media
+            }
+            _ if fields::leads_to_text(name) => Inner::Text,
+            _ => Inner::Said,
+        }
+    }
+
+    /// Whether what is read belongs to the head of the prompt, for affinity.
+    fn is_prefix(&self) -> bool {
+        self.prefix.wants() && self.inner != Inner::Said
+    }
+
+    /// An object in a prompt has ended whose members stood so deep: bytes that are no text do not count.
+    fn described(&mut self, depth: usize) {
+        if self.object.depth != depth {
+            return;
+        }
+        let Described { is_media, data, .. } = std::mem::take(&mut self.object);
+        if is_media {
+            self.facts.prompt.bytes = self.facts.prompt.bytes.saturating_sub(data);
+            self.facts.prompt.has_media = true;
+        }
+    }
+
+    /// Bytes of text that the model reads.
+    fn counts(&mut self, bytes: usize) {
+        self.facts.prompt.bytes += bytes as u64;
+        if self.inner == Inner::Data {
+            self.object.data += bytes as u64;
+        }
+    }
+
+    /// A prompt names a stored one.
+    fn names_prompt(&mut self) {
+        let is_stored = self.dialect == Dialect::Responses;
+        self.facts.names_stored |= is_stored;
+        self.facts.prompt.has_media |= is_stored;
     }
 
     fn option_named(&mut self, inner: Inner) {
@@ -358,7 +459,7 @@ impl Reader {
 
     /// Whether the model reads a string that stands here.
     fn is_text(&self) -> bool {
-        self.member.is_prompt() && matches!(self.inner, Inner::Element | Inner::Text)
+        self.member.is_prompt() && !matches!(self.inner, Inner::Other | Inner::Media)
     }
 
     /// The prompt itself, or one of a list. What stands in an object is no prompt.
@@ -383,6 +484,7 @@ impl Reader {
             Member::MaxTokens
             | Member::MaxCompletionTokens
             | Member::MaxOutputTokens
+            | Member::OtherCap(_)
             | Member::MinTokens
             | Member::N
             | Member::BestOf
@@ -394,9 +496,9 @@ impl Reader {
             Member::Thinking if !is_string && matches!(self.inner, Inner::Budget) => (Purpose::Number, LONGEST_NAME),
             Member::Tools | Member::Functions if depth > 1 => (Purpose::Hashed, 0),
             Member::Salt if is_string && depth == 1 => (Purpose::Hashed, 0),
-            _ if is_string && matches!(self.inner, Inner::Role) => (Purpose::String, LONGEST_NAME),
+            _ if is_string && matches!(self.inner, Inner::Type | Inner::Role) => (Purpose::String, LONGEST_NAME),
             _ if is_string && self.is_text() => (Purpose::Prompt, 0),
-            member if !is_string && member.takes_token_ids() && depth > 1 && matches!(self.inner, Inner::Element) => {
+            member if !is_string && member.takes_token_ids() && depth > 1 && self.object_at.is_none() => {
                 (Purpose::TokenId, 0)
             }
             _ => (Purpose::Nothing, 0),
@@ -413,6 +515,9 @@ impl Reader {
                 self.option_is_no_flag();
                 self.media_stands();
                 self.facts.has_tools |= matches!(self.member, Member::Tools | Member::Functions);
+                if self.inner == Inner::Schema {
+                    self.schema_at = Some(at);
+                }
             }
         }
         let most;
@@ -428,7 +533,6 @@ impl Reader {
     fn take_string(&mut self, said: Said<'_>, past: usize) {
         let at = self.scalar_at..past;
         match (self.member, self.inner) {
-            (_, Inner::Role) => self.prefix.chain.role(said.text().unwrap_or_default()),
             (Member::Model, _) => match said.text() {
                 Some(text) => self.facts.model = Some(Field { value: text.into(), at }),
                 None => self.facts.readable = false,
@@ -443,6 +547,16 @@ impl Reader {
                 self.effort_stands(self.efforts[1], at);
             }
             (Member::Thinking, _) => self.efforts[2] = self.reasoning(said),
+            (_, Inner::Type | Inner::Role) => {
+                if self.inner == Inner::Role {
+                    self.prefix.chain.role(said.text().unwrap_or_default());
+                }
+                let word = said.text().filter(|text| fields::is_word(text));
+                if word.is_none() {
+                    self.facts.prompt.bytes += (at.end - at.start - 2) as u64;
+                }
+                self.object.is_media |= self.inner == Inner::Type && word.is_some_and(fields::is_media);
+            }
             (Member::Metadata, Inner::Metadata) => {
                 if let Some(value) = said.text()
                     && self.facts.metadata.len() < MOST_METADATA
@@ -479,7 +593,8 @@ impl Reader {
         }
         if let Some(rule) = self.rule {
             let is_wrong = match rule.wanted {
-                Wanted::Count => matches!(whole, Whole::Negative | Whole::Fraction),
+                Wanted::Count => matches!(whole, Whole::MinusOne | Whole::Negative | Whole::Fraction),
+                Wanted::Cap => matches!(whole, Whole::Negative | Whole::Fraction),
                 _ => whole == Whole::Fraction,
             };
             if is_wrong {
@@ -487,11 +602,12 @@ impl Reader {
             }
         }
         let (at, member) = (self.scalar_at..past, self.member);
-        match (self.cap(), whole) {
-            (_, Whole::Negative | Whole::Fraction) => {}
-            (Some((cap, _)), Whole::Count(value)) => *cap = Some(Field { value, at }),
-            (Some((cap, _)), Whole::Beyond) => {
-                *cap = Some(Field { value: u64::MAX, at });
+        match (self.cap_name(), whole) {
+            (Some(name), Whole::MinusOne) => self.facts.caps.open.push((name, at)),
+            (_, Whole::MinusOne | Whole::Negative | Whole::Fraction) => {}
+            (Some(name), Whole::Count(value)) => self.set_cap(name, Field { value, at }),
+            (Some(name), Whole::Beyond) => {
+                self.set_cap(name, Field { value: u64::MAX, at });
                 self.facts.readable = false;
             }
             (None, Whole::Count(value)) if member == Member::N => self.facts.n = value,
@@ -506,14 +622,24 @@ impl Reader {
     }
 
     /// The output cap that the member states, if it is one.
-    fn cap(&mut self) -> Option<(&mut Option<Field<u64>>, &'static str)> {
-        let caps = &mut self.facts.caps;
+    fn cap_name(&self) -> Option<&'static str> {
         Some(match self.member {
-            Member::MaxTokens => (&mut caps.max_tokens, "max_tokens"),
-            Member::MaxCompletionTokens => (&mut caps.max_completion_tokens, "max_completion_tokens"),
-            Member::MaxOutputTokens => (&mut caps.max_output_tokens, "max_output_tokens"),
+            Member::MaxTokens => "max_tokens",
+            Member::MaxCompletionTokens => "max_completion_tokens",
+            Member::MaxOutputTokens => "max_output_tokens",
+            Member::OtherCap(cap) => fields::OTHER_CAPS[cap],
             _ => return None,
         })
+    }
+
+    fn set_cap(&mut self, name: &'static str, cap: Field<u64>) {
+        let caps = &mut self.facts.caps;
+        match self.member {
+            Member::MaxTokens => caps.max_tokens = Some(cap),
+            Member::MaxCompletionTokens => caps.max_completion_tokens = Some(cap),
+            Member::MaxOutputTokens => caps.max_output_tokens = Some(cap),
+            _ => caps.others.push((name, cap)),
+        }
     }
 
     fn take_literal(&mut self, what: Literal, at: Range<usize>) {
@@ -532,7 +658,7 @@ impl Reader {
                 self.facts.stream_options = Some(StreamOptions { at, is_null: true, ..StreamOptions::default() });
             }
             _ => {
-                if let Some((_, name)) = self.cap() {
+                if let Some(name) = self.cap_name() {
                     self.facts.caps.open.push((name, at));
                 }
             }
@@ -548,7 +674,9 @@ impl Reader {
             }
             (Member::Reasoning, _) if inner == Inner::Effort => self.effort_stands(None, at),
             (Member::Template, _) => self.thinks(inner, what.as_bool(), at),
-            (Member::Extension, _) => self.facts.steers |= inner == Inner::Steers && what != Literal::Null,
+            (Member::Extension | Member::Passed, _) => {
+                self.facts.steers |= inner == Inner::Steers && what != Literal::Null;
+            }
             (Member::StreamOptions, Some(options)) => {
                 let field = Some(Field { value: what.as_bool(), at });
                 match inner {
@@ -581,7 +709,7 @@ impl Reader {
         match (self.member, self.inner) {
             (Member::Reasoning, Inner::Effort) => switches.reasoning.iter_mut().for_each(|nest| nest.is_other = true),
             (Member::Template, Inner::Thinks(_)) => switches.template.iter_mut().for_each(|nest| nest.is_other = true),
-            (Member::Extension, Inner::Steers) => self.facts.steers = true,
+            (Member::Extension | Member::Passed, Inner::Steers) => self.facts.steers = true,
             _ => {}
         }
     }
@@ -602,20 +730,38 @@ impl Reader {
                 self.facts.switches.template = Some(Switched { is_empty: true, ..Switched::default() });
                 Interest::Read
             }
-            (Member::Thinking | Member::Metadata, Nest::Object) | (Member::Extension, _) => Interest::Read,
+            (Member::Thinking | Member::Metadata | Member::Format, Nest::Object) => Interest::Read,
+            (Member::Extension | Member::Passed, _) => Interest::Read,
             (Member::Tools | Member::Functions, Nest::Array) => Interest::Read,
-            (member, _) if member.is_prompt() => Interest::Read,
+            (member, _) if member.is_prompt() => {
+                self.object_at = (nest == Nest::Object).then_some(1);
+                (self.arguments_at, self.object) = (None, Described::default());
+                Interest::Read
+            }
             _ => Interest::Skip,
         }
     }
 
-    fn opens_inside(&mut self, nest: Nest, depth: usize) -> Interest {
+    fn opens_inside(&mut self, nest: Nest, at: usize, depth: usize) -> Interest {
         self.option_is_no_flag();
         self.switch_is_none();
         self.media_stands();
         let is_text = self.is_text();
         let is_prompt = self.is_completion_prompt(depth);
-        self.inner = Inner::Element;
+        let inner = std::mem::replace(&mut self.inner, Inner::Element);
+        match inner {
+            Inner::Schema => {
+                // It is told when it ends.
+                (self.schema_at, self.inner) = (Some(at), Inner::Schema);
+                return Interest::Skip;
+            }
+            Inner::Arguments if is_text => self.arguments_at = Some(depth),
+            Inner::Id => self.names_prompt(),
+            _ => {}
+        }
+        if is_text && nest == Nest::Object {
+            self.object_at.get_or_insert(depth);
+        }
         if self.member.is_tools() {
             self.facts.has_tools = true;
             self.prefix.chain.opens(nest);
@@ -628,7 +774,28 @@ impl Reader {
         if nest == Nest::Array && is_prompt {
             self.prompt_ends.push(self.prompts.len());
         }
-        if is_text || self.member == Member::Extension { Interest::Read } else { Interest::Skip }
+        let is_read = is_text || matches!(self.member, Member::Extension | Member::Passed | Member::Format);
+        if is_read { Interest::Read } else { Interest::Skip }
+    }
+}
+
+/// What a member of `stream_options` is.
+fn option(name: &[u8]) -> Inner {
+    match name {
+        b"include_usage" => Inner::IncludeUsage,
+        b"continuous_usage_stats" => Inner::ContinuousUsage,
+        _ => Inner::Other,
+    }
+}
+
+impl Inner {
+    /// How refusals call a member of `stream_options`.
+    const fn option_field(self) -> Option<&'static str> {
+        match self {
+            Inner::IncludeUsage => Some(INCLUDE_USAGE),
+            Inner::ContinuousUsage => Some(CONTINUOUS_USAGE),
+            _ => None,
+        }
     }
 }
 
@@ -647,12 +814,18 @@ impl Sink for Reader {
                 Interest::Skip
             }
             (1, _) => self.opens_value(nest, at),
-            _ => self.opens_inside(nest, depth),
+            _ => self.opens_inside(nest, at, depth),
         }
     }
 
     fn close(&mut self, nest: Nest, past: usize, depth: usize) {
+        self.schema_ends(past, depth);
         self.inner = Inner::Element;
+        if nest == Nest::Object {
+            self.described(depth + 1);
+        }
+        self.object_at.take_if(|at| *at == depth);
+        self.arguments_at.take_if(|at| *at == depth);
         if depth != 1 {
             if depth > 1 && self.member.is_tools() {
                 self.prefix.chain.closes(nest);
@@ -707,9 +880,11 @@ impl Sink for Reader {
             Purpose::TokenId => self.prefix.push_id(decoded),
             Purpose::Hashed => self.prefix.chain.push(decoded),
             Purpose::Prompt => {
-                self.facts.prompt.bytes += decoded.len() as u64;
-                if self.prefix.wants() {
+                self.counts(decoded.len());
+                if self.is_prefix() {
                     self.prefix.push(decoded);
+                } else {
+                    self.prefix.chain.push(decoded);
                 }
                 if self.is_kept_prompt {
                     self.prompts.extend_from_slice(decoded);
@@ -721,11 +896,12 @@ impl Sink for Reader {
     /// Of a long prompt only the length is of interest, and its blocks, which decode escapes
     /// themselves.
     fn looks(&self) -> bool {
-        self.purpose != Purpose::Prompt || self.prefix.head_wants() || self.is_kept_prompt
+        let is_head = self.prefix.head_wants() && self.inner != Inner::Said;
+        self.purpose != Purpose::Prompt || is_head || self.is_kept_prompt
     }
 
     fn unseen(&mut self, raw: &[u8], decoded: usize) {
-        self.facts.prompt.bytes += decoded as u64;
+        self.counts(decoded);
         self.prefix.chain.push_escaped(raw);
     }
 
@@ -754,12 +930,20 @@ impl Sink for Reader {
             Purpose::TokenId => self.prefix.id_ends(),
             Purpose::Hashed => self.prefix.chain.scalar_ends(what),
             Purpose::Prompt => {
-                self.prefix.part();
+                if self.is_prefix() {
+                    self.prefix.part();
+                } else {
+                    self.prefix.chain.scalar_ends(what);
+                }
+                if self.inner == Inner::Id {
+                    self.names_prompt();
+                }
                 if self.is_completion_prompt(depth) {
                     self.prompt_ends.push(self.prompts.len());
                 }
             }
             Purpose::Nothing => {
+                self.schema_ends(past, depth);
                 let inner = std::mem::replace(&mut self.inner, Inner::Element);
                 match inner {
                     Inner::Thinks(_) => self.thinks(inner, None, self.scalar_at..past),

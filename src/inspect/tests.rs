@@ -107,7 +107,7 @@ fn repeats_of_other_fields_and_of_inner_ones_are_nobodys_business() {
     for body in [
         r#"{"model":"a","temperature":1,"temperature":2,"messages":[],"messages":[]}"#,
         r#"{"model":"a","messages":[{"model":"b","model":"c","priority":1,"priority":2}]}"#,
-        r#"{"model":"a","model\ud800":"b","Model":"c","model ":"d"}"#,
+        r#"{"model":"a","model\ud800":"b","modeL\ud800":"c","model ":"d","Temperature":1}"#,
         r#"{"model":"a","extra":{"stream":"x","stream":1}}"#,
     ] {
         let facts = chat(body).unwrap();
@@ -116,16 +116,20 @@ fn repeats_of_other_fields_and_of_inner_ones_are_nobodys_business() {
     }
 }
 
+const CAP: &str = "a whole number, zero or more, or -1 for no cap";
+
 #[test]
 fn decisive_fields_have_their_json_type() {
     let wrong = [
         ("model", "a string", ["1", "true", "[\"m\"]", "{\"a\":1}"]),
         ("stream", "true or false", ["\"true\"", "1", "[]", "{}"]),
         ("stream_options", "an object", ["true", "1", "[]", "\"x\""]),
-        ("max_tokens", "a whole number, zero or more", ["-1", "1.5", "\"5\"", "1e2"]),
-        ("max_completion_tokens", "a whole number, zero or more", ["true", "5.0", "[5]", "-99999999999999999999999"]),
-        ("max_output_tokens", "a whole number, zero or more", ["{}", "1e400", "-1e2", "\"\""]),
-        ("n", "a whole number, zero or more", ["\"2\"", "-2", "2.0", "[]"]),
+        ("max_tokens", CAP, ["-2", "1.5", "\"5\"", "-1e1"]),
+        ("max_completion_tokens", CAP, ["true", "5.01", "[5]", "-99999999999999999999999"]),
+        ("max_output_tokens", CAP, ["{}", "1e-400", "-1e2", "\"\""]),
+        ("n_predict", CAP, ["{}", "-2", "0.5", "\"1\""]),
+        ("max_new_tokens", CAP, ["[]", "-2.0", "0.5", "\"1\""]),
+        ("n", "a whole number, zero or more", ["\"2\"", "-1", "2.5", "[]"]),
         ("priority", "a whole number", ["\"1\"", "1.5", "true", "[1]"]),
         ("user", "a string", ["1", "false", "[]", "{}"]),
         ("background", "true or false", ["\"true\"", "0", "[]", "{}"]),
@@ -237,18 +241,197 @@ fn only_what_the_model_reads_counts_as_prompt() {
         {"type":"input_audio","input_audio":{"data":"AAAAAAAA","format":"wav"}},
         {"type":"file","file":{"file_data":"AAAAA","filename":"x"}}]},
         {"role":"assistant","content":null,"tool_calls":[{"function":{"name":"f","arguments":"{}"}}]}]}"#;
-    assert_eq!(bytes("/v1/chat/completions", parts), 5);
+    let strings = ["nobody", "12345", "f", "{}"];
+    assert_eq!(bytes("/v1/chat/completions", parts), strings.concat().len() as u64);
     let messages = r#"{"system":[{"type":"text","text":"abc"}],"messages":[{"role":"user","content":[
         {"type":"tool_result","tool_use_id":"t","content":[{"type":"text","text":"defg"}]},
         {"type":"image","source":{"type":"base64","data":"AAAA"}},{"type":"tool_use","input":{"text":"no"}}]}]}"#;
-    assert_eq!(bytes("/v1/messages", messages), 7);
+    let strings = ["abc", "t", "defg", "no"];
+    assert_eq!(bytes("/v1/messages", messages), strings.concat().len() as u64);
     let responses = r#"{"instructions":"ab","input":[{"role":"user","content":[{"type":"input_text","text":"cde"},
         {"type":"input_image","image_url":"data:AAAA"}]},{"type":"function_call_output","call_id":"x","output":"fg"}]}"#;
-    assert_eq!(bytes("/v1/responses", responses), 7);
+    let strings = ["ab", "cde", "x", "fg"];
+    assert_eq!(bytes("/v1/responses", responses), strings.concat().len() as u64);
     assert_eq!(bytes("/v1/embeddings", r#"{"input":["ab","\u00e9\ud83d\ude00","\n"]}"#), 2 + 6 + 1);
     assert_eq!(bytes("/v1/chat/completions", r#"{"messages":[{"content":"a"}],"temperature":1}"#), 1);
     assert_eq!(bytes("/v1/chat/completions", r#"{"tools": [ {} ],"functions":[1]}"#), 6 + 3);
     assert!(!chat(r#"{"model":"m","temperature":1}"#).unwrap().prompt.is_known);
+}
+
+#[test]
+fn c97_calls_their_results_and_reasoning_sent_back_are_prompt() {
+    let bytes = |path: &str, body: &str| read_in(path, &[body.as_bytes()]).unwrap().prompt.bytes;
+    let long = "x".repeat(400_000);
+    for (path, body) in [
+        (
+            "/v1/chat/completions",
+            format!(r#"{{"messages":[{{"tool_calls":[{{"function":{{"arguments":"{long}"}}}}]}}]}}"#),
+        ),
+        (
+            "/v1/chat/completions",
+            format!(r#"{{"messages":[{{"tool_calls":[{{"function":{{"arguments":{{"file":"{long}"}}}}}}]}}]}}"#),
+        ),
+        ("/v1/chat/completions", format!(r#"{{"messages":[{{"function_call":{{"arguments":"{long}"}}}}]}}"#)),
+        ("/v1/chat/completions", format!(r#"{{"messages":[{{"reasoning_content":"{long}"}}]}}"#)),
+        (
+            "/v1/chat/completions",
+            format!(r#"{{"messages":[{{"content":[{{"type":"thinking","thinking":[{{"text":"{long}"}}]}}]}}]}}"#),
+        ),
+        ("/v1/chat/completions", format!(r#"{{"messages":[{{"role":"{long}"}}]}}"#)),
+        (
+            "/v1/messages",
+            format!(
+                r#"{{"messages":[{{"content":[{{"type":"tool_use","input":{{"image":[{{"data":"{long}"}}]}}}}]}}]}}"#
+            ),
+        ),
+        (
+            "/v1/messages",
+            format!(
+                r#"{{"messages":[{{"content":[{{"type":"document","source":{{"data":"{long}","type":"text"}}}}]}}]}}"#
+            ),
+        ),
+        ("/v1/messages", format!(r#"{{"messages":[{{"content":[{{"type":"thinking","thinking":"{long}"}}]}}]}}"#)),
+        ("/v1/responses", format!(r#"{{"input":[{{"type":"function_call","arguments":"{long}"}}]}}"#)),
+        ("/v1/responses", format!(r#"{{"input":[{{"type":"reasoning","summary":[{{"text":"{long}"}}]}}]}}"#)),
+        ("/v1/responses", format!(r#"{{"prompt":{{"id":"p","variables":{{"a":"{long}"}}}}}}"#)),
+        ("/v1/rerank", format!(r#"{{"query":"{long}"}}"#)),
+        ("/v1/rerank", format!(r#"{{"query":"","documents":["",{{"text":"{long}"}}]}}"#)),
+        ("/v1/score", format!(r#"{{"text_1":"","text_2":["{long}"]}}"#)),
+        ("/v1/score", format!(r#"{{"text_1":"{long}"}}"#)),
+        ("/v1/score", format!(r#"{{"queries":["{long}"]}}"#)),
+        ("/v1/rerank", format!(r#"{{"passages":[{{"text":"{long}"}}]}}"#)),
+        (
+            "/v1/chat/completions",
+            format!(
+                r#"{{"response_format":{{"type":"json_schema","json_schema":{{"schema":{{"title":"{long}"}}}}}}}}"#
+            ),
+        ),
+        ("/v1/chat/completions", format!(r#"{{"guided_json":{{"title":"{long}"}}}}"#)),
+        ("/v1/chat/completions", format!(r#"{{"guided_regex":"{long}"}}"#)),
+        ("/v1/chat/completions", format!(r#"{{"structured_outputs":{{"json":"{long}"}}}}"#)),
+        ("/v1/responses", format!(r#"{{"text":{{"format":{{"type":"json_schema","schema":{{"title":"{long}"}}}}}}}}"#)),
+        ("/v1/messages", format!(r#"{{"output_config":{{"format":{{"schema":{{"title":"{long}"}}}}}}}}"#)),
+    ] {
+        let bytes = bytes(path, &body);
+        assert!((400_000..400_100).contains(&bytes), "{bytes}: {path} {}", body.replace(&long, "..."));
+    }
+    let schema =
+        r#"{"messages":[],"response_format":{"type":"json_schema","json_schema":{"a": [1, {}] },"x":{"b":1}}}"#;
+    assert_eq!(bytes("/v1/chat/completions", schema), r#"{"a": [1, {}] }"#.len() as u64, "as it stands");
+    assert_eq!(bytes("/v1/chat/completions", r#"{"response_format":{"type":"json_object"},"grammar":null}"#), 0);
+    assert_eq!(bytes("/v1/chat/completions", r#"{"grammar":"a\n","guided_choice":["a"]}"#), 5 + 5);
+}
+
+#[test]
+fn media_do_not_count_however_deep_they_stand() {
+    let long = "A".repeat(400_000);
+    for (path, body) in [
+        (
+            "/v1/messages",
+            format!(
+                r#"{{"messages":[{{"content":[{{"type":"tool_result","content":[{{"type":"image","source":{{"type":"base64","data":"{long}"}}}}]}}]}}]}}"#
+            ),
+        ),
+        (
+            "/v1/messages",
+            format!(
+                r#"{{"messages":[{{"content":[{{"type":"document","source":{{"data":"{long}","type":"base64"}}}}]}}]}}"#
+            ),
+        ),
+        (
+            "/v1/chat/completions",
+            format!(r#"{{"messages":[{{"content":[{{"a":[{{"input_audio":{{"data":"{long}"}}}}]}}]}}]}}"#),
+        ),
+        ("/v1/chat/completions", format!(r#"{{"messages":[{{"content":[{{"type":"image","data":"{long}"}}]}}]}}"#)),
+        ("/v1/chat/completions", format!(r#"{{"messages":[{{"audio":{{"data":"{long}"}}}}]}}"#)),
+        ("/v1/responses", format!(r#"{{"input":[{{"type":"input_file","file_data":"{long}"}}]}}"#)),
+        ("/v1/responses", format!(r#"{{"input":[{{"result":"{long}","type":"image_generation_call"}}]}}"#)),
+        (
+            "/v1/responses",
+            format!(r#"{{"input":[{{"type":"computer_call_output","output":{{"image_url":"{long}"}}}}]}}"#),
+        ),
+    ] {
+        let prompt = read_in(path, &[body.as_bytes()]).unwrap().prompt;
+        assert!(prompt.bytes < 100 && prompt.has_media, "{} {path} {}", prompt.bytes, body.replace(&long, "..."));
+    }
+    let text = read_in("/v1/rerank", &[br#"{"documents":[{"data":"12345"},{"type":"x","result":"67"}]}"#]).unwrap();
+    assert_eq!((text.prompt.bytes, text.prompt.has_media), (5 + 2, false));
+    let numbers = read_in("/v1/responses", &[br#"{"input":[{"box":[1,2,3]}]}"#]).unwrap();
+    assert_eq!(numbers.prompt.token_ids, 0, "numbers in an object are no token ids");
+}
+
+#[test]
+fn c86_what_an_engine_stored_is_seen() {
+    let names = |path: &str, body: &str| read_in(path, &[body.as_bytes()]).unwrap().names_stored;
+    for (body, expected) in [
+        (r#"{"previous_response_id":"resp_x"}"#, true),
+        (r#"{"conversation":"conv_x"}"#, true),
+        (r#"{"conversation":{"id":"conv_x"}}"#, true),
+        (r#"{"prompt":{"id":"pmpt_x"}}"#, true),
+        (r#"{"prompt":{"variables":{"id":"x"},"i\u0064":"pmpt_x"}}"#, true),
+        (r#"{"previous_response_id":null,"conversation":null,"prompt":null}"#, false),
+        (r#"{"prompt":{"id":null,"variables":{"id":"x"}}}"#, false),
+        (r#"{"input":"previous_response_id"}"#, false),
+        (r#"{"input":[{"id":"msg_x","previous_response_id":"x"}]}"#, false),
+    ] {
+        assert_eq!(names("/v1/responses", body), expected, "{body}");
+    }
+    assert!(!names("/v1/chat/completions", r#"{"previous_response_id":"x"}"#), "nothing is stored there");
+}
+
+#[test]
+fn c88_numbers_that_mean_a_whole_one_are_read_and_minus_one_is_no_cap() {
+    let caps = chat(r#"{"max_tokens":100.0,"n":2.0,"priority":-3.0}"#).unwrap();
+    assert_eq!((caps.caps.max_tokens.as_ref().unwrap().value, caps.n, caps.readable), (100, 2, true));
+    for body in [r#"{"max_tokens":-1}"#, r#"{"max_tokens":-1.0}"#] {
+        let none = chat(body).unwrap();
+        assert_eq!((none.caps.largest(), none.caps.open.len(), none.readable), (None, 1, true), "{body}");
+        assert_eq!(none.caps.open[0].0, "max_tokens");
+    }
+    let huge = chat(r#"{"max_tokens":1e400}"#).unwrap();
+    assert_eq!((huge.caps.largest(), huge.readable), (Some(crate::units::Tokens(u64::MAX)), false));
+}
+
+#[test]
+fn c100_other_names_of_the_cap_are_caps() {
+    let largest = |body: &str| chat(body).unwrap().caps.largest().map(|cap| cap.0);
+    assert_eq!(largest(r#"{"max_tokens":10,"n_predict":5000}"#), Some(5000));
+    assert_eq!(largest(r#"{"n_predict":5000.0,"max_tokens":null}"#), Some(5000));
+    assert_eq!(largest(r#"{"max_new_tokens":7,"num_predict":9,"max_tokens_to_sample":8}"#), Some(9));
+    assert_eq!(largest(r#"{"n_predict":-1,"max_tokens":10}"#), Some(10));
+    assert_eq!(chat(r#"{"n_predict":1,"n_predict":2}"#), Err(Unreadable::Repeated { field: "n_predict" }));
+}
+
+#[test]
+fn c100_a_decisive_name_in_other_letters_is_refused() {
+    for (name, field) in [
+        ("Model", "model"),
+        ("MAX_TOKENS", "max_tokens"),
+        ("Max_Completion_Tokens", "max_completion_tokens"),
+        ("N_Predict", "n_predict"),
+        ("N", "n"),
+        ("Stream", "stream"),
+        ("\u{17F}tream", "stream"),
+        ("bac\u{212A}ground", "background"),
+        ("\\u004dodel", "model"),
+        ("Stream_Options", "stream_options"),
+        ("Priority", "priority"),
+        ("Messages", "messages"),
+        ("KV_transfer_params", "kv_transfer_params"),
+        ("Bootstrap_Host", "bootstrap_host"),
+        ("nvExt", "nvext"),
+    ] {
+        let field = field.to_owned();
+        assert_eq!(chat(format!("{{\"{name}\":null}}")), Err(Unreadable::Miscased { field }), "{name}");
+    }
+    let inside = chat(r#"{"stream_options":{"Include_Usage":true}}"#);
+    assert_eq!(inside, Err(Unreadable::Miscased { field: "stream_options.include_usage".to_owned() }));
+    for body in [
+        r#"{"model":"m","Temperature":1,"N1":2,"Best_Of":1,"modèl":1}"#,
+        r#"{"model":"m","stream_options":{"X":1},"messages":[{"Role":"a","CONTENT":"b"}],"metadata":{"Model":"x"}}"#,
+    ] {
+        assert!(chat(body).is_ok(), "{body}");
+    }
 }
 
 #[test]
@@ -259,6 +442,9 @@ fn prompts_with_more_than_text_say_so() {
         (r#"{"messages":[{"content":[{"type":"input_audio","input_audio":{}}]}]}"#, true),
         (r#"{"messages":[{"content":[{"type":"video_url","video_url":{}}]}]}"#, true),
         (r#"{"messages":[{"content":[{"type":"image","source":{}}]}]}"#, true),
+        (r#"{"messages":[{"content":[{"source":{"data":"AA","type":"base64"}}]}]}"#, true),
+        (r#"{"messages":[{"content":[{"type":"document","source":{"type":"text","data":"a"}}]}]}"#, false),
+        (r#"{"messages":[{"content":[{"type":"tool_use","input":{"image":"a","file":"b"}}]}]}"#, false),
         (r#"{"input":[{"content":[{"type":"input_file","file_id":"f"}]}]}"#, true),
         (r#"{"input":"hi","previous_response_id":"r1"}"#, true),
         (r#"{"input":"hi","previous_response_id":null}"#, false),
@@ -350,7 +536,8 @@ fn the_fewest_tokens_that_will_do_are_known() {
         (r#"{"min_tokens":18446744073709551615,"thinking":{"budget_tokens":18446744073709551615}}"#, u64::MAX),
         // Engines refuse these, and it is theirs to do.
         (r#"{"min_tokens":-1}"#, 0),
-        (r#"{"min_tokens":1.5,"thinking":{"budget_tokens":1e3}}"#, 0),
+        (r#"{"min_tokens":7.0}"#, 7),
+        (r#"{"min_tokens":1.5,"thinking":{"budget_tokens":1e3}}"#, 1001),
         (r#"{"min_tokens":184467440737095516150}"#, 0),
         (r#"{"min_tokens":null,"thinking":{"budget_tokens":null}}"#, 0),
         (r#"{"min_tokens":"9","thinking":{"budget_tokens":"9"}}"#, 0),
@@ -403,6 +590,16 @@ fn what_moves_caches_or_chooses_engines_is_seen() {
             let body = format!("{{\"nvext\":{{\"a\":[{{}}],\"{field}\":{value},\"b\":1}}}}");
             assert_eq!(chat(&body).unwrap().steers, steers, "{body}");
         }
+        for field in ["kv_transfer_params", "ec_transfer_params", "disaggregated_params", "data_parallel_rank"] {
+            for body in [
+                format!("{{\"vllm_xargs\":{{\"a\":1,\"{field}\":{value}}}}}"),
+                format!("{{\"vllm_xargs\":{{\"extra_args\":{{\"a\":[],\"{field}\":{value},\"b\":2}}}}}}"),
+                format!("{{\"extra_body\":[{{\"vllm_xargs\":{{\"{field}\":{value}}}}}]}}"),
+                format!("{{\"nvext\":{{\"{field}\":{value}}}}}"),
+            ] {
+                assert_eq!(chat(&body).unwrap().steers, steers, "{body}");
+            }
+        }
         for field in ["priority", "latency_sensitivity"] {
             let body = format!("{{\"nvext\":{{\"agent_hints\":{{\"osl\":9,\"{field}\":{value}}}}},\"model\":\"m\"}}");
             assert_eq!(chat(&body).unwrap().steers, steers, "{body}");
@@ -413,6 +610,7 @@ fn what_moves_caches_or_chooses_engines_is_seen() {
         r#"{"nvext":{}}"#,
         r#"{"nvext":{"annotations":["dp_rank"],"agent_hints":{"osl":9},"greed_sampling":true,"use_raw_prompt":null}}"#,
         r#"{"metadata":{"dp_rank":"1"},"messages":[{"role":"user","content":"bootstrap_host"}]}"#,
+        r#"{"vllm_xargs":{"priority":1,"router":"x","kv":{"transfer_params":1}},"extra_args":null}"#,
         r#"{"x":{"kv_transfer_params":1},"bootstrap":1,"rank":1,"tools":[{"dp_rank":1}]}"#,
     ] {
         assert!(!chat(body).unwrap().steers, "{body}");
@@ -474,11 +672,15 @@ fn by_scanner(facts: &Facts) -> Reading {
 fn by_serde(body: &Map<String, Value>, dialect: Dialect) -> Result<Reading, ()> {
     let get = |name: &str| body.get(name).filter(|value| !value.is_null());
     let flag = |name: &str| get(name).map(|v| v.as_bool().ok_or(())).transpose();
-    let count = |name: &str| get(name).map(|v| v.as_u64().ok_or(())).transpose();
+    let whole = |v: &Value| v.as_f64().filter(|float| float.fract() == 0.0 && *float >= 0.0).map(|float| float as u64);
+    let count = |name: &str| get(name).map(|v| v.as_u64().or_else(|| whole(v)).ok_or(())).transpose();
+    let cap = |name: &str| if get(name).and_then(Value::as_f64) == Some(-1.0) { Ok(None) } else { count(name) };
     let text = |name: &str| get(name).map(|v| v.as_str().map(str::to_owned).ok_or(())).transpose();
     let choosy = matches!(dialect, Dialect::Chat | Dialect::Completions);
     let completes = dialect == Dialect::Completions;
-    if get("priority").is_some_and(|v| !v.is_i64() && !v.is_u64()) || (completes && count("best_of").is_err()) {
+    if get("priority").is_some_and(|v| v.as_f64().is_none_or(|float| float.fract() != 0.0))
+        || (completes && count("best_of").is_err())
+    {
         return Err(());
     }
     text("user")?;
@@ -496,7 +698,8 @@ fn by_serde(body: &Map<String, Value>, dialect: Dialect) -> Result<Reading, ()> 
     let raw_tools: usize = ["tools", "functions"].into_iter().filter_map(get).map(raw_length).sum();
     let mut size = (raw_tools as u64, 0);
     for root in ["messages", "content", "system", "instructions", "prompt", "input"] {
-        get(root).into_iter().for_each(|value| measure(value, matches!(root, "prompt" | "input"), false, &mut size));
+        let spot = Spot { ids: matches!(root, "prompt" | "input"), ..Spot::default() };
+        get(root).into_iter().for_each(|value| measure(value, spot, &mut size));
     }
     let mut prompts = Vec::new();
     if completes {
@@ -518,7 +721,7 @@ fn by_serde(body: &Map<String, Value>, dialect: Dialect) -> Result<Reading, ()> 
         model: text("model")?,
         stream: flag("stream")?,
         include_usage,
-        caps: [count("max_tokens")?, count("max_completion_tokens")?, count("max_output_tokens")?],
+        caps: [cap("max_tokens")?, cap("max_completion_tokens")?, cap("max_output_tokens")?],
         n: if choosy { count("n")?.unwrap_or(1) } else { 1 },
         prompts: (prompts.len() as u64).max(1),
         has_tools: has_items("tools") || has_items("functions"),
@@ -548,14 +751,35 @@ fn raw_length(value: &Value) -> usize {
     if value.is_array() || value.is_object() { value.to_string().len() } else { 0 }
 }
 
-fn measure(value: &Value, ids: bool, is_element: bool, size: &mut (u64, u64)) {
+/// Where in a prompt a value stands.
+#[derive(Clone, Copy, Default)]
+struct Spot {
+    ids: bool,
+    in_list: bool,
+    in_object: bool,
+    in_arguments: bool,
+}
+
+fn measure(value: &Value, spot: Spot, size: &mut (u64, u64)) {
     match value {
         Value::String(text) => size.0 += text.len() as u64,
-        Value::Number(_) if ids && is_element => size.1 += 1,
-        Value::Array(list) => list.iter().for_each(|item| measure(item, ids, true, size)),
+        Value::Number(_) if spot.ids && spot.in_list && !spot.in_object => size.1 += 1,
+        Value::Array(list) => list.iter().for_each(|item| measure(item, Spot { in_list: true, ..spot }, size)),
         Value::Object(members) => {
-            for key in ["content", "text", "output"] {
-                members.get(key).into_iter().for_each(|inner| measure(inner, ids, false, size));
+            for (key, inner) in members {
+                let is_media = ["image_url", "image", "file"].contains(&key.as_str());
+                match inner {
+                    _ if is_media && !spot.in_arguments => {}
+                    // As it is written: nobody escapes a type.
+                    Value::String(text) if matches!(key.as_str(), "type" | "role") && !spot.in_arguments => {
+                        let is_word = text.chars().all(|one| one.is_ascii_lowercase());
+                        size.0 += if is_word { 0 } else { inner.to_string().len() as u64 - 2 };
+                    }
+                    _ => {
+                        let in_arguments = spot.in_arguments || key == "arguments" && !inner.is_string();
+                        measure(inner, Spot { in_object: true, in_arguments, ..spot }, size);
+                    }
+                }
             }
         }
         _ => {}
@@ -582,6 +806,8 @@ fn any_value() -> impl Strategy<Value = Value> {
             Just("continuous_usage_stats"),
             Just("dp_rank"),
             Just("image_url"),
+            Just("arguments"),
+            Just("file"),
             Just("output"),
             Just("role"),
             Just("stream")

@@ -8,7 +8,9 @@
 //!
 //! More lenient than most readers in three places, because engines differ there and the
 //! gateway must not judge style: numbers of any size and exponent, nesting of any depth,
-//! and escaped surrogates without their other half ([`Sink::lone_surrogate`]). What a value
+//! and escaped surrogates without their other half ([`Sink::lone_surrogate`]). What engines write
+//! may have `NaN` and the infinities of Python's writer for numbers, too
+//! ([`Tokenizer::of_answer`]); what clients write may not. What a value
 //! means, and which members matter, is left to the sinks.
 
 use std::ops::Range;
@@ -175,6 +177,16 @@ pub struct Broken {
 /// sink has then heard of everything in front of the fault.
 pub fn walk<S: Sink>(whole: &[u8], sink: &mut S) -> Result<(), Broken> {
     let mut tokenizer = Tokenizer::new();
+    tokenizer.push(whole, sink)?;
+    tokenizer.finish(sink)
+}
+
+/// The same for what an engine wrote ([`Tokenizer::of_answer`]).
+///
+/// # Errors
+/// [`Broken`] likewise.
+pub fn walk_answer<S: Sink>(whole: &[u8], sink: &mut S) -> Result<(), Broken> {
+    let mut tokenizer = Tokenizer::of_answer();
     tokenizer.push(whole, sink)?;
     tokenizer.finish(sink)
 }

@@ -318,3 +318,27 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn numbers_of_python_are_read_where_an_engine_wrote_them_and_nowhere_else() {
+    for text in ["NaN", "[NaN]", "{\"a\":-Infinity,\"b\":Infinity}", "[ NaN , -1 ]"] {
+        let strict = told(&[text.as_bytes()]);
+        assert!(strict.1.is_err(), "{text}");
+        let mut whole = Diary::default();
+        walk_answer(text.as_bytes(), &mut whole).unwrap();
+        assert!(whole.lines.iter().any(|line| line.starts_with("Number \"")), "{text}");
+        for cut in 0..=text.len() {
+            let (mut diary, mut tokenizer) = (Diary::default(), Tokenizer::of_answer());
+            tokenizer.push(&text.as_bytes()[..cut], &mut diary).unwrap();
+            tokenizer.push(&text.as_bytes()[cut..], &mut diary).unwrap();
+            tokenizer.finish(&mut diary).unwrap();
+            assert_eq!(diary.lines, whole.lines, "{text} cut at {cut}");
+        }
+    }
+    for text in
+        ["[nan]", "[Na]", "[NaNN]", "[-NaN]", "[+Infinity]", "[Inf]", "[-Infinit]", "[-I", "[Infinity1]", "{NaN:1}"]
+    {
+        assert!(walk_answer(text.as_bytes(), &mut Deaf).is_err(), "{text}");
+        assert!(walk(text.as_bytes(), &mut Deaf).is_err(), "{text}");
+    }
+}

@@ -30,6 +30,8 @@ pub struct Tokenizer {
     /// The word that is being read, and how much of it has come.
     literal: Literal,
     matched: u8,
+    /// `NaN`, `Infinity` and `-Infinity` are numbers.
+    takes_words: bool,
     /// The fault that was found, if one was.
     broken: Option<Broken>,
 }
@@ -96,7 +98,14 @@ enum Digits {
     Sign,
     /// In the exponent.
     Power,
+    /// Behind so many letters of [`NAN`], of [`INFINITY`].
+    Nan(u8),
+    Infinity(u8),
 }
+
+/// Numbers that Python's writer spells and RFC 8259 does not know.
+const NAN: &[u8] = b"NaN";
+const INFINITY: &[u8] = b"Infinity";
 
 impl Digits {
     /// The place behind `byte`, if the number goes on with it.
@@ -114,14 +123,31 @@ impl Digits {
         })
     }
 
+    /// The same, where a number may also be one of those words.
+    fn after_or_word(self, byte: u8) -> Option<Digits> {
+        let spells = |word: &[u8], at: u8| word.get(usize::from(at)) == Some(&byte);
+        match self {
+            Digits::Start if byte == NAN[0] => Some(Digits::Nan(1)),
+            Digits::Start | Digits::Minus if byte == INFINITY[0] => Some(Digits::Infinity(1)),
+            Digits::Nan(at) if spells(NAN, at) => Some(Digits::Nan(at + 1)),
+            Digits::Infinity(at) if spells(INFINITY, at) => Some(Digits::Infinity(at + 1)),
+            _ => self.after(byte),
+        }
+    }
+
     /// Whether a digit leads nowhere else.
     const fn repeats(self) -> bool {
         matches!(self, Digits::Integer | Digits::Fraction | Digits::Power)
     }
 
     /// Whether a number may end here.
-    const fn is_whole(self) -> bool {
-        matches!(self, Digits::Zero | Digits::Integer | Digits::Fraction | Digits::Power)
+    fn is_whole(self) -> bool {
+        match self {
+            Digits::Zero | Digits::Integer | Digits::Fraction | Digits::Power => true,
+            Digits::Nan(letters) => usize::from(letters) == NAN.len(),
+            Digits::Infinity(letters) => usize::from(letters) == INFINITY.len(),
+            Digits::Start | Digits::Minus | Digits::Point | Digits::Exponent | Digits::Sign => false,
+        }
     }
 }
 
@@ -171,6 +197,10 @@ impl Tokenizer {
     /// A reader at the first byte of a value.
     #[must_use]
     pub const fn new() -> Self {
+        Tokenizer::taking(false)
+    }
+
+    const fn taking(takes_words: bool) -> Self {
         Tokenizer {
             state: State::Value,
             before: 0,
@@ -185,8 +215,15 @@ impl Tokenizer {
             number: Digits::Start,
             literal: Literal::Null,
             matched: 0,
+            takes_words,
             broken: None,
         }
+    }
+
+    /// The same for what engines write: `NaN`, `Infinity` and `-Infinity` are numbers there.
+    #[must_use]
+    pub const fn of_answer() -> Self {
+        Tokenizer::taking(true)
     }
 
     /// Reads the next bytes and tells the sink what they are.
@@ -318,6 +355,10 @@ impl Tokenizer {
                     _ => Literal::Null,
                 };
                 return Ok(self.begin_word(literal, bytes, i, sink));
+            }
+            b'N' | b'I' if self.takes_words => {
+                self.begin(Scalar::Number, i, sink);
+                return self.number(Digits::Start, bytes, i, sink);
             }
             _ if is_space(byte) => {}
             0xEF | 0xFE | 0xFF if self.before + i == 0 => return Err(self.stop(i, "a byte-order mark")),
@@ -619,7 +660,8 @@ impl Tokenizer {
             if digits.repeats() {
                 i += bytes[i..].iter().take_while(|byte| byte.is_ascii_digit()).count();
             }
-            let Some(next) = bytes.get(i).and_then(|&byte| digits.after(byte)) else { break };
+            let after = |&byte| if self.takes_words { digits.after_or_word(byte) } else { digits.after(byte) };
+            let Some(next) = bytes.get(i).and_then(after) else { break };
             digits = next;
             i += 1;
         }

@@ -62,7 +62,7 @@ pub const fn of_code(code: u16, case: &Case) -> Outcome {
         // The client's body would have been another one.
         400 | 422 if case.cap_lowered => Outcome::Missed(Missed::UpstreamError),
         400 | 409 | 411 | 413 | 414 | 415 | 422 | 431 | 501 => Outcome::Excluded(Excluded::InvalidRequest),
-        404 if case.model_unknown_to_pool => Outcome::Excluded(Excluded::InvalidRequest),
+        404 if case.model_unknown_to_pool || case.names_stored => Outcome::Excluded(Excluded::InvalidRequest),
         401 | 403 if case.credential_forwarded => Outcome::Excluded(Excluded::Unauthorized),
         _ => Outcome::Missed(Missed::UpstreamError),
     }

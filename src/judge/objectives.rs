@@ -33,6 +33,16 @@ pub enum NonStreaming {
     Excluded,
 }
 
+/// Whether the time in which a client let the gateway wait for its body counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Upload {
+    /// Objectives run from `start`: what the client does not send is no wait of its request.
+    #[default]
+    Excluded,
+    /// They run from the arrival.
+    Counted,
+}
+
 /// Quantiles of a length, in tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quantiles {
@@ -60,12 +70,14 @@ pub struct Objectives {
     pub tpot: Option<Objective>,
     /// The largest gap between token events.
     pub itl: Option<Objective>,
-    /// From arrival to finish.
+    /// From `start` to finish.
     pub e2e: Option<Objective>,
     /// Which token ends TTFT.
     pub ttft_counts: TtftCounts,
     /// What becomes of answers that do not stream.
     pub non_streaming: NonStreaming,
+    /// Whether the client's own wait counts.
+    pub upload: Upload,
     /// Gaps above this are stalls; a client that leaves in one leaves because of us.
     pub stall: Duration,
     /// The share of requests on which all objectives should hold together.
@@ -88,6 +100,7 @@ impl Default for Objectives {
             e2e: None,
             ttft_counts: TtftCounts::FirstToken,
             non_streaming: NonStreaming::Judged,
+            upload: Upload::Excluded,
             stall: Duration::from_secs(1),
             joint_target: 0.95,
             window: Duration::from_secs(28 * 24 * 3600),

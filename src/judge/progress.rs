@@ -15,8 +15,8 @@ use super::weigh::Case;
 /// How far a request had come, at some moment of its life.
 #[derive(Clone, Copy, Debug)]
 pub struct Progress<'a> {
-    /// The gateway had parsed the request head.
-    pub arrival: Tick,
+    /// Where objectives run from.
+    pub start: Tick,
     /// The body had been read whole. A leave before is never our doing.
     pub is_uploaded: bool,
     /// The request is judged by token moments.
@@ -36,9 +36,9 @@ pub struct Progress<'a> {
 impl<'a> Progress<'a> {
     /// A request of which no token has come.
     #[must_use]
-    pub fn waiting(arrival: Tick, is_uploaded: bool, streamed: bool) -> Self {
+    pub fn waiting(start: Tick, is_uploaded: bool, streamed: bool) -> Self {
         Progress {
-            arrival,
+            start,
             is_uploaded,
             streamed,
             first_token: None,
@@ -53,7 +53,7 @@ impl<'a> Progress<'a> {
     #[must_use]
     pub fn of(timeline: &'a Timeline) -> Self {
         Progress {
-            arrival: timeline.arrival,
+            start: timeline.start,
             is_uploaded: true,
             streamed: timeline.streamed,
             first_token: timeline.first_token,
@@ -69,7 +69,7 @@ impl<'a> Progress<'a> {
     pub(super) fn when_limited(timeline: &Timeline, limited: &'a Limited) -> Self {
         let before = |moment: Option<Tick>| moment.filter(|moment| *moment <= limited.at);
         Progress {
-            arrival: timeline.arrival,
+            start: timeline.start,
             is_uploaded: true,
             streamed: timeline.streamed,
             first_token: before(timeline.first_token),
@@ -111,7 +111,7 @@ pub fn breaks_at(progress: &Progress<'_>, objectives: &Objectives, case: &Case) 
         ttft_breaks(progress, objectives),
         tpot_breaks(progress, objectives),
         itl_breaks(progress, objectives),
-        objectives.e2e.map(|e2e| progress.arrival + e2e.threshold),
+        objectives.e2e.map(|e2e| progress.start + e2e.threshold),
         stalled,
     ];
     moments.into_iter().flatten().min()
@@ -125,7 +125,7 @@ pub fn is_broken_at(progress: &Progress<'_>, objectives: &Objectives, case: &Cas
 
 /// TTFT breaks at its threshold, unless its point was reached in time.
 pub(super) fn ttft_breaks(progress: &Progress<'_>, objectives: &Objectives) -> Option<Tick> {
-    let deadline = progress.arrival + objectives.ttft?.threshold;
+    let deadline = progress.start + objectives.ttft?.threshold;
     match progress.counted(objectives.ttft_counts) {
         Some(reached) if reached <= deadline => None,
         _ => Some(deadline),
@@ -159,7 +159,7 @@ pub(super) fn tpot_breaks(progress: &Progress<'_>, objectives: &Objectives) -> O
 /// tokens as could be expected of it.
 pub(super) fn whole_deadline(progress: &Progress<'_>, objectives: &Objectives, case: &Case) -> Option<Tick> {
     let n = if case.dialect.generates() { expected_output(objectives, case) } else { Tokens(1) };
-    objectives.whole_budget(n.0).map(|budget| progress.arrival + budget)
+    objectives.whole_budget(n.0).map(|budget| progress.start + budget)
 }
 
 /// Output tokens to expect of an answer that has not come: the smaller of the stated cap and

@@ -48,7 +48,7 @@ fn stream(moments: &[u64], tokens: u64) -> Timeline {
         finished: true,
     };
     Timeline {
-        arrival: at(0),
+        start: at(0),
         streamed: true,
         reader: Reader::Events,
         first_token: first,

@@ -28,6 +28,8 @@ pub struct Case {
     /// The model fits only a pattern of the routes, and no engine of the pool has served it on
     /// this path since start: a 404 from there says that it does not exist.
     pub model_unknown_to_pool: bool,
+    /// The request names something that an engine stored: a 404 may say that there is no such thing.
+    pub names_stored: bool,
     /// The pool that answered is not the one where the request belongs, which had no place for it.
     pub is_away: bool,
 }
@@ -44,6 +46,7 @@ impl Case {
             over_limit: false,
             credential_forwarded: false,
             model_unknown_to_pool: false,
+            names_stored: false,
             is_away: false,
         }
     }
@@ -273,7 +276,7 @@ impl Scene<'_> {
             return then;
         }
         let ttft = self.objectives.ttft.map(|ttft| {
-            let deadline = self.progress.arrival + ttft.threshold;
+            let deadline = self.progress.start + ttft.threshold;
             let counted = self.progress.counted(self.objectives.ttft_counts).or(timeline.finish);
             match counted {
                 Some(reached) => Weighed::reached(reached, deadline),
@@ -288,14 +291,14 @@ impl Scene<'_> {
     }
 
     fn stream_states(&self, timeline: &Timeline, finish: Tick) -> States {
-        let arrival = self.progress.arrival;
+        let start = self.progress.start;
         let counted = self.progress.counted(self.objectives.ttft_counts).unwrap_or(finish);
         let tpot = timeline.tpot();
-        let own = self.objectives.e2e.map(|e2e| arrival + e2e.threshold);
-        let derived = self.objectives.derived_budget(tokens_of(timeline)).map(|budget| arrival + budget);
+        let own = self.objectives.e2e.map(|e2e| start + e2e.threshold);
+        let derived = self.objectives.derived_budget(tokens_of(timeline)).map(|budget| start + budget);
         let budget = [own, derived.filter(|_| tpot.is_none())].into_iter().flatten().min();
         States {
-            ttft: self.objectives.ttft.map(|ttft| Weighed::reached(counted, arrival + ttft.threshold)),
+            ttft: self.objectives.ttft.map(|ttft| Weighed::reached(counted, start + ttft.threshold)),
             tpot: self.objectives.tpot.map(|objective| weigh_tpot(timeline, tpot, objective.threshold)),
             itl: self.objectives.itl.map(|itl| weigh_itl(timeline, itl.threshold)),
             e2e: budget.map(|deadline| Weighed::reached(finish, deadline)),
@@ -305,7 +308,7 @@ impl Scene<'_> {
     /// A non-streaming answer has no TTFT, TPOT or ITL.
     fn whole_states(&self, timeline: &Timeline, finish: Tick) -> States {
         let n = if self.case.dialect.generates() { tokens_of(timeline) } else { 1 };
-        let deadline = self.objectives.whole_budget(n).map(|budget| self.progress.arrival + budget);
+        let deadline = self.objectives.whole_budget(n).map(|budget| self.progress.start + budget);
         States { e2e: deadline.map(|deadline| Weighed::reached(finish, deadline)), ..self.unstreamed() }
     }
 
@@ -321,14 +324,14 @@ impl Scene<'_> {
             return States { e2e, ..self.unstreamed() };
         }
         let ttft = objectives.ttft.map(|ttft| match progress.counted(objectives.ttft_counts) {
-            Some(counted) => Weighed::reached(counted, progress.arrival + ttft.threshold),
+            Some(counted) => Weighed::reached(counted, progress.start + ttft.threshold),
             None => Weighed::unreached(ttft_breaks(progress, objectives), at),
         });
         States {
             ttft,
             tpot: objectives.tpot.map(|_| Weighed::unreached(tpot_breaks(progress, objectives), at)),
             itl: objectives.itl.map(|_| Weighed::unreached(itl_breaks(progress, objectives), at)),
-            e2e: objectives.e2e.map(|e2e| Weighed::unreached(Some(progress.arrival + e2e.threshold), at)),
+            e2e: objectives.e2e.map(|e2e| Weighed::unreached(Some(progress.start + e2e.threshold), at)),
         }
     }
 

@@ -31,6 +31,11 @@ impl Codes {
         self.kind = of_word(text);
     }
 
+    /// Whether it named a status.
+    pub(super) fn has_number(self) -> bool {
+        self.number.or(self.status).is_some()
+    }
+
     /// The HTTP twin, if it named one that is known: the numbers first, then the words.
     pub(super) fn http(self) -> Option<u16> {
         self.number.or(self.status).or(self.code).or(self.kind)

@@ -225,7 +225,7 @@ impl Shape {
     /// The shape of a body or event, if those like it can be told by their bytes: no error, and
     /// no more than one choice.
     fn of(whole: &[u8], data_at: usize, sight: &Sight, slots: &Slots) -> Option<Shape> {
-        if sight.has_error || sight.is_error_object || sight.choices.len() > 1 {
+        if sight.has_error || sight.is_error_object || sight.is_flat_error() || sight.choices.len() > 1 {
             return None;
         }
         let mould = Mould::shared(whole, data_at, slots)?;

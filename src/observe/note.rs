@@ -18,8 +18,8 @@ pub struct Expect {
     pub prompts: u64,
     /// The decoded prompts, where the answer echoes them (`completions` with `echo`).
     pub echo_prompts: Vec<String>,
-    /// The gateway had parsed the request head.
-    pub arrival: Tick,
+    /// Where objectives run from: the arrival, later by what the client let the gateway wait.
+    pub start: Tick,
     /// Tokens per token event, learned from this engine's and model's answers with usage.
     pub tokens_per_event: f64,
 }
@@ -27,28 +27,28 @@ pub struct Expect {
 impl Expect {
     /// A stream of one choice, of which nothing has been learned.
     #[must_use]
-    pub fn stream(dialect: Dialect, arrival: Tick) -> Self {
+    pub fn stream(dialect: Dialect, start: Tick) -> Self {
         Expect {
             dialect,
             stream_asked: true,
             choices: 1,
             prompts: 1,
             echo_prompts: Vec::new(),
-            arrival,
+            start,
             tokens_per_event: 1.0,
         }
     }
 
     /// What the facts of a request let expect.
     #[must_use]
-    pub fn of(dialect: Dialect, facts: &Facts, arrival: Tick, tokens_per_event: f64) -> Self {
+    pub fn of(dialect: Dialect, facts: &Facts, start: Tick, tokens_per_event: f64) -> Self {
         Expect {
             dialect,
             stream_asked: facts.streams(),
             choices: facts.choices(),
             prompts: facts.prompts.max(1),
             echo_prompts: facts.echo_prompts.clone(),
-            arrival,
+            start,
             tokens_per_event,
         }
     }
@@ -88,6 +88,8 @@ pub struct Note {
     pub visible: bool,
     /// Where its usage stands.
     pub usage: UsageSeat,
+    /// A choice of it has a finish reason (`chat/completions` and `completions`).
+    pub ends_choice: bool,
     /// It is an error inside a 200.
     pub error: Option<InBandError>,
     /// The answer is finished as of now. Provisional: a further token undoes it.

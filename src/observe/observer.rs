@@ -162,9 +162,19 @@ impl Observer {
             if !matches!(self.body, Body::Unread) {
                 self.body.push(&frame, &self.eye);
             }
+            if self.reader == Reader::Aside && self.is_success() {
+                self.glance(frame.clone(), at);
+            }
             return pass(frame, &Note::default());
         }
         self.events(frame, at, pass);
+    }
+
+    /// Reads the events of a frame that has passed.
+    fn glance(&mut self, mut frame: Bytes, at: Tick) {
+        while let Some((cut, piece)) = self.scanner.next(&mut frame) {
+            self.eye.see(cut, &piece, at);
+        }
     }
 
     fn events(&mut self, mut frame: Bytes, at: Tick, pass: &mut dyn FnMut(Bytes, &Note)) {
@@ -208,12 +218,19 @@ impl Observer {
                         pass(tail, &note);
                     }
                 }
-                let dialect = self.eye.tally.dialect();
-                if dialect.generates() {
+                if self.eye.tally.dialect().generates() {
                     self.eye.tally.body_ended(at);
                 } else {
                     self.eye.tally.ended_whole(last_byte);
                 }
+            }
+            Reader::Aside => {
+                if let Some((cut, tail)) = self.scanner.finish() {
+                    self.eye.see(cut, &tail, last_byte);
+                }
+                // An event that is too long to be read is nothing that anybody waits for.
+                self.eye.unparseable = false;
+                self.eye.tally.ended_whole(last_byte);
             }
             Reader::Json => {
                 let is_read = std::mem::replace(&mut self.body, Body::Unread).end(&mut self.eye, last_byte);
@@ -243,6 +260,18 @@ impl Observer {
     #[must_use]
     pub fn finished_without_usage(&self) -> Option<Tick> {
         self.eye.tally.finished_without_usage()
+    }
+
+    /// When it finished, as of now.
+    #[must_use]
+    pub fn finished_at(&self) -> Option<Tick> {
+        self.eye.tally.finished_at()
+    }
+
+    /// The body is read no further: the answer is over, and what may be held of a further event is
+    /// nobody's.
+    pub fn stop(&mut self) {
+        self.is_over = true;
     }
 
     /// A token has come.
@@ -359,7 +388,7 @@ impl Full {
     fn of(frame: &[u8], expect: &Expect) -> Box<Self> {
         let keep_text = expect.echo_prompts.iter().map(|prompt| prompt.len() + 1).max().unwrap_or(0);
         let reading = Reading::new(expect.dialect, true, keep_text);
-        let mut full = Box::write(Box::new_uninit(), Full { tokenizer: Tokenizer::new(), reading });
+        let mut full = Box::write(Box::new_uninit(), Full { tokenizer: Tokenizer::of_answer(), reading });
         full.push(frame);
         full
     }
@@ -529,14 +558,14 @@ fn without_mark(event: &[u8], is_first: bool) -> &[u8] {
 /// Whether the data of an event is JSON, which is read. Clients read invalid UTF-8 as the
 /// replacement character, and so do we.
 fn is_read(data: &[u8], reading: &mut Reading) -> bool {
-    if crate::json::walk(data, reading).is_ok() {
+    if crate::json::walk_answer(data, reading).is_ok() {
         return true;
     }
     if std::str::from_utf8(data).is_ok() {
         return false;
     }
     *reading = reading.anew();
-    let is_read = crate::json::walk(String::from_utf8_lossy(data).as_bytes(), reading).is_ok();
+    let is_read = crate::json::walk_answer(String::from_utf8_lossy(data).as_bytes(), reading).is_ok();
     // Offsets are those of the mended text: no mould can be made from them.
     reading.forget_slots();
     is_read

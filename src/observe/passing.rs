@@ -216,7 +216,7 @@ impl Passing {
 
 impl Object {
     fn of(reading: Reading) -> Self {
-        Object { cut: Vec::new(), tokenizer: Tokenizer::new(), reading }
+        Object { cut: Vec::new(), tokenizer: Tokenizer::of_answer(), reading }
     }
 
     /// The next piece. What is no UTF-8 is read as the replacement character, as clients do.

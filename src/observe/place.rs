@@ -19,6 +19,10 @@ pub(super) enum Place {
     /// Text: a string, or an array of parts.
     Text(Channel),
     Part(Channel),
+    /// A top-level member by which proxies and frameworks say what went wrong, with no `error` around it.
+    Flat,
+    /// The same where only text does.
+    FlatText,
     /// Something that counts if it is not empty.
     Any(Channel),
     Tools,
@@ -27,10 +31,18 @@ pub(super) enum Place {
     Audio,
     Logprobs,
     LogprobTokens,
+    LogprobToken,
+    /// The token of one, and how likely it was.
+    TokenText,
+    TokenValue,
     /// A finish reason that is an object.
     Reason,
     Usage,
     Details,
+    /// Cohere's `meta`, and the two lists of counts in it.
+    Meta,
+    Counted,
+    Billed,
     Error,
     /// An error that is a list.
     Errors,
@@ -57,12 +69,16 @@ pub(super) enum Word {
     Object,
     Code,
     TopCode,
+    /// `error_code` at the top level.
+    FlatCode,
     ErrorStatus,
     TopStatus,
     ErrorType,
     Finish,
     StopReason,
     ItemType,
+    /// What a part of a text is.
+    PartType,
     ItemName,
     Status,
     Incomplete,
@@ -79,6 +95,17 @@ pub(super) enum Number {
     Reasoning,
     CacheRead,
     CacheWritten,
+    /// Of a path that does not generate: `total_tokens`, and Cohere's counts.
+    Total,
+    Counted(Side),
+    Billed(Side),
+}
+
+/// Which tokens a count is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Side {
+    Input,
+    Output,
 }
 
 /// What stands behind `key` in an object that stands at `around`.
@@ -94,6 +121,9 @@ pub(super) fn member(dialect: Dialect, is_body: bool, around: Place, key: &[u8])
         (Root, b"http_status_code" | b"status_code") => Word(self::Word::TopStatus),
         // Of a whole response it is another thing.
         (Root, b"status") if !is_body || dialect != Dialect::Responses => Word(self::Word::TopStatus),
+        (Root, b"error_code") if dialect.generates() => Word(self::Word::FlatCode),
+        (Root, b"detail") if dialect.generates() => Flat,
+        (Root, b"message") if dialect.generates() && dialect != Dialect::Messages => FlatText,
         (Root, _) => match dialect {
             Dialect::Chat | Dialect::Completions => {
                 if key == b"choices" {
@@ -104,8 +134,16 @@ pub(super) fn member(dialect: Dialect, is_body: bool, around: Place, key: &[u8])
             }
             Dialect::Responses => responses_root(is_body, key),
             Dialect::Messages => messages_root(is_body, key),
+            Dialect::Plain if key == b"meta" => Meta,
             Dialect::Plain => Nowhere,
         },
+        (Meta, b"tokens") => Counted,
+        (Meta, b"billed_units") => Billed,
+        (Counted, b"input_tokens") => Number(self::Number::Counted(Side::Input)),
+        (Counted, b"output_tokens") => Number(self::Number::Counted(Side::Output)),
+        (Billed, b"input_tokens") => Number(self::Number::Billed(Side::Input)),
+        (Billed, b"output_tokens") => Number(self::Number::Billed(Side::Output)),
+        (Usage, b"total_tokens") if dialect == Dialect::Plain => Number(self::Number::Total),
         (Choice, b"index") => Number(self::Number::Index),
         (Choice, b"delta") => Delta,
         (Choice, b"message") if is_body => Delta,
@@ -116,7 +154,9 @@ pub(super) fn member(dialect: Dialect, is_body: bool, around: Place, key: &[u8])
         (Choice, b"finish_reason") => Word(self::Word::Finish),
         (Reason, b"type") => Word(self::Word::Finish),
         (Choice, b"logprobs") => Logprobs,
-        (Logprobs, b"content" | b"refusal" | b"tokens") => LogprobTokens,
+        (Logprobs, b"content" | b"refusal" | b"tokens" | b"token_logprobs") => LogprobTokens,
+        (LogprobToken, b"token") => TokenText,
+        (LogprobToken, b"logprob") => TokenValue,
         (Delta, b"content" | b"refusal") => Text(Visible),
         (Delta, b"reasoning" | b"reasoning_content") => Text(Hidden),
         (Delta, b"audio") => Audio,
@@ -125,8 +165,9 @@ pub(super) fn member(dialect: Dialect, is_body: bool, around: Place, key: &[u8])
         (Call, b"name" | b"arguments" | b"input") => Text(Visible),
         (Audio, b"transcript") => Text(Visible),
         (Audio, b"data") => Text(Sound),
-        (Part(channel), b"text" | b"refusal") => Text(channel),
-        (Part(_), b"thinking") => Text(Hidden),
+        (Part(_), b"type") => Word(self::Word::PartType),
+        (Part(channel), b"text" | b"refusal" | b"content") => Text(channel),
+        (Part(_), b"thinking" | b"reasoning" | b"reasoning_content" | b"summary") => Text(Hidden),
         (Usage, b"prompt_tokens" | b"input_tokens") => Number(self::Number::Input),
         (Usage, b"completion_tokens" | b"output_tokens") => Number(self::Number::Output),
         (Usage, b"cache_read_input_tokens") => Number(self::Number::CacheRead),
@@ -192,6 +233,8 @@ pub(super) fn slot_of(what: Scalar, place: Place, is_body: bool) -> Option<Slot>
         (Scalar::String, Place::Text(_)) => Some(Slot::Text),
         (Scalar::String, Place::Word(Word::Finish | Word::StopReason)) => Some(Slot::Finish),
         (Scalar::String, Place::Word(_) | Place::Error) => None,
+        // An empty one says nothing.
+        (Scalar::String, Place::Flat | Place::FlatText | Place::Message) => None,
         (Scalar::String, _) => Some(Slot::Label),
         (Scalar::Number, Place::Nowhere) => Some(Slot::Ignored),
         (Scalar::Number, Place::Number(number)) => Some(match number {
@@ -203,6 +246,8 @@ pub(super) fn slot_of(what: Scalar, place: Place, is_body: bool) -> Option<Slot>
             Number::Reasoning => Slot::Reasoning,
             Number::CacheRead => Slot::CacheRead,
             Number::CacheWritten => Slot::CacheWritten,
+            // Answers that do not generate have no moulds.
+            Number::Total | Number::Counted(_) | Number::Billed(_) => return None,
         }),
         _ => None,
     }

@@ -10,7 +10,7 @@ use crate::json::{Interest, Literal, Nest, Scalar, Sink};
 use crate::units::Dialect;
 
 use super::mould::{Slot, Slots};
-use super::place::{Number, Place, Word, member, slot_of};
+use super::place::{Number, Place, Side, Word, member, slot_of};
 use super::sight::{Channel, ChoiceSight, Kind, Reason, Sight, Status};
 
 /// The containers that are read nest no deeper than this.
@@ -78,6 +78,10 @@ pub(super) struct Reading {
     item: ChoiceSight,
     /// The first slot of that item.
     item_slots: usize,
+    /// The present member of the top level is one that only objects of a dialect have.
+    is_of_dialect: bool,
+    /// The typed part of a text that is being read.
+    part: Option<Box<PartRead>>,
     /// The present choice of a stream has a delta; and what it had said in front of a whole message.
     has_delta: bool,
     before_whole: Option<Box<ChoiceSight>>,
@@ -86,6 +90,18 @@ pub(super) struct Reading {
     sight: Sight,
     /// What may differ in the next event or body without making it another.
     slots: Slots,
+}
+
+/// A typed part, from its beginning to its end: its type may stand behind its text.
+#[derive(Clone, Debug)]
+struct PartRead {
+    depth: usize,
+    is_reasoning: bool,
+    /// What its choice had said in front of it.
+    visible: bool,
+    bytes: u64,
+    /// Its first slot.
+    slots: usize,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -117,6 +133,8 @@ impl Reading {
             item_is_named: false,
             item: ChoiceSight::default(),
             item_slots: 0,
+            is_of_dialect: false,
+            part: None,
             has_delta: false,
             before_whole: None,
             is_object: false,
@@ -162,7 +180,8 @@ impl Reading {
             Place::Tools => Place::Tool,
             Place::Output => Place::OutputItem,
             Place::Content => Place::ContentBlock,
-            Place::LogprobTokens | Place::Any(_) | Place::Errors => around,
+            Place::LogprobTokens => Place::LogprobToken,
+            Place::Any(_) | Place::Errors => around,
             _ => self.next,
         }
     }
@@ -170,10 +189,8 @@ impl Reading {
     /// A value begins: whatever only needs to be there is noted.
     fn met(&mut self, place: Place, around_depth: usize) {
         let around = around_depth.checked_sub(1).and_then(|depth| self.places.get(depth));
-        match (place, around) {
-            (Place::LogprobTokens, Some(Place::LogprobTokens)) => self.choice().logprobs = true,
-            (Place::Errors, Some(Place::Errors)) => self.sight.has_error = true,
-            _ => {}
+        if let (Place::Errors, Some(Place::Errors)) = (place, around) {
+            self.sight.has_error = true;
         }
     }
 
@@ -184,7 +201,7 @@ impl Reading {
         self.sight.choice()
     }
 
-    fn word_ended(&mut self, word: Word) {
+    fn word_ended(&mut self, word: Word, depth: usize) {
         if !self.stays_in_mould(word) {
             self.slots.keep_private();
         }
@@ -193,10 +210,15 @@ impl Reading {
             Word::Kind => {
                 self.sight.kind = Kind::of(text);
                 self.sight.top.type_is(text);
+                self.sight.has_error_type = self.sight.kind == Kind::Other && names_error(text);
             }
             Word::Object => self.sight.is_error_object = text == b"error",
             Word::Code => self.sight.error.code_is(text),
             Word::TopCode => self.sight.top.code_is(text),
+            Word::FlatCode => {
+                self.sight.top.code_is(text);
+                self.sight.says_flatly |= !matches!(text, b"" | b"0");
+            }
             Word::ErrorStatus => self.sight.error.status_is(text),
             Word::TopStatus => self.sight.top.status_is(text),
             Word::ErrorType => self.sight.error.type_is(text),
@@ -216,6 +238,12 @@ impl Reading {
                     _ => ItemType::Other,
                 };
             }
+            Word::PartType => {
+                let is_reasoning = names_reasoning(text);
+                if let Some(part) = self.part.as_mut().filter(|part| part.depth + 1 == depth) {
+                    part.is_reasoning = is_reasoning;
+                }
+            }
             Word::ItemName => self.item_is_named = self.short.len > 0,
             Word::Status => {
                 self.sight.status = Some(match text {
@@ -234,10 +262,14 @@ impl Reading {
     fn stays_in_mould(&self, word: Word) -> bool {
         match word {
             Word::Finish | Word::StopReason => true,
-            Word::Kind | Word::Object | Word::TopStatus | Word::ItemType | Word::Status | Word::Incomplete => {
-                self.short.len <= LONGEST_WORD
-            }
-            Word::Code | Word::TopCode | Word::ErrorStatus | Word::ErrorType | Word::ItemName => false,
+            Word::Kind
+            | Word::Object
+            | Word::TopStatus
+            | Word::ItemType
+            | Word::PartType
+            | Word::Status
+            | Word::Incomplete => self.short.len <= LONGEST_WORD,
+            Word::Code | Word::TopCode | Word::FlatCode | Word::ErrorStatus | Word::ErrorType | Word::ItemName => false,
         }
     }
 
@@ -265,6 +297,16 @@ impl Reading {
             Number::Reasoning => &mut usage.reasoning,
             Number::CacheRead => &mut usage.cache_read,
             Number::CacheWritten => &mut usage.cache_written,
+            Number::Total | Number::Counted(_) | Number::Billed(_) => {
+                let plain = self.sight.plain.get_or_insert_default();
+                match number {
+                    Number::Counted(Side::Input) => &mut plain.counted.input,
+                    Number::Counted(Side::Output) => &mut plain.counted.output,
+                    Number::Billed(Side::Input) => &mut plain.billed.input,
+                    Number::Billed(Side::Output) => &mut plain.billed.output,
+                    _ => &mut plain.total,
+                }
+            }
         };
         *count = value.or(*count);
     }
@@ -278,6 +320,10 @@ impl Reading {
                 self.choice().finish.get_or_insert(Reason::Other);
             }
             Place::Error => self.sight.has_error = true,
+            Place::Root => {
+                self.is_of_dialect = matches!(key, b"choices" | b"usage" | b"delta");
+                self.sight.of_dialect = self.sight.of_dialect.saturating_add(u8::from(self.is_of_dialect));
+            }
             _ => {}
         }
         self.next = member(self.dialect, self.is_body, around, key);
@@ -301,6 +347,28 @@ impl Reading {
         }
     }
 
+    /// A typed part begins: whether its text is visible its type will tell.
+    fn part_begins(&mut self, depth: usize) {
+        let slots = self.slots.len();
+        let choice = self.choice();
+        let (visible, bytes) = (std::mem::take(&mut choice.visible), choice.bytes);
+        self.part = Some(Box::new(PartRead { depth, is_reasoning: false, visible, bytes, slots }));
+    }
+
+    fn part_ended(&mut self, part: &PartRead) {
+        let choice = self.choice();
+        let has_text = std::mem::replace(&mut choice.visible, part.visible);
+        if !part.is_reasoning {
+            choice.visible |= has_text;
+            return;
+        }
+        choice.hidden |= has_text;
+        choice.bytes = part.bytes;
+        if self.is_body {
+            self.slots.hide(part.slots);
+        }
+    }
+
     /// An output item of a whole response ended: now its type is known.
     fn item_ended(&mut self) {
         let item = std::mem::take(&mut self.item);
@@ -309,7 +377,8 @@ impl Reading {
             only.hidden |= item.has_text();
             self.slots.hide(self.item_slots);
         } else {
-            only.visible |= item.has_text();
+            only.visible |= item.visible;
+            only.hidden |= item.hidden;
             only.bytes += item.bytes;
         }
     }
@@ -351,6 +420,9 @@ impl Sink for Reading {
                 place = Place::Any(channel);
                 self.object_at = at;
             }
+            (Place::Part(_), Nest::Object) if self.part.is_none() => self.part_begins(depth),
+            (Place::Flat, _) => self.object_at = at,
+            (Place::LogprobToken, Nest::Array) => self.choice().logprobs = true,
             (Place::Word(Word::Finish), Nest::Object) => place = Place::Reason,
             (Place::Tools | Place::Tool | Place::Call, Nest::Object) => {
                 // Some engines send one tool call in place of a list of them.
@@ -376,11 +448,11 @@ impl Sink for Reading {
                     | Place::Any(_)
                     | Place::Errors
             ),
-            Nest::Object => !matches!(place, Place::Nowhere | Place::Word(_) | Place::Number(_)),
+            Nest::Object => {
+                !matches!(place, Place::Nowhere | Place::Word(_) | Place::Number(_) | Place::Flat | Place::FlatText)
+            }
         };
-        let is_inside = depth > 0
-            && self.places[depth - 1] == place
-            && matches!(place, Place::LogprobTokens | Place::Any(_) | Place::Errors);
+        let is_inside = depth > 0 && self.places[depth - 1] == place && matches!(place, Place::Any(_) | Place::Errors);
         if is_read && !is_inside {
             return Interest::Read;
         }
@@ -402,6 +474,12 @@ impl Sink for Reading {
                 self.choice().bytes += if length > "{}".len() { length as u64 } else { 0 };
             }
             Place::OutputItem => self.item_ended(),
+            Place::Part(_) => {
+                if let Some(part) = self.part.take_if(|part| part.depth == depth) {
+                    self.part_ended(&part);
+                }
+            }
+            Place::Flat => self.sight.says_flatly |= past - self.object_at > "{}".len(),
             Place::Item | Place::Block => {
                 self.sight.names_tool |= self.item_type == ItemType::Call && self.item_is_named;
             }
@@ -438,18 +516,22 @@ impl Sink for Reading {
         }
         (self.leaf, self.leaf_at, self.leaf_is_empty) = (place, at, true);
         let is_read = match (place, what) {
-            (Place::Text(_) | Place::Word(_), Scalar::String) => true,
+            (Place::Text(_) | Place::Word(_) | Place::LogprobToken | Place::TokenText, Scalar::String) => true,
             (Place::Word(word), Scalar::Number) => {
-                matches!(word, Word::Code | Word::TopCode | Word::ErrorStatus | Word::TopStatus)
+                matches!(word, Word::Code | Word::TopCode | Word::FlatCode | Word::ErrorStatus | Word::TopStatus)
             }
             (Place::Number(_) | Place::Error, Scalar::Number) => true,
             _ => false,
         };
         self.slot = slot_of(what, place, self.is_body);
-        if what == Scalar::Number && self.slot.is_none() {
+        let is_flat = matches!(place, Place::Flat | Place::FlatText | Place::Message);
+        if self.slot.is_none() && (what == Scalar::Number || is_flat) {
             self.slots.keep_private();
         }
-        if !is_read && place != Place::Error {
+        if what == Scalar::Number && matches!(place, Place::LogprobToken | Place::TokenValue) {
+            self.choice().logprobs = true;
+        }
+        if !is_read && place != Place::Error && !is_flat {
             self.leaf = Place::Nowhere;
         }
         if is_read { Interest::Read } else { Interest::Skip }
@@ -493,8 +575,13 @@ impl Sink for Reading {
         }
         match leaf {
             Place::Text(channel) => self.text_ended(channel),
-            Place::Word(word) => self.word_ended(word),
+            Place::Word(word) => self.word_ended(word, depth),
             Place::Number(number) => self.number_ended(number),
+            Place::LogprobToken | Place::TokenText if self.short.len > 0 => self.choice().logprobs = true,
+            Place::Flat => self.sight.says_flatly |= what == Scalar::Number || past - self.leaf_at > "\"\"".len(),
+            Place::FlatText | Place::Message => {
+                self.sight.says_flatly |= what == Scalar::String && past - self.leaf_at > "\"\"".len();
+            }
             Place::Error => {
                 self.sight.has_error |= match what {
                     Scalar::Number => whole_number(self.short.text()) != Some(0),
@@ -510,8 +597,22 @@ impl Sink for Reading {
             let place = self.place(depth);
             self.met(place, depth);
             self.sight.has_error |= what == Literal::True && place == Place::Error;
+        } else if depth == 1 && self.is_of_dialect {
+            self.sight.of_dialect = self.sight.of_dialect.saturating_sub(1);
         }
     }
+}
+
+/// Whether the type of an object says that it is an error (`InternalServerError`, `timeout_error`).
+fn names_error(kind: &[u8]) -> bool {
+    let has = |word: &[u8]| kind.windows(word.len()).any(|part| part.eq_ignore_ascii_case(word));
+    has(b"error") || has(b"exception") || has(b"failure")
+}
+
+/// Whether parts of this type are what the model thinks, not what it says.
+fn names_reasoning(kind: &[u8]) -> bool {
+    let has = |word: &[u8]| memchr::memmem::find(kind, word).is_some();
+    has(b"reasoning") || has(b"thinking") || has(b"thought") || kind == b"summary_text"
 }
 
 /// A count as engines write it: an integer, or a float that means one. Larger than a count

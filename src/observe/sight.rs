@@ -3,7 +3,7 @@
 use crate::units::Dialect;
 
 use super::codes::Codes;
-use super::usage::Counts;
+use super::usage::{Counts, Plain};
 
 /// Which clock a text moves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -147,6 +147,8 @@ pub(super) struct Sight {
     /// It stood inside a choice.
     pub(super) usage_is_of_a_choice: bool,
     pub(super) usage: Counts,
+    /// What else an answer tells of tokens that does not generate.
+    pub(super) plain: Option<Box<Plain>>,
     /// An `error` was there, of the whole or of a choice, and said something.
     pub(super) has_error: bool,
     pub(super) error: Codes,
@@ -154,6 +156,12 @@ pub(super) struct Sight {
     pub(super) is_error_object: bool,
     /// `code` and `type` at the top level.
     pub(super) top: Codes,
+    /// The top level says what went wrong (`detail`, `message`, `error_code`).
+    pub(super) says_flatly: bool,
+    /// How many members it has that only objects of a dialect have (`choices`, `usage`, `delta`).
+    pub(super) of_dialect: u8,
+    /// Its `type` is that of an error.
+    pub(super) has_error_type: bool,
     /// Responses: an item, or Messages: a block, that calls a tool and names it.
     pub(super) names_tool: bool,
     /// Responses: `status`.
@@ -182,6 +190,21 @@ impl Sight {
     /// Whether this is of the kind that engines deliver in lumps, not token by token.
     pub(super) fn comes_in_lumps(&self, choices: &[ChoiceSight]) -> bool {
         self.names_tool || self.kind == Kind::LumpDelta || choices.iter().any(|choice| choice.lump)
+    }
+
+    /// An error without an `error` around it, as frameworks and proxies write them. Where a `type`
+    /// says what it is, that or a code must be an error's.
+    pub(super) fn is_flat_error(&self) -> bool {
+        let is_typed = !matches!(self.kind, Kind::Unnamed);
+        self.says_flatly && self.of_dialect == 0 && (!is_typed || self.has_error_type || self.top.has_number())
+    }
+
+    /// The counts of an answer that does not generate, if it tells any.
+    pub(super) fn plain_usage(&self) -> Option<Counts> {
+        match &self.plain {
+            Some(plain) => Some(plain.complete(self.usage)),
+            None => self.has_usage.then_some(self.usage),
+        }
     }
 
     /// The last choice that has begun.

@@ -13,6 +13,10 @@ use super::sight::{Channel, ChoiceSight, Kind, Reason, Sight, Status};
 use super::timeline::{Choice, Ending, Gaps, InBandError, Limited, Reader, Timeline, TokenSource, Usage, Watch};
 use super::usage::{Counts, Told};
 
+/// So many tokens more than events can have carried came unseen. One is the stop token, which comes
+/// with the finish reason.
+const UNSEEN: f64 = 2.0;
+
 /// One choice as seen so far.
 #[derive(Clone, Debug, Default)]
 struct Seen {
@@ -21,7 +25,8 @@ struct Seen {
     first_visible: Option<Tick>,
     last_token: Option<Tick>,
     events: u64,
-    finished: bool,
+    /// When it finished last.
+    finished: Option<Tick>,
     /// Usage that stood beside this choice, and the highest output count of it.
     usage: Counts,
     highest: u64,
@@ -64,6 +69,8 @@ pub(super) struct Tally {
     last_finished: u64,
     cut_by_length: bool,
     has_finish_reason: bool,
+    /// Messages: the stop reason has come, and no token behind it.
+    has_stopped: bool,
     error: Option<InBandError>,
     /// Bytes of visible text of a JSON answer.
     visible_bytes: Option<u64>,
@@ -86,6 +93,7 @@ impl Tally {
             last_finished: 0,
             cut_by_length: false,
             has_finish_reason: false,
+            has_stopped: false,
             error: None,
             visible_bytes: None,
             sequence_number: None,
@@ -115,6 +123,10 @@ impl Tally {
     /// Of several choices each may have its own, and none is known to be the last.
     pub(super) fn finished_without_usage(&self) -> Option<Tick> {
         self.finish.filter(|_| self.choices.len() > 1 || self.usage().output.is_none())
+    }
+
+    pub(super) fn finished_at(&self) -> Option<Tick> {
+        self.finish
     }
 
     pub(super) fn itl_broke(&self) -> Option<Tick> {
@@ -152,11 +164,11 @@ impl Tally {
 
     /// A token event of a choice.
     pub(super) fn token(&mut self, index: u64, at: Tick, is_visible: bool) {
-        self.finish = None;
+        (self.finish, self.has_stopped) = (None, false);
         let slot = self.slot(index);
         self.has_visible |= is_visible;
         let choice = &mut self.choices[slot];
-        choice.finished = false;
+        choice.finished = None;
         choice.is_told = false;
         choice.events += 1;
         choice.first_token.get_or_insert(at);
@@ -259,10 +271,11 @@ impl Tally {
     }
 
     /// The body ended clean: without an end of its own the answer is finished only if at
-    /// least one choice has finished and every one seen has. That was not known before, so
-    /// the finish is now and not at the last reason.
+    /// least one choice has finished and every one seen has (Messages: its stop reason has come).
+    /// That was not known before, so the finish is now and not at the last reason.
     pub(super) fn body_ended(&mut self, at: Tick) {
-        let all = !self.choices.is_empty() && self.choices.iter().all(|choice| choice.finished);
+        let all =
+            self.has_stopped || !self.choices.is_empty() && self.choices.iter().all(|choice| choice.finished.is_some());
         if self.finish.is_none() && self.error.is_none() && all {
             self.finish = Some(at);
         }
@@ -301,6 +314,12 @@ impl Tally {
             }
             (Dialect::Responses, [only]) => self.response_event(sight, only, at),
             (Dialect::Messages, [only]) => self.message_event(sight, only, at),
+            (Dialect::Plain, _) => {
+                if let Some(counts) = sight.plain_usage() {
+                    self.told().take(counts.possible());
+                }
+                Note::default()
+            }
             _ => Note::default(),
         };
         note.error = error;
@@ -311,7 +330,8 @@ impl Tally {
     /// An error that was told; or an end of which its own reason says that the engine gave up: it
     /// must not look better than an engine that says so by an error.
     fn error_in(&self, sight: &Sight, choices: &[ChoiceSight]) -> Option<InBandError> {
-        let is_error = sight.has_error || sight.is_error_object || matches!(sight.kind, Kind::Error | Kind::Failed);
+        let is_called = matches!(sight.kind, Kind::Error | Kind::Failed);
+        let is_error = sight.has_error || sight.is_error_object || is_called || sight.is_flat_error();
         let mut reasons = choices.iter().filter_map(|choice| choice.finish).chain(sight.incomplete);
         let failure = reasons.find_map(Reason::failure);
         if !is_error && failure.is_none() {
@@ -328,7 +348,7 @@ impl Tally {
         for choice in choices {
             let slot = self.slot(choice.index);
             // Behind its finish only text is a token: usage told late is no sign of one.
-            let goes_on = !self.choices[slot].finished;
+            let goes_on = self.choices[slot].finished.is_none();
             let rises = match usage {
                 Some(usage) if single => self.usage_rises(slot, usage, choice.finish.is_some()),
                 _ => false,
@@ -342,7 +362,8 @@ impl Tally {
             }
             self.choices[slot].is_told |= single && usage.is_some_and(|usage| usage.output.is_some());
             if let Some(reason) = choice.finish {
-                self.choices[slot].finished = true;
+                note.ends_choice = true;
+                self.choices[slot].finished = Some(at);
                 self.last_finished = choice.index;
                 self.reason(reason);
             }
@@ -354,7 +375,7 @@ impl Tally {
                 self.usage_of_request(usage);
             }
         }
-        let finished = self.choices.iter().filter(|choice| choice.finished).count();
+        let finished = self.choices.iter().filter(|choice| choice.finished.is_some()).count();
         let is_whole = finished == self.choices.len() && finished as u64 >= self.expect.choices.max(1);
         if is_whole && self.error.is_none() {
             self.finish.get_or_insert(at);
@@ -395,7 +416,7 @@ impl Tally {
 
     /// A usage-only event, or usage beside several choices.
     fn usage_of_request(&mut self, usage: Counts) {
-        let finishes = self.choices.iter().filter(|choice| choice.finished).count();
+        let finishes = self.choices.iter().filter(|choice| choice.finished.is_some()).count();
         let prompt = self.prompt_index(self.last_finished);
         self.told().behind(usage, finishes, prompt);
     }
@@ -426,6 +447,7 @@ impl Tally {
         let note = self.only_token(channel, at);
         if let Some(reason) = only.finish {
             self.reason(reason);
+            self.has_stopped = true;
         }
         if sight.kind == Kind::Stop {
             self.ended_by(None, at);
@@ -446,7 +468,7 @@ impl Tally {
             self.reason(reason);
         }
         for choice in &mut self.choices {
-            choice.finished = true;
+            choice.finished = Some(at);
         }
         if self.error.is_none() {
             self.finish.get_or_insert(at);
@@ -478,7 +500,8 @@ impl Tally {
             self.error = Some(error);
             return;
         }
-        if sight.has_usage {
+        let usage = if self.dialect().generates() { sight.has_usage.then_some(usage) } else { sight.plain_usage() };
+        if let Some(usage) = usage {
             self.told().take(usage.possible());
         }
         if self.dialect().generates() {
@@ -512,7 +535,7 @@ impl Tally {
             }
         }
         if let Some(reason) = sight.finish {
-            self.choices[slot].finished = true;
+            self.choices[slot].finished = Some(at);
             self.reason(reason);
         }
         let echoed = if is_echo {
@@ -537,8 +560,12 @@ impl Tally {
         let (usage, output, source) = self.outputs();
         let events: u64 = self.choices.iter().map(|choice| choice.events).sum();
         let first = |moment: fn(&Seen) -> Option<Tick>| self.choices.iter().filter_map(moment).min();
+        let mut choices = self.choices_of(output, source);
+        if source == TokenSource::Usage {
+            self.end_with_finish(&mut choices, output);
+        }
         Timeline {
-            arrival: self.expect.arrival,
+            start: self.expect.start,
             streamed: self.dialect().generates() && (self.expect.stream_asked || reader == Reader::Events),
             reader,
             first_token: first(|choice| choice.first_token),
@@ -546,7 +573,7 @@ impl Tally {
             last_token: self.choices.iter().filter_map(|choice| choice.last_token).max(),
             finish: self.finish,
             end,
-            choices: self.choices_of(output, source),
+            choices,
             gaps: self.gaps.clone(),
             usage,
             source,
@@ -562,6 +589,30 @@ impl Tally {
             has_lumps: self.has_lumps,
             limited: self.limited.clone(),
             ending,
+        }
+    }
+
+    /// Tokens that no event can have carried came between the last event and the finish: a parser
+    /// swallowed them. Where the choices do not tell them apart, they are those of the one that
+    /// went on for longest.
+    fn end_with_finish(&self, choices: &mut [Choice], output: f64) {
+        let Some(finish) = self.finish else { return };
+        let is_short = |tokens: f64, events: u64| tokens - events as f64 * self.ratio() >= UNSEEN;
+        let end = |choice: &mut Choice, seen: &Seen| {
+            choice.last_token = choice.last_token.max(choice.last_token.and(seen.finished.or(Some(finish))));
+        };
+        if self.each_is_told() && self.choices.iter().all(|choice| choice.usage.output.is_some()) {
+            for (choice, seen) in choices.iter_mut().zip(&self.choices) {
+                if is_short(choice.tokens, choice.events) {
+                    end(choice, seen);
+                }
+            }
+            return;
+        }
+        let events = self.choices.iter().map(|choice| choice.events).sum();
+        let last = choices.iter_mut().zip(&self.choices).max_by_key(|(choice, _)| choice.last_token);
+        if let Some((choice, seen)) = last.filter(|_| is_short(output, events)) {
+            end(choice, seen);
         }
     }
 
@@ -646,7 +697,7 @@ impl Tally {
             last_token: seen.last_token,
             events: seen.events,
             tokens: own.map_or(share, |own| own as f64),
-            finished: seen.finished,
+            finished: seen.finished.is_some(),
         }
     }
 }

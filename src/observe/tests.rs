@@ -721,6 +721,330 @@ fn logprobs_beside_empty_text_are_a_token_event() {
 }
 
 #[test]
+fn c76_an_error_without_an_error_around_it() {
+    let code = |dialect, data: &str| {
+        let seen = Seen::new(Expect::stream(dialect, Tick::ZERO)).data(1, data);
+        seen.observer.error().map(|error| error.code)
+    };
+    use Dialect::{Chat, Completions, Messages, Responses};
+    for dialect in [Chat, Completions, Messages, Responses] {
+        for (data, expected) in [
+            (r#"{"detail":"Internal Server Error"}"#, Some(500)),
+            (r#"{"detail":[{"loc":["body"],"msg":"m"}],"status":422}"#, Some(422)),
+            (r#"{"detail":{"a":1}}"#, Some(500)),
+            (r#"{"message":"worker died","type":"InternalServerError","code":500}"#, Some(500)),
+            (r#"{"type":"overloaded_error","message":"m"}"#, Some(529)),
+            (r#"{"message":"m","type":"whatever","status_code":"503"}"#, Some(503)),
+            (r#"{"error_code":429}"#, Some(429)),
+            (r#"{"error_code":"rate_limit_exceeded","choices":null}"#, Some(429)),
+            (r#"{"message":"m","id":"c1","object":"x","usage":null}"#, Some(500)),
+            (r#"{"message":""}"#, None),
+            (r#"{"detail":null,"message":null,"error_code":null}"#, None),
+            (r#"{"detail":[],"error_code":0}"#, None),
+            (r#"{"detail":"d","choices":[]}"#, None),
+            (r#"{"message":"m","usage":{"completion_tokens":1}}"#, None),
+            (r#"{"message":"m","delta":{}}"#, None),
+            (r#"{"type":"ping","message":"m"}"#, None),
+            (r#"{"data":{"message":"m"}}"#, None),
+            (r#"{"status":"ok","code":200}"#, None),
+            ("[\"message\"]", None),
+        ] {
+            assert_eq!(code(dialect, data), expected, "{dialect:?} {data}");
+        }
+    }
+    let named = "event: message_start\ndata: {\"message\":\"m\"}\n\n";
+    assert_eq!(Seen::new(Expect::stream(Messages, Tick::ZERO)).raw(1, named.as_bytes()).observer.error(), None);
+    let plain = Seen::new(Expect::stream(Dialect::Plain, Tick::ZERO)).data(1, r#"{"message":"m"}"#);
+    assert_eq!(plain.observer.error(), None, "what such paths answer is theirs");
+
+    let half = [(10, R), (20, &t("a")), (30, &t("b")), (40, r#"{"detail":"Internal Server Error"}"#), (50, D)];
+    let seen = Seen::new(chat()).all(&half).clean(60);
+    assert_eq!((seen.error, seen.finish), (Some(InBandError { code: 500, after_first_token: true }), None));
+    for (body, expected) in [
+        (r#"{"detail":"m"}"#, Some(500)),
+        (r#"{"message":"m","code":"503"}"#, Some(503)),
+        (r#"{"message":"m","choices":[]}"#, None),
+    ] {
+        assert_eq!(json(not_streamed(Dialect::Chat), body).error.map(|error| error.code), expected, "{body}");
+    }
+    let response = r#"{"object":"response","status":"completed","output":[],"error":null,"metadata":{"message":"m"}}"#;
+    assert_eq!(json(not_streamed(Dialect::Responses), response).error, None);
+}
+
+#[test]
+fn c76_a_shape_without_a_message_does_not_hide_one() {
+    let moulds = std::sync::Arc::new(Moulds::new());
+    let error_in = |data: &str| {
+        let mut seen = Seen::new(chat());
+        seen.observer.knows(&moulds);
+        seen.data(1, data).observer.error().map(|error| error.code)
+    };
+    for _ in 0..3 {
+        assert_eq!(error_in(r#"{"message":"","detail":"","a":"b"}"#), None);
+        assert_eq!(error_in(r#"{"message":"m","detail":"","a":"b"}"#), Some(500));
+        assert_eq!(error_in(r#"{"message":"","detail":"d","a":"b"}"#), Some(500));
+        assert_eq!(error_in(r#"{"type":"note","message":"m"}"#), None);
+        assert_eq!(error_in(r#"{"type":"Error","message":"m"}"#), Some(500));
+    }
+}
+
+#[test]
+fn c77_the_type_of_a_part_says_whether_its_text_is_visible() {
+    let part = |part: &str| {
+        let note = Seen::new(chat()).data(1, &delta(&format!(r#"{{"content":[{part}]}}"#))).notes[0];
+        (note.token, note.visible)
+    };
+    for reasoning in [
+        r#"{"type":"reasoning","summary":[{"type":"summary_text","text":"We need"}]}"#,
+        r#"{"summary":[{"text":"We need","type":"summary_text"}],"type":"reasoning"}"#,
+        r#"{"type":"thinking","thinking":[{"type":"text","text":"We need"}]}"#,
+        r#"{"type":"thinking","thinking":"We need"}"#,
+        r#"{"type":"reasoning","text":"We need"}"#,
+        r#"{"text":"We need","type":"reasoning"}"#,
+        r#"{"type":"reasoning","content":[{"type":"reasoning_text","text":"We need"}]}"#,
+        r#"{"type":"reasoning","reasoning":"We need"}"#,
+    ] {
+        assert_eq!(part(reasoning), (true, false), "{reasoning}");
+    }
+    for visible in [
+        r#"{"type":"text","text":"We need"}"#,
+        r#"{"text":"We need","type":"output_text"}"#,
+        r#"{"type":"refusal","refusal":"no"}"#,
+        r#"{"text":"We need"}"#,
+        r#"{"type":"reasoning","text":"a"},{"type":"text","text":"b"}"#,
+        r#"{"type":"text","text":"b"},{"text":"a","type":"thinking"}"#,
+    ] {
+        assert_eq!(part(visible), (true, true), "{visible}");
+    }
+    for nothing in [
+        r#"{"type":"reasoning","summary":[]}"#,
+        r#"{"type":"reasoning","summary":[{"type":"summary_text","text":""}]}"#,
+        r#"{"type":"thinking","thinking":[]}"#,
+        r#"{"type":"text","text":""}"#,
+        r#"{"type":"reasoning"}"#,
+    ] {
+        assert_eq!(part(nothing), (false, false), "{nothing}");
+    }
+    let thought =
+        |kind: &str| format!(r#"{{"content":[{{"type":"{kind}","{kind}":[{{"type":"text","text":"x"}}]}}]}}"#);
+    for kind in ["reasoning", "thinking"] {
+        let text = delta(r#"{"content":[{"type":"text","text":"a"},{"type":"text","text":"b"}]}"#);
+        let mut seen = Seen::new(chat());
+        for at in 1..=8 {
+            seen = seen.data(at * 100, &delta(&thought(kind)));
+        }
+        let seen = seen.all(&[(880, &text), (880, &f("stop")), (880, &u(9, 40)), (880, D)]).clean(880);
+        assert_eq!((seen.first_token, seen.first_visible, seen.tpot()), (at(100), at(880), Some(ms(20))));
+    }
+    let body = r#"{"choices":[{"message":{"content":[{"type":"reasoning","text":"12345678"},{"type":"text","text":"1234"}]}}]}"#;
+    let whole = json(not_streamed(Dialect::Chat), body);
+    assert_eq!((whole.output, whole.has_visible), (Tokens(1), true), "reasoning is no visible text");
+    let hidden = r#"{"choices":[{"message":{"content":[{"type":"thinking","thinking":"12345678"}]}}]}"#;
+    let whole = json(not_streamed(Dialect::Chat), hidden);
+    assert_eq!((whole.has_output, whole.has_visible), (true, false));
+}
+
+#[test]
+fn c77_a_shape_knows_what_kind_of_part_it_is() {
+    let moulds = std::sync::Arc::new(Moulds::new());
+    for _ in 0..3 {
+        for (kind, visible) in [("text", true), ("reasoning", false), ("thoughts", false), ("output", true)] {
+            let mut seen = Seen::new(chat());
+            seen.observer.knows(&moulds);
+            let event = delta(&format!(r#"{{"content":[{{"type":"{kind}","text":"abc"}}]}}"#));
+            let seen = seen.data(1, &event).data(2, &event);
+            assert!(seen.notes.iter().all(|note| note.token && note.visible == visible), "{kind}");
+        }
+    }
+}
+
+#[test]
+fn c78_what_does_not_generate_tells_its_input_in_its_own_way() {
+    let usage = |body: &str| {
+        let seen = json(not_streamed(Dialect::Plain), body);
+        (seen.usage.input.map(|tokens| tokens.0), seen.output.0)
+    };
+    for (body, expected) in [
+        (r#"{"results":[],"usage":{"total_tokens":4062}}"#, (Some(4062), 0)),
+        (r#"{"usage":{"total_tokens":4062},"results":[]}"#, (Some(4062), 0)),
+        (r#"{"usage":{"prompt_tokens":9,"total_tokens":11}}"#, (Some(9), 0)),
+        (r#"{"usage":{"completion_tokens":2,"total_tokens":11}}"#, (Some(9), 2)),
+        (r#"{"usage":{"prompt_tokens":9,"completion_tokens":0,"total_tokens":9}}"#, (Some(9), 0)),
+        (r#"{"meta":{"billed_units":{"input_tokens":7,"search_units":1}}}"#, (Some(7), 0)),
+        (r#"{"meta":{"tokens":{"input_tokens":8,"output_tokens":1},"billed_units":{"input_tokens":7}}}"#, (Some(8), 1)),
+        (r#"{"meta":{"billed_units":{"input_tokens":7},"tokens":{"input_tokens":8}}}"#, (Some(8), 0)),
+        (r#"{"meta":{"billed_units":{"search_units":1}},"usage":{"total_tokens":5}}"#, (Some(5), 0)),
+        (r#"{"usage":{"total_tokens":100000001}}"#, (None, 0)),
+        (r#"{"usage":null,"meta":null}"#, (None, 0)),
+    ] {
+        assert_eq!(usage(body), expected, "{body}");
+    }
+    let chat = json(not_streamed(Dialect::Chat), r#"{"choices":[],"usage":{"total_tokens":50}}"#);
+    assert_eq!(chat.usage.input, None, "a path that generates says which is which");
+}
+
+#[test]
+fn c79_usage_in_a_stream_of_another_path() {
+    let stream = |events: &[&str]| {
+        let mut seen = Seen::of(Expect::stream(Dialect::Plain, Tick::ZERO), Reader::Aside);
+        for event in events {
+            seen = seen.data(5, event);
+        }
+        let sent: String = events.iter().map(|event| format!("data: {event}\n\n")).collect();
+        assert_eq!(seen.passed, sent.as_bytes());
+        seen.clean(9)
+    };
+    let chunk = r#"{"object":"transcription.chunk","choices":[{"delta":{"content":"hi"}}]}"#;
+    let last = r#"{"choices":[],"usage":{"prompt_tokens":1500,"completion_tokens":400}}"#;
+    let seen = stream(&[chunk, chunk, chunk, last, D]);
+    assert_eq!((seen.usage.input, seen.output, seen.finish), (Some(Tokens(1500)), Tokens(400), at(5)));
+    assert!(!seen.streamed && seen.first_token.is_none(), "it is no stream of tokens");
+    let done = r#"{"type":"transcript.text.done","text":"hi","usage":{"type":"tokens","input_tokens":14,"output_tokens":45,"total_tokens":59}}"#;
+    let seen = stream(&[r#"{"type":"transcript.text.delta","delta":"hi"}"#, done]);
+    assert_eq!((seen.usage.input, seen.output), (Some(Tokens(14)), Tokens(45)));
+    let by_the_minute = stream(&[r#"{"type":"transcript.text.done","usage":{"type":"duration","seconds":9}}"#]);
+    assert_eq!((by_the_minute.usage.input, by_the_minute.output), (None, Tokens::ZERO));
+    let failed = stream(&[chunk, r#"{"error":{"code":503}}"#]);
+    assert_eq!(failed.error.map(|error| error.code), Some(503));
+    // Bytes pass as they come, also in the middle of an event.
+    let halves = Seen::of(Expect::stream(Dialect::Plain, Tick::ZERO), Reader::Aside).raw(1, b"data: {\"usage\":");
+    assert_eq!(halves.passed, b"data: {\"usage\":");
+    let seen = halves.raw(2, b"{\"total_tokens\":7}}").clean(3);
+    assert_eq!(seen.usage.input, Some(Tokens(7)));
+}
+
+#[test]
+fn c87_a_stop_reason_and_a_clean_end_complete_a_message() {
+    let text = r#"{"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":"hi"}}"#;
+    let stop = r#"{"type":"message_delta","delta":{"stop_reason":"end_turn"},"usage":{"output_tokens":5}}"#;
+    let open = r#"{"type":"message_delta","delta":{"stop_reason":null},"usage":{"output_tokens":5}}"#;
+    let ends = |events: &[(u64, &str)], ending| {
+        let seen = Seen::new(Expect::stream(Dialect::Messages, Tick::ZERO)).all(events);
+        assert!(!seen.observer.is_finished(), "not before the end");
+        let seen = seen.ends(ending, 50);
+        (seen.finish, seen.has_finish_reason)
+    };
+    assert_eq!(ends(&[(10, text), (20, stop)], Ending::Clean), (at(50), true));
+    assert_eq!(ends(&[(20, stop)], Ending::Clean), (at(50), true));
+    assert_eq!(ends(&[(10, text), (20, stop), (30, r#"{"type":"ping"}"#)], Ending::Clean), (at(50), true));
+    assert_eq!(ends(&[(10, text), (20, stop)], Ending::Broken), (None, true));
+    assert_eq!(ends(&[(10, stop), (20, text)], Ending::Clean), (None, true), "a further token came");
+    assert_eq!(ends(&[(10, text), (20, open)], Ending::Clean), (None, false));
+    assert_eq!(ends(&[(10, text), (20, stop), (30, r#"{"type":"error"}"#)], Ending::Clean), (None, true));
+}
+
+#[test]
+fn c89_numbers_of_python_are_read_in_answers() {
+    for number in ["NaN", "Infinity", "-Infinity"] {
+        let event = format!(
+            r#"{{"choices":[{{"index":0,"delta":{{"content":"a"}},"logprobs":{{"content":[{{"token":"a","logprob":{number}}}]}}}}]}}"#
+        );
+        let seen = Seen::new(chat()).all(&[(1, &event), (2, &f("stop")), (3, D)]).clean(4);
+        assert_eq!((seen.first_token, seen.token_events), (at(1), 1), "{number}");
+        let body = format!(r#"{{"choices":[{{"message":{{"content":"abcd"}},"score":{number}}}]}}"#);
+        let whole = json(not_streamed(Dialect::Chat), &body);
+        assert_eq!((whole.unparseable, whole.output), (false, Tokens(1)), "{number}");
+        let counts = format!(r#"{{"usage":{{"prompt_tokens":{number},"total_tokens":3}}}}"#);
+        assert_ne!(json(not_streamed(Dialect::Plain), &counts).usage.input, Some(Tokens(u64::MAX)), "{number}");
+    }
+    assert!(json(not_streamed(Dialect::Chat), r#"{"choices":[],"a":Nan}"#).unparseable);
+}
+
+#[test]
+fn c89_a_logprob_of_nothing_is_no_token() {
+    let old = |logprobs: &str| {
+        let event = format!(r#"{{"choices":[{{"index":0,"text":"","logprobs":{logprobs}}}]}}"#);
+        Seen::new(Expect::stream(Dialect::Completions, Tick::ZERO)).data(1, &event).notes[0].token
+    };
+    let new = |entry: &str| {
+        let event =
+            format!(r#"{{"choices":[{{"index":0,"delta":{{"content":""}},"logprobs":{{"content":[{entry}]}}}}]}}"#);
+        Seen::new(chat()).data(1, &event).notes[0].token
+    };
+    assert!(!old(r#"{"tokens":[""],"token_logprobs":[null],"top_logprobs":[null],"text_offset":[0]}"#));
+    assert!(!old(r#"{"tokens":["",""],"token_logprobs":[null,null]}"#));
+    assert!(!old(r#"{"tokens":[],"token_logprobs":[]}"#));
+    assert!(!old(r#"{"tokens":[""]}"#));
+    // Half a character has no text, and a probability.
+    assert!(old(r#"{"tokens":[""],"token_logprobs":[-0.5]}"#));
+    assert!(old(r#"{"token_logprobs":[-Infinity],"tokens":[""]}"#));
+    assert!(old(r#"{"tokens":["","a"],"token_logprobs":[null,null]}"#));
+    assert!(!new(r#"{"token":"","logprob":null,"bytes":[],"top_logprobs":[]}"#));
+    assert!(!new(r#"{}"#));
+    assert!(!new("null"));
+    assert!(new(r#"{"token":"","logprob":-0.5}"#));
+    assert!(new(r#"{"bytes":[97],"token":"a"}"#));
+}
+
+#[test]
+fn c110_where_tokens_came_that_no_event_shows_the_finish_is_the_last() {
+    let stream = |expect: Expect, tokens: u64| {
+        let events =
+            [(100, &*t("a")), (120, &t("b")), (140, &t("c")), (190, &f("stop")), (190, &u(9, tokens)), (190, D)];
+        Seen::new(expect).all(&events).clean(190)
+    };
+    // The third token without an event is the stop token; a fourth one was swallowed.
+    let last = |tokens| {
+        let seen = stream(chat(), tokens);
+        assert_eq!(seen.last_token, at(140), "the last event stays what it was");
+        (seen.choices[0].last_token, seen.tpot())
+    };
+    assert_eq!(last(3), (at(140), Some(ms(20))));
+    assert_eq!(last(4), (at(140), Some(ms(40).div_f64(3.0))));
+    assert_eq!(last(6), (at(190), Some(ms(18))));
+    // What events are known to carry is not swallowed.
+    let dense = |tokens| stream(Expect { tokens_per_event: 3.0, ..chat() }, tokens).choices[0].last_token;
+    assert_eq!((dense(10), dense(11)), (at(140), at(190)));
+    // Nothing is known of one that did not end, or told no usage.
+    let open = Seen::new(chat()).all(&[(100, &t("a")), (120, &with(&t("b"), 9, 30))]).ends(Ending::Left, 200);
+    assert_eq!(open.choices[0].last_token, at(120));
+    let untold = Seen::new(chat()).all(&[(100, &t("a")), (120, &t("b")), (190, &f("stop"))]).clean(190);
+    assert_eq!(untold.choices[0].last_token, at(120));
+    // One event is no pace.
+    let lump = Seen::new(chat()).all(&[(100, &k("{}")), (190, &f("tool_calls")), (190, &u(9, 40))]).clean(190);
+    assert_eq!((lump.choices[0].last_token, lump.tpot()), (at(190), None));
+}
+
+#[test]
+fn c110_of_several_choices_the_one_that_is_short_of_events_ends_with_its_finish() {
+    let expect = || Expect { choices: 2, ..chat() };
+    let told = |index, tokens, reason: &str, text: &str| {
+        with(&of_choice(index, &format!(r#"{{"content":"{text}"}}"#), reason), 9, tokens)
+    };
+    let events = [
+        (100, told(0, 1, "null", "a")),
+        (100, told(1, 1, "null", "a")),
+        (120, told(0, 2, "null", "b")),
+        (120, told(1, 2, "null", "b")),
+        (150, told(0, 6, "\"stop\"", "")),
+        (300, told(1, 2, "\"stop\"", "")),
+    ];
+    let seen = events.iter().fold(Seen::new(expect()), |seen, (at, event)| seen.data(*at, event)).clean(300);
+    let last: Vec<_> = seen.choices.iter().map(|choice| choice.last_token).collect();
+    // Its finish event tells of four more: it is a token event itself, and still short of two.
+    assert_eq!(last, [at(150), at(120)]);
+    let total = [
+        (100, of_choice(0, r#"{"content":"a"}"#, "null")),
+        (110, of_choice(1, r#"{"content":"a"}"#, "null")),
+        (120, of_choice(0, r#"{"content":"b"}"#, "null")),
+        (130, of_choice(1, r#"{"content":"b"}"#, "null")),
+        (140, of_choice(0, "{}", "\"stop\"")),
+        (190, of_choice(1, "{}", "\"stop\"")),
+        (191, u(9, 12)),
+    ];
+    let seen = total.iter().fold(Seen::new(expect()), |seen, (at, event)| seen.data(*at, event)).clean(191);
+    let last: Vec<_> = seen.choices.iter().map(|choice| choice.last_token).collect();
+    assert_eq!(last, [at(120), at(190)], "the one that went on for longest");
+}
+
+#[test]
+fn a_note_says_where_a_choice_ends() {
+    let seen = Seen::new(chat()).all(&[(1, &t("a")), (2, &f("stop")), (3, &u(9, 1)), (4, D)]);
+    let ends: Vec<bool> = seen.notes.iter().map(|note| note.ends_choice).collect();
+    assert_eq!(ends, [false, true, false, false]);
+}
+
+#[test]
 fn usage_only_events_add_up_where_each_follows_a_further_finish() {
     let two = Expect { choices: 2, prompts: 2, ..chat() };
     let finish = |index| of_choice(index, "{}", "\"length\"");
@@ -1036,7 +1360,7 @@ fn a_json_body_where_a_stream_was_asked_came_all_at_once() {
 
 #[test]
 fn no_json_object_is_unparseable() {
-    for body in ["", "[1]", "{\"choices\":[", "{} x", "<html>", "\"text\"", "{\"a\":NaN}"] {
+    for body in ["", "[1]", "{\"choices\":[", "{} x", "<html>", "\"text\"", "{\"a\":nan}"] {
         let seen = json(not_streamed(Dialect::Chat), body);
         assert!(seen.unparseable && seen.finish.is_none(), "{body}");
     }

@@ -12,6 +12,9 @@ pub enum Reader {
     Events,
     /// A JSON body, read whole at its end.
     Json,
+    /// An event stream of a path that does not generate: its bytes pass as they come, and its events
+    /// are looked at for usage and errors.
+    Aside,
     /// A body without tokens (audio, text): only its framing matters.
     Opaque,
     /// A content coding other than identity: bytes pass, nothing can be read.
@@ -88,7 +91,8 @@ pub struct Choice {
     pub first_token: Option<Tick>,
     /// Receipt of its first visible token event.
     pub first_visible: Option<Tick>,
-    /// Receipt of its last token event.
+    /// Receipt of its last token event; its finish, where usage tells of tokens that no event can
+    /// have carried.
     pub last_token: Option<Tick>,
     /// Its token events.
     pub events: u64,
@@ -159,7 +163,8 @@ pub enum Limit {
 /// How the answer's transport ended. What that means for the promise is `judge`'s business.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
-    /// The engine's body ended as its framing says.
+    /// The engine's body ended as its framing says; or the answer had finished, and the gateway ended
+    /// it because the engine held its body open.
     Clean,
     /// The engine's connection broke: reset, broken framing, a length not kept.
     Broken,
@@ -178,8 +183,8 @@ pub enum Ending {
 /// Everything seen of the answer that was relayed. Complete when the observer ends.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Timeline {
-    /// The gateway had parsed the request head.
-    pub arrival: Tick,
+    /// Where objectives run from: the arrival, later by what the client let the gateway wait.
+    pub start: Tick,
     /// The request asked for a stream, or got one unasked: judged by token moments.
     pub streamed: bool,
     /// How the body was read.
@@ -189,7 +194,8 @@ pub struct Timeline {
     pub first_token: Option<Tick>,
     /// First token event on a visible channel.
     pub first_visible: Option<Tick>,
-    /// Last token event.
+    /// Last token event, over all choices. Where tokens came that no event can have carried,
+    /// [`Choice::last_token`] is later, by which TPOT is measured.
     pub last_token: Option<Tick>,
     /// The event that ended the answer in its dialect; for a non-streaming answer its last
     /// byte, where the framing ended whole and the body could be read.
@@ -243,16 +249,16 @@ impl Timeline {
         is_success(self.status)
     }
 
-    /// Time to first token, from arrival.
+    /// Time to first token, from `start`.
     #[must_use]
     pub fn ttft(&self) -> Option<Duration> {
-        self.first_token.map(|at| at.since(self.arrival))
+        self.first_token.map(|at| at.since(self.start))
     }
 
-    /// Time to first visible token, from arrival.
+    /// Time to first visible token, from `start`.
     #[must_use]
     pub fn ttfvt(&self) -> Option<Duration> {
-        self.first_visible.map(|at| at.since(self.arrival))
+        self.first_visible.map(|at| at.since(self.start))
     }
 
     /// The worst choice's time per output token.
@@ -273,9 +279,9 @@ impl Timeline {
         counts.then_some((self.token_events, self.output))
     }
 
-    /// From arrival to `finish`.
+    /// From `start` to `finish`.
     #[must_use]
     pub fn e2e(&self) -> Option<Duration> {
-        self.finish.map(|at| at.since(self.arrival))
+        self.finish.map(|at| at.since(self.start))
     }
 }

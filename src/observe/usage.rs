@@ -21,6 +21,33 @@ pub(super) struct Counts {
     pub(super) cache_written: Option<u64>,
 }
 
+/// Counts of an answer that does not generate, as embedders and rerankers tell them.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Plain {
+    /// `total_tokens`.
+    pub(super) total: Option<u64>,
+    /// Cohere's `meta.tokens`, and what `meta.billed_units` makes of them.
+    pub(super) counted: Pair,
+    pub(super) billed: Pair,
+}
+
+/// Input and output.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Pair {
+    pub(super) input: Option<u64>,
+    pub(super) output: Option<u64>,
+}
+
+impl Plain {
+    /// The counts that `usage` does not tell: all that is not output is input.
+    pub(super) fn complete(&self, usage: Counts) -> Counts {
+        let output = usage.output.or(self.counted.output).or(self.billed.output);
+        let rest = self.total.map(|total| total.saturating_sub(usage.output.unwrap_or(0)));
+        let input = usage.input.or(rest).or(self.counted.input).or(self.billed.input);
+        Counts { input, output, ..usage }
+    }
+}
+
 /// What usage said of the whole answer.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Told {

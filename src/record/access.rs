@@ -183,6 +183,7 @@ fn write(finished: &Finished, wall: Duration, known: &mut Known, block: &mut Vec
         }
     }
     line.millis(b",\"upload_ms\":", finished.upload());
+    line.millis(b",\"client_wait_ms\":", finished.client_wait);
     line.millis(b",\"queue_ms\":", finished.queue());
     line.millis(b",\"ttft_ms\":", answer.and_then(Timeline::ttft));
     line.millis(b",\"tpot_ms\":", whole.and_then(Timeline::tpot));

@@ -80,6 +80,8 @@ pub struct Finished {
     pub arrival: Tick,
     /// The last byte of the body was read.
     pub body_complete: Option<Tick>,
+    /// How long the client had sent nothing of it while the gateway stood ready to read.
+    pub client_wait: Option<Duration>,
     /// The request left the queue.
     pub admitted: Option<Tick>,
     /// The request ended.

@@ -41,6 +41,7 @@ pub(super) struct Metrics {
     pub(super) e2e: Family<Histogram>,
     pub(super) queue: Family<Histogram>,
     pub(super) upload: Family<Histogram>,
+    pub(super) client_wait: Family<Histogram>,
     pub(super) cancel: Family<Histogram>,
     pub(super) reloads: Family<Counter>,
     pub(super) reload_successful: Gauge,
@@ -137,13 +138,13 @@ impl Metrics {
         );
         own.register(
             "time_to_first_token_seconds",
-            "From the request head's arrival to the last byte of the first token event on any channel, judged requests",
+            "From the request's start (its head's arrival, later by the client's own wait) to the last byte of the first token event on any channel, judged requests",
             self.ttft.clone(),
         );
-        own.register("time_to_first_visible_token_seconds", "From the request head's arrival to the first token event on a visible channel (reasoning is not), judged requests", self.ttfvt.clone());
+        own.register("time_to_first_visible_token_seconds", "From the request's start to the first token event on a visible channel (reasoning is not), judged requests", self.ttfvt.clone());
         own.register(
             "time_per_output_token_seconds",
-            "From the first to the last token event by output tokens less one, worst choice, finished judged streams",
+            "From the first token event to the last (to the finish, where tokens came that no event shows) by output tokens less one, worst choice, finished judged streams",
             self.tpot.clone(),
         );
         own.register(
@@ -151,7 +152,7 @@ impl Metrics {
             "Between successive token events of one choice, judged requests; an event may carry several tokens",
             self.gap.clone(),
         );
-        own.register("e2e_seconds", "From the request head's arrival to the event that ends the answer (not streamed: its last byte), finished judged requests", self.e2e.clone());
+        own.register("e2e_seconds", "From the request's start to the event that ends the answer (not streamed: its last byte), finished judged requests", self.e2e.clone());
         own.register(
             "queue_seconds",
             "From the last byte of the request body to admission, requests that were admitted",
@@ -161,6 +162,11 @@ impl Metrics {
             "upload_seconds",
             "From the request head's arrival to the last byte of the request body",
             self.upload.clone(),
+        );
+        own.register(
+            "client_wait_seconds",
+            "Time in which the gateway stood ready to read the request body and the client had sent nothing; no part of TTFT and E2E, unless the class says upload: counted",
+            self.client_wait.clone(),
         );
         own.register(
             "cancel_seconds",

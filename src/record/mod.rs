@@ -160,7 +160,7 @@ impl Recorder {
 
     /// A request arrived.
     pub fn open(&self, request_id: RequestId, arrival: Tick) -> Visit {
-        Visit::new(self.clone(), self.0.open.add(arrival), request_id, arrival)
+        Visit::new(self.clone(), self.0.open.add(), request_id, arrival)
     }
 
     /// Counts one request and writes its line. Nothing else counts requests.

@@ -13,7 +13,6 @@ use super::visit::Promise;
 #[derive(Debug)]
 pub(super) struct Open {
     slot: usize,
-    arrival: Tick,
     pub(super) pulse: Pulse,
     pub(super) standing: Mutex<Standing>,
 }
@@ -40,7 +39,7 @@ impl Open {
         let standing = self.standing.lock();
         let promise = standing.promise.as_ref();
         let overdue = |promise: &Promise| {
-            let waiting = Progress::waiting(self.arrival, true, promise.streamed);
+            let waiting = Progress::waiting(promise.start, true, promise.streamed);
             let Promise { objectives, case, choices, .. } = promise;
             self.pulse.is_overdue(&waiting, objectives, case, *choices, at)
         };
@@ -64,10 +63,10 @@ struct Slots {
 }
 
 impl OpenVisits {
-    pub(super) fn add(&self, arrival: Tick) -> Arc<Open> {
+    pub(super) fn add(&self) -> Arc<Open> {
         let mut slots = self.0.lock();
         let slot = slots.free.pop().unwrap_or(slots.visits.len());
-        let open = Arc::new(Open { slot, arrival, pulse: Pulse::default(), standing: Mutex::default() });
+        let open = Arc::new(Open { slot, pulse: Pulse::default(), standing: Mutex::default() });
         match slots.visits.get_mut(slot) {
             Some(empty) => *empty = Some(open.clone()),
             None => slots.visits.push(Some(open.clone())),

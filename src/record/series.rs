@@ -127,6 +127,7 @@ pub(super) struct Measures {
     e2e: Histogram,
     queue: Histogram,
     upload: Histogram,
+    client_wait: Histogram,
     cancel: Histogram,
     stalls: Counter,
     truncated: Counter,
@@ -149,6 +150,7 @@ impl Measures {
             e2e: metrics.e2e.at(place(), &edges.e2e),
             queue: metrics.queue.at(place(), &edges.wait),
             upload: metrics.upload.at(place(), &edges.wait),
+            client_wait: metrics.client_wait.at(place(), &edges.wait),
             cancel: metrics.cancel.at(place(), &edges.e2e),
             stalls: metrics.stalls.at(place()),
             truncated: metrics.truncated_answers.at(place()),
@@ -161,6 +163,7 @@ impl Measures {
     /// all. Requests that never came so far are in the counters alone: attainment is theirs.
     pub(super) fn note(&self, finished: &Finished) {
         finished.upload().inspect(|length| self.upload.observe(*length));
+        finished.client_wait.inspect(|length| self.client_wait.observe(*length));
         finished.queue().inspect(|length| self.queue.observe(*length));
         finished.left_after().inspect(|length| self.cancel.observe(*length));
         // One that the further pool turned away has not gone there.

@@ -74,7 +74,7 @@ fn answer() -> Timeline {
         finished: true,
     };
     Timeline {
-        arrival: at(0),
+        start: at(0),
         streamed: true,
         reader: Reader::Events,
         first_token: choice.first_token,
@@ -119,6 +119,7 @@ fn finished(verdict: Verdict) -> Finished {
         prompt: Tokens(9),
         arrival: at(0),
         body_complete: Some(at(20)),
+        client_wait: Some(Duration::ZERO),
         admitted: Some(at(20)),
         end: at(440),
         verdict,
@@ -136,6 +137,7 @@ fn finished(verdict: Verdict) -> Finished {
 
 fn promise() -> Promise {
     Promise {
+        start: at(0),
         class: ClassId::from("chat"),
         rule: Arc::from("default"),
         objectives: chat(),
@@ -367,7 +369,7 @@ async fn a_visit_that_is_dropped_is_a_client_that_left() {
         let mut visit = recorder.open(RequestId::from("r"), clock.now());
         visit.belongs_to(TenantId::from("acme"));
         if uploaded {
-            visit.uploaded(clock.now());
+            visit.uploaded(clock.now(), Duration::ZERO);
         }
         visit.promised(promise());
         visit.routed(Arc::from("llama-*"), PoolId::from("spare"));
@@ -398,7 +400,7 @@ async fn an_engines_status_behind_a_head_of_ours_counts_as_if_it_had_been_relaye
     let recorder = recorder();
     let ended = |status, unknown| {
         let mut visit = recorder.open(RequestId::from("r"), at(0));
-        visit.uploaded(at(1));
+        visit.uploaded(at(1), Duration::ZERO);
         visit.promised(promise());
         visit.routed(Arc::from("llama-*"), PoolId::from("main"));
         visit.case_mut().unwrap().model_unknown_to_pool = unknown;
@@ -673,7 +675,7 @@ async fn an_access_line_has_its_fields_in_their_order_and_no_content() {
         rest,
         "\"request_id\":\"r-1\",\"endpoint\":\"/v1/chat/completions\",\"tenant\":\"acme\",\"class\":\"chat\",\"rule\":\"rule 1\",\"model\":\"llama-*\",\
          \"pool\":\"main\",\"engine\":\"vllm-0:8000\",\"attempts\":1,\"status\":200,\"outcome\":\"met\",\"reason\":null,\
-         \"refusal\":null,\"length\":\"short\",\"input_tokens\":11,\"output_tokens\":4,\"token_source\":\"usage\",\"upload_ms\":20.000,\
+         \"refusal\":null,\"length\":\"short\",\"input_tokens\":11,\"output_tokens\":4,\"token_source\":\"usage\",\"upload_ms\":20.000,\"client_wait_ms\":0.000,\
          \"queue_ms\":0.000,\"ttft_ms\":300.000,\"tpot_ms\":40.000,\"e2e_ms\":430.000,\"degraded\":null}"
     );
     let refused: Value = serde_json::from_str(written[1]).unwrap();

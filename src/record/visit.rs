@@ -29,6 +29,8 @@ pub struct Promise {
     pub class: ClassId,
     /// The rule that chose it.
     pub rule: Arc<str>,
+    /// Where they run from.
+    pub start: Tick,
     /// What the class promises this request, its own targets included.
     pub objectives: Arc<Objectives>,
     /// How long the prompt is.
@@ -70,6 +72,8 @@ struct Draft {
     retries: Retries,
     arrival: Tick,
     body_complete: Option<Tick>,
+    /// How long the client let the gateway wait for it.
+    client_wait: Duration,
     admitted: Option<Tick>,
     spilled: bool,
     degraded: Degraded,
@@ -96,6 +100,7 @@ impl Visit {
             retries: Retries::default(),
             arrival,
             body_complete: None,
+            client_wait: Duration::ZERO,
             admitted: None,
             spilled: false,
             degraded: Degraded::default(),
@@ -148,9 +153,11 @@ impl Visit {
         self.draft_mut().tenant = Some(tenant);
     }
 
-    /// The last byte of the body was read.
-    pub fn uploaded(&mut self, at: Tick) {
-        self.draft_mut().body_complete = Some(at);
+    /// The last byte of the body was read; for so long the client had sent nothing while the gateway
+    /// stood ready to read it.
+    pub fn uploaded(&mut self, at: Tick, client_wait: Duration) {
+        let draft = self.draft_mut();
+        (draft.body_complete, draft.client_wait) = (Some(at), client_wait);
     }
 
     /// The class that applies, and what comes with it.
@@ -371,6 +378,7 @@ impl Visit {
                 prompt,
                 arrival: draft.arrival,
                 body_complete: draft.body_complete,
+                client_wait: draft.body_complete.map(|_| draft.client_wait),
                 admitted: draft.admitted,
                 end,
                 verdict,
@@ -394,7 +402,7 @@ fn has_left(timeline: &Timeline) -> bool {
 
 impl Draft {
     fn progress(&self, promise: &Promise) -> Progress<'static> {
-        Progress::waiting(self.arrival, self.body_complete.is_some(), promise.streamed)
+        Progress::waiting(promise.start, self.body_complete.is_some(), promise.streamed)
     }
 
     fn refused(&self, outcome: Outcome, at: Tick) -> Verdict {
@@ -412,7 +420,7 @@ impl Draft {
     /// any stream of which no token has come.
     fn limited(&self, severed: Option<Severed>, at: Tick) -> Option<Verdict> {
         let (promise, since) = (self.promise.as_ref()?, self.ahead.as_ref()?.limited_since(at)?);
-        let expect = Expect::stream(promise.case.dialect, self.arrival);
+        let expect = Expect::stream(promise.case.dialect, promise.start);
         let mut seen = Observer::new(expect, Reader::Events, 200, Watch::default());
         seen.limit_gaps(since);
         let ending = if severed.is_some() { Ending::WriteStalled } else { Ending::Left };

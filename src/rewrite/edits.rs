@@ -32,6 +32,8 @@ pub struct Plan<'a> {
     pub inject_usage: bool,
     /// Ask it for usage on every event, too (where usage is asked for at all).
     pub continuous_usage: bool,
+    /// It heeds a wish for usage on every event also where usage is not asked for (SGLang).
+    pub heeds_continuous_alone: bool,
     /// `priority`, for engines that schedule by it.
     pub engine_priority: Option<i64>,
     /// The most output tokens that a choice may have at the present overload level.
@@ -50,7 +52,8 @@ pub struct Edits {
     pub without_injection: Option<Vec<Splice>>,
     /// The client had not asked for the usage event that will come.
     pub usage_injected: bool,
-    /// The client had not asked for the usage that will stand on every event.
+    /// Usage will stand on every event because of us: the client had not asked for it, or its wish
+    /// would have been idle without the usage that we ask for.
     pub continuous_injected: bool,
     /// A cap was lowered or set.
     pub cap_lowered: bool,
@@ -74,11 +77,13 @@ pub fn edits(facts: &Facts, dialect: Dialect, plan: &Plan<'_>) -> Edits {
         draft.is_injected = true;
     }
     draft.think_less(facts, dialect, plan.thinking);
+    let is_idle = facts.asks_continuous_usage() && !plan.heeds_continuous_alone;
+    let wakes_continuous = draft.usage_injected && is_idle;
     bare.drop_priority(facts);
     draft.drop_priority(facts);
     Edits {
         usage_injected: draft.usage_injected,
-        continuous_injected: draft.continuous_injected,
+        continuous_injected: draft.continuous_injected || wakes_continuous,
         cap_lowered: draft.cap_lowered,
         reasoning_off: draft.reasoning_off,
         without_injection: draft.is_injected.then(|| bare.splices(facts)),
@@ -136,6 +141,10 @@ impl Draft {
                 self.cap_lowered = true;
                 self.replace(&field.at, cap.to_string());
             }
+        }
+        for (_, field) in caps.others.iter().filter(|(_, field)| field.value > cap) {
+            self.cap_lowered = true;
+            self.replace(&field.at, cap.to_string());
         }
         for (name, literal) in &caps.open {
             has_own |= own.contains(name);
@@ -339,6 +348,7 @@ mod tests {
         model: None,
         inject_usage: true,
         continuous_usage: false,
+        heeds_continuous_alone: false,
         engine_priority: None,
         lowered_cap: None,
         thinking: Thinking::AsAsked,
@@ -431,6 +441,42 @@ mod tests {
         for (path, dialect) in [("/v1/responses", Dialect::Responses), ("/v1/messages", Dialect::Messages)] {
             assert_eq!(edits(&facts(streaming, path), dialect, &USAGE), Edits::default());
         }
+    }
+
+    #[test]
+    fn c104_a_wish_that_our_injection_wakes_is_put_to_sleep_again() {
+        let bodies = |include: Option<&str>, continuous: Option<&str>| {
+            let member = |name: &str, value: Option<&str>| value.map(|value| format!("\"{name}\":{value}"));
+            let members = [member("include_usage", include), member("continuous_usage_stats", continuous)];
+            let members: Vec<String> = members.into_iter().flatten().collect();
+            format!("{{\"stream\":true,\"stream_options\":{{{}}}}}", members.join(","))
+        };
+        let values = [None, Some("null"), Some("false"), Some("true")];
+        for include in values {
+            for continuous in values {
+                let body = bodies(include, continuous);
+                let (asks, wishes) = (include == Some("true"), continuous == Some("true"));
+                let plain = edits(&chat(&body), Dialect::Chat, &USAGE);
+                // Whoever gets usage on each event has asked for usage, too.
+                assert_eq!((plain.usage_injected, plain.continuous_injected), (!asks, !asks && wishes), "{body}");
+                let heeding = Plan { heeds_continuous_alone: true, ..USAGE };
+                assert!(!edits(&chat(&body), Dialect::Chat, &heeding).continuous_injected, "{body}");
+                let pool = Plan { continuous_usage: true, ..USAGE };
+                let pool = edits(&chat(&body), Dialect::Chat, &pool);
+                assert_eq!((pool.usage_injected, pool.continuous_injected), (!asks, !(asks && wishes)), "{body}");
+                let none = Plan { inject_usage: false, ..USAGE };
+                assert_eq!(edits(&chat(&body), Dialect::Chat, &none), Edits::default(), "{body}");
+            }
+        }
+    }
+
+    #[test]
+    fn c100_a_level_lowers_the_cap_by_whatever_name() {
+        let plan = Plan { lowered_cap: Some(50), ..Plan::default() };
+        assert_eq!(
+            sent(r#"{"n_predict":500,"max_tokens":40,"max_new_tokens":-1}"#, &plan),
+            r#"{"n_predict":50,"max_tokens":40,"max_new_tokens":50}"#
+        );
     }
 
     #[test]
@@ -644,7 +690,9 @@ mod tests {
         if let Some(cap) = plan.lowered_cap {
             for name in ["max_tokens", "max_completion_tokens", "max_output_tokens"] {
                 match body.get_mut(name) {
-                    Some(value) if value.as_u64().is_none_or(|stated| stated > cap) => *value = cap.into(),
+                    Some(value) if value.as_f64().is_none_or(|stated| stated < 0.0 || stated > cap as f64) => {
+                        *value = cap.into()
+                    }
                     _ => {}
                 }
             }
@@ -721,7 +769,7 @@ mod tests {
             let facts = scanner.finish().unwrap();
             let lowered_cap = lowered_cap.map(u64::from);
             let plan = Plan {
-                model: model.as_deref(), inject_usage: usage.0, continuous_usage: usage.1, engine_priority, lowered_cap,
+                model: model.as_deref(), inject_usage: usage.0, continuous_usage: usage.1, heeds_continuous_alone: false, engine_priority, lowered_cap,
                 thinking: Thinking::AsAsked,
             };
             let edits = edits(&facts, Dialect::Chat, &plan);

@@ -9,12 +9,19 @@
 //! did not ask for it ignore a member they do not know, and taking it out would mean editing
 //! an event that carries text. An event in which an error stands is never taken out.
 //!
+//! What travels with the usage event stays: engines that are asked for it move fields of their last
+//! event there. vLLM does so with `system_fingerprint`, llama.cpp with `timings`; Dynamo and
+//! transformers move none. So where the usage event is hidden, an event in which a choice finishes
+//! waits for the next one (a few milliseconds at most, which `forward` keeps), and gets back what
+//! only the hidden event has, behind its own members, where those engines write it.
+//!
 //! An event longer than [`HELD`](crate::observe::sse::HELD) leaves before its end is known. A member of
 //! it is taken out all the same, while it passes; whether an error stands behind it nobody can
-//! know then, and a usage event of that length, which no engine writes, stays.
+//! know then, and a usage event of that length, which no engine writes, stays. None waits.
 
 use bytes::Bytes;
 
+use super::moved::with_members_of;
 use super::usage::{Passing, without_usage};
 use crate::observe::{Note, Part, UsageSeat};
 
@@ -25,19 +32,84 @@ pub struct EventGate {
     strip_continuous: bool,
     /// The long event that passes.
     long: Option<Box<Passing>>,
+    /// An event in which a choice finished.
+    finish: Option<Bytes>,
+    /// The last piece was hidden: line ends behind it belong to it.
+    has_hidden: bool,
 }
 
 impl EventGate {
     /// A gate that takes out usage-only events (`hide_usage`: the gateway injected
     /// `include_usage`, and the client did not ask for it), and usage members beside a
-    /// choice (`strip_continuous`: it injected `continuous_usage_stats`).
+    /// choice (`strip_continuous`: usage on every event is our doing).
     #[must_use]
     pub const fn new(hide_usage: bool, strip_continuous: bool) -> Self {
-        EventGate { hide_usage, strip_continuous, long: None }
+        EventGate { hide_usage, strip_continuous, long: None, finish: None, has_hidden: false }
     }
 
-    /// What of this piece may pass.
-    pub fn pass(&mut self, bytes: Bytes, note: &Note) -> Option<Bytes> {
+    /// Hands on what may pass: of this piece, and of what waited for it.
+    #[inline]
+    pub fn pass(&mut self, bytes: Bytes, note: &Note, out: &mut dyn FnMut(Bytes)) {
+        if self.finish.is_some() || self.has_hidden {
+            return self.behind_one_of_ours(bytes, note, out);
+        }
+        if note.ends_choice && self.hide_usage && note.part == Part::Whole && note.error.is_none() {
+            self.finish = Some(self.stripped(bytes));
+            return;
+        }
+        match self.passed(bytes, note) {
+            Some(passed) => out(passed),
+            None => self.has_hidden = true,
+        }
+    }
+
+    /// Whether this piece is hidden as a whole.
+    #[must_use]
+    pub fn hides(&self, note: &Note) -> bool {
+        self.hide_usage && note.part == Part::Whole && note.error.is_none() && note.usage == UsageSeat::Alone
+    }
+
+    /// Whether an event waits for the one behind it.
+    #[must_use]
+    pub const fn holds_finish(&self) -> bool {
+        self.finish.is_some()
+    }
+
+    /// The event that waits has waited for long enough.
+    pub fn let_finish_go(&mut self) -> Option<Bytes> {
+        self.finish.take()
+    }
+
+    /// No more bytes come: hands on what is held, of a long event without an end, too.
+    pub fn rest(&mut self, out: &mut dyn FnMut(Bytes)) {
+        let finish = self.finish.take();
+        finish.into_iter().chain(self.rest_of_long()).for_each(out);
+    }
+
+    /// Behind an event that waits, or one that was hidden.
+    #[cold]
+    fn behind_one_of_ours(&mut self, bytes: Bytes, note: &Note, out: &mut dyn FnMut(Bytes)) {
+        let is_blank = bytes.iter().all(|byte| matches!(byte, b'\n' | b'\r'));
+        let Some(finish) = self.finish.take() else {
+            self.has_hidden &= is_blank;
+            if !is_blank {
+                self.pass(bytes, note, out);
+            }
+            return;
+        };
+        if is_blank {
+            // Line ends that belong to it.
+            self.finish = Some([finish, bytes].concat().into());
+        } else if self.hides(note) {
+            self.has_hidden = true;
+            out(with_members_of(finish, &bytes));
+        } else {
+            out(finish);
+            self.pass(bytes, note, out);
+        }
+    }
+
+    fn passed(&mut self, bytes: Bytes, note: &Note) -> Option<Bytes> {
         if note.part != Part::Whole {
             return Some(if self.strip_continuous { self.pass_part(bytes, note.part) } else { bytes });
         }
@@ -47,7 +119,11 @@ impl EventGate {
         if note.usage == UsageSeat::Alone {
             return (!self.hide_usage).then_some(bytes);
         }
-        Some(if self.strip_continuous { without_usage(bytes) } else { bytes })
+        Some(self.stripped(bytes))
+    }
+
+    fn stripped(&self, event: Bytes) -> Bytes {
+        if self.strip_continuous { without_usage(event) } else { event }
     }
 
     fn pass_part(&mut self, bytes: Bytes, part: Part) -> Bytes {
@@ -55,14 +131,13 @@ impl EventGate {
         if part == Part::More {
             return passed;
         }
-        match self.rest() {
+        match self.rest_of_long() {
             None => passed,
             Some(rest) => [passed, rest].concat().into(),
         }
     }
 
-    /// No more bytes come: what is held of a long event that has no end.
-    pub fn rest(&mut self) -> Option<Bytes> {
+    fn rest_of_long(&mut self) -> Option<Bytes> {
         let held = self.long.take()?.finish();
         (!held.is_empty()).then_some(held)
     }
@@ -85,12 +160,12 @@ mod tests {
         let mut out = Vec::new();
         let mut observer =
             Observer::new(Expect::stream(Dialect::Chat, Tick::ZERO), Reader::Events, 200, Watch::default());
-        let mut pass = |piece: Bytes, note: &Note| out.extend(gate.pass(piece, note).unwrap_or_default());
+        let mut pass = |piece: Bytes, note: &Note| gate.pass(piece, note, &mut |passed| out.extend(passed));
         for frame in frames {
             observer.frame(Bytes::copy_from_slice(frame.as_bytes()), Tick::ZERO, &mut pass);
         }
         observer.clean_end(Tick::ZERO, &mut pass);
-        out.extend(gate.rest().unwrap_or_default());
+        gate.rest(&mut |passed| out.extend(passed));
         String::from_utf8(out).unwrap()
     }
 
@@ -169,5 +244,71 @@ mod tests {
                 assert!(left == if ends { &without[..without.len() - 3] } else { begun }, "{cut} bytes are missing");
             }
         }
+    }
+
+    const VLLM: [&str; 2] = [
+        "data: {\"id\":\"c\",\"choices\":[{\"index\":0,\"delta\":{},\"finish_reason\":\"stop\"}]}\n\n",
+        "data: {\"id\":\"c\",\"choices\":[],\"usage\":{\"completion_tokens\":1},\"system_fingerprint\":\"f\"}\n\n",
+    ];
+    const PUT_BACK: &str = "data: {\"id\":\"c\",\"choices\":[{\"index\":0,\"delta\":{},\"finish_reason\":\"stop\"}],\"system_fingerprint\":\"f\"}\n\n";
+
+    #[test]
+    fn c105_what_only_the_hidden_event_has_is_put_back() {
+        let [finish, usage] = VLLM;
+        let stream = [ROLE, TOKEN, finish, usage, DONE].concat();
+        let put_back = [ROLE, TOKEN, PUT_BACK, DONE].concat();
+        for size in 1..stream.len() {
+            let frames: Vec<&str> =
+                stream.as_bytes().chunks(size).map(|frame| std::str::from_utf8(frame).unwrap()).collect();
+            assert_eq!(passed_in(EventGate::new(true, false), &frames), put_back, "frames of {size}");
+        }
+        assert_eq!(passed(EventGate::new(false, false), &stream), stream, "a client that asked for it has it all");
+        let crlf = |text: &str| text.replace('\n', "\r\n");
+        for size in 1..stream.len() {
+            let stream = crlf(&stream);
+            let frames: Vec<&str> =
+                stream.as_bytes().chunks(size).map(|frame| std::str::from_utf8(frame).unwrap()).collect();
+            assert_eq!(passed_in(EventGate::new(true, false), &frames), crlf(&put_back), "frames of {size}");
+        }
+        // Also where the usage event is the last word, and where usage is on every event.
+        let short = [TOKEN, finish, usage.trim_end()].concat();
+        assert_eq!(passed(EventGate::new(true, false), &short), [TOKEN, PUT_BACK].concat());
+        let with_usage = finish.replace("}]}", "}],\"usage\":{\"completion_tokens\":1}}");
+        let stream = [TOKEN, &with_usage, usage, DONE].concat();
+        assert_eq!(passed(EventGate::new(true, true), &stream), [TOKEN, PUT_BACK, DONE].concat());
+    }
+
+    #[test]
+    fn c105_of_several_finishes_the_last_one_has_it() {
+        let [finish, usage] = VLLM;
+        let other = finish.replace("\"index\":0", "\"index\":1");
+        let stream = [TOKEN, &other, TOKEN, finish, usage, DONE].concat();
+        assert_eq!(passed(EventGate::new(true, false), &stream), [TOKEN, &other, TOKEN, PUT_BACK, DONE].concat());
+    }
+
+    #[test]
+    fn c105_an_event_that_waits_in_vain_goes_out_as_it_came() {
+        let [finish, usage] = VLLM;
+        let error = "data: {\"error\":{\"code\":500},\"choices\":[],\"usage\":{\"completion_tokens\":1}}\n\n";
+        for behind in ["", DONE, ": ping\n\n", TOKEN, error, "data: [1]\n\n"] {
+            let stream = [TOKEN, finish, behind].concat();
+            assert_eq!(passed(EventGate::new(true, false), &stream), stream, "{behind}");
+        }
+        // A comment between the two parts them.
+        let parted = [finish, ": ping\n\n", usage, DONE].concat();
+        assert_eq!(passed(EventGate::new(true, false), &parted), [finish, ": ping\n\n", DONE].concat());
+        let mut gate = EventGate::new(true, false);
+        let note = Note { ends_choice: true, ..Note::default() };
+        gate.pass(Bytes::from_static(b"data: x\n\n"), &note, &mut |_| panic!("it waits"));
+        assert!(gate.holds_finish());
+        assert_eq!(gate.let_finish_go(), Some(Bytes::from_static(b"data: x\n\n")));
+        assert_eq!((gate.holds_finish(), gate.let_finish_go()), (false, None));
+    }
+
+    #[test]
+    fn c89_usage_is_taken_out_also_beside_numbers_of_python() {
+        let with = "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"a\"},\"p\":NaN}],\"usage\":{\"completion_tokens\":1}}\n\n";
+        let without = "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"a\"},\"p\":NaN}]}\n\n";
+        assert_eq!(passed(EventGate::new(true, true), with), without);
     }
 }

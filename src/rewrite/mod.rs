@@ -2,6 +2,7 @@
 
 mod edits;
 mod gate;
+mod moved;
 mod splice;
 mod usage;
 

@@ -41,7 +41,7 @@ fn usage_members(event: &[u8]) -> Vec<(usize, usize)> {
     let fields = Fields::of(&event[mark..]);
     let (Some(data), Some(start)) = (fields.data, fields.data_at) else { return Vec::new() };
     let mut finder = Finder::default();
-    if json::walk(&data, &mut finder).is_err() {
+    if json::walk_answer(&data, &mut finder).is_err() {
         return Vec::new();
     }
     finder.cuts.iter().map(|(at, past)| (mark + start + at, mark + start + past)).collect()
@@ -51,7 +51,7 @@ fn usage_members(event: &[u8]) -> Vec<(usize, usize)> {
 const MARK: &[u8] = b"\xEF\xBB\xBF";
 
 /// A long event, from its first piece to its last.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Passing {
     at: At,
     /// The beginning of the line's field name.
@@ -78,6 +78,20 @@ enum At {
     Ignored,
     /// Behind it: all passes.
     Behind,
+}
+
+impl Default for Passing {
+    /// At the first byte of an event.
+    fn default() -> Self {
+        Passing {
+            at: At::default(),
+            name: Vec::new(),
+            tokenizer: Tokenizer::of_answer(),
+            finder: Finder::default(),
+            seen: 0,
+            held: Vec::new(),
+        }
+    }
 }
 
 impl Passing {

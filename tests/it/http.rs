@@ -19,7 +19,7 @@ fn whole_answer() -> Script {
 }
 
 /// A request body in frames, each after a pause.
-fn slow_body(
+pub fn slow_body(
     house: &House,
     frames: Vec<(u64, Bytes)>,
 ) -> StreamBody<impl futures_util::Stream<Item = Result<http_body::Frame<Bytes>, std::io::Error>> + use<>> {
@@ -88,8 +88,8 @@ async fn c56_an_unstated_length_is_refused_where_the_limit_is_passed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn upload_time_is_inside_ttft_and_told_on_its_own() {
-    let (house, engine) = House::playing(good());
+async fn upload_time_is_told_on_its_own_and_inside_ttft_only_where_the_class_counts_it() {
+    let (house, engine) = House::playing_with(&Yaml::default().class("upload: counted"), good());
     let text = stream().to_string();
     let halves = text.split_at(20);
     let frames = vec![(100, Bytes::from(halves.0.to_owned())), (200, Bytes::from(halves.1.to_owned()))];
@@ -669,7 +669,7 @@ async fn two_readings_of_a_decisive_field_are_refused() {
         r#"{"model":"m1","stream":"true"}"#,
         r#"{"model":"m1","stream":1}"#,
         r#"{"model":["m1"]}"#,
-        r#"{"model":"m1","max_tokens":-1}"#,
+        r#"{"model":"m1","max_tokens":-2}"#,
         r#"{"model":"m1","n":1.5}"#,
         r#"{"model":"m1","stream_options":[]}"#,
         r#"{"model":"m1","stream":true,"stream_options":{"include_usage":true,"include_usage":false}}"#,

@@ -11,6 +11,7 @@ mod engine_priority;
 mod faces;
 mod framing;
 mod http;
+mod in_use;
 mod leaving;
 mod levers;
 mod made;

@@ -8,6 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use goodput::judge::{Case, Objective, Objectives, judge};
 use goodput::observe::{Ending, Moulds, Note, Observer, Reader, Timeline, Watch};
+use goodput::rewrite::EventGate;
 use goodput::units::Tick;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -210,5 +211,53 @@ fn a_stream_of_known_shapes_is_seen_as_one_that_is_read_in_full() {
             check(wire, &BTreeSet::new(), &format!("changed at {at}"));
             wire.body = was;
         }
+    }
+}
+
+/// Top-level members of the events of a stream: of those in which a choice finishes, and of the rest.
+fn members(body: &[u8]) -> BTreeSet<(bool, Vec<String>)> {
+    let text = String::from_utf8_lossy(body).into_owned();
+    let data = text.lines().filter_map(|line| line.strip_prefix("data: "));
+    let objects = data.filter_map(|data| serde_json::from_str::<serde_json::Value>(data).ok());
+    let described = objects.map(|object| {
+        let mut names: Vec<String> = object.as_object().unwrap().keys().cloned().collect();
+        names.sort();
+        let finishes = object["choices"].as_array().unwrap().iter().any(|choice| !choice["finish_reason"].is_null());
+        (finishes, names)
+    });
+    described.collect()
+}
+
+/// What engines write where usage is asked for is, without it, what they write where it is not.
+#[test]
+fn c105_a_stream_without_its_injected_usage_is_like_one_that_had_none() {
+    for (asked, unasked) in [
+        ("vllm-0.32.0/completions-stream-usage", "vllm-0.32.0/completions-stream"),
+        ("vllm-0.32.0/chat-stream-max-completion-tokens", "vllm-0.32.0/chat-stream-token-ids"),
+        ("vllm-0.32.0-interval5/chat-stream", "vllm-0.32.0/chat-stream-token-ids"),
+        ("llamacpp-11549/chat-stream-usage", "llamacpp-11549/chat-stream"),
+        ("llamacpp-11549/chat-stream-usage-continuous", "llamacpp-11549/chat-stream"),
+        ("dynamo-1.6.1/chat-stream-usage", "dynamo-1.6.1/chat-stream"),
+        ("dynamo-1.6.1/chat-stream-usage-continuous", "dynamo-1.6.1/chat-stream"),
+        ("dynamo-1.6.1/completions-stream-usage", "dynamo-1.6.1/completions-stream"),
+    ] {
+        let (asked, unasked) = (wire(asked), wire(unasked));
+        let continuous = asked.request["stream_options"]["continuous_usage_stats"] == true;
+        let is_completion = asked.path == "/v1/completions" && asked.name.starts_with("dynamo");
+        let mut gate = EventGate::new(true, continuous);
+        let (mut left, mut observer) =
+            (Vec::new(), Observer::new(asked.expect(), asked.reader(), asked.status, watch()));
+        let mut pass = |piece: Bytes, note: &Note| gate.pass(piece, note, &mut |passed| left.extend(passed));
+        for (range, at) in &asked.reads {
+            observer.frame(asked.body.slice(range.clone()), *at, &mut pass);
+        }
+        gate.rest(&mut |passed| left.extend(passed));
+        let (mut left, expected) = (members(&left), members(&unasked.body));
+        if is_completion {
+            // The capture with usage is short: its only event with a choice is the last one.
+            left.extend(expected.iter().filter(|(finishes, _)| !finishes).cloned());
+        }
+        assert_eq!(left, expected, "{} and {}", asked.name, unasked.name);
+        assert!(!left.is_empty());
     }
 }

@@ -226,7 +226,7 @@ impl Wire {
             choices: self.request["n"].as_u64().unwrap_or(1) * prompts,
             prompts,
             echo_prompts: echoed.map(str::to_owned).collect(),
-            arrival: Tick::ZERO,
+            start: Tick::ZERO,
             tokens_per_event: 1.0,
         }
     }

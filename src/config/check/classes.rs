@@ -75,6 +75,7 @@ impl Check<'_> {
             e2e: of.and_then(|all| self.objective(all.e2e_seconds.as_ref())),
             ttft_counts: raw.ttft_counts.as_ref().map_or(d.ttft_counts, |word| word.value.0),
             non_streaming: raw.non_streaming.as_ref().map_or(d.non_streaming, |word| word.value.0),
+            upload: raw.upload.as_ref().map_or(d.upload, |word| word.value.0),
             stall: raw.stall_seconds.as_ref().and_then(|at| self.seconds(at, NO_TIME)).unwrap_or(d.stall),
             joint_target: raw.joint_attainment_target.as_ref().and_then(|at| self.share(at)).unwrap_or(d.joint_target),
             window,

@@ -538,7 +538,7 @@ impl<'a> World<'a> {
             finished: true,
         };
         Timeline {
-            arrival: visit.arrival.at,
+            start: visit.arrival.at,
             streamed: streams,
             reader: if streams { Reader::Events } else { Reader::Json },
             first_token,

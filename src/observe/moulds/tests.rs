@@ -280,7 +280,7 @@ proptest! {
     fn no_text_of_an_answer_stays_in_a_mould(word in "[g-z]{6}", (dialect, body) in body()) {
         let secret = body.replace("assistant", &word).replace("look", &word).replace("Be kind.", &word);
         let mut reading = Reading::new(dialect, true, 0);
-        if crate::json::walk(secret.as_bytes(), &mut reading).is_ok() {
+        if crate::json::walk_answer(secret.as_bytes(), &mut reading).is_ok() {
             let left = moulds_of(dialect, &secret);
             prop_assert!(!left.contains(&word), "{left}");
         }

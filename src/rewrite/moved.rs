@@ -1,0 +1,152 @@
+//! Puts members of an event that is hidden into the one in front of it.
+
+use std::ops::Range;
+
+use bytes::{Bytes, BytesMut};
+
+use crate::json::{self, Interest, Literal, Nest, Scalar, Sink};
+use crate::observe::sse::Fields;
+
+/// The event with those top-level members of `hidden` that it has not itself, behind its own, as they
+/// are written there; but for `usage`, and for what every event has. Where either is no JSON object on one line, it stays as it is.
+pub(super) fn with_members_of(event: Bytes, hidden: &[u8]) -> Bytes {
+    let (Some(own), Some(others)) = (Members::of(&event), Members::of(hidden)) else { return event };
+    let is_new = |name: &[u8]| !STAYS.contains(&name) && own.all.iter().all(|member| member.name != name);
+    let mut new = others.all.iter().filter(|member| is_new(&member.name)).peekable();
+    let Some(at) = own.all.last().map(|member| member.value_past).filter(|_| new.peek().is_some()) else {
+        return event;
+    };
+    let mut whole = BytesMut::with_capacity(event.len() + hidden.len());
+    whole.extend_from_slice(&event[..at]);
+    for member in new {
+        let between = &hidden[member.behind..member.key_at];
+        whole.extend_from_slice(if between.starts_with(b",") { between } else { b"," });
+        whole.extend_from_slice(&hidden[member.key_at..member.value_past]);
+    }
+    whole.extend_from_slice(&event[at..]);
+    whole.freeze()
+}
+
+/// Members that say what an event is: an engine that leaves them away on one does not move them.
+const STAYS: [&[u8]; 6] = [b"usage", b"choices", b"id", b"object", b"created", b"model"];
+
+/// The top-level members of an event's data, by where they stand in the event.
+#[derive(Debug, Default)]
+struct Members {
+    all: Vec<Member>,
+    /// Where the last value ended.
+    behind: usize,
+    key: Vec<u8>,
+    key_at: usize,
+}
+
+#[derive(Debug)]
+struct Member {
+    name: Vec<u8>,
+    /// Where the value in front of it ended, or the bracket.
+    behind: usize,
+    key_at: usize,
+    value_past: usize,
+}
+
+impl Members {
+    fn of(event: &[u8]) -> Option<Members> {
+        let fields = Fields::of(event);
+        let (data, start) = (fields.data?, fields.data_at?);
+        let mut members = Members::default();
+        json::walk_answer(&data, &mut members).ok()?;
+        for member in &mut members.all {
+            let Member { behind, key_at, value_past, .. } = member;
+            for at in [behind, key_at, value_past] {
+                *at += start;
+            }
+        }
+        Some(members)
+    }
+
+    fn value_ends(&mut self, past: usize) {
+        let behind = std::mem::replace(&mut self.behind, past);
+        let name = std::mem::take(&mut self.key);
+        self.all.push(Member { name, behind, key_at: self.key_at, value_past: past });
+    }
+}
+
+impl Sink for Members {
+    fn open(&mut self, nest: Nest, at: usize, depth: usize) -> Interest {
+        if depth == 0 {
+            self.behind = at + 1;
+        }
+        if depth == 0 && nest == Nest::Object { Interest::Read } else { Interest::Skip }
+    }
+
+    fn close(&mut self, _: Nest, past: usize, depth: usize) {
+        if depth == 1 {
+            self.value_ends(past);
+        }
+    }
+
+    fn begin(&mut self, what: Scalar, at: usize, _: usize) -> Interest {
+        if what != Scalar::Key {
+            return Interest::Skip;
+        }
+        self.key.clear();
+        self.key_at = at;
+        Interest::Read
+    }
+
+    fn piece(&mut self, decoded: &[u8]) {
+        self.key.extend_from_slice(decoded);
+    }
+
+    fn end(&mut self, what: Scalar, past: usize, depth: usize) {
+        if what != Scalar::Key && depth == 1 {
+            self.value_ends(past);
+        }
+    }
+
+    fn scalar(&mut self, what: Scalar, decoded: &[u8], place: Range<usize>, depth: usize) {
+        if what == Scalar::Key {
+            self.key_at = place.start;
+            self.key = decoded.to_vec();
+        } else if depth == 1 {
+            self.value_ends(place.end);
+        }
+    }
+
+    fn literal(&mut self, what: Literal, at: usize, depth: usize) {
+        if depth == 1 {
+            self.value_ends(at + what.word().len());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn moved(event: &str, hidden: &str) -> String {
+        let event = Bytes::from(format!("event: x\r\ndata:{event}\r\n\r\n"));
+        let left = with_members_of(event, format!("data: {hidden}\n\n").as_bytes());
+        let left = String::from_utf8(left.to_vec()).unwrap();
+        left.strip_prefix("event: x\r\ndata:").unwrap().strip_suffix("\r\n\r\n").unwrap().to_owned()
+    }
+
+    #[test]
+    fn only_what_the_hidden_event_has_alone_is_put_back_as_it_was_written() {
+        for (event, hidden, whole) in [
+            (r#"{"a":1}"#, r#"{"a":2,"usage":{"b":1},"b":{"c":[1, 2]}}"#, r#"{"a":1,"b":{"c":[1, 2]}}"#),
+            (r#"{ "a": 1 }"#, r#"{"usage": 3, "b": NaN, "c": null}"#, r#"{ "a": 1, "b": NaN, "c": null }"#),
+            (r#"{"a":null}"#, r#"{"b":"\u0041" ,"a":1,"usage":1}"#, r#"{"a":null,"b":"\u0041"}"#),
+            (r#"{"a":1}"#, r#"{"\u0061":2,"usage":1}"#, r#"{"a":1}"#),
+            (r#"{"a":1}"#, r#"{"usage":1}"#, r#"{"a":1}"#),
+            (r#"{}"#, r#"{"b":1}"#, r#"{}"#),
+            (r#"{"a":1}"#, r#"["b"]"#, r#"{"a":1}"#),
+            (r#"{"a":1}"#, r#"{"b":1"#, r#"{"a":1}"#),
+            (r#"{"a":1"#, r#"{"b":1}"#, r#"{"a":1"#),
+        ] {
+            assert_eq!(moved(event, hidden), whole, "{hidden}");
+        }
+        let lines = Bytes::from_static(b"data: {\"a\":\ndata: 1}\n\n");
+        assert_eq!(with_members_of(lines.clone(), b"data: {\"b\":1}\n\n"), lines);
+    }
+}

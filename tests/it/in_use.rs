@@ -1,0 +1,317 @@
+//! What was found while the gateway was in use (CASES H, I and K): streams, counts and moments.
+
+use bytes::Bytes;
+use goodput::lab::script::{Script, fixtures::*};
+use http::Request;
+use serde_json::{Value, json};
+
+use crate::http::slow_body;
+use crate::support::*;
+
+fn flat(code: u16) -> String {
+    json!({"message": "worker died", "type": "InternalServerError", "code": code}).to_string()
+}
+
+#[tokio::test(start_paused = true)]
+async fn c76_half_an_answer_and_a_flat_error_is_the_engines_failure() {
+    for error in [r#"{"detail":"Internal Server Error"}"#.to_owned(), flat(500), flat(400)] {
+        let script = Script::stream().at(10).say(r()).say(t("a")).at(20).say(t("b")).say(&error).say(d()).end();
+        let (house, _engine) = House::playing(script);
+        let answer = house.chat(stream()).await.whole().await;
+        assert!(answer.text().ends_with(&format!("data: {error}\n\ndata: [DONE]\n\n")), "it passes as it came");
+        assert_eq!(house.line().await.verdict(), "missed(upstream_error)");
+        house.end().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn c76_a_flat_error_before_the_first_token_is_tried_again_by_its_code() {
+    let good = || Script::stream().at(30).say(t("a")).say(f("stop")).say(u(9, 1)).say(d()).end();
+    for (code, retries, verdict) in
+        [(500, "fault", "met"), (503, "push_back", "met"), (400, "", "excluded(invalid_request)")]
+    {
+        let bad = Script::stream().at(10).say(r()).say(flat(code)).end();
+        let (house, _engines) = House::many(&Yaml::default(), 2, vec![bad, good()]);
+        house.chat(stream_with_usage()).await.whole().await;
+        assert_eq!(house.line().await.verdict(), verdict, "{code}");
+        let tried = house.page().sum("goodput_retries_total", &[("reason", retries)]);
+        assert_eq!(tried, f64::from(u8::from(!retries.is_empty())), "{code}");
+        house.end().await;
+    }
+    let body = json!({"detail": "gone"}).to_string();
+    let (house, _engines) =
+        House::many(&Yaml::default().promise(&[("e2e_seconds", 5.0)]), 2, vec![Script::json(200, body)]);
+    house.chat(unary()).await.whole().await;
+    assert_eq!(house.line().await.verdict(), "missed(upstream_error)", "a whole answer, too");
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn c79_usage_in_a_stream_of_another_path_is_charged_as_in_an_answer() {
+    let path = "/v1/audio/transcriptions";
+    let chunk = json!({"object": "transcription.chunk", "choices": [{"delta": {"content": "hi"}}]}).to_string();
+    let usage = json!({"choices": [], "usage": {"prompt_tokens": 1500, "completion_tokens": 400}}).to_string();
+    let streamed =
+        (1..=3).fold(Script::stream(), |script, at| script.at(at * 10).say(&chunk)).say(&usage).say(d()).end();
+    let whole = Script::json(
+        200,
+        json!({"text": "hi", "usage": {"prompt_tokens": 1500, "completion_tokens": 400}}).to_string(),
+    );
+    let form = "--b\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\nm1\r\n--b\r\nContent-Disposition: form-data; \
+                name=\"stream\"\r\n\r\ntrue\r\n--b--\r\n";
+    for script in [streamed, whole] {
+        let (house, _engine) = House::playing(script);
+        let ask = || {
+            Ask::of(http::Method::POST, path).header("content-type", "multipart/form-data; boundary=b").with_body(form)
+        };
+        let answer = house.send(ask()).await.whole().await;
+        assert_eq!(answer.status, 200);
+        let line = house.line().await;
+        assert_eq!((line.verdict(), line.tokens()), ("excluded(unjudged)".into(), (Some(1500), Some(400))));
+        house.end().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn c79_a_stream_of_another_path_passes_as_it_comes() {
+    let script = Script::stream().at(10).put("data: {\"a\":").at(400_000).put("1}\n\n").end();
+    let (house, _engine) = House::playing_with(&Yaml::default().class("timeouts: {idle: 500s, total: 600s}"), script);
+    let mut answer = house.post("/v1/audio/speech", json!({"model": "m1", "input": "hi"})).await;
+    let (first, when) = answer.frame().await.unwrap();
+    assert_eq!((&*first, when), (&b"data: {\"a\":"[..], at(10)), "nothing is held for a token");
+    let rest = answer.whole().await;
+    assert_eq!((rest.text().as_str(), house.line().await.verdict()), ("1}\n\n", "excluded(unjudged)".into()));
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn c82_the_defaults_let_a_tool_call_be_written_in_silence() {
+    let script = Script::stream().at(100).say(g("a")).at(200).say(t("b")).at(119_000).say(k("{}")).say(f("tool_calls"));
+    let (house, _engine) =
+        House::playing_with(&Yaml::default().promise(&[("ttft_seconds", 0.5)]), script.say(u(9, 40)).say(d()).end());
+    let answer = house.chat(stream()).await.whole().await;
+    assert!(answer.text().ends_with("data: [DONE]\n\n"));
+    assert_eq!(house.line().await.verdict(), "met");
+    assert_eq!(house.page().sum("goodput_stalls_total", &[]), 1.0);
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn c86_a_stored_thing_that_nobody_stored_is_the_clients_word() {
+    let gone = Script::json(404, json!({"error": {"message": "no such response", "code": 404}}).to_string());
+    let yaml = Yaml::default().routes("- {model: m1, pools: [a]}");
+    for (path, body, verdict) in [
+        (
+            "/v1/responses",
+            json!({"model": "m1", "input": "hi", "previous_response_id": "resp_x"}),
+            "excluded(invalid_request)",
+        ),
+        (
+            "/v1/responses",
+            json!({"model": "m1", "input": "hi", "conversation": {"id": "c"}, "stream": true}),
+            "excluded(invalid_request)",
+        ),
+        ("/v1/responses", json!({"model": "m1", "prompt": {"id": "p"}}), "excluded(invalid_request)"),
+        ("/v1/responses", json!({"model": "m1", "input": "hi"}), "missed(upstream_error)"),
+        ("/v1/chat/completions", json!({"model": "m1", "messages": [], "conversation": "c"}), "missed(upstream_error)"),
+    ] {
+        let (house, _engine) = House::playing_with(&yaml, gone.clone());
+        let answer = house.post(path, body.clone()).await.whole().await;
+        assert_eq!((answer.status.as_u16(), house.line().await.verdict().as_str()), (404, verdict), "{body}");
+        house.end().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn c87_a_message_without_its_last_word_is_whole() {
+    let events = [
+        json!({"type": "message_start", "message": {"usage": {"input_tokens": 9, "output_tokens": 1}}}),
+        json!({"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "a"}}),
+        json!({"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 1}}),
+    ];
+    let written: String =
+        events.iter().map(|event| format!("event: {}\ndata: {event}\n\n", event["type"].as_str().unwrap())).collect();
+    let (house, _engine) = House::playing(Script::stream().at(100).put(written.clone()).at(150).end());
+    let body = json!({"model": "m1", "stream": true, "max_tokens": 9, "messages": []});
+    let answer = house.post("/v1/messages", body).await.whole().await;
+    assert_eq!(answer.text(), written, "nothing is appended");
+    let line = house.line().await;
+    assert_eq!((line.verdict(), line.e2e()), ("met".into(), Some(150.0)));
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn c90_an_answer_that_is_over_is_ended_after_a_second() {
+    let ends = [
+        (CHAT, stream_with_usage(), vec![t("a"), f("stop"), u(9, 1), d()]),
+        (CHAT, stream(), vec![t("a"), f("stop")]),
+        (
+            "/v1/responses",
+            json!({"model": "m1", "stream": true, "input": "hi"}),
+            vec![
+                json!({"type": "response.output_text.delta", "delta": "a"}).to_string(),
+                json!({"type": "response.completed", "response": {"usage": {"output_tokens": 1}}}).to_string(),
+            ],
+        ),
+    ];
+    for (path, body, events) in ends {
+        let script = events.iter().fold(Script::stream().at(100), |script, event| script.say(event)).at(8100).end();
+        let yaml = Yaml::default().with("max_concurrency_per_engine: 1");
+        let (house, engine) = House::playing_with(&yaml, script);
+        let answer = house.post(path, body).await.whole().await;
+        let sent: String = events.iter().map(|event| format!("data: {event}\n\n")).collect();
+        assert_eq!((answer.text(), house.clock.now()), (sent, at(1100)), "{path}");
+        assert_eq!(engine.ledger().closed(0).await, at(1100), "{path}: its connection goes, too");
+        let line = house.line().await;
+        assert_eq!((line.verdict(), line.e2e()), ("met".into(), Some(100.0)), "{path}");
+        assert_eq!(house.states("a"), ["up"], "{path}: it is no fault");
+        house.end().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn c90_a_finish_that_is_taken_back_ends_nothing() {
+    let script =
+        Script::stream().at(100).say(t("a")).say(f("stop")).at(1050).say(t("b")).at(3000).say(t("c")).say(f("stop"));
+    let (house, _engine) =
+        House::playing_with(&Yaml::default().promise(&[("ttft_seconds", 0.5)]), script.say(u(9, 3)).say(d()).end());
+    let answer = house.chat(stream()).await.whole().await;
+    assert!(answer.text().ends_with("data: [DONE]\n\n"));
+    assert_eq!(house.line().await.e2e(), Some(3000.0));
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn c90_usage_within_the_second_still_counts_and_a_late_tail_is_dropped() {
+    let script =
+        Script::stream().at(100).say(t("a")).say(f("stop")).at(1000).say(u(9, 7)).put("data: [DO").at(8000).end();
+    let (house, _engine) = House::playing_with(&Yaml::default().promise(&[("ttft_seconds", 0.5)]), script);
+    let answer = house.chat(stream_with_usage()).await.whole().await;
+    assert!(answer.text().ends_with("\"total_tokens\":16}}\n\n"), "{}", answer.text());
+    let line = house.line().await;
+    assert_eq!((line.verdict(), line.tokens().1, answer.end), ("met".into(), Some(7), at(1100)));
+    house.end().await;
+}
+
+/// A stream of one token 100 ms after the request was there.
+fn quick() -> Script {
+    Script::stream().at(100).say(t("a")).say(f("stop")).say(u(9, 1)).say(d()).end()
+}
+
+async fn uploaded_late(yaml: &Yaml) -> (House, Line) {
+    let (house, _engine) = House::playing_with(yaml, quick());
+    let text = stream().to_string();
+    let halves = text.split_at(20);
+    let frames = vec![(0, Bytes::from(halves.0.to_owned())), (1400, Bytes::from(halves.1.to_owned()))];
+    let request = Request::post(CHAT).header("host", "g").body(slow_body(&house, frames)).unwrap();
+    house.send_body(request).await.whole().await;
+    let line = house.line().await;
+    (house, line)
+}
+
+#[tokio::test(start_paused = true)]
+async fn c96_slow_hands_are_no_miss_unless_the_class_counts_them() {
+    let promise = [("ttft_seconds", 0.5), ("e2e_seconds", 1.0)];
+    let (house, line) = uploaded_late(&Yaml::default().promise(&promise)).await;
+    assert_eq!((line.verdict(), line.ttft(), line.e2e()), ("met".into(), Some(100.0), Some(100.0)));
+    assert_eq!((line.number("upload_ms"), line.number("client_wait_ms")), (Some(1400.0), Some(1400.0)));
+    assert_eq!(house.page().sum("goodput_client_wait_seconds_sum", &[]), 1.4);
+    assert_eq!(house.page().sum("goodput_time_to_first_token_seconds_sum", &[]), 0.1);
+    house.end().await;
+    let (house, line) = uploaded_late(&Yaml::default().promise(&promise).class("upload: counted")).await;
+    assert_eq!((line.verdict(), line.ttft(), line.e2e()), ("missed(ttft)".into(), Some(1500.0), Some(1500.0)));
+    assert_eq!(line.number("client_wait_ms"), Some(1400.0));
+    house.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn c96_a_request_that_comes_at_once_has_waited_for_nobody() {
+    let (house, _engine) = House::playing(quick());
+    let mut client = house.connect(64 * 1024);
+    client.post(CHAT, &stream()).await;
+    client.read_until("[DONE]").await;
+    let line = house.line().await;
+    assert_eq!((line.number("client_wait_ms"), line.ttft()), (Some(0.0), Some(100.0)));
+    // The same over a connection, in halves.
+    let body = stream().to_string();
+    let (first, second) = body.split_at(9);
+    client.send(format!("POST {CHAT} HTTP/1.1\r\nhost: g\r\ncontent-length: {}\r\n\r\n{first}", body.len())).await;
+    house.sleep(ms(250)).await;
+    client.send(second).await;
+    client.read_until("[DONE]").await;
+    let line = house.lines(2).await.remove(1);
+    assert_eq!((line.number("client_wait_ms"), line.ttft()), (Some(250.0), Some(100.0)));
+    drop(client);
+    house.end().await;
+}
+
+/// The events of vLLM where usage is asked for: what stood on the finish event stands behind it.
+fn of_vllm(body: &Value, usage_after: u64) -> Script {
+    let asks = |name: &str| body["stream_options"][name] == true;
+    let (usage, each) = (asks("include_usage"), asks("include_usage") && asks("continuous_usage_stats"));
+    let counted = |event: String, tokens: u64| if each { with_usage(&event, 9, tokens) } else { event };
+    let and = |event: String| format!("{},\"system_fingerprint\":\"f1\"}}", event.strip_suffix('}').unwrap());
+    let finish = counted(f("stop"), 2);
+    let script = Script::stream().at(100).say(counted(t("a"), 1)).at(120).say(counted(t("b"), 2)).at(130);
+    if usage {
+        return script.say(finish).at(130 + usage_after).say(and(u(9, 2))).say(d()).end();
+    }
+    script.say(and(finish)).at(130 + usage_after).say(d()).end()
+}
+
+#[tokio::test(start_paused = true)]
+async fn c104_c105_the_client_gets_what_the_engine_would_have_sent_without_us() {
+    let values = [None, Some(Value::Null), Some(json!(false)), Some(json!(true))];
+    for include in &values {
+        for continuous in &values {
+            let mut options = json!({});
+            for (name, value) in [("include_usage", include), ("continuous_usage_stats", continuous)] {
+                if let Some(value) = value {
+                    options[name] = value.clone();
+                }
+            }
+            let mut body = stream();
+            body["stream_options"] = options;
+            for usage_after in [0, 3] {
+                let received = |yaml: Yaml| {
+                    let body = body.clone();
+                    async move {
+                        let house = House::new(&yaml);
+                        let engine = goodput::lab::script::ScriptedEngine::new(house.clock, move |request| {
+                            of_vllm(&request.json(), usage_after)
+                        });
+                        house.network.engine("e1", &engine);
+                        let answer = house.chat(body).await.whole().await;
+                        let line = house.line().await;
+                        house.end().await;
+                        (answer.text(), line)
+                    }
+                };
+                let (ours, line) = received(Yaml::default()).await;
+                let (alone, _) = received(Yaml::default().with("inject: {usage: false}")).await;
+                assert_eq!(ours, alone, "{body} {usage_after}");
+                assert_eq!(line.tokens(), (Some(9), Some(2)), "{body}");
+                let (every, _) = received(Yaml::default().with("inject: {continuous_usage: true}")).await;
+                assert_eq!(every, alone, "{body} {usage_after}");
+            }
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn c105_the_finish_event_waits_for_a_few_milliseconds_and_no_longer() {
+    let script = Script::stream().at(100).say(t("a")).at(120).say(f("stop")).at(500).say(u(9, 2)).say(d()).end();
+    let (house, _engine) = House::playing(script);
+    let answer = house.chat(stream()).await.whole().await;
+    assert_eq!(answer.moments(), [100, 130, 500]);
+    let line = house.line().await;
+    assert_eq!((line.verdict(), line.e2e()), ("met".into(), Some(120.0)), "moments are those of receipt");
+    house.end().await;
+    // A break behind it takes nothing of it.
+    let script = Script::stream().at(100).say(t("a")).at(120).say(f("stop")).at(125).reset();
+    let (house, _engine) = House::playing(script);
+    let answer = house.chat(stream()).await.whole().await;
+    assert!(answer.text().ends_with("\"finish_reason\":\"stop\"}]}\n\n"), "{}", answer.text());
+    assert_eq!(house.line().await.verdict(), "met");
+    house.end().await;
+}
