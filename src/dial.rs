@@ -2,8 +2,10 @@
 //!
 //! The one seam that tests replace: [`Sockets`] goes to the network, [`PipeDial`] hands out
 //! in-memory pipes, so that everything above runs on virtual time. Leaves time limits to its
-//! callers: dropping the future gives the attempt up.
+//! callers: dropping the future gives the attempt up. Of a name with several addresses the one
+//! that answers first is taken ([`race`](race())), and tried first the next time.
 
+use std::collections::HashMap;
 use std::future::Future;
 use std::io;
 use std::net::IpAddr;
@@ -17,10 +19,13 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
+use crate::clock::Clock;
 pub use crate::route::settings::{EngineAddress, Scheme};
 
 mod pipe;
+mod race;
 pub use pipe::{PipeDial, PipeListener};
+pub use race::{NEXT_AFTER, in_order, race};
 
 /// A connection to an engine.
 pub trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
@@ -60,14 +65,25 @@ pub fn is_lack(error: &io::Error) -> bool {
 }
 
 /// The network.
-#[derive(Default)]
 pub struct Sockets {
+    clock: Clock,
+    /// Of names with several addresses, the one that answered last.
+    answered: Mutex<HashMap<(Arc<str>, u16), IpAddr, ahash::RandomState>>,
     /// One TLS configuration per set of roots that pools use: few, and a reload may bring new
     /// ones, so the oldest go first.
     configs: Mutex<Vec<(Option<Roots>, Arc<ClientConfig>)>>,
 }
 
 const MOST_CONFIGS: usize = 16;
+
+/// Names of which an address is remembered; more than any settings have.
+const MOST_NAMES: usize = 4096;
+
+impl Default for Sockets {
+    fn default() -> Self {
+        Sockets { clock: Clock::start(), answered: Mutex::default(), configs: Mutex::default() }
+    }
+}
 
 impl Sockets {
     /// The network, with nothing set up yet.
@@ -76,9 +92,32 @@ impl Sockets {
         Self::default()
     }
 
-    async fn connect(&self, to: &EngineAddress, roots: Option<&Roots>) -> io::Result<BoxedIo> {
+    /// A TCP connection to one of the addresses of a host.
+    async fn reach(&self, to: &EngineAddress) -> io::Result<TcpStream> {
         let host = to.host.trim_start_matches('[').trim_end_matches(']');
-        let stream = TcpStream::connect((host, to.port)).await?;
+        if let Ok(address) = host.parse::<IpAddr>() {
+            return TcpStream::connect((address, to.port)).await;
+        }
+        let found: Vec<IpAddr> = tokio::net::lookup_host((host, to.port)).await?.map(|found| found.ip()).collect();
+        if let [address] = found[..] {
+            return TcpStream::connect((address, to.port)).await;
+        }
+        let key = (Arc::clone(&to.host), to.port);
+        let known = self.answered.lock().get(&key).copied();
+        let order = in_order(&found, known);
+        let (address, stream) = race(self.clock, &order, |address| TcpStream::connect((address, to.port))).await?;
+        if known != Some(address) {
+            let mut answered = self.answered.lock();
+            if answered.len() >= MOST_NAMES {
+                answered.clear();
+            }
+            answered.insert(key, address);
+        }
+        Ok(stream)
+    }
+
+    async fn connect(&self, to: &EngineAddress, roots: Option<&Roots>) -> io::Result<BoxedIo> {
+        let stream = self.reach(to).await?;
         // A small request must not wait for the answer to the one before it.
         stream.set_nodelay(true)?;
         match to.scheme {

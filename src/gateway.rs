@@ -53,7 +53,7 @@ use crate::inspect::Facts;
 use crate::judge::{self, Case, Objectives};
 use crate::record::{self, Visit};
 use crate::refuse::Refusal;
-use crate::route::{Routed, Size};
+use crate::route::{self, Routed, Size, TenantKey};
 use crate::units::{BadHead, ClassId, ClientSide, Endpoint, LengthBucket, RequestId, Tick, Tokens, Unroutable};
 use admission::{Held, Walk, Wish};
 use attempts::{Ask, Spoken, Yard, first_willing_engine};
@@ -382,6 +382,7 @@ impl Gateway {
             was_coded: upload.was_coded,
             fixed: upload.is_form || endpoint.is_of_engine(),
             alias,
+            tenant: TenantKey(route::key_of(who.tenant.as_str().as_bytes())),
             size,
             cap: relief.cap(),
             without_reasoning: relief.without_reasoning(),

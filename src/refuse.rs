@@ -73,6 +73,9 @@ refusals! {
     /// does not name.
     #[error("an engine answered in a content coding behind a head of ours")]
     EngineCoded = "engine_coded",
+    /// An engine refused the key that the pool has for it, or wants one and the pool has none.
+    #[error("an engine of pool {pool} answered {status}: it refuses the pool's own key")]
+    EngineKeyRefused { pool: PoolId = PoolId::from("chat"), status: u16 = 401 } = "engine_key_refused",
     /// Tenants are configured and the request carries no key.
     #[error("no API key")]
     MissingKey = "missing_key",
@@ -236,6 +239,7 @@ impl Refusal {
             | Refusal::EngineGarbage { .. }
             | Refusal::EngineAnswered { .. }
             | Refusal::EngineCoded
+            | Refusal::EngineKeyRefused { .. }
             | Refusal::StreamIncomplete => StatusCode::BAD_GATEWAY,
             Refusal::LimitsStoreUnavailable
             | Refusal::QueueFull { .. }
@@ -296,7 +300,7 @@ impl Refusal {
             Refusal::NoEngine { .. } | Refusal::ConnectFailed { .. } | Refusal::EngineReset { .. } => {
                 Outcome::Missed(Missed::UpstreamUnavailable)
             }
-            Refusal::EngineGarbage { .. } => Outcome::Missed(Missed::UpstreamError),
+            Refusal::EngineGarbage { .. } | Refusal::EngineKeyRefused { .. } => Outcome::Missed(Missed::UpstreamError),
             Refusal::EngineAnswered { status } => of_code(*status, &Case::of(Dialect::Chat)),
             Refusal::EngineCoded => Outcome::Missed(Missed::Unparseable),
             Refusal::FirstTokenTimeout { .. } | Refusal::ResponseHeadTimeout { .. } => {
@@ -337,6 +341,7 @@ impl Refusal {
             | Refusal::BadHead { .. }
             | Refusal::EngineAnswered { .. }
             | Refusal::EngineCoded
+            | Refusal::EngineKeyRefused { .. }
             | Refusal::MissingKey
             | Refusal::UnknownKey
             | Refusal::TwoKeys
@@ -380,6 +385,7 @@ impl Refusal {
             Refusal::BadHead { advice, .. } => format!("The head of the request is refused: {advice}. Then try again.").into(),
             Refusal::EngineAnswered { status: 200..=299 } => "The engine answered with something else than the stream that had been begun. Ask without a stream, or try again later.".into(),
             Refusal::EngineAnswered { status } => format!("The engine refused the request with status {status}. Correct the request, or try again later.").into(),
+            Refusal::EngineKeyRefused { .. } => "The engine does not accept the gateway's own key. Your key is not the problem; tell your operator.".into(),
             Refusal::EngineCoded => "The engine compressed its answer, which cannot be passed on here. Try again; if it stays so, tell your operator.".into(),
             Refusal::MissingKey => "An API key is needed. Send it as \"Authorization: Bearer <key>\" or \"x-api-key: <key>\".".into(),
             Refusal::UnknownKey => "This API key is not known. Check it, or ask your operator for a new one.".into(),

@@ -1,9 +1,11 @@
 //! `goodput check`: is this settings file good, and what would become of a request?
 //!
-//! Exit codes: 0 no problem, and the sample request (if there is one) would go to an engine;
-//! 1 the file has problems, or the request would be refused; 2 a file cannot be read.
+//! Exit codes: 0 no problem, the sample request (if there is one) would go to an engine, and the
+//! engines (if they were asked) can be used; 1 the file has problems, the request would be refused,
+//! an engine cannot be used, or none lists a model of the routes; 2 a file cannot be read.
 
 mod explain;
+mod probed;
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -17,6 +19,7 @@ use super::print;
 use crate::config::watch::{NotLoaded, Source};
 use crate::config::{Problem, Settings};
 use explain::{Explanation, Sample};
+use probed::Probed;
 
 /// Checks a settings file, and explains how a sample request would be classified and routed.
 #[derive(Clone, Debug, clap::Args)]
@@ -33,6 +36,10 @@ pub struct Check {
     /// A header of the request; may be repeated. The tenant comes from its key.
     #[arg(long = "header", value_name = "NAME=VALUE", value_parser = given, requires = "request")]
     headers: Vec<Given>,
+    /// Ask the engines: whether they can be reached, what they are, which models they list, whether
+    /// they take their pool's key.
+    #[arg(long)]
+    probe: bool,
     /// Answer in JSON.
     #[arg(long)]
     json: bool,
@@ -93,8 +100,13 @@ impl Check {
             Some(file) => Some(explain::explain(&settings, &self.sample(file)?)),
             None => None,
         };
-        let good = explanation.as_ref().is_none_or(|explanation| explanation.refused.is_none());
-        Ok((self.told(&settings, explanation.as_ref()), good))
+        let probed = match self.probe {
+            true => Some(Probed::of(&settings)?),
+            false => None,
+        };
+        let good = explanation.as_ref().is_none_or(|explanation| explanation.refused.is_none())
+            && probed.as_ref().is_none_or(Probed::is_good);
+        Ok((self.told(&settings, explanation.as_ref(), probed.as_ref()), good))
     }
 
     fn sample(&self, file: &Path) -> anyhow::Result<Sample> {
@@ -125,13 +137,17 @@ impl Check {
         lines(&told)
     }
 
-    fn told(&self, settings: &Settings, explanation: Option<&Explanation>) -> String {
+    fn told(&self, settings: &Settings, explanation: Option<&Explanation>, probed: Option<&Probed>) -> String {
         let file = self.config.display();
         if self.json {
             let notes: Vec<_> = settings.notes.iter().map(in_json).collect();
             let mut answer = json!({"file": file.to_string(), "good": true, "problems": [], "notes": notes});
             if let Some(explanation) = explanation {
                 answer["request"] = explanation.to_json();
+            }
+            if let Some(probed) = probed {
+                answer["engines"] = probed.to_json();
+                answer["unlisted_models"] = probed.unlisted.iter().map(|missing| json!(&*missing.model)).collect();
             }
             return lines(&[answer.to_string()]);
         }
@@ -142,6 +158,10 @@ impl Check {
         if let Some(explanation) = explanation {
             told.push(String::new());
             told.extend(explanation.to_lines());
+        }
+        if let Some(probed) = probed {
+            told.push(String::new());
+            told.extend(probed.to_lines());
         }
         lines(&told)
     }

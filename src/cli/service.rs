@@ -2,7 +2,7 @@
 //! file, `demo` one over simulated engines.
 
 use std::any::Any;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -22,6 +22,7 @@ use crate::dial::{Dial, Sockets};
 use crate::gateway::{Gateway, LevelView, Materials, NotForced};
 use crate::record::settings::AccessLog;
 use crate::record::{AccessLines, Format, Recorder, access};
+use crate::route::Unlisted;
 use crate::route::probe::Probes;
 use crate::units::seconds_up;
 
@@ -131,6 +132,7 @@ impl Service {
         let Service { clock, drain, gateway, probes, listener, admin, shutdown, source, lines } = self;
         let mut tasks = Tasks::default();
         tasks.spawn("seats and levels", gateway.clone().keep_seats());
+        tasks.spawn("lists of models", tell_of_models(clock, gateway.clone()));
         tasks.spawn("books", gateway.clone().keep_books());
         let sweeping = Arc::clone(&gateway.lines);
         tasks.spawn("sweeper", async move { sweeping.keep_swept().await });
@@ -187,6 +189,33 @@ impl Opening {
     pub fn is_careless(&self) -> bool {
         self.port == "admin" && !self.asks && !self.address.ip().to_canonical().is_loopback()
     }
+}
+
+/// How often the settings' models are looked for in the engines' lists.
+const MODELS_EVERY: Duration = Duration::from_secs(1);
+
+/// Says which models of the settings no engine lists: once all engines have been asked, and again
+/// when that changes. Never ends.
+async fn tell_of_models(clock: Clock, gateway: Gateway) {
+    let mut told = BTreeSet::new();
+    loop {
+        clock.sleep_until(Some(clock.now() + MODELS_EVERY)).await;
+        let live = gateway.live.load_full();
+        let unlisted = live.settings.routes.unlisted(|pool| gateway.fleet.all_models(pool));
+        let unlisted: BTreeSet<_> = unlisted.into_iter().collect();
+        for missing in unlisted.difference(&told) {
+            tracing::warn!("{}", sentence_of(missing));
+        }
+        told = unlisted;
+    }
+}
+
+/// A model that no engine lists, in a sentence for an operator.
+pub(super) fn sentence_of(Unlisted { model, pools }: &Unlisted) -> String {
+    let pools = pools.iter().map(|pool| pool.as_str()).collect::<Vec<_>>().join(", ");
+    format!(
+        "no engine lists the model {model:?}, which a route leads to {pools}: correct its name in `routes` or `models`, or load it"
+    )
 }
 
 /// What runs beside the listener for clients, until the process leaves: each by its name.

@@ -15,7 +15,7 @@ use crate::classify::TargetHeaders;
 use crate::inspect::Reasoning;
 use crate::judge::{NonStreaming, TtftCounts, Upload};
 use crate::record::settings::AccessLog;
-use crate::route::settings::{EngineKind, Scheme};
+use crate::route::settings::{EngineKind, Family, Scheme};
 use crate::units::Priority;
 
 block! {
@@ -406,6 +406,8 @@ block! {
         may scheme: At<Word<Scheme>>,
         /// Time between two look-ups. Default: 5s.
         may refresh: At<Duration>,
+        /// Which addresses are engines: those of one family, the one that answers (`auto`), `ipv4`, `ipv6`, or `both`. Default: auto.
+        may family: At<Word<Family>>,
     }
 
     /// What kind of engine a pool has, and what is sent to it.
@@ -851,6 +853,11 @@ impl Words for EngineKind {
 impl Words for Scheme {
     const NAME: &'static str = "scheme";
     const WORDS: &'static [(&'static str, Self)] = &[("http", Scheme::Http), ("https", Scheme::Https)];
+}
+
+impl Words for Family {
+    const NAME: &'static str = "address_family";
+    const WORDS: &'static [(&'static str, Self)] = Family::ALL;
 }
 
 impl Words for AccessLog {

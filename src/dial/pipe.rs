@@ -2,14 +2,15 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 use tokio::io::DuplexStream;
 use tokio::sync::mpsc;
 
-use super::{BoxedIo, Dial, EngineAddress, Later, Roots};
+use super::{BoxedIo, Dial, EngineAddress, Later, Roots, in_order, race};
+use crate::clock::Clock;
 
 /// Hands out in-memory pipes. Clones share one imaginary network; an address where nobody
 /// listens refuses.
@@ -34,6 +35,7 @@ pub struct PipeDial(Arc<Mutex<Network>>);
 struct Network {
     places: HashMap<String, Place>,
     names: HashMap<String, Vec<IpAddr>>,
+    answered: HashMap<String, IpAddr>,
     dials: HashMap<String, usize>,
     lacks: usize,
 }
@@ -81,7 +83,7 @@ impl PipeDial {
         self.0.lock().lacks = dials;
     }
 
-    /// The addresses of a name; none: looking it up fails.
+    /// The addresses of a name, also where connections to it go; none: looking it up fails.
     pub fn name(&self, name: &str, addresses: &[IpAddr]) {
         self.0.lock().names.insert(name.to_owned(), addresses.to_vec());
     }
@@ -94,6 +96,13 @@ impl PipeDial {
 
     fn set(&self, at: &str, place: Place) {
         self.0.lock().places.insert(at.to_owned(), place);
+    }
+
+    /// Of a name with addresses, those to be tried, in order; nobody may listen at the name itself.
+    fn addresses(&self, to: &EngineAddress) -> Option<Vec<IpAddr>> {
+        let network = self.0.lock();
+        let found = network.names.get(&*to.host).filter(|_| !network.places.contains_key(to.id().as_str()))?;
+        Some(in_order(found, network.answered.get(&*to.host).copied()))
     }
 
     /// `None`: silence.
@@ -137,12 +146,16 @@ impl PipeListener {
 
 impl Dial for PipeDial {
     fn dial<'a>(&'a self, to: &'a EngineAddress, _roots: Option<&'a Roots>) -> Later<'a, io::Result<BoxedIo>> {
-        let reached = self.reach(to.id().as_str());
         Box::pin(async move {
-            match reached {
+            let reach = async |at: String| match self.reach(&at) {
                 Some(result) => result,
                 None => std::future::pending().await,
-            }
+            };
+            let Some(addresses) = self.addresses(to) else { return reach(to.id().to_string()).await };
+            let at = |address: IpAddr| SocketAddr::new(address, to.port).to_string();
+            let (address, io) = race(Clock::start(), &addresses, |address| reach(at(address))).await?;
+            self.0.lock().answered.insert(to.host.to_string(), address);
+            Ok(io)
         })
     }
 
@@ -177,5 +190,19 @@ mod tests {
         assert!(network.look_up("svc", 1).await.is_err());
         network.name("svc", &[IpAddr::from([10, 0, 0, 1])]);
         assert_eq!(network.look_up("svc", 1).await.unwrap(), [IpAddr::from([10, 0, 0, 1])]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_name_leads_to_the_address_that_answers_and_to_it_first_the_next_time() {
+        let (network, clock) = (PipeDial::new(), Clock::start());
+        let to = EngineAddress { scheme: Scheme::Http, host: "svc".into(), port: 1, base: "".into(), name: None };
+        network.name("svc", &[IpAddr::from([10, 0, 0, 1]), IpAddr::from([10, 0, 0, 2])]);
+        network.silence("10.0.0.1:1");
+        let _listener = network.listen("10.0.0.2:1");
+        for millis in [250, 250, 250] {
+            assert!(network.dial(&to, None).await.is_ok());
+            assert_eq!(clock.now(), crate::units::Tick::from_millis(millis), "only the first time takes longer");
+        }
+        assert_eq!((network.dials("10.0.0.1:1"), network.dials("10.0.0.2:1")), (1, 3));
     }
 }

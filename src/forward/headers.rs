@@ -239,7 +239,7 @@ fn ends_as_steering(last: u8, rest: &str) -> bool {
 }
 
 /// The header fields for the client, from those of an engine: all but our own, whose names are
-/// free. Hop-by-hop fields stay here, and whatever `Connection` names. A `Content-Length` goes out
+/// free. Hop-by-hop fields stay here, whatever `Connection` names, and what would lead a client inside. A `Content-Length` goes out
 /// only where it is the body's `length`: not beside a transfer coding (RFC 9112 section 6.3), not on
 /// a 204. An event stream loses it (we may add or remove an event) and gains what keeps hops from
 /// buffering it. They are gone through as the head is written; no map is made of them.
@@ -253,10 +253,22 @@ pub fn for_client(
     let named = if content.has_connection { named_by_connection(engine) } else { Vec::new() };
     let crosses = move |(name, value): &(&HeaderName, &HeaderValue)| match name.as_str() {
         "content-length" => length.is_some() && framing::stated_length(value.as_bytes()) == length,
-        known => !is_of_one_hop(known) && !is_ours(known) && !named.contains(name),
+        known if is_of_one_hop(known) || is_ours(known) || named.contains(name) => false,
+        known => !leads_inside(known, value.as_bytes()),
     };
     let gained = UNBUFFERED.iter().filter(move |(name, _)| is_event_stream && !engine.contains_key(name));
     engine.iter().filter(crosses).chain(gained.map(|(name, value)| (name, value)))
+}
+
+/// Whether a field of an engine tells a client where engines are: a reference with an authority in
+/// it, which only the inside can reach, or other ways to the engine's own origin. A reference without
+/// one is to a path of the gateway.
+fn leads_inside(name: &str, value: &[u8]) -> bool {
+    match name {
+        "alt-svc" | "alt-used" | "via" => true,
+        "location" | "content-location" | "link" | "refresh" => memchr::memmem::find(value, b"//").is_some(),
+        _ => false,
+    }
 }
 
 /// What keeps hops from buffering an event stream.

@@ -24,7 +24,7 @@ use http_body::{Body, Frame, SizeHint};
 use parking_lot::{Mutex, RwLock};
 
 use crate::clock::Clock;
-use crate::dial::{BoxedIo, Dial, EngineAddress, Roots, is_lack};
+use crate::dial::{BoxedIo, Dial, EngineAddress, Roots, is_lack, is_refusal};
 use crate::framing::{Framing, Step, Unreadable};
 use crate::route::settings::Pool;
 use crate::units::{EngineId, PoolId, Tick};
@@ -97,6 +97,12 @@ impl ConnectFailed {
     #[must_use]
     pub fn is_ours(&self) -> bool {
         is_lack(&self.0)
+    }
+
+    /// Nobody listens there.
+    #[must_use]
+    pub fn is_refusal(&self) -> bool {
+        is_refusal(&self.0)
     }
 }
 

@@ -39,8 +39,10 @@ pub struct OpenFailed {
 /// What happened instead of a response head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WhyNot {
-    /// No connection: refused, unreachable, TLS failure, `connect_timeout`.
+    /// No connection: unreachable, TLS failure, `connect_timeout`.
     NoConnection,
+    /// The same, because nobody listens there.
+    Refused,
     /// The gateway has no file descriptor left for a connection.
     Lack,
     /// A reused connection was closed before any byte came back.
@@ -57,7 +59,7 @@ impl OpenFailed {
     pub fn refusal(&self) -> Refusal {
         let pool = self.pool.clone();
         match self.why {
-            WhyNot::NoConnection => Refusal::ConnectFailed { pool },
+            WhyNot::NoConnection | WhyNot::Refused => Refusal::ConnectFailed { pool },
             WhyNot::Lack => Refusal::OutOfSockets { pool },
             WhyNot::Stale | WhyNot::Reset => Refusal::EngineReset { pool },
             WhyNot::Garbage => Refusal::EngineGarbage { pool },
@@ -144,6 +146,7 @@ impl Future for Opening {
                         continue;
                     }
                     Err(failed) if failed.is_ours() => WhyNot::Lack,
+                    Err(failed) if failed.is_refusal() => WhyNot::Refused,
                     Err(_) => WhyNot::NoConnection,
                 },
                 Way::Sending(sending) => match ready!(Pin::new(sending).poll(cx)) {

@@ -4,9 +4,7 @@ use std::time::Duration;
 
 use http::header::HeaderValue;
 
-use super::headers::names::{
-    GOODPUT_REASON, REQUEST_ID, SERVER_TIMING, X_GOODPUT_DEGRADED, X_GOODPUT_POOL, X_SLO_CLASS,
-};
+use super::headers::names::{REQUEST_ID, SERVER_TIMING, X_GOODPUT_DEGRADED, X_GOODPUT_POOL, X_SLO_CLASS};
 use crate::framing::Fields;
 use crate::units::RequestId;
 use crate::units::decimal::push_thousandths;
@@ -61,7 +59,23 @@ impl OwnFields {
 /// Whether a field has one of the names that only the gateway gives, so that it never comes from an
 /// engine. (Times of its own an engine may tell beside ours.)
 pub(super) fn is_ours(name: &str) -> bool {
-    matches!(name, REQUEST_ID | X_SLO_CLASS | X_GOODPUT_POOL | X_GOODPUT_DEGRADED | GOODPUT_REASON)
+    let Some(rest) = name.strip_prefix("x-") else { return name == "request-id" };
+    // By the first byte, so that an ordinary field costs a comparison or two.
+    match rest.as_bytes().first() {
+        Some(b'g') => rest.starts_with("goodput-"),
+        Some(b'r') => name == REQUEST_ID || is_of_a_limit(rest),
+        Some(b's') => rest.starts_with("slo-"),
+        _ => false,
+    }
+}
+
+/// `x-ratelimit-...`: what an engine says of the limits of the gateway is nothing to a tenant, whose
+/// own are told in the same words.
+fn is_of_a_limit(rest: &str) -> bool {
+    let Some(rest) = rest.strip_prefix("ratelimit-") else { return false };
+    let mut words = rest.splitn(2, '-');
+    let is_known = |word: Option<&str>, of: &[&str]| word.is_some_and(|word| of.contains(&word));
+    is_known(words.next(), &["limit", "remaining", "reset"]) && is_known(words.next(), &["tokens", "requests"])
 }
 
 fn micros(length: Duration) -> u64 {

@@ -34,6 +34,7 @@ use crate::judge::Pulse;
 use crate::observe::{Ending, InBandError, Limit, Note, Observer, Reader, Timeline};
 use crate::refuse::Refusal;
 use crate::rewrite::EventGate;
+use crate::route::Signals;
 use crate::units::{ClientSide, Dialect, RequestId, Severed, Tick};
 
 /// A preamble (role events, comments) longer than this is let go without a token.
@@ -112,6 +113,8 @@ pub struct Parts {
     pub dialect: Dialect,
     /// The id that the client knows.
     pub request_id: RequestId,
+    /// Told of signs of life of the engine.
+    pub signals: Arc<Signals>,
 }
 
 /// Why a held answer will not speak. Nothing of it has been forwarded.
@@ -520,8 +523,10 @@ impl Relay {
         }
         let had_token = observer.has_token();
         let (gate, pulse, beginning) = (&mut self.parts.gate, &self.parts.pulse, &mut self.beginning);
+        let mut has_token = false;
         let mut gather = Gather::new(frame.clone(), &mut self.ready, &mut self.ready_bytes);
         observer.frame(frame, at, &mut |piece: Bytes, note: &Note| {
+            has_token |= note.token;
             // Behind that only a first token is waited for.
             if note.token && (limited.is_none() || !had_token) {
                 pulse.token(at, note.visible);
@@ -535,6 +540,9 @@ impl Relay {
             });
         });
         gather.flush();
+        if has_token {
+            self.parts.signals.is_alive(at);
+        }
         self.parts.pulse.finished(observer.is_finished());
         if let Some(broke) = observer.itl_broke() {
             self.parts.pulse.itl_broke(broke);
@@ -676,6 +684,9 @@ impl Relay {
         let at = self.parts.clock.now();
         if let Some(since) = self.parts.client.limited_since(at) {
             observer.limit_gaps(since);
+        }
+        if observer.is_finished() {
+            self.parts.signals.is_alive(at);
         }
         if let Some(keeper) = self.keeper.take() {
             keeper.end(Ended { timeline: observer.last_look(ending, at), refusal, never_sent });

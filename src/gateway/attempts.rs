@@ -3,9 +3,9 @@
 use std::borrow::Cow;
 use std::future::poll_fn;
 use std::ops::{Deref, DerefMut};
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::task::Poll;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use http::StatusCode;
@@ -33,7 +33,7 @@ use crate::refuse::Refusal;
 use crate::rewrite::{self, Edits, EventGate, Plan, Thinking};
 use crate::route::retry::{Attempts, Happened, Injection, Next};
 use crate::route::settings::{Balance, EngineAddress, EngineKind, Pool};
-use crate::route::{self, Aims, Choice, Fleet, Routed, Size, Want, Work, retry};
+use crate::route::{self, Aims, Choice, DepartureWatch, Fleet, Routed, Signals, Size, TenantKey, Want, Work, retry};
 use crate::units::{ClientSide, Dialect, Endpoint, EngineId, PoolId, RequestId, Tick, Tokens};
 
 /// What one request asks of engines. Everything that stays the same over its attempts.
@@ -67,6 +67,8 @@ pub struct Ask<'a> {
     pub fixed: bool,
     /// The model's name behind an alias.
     pub alias: Option<&'a str>,
+    /// Whose request it is, as far as breakers tell tenants apart.
+    pub tenant: TenantKey,
     /// Work that it brings, estimated.
     pub size: Size,
     /// The most output tokens that an overload level leaves it.
@@ -181,7 +183,7 @@ pub async fn first_willing_engine(
     // are none it must not turn it away.
     let order = (ask.first..pools.len()).map(|at| (at, false)).chain((0..pools.len()).map(|at| (at, true)));
     let first_bound = ask.promise.pool(first);
-    let mut attempts = Unsettled::new(yard, first_bound, until);
+    let mut attempts = Unsettled::new(yard, first_bound, until, ask.tenant);
     let mut last = Last::default();
     let mut here = ask.first;
 
@@ -191,6 +193,8 @@ pub async fn first_willing_engine(
     let mut pushed_back = false;
     // It has been given a seat in the next pool as if it had come there first.
     let mut has_seat = false;
+    // Where it goes because its engine is going away, with all that it needs there.
+    let mut exit: Option<Exit> = None;
 
     for (at, early) in order {
         let pool = &pools[at];
@@ -198,14 +202,16 @@ pub async fn first_willing_engine(
         if early && attempts.count() > 0 {
             break;
         }
-        // Passed over while it waited for a seat.
-        if !early && at < here {
+        // Passed over while it waited for a seat, or because another one takes it.
+        if (!early && at < here) || exit.as_ref().is_some_and(|exit| exit.at != at) {
             continue;
         }
+        let is_let_in = exit.is_some();
         // Inside a pool the seat is kept; in another one only a seat that nobody wants is taken.
-        let spare = match ask.walk.filter(|_| at != here) {
-            None => None,
-            Some(walk) => match Spare::of(bound, walk.ask) {
+        let spare = match (exit.take(), ask.walk.filter(|_| at != here)) {
+            (Some(exit), _) => exit.spare,
+            (None, None) => None,
+            (None, Some(walk)) => match Spare::of(bound, walk.ask) {
                 None => continue,
                 spare => spare,
             },
@@ -213,7 +219,7 @@ pub async fn first_willing_engine(
         // The clock is read where something was waited for, and not in between.
         let mut now = ask.begins.filter(|_| attempts.count() == 0).unwrap_or_else(|| yard.clock.now());
         // Before anything is taken or counted there: what is denied leaves no trace in this pool.
-        let is_first = std::mem::take(&mut has_seat) || behind.is_none();
+        let is_first = std::mem::take(&mut has_seat) || behind.is_none() || is_let_in;
         if !is_first && !yard.fleet.grants_retry(pool, now) {
             break;
         }
@@ -222,8 +228,9 @@ pub async fn first_willing_engine(
         }
         here = at;
         attempts.enter(&bound.settings);
+        attempts.keep_off(ask.model().and_then(|model| bound.yard.engines_without(model)));
         if early {
-            yard.fleet.may_try_early(pool, now);
+            attempts.pass_breakers();
         }
         let mut begins = !early;
         let spill = 'pool: loop {
@@ -232,7 +239,8 @@ pub async fn first_willing_engine(
                 yard.fleet.settle(pool, &mut attempts, now);
                 break behind.is_none_or(|happened| spills(happened, &attempts));
             };
-            let Choice { engine, address, host, may_inject, injection_proven, work } = choice;
+            let Choice { engine, address, host, may_inject, injection_proven, has_neighbours, work } = choice;
+            let signals = Arc::clone(work.signals());
             let mut work = Some(work);
             let credential_forwarded = ask.forwards_credential(bound);
             // A pool that is down is nobody's: then the other one's word counts.
@@ -260,8 +268,12 @@ pub async fn first_willing_engine(
                     injection_proven,
                     may_cap: !attempts.without_cap(),
                     fresh,
+                    signals: &signals,
+                    watches: has_neighbours || here + 1 < pools.len(),
+                    so_far: &attempts,
+                    at: here,
                 };
-                let tried = attempt.make(&mut work, held, deadlines, now).await;
+                let tried = attempt.make(&mut work, held, &mut exit, deadlines, now).await;
                 now = match tried {
                     Tried::Speaks(_, at) => at,
                     Tried::Failed(..) | Tried::Ended(_) => yard.clock.now(),
@@ -301,6 +313,9 @@ pub async fn first_willing_engine(
                     }
                     Next::Relay | Next::GiveUp => {
                         behind = Some(happened);
+                        if exit.is_some() {
+                            break 'pool true;
+                        }
                         // An overload level may have put the pool where it belongs behind this one.
                         let belongs_behind = is_away && happened.refuses() && here < ask.home;
                         break 'pool belongs_behind || spills(happened, &attempts);
@@ -335,9 +350,9 @@ struct Unsettled<'a> {
 }
 
 impl<'a> Unsettled<'a> {
-    fn new(yard: &'a Yard<'a>, first: &BoundPool, until: Tick) -> Self {
+    fn new(yard: &'a Yard<'a>, first: &BoundPool, until: Tick, tenant: TenantKey) -> Self {
         // In a box from the start: they are large, and go through many hands.
-        let attempts = Box::write(Box::new_uninit(), Attempts::new(&first.settings, until));
+        let attempts = Box::write(Box::new_uninit(), Attempts::new(&first.settings, until).of_tenant(tenant));
         Unsettled { yard, attempts: Some(attempts) }
     }
 
@@ -374,11 +389,20 @@ fn spills(happened: Happened, attempts: &Attempts) -> bool {
     matches!(happened, Happened::ConnectFailed | Happened::PushBack { .. }) && !attempts.failed_alike()
 }
 
+/// A further pool that takes a request whose engine is going away.
+struct Exit {
+    /// Which of the route.
+    at: usize,
+    /// The seat that it takes there; none where it needs none.
+    spare: Option<Spare>,
+}
+
 /// How a further attempt is counted.
 fn reason_of(happened: Happened) -> Retry {
     match happened {
         Happened::ConnectFailed => Retry::ConnectFailed,
         Happened::PushBack { .. } => Retry::PushBack,
+        Happened::Departing => Retry::Departing,
         _ => Retry::Fault,
     }
 }
@@ -440,6 +464,11 @@ impl Ask<'_> {
         self.walk.is_some_and(Walk::has_head)
     }
 
+    /// The model's name as engines know it.
+    fn model(&self) -> Option<&str> {
+        self.alias.or_else(|| self.facts.model.as_ref().map(|field| &*field.value))
+    }
+
     /// What it asks of an engine of this pool.
     fn want(&self, pool: &Pool, at: Tick) -> Want {
         let Objectives { ttft, tpot, e2e, .. } = &*self.promise.objectives;
@@ -493,6 +522,14 @@ struct Attempt<'a> {
     /// An overload level may lower the output cap.
     may_cap: bool,
     fresh: bool,
+    /// What is heard of the engine.
+    signals: &'a Arc<Signals>,
+    /// There may be somebody to go on to where the engine goes away.
+    watches: bool,
+    /// The attempts up to this one.
+    so_far: &'a Attempts,
+    /// Which pool of the route this is.
+    at: usize,
 }
 
 /// When and with what an engine was asked.
@@ -517,6 +554,8 @@ enum Head {
     Failed(OpenFailed),
     /// No head within `hold_head`: the gateway sends its own, and waits on behind it.
     Ours,
+    /// The engine is going away, and another one takes the request.
+    Departs,
     Ended(Refusal),
 }
 
@@ -525,9 +564,11 @@ impl Attempt<'_> {
         &self,
         work: &mut Option<Box<Work>>,
         held: &mut Held,
+        exit: &mut Option<Exit>,
         deadlines: Deadlines,
         dispatched: Tick,
     ) -> Tried {
+        let mut watch = self.watches.then(|| DepartureWatch::new(self.signals));
         let edits = self.edits();
         let asked = Asked { dispatched, injection: self.injection(&edits), degraded: degraded(&edits) };
         let mut opening = poll_fn(|cx| Poll::Ready(open(self.call(&edits, dispatched), cx))).await;
@@ -536,8 +577,14 @@ impl Attempt<'_> {
             let deadlines = Deadlines { keepalive: every.map(|every| dispatched + every), ..deadlines };
             return self.behind_our_head(opening, &edits, deadlines, work.take(), held, asked);
         }
-        match self.await_head(&mut opening, work, held, deadlines, dispatched).await {
-            Head::Failed(failed) => Tried::Failed(happened(&failed), Err(failed.refusal())),
+        match self.await_head(&mut opening, work, held, (&mut watch, exit), deadlines, dispatched).await {
+            Head::Failed(failed) => {
+                if failed.why == WhyNot::Refused {
+                    self.bound.yard.departs(&self.place.engine);
+                }
+                Tried::Failed(happened(&failed), Err(failed.refusal()))
+            }
+            Head::Departs => self.departed(),
             Head::Ended(refusal) => Tried::Ended(refusal),
             Head::Ours => self.behind_our_head(opening, &edits, deadlines, work.take(), held, asked),
             Head::Came(Answered { head, body }) => {
@@ -549,14 +596,17 @@ impl Attempt<'_> {
                 if !status.is_success() {
                     spoke.relay.head_came();
                     let retry_after = self.retry_after(&spoke.head.parts);
-                    return Tried::Failed(asked.answered(status.as_u16(), retry_after), Ok(spoke));
+                    return self.failed(asked.answered(status.as_u16(), retry_after), status.as_u16(), spoke);
                 }
-                match spoke.relay.hold().await {
+                let Some(held) = self.hold(&mut spoke.relay, watch.as_mut(), exit).await else {
+                    return self.departed();
+                };
+                match held {
                     Ok(at) => {
                         spoke.work = work.take();
                         Tried::Speaks(spoke, at)
                     }
-                    Err(Mute::Error(error)) => Tried::Failed(asked.answered(error.code, None), Ok(spoke)),
+                    Err(Mute::Error(error)) => self.failed(asked.answered(error.code, None), error.code, spoke),
                     Err(Mute::Truncated | Mute::Broken) => {
                         Tried::Failed(Happened::Broken, Err(Refusal::StreamIncomplete))
                     }
@@ -565,6 +615,81 @@ impl Attempt<'_> {
                 }
             }
         }
+    }
+
+    /// An answer that is no success. What an engine says of the pool's own key is nothing to the
+    /// client: it learns that the gateway is set up wrongly, and so does the operator.
+    fn failed(&self, happened: Happened, code: u16, answer: Box<Spoke>) -> Tried {
+        let settings = &self.bound.settings;
+        let is_of_our_key = matches!(code, 401 | 403)
+            && !self.place.credential_forwarded
+            && (!settings.forward_authorization || settings.api_key.is_some());
+        if !is_of_our_key {
+            return Tried::Failed(happened, Ok(answer));
+        }
+        if self.signals.is_to_tell_of_key(self.yard.clock.now()) {
+            let (pool, engine, has_key) = (&self.place.pool, &self.place.engine, settings.api_key.is_some());
+            tracing::warn!(
+                %pool, %engine, status = code, has_key,
+                "an engine refuses the pool's key: set `engine.api_key_file` to a file with the key that it wants"
+            );
+        }
+        Tried::Failed(happened, Err(Refusal::EngineKeyRefused { pool: self.place.pool.clone(), status: code }))
+    }
+
+    /// The engine is going away, and nothing has come of its answer.
+    fn departed(&self) -> Tried {
+        Tried::Failed(Happened::Departing, Err(Refusal::EngineReset { pool: self.place.pool.clone() }))
+    }
+
+    /// Holds an answer as [`Relay::hold`] does. None where the engine is going away meanwhile and
+    /// another one takes the request.
+    async fn hold(
+        &self,
+        relay: &mut Relay,
+        watch: Option<&mut DepartureWatch>,
+        exit: &mut Option<Exit>,
+    ) -> Option<Result<Tick, Mute>> {
+        let Some(watch) = watch else { return Some(relay.hold().await) };
+        let mut holding = pin!(relay.hold());
+        poll_fn(|cx| match holding.as_mut().poll(cx) {
+            Poll::Ready(held) => Poll::Ready(Some(held)),
+            Poll::Pending if self.departs(watch, exit, cx) => Poll::Ready(None),
+            Poll::Pending => Poll::Pending,
+        })
+        .await
+    }
+
+    /// Whether the engine is going away and another one takes the request: of its pool, else of a
+    /// further one of the route, for which `exit` is set then. Taken from the retry budget.
+    fn departs(&self, watch: &mut DepartureWatch, exit: &mut Option<Exit>, cx: &Context<'_>) -> bool {
+        while watch.poll(cx).is_ready() {
+            let now = self.yard.clock.now();
+            if self.bound.yard.lets_depart(self.so_far, now) {
+                return true;
+            }
+            *exit = self.exit(now);
+            if exit.is_some() {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// A further pool that takes the request now.
+    fn exit(&self, now: Tick) -> Option<Exit> {
+        let (ask, fleet) = (self.ask, self.yard.fleet);
+        if !self.so_far.may_go_on(now) {
+            return None;
+        }
+        let further = ask.routed.pools.iter().enumerate().skip(self.at + 1);
+        further.filter(|(_, pool)| fleet.available(pool, now) > 0).find_map(|(at, pool)| {
+            let spare = match ask.walk {
+                None => None,
+                Some(walk) => Some(Spare::of(ask.promise.pool(pool), walk.ask)?),
+            };
+            fleet.grants_retry(pool, now).then_some(Exit { at, spare })
+        })
     }
 
     /// The engine is waited for behind a head of ours: from now on it has the request.
@@ -666,6 +791,7 @@ impl Attempt<'_> {
         opening: &mut Opening,
         work: &mut Option<Box<Work>>,
         held: &mut Held,
+        (watch, exit): (&mut Option<DepartureWatch>, &mut Option<Exit>),
         mut deadlines: Deadlines,
         dispatched: Tick,
     ) -> Head {
@@ -687,6 +813,9 @@ impl Attempt<'_> {
             }
             if let Poll::Ready(opened) = opened {
                 return Poll::Ready(opened.map_or_else(Head::Failed, Head::Came));
+            }
+            if watch.as_mut().is_some_and(|watch| self.departs(watch, exit, cx)) {
+                return Poll::Ready(Head::Departs);
             }
             loop {
                 let next = earlier(deadlines.next(), read);
@@ -773,6 +902,7 @@ impl Attempt<'_> {
             pulse: ask.pulse.clone(),
             dialect: ask.dialect(),
             request_id: ask.id.clone(),
+            signals: Arc::clone(self.signals),
         }
     }
 
@@ -800,7 +930,7 @@ const fn knows_priority(dialect: Dialect) -> bool {
 
 fn happened(failed: &OpenFailed) -> Happened {
     match failed.why {
-        WhyNot::NoConnection => Happened::ConnectFailed,
+        WhyNot::NoConnection | WhyNot::Refused => Happened::ConnectFailed,
         WhyNot::Lack => Happened::Lacking,
         WhyNot::Stale => Happened::StaleLine,
         WhyNot::Reset | WhyNot::Garbage => Happened::Broken,

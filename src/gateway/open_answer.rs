@@ -141,7 +141,8 @@ impl Open {
 
     /// What the end of an answer says about its engine.
     fn tell_the_engine(&mut self, timeline: &Timeline, refusal: Option<&Refusal>) {
-        let fault = fault_of(timeline, refusal);
+        let is_alive = self.work.as_ref().is_some_and(|work| was_alive(timeline, work.signals().last_alive()));
+        let fault = fault_of(timeline, refusal, is_alive);
         if let Some(work) = self.work.take() {
             if fault.is_none() && timeline.ending == Ending::Clean && timeline.is_success() {
                 work.note_served(self.of.asked.endpoint, self.of.asked.model.as_deref().unwrap_or_default());
@@ -198,8 +199,20 @@ fn give_back(work: Box<Work>, timeline: &Timeline) {
     work.learned(&lesson, timeline.end);
 }
 
-/// The engine's fault in how an answer ended, if there is one.
-fn fault_of(timeline: &Timeline, refusal: Option<&Refusal>) -> Option<Happened> {
+/// Whether tokens were flowing when an answer ended: its own, or of another answer of the engine
+/// since its own last one. A limit that the class puts on the whole is then no word about the engine.
+fn was_alive(timeline: &Timeline, last_alive: Option<Tick>) -> bool {
+    timeline.last_token.is_some_and(|last| {
+        let pause = timeline.gaps.largest.unwrap_or_default().max(FLOWS);
+        timeline.end.since(last) <= pause || last_alive.is_some_and(|alive| alive > last + FLOWS)
+    })
+}
+
+/// Tokens no further apart flow, and so do those that came no slower than the others of the answer.
+const FLOWS: Duration = Duration::from_secs(1);
+
+/// The engine's fault in how an answer ended, if there is one. `is_alive`: its tokens were flowing.
+fn fault_of(timeline: &Timeline, refusal: Option<&Refusal>, is_alive: bool) -> Option<Happened> {
     if let Some(error) = timeline.error {
         return Some(Happened::answer(error.code, None, Injection::None));
     }
@@ -217,7 +230,7 @@ fn fault_of(timeline: &Timeline, refusal: Option<&Refusal>) -> Option<Happened> 
         Ending::Broken => Some(Happened::Broken),
         Ending::Clean if timeline.reader == Reader::Events => Some(Happened::Broken),
         // While the client does not read, the total limit is its doing.
-        Ending::TimedOut(Limit::Total) if timeline.limited.is_some() => None,
+        Ending::TimedOut(Limit::Total) if timeline.limited.is_some() || is_alive => None,
         Ending::TimedOut(_) => Some(Happened::TimedOut),
         Ending::Clean | Ending::Left | Ending::WriteStalled | Ending::Drained | Ending::Panicked => None,
     }

@@ -10,10 +10,13 @@
 //! whole it would say nothing for a month after every restart; taken for whole it would look as
 //! if three days had gone as this hour did.
 
+mod tenants;
+
 use std::ops::Range;
 use std::time::Duration;
 
 use crate::units::Tick;
+use tenants::Tenants;
 
 const SLOTS: usize = 120;
 
@@ -159,6 +162,8 @@ pub struct Burn {
     stretch: Range<u64>,
     /// The last minute of those that were not shed.
     served: Ring,
+    /// The same, by tenant.
+    tenants: Tenants,
 }
 
 impl Burn {
@@ -167,7 +172,14 @@ impl Burn {
     pub fn new(target: f64, window: Duration, since: Tick) -> Self {
         let all = COMMON.into_iter().chain([window]);
         let rings = all.map(|length| Ring::new(length, since)).collect();
-        Burn { target, rings, fresh: Count::default(), stretch: 0..0, served: Ring::new(PRESSURE, since) }
+        Burn {
+            target,
+            rings,
+            fresh: Count::default(),
+            stretch: 0..0,
+            served: Ring::new(PRESSURE, since),
+            tenants: Tenants::default(),
+        }
     }
 
     /// The promise changed. What was counted stays, except over a window of another length.
@@ -204,12 +216,25 @@ impl Burn {
         self.served.present().note(met);
     }
 
+    /// The same, for one of this tenant (a hash of its name).
+    pub fn note_served_to(&mut self, tenant: u64, met: bool, at: Tick) {
+        self.note_served(met, at);
+        self.tenants.note(tenant, met, at);
+    }
+
     /// The burn rate of the last minute, requests that were shed left out: what overload levels
     /// go by. `None` where so few were judged that one of them would decide.
+    ///
+    /// No tenant's misses alone raise it: it is the lowest of the rates that are left without each
+    /// tenant in turn, where others had requests at all.
     #[must_use]
     pub fn pressure(&self, at: Tick) -> Option<f64> {
         let count = self.served.count(Count::default(), at);
-        (count.judged >= ENOUGH).then(|| self.rate(count))
+        if count.judged < ENOUGH {
+            return None;
+        }
+        let without_each = self.tenants.without_each(at).into_iter().map(|rest| self.rate(rest));
+        Some(without_each.fold(self.rate(count), f64::min))
     }
 
     /// What was counted over each window up to `at`. The class's own window comes last, unless it
@@ -297,6 +322,40 @@ mod tests {
         let pressure = burn.pressure(seconds(9)).expect("ten do");
         assert!((pressure - 5.0).abs() < 1e-9, "{pressure}");
         assert_eq!(burn.pressure(seconds(70)), None, "nothing came any more");
+    }
+
+    #[test]
+    fn no_tenants_misses_alone_are_pressure() {
+        let mut burn = Burn::new(0.9, 28 * DAY, Tick::ZERO);
+        for i in 0..30 {
+            burn.note_served_to(1, false, seconds(i));
+            burn.note_served_to(2, i % 10 != 0, seconds(i));
+        }
+        let close = |rate: f64| (burn.pressure(seconds(30)).unwrap() - rate).abs() < 1e-9;
+        assert!(close(1.0), "what the other one sees: {:?}", burn.pressure(seconds(30)));
+        for i in 0..30 {
+            burn.note_served_to(3, false, seconds(i));
+        }
+        let all = burn.pressure(seconds(30)).unwrap();
+        assert!((all - 5.5).abs() < 1e-9, "{all}: two of them see it");
+        let mut beside = Burn::new(0.9, 28 * DAY, Tick::ZERO);
+        (0..30).for_each(|i| beside.note_served_to(1, false, seconds(i)));
+        let alone = beside.pressure(seconds(30)).unwrap();
+        assert!((alone - 10.0).abs() < 1e-9, "{alone}: nobody else is there");
+        beside.note_served_to(2, true, seconds(30));
+        assert_eq!(beside.pressure(seconds(30)), Some(0.0), "the other one misses nothing");
+        beside.note_served_to(2, false, seconds(30));
+        let both = beside.pressure(seconds(30)).unwrap();
+        assert!((both - 5.0).abs() < 1e-9, "{both}");
+        assert_eq!(burn.pressure(seconds(100)), None, "nothing came any more");
+    }
+
+    #[test]
+    fn beyond_sixty_four_tenants_the_others_are_nobody_in_particular() {
+        let mut burn = Burn::new(0.9, 28 * DAY, Tick::ZERO);
+        (0..200).for_each(|tenant| burn.note_served_to(tenant, tenant < 100, seconds(1)));
+        let rate = burn.pressure(seconds(2)).unwrap();
+        assert!((rate - 5.0).abs() < 0.05, "{rate}");
     }
 
     #[test]

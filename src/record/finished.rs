@@ -22,12 +22,20 @@ pub enum Retry {
     Fault,
     /// The engine refused a body into which the gateway had injected something.
     Injection,
+    /// The engine was going away, and nothing of its answer had gone to the client.
+    Departing,
 }
 
 impl Retry {
     /// All of them, in the order of the documentation.
-    pub const ALL: [Retry; 5] =
-        [Retry::StaleConnection, Retry::ConnectFailed, Retry::PushBack, Retry::Fault, Retry::Injection];
+    pub const ALL: [Retry; 6] = [
+        Retry::StaleConnection,
+        Retry::ConnectFailed,
+        Retry::PushBack,
+        Retry::Fault,
+        Retry::Injection,
+        Retry::Departing,
+    ];
 
     /// The label value.
     #[must_use]
@@ -38,6 +46,7 @@ impl Retry {
             Retry::PushBack => "push_back",
             Retry::Fault => "fault",
             Retry::Injection => "injection",
+            Retry::Departing => "departing",
         }
     }
 }

@@ -15,6 +15,7 @@ use crate::admit::levels::Kind;
 use crate::admit::limit::{Limit, Scope};
 use crate::judge::{Missed, Objectives, Outcome};
 use crate::refuse::Refusal;
+use crate::route::key_of;
 use crate::units::{ClassId, PoolId, TenantId, Tick};
 
 use super::burn::Burn;
@@ -277,7 +278,8 @@ impl ClassSeries {
         let outcome = finished.verdict.outcome;
         memory.burn.note(outcome == Outcome::Met, finished.end);
         if outcome != Outcome::Missed(Missed::Shed) {
-            memory.burn.note_served(outcome == Outcome::Met, finished.end);
+            let tenant = finished.tenant.as_ref().map_or(0, |tenant| key_of(tenant.as_str().as_bytes()));
+            memory.burn.note_served_to(tenant, outcome == Outcome::Met, finished.end);
         }
         if let Some((input, output)) = finished.tokens().filter(|_| self.promise.assumed.is_some()) {
             memory.input.note(input, finished.end);

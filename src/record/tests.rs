@@ -212,7 +212,7 @@ async fn an_answer_is_counted_once_in_each_family() {
     timeline.gaps.buckets = vec![0; edges.len() + 1];
     timeline.gaps.buckets[edges.partition_point(|edge| *edge < ms(40))] = 3;
     let verdict = crate::judge::judge(&timeline, &chat(), &Case::of(Dialect::Chat));
-    let retries = [1, 0, 2, 0, 0];
+    let retries = [1, 0, 2, 0, 0, 0];
     recorder.note(Finished { timeline: Some(timeline), gap_edges: Some(edges), retries, ..finished(verdict) });
     let samples = samples(&recorder);
     let at_labels = |name: &str, labels: &str| samples[&format!("{name}{{{labels}}}")];

@@ -1,7 +1,50 @@
 //! Takes an engine out for a while after several faults, then lets one request try.
+//!
+//! Faults that one tenant's requests met alone do not open it while the engine answers another
+//! tenant well: what a tenant can bring about by what it sends is no proof against the engine.
+//! Where only one tenant uses an engine (or nobody has keys), its faults are all there is, and
+//! they count.
+
+use std::time::Duration;
 
 use super::settings::BreakerLimits;
 use crate::units::Tick;
+
+/// A tenant, as far as a breaker tells them apart: a hash of its name.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct TenantKey(pub u64);
+
+/// A fault, and whose request met it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fault {
+    at: Tick,
+    tenant: TenantKey,
+}
+
+/// Who was answered well last: the last two tenants, each with its last good answer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Answered([Option<(TenantKey, Tick)>; 2]);
+
+impl Answered {
+    /// A tenant was answered well.
+    pub fn note(&mut self, tenant: TenantKey, at: Tick) {
+        if self.0[0].is_some_and(|(last, _)| last != tenant) {
+            self.0[1] = self.0[0];
+        }
+        self.0[0] = Some((tenant, at));
+    }
+
+    /// Whether another tenant than this one was, within this time.
+    fn another_within(&self, tenant: TenantKey, length: Duration, at: Tick) -> bool {
+        self.0.iter().flatten().any(|&(other, when)| other != tenant && at.since(when) < length)
+    }
+
+    /// The last good answer to anybody.
+    #[must_use]
+    pub fn last(&self) -> Option<Tick> {
+        self.0[0].map(|(_, at)| at)
+    }
+}
 
 /// The circuit breaker of one engine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -10,7 +53,7 @@ pub enum Breaker {
     #[default]
     Clear,
     /// Takes traffic; these faults are recent, oldest first.
-    Marked(Vec<Tick>),
+    Marked(Vec<Fault>),
     /// Takes none before `until`.
     Open {
         /// When one request may try.
@@ -23,8 +66,8 @@ pub enum Breaker {
 }
 
 impl Breaker {
-    /// The engine had a fault.
-    pub fn fault(&mut self, limits: &BreakerLimits, at: Tick) {
+    /// The engine had a fault at a request of this tenant. `answered`: whom it answered well lately.
+    pub fn fault(&mut self, limits: &BreakerLimits, tenant: TenantKey, answered: &Answered, at: Tick) {
         let mut recent = match std::mem::take(self) {
             Breaker::Clear => Vec::new(),
             Breaker::Marked(faults) => faults,
@@ -37,11 +80,14 @@ impl Breaker {
                 return;
             }
         };
-        recent.retain(|&fault| at - fault < limits.within);
-        recent.push(at);
-        *self = if recent.len() >= limits.faults.max(1) as usize {
+        recent.retain(|fault| at - fault.at < limits.within);
+        recent.push(Fault { at, tenant });
+        let most = limits.faults.max(1) as usize;
+        *self = if recent.len() >= most && !is_one_tenants_doing(&recent, answered, limits.within, at) {
             Breaker::Open { until: at + limits.open }
         } else {
+            // More say no more.
+            recent.drain(..recent.len().saturating_sub(most));
             Breaker::Marked(recent)
         };
     }
@@ -110,10 +156,14 @@ impl Breaker {
     }
 }
 
+/// Whether all of these faults are of one tenant, and another one was answered well meanwhile.
+fn is_one_tenants_doing(faults: &[Fault], answered: &Answered, within: Duration, at: Tick) -> bool {
+    let Some(Fault { tenant, .. }) = faults.first().copied() else { return false };
+    faults.iter().all(|fault| fault.tenant == tenant) && answered.another_within(tenant, within, at)
+}
+
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     const LIMITS: BreakerLimits =
@@ -123,13 +173,40 @@ mod tests {
         Tick::from_millis(millis)
     }
 
+    const ONE: TenantKey = TenantKey(1);
+    const OTHER: TenantKey = TenantKey(2);
+
+    fn fault(breaker: &mut Breaker, at: Tick) {
+        breaker.fault(&LIMITS, ONE, &Answered::default(), at);
+    }
+
+    #[test]
+    fn one_tenants_faults_open_nothing_while_another_is_answered_well() {
+        let (mut breaker, mut answered) = (Breaker::default(), Answered::default());
+        for second in 0..60 {
+            let at = ms(second * 1_000);
+            answered.note(OTHER, at);
+            answered.note(ONE, at);
+            breaker.fault(&LIMITS, ONE, &answered, at);
+            assert!(breaker.may_take(at), "at {second} s");
+        }
+        assert!(matches!(&breaker, Breaker::Marked(faults) if faults.len() == 3), "and nothing piles up");
+        let mut met_by_both = breaker.clone();
+        met_by_both.fault(&LIMITS, OTHER, &answered, ms(59_500));
+        assert!(!met_by_both.may_take(ms(59_500)), "what two of them meet is the engine's");
+        breaker.fault(&LIMITS, ONE, &answered, ms(69_900));
+        breaker.fault(&LIMITS, ONE, &answered, ms(69_950));
+        breaker.fault(&LIMITS, ONE, &answered, ms(69_960));
+        assert!(!breaker.may_take(ms(69_960)), "the other one has had no good answer for ten seconds");
+    }
+
     #[test]
     fn enough_faults_close_together_open_it() {
         let mut breaker = Breaker::default();
-        breaker.fault(&LIMITS, ms(0));
-        breaker.fault(&LIMITS, ms(4_000));
+        fault(&mut breaker, ms(0));
+        fault(&mut breaker, ms(4_000));
         assert!(breaker.may_take(ms(4_000)));
-        breaker.fault(&LIMITS, ms(9_999));
+        fault(&mut breaker, ms(9_999));
         assert!(!breaker.may_take(ms(9_999)));
         assert_eq!(breaker.opens_until(), Some(ms(14_999)));
     }
@@ -138,7 +215,7 @@ mod tests {
     fn faults_far_apart_never_open_it() {
         let mut breaker = Breaker::default();
         for second in 0..100 {
-            breaker.fault(&LIMITS, ms(second * 5_000));
+            fault(&mut breaker, ms(second * 5_000));
             assert!(breaker.may_take(ms(second * 5_000)));
         }
     }
@@ -151,7 +228,7 @@ mod tests {
         assert!(breaker.begin());
         assert!(!breaker.may_take(ms(200)), "only one");
         let mut failed = breaker.clone();
-        failed.fault(&LIMITS, ms(200));
+        fault(&mut failed, ms(200));
         assert_eq!(failed, Breaker::Open { until: ms(5_200) });
         breaker.well();
         assert_eq!(breaker, Breaker::Clear);

@@ -7,7 +7,7 @@ use std::time::Duration;
 use http::HeaderValue;
 
 use super::affinity;
-use super::breaker::Breaker;
+use super::breaker::{Answered, Breaker, TenantKey};
 use super::card::ModelCard;
 use super::fleet::Size;
 use super::health::{Change, Checked, Health};
@@ -16,6 +16,7 @@ use super::prefix::PrefixIndex;
 use super::retry::{Attempts, Effect};
 use super::seats::{self, CacheLimit};
 use super::settings::{BreakerLimits, Concurrency, EngineAddress, SeatBounds};
+use super::signals::Signals;
 use super::tournament::Rank;
 use super::view::EngineState;
 use crate::locks::Mutex;
@@ -55,6 +56,8 @@ pub(super) struct Engine {
     pub models: Arc<[Arc<str>]>,
     /// What it says of them beside their names.
     pub cards: Arc<[(Arc<str>, ModelCard)]>,
+    /// It has been asked for them, whatever it said.
+    pub asked_for_models: bool,
     /// When its key is to be computed again, as far as it is already planned.
     pub planned: Option<Tick>,
     /// Seats of its pool that are its own, as its key has it.
@@ -76,12 +79,14 @@ pub(super) struct Engine {
     pub prefixes: PrefixIndex,
     /// What its answers taught.
     pub latency: Arc<Mutex<Latency>>,
+    /// What is heard of it between checks.
+    pub signals: Arc<Signals>,
     health: Health,
     outstanding: Size,
     /// Prompt tokens that it has still to compute, by the speed at which it was seen to.
     backlog: Backlog,
     report: Option<Reported>,
-    last_well: Option<Tick>,
+    answered: Answered,
     /// It came (back) at this moment and is still warming up.
     warms_since: Option<Tick>,
     injections_off: SwitchedOff,
@@ -226,6 +231,7 @@ impl Engine {
             left: None,
             models: Arc::from([]),
             cards: Arc::from([]),
+            asked_for_models: false,
             planned: None,
             given: Given::default(),
             limit: Limit::NONE,
@@ -236,11 +242,12 @@ impl Engine {
             learned_at: Tick::ZERO,
             prefixes: PrefixIndex::new(),
             latency: Arc::default(),
+            signals: Arc::default(),
             health: Health::default(),
             outstanding: Size::default(),
             backlog: Backlog::default(),
             report: None,
-            last_well: None,
+            answered: Answered::default(),
             warms_since,
             injections_off: SwitchedOff::No,
             injection_accepted: None,
@@ -305,8 +312,14 @@ impl Engine {
     }
 
     pub fn rank(&mut self, at: Tick) -> Rank {
-        let takes = self.left.is_none() && self.health.is_up() && !self.is_asleep(at) && self.breaker.may_take(at);
-        match takes {
+        // An open breaker whose time is over becomes ready by this look.
+        let breaker_lets = self.breaker.may_take(at);
+        if breaker_lets { self.rank_past_breaker(at) } else { Rank::Out }
+    }
+
+    /// Its rank, whatever its breaker says.
+    pub fn rank_past_breaker(&self, at: Tick) -> Rank {
+        match self.left.is_none() && self.health.is_up() && !self.is_asleep(at) {
             false => Rank::Out,
             true if self.cool_until > at => Rank::Cooling,
             true => self.rank_if_able(),
@@ -370,9 +383,14 @@ impl Engine {
         }
     }
 
-    /// Whether nothing but its open breaker keeps it from requests.
+    /// Whether nothing but its breaker keeps it from requests.
     pub fn waits_for_its_breaker(&self, at: Tick) -> bool {
-        self.health.is_up() && !self.is_asleep(at) && self.breaker.opens_until().is_some()
+        self.breaker.is_open() && self.rank_past_breaker(at) != Rank::Out
+    }
+
+    /// The seats that it would give its pool if its breaker were closed.
+    pub fn gives_past_breaker(&self, at: Tick) -> u32 {
+        if self.waits_for_its_breaker(at) { self.limit.whole } else { 0 }
     }
 
     /// How loaded it would be with one request more: the prompt tokens that are ahead of it, plus a
@@ -460,20 +478,23 @@ impl Engine {
     }
 
     pub fn checked(&mut self, checked: Checked, at: Tick) -> Option<Change> {
-        let change = self.health.note(checked, self.last_well, at);
-        if change == Some(Change::CameUp) {
+        let alive = self.answered.last().max(self.signals.last_alive());
+        let change = self.health.note(checked, alive, at);
+        // One that only kept silent, and serves again, is the same one.
+        if change == Some(Change::CameUp) && checked == Checked::Well {
             self.start_anew(at);
             self.health = Health::Up;
         }
         change
     }
 
-    /// What an attempt did to it. True where its place among the others may have changed.
-    pub fn feel(&mut self, effect: &Effect, limits: Option<&BreakerLimits>, at: Tick) -> bool {
+    /// What an attempt of this tenant did to it. True where its place among the others may have
+    /// changed.
+    pub fn feel(&mut self, effect: &Effect, limits: Option<&BreakerLimits>, tenant: TenantKey, at: Tick) -> bool {
         match effect {
             Effect::Fault(_) => {
                 if let Some(limits) = limits {
-                    self.breaker.fault(limits, at);
+                    self.breaker.fault(limits, tenant, &self.answered, at);
                 }
                 true
             }
@@ -483,7 +504,7 @@ impl Engine {
                 true
             }
             Effect::Well(_) => {
-                self.last_well = Some(at);
+                self.answered.note(tenant, at);
                 self.breaker.well()
             }
             Effect::InjectionAccepted(_) => {

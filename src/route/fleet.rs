@@ -26,6 +26,7 @@ use std::time::Duration;
 
 use http::HeaderValue;
 
+use super::breaker::TenantKey;
 use super::card::ModelCard;
 use super::engine::{Engine, Reading, Report};
 use super::health::{Change, Checked};
@@ -33,6 +34,7 @@ use super::latency::{Aims, Latency, Lesson, Prediction, Situation, Steps};
 use super::retry::{Attempts, Effect, Happened, Injection, Next};
 use super::seats::Promised;
 use super::settings::{EngineAddress, Pool};
+use super::signals::Signals;
 use super::view::PoolView;
 use super::yard::{Pace, Shared, Yard};
 use crate::locks::{Mutex, RwLock};
@@ -100,6 +102,8 @@ pub struct Choice {
     pub may_inject: bool,
     /// Whether it accepted an injection in the last 60 s.
     pub injection_proven: bool,
+    /// The pool has, or has had, other engines.
+    pub has_neighbours: bool,
     /// Its share of the engine's work; given back when dropped. In a box, as it goes from hand to hand.
     pub work: Box<Work>,
 }
@@ -134,6 +138,7 @@ pub struct Work {
     /// When the first token came, and what the engine had run until then.
     first: Option<(Tick, Reading)>,
     latency: Arc<Mutex<Latency>>,
+    signals: Arc<Signals>,
     is_over: bool,
 }
 
@@ -170,6 +175,7 @@ impl Fleet {
             let new = || Yard::new(pool.clone(), self.shared.clone(), self.seed ^ count);
             let yard = yards.entry(pool.id.clone()).or_insert_with(new);
             yard.inner.lock().adopt(pool.clone(), at);
+            yard.relist();
         }
         for (id, yard) in yards.iter() {
             if !pools.iter().any(|pool| pool.id == *id) {
@@ -183,6 +189,7 @@ impl Fleet {
     pub fn set_engines(&self, pool: &PoolId, addresses: Vec<EngineAddress>, at: Tick) {
         if let Some(yard) = self.yard(pool) {
             yard.inner.lock().set_engines(addresses, at);
+            yard.relist();
         }
     }
 
@@ -194,6 +201,12 @@ impl Fleet {
             inner.present().map(|(_, engine)| (engine.id.clone(), engine.address.clone())).collect()
         };
         self.yard(pool).map(list).unwrap_or_default()
+    }
+
+    /// How many engines a pool has.
+    #[must_use]
+    pub fn engine_count(&self, pool: &PoolId) -> usize {
+        self.yard(pool).map_or(0, |yard| yard.inner.lock().present().count())
     }
 
     /// How many engines of a pool can take requests now, cooling ones included.
@@ -223,14 +236,6 @@ impl Fleet {
     #[must_use]
     pub fn grants_retry(&self, pool: &PoolId, at: Tick) -> bool {
         self.yard(pool).is_some_and(|yard| yard.inner.lock().budget.draw(at))
-    }
-
-    /// Nobody of any pool could be asked. If breakers are all that keeps this pool's engines from
-    /// it, the one that would be ready first may be tried at once: by one request, alone.
-    pub fn may_try_early(&self, pool: &PoolId, at: Tick) {
-        if let Some(yard) = self.yard(pool) {
-            yard.inner.lock().may_try_early(at);
-        }
     }
 
     /// See [`Yard::choose`]; no request begins.
@@ -285,10 +290,10 @@ impl Fleet {
         let Some(yard) = self.yard(pool) else { return attempts.nothing_left() };
         let mut inner = yard.inner.lock();
         inner.wake(at);
-        let rest = inner.rest(attempts.tried());
+        let rest = inner.rest(attempts, at);
         let step = attempts.next(happened, rest, at, &mut inner.budget);
         drop(inner);
-        self.apply(pool, step.effects, at);
+        self.apply(pool, step.effects, attempts.tenant(), at);
         step.next
     }
 
@@ -302,28 +307,29 @@ impl Fleet {
 
     /// The same, for who has the pool at hand.
     pub fn succeeded_in(&self, yard: &Yard, attempts: &mut Attempts, injection: Injection, at: Tick) {
-        self.apply_in(yard, attempts.succeeded(injection), at);
+        let tenant = attempts.tenant();
+        self.apply_in(yard, attempts.succeeded(injection), tenant, at);
     }
 
     /// The request is over without a further result: effects held back so far now count.
     pub fn settle(&self, pool: &PoolId, attempts: &mut Attempts, at: Tick) {
         if let Some(effect) = attempts.settled() {
-            self.apply(pool, [effect], at);
+            self.apply(pool, [effect], attempts.tenant(), at);
         }
     }
 
-    /// Notes effects on engines.
-    pub fn apply(&self, pool: &PoolId, effects: impl IntoIterator<Item = Effect>, at: Tick) {
+    /// Notes effects of a tenant's request on engines.
+    pub fn apply(&self, pool: &PoolId, effects: impl IntoIterator<Item = Effect>, tenant: TenantKey, at: Tick) {
         if let Some(yard) = self.yard(pool) {
-            self.apply_in(&yard, effects, at);
+            self.apply_in(&yard, effects, tenant, at);
         }
     }
 
-    fn apply_in(&self, yard: &Yard, effects: impl IntoIterator<Item = Effect>, at: Tick) {
+    fn apply_in(&self, yard: &Yard, effects: impl IntoIterator<Item = Effect>, tenant: TenantKey, at: Tick) {
         for effect in effects {
             match effect {
-                Effect::FaultElsewhere(pool, engine) => self.apply(&pool, [Effect::Fault(engine)], at),
-                _ => yard.inner.lock().apply(&effect, at),
+                Effect::FaultElsewhere(pool, engine) => self.apply(&pool, [Effect::Fault(engine)], tenant, at),
+                _ => yard.inner.lock().apply(&effect, tenant, at),
             }
         }
     }
@@ -340,9 +346,15 @@ impl Fleet {
         self.yard(pool).is_some_and(|yard| yard.has_served(endpoint, model))
     }
 
-    /// A health check of an engine ended.
+    /// A health check of an engine ended. One that is going away loses the attempts of which nothing
+    /// has come, as far as others can take them.
     pub fn checked(&self, pool: &PoolId, engine: &EngineId, checked: Checked, at: Tick) -> Option<Change> {
-        self.yard(pool)?.inner.lock().checked(engine, checked, at)
+        let yard = self.yard(pool)?;
+        let change = yard.inner.lock().checked(engine, checked, at);
+        if checked.is_departure() {
+            yard.departs(engine);
+        }
+        change
     }
 
     /// An engine's own metrics were read.
@@ -354,7 +366,18 @@ impl Fleet {
 
     /// An engine named the models it serves.
     pub fn lists_models(&self, pool: &PoolId, engine: &EngineId, models: Vec<Arc<str>>) {
-        self.with_engine(pool, engine, |engine| engine.models = models.into());
+        let Some(yard) = self.yard(pool) else { return };
+        let is_news = |engine: &mut Engine| {
+            engine.asked_for_models = true;
+            let is_news = *engine.models != *models;
+            if is_news {
+                engine.models = models.into();
+            }
+            is_news
+        };
+        if yard.with_engine(engine, is_news) == Some(true) {
+            yard.relist();
+        }
     }
 
     /// What an engine says of the models it serves, beside their names.
@@ -389,6 +412,16 @@ impl Fleet {
         self.yard(pool).map(list).unwrap_or_default()
     }
 
+    /// The same; `None` while some engine has not been asked yet.
+    #[must_use]
+    pub fn all_models(&self, pool: &PoolId) -> Option<Vec<Arc<str>>> {
+        let yard = self.yard(pool)?;
+        let inner = yard.inner.lock();
+        let all_asked = inner.present().all(|(_, engine)| engine.asked_for_models);
+        drop(inner);
+        all_asked.then(|| self.models(pool))
+    }
+
     /// Everything there is to show, pools and engines by name. Engines that left stay for ten
     /// minutes, with their pool or by themselves.
     #[must_use]
@@ -406,12 +439,8 @@ impl Fleet {
     }
 
     fn with_engine(&self, pool: &PoolId, engine: &EngineId, note: impl FnOnce(&mut Engine)) {
-        let Some(yard) = self.yard(pool) else { return };
-        let mut inner = yard.inner.lock();
-        if let Some(&place) = inner.places.get(engine)
-            && let Some(engine) = inner.engines[place].as_mut()
-        {
-            note(engine);
+        if let Some(yard) = self.yard(pool) {
+            yard.with_engine(engine, note);
         }
     }
 }
@@ -437,7 +466,7 @@ impl Yard {
             inner.budget.request(at);
         }
         inner.wake(at);
-        let place = inner.best_for(&want, blocks, attempts.tried())?;
+        let place = inner.place_for(&want, blocks, attempts, at)?;
         let engine = inner.engines[place].as_mut().expect("the tree names only places that are taken");
         let expected = engine.prefixes.tokens(engine.prefixes.held(blocks)).min(want.size.prefill);
         let prompt = want.size.prefill;
@@ -459,6 +488,7 @@ impl Yard {
             spent: want.spent,
             first: None,
             latency: engine.latency.clone(),
+            signals: engine.signals.clone(),
             is_over: false,
         });
         let choice = Choice {
@@ -467,6 +497,7 @@ impl Yard {
             host: engine.host.clone(),
             may_inject: engine.may_inject(),
             injection_proven: engine.injection_proven(at),
+            has_neighbours: inner.places.len() > 1,
             work,
         };
         drop(inner);
@@ -493,6 +524,12 @@ impl Work {
     /// Its engine has served `model` on this path.
     pub fn note_served(&self, endpoint: Endpoint, model: &str) {
         self.yard.note_served(endpoint, model);
+    }
+
+    /// What is heard of its engine.
+    #[must_use]
+    pub const fn signals(&self) -> &Arc<Signals> {
+        &self.signals
     }
 
     /// When the engine was picked.

@@ -5,22 +5,22 @@
 //! connection of its own: whether the engine still accepts one is part of the question.
 //! Looks are spread by a seeded source, so that a large fleet is not asked all at once.
 
+mod ask;
+mod family;
+mod survey;
+
 use std::collections::HashMap;
-use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
-use http::header::{ACCEPT, AUTHORIZATION, HOST, USER_AGENT};
-use http::{HeaderValue, Request, StatusCode};
-use http_body_util::{BodyExt, Empty};
-use hyper::body::Incoming;
-use hyper::client::conn::http1::{self, SendRequest};
-use hyper_util::rt::TokioIo;
+use http::StatusCode;
 use parking_lot::Mutex;
 use secrecy::ExposeSecret;
 use tokio::task::{AbortHandle, JoinSet};
 
+use self::ask::{Asking, Failed};
+use self::family::Chosen;
+pub use self::survey::{KeyState, Survey, survey};
 use super::scrape::Page;
 use super::settings::{EngineAddress, Engines, Pool};
 use super::{Checked, Fleet, ModelCard, Report};
@@ -43,8 +43,7 @@ struct Tasks {
 /// What every looking task needs.
 struct Looker {
     fleet: Arc<Fleet>,
-    dial: Arc<dyn Dial>,
-    clock: Clock,
+    asking: Asking,
     seed: u64,
 }
 
@@ -55,18 +54,15 @@ struct Target {
     address: Arc<EngineAddress>,
 }
 
-/// Engines are asked for their models this often.
+/// An engine that is alone in its pool is asked for its models this often: the list is only shown.
 const MODELS_EVERY: Duration = Duration::from_secs(30);
+/// One of several is asked this often: the lists decide which of them gets a request, and an adapter
+/// that was loaded on one of them is asked for from the first second.
+const CHOICE_OF_MODELS_EVERY: Duration = Duration::from_secs(1);
 /// An engine that refuses connections is looked at this often: it is taken out at once, a look
 /// costs next to nothing, and one that restarts quickly must not be missed for longer than it was
 /// away.
 const REFUSED_AGAIN: Duration = Duration::from_millis(250);
-/// A list of models may be this large.
-const LONGEST_LIST: usize = 1024 * 1024;
-/// Models of one engine that are remembered.
-const MOST_MODELS: usize = 1000;
-/// A name of a model may be this long.
-const LONGEST_NAME: usize = 256;
 /// A metrics page is read up to this length.
 const LONGEST_PAGE: usize = 8 * 1024 * 1024;
 
@@ -74,7 +70,8 @@ impl Probes {
     /// Nothing is looked at yet. `seed` spreads the looks over time.
     #[must_use]
     pub fn new(fleet: Arc<Fleet>, dial: Arc<dyn Dial>, clock: Clock, seed: u64) -> Self {
-        Probes { looker: Arc::new(Looker { fleet, dial, clock, seed }), tasks: Mutex::default() }
+        let asking = Asking { dial, clock };
+        Probes { looker: Arc::new(Looker { fleet, asking, seed }), tasks: Mutex::default() }
     }
 
     /// Looks at these pools from now on, which the fleet follows already; a pool that did not
@@ -122,28 +119,36 @@ impl Looker {
                 self.attend(&pool, &mut engines, &mut looks);
                 std::future::pending().await
             }
-            Engines::Dns(dns) => loop {
-                let began = self.clock.now();
-                let patience = dns.refresh.max(Duration::from_secs(1));
-                let found = self.within(patience, self.dial.look_up(&dns.name, dns.port)).await;
-                match found {
-                    Some(Ok(mut addresses)) if !addresses.is_empty() => {
-                        addresses.sort_unstable();
-                        addresses.dedup();
-                        let addresses = addresses.into_iter().map(|address| dns.engine_at(address)).collect();
-                        self.fleet.set_engines(&pool.id, addresses, self.clock.now());
-                        self.attend(&pool, &mut engines, &mut looks);
+            Engines::Dns(dns) => {
+                let mut chosen = Chosen::default();
+                loop {
+                    let clock = self.asking.clock;
+                    let began = clock.now();
+                    let patience = dns.refresh.max(Duration::from_secs(1));
+                    let found = self.asking.within(patience, self.asking.dial.look_up(&dns.name, dns.port)).await;
+                    match found {
+                        Some(Ok(addresses)) if !addresses.is_empty() => {
+                            let serves = self.fleet.available(&pool.id, clock.now()) > 0;
+                            let addresses = chosen.of(addresses, &pool, dns, serves, &self.asking).await;
+                            if addresses.is_empty() {
+                                tracing::warn!(pool = %pool.id, family = ?dns.family, "the pool's DNS name has no address of its `family`");
+                            } else {
+                                let engines = addresses.into_iter().map(|address| dns.engine_at(address)).collect();
+                                self.fleet.set_engines(&pool.id, engines, clock.now());
+                            }
+                            self.attend(&pool, &mut engines, &mut looks);
+                        }
+                        // The last good answer stands: a name server that is down is no reason to
+                        // lose engines that work.
+                        Some(Ok(_)) => tracing::warn!(pool = %pool.id, "the pool's DNS name has no address"),
+                        Some(Err(error)) => {
+                            tracing::warn!(pool = %pool.id, %error, "the pool's DNS name cannot be looked up")
+                        }
+                        None => tracing::warn!(pool = %pool.id, "looking up the pool's DNS name took too long"),
                     }
-                    // The last good answer stands: a name server that is down is no reason to
-                    // lose engines that work.
-                    Some(Ok(_)) => tracing::warn!(pool = %pool.id, "the pool's DNS name has no address"),
-                    Some(Err(error)) => {
-                        tracing::warn!(pool = %pool.id, %error, "the pool's DNS name cannot be looked up")
-                    }
-                    None => tracing::warn!(pool = %pool.id, "looking up the pool's DNS name took too long"),
+                    clock.sleep_until(Some(began + dns.refresh)).await;
                 }
-                self.clock.sleep_until(Some(began + dns.refresh)).await;
-            },
+            }
         }
     }
 
@@ -184,172 +189,111 @@ impl Looker {
 
     async fn look_at_health(&self, target: &Target, mut chance: u64) {
         let Some(health) = &target.pool.health else { return };
+        let clock = self.asking.clock;
         loop {
-            let began = self.clock.now();
-            let checked = self.check(target, &health.path, health.timeout).await;
-            if let Some(checked) = checked {
-                self.tell(target, checked);
+            let began = clock.now();
+            let looked = self.check(target, &health.path, health.timeout).await;
+            let every = match looked {
+                Some(Look { checked: Checked::Refused, .. }) => health.every.min(REFUSED_AGAIN),
+                _ => health.every,
+            };
+            if let Some(looked) = looked {
+                self.tell(target, &looked);
             }
-            let every = if checked == Some(Checked::Refused) { health.every.min(REFUSED_AGAIN) } else { health.every };
-            self.clock.sleep_until(Some(began + spread(every, &mut chance))).await;
+            clock.sleep_until(Some(began + spread(every, &mut chance))).await;
         }
     }
 
     async fn look_at_metrics(&self, target: &Target, mut chance: u64) {
         let Some(scrape) = &target.pool.metrics else { return };
+        let clock = self.asking.clock;
         loop {
-            let next = self.clock.now() + spread(scrape.every, &mut chance);
-            if let Some(Ok(report)) = self.within(scrape.timeout, self.read_metrics(target, &scrape.path)).await {
-                self.fleet.reported(&target.pool.id, &target.engine, report, self.clock.now());
+            let next = clock.now() + spread(scrape.every, &mut chance);
+            if let Some(Ok(report)) = self.asking.within(scrape.timeout, self.read_metrics(target, &scrape.path)).await
+            {
+                self.fleet.reported(&target.pool.id, &target.engine, report, clock.now());
             }
-            self.clock.sleep_until(Some(next)).await;
+            clock.sleep_until(Some(next)).await;
         }
     }
 
+    /// The first look also tells the operator what the engine is.
     async fn look_at_models(&self, target: &Target, mut chance: u64) {
+        let clock = self.asking.clock;
+        let listed = survey::models(&self.asking, &target.pool, &target.address).await;
+        // At once: the lists decide where requests go.
+        let cards = listed.as_ref().map_or_else(|_| Vec::new(), Clone::clone);
+        let listed = listed.map(names);
+        self.fleet.lists_models(&target.pool.id, &target.engine, names(cards.clone()));
+        self.fleet.describes_models(&target.pool.id, &target.engine, cards);
+        Survey::of(&self.asking, &target.pool, &target.address, listed).await.tell();
         loop {
-            let next = self.clock.now() + spread(MODELS_EVERY, &mut chance);
-            if let Some(Ok(cards)) = self.within(MODELS_TIMEOUT, self.read_models(target)).await {
-                let models = cards.iter().map(|(name, _)| Arc::clone(name)).collect();
+            let every = match self.fleet.engine_count(&target.pool.id) {
+                0 | 1 => MODELS_EVERY,
+                _ => CHOICE_OF_MODELS_EVERY,
+            };
+            clock.sleep_until(Some(clock.now() + spread(every, &mut chance))).await;
+            if let Ok(cards) = survey::models(&self.asking, &target.pool, &target.address).await {
+                let models = names(cards.clone());
                 self.fleet.lists_models(&target.pool.id, &target.engine, models);
                 self.fleet.describes_models(&target.pool.id, &target.engine, cards);
             }
-            self.clock.sleep_until(Some(next)).await;
         }
     }
 
-    fn tell(&self, target: &Target, checked: Checked) {
+    fn tell(&self, target: &Target, look: &Look) {
         let (pool, engine) = (&target.pool.id, &target.engine);
-        match self.fleet.checked(pool, engine, checked, self.clock.now()) {
-            Some(super::Change::WentDown) => tracing::warn!(%pool, %engine, ?checked, "an engine is down"),
+        match self.fleet.checked(pool, engine, look.checked, self.asking.clock.now()) {
+            Some(super::Change::WentDown) => tracing::warn!(%pool, %engine, cause = %look.cause, "an engine is down"),
             Some(super::Change::CameUp) => tracing::info!(%pool, %engine, "an engine is up again"),
             None => {}
         }
     }
 
     /// `None` where the gateway itself could open no connection: that tells nothing of the engine.
-    async fn check(&self, target: &Target, path: &str, timeout: Duration) -> Option<Checked> {
-        let checked = match self.within(timeout, self.ask(target, path)).await {
-            None => Checked::NoAnswer,
+    async fn check(&self, target: &Target, path: &str, timeout: Duration) -> Option<Look> {
+        let asked = self.asking.ask(&target.pool, &target.address, path);
+        let look = |checked, cause: String| Some(Look { checked, cause });
+        match self.asking.within(timeout, asked).await {
+            None => look(Checked::NoAnswer, format!("{path} was not answered within {timeout:?}")),
             Some(Err(Failed::Dial(error))) if is_lack(&error) => {
                 tracing::error!(%error, "an engine cannot be looked at: raise the limit of open files");
-                return None;
+                None
             }
-            Some(Err(Failed::Dial(error))) if is_refusal(&error) => Checked::Refused,
-            Some(Err(_)) => Checked::NoAnswer,
-            Some(Ok(answer)) if answer.status.is_success() || answer.status.is_redirection() => Checked::Well,
-            Some(Ok(answer)) => Checked::Unwell { status: answer.status.as_u16() },
-        };
-        Some(checked)
+            Some(Err(failed)) => {
+                let refuses = matches!(&failed, Failed::Dial(error) if is_refusal(error));
+                look(if refuses { Checked::Refused } else { Checked::NoAnswer }, failed.cause(&target.address))
+            }
+            Some(Ok(answer)) if answer.status.is_success() || answer.status.is_redirection() => {
+                look(Checked::Well, String::new())
+            }
+            Some(Ok(answer)) => {
+                let status = answer.status.as_u16();
+                look(Checked::Unwell { status }, format!("{path} answers {status}"))
+            }
+        }
     }
 
     async fn read_metrics(&self, target: &Target, path: &str) -> Result<Report, Failed> {
-        let answer = self.ask(target, path).await?;
+        let answer = self.asking.ask(&target.pool, &target.address, path).await?;
         if answer.status != StatusCode::OK {
-            return Err(Failed::Useless);
+            return Err(Failed::Status(answer.status));
         }
         let mut page = Page::default();
         answer.read(LONGEST_PAGE, |piece| page.push(piece)).await?;
         page.end().ok_or(Failed::Useless)
     }
-
-    async fn read_models(&self, target: &Target) -> Result<Vec<(Arc<str>, ModelCard)>, Failed> {
-        let answer = self.ask(target, "/v1/models").await?;
-        if answer.status != StatusCode::OK {
-            return Err(Failed::Useless);
-        }
-        let mut list = Vec::new();
-        answer.read(LONGEST_LIST, |piece| list.extend_from_slice(piece)).await?;
-        let list: ModelList = serde_json::from_slice(&list).map_err(|_| Failed::Useless)?;
-        let models = list.data.into_iter().map(|model| (model.id, model.card));
-        let models = models.filter(|(name, _)| !name.is_empty() && name.len() <= LONGEST_NAME);
-        Ok(models.take(MOST_MODELS).map(|(name, card)| (Arc::from(name), card)).collect())
-    }
-
-    /// Asks with GET on a connection of its own.
-    async fn ask(&self, target: &Target, path: &str) -> Result<Answer, Failed> {
-        let (pool, address) = (&*target.pool, &*target.address);
-        let dialled = self.within(pool.connect_timeout, self.dial.dial(address, pool.roots.as_ref())).await;
-        let io = dialled.unwrap_or_else(|| Err(io::ErrorKind::TimedOut.into())).map_err(Failed::Dial)?;
-        let handshake = http1::Builder::new().max_buf_size(LONGEST_HEAD).handshake(TokioIo::new(io)).await;
-        let (mut sender, connection) = handshake.map_err(|_| Failed::Useless)?;
-        let mut task = JoinSet::new();
-        task.spawn(async move { drop(connection.await) });
-        let answer = sender.send_request(request(pool, address, path)?).await.map_err(|_| Failed::Useless)?;
-        Ok(Answer { status: answer.status(), body: answer.into_body(), _line: (sender, task) })
-    }
-
-    async fn within<T>(&self, limit: Duration, work: impl Future<Output = T>) -> Option<T> {
-        tokio::select! {
-            done = work => Some(done),
-            () = self.clock.sleep_until(Some(self.clock.now() + limit)) => None,
-        }
-    }
 }
 
-const MODELS_TIMEOUT: Duration = Duration::from_secs(5);
-const LONGEST_HEAD: usize = 64 * 1024;
-
-enum Failed {
-    /// No connection.
-    Dial(io::Error),
-    /// No answer, or one that says nothing.
-    Useless,
+/// The names of models.
+fn names(cards: Vec<(Arc<str>, ModelCard)>) -> Vec<Arc<str>> {
+    cards.into_iter().map(|(name, _)| name).collect()
 }
 
-/// An answer to a look, and the connection it comes on.
-struct Answer {
-    status: StatusCode,
-    body: Incoming,
-    _line: (SendRequest<Empty<Bytes>>, JoinSet<()>),
-}
-
-impl Answer {
-    /// Reads the body piece by piece, up to `most` bytes.
-    async fn read(mut self, most: usize, mut take: impl FnMut(&[u8])) -> Result<(), Failed> {
-        let mut length = 0;
-        while let Some(frame) = self.body.frame().await {
-            let Ok(piece) = frame.map_err(|_| Failed::Useless)?.into_data() else { continue };
-            length += piece.len();
-            if length > most {
-                return Err(Failed::Useless);
-            }
-            take(&piece);
-        }
-        Ok(())
-    }
-}
-
-#[derive(serde::Deserialize)]
-struct ModelList {
-    data: Vec<ListedModel>,
-}
-
-#[derive(serde::Deserialize)]
-struct ListedModel {
-    id: String,
-    #[serde(flatten)]
-    card: ModelCard,
-}
-
-fn request(pool: &Pool, address: &EngineAddress, path: &str) -> Result<Request<Empty<Bytes>>, Failed> {
-    let mut request = Request::get(format!("{}{path}", address.base))
-        .header(HOST, address.authority())
-        .header(USER_AGENT, "goodput")
-        .header(ACCEPT, "*/*")
-        .body(Empty::new())
-        .map_err(|_| Failed::Useless)?;
-    let headers = request.headers_mut();
-    if let Some(key) = &pool.api_key
-        && let Ok(mut value) = HeaderValue::try_from(format!("Bearer {}", key.expose_secret()))
-    {
-        value.set_sensitive(true);
-        headers.insert(AUTHORIZATION, value);
-    }
-    for (name, value) in &pool.headers {
-        headers.insert(name.clone(), value.clone());
-    }
-    Ok(request)
+/// What a health check saw, and why, in words for an operator.
+struct Look {
+    checked: Checked,
+    cause: String,
 }
 
 /// An interval, longer or shorter by up to a tenth.

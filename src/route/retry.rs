@@ -9,11 +9,14 @@
 //! [`Attempts`] is one request's way through one pool; [`Fleet::failed`](super::Fleet::failed)
 //! asks it with the pool's budget in hand and applies the effects.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
 use http::HeaderValue;
 
 use super::Budget;
+use super::breaker::TenantKey;
+use super::listed::EngineList;
 use super::settings::{CoolDown, Pool, Retries};
 use crate::units::{EngineId, PoolId, Tick};
 
@@ -39,6 +42,10 @@ pub enum Happened {
     },
     /// Reset, close, truncation or unreadable bytes after the request was sent.
     Broken,
+    /// The engine is going away (its port refuses connections, or its health answers 503), nothing
+    /// of its answer has gone to the client, and another engine may be asked: the budget has given
+    /// a retry for it already.
+    Departing,
     /// 400 or 422 to a body into which something was injected, from an engine that has not
     /// accepted such an injection in the last 60 s.
     InjectionRefused,
@@ -188,6 +195,12 @@ pub struct Attempts {
     was_heard: bool,
     /// A time limit ended the last one.
     timed_out: bool,
+    /// Whose request it is.
+    tenant: TenantKey,
+    /// Engines of the pool that do not list the request's model, where others do.
+    not_listing: Option<EngineList>,
+    /// No engine of the route can be asked but for its breaker: breakers let it through.
+    past_breakers: bool,
 }
 
 impl Attempts {
@@ -218,7 +231,23 @@ impl Attempts {
             has_answer: false,
             was_heard: false,
             timed_out: false,
+            tenant: TenantKey::default(),
+            not_listing: None,
+            past_breakers: false,
         }
+    }
+
+    /// The same, of this tenant's request.
+    #[must_use]
+    pub fn of_tenant(mut self, tenant: TenantKey) -> Self {
+        self.tenant = tenant;
+        self
+    }
+
+    /// Whose request it is.
+    #[must_use]
+    pub fn tenant(&self) -> TenantKey {
+        self.tenant
     }
 
     /// Goes on in another pool: its engines are untried, what happened before stays.
@@ -229,6 +258,23 @@ impl Attempts {
         self.closed_from = self.tried.len();
         self.connect_repeated = false;
         self.without_injection = false;
+        self.not_listing = None;
+    }
+
+    /// These engines of the pool do not list its model, and others do: they are not asked.
+    pub fn keep_off(&mut self, engines: Option<EngineList>) {
+        self.not_listing = engines;
+    }
+
+    /// From now on breakers let it through where nothing else keeps it from an engine.
+    pub fn pass_breakers(&mut self) {
+        self.past_breakers = true;
+    }
+
+    /// Whether breakers let it through.
+    #[must_use]
+    pub fn passes_breakers(&self) -> bool {
+        self.past_breakers
     }
 
     /// Where the request is now.
@@ -253,6 +299,22 @@ impl Attempts {
     #[must_use]
     pub fn tried(&self) -> &[EngineId] {
         &self.tried[self.closed_from..]
+    }
+
+    /// Engines that are not to be asked: these, and those that do not list its model.
+    #[must_use]
+    pub fn shut(&self) -> Cow<'_, [EngineId]> {
+        match &self.not_listing {
+            None => Cow::Borrowed(self.tried()),
+            Some(others) => Cow::Owned(self.tried().iter().chain(&**others).cloned().collect()),
+        }
+    }
+
+    /// Whether another attempt may still be begun, as far as time and the client decide: nothing
+    /// has gone out, and the limit for first tokens has not passed.
+    #[must_use]
+    pub fn may_go_on(&self, at: Tick) -> bool {
+        self.stage == Stage::Held && at < self.until
     }
 
     /// The engine of the current attempt.
@@ -349,6 +411,11 @@ impl Attempts {
                 self.has_answer = true;
                 self.after_failure(Failure::Status(status), engine, rest, at, budget, &mut effects)
             }
+            // Its health has taken it out already.
+            Happened::Departing => {
+                effects.extend(self.settled());
+                (rest == Rest::Others).then_some(Next::Another)
+            }
             Happened::Broken | Happened::StaleLine => {
                 self.after_failure(Failure::Reset, engine, rest, at, budget, &mut effects)
             }
@@ -437,16 +504,48 @@ impl Attempts {
     }
 }
 
-/// Reads `Retry-After`: seconds, or a date against the time of day.
+/// Reads `Retry-After`: seconds, or a date against the time of day, in any of the three forms that
+/// HTTP has (RFC 9110 section 5.6.7). A moment that has passed is now.
 #[must_use]
 pub fn retry_after(value: &HeaderValue, wall: Duration) -> Option<Duration> {
     let text = value.to_str().ok()?.trim();
     if let Ok(seconds) = text.parse::<f64>() {
         return Duration::try_from_secs_f64(seconds).ok();
     }
-    let date = jiff::fmt::rfc2822::DateTimeParser::new().parse_timestamp(text).ok()?;
-    let since_epoch = Duration::try_from_secs_f64(date.as_second() as f64).ok()?;
-    Some(since_epoch.saturating_sub(wall))
+    let wall_second = i64::try_from(wall.as_secs()).ok()?;
+    let second = rfc_1123(text).or_else(|| rfc_850(text, wall_second)).or_else(|| asctime(text))?;
+    Some(Duration::from_secs(u64::try_from(second).unwrap_or(0)).saturating_sub(wall))
+}
+
+/// `Sun, 06 Nov 1994 08:49:37 GMT`
+fn rfc_1123(text: &str) -> Option<i64> {
+    Some(jiff::fmt::rfc2822::DateTimeParser::new().parse_timestamp(text).ok()?.as_second())
+}
+
+/// `Sunday, 06-Nov-94 08:49:37 GMT`. Of the years that end so, the last one that is no more than
+/// fifty years ahead.
+fn rfc_850(text: &str, wall: i64) -> Option<i64> {
+    let (_weekday, date) = text.split_once(", ")?;
+    let (day, rest) = date.split_once('-')?;
+    let (month, rest) = rest.split_once('-')?;
+    let (year, time) = rest.split_once(' ')?;
+    let year: i16 = (year.len() == 2).then(|| year.parse().ok())??;
+    let this_year = jiff::Timestamp::from_second(wall).ok()?.to_zoned(jiff::tz::TimeZone::UTC).year();
+    let ahead = this_year + 50;
+    let year = ahead - (ahead - year).rem_euclid(100);
+    second_of(&format!("{day} {month} {year} {}", time.strip_suffix(" GMT")?))
+}
+
+/// `Sun Nov  6 08:49:37 1994`
+fn asctime(text: &str) -> Option<i64> {
+    let mut words = text.split_ascii_whitespace().skip(1);
+    let (month, day, time, year) = (words.next()?, words.next()?, words.next()?, words.next()?);
+    second_of(&format!("{day} {month} {year} {time}"))
+}
+
+fn second_of(date: &str) -> Option<i64> {
+    let date = jiff::civil::DateTime::strptime("%d %b %Y %H:%M:%S", date).ok()?;
+    Some(date.to_zoned(jiff::tz::TimeZone::UTC).ok()?.timestamp().as_second())
 }
 
 #[cfg(test)]

@@ -33,6 +33,15 @@ pub struct Routed {
     pub literal: bool,
 }
 
+/// A model of the settings that no engine lists.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Unlisted {
+    /// Its name.
+    pub model: Arc<str>,
+    /// Where its route leads.
+    pub pools: Arc<[PoolId]>,
+}
+
 /// A model that `GET /v1/models` shows.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Model {
@@ -85,6 +94,21 @@ impl Routes {
             literal: literal.is_some(),
             model_label: literal.unwrap_or_else(|| label_of(pattern)),
         })
+    }
+
+    /// Names that the settings write out and no engine of their pools lists, though some give lists:
+    /// misspelt, as likely as not. `listed` says what a pool's engines list; `None`: not known yet.
+    #[must_use]
+    pub fn unlisted(&self, listed: impl Fn(&PoolId) -> Option<Vec<Arc<str>>>) -> Vec<Unlisted> {
+        let mut unlisted = Vec::new();
+        for line in &self.lines {
+            let lists: Option<Vec<_>> = line.pools.iter().map(&listed).collect();
+            let Some(lists) = lists.map(|lists| lists.concat()).filter(|lists| !lists.is_empty()) else { continue };
+            let names = self.literals.iter().filter(|name| line.route.models.iter().any(|model| model.matches(name)));
+            let missing = names.filter(|name| !lists.contains(name));
+            unlisted.extend(missing.map(|model| Unlisted { model: Arc::clone(model), pools: line.pools.clone() }));
+        }
+        unlisted
     }
 
     /// Whether any route serves this model for any class.
@@ -209,6 +233,24 @@ mod tests {
     fn without_a_readable_model_only_a_star_will_do() {
         assert_eq!(found(None, "batch"), some("batch", "other", false));
         assert_eq!(found(None, "chat"), None);
+    }
+
+    #[test]
+    fn a_name_that_no_engine_of_its_pools_lists_is_told() {
+        let told = |lists: &[(&str, Option<&[&str]>)]| {
+            let listed = |pool: &PoolId| {
+                let (_, models) = lists.iter().find(|(name, _)| pool.as_str() == *name)?;
+                Some((*models)?.iter().map(|model| Arc::from(*model)).collect())
+            };
+            routes().unlisted(listed).into_iter().map(|unlisted| unlisted.model.to_string()).collect::<Vec<_>>()
+        };
+        let interactive = ("interactive", Some(&["llama-3-70b"][..]));
+        let overflow = ("overflow", Some(&["llama-3-8b"][..]));
+        assert_eq!(told(&[interactive, overflow, ("batch", Some(&["qwen3"]))]), ["qwen-3", "llama-3-70b", "qwen-3"]);
+        assert_eq!(told(&[interactive, overflow, ("batch", Some(&["qwen-3", "llama-3-70b"]))]), [""; 0]);
+        assert_eq!(told(&[overflow, ("interactive", Some(&[])), ("batch", None)]), ["llama-3-70b"]);
+        assert_eq!(told(&[overflow, ("interactive", None)]), [""; 0], "one has not been asked yet");
+        assert_eq!(told(&[("interactive", Some(&[])), ("overflow", Some(&[])), ("batch", Some(&[]))]), [""; 0]);
     }
 
     #[test]

@@ -76,6 +76,29 @@ pub struct DnsName {
     pub scheme: Scheme,
     /// Time between two look-ups.
     pub refresh: Duration,
+    /// Which of its addresses are engines.
+    pub family: Family,
+}
+
+/// Which addresses of a DNS name are engines: one that has an IPv4 and an IPv6 address is one
+/// engine, not two.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Family {
+    /// Those of one family: the one that answers.
+    #[default]
+    Auto,
+    /// IPv4 only.
+    Ipv4,
+    /// IPv6 only.
+    Ipv6,
+    /// All: each address is an engine of its own.
+    Both,
+}
+
+impl Family {
+    /// The names in the settings, in the order of the documentation.
+    pub const ALL: &'static [(&'static str, Family)] =
+        &[("auto", Family::Auto), ("ipv4", Family::Ipv4), ("ipv6", Family::Ipv6), ("both", Family::Both)];
 }
 
 impl DnsName {

@@ -10,12 +10,13 @@ use std::time::Duration;
 
 use super::Budget;
 use super::affinity;
+use super::breaker::TenantKey;
 use super::engine::{Engine, Reading, Report};
 use super::fleet::{REMEMBERED, Size, Want};
 use super::health::{Change, Checked};
-use super::latency::{Aims, Latency, Lesson, Prediction};
-use super::retry::{Effect, Rest};
-use super::latency::answer_weight;
+use super::latency::{Aims, Latency, Lesson, Prediction, answer_weight};
+use super::listed::{EngineList, Listed};
+use super::retry::{Attempts, Effect, Rest};
 use super::seats::{self, Lengths, Paces, Promised};
 use super::settings::{Balance, Concurrency, EngineAddress, Engines, Pool};
 use super::tournament::{Key, Rank, Tournament};
@@ -23,12 +24,16 @@ use super::view::{EngineState, EngineView, PoolView};
 use crate::locks::{Mutex, RwLock};
 use crate::units::{Endpoint, EngineId, PoolId, Tick, Tokens};
 
+mod panic;
+
 /// One pool: its engines, and the lock around them.
 #[derive(Debug)]
 pub struct Yard {
     id: PoolId,
     pub(super) inner: Mutex<Inner>,
     served: RwLock<Vec<(Endpoint, Models)>>,
+    /// Which engines list which models.
+    pub(super) listed: RwLock<Listed>,
 }
 
 /// Names of models.
@@ -166,6 +171,7 @@ impl Yard {
                 typical: TYPICAL_AT_FIRST,
             }),
             served: RwLock::default(),
+            listed: RwLock::default(),
         })
     }
 
@@ -185,6 +191,46 @@ impl Yard {
             Some((_, models)) => drop(models.insert(model.into())),
             None => served.push((endpoint, std::iter::once(Box::from(model)).collect())),
         }
+    }
+
+    /// The engines that a request for this model is kept off: others of the pool list it.
+    #[must_use]
+    pub fn engines_without(&self, model: &str) -> Option<EngineList> {
+        self.listed.read().without(model)
+    }
+
+    /// Some engine's list of models has changed, or the engines have.
+    pub(super) fn relist(&self) {
+        // Locked first, so that of two changes the later one is what stays.
+        let mut listed = self.listed.write();
+        let inner = self.inner.lock();
+        let engines: Vec<_> = inner.present().map(|(_, engine)| (engine.id.clone(), engine.models.clone())).collect();
+        drop(inner);
+        *listed = Listed::of(&engines);
+    }
+
+    /// Whether an attempt of which nothing has come may leave its engine, which is going away, for
+    /// another one: there is one, and the retry budget has room, of which this takes.
+    #[must_use]
+    pub fn lets_depart(&self, attempts: &Attempts, at: Tick) -> bool {
+        let mut inner = self.inner.lock();
+        inner.wake(at);
+        attempts.may_go_on(at) && inner.has_another(attempts, at) && inner.budget.draw(at)
+    }
+
+    /// An engine is going away: whoever waits for it is told.
+    pub fn departs(&self, engine: &EngineId) {
+        // Outside of the lock: tasks are woken.
+        let signals = self.with_engine(engine, |engine| Arc::clone(&engine.signals));
+        if let Some(signals) = signals {
+            signals.goes_away();
+        }
+    }
+
+    pub(super) fn with_engine<T>(&self, engine: &EngineId, note: impl FnOnce(&mut Engine) -> T) -> Option<T> {
+        let mut inner = self.inner.lock();
+        let place = *inner.places.get(engine)?;
+        inner.engines[place].as_mut().map(note)
     }
 
     /// What there is to show; `None` of a pool that went long ago.
@@ -217,6 +263,23 @@ fn show(engine: &Engine, retired: Option<Tick>, at: Tick) -> EngineView {
         seats: engine.limit(),
         errors: engine.latency.lock().errors(),
         injection_refused: engine.injection_refused(),
+    }
+}
+
+/// What an engine of this rank is compared by.
+fn key_of(engine: &mut Engine, rank: Rank, balance: &Balance, typical: f64, at: Tick) -> Key {
+    match rank {
+        Rank::Out => Key::OUT,
+        Rank::Cooling => Key { rank, load: engine.cool_until.as_nanos() },
+        Rank::Free | Rank::Full => {
+            let load = match balance {
+                Balance::RoundRobin => engine.last_turn,
+                Balance::LeastWork | Balance::PrefixAffinity | Balance::SessionAffinity { .. } => {
+                    engine.load(typical, at)
+                }
+            };
+            Key { rank, load }
+        }
     }
 }
 
@@ -324,19 +387,7 @@ impl Inner {
                     engine.planned = Some(due);
                     self.wakes.push(Reverse((due, place)));
                 }
-                match rank {
-                    Rank::Out => Key::OUT,
-                    Rank::Cooling => Key { rank: Rank::Cooling, load: engine.cool_until.as_nanos() },
-                    Rank::Free | Rank::Full => {
-                        let load = match self.settings.balance {
-                            Balance::RoundRobin => engine.last_turn,
-                            Balance::LeastWork | Balance::PrefixAffinity | Balance::SessionAffinity { .. } => {
-                                engine.load(self.typical, at)
-                            }
-                        };
-                        Key { rank, load }
-                    }
-                }
+                key_of(engine, rank, &self.settings.balance, self.typical, at)
             }
         };
         self.tree.set(place, key);
@@ -368,7 +419,11 @@ impl Inner {
             Concurrency::Fixed(_) => u64::from(self.shared.gateways().get()),
             Concurrency::Auto => 1,
         };
-        Some(usize::try_from((self.seats / gateways + self.lent).max(1)).unwrap_or(usize::MAX))
+        let (seats, lent) = match self.seats {
+            0 => (self.seats_past_breakers(at), 0),
+            seats => (seats, self.lent),
+        };
+        Some(usize::try_from((seats / gateways + lent).max(1)).unwrap_or(usize::MAX))
     }
 
     /// How fast prompts may go to the engines, by what was learned of them. Their seats under `auto`
@@ -565,24 +620,9 @@ impl Inner {
         self.settings.concurrency != Concurrency::Unlimited
     }
 
-    pub fn may_try_early(&mut self, at: Tick) {
-        self.wake(at);
-        if self.available(at) > 0 {
-            return;
-        }
-        let held_back = self.engines.iter().enumerate().filter_map(|(place, engine)| {
-            let engine = engine.as_ref().filter(|engine| engine.left.is_none() && engine.waits_for_its_breaker(at))?;
-            Some((engine.breaker.opens_until()?, place))
-        });
-        let Some((_, place)) = held_back.min() else { return };
-        if let Some(engine) = self.engines[place].as_mut() {
-            engine.breaker.may_try_now();
-        }
-        self.rekey(place, at);
-    }
-
-    pub fn rest(&mut self, tried: &[EngineId]) -> Rest {
-        if self.best_without(tried).is_some() {
+    pub fn rest(&mut self, attempts: &Attempts, at: Tick) -> Rest {
+        let tried = attempts.tried();
+        if self.has_another(attempts, at) {
             Rest::Others
         } else if tried.iter().all(|id| Some(id) == tried.first()) {
             Rest::Alone
@@ -644,7 +684,7 @@ impl Inner {
         self.reweigh(place);
     }
 
-    pub fn apply(&mut self, effect: &Effect, at: Tick) {
+    pub fn apply(&mut self, effect: &Effect, tenant: TenantKey, at: Tick) {
         let id = match effect {
             Effect::FaultElsewhere(..) => return,
             Effect::Fault(id)
@@ -655,7 +695,7 @@ impl Inner {
         };
         let Some(&place) = self.places.get(id) else { return };
         let Some(engine) = self.engines[place].as_mut() else { return };
-        if engine.feel(effect, self.settings.breaker.as_ref(), at) {
+        if engine.feel(effect, self.settings.breaker.as_ref(), tenant, at) {
             self.rekey(place, at);
         }
     }

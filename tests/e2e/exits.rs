@@ -5,7 +5,7 @@ use std::net::TcpListener;
 use std::path::Path;
 
 use crate::gateway::{Gateway, Setup, settings};
-use crate::running::{Ended, Running, run};
+use crate::running::{Ended, Running, run, until};
 
 /// A folder with a good settings file, a bad one, and one whose certificate is missing.
 struct Desk(tempfile::TempDir);
@@ -61,6 +61,31 @@ fn check_says_yes_no_or_that_it_cannot_read() {
     desk.ends("check -c @good.yaml --request @other.json", 1);
     desk.ends("check -c @nowhere.yaml", 2);
     desk.ends("check -c @good.yaml --request @nowhere.json", 2);
+}
+
+#[test]
+fn check_asks_the_engines_where_it_is_told_to_and_a_gateway_says_the_same_at_its_start() {
+    let desk = Desk::new();
+    desk.ends("check -c @good.yaml --probe", 1);
+    let engine = Running::engine(&[]);
+    for (model, code) in [("sim", 0), ("simm", 1)] {
+        let setup = Setup { engines: &[&engine], model, ..Setup::default() };
+        desk.write("there.yaml", &settings(&setup));
+        let Ended { code: found, told, errors } = desk.run("check -c @there.yaml --probe");
+        assert_eq!(found, Some(code), "{told}\n{errors}");
+        let is_there = "(vllm 0.32.0): is there; key none needed, models: sim";
+        let is_nowhere = "no engine lists the model \"simm\"";
+        assert_eq!((told.contains(is_there), told.contains(is_nowhere)), (true, code == 1), "{told}");
+        let gateway = Gateway::start(&setup);
+        until("the gateway says what the engine is", || {
+            gateway.running.output().contains("an engine is there").then_some(())
+        });
+        if code == 1 {
+            until("and what is misspelt", || {
+                gateway.running.output().contains("no engine lists the model").then_some(())
+            });
+        }
+    }
 }
 
 #[test]

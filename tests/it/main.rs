@@ -8,6 +8,7 @@ mod choosing;
 mod clocks;
 mod degradation;
 mod engine_priority;
+mod engines;
 mod faces;
 mod framing;
 mod http;

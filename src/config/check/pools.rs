@@ -22,8 +22,8 @@ use crate::config::read::{At, Block, Entries, OrOff};
 use crate::config::scalar::{Hidden, PromptTokens, Seats};
 use crate::config::url;
 use crate::route::settings::{
-    Balance, BreakerLimits, Concurrency, CoolDown, DnsName, EngineAddress, EngineKind, Engines, Health, Inject, Pool,
-    Retries, Route, Scheme, Scrape, SeatBounds,
+    Balance, BreakerLimits, Concurrency, CoolDown, DnsName, EngineAddress, EngineKind, Engines, Family, Health, Inject,
+    Pool, Retries, Route, Scheme, Scrape, SeatBounds,
 };
 use crate::units::{EngineId, PoolId, Priority, Tokens};
 
@@ -259,7 +259,8 @@ impl Check<'_> {
             self.problem(&name.place, format!("{} needs no look-up", name.shown()), "name it in `engines`");
         }
         let scheme = raw.scheme.as_ref().map_or(Scheme::Http, |word| word.value.0);
-        Some(DnsName { name: Arc::from(name.value.as_str()), port, scheme, refresh })
+        let family = raw.family.as_ref().map_or_else(Family::default, |word| word.value.0);
+        Some(DnsName { name: Arc::from(name.value.as_str()), port, scheme, refresh, family })
     }
 
     fn engine_sort(&mut self, raw: &raw::EngineSort, pool: &mut Pool) {

@@ -102,7 +102,9 @@ fn parse(buffer: &[u8]) -> Result<Option<Parsed>, NoAnswer> {
     // A copy of the head alone: fields that outlive it would hold the whole buffer.
     let text = Bytes::copy_from_slice(&buffer[..length]);
     let mut parts = Response::new(()).into_parts().0;
-    parts.status = answer.code.and_then(|code| StatusCode::from_u16(code).ok()).ok_or(NoAnswer::Garbage)?;
+    // `http` takes codes up to 999; nobody could say what they mean (RFC 9110 section 15).
+    let code = answer.code.filter(|code| (100..=599).contains(code));
+    parts.status = code.and_then(|code| StatusCode::from_u16(code).ok()).ok_or(NoAnswer::Garbage)?;
     parts.version = if answer.version == Some(0) { Version::HTTP_10 } else { Version::HTTP_11 };
     let reason = answer.reason.filter(|reason| parts.status.canonical_reason() != Some(reason));
     if let Some(reason) = reason.and_then(|reason| ReasonPhrase::try_from(reason.as_bytes()).ok()) {

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use proptest::prelude::*;
 
 use super::*;
-use crate::route::settings::{Balance, BreakerLimits, Concurrency, DnsName, Engines, Scheme};
+use crate::route::settings::{Balance, BreakerLimits, Concurrency, DnsName, Engines, Family, Retries, Scheme};
 use crate::route::view::{EngineState, EngineView};
 
 const LATER: Tick = Tick::from_millis(1 << 40);
@@ -59,7 +59,7 @@ impl Bench {
     }
 
     fn effect(&self, effect: Effect, at: Tick) {
-        self.fleet.apply(&id(), [effect], at);
+        self.fleet.apply(&id(), [effect], TenantKey::default(), at);
     }
 
     fn cool(&self, name: &str, millis: u64, at: Tick) {
@@ -316,30 +316,104 @@ fn an_open_breaker_takes_nothing_and_then_one_request() {
     assert_eq!(bench.spread(3, ms(5_007)).0["a:1"], 3);
 }
 
+/// C112: a breaker sends traffic elsewhere and never away.
 #[test]
-fn where_every_breaker_is_open_the_first_to_close_may_be_tried_early_and_by_one() {
+fn where_breakers_are_all_that_holds_engines_back_requests_pass_them_in_the_usual_order() {
     let limits = BreakerLimits { faults: 1, ..BreakerLimits::default() };
-    let bench = Bench::new(Pool { breaker: Some(limits), ..pool(&["a", "b", "c"]) });
+    let bench = Bench::new(Pool { breaker: Some(limits), ..capped(&["a", "b", "c"], 4) });
+    let pass = |at| {
+        let mut attempts = bench.attempts();
+        attempts.pass_breakers();
+        bench.fleet.choose(&id(), &mut attempts, tokens(100, 100), at)
+    };
     let _ = bench.fleet.checked(&id(), &engine("c"), Checked::Refused, ms(0));
     bench.effect(Effect::Fault(engine("b")), ms(1));
-    bench.fleet.may_try_early(&id(), ms(2));
-    assert_eq!(bench.state("b", ms(2)), EngineState::BreakerOpen, "there is another one");
+    let held: Vec<_> = (0..3).map(|_| pass(ms(2)).unwrap()).collect();
+    assert!(held.iter().all(|choice| choice.engine == engine("a")), "there is another one");
+    assert_eq!(bench.fleet.seats(&id(), ms(2)), Some(4));
+    drop(held);
     bench.effect(Effect::Fault(engine("a")), ms(3));
     assert!(bench.choose(ms(4)).is_none());
-    bench.fleet.may_try_early(&id(), ms(4));
-    let trying = bench.choose(ms(4)).unwrap();
-    assert_eq!(trying.engine, engine("b"));
-    assert!(bench.choose(ms(4)).is_none(), "alone");
-    bench.fleet.may_try_early(&id(), ms(5));
-    let second = bench.choose(ms(5)).unwrap();
-    assert_eq!(second.engine, engine("a"), "and one at each engine");
-    bench.fleet.may_try_early(&id(), ms(6));
-    assert!(bench.choose(ms(6)).is_none(), "never one that is down");
-    bench.effect(Effect::Fault(engine("b")), ms(7));
-    drop(trying);
-    bench.effect(Effect::Well(engine("a")), ms(7));
-    drop(second);
-    assert_eq!(bench.spread(4, ms(8)).0["a:1"], 4);
+    assert_eq!(bench.fleet.seats(&id(), ms(4)), Some(8), "their seats are worth what they were");
+    let held: Vec<_> = (0..6).map(|n| pass(ms(4 + n)).unwrap()).collect();
+    let at = |name: &str| held.iter().filter(|choice| choice.engine == engine(name)).count();
+    assert_eq!((at("a"), at("b"), at("c")), (3, 3, 0), "by work, and never to one that is down");
+    assert_eq!(bench.state("a", ms(10)), EngineState::BreakerOpen);
+    // A fault says nothing new; a good answer closes the breaker, and all goes there.
+    bench.effect(Effect::Fault(engine("b")), ms(11));
+    bench.effect(Effect::Well(engine("a")), ms(12));
+    drop(held);
+    assert_eq!(bench.spread(4, ms(13)).0["a:1"], 4);
+    assert_eq!(bench.state("b", ms(13)), EngineState::BreakerOpen);
+}
+
+#[test]
+fn a_retry_of_a_request_that_passes_breakers_passes_them_too() {
+    let limits = BreakerLimits { faults: 1, ..BreakerLimits::default() };
+    let bench = Bench::new(Pool { breaker: Some(limits), ..pool(&["a", "b"]) });
+    ["a", "b"].map(|name| bench.effect(Effect::Fault(engine(name)), ms(0)));
+    let mut attempts = bench.attempts();
+    attempts.pass_breakers();
+    let mut tried = Vec::new();
+    for (millis, next) in [(1, Next::Another), (2, Next::GiveUp)] {
+        let choice = bench.fleet.choose(&id(), &mut attempts, tokens(1, 1), ms(millis)).unwrap();
+        tried.push(choice.engine.clone());
+        assert_eq!(bench.fleet.failed(&id(), &mut attempts, Happened::Broken, ms(millis)), next);
+    }
+    tried.sort();
+    assert_eq!(tried, [engine("a"), engine("b")]);
+}
+
+#[test]
+fn a_request_goes_to_engines_that_list_its_model_where_any_does() {
+    let bench = Bench::new(pool(&["a", "b", "c"]));
+    let list = |name: &str, models: &[&str]| {
+        bench.fleet.lists_models(&id(), &engine(name), models.iter().map(|model| Arc::from(*model)).collect());
+    };
+    list("a", &["m"]);
+    list("b", &["m", "lora"]);
+    let yard = bench.fleet.yard(&id()).unwrap();
+    let asked = |model: &str, at: Tick| {
+        let mut attempts = bench.attempts();
+        attempts.keep_off(yard.engines_without(model));
+        let choice = bench.fleet.choose(&id(), &mut attempts, tokens(1, 1), at);
+        (choice.map(|choice| choice.engine.to_string()), attempts)
+    };
+    for n in 0..20 {
+        assert_eq!(asked("lora", ms(n)).0.as_deref(), Some("b:1"));
+        assert_ne!(asked("m", ms(n)).0.as_deref(), Some("c:1"), "it has given no list");
+    }
+    let anybody: std::collections::BTreeSet<_> = (0..60).map(|n| asked("unlisted", ms(n)).0).collect();
+    assert_eq!(anybody.len(), 3, "nobody lists it");
+    let (_, mut attempts) = asked("lora", ms(100));
+    let next = bench.fleet.failed(&id(), &mut attempts, Happened::PushBack { retry_after: None }, ms(101));
+    assert_eq!(next, Next::Relay, "nobody else has it");
+    let _ = bench.fleet.checked(&id(), &engine("b"), Checked::Refused, ms(102));
+    assert_eq!(asked("lora", ms(103)).0, None, "the others would say that there is no such model");
+    list("c", &["lora"]);
+    assert_eq!(asked("lora", ms(104)).0.as_deref(), Some("c:1"), "loaded there a moment ago");
+    bench.fleet.set_engines(&id(), vec![address("a"), address("b")], ms(105));
+    list("b", &["m"]);
+    assert!(asked("lora", ms(106)).0.is_some(), "nobody of those that are left lists it");
+}
+
+#[test]
+fn an_attempt_leaves_an_engine_that_departs_where_others_and_the_budget_let_it() {
+    let retries = Retries { floor_per_10s: 1, share: 0.0, ..Retries::default() };
+    let bench = Bench::new(Pool { retries, ..pool(&["a", "b"]) });
+    let yard = bench.fleet.yard(&id()).unwrap();
+    let mut attempts = bench.attempts();
+    let choice = bench.fleet.choose(&id(), &mut attempts, tokens(1, 1), ms(0)).unwrap();
+    let other = if choice.engine == engine("a") { "b" } else { "a" };
+    let _ = bench.fleet.checked(&id(), &engine(other), Checked::Refused, ms(1));
+    assert!(!yard.lets_depart(&attempts, ms(2)), "nobody else is there");
+    let _ = bench.fleet.checked(&id(), &engine(other), Checked::Well, ms(3));
+    assert!(!yard.lets_depart(&attempts, LATER), "the limit for first tokens has passed");
+    let mut out = attempts.clone();
+    out.commit();
+    assert!(!yard.lets_depart(&out, ms(4)), "the client has been sent something");
+    assert!(yard.lets_depart(&attempts, ms(4)));
+    assert!(!yard.lets_depart(&attempts, ms(5)), "the budget is spent");
 }
 
 #[test]
@@ -472,7 +546,13 @@ fn a_pool_that_settings_no_longer_name_still_serves_requests_that_know_it() {
 
 #[test]
 fn engines_of_a_dns_name_stay_over_a_reload() {
-    let dns = DnsName { name: "svc".into(), port: 1, scheme: Scheme::Http, refresh: Duration::from_secs(5) };
+    let dns = DnsName {
+        name: "svc".into(),
+        port: 1,
+        scheme: Scheme::Http,
+        refresh: Duration::from_secs(5),
+        family: Family::Auto,
+    };
     let settings = Pool::with_defaults(id(), Engines::Dns(dns));
     let bench = Bench::new(settings.clone());
     assert!(bench.choose(ms(0)).is_none());

@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
+use http::HeaderValue;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 
 use super::*;
 use crate::dial::{PipeDial, PipeListener, Scheme};
-use crate::route::settings::{DnsName, Health};
+use crate::route::settings::{DnsName, Family, Health};
 use crate::route::{EngineState, EngineView, Size};
 use crate::units::Tick;
 
@@ -122,7 +123,13 @@ fn plain_pool() -> Pool {
 }
 
 fn dns_pool() -> Pool {
-    let dns = DnsName { name: "svc".into(), port: 80, scheme: Scheme::Http, refresh: Duration::from_secs(5) };
+    let dns = DnsName {
+        name: "svc".into(),
+        port: 80,
+        scheme: Scheme::Http,
+        refresh: Duration::from_secs(5),
+        family: Family::default(),
+    };
     Pool { metrics: None, ..Pool::with_defaults("p".into(), Engines::Dns(dns)) }
 }
 
@@ -324,4 +331,192 @@ async fn looks_are_spread() {
     bench.until(200.0).await;
     let checks = script.heads().iter().filter(|head| head.contains("/health")).count();
     assert!((95..=106).contains(&checks), "{checks}");
+}
+
+/// C81: what an engine answers to requests is as good as a health check.
+#[tokio::test(start_paused = true)]
+async fn an_engine_whose_tokens_come_is_not_taken_out_by_a_health_that_is_silent() {
+    let mut bench = Bench::new();
+    let script = Script::well();
+    bench.engine("e:8000", &script);
+    bench.follow(plain_pool());
+    bench.until(0.8).await;
+    script.falls_silent();
+    let mut attempts = super::super::retry::Attempts::new(&plain_pool(), Tick::from_millis(1_000_000));
+    let choice = bench.fleet.choose(&"p".into(), &mut attempts, Size::default(), bench.clock.now()).unwrap();
+    for tenth in 9..140 {
+        bench.until(f64::from(tenth) / 10.0).await;
+        choice.work.signals().is_alive(bench.clock.now());
+        assert_eq!(bench.state(), EngineState::Up, "at {tenth} tenths");
+    }
+    bench.until(40.0).await;
+    assert_eq!(bench.state(), EngineState::Down, "and nothing came any more");
+    choice.work.signals().is_alive(bench.clock.now());
+    bench.until(44.0).await;
+    assert_eq!(bench.state(), EngineState::Up, "it was only silent: the next token has it back");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_adapter_is_known_a_second_after_it_was_loaded_where_there_is_a_choice() {
+    let mut bench = Bench::new();
+    let (first, second) = (Script::well(), Script::well());
+    bench.engine("e:8000", &first);
+    bench.engine("f:8000", &second);
+    let list = |names: &[&str]| {
+        let data: Vec<_> = names.iter().map(|name| serde_json::json!({"id": name})).collect();
+        serde_json::json!({"object": "list", "data": data}).to_string()
+    };
+    [&first, &second].map(|script| script.says("/v1/models", 200, &list(&["base"])));
+    let mut pool = plain_pool();
+    let Engines::Static(addresses) = &mut pool.engines else { panic!("a fixed list") };
+    addresses.push(EngineAddress { host: "f".into(), ..addresses[0].clone() });
+    bench.follow(pool);
+    let without = |model: &str| {
+        let without = bench.fleet.yard(&"p".into()).unwrap().engines_without(model);
+        without.iter().flat_map(|list| list.iter()).map(ToString::to_string).collect::<Vec<_>>()
+    };
+    bench.until(10.0).await;
+    assert_eq!((without("base"), without("lora_3")), (vec![], vec![]));
+    second.says("/v1/models", 200, &list(&["base", "lora_3"]));
+    bench.until(11.2).await;
+    assert_eq!(without("lora_3"), ["e:8000"]);
+    first.says("/v1/models", 200, &list(&["base", "lora_3"]));
+    bench.until(12.4).await;
+    assert_eq!(without("lora_3"), [""; 0]);
+    assert_eq!(bench.fleet.all_models(&"p".into()).unwrap().len(), 2);
+}
+
+/// C83, where an engine's name has several addresses: the health check goes on to the next as the
+/// requests do.
+#[tokio::test(start_paused = true)]
+async fn a_name_whose_first_address_is_dead_is_well_and_its_second_is_remembered() {
+    let mut bench = Bench::new();
+    let address = |last| IpAddr::from([10, 0, 0, last]);
+    bench.network.name("e", &[address(1), address(2)]);
+    bench.network.silence("10.0.0.1:8000");
+    bench.engine("10.0.0.2:8000", &Script::well());
+    bench.follow(plain_pool());
+    bench.until(0.3).await;
+    assert_eq!(bench.state(), EngineState::Up);
+    bench.until(30.0).await;
+    assert_eq!(bench.state(), EngineState::Up);
+    let silent = bench.network.dials("10.0.0.1:8000");
+    assert!(silent <= 4, "{silent}: each kind of look asks it once, before anything is known");
+    assert!(bench.network.dials("10.0.0.2:8000") > 10);
+    bench.network.silence("10.0.0.2:8000");
+    bench.engine("10.0.0.1:8000", &Script::well());
+    bench.until(60.0).await;
+    assert_eq!(bench.state(), EngineState::Up, "the other way round, too");
+}
+
+/// C91: one engine with two addresses is one engine.
+#[tokio::test(start_paused = true)]
+async fn of_a_name_with_both_families_the_one_that_answers_is_the_engine() {
+    let (v4, v6) = (IpAddr::from([10, 0, 0, 1]), IpAddr::from([0xfd00, 0, 0, 0, 0, 0, 0, 1]));
+    let names = |bench: &Bench| {
+        let there = bench.states().into_iter().filter(|(_, state)| *state != EngineState::Left);
+        there.map(|(name, _)| name).collect::<Vec<_>>()
+    };
+    for (listens, engine) in [(v4, "10.0.0.1:80"), (v6, "[fd00::1]:80")] {
+        let mut bench = Bench::new();
+        bench.network.name("svc", &[v6, v4]);
+        bench.network.silence(if listens == v4 { "[fd00::1]:80" } else { "10.0.0.1:80" });
+        bench.engine(engine, &Script::well());
+        bench.follow(dns_pool());
+        bench.until(1.0).await;
+        assert_eq!(names(&bench), [engine]);
+        // It stays, whatever order the name server tells them in, and whoever else listens.
+        let other = if listens == v4 { "[fd00::1]:80" } else { "10.0.0.1:80" };
+        bench.engine(other, &Script::well());
+        bench.network.name("svc", &[v4, v6]);
+        bench.until(20.0).await;
+        assert_eq!(names(&bench), [engine]);
+        bench.network.fail(engine, std::io::ErrorKind::ConnectionRefused);
+        bench.until(32.0).await;
+        assert_eq!(names(&bench), [other], "until it serves no more");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_settings_choose_the_family() {
+    let (v4, v6) = (IpAddr::from([10, 0, 0, 1]), IpAddr::from([0xfd00, 0, 0, 0, 0, 0, 0, 1]));
+    for (family, found, engines) in [
+        (Family::Ipv4, &[v6, v4][..], &["10.0.0.1:80"][..]),
+        (Family::Ipv6, &[v6, v4], &["[fd00::1]:80"]),
+        (Family::Both, &[v6, v4], &["10.0.0.1:80", "[fd00::1]:80"]),
+        (Family::Auto, &[v6], &["[fd00::1]:80"]),
+        (Family::Ipv4, &[v6], &[]),
+    ] {
+        let mut bench = Bench::new();
+        bench.network.name("svc", found);
+        for at in ["10.0.0.1:80", "[fd00::1]:80"] {
+            bench.engine(at, &Script::well());
+        }
+        let mut pool = dns_pool();
+        if let Engines::Dns(dns) = &mut pool.engines {
+            dns.family = family;
+        }
+        bench.follow(pool);
+        bench.until(1.0).await;
+        let names: Vec<_> = bench.states().into_iter().map(|(name, _)| name).collect();
+        assert_eq!(names, engines, "{family:?}");
+    }
+}
+
+async fn surveyed(bench: &Bench, pool: Pool) -> Survey {
+    survey(&[Arc::new(pool)], Arc::new(bench.network.clone()), bench.clock).await.remove(0)
+}
+
+/// C109
+#[tokio::test(start_paused = true)]
+async fn a_survey_tells_what_an_engine_is_and_whether_it_takes_the_key() {
+    let mut bench = Bench::new();
+    let script = Script::well();
+    script.says("/v1/models", 200, r#"{"data":[{"id":"a"},{"id":"b"},{"id":"c"},{"id":"d"},{"id":"e"},{"id":"f"}]}"#);
+    script.says("/version", 200, r#"{"version":"0.9.1"}"#);
+    bench.engine("e:8000", &script);
+    let with_key = || Pool { api_key: Some("secret".to_owned().into()), engine_priority: true, ..plain_pool() };
+    let well = surveyed(&bench, with_key()).await;
+    assert!(well.is_well() && well.priority_scheduling);
+    assert_eq!((well.kind, well.version.as_deref(), well.key), ("vllm", Some("0.9.1"), KeyState::Accepted));
+    assert_eq!(well.models_shown(), "a, b, c, d, e and 1 more");
+    assert_eq!(surveyed(&bench, plain_pool()).await.key, KeyState::NotNeeded);
+    script.says("/v1/models", 401, "{}");
+    let refused = surveyed(&bench, plain_pool()).await;
+    assert_eq!((refused.key, refused.is_well(), refused.trouble), (KeyState::Refused, false, None));
+    script.says("/health", 503, "");
+    assert_eq!(surveyed(&bench, plain_pool()).await.trouble.as_deref(), Some("/health answers 503"));
+    script.falls_silent();
+    let silent = surveyed(&bench, plain_pool()).await;
+    assert_eq!(silent.trouble.as_deref(), Some("/health was not answered within 2s"));
+    assert_eq!((silent.key, silent.models_shown()), (KeyState::Unknown, "not told".to_owned()));
+    bench.network.fail("e:8000", std::io::ErrorKind::ConnectionRefused);
+    assert_eq!(surveyed(&bench, plain_pool()).await.trouble.as_deref(), Some("the port refuses connections"));
+    bench.network.silence("e:8000");
+    let trouble = surveyed(&bench, Pool { health: None, ..plain_pool() }).await.trouble;
+    assert_eq!(trouble.as_deref(), Some("no connection within `connect_timeout`"));
+    let nowhere = surveyed(&bench, dns_pool()).await;
+    assert_eq!(nowhere.trouble.as_deref(), Some("the name svc has no address that could be an engine"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_cause_behind_an_engine_that_cannot_be_asked_says_what_may_be_wrong() {
+    let address = |scheme| EngineAddress { scheme, host: "e".into(), port: 1, base: "".into(), name: None };
+    let garbled = || Failed::Dial(std::io::Error::new(std::io::ErrorKind::InvalidData, "corrupt message"));
+    let cause = garbled().cause(&address(Scheme::Https));
+    assert_eq!(cause, "no connection: corrupt message; if it speaks plain HTTP, write http:// in the settings");
+    assert!(!garbled().cause(&address(Scheme::Http)).contains("http://"));
+    // One that speaks TLS answers a plain request with an alert.
+    let bench = Bench::new();
+    let mut listener = bench.network.listen("e:8000");
+    let engine = tokio::spawn(async move {
+        let mut connection = listener.accept().await;
+        let _ = connection.write_all(b"\x15\x03\x01\x00\x02\x02\x46").await;
+    });
+    let asking = Asking { dial: Arc::new(bench.network.clone()), clock: bench.clock };
+    let Engines::Static(addresses) = plain_pool().engines else { panic!("a fixed list") };
+    let failed = asking.ask(&plain_pool(), &addresses[0], "/health").await.err().expect("no HTTP");
+    let cause = failed.cause(&addresses[0]);
+    assert!(cause.ends_with("if it speaks TLS, write https:// in the settings"), "{cause}");
+    engine.await.unwrap();
 }

@@ -270,6 +270,15 @@ fn statuses_are_read_by_the_table() {
 }
 
 #[test]
+fn an_attempt_whose_engine_departs_goes_on_and_holds_nothing_against_it() {
+    let mut case = case_of(Retries { floor_per_10s: 0, after_fault: 0, ..Retries::default() });
+    // Whoever says so has drawn from the budget.
+    assert_eq!(case.next(Happened::Departing, Rest::Others), (Next::Another, vec![]));
+    case.begin("b");
+    assert_eq!(case.next(Happened::Departing, Rest::Nobody), (Next::GiveUp, vec![]), "into a further pool, if at all");
+}
+
+#[test]
 fn c42_nothing_is_retried_after_the_first_token_and_every_failure_counts() {
     for happened in [PUSH_BACK, FAULT, Happened::Broken, Happened::TimedOut, Happened::Refused] {
         let mut case = case();
@@ -369,7 +378,25 @@ fn retry_after_is_read_as_seconds_or_as_a_date() {
     assert_eq!(read("1.5"), Some(Duration::from_millis(1_500)));
     assert_eq!(read("Sun, 06 Nov 1994 08:49:37 GMT"), Some(Duration::from_secs(7)));
     assert_eq!(read("Sat, 06 Nov 1993 08:49:37 GMT"), Some(Duration::ZERO));
-    for nonsense in ["", "-1", "soon", "NaN", "1e400"] {
+    // C93: the older two forms; a year in two digits is never more than fifty years ahead.
+    assert_eq!(read("Sunday, 06-Nov-94 08:49:37 GMT"), Some(Duration::from_secs(7)));
+    assert_eq!(read("Sun Nov  6 08:49:37 1994"), Some(Duration::from_secs(7)));
+    assert_eq!(read("Saturday, 06-Nov-93 08:49:37 GMT"), Some(Duration::ZERO));
+    assert_eq!(read("Sunday, 06-Nov-44 08:49:37 GMT"), Some(Duration::from_secs(1_577_923_207)));
+    assert_eq!(read("Monday, 06-Nov-45 08:49:37 GMT"), Some(Duration::ZERO), "that was 1945");
+    assert_eq!(read("Tue Nov  6 08:49:37 1900"), Some(Duration::ZERO), "before the epoch");
+    for nonsense in [
+        "",
+        "-1",
+        "soon",
+        "NaN",
+        "1e400",
+        "Sunday, 06-Nov-94 08:49:37",
+        "Sunday, 06-Nov-1994 08:49:37 GMT",
+        "Sunday, 32-Nov-94 08:49:37 GMT",
+        "Sun Nov 6 08:49:37",
+        "Sun Nov 6 25:49:37 1994",
+    ] {
         assert_eq!(read(nonsense), None, "{nonsense}");
     }
 }

@@ -1,0 +1,60 @@
+//! Whose the judged requests of the last minute were: so that no tenant's misses alone look like
+//! overload.
+
+use super::{Count, PRESSURE};
+use crate::units::Tick;
+
+const SLOTS: usize = 12;
+/// Tenants that a slot tells apart; what further ones ask for is nobody's in particular.
+const MOST: usize = 64;
+
+/// Counts by tenant, in slots of five seconds.
+#[derive(Debug, Default)]
+pub(super) struct Tenants([Slot; SLOTS]);
+
+#[derive(Debug, Default)]
+struct Slot {
+    number: u64,
+    counts: Vec<(u64, Count)>,
+    others: Count,
+}
+
+impl Tenants {
+    /// A judged request of a tenant ended.
+    pub fn note(&mut self, tenant: u64, met: bool, at: Tick) {
+        let number = number_at(at);
+        let slot = &mut self.0[(number % SLOTS as u64) as usize];
+        if slot.number < number {
+            slot.number = number;
+            slot.counts.clear();
+            slot.others = Count::default();
+        }
+        match slot.counts.iter().position(|(known, _)| *known == tenant) {
+            Some(place) => slot.counts[place].1.note(met),
+            None if slot.counts.len() < MOST => slot.counts.push((tenant, Count { met: u64::from(met), judged: 1 })),
+            None => slot.others.note(met),
+        }
+    }
+
+    /// What was counted without each tenant in turn, where anything was.
+    pub fn without_each(&self, at: Tick) -> Vec<Count> {
+        let newest = number_at(at);
+        let live = || self.0.iter().filter(move |slot| slot.number <= newest && slot.number + SLOTS as u64 > newest);
+        let mut all = Count::default();
+        let mut each: Vec<(u64, Count)> = Vec::new();
+        live().for_each(|slot| all.add(slot.others));
+        for (tenant, count) in live().flat_map(|slot| &slot.counts) {
+            all.add(*count);
+            match each.iter_mut().find(|(known, _)| known == tenant) {
+                Some((_, sum)) => sum.add(*count),
+                None => each.push((*tenant, *count)),
+            }
+        }
+        let rest = |(_, own): (u64, Count)| Count { met: all.met - own.met, judged: all.judged - own.judged };
+        each.into_iter().map(rest).filter(|rest| rest.judged > 0).collect()
+    }
+}
+
+fn number_at(at: Tick) -> u64 {
+    at.as_nanos() / (PRESSURE.as_nanos() as u64 / SLOTS as u64)
+}

@@ -1,0 +1,155 @@
+//! One GET to an engine, on a connection of its own: whether the engine still accepts one is part of
+//! every question.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{ACCEPT, AUTHORIZATION, HOST, USER_AGENT};
+use http::{HeaderValue, Request, StatusCode};
+use http_body_util::{BodyExt, Empty};
+use hyper::body::Incoming;
+use hyper::client::conn::http1::{self, SendRequest};
+use hyper_util::rt::TokioIo;
+use secrecy::ExposeSecret;
+use tokio::task::JoinSet;
+
+use crate::clock::Clock;
+use crate::dial::{Dial, is_refusal};
+use crate::route::settings::{EngineAddress, Pool, Scheme};
+
+const LONGEST_HEAD: usize = 64 * 1024;
+
+/// What it takes to ask engines.
+#[derive(Clone)]
+pub(super) struct Asking {
+    pub dial: Arc<dyn Dial>,
+    pub clock: Clock,
+}
+
+/// Why there is no answer.
+pub(super) enum Failed {
+    /// No connection.
+    Dial(io::Error),
+    /// A connection, and then no HTTP.
+    Http(hyper::Error),
+    /// Another status than one that is of use.
+    Status(StatusCode),
+    /// It says nothing.
+    Useless,
+    /// It took too long.
+    Late(Duration),
+}
+
+/// An answer, and the connection it comes on.
+pub(super) struct Answer {
+    pub status: StatusCode,
+    body: Incoming,
+    _line: (SendRequest<Empty<Bytes>>, JoinSet<()>),
+}
+
+impl Asking {
+    /// Asks with GET.
+    pub async fn ask(&self, pool: &Pool, address: &EngineAddress, path: &str) -> Result<Answer, Failed> {
+        let dialled = self.within(pool.connect_timeout, self.dial.dial(address, pool.roots.as_ref())).await;
+        let io = dialled.unwrap_or_else(|| Err(io::ErrorKind::TimedOut.into())).map_err(Failed::Dial)?;
+        let handshake = http1::Builder::new().max_buf_size(LONGEST_HEAD).handshake(TokioIo::new(io)).await;
+        let (mut sender, connection) = handshake.map_err(Failed::Http)?;
+        let mut task = JoinSet::new();
+        task.spawn(async move { drop(connection.await) });
+        let answer = sender.send_request(request(pool, address, path)?).await.map_err(Failed::Http)?;
+        Ok(Answer { status: answer.status(), body: answer.into_body(), _line: (sender, task) })
+    }
+
+    /// Asks for a document of JSON, of no more than this length.
+    pub async fn document<T: serde::de::DeserializeOwned>(
+        &self,
+        (pool, address): (&Pool, &EngineAddress),
+        path: &str,
+        (longest, timeout): (usize, Duration),
+    ) -> Result<T, Failed> {
+        let read = async {
+            let answer = self.ask(pool, address, path).await?;
+            if answer.status != StatusCode::OK {
+                return Err(Failed::Status(answer.status));
+            }
+            let mut text = Vec::new();
+            answer.read(longest, |piece| text.extend_from_slice(piece)).await?;
+            serde_json::from_slice(&text).map_err(|_| Failed::Useless)
+        };
+        self.within(timeout, read).await.unwrap_or(Err(Failed::Late(timeout)))
+    }
+
+    /// Waits for no longer than this.
+    pub async fn within<T>(&self, limit: Duration, work: impl Future<Output = T>) -> Option<T> {
+        tokio::select! {
+            done = work => Some(done),
+            () = self.clock.sleep_until(Some(self.clock.now() + limit)) => None,
+        }
+    }
+}
+
+impl Answer {
+    /// Reads the body piece by piece, up to `most` bytes.
+    pub async fn read(mut self, most: usize, mut take: impl FnMut(&[u8])) -> Result<(), Failed> {
+        let mut length = 0;
+        while let Some(frame) = self.body.frame().await {
+            let Ok(piece) = frame.map_err(Failed::Http)?.into_data() else { continue };
+            length += piece.len();
+            if length > most {
+                return Err(Failed::Useless);
+            }
+            take(&piece);
+        }
+        Ok(())
+    }
+}
+
+impl Failed {
+    /// In words for an operator, with what may be wrong in the settings.
+    pub fn cause(&self, address: &EngineAddress) -> String {
+        let hint = match (self, address.scheme) {
+            // What is not TLS looks like broken TLS.
+            (Failed::Dial(error), Scheme::Https) if error.kind() == io::ErrorKind::InvalidData => {
+                "; if it speaks plain HTTP, write http:// in the settings"
+            }
+            (Failed::Http(error), Scheme::Http) if error.is_parse() || error.is_incomplete_message() => {
+                "; if it speaks TLS, write https:// in the settings"
+            }
+            _ => "",
+        };
+        let what = match self {
+            Failed::Dial(error) if is_refusal(error) => "the port refuses connections".to_owned(),
+            Failed::Dial(error) if error.kind() == io::ErrorKind::TimedOut => {
+                "no connection within `connect_timeout`".to_owned()
+            }
+            Failed::Dial(error) => format!("no connection: {error}"),
+            Failed::Http(error) => format!("it does not answer in HTTP: {error}"),
+            Failed::Status(status) => format!("it answers {}", status.as_u16()),
+            Failed::Useless => "what it answers cannot be read".to_owned(),
+            Failed::Late(limit) => format!("it was silent for {limit:?}"),
+        };
+        what + hint
+    }
+}
+
+fn request(pool: &Pool, address: &EngineAddress, path: &str) -> Result<Request<Empty<Bytes>>, Failed> {
+    let mut request = Request::get(format!("{}{path}", address.base))
+        .header(HOST, address.authority())
+        .header(USER_AGENT, "goodput")
+        .header(ACCEPT, "*/*")
+        .body(Empty::new())
+        .map_err(|_| Failed::Useless)?;
+    let headers = request.headers_mut();
+    if let Some(key) = &pool.api_key
+        && let Ok(mut value) = HeaderValue::try_from(format!("Bearer {}", key.expose_secret()))
+    {
+        value.set_sensitive(true);
+        headers.insert(AUTHORIZATION, value);
+    }
+    for (name, value) in &pool.headers {
+        headers.insert(name.clone(), value.clone());
+    }
+    Ok(request)
+}

@@ -1,0 +1,64 @@
+//! Which addresses of a DNS name are engines: one engine that has an IPv4 and an IPv6 address is one,
+//! so of a name with both only those of one family count, the one that answers.
+
+use std::net::IpAddr;
+
+use super::ask::Asking;
+use crate::dial::{in_order, race};
+use crate::route::settings::{DnsName, Family, Pool};
+
+/// The family that was found to answer.
+#[derive(Debug, Default)]
+pub(super) struct Chosen {
+    is_ipv6: Option<bool>,
+}
+
+impl Chosen {
+    /// The addresses that are engines, sorted, each once. A choice once made stays while its engines
+    /// take requests (`serves`): engines must not change their names with every look-up.
+    pub async fn of(
+        &mut self,
+        mut found: Vec<IpAddr>,
+        pool: &Pool,
+        dns: &DnsName,
+        serves: bool,
+        asking: &Asking,
+    ) -> Vec<IpAddr> {
+        let is_ipv6 = match dns.family {
+            Family::Both => None,
+            Family::Ipv4 => Some(false),
+            Family::Ipv6 => Some(true),
+            Family::Auto => self.that_answers(&found, pool, dns, serves, asking).await,
+        };
+        found.retain(|address| is_ipv6.is_none_or(|is_ipv6| address.is_ipv6() == is_ipv6));
+        found.sort_unstable();
+        found.dedup();
+        found
+    }
+
+    /// `None`: there is only one.
+    async fn that_answers(
+        &mut self,
+        found: &[IpAddr],
+        pool: &Pool,
+        dns: &DnsName,
+        serves: bool,
+        asking: &Asking,
+    ) -> Option<bool> {
+        let has = |is_ipv6: bool| found.iter().any(|address| address.is_ipv6() == is_ipv6);
+        if !(has(false) && has(true)) {
+            self.is_ipv6 = None;
+            return None;
+        }
+        if self.is_ipv6.is_none() || !serves {
+            let connect = async |address: IpAddr| asking.dial.dial(&dns.engine_at(address), pool.roots.as_ref()).await;
+            let order = in_order(found, None);
+            let reached = asking.within(pool.connect_timeout, race(asking.clock, &order, connect)).await;
+            if let Some(Ok((address, _))) = reached {
+                self.is_ipv6 = Some(address.is_ipv6());
+            }
+        }
+        // While neither answers: the one that nearly every engine listens on.
+        Some(self.is_ipv6.unwrap_or(false))
+    }
+}

@@ -1,0 +1,229 @@
+//! What there is to know of an engine before the first request: whether it can be reached, what it
+//! is, which models it lists, whether it takes the pool's key. Told in one line when the gateway
+//! begins to use it, and by `goodput check --probe`.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use serde::Deserialize;
+
+use super::ask::{Asking, Failed};
+use crate::clock::Clock;
+use crate::dial::Dial;
+use crate::route::ModelCard;
+use crate::route::settings::{EngineAddress, EngineKind, Engines, Pool};
+use crate::units::{EngineId, PoolId};
+
+/// Time for one answer.
+const TIMEOUT: Duration = Duration::from_secs(5);
+/// A list of models may be this large.
+const LONGEST_LIST: usize = 1024 * 1024;
+/// Models of one engine that are remembered.
+const MOST_MODELS: usize = 1000;
+/// A name of a model, or a version, may be this long.
+const LONGEST_NAME: usize = 256;
+/// Models that a line names; the others are counted.
+const SHOWN: usize = 5;
+
+/// What one engine says of itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Survey {
+    /// Its pool.
+    pub pool: PoolId,
+    /// The engine.
+    pub engine: EngineId,
+    /// What the settings say that it is.
+    pub kind: &'static str,
+    /// Why it cannot be used; `None`: it can be reached, and its health is well.
+    pub trouble: Option<String>,
+    /// Its own word for its version.
+    pub version: Option<String>,
+    /// The models that it lists; `None`: it gives no list.
+    pub models: Option<Vec<Arc<str>>>,
+    /// Whether it takes the pool's key.
+    pub key: KeyState,
+    /// The settings say that it schedules by priority.
+    pub priority_scheduling: bool,
+}
+
+/// What an engine says to the pool's key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KeyState {
+    /// It answers with the key that the pool has.
+    Accepted,
+    /// It answers, and the pool has none.
+    NotNeeded,
+    /// It refuses the key, or wants one.
+    Refused,
+    /// It could not be asked, or says nothing about it.
+    Unknown,
+}
+
+impl KeyState {
+    /// The word for it.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            KeyState::Accepted => "accepted",
+            KeyState::NotNeeded => "none needed",
+            KeyState::Refused => "refused",
+            KeyState::Unknown => "unknown",
+        }
+    }
+}
+
+/// Asks every engine of these pools, all at one time.
+pub async fn survey(pools: &[Arc<Pool>], dial: Arc<dyn Dial>, clock: Clock) -> Vec<Survey> {
+    let asking = Asking { dial, clock };
+    let of_pool = async |pool: &Arc<Pool>| {
+        let addresses = match &pool.engines {
+            Engines::Static(addresses) => addresses.clone(),
+            Engines::Dns(dns) => {
+                let found = asking.within(TIMEOUT, asking.dial.look_up(&dns.name, dns.port)).await;
+                let found = found.and_then(Result::ok).unwrap_or_default();
+                let found = super::Chosen::default().of(found, pool, dns, false, &asking).await;
+                if found.is_empty() {
+                    let trouble = format!("the name {} has no address that could be an engine", dns.name);
+                    let nobody = Survey::blank(pool, format!("{}:{}", dns.name, dns.port).as_str().into());
+                    return vec![Survey { trouble: Some(trouble), ..nobody }];
+                }
+                found.into_iter().map(|address| dns.engine_at(address)).collect()
+            }
+        };
+        let of_engine = async |address: &EngineAddress| {
+            let listed = models(&asking, pool, address).await.map(super::names);
+            Survey::of(&asking, pool, address, listed).await
+        };
+        join_all(addresses.iter().map(of_engine)).await
+    };
+    join_all(pools.iter().map(of_pool)).await.into_iter().flatten().collect()
+}
+
+impl Survey {
+    /// Asks one engine the rest, which has `listed` these models or not.
+    pub(super) async fn of(
+        asking: &Asking,
+        pool: &Pool,
+        address: &EngineAddress,
+        listed: Result<Vec<Arc<str>>, Failed>,
+    ) -> Self {
+        let (trouble, version) = tokio::join!(trouble(asking, pool, address), version(asking, pool, address));
+        let key = match &listed {
+            Err(Failed::Status(status)) if matches!(status.as_u16(), 401 | 403) => KeyState::Refused,
+            Ok(_) if pool.api_key.is_some() => KeyState::Accepted,
+            Ok(_) => KeyState::NotNeeded,
+            Err(_) => KeyState::Unknown,
+        };
+        Survey { trouble, version, models: listed.ok(), key, ..Survey::blank(pool, address.id()) }
+    }
+
+    fn blank(pool: &Pool, engine: EngineId) -> Self {
+        let named = EngineKind::ALL.iter().find(|(_, kind)| *kind == pool.kind);
+        Survey {
+            pool: pool.id.clone(),
+            engine,
+            kind: named.map_or("generic", |(name, _)| name),
+            trouble: None,
+            version: None,
+            models: None,
+            key: KeyState::Unknown,
+            priority_scheduling: pool.engine_priority,
+        }
+    }
+
+    /// Whether requests could be served.
+    #[must_use]
+    pub fn is_well(&self) -> bool {
+        self.trouble.is_none() && self.key != KeyState::Refused
+    }
+
+    /// Its models in a few words.
+    #[must_use]
+    pub fn models_shown(&self) -> String {
+        let Some(models) = &self.models else { return "not told".to_owned() };
+        let shown = models.iter().take(SHOWN).map(|model| &**model).collect::<Vec<_>>().join(", ");
+        match models.len() {
+            0 => "none".to_owned(),
+            all if all > SHOWN => format!("{shown} and {} more", all - SHOWN),
+            _ => shown,
+        }
+    }
+
+    /// The line in the log.
+    pub(super) fn tell(&self) {
+        let Survey { pool, engine, kind, version, priority_scheduling, .. } = self;
+        let (models, key) = (self.models_shown(), self.key.as_str());
+        let version = version.as_deref().unwrap_or("not told");
+        match &self.trouble {
+            Some(cause) => {
+                tracing::warn!(%pool, %engine, kind, version, models, key, priority_scheduling, cause, "an engine cannot be used");
+            }
+            None if self.key == KeyState::Refused => tracing::warn!(
+                %pool, %engine, kind, version, models, key, priority_scheduling,
+                "an engine refuses the pool's key: set `engine.api_key_file` to a file with the key that it wants"
+            ),
+            None => {
+                tracing::info!(%pool, %engine, kind, version, models, key, priority_scheduling, "an engine is there")
+            }
+        }
+    }
+}
+
+/// Why an engine cannot be used; where its health is not asked, whether it can be reached.
+async fn trouble(asking: &Asking, pool: &Pool, address: &EngineAddress) -> Option<String> {
+    let (path, timeout) = match &pool.health {
+        Some(health) => (&*health.path, health.timeout),
+        None => ("/v1/models", TIMEOUT),
+    };
+    match asking.within(timeout, asking.ask(pool, address, path)).await {
+        None => Some(format!("{path} was not answered within {timeout:?}")),
+        Some(Err(failed)) => Some(failed.cause(address)),
+        Some(Ok(answer)) => {
+            let is_well = pool.health.is_none() || answer.status.is_success() || answer.status.is_redirection();
+            (!is_well).then(|| format!("{path} answers {}", answer.status.as_u16()))
+        }
+    }
+}
+
+/// The models that an engine lists.
+pub(super) async fn models(
+    asking: &Asking,
+    pool: &Pool,
+    address: &EngineAddress,
+) -> Result<Vec<(Arc<str>, ModelCard)>, Failed> {
+    let list: ModelList = asking.document((pool, address), "/v1/models", (LONGEST_LIST, TIMEOUT)).await?;
+    let models = list.data.into_iter().map(|model| (model.id, model.card));
+    let models = models.filter(|(name, _)| !name.is_empty() && name.len() <= LONGEST_NAME);
+    Ok(models.take(MOST_MODELS).map(|(name, card)| (Arc::from(name), card)).collect())
+}
+
+/// Where each kind of engine tells its version.
+async fn version(asking: &Asking, pool: &Pool, address: &EngineAddress) -> Option<String> {
+    let path = match pool.kind {
+        EngineKind::Vllm => "/version",
+        EngineKind::Sglang => "/get_server_info",
+        EngineKind::LlamaCpp => "/props",
+        EngineKind::Dynamo | EngineKind::Generic => return None,
+    };
+    let told: Version = asking.document((pool, address), path, (LONGEST_LIST, TIMEOUT)).await.ok()?;
+    told.version.or(told.build_info).filter(|version| version.len() <= LONGEST_NAME)
+}
+
+#[derive(Deserialize)]
+struct ModelList {
+    data: Vec<ListedModel>,
+}
+
+#[derive(Deserialize)]
+struct ListedModel {
+    id: String,
+    #[serde(flatten)]
+    card: ModelCard,
+}
+
+#[derive(Deserialize)]
+struct Version {
+    version: Option<String>,
+    build_info: Option<String>,
+}

@@ -1,0 +1,202 @@
+//! What is heard of an engine between its health checks: its last sign of life, and that it is
+//! going away.
+//!
+//! Shared by the relays of an engine's answers (one relaxed load per read that carries a token, a
+//! store every 100 ms), by the attempts that wait for it, and by whoever checks it. Lives as long
+//! as the engine is known.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use crate::locks::Mutex;
+use crate::units::Tick;
+
+/// See the module.
+#[derive(Debug, Default)]
+pub struct Signals {
+    /// The last token or finished answer, in nanoseconds, one added; 0: none yet. Up to
+    /// [`Signals::GRAIN`] too early.
+    alive: AtomicU64,
+    /// How often it was found to be going away.
+    departures: AtomicU64,
+    /// Attempts that wait for a first sign of their answer.
+    waiting: Mutex<Slots>,
+    /// When an operator was last told that it refuses the pool's key, in nanoseconds, one added.
+    key_refusal_told: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct Slots {
+    wakers: Vec<Option<Waker>>,
+    free: Vec<usize>,
+}
+
+impl Slots {
+    /// So many stay for the next requests.
+    const KEPT: usize = 64;
+}
+
+impl Signals {
+    /// Signs of life closer together than this are one.
+    pub const GRAIN: Duration = Duration::from_millis(100);
+    /// A refused key is told once in this time.
+    const TOLD_EVERY: Duration = Duration::from_secs(60);
+
+    /// A token came from it, or an answer of its own ended.
+    pub fn is_alive(&self, at: Tick) {
+        let known = self.alive.load(Ordering::Relaxed);
+        let now = at.as_nanos().saturating_add(1);
+        if known == 0 || now.saturating_sub(known) >= Self::GRAIN.as_nanos() as u64 {
+            self.alive.store(now, Ordering::Relaxed);
+        }
+    }
+
+    /// Its last sign of life.
+    #[must_use]
+    pub fn last_alive(&self) -> Option<Tick> {
+        self.alive.load(Ordering::Relaxed).checked_sub(1).map(Tick::from_nanos)
+    }
+
+    /// It is going away: its port refuses connections, or its health answers 503. Wakes the
+    /// attempts that wait for it.
+    pub fn goes_away(&self) {
+        self.departures.fetch_add(1, Ordering::AcqRel);
+        let wakers: Vec<Waker> = self.waiting.lock().wakers.iter_mut().filter_map(Option::take).collect();
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
+    /// Whether it is time to say that it refuses the pool's key.
+    #[must_use]
+    pub fn is_to_tell_of_key(&self, at: Tick) -> bool {
+        let now = at.as_nanos().saturating_add(1);
+        let known = self.key_refusal_told.load(Ordering::Relaxed);
+        let is_due = known == 0 || now.saturating_sub(known) >= Self::TOLD_EVERY.as_nanos() as u64;
+        is_due && self.key_refusal_told.compare_exchange(known, now, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    }
+}
+
+/// One attempt's eye on whether its engine goes away while nothing has come of its answer.
+#[derive(Debug)]
+pub struct DepartureWatch {
+    signals: Arc<Signals>,
+    /// Departures that are known.
+    seen: u64,
+    slot: Option<usize>,
+}
+
+impl DepartureWatch {
+    /// Watches from now on.
+    #[must_use]
+    pub fn new(signals: &Arc<Signals>) -> Self {
+        let seen = signals.departures.load(Ordering::Acquire);
+        DepartureWatch { signals: Arc::clone(signals), seen, slot: None }
+    }
+
+    /// Ready where the engine was found to be going away since the last time this was.
+    pub fn poll(&mut self, cx: &Context<'_>) -> Poll<()> {
+        // First the waker: whoever counts looks for wakers afterwards.
+        self.register(cx.waker());
+        let departures = self.signals.departures.load(Ordering::Acquire);
+        if departures == self.seen {
+            return Poll::Pending;
+        }
+        self.seen = departures;
+        Poll::Ready(())
+    }
+
+    fn register(&mut self, waker: &Waker) {
+        let mut slots = self.signals.waiting.lock();
+        match self.slot {
+            Some(slot) => match &mut slots.wakers[slot] {
+                Some(known) if known.will_wake(waker) => {}
+                empty => *empty = Some(waker.clone()),
+            },
+            None => {
+                let slot = slots.free.pop().unwrap_or_else(|| {
+                    slots.wakers.push(None);
+                    slots.wakers.len() - 1
+                });
+                slots.wakers[slot] = Some(waker.clone());
+                self.slot = Some(slot);
+            }
+        }
+    }
+}
+
+impl Drop for DepartureWatch {
+    fn drop(&mut self) {
+        if let Some(slot) = self.slot.take() {
+            let mut slots = self.signals.waiting.lock();
+            let waker = slots.wakers[slot].take();
+            slots.free.push(slot);
+            if slots.free.len() == slots.wakers.len() && slots.wakers.len() > Slots::KEPT {
+                // A burst leaves no memory behind.
+                *slots = Slots::default();
+            }
+            drop(slots);
+            drop(waker);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicUsize;
+    use std::task::Wake;
+
+    use super::*;
+
+    #[derive(Default)]
+    struct Count(AtomicUsize);
+
+    impl Wake for Count {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn a_departure_wakes_whoever_waits_and_is_seen_once() {
+        let (signals, count) = (Arc::new(Signals::default()), Arc::new(Count::default()));
+        let waker = Waker::from(Arc::clone(&count));
+        let cx = Context::from_waker(&waker);
+        let mut first = DepartureWatch::new(&signals);
+        let mut second = DepartureWatch::new(&signals);
+        assert!(first.poll(&cx).is_pending() && second.poll(&cx).is_pending() && first.poll(&cx).is_pending());
+        drop(second);
+        signals.goes_away();
+        assert_eq!(count.0.load(Ordering::Relaxed), 1, "one waits, and is woken once");
+        assert!(first.poll(&cx).is_ready());
+        assert!(first.poll(&cx).is_pending());
+        let mut later = DepartureWatch::new(&signals);
+        assert!(later.poll(&cx).is_pending(), "what was before it is nothing to it");
+        signals.goes_away();
+        assert_eq!(count.0.load(Ordering::Relaxed), 3);
+        drop((first, later));
+        assert!(signals.waiting.lock().wakers.iter().all(Option::is_none), "nobody is left behind");
+        let burst: Vec<_> = (0..1_000).map(|_| DepartureWatch::new(&signals)).collect();
+        let burst: Vec<_> = burst.into_iter().map(|mut watch| (watch.poll(&cx), watch)).collect();
+        assert_eq!(signals.waiting.lock().wakers.len(), 1_000);
+        drop(burst);
+        assert!(signals.waiting.lock().wakers.is_empty(), "nor memory");
+    }
+
+    #[test]
+    fn signs_of_life_are_known_to_a_tenth_of_a_second() {
+        let signals = Signals::default();
+        assert_eq!(signals.last_alive(), None);
+        for (at, known) in [(0, 0), (99, 0), (100, 100), (150, 100), (5_000, 5_000), (4_000, 5_000)] {
+            signals.is_alive(Tick::from_millis(at));
+            assert_eq!(signals.last_alive(), Some(Tick::from_millis(known)), "{at}");
+        }
+    }
+
+    #[test]
+    fn a_refused_key_is_told_once_a_minute() {
+        let signals = Signals::default();
+        let told = |seconds: u64| signals.is_to_tell_of_key(Tick::from_millis(seconds * 1_000));
+        assert_eq!([0, 1, 59, 60, 61, 120].map(told), [true, false, false, true, false, true]);
+    }
+}
