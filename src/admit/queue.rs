@@ -261,11 +261,18 @@ const fn reading_for(row: usize, line: Line) -> u64 {
     }
 }
 
-fn row_of(ask: &Ask) -> usize {
-    match ask.standing {
-        Standing::WithinLimits => ask.rank as usize,
-        Standing::OverLimit => OVER_LIMIT + ask.rank as usize,
-    }
+/// `is_usual`: it is within what its tenant usually asks for.
+fn row_of(ask: &Ask, is_usual: bool) -> usize {
+    let first = match ask.standing {
+        Standing::WithinLimits if is_usual => 0,
+        Standing::WithinLimits => RANKS,
+        Standing::OverLimit => OVER_LIMIT,
+    };
+    first + ask.rank as usize
+}
+
+fn cost_of(ask: &Ask) -> u64 {
+    ask.tokens.0.clamp(1, LARGEST)
 }
 
 /// The first row of those over their limits; before them stand those beyond their usual share.
@@ -304,10 +311,9 @@ impl Scheduler {
         let mut moves = self.begin(at);
         self.tickets += 1;
         let ticket = Ticket(self.tickets);
-        let mut waiting = self.stand(ask, ticket);
-        if waiting.row < RANKS && !self.usual.takes(&ask.tenant, ask.rank, waiting.cost, self.now) {
-            waiting.row += RANKS;
-        }
+        let is_within = ask.standing == Standing::WithinLimits;
+        let is_usual = !is_within || self.usual.takes(&ask.tenant, ask.rank, cost_of(ask), self.now);
+        let waiting = self.stand(ask, row_of(ask, is_usual), ticket);
         let refusal = if self.goes_at_once(&waiting) { None } else { self.refusal(ask, &waiting, &mut moves) };
         match refusal {
             Some(why) => {
@@ -327,8 +333,9 @@ impl Scheduler {
     /// from those that wait.
     pub fn take_free_seat(&mut self, ask: &Ask, at: Tick) -> Option<Ticket> {
         self.now = self.now.max(at);
+        self.refill_bucket();
         let next = Ticket(self.tickets + 1);
-        if !self.goes_at_once(&self.stand(ask, next)) {
+        if !self.goes_at_once(&self.stand(ask, self.row_for(ask), next)) {
             return None;
         }
         let (ticket, moves) = self.offer(ask, at);
@@ -343,8 +350,7 @@ impl Scheduler {
         if let Some(seated) = self.running.remove(&ticket) {
             self.reading -= seated.reading;
             if seated.reading > 0 {
-                self.level += seated.taken;
-                self.spare += seated.taken;
+                self.fill_bucket(seated.taken, seated.taken);
             }
             let used = used.0.clamp(1, LARGEST);
             self.rows[seated.row].correct(seated.line, &seated.tenant, seated.cost, used);
@@ -422,10 +428,9 @@ impl Scheduler {
     /// pace finds a full bucket.
     pub fn set_pace(&mut self, pace: Option<Pace>, at: Tick) -> Moves {
         let mut moves = self.begin(at);
-        if self.pace.is_none() {
-            self.level = pace.map_or(0.0, |pace| pace.burst);
-            self.spare = self.level;
-        }
+        let (level, spare) = if self.pace.is_none() { (f64::INFINITY, f64::INFINITY) } else { (self.level, self.spare) };
+        self.level = pace.map_or(0.0, |pace| level.min(pace.burst));
+        self.spare = pace.map_or(0.0, |pace| spare.min(pace.burst));
         self.pace = pace;
         self.fill_by_pace(&mut moves);
         self.end();
@@ -435,12 +440,21 @@ impl Scheduler {
     /// When the next request in turn will go by the pace of prompts alone, if that is all it waits for.
     #[must_use]
     pub fn next_refill(&self) -> Option<Tick> {
-        let pace = self.paced()?;
-        let row = self.next_row()?;
-        let first = self.waiting.get(&self.rows[row].first()?.ticket)?;
-        let short = pace.threshold(reading_for(first.row, first.line)) - self.level;
-        let seconds = (short / pace.per_second.max(1e-3)).clamp(1e-3, 3600.0);
-        (self.free_seats() > 0 && short >= 0.0).then(|| self.now + Duration::from_secs_f64(seconds))
+        let pace = self.paced().filter(|pace| pace.per_second > 0.0)?;
+        if self.free_seats() == 0 {
+            return None;
+        }
+        if self.next_to_go(self.level).is_some() {
+            return Some(self.now);
+        }
+        let firsts = self.rows.iter().filter_map(|row| self.waiting.get(&row.first()?.ticket));
+        let thresholds = firsts.map(|first| pace.threshold(reading_for(first.row, first.line)));
+        // Above zero an engine may have more ahead of it, too.
+        let mut levels: Vec<f64> = thresholds.chain([0.0]).filter(|level| *level >= self.level).collect();
+        levels.sort_by(f64::total_cmp);
+        let enough = levels.into_iter().find(|level| self.next_to_go(just_above(*level)).is_some())?;
+        let seconds = ((just_above(enough) - self.level) / pace.per_second).min(LONGEST_LOOK);
+        Some(self.filled + Duration::from_secs_f64(seconds) + Duration::from_nanos(1))
     }
 
     /// Other settings from now on. Whoever waits stays, even if more wait than may; whoever may
@@ -467,6 +481,13 @@ impl Scheduler {
         }
     }
 
+    /// The row of a request that waits or runs; beyond all for one that does not.
+    #[cfg(test)]
+    fn row_of_ticket(&self, ticket: Ticket) -> usize {
+        let runs = || self.running.get(&ticket).map_or(usize::MAX, |seated| seated.row);
+        self.waiting.get(&ticket).map_or_else(runs, |waiting| waiting.row)
+    }
+
     /// Seats taken.
     #[must_use]
     pub fn running(&self) -> usize {
@@ -488,11 +509,16 @@ impl Scheduler {
     /// Prompt tokens that one engine may have to read at one time; none: as many as come.
     #[must_use]
     pub fn reading_per_engine(&self) -> Option<Tokens> {
+        self.reading_at(self.level)
+    }
+
+    /// The same with so much in the bucket of the pace.
+    fn reading_at(&self, level: f64) -> Option<Tokens> {
         match self.settings.reading {
             Reading::NoLimit => None,
             Reading::Tokens(each) => Some(each),
             Reading::Auto => {
-                self.pace.map(|pace| Tokens(if self.level > 0.0 { pace.most } else { pace.least }.max(1.0) as u64))
+                self.pace.map(|pace| Tokens(if level > 0.0 { pace.most } else { pace.least }.max(1.0) as u64))
             }
         }
     }
@@ -505,19 +531,25 @@ impl Scheduler {
     /// The bucket of the pace fills with time.
     fn refill_bucket(&mut self) {
         if let Some(pace) = self.pace {
-            let gained = pace.per_second * self.now.since(self.filled).as_secs_f64();
-            self.level = (self.level + gained).min(pace.burst);
-            let spare = pace.spare * self.now.since(self.filled).as_secs_f64();
-            self.spare = (self.spare + spare).min(pace.burst);
+            let seconds = self.now.since(self.filled).as_secs_f64();
+            let gained = |rate: f64| if rate.is_finite() { rate * seconds } else { f64::INFINITY };
+            self.fill_bucket(gained(pace.per_second), gained(pace.spare));
         }
         self.filled = self.now;
     }
 
-    /// Whether the pace lets go a request of this row now.
-    fn keeps_pace(&self, row: usize, line: Line) -> bool {
+    fn fill_bucket(&mut self, tokens: f64, spare: f64) {
+        if let Some(pace) = self.pace {
+            self.level = (self.level + tokens).min(pace.burst);
+            self.spare = (self.spare + spare).min(pace.burst);
+        }
+    }
+
+    /// Whether the pace lets go a request of this row, with so much in its bucket.
+    fn keeps_pace(&self, row: usize, line: Line, level: f64) -> bool {
         let is_beyond = (RANKS..OVER_LIMIT).contains(&row);
         self.paced().is_none_or(|pace| {
-            self.level > pace.threshold(reading_for(row, line)) && (!is_beyond || self.spare > 0.0)
+            level > pace.threshold(reading_for(row, line)) && (!is_beyond || self.spare > 0.0)
         })
     }
 
@@ -544,7 +576,7 @@ impl Scheduler {
         if !self.is_full() {
             return Some(Duration::ZERO);
         }
-        self.time_through(row_of(ask), at.max(self.now))
+        self.time_through(self.row_for(ask), at.max(self.now))
     }
 
     /// How long a request that waits will wait from now on, at the most: as if all others of
@@ -601,35 +633,31 @@ impl Scheduler {
 
     /// Whether a request of any kind would have to wait.
     fn is_full(&self) -> bool {
-        !self.waiting.is_empty() || !self.has_room_for(1)
+        !self.waiting.is_empty() || !self.has_room_for(1, self.level)
     }
 
     /// Whether a request that has just come does not wait: nobody else does, and nothing that is
     /// being read keeps it from its seat. (Its rank is owed nothing while nobody waits in it.)
     fn goes_at_once(&self, new: &Waiting) -> bool {
-        self.waiting.is_empty()
-            && self.has_room_for(new.prompt)
-            && !self.leaves_reading(new)
-            && self.keeps_pace(new.row, new.line)
+        self.waiting.is_empty() && self.has_room_for(new.prompt, self.level) && !self.leaves_reading(new, self.level)
     }
 
     /// Whether a seat is free, and an engine to read so long a prompt.
-    fn has_room_for(&self, prompt: u64) -> bool {
-        let reads = self.reading_per_engine().is_none_or(|each| {
+    fn has_room_for(&self, prompt: u64, level: f64) -> bool {
+        let reads = self.reading_at(level).is_none_or(|each| {
             let most = each.0.saturating_mul(self.readers as u64);
-            self.reading.saturating_add(self.counts_for(prompt)) <= most
+            self.reading.saturating_add(counts_for(prompt, each)) <= most
         });
         self.free_seats() > 0 && reads
     }
 
-    /// What a prompt counts for while it is read.
-    fn counts_for(&self, prompt: u64) -> u64 {
-        self.reading_per_engine().map_or(0, |each| prompt.min(each.0).max(1))
+    /// The row of a request that has not asked yet.
+    fn row_for(&self, ask: &Ask) -> usize {
+        row_of(ask, self.usual.would_take(&ask.tenant, ask.rank, cost_of(ask), self.now))
     }
 
-    /// Where a request would stand.
-    fn stand(&self, ask: &Ask, ticket: Ticket) -> Waiting {
-        let row = row_of(ask);
+    /// Where a request would stand in a row.
+    fn stand(&self, ask: &Ask, row: usize, ticket: Ticket) -> Waiting {
         let place = Place { due: self.due(ask), ticket };
         let own = ask.aim.last_call(ask.arrival);
         let last_call = own.map(|own| self.last_call_before(row, ask, place).map_or(own, |before| own.min(before)));
@@ -641,7 +669,7 @@ impl Scheduler {
             _ => (ask.leave_by, Why::WaitedTooLong),
         };
         let line = if late { Line::Hopeless } else { Line::Hopeful };
-        let cost = ask.tokens.0.clamp(1, LARGEST);
+        let cost = cost_of(ask);
         let prompt = ask.prompt.0.min(LARGEST);
         Waiting { tenant: ask.tenant.clone(), row, line, place, cost, prompt, last_call, steps, alarm }
     }
@@ -750,21 +778,22 @@ impl Scheduler {
     /// prompt no engine can read now.
     fn fill(&mut self, moves: &mut Moves) {
         while self.free_seats() > 0 {
-            let Some(row) = self.next_row() else { return };
-            let Some(place) = self.rows[row].first() else { return };
-            let Some(waiting) = self.waiting.get(&place.ticket) else { return };
-            let (cost, prompt) = (waiting.cost, waiting.prompt);
-            if !self.has_room_for(prompt) || !self.keeps_pace(waiting.row, waiting.line) {
-                return;
-            }
-            let reading = self.counts_for(prompt);
+            let Some(next) = self.next_to_go(self.level) else { return };
+            let (ticket, row, cost, prompt) = (next.place.ticket, next.row, next.cost, next.prompt);
+            let reading = self.reading_per_engine().map_or(0, |each| counts_for(prompt, each));
             self.reading += reading;
             let taken = self.take_from_bucket(prompt);
             self.entitle(row, cost);
-            let Some(gone) = self.leave(place.ticket, cost) else { return };
-            self.running.insert(place.ticket, Seated { tenant: gone.tenant, row, line: gone.line, cost, reading, taken });
-            moves.admitted.push(place.ticket);
+            let Some(gone) = self.leave(ticket, cost) else { return };
+            self.running.insert(ticket, Seated { tenant: gone.tenant, row, line: gone.line, cost, reading, taken });
+            moves.admitted.push(ticket);
         }
+    }
+
+    /// Whose turn it is, if it may go with so much in the bucket of the pace.
+    fn next_to_go(&self, level: f64) -> Option<&Waiting> {
+        let next = self.waiting.get(&self.rows[self.next_row(level)?].first()?.ticket)?;
+        (self.has_room_for(next.prompt, level) && self.keeps_pace(next.row, next.line, level)).then_some(next)
     }
 
     /// Takes a prompt out of the bucket: not more than keeps one engine busy from full to empty, because
@@ -779,18 +808,18 @@ impl Scheduler {
 
     /// The row whose turn it is: of those that are due the one whose last turn is longest
     /// ago, else the highest.
-    fn next_row(&self) -> Option<usize> {
+    fn next_row(&self, level: f64) -> Option<usize> {
         let due = (0..RANKS).filter(|row| self.is_due(*row)).min_by_key(|row| self.rows[*row].last_turn);
-        due.or_else(|| self.highest_of(0..RANKS))
-            .or_else(|| self.highest_of(RANKS..OVER_LIMIT).filter(|_| self.none_can_be_met_of(0..RANKS)))
+        due.or_else(|| self.highest_of(0..RANKS, level))
+            .or_else(|| self.highest_of(RANKS..OVER_LIMIT, level).filter(|_| self.none_can_be_met_of(0..RANKS)))
             .or_else(|| {
                 let nobody_within = self.rows[..OVER_LIMIT].iter().all(|row| row.len() == 0);
-                self.highest_of(OVER_LIMIT..self.rows.len()).filter(|_| nobody_within)
+                self.highest_of(OVER_LIMIT..self.rows.len(), level).filter(|_| nobody_within)
             })
     }
 
-    fn highest_of(&self, mut rows: std::ops::Range<usize>) -> Option<usize> {
-        rows.find(|row| self.rows[*row].len() > 0 && !self.is_held_back(*row))
+    fn highest_of(&self, mut rows: std::ops::Range<usize>, level: f64) -> Option<usize> {
+        rows.find(|row| self.rows[*row].len() > 0 && !self.is_held_back(*row, level))
     }
 
     /// Whether nobody waits in these rows who can still make it.
@@ -799,20 +828,20 @@ impl Scheduler {
     }
 
     /// Whether a row's next request leaves what is being read to others.
-    fn is_held_back(&self, row: usize) -> bool {
+    fn is_held_back(&self, row: usize, level: f64) -> bool {
         let first = self.rows[row].first().and_then(|place| self.waiting.get(&place.ticket));
-        first.is_some_and(|first| self.leaves_reading(first))
+        first.is_some_and(|first| self.leaves_reading(first, level))
     }
 
     /// Whether a request leaves what is being read to others of higher rows.
-    fn leaves_reading(&self, next: &Waiting) -> bool {
-        if !self.keeps_pace(next.row, next.line) {
+    fn leaves_reading(&self, next: &Waiting, level: f64) -> bool {
+        if !self.keeps_pace(next.row, next.line, level) {
             return true;
         }
-        let Some(each) = self.reading_per_engine().filter(|_| self.reading > 0) else { return false };
+        let Some(each) = self.reading_at(level).filter(|_| self.reading > 0) else { return false };
         let all = each.0.saturating_mul(self.readers as u64);
         let most = all / 100 * reading_for(next.row, next.line);
-        self.reading.saturating_add(self.counts_for(next.prompt)) > most
+        self.reading.saturating_add(counts_for(next.prompt, each)) > most
     }
 
     /// Whether a rank's entitlement covers its next request.
@@ -833,5 +862,18 @@ impl Scheduler {
         self.rows[row].credit = self.rows[row].credit.saturating_sub(cost * 1000);
     }
 }
+
+/// What a prompt counts for while it is read, where an engine may have so much to read.
+fn counts_for(prompt: u64, each: Tokens) -> u64 {
+    prompt.min(each.0).max(1)
+}
+
+/// A level of a bucket that is beyond another one, as far as tokens can be told apart.
+fn just_above(level: f64) -> f64 {
+    level + 1e-6 * level.abs().max(1.0)
+}
+
+/// A bucket is looked at after so many seconds, however slowly it fills.
+const LONGEST_LOOK: f64 = 3600.0;
 
 const SECOND: Duration = Duration::from_secs(1);

@@ -73,8 +73,10 @@ pub(super) struct Engine {
     pub counters: Counters,
     /// How slow it is among the engines of its pool; 1 is as the others.
     pub slowness: f64,
-    /// Its last answer that taught something.
-    pub learned_at: Tick,
+    /// Its last answer that was as what was learned says.
+    pub confirmed_at: Tick,
+    /// Prompt tokens in its steps, lately.
+    pub prompt_per_step: f64,
     /// The beginnings of prompts that its cache should hold.
     pub prefixes: PrefixIndex,
     /// What its answers taught.
@@ -239,7 +241,8 @@ impl Engine {
             cache: CacheLimit::default(),
             counters: Counters::default(),
             slowness: 1.0,
-            learned_at: Tick::ZERO,
+            confirmed_at: Tick::ZERO,
+            prompt_per_step: 0.0,
             prefixes: PrefixIndex::new(),
             latency: Arc::default(),
             signals: Arc::default(),
@@ -365,6 +368,7 @@ impl Engine {
         let latency = self.latency.lock();
         let step = latency.step_time().or_else(|| common.step_time());
         let speed = latency.prefill_speed().or_else(|| common.prefill_speed());
+        (self.confirmed_at, self.prompt_per_step) = (latency.confirmed_at(), latency.prompt_per_step());
         drop(latency);
         self.backlog.speed = speed.unwrap_or(0.0);
         self.auto = match (step, pace) {

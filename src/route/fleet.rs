@@ -584,7 +584,7 @@ impl Work {
                 latency.first_token(&self.situation, ttft);
             }
             if let Some((steps, tpot)) = &further {
-                latency.further_tokens(steps, *tpot);
+                latency.further_tokens(steps, *tpot, at);
             }
         };
         let mut latency = self.latency.lock();

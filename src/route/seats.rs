@@ -229,3 +229,188 @@ impl Lengths {
         Some(*lengths.select_nth_unstable(place).1)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use rand::rngs::StdRng;
+    use rand::{Rng, SeedableRng};
+
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_millis(100);
+
+    fn at(seconds: u64) -> Tick {
+        Tick::from_millis(1000 * seconds)
+    }
+
+    /// The share of [`LIMIT`] that the mean step may take.
+    fn share(paces: &Paces) -> f64 {
+        paces.least(at(0)).unwrap() / LIMIT.as_secs_f64()
+    }
+
+    #[test]
+    fn a_pace_comes_to_rest_where_its_part_of_the_allowed_misses_is_lost() {
+        for (seed, attainment) in [(1, 0.9), (2, 0.8), (3, 0.7)] {
+            let (mut chance, mut paces) = (StdRng::seed_from_u64(seed), Paces::default());
+            let (mut now, mut sum) = (SHARE_AT_FIRST, 0.0);
+            for answer in 0..20_000 {
+                // No answer breaks its limit at 0.6 of it, a fifth do at all of it.
+                let breaks = chance.random_bool((0.5 * (now - 0.6)).max(0.0));
+                paces.note(LIMIT, !breaks, attainment, 1.0, at(0));
+                now = share(&paces);
+                sum += if answer < 5_000 { 0.0 } else { now };
+            }
+            let mean = sum / 15_000.0;
+            let rest = 0.6 + LOST * (1.0 - attainment) / 0.5;
+            assert!((mean - rest).abs() < 0.03, "{attainment}: {mean}, where {rest} would lose as much as it may");
+        }
+    }
+
+    #[test]
+    fn a_pace_returns_as_outcomes_are_good_and_a_miss_costs_more_than_a_hit_brings() {
+        let mut paces = Paces::default();
+        let note = |paces: &mut Paces, kept| paces.note(LIMIT, kept, 0.9, 1.0, at(0));
+        note(&mut paces, true);
+        assert!(share(&paces) > SHARE_AT_FIRST);
+        let before = share(&paces);
+        note(&mut paces, false);
+        let after_one = share(&paces);
+        assert!(after_one < before && after_one > 0.95 * before, "one answer moves it a little: {before} {after_one}");
+        (0..100).for_each(|_| note(&mut paces, false));
+        assert!((share(&paces) - LEAST).abs() < 1e-9);
+        let mut answers = 0;
+        while share(&paces) < 0.999 {
+            note(&mut paces, true);
+            answers += 1;
+        }
+        assert!((100..500).contains(&answers), "{answers}");
+    }
+
+    #[test]
+    fn short_answers_move_a_pace_by_their_weight() {
+        let moved = |weight| {
+            let mut paces = Paces::default();
+            paces.note(LIMIT, false, 0.9, weight, at(0));
+            (SHARE_AT_FIRST / share(&paces)).ln()
+        };
+        assert!((moved(0.1) - 0.1 * moved(1.0)).abs() < 1e-9 && moved(0.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn the_least_of_the_paces_holds_that_answers_were_held_to_lately() {
+        let mut paces = Paces::default();
+        assert_eq!(paces.least(at(0)), None);
+        let millis = Duration::from_millis;
+        paces.note(millis(50), true, 0.9, 0.0, at(0));
+        paces.note(millis(200), true, 0.9, 0.0, at(50));
+        let least = |seconds| paces.least(at(seconds)).map(|pace| (pace * 1e6).round() / 1e6);
+        assert_eq!(least(50), Some(0.045));
+        assert_eq!(least(59), Some(0.045));
+        assert_eq!(least(60), Some(0.18), "a threshold that nobody was held to for a minute limits nobody");
+        assert_eq!(least(110), None);
+        // What is kept of thresholds has an end: the one that came first goes.
+        for n in 0..2 * THRESHOLDS as u64 {
+            paces.note(millis(1_000 + n), true, 0.9, 1.0, at(200));
+        }
+        assert_eq!(paces.0.len(), THRESHOLDS);
+        assert!(paces.0.iter().all(|pace| pace.of.0 >= millis(1_000 + THRESHOLDS as u64)));
+    }
+
+    #[test]
+    fn before_any_answer_the_shortest_promise_gives_the_pace() {
+        assert_eq!(Promised::default().pace_at_first(), None);
+        let promised = Promised { tpot: Some(LIMIT), ..Promised::default() };
+        assert!((promised.pace_at_first().unwrap() - 0.09).abs() < 1e-9);
+    }
+
+    const STEP: StepTime = StepTime { base: 0.010, per_sequence: 0.001, per_prompt_token: 0.000_1 };
+
+    #[test]
+    fn seats_are_the_sequences_whose_steps_leave_a_tenth_of_the_pace() {
+        assert_eq!(seats(&STEP, 0.1), 80, "10 ms and 80 of 1 ms are nine tenths of 100 ms");
+        assert_eq!(seats(&StepTime { per_sequence: 0.0, ..STEP }, 0.1), CEILING);
+        assert_eq!(seats(&StepTime { per_sequence: 1.0, ..STEP }, 0.1), FLOOR);
+    }
+
+    #[test]
+    fn what_the_pace_leaves_is_for_prefill_and_a_little_always() {
+        assert!((prefill_share(&STEP, 0.1, 40.0) - 0.5).abs() < 1e-9);
+        assert!((prefill_share(&STEP, 0.1, 0.0) - 0.9).abs() < 1e-9);
+        assert!((prefill_share(&STEP, 0.1, 400.0) - LEAST_PREFILL).abs() < 1e-9);
+    }
+
+    #[test]
+    fn an_engine_that_cannot_keep_the_pace_alone_is_not_starved() {
+        // A step takes 11 ms with a single sequence; 5 ms are asked.
+        let (alone, asked) = (seats(&STEP, 0.005), prefill_share(&STEP, 0.005, 1.0));
+        assert_eq!(alone, seats(&STEP, ATTAINABLE * STEP.decode(1.0)));
+        assert!(alone >= 2 && asked >= 0.19, "{alone} {asked}");
+    }
+
+    #[test]
+    fn a_full_cache_limits_seats_to_what_it_held_and_room_lets_them_grow() {
+        let mut cache = CacheLimit::default();
+        cache.reported(0.99, 40.0, 0.0);
+        assert_eq!(cache.seats(), None, "full, and nobody waits for it");
+        cache.reported(0.99, 0.0, 3.0);
+        assert_eq!(cache.seats(), None, "nobody runs");
+        cache.reported(1.0, 40.0, 3.0);
+        assert_eq!(cache.seats(), Some(36), "so many fill nine tenths");
+        cache.reported(0.93, 36.0, 0.0);
+        assert_eq!(cache.seats(), Some(36), "as it should be");
+        cache.reported(0.95, 36.0, 1.0);
+        assert_eq!(cache.seats(), Some(34));
+        let mut seen = vec![34];
+        while let Some(seats) = cache.seats() {
+            seen.push(seats);
+            cache.reported(0.5, 10.0, 0.0);
+            assert!(seen.len() < 200, "and in the end it limits nobody: {seen:?}");
+        }
+        assert!(seen.is_sorted() && seen.len() > 30, "by little steps: {seen:?}");
+    }
+
+    #[test]
+    fn the_usual_length_is_one_that_most_answers_stay_within() {
+        let mut lengths = Lengths::default();
+        (1..20).for_each(|further| lengths.note(LIMIT, further));
+        assert_eq!(lengths.of(LIMIT, 0.9), None, "too few say nothing");
+        (20..=100).for_each(|further| lengths.note(LIMIT, further));
+        assert_eq!((lengths.of(LIMIT, 0.9), lengths.of(LIMIT, 1.0)), (Some(90), Some(100)));
+        assert_eq!(lengths.of(2 * LIMIT, 0.9), None, "of another promise");
+        (0..LENGTHS).for_each(|_| lengths.note(LIMIT, 7));
+        assert_eq!(lengths.of(LIMIT, 1.0), Some(7), "the last of them count");
+    }
+
+    proptest! {
+        #[test]
+        fn a_pace_stays_within_its_bounds(
+            answers in prop::collection::vec((any::<bool>(), 0.0..1.5f64, 0.0..1.0f64), 1..500),
+            turns in 1usize..20,
+        ) {
+            let mut paces = Paces::default();
+            for _ in 0..turns {
+                for (kept, attainment, weight) in &answers {
+                    paces.note(LIMIT, *kept, *attainment, *weight, at(0));
+                    let share = share(&paces);
+                    prop_assert!((LEAST - 1e-9..=1.0 + 1e-9).contains(&share), "{share}");
+                }
+            }
+        }
+
+        #[test]
+        fn seats_and_prefill_follow_from_any_step_and_pace(
+            base in 0.0..1.0f64, per_sequence in 0.0..0.1f64, per_prompt_token in 0.0..0.01f64,
+            pace in 0.001..1.0f64, batch in 0.0..500.0f64,
+        ) {
+            let step = StepTime { base, per_sequence, per_prompt_token };
+            let own = seats(&step, pace);
+            prop_assert!((FLOOR..=CEILING).contains(&own));
+            prop_assert!(seats(&step, 1.1 * pace) >= own, "more time is never fewer seats");
+            prop_assert!(own == FLOOR || step.decode(own.into()) <= attainable(&step, pace));
+            let share = prefill_share(&step, pace, batch);
+            prop_assert!((LEAST_PREFILL..=1.0).contains(&share));
+            prop_assert!(prefill_share(&step, pace, batch + 1.0) <= share);
+        }
+    }
+}

@@ -14,7 +14,7 @@ use super::breaker::TenantKey;
 use super::engine::{Engine, Reading, Report};
 use super::fleet::{REMEMBERED, Size, Want};
 use super::health::{Change, Checked};
-use super::latency::{Aims, Latency, Lesson, Prediction, answer_weight};
+use super::latency::{AGREES, Aims, Latency, Lesson, Prediction, StepTime, answer_weight};
 use super::listed::{EngineList, Listed};
 use super::retry::{Attempts, Effect, Rest};
 use super::seats::{self, Lengths, Paces, Promised};
@@ -87,12 +87,10 @@ const LEAST_READING: f64 = 512.0;
 /// Seconds of prefill by which an engine may be ahead of the pace, and behind it.
 const BURST: f64 = 0.4;
 const BEHIND: f64 = 1.0;
-/// Engines that are less slow than this, compared with the median, are as the others: so much is error.
-const AS_OTHERS: f64 = 1.25;
-/// What was learned of an engine counts less with the time since its last answer: half after this.
+/// Engines that are less slow than this, compared with the quickest, are as it is: so much is error.
+const AS_OTHERS: f64 = AGREES;
+/// What was learned of an engine counts less with the time since an answer agreed with it: half after this.
 const HALF_LIFE: f64 = 60.0;
-/// The step in which engines are compared: so many sequences and prompt tokens.
-const USUAL_STEP: (f64, f64) = (16.0, 256.0);
 
 /// How fast prompts may go to the engines of a pool, in prompt tokens as estimated.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -440,6 +438,7 @@ impl Inner {
         let ttft = self.promised.ttft.map(|ttft| ttft.as_secs_f64());
         let within = |(share, without): (f64, f64)| ttft.map_or(without, |ttft| share * ttft);
         let (most, least) = (within(PREFILL_AHEAD), within(LEAST_AHEAD).min(LEAST_AHEAD.1));
+        let (mut batch, mut prompt) = (0.0, 0.0);
         let mut usual = Vec::with_capacity(self.engines.len());
         for engine in self.engines.iter_mut().flatten().filter(|engine| engine.left.is_none()) {
             let Some((step, speed)) = engine.keep_pace(target, &self.common) else { continue };
@@ -458,9 +457,15 @@ impl Inner {
             sum.behind += BEHIND * tokens;
             sum.most += (most * tokens).max(LEAST_READING);
             sum.least += (least * tokens).max(LEAST_READING);
-            usual.push((engine.id.clone(), step.decode(USUAL_STEP.0) + step.per_prompt_token * USUAL_STEP.1));
+            batch += engine.counters.running();
+            prompt += engine.prompt_per_step;
+            usual.push((engine.id.clone(), step));
         }
-        self.compare(&mut usual, at);
+        // In a step as they are lately: what the others would be like nobody has seen lately.
+        let (batch, prompt) = (1.0 + batch / f64::from(known.max(1)), prompt / f64::from(known.max(1)));
+        let length = |step: &StepTime| step.decode(batch) + step.per_prompt_token * prompt;
+        let usual: Vec<_> = usual.into_iter().map(|(id, step)| (id, length(&step))).collect();
+        self.compare(&usual, at);
         (0..self.engines.len()).for_each(|place| self.rekey(place, at));
         let all = self.present().count() as f64;
         // Those of which nothing is known yet are taken to be like the others.
@@ -477,17 +482,16 @@ impl Inner {
         })
     }
 
-    /// How slow engines are among each other: within the error of what was learned they are equal, and
-    /// what was learned long ago says little.
-    fn compare(&mut self, usual: &mut [(EngineId, f64)], at: Tick) {
-        usual.sort_by(|a, b| a.1.total_cmp(&b.1));
-        let Some(median) = usual.get(usual.len() / 2).map(|(_, step)| *step) else { return };
+    /// How slow engines are, compared with the quickest: within the error of what was learned they are
+    /// equal, and what no answer has agreed with lately says little: one that is not asked is soon as the
+    /// quickest, and stays so as long as its answers are not what was expected.
+    fn compare(&mut self, usual: &[(EngineId, f64)], at: Tick) {
+        let quickest = usual.iter().map(|(_, step)| *step).fold(f64::INFINITY, f64::min);
         for (id, step) in usual {
             let Some(engine) = self.places.get(id).and_then(|&place| self.engines[place].as_mut()) else { continue };
-            let ratio = *step / median;
-            let fresh = 0.5f64.powf(at.since(engine.learned_at).as_secs_f64() / HALF_LIFE);
-            let differs = ratio > AS_OTHERS || ratio < 1.0 / AS_OTHERS;
-            engine.slowness = if differs { ratio.powf(fresh) } else { 1.0 };
+            let fresh = 0.5f64.powf(at.since(engine.confirmed_at).as_secs_f64() / HALF_LIFE);
+            let slowness = (step / quickest).powf(fresh);
+            engine.slowness = if slowness > AS_OTHERS { slowness } else { 1.0 };
         }
     }
 
@@ -664,7 +668,6 @@ impl Inner {
     /// What an engine has run until now.
     pub fn read_counters(&mut self, place: usize, at: Tick) -> Option<Reading> {
         let engine = self.engines[place].as_mut()?;
-        engine.learned_at = at;
         Some(engine.counters.read(at))
     }
 

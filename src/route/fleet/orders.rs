@@ -19,12 +19,12 @@ fn engines_that_come_and_go_under_running_requests_keep_the_books_of_work_right(
             async move {
                 let mut attempts = Attempts::new(&settings, ms(60_000));
                 let yard = fleet.yard(&id).expect("the pool is named");
-                let chosen = yard.choose(&mut attempts, tokens(100, 100).into(), true, ms(1));
+                let chosen = yard.choose(&mut attempts, tokens(100, 100).into(), &[], true, ms(1));
                 let Some(mut choice) = chosen else { return };
                 others().await;
                 if streams {
-                    choice.work.first_token();
-                    choice.work.learned(&Lesson { ttft: None, tpot: None, e2e: None, further: 9 }, ms(2));
+                    choice.work.first_token(ms(1));
+                    choice.work.learned(&Lesson { ttft: None, tpot: None, e2e: None, further: 9, cached: None }, ms(2));
                 }
             }
         };

@@ -9,8 +9,22 @@ use super::super::*;
 struct Entry {
     ticket: u64,
     ask: Ask,
+    row: usize,
+    /// What orders it: without a deadline, and the moment.
+    due: (bool, Tick),
     late: bool,
     last_call: Option<Tick>,
+}
+
+#[derive(Clone, Debug)]
+struct Runs {
+    ticket: u64,
+    key: Key,
+    cost: u64,
+    /// What its prompt counts for until it has been read.
+    reading: u64,
+    /// What it took out of the bucket.
+    taken: f64,
 }
 
 type Key = (usize, bool, TenantId);
@@ -23,13 +37,15 @@ pub struct Slow {
     pub settings: Settings,
     pub seats: usize,
     pub readers: usize,
-    pub found: Option<Tokens>,
+    pace: Option<Pace>,
+    bucket: f64,
+    filled: Tick,
+    usual: UsualShares,
     now: Tick,
     tickets: u64,
     turns: u64,
     waiting: Vec<Entry>,
-    /// With what its prompt counts for until it has been read.
-    running: Vec<(u64, Key, u64, u64)>,
+    running: Vec<Runs>,
     served: BTreeMap<Key, u64>,
     floors: BTreeMap<(usize, bool), u64>,
     credit: [u64; 5],
@@ -37,22 +53,16 @@ pub struct Slow {
 }
 
 impl Entry {
-    fn row(&self) -> usize {
-        self.ask.rank as usize + if self.ask.standing == Standing::OverLimit { 5 } else { 0 }
-    }
-
     fn key(&self) -> Key {
-        (self.row(), self.late, self.ask.tenant.clone())
+        (self.row, self.late, self.ask.tenant.clone())
     }
 
     fn cost(&self) -> u64 {
         self.ask.tokens.0.max(1)
     }
 
-    /// By deadline, those without behind all others by arrival.
     fn order(&self) -> (bool, Tick, u64) {
-        let deadline = self.ask.aim.deadline(self.ask.arrival);
-        (deadline.is_none(), deadline.unwrap_or(self.ask.arrival), self.ticket)
+        (self.due.0, self.due.1, self.ticket)
     }
 
     fn end(&self) -> (Tick, Why) {
@@ -76,7 +86,10 @@ impl Slow {
             settings,
             seats: 0,
             readers: 0,
-            found: None,
+            pace: None,
+            bucket: 0.0,
+            filled: Tick::ZERO,
+            usual: UsualShares::default(),
             now: Tick::ZERO,
             tickets: 0,
             turns: 0,
@@ -94,7 +107,7 @@ impl Slow {
     }
 
     pub fn running(&self) -> Vec<u64> {
-        self.running.iter().map(|(ticket, ..)| *ticket).collect()
+        self.running.iter().map(|runs| runs.ticket).collect()
     }
 
     pub fn next_deadline(&self) -> Option<Tick> {
@@ -105,13 +118,12 @@ impl Slow {
         let mut fate = self.pass(at);
         self.tickets += 1;
         let own = ask.aim.last_call(ask.arrival);
-        let mut entry = Entry { ticket: self.tickets, ask: ask.clone(), late: false, last_call: own };
-        let deadline = ask.aim.deadline(ask.arrival);
-        let alike = self.waiting.iter().filter(|other| {
-            other.row() == entry.row()
-                && other.ask.tenant == ask.tenant
-                && other.ask.aim.deadline(other.ask.arrival) == deadline
-        });
+        let (row, due) = (self.classify(ask), self.due(ask));
+        let mut entry = Entry { ticket: self.tickets, ask: ask.clone(), row, due, late: false, last_call: own };
+        let alike = self
+            .waiting
+            .iter()
+            .filter(|other| (other.row, other.due) == (entry.row, entry.due) && other.ask.tenant == ask.tenant);
         if let (Some(own), Some(before)) = (own, alike.filter_map(|other| other.last_call).min()) {
             entry.last_call = Some(own.min(before));
         }
@@ -136,9 +148,31 @@ impl Slow {
         fate
     }
 
+    /// Within the limits of its tenant and its usual share, within the limits, or neither.
+    fn classify(&mut self, ask: &Ask) -> usize {
+        let rank = ask.rank as usize;
+        match ask.standing {
+            Standing::OverLimit => 10 + rank,
+            Standing::WithinLimits if self.usual.takes(&ask.tenant, ask.rank, ask.tokens.0.max(1), self.now) => rank,
+            Standing::WithinLimits => 5 + rank,
+        }
+    }
+
+    /// By deadline, those without behind all others by arrival. At a known pace a second of prefill
+    /// counts as thirty of arrival, and one of the deadline as a tenth.
+    fn due(&self, ask: &Ask) -> (bool, Tick) {
+        let Some(deadline) = ask.aim.deadline(ask.arrival) else { return (true, ask.arrival) };
+        let Some(pace) = self.paced().filter(|pace| pace.per_second.is_finite()) else { return (false, deadline) };
+        let each = pace.per_second.max(1.0) / self.readers.max(1) as f64;
+        let within = deadline.since(ask.arrival).as_secs_f64();
+        let behind = 0.1 * within + 30.0 * (ask.prompt.0 as f64 / each);
+        (false, ask.arrival + Duration::from_secs_f64(behind.min(3600.0)))
+    }
+
     /// Tries it on a copy: what would have to wait, or push somebody out, changes nothing.
     pub fn take_free_seat(&mut self, ask: &Ask, at: Tick) -> Option<u64> {
         self.now = self.now.max(at);
+        self.gain();
         let mut tried = self.clone();
         let fate = tried.offer(ask, at);
         let ticket = tried.tickets;
@@ -151,8 +185,11 @@ impl Slow {
 
     pub fn release(&mut self, ticket: u64, used: u64, at: Tick) -> Fate {
         let mut fate = self.pass(at);
-        if let Some(found) = self.running.iter().position(|(running, ..)| *running == ticket) {
-            let (_, key, cost, _) = self.running.remove(found);
+        if let Some(found) = self.running.iter().position(|runs| runs.ticket == ticket) {
+            let Runs { key, cost, reading, taken, .. } = self.running.remove(found);
+            if let Some(pace) = self.pace.filter(|_| reading > 0) {
+                self.bucket = (self.bucket + taken).min(pace.burst);
+            }
             let floor = self.floor(&key);
             let served = self.served.get(&key).copied().unwrap_or(0).max(floor);
             self.served.insert(key, (served + used.max(1)).saturating_sub(cost).max(floor));
@@ -165,8 +202,8 @@ impl Slow {
     pub fn read(&mut self, ticket: u64, at: Tick) -> Fate {
         let mut fate = self.pass(at);
         let mut was_reading = false;
-        for (_, _, _, reading) in self.running.iter_mut().filter(|(running, ..)| *running == ticket) {
-            was_reading = std::mem::take(reading) > 0;
+        for runs in self.running.iter_mut().filter(|runs| runs.ticket == ticket) {
+            was_reading = std::mem::take(&mut runs.reading) > 0;
         }
         if was_reading {
             self.fill(&mut fate);
@@ -185,16 +222,39 @@ impl Slow {
         self.expire(at)
     }
 
-    pub fn set_reading(&mut self, found: Option<Tokens>, at: Tick) -> Fate {
-        self.found = found;
-        self.expire(at)
+    pub fn set_pace(&mut self, pace: Option<Pace>, at: Tick) -> Fate {
+        let mut fate = self.pass(at);
+        self.bucket = match (self.pace, pace) {
+            (_, None) => 0.0,
+            (None, Some(new)) => new.burst,
+            (Some(_), Some(new)) => self.bucket.min(new.burst),
+        };
+        self.pace = pace;
+        self.fill(&mut fate);
+        fate
+    }
+
+    fn paced(&self) -> Option<Pace> {
+        self.pace.filter(|_| self.settings.reading == Reading::Auto)
+    }
+
+    /// The bucket fills with time.
+    fn gain(&mut self) {
+        if let Some(pace) = self.pace {
+            let seconds = self.now.since(self.filled).as_secs_f64();
+            let whole = self.bucket + if pace.per_second.is_finite() { pace.per_second * seconds } else { pace.burst };
+            self.bucket = if pace.per_second.is_finite() { whole.min(pace.burst) } else { pace.burst };
+        }
+        self.filled = self.now;
     }
 
     fn each(&self) -> Option<Tokens> {
         match self.settings.reading {
             Reading::NoLimit => None,
             Reading::Tokens(each) => Some(each),
-            Reading::Auto => self.found,
+            Reading::Auto => {
+                self.pace.map(|pace| Tokens(if self.bucket > 0.0 { pace.most } else { pace.least }.max(1.0) as u64))
+            }
         }
     }
 
@@ -202,18 +262,33 @@ impl Slow {
         self.each().map_or(0, |each| ask.prompt.0.min(each.0).max(1))
     }
 
+    fn being_read(&self) -> u64 {
+        self.running.iter().map(|runs| runs.reading).sum()
+    }
+
     fn has_room_for(&self, ask: &Ask) -> bool {
-        let being_read: u64 = self.running.iter().map(|(.., reading)| reading).sum();
         let most = self.each().map_or(u64::MAX, |each| each.0 * self.readers as u64);
-        self.running.len() < self.seats && being_read + self.counts_for(ask) <= most
+        self.running.len() < self.seats && self.being_read() + self.counts_for(ask) <= most
+    }
+
+    /// The part of the reading and of the bucket that it may use, in hundredths.
+    fn part(next: &Entry) -> u64 {
+        match (next.row, next.late) {
+            (_, true) | (10.., _) => 25,
+            (5..10, _) => 50,
+            (rank, _) => [100, 100, 90, 80, 70][rank],
+        }
+    }
+
+    fn keeps_pace(&self, next: &Entry) -> bool {
+        let empty = |pace: Pace| pace.burst - (pace.burst + pace.behind) * Slow::part(next) as f64 / 100.0;
+        self.paced().is_none_or(|pace| self.bucket > empty(pace))
     }
 
     fn is_held_back(&self, next: &Entry) -> bool {
-        let being_read: u64 = self.running.iter().map(|(.., reading)| reading).sum();
-        let Some(each) = self.each().filter(|_| being_read > 0) else { return false };
-        let behind = next.late || next.ask.standing == Standing::OverLimit;
-        let part = if behind { 25 } else { [100, 100, 90, 80, 70][next.ask.rank as usize] };
-        being_read + self.counts_for(&next.ask) > each.0 * self.readers as u64 / 100 * part
+        let Some(each) = self.each().filter(|_| self.being_read() > 0) else { return !self.keeps_pace(next) };
+        let most = each.0 * self.readers as u64 / 100 * Slow::part(next);
+        !self.keeps_pace(next) || self.being_read() + self.counts_for(&next.ask) > most
     }
 
     pub fn withdraw(&mut self, ticket: u64, at: Tick) {
@@ -230,6 +305,7 @@ impl Slow {
 
     pub fn pass(&mut self, at: Tick) -> Fate {
         self.now = self.now.max(at);
+        self.gain();
         let mut over: Vec<_> = self.waiting.iter().map(|entry| (entry.end(), entry.ticket)).collect();
         over.retain(|((end, _), _)| *end <= self.now);
         over.sort_by_key(|((end, _), ticket)| (*end, *ticket));
@@ -249,8 +325,8 @@ impl Slow {
 
     /// Those that were too late from the start hold half of the places at most.
     fn is_crowded_with_late_ones(&self, arrival: &Entry) -> bool {
-        let late = self.waiting.iter().filter(|entry| entry.late && entry.row() < 5).count();
-        arrival.late && arrival.row() < 5 && 2 * late >= self.settings.max_waiting
+        let late = self.waiting.iter().filter(|entry| entry.late && entry.row < 5).count();
+        arrival.late && arrival.row < 5 && 2 * late >= self.settings.max_waiting
     }
 
     fn victim(&self, arrival: &Entry) -> Option<u64> {
@@ -258,18 +334,18 @@ impl Slow {
             Some(rank) => self.settings.shares.places(*rank, self.settings.max_waiting),
             None => 0,
         };
-        let len = |row: usize| self.waiting.iter().filter(|entry| entry.row() == row).count();
+        let len = |row: usize| self.waiting.iter().filter(|entry| entry.row == row).count();
         let held = |row: usize, tenant: &TenantId| {
-            self.waiting.iter().filter(|entry| entry.row() == row && entry.ask.tenant == *tenant).count()
+            self.waiting.iter().filter(|entry| entry.row == row && entry.ask.tenant == *tenant).count()
         };
-        let from = match arrival.late && arrival.row() < 5 {
-            true if self.is_crowded_with_late_ones(arrival) => 10,
+        let from = match arrival.late && arrival.row < 5 {
+            true if self.is_crowded_with_late_ones(arrival) => 15,
             true => 5,
-            false => arrival.row() + 1,
+            false => arrival.row + 1,
         };
-        let lower = (from..10).rev().find(|row| len(*row) > places(*row));
-        let row = lower.unwrap_or(arrival.row());
-        let inside = self.waiting.iter().filter(|entry| entry.row() == row);
+        let lower = (from..15).rev().find(|row| len(*row) > places(*row));
+        let row = lower.unwrap_or(arrival.row);
+        let inside = self.waiting.iter().filter(|entry| entry.row == row);
         let most = inside.clone().map(|entry| (held(row, &entry.ask.tenant), entry.ask.tenant.clone())).max()?;
         if lower.is_none() && most.0 < held(row, &arrival.ask.tenant) + 2 {
             return None;
@@ -302,7 +378,7 @@ impl Slow {
 
     fn forget_credit(&mut self) {
         for row in 0..5 {
-            if !self.waiting.iter().any(|entry| entry.row() == row) {
+            if !self.waiting.iter().any(|entry| entry.row == row) {
                 self.credit[row] = 0;
             }
         }
@@ -320,26 +396,36 @@ impl Slow {
 
     /// The next one of a row.
     fn first(&self, row: usize) -> Option<&Entry> {
-        let late = !self.waiting.iter().any(|entry| entry.row() == row && !entry.late);
-        let line: Vec<_> = self.waiting.iter().filter(|entry| entry.row() == row && entry.late == late).collect();
+        let late = !self.waiting.iter().any(|entry| entry.row == row && !entry.late);
+        let line: Vec<_> = self.waiting.iter().filter(|entry| entry.row == row && entry.late == late).collect();
         let least = line.iter().map(|entry| self.served[&entry.key()]).min()?;
         let near = |entry: &&&Entry| self.served[&entry.key()] <= least + self.settings.quantum.0;
         line.iter().filter(near).min_by_key(|entry| entry.order()).copied()
     }
 
+    /// Whose turn it is, if it may go now.
+    fn next(&self) -> Option<&Entry> {
+        let due = (0..5).filter(|row| self.first(*row).is_some_and(|e| self.credit[*row] >= e.cost() * 1000));
+        let free = |row: &usize| self.first(*row).is_some_and(|next| !self.is_held_back(next));
+        let anybody = |rows: std::ops::Range<usize>| self.waiting.iter().any(|entry| rows.contains(&entry.row));
+        let can_be_met = self.waiting.iter().any(|entry| entry.row < 5 && !entry.late);
+        let row = due
+            .min_by_key(|row| self.last_turn[*row])
+            .or_else(|| (0..5).find(free))
+            .or_else(|| (5..10).find(free).filter(|_| !can_be_met))
+            .or_else(|| (10..15).find(free).filter(|_| !anybody(0..10)))?;
+        self.first(row).filter(|next| self.has_room_for(&next.ask) && self.keeps_pace(next))
+    }
+
     fn fill(&mut self, fate: &mut Fate) {
-        while self.running.len() < self.seats && !self.waiting.is_empty() {
-            let due = (0..5).filter(|row| self.first(*row).is_some_and(|e| self.credit[*row] >= e.cost() * 1000));
-            let row = due.min_by_key(|row| self.last_turn[*row]);
-            let free = |row: &usize| self.first(*row).is_some_and(|next| !self.is_held_back(next));
-            let within = (0..5).any(|row| self.first(row).is_some());
-            let row = row.or_else(|| (0..5).find(free)).or_else(|| (5..10).find(free).filter(|_| !within));
-            let Some(row) = row else { return };
-            let next = self.first(row).unwrap();
-            if !self.has_room_for(&next.ask) {
-                return;
-            }
-            let (ticket, key, cost, reading) = (next.ticket, next.key(), next.cost(), self.counts_for(&next.ask));
+        while self.running.len() < self.seats {
+            let Some(next) = self.next() else { return };
+            let (ticket, row, key, cost) = (next.ticket, next.row, next.key(), next.cost());
+            let (reading, prompt) = (self.counts_for(&next.ask), next.ask.prompt.0);
+            let taken = self
+                .paced()
+                .map_or(0.0, |pace| (prompt as f64).min((pace.burst + pace.behind) / self.readers.max(1) as f64));
+            self.bucket -= taken;
             self.turns += 1;
             if row < 5 {
                 for (other, rank) in Priority::ALL.iter().enumerate() {
@@ -352,7 +438,7 @@ impl Slow {
             }
             *self.served.get_mut(&key).unwrap() += cost;
             self.take(ticket);
-            self.running.push((ticket, key, cost, reading));
+            self.running.push(Runs { ticket, key, cost, reading, taken });
             fate.0.push(ticket);
         }
     }
