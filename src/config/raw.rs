@@ -368,7 +368,7 @@ block! {
     Queue {
         /// Requests that may wait. 0: a request runs at once or is refused. Default: 1000.
         may max_waiting: At<u64>,
-        /// Tokens that a tenant may be ahead of the one that had least before others of its rank go first. Default: 8192.
+        /// Tokens that a tenant may be ahead of the one that had least before others of its rank go first. Default: 65536.
         may quantum: At<u64>,
         /// Prompt tokens of requests without a first token that one engine may have. Default: auto.
         may prefill_tokens_per_engine: At<PromptTokens>,

@@ -64,7 +64,7 @@ fn run(balance: Balance, kv_tokens: u64, rate: f64, mut next: impl FnMut(&mut St
                 let place = running.iter().position(|r| (r.engine, r.job) == (number, gain.job)).unwrap();
                 if !std::mem::replace(&mut running[place].has_token, true) {
                     firsts.push(gain.at - running[place].dispatched);
-                    running[place].work.first_token();
+                    running[place].work.first_token(gain.at);
                 }
                 if gain.done.is_some() {
                     drop(running.swap_remove(place).work);

@@ -734,10 +734,16 @@ fn outcomes_correct_the_pace_within_bounds() {
         let mut choice = bench.fleet.choose(&id(), &mut bench.attempts(), want, at).unwrap();
         choice.work.first_token(at + Duration::from_millis(10));
         let each = Duration::from_millis(tpot);
+<<<<<<< ours
         let (ttft, end) = (Duration::from_millis(10), at + 50 * each + Duration::from_millis(10));
         // Judged, and too little else to learn from: what the engine took is not what is tried here.
         choice.work.learned(&Lesson { ttft: None, tpot: Some(each), e2e: None, further: 50, cached: None }, end);
         let _ = ttft;
+=======
+        let end = at + 50 * each + Duration::from_millis(10);
+        // Judged, and no more: what is learned of its steps is not what is tried here.
+        choice.work.learned(&Lesson { ttft: None, tpot: Some(each), e2e: None, further: 50 }, end);
+>>>>>>> theirs
         bench.fleet.keep_pace(&id(), end).unwrap().per_second
     };
     let first = answer(41, 0);
