@@ -199,7 +199,7 @@ pub async fn first_willing_engine(
     for (at, early) in order {
         let pool = &pools[at];
         let bound = if at == ask.first { first_bound } else { ask.promise.pool(pool) };
-        if early && attempts.count() > 0 {
+        if early && attempts.count() > 0 && exit.is_none() {
             break;
         }
         // Passed over while it waited for a seat, or because another one takes it.
@@ -598,10 +598,10 @@ impl Attempt<'_> {
                     let retry_after = self.retry_after(&spoke.head.parts);
                     return self.failed(asked.answered(status.as_u16(), retry_after), status.as_u16(), spoke);
                 }
-                let Some(held) = self.hold(&mut spoke.relay, watch.as_mut(), exit).await else {
+                let Some(speaks) = self.hold(&mut spoke.relay, watch.as_mut(), exit).await else {
                     return self.departed();
                 };
-                match held {
+                match speaks {
                     Ok(at) => {
                         spoke.work = work.take();
                         Tried::Speaks(spoke, at)
