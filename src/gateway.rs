@@ -368,7 +368,9 @@ impl Gateway {
             queued: visit.admitted_at().unwrap_or(admitted).since(upload.complete),
             learned,
         };
-        Ok(Served::Answer(Box::new(Opened { gateway: self.clone(), asked, held }), spoken))
+        let kept = upload.facts.held_for_answer();
+        let body = (kept > 0).then(|| upload.share.reduced_to(kept));
+        Ok(Served::Answer(Box::new(Opened { gateway: self.clone(), asked, held, _body: body }), spoken))
     }
 
     fn endpoint_of(&self, live: &Live, head: &Head) -> Result<Endpoint, Refusal> {
