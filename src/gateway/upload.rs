@@ -32,12 +32,15 @@ const SLICE: usize = 64 * 1024;
 /// The first bytes of each body, which are refused last: ordinary requests go on beside large ones.
 const FIRST: u64 = 64 * 1024;
 
+/// The same of its decoder: that of gzip, and those of zstd without a large window.
+const FIRST_OF_DECODER: u64 = 320 * 1024;
+
 /// What the bodies of all requests hold in memory, with what is derived from them, in bytes.
 #[derive(Debug, Default)]
 pub struct Bodies {
-    /// The first [`FIRST`] bytes of each.
+    /// The first bytes of each, and of its decoder.
     firsts: AtomicU64,
-    /// The rest of those that are longer.
+    /// The rest of those that hold more.
     rests: AtomicU64,
 }
 
@@ -55,12 +58,13 @@ impl Share {
         Share { of: bodies, first: 0, rest: 0, most }
     }
 
-    /// The body now holds so much.
+    /// The body now holds so much, and its decoder.
     ///
     /// Together all hold `most` at most; the last quarter is for the first bytes of each. A body
     /// that is the only long one is never refused: its own limit bounds it.
-    fn hold(&mut self, bytes: u64) -> Result<(), Refusal> {
-        let (first, rest) = (bytes.min(FIRST), bytes.saturating_sub(FIRST));
+    fn hold(&mut self, bytes: u64, decoder: u64) -> Result<(), Refusal> {
+        let first = bytes.min(FIRST) + decoder.min(FIRST_OF_DECODER);
+        let rest = bytes.saturating_sub(FIRST) + decoder.saturating_sub(FIRST_OF_DECODER);
         let (first_grows, rest_grows) = (first > self.first, rest > self.rest);
         let firsts = change(&self.of.firsts, &mut self.first, first);
         let rests = change(&self.of.rests, &mut self.rest, rest);
@@ -78,7 +82,7 @@ impl Share {
     pub fn reduced_to(mut self, bytes: usize) -> Self {
         let bytes = (bytes as u64).min(self.first + self.rest);
         // What shrinks is never refused.
-        let _ = self.hold(bytes);
+        let _ = self.hold(bytes, 0);
         self
     }
 }
@@ -374,17 +378,17 @@ impl Reading {
             self.flush();
             self.frames.push(bytes);
         }
-        self.share.hold(self.length + self.beside() as u64)
+        let decoder = self.decoder.as_ref().map_or(0, |decoder| decoder.held());
+        self.share.hold(self.length + self.beside() as u64, decoder as u64)
     }
 
-    /// Memory that is held beside the bytes of the body themselves.
+    /// Memory that is held beside the bytes of the body themselves, but for the decoder's.
     fn beside(&self) -> usize {
         let reader = match &self.reader {
             Reader::Json(scanner) => scanner.held(),
             Reader::Form(reader) => reader.held(),
         };
-        let decoder = self.decoder.as_ref().map_or(0, |decoder| decoder.held());
-        reader + decoder + self.rest.len() + self.small.capacity() - self.small.len()
+        reader + self.rest.len() + self.small.capacity() - self.small.len()
     }
 
     fn flush(&mut self) {
@@ -406,7 +410,7 @@ impl Reading {
             Reader::Json(scanner) => scanner.finish().map_err(unreadable)?,
             Reader::Form(reader) => reader.finish().map_err(|_| Refusal::UnreadableForm)?,
         };
-        self.share.hold(self.length + facts.held() as u64)?;
+        self.share.hold(self.length + facts.held() as u64, 0)?;
         Ok(Upload { frames: self.frames, facts, was_coded, is_form, complete, share: self.share })
     }
 }
@@ -468,7 +472,7 @@ mod tests {
     /// Bodies that hold so much, one after the other, and which of them were refused.
     fn hold(bodies: &Arc<Bodies>, most: u64, wanted: &[u64]) -> (Vec<Share>, Vec<usize>) {
         let mut shares: Vec<_> = wanted.iter().map(|_| Share::of(Arc::clone(bodies), most)).collect();
-        let fits = |(share, bytes): (&mut Share, &u64)| share.hold(*bytes).is_ok();
+        let fits = |(share, bytes): (&mut Share, &u64)| share.hold(*bytes, 0).is_ok();
         let fit: Vec<bool> = shares.iter_mut().zip(wanted).map(fits).collect();
         let (mut kept, mut refused) = (Vec::new(), Vec::new());
         for (number, (share, fits)) in shares.into_iter().zip(fit).enumerate() {
@@ -500,6 +504,11 @@ mod tests {
         let (second, _) = hold(&bodies, most, &[65 * kib]);
         assert!(second.is_empty(), "it is the second long one");
         drop((long, short));
+        // A short one that is coded is short, unless its decoder has a large window.
+        let (long, _) = hold(&bodies, most, &[300 * kib; 3]);
+        let mut coded = Share::of(Arc::clone(&bodies), most);
+        assert_eq!((coded.hold(20 * kib, 60 * kib), coded.hold(20 * kib, 8 << 20)), (Ok(()), Err(Refusal::BodiesFull)));
+        drop((long, coded));
         let [share] = hold(&bodies, most, &[500 * kib]).0.try_into().unwrap();
         let kept = share.reduced_to(100);
         assert_eq!(held(&bodies), 100);

@@ -899,6 +899,49 @@ async fn histograms_are_told_by_model_where_that_is_asked_for() {
     }
 }
 
+/// Replay of C115: numbers that multiply are told where they become too many.
+#[tokio::test(start_paused = true)]
+async fn c115_very_many_series_are_a_warning() {
+    let said = Arc::new(Mutex::new(Vec::new()));
+    struct Log(Arc<Mutex<Vec<u8>>>);
+    impl std::io::Write for Log {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+    let log = Arc::clone(&said);
+    let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(move || Log(Arc::clone(&log))).finish();
+    let _logged = tracing::subscriber::set_default(subscriber);
+    let class = |id: &str| ClassShape { id: ClassId::from(id), objectives: chat(), takes_targets: false };
+    let with = |classes: usize, pools: usize, models: usize| {
+        let names: Vec<String> = (0..classes.max(pools).max(models)).map(|number| format!("n{number}")).collect();
+        let routes = names[..classes].iter().flat_map(|class| {
+            let models = &names[..models];
+            names[..pools].iter().flat_map(move |pool| {
+                models.iter().map(move |model| (class.as_str().into(), pool.as_str().into(), Arc::from(model.as_str())))
+            })
+        });
+        let routes = routes.collect();
+        Shape { classes: names[..classes].iter().map(|name| class(name)).collect(), routes, ..shape() }
+    };
+    let text = || String::from_utf8(said.lock().clone()).unwrap();
+    let few = Recorder::new(Clock::start(), None);
+    few.bind(&with(10, 10, 1));
+    assert!((25_000..50_000).contains(&few.series()) && text().is_empty(), "{} {}", few.series(), text());
+    let many = Recorder::new(Clock::start(), None);
+    many.bind(&with(12, 12, 12));
+    assert!((50_000..100_000).contains(&many.series()), "{}", many.series());
+    assert!(text().contains("WARN") && text().contains(&format!("series={}", many.series())), "{}", text());
+    let fewer = Recorder::new(Clock::start(), None);
+    let labels = MetricLabels { dropped: vec![RequestLabel::Pool], ..MetricLabels::default() };
+    fewer.bind(&Shape { labels, ..with(12, 12, 12) });
+    assert!(fewer.series() < 10_000, "{}", fewer.series());
+}
+
 #[tokio::test(start_paused = true)]
 async fn the_number_of_series_is_that_of_the_page() {
     let recorder = recorder();

@@ -19,6 +19,8 @@ pub struct Gateway {
 /// What a test's gateway stands before, and how it differs from others.
 pub struct Setup<'a> {
     pub engines: &'a [&'a Running],
+    /// Engines that are no process of their own, by their URLs.
+    pub addresses: &'a [&'a str],
     /// What kind they are: the inside of the pool's `engine`.
     pub engine: &'a str,
     pub model: &'a str,
@@ -32,6 +34,8 @@ pub struct Setup<'a> {
     pub chat: &'a str,
     /// A line of the pool.
     pub pool: &'a str,
+    /// Its health checks.
+    pub health: &'a str,
     /// More lines of the settings.
     pub more: &'a str,
     /// Files beside the settings.
@@ -49,6 +53,7 @@ impl Default for Setup<'_> {
         let (engine, model, log) = ("kind: vllm", "sim", "info");
         Setup {
             engines: &[],
+            addresses: &[],
             engine,
             model,
             ttft: 30.0,
@@ -56,6 +61,7 @@ impl Default for Setup<'_> {
             admin: "",
             chat: "",
             pool: "",
+            health: "{every: 200ms}",
             more: "",
             files: &[],
             log,
@@ -125,8 +131,9 @@ impl Gateway {
 
 /// The settings of a test's gateway.
 pub fn settings(setup: &Setup<'_>) -> String {
-    let urls: Vec<String> = setup.engines.iter().map(|engine| format!("{{url: \"{}\"}}", engine.url)).collect();
-    let Setup { engine, model, ttft, listen, admin, chat, pool, more, .. } = setup;
+    let urls = setup.engines.iter().map(|engine| engine.url.as_str()).chain(setup.addresses.iter().copied());
+    let urls: Vec<String> = urls.map(|url| format!("{{url: \"{url}\"}}")).collect();
+    let Setup { engine, model, ttft, listen, admin, chat, pool, health, more, .. } = setup;
     format!(
         r#"
 listen: {{address: "127.0.0.1:0", {listen}}}
@@ -150,7 +157,7 @@ pools:
   - pool: main
     engines: [{}]
     engine: {{{engine}}}
-    health: {{every: 200ms}}
+    health: {health}
     {pool}
 routes:
   - {{model: [{model}], pools: [main]}}
