@@ -414,7 +414,9 @@ impl Gateway {
             learned,
             _tagged: tagged,
         };
-        Ok(Served::Answer(Box::new(Opened { gateway: self.clone(), asked, held }), spoken))
+        let kept = upload.facts.held_for_answer();
+        let body = (kept > 0).then(|| upload.share.reduced_to(kept));
+        Ok(Served::Answer(Box::new(Opened { gateway: self.clone(), asked, held, _body: body }), spoken))
     }
 
     fn health(&self) -> Response<ReplyBody> {

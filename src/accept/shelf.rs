@@ -17,7 +17,9 @@ use http_body::{Body, Frame, SizeHint};
 
 use super::door::Fault;
 
-/// What is kept of an answer for a client that does not read, beside what HTTP/2 itself holds.
+/// From here on an answer's body is not asked for more while its client does not read. One piece
+/// goes beyond it, and HTTP/2 itself holds some more: what that comes to in memory is measured in
+/// `tests/e2e/memory.rs` and stated in docs/operations.md.
 const MOST: usize = 64 * 1024;
 
 /// What HTTP/2 puts into one DATA frame at most. A longer piece is handed to it in parts: a

@@ -25,6 +25,7 @@ mod reloads;
 pub use guard::Hosts;
 
 use std::future::Future;
+use std::io::Write as _;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -36,11 +37,14 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use http::header::{ALLOW, AUTHORIZATION, CACHE_CONTROL, CONTENT_TYPE, VARY, WWW_AUTHENTICATE};
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use http::header::{ALLOW, AUTHORIZATION, CACHE_CONTROL, CONTENT_ENCODING, CONTENT_TYPE, VARY, WWW_AUTHENTICATE};
 use http::{HeaderMap, HeaderValue, StatusCode};
 use secrecy::{ExposeSecret, SecretString};
 use serde::{Deserialize, Serialize};
 use subtle::ConstantTimeEq;
+use tokio::sync::Semaphore;
 
 use self::guard::is_cross_site_write;
 use self::reloads::Reloads;
@@ -52,7 +56,7 @@ pub type Later<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// What the operators' port shows and does.
 pub trait AdminView: Send + Sync + 'static {
-    /// The metrics page, in OpenMetrics or in text 0.0.4.
+    /// The metrics page, in OpenMetrics or in text 0.0.4. Called on a thread that may be kept busy.
     fn metrics(&self, openmetrics: bool) -> String;
 
     /// Whether new clients may be sent here.
@@ -168,9 +172,11 @@ pub fn router(view: Arc<dyn AdminView>, access: Access, clock: Clock) -> Router 
         async move { told(reloads.run(&*view).await) }
     };
     let has_token = access.token.is_some();
+    // One page is made at a time: with many series it takes a thread and memory for a while.
+    let turn = Arc::new(Semaphore::new(1));
     let guarded = Router::new()
         .route("/", get(status))
-        .route("/metrics", get(metrics))
+        .route("/metrics", get(move |view, headers| metrics(view, headers, Arc::clone(&turn))))
         .route("/slo", get(slo))
         .route("/-/reload", post(reload))
         .route("/-/degrade", if has_token { post(degrade) } else { post(not_without_token) })
@@ -201,10 +207,31 @@ async fn ready(State(view): View) -> Response {
     }
 }
 
-async fn metrics(State(view): View, headers: HeaderMap) -> Response {
+async fn metrics(State(view): View, headers: HeaderMap, turn: Arc<Semaphore>) -> Response {
     let openmetrics = negotiate::prefers_openmetrics(&headers);
+    let is_coded = negotiate::takes_gzip(&headers);
     let kind = if openmetrics { negotiate::OPENMETRICS } else { negotiate::TEXT };
-    ([(CONTENT_TYPE, kind), (VARY, "accept")], view.metrics(openmetrics)).into_response()
+    let _turn = turn.acquire_owned().await;
+    // The threads that relay have better things to do.
+    let made = tokio::task::spawn_blocking(move || {
+        let page = view.metrics(openmetrics);
+        if is_coded { gzipped(&page) } else { page.into_bytes() }
+    });
+    let Ok(page) = made.await else {
+        return plain(StatusCode::INTERNAL_SERVER_ERROR, "the page could not be made; the log says why\n");
+    };
+    let mut response = ([(CONTENT_TYPE, kind), (VARY, "accept, accept-encoding")], page).into_response();
+    if is_coded {
+        response.headers_mut().insert(CONTENT_ENCODING, HeaderValue::from_static("gzip"));
+    }
+    response
+}
+
+/// The page in gzip, at its quickest: series repeat themselves so much that a twentieth is left.
+fn gzipped(page: &str) -> Vec<u8> {
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
+    let written = encoder.write_all(page.as_bytes()).and_then(|()| encoder.finish());
+    written.expect("writing into memory cannot fail")
 }
 
 async fn slo(State(view): View) -> Response {
@@ -516,6 +543,79 @@ mod tests {
         let accept = Some(("accept", "application/openmetrics-text;version=1.0.0,text/plain;q=0.5"));
         let open = ask(good(), None, "GET", "/metrics", accept).await;
         assert_eq!((open.kind.as_str(), open.text.as_str()), (negotiate::OPENMETRICS, "# EOF\n"));
+    }
+
+    #[tokio::test]
+    async fn the_metrics_are_gzip_where_the_scraper_takes_it() {
+        let request = Request::get("/metrics").header("accept-encoding", "gzip").body(Body::empty()).unwrap();
+        let response = router(Arc::new(good()), None).oneshot(request).await.unwrap();
+        assert_eq!(response.headers()[CONTENT_ENCODING], "gzip");
+        assert_eq!(response.headers()[VARY], "accept, accept-encoding");
+        assert_eq!(response.headers()[CONTENT_TYPE], negotiate::TEXT);
+        let page = response.into_body().collect().await.unwrap().to_bytes();
+        let mut text = String::new();
+        std::io::Read::read_to_string(&mut flate2::read::GzDecoder::new(&page[..]), &mut text).unwrap();
+        assert_eq!(text, "slo_total 0\n");
+    }
+
+    /// Only its page is of interest.
+    struct Page<F>(F);
+
+    impl<F: Fn() -> String + Send + Sync + 'static> AdminView for Page<F> {
+        fn metrics(&self, _: bool) -> String {
+            (self.0)()
+        }
+
+        fn is_ready(&self) -> bool {
+            true
+        }
+
+        fn slo(&self) -> Vec<ClassStanding> {
+            Vec::new()
+        }
+
+        fn force_level(&self, _: &str, _: Option<usize>, _: Option<Duration>) -> Result<Degradation, NotForced> {
+            Err(NotForced::UnknownClass)
+        }
+
+        fn reload(&self) -> Later<'_, Result<Vec<&'static str>, Vec<String>>> {
+            Box::pin(async { Ok(Vec::new()) })
+        }
+    }
+
+    async fn status_of(router: &Router, path: &str) -> u16 {
+        let request = Request::get(path).body(Body::empty()).unwrap();
+        router.clone().oneshot(request).await.unwrap().status().as_u16()
+    }
+
+    /// Replay of C115: the page is ready only once somebody else has been served, by the one thread
+    /// that there is.
+    #[tokio::test]
+    async fn c115_others_are_served_while_a_page_is_made() {
+        let (served, waits) = std::sync::mpsc::channel();
+        let waits = std::sync::Mutex::new(waits);
+        let page = move || {
+            let waited = waits.lock().unwrap().recv_timeout(Duration::from_secs(60));
+            waited.map(|()| "slo_total 1\n".to_owned()).expect("nobody else was served")
+        };
+        let router = router(Arc::new(Page(page)), None);
+        let others = async {
+            let ready = status_of(&router, "/readyz").await;
+            served.send(()).unwrap();
+            ready
+        };
+        assert_eq!(tokio::join!(status_of(&router, "/metrics"), others), (200, 200));
+    }
+
+    #[tokio::test]
+    async fn a_page_that_cannot_be_made_is_a_500_and_the_next_one_comes() {
+        let is_second = std::sync::atomic::AtomicBool::new(false);
+        let page = move || {
+            assert!(is_second.swap(true, std::sync::atomic::Ordering::Relaxed), "on purpose");
+            String::new()
+        };
+        let router = router(Arc::new(Page(page)), None);
+        assert_eq!((status_of(&router, "/metrics").await, status_of(&router, "/metrics").await), (500, 200));
     }
 
     #[tokio::test]

@@ -1,7 +1,7 @@
-//! Which exposition format a scraper prefers.
+//! Which exposition format a scraper prefers, and whether it takes it compressed.
 
 use http::HeaderMap;
-use http::header::ACCEPT;
+use http::header::{ACCEPT, ACCEPT_ENCODING};
 
 /// Prometheus text, version 0.0.4: what is sent unless asked otherwise.
 pub(super) const TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -32,6 +32,23 @@ pub(super) fn prefers_openmetrics(headers: &HeaderMap) -> bool {
         }
     }
     open.value() > text.value()
+}
+
+/// Whether gzip is among the codings that are taken.
+pub(super) fn takes_gzip(headers: &HeaderMap) -> bool {
+    let lines = headers.get_all(ACCEPT_ENCODING).iter().filter_map(|line| line.to_str().ok());
+    let mut quality = Quality::default();
+    for coding in lines.flat_map(|line| line.split(',')) {
+        let mut parts = coding.split(';').map(str::trim);
+        let name = parts.next().unwrap_or_default().to_ascii_lowercase();
+        let parameters: Vec<(&str, &str)> = parts.filter_map(|part| part.split_once('=')).collect();
+        match name.as_str() {
+            "gzip" | "x-gzip" => quality.exact(weight(&parameters)),
+            "*" => quality.any(weight(&parameters)),
+            _ => {}
+        }
+    }
+    quality.value() > 0.0
 }
 
 fn weight(parameters: &[(&str, &str)]) -> f32 {
@@ -79,6 +96,18 @@ mod tests {
         let mut headers = HeaderMap::new();
         headers.insert(ACCEPT, accept.parse().unwrap());
         prefers_openmetrics(&headers)
+    }
+
+    #[test]
+    fn gzip_is_sent_only_where_it_is_taken() {
+        let takes = |line: &str| takes_gzip(&HeaderMap::from_iter([(ACCEPT_ENCODING, line.parse().unwrap())]));
+        for line in ["gzip", "GZIP", "zstd, gzip;q=0.1", "*", "br;q=1.0, *;q=0.5", "x-gzip"] {
+            assert!(takes(line), "{line}");
+        }
+        for line in ["", "identity", "br", "gzip;q=0", "gzip;q=0, *", "*;q=0", "gzipped"] {
+            assert!(!takes(line), "{line}");
+        }
+        assert!(!takes_gzip(&HeaderMap::new()));
     }
 
     #[test]

@@ -36,7 +36,7 @@ use crate::classify::{Rules, TargetHeaders};
 use crate::forward::settings::Timeouts;
 use crate::identify::Keyring;
 use crate::judge::Objectives;
-use crate::record::settings::AccessLog;
+use crate::record::settings::{AccessLog, MetricLabels};
 use crate::route::Routes;
 use crate::route::settings::Pool;
 use crate::units::{ClassId, Endpoint, LengthBuckets, PoolId, Priority, TenantId};
@@ -81,6 +81,8 @@ pub struct Settings {
     pub limits_store: LimitsStore,
     /// Where the access line goes.
     pub access_log: AccessLog,
+    /// By which labels the metrics of requests are told apart.
+    pub labels: MetricLabels,
     /// A hash of the file and of every file that it refers to.
     pub hash: [u8; 32],
     /// The files that it refers to and that were read with it.

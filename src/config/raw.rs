@@ -14,7 +14,7 @@ use crate::admit::shared::settings::OnFailure;
 use crate::classify::TargetHeaders;
 use crate::inspect::Reasoning;
 use crate::judge::{NonStreaming, TtftCounts, Upload};
-use crate::record::settings::AccessLog;
+use crate::record::settings::{AccessLog, RequestLabel};
 use crate::route::settings::{EngineKind, Family, Scheme};
 use crate::units::Priority;
 
@@ -63,7 +63,7 @@ block! {
         may tls: Tls,
         /// Largest request body, decoded. Default: 64MiB.
         may max_body: At<Size>,
-        /// What request bodies may hold in memory together, beyond 64 KiB of each. Default: 1GiB, or
+        /// What request bodies may hold in memory together, with what is made of them. Default: 1GiB, or
         /// `max_body` where that is more.
         may max_bodies: At<Size>,
         /// Largest request head. Default: 64KiB.
@@ -594,6 +594,10 @@ block! {
     Telemetry {
         /// The access line: stdout or off. Default: stdout.
         may access_log: At<Word<AccessLog>>,
+        /// Labels that the metrics of requests do without: length, pool, model, tenant. Default: none.
+        may drop_labels: Some1<At<Word<RequestLabel>>>,
+        /// Whether histograms have the label `model` too. Default: false.
+        may histograms_by_model: At<bool>,
         /// Export of spans.
         may otlp: NotYet,
         /// The record of every request.
@@ -858,6 +862,16 @@ impl Words for Scheme {
 impl Words for Family {
     const NAME: &'static str = "address_family";
     const WORDS: &'static [(&'static str, Self)] = Family::ALL;
+}
+
+impl Words for RequestLabel {
+    const NAME: &'static str = "request_label";
+    const WORDS: &'static [(&'static str, Self)] = &[
+        (RequestLabel::Length.as_str(), RequestLabel::Length),
+        (RequestLabel::Pool.as_str(), RequestLabel::Pool),
+        (RequestLabel::Model.as_str(), RequestLabel::Model),
+        (RequestLabel::Tenant.as_str(), RequestLabel::Tenant),
+    ];
 }
 
 impl Words for AccessLog {

@@ -12,6 +12,7 @@ use crate::admit::limit::settings::{Allowance, Rate};
 use crate::admit::queue::{self, Reading, Shares, WhenHopeless};
 use crate::admit::shared::settings::{Address, LimitsStore, OnFailure, Redis};
 use crate::judge::{Assumption, NonStreaming, Objective, Quantiles, TtftCounts};
+use crate::record::settings::RequestLabel;
 use crate::route::settings::{Balance, Concurrency, EngineKind, Engines};
 use crate::units::Tokens;
 
@@ -357,6 +358,12 @@ fn what_is_not_written_has_its_default() {
     assert!(generic.pools[0].metrics.is_none());
     assert!(good(&and("admin: off")).admin.is_none());
     assert_eq!(good(&and("telemetry: {access_log: off}")).access_log, AccessLog::Off);
+    let labels = |text: &str| good(&and(&format!("telemetry: {{{text}}}"))).labels;
+    assert_eq!(labels("access_log: off"), MetricLabels::default());
+    let dropped = |labels: &[RequestLabel]| MetricLabels { dropped: labels.to_vec(), ..MetricLabels::default() };
+    assert_eq!(labels("drop_labels: tenant"), dropped(&[RequestLabel::Tenant]));
+    assert_eq!(labels("drop_labels: [length, pool]"), dropped(&[RequestLabel::Length, RequestLabel::Pool]));
+    assert!(labels("histograms_by_model: true").histograms_by_model);
 }
 
 #[test]
@@ -502,6 +509,10 @@ fn each_kind_of_problem() {
         (and("admin: {token_file: empty}"), "12:21: admin.token_file: the file \"empty\" holds no secret"),
         (and("admin: {token_file: two words}"), "12:21: admin.token_file: the file \"two words\" holds no secret"),
         (and("admin: true"), "12:8: admin: is true; write a mapping, or `off`; without the key the defaults hold"),
+        (
+            and("telemetry: {drop_labels: model, histograms_by_model: true}"),
+            "12:54: telemetry.histograms_by_model: is true, while drop_labels leaves the label model out; leave the label in, or remove this key",
+        ),
         (and("telemetry: {access_log: true}"), "12:25: telemetry.access_log: is true; write one of: stdout, off"),
         (
             rule("{reasoning: true}"),

@@ -11,6 +11,7 @@ use super::attempts::{Place, Spoke, Spoken};
 use super::degrade;
 use super::house::Gateway;
 use super::mark::Tagged;
+use super::upload::Share;
 use crate::forward::{Ended, Keeper, OwnFields, ReplyBody};
 use crate::inspect::{OfModel, PromptSize};
 use crate::judge::Case;
@@ -49,6 +50,8 @@ pub struct Opened {
     pub asked: Asked,
     /// What the request holds.
     pub held: Held,
+    /// Memory for what is kept of the body until the answer has ended, if anything is.
+    pub _body: Option<Share>,
 }
 
 impl Opened {

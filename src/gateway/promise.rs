@@ -159,6 +159,7 @@ fn shape(settings: &Settings) -> Shape {
         default_class: settings.default_class.clone(),
         routes: settings.classes.iter().flat_map(reach).collect(),
         tenants: settings.tenants.iter().map(tenant_shape).collect(),
+        labels: settings.labels.clone(),
     }
 }
 

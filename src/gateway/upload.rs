@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use bytes::Bytes;
+use bytes::{Buf, Bytes};
 use http::HeaderMap;
 use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE};
 use http_body::{Body, Frame};
@@ -23,46 +23,85 @@ use crate::refuse::Refusal;
 use crate::units::{ClientSide, Endpoint, Tick};
 
 /// Frames shorter than this are copied together: a body sent byte by byte must not cost a
-/// buffer a byte, nor may few bytes hold a buffer that others share.
-const SMALL_FRAME: usize = 4 * 1024;
+/// buffer a byte, nor may few bytes hold a buffer of 64 KiB that others share (those of HTTP/2 are
+/// cut at 16 KiB, of all streams of a connection).
+const SMALL_FRAME: usize = 32 * 1024;
 
-/// So much of each body is never counted as memory: ordinary requests go on beside large ones.
-const FREE: u64 = 64 * 1024;
+/// At most so much of a body is read (and decoded) before other tasks get their turn.
+const SLICE: usize = 64 * 1024;
 
-/// What the bodies of all requests hold in memory, beyond [`FREE`] of each, in bytes.
+/// The first bytes of each body, which are refused last: ordinary requests go on beside large ones.
+const FIRST: u64 = 64 * 1024;
+
+/// The same of its decoder: that of gzip, and those of zstd without a large window.
+const FIRST_OF_DECODER: u64 = 320 * 1024;
+
+/// What the bodies of all requests hold in memory, with what is derived from them, in bytes.
 #[derive(Debug, Default)]
-pub struct Bodies(AtomicU64);
+pub struct Bodies {
+    /// The first bytes of each, and of its decoder.
+    firsts: AtomicU64,
+    /// The rest of those that hold more.
+    rests: AtomicU64,
+}
 
 /// What one body holds of it, until it is dropped.
 #[derive(Debug)]
-struct Share {
+pub struct Share {
     of: Arc<Bodies>,
-    bytes: u64,
+    first: u64,
+    rest: u64,
     most: u64,
 }
 
 impl Share {
     fn of(bodies: Arc<Bodies>, most: u64) -> Self {
-        Share { of: bodies, bytes: 0, most }
+        Share { of: bodies, first: 0, rest: 0, most }
     }
 
-    /// The body has grown to this length.
-    fn grow(&mut self, length: u64) -> Result<(), Refusal> {
-        let more = length.saturating_sub(FREE).saturating_sub(self.bytes);
-        if more == 0 {
-            return Ok(());
-        }
-        let held = self.of.0.fetch_add(more, Ordering::Relaxed);
-        self.bytes += more;
-        if held.saturating_add(more) > self.most { Err(Refusal::BodiesFull) } else { Ok(()) }
+    /// The body now holds so much, and its decoder.
+    ///
+    /// Together all hold `most` at most; the last quarter is for the first bytes of each. A body
+    /// that is the only long one is never refused: its own limit bounds it.
+    fn hold(&mut self, bytes: u64, decoder: u64) -> Result<(), Refusal> {
+        let first = bytes.min(FIRST) + decoder.min(FIRST_OF_DECODER);
+        let rest = bytes.saturating_sub(FIRST) + decoder.saturating_sub(FIRST_OF_DECODER);
+        let (first_grows, rest_grows) = (first > self.first, rest > self.rest);
+        let firsts = change(&self.of.firsts, &mut self.first, first);
+        let rests = change(&self.of.rests, &mut self.rest, rest);
+        let (is_over, quarter) = (firsts.saturating_add(rests) > self.most, self.most / 4);
+        let is_refused = if rest_grows {
+            rests > rest && (is_over || rests > self.most - quarter)
+        } else {
+            first_grows && is_over && firsts > quarter
+        };
+        if is_refused { Err(Refusal::BodiesFull) } else { Ok(()) }
+    }
+
+    /// Only so much is still needed.
+    #[must_use]
+    pub fn reduced_to(mut self, bytes: usize) -> Self {
+        let bytes = (bytes as u64).min(self.first + self.rest);
+        // What shrinks is never refused.
+        let _ = self.hold(bytes, 0);
+        self
+    }
+}
+
+/// Sets one body's part of a sum; says what the sum is then.
+fn change(sum: &AtomicU64, part: &mut u64, to: u64) -> u64 {
+    let from = std::mem::replace(part, to);
+    match to.cmp(&from) {
+        std::cmp::Ordering::Equal => sum.load(Ordering::Relaxed),
+        std::cmp::Ordering::Greater => sum.fetch_add(to - from, Ordering::Relaxed) + (to - from),
+        std::cmp::Ordering::Less => sum.fetch_sub(from - to, Ordering::Relaxed) - (from - to),
     }
 }
 
 impl Drop for Share {
     fn drop(&mut self) {
-        if self.bytes > 0 {
-            self.of.0.fetch_sub(self.bytes, Ordering::Relaxed);
-        }
+        change(&self.of.firsts, &mut self.first, 0);
+        change(&self.of.rests, &mut self.rest, 0);
     }
 }
 
@@ -81,7 +120,8 @@ pub struct Upload {
     pub complete: Tick,
     /// For how long the gateway stood ready to read, and the client had sent nothing.
     pub client_wait: Duration,
-    _share: Share,
+    /// What it holds of the memory for bodies.
+    pub share: Share,
 }
 
 impl Upload {
@@ -95,7 +135,7 @@ impl Upload {
             is_form: false,
             complete,
             client_wait: Duration::ZERO,
-            _share: Share::of(Arc::default(), 0),
+            share: Share::of(Arc::default(), 0),
         }
     }
 }
@@ -160,6 +200,10 @@ where
     let mut wait = ClientWait::new(*clock);
     let mut late = pin!(clock.sleep_until(Some(terms.arrival + terms.timeout)));
     loop {
+        while reading.is_over_its_turn() {
+            tokio::task::yield_now().await;
+            reading.go_on()?;
+        }
         let frame = tokio::select! {
             biased;
             frame = poll_fn(|cx| wait.poll(cx, |cx| body.as_mut().poll_frame(cx))) => frame,
@@ -192,8 +236,12 @@ where
         Reading::begin(headers, terms.is_coded, endpoint, whole, terms.max_body, terms.with_prefix, share)?;
     let mut cx = Context::from_waker(Waker::noop());
     while let Poll::Ready(frame) = body.as_mut().poll_frame(&mut cx) {
-        if !reading.hear(frame)? || body.is_end_stream() {
+        let has_ended = !reading.hear(frame)? || (body.is_end_stream() && !reading.has_more());
+        if has_ended {
             return Ok(Begun::Whole(reading.finish(terms.read)?));
+        }
+        if reading.is_over_its_turn() {
+            break;
         }
     }
     Ok(Begun::Part(Box::new(reading)))
@@ -209,6 +257,9 @@ pub fn read_whole(body: Bytes, headers: &HeaderMap, endpoint: Endpoint, max_body
     let is_coded = headers.contains_key(CONTENT_ENCODING);
     let mut reading = Reading::begin(headers, is_coded, endpoint, whole, max_body, false, share)?;
     reading.take(body)?;
+    while reading.has_more() {
+        reading.go_on()?;
+    }
     reading.finish(Tick::ZERO)
 }
 
@@ -231,6 +282,10 @@ struct Reading {
     reader: Reader,
     /// In a box: few bodies need one, and all are moved with its room.
     decoder: Option<Box<Decoder>>,
+    /// What has come and was not read.
+    rest: Bytes,
+    /// How much has been read in this turn.
+    turn: usize,
     frames: Vec<Bytes>,
     small: Vec<u8>,
     length: u64,
@@ -269,7 +324,8 @@ impl Reading {
             }
         };
         let (frames, small) = (Vec::with_capacity(1), Vec::new());
-        Ok(Reading { reader, decoder, frames, small, length: 0, whole, max_body, share })
+        let rest = Bytes::new();
+        Ok(Reading { reader, decoder, rest, turn: 0, frames, small, length: 0, whole, max_body, share })
     }
 
     /// Takes what the body says next; `false` at its end.
@@ -283,11 +339,43 @@ impl Reading {
     }
 
     fn take(&mut self, bytes: Bytes) -> Result<(), Refusal> {
-        let bytes = match &mut self.decoder {
-            Some(decoder) => decoder.push(&bytes).map_err(|error| undecodable(error, self.max_body))?,
-            None => bytes,
+        if self.decoder.is_none() && bytes.len() <= SLICE {
+            self.turn += bytes.len();
+            return self.keep(bytes);
+        }
+        self.rest = bytes;
+        self.read_slice()
+    }
+
+    /// Some of what has come was not read, because one turn is not enough.
+    fn has_more(&self) -> bool {
+        !self.rest.is_empty()
+    }
+
+    fn is_over_its_turn(&self) -> bool {
+        self.has_more() || self.turn >= SLICE
+    }
+
+    /// The next turn begins.
+    fn go_on(&mut self) -> Result<(), Refusal> {
+        self.turn = 0;
+        if self.has_more() { self.read_slice() } else { Ok(()) }
+    }
+
+    fn read_slice(&mut self) -> Result<(), Refusal> {
+        let slice = match &mut self.decoder {
+            Some(decoder) => {
+                let mut left = &self.rest[..];
+                let slice = decoder.push(&mut left).map_err(|error| undecodable(error, self.max_body))?;
+                let read = self.rest.len() - left.len();
+                self.rest.advance(read);
+                self.turn += read;
+                slice
+            }
+            None => self.rest.split_to(self.rest.len().min(SLICE)),
         };
-        self.keep(bytes)
+        self.turn += slice.len();
+        self.keep(slice)
     }
 
     fn keep(&mut self, bytes: Bytes) -> Result<(), Refusal> {
@@ -295,7 +383,6 @@ impl Reading {
         if self.length > self.max_body {
             return Err(Refusal::BodyTooLarge { limit: self.max_body });
         }
-        self.share.grow(self.length)?;
         match &mut self.reader {
             Reader::Json(scanner) => scanner.push(&bytes).map_err(unreadable)?,
             Reader::Form(reader) => reader.push(&bytes).map_err(|_| Refusal::UnreadableForm)?,
@@ -303,16 +390,30 @@ impl Reading {
         // Most bodies are one small frame, in a buffer that is nobody else's.
         let is_whole = self.whole == Some(bytes.len() as u64) && bytes.is_unique();
         if bytes.len() < SMALL_FRAME && !is_whole {
+            if self.small.len() + bytes.len() > SLICE {
+                self.flush();
+            }
             self.small.extend_from_slice(&bytes);
-            return Ok(());
+        } else {
+            self.flush();
+            self.frames.push(bytes);
         }
-        self.flush();
-        self.frames.push(bytes);
-        Ok(())
+        let decoder = self.decoder.as_ref().map_or(0, |decoder| decoder.held());
+        self.share.hold(self.length + self.beside() as u64, decoder as u64)
+    }
+
+    /// Memory that is held beside the bytes of the body themselves, but for the decoder's.
+    fn beside(&self) -> usize {
+        let reader = match &self.reader {
+            Reader::Json(scanner) => scanner.held(),
+            Reader::Form(reader) => reader.held(),
+        };
+        reader + self.rest.len() + self.small.capacity() - self.small.len()
     }
 
     fn flush(&mut self) {
         if !self.small.is_empty() {
+            self.small.shrink_to_fit();
             self.frames.push(Bytes::from(std::mem::take(&mut self.small)));
         }
     }
@@ -329,6 +430,7 @@ impl Reading {
             Reader::Json(scanner) => scanner.finish().map_err(unreadable)?,
             Reader::Form(reader) => reader.finish().map_err(|_| Refusal::UnreadableForm)?,
         };
+        self.share.hold(self.length + facts.held() as u64, 0)?;
         Ok(Upload {
             frames: self.frames,
             facts,
@@ -336,7 +438,7 @@ impl Reading {
             is_form,
             complete,
             client_wait: Duration::ZERO,
-            _share: self.share,
+            share: self.share,
         })
     }
 }
@@ -378,6 +480,166 @@ fn coding_of(headers: &HeaderMap) -> Result<Option<Coding>, Refusal> {
 mod tests {
     use super::*;
 
+    fn terms(bodies: &Arc<Bodies>, most: u64) -> Terms<'_> {
+        Terms {
+            bodies,
+            max_bodies: most,
+            max_body: most,
+            timeout: Duration::from_secs(60),
+            arrival: Tick::ZERO,
+            read: Tick::ZERO,
+            with_prefix: false,
+            is_coded: false,
+        }
+    }
+
+    fn held(bodies: &Bodies) -> u64 {
+        bodies.firsts.load(Ordering::Relaxed) + bodies.rests.load(Ordering::Relaxed)
+    }
+
+    /// Bodies that hold so much, one after the other, and which of them were refused.
+    fn hold(bodies: &Arc<Bodies>, most: u64, wanted: &[u64]) -> (Vec<Share>, Vec<usize>) {
+        let mut shares: Vec<_> = wanted.iter().map(|_| Share::of(Arc::clone(bodies), most)).collect();
+        let fits = |(share, bytes): (&mut Share, &u64)| share.hold(*bytes, 0).is_ok();
+        let fit: Vec<bool> = shares.iter_mut().zip(wanted).map(fits).collect();
+        let (mut kept, mut refused) = (Vec::new(), Vec::new());
+        for (number, (share, fits)) in shares.into_iter().zip(fit).enumerate() {
+            if fits { kept.push(share) } else { refused.push(number) }
+        }
+        (kept, refused)
+    }
+
+    #[test]
+    fn c94_short_bodies_count_and_have_a_quarter_for_themselves() {
+        let (kib, most) = (1024, 1 << 20);
+        let bodies = Arc::new(Bodies::default());
+        // Short ones take all there is, and no more.
+        let (shares, refused) = hold(&bodies, most, &[60 * kib; 20]);
+        assert_eq!((shares.len(), refused.len(), held(&bodies)), (17, 3, 1020 * kib));
+        drop(shares);
+        // Long ones leave a quarter of it.
+        let (long, refused) = hold(&bodies, most, &[300 * kib; 4]);
+        assert_eq!((long.len(), refused), (3, vec![3]));
+        let (short, refused) = hold(&bodies, most, &[60 * kib; 4]);
+        assert_eq!((short.len(), refused), (2, vec![2, 3]), "with the first bytes of the long ones");
+        assert!(held(&bodies) <= most);
+        drop((long, short));
+        assert_eq!(held(&bodies), 0);
+        // A single long one is bounded by its own limit alone, and leaves the short ones theirs.
+        let (long, _) = hold(&bodies, most, &[2 * most]);
+        let (short, refused) = hold(&bodies, most, &[60 * kib; 4]);
+        assert_eq!((long.len(), short.len(), refused), (1, 3, vec![3]));
+        let (second, _) = hold(&bodies, most, &[65 * kib]);
+        assert!(second.is_empty(), "it is the second long one");
+        drop((long, short));
+        // A short one that is coded is short, unless its decoder has a large window.
+        let (long, _) = hold(&bodies, most, &[300 * kib; 3]);
+        let mut coded = Share::of(Arc::clone(&bodies), most);
+        assert_eq!((coded.hold(20 * kib, 60 * kib), coded.hold(20 * kib, 8 << 20)), (Ok(()), Err(Refusal::BodiesFull)));
+        drop((long, coded));
+        let [share] = hold(&bodies, most, &[500 * kib]).0.try_into().unwrap();
+        let kept = share.reduced_to(100);
+        assert_eq!(held(&bodies), 100);
+        drop(kept);
+        assert_eq!(held(&bodies), 0);
+    }
+
+    /// Reads this body, poll by poll: what came of it, how often others had their turn meanwhile,
+    /// and the most that it held.
+    fn read_in_turns(
+        path: &str,
+        headers: &HeaderMap,
+        frames: Vec<Bytes>,
+        most: u64,
+    ) -> (Result<Upload, Unread>, usize, u64) {
+        let bodies = Arc::new(Bodies::default());
+        let body = http_body_util::StreamBody::new(futures_util::stream::iter(
+            frames.into_iter().map(|bytes| Ok::<_, Fault>(Frame::data(bytes))),
+        ));
+        let endpoint = Endpoint::find("POST", path).unwrap();
+        let is_coded = headers.contains_key(CONTENT_ENCODING);
+        let terms = Terms { is_coded, max_bodies: u64::MAX, ..terms(&bodies, most) };
+        let (client, clock) = (ClientSide::default(), Clock::start());
+        let mut reading = pin!(read(body, headers, endpoint, terms, &client, &clock));
+        let (mut turns, mut highest) = (0, 0);
+        loop {
+            turns += 1;
+            let polled = reading.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+            highest = highest.max(held(&bodies));
+            if let Poll::Ready(read) = polled {
+                return (read, turns, highest);
+            }
+        }
+    }
+
+    fn gzip(body: &[u8]) -> (HeaderMap, Bytes) {
+        let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
+        std::io::Write::write_all(&mut encoder, body).unwrap();
+        let headers = HeaderMap::from_iter([(CONTENT_ENCODING, "gzip".parse().unwrap())]);
+        (headers, encoder.finish().unwrap().into())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn c94_a_long_body_lets_others_run_every_64_kib() {
+        let text: String = (0..60_000).map(|number| format!("{number:012} ")).collect();
+        let body = format!("{{\"model\":\"m\",\"messages\":[{{\"content\":\"{text}\"}}]}}");
+        let least = body.len() / SLICE;
+        let (none, plain) = (HeaderMap::new(), Bytes::from(body.clone()));
+        let (coded, zipped) = gzip(body.as_bytes());
+        let cut = |length: usize| body.as_bytes().chunks(length).map(Bytes::copy_from_slice).collect::<Vec<_>>();
+        let cases = [
+            (&none, vec![plain], 0),
+            (&none, cut(1000), 0),
+            (&none, cut(SLICE), 0),
+            (&coded, vec![zipped.clone()], 200 << 10),
+            (&coded, zipped.chunks(100).map(Bytes::copy_from_slice).collect(), 200 << 10),
+        ];
+        for (number, (headers, frames, beside)) in cases.into_iter().enumerate() {
+            let (read, turns, highest) = read_in_turns("/v1/chat/completions", headers, frames, 1 << 20);
+            let upload = read.unwrap();
+            assert!(upload.frames.concat() == body.as_bytes(), "case {number}");
+            assert!(turns >= least, "case {number}: {turns} turns for {least}");
+            let most = (body.len() + SLICE + beside) as u64;
+            assert!((body.len() as u64..most).contains(&highest), "case {number}: {highest} of {most}");
+        }
+    }
+
+    /// Replay of C94: small on the wire, and what is made of it is refused before it has grown.
+    #[tokio::test(start_paused = true)]
+    async fn c94_what_is_derived_from_a_body_is_counted_and_bounded() {
+        let noise = |bytes: usize| -> String {
+            let word = |number: usize| format!("{:016x}", number.wrapping_mul(0x9E37_79B9_7F4A_7C15));
+            (0..bytes / 16).map(word).collect()
+        };
+        let filled = |head: &str, item: &str, tail: &str, length: usize| {
+            format!("{head}{}{tail}", item.repeat(length / item.len()))
+        };
+        let prompts = filled(
+            &format!("{{\"model\":\"m\",\"echo\":true,\"x\":\"{}\",\"prompt\":[\"\"", noise(300_000)),
+            ",\"\"",
+            "]}",
+            4 << 20,
+        );
+        let template = filled(
+            &format!("{{\"model\":\"m\",\"x\":\"{}\",\"chat_template_kwargs\":{{\"y\":1", noise(300_000)),
+            ",\"thinking\":true",
+            "}}",
+            4 << 20,
+        );
+        for body in [prompts, template] {
+            let (headers, zipped) = gzip(body.as_bytes());
+            assert!(zipped.len() < 600 << 10, "{} bytes on the wire", zipped.len());
+            let (read, _, highest) = read_in_turns("/v1/completions", &headers, vec![zipped], 64 << 20);
+            assert!(matches!(read, Err(Unread::Refused(Refusal::UnreadableBody { why: Unreadable::TooMany { .. } }))));
+            assert!(highest < 2 << 20, "{highest}");
+        }
+        // Prompts that may be echoed are held twice, as long as it is not known.
+        let long = format!("{{\"prompt\":\"{}\",\"echo\":true}}", noise(1 << 20));
+        let (read, _, highest) = read_in_turns("/v1/completions", &HeaderMap::new(), vec![long.into()], 4 << 20);
+        assert_eq!(read.unwrap().facts.held_for_answer(), (1 << 20) + size_of::<String>());
+        assert!((2 << 20..4 << 20).contains(&highest), "{highest}");
+    }
+
     fn frames_of(body: Bytes) -> Vec<Bytes> {
         let endpoint = Endpoint::find("POST", "/v1/chat/completions").unwrap();
         read_whole(body, &HeaderMap::new(), endpoint, 1024).unwrap().frames
@@ -398,16 +660,7 @@ mod tests {
         let endpoint = Endpoint::find("POST", "/v1/chat/completions").unwrap();
         let headers = HeaderMap::from_iter([(CONTENT_LENGTH, "13".parse().unwrap())]);
         let bodies = Arc::new(Bodies::default());
-        let terms = Terms {
-            bodies: &bodies,
-            max_bodies: 1024,
-            max_body: 1024,
-            timeout: Duration::ZERO,
-            arrival: Tick::ZERO,
-            read: Tick::ZERO,
-            with_prefix: false,
-            is_coded: false,
-        };
+        let terms = terms(&bodies, 1024);
         let Ok(Begun::Whole(upload)) = begun(pin!(body), &headers, endpoint, &terms) else { panic!("it has come") };
         assert!(upload.frames[0].as_ptr() != place && upload.frames.concat() == br#"{"model":"m"}"#);
 

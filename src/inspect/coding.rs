@@ -5,9 +5,9 @@
 
 use std::io::{self, Write};
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use flate2::write::GzDecoder;
-use zstd::stream::raw::{DParameter, Decoder as ZstdDecoder, Operation};
+use zstd::zstd_safe::{DCtx, DParameter, InBuffer, OutBuffer};
 
 /// A body that unfolds to more than this many times its coded bytes is a bomb: text
 /// unfolds three- to thirtyfold, blanks a thousandfold.
@@ -19,6 +19,11 @@ const HARMLESS: usize = 4 << 20;
 const MEMBERS: usize = 64;
 /// Largest zstd window, as HTTP has it (RFC 9659): 8 MiB.
 const ZSTD_WINDOW_LOG: u32 = 23;
+/// Once this many bytes are decoded, [`Decoder::push`] returns: the caller counts them and lets
+/// other tasks run before it asks for more.
+const SLICE: usize = 64 * 1024;
+/// Heap of a gzip decoder: its window (32 KiB), its output buffer (32 KiB), and its tables.
+const GZIP_STATE: usize = 80 * 1024;
 
 /// A content coding that is decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,7 +70,7 @@ enum Inner {
         members: usize,
     },
     Zstd {
-        decoder: ZstdDecoder<'static>,
+        decoder: DCtx<'static>,
         out: Unfolded,
         /// At the end of a zstd frame, where the body may end.
         is_whole: bool,
@@ -91,7 +96,7 @@ impl Decoder {
         Ok(Decoder(match coding {
             Coding::Gzip => Inner::Gzip { decoder: Box::new(GzDecoder::new(out)), members: 1 },
             Coding::Zstd => {
-                let mut decoder = ZstdDecoder::new().map_err(|_| Undecodable::Broken)?;
+                let mut decoder = DCtx::try_create().ok_or(Undecodable::Broken)?;
                 let window = DParameter::WindowLogMax(ZSTD_WINDOW_LOG);
                 decoder.set_parameter(window).map_err(|_| Undecodable::Broken)?;
                 Inner::Zstd { decoder, out, is_whole: false }
@@ -99,22 +104,32 @@ impl Decoder {
         }))
     }
 
-    /// Decodes the next frame; what it gives may be empty.
+    /// Decodes from the front of `coded`, up to its end or to a slice of decoded bytes (64 KiB,
+    /// and one step of the decoder more). The bytes taken are removed from `coded`; the decoded
+    /// ones may be none.
     ///
     /// # Errors
     /// [`Undecodable`]; the rest of the body need not be read then.
-    pub fn push(&mut self, coded: &[u8]) -> Result<Bytes, Undecodable> {
+    pub fn push(&mut self, coded: &mut &[u8]) -> Result<Bytes, Undecodable> {
         match &mut self.0 {
             Inner::Gzip { decoder, members } => {
-                decoder.get_mut().taken += coded.len();
                 gunzip(decoder, coded, members)?;
                 Ok(decoder.get_mut().take())
             }
             Inner::Zstd { decoder, out, is_whole } => {
-                out.taken += coded.len();
                 unfold(decoder, coded, out, is_whole)?;
                 Ok(out.take())
             }
+        }
+    }
+
+    /// Heap that the decoder holds, its window included: up to 8 MiB for zstd, however short the
+    /// body is.
+    #[must_use]
+    pub fn held(&self) -> usize {
+        match &self.0 {
+            Inner::Gzip { decoder, .. } => GZIP_STATE + decoder.get_ref().bytes.capacity(),
+            Inner::Zstd { decoder, out, .. } => decoder.sizeof() + out.bytes.capacity(),
         }
     }
 
@@ -142,10 +157,11 @@ impl Decoder {
     }
 }
 
-fn gunzip(decoder: &mut GzDecoder<Unfolded>, mut coded: &[u8], members: &mut usize) -> Result<(), Undecodable> {
-    while !coded.is_empty() {
+fn gunzip(decoder: &mut GzDecoder<Unfolded>, coded: &mut &[u8], members: &mut usize) -> Result<(), Undecodable> {
+    while !coded.is_empty() && !decoder.get_ref().is_slice() {
+        // One call writes at most what its own buffer holds, 32 KiB.
         let read = decoder.write(coded).map_err(|_| decoder.get_ref().fault())?;
-        coded = &coded[read..];
+        decoder.get_mut().advance(coded, read);
         if read > 0 {
             continue;
         }
@@ -162,25 +178,31 @@ fn gunzip(decoder: &mut GzDecoder<Unfolded>, mut coded: &[u8], members: &mut usi
 }
 
 fn unfold(
-    decoder: &mut ZstdDecoder<'static>,
-    mut coded: &[u8],
+    decoder: &mut DCtx<'static>,
+    coded: &mut &[u8],
     out: &mut Unfolded,
     is_whole: &mut bool,
 ) -> Result<(), Undecodable> {
     let mut room = [0; 16 * 1024];
     loop {
-        let status = decoder.run_on_buffers(coded, &mut room).map_err(|_| Undecodable::Broken)?;
-        coded = &coded[status.bytes_read..];
-        out.write_all(&room[..status.bytes_written]).map_err(|_| out.fault())?;
-        if status.bytes_read + status.bytes_written > 0 {
-            *is_whole = status.remaining == 0;
+        let (mut input, mut output) = (InBuffer::around(coded), OutBuffer::around(&mut room[..]));
+        let remaining = decoder.decompress_stream(&mut output, &mut input).map_err(|_| Undecodable::Broken)?;
+        let (read, written) = (input.pos(), output.pos());
+        out.advance(coded, read);
+        out.write_all(&room[..written]).map_err(|_| out.fault())?;
+        if read + written > 0 {
+            *is_whole = remaining == 0;
         }
-        let has_more = status.bytes_written == room.len() || !coded.is_empty();
+        // A full room may leave decoded bytes inside the decoder, which come without any input.
+        let has_more = written == room.len() || !coded.is_empty();
         if !has_more {
             return Ok(());
         }
-        if status.bytes_read + status.bytes_written == 0 {
+        if read + written == 0 {
             return Err(Undecodable::Broken);
+        }
+        if out.is_slice() && !coded.is_empty() {
+            return Ok(());
         }
     }
 }
@@ -188,7 +210,8 @@ fn unfold(
 /// Decoded bytes that have not been taken yet. A write that would make too many fails.
 #[derive(Debug, Default)]
 struct Unfolded {
-    bytes: BytesMut,
+    /// Used again for each slice: what is given away is an exact copy.
+    bytes: Vec<u8>,
     limit: usize,
     taken: usize,
     made: usize,
@@ -197,7 +220,19 @@ struct Unfolded {
 
 impl Unfolded {
     fn take(&mut self) -> Bytes {
-        self.bytes.split().freeze()
+        let taken = Bytes::copy_from_slice(&self.bytes);
+        self.bytes.clear();
+        taken
+    }
+
+    /// `read` bytes of the coded body have been taken.
+    fn advance(&mut self, coded: &mut &[u8], read: usize) {
+        *coded = &coded[read..];
+        self.taken += read;
+    }
+
+    fn is_slice(&self) -> bool {
+        self.bytes.len() >= SLICE
     }
 
     fn fault(&self) -> Undecodable {
@@ -238,11 +273,22 @@ mod tests {
         }
     }
 
+    /// Decodes one piece; no slice is much longer than [`SLICE`].
+    fn push_all(decoder: &mut Decoder, mut piece: &[u8]) -> Result<Vec<u8>, Undecodable> {
+        let mut out = Vec::new();
+        while !piece.is_empty() {
+            let slice = decoder.push(&mut piece)?;
+            assert!(slice.len() <= 4 * SLICE, "{} bytes at once", slice.len());
+            out.extend_from_slice(&slice);
+        }
+        Ok(out)
+    }
+
     fn decoded(coding: Coding, pieces: &[&[u8]], limit: usize) -> Result<Vec<u8>, Undecodable> {
         let mut decoder = Decoder::new(coding, limit)?;
         let mut out = Vec::new();
         for piece in pieces {
-            out.extend_from_slice(&decoder.push(piece)?);
+            out.extend(push_all(&mut decoder, piece)?);
         }
         out.extend_from_slice(&decoder.finish()?);
         Ok(out)
@@ -266,7 +312,7 @@ mod tests {
             let bomb = coded(coding, &vec![b' '; 100 << 20]);
             let mut decoder = Decoder::new(coding, 64 << 20).unwrap();
             let mut made = 0;
-            let fault = bomb.chunks(512).find_map(|piece| match decoder.push(piece) {
+            let fault = bomb.chunks(512).find_map(|piece| match push_all(&mut decoder, piece) {
                 Ok(bytes) => {
                     made += bytes.len();
                     None
@@ -276,6 +322,35 @@ mod tests {
             assert_eq!(fault, Some(Undecodable::TooLarge), "{coding:?}");
             assert!(made <= HARMLESS, "{coding:?} gave {made} bytes");
         }
+    }
+
+    #[test]
+    fn a_long_piece_is_decoded_in_slices() {
+        for coding in BOTH {
+            let body: Vec<u8> = (0..500_000u32).flat_map(|i| (i % 5000).to_le_bytes()).collect();
+            let sent = coded(coding, &body);
+            let mut decoder = Decoder::new(coding, body.len()).unwrap();
+            let (mut rest, mut slices, mut out) = (&sent[..], 0, Vec::new());
+            while !rest.is_empty() {
+                out.extend_from_slice(&decoder.push(&mut rest).unwrap());
+                slices += 1;
+            }
+            out.extend_from_slice(&decoder.finish().unwrap());
+            assert!(out == body && slices >= body.len() / (4 * SLICE), "{coding:?}: {slices} slices");
+        }
+    }
+
+    #[test]
+    fn a_window_is_counted_as_soon_as_a_frame_asks_for_it() {
+        // The head of a frame with a window of 8 MiB, and of one with 16 MiB, which is too large.
+        let head = |window: u8| [&[0x28, 0xB5, 0x2F, 0xFD, 0x00, window][..], &[0x00; 2]].concat();
+        let mut decoder = Decoder::new(Coding::Zstd, 1 << 30).unwrap();
+        let before = decoder.held();
+        assert_eq!(decoder.push(&mut &head((23 - 10) << 3)[..]), Ok(Bytes::new()));
+        assert!(decoder.held() >= before + (8 << 20), "{before} and then {}", decoder.held());
+        let mut decoder = Decoder::new(Coding::Zstd, 1 << 30).unwrap();
+        assert_eq!(decoder.push(&mut &head((24 - 10) << 3)[..]), Err(Undecodable::Broken));
+        assert!(Decoder::new(Coding::Gzip, 1).unwrap().held() >= 64 << 10);
     }
 
     #[test]

@@ -47,8 +47,9 @@ pub struct Facts {
     pub metadata: Vec<(String, String)>,
     /// `echo` is `true`.
     pub echo: bool,
-    /// The decoded prompts, only where `echo` is true (`completions`, text prompts).
-    pub echo_prompts: Vec<String>,
+    /// The decoded prompts, only where `echo` is true (`completions`, text prompts). Shared with
+    /// the observers of the answer.
+    pub echo_prompts: Arc<[String]>,
     /// `background` is `true` (Responses).
     pub background: bool,
     /// It names something that an engine stored (Responses): `previous_response_id`, `conversation`,
@@ -212,6 +213,23 @@ impl Facts {
         self.n.max(1).saturating_mul(self.prompts.max(1))
     }
 
+    /// Heap that grows with the body: what `metadata` says, switches, and the prompts that are kept.
+    #[must_use]
+    pub fn held(&self) -> usize {
+        let text = |text: &String| text.capacity() + size_of::<String>();
+        let metadata: usize = self.metadata.iter().map(|(name, value)| text(name) + text(value)).sum();
+        let switches = &self.switches;
+        let efforts = switches.reasoning.as_ref().map_or(0, |nest| size_of_val(&nest.members[..]));
+        let thinks = switches.template.as_ref().map_or(0, |nest| size_of_val(&nest.members[..]));
+        metadata + efforts + thinks + self.held_for_answer()
+    }
+
+    /// The part of it that is needed until the answer has ended.
+    #[must_use]
+    pub fn held_for_answer(&self) -> usize {
+        self.echo_prompts.iter().map(|prompt| prompt.capacity() + size_of::<String>()).sum()
+    }
+
     /// Whether the client itself asked for the usage event.
     #[must_use]
     pub fn asks_usage(&self) -> bool {
@@ -260,6 +278,14 @@ pub enum Unreadable {
     Form {
         /// What was wrong.
         what: &'static str,
+    },
+    /// More of something than is taken.
+    #[error("it has more than {most} {what}; send at most so many")]
+    TooMany {
+        /// What there is too much of, in the plural.
+        what: &'static str,
+        /// How many are taken.
+        most: u64,
     },
     /// A decisive field has another JSON type than its dialect gives it.
     #[error("the field \"{field}\" must be {expected}")]

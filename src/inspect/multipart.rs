@@ -93,6 +93,12 @@ impl FormScanner {
         Ok(())
     }
 
+    /// Heap that it holds.
+    #[must_use]
+    pub fn held(&self) -> usize {
+        self.held.capacity() + self.value.capacity()
+    }
+
     /// The body is complete.
     ///
     /// # Errors

@@ -17,6 +17,12 @@ const LONGEST_MODEL: usize = 1024;
 /// Most members of `metadata` that are kept, and the longest name or value among them.
 const MOST_METADATA: usize = 64;
 const LONGEST_METADATA: usize = 1024;
+/// Most prompts of a completion, and most choices (`n` x prompts): each takes memory here until
+/// its answer has ended.
+const MOST_PROMPTS: usize = 2048;
+const MOST_CHOICES: u64 = 2048;
+/// Most switches of one kind in `reasoning` or `chat_template_kwargs`, repeats included.
+const MOST_SWITCHES: usize = 64;
 
 /// Reads a request body as it arrives, in frames cut anywhere.
 #[derive(Debug)]
@@ -54,6 +60,13 @@ impl Scanner {
         self.first_fault(pushed)
     }
 
+    /// Heap that it holds because of what the body says. It grows with the body.
+    #[must_use]
+    pub fn held(&self) -> usize {
+        let Reader { prompts, prompt_ends, facts, .. } = &self.reader;
+        self.tokenizer.held() + prompts.capacity() + prompt_ends.capacity() * size_of::<usize>() + facts.held()
+    }
+
     /// The body is complete.
     ///
     /// # Errors
@@ -62,7 +75,10 @@ impl Scanner {
         let finished = self.tokenizer.finish(&mut self.reader);
         self.first_fault(finished)?;
         self.reader.complete(self.tokenizer.offset());
-        Ok(self.reader.facts)
+        match self.reader.fault {
+            Some(fault) => Err(fault),
+            None => Ok(self.reader.facts),
+        }
     }
 
     /// What the reader found stands in front of where the tokenizer stopped.
@@ -213,6 +229,10 @@ impl Reader {
         facts.length = length;
         facts.is_empty = facts.members == 0;
         facts.prompts = (self.prompt_ends.len() as u64).max(1);
+        if facts.choices() > MOST_CHOICES {
+            self.fault = Some(Unreadable::TooMany { what: "choices (n times prompts)", most: MOST_CHOICES });
+            return;
+        }
         facts.prefix_hash = self.prefix.hash();
         let model = facts.model.as_ref().map_or("", |field| &field.value);
         facts.prefix_blocks = self.prefix.chain.finish(self.dialect, model);
@@ -222,6 +242,14 @@ impl Reader {
             let prompts = starts.zip(&self.prompt_ends).map(|(from, &to)| &self.prompts[from..to]);
             facts.echo_prompts = prompts.map(|text| String::from_utf8_lossy(text).into_owned()).collect();
         }
+    }
+
+    /// A prompt of a completion has ended.
+    fn prompt_ends(&mut self) {
+        if self.prompt_ends.len() == MOST_PROMPTS {
+            return self.refuse(Unreadable::TooMany { what: "prompts", most: MOST_PROMPTS as u64 });
+        }
+        self.prompt_ends.push(self.prompts.len());
     }
 
     /// The first fault is the one that is told.
@@ -558,19 +586,24 @@ impl Reader {
                 self.object.is_media |= self.inner == Inner::Type && word.is_some_and(fields::is_media);
             }
             (Member::Metadata, Inner::Metadata) => {
-                if let Some(value) = said.text()
-                    && self.facts.metadata.len() < MOST_METADATA
-                {
-                    self.facts.metadata.push((std::mem::take(&mut self.metadata_name), value.to_owned()));
+                let Some(value) = said.text() else { return };
+                if self.facts.metadata.len() == MOST_METADATA {
+                    return self
+                        .refuse(Unreadable::TooMany { what: "strings in \"metadata\"", most: MOST_METADATA as u64 });
                 }
+                self.facts.metadata.push((std::mem::take(&mut self.metadata_name), value.to_owned()));
             }
             _ => {}
         }
     }
 
     fn effort_stands(&mut self, value: Option<Reasoning>, at: Range<usize>) {
-        let nest = self.facts.switches.reasoning.iter_mut();
-        nest.for_each(|nest| nest.members.push(("effort", Field { value, at: at.clone() })));
+        let Some(nest) = &mut self.facts.switches.reasoning else { return };
+        if nest.members.len() == MOST_SWITCHES {
+            return self
+                .refuse(Unreadable::TooMany { what: "\"effort\" in \"reasoning\"", most: MOST_SWITCHES as u64 });
+        }
+        nest.members.push(("effort", Field { value, at }));
     }
 
     fn reasoning(&mut self, said: Said<'_>) -> Option<Reasoning> {
@@ -699,6 +732,10 @@ impl Reader {
     /// A switch of the chat template, of whatever type.
     fn thinks(&mut self, inner: Inner, value: Option<bool>, at: Range<usize>) {
         if let (Inner::Thinks(name), Some(nest)) = (inner, &mut self.facts.switches.template) {
+            if nest.members.len() == MOST_SWITCHES {
+                let what = "\"enable_thinking\" and \"thinking\" in \"chat_template_kwargs\"";
+                return self.refuse(Unreadable::TooMany { what, most: MOST_SWITCHES as u64 });
+            }
             nest.members.push((name, Field { value, at }));
         }
     }
@@ -772,7 +809,7 @@ impl Reader {
         }
         // An array among the prompts is one prompt in token ids; its text nobody knows.
         if nest == Nest::Array && is_prompt {
-            self.prompt_ends.push(self.prompts.len());
+            self.prompt_ends();
         }
         let is_read = is_text || matches!(self.member, Member::Extension | Member::Passed | Member::Format);
         if is_read { Interest::Read } else { Interest::Skip }
@@ -939,7 +976,7 @@ impl Sink for Reader {
                     self.names_prompt();
                 }
                 if self.is_completion_prompt(depth) {
-                    self.prompt_ends.push(self.prompts.len());
+                    self.prompt_ends();
                 }
             }
             Purpose::Nothing => {

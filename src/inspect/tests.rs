@@ -186,7 +186,6 @@ fn a_decisive_field_that_cannot_be_read_leads_to_the_default_class() {
     for body in [
         r#"{"model":"\ud800"}"#.to_owned(),
         format!("{{\"model\":\"m\",\"max_tokens\":{huge}}}"),
-        format!("{{\"model\":\"m\",\"n\":{huge}}}"),
         r#"{"model":"m","user":"\udfff"}"#.to_owned(),
         r#"{"model":"m","reasoning_effort":"\ud83d"}"#.to_owned(),
         format!("{{\"model\":\"{}\"}}", "m".repeat(2000)),
@@ -206,15 +205,66 @@ fn a_cap_beyond_all_numbers_is_the_largest_there_is() {
     }
 }
 
+/// Replay of C94: what the gateway keeps for each prompt, choice or switch is bounded.
 #[test]
-fn choices_beyond_all_numbers_are_the_most_there_are() {
-    for n in ["18446744073709551616".to_owned(), format!("1{}", "0".repeat(30)), "9".repeat(1000)] {
-        let facts = chat(format!("{{\"n\":{n},\"max_tokens\":7}}")).unwrap();
-        assert_eq!((facts.n, facts.choices(), facts.readable), (u64::MAX, u64::MAX, false));
-        assert_eq!(facts.caps.largest(), Some(crate::units::Tokens(7)));
+fn c94_more_prompts_choices_and_switches_than_are_kept_are_refused() {
+    let completion = |body: String| read_in("/v1/completions", &[body.as_bytes()]);
+    let too_many = |read: Result<Facts, Unreadable>| match read {
+        Err(Unreadable::TooMany { what, most }) => format!("{most} {}", what.split(' ').next().unwrap()),
+        other => panic!("{other:?}"),
+    };
+    let list = |item: &str, count: usize| vec![item; count].join(",");
+    for echo in [true, false] {
+        for item in ["\"\"", "[]", "[1]", "\"\\u0061\""] {
+            let of = |count| completion(format!("{{\"echo\":{echo},\"prompt\":[{}]}}", list(item, count)));
+            assert_eq!(of(2048).unwrap().prompts, 2048);
+            assert_eq!(too_many(of(2049)), "2048 prompts");
+            assert_eq!(too_many(of(100_000)), "2048 prompts");
+        }
     }
-    let facts = chat("{\"n\":18446744073709551615}").unwrap();
-    assert_eq!((facts.choices(), facts.readable), (u64::MAX, true));
+    assert_eq!(completion("{\"n\":2,\"prompt\":[\"\",\"\"]}".to_owned()).unwrap().choices(), 4);
+    assert_eq!(completion(format!("{{\"n\":2,\"prompt\":[{}]}}", list("\"\"", 1024))).unwrap().choices(), 2048);
+    assert_eq!(too_many(completion(format!("{{\"prompt\":[{}],\"n\":2}}", list("\"\"", 1025)))), "2048 choices");
+    assert_eq!(chat("{\"n\":2048}").unwrap().choices(), 2048);
+    let most = u64::MAX.to_string();
+    for n in ["2049", &most, "18446744073709551616", &"9".repeat(1000)] {
+        assert_eq!(too_many(chat(format!("{{\"n\":{n}}}"))), "2048 choices");
+    }
+    for (switches, what) in [
+        ("{\"chat_template_kwargs\":{%}}", "\"thinking\":true"),
+        ("{\"chat_template_kwargs\":{%}}", "\"enable_thinking\":1"),
+        ("{\"chat_template_kwargs\":{%}}", "\"thinking\":\"x\""),
+        ("{\"reasoning\":{%}}", "\"effort\":\"low\""),
+        ("{\"reasoning\":{%}}", "\"effort\":null"),
+        ("{\"reasoning\":{%}}", "\"effort\":1"),
+        ("{\"metadata\":{%}}", "\"k\":\"v\""),
+    ] {
+        let of = |count| chat(switches.replace('%', &list(what, count)));
+        assert!(of(64).is_ok(), "{what}");
+        assert!(too_many(of(65)).starts_with("64 "), "{what}");
+        assert!(of(64).unwrap().held() < 16 << 10, "{what}");
+    }
+    let others = list("\"x\":{\"y\":[true,null]}", 10_000);
+    for unknown in ["chat_template_kwargs", "reasoning", "metadata", "messages", "stream_options", "nvext", "z"] {
+        let body = format!("{{\"{unknown}\":{{{others}}}}}");
+        assert_eq!(chat(body).unwrap().held(), 0, "{unknown}: what nobody looks at is not kept");
+    }
+}
+
+/// Replay of C94: what the scanner holds while it reads is known.
+#[test]
+fn c94_what_a_scanner_holds_is_counted_while_it_reads() {
+    let mut scanner = Scanner::new(endpoint("/v1/completions"));
+    scanner.push(b"{\"prompt\":[\"").unwrap();
+    assert_eq!(scanner.held(), 0);
+    scanner.push(&[b'x'; 100_000]).unwrap();
+    assert!((100_000..300_000).contains(&scanner.held()), "{}", scanner.held());
+    scanner.push(b"\"],\"deep\":").unwrap();
+    let before = scanner.held();
+    scanner.push(&[b'['; 640_000]).unwrap();
+    assert!((80_000..200_000).contains(&(scanner.held() - before)), "a bit for each of the open lists");
+    let echoed = completion(&format!("{{\"echo\":true,\"prompt\":[\"{}\",\"\"]}}", "x".repeat(100_000)));
+    assert!((100_000..200_000).contains(&echoed.held_for_answer()), "{}", echoed.held_for_answer());
 }
 
 #[test]
@@ -474,11 +524,11 @@ fn token_ids_count_exactly() {
 #[test]
 fn prompts_are_kept_decoded_only_where_they_are_echoed() {
     let one = completion(r#"{"prompt":"a\u00e9\ud800","echo":true}"#);
-    assert_eq!(one.echo_prompts, ["aé\u{FFFD}"]);
+    assert_eq!(*one.echo_prompts, ["aé\u{FFFD}"]);
     let two = completion(r#"{"echo":true,"prompt":["x",[1],"yz"],"n":2}"#);
-    assert_eq!((two.echo_prompts, two.prompts), (vec!["x".to_owned(), String::new(), "yz".to_owned()], 3));
+    assert_eq!((&*two.echo_prompts, two.prompts), (&["x".to_owned(), String::new(), "yz".to_owned()][..], 3));
     let nested = completion(r#"{"echo":true,"prompt":[["z"],"y"]}"#);
-    assert_eq!(nested.echo_prompts, ["", "y"], "what stands in a list within is no prompt");
+    assert_eq!(*nested.echo_prompts, ["", "y"], "what stands in a list within is no prompt");
     assert!(completion(r#"{"prompt":"a","echo":false}"#).echo_prompts.is_empty());
     let none = completion(r#"{"prompt":{"content":[],"text":"a","x":[[1]]},"echo":true}"#);
     assert_eq!((none.echo_prompts.len(), none.prompts), (0, 1));
@@ -661,7 +711,7 @@ fn by_scanner(facts: &Facts) -> Reading {
         bytes: facts.prompt.bytes,
         token_ids: facts.prompt.token_ids,
         metadata,
-        echo_prompts: facts.echo_prompts.clone(),
+        echo_prompts: facts.echo_prompts.to_vec(),
         steers: facts.steers,
         has_priority: facts.priority.is_some(),
         members: facts.members,

@@ -226,6 +226,12 @@ impl Tokenizer {
         Tokenizer::taking(true)
     }
 
+    /// Heap that it holds: a bit for each open container beyond the first 64.
+    #[must_use]
+    pub fn held(&self) -> usize {
+        self.nests.outer.capacity() * size_of::<u64>()
+    }
+
     /// Reads the next bytes and tells the sink what they are.
     ///
     /// # Errors

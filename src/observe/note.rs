@@ -1,5 +1,7 @@
 //! What an observer is told of the request, and what it says of each piece of the answer.
 
+use std::sync::Arc;
+
 use crate::inspect::Facts;
 use crate::units::{Dialect, Tick};
 
@@ -17,7 +19,7 @@ pub struct Expect {
     /// Prompts of the request.
     pub prompts: u64,
     /// The decoded prompts, where the answer echoes them (`completions` with `echo`).
-    pub echo_prompts: Vec<String>,
+    pub echo_prompts: Arc<[String]>,
     /// Where objectives run from: the arrival, later by what the client let the gateway wait.
     pub start: Tick,
     /// Tokens per token event, learned from this engine's and model's answers with usage.
@@ -33,7 +35,7 @@ impl Expect {
             stream_asked: true,
             choices: 1,
             prompts: 1,
-            echo_prompts: Vec::new(),
+            echo_prompts: Arc::default(),
             start,
             tokens_per_event: 1.0,
         }
@@ -47,7 +49,7 @@ impl Expect {
             stream_asked: facts.streams(),
             choices: facts.choices(),
             prompts: facts.prompts.max(1),
-            echo_prompts: facts.echo_prompts.clone(),
+            echo_prompts: Arc::clone(&facts.echo_prompts),
             start,
             tokens_per_event,
         }

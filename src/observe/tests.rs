@@ -1621,7 +1621,7 @@ proptest! {
         reader in proptest::sample::select(vec![Reader::Events, Reader::Json, Reader::Opaque, Reader::Coded]),
     ) {
         for dialect in [Dialect::Chat, Dialect::Completions, Dialect::Responses, Dialect::Messages, Dialect::Plain] {
-            let echo_prompts = vec!["data".to_owned()];
+            let echo_prompts = [String::from("data")].into();
             let expect = Expect { echo_prompts, ..Expect::stream(dialect, Tick::ZERO) };
             let mut seen = frames.iter().fold(Seen::of(expect, reader), |seen, frame| seen.raw(5, frame));
             seen.observer.clean_end(Tick::from_millis(6), &mut |piece, _| seen.passed.extend_from_slice(&piece));

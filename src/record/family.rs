@@ -35,6 +35,18 @@ impl<M> Default for Family<M> {
     }
 }
 
+impl<M> Family<M> {
+    /// How many series there are.
+    pub(super) fn len(&self) -> usize {
+        self.0.read().len()
+    }
+
+    /// Forgets all of them.
+    pub(super) fn clear(&self) {
+        self.0.write().clear();
+    }
+}
+
 impl Family<Counter> {
     /// The counter with these labels, made at 0 if it is new.
     pub(super) fn at(&self, labels: Labels) -> Counter {
@@ -43,6 +55,11 @@ impl Family<Counter> {
 }
 
 impl Family<Histogram> {
+    /// How many series the page has: one for each edge, and the infinite one, the sum and the count.
+    pub(super) fn lines(&self) -> usize {
+        self.0.read().values().map(|histogram| histogram.0.edges.len() + 3).sum()
+    }
+
     /// The histogram with these labels. One with other edges is replaced by an empty one: what
     /// it had counted cannot be told by the new edges.
     pub(super) fn at(&self, labels: Labels, edges: &Arc<[Duration]>) -> Histogram {

@@ -16,6 +16,7 @@ use super::engines::EngineReport;
 use super::open::Place;
 use super::process::Process;
 use super::series::NONE;
+use super::settings::RequestLabel;
 use super::table::{ClassSeries, Memory};
 use super::{Inner, LevelReport, SeatReport};
 
@@ -97,6 +98,7 @@ fn in_flight(recorder: &Inner, at: Tick, page: &mut Page<'_, '_>) -> fmt::Result
             waiting.insert((class.to_string(), pool.to_string()), 0);
         }
     }
+    let drops_pool = recorder.metrics.drops(RequestLabel::Pool);
     for Place { class, pool, waits, is_overdue } in recorder.open.places(at) {
         let text = |name: Option<&str>| name.unwrap_or(NONE).to_owned();
         let key = (text(class.as_ref().map(ClassId::as_str)), text(pool.as_ref().map(PoolId::as_str)));
@@ -109,8 +111,16 @@ fn in_flight(recorder: &Inner, at: Tick, page: &mut Page<'_, '_>) -> fmt::Result
         }
     }
     let rows = |counts: BTreeMap<(String, String), u64>| {
-        let row = |((class, pool), n)| (vec![("class", class), ("pool", pool)], n as f64);
-        counts.into_iter().map(row).collect()
+        let mut rows: Rows = Vec::new();
+        for ((class, pool), n) in counts {
+            let mut labels = vec![("class", class)];
+            labels.extend((!drops_pool).then_some(("pool", pool)));
+            match rows.last_mut().filter(|(last, _)| *last == labels) {
+                Some((_, sum)) => *sum += n as f64,
+                None => rows.push((labels, n as f64)),
+            }
+        }
+        rows
     };
     page.gauges("goodput_in_flight", "Requests that have arrived and not ended", rows(running))?;
     page.gauges("goodput_queue_depth", "Requests that wait in the gateway for a seat of the pool", rows(waiting))?;
@@ -136,8 +146,10 @@ fn classes(recorder: &Inner, at: Tick, page: &mut Page<'_, '_>) -> fmt::Result {
         }
         budget.push((vec![name()], memory.burn.budget_left(at)));
         good.push((vec![name()], memory.burn.good_rate(at)));
-        drifts(series, memory, at, &mut |direction, quantile, ratio| {
-            drift.push((vec![name(), ("direction", direction.to_owned()), ("quantile", quantile.to_owned())], ratio));
+        // Not `quantile`: that is the label of summaries alone.
+        drifts(series, memory, at, &mut |direction, percentile, ratio| {
+            let direction = ("direction", direction.to_owned());
+            drift.push((vec![name(), direction, ("percentile", percentile.to_owned())], ratio));
         });
     }
     page.gauges(
@@ -163,7 +175,7 @@ fn classes(recorder: &Inner, at: Tick, page: &mut Page<'_, '_>) -> fmt::Result {
     page.gauges("goodput_rate", "Highest rate of judged requests per second over 30 s stretches of the last hour with attainment at or above target", good)?;
     page.gauges(
         "goodput_workload_drift",
-        "Observed length quantile of the last 30 to 60 minutes by the quantile that the class assumes",
+        "Observed percentile of lengths over the last 30 to 60 minutes by the one that the class assumes",
         drift,
     )
 }

@@ -7,14 +7,20 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use super::family::{Family, Histogram};
+use parking_lot::RwLock;
+
+use super::family::{Family, Histogram, Labels};
+use super::settings::RequestLabel;
 
 /// What changes with requests, reloads and dropped lines. Gauges that are worked out at each
 /// scrape are in `live`.
 #[derive(Debug, Default)]
 pub(super) struct Metrics {
+    /// Labels that series made from now on do not have.
+    dropped: RwLock<Vec<RequestLabel>>,
     pub(super) slo_met: Family<Counter>,
     pub(super) slo: Family<Counter>,
     pub(super) finished: Family<Counter>,
@@ -194,6 +200,57 @@ impl Metrics {
             self.lines_dropped.clone(),
         );
     }
+
+    /// The labels of a series of requests, without those that are left out.
+    pub(super) fn labels<const N: usize>(&self, pairs: [(&'static str, &str); N]) -> Labels {
+        let dropped = self.dropped.read();
+        let stays = |(name, _): &(&'static str, &str)| dropped.iter().all(|label| label.as_str() != *name);
+        pairs.into_iter().filter(stays).map(|(name, value)| (name, Arc::from(value))).collect()
+    }
+
+    /// From now on series are made without these labels.
+    pub(super) fn drop_labels(&self, dropped: &[RequestLabel]) {
+        *self.dropped.write() = dropped.to_vec();
+    }
+
+    /// Whether series are made without this label.
+    pub(super) fn drops(&self, label: RequestLabel) -> bool {
+        self.dropped.read().contains(&label)
+    }
+
+    /// Forgets what was made before there were settings. Nothing can have been counted by then.
+    pub(super) fn forget_unclassed(&self) {
+        self.finished.clear();
+        self.excluded.clear();
+    }
+
+    /// How many series requests are counted in, as the page writes them.
+    pub(super) fn series(&self) -> usize {
+        let counters = [
+            &self.slo_met,
+            &self.slo,
+            &self.finished,
+            &self.missed,
+            &self.excluded,
+            &self.objective_met,
+            &self.objective,
+            &self.tenant_slo_met,
+            &self.tenant_slo,
+            &self.tokens,
+            &self.stalls,
+            &self.truncated_answers,
+            &self.rate_limited,
+            &self.over_limit,
+            &self.spilled,
+            &self.degraded,
+            &self.capped,
+        ];
+        let histograms =
+            [&self.ttft, &self.ttfvt, &self.tpot, &self.gap, &self.e2e, &self.queue, &self.upload, &self.cancel];
+        let counters: usize = counters.into_iter().map(Family::len).sum();
+        counters + histograms.into_iter().map(Family::lines).sum::<usize>()
+    }
+
     /// The counter of reloads with this result.
     pub(super) fn reload(&self, success: bool) -> Counter {
         let result = if success { "success" } else { "failure" };

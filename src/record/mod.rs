@@ -51,6 +51,9 @@ use table::Table;
 /// The status that is written down where the client left before it got one.
 pub const LEFT: u16 = 499;
 
+/// With more series than these a warning says so: a scrape takes several megabytes.
+const MANY_SERIES: usize = 50_000;
+
 /// How a page of metrics is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
@@ -156,6 +159,19 @@ impl Recorder {
     pub fn bind(&self, shape: &Shape) {
         let table = self.0.table.load().bind(&self.0.metrics, shape, self.now());
         self.0.table.store(Arc::new(table));
+        let series = self.0.metrics.series();
+        if series > MANY_SERIES {
+            tracing::warn!(
+                series,
+                "the page of metrics has very many series: narrow `routes`, or leave labels out (telemetry.drop_labels)"
+            );
+        }
+    }
+
+    /// How many series requests are counted in.
+    #[must_use]
+    pub fn series(&self) -> usize {
+        self.0.metrics.series()
     }
 
     /// A request arrived.

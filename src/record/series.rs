@@ -13,7 +13,7 @@ use crate::observe::{Timeline, TokenSource};
 use crate::units::{ClassId, LengthBucket};
 
 use super::edges::Edges;
-use super::family::{Histogram, Labels};
+use super::family::Histogram;
 use super::finished::Finished;
 use super::metrics::Metrics;
 use super::table::ClassShape;
@@ -40,7 +40,7 @@ pub(super) struct PoolSeries {
 
 impl PoolSeries {
     pub(super) fn new(metrics: &Metrics, class: &ClassShape, pool: &str, measures: Option<Measures>) -> Self {
-        let place = |(name, value)| labels([("class", class.id.as_str()), ("pool", pool), (name, value)]);
+        let place = |(name, value)| metrics.labels([("class", class.id.as_str()), ("pool", pool), (name, value)]);
         let objective = |exists: bool, name: &'static str| {
             exists.then(|| Pair {
                 met: metrics.objective_met.at(place(("objective", name))),
@@ -61,11 +61,22 @@ impl PoolSeries {
         }
     }
 
-    pub(super) fn add_model(&mut self, metrics: &Metrics, class: &str, pool: &str, model: &Arc<str>) {
-        self.models.entry(model.clone()).or_insert_with(|| ModelSeries::new(metrics, class, pool, model));
+    /// The series of one more model; `edges` where it has histograms of its own.
+    pub(super) fn add_model(
+        &mut self,
+        metrics: &Metrics,
+        class: &str,
+        pool: &str,
+        model: &Arc<str>,
+        edges: Option<&Edges>,
+    ) {
+        self.models.entry(model.clone()).or_insert_with(|| {
+            let histograms = edges.map(|edges| Histograms::new(metrics, class, pool, Some(model), edges));
+            ModelSeries::new(metrics, class, pool, model, histograms)
+        });
     }
 
-    pub(super) fn note(&self, finished: &Finished) {
+    pub(super) fn note(&self, finished: &Finished, model: Option<&ModelSeries>) {
         let verdict = &finished.verdict;
         match verdict.outcome {
             Outcome::Met => {}
@@ -80,7 +91,7 @@ impl PoolSeries {
             self.note_objectives(verdict);
         }
         if let Some(measures) = &self.measures {
-            measures.note(finished);
+            measures.note(finished, model.and_then(|model| model.histograms.as_ref()));
         }
     }
 
@@ -117,9 +128,20 @@ impl Pair {
     }
 }
 
-/// Histograms and companions of a class on a pool.
+/// Companions of a class on a pool, and its histograms.
 #[derive(Debug)]
 pub(super) struct Measures {
+    /// None where each model has its own.
+    histograms: Option<Histograms>,
+    stalls: Counter,
+    truncated: Counter,
+    capped: Counter,
+    spilled: Counter,
+}
+
+/// Histograms of a class on a pool, or of one model there.
+#[derive(Debug)]
+pub(super) struct Histograms {
     ttft: Histogram,
     ttfvt: Histogram,
     tpot: Box<[Histogram]>,
@@ -129,29 +151,13 @@ pub(super) struct Measures {
     upload: Histogram,
     client_wait: Histogram,
     cancel: Histogram,
-    stalls: Counter,
-    truncated: Counter,
-    capped: Counter,
-    spilled: Counter,
 }
 
 impl Measures {
-    pub(super) fn new(metrics: &Metrics, class: &str, pool: &str, edges: &Edges) -> Self {
-        let place = || labels([("class", class), ("pool", pool)]);
-        let by_source = |source: &TokenSource| {
-            let source = ("token_source", source.as_str());
-            metrics.tpot.at(labels([("class", class), ("pool", pool), source]), &edges.tpot)
-        };
+    pub(super) fn new(metrics: &Metrics, class: &str, pool: &str, histograms: Option<Histograms>) -> Self {
+        let place = || metrics.labels([("class", class), ("pool", pool)]);
         Measures {
-            ttft: metrics.ttft.at(place(), &edges.ttft),
-            ttfvt: metrics.ttfvt.at(place(), &edges.ttft),
-            tpot: TokenSource::ALL.iter().map(by_source).collect(),
-            gap: metrics.gap.at(place(), &edges.gaps),
-            e2e: metrics.e2e.at(place(), &edges.e2e),
-            queue: metrics.queue.at(place(), &edges.wait),
-            upload: metrics.upload.at(place(), &edges.wait),
-            client_wait: metrics.client_wait.at(place(), &edges.wait),
-            cancel: metrics.cancel.at(place(), &edges.e2e),
+            histograms,
             stalls: metrics.stalls.at(place()),
             truncated: metrics.truncated_answers.at(place()),
             capped: metrics.capped.at(place()),
@@ -161,15 +167,55 @@ impl Measures {
 
     /// Only points that were reached. What the engines did is told of judged requests, waits of
     /// all. Requests that never came so far are in the counters alone: attainment is theirs.
-    pub(super) fn note(&self, finished: &Finished) {
-        finished.upload().inspect(|length| self.upload.observe(*length));
-        finished.client_wait.inspect(|length| self.client_wait.observe(*length));
-        finished.queue().inspect(|length| self.queue.observe(*length));
-        finished.left_after().inspect(|length| self.cancel.observe(*length));
+    fn note(&self, finished: &Finished, of_model: Option<&Histograms>) {
         // One that the further pool turned away has not gone there.
         if finished.spilled && finished.admitted.is_some() {
             self.spilled.inc();
         }
+        if let Some(histograms) = self.histograms.as_ref().or(of_model) {
+            histograms.note(finished);
+        }
+        if !finished.verdict.outcome.is_judged() {
+            return;
+        }
+        if let Some(answer) = finished.answer() {
+            self.stalls.inc_by(u64::from(answer.gaps.stalls));
+        }
+        if finished.whole_answer().is_some_and(|answer| answer.cut_by_length) {
+            self.truncated.inc();
+            self.capped.inc_by(u64::from(finished.cap_lowered));
+        }
+    }
+}
+
+impl Histograms {
+    /// Of a class on a pool; and of a model, where they are told apart.
+    pub(super) fn new(metrics: &Metrics, class: &str, pool: &str, model: Option<&str>, edges: &Edges) -> Self {
+        let place = |source: Option<&TokenSource>| {
+            let mut labels = metrics.labels([("class", class), ("pool", pool)]);
+            labels.extend(model.map(|model| ("model", Arc::from(model))));
+            labels.extend(source.map(|source| ("token_source", Arc::from(source.as_str()))));
+            labels
+        };
+        let by_source = |source: &TokenSource| metrics.tpot.at(place(Some(source)), &edges.tpot);
+        Histograms {
+            ttft: metrics.ttft.at(place(None), &edges.ttft),
+            ttfvt: metrics.ttfvt.at(place(None), &edges.ttft),
+            tpot: TokenSource::ALL.iter().map(by_source).collect(),
+            gap: metrics.gap.at(place(None), &edges.gaps),
+            e2e: metrics.e2e.at(place(None), &edges.e2e),
+            queue: metrics.queue.at(place(None), &edges.wait),
+            upload: metrics.upload.at(place(None), &edges.wait),
+            client_wait: metrics.client_wait.at(place(None), &edges.wait),
+            cancel: metrics.cancel.at(place(None), &edges.e2e),
+        }
+    }
+
+    fn note(&self, finished: &Finished) {
+        finished.upload().inspect(|length| self.upload.observe(*length));
+        finished.client_wait.inspect(|length| self.client_wait.observe(*length));
+        finished.queue().inspect(|length| self.queue.observe(*length));
+        finished.left_after().inspect(|length| self.cancel.observe(*length));
         if !finished.verdict.outcome.is_judged() {
             return;
         }
@@ -177,7 +223,7 @@ impl Measures {
             self.note_tokens(answer, finished.gap_edges.as_deref());
         }
         if let Some(answer) = finished.whole_answer() {
-            self.note_end(answer, finished.cap_lowered);
+            self.note_end(answer);
         }
     }
 
@@ -189,17 +235,12 @@ impl Measures {
         if let Some(edges) = gap_edges {
             self.gap.absorb(edges, &answer.gaps.buckets, answer.gaps.sum);
         }
-        self.stalls.inc_by(u64::from(answer.gaps.stalls));
     }
 
-    fn note_end(&self, answer: &Timeline, cap_lowered: bool) {
+    fn note_end(&self, answer: &Timeline) {
         answer.e2e().inspect(|length| self.e2e.observe(*length));
         if answer.streamed && answer.limited.is_none() {
             answer.tpot().inspect(|length| self.tpot[answer.source as usize].observe(*length));
-        }
-        if answer.cut_by_length {
-            self.truncated.inc();
-            self.capped.inc_by(u64::from(cap_lowered));
         }
     }
 }
@@ -207,7 +248,9 @@ impl Measures {
 /// The series of a class on a pool for one model.
 #[derive(Debug)]
 pub(super) struct ModelSeries {
-    pub(super) lengths: Box<[LengthSeries]>,
+    pub(super) by_length: Box<[LengthSeries]>,
+    /// Its own histograms, where the settings ask for them.
+    histograms: Option<Histograms>,
 }
 
 #[derive(Debug)]
@@ -217,10 +260,10 @@ pub(super) struct LengthSeries {
 }
 
 impl ModelSeries {
-    pub(super) fn new(metrics: &Metrics, class: &str, pool: &str, model: &str) -> Self {
+    pub(super) fn new(metrics: &Metrics, class: &str, pool: &str, model: &str, histograms: Option<Histograms>) -> Self {
         let of_length = |length: &LengthBucket| {
             let length = length.as_str();
-            let place = || labels([("class", class), ("length", length), ("pool", pool), ("model", model)]);
+            let place = || metrics.labels([("class", class), ("length", length), ("pool", pool), ("model", model)]);
             let finished = |outcome| {
                 let outcome = ("outcome", Arc::from(outcome));
                 metrics.finished.at(place().into_iter().chain([outcome]).collect())
@@ -230,7 +273,7 @@ impl ModelSeries {
                 finished: ["met", "missed", "excluded"].map(finished),
             }
         };
-        ModelSeries { lengths: LengthBucket::ALL.iter().map(of_length).collect() }
+        ModelSeries { by_length: LengthBucket::ALL.iter().map(of_length).collect(), histograms }
     }
 }
 
@@ -266,9 +309,9 @@ impl TenantSeries {
         classes: &[(ClassId, usize)],
         limits: &[(Limit, Scope)],
     ) -> Self {
-        let tokens = |direction| metrics.tokens.at(labels([("tenant", tenant), ("direction", direction)]));
+        let tokens = |direction| metrics.tokens.at(metrics.labels([("tenant", tenant), ("direction", direction)]));
         let pair = |class: &ClassId| {
-            let place = || labels([("tenant", tenant), ("class", class.as_str())]);
+            let place = || metrics.labels([("tenant", tenant), ("class", class.as_str())]);
             Pair { met: metrics.tenant_slo_met.at(place()), all: metrics.tenant_slo.at(place()) }
         };
         let mut pairs = Vec::new();
@@ -278,7 +321,7 @@ impl TenantSeries {
         }
         let limited = |which: &(Limit, Scope)| {
             let place = [("tenant", tenant), ("limit", which.0.as_str()), ("scope", which.1.as_str())];
-            (*which, metrics.rate_limited.at(labels(place)))
+            (*which, metrics.rate_limited.at(metrics.labels(place)))
         };
         let is_limited = !limits.is_empty();
         TenantSeries {
@@ -286,7 +329,7 @@ impl TenantSeries {
             output: tokens("output"),
             classes: pairs,
             limited: limits.iter().map(limited).collect(),
-            over_limit: is_limited.then(|| metrics.over_limit.at(labels([("tenant", tenant)]))),
+            over_limit: is_limited.then(|| metrics.over_limit.at(metrics.labels([("tenant", tenant)]))),
         }
     }
 
@@ -316,13 +359,15 @@ pub(super) struct Unclassed {
 
 impl Unclassed {
     pub(super) fn new(metrics: &Metrics) -> Self {
-        let place = [("class", NONE), ("length", LengthBucket::Unknown.as_str()), ("pool", NONE), ("model", OTHER)];
-        let outcome = ("outcome", "excluded");
-        let pairs: Vec<_> = place.into_iter().chain([outcome]).map(|(name, value)| (name, Arc::from(value))).collect();
+        let unknown = LengthBucket::Unknown.as_str();
+        let place = [("class", NONE), ("length", unknown), ("pool", NONE), ("model", OTHER), ("outcome", "excluded")];
         let excluded = |reason: &Excluded| {
-            metrics.excluded.at(labels([("class", NONE), ("pool", NONE), ("reason", reason.as_str())]))
+            metrics.excluded.at(metrics.labels([("class", NONE), ("pool", NONE), ("reason", reason.as_str())]))
         };
-        Unclassed { finished: metrics.finished.at(pairs), excluded: Excluded::ALL.iter().map(excluded).collect() }
+        Unclassed {
+            finished: metrics.finished.at(metrics.labels(place)),
+            excluded: Excluded::ALL.iter().map(excluded).collect(),
+        }
     }
 
     /// A miss always has a class once settings are bound, and nothing is served before.
@@ -332,8 +377,4 @@ impl Unclassed {
             self.excluded[reason as usize].inc();
         }
     }
-}
-
-pub(super) fn labels<const N: usize>(pairs: [(&'static str, &str); N]) -> Labels {
-    pairs.into_iter().map(|(name, value)| (name, Arc::from(value))).collect()
 }

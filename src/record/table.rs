@@ -23,7 +23,8 @@ use super::drift::Lengths;
 use super::edges::Edges;
 use super::finished::{Finished, Retry};
 use super::metrics::Metrics;
-use super::series::{Map, Measures, NONE, OTHER, PoolSeries, TenantSeries, Unclassed, labels};
+use super::series::{Histograms, Map, Measures, NONE, OTHER, PoolSeries, TenantSeries, Unclassed};
+use super::settings::MetricLabels;
 
 /// Tenants that get series of their own; the rest are `other` together.
 const TENANTS: usize = 200;
@@ -39,6 +40,8 @@ pub struct Shape {
     pub routes: Vec<(ClassId, PoolId, Arc<str>)>,
     /// Every tenant.
     pub tenants: Vec<TenantShape>,
+    /// By which labels they are told apart.
+    pub labels: MetricLabels,
 }
 
 /// One tenant of a [`Shape`].
@@ -82,14 +85,14 @@ pub(super) struct Table {
 impl Table {
     /// Before any settings: only what has no class can be counted.
     pub(super) fn empty(metrics: &Metrics) -> Self {
-        let retry = |retry: &Retry| metrics.retries.at(labels([("reason", retry.as_str())]));
+        let retry = |retry: &Retry| metrics.retries.at(metrics.labels([("reason", retry.as_str())]));
         Table {
             classes: Vec::new(),
             tenants: Map::default(),
             other_tenant: None,
             unclassed: Arc::new(Unclassed::new(metrics)),
             retries: Retry::ALL.iter().map(retry).collect(),
-            refused: Refusal::CODES.iter().map(|code| metrics.refused.at(labels([("code", code)]))).collect(),
+            refused: Refusal::CODES.iter().map(|code| metrics.refused.at(metrics.labels([("code", code)]))).collect(),
             default_class: ClassId::from(NONE),
             current: Vec::new(),
         }
@@ -97,7 +100,12 @@ impl Table {
 
     /// This table with everything that `shape` can reach.
     pub(super) fn bind(&self, metrics: &Metrics, shape: &Shape, at: Tick) -> Self {
+        metrics.drop_labels(&shape.labels.dropped);
+        if self.current.is_empty() {
+            metrics.forget_unclassed();
+        }
         let mut table = self.clone();
+        table.unclassed = Arc::new(Unclassed::new(metrics));
         table.default_class = shape.default_class.clone();
         table.current = shape.classes.iter().map(|class| class.id.clone()).collect();
         for class in &shape.classes {
@@ -106,7 +114,8 @@ impl Table {
             let routes = routes.map(|(_, pool, model)| (pool.clone(), model.clone()));
             let routes = routes.chain(known.into_iter().flat_map(|known| known.routes())).collect();
             let memory = known.map(|known| known.memory.clone());
-            let series = Arc::new(ClassSeries::new(metrics, class, routes, memory, at));
+            let by_model = shape.labels.histograms_by_model;
+            let series = Arc::new(ClassSeries::new(metrics, class, routes, by_model, memory, at));
             match self.place_of(&class.id) {
                 Some(place) => table.classes[place].1 = series,
                 None => table.classes.push((class.id.clone(), series)),
@@ -214,6 +223,7 @@ impl ClassSeries {
         metrics: &Metrics,
         class: &ClassShape,
         routes: Vec<(PoolId, Arc<str>)>,
+        by_model: bool,
         memory: Option<Arc<Mutex<Memory>>>,
         at: Tick,
     ) -> Self {
@@ -227,16 +237,19 @@ impl ClassSeries {
         let mut pools: Vec<(PoolId, PoolSeries)> = Vec::new();
         for (pool, model) in routes {
             let place = pools.iter().position(|(known, _)| *known == pool).unwrap_or_else(|| {
-                let measures = Measures::new(metrics, class.id.as_str(), pool.as_str(), &edges);
+                let place = (class.id.as_str(), pool.as_str());
+                let histograms = (!by_model).then(|| Histograms::new(metrics, place.0, place.1, None, &edges));
+                let measures = Measures::new(metrics, place.0, place.1, histograms);
                 pools.push((pool.clone(), PoolSeries::new(metrics, class, pool.as_str(), Some(measures))));
                 pools.len() - 1
             });
-            pools[place].1.add_model(metrics, class.id.as_str(), pool.as_str(), &model);
+            let edges = by_model.then_some(&edges);
+            pools[place].1.add_model(metrics, class.id.as_str(), pool.as_str(), &model, edges);
         }
         let mut nowhere = PoolSeries::new(metrics, class, NONE, None);
-        nowhere.add_model(metrics, class.id.as_str(), NONE, &Arc::from(OTHER));
+        nowhere.add_model(metrics, class.id.as_str(), NONE, &Arc::from(OTHER), None);
         let degraded = Kind::ALL
-            .map(|kind| metrics.degraded.at(labels([("class", class.id.as_str()), ("action", kind.as_str())])));
+            .map(|kind| metrics.degraded.at(metrics.labels([("class", class.id.as_str()), ("action", kind.as_str())])));
         ClassSeries { promise: promise.clone(), memory, gap_edges: edges.gaps, pools, nowhere, degraded }
     }
 
@@ -262,9 +275,9 @@ impl ClassSeries {
             None => (&self.nowhere, self.nowhere.models.get(OTHER)),
         };
         if let Some(model) = model {
-            model.lengths[finished.length as usize].note(outcome);
+            model.by_length[finished.length as usize].note(outcome);
         }
-        pool.note(finished);
+        pool.note(finished, model);
         for kind in finished.degraded.kinds.iter() {
             self.degraded[kind as usize].inc();
         }

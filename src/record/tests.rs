@@ -9,6 +9,7 @@ use crate::admit::levels::{Degraded, Kind};
 use crate::admit::limit::{Limit, Scope, Standing};
 use crate::judge::{Case, Excluded, Held, Missed, Objective, Objectives, Outcome, Verdict};
 use crate::observe::{Choice, Ending, Gaps, Reader, Timeline, TokenSource, Usage};
+use crate::record::settings::{MetricLabels, RequestLabel};
 use crate::refuse::Refusal;
 use crate::units::{Dialect, Endpoint, LengthBucket, TenantId, Tokens};
 
@@ -48,6 +49,7 @@ fn shape() -> Shape {
             },
             tenant("anonymous"),
         ],
+        labels: MetricLabels::default(),
     }
 }
 
@@ -795,11 +797,191 @@ async fn drift_is_observed_by_assumed() {
         recorder.note(Finished { timeline: Some(answer()), ..finished(Verdict::bare(Outcome::Met)) });
     }
     let samples = samples(&recorder);
-    let drift = |quantile| {
-        samples[&format!("goodput_workload_drift{{class=\"chat\",direction=\"output\",quantile=\"{quantile}\"}}")]
+    let drift = |percentile| {
+        samples[&format!("goodput_workload_drift{{class=\"chat\",direction=\"output\",percentile=\"{percentile}\"}}")]
     };
     assert!((drift("p50") - 2.0).abs() < 0.1 && (drift("p95") - 1.0).abs() < 0.05);
     assert!(!samples.keys().any(|key| key.starts_with("goodput_workload_drift") && key.contains("input")));
+}
+
+/// Replay of C113, by the rules of `promtool check metrics` that a page could break.
+#[tokio::test(start_paused = true)]
+async fn c113_no_label_or_name_means_something_else_to_prometheus() {
+    let page = [include_str!("golden.prom"), &served().page(Format::Text)].concat();
+    let kinds: BTreeMap<&str, &str> = page
+        .lines()
+        .filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '))
+        .inspect(|(name, kind)| {
+            assert_eq!(name.ends_with("_total"), *kind == "counter", "{name}");
+            let reserved = ["_bucket", "_sum", "_count", "_info"].iter().any(|end| name.ends_with(end));
+            assert!(!reserved || *name == "goodput_build_info", "{name}");
+            assert!(page.contains(&format!("# HELP {name} ")), "{name}");
+        })
+        .collect();
+    let labels = label_names(&page);
+    assert!(labels["goodput_workload_drift"].contains("percentile"), "it has values");
+    for (name, labels) in &labels {
+        assert!(!labels.contains("quantile"), "{name}");
+    }
+    for line in page.lines().filter(|line| line.contains(",le=\"") || line.contains("{le=\"")) {
+        let name = line.split('{').next().unwrap().strip_suffix("_bucket").unwrap();
+        assert_eq!(kinds[name], "histogram", "{line}");
+    }
+}
+
+/// Shape with these labels.
+fn labelled(dropped: &[RequestLabel], histograms_by_model: bool) -> Shape {
+    Shape { labels: MetricLabels { dropped: dropped.to_vec(), histograms_by_model }, ..shape() }
+}
+
+/// Replay of C115: what differs only in labels that were left out is counted together.
+#[tokio::test(start_paused = true)]
+async fn c115_labels_that_are_left_out_take_no_series_and_lose_no_count() {
+    use RequestLabel::{Length, Model, Pool, Tenant};
+    let full = recorder().series();
+    // By length are five families, of three models and of two classes that reach none.
+    for (dropped, most) in [(&[Length][..], full - 5 * 5 * 3), (&[Length, Model, Pool, Tenant], full * 2 / 3)] {
+        let recorder = Recorder::new(Clock::start(), None);
+        recorder.bind(&labelled(dropped, false));
+        let _open = recorder.open(RequestId::from("r-2"), at(0));
+        for pool in ["main", "spare"] {
+            for length in [LengthBucket::Short, LengthBucket::Long] {
+                let timeline = Some(answer());
+                let pool = Some(PoolId::from(pool));
+                recorder.note(Finished { timeline, pool, length, ..finished(Verdict::bare(Outcome::Met)) });
+            }
+        }
+        recorder.note(Finished {
+            class: None,
+            tenant: None,
+            ..finished(Verdict::bare(Outcome::Excluded(Excluded::Unauthorized)))
+        });
+        let page = recorder.page(Format::Text);
+        for label in dropped {
+            let has = page.lines().filter(|line| line.contains(&format!("{}=\"", label.as_str())));
+            assert_eq!(has.collect::<Vec<_>>(), Vec::<&str>::new(), "{label:?}");
+        }
+        let samples = samples(&recorder);
+        assert_eq!(sum(&samples, "slo_total", ""), 4.0);
+        assert_eq!(sum(&samples, "goodput_requests_finished_total", ""), 5.0);
+        assert_eq!(sum(&samples, "goodput_e2e_seconds_count", ""), 4.0);
+        assert_eq!(sum(&samples, "goodput_tenant_slo_met_total", ""), 4.0);
+        assert_eq!(sum(&samples, "goodput_tokens_total", "direction=\"input\""), 44.0);
+        assert_eq!(sum(&samples, "goodput_slo_excluded_total", "reason=\"unauthorized\""), 1.0);
+        assert_eq!(sum(&samples, "goodput_in_flight", ""), 1.0);
+        assert!(recorder.series() <= most, "{} of {full}", recorder.series());
+    }
+}
+
+/// A reload that leaves labels out counts on beside what was counted.
+#[tokio::test(start_paused = true)]
+async fn labels_that_a_reload_leaves_out_keep_the_sums() {
+    let recorder = recorder();
+    let note = || recorder.note(Finished { timeline: Some(answer()), ..finished(Verdict::bare(Outcome::Met)) });
+    note();
+    recorder.bind(&labelled(&[RequestLabel::Length, RequestLabel::Pool], false));
+    note();
+    let samples = samples(&recorder);
+    assert_eq!(sum(&samples, "slo_met_total", ""), 2.0);
+    assert_eq!(samples["slo_met_total{class=\"chat\",model=\"llama-*\"}"], 1.0);
+    assert_eq!(sum(&samples, "goodput_time_to_first_token_seconds_count", ""), 2.0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn histograms_are_told_by_model_where_that_is_asked_for() {
+    let recorder = Recorder::new(Clock::start(), None);
+    recorder.bind(&labelled(&[], true));
+    recorder.note(Finished { timeline: Some(answer()), ..finished(Verdict::bare(Outcome::Met)) });
+    let samples = samples(&recorder);
+    let place = "class=\"chat\",pool=\"main\",model=\"llama-*\"";
+    assert_eq!(samples[&format!("goodput_time_to_first_token_seconds_count{{{place}}}")], 1.0);
+    assert_eq!(samples[&format!("goodput_time_per_output_token_seconds_count{{{place},token_source=\"usage\"}}")], 1.0);
+    assert_eq!(samples["goodput_truncated_answers_total{class=\"chat\",pool=\"main\"}"], 1.0);
+    for (name, _) in samples.iter().filter(|(name, _)| name.contains("_seconds_count{class=")) {
+        assert!(name.contains("model="), "{name}");
+    }
+}
+
+/// Replay of C115: numbers that multiply are told where they become too many.
+#[tokio::test(start_paused = true)]
+async fn c115_very_many_series_are_a_warning() {
+    let said = Arc::new(Mutex::new(Vec::new()));
+    struct Log(Arc<Mutex<Vec<u8>>>);
+    impl std::io::Write for Log {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+    let log = Arc::clone(&said);
+    let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(move || Log(Arc::clone(&log))).finish();
+    let _logged = tracing::subscriber::set_default(subscriber);
+    let class = |id: &str| ClassShape { id: ClassId::from(id), objectives: chat(), takes_targets: false };
+    let with = |classes: usize, pools: usize, models: usize| {
+        let names: Vec<String> = (0..classes.max(pools).max(models)).map(|number| format!("n{number}")).collect();
+        let routes = names[..classes].iter().flat_map(|class| {
+            let models = &names[..models];
+            names[..pools].iter().flat_map(move |pool| {
+                models.iter().map(move |model| (class.as_str().into(), pool.as_str().into(), Arc::from(model.as_str())))
+            })
+        });
+        let routes = routes.collect();
+        Shape { classes: names[..classes].iter().map(|name| class(name)).collect(), routes, ..shape() }
+    };
+    let text = || String::from_utf8(said.lock().clone()).unwrap();
+    let few = Recorder::new(Clock::start(), None);
+    few.bind(&with(10, 10, 1));
+    assert!((25_000..50_000).contains(&few.series()) && text().is_empty(), "{} {}", few.series(), text());
+    let many = Recorder::new(Clock::start(), None);
+    many.bind(&with(12, 12, 12));
+    assert!((50_000..100_000).contains(&many.series()), "{}", many.series());
+    assert!(text().contains("WARN") && text().contains(&format!("series={}", many.series())), "{}", text());
+    let fewer = Recorder::new(Clock::start(), None);
+    let labels = MetricLabels { dropped: vec![RequestLabel::Pool], ..MetricLabels::default() };
+    fewer.bind(&Shape { labels, ..with(12, 12, 12) });
+    assert!(fewer.series() < 10_000, "{}", fewer.series());
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_number_of_series_is_that_of_the_page() {
+    let recorder = recorder();
+    let page = recorder.page(Format::Text);
+    let lines = page.lines().filter(|line| !line.starts_with('#'));
+    // Those of the process, of windows, engines and reloads do not grow by products.
+    let beside = |name: &str| {
+        let fixed =
+            ["process_", "goodput_config_", "goodput_build", "goodput_access_", "goodput_refused_", "goodput_retries_"];
+        let gauges = [
+            "goodput_in_flight",
+            "goodput_queue_depth",
+            "goodput_overdue",
+            "goodput_slo_attainment",
+            "goodput_slo_burn",
+            "goodput_slo_window",
+            "goodput_slo_budget",
+            "goodput_rate{",
+        ];
+        fixed.iter().chain(&gauges).any(|start| name.starts_with(start))
+    };
+    assert_eq!(recorder.series(), lines.filter(|line| !beside(line)).count());
+}
+
+/// A recorder that has counted enough to tell of the workload.
+fn served() -> Recorder {
+    use crate::judge::{Assumption, Quantiles};
+    let recorder = Recorder::new(Clock::start(), None);
+    let quantiles = Some(Quantiles { p50: Tokens(2), p95: Tokens(4) });
+    let assumed = Assumption { input_tokens: quantiles, output_tokens: quantiles };
+    let mut shape = shape();
+    shape.classes[0].objectives = Arc::new(Objectives { assumed: Some(assumed), ..(*chat()).clone() });
+    recorder.bind(&shape);
+    for _ in 0..50 {
+        recorder.note(Finished { timeline: Some(answer()), ..finished(Verdict::bare(Outcome::Met)) });
+    }
+    recorder
 }
 
 /// The label names of every family that has samples.
@@ -820,16 +1002,7 @@ fn label_names(page: &str) -> BTreeMap<String, BTreeSet<String>> {
 
 #[tokio::test(start_paused = true)]
 async fn every_metric_is_listed_with_its_labels() {
-    use crate::judge::{Assumption, Quantiles};
-    let recorder = Recorder::new(Clock::start(), None);
-    let quantiles = Some(Quantiles { p50: Tokens(2), p95: Tokens(4) });
-    let assumed = Assumption { input_tokens: quantiles, output_tokens: quantiles };
-    let mut shape = shape();
-    shape.classes[0].objectives = Arc::new(Objectives { assumed: Some(assumed), ..(*chat()).clone() });
-    recorder.bind(&shape);
-    for _ in 0..50 {
-        recorder.note(Finished { timeline: Some(answer()), ..finished(Verdict::bare(Outcome::Met)) });
-    }
+    let recorder = served();
     let report = EngineReport {
         up: true,
         waiting: Some(2.0),

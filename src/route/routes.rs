@@ -125,17 +125,18 @@ impl Routes {
     }
 
     /// Every combination of pool and model label that a request of this class can have, so
-    /// that its counters can exist from the start.
+    /// that its counters can exist from the start. What an earlier route takes first does not
+    /// reach a later one.
     #[must_use]
     pub fn reach(&self, class: &ClassId) -> BTreeSet<(PoolId, Arc<str>)> {
-        let mut reach = BTreeSet::new();
-        for line in self.lines.iter().filter(|line| line.route.serves(class)) {
-            for pattern in &line.route.models {
-                let named = self.literals.iter().filter(|name| pattern.matches(name)).cloned();
-                let label = (!pattern.is_literal()).then(|| label_of(pattern));
-                for label in named.chain(label) {
-                    reach.extend(line.pools.iter().map(|pool| (pool.clone(), label.clone())));
-                }
+        let named = self.literals.iter().filter_map(|name| self.find(Some(name), class));
+        let mut reach: BTreeSet<_> = named.flat_map(|routed| with_label(&routed.pools, &routed.model_label)).collect();
+        let patterns = self.lines.iter().filter(|line| line.route.serves(class));
+        let patterns = patterns.flat_map(|line| line.route.models.iter().map(move |pattern| (line, pattern)));
+        for (line, pattern) in patterns.filter(|(_, pattern)| !pattern.is_literal()) {
+            reach.extend(with_label(&line.pools, &label_of(pattern)));
+            if pattern.is_any() {
+                break;
             }
         }
         reach
@@ -169,6 +170,11 @@ impl Line {
     fn has_pattern(&self) -> bool {
         self.route.models.iter().any(|pattern| !pattern.is_literal())
     }
+}
+
+/// Each of these pools with this label.
+fn with_label(pools: &Arc<[PoolId]>, label: &Arc<str>) -> Vec<(PoolId, Arc<str>)> {
+    pools.iter().map(|pool| (pool.clone(), Arc::clone(label))).collect()
 }
 
 /// The label of whatever the settings name nowhere.
@@ -270,6 +276,24 @@ mod tests {
             ]
         );
         assert_eq!(labels("batch"), ["batch llama-3-70b", "batch other", "batch qwen-3"]);
+    }
+
+    #[test]
+    fn what_an_earlier_route_takes_does_not_reach_a_later_one() {
+        let lines = vec![
+            route(&["big", "small-*"], None, &["a", "b"]),
+            route(&["big", "mid"], Some(&["chat"]), &["c"]),
+            route(&["*"], None, &["d"]),
+            route(&["big", "x-*", "*"], None, &["e"]),
+        ];
+        let routes = Routes::new(lines, BTreeMap::from([("alias".to_owned(), "small-1".to_owned())]));
+        let reach = |class: &str| {
+            let reach = routes.reach(&class.into());
+            reach.into_iter().map(|(pool, model)| format!("{pool} {model}")).collect::<Vec<_>>()
+        };
+        let first = ["a big", "a small-*", "a small-1", "b big", "b small-*", "b small-1"];
+        assert_eq!(reach("chat"), [&first[..], &["c mid", "d other"]].concat());
+        assert_eq!(reach("batch"), [&first[..], &["d mid", "d other"]].concat());
     }
 
     #[test]

@@ -22,6 +22,8 @@ pub struct Gateway {
 /// What a test's gateway stands before, and how it differs from others.
 pub struct Setup<'a> {
     pub engines: &'a [&'a Running],
+    /// Engines that are no process of their own, by their URLs.
+    pub addresses: &'a [&'a str],
     /// What kind they are: the inside of the pool's `engine`.
     pub engine: &'a str,
     pub model: &'a str,
@@ -35,6 +37,8 @@ pub struct Setup<'a> {
     pub chat: &'a str,
     /// A line of the pool.
     pub pool: &'a str,
+    /// Its health checks.
+    pub health: &'a str,
     /// More lines of the settings.
     pub more: &'a str,
     /// Files beside the settings.
@@ -52,6 +56,7 @@ impl Default for Setup<'_> {
         let (engine, model, log) = ("kind: vllm", "sim", "info");
         Setup {
             engines: &[],
+            addresses: &[],
             engine,
             model,
             ttft: EASY,
@@ -59,6 +64,7 @@ impl Default for Setup<'_> {
             admin: "",
             chat: "",
             pool: "",
+            health: "{every: 200ms, timeout: 30s}",
             more: "",
             files: &[],
             log,
@@ -128,8 +134,9 @@ impl Gateway {
 
 /// The settings of a test's gateway.
 pub fn settings(setup: &Setup<'_>) -> String {
-    let urls: Vec<String> = setup.engines.iter().map(|engine| format!("{{url: \"{}\"}}", engine.url)).collect();
-    let Setup { engine, model, ttft, listen, admin, chat, pool, more, .. } = setup;
+    let urls = setup.engines.iter().map(|engine| engine.url.as_str()).chain(setup.addresses.iter().copied());
+    let urls: Vec<String> = urls.map(|url| format!("{{url: \"{url}\"}}")).collect();
+    let Setup { engine, model, ttft, listen, admin, chat, pool, health, more, .. } = setup;
     format!(
         r#"
 listen: {{address: "127.0.0.1:0", {listen}}}
@@ -153,7 +160,7 @@ pools:
   - pool: main
     engines: [{}]
     engine: {{{engine}}}
-    health: {{every: 200ms, timeout: 30s}}
+    health: {health}
     {pool}
 routes:
   - {{model: [{model}], pools: [main]}}

@@ -9,6 +9,7 @@ mod compose;
 mod degradation;
 mod exits;
 mod gateway;
+mod memory;
 mod parts;
 mod processes;
 mod prometheus;
@@ -93,6 +94,30 @@ fn a_real_llama_cpp_server_behind_the_gateway() {
         }
         let page = gateway.adds_up();
         assert_eq!(sum(&page, "goodput_slo_missed_total"), 0.0, "the promises are easy: {page}");
+        Ok(())
+    });
+}
+
+/// Replay of C113: the page of a gateway that has served, series of every kind among them.
+#[test]
+fn c113_promtool_finds_nothing_wrong_with_the_metrics() {
+    with_parts("promtool", || {
+        let promtool = find("prometheus", "install it: apt-get install prometheus")?.with_file_name("promtool");
+        let engine = Running::engine(&["--speed", "20"]);
+        let chat = "workload_assumption: {input_tokens: {p50: 5, p95: 9}, output_tokens: {p50: 4, p95: 8}}";
+        let gateway = Gateway::start(&Setup { engines: &[&engine], chat, ..Setup::default() });
+        let ask = r#"{"model":"sim","messages":[{"role":"user","content":"hello"}],"max_tokens":4,"stream":true}"#;
+        for _ in 0..30 {
+            let answer = post(&gateway.running.url, "/v1/chat/completions", "", ask);
+            assert!(answer.is_ok_and(|answer| answer.contains("[DONE]")));
+        }
+        let page = gateway.adds_up();
+        assert!(page.contains("goodput_workload_drift{"), "{page}");
+        let page = page.split_once("\r\n\r\n").map_or(page.as_str(), |(_, page)| page);
+        let (told, is_right) = prometheus::check_metrics(&promtool, page);
+        assert!(is_right && told.is_empty(), "{told}");
+        let wrong = page.replace(",percentile=", ",quantile=");
+        assert!(!prometheus::check_metrics(&promtool, &wrong).1, "it would have told");
         Ok(())
     });
 }

@@ -1,5 +1,6 @@
 //! A real Prometheus that scrapes a gateway.
 
+use std::io::Write;
 use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -66,6 +67,20 @@ impl Drop for Prometheus {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// What `promtool check metrics` says of a page, and whether it finds it right.
+pub fn check_metrics(promtool: &Path, page: &str) -> (String, bool) {
+    let mut command = Command::new(promtool);
+    command.args(["check", "metrics"]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().expect("it stands beside Prometheus");
+    let mut input = child.stdin.take().expect("a pipe");
+    // It reads all before it writes.
+    input.write_all(page.as_bytes()).expect("it reads");
+    drop(input);
+    let output = child.wait_with_output().expect("it ends");
+    let told = [output.stdout, output.stderr].concat();
+    (String::from_utf8_lossy(&told).into_owned(), output.status.success())
 }
 
 /// A port that was free a moment ago, for programs that cannot take port 0.

@@ -80,6 +80,11 @@ impl Running {
         assert!(told.is_ok_and(|status| status.success()), "{} could not be told", self.what);
     }
 
+    /// Its number in the system.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Host and port.
     pub fn address(&self) -> &str {
         authority(&self.url)

@@ -398,11 +398,28 @@ async fn c35_a_cap_beyond_all_numbers_never_fits_and_travels_untouched_where_the
 }
 
 #[tokio::test(start_paused = true)]
-async fn c35_choices_beyond_all_numbers_never_fit_and_travel_untouched_where_there_is_no_limit() {
-    for count in ["18446744073709551616".to_owned(), format!("1{}", "0".repeat(30)), u64::MAX.to_string()] {
-        let body = format!(r#"{{"model":"m1","max_tokens":1,"n":{count},"messages":[]}}"#);
-        never_fits_and_travels_untouched(body).await;
+async fn c35_as_many_choices_as_are_taken_may_never_fit_and_travel_untouched_where_there_is_no_limit() {
+    never_fits_and_travels_untouched(r#"{"model":"m1","max_tokens":1,"n":2048,"messages":[]}"#.to_owned()).await;
+}
+
+/// Replay of C94: each choice is kept to its end, so that their number is bounded.
+#[tokio::test(start_paused = true)]
+async fn c94_more_choices_than_are_kept_are_refused_and_cost_nothing() {
+    let (house, engine) = House::playing_with(&limited("tokens_per_minute: 1000"), answer_after(0, 10, 1));
+    let most = u64::MAX.to_string();
+    for count in ["2049", "18446744073709551616", &format!("1{}", "0".repeat(30)), &most] {
+        for key in ["sk-acme", "sk-globex"] {
+            let body = format!(r#"{{"model":"m1","max_tokens":1,"n":{count},"messages":[]}}"#);
+            let ask = Ask::raw(CHAT, body).header("authorization", &format!("Bearer {key}"));
+            let refused = house.send(ask).await.whole().await;
+            assert_eq!((refused.status.as_u16(), &refused.json()["error"]["code"]), (400, &json!("unreadable_body")));
+            let told = refused.json()["error"]["message"].to_string();
+            assert!(told.contains("2048 choices"), "{told}");
+        }
     }
+    assert_eq!((left(&house, "tokens_per_minute"), engine.ledger().requests().len()), (1000, 0));
+    assert!(house.lines(8).await.iter().all(|line| line.verdict() == "excluded(invalid_request)"));
+    house.end().await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -417,7 +434,7 @@ async fn choices_without_measure_do_not_turn_the_ranks_around() {
     house.network.engine("e1", &engine);
     let house = Arc::new(house);
     let mut absurd = stream_with_usage();
-    absurd["n"] = json!(1_000_000_000_000_u64);
+    absurd["n"] = json!(2000);
     absurd["max_tokens"] = json!(1);
     let in_low = || Ask::post(CHAT, stream_with_usage()).header("x-slo-class", "low");
     let sitting = spawn(&house, Ask::post(CHAT, stream_with_usage()));

@@ -25,6 +25,7 @@ use super::read::{At, Block, quoted};
 use super::surroundings::Surroundings;
 use super::{Settings, TenantTable};
 use crate::classify::Rules;
+use crate::record::settings::{MetricLabels, RequestLabel};
 use crate::route::Routes;
 use crate::units::{ClassId, LengthBuckets, Tokens};
 
@@ -82,6 +83,7 @@ impl<'a> Check<'a> {
         let limits_store = self.limits_store(root);
         let access_log = root.telemetry.as_ref().and_then(|telemetry| telemetry.access_log.as_ref());
         let access_log = access_log.map_or_else(Default::default, |word| word.value.0);
+        let labels = self.labels(root);
         if !self.problems.is_empty() {
             return None;
         }
@@ -109,6 +111,7 @@ impl<'a> Check<'a> {
             replicas: replicas as u32,
             limits_store,
             access_log,
+            labels,
             hash: self.hash(hash_of_text),
             files: std::mem::take(&mut self.files),
             notes: std::mem::take(&mut self.notes),
@@ -118,6 +121,23 @@ impl<'a> Check<'a> {
     /// The hash over the file and everything it refers to.
     fn hash(&self, of_text: blake3::Hash) -> [u8; 32] {
         super::fingerprint(of_text, &self.files, self.surroundings)
+    }
+
+    fn labels(&mut self, root: &Root) -> MetricLabels {
+        let Some(telemetry) = &root.telemetry else { return MetricLabels::default() };
+        let histograms_by_model = telemetry.histograms_by_model.as_ref();
+        let dropped = telemetry.drop_labels.iter().flat_map(|labels| &labels.0);
+        let labels = MetricLabels {
+            dropped: dropped.map(|label| label.value.0).collect(),
+            histograms_by_model: histograms_by_model.is_some_and(|asked| asked.value),
+        };
+        if let Some(asked) = histograms_by_model.filter(|asked| asked.value)
+            && labels.dropped.contains(&RequestLabel::Model)
+        {
+            let way_out = "leave the label in, or remove this key";
+            self.problem(&asked.place, "is true, while drop_labels leaves the label model out", way_out);
+        }
+        labels
     }
 
     fn buckets(&mut self, root: &Root) -> LengthBuckets {

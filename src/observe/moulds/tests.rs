@@ -161,7 +161,7 @@ fn of_ever_new_shapes_few_are_kept_and_the_one_that_is_used_stays() {
 #[test]
 fn an_echo_and_several_choices_are_read_in_full() {
     let moulds = learned(Dialect::Completions, &[COMPLETION]);
-    let echo = Expect { echo_prompts: vec!["\n\nA".to_owned()], ..not_streamed(Dialect::Completions) };
+    let echo = Expect { echo_prompts: [String::from("\n\nA")].into(), ..not_streamed(Dialect::Completions) };
     let seen = observed(echo, Some(&moulds), &[COMPLETION.as_bytes()]);
     assert_eq!((seen.token_events, seen.has_visible), (0, false));
     let two = Expect { choices: 2, ..not_streamed(Dialect::Completions) };

@@ -357,7 +357,7 @@ fn where_breakers_are_all_that_holds_engines_back_requests_pass_them_in_the_usua
 fn a_retry_of_a_request_that_passes_breakers_passes_them_too() {
     let limits = BreakerLimits { faults: 1, ..BreakerLimits::default() };
     let bench = Bench::new(Pool { breaker: Some(limits), ..pool(&["a", "b"]) });
-    ["a", "b"].map(|name| bench.effect(Effect::Fault(engine(name)), ms(0)));
+    let _ = ["a", "b"].map(|name| bench.effect(Effect::Fault(engine(name)), ms(0)));
     let mut attempts = bench.attempts();
     attempts.pass_breakers();
     let mut tried = Vec::new();
@@ -734,16 +734,9 @@ fn outcomes_correct_the_pace_within_bounds() {
         let mut choice = bench.fleet.choose(&id(), &mut bench.attempts(), want, at).unwrap();
         choice.work.first_token(at + Duration::from_millis(10));
         let each = Duration::from_millis(tpot);
-<<<<<<< ours
-        let (ttft, end) = (Duration::from_millis(10), at + 50 * each + Duration::from_millis(10));
-        // Judged, and too little else to learn from: what the engine took is not what is tried here.
-        choice.work.learned(&Lesson { ttft: None, tpot: Some(each), e2e: None, further: 50, cached: None }, end);
-        let _ = ttft;
-=======
         let end = at + 50 * each + Duration::from_millis(10);
         // Judged, and no more: what is learned of its steps is not what is tried here.
-        choice.work.learned(&Lesson { ttft: None, tpot: Some(each), e2e: None, further: 50 }, end);
->>>>>>> theirs
+        choice.work.learned(&Lesson { ttft: None, tpot: Some(each), e2e: None, further: 50, cached: None }, end);
         bench.fleet.keep_pace(&id(), end).unwrap().per_second
     };
     let first = answer(41, 0);

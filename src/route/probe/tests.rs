@@ -366,7 +366,7 @@ async fn an_adapter_is_known_a_second_after_it_was_loaded_where_there_is_a_choic
         let data: Vec<_> = names.iter().map(|name| serde_json::json!({"id": name})).collect();
         serde_json::json!({"object": "list", "data": data}).to_string()
     };
-    [&first, &second].map(|script| script.says("/v1/models", 200, &list(&["base"])));
+    let _ = [&first, &second].map(|script| script.says("/v1/models", 200, &list(&["base"])));
     let mut pool = plain_pool();
     let Engines::Static(addresses) = &mut pool.engines else { panic!("a fixed list") };
     addresses.push(EngineAddress { host: "f".into(), ..addresses[0].clone() });

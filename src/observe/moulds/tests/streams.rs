@@ -311,7 +311,7 @@ fn an_echo_and_several_choices_are_read_in_full() {
     let moulds = learned(Dialect::Completions, &[COMPLETION]);
     let stream = COMPLETION.trim_start().as_bytes();
     let expect = Expect::stream(Dialect::Completions, Tick::ZERO);
-    let echo = Expect { echo_prompts: vec!["Paris.".to_owned()], ..expect.clone() };
+    let echo = Expect { echo_prompts: [String::from("Paris.")].into(), ..expect.clone() };
     for (expect, token_events) in [(echo, 1), (Expect { choices: 2, ..expect }, 2)] {
         let mut observer = Observer::new(expect, Reader::Events, 200, watch());
         observer.knows(&moulds);
