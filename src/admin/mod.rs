@@ -548,7 +548,7 @@ mod tests {
     #[tokio::test]
     async fn the_metrics_are_gzip_where_the_scraper_takes_it() {
         let request = Request::get("/metrics").header("accept-encoding", "gzip").body(Body::empty()).unwrap();
-        let response = router(Arc::new(good()), None).oneshot(request).await.unwrap();
+        let response = router(Arc::new(good()), Access::default(), Clock::start()).oneshot(request).await.unwrap();
         assert_eq!(response.headers()[CONTENT_ENCODING], "gzip");
         assert_eq!(response.headers()[VARY], "accept, accept-encoding");
         assert_eq!(response.headers()[CONTENT_TYPE], negotiate::TEXT);
@@ -598,7 +598,7 @@ mod tests {
             let waited = waits.lock().unwrap().recv_timeout(Duration::from_secs(60));
             waited.map(|()| "slo_total 1\n".to_owned()).expect("nobody else was served")
         };
-        let router = router(Arc::new(Page(page)), None);
+        let router = router(Arc::new(Page(page)), Access::default(), Clock::start());
         let others = async {
             let ready = status_of(&router, "/readyz").await;
             served.send(()).unwrap();
@@ -614,7 +614,7 @@ mod tests {
             assert!(is_second.swap(true, std::sync::atomic::Ordering::Relaxed), "on purpose");
             String::new()
         };
-        let router = router(Arc::new(Page(page)), None);
+        let router = router(Arc::new(Page(page)), Access::default(), Clock::start());
         assert_eq!((status_of(&router, "/metrics").await, status_of(&router, "/metrics").await), (500, 200));
     }
 
