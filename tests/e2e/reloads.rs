@@ -94,7 +94,7 @@ fn a_bad_file_changes_nothing_and_shows() {
     is_served(&gateway).unwrap();
     let bad = settings(&setup).replace("default_class: chat", "default_class: chta");
     gateway.reload_text(&bad, "failure");
-    let reload = "POST /-/reload HTTP/1.1\r\nhost: it\r\nconnection: close\r\ncontent-length: 0\r\n\r\n";
+    let reload = "POST /-/reload HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: 0\r\n\r\n";
     let told = ask(&gateway.admin, reload).unwrap_err();
     assert!(
         told.starts_with("HTTP/1.1 409") && told.contains("goodput.yaml:") && told.contains("default_class"),

@@ -153,7 +153,7 @@ pub fn until<T>(what: &str, look: impl FnMut() -> Option<T>) -> T {
 }
 
 pub fn get(url: &str, path: &str) -> Result<String, String> {
-    ask(url, &format!("GET {path} HTTP/1.1\r\nhost: it\r\nconnection: close\r\n\r\n"))
+    ask(url, &format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"))
 }
 
 pub fn post(url: &str, path: &str, headers: &str, body: &str) -> Result<String, String> {
@@ -161,7 +161,7 @@ pub fn post(url: &str, path: &str, headers: &str, body: &str) -> Result<String, 
 }
 
 fn posting(path: &str, headers: &str, body: &str) -> String {
-    let head = format!("POST {path} HTTP/1.1\r\nhost: it\r\nconnection: close\r\ncontent-type: application/json\r\n");
+    let head = format!("POST {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\n");
     format!("{head}{headers}content-length: {}\r\n\r\n{body}", body.len())
 }
 

@@ -71,7 +71,9 @@ impl Listen {
     /// others all the same.
     #[must_use]
     pub fn most_of_one_address(&self, all: usize) -> usize {
-        self.max_connections_per_address.unwrap_or(all - all / 10).max(1)
+        // Of a handful nothing is kept for others: a newcomer takes the place of one that is idle.
+        let by_default = if all < 10 { usize::MAX } else { all - all / 10 };
+        self.max_connections_per_address.unwrap_or(by_default).max(1)
     }
 }
 
