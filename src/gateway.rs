@@ -10,6 +10,7 @@
 
 mod admission;
 mod attempts;
+mod charge;
 mod degrade;
 mod early;
 mod house;
@@ -227,6 +228,9 @@ impl Gateway {
         let who = live.settings.keyring.find(&head.headers).map_err(unknown)?;
         visit.belongs_to(who.tenant.clone());
         if !endpoint.is_relayed() {
+            if live.is_metered {
+                self.count_own(live, &who.tenant, read).await?;
+            }
             return Ok(Served::Own(self.models(live, &who, endpoint, head)?));
         }
         if self.mark.is_on(id) {
@@ -355,7 +359,7 @@ impl Gateway {
         let spoken = match first_willing_engine(&ask, &yard, &mut held, visit).await {
             Ok(spoken) => spoken,
             Err(refusal) => {
-                held.failed();
+                held.refused(&refusal);
                 return Err(refusal.into());
             }
         };

@@ -255,6 +255,18 @@ impl Refusal {
         }
     }
 
+    /// Whether a time limit of the class ended it while an engine had it.
+    #[must_use]
+    pub const fn is_time_limit(&self) -> bool {
+        matches!(
+            self,
+            Refusal::FirstTokenTimeout { .. }
+                | Refusal::ResponseHeadTimeout { .. }
+                | Refusal::IdleTimeout { .. }
+                | Refusal::TotalTimeout { .. }
+        )
+    }
+
     /// Whose fault it is, before the rules for requests that are not judged at all.
     #[must_use]
     pub const fn outcome(&self) -> Outcome {

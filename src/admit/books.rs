@@ -7,7 +7,7 @@ use super::limit::{self, Ledger, Used, Wanted};
 use super::shared::settings::LimitsStore;
 use super::shared::{self, Denied, Keeper, Store};
 use crate::clock::Clock;
-use crate::units::{TenantId, Tick, Tokens};
+use crate::units::{TenantId, Tick};
 
 /// The books of all tenants. Lives over reloads.
 #[derive(Debug)]
@@ -88,14 +88,6 @@ impl Reservation {
         match self {
             Reservation::Here(reservation) => reservation.settle(used, at),
             Reservation::Shared(reservation) => reservation.settle(used, at),
-        }
-    }
-
-    /// Charges the prompt, as it was estimated, and the output `seen` so far.
-    pub fn cancel(self, seen: Tokens, at: Tick) {
-        match self {
-            Reservation::Here(reservation) => reservation.cancel(seen, at),
-            Reservation::Shared(reservation) => reservation.cancel(seen, at),
         }
     }
 }

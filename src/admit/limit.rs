@@ -10,7 +10,8 @@
 //!   on when others end: [`Exhausted::ForNow`]'s `retry_after`.
 //! - Usage beyond the reservation is debt: it is paid back by waiting, and reported as 0 left.
 //!   A running request is never cut for it.
-//! - A limit by rate on requests counts what was charged: what ends by a drop gives that back too.
+//! - A limit by rate on requests counts what was settled, with tokens or without; what ends by a
+//!   drop gives that back too.
 //! - What is given back raises the balance to full at most. It may come long after it was
 //!   taken, when its place has already filled again; then it can pay for something else. So a
 //!   burst can be larger by what running requests hold and do not use, but all that was ever
@@ -54,6 +55,11 @@ pub struct Wanted {
     pub input: Tokens,
     /// The answer, over all its choices and prompts.
     pub output: Output,
+}
+
+impl Wanted {
+    /// A request that costs no tokens.
+    pub const A_REQUEST: Wanted = Wanted { input: Tokens::ZERO, output: Output::Assumed(Tokens::ZERO) };
 }
 
 /// How long the answer may become.

@@ -264,7 +264,7 @@ impl Inner {
         at: Tick,
     ) -> Reservation {
         let noted = self.share.note(&tenant.id, model, wanted, at);
-        Reservation::new(self, tenant, model, Some(held), noted, wanted.input)
+        Reservation::new(self, tenant, model, Some(held), noted)
     }
 
     /// A request that meets a store that cannot be asked.
@@ -284,7 +284,7 @@ impl Inner {
         let share = share.map_err(|refused| of_the_whole(tenant, model, refused))?;
         tenant.desk.lock().account.runs(model);
         self.counters.request(By::Share);
-        Ok(Reservation::new(self, tenant, model, None, share, wanted.input))
+        Ok(Reservation::new(self, tenant, model, None, share))
     }
 }
 

@@ -7,6 +7,7 @@
 //! values closes the engine's connection: that is how a cancel reaches the engine.
 
 mod ahead;
+mod behind;
 pub mod deadlines;
 pub mod headers;
 pub mod lines;

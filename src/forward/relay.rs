@@ -20,6 +20,7 @@ use http::response;
 use http_body::{Body, SizeHint};
 
 use super::ahead::KEEPALIVE;
+use super::behind::Rest;
 use super::deadlines::{Deadlines, Due};
 use super::headers::{self, Content, Media};
 use super::limit_refusal;
@@ -59,6 +60,8 @@ pub struct Ended {
     /// The gateway's own reason, where an engine that was waited for behind a head of our own
     /// gave no stream.
     pub refusal: Option<Refusal>,
+    /// The request was still waiting for a connection to the engine.
+    pub never_sent: bool,
 }
 
 /// The head of an engine's answer.
@@ -643,6 +646,7 @@ impl Relay {
     /// Ends the relay, once: the engine's line is dropped (and closed, unless its body ended
     /// whole), and the keeper gets the timeline.
     fn close(&mut self, ending: Ending, refusal: Option<Refusal>) {
+        let never_sent = self.unconnected().is_some();
         self.engine = Engine::Over;
         self.alarm.rest();
         let Some(observer) = self.observer.as_mut() else { return };
@@ -651,9 +655,24 @@ impl Relay {
             observer.limit_gaps(since);
         }
         if let Some(keeper) = self.keeper.take() {
-            keeper.end(Ended { timeline: observer.last_look(ending, at), refusal });
+            keeper.end(Ended { timeline: observer.last_look(ending, at), refusal, never_sent });
         }
         self.observer = None;
+    }
+
+    /// What is still to be read behind the finish, if anything is.
+    fn rest(&mut self, ending: Ending) -> Option<Rest> {
+        self.observer.as_ref()?.finished_without_usage()?;
+        if !matches!(self.engine, Engine::Speaking(_)) {
+            return None;
+        }
+        let Engine::Speaking(engine) = std::mem::replace(&mut self.engine, Engine::Over) else { return None };
+        let (clock, keeper, mut observer) = (self.parts.clock, self.keeper.take(), self.observer.take()?);
+        let at = clock.now();
+        if let Some(since) = self.parts.client.limited_since(at) {
+            observer.limit_gaps(since);
+        }
+        Some(Rest { clock, engine, observer, keeper, ending, at })
     }
 
     fn poll_timer(&mut self, cx: &mut Context<'_>) -> Poll<Due> {
@@ -703,6 +722,13 @@ impl Drop for Relay {
             Some(Severed::Drain) => Ending::Drained,
             None => Ending::Left,
         };
+        if self.observer.is_some()
+            && let Ending::Left | Ending::WriteStalled = ending
+            && let Ok(runtime) = tokio::runtime::Handle::try_current()
+            && let Some(rest) = self.rest(ending)
+        {
+            runtime.spawn(rest.read());
+        }
         self.close(ending, None);
     }
 }

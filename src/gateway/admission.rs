@@ -19,6 +19,7 @@
 use std::borrow::Cow;
 use std::time::Duration;
 
+use super::charge::{self, Pace, Unseen};
 use super::early::EarlyHead;
 use super::house::House;
 use super::promise::{BoundPool, Live, Promise};
@@ -31,10 +32,10 @@ use crate::admit::shared::Denied;
 use crate::clock::Clock;
 use crate::inspect::Facts;
 use crate::judge::{Case, Objective, Objectives, Progress, breaks_at};
-use crate::observe::{Ending, Timeline};
+use crate::observe::Timeline;
 use crate::record::Visit;
 use crate::refuse::Refusal;
-use crate::route::Prediction;
+use crate::route::{Prediction, Work};
 use crate::units::{ClientSide, Endpoint, PoolId, TenantId, Tick, Tokens};
 
 /// How often a request that could go elsewhere looks whether it should.
@@ -49,18 +50,41 @@ const MOST_CHOICES: u64 = 128;
 pub struct Held {
     clock: Clock,
     /// In a box: it is large, and where no limits are named no request has one.
-    reservation: Option<Box<Reservation>>,
+    metered: Option<Box<Metered>>,
     seat: Option<Seat>,
     prompt: Tokens,
     /// An engine has been sent it: a client that leaves from now on has used the prompt.
     dispatched: bool,
 }
 
+/// A reservation, and what its end is charged by beside the answer.
+#[derive(Debug)]
+struct Metered {
+    reservation: Reservation,
+    /// The path generates or reads tokens that count: not that of `tokenize` and the like.
+    costs_tokens: bool,
+    /// It asks for a stream of tokens.
+    streams: bool,
+    unseen: Unseen,
+    /// Of the attempt that was dispatched last.
+    pace: Option<Pace>,
+}
+
+impl Metered {
+    fn unseen(&self, at: Tick) -> Tokens {
+        self.pace.as_ref().map_or(Tokens::ZERO, |pace| self.unseen.by(pace, at))
+    }
+
+    fn settle(self, used: Used, at: Tick) {
+        self.reservation.settle(if self.costs_tokens { used } else { Used::default() }, at);
+    }
+}
+
 impl Held {
     /// What a request holds that waits for its seat.
     #[must_use]
     pub fn new(allowed: Allowed, prompt: Tokens, clock: Clock) -> Self {
-        Held { clock, reservation: allowed.reservation, seat: None, prompt, dispatched: false }
+        Held { clock, metered: allowed.metered, seat: None, prompt, dispatched: false }
     }
 
     /// It has its seat, if it needs one.
@@ -68,9 +92,14 @@ impl Held {
         self.seat = seat;
     }
 
-    /// It goes out on a connection to an engine.
-    pub fn dispatched(&mut self) {
+    /// It goes out on a connection to an engine, whose share of work this is.
+    pub fn dispatched(&mut self, work: Option<&Work>) {
         self.dispatched = true;
+        let Some((metered, work)) = self.metered.as_deref_mut().zip(work) else { return };
+        let is_new = metered.pace.is_none_or(|pace| pace.dispatched != work.dispatched());
+        if is_new && metered.unseen.most > Tokens::ZERO {
+            metered.pace = Some(Pace::of(work.dispatched(), work.prediction(), || work.time_to_read()));
+        }
     }
 
     /// The first token came: its prompt has been read.
@@ -85,22 +114,28 @@ impl Held {
         self.seat = spare.0;
     }
 
-    /// The answer ended so: charges what was used, and gives the seat back.
-    pub fn settle(mut self, timeline: &Timeline) {
-        let used = used(timeline, self.prompt);
-        let reservation = self.reservation.take();
-        if let Some((reservation, used)) = reservation.zip(used) {
-            reservation.settle(used, timeline.end);
+    /// The answer ended so: charges what was used, and gives the seat back. `never_sent`: its
+    /// last attempt was still connecting.
+    pub fn settle(mut self, timeline: &Timeline, case: &Case, refusal: Option<&Refusal>, never_sent: bool) {
+        let metered = self.metered.take();
+        let unseen = |at| metered.as_ref().map_or(Tokens::ZERO, |metered| metered.unseen(at));
+        let used = charge::of_answer(timeline, case, refusal, self.prompt, unseen);
+        let used = used.filter(|_| self.dispatched || !never_sent);
+        if let Some((metered, used)) = metered.zip(used) {
+            metered.settle(used, timeline.end);
         }
         if let Some(seat) = self.seat.take() {
             seat.settle(used.map_or(Tokens::ZERO, |used| used.input + used.output));
         }
     }
 
-    /// It failed before any token: nothing is charged.
-    pub fn failed(mut self) {
-        self.reservation = None;
-        self.seat = None;
+    /// The gateway ended it before any answer was relayed. A time limit is charged as a client
+    /// that left; any other failure costs nothing.
+    pub fn refused(mut self, refusal: &Refusal) {
+        if !refusal.is_time_limit() {
+            self.metered = None;
+            self.seat = None;
+        }
     }
 }
 
@@ -119,29 +154,21 @@ impl Spare {
 }
 
 impl Drop for Held {
-    /// The client left before an answer was relayed.
+    /// The client left before an answer was relayed, or a time limit fired.
     fn drop(&mut self) {
         if !self.dispatched || std::thread::panicking() {
             return;
         }
-        if let Some(reservation) = self.reservation.take() {
-            reservation.cancel(Tokens::ZERO, self.clock.now());
+        if let Some(metered) = self.metered.take() {
+            let now = self.clock.now();
+            // The head of a stream is held until its first token: none has come.
+            let output = if metered.streams { Tokens::ZERO } else { metered.unseen(now) };
+            metered.settle(Used { input: self.prompt, output }, now);
         }
         if let Some(seat) = self.seat.take() {
             seat.settle(self.prompt);
         }
     }
-}
-
-/// What an answer used (`docs/semantics.md`, section 8): nothing where it failed before a
-/// token came; the prompt and what was seen where it broke off later or its client left.
-fn used(timeline: &Timeline, prompt: Tokens) -> Option<Used> {
-    let is_success = timeline.is_success();
-    let came = timeline.first_token.is_some() || timeline.has_output;
-    let ended_well = timeline.ending == Ending::Clean && timeline.error.is_none();
-    let left = matches!(timeline.ending, Ending::Left | Ending::WriteStalled) && timeline.error.is_none();
-    let counts = is_success && (came || ended_well || left);
-    counts.then(|| Used { input: timeline.usage.input.unwrap_or(prompt), output: timeline.output })
 }
 
 /// What is asked for, as far as admission decides on it.
@@ -170,7 +197,7 @@ pub struct Wish<'a> {
 
 /// What has been set aside for a request by its tenant's limits.
 pub struct Allowed {
-    reservation: Option<Box<Reservation>>,
+    metered: Option<Box<Metered>>,
     /// Whether it may only have what others leave.
     pub standing: Standing,
     /// When that was known: later than its last byte where a store had to be asked.
@@ -181,14 +208,17 @@ impl Allowed {
     /// Where the settings name no limit.
     #[must_use]
     pub fn unmetered(at: Tick) -> Self {
-        Allowed { reservation: None, standing: Standing::WithinLimits, at }
+        Allowed { metered: None, standing: Standing::WithinLimits, at }
     }
 }
 
 /// What is reserved of limits: the prompt, and the cap that the request states or the output that
-/// its class assumes, over all choices.
+/// its class assumes, over all choices; no tokens where the path only counts them.
 #[must_use]
 pub fn wanted(facts: &Facts, endpoint: Endpoint, objectives: &Objectives, prompt: Tokens) -> Wanted {
+    if !endpoint.costs_tokens() {
+        return Wanted::A_REQUEST;
+    }
     let choices = facts.choices();
     let output = match facts.caps.largest() {
         Some(cap) => Output::Stated(cap.times(choices)),
@@ -285,17 +315,51 @@ impl House {
     /// the store of the limits cannot be asked.
     pub(super) async fn reserve(&self, live: &Live, wish: &Wish<'_>, at: Tick) -> Result<Allowed, Refusal> {
         let wanted = wanted(wish.facts, wish.endpoint, wish.objectives, wish.prompt);
-        let allowed = |reservation, standing| Ok(Allowed { reservation, standing, at: self.clock.now() });
-        match self.books.reserve(wish.tenant, wish.model.unwrap_or_default(), &wanted, at).await {
-            Ok(reservation) => allowed(Some(Box::new(reservation)), Standing::WithinLimits),
+        let reserved = self.reserve_of(live, wish.tenant, wish.model.unwrap_or_default(), &wanted, at).await?;
+        let standing = if reserved.is_some() { Standing::WithinLimits } else { Standing::OverLimit };
+        let metered = reserved.map(|reservation| {
+            let choices = plausible_choices(wish.facts);
+            let lowered = wish.cap.map_or(wanted.output.tokens(), |cap| cap.times(wish.facts.choices()));
+            let most = if wish.endpoint.dialect().generates() { wanted.output.tokens() } else { Tokens::ZERO };
+            Box::new(Metered {
+                reservation,
+                costs_tokens: wish.endpoint.costs_tokens(),
+                streams: wish.streams(),
+                unseen: Unseen { most: most.min(lowered), choices },
+                pace: None,
+            })
+        });
+        Ok(Allowed { metered, standing, at: self.clock.now() })
+    }
+
+    /// Counts a request that the gateway answers itself: it costs no tokens.
+    ///
+    /// # Errors
+    /// As [`reserve`](Self::reserve).
+    pub(super) async fn count_own(&self, live: &Live, tenant: &TenantId, at: Tick) -> Result<(), Refusal> {
+        if let Some(reservation) = self.reserve_of(live, tenant, "", &Wanted::A_REQUEST, at).await? {
+            reservation.settle(Used::default(), at);
+        }
+        Ok(())
+    }
+
+    /// None: the limit is used up, and the tenant's settings say `demote`.
+    async fn reserve_of(
+        &self,
+        live: &Live,
+        tenant: &TenantId,
+        model: &str,
+        wanted: &Wanted,
+        at: Tick,
+    ) -> Result<Option<Reservation>, Refusal> {
+        match self.books.reserve(tenant, model, wanted, at).await {
+            Ok(reservation) => Ok(Some(reservation)),
             Err(Denied::Unavailable) => Err(Refusal::LimitsStoreUnavailable),
             Err(Denied::Exhausted(Exhausted::ForEver { limit, scope, need, most })) => {
                 Err(Refusal::RequestExceedsLimit { limit, scope, need, most })
             }
-            Err(Denied::Exhausted(Exhausted::ForNow { .. }))
-                if live.when_over_limit(wish.tenant) == OverLimit::Demote =>
-            {
-                allowed(None, Standing::OverLimit)
+            Err(Denied::Exhausted(Exhausted::ForNow { .. })) if live.when_over_limit(tenant) == OverLimit::Demote => {
+                Ok(None)
             }
             Err(Denied::Exhausted(Exhausted::ForNow { standing, retry_after })) => {
                 Err(Refusal::RateLimitExceeded { standing, retry_after })

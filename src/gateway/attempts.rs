@@ -576,7 +576,9 @@ impl Attempt<'_> {
         held: &mut Held,
         asked: Asked,
     ) -> Tried {
-        held.dispatched();
+        if opening.is_connected() {
+            held.dispatched(work.as_deref());
+        }
         let parts = self.parts(Reader::Events, edits, deadlines);
         let relay = Relay::waiting(parts, self.observer(Reader::Events, 200), opening);
         let spoke = self.spoke(EngineHead::of(Arc::new(reply::our_head())), relay, asked);
@@ -678,7 +680,7 @@ impl Attempt<'_> {
                 false => Pin::new(&mut *opening).poll(cx),
             };
             if opening.is_connected() {
-                held.dispatched();
+                held.dispatched(work.as_deref());
             }
             if let Poll::Ready(opened) = opened {
                 return Poll::Ready(opened.map_or_else(Head::Failed, Head::Came));

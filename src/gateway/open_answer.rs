@@ -12,6 +12,7 @@ use super::degrade;
 use super::house::Gateway;
 use crate::forward::{Ended, Keeper, OwnFields, ReplyBody};
 use crate::inspect::{OfModel, PromptSize};
+use crate::judge::Case;
 use crate::observe::{Ending, Limit, Reader, Timeline};
 use crate::record::Visit;
 use crate::refuse::Refusal;
@@ -107,14 +108,15 @@ impl Keeper for Open {
     }
 
     fn end(mut self: Box<Self>, ended: Ended) {
-        let Ended { timeline, refusal } = ended;
+        let Ended { timeline, refusal, never_sent } = ended;
         if refusal.is_some() || timeline.error.is_some() || !timeline.is_success() {
             self.look_for_the_model();
         }
         self.tell_the_engine(&timeline, refusal.as_ref());
         self.learn(&timeline);
         let Open { of, visit, .. } = *self;
-        of.held.settle(&timeline);
+        let case = visit.promise().map_or(Case::of(of.asked.endpoint.dialect()), |promise| promise.case);
+        of.held.settle(&timeline, &case, refusal.as_ref(), never_sent);
         match refusal {
             Some(refusal) => visit.end_refused(timeline, &refusal),
             None => visit.end(timeline),

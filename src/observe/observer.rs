@@ -239,6 +239,12 @@ impl Observer {
         self.eye.tally.is_finished()
     }
 
+    /// When it finished, as long as not all of its usage is known.
+    #[must_use]
+    pub fn finished_without_usage(&self) -> Option<Tick> {
+        self.eye.tally.finished_without_usage()
+    }
+
     /// A token has come.
     #[must_use]
     pub fn has_token(&self) -> bool {

@@ -112,6 +112,11 @@ impl Tally {
         self.finish.is_some()
     }
 
+    /// Of several choices each may have its own, and none is known to be the last.
+    pub(super) fn finished_without_usage(&self) -> Option<Tick> {
+        self.finish.filter(|_| self.choices.len() > 1 || self.usage().output.is_none())
+    }
+
     pub(super) fn itl_broke(&self) -> Option<Tick> {
         self.gaps.broke
     }

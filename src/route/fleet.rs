@@ -430,6 +430,12 @@ impl Work {
         self.latency.lock().time_to_read(&self.situation)
     }
 
+    /// What was learned of its engine says about it; `None` while too little was.
+    #[must_use]
+    pub fn prediction(&self) -> Option<Prediction> {
+        self.latency.lock().predict(&self.situation)
+    }
+
     /// The answer ended, whole, and says something about its engine's latency. Learning happens
     /// outside of the pool's lock.
     #[expect(clippy::boxed_local, reason = "it is in its box already, and large")]

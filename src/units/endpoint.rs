@@ -151,6 +151,13 @@ impl Endpoint {
         matches!(self.path, "/v1/audio/transcriptions" | "/v1/audio/translations")
     }
 
+    /// Whether its requests cost a tenant tokens: not where tokens are only counted, or made of text
+    /// and back.
+    #[must_use]
+    pub fn costs_tokens(self) -> bool {
+        self.is_relayed() && !matches!(self.path, "/v1/messages/count_tokens" | "/tokenize" | "/detokenize")
+    }
+
     /// Whether an engine answers this, rather than the gateway.
     #[must_use]
     pub const fn is_relayed(self) -> bool {

@@ -561,7 +561,7 @@ async fn c54_a_leave_after_the_finish_event_is_none() {
     drop(answer);
     let line = house.line().await;
     assert_eq!((line.verdict(), line.number("status")), ("met".into(), Some(200.0)));
-    assert_eq!(engine.ledger().closed(0).await, at(120));
+    assert_eq!(engine.ledger().closed(0).await, at(1120), "for a second its usage is waited for");
     assert_eq!(house.page().sum("goodput_cancel_seconds_count", &[]), 0.0);
     house.end().await;
 }

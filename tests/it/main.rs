@@ -3,6 +3,7 @@
 mod admission;
 mod affinity;
 mod ahead;
+mod charging;
 mod choosing;
 mod clocks;
 mod degradation;

@@ -8,9 +8,9 @@ use crate::locks::Mutex;
 use crate::units::{Tick, Tokens};
 
 /// What is set aside for a request that runs. Exactly one ending takes it out of the books:
-/// [`settle`](Reservation::settle) (we know what was used), [`cancel`](Reservation::cancel) (we
-/// know what was seen) or the drop, which charges nothing: the request was never dispatched, or
-/// failed without a token.
+/// [`settle`](Reservation::settle) (it counts as a request, and as the tokens that it used),
+/// [`cancel`](Reservation::cancel) (likewise) or the drop, which charges nothing: the request was
+/// never dispatched, or the service failed it.
 ///
 /// It stays with the books from which it took. Where a reload has removed them meanwhile, it
 /// ends in books that nobody reads any more.

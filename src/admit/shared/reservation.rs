@@ -5,10 +5,10 @@ use std::sync::Arc;
 use super::account::HeldOfBoth;
 use super::{Inner, Tenant, Word};
 use crate::admit::limit::{self, Used};
-use crate::units::{Tick, Tokens};
+use crate::units::Tick;
 
 /// As [`limit::Reservation`], of limits that are shared: exactly one ending takes it out of the
-/// books, [`settle`](Self::settle), [`cancel`](Self::cancel) or the drop. None of them waits:
+/// books, [`settle`](Self::settle) or the drop. Neither of them waits:
 /// what must go to the store lies here until the keeper takes it along.
 #[must_use = "dropped at once it holds nothing"]
 #[derive(Debug)]
@@ -25,7 +25,6 @@ struct Open {
     held: Option<HeldOfBoth>,
     /// The same in this gateway's own books.
     share: limit::Reservation,
-    input: Tokens,
 }
 
 impl Reservation {
@@ -35,10 +34,9 @@ impl Reservation {
         model: &str,
         held: Option<HeldOfBoth>,
         share: limit::Reservation,
-        input: Tokens,
     ) -> Self {
         let (inner, tenant) = (Arc::clone(inner), Arc::clone(tenant));
-        Reservation { open: Some(Open { inner, tenant, model: model.into(), held, share, input }) }
+        Reservation { open: Some(Open { inner, tenant, model: model.into(), held, share }) }
     }
 
     pub(super) fn unlimited() -> Self {
@@ -52,12 +50,6 @@ impl Reservation {
             open.end(Some((used, at)));
         }
     }
-
-    /// Charges the prompt, as it was estimated, and the output `seen` so far.
-    pub fn cancel(self, seen: Tokens, at: Tick) {
-        let input = self.open.as_ref().map_or(Tokens::ZERO, |open| open.input);
-        self.settle(Used { input, output: seen }, at);
-    }
 }
 
 impl Drop for Reservation {
@@ -70,7 +62,7 @@ impl Drop for Reservation {
 
 impl Open {
     fn end(self, used: Option<(Used, Tick)>) {
-        let Open { inner, tenant, model, held, share, .. } = self;
+        let Open { inner, tenant, model, held, share } = self;
         let of_use = used.as_ref().map(|(used, _)| used);
         let is_urgent = tenant.desk.lock().account.ended(&model, held.as_ref(), of_use, inner.counters.is_up());
         match used {
