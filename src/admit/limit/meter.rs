@@ -90,6 +90,11 @@ impl Meter {
         u64::try_from(full.saturating_sub(self.spent_at(at)) / GRAINS).unwrap_or(u64::MAX)
     }
 
+    /// Whole tokens spent, debt included, rounded up.
+    pub fn spent(&self, at: Tick) -> u64 {
+        u64::try_from(self.spent_at(at).div_ceil(GRAINS)).unwrap_or(u64::MAX)
+    }
+
     /// How long until the bucket is full, if nothing is given back.
     pub fn until_full(&self, at: Tick) -> Duration {
         let nanos = self.spent_at(at).div_ceil(self.flow());

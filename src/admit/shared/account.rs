@@ -24,7 +24,7 @@ const IDLE: Duration = Duration::from_secs(1);
 /// Books that nobody asks for are forgotten when they would be full for twice as long, and this.
 const GRACE: Duration = Duration::from_secs(60);
 /// At the latest.
-const LONGEST_LIFE: Duration = Duration::from_secs(400 * 24 * 60 * 60);
+pub(super) const LONGEST_LIFE: Duration = Duration::from_secs(400 * 24 * 60 * 60);
 
 /// Shelves that one call puts in order at most.
 const SHELVES_IN_A_CALL: usize = 8;
@@ -60,7 +60,7 @@ pub(super) struct Sent {
     buckets: Vec<(Option<Arc<str>>, usize)>,
     /// The shelf of each of the places.
     places: Vec<Option<Arc<str>>>,
-    /// The shelves of which it says all that was spent here.
+    /// The shelves of which it says what the store has not heard.
     told: Vec<Option<Arc<str>>>,
 }
 
@@ -68,6 +68,12 @@ impl Sent {
     /// Whether a request waits for the answer.
     pub fn is_asked(&self) -> bool {
         self.want.is_some()
+    }
+
+    /// Whether the books that answered are not those of which something is remembered.
+    pub fn shows_a_loss(&self, answer: &Answer) -> bool {
+        let is_lost = |bucket: &Bucket| bucket.begun != 0 && bucket.begun != answer.begun && bucket.remembered > 0;
+        self.call.buckets.iter().any(is_lost)
     }
 }
 
@@ -92,8 +98,6 @@ struct Shelf {
     seats: Option<Seats>,
     /// Requests that run here, however they were let in.
     running: u64,
-    /// The birth of the books in which this gateway's spending is known to be.
-    begun: u64,
     /// The store was away: it has to hear what was spent here meanwhile, and whether it lost its
     /// books nobody knows.
     untold: bool,
@@ -116,11 +120,11 @@ impl Account {
 
     /// The limits as they are from now on. Leases of limits that are gone are gone.
     pub fn change(&mut self, limits: &Limits, replicas: u32, at: Tick) {
-        self.whole.change(&limits.whole, replicas, at);
+        self.whole.change(&self.gateway, &limits.whole, replicas, at);
         self.models.retain(|model, _| limits.models.contains_key(model));
         for (model, allowance) in &limits.models {
             let shelf = self.models.entry(Arc::clone(model)).or_insert_with(|| Shelf::new(Some(model)));
-            shelf.change(allowance, replicas, at);
+            shelf.change(&self.gateway, allowance, replicas, at);
         }
         let longest = self.shelves().flat_map(Shelf::pots).map(|(_, pot)| {
             let minutes = pot.rate.burst() as f64 / pot.rate.per_minute() as f64;
@@ -194,9 +198,8 @@ impl Account {
                 let need = pot.clipped(want.wanted.of(limit));
                 let besides = pot.ask_ahead(since).max(waiting);
                 let (back, owed) = pot.hand_over();
-                let spent_here = spent(spent_here, shelf.scope, limit);
-                let unheard = pot.tell_unheard(spent_here);
-                let bucket = Bucket { back, owed, need, besides, unheard, spent_here, ..shelf.bucket(place) };
+                let unheard = pot.tell_unheard(spent(spent_here, shelf.scope, limit));
+                let bucket = Bucket { back, owed, need, besides, unheard, ..shelf.bucket(place, at) };
                 sent.buckets.push((name.clone(), place));
                 sent.call.buckets.push(bucket);
             }
@@ -215,7 +218,7 @@ impl Account {
     }
 
     /// A call that nobody waits for: gives back what lies idle, tells what is owed, how many run,
-    /// and after an outage what was spent. `None`: all is in order. `everything`: keep nothing,
+    /// and after an outage what was used meanwhile and what was known before. `None`: all is in order. `everything`: keep nothing,
     /// this gateway leaves. `spent_here`: what this gateway's own books say, for one model.
     pub fn tidy(&mut self, everything: bool, spent_here: impl Fn(&str) -> Vec<Standing>, at: Tick) -> Option<Sent> {
         let is_idle = everything || at.since(self.last_draw) >= IDLE;
@@ -230,14 +233,14 @@ impl Account {
             });
             for (place, limit) in BY_RATE.into_iter().enumerate() {
                 let Some(pot) = &mut shelf.pots[place] else { continue };
-                let spent_here = spent_here.as_ref().map_or(0, |all| spent(all, shelf.scope, limit));
                 let (back, owed) = pot.tidy(is_idle).unwrap_or_default();
-                if back == 0 && owed == 0 && spent_here == 0 {
+                let unheard = spent_here.as_ref().map_or(0, |all| pot.tell_unheard(spent(all, shelf.scope, limit)));
+                let bucket = Bucket { back, owed, unheard, ..shelf.bucket(place, at) };
+                if back == 0 && owed == 0 && unheard == 0 && (spent_here.is_none() || bucket.remembered == 0) {
                     continue;
                 }
-                let unheard = if spent_here > 0 { pot.tell_unheard(spent_here) } else { 0 };
                 sent.buckets.push((name.clone(), place));
-                sent.call.buckets.push(Bucket { back, owed, unheard, spent_here, ..shelf.bucket(place) });
+                sent.call.buckets.push(bucket);
             }
             let running = shelf.running;
             if let Some(seats) = shelf.seats.as_mut().filter(|seats| seats.is_untidy(running, is_idle, at)) {
@@ -253,7 +256,7 @@ impl Account {
         (shelves > 0).then_some(sent)
     }
 
-    /// The store is back: it has to hear what was spent here.
+    /// The store is back: it has to hear what was used here, and what it may have forgotten.
     pub fn came_back(&mut self) {
         self.whole.untold = true;
         self.models.values_mut().for_each(|shelf| shelf.untold = true);
@@ -262,20 +265,13 @@ impl Account {
     /// The answer to a call: what its request holds, or why it may not run. None: no request
     /// asked, or it has to ask again, because the limit that refused it was changed meanwhile.
     pub fn answered(&mut self, sent: Sent, answer: &Answer, at: Tick) -> Option<Result<HeldOfBoth, Exhausted>> {
-        let Sent { call, want, buckets, places, told } = sent;
-        for name in &told {
-            if let Some(shelf) = self.shelf_mut(name.as_ref()) {
-                shelf.begun = answer.begun;
-            }
-        }
+        let Sent { call, want, buckets, places, .. } = sent;
         for (((name, place), bucket), level) in buckets.iter().zip(&call.buckets).zip(&answer.buckets) {
             let pot = self.shelf_mut(name.as_ref()).and_then(|shelf| shelf.pots[*place].as_mut());
             let Some(pot) = pot else { continue };
             let meter = Meter::told(pot.rate, level.whole, level.micros, at);
-            pot.granted(level.besides, meter, at);
-            if answer.granted {
-                pot.used(bucket.need);
-            }
+            let took = want.is_some().then_some(if answer.granted { bucket.need } else { 0 });
+            pot.granted(took, level.besides, meter, answer.begun, at);
         }
         for ((name, asked), count) in places.iter().zip(&call.places).zip(&answer.places) {
             let seats = self.shelf_mut(name.as_ref()).and_then(|shelf| shelf.seats.as_mut());
@@ -409,14 +405,14 @@ impl Shelf {
             Some(model) => Arc::from(format!("model/{limit}/{model}")),
         });
         let scope = if model.is_none() { Scope::Tenant } else { Scope::Model };
-        Shelf { scope, fields: names, pots: Default::default(), seats: None, running: 0, begun: 0, untold: false }
+        Shelf { scope, fields: names, pots: Default::default(), seats: None, running: 0, untold: false }
     }
 
-    fn change(&mut self, allowance: &Allowance, replicas: u32, at: Tick) {
-        for (pot, limit) in self.pots.iter_mut().zip(BY_RATE) {
+    fn change(&mut self, gateway: &str, allowance: &Allowance, replicas: u32, at: Tick) {
+        for ((pot, limit), field) in self.pots.iter_mut().zip(BY_RATE).zip(&self.fields) {
             match (&mut *pot, allowance.rate(limit)) {
-                (Some(pot), Some(rate)) => pot.change(rate, replicas),
-                (_, rate) => *pot = rate.map(|rate| Pot::new(rate, replicas)),
+                (Some(pot), Some(rate)) => pot.change(rate, replicas, at),
+                (_, rate) => *pot = rate.map(|rate| Pot::new(rate, replicas, seed_of(gateway, field), at)),
             }
         }
         match (&mut self.seats, allowance.concurrent_requests) {
@@ -496,10 +492,12 @@ impl Shelf {
         BY_RATE.into_iter().zip(&self.pots).filter_map(|(limit, pot)| Some((limit, pot.as_ref()?)))
     }
 
-    fn bucket(&self, place: usize) -> Bucket {
-        let rate = self.pots[place].as_ref().map(|pot| (pot.rate.per_minute(), pot.rate.burst()));
-        let (per_minute, burst) = rate.unwrap_or_default();
-        Bucket { field: Arc::clone(&self.fields[place]), per_minute, burst, begun: self.begun, ..Bucket::default() }
+    fn bucket(&self, place: usize, at: Tick) -> Bucket {
+        let field = Arc::clone(&self.fields[place]);
+        let Some(pot) = &self.pots[place] else { return Bucket { field, ..Bucket::default() } };
+        let (begun, remembered) = pot.remembered(at);
+        let (per_minute, burst) = (pot.rate.per_minute(), pot.rate.burst());
+        Bucket { field, per_minute, burst, begun, remembered, ..Bucket::default() }
     }
 
     fn places(&self) -> Places {
@@ -507,6 +505,12 @@ impl Shelf {
         let field = Arc::clone(&self.fields[BY_RATE.len()]);
         Places { field, most, running: self.running, ..Places::default() }
     }
+}
+
+/// Where the chance of one limit at one gateway begins (FNV-1a).
+fn seed_of(gateway: &str, field: &str) -> u64 {
+    let bytes = gateway.bytes().chain(field.bytes());
+    bytes.fold(0xCBF2_9CE4_8422_2325, |seed, byte| (seed ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01B3))
 }
 
 /// What a limit's own books here hold as spent.

@@ -10,11 +10,11 @@ use futures_util::future::OptionFuture;
 use futures_util::stream::FuturesUnordered;
 use tokio::sync::{mpsc, oneshot};
 
-use super::account::{Drawn, Sent};
+use super::account::{Drawn, LONGEST_LIFE, Sent};
 use super::breaker::Breaker;
 use super::line::{Failure, Line};
 use super::numbers::{By, Ended};
-use super::wire::{Answer, COUNT_LIFE, Call};
+use super::wire::{Answer, Call};
 use super::{Desk, Inner, Tenant, Word};
 use crate::clock::Clock;
 use crate::units::{TenantId, Tick};
@@ -29,7 +29,7 @@ const SILENCE: Duration = Duration::from_secs(1);
 /// How long a tenant is served without the store where what it keeps could not be used.
 const SICK: Duration = Duration::from_secs(1);
 
-/// How long leaving may take.
+/// How long leaving may take: at least as long as one call.
 const LEAVING: Duration = Duration::from_millis(500);
 
 type Calls = FuturesUnordered<Pin<Box<dyn Future<Output = Over> + Send>>>;
@@ -73,6 +73,8 @@ struct State {
     in_use: HashMap<TenantId, Arc<Tenant>, ahash::RandomState>,
     next_look: Tick,
     last_call: Tick,
+    /// The birth of the books behind greetings: another one means that the store lost its data.
+    greeted: Option<u64>,
 }
 
 impl Keeper {
@@ -113,6 +115,7 @@ impl State {
             in_use: HashMap::default(),
             next_look: at + LOOK,
             last_call: at,
+            greeted: None,
         }
     }
 
@@ -208,6 +211,15 @@ impl State {
         inner.counters.call(ended(&result, asked), at.since(began));
         if line == self.lines {
             self.weigh(inner, &result, call.is_some(), at);
+        }
+        let has_forgotten = match (&result, &call) {
+            (Ok(answer), Some((_, sent))) => sent.shows_a_loss(answer),
+            (Ok(answer), None) => self.greeted.replace(answer.begun).is_some_and(|birth| birth != answer.begun),
+            (Err(_), _) => false,
+        };
+        if has_forgotten {
+            tracing::warn!(store = %inner.settings.address, "the store of the limits lost its data: it is told what it had granted");
+            self.tell_everything(inner);
         }
         let Some((tenant, sent)) = call else { return };
         let mut desk = tenant.desk.lock();
@@ -307,13 +319,8 @@ impl State {
                 tracing::info!(store = %inner.settings.address, "the store of the limits answers");
                 (self.line, self.told) = (Some(line), None);
                 self.lines += 1;
-                (self.last_call, self.next_look) = (at, at);
-                for tenant in &inner.tenants {
-                    let mut desk = tenant.desk.lock();
-                    desk.account.came_back();
-                    desk.listed = true;
-                    self.in_use.insert(tenant.id.clone(), Arc::clone(&tenant));
-                }
+                (self.last_call, self.next_look, self.greeted) = (at, at, None);
+                self.tell_everything(inner);
                 inner.counters.turn(true);
             }
             Err(why) => {
@@ -328,10 +335,20 @@ impl State {
         }
     }
 
+    /// At the next look the store hears of every tenant what it may not know.
+    fn tell_everything(&mut self, inner: &Inner) {
+        for tenant in &inner.tenants {
+            let mut desk = tenant.desk.lock();
+            desk.account.came_back();
+            desk.listed = true;
+            self.in_use.insert(tenant.id.clone(), Arc::clone(&tenant));
+        }
+    }
+
     /// Gives everything back, as far as that is possible in short time.
     async fn leave(mut self, inner: &Arc<Inner>, left: oneshot::Sender<()>) {
         let clock = inner.clock;
-        let until = clock.now() + LEAVING;
+        let until = clock.now() + LEAVING.max(inner.settings.timeout);
         inner.counters.turn(false);
         let mut open: Vec<Arc<Tenant>> = self.in_use.values().cloned().collect();
         loop {
@@ -401,7 +418,8 @@ fn greeted(inner: &Inner, line: Line, number: u64) -> impl Future<Output = Over>
     let call = Call {
         key: format!("{}:greeting", inner.settings.key_prefix).into(),
         gateway: Arc::clone(&inner.gateway),
-        key_life: COUNT_LIFE,
+        // It outlives any silence: a new one would look like a loss.
+        key_life: LONGEST_LIFE,
         ..Call::default()
     };
     let (clock, limit) = (inner.clock, inner.settings.timeout);

@@ -7,11 +7,12 @@
 --   <limit>     a bucket: "whole micros as_of": what is spent, in tokens and in the microseconds
 --               that a rate of one a minute needs for the rest; the server's time then
 --   <places>    "gateway count until;" for each gateway: requests that run there
+--   lost/<limit>  as a bucket: what gateways remembered of books that were lost
 -- ARGV  layout, gateway, life of the key in ms, life of a count in us, number of buckets,
 --       number of places; then
 --   for each bucket: field, rate a minute, burst, given back, owed, wanted, wanted besides,
 --                    b as remembered (0: nothing), used here while the store was away,
---                    spent here lately (counted instead where b is another)
+--                    spent by then (counted where b is another, as far as nobody has told it yet)
 --   for each place:  field, most, running here, wanted, wanted besides
 -- Returns  granted (1 or 0), now in us, b; then for each bucket: whole, micros, granted besides;
 --          for each place: count that is granted to this gateway, count of the others
@@ -77,6 +78,31 @@ local function room(bucket, need)
     return left
 end
 
+-- Reads what is kept of a bucket, up to now; nil if it is not ours.
+local function read(bucket, value)
+    if not value then return bucket end
+    local whole, micros, as_of = string.match(value, '^(%d+) (%d+) (%d+)$')
+    if not whole then return nil end
+    whole, micros, as_of = exact(whole), exact(micros), exact(as_of)
+    if not (whole and micros and as_of) or micros >= MINUTE then return nil end
+    bucket.whole, bucket.micros, bucket.as_of = whole, micros, as_of
+    flow(bucket)
+    return bucket
+end
+
+-- What was spent in books that are gone, as a gateway remembers it. Others may have told a part.
+local function remember(bucket, remembered)
+    local lost = { rate = bucket.rate, whole = 0, micros = 0, as_of = now }
+    if not read(lost, redis.call('HMGET', KEYS[1], 'lost/' .. bucket.field)[1]) then return false end
+    local told = lost.whole
+    if lost.micros > 0 then told = told + 1 end
+    if remembered > told then
+        charge(bucket, remembered - told)
+        bucket.lost = remembered
+    end
+    return true
+end
+
 local all_fit = true
 local read_buckets, read_places = {}, {}
 at = FIRST
@@ -85,18 +111,12 @@ for i = 1, buckets do
         field = ARGV[at], rate = tonumber(ARGV[at + 1]), burst = tonumber(ARGV[at + 2]),
         need = tonumber(ARGV[at + 5]), besides = tonumber(ARGV[at + 6]), whole = 0, micros = 0, as_of = now,
     }
-    local value = kept[2 + i]
-    if value then
-        local whole, micros, as_of = string.match(value, '^(%d+) (%d+) (%d+)$')
-        if not whole then return nonsense(bucket.field) end
-        whole, micros, as_of = exact(whole), exact(micros), exact(as_of)
-        if not (whole and micros and as_of) or micros >= MINUTE then return nonsense(bucket.field) end
-        bucket.whole, bucket.micros, bucket.as_of = whole, micros, as_of
-        flow(bucket)
+    if not read(bucket, kept[2 + i]) then return nonsense(bucket.field) end
+    local birth = ARGV[at + 7]
+    if birth ~= '0' and birth ~= begun and not remember(bucket, tonumber(ARGV[at + 9])) then
+        return nonsense('lost/' .. bucket.field)
     end
-    local remembered = ARGV[at + 7]
-    local lost = remembered ~= '0' and remembered ~= begun
-    charge(bucket, tonumber(ARGV[lost and at + 9 or at + 8]))
+    charge(bucket, tonumber(ARGV[at + 8]))
     give_back(bucket, tonumber(ARGV[at + 3]))
     charge(bucket, tonumber(ARGV[at + 4]))
     if bucket.need > 0 and room(bucket, bucket.need) < 0 then all_fit = false end
@@ -137,6 +157,10 @@ for _, bucket in ipairs(read_buckets) do
     end
     writes[#writes + 1] = bucket.field
     writes[#writes + 1] = text(bucket.whole) .. ' ' .. text(bucket.micros) .. ' ' .. text(now)
+    if bucket.lost then
+        writes[#writes + 1] = 'lost/' .. bucket.field
+        writes[#writes + 1] = text(bucket.lost) .. ' 0 ' .. text(now)
+    end
     reply[#reply + 1] = bucket.whole
     reply[#reply + 1] = bucket.micros
     reply[#reply + 1] = besides

@@ -47,12 +47,13 @@ pub struct Bucket {
     pub need: u64,
     /// Wanted besides, as far as it is there.
     pub besides: u64,
-    /// The birth of the tenant's books, as remembered; 0 where nothing is.
+    /// The birth of the books that spoke last of it; 0 where none did.
     pub begun: u64,
     /// Used here without asking, while the store was away.
     pub unheard: u64,
-    /// All that this gateway spent of late, `unheard` included: charged instead of it where the books are not those remembered.
-    pub spent_here: u64,
+    /// What these books had spent by then, as far as it has not flown off: charged where they are
+    /// lost, as far as no other gateway remembered it.
+    pub remembered: u64,
 }
 
 /// What a call says about requests at the same time.
@@ -118,10 +119,10 @@ impl Call {
             self.places.len().to_string(),
         ];
         let mut all = Vec::from(head);
-        for Bucket { field, per_minute, burst, back, owed, need, besides, begun, unheard, spent_here } in &self.buckets
+        for Bucket { field, per_minute, burst, back, owed, need, besides, begun, unheard, remembered } in &self.buckets
         {
             all.push(field.to_string());
-            all.extend([per_minute, burst, back, owed, need, besides, begun, unheard, spent_here].map(u64::to_string));
+            all.extend([per_minute, burst, back, owed, need, besides, begun, unheard, remembered].map(u64::to_string));
         }
         for Places { field, most, running, need, besides } in &self.places {
             all.push(field.to_string());
