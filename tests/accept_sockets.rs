@@ -133,7 +133,7 @@ impl House {
 
 /// A deadline for tests that wait: reached only when something is wrong.
 async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
-    tokio::time::timeout(Duration::from_secs(20), future).await.unwrap_or_else(|_| panic!("still waiting: {what}"))
+    tokio::time::timeout(Duration::from_secs(120), future).await.unwrap_or_else(|_| panic!("still waiting: {what}"))
 }
 
 fn post(lines: &str, body: &str) -> Vec<u8> {

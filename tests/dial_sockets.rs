@@ -138,7 +138,7 @@ async fn an_answer_on_a_kept_line_is_heard_whenever_it_comes() {
             let body = answer.await.unwrap().body.collect().await.unwrap().to_bytes();
             (begins_kept, body)
         });
-        let answered = tokio::time::timeout(Duration::from_secs(10), asked).await;
+        let answered = tokio::time::timeout(Duration::from_secs(120), asked).await;
         let (begins_kept, body) = answered.expect("it is heard").unwrap();
         assert_eq!(&body[..], b"ok");
         kept += u32::from(begins_kept);

@@ -148,7 +148,8 @@ fn the_demo_ends_by_itself_and_tells_what_it_counted() {
     let classes = told["classes"].as_array().expect("a list");
     assert_eq!(classes.len(), 5, "{told}");
     let sum = |field: &str| classes.iter().filter_map(|class| class[field].as_u64()).sum::<u64>();
-    assert!(sum("met") > 0 && sum("met") <= sum("judged") && sum("judged") <= sum("sent"), "{told}");
+    // How many of its promises a busy machine keeps is not this test's matter.
+    assert!(sum("met") <= sum("judged") && sum("judged") <= sum("sent") && sum("sent") > 0, "{told}");
 }
 
 /// A pipe that nobody reads, full to the brim.

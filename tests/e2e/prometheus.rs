@@ -20,7 +20,7 @@ impl Prometheus {
         let folder = tempfile::tempdir().expect("a folder for its data");
         let target = authority(admin);
         let settings = format!(
-            "global: {{scrape_interval: 250ms, scrape_timeout: 250ms}}\nscrape_configs: [{{job_name: goodput, static_configs: [{{targets: [\"{target}\"]}}]}}]\n"
+            "global: {{scrape_interval: 1s, scrape_timeout: 1s}}\nscrape_configs: [{{job_name: goodput, static_configs: [{{targets: [\"{target}\"]}}]}}]\n"
         );
         let file = folder.path().join("prometheus.yml");
         std::fs::write(&file, settings).expect("the folder is ours");

@@ -131,9 +131,10 @@ pub fn run(arguments: &[&str]) -> Ended {
 }
 
 /// Tries until something is there: a bounded number of times, with a pause between. Another
-/// process cannot wake us: all we can do is to ask it again, and not too often.
+/// process cannot wake us: all we can do is to ask it again, and not too often. The bound is reached
+/// only where something is wrong, however busy the machine is.
 pub fn attempt<T>(mut look: impl FnMut() -> Option<T>) -> Option<T> {
-    for _ in 0..300 {
+    for _ in 0..1200 {
         if let Some(found) = look() {
             return Some(found);
         }
@@ -200,7 +201,7 @@ pub fn authority(url: &str) -> &str {
 
 fn connect(url: &str) -> std::io::Result<TcpStream> {
     let socket = TcpStream::connect(authority(url))?;
-    socket.set_read_timeout(Some(Duration::from_secs(30)))?;
+    socket.set_read_timeout(Some(Duration::from_secs(120)))?;
     Ok(socket)
 }
 

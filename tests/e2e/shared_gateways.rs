@@ -12,8 +12,9 @@ use crate::running::{Running, get, post, until};
 use crate::tls::Papers;
 
 const KEY: &str = "authorization: Bearer sk-acme\r\n";
-const PER_MINUTE: u64 = 1200;
-/// Three seconds of flow: so long a busy machine may keep all clients from asking, and nothing is lost.
+/// One a second: a machine that is busy with other things asks for more than that, too.
+const PER_MINUTE: u64 = 60;
+/// A minute of flow: so long it may keep all clients from asking, and nothing is lost.
 const BURST: u64 = 60;
 
 /// Asks all gateways again and again, from several clients each.
@@ -94,19 +95,23 @@ limits_store: {{redis: {{url: "rediss://gateway@localhost:{port}", password_file
         };
         clients.asking(&gateways, || {
             let start = server.time();
-            until("some seconds have passed", || (server.time() - start > Duration::from_secs(5)).then_some(()));
-            let (count, refused) = (clients.let_in.load(Ordering::Relaxed), clients.refused.load(Ordering::Relaxed));
-            let allowed = BURST as f64 + (server.time() - start).as_secs_f64() * PER_MINUTE as f64 / 60.0;
-            let ratio = count as f64 / allowed;
-            assert!((0.95..=1.02).contains(&ratio), "{count} of {allowed}, and {refused} refused");
-            assert!(refused > count, "three times the limit was asked for: {refused}");
             let by_share = |page: &String| sum_where(page, "goodput_limits_store_requests_total", "by=\"share\"");
-            assert_eq!(pages().iter().map(by_share).sum::<f64>(), 0.0);
+            let loaded = |count: &AtomicU64| count.load(Ordering::Relaxed);
+            until("much more was asked for, and all that the limit allows has passed", || {
+                let count = loaded(&clients.let_in) as f64;
+                let unheard: f64 = pages().iter().map(by_share).sum();
+                // Read behind the count: what comes meanwhile makes the bound wider.
+                let passed = server.time() - start;
+                let allowed = BURST as f64 + passed.as_secs_f64() * PER_MINUTE as f64 / 60.0;
+                assert!(count <= allowed + 1.0 + unheard, "{count} of {allowed}, and {unheard} by shares");
+                let is_tried = passed > Duration::from_secs(5) && loaded(&clients.refused) > loaded(&clients.let_in);
+                (is_tried && count >= 0.9 * allowed).then_some(())
+            });
 
             server.kill();
             until("all notice", || all(0.0).then_some(()));
             let before = clients.let_in.load(Ordering::Relaxed);
-            until("they serve on", || (clients.let_in.load(Ordering::Relaxed) > before + 40).then_some(()));
+            until("they serve on", || (clients.let_in.load(Ordering::Relaxed) > before + 5).then_some(()));
             assert!(pages().iter().map(by_share).sum::<f64>() > 0.0);
             server.restart();
             until("all use it again", || all(1.0).then_some(()));

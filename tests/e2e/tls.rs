@@ -53,7 +53,7 @@ fn stream(url: &str, root: &str, offered: &[&[u8]]) -> io::Result<(Version, Stat
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let url = url.to_owned();
     runtime.block_on(async {
-        let asked = tokio::time::timeout(Duration::from_secs(30), ask(&url, root, offered)).await;
+        let asked = tokio::time::timeout(Duration::from_secs(120), ask(&url, root, offered)).await;
         asked.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
     })
 }
