@@ -131,6 +131,7 @@ impl World {
     fn follow(&mut self, at: Tick) {
         let pace = self.fleet.keep_pace(&self.pool.id, at).map(|pace| queue::Pace {
             per_second: pace.per_second,
+            spare: pace.spare,
             burst: pace.burst,
             behind: pace.behind,
             most: pace.most,
@@ -190,7 +191,7 @@ impl World {
         let ttft = first.unwrap() - dispatched;
         let further = life.output.saturating_sub(1);
         let tpot = (gain.at - first.unwrap()).div_f64(further.max(1) as f64);
-        let whole = Lesson { ttft: None, tpot: None, e2e: Some(gain.at - dispatched), further };
+        let whole = Lesson { ttft: None, tpot: None, e2e: Some(gain.at - dispatched), further, cached: None };
         let lesson = if self.streams { Lesson { ttft: Some(ttft), tpot: Some(tpot), ..whole } } else { whole };
         work.learned(&lesson, gain.at);
         let moves = self.queue.release(ticket, Tokens(life.prompt + life.output), gain.at);
