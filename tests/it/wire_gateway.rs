@@ -121,7 +121,8 @@ async fn replayed(wire: &Wire) -> (Whole, Line) {
     let request = request(wire);
     // The tables know a model that the settings name.
     let model = request["model"].as_str().unwrap_or("m1");
-    let yaml = generous().routes(&format!("  - {{model: [{}, \"*\"], pools: [a]}}", json!(model)));
+    // The key that an engine wanted there was the client's to send.
+    let yaml = generous().engine("forward_authorization: true").routes(&format!("  - {{model: [{}, \"*\"], pools: [a]}}", json!(model)));
     let (house, engine) = House::playing_with(&yaml, script(wire));
     let answer = house.post(&wire.path, request).await.whole().await;
     assert_eq!(engine.ledger().requests().len(), 1, "{}", wire.name);
