@@ -5,34 +5,42 @@
 //! back.
 //!
 //! The order, one scheduler per pool:
-//! 1. Requests within their tenants' limits, then those over them (while there is room; no
-//!    guarantee covers these).
+//! 1. Requests within what their tenants usually ask for (`usual`), then those beyond it, and
+//!    last those over their tenants' limits. Those beyond go when nobody before them waits who can
+//!    still make it, those over limits when nobody else waits; no guarantee covers either.
 //! 2. The highest rank that waits, unless another one's guaranteed share is due ([`Shares`]):
 //!    a rank is entitled to its share of the tokens admitted while it waits, and is due when
 //!    that covers its next request. [`Shares::longest_wait`] is the bound that follows.
 //! 3. In a rank, requests that can still make it before those that cannot, by the rule of
 //!    their class ([`WhenHopeless`]).
-//! 4. Among these the earliest deadline of the tenants whose tokens served lie within one
+//! 4. Among these the smallest key of the tenants whose tokens served lie within one
 //!    quantum of the least-served tenant that waits; while a tenant waits, another one gets
 //!    at most twice the sum of the quantum and the largest request before it (estimates that
 //!    are corrected later apart). Without an objective: last, by arrival.
 //!
-//! Stepping behind changes no order in what one tenant sends with equal deadlines and the same
+//! The key is `arrival + 0.1 x time to the deadline + 30 x prefill time`: short prompts first, and
+//! everybody moves forward by waiting. The prefill time is what the prompt takes of one engine's pace;
+//! without a pace the key is the deadline.
+//!
+//! Stepping behind changes no order in what one tenant sends with equal keys and the same
 //! rule: a request becomes hopeless no later than the one before it. A request over the limit
 //! may be overtaken by a later one within it.
 //!
 //! Inside a rank nothing but `leave_by` bounds the wait of a request that others keep
 //! overtaking (a hopeless one, one with no objective): then it is refused, never left waiting.
 //!
-//! Where [`Settings::reading`] limits it, a seat is not all that a request needs. An engine reads
-//! one prompt after the other and does not put one aside for a more urgent one, so that prompts
-//! in reading are what a first token waits for. Then whoever is next goes when an engine can
-//! read its prompt, and nobody passes it meanwhile. Some of the reading is kept for those who
-//! may come: lower ranks use a part of it only, requests that can no longer
-//! make it or are over their limits a quarter. Who is held back by that is passed by others,
-//! but never when its rank's guaranteed share is due; and whoever wants may read alone.
+//! A seat is not all that a request needs: prompts that an engine has still to compute are what a
+//! first token waits for, and they slow the answers that run. Under [`Reading::Auto`] prompts go by
+//! [`Pace`], a token bucket that fills at the rate at which the engines can compute them without breaking the
+//! time per output token; under [`Reading::Tokens`] so many may be outstanding. Then whoever is next goes when
+//! there is room for its prompt, and nobody passes it meanwhile. Some of the room is kept for those who
+//! may come: lower ranks use a part of it only; requests that can no longer make it, are beyond what is
+//! usual or over their limits a quarter, and those beyond only while the engines have time to spare
+//! ([`Pace::spare`]). Who is held back by that is passed by others, but never when its rank's guaranteed
+//! share is due. Under a number whoever wants may be read alone.
 //!
-//! A full queue refuses the lowest rank first, those over their limits before all. An arrival
+//! A full queue refuses the lowest rank first, those over their limits before all and then those
+//! beyond what is usual. An arrival
 //! takes the place of a waiting request of a lower rank, as long as that rank holds more than
 //! its guaranteed places; in its own rank that of a tenant which holds more places than its
 //! own, so that one tenant's burst cannot hold them all. Who can no longer make it when it comes
