@@ -140,6 +140,31 @@ impl Pace {
     }
 }
 
+/// Prompt tokens that may go at once by a [`Pace`]; below zero: that went in advance.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Bucket {
+    /// By [`Pace::per_second`].
+    level: f64,
+    /// By [`Pace::spare`]: whatever goes is taken from both.
+    spare: f64,
+}
+
+impl Bucket {
+    const EMPTY: Bucket = Bucket { level: 0.0, spare: 0.0 };
+    const FULL: Bucket = Bucket { level: f64::INFINITY, spare: f64::INFINITY };
+
+    /// With so many tokens more, as far as the pace has room for them.
+    fn filled(self, tokens: f64, spare: f64, pace: &Pace) -> Bucket {
+        Bucket { level: (self.level + tokens).min(pace.burst), spare: (self.spare + spare).min(pace.burst) }
+    }
+
+    /// So many seconds later.
+    fn after(self, seconds: f64, pace: &Pace) -> Bucket {
+        let gained = |rate: f64| if rate.is_finite() { rate * seconds } else { f64::INFINITY };
+        self.filled(gained(pace.per_second), gained(pace.spare), pace)
+    }
+}
+
 impl Reading {
     /// The part of one of so many gateways in front of the same engines.
     #[must_use]
@@ -189,10 +214,8 @@ pub struct Scheduler {
     readers: usize,
     /// What [`Reading::Auto`] is at present.
     pace: Option<Pace>,
-    /// Prompt tokens in the bucket of the pace, at `filled`.
-    level: f64,
-    /// The same for [`Pace::spare`]: whatever goes is taken from both.
-    spare: f64,
+    /// As it was at `filled`.
+    bucket: Bucket,
     filled: Tick,
     /// Prompt tokens that count as being read.
     reading: u64,
@@ -296,8 +319,7 @@ impl Scheduler {
             seats: 0,
             readers: 0,
             pace: None,
-            level: 0.0,
-            spare: 0.0,
+            bucket: Bucket::EMPTY,
             filled: Tick::ZERO,
             reading: 0,
             now: Tick::ZERO,
@@ -357,8 +379,8 @@ impl Scheduler {
         let mut moves = self.begin(at);
         if let Some(seated) = self.running.remove(&ticket) {
             self.reading -= seated.reading;
-            if seated.reading > 0 {
-                self.fill_bucket(seated.taken, seated.taken);
+            if let Some(pace) = self.pace.filter(|_| seated.reading > 0) {
+                self.bucket = self.bucket.filled(seated.taken, seated.taken, &pace);
             }
             let used = used.0.clamp(1, LARGEST);
             self.rows[seated.row].correct(seated.line, &seated.tenant, seated.cost, used);
@@ -436,9 +458,8 @@ impl Scheduler {
     /// pace finds a full bucket.
     pub fn set_pace(&mut self, pace: Option<Pace>, at: Tick) -> Moves {
         let mut moves = self.begin(at);
-        let (level, spare) = if self.pace.is_none() { (f64::INFINITY, f64::INFINITY) } else { (self.level, self.spare) };
-        self.level = pace.map_or(0.0, |pace| level.min(pace.burst));
-        self.spare = pace.map_or(0.0, |pace| spare.min(pace.burst));
+        let before = if self.pace.is_none() { Bucket::FULL } else { self.bucket };
+        self.bucket = pace.map_or(Bucket::EMPTY, |pace| before.filled(0.0, 0.0, &pace));
         self.pace = pace;
         self.fill_by_pace(&mut moves);
         self.end();
@@ -448,21 +469,25 @@ impl Scheduler {
     /// When the next request in turn will go by the pace of prompts alone, if that is all it waits for.
     #[must_use]
     pub fn next_refill(&self) -> Option<Tick> {
-        let pace = self.paced().filter(|pace| pace.per_second > 0.0)?;
+        let pace = self.paced()?;
         if self.free_seats() == 0 {
             return None;
         }
-        if self.next_to_go(self.level).is_some() {
+        if self.next_to_go(self.bucket).is_some() {
             return Some(self.now);
         }
         let firsts = self.rows.iter().filter_map(|row| self.waiting.get(&row.first()?.ticket));
         let thresholds = firsts.map(|first| pace.threshold(reading_for(first.row, first.line)));
         // Above zero an engine may have more ahead of it, too.
-        let mut levels: Vec<f64> = thresholds.chain([0.0]).filter(|level| *level >= self.level).collect();
-        levels.sort_by(f64::total_cmp);
-        let enough = levels.into_iter().find(|level| self.next_to_go(just_above(*level)).is_some())?;
-        let seconds = ((just_above(enough) - self.level) / pace.per_second).min(LONGEST_LOOK);
-        Some(self.filled + Duration::from_secs_f64(seconds) + Duration::from_nanos(1))
+        let levels = thresholds.chain([0.0]).map(|level| (level, self.bucket.level, pace.per_second));
+        let missing = levels.chain([(0.0, self.bucket.spare, pace.spare)]);
+        let mut waits: Vec<f64> = missing
+            .filter(|(enough, has, rate)| enough >= has && *rate > 0.0)
+            .map(|(enough, has, rate)| (just_above(enough) - has) / rate)
+            .collect();
+        waits.sort_by(f64::total_cmp);
+        let seconds = waits.into_iter().find(|seconds| self.next_to_go(self.bucket.after(*seconds, pace)).is_some())?;
+        Some(self.filled + Duration::from_secs_f64(seconds.min(LONGEST_LOOK)) + Duration::from_nanos(1))
     }
 
     /// Other settings from now on. Whoever waits stays, even if more wait than may; whoever may
@@ -517,16 +542,16 @@ impl Scheduler {
     /// Prompt tokens that one engine may have to read at one time; none: as many as come.
     #[must_use]
     pub fn reading_per_engine(&self) -> Option<Tokens> {
-        self.reading_at(self.level)
+        self.reading_at(self.bucket)
     }
 
     /// The same with so much in the bucket of the pace.
-    fn reading_at(&self, level: f64) -> Option<Tokens> {
+    fn reading_at(&self, bucket: Bucket) -> Option<Tokens> {
         match self.settings.reading {
             Reading::NoLimit => None,
             Reading::Tokens(each) => Some(each),
             Reading::Auto => {
-                self.pace.map(|pace| Tokens(if level > 0.0 { pace.most } else { pace.least }.max(1.0) as u64))
+                self.pace.map(|pace| Tokens(if bucket.level > 0.0 { pace.most } else { pace.least }.max(1.0) as u64))
             }
         }
     }
@@ -539,25 +564,16 @@ impl Scheduler {
     /// The bucket of the pace fills with time.
     fn refill_bucket(&mut self) {
         if let Some(pace) = self.pace {
-            let seconds = self.now.since(self.filled).as_secs_f64();
-            let gained = |rate: f64| if rate.is_finite() { rate * seconds } else { f64::INFINITY };
-            self.fill_bucket(gained(pace.per_second), gained(pace.spare));
+            self.bucket = self.bucket.after(self.now.since(self.filled).as_secs_f64(), &pace);
         }
         self.filled = self.now;
     }
 
-    fn fill_bucket(&mut self, tokens: f64, spare: f64) {
-        if let Some(pace) = self.pace {
-            self.level = (self.level + tokens).min(pace.burst);
-            self.spare = (self.spare + spare).min(pace.burst);
-        }
-    }
-
     /// Whether the pace lets go a request of this row, with so much in its bucket.
-    fn keeps_pace(&self, row: usize, line: Line, level: f64) -> bool {
+    fn keeps_pace(&self, row: usize, line: Line, bucket: Bucket) -> bool {
         let is_beyond = (RANKS..OVER_LIMIT).contains(&row);
         self.paced().is_none_or(|pace| {
-            level > pace.threshold(reading_for(row, line)) && (!is_beyond || self.spare > 0.0)
+            bucket.level > pace.threshold(reading_for(row, line)) && (!is_beyond || bucket.spare > 0.0)
         })
     }
 
@@ -641,18 +657,18 @@ impl Scheduler {
 
     /// Whether a request of any kind would have to wait.
     fn is_full(&self) -> bool {
-        !self.waiting.is_empty() || !self.has_room_for(1, self.level)
+        !self.waiting.is_empty() || !self.has_room_for(1, self.bucket)
     }
 
     /// Whether a request that has just come does not wait: nobody else does, and nothing that is
     /// being read keeps it from its seat. (Its rank is owed nothing while nobody waits in it.)
     fn goes_at_once(&self, new: &Waiting) -> bool {
-        self.waiting.is_empty() && self.has_room_for(new.prompt, self.level) && !self.leaves_reading(new, self.level)
+        self.waiting.is_empty() && self.has_room_for(new.prompt, self.bucket) && !self.leaves_reading(new, self.bucket)
     }
 
     /// Whether a seat is free, and an engine to read so long a prompt.
-    fn has_room_for(&self, prompt: u64, level: f64) -> bool {
-        let reads = self.reading_at(level).is_none_or(|each| {
+    fn has_room_for(&self, prompt: u64, bucket: Bucket) -> bool {
+        let reads = self.reading_at(bucket).is_none_or(|each| {
             let most = each.0.saturating_mul(self.readers as u64);
             self.reading.saturating_add(counts_for(prompt, each)) <= most
         });
@@ -786,7 +802,7 @@ impl Scheduler {
     /// prompt no engine can read now.
     fn fill(&mut self, moves: &mut Moves) {
         while self.free_seats() > 0 {
-            let Some(next) = self.next_to_go(self.level) else { return };
+            let Some(next) = self.next_to_go(self.bucket) else { return };
             let (ticket, row, cost, prompt) = (next.place.ticket, next.row, next.cost, next.prompt);
             let reading = self.reading_per_engine().map_or(0, |each| counts_for(prompt, each));
             self.reading += reading;
@@ -799,9 +815,9 @@ impl Scheduler {
     }
 
     /// Whose turn it is, if it may go with so much in the bucket of the pace.
-    fn next_to_go(&self, level: f64) -> Option<&Waiting> {
-        let next = self.waiting.get(&self.rows[self.next_row(level)?].first()?.ticket)?;
-        (self.has_room_for(next.prompt, level) && self.keeps_pace(next.row, next.line, level)).then_some(next)
+    fn next_to_go(&self, bucket: Bucket) -> Option<&Waiting> {
+        let next = self.waiting.get(&self.rows[self.next_row(bucket)?].first()?.ticket)?;
+        (self.has_room_for(next.prompt, bucket) && self.keeps_pace(next.row, next.line, bucket)).then_some(next)
     }
 
     /// Takes a prompt out of the bucket: not more than keeps one engine busy from full to empty, because
@@ -809,25 +825,25 @@ impl Scheduler {
     fn take_from_bucket(&mut self, prompt: u64) -> f64 {
         let Some(pace) = self.paced().copied() else { return 0.0 };
         let taken = (prompt as f64).min((pace.burst + pace.behind) / self.readers.max(1) as f64);
-        self.level -= taken;
-        self.spare = (self.spare - taken).max(-pace.behind);
+        self.bucket.level -= taken;
+        self.bucket.spare = (self.bucket.spare - taken).max(-pace.behind);
         taken
     }
 
     /// The row whose turn it is: of those that are due the one whose last turn is longest
     /// ago, else the highest.
-    fn next_row(&self, level: f64) -> Option<usize> {
+    fn next_row(&self, bucket: Bucket) -> Option<usize> {
         let due = (0..RANKS).filter(|row| self.is_due(*row)).min_by_key(|row| self.rows[*row].last_turn);
-        due.or_else(|| self.highest_of(0..RANKS, level))
-            .or_else(|| self.highest_of(RANKS..OVER_LIMIT, level).filter(|_| self.none_can_be_met_of(0..RANKS)))
+        due.or_else(|| self.highest_of(0..RANKS, bucket))
+            .or_else(|| self.highest_of(RANKS..OVER_LIMIT, bucket).filter(|_| self.none_can_be_met_of(0..RANKS)))
             .or_else(|| {
                 let nobody_within = self.rows[..OVER_LIMIT].iter().all(|row| row.len() == 0);
-                self.highest_of(OVER_LIMIT..self.rows.len(), level).filter(|_| nobody_within)
+                self.highest_of(OVER_LIMIT..self.rows.len(), bucket).filter(|_| nobody_within)
             })
     }
 
-    fn highest_of(&self, mut rows: std::ops::Range<usize>, level: f64) -> Option<usize> {
-        rows.find(|row| self.rows[*row].len() > 0 && !self.is_held_back(*row, level))
+    fn highest_of(&self, mut rows: std::ops::Range<usize>, bucket: Bucket) -> Option<usize> {
+        rows.find(|row| self.rows[*row].len() > 0 && !self.is_held_back(*row, bucket))
     }
 
     /// Whether nobody waits in these rows who can still make it.
@@ -836,17 +852,17 @@ impl Scheduler {
     }
 
     /// Whether a row's next request leaves what is being read to others.
-    fn is_held_back(&self, row: usize, level: f64) -> bool {
+    fn is_held_back(&self, row: usize, bucket: Bucket) -> bool {
         let first = self.rows[row].first().and_then(|place| self.waiting.get(&place.ticket));
-        first.is_some_and(|first| self.leaves_reading(first, level))
+        first.is_some_and(|first| self.leaves_reading(first, bucket))
     }
 
     /// Whether a request leaves what is being read to others of higher rows.
-    fn leaves_reading(&self, next: &Waiting, level: f64) -> bool {
-        if !self.keeps_pace(next.row, next.line, level) {
+    fn leaves_reading(&self, next: &Waiting, bucket: Bucket) -> bool {
+        if !self.keeps_pace(next.row, next.line, bucket) {
             return true;
         }
-        let Some(each) = self.reading_at(level).filter(|_| self.reading > 0) else { return false };
+        let Some(each) = self.reading_at(bucket).filter(|_| self.reading > 0) else { return false };
         let all = each.0.saturating_mul(self.readers as u64);
         let most = all / 100 * reading_for(next.row, next.line);
         self.reading.saturating_add(counts_for(next.prompt, each)) > most

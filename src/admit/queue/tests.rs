@@ -430,7 +430,8 @@ fn no_seat_is_free_for_a_rank_that_leaves_the_reading_to_others() {
 
 // ---- the pace of prompts -----------------------------------------------------------------------
 
-const PACE: Pace = Pace { per_second: 1000.0, spare: f64::INFINITY, burst: 100.0, behind: 100.0, most: 1000.0, least: 300.0 };
+const PACE: Pace =
+    Pace { per_second: 1000.0, spare: f64::INFINITY, burst: 100.0, behind: 100.0, most: 1000.0, least: 300.0 };
 
 /// A scheduler of a hundred seats and one engine, with such a pace.
 fn paced(pace: Pace) -> Scheduler {
@@ -458,7 +459,7 @@ fn prompts_go_at_the_pace_and_what_is_saved_up_goes_at_once() {
     // A full bucket, and as far behind as it may be.
     let first = goes(&mut queue, &critical(0), 0);
     let second = goes(&mut queue, &critical(0), 0);
-    assert_eq!(queue.level, -100.0);
+    assert_eq!(queue.bucket.level, -100.0);
     let third = wait(&mut queue, &critical(0), 0);
     assert_eq!(queue.free_seats(), 98, "seats are not what is short");
     assert_eq!(queue.read(first, ms(0)), Moves::default(), "nor is the reading");
@@ -479,7 +480,7 @@ fn prompts_go_at_the_pace_and_what_is_saved_up_goes_at_once() {
         .collect();
     assert!(began.windows(2).all(|two| (99..=102).contains(&(two[1] - two[0]))), "{began:?}");
     let _nobody_waits = queue.expire(ms(100_000));
-    assert_eq!(queue.level, 100.0, "no more is saved up than the bucket holds");
+    assert_eq!(queue.bucket.level, 100.0, "no more is saved up than the bucket holds");
 }
 
 #[test]
@@ -499,11 +500,18 @@ fn lower_ranks_leave_a_part_of_the_bucket_to_others() {
 
 #[test]
 fn while_the_bucket_is_empty_an_engine_has_less_ahead_of_it() {
-    let mut queue = paced(Pace { per_second: 1.0, spare: f64::INFINITY, burst: 100.0, behind: 10_000.0, most: 1000.0, least: 300.0 });
+    let mut queue = paced(Pace {
+        per_second: 1.0,
+        spare: f64::INFINITY,
+        burst: 100.0,
+        behind: 10_000.0,
+        most: 1000.0,
+        least: 300.0,
+    });
     let critical = |tokens| patient(tokens, Priority::Critical, 0);
     assert_eq!(queue.reading_per_engine(), Some(Tokens(1000)));
     let first = goes(&mut queue, &critical(200), 0);
-    assert_eq!((queue.level, queue.reading_per_engine()), (-100.0, Some(Tokens(300))));
+    assert_eq!((queue.bucket.level, queue.reading_per_engine()), (-100.0, Some(Tokens(300))));
     goes(&mut queue, &critical(100), 0);
     let third = wait(&mut queue, &critical(100), 0);
     let moment = queue.next_refill().unwrap();
@@ -516,12 +524,12 @@ fn what_leaves_before_its_first_token_gives_back_what_it_took_and_what_was_read_
     let mut queue = paced(PACE);
     let read = goes(&mut queue, &patient(50, Priority::Critical, 0), 0);
     let left = goes(&mut queue, &patient(120, Priority::Critical, 0), 0);
-    assert_eq!(queue.level, -70.0);
+    assert_eq!(queue.bucket.level, -70.0);
     let _nobody_waits = queue.read(read, ms(0));
     let _nobody_waits = queue.release(read, Tokens(60), ms(0));
-    assert_eq!(queue.level, -70.0);
+    assert_eq!(queue.bucket.level, -70.0);
     let _nobody_waits = queue.release(left, Tokens::ZERO, ms(0));
-    assert_eq!(queue.level, 50.0);
+    assert_eq!(queue.bucket.level, 50.0);
 }
 
 #[test]
@@ -529,11 +537,15 @@ fn a_new_pace_takes_nothing_away_but_what_it_has_no_room_for() {
     let mut queue = paced(PACE);
     goes(&mut queue, &patient(30, Priority::Critical, 0), 0);
     let _ = queue.set_pace(Some(Pace { burst: 200.0, ..PACE }), ms(0));
-    assert_eq!(queue.level, 70.0);
+    assert_eq!(queue.bucket.level, 70.0);
     let _ = queue.set_pace(Some(Pace { burst: 20.0, ..PACE }), ms(0));
-    assert_eq!(queue.level, 20.0);
+    assert_eq!(queue.bucket.level, 20.0);
     let _ = queue.set_pace(Some(Pace { per_second: f64::INFINITY, ..PACE }), ms(0));
-    assert_eq!((queue.expire(ms(0)), queue.level), (Moves::default(), 100.0), "where nothing has a pace it is full");
+    assert_eq!(
+        (queue.expire(ms(0)), queue.bucket.level),
+        (Moves::default(), 100.0),
+        "where nothing has a pace it is full"
+    );
     let _ = queue.set_pace(None, ms(0));
     assert_eq!(queue.reading_per_engine(), None);
     (0..50).for_each(|_| _ = goes(&mut queue, &patient(500, Priority::Batch, 0), 0));
@@ -700,15 +712,17 @@ fn settings() -> impl Strategy<Value = Settings> {
 /// Some fill within milliseconds, some hardly at all, some at once.
 fn paces() -> impl Strategy<Value = Pace> {
     let rate = prop_oneof![2 => 1.0..1e3, 5 => 1e3..1e5, 1 => Just(f64::INFINITY)];
-    (rate, 1.0..200.0, 0.0..200.0, 1.0..200.0, 0.0..1.0).prop_map(|(per_second, burst, behind, most, part)| Pace {
-        per_second,
-        // What it holds back has a test of its own.
-        spare: f64::INFINITY,
-        burst,
-        behind,
-        most,
-        least: most * part,
-    })
+    let spare = prop_oneof![0.0..1e3, 1e3..1e5, Just(f64::INFINITY)];
+    (rate, spare, 1.0..200.0, 0.0..200.0, 1.0..200.0, 0.0..1.0).prop_map(
+        |(per_second, spare, burst, behind, most, part)| Pace {
+            per_second,
+            spare,
+            burst,
+            behind,
+            most,
+            least: most * part,
+        },
+    )
 }
 
 fn steps() -> impl Strategy<Value = Vec<(u64, Step)>> {
@@ -863,7 +877,7 @@ proptest! {
             prop_assert_eq!((queue.waiting(), queue.running()), (count(State::Waits), count(State::Runs)));
             let idle = queue.free_seats() > 0 && queue.waiting() > 0;
             prop_assert!(!idle || queue.reading_per_engine().is_some(), "a seat is free and somebody waits");
-            prop_assert!(queue.pace.is_none_or(|pace| queue.level <= pace.burst), "no more in the bucket than it holds");
+            prop_assert!(queue.pace.is_none_or(|pace| queue.bucket.level <= pace.burst), "no more in the bucket than it holds");
             let goes_later = queue.next_refill().is_some() || queue.reading > 0 || queue.readers == 0;
             let is_paced = queue.paced().is_some();
             prop_assert!(!idle || !is_paced || goes_later, "what waits for nothing but the bucket is called in time");
@@ -1030,7 +1044,7 @@ proptest! {
                 prop_assert_eq!(early, Moves::default());
             }
             let admitted = queue.expire(moment).admitted;
-            prop_assert!(!admitted.is_empty(), "{:?} {:?}", queue.level, pace);
+            prop_assert!(!admitted.is_empty(), "{:?} {:?}", queue.bucket.level, pace);
             unread.extend(admitted);
         }
     }
@@ -1044,21 +1058,21 @@ proptest! {
         let mut queue = paced(Pace { per_second: 1.0, ..pace });
         let _ = queue.set_readers(readers, ms(0));
         for (tokens, read) in asks {
-            let before = queue.level;
+            let before = queue.bucket.level;
             let (ticket, moves) = queue.offer(&patient(tokens, Priority::Critical, 0), ms(0));
             if moves.admitted != [ticket] {
-                prop_assert_eq!(queue.level, before, "who waits takes nothing");
+                prop_assert_eq!(queue.bucket.level, before, "who waits takes nothing");
                 prop_assert!(queue.withdraw(ticket, ms(0)));
                 continue;
             }
-            let after = queue.level;
+            let after = queue.bucket.level;
             prop_assert!(after <= before && before - after <= tokens as f64 + 1e-9);
             if read {
                 let _nobody_waits = queue.read(ticket, ms(0));
             }
             let _nobody_waits = queue.release(ticket, Tokens::ZERO, ms(0));
             let expected = if read { after } else { before };
-            prop_assert!((queue.level - expected).abs() < 1e-9, "{} {expected}", queue.level);
+            prop_assert!((queue.bucket.level - expected).abs() < 1e-9, "{} {expected}", queue.bucket.level);
         }
     }
 }

@@ -39,6 +39,8 @@ pub struct Slow {
     pub readers: usize,
     pace: Option<Pace>,
     bucket: f64,
+    /// The same for what goes beyond the usual.
+    spare: f64,
     filled: Tick,
     usual: UsualShares,
     now: Tick,
@@ -88,6 +90,7 @@ impl Slow {
             readers: 0,
             pace: None,
             bucket: 0.0,
+            spare: 0.0,
             filled: Tick::ZERO,
             usual: UsualShares::default(),
             now: Tick::ZERO,
@@ -189,6 +192,7 @@ impl Slow {
             let Runs { key, cost, reading, taken, .. } = self.running.remove(found);
             if let Some(pace) = self.pace.filter(|_| reading > 0) {
                 self.bucket = (self.bucket + taken).min(pace.burst);
+                self.spare = (self.spare + taken).min(pace.burst);
             }
             let floor = self.floor(&key);
             let served = self.served.get(&key).copied().unwrap_or(0).max(floor);
@@ -229,6 +233,11 @@ impl Slow {
             (None, Some(new)) => new.burst,
             (Some(_), Some(new)) => self.bucket.min(new.burst),
         };
+        self.spare = match (self.pace, pace) {
+            (_, None) => 0.0,
+            (None, Some(new)) => new.burst,
+            (Some(_), Some(new)) => self.spare.min(new.burst),
+        };
         self.pace = pace;
         self.fill(&mut fate);
         fate
@@ -242,8 +251,11 @@ impl Slow {
     fn gain(&mut self) {
         if let Some(pace) = self.pace {
             let seconds = self.now.since(self.filled).as_secs_f64();
-            let whole = self.bucket + if pace.per_second.is_finite() { pace.per_second * seconds } else { pace.burst };
-            self.bucket = if pace.per_second.is_finite() { whole.min(pace.burst) } else { pace.burst };
+            let filled = |bucket: f64, rate: f64| match rate.is_finite() {
+                true => (bucket + rate * seconds).min(pace.burst),
+                false => pace.burst,
+            };
+            (self.bucket, self.spare) = (filled(self.bucket, pace.per_second), filled(self.spare, pace.spare));
         }
         self.filled = self.now;
     }
@@ -274,15 +286,15 @@ impl Slow {
     /// The part of the reading and of the bucket that it may use, in hundredths.
     fn part(next: &Entry) -> u64 {
         match (next.row, next.late) {
-            (_, true) | (10.., _) => 25,
-            (5..10, _) => 50,
+            (_, true) | (5.., _) => 25,
             (rank, _) => [100, 100, 90, 80, 70][rank],
         }
     }
 
     fn keeps_pace(&self, next: &Entry) -> bool {
         let empty = |pace: Pace| pace.burst - (pace.burst + pace.behind) * Slow::part(next) as f64 / 100.0;
-        self.paced().is_none_or(|pace| self.bucket > empty(pace))
+        let is_beyond = (5..10).contains(&next.row);
+        self.paced().is_none_or(|pace| self.bucket > empty(pace) && (!is_beyond || self.spare > 0.0))
     }
 
     fn is_held_back(&self, next: &Entry) -> bool {
@@ -426,6 +438,7 @@ impl Slow {
                 .paced()
                 .map_or(0.0, |pace| (prompt as f64).min((pace.burst + pace.behind) / self.readers.max(1) as f64));
             self.bucket -= taken;
+            self.spare = (self.spare - taken).max(-self.pace.map_or(0.0, |pace| pace.behind));
             self.turns += 1;
             if row < 5 {
                 for (other, rank) in Priority::ALL.iter().enumerate() {
