@@ -346,7 +346,8 @@ impl Engine {
             }
             Concurrency::Auto => {
                 let cache = self.cache.seats().unwrap_or(u32::MAX);
-                let most = self.auto.min(cache).clamp(bounds.min.get(), bounds.max.get());
+                let warm = f64::from(self.auto) * self.share(at);
+                let most = (warm as u32).min(cache).clamp(bounds.min.get(), bounds.max.get());
                 // What others have in the batch is in its steps, too.
                 let ours = most.saturating_sub(self.counters.foreign as u32).max(bounds.min.get());
                 Limit { ours, whole: ours, lent: 0 }

@@ -600,7 +600,14 @@ impl Work {
         }
         if times.is_some() {
             let (output, prefix) = (Tokens(lesson.further + 1), &self.prefix);
-            inner.learned_prefix(self.place, prefix.expected, lesson.cached, times.flatten().zip(lesson.ttft), output, at);
+            inner.learned_prefix(
+                self.place,
+                prefix.expected,
+                lesson.cached,
+                times.flatten().zip(lesson.ttft),
+                output,
+                at,
+            );
         }
     }
 }

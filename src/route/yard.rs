@@ -447,9 +447,8 @@ impl Inner {
             let allowed = 1.0 / step.per_prompt_token.max(1e-7);
             let tokens = allowed.min(speed);
             let share = target.map_or(1.0, |pace| seats::prefill_share(&step, pace, engine.counters.running()));
-            let spare = target.map_or(1.0, |pace| {
-                seats::prefill_share(&step, SPARE_PACE * pace, engine.counters.running())
-            });
+            let spare =
+                target.map_or(1.0, |pace| seats::prefill_share(&step, SPARE_PACE * pace, engine.counters.running()));
             sum.spare += (spare * allowed).min(FULL_SPEED * speed);
             known += 1;
             sum.per_second += (share * allowed).min(FULL_SPEED * speed);

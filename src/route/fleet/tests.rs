@@ -301,7 +301,7 @@ fn seats_that_each_gateway_finds_out_by_itself_are_not_shared_again() {
     let fleet = Fleet::new(42);
     fleet.share_among(NonZeroU32::new(4).unwrap());
     fleet.follow(&[Arc::new(settings)], Tick::ZERO);
-    assert_eq!(fleet.seats(&id(), Tick::ZERO), Some(1024), "where nothing is known nothing is limited");
+    assert_eq!(fleet.seats(&id(), Tick::ZERO), Some(64), "the first figure of each gateway");
 }
 
 #[test]
@@ -649,7 +649,8 @@ fn teach(bench: &Bench, speeds: &[(&str, u64)], rounds: std::ops::Range<u64>) {
         for (number, choice) in held.into_iter().enumerate() {
             let (first, last) = (prefill(&choice, number as u32 / speeds.len() as u32 + 1), prefill(&choice, 2));
             let end = last + 50 * Duration::from_millis(millis(&choice)) / 20;
-            let lesson = Lesson { ttft: Some(first), tpot: Some((end - first) / 50), e2e: None, further: 50, cached: None };
+            let lesson =
+                Lesson { ttft: Some(first), tpot: Some((end - first) / 50), e2e: None, further: 50, cached: None };
             choice.work.learned(&lesson, at + end);
         }
     }
@@ -877,7 +878,7 @@ fn the_usual_length_of_answers_is_told_by_the_promise_of_their_class() {
     let whole = Want { whole: Some(limit), ..tokens(100, 1_000).into() };
     for further in 0..100 {
         let choice = bench.fleet.choose(&id(), &mut bench.attempts(), whole, ms(further)).unwrap();
-        choice.work.learned(&Lesson { further, ..Lesson::default() }, ms(further));
+        choice.work.learned(&Lesson { further, e2e: Some(limit / 2), ..Lesson::default() }, ms(further));
     }
     assert_eq!(bench.fleet.usual_length(&id(), limit), Some(89));
     assert_eq!(bench.fleet.usual_length(&id(), 2 * limit), None);
