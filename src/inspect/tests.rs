@@ -718,7 +718,7 @@ fn by_scanner(facts: &Facts) -> Reading {
     }
 }
 
-/// `Err(())` where a decisive field has a wrong type.
+/// `Err(())` where a decisive field has a wrong type. Whether there are too many choices is not asked.
 fn by_serde(body: &Map<String, Value>, dialect: Dialect) -> Result<Reading, ()> {
     let get = |name: &str| body.get(name).filter(|value| !value.is_null());
     let flag = |name: &str| get(name).map(|v| v.as_bool().ok_or(())).transpose();
@@ -873,9 +873,11 @@ fn any_value() -> impl Strategy<Value = Value> {
 fn likely_value(name: &'static str) -> BoxedStrategy<Value> {
     match name {
         "stream" | "echo" | "background" => any::<bool>().prop_map(Value::from).boxed(),
-        "max_tokens" | "max_completion_tokens" | "max_output_tokens" | "n" | "best_of" | "priority" => {
+        "max_tokens" | "max_completion_tokens" | "max_output_tokens" | "best_of" | "priority" => {
             any::<u32>().prop_map(Value::from).boxed()
         }
+        // More choices than these are refused, whatever else stands in the body.
+        "n" => prop_oneof![8 => 0u32..=9, 1 => any::<u32>()].prop_map(Value::from).boxed(),
         "stream_options" => any::<Option<bool>>().prop_map(|b| json!({"x": [1], "include_usage": b})).boxed(),
         "model" | "user" => "[a-z/\\-]{0,9}".prop_map(Value::from).boxed(),
         "metadata" => proptest::collection::hash_map("[a-c]", "[x-z]{0,3}", 0..3).prop_map(|m| json!(m)).boxed(),
@@ -943,6 +945,9 @@ proptest! {
         let text = Value::Object(body.clone()).to_string();
         let scanned = read_in(path, &[text.as_bytes()]);
         match by_serde(&body, endpoint(path).dialect()) {
+            Ok(reading) if reading.n.saturating_mul(reading.prompts) > 2048 => {
+                prop_assert!(matches!(scanned, Err(Unreadable::TooMany { most: 2048, .. })), "{:?}", scanned);
+            }
             Ok(reading) => prop_assert_eq!(by_scanner(&scanned.expect("serde reads it")), reading),
             Err(()) => prop_assert!(matches!(scanned, Err(Unreadable::WrongType { .. })), "{:?}", scanned),
         }
