@@ -245,8 +245,17 @@ impl Metrics {
             &self.degraded,
             &self.capped,
         ];
-        let histograms =
-            [&self.ttft, &self.ttfvt, &self.tpot, &self.gap, &self.e2e, &self.queue, &self.upload, &self.cancel];
+        let histograms = [
+            &self.ttft,
+            &self.ttfvt,
+            &self.tpot,
+            &self.gap,
+            &self.e2e,
+            &self.queue,
+            &self.upload,
+            &self.client_wait,
+            &self.cancel,
+        ];
         let counters: usize = counters.into_iter().map(Family::len).sum();
         counters + histograms.into_iter().map(Family::lines).sum::<usize>()
     }

@@ -678,7 +678,7 @@ async fn an_access_line_has_its_fields_in_their_order_and_no_content() {
         "\"request_id\":\"r-1\",\"endpoint\":\"/v1/chat/completions\",\"tenant\":\"acme\",\"class\":\"chat\",\"rule\":\"rule 1\",\"model\":\"llama-*\",\
          \"pool\":\"main\",\"engine\":\"vllm-0:8000\",\"attempts\":1,\"status\":200,\"outcome\":\"met\",\"reason\":null,\
          \"refusal\":null,\"length\":\"short\",\"input_tokens\":11,\"output_tokens\":4,\"token_source\":\"usage\",\"upload_ms\":20.000,\"client_wait_ms\":0.000,\
-         \"queue_ms\":0.000,\"ttft_ms\":300.000,\"tpot_ms\":40.000,\"e2e_ms\":430.000,\"degraded\":null}"
+         \"queue_ms\":0.000,\"ttft_ms\":300.000,\"tpot_ms\":40.000,\"e2e_ms\":430.000,\"degraded\":null,\"asked\":null}"
     );
     let refused: Value = serde_json::from_str(written[1]).unwrap();
     assert_eq!((&refused["request_id"], &refused["status"]), (&"r-\"2\"".into(), &404.into()));
