@@ -1,6 +1,7 @@
 //! One GET to an engine, on a connection of its own: whether the engine still accepts one is part of
 //! every question.
 
+use std::error::Error as _;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -46,7 +47,7 @@ pub(super) enum Failed {
 pub(super) struct Answer {
     pub status: StatusCode,
     body: Incoming,
-    _line: (SendRequest<Empty<Bytes>>, JoinSet<()>),
+    _line: (SendRequest<Empty<Bytes>>, JoinSet<hyper::Result<()>>),
 }
 
 impl Asking {
@@ -57,9 +58,16 @@ impl Asking {
         let handshake = http1::Builder::new().max_buf_size(LONGEST_HEAD).handshake(TokioIo::new(io)).await;
         let (mut sender, connection) = handshake.map_err(Failed::Http)?;
         let mut task = JoinSet::new();
-        task.spawn(async move { drop(connection.await) });
-        let answer = sender.send_request(request(pool, address, path)?).await.map_err(Failed::Http)?;
-        Ok(Answer { status: answer.status(), body: answer.into_body(), _line: (sender, task) })
+        task.spawn(connection);
+        match sender.send_request(request(pool, address, path)?).await {
+            Ok(answer) => Ok(Answer { status: answer.status(), body: answer.into_body(), _line: (sender, task) }),
+            // The connection ended before it took the question, and knows why.
+            Err(error) if error.is_canceled() => match task.join_next().await {
+                Some(Ok(Err(why))) => Err(Failed::Http(why)),
+                _ => Err(Failed::Http(error)),
+            },
+            Err(error) => Err(Failed::Http(error)),
+        }
     }
 
     /// Asks for a document of JSON, of no more than this length.
@@ -114,7 +122,7 @@ impl Failed {
             (Failed::Dial(error), Scheme::Https) if error.kind() == io::ErrorKind::InvalidData => {
                 "; if it speaks plain HTTP, write http:// in the settings"
             }
-            (Failed::Http(error), Scheme::Http) if error.is_parse() || error.is_incomplete_message() => {
+            (Failed::Http(error), Scheme::Http) if !is_broken_off(error) => {
                 "; if it speaks TLS, write https:// in the settings"
             }
             _ => "",
@@ -125,13 +133,27 @@ impl Failed {
                 "no connection within `connect_timeout`".to_owned()
             }
             Failed::Dial(error) => format!("no connection: {error}"),
-            Failed::Http(error) => format!("it does not answer in HTTP: {error}"),
+            Failed::Http(error) => format!("it does not answer in HTTP: {}", behind(error)),
             Failed::Status(status) => format!("it answers {}", status.as_u16()),
             Failed::Useless => "what it answers cannot be read".to_owned(),
             Failed::Late(limit) => format!("it was silent for {limit:?}"),
         };
         what + hint
     }
+}
+
+/// What a connection failed of: a question that it had not taken yet is "canceled" by that.
+fn behind(error: &hyper::Error) -> &hyper::Error {
+    let mut error = error;
+    while let Some(why) = error.source().and_then(|why| why.downcast_ref()) {
+        error = why;
+    }
+    error
+}
+
+/// Whether the connection was lost, whatever was spoken on it.
+fn is_broken_off(error: &hyper::Error) -> bool {
+    behind(error).source().is_some_and(|why| why.is::<io::Error>())
 }
 
 fn request(pool: &Pool, address: &EngineAddress, path: &str) -> Result<Request<Empty<Bytes>>, Failed> {
