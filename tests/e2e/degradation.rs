@@ -37,7 +37,8 @@ fn a_level_is_set_by_hand_with_the_token_and_by_nobody_else() {
     let words: usize = contents.map(|text| text.split_whitespace().count()).sum();
     assert!((1..=3).contains(&words) && answer.contains(r#""finish_reason":"length""#), "{answer}");
     let look = |path: &str| {
-        ask(&gateway.admin, &format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{bearer}\r\n")).unwrap()
+        ask(&gateway.admin, &format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{bearer}\r\n"))
+            .unwrap()
     };
     let page = look("/metrics");
     assert_eq!(sum_where(&page, "goodput_degrade_level", "class=\"chat\""), 1.0, "{page}");

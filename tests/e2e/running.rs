@@ -161,7 +161,8 @@ pub fn post(url: &str, path: &str, headers: &str, body: &str) -> Result<String, 
 }
 
 fn posting(path: &str, headers: &str, body: &str) -> String {
-    let head = format!("POST {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\n");
+    let head =
+        format!("POST {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\n");
     format!("{head}{headers}content-length: {}\r\n\r\n{body}", body.len())
 }
 

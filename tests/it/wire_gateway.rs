@@ -122,7 +122,9 @@ async fn replayed(wire: &Wire) -> (Whole, Line) {
     // The tables know a model that the settings name.
     let model = request["model"].as_str().unwrap_or("m1");
     // The key that an engine wanted there was the client's to send.
-    let yaml = generous().engine("forward_authorization: true").routes(&format!("  - {{model: [{}, \"*\"], pools: [a]}}", json!(model)));
+    let yaml = generous()
+        .engine("forward_authorization: true")
+        .routes(&format!("  - {{model: [{}, \"*\"], pools: [a]}}", json!(model)));
     let (house, engine) = House::playing_with(&yaml, script(wire));
     let answer = house.post(&wire.path, request).await.whole().await;
     assert_eq!(engine.ledger().requests().len(), 1, "{}", wire.name);
