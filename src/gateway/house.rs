@@ -244,6 +244,7 @@ impl House {
     /// The seats of every pool follow its engines.
     fn count_seats(&self) {
         self.desks.forget_left();
+        self.fleet.compare_engines(self.clock.now());
         for (pool, desk) in self.desks.all() {
             desk.set_pace(self.fleet.keep_pace(&pool, self.clock.now()).map(prompt_pace));
             self.engines_of(&pool, Some(&desk));

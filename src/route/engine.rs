@@ -87,6 +87,7 @@ pub(super) struct Engine {
     outstanding: Size,
     /// Prompt tokens that it has still to compute, by the speed at which it was seen to.
     backlog: Backlog,
+    busy: Busy,
     report: Option<Reported>,
     answered: Answered,
     /// It came (back) at this moment and is still warming up.
@@ -159,6 +160,35 @@ impl Backlog {
     }
 }
 
+/// How fast an engine computed prompts while it had any: at least that is its speed, because it may have
+/// had too few to fill its steps.
+#[derive(Clone, Copy, Debug, Default)]
+struct Busy {
+    /// Since when it has been known to have prompts.
+    since: Option<Tick>,
+    /// Lately, in seconds.
+    seconds: f64,
+    /// Prompt tokens whose first token came in these seconds, as estimated.
+    tokens: f64,
+}
+
+impl Busy {
+    /// The first token of a prompt came.
+    fn first_token(&mut self, prompt: Tokens, at: Tick) {
+        let Some(since) = self.since else { return };
+        let seconds = at.since(since).as_secs_f64();
+        let kept = (-seconds / BUSY_MEMORY).exp();
+        self.seconds = kept * self.seconds + seconds;
+        self.tokens = kept * self.tokens + prompt.0 as f64;
+        self.since = Some(at);
+    }
+
+    /// Tokens per second; none while too little was seen.
+    fn speed(&self) -> Option<f64> {
+        (self.seconds >= ENOUGH_BUSY).then(|| self.tokens / self.seconds)
+    }
+}
+
 /// A reading of [`Counters`].
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Reading {
@@ -202,6 +232,10 @@ struct Reported {
     ours: f64,
 }
 
+/// Seconds of having prompts after which what was seen of them counts a third.
+const BUSY_MEMORY: f64 = 20.0;
+/// Fewer seconds say nothing of an engine's speed.
+const ENOUGH_BUSY: f64 = 2.0;
 /// A returning engine takes its full share after this long.
 const WARM_UP: Duration = Duration::from_secs(10);
 /// It is looked at again in steps of this.
@@ -249,6 +283,7 @@ impl Engine {
             health: Health::default(),
             outstanding: Size::default(),
             backlog: Backlog::default(),
+            busy: Busy::default(),
             report: None,
             answered: Answered::default(),
             warms_since,
@@ -279,6 +314,7 @@ impl Engine {
         self.report = None;
         self.breaker.may_try_now();
         self.cache = CacheLimit::default();
+        self.busy = Busy::default();
         self.prefixes.clear();
         self.latency.lock().doubt();
     }
@@ -286,15 +322,26 @@ impl Engine {
     pub fn begin(&mut self, size: Size, at: Tick) -> bool {
         self.requests += 1;
         self.backlog.add(size.prefill, at);
+        self.busy.since = self.busy.since.or(Some(at));
         self.outstanding.prefill = self.outstanding.prefill + size.prefill;
         self.outstanding.decode = self.outstanding.decode + size.decode;
         self.breaker.begin()
+    }
+
+    /// The first token of a prompt came.
+    pub fn first_token(&mut self, prompt: Tokens, at: Tick) -> Reading {
+        self.busy.first_token(prompt, at);
+        self.lighten(Size { prefill: prompt, decode: Tokens::ZERO });
+        self.counters.first_token(prompt, at)
     }
 
     pub fn lighten(&mut self, size: Size) {
         self.outstanding.prefill = self.outstanding.prefill.less(size.prefill);
         self.backlog.tokens = self.backlog.tokens.min(self.outstanding.prefill.0 as f64);
         self.outstanding.decode = self.outstanding.decode.less(size.decode);
+        if self.outstanding.prefill == Tokens::ZERO {
+            self.busy.since = None;
+        }
     }
 
     /// What a request would come into.
@@ -371,6 +418,8 @@ impl Engine {
         let speed = latency.prefill_speed().or_else(|| common.prefill_speed());
         (self.confirmed_at, self.prompt_per_step) = (latency.confirmed_at(), latency.prompt_per_step());
         drop(latency);
+        // The slope of first tokens over what is ahead says little where little ever is.
+        let speed = speed.map(|speed| self.busy.speed().map_or(speed, |seen| speed.max(seen)));
         self.backlog.speed = speed.unwrap_or(0.0);
         self.auto = match (step, pace) {
             (Some(step), Some(pace)) => seats::seats(&step, pace),

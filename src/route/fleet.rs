@@ -276,6 +276,17 @@ impl Fleet {
         self.yard(pool)?.inner.lock().keep_pace(at)
     }
 
+    /// Engines are compared also where nobody queues: to be asked now and then.
+    pub fn compare_engines(&self, at: Tick) {
+        let yards: Vec<_> = self.pools.read().values().cloned().collect();
+        for yard in yards {
+            let mut inner = yard.inner.lock();
+            if !inner.queues() {
+                let _nobody_waits = inner.keep_pace(at);
+            }
+        }
+    }
+
     /// The classes that a pool serves are promised this: what `auto` keeps.
     pub fn hold_to(&self, pool: &PoolId, promised: Promised) {
         if let Some(yard) = self.yard(pool) {

@@ -60,6 +60,17 @@ pub struct Situation {
     pub batch: u32,
 }
 
+/// What engines are compared in.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Usual {
+    /// The prompt of a request.
+    pub prompt: Tokens,
+    /// Requests, this one included.
+    pub batch: u32,
+    /// Prompt tokens in a step.
+    pub prompt_per_step: f64,
+}
+
 /// What a request would see.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Prediction {
@@ -268,6 +279,15 @@ impl Latency {
     pub fn step_time(&self) -> Option<StepTime> {
         let [base, per_sequence, per_thousand] = self.step.known_coefficients()?;
         Some(StepTime { base, per_sequence, per_prompt_token: per_thousand / 1000.0 })
+    }
+
+    /// The seconds that a step takes in a usual situation, and that a usual request takes to its first token
+    /// with no other prompt ahead of it; `None` while too little was seen.
+    #[must_use]
+    pub fn service(&self, usual: &Usual) -> Option<(f64, f64)> {
+        let step = self.step.estimate(&[1.0, f64::from(usual.batch), usual.prompt_per_step / 1000.0])?;
+        let alone = Situation { prompt: usual.prompt, batch: usual.batch, ..Situation::default() };
+        Some((step, self.ttft.estimate(&alone.before_the_first_token())?))
     }
 
     /// Prompt tokens in a step, lately.

@@ -14,7 +14,7 @@ use super::breaker::TenantKey;
 use super::engine::{Engine, Reading, Report};
 use super::fleet::{REMEMBERED, Size, Want};
 use super::health::{Change, Checked};
-use super::latency::{AGREES, Aims, Latency, Lesson, Prediction, StepTime, answer_weight};
+use super::latency::{AGREES, Aims, Latency, Lesson, Prediction, Usual, answer_weight};
 use super::listed::{EngineList, Listed};
 use super::retry::{Attempts, Effect, Rest};
 use super::seats::{self, Lengths, Paces, Promised};
@@ -425,21 +425,14 @@ impl Inner {
     }
 
     /// How fast prompts may go to the engines, by what was learned of them. Their seats under `auto`
-    /// follow, and how they compare. `None`: too little was learned, or no class promises anything.
+    /// follow, and how they compare. `None`: nobody queues here, too little was learned, or no class
+    /// promises anything.
     pub fn keep_pace(&mut self, at: Tick) -> Option<Pace> {
-        if !self.queues() {
-            return None;
-        }
         let target = self.paces.least(at).or_else(|| self.promised.pace_at_first());
-        if target.is_none() && self.promised.ttft.is_none() && !self.promised.e2e {
-            return None;
-        }
         let (mut known, mut sum) = (0u32, Pace::default());
         let ttft = self.promised.ttft.map(|ttft| ttft.as_secs_f64());
         let within = |(share, without): (f64, f64)| ttft.map_or(without, |ttft| share * ttft);
         let (most, least) = (within(PREFILL_AHEAD), within(LEAST_AHEAD).min(LEAST_AHEAD.1));
-        let (mut batch, mut prompt) = (0.0, 0.0);
-        let mut usual = Vec::with_capacity(self.engines.len());
         for engine in self.engines.iter_mut().flatten().filter(|engine| engine.left.is_none()) {
             let Some((step, speed)) = engine.keep_pace(target, &self.common) else { continue };
             // A small token budget keeps an engine from spending all its time on prefill: then its steps
@@ -449,30 +442,25 @@ impl Inner {
             let share = target.map_or(1.0, |pace| seats::prefill_share(&step, pace, engine.counters.running()));
             let spare =
                 target.map_or(1.0, |pace| seats::prefill_share(&step, SPARE_PACE * pace, engine.counters.running()));
-            sum.spare += (spare * allowed).min(FULL_SPEED * speed);
             known += 1;
+            sum.spare += (spare * allowed).min(FULL_SPEED * speed);
             sum.per_second += (share * allowed).min(FULL_SPEED * speed);
             sum.burst += BURST * tokens;
             sum.behind += BEHIND * tokens;
             sum.most += (most * tokens).max(LEAST_READING);
             sum.least += (least * tokens).max(LEAST_READING);
-            batch += engine.counters.running();
-            prompt += engine.prompt_per_step;
-            usual.push((engine.id.clone(), step));
         }
-        // In a step as they are lately: what the others would be like nobody has seen lately.
-        let (batch, prompt) = (1.0 + batch / f64::from(known.max(1)), prompt / f64::from(known.max(1)));
-        let length = |step: &StepTime| step.decode(batch) + step.per_prompt_token * prompt;
-        let usual: Vec<_> = usual.into_iter().map(|(id, step)| (id, length(&step))).collect();
-        self.compare(&usual, at);
+        self.compare(at);
         (0..self.engines.len()).for_each(|place| self.rekey(place, at));
-        let all = self.present().count() as f64;
+        let is_promised = target.is_some() || self.promised.ttft.is_some() || self.promised.e2e;
+        if known == 0 || !is_promised || !self.queues() {
+            return None;
+        }
+        let each = f64::from(known);
         // Those of which nothing is known yet are taken to be like the others.
-        let scale = all / f64::from(known.max(1));
-        let pace = target.map_or(f64::INFINITY, |_| sum.per_second * scale);
-        let each = f64::from(known.max(1));
-        (known > 0).then(|| Pace {
-            per_second: pace,
+        let scale = self.present().count() as f64 / each;
+        Some(Pace {
+            per_second: target.map_or(f64::INFINITY, |_| sum.per_second * scale),
             spare: target.map_or(f64::INFINITY, |_| sum.spare * scale),
             burst: sum.burst * scale,
             behind: sum.behind * scale,
@@ -481,15 +469,26 @@ impl Inner {
         })
     }
 
-    /// How slow engines are, compared with the quickest: within the error of what was learned they are
-    /// equal, and what no answer has agreed with lately says little: one that is not asked is soon as the
-    /// quickest, and stays so as long as its answers are not what was expected.
-    fn compare(&mut self, usual: &[(EngineId, f64)], at: Tick) {
-        let quickest = usual.iter().map(|(_, step)| *step).fold(f64::INFINITY, f64::min);
-        for (id, step) in usual {
-            let Some(engine) = self.places.get(id).and_then(|&place| self.engines[place].as_mut()) else { continue };
+    /// How slow engines are, compared with the quickest: by the steps that they would make in the batch
+    /// and with the prompts of all lately, and by the time to the first token of a typical request with no
+    /// other ahead of it, whichever is slower. Within the error of what was learned they are equal, and what no
+    /// answer has agreed with lately says little: one that is not asked is soon as the quickest, and stays so as
+    /// long as its answers are not what was expected.
+    fn compare(&mut self, at: Tick) {
+        let present = || self.engines.iter().flatten().filter(|engine| engine.left.is_none());
+        let count = (present().count() as f64).max(1.0);
+        let batch = 1.0 + present().map(|engine| engine.counters.running()).sum::<f64>() / count;
+        let prompt = present().map(|engine| engine.prompt_per_step).sum::<f64>() / count;
+        let usual = Usual { prompt: Tokens(self.typical as u64), batch: batch as u32, prompt_per_step: prompt };
+        let common = self.common.service(&usual);
+        let service = |engine: &Engine| engine.latency.lock().service(&usual).or(common);
+        let all: Vec<_> = present().map(service).collect();
+        let quickest = all.iter().flatten().copied().reduce(|a, b| (a.0.min(b.0), a.1.min(b.1)));
+        let Some(quickest) = quickest else { return };
+        for (engine, service) in self.engines.iter_mut().flatten().filter(|engine| engine.left.is_none()).zip(all) {
+            let Some(service) = service else { continue };
             let fresh = 0.5f64.powf(at.since(engine.confirmed_at).as_secs_f64() / HALF_LIFE);
-            let slowness = (step / quickest).powf(fresh);
+            let slowness = (service.0 / quickest.0).max(service.1 / quickest.1).powf(fresh);
             engine.slowness = if slowness > AS_OTHERS { slowness } else { 1.0 };
         }
     }
@@ -658,8 +657,7 @@ impl Inner {
     /// The first token of a prompt came: what the engine had run until then.
     pub fn first_token(&mut self, place: usize, prompt: Tokens, at: Tick) -> Option<Reading> {
         let engine = self.engines[place].as_mut()?;
-        engine.lighten(Size { prefill: prompt, decode: Tokens::ZERO });
-        let reading = engine.counters.first_token(prompt, at);
+        let reading = engine.first_token(prompt, at);
         self.reweigh(place);
         Some(reading)
     }

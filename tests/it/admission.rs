@@ -122,26 +122,36 @@ async fn a_prompt_whose_first_token_nobody_sees_counts_as_read_after_a_while() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn without_a_word_about_it_there_is_room_for_a_quarter_of_the_time_to_the_first_token() {
+async fn without_a_word_about_it_the_room_for_prompts_follows_what_was_learned_of_engines() {
     let yaml = seats(8).promise(&[("ttft_seconds", 1.0)]);
     let limit = |house: &House| house.page().sum("goodput_prefill_tokens_per_engine", &[]);
-    let (house, engine) = House::playing_with(&yaml, stream_of(300, 5000));
-    assert_eq!(limit(&house), 3125.0, "what the first guess of an engine reads in 250 ms");
+    let tokens = (0..10).map(|n| (300 + 10 * n, t("a")));
+    let script = Script::stream().say_all(tokens).say(f("stop")).say(u(10, 10)).say(d()).end();
+    let (house, engine) = House::playing_with(&yaml, script);
+    assert_eq!(house.page().count("goodput_prefill_tokens_per_engine", &[]), 0, "nothing is known, nothing is told");
+    for _ in 0..40 {
+        house.send(Ask::post(CHAT, capped(500, true))).await.whole().await;
+    }
+    house.sleep(ms(150)).await;
+    let room = limit(&house);
+    assert!((512.0..20_000.0).contains(&room), "what the engine reads in a part of a second: {room}");
     let house = Arc::new(house);
-    let long = |words: usize| {
-        let content = "word ".repeat(words);
+    let long = || {
+        let content = "word ".repeat(room as usize);
         json!({"model": "m1", "stream": true, "max_tokens": 9, "messages": [{"role": "user", "content": content}]})
     };
-    let first = spawn(&house, Ask::post(CHAT, long(1900)));
+    let before = house.clock.now();
+    let first = spawn(&house, Ask::post(CHAT, long()));
     house.sleep(ms(50)).await;
-    let second = spawn(&house, Ask::post(CHAT, long(900)));
+    let second = spawn(&house, Ask::post(CHAT, long()));
     let _ = (first.await.unwrap(), second.await.unwrap());
-    assert_eq!(engine.ledger().requests()[1].body_at, at(300), "2500 and 1184 tokens are too many at a time");
+    let asked = engine.ledger().requests()[41].body_at;
+    assert_eq!(asked, before + ms(300), "each takes all of the room, until its first token");
     house.adopt(&yaml.clone().with("queue: {prefill_tokens_per_engine: off}"));
     assert_eq!(house.page().count("goodput_prefill_tokens_per_engine", &[]), 0);
     house.adopt(&yaml.with("queue: {prefill_tokens_per_engine: 7}").top("replicas: 3"));
     assert_eq!(limit(&house), 2.0, "each gateway has its part");
-    house.lines(2).await;
+    house.lines(42).await;
     ended(house).await;
 }
 

@@ -133,19 +133,19 @@ async fn a_client_that_does_not_read_teaches_nothing_of_its_engines_latency() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn seats_that_are_found_out_begin_at_sixteen_and_others_wait() {
+async fn seats_that_are_found_out_begin_at_sixty_four_and_others_wait() {
     let yaml = Yaml::default().with("max_concurrency_per_engine: auto");
     let house = House::new(&yaml);
     let engine = house.engine("e1", vec![after(100)]);
-    let all = join_all((0..20).map(|_| async { house.chat(stream()).await.whole().await.status }));
+    let all = join_all((0..70).map(|_| async { house.chat(stream()).await.whole().await.status }));
     let look = async {
         house.sleep(ms(50)).await;
         engine.ledger().requests().len()
     };
     let (statuses, asked) = join(all, look).await;
-    assert_eq!(asked, 16);
+    assert_eq!(asked, 64);
     assert!(statuses.iter().all(|status| *status == 200));
-    assert_eq!(engine.ledger().requests().len(), 20);
+    assert_eq!(engine.ledger().requests().len(), 70);
     house.end().await;
 }
 
