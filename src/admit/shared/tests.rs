@@ -432,7 +432,7 @@ fn a_store_that_lost_its_books_hears_of_every_gateway_that_spent_not_only_of_tho
 }
 
 /// A store that has lost all that it kept.
-fn emptied(store: &PlainStore) -> PlainStore {
+pub(super) fn emptied(store: &PlainStore) -> PlainStore {
     PlainStore { begun: store.begun + 1, ..PlainStore::default() }
 }
 
