@@ -55,9 +55,9 @@ fn the_limit_of_open_files_is_raised_as_far_as_it_goes() {
 #[test]
 fn clients_for_whom_there_are_no_descriptors_wait_and_none_is_lost() {
     let engine = Running::engine(&["--speed", "20"]);
-    // Room for 24 of them.
-    let shell = "ulimit -n 96";
-    let gateway = Gateway::start(&Setup { engines: &[&engine], shell, ..Setup::default() });
+    // Room for 24 of them. All come from one address, which by default could not have that many.
+    let (shell, listen) = ("ulimit -n 96", "max_connections_per_address: 100");
+    let gateway = Gateway::start(&Setup { engines: &[&engine], shell, listen, ..Setup::default() });
     let body = stream_of(30);
     let clients: Vec<_> = (0..100)
         .map(|_| {
@@ -72,6 +72,7 @@ fn clients_for_whom_there_are_no_descriptors_wait_and_none_is_lost() {
     let page = gateway.adds_up();
     assert_eq!((sum(&page, "slo_total"), sum(&page, "slo_met_total")), (100.0, 100.0), "{page}");
     assert_eq!(sum(&page, "goodput_retries_total"), 0.0, "{page}");
+    assert_eq!(sum(&page, "goodput_connections_refused_total"), 0.0, "{page}");
 }
 
 #[test]
