@@ -950,10 +950,18 @@ async fn the_number_of_series_is_that_of_the_page() {
     let recorder = recorder();
     let page = recorder.page(Format::Text);
     let lines = page.lines().filter(|line| !line.starts_with('#'));
-    // Those of the process, of windows, engines and reloads do not grow by products.
+    // Those of the process, of the listener, of windows, engines and reloads do not grow by products.
     let beside = |name: &str| {
-        let fixed =
-            ["process_", "goodput_config_", "goodput_build", "goodput_access_", "goodput_refused_", "goodput_retries_"];
+        let fixed = [
+            "process_",
+            "goodput_config_",
+            "goodput_build",
+            "goodput_access_",
+            "goodput_bad_heads_",
+            "goodput_connections_refused_",
+            "goodput_refused_",
+            "goodput_retries_",
+        ];
         let gauges = [
             "goodput_in_flight",
             "goodput_queue_depth",

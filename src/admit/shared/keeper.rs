@@ -33,7 +33,8 @@ const SICK: Duration = Duration::from_secs(1);
 const LEAVING: Duration = Duration::from_millis(500);
 
 type Calls = FuturesUnordered<Pin<Box<dyn Future<Output = Over> + Send>>>;
-type Trial = Pin<Box<dyn Future<Output = Result<Line, Failure>> + Send>>;
+/// A connection that works, and the birth of the books behind its greeting.
+type Trial = Pin<Box<dyn Future<Output = Result<(Line, u64), Failure>> + Send>>;
 
 /// Speaks with the store for all requests: makes the calls that they wait for, gives back what
 /// lies idle, tries a store that failed. Ends by [`Store::leave`](super::Store::leave).
@@ -305,21 +306,21 @@ impl State {
             let inner = Arc::clone(inner);
             self.trial = Some(Box::pin(async move {
                 let line = Line::open(&inner.settings).await?;
-                greeted(&inner, line.clone(), 0).await.result.map(|_| line)
+                greeted(&inner, line.clone(), 0).await.result.map(|answer| (line, answer.begun))
             }));
         }
     }
 
-    fn tried(&mut self, inner: &Inner, result: Result<Line, Failure>) {
+    fn tried(&mut self, inner: &Inner, result: Result<(Line, u64), Failure>) {
         let at = inner.clock.now();
         self.trial = None;
         self.breaker.trial_ended(result.is_ok(), at);
         match result {
-            Ok(line) => {
+            Ok((line, birth)) => {
                 tracing::info!(store = %inner.settings.address, "the store of the limits answers");
                 (self.line, self.told) = (Some(line), None);
                 self.lines += 1;
-                (self.last_call, self.next_look, self.greeted) = (at, at, None);
+                (self.last_call, self.next_look, self.greeted) = (at, at, Some(birth));
                 self.tell_everything(inner);
                 inner.counters.turn(true);
             }

@@ -28,11 +28,11 @@ const PART: u64 = 16;
 
 /// How long an answer's word on what the store has left is believed without a call, at most; half of
 /// it at least.
-const MEMORY: Duration = Duration::from_millis(250);
+pub(super) const MEMORY: Duration = Duration::from_millis(250);
 
 /// How much longer it is believed where others go first, at most: with [`MEMORY`] less than the
 /// second that a refusal names at least.
-const TURN: Duration = Duration::from_millis(600);
+pub(super) const TURN: Duration = Duration::from_millis(600);
 
 /// The same for requests at the same time, which nobody can foresee.
 const SHORT_MEMORY: Duration = Duration::from_millis(20);

@@ -6,11 +6,12 @@
 use std::cell::{Cell, RefCell};
 use std::num::NonZeroU64;
 use std::rc::Rc;
+use std::time::Duration;
 
 use futures_util::future::select;
 
 use super::line::by_hand::ANSWERS;
-use super::tests::PlainStore;
+use super::tests::{PlainStore, emptied};
 use super::wire::{Answer, Call};
 use super::*;
 use crate::admit::limit::Used;
@@ -36,7 +37,9 @@ fn store(concurrent: u64) -> (Store, Keeper) {
     ANSWERS.set(Some(answers));
     let clock = Clock::start();
     let address = settings::Address::read("redis://by-hand").expect("a URL");
-    let (store, keeper) = Store::new(Redis::at(address), clock, 7);
+    // Where time passes, a call that has to let others go first is not late.
+    let settings = Redis { timeout: Duration::from_secs(3600), ..Redis::at(address) };
+    let (store, keeper) = Store::new(settings, clock, 7);
     store.reload(&limits(1600, concurrent), 1, clock.now());
     (store, keeper)
 }
@@ -180,5 +183,30 @@ fn who_was_refused_by_a_limit_that_was_widened_meanwhile_asks_again() {
         assert_eq!((sum.refused.get(), store.numbers().requests(By::Share)), (0, 0));
         shuttle::future::block_on(store.leave());
         all_end([keeper]);
+    });
+}
+
+/// The loss happens after the gateway's last call for the tenant and before the first greeting that
+/// follows a second of silence, so only the greeting of the trial knows the old books.
+#[test]
+fn c114_a_store_that_forgets_before_the_first_silence_is_told() {
+    tried(|time| {
+        let (store, keeper) = store(0);
+        let keeper = task(keeper.run());
+        let sum = Sum { used: Cell::new(50), ..Sum::default() };
+        let asks = store.clone();
+        all_end([task(async move {
+            is_up(&asks).await;
+            let wanted = Wanted { input: Tokens(0), output: Output::Stated(Tokens(50)) };
+            let held = asks.reserve(&acme(), "m", &wanted, Tick::ZERO).await.expect("there is enough");
+            // All of it: a lease that lies idle would be a further call.
+            held.settle(Used { input: Tokens(0), output: Tokens(50) }, Tick::ZERO);
+        })]);
+        KEPT.with_borrow_mut(|kept| *kept = emptied(kept));
+        while KEPT.with_borrow(|kept| kept.buckets.is_empty()) {
+            time.passes(Duration::from_millis(100));
+            shuttle::future::block_on(others());
+        }
+        leaves(&store, keeper, &sum);
     });
 }

@@ -7,6 +7,7 @@ use std::num::NonZeroU64;
 use proptest::prelude::*;
 
 use super::account::{HeldOfBoth, Sent};
+use super::lease::{MEMORY, TURN};
 use super::wire::{Answer, COUNT_LIFE, Call, Count, Level};
 use super::*;
 use crate::admit::limit::{Limit, Used};
@@ -282,8 +283,9 @@ proptest! {
         asks in 0..3_usize, waits in 0..3_usize, input in 0..40_u64, output in 0..60_u64,
     ) {
         let mut played = play(&limits(per_minute, burst, 1000), &steps);
-        // What others owed has been heard of by everybody: who was told before that cannot know.
-        played.now = played.now + Duration::from_millis(300);
+        // What others owed has been heard of by everybody: who was told before that cannot know, and
+        // believes it for so long.
+        played.now = played.now + MEMORY + TURN;
         // Until it is used up.
         let request = wanted(input, output);
         let refused = (0..5000).find_map(|_| {
@@ -432,7 +434,7 @@ fn a_store_that_lost_its_books_hears_of_every_gateway_that_spent_not_only_of_tho
 }
 
 /// A store that has lost all that it kept.
-fn emptied(store: &PlainStore) -> PlainStore {
+pub(super) fn emptied(store: &PlainStore) -> PlainStore {
     PlainStore { begun: store.begun + 1, ..PlainStore::default() }
 }
 
