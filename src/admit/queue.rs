@@ -187,7 +187,7 @@ pub struct ClassQueue {
 }
 
 impl ClassQueue {
-    /// How a class waits that says nothing else: for [`LEAST_MAX_WAIT`], or as long as its longest
+    /// How a class waits that says nothing else: for 30 seconds, or as long as its longest
     /// promise can still be kept.
     #[must_use]
     pub fn of_promise(longest: Option<Duration>) -> Self {

@@ -564,7 +564,6 @@ impl Work {
 
     /// The answer ended, whole, and says something about its engine's latency. Learning happens
     /// outside of the pool's lock.
-    #[expect(clippy::boxed_local, reason = "it is in its box already, and large")]
     pub fn learned(mut self: Box<Self>, lesson: &Lesson, at: Tick) {
         self.is_over = true;
         let mut inner = self.yard.inner.lock();

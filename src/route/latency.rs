@@ -240,7 +240,7 @@ impl Latency {
         self.step.seen >= ENOUGH
     }
 
-    /// The last answer whose further tokens came as was expected, within [`AGREES`].
+    /// The last answer whose further tokens came as was expected, within a quarter.
     #[must_use]
     pub const fn confirmed_at(&self) -> Tick {
         self.confirmed_at

@@ -98,7 +98,7 @@ pub struct Pace {
     /// Tokens per second: the share of the engines' time that the paces of the classes leave for
     /// prefill. Infinite where no class has a pace.
     pub per_second: f64,
-    /// The same at [`SPARE_PACE`] of the paces.
+    /// The same at 0.7 of the paces.
     pub spare: f64,
     /// Tokens by which the pool may be ahead of that.
     pub burst: f64,
