@@ -520,6 +520,57 @@ fn load(name: &str, text: &str) {
     }
 }
 
+/// The names of all tests, with the file that each one stands in.
+fn test_names() -> BTreeMap<String, String> {
+    let mut names = BTreeMap::new();
+    for path in files(&["src", "tests"], ".rs") {
+        let lines = code_lines(&read(&path));
+        let marked = lines.windows(3).filter(|three| {
+            let line = three[0].1.trim();
+            line == "#[test]" || line.starts_with("#[tokio::test")
+        });
+        for three in marked {
+            let name = three[1..].iter().find_map(|(_, line)| line.split_once("fn ").map(|(_, rest)| word(rest)));
+            names.extend(name.map(|name| (name.to_owned(), short(&path))));
+        }
+    }
+    names
+}
+
+/// The cases in the name of a test: `c104_c105_the_client_gets` has two.
+fn cases_of(test: &str) -> impl Iterator<Item = u32> {
+    test.split('_').map_while(|part| part.strip_prefix('c')?.parse().ok())
+}
+
+#[test]
+fn every_case_has_its_row_and_its_test() {
+    let tests = test_names();
+    let mut rows = BTreeSet::new();
+    let mut strays = Vec::new();
+    for line in read(&root().join("docs/cases.md")).lines().filter(|line| line.starts_with("| C")) {
+        let cells: Vec<&str> = line.trim_matches('|').split(" | ").map(str::trim).collect();
+        let case: u32 = cells[0][1..].parse().unwrap_or_else(|_| panic!("docs/cases.md: {line}"));
+        assert_eq!(cells.len(), 4, "docs/cases.md: C{case} has an id, an input, an answer and a test");
+        assert!(rows.insert(case), "docs/cases.md: C{case} stands there twice");
+        let named: Vec<&str> = cells[3].split('`').skip(1).step_by(2).collect();
+        let has_none = named.is_empty() && !cells[3].starts_with("no test: ");
+        strays.extend(has_none.then(|| format!("C{case}: name a test, or write \"no test: \" and why")));
+        for test in named {
+            let numbered = tests.keys().any(|test| cases_of(test).any(|other| other == case));
+            if !tests.contains_key(test) {
+                strays.push(format!("C{case}: no test is called {test}"));
+            } else if numbered && cases_of(test).all(|other| other != case) {
+                strays.push(format!("C{case}: {test} is of another case"));
+            }
+        }
+    }
+    for (test, file) in &tests {
+        let missing = cases_of(test).filter(|case| !rows.contains(case));
+        strays.extend(missing.map(|case| format!("{file}: {test}: C{case} has no row")));
+    }
+    report("docs/cases.md and the tests differ:", strays);
+}
+
 // ---- packaging -------------------------------------------------------------------------------
 
 #[test]

@@ -1,4 +1,4 @@
-//! Tenants' limits, seats and queues (CASES C), over the whole gateway.
+//! Tenants' limits, seats and queues (`docs/cases.md`), over the whole gateway.
 
 use std::sync::Arc;
 

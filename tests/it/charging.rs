@@ -1,4 +1,5 @@
-//! What a request costs its tenant, however it ends (CASES C80, C97; `docs/semantics.md` 8).
+//! What a request costs its tenant, however it ends (`docs/semantics.md` 8; C80 and C97 of
+//! `docs/cases.md`).
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Clients that leave, engines that fall silent, limits of time, held heads (CASES E).
+//! Clients that leave, engines that fall silent, limits of time, held heads (`docs/cases.md`).
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
 //! What operators rely on: closed labels, no secret in any output, faults of our own
-//! (CASES G).
+//! (`docs/cases.md`, metrics and logs).
 
 use std::io;
 use std::pin::Pin;

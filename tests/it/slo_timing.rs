@@ -1,4 +1,4 @@
-//! What is measured, and against which promise (CASES B; messages dialect of C).
+//! What is measured, and against which promise (`docs/cases.md`).
 
 use std::time::Duration;
 
