@@ -54,7 +54,7 @@ use crate::judge::{self, Case, Objectives};
 use crate::record::{self, Visit};
 use crate::refuse::Refusal;
 use crate::route::{self, Routed, Size, TenantKey};
-use crate::units::{BadHead, ClassId, ClientSide, Endpoint, LengthBucket, RequestId, Tick, Tokens, Unroutable};
+use crate::units::{ClassId, ClientState, Endpoint, InvalidHead, LengthBucket, PathError, RequestId, Tick, Tokens};
 use admission::{Held, Walk, Wish};
 use attempts::{Ask, Spoken, Yard, first_willing_engine};
 use early::{EarlyHead, Outlet};
@@ -100,7 +100,7 @@ struct Arrived {
     id: RequestId,
     /// The id is our own, and unique.
     id_is_made: bool,
-    client: ClientSide,
+    client: ClientState,
     /// Where a head may go ahead of the answer; none where none does.
     outlet: Option<Outlet>,
 }
@@ -141,13 +141,13 @@ impl Gateway {
         B::Error: Into<Fault>,
     {
         let (head, body) = request.into_parts();
-        let client = head.extensions.get::<ClientSide>().cloned().unwrap_or_default();
+        let client = head.extensions.get::<ClientState>().cloned().unwrap_or_default();
         let Ok(response) = self.handling(Arc::new(Head::new(head)), None, client, body).await;
         response
     }
 
     /// One snapshot of the settings, kept to the end of the request.
-    fn handling<B>(&self, head: Arc<Head>, since: Option<Tick>, client: ClientSide, body: B) -> Handling
+    fn handling<B>(&self, head: Arc<Head>, since: Option<Tick>, client: ClientState, body: B) -> Handling
     where
         B: Body<Data = Bytes> + Send + 'static,
         B::Error: Into<Fault>,
@@ -173,7 +173,7 @@ impl Gateway {
         answered.unwrap_or_else(|_| arrived.refused(&Refusal::Internal, None))
     }
 
-    fn arrived(&self, head: Arc<Head>, since: Option<Tick>, client: ClientSide, outlet: Option<Outlet>) -> Arrived {
+    fn arrived(&self, head: Arc<Head>, since: Option<Tick>, client: ClientState, outlet: Option<Outlet>) -> Arrived {
         // Waiting to be read is part of the time it takes.
         let read = self.clock.now();
         let at = since.unwrap_or(read);
@@ -429,9 +429,9 @@ impl Gateway {
 }
 
 /// Whether a head may become a request.
-fn check_head(live: &Live, head: &Head) -> Result<(), BadHead> {
+fn check_head(live: &Live, head: &Head) -> Result<(), InvalidHead> {
     if head.uri.query().is_some_and(|query| query.len() > LONGEST_QUERY) {
-        return Err(BadHead::TargetTooLong);
+        return Err(InvalidHead::TargetTooLong);
     }
     head.check(live.settings.listen.max_head, live.settings.listen.max_header_lines)
 }
@@ -442,11 +442,11 @@ fn endpoint_of(settings: &Settings, head: &Head) -> Result<Endpoint, Refusal> {
             Err(Refusal::UnknownPath)
         }
         Ok(endpoint) => Ok(endpoint),
-        Err(Unroutable::Method { allow }) => match Endpoint::of_engines_at(head.uri.path()) {
+        Err(PathError::Method { allow }) => match Endpoint::of_engines_at(head.uri.path()) {
             Some(endpoint) if !settings.engine_paths.contains(&endpoint) => Err(Refusal::UnknownPath),
             _ => Err(Refusal::MethodNotAllowed { allow }),
         },
-        Err(Unroutable::Path) => Err(Refusal::UnknownPath),
+        Err(PathError::Path) => Err(Refusal::UnknownPath),
     }
 }
 

@@ -12,7 +12,7 @@ use bytes::Bytes;
 use goodput::accept::settings::{Listen, Tls};
 use goodput::accept::{Door, Drain, Listener, Phase, Received};
 use goodput::clock::Clock;
-use goodput::units::{ClientSide, Severed};
+use goodput::units::{ClientState, DisconnectReason};
 use http::{Request, Response, StatusCode};
 use http_body::{Body, Frame};
 use http_body_util::{BodyExt, Empty, Full};
@@ -38,7 +38,7 @@ struct House {
     door: Door,
     seen: Arc<Seen>,
     feed: mpsc::Sender<Bytes>,
-    cut: mpsc::UnboundedReceiver<Option<Severed>>,
+    cut: mpsc::UnboundedReceiver<Option<DisconnectReason>>,
     serving: JoinHandle<()>,
 }
 
@@ -46,8 +46,8 @@ type Reply = http_body_util::combinators::UnsyncBoxBody<Bytes, Infallible>;
 
 struct Fed {
     feed: mpsc::Receiver<Bytes>,
-    side: ClientSide,
-    cut: mpsc::UnboundedSender<Option<Severed>>,
+    side: ClientState,
+    cut: mpsc::UnboundedSender<Option<DisconnectReason>>,
 }
 
 impl Body for Fed {
@@ -281,7 +281,7 @@ async fn a_client_that_does_not_read_is_cut_and_the_body_is_told_why() {
     let (feed, cut) = (house.feed.clone(), &mut house.cut);
     soon("the cut", async {
         tokio::select! {
-            why = cut.recv() => assert_eq!(why, Some(Some(Severed::WriteStall))),
+            why = cut.recv() => assert_eq!(why, Some(Some(DisconnectReason::WriteStall))),
             () = async { while feed.send(piece.clone()).await.is_ok() {} std::future::pending().await } => {}
         }
     })

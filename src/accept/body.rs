@@ -11,7 +11,7 @@ use hyper::body::Incoming;
 use parking_lot::Mutex;
 
 use super::head::Head;
-use crate::units::{ClientSide, Tick};
+use crate::units::{ClientState, Tick};
 
 /// A request as a connection hands it over. The connection keeps the head too: the next one is
 /// nearly the same, as a rule, and is then made of it without a copy.
@@ -33,7 +33,7 @@ impl From<Received> for Request<RequestBody> {
 /// The body of a client's request, on whatever version of HTTP it came.
 pub struct RequestBody {
     source: Source,
-    client: ClientSide,
+    client: ClientState,
 }
 
 /// Where a body comes from.
@@ -58,13 +58,13 @@ pub enum BodyCut {
 }
 
 impl RequestBody {
-    pub(super) fn new(source: Source, client: ClientSide) -> Self {
+    pub(super) fn new(source: Source, client: ClientState) -> Self {
         RequestBody { source, client }
     }
 
     /// What the connection tells of the client that sends it.
     #[must_use]
-    pub fn client(&self) -> &ClientSide {
+    pub fn client(&self) -> &ClientState {
         &self.client
     }
 }

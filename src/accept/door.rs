@@ -38,7 +38,7 @@ use super::turnstile::Turnstile;
 use super::version::{Asking, Version};
 use crate::clock::Clock;
 use crate::framing::Fielded;
-use crate::units::{Doorstep, Severed, Tick};
+use crate::units::{DisconnectReason, Doorstep, Tick};
 
 /// Whatever a body or a service may fail with.
 pub type Fault = Box<dyn std::error::Error + Send + Sync>;
@@ -327,7 +327,7 @@ impl Minder {
                 self.peer.side.end_drain();
             }
             if phase >= Phase::Cut {
-                self.peer.side.sever(Severed::Drain);
+                self.peer.side.sever(DisconnectReason::Drain);
                 return Wish::Cut;
             }
             if phase >= Phase::Draining {

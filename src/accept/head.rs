@@ -7,7 +7,7 @@ use http::request::Parts;
 
 use super::id::X_REQUEST_ID;
 use super::strict;
-use crate::units::{BadHead, Endpoint, Unroutable};
+use crate::units::{Endpoint, InvalidHead, PathError};
 
 /// A request's head. What is asked of every head is looked for once. It holds also for a head that
 /// is made of this one with other values ([`framing::Known`](crate::framing::Known)): its target and
@@ -15,8 +15,8 @@ use crate::units::{BadHead, Endpoint, Unroutable};
 #[derive(Clone, Debug)]
 pub struct Head {
     parts: Parts,
-    refused: Option<BadHead>,
-    endpoint: Result<Endpoint, Unroutable>,
+    refused: Option<InvalidHead>,
+    endpoint: Result<Endpoint, PathError>,
     has_id: bool,
     has_coding: bool,
     has_connection: bool,
@@ -33,11 +33,11 @@ impl Head {
         Head { refused, endpoint, has_id, has_coding, has_connection, parts }
     }
 
-    /// Checks it: [`BadHead`] says for what.
+    /// Checks it: [`InvalidHead`] says for what.
     ///
     /// # Errors
     /// The first thing found wrong.
-    pub fn check(&self, max_head: usize, max_header_lines: usize) -> Result<(), BadHead> {
+    pub fn check(&self, max_head: usize, max_header_lines: usize) -> Result<(), InvalidHead> {
         strict::check_size(&self.parts, max_head, max_header_lines)?;
         self.refused.map_or(Ok(()), Err)
     }
@@ -46,7 +46,7 @@ impl Head {
     ///
     /// # Errors
     /// None does.
-    pub fn endpoint(&self) -> Result<Endpoint, Unroutable> {
+    pub fn endpoint(&self) -> Result<Endpoint, PathError> {
         self.endpoint
     }
 

@@ -7,7 +7,7 @@ use std::task::Waker;
 use std::time::Duration;
 
 use crate::clock::Clock;
-use crate::units::{ClientSide, Tick};
+use crate::units::{ClientState, Tick};
 
 const NEVER: u64 = u64::MAX;
 
@@ -21,7 +21,7 @@ pub(super) struct Peer {
     /// The client's address, as text.
     address: Option<Arc<str>>,
     /// The cell of the HTTP/1 request of the moment (HTTP/2 streams have their own).
-    pub(super) side: ClientSide,
+    pub(super) side: ClientState,
     born: Tick,
     /// Whether a whole request head has come.
     greeted: AtomicBool,
@@ -57,7 +57,7 @@ impl Peer {
         let now = clock.now();
         Arc::new(Peer {
             clock,
-            side: ClientSide::of(address.clone()),
+            side: ClientState::of(address.clone()),
             address,
             born: now,
             greeted: AtomicBool::new(false),
@@ -76,8 +76,8 @@ impl Peer {
     }
 
     /// What the connection tells of its client to one more stream.
-    pub(super) fn side_of_a_stream(&self) -> ClientSide {
-        ClientSide::of(self.address.clone())
+    pub(super) fn side_of_a_stream(&self) -> ClientState {
+        ClientState::of(self.address.clone())
     }
 
     /// Since when it has been idle; `None` while it is not, or before its first request.

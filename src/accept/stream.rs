@@ -1,5 +1,5 @@
 //! Requests and answers between connections and the service: each request gets its
-//! [`ClientSide`], each answer says what its body last did, and each HTTP/2 stream is
+//! [`ClientState`], each answer says what its body last did, and each HTTP/2 stream is
 //! watched for a client that does not take its bytes, and driven on meanwhile.
 
 use std::future::Future;
@@ -32,12 +32,12 @@ use super::shelf::Shelf;
 use super::stall::Stall;
 use crate::framing::{Fielded, Fields, with_fields};
 use crate::refuse::Refusal;
-use crate::units::{BadHead, ClientSide, Dialect, Doorstep, Severed, Tick};
+use crate::units::{ClientState, Dialect, DisconnectReason, Doorstep, InvalidHead, Tick};
 
 /// An HTTP/2 stream, as its answer's body and its watcher see it.
 #[derive(Default)]
 pub(super) struct Strand {
-    side: ClientSide,
+    side: ClientState,
     /// Twice the number of frames the body has given; odd while it owes the next one. Even
     /// and unchanged means: the last frame has not gone out yet.
     given: AtomicU64,
@@ -97,7 +97,7 @@ impl<S> Reception<S> {
     }
 
     /// A head never became a request.
-    pub(super) fn refused(&self, why: BadHead) {
+    pub(super) fn refused(&self, why: InvalidHead) {
         self.doorstep.refused_head(why);
     }
 
@@ -160,7 +160,7 @@ where
     }
 
     /// Begins a request, with what hands it to the service.
-    fn begin<F>(&self, multiplexed: bool, hand_over: impl FnOnce(ClientSide) -> Option<F>) -> Handling<F> {
+    fn begin<F>(&self, multiplexed: bool, hand_over: impl FnOnce(ClientState) -> Option<F>) -> Handling<F> {
         let open = self.peer.greet(multiplexed);
         let strand = multiplexed.then(|| {
             let strand = Arc::new(Strand { side: self.peer.side_of_a_stream(), ..Strand::default() });
@@ -372,7 +372,7 @@ impl<F: Future<Output = ()>> Future for Watched<F> {
                 side.end_drain();
             }
             if phase >= Phase::Cut {
-                side.sever(Severed::Drain);
+                side.sever(DisconnectReason::Drain);
                 return Poll::Ready(());
             }
         }

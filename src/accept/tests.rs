@@ -18,7 +18,7 @@ use super::settings::Listen;
 use super::{Door, Drain, Phase, Received};
 use crate::clock::Clock;
 use crate::framing::Fielded;
-use crate::units::{ClientSide, Severed, Tick};
+use crate::units::{ClientState, DisconnectReason, Tick};
 
 const GET: &[u8] = b"GET /health HTTP/1.1\r\nhost: g\r\n\r\n";
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -43,8 +43,8 @@ enum Act {
 /// How a body ended, seen from inside.
 #[derive(Default)]
 struct Seen {
-    sides: Mutex<Vec<ClientSide>>,
-    severed: Mutex<Vec<(Option<Severed>, bool, Tick)>>,
+    sides: Mutex<Vec<ClientState>>,
+    severed: Mutex<Vec<(Option<DisconnectReason>, bool, Tick)>>,
     /// Bytes that endless bodies were asked for.
     asked: AtomicUsize,
     /// Bodies that were dropped by a panic.
@@ -54,7 +54,7 @@ struct Seen {
 struct Played {
     act: Act,
     given: usize,
-    side: ClientSide,
+    side: ClientState,
     clock: Clock,
     seen: Arc<Seen>,
 }
@@ -135,11 +135,11 @@ impl House {
         self.clock.sleep_until(Some(self.clock.now() + Duration::from_millis(millis))).await;
     }
 
-    fn side(&self) -> ClientSide {
+    fn side(&self) -> ClientState {
         self.seen.sides.lock().last().expect("a request came").clone()
     }
 
-    fn last_end(&self) -> (Option<Severed>, bool, Tick) {
+    fn last_end(&self) -> (Option<DisconnectReason>, bool, Tick) {
         *self.seen.severed.lock().last().expect("a body ended")
     }
 }
@@ -283,7 +283,7 @@ async fn a_client_that_does_not_read_is_limited_after_100_ms_and_cut_after_the_w
     assert!(house.side().is_limited(house.clock.now()));
     assert_eq!(house.side().refused_since(), Some(at(0)));
     assert_eq!(task.await.unwrap(), at(30_000));
-    assert_eq!(house.last_end(), (Some(Severed::WriteStall), true, at(30_000)));
+    assert_eq!(house.last_end(), (Some(DisconnectReason::WriteStall), true, at(30_000)));
 }
 
 #[tokio::test(start_paused = true)]
@@ -326,7 +326,7 @@ async fn the_total_limit_cuts_a_client_that_does_not_read() {
     house.side().set_total_deadline(at(7000));
     // The deadline was not known when the stretch began: the retry after 100 ms sees it.
     assert_eq!(task.await.unwrap(), at(7000));
-    assert_eq!(house.last_end(), (Some(Severed::Total), true, at(7000)));
+    assert_eq!(house.last_end(), (Some(DisconnectReason::Total), true, at(7000)));
 }
 
 #[tokio::test(start_paused = true)]
@@ -384,7 +384,7 @@ async fn what_is_left_after_the_last_words_is_cut() {
     }
     house.drain.advance(Phase::Cut);
     assert_eq!(task.await.unwrap(), at(30));
-    assert_eq!(house.last_end().0, Some(Severed::Drain));
+    assert_eq!(house.last_end().0, Some(DisconnectReason::Drain));
 }
 
 mod http2 {
@@ -517,7 +517,7 @@ mod http2 {
             let data = other.data().await.unwrap().unwrap();
             other.flow_control().release_capacity(data.len()).unwrap();
         }
-        assert_eq!(side.severed(), Some(Severed::WriteStall));
+        assert_eq!(side.severed(), Some(DisconnectReason::WriteStall));
         assert!(end_of(&mut stuck).await.is_some(), "reset");
         assert_eq!(house.side().severed(), None);
         assert!(other.data().await.unwrap().is_ok());
@@ -533,7 +533,7 @@ mod http2 {
         house.wait(29_898).await;
         assert_eq!((house.side().severed(), house.seen.severed.lock().len()), (None, 0));
         house.wait(2).await;
-        assert_eq!(house.last_end(), (Some(Severed::WriteStall), true, at(30_000)));
+        assert_eq!(house.last_end(), (Some(DisconnectReason::WriteStall), true, at(30_000)));
         assert!(end_of(&mut stuck).await.is_some(), "reset");
         let asked = house.seen.asked.load(Ordering::Relaxed);
         assert!((65_536..65_536 + 200).contains(&asked), "{asked}");
@@ -703,6 +703,6 @@ mod http2 {
         house.drain.advance(Phase::Cut);
         driver.await.unwrap();
         task.await.unwrap();
-        assert_eq!(house.last_end().0, Some(Severed::Drain));
+        assert_eq!(house.last_end().0, Some(DisconnectReason::Drain));
     }
 }

@@ -35,7 +35,7 @@ use crate::observe::{Ending, InBandError, Limit, Note, Observer, Reader, Timelin
 use crate::refuse::Refusal;
 use crate::rewrite::EventGate;
 use crate::route::Signals;
-use crate::units::{ClientSide, Dialect, RequestId, Severed, Tick};
+use crate::units::{ClientState, Dialect, DisconnectReason, RequestId, Tick};
 
 /// A preamble (role events, comments) longer than this is let go without a token.
 const HELD_PREAMBLE: usize = 64 * 1024;
@@ -98,7 +98,7 @@ pub struct Parts {
     /// Where its timer comes from.
     pub alarms: Arc<Alarms>,
     /// The client's side of the connection.
-    pub client: ClientSide,
+    pub client: ClientState,
     /// Decides which bytes may pass.
     pub gate: EventGate,
     /// How the body is read.
@@ -752,8 +752,8 @@ impl Drop for Relay {
     fn drop(&mut self) {
         let ending = match self.parts.client.severed() {
             _ if std::thread::panicking() => Ending::Panicked,
-            Some(Severed::WriteStall | Severed::Total) => Ending::WriteStalled,
-            Some(Severed::Drain) => Ending::Drained,
+            Some(DisconnectReason::WriteStall | DisconnectReason::Total) => Ending::WriteStalled,
+            Some(DisconnectReason::Drain) => Ending::Drained,
             None => Ending::Left,
         };
         if self.observer.is_some()

@@ -36,7 +36,7 @@ use crate::observe::Timeline;
 use crate::record::Visit;
 use crate::refuse::Refusal;
 use crate::route::{Prediction, Work};
-use crate::units::{ClientSide, Endpoint, PoolId, TenantId, Tick, Tokens};
+use crate::units::{ClientState, Endpoint, PoolId, TenantId, Tick, Tokens};
 
 /// How often a request that could go elsewhere looks whether it should.
 const LOOK: Duration = Duration::from_millis(100);
@@ -474,7 +474,7 @@ pub struct Walk<'a> {
     /// What it asks of a queue.
     pub ask: &'a Ask,
     /// The client's side.
-    pub client: &'a ClientSide,
+    pub client: &'a ClientState,
     /// The head that its client gets while it waits here, where it gets one.
     pub early: Option<EarlyHead<'a>>,
 }

@@ -34,7 +34,7 @@ use crate::rewrite::{self, Edits, EventGate, Plan, Thinking};
 use crate::route::retry::{Attempts, Happened, Injection, Next};
 use crate::route::settings::{Balance, EngineAddress, EngineKind, Pool};
 use crate::route::{self, Aims, Choice, DepartureWatch, Fleet, Routed, Signals, Size, TenantKey, Want, Work, retry};
-use crate::units::{ClientSide, Dialect, Endpoint, EngineId, PoolId, RequestId, Tick, Tokens};
+use crate::units::{ClientState, Dialect, Endpoint, EngineId, PoolId, RequestId, Tick, Tokens};
 
 /// What one request asks of engines. Everything that stays the same over its attempts.
 pub struct Ask<'a> {
@@ -88,7 +88,7 @@ pub struct Ask<'a> {
     /// The id that engines see: unique.
     pub upstream_id: Cow<'a, [u8]>,
     /// The client's side.
-    pub client: &'a ClientSide,
+    pub client: &'a ClientState,
     /// What is known of its model.
     pub learned: &'a OfModel,
     /// Told of token events.

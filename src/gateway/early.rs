@@ -21,7 +21,7 @@ use super::{degrade, reply};
 use crate::clock::Clock;
 use crate::forward::{Ahead, OwnFields, ReplyBody, Serving};
 use crate::record::Visit;
-use crate::units::{ClientSide, RequestId, Tick};
+use crate::units::{ClientState, RequestId, Tick};
 
 /// Serves one request, until there is an answer or a head that goes ahead of it.
 #[must_use = "nothing is served before it is polled"]
@@ -121,7 +121,7 @@ pub struct EarlyHead<'a> {
     /// It is of the Messages dialect.
     pub is_messages: bool,
     /// The client's side.
-    pub client: &'a ClientSide,
+    pub client: &'a ClientState,
 }
 
 impl EarlyHead<'_> {

@@ -20,7 +20,7 @@ use crate::inspect::coding::{Coding, Decoder, Undecodable};
 use crate::inspect::multipart::FormScanner;
 use crate::inspect::{Facts, Scanner, Unreadable};
 use crate::refuse::Refusal;
-use crate::units::{ClientSide, Endpoint, Tick};
+use crate::units::{ClientState, Endpoint, Tick};
 
 /// Frames shorter than this are copied together: a body sent byte by byte must not cost a
 /// buffer a byte, nor may few bytes hold a buffer of 64 KiB that others share (those of HTTP/2 are
@@ -185,7 +185,7 @@ pub async fn read<B>(
     headers: &HeaderMap,
     endpoint: Endpoint,
     terms: Terms<'_>,
-    client: &ClientSide,
+    client: &ClientState,
     clock: &Clock,
 ) -> Result<Upload, Unread>
 where
@@ -559,7 +559,7 @@ mod tests {
         let endpoint = Endpoint::find("POST", path).unwrap();
         let is_coded = headers.contains_key(CONTENT_ENCODING);
         let terms = Terms { is_coded, max_bodies: u64::MAX, ..terms(&bodies, most) };
-        let (client, clock) = (ClientSide::default(), Clock::start());
+        let (client, clock) = (ClientState::default(), Clock::start());
         let mut reading = pin!(read(body, headers, endpoint, terms, &client, &clock));
         let (mut turns, mut highest) = (0, 0);
         loop {

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use crate::observe::Choice;
-use crate::units::{ClientSide, Tick};
+use crate::units::{ClientState, Tick};
 
 use super::fault::not_judged;
 use super::objectives::Objectives;
@@ -26,7 +26,7 @@ struct Cell {
     /// Tokens per event, as learned of the engine that answers: the bits of a float.
     ratio: AtomicU64,
     itl_broke: AtomicU64,
-    client: OnceLock<ClientSide>,
+    client: OnceLock<ClientState>,
     is_finished: AtomicBool,
 }
 
@@ -83,7 +83,7 @@ impl Pulse {
     /// Who reads it. What is not broken by the moment at which this client stops reading is its own
     /// doing, but for a first token that has not come. Asked of the client itself: nobody drives a
     /// relay whose bytes are refused.
-    pub fn read_by(&self, client: &ClientSide) {
+    pub fn read_by(&self, client: &ClientState) {
         let _ = self.0.client.set(client.clone());
     }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 
 use crate::observe::{Choice, Ending, Gaps, InBandError, Limit, Limited, Reader, Timeline, TokenSource, Usage};
-use crate::units::{ClientSide, Dialect, Tick, Tokens};
+use crate::units::{ClientState, Dialect, Tick, Tokens};
 
 use super::*;
 
@@ -662,7 +662,7 @@ fn a_whole_answer_whose_client_does_not_read_has_no_ttft_to_be_late_with() {
     let late = Timeline { ending: Ending::WriteStalled, finish: None, ..whole(60_000, 20) };
     assert_eq!(outcome(&limited(late, &[], 0, 700), &chat()), excluded(Excluded::ClientLimited));
     // Nor is it overdue.
-    let (pulse, client) = (Pulse::default(), ClientSide::default());
+    let (pulse, client) = (Pulse::default(), ClientState::default());
     pulse.read_by(&client);
     client.refuses(at(700));
     let waiting = Progress::waiting(at(0), true, false);
@@ -802,7 +802,7 @@ fn a_client_that_does_not_read_is_overdue_by_what_was_broken_before_and_by_its_f
     let waiting = Progress::waiting(at(0), true, true);
     let overdue = |pulse: &Pulse, moment| pulse.is_overdue(&waiting, &chat(), &CASE, 1, at(moment));
     let refusing = |since| {
-        let (pulse, client) = (Pulse::default(), ClientSide::default());
+        let (pulse, client) = (Pulse::default(), ClientState::default());
         pulse.read_by(&client);
         client.refuses(at(since));
         pulse

@@ -15,7 +15,7 @@ use crate::judge::{
 use crate::observe::{Ending, Expect, Observer, Reader, Timeline, Watch};
 use crate::refuse::Refusal;
 use crate::units::{
-    ClassId, ClientSide, Endpoint, EngineId, LengthBucket, PoolId, RequestId, Severed, TenantId, Tick, Tokens,
+    ClassId, ClientState, DisconnectReason, Endpoint, EngineId, LengthBucket, PoolId, RequestId, TenantId, Tick, Tokens,
 };
 
 use super::finished::{Finished, Retries, Retry};
@@ -78,7 +78,7 @@ struct Draft {
     spilled: bool,
     degraded: Degraded,
     /// A head of the gateway's own went ahead: the client's side behind it.
-    ahead: Option<ClientSide>,
+    ahead: Option<ClientState>,
     /// Its client left before the answer was whole.
     left: bool,
     /// The path or model that it asked for in vain, as it may be shown.
@@ -132,7 +132,7 @@ impl Visit {
     }
 
     /// Its client, as far as that may stop reading.
-    pub fn read_by(&self, client: &ClientSide) {
+    pub fn read_by(&self, client: &ClientState) {
         self.open.pulse.read_by(client);
     }
 
@@ -207,7 +207,7 @@ impl Visit {
     }
 
     /// A head of the gateway's own went out while it waits: its client has a 200.
-    pub fn head_went_ahead(&mut self, client: &ClientSide) {
+    pub fn head_went_ahead(&mut self, client: &ClientState) {
         self.draft_mut().ahead = Some(client.clone());
     }
 
@@ -322,10 +322,10 @@ impl Visit {
     fn abandoned(&self, mut draft: Box<Draft>, panicking: bool) {
         let at = self.recorder.now();
         let ahead = draft.ahead.is_some();
-        let severed = draft.ahead.as_ref().and_then(ClientSide::severed);
+        let severed = draft.ahead.as_ref().and_then(ClientState::severed);
         let verdict = if panicking {
             draft.refused(Outcome::Missed(Missed::Internal), at)
-        } else if severed == Some(Severed::Drain) {
+        } else if severed == Some(DisconnectReason::Drain) {
             // It never left our queue, and nobody was there to be told.
             draft.refused(Refusal::Draining.outcome(), at)
         } else {
@@ -418,7 +418,7 @@ impl Draft {
 
     /// The verdict on a client that did not read what came behind a head that went ahead: as on
     /// any stream of which no token has come.
-    fn limited(&self, severed: Option<Severed>, at: Tick) -> Option<Verdict> {
+    fn limited(&self, severed: Option<DisconnectReason>, at: Tick) -> Option<Verdict> {
         let (promise, since) = (self.promise.as_ref()?, self.ahead.as_ref()?.limited_since(at)?);
         let expect = Expect::stream(promise.case.dialect, promise.start);
         let mut seen = Observer::new(expect, Reader::Events, 200, Watch::default());

@@ -10,7 +10,7 @@ use memchr::memmem;
 
 use crate::accept::Head;
 use crate::framing::{self, Framing, Headed, Known};
-use crate::units::BadHead;
+use crate::units::InvalidHead;
 
 /// Lines that a head may have without a table of its own on the heap.
 const USUAL_LINES: usize = 100;
@@ -56,7 +56,7 @@ pub(super) fn take(
     looked_at: &mut usize,
     known: &mut Known<Asked>,
     limits: Limits,
-) -> Result<Option<Asked>, BadHead> {
+) -> Result<Option<Asked>, InvalidHead> {
     if !may_be_whole(buffer, *looked_at) {
         return partial(buffer, looked_at, limits);
     }
@@ -74,7 +74,7 @@ pub(super) fn take(
         lines => read(buffer, known, &mut vec![const { MaybeUninit::uninit() }; lines]),
     };
     match read? {
-        Some((length, _)) if length > limits.head => Err(BadHead::TooLarge),
+        Some((length, _)) if length > limits.head => Err(InvalidHead::TooLarge),
         Some((length, asked)) => {
             *looked_at = 0;
             buffer.advance(length);
@@ -85,9 +85,9 @@ pub(super) fn take(
 }
 
 /// More has to come.
-fn partial(buffer: &[u8], looked_at: &mut usize, limits: Limits) -> Result<Option<Asked>, BadHead> {
+fn partial(buffer: &[u8], looked_at: &mut usize, limits: Limits) -> Result<Option<Asked>, InvalidHead> {
     *looked_at = buffer.len();
-    if buffer.len() < limits.head { Ok(None) } else { Err(BadHead::TooLarge) }
+    if buffer.len() < limits.head { Ok(None) } else { Err(InvalidHead::TooLarge) }
 }
 
 /// The path of a head that cannot be read, as far as there is one: for the shape of the refusal.
@@ -112,15 +112,15 @@ fn read<'a>(
     bytes: &'a [u8],
     known: &mut Known<Asked>,
     lines: &mut [MaybeUninit<httparse::Header<'a>>],
-) -> Result<Option<(usize, Asked)>, BadHead> {
+) -> Result<Option<(usize, Asked)>, InvalidHead> {
     let mut head = httparse::Request::new(&mut []);
     let parser = httparse::ParserConfig::default();
     let length = match parser.parse_request_with_uninit_headers(&mut head, bytes, lines) {
         Ok(httparse::Status::Complete(length)) => length,
         Ok(httparse::Status::Partial) => return Ok(None),
-        Err(httparse::Error::TooManyHeaders) => return Err(BadHead::TooManyLines),
-        Err(httparse::Error::Version) => return Err(BadHead::Version),
-        Err(_) => return Err(BadHead::Malformed),
+        Err(httparse::Error::TooManyHeaders) => return Err(InvalidHead::TooManyLines),
+        Err(httparse::Error::Version) => return Err(InvalidHead::Version),
+        Err(_) => return Err(InvalidHead::Malformed),
     };
     // A copy of the head alone: fields that outlive it would hold the body, too.
     let text = Bytes::copy_from_slice(&bytes[..length]);
@@ -129,19 +129,20 @@ fn read<'a>(
         text.slice(at..at + part.len())
     };
     let mut parts = Request::new(()).into_parts().0;
-    parts.method = Method::from_bytes(head.method.unwrap_or_default().as_bytes()).map_err(|_| BadHead::Malformed)?;
+    parts.method =
+        Method::from_bytes(head.method.unwrap_or_default().as_bytes()).map_err(|_| InvalidHead::Malformed)?;
     let target = head.path.unwrap_or_default().as_bytes();
     if target.len() > LONGEST_TARGET {
-        return Err(BadHead::TargetTooLong);
+        return Err(InvalidHead::TargetTooLong);
     }
-    parts.uri = Uri::from_maybe_shared(part(target)).map_err(|_| BadHead::Malformed)?;
+    parts.uri = Uri::from_maybe_shared(part(target)).map_err(|_| InvalidHead::Malformed)?;
     parts.version = if head.version == Some(0) { Version::HTTP_10 } else { Version::HTTP_11 };
     parts.headers = HeaderMap::with_capacity(head.headers.len());
     let mut said = Said::default();
     for line in head.headers.iter() {
-        let name = HeaderName::from_bytes(line.name.as_bytes()).map_err(|_| BadHead::Malformed)?;
+        let name = HeaderName::from_bytes(line.name.as_bytes()).map_err(|_| InvalidHead::Malformed)?;
         if said.hear(&name, line.value)? {
-            let value = HeaderValue::from_maybe_shared(part(line.value)).map_err(|_| BadHead::Malformed)?;
+            let value = HeaderValue::from_maybe_shared(part(line.value)).map_err(|_| InvalidHead::Malformed)?;
             parts.headers.append(name, value);
         }
     }
@@ -167,16 +168,16 @@ struct Said {
 
 impl Said {
     /// Whether the line is to be kept: a length that is stated again is not.
-    fn hear(&mut self, name: &HeaderName, value: &[u8]) -> Result<bool, BadHead> {
+    fn hear(&mut self, name: &HeaderName, value: &[u8]) -> Result<bool, InvalidHead> {
         if *name == TRANSFER_ENCODING {
             self.codings = self.codings.saturating_add(1);
             self.is_chunked = value.eq_ignore_ascii_case(b"chunked");
         } else if *name == CONTENT_LENGTH {
-            let stated = framing::stated_length(value).ok_or(BadHead::Length)?;
+            let stated = framing::stated_length(value).ok_or(InvalidHead::Length)?;
             return match self.length.replace(stated) {
                 None => Ok(true),
                 Some(before) if before == stated => Ok(false),
-                Some(_) => Err(BadHead::Length),
+                Some(_) => Err(InvalidHead::Length),
             };
         } else if *name == CONNECTION {
             self.closes |= framing::names(value, "close");
@@ -190,11 +191,11 @@ impl Said {
     /// Where the body ends. Of a coding that we do not know nothing is read: `strict` refuses
     /// the request, and the connection ends. A length beside a coding is what another reader may
     /// go by (RFC 9112 section 6.3).
-    fn framing(&self, version: Version) -> Result<Framing, BadHead> {
+    fn framing(&self, version: Version) -> Result<Framing, InvalidHead> {
         match self.codings {
             0 => Ok(Framing::Length(self.length.unwrap_or(0))),
-            _ if self.length.is_some() => Err(BadHead::TwoFramings),
-            _ if version == Version::HTTP_10 => Err(BadHead::Malformed),
+            _ if self.length.is_some() => Err(InvalidHead::TwoFramings),
+            _ if version == Version::HTTP_10 => Err(InvalidHead::Malformed),
             1 if self.is_chunked => Ok(Framing::CHUNKED),
             _ => Ok(Framing::EMPTY),
         }
@@ -277,6 +278,6 @@ mod tests {
         assert_eq!([still_read, other].map(|asked| asked.head.headers["x-id"].clone()), ["c", "d"]);
         let long = head("5", &"x".repeat(LIMITS.head));
         assert!(known.find(long.as_bytes(), usize::MAX).is_some());
-        assert_eq!(take(&mut long.as_bytes().into(), &mut 0, &mut known, LIMITS).err(), Some(BadHead::TooLarge));
+        assert_eq!(take(&mut long.as_bytes().into(), &mut 0, &mut known, LIMITS).err(), Some(InvalidHead::TooLarge));
     }
 }

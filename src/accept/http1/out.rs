@@ -16,7 +16,7 @@ use crate::accept::id::{X_GOODPUT_REASON, X_REQUEST_ID, made_id};
 use crate::framing::{self, Fielded};
 use crate::refuse::Refusal;
 use crate::units::decimal::push_number;
-use crate::units::{BadHead, Endpoint};
+use crate::units::{Endpoint, InvalidHead};
 
 /// Pieces of this length are copied behind each other, so that they leave in one plain write.
 const SHORT: usize = 16 * 1024;
@@ -149,7 +149,7 @@ impl Out {
 
     /// Puts a refusal there, of a request that could not be read: in the shape of the path, as far
     /// as there is one.
-    pub(super) fn refusal(&mut self, why: BadHead, path: &str, date: &[u8]) {
+    pub(super) fn refusal(&mut self, why: InvalidHead, path: &str, date: &[u8]) {
         let refusal = Refusal::BadHead { status: why.status().as_u16(), advice: why.advice() };
         let (shape, id) = (Endpoint::shape_of_unknown(path), made_id());
         let body = refusal.body(shape, &id);

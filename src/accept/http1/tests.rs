@@ -23,7 +23,7 @@ use crate::accept::settings::Listen;
 use crate::accept::{BodyCut, Door, Drain, Phase, Received, RequestBody};
 use crate::clock::Clock;
 use crate::framing::Framing;
-use crate::units::ClientSide;
+use crate::units::ClientState;
 
 type Reply = UnsyncBoxBody<Bytes, std::io::Error>;
 
@@ -321,7 +321,7 @@ async fn an_idle_connection_does_not_keep_what_its_body_was_read_into() {
         ours.write_all(&sent).await.unwrap();
         let mut theirs = pin!(theirs);
         let (mut inbox, mut out) = (Inbox::new(), Out::default());
-        let mut body = RequestBody::new(inbox.begin(framing, false), ClientSide::default());
+        let mut body = RequestBody::new(inbox.begin(framing, false), ClientState::default());
         let read = poll_fn(|cx| {
             loop {
                 match Pin::new(&mut body).poll_frame(cx) {

@@ -18,7 +18,7 @@ use crate::inspect::OfModel;
 use crate::judge::Objectives;
 use crate::refuse::Refusal;
 use crate::route::settings::Concurrency;
-use crate::units::{ClassId, Endpoint, PoolId, Tick, Tokens, Unroutable};
+use crate::units::{ClassId, Endpoint, PathError, PoolId, Tick, Tokens};
 
 /// A request to explain.
 pub struct Sample {
@@ -73,8 +73,8 @@ pub fn explain(settings: &Settings, sample: &Sample) -> Explanation {
 /// The steps of the gateway, up to the choice of an engine.
 fn walk(settings: &Settings, sample: &Sample, told: &mut Explanation) -> Result<(), Refusal> {
     let endpoint = Endpoint::find("POST", &sample.path).map_err(|why| match why {
-        Unroutable::Path => Refusal::UnknownPath,
-        Unroutable::Method { allow } => Refusal::MethodNotAllowed { allow },
+        PathError::Path => Refusal::UnknownPath,
+        PathError::Method { allow } => Refusal::MethodNotAllowed { allow },
     })?;
     told.path = endpoint.path().to_owned();
     let who = settings.keyring.find(&sample.headers).map_err(|why| match why {

@@ -23,7 +23,7 @@ use goodput::gateway::{Gateway, Materials};
 use goodput::lab::script::{Script, ScriptedEngine};
 use goodput::record::{Format, Recorder, access};
 use goodput::route::probe::Probes;
-use goodput::units::{ClientSide, Tick};
+use goodput::units::{ClientState, Tick};
 use http::{Method, Request};
 use http_body::Body;
 use http_body_util::{BodyExt, Full};
@@ -262,13 +262,13 @@ impl Surroundings for Nothing {
 pub struct Ask {
     request: http::request::Builder,
     body: Bytes,
-    client: ClientSide,
+    client: ClientState,
 }
 
 impl Ask {
     pub fn of(method: Method, target: &str) -> Self {
         let request = Request::builder().method(method).uri(target).header("host", "gateway");
-        Ask { request, body: Bytes::new(), client: ClientSide::default() }
+        Ask { request, body: Bytes::new(), client: ClientState::default() }
     }
 
     pub fn post(target: &str, body: Value) -> Self {
@@ -294,7 +294,7 @@ impl Ask {
     }
 
     /// With this client's side of the connection.
-    pub fn client(mut self, client: &ClientSide) -> Self {
+    pub fn client(mut self, client: &ClientState) -> Self {
         self.client = client.clone();
         self
     }
