@@ -7,7 +7,7 @@ use super::facts::{Facts, Field, Nest as Switched, Reasoning, StreamOptions, Unr
 use super::fields::{self, Kind, Member, Rule, Wanted};
 use super::kept::{Kept, Said, Whole};
 use super::prefix::Prefix;
-use crate::json::{Broken, Interest, Literal, Nest, Scalar, Sink, Tokenizer};
+use crate::json::{Interest, Literal, Nest, Scalar, Sink, SyntaxError, Tokenizer};
 use crate::units::{Dialect, Endpoint};
 
 /// Longest name that is compared; ours are all shorter.
@@ -82,10 +82,10 @@ impl Scanner {
     }
 
     /// What the reader found stands in front of where the tokenizer stopped.
-    fn first_fault(&self, read: Result<(), Broken>) -> Result<(), Unreadable> {
+    fn first_fault(&self, read: Result<(), SyntaxError>) -> Result<(), Unreadable> {
         match (&self.reader.fault, read) {
             (Some(fault), _) => Err(fault.clone()),
-            (None, Err(Broken { at, what })) => Err(Unreadable::Grammar { at, what }),
+            (None, Err(SyntaxError { at, what })) => Err(Unreadable::Grammar { at, what }),
             (None, Ok(())) => Ok(()),
         }
     }
