@@ -14,7 +14,7 @@
 //! | 0 words | [`units`] | The words of the domain, with their units. | [`units::Tick`], [`units::Tokens`], [`units::Endpoint`] |
 //! | | [`clock`] | The only reader of time. | [`clock::Clock`] |
 //! | | [`json`] | One push tokenizer for requests, answers and events. | [`json::Tokenizer`] |
-//! | | [`framing`] | Where the body of an HTTP/1.1 message ends, how a head that repeats is known, and fields that come with a body. | [`framing::Framing`], [`framing::Known`], [`framing::Fielded`] |
+//! | | [`framing`] | Where the body of an HTTP/1.1 message ends, how a head that repeats is known, and fields that come with a body. | [`framing::Framing`], [`framing::HeadCache`], [`framing::ResponseHeaders`] |
 //! | | `locks` | `parking_lot`'s locks; in unit tests also ones whose order of steps is tried. | |
 //! | 1 pure | [`identify`] | Who asks: API key to tenant. | [`identify::Keyring`] |
 //! | | [`inspect`] | One reading of a request body. | [`inspect::Scanner`], [`inspect::Facts`] |

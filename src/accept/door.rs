@@ -37,7 +37,7 @@ use super::tls::{Certificates, TlsProblem};
 use super::turnstile::Turnstile;
 use super::version::{Asking, Version};
 use crate::clock::Clock;
-use crate::framing::Fielded;
+use crate::framing::ResponseHeaders;
 use crate::units::{DisconnectReason, Doorstep, Tick};
 
 /// Whatever a body or a service may fail with.
@@ -132,7 +132,7 @@ impl Door {
         S: Service<Received, Response = Response<B>> + Clone + Send + 'static,
         S::Future: Send + 'static,
         S::Error: Into<Fault>,
-        B: Fielded + Send + 'static,
+        B: ResponseHeaders + Send + 'static,
         B::Error: Into<Fault>,
     {
         self.receive_from(io, None, service).await;
@@ -145,7 +145,7 @@ impl Door {
         S: Service<Received, Response = Response<B>> + Clone + Send + 'static,
         S::Future: Send + 'static,
         S::Error: Into<Fault>,
-        B: Fielded + Send + 'static,
+        B: ResponseHeaders + Send + 'static,
         B::Error: Into<Fault>,
     {
         let limits = self.limits();

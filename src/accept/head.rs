@@ -10,7 +10,7 @@ use super::strict;
 use crate::units::{Endpoint, InvalidHead, PathError};
 
 /// A request's head. What is asked of every head is looked for once. It holds also for a head that
-/// is made of this one with other values ([`framing::Known`](crate::framing::Known)): its target and
+/// is made of this one with other values ([`framing::HeadCache`](crate::framing::HeadCache)): its target and
 /// the names of its fields are the same, and so are the values that decide on anything here.
 #[derive(Clone, Debug)]
 pub struct Head {

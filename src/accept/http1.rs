@@ -27,7 +27,7 @@ use super::door::{Fault, Talk};
 use super::settings::Listen;
 use super::stream::{self, Reception, Told};
 use super::turnstile::{Pass, Turnstile};
-use crate::framing::{Fielded, Framing, Known, Step, Unreadable};
+use crate::framing::{Decoded, Framing, FramingError, HeadCache, ResponseHeaders};
 
 mod head;
 mod out;
@@ -62,7 +62,7 @@ pin_project! {
         turnstile: Arc<Turnstile>,
         pass: Pass,
         limits: Limits,
-        known: Known<Asked>,
+        known: HeadCache<Asked>,
         inbox: Inbox,
         out: Out,
         #[pin]
@@ -125,7 +125,7 @@ impl<T, S, B> Http1<T, S, B>
 where
     S: Service<Received, Response = Response<B>> + Clone,
     S::Error: Into<Fault>,
-    B: Fielded + Send + 'static,
+    B: ResponseHeaders + Send + 'static,
     B::Error: Into<Fault>,
 {
     pub(super) fn new(
@@ -143,7 +143,7 @@ where
             turnstile,
             pass: Pass::Free,
             limits,
-            known: Known::default(),
+            known: HeadCache::default(),
             inbox: Inbox::new(),
             out: Out::default(),
             exchange: Exchange::None,
@@ -159,7 +159,7 @@ where
     T: AsyncRead + AsyncWrite,
     S: Service<Received, Response = Response<B>> + Clone,
     S::Error: Into<Fault>,
-    B: Fielded + Send + 'static,
+    B: ResponseHeaders + Send + 'static,
     B::Error: Into<Fault>,
 {
     type End = io::Result<()>;
@@ -187,7 +187,7 @@ where
     T: AsyncRead + AsyncWrite,
     S: Service<Received, Response = Response<B>> + Clone,
     S::Error: Into<Fault>,
-    B: Fielded + Send + 'static,
+    B: ResponseHeaders + Send + 'static,
     B::Error: Into<Fault>,
 {
     /// No request is open: what is left of the last answer goes out, and the next one comes in.
@@ -403,10 +403,10 @@ impl Inbox {
                 self.buffer = BytesMut::from(&self.buffer[..]);
             }
             match step {
-                Ok(Step::Data(bytes)) => feed.give(bytes, cx.waker()),
-                Ok(Step::End) => feed.end(Ok(()), cx.waker()),
-                Err(Unreadable) => feed.end(Err(BodyCut::Framing), cx.waker()),
-                Ok(Step::More) => {
+                Ok(Decoded::Data(bytes)) => feed.give(bytes, cx.waker()),
+                Ok(Decoded::End) => feed.end(Ok(()), cx.waker()),
+                Err(FramingError) => feed.end(Err(BodyCut::Framing), cx.waker()),
+                Ok(Decoded::More) => {
                     if std::mem::take(&mut self.awaits_continue) {
                         out.go_on();
                     }

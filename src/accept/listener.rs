@@ -18,7 +18,7 @@ use super::drain::{Drain, Phase};
 use super::settings::Listen;
 use super::tls::{Certificates, TlsProblem};
 use crate::clock::Clock;
-use crate::framing::Fielded;
+use crate::framing::ResponseHeaders;
 use crate::units::{Doorstep, Tick};
 
 /// Why a listener did not start.
@@ -129,7 +129,7 @@ impl Listener {
         S: Service<Received, Response = Response<B>> + Clone + Send + 'static,
         S::Future: Send + 'static,
         S::Error: Into<Fault>,
-        B: Fielded + Send + 'static,
+        B: ResponseHeaders + Send + 'static,
         B::Error: Into<Fault>,
     {
         let Listener { socket, door, certificates, most, .. } = self;

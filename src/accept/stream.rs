@@ -30,7 +30,7 @@ use super::id::{X_GOODPUT_REASON, X_REQUEST_ID, made_id};
 use super::peer::{Open, Peer};
 use super::shelf::Shelf;
 use super::stall::Stall;
-use crate::framing::{Fielded, Fields, with_fields};
+use crate::framing::{HeaderSink, ResponseHeaders, with_fields};
 use crate::refuse::Refusal;
 use crate::units::{ClientState, Dialect, DisconnectReason, Doorstep, InvalidHead, Tick};
 
@@ -109,7 +109,7 @@ impl<S> Reception<S> {
 impl<S, B> hyper::service::Service<Request<Incoming>> for Reception<S>
 where
     S: Service<Received, Response = Response<B>> + Clone,
-    B: Fielded + Send + 'static,
+    B: ResponseHeaders + Send + 'static,
     B::Error: Into<Fault>,
 {
     type Response = Response<Told<B>>;
@@ -141,7 +141,7 @@ pub(super) type Asked<S> = Handling<Either<<S as Service<Received>>::Future, One
 impl<S, B> Reception<S>
 where
     S: Service<Received, Response = Response<B>> + Clone,
-    B: Fielded,
+    B: ResponseHeaders,
 {
     /// Hands a request to the service: one that was there since then, if it had to wait.
     pub(super) fn receive(&self, head: Arc<Head>, source: Source, since: Option<Tick>) -> Asked<S> {
@@ -193,7 +193,7 @@ pin_project! {
 impl<F, B, E> Future for Handling<F>
 where
     F: Future<Output = Result<Response<B>, E>>,
-    B: Fielded + Send + 'static,
+    B: ResponseHeaders + Send + 'static,
     B::Error: Into<Fault>,
 {
     type Output = Result<Response<Told<B>>, E>;
@@ -259,9 +259,9 @@ pin_project! {
 }
 
 /// On HTTP/2 they have been taken to the map of its head.
-impl<B> Fielded for Told<B>
+impl<B> ResponseHeaders for Told<B>
 where
-    B: Fielded,
+    B: ResponseHeaders,
     B::Error: Into<Fault>,
 {
     fn pass_fields(&self, to: &mut impl FnMut(&HeaderName, &HeaderValue)) {
@@ -271,7 +271,7 @@ where
         }
     }
 
-    fn add_fields(&self, head: &mut impl Fields) {
+    fn add_fields(&self, head: &mut impl HeaderSink) {
         match self {
             Told::Plain { body, .. } => body.add_fields(head),
             Told::Stream { .. } | Told::Failed { .. } => {}

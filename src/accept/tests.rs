@@ -17,7 +17,7 @@ use tokio::task::JoinHandle;
 use super::settings::Listen;
 use super::{Door, Drain, Phase, Received};
 use crate::clock::Clock;
-use crate::framing::Fielded;
+use crate::framing::ResponseHeaders;
 use crate::units::{ClientState, DisconnectReason, Tick};
 
 const GET: &[u8] = b"GET /health HTTP/1.1\r\nhost: g\r\n\r\n";
@@ -59,7 +59,7 @@ struct Played {
     seen: Arc<Seen>,
 }
 
-impl Fielded for Played {}
+impl ResponseHeaders for Played {}
 
 impl Body for Played {
     type Data = Bytes;

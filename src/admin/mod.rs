@@ -49,7 +49,7 @@ use tokio::sync::Semaphore;
 use self::guard::is_cross_site_write;
 use self::reloads::Reloads;
 use crate::clock::Clock;
-use crate::framing::Fielded;
+use crate::framing::ResponseHeaders;
 
 /// A future without a name.
 pub type Later<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
@@ -197,7 +197,7 @@ pub fn router(view: Arc<dyn AdminView>, access: Access, clock: Clock) -> Router 
 type View = State<Arc<dyn AdminView>>;
 
 /// Answers here bring no fields of their own.
-impl Fielded for axum::body::Body {}
+impl ResponseHeaders for axum::body::Body {}
 
 async fn ready(State(view): View) -> Response {
     if view.is_ready() {

@@ -25,7 +25,7 @@ use parking_lot::{Mutex, RwLock};
 
 use crate::clock::Clock;
 use crate::dial::{BoxedIo, Dial, EngineAddress, Roots, is_lack, is_refusal};
-use crate::framing::{Framing, Step, Unreadable};
+use crate::framing::{Decoded, Framing, FramingError};
 use crate::route::settings::Pool;
 use crate::units::{EngineId, PoolId, Tick};
 
@@ -486,15 +486,15 @@ impl Body for EngineBody {
         let broken = loop {
             let Some(line) = &mut this.line else { return Poll::Ready(None) };
             match this.framing.step(&mut line.wire.buffer) {
-                Ok(Step::Data(bytes)) => {
+                Ok(Decoded::Data(bytes)) => {
                     this.give_back_at_end();
                     return Poll::Ready(Some(Ok(Frame::data(bytes))));
                 }
-                Ok(Step::End) => {
+                Ok(Decoded::End) => {
                     this.give_back_at_end();
                     return Poll::Ready(None);
                 }
-                Ok(Step::More) => match ready!(line.wire.poll_more(cx)) {
+                Ok(Decoded::More) => match ready!(line.wire.poll_more(cx)) {
                     Ok(0) if this.framing == Framing::ToEnd => {
                         this.line = None;
                         return Poll::Ready(None);
@@ -503,7 +503,7 @@ impl Body for EngineBody {
                     Ok(_) => {}
                     Err(error) => break broken(&error),
                 },
-                Err(Unreadable) => break BodyBroken::Framing,
+                Err(FramingError) => break BodyBroken::Framing,
             }
         };
         this.line = None;

@@ -30,7 +30,7 @@ pub use open::{Call, OpenFailed, Opening, WhyNot, open};
 pub use own::OwnFields;
 pub use relay::{Abnormal, Ended, EngineHead, Keeper, Mute, Parts, Relay};
 
-use crate::framing::{Fielded, Fields};
+use crate::framing::{HeaderSink, ResponseHeaders};
 use crate::observe::Limit;
 use crate::refuse::Refusal;
 use ahead::{KEEPALIVE, Step};
@@ -98,14 +98,14 @@ impl Body for ReplyBody {
 }
 
 /// Those of an engine, and the gateway's own.
-impl Fielded for ReplyBody {
+impl ResponseHeaders for ReplyBody {
     fn pass_fields(&self, to: &mut impl FnMut(&HeaderName, &HeaderValue)) {
         if let ReplyBody::Relay(relay) = self {
             relay.pass_fields(to);
         }
     }
 
-    fn add_fields(&self, head: &mut impl Fields) {
+    fn add_fields(&self, head: &mut impl HeaderSink) {
         if let ReplyBody::Relay(relay) = self {
             relay.add_fields(head);
         }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use http::header::HeaderValue;
 
 use super::headers::names::{REQUEST_ID, SERVER_TIMING, X_GOODPUT_DEGRADED, X_GOODPUT_POOL, X_SLO_CLASS};
-use crate::framing::Fields;
+use crate::framing::HeaderSink;
 use crate::units::RequestId;
 use crate::units::decimal::push_thousandths;
 
@@ -34,7 +34,7 @@ impl OwnFields {
     }
 
     /// Adds them to a head.
-    pub fn add_to(&self, head: &mut impl Fields) {
+    pub fn add_to(&self, head: &mut impl HeaderSink) {
         head.add(REQUEST_ID, |value| value.extend_from_slice(self.id.as_str().as_bytes()));
         if self.is_messages {
             head.add("request-id", |value| value.extend_from_slice(self.id.as_str().as_bytes()));

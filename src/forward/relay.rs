@@ -29,7 +29,7 @@ use super::open::{OpenFailed, Opening};
 use super::own::OwnFields;
 use super::settings::Timeouts;
 use crate::clock::{Alarm, Alarms, Clock};
-use crate::framing::Fields;
+use crate::framing::HeaderSink;
 use crate::judge::Pulse;
 use crate::observe::{Ending, InBandError, Limit, Note, Observer, Reader, Timeline};
 use crate::refuse::Refusal;
@@ -401,7 +401,7 @@ impl Relay {
         }
     }
 
-    pub(super) fn add_fields(&self, head: &mut impl Fields) {
+    pub(super) fn add_fields(&self, head: &mut impl HeaderSink) {
         if let Some((_, own)) = self.head.as_deref() {
             own.add_to(head);
         }

@@ -12,7 +12,7 @@ use crate::admit::limit::Standing;
 use crate::forward::headers::UNBUFFERED;
 use crate::forward::headers::names::{X_GOODPUT_DEGRADED, X_GOODPUT_REASON};
 use crate::forward::{OwnFields, ReplyBody};
-use crate::framing::Fields;
+use crate::framing::HeaderSink;
 use crate::refuse::Refusal;
 use crate::units::{ClassId, Dialect, RequestId, seconds_up};
 

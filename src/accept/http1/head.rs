@@ -9,7 +9,7 @@ use http::{Method, Request, Uri, Version};
 use memchr::memmem;
 
 use crate::accept::Head;
-use crate::framing::{self, Framing, Headed, Known};
+use crate::framing::{self, CacheableHead, Framing, HeadCache};
 use crate::units::InvalidHead;
 
 /// Lines that a head may have without a table of its own on the heap.
@@ -41,7 +41,7 @@ pub(super) struct Asked {
     pub awaits_continue: bool,
 }
 
-impl Headed for Asked {
+impl CacheableHead for Asked {
     fn fields_mut(&mut self) -> &mut HeaderMap {
         Arc::make_mut(&mut self.head).fields_mut()
     }
@@ -54,7 +54,7 @@ impl Headed for Asked {
 pub(super) fn take(
     buffer: &mut BytesMut,
     looked_at: &mut usize,
-    known: &mut Known<Asked>,
+    known: &mut HeadCache<Asked>,
     limits: Limits,
 ) -> Result<Option<Asked>, InvalidHead> {
     if !may_be_whole(buffer, *looked_at) {
@@ -110,7 +110,7 @@ fn may_be_whole(buffer: &[u8], looked_at: usize) -> bool {
 /// Reads a head at the beginning of these bytes, and says how long it is.
 fn read<'a>(
     bytes: &'a [u8],
-    known: &mut Known<Asked>,
+    known: &mut HeadCache<Asked>,
     lines: &mut [MaybeUninit<httparse::Header<'a>>],
 ) -> Result<Option<(usize, Asked)>, InvalidHead> {
     let mut head = httparse::Request::new(&mut []);
@@ -238,7 +238,7 @@ mod tests {
         })
     }
 
-    fn taken(bytes: &[u8], known: &mut Known<Asked>) -> (String, usize, usize) {
+    fn taken(bytes: &[u8], known: &mut HeadCache<Asked>) -> (String, usize, usize) {
         let (mut buffer, mut looked_at) = (BytesMut::from(bytes), 0);
         let taken = take(&mut buffer, &mut looked_at, known, LIMITS);
         (format!("{taken:?}"), buffer.len(), looked_at)
@@ -249,19 +249,19 @@ mod tests {
 
         #[test]
         fn a_head_is_read_alike_whatever_was_read_before_it(head in heads(), changes in changes()) {
-            let mut known = Known::default();
+            let mut known = HeadCache::default();
             for _ in 0..3 {
                 taken(head.as_bytes(), &mut known);
             }
             for next in changes.of(&head) {
-                prop_assert_eq!(taken(&next, &mut known), taken(&next, &mut Known::default()), "{}", next.escape_ascii());
+                prop_assert_eq!(taken(&next, &mut known), taken(&next, &mut HeadCache::default()), "{}", next.escape_ascii());
             }
         }
     }
 
     #[test]
     fn heads_that_repeat_are_known_and_their_limits_hold() {
-        let mut known = Known::default();
+        let mut known = HeadCache::default();
         let head = |length: &str, id: &str| {
             format!("POST /a HTTP/1.1\r\nhost: g\r\ncontent-length: {length}\r\nx-id: {id}\r\n\r\n")
         };

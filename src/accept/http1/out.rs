@@ -13,7 +13,7 @@ use hyper::ext::ReasonPhrase;
 use tokio::io::AsyncWrite;
 
 use crate::accept::id::{X_GOODPUT_REASON, X_REQUEST_ID, made_id};
-use crate::framing::{self, Fielded};
+use crate::framing::{self, ResponseHeaders};
 use crate::refuse::Refusal;
 use crate::units::decimal::push_number;
 use crate::units::{Endpoint, InvalidHead};
@@ -84,7 +84,7 @@ impl Out {
     pub(super) fn head(
         &mut self,
         head: &response::Parts,
-        body: &impl Fielded,
+        body: &impl ResponseHeaders,
         length: Option<u64>,
         manners: Manners,
         date: &[u8],

@@ -10,7 +10,7 @@ use http::{Response, StatusCode, Version, response};
 use hyper::ext::ReasonPhrase;
 
 use super::{BUFFER, NoAnswer};
-use crate::framing::{self, Framing, Headed, Known};
+use crate::framing::{self, CacheableHead, Framing, HeadCache};
 
 /// What interim answers may take before an answer.
 const MOST_INTERIM: usize = 64 * 1024;
@@ -27,7 +27,7 @@ pub(super) struct Head {
     pub stays: bool,
 }
 
-impl Headed for Head {
+impl CacheableHead for Head {
     fn fields_mut(&mut self) -> &mut HeaderMap {
         &mut Arc::make_mut(&mut self.parts).headers
     }
@@ -39,7 +39,7 @@ impl Headed for Head {
 pub(super) fn take(
     buffer: &mut BytesMut,
     interim: &mut usize,
-    known: &mut Known<Head>,
+    known: &mut HeadCache<Head>,
 ) -> Result<Option<Head>, NoAnswer> {
     loop {
         if let Some((known, fit)) = known.find(buffer, BUFFER) {
@@ -205,7 +205,7 @@ mod tests {
         })
     }
 
-    fn taken(bytes: &[u8], known: &mut Known<Head>) -> (String, usize, usize) {
+    fn taken(bytes: &[u8], known: &mut HeadCache<Head>) -> (String, usize, usize) {
         let (mut buffer, mut interim) = (BytesMut::from(bytes), 0);
         let taken = take(&mut buffer, &mut interim, known);
         (format!("{taken:?}"), buffer.len(), interim)
@@ -216,19 +216,19 @@ mod tests {
 
         #[test]
         fn a_head_is_read_alike_whatever_was_read_before_it(head in heads(), changes in changes()) {
-            let mut known = Known::default();
+            let mut known = HeadCache::default();
             for _ in 0..3 {
                 taken(head.as_bytes(), &mut known);
             }
             for next in changes.of(&head) {
-                prop_assert_eq!(taken(&next, &mut known), taken(&next, &mut Known::default()), "{}", next.escape_ascii());
+                prop_assert_eq!(taken(&next, &mut known), taken(&next, &mut HeadCache::default()), "{}", next.escape_ascii());
             }
         }
     }
 
     #[test]
     fn heads_that_repeat_are_known_behind_interim_ones_too() {
-        let mut known = Known::default();
+        let mut known = HeadCache::default();
         for (length, is_known) in [("5", false), ("5", false), ("5", true), ("17", true)] {
             let head = format!("HTTP/1.1 200 OK\r\ndate: {length}\r\ncontent-length: {length}\r\n\r\n");
             assert_eq!(known.find(head.as_bytes(), BUFFER).is_some(), is_known);

@@ -12,7 +12,7 @@ use tokio::task::unconstrained;
 use super::BUFFER;
 use super::head::Head;
 use crate::dial::BoxedIo;
-use crate::framing::Known;
+use crate::framing::HeadCache;
 
 /// Room for a read: what an event, or a small answer with its head, fits into. More is asked
 /// for while reads fill it.
@@ -28,13 +28,13 @@ pub(super) struct Wire {
     /// Bytes that came in since it was opened.
     pub received: u64,
     /// What is known of the heads of its answers.
-    pub known: Known<Head>,
+    pub known: HeadCache<Head>,
     room: usize,
 }
 
 impl Wire {
     pub fn new(io: BoxedIo) -> Self {
-        Wire { io, buffer: BytesMut::new(), received: 0, known: Known::default(), room: ROOM }
+        Wire { io, buffer: BytesMut::new(), received: 0, known: HeadCache::default(), room: ROOM }
     }
 
     /// Reads more into the buffer; says how much, 0 at the connection's end.
