@@ -25,7 +25,7 @@ use crate::forward::lines::{Answered, Lines, Outgoing};
 use crate::forward::{
     Call, Deadlines, Due, EngineHead, Mute, OpenFailed, Opening, Parts, Relay, WhyNot, limit_refusal, open,
 };
-use crate::inspect::{Facts, OfModel};
+use crate::inspect::{Facts, ModelRatios};
 use crate::judge::{NonStreaming, Objective, Objectives, Pulse};
 use crate::observe::{Expect, Limit, Observer, Reader};
 use crate::record::{Retry, Visit};
@@ -90,7 +90,7 @@ pub struct Ask<'a> {
     /// The client's side.
     pub client: &'a ClientState,
     /// What is known of its model.
-    pub learned: &'a OfModel,
+    pub learned: &'a ModelRatios,
     /// Told of token events.
     pub pulse: Pulse,
 }

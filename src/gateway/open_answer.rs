@@ -13,7 +13,7 @@ use super::house::Gateway;
 use super::mark::Tagged;
 use super::upload::Share;
 use crate::forward::{Ended, Keeper, OwnFields, ReplyBody};
-use crate::inspect::{OfModel, PromptSize};
+use crate::inspect::{ModelRatios, PromptSize};
 use crate::judge::Case;
 use crate::observe::{Ending, Limit, Reader, Timeline};
 use crate::record::Visit;
@@ -37,7 +37,7 @@ pub struct Asked {
     /// Time in the gateway's queue.
     pub queued: Duration,
     /// What was known of its model.
-    pub learned: OfModel,
+    pub learned: ModelRatios,
     /// The id under which the engine has it, where it could come back under it.
     pub _tagged: Option<Tagged>,
 }

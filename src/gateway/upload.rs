@@ -16,7 +16,7 @@ use super::Fault;
 use super::client_wait::ClientWait;
 use crate::accept::BodyCut;
 use crate::clock::Clock;
-use crate::inspect::coding::{Coding, Decoder, Undecodable};
+use crate::inspect::coding::{Coding, DecodeError, Decoder};
 use crate::inspect::multipart::FormScanner;
 use crate::inspect::{Facts, Scanner, Unreadable};
 use crate::refuse::Refusal;
@@ -457,10 +457,10 @@ fn unreadable(why: Unreadable) -> Refusal {
     Refusal::UnreadableBody { why }
 }
 
-fn undecodable(error: Undecodable, limit: u64) -> Refusal {
+fn undecodable(error: DecodeError, limit: u64) -> Refusal {
     match error {
-        Undecodable::TooLarge => Refusal::DecodedTooLarge { limit },
-        Undecodable::Broken => Refusal::UndecodableBody,
+        DecodeError::TooLarge => Refusal::DecodedTooLarge { limit },
+        DecodeError::Broken => Refusal::UndecodableBody,
     }
 }
 

@@ -7,7 +7,7 @@
 use bytes::Bytes;
 
 use super::Splice;
-use crate::inspect::{Facts, Field, Nest, Reasoning, StreamOptions};
+use crate::inspect::{Facts, Field, Reasoning, StreamOptions, SwitchGroup};
 use crate::units::Dialect;
 
 /// How much extended reasoning a request may ask an engine for.
@@ -240,7 +240,7 @@ impl Draft {
     /// Puts switches into an object that has them not, and sets those that it has to what they
     /// should be; `wanted` are names and values. Where all others say off, only if one that it
     /// has does not.
-    fn switch<T: IsLow>(&mut self, nest: Option<&Nest<T>>, name: &str, wanted: &[(&str, &str)], is_off: bool) {
+    fn switch<T: IsLow>(&mut self, nest: Option<&SwitchGroup<T>>, name: &str, wanted: &[(&str, &str)], is_off: bool) {
         let is_low = |field: &Field<Option<T>>| T::is_low(field.value.as_ref());
         if is_off && nest.is_none_or(|nest| nest.members.iter().all(|(_, field)| is_low(field))) {
             return;

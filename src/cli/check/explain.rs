@@ -14,7 +14,7 @@ use crate::classify::{Ask, RuleSaid, Said, TargetHeaders, Targets};
 use crate::config::{Class, Settings};
 use crate::gateway::{Upload, read_whole, route, wanted};
 use crate::identify::{Unknown, Who};
-use crate::inspect::OfModel;
+use crate::inspect::ModelRatios;
 use crate::judge::Objectives;
 use crate::refuse::Refusal;
 use crate::route::settings::Concurrency;
@@ -100,7 +100,7 @@ fn walk(settings: &Settings, sample: &Sample, told: &mut Explanation) -> Result<
     if is_form && sent != model {
         return Err(Refusal::AliasInForm);
     }
-    let prompt = facts.prompt.tokens(OfModel::default().bytes_per_token());
+    let prompt = facts.prompt.tokens(ModelRatios::default().bytes_per_token());
     told.prompt = facts.prompt.is_known.then(|| (prompt, settings.buckets.of(prompt).as_str()));
 
     let ask = Ask {
