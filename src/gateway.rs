@@ -44,11 +44,11 @@ pub use upload::{Upload, read_whole};
 
 use crate::accept::{Head, Received, made_id};
 use crate::admit::queue::Standing;
-use crate::classify::{Ask as ClassAsk, Classified, TargetHeaders};
+use crate::classify::{Classified, ClassifyInput as ClassAsk, TargetHeaders};
 use crate::config::Settings;
 use crate::forward::headers::is_fit_id;
 use crate::forward::{OwnFields, ReplyBody};
-use crate::identify::{Unknown, Who};
+use crate::identify::{AuthError, Identity};
 use crate::inspect::Facts;
 use crate::judge::{self, Case, Objectives};
 use crate::record::{self, Visit};
@@ -452,7 +452,7 @@ fn endpoint_of(settings: &Settings, head: &Head) -> Result<Endpoint, Refusal> {
 
 fn classify(
     live: &Live,
-    who: &Who,
+    who: &Identity,
     head: &Head,
     endpoint: Endpoint,
     upload: &Upload,
@@ -476,11 +476,11 @@ fn bucket_of(live: &Live, upload: &Upload, prompt: Tokens) -> LengthBucket {
     if upload.facts.prompt.is_known { live.settings.buckets.of(prompt) } else { LengthBucket::Unknown }
 }
 
-fn unknown(unknown: Unknown) -> Refusal {
+fn unknown(unknown: AuthError) -> Refusal {
     match unknown {
-        Unknown::Missing => Refusal::MissingKey,
-        Unknown::Unknown => Refusal::UnknownKey,
-        Unknown::TwoKeys => Refusal::TwoKeys,
+        AuthError::Missing => Refusal::MissingKey,
+        AuthError::Unknown => Refusal::UnknownKey,
+        AuthError::TwoKeys => Refusal::TwoKeys,
     }
 }
 

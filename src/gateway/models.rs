@@ -10,7 +10,7 @@ use super::promise::Live;
 use super::reply;
 use crate::accept::Head;
 use crate::forward::ReplyBody;
-use crate::identify::Who;
+use crate::identify::Identity;
 use crate::route::{Model, ModelCard};
 use crate::units::{ClassId, Endpoint};
 
@@ -22,7 +22,7 @@ impl Gateway {
     pub(super) fn models(
         &self,
         live: &Live,
-        who: &Who,
+        who: &Identity,
         endpoint: Endpoint,
         head: &Head,
     ) -> Result<Response<ReplyBody>, String> {

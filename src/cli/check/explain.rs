@@ -10,10 +10,10 @@ use crate::admit::levels::Action;
 use crate::admit::limit::settings::{Allowance, OverLimit, Rate};
 use crate::admit::limit::{Exhausted, Ledger, Output, Scope, Standing, Wanted};
 use crate::admit::queue::WhenHopeless;
-use crate::classify::{Ask, RuleSaid, Said, TargetHeaders, Targets};
+use crate::classify::{ClassifyInput, ConditionResult, RuleExplanation, TargetHeaders, Targets};
 use crate::config::{Class, Settings};
 use crate::gateway::{Upload, read_whole, route, wanted};
-use crate::identify::{Unknown, Who};
+use crate::identify::{AuthError, Identity};
 use crate::inspect::ModelRatios;
 use crate::judge::Objectives;
 use crate::refuse::Refusal;
@@ -33,13 +33,13 @@ pub struct Explanation {
     path: String,
     bytes: usize,
     stream: bool,
-    who: Option<Who>,
+    who: Option<Identity>,
     /// The model in the body, and its name behind an alias.
     model: Option<(String, String)>,
     /// How metrics call it.
     model_label: Option<String>,
     prompt: Option<(Tokens, &'static str)>,
-    rules: Vec<RuleSaid>,
+    rules: Vec<RuleExplanation>,
     class: Option<(ClassId, String)>,
     promise: Option<String>,
     /// Its rank, and how it waits.
@@ -78,9 +78,9 @@ fn walk(settings: &Settings, sample: &Sample, told: &mut Explanation) -> Result<
     })?;
     told.path = endpoint.path().to_owned();
     let who = settings.keyring.find(&sample.headers).map_err(|why| match why {
-        Unknown::Missing => Refusal::MissingKey,
-        Unknown::Unknown => Refusal::UnknownKey,
-        Unknown::TwoKeys => Refusal::TwoKeys,
+        AuthError::Missing => Refusal::MissingKey,
+        AuthError::Unknown => Refusal::UnknownKey,
+        AuthError::TwoKeys => Refusal::TwoKeys,
     })?;
     told.who = Some(who.clone());
     let body = Bytes::from(sample.body.clone());
@@ -103,7 +103,7 @@ fn walk(settings: &Settings, sample: &Sample, told: &mut Explanation) -> Result<
     let prompt = facts.prompt.tokens(ModelRatios::default().bytes_per_token());
     told.prompt = facts.prompt.is_known.then(|| (prompt, settings.buckets.of(prompt).as_str()));
 
-    let ask = Ask {
+    let ask = ClassifyInput {
         who: &who,
         headers: &sample.headers,
         path: endpoint.path(),
@@ -136,7 +136,7 @@ fn walk(settings: &Settings, sample: &Sample, told: &mut Explanation) -> Result<
 
 /// What the gateway's own books say to the request, with nothing spent before. None where no limit
 /// counts it.
-fn reserved(settings: &Settings, who: &Who, model: &str, wanted: Wanted) -> Result<Option<Reserved>, Refusal> {
+fn reserved(settings: &Settings, who: &Identity, model: &str, wanted: Wanted) -> Result<Option<Reserved>, Refusal> {
     let Some(tenant) = settings.tenants.get(&who.tenant) else { return Ok(None) };
     let ledger = Ledger::new();
     ledger.reload(&BTreeMap::from([(who.tenant.clone(), tenant.limits.clone())]), Tick::ZERO);
@@ -200,7 +200,7 @@ fn given_up(action: Action) -> String {
 }
 
 /// The limits that a tenant's requests for a model count against, in words.
-fn limits(settings: &Settings, who: &Who, model: Option<&str>) -> Vec<String> {
+fn limits(settings: &Settings, who: &Identity, model: Option<&str>) -> Vec<String> {
     let Some(tenant) = settings.tenants.get(&who.tenant) else { return Vec::new() };
     let mut found = allowed("", &tenant.limits.whole);
     if let Some((model, allowance)) = model.and_then(|model| tenant.limits.models.get_key_value(model)) {
@@ -283,11 +283,11 @@ impl Explanation {
     pub fn to_json(&self) -> Value {
         let rules = self.rules.iter().map(|rule| {
             let (said, differs) = match &rule.said {
-                Said::Matched => ("matched", None),
-                Said::ClassNotAllowed => ("class_not_allowed", None),
-                Said::Differs(differs) => ("differs", Some(differs)),
-                Said::NotReached => ("not_reached", None),
-                Said::BodyUnreadable => ("body_unreadable", None),
+                ConditionResult::Matched => ("matched", None),
+                ConditionResult::ClassNotAllowed => ("class_not_allowed", None),
+                ConditionResult::Differs(differs) => ("differs", Some(differs)),
+                ConditionResult::NotReached => ("not_reached", None),
+                ConditionResult::BodyUnreadable => ("body_unreadable", None),
             };
             json!({"rule": &*rule.rule, "class": rule.class.as_str(), "said": said, "differs": differs})
         });
@@ -358,13 +358,13 @@ impl Reserved {
     }
 }
 
-fn in_words(said: &Said) -> String {
+fn in_words(said: &ConditionResult) -> String {
     match said {
-        Said::Matched => "yes".to_owned(),
-        Said::ClassNotAllowed => "no, its conditions hold but the tenant may not use the class".to_owned(),
-        Said::Differs(differs) if differs.len() == 1 => format!("no, {} differs", differs[0]),
-        Said::Differs(differs) => format!("no, {} differ", differs.join(" and ")),
-        Said::NotReached => "not asked".to_owned(),
-        Said::BodyUnreadable => "not asked, a deciding field of the body cannot be read".to_owned(),
+        ConditionResult::Matched => "yes".to_owned(),
+        ConditionResult::ClassNotAllowed => "no, its conditions hold but the tenant may not use the class".to_owned(),
+        ConditionResult::Differs(differs) if differs.len() == 1 => format!("no, {} differs", differs[0]),
+        ConditionResult::Differs(differs) => format!("no, {} differ", differs.join(" and ")),
+        ConditionResult::NotReached => "not asked".to_owned(),
+        ConditionResult::BodyUnreadable => "not asked, a deciding field of the body cannot be read".to_owned(),
     }
 }

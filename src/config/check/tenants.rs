@@ -10,7 +10,7 @@ use crate::config::problem::Place;
 use crate::config::raw::{self, Root};
 use crate::config::read::{At, Block};
 use crate::config::{Class, Tenant};
-use crate::identify::{KeyHash, Keyring, Who};
+use crate::identify::{Identity, KeyHash, Keyring};
 use crate::route::settings::{Concurrency, Pool, Route};
 use crate::units::{ClassId, Glob, TenantId};
 
@@ -31,7 +31,7 @@ impl Check<'_> {
             return (Keyring::anonymous(), vec![anonymous]);
         };
         self.unique("tenant", all.iter().filter_map(|tenant| tenant.tenant.as_ref()));
-        let mut owners: HashMap<KeyHash, Who> = HashMap::new();
+        let mut owners: HashMap<KeyHash, Identity> = HashMap::new();
         let mut places: HashMap<KeyHash, Place> = HashMap::new();
         let mut labels = Vec::new();
         let mut tenants = Vec::new();
@@ -47,7 +47,7 @@ impl Check<'_> {
                 }
                 labels.extend(key.label.clone());
                 places.insert(key.hash, key.place);
-                owners.insert(key.hash, Who { tenant: id.clone(), key_label: key.label });
+                owners.insert(key.hash, Identity { tenant: id.clone(), key_label: key.label });
             }
             let list = raw.classes.as_ref().map(|list| &list.0);
             let classes = list.map(|list| {
