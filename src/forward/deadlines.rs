@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::observe::Limit;
+use crate::observe::TimeoutKind;
 use crate::units::Tick;
 
 /// The limits of one answer, as moments. `None` does not run.
@@ -34,7 +34,7 @@ const FINISH_WAITS: Duration = Duration::from_millis(10);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Due {
     /// A limit of the class ends the answer.
-    Limit(Limit),
+    Limit(TimeoutKind),
     /// The head is let go.
     Hold,
     /// A comment is written.
@@ -70,7 +70,11 @@ impl Deadlines {
     /// What is due at `at`: the limit that passed first, before what only writes something.
     #[must_use]
     pub fn due(&self, at: Tick) -> Option<Due> {
-        let limits = [(self.first_token, Limit::FirstToken), (self.idle, Limit::Idle), (self.total, Limit::Total)];
+        let limits = [
+            (self.first_token, TimeoutKind::FirstToken),
+            (self.idle, TimeoutKind::Idle),
+            (self.total, TimeoutKind::Total),
+        ];
         let passed = limits.into_iter().filter_map(|(moment, limit)| Some((moment.filter(|m| *m <= at)?, limit)));
         if let Some((_, limit)) = passed.min_by_key(|(moment, _)| *moment) {
             return Some(Due::Limit(limit));
@@ -134,7 +138,7 @@ mod tests {
         assert_eq!(limits.next(), at(100));
         assert_eq!(limits.due(Tick::from_millis(99)), None);
         assert_eq!(limits.due(Tick::from_millis(100)), Some(Due::Hold));
-        assert_eq!(limits.due(Tick::from_millis(1000)), Some(Due::Limit(Limit::Idle)));
+        assert_eq!(limits.due(Tick::from_millis(1000)), Some(Due::Limit(TimeoutKind::Idle)));
     }
 
     #[test]
@@ -143,7 +147,7 @@ mod tests {
         limits.token_came();
         assert_eq!(limits.next(), None);
         limits.heard(Tick::from_millis(10), Duration::from_millis(30));
-        assert_eq!(limits.due(Tick::from_millis(40)), Some(Due::Limit(Limit::Idle)));
+        assert_eq!(limits.due(Tick::from_millis(40)), Some(Due::Limit(TimeoutKind::Idle)));
     }
 
     #[test]

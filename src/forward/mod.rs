@@ -31,7 +31,7 @@ pub use own::OwnFields;
 pub use relay::{Abnormal, Ended, EngineHead, Keeper, Mute, Parts, Relay};
 
 use crate::framing::{HeaderSink, ResponseHeaders};
-use crate::observe::Limit;
+use crate::observe::TimeoutKind;
 use crate::refuse::Refusal;
 use ahead::{KEEPALIVE, Step};
 
@@ -114,11 +114,11 @@ impl ResponseHeaders for ReplyBody {
 
 /// The refusal that a time limit of a class becomes.
 #[must_use]
-pub fn limit_refusal(timeouts: &settings::Timeouts, limit: Limit, streams: bool) -> Refusal {
+pub fn limit_refusal(timeouts: &settings::Timeouts, limit: TimeoutKind, streams: bool) -> Refusal {
     match limit {
-        Limit::FirstToken if streams => Refusal::FirstTokenTimeout { limit: timeouts.first_token },
-        Limit::FirstToken => Refusal::ResponseHeadTimeout { limit: timeouts.response_head },
-        Limit::Idle => Refusal::IdleTimeout { limit: timeouts.idle },
-        Limit::Total => Refusal::TotalTimeout { limit: timeouts.total },
+        TimeoutKind::FirstToken if streams => Refusal::FirstTokenTimeout { limit: timeouts.first_token },
+        TimeoutKind::FirstToken => Refusal::ResponseHeadTimeout { limit: timeouts.response_head },
+        TimeoutKind::Idle => Refusal::IdleTimeout { limit: timeouts.idle },
+        TimeoutKind::Total => Refusal::TotalTimeout { limit: timeouts.total },
     }
 }

@@ -31,7 +31,7 @@ use super::settings::Timeouts;
 use crate::clock::{Alarm, Alarms, Clock};
 use crate::framing::HeaderSink;
 use crate::judge::Pulse;
-use crate::observe::{Ending, InBandError, Limit, Note, Observer, Reader, Timeline};
+use crate::observe::{Ending, InBandError, Observer, PieceInfo, Reader, Timeline, TimeoutKind};
 use crate::refuse::Refusal;
 use crate::rewrite::EventGate;
 use crate::route::Signals;
@@ -127,7 +127,7 @@ pub enum Mute {
     /// The engine's connection broke.
     Broken,
     /// A limit fired.
-    TimedOut(Limit),
+    TimedOut(TimeoutKind),
     /// The drain limit passed.
     Drained,
 }
@@ -525,7 +525,7 @@ impl Relay {
         let (gate, pulse, beginning) = (&mut self.parts.gate, &self.parts.pulse, &mut self.beginning);
         let mut has_token = false;
         let mut gather = Gather::new(frame.clone(), &mut self.ready, &mut self.ready_bytes);
-        observer.frame(frame, at, &mut |piece: Bytes, note: &Note| {
+        observer.frame(frame, at, &mut |piece: Bytes, note: &PieceInfo| {
             has_token |= note.token;
             // Behind that only a first token is waited for.
             if note.token && (limited.is_none() || !had_token) {
@@ -584,7 +584,7 @@ impl Relay {
             *count += passed.len();
             ready.push_back(passed);
         };
-        observer.clean_end(at, &mut |piece: Bytes, note: &Note| {
+        observer.clean_end(at, &mut |piece: Bytes, note: &PieceInfo| {
             *tail_is_out |= !gate.hides(note);
             gate.pass(piece, note, &mut add);
         });

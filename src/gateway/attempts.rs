@@ -27,7 +27,7 @@ use crate::forward::{
 };
 use crate::inspect::{Facts, ModelRatios};
 use crate::judge::{NonStreaming, Objective, Objectives, Pulse};
-use crate::observe::{Expect, Limit, Observer, Reader};
+use crate::observe::{Expect, Observer, Reader, TimeoutKind};
 use crate::record::{Retry, Visit};
 use crate::refuse::Refusal;
 use crate::rewrite::{self, Edits, EventGate, Plan, Thinking};
@@ -853,7 +853,7 @@ impl Attempt<'_> {
         }
     }
 
-    fn limit(&self, limit: Limit) -> Refusal {
+    fn limit(&self, limit: TimeoutKind) -> Refusal {
         limit_refusal(&self.ask.promise.class.timeouts, limit, self.ask.streams())
     }
 

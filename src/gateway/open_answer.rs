@@ -15,7 +15,7 @@ use super::upload::Share;
 use crate::forward::{Ended, Keeper, OwnFields, ReplyBody};
 use crate::inspect::{ModelRatios, PromptSize};
 use crate::judge::Case;
-use crate::observe::{Ending, Limit, Reader, Timeline};
+use crate::observe::{Ending, Reader, Timeline, TimeoutKind};
 use crate::record::Visit;
 use crate::refuse::Refusal;
 use crate::route::retry::{Attempts, Happened, Injection};
@@ -233,7 +233,7 @@ fn fault_of(timeline: &Timeline, refusal: Option<&Refusal>, is_alive: bool) -> O
         Ending::Broken => Some(Happened::Broken),
         Ending::Clean if timeline.reader == Reader::Events => Some(Happened::Broken),
         // While the client does not read, the total limit is its doing.
-        Ending::TimedOut(Limit::Total) if timeline.limited.is_some() || is_alive => None,
+        Ending::TimedOut(TimeoutKind::Total) if timeline.limited.is_some() || is_alive => None,
         Ending::TimedOut(_) => Some(Happened::TimedOut),
         Ending::Clean | Ending::Left | Ending::WriteStalled | Ending::Drained | Ending::Panicked => None,
     }

@@ -12,7 +12,7 @@ use crate::classify::TargetHeaders;
 use crate::config::{Class, Settings, Tenant};
 use crate::forward::settings::Timeouts;
 use crate::judge::Objectives;
-use crate::observe::{Moulds, Watch};
+use crate::observe::{TemplateCache, Watch};
 use crate::record::{ClassShape, Recorder, Shape, TenantShape};
 use crate::route::settings::{Balance, Concurrency, Pool};
 use crate::route::{Fleet, Yard};
@@ -63,7 +63,7 @@ pub struct BoundPool {
     /// Its engines.
     pub yard: Arc<Yard>,
     /// What whole answers of its engines look like.
-    pub moulds: Arc<Moulds>,
+    pub moulds: Arc<TemplateCache>,
 }
 
 impl Live {
@@ -186,7 +186,7 @@ impl BoundPool {
         let shown = HeaderValue::from_str(pool.id.as_str()).ok();
         let desk = desks.desk(&pool.id).filter(|_| pool.concurrency != Concurrency::Unlimited);
         let yard = fleet.yard(&pool.id).expect("a fleet knows the pools that it follows");
-        let moulds = Arc::new(Moulds::new());
+        let moulds = Arc::new(TemplateCache::new());
         BoundPool { settings: Arc::clone(pool), shown, fixed_headers, desk, yard, moulds }
     }
 

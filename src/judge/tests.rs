@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 
-use crate::observe::{Choice, Ending, Gaps, InBandError, Limit, Limited, Reader, Timeline, TokenSource, Usage};
+use crate::observe::{
+    Choice, ClientLimited, Ending, Gaps, InBandError, Reader, Timeline, TimeoutKind, TokenSource, Usage,
+};
 use crate::units::{ClientState, Dialect, Tick, Tokens};
 
 use super::*;
@@ -459,8 +461,8 @@ fn after_finish_only_an_in_band_error_changes_the_outcome() {
     let endings = [
         Ending::Left,
         Ending::Broken,
-        Ending::TimedOut(Limit::Idle),
-        Ending::TimedOut(Limit::Total),
+        Ending::TimedOut(TimeoutKind::Idle),
+        Ending::TimedOut(TimeoutKind::Total),
         Ending::WriteStalled,
         Ending::Drained,
         Ending::Panicked,
@@ -476,9 +478,9 @@ fn after_finish_only_an_in_band_error_changes_the_outcome() {
 #[test]
 fn limits_drain_and_panics_have_their_reasons() {
     let rows = [
-        (Ending::TimedOut(Limit::FirstToken), Missed::TimeoutFirstToken),
-        (Ending::TimedOut(Limit::Idle), Missed::TimeoutIdle),
-        (Ending::TimedOut(Limit::Total), Missed::TimeoutTotal),
+        (Ending::TimedOut(TimeoutKind::FirstToken), Missed::TimeoutFirstToken),
+        (Ending::TimedOut(TimeoutKind::Idle), Missed::TimeoutIdle),
+        (Ending::TimedOut(TimeoutKind::Total), Missed::TimeoutTotal),
         (Ending::Drained, Missed::Internal),
         (Ending::Panicked, Missed::Internal),
     ];
@@ -510,7 +512,7 @@ fn on_a_failed_request_each_objective_counts_as_far_as_it_had_come() {
     assert_eq!(verdict(&failed(1001)), [Broken, Open, Open, Broken]);
     // Cut behind tokens: TTFT stands as it stood, silence and slowness count.
     assert_eq!(verdict(&cut(&[100, 120], 2, Ending::Broken, 130)), [Kept, Open, Open, Open]);
-    assert_eq!(verdict(&cut(&[100, 120], 2, Ending::TimedOut(Limit::Idle), 900)), [Kept, Broken, Broken, Open]);
+    assert_eq!(verdict(&cut(&[100, 120], 2, Ending::TimedOut(TimeoutKind::Idle), 900)), [Kept, Broken, Broken, Open]);
     assert_eq!(verdict(&cut(&[600, 620], 2, Ending::Broken, 630)), [Broken, Open, Open, Open]);
     assert_eq!(verdict(&cut(&[], 0, Ending::Broken, 500)), [Open, Open, Open, Open], "its time is not over");
     assert_eq!(verdict(&cut(&[], 0, Ending::Broken, 501)), [Broken, Open, Open, Open]);
@@ -621,12 +623,12 @@ fn a_leave_while_waiting_is_judged_alike_and_one_before_the_upload_ended_never_i
 /// `timeline`, whose client stopped reading after `moments` at `since`.
 fn limited(timeline: Timeline, moments: &[u64], tokens: u64, since: u64) -> Timeline {
     let before = cut(moments, tokens, Ending::Left, since);
-    Timeline { limited: Some(Limited { at: at(since), choices: before.choices }), ..timeline }
+    Timeline { limited: Some(ClientLimited { at: at(since), choices: before.choices }), ..timeline }
 }
 
 #[test]
 fn a_client_that_does_not_read_is_excluded_whatever_else_would_have_held() {
-    let endings = [Ending::Left, Ending::WriteStalled, Ending::TimedOut(Limit::Total)];
+    let endings = [Ending::Left, Ending::WriteStalled, Ending::TimedOut(TimeoutKind::Total)];
     for ending in endings {
         let timeline = limited(cut(&[100, 120], 40, ending, 60_000), &[100, 120], 40, 130);
         assert_eq!(outcome(&timeline, &chat()), excluded(Excluded::ClientLimited), "{ending:?}");
@@ -693,7 +695,7 @@ fn faults_of_engine_and_gateway_keep_their_reasons_for_a_client_that_does_not_re
     let rows = [
         (Ending::Broken, Missed::Truncated),
         (Ending::Clean, Missed::Truncated),
-        (Ending::TimedOut(Limit::Idle), Missed::TimeoutIdle),
+        (Ending::TimedOut(TimeoutKind::Idle), Missed::TimeoutIdle),
         (Ending::Drained, Missed::Internal),
         (Ending::Panicked, Missed::Internal),
     ];
@@ -902,7 +904,8 @@ fn any_ending() -> impl Strategy<Value = Ending> {
         Just(Ending::WriteStalled),
         Just(Ending::Drained),
         Just(Ending::Panicked),
-        prop_oneof![Just(Limit::FirstToken), Just(Limit::Idle), Just(Limit::Total)].prop_map(Ending::TimedOut),
+        prop_oneof![Just(TimeoutKind::FirstToken), Just(TimeoutKind::Idle), Just(TimeoutKind::Total)]
+            .prop_map(Ending::TimedOut),
     ]
 }
 

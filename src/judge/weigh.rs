@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::observe::{Ending, Limited, Timeline};
+use crate::observe::{ClientLimited, Ending, Timeline};
 use crate::units::{Dialect, Tick, Tokens};
 
 use super::fault::{fault, not_judged};
@@ -253,7 +253,7 @@ impl Scene<'_> {
 
     /// The client did not read from some moment on. TTFT is judged, what was broken at that
     /// moment stays broken, everything else is the client's doing.
-    fn limited(&self, timeline: &Timeline, limited: &Limited) -> Verdict {
+    fn limited(&self, timeline: &Timeline, limited: &ClientLimited) -> Verdict {
         let states = self.limited_states(timeline, limited);
         let left = timeline.finish.is_none() && timeline.ending == Ending::Left;
         // Also a stall, which is no objective, makes a leave a late one.
@@ -269,7 +269,7 @@ impl Scene<'_> {
 
     /// The objectives as they stood when the client stopped reading; but TTFT by its point,
     /// wherever it was reached, else by the finish, else by the end.
-    fn limited_states(&self, timeline: &Timeline, limited: &Limited) -> States {
+    fn limited_states(&self, timeline: &Timeline, limited: &ClientLimited) -> States {
         let progress = Progress::when_limited(timeline, limited);
         let then = Scene { progress, ..*self }.states_at(limited.at);
         if !self.streamed {
@@ -348,7 +348,7 @@ impl Scene<'_> {
 
 /// When its client stopped reading, unless the answer had finished before: what the client does
 /// after `finish` changes nothing.
-fn limited_before_finish(timeline: &Timeline) -> Option<&Limited> {
+fn limited_before_finish(timeline: &Timeline) -> Option<&ClientLimited> {
     let limited = timeline.limited.as_ref()?;
     timeline.finish.is_none_or(|finish| limited.at < finish).then_some(limited)
 }

@@ -5,7 +5,7 @@ use std::ops::Range;
 use bytes::{Bytes, BytesMut};
 
 use crate::json::{self, Interest, Literal, Nest, Scalar, Sink};
-use crate::observe::sse::Fields;
+use crate::observe::sse::EventFields;
 
 /// The event with those top-level members of `hidden` that it has not itself, behind its own, as they
 /// are written there; but for `usage`, and for what every event has. Where either is no JSON object on one line, it stays as it is.
@@ -51,7 +51,7 @@ struct Member {
 
 impl Members {
     fn of(event: &[u8]) -> Option<Members> {
-        let fields = Fields::of(event);
+        let fields = EventFields::of(event);
         let (data, start) = (fields.data?, fields.data_at?);
         let mut members = Members::default();
         json::walk_answer(&data, &mut members).ok()?;

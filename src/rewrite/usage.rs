@@ -9,7 +9,7 @@ use bytes::{Bytes, BytesMut};
 use memchr::{memchr, memchr2, memmem};
 
 use crate::json::{self, Interest, Literal, Nest, Scalar, Sink, Tokenizer};
-use crate::observe::sse::Fields;
+use crate::observe::sse::EventFields;
 
 /// Bytes of a long event that may be held: many times what engines write there.
 const MOST_HELD: usize = 4 * 1024;
@@ -38,7 +38,7 @@ fn usage_members(event: &[u8]) -> Vec<(usize, usize)> {
         return Vec::new();
     }
     let mark = if event.starts_with(MARK) { MARK.len() } else { 0 };
-    let fields = Fields::of(&event[mark..]);
+    let fields = EventFields::of(&event[mark..]);
     let (Some(data), Some(start)) = (fields.data, fields.data_at) else { return Vec::new() };
     let mut finder = Finder::default();
     if json::walk_answer(&data, &mut finder).is_err() {
