@@ -30,7 +30,7 @@ use crate::judge::{NonStreaming, Objective, Objectives, Pulse};
 use crate::observe::{Expect, Observer, Reader, TimeoutKind};
 use crate::record::{Retry, Visit};
 use crate::refuse::Refusal;
-use crate::rewrite::{self, Edits, EventGate, Plan, Thinking};
+use crate::rewrite::{self, EditPlan, Edits, EventGate, ReasoningEdit};
 use crate::route::retry::{Attempts, Happened, Injection, Next};
 use crate::route::settings::{Balance, EngineAddress, EngineKind, Pool};
 use crate::route::{self, Aims, Choice, DepartureWatch, Fleet, Routed, Signals, Size, TenantKey, Want, Work, retry};
@@ -733,7 +733,7 @@ impl Attempt<'_> {
         let takes_usage = matches!(ask.dialect(), Dialect::Chat | Dialect::Completions) && ask.streams();
         let inject = self.may_inject && takes_usage;
         let takes_priority = self.may_inject && pool.engine_priority && knows_priority(ask.dialect());
-        let plan = Plan {
+        let plan = EditPlan {
             model: ask.alias,
             engine_priority: takes_priority.then_some(ask.engine_priority),
             lowered_cap: ask.cap.filter(|_| self.may_cap).map(|cap| cap.0),
@@ -746,11 +746,11 @@ impl Attempt<'_> {
     }
 
     /// A switch is injected as anything else, and only where the engine takes such.
-    fn thinking(&self) -> Thinking {
+    fn thinking(&self) -> ReasoningEdit {
         match self.bound.settings.kind {
-            _ if !self.ask.without_reasoning || !self.may_inject => Thinking::AsAsked,
-            EngineKind::Generic => Thinking::Less,
-            _ => Thinking::LessByTemplate,
+            _ if !self.ask.without_reasoning || !self.may_inject => ReasoningEdit::AsAsked,
+            EngineKind::Generic => ReasoningEdit::Less,
+            _ => ReasoningEdit::LessByTemplate,
         }
     }
 

@@ -22,7 +22,7 @@
 use bytes::Bytes;
 
 use super::moved::with_members_of;
-use super::usage::{Passing, without_usage};
+use super::usage::{OversizedEdit, without_usage};
 use crate::observe::{PieceInfo, PiecePart, UsagePosition};
 
 /// Lets the bytes of one answer pass, but for what the gateway itself caused.
@@ -31,7 +31,7 @@ pub struct EventGate {
     hide_usage: bool,
     strip_continuous: bool,
     /// The long event that passes.
-    long: Option<Box<Passing>>,
+    long: Option<Box<OversizedEdit>>,
     /// An event in which a choice finished.
     finish: Option<Bytes>,
     /// The last piece was hidden: line ends behind it belong to it.
