@@ -276,8 +276,8 @@ impl Gateway {
         let promise = live.promise(&classified.class);
         let objectives = objectives_of(promise, head);
         let start = match objectives.upload {
-            judge::Upload::Excluded => arrival + upload.client_wait,
-            judge::Upload::Counted => arrival,
+            judge::UploadRule::Excluded => arrival + upload.client_wait,
+            judge::UploadRule::Counted => arrival,
         };
         visit.promised(record::Promise {
             class: classified.class,

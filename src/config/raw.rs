@@ -13,7 +13,7 @@ use crate::admit::queue::WhenHopeless;
 use crate::admit::shared::settings::OnFailure;
 use crate::classify::TargetHeaders;
 use crate::inspect::Reasoning;
-use crate::judge::{NonStreaming, TtftCounts, Upload};
+use crate::judge::{NonStreaming, TtftCounts, UploadRule};
 use crate::record::settings::{AccessLog, RequestLabel};
 use crate::route::settings::{EngineKind, Family, Scheme};
 use crate::units::Priority;
@@ -145,7 +145,7 @@ block! {
         /// Whether answers that do not stream are judged. Default: judged.
         may non_streaming: At<Word<NonStreaming>>,
         /// Whether the time in which a client lets the gateway wait for its body counts. Default: excluded.
-        may upload: At<Word<Upload>>,
+        may upload: At<Word<UploadRule>>,
         /// How long an answer's head may be held back for a retry. Default: 10s.
         may hold_head: At<Duration>,
         /// Distance of keepalive comments once the head is out. Default: never.
@@ -803,9 +803,10 @@ impl Words for NonStreaming {
         &[("judged", NonStreaming::Judged), ("excluded", NonStreaming::Excluded)];
 }
 
-impl Words for Upload {
+impl Words for UploadRule {
     const NAME: &'static str = "upload";
-    const WORDS: &'static [(&'static str, Self)] = &[("excluded", Upload::Excluded), ("counted", Upload::Counted)];
+    const WORDS: &'static [(&'static str, Self)] =
+        &[("excluded", UploadRule::Excluded), ("counted", UploadRule::Counted)];
 }
 
 impl Words for Reasoning {

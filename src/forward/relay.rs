@@ -30,7 +30,7 @@ use super::own::OwnFields;
 use super::settings::Timeouts;
 use crate::clock::{Alarm, Alarms, Clock};
 use crate::framing::HeaderSink;
-use crate::judge::Pulse;
+use crate::judge::ProgressCell;
 use crate::observe::{Ending, InBandError, Observer, PieceInfo, Reader, Timeline, TimeoutKind};
 use crate::refuse::Refusal;
 use crate::rewrite::EventGate;
@@ -108,7 +108,7 @@ pub struct Parts {
     /// The class's limits, for the lengths.
     pub timeouts: Arc<Timeouts>,
     /// Told of token events, for the gauge of overdue requests.
-    pub pulse: Pulse,
+    pub pulse: ProgressCell,
     /// How error events are written.
     pub dialect: Dialect,
     /// The id that the client knows.

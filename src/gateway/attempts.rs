@@ -26,7 +26,7 @@ use crate::forward::{
     Call, Deadlines, Due, EngineHead, Mute, OpenFailed, Opening, Parts, Relay, WhyNot, limit_refusal, open,
 };
 use crate::inspect::{Facts, ModelRatios};
-use crate::judge::{NonStreaming, Objective, Objectives, Pulse};
+use crate::judge::{NonStreaming, Objective, Objectives, ProgressCell};
 use crate::observe::{Expect, Observer, Reader, TimeoutKind};
 use crate::record::{Retry, Visit};
 use crate::refuse::Refusal;
@@ -92,7 +92,7 @@ pub struct Ask<'a> {
     /// What is known of its model.
     pub learned: &'a ModelRatios,
     /// Told of token events.
-    pub pulse: Pulse,
+    pub pulse: ProgressCell,
 }
 
 /// The parts of the house that attempts need.

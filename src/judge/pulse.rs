@@ -15,10 +15,10 @@ use super::weigh::Case;
 /// and the gauge of overdue requests. It knows events and what they are worth, not usage, and takes
 /// several choices for equally long; the verdict at the end knows better.
 #[derive(Clone, Debug)]
-pub struct Pulse(Arc<Cell>);
+pub struct ProgressCell(Arc<Inner>);
 
 #[derive(Debug)]
-struct Cell {
+struct Inner {
     first_token: AtomicU64,
     first_visible: AtomicU64,
     last_token: AtomicU64,
@@ -32,10 +32,10 @@ struct Cell {
 
 const NEVER: u64 = u64::MAX;
 
-impl Default for Pulse {
+impl Default for ProgressCell {
     /// No token yet.
     fn default() -> Self {
-        Pulse(Arc::new(Cell {
+        ProgressCell(Arc::new(Inner {
             first_token: AtomicU64::new(NEVER),
             first_visible: AtomicU64::new(NEVER),
             last_token: AtomicU64::new(NEVER),
@@ -48,7 +48,7 @@ impl Default for Pulse {
     }
 }
 
-impl Pulse {
+impl ProgressCell {
     /// The events to come carry so many tokens each.
     pub fn expects(&self, tokens_per_event: f64) {
         self.0.ratio.store(tokens_per_event.to_bits(), Ordering::Relaxed);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use crate::judge::{Progress, Pulse};
+use crate::judge::{Progress, ProgressCell};
 use crate::units::{ClassId, PoolId, Tick};
 
 use super::visit::Promise;
@@ -13,7 +13,7 @@ use super::visit::Promise;
 #[derive(Debug)]
 pub(super) struct Open {
     slot: usize,
-    pub(super) pulse: Pulse,
+    pub(super) pulse: ProgressCell,
     pub(super) standing: Mutex<Standing>,
 }
 
@@ -66,7 +66,7 @@ impl OpenVisits {
     pub(super) fn add(&self) -> Arc<Open> {
         let mut slots = self.0.lock();
         let slot = slots.free.pop().unwrap_or(slots.visits.len());
-        let open = Arc::new(Open { slot, pulse: Pulse::default(), standing: Mutex::default() });
+        let open = Arc::new(Open { slot, pulse: ProgressCell::default(), standing: Mutex::default() });
         match slots.visits.get_mut(slot) {
             Some(empty) => *empty = Some(open.clone()),
             None => slots.visits.push(Some(open.clone())),

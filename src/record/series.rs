@@ -8,7 +8,7 @@ use ahash::RandomState;
 use prometheus_client::metrics::counter::Counter;
 
 use crate::admit::limit::{Limit, Scope};
-use crate::judge::{Excluded, Held, Missed, Outcome, Verdict};
+use crate::judge::{Excluded, Missed, ObjectiveState, Outcome, Verdict};
 use crate::observe::{Timeline, TokenSource};
 use crate::units::{ClassId, LengthBucket};
 
@@ -104,8 +104,8 @@ impl PoolSeries {
         ];
         for (pair, held) in each {
             match (pair, held) {
-                (Some(pair), Some(Held::Held)) => pair.note(true),
-                (Some(pair), Some(Held::Broken)) => pair.note(false),
+                (Some(pair), Some(ObjectiveState::Held)) => pair.note(true),
+                (Some(pair), Some(ObjectiveState::Broken)) => pair.note(false),
                 _ => {}
             }
         }

@@ -7,7 +7,7 @@ use tokio::io::AsyncReadExt;
 use super::*;
 use crate::admit::levels::{Degraded, Kind};
 use crate::admit::limit::{Limit, Scope, Standing};
-use crate::judge::{Case, Excluded, Held, Missed, Objective, Objectives, Outcome, Verdict};
+use crate::judge::{Case, Excluded, Missed, Objective, ObjectiveState, Objectives, Outcome, Verdict};
 use crate::observe::{Choice, Ending, Gaps, Reader, Timeline, TokenSource, Usage};
 use crate::record::settings::{MetricLabels, RequestLabel};
 use crate::refuse::Refusal;
@@ -609,7 +609,7 @@ async fn the_page_is_the_golden_one() {
     });
     let verdict = crate::judge::judge(&answer(), &chat(), &Case::of(Dialect::Chat));
     recorder.note(Finished { timeline: Some(answer()), ..finished(verdict) });
-    let missed = Verdict { ttft: Some(Held::Broken), ..Verdict::bare(Outcome::Missed(Missed::Shed)) };
+    let missed = Verdict { ttft: Some(ObjectiveState::Broken), ..Verdict::bare(Outcome::Missed(Missed::Shed)) };
     recorder.note(finished(missed));
     // Buckets of one family stand for all; what the process uses changes by itself.
     let told = |line: &&str| {
@@ -1043,7 +1043,13 @@ fn any_outcome() -> impl Strategy<Value = Outcome> {
 }
 
 fn any_finished() -> impl Strategy<Value = Finished> {
-    let held = || prop::option::of(prop::sample::select(vec![Held::Held, Held::Broken, Held::NotEvaluated]));
+    let held = || {
+        prop::option::of(prop::sample::select(vec![
+            ObjectiveState::Held,
+            ObjectiveState::Broken,
+            ObjectiveState::NotEvaluated,
+        ]))
+    };
     let class = prop::option::of(prop::sample::select(vec!["chat", "batch", "gone"]));
     let pool = prop::option::of(prop::sample::select(vec!["main", "spare", "gone"]));
     let model = prop::option::of(prop::sample::select(vec!["llama-*", "other", "gone"]));

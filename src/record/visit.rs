@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use crate::admit::levels::{Degraded, Kind, Kinds};
 use crate::judge::{
-    Case, Excluded, Missed, Objectives, Outcome, Progress, Pulse, Verdict, judge, judge_left, judge_refused, of_code,
+    Case, Excluded, Missed, Objectives, Outcome, Progress, ProgressCell, Verdict, judge, judge_left, judge_refused,
+    of_code,
 };
 use crate::observe::{Ending, Expect, Observer, Reader, Timeline, Watch};
 use crate::refuse::Refusal;
@@ -270,7 +271,7 @@ impl Visit {
 
     /// Where the relay leaves its token events, so that overdue requests can be counted.
     #[must_use]
-    pub fn pulse(&self) -> Pulse {
+    pub fn pulse(&self) -> ProgressCell {
         self.open.pulse.clone()
     }
 
