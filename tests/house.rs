@@ -503,7 +503,7 @@ fn whole_settings_in_deploy_files_and_documents_load() {
 /// Files that settings refer to exist for this purpose, empty ones aside.
 struct Imagined;
 
-impl goodput::config::Surroundings for Imagined {
+impl goodput::config::Environment for Imagined {
     fn variable(&self, _: &str) -> Option<String> {
         Some("value".to_owned())
     }

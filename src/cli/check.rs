@@ -16,7 +16,7 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 use serde_json::json;
 
 use super::print;
-use crate::config::watch::{NotLoaded, Source};
+use crate::config::watch::{LoadError, SettingsFile};
 use crate::config::{Problem, Settings};
 use explain::{Explanation, Sample};
 use probed::Probed;
@@ -89,10 +89,10 @@ impl Check {
     /// # Errors
     /// A file that cannot be read.
     fn outcome(&self) -> anyhow::Result<(String, bool)> {
-        let settings = match Source::file(&self.config).read() {
+        let settings = match SettingsFile::file(&self.config).read() {
             Ok(settings) => settings,
-            Err(NotLoaded::Problems(problems)) => return Ok((self.told_problems(&problems), false)),
-            Err(why @ (NotLoaded::Unreadable(_) | NotLoaded::Unusable(_))) => {
+            Err(LoadError::Problems(problems)) => return Ok((self.told_problems(&problems), false)),
+            Err(why @ (LoadError::Unreadable(_) | LoadError::Unusable(_))) => {
                 anyhow::bail!(why.lines(&self.config).join("\n"));
             }
         };

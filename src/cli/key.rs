@@ -102,7 +102,7 @@ mod tests {
             "slo_classes: [{{slo_class: c, joint_attainment_target: 0.9}}]\ndefault_class: c\n\
              pools: [{{pool: p, engines: [{{url: http://e:1}}]}}]\ntenants:\n  - tenant: t\n    keys:\n    {line}\n"
         );
-        let settings = crate::config::load(&text, &crate::config::Process::default()).unwrap();
+        let settings = crate::config::load(&text, &crate::config::ProcessEnvironment::default()).unwrap();
         let mut headers = http::HeaderMap::new();
         headers.insert("x-api-key", http::HeaderValue::from_static("gp-x"));
         assert_eq!(settings.keyring.find(&headers).unwrap().key_label.as_deref(), Some(label));

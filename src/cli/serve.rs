@@ -10,7 +10,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use super::service::Service;
 use super::signals::Signals;
 use crate::clock::Clock;
-use crate::config::watch::Source;
+use crate::config::watch::SettingsFile;
 
 /// Runs the gateway until it is told to end.
 #[derive(Debug, clap::Args)]
@@ -44,7 +44,7 @@ impl Serve {
         };
         // From here on SIGHUP ends nobody, also not a process that is still reading its settings.
         let _hangup = runtime.block_on(async { signal(SignalKind::hangup()) });
-        let source = Source::file(&self.config);
+        let source = SettingsFile::file(&self.config);
         let settings = match source.read() {
             Ok(settings) => settings,
             Err(why) => {

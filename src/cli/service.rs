@@ -17,7 +17,7 @@ use crate::accept::{CannotListen, Door, Drain, Listener, Phase};
 use crate::admin::{self, Access, AdminView, BurnRate, ClassStanding, Degradation, Hosts};
 use crate::clock::Clock;
 use crate::config::Settings;
-use crate::config::watch::{NotLoaded, Reload, Reloader, Source, Waiting, watch};
+use crate::config::watch::{LoadError, Reload, Reloader, RestartKeys, SettingsFile, watch};
 use crate::dial::{Dial, Sockets};
 use crate::gateway::{Gateway, LevelView, Materials, NotForced};
 use crate::record::settings::AccessLog;
@@ -49,7 +49,7 @@ pub struct Service {
     listener: Listener,
     admin: Option<(Listener, Access)>,
     shutdown: Shutdown,
-    source: Option<Source>,
+    source: Option<SettingsFile>,
     lines: Option<JoinHandle<()>>,
 }
 
@@ -59,7 +59,7 @@ impl Service {
     ///
     /// # Errors
     /// [`CannotStart`]: a port is taken, or a certificate has been spoilt since the settings were read.
-    pub async fn bind(settings: Settings, source: Option<Source>, clock: Clock) -> Result<Self, CannotStart> {
+    pub async fn bind(settings: Settings, source: Option<SettingsFile>, clock: Clock) -> Result<Self, CannotStart> {
         let drain = Drain::new();
         let listener = Listener::bind(&settings.listen, drain.clone(), clock).await?;
         let admin = match &settings.admin {
@@ -337,7 +337,13 @@ fn access_lines(log: AccessLog, clock: Clock) -> (Option<AccessLines>, Option<Jo
 }
 
 /// Follows the settings' source: new ones are exchanged everywhere, bad ones change nothing.
-fn follow(source: Source, gateway: &Gateway, probes: &Arc<Probes>, listener: &Listener, tasks: &mut Tasks) -> Reloader {
+fn follow(
+    source: SettingsFile,
+    gateway: &Gateway,
+    probes: &Arc<Probes>,
+    listener: &Listener,
+    tasks: &mut Tasks,
+) -> Reloader {
     let file = source.path().to_path_buf();
     let (watcher, reloader) = watch(source, &gateway.live.load().settings, crate::config::watch::EVERY);
     let (gateway, probes, door) = (gateway.clone(), Arc::clone(probes), listener.door());
@@ -368,9 +374,9 @@ fn adopt(
     gateway: &Gateway,
     probes: &Probes,
     door: &Door,
-) -> Result<Waiting, NotLoaded> {
+) -> Result<RestartKeys, LoadError> {
     // First what can fail.
-    let unusable = |problem| NotLoaded::Unusable(format!("{:#}", anyhow::Error::from(problem)));
+    let unusable = |problem| LoadError::Unusable(format!("{:#}", anyhow::Error::from(problem)));
     door.set_limits(&settings.listen).map_err(unusable)?;
     let waiting = began.fixed_differences(&settings);
     for key in &waiting {

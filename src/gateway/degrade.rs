@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 use super::house::House;
 use super::promise::Live;
 use crate::admit::levels::{InForce, Kind, Kinds, Ladder, Measured};
-use crate::config::{Class, Settings};
+use crate::config::{ClassSettings, Settings};
 use crate::record::{LevelReport, Visit};
 use crate::refuse::Refusal;
 use crate::route::Routed;
@@ -250,7 +250,7 @@ impl House {
     pub fn level_views(&self) -> Vec<LevelView> {
         let ladders = self.levels.ladders.lock();
         let (live, at) = (self.live.load(), self.clock.now());
-        let view = |class: &Arc<Class>| Some(ladders.of.get(&class.id)?.view(class, at));
+        let view = |class: &Arc<ClassSettings>| Some(ladders.of.get(&class.id)?.view(class, at));
         live.settings.classes.iter().filter_map(view).collect()
     }
 
@@ -264,7 +264,7 @@ impl House {
         self.recorder.levels(self.level_views().into_iter().map(report).collect());
     }
 
-    fn measure(&self, live: &Live, class: &Class, at: Tick) -> Measured {
+    fn measure(&self, live: &Live, class: &ClassSettings, at: Tick) -> Measured {
         let mut measured = Measured { burn_rate: self.recorder.pressure(&class.id, at), ..Measured::default() };
         for pool in live.settings.routes.first_pools(&class.id) {
             let Some(desk) = self.desks.desk(&pool) else { continue };
@@ -296,7 +296,7 @@ impl House {
 }
 
 impl Standing {
-    fn view(&self, class: &Class, at: Tick) -> LevelView {
+    fn view(&self, class: &ClassSettings, at: Tick) -> LevelView {
         let level = self.ladder.level();
         LevelView {
             class: class.id.clone(),
@@ -311,7 +311,7 @@ impl Standing {
 }
 
 /// A level that changes is a life event.
-fn tell(class: &Class, standing: &Standing, at: Tick) {
+fn tell(class: &ClassSettings, standing: &Standing, at: Tick) {
     let Standing { ladder, measured } = standing;
     tracing::info!(
         class = %class.id,

@@ -9,7 +9,7 @@ use crate::admit::desk::{Desk, Desks};
 use crate::admit::limit::settings::OverLimit;
 use crate::admit::limit::{Limit, Scope};
 use crate::classify::TargetHeaders;
-use crate::config::{Class, Settings, Tenant};
+use crate::config::{ClassSettings, Settings, TenantSettings};
 use crate::forward::settings::Timeouts;
 use crate::judge::Objectives;
 use crate::observe::{TemplateCache, Watch};
@@ -38,7 +38,7 @@ pub struct Live {
 /// What one class promises, and what serving it needs.
 pub struct Promise {
     /// The class.
-    pub class: Arc<Class>,
+    pub class: Arc<ClassSettings>,
     /// Its name, as responses show it.
     pub shown: Option<HeaderValue>,
     /// Its limits, for the relays of its answers.
@@ -74,7 +74,7 @@ impl Live {
         recorder.bind(&shape(&settings));
         let bind = |pool| BoundPool::new(pool, desks, fleet);
         let pools: Arc<[BoundPool]> = settings.pools.iter().map(bind).collect();
-        let promise = |class: &Arc<Class>| Promise {
+        let promise = |class: &Arc<ClassSettings>| Promise {
             watch: Watch {
                 gap_edges: recorder.gap_edges(&class.id).unwrap_or_default(),
                 itl: class.objectives.itl.map(|itl| itl.threshold),
@@ -95,7 +95,7 @@ impl Live {
         };
         let asks_for_prefixes = settings.pools.iter().any(|pool| asks(pool));
         // Also where nobody has limits yet: one that comes by a reload has to know who runs.
-        let is_named = |tenant: &Tenant| tenant.id != TenantId::anonymous() || !tenant.limits.is_empty();
+        let is_named = |tenant: &TenantSettings| tenant.id != TenantId::anonymous() || !tenant.limits.is_empty();
         let is_metered = settings.tenants.iter().any(is_named);
         let has_seats = pools.iter().any(BoundPool::is_limited);
         let heads_go_ahead = has_seats && settings.classes.iter().any(|class| class.timeouts.keepalive.is_some());
@@ -136,7 +136,7 @@ fn find<'a>(pools: &'a [BoundPool], pool: &PoolId) -> Option<&'a BoundPool> {
     pools.iter().find(|bound| bound.settings.id == *pool)
 }
 
-fn tenant_shape(tenant: &Tenant) -> TenantShape {
+fn tenant_shape(tenant: &TenantSettings) -> TenantShape {
     let both = |limit| Scope::ALL.map(|scope| (limit, scope));
     let limits = Limit::ALL.into_iter().flat_map(both).filter(|(limit, scope)| tenant.limits.has(*limit, *scope));
     let limits = limits.collect();
@@ -145,12 +145,12 @@ fn tenant_shape(tenant: &Tenant) -> TenantShape {
 
 /// What the settings say about series.
 fn shape(settings: &Settings) -> Shape {
-    let class_shape = |class: &Arc<Class>| ClassShape {
+    let class_shape = |class: &Arc<ClassSettings>| ClassShape {
         id: class.id.clone(),
         objectives: Arc::new(class.objectives.clone()),
         takes_targets: class.target_headers != TargetHeaders::Off,
     };
-    let reach = |class: &Arc<Class>| {
+    let reach = |class: &Arc<ClassSettings>| {
         let id = class.id.clone();
         settings.routes.reach(&class.id).into_iter().map(move |(pool, model)| (id.clone(), pool, model))
     };

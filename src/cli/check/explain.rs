@@ -11,7 +11,7 @@ use crate::admit::limit::settings::{Allowance, OverLimit, Rate};
 use crate::admit::limit::{Exhausted, Ledger, Output, Scope, Standing, Wanted};
 use crate::admit::queue::WhenHopeless;
 use crate::classify::{ClassifyInput, ConditionResult, RuleExplanation, TargetHeaders, Targets};
-use crate::config::{Class, Settings};
+use crate::config::{ClassSettings, Settings};
 use crate::gateway::{Upload, read_whole, route, wanted};
 use crate::identify::{AuthError, Identity};
 use crate::inspect::ModelRatios;
@@ -153,7 +153,7 @@ fn reserved(settings: &Settings, who: &Identity, model: &str, wanted: Wanted) ->
 }
 
 /// What the request would be judged by, in words.
-fn promise(class: &Class, endpoint: Endpoint, settings: &Settings, headers: &HeaderMap) -> String {
+fn promise(class: &ClassSettings, endpoint: Endpoint, settings: &Settings, headers: &HeaderMap) -> String {
     if !settings.judges(endpoint) {
         return "none: this path is not judged".to_owned();
     }

@@ -18,7 +18,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use goodput::accept::Drain;
 use goodput::clock::Clock;
-use goodput::config::{self, Settings, Surroundings};
+use goodput::config::{self, Environment, Settings};
 use goodput::gateway::{Gateway, Materials};
 use goodput::lab::script::{Script, ScriptedEngine};
 use goodput::record::{Format, Recorder, access};
@@ -247,7 +247,7 @@ fn settings(yaml: &Yaml) -> Settings {
 /// No environment; a file `name` holds `sk-NAME`.
 struct Nothing;
 
-impl Surroundings for Nothing {
+impl Environment for Nothing {
     fn variable(&self, _name: &str) -> Option<String> {
         None
     }
