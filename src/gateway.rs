@@ -42,7 +42,7 @@ pub use house::{Gateway, Materials};
 pub use promise::{BoundPool, Live, Promise};
 pub use upload::{Upload, read_whole};
 
-use crate::accept::{Head, Received, made_id};
+use crate::accept::{IncomingRequest, ParsedHead, made_id};
 use crate::admit::queue::Standing;
 use crate::classify::{Classified, ClassifyInput as ClassAsk, TargetHeaders};
 use crate::config::Settings;
@@ -93,7 +93,7 @@ impl From<Refusal> for Stop {
 
 /// What is known of a request from its head alone.
 struct Arrived {
-    head: Arc<Head>,
+    head: Arc<ParsedHead>,
     at: Tick,
     /// When its head had been read: later, where it had to wait for that.
     read: Tick,
@@ -117,7 +117,7 @@ impl Arrived {
     }
 }
 
-impl tower::Service<Received> for Gateway {
+impl tower::Service<IncomingRequest> for Gateway {
     type Response = Response<ReplyBody>;
     type Error = Infallible;
     type Future = Handling;
@@ -126,7 +126,7 @@ impl tower::Service<Received> for Gateway {
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, Received { head, body, since }: Received) -> Self::Future {
+    fn call(&mut self, IncomingRequest { head, body, since }: IncomingRequest) -> Self::Future {
         let client = body.client().clone();
         self.handling(head, since, client, body)
     }
@@ -142,12 +142,12 @@ impl Gateway {
     {
         let (head, body) = request.into_parts();
         let client = head.extensions.get::<ClientState>().cloned().unwrap_or_default();
-        let Ok(response) = self.handling(Arc::new(Head::new(head)), None, client, body).await;
+        let Ok(response) = self.handling(Arc::new(ParsedHead::new(head)), None, client, body).await;
         response
     }
 
     /// One snapshot of the settings, kept to the end of the request.
-    fn handling<B>(&self, head: Arc<Head>, since: Option<Tick>, client: ClientState, body: B) -> Handling
+    fn handling<B>(&self, head: Arc<ParsedHead>, since: Option<Tick>, client: ClientState, body: B) -> Handling
     where
         B: Body<Data = Bytes> + Send + 'static,
         B::Error: Into<Fault>,
@@ -173,7 +173,13 @@ impl Gateway {
         answered.unwrap_or_else(|_| arrived.refused(&Refusal::Internal, None))
     }
 
-    fn arrived(&self, head: Arc<Head>, since: Option<Tick>, client: ClientState, outlet: Option<Outlet>) -> Arrived {
+    fn arrived(
+        &self,
+        head: Arc<ParsedHead>,
+        since: Option<Tick>,
+        client: ClientState,
+        outlet: Option<Outlet>,
+    ) -> Arrived {
         // Waiting to be read is part of the time it takes.
         let read = self.clock.now();
         let at = since.unwrap_or(read);
@@ -429,14 +435,14 @@ impl Gateway {
 }
 
 /// Whether a head may become a request.
-fn check_head(live: &Live, head: &Head) -> Result<(), InvalidHead> {
+fn check_head(live: &Live, head: &ParsedHead) -> Result<(), InvalidHead> {
     if head.uri.query().is_some_and(|query| query.len() > LONGEST_QUERY) {
         return Err(InvalidHead::TargetTooLong);
     }
     head.check(live.settings.listen.max_head, live.settings.listen.max_header_lines)
 }
 
-fn endpoint_of(settings: &Settings, head: &Head) -> Result<Endpoint, Refusal> {
+fn endpoint_of(settings: &Settings, head: &ParsedHead) -> Result<Endpoint, Refusal> {
     match head.endpoint() {
         Ok(endpoint) if endpoint.is_of_engine() && !settings.engine_paths.contains(&endpoint) => {
             Err(Refusal::UnknownPath)
@@ -453,7 +459,7 @@ fn endpoint_of(settings: &Settings, head: &Head) -> Result<Endpoint, Refusal> {
 fn classify(
     live: &Live,
     who: &Identity,
-    head: &Head,
+    head: &ParsedHead,
     endpoint: Endpoint,
     upload: &Upload,
     model: Option<&str>,
@@ -502,7 +508,7 @@ pub fn route(settings: &Settings, model: Option<&str>, class: &ClassId) -> Resul
 }
 
 /// The class's objectives, with the targets that the request sets for itself.
-fn objectives_of(promise: &Promise, head: &Head) -> Arc<Objectives> {
+fn objectives_of(promise: &Promise, head: &ParsedHead) -> Arc<Objectives> {
     let targets = promise.class.target_headers.read(&head.headers);
     if targets.ttft.is_none() && targets.tpot.is_none() {
         return Arc::clone(&promise.objectives);
@@ -526,7 +532,7 @@ fn size_of(facts: &Facts, endpoint: Endpoint, prompt: Tokens, objectives: &Objec
 const MOST_OUTPUT: Tokens = Tokens(1 << 20);
 
 /// Path and query for the engine: the path as the documentation writes it, the query as it came.
-fn target_of(endpoint: Endpoint, head: &Head) -> PathAndQuery {
+fn target_of(endpoint: Endpoint, head: &ParsedHead) -> PathAndQuery {
     match head.uri.path_and_query() {
         Some(target) if target.path() == endpoint.path() => target.clone(),
         Some(target) => {

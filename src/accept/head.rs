@@ -13,7 +13,7 @@ use crate::units::{Endpoint, InvalidHead, PathError};
 /// is made of this one with other values ([`framing::HeadCache`](crate::framing::HeadCache)): its target and
 /// the names of its fields are the same, and so are the values that decide on anything here.
 #[derive(Clone, Debug)]
-pub struct Head {
+pub struct ParsedHead {
     parts: Parts,
     refused: Option<InvalidHead>,
     endpoint: Result<Endpoint, PathError>,
@@ -22,7 +22,7 @@ pub struct Head {
     has_connection: bool,
 }
 
-impl Head {
+impl ParsedHead {
     /// A head that has been read.
     #[must_use]
     pub fn new(parts: Parts) -> Self {
@@ -30,7 +30,7 @@ impl Head {
         let has = |name| parts.headers.contains_key(name);
         let endpoint = Endpoint::find(parts.method.as_str(), parts.uri.path());
         let (has_id, has_coding, has_connection) = (has(X_REQUEST_ID), has(CONTENT_ENCODING), has(CONNECTION));
-        Head { refused, endpoint, has_id, has_coding, has_connection, parts }
+        ParsedHead { refused, endpoint, has_id, has_coding, has_connection, parts }
     }
 
     /// Checks it: [`InvalidHead`] says for what.
@@ -78,7 +78,7 @@ impl Head {
     }
 }
 
-impl Deref for Head {
+impl Deref for ParsedHead {
     type Target = Parts;
     fn deref(&self) -> &Parts {
         &self.parts

@@ -8,7 +8,7 @@
 //! under load what has begun goes on before more is begun, and who waits for that tells since when.
 //!
 //! Leaves to others: what a request means. The service is any `tower::Service`; a head that
-//! can be read and nobody should serve is refused by it, with [`Head::check`].
+//! can be read and nobody should serve is refused by it, with [`ParsedHead::check`].
 //!
 //! How a connection ends:
 //!
@@ -47,10 +47,10 @@ mod tls;
 mod turnstile;
 mod version;
 
-pub use body::{BodyCut, Received, RequestBody};
-pub use door::{Door, Fault};
-pub use drain::{Drain, Phase};
-pub use head::Head;
+pub use body::{BodyError, IncomingRequest, RequestBody};
+pub use door::{BoxError, ConnectionServer};
+pub use drain::{Drain, DrainPhase};
+pub use head::ParsedHead;
 pub use id::made_id;
-pub use listener::{CannotListen, Listener};
-pub use tls::{Certificates, TlsProblem};
+pub use listener::{ListenError, Listener};
+pub use tls::{Certificates, TlsError};

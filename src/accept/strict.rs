@@ -2,7 +2,7 @@
 //!
 //! Pure. Malformed lines and lengths never come this far: on HTTP/1.1 their connection ends with
 //! an answer right away. What can be read, but two readers could read in two ways, is refused
-//! here, over both versions: `gateway` asks for the result ([`Head::check`](super::Head::check))
+//! here, over both versions: `gateway` asks for the result ([`ParsedHead::check`](super::ParsedHead::check))
 //! and answers with `connection: close`. Either way it never becomes a request, and is counted as
 //! a [`InvalidHead`] and nowhere else.
 
@@ -29,7 +29,7 @@ pub(super) fn check(parts: &Parts) -> Result<(), InvalidHead> {
     if parts.method == Method::CONNECT || parts.method == Method::TRACE {
         return Err(InvalidHead::Method);
     }
-    let said = Said::by(&parts.headers);
+    let said = HeadFields::by(&parts.headers);
     if !said.is_framed_plainly() {
         return Err(InvalidHead::TransferCoding);
     }
@@ -46,7 +46,7 @@ fn length(parts: &Parts) -> usize {
 
 /// What the fields of a head say that is checked here. They are gone through once.
 #[derive(Default)]
-struct Said<'a> {
+struct HeadFields<'a> {
     hosts: usize,
     /// The last one.
     host: Option<&'a HeaderValue>,
@@ -57,9 +57,9 @@ struct Said<'a> {
     expects_otherwise: bool,
 }
 
-impl<'a> Said<'a> {
+impl<'a> HeadFields<'a> {
     fn by(fields: &'a HeaderMap) -> Self {
-        let mut said = Said::default();
+        let mut said = HeadFields::default();
         for (name, value) in fields {
             if *name == HOST {
                 said.hosts += 1;
@@ -92,7 +92,7 @@ fn target(parts: &Parts) -> Result<(), InvalidHead> {
 
 /// Exactly one host. Where the target names one too (absolute form, `:authority`), it must
 /// be the same: two names for one request are two readings of it.
-fn host(parts: &Parts, said: &Said<'_>) -> Result<(), InvalidHead> {
+fn host(parts: &Parts, said: &HeadFields<'_>) -> Result<(), InvalidHead> {
     if said.hosts > 1 {
         return Err(InvalidHead::Host);
     }
@@ -153,14 +153,14 @@ mod tests {
     use http::Request;
 
     use super::*;
-    use crate::accept::Head;
+    use crate::accept::ParsedHead;
 
-    fn head(method: &str, target: &str, version: Version, lines: &[(&str, &str)]) -> Head {
+    fn head(method: &str, target: &str, version: Version, lines: &[(&str, &str)]) -> ParsedHead {
         let mut request = Request::builder().method(method).uri(target).version(version);
         for (name, value) in lines {
             request = request.header(*name, *value);
         }
-        Head::new(request.body(()).unwrap().into_parts().0)
+        ParsedHead::new(request.body(()).unwrap().into_parts().0)
     }
 
     fn checked(method: &str, target: &str, lines: &[(&str, &str)]) -> Result<(), InvalidHead> {

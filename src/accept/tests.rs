@@ -15,7 +15,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio::task::JoinHandle;
 
 use super::settings::Listen;
-use super::{Door, Drain, Phase, Received};
+use super::{ConnectionServer, Drain, DrainPhase, IncomingRequest};
 use crate::clock::Clock;
 use crate::framing::ResponseHeaders;
 use crate::units::{ClientState, DisconnectReason, Tick};
@@ -99,7 +99,7 @@ impl Drop for Played {
 }
 
 struct House {
-    door: Door,
+    door: ConnectionServer,
     drain: Drain,
     clock: Clock,
     seen: Arc<Seen>,
@@ -109,7 +109,7 @@ impl House {
     fn new() -> Self {
         let (clock, drain) = (Clock::start(), Drain::new());
         let limits = Listen { idle_timeout: Duration::from_secs(60), ..Listen::default() };
-        let door = Door::new(&limits, None, drain.clone(), clock);
+        let door = ConnectionServer::new(&limits, None, drain.clone(), clock);
         House { door, drain, clock, seen: Arc::default() }
     }
 
@@ -117,7 +117,7 @@ impl House {
     fn connect(&self, act: Act, pipe: usize) -> (DuplexStream, JoinHandle<Tick>) {
         let (ours, theirs) = tokio::io::duplex(pipe);
         let (door, clock, seen) = (self.door.clone(), self.clock, Arc::clone(&self.seen));
-        let service = tower::service_fn(move |request: Received| {
+        let service = tower::service_fn(move |request: IncomingRequest| {
             assert_ne!(request.head.uri.path(), "/panic", "a service of a test");
             let side = request.body.client().clone();
             seen.sides.lock().push(side.clone());
@@ -245,7 +245,7 @@ async fn a_client_that_sends_too_much_ahead_gets_its_answer_and_then_the_end() {
     house.wait(1).await;
     client.write_all(&GET.repeat(10_000)).await.unwrap();
     house.wait(1).await;
-    house.drain.advance(Phase::Over);
+    house.drain.advance(DrainPhase::Over);
     let mut text = Vec::new();
     client.read_to_end(&mut text).await.unwrap();
     let text = String::from_utf8(text).unwrap();
@@ -359,12 +359,12 @@ async fn a_drain_closes_the_idle_at_once_and_tells_the_open_ones_at_its_limit() 
     let (mut open, open_task) = house.connect(Act::UntilDrained, 4096);
     open.write_all(GET).await.unwrap();
     house.wait(1000).await;
-    house.drain.advance(Phase::Draining);
+    house.drain.advance(DrainPhase::Draining);
     assert_eq!(idle.read(&mut [0; 16]).await.unwrap(), 0);
     drop(idle);
     assert_eq!(idle_task.await.unwrap(), at(1000));
     house.wait(5000).await;
-    house.drain.advance(Phase::Over);
+    house.drain.advance(DrainPhase::Over);
     let text = answer(&mut open).await;
     assert!(text.contains("data: last\n\n"), "{text}");
     drop(open);
@@ -378,11 +378,11 @@ async fn what_is_left_after_the_last_words_is_cut() {
     let (mut client, task) = house.connect(Act::Endless(1000), 4096);
     client.write_all(GET).await.unwrap();
     house.wait(10).await;
-    for phase in [Phase::Draining, Phase::Over] {
+    for phase in [DrainPhase::Draining, DrainPhase::Over] {
         house.drain.advance(phase);
         house.wait(10).await;
     }
-    house.drain.advance(Phase::Cut);
+    house.drain.advance(DrainPhase::Cut);
     assert_eq!(task.await.unwrap(), at(30));
     assert_eq!(house.last_end().0, Some(DisconnectReason::Drain));
 }
@@ -478,7 +478,7 @@ mod http2 {
         let mut body = response.into_body();
         assert!(body.data().await.unwrap().unwrap().starts_with(b"{\"error\""));
         assert_eq!(house.seen.severed.lock().len(), 0, "the others go on");
-        house.drain.advance(Phase::Over);
+        house.drain.advance(DrainPhase::Over);
         for mut other in others {
             assert_eq!(end_of(&mut other).await, None);
         }
@@ -590,7 +590,7 @@ mod http2 {
         let (mut sender, _opens, _task) = connect_shut(&house, Act::UntilDrained).await;
         let _body = ask(&mut sender).await;
         house.wait(500).await;
-        house.drain.advance(Phase::Over);
+        house.drain.advance(DrainPhase::Over);
         house.wait(1).await;
         assert_eq!(house.last_end(), (None, true, at(500)));
     }
@@ -681,10 +681,10 @@ mod http2 {
         let house = House::new();
         let (mut sender, driver, task) = connect(&house, Act::UntilDrained).await;
         let mut body = ask(&mut sender).await;
-        house.drain.advance(Phase::Draining);
+        house.drain.advance(DrainPhase::Draining);
         house.wait(5000).await;
         assert!(!task.is_finished());
-        house.drain.advance(Phase::Over);
+        house.drain.advance(DrainPhase::Over);
         let mut text = Vec::new();
         while let Some(data) = body.data().await {
             text.extend_from_slice(&data.unwrap());
@@ -698,9 +698,9 @@ mod http2 {
         let (mut sender, driver, task) = connect(&house, Act::Endless(1000)).await;
         let _body = ask(&mut sender).await;
         house.wait(200).await;
-        house.drain.advance(Phase::Over);
+        house.drain.advance(DrainPhase::Over);
         house.wait(1000).await;
-        house.drain.advance(Phase::Cut);
+        house.drain.advance(DrainPhase::Cut);
         driver.await.unwrap();
         task.await.unwrap();
         assert_eq!(house.last_end().0, Some(DisconnectReason::Drain));

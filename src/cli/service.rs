@@ -13,7 +13,7 @@ use tokio::task::{Id, JoinHandle, JoinSet};
 use tower::ServiceExt;
 
 use crate::accept::settings::{Listen, Shutdown};
-use crate::accept::{CannotListen, Door, Drain, Listener, Phase};
+use crate::accept::{ConnectionServer, Drain, DrainPhase, ListenError, Listener};
 use crate::admin::{self, Access, AdminView, BurnRate, ClassStanding, Degradation, Hosts};
 use crate::clock::Clock;
 use crate::config::Settings;
@@ -31,10 +31,10 @@ use crate::units::seconds_up;
 pub enum CannotStart {
     /// The listener for clients.
     #[error(transparent)]
-    Listen(#[from] CannotListen),
+    Listen(#[from] ListenError),
     /// The listener for operators.
     #[error("the admin port")]
-    Admin(#[source] CannotListen),
+    Admin(#[source] ListenError),
 }
 
 /// Operators and their scrapers at one time.
@@ -279,7 +279,7 @@ async fn serve_and_leave(
             }
         };
         tokio::join!(hurried, async {
-            drain.reached(Phase::Draining).await;
+            drain.reached(DrainPhase::Draining).await;
             gateway.begin_drain();
         });
         std::future::pending::<()>().await;
@@ -373,7 +373,7 @@ fn adopt(
     began: &Settings,
     gateway: &Gateway,
     probes: &Probes,
-    door: &Door,
+    door: &ConnectionServer,
 ) -> Result<RestartKeys, LoadError> {
     // First what can fail.
     let unusable = |problem| LoadError::Unusable(format!("{:#}", anyhow::Error::from(problem)));

@@ -15,7 +15,7 @@ use http::uri::PathAndQuery;
 use super::admission::{Held, Spare, Walk};
 use super::promise::{BoundPool, Promise};
 use super::reply;
-use crate::accept::Head as Request;
+use crate::accept::ParsedHead as Request;
 use crate::admit::levels::{Kind, Kinds};
 use crate::admit::queue::Reading;
 use crate::clock::{Alarms, Clock};

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::house::Gateway;
 use super::promise::Live;
 use super::reply;
-use crate::accept::Head;
+use crate::accept::ParsedHead;
 use crate::forward::ReplyBody;
 use crate::identify::Identity;
 use crate::route::{Model, ModelCard};
@@ -24,7 +24,7 @@ impl Gateway {
         live: &Live,
         who: &Identity,
         endpoint: Endpoint,
-        head: &Head,
+        head: &ParsedHead,
     ) -> Result<Response<ReplyBody>, String> {
         let classes = live.classes_of(&who.tenant);
         let models = live.settings.routes.models_for(&classes, &self.fleet);

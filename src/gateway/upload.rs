@@ -14,7 +14,7 @@ use http_body::{Body, Frame};
 
 use super::Fault;
 use super::client_wait::ClientWait;
-use crate::accept::BodyCut;
+use crate::accept::BodyError;
 use crate::clock::Clock;
 use crate::inspect::coding::{Coding, DecodeError, Decoder};
 use crate::inspect::multipart::FormScanner;
@@ -266,8 +266,8 @@ pub fn read_whole(body: Bytes, headers: &HeaderMap, endpoint: Endpoint, max_body
 /// A body that broke: the client left, or its framing was wrong.
 #[expect(clippy::needless_pass_by_value, reason = "the error ends here")]
 fn broken_off(error: Fault) -> Unread {
-    match error.downcast_ref::<BodyCut>() {
-        Some(BodyCut::Framing) => Unread::Refused(Refusal::BodyBroken),
+    match error.downcast_ref::<BodyError>() {
+        Some(BodyError::Framing) => Unread::Refused(Refusal::BodyBroken),
         _ => Unread::Left,
     }
 }

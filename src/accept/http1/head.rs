@@ -8,7 +8,7 @@ use http::header::{CONNECTION, CONTENT_LENGTH, EXPECT, HeaderMap, HeaderName, He
 use http::{Method, Request, Uri, Version};
 use memchr::memmem;
 
-use crate::accept::Head;
+use crate::accept::ParsedHead;
 use crate::framing::{self, CacheableHead, Framing, HeadCache};
 use crate::units::InvalidHead;
 
@@ -23,7 +23,7 @@ const LONGEST_PATH: usize = 256;
 
 /// The limits on a head.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Limits {
+pub(super) struct HeadLimits {
     /// In bytes.
     pub head: usize,
     pub lines: usize,
@@ -31,8 +31,8 @@ pub(super) struct Limits {
 
 /// A request whose head has come.
 #[derive(Clone, Debug)]
-pub(super) struct Asked {
-    pub head: Arc<Head>,
+pub(super) struct RequestHead {
+    pub head: Arc<ParsedHead>,
     /// How its body ends.
     pub framing: Framing,
     /// The connection may serve another request behind it.
@@ -41,7 +41,7 @@ pub(super) struct Asked {
     pub awaits_continue: bool,
 }
 
-impl CacheableHead for Asked {
+impl CacheableHead for RequestHead {
     fn fields_mut(&mut self) -> &mut HeaderMap {
         Arc::make_mut(&mut self.head).fields_mut()
     }
@@ -54,9 +54,9 @@ impl CacheableHead for Asked {
 pub(super) fn take(
     buffer: &mut BytesMut,
     looked_at: &mut usize,
-    known: &mut HeadCache<Asked>,
-    limits: Limits,
-) -> Result<Option<Asked>, InvalidHead> {
+    known: &mut HeadCache<RequestHead>,
+    limits: HeadLimits,
+) -> Result<Option<RequestHead>, InvalidHead> {
     if !may_be_whole(buffer, *looked_at) {
         return partial(buffer, looked_at, limits);
     }
@@ -85,7 +85,7 @@ pub(super) fn take(
 }
 
 /// More has to come.
-fn partial(buffer: &[u8], looked_at: &mut usize, limits: Limits) -> Result<Option<Asked>, InvalidHead> {
+fn partial(buffer: &[u8], looked_at: &mut usize, limits: HeadLimits) -> Result<Option<RequestHead>, InvalidHead> {
     *looked_at = buffer.len();
     if buffer.len() < limits.head { Ok(None) } else { Err(InvalidHead::TooLarge) }
 }
@@ -110,9 +110,9 @@ fn may_be_whole(buffer: &[u8], looked_at: usize) -> bool {
 /// Reads a head at the beginning of these bytes, and says how long it is.
 fn read<'a>(
     bytes: &'a [u8],
-    known: &mut HeadCache<Asked>,
+    known: &mut HeadCache<RequestHead>,
     lines: &mut [MaybeUninit<httparse::Header<'a>>],
-) -> Result<Option<(usize, Asked)>, InvalidHead> {
+) -> Result<Option<(usize, RequestHead)>, InvalidHead> {
     let mut head = httparse::Request::new(&mut []);
     let parser = httparse::ParserConfig::default();
     let length = match parser.parse_request_with_uninit_headers(&mut head, bytes, lines) {
@@ -138,7 +138,7 @@ fn read<'a>(
     parts.uri = Uri::from_maybe_shared(part(target)).map_err(|_| InvalidHead::Malformed)?;
     parts.version = if head.version == Some(0) { Version::HTTP_10 } else { Version::HTTP_11 };
     parts.headers = HeaderMap::with_capacity(head.headers.len());
-    let mut said = Said::default();
+    let mut said = FramingHeaders::default();
     for line in head.headers.iter() {
         let name = HeaderName::from_bytes(line.name.as_bytes()).map_err(|_| InvalidHead::Malformed)?;
         if said.hear(&name, line.value)? {
@@ -149,14 +149,14 @@ fn read<'a>(
     let framing = said.framing(parts.version)?;
     let keeps = said.keeps(parts.version);
     let awaits_continue = said.expects && parts.version == Version::HTTP_11 && !framing.is_over();
-    let asked = Asked { head: Arc::new(Head::new(parts)), framing, keeps, awaits_continue };
+    let asked = RequestHead { head: Arc::new(ParsedHead::new(parts)), framing, keeps, awaits_continue };
     known.learn(&asked, &asked.head.headers, &text, head.headers.len());
     Ok(Some((length, asked)))
 }
 
 /// What the fields of a head say about the body and the connection.
 #[derive(Default)]
-struct Said {
+struct FramingHeaders {
     /// Lines that name a transfer coding, and whether the last of them is `chunked` alone.
     codings: u8,
     is_chunked: bool,
@@ -166,7 +166,7 @@ struct Said {
     expects: bool,
 }
 
-impl Said {
+impl FramingHeaders {
     /// Whether the line is to be kept: a length that is stated again is not.
     fn hear(&mut self, name: &HeaderName, value: &[u8]) -> Result<bool, InvalidHead> {
         if *name == TRANSFER_ENCODING {
@@ -215,7 +215,7 @@ mod tests {
     use super::*;
     use crate::framing::changes::changes;
 
-    const LIMITS: Limits = Limits { head: 400, lines: USUAL_LINES };
+    const LIMITS: HeadLimits = HeadLimits { head: 400, lines: USUAL_LINES };
 
     const LINES: [&str; 10] = [
         "host: g",
@@ -238,7 +238,7 @@ mod tests {
         })
     }
 
-    fn taken(bytes: &[u8], known: &mut HeadCache<Asked>) -> (String, usize, usize) {
+    fn taken(bytes: &[u8], known: &mut HeadCache<RequestHead>) -> (String, usize, usize) {
         let (mut buffer, mut looked_at) = (BytesMut::from(bytes), 0);
         let taken = take(&mut buffer, &mut looked_at, known, LIMITS);
         (format!("{taken:?}"), buffer.len(), looked_at)
