@@ -47,7 +47,7 @@ use crate::admit::queue::Standing;
 use crate::classify::{Classified, ClassifyInput as ClassAsk, TargetHeaders};
 use crate::config::Settings;
 use crate::forward::headers::is_fit_id;
-use crate::forward::{OwnFields, ReplyBody};
+use crate::forward::{GatewayHeaders, ReplyBody};
 use crate::identify::{AuthError, Identity};
 use crate::inspect::Facts;
 use crate::judge::{self, Case, Objectives};
@@ -204,7 +204,7 @@ impl Gateway {
         visit.read_by(&arrived.client);
         match self.serve(live, &mut visit, arrived, body).await {
             Ok(Served::Own(mut response)) => {
-                OwnFields::of(&arrived.id).add_to(response.headers_mut());
+                GatewayHeaders::of(&arrived.id).add_to(response.headers_mut());
                 visit.answered(response.status().as_u16());
                 response
             }

@@ -24,16 +24,16 @@ use bytes::Bytes;
 use http::header::{HeaderName, HeaderValue};
 use http_body::{Body, Frame, SizeHint};
 
-pub use ahead::{Ahead, Serving};
-pub use deadlines::{Deadlines, Due};
-pub use open::{Call, OpenFailed, Opening, WhyNot, open};
-pub use own::OwnFields;
-pub use relay::{Abnormal, Ended, EngineHead, Keeper, Mute, Parts, Relay};
+pub use ahead::{EarlyHeadBody, Serving};
+pub use deadlines::{DeadlineAction, Deadlines};
+pub use open::{AttemptRequest, ConnectError, ConnectErrorKind, ConnectingAttempt, open};
+pub use own::GatewayHeaders;
+pub use relay::{HoldError, Relay, RelayConfig, RelayEnd, RelayEvents, TruncatedBody, UpstreamHead};
 
 use crate::framing::{HeaderSink, ResponseHeaders};
 use crate::observe::TimeoutKind;
 use crate::refuse::Refusal;
-use ahead::{KEEPALIVE, Step};
+use ahead::{EarlyHeadStep, KEEPALIVE};
 
 /// The body of every response that the gateway gives.
 pub enum ReplyBody {
@@ -42,7 +42,7 @@ pub enum ReplyBody {
     /// An engine's answer.
     Relay(Box<Relay>),
     /// What comes behind a head that went ahead of its answer.
-    Ahead(Box<Ahead>),
+    Ahead(Box<EarlyHeadBody>),
 }
 
 impl ReplyBody {
@@ -56,9 +56,9 @@ impl ReplyBody {
 
 impl Body for ReplyBody {
     type Data = Bytes;
-    type Error = Abnormal;
+    type Error = TruncatedBody;
 
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Abnormal>>> {
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, TruncatedBody>>> {
         loop {
             return match &mut *self {
                 ReplyBody::Whole(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
@@ -66,12 +66,12 @@ impl Body for ReplyBody {
                     Ok(poll) => poll.map(|bytes| bytes.map(|bytes| bytes.map(Frame::data))),
                     Err(_) => {
                         relay.panicked();
-                        Poll::Ready(Some(Err(Abnormal)))
+                        Poll::Ready(Some(Err(TruncatedBody)))
                     }
                 },
                 ReplyBody::Ahead(ahead) => match ready!(ahead.poll(cx)) {
-                    Step::Comment => Poll::Ready(Some(Ok(Frame::data(KEEPALIVE)))),
-                    Step::Goes(body) => {
+                    EarlyHeadStep::Comment => Poll::Ready(Some(Ok(Frame::data(KEEPALIVE)))),
+                    EarlyHeadStep::Goes(body) => {
                         *self = body;
                         continue;
                     }

@@ -11,7 +11,7 @@ use crate::units::decimal::push_thousandths;
 
 /// See the module. As far as they are known.
 #[derive(Debug)]
-pub struct OwnFields {
+pub struct GatewayHeaders {
     /// Of the request, fit to be a field.
     pub id: RequestId,
     /// Its dialect knows the id as `request-id` (Messages), where it goes too.
@@ -26,11 +26,11 @@ pub struct OwnFields {
     pub times: Option<[Duration; 2]>,
 }
 
-impl OwnFields {
+impl GatewayHeaders {
     /// Nothing but the id is known.
     #[must_use]
     pub fn of(id: &RequestId) -> Self {
-        OwnFields { id: id.clone(), is_messages: false, class: None, pool: None, degraded: None, times: None }
+        GatewayHeaders { id: id.clone(), is_messages: false, class: None, pool: None, degraded: None, times: None }
     }
 
     /// Adds them to a head.

@@ -20,10 +20,11 @@ use crate::admit::levels::{Kind, Kinds};
 use crate::admit::queue::Reading;
 use crate::clock::{Alarms, Clock};
 use crate::forward::deadlines::earlier;
-use crate::forward::headers::{self, Content, EngineHeaders, Hop, Media, Sent};
-use crate::forward::lines::{Answered, Lines, Outgoing};
+use crate::forward::headers::{self, Content, EngineHeaders, Hop, Media, RequestMeta};
+use crate::forward::lines::{ConnPool, RequestWriter, UpstreamResponse};
 use crate::forward::{
-    Call, Deadlines, Due, EngineHead, Mute, OpenFailed, Opening, Parts, Relay, WhyNot, limit_refusal, open,
+    AttemptRequest, ConnectError, ConnectErrorKind, ConnectingAttempt, DeadlineAction, Deadlines, HoldError, Relay,
+    RelayConfig, UpstreamHead, limit_refusal, open,
 };
 use crate::inspect::{Facts, ModelRatios};
 use crate::judge::{NonStreaming, Objective, Objectives, ProgressCell};
@@ -104,7 +105,7 @@ pub struct Yard<'a> {
     /// All engines.
     pub fleet: &'a Arc<Fleet>,
     /// Their connections.
-    pub lines: &'a Arc<Lines>,
+    pub lines: &'a Arc<ConnPool>,
 }
 
 /// An answer that has begun to speak, or the last one that an engine gave.
@@ -150,7 +151,7 @@ enum Tried {
 /// An engine's answer, with nothing forwarded yet.
 pub struct Spoke {
     /// The head for the client.
-    pub head: EngineHead,
+    pub head: UpstreamHead,
     /// The body.
     pub relay: Box<Relay>,
     /// The engine's share of work, given back when this is dropped.
@@ -550,8 +551,8 @@ impl Asked {
 
 /// What came of waiting for a head.
 enum Head {
-    Came(Answered),
-    Failed(OpenFailed),
+    Came(UpstreamResponse),
+    Failed(ConnectError),
     /// No head within `hold_head`: the gateway sends its own, and waits on behind it.
     Ours,
     /// The engine is going away, and another one takes the request.
@@ -579,7 +580,7 @@ impl Attempt<'_> {
         }
         match self.await_head(&mut opening, work, held, (&mut watch, exit), deadlines, dispatched).await {
             Head::Failed(failed) => {
-                if failed.why == WhyNot::Refused {
+                if failed.why == ConnectErrorKind::Refused {
                     self.bound.yard.departs(&self.place.engine);
                 }
                 Tried::Failed(happened(&failed), Err(failed.refusal()))
@@ -587,8 +588,8 @@ impl Attempt<'_> {
             Head::Departs => self.departed(),
             Head::Ended(refusal) => Tried::Ended(refusal),
             Head::Ours => self.behind_our_head(opening, &edits, deadlines, work.take(), held, asked),
-            Head::Came(Answered { head, body }) => {
-                let (status, head) = (head.status, EngineHead::of(head));
+            Head::Came(UpstreamResponse { head, body }) => {
+                let (status, head) = (head.status, UpstreamHead::of(head));
                 let reader = self.reader(status, head.content);
                 let relay =
                     Relay::new(self.parts(reader, &edits, deadlines), self.observer(reader, status.as_u16()), body);
@@ -606,12 +607,12 @@ impl Attempt<'_> {
                         spoke.work = work.take();
                         Tried::Speaks(spoke, at)
                     }
-                    Err(Mute::Error(error)) => Tried::Failed(asked.answered(error.code, None), Ok(spoke)),
-                    Err(Mute::Truncated | Mute::Broken) => {
+                    Err(HoldError::Error(error)) => Tried::Failed(asked.answered(error.code, None), Ok(spoke)),
+                    Err(HoldError::Truncated | HoldError::Broken) => {
                         Tried::Failed(Happened::Broken, Err(Refusal::StreamIncomplete))
                     }
-                    Err(Mute::TimedOut(limit)) => Tried::Ended(self.limit(limit)),
-                    Err(Mute::Drained) => Tried::Ended(Refusal::DrainCut),
+                    Err(HoldError::TimedOut(limit)) => Tried::Ended(self.limit(limit)),
+                    Err(HoldError::Drained) => Tried::Ended(Refusal::DrainCut),
                 }
             }
         }
@@ -649,7 +650,7 @@ impl Attempt<'_> {
         relay: &mut Relay,
         watch: Option<&mut DepartureWatch>,
         exit: &mut Option<Exit>,
-    ) -> Option<Result<Tick, Mute>> {
+    ) -> Option<Result<Tick, HoldError>> {
         let Some(watch) = watch else { return Some(relay.hold().await) };
         let mut holding = pin!(relay.hold());
         poll_fn(|cx| match holding.as_mut().poll(cx) {
@@ -695,7 +696,7 @@ impl Attempt<'_> {
     /// The engine is waited for behind a head of ours: from now on it has the request.
     fn behind_our_head(
         &self,
-        opening: Opening,
+        opening: ConnectingAttempt,
         edits: &Edits,
         deadlines: Deadlines,
         work: Option<Box<Work>>,
@@ -707,7 +708,7 @@ impl Attempt<'_> {
         }
         let parts = self.parts(Reader::Events, edits, deadlines);
         let relay = Relay::waiting(parts, self.observer(Reader::Events, 200), opening);
-        let spoke = self.spoke(EngineHead::of(Arc::new(reply::our_head())), relay, asked);
+        let spoke = self.spoke(UpstreamHead::of(Arc::new(reply::our_head())), relay, asked);
         Tried::Speaks(Box::new(Spoke { work, ..spoke }), self.yard.clock.now())
     }
 
@@ -719,7 +720,7 @@ impl Attempt<'_> {
         work.filter(|_| matters).map(|work| dispatched + work.time_to_read())
     }
 
-    fn spoke(&self, head: EngineHead, relay: Box<Relay>, asked: Asked) -> Spoke {
+    fn spoke(&self, head: UpstreamHead, relay: Box<Relay>, asked: Asked) -> Spoke {
         let Asked { dispatched, injection, degraded } = asked;
         Spoke { head, relay, work: None, place: self.place.clone(), dispatched, injection, degraded }
     }
@@ -762,10 +763,13 @@ impl Attempt<'_> {
         }
     }
 
-    fn call(&self, edits: &Edits, at: Tick) -> Call {
+    fn call(&self, edits: &Edits, at: Tick) -> AttemptRequest {
         let ask = self.ask;
-        let sent =
-            Sent { inspected: ask.is_judged, decoded: ask.was_coded, names_hop_fields: ask.head.has_connection() };
+        let sent = RequestMeta {
+            inspected: ask.is_judged,
+            decoded: ask.was_coded,
+            names_hop_fields: ask.head.has_connection(),
+        };
         let engine = EngineHeaders {
             fixed: &self.bound.fixed_headers,
             forward_authorization: self.bound.settings.forward_authorization,
@@ -774,13 +778,19 @@ impl Attempt<'_> {
         let hop = Hop { id: &ask.upstream_id, address: ask.client.address(), version: ask.head.version };
         let fields = headers::for_engine(&ask.head.headers, &engine, sent, hop);
         let body = rewrite::apply(ask.frames, &edits.splices);
-        Call {
+        AttemptRequest {
             lines: Arc::clone(self.yard.lines),
             pool: Arc::clone(&self.bound.settings),
             engine: self.place.engine.clone(),
             address: Arc::clone(self.address),
             // The engine's path prefix stands before the client's own path and query.
-            request: Outgoing::new(ask.head.method.as_str(), &self.address.base, ask.target.as_str(), fields, body),
+            request: RequestWriter::new(
+                ask.head.method.as_str(),
+                &self.address.base,
+                ask.target.as_str(),
+                fields,
+                body,
+            ),
             fresh: self.fresh,
             at,
         }
@@ -788,7 +798,7 @@ impl Attempt<'_> {
 
     async fn await_head(
         &self,
-        opening: &mut Opening,
+        opening: &mut ConnectingAttempt,
         work: &mut Option<Box<Work>>,
         held: &mut Held,
         (watch, exit): (&mut Option<DepartureWatch>, &mut Option<Exit>),
@@ -843,13 +853,15 @@ impl Attempt<'_> {
 
     /// What it means that something is due while no head has come.
     #[cold]
-    fn due(&self, due: Due, opening: &Opening) -> Head {
+    fn due(&self, due: DeadlineAction, opening: &ConnectingAttempt) -> Head {
         match due {
-            Due::Limit(limit) => match opening.unconnected() {
+            DeadlineAction::Limit(limit) => match opening.unconnected() {
                 Some(failed) => Head::Failed(failed),
                 None => Head::Ended(self.limit(limit)),
             },
-            Due::Hold | Due::Keepalive | Due::Finish | Due::Over => Head::Ours,
+            DeadlineAction::Hold | DeadlineAction::Keepalive | DeadlineAction::Finish | DeadlineAction::Over => {
+                Head::Ours
+            }
         }
     }
 
@@ -889,9 +901,9 @@ impl Attempt<'_> {
         observer
     }
 
-    fn parts(&self, reader: Reader, edits: &Edits, deadlines: Deadlines) -> Parts {
+    fn parts(&self, reader: Reader, edits: &Edits, deadlines: Deadlines) -> RelayConfig {
         let ask = self.ask;
-        Parts {
+        RelayConfig {
             clock: self.yard.clock,
             alarms: Arc::clone(self.yard.alarms),
             client: ask.client.clone(),
@@ -928,11 +940,11 @@ const fn knows_priority(dialect: Dialect) -> bool {
     matches!(dialect, Dialect::Chat | Dialect::Completions | Dialect::Responses)
 }
 
-fn happened(failed: &OpenFailed) -> Happened {
+fn happened(failed: &ConnectError) -> Happened {
     match failed.why {
-        WhyNot::NoConnection | WhyNot::Refused => Happened::ConnectFailed,
-        WhyNot::Lack => Happened::Lacking,
-        WhyNot::Stale => Happened::StaleLine,
-        WhyNot::Reset | WhyNot::Garbage => Happened::Broken,
+        ConnectErrorKind::NoConnection | ConnectErrorKind::Refused => Happened::ConnectFailed,
+        ConnectErrorKind::Lack => Happened::Lacking,
+        ConnectErrorKind::Stale => Happened::StaleLine,
+        ConnectErrorKind::Reset | ConnectErrorKind::Garbage => Happened::Broken,
     }
 }

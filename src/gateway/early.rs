@@ -19,7 +19,7 @@ use parking_lot::Mutex;
 
 use super::{degrade, reply};
 use crate::clock::Clock;
-use crate::forward::{Ahead, OwnFields, ReplyBody, Serving};
+use crate::forward::{EarlyHeadBody, GatewayHeaders, ReplyBody, Serving};
 use crate::record::Visit;
 use crate::units::{ClientState, RequestId, Tick};
 
@@ -56,7 +56,7 @@ impl Future for Handling {
                 if let Poll::Ready(response) = polled {
                     serving = Box::pin(std::future::ready(response));
                 }
-                Response::from_parts(head, ReplyBody::Ahead(Ahead::new(serving, self.clock, every)))
+                Response::from_parts(head, ReplyBody::Ahead(EarlyHeadBody::new(serving, self.clock, every)))
             }
         };
         Poll::Ready(Ok(response))
@@ -136,7 +136,7 @@ impl EarlyHead<'_> {
         let mut head = reply::our_head();
         let degraded = degrade::shown(visit.degradation());
         let is_messages = self.is_messages;
-        let own = OwnFields { class: self.class.cloned(), is_messages, degraded, ..OwnFields::of(self.id) };
+        let own = GatewayHeaders { class: self.class.cloned(), is_messages, degraded, ..GatewayHeaders::of(self.id) };
         own.add_to(&mut head.headers);
         visit.head_went_ahead(self.client);
         self.outlet.give(head, self.every);

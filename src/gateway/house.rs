@@ -22,7 +22,7 @@ use crate::admit::shared::{By, EDGES, Ended, Keeper};
 use crate::clock::{Alarms, Clock};
 use crate::config::Settings;
 use crate::dial::Dial;
-use crate::forward::lines::Lines;
+use crate::forward::lines::ConnPool;
 use crate::inspect::Ratios;
 use crate::judge::Objectives;
 use crate::record::{EngineReport, Recorder, SeatReport, StoreReport};
@@ -62,7 +62,7 @@ pub struct House {
     /// All engines.
     pub fleet: Arc<Fleet>,
     /// Connections to them.
-    pub lines: Arc<Lines>,
+    pub lines: Arc<ConnPool>,
     /// Writes down what ends.
     pub recorder: Recorder,
     /// Timers for its waits.
@@ -100,7 +100,7 @@ impl Gateway {
         tell(&fleet, &settings, clock.now());
         let gateway = Gateway(Arc::new(House {
             clock,
-            lines: Arc::new(Lines::new(dial, clock)),
+            lines: Arc::new(ConnPool::new(dial, clock)),
             alarms: Alarms::new(clock),
             ratios: Ratios::new(),
             loops: LoopGuard::default(),

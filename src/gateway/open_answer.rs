@@ -12,7 +12,7 @@ use super::degrade;
 use super::house::Gateway;
 use super::mark::Tagged;
 use super::upload::Share;
-use crate::forward::{Ended, Keeper, OwnFields, ReplyBody};
+use crate::forward::{GatewayHeaders, RelayEnd, RelayEvents, ReplyBody};
 use crate::inspect::{ModelRatios, PromptSize};
 use crate::judge::Case;
 use crate::observe::{Ending, Reader, Timeline, TimeoutKind};
@@ -62,13 +62,13 @@ impl Opened {
         let Spoken { answer, attempts, at, unproven, has_failed } = spoken;
         let Spoke { head, mut relay, work, mut place, dispatched, injection, degraded } = *answer;
         degraded.iter().for_each(|kind| visit.degraded(kind));
-        let own = OwnFields {
+        let own = GatewayHeaders {
             class: asked.class.take(),
             is_messages: asked.endpoint.is_of_messages(),
             pool: place.shown.take(),
             degraded: degrade::shown(visit.degradation()),
             times: Some([asked.queued, at.since(dispatched)]),
-            ..OwnFields::of(visit.request_id())
+            ..GatewayHeaders::of(visit.request_id())
         };
         let (mut shown, ()) = Response::new(()).into_parts();
         shown.status = head.parts.status;
@@ -100,7 +100,7 @@ struct Open {
     has_failed: bool,
 }
 
-impl Keeper for Open {
+impl RelayEvents for Open {
     fn first_token(&mut self, at: Tick) {
         if let Some(work) = self.work.as_mut() {
             work.first_token(at);
@@ -114,8 +114,8 @@ impl Keeper for Open {
         self.of.held.first_token();
     }
 
-    fn end(mut self: Box<Self>, ended: Ended) {
-        let Ended { timeline, refusal, never_sent } = ended;
+    fn end(mut self: Box<Self>, ended: RelayEnd) {
+        let RelayEnd { timeline, refusal, never_sent } = ended;
         if refusal.is_some() || timeline.error.is_some() || !timeline.is_success() {
             self.look_for_the_model();
         }

@@ -11,7 +11,7 @@ use crate::admit::levels::Kinds;
 use crate::admit::limit::Standing;
 use crate::forward::headers::UNBUFFERED;
 use crate::forward::headers::names::{X_GOODPUT_DEGRADED, X_GOODPUT_REASON};
-use crate::forward::{OwnFields, ReplyBody};
+use crate::forward::{GatewayHeaders, ReplyBody};
 use crate::framing::HeaderSink;
 use crate::refuse::Refusal;
 use crate::units::{ClassId, Dialect, RequestId, seconds_up};
@@ -60,7 +60,7 @@ pub fn refusal(refusal: &Refusal, shape: Dialect, id: &RequestId, class: Option<
         headers.insert(CONNECTION, HeaderValue::from_static("close"));
     }
     let class = class.and_then(|class| HeaderValue::from_str(class.as_str()).ok());
-    OwnFields { class, is_messages: shape == Dialect::Messages, ..OwnFields::of(id) }.add_to(headers);
+    GatewayHeaders { class, is_messages: shape == Dialect::Messages, ..GatewayHeaders::of(id) }.add_to(headers);
     response
 }
 
