@@ -51,7 +51,7 @@ use crate::forward::{GatewayHeaders, ReplyBody};
 use crate::identify::{AuthError, Identity};
 use crate::inspect::Facts;
 use crate::judge::{self, Case, Objectives};
-use crate::record::{self, Visit};
+use crate::record::{self, ActiveRequest};
 use crate::refuse::Refusal;
 use crate::route::{self, Routed, Size, TenantKey};
 use crate::units::{ClassId, ClientState, Endpoint, InvalidHead, LengthBucket, PathError, RequestId, Tick, Tokens};
@@ -134,7 +134,7 @@ impl tower::Service<IncomingRequest> for Gateway {
 
 impl Gateway {
     /// Answers one request, of a client that is told of in its extensions, if at all. Never fails:
-    /// what goes wrong is an answer, and exactly one `Finished`.
+    /// what goes wrong is an answer, and exactly one `RequestRecord`.
     pub async fn handle<B>(&self, request: Request<B>) -> Response<ReplyBody>
     where
         B: Body<Data = Bytes> + Send + 'static,
@@ -223,7 +223,13 @@ impl Gateway {
         }
     }
 
-    async fn serve<B>(&self, live: &Arc<Live>, visit: &mut Visit, arrived: &Arrived, body: B) -> Result<Served, Stop>
+    async fn serve<B>(
+        &self,
+        live: &Arc<Live>,
+        visit: &mut ActiveRequest,
+        arrived: &Arrived,
+        body: B,
+    ) -> Result<Served, Stop>
     where
         B: Body<Data = Bytes> + Send + 'static,
         B::Error: Into<Fault>,
@@ -285,7 +291,7 @@ impl Gateway {
             judge::UploadRule::Excluded => arrival + upload.client_wait,
             judge::UploadRule::Counted => arrival,
         };
-        visit.promised(record::Promise {
+        visit.promised(record::RequestPolicy {
             class: classified.class,
             rule: classified.rule,
             start,

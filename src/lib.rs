@@ -33,7 +33,7 @@
 //! | | [`admit::shared`] | The tenants' limits where several gateways share them, in Redis or Valkey. | [`admit::shared::Store`] |
 //! | | [`route::probe`] | Health checks, engines' metrics, DNS. | [`route::probe::Probes`] |
 //! | | [`forward`] | One attempt: head held until the first token, then relay. | [`forward::open`](forward::open()), [`forward::Relay`] |
-//! | | [`record`] | Written down once: metrics and the access line. | [`record::Recorder`], [`record::Visit`] |
+//! | | [`record`] | Written down once: metrics and the access line. | [`record::Recorder`], [`record::ActiveRequest`] |
 //! | 4 story | [`gateway`] | The life of one request, told once. | [`gateway::Gateway`] |
 //! | | [`admin`] | The operators' port. | [`admin::router`] |
 //! | 5 tools | [`lab`] | Simulated and scripted engines, traffic, the demo, a whole fleet in virtual time. | [`lab::engine::SimEngine`], [`lab::fleet`] |
@@ -66,7 +66,7 @@
 //!    arrive, bytes unchanged, and `observe` watches beside them.
 //! 8. Where the answer's body ends (by its last event, an error, a limit, or because it was
 //!    dropped: the client left), `judge` weighs the timeline and `record` notes one
-//!    [`record::Finished`]. Every metric and the access line are made from it:
+//!    [`record::RequestRecord`]. Every metric and the access line are made from it:
 //!    `met + missed + excluded = finished`.
 //!
 //! Freeing is ownership: all that a request holds lives in the body of its answer, and goes

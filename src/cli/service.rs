@@ -437,7 +437,7 @@ impl AdminView for View {
 /// How each class stands, as the operators' port writes it.
 pub(super) fn standings(gateway: &Gateway) -> Vec<ClassStanding> {
     let levels = gateway.level_views();
-    let standing = |standing: crate::record::Standing| ClassStanding {
+    let standing = |standing: crate::record::SloStatus| ClassStanding {
         class: standing.class.to_string(),
         window_seconds: standing.own.window.as_secs(),
         covered_seconds: standing.own.covered.as_secs(),

@@ -33,7 +33,7 @@ use crate::clock::Clock;
 use crate::inspect::Facts;
 use crate::judge::{Case, Objective, Objectives, Progress, breaks_at};
 use crate::observe::Timeline;
-use crate::record::Visit;
+use crate::record::ActiveRequest;
 use crate::refuse::Refusal;
 use crate::route::{Prediction, Work};
 use crate::units::{ClientState, Endpoint, PoolId, TenantId, Tick, Tokens};
@@ -383,7 +383,7 @@ impl House {
     ///
     /// # Errors
     /// The queue has no place, or none for so long; the gateway drains.
-    pub(super) async fn seat(&self, walk: &Walk<'_>, visit: &mut Visit) -> Result<Seated, Refusal> {
+    pub(super) async fn seat(&self, walk: &Walk<'_>, visit: &mut ActiveRequest) -> Result<Seated, Refusal> {
         self.seat_from(walk, Place::Queue(walk.begins()), visit).await
     }
 
@@ -393,13 +393,13 @@ impl House {
         &self,
         walk: &Walk<'_>,
         from: usize,
-        visit: &mut Visit,
+        visit: &mut ActiveRequest,
     ) -> Option<Result<Seated, Refusal>> {
         let place = walk.onward(from, None)?;
         Some(self.seat_from(walk, place, visit).await)
     }
 
-    async fn seat_from(&self, walk: &Walk<'_>, mut place: Place, visit: &mut Visit) -> Result<Seated, Refusal> {
+    async fn seat_from(&self, walk: &Walk<'_>, mut place: Place, visit: &mut ActiveRequest) -> Result<Seated, Refusal> {
         let begins = place.pool();
         loop {
             let at = place.pool();
@@ -526,7 +526,7 @@ impl Walk<'_> {
     }
 
     /// Waits in the queue of one pool, and looks whether it should go on to a further one.
-    async fn wait(&self, at: usize, mut turn: Turn, visit: &mut Visit) -> Result<Seat, Ended> {
+    async fn wait(&self, at: usize, mut turn: Turn, visit: &mut ActiveRequest) -> Result<Seat, Ended> {
         let since = self.now();
         loop {
             let look = (at + 1 < self.pools.len()).then(|| self.now());

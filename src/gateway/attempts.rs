@@ -29,7 +29,7 @@ use crate::forward::{
 use crate::inspect::{Facts, ModelRatios};
 use crate::judge::{NonStreaming, Objective, Objectives, ProgressCell};
 use crate::observe::{Expect, Observer, Reader, TimeoutKind};
-use crate::record::{Retry, Visit};
+use crate::record::{ActiveRequest, Retry};
 use crate::refuse::Refusal;
 use crate::rewrite::{self, EditPlan, Edits, EventGate, ReasoningEdit};
 use crate::route::retry::{Attempts, Happened, Injection, Next};
@@ -174,7 +174,7 @@ pub async fn first_willing_engine(
     ask: &Ask<'_>,
     yard: &Yard<'_>,
     held: &mut Held,
-    visit: &mut Visit,
+    visit: &mut ActiveRequest,
 ) -> Result<Spoken, Refusal> {
     let deadlines = ask.deadlines();
     let until = earlier(deadlines.first_token, deadlines.total).unwrap_or(Tick::from_nanos(u64::MAX));

@@ -19,7 +19,7 @@ use super::house::House;
 use super::promise::Live;
 use crate::admit::levels::{InForce, Kind, Kinds, Ladder, Measured};
 use crate::config::{ClassSettings, Settings};
-use crate::record::{LevelReport, Visit};
+use crate::record::{ActiveRequest, LevelReport};
 use crate::refuse::Refusal;
 use crate::route::Routed;
 use crate::units::{ClassId, PoolId, Priority, Tick, Tokens, seconds_up};
@@ -115,7 +115,7 @@ impl Relief {
     }
 
     /// Tells the visit what is in force, for its access line.
-    pub fn is_told(&self, visit: &mut Visit) {
+    pub fn is_told(&self, visit: &mut ActiveRequest) {
         if self.in_force.level > 0 {
             visit.at_level(self.in_force.level, self.in_force.cap);
         }
@@ -123,7 +123,7 @@ impl Relief {
 
     /// Whether it waits behind everybody else. To be asked once.
     #[must_use]
-    pub fn defers(&self, visit: &mut Visit) -> bool {
+    pub fn defers(&self, visit: &mut ActiveRequest) -> bool {
         if self.in_force.defer {
             visit.degraded(Kind::Defer);
         }
@@ -134,7 +134,13 @@ impl Relief {
     ///
     /// # Errors
     /// Nothing is left: all of its pools are kept free for higher ranks.
-    pub fn rerouted(&self, routed: Routed, rank: Priority, visit: &mut Visit, at: Tick) -> Result<Routed, Refusal> {
+    pub fn rerouted(
+        &self,
+        routed: Routed,
+        rank: Priority,
+        visit: &mut ActiveRequest,
+        at: Tick,
+    ) -> Result<Routed, Refusal> {
         let Some(board) = &self.board else { return Ok(routed) };
         let keeps = |pool: &PoolId| board.kept_free.iter().find(|kept| kept.rank < rank && kept.pools.contains(pool));
         let mut pools: Vec<PoolId> = routed.pools.iter().filter(|pool| keeps(pool).is_none()).cloned().collect();

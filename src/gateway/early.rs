@@ -20,7 +20,7 @@ use parking_lot::Mutex;
 use super::{degrade, reply};
 use crate::clock::Clock;
 use crate::forward::{EarlyHeadBody, GatewayHeaders, ReplyBody, Serving};
-use crate::record::Visit;
+use crate::record::ActiveRequest;
 use crate::units::{ClientState, RequestId, Tick};
 
 /// Serves one request, until there is an answer or a head that goes ahead of it.
@@ -132,7 +132,7 @@ impl EarlyHead<'_> {
     }
 
     /// Goes out, with what is known by now.
-    pub fn go(&self, visit: &mut Visit) {
+    pub fn go(&self, visit: &mut ActiveRequest) {
         let mut head = reply::our_head();
         let degraded = degrade::shown(visit.degradation());
         let is_messages = self.is_messages;

@@ -16,7 +16,7 @@ use crate::forward::{GatewayHeaders, RelayEnd, RelayEvents, ReplyBody};
 use crate::inspect::{ModelRatios, PromptSize};
 use crate::judge::Case;
 use crate::observe::{Ending, Reader, Timeline, TimeoutKind};
-use crate::record::Visit;
+use crate::record::ActiveRequest;
 use crate::refuse::Refusal;
 use crate::route::retry::{Attempts, Happened, Injection};
 use crate::route::{Lesson, Work};
@@ -57,7 +57,7 @@ pub struct Opened {
 impl Opened {
     /// The response for the client. The visit ends where the answer's body does.
     #[must_use]
-    pub fn relay(mut self: Box<Self>, spoken: Spoken, mut visit: Visit) -> Response<ReplyBody> {
+    pub fn relay(mut self: Box<Self>, spoken: Spoken, mut visit: ActiveRequest) -> Response<ReplyBody> {
         let asked = &mut self.asked;
         let Spoken { answer, attempts, at, unproven, has_failed } = spoken;
         let Spoke { head, mut relay, work, mut place, dispatched, injection, degraded } = *answer;
@@ -89,7 +89,7 @@ impl Opened {
 /// A request whose answer is on its way.
 struct Open {
     of: Box<Opened>,
-    visit: Visit,
+    visit: ActiveRequest,
     place: Place,
     attempts: Box<Attempts>,
     work: Option<Box<Work>>,

@@ -13,7 +13,7 @@ use crate::config::{ClassSettings, Settings, TenantSettings};
 use crate::forward::settings::Timeouts;
 use crate::judge::Objectives;
 use crate::observe::{TemplateCache, Watch};
-use crate::record::{ClassShape, Recorder, Shape, TenantShape};
+use crate::record::{ClassShape, Recorder, SeriesShape, TenantShape};
 use crate::route::settings::{Balance, Concurrency, Pool};
 use crate::route::{Fleet, Yard};
 use crate::units::{ClassId, PoolId, TenantId};
@@ -144,7 +144,7 @@ fn tenant_shape(tenant: &TenantSettings) -> TenantShape {
 }
 
 /// What the settings say about series.
-fn shape(settings: &Settings) -> Shape {
+fn shape(settings: &Settings) -> SeriesShape {
     let class_shape = |class: &Arc<ClassSettings>| ClassShape {
         id: class.id.clone(),
         objectives: Arc::new(class.objectives.clone()),
@@ -154,7 +154,7 @@ fn shape(settings: &Settings) -> Shape {
         let id = class.id.clone();
         settings.routes.reach(&class.id).into_iter().map(move |(pool, model)| (id.clone(), pool, model))
     };
-    Shape {
+    SeriesShape {
         classes: settings.classes.iter().map(class_shape).collect(),
         default_class: settings.default_class.clone(),
         routes: settings.classes.iter().flat_map(reach).collect(),

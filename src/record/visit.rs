@@ -1,7 +1,7 @@
-//! One request in the house: from its arrival to its one [`Finished`].
+//! One request in the house: from its arrival to its one [`RequestRecord`].
 //!
-//! A [`Visit`] collects what becomes known and ends exactly once: [`Visit::end`] with the
-//! timeline of a relayed answer, [`Visit::refuse`], [`Visit::answered`] for what the gateway
+//! A [`ActiveRequest`] collects what becomes known and ends exactly once: [`ActiveRequest::end`] with the
+//! timeline of a relayed answer, [`ActiveRequest::refuse`], [`ActiveRequest::answered`] for what the gateway
 //! serves itself, or its drop. A drop means that the client left while it waited, and is
 //! judged by the rules for that; a drop in a panic is a fault of ours.
 
@@ -19,13 +19,13 @@ use crate::units::{
     ClassId, ClientState, DisconnectReason, Endpoint, EngineId, LengthBucket, PoolId, RequestId, TenantId, Tick, Tokens,
 };
 
-use super::finished::{Finished, Retries, Retry};
-use super::open::Open;
+use super::finished::{RequestRecord, Retry, RetryCounts};
+use super::open::InFlightRequest;
 use super::{LEFT, Recorder};
 
 /// What applies to a request once its class is known.
 #[derive(Clone, Debug)]
-pub struct Promise {
+pub struct RequestPolicy {
     /// The class.
     pub class: ClassId,
     /// The rule that chose it.
@@ -51,26 +51,26 @@ pub struct Promise {
 /// See the module.
 #[derive(Debug)]
 #[must_use = "a visit that is dropped is a client that left"]
-pub struct Visit {
+pub struct ActiveRequest {
     recorder: Recorder,
-    open: Arc<Open>,
-    draft: Option<Box<Draft>>,
+    open: Arc<InFlightRequest>,
+    draft: Option<Box<RequestFields>>,
 }
 
 /// What is known so far.
 #[derive(Debug)]
-struct Draft {
+struct RequestFields {
     request_id: RequestId,
     endpoint: Option<Endpoint>,
     /// It came to a path whose answers are not judged.
     is_unjudged: bool,
     tenant: Option<TenantId>,
-    promise: Option<Promise>,
+    promise: Option<RequestPolicy>,
     model: Option<Arc<str>>,
     pool: Option<PoolId>,
     engine: Option<EngineId>,
     attempts: u32,
-    retries: Retries,
+    retries: RetryCounts,
     arrival: Tick,
     body_complete: Option<Tick>,
     /// How long the client let the gateway wait for it.
@@ -86,9 +86,9 @@ struct Draft {
     asked: Option<Box<str>>,
 }
 
-impl Visit {
-    pub(super) fn new(recorder: Recorder, open: Arc<Open>, request_id: RequestId, arrival: Tick) -> Self {
-        let draft = Draft {
+impl ActiveRequest {
+    pub(super) fn new(recorder: Recorder, open: Arc<InFlightRequest>, request_id: RequestId, arrival: Tick) -> Self {
+        let draft = RequestFields {
             request_id,
             endpoint: None,
             is_unjudged: false,
@@ -98,7 +98,7 @@ impl Visit {
             pool: None,
             engine: None,
             attempts: 0,
-            retries: Retries::default(),
+            retries: RetryCounts::default(),
             arrival,
             body_complete: None,
             client_wait: Duration::ZERO,
@@ -109,14 +109,14 @@ impl Visit {
             left: false,
             asked: None,
         };
-        Visit { recorder, open, draft: Some(Box::write(Box::new_uninit(), draft)) }
+        ActiveRequest { recorder, open, draft: Some(Box::write(Box::new_uninit(), draft)) }
     }
 
-    fn draft(&self) -> &Draft {
+    fn draft(&self) -> &RequestFields {
         self.draft.as_deref().expect("only the end takes the draft, and it takes the visit with it")
     }
 
-    fn draft_mut(&mut self) -> &mut Draft {
+    fn draft_mut(&mut self) -> &mut RequestFields {
         self.draft.as_deref_mut().expect("only the end takes the draft, and it takes the visit with it")
     }
 
@@ -162,7 +162,7 @@ impl Visit {
     }
 
     /// The class that applies, and what comes with it.
-    pub fn promised(&mut self, promise: Promise) {
+    pub fn promised(&mut self, promise: RequestPolicy) {
         self.open.standing.lock().promise = Some(promise.clone());
         self.draft_mut().promise = Some(promise);
     }
@@ -265,7 +265,7 @@ impl Visit {
 
     /// What applies to it, once it has a class.
     #[must_use]
-    pub fn promise(&self) -> Option<&Promise> {
+    pub fn promise(&self) -> Option<&RequestPolicy> {
         self.draft().promise.as_ref()
     }
 
@@ -320,7 +320,7 @@ impl Visit {
     }
 
     /// Dropped: the client left, or the gateway panicked.
-    fn abandoned(&self, mut draft: Box<Draft>, panicking: bool) {
+    fn abandoned(&self, mut draft: Box<RequestFields>, panicking: bool) {
         let at = self.recorder.now();
         let ahead = draft.ahead.is_some();
         let severed = draft.ahead.as_ref().and_then(ClientState::severed);
@@ -344,7 +344,7 @@ impl Visit {
 
     fn close(
         &self,
-        draft: Box<Draft>,
+        draft: Box<RequestFields>,
         verdict: Verdict,
         status: u16,
         end: Tick,
@@ -362,7 +362,7 @@ impl Visit {
         let finished = Box::new_uninit();
         self.recorder.note(Box::write(
             finished,
-            Finished {
+            RequestRecord {
                 request_id: draft.request_id,
                 endpoint: draft.endpoint,
                 tenant: draft.tenant,
@@ -401,8 +401,8 @@ fn has_left(timeline: &Timeline) -> bool {
     timeline.ending == Ending::Left && timeline.finish.is_none()
 }
 
-impl Draft {
-    fn progress(&self, promise: &Promise) -> Progress<'static> {
+impl RequestFields {
+    fn progress(&self, promise: &RequestPolicy) -> Progress<'static> {
         Progress::waiting(promise.start, self.body_complete.is_some(), promise.streamed)
     }
 
@@ -436,7 +436,7 @@ impl Draft {
     }
 }
 
-impl Drop for Visit {
+impl Drop for ActiveRequest {
     fn drop(&mut self) {
         if let Some(draft) = self.draft.take() {
             self.abandoned(draft, std::thread::panicking());
