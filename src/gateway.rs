@@ -36,13 +36,13 @@ use http::{Request, Response, StatusCode};
 use http_body::Body;
 
 pub use admission::wanted;
-pub use degrade::{LevelView, Levels, NotForced};
-pub use early::Handling;
-pub use house::{Gateway, Materials};
-pub use promise::{BoundPool, Live, Promise};
-pub use upload::{Upload, read_whole};
+pub use degrade::{LevelView, OverloadBoard, OverrideError};
+pub use early::ServeFuture;
+pub use house::{Gateway, GatewayDeps};
+pub use promise::{ClassPolicy, PoolHandle, SettingsSnapshot};
+pub use upload::{BufferedBody, read_whole};
 
-use crate::accept::{IncomingRequest, ParsedHead, made_id};
+use crate::accept::{BoxError, IncomingRequest, ParsedHead, made_id};
 use crate::admit::queue::Standing;
 use crate::classify::{Classified, ClassifyInput as ClassAsk, TargetHeaders};
 use crate::config::Settings;
@@ -55,39 +55,36 @@ use crate::record::{self, ActiveRequest};
 use crate::refuse::Refusal;
 use crate::route::{self, Routed, Size, TenantKey};
 use crate::units::{ClassId, ClientState, Endpoint, InvalidHead, LengthBucket, PathError, RequestId, Tick, Tokens};
-use admission::{Held, Walk, Wish};
-use attempts::{Ask, Spoken, Yard, first_willing_engine};
-use early::{EarlyHead, Outlet};
+use admission::{AdmissionGuard, AdmissionRequest, PoolCursor};
+use attempts::{SelectedResponse, UpstreamRequest, Upstreams, first_willing_engine};
+use early::{EarlyHead, EarlyHeadSlot};
 use open_answer::Opened;
-use upload::{Terms, Unread};
+use upload::{BodyLimits, BodyReadError};
 
 /// The longest query. Behind an engine's path prefix it must still be a URI, of which none is
 /// longer than 65,534 bytes.
 const LONGEST_QUERY: usize = 32 * 1024;
-
-/// What a body may fail with.
-type Fault = Box<dyn std::error::Error + Send + Sync>;
 
 /// How serving a request went on.
 enum Served {
     /// The gateway answers itself; such paths are not judged.
     Own(Response<ReplyBody>),
     /// An engine speaks.
-    Answer(Box<Opened>, Spoken),
+    Answer(Box<Opened>, SelectedResponse),
 }
 
 /// Why serving a request ended early.
-enum Stop {
+enum EarlyEnd {
     /// The gateway refuses.
     Refused(Refusal),
     /// The client left.
     Left,
 }
 
-impl From<Refusal> for Stop {
+impl From<Refusal> for EarlyEnd {
     #[cold]
     fn from(refusal: Refusal) -> Self {
-        Stop::Refused(refusal)
+        EarlyEnd::Refused(refusal)
     }
 }
 
@@ -102,14 +99,14 @@ struct Arrived {
     id_is_made: bool,
     client: ClientState,
     /// Where a head may go ahead of the answer; none where none does.
-    outlet: Option<Outlet>,
+    outlet: Option<EarlyHeadSlot>,
 }
 
 impl Arrived {
     /// What the client is told: an event where it has its head already.
     fn refused(&self, refusal: &Refusal, class: Option<&ClassId>) -> Response<ReplyBody> {
         let shape = Endpoint::shape_of_unknown(self.head.uri.path());
-        if self.outlet.as_ref().is_some_and(Outlet::is_out) {
+        if self.outlet.as_ref().is_some_and(EarlyHeadSlot::is_out) {
             let dialect = self.head.endpoint().map_or(shape, Endpoint::dialect);
             return reply::event(refusal, dialect, &self.id);
         }
@@ -120,7 +117,7 @@ impl Arrived {
 impl tower::Service<IncomingRequest> for Gateway {
     type Response = Response<ReplyBody>;
     type Error = Infallible;
-    type Future = Handling;
+    type Future = ServeFuture;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
         Poll::Ready(Ok(()))
@@ -138,7 +135,7 @@ impl Gateway {
     pub async fn handle<B>(&self, request: Request<B>) -> Response<ReplyBody>
     where
         B: Body<Data = Bytes> + Send + 'static,
-        B::Error: Into<Fault>,
+        B::Error: Into<BoxError>,
     {
         let (head, body) = request.into_parts();
         let client = head.extensions.get::<ClientState>().cloned().unwrap_or_default();
@@ -147,24 +144,24 @@ impl Gateway {
     }
 
     /// One snapshot of the settings, kept to the end of the request.
-    fn handling<B>(&self, head: Arc<ParsedHead>, since: Option<Tick>, client: ClientState, body: B) -> Handling
+    fn handling<B>(&self, head: Arc<ParsedHead>, since: Option<Tick>, client: ClientState, body: B) -> ServeFuture
     where
         B: Body<Data = Bytes> + Send + 'static,
-        B::Error: Into<Fault>,
+        B::Error: Into<BoxError>,
     {
         let live = self.live.load_full();
-        let outlet = live.heads_go_ahead.then(Outlet::default);
+        let outlet = live.heads_go_ahead.then(EarlyHeadSlot::default);
         let arrived = self.arrived(head, since, client, outlet.clone());
         // The future is large: written into its box it is never moved. That holds as long as its
         // arguments lie together in it: with the body as one of its own it was made on the stack.
         let serving = Box::write(Box::new_uninit(), self.clone().handled(live, (arrived, body)));
-        Handling::new(Box::into_pin(serving), outlet, self.clock)
+        ServeFuture::new(Box::into_pin(serving), outlet, self.clock)
     }
 
-    async fn handled<B>(self, live: Arc<Live>, (arrived, body): (Arrived, B)) -> Response<ReplyBody>
+    async fn handled<B>(self, live: Arc<SettingsSnapshot>, (arrived, body): (Arrived, B)) -> Response<ReplyBody>
     where
         B: Body<Data = Bytes> + Send + 'static,
-        B::Error: Into<Fault>,
+        B::Error: Into<BoxError>,
     {
         // Pinned where it is made: it is large, and what catches panics would move it twice.
         let answer = pin!(self.answer(&live, &arrived, body));
@@ -178,7 +175,7 @@ impl Gateway {
         head: Arc<ParsedHead>,
         since: Option<Tick>,
         client: ClientState,
-        outlet: Option<Outlet>,
+        outlet: Option<EarlyHeadSlot>,
     ) -> Arrived {
         // Waiting to be read is part of the time it takes.
         let read = self.clock.now();
@@ -190,10 +187,10 @@ impl Gateway {
         Arrived { head, at, read, id, id_is_made, client, outlet }
     }
 
-    async fn answer<B>(&self, live: &Arc<Live>, arrived: &Arrived, body: B) -> Response<ReplyBody>
+    async fn answer<B>(&self, live: &Arc<SettingsSnapshot>, arrived: &Arrived, body: B) -> Response<ReplyBody>
     where
         B: Body<Data = Bytes> + Send + 'static,
-        B::Error: Into<Fault>,
+        B::Error: Into<BoxError>,
     {
         if let Err(why) = check_head(live, &arrived.head) {
             self.recorder.doorstep().refused_head(why);
@@ -209,14 +206,14 @@ impl Gateway {
                 response
             }
             Ok(Served::Answer(opened, spoken)) => opened.relay(spoken, visit),
-            Err(Stop::Refused(refusal)) => {
+            Err(EarlyEnd::Refused(refusal)) => {
                 let class = visit.promise().map(|promise| &promise.class);
                 let mut response = arrived.refused(&refusal, class);
                 reply::degraded(response.headers_mut(), visit.degradation());
                 visit.refuse(&refusal);
                 response
             }
-            Err(Stop::Left) => {
+            Err(EarlyEnd::Left) => {
                 drop(visit);
                 reply::json(StatusCode::BAD_REQUEST, Bytes::new())
             }
@@ -225,14 +222,14 @@ impl Gateway {
 
     async fn serve<B>(
         &self,
-        live: &Arc<Live>,
+        live: &Arc<SettingsSnapshot>,
         visit: &mut ActiveRequest,
         arrived: &Arrived,
         body: B,
-    ) -> Result<Served, Stop>
+    ) -> Result<Served, EarlyEnd>
     where
         B: Body<Data = Bytes> + Send + 'static,
-        B::Error: Into<Fault>,
+        B::Error: Into<BoxError>,
     {
         let &Arrived { ref head, at: arrival, read, ref id, ref client, .. } = arrived;
         let endpoint = endpoint_of(&live.settings, head).inspect_err(|refusal| {
@@ -268,9 +265,9 @@ impl Gateway {
         let (bodies, max_bodies) = (&self.bodies, listen.max_bodies);
         let with_prefix = live.asks_for_prefixes;
         let is_coded = head.has_coding();
-        let terms = Terms { bodies, max_bodies, max_body, timeout, arrival, read, with_prefix, is_coded };
+        let terms = BodyLimits { bodies, max_bodies, max_body, timeout, arrival, read, with_prefix, is_coded };
         let upload = match endpoint.is_of_engine() {
-            true => Upload::none(read),
+            true => BufferedBody::none(read),
             false => upload::read(body, &head.headers, endpoint, terms, client, &self.clock).await?,
         };
         visit.uploaded(upload.complete, upload.client_wait);
@@ -322,7 +319,7 @@ impl Gateway {
         let routed = relief.rerouted(routed, promise.class.priority, visit, upload.complete)?;
         client.set_total_deadline(arrival + promise.class.timeouts.total);
 
-        let wish = Wish {
+        let wish = AdmissionRequest {
             tenant: &who.tenant,
             model: served_model,
             endpoint,
@@ -338,7 +335,7 @@ impl Gateway {
         };
         let allowed = match live.is_metered {
             true => self.reserve(live, &wish, upload.complete).await?,
-            false => admission::Allowed::unmetered(upload.complete),
+            false => admission::ReservedTokens::unmetered(upload.complete),
         };
         if self.loops.has_sent(id) {
             return Err(Refusal::LoopDetected.into());
@@ -355,7 +352,7 @@ impl Gateway {
         let predicted = || self.fleet.predict(&routed.pools[0], lead, upload.complete);
         let usual = |limit| self.fleet.usual_length(&routed.pools[0], limit);
         let seat = live.has_seats.then(|| wish.ask(standing, predicted(), usual));
-        let mut held = Held::new(allowed, prompt, self.clock);
+        let mut held = AdmissionGuard::new(allowed, prompt, self.clock);
         let outlet = arrived.outlet.as_ref().filter(|_| wish.streams());
         let early = outlet.zip(promise.class.timeouts.keepalive).map(|(outlet, every)| EarlyHead {
             outlet,
@@ -366,7 +363,8 @@ impl Gateway {
             is_messages: endpoint.is_of_messages(),
             client,
         });
-        let walk = seat.as_ref().map(|ask| Walk { house: self, promise, pools: &routed.pools, ask, client, early });
+        let walk =
+            seat.as_ref().map(|ask| PoolCursor { house: self, promise, pools: &routed.pools, ask, client, early });
         let (first, admitted, begins) = match &walk {
             None => (0, allowed_at, Some(allowed_at)),
             Some(walk) => {
@@ -379,7 +377,7 @@ impl Gateway {
 
         let target = target_of(endpoint, head);
         let (upstream_id, tagged) = self.loops.tag(id, arrived.id_is_made);
-        let ask = Ask {
+        let ask = UpstreamRequest {
             promise,
             routed: &routed,
             first,
@@ -408,7 +406,7 @@ impl Gateway {
             learned: &learned,
             pulse: visit.pulse(),
         };
-        let yard = Yard { clock: self.clock, alarms: &self.alarms, fleet: &self.fleet, lines: &self.lines };
+        let yard = Upstreams { clock: self.clock, alarms: &self.alarms, fleet: &self.fleet, lines: &self.lines };
         let spoken = match first_willing_engine(&ask, &yard, &mut held, visit).await {
             Ok(spoken) => spoken,
             Err(refusal) => {
@@ -416,7 +414,7 @@ impl Gateway {
                 return Err(refusal.into());
             }
         };
-        let asked = open_answer::Asked {
+        let asked = open_answer::RequestSummary {
             endpoint,
             model: alias.map(Arc::from).or_else(|| model.cloned()),
             class: promise.shown.clone(),
@@ -441,7 +439,7 @@ impl Gateway {
 }
 
 /// Whether a head may become a request.
-fn check_head(live: &Live, head: &ParsedHead) -> Result<(), InvalidHead> {
+fn check_head(live: &SettingsSnapshot, head: &ParsedHead) -> Result<(), InvalidHead> {
     if head.uri.query().is_some_and(|query| query.len() > LONGEST_QUERY) {
         return Err(InvalidHead::TargetTooLong);
     }
@@ -463,11 +461,11 @@ fn endpoint_of(settings: &Settings, head: &ParsedHead) -> Result<Endpoint, Refus
 }
 
 fn classify(
-    live: &Live,
+    live: &SettingsSnapshot,
     who: &Identity,
     head: &ParsedHead,
     endpoint: Endpoint,
-    upload: &Upload,
+    upload: &BufferedBody,
     model: Option<&str>,
     prompt: Tokens,
 ) -> Result<Classified, Refusal> {
@@ -484,7 +482,7 @@ fn classify(
     live.settings.rules.class_of(&ask, may_use).map_err(not_allowed)
 }
 
-fn bucket_of(live: &Live, upload: &Upload, prompt: Tokens) -> LengthBucket {
+fn bucket_of(live: &SettingsSnapshot, upload: &BufferedBody, prompt: Tokens) -> LengthBucket {
     if upload.facts.prompt.is_known { live.settings.buckets.of(prompt) } else { LengthBucket::Unknown }
 }
 
@@ -496,7 +494,7 @@ fn unknown(unknown: AuthError) -> Refusal {
     }
 }
 
-fn refuse_what_is_not_served(upload: &Upload) -> Result<(), Refusal> {
+fn refuse_what_is_not_served(upload: &BufferedBody) -> Result<(), Refusal> {
     match &*upload.facts {
         facts if facts.background => Err(Refusal::BackgroundRefused),
         facts if facts.steers => Err(Refusal::TransferRefused),
@@ -514,7 +512,7 @@ pub fn route(settings: &Settings, model: Option<&str>, class: &ClassId) -> Resul
 }
 
 /// The class's objectives, with the targets that the request sets for itself.
-fn objectives_of(promise: &Promise, head: &ParsedHead) -> Arc<Objectives> {
+fn objectives_of(promise: &ClassPolicy, head: &ParsedHead) -> Arc<Objectives> {
     let targets = promise.class.target_headers.read(&head.headers);
     if targets.ttft.is_none() && targets.tpot.is_none() {
         return Arc::clone(&promise.objectives);
@@ -549,12 +547,12 @@ fn target_of(endpoint: Endpoint, head: &ParsedHead) -> PathAndQuery {
     }
 }
 
-impl From<Unread> for Stop {
+impl From<BodyReadError> for EarlyEnd {
     #[cold]
-    fn from(unread: Unread) -> Self {
+    fn from(unread: BodyReadError) -> Self {
         match unread {
-            Unread::Refused(refusal) => Stop::Refused(refusal),
-            Unread::Left => Stop::Left,
+            BodyReadError::Refused(refusal) => EarlyEnd::Refused(refusal),
+            BodyReadError::Left => EarlyEnd::Left,
         }
     }
 }

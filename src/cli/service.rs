@@ -19,7 +19,7 @@ use crate::clock::Clock;
 use crate::config::Settings;
 use crate::config::watch::{LoadError, Reload, Reloader, RestartKeys, SettingsFile, watch};
 use crate::dial::{Dial, Sockets};
-use crate::gateway::{Gateway, LevelView, Materials, NotForced};
+use crate::gateway::{Gateway, GatewayDeps, LevelView, OverrideError};
 use crate::record::settings::AccessLog;
 use crate::record::{AccessLines, Format, Recorder, access};
 use crate::route::Unlisted;
@@ -77,7 +77,7 @@ impl Service {
         let recorder = Recorder::new(clock, access);
         let listener = listener.counting(recorder.doorstep().clone());
         let (shutdown, pools) = (settings.shutdown, settings.pools.clone());
-        let materials = Materials { clock, dial: Arc::clone(&dial), recorder, seed: rand::random() };
+        let materials = GatewayDeps { clock, dial: Arc::clone(&dial), recorder, seed: rand::random() };
         let gateway = Gateway::new(settings, materials);
         gateway.recorder.reloaded(true);
         let probes = Arc::new(Probes::new(Arc::clone(&gateway.fleet), dial, clock, rand::random()));
@@ -419,8 +419,8 @@ impl AdminView for View {
         length: Option<Duration>,
     ) -> Result<Degradation, admin::NotForced> {
         self.gateway.force_level(class, level, length).map(|view| degradation(&view)).map_err(|not| match not {
-            NotForced::UnknownClass => admin::NotForced::UnknownClass,
-            NotForced::TooHigh(most) => admin::NotForced::TooHigh(most),
+            OverrideError::UnknownClass => admin::NotForced::UnknownClass,
+            OverrideError::TooHigh(most) => admin::NotForced::TooHigh(most),
         })
     }
 

@@ -6,7 +6,7 @@ use percent_encoding::percent_decode_str;
 use serde_json::{Value, json};
 
 use super::house::Gateway;
-use super::promise::Live;
+use super::promise::SettingsSnapshot;
 use super::reply;
 use crate::accept::ParsedHead;
 use crate::forward::ReplyBody;
@@ -21,7 +21,7 @@ impl Gateway {
     /// The name of a model that the tenant may not use, or that nobody serves.
     pub(super) fn models(
         &self,
-        live: &Live,
+        live: &SettingsSnapshot,
         who: &Identity,
         endpoint: Endpoint,
         head: &ParsedHead,
@@ -48,7 +48,7 @@ impl Gateway {
 
 impl Gateway {
     /// What engines that these classes reach say of a model, an alias included.
-    fn card(&self, live: &Live, classes: &[ClassId], id: &str) -> ModelCard {
+    fn card(&self, live: &SettingsSnapshot, classes: &[ClassId], id: &str) -> ModelCard {
         let routes = &live.settings.routes;
         let name = routes.alias(id).unwrap_or(id);
         let pools = classes.iter().filter_map(|class| routes.find(Some(name), class)).flat_map(|routed| {

@@ -6,12 +6,12 @@ use std::time::Duration;
 use http::Response;
 use http::header::HeaderValue;
 
-use super::admission::Held;
-use super::attempts::{Place, Spoke, Spoken};
+use super::admission::AdmissionGuard;
+use super::attempts::{AttemptTarget, HeldResponse, SelectedResponse};
 use super::degrade;
 use super::house::Gateway;
 use super::mark::Tagged;
-use super::upload::Share;
+use super::upload::BodyMemoryGuard;
 use crate::forward::{GatewayHeaders, RelayEnd, RelayEvents, ReplyBody};
 use crate::inspect::{ModelRatios, PromptSize};
 use crate::judge::Case;
@@ -23,7 +23,7 @@ use crate::route::{Lesson, Work};
 use crate::units::{Endpoint, Tick};
 
 /// What was asked, as far as the end of the answer needs it.
-pub struct Asked {
+pub struct RequestSummary {
     /// The path.
     pub endpoint: Endpoint,
     /// The model's name as the engine knows it.
@@ -47,20 +47,20 @@ pub struct Opened {
     /// The gateway.
     pub gateway: Gateway,
     /// What was asked.
-    pub asked: Asked,
+    pub asked: RequestSummary,
     /// What the request holds.
-    pub held: Held,
+    pub held: AdmissionGuard,
     /// Memory for what is kept of the body until the answer has ended, if anything is.
-    pub _body: Option<Share>,
+    pub _body: Option<BodyMemoryGuard>,
 }
 
 impl Opened {
     /// The response for the client. The visit ends where the answer's body does.
     #[must_use]
-    pub fn relay(mut self: Box<Self>, spoken: Spoken, mut visit: ActiveRequest) -> Response<ReplyBody> {
+    pub fn relay(mut self: Box<Self>, spoken: SelectedResponse, mut visit: ActiveRequest) -> Response<ReplyBody> {
         let asked = &mut self.asked;
-        let Spoken { answer, attempts, at, unproven, has_failed } = spoken;
-        let Spoke { head, mut relay, work, mut place, dispatched, injection, degraded } = *answer;
+        let SelectedResponse { answer, attempts, at, unproven, has_failed } = spoken;
+        let HeldResponse { head, mut relay, work, mut place, dispatched, injection, degraded } = *answer;
         degraded.iter().for_each(|kind| visit.degraded(kind));
         let own = GatewayHeaders {
             class: asked.class.take(),
@@ -81,16 +81,16 @@ impl Opened {
             case.is_away = place.is_away;
         }
         let unproven = unproven.then_some(injection);
-        relay.keep(Box::new(Open { of: self, visit, place, attempts, work, unproven, has_failed }));
+        relay.keep(Box::new(Completion { of: self, visit, place, attempts, work, unproven, has_failed }));
         Response::from_parts(shown, ReplyBody::Relay(relay))
     }
 }
 
 /// A request whose answer is on its way.
-struct Open {
+struct Completion {
     of: Box<Opened>,
     visit: ActiveRequest,
-    place: Place,
+    place: AttemptTarget,
     attempts: Box<Attempts>,
     work: Option<Box<Work>>,
     /// Where the head went out by time: what was injected, until a token shows that the engine
@@ -100,7 +100,7 @@ struct Open {
     has_failed: bool,
 }
 
-impl RelayEvents for Open {
+impl RelayEvents for Completion {
     fn first_token(&mut self, at: Tick) {
         if let Some(work) = self.work.as_mut() {
             work.first_token(at);
@@ -121,7 +121,7 @@ impl RelayEvents for Open {
         }
         self.tell_the_engine(&timeline, refusal.as_ref());
         self.learn(&timeline);
-        let Open { of, visit, .. } = *self;
+        let Completion { of, visit, .. } = *self;
         let case = visit.promise().map_or(Case::of(of.asked.endpoint.dialect()), |promise| promise.case);
         of.held.settle(&timeline, &case, refusal.as_ref(), never_sent);
         match refusal {
@@ -131,10 +131,10 @@ impl RelayEvents for Open {
     }
 }
 
-impl Open {
+impl Completion {
     /// A failure may mean that there is no such model.
     fn look_for_the_model(&mut self) {
-        let Asked { endpoint, model, is_named, .. } = &self.of.asked;
+        let RequestSummary { endpoint, model, is_named, .. } = &self.of.asked;
         let has_served = |model| self.of.gateway.fleet.has_served(&self.place.pool, *endpoint, model);
         let is_unknown = !is_named && !has_served(model.as_deref().unwrap_or_default());
         if let Some(case) = self.visit.case_mut() {
@@ -171,7 +171,7 @@ impl Open {
         if input.is_none() && events.is_none() {
             return;
         }
-        let Asked { learned, model, is_named, prompt, .. } = &self.of.asked;
+        let RequestSummary { learned, model, is_named, prompt, .. } = &self.of.asked;
         let Some(learned) = self.of.gateway.ratios.of_answer(learned, model.as_deref(), *is_named) else { return };
         if let Some(input) = input {
             learned.prompt(*prompt, input);

@@ -12,7 +12,7 @@ use crate::admit::limit::{Exhausted, Ledger, Output, Scope, Standing, Wanted};
 use crate::admit::queue::WhenHopeless;
 use crate::classify::{ClassifyInput, ConditionResult, RuleExplanation, TargetHeaders, Targets};
 use crate::config::{ClassSettings, Settings};
-use crate::gateway::{Upload, read_whole, route, wanted};
+use crate::gateway::{BufferedBody, read_whole, route, wanted};
 use crate::identify::{AuthError, Identity};
 use crate::inspect::ModelRatios;
 use crate::judge::Objectives;
@@ -84,7 +84,7 @@ fn walk(settings: &Settings, sample: &Sample, told: &mut Explanation) -> Result<
     })?;
     told.who = Some(who.clone());
     let body = Bytes::from(sample.body.clone());
-    let Upload { facts, is_form, .. } = read_whole(body, &sample.headers, endpoint, settings.listen.max_body)?;
+    let BufferedBody { facts, is_form, .. } = read_whole(body, &sample.headers, endpoint, settings.listen.max_body)?;
     told.stream = facts.streams();
     if facts.background {
         return Err(Refusal::BackgroundRefused);

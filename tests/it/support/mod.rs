@@ -19,7 +19,7 @@ use bytes::Bytes;
 use goodput::accept::Drain;
 use goodput::clock::Clock;
 use goodput::config::{self, Environment, Settings};
-use goodput::gateway::{Gateway, Materials};
+use goodput::gateway::{Gateway, GatewayDeps};
 use goodput::lab::script::{Script, ScriptedEngine};
 use goodput::record::{Format, Recorder, access};
 use goodput::route::probe::Probes;
@@ -73,7 +73,7 @@ impl House {
         tokio::spawn(writer.run(lines.clone(), clock));
         let recorder = Recorder::new(clock, Some(access));
         let network = Network::default();
-        let materials = Materials { clock, dial: Arc::new(network.clone()), recorder: recorder.clone(), seed: 7 };
+        let materials = GatewayDeps { clock, dial: Arc::new(network.clone()), recorder: recorder.clone(), seed: 7 };
         let gateway = Gateway::new(settings(yaml), materials);
         let seats = tokio::spawn(gateway.clone().keep_seats()).abort_handle();
         House { clock, gateway, network, drain: Drain::new(), recorder, lines, seats, has_ended: false }
