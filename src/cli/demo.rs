@@ -11,7 +11,7 @@ use anyhow::Context;
 use tokio::sync::Notify;
 
 use super::service::{Service, standings};
-use super::signals::Signals;
+use super::signals::ShutdownSignals;
 use super::{numbers, print};
 use crate::clock::Clock;
 use crate::config::{self, ProcessEnvironment};
@@ -96,7 +96,7 @@ impl Demo {
     }
 
     async fn until_over(&self, clock: Clock) {
-        let mut signals = Signals::listen();
+        let mut signals = ShutdownSignals::listen();
         let end = self.seconds.map(|seconds| clock.now() + Duration::from_secs(seconds));
         tokio::select! {
             () = clock.sleep_until(end) => {}

@@ -12,13 +12,13 @@ use crate::identify::KeyHash;
 
 /// API keys of tenants.
 #[derive(Clone, Debug, Args)]
-pub struct Key {
+pub struct KeyArgs {
     #[command(subcommand)]
-    command: Command,
+    command: KeyCommand,
 }
 
 #[derive(Clone, Debug, Subcommand)]
-enum Command {
+enum KeyCommand {
     /// Makes a key. It is printed once and stored nowhere; the settings hold its hash.
     New(New),
 }
@@ -33,11 +33,11 @@ struct New {
     json: bool,
 }
 
-impl Key {
+impl KeyArgs {
     /// Makes a key and prints it.
     #[must_use]
     pub fn run(&self) -> ExitCode {
-        let Command::New(new) = &self.command;
+        let KeyCommand::New(new) = &self.command;
         print::last(&new.told(&made()), ExitCode::SUCCESS)
     }
 }

@@ -8,7 +8,7 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::service::Service;
-use super::signals::Signals;
+use super::signals::ShutdownSignals;
 use crate::clock::Clock;
 use crate::config::watch::SettingsFile;
 
@@ -66,7 +66,7 @@ impl Serve {
                     return ExitCode::from(3);
                 }
             };
-            let mut signals = Signals::listen();
+            let mut signals = ShutdownSignals::listen();
             self.announce(&service);
             service.run(async || signals.next().await).await;
             ExitCode::SUCCESS
