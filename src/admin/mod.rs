@@ -24,9 +24,7 @@ mod reloads;
 
 pub use guard::Hosts;
 
-use std::future::Future;
 use std::io::Write as _;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -39,6 +37,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use flate2::Compression;
 use flate2::write::GzEncoder;
+use futures_util::future::BoxFuture;
 use http::header::{ALLOW, AUTHORIZATION, CACHE_CONTROL, CONTENT_ENCODING, CONTENT_TYPE, VARY, WWW_AUTHENTICATE};
 use http::{HeaderMap, HeaderValue, StatusCode};
 use secrecy::{ExposeSecret, SecretString};
@@ -50,9 +49,6 @@ use self::guard::is_cross_site_write;
 use self::reloads::Reloads;
 use crate::clock::Clock;
 use crate::framing::ResponseHeaders;
-
-/// A future without a name.
-pub type Later<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// What the operators' port shows and does.
 pub trait AdminView: Send + Sync + 'static {
@@ -79,7 +75,7 @@ pub trait AdminView: Send + Sync + 'static {
 
     /// Reads the settings again; says which keys wait for a restart. The error is all problems, one
     /// line each.
-    fn reload(&self) -> Later<'_, Result<Vec<&'static str>, Vec<String>>>;
+    fn reload(&self) -> BoxFuture<'_, Result<Vec<&'static str>, Vec<String>>>;
 }
 
 /// How a class stands against its promise, over its window.
@@ -436,7 +432,7 @@ mod tests {
             }
         }
 
-        fn reload(&self) -> Later<'_, Result<Vec<&'static str>, Vec<String>>> {
+        fn reload(&self) -> BoxFuture<'_, Result<Vec<&'static str>, Vec<String>>> {
             let problems = self.problems.clone();
             Box::pin(async move { if problems.is_empty() { Ok(vec!["listen.address"]) } else { Err(problems) } })
         }
@@ -578,7 +574,7 @@ mod tests {
             Err(LevelError::UnknownClass)
         }
 
-        fn reload(&self) -> Later<'_, Result<Vec<&'static str>, Vec<String>>> {
+        fn reload(&self) -> BoxFuture<'_, Result<Vec<&'static str>, Vec<String>>> {
             Box::pin(async { Ok(Vec::new()) })
         }
     }

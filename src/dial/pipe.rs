@@ -5,11 +5,12 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
+use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
 use tokio::io::DuplexStream;
 use tokio::sync::mpsc;
 
-use super::{BoxedIo, Dial, EngineAddress, Later, Roots, in_order, race};
+use super::{BoxedIo, Dial, EngineAddress, Roots, in_order, race};
 use crate::clock::Clock;
 
 /// Hands out in-memory pipes. Clones share one imaginary network; an address where nobody
@@ -145,7 +146,7 @@ impl PipeListener {
 }
 
 impl Dial for PipeDial {
-    fn dial<'a>(&'a self, to: &'a EngineAddress, _roots: Option<&'a Roots>) -> Later<'a, io::Result<BoxedIo>> {
+    fn dial<'a>(&'a self, to: &'a EngineAddress, _roots: Option<&'a Roots>) -> BoxFuture<'a, io::Result<BoxedIo>> {
         Box::pin(async move {
             let reach = async |at: String| match self.reach(&at) {
                 Some(result) => result,
@@ -159,7 +160,7 @@ impl Dial for PipeDial {
         })
     }
 
-    fn look_up<'a>(&'a self, name: &'a str, _port: u16) -> Later<'a, io::Result<Vec<IpAddr>>> {
+    fn look_up<'a>(&'a self, name: &'a str, _port: u16) -> BoxFuture<'a, io::Result<Vec<IpAddr>>> {
         let found = self.0.lock().names.get(name).filter(|addresses| !addresses.is_empty()).cloned();
         Box::pin(async move { found.ok_or_else(|| io::ErrorKind::NotFound.into()) })
     }
