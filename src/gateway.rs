@@ -52,7 +52,7 @@ use crate::identify::{AuthError, Identity};
 use crate::inspect::Facts;
 use crate::judge::{self, Case, Objectives};
 use crate::record::{self, ActiveRequest};
-use crate::refuse::Refusal;
+use crate::refuse::Rejection;
 use crate::route::{self, Routed, Size, TenantKey};
 use crate::units::{ClassId, ClientState, Endpoint, InvalidHead, LengthBucket, PathError, RequestId, Tick, Tokens};
 use admission::{AdmissionGuard, AdmissionRequest, PoolCursor};
@@ -76,14 +76,14 @@ enum Served {
 /// Why serving a request ended early.
 enum EarlyEnd {
     /// The gateway refuses.
-    Refused(Refusal),
+    Refused(Rejection),
     /// The client left.
     Left,
 }
 
-impl From<Refusal> for EarlyEnd {
+impl From<Rejection> for EarlyEnd {
     #[cold]
-    fn from(refusal: Refusal) -> Self {
+    fn from(refusal: Rejection) -> Self {
         EarlyEnd::Refused(refusal)
     }
 }
@@ -104,7 +104,7 @@ struct Arrived {
 
 impl Arrived {
     /// What the client is told: an event where it has its head already.
-    fn refused(&self, refusal: &Refusal, class: Option<&ClassId>) -> Response<ReplyBody> {
+    fn refused(&self, refusal: &Rejection, class: Option<&ClassId>) -> Response<ReplyBody> {
         let shape = Endpoint::shape_of_unknown(self.head.uri.path());
         if self.outlet.as_ref().is_some_and(EarlyHeadSlot::is_out) {
             let dialect = self.head.endpoint().map_or(shape, Endpoint::dialect);
@@ -167,7 +167,7 @@ impl Gateway {
         let answer = pin!(self.answer(&live, &arrived, body));
         // A panic drops the visit while the thread unwinds, which records it as `internal`.
         let answered = AssertUnwindSafe(answer).catch_unwind().await;
-        answered.unwrap_or_else(|_| arrived.refused(&Refusal::Internal, None))
+        answered.unwrap_or_else(|_| arrived.refused(&Rejection::Internal, None))
     }
 
     fn arrived(
@@ -194,7 +194,7 @@ impl Gateway {
     {
         if let Err(why) = check_head(live, &arrived.head) {
             self.recorder.doorstep().refused_head(why);
-            let refusal = Refusal::BadHead { status: why.status().as_u16(), advice: why.advice() };
+            let refusal = Rejection::BadHead { status: why.status().as_u16(), advice: why.advice() };
             return arrived.refused(&refusal, None);
         }
         let mut visit = self.recorder.open(arrived.id.clone(), arrived.at);
@@ -233,7 +233,7 @@ impl Gateway {
     {
         let &Arrived { ref head, at: arrival, read, ref id, ref client, .. } = arrived;
         let endpoint = endpoint_of(&live.settings, head).inspect_err(|refusal| {
-            if *refusal == Refusal::UnknownPath {
+            if *refusal == Rejection::UnknownPath {
                 visit.asks_for_unknown(&self.strangers.path(head.uri.path(), read));
             }
         })?;
@@ -243,7 +243,7 @@ impl Gateway {
             return Ok(Served::Own(self.health()));
         }
         if self.is_draining() {
-            return Err(Refusal::Draining.into());
+            return Err(Rejection::Draining.into());
         }
         let who = live.settings.keyring.find(&head.headers).map_err(unknown)?;
         visit.belongs_to(who.tenant.clone());
@@ -255,7 +255,7 @@ impl Gateway {
                 Ok(models) => Ok(Served::Own(models)),
                 Err(unknown) => {
                     visit.asks_for_unknown(&self.strangers.model(&unknown, read));
-                    Err(Refusal::ModelNotFound.into())
+                    Err(Rejection::ModelNotFound.into())
                 }
             };
         }
@@ -276,7 +276,7 @@ impl Gateway {
         let model = upload.facts.model.as_ref().map(|field| &field.value);
         let alias = model.and_then(|name| live.settings.routes.alias(name));
         if alias.is_some() && upload.is_form {
-            return Err(Refusal::AliasInForm.into());
+            return Err(Rejection::AliasInForm.into());
         }
         let served_model = alias.or(model.map(|name| &**name));
         let learned = self.ratios.of(served_model);
@@ -306,7 +306,7 @@ impl Gateway {
             },
         });
         let routed = match endpoint.is_of_engine() {
-            true => live.settings.routes.any(&promise.class.id).ok_or(Refusal::ModelNotFound)?,
+            true => live.settings.routes.any(&promise.class.id).ok_or(Rejection::ModelNotFound)?,
             false => route(&live.settings, served_model, &promise.class.id).inspect_err(|_| {
                 if let Some(model) = served_model {
                     visit.asks_for_unknown(&self.strangers.model(model, upload.complete));
@@ -338,7 +338,7 @@ impl Gateway {
             false => admission::ReservedTokens::unmetered(upload.complete),
         };
         if self.loops.has_sent(id) {
-            return Err(Refusal::LoopDetected.into());
+            return Err(Rejection::LoopDetected.into());
         }
         let (mut standing, allowed_at) = (allowed.standing, allowed.at);
         if standing == Standing::OverLimit {
@@ -446,17 +446,17 @@ fn check_head(live: &SettingsSnapshot, head: &ParsedHead) -> Result<(), InvalidH
     head.check(live.settings.listen.max_head, live.settings.listen.max_header_lines)
 }
 
-fn endpoint_of(settings: &Settings, head: &ParsedHead) -> Result<Endpoint, Refusal> {
+fn endpoint_of(settings: &Settings, head: &ParsedHead) -> Result<Endpoint, Rejection> {
     match head.endpoint() {
         Ok(endpoint) if endpoint.is_of_engine() && !settings.engine_paths.contains(&endpoint) => {
-            Err(Refusal::UnknownPath)
+            Err(Rejection::UnknownPath)
         }
         Ok(endpoint) => Ok(endpoint),
         Err(PathError::Method { allow }) => match Endpoint::of_engines_at(head.uri.path()) {
-            Some(endpoint) if !settings.engine_paths.contains(&endpoint) => Err(Refusal::UnknownPath),
-            _ => Err(Refusal::MethodNotAllowed { allow }),
+            Some(endpoint) if !settings.engine_paths.contains(&endpoint) => Err(Rejection::UnknownPath),
+            _ => Err(Rejection::MethodNotAllowed { allow }),
         },
-        Err(PathError::Path) => Err(Refusal::UnknownPath),
+        Err(PathError::Path) => Err(Rejection::UnknownPath),
     }
 }
 
@@ -468,7 +468,7 @@ fn classify(
     upload: &BufferedBody,
     model: Option<&str>,
     prompt: Tokens,
-) -> Result<Classified, Refusal> {
+) -> Result<Classified, Rejection> {
     let ask = ClassAsk {
         who,
         headers: &head.headers,
@@ -478,7 +478,7 @@ fn classify(
         prompt_tokens: prompt,
     };
     let may_use = |class: &ClassId| live.settings.tenants.may_use(&who.tenant, class);
-    let not_allowed = |_| Refusal::ClassNotAllowed { class: live.settings.default_class.clone() };
+    let not_allowed = |_| Rejection::ClassNotAllowed { class: live.settings.default_class.clone() };
     live.settings.rules.class_of(&ask, may_use).map_err(not_allowed)
 }
 
@@ -486,18 +486,18 @@ fn bucket_of(live: &SettingsSnapshot, upload: &BufferedBody, prompt: Tokens) -> 
     if upload.facts.prompt.is_known { live.settings.buckets.of(prompt) } else { LengthBucket::Unknown }
 }
 
-fn unknown(unknown: AuthError) -> Refusal {
+fn unknown(unknown: AuthError) -> Rejection {
     match unknown {
-        AuthError::Missing => Refusal::MissingKey,
-        AuthError::Unknown => Refusal::UnknownKey,
-        AuthError::TwoKeys => Refusal::TwoKeys,
+        AuthError::Missing => Rejection::MissingKey,
+        AuthError::Unknown => Rejection::UnknownKey,
+        AuthError::TwoKeys => Rejection::TwoKeys,
     }
 }
 
-fn refuse_what_is_not_served(upload: &BufferedBody) -> Result<(), Refusal> {
+fn refuse_what_is_not_served(upload: &BufferedBody) -> Result<(), Rejection> {
     match &*upload.facts {
-        facts if facts.background => Err(Refusal::BackgroundRefused),
-        facts if facts.steers => Err(Refusal::TransferRefused),
+        facts if facts.background => Err(Rejection::BackgroundRefused),
+        facts if facts.steers => Err(Rejection::TransferRefused),
         _ => Ok(()),
     }
 }
@@ -506,8 +506,8 @@ fn refuse_what_is_not_served(upload: &BufferedBody) -> Result<(), Refusal> {
 ///
 /// # Errors
 /// No route does.
-pub fn route(settings: &Settings, model: Option<&str>, class: &ClassId) -> Result<Routed, Refusal> {
-    let missing = || if model.is_none() { Refusal::ModelMissing } else { Refusal::ModelNotFound };
+pub fn route(settings: &Settings, model: Option<&str>, class: &ClassId) -> Result<Routed, Rejection> {
+    let missing = || if model.is_none() { Rejection::ModelMissing } else { Rejection::ModelNotFound };
     settings.routes.find(model, class).ok_or_else(missing)
 }
 

@@ -24,7 +24,7 @@
 //! | | [`observe`] | Bytes of an answer with their moments to a timeline. | [`observe::Observer`], [`observe::Timeline`] |
 //! | | [`rewrite`] | Byte splices into bodies; removal of events that we caused. | [`rewrite::edits`](rewrite::edits()), [`rewrite::EventGate`] |
 //! | | [`judge`] | Did this request keep its promise? | [`judge::judge`](judge::judge()), [`judge::Verdict`] |
-//! | | [`refuse`] | Every early end: what the client is told, whose fault it is. | [`refuse::Refusal`] |
+//! | | [`refuse`] | Every early end: what the client is told, whose fault it is. | [`refuse::Rejection`] |
 //! | | [`record::burn`] | Windows, attainment, burn rate, budget. | [`record::burn::Burn`] |
 //! | 2 settings, lines | [`config`] | YAML to checked settings, and again when it changes. | [`config::load`], [`config::Settings`] |
 //! | | [`dial`] | Opens a connection to an engine; the seam that tests replace. | [`dial::Dial`] |

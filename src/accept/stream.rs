@@ -31,7 +31,7 @@ use super::peer::{ConnState, OpenRequest};
 use super::shelf::H2SendBuffer;
 use super::stall::Stall;
 use crate::framing::{HeaderSink, ResponseHeaders, with_fields};
-use crate::refuse::Refusal;
+use crate::refuse::Rejection;
 use crate::units::{ClientState, Dialect, DisconnectReason, Doorstep, InvalidHead, Tick};
 
 /// An HTTP/2 stream, as its answer's body and its watcher see it.
@@ -224,7 +224,7 @@ where
 /// The answer to a request that never came to the service.
 #[cold]
 fn failed() -> Response<Full<Bytes>> {
-    let (refusal, id) = (Refusal::Internal, made_id());
+    let (refusal, id) = (Rejection::Internal, made_id());
     let mut response = Response::new(Full::new(refusal.body(Dialect::Chat, &id)));
     *response.status_mut() = refusal.status();
     let headers = response.headers_mut();

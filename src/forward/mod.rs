@@ -32,7 +32,7 @@ pub use relay::{HoldError, Relay, RelayConfig, RelayEnd, RelayEvents, TruncatedB
 
 use crate::framing::{HeaderSink, ResponseHeaders};
 use crate::observe::TimeoutKind;
-use crate::refuse::Refusal;
+use crate::refuse::Rejection;
 use ahead::{EarlyHeadStep, KEEPALIVE};
 
 /// The body of every response that the gateway gives.
@@ -114,11 +114,11 @@ impl ResponseHeaders for ReplyBody {
 
 /// The refusal that a time limit of a class becomes.
 #[must_use]
-pub fn limit_refusal(timeouts: &settings::Timeouts, limit: TimeoutKind, streams: bool) -> Refusal {
+pub fn limit_refusal(timeouts: &settings::Timeouts, limit: TimeoutKind, streams: bool) -> Rejection {
     match limit {
-        TimeoutKind::FirstToken if streams => Refusal::FirstTokenTimeout { limit: timeouts.first_token },
-        TimeoutKind::FirstToken => Refusal::ResponseHeadTimeout { limit: timeouts.response_head },
-        TimeoutKind::Idle => Refusal::IdleTimeout { limit: timeouts.idle },
-        TimeoutKind::Total => Refusal::TotalTimeout { limit: timeouts.total },
+        TimeoutKind::FirstToken if streams => Rejection::FirstTokenTimeout { limit: timeouts.first_token },
+        TimeoutKind::FirstToken => Rejection::ResponseHeadTimeout { limit: timeouts.response_head },
+        TimeoutKind::Idle => Rejection::IdleTimeout { limit: timeouts.idle },
+        TimeoutKind::Total => Rejection::TotalTimeout { limit: timeouts.total },
     }
 }

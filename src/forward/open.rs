@@ -7,7 +7,7 @@ use std::task::{Context, Poll, ready};
 use super::lines::{
     ConnPool, ConnectFailed, PendingResponse, PooledConn, RequestWriter, ResponseError, SendError, UpstreamResponse,
 };
-use crate::refuse::Refusal;
+use crate::refuse::Rejection;
 use crate::route::settings::{EngineAddress, Pool};
 use crate::units::{EngineId, PoolId, Tick};
 
@@ -58,13 +58,13 @@ pub enum ConnectErrorKind {
 impl ConnectError {
     /// What the client is told where no other attempt follows.
     #[must_use]
-    pub fn refusal(&self) -> Refusal {
+    pub fn refusal(&self) -> Rejection {
         let pool = self.pool.clone();
         match self.why {
-            ConnectErrorKind::NoConnection | ConnectErrorKind::Refused => Refusal::ConnectFailed { pool },
-            ConnectErrorKind::Lack => Refusal::OutOfSockets { pool },
-            ConnectErrorKind::Stale | ConnectErrorKind::Reset => Refusal::EngineReset { pool },
-            ConnectErrorKind::Garbage => Refusal::EngineGarbage { pool },
+            ConnectErrorKind::NoConnection | ConnectErrorKind::Refused => Rejection::ConnectFailed { pool },
+            ConnectErrorKind::Lack => Rejection::OutOfSockets { pool },
+            ConnectErrorKind::Stale | ConnectErrorKind::Reset => Rejection::EngineReset { pool },
+            ConnectErrorKind::Garbage => Rejection::EngineGarbage { pool },
         }
     }
 }

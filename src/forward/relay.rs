@@ -32,7 +32,7 @@ use crate::clock::{Alarm, Alarms, Clock};
 use crate::framing::HeaderSink;
 use crate::judge::ProgressCell;
 use crate::observe::{Ending, InBandError, Observer, PieceInfo, Reader, Timeline, TimeoutKind};
-use crate::refuse::Refusal;
+use crate::refuse::Rejection;
 use crate::rewrite::EventGate;
 use crate::route::Signals;
 use crate::units::{ClientState, Dialect, DisconnectReason, RequestId, Tick};
@@ -60,7 +60,7 @@ pub struct RelayEnd {
     pub timeline: Timeline,
     /// The gateway's own reason, where an engine that was waited for behind a head of our own
     /// gave no stream.
-    pub refusal: Option<Refusal>,
+    pub refusal: Option<Rejection>,
     /// The request was still waiting for a connection to the engine.
     pub never_sent: bool,
 }
@@ -182,7 +182,7 @@ enum UpstreamEvent {
     /// Broken framing, reset.
     Broken,
     /// Behind a head of ours: no stream came.
-    NoStream(Refusal),
+    NoStream(Rejection),
     /// Something is due.
     Due(DeadlineAction),
     /// The drain limit passed.
@@ -440,7 +440,7 @@ impl Relay {
                     self.take_tail(self.parts.clock.now());
                     self.engine = UpstreamState::Over;
                 }
-                UpstreamEvent::Broken => self.fail(Ending::Broken, &Refusal::StreamIncomplete),
+                UpstreamEvent::Broken => self.fail(Ending::Broken, &Rejection::StreamIncomplete),
                 UpstreamEvent::NoStream(refusal) => self.no_stream(refusal),
                 UpstreamEvent::Due(DeadlineAction::Limit(limit)) => match self.unconnected() {
                     Some(refusal) => self.no_stream(refusal),
@@ -452,7 +452,7 @@ impl Relay {
                 UpstreamEvent::Due(DeadlineAction::Keepalive | DeadlineAction::Hold) => self.comment(),
                 UpstreamEvent::Due(DeadlineAction::Finish) => self.let_finish_go(),
                 UpstreamEvent::Due(DeadlineAction::Over) => self.end_it(),
-                UpstreamEvent::Cut => self.fail(Ending::Drained, &Refusal::DrainCut),
+                UpstreamEvent::Cut => self.fail(Ending::Drained, &Rejection::DrainCut),
             }
         }
     }
@@ -608,7 +608,7 @@ impl Relay {
             if self.tail_is_out {
                 self.offer(Bytes::from_static(b"\n\n"));
             }
-            self.offer(self.error_event(&Refusal::StreamIncomplete));
+            self.offer(self.error_event(&Rejection::StreamIncomplete));
         }
         self.close(Ending::Clean, None);
     }
@@ -616,7 +616,7 @@ impl Relay {
     /// The engine failed, or a limit ended the answer: an incomplete tail is dropped and an
     /// error event follows; where that is impossible the answer ends abnormally. One that was
     /// finished, or has its error already, just ends.
-    fn fail(&mut self, ending: Ending, refusal: &Refusal) {
+    fn fail(&mut self, ending: Ending, refusal: &Rejection) {
         self.let_finish_go();
         let seen = self.seen();
         if self.parts.reader != Reader::Events || seen.long_event_is_out() {
@@ -645,14 +645,14 @@ impl Relay {
     }
 
     /// Behind a head of ours no stream came.
-    fn no_stream(&mut self, refusal: Refusal) {
+    fn no_stream(&mut self, refusal: Rejection) {
         let event = self.error_event(&refusal);
         self.offer(event);
         self.close(Ending::Broken, Some(refusal));
     }
 
     /// What a limit that passes now means where the engine does not have the request yet.
-    fn unconnected(&self) -> Option<Refusal> {
+    fn unconnected(&self) -> Option<Rejection> {
         match &self.engine {
             UpstreamState::Opening(opening) => opening.unconnected().map(|failed| failed.refusal()),
             UpstreamState::Speaking(_) | UpstreamState::Over => None,
@@ -671,7 +671,7 @@ impl Relay {
         self.comment_later();
     }
 
-    fn error_event(&self, refusal: &Refusal) -> Bytes {
+    fn error_event(&self, refusal: &Rejection) -> Bytes {
         refusal.event(self.parts.dialect, &self.parts.request_id, self.seen().last_sequence_number())
     }
 
@@ -682,7 +682,7 @@ impl Relay {
 
     /// Ends the relay, once: the engine's line is dropped (and closed, unless its body ended
     /// whole), and the keeper gets the timeline.
-    fn close(&mut self, ending: Ending, refusal: Option<Refusal>) {
+    fn close(&mut self, ending: Ending, refusal: Option<Rejection>) {
         let never_sent = self.unconnected().is_some();
         self.engine = UpstreamState::Over;
         self.alarm.rest();
@@ -776,14 +776,14 @@ impl Drop for Relay {
 }
 
 /// The stream behind a head of our own, if one came.
-fn stream_of(opened: Result<UpstreamResponse, ConnectError>) -> Result<UpstreamBody, Refusal> {
+fn stream_of(opened: Result<UpstreamResponse, ConnectError>) -> Result<UpstreamBody, Rejection> {
     let UpstreamResponse { head, body } = opened.map_err(|failed| failed.refusal())?;
     let content = Content::of(&head.headers);
     match head.status.is_success() {
         // Our head names no coding: such bytes would be noise to the client.
-        true if content.is_coded => Err(Refusal::EngineCoded),
+        true if content.is_coded => Err(Rejection::EngineCoded),
         true if content.media == Media::Events => Ok(body),
-        _ => Err(Refusal::EngineAnswered { status: head.status.as_u16() }),
+        _ => Err(Rejection::EngineAnswered { status: head.status.as_u16() }),
     }
 }
 

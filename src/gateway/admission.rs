@@ -34,7 +34,7 @@ use crate::inspect::Facts;
 use crate::judge::{Case, Objective, Objectives, Progress, breaks_at};
 use crate::observe::Timeline;
 use crate::record::ActiveRequest;
-use crate::refuse::Refusal;
+use crate::refuse::Rejection;
 use crate::route::{Prediction, Work};
 use crate::units::{ClientState, Endpoint, PoolId, TenantId, Tick, Tokens};
 
@@ -116,7 +116,7 @@ impl AdmissionGuard {
 
     /// The answer ended so: charges what was used, and gives the seat back. `never_sent`: its
     /// last attempt was still connecting.
-    pub fn settle(mut self, timeline: &Timeline, case: &Case, refusal: Option<&Refusal>, never_sent: bool) {
+    pub fn settle(mut self, timeline: &Timeline, case: &Case, refusal: Option<&Rejection>, never_sent: bool) {
         let metered = self.metered.take();
         let unseen = |at| metered.as_ref().map_or(Tokens::ZERO, |metered| metered.unseen(at));
         let used = charge::of_answer(timeline, case, refusal, self.prompt, unseen);
@@ -131,7 +131,7 @@ impl AdmissionGuard {
 
     /// The gateway ended it before any answer was relayed. A time limit is charged as a client
     /// that left; any other failure costs nothing.
-    pub fn refused(mut self, refusal: &Refusal) {
+    pub fn refused(mut self, refusal: &Rejection) {
         if !refusal.is_time_limit() {
             self.metered = None;
             self.seat = None;
@@ -330,7 +330,7 @@ impl GatewayState {
         live: &SettingsSnapshot,
         wish: &AdmissionRequest<'_>,
         at: Tick,
-    ) -> Result<ReservedTokens, Refusal> {
+    ) -> Result<ReservedTokens, Rejection> {
         let wanted = wanted(wish.facts, wish.endpoint, wish.objectives, wish.prompt);
         let reserved = self.reserve_of(live, wish.tenant, wish.model.unwrap_or_default(), &wanted, at).await?;
         let standing = if reserved.is_some() { Standing::WithinLimits } else { Standing::OverLimit };
@@ -353,7 +353,12 @@ impl GatewayState {
     ///
     /// # Errors
     /// As [`reserve`](Self::reserve).
-    pub(super) async fn count_own(&self, live: &SettingsSnapshot, tenant: &TenantId, at: Tick) -> Result<(), Refusal> {
+    pub(super) async fn count_own(
+        &self,
+        live: &SettingsSnapshot,
+        tenant: &TenantId,
+        at: Tick,
+    ) -> Result<(), Rejection> {
         if let Some(reservation) = self.reserve_of(live, tenant, "", &Wanted::A_REQUEST, at).await? {
             reservation.settle(Used::default(), at);
         }
@@ -368,18 +373,18 @@ impl GatewayState {
         model: &str,
         wanted: &Wanted,
         at: Tick,
-    ) -> Result<Option<Reservation>, Refusal> {
+    ) -> Result<Option<Reservation>, Rejection> {
         match self.books.reserve(tenant, model, wanted, at).await {
             Ok(reservation) => Ok(Some(reservation)),
-            Err(Denied::Unavailable) => Err(Refusal::LimitsStoreUnavailable),
+            Err(Denied::Unavailable) => Err(Rejection::LimitsStoreUnavailable),
             Err(Denied::Exhausted(Exhausted::ForEver { limit, scope, need, most })) => {
-                Err(Refusal::RequestExceedsLimit { limit, scope, need, most })
+                Err(Rejection::RequestExceedsLimit { limit, scope, need, most })
             }
             Err(Denied::Exhausted(Exhausted::ForNow { .. })) if live.when_over_limit(tenant) == OverLimit::Demote => {
                 Ok(None)
             }
             Err(Denied::Exhausted(Exhausted::ForNow { standing, retry_after })) => {
-                Err(Refusal::RateLimitExceeded { standing, retry_after })
+                Err(Rejection::RateLimitExceeded { standing, retry_after })
             }
         }
     }
@@ -388,7 +393,7 @@ impl GatewayState {
     ///
     /// # Errors
     /// The queue has no place, or none for so long; the gateway drains.
-    pub(super) async fn seat(&self, walk: &PoolCursor<'_>, visit: &mut ActiveRequest) -> Result<Admitted, Refusal> {
+    pub(super) async fn seat(&self, walk: &PoolCursor<'_>, visit: &mut ActiveRequest) -> Result<Admitted, Rejection> {
         self.seat_from(walk, NextPool::Queue(walk.begins()), visit).await
     }
 
@@ -399,7 +404,7 @@ impl GatewayState {
         walk: &PoolCursor<'_>,
         from: usize,
         visit: &mut ActiveRequest,
-    ) -> Option<Result<Admitted, Refusal>> {
+    ) -> Option<Result<Admitted, Rejection>> {
         let place = walk.onward(from, None)?;
         Some(self.seat_from(walk, place, visit).await)
     }
@@ -409,7 +414,7 @@ impl GatewayState {
         walk: &PoolCursor<'_>,
         mut place: NextPool,
         visit: &mut ActiveRequest,
-    ) -> Result<Admitted, Refusal> {
+    ) -> Result<Admitted, Rejection> {
         let begins = place.pool();
         loop {
             let at = place.pool();
@@ -456,7 +461,7 @@ impl GatewayState {
             };
             place = match ended {
                 WaitEnd::Onward(place) => place,
-                WaitEnd::Drained => return Err(Refusal::Draining),
+                WaitEnd::Drained => return Err(Rejection::Draining),
                 WaitEnd::Away(away) => return Err(refusal(&away, &walk.pools[at])),
             };
         }
@@ -601,12 +606,12 @@ impl PoolCursor<'_> {
     }
 }
 
-fn refusal(away: &TurnedAway, pool: &PoolId) -> Refusal {
+fn refusal(away: &TurnedAway, pool: &PoolId) -> Rejection {
     let (pool, retry_after) = (pool.clone(), away.retry_after.map(|wait| wait.as_secs()));
     match away.why {
-        Why::QueueFull => Refusal::QueueFull { pool, retry_after },
-        Why::PushedOut => Refusal::PushedOut { pool, retry_after },
-        Why::WaitedTooLong => Refusal::QueueTimeout { pool, retry_after },
-        Why::Hopeless => Refusal::Hopeless { pool, retry_after },
+        Why::QueueFull => Rejection::QueueFull { pool, retry_after },
+        Why::PushedOut => Rejection::PushedOut { pool, retry_after },
+        Why::WaitedTooLong => Rejection::QueueTimeout { pool, retry_after },
+        Why::Hopeless => Rejection::Hopeless { pool, retry_after },
     }
 }

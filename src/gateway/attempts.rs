@@ -30,7 +30,7 @@ use crate::inspect::{Facts, ModelRatios};
 use crate::judge::{NonStreaming, Objective, Objectives, ProgressCell};
 use crate::observe::{Expect, Observer, Reader, TimeoutKind};
 use crate::record::{ActiveRequest, Retry};
-use crate::refuse::Refusal;
+use crate::refuse::Rejection;
 use crate::rewrite::{self, EditPlan, Edits, EventGate, ReasoningEdit};
 use crate::route::retry::{Attempts, Happened, Injection, Next};
 use crate::route::settings::{Balance, EngineAddress, EngineKind, Pool};
@@ -143,9 +143,9 @@ enum AttemptResult {
     Speaks(Box<HeldResponse>, Tick),
     /// It failed before the first forwarded byte: what happened, and the answer to be relayed
     /// if nothing better comes, or what is said instead of one.
-    Failed(Happened, Result<Box<HeldResponse>, Refusal>),
+    Failed(Happened, Result<Box<HeldResponse>, Rejection>),
     /// A limit of the class or the drain limit ended it.
-    Ended(Refusal),
+    Ended(Rejection),
 }
 
 /// An engine's answer, with nothing forwarded yet.
@@ -175,7 +175,7 @@ pub async fn first_willing_engine(
     yard: &Upstreams<'_>,
     held: &mut AdmissionGuard,
     visit: &mut ActiveRequest,
-) -> Result<SelectedResponse, Refusal> {
+) -> Result<SelectedResponse, Rejection> {
     let deadlines = ask.deadlines();
     let until = earlier(deadlines.first_token, deadlines.total).unwrap_or(Tick::from_nanos(u64::MAX));
     let pools = &ask.routed.pools;
@@ -413,7 +413,7 @@ fn reason_of(happened: Happened) -> Retry {
 #[derive(Default)]
 struct FallbackResponse {
     kept: Option<Box<HeldResponse>>,
-    refusal: Option<Refusal>,
+    refusal: Option<Rejection>,
     /// Either is from an attempt.
     is_known: bool,
 }
@@ -424,11 +424,11 @@ impl FallbackResponse {
     fn passed_over(&mut self, ask: &UpstreamRequest<'_>) {
         if !self.is_known {
             let pool = ask.routed.pools[ask.home].clone();
-            self.refusal = Some(Refusal::QueueTimeout { pool, retry_after: None });
+            self.refusal = Some(Rejection::QueueTimeout { pool, retry_after: None });
         }
     }
 
-    fn note(&mut self, answer: Result<Box<HeldResponse>, Refusal>) {
+    fn note(&mut self, answer: Result<Box<HeldResponse>, Rejection>) {
         self.is_known = true;
         match answer {
             Ok(answer) => self.kept = Some(answer),
@@ -436,8 +436,13 @@ impl FallbackResponse {
         }
     }
 
-    fn settle(self, ask: &UpstreamRequest<'_>, attempts: Box<Attempts>, at: Tick) -> Result<SelectedResponse, Refusal> {
-        let nobody = || Refusal::NoEngine { pool: ask.routed.pools[ask.home].clone() };
+    fn settle(
+        self,
+        ask: &UpstreamRequest<'_>,
+        attempts: Box<Attempts>,
+        at: Tick,
+    ) -> Result<SelectedResponse, Rejection> {
+        let nobody = || Rejection::NoEngine { pool: ask.routed.pools[ask.home].clone() };
         match self.kept {
             Some(kept) => Ok(SelectedResponse::of(kept, attempts, at, true)),
             None => Err(self.refusal.unwrap_or_else(nobody)),
@@ -558,7 +563,7 @@ enum HeadResult {
     Ours,
     /// The engine is going away, and another one takes the request.
     Departs,
-    Ended(Refusal),
+    Ended(Rejection),
 }
 
 impl Attempt<'_> {
@@ -610,10 +615,10 @@ impl Attempt<'_> {
                     }
                     Err(HoldError::Error(error)) => AttemptResult::Failed(asked.answered(error.code, None), Ok(spoke)),
                     Err(HoldError::Truncated | HoldError::Broken) => {
-                        AttemptResult::Failed(Happened::Broken, Err(Refusal::StreamIncomplete))
+                        AttemptResult::Failed(Happened::Broken, Err(Rejection::StreamIncomplete))
                     }
                     Err(HoldError::TimedOut(limit)) => AttemptResult::Ended(self.limit(limit)),
-                    Err(HoldError::Drained) => AttemptResult::Ended(Refusal::DrainCut),
+                    Err(HoldError::Drained) => AttemptResult::Ended(Rejection::DrainCut),
                 }
             }
         }
@@ -636,12 +641,15 @@ impl Attempt<'_> {
                 "an engine refuses the pool's key: set `engine.api_key_file` to a file with the key that it wants"
             );
         }
-        AttemptResult::Failed(happened, Err(Refusal::EngineKeyRefused { pool: self.place.pool.clone(), status: code }))
+        AttemptResult::Failed(
+            happened,
+            Err(Rejection::EngineKeyRefused { pool: self.place.pool.clone(), status: code }),
+        )
     }
 
     /// The engine is going away, and nothing has come of its answer.
     fn departed(&self) -> AttemptResult {
-        AttemptResult::Failed(Happened::Departing, Err(Refusal::EngineReset { pool: self.place.pool.clone() }))
+        AttemptResult::Failed(Happened::Departing, Err(Rejection::EngineReset { pool: self.place.pool.clone() }))
     }
 
     /// Holds an answer as [`Relay::hold`] does. None where the engine is going away meanwhile and
@@ -842,7 +850,7 @@ impl Attempt<'_> {
                     }
                 }
                 if self.ask.client.drain_is_over() {
-                    return Poll::Ready(HeadResult::Ended(Refusal::DrainCut));
+                    return Poll::Ready(HeadResult::Ended(Rejection::DrainCut));
                 }
                 if !rings {
                     return Poll::Pending;
@@ -866,7 +874,7 @@ impl Attempt<'_> {
         }
     }
 
-    fn limit(&self, limit: TimeoutKind) -> Refusal {
+    fn limit(&self, limit: TimeoutKind) -> Rejection {
         limit_refusal(&self.ask.promise.class.timeouts, limit, self.ask.streams())
     }
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 use crate::admit::limit::Used;
 use crate::judge::{Case, Outcome, of_code};
 use crate::observe::{Ending, Reader, Timeline};
-use crate::refuse::Refusal;
+use crate::refuse::Rejection;
 use crate::route::Prediction;
 use crate::units::{Tick, Tokens};
 
@@ -66,14 +66,14 @@ impl Unseen {
 pub fn of_answer(
     timeline: &Timeline,
     case: &Case,
-    refusal: Option<&Refusal>,
+    refusal: Option<&Rejection>,
     prompt: Tokens,
     unseen: impl FnOnce(Tick) -> Tokens,
 ) -> Option<Used> {
     let by_code = |code| matches!(of_code(code, case), Outcome::Excluded(_)).then(Used::default);
     if let Some(refusal) = refusal {
         // No stream followed a head of the gateway's own.
-        return if let Refusal::EngineAnswered { status } = refusal { by_code(*status) } else { None };
+        return if let Rejection::EngineAnswered { status } = refusal { by_code(*status) } else { None };
     }
     let came = timeline.first_token.is_some() || timeline.has_output;
     match timeline.error {

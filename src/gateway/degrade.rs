@@ -20,7 +20,7 @@ use super::promise::SettingsSnapshot;
 use crate::admit::levels::{InForce, Kind, Kinds, Ladder, Measured};
 use crate::config::{ClassSettings, Settings};
 use crate::record::{ActiveRequest, LevelReport};
-use crate::refuse::Refusal;
+use crate::refuse::Rejection;
 use crate::route::Routed;
 use crate::units::{ClassId, PoolId, Priority, Tick, Tokens, seconds_up};
 
@@ -140,7 +140,7 @@ impl ActiveOverload {
         rank: Priority,
         visit: &mut ActiveRequest,
         at: Tick,
-    ) -> Result<Routed, Refusal> {
+    ) -> Result<Routed, Rejection> {
         let Some(board) = &self.board else { return Ok(routed) };
         let keeps = |pool: &PoolId| board.kept_free.iter().find(|kept| kept.rank < rank && kept.pools.contains(pool));
         let mut pools: Vec<PoolId> = routed.pools.iter().filter(|pool| keeps(pool).is_none()).cloned().collect();
@@ -152,7 +152,7 @@ impl ActiveOverload {
             visit.degraded(Kind::ShedLower);
             if let (true, Some(kept)) = (pools.is_empty(), keeps(&routed.pools[0])) {
                 let retry_after = kept.until.map(|until| seconds_up(until - at).max(1));
-                return Err(Refusal::OverloadShed { class: kept.class.clone(), retry_after });
+                return Err(Rejection::OverloadShed { class: kept.class.clone(), retry_after });
             }
         }
         if self.in_force.spill && pools.len() > 1 {

@@ -17,7 +17,7 @@ use crate::inspect::{ModelRatios, PromptSize};
 use crate::judge::Case;
 use crate::observe::{Ending, Reader, Timeline, TimeoutKind};
 use crate::record::ActiveRequest;
-use crate::refuse::Refusal;
+use crate::refuse::Rejection;
 use crate::route::retry::{Attempts, Happened, Injection};
 use crate::route::{Lesson, Work};
 use crate::units::{Endpoint, Tick};
@@ -143,7 +143,7 @@ impl Completion {
     }
 
     /// What the end of an answer says about its engine.
-    fn tell_the_engine(&mut self, timeline: &Timeline, refusal: Option<&Refusal>) {
+    fn tell_the_engine(&mut self, timeline: &Timeline, refusal: Option<&Rejection>) {
         let is_alive = self.work.as_ref().is_some_and(|work| was_alive(timeline, work.signals().last_alive()));
         let fault = fault_of(timeline, refusal, is_alive);
         if let Some(work) = self.work.take() {
@@ -156,7 +156,7 @@ impl Completion {
             return;
         }
         let (fleet, pool) = (&self.of.gateway.fleet, &self.place.pool);
-        if refusal == Some(&Refusal::EngineCoded) {
+        if refusal == Some(&Rejection::EngineCoded) {
             fleet.answers_coded(pool, &self.place.engine);
         }
         if let Some(happened) = fault {
@@ -215,15 +215,15 @@ fn was_alive(timeline: &Timeline, last_alive: Option<Tick>) -> bool {
 const FLOWS: Duration = Duration::from_secs(1);
 
 /// The engine's fault in how an answer ended, if there is one. `is_alive`: its tokens were flowing.
-fn fault_of(timeline: &Timeline, refusal: Option<&Refusal>, is_alive: bool) -> Option<Happened> {
+fn fault_of(timeline: &Timeline, refusal: Option<&Rejection>, is_alive: bool) -> Option<Happened> {
     if let Some(error) = timeline.error {
         return Some(Happened::answer(error.code, None, Injection::None));
     }
     match refusal {
-        Some(Refusal::EngineAnswered { status }) => return Some(Happened::answer(*status, None, Injection::None)),
-        Some(Refusal::ConnectFailed { .. }) => return Some(Happened::ConnectFailed),
+        Some(Rejection::EngineAnswered { status }) => return Some(Happened::answer(*status, None, Injection::None)),
+        Some(Rejection::ConnectFailed { .. }) => return Some(Happened::ConnectFailed),
         // It works, and cannot be read: no fault for a breaker, as on the way with the engine's own head.
-        Some(Refusal::EngineCoded) => return None,
+        Some(Rejection::EngineCoded) => return None,
         _ => {}
     }
     if timeline.finish.is_some() {

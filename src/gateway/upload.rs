@@ -18,7 +18,7 @@ use crate::clock::Clock;
 use crate::inspect::coding::{Coding, DecodeError, Decoder};
 use crate::inspect::multipart::FormScanner;
 use crate::inspect::{Facts, Scanner, Unreadable};
-use crate::refuse::Refusal;
+use crate::refuse::Rejection;
 use crate::units::{ClientState, Endpoint, Tick};
 
 /// Frames shorter than this are copied together: a body sent byte by byte must not cost a
@@ -62,7 +62,7 @@ impl BodyMemoryGuard {
     ///
     /// Together all hold `most` at most; the last quarter is for the first bytes of each. A body
     /// that is the only long one is never refused: its own limit bounds it.
-    fn hold(&mut self, bytes: u64, decoder: u64) -> Result<(), Refusal> {
+    fn hold(&mut self, bytes: u64, decoder: u64) -> Result<(), Rejection> {
         let first = bytes.min(FIRST) + decoder.min(FIRST_OF_DECODER);
         let rest = bytes.saturating_sub(FIRST) + decoder.saturating_sub(FIRST_OF_DECODER);
         let (first_grows, rest_grows) = (first > self.first, rest > self.rest);
@@ -74,7 +74,7 @@ impl BodyMemoryGuard {
         } else {
             first_grows && is_over && firsts > quarter
         };
-        if is_refused { Err(Refusal::BodiesFull) } else { Ok(()) }
+        if is_refused { Err(Rejection::BodiesFull) } else { Ok(()) }
     }
 
     /// Only so much is still needed.
@@ -143,13 +143,13 @@ impl BufferedBody {
 #[derive(Debug)]
 pub enum BodyReadError {
     /// The gateway refuses.
-    Refused(Refusal),
+    Refused(Rejection),
     /// The client left before the end of its body.
     Left,
 }
 
-impl From<Refusal> for BodyReadError {
-    fn from(refusal: Refusal) -> Self {
+impl From<Rejection> for BodyReadError {
+    fn from(refusal: Rejection) -> Self {
         BodyReadError::Refused(refusal)
     }
 }
@@ -206,8 +206,8 @@ where
         let frame = tokio::select! {
             biased;
             frame = poll_fn(|cx| wait.poll(cx, |cx| body.as_mut().poll_frame(cx))) => frame,
-            () = client.drain_over() => return Err(Refusal::DrainCut.into()),
-            () = &mut late => return Err(Refusal::BodyTimeout { limit: terms.timeout }.into()),
+            () = client.drain_over() => return Err(Rejection::DrainCut.into()),
+            () = &mut late => return Err(Rejection::BodyTimeout { limit: terms.timeout }.into()),
         };
         if !reading.hear(frame)? {
             return Ok(BufferedBody { client_wait: wait.length(), ..reading.finish(clock.now())? });
@@ -260,7 +260,7 @@ pub fn read_whole(
     headers: &HeaderMap,
     endpoint: Endpoint,
     max_body: u64,
-) -> Result<BufferedBody, Refusal> {
+) -> Result<BufferedBody, Rejection> {
     let share = BodyMemoryGuard::of(Arc::default(), u64::MAX);
     let whole = Some(body.len() as u64);
     let is_coded = headers.contains_key(CONTENT_ENCODING);
@@ -276,7 +276,7 @@ pub fn read_whole(
 #[expect(clippy::needless_pass_by_value, reason = "the error ends here")]
 fn broken_off(error: BoxError) -> BodyReadError {
     match error.downcast_ref::<BodyError>() {
-        Some(BodyError::Framing) => BodyReadError::Refused(Refusal::BodyBroken),
+        Some(BodyError::Framing) => BodyReadError::Refused(Rejection::BodyBroken),
         _ => BodyReadError::Left,
     }
 }
@@ -313,17 +313,17 @@ impl BodyReader {
         max_body: u64,
         with_prefix: bool,
         share: BodyMemoryGuard,
-    ) -> Result<Self, Refusal> {
+    ) -> Result<Self, Rejection> {
         let stated = || headers.get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok();
         if whole.or_else(stated).is_some_and(|length| length > max_body) {
-            return Err(Refusal::BodyTooLarge { limit: max_body });
+            return Err(Rejection::BodyTooLarge { limit: max_body });
         }
         let limit = usize::try_from(max_body).unwrap_or(usize::MAX);
         let coding = if is_coded { coding_of(headers)? } else { None };
         let decoder = coding.map(|coding| Decoder::new(coding, limit)).transpose();
         let decoder = decoder.map_err(|error| undecodable(error, max_body))?.map(Box::new);
         let reader = match form_type(headers, endpoint) {
-            Some(form) => BodyFormat::Form(Box::new(FormScanner::new(form).map_err(|_| Refusal::UnreadableForm)?)),
+            Some(form) => BodyFormat::Form(Box::new(FormScanner::new(form).map_err(|_| Rejection::UnreadableForm)?)),
             None => {
                 let mut scanner = Scanner::new(endpoint);
                 if !with_prefix {
@@ -347,7 +347,7 @@ impl BodyReader {
         Ok(true)
     }
 
-    fn take(&mut self, bytes: Bytes) -> Result<(), Refusal> {
+    fn take(&mut self, bytes: Bytes) -> Result<(), Rejection> {
         if self.decoder.is_none() && bytes.len() <= SLICE {
             self.turn += bytes.len();
             return self.keep(bytes);
@@ -366,12 +366,12 @@ impl BodyReader {
     }
 
     /// The next turn begins.
-    fn go_on(&mut self) -> Result<(), Refusal> {
+    fn go_on(&mut self) -> Result<(), Rejection> {
         self.turn = 0;
         if self.has_more() { self.read_slice() } else { Ok(()) }
     }
 
-    fn read_slice(&mut self) -> Result<(), Refusal> {
+    fn read_slice(&mut self) -> Result<(), Rejection> {
         let slice = match &mut self.decoder {
             Some(decoder) => {
                 let mut left = &self.rest[..];
@@ -387,14 +387,14 @@ impl BodyReader {
         self.keep(slice)
     }
 
-    fn keep(&mut self, bytes: Bytes) -> Result<(), Refusal> {
+    fn keep(&mut self, bytes: Bytes) -> Result<(), Rejection> {
         self.length = self.length.saturating_add(bytes.len() as u64);
         if self.length > self.max_body {
-            return Err(Refusal::BodyTooLarge { limit: self.max_body });
+            return Err(Rejection::BodyTooLarge { limit: self.max_body });
         }
         match &mut self.reader {
             BodyFormat::Json(scanner) => scanner.push(&bytes).map_err(unreadable)?,
-            BodyFormat::Form(reader) => reader.push(&bytes).map_err(|_| Refusal::UnreadableForm)?,
+            BodyFormat::Form(reader) => reader.push(&bytes).map_err(|_| Rejection::UnreadableForm)?,
         }
         // Most bodies are one small frame, in a buffer that is nobody else's.
         let is_whole = self.whole == Some(bytes.len() as u64) && bytes.is_unique();
@@ -427,7 +427,7 @@ impl BodyReader {
         }
     }
 
-    fn finish(mut self, complete: Tick) -> Result<BufferedBody, Refusal> {
+    fn finish(mut self, complete: Tick) -> Result<BufferedBody, Rejection> {
         let was_coded = self.decoder.is_some();
         if let Some(decoder) = self.decoder.take() {
             let rest = decoder.finish().map_err(|error| undecodable(error, self.max_body))?;
@@ -437,7 +437,7 @@ impl BodyReader {
         let is_form = matches!(self.reader, BodyFormat::Form(_));
         let facts = match self.reader {
             BodyFormat::Json(scanner) => scanner.finish().map_err(unreadable)?,
-            BodyFormat::Form(reader) => reader.finish().map_err(|_| Refusal::UnreadableForm)?,
+            BodyFormat::Form(reader) => reader.finish().map_err(|_| Rejection::UnreadableForm)?,
         };
         self.share.hold(self.length + facts.held() as u64, 0)?;
         Ok(BufferedBody {
@@ -462,26 +462,26 @@ fn form_type(headers: &HeaderMap, endpoint: Endpoint) -> Option<&str> {
     value.trim_start().to_ascii_lowercase().starts_with("multipart/form-data").then_some(value)
 }
 
-fn unreadable(why: Unreadable) -> Refusal {
-    Refusal::UnreadableBody { why }
+fn unreadable(why: Unreadable) -> Rejection {
+    Rejection::UnreadableBody { why }
 }
 
-fn undecodable(error: DecodeError, limit: u64) -> Refusal {
+fn undecodable(error: DecodeError, limit: u64) -> Rejection {
     match error {
-        DecodeError::TooLarge => Refusal::DecodedTooLarge { limit },
-        DecodeError::Broken => Refusal::UndecodableBody,
+        DecodeError::TooLarge => Rejection::DecodedTooLarge { limit },
+        DecodeError::Broken => Rejection::UndecodableBody,
     }
 }
 
 /// The coding of a request body: none, one that we can undo, or a refusal.
-fn coding_of(headers: &HeaderMap) -> Result<Option<Coding>, Refusal> {
+fn coding_of(headers: &HeaderMap) -> Result<Option<Coding>, Rejection> {
     let values = headers.get_all(CONTENT_ENCODING).iter();
     let names = values.flat_map(|value| value.to_str().unwrap_or("?").split(',')).map(str::trim);
     let mut codings = names.filter(|name| !name.is_empty() && !name.eq_ignore_ascii_case("identity"));
     match (codings.next(), codings.next()) {
         (None, _) => Ok(None),
-        (Some(name), None) => Coding::named(name).map(Some).ok_or(Refusal::UnsupportedCoding),
-        (Some(_), Some(_)) => Err(Refusal::UnsupportedCoding),
+        (Some(name), None) => Coding::named(name).map(Some).ok_or(Rejection::UnsupportedCoding),
+        (Some(_), Some(_)) => Err(Rejection::UnsupportedCoding),
     }
 }
 
@@ -544,7 +544,10 @@ mod tests {
         // A short one that is coded is short, unless its decoder has a large window.
         let (long, _) = hold(&bodies, most, &[300 * kib; 3]);
         let mut coded = BodyMemoryGuard::of(Arc::clone(&bodies), most);
-        assert_eq!((coded.hold(20 * kib, 60 * kib), coded.hold(20 * kib, 8 << 20)), (Ok(()), Err(Refusal::BodiesFull)));
+        assert_eq!(
+            (coded.hold(20 * kib, 60 * kib), coded.hold(20 * kib, 8 << 20)),
+            (Ok(()), Err(Rejection::BodiesFull))
+        );
         drop((long, coded));
         let [share] = hold(&bodies, most, &[500 * kib]).0.try_into().unwrap();
         let kept = share.reduced_to(100);
@@ -641,7 +644,7 @@ mod tests {
             let (read, _, highest) = read_in_turns("/v1/completions", &headers, vec![zipped], 64 << 20);
             assert!(matches!(
                 read,
-                Err(BodyReadError::Refused(Refusal::UnreadableBody { why: Unreadable::TooMany { .. } }))
+                Err(BodyReadError::Refused(Rejection::UnreadableBody { why: Unreadable::TooMany { .. } }))
             ));
             assert!(highest < 2 << 20, "{highest}");
         }

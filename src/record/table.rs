@@ -14,7 +14,7 @@ use prometheus_client::metrics::counter::Counter;
 use crate::admit::levels::Kind;
 use crate::admit::limit::{Limit, Scope};
 use crate::judge::{Missed, Objectives, Outcome};
-use crate::refuse::Refusal;
+use crate::refuse::Rejection;
 use crate::route::key_of;
 use crate::units::{ClassId, PoolId, TenantId, Tick};
 
@@ -75,7 +75,7 @@ pub(super) struct Table {
     other_tenant: Option<Arc<TenantSeries>>,
     unclassed: Arc<UnclassifiedSeries>,
     retries: Arc<[Counter]>,
-    /// In the order of [`Refusal::CODES`].
+    /// In the order of [`Rejection::CODES`].
     refused: Arc<[Counter]>,
     default_class: ClassId,
     /// The classes of the present settings, in their order.
@@ -92,7 +92,7 @@ impl Table {
             other_tenant: None,
             unclassed: Arc::new(UnclassifiedSeries::new(metrics)),
             retries: Retry::ALL.iter().map(retry).collect(),
-            refused: Refusal::CODES.iter().map(|code| metrics.refused.at(metrics.labels([("code", code)]))).collect(),
+            refused: Rejection::CODES.iter().map(|code| metrics.refused.at(metrics.labels([("code", code)]))).collect(),
             default_class: ClassId::from(NONE),
             current: Vec::new(),
         }
@@ -175,7 +175,7 @@ impl Table {
     }
 
     fn refused(&self, code: &str) -> Option<&Counter> {
-        let place = Refusal::CODES.iter().position(|known| *known == code)?;
+        let place = Rejection::CODES.iter().position(|known| *known == code)?;
         self.refused.get(place)
     }
 

@@ -10,7 +10,7 @@ use crate::admit::limit::{Limit, Scope, Standing};
 use crate::judge::{Case, Excluded, Missed, Objective, ObjectiveState, Objectives, Outcome, Verdict};
 use crate::observe::{Choice, Ending, Gaps, Reader, Timeline, TokenSource, Usage};
 use crate::record::settings::{MetricLabels, RequestLabel};
-use crate::refuse::Refusal;
+use crate::refuse::Rejection;
 use crate::units::{Dialect, Endpoint, LengthBucket, TenantId, Tokens};
 
 fn ms(millis: u64) -> Duration {
@@ -269,8 +269,8 @@ async fn points_that_were_not_reached_leave_no_sample() {
 #[tokio::test(start_paused = true)]
 async fn what_ends_before_it_has_a_class_is_counted_without_one_and_a_miss_in_the_default() {
     let recorder = recorder();
-    recorder.open(RequestId::from("a"), at(0)).refuse(&Refusal::UnknownKey);
-    recorder.open(RequestId::from("b"), at(0)).refuse(&Refusal::Draining);
+    recorder.open(RequestId::from("a"), at(0)).refuse(&Rejection::UnknownKey);
+    recorder.open(RequestId::from("b"), at(0)).refuse(&Rejection::Draining);
     recorder.open(RequestId::from("c"), at(0)).answered(200);
     let samples = samples(&recorder);
     assert_eq!(samples["goodput_slo_excluded_total{class=\"none\",pool=\"none\",reason=\"unauthorized\"}"], 1.0);
@@ -288,11 +288,11 @@ async fn what_came_to_a_path_that_is_not_judged_is_no_miss_also_without_a_class(
         visit.comes_to(Endpoint::find("POST", "/v1/embeddings").unwrap(), is_judged);
         visit
     };
-    for refusal in [Refusal::Draining, Refusal::Internal, Refusal::DrainCut] {
+    for refusal in [Rejection::Draining, Rejection::Internal, Rejection::DrainCut] {
         visit(false).refuse(&refusal);
     }
-    visit(false).refuse(&Refusal::UnknownKey);
-    visit(true).refuse(&Refusal::Draining);
+    visit(false).refuse(&Rejection::UnknownKey);
+    visit(true).refuse(&Rejection::Draining);
     let samples = samples(&recorder);
     assert_eq!(samples["goodput_slo_excluded_total{class=\"none\",pool=\"none\",reason=\"unjudged\"}"], 3.0);
     assert_eq!(samples["goodput_slo_excluded_total{class=\"none\",pool=\"none\",reason=\"unauthorized\"}"], 1.0);
@@ -407,7 +407,7 @@ async fn an_engines_status_behind_a_head_of_ours_counts_as_if_it_had_been_relaye
         visit.routed(Arc::from("llama-*"), PoolId::from("main"));
         visit.case_mut().unwrap().model_unknown_to_pool = unknown;
         let nothing = Timeline { first_token: None, finish: None, choices: vec![], ..answer() };
-        visit.end_refused(nothing, &Refusal::EngineAnswered { status });
+        visit.end_refused(nothing, &Rejection::EngineAnswered { status });
     };
     ended(503, false);
     ended(404, false);
@@ -461,12 +461,12 @@ async fn a_limit_that_refuses_is_counted_for_its_tenant_and_only_limits_that_it_
     assert_eq!(before.get(&limited("concurrent_requests", "model")), None);
     assert_eq!(before.get("goodput_over_limit_total{tenant=\"acme\"}"), Some(&0.0));
     assert!(!before.keys().any(|name| name.contains("limit") && name.contains("anonymous")));
-    let sample = Refusal::samples().into_iter().find_map(|refusal| refusal.limit().copied()).expect("a sample");
+    let sample = Rejection::samples().into_iter().find_map(|refusal| refusal.limit().copied()).expect("a sample");
     for scope in [Scope::Tenant, Scope::Model, Scope::Model] {
         let mut visit = recorder.open(RequestId::from("r"), at(0));
         visit.belongs_to(TenantId::from("acme"));
         visit.promised(promise());
-        visit.refuse(&Refusal::RateLimitExceeded { standing: Standing { scope, ..sample }, retry_after: Some(1) });
+        visit.refuse(&Rejection::RateLimitExceeded { standing: Standing { scope, ..sample }, retry_after: Some(1) });
     }
     let after = samples(&recorder);
     assert_eq!(after[&limited("tokens_per_minute", "tenant")], 1.0);
@@ -523,7 +523,7 @@ async fn who_waits_is_told_where_and_who_went_on_is_counted_there() {
     other.promised(promise());
     other.routed(Arc::from("llama-*"), PoolId::from("main"));
     other.spills(&PoolId::from("spare"));
-    other.refuse(&Refusal::Draining);
+    other.refuse(&Rejection::Draining);
     let told = samples(&recorder);
     assert_eq!(told["goodput_spilled_total{class=\"chat\",pool=\"spare\"}"], 1.0);
     assert_eq!(sum(&told, "goodput_spilled_total", ""), 1.0);
@@ -653,13 +653,13 @@ async fn an_access_line_has_its_fields_in_their_order_and_no_content() {
     recorder.bind(&shape());
     let verdict = crate::judge::judge(&answer(), &chat(), &Case::of(Dialect::Chat));
     recorder.note(RequestRecord { timeline: Some(answer()), ..finished(verdict) });
-    recorder.open(RequestId::from("r-\"2\""), recorder.now()).refuse(&Refusal::UnknownPath);
+    recorder.open(RequestId::from("r-\"2\""), recorder.now()).refuse(&Rejection::UnknownPath);
     let mut visit = recorder.open(RequestId::from("r-3"), recorder.now());
     visit.promised(promise());
     visit.at_level(2, Some(Tokens(400)));
     visit.degraded(Kind::Spill);
     visit.degraded(Kind::CapOutput);
-    visit.refuse(&Refusal::Internal);
+    visit.refuse(&Rejection::Internal);
     drop(recorder);
     let (mut reader, output) = tokio::io::duplex(1 << 16);
     writer.run(output, clock).await.unwrap();
@@ -742,8 +742,8 @@ async fn each_access_line_tells_its_own_ending_where_the_names_are_the_same() {
         RequestRecord { status: 503, ..first.clone() },
         RequestRecord { verdict: Verdict::bare(Outcome::Missed(Missed::Shed)), ..first.clone() },
         RequestRecord { verdict: Verdict::bare(Outcome::Excluded(Excluded::Unjudged)), ..first.clone() },
-        RequestRecord { refusal: Some(Refusal::CODES[0]), ..first.clone() },
-        RequestRecord { refusal: Some(Refusal::CODES[1]), ..first.clone() },
+        RequestRecord { refusal: Some(Rejection::CODES[0]), ..first.clone() },
+        RequestRecord { refusal: Some(Rejection::CODES[1]), ..first.clone() },
         RequestRecord { length: LengthBucket::Long, ..first.clone() },
     ];
     let all: Vec<_> = others.iter().flat_map(|other| [first.clone(), other.clone(), other.clone()]).collect();

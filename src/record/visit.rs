@@ -14,7 +14,7 @@ use crate::judge::{
     of_code,
 };
 use crate::observe::{Ending, Expect, Observer, Reader, Timeline, Watch};
-use crate::refuse::Refusal;
+use crate::refuse::Rejection;
 use crate::units::{
     ClassId, ClientState, DisconnectReason, Endpoint, EngineId, LengthBucket, PoolId, RequestId, TenantId, Tick, Tokens,
 };
@@ -288,10 +288,10 @@ impl ActiveRequest {
     }
 
     /// The relayed head was the gateway's own, and no stream followed it.
-    pub fn end_refused(mut self, timeline: Timeline, refusal: &Refusal) {
+    pub fn end_refused(mut self, timeline: Timeline, refusal: &Rejection) {
         let Some(mut draft) = self.draft.take() else { return };
         let outcome = match (refusal, &draft.promise) {
-            (Refusal::EngineAnswered { status }, Some(promise)) => of_code(*status, &promise.case),
+            (Rejection::EngineAnswered { status }, Some(promise)) => of_code(*status, &promise.case),
             _ => refusal.outcome(),
         };
         let verdict = draft.refused(outcome, timeline.end);
@@ -301,7 +301,7 @@ impl ActiveRequest {
     }
 
     /// The gateway turned it away before any answer was relayed.
-    pub fn refuse(mut self, refusal: &Refusal) {
+    pub fn refuse(mut self, refusal: &Rejection) {
         if let Some(draft) = self.draft.take() {
             let at = self.recorder.now();
             let verdict = draft.refused(refusal.outcome(), at);
@@ -328,7 +328,7 @@ impl ActiveRequest {
             draft.refused(Outcome::Missed(Missed::Internal), at)
         } else if severed == Some(DisconnectReason::Drain) {
             // It never left our queue, and nobody was there to be told.
-            draft.refused(Refusal::Draining.outcome(), at)
+            draft.refused(Rejection::Draining.outcome(), at)
         } else {
             let limited = draft.limited(severed, at);
             draft.left = limited.is_none() || severed.is_none();
@@ -339,7 +339,7 @@ impl ActiveRequest {
             (false, true) => 500,
             (false, false) => LEFT,
         };
-        self.close(draft, verdict, status, at, None, panicking.then_some(&Refusal::Internal));
+        self.close(draft, verdict, status, at, None, panicking.then_some(&Rejection::Internal));
     }
 
     fn close(
@@ -349,7 +349,7 @@ impl ActiveRequest {
         status: u16,
         end: Tick,
         timeline: Option<Timeline>,
-        refusal: Option<&Refusal>,
+        refusal: Option<&Rejection>,
     ) {
         let promise = draft.promise;
         let over_limit = promise.as_ref().is_some_and(|promise| promise.case.over_limit);
@@ -385,8 +385,8 @@ impl ActiveRequest {
                 verdict,
                 timeline,
                 gap_edges,
-                refusal: refusal.map(Refusal::code),
-                limited: refusal.and_then(Refusal::limit).map(|standing| (standing.limit, standing.scope)),
+                refusal: refusal.map(Rejection::code),
+                limited: refusal.and_then(Rejection::limit).map(|standing| (standing.limit, standing.scope)),
                 over_limit,
                 spilled: draft.spilled,
                 degraded: draft.degraded,

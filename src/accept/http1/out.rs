@@ -14,7 +14,7 @@ use tokio::io::AsyncWrite;
 
 use crate::accept::id::{X_GOODPUT_REASON, X_REQUEST_ID, made_id};
 use crate::framing::{self, ResponseHeaders};
-use crate::refuse::Refusal;
+use crate::refuse::Rejection;
 use crate::units::decimal::push_number;
 use crate::units::{Endpoint, InvalidHead};
 
@@ -150,7 +150,7 @@ impl WriteBuffer {
     /// Puts a refusal there, of a request that could not be read: in the shape of the path, as far
     /// as there is one.
     pub(super) fn refusal(&mut self, why: InvalidHead, path: &str, date: &[u8]) {
-        let refusal = Refusal::BadHead { status: why.status().as_u16(), advice: why.advice() };
+        let refusal = Rejection::BadHead { status: why.status().as_u16(), advice: why.advice() };
         let (shape, id) = (Endpoint::shape_of_unknown(path), made_id());
         let body = refusal.body(shape, &id);
         let mut response = Response::new(());

@@ -16,7 +16,7 @@ use crate::gateway::{BufferedBody, read_whole, route, wanted};
 use crate::identify::{AuthError, Identity};
 use crate::inspect::ModelRatios;
 use crate::judge::Objectives;
-use crate::refuse::Refusal;
+use crate::refuse::Rejection;
 use crate::route::settings::Concurrency;
 use crate::units::{ClassId, Endpoint, PathError, PoolId, Tick, Tokens};
 
@@ -53,7 +53,7 @@ pub struct Explanation {
     reserved: Option<Reserved>,
     pools: Vec<PoolId>,
     /// The answer where no engine would see it.
-    pub refused: Option<Refusal>,
+    pub refused: Option<Rejection>,
 }
 
 /// What a request takes of its tenant's limits before it runs.
@@ -71,26 +71,26 @@ pub fn explain(settings: &Settings, sample: &Sample) -> Explanation {
 }
 
 /// The steps of the gateway, up to the choice of an engine.
-fn walk(settings: &Settings, sample: &Sample, told: &mut Explanation) -> Result<(), Refusal> {
+fn walk(settings: &Settings, sample: &Sample, told: &mut Explanation) -> Result<(), Rejection> {
     let endpoint = Endpoint::find("POST", &sample.path).map_err(|why| match why {
-        PathError::Path => Refusal::UnknownPath,
-        PathError::Method { allow } => Refusal::MethodNotAllowed { allow },
+        PathError::Path => Rejection::UnknownPath,
+        PathError::Method { allow } => Rejection::MethodNotAllowed { allow },
     })?;
     told.path = endpoint.path().to_owned();
     let who = settings.keyring.find(&sample.headers).map_err(|why| match why {
-        AuthError::Missing => Refusal::MissingKey,
-        AuthError::Unknown => Refusal::UnknownKey,
-        AuthError::TwoKeys => Refusal::TwoKeys,
+        AuthError::Missing => Rejection::MissingKey,
+        AuthError::Unknown => Rejection::UnknownKey,
+        AuthError::TwoKeys => Rejection::TwoKeys,
     })?;
     told.who = Some(who.clone());
     let body = Bytes::from(sample.body.clone());
     let BufferedBody { facts, is_form, .. } = read_whole(body, &sample.headers, endpoint, settings.listen.max_body)?;
     told.stream = facts.streams();
     if facts.background {
-        return Err(Refusal::BackgroundRefused);
+        return Err(Rejection::BackgroundRefused);
     }
     if facts.steers {
-        return Err(Refusal::TransferRefused);
+        return Err(Rejection::TransferRefused);
     }
 
     let sent = facts.model.as_ref().map(|field| &*field.value);
@@ -98,7 +98,7 @@ fn walk(settings: &Settings, sample: &Sample, told: &mut Explanation) -> Result<
     let model = sent.map(|sent| routes.alias(sent).unwrap_or(sent));
     told.model = sent.zip(model).map(|(sent, model)| (sent.to_owned(), model.to_owned()));
     if is_form && sent != model {
-        return Err(Refusal::AliasInForm);
+        return Err(Rejection::AliasInForm);
     }
     let prompt = facts.prompt.tokens(ModelRatios::default().bytes_per_token());
     told.prompt = facts.prompt.is_known.then(|| (prompt, settings.buckets.of(prompt).as_str()));
@@ -113,7 +113,7 @@ fn walk(settings: &Settings, sample: &Sample, told: &mut Explanation) -> Result<
     };
     let may_use = |class: &ClassId| settings.tenants.may_use(&who.tenant, class);
     told.rules = settings.rules.explain(&ask, may_use);
-    let refused = || Refusal::ClassNotAllowed { class: settings.default_class.clone() };
+    let refused = || Rejection::ClassNotAllowed { class: settings.default_class.clone() };
     let found = settings.rules.class_of(&ask, may_use).map_err(|_| refused())?;
     told.class = Some((found.class.clone(), found.rule.to_string()));
     if let Some(class) = settings.class(&found.class) {
@@ -136,15 +136,15 @@ fn walk(settings: &Settings, sample: &Sample, told: &mut Explanation) -> Result<
 
 /// What the gateway's own books say to the request, with nothing spent before. None where no limit
 /// counts it.
-fn reserved(settings: &Settings, who: &Identity, model: &str, wanted: Wanted) -> Result<Option<Reserved>, Refusal> {
+fn reserved(settings: &Settings, who: &Identity, model: &str, wanted: Wanted) -> Result<Option<Reserved>, Rejection> {
     let Some(tenant) = settings.tenants.get(&who.tenant) else { return Ok(None) };
     let ledger = Ledger::new();
     ledger.reload(&BTreeMap::from([(who.tenant.clone(), tenant.limits.clone())]), Tick::ZERO);
     match ledger.reserve(&who.tenant, model, &wanted, Tick::ZERO) {
         Err(Exhausted::ForEver { limit, scope, need, most }) => {
-            Err(Refusal::RequestExceedsLimit { limit, scope, need, most })
+            Err(Rejection::RequestExceedsLimit { limit, scope, need, most })
         }
-        Err(Exhausted::ForNow { standing, retry_after }) => Err(Refusal::RateLimitExceeded { standing, retry_after }),
+        Err(Exhausted::ForNow { standing, retry_after }) => Err(Rejection::RateLimitExceeded { standing, retry_after }),
         Ok(_held) => {
             let of = ledger.standings(&who.tenant, model, Tick::ZERO);
             Ok(Some(Reserved { wanted, of }).filter(|reserved| !reserved.of.is_empty()))
