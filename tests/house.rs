@@ -263,6 +263,115 @@ fn the_rules_of_the_layers_are_told_apart() {
     assert_eq!(found, expected.map(|(number, room)| (number, room.to_owned())));
 }
 
+// ---- one meaning per name ----------------------------------------------------------------------
+
+/// Private to a file by habit: each of them is read beside its owner.
+const NAMES_OF_ANYBODY: &[&str] = &["Inner", "State", "Settings", "Error"];
+
+/// Names that types of `route`, `admit` and `lab` still share with each other or with one other room.
+const STILL_SHARED: &[&str] = &[
+    "Account",
+    "Answer",
+    "Answered",
+    "Ask",
+    "Book",
+    "Breaker",
+    "Bucket",
+    "Busy",
+    "Choice",
+    "Class",
+    "Counters",
+    "Counts",
+    "Desk",
+    "Drain",
+    "Ended",
+    "Engine",
+    "Engines",
+    "Failed",
+    "Failure",
+    "Fault",
+    "Fleet",
+    "Flow",
+    "Framing",
+    "Gateway",
+    "Health",
+    "Held",
+    "House",
+    "Ledger",
+    "Lengths",
+    "Level",
+    "Limit",
+    "Line",
+    "Look",
+    "Model",
+    "Numbers",
+    "Open",
+    "Pace",
+    "Page",
+    "Place",
+    "Plan",
+    "Reading",
+    "Report",
+    "Reservation",
+    "Row",
+    "Stage",
+    "Standing",
+    "Step",
+    "StepTime",
+    "Steps",
+    "Tenant",
+    "Told",
+    "Turn",
+    "Waiter",
+    "Waiting",
+    "Want",
+];
+
+/// The name of the type that this line defines. Associated types and types of tests have names of
+/// their own accord.
+fn defined_type(line: &str) -> Option<&str> {
+    let bare = line.trim_start();
+    let bare = match bare.strip_prefix("pub") {
+        Some(rest) => rest.strip_prefix('(').map_or(rest, |rest| rest.split_once(')').map_or(rest, |(_, rest)| rest)),
+        None => bare,
+    };
+    let (kind, name) = bare.trim_start().split_once(' ')?;
+    let defines = match kind {
+        "struct" | "enum" | "trait" | "union" => true,
+        "type" => !line.starts_with(' '),
+        _ => false,
+    };
+    Some(word(name)).filter(|name| defines && !name.is_empty())
+}
+
+#[test]
+fn no_two_types_share_a_name() {
+    let mut defined: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for path in files(&["src"], ".rs") {
+        for (number, line) in shipped(&path, &read(&path)) {
+            if let Some(name) = defined_type(&line).filter(|name| !NAMES_OF_ANYBODY.contains(name)) {
+                defined.entry(name.to_owned()).or_default().push(format!("{}:{number}", short(&path)));
+            }
+        }
+    }
+    let shared = |name: &str| defined.get(name).is_some_and(|places| places.len() > 1);
+    let pairs = defined.iter().filter(|(name, _)| shared(name) && !STILL_SHARED.contains(&name.as_str()));
+    report("one name, one meaning:", pairs.map(|(name, places)| format!("{name}: {}", places.join(", "))).collect());
+    let done = STILL_SHARED.iter().filter(|name| !shared(name));
+    report("no longer shared, take it off the list:", done.map(|name| (*name).to_owned()).collect());
+}
+
+#[test]
+fn definitions_of_types_are_told_apart_from_uses() {
+    let found = |line| defined_type(line);
+    assert_eq!(found("pub(super) struct Seat<'a> {"), Some("Seat"));
+    assert_eq!(found("    pub(in super::super) enum Fed {"), Some("Fed"));
+    assert_eq!(found("type Homes = Vec<u8>;"), Some("Homes"));
+    assert_eq!(found("    type Error = BoxError;"), None);
+    assert_eq!(found("        pub struct $name {"), None);
+    assert_eq!(found("use crate::structure;"), None);
+}
+
 // ---- time, docs, exceptions ------------------------------------------------------------------
 
 #[test]
