@@ -6,12 +6,11 @@
 //! that answers first is taken ([`race`](race())), and tried first the next time.
 
 use std::collections::HashMap;
-use std::future::Future;
 use std::io;
 use std::net::IpAddr;
-use std::pin::Pin;
 use std::sync::Arc;
 
+use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
@@ -34,9 +33,6 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
 /// Any connection to an engine.
 pub type BoxedIo = Box<dyn Io>;
 
-/// A future with a name that fits a trait object.
-pub type Later<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
-
 /// Roots that a pool's `ca_file` puts in place of the system's.
 pub type Roots = Arc<[CertificateDer<'static>]>;
 
@@ -44,10 +40,10 @@ pub type Roots = Arc<[CertificateDer<'static>]>;
 pub trait Dial: Send + Sync {
     /// Connects to an engine; for `https` the TLS handshake is done, with `roots` instead of
     /// the system's where there are any.
-    fn dial<'a>(&'a self, to: &'a EngineAddress, roots: Option<&'a Roots>) -> Later<'a, io::Result<BoxedIo>>;
+    fn dial<'a>(&'a self, to: &'a EngineAddress, roots: Option<&'a Roots>) -> BoxFuture<'a, io::Result<BoxedIo>>;
 
     /// The addresses of a name.
-    fn look_up<'a>(&'a self, name: &'a str, port: u16) -> Later<'a, io::Result<Vec<IpAddr>>>;
+    fn look_up<'a>(&'a self, name: &'a str, port: u16) -> BoxFuture<'a, io::Result<Vec<IpAddr>>>;
 }
 
 /// Whether an error of [`Dial::dial`] says that nobody listens there, rather than nothing.
@@ -155,11 +151,11 @@ impl Sockets {
 }
 
 impl Dial for Sockets {
-    fn dial<'a>(&'a self, to: &'a EngineAddress, roots: Option<&'a Roots>) -> Later<'a, io::Result<BoxedIo>> {
+    fn dial<'a>(&'a self, to: &'a EngineAddress, roots: Option<&'a Roots>) -> BoxFuture<'a, io::Result<BoxedIo>> {
         Box::pin(self.connect(to, roots))
     }
 
-    fn look_up<'a>(&'a self, name: &'a str, port: u16) -> Later<'a, io::Result<Vec<IpAddr>>> {
+    fn look_up<'a>(&'a self, name: &'a str, port: u16) -> BoxFuture<'a, io::Result<Vec<IpAddr>>> {
         Box::pin(async move { Ok(tokio::net::lookup_host((name, port)).await?.map(|address| address.ip()).collect()) })
     }
 }

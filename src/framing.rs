@@ -1,7 +1,7 @@
 //! Where the body of an HTTP/1.1 message ends, and which bytes belong to it (RFC 9112, sections
 //! 6 and 7): of clients' requests and of engines' answers. Bytes in, data out, cut anywhere.
-//! Beside it, how a head is known by the one before it ([`Known`]), and the fields that come
-//! with a body ([`Fielded`]).
+//! Beside it, how a head is known by the one before it ([`HeadCache`]), and the fields that come
+//! with a body ([`ResponseHeaders`]).
 
 use bytes::{Buf, Bytes, BytesMut};
 
@@ -9,8 +9,8 @@ use bytes::{Buf, Bytes, BytesMut};
 pub(crate) mod changes;
 mod fields;
 mod mould;
-pub use fields::{Fielded, Fields, with_fields};
-pub use mould::{Fit, Headed, Known};
+pub use fields::{HeaderSink, ResponseHeaders, with_fields};
+pub use mould::{CacheableHead, HeadCache, HeadMatch};
 
 /// What chunk extensions and trailer fields may take of one message in all.
 const MOST_BESIDE: usize = 16 * 1024;
@@ -24,14 +24,14 @@ pub enum Framing {
     /// After this many bytes.
     Length(u64),
     /// With the last chunk.
-    Chunked(Chunks),
+    Chunked(ChunkDecoder),
     /// With the connection.
     ToEnd,
 }
 
 /// What the bytes at hand come to.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum Decoded {
     /// Bytes of the body.
     Data(Bytes),
     /// Nothing before more bytes have come.
@@ -42,12 +42,12 @@ pub enum Step {
 
 /// The framing cannot be read.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Unreadable;
+pub struct FramingError;
 
 /// The state of a chunked body.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Chunks {
-    at: At,
+pub struct ChunkDecoder {
+    at: ChunkState,
     /// Of the present chunk: its size so far, or what is left of it.
     left: u64,
     /// Bytes of extensions and trailers that have come.
@@ -57,7 +57,7 @@ pub struct Chunks {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum At {
+enum ChunkState {
     /// In front of the first digit of a size.
     Size,
     /// Behind a digit of it.
@@ -108,50 +108,50 @@ impl Framing {
     /// No body.
     pub const EMPTY: Framing = Framing::Length(0);
     /// A chunked body of which nothing has come.
-    pub const CHUNKED: Framing = Framing::Chunked(Chunks { at: At::Size, left: 0, beside: 0, idle: 0 });
+    pub const CHUNKED: Framing = Framing::Chunked(ChunkDecoder { at: ChunkState::Size, left: 0, beside: 0, idle: 0 });
 
     /// Whether all of the body has come.
     #[must_use]
     pub fn is_over(&self) -> bool {
-        matches!(self, Framing::Length(0) | Framing::Chunked(Chunks { at: At::Over, .. }))
+        matches!(self, Framing::Length(0) | Framing::Chunked(ChunkDecoder { at: ChunkState::Over, .. }))
     }
 
     /// Takes the next piece of the body out of what has come in.
     ///
     /// # Errors
-    /// [`Unreadable`]: the chunks are none.
-    pub fn step(&mut self, buffer: &mut BytesMut) -> Result<Step, Unreadable> {
+    /// [`FramingError`]: the chunks are none.
+    pub fn step(&mut self, buffer: &mut BytesMut) -> Result<Decoded, FramingError> {
         let mut endless = u64::MAX;
         let left = match self {
-            Framing::Length(0) => return Ok(Step::End),
+            Framing::Length(0) => return Ok(Decoded::End),
             Framing::Length(left) => left,
             Framing::ToEnd => &mut endless,
             Framing::Chunked(chunks) => {
                 chunks.skip(buffer)?;
                 match chunks.at {
-                    At::Over => return Ok(Step::End),
-                    At::Data => &mut chunks.left,
-                    _ => return Ok(Step::More),
+                    ChunkState::Over => return Ok(Decoded::End),
+                    ChunkState::Data => &mut chunks.left,
+                    _ => return Ok(Decoded::More),
                 }
             }
         };
         if buffer.is_empty() {
-            return Ok(Step::More);
+            return Ok(Decoded::More);
         }
         let piece = usize::try_from(*left).unwrap_or(usize::MAX).min(buffer.len());
         *left -= piece as u64;
-        Ok(Step::Data(buffer.split_to(piece).freeze()))
+        Ok(Decoded::Data(buffer.split_to(piece).freeze()))
     }
 }
 
-impl Chunks {
+impl ChunkDecoder {
     /// Reads what is no data, up to the next data or the end.
-    fn skip(&mut self, buffer: &mut BytesMut) -> Result<(), Unreadable> {
-        if self.at == At::Data && self.left == 0 {
-            self.at = At::DataReturn;
+    fn skip(&mut self, buffer: &mut BytesMut) -> Result<(), FramingError> {
+        if self.at == ChunkState::Data && self.left == 0 {
+            self.at = ChunkState::DataReturn;
         }
         let mut read = self.skip_plain(buffer);
-        while let Some(byte) = buffer.get(read).filter(|_| !matches!(self.at, At::Data | At::Over)) {
+        while let Some(byte) = buffer.get(read).filter(|_| !matches!(self.at, ChunkState::Data | ChunkState::Over)) {
             self.at = self.behind(*byte)?;
             read += 1;
         }
@@ -160,62 +160,64 @@ impl Chunks {
     }
 
     /// Reads line ends and sizes as nearly all are written, where all of them is there; says how
-    /// far. The rest is for [`Chunks::behind`].
+    /// far. The rest is for [`ChunkDecoder::behind`].
     fn skip_plain(&mut self, buffer: &[u8]) -> usize {
         let mut read = 0;
-        if self.at == At::DataReturn && buffer.starts_with(b"\r\n") {
-            (self.at, self.idle) = (At::Size, 0);
+        if self.at == ChunkState::DataReturn && buffer.starts_with(b"\r\n") {
+            (self.at, self.idle) = (ChunkState::Size, 0);
             read = 2;
         }
-        if self.at == At::Size
+        if self.at == ChunkState::Size
             && let Some((size, length)) = plain_size(&buffer[read..])
         {
-            (self.at, self.left) = (At::Data, size);
+            (self.at, self.left) = (ChunkState::Data, size);
             read += length;
         }
         read
     }
 
     /// Where we are behind a byte that is no data.
-    fn behind(&mut self, byte: u8) -> Result<At, Unreadable> {
+    fn behind(&mut self, byte: u8) -> Result<ChunkState, FramingError> {
         Ok(match (self.at, byte) {
-            (At::Size | At::Digits, b'0'..=b'9' | b'a'..=b'f' | b'A'..=b'F') => {
+            (ChunkState::Size | ChunkState::Digits, b'0'..=b'9' | b'a'..=b'f' | b'A'..=b'F') => {
                 let digit = char::from(byte).to_digit(16).map_or(0, u64::from);
                 let larger = self.left.checked_mul(16).and_then(|size| size.checked_add(digit));
-                self.left = larger.ok_or(Unreadable)?;
+                self.left = larger.ok_or(FramingError)?;
                 // Zeros in front of a size have no end of their own.
-                if self.left == 0 { self.idle(At::Digits)? } else { At::Digits }
+                if self.left == 0 { self.idle(ChunkState::Digits)? } else { ChunkState::Digits }
             }
-            (At::Digits | At::Space, b' ' | b'\t') => self.idle(At::Space)?,
-            (At::Digits | At::Space, b';') => At::Extension,
-            (At::Digits | At::Space | At::Extension, b'\r') => At::SizeEnd,
-            (At::Extension, byte) if is_field_content(byte) => self.beside(At::Extension)?,
-            (At::SizeEnd, b'\n') if self.left == 0 => At::TrailerLine,
-            (At::SizeEnd, b'\n') => At::Data,
-            (At::DataReturn, b'\r') => At::DataEnd,
-            (At::DataEnd, b'\n') => {
+            (ChunkState::Digits | ChunkState::Space, b' ' | b'\t') => self.idle(ChunkState::Space)?,
+            (ChunkState::Digits | ChunkState::Space, b';') => ChunkState::Extension,
+            (ChunkState::Digits | ChunkState::Space | ChunkState::Extension, b'\r') => ChunkState::SizeEnd,
+            (ChunkState::Extension, byte) if is_field_content(byte) => self.beside(ChunkState::Extension)?,
+            (ChunkState::SizeEnd, b'\n') if self.left == 0 => ChunkState::TrailerLine,
+            (ChunkState::SizeEnd, b'\n') => ChunkState::Data,
+            (ChunkState::DataReturn, b'\r') => ChunkState::DataEnd,
+            (ChunkState::DataEnd, b'\n') => {
                 self.idle = 0;
-                At::Size
+                ChunkState::Size
             }
-            (At::TrailerLine, b'\r') => At::LastEnd,
-            (At::TrailerLine | At::TrailerName, byte) if is_token(byte) => self.beside(At::TrailerName)?,
-            (At::TrailerName, b':') => self.beside(At::TrailerValue)?,
-            (At::TrailerValue, byte) if is_field_content(byte) => self.beside(At::TrailerValue)?,
-            (At::TrailerValue, b'\r') => At::TrailerEnd,
-            (At::TrailerEnd, b'\n') => At::TrailerLine,
-            (At::LastEnd, b'\n') => At::Over,
-            _ => return Err(Unreadable),
+            (ChunkState::TrailerLine, b'\r') => ChunkState::LastEnd,
+            (ChunkState::TrailerLine | ChunkState::TrailerName, byte) if is_token(byte) => {
+                self.beside(ChunkState::TrailerName)?
+            }
+            (ChunkState::TrailerName, b':') => self.beside(ChunkState::TrailerValue)?,
+            (ChunkState::TrailerValue, byte) if is_field_content(byte) => self.beside(ChunkState::TrailerValue)?,
+            (ChunkState::TrailerValue, b'\r') => ChunkState::TrailerEnd,
+            (ChunkState::TrailerEnd, b'\n') => ChunkState::TrailerLine,
+            (ChunkState::LastEnd, b'\n') => ChunkState::Over,
+            _ => return Err(FramingError),
         })
     }
 
-    fn idle(&mut self, at: At) -> Result<At, Unreadable> {
+    fn idle(&mut self, at: ChunkState) -> Result<ChunkState, FramingError> {
         self.idle += 1;
-        if self.idle > MOST_IDLE { Err(Unreadable) } else { Ok(at) }
+        if self.idle > MOST_IDLE { Err(FramingError) } else { Ok(at) }
     }
 
-    fn beside(&mut self, at: At) -> Result<At, Unreadable> {
+    fn beside(&mut self, at: ChunkState) -> Result<ChunkState, FramingError> {
         self.beside += 1;
-        if self.beside > MOST_BESIDE { Err(Unreadable) } else { Ok(at) }
+        if self.beside > MOST_BESIDE { Err(FramingError) } else { Ok(at) }
     }
 }
 
@@ -260,16 +262,16 @@ mod tests {
     use super::*;
 
     /// The data of a body whose bytes come in pieces of these lengths, and whether it ended.
-    fn read(mut framing: Framing, bytes: &[u8], cuts: &[usize]) -> Result<(Vec<u8>, bool, usize), Unreadable> {
+    fn read(mut framing: Framing, bytes: &[u8], cuts: &[usize]) -> Result<(Vec<u8>, bool, usize), FramingError> {
         let mut buffer = BytesMut::new();
         let (mut rest, mut data) = (bytes, Vec::new());
         let mut cuts = cuts.iter().copied().chain(std::iter::repeat(bytes.len().max(1)));
         loop {
             match framing.step(&mut buffer)? {
-                Step::Data(piece) => data.extend_from_slice(&piece),
-                Step::End => return Ok((data, true, buffer.len() + rest.len())),
-                Step::More if rest.is_empty() => return Ok((data, false, buffer.len())),
-                Step::More => {
+                Decoded::Data(piece) => data.extend_from_slice(&piece),
+                Decoded::End => return Ok((data, true, buffer.len() + rest.len())),
+                Decoded::More if rest.is_empty() => return Ok((data, false, buffer.len())),
+                Decoded::More => {
                     let (now, later) = rest.split_at(cuts.next().unwrap_or(1).clamp(1, rest.len()));
                     buffer.extend_from_slice(now);
                     rest = later;
@@ -350,7 +352,7 @@ mod tests {
             b"1;a=\0\r\nx\r\n",
             b"1;a=\x7f\r\nx\r\n",
         ] {
-            assert_eq!(read(Framing::CHUNKED, bytes, &[]), Err(Unreadable), "{}", bytes.escape_ascii());
+            assert_eq!(read(Framing::CHUNKED, bytes, &[]), Err(FramingError), "{}", bytes.escape_ascii());
         }
     }
 
@@ -380,26 +382,26 @@ mod tests {
             "\u{e9}: c\r\n",
         ] {
             let bytes = format!("1\r\nx\r\n0\r\n{trailers}\r\n");
-            assert_eq!(read(Framing::CHUNKED, bytes.as_bytes(), &[]), Err(Unreadable), "{trailers:?}");
+            assert_eq!(read(Framing::CHUNKED, bytes.as_bytes(), &[]), Err(FramingError), "{trailers:?}");
         }
     }
 
     #[test]
     fn extensions_and_trailers_have_an_end() {
         let long = "x".repeat(MOST_BESIDE + 1);
-        assert_eq!(read(Framing::CHUNKED, format!("1;{long}").as_bytes(), &[]), Err(Unreadable));
+        assert_eq!(read(Framing::CHUNKED, format!("1;{long}").as_bytes(), &[]), Err(FramingError));
         for trailer in
             [format!("0\r\n{long}"), format!("0\r\na: {long}"), format!("0\r\n{}", "a: b\r\n".repeat(MOST_BESIDE))]
         {
-            assert_eq!(read(Framing::CHUNKED, trailer.as_bytes(), &[]), Err(Unreadable));
+            assert_eq!(read(Framing::CHUNKED, trailer.as_bytes(), &[]), Err(FramingError));
         }
         for endless in ["0", "1 "] {
             let endless = format!("{endless}{}", endless.repeat(MOST_BESIDE + 1).replace('1', " "));
-            assert_eq!(read(Framing::CHUNKED, endless.as_bytes(), &[]), Err(Unreadable));
+            assert_eq!(read(Framing::CHUNKED, endless.as_bytes(), &[]), Err(FramingError));
         }
         let padded = format!("{}1\r\nx\r\n", "0".repeat(MOST_IDLE)).repeat(100);
         assert_eq!(read(Framing::CHUNKED, padded.as_bytes(), &[]).unwrap().0.len(), 100);
         let many = "1;yyyyyyyy\r\nx\r\n".repeat(MOST_BESIDE / 8 + 1);
-        assert_eq!(read(Framing::CHUNKED, many.as_bytes(), &[]), Err(Unreadable));
+        assert_eq!(read(Framing::CHUNKED, many.as_bytes(), &[]), Err(FramingError));
     }
 }

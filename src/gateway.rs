@@ -36,80 +36,77 @@ use http::{Request, Response, StatusCode};
 use http_body::Body;
 
 pub use admission::wanted;
-pub use degrade::{LevelView, Levels, NotForced};
-pub use early::Handling;
-pub use house::{Gateway, Materials};
-pub use promise::{BoundPool, Live, Promise};
-pub use upload::{Upload, read_whole};
+pub use degrade::{LevelView, OverloadBoard, OverrideError};
+pub use early::ServeFuture;
+pub use house::{Gateway, GatewayDeps};
+pub use promise::{ClassPolicy, PoolHandle, SettingsSnapshot};
+pub use upload::{BufferedBody, read_whole};
 
-use crate::accept::{Head, Received, made_id};
+use crate::accept::{BoxError, IncomingRequest, ParsedHead, made_id};
 use crate::admit::queue::Standing;
-use crate::classify::{Ask as ClassAsk, Classified, TargetHeaders};
+use crate::classify::{Classified, ClassifyInput as ClassAsk, TargetHeaders};
 use crate::config::Settings;
 use crate::forward::headers::is_fit_id;
-use crate::forward::{OwnFields, ReplyBody};
-use crate::identify::{Unknown, Who};
+use crate::forward::{GatewayHeaders, ReplyBody};
+use crate::identify::{AuthError, Identity};
 use crate::inspect::Facts;
 use crate::judge::{self, Case, Objectives};
-use crate::record::{self, Visit};
-use crate::refuse::Refusal;
+use crate::record::{self, ActiveRequest};
+use crate::refuse::Rejection;
 use crate::route::{self, Routed, Size, TenantKey};
-use crate::units::{BadHead, ClassId, ClientSide, Endpoint, LengthBucket, RequestId, Tick, Tokens, Unroutable};
-use admission::{Held, Walk, Wish};
-use attempts::{Ask, Spoken, Yard, first_willing_engine};
-use early::{EarlyHead, Outlet};
+use crate::units::{ClassId, ClientState, Endpoint, InvalidHead, LengthBucket, PathError, RequestId, Tick, Tokens};
+use admission::{AdmissionGuard, AdmissionRequest, PoolCursor};
+use attempts::{SelectedResponse, UpstreamRequest, Upstreams, first_willing_engine};
+use early::{EarlyHead, EarlyHeadSlot};
 use open_answer::Opened;
-use upload::{Terms, Unread};
+use upload::{BodyLimits, BodyReadError};
 
 /// The longest query. Behind an engine's path prefix it must still be a URI, of which none is
 /// longer than 65,534 bytes.
 const LONGEST_QUERY: usize = 32 * 1024;
-
-/// What a body may fail with.
-type Fault = Box<dyn std::error::Error + Send + Sync>;
 
 /// How serving a request went on.
 enum Served {
     /// The gateway answers itself; such paths are not judged.
     Own(Response<ReplyBody>),
     /// An engine speaks.
-    Answer(Box<Opened>, Spoken),
+    Answer(Box<Opened>, SelectedResponse),
 }
 
 /// Why serving a request ended early.
-enum Stop {
+enum EarlyEnd {
     /// The gateway refuses.
-    Refused(Refusal),
+    Refused(Rejection),
     /// The client left.
     Left,
 }
 
-impl From<Refusal> for Stop {
+impl From<Rejection> for EarlyEnd {
     #[cold]
-    fn from(refusal: Refusal) -> Self {
-        Stop::Refused(refusal)
+    fn from(refusal: Rejection) -> Self {
+        EarlyEnd::Refused(refusal)
     }
 }
 
 /// What is known of a request from its head alone.
 struct Arrived {
-    head: Arc<Head>,
+    head: Arc<ParsedHead>,
     at: Tick,
     /// When its head had been read: later, where it had to wait for that.
     read: Tick,
     id: RequestId,
     /// The id is our own, and unique.
     id_is_made: bool,
-    client: ClientSide,
+    client: ClientState,
     /// Where a head may go ahead of the answer; none where none does.
-    outlet: Option<Outlet>,
+    outlet: Option<EarlyHeadSlot>,
 }
 
 impl Arrived {
     /// What the client is told: an event where it has its head already.
-    fn refused(&self, refusal: &Refusal, class: Option<&ClassId>) -> Response<ReplyBody> {
+    fn refused(&self, refusal: &Rejection, class: Option<&ClassId>) -> Response<ReplyBody> {
         let shape = Endpoint::shape_of_unknown(self.head.uri.path());
-        if self.outlet.as_ref().is_some_and(Outlet::is_out) {
+        if self.outlet.as_ref().is_some_and(EarlyHeadSlot::is_out) {
             let dialect = self.head.endpoint().map_or(shape, Endpoint::dialect);
             return reply::event(refusal, dialect, &self.id);
         }
@@ -117,16 +114,16 @@ impl Arrived {
     }
 }
 
-impl tower::Service<Received> for Gateway {
+impl tower::Service<IncomingRequest> for Gateway {
     type Response = Response<ReplyBody>;
     type Error = Infallible;
-    type Future = Handling;
+    type Future = ServeFuture;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, Received { head, body, since }: Received) -> Self::Future {
+    fn call(&mut self, IncomingRequest { head, body, since }: IncomingRequest) -> Self::Future {
         let client = body.client().clone();
         self.handling(head, since, client, body)
     }
@@ -134,46 +131,52 @@ impl tower::Service<Received> for Gateway {
 
 impl Gateway {
     /// Answers one request, of a client that is told of in its extensions, if at all. Never fails:
-    /// what goes wrong is an answer, and exactly one `Finished`.
+    /// what goes wrong is an answer, and exactly one `RequestRecord`.
     pub async fn handle<B>(&self, request: Request<B>) -> Response<ReplyBody>
     where
         B: Body<Data = Bytes> + Send + 'static,
-        B::Error: Into<Fault>,
+        B::Error: Into<BoxError>,
     {
         let (head, body) = request.into_parts();
-        let client = head.extensions.get::<ClientSide>().cloned().unwrap_or_default();
-        let Ok(response) = self.handling(Arc::new(Head::new(head)), None, client, body).await;
+        let client = head.extensions.get::<ClientState>().cloned().unwrap_or_default();
+        let Ok(response) = self.handling(Arc::new(ParsedHead::new(head)), None, client, body).await;
         response
     }
 
     /// One snapshot of the settings, kept to the end of the request.
-    fn handling<B>(&self, head: Arc<Head>, since: Option<Tick>, client: ClientSide, body: B) -> Handling
+    fn handling<B>(&self, head: Arc<ParsedHead>, since: Option<Tick>, client: ClientState, body: B) -> ServeFuture
     where
         B: Body<Data = Bytes> + Send + 'static,
-        B::Error: Into<Fault>,
+        B::Error: Into<BoxError>,
     {
         let live = self.live.load_full();
-        let outlet = live.heads_go_ahead.then(Outlet::default);
+        let outlet = live.heads_go_ahead.then(EarlyHeadSlot::default);
         let arrived = self.arrived(head, since, client, outlet.clone());
         // The future is large: written into its box it is never moved. That holds as long as its
         // arguments lie together in it: with the body as one of its own it was made on the stack.
         let serving = Box::write(Box::new_uninit(), self.clone().handled(live, (arrived, body)));
-        Handling::new(Box::into_pin(serving), outlet, self.clock)
+        ServeFuture::new(Box::into_pin(serving), outlet, self.clock)
     }
 
-    async fn handled<B>(self, live: Arc<Live>, (arrived, body): (Arrived, B)) -> Response<ReplyBody>
+    async fn handled<B>(self, live: Arc<SettingsSnapshot>, (arrived, body): (Arrived, B)) -> Response<ReplyBody>
     where
         B: Body<Data = Bytes> + Send + 'static,
-        B::Error: Into<Fault>,
+        B::Error: Into<BoxError>,
     {
         // Pinned where it is made: it is large, and what catches panics would move it twice.
         let answer = pin!(self.answer(&live, &arrived, body));
         // A panic drops the visit while the thread unwinds, which records it as `internal`.
         let answered = AssertUnwindSafe(answer).catch_unwind().await;
-        answered.unwrap_or_else(|_| arrived.refused(&Refusal::Internal, None))
+        answered.unwrap_or_else(|_| arrived.refused(&Rejection::Internal, None))
     }
 
-    fn arrived(&self, head: Arc<Head>, since: Option<Tick>, client: ClientSide, outlet: Option<Outlet>) -> Arrived {
+    fn arrived(
+        &self,
+        head: Arc<ParsedHead>,
+        since: Option<Tick>,
+        client: ClientState,
+        outlet: Option<EarlyHeadSlot>,
+    ) -> Arrived {
         // Waiting to be read is part of the time it takes.
         let read = self.clock.now();
         let at = since.unwrap_or(read);
@@ -184,47 +187,53 @@ impl Gateway {
         Arrived { head, at, read, id, id_is_made, client, outlet }
     }
 
-    async fn answer<B>(&self, live: &Arc<Live>, arrived: &Arrived, body: B) -> Response<ReplyBody>
+    async fn answer<B>(&self, live: &Arc<SettingsSnapshot>, arrived: &Arrived, body: B) -> Response<ReplyBody>
     where
         B: Body<Data = Bytes> + Send + 'static,
-        B::Error: Into<Fault>,
+        B::Error: Into<BoxError>,
     {
         if let Err(why) = check_head(live, &arrived.head) {
             self.recorder.doorstep().refused_head(why);
-            let refusal = Refusal::BadHead { status: why.status().as_u16(), advice: why.advice() };
+            let refusal = Rejection::BadHead { status: why.status().as_u16(), advice: why.advice() };
             return arrived.refused(&refusal, None);
         }
         let mut visit = self.recorder.open(arrived.id.clone(), arrived.at);
         visit.read_by(&arrived.client);
         match self.serve(live, &mut visit, arrived, body).await {
             Ok(Served::Own(mut response)) => {
-                OwnFields::of(&arrived.id).add_to(response.headers_mut());
+                GatewayHeaders::of(&arrived.id).add_to(response.headers_mut());
                 visit.answered(response.status().as_u16());
                 response
             }
             Ok(Served::Answer(opened, spoken)) => opened.relay(spoken, visit),
-            Err(Stop::Refused(refusal)) => {
+            Err(EarlyEnd::Refused(refusal)) => {
                 let class = visit.promise().map(|promise| &promise.class);
                 let mut response = arrived.refused(&refusal, class);
                 reply::degraded(response.headers_mut(), visit.degradation());
                 visit.refuse(&refusal);
                 response
             }
-            Err(Stop::Left) => {
+            Err(EarlyEnd::Left) => {
                 drop(visit);
                 reply::json(StatusCode::BAD_REQUEST, Bytes::new())
             }
         }
     }
 
-    async fn serve<B>(&self, live: &Arc<Live>, visit: &mut Visit, arrived: &Arrived, body: B) -> Result<Served, Stop>
+    async fn serve<B>(
+        &self,
+        live: &Arc<SettingsSnapshot>,
+        visit: &mut ActiveRequest,
+        arrived: &Arrived,
+        body: B,
+    ) -> Result<Served, EarlyEnd>
     where
         B: Body<Data = Bytes> + Send + 'static,
-        B::Error: Into<Fault>,
+        B::Error: Into<BoxError>,
     {
         let &Arrived { ref head, at: arrival, read, ref id, ref client, .. } = arrived;
         let endpoint = endpoint_of(&live.settings, head).inspect_err(|refusal| {
-            if *refusal == Refusal::UnknownPath {
+            if *refusal == Rejection::UnknownPath {
                 visit.asks_for_unknown(&self.strangers.path(head.uri.path(), read));
             }
         })?;
@@ -234,7 +243,7 @@ impl Gateway {
             return Ok(Served::Own(self.health()));
         }
         if self.is_draining() {
-            return Err(Refusal::Draining.into());
+            return Err(Rejection::Draining.into());
         }
         let who = live.settings.keyring.find(&head.headers).map_err(unknown)?;
         visit.belongs_to(who.tenant.clone());
@@ -246,7 +255,7 @@ impl Gateway {
                 Ok(models) => Ok(Served::Own(models)),
                 Err(unknown) => {
                     visit.asks_for_unknown(&self.strangers.model(&unknown, read));
-                    Err(Refusal::ModelNotFound.into())
+                    Err(Rejection::ModelNotFound.into())
                 }
             };
         }
@@ -256,9 +265,9 @@ impl Gateway {
         let (bodies, max_bodies) = (&self.bodies, listen.max_bodies);
         let with_prefix = live.asks_for_prefixes;
         let is_coded = head.has_coding();
-        let terms = Terms { bodies, max_bodies, max_body, timeout, arrival, read, with_prefix, is_coded };
+        let terms = BodyLimits { bodies, max_bodies, max_body, timeout, arrival, read, with_prefix, is_coded };
         let upload = match endpoint.is_of_engine() {
-            true => Upload::none(read),
+            true => BufferedBody::none(read),
             false => upload::read(body, &head.headers, endpoint, terms, client, &self.clock).await?,
         };
         visit.uploaded(upload.complete, upload.client_wait);
@@ -267,7 +276,7 @@ impl Gateway {
         let model = upload.facts.model.as_ref().map(|field| &field.value);
         let alias = model.and_then(|name| live.settings.routes.alias(name));
         if alias.is_some() && upload.is_form {
-            return Err(Refusal::AliasInForm.into());
+            return Err(Rejection::AliasInForm.into());
         }
         let served_model = alias.or(model.map(|name| &**name));
         let learned = self.ratios.of(served_model);
@@ -276,10 +285,10 @@ impl Gateway {
         let promise = live.promise(&classified.class);
         let objectives = objectives_of(promise, head);
         let start = match objectives.upload {
-            judge::Upload::Excluded => arrival + upload.client_wait,
-            judge::Upload::Counted => arrival,
+            judge::UploadRule::Excluded => arrival + upload.client_wait,
+            judge::UploadRule::Counted => arrival,
         };
-        visit.promised(record::Promise {
+        visit.promised(record::RequestPolicy {
             class: classified.class,
             rule: classified.rule,
             start,
@@ -297,7 +306,7 @@ impl Gateway {
             },
         });
         let routed = match endpoint.is_of_engine() {
-            true => live.settings.routes.any(&promise.class.id).ok_or(Refusal::ModelNotFound)?,
+            true => live.settings.routes.any(&promise.class.id).ok_or(Rejection::ModelNotFound)?,
             false => route(&live.settings, served_model, &promise.class.id).inspect_err(|_| {
                 if let Some(model) = served_model {
                     visit.asks_for_unknown(&self.strangers.model(model, upload.complete));
@@ -310,7 +319,7 @@ impl Gateway {
         let routed = relief.rerouted(routed, promise.class.priority, visit, upload.complete)?;
         client.set_total_deadline(arrival + promise.class.timeouts.total);
 
-        let wish = Wish {
+        let wish = AdmissionRequest {
             tenant: &who.tenant,
             model: served_model,
             endpoint,
@@ -326,10 +335,10 @@ impl Gateway {
         };
         let allowed = match live.is_metered {
             true => self.reserve(live, &wish, upload.complete).await?,
-            false => admission::Allowed::unmetered(upload.complete),
+            false => admission::ReservedTokens::unmetered(upload.complete),
         };
         if self.loops.has_sent(id) {
-            return Err(Refusal::LoopDetected.into());
+            return Err(Rejection::LoopDetected.into());
         }
         let (mut standing, allowed_at) = (allowed.standing, allowed.at);
         if standing == Standing::OverLimit {
@@ -343,7 +352,7 @@ impl Gateway {
         let predicted = || self.fleet.predict(&routed.pools[0], lead, upload.complete);
         let usual = |limit| self.fleet.usual_length(&routed.pools[0], limit);
         let seat = live.has_seats.then(|| wish.ask(standing, predicted(), usual));
-        let mut held = Held::new(allowed, prompt, self.clock);
+        let mut held = AdmissionGuard::new(allowed, prompt, self.clock);
         let outlet = arrived.outlet.as_ref().filter(|_| wish.streams());
         let early = outlet.zip(promise.class.timeouts.keepalive).map(|(outlet, every)| EarlyHead {
             outlet,
@@ -354,7 +363,8 @@ impl Gateway {
             is_messages: endpoint.is_of_messages(),
             client,
         });
-        let walk = seat.as_ref().map(|ask| Walk { house: self, promise, pools: &routed.pools, ask, client, early });
+        let walk =
+            seat.as_ref().map(|ask| PoolCursor { house: self, promise, pools: &routed.pools, ask, client, early });
         let (first, admitted, begins) = match &walk {
             None => (0, allowed_at, Some(allowed_at)),
             Some(walk) => {
@@ -367,7 +377,7 @@ impl Gateway {
 
         let target = target_of(endpoint, head);
         let (upstream_id, tagged) = self.loops.tag(id, arrived.id_is_made);
-        let ask = Ask {
+        let ask = UpstreamRequest {
             promise,
             routed: &routed,
             first,
@@ -396,7 +406,7 @@ impl Gateway {
             learned: &learned,
             pulse: visit.pulse(),
         };
-        let yard = Yard { clock: self.clock, alarms: &self.alarms, fleet: &self.fleet, lines: &self.lines };
+        let yard = Upstreams { clock: self.clock, alarms: &self.alarms, fleet: &self.fleet, lines: &self.lines };
         let spoken = match first_willing_engine(&ask, &yard, &mut held, visit).await {
             Ok(spoken) => spoken,
             Err(refusal) => {
@@ -404,7 +414,7 @@ impl Gateway {
                 return Err(refusal.into());
             }
         };
-        let asked = open_answer::Asked {
+        let asked = open_answer::RequestSummary {
             endpoint,
             model: alias.map(Arc::from).or_else(|| model.cloned()),
             class: promise.shown.clone(),
@@ -429,36 +439,36 @@ impl Gateway {
 }
 
 /// Whether a head may become a request.
-fn check_head(live: &Live, head: &Head) -> Result<(), BadHead> {
+fn check_head(live: &SettingsSnapshot, head: &ParsedHead) -> Result<(), InvalidHead> {
     if head.uri.query().is_some_and(|query| query.len() > LONGEST_QUERY) {
-        return Err(BadHead::TargetTooLong);
+        return Err(InvalidHead::TargetTooLong);
     }
     head.check(live.settings.listen.max_head, live.settings.listen.max_header_lines)
 }
 
-fn endpoint_of(settings: &Settings, head: &Head) -> Result<Endpoint, Refusal> {
+fn endpoint_of(settings: &Settings, head: &ParsedHead) -> Result<Endpoint, Rejection> {
     match head.endpoint() {
         Ok(endpoint) if endpoint.is_of_engine() && !settings.engine_paths.contains(&endpoint) => {
-            Err(Refusal::UnknownPath)
+            Err(Rejection::UnknownPath)
         }
         Ok(endpoint) => Ok(endpoint),
-        Err(Unroutable::Method { allow }) => match Endpoint::of_engines_at(head.uri.path()) {
-            Some(endpoint) if !settings.engine_paths.contains(&endpoint) => Err(Refusal::UnknownPath),
-            _ => Err(Refusal::MethodNotAllowed { allow }),
+        Err(PathError::Method { allow }) => match Endpoint::of_engines_at(head.uri.path()) {
+            Some(endpoint) if !settings.engine_paths.contains(&endpoint) => Err(Rejection::UnknownPath),
+            _ => Err(Rejection::MethodNotAllowed { allow }),
         },
-        Err(Unroutable::Path) => Err(Refusal::UnknownPath),
+        Err(PathError::Path) => Err(Rejection::UnknownPath),
     }
 }
 
 fn classify(
-    live: &Live,
-    who: &Who,
-    head: &Head,
+    live: &SettingsSnapshot,
+    who: &Identity,
+    head: &ParsedHead,
     endpoint: Endpoint,
-    upload: &Upload,
+    upload: &BufferedBody,
     model: Option<&str>,
     prompt: Tokens,
-) -> Result<Classified, Refusal> {
+) -> Result<Classified, Rejection> {
     let ask = ClassAsk {
         who,
         headers: &head.headers,
@@ -468,26 +478,26 @@ fn classify(
         prompt_tokens: prompt,
     };
     let may_use = |class: &ClassId| live.settings.tenants.may_use(&who.tenant, class);
-    let not_allowed = |_| Refusal::ClassNotAllowed { class: live.settings.default_class.clone() };
+    let not_allowed = |_| Rejection::ClassNotAllowed { class: live.settings.default_class.clone() };
     live.settings.rules.class_of(&ask, may_use).map_err(not_allowed)
 }
 
-fn bucket_of(live: &Live, upload: &Upload, prompt: Tokens) -> LengthBucket {
+fn bucket_of(live: &SettingsSnapshot, upload: &BufferedBody, prompt: Tokens) -> LengthBucket {
     if upload.facts.prompt.is_known { live.settings.buckets.of(prompt) } else { LengthBucket::Unknown }
 }
 
-fn unknown(unknown: Unknown) -> Refusal {
+fn unknown(unknown: AuthError) -> Rejection {
     match unknown {
-        Unknown::Missing => Refusal::MissingKey,
-        Unknown::Unknown => Refusal::UnknownKey,
-        Unknown::TwoKeys => Refusal::TwoKeys,
+        AuthError::Missing => Rejection::MissingKey,
+        AuthError::Unknown => Rejection::UnknownKey,
+        AuthError::TwoKeys => Rejection::TwoKeys,
     }
 }
 
-fn refuse_what_is_not_served(upload: &Upload) -> Result<(), Refusal> {
+fn refuse_what_is_not_served(upload: &BufferedBody) -> Result<(), Rejection> {
     match &*upload.facts {
-        facts if facts.background => Err(Refusal::BackgroundRefused),
-        facts if facts.steers => Err(Refusal::TransferRefused),
+        facts if facts.background => Err(Rejection::BackgroundRefused),
+        facts if facts.steers => Err(Rejection::TransferRefused),
         _ => Ok(()),
     }
 }
@@ -496,13 +506,13 @@ fn refuse_what_is_not_served(upload: &Upload) -> Result<(), Refusal> {
 ///
 /// # Errors
 /// No route does.
-pub fn route(settings: &Settings, model: Option<&str>, class: &ClassId) -> Result<Routed, Refusal> {
-    let missing = || if model.is_none() { Refusal::ModelMissing } else { Refusal::ModelNotFound };
+pub fn route(settings: &Settings, model: Option<&str>, class: &ClassId) -> Result<Routed, Rejection> {
+    let missing = || if model.is_none() { Rejection::ModelMissing } else { Rejection::ModelNotFound };
     settings.routes.find(model, class).ok_or_else(missing)
 }
 
 /// The class's objectives, with the targets that the request sets for itself.
-fn objectives_of(promise: &Promise, head: &Head) -> Arc<Objectives> {
+fn objectives_of(promise: &ClassPolicy, head: &ParsedHead) -> Arc<Objectives> {
     let targets = promise.class.target_headers.read(&head.headers);
     if targets.ttft.is_none() && targets.tpot.is_none() {
         return Arc::clone(&promise.objectives);
@@ -526,7 +536,7 @@ fn size_of(facts: &Facts, endpoint: Endpoint, prompt: Tokens, objectives: &Objec
 const MOST_OUTPUT: Tokens = Tokens(1 << 20);
 
 /// Path and query for the engine: the path as the documentation writes it, the query as it came.
-fn target_of(endpoint: Endpoint, head: &Head) -> PathAndQuery {
+fn target_of(endpoint: Endpoint, head: &ParsedHead) -> PathAndQuery {
     match head.uri.path_and_query() {
         Some(target) if target.path() == endpoint.path() => target.clone(),
         Some(target) => {
@@ -537,12 +547,12 @@ fn target_of(endpoint: Endpoint, head: &Head) -> PathAndQuery {
     }
 }
 
-impl From<Unread> for Stop {
+impl From<BodyReadError> for EarlyEnd {
     #[cold]
-    fn from(unread: Unread) -> Self {
+    fn from(unread: BodyReadError) -> Self {
         match unread {
-            Unread::Refused(refusal) => Stop::Refused(refusal),
-            Unread::Left => Stop::Left,
+            BodyReadError::Refused(refusal) => EarlyEnd::Refused(refusal),
+            BodyReadError::Left => EarlyEnd::Left,
         }
     }
 }

@@ -20,7 +20,7 @@ const API_KEY: &str = "x-api-key";
 
 /// Who asks.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Who {
+pub struct Identity {
     /// The tenant.
     pub tenant: TenantId,
     /// The label of the key that was shown, where it has one.
@@ -29,7 +29,7 @@ pub struct Who {
 
 /// Why nobody is known by what a request shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Unknown {
+pub enum AuthError {
     /// No key at all.
     #[error("the request carries no API key")]
     Missing,
@@ -76,7 +76,7 @@ impl fmt::Debug for KeyHash {
 #[derive(Clone, Debug)]
 pub struct Keyring {
     /// `None`: no tenants are named, everybody is `anonymous`.
-    owners: Option<HashMap<KeyHash, Who, ahash::RandomState>>,
+    owners: Option<HashMap<KeyHash, Identity, ahash::RandomState>>,
 }
 
 impl Keyring {
@@ -89,7 +89,7 @@ impl Keyring {
     /// For settings with tenants. Where a hash stands twice the last one counts; the settings
     /// are checked before.
     #[must_use]
-    pub fn of(keys: impl IntoIterator<Item = (KeyHash, Who)>) -> Self {
+    pub fn of(keys: impl IntoIterator<Item = (KeyHash, Identity)>) -> Self {
         Keyring { owners: Some(keys.into_iter().collect()) }
     }
 
@@ -99,22 +99,22 @@ impl Keyring {
     /// Where no tenants are named, keys are not looked at.
     ///
     /// # Errors
-    /// [`Unknown`], which is a 401.
-    pub fn find(&self, headers: &HeaderMap) -> Result<Who, Unknown> {
+    /// [`AuthError`], which is a 401.
+    pub fn find(&self, headers: &HeaderMap) -> Result<Identity, AuthError> {
         let Some(owners) = &self.owners else {
-            return Ok(Who { tenant: TenantId::anonymous(), key_label: None });
+            return Ok(Identity { tenant: TenantId::anonymous(), key_label: None });
         };
         let bearers = headers.get_all(AUTHORIZATION).iter().filter_map(|value| bearer(value.as_bytes()));
         let plain = headers.get_all(API_KEY).iter().map(|value| value.as_bytes().trim_ascii());
         let mut shown = bearers.chain(plain).filter(|key| !key.is_empty());
-        let first = shown.next().ok_or(Unknown::Missing)?;
+        let first = shown.next().ok_or(AuthError::Missing)?;
         if shown.any(|other| !bool::from(other.ct_eq(first))) {
-            return Err(Unknown::TwoKeys);
+            return Err(AuthError::TwoKeys);
         }
         let hash = KeyHash::of(first);
         match owners.get_key_value(&hash) {
             Some((known, who)) if bool::from(known.0.ct_eq(&hash.0)) => Ok(who.clone()),
-            _ => Err(Unknown::Unknown),
+            _ => Err(AuthError::Unknown),
         }
     }
 }
@@ -132,8 +132,8 @@ mod tests {
     use super::*;
     use http::{HeaderName, HeaderValue};
 
-    fn who(tenant: &str, label: Option<&str>) -> Who {
-        Who { tenant: TenantId::from(tenant), key_label: label.map(Arc::from) }
+    fn who(tenant: &str, label: Option<&str>) -> Identity {
+        Identity { tenant: TenantId::from(tenant), key_label: label.map(Arc::from) }
     }
 
     fn ring() -> Keyring {
@@ -151,7 +151,7 @@ mod tests {
     #[test]
     fn a_key_is_found_in_either_header() {
         type Lines = &'static [(&'static str, &'static str)];
-        let table: &[(Lines, Result<Who, Unknown>)] = &[
+        let table: &[(Lines, Result<Identity, AuthError>)] = &[
             (&[("authorization", "Bearer key-a")], Ok(who("acme", Some("prod")))),
             (&[("authorization", "bearer key-a")], Ok(who("acme", Some("prod")))),
             (&[("authorization", "BEARER   key-b ")], Ok(who("beta", None))),
@@ -159,17 +159,17 @@ mod tests {
             (&[("authorization", "Bearer key-a"), ("x-api-key", "key-a")], Ok(who("acme", Some("prod")))),
             (&[("authorization", "Bearer key-a"), ("authorization", "Bearer key-a")], Ok(who("acme", Some("prod")))),
             (&[("authorization", "Basic a2V5LWE="), ("x-api-key", "key-a")], Ok(who("acme", Some("prod")))),
-            (&[("authorization", "Bearer key-a"), ("x-api-key", "key-b")], Err(Unknown::TwoKeys)),
-            (&[("authorization", "Bearer key-a"), ("x-api-key", "nobody")], Err(Unknown::TwoKeys)),
-            (&[("authorization", "Bearer key-a"), ("authorization", "Bearer key-b")], Err(Unknown::TwoKeys)),
-            (&[("x-api-key", "key-a"), ("x-api-key", "key-b")], Err(Unknown::TwoKeys)),
-            (&[("authorization", "Bearer nobody")], Err(Unknown::Unknown)),
-            (&[("authorization", "Bearer Key-A")], Err(Unknown::Unknown)),
-            (&[("authorization", "key-a")], Err(Unknown::Missing)),
-            (&[("authorization", "Basic a2V5LWE=")], Err(Unknown::Missing)),
-            (&[("authorization", "Bearer ")], Err(Unknown::Missing)),
-            (&[("x-api-key", "")], Err(Unknown::Missing)),
-            (&[("x-slo-class", "batch")], Err(Unknown::Missing)),
+            (&[("authorization", "Bearer key-a"), ("x-api-key", "key-b")], Err(AuthError::TwoKeys)),
+            (&[("authorization", "Bearer key-a"), ("x-api-key", "nobody")], Err(AuthError::TwoKeys)),
+            (&[("authorization", "Bearer key-a"), ("authorization", "Bearer key-b")], Err(AuthError::TwoKeys)),
+            (&[("x-api-key", "key-a"), ("x-api-key", "key-b")], Err(AuthError::TwoKeys)),
+            (&[("authorization", "Bearer nobody")], Err(AuthError::Unknown)),
+            (&[("authorization", "Bearer Key-A")], Err(AuthError::Unknown)),
+            (&[("authorization", "key-a")], Err(AuthError::Missing)),
+            (&[("authorization", "Basic a2V5LWE=")], Err(AuthError::Missing)),
+            (&[("authorization", "Bearer ")], Err(AuthError::Missing)),
+            (&[("x-api-key", "")], Err(AuthError::Missing)),
+            (&[("x-slo-class", "batch")], Err(AuthError::Missing)),
         ];
         for (lines, expected) in table {
             assert_eq!(ring().find(&headers(lines)), *expected, "{lines:?}");
@@ -180,18 +180,18 @@ mod tests {
     fn without_tenants_everybody_is_anonymous_whatever_they_show() {
         let shown = headers(&[("authorization", "Bearer x"), ("x-api-key", "y")]);
         let found = Keyring::anonymous().find(&shown);
-        assert_eq!(found, Ok(Who { tenant: TenantId::anonymous(), key_label: None }));
+        assert_eq!(found, Ok(Identity { tenant: TenantId::anonymous(), key_label: None }));
     }
 
     #[test]
     fn a_ring_without_keys_knows_nobody() {
-        assert_eq!(Keyring::of([]).find(&headers(&[("x-api-key", "key-a")])), Err(Unknown::Unknown));
+        assert_eq!(Keyring::of([]).find(&headers(&[("x-api-key", "key-a")])), Err(AuthError::Unknown));
     }
 
     #[test]
     fn nothing_printed_holds_a_key_or_a_whole_hash() {
         let hash = KeyHash::of(b"sk-CANARY1");
-        let printed = format!("{:?} {:?} {}", Keyring::of([(hash, who("acme", None))]), hash, Unknown::Unknown);
+        let printed = format!("{:?} {:?} {}", Keyring::of([(hash, who("acme", None))]), hash, AuthError::Unknown);
         assert!(!printed.contains("CANARY1") && !printed.contains(&hash.to_hex()), "{printed}");
     }
 

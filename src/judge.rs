@@ -19,8 +19,8 @@ mod tests;
 mod weigh;
 
 pub use fault::of_code;
-pub use objectives::{Assumption, NonStreaming, Objective, Objectives, Quantiles, TtftCounts, Upload};
+pub use objectives::{Assumption, NonStreaming, Objective, Objectives, Quantiles, TtftCounts, UploadRule};
 pub use outcome::{Excluded, Missed, Outcome};
 pub use progress::{Progress, breaks_at, is_broken_at};
-pub use pulse::Pulse;
-pub use weigh::{Case, Held, Verdict, judge, judge_left, judge_refused};
+pub use pulse::ProgressCell;
+pub use weigh::{Case, ObjectiveState, Verdict, judge, judge_left, judge_refused};

@@ -14,7 +14,7 @@
 //! | 0 words | [`units`] | The words of the domain, with their units. | [`units::Tick`], [`units::Tokens`], [`units::Endpoint`] |
 //! | | [`clock`] | The only reader of time. | [`clock::Clock`] |
 //! | | [`json`] | One push tokenizer for requests, answers and events. | [`json::Tokenizer`] |
-//! | | [`framing`] | Where the body of an HTTP/1.1 message ends, how a head that repeats is known, and fields that come with a body. | [`framing::Framing`], [`framing::Known`], [`framing::Fielded`] |
+//! | | [`framing`] | Where the body of an HTTP/1.1 message ends, how a head that repeats is known, and fields that come with a body. | [`framing::Framing`], [`framing::HeadCache`], [`framing::ResponseHeaders`] |
 //! | | `locks` | `parking_lot`'s locks; in unit tests also ones whose order of steps is tried. | |
 //! | 1 pure | [`identify`] | Who asks: API key to tenant. | [`identify::Keyring`] |
 //! | | [`inspect`] | One reading of a request body. | [`inspect::Scanner`], [`inspect::Facts`] |
@@ -24,7 +24,7 @@
 //! | | [`observe`] | Bytes of an answer with their moments to a timeline. | [`observe::Observer`], [`observe::Timeline`] |
 //! | | [`rewrite`] | Byte splices into bodies; removal of events that we caused. | [`rewrite::edits`](rewrite::edits()), [`rewrite::EventGate`] |
 //! | | [`judge`] | Did this request keep its promise? | [`judge::judge`](judge::judge()), [`judge::Verdict`] |
-//! | | [`refuse`] | Every early end: what the client is told, whose fault it is. | [`refuse::Refusal`] |
+//! | | [`refuse`] | Every early end: what the client is told, whose fault it is. | [`refuse::Rejection`] |
 //! | | [`record::burn`] | Windows, attainment, burn rate, budget. | [`record::burn::Burn`] |
 //! | 2 settings, lines | [`config`] | YAML to checked settings, and again when it changes. | [`config::load`], [`config::Settings`] |
 //! | | [`dial`] | Opens a connection to an engine; the seam that tests replace. | [`dial::Dial`] |
@@ -33,7 +33,7 @@
 //! | | [`admit::shared`] | The tenants' limits where several gateways share them, in Redis or Valkey. | [`admit::shared::Store`] |
 //! | | [`route::probe`] | Health checks, engines' metrics, DNS. | [`route::probe::Probes`] |
 //! | | [`forward`] | One attempt: head held until the first token, then relay. | [`forward::open`](forward::open()), [`forward::Relay`] |
-//! | | [`record`] | Written down once: metrics and the access line. | [`record::Recorder`], [`record::Visit`] |
+//! | | [`record`] | Written down once: metrics and the access line. | [`record::Recorder`], [`record::ActiveRequest`] |
 //! | 4 story | [`gateway`] | The life of one request, told once. | [`gateway::Gateway`] |
 //! | | [`admin`] | The operators' port. | [`admin::router`] |
 //! | 5 tools | [`lab`] | Simulated and scripted engines, traffic, the demo, a whole fleet in virtual time. | [`lab::engine::SimEngine`], [`lab::fleet`] |
@@ -66,7 +66,7 @@
 //!    arrive, bytes unchanged, and `observe` watches beside them.
 //! 8. Where the answer's body ends (by its last event, an error, a limit, or because it was
 //!    dropped: the client left), `judge` weighs the timeline and `record` notes one
-//!    [`record::Finished`]. Every metric and the access line are made from it:
+//!    [`record::RequestRecord`]. Every metric and the access line are made from it:
 //!    `met + missed + excluded = finished`.
 //!
 //! Freeing is ownership: all that a request holds lives in the body of its answer, and goes

@@ -1,6 +1,6 @@
 //! Every early end of a request: what the client is told, the log says, whose fault it was.
 //!
-//! One [`Refusal`] per way to end without (or inside) an engine's answer. Each answers all
+//! One [`Rejection`] per way to end without (or inside) an engine's answer. Each answers all
 //! questions by a match without a catch-all arm, so that a new one cannot be forgotten. The
 //! client learns what to do next and nothing about our insides; the log text ([`Display`])
 //! has the values that decided. Codes are listed in `docs/errors.md`.
@@ -26,16 +26,16 @@ macro_rules! refusals {
     ($($(#[$meta:meta])* $name:ident $({ $($field:ident: $type:ty = $sample:expr),* })? = $code:literal,)*) => {
         /// Why a request ended early.
         #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-        pub enum Refusal {
+        pub enum Rejection {
             $(
                 $(#[$meta])*
                 $name $({
-                    $(#[doc = concat!("See the text of [`Refusal::", stringify!($name), "`].")] $field: $type),*
+                    $(#[doc = concat!("See the text of [`Rejection::", stringify!($name), "`].")] $field: $type),*
                 })?,
             )*
         }
 
-        impl Refusal {
+        impl Rejection {
             /// Every code, in the order of the documentation.
             pub const CODES: &'static [&'static str] = &[$($code,)*];
 
@@ -47,13 +47,13 @@ macro_rules! refusals {
 
             /// One of each kind, with made-up values: for documentation and tests.
             #[must_use]
-            pub fn samples() -> Vec<Refusal> {
-                vec![$(Refusal::$name $({ $($field: $sample),* })?,)*]
+            pub fn samples() -> Vec<Rejection> {
+                vec![$(Rejection::$name $({ $($field: $sample),* })?,)*]
             }
         }
     };
-    (@pattern $name:ident { $($field:ident),* }) => { Refusal::$name { .. } };
-    (@pattern $name:ident) => { Refusal::$name };
+    (@pattern $name:ident { $($field:ident),* }) => { Rejection::$name { .. } };
+    (@pattern $name:ident) => { Rejection::$name };
 }
 
 refusals! {
@@ -207,55 +207,55 @@ const TOKENS_USED_UP: Standing = Standing {
     reset: Some(Duration::from_secs(60)),
 };
 
-impl Refusal {
+impl Rejection {
     /// The HTTP status where no head has gone out yet.
     #[must_use]
     pub const fn status(&self) -> StatusCode {
         match self {
-            Refusal::BodyBroken
-            | Refusal::UnreadableBody { .. }
-            | Refusal::UndecodableBody
-            | Refusal::UnreadableForm
-            | Refusal::AliasInForm
-            | Refusal::BackgroundRefused
-            | Refusal::TransferRefused
-            | Refusal::RequestExceedsLimit { .. } => StatusCode::BAD_REQUEST,
-            Refusal::RateLimitExceeded { .. } => StatusCode::TOO_MANY_REQUESTS,
-            Refusal::MissingKey | Refusal::UnknownKey | Refusal::TwoKeys => StatusCode::UNAUTHORIZED,
-            Refusal::ClassNotAllowed { .. } => StatusCode::FORBIDDEN,
-            Refusal::UnknownPath | Refusal::ModelMissing | Refusal::ModelNotFound => StatusCode::NOT_FOUND,
-            Refusal::MethodNotAllowed { .. } => StatusCode::METHOD_NOT_ALLOWED,
-            Refusal::BodyTimeout { .. } => StatusCode::REQUEST_TIMEOUT,
-            Refusal::BodyTooLarge { .. } | Refusal::DecodedTooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
-            Refusal::UnsupportedCoding => StatusCode::UNSUPPORTED_MEDIA_TYPE,
-            Refusal::BadHead { status, .. } => match StatusCode::from_u16(*status) {
+            Rejection::BodyBroken
+            | Rejection::UnreadableBody { .. }
+            | Rejection::UndecodableBody
+            | Rejection::UnreadableForm
+            | Rejection::AliasInForm
+            | Rejection::BackgroundRefused
+            | Rejection::TransferRefused
+            | Rejection::RequestExceedsLimit { .. } => StatusCode::BAD_REQUEST,
+            Rejection::RateLimitExceeded { .. } => StatusCode::TOO_MANY_REQUESTS,
+            Rejection::MissingKey | Rejection::UnknownKey | Rejection::TwoKeys => StatusCode::UNAUTHORIZED,
+            Rejection::ClassNotAllowed { .. } => StatusCode::FORBIDDEN,
+            Rejection::UnknownPath | Rejection::ModelMissing | Rejection::ModelNotFound => StatusCode::NOT_FOUND,
+            Rejection::MethodNotAllowed { .. } => StatusCode::METHOD_NOT_ALLOWED,
+            Rejection::BodyTimeout { .. } => StatusCode::REQUEST_TIMEOUT,
+            Rejection::BodyTooLarge { .. } | Rejection::DecodedTooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
+            Rejection::UnsupportedCoding => StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            Rejection::BadHead { status, .. } => match StatusCode::from_u16(*status) {
                 Ok(status) => status,
                 Err(_) => StatusCode::BAD_REQUEST,
             },
-            Refusal::Internal => StatusCode::INTERNAL_SERVER_ERROR,
-            Refusal::LoopDetected => StatusCode::LOOP_DETECTED,
-            Refusal::ConnectFailed { .. }
-            | Refusal::EngineReset { .. }
-            | Refusal::EngineGarbage { .. }
-            | Refusal::EngineAnswered { .. }
-            | Refusal::EngineCoded
-            | Refusal::EngineKeyRefused { .. }
-            | Refusal::StreamIncomplete => StatusCode::BAD_GATEWAY,
-            Refusal::LimitsStoreUnavailable
-            | Refusal::QueueFull { .. }
-            | Refusal::PushedOut { .. }
-            | Refusal::QueueTimeout { .. }
-            | Refusal::Hopeless { .. }
-            | Refusal::OverloadShed { .. }
-            | Refusal::NoEngine { .. }
-            | Refusal::OutOfSockets { .. }
-            | Refusal::BodiesFull
-            | Refusal::Draining
-            | Refusal::DrainCut => StatusCode::SERVICE_UNAVAILABLE,
-            Refusal::FirstTokenTimeout { .. }
-            | Refusal::ResponseHeadTimeout { .. }
-            | Refusal::IdleTimeout { .. }
-            | Refusal::TotalTimeout { .. } => StatusCode::GATEWAY_TIMEOUT,
+            Rejection::Internal => StatusCode::INTERNAL_SERVER_ERROR,
+            Rejection::LoopDetected => StatusCode::LOOP_DETECTED,
+            Rejection::ConnectFailed { .. }
+            | Rejection::EngineReset { .. }
+            | Rejection::EngineGarbage { .. }
+            | Rejection::EngineAnswered { .. }
+            | Rejection::EngineCoded
+            | Rejection::EngineKeyRefused { .. }
+            | Rejection::StreamIncomplete => StatusCode::BAD_GATEWAY,
+            Rejection::LimitsStoreUnavailable
+            | Rejection::QueueFull { .. }
+            | Rejection::PushedOut { .. }
+            | Rejection::QueueTimeout { .. }
+            | Rejection::Hopeless { .. }
+            | Rejection::OverloadShed { .. }
+            | Rejection::NoEngine { .. }
+            | Rejection::OutOfSockets { .. }
+            | Rejection::BodiesFull
+            | Rejection::Draining
+            | Rejection::DrainCut => StatusCode::SERVICE_UNAVAILABLE,
+            Rejection::FirstTokenTimeout { .. }
+            | Rejection::ResponseHeadTimeout { .. }
+            | Rejection::IdleTimeout { .. }
+            | Rejection::TotalTimeout { .. } => StatusCode::GATEWAY_TIMEOUT,
         }
     }
 
@@ -264,10 +264,10 @@ impl Refusal {
     pub const fn is_time_limit(&self) -> bool {
         matches!(
             self,
-            Refusal::FirstTokenTimeout { .. }
-                | Refusal::ResponseHeadTimeout { .. }
-                | Refusal::IdleTimeout { .. }
-                | Refusal::TotalTimeout { .. }
+            Rejection::FirstTokenTimeout { .. }
+                | Rejection::ResponseHeadTimeout { .. }
+                | Rejection::IdleTimeout { .. }
+                | Rejection::TotalTimeout { .. }
         )
     }
 
@@ -275,50 +275,53 @@ impl Refusal {
     #[must_use]
     pub const fn outcome(&self) -> Outcome {
         match self {
-            Refusal::UnknownPath
-            | Refusal::MethodNotAllowed { .. }
-            | Refusal::BadHead { .. }
-            | Refusal::BodyTooLarge { .. }
-            | Refusal::DecodedTooLarge { .. }
-            | Refusal::BodyBroken
-            | Refusal::UnreadableBody { .. }
-            | Refusal::UnsupportedCoding
-            | Refusal::UndecodableBody
-            | Refusal::UnreadableForm
-            | Refusal::AliasInForm
-            | Refusal::BackgroundRefused
-            | Refusal::TransferRefused
-            | Refusal::LoopDetected
-            | Refusal::ModelMissing
-            | Refusal::ModelNotFound
-            | Refusal::RequestExceedsLimit { .. } => Outcome::Excluded(Excluded::InvalidRequest),
-            Refusal::RateLimitExceeded { .. } => Outcome::Excluded(Excluded::RateLimited),
-            Refusal::MissingKey | Refusal::UnknownKey | Refusal::TwoKeys | Refusal::ClassNotAllowed { .. } => {
+            Rejection::UnknownPath
+            | Rejection::MethodNotAllowed { .. }
+            | Rejection::BadHead { .. }
+            | Rejection::BodyTooLarge { .. }
+            | Rejection::DecodedTooLarge { .. }
+            | Rejection::BodyBroken
+            | Rejection::UnreadableBody { .. }
+            | Rejection::UnsupportedCoding
+            | Rejection::UndecodableBody
+            | Rejection::UnreadableForm
+            | Rejection::AliasInForm
+            | Rejection::BackgroundRefused
+            | Rejection::TransferRefused
+            | Rejection::LoopDetected
+            | Rejection::ModelMissing
+            | Rejection::ModelNotFound
+            | Rejection::RequestExceedsLimit { .. } => Outcome::Excluded(Excluded::InvalidRequest),
+            Rejection::RateLimitExceeded { .. } => Outcome::Excluded(Excluded::RateLimited),
+            Rejection::MissingKey | Rejection::UnknownKey | Rejection::TwoKeys | Rejection::ClassNotAllowed { .. } => {
                 Outcome::Excluded(Excluded::Unauthorized)
             }
-            Refusal::BodyTimeout { .. } => Outcome::Excluded(Excluded::SlowUpload),
-            Refusal::NoEngine { .. } | Refusal::ConnectFailed { .. } | Refusal::EngineReset { .. } => {
+            Rejection::BodyTimeout { .. } => Outcome::Excluded(Excluded::SlowUpload),
+            Rejection::NoEngine { .. } | Rejection::ConnectFailed { .. } | Rejection::EngineReset { .. } => {
                 Outcome::Missed(Missed::UpstreamUnavailable)
             }
-            Refusal::EngineGarbage { .. } | Refusal::EngineKeyRefused { .. } => Outcome::Missed(Missed::UpstreamError),
-            Refusal::EngineAnswered { status } => of_code(*status, &Case::of(Dialect::Chat)),
-            Refusal::EngineCoded => Outcome::Missed(Missed::Unparseable),
-            Refusal::FirstTokenTimeout { .. } | Refusal::ResponseHeadTimeout { .. } => {
+            Rejection::EngineGarbage { .. } | Rejection::EngineKeyRefused { .. } => {
+                Outcome::Missed(Missed::UpstreamError)
+            }
+            Rejection::EngineAnswered { status } => of_code(*status, &Case::of(Dialect::Chat)),
+            Rejection::EngineCoded => Outcome::Missed(Missed::Unparseable),
+            Rejection::FirstTokenTimeout { .. } | Rejection::ResponseHeadTimeout { .. } => {
                 Outcome::Missed(Missed::TimeoutFirstToken)
             }
-            Refusal::IdleTimeout { .. } => Outcome::Missed(Missed::TimeoutIdle),
-            Refusal::TotalTimeout { .. } => Outcome::Missed(Missed::TimeoutTotal),
-            Refusal::StreamIncomplete => Outcome::Missed(Missed::Truncated),
-            Refusal::BodiesFull
-            | Refusal::QueueFull { .. }
-            | Refusal::PushedOut { .. }
-            | Refusal::QueueTimeout { .. }
-            | Refusal::Hopeless { .. }
-            | Refusal::OverloadShed { .. }
-            | Refusal::Draining => Outcome::Missed(Missed::Shed),
-            Refusal::LimitsStoreUnavailable | Refusal::OutOfSockets { .. } | Refusal::DrainCut | Refusal::Internal => {
-                Outcome::Missed(Missed::Internal)
-            }
+            Rejection::IdleTimeout { .. } => Outcome::Missed(Missed::TimeoutIdle),
+            Rejection::TotalTimeout { .. } => Outcome::Missed(Missed::TimeoutTotal),
+            Rejection::StreamIncomplete => Outcome::Missed(Missed::Truncated),
+            Rejection::BodiesFull
+            | Rejection::QueueFull { .. }
+            | Rejection::PushedOut { .. }
+            | Rejection::QueueTimeout { .. }
+            | Rejection::Hopeless { .. }
+            | Rejection::OverloadShed { .. }
+            | Rejection::Draining => Outcome::Missed(Missed::Shed),
+            Rejection::LimitsStoreUnavailable
+            | Rejection::OutOfSockets { .. }
+            | Rejection::DrainCut
+            | Rejection::Internal => Outcome::Missed(Missed::Internal),
         }
     }
 
@@ -327,52 +330,52 @@ impl Refusal {
     pub const fn retry_after(&self) -> Option<u64> {
         match self {
             // Another replica takes it at once.
-            Refusal::Draining => Some(1),
-            Refusal::RateLimitExceeded { retry_after, .. }
-            | Refusal::QueueFull { retry_after, .. }
-            | Refusal::PushedOut { retry_after, .. }
-            | Refusal::QueueTimeout { retry_after, .. }
-            | Refusal::Hopeless { retry_after, .. }
-            | Refusal::OverloadShed { retry_after, .. } => *retry_after,
-            Refusal::UnknownPath
-            | Refusal::BodiesFull
-            | Refusal::LimitsStoreUnavailable
-            | Refusal::MethodNotAllowed { .. }
-            | Refusal::BadHead { .. }
-            | Refusal::EngineAnswered { .. }
-            | Refusal::EngineCoded
-            | Refusal::EngineKeyRefused { .. }
-            | Refusal::MissingKey
-            | Refusal::UnknownKey
-            | Refusal::TwoKeys
-            | Refusal::ClassNotAllowed { .. }
-            | Refusal::BodyTooLarge { .. }
-            | Refusal::DecodedTooLarge { .. }
-            | Refusal::BodyTimeout { .. }
-            | Refusal::BodyBroken
-            | Refusal::UnreadableBody { .. }
-            | Refusal::UnsupportedCoding
-            | Refusal::UndecodableBody
-            | Refusal::UnreadableForm
-            | Refusal::AliasInForm
-            | Refusal::BackgroundRefused
-            | Refusal::TransferRefused
-            | Refusal::ModelMissing
-            | Refusal::ModelNotFound
-            | Refusal::RequestExceedsLimit { .. }
-            | Refusal::NoEngine { .. }
-            | Refusal::ConnectFailed { .. }
-            | Refusal::OutOfSockets { .. }
-            | Refusal::EngineReset { .. }
-            | Refusal::EngineGarbage { .. }
-            | Refusal::FirstTokenTimeout { .. }
-            | Refusal::ResponseHeadTimeout { .. }
-            | Refusal::IdleTimeout { .. }
-            | Refusal::TotalTimeout { .. }
-            | Refusal::StreamIncomplete
-            | Refusal::LoopDetected
-            | Refusal::DrainCut
-            | Refusal::Internal => None,
+            Rejection::Draining => Some(1),
+            Rejection::RateLimitExceeded { retry_after, .. }
+            | Rejection::QueueFull { retry_after, .. }
+            | Rejection::PushedOut { retry_after, .. }
+            | Rejection::QueueTimeout { retry_after, .. }
+            | Rejection::Hopeless { retry_after, .. }
+            | Rejection::OverloadShed { retry_after, .. } => *retry_after,
+            Rejection::UnknownPath
+            | Rejection::BodiesFull
+            | Rejection::LimitsStoreUnavailable
+            | Rejection::MethodNotAllowed { .. }
+            | Rejection::BadHead { .. }
+            | Rejection::EngineAnswered { .. }
+            | Rejection::EngineCoded
+            | Rejection::EngineKeyRefused { .. }
+            | Rejection::MissingKey
+            | Rejection::UnknownKey
+            | Rejection::TwoKeys
+            | Rejection::ClassNotAllowed { .. }
+            | Rejection::BodyTooLarge { .. }
+            | Rejection::DecodedTooLarge { .. }
+            | Rejection::BodyTimeout { .. }
+            | Rejection::BodyBroken
+            | Rejection::UnreadableBody { .. }
+            | Rejection::UnsupportedCoding
+            | Rejection::UndecodableBody
+            | Rejection::UnreadableForm
+            | Rejection::AliasInForm
+            | Rejection::BackgroundRefused
+            | Rejection::TransferRefused
+            | Rejection::ModelMissing
+            | Rejection::ModelNotFound
+            | Rejection::RequestExceedsLimit { .. }
+            | Rejection::NoEngine { .. }
+            | Rejection::ConnectFailed { .. }
+            | Rejection::OutOfSockets { .. }
+            | Rejection::EngineReset { .. }
+            | Rejection::EngineGarbage { .. }
+            | Rejection::FirstTokenTimeout { .. }
+            | Rejection::ResponseHeadTimeout { .. }
+            | Rejection::IdleTimeout { .. }
+            | Rejection::TotalTimeout { .. }
+            | Rejection::StreamIncomplete
+            | Rejection::LoopDetected
+            | Rejection::DrainCut
+            | Rejection::Internal => None,
         }
     }
 
@@ -380,60 +383,60 @@ impl Refusal {
     #[must_use]
     pub fn message(&self) -> Cow<'static, str> {
         match self {
-            Refusal::UnknownPath => "There is nothing at this path. Check the base URL; the OpenAI and Anthropic paths start with /v1.".into(),
-            Refusal::MethodNotAllowed { allow } => format!("This path takes {allow}. Send the request with that method.").into(),
-            Refusal::BadHead { advice, .. } => format!("The head of the request is refused: {advice}. Then try again.").into(),
-            Refusal::EngineAnswered { status: 200..=299 } => "The engine answered with something else than the stream that had been begun. Ask without a stream, or try again later.".into(),
-            Refusal::EngineAnswered { status } => format!("The engine refused the request with status {status}. Correct the request, or try again later.").into(),
-            Refusal::EngineKeyRefused { .. } => "The engine does not accept the gateway's own key. Your key is not the problem; tell your operator.".into(),
-            Refusal::EngineCoded => "The engine compressed its answer, which cannot be passed on here. Try again; if it stays so, tell your operator.".into(),
-            Refusal::MissingKey => "An API key is needed. Send it as \"Authorization: Bearer <key>\" or \"x-api-key: <key>\".".into(),
-            Refusal::UnknownKey => "This API key is not known. Check it, or ask your operator for a new one.".into(),
-            Refusal::TwoKeys => "The request carries two different API keys. Send one, in Authorization or in x-api-key.".into(),
-            Refusal::ClassNotAllowed { class } => format!("Your key may not use the class \"{class}\" that applies to this request. Ask your operator to allow it.").into(),
-            Refusal::BodyTooLarge { limit } => format!("The body is longer than {limit} bytes. Send a shorter one.").into(),
-            Refusal::DecodedTooLarge { limit } => format!("The body is longer than {limit} bytes once it is decoded. Send a shorter one.").into(),
-            Refusal::BodyTimeout { limit } => format!("The body did not arrive within {} s. Send it again over a faster connection.", seconds(*limit)).into(),
-            Refusal::BodyBroken => "The body broke off before its end. Send the request again, whole.".into(),
-            Refusal::UnreadableBody { why } => format!("The request body cannot be used: {why}. Correct it and send it again.").into(),
-            Refusal::UnsupportedCoding => "This content-encoding is not supported. Send the body as gzip, zstd, or without any.".into(),
-            Refusal::UndecodableBody => "The body cannot be decoded as its content-encoding says. Send it again, or without any.".into(),
-            Refusal::UnreadableForm => "The multipart form cannot be read, or its \"model\" does not stand exactly once. Correct it and send it again.".into(),
-            Refusal::AliasInForm => "This model name is an alias, which does not work in a multipart form. Use the model's own name.".into(),
-            Refusal::BackgroundRefused => "Background responses are not served here. Send the request without \"background\": true.".into(),
-            Refusal::TransferRefused => "Parameters that move caches between engines, or choose an engine, are not taken from clients. Leave out kv_transfer_params, ec_transfer_params, disaggregated_params, bootstrap_*, *dp_rank, data_parallel_rank, and what does the same in nvext.".into(),
-            Refusal::ModelMissing => "The request names no model. Set \"model\" to one of those that GET /v1/models lists.".into(),
-            Refusal::ModelNotFound => "This model is not served here. Use one of those that GET /v1/models lists.".into(),
-            Refusal::RateLimitExceeded { standing, retry_after: Some(seconds) } => {
+            Rejection::UnknownPath => "There is nothing at this path. Check the base URL; the OpenAI and Anthropic paths start with /v1.".into(),
+            Rejection::MethodNotAllowed { allow } => format!("This path takes {allow}. Send the request with that method.").into(),
+            Rejection::BadHead { advice, .. } => format!("The head of the request is refused: {advice}. Then try again.").into(),
+            Rejection::EngineAnswered { status: 200..=299 } => "The engine answered with something else than the stream that had been begun. Ask without a stream, or try again later.".into(),
+            Rejection::EngineAnswered { status } => format!("The engine refused the request with status {status}. Correct the request, or try again later.").into(),
+            Rejection::EngineKeyRefused { .. } => "The engine does not accept the gateway's own key. Your key is not the problem; tell your operator.".into(),
+            Rejection::EngineCoded => "The engine compressed its answer, which cannot be passed on here. Try again; if it stays so, tell your operator.".into(),
+            Rejection::MissingKey => "An API key is needed. Send it as \"Authorization: Bearer <key>\" or \"x-api-key: <key>\".".into(),
+            Rejection::UnknownKey => "This API key is not known. Check it, or ask your operator for a new one.".into(),
+            Rejection::TwoKeys => "The request carries two different API keys. Send one, in Authorization or in x-api-key.".into(),
+            Rejection::ClassNotAllowed { class } => format!("Your key may not use the class \"{class}\" that applies to this request. Ask your operator to allow it.").into(),
+            Rejection::BodyTooLarge { limit } => format!("The body is longer than {limit} bytes. Send a shorter one.").into(),
+            Rejection::DecodedTooLarge { limit } => format!("The body is longer than {limit} bytes once it is decoded. Send a shorter one.").into(),
+            Rejection::BodyTimeout { limit } => format!("The body did not arrive within {} s. Send it again over a faster connection.", seconds(*limit)).into(),
+            Rejection::BodyBroken => "The body broke off before its end. Send the request again, whole.".into(),
+            Rejection::UnreadableBody { why } => format!("The request body cannot be used: {why}. Correct it and send it again.").into(),
+            Rejection::UnsupportedCoding => "This content-encoding is not supported. Send the body as gzip, zstd, or without any.".into(),
+            Rejection::UndecodableBody => "The body cannot be decoded as its content-encoding says. Send it again, or without any.".into(),
+            Rejection::UnreadableForm => "The multipart form cannot be read, or its \"model\" does not stand exactly once. Correct it and send it again.".into(),
+            Rejection::AliasInForm => "This model name is an alias, which does not work in a multipart form. Use the model's own name.".into(),
+            Rejection::BackgroundRefused => "Background responses are not served here. Send the request without \"background\": true.".into(),
+            Rejection::TransferRefused => "Parameters that move caches between engines, or choose an engine, are not taken from clients. Leave out kv_transfer_params, ec_transfer_params, disaggregated_params, bootstrap_*, *dp_rank, data_parallel_rank, and what does the same in nvext.".into(),
+            Rejection::ModelMissing => "The request names no model. Set \"model\" to one of those that GET /v1/models lists.".into(),
+            Rejection::ModelNotFound => "This model is not served here. Use one of those that GET /v1/models lists.".into(),
+            Rejection::RateLimitExceeded { standing, retry_after: Some(seconds) } => {
                 format!("Your limit {} is used up ({}, {} left). Try again in {seconds} s{}.", named(standing.limit, standing.scope), sized(standing), standing.remaining, or_less(standing.limit)).into()
             }
-            Refusal::RateLimitExceeded { standing, retry_after: None } => {
+            Rejection::RateLimitExceeded { standing, retry_after: None } => {
                 format!("Your limit {} of {} is reached. Try again when one of your running requests has ended.", named(standing.limit, standing.scope), standing.most).into()
             }
-            Refusal::RequestExceedsLimit { limit, scope, need, most } => {
+            Rejection::RequestExceedsLimit { limit, scope, need, most } => {
                 format!("This request may need {need}, and your limit {} never holds more than {most}. Lower its output cap, shorten it, or ask your operator for a higher limit.", named(*limit, *scope)).into()
             }
-            Refusal::LimitsStoreUnavailable => "Your limits cannot be looked up at present. Try again in a moment.".into(),
-            Refusal::QueueFull { retry_after, .. } => format!("All seats are taken, and as many requests wait as may. {}", again(*retry_after)).into(),
-            Refusal::PushedOut { retry_after, .. } => format!("Requests that go first took the place in which this one waited. {}", again(*retry_after)).into(),
-            Refusal::QueueTimeout { retry_after, .. } => format!("The request could not be begun in time: the engines are busy. {}", again(*retry_after)).into(),
-            Refusal::Hopeless { retry_after, .. } => format!("The engines are too busy to answer in time. {}", again(*retry_after)).into(),
-            Refusal::OverloadShed { retry_after, .. } => format!("The engines are kept free for more urgent requests. {}", again(*retry_after)).into(),
-            Refusal::BodiesFull => "The gateway holds as many large requests as it has memory for. Try again in a moment, or send a shorter one.".into(),
-            Refusal::NoEngine { .. } => "No engine for this model is available at present. Try again in a moment.".into(),
-            Refusal::ConnectFailed { .. } => "The engines for this model could not be reached. Try again in a moment.".into(),
-            Refusal::OutOfSockets { .. } => "The gateway has more connections than its system allows. Try again in a moment.".into(),
-            Refusal::EngineReset { .. } => "The engine closed the connection before it answered. Try again.".into(),
-            Refusal::EngineGarbage { .. } => "The engine's answer could not be understood. Try again.".into(),
-            Refusal::FirstTokenTimeout { limit } => format!("The engine gave no first token within {} s. Try again later, or with a shorter prompt.", seconds(*limit)).into(),
-            Refusal::ResponseHeadTimeout { limit } => format!("The engine did not answer within {} s. Try again later, or ask for a stream.", seconds(*limit)).into(),
-            Refusal::IdleTimeout { limit } => format!("The engine fell silent for {} s in the middle of its answer. Try again.", seconds(*limit)).into(),
-            Refusal::TotalTimeout { limit } => format!("The answer did not end within {} s. Ask for fewer tokens.", seconds(*limit)).into(),
-            Refusal::LoopDetected => "This request has come back to the gateway that sent it on. Tell your operator; if you chose its x-request-id yourself, choose another one.".into(),
-            Refusal::StreamIncomplete => "The answer ended before it was complete. What came is not the whole; try again.".into(),
-            Refusal::Draining => "This gateway is shutting down. Send the request again; another one takes it.".into(),
-            Refusal::DrainCut => "This gateway had to end the answer because it is shutting down. Send the request again.".into(),
-            Refusal::Internal => "The gateway failed on this request. Try again; if it stays so, give your operator the request id.".into(),
+            Rejection::LimitsStoreUnavailable => "Your limits cannot be looked up at present. Try again in a moment.".into(),
+            Rejection::QueueFull { retry_after, .. } => format!("All seats are taken, and as many requests wait as may. {}", again(*retry_after)).into(),
+            Rejection::PushedOut { retry_after, .. } => format!("Requests that go first took the place in which this one waited. {}", again(*retry_after)).into(),
+            Rejection::QueueTimeout { retry_after, .. } => format!("The request could not be begun in time: the engines are busy. {}", again(*retry_after)).into(),
+            Rejection::Hopeless { retry_after, .. } => format!("The engines are too busy to answer in time. {}", again(*retry_after)).into(),
+            Rejection::OverloadShed { retry_after, .. } => format!("The engines are kept free for more urgent requests. {}", again(*retry_after)).into(),
+            Rejection::BodiesFull => "The gateway holds as many large requests as it has memory for. Try again in a moment, or send a shorter one.".into(),
+            Rejection::NoEngine { .. } => "No engine for this model is available at present. Try again in a moment.".into(),
+            Rejection::ConnectFailed { .. } => "The engines for this model could not be reached. Try again in a moment.".into(),
+            Rejection::OutOfSockets { .. } => "The gateway has more connections than its system allows. Try again in a moment.".into(),
+            Rejection::EngineReset { .. } => "The engine closed the connection before it answered. Try again.".into(),
+            Rejection::EngineGarbage { .. } => "The engine's answer could not be understood. Try again.".into(),
+            Rejection::FirstTokenTimeout { limit } => format!("The engine gave no first token within {} s. Try again later, or with a shorter prompt.", seconds(*limit)).into(),
+            Rejection::ResponseHeadTimeout { limit } => format!("The engine did not answer within {} s. Try again later, or ask for a stream.", seconds(*limit)).into(),
+            Rejection::IdleTimeout { limit } => format!("The engine fell silent for {} s in the middle of its answer. Try again.", seconds(*limit)).into(),
+            Rejection::TotalTimeout { limit } => format!("The answer did not end within {} s. Ask for fewer tokens.", seconds(*limit)).into(),
+            Rejection::LoopDetected => "This request has come back to the gateway that sent it on. Tell your operator; if you chose its x-request-id yourself, choose another one.".into(),
+            Rejection::StreamIncomplete => "The answer ended before it was complete. What came is not the whole; try again.".into(),
+            Rejection::Draining => "This gateway is shutting down. Send the request again; another one takes it.".into(),
+            Rejection::DrainCut => "This gateway had to end the answer because it is shutting down. Send the request again.".into(),
+            Rejection::Internal => "The gateway failed on this request. Try again; if it stays so, give your operator the request id.".into(),
         }
     }
 
@@ -441,11 +444,11 @@ impl Refusal {
     #[must_use]
     pub fn param(&self) -> Option<&'static str> {
         match self {
-            Refusal::UnreadableBody { why: Unreadable::Repeated { field } | Unreadable::WrongType { field, .. } } => {
+            Rejection::UnreadableBody { why: Unreadable::Repeated { field } | Unreadable::WrongType { field, .. } } => {
                 Some(field)
             }
-            Refusal::ModelMissing | Refusal::ModelNotFound | Refusal::AliasInForm => Some("model"),
-            Refusal::BackgroundRefused => Some("background"),
+            Rejection::ModelMissing | Rejection::ModelNotFound | Rejection::AliasInForm => Some("model"),
+            Rejection::BackgroundRefused => Some("background"),
             _ => None,
         }
     }
@@ -454,7 +457,7 @@ impl Refusal {
     #[must_use]
     pub const fn limit(&self) -> Option<&Standing> {
         match self {
-            Refusal::RateLimitExceeded { standing, .. } => Some(standing),
+            Rejection::RateLimitExceeded { standing, .. } => Some(standing),
             _ => None,
         }
     }
@@ -463,7 +466,7 @@ impl Refusal {
     #[must_use]
     pub const fn allow(&self) -> Option<&'static str> {
         match self {
-            Refusal::MethodNotAllowed { allow } => Some(allow),
+            Rejection::MethodNotAllowed { allow } => Some(allow),
             _ => None,
         }
     }
@@ -473,12 +476,12 @@ impl Refusal {
     pub const fn closes(&self) -> bool {
         matches!(
             self,
-            Refusal::Draining
-                | Refusal::BadHead { .. }
-                | Refusal::BodyTooLarge { .. }
-                | Refusal::DecodedTooLarge { .. }
-                | Refusal::BodyTimeout { .. }
-                | Refusal::BodyBroken
+            Rejection::Draining
+                | Rejection::BadHead { .. }
+                | Rejection::BodyTooLarge { .. }
+                | Rejection::DecodedTooLarge { .. }
+                | Rejection::BodyTimeout { .. }
+                | Rejection::BodyBroken
         )
     }
 

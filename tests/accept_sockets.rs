@@ -10,9 +10,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use goodput::accept::settings::{Listen, Tls};
-use goodput::accept::{Door, Drain, Listener, Phase, Received};
+use goodput::accept::{ConnectionServer, Drain, DrainPhase, IncomingRequest, Listener};
 use goodput::clock::Clock;
-use goodput::units::{ClientSide, Severed};
+use goodput::units::{ClientState, DisconnectReason};
 use http::{Request, Response, StatusCode};
 use http_body::{Body, Frame};
 use http_body_util::{BodyExt, Empty, Full};
@@ -35,10 +35,10 @@ struct Seen {
 struct House {
     address: SocketAddr,
     drain: Drain,
-    door: Door,
+    door: ConnectionServer,
     seen: Arc<Seen>,
     feed: mpsc::Sender<Bytes>,
-    cut: mpsc::UnboundedReceiver<Option<Severed>>,
+    cut: mpsc::UnboundedReceiver<Option<DisconnectReason>>,
     serving: JoinHandle<()>,
 }
 
@@ -46,8 +46,8 @@ type Reply = http_body_util::combinators::UnsyncBoxBody<Bytes, Infallible>;
 
 struct Fed {
     feed: mpsc::Receiver<Bytes>,
-    side: ClientSide,
-    cut: mpsc::UnboundedSender<Option<Severed>>,
+    side: ClientState,
+    cut: mpsc::UnboundedSender<Option<DisconnectReason>>,
 }
 
 impl Body for Fed {
@@ -77,7 +77,7 @@ async fn serve(listen: Listen) -> House {
     let seen = Arc::new(Seen::default());
     let fed = Arc::new(std::sync::Mutex::new(Some(fed)));
     let notes = Arc::clone(&seen);
-    let service = tower::service_fn(move |Received { head, body, .. }: Received| {
+    let service = tower::service_fn(move |IncomingRequest { head, body, .. }: IncomingRequest| {
         let (notes, fed, told) = (Arc::clone(&notes), Arc::clone(&fed), told.clone());
         async move {
             notes.heads.fetch_add(1, Ordering::SeqCst);
@@ -281,7 +281,7 @@ async fn a_client_that_does_not_read_is_cut_and_the_body_is_told_why() {
     let (feed, cut) = (house.feed.clone(), &mut house.cut);
     soon("the cut", async {
         tokio::select! {
-            why = cut.recv() => assert_eq!(why, Some(Some(Severed::WriteStall))),
+            why = cut.recv() => assert_eq!(why, Some(Some(DisconnectReason::WriteStall))),
             () = async { while feed.send(piece.clone()).await.is_ok() {} std::future::pending().await } => {}
         }
     })
@@ -305,7 +305,7 @@ async fn a_drain_stops_accepting_and_lets_a_stream_end() {
         let n = soon("the first piece", client.read(&mut some)).await.unwrap();
         text.push_str(std::str::from_utf8(&some[..n]).unwrap());
     }
-    house.drain.advance(Phase::Draining);
+    house.drain.advance(DrainPhase::Draining);
     let mut rest = Vec::new();
     soon("the idle one closes", idle.read_to_end(&mut rest)).await.unwrap();
     soon("no more newcomers", async {
@@ -433,7 +433,7 @@ async fn cleartext_http2_works_with_prior_knowledge() {
         assert_eq!(response.version(), http::Version::HTTP_2);
         assert_eq!(response.into_body().collect().await.unwrap().to_bytes(), "2 bytes");
     }
-    house.drain.advance(Phase::Draining);
+    house.drain.advance(DrainPhase::Draining);
     soon("GOAWAY ends it", driver).await.unwrap().unwrap();
     soon("the listener ends", house.serving).await.unwrap();
 }

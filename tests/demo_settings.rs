@@ -1,7 +1,7 @@
 //! The demo's settings are read by the gateway's own reader.
 
 use goodput::clock::Clock;
-use goodput::config::{Process, load};
+use goodput::config::{ProcessEnvironment, load};
 use goodput::lab::demo;
 
 #[tokio::test]
@@ -9,7 +9,7 @@ async fn the_demos_settings_have_no_problem() {
     let fleet = demo::fleet(Clock::start(), 1).await.unwrap();
     let free = "127.0.0.1:0".parse().unwrap();
     let yaml = demo::settings(&fleet, free, free);
-    match load(&yaml, &Process::default()) {
+    match load(&yaml, &ProcessEnvironment::default()) {
         Ok(settings) => {
             let classes: Vec<String> = settings.classes.iter().map(|class| class.id.to_string()).collect();
             let flows: Vec<String> = demo::traffic(1, 1.0).flows.into_iter().map(|flow| flow.name).collect();

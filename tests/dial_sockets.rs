@@ -16,8 +16,8 @@ use tokio::net::TcpListener;
 
 use goodput::clock::Clock;
 use goodput::dial::{Dial, EngineAddress, Roots, Scheme, Sockets, is_refusal};
-use goodput::forward::lines::{Lines, Outgoing};
-use goodput::forward::{Call, open};
+use goodput::forward::lines::{ConnPool, RequestWriter};
+use goodput::forward::{AttemptRequest, open};
 use goodput::route::settings::{Engines, Pool};
 
 fn address(scheme: Scheme, host: &str, port: u16, name: Option<&str>) -> EngineAddress {
@@ -118,14 +118,14 @@ async fn hasty_engine() -> u16 {
 async fn an_answer_on_a_kept_line_is_heard_whenever_it_comes() {
     let to = Arc::new(address(Scheme::Http, "127.0.0.1", hasty_engine().await, None));
     let clock = Clock::start();
-    let lines = Arc::new(Lines::new(Arc::new(Sockets::new()), clock));
+    let lines = Arc::new(ConnPool::new(Arc::new(Sockets::new()), clock));
     let pool = Arc::new(Pool::with_defaults("p".into(), Engines::Static(vec![(*to).clone()])));
     let mut kept = 0;
     for _ in 0..1000 {
         let fields = [("host", &b"e"[..])].into_iter();
-        let request = Outgoing::post("", "/v1/chat/completions", fields, vec![b"{}".to_vec().into()].into());
+        let request = RequestWriter::post("", "/v1/chat/completions", fields, vec![b"{}".to_vec().into()].into());
         let (lines, pool, address) = (Arc::clone(&lines), Arc::clone(&pool), Arc::clone(&to));
-        let call = Call { lines, pool, engine: to.id(), address, request, fresh: false, at: clock.now() };
+        let call = AttemptRequest { lines, pool, engine: to.id(), address, request, fresh: false, at: clock.now() };
         let asked = tokio::spawn(async move {
             let mut call = Some(call);
             let mut opening = poll_fn(|cx| Poll::Ready(open(call.take().unwrap(), cx))).await;

@@ -263,6 +263,115 @@ fn the_rules_of_the_layers_are_told_apart() {
     assert_eq!(found, expected.map(|(number, room)| (number, room.to_owned())));
 }
 
+// ---- one meaning per name ----------------------------------------------------------------------
+
+/// Private to a file by habit: each of them is read beside its owner.
+const NAMES_OF_ANYBODY: &[&str] = &["Inner", "State", "Settings", "Error"];
+
+/// Names that types of `route`, `admit` and `lab` still share with each other or with one other room.
+const STILL_SHARED: &[&str] = &[
+    "Account",
+    "Answer",
+    "Answered",
+    "Ask",
+    "Book",
+    "Breaker",
+    "Bucket",
+    "Busy",
+    "Choice",
+    "Class",
+    "Counters",
+    "Counts",
+    "Desk",
+    "Drain",
+    "Ended",
+    "Engine",
+    "Engines",
+    "Failed",
+    "Failure",
+    "Fault",
+    "Fleet",
+    "Flow",
+    "Framing",
+    "Gateway",
+    "Health",
+    "Held",
+    "House",
+    "Ledger",
+    "Lengths",
+    "Level",
+    "Limit",
+    "Line",
+    "Look",
+    "Model",
+    "Numbers",
+    "Open",
+    "Pace",
+    "Page",
+    "Place",
+    "Plan",
+    "Reading",
+    "Report",
+    "Reservation",
+    "Row",
+    "Stage",
+    "Standing",
+    "Step",
+    "StepTime",
+    "Steps",
+    "Tenant",
+    "Told",
+    "Turn",
+    "Waiter",
+    "Waiting",
+    "Want",
+];
+
+/// The name of the type that this line defines. Associated types and types of tests have names of
+/// their own accord.
+fn defined_type(line: &str) -> Option<&str> {
+    let bare = line.trim_start();
+    let bare = match bare.strip_prefix("pub") {
+        Some(rest) => rest.strip_prefix('(').map_or(rest, |rest| rest.split_once(')').map_or(rest, |(_, rest)| rest)),
+        None => bare,
+    };
+    let (kind, name) = bare.trim_start().split_once(' ')?;
+    let defines = match kind {
+        "struct" | "enum" | "trait" | "union" => true,
+        "type" => !line.starts_with(' '),
+        _ => false,
+    };
+    Some(word(name)).filter(|name| defines && !name.is_empty())
+}
+
+#[test]
+fn no_two_types_share_a_name() {
+    let mut defined: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for path in files(&["src"], ".rs") {
+        for (number, line) in shipped(&path, &read(&path)) {
+            if let Some(name) = defined_type(&line).filter(|name| !NAMES_OF_ANYBODY.contains(name)) {
+                defined.entry(name.to_owned()).or_default().push(format!("{}:{number}", short(&path)));
+            }
+        }
+    }
+    let shared = |name: &str| defined.get(name).is_some_and(|places| places.len() > 1);
+    let pairs = defined.iter().filter(|(name, _)| shared(name) && !STILL_SHARED.contains(&name.as_str()));
+    report("one name, one meaning:", pairs.map(|(name, places)| format!("{name}: {}", places.join(", "))).collect());
+    let done = STILL_SHARED.iter().filter(|name| !shared(name));
+    report("no longer shared, take it off the list:", done.map(|name| (*name).to_owned()).collect());
+}
+
+#[test]
+fn definitions_of_types_are_told_apart_from_uses() {
+    let found = |line| defined_type(line);
+    assert_eq!(found("pub(super) struct Seat<'a> {"), Some("Seat"));
+    assert_eq!(found("    pub(in super::super) enum Fed {"), Some("Fed"));
+    assert_eq!(found("type Homes = Vec<u8>;"), Some("Homes"));
+    assert_eq!(found("    type Error = BoxError;"), None);
+    assert_eq!(found("        pub struct $name {"), None);
+    assert_eq!(found("use crate::structure;"), None);
+}
+
 // ---- time, docs, exceptions ------------------------------------------------------------------
 
 #[test]
@@ -503,7 +612,7 @@ fn whole_settings_in_deploy_files_and_documents_load() {
 /// Files that settings refer to exist for this purpose, empty ones aside.
 struct Imagined;
 
-impl goodput::config::Surroundings for Imagined {
+impl goodput::config::Environment for Imagined {
     fn variable(&self, _: &str) -> Option<String> {
         Some("value".to_owned())
     }
@@ -518,6 +627,57 @@ fn load(name: &str, text: &str) {
         let all: Vec<String> = problems.iter().map(ToString::to_string).collect();
         panic!("{name}:\n  {}", all.join("\n  "));
     }
+}
+
+/// The names of all tests, with the file that each one stands in.
+fn test_names() -> BTreeMap<String, String> {
+    let mut names = BTreeMap::new();
+    for path in files(&["src", "tests"], ".rs") {
+        let lines = code_lines(&read(&path));
+        let marked = lines.windows(3).filter(|three| {
+            let line = three[0].1.trim();
+            line == "#[test]" || line.starts_with("#[tokio::test")
+        });
+        for three in marked {
+            let name = three[1..].iter().find_map(|(_, line)| line.split_once("fn ").map(|(_, rest)| word(rest)));
+            names.extend(name.map(|name| (name.to_owned(), short(&path))));
+        }
+    }
+    names
+}
+
+/// The cases in the name of a test: `c104_c105_the_client_gets` has two.
+fn cases_of(test: &str) -> impl Iterator<Item = u32> {
+    test.split('_').map_while(|part| part.strip_prefix('c')?.parse().ok())
+}
+
+#[test]
+fn every_case_has_its_row_and_its_test() {
+    let tests = test_names();
+    let mut rows = BTreeSet::new();
+    let mut strays = Vec::new();
+    for line in read(&root().join("docs/cases.md")).lines().filter(|line| line.starts_with("| C")) {
+        let cells: Vec<&str> = line.trim_matches('|').split(" | ").map(str::trim).collect();
+        let case: u32 = cells[0][1..].parse().unwrap_or_else(|_| panic!("docs/cases.md: {line}"));
+        assert_eq!(cells.len(), 4, "docs/cases.md: C{case} has an id, an input, an answer and a test");
+        assert!(rows.insert(case), "docs/cases.md: C{case} stands there twice");
+        let named: Vec<&str> = cells[3].split('`').skip(1).step_by(2).collect();
+        let has_none = named.is_empty() && !cells[3].starts_with("no test: ");
+        strays.extend(has_none.then(|| format!("C{case}: name a test, or write \"no test: \" and why")));
+        for test in named {
+            let numbered = tests.keys().any(|test| cases_of(test).any(|other| other == case));
+            if !tests.contains_key(test) {
+                strays.push(format!("C{case}: no test is called {test}"));
+            } else if numbered && cases_of(test).all(|other| other != case) {
+                strays.push(format!("C{case}: {test} is of another case"));
+            }
+        }
+    }
+    for (test, file) in &tests {
+        let missing = cases_of(test).filter(|case| !rows.contains(case));
+        strays.extend(missing.map(|case| format!("{file}: {test}: C{case} has no row")));
+    }
+    report("docs/cases.md and the tests differ:", strays);
 }
 
 // ---- packaging -------------------------------------------------------------------------------

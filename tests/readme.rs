@@ -653,7 +653,7 @@ struct Desk {
     key: String,
 }
 
-impl config::Surroundings for Desk {
+impl config::Environment for Desk {
     fn variable(&self, name: &str) -> Option<String> {
         Some(format!("the-value-of-{name}"))
     }

@@ -10,13 +10,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
-use super::peer::Peer;
+use super::peer::ConnState;
 
 /// See the module. One for all connections of a listener.
 #[derive(Default)]
 pub(super) struct Connections {
     /// By where they lie.
-    open: Mutex<HashMap<usize, Arc<Peer>, ahash::RandomState>>,
+    open: Mutex<HashMap<usize, Arc<ConnState>, ahash::RandomState>>,
     of_address: Mutex<HashMap<IpAddr, usize, ahash::RandomState>>,
     /// Places wanted for which no idle connection was found.
     unfilled: AtomicUsize,
@@ -29,20 +29,20 @@ pub(super) struct Entered<'a> {
 }
 
 /// A place among the connections of one address, until it is dropped.
-pub(super) struct Place {
+pub(super) struct AddressSlot {
     connections: Arc<Connections>,
     address: IpAddr,
 }
 
 impl Connections {
-    pub(super) fn enter(&self, peer: &Arc<Peer>) -> Entered<'_> {
+    pub(super) fn enter(&self, peer: &Arc<ConnState>) -> Entered<'_> {
         let key = Arc::as_ptr(peer) as usize;
         self.open.lock().insert(key, Arc::clone(peer));
         Entered { connections: self, key }
     }
 
     /// A place for a connection from `address`; none where it has `most` already.
-    pub(super) fn place(self: &Arc<Self>, address: IpAddr, most: usize) -> Option<Place> {
+    pub(super) fn place(self: &Arc<Self>, address: IpAddr, most: usize) -> Option<AddressSlot> {
         let address = host_of(address);
         let mut of_address = self.of_address.lock();
         let count = of_address.entry(address).or_default();
@@ -50,7 +50,7 @@ impl Connections {
             return None;
         }
         *count += 1;
-        Some(Place { connections: Arc::clone(self), address })
+        Some(AddressSlot { connections: Arc::clone(self), address })
     }
 
     /// Asks the `count` connections that have been idle longest to end.
@@ -73,12 +73,12 @@ impl Connections {
     }
 
     /// Whether a connection that is idle is to end: it was asked to, or it is the first that could.
-    pub(super) fn wants_to_end(&self, peer: &Peer) -> bool {
+    pub(super) fn wants_to_end(&self, peer: &ConnState) -> bool {
         peer.is_asked_to_leave() || self.takes_unfilled()
     }
 
     /// A connection that was asked to end has begun a request meanwhile: another one takes its turn.
-    pub(super) fn cannot_end(&self, peer: &Peer) {
+    pub(super) fn cannot_end(&self, peer: &ConnState) {
         if peer.is_asked_to_leave() {
             peer.may_stay();
             self.make_room(1);
@@ -97,7 +97,7 @@ impl Drop for Entered<'_> {
     }
 }
 
-impl Drop for Place {
+impl Drop for AddressSlot {
     fn drop(&mut self) {
         let mut of_address = self.connections.of_address.lock();
         if let Some(count) = of_address.get_mut(&self.address) {
@@ -141,7 +141,7 @@ mod tests {
     async fn c92_those_that_have_been_idle_longest_are_asked_to_end() {
         let clock = Clock::start();
         let connections = Connections::default();
-        let peers: Vec<_> = (0..5).map(|_| Peer::new(clock, None)).collect();
+        let peers: Vec<_> = (0..5).map(|_| ConnState::new(clock, None)).collect();
         let _entered: Vec<_> = peers.iter().map(|peer| connections.enter(peer)).collect();
         // The first was never asked anything, the second has an open request, the others are idle.
         let _open = peers[1].greet(false);
@@ -165,7 +165,7 @@ mod tests {
     async fn one_that_has_begun_a_request_meanwhile_stays_and_another_goes() {
         let clock = Clock::start();
         let connections = Connections::default();
-        let peers = [Peer::new(clock, None), Peer::new(clock, None)];
+        let peers = [ConnState::new(clock, None), ConnState::new(clock, None)];
         let _entered = [connections.enter(&peers[0]), connections.enter(&peers[1])];
         drop(peers[0].greet(false));
         clock.sleep_until(Some(Tick::from_millis(5))).await;

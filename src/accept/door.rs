@@ -24,28 +24,28 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tower::Service;
 
-use super::body::Received;
+use super::body::IncomingRequest;
 use super::connections::Connections;
 use super::date::Dates;
-use super::drain::{Drain, Ear, Phase};
+use super::drain::{Drain, DrainPhase, DrainWatch};
 use super::http1::Http1;
-use super::peer::{Due, Peer};
+use super::peer::{ConnDeadline, ConnState};
 use super::settings::Listen;
 use super::socket::Socket;
-use super::stream::{Reception, Streams};
-use super::tls::{Certificates, TlsProblem};
-use super::turnstile::Turnstile;
-use super::version::{Asking, Version};
+use super::stream::{ConnService, H2Executor};
+use super::tls::{Certificates, TlsError};
+use super::turnstile::ReadFairness;
+use super::version::{DetectHttp, HttpVersion};
 use crate::clock::Clock;
-use crate::framing::Fielded;
-use crate::units::{Doorstep, Severed, Tick};
+use crate::framing::ResponseHeaders;
+use crate::units::{DisconnectReason, Doorstep, Tick};
 
 /// Whatever a body or a service may fail with.
-pub type Fault = Box<dyn std::error::Error + Send + Sync>;
+pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Receives connections under the limits of [`Listen`]. Cheap to clone: one for all.
 #[derive(Clone)]
-pub struct Door {
+pub struct ConnectionServer {
     limits: Arc<ArcSwap<Listen>>,
     /// Told of other limits.
     changed: Arc<Notify>,
@@ -53,27 +53,27 @@ pub struct Door {
     tls: Option<TlsAcceptor>,
     drain: Drain,
     dates: Arc<Dates>,
-    turnstile: Arc<Turnstile>,
+    turnstile: Arc<ReadFairness>,
     connections: Arc<Connections>,
     doorstep: Doorstep,
     clock: Clock,
 }
 
-impl Door {
+impl ConnectionServer {
     /// A door with the limits of `listen`; TLS if `certificates` are given.
     #[must_use]
     pub fn new(listen: &Listen, certificates: Option<&Arc<Certificates>>, drain: Drain, clock: Clock) -> Self {
         let limits = Arc::new(ArcSwap::from_pointee(listen.clone()));
         let tls = certificates.map(|certificates| TlsAcceptor::from(certificates.server_config()));
         let changed = Arc::default();
-        Door {
+        ConnectionServer {
             limits,
             changed,
             certificates: certificates.cloned(),
             tls,
             drain,
             dates: Arc::new(Dates::new(clock)),
-            turnstile: Turnstile::new(clock),
+            turnstile: ReadFairness::new(clock),
             connections: Arc::default(),
             doorstep: Doorstep::default(),
             clock,
@@ -83,7 +83,7 @@ impl Door {
     /// The same door, which counts there what never becomes a request.
     #[must_use]
     pub fn counting(self, doorstep: Doorstep) -> Self {
-        Door { doorstep, ..self }
+        ConnectionServer { doorstep, ..self }
     }
 
     /// Other limits and certificate files for the connections to come, after a reload of the
@@ -91,7 +91,7 @@ impl Door {
     ///
     /// # Errors
     /// A certificate that cannot be used; then everything stays as it was.
-    pub fn set_limits(&self, listen: &Listen) -> Result<(), TlsProblem> {
+    pub fn set_limits(&self, listen: &Listen) -> Result<(), TlsError> {
         if let (Some(certificates), Some(tls)) = (&self.certificates, &listen.tls) {
             certificates.renew_from(tls)?;
         }
@@ -129,11 +129,11 @@ impl Door {
     pub async fn receive<T, S, B>(&self, io: T, service: S)
     where
         T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-        S: Service<Received, Response = Response<B>> + Clone + Send + 'static,
+        S: Service<IncomingRequest, Response = Response<B>> + Clone + Send + 'static,
         S::Future: Send + 'static,
-        S::Error: Into<Fault>,
-        B: Fielded + Send + 'static,
-        B::Error: Into<Fault>,
+        S::Error: Into<BoxError>,
+        B: ResponseHeaders + Send + 'static,
+        B::Error: Into<BoxError>,
     {
         self.receive_from(io, None, service).await;
     }
@@ -142,23 +142,24 @@ impl Door {
     pub async fn receive_from<T, S, B>(&self, io: T, address: Option<IpAddr>, service: S)
     where
         T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-        S: Service<Received, Response = Response<B>> + Clone + Send + 'static,
+        S: Service<IncomingRequest, Response = Response<B>> + Clone + Send + 'static,
         S::Future: Send + 'static,
-        S::Error: Into<Fault>,
-        B: Fielded + Send + 'static,
-        B::Error: Into<Fault>,
+        S::Error: Into<BoxError>,
+        B: ResponseHeaders + Send + 'static,
+        B::Error: Into<BoxError>,
     {
         let limits = self.limits();
-        let peer = Peer::new(self.clock, address.map(|address| address.to_canonical().to_string().into()));
+        let peer = ConnState::new(self.clock, address.map(|address| address.to_canonical().to_string().into()));
         let _entered = self.connections.enter(&peer);
         let socket = Socket::new(io, Arc::clone(&peer), limits.write_stall);
         let Some(transport) = self.greet(socket, &peer, limits.header_timeout).await else { return };
         let agreed = transport.agreed();
-        let streams = Streams::new(self.drain.clone(), limits.write_stall);
-        let reception = Reception::new(service, Arc::clone(&peer), &streams, self.doorstep.clone());
-        let mut minder = Minder::new(Arc::clone(&peer), &limits, Arc::clone(&self.connections), self.drain.ear());
+        let streams = H2Executor::new(self.drain.clone(), limits.write_stall);
+        let reception = ConnService::new(service, Arc::clone(&peer), &streams, self.doorstep.clone());
+        let mut minder =
+            DeadlineWatch::new(Arc::clone(&peer), &limits, Arc::clone(&self.connections), self.drain.ear());
         let mut alarm = pin!(minder.alarm());
-        let (version, io) = match converse(&mut Asking::new(transport), &mut minder, alarm.as_mut()).await {
+        let (version, io) = match converse(&mut DetectHttp::new(transport), &mut minder, alarm.as_mut()).await {
             Some(Ok(Some(found))) => found,
             _ => return,
         };
@@ -167,12 +168,12 @@ impl Door {
             return;
         }
         match version {
-            Version::Http1 => {
+            HttpVersion::Http1 => {
                 let (dates, turnstile) = (Arc::clone(&self.dates), Arc::clone(&self.turnstile));
                 let mut talk = pin!(Http1::new(io, reception, &limits, dates, turnstile));
                 note(converse(&mut talk, &mut minder, alarm.as_mut()).await);
             }
-            Version::Http2 => {
+            HttpVersion::Http2 => {
                 // In a box: it is three times as large as the other, and much rarer.
                 let mut talk = Box::new(http2(&limits, streams).serve_connection(TokioIo::new(io), reception));
                 note(converse(&mut *talk, &mut minder, alarm.as_mut()).await);
@@ -183,7 +184,7 @@ impl Door {
 
     /// The TLS handshake, where there is one. It shares its time with the first head, and is
     /// not waited for while draining.
-    async fn greet<T>(&self, socket: Socket<T>, peer: &Peer, limit: Duration) -> Option<Transport<T>>
+    async fn greet<T>(&self, socket: Socket<T>, peer: &ConnState, limit: Duration) -> Option<Transport<T>>
     where
         T: AsyncRead + AsyncWrite + Unpin,
     {
@@ -199,7 +200,7 @@ impl Door {
                 }
             },
             () = self.clock.sleep_until(Some(peer.born() + limit)) => None,
-            () = self.drain.reached(Phase::Draining) => None,
+            () = self.drain.reached(DrainPhase::Draining) => None,
         }
     }
 }
@@ -211,7 +212,7 @@ fn note<E: std::fmt::Display>(ended: Option<Result<(), E>>) {
 }
 
 /// hyper's side of the limits, HTTP/2.
-fn http2(limits: &Listen, streams: Streams) -> http2::Builder<Streams> {
+fn http2(limits: &Listen, streams: H2Executor) -> http2::Builder<H2Executor> {
     let mut builder = http2::Builder::new(streams);
     // Heads up to this are handed over and refused as those of HTTP/1.1 are; h2 itself refuses what
     // is larger still, with a bare 431.
@@ -228,7 +229,7 @@ fn http2(limits: &Listen, streams: Streams) -> http2::Builder<Streams> {
 const STREAM_BUFFER: usize = 64 * 1024;
 
 /// A part of a connection's life: what is polled, until it ends or is asked to.
-pub(super) trait Talk {
+pub(super) trait ConnDriver {
     /// What comes of it.
     type End;
     /// Goes on.
@@ -237,14 +238,14 @@ pub(super) trait Talk {
     fn finish(&mut self);
 }
 
-impl<I, S, B> Talk for http2::Connection<I, S, Streams>
+impl<I, S, B> ConnDriver for http2::Connection<I, S, H2Executor>
 where
     I: hyper::rt::Read + hyper::rt::Write + Unpin + 'static,
     S: hyper::service::Service<Request<hyper::body::Incoming>, Response = Response<B>>,
     S::Future: Send + 'static,
-    S::Error: Into<Fault>,
+    S::Error: Into<BoxError>,
     B: Body<Data = Bytes> + Send + 'static,
-    B::Error: Into<Fault>,
+    B::Error: Into<BoxError>,
 {
     type End = hyper::Result<()>;
 
@@ -258,21 +259,25 @@ where
 }
 
 /// Polls a part of the connection's life, and what may end it. `None`: the connection is cut.
-async fn converse<T: Talk>(talk: &mut T, minder: &mut Minder, mut alarm: Pin<&mut Sleep>) -> Option<T::End> {
+async fn converse<T: ConnDriver>(
+    talk: &mut T,
+    minder: &mut DeadlineWatch,
+    mut alarm: Pin<&mut Sleep>,
+) -> Option<T::End> {
     std::future::poll_fn(|cx| {
         minder.peer.driven_by(cx.waker());
         let mut wish = minder.hear(cx);
         loop {
             match wish {
-                Wish::GoOn => {}
-                Wish::Finish => talk.finish(),
-                Wish::Cut => return Poll::Ready(None),
+                ConnCommand::GoOn => {}
+                ConnCommand::Finish => talk.finish(),
+                ConnCommand::Cut => return Poll::Ready(None),
             }
             if let Poll::Ready(end) = talk.poll(cx) {
                 return Poll::Ready(Some(end));
             }
             wish = minder.watch(alarm.as_mut(), cx);
-            if wish == Wish::GoOn {
+            if wish == ConnCommand::GoOn {
                 return Poll::Pending;
             }
         }
@@ -282,7 +287,7 @@ async fn converse<T: Talk>(talk: &mut T, minder: &mut Minder, mut alarm: Pin<&mu
 
 /// What becomes of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Wish {
+enum ConnCommand {
     GoOn,
     /// Close it when its requests have been answered.
     Finish,
@@ -291,12 +296,12 @@ enum Wish {
 }
 
 /// Minds the time a connection may take, and whether the process is leaving.
-struct Minder {
-    peer: Arc<Peer>,
+struct DeadlineWatch {
+    peer: Arc<ConnState>,
     connections: Arc<Connections>,
     header_timeout: Duration,
     idle_timeout: Duration,
-    ear: Ear,
+    ear: DrainWatch,
     /// For when the alarm is set. It may ring early (the limit moved on meanwhile), never
     /// late: so keep-alive traffic does not reset it each time.
     armed: Option<Tick>,
@@ -304,15 +309,15 @@ struct Minder {
     finish_by: Option<Tick>,
 }
 
-impl Minder {
+impl DeadlineWatch {
     /// How long an idle connection's goodbye may take.
     const GOODBYE: Duration = Duration::from_secs(3);
     /// The same, where somebody waits for its place.
     const SHORT_GOODBYE: Duration = Duration::from_millis(250);
 
-    fn new(peer: Arc<Peer>, limits: &Listen, connections: Arc<Connections>, ear: Ear) -> Self {
+    fn new(peer: Arc<ConnState>, limits: &Listen, connections: Arc<Connections>, ear: DrainWatch) -> Self {
         let (header_timeout, idle_timeout) = (limits.header_timeout, limits.idle_timeout);
-        Minder { peer, connections, header_timeout, idle_timeout, ear, armed: None, finish_by: None }
+        DeadlineWatch { peer, connections, header_timeout, idle_timeout, ear, armed: None, finish_by: None }
     }
 
     fn alarm(&self) -> Sleep {
@@ -320,40 +325,40 @@ impl Minder {
     }
 
     /// What the process's departure means for this connection.
-    fn hear(&mut self, cx: &mut Context<'_>) -> Wish {
-        let mut wish = Wish::GoOn;
+    fn hear(&mut self, cx: &mut Context<'_>) -> ConnCommand {
+        let mut wish = ConnCommand::GoOn;
         while let Some(phase) = self.ear.poll_news(cx) {
-            if phase >= Phase::Over {
+            if phase >= DrainPhase::Over {
                 self.peer.side.end_drain();
             }
-            if phase >= Phase::Cut {
-                self.peer.side.sever(Severed::Drain);
-                return Wish::Cut;
+            if phase >= DrainPhase::Cut {
+                self.peer.side.sever(DisconnectReason::Drain);
+                return ConnCommand::Cut;
             }
-            if phase >= Phase::Draining {
-                wish = Wish::Finish;
+            if phase >= DrainPhase::Draining {
+                wish = ConnCommand::Finish;
             }
         }
         wish
     }
 
     /// The limits on time.
-    fn watch(&mut self, mut alarm: Pin<&mut Sleep>, cx: &mut Context<'_>) -> Wish {
+    fn watch(&mut self, mut alarm: Pin<&mut Sleep>, cx: &mut Context<'_>) -> ConnCommand {
         loop {
             let due = self.peer.due(self.header_timeout, self.idle_timeout);
             match due {
-                Due::Idle(_) if self.finish_by.is_none() && self.connections.wants_to_end(&self.peer) => {
+                ConnDeadline::Idle(_) if self.finish_by.is_none() && self.connections.wants_to_end(&self.peer) => {
                     self.finish_by = Some(self.peer.clock.now() + Self::SHORT_GOODBYE);
-                    return Wish::Finish;
+                    return ConnCommand::Finish;
                 }
-                Due::Idle(_) => {}
-                Due::Never | Due::Head(_) => self.connections.cannot_end(&self.peer),
+                ConnDeadline::Idle(_) => {}
+                ConnDeadline::Never | ConnDeadline::Head(_) => self.connections.cannot_end(&self.peer),
             }
             let deadline = match (due, self.finish_by) {
                 // While an answer runs the alarm is not even looked at: it must cost nothing.
-                (Due::Never, _) => return Wish::GoOn,
+                (ConnDeadline::Never, _) => return ConnCommand::GoOn,
                 (_, Some(by)) => by,
-                (Due::Head(at) | Due::Idle(at), None) => at,
+                (ConnDeadline::Head(at) | ConnDeadline::Idle(at), None) => at,
             };
             let mut rings = alarm.is_elapsed();
             if self.armed.is_none_or(|armed| armed > deadline) {
@@ -365,17 +370,17 @@ impl Minder {
                 rings = Pin::new(&mut unconstrained(alarm.as_mut())).poll(cx).is_ready();
             }
             if !rings {
-                return Wish::GoOn;
+                return ConnCommand::GoOn;
             }
             self.armed = None;
             let now = self.peer.clock.now();
             match due {
                 _ if deadline > now => {}
-                Due::Idle(_) if self.finish_by.is_none() => {
+                ConnDeadline::Idle(_) if self.finish_by.is_none() => {
                     self.finish_by = Some(now + Self::GOODBYE);
-                    return Wish::Finish;
+                    return ConnCommand::Finish;
                 }
-                _ => return Wish::Cut,
+                _ => return ConnCommand::Cut,
             }
         }
     }
@@ -383,7 +388,7 @@ impl Minder {
 
 /// The streams of a connection that has ended see it and end too; a drain must not overtake
 /// them.
-async fn last_stream_ended(peer: &Peer) {
+async fn last_stream_ended(peer: &ConnState) {
     std::future::poll_fn(|cx| {
         peer.driven_by(cx.waker());
         if peer.has_open() { Poll::Pending } else { Poll::Ready(()) }
@@ -402,10 +407,10 @@ pin_project! {
 
 impl<T> Transport<T> {
     /// The version of HTTP that the TLS handshake came to, if it did.
-    fn agreed(&self) -> Option<Version> {
+    fn agreed(&self) -> Option<HttpVersion> {
         match self {
             Transport::Plain { .. } => None,
-            Transport::Tls { io } => Version::of(io.get_ref().1.alpn_protocol()?),
+            Transport::Tls { io } => HttpVersion::of(io.get_ref().1.alpn_protocol()?),
         }
     }
 }

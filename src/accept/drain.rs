@@ -18,7 +18,7 @@ use crate::clock::Clock;
 
 /// Where the process is on its way out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Phase {
+pub enum DrainPhase {
     /// Serving.
     Open,
     /// Readiness fails, so that no new clients are sent here; everything is still served.
@@ -32,14 +32,15 @@ pub enum Phase {
     Cut,
 }
 
-const PHASES: [Phase; 5] = [Phase::Open, Phase::Leaving, Phase::Draining, Phase::Over, Phase::Cut];
+const PHASES: [DrainPhase; 5] =
+    [DrainPhase::Open, DrainPhase::Leaving, DrainPhase::Draining, DrainPhase::Over, DrainPhase::Cut];
 
 /// The shared word on whether the process is leaving.
 #[derive(Clone, Debug, Default)]
-pub struct Drain(Arc<Bell>);
+pub struct Drain(Arc<DrainState>);
 
 #[derive(Debug, Default)]
-struct Bell {
+struct DrainState {
     phase: AtomicU8,
     changed: Arc<Notify>,
 }
@@ -56,24 +57,24 @@ impl Drain {
 
     /// The phase of this moment.
     #[must_use]
-    pub fn phase(&self) -> Phase {
+    pub fn phase(&self) -> DrainPhase {
         PHASES[usize::from(self.0.phase.load(Ordering::Acquire)).min(PHASES.len() - 1)]
     }
 
     /// Whether readiness must fail.
     #[must_use]
     pub fn is_leaving(&self) -> bool {
-        self.phase() >= Phase::Leaving
+        self.phase() >= DrainPhase::Leaving
     }
 
     /// Whether a request that arrives now is refused.
     #[must_use]
     pub fn is_draining(&self) -> bool {
-        self.phase() >= Phase::Draining
+        self.phase() >= DrainPhase::Draining
     }
 
     /// Steps forward to `phase`; there is no way back.
-    pub fn advance(&self, phase: Phase) {
+    pub fn advance(&self, phase: DrainPhase) {
         self.0.phase.fetch_max(phase as u8, Ordering::AcqRel);
         self.0.changed.notify_waiters();
     }
@@ -83,22 +84,22 @@ impl Drain {
     /// as soon as their connections have ended, so wait for those, not for this:
     /// `select! { () = listener.serve(..) => {}, () = async { drain.leave(..).await; pending().await } => {} }`.
     pub async fn leave(&self, clock: Clock, shutdown: &Shutdown) {
-        self.advance(Phase::Leaving);
+        self.advance(DrainPhase::Leaving);
         clock.sleep_until(Some(clock.now() + shutdown.delay)).await;
-        self.advance(Phase::Draining);
+        self.advance(DrainPhase::Draining);
         clock.sleep_until(Some(clock.now() + shutdown.drain)).await;
         self.hurry(clock).await;
     }
 
     /// The end of the departure, without waiting for what is open: it is told, and then cut.
     pub async fn hurry(&self, clock: Clock) {
-        self.advance(Phase::Over);
+        self.advance(DrainPhase::Over);
         clock.sleep_until(Some(clock.now() + Self::LAST_WORDS)).await;
-        self.advance(Phase::Cut);
+        self.advance(DrainPhase::Cut);
     }
 
     /// Waits until `phase` is reached; at once if it has been.
-    pub async fn reached(&self, phase: Phase) {
+    pub async fn reached(&self, phase: DrainPhase) {
         loop {
             let changed = self.0.changed.notified();
             if self.phase() >= phase {
@@ -109,22 +110,22 @@ impl Drain {
     }
 
     /// Something to hear phases with from inside a hand-written poll.
-    pub(super) fn ear(&self) -> Ear {
-        Ear { drain: self.clone(), heard: Phase::Open, bell: None }
+    pub(super) fn ear(&self) -> DrainWatch {
+        DrainWatch { drain: self.clone(), heard: DrainPhase::Open, bell: None }
     }
 }
 
 /// Hears each change of phase once. Registers its waker once per change and task instead of
 /// on every poll: an event must not cost a lock that all connections share.
-pub(super) struct Ear {
+pub(super) struct DrainWatch {
     drain: Drain,
-    heard: Phase,
+    heard: DrainPhase,
     bell: Option<(Pin<Box<OwnedNotified>>, Waker)>,
 }
 
-impl Ear {
+impl DrainWatch {
     /// The phase, if it changed since it was last told.
-    pub(super) fn poll_news(&mut self, cx: &mut Context<'_>) -> Option<Phase> {
+    pub(super) fn poll_news(&mut self, cx: &mut Context<'_>) -> Option<DrainPhase> {
         loop {
             let stale = self.bell.as_ref().is_none_or(|(_, waker)| !waker.will_wake(cx.waker()));
             let rang = stale && {
@@ -173,16 +174,16 @@ mod tests {
         assert_eq!(
             seen,
             [
-                (Phase::Open, at(0)),
-                (Phase::Leaving, at(0)),
-                (Phase::Draining, at(5)),
-                (Phase::Over, at(65)),
-                (Phase::Cut, at(66))
+                (DrainPhase::Open, at(0)),
+                (DrainPhase::Leaving, at(0)),
+                (DrainPhase::Draining, at(5)),
+                (DrainPhase::Over, at(65)),
+                (DrainPhase::Cut, at(66))
             ]
         );
     }
 
-    async fn hear(ear: &mut Ear) -> Option<Phase> {
+    async fn hear(ear: &mut DrainWatch) -> Option<DrainPhase> {
         std::future::poll_fn(|cx| Poll::Ready(ear.poll_news(cx))).await
     }
 
@@ -191,10 +192,10 @@ mod tests {
         let drain = Drain::new();
         let mut ear = drain.ear();
         assert_eq!(hear(&mut ear).await, None);
-        drain.advance(Phase::Draining);
-        assert_eq!(hear(&mut ear).await, Some(Phase::Draining));
+        drain.advance(DrainPhase::Draining);
+        assert_eq!(hear(&mut ear).await, Some(DrainPhase::Draining));
         assert_eq!(hear(&mut ear).await, None);
-        drain.advance(Phase::Leaving);
+        drain.advance(DrainPhase::Leaving);
         assert_eq!(hear(&mut ear).await, None, "there is no way back");
         let mut ear = drain.ear();
         let mut told = Vec::new();
@@ -202,14 +203,14 @@ mod tests {
             while let Some(phase) = ear.poll_news(cx) {
                 told.push(phase);
             }
-            if told.last() == Some(&Phase::Cut) { Poll::Ready(()) } else { Poll::Pending }
+            if told.last() == Some(&DrainPhase::Cut) { Poll::Ready(()) } else { Poll::Pending }
         });
         tokio::join!(listen, async {
             tokio::task::yield_now().await;
-            drain.advance(Phase::Over);
+            drain.advance(DrainPhase::Over);
             tokio::task::yield_now().await;
-            drain.advance(Phase::Cut);
+            drain.advance(DrainPhase::Cut);
         });
-        assert_eq!(told, [Phase::Draining, Phase::Over, Phase::Cut]);
+        assert_eq!(told, [DrainPhase::Draining, DrainPhase::Over, DrainPhase::Cut]);
     }
 }

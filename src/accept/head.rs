@@ -7,22 +7,22 @@ use http::request::Parts;
 
 use super::id::X_REQUEST_ID;
 use super::strict;
-use crate::units::{BadHead, Endpoint, Unroutable};
+use crate::units::{Endpoint, InvalidHead, PathError};
 
 /// A request's head. What is asked of every head is looked for once. It holds also for a head that
-/// is made of this one with other values ([`framing::Known`](crate::framing::Known)): its target and
+/// is made of this one with other values ([`framing::HeadCache`](crate::framing::HeadCache)): its target and
 /// the names of its fields are the same, and so are the values that decide on anything here.
 #[derive(Clone, Debug)]
-pub struct Head {
+pub struct ParsedHead {
     parts: Parts,
-    refused: Option<BadHead>,
-    endpoint: Result<Endpoint, Unroutable>,
+    refused: Option<InvalidHead>,
+    endpoint: Result<Endpoint, PathError>,
     has_id: bool,
     has_coding: bool,
     has_connection: bool,
 }
 
-impl Head {
+impl ParsedHead {
     /// A head that has been read.
     #[must_use]
     pub fn new(parts: Parts) -> Self {
@@ -30,14 +30,14 @@ impl Head {
         let has = |name| parts.headers.contains_key(name);
         let endpoint = Endpoint::find(parts.method.as_str(), parts.uri.path());
         let (has_id, has_coding, has_connection) = (has(X_REQUEST_ID), has(CONTENT_ENCODING), has(CONNECTION));
-        Head { refused, endpoint, has_id, has_coding, has_connection, parts }
+        ParsedHead { refused, endpoint, has_id, has_coding, has_connection, parts }
     }
 
-    /// Checks it: [`BadHead`] says for what.
+    /// Checks it: [`InvalidHead`] says for what.
     ///
     /// # Errors
     /// The first thing found wrong.
-    pub fn check(&self, max_head: usize, max_header_lines: usize) -> Result<(), BadHead> {
+    pub fn check(&self, max_head: usize, max_header_lines: usize) -> Result<(), InvalidHead> {
         strict::check_size(&self.parts, max_head, max_header_lines)?;
         self.refused.map_or(Ok(()), Err)
     }
@@ -46,7 +46,7 @@ impl Head {
     ///
     /// # Errors
     /// None does.
-    pub fn endpoint(&self) -> Result<Endpoint, Unroutable> {
+    pub fn endpoint(&self) -> Result<Endpoint, PathError> {
         self.endpoint
     }
 
@@ -78,7 +78,7 @@ impl Head {
     }
 }
 
-impl Deref for Head {
+impl Deref for ParsedHead {
     type Target = Parts;
     fn deref(&self) -> &Parts {
         &self.parts

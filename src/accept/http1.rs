@@ -19,15 +19,15 @@ use pin_project_lite::pin_project;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
 use tower::Service;
 
-use self::head::{Asked, Limits};
-use self::out::{Ending, Manners, Out};
-use super::body::{BodyCut, Feed, Received, Source};
+use self::head::{HeadLimits, RequestHead};
+use self::out::{ResponseFraming, ResponseMode, WriteBuffer};
+use super::body::{BodyError, BodySender, BodySource, IncomingRequest};
 use super::date::Dates;
-use super::door::{Fault, Talk};
+use super::door::{BoxError, ConnDriver};
 use super::settings::Listen;
-use super::stream::{self, Reception, Told};
-use super::turnstile::{Pass, Turnstile};
-use crate::framing::{Fielded, Framing, Known, Step, Unreadable};
+use super::stream::{self, ConnService, TrackedBody};
+use super::turnstile::{ReadFairness, ReadTicket};
+use crate::framing::{Decoded, Framing, FramingError, HeadCache, ResponseHeaders};
 
 mod head;
 mod out;
@@ -53,24 +53,24 @@ pin_project! {
     /// A connection.
     pub(super) struct Http1<T, S, B>
     where
-        S: Service<Received>,
+        S: Service<IncomingRequest>,
     {
         #[pin]
         io: T,
-        reception: Reception<S>,
+        reception: ConnService<S>,
         dates: Arc<Dates>,
-        turnstile: Arc<Turnstile>,
-        pass: Pass,
-        limits: Limits,
-        known: Known<Asked>,
-        inbox: Inbox,
-        out: Out,
+        turnstile: Arc<ReadFairness>,
+        pass: ReadTicket,
+        limits: HeadLimits,
+        known: HeadCache<RequestHead>,
+        inbox: ReadState,
+        out: WriteBuffer,
         #[pin]
-        exchange: Exchange<stream::Asked<S>, Told<B>>,
-        manners: Manners,
+        exchange: Exchange<stream::ServiceCall<S>, TrackedBody<B>>,
+        manners: ResponseMode,
         // No request is taken any more.
         is_finishing: bool,
-        end: Option<End>,
+        end: Option<ConnEnd>,
     }
 }
 
@@ -83,13 +83,13 @@ pin_project! {
         // The service has it.
         Asking { #[pin] future: F },
         // Its answer goes out.
-        Answering { #[pin] body: B, ending: Ending },
+        Answering { #[pin] body: B, ending: ResponseFraming },
     }
 }
 
 /// How far the connection is on its way to its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum End {
+enum ConnEnd {
     /// It is closed when all is written.
     Clean,
     /// It breaks off within an answer when all is written.
@@ -99,14 +99,14 @@ enum End {
 }
 
 /// What comes in.
-struct Inbox {
+struct ReadState {
     /// What has been read and not understood.
     buffer: BytesMut,
     /// Of a head: what is known to hold no end of it.
     looked_at: usize,
     /// What is left of the body of the request of the moment.
     framing: Framing,
-    feed: Option<Feed>,
+    feed: Option<BodySender>,
     awaits_continue: bool,
     room: usize,
     /// More came ahead of its turn than is kept: none of it is.
@@ -114,7 +114,7 @@ struct Inbox {
 }
 
 /// What looking at the body came to.
-enum Fed {
+enum BodyFeed {
     /// The service has more of it, or its end.
     More,
     /// Nobody waits for it.
@@ -123,44 +123,44 @@ enum Fed {
 
 impl<T, S, B> Http1<T, S, B>
 where
-    S: Service<Received, Response = Response<B>> + Clone,
-    S::Error: Into<Fault>,
-    B: Fielded + Send + 'static,
-    B::Error: Into<Fault>,
+    S: Service<IncomingRequest, Response = Response<B>> + Clone,
+    S::Error: Into<BoxError>,
+    B: ResponseHeaders + Send + 'static,
+    B::Error: Into<BoxError>,
 {
     pub(super) fn new(
         io: T,
-        reception: Reception<S>,
+        reception: ConnService<S>,
         limits: &Listen,
         dates: Arc<Dates>,
-        turnstile: Arc<Turnstile>,
+        turnstile: Arc<ReadFairness>,
     ) -> Self {
-        let limits = Limits { head: limits.max_head, lines: limits.max_header_lines };
+        let limits = HeadLimits { head: limits.max_head, lines: limits.max_header_lines };
         Http1 {
             io,
             reception,
             dates,
             turnstile,
-            pass: Pass::Free,
+            pass: ReadTicket::Free,
             limits,
-            known: Known::default(),
-            inbox: Inbox::new(),
-            out: Out::default(),
+            known: HeadCache::default(),
+            inbox: ReadState::new(),
+            out: WriteBuffer::default(),
             exchange: Exchange::None,
-            manners: Manners { version: http::Version::HTTP_11, is_head: false, keeps: true },
+            manners: ResponseMode { version: http::Version::HTTP_11, is_head: false, keeps: true },
             is_finishing: false,
             end: None,
         }
     }
 }
 
-impl<T, S, B> Talk for Pin<&mut Http1<T, S, B>>
+impl<T, S, B> ConnDriver for Pin<&mut Http1<T, S, B>>
 where
     T: AsyncRead + AsyncWrite,
-    S: Service<Received, Response = Response<B>> + Clone,
-    S::Error: Into<Fault>,
-    B: Fielded + Send + 'static,
-    B::Error: Into<Fault>,
+    S: Service<IncomingRequest, Response = Response<B>> + Clone,
+    S::Error: Into<BoxError>,
+    B: ResponseHeaders + Send + 'static,
+    B::Error: Into<BoxError>,
 {
     type End = io::Result<()>;
 
@@ -171,7 +171,7 @@ where
                 Now::Asking { .. } => ready!(self.as_mut().ask(cx))?,
                 Now::Answering { .. } => ready!(self.as_mut().answer(cx))?,
             }
-            if self.end == Some(End::Over) {
+            if self.end == Some(ConnEnd::Over) {
                 return Poll::Ready(Ok(()));
             }
         }
@@ -185,10 +185,10 @@ where
 impl<T, S, B> Http1<T, S, B>
 where
     T: AsyncRead + AsyncWrite,
-    S: Service<Received, Response = Response<B>> + Clone,
-    S::Error: Into<Fault>,
-    B: Fielded + Send + 'static,
-    B::Error: Into<Fault>,
+    S: Service<IncomingRequest, Response = Response<B>> + Clone,
+    S::Error: Into<BoxError>,
+    B: ResponseHeaders + Send + 'static,
+    B::Error: Into<BoxError>,
 {
     /// No request is open: what is left of the last answer goes out, and the next one comes in.
     fn between(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -196,30 +196,30 @@ where
         ready!(this.out.poll(this.io.as_mut(), cx))?;
         if *this.is_finishing && this.end.is_none() {
             // A request that is there is answered, also where it had to wait for its turn to be read.
-            let may_be_there = this.inbox.buffer.is_empty() && *this.pass != Pass::Free;
+            let may_be_there = this.inbox.buffer.is_empty() && *this.pass != ReadTicket::Free;
             let is_there = may_be_there && matches!(this.inbox.sip(this.io.as_mut(), cx)?, Poll::Ready(1..));
             if !is_there {
-                *this.end = Some(End::Clean);
+                *this.end = Some(ConnEnd::Clean);
             }
         }
         if let Some(end) = *this.end {
-            if end == End::Clean {
+            if end == ConnEnd::Clean {
                 ready!(this.io.poll_shutdown(cx))?;
             }
-            *this.end = Some(End::Over);
+            *this.end = Some(ConnEnd::Over);
             return Poll::Ready(Ok(()));
         }
-        let Inbox { buffer, looked_at, .. } = this.inbox;
+        let ReadState { buffer, looked_at, .. } = this.inbox;
         match head::take(buffer, looked_at, this.known, *this.limits) {
-            Ok(Some(Asked { head, framing, keeps, awaits_continue })) => {
-                *this.manners = Manners { version: head.version, is_head: head.method == Method::HEAD, keeps };
+            Ok(Some(RequestHead { head, framing, keeps, awaits_continue })) => {
+                *this.manners = ResponseMode { version: head.version, is_head: head.method == Method::HEAD, keeps };
                 let body = this.inbox.begin(framing, awaits_continue);
                 let since = this.pass.end();
                 let future = this.reception.receive(head, body, since);
                 this.exchange.set(Exchange::Asking { future });
             }
             // It has had its last chance.
-            Ok(None) if *this.is_finishing => *this.end = Some(End::Clean),
+            Ok(None) if *this.is_finishing => *this.end = Some(ConnEnd::Clean),
             Ok(None) => {
                 if this.inbox.buffer.is_empty() {
                     ready!(this.turnstile.poll(this.pass, cx));
@@ -228,10 +228,10 @@ where
                     this.reception.peer().heard();
                 }
                 match this.inbox.sip(this.io, cx)? {
-                    Poll::Ready(0) => *this.end = Some(End::Clean),
+                    Poll::Ready(0) => *this.end = Some(ConnEnd::Clean),
                     Poll::Ready(_) => {}
                     Poll::Pending => {
-                        *this.pass = Pass::Asks;
+                        *this.pass = ReadTicket::Asks;
                         return Poll::Pending;
                     }
                 }
@@ -239,7 +239,7 @@ where
             Err(why) => {
                 this.reception.refused(why);
                 this.out.refusal(why, head::path_of_unread(&this.inbox.buffer), &this.dates.now());
-                *this.end = Some(End::Clean);
+                *this.end = Some(ConnEnd::Clean);
             }
         }
         Poll::Ready(Ok(()))
@@ -264,8 +264,8 @@ where
             }
             Poll::Ready(Err(error)) => Poll::Ready(Err(io::Error::other(error))),
             Poll::Pending => match ready!(this.inbox.feed(this.io.as_mut(), this.out, cx))? {
-                Fed::More => Poll::Ready(Ok(())),
-                Fed::Unasked => {
+                BodyFeed::More => Poll::Ready(Ok(())),
+                BodyFeed::Unasked => {
                     let is_read = this.inbox.framing.is_over();
                     this.inbox.watch(this.io, is_read, cx)
                 }
@@ -279,14 +279,14 @@ where
         let Now::Answering { mut body, ending } = this.exchange.as_mut().project() else { return Poll::Ready(Ok(())) };
         let mut is_waiting = false;
         // How the answer has ended, and whether well.
-        let mut ended = (*ending == Ending::None || *ending == Ending::Length(0)).then_some(true);
+        let mut ended = (*ending == ResponseFraming::None || *ending == ResponseFraming::Length(0)).then_some(true);
         while ended.is_none() && this.out.takes_more(MOST_WAITING) {
             match body.as_mut().poll_frame(cx) {
                 Poll::Ready(Some(Ok(frame))) => {
                     let is_right = frame.into_data().map_or(true, |piece| this.out.piece(piece, ending));
                     if !is_right {
                         ended = Some(false);
-                    } else if body.is_end_stream() || *ending == Ending::Length(0) {
+                    } else if body.is_end_stream() || *ending == ResponseFraming::Length(0) {
                         ended = Some(this.out.end(*ending));
                     }
                 }
@@ -302,9 +302,9 @@ where
             this.exchange.set(Exchange::None);
             this.inbox.feed = None;
             match is_whole {
-                false => *this.end = Some(End::Broken),
+                false => *this.end = Some(ConnEnd::Broken),
                 true if !this.manners.keeps || this.inbox.is_overrun || *this.is_finishing => {
-                    *this.end = Some(End::Clean);
+                    *this.end = Some(ConnEnd::Clean);
                 }
                 true => {}
             }
@@ -318,9 +318,9 @@ where
     }
 }
 
-impl Inbox {
+impl ReadState {
     fn new() -> Self {
-        Inbox {
+        ReadState {
             buffer: BytesMut::new(),
             looked_at: 0,
             framing: Framing::EMPTY,
@@ -332,19 +332,19 @@ impl Inbox {
     }
 
     /// The body of a request whose head has been taken: whole, if it has come with it.
-    fn begin(&mut self, framing: Framing, awaits_continue: bool) -> Source {
+    fn begin(&mut self, framing: Framing, awaits_continue: bool) -> BodySource {
         (self.framing, self.awaits_continue, self.room) = (framing, awaits_continue, ROOM);
         if let Framing::Length(length) = self.framing
             && length <= self.buffer.len() as u64
         {
             self.framing = Framing::EMPTY;
             // As a rule nothing stands behind it, and the buffer itself becomes the body.
-            return Source::whole(match length == self.buffer.len() as u64 {
+            return BodySource::whole(match length == self.buffer.len() as u64 {
                 true => std::mem::take(&mut self.buffer).freeze(),
                 false => self.buffer.split_to(length as usize).freeze(),
             });
         }
-        let (body, feed) = Source::flow();
+        let (body, feed) = BodySource::flow();
         self.feed = Some(feed);
         body
     }
@@ -390,11 +390,11 @@ impl Inbox {
     fn feed<T: AsyncRead + AsyncWrite>(
         &mut self,
         mut io: Pin<&mut T>,
-        out: &mut Out,
+        out: &mut WriteBuffer,
         cx: &mut Context<'_>,
-    ) -> Poll<io::Result<Fed>> {
+    ) -> Poll<io::Result<BodyFeed>> {
         let Some(feed) = self.feed.as_ref().filter(|feed| feed.is_waited_for()) else {
-            return Poll::Ready(Ok(Fed::Unasked));
+            return Poll::Ready(Ok(BodyFeed::Unasked));
         };
         loop {
             let step = self.framing.step(&mut self.buffer);
@@ -403,10 +403,10 @@ impl Inbox {
                 self.buffer = BytesMut::from(&self.buffer[..]);
             }
             match step {
-                Ok(Step::Data(bytes)) => feed.give(bytes, cx.waker()),
-                Ok(Step::End) => feed.end(Ok(()), cx.waker()),
-                Err(Unreadable) => feed.end(Err(BodyCut::Framing), cx.waker()),
-                Ok(Step::More) => {
+                Ok(Decoded::Data(bytes)) => feed.give(bytes, cx.waker()),
+                Ok(Decoded::End) => feed.end(Ok(()), cx.waker()),
+                Err(FramingError) => feed.end(Err(BodyError::Framing), cx.waker()),
+                Ok(Decoded::More) => {
                     if std::mem::take(&mut self.awaits_continue) {
                         out.go_on();
                     }
@@ -427,7 +427,7 @@ impl Inbox {
                     continue;
                 }
             }
-            return Poll::Ready(Ok(Fed::More));
+            return Poll::Ready(Ok(BodyFeed::More));
         }
     }
 }

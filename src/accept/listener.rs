@@ -11,19 +11,19 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::{JoinError, JoinSet};
 use tower::Service;
 
-use super::body::Received;
-use super::connections::Place;
-use super::door::{Door, Fault};
-use super::drain::{Drain, Phase};
+use super::body::IncomingRequest;
+use super::connections::AddressSlot;
+use super::door::{BoxError, ConnectionServer};
+use super::drain::{Drain, DrainPhase};
 use super::settings::Listen;
-use super::tls::{Certificates, TlsProblem};
+use super::tls::{Certificates, TlsError};
 use crate::clock::Clock;
-use crate::framing::Fielded;
+use crate::framing::ResponseHeaders;
 use crate::units::{Doorstep, Tick};
 
 /// Why a listener did not start.
 #[derive(Debug, thiserror::Error)]
-pub enum CannotListen {
+pub enum ListenError {
     /// The address is taken, or not ours.
     #[error("cannot listen on {address}; name another address, or end what listens there")]
     Address {
@@ -38,7 +38,7 @@ pub enum CannotListen {
         /// Which address.
         address: SocketAddr,
         /// Why.
-        source: TlsProblem,
+        source: TlsError,
     },
 }
 
@@ -57,7 +57,7 @@ pub struct Listener {
     socket: TcpListener,
     address: SocketAddr,
     certificates: Option<Arc<Certificates>>,
-    door: Door,
+    door: ConnectionServer,
     most: usize,
 }
 
@@ -65,15 +65,15 @@ impl Listener {
     /// Binds `listen.address` and reads the certificate.
     ///
     /// # Errors
-    /// [`CannotListen`].
-    pub async fn bind(listen: &Listen, drain: Drain, clock: Clock) -> Result<Self, CannotListen> {
+    /// [`ListenError`].
+    pub async fn bind(listen: &Listen, drain: Drain, clock: Clock) -> Result<Self, ListenError> {
         let asked = listen.address;
         let certificates = listen.tls.as_ref().map(Certificates::load).transpose();
-        let certificates = certificates.map_err(|source| CannotListen::Certificate { address: asked, source })?;
-        let failed = |source| CannotListen::Address { address: asked, source };
+        let certificates = certificates.map_err(|source| ListenError::Certificate { address: asked, source })?;
+        let failed = |source| ListenError::Address { address: asked, source };
         let socket = TcpListener::bind(asked).await.map_err(failed)?;
         let address = socket.local_addr().map_err(failed)?;
-        let door = Door::new(listen, certificates.as_ref(), drain, clock);
+        let door = ConnectionServer::new(listen, certificates.as_ref(), drain, clock);
         let most = rlimit::Resource::NOFILE.get_soft().map_or(usize::MAX, clients_of);
         if most < listen.max_connections {
             let asked = listen.max_connections;
@@ -106,7 +106,7 @@ impl Listener {
 
     /// The door, to give it other limits after a reload.
     #[must_use]
-    pub fn door(&self) -> Door {
+    pub fn door(&self) -> ConnectionServer {
         self.door.clone()
     }
 
@@ -116,7 +116,7 @@ impl Listener {
         Listener { door: self.door.counting(doorstep), ..self }
     }
 
-    /// Accepts until [`Phase::Draining`], and ends when the last connection has ended.
+    /// Accepts until [`DrainPhase::Draining`], and ends when the last connection has ended.
     /// Dropped before that, it takes all its connections with it.
     ///
     /// With `max_connections` open, or as many as there are file descriptors for, the one that has
@@ -126,18 +126,18 @@ impl Listener {
     /// has as many as it may gets no further one: it is closed at once.
     pub async fn serve<S, B>(self, service: S)
     where
-        S: Service<Received, Response = Response<B>> + Clone + Send + 'static,
+        S: Service<IncomingRequest, Response = Response<B>> + Clone + Send + 'static,
         S::Future: Send + 'static,
-        S::Error: Into<Fault>,
-        B: Fielded + Send + 'static,
-        B::Error: Into<Fault>,
+        S::Error: Into<BoxError>,
+        B: ResponseHeaders + Send + 'static,
+        B::Error: Into<BoxError>,
     {
         let Listener { socket, door, certificates, most, .. } = self;
         let mut connections = JoinSet::new();
         let mut pause = Pause::default();
         let clock = door.clock();
         let drain = door.drain().clone();
-        let mut draining = pin!(drain.reached(Phase::Draining));
+        let mut draining = pin!(drain.reached(DrainPhase::Draining));
         // Beside it: files may be slow, and nobody must wait for them to be accepted.
         let mut beside = JoinSet::new();
         if let Some(certificates) = certificates {
@@ -212,7 +212,7 @@ const AT_ONCE: usize = 256;
 struct Newcomer {
     stream: TcpStream,
     from: IpAddr,
-    place: Place,
+    place: AddressSlot,
 }
 
 /// The pause after a failed accept.

@@ -2,13 +2,13 @@
 //!
 //! Promises: no client can hold a connection longer than the limits of [`settings::Listen`]
 //! allow, by saying nothing, by saying it slowly, or by not listening; a client that refuses
-//! bytes is told apart from an engine that sends none ([`ClientSide`], in the body of
+//! bytes is told apart from an engine that sends none ([`ClientState`], in the body of
 //! each request), and does not hold a seat for a short answer by not reading it; an open stream
 //! survives renewed certificates and a drain that is long enough; every connection has ended when [`Listener::serve`] has;
 //! under load what has begun goes on before more is begun, and who waits for that tells since when.
 //!
 //! Leaves to others: what a request means. The service is any `tower::Service`; a head that
-//! can be read and nobody should serve is refused by it, with [`Head::check`].
+//! can be read and nobody should serve is refused by it, with [`ParsedHead::check`].
 //!
 //! How a connection ends:
 //!
@@ -23,7 +23,7 @@
 //! A client that closes its writing half has left. After our side is closed the client may
 //! go on sending for two seconds, unread, so that a refusal reaches it before a reset does.
 //!
-//! [`ClientSide`]: crate::units::ClientSide
+//! [`ClientState`]: crate::units::ClientState
 
 mod body;
 mod connections;
@@ -47,10 +47,10 @@ mod tls;
 mod turnstile;
 mod version;
 
-pub use body::{BodyCut, Received, RequestBody};
-pub use door::{Door, Fault};
-pub use drain::{Drain, Phase};
-pub use head::Head;
+pub use body::{BodyError, IncomingRequest, RequestBody};
+pub use door::{BoxError, ConnectionServer};
+pub use drain::{Drain, DrainPhase};
+pub use head::ParsedHead;
 pub use id::made_id;
-pub use listener::{CannotListen, Listener};
-pub use tls::{Certificates, TlsProblem};
+pub use listener::{ListenError, Listener};
+pub use tls::{Certificates, TlsError};

@@ -7,7 +7,7 @@ use std::task::Waker;
 use std::time::Duration;
 
 use crate::clock::Clock;
-use crate::units::{ClientSide, Tick};
+use crate::units::{ClientState, Tick};
 
 const NEVER: u64 = u64::MAX;
 
@@ -16,12 +16,12 @@ const JUST_NOW: u64 = NEVER - 1;
 
 /// One client connection. On HTTP/1 everything runs in one task and the atomics only make it
 /// shareable; on HTTP/2 the streams end in tasks of their own.
-pub(super) struct Peer {
+pub(super) struct ConnState {
     pub(super) clock: Clock,
     /// The client's address, as text.
     address: Option<Arc<str>>,
     /// The cell of the HTTP/1 request of the moment (HTTP/2 streams have their own).
-    pub(super) side: ClientSide,
+    pub(super) side: ClientState,
     born: Tick,
     /// Whether a whole request head has come.
     greeted: AtomicBool,
@@ -43,7 +43,7 @@ pub(super) struct Peer {
 
 /// How long a connection may stay as it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Due {
+pub(super) enum ConnDeadline {
     /// As long as its requests take.
     Never,
     /// Until then a whole request head must have come.
@@ -52,12 +52,12 @@ pub(super) enum Due {
     Idle(Tick),
 }
 
-impl Peer {
+impl ConnState {
     pub(super) fn new(clock: Clock, address: Option<Arc<str>>) -> Arc<Self> {
         let now = clock.now();
-        Arc::new(Peer {
+        Arc::new(ConnState {
             clock,
-            side: ClientSide::of(address.clone()),
+            side: ClientState::of(address.clone()),
             address,
             born: now,
             greeted: AtomicBool::new(false),
@@ -76,8 +76,8 @@ impl Peer {
     }
 
     /// What the connection tells of its client to one more stream.
-    pub(super) fn side_of_a_stream(&self) -> ClientSide {
-        ClientSide::of(self.address.clone())
+    pub(super) fn side_of_a_stream(&self) -> ClientState {
+        ClientState::of(self.address.clone())
     }
 
     /// Since when it has been idle; `None` while it is not, or before its first request.
@@ -106,12 +106,12 @@ impl Peer {
     }
 
     /// A request's head has come. The request is open until the returned value ends.
-    pub(super) fn greet(self: &Arc<Self>, multiplexed: bool) -> Open {
+    pub(super) fn greet(self: &Arc<Self>, multiplexed: bool) -> OpenRequest {
         self.greeted.store(true, Ordering::Relaxed);
         self.multiplexed.store(multiplexed, Ordering::Relaxed);
         self.speaks_since.store(NEVER, Ordering::Relaxed);
         self.open.fetch_add(1, Ordering::AcqRel);
-        Open(Arc::clone(self))
+        OpenRequest(Arc::clone(self))
     }
 
     pub(super) fn is_multiplexed(&self) -> bool {
@@ -119,7 +119,7 @@ impl Peer {
     }
 
     /// Bytes came in. As a rule a whole head with them, which nobody has to wait for: so the clock is
-    /// left to [`Peer::due`], which the connection asks whenever it waits.
+    /// left to [`ConnState::due`], which the connection asks whenever it waits.
     pub(super) fn heard(&self) {
         if self.open.load(Ordering::Relaxed) == 0 && self.speaks_since.load(Ordering::Relaxed) == NEVER {
             self.speaks_since.store(JUST_NOW, Ordering::Relaxed);
@@ -136,22 +136,22 @@ impl Peer {
     }
 
     /// Which limit runs now. A socket that refuses bytes is under the write-stall limit.
-    pub(super) fn due(&self, header_timeout: Duration, idle_timeout: Duration) -> Due {
+    pub(super) fn due(&self, header_timeout: Duration, idle_timeout: Duration) -> ConnDeadline {
         if self.speaks_since.load(Ordering::Relaxed) == JUST_NOW {
             self.speaks_since.store(self.clock.now().as_nanos(), Ordering::Relaxed);
         }
         if !self.greeted.load(Ordering::Relaxed) {
-            return Due::Head(self.born + header_timeout);
+            return ConnDeadline::Head(self.born + header_timeout);
         }
         if self.open.load(Ordering::Acquire) > 0 || self.refuses.load(Ordering::Relaxed) {
-            return Due::Never;
+            return ConnDeadline::Never;
         }
-        let idle = Due::Idle(Tick::from_nanos(self.idle_since.load(Ordering::Relaxed)) + idle_timeout);
+        let idle = ConnDeadline::Idle(Tick::from_nanos(self.idle_since.load(Ordering::Relaxed)) + idle_timeout);
         match self.speaks_since.load(Ordering::Relaxed) {
             // HTTP/2 peers also speak without asking (pings, settings): only streams count.
             _ if self.is_multiplexed() => idle,
             NEVER => idle,
-            since => Due::Head(Tick::from_nanos(since) + header_timeout),
+            since => ConnDeadline::Head(Tick::from_nanos(since) + header_timeout),
         }
     }
 
@@ -166,15 +166,15 @@ impl Peer {
 }
 
 /// A request that is being handled or answered.
-pub(super) struct Open(Arc<Peer>);
+pub(super) struct OpenRequest(Arc<ConnState>);
 
-impl Open {
-    pub(super) fn peer(&self) -> &Arc<Peer> {
+impl OpenRequest {
+    pub(super) fn peer(&self) -> &Arc<ConnState> {
         &self.0
     }
 }
 
-impl Drop for Open {
+impl Drop for OpenRequest {
     fn drop(&mut self) {
         self.0.idle_since.store(self.0.clock.now().as_nanos(), Ordering::Relaxed);
         let before = self.0.open.fetch_sub(1, Ordering::AcqRel);
@@ -199,33 +199,33 @@ mod tests {
         let clock = Clock::start();
         let at = |secs: u64| Tick::from_millis(secs * 1000);
         let wait = |secs| async move { clock.sleep_until(Some(at(secs))).await };
-        let peer = Peer::new(clock, None);
+        let peer = ConnState::new(clock, None);
         peer.heard();
-        assert_eq!(peer.due(HEAD, IDLE), Due::Head(at(10)), "from the accepted connection");
+        assert_eq!(peer.due(HEAD, IDLE), ConnDeadline::Head(at(10)), "from the accepted connection");
         wait(3).await;
         let open = peer.greet(false);
-        assert_eq!(peer.due(HEAD, IDLE), Due::Never);
+        assert_eq!(peer.due(HEAD, IDLE), ConnDeadline::Never);
         wait(100).await;
         drop(open);
-        assert_eq!(peer.due(HEAD, IDLE), Due::Idle(at(160)));
+        assert_eq!(peer.due(HEAD, IDLE), ConnDeadline::Idle(at(160)));
         for secs in [150, 152] {
             wait(secs).await;
             peer.heard();
-            assert_eq!(peer.due(HEAD, IDLE), Due::Head(at(160)), "from the first byte of the next head");
+            assert_eq!(peer.due(HEAD, IDLE), ConnDeadline::Head(at(160)), "from the first byte of the next head");
         }
         let _open = peer.greet(false);
-        assert_eq!(peer.due(HEAD, IDLE), Due::Never);
+        assert_eq!(peer.due(HEAD, IDLE), ConnDeadline::Never);
     }
 
     #[tokio::test(start_paused = true)]
     async fn the_tail_of_an_answer_is_not_idleness() {
         let clock = Clock::start();
-        let peer = Peer::new(clock, None);
+        let peer = ConnState::new(clock, None);
         drop(peer.greet(false));
         peer.set_refuses(true);
-        assert_eq!(peer.due(HEAD, IDLE), Due::Never);
+        assert_eq!(peer.due(HEAD, IDLE), ConnDeadline::Never);
         clock.sleep_until(Some(Tick::from_millis(5000))).await;
         peer.set_refuses(false);
-        assert_eq!(peer.due(HEAD, IDLE), Due::Idle(Tick::from_millis(65_000)));
+        assert_eq!(peer.due(HEAD, IDLE), ConnDeadline::Idle(Tick::from_millis(65_000)));
     }
 }

@@ -15,7 +15,7 @@ use bytes::{Bytes, BytesMut};
 use http::HeaderMap;
 use http_body::{Body, Frame, SizeHint};
 
-use super::door::Fault;
+use super::door::BoxError;
 
 /// From here on an answer's body is not asked for more while its client does not read. One piece
 /// goes beyond it, and HTTP/2 itself holds some more: what that comes to in memory is measured in
@@ -27,27 +27,27 @@ const MOST: usize = 64 * 1024;
 const PART: usize = 16 * 1024;
 
 /// The body of an answer.
-pub(super) type Answer = Pin<Box<dyn Body<Data = Bytes, Error = Fault> + Send>>;
+pub(super) type BoxResponseBody = Pin<Box<dyn Body<Data = Bytes, Error = BoxError> + Send>>;
 
 /// See the module.
 #[derive(Default)]
-pub(super) struct Shelf {
+pub(super) struct H2SendBuffer {
     /// `None` before the answer, and from its end on.
-    body: Option<Answer>,
+    body: Option<BoxResponseBody>,
     /// What goes next.
     front: Bytes,
     /// What came after it, in one piece: small pieces would each keep alive what they were read
     /// into.
     behind: BytesMut,
     /// What comes after the last byte, if something does.
-    last: Option<Result<HeaderMap, Fault>>,
+    last: Option<Result<HeaderMap, BoxError>>,
     /// Something was given that the connection may not have written yet: the head at first.
     unwritten: bool,
 }
 
-impl Shelf {
-    pub(super) fn of(body: Answer) -> Self {
-        Shelf { body: Some(body), unwritten: true, ..Shelf::default() }
+impl H2SendBuffer {
+    pub(super) fn of(body: BoxResponseBody) -> Self {
+        H2SendBuffer { body: Some(body), unwritten: true, ..H2SendBuffer::default() }
     }
 
     /// Asks the body for as much as may be kept. Says whether it has ended.
@@ -56,7 +56,7 @@ impl Shelf {
         self.body.is_none()
     }
 
-    pub(super) fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Fault>>> {
+    pub(super) fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         loop {
             if let Some(part) = self.part() {
                 self.unwritten = true;
@@ -147,7 +147,7 @@ mod tests {
 
     use super::*;
 
-    type Said = Result<Frame<Bytes>, Fault>;
+    type Said = Result<Frame<Bytes>, BoxError>;
 
     fn data(bytes: impl Into<Bytes>) -> Said {
         Ok(Frame::data(bytes.into()))
@@ -157,19 +157,19 @@ mod tests {
         Ok(Frame::trailers(HeaderMap::from_iter([(http::header::ETAG, "x".parse().unwrap())])))
     }
 
-    fn shelf_of(said: Vec<Said>) -> Shelf {
-        Shelf::of(Box::pin(StreamBody::new(stream::iter(said))))
+    fn shelf_of(said: Vec<Said>) -> H2SendBuffer {
+        H2SendBuffer::of(Box::pin(StreamBody::new(stream::iter(said))))
     }
 
-    fn with_shelf<T>(shelf: &mut Shelf, ask: impl FnOnce(&mut Shelf, &mut Context<'_>) -> T) -> T {
+    fn with_shelf<T>(shelf: &mut H2SendBuffer, ask: impl FnOnce(&mut H2SendBuffer, &mut Context<'_>) -> T) -> T {
         ask(shelf, &mut Context::from_waker(Waker::noop()))
     }
 
     /// All that it gives, with the lengths of its pieces.
-    fn taken(shelf: &mut Shelf) -> (Vec<usize>, Vec<u8>, &'static str) {
+    fn taken(shelf: &mut H2SendBuffer) -> (Vec<usize>, Vec<u8>, &'static str) {
         let (mut lengths, mut all) = (Vec::new(), Vec::new());
         loop {
-            match with_shelf(shelf, Shelf::poll_frame) {
+            match with_shelf(shelf, H2SendBuffer::poll_frame) {
                 Poll::Pending => {}
                 Poll::Ready(None) => return (lengths, all, "end"),
                 Poll::Ready(Some(Err(_))) => return (lengths, all, "error"),
@@ -193,8 +193,8 @@ mod tests {
                 let mut shelf = shelf_of(said);
                 let mut start = Vec::new();
                 for _ in 0..fills {
-                    with_shelf(&mut shelf, Shelf::fill);
-                    if let Poll::Ready(Some(Ok(frame))) = with_shelf(&mut shelf, Shelf::poll_frame) {
+                    with_shelf(&mut shelf, H2SendBuffer::fill);
+                    if let Poll::Ready(Some(Ok(frame))) = with_shelf(&mut shelf, H2SendBuffer::poll_frame) {
                         start.extend(frame.into_data().unwrap_or_default());
                     }
                 }
@@ -203,7 +203,7 @@ mod tests {
                 let whole = [&b"abc"[..], &[b'd'; 20_000], b"e"].concat();
                 assert_eq!((all == whole, how), (true, end), "{fills}");
                 assert!(lengths.iter().all(|length| (1..=PART).contains(length)), "{lengths:?}");
-                assert!(matches!(with_shelf(&mut shelf, Shelf::poll_frame), Poll::Ready(None)));
+                assert!(matches!(with_shelf(&mut shelf, H2SendBuffer::poll_frame), Poll::Ready(None)));
             }
         }
     }
@@ -211,12 +211,12 @@ mod tests {
     #[test]
     fn a_body_is_asked_until_what_may_be_kept_is_reached_and_again_when_it_was_taken() {
         let mut shelf = shelf_of((0..100).map(|_| data(vec![b'x'; 10_000])).collect());
-        assert!(!with_shelf(&mut shelf, Shelf::fill));
+        assert!(!with_shelf(&mut shelf, H2SendBuffer::fill));
         assert!((MOST..MOST + 10_000).contains(&shelf.kept()), "{}", shelf.kept());
-        assert!(!with_shelf(&mut shelf, Shelf::fill));
+        assert!(!with_shelf(&mut shelf, H2SendBuffer::fill));
         assert_eq!(shelf.kept(), 70_000);
-        assert!(with_shelf(&mut shelf, Shelf::poll_frame).is_ready());
-        with_shelf(&mut shelf, Shelf::fill);
+        assert!(with_shelf(&mut shelf, H2SendBuffer::poll_frame).is_ready());
+        with_shelf(&mut shelf, H2SendBuffer::fill);
         assert_eq!(shelf.kept(), 70_000);
         assert_eq!(taken(&mut shelf).1.len(), 990_000);
     }
@@ -224,27 +224,27 @@ mod tests {
     #[test]
     fn its_length_and_its_end_are_those_of_what_is_left() {
         let whole = http_body_util::Full::new(Bytes::from(vec![b'x'; 20_000])).map_err(|never| match never {});
-        let mut shelf = Shelf::of(Box::pin(whole));
+        let mut shelf = H2SendBuffer::of(Box::pin(whole));
         for left in [20_000, 20_000 - PART as u64] {
             assert_eq!((shelf.size_hint().exact(), shelf.is_end_stream()), (Some(left), false));
-            assert!(with_shelf(&mut shelf, Shelf::fill), "a body is not kept beyond its last piece");
+            assert!(with_shelf(&mut shelf, H2SendBuffer::fill), "a body is not kept beyond its last piece");
             assert_eq!((shelf.size_hint().exact(), shelf.is_end_stream()), (Some(left), false));
-            assert!(with_shelf(&mut shelf, Shelf::poll_frame).is_ready());
+            assert!(with_shelf(&mut shelf, H2SendBuffer::poll_frame).is_ready());
         }
         assert_eq!((shelf.size_hint().exact(), shelf.is_end_stream()), (Some(0), true));
         let mut shelf = shelf_of(vec![data("a"), trailers()]);
         assert_eq!(shelf.size_hint().exact(), None);
-        with_shelf(&mut shelf, Shelf::fill);
-        assert!(with_shelf(&mut shelf, Shelf::poll_frame).is_ready());
+        with_shelf(&mut shelf, H2SendBuffer::fill);
+        assert!(with_shelf(&mut shelf, H2SendBuffer::poll_frame).is_ready());
         assert!(!shelf.is_end_stream(), "trailers are to come");
     }
 
     #[test]
     fn the_connection_can_write_what_it_has_before_it_hears_of_a_fault() {
         let mut shelf = shelf_of(vec![data("a"), Err("gone".into())]);
-        with_shelf(&mut shelf, Shelf::fill);
-        assert!(with_shelf(&mut shelf, Shelf::poll_frame).is_ready());
-        assert!(with_shelf(&mut shelf, Shelf::poll_frame).is_pending());
-        assert!(matches!(with_shelf(&mut shelf, Shelf::poll_frame), Poll::Ready(Some(Err(_)))));
+        with_shelf(&mut shelf, H2SendBuffer::fill);
+        assert!(with_shelf(&mut shelf, H2SendBuffer::poll_frame).is_ready());
+        assert!(with_shelf(&mut shelf, H2SendBuffer::poll_frame).is_pending());
+        assert!(matches!(with_shelf(&mut shelf, H2SendBuffer::poll_frame), Poll::Ready(Some(Err(_)))));
     }
 }

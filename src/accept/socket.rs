@@ -14,13 +14,13 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Sleep;
 
-use super::peer::Peer;
+use super::peer::ConnState;
 use super::stall::Stall;
 
 /// A client's transport.
 pub(super) struct Socket<T> {
     io: T,
-    peer: Arc<Peer>,
+    peer: Arc<ConnState>,
     write_stall: Duration,
     stall: Stall,
     /// The client has closed its side.
@@ -43,7 +43,7 @@ impl<T> Socket<T> {
     /// How long a client may go on sending after our side is closed.
     const LINGER: Duration = Duration::from_secs(2);
 
-    pub(super) fn new(io: T, peer: Arc<Peer>, write_stall: Duration) -> Self {
+    pub(super) fn new(io: T, peer: Arc<ConnState>, write_stall: Duration) -> Self {
         Socket { io, peer, write_stall, stall: Stall::none(), ended: false, linger: Linger::Open }
     }
 

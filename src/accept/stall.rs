@@ -14,7 +14,7 @@ use std::time::Duration;
 use tokio::time::Sleep;
 
 use crate::clock::Clock;
-use crate::units::{ClientSide, Severed, Tick};
+use crate::units::{ClientState, DisconnectReason, Tick};
 
 /// The stretch of the moment, if there is one. Costs a branch while there is none.
 pub(super) struct Stall {
@@ -33,7 +33,7 @@ impl Stall {
     }
 
     /// The client took bytes.
-    pub(super) fn end(&mut self, side: &ClientSide, clock: &Clock) {
+    pub(super) fn end(&mut self, side: &ClientState, clock: &Clock) {
         if self.since.take().is_some() {
             self.asked_again = false;
             side.accepts(clock.now());
@@ -41,18 +41,18 @@ impl Stall {
     }
 
     /// A write was refused just now. Ready when a limit ends the wait; until then the task is
-    /// woken to retry after [`ClientSide::PATIENCE`] and at the limit.
+    /// woken to retry after [`ClientState::PATIENCE`] and at the limit.
     pub(super) fn refused(
         &mut self,
-        side: &ClientSide,
+        side: &ClientState,
         clock: &Clock,
         write_stall: Duration,
         cx: &mut Context<'_>,
-    ) -> Poll<Severed> {
+    ) -> Poll<DisconnectReason> {
         loop {
             let now = clock.now();
             let since = *self.since.get_or_insert(now);
-            let lasting = since + ClientSide::PATIENCE;
+            let lasting = since + ClientState::PATIENCE;
             if now >= lasting {
                 if !self.asked_again {
                     self.asked_again = true;
@@ -62,8 +62,8 @@ impl Stall {
                 side.refuses(since);
             }
             let (limit, why) = match side.total_deadline() {
-                Some(total) if total < since + write_stall => (total, Severed::Total),
-                _ => (since + write_stall, Severed::WriteStall),
+                Some(total) if total < since + write_stall => (total, DisconnectReason::Total),
+                _ => (since + write_stall, DisconnectReason::WriteStall),
             };
             if now >= limit {
                 side.sever(why);

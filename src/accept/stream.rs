@@ -1,5 +1,5 @@
 //! Requests and answers between connections and the service: each request gets its
-//! [`ClientSide`], each answer says what its body last did, and each HTTP/2 stream is
+//! [`ClientState`], each answer says what its body last did, and each HTTP/2 stream is
 //! watched for a client that does not take its bytes, and driven on meanwhile.
 
 use std::future::Future;
@@ -22,32 +22,32 @@ use pin_project_lite::pin_project;
 use tower::util::Oneshot;
 use tower::{Service, ServiceExt};
 
-use super::body::{Received, RequestBody, Source};
-use super::door::Fault;
-use super::drain::{Drain, Ear, Phase};
-use super::head::Head;
+use super::body::{BodySource, IncomingRequest, RequestBody};
+use super::door::BoxError;
+use super::drain::{Drain, DrainPhase, DrainWatch};
+use super::head::ParsedHead;
 use super::id::{X_GOODPUT_REASON, X_REQUEST_ID, made_id};
-use super::peer::{Open, Peer};
-use super::shelf::Shelf;
+use super::peer::{ConnState, OpenRequest};
+use super::shelf::H2SendBuffer;
 use super::stall::Stall;
-use crate::framing::{Fielded, Fields, with_fields};
-use crate::refuse::Refusal;
-use crate::units::{BadHead, ClientSide, Dialect, Doorstep, Severed, Tick};
+use crate::framing::{HeaderSink, ResponseHeaders, with_fields};
+use crate::refuse::Rejection;
+use crate::units::{ClientState, Dialect, DisconnectReason, Doorstep, InvalidHead, Tick};
 
 /// An HTTP/2 stream, as its answer's body and its watcher see it.
 #[derive(Default)]
-pub(super) struct Strand {
-    side: ClientSide,
+pub(super) struct H2Stream {
+    side: ClientState,
     /// Twice the number of frames the body has given; odd while it owes the next one. Even
     /// and unchanged means: the last frame has not gone out yet.
     given: AtomicU64,
     /// The body. A lock that nobody else holds: all who ask are in the stream's task.
-    shelf: Mutex<Shelf>,
+    shelf: Mutex<H2SendBuffer>,
 }
 
-impl Strand {
+impl H2Stream {
     /// The next frame for hyper.
-    fn poll_frame(&self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Fault>>> {
+    fn poll_frame(&self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         let next = self.shelf.lock().poll_frame(cx);
         match &next {
             Poll::Ready(_) => self.gave(),
@@ -80,47 +80,47 @@ impl Strand {
 }
 
 /// Where hyper's call of the service and the spawn of the stream's task, which follow each other in one
-/// poll, hand over the stream's [`Strand`].
-type Handover = Arc<Mutex<Option<(Arc<Strand>, Open)>>>;
+/// poll, hand over the stream's [`H2Stream`].
+type PendingStream = Arc<Mutex<Option<(Arc<H2Stream>, OpenRequest)>>>;
 
 /// The service as one connection sees it.
-pub(super) struct Reception<S> {
+pub(super) struct ConnService<S> {
     service: S,
-    peer: Arc<Peer>,
-    handover: Handover,
+    peer: Arc<ConnState>,
+    handover: PendingStream,
     doorstep: Doorstep,
 }
 
-impl<S> Reception<S> {
-    pub(super) fn new(service: S, peer: Arc<Peer>, streams: &Streams, doorstep: Doorstep) -> Self {
-        Reception { service, peer, handover: Arc::clone(&streams.handover), doorstep }
+impl<S> ConnService<S> {
+    pub(super) fn new(service: S, peer: Arc<ConnState>, streams: &H2Executor, doorstep: Doorstep) -> Self {
+        ConnService { service, peer, handover: Arc::clone(&streams.handover), doorstep }
     }
 
     /// A head never became a request.
-    pub(super) fn refused(&self, why: BadHead) {
+    pub(super) fn refused(&self, why: InvalidHead) {
         self.doorstep.refused_head(why);
     }
 
-    pub(super) fn peer(&self) -> &Peer {
+    pub(super) fn peer(&self) -> &ConnState {
         &self.peer
     }
 }
 
-impl<S, B> hyper::service::Service<Request<Incoming>> for Reception<S>
+impl<S, B> hyper::service::Service<Request<Incoming>> for ConnService<S>
 where
-    S: Service<Received, Response = Response<B>> + Clone,
-    B: Fielded + Send + 'static,
-    B::Error: Into<Fault>,
+    S: Service<IncomingRequest, Response = Response<B>> + Clone,
+    B: ResponseHeaders + Send + 'static,
+    B::Error: Into<BoxError>,
 {
-    type Response = Response<Told<B>>;
+    type Response = Response<TrackedBody<B>>;
     type Error = S::Error;
-    type Future = Asked<S>;
+    type Future = ServiceCall<S>;
 
     /// Runs in the task of the connection, which many streams share.
     fn call(&self, request: Request<Incoming>) -> Self::Future {
         let (head, body) = request.into_parts();
-        match caught(|| Arc::new(Head::new(head))) {
-            Some(head) => self.receive(head, Source::Stream(body), None),
+        match caught(|| Arc::new(ParsedHead::new(head))) {
+            Some(head) => self.receive(head, BodySource::Stream(body), None),
             None => self.begin(true, |_| None),
         }
     }
@@ -136,17 +136,18 @@ fn caught<T>(step: impl FnOnce() -> T) -> Option<T> {
 }
 
 /// A request in the service's hands.
-pub(super) type Asked<S> = Handling<Either<<S as Service<Received>>::Future, Oneshot<S, Received>>>;
+pub(super) type ServiceCall<S> =
+    TrackedFuture<Either<<S as Service<IncomingRequest>>::Future, Oneshot<S, IncomingRequest>>>;
 
-impl<S, B> Reception<S>
+impl<S, B> ConnService<S>
 where
-    S: Service<Received, Response = Response<B>> + Clone,
-    B: Fielded,
+    S: Service<IncomingRequest, Response = Response<B>> + Clone,
+    B: ResponseHeaders,
 {
     /// Hands a request to the service: one that was there since then, if it had to wait.
-    pub(super) fn receive(&self, head: Arc<Head>, source: Source, since: Option<Tick>) -> Asked<S> {
+    pub(super) fn receive(&self, head: Arc<ParsedHead>, source: BodySource, since: Option<Tick>) -> ServiceCall<S> {
         self.begin(head.version == Version::HTTP_2, |side| {
-            let request = Received { head, body: RequestBody::new(source, side), since };
+            let request = IncomingRequest { head, body: RequestBody::new(source, side), since };
             // Most services are always ready: theirs is called at once, and nothing holds the request
             // meanwhile.
             caught(|| {
@@ -160,10 +161,10 @@ where
     }
 
     /// Begins a request, with what hands it to the service.
-    fn begin<F>(&self, multiplexed: bool, hand_over: impl FnOnce(ClientSide) -> Option<F>) -> Handling<F> {
+    fn begin<F>(&self, multiplexed: bool, hand_over: impl FnOnce(ClientState) -> Option<F>) -> TrackedFuture<F> {
         let open = self.peer.greet(multiplexed);
         let strand = multiplexed.then(|| {
-            let strand = Arc::new(Strand { side: self.peer.side_of_a_stream(), ..Strand::default() });
+            let strand = Arc::new(H2Stream { side: self.peer.side_of_a_stream(), ..H2Stream::default() });
             // The stream's task is counted too, so that a connection is not taken for idle
             // while the last frames of an answer wait for the client's window.
             *self.handover.lock() = Some((Arc::clone(&strand), self.peer.greet(true)));
@@ -176,27 +177,27 @@ where
                 self.peer.side.clone()
             }
         };
-        Handling { inner: hand_over(side), told: Some((open, strand)) }
+        TrackedFuture { inner: hand_over(side), told: Some((open, strand)) }
     }
 }
 
 pin_project! {
     /// The service's future, which keeps its request open.
-    pub(super) struct Handling<F> {
+    pub(super) struct TrackedFuture<F> {
         // `None`: it panicked before it came there.
         #[pin]
         inner: Option<F>,
-        told: Option<(Open, Option<Arc<Strand>>)>,
+        told: Option<(OpenRequest, Option<Arc<H2Stream>>)>,
     }
 }
 
-impl<F, B, E> Future for Handling<F>
+impl<F, B, E> Future for TrackedFuture<F>
 where
     F: Future<Output = Result<Response<B>, E>>,
-    B: Fielded + Send + 'static,
-    B::Error: Into<Fault>,
+    B: ResponseHeaders + Send + 'static,
+    B::Error: Into<BoxError>,
 {
-    type Output = Result<Response<Told<B>>, E>;
+    type Output = Result<Response<TrackedBody<B>>, E>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.project();
@@ -208,12 +209,12 @@ where
         Poll::Ready(response.map(|response| {
             let (head, body) = response.into_parts();
             match (body, strand) {
-                (Err(body), _) => Response::from_parts(head, Told::Failed { body, _open: open }),
-                (Ok(body), None) => Response::from_parts(head, Told::Plain { body, open }),
+                (Err(body), _) => Response::from_parts(head, TrackedBody::Failed { body, _open: open }),
+                (Ok(body), None) => Response::from_parts(head, TrackedBody::Plain { body, open }),
                 // hyper takes all fields of a head from its map.
                 (Ok(body), Some(strand)) => with_fields(Response::from_parts(head, body)).map(|body| {
-                    *strand.shelf.lock() = Shelf::of(Box::pin(body.map_err(Into::into)));
-                    Told::Stream { strand, _open: open }
+                    *strand.shelf.lock() = H2SendBuffer::of(Box::pin(body.map_err(Into::into)));
+                    TrackedBody::Stream { strand, _open: open }
                 }),
             }
         }))
@@ -223,7 +224,7 @@ where
 /// The answer to a request that never came to the service.
 #[cold]
 fn failed() -> Response<Full<Bytes>> {
-    let (refusal, id) = (Refusal::Internal, made_id());
+    let (refusal, id) = (Rejection::Internal, made_id());
     let mut response = Response::new(Full::new(refusal.body(Dialect::Chat, &id)));
     *response.status_mut() = refusal.status();
     let headers = response.headers_mut();
@@ -236,15 +237,15 @@ fn failed() -> Response<Full<Bytes>> {
 pin_project! {
     /// An answer's body, which keeps its request open.
     #[project = Projected]
-    pub(super) enum Told<B> {
+    pub(super) enum TrackedBody<B> {
         // HTTP/1: as it is.
-        Plain { #[pin] body: B, open: Open },
+        Plain { #[pin] body: B, open: OpenRequest },
         // HTTP/2: it stands in the strand, for its watcher to drive it too.
-        Stream { strand: Arc<Strand>, _open: Open },
+        Stream { strand: Arc<H2Stream>, _open: OpenRequest },
         // An answer of our own.
-        Failed { #[pin] body: Full<Bytes>, _open: Open },
+        Failed { #[pin] body: Full<Bytes>, _open: OpenRequest },
     }
-    impl<B> PinnedDrop for Told<B> {
+    impl<B> PinnedDrop for TrackedBody<B> {
         fn drop(this: Pin<&mut Self>) {
             match this.project() {
                 Projected::Plain { open, .. } => open.peer().side.lift_total_deadline(),
@@ -259,35 +260,35 @@ pin_project! {
 }
 
 /// On HTTP/2 they have been taken to the map of its head.
-impl<B> Fielded for Told<B>
+impl<B> ResponseHeaders for TrackedBody<B>
 where
-    B: Fielded,
-    B::Error: Into<Fault>,
+    B: ResponseHeaders,
+    B::Error: Into<BoxError>,
 {
     fn pass_fields(&self, to: &mut impl FnMut(&HeaderName, &HeaderValue)) {
         match self {
-            Told::Plain { body, .. } => body.pass_fields(to),
-            Told::Stream { .. } | Told::Failed { .. } => {}
+            TrackedBody::Plain { body, .. } => body.pass_fields(to),
+            TrackedBody::Stream { .. } | TrackedBody::Failed { .. } => {}
         }
     }
 
-    fn add_fields(&self, head: &mut impl Fields) {
+    fn add_fields(&self, head: &mut impl HeaderSink) {
         match self {
-            Told::Plain { body, .. } => body.add_fields(head),
-            Told::Stream { .. } | Told::Failed { .. } => {}
+            TrackedBody::Plain { body, .. } => body.add_fields(head),
+            TrackedBody::Stream { .. } | TrackedBody::Failed { .. } => {}
         }
     }
 }
 
-impl<B> Body for Told<B>
+impl<B> Body for TrackedBody<B>
 where
     B: Body<Data = Bytes>,
-    B::Error: Into<Fault>,
+    B::Error: Into<BoxError>,
 {
     type Data = Bytes;
-    type Error = Fault;
+    type Error = BoxError;
 
-    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Fault>>> {
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         match self.project() {
             Projected::Plain { body, .. } => body.poll_frame(cx).map(|next| next.map(|next| next.map_err(Into::into))),
             Projected::Stream { strand, .. } => strand.poll_frame(cx),
@@ -299,80 +300,87 @@ where
 
     fn is_end_stream(&self) -> bool {
         match self {
-            Told::Plain { body, .. } => body.is_end_stream(),
-            Told::Stream { strand, .. } => strand.shelf.lock().is_end_stream(),
-            Told::Failed { body, .. } => body.is_end_stream(),
+            TrackedBody::Plain { body, .. } => body.is_end_stream(),
+            TrackedBody::Stream { strand, .. } => strand.shelf.lock().is_end_stream(),
+            TrackedBody::Failed { body, .. } => body.is_end_stream(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match self {
-            Told::Plain { body, .. } => body.size_hint(),
-            Told::Stream { strand, .. } => strand.shelf.lock().size_hint(),
-            Told::Failed { body, .. } => body.size_hint(),
+            TrackedBody::Plain { body, .. } => body.size_hint(),
+            TrackedBody::Stream { strand, .. } => strand.shelf.lock().size_hint(),
+            TrackedBody::Failed { body, .. } => body.size_hint(),
         }
     }
 }
 
 /// The executor of one HTTP/2 connection: a task for each stream.
 #[derive(Clone)]
-pub(super) struct Streams {
+pub(super) struct H2Executor {
     drain: Drain,
     write_stall: Duration,
-    handover: Handover,
+    handover: PendingStream,
 }
 
-impl Streams {
+impl H2Executor {
     pub(super) fn new(drain: Drain, write_stall: Duration) -> Self {
-        Streams { drain, write_stall, handover: Handover::default() }
+        H2Executor { drain, write_stall, handover: PendingStream::default() }
     }
 }
 
-impl<F> hyper::rt::Executor<F> for Streams
+impl<F> hyper::rt::Executor<F> for H2Executor
 where
     F: Future<Output = ()> + Send + 'static,
 {
-    /// The task is owned by its [`Open`]: the connection waits until all of them have ended.
+    /// The task is owned by its [`OpenRequest`]: the connection waits until all of them have ended.
     fn execute(&self, stream: F) {
         let Some((strand, open)) = self.handover.lock().take() else {
             // Only a tunnel comes without a call before it, and those are refused.
             return;
         };
         let stall = Stall::none();
-        let watched =
-            Watched { stream, strand, open, ear: self.drain.ear(), stall, frame: 0, write_stall: self.write_stall };
+        let watched = H2StreamTask {
+            stream,
+            strand,
+            open,
+            ear: self.drain.ear(),
+            stall,
+            frame: 0,
+            write_stall: self.write_stall,
+        };
         tokio::spawn(watched);
     }
 }
 
 pin_project! {
     /// A stream's future, and the limits of a client that does not take its bytes.
-    struct Watched<F> {
+    struct H2StreamTask<F> {
         #[pin]
         stream: F,
-        strand: Arc<Strand>,
-        ear: Ear,
+        strand: Arc<H2Stream>,
+        ear: DrainWatch,
         stall: Stall,
         // Which frame the stretch of refusal is about.
         frame: u64,
         write_stall: Duration,
         // Last, so that the stream is gone before it is no longer counted.
-        open: Open,
+        open: OpenRequest,
     }
 }
 
-impl<F: Future<Output = ()>> Future for Watched<F> {
+impl<F: Future<Output = ()>> Future for H2StreamTask<F> {
     type Output = ();
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         let this = self.project();
         let side = &this.strand.side;
         while let Some(phase) = this.ear.poll_news(cx) {
-            if phase >= Phase::Over {
+            if phase >= DrainPhase::Over {
                 side.end_drain();
             }
-            if phase >= Phase::Cut {
-                side.sever(Severed::Drain);
+            if phase >= DrainPhase::Cut {
+                side.sever(DisconnectReason::Drain);
                 return Poll::Ready(());
             }
         }

@@ -2,40 +2,40 @@
 //!
 //! Pure. Malformed lines and lengths never come this far: on HTTP/1.1 their connection ends with
 //! an answer right away. What can be read, but two readers could read in two ways, is refused
-//! here, over both versions: `gateway` asks for the result ([`Head::check`](super::Head::check))
+//! here, over both versions: `gateway` asks for the result ([`ParsedHead::check`](super::ParsedHead::check))
 //! and answers with `connection: close`. Either way it never becomes a request, and is counted as
-//! a [`BadHead`] and nowhere else.
+//! a [`InvalidHead`] and nowhere else.
 
 use http::header::{EXPECT, HOST, HeaderMap, HeaderValue, TRANSFER_ENCODING};
 use http::request::Parts;
 use http::uri::Authority;
 use http::{Method, Version};
 
-use crate::units::BadHead;
+use crate::units::InvalidHead;
 
 /// Checks how large a head is.
-pub(super) fn check_size(parts: &Parts, max_head: usize, max_header_lines: usize) -> Result<(), BadHead> {
+pub(super) fn check_size(parts: &Parts, max_head: usize, max_header_lines: usize) -> Result<(), InvalidHead> {
     if parts.headers.len() > max_header_lines {
-        return Err(BadHead::TooManyLines);
+        return Err(InvalidHead::TooManyLines);
     }
     if parts.version == Version::HTTP_2 && length(parts) > max_head {
-        return Err(BadHead::TooLarge);
+        return Err(InvalidHead::TooLarge);
     }
     Ok(())
 }
 
 /// Checks all else of a head that could be read: what no limit decides on.
-pub(super) fn check(parts: &Parts) -> Result<(), BadHead> {
+pub(super) fn check(parts: &Parts) -> Result<(), InvalidHead> {
     if parts.method == Method::CONNECT || parts.method == Method::TRACE {
-        return Err(BadHead::Method);
+        return Err(InvalidHead::Method);
     }
-    let said = Said::by(&parts.headers);
+    let said = HeadFields::by(&parts.headers);
     if !said.is_framed_plainly() {
-        return Err(BadHead::TransferCoding);
+        return Err(InvalidHead::TransferCoding);
     }
     target(parts)?;
     host(parts, &said)?;
-    if said.expects_otherwise { Err(BadHead::Expectation) } else { Ok(()) }
+    if said.expects_otherwise { Err(InvalidHead::Expectation) } else { Ok(()) }
 }
 
 /// About what a head would take on the wire: each field with its four bytes of colon, space and line end.
@@ -46,7 +46,7 @@ fn length(parts: &Parts) -> usize {
 
 /// What the fields of a head say that is checked here. They are gone through once.
 #[derive(Default)]
-struct Said<'a> {
+struct HeadFields<'a> {
     hosts: usize,
     /// The last one.
     host: Option<&'a HeaderValue>,
@@ -57,9 +57,9 @@ struct Said<'a> {
     expects_otherwise: bool,
 }
 
-impl<'a> Said<'a> {
+impl<'a> HeadFields<'a> {
     fn by(fields: &'a HeaderMap) -> Self {
-        let mut said = Said::default();
+        let mut said = HeadFields::default();
         for (name, value) in fields {
             if *name == HOST {
                 said.hosts += 1;
@@ -81,32 +81,32 @@ impl<'a> Said<'a> {
     }
 }
 
-fn target(parts: &Parts) -> Result<(), BadHead> {
+fn target(parts: &Parts) -> Result<(), InvalidHead> {
     let uri = &parts.uri;
     let web = uri.scheme_str().is_none_or(|scheme| scheme == "http" || scheme == "https");
     // An authority without a scheme is the authority form, which only CONNECT uses.
     let whole = uri.authority().is_none() || uri.scheme().is_some() || parts.version == Version::HTTP_2;
     let path = uri.path().starts_with('/') || (uri.path() == "*" && parts.method == Method::OPTIONS);
-    if web && whole && path { Ok(()) } else { Err(BadHead::Target) }
+    if web && whole && path { Ok(()) } else { Err(InvalidHead::Target) }
 }
 
 /// Exactly one host. Where the target names one too (absolute form, `:authority`), it must
 /// be the same: two names for one request are two readings of it.
-fn host(parts: &Parts, said: &Said<'_>) -> Result<(), BadHead> {
+fn host(parts: &Parts, said: &HeadFields<'_>) -> Result<(), InvalidHead> {
     if said.hosts > 1 {
-        return Err(BadHead::Host);
+        return Err(InvalidHead::Host);
     }
     let named = parts.uri.authority().map(Authority::as_str);
     match (said.host, named) {
         // HTTP/1.0 knows no Host; HTTP/2 has it in `:authority`.
         (None, None) if parts.version == Version::HTTP_10 => Ok(()),
         (None, Some(named)) if parts.version != Version::HTTP_11 => valid(named),
-        (None, _) => Err(BadHead::Host),
+        (None, _) => Err(InvalidHead::Host),
         (Some(host), None) if is_plain(host.as_bytes()) => Ok(()),
         (Some(host), named) => {
-            let host = host.to_str().map_err(|_| BadHead::Host)?;
+            let host = host.to_str().map_err(|_| InvalidHead::Host)?;
             if named.is_some_and(|named| !named.eq_ignore_ascii_case(host)) {
-                return Err(BadHead::Host);
+                return Err(InvalidHead::Host);
             }
             valid(host)
         }
@@ -114,17 +114,17 @@ fn host(parts: &Parts, said: &Said<'_>) -> Result<(), BadHead> {
 }
 
 /// A name or address with an optional port, and no user before it.
-fn valid(host: &str) -> Result<(), BadHead> {
+fn valid(host: &str) -> Result<(), InvalidHead> {
     if is_plain(host.as_bytes()) {
         return Ok(());
     }
-    let authority: Authority = host.parse().map_err(|_| BadHead::Host)?;
-    let after = authority.as_str().strip_prefix(authority.host()).ok_or(BadHead::Host)?;
+    let authority: Authority = host.parse().map_err(|_| InvalidHead::Host)?;
+    let after = authority.as_str().strip_prefix(authority.host()).ok_or(InvalidHead::Host)?;
     let port = match after.strip_prefix(':') {
         Some(port) => port.is_empty() || authority.port_u16().is_some(),
         None => after.is_empty(),
     };
-    if port && !authority.host().is_empty() { Ok(()) } else { Err(BadHead::Host) }
+    if port && !authority.host().is_empty() { Ok(()) } else { Err(InvalidHead::Host) }
 }
 
 /// The bytes of plain names.
@@ -153,17 +153,17 @@ mod tests {
     use http::Request;
 
     use super::*;
-    use crate::accept::Head;
+    use crate::accept::ParsedHead;
 
-    fn head(method: &str, target: &str, version: Version, lines: &[(&str, &str)]) -> Head {
+    fn head(method: &str, target: &str, version: Version, lines: &[(&str, &str)]) -> ParsedHead {
         let mut request = Request::builder().method(method).uri(target).version(version);
         for (name, value) in lines {
             request = request.header(*name, *value);
         }
-        Head::new(request.body(()).unwrap().into_parts().0)
+        ParsedHead::new(request.body(()).unwrap().into_parts().0)
     }
 
-    fn checked(method: &str, target: &str, lines: &[(&str, &str)]) -> Result<(), BadHead> {
+    fn checked(method: &str, target: &str, lines: &[(&str, &str)]) -> Result<(), InvalidHead> {
         head(method, target, Version::HTTP_11, lines).check(64 << 10, 100)
     }
 
@@ -181,10 +181,10 @@ mod tests {
 
     #[test]
     fn one_valid_host_is_needed() {
-        assert_eq!(checked("POST", PATH, &[]), Err(BadHead::Host));
-        assert_eq!(checked("POST", PATH, &[("host", "a"), ("host", "a")]), Err(BadHead::Host));
+        assert_eq!(checked("POST", PATH, &[]), Err(InvalidHead::Host));
+        assert_eq!(checked("POST", PATH, &[("host", "a"), ("host", "a")]), Err(InvalidHead::Host));
         for bad in ["a b/@c?d", "", "user@host", "a:b", "a:99999", "a/b", "[::1", "a:80:80"] {
-            assert_eq!(checked("POST", PATH, &[("host", bad)]), Err(BadHead::Host), "{bad:?}");
+            assert_eq!(checked("POST", PATH, &[("host", bad)]), Err(InvalidHead::Host), "{bad:?}");
         }
     }
 
@@ -206,43 +206,43 @@ mod tests {
         let h2 = |lines| head("POST", "http://g:1/v1/models", Version::HTTP_2, lines).check(64 << 10, 100);
         assert_eq!(h2(&[]), Ok(()));
         assert_eq!(h2(&[("host", "G:1")]), Ok(()));
-        assert_eq!(h2(&[("host", "other")]), Err(BadHead::Host));
-        assert_eq!(head("POST", PATH, Version::HTTP_2, &[]).check(64 << 10, 100), Err(BadHead::Host));
+        assert_eq!(h2(&[("host", "other")]), Err(InvalidHead::Host));
+        assert_eq!(head("POST", PATH, Version::HTTP_2, &[]).check(64 << 10, 100), Err(InvalidHead::Host));
     }
 
     #[test]
     fn an_absolute_target_must_agree_with_the_host() {
         let absolute = "http://evil.invalid/v1/chat/completions";
-        assert_eq!(checked("POST", absolute, &[("host", "gateway")]), Err(BadHead::Host));
+        assert_eq!(checked("POST", absolute, &[("host", "gateway")]), Err(InvalidHead::Host));
         assert_eq!(checked("POST", absolute, &[("host", "evil.invalid")]), Ok(()));
-        assert_eq!(checked("POST", "ftp://gateway/v1/models", &[("host", "gateway")]), Err(BadHead::Target));
-        assert_eq!(checked("GET", "*", &[("host", "g")]), Err(BadHead::Target));
-        assert_eq!(checked("GET", "gateway:80", &[("host", "gateway:80")]), Err(BadHead::Target));
+        assert_eq!(checked("POST", "ftp://gateway/v1/models", &[("host", "gateway")]), Err(InvalidHead::Target));
+        assert_eq!(checked("GET", "*", &[("host", "g")]), Err(InvalidHead::Target));
+        assert_eq!(checked("GET", "gateway:80", &[("host", "gateway:80")]), Err(InvalidHead::Target));
     }
 
     #[test]
     fn tunnels_and_echoes_are_refused() {
-        assert_eq!(checked("CONNECT", "127.0.0.1:22", &[("host", "g")]), Err(BadHead::Method));
-        assert_eq!(checked("TRACE", PATH, &[("host", "g")]), Err(BadHead::Method));
+        assert_eq!(checked("CONNECT", "127.0.0.1:22", &[("host", "g")]), Err(InvalidHead::Method));
+        assert_eq!(checked("TRACE", PATH, &[("host", "g")]), Err(InvalidHead::Method));
     }
 
     #[test]
     fn chunked_stands_alone() {
         for odd in ["gzip, chunked", "chunked, chunked", "chunked;q=1", "identity, chunked", "\"chunked\"", ""] {
             let lines = [("host", "g"), ("transfer-encoding", odd)];
-            assert_eq!(checked("POST", PATH, &lines), Err(BadHead::TransferCoding), "{odd:?}");
+            assert_eq!(checked("POST", PATH, &lines), Err(InvalidHead::TransferCoding), "{odd:?}");
         }
         let twice = [("host", "g"), ("transfer-encoding", "gzip"), ("transfer-encoding", "chunked")];
-        assert_eq!(checked("POST", PATH, &twice), Err(BadHead::TransferCoding));
+        assert_eq!(checked("POST", PATH, &twice), Err(InvalidHead::TransferCoding));
     }
 
     #[test]
     fn odd_expectations_and_too_many_lines_are_refused() {
-        assert_eq!(checked("POST", PATH, &[("host", "g"), ("expect", "200-ok")]), Err(BadHead::Expectation));
+        assert_eq!(checked("POST", PATH, &[("host", "g"), ("expect", "200-ok")]), Err(InvalidHead::Expectation));
         let lines: Vec<(&str, &str)> =
             std::iter::once(("host", "g")).chain(std::iter::repeat_n(("x", "y"), 3)).collect();
         assert_eq!(head("POST", PATH, Version::HTTP_11, &lines).check(64 << 10, 4), Ok(()));
-        assert_eq!(head("POST", PATH, Version::HTTP_11, &lines).check(64 << 10, 3), Err(BadHead::TooManyLines));
+        assert_eq!(head("POST", PATH, Version::HTTP_11, &lines).check(64 << 10, 3), Err(InvalidHead::TooManyLines));
     }
 
     #[test]
@@ -251,6 +251,6 @@ mod tests {
         let head = head("POST", PATH, Version::HTTP_2, &[("host", "g"), ("x-long", &long)]);
         let exact = PATH.len() + "host".len() + 1 + 4 + "x-long".len() + long.len() + 4;
         assert_eq!(head.check(exact, 100), Ok(()));
-        assert_eq!(head.check(exact - 1, 100), Err(BadHead::TooLarge));
+        assert_eq!(head.check(exact - 1, 100), Err(InvalidHead::TooLarge));
     }
 }

@@ -15,10 +15,10 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio::task::JoinHandle;
 
 use super::settings::Listen;
-use super::{Door, Drain, Phase, Received};
+use super::{ConnectionServer, Drain, DrainPhase, IncomingRequest};
 use crate::clock::Clock;
-use crate::framing::Fielded;
-use crate::units::{ClientSide, Severed, Tick};
+use crate::framing::ResponseHeaders;
+use crate::units::{ClientState, DisconnectReason, Tick};
 
 const GET: &[u8] = b"GET /health HTTP/1.1\r\nhost: g\r\n\r\n";
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -43,8 +43,8 @@ enum Act {
 /// How a body ended, seen from inside.
 #[derive(Default)]
 struct Seen {
-    sides: Mutex<Vec<ClientSide>>,
-    severed: Mutex<Vec<(Option<Severed>, bool, Tick)>>,
+    sides: Mutex<Vec<ClientState>>,
+    severed: Mutex<Vec<(Option<DisconnectReason>, bool, Tick)>>,
     /// Bytes that endless bodies were asked for.
     asked: AtomicUsize,
     /// Bodies that were dropped by a panic.
@@ -54,12 +54,12 @@ struct Seen {
 struct Played {
     act: Act,
     given: usize,
-    side: ClientSide,
+    side: ClientState,
     clock: Clock,
     seen: Arc<Seen>,
 }
 
-impl Fielded for Played {}
+impl ResponseHeaders for Played {}
 
 impl Body for Played {
     type Data = Bytes;
@@ -99,7 +99,7 @@ impl Drop for Played {
 }
 
 struct House {
-    door: Door,
+    door: ConnectionServer,
     drain: Drain,
     clock: Clock,
     seen: Arc<Seen>,
@@ -109,7 +109,7 @@ impl House {
     fn new() -> Self {
         let (clock, drain) = (Clock::start(), Drain::new());
         let limits = Listen { idle_timeout: Duration::from_secs(60), ..Listen::default() };
-        let door = Door::new(&limits, None, drain.clone(), clock);
+        let door = ConnectionServer::new(&limits, None, drain.clone(), clock);
         House { door, drain, clock, seen: Arc::default() }
     }
 
@@ -117,7 +117,7 @@ impl House {
     fn connect(&self, act: Act, pipe: usize) -> (DuplexStream, JoinHandle<Tick>) {
         let (ours, theirs) = tokio::io::duplex(pipe);
         let (door, clock, seen) = (self.door.clone(), self.clock, Arc::clone(&self.seen));
-        let service = tower::service_fn(move |request: Received| {
+        let service = tower::service_fn(move |request: IncomingRequest| {
             assert_ne!(request.head.uri.path(), "/panic", "a service of a test");
             let side = request.body.client().clone();
             seen.sides.lock().push(side.clone());
@@ -135,11 +135,11 @@ impl House {
         self.clock.sleep_until(Some(self.clock.now() + Duration::from_millis(millis))).await;
     }
 
-    fn side(&self) -> ClientSide {
+    fn side(&self) -> ClientState {
         self.seen.sides.lock().last().expect("a request came").clone()
     }
 
-    fn last_end(&self) -> (Option<Severed>, bool, Tick) {
+    fn last_end(&self) -> (Option<DisconnectReason>, bool, Tick) {
         *self.seen.severed.lock().last().expect("a body ended")
     }
 }
@@ -245,7 +245,7 @@ async fn a_client_that_sends_too_much_ahead_gets_its_answer_and_then_the_end() {
     house.wait(1).await;
     client.write_all(&GET.repeat(10_000)).await.unwrap();
     house.wait(1).await;
-    house.drain.advance(Phase::Over);
+    house.drain.advance(DrainPhase::Over);
     let mut text = Vec::new();
     client.read_to_end(&mut text).await.unwrap();
     let text = String::from_utf8(text).unwrap();
@@ -283,7 +283,7 @@ async fn a_client_that_does_not_read_is_limited_after_100_ms_and_cut_after_the_w
     assert!(house.side().is_limited(house.clock.now()));
     assert_eq!(house.side().refused_since(), Some(at(0)));
     assert_eq!(task.await.unwrap(), at(30_000));
-    assert_eq!(house.last_end(), (Some(Severed::WriteStall), true, at(30_000)));
+    assert_eq!(house.last_end(), (Some(DisconnectReason::WriteStall), true, at(30_000)));
 }
 
 #[tokio::test(start_paused = true)]
@@ -326,7 +326,7 @@ async fn the_total_limit_cuts_a_client_that_does_not_read() {
     house.side().set_total_deadline(at(7000));
     // The deadline was not known when the stretch began: the retry after 100 ms sees it.
     assert_eq!(task.await.unwrap(), at(7000));
-    assert_eq!(house.last_end(), (Some(Severed::Total), true, at(7000)));
+    assert_eq!(house.last_end(), (Some(DisconnectReason::Total), true, at(7000)));
 }
 
 #[tokio::test(start_paused = true)]
@@ -359,12 +359,12 @@ async fn a_drain_closes_the_idle_at_once_and_tells_the_open_ones_at_its_limit() 
     let (mut open, open_task) = house.connect(Act::UntilDrained, 4096);
     open.write_all(GET).await.unwrap();
     house.wait(1000).await;
-    house.drain.advance(Phase::Draining);
+    house.drain.advance(DrainPhase::Draining);
     assert_eq!(idle.read(&mut [0; 16]).await.unwrap(), 0);
     drop(idle);
     assert_eq!(idle_task.await.unwrap(), at(1000));
     house.wait(5000).await;
-    house.drain.advance(Phase::Over);
+    house.drain.advance(DrainPhase::Over);
     let text = answer(&mut open).await;
     assert!(text.contains("data: last\n\n"), "{text}");
     drop(open);
@@ -378,13 +378,13 @@ async fn what_is_left_after_the_last_words_is_cut() {
     let (mut client, task) = house.connect(Act::Endless(1000), 4096);
     client.write_all(GET).await.unwrap();
     house.wait(10).await;
-    for phase in [Phase::Draining, Phase::Over] {
+    for phase in [DrainPhase::Draining, DrainPhase::Over] {
         house.drain.advance(phase);
         house.wait(10).await;
     }
-    house.drain.advance(Phase::Cut);
+    house.drain.advance(DrainPhase::Cut);
     assert_eq!(task.await.unwrap(), at(30));
-    assert_eq!(house.last_end().0, Some(Severed::Drain));
+    assert_eq!(house.last_end().0, Some(DisconnectReason::Drain));
 }
 
 mod http2 {
@@ -478,7 +478,7 @@ mod http2 {
         let mut body = response.into_body();
         assert!(body.data().await.unwrap().unwrap().starts_with(b"{\"error\""));
         assert_eq!(house.seen.severed.lock().len(), 0, "the others go on");
-        house.drain.advance(Phase::Over);
+        house.drain.advance(DrainPhase::Over);
         for mut other in others {
             assert_eq!(end_of(&mut other).await, None);
         }
@@ -517,7 +517,7 @@ mod http2 {
             let data = other.data().await.unwrap().unwrap();
             other.flow_control().release_capacity(data.len()).unwrap();
         }
-        assert_eq!(side.severed(), Some(Severed::WriteStall));
+        assert_eq!(side.severed(), Some(DisconnectReason::WriteStall));
         assert!(end_of(&mut stuck).await.is_some(), "reset");
         assert_eq!(house.side().severed(), None);
         assert!(other.data().await.unwrap().is_ok());
@@ -533,7 +533,7 @@ mod http2 {
         house.wait(29_898).await;
         assert_eq!((house.side().severed(), house.seen.severed.lock().len()), (None, 0));
         house.wait(2).await;
-        assert_eq!(house.last_end(), (Some(Severed::WriteStall), true, at(30_000)));
+        assert_eq!(house.last_end(), (Some(DisconnectReason::WriteStall), true, at(30_000)));
         assert!(end_of(&mut stuck).await.is_some(), "reset");
         let asked = house.seen.asked.load(Ordering::Relaxed);
         assert!((65_536..65_536 + 200).contains(&asked), "{asked}");
@@ -590,7 +590,7 @@ mod http2 {
         let (mut sender, _opens, _task) = connect_shut(&house, Act::UntilDrained).await;
         let _body = ask(&mut sender).await;
         house.wait(500).await;
-        house.drain.advance(Phase::Over);
+        house.drain.advance(DrainPhase::Over);
         house.wait(1).await;
         assert_eq!(house.last_end(), (None, true, at(500)));
     }
@@ -681,10 +681,10 @@ mod http2 {
         let house = House::new();
         let (mut sender, driver, task) = connect(&house, Act::UntilDrained).await;
         let mut body = ask(&mut sender).await;
-        house.drain.advance(Phase::Draining);
+        house.drain.advance(DrainPhase::Draining);
         house.wait(5000).await;
         assert!(!task.is_finished());
-        house.drain.advance(Phase::Over);
+        house.drain.advance(DrainPhase::Over);
         let mut text = Vec::new();
         while let Some(data) = body.data().await {
             text.extend_from_slice(&data.unwrap());
@@ -698,11 +698,11 @@ mod http2 {
         let (mut sender, driver, task) = connect(&house, Act::Endless(1000)).await;
         let _body = ask(&mut sender).await;
         house.wait(200).await;
-        house.drain.advance(Phase::Over);
+        house.drain.advance(DrainPhase::Over);
         house.wait(1000).await;
-        house.drain.advance(Phase::Cut);
+        house.drain.advance(DrainPhase::Cut);
         driver.await.unwrap();
         task.await.unwrap();
-        assert_eq!(house.last_end().0, Some(Severed::Drain));
+        assert_eq!(house.last_end().0, Some(DisconnectReason::Drain));
     }
 }

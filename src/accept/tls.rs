@@ -22,7 +22,7 @@ use crate::clock::Clock;
 
 /// Why a certificate cannot be used.
 #[derive(Debug, thiserror::Error)]
-pub enum TlsProblem {
+pub enum TlsError {
     /// A file cannot be read.
     #[error("cannot read {file}")]
     Unreadable {
@@ -87,8 +87,8 @@ impl Certificates {
     /// Reads certificate and key.
     ///
     /// # Errors
-    /// [`TlsProblem`], with the file that is at fault.
-    pub fn load(tls: &Tls) -> Result<Arc<Self>, TlsProblem> {
+    /// [`TlsError`], with the file that is at fault.
+    pub fn load(tls: &Tls) -> Result<Arc<Self>, TlsError> {
         let (key, hash) = read(tls)?;
         Ok(Arc::new(Certificates { current: ArcSwap::from_pointee(key), source: Mutex::new((tls.clone(), hash)) }))
     }
@@ -97,8 +97,8 @@ impl Certificates {
     /// from now on.
     ///
     /// # Errors
-    /// [`TlsProblem`]; the old certificate stays.
-    pub fn renew(&self) -> Result<bool, TlsProblem> {
+    /// [`TlsError`]; the old certificate stays.
+    pub fn renew(&self) -> Result<bool, TlsError> {
         let tls = self.source.lock().0.clone();
         self.renew_from(&tls)
     }
@@ -106,8 +106,8 @@ impl Certificates {
     /// Reads other files, after a reload of the settings.
     ///
     /// # Errors
-    /// [`TlsProblem`]; the old certificate stays.
-    pub fn renew_from(&self, tls: &Tls) -> Result<bool, TlsProblem> {
+    /// [`TlsError`]; the old certificate stays.
+    pub fn renew_from(&self, tls: &Tls) -> Result<bool, TlsError> {
         let (key, hash) = read(tls)?;
         let mut source = self.source.lock();
         let changed = source.1 != hash;
@@ -152,7 +152,7 @@ impl Certificates {
 }
 
 /// The files are two short ones, read at start and when the settings or a timer say so.
-fn read(tls: &Tls) -> Result<(CertifiedKey, blake3::Hash), TlsProblem> {
+fn read(tls: &Tls) -> Result<(CertifiedKey, blake3::Hash), TlsError> {
     let certificates = file(&tls.certificate_file)?;
     let key = file(&tls.private_key_file)?;
     let mut hash = blake3::Hasher::new();
@@ -160,10 +160,10 @@ fn read(tls: &Tls) -> Result<(CertifiedKey, blake3::Hash), TlsProblem> {
     let fit = certified(&certificates, &key).map_err(|bad| {
         let (file, key) = (tls.certificate_file.clone(), tls.private_key_file.clone());
         match bad {
-            BadPapers::NoCertificate => TlsProblem::NoCertificate { file },
-            BadPapers::NoKey => TlsProblem::NoKey { file: key },
-            BadPapers::NotAPair => TlsProblem::NotAPair { certificate: file, key },
-            BadPapers::Unfit(source) => TlsProblem::Unfit { file, source },
+            BadPapers::NoCertificate => TlsError::NoCertificate { file },
+            BadPapers::NoKey => TlsError::NoKey { file: key },
+            BadPapers::NotAPair => TlsError::NotAPair { certificate: file, key },
+            BadPapers::Unfit(source) => TlsError::Unfit { file, source },
         }
     })?;
     Ok((fit, hash.finalize()))
@@ -172,14 +172,14 @@ fn read(tls: &Tls) -> Result<(CertifiedKey, blake3::Hash), TlsProblem> {
 /// Longer than any pair, as the settings' other files.
 const LONGEST: u64 = 1 << 20;
 
-fn file(path: &Path) -> Result<Vec<u8>, TlsProblem> {
+fn file(path: &Path) -> Result<Vec<u8>, TlsError> {
     // Opening a pipe would wait for its writer.
     let bytes = std::fs::metadata(path).and_then(|found| match found.is_file() {
         true if found.len() <= LONGEST => std::fs::read(path),
         true => Err(std::io::Error::other("it is longer than 1 MiB")),
         false => Err(std::io::Error::other("it is no regular file")),
     });
-    bytes.map_err(|source| TlsProblem::Unreadable { file: path.to_owned(), source })
+    bytes.map_err(|source| TlsError::Unreadable { file: path.to_owned(), source })
 }
 
 #[cfg(test)]
@@ -212,12 +212,12 @@ mod tests {
         let certificates = Certificates::load(&tls).unwrap();
         let first = certificates.current.load_full().cert[0].clone();
         std::fs::write(&tls.certificate_file, "nothing in here").unwrap();
-        assert!(matches!(certificates.renew(), Err(TlsProblem::NoCertificate { .. })));
+        assert!(matches!(certificates.renew(), Err(TlsError::NoCertificate { .. })));
         let other = rcgen::generate_simple_self_signed(["c".to_owned()]).unwrap();
         std::fs::write(&tls.certificate_file, other.cert.pem()).unwrap();
-        assert!(matches!(certificates.renew(), Err(TlsProblem::NotAPair { .. })), "half a renewal");
+        assert!(matches!(certificates.renew(), Err(TlsError::NotAPair { .. })), "half a renewal");
         std::fs::remove_file(&tls.private_key_file).unwrap();
-        assert!(matches!(certificates.renew(), Err(TlsProblem::Unreadable { .. })));
+        assert!(matches!(certificates.renew(), Err(TlsError::Unreadable { .. })));
         assert_eq!(certificates.current.load_full().cert[0], first);
         std::fs::write(&tls.private_key_file, other.signing_key.serialize_pem()).unwrap();
         assert!(certificates.renew().unwrap(), "the other half has come");

@@ -27,7 +27,7 @@ use crate::units::Tick;
 const A_TURN: usize = 32;
 
 /// One for all connections of a listener.
-pub(super) struct Turnstile {
+pub(super) struct ReadFairness {
     most: usize,
     /// One thread does everything.
     is_alone: bool,
@@ -46,7 +46,7 @@ struct Queue {
 
 /// How a connection stands at the turnstile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Pass {
+pub(super) enum ReadTicket {
     /// It may look whether something has come.
     Free,
     /// Nothing had come; when something has, it asks.
@@ -55,17 +55,17 @@ pub(super) enum Pass {
     Waits(Tick),
 }
 
-impl Pass {
+impl ReadTicket {
     /// The wait is over: since when it lasted, if there was one.
     pub(super) fn end(&mut self) -> Option<Tick> {
-        match std::mem::replace(self, Pass::Free) {
-            Pass::Waits(since) => Some(since),
-            Pass::Free | Pass::Asks => None,
+        match std::mem::replace(self, ReadTicket::Free) {
+            ReadTicket::Waits(since) => Some(since),
+            ReadTicket::Free | ReadTicket::Asks => None,
         }
     }
 }
 
-impl Turnstile {
+impl ReadFairness {
     /// For connections of the runtime of the moment.
     pub(super) fn new(clock: Clock) -> Arc<Self> {
         let threads = Handle::try_current().map_or(1, |runtime| runtime.metrics().num_workers());
@@ -73,13 +73,13 @@ impl Turnstile {
     }
 
     fn of(most: usize, is_alone: bool, clock: Clock) -> Self {
-        Turnstile { most, is_alone, clock, went_in: AtomicUsize::new(0), queue: Mutex::default() }
+        ReadFairness { most, is_alone, clock, went_in: AtomicUsize::new(0), queue: Mutex::default() }
     }
 
     /// Ready when the connection may look whether a request has come. It is woken when it has to wait;
     /// whatever else wakes it lets it in too.
-    pub(super) fn poll(self: &Arc<Self>, pass: &mut Pass, cx: &mut Context<'_>) -> Poll<()> {
-        if *pass != Pass::Asks {
+    pub(super) fn poll(self: &Arc<Self>, pass: &mut ReadTicket, cx: &mut Context<'_>) -> Poll<()> {
+        if *pass != ReadTicket::Asks {
             return Poll::Ready(());
         }
         if self.went_in.load(Ordering::Relaxed) < self.most {
@@ -90,7 +90,7 @@ impl Turnstile {
             }
             return Poll::Ready(());
         }
-        *pass = Pass::Waits(self.clock.now());
+        *pass = ReadTicket::Waits(self.clock.now());
         let mut queue = self.queue.lock();
         queue.waiting.push_back(cx.waker().clone());
         self.begin_turn(&mut queue);
@@ -142,15 +142,19 @@ async fn behind_what_is_ready() {
 mod tests {
     use super::*;
 
-    fn of(most: usize) -> Arc<Turnstile> {
-        Arc::new(Turnstile::of(most, true, Clock::start()))
+    fn of(most: usize) -> Arc<ReadFairness> {
+        Arc::new(ReadFairness::of(most, true, Clock::start()))
     }
 
     /// A connection that asks once, and notes its number when it is let in.
-    fn asks(turnstile: &Arc<Turnstile>, number: usize, log: &Arc<Mutex<Vec<usize>>>) -> tokio::task::JoinHandle<Pass> {
+    fn asks(
+        turnstile: &Arc<ReadFairness>,
+        number: usize,
+        log: &Arc<Mutex<Vec<usize>>>,
+    ) -> tokio::task::JoinHandle<ReadTicket> {
         let (turnstile, log) = (Arc::clone(turnstile), Arc::clone(log));
         tokio::spawn(async move {
-            let mut pass = Pass::Asks;
+            let mut pass = ReadTicket::Asks;
             poll_fn(|cx| turnstile.poll(&mut pass, cx)).await;
             log.lock().push(number);
             pass
@@ -171,13 +175,13 @@ mod tests {
         assert_eq!(*log.lock(), (0..10).collect::<Vec<_>>());
         for (number, asked) in all.into_iter().enumerate() {
             let waited = asked.await.unwrap();
-            assert_eq!(waited, if number < 3 { Pass::Asks } else { Pass::Waits(Tick::ZERO) });
+            assert_eq!(waited, if number < 3 { ReadTicket::Asks } else { ReadTicket::Waits(Tick::ZERO) });
         }
     }
 
     #[tokio::test(start_paused = true)]
     async fn where_any_thread_may_turn_all_come_in_too() {
-        let turnstile = Arc::new(Turnstile::of(3, false, Clock::start()));
+        let turnstile = Arc::new(ReadFairness::of(3, false, Clock::start()));
         let log = Arc::default();
         for asked in (0..10).map(|number| asks(&turnstile, number, &log)).collect::<Vec<_>>() {
             asked.await.unwrap();
@@ -191,7 +195,7 @@ mod tests {
         for number in 0..30 {
             let both = [asks(&turnstile, number, &log), asks(&turnstile, number, &log)];
             for asked in both {
-                assert_eq!(asked.await.unwrap(), Pass::Asks);
+                assert_eq!(asked.await.unwrap(), ReadTicket::Asks);
             }
         }
     }
@@ -228,10 +232,10 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn who_is_woken_by_something_else_need_not_wait() {
         let turnstile = of(0);
-        let mut pass = Pass::Asks;
+        let mut pass = ReadTicket::Asks;
         let mut cx = Context::from_waker(Waker::noop());
         assert!(turnstile.poll(&mut pass, &mut cx).is_pending());
         assert!(turnstile.poll(&mut pass, &mut cx).is_ready());
-        assert_eq!(pass, Pass::Waits(Tick::ZERO));
+        assert_eq!(pass, ReadTicket::Waits(Tick::ZERO));
     }
 }

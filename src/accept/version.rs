@@ -10,18 +10,18 @@ use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use super::door::Talk;
+use super::door::ConnDriver;
 
 /// What an HTTP/2 client says first (RFC 9113 section 3.4).
 const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Version {
+pub(super) enum HttpVersion {
     Http1,
     Http2,
 }
 
-impl Version {
+impl HttpVersion {
     /// The version with this name in a TLS handshake (RFC 7301 section 6, RFC 9113 section 3.2).
     pub(super) fn of(name: &[u8]) -> Option<Self> {
         VERSIONS.into_iter().find(|(own, _)| *own == name).map(|(_, version)| version)
@@ -29,47 +29,47 @@ impl Version {
 }
 
 /// The names of the versions in a TLS handshake, what we like best first.
-pub(super) const VERSIONS: [(&[u8], Version); 2] = [(b"h2", Version::Http2), (b"http/1.1", Version::Http1)];
+pub(super) const VERSIONS: [(&[u8], HttpVersion); 2] = [(b"h2", HttpVersion::Http2), (b"http/1.1", HttpVersion::Http1)];
 
 /// Reads until the version is known.
-pub(super) struct Asking<T> {
+pub(super) struct DetectHttp<T> {
     /// `None` once the version is known.
     io: Option<T>,
-    first: First,
+    first: PeekBuffer,
     /// The connection is to end: nobody waits for a first byte any more.
     is_over: bool,
 }
 
 /// The first bytes of a connection.
 #[derive(Clone, Copy, Debug, Default)]
-struct First {
+struct PeekBuffer {
     bytes: [u8; PREFACE.len()],
     len: u8,
 }
 
-impl First {
+impl PeekBuffer {
     fn seen(&self) -> &[u8] {
         &self.bytes[..usize::from(self.len)]
     }
 
     /// The version, if these bytes tell; `at_end`: no more will come.
-    fn version(&self, at_end: bool) -> Option<Version> {
+    fn version(&self, at_end: bool) -> Option<HttpVersion> {
         match self.seen() {
-            seen if seen == PREFACE => Some(Version::Http2),
+            seen if seen == PREFACE => Some(HttpVersion::Http2),
             seen if PREFACE.starts_with(seen) && !at_end => None,
-            _ => Some(Version::Http1),
+            _ => Some(HttpVersion::Http1),
         }
     }
 }
 
-impl<T> Asking<T> {
+impl<T> DetectHttp<T> {
     pub(super) fn new(io: T) -> Self {
-        Asking { io: Some(io), first: First::default(), is_over: false }
+        DetectHttp { io: Some(io), first: PeekBuffer::default(), is_over: false }
     }
 }
 
-impl<T: AsyncRead + Unpin> Talk for Asking<T> {
-    type End = io::Result<Option<(Version, Rewound<T>)>>;
+impl<T: AsyncRead + Unpin> ConnDriver for DetectHttp<T> {
+    type End = io::Result<Option<(HttpVersion, PrefixedIo<T>)>>;
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Self::End> {
         while let Some(io) = self.io.as_mut().filter(|_| !self.is_over) {
@@ -80,7 +80,7 @@ impl<T: AsyncRead + Unpin> Talk for Asking<T> {
             let at_end = len == self.first.len;
             self.first.len = len;
             if let Some(version) = self.first.version(at_end) {
-                let rewound = self.io.take().map(|io| Rewound { io, first: self.first, given: 0 });
+                let rewound = self.io.take().map(|io| PrefixedIo { io, first: self.first, given: 0 });
                 return Poll::Ready(Ok(rewound.map(|io| (version, io))));
             }
         }
@@ -93,13 +93,13 @@ impl<T: AsyncRead + Unpin> Talk for Asking<T> {
 }
 
 /// A connection from its first byte on, although some have been read.
-pub(super) struct Rewound<T> {
+pub(super) struct PrefixedIo<T> {
     io: T,
-    first: First,
+    first: PeekBuffer,
     given: u8,
 }
 
-impl<T: AsyncRead + Unpin> AsyncRead for Rewound<T> {
+impl<T: AsyncRead + Unpin> AsyncRead for PrefixedIo<T> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         if self.given == self.first.len {
             return Pin::new(&mut self.io).poll_read(cx, buf);
@@ -116,7 +116,7 @@ impl<T: AsyncRead + Unpin> AsyncRead for Rewound<T> {
     }
 }
 
-impl<T: AsyncWrite + Unpin> AsyncWrite for Rewound<T> {
+impl<T: AsyncWrite + Unpin> AsyncWrite for PrefixedIo<T> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.io).poll_write(cx, buf)
     }
@@ -149,7 +149,7 @@ mod tests {
 
     use super::*;
 
-    async fn asked(chunks: &[&[u8]]) -> Option<(Version, Vec<u8>)> {
+    async fn asked(chunks: &[&[u8]]) -> Option<(HttpVersion, Vec<u8>)> {
         let (mut client, io) = tokio::io::duplex(4096);
         let send = async {
             for chunk in chunks {
@@ -159,7 +159,7 @@ mod tests {
             drop(client);
         };
         let hear = async {
-            let mut asking = Asking::new(io);
+            let mut asking = DetectHttp::new(io);
             let (version, mut io) = std::future::poll_fn(|cx| asking.poll(cx)).await.unwrap()?;
             let mut all = Vec::new();
             io.read_to_end(&mut all).await.unwrap();
@@ -171,11 +171,11 @@ mod tests {
     #[tokio::test]
     async fn the_preface_tells_and_nothing_is_lost() {
         for (text, version) in [
-            (&b"POST / HTTP/1.1\r\n\r\n"[..], Version::Http1),
-            (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\nmore", Version::Http2),
-            (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r", Version::Http1),
-            (b"PRI * HTTP/1.1\r\n\r\n", Version::Http1),
-            (b"", Version::Http1),
+            (&b"POST / HTTP/1.1\r\n\r\n"[..], HttpVersion::Http1),
+            (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\nmore", HttpVersion::Http2),
+            (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r", HttpVersion::Http1),
+            (b"PRI * HTTP/1.1\r\n\r\n", HttpVersion::Http1),
+            (b"", HttpVersion::Http1),
         ] {
             assert_eq!(asked(&[text]).await, Some((version, text.to_vec())));
             let bytes: Vec<&[u8]> = text.chunks(1).collect();
@@ -186,7 +186,7 @@ mod tests {
     #[tokio::test]
     async fn a_connection_that_is_to_end_is_not_waited_for() {
         let (_client, io) = tokio::io::duplex(64);
-        let mut asking = Asking::new(io);
+        let mut asking = DetectHttp::new(io);
         let first = std::future::poll_fn(|cx| Poll::Ready(asking.poll(cx).is_pending())).await;
         assert!(first);
         asking.finish();
@@ -200,7 +200,7 @@ mod tests {
             let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
             let chunks: Vec<&[u8]> = text.chunks(size).collect();
             let (version, all) = runtime.block_on(asked(&chunks)).unwrap();
-            prop_assert_eq!(version == Version::Http2, text.starts_with(PREFACE));
+            prop_assert_eq!(version == HttpVersion::Http2, text.starts_with(PREFACE));
             prop_assert_eq!(all, text);
         }
     }

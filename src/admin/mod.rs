@@ -24,9 +24,7 @@ mod reloads;
 
 pub use guard::Hosts;
 
-use std::future::Future;
 use std::io::Write as _;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -39,6 +37,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use flate2::Compression;
 use flate2::write::GzEncoder;
+use futures_util::future::BoxFuture;
 use http::header::{ALLOW, AUTHORIZATION, CACHE_CONTROL, CONTENT_ENCODING, CONTENT_TYPE, VARY, WWW_AUTHENTICATE};
 use http::{HeaderMap, HeaderValue, StatusCode};
 use secrecy::{ExposeSecret, SecretString};
@@ -49,10 +48,7 @@ use tokio::sync::Semaphore;
 use self::guard::is_cross_site_write;
 use self::reloads::Reloads;
 use crate::clock::Clock;
-use crate::framing::Fielded;
-
-/// A future without a name.
-pub type Later<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+use crate::framing::ResponseHeaders;
 
 /// What the operators' port shows and does.
 pub trait AdminView: Send + Sync + 'static {
@@ -75,11 +71,11 @@ pub trait AdminView: Send + Sync + 'static {
         class: &str,
         level: Option<usize>,
         length: Option<Duration>,
-    ) -> Result<Degradation, NotForced>;
+    ) -> Result<Degradation, LevelError>;
 
     /// Reads the settings again; says which keys wait for a restart. The error is all problems, one
     /// line each.
-    fn reload(&self) -> Later<'_, Result<Vec<&'static str>, Vec<String>>>;
+    fn reload(&self) -> BoxFuture<'_, Result<Vec<&'static str>, Vec<String>>>;
 }
 
 /// How a class stands against its promise, over its window.
@@ -137,7 +133,7 @@ pub struct Degradation {
 
 /// Why a level could not be set.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum NotForced {
+pub enum LevelError {
     /// No class has this name.
     UnknownClass,
     /// The class has only so many levels.
@@ -167,7 +163,7 @@ pub struct Access {
 /// The routes of the operators' port.
 pub fn router(view: Arc<dyn AdminView>, access: Access, clock: Clock) -> Router {
     let reloads = Arc::new(Reloads::new(clock));
-    let reload = move |State(view): View| {
+    let reload = move |State(view): SharedView| {
         let reloads = Arc::clone(&reloads);
         async move { told(reloads.run(&*view).await) }
     };
@@ -194,12 +190,12 @@ pub fn router(view: Arc<dyn AdminView>, access: Access, clock: Clock) -> Router 
         .with_state(view)
 }
 
-type View = State<Arc<dyn AdminView>>;
+type SharedView = State<Arc<dyn AdminView>>;
 
 /// Answers here bring no fields of their own.
-impl Fielded for axum::body::Body {}
+impl ResponseHeaders for axum::body::Body {}
 
-async fn ready(State(view): View) -> Response {
+async fn ready(State(view): SharedView) -> Response {
     if view.is_ready() {
         plain(StatusCode::OK, "ready\n")
     } else {
@@ -207,7 +203,7 @@ async fn ready(State(view): View) -> Response {
     }
 }
 
-async fn metrics(State(view): View, headers: HeaderMap, turn: Arc<Semaphore>) -> Response {
+async fn metrics(State(view): SharedView, headers: HeaderMap, turn: Arc<Semaphore>) -> Response {
     let openmetrics = negotiate::prefers_openmetrics(&headers);
     let is_coded = negotiate::takes_gzip(&headers);
     let kind = if openmetrics { negotiate::OPENMETRICS } else { negotiate::TEXT };
@@ -234,12 +230,12 @@ fn gzipped(page: &str) -> Vec<u8> {
     written.expect("writing into memory cannot fail")
 }
 
-async fn slo(State(view): View) -> Response {
+async fn slo(State(view): SharedView) -> Response {
     #[derive(Serialize)]
-    struct Standing {
+    struct SloBody {
         classes: Vec<ClassStanding>,
     }
-    let body = serde_json::to_vec(&Standing { classes: view.slo() });
+    let body = serde_json::to_vec(&SloBody { classes: view.slo() });
     let body = body.expect("names and numbers are always JSON");
     ([(CONTENT_TYPE, "application/json"), (CACHE_CONTROL, "no-store")], body).into_response()
 }
@@ -264,21 +260,21 @@ const LONGEST: u64 = 7 * 24 * 60 * 60;
 /// The longest body of `POST /-/degrade`.
 const LONGEST_WISH: usize = 4096;
 
-async fn degrade(State(view): View, request: Request) -> Response {
+async fn degrade(State(view): SharedView, request: Request) -> Response {
     #[derive(Deserialize)]
     #[serde(deny_unknown_fields)]
-    struct Wish {
+    struct LevelRequest {
         class: String,
         level: serde_json::Value,
         for_seconds: Option<serde_json::Value>,
     }
     let body = axum::body::to_bytes(request.into_body(), LONGEST_WISH).await.unwrap_or_default();
-    let wish: Option<Wish> = serde_json::from_slice(&body).ok();
-    let level = |wish: &Wish| match &wish.level {
+    let wish: Option<LevelRequest> = serde_json::from_slice(&body).ok();
+    let level = |wish: &LevelRequest| match &wish.level {
         serde_json::Value::String(word) if word == "auto" => Some(None),
         other => other.as_u64().and_then(|level| usize::try_from(level).ok()).map(Some),
     };
-    let length = |wish: &Wish, level: Option<usize>| match &wish.for_seconds {
+    let length = |wish: &LevelRequest, level: Option<usize>| match &wish.for_seconds {
         None => Some(None),
         Some(seconds) => {
             let seconds = seconds.as_u64().filter(|seconds| level.is_some() && (1..=LONGEST).contains(seconds));
@@ -300,8 +296,8 @@ async fn degrade(State(view): View, request: Request) -> Response {
             let body = serde_json::to_vec(&now).expect("names and numbers are always JSON");
             ([(CONTENT_TYPE, "application/json")], body).into_response()
         }
-        Err(NotForced::UnknownClass) => plain(StatusCode::NOT_FOUND, "no class has this name; see /slo\n"),
-        Err(NotForced::TooHigh(most)) => {
+        Err(LevelError::UnknownClass) => plain(StatusCode::NOT_FOUND, "no class has this name; see /slo\n"),
+        Err(LevelError::TooHigh(most)) => {
             let text = format!("this class has {most} levels: its `degrade` in the settings says which\n");
             (StatusCode::CONFLICT, [(CONTENT_TYPE, PLAIN)], text).into_response()
         }
@@ -313,7 +309,7 @@ async fn not_without_token() -> Response {
     plain(StatusCode::FORBIDDEN, "an override needs a token: set admin.token_file and restart\n")
 }
 
-async fn status(State(view): View) -> Response {
+async fn status(State(view): SharedView) -> Response {
     let page = page::render(view.is_ready(), &view.slo());
     let headers = [(CONTENT_TYPE, "text/html; charset=utf-8"), (CACHE_CONTROL, "no-store")];
     (headers, page).into_response()
@@ -424,19 +420,19 @@ mod tests {
             class: &str,
             level: Option<usize>,
             length: Option<Duration>,
-        ) -> Result<Degradation, NotForced> {
+        ) -> Result<Degradation, LevelError> {
             let forced_for_seconds = length.map(|length| length.as_secs());
             match (class, level) {
                 ("chat", None) => Ok(Degradation { level: 1, levels: 2, ..Degradation::default() }),
                 ("chat", Some(level)) if level <= 2 => {
                     Ok(Degradation { level, levels: 2, forced: true, forced_for_seconds, ..Degradation::default() })
                 }
-                ("chat", Some(_)) => Err(NotForced::TooHigh(2)),
-                _ => Err(NotForced::UnknownClass),
+                ("chat", Some(_)) => Err(LevelError::TooHigh(2)),
+                _ => Err(LevelError::UnknownClass),
             }
         }
 
-        fn reload(&self) -> Later<'_, Result<Vec<&'static str>, Vec<String>>> {
+        fn reload(&self) -> BoxFuture<'_, Result<Vec<&'static str>, Vec<String>>> {
             let problems = self.problems.clone();
             Box::pin(async move { if problems.is_empty() { Ok(vec!["listen.address"]) } else { Err(problems) } })
         }
@@ -574,11 +570,11 @@ mod tests {
             Vec::new()
         }
 
-        fn force_level(&self, _: &str, _: Option<usize>, _: Option<Duration>) -> Result<Degradation, NotForced> {
-            Err(NotForced::UnknownClass)
+        fn force_level(&self, _: &str, _: Option<usize>, _: Option<Duration>) -> Result<Degradation, LevelError> {
+            Err(LevelError::UnknownClass)
         }
 
-        fn reload(&self) -> Later<'_, Result<Vec<&'static str>, Vec<String>>> {
+        fn reload(&self) -> BoxFuture<'_, Result<Vec<&'static str>, Vec<String>>> {
             Box::pin(async { Ok(Vec::new()) })
         }
     }

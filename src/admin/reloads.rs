@@ -50,7 +50,9 @@ mod tests {
 
     use futures_util::future::join_all;
 
-    use super::super::{ClassStanding, Degradation, Later, NotForced};
+    use futures_util::future::BoxFuture;
+
+    use super::super::{ClassStanding, Degradation, LevelError};
     use super::*;
 
     #[derive(Default)]
@@ -66,10 +68,10 @@ mod tests {
         fn slo(&self) -> Vec<ClassStanding> {
             Vec::new()
         }
-        fn force_level(&self, _: &str, _: Option<usize>, _: Option<Duration>) -> Result<Degradation, NotForced> {
-            Err(NotForced::UnknownClass)
+        fn force_level(&self, _: &str, _: Option<usize>, _: Option<Duration>) -> Result<Degradation, LevelError> {
+            Err(LevelError::UnknownClass)
         }
-        fn reload(&self) -> Later<'_, Reloaded> {
+        fn reload(&self) -> BoxFuture<'_, Reloaded> {
             let before = self.0.fetch_add(1, Ordering::Relaxed);
             Box::pin(async move { Err(vec![before.to_string()]) })
         }

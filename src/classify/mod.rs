@@ -16,15 +16,15 @@ use std::sync::Arc;
 
 use http::HeaderMap;
 
-use crate::identify::Who;
+use crate::identify::Identity;
 use crate::inspect::Facts;
 use crate::units::{ClassId, Tokens};
 
 /// What is known of a request when its class is sought.
 #[derive(Clone, Copy, Debug)]
-pub struct Ask<'a> {
+pub struct ClassifyInput<'a> {
     /// Who asks.
-    pub who: &'a Who,
+    pub who: &'a Identity,
     /// The head's header lines.
     pub headers: &'a HeaderMap,
     /// The path as the documentation writes it (`Endpoint::path`).
@@ -68,18 +68,18 @@ struct Rule {
 
 /// What one rule said about a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RuleSaid {
+pub struct RuleExplanation {
     /// `rule 3`.
     pub rule: Arc<str>,
     /// The class that it would give.
     pub class: ClassId,
     /// Whether it decided, and why not.
-    pub said: Said,
+    pub said: ConditionResult,
 }
 
 /// Why a rule decided or did not.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Said {
+pub enum ConditionResult {
     /// It decided.
     Matched,
     /// Its conditions hold, but the tenant may not use its class.
@@ -114,7 +114,11 @@ impl Rules {
     ///
     /// # Errors
     /// [`NotAllowed`], which is a 403.
-    pub fn class_of(&self, ask: &Ask<'_>, may_use: impl Fn(&ClassId) -> bool) -> Result<Classified, NotAllowed> {
+    pub fn class_of(
+        &self,
+        ask: &ClassifyInput<'_>,
+        may_use: impl Fn(&ClassId) -> bool,
+    ) -> Result<Classified, NotAllowed> {
         let rules: &[Rule] = if is_readable(ask) { &self.rules } else { &[] };
         let found = rules.iter().find(|rule| rule.when.holds(ask) && may_use(&rule.class));
         match found {
@@ -128,31 +132,32 @@ impl Rules {
 
     /// What each rule says about a request, in order: the long form of [`Rules::class_of`].
     #[must_use]
-    pub fn explain(&self, ask: &Ask<'_>, may_use: impl Fn(&ClassId) -> bool) -> Vec<RuleSaid> {
+    pub fn explain(&self, ask: &ClassifyInput<'_>, may_use: impl Fn(&ClassId) -> bool) -> Vec<RuleExplanation> {
         let mut decided = false;
         let mut said = |rule: &Rule| {
             if !is_readable(ask) {
-                return Said::BodyUnreadable;
+                return ConditionResult::BodyUnreadable;
             }
             if decided {
-                return Said::NotReached;
+                return ConditionResult::NotReached;
             }
             let differs = rule.when.differs(ask);
             if !differs.is_empty() {
-                Said::Differs(differs)
+                ConditionResult::Differs(differs)
             } else if !may_use(&rule.class) {
-                Said::ClassNotAllowed
+                ConditionResult::ClassNotAllowed
             } else {
                 decided = true;
-                Said::Matched
+                ConditionResult::Matched
             }
         };
         let each = self.rules.iter();
-        each.map(|rule| RuleSaid { rule: rule.name.clone(), class: rule.class.clone(), said: said(rule) }).collect()
+        each.map(|rule| RuleExplanation { rule: rule.name.clone(), class: rule.class.clone(), said: said(rule) })
+            .collect()
     }
 }
 
-fn is_readable(ask: &Ask<'_>) -> bool {
+fn is_readable(ask: &ClassifyInput<'_>) -> bool {
     ask.facts.is_none_or(|facts| facts.readable)
 }
 

@@ -6,7 +6,7 @@ use crate::inspect::{Caps, Field, PromptSize, Reasoning};
 use crate::units::{Glob, TenantId};
 
 struct Sample {
-    who: Who,
+    who: Identity,
     headers: HeaderMap,
     path: &'static str,
     facts: Option<Facts>,
@@ -30,7 +30,7 @@ fn sample() -> Sample {
     headers.append("x-slo-class", HeaderValue::from_static("batch"));
     headers.append("x-slo-class", HeaderValue::from_static("voice"));
     Sample {
-        who: Who { tenant: TenantId::from("acme"), key_label: Some(Arc::from("prod")) },
+        who: Identity { tenant: TenantId::from("acme"), key_label: Some(Arc::from("prod")) },
         headers,
         path: "/v1/chat/completions",
         facts: Some(facts),
@@ -40,8 +40,8 @@ fn sample() -> Sample {
 }
 
 impl Sample {
-    fn ask(&self) -> Ask<'_> {
-        Ask {
+    fn ask(&self) -> ClassifyInput<'_> {
+        ClassifyInput {
             who: &self.who,
             headers: &self.headers,
             path: self.path,
@@ -55,7 +55,7 @@ impl Sample {
         let rules = Rules::new([(ClassId::from("x"), when)], ClassId::from("default"));
         let found = rules.class_of(&self.ask(), |_| true).unwrap();
         let said = &rules.explain(&self.ask(), |_| true)[0].said;
-        assert_eq!(found.rule.as_ref() == "rule 1", *said == Said::Matched, "{said:?}");
+        assert_eq!(found.rule.as_ref() == "rule 1", *said == ConditionResult::Matched, "{said:?}");
         found.class.as_str() == "x"
     }
 }
@@ -178,8 +178,8 @@ fn a_rule_whose_class_the_tenant_may_not_use_does_not_match() {
     assert_eq!(class(&[]), Err(NotAllowed));
 
     let said = rules.explain(&sample.ask(), |class| class.as_str() == "agent");
-    assert_eq!(said[0].said, Said::ClassNotAllowed);
-    assert_eq!(said[1].said, Said::Matched);
+    assert_eq!(said[0].said, ConditionResult::ClassNotAllowed);
+    assert_eq!(said[1].said, ConditionResult::Matched);
 }
 
 #[test]
@@ -187,8 +187,8 @@ fn an_explanation_names_every_condition_that_differs() {
     let when = When { stream: Some(false), has_tools: Some(true), ..metadata("team", &["ads"]) };
     let rules = Rules::new([("x".into(), when), ("y".into(), When::default())], "z".into());
     let said = rules.explain(&sample().ask(), |_| true);
-    assert_eq!(said[0].said, Said::Differs(vec!["stream".into(), "metadata.team".into()]));
-    assert_eq!(said[1].said, Said::Matched);
+    assert_eq!(said[0].said, ConditionResult::Differs(vec!["stream".into(), "metadata.team".into()]));
+    assert_eq!(said[1].said, ConditionResult::Matched);
 }
 
 fn any_when() -> impl Strategy<Value = When> {
@@ -233,9 +233,9 @@ proptest! {
         prop_assert_eq!(compiled.class_of(&sample.ask(), may_use), expected);
 
         let said = compiled.explain(&sample.ask(), may_use);
-        prop_assert_eq!(said.iter().position(|rule| rule.said == Said::Matched), first);
+        prop_assert_eq!(said.iter().position(|rule| rule.said == ConditionResult::Matched), first);
         if let Some(at) = first {
-            prop_assert!(said[at + 1..].iter().all(|rule| rule.said == Said::NotReached));
+            prop_assert!(said[at + 1..].iter().all(|rule| rule.said == ConditionResult::NotReached));
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use http::{HeaderMap, HeaderName};
 
-use super::Ask;
+use super::ClassifyInput;
 use crate::inspect::{Facts, Reasoning};
 use crate::units::{Glob, TenantId, Tokens};
 
@@ -87,12 +87,12 @@ type Named = (&'static str, Option<String>);
 
 impl When {
     /// Whether every condition holds.
-    pub(super) fn holds(&self, ask: &Ask<'_>) -> bool {
+    pub(super) fn holds(&self, ask: &ClassifyInput<'_>) -> bool {
         self.first_that_differs(ask, &mut |_| true)
     }
 
     /// The conditions that do not hold, as the settings name them.
-    pub(super) fn differs(&self, ask: &Ask<'_>) -> Vec<String> {
+    pub(super) fn differs(&self, ask: &ClassifyInput<'_>) -> Vec<String> {
         let mut found = Vec::new();
         self.first_that_differs(ask, &mut |(name, member)| {
             found.push(match member {
@@ -106,7 +106,7 @@ impl When {
 
     /// Asks the conditions one by one, cheap ones first. `stop` hears of each that does not
     /// hold and says whether that is enough. True if none was heard of.
-    fn first_that_differs(&self, ask: &Ask<'_>, stop: &mut dyn FnMut(Named) -> bool) -> bool {
+    fn first_that_differs(&self, ask: &ClassifyInput<'_>, stop: &mut dyn FnMut(Named) -> bool) -> bool {
         let mut all_hold = true;
         macro_rules! need {
             ($holds:expr, $named:expr) => {
@@ -151,7 +151,7 @@ fn fact<T>(wanted: Option<T>, facts: Option<&Facts>, fits: impl FnOnce(&Facts, T
     wanted.is_none_or(|wanted| facts.is_some_and(|facts| fits(facts, wanted)))
 }
 
-fn fits_model(glob: &Glob, ask: &Ask<'_>) -> bool {
+fn fits_model(glob: &Glob, ask: &ClassifyInput<'_>) -> bool {
     let sent = ask.facts.and_then(|facts| facts.model.as_ref()).map(|field| &*field.value);
     [sent, ask.model].into_iter().flatten().any(|name| glob.matches(name))
 }

@@ -16,14 +16,14 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 use serde_json::json;
 
 use super::print;
-use crate::config::watch::{NotLoaded, Source};
+use crate::config::watch::{LoadError, SettingsFile};
 use crate::config::{Problem, Settings};
 use explain::{Explanation, Sample};
 use probed::Probed;
 
 /// Checks a settings file, and explains how a sample request would be classified and routed.
 #[derive(Clone, Debug, clap::Args)]
-pub struct Check {
+pub struct CheckArgs {
     /// The settings file.
     #[arg(short, long, value_name = "FILE")]
     config: PathBuf,
@@ -35,7 +35,7 @@ pub struct Check {
     path: String,
     /// A header of the request; may be repeated. The tenant comes from its key.
     #[arg(long = "header", value_name = "NAME=VALUE", value_parser = given, requires = "request")]
-    headers: Vec<Given>,
+    headers: Vec<HeaderArg>,
     /// Ask the engines: whether they can be reached, what they are, which models they list, whether
     /// they take their pool's key.
     #[arg(long)]
@@ -46,16 +46,16 @@ pub struct Check {
 }
 
 /// A header, or what is wrong with it.
-type Given = Result<(HeaderName, HeaderValue), String>;
+type HeaderArg = Result<(HeaderName, HeaderValue), String>;
 
 /// Never fails: the message of the command line's parser would show the whole text.
-fn given(text: &str) -> Result<Given, std::convert::Infallible> {
+fn given(text: &str) -> Result<HeaderArg, std::convert::Infallible> {
     Ok(header(text))
 }
 
 /// Reads `name=value` or `name: value`. The value is a secret as likely as not: no message shows
 /// it.
-fn header(text: &str) -> Given {
+fn header(text: &str) -> HeaderArg {
     let (name, value) = text.split_once(['=', ':']).ok_or("write a header as name=value")?;
     let name = HeaderName::try_from(name.trim()).map_err(|_| "the part before = is no header name")?;
     let mut value = HeaderValue::try_from(value.trim()).map_err(|_| "the value cannot stand in a header")?;
@@ -63,7 +63,7 @@ fn header(text: &str) -> Given {
     Ok((name, value))
 }
 
-impl Check {
+impl CheckArgs {
     /// Checks, and prints what was found.
     #[must_use]
     pub fn run(&self) -> ExitCode {
@@ -89,10 +89,10 @@ impl Check {
     /// # Errors
     /// A file that cannot be read.
     fn outcome(&self) -> anyhow::Result<(String, bool)> {
-        let settings = match Source::file(&self.config).read() {
+        let settings = match SettingsFile::file(&self.config).read() {
             Ok(settings) => settings,
-            Err(NotLoaded::Problems(problems)) => return Ok((self.told_problems(&problems), false)),
-            Err(why @ (NotLoaded::Unreadable(_) | NotLoaded::Unusable(_))) => {
+            Err(LoadError::Problems(problems)) => return Ok((self.told_problems(&problems), false)),
+            Err(why @ (LoadError::Unreadable(_) | LoadError::Unusable(_))) => {
                 anyhow::bail!(why.lines(&self.config).join("\n"));
             }
         };
@@ -190,7 +190,7 @@ mod tests {
     #[derive(Parser)]
     struct Line {
         #[command(flatten)]
-        check: Check,
+        check: CheckArgs,
     }
 
     const BODY: &str = r#"{"model":"gpt-4o","stream":true,"messages":[{"role":"user","content":"CANARY4"}]}"#;

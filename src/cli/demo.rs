@@ -11,10 +11,10 @@ use anyhow::Context;
 use tokio::sync::Notify;
 
 use super::service::{Service, standings};
-use super::signals::Signals;
+use super::signals::ShutdownSignals;
 use super::{numbers, print};
 use crate::clock::Clock;
-use crate::config::{self, Process};
+use crate::config::{self, ProcessEnvironment};
 use crate::gateway::Gateway;
 use crate::lab::demo::view::{How, Row, Snapshot, show};
 use crate::lab::demo::{CLASS_HEADER, Fleet, KEY, MODEL, RATE, fleet, settings, traffic};
@@ -64,7 +64,7 @@ impl Demo {
         let clock = Clock::start();
         let fleet = fleet(clock, self.seed).await.context("cannot start the simulated engines")?;
         let yaml = settings(&fleet, self.listen, self.admin);
-        let settings = config::load(&yaml, &Process::of(Path::new("demo.yaml")));
+        let settings = config::load(&yaml, &ProcessEnvironment::of(Path::new("demo.yaml")));
         let settings = settings.map_err(|problems| {
             let lines: Vec<String> = problems.iter().map(ToString::to_string).collect();
             anyhow::anyhow!("the demo's own settings have problems: {}", lines.join("; "))
@@ -96,7 +96,7 @@ impl Demo {
     }
 
     async fn until_over(&self, clock: Clock) {
-        let mut signals = Signals::listen();
+        let mut signals = ShutdownSignals::listen();
         let end = self.seconds.map(|seconds| clock.now() + Duration::from_secs(seconds));
         tokio::select! {
             () = clock.sleep_until(end) => {}

@@ -7,14 +7,14 @@ use std::time::Duration;
 use clap::Args;
 use clap::error::ErrorKind;
 
-use super::signals::Signals;
+use super::signals::ShutdownSignals;
 use super::{numbers, print};
 use crate::clock::Clock;
 use crate::lab::engine::{Lengths, Order, Settings, Shape, SimEngine};
 
 /// Runs a simulated engine until it is interrupted.
 #[derive(Debug, Args)]
-pub struct Engine {
+pub struct EngineArgs {
     /// Where to listen; port 0 takes a free one, which is printed.
     #[arg(long, default_value = "127.0.0.1:8000")]
     listen: SocketAddr,
@@ -68,7 +68,7 @@ pub struct Engine {
     json: bool,
 }
 
-impl Engine {
+impl EngineArgs {
     /// Serves until the process is interrupted or told to end.
     #[must_use]
     pub fn run(self) -> ExitCode {
@@ -112,7 +112,7 @@ impl Engine {
         if let Err(error) = print::line(&text) {
             eprintln!("goodput engine: cannot write to standard output: {error}");
         }
-        Signals::listen().next().await;
+        ShutdownSignals::listen().next().await;
         ExitCode::SUCCESS
     }
 
@@ -149,7 +149,7 @@ mod tests {
     #[derive(Debug, Parser)]
     struct Line {
         #[command(flatten)]
-        engine: Engine,
+        engine: EngineArgs,
     }
 
     /// What is said of a command line; nothing where it is sound.

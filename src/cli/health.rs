@@ -18,7 +18,7 @@ use super::print;
 
 /// Asks a running gateway whether it is well: exit code 0 if it is, 1 if it is not.
 #[derive(Clone, Debug, clap::Args)]
-pub struct Health {
+pub struct HealthArgs {
     /// What to ask: the admin port's /readyz or /livez, or /health of the listener.
     #[arg(long, default_value = "http://127.0.0.1:9090/readyz")]
     pub url: Uri,
@@ -30,7 +30,7 @@ pub struct Health {
     pub json: bool,
 }
 
-impl Health {
+impl HealthArgs {
     /// Asks, and says what was answered. No answer is a no, not a failure to ask.
     #[must_use]
     pub fn run(&self) -> ExitCode {
@@ -113,10 +113,10 @@ mod tests {
     #[derive(Parser)]
     struct Line {
         #[command(flatten)]
-        health: Health,
+        health: HealthArgs,
     }
 
-    fn to(url: &str) -> Health {
+    fn to(url: &str) -> HealthArgs {
         Line::try_parse_from(["health", "--url", url]).unwrap().health
     }
 

@@ -12,13 +12,13 @@ use crate::identify::KeyHash;
 
 /// API keys of tenants.
 #[derive(Clone, Debug, Args)]
-pub struct Key {
+pub struct KeyArgs {
     #[command(subcommand)]
-    command: Command,
+    command: KeyCommand,
 }
 
 #[derive(Clone, Debug, Subcommand)]
-enum Command {
+enum KeyCommand {
     /// Makes a key. It is printed once and stored nowhere; the settings hold its hash.
     New(New),
 }
@@ -33,11 +33,11 @@ struct New {
     json: bool,
 }
 
-impl Key {
+impl KeyArgs {
     /// Makes a key and prints it.
     #[must_use]
     pub fn run(&self) -> ExitCode {
-        let Command::New(new) = &self.command;
+        let KeyCommand::New(new) = &self.command;
         print::last(&new.told(&made()), ExitCode::SUCCESS)
     }
 }
@@ -102,7 +102,7 @@ mod tests {
             "slo_classes: [{{slo_class: c, joint_attainment_target: 0.9}}]\ndefault_class: c\n\
              pools: [{{pool: p, engines: [{{url: http://e:1}}]}}]\ntenants:\n  - tenant: t\n    keys:\n    {line}\n"
         );
-        let settings = crate::config::load(&text, &crate::config::Process::default()).unwrap();
+        let settings = crate::config::load(&text, &crate::config::ProcessEnvironment::default()).unwrap();
         let mut headers = http::HeaderMap::new();
         headers.insert("x-api-key", http::HeaderValue::from_static("gp-x"));
         assert_eq!(settings.keyring.find(&headers).unwrap().key_label.as_deref(), Some(label));

@@ -26,11 +26,11 @@ const LAST_LINES: Duration = Duration::from_secs(1);
 /// Where lines are handed over. Cheap to clone.
 #[derive(Clone)]
 pub struct Logs {
-    pieces: SyncSender<Piece>,
+    pieces: SyncSender<LogPiece>,
     lost: Arc<AtomicU64>,
 }
 
-enum Piece {
+enum LogPiece {
     Line(Vec<u8>),
     /// Everything before this has gone out.
     Mark(SyncSender<()>),
@@ -60,16 +60,16 @@ impl Logs {
     /// Waits a moment until what was handed over has gone out.
     pub(super) fn last_lines(&self) {
         let (mark, written) = sync_channel(1);
-        if self.pieces.try_send(Piece::Mark(mark)).is_ok() {
+        if self.pieces.try_send(LogPiece::Mark(mark)).is_ok() {
             let _ = written.recv_timeout(LAST_LINES);
         }
     }
 }
 
-fn write(waiting: &Receiver<Piece>, lost: &AtomicU64, mut output: impl Write) {
+fn write(waiting: &Receiver<LogPiece>, lost: &AtomicU64, mut output: impl Write) {
     while let Ok(piece) = waiting.recv() {
         match piece {
-            Piece::Line(line) => {
+            LogPiece::Line(line) => {
                 // Nobody is left who could be told that stderr is gone.
                 let _ = output.write_all(&line);
                 let lost = lost.swap(0, Ordering::Relaxed);
@@ -77,7 +77,7 @@ fn write(waiting: &Receiver<Piece>, lost: &AtomicU64, mut output: impl Write) {
                     let _ = writeln!(output, "{lost} log lines were lost: nobody read them in time");
                 }
             }
-            Piece::Mark(mark) => {
+            LogPiece::Mark(mark) => {
                 let _ = output.flush();
                 let _ = mark.try_send(());
             }
@@ -88,7 +88,7 @@ fn write(waiting: &Receiver<Piece>, lost: &AtomicU64, mut output: impl Write) {
 /// The subscriber writes each line with one call.
 impl Write for &Logs {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        if let Err(TrySendError::Full(_)) = self.pieces.try_send(Piece::Line(line.to_vec())) {
+        if let Err(TrySendError::Full(_)) = self.pieces.try_send(LogPiece::Line(line.to_vec())) {
             self.lost.fetch_add(1, Ordering::Relaxed);
         }
         Ok(line.len())

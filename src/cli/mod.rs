@@ -36,15 +36,15 @@ enum Command {
     /// See a gateway at work: simulated engines and traffic, no files, no GPU.
     Demo(demo::Demo),
     /// Check a settings file, and explain what would become of a request.
-    Check(check::Check),
+    Check(check::CheckArgs),
     /// Print the JSON Schema of the settings file.
     Schema(schema::Schema),
     /// Make API keys.
-    Key(key::Key),
+    Key(key::KeyArgs),
     /// Run a simulated engine with vLLM's HTTP face; needs no GPU.
-    Engine(engine::Engine),
+    Engine(engine::EngineArgs),
     /// Ask a running gateway whether it is well.
-    Health(health::Health),
+    Health(health::HealthArgs),
 }
 
 /// Reads the command line and does what it says.

@@ -8,9 +8,9 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::service::Service;
-use super::signals::Signals;
+use super::signals::ShutdownSignals;
 use crate::clock::Clock;
-use crate::config::watch::Source;
+use crate::config::watch::SettingsFile;
 
 /// Runs the gateway until it is told to end.
 #[derive(Debug, clap::Args)]
@@ -44,7 +44,7 @@ impl Serve {
         };
         // From here on SIGHUP ends nobody, also not a process that is still reading its settings.
         let _hangup = runtime.block_on(async { signal(SignalKind::hangup()) });
-        let source = Source::file(&self.config);
+        let source = SettingsFile::file(&self.config);
         let settings = match source.read() {
             Ok(settings) => settings,
             Err(why) => {
@@ -66,7 +66,7 @@ impl Serve {
                     return ExitCode::from(3);
                 }
             };
-            let mut signals = Signals::listen();
+            let mut signals = ShutdownSignals::listen();
             self.announce(&service);
             service.run(async || signals.next().await).await;
             ExitCode::SUCCESS

@@ -13,13 +13,13 @@ use tokio::task::{Id, JoinHandle, JoinSet};
 use tower::ServiceExt;
 
 use crate::accept::settings::{Listen, Shutdown};
-use crate::accept::{CannotListen, Door, Drain, Listener, Phase};
+use crate::accept::{ConnectionServer, Drain, DrainPhase, ListenError, Listener};
 use crate::admin::{self, Access, AdminView, BurnRate, ClassStanding, Degradation, Hosts};
 use crate::clock::Clock;
 use crate::config::Settings;
-use crate::config::watch::{NotLoaded, Reload, Reloader, Source, Waiting, watch};
+use crate::config::watch::{LoadError, Reload, Reloader, RestartKeys, SettingsFile, watch};
 use crate::dial::{Dial, Sockets};
-use crate::gateway::{Gateway, LevelView, Materials, NotForced};
+use crate::gateway::{Gateway, GatewayDeps, LevelView, OverrideError};
 use crate::record::settings::AccessLog;
 use crate::record::{AccessLines, Format, Recorder, access};
 use crate::route::Unlisted;
@@ -31,10 +31,10 @@ use crate::units::seconds_up;
 pub enum CannotStart {
     /// The listener for clients.
     #[error(transparent)]
-    Listen(#[from] CannotListen),
+    Listen(#[from] ListenError),
     /// The listener for operators.
     #[error("the admin port")]
-    Admin(#[source] CannotListen),
+    Admin(#[source] ListenError),
 }
 
 /// Operators and their scrapers at one time.
@@ -49,7 +49,7 @@ pub struct Service {
     listener: Listener,
     admin: Option<(Listener, Access)>,
     shutdown: Shutdown,
-    source: Option<Source>,
+    source: Option<SettingsFile>,
     lines: Option<JoinHandle<()>>,
 }
 
@@ -59,7 +59,7 @@ impl Service {
     ///
     /// # Errors
     /// [`CannotStart`]: a port is taken, or a certificate has been spoilt since the settings were read.
-    pub async fn bind(settings: Settings, source: Option<Source>, clock: Clock) -> Result<Self, CannotStart> {
+    pub async fn bind(settings: Settings, source: Option<SettingsFile>, clock: Clock) -> Result<Self, CannotStart> {
         let drain = Drain::new();
         let listener = Listener::bind(&settings.listen, drain.clone(), clock).await?;
         let admin = match &settings.admin {
@@ -77,7 +77,7 @@ impl Service {
         let recorder = Recorder::new(clock, access);
         let listener = listener.counting(recorder.doorstep().clone());
         let (shutdown, pools) = (settings.shutdown, settings.pools.clone());
-        let materials = Materials { clock, dial: Arc::clone(&dial), recorder, seed: rand::random() };
+        let materials = GatewayDeps { clock, dial: Arc::clone(&dial), recorder, seed: rand::random() };
         let gateway = Gateway::new(settings, materials);
         gateway.recorder.reloaded(true);
         let probes = Arc::new(Probes::new(Arc::clone(&gateway.fleet), dial, clock, rand::random()));
@@ -106,11 +106,15 @@ impl Service {
 
     /// Which of its ports is open to whom.
     #[must_use]
-    pub fn openings(&self) -> Vec<Opening> {
+    pub fn openings(&self) -> Vec<PortExposure> {
         let has_tenants = self.gateway.live.load().settings.tenants.iter().next().is_some();
-        let clients =
-            Opening { port: "clients", address: self.address(), is_tls: self.listener.is_tls(), asks: has_tenants };
-        let admin = self.admin.as_ref().map(|(listener, access)| Opening {
+        let clients = PortExposure {
+            port: "clients",
+            address: self.address(),
+            is_tls: self.listener.is_tls(),
+            asks: has_tenants,
+        };
+        let admin = self.admin.as_ref().map(|(listener, access)| PortExposure {
             port: "admin",
             address: listener.address(),
             is_tls: listener.is_tls(),
@@ -130,7 +134,7 @@ impl Service {
     /// is ended in band.
     pub async fn run(self, told: impl AsyncFnMut()) {
         let Service { clock, drain, gateway, probes, listener, admin, shutdown, source, lines } = self;
-        let mut tasks = Tasks::default();
+        let mut tasks = BackgroundTasks::default();
         tasks.spawn("seats and levels", gateway.clone().keep_seats());
         tasks.spawn("lists of models", tell_of_models(clock, gateway.clone()));
         tasks.spawn("books", gateway.clone().keep_books());
@@ -138,7 +142,7 @@ impl Service {
         tasks.spawn("sweeper", async move { sweeping.keep_swept().await });
         let reloader = source.map(|source| follow(source, &gateway, &probes, &listener, &mut tasks));
         if let Some((listener, access)) = admin {
-            let view = View { gateway: gateway.clone(), drain: drain.clone(), reloader };
+            let view = ServiceView { gateway: gateway.clone(), drain: drain.clone(), reloader };
             let router = admin::router(Arc::new(view), access, clock);
             tasks.spawn("admin port", listener.serve(router.map_request(Request::from)));
         }
@@ -152,7 +156,7 @@ impl Service {
 
 /// A port, as far as it matters who can use it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Opening {
+pub struct PortExposure {
     /// `clients` or `admin`.
     pub port: &'static str,
     /// Where it listens.
@@ -163,7 +167,7 @@ pub struct Opening {
     pub asks: bool,
 }
 
-impl Opening {
+impl PortExposure {
     /// Who can reach it.
     #[must_use]
     pub fn open_to(&self) -> &'static str {
@@ -220,31 +224,31 @@ pub(super) fn sentence_of(Unlisted { model, pools }: &Unlisted) -> String {
 
 /// What runs beside the listener for clients, until the process leaves: each by its name.
 #[derive(Default)]
-struct Tasks {
+struct BackgroundTasks {
     set: JoinSet<()>,
     names: HashMap<Id, &'static str>,
 }
 
 /// A task that ended though it never should.
-struct Lost {
+struct LostTask {
     name: &'static str,
     panic: Option<Box<dyn Any + Send>>,
 }
 
-impl Tasks {
+impl BackgroundTasks {
     fn spawn(&mut self, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
         let id = self.set.spawn(task).id();
         self.names.insert(id, name);
     }
 
     /// Waits for the first one that ends.
-    async fn lost(&mut self) -> Lost {
+    async fn lost(&mut self) -> LostTask {
         let (id, panic) = match self.set.join_next_with_id().await {
             Some(Ok((id, ()))) => (id, None),
             Some(Err(error)) => (error.id(), error.try_into_panic().ok()),
             None => std::future::pending().await,
         };
-        Lost { name: self.names.get(&id).copied().unwrap_or_default(), panic }
+        LostTask { name: self.names.get(&id).copied().unwrap_or_default(), panic }
     }
 }
 
@@ -254,9 +258,9 @@ async fn serve_and_leave(
     listener: Listener,
     drain: &Drain,
     shutdown: &Shutdown,
-    tasks: &mut Tasks,
+    tasks: &mut BackgroundTasks,
     mut told: impl AsyncFnMut(),
-) -> Option<Lost> {
+) -> Option<LostTask> {
     let mut lost = None;
     let leaving = async {
         tokio::select! {
@@ -279,7 +283,7 @@ async fn serve_and_leave(
             }
         };
         tokio::join!(hurried, async {
-            drain.reached(Phase::Draining).await;
+            drain.reached(DrainPhase::Draining).await;
             gateway.begin_drain();
         });
         std::future::pending::<()>().await;
@@ -301,7 +305,7 @@ async fn serve_and_leave(
 }
 
 /// Every visit has ended before the process does, and every line is out.
-async fn last_words(clock: Clock, gateway: Gateway, mut tasks: Tasks, lines: Option<JoinHandle<()>>) {
+async fn last_words(clock: Clock, gateway: Gateway, mut tasks: BackgroundTasks, lines: Option<JoinHandle<()>>) {
     tokio::select! {
         () = gateway.recorder.emptied() => {}
         () = clock.sleep_until(Some(clock.now() + Duration::from_secs(2))) => {
@@ -337,7 +341,13 @@ fn access_lines(log: AccessLog, clock: Clock) -> (Option<AccessLines>, Option<Jo
 }
 
 /// Follows the settings' source: new ones are exchanged everywhere, bad ones change nothing.
-fn follow(source: Source, gateway: &Gateway, probes: &Arc<Probes>, listener: &Listener, tasks: &mut Tasks) -> Reloader {
+fn follow(
+    source: SettingsFile,
+    gateway: &Gateway,
+    probes: &Arc<Probes>,
+    listener: &Listener,
+    tasks: &mut BackgroundTasks,
+) -> Reloader {
     let file = source.path().to_path_buf();
     let (watcher, reloader) = watch(source, &gateway.live.load().settings, crate::config::watch::EVERY);
     let (gateway, probes, door) = (gateway.clone(), Arc::clone(probes), listener.door());
@@ -367,10 +377,10 @@ fn adopt(
     began: &Settings,
     gateway: &Gateway,
     probes: &Probes,
-    door: &Door,
-) -> Result<Waiting, NotLoaded> {
+    door: &ConnectionServer,
+) -> Result<RestartKeys, LoadError> {
     // First what can fail.
-    let unusable = |problem| NotLoaded::Unusable(format!("{:#}", anyhow::Error::from(problem)));
+    let unusable = |problem| LoadError::Unusable(format!("{:#}", anyhow::Error::from(problem)));
     door.set_limits(&settings.listen).map_err(unusable)?;
     let waiting = began.fixed_differences(&settings);
     for key in &waiting {
@@ -383,13 +393,13 @@ fn adopt(
 }
 
 /// What the operators' port shows.
-struct View {
+struct ServiceView {
     gateway: Gateway,
     drain: Drain,
     reloader: Option<Reloader>,
 }
 
-impl AdminView for View {
+impl AdminView for ServiceView {
     fn metrics(&self, openmetrics: bool) -> String {
         self.gateway.report_engines();
         self.gateway.report_seats();
@@ -411,10 +421,10 @@ impl AdminView for View {
         class: &str,
         level: Option<usize>,
         length: Option<Duration>,
-    ) -> Result<Degradation, admin::NotForced> {
+    ) -> Result<Degradation, admin::LevelError> {
         self.gateway.force_level(class, level, length).map(|view| degradation(&view)).map_err(|not| match not {
-            NotForced::UnknownClass => admin::NotForced::UnknownClass,
-            NotForced::TooHigh(most) => admin::NotForced::TooHigh(most),
+            OverrideError::UnknownClass => admin::LevelError::UnknownClass,
+            OverrideError::TooHigh(most) => admin::LevelError::TooHigh(most),
         })
     }
 
@@ -431,7 +441,7 @@ impl AdminView for View {
 /// How each class stands, as the operators' port writes it.
 pub(super) fn standings(gateway: &Gateway) -> Vec<ClassStanding> {
     let levels = gateway.level_views();
-    let standing = |standing: crate::record::Standing| ClassStanding {
+    let standing = |standing: crate::record::SloStatus| ClassStanding {
         class: standing.class.to_string(),
         window_seconds: standing.own.window.as_secs(),
         covered_seconds: standing.own.covered.as_secs(),
@@ -485,7 +495,7 @@ mod tests {
             ("admin", "[::]:9090", true, "whoever reaches any address of this machine", "a token", false),
             ("admin", "0.0.0.0:9090", false, "whoever reaches any address of this machine", "nothing", true),
         ] {
-            let opening = Opening { port, address: address.parse().unwrap(), is_tls: false, asks };
+            let opening = PortExposure { port, address: address.parse().unwrap(), is_tls: false, asks };
             let said = (opening.open_to(), opening.asks_for(), opening.is_careless());
             assert_eq!(said, (open_to, asks_for, is_careless), "{port} {address}");
         }
@@ -493,7 +503,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_task_that_ends_or_panics_is_told_by_its_name() {
-        let mut tasks = Tasks::default();
+        let mut tasks = BackgroundTasks::default();
         tasks.spawn("steady", std::future::pending());
         tasks.spawn("spent", async {});
         let lost = tasks.lost().await;

@@ -4,18 +4,18 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// SIGTERM and SIGINT, one after the other as they come. They are heard from here on, not from
 /// the first wait on.
-pub struct Signals(Option<(Signal, Signal)>);
+pub struct ShutdownSignals(Option<(Signal, Signal)>);
 
-impl Signals {
+impl ShutdownSignals {
     /// Hears them. To be called inside the runtime.
     #[must_use]
     pub fn listen() -> Self {
         let signals = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()));
         let (Ok(terminate), Ok(interrupt)) = signals else {
             tracing::error!("signals cannot be heard; only a kill ends this process");
-            return Signals(None);
+            return ShutdownSignals(None);
         };
-        Signals(Some((terminate, interrupt)))
+        ShutdownSignals(Some((terminate, interrupt)))
     }
 
     /// The next one.

@@ -17,14 +17,14 @@ mod tree;
 mod url;
 pub mod watch;
 
-pub use problem::{Place, Problem};
-pub use surroundings::{Process, Surroundings};
+pub use problem::{Location, Problem};
+pub use surroundings::{Environment, ProcessEnvironment};
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use read::{Read, Reader};
+use read::{ConfigWalker, Read};
 use secrecy::ExposeSecret;
 
 use crate::accept::settings::{Admin, Listen, Shutdown};
@@ -58,7 +58,7 @@ pub struct Settings {
     /// GET paths that go to an engine.
     pub engine_paths: Vec<Endpoint>,
     /// The classes, in the order of the file.
-    pub classes: Vec<Arc<Class>>,
+    pub classes: Vec<Arc<ClassSettings>>,
     /// The class of requests that no rule fits.
     pub default_class: ClassId,
     /// The rules that give a request its class.
@@ -93,7 +93,7 @@ pub struct Settings {
 
 /// One SLO class.
 #[derive(Clone, Debug)]
-pub struct Class {
+pub struct ClassSettings {
     /// Its name.
     pub id: ClassId,
     /// Its rank where requests wait.
@@ -112,7 +112,7 @@ pub struct Class {
 
 /// What one tenant may use.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Tenant {
+pub struct TenantSettings {
     /// Its name.
     pub id: TenantId,
     /// Its classes; `None`: all.
@@ -123,7 +123,7 @@ pub struct Tenant {
     pub when_over_limit: OverLimit,
 }
 
-impl Tenant {
+impl TenantSettings {
     fn may_use(&self, class: &ClassId) -> bool {
         self.classes.as_ref().is_none_or(|classes| classes.contains(class))
     }
@@ -132,13 +132,13 @@ impl Tenant {
 /// All tenants, found by name.
 #[derive(Clone, Debug)]
 pub struct TenantTable {
-    by_name: HashMap<TenantId, Tenant, ahash::RandomState>,
+    by_name: HashMap<TenantId, TenantSettings, ahash::RandomState>,
     /// Some of them may not use every class. Where none is held so, requests need not look.
     some_are_held: bool,
 }
 
 impl TenantTable {
-    fn new(all: Vec<Tenant>) -> Self {
+    fn new(all: Vec<TenantSettings>) -> Self {
         let some_are_held = all.iter().any(|tenant| tenant.classes.is_some());
         let by_name = all.into_iter().map(|tenant| (tenant.id.clone(), tenant)).collect();
         TenantTable { by_name, some_are_held }
@@ -146,7 +146,7 @@ impl TenantTable {
 
     /// The tenant of this name.
     #[must_use]
-    pub fn get(&self, tenant: &TenantId) -> Option<&Tenant> {
+    pub fn get(&self, tenant: &TenantId) -> Option<&TenantSettings> {
         self.by_name.get(tenant)
     }
 
@@ -157,7 +157,7 @@ impl TenantTable {
     }
 
     /// Every tenant, in no order.
-    pub fn iter(&self) -> impl Iterator<Item = &Tenant> {
+    pub fn iter(&self) -> impl Iterator<Item = &TenantSettings> {
         self.by_name.values()
     }
 }
@@ -171,7 +171,7 @@ impl Settings {
 
     /// The class of this name.
     #[must_use]
-    pub fn class(&self, id: &ClassId) -> Option<&Arc<Class>> {
+    pub fn class(&self, id: &ClassId) -> Option<&Arc<ClassSettings>> {
         self.classes.iter().find(|class| class.id == *id)
     }
 
@@ -220,37 +220,37 @@ impl Settings {
 ///
 /// # Errors
 /// All problems, in the order of the file.
-pub fn load(text: &str, surroundings: &dyn Surroundings) -> Result<Settings, Vec<Problem>> {
+pub fn load(text: &str, surroundings: &dyn Environment) -> Result<Settings, Vec<Problem>> {
     load_with_files(text, surroundings).map_err(|unsound| unsound.problems)
 }
 
 /// Why no settings came of a text.
-struct Unsound {
+struct Invalid {
     problems: Vec<Problem>,
     /// The files that were looked at: a change of one may be what was missing.
     files: Vec<PathBuf>,
 }
 
-fn load_with_files(text: &str, surroundings: &dyn Surroundings) -> Result<Settings, Unsound> {
-    let tree = tree::parse(text).map_err(|problem| Unsound { problems: vec![problem], files: Vec::new() })?;
+fn load_with_files(text: &str, surroundings: &dyn Environment) -> Result<Settings, Invalid> {
+    let tree = tree::parse(text).map_err(|problem| Invalid { problems: vec![problem], files: Vec::new() })?;
     if matches!(tree.value, tree::Value::Null) {
-        return Err(Unsound { problems: vec![nothing_there()], files: Vec::new() });
+        return Err(Invalid { problems: vec![nothing_there()], files: Vec::new() });
     }
-    let mut reader = Reader::new(surroundings);
+    let mut reader = ConfigWalker::new(surroundings);
     let root = raw::Root::read(&tree, &mut reader);
-    let mut check = check::Check::new(surroundings, reader.problems);
+    let mut check = check::Checker::new(surroundings, reader.problems);
     let settings = root.and_then(|root| check.settings(&root, blake3::hash(text.as_bytes())));
     settings.ok_or_else(|| {
-        let check::Check { mut problems, mut files, papers, .. } = check;
+        let check::Checker { mut problems, mut files, papers, .. } = check;
         problems.sort_by_key(|problem| (problem.line, problem.column));
         files.extend(papers);
-        Unsound { problems, files }
+        Invalid { problems, files }
     })
 }
 
 /// What is told of a file without a single key.
 fn nothing_there() -> Problem {
-    let top = Place { path: "".into(), line: 1, column: 1 };
+    let top = Location { path: "".into(), line: 1, column: 1 };
     let way_out = "write at least `slo_classes`, `default_class` and `pools`; config/minimal.yaml shows how";
     Problem::new(&top, "the file is empty, or all comments", way_out)
 }
@@ -265,7 +265,7 @@ pub fn schema() -> serde_json::Value {
 }
 
 /// A hash over a file's text and the files that it refers to; one that cannot be read counts too.
-fn fingerprint(of_text: blake3::Hash, files: &[PathBuf], surroundings: &dyn Surroundings) -> [u8; 32] {
+fn fingerprint(of_text: blake3::Hash, files: &[PathBuf], surroundings: &dyn Environment) -> [u8; 32] {
     let mut hasher = blake3::Hasher::new();
     hasher.update(of_text.as_bytes());
     for path in files {

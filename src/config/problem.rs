@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 /// Where something stands in the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct Location {
     /// Keys and positions from the top: `pools[0].engines[2].url`.
     pub path: Arc<str>,
     /// Line, from 1.
@@ -31,7 +31,7 @@ pub struct Problem {
 }
 
 impl Problem {
-    pub(super) fn new(place: &Place, message: impl Into<String>, way_out: impl Into<String>) -> Self {
+    pub(super) fn new(place: &Location, message: impl Into<String>, way_out: impl Into<String>) -> Self {
         Problem {
             path: place.path.clone(),
             line: place.line,

@@ -5,15 +5,15 @@
 
 use std::time::Duration;
 
-use super::read::{At, Entries, Filled, NotYet, OrOff, Some1, block};
-use super::scalar::{Hidden, PromptTokens, Seats, Size, Word, Words};
+use super::read::{Entries, Located, NonEmpty, OneOrMany, OrOff, Unimplemented, block};
+use super::scalar::{ConcurrencyScalar, EnumScalar, EnumWord, PromptTokens, RedactedText, SizeScalar};
 use crate::admit::levels::Kind;
 use crate::admit::limit::settings::OverLimit;
 use crate::admit::queue::WhenHopeless;
 use crate::admit::shared::settings::OnFailure;
 use crate::classify::TargetHeaders;
 use crate::inspect::Reasoning;
-use crate::judge::{NonStreaming, TtftCounts, Upload};
+use crate::judge::{NonStreaming, TtftCounts, UploadRule};
 use crate::record::settings::{AccessLog, RequestLabel};
 use crate::route::settings::{EngineKind, Family, Scheme};
 use crate::units::Priority;
@@ -30,27 +30,27 @@ block! {
         /// The listener for operators, or `off`.
         may admin: OrOff<Admin>,
         /// GET paths that any engine answers and clients may ask: `/version`, `/ping`, `/load`. Default: none.
-        may engine_paths: Vec<At<String>>,
+        may engine_paths: Vec<Located<String>>,
         /// The SLO classes, each as in its SLO document.
-        must slo_classes: Filled<Class>,
+        must slo_classes: NonEmpty<Class>,
         /// Upper edges of the prompt lengths `short` and `medium`, in tokens.
         may length_buckets: Buckets,
         /// Rules that give a request its class. The first that fits decides.
         may classify: Vec<Rule>,
         /// The class of requests that no rule fits.
-        must default_class: At<String>,
+        must default_class: Located<String>,
         /// Pools of engines.
-        must pools: Filled<Pool>,
+        must pools: NonEmpty<Pool>,
         /// Which pools serve which models and classes; the first that fits is taken. Default: every model and class, by all pools in order.
-        may routes: Filled<Route>,
+        may routes: NonEmpty<Route>,
         /// Names of models.
         may models: Models,
         /// Who may ask. Without this key everybody is the tenant `anonymous`.
-        may tenants: Filled<Tenant>,
+        may tenants: NonEmpty<Tenant>,
         /// Gateways that share the engines. Default: 1.
-        may replicas: At<u64>,
+        may replicas: Located<u64>,
         /// Where the balances of limits live: `memory`, or a store that gateways share. Default: memory.
-        may limits_store: Store,
+        may limits_store: LimitsStoreKind,
         /// What is written down where.
         may telemetry: Telemetry,
     }
@@ -58,104 +58,104 @@ block! {
     /// The listener for clients, and the limits on what they may send.
     Listen {
         /// Address and port. Default: `0.0.0.0:8080`.
-        may address: At<String>,
+        may address: Located<String>,
         /// Certificate and key. Default: cleartext.
         may tls: Tls,
         /// Largest request body, decoded. Default: 64MiB.
-        may max_body: At<Size>,
+        may max_body: Located<SizeScalar>,
         /// What request bodies may hold in memory together, with what is made of them. Default: 1GiB, or
         /// `max_body` where that is more.
-        may max_bodies: At<Size>,
+        may max_bodies: Located<SizeScalar>,
         /// Largest request head. Default: 64KiB.
-        may max_head: At<Size>,
+        may max_head: Located<SizeScalar>,
         /// Most header lines of a request. Default: 100.
-        may max_header_lines: At<u64>,
+        may max_header_lines: Located<u64>,
         /// For a request head: from the accepted connection, then from its first byte. Default: 10s.
-        may header_timeout: At<Duration>,
+        may header_timeout: Located<Duration>,
         /// From a request head to the end of its body. Default: 60s.
-        may body_timeout: At<Duration>,
+        may body_timeout: Located<Duration>,
         /// How long a connection without a request stays open. Default: 620s.
-        may idle_timeout: At<Duration>,
+        may idle_timeout: Located<Duration>,
         /// How long a client may refuse our bytes in one stretch. Default: 30s.
-        may write_stall: At<Duration>,
+        may write_stall: Located<Duration>,
         /// Most connections at one time. Default: 20000.
-        may max_connections: At<u64>,
+        may max_connections: Located<u64>,
         /// Most connections of one address at one time. Default: nine tenths of what may be open.
-        may max_connections_per_address: At<u64>,
+        may max_connections_per_address: Located<u64>,
         /// Most streams at one time on an HTTP/2 connection. Default: 250.
-        may http2_max_streams: At<u64>,
+        may http2_max_streams: Located<u64>,
     }
 
     /// The files of a TLS listener, in PEM. They are read again when they change.
     Tls {
         /// The certificate and the chain behind it.
-        must certificate_file: At<String>,
+        must certificate_file: Located<String>,
         /// Its private key.
-        must private_key_file: At<String>,
+        must private_key_file: Located<String>,
     }
 
     /// How the gateway leaves after SIGTERM.
     Shutdown {
         /// From the failing readiness to the closed listener. Default: 5s.
-        may delay: At<Duration>,
+        may delay: Located<Duration>,
         /// How long open requests may go on after that. Default: 60s.
-        may drain: At<Duration>,
+        may drain: Located<Duration>,
     }
 
     /// What is read of answers.
     Inspect {
         /// Largest event of a stream that is still read; longer ones pass unread. Default: 16MiB.
-        may max_event: At<Size>,
+        may max_event: Located<SizeScalar>,
         /// Paths other than the generating ones whose answers are judged. Default: none.
-        may judged_paths: Vec<At<String>>,
+        may judged_paths: Vec<Located<String>>,
     }
 
     /// The listener for operators.
     Admin {
         /// Address and port. Default: `127.0.0.1:9090`.
-        may address: At<String>,
+        may address: Located<String>,
         /// File with the token that everything but `/livez` and `/readyz` asks for: as a bearer, or in a browser as a password. Default: none is needed.
-        may token_file: At<String>,
+        may token_file: Located<String>,
         /// Names under which the port is asked for where there is no token, beside `localhost`. Default: none.
-        may hosts: Vec<At<String>>,
+        may hosts: Vec<Located<String>>,
     }
 
     /// An SLO class, as in its SLO document.
     Class {
         /// Its name.
-        must slo_class: At<String>,
+        must slo_class: Located<String>,
         /// Its rank where requests wait. Default: normal.
-        may priority: At<Word<Priority>>,
+        may priority: Located<EnumWord<Priority>>,
         /// What it promises. Default: nothing; a request is met by finishing.
         may objectives: Objectives,
         /// The share of requests on which all objectives should hold together.
-        must joint_attainment_target: At<f64>,
+        must joint_attainment_target: Located<f64>,
         /// The window over which the target is promised. Default: 28d.
-        may window: At<Duration>,
+        may window: Located<Duration>,
         /// The workload that the objectives were written for.
         may workload_assumption: Workload,
         /// Which token ends the wait that TTFT measures. Default: first_token.
-        may ttft_counts: At<Word<TtftCounts>>,
+        may ttft_counts: Located<EnumWord<TtftCounts>>,
         /// What the request headers `x-slo-ttft-ms` and `x-slo-tpot-ms` may do. Default: off.
-        may target_headers: At<Word<TargetHeaders>>,
+        may target_headers: Located<EnumWord<TargetHeaders>>,
         /// Output tokens to expect where a request states no cap. Default: the assumed p95, else 1024.
-        may default_output_tokens: At<u64>,
+        may default_output_tokens: Located<u64>,
         /// Gaps above this are stalls. Default: 1.
-        may stall_seconds: At<f64>,
+        may stall_seconds: Located<f64>,
         /// Whether answers that do not stream are judged. Default: judged.
-        may non_streaming: At<Word<NonStreaming>>,
+        may non_streaming: Located<EnumWord<NonStreaming>>,
         /// Whether the time in which a client lets the gateway wait for its body counts. Default: excluded.
-        may upload: At<Word<Upload>>,
+        may upload: Located<EnumWord<UploadRule>>,
         /// How long an answer's head may be held back for a retry. Default: 10s.
-        may hold_head: At<Duration>,
+        may hold_head: Located<Duration>,
         /// Distance of keepalive comments once the head is out. Default: never.
-        may keepalive_seconds: At<f64>,
+        may keepalive_seconds: Located<f64>,
         /// Time limits.
         may timeouts: Timeouts,
         /// How requests of this class wait.
         may queue: ClassQueue,
         /// What is given up first under load.
-        may degrade: Filled<Level>,
+        may degrade: NonEmpty<Level>,
     }
 
     /// One overload level of a class. All up to the present one are in force together.
@@ -167,50 +167,50 @@ block! {
         /// It is left when all of these hold. Default: half of what enters it.
         may leave_when: Below,
         /// How long nothing changes after it was entered. Default: 10s.
-        may hold: At<Duration>,
+        may hold: Located<Duration>,
     }
 
     /// Output tokens are capped.
     CapOutput {
         /// The most output tokens of each answer.
-        must cap_output: At<u64>,
+        must cap_output: Located<u64>,
     }
 
     /// What enters a level.
     Above {
         /// How many times too fast the class used its budget of misses in the last minute.
-        may burn_rate_above: At<f64>,
+        may burn_rate_above: Located<f64>,
         /// How long a request of the class would wait for a seat.
-        may queue_wait_above: At<Duration>,
+        may queue_wait_above: Located<Duration>,
         /// Requests of all classes that wait in front of its first pool; of several, the longest queue.
-        may queue_depth_above: At<u64>,
+        may queue_depth_above: Located<u64>,
     }
 
     /// What a level is left by.
     Below {
         /// Default: half of burn_rate_above.
-        may burn_rate_below: At<f64>,
+        may burn_rate_below: Located<f64>,
         /// Default: half of queue_wait_above.
-        may queue_wait_below: At<Duration>,
+        may queue_wait_below: Located<Duration>,
         /// Default: half of queue_depth_above, at least 1.
-        may queue_depth_below: At<u64>,
+        may queue_depth_below: Located<u64>,
     }
 
     /// `max_concurrency_per_engine: auto`, within bounds.
     SeatRange {
         /// Fewest seats of an engine. Default: 1.
-        may min: At<u64>,
+        may min: Located<u64>,
         /// Most seats of an engine. Default: 1024.
-        may max: At<u64>,
+        may max: Located<u64>,
     }
 
     /// How the requests of a class wait for a seat.
     ClassQueue {
         /// How long a request may wait. 0s: it gets a free seat or none. Default: 30s, or the longest of the
         /// class's objectives (at most timeouts.total).
-        may max_wait: At<Duration>,
+        may max_wait: Located<Duration>,
         /// What becomes of a request that can no longer keep its promise: demote, shed or serve. Default: demote.
-        may when_hopeless: At<Word<WhenHopeless>>,
+        may when_hopeless: Located<EnumWord<WhenHopeless>>,
     }
 
     /// What a class promises.
@@ -228,9 +228,9 @@ block! {
     /// One objective.
     Objective {
         /// The largest value that still holds, in seconds.
-        must threshold: At<f64>,
+        must threshold: Located<f64>,
         /// The share of requests on which it should hold.
-        must attainment: At<f64>,
+        must attainment: Located<f64>,
     }
 
     /// The workload that objectives were written for.
@@ -244,35 +244,35 @@ block! {
     /// Quantiles of a length, in tokens.
     Quantiles {
         /// Half of the requests are at or below this.
-        must p50: At<u64>,
+        must p50: Located<u64>,
         /// 95 of 100 are.
-        must p95: At<u64>,
+        must p95: Located<u64>,
     }
 
     /// Time limits of a class. All but `idle` run from the arrival of the request, over all attempts.
     Timeouts {
         /// To the first token of a stream. Default: 120s.
-        may first_token: At<Duration>,
+        may first_token: Located<Duration>,
         /// Longest silence of an engine from the first token on. Default: 120s.
-        may idle: At<Duration>,
+        may idle: Located<Duration>,
         /// To the end of the answer. Default: 30m.
-        may total: At<Duration>,
+        may total: Located<Duration>,
         /// To the head of an answer that does not stream. Default: as `total`.
-        may response_head: At<Duration>,
+        may response_head: Located<Duration>,
     }
 
     /// Upper edges of the prompt lengths, in tokens.
     Buckets {
         /// The longest `short` prompt. Default: 1000.
-        may short: At<u64>,
+        may short: Located<u64>,
         /// The longest `medium` prompt. Default: 8000.
-        may medium: At<u64>,
+        may medium: Located<u64>,
     }
 
     /// One rule of `classify`.
     Rule {
         /// The class of requests that fit.
-        must class: At<String>,
+        must class: Located<String>,
         /// Conditions; all must hold.
         must when: When,
     }
@@ -280,69 +280,69 @@ block! {
     /// Conditions on a request: all that are present must hold; a list means any of it.
     When {
         /// The tenant.
-        may tenant: Some1<At<String>>,
+        may tenant: OneOrMany<Located<String>>,
         /// The label of the key.
-        may key: Some1<At<String>>,
+        may key: OneOrMany<Located<String>>,
         /// Headers by name: a value, a list of values, `{prefix: ...}` or `{present: true}`.
-        may header: Entries<HeaderTest>,
+        may header: Entries<HeaderCondition>,
         /// The exact path.
-        may path: Some1<At<String>>,
+        may path: OneOrMany<Located<String>>,
         /// The model, as sent or after aliasing; `*` stands for any text.
-        may model: Some1<At<String>>,
+        may model: OneOrMany<Located<String>>,
         /// Whether the request asks for a stream.
-        may stream: At<bool>,
+        may stream: Located<bool>,
         /// Whether the request offers tools.
-        may has_tools: At<bool>,
+        may has_tools: Located<bool>,
         /// What the request states about reasoning; `on` is switched on without a level.
-        may reasoning: Some1<At<Word<Reasoning>>>,
+        may reasoning: OneOrMany<Located<EnumWord<Reasoning>>>,
         /// The largest output cap that the request states.
         may max_tokens: Cap,
         /// The estimated prompt.
         may prompt_tokens: Range,
         /// Members of the body's `metadata`: a value or a list of values.
-        may metadata: Entries<Some1<At<String>>>,
+        may metadata: Entries<OneOrMany<Located<String>>>,
     }
 
     /// A test of the stated output cap.
     Cap {
         /// The smallest that fits.
-        may at_least: At<u64>,
+        may at_least: Located<u64>,
         /// The largest that fits.
-        may at_most: At<u64>,
+        may at_most: Located<u64>,
         /// Whether a cap is stated at all.
-        may stated: At<bool>,
+        may stated: Located<bool>,
     }
 
     /// A range of tokens, both ends included.
     Range {
         /// The smallest that fits.
-        may at_least: At<u64>,
+        may at_least: Located<u64>,
         /// The largest that fits.
-        may at_most: At<u64>,
+        may at_most: Located<u64>,
     }
 
     /// A test of a header other than for a value.
     HeaderShape {
         /// The value begins with this.
-        may prefix: At<String>,
+        may prefix: Located<String>,
         /// Whether the header is there.
-        may present: At<bool>,
+        may present: Located<bool>,
     }
 
     /// A pool of engines that are interchangeable for a request.
     Pool {
         /// Its name.
-        must pool: At<String>,
+        must pool: Located<String>,
         /// Its engines, where they are known by name.
-        may engines: Filled<Engine>,
+        may engines: NonEmpty<Engine>,
         /// A DNS name whose addresses are the engines.
         may dns: Dns,
         /// What kind of engine they are, and what is sent to them.
         may engine: EngineSort,
         /// How an engine is picked. Default: least_work.
-        may balance: At<Word<BalanceBy>>,
+        may balance: Located<EnumWord<BalanceBy>>,
         /// The request header that names a session, for session_affinity. Default: x-session-id.
-        may session_header: At<String>,
+        may session_header: Located<String>,
         /// Requests that an engine works on at one time, `auto`, or the bounds of `auto`; further ones wait.
         /// Default: no limit.
         may max_concurrency_per_engine: SeatsOrRange,
@@ -353,7 +353,7 @@ block! {
         /// Reading of the engines' own metrics, or `off`. Default: on, but for kind generic.
         may metrics: OrOff<Metrics>,
         /// Limit on opening a connection, TLS included. Default: 2s.
-        may connect_timeout: At<Duration>,
+        may connect_timeout: Located<Duration>,
         /// What may be tried again.
         may retries: Retries,
         /// The circuit breaker of each engine, or `off`.
@@ -367,11 +367,11 @@ block! {
     /// How requests wait in front of a pool.
     Queue {
         /// Requests that may wait. 0: a request runs at once or is refused. Default: 1000.
-        may max_waiting: At<u64>,
+        may max_waiting: Located<u64>,
         /// Tokens that a tenant may be ahead of the one that had least before others of its rank go first. Default: 65536.
-        may quantum: At<u64>,
+        may quantum: Located<u64>,
         /// Prompt tokens of requests without a first token that one engine may have. Default: auto.
-        may prefill_tokens_per_engine: At<PromptTokens>,
+        may prefill_tokens_per_engine: Located<PromptTokens>,
         /// What each rank is guaranteed: shares of the tokens admitted, and of the places in a full queue.
         may shares: Shares,
     }
@@ -379,141 +379,141 @@ block! {
     /// Guaranteed shares of the ranks, together 1 at most.
     Shares {
         /// Default: 0.5.
-        may critical: At<f64>,
+        may critical: Located<f64>,
         /// Default: 0.2.
-        may high: At<f64>,
+        may high: Located<f64>,
         /// Default: 0.1.
-        may normal: At<f64>,
+        may normal: Located<f64>,
         /// Default: 0.05.
-        may low: At<f64>,
+        may low: Located<f64>,
         /// Default: 0.02.
-        may batch: At<f64>,
+        may batch: Located<f64>,
     }
 
     /// One engine.
     Engine {
         /// Where it is: `http://host:port`, or `https`. A final `/v1` means the same as none.
-        must url: At<String>,
+        must url: Located<String>,
     }
 
     /// A DNS name whose addresses are the engines of a pool.
     Dns {
         /// The name.
-        must name: At<String>,
+        must name: Located<String>,
         /// The port of every engine.
-        must port: At<u64>,
+        must port: Located<u64>,
         /// Plain or TLS. Default: http.
-        may scheme: At<Word<Scheme>>,
+        may scheme: Located<EnumWord<Scheme>>,
         /// Time between two look-ups. Default: 5s.
-        may refresh: At<Duration>,
+        may refresh: Located<Duration>,
         /// Which addresses are engines: those of one family, the one that answers (`auto`), `ipv4`, `ipv6`, or `both`. Default: auto.
-        may family: At<Word<Family>>,
+        may family: Located<EnumWord<Family>>,
     }
 
     /// What kind of engine a pool has, and what is sent to it.
     EngineSort {
         /// What kind. Default: vllm.
-        may kind: At<Word<EngineKind>>,
+        may kind: Located<EnumWord<EngineKind>>,
         /// The engines run with priority scheduling: each request tells its rank. Kind vllm only. Default: false.
-        may priority_scheduling: At<bool>,
+        may priority_scheduling: Located<bool>,
         /// File with the bearer token for the engines. Default: none.
-        may api_key_file: At<String>,
+        may api_key_file: Located<String>,
         /// Headers to set on every request.
-        may headers: Entries<At<Hidden>>,
+        may headers: Entries<Located<RedactedText>>,
         /// File with the roots, in PEM, that replace the system's for `https`.
-        may ca_file: At<String>,
+        may ca_file: Located<String>,
         /// Forward the client's own credential. Default: false.
-        may forward_authorization: At<bool>,
+        may forward_authorization: Located<bool>,
     }
 
     /// A health check.
     Health {
         /// Path asked with GET. Default: /health.
-        may path: At<String>,
+        may path: Located<String>,
         /// Time from one check to the next. Default: 2s.
-        may every: At<Duration>,
+        may every: Located<Duration>,
         /// Time after which a check has failed. Default: 2s.
-        may timeout: At<Duration>,
+        may timeout: Located<Duration>,
     }
 
     /// Reading of the engines' own metrics.
     Metrics {
         /// Path asked with GET. Default: /metrics.
-        may path: At<String>,
+        may path: Located<String>,
         /// Time from one reading to the next. Default: 2s.
-        may every: At<Duration>,
+        may every: Located<Duration>,
         /// Time after which a reading has failed. Default: 2s.
-        may timeout: At<Duration>,
+        may timeout: Located<Duration>,
     }
 
     /// What may be tried again before the first byte of an answer.
     Retries {
         /// Further tries after a fault. Default: 1.
-        may after_fault: At<u64>,
+        may after_fault: Located<u64>,
         /// Further tries after push-back (429, 503, 529). Default: 3.
-        may after_push_back: At<u64>,
+        may after_push_back: Located<u64>,
         /// The retry budget as a share of recent requests. Default: 0.2.
-        may share: At<f64>,
+        may share: Located<f64>,
         /// Retries per 10 s that are always allowed. Default: 10.
-        may floor_per_10s: At<u64>,
+        may floor_per_10s: Located<u64>,
     }
 
     /// When the breaker of an engine opens, and for how long.
     Breaker {
         /// This many faults ... Default: 5.
-        may faults: At<u64>,
+        may faults: Located<u64>,
         /// ... within this time open it ... Default: 10s.
-        may within: At<Duration>,
+        may within: Located<Duration>,
         /// ... for this long. Default: 5s.
-        may open: At<Duration>,
+        may open: Located<Duration>,
     }
 
     /// How long an engine that pushed back stands behind the others.
     CoolDown {
         /// Where the engine named no time. Default: 1s.
-        may default: At<Duration>,
+        may default: Located<Duration>,
         /// The longest, whatever the engine says. Default: 60s.
-        may max: At<Duration>,
+        may max: Located<Duration>,
     }
 
     /// What may be injected into requests.
     Inject {
         /// `stream_options.include_usage`; the client does not see it. Default: true, but for kind generic.
-        may usage: At<bool>,
+        may usage: Located<bool>,
         /// vLLM's `continuous_usage_stats`. Default: false.
-        may continuous_usage: At<bool>,
+        may continuous_usage: Located<bool>,
     }
 
     /// One line of `routes`.
     Route {
         /// Models, after aliasing; `*` stands for any text.
-        must model: Some1<At<String>>,
+        must model: OneOrMany<Located<String>>,
         /// Classes. Default: all.
-        may class: Some1<At<String>>,
+        may class: OneOrMany<Located<String>>,
         /// Pools, in the order of preference.
-        must pools: Some1<At<String>>,
+        must pools: OneOrMany<Located<String>>,
     }
 
     /// Names of models.
     Models {
         /// Other names of models: the name that clients send, and the one that engines know.
-        may aliases: Entries<At<String>>,
+        may aliases: Entries<Located<String>>,
     }
 
     /// A tenant.
     Tenant {
         /// Its name.
-        must tenant: At<String>,
+        must tenant: Located<String>,
         /// Its keys, as hashes; `goodput key new` makes one.
-        may keys: Filled<Key>,
+        may keys: NonEmpty<Key>,
         /// File with one hash per line, and a label behind it where it has one.
-        may keys_file: At<String>,
+        may keys_file: Located<String>,
         /// Classes it may use. Default: all.
-        may classes: Some1<At<String>>,
+        may classes: OneOrMany<Located<String>>,
         /// Its limits. Default: none.
         may limits: Limits,
         /// What becomes of requests beyond the limits: reject or demote. Default: reject.
-        may when_over_limit: At<Word<OverLimit>>,
+        may when_over_limit: Located<EnumWord<OverLimit>>,
     }
 
     /// A store that gateways share.
@@ -525,37 +525,37 @@ block! {
     /// A store in Redis or Valkey.
     Redis {
         /// Where it is: `redis://HOST:PORT`, with TLS `rediss://HOST:PORT`. A password belongs into a variable or a file.
-        must url: At<String>,
+        must url: Located<String>,
         /// File with the password.
-        may password_file: At<String>,
+        may password_file: Located<String>,
         /// What requests meet while it cannot be asked: open (this gateway's share of each limit) or closed (a refusal). Default: open.
-        may on_failure: At<Word<OnFailure>>,
+        may on_failure: Located<EnumWord<OnFailure>>,
         /// How long a request waits for it at most. Default: 50ms.
-        may timeout: At<Duration>,
+        may timeout: Located<Duration>,
         /// The first part of every key in it. Default: goodput.
-        may key_prefix: At<String>,
+        may key_prefix: Located<String>,
     }
 
     /// Limits of a tenant: on all its requests, and on those for single models.
     Limits {
         /// Prompt and output tokens together.
-        may tokens_per_minute: At<u64>,
+        may tokens_per_minute: Located<u64>,
         /// How many of them may come at once. Default: one minute's worth.
-        may tokens_burst: At<u64>,
+        may tokens_burst: Located<u64>,
         /// Prompt tokens.
-        may input_tokens_per_minute: At<u64>,
+        may input_tokens_per_minute: Located<u64>,
         /// How many of them may come at once. Default: one minute's worth.
-        may input_tokens_burst: At<u64>,
+        may input_tokens_burst: Located<u64>,
         /// Output tokens.
-        may output_tokens_per_minute: At<u64>,
+        may output_tokens_per_minute: Located<u64>,
         /// How many of them may come at once. Default: one minute's worth.
-        may output_tokens_burst: At<u64>,
+        may output_tokens_burst: Located<u64>,
         /// Requests.
-        may requests_per_minute: At<u64>,
+        may requests_per_minute: Located<u64>,
         /// How many of them may come at once. Default: one minute's worth.
-        may requests_burst: At<u64>,
+        may requests_burst: Located<u64>,
         /// Requests that run at one time.
-        may concurrent_requests: At<u64>,
+        may concurrent_requests: Located<u64>,
         /// Limits on requests for one model, besides: by its name after aliasing.
         may models: Entries<Allowance>,
     }
@@ -563,67 +563,67 @@ block! {
     /// Limits on requests for one model.
     Allowance {
         /// Prompt and output tokens together.
-        may tokens_per_minute: At<u64>,
+        may tokens_per_minute: Located<u64>,
         /// How many of them may come at once. Default: one minute's worth.
-        may tokens_burst: At<u64>,
+        may tokens_burst: Located<u64>,
         /// Prompt tokens.
-        may input_tokens_per_minute: At<u64>,
+        may input_tokens_per_minute: Located<u64>,
         /// How many of them may come at once. Default: one minute's worth.
-        may input_tokens_burst: At<u64>,
+        may input_tokens_burst: Located<u64>,
         /// Output tokens.
-        may output_tokens_per_minute: At<u64>,
+        may output_tokens_per_minute: Located<u64>,
         /// How many of them may come at once. Default: one minute's worth.
-        may output_tokens_burst: At<u64>,
+        may output_tokens_burst: Located<u64>,
         /// Requests.
-        may requests_per_minute: At<u64>,
+        may requests_per_minute: Located<u64>,
         /// How many of them may come at once. Default: one minute's worth.
-        may requests_burst: At<u64>,
+        may requests_burst: Located<u64>,
         /// Requests that run at one time.
-        may concurrent_requests: At<u64>,
+        may concurrent_requests: Located<u64>,
     }
 
     /// An API key.
     Key {
         /// A name for it, for rules.
-        may label: At<String>,
+        may label: Located<String>,
         /// The BLAKE3 hash of the key, in 64 hexadecimal digits.
-        must blake3: At<Hidden>,
+        must blake3: Located<RedactedText>,
     }
 
     /// What is written down where.
     Telemetry {
         /// The access line: stdout or off. Default: stdout.
-        may access_log: At<Word<AccessLog>>,
+        may access_log: Located<EnumWord<AccessLog>>,
         /// Labels that the metrics of requests do without: length, pool, model, tenant. Default: none.
-        may drop_labels: Some1<At<Word<RequestLabel>>>,
+        may drop_labels: OneOrMany<Located<EnumWord<RequestLabel>>>,
         /// Whether histograms have the label `model` too. Default: false.
-        may histograms_by_model: At<bool>,
+        may histograms_by_model: Located<bool>,
         /// Export of spans.
-        may otlp: NotYet,
+        may otlp: Unimplemented,
         /// The record of every request.
-        may journal: NotYet,
+        may journal: Unimplemented,
     }
 }
 
 /// What `when.header` says about one header.
 #[derive(Debug)]
-pub(super) enum HeaderTest {
+pub(super) enum HeaderCondition {
     /// One of these values.
-    Is(Some1<At<String>>),
+    Is(OneOrMany<Located<String>>),
     /// Another test.
     Shape(HeaderShape),
 }
 
-impl super::read::Read for HeaderTest {
-    fn read(node: &super::tree::Node, reader: &mut super::read::Reader<'_>) -> Option<Self> {
+impl super::read::Read for HeaderCondition {
+    fn read(node: &super::tree::YamlNode, reader: &mut super::read::ConfigWalker<'_>) -> Option<Self> {
         match &node.value {
-            super::tree::Value::Map(_) => HeaderShape::read(node, reader).map(HeaderTest::Shape),
-            _ => Some1::read(node, reader).map(HeaderTest::Is),
+            super::tree::Value::Map(_) => HeaderShape::read(node, reader).map(HeaderCondition::Shape),
+            _ => OneOrMany::read(node, reader).map(HeaderCondition::Is),
         }
     }
 }
 
-impl schemars::JsonSchema for HeaderTest {
+impl schemars::JsonSchema for HeaderCondition {
     fn inline_schema() -> bool {
         true
     }
@@ -631,7 +631,7 @@ impl schemars::JsonSchema for HeaderTest {
         "header_test".into()
     }
     fn json_schema(generator: &mut schemars::SchemaGenerator) -> schemars::Schema {
-        let values = generator.subschema_for::<Some1<At<String>>>();
+        let values = generator.subschema_for::<OneOrMany<Located<String>>>();
         let shape = generator.subschema_for::<HeaderShape>();
         schemars::json_schema!({"anyOf": [values, shape]})
     }
@@ -641,26 +641,26 @@ impl schemars::JsonSchema for HeaderTest {
 #[derive(Debug)]
 pub(super) enum SeatsOrRange {
     /// A number, or `auto`.
-    Seats(At<Seats>),
+    Seats(Located<ConcurrencyScalar>),
     /// `auto`, within bounds.
     Range(SeatRange),
 }
 
 impl SeatsOrRange {
     /// Where it stands.
-    pub fn place(&self) -> &super::problem::Place {
+    pub fn place(&self) -> &super::problem::Location {
         match self {
             SeatsOrRange::Seats(at) => &at.place,
-            SeatsOrRange::Range(range) => super::read::Block::place(range),
+            SeatsOrRange::Range(range) => super::read::ConfigBlock::place(range),
         }
     }
 }
 
 impl super::read::Read for SeatsOrRange {
-    fn read(node: &super::tree::Node, reader: &mut super::read::Reader<'_>) -> Option<Self> {
+    fn read(node: &super::tree::YamlNode, reader: &mut super::read::ConfigWalker<'_>) -> Option<Self> {
         match &node.value {
             super::tree::Value::Map(_) => SeatRange::read(node, reader).map(SeatsOrRange::Range),
-            _ => At::read(node, reader).map(SeatsOrRange::Seats),
+            _ => Located::read(node, reader).map(SeatsOrRange::Seats),
         }
     }
 }
@@ -673,25 +673,26 @@ impl schemars::JsonSchema for SeatsOrRange {
         "seats_or_range".into()
     }
     fn json_schema(generator: &mut schemars::SchemaGenerator) -> schemars::Schema {
-        let (seats, range) = (generator.subschema_for::<At<Seats>>(), generator.subschema_for::<SeatRange>());
+        let (seats, range) =
+            (generator.subschema_for::<Located<ConcurrencyScalar>>(), generator.subschema_for::<SeatRange>());
         schemars::json_schema!({"anyOf": [seats, range]})
     }
 }
 
 /// What `limits_store` says.
 #[derive(Debug)]
-pub(super) enum Store {
+pub(super) enum LimitsStoreKind {
     /// In the process.
     Memory,
     /// Elsewhere.
     Shared(Box<SharedStore>),
 }
 
-impl super::read::Read for Store {
-    fn read(node: &super::tree::Node, reader: &mut super::read::Reader<'_>) -> Option<Self> {
+impl super::read::Read for LimitsStoreKind {
+    fn read(node: &super::tree::YamlNode, reader: &mut super::read::ConfigWalker<'_>) -> Option<Self> {
         match &node.value {
-            super::tree::Value::Text(word) if word == "memory" => Some(Store::Memory),
-            super::tree::Value::Map(_) => SharedStore::read(node, reader).map(Box::new).map(Store::Shared),
+            super::tree::Value::Text(word) if word == "memory" => Some(LimitsStoreKind::Memory),
+            super::tree::Value::Map(_) => SharedStore::read(node, reader).map(Box::new).map(LimitsStoreKind::Shared),
             _ => {
                 reader.fail(node, "is no store", "write `memory`, or {redis: {url: redis://HOST:PORT}}");
                 None
@@ -700,7 +701,7 @@ impl super::read::Read for Store {
     }
 }
 
-impl schemars::JsonSchema for Store {
+impl schemars::JsonSchema for LimitsStoreKind {
     fn inline_schema() -> bool {
         true
     }
@@ -713,7 +714,7 @@ impl schemars::JsonSchema for Store {
     }
 }
 
-impl Words for OnFailure {
+impl EnumScalar for OnFailure {
     const NAME: &'static str = "on_failure";
     const WORDS: &'static [(&'static str, Self)] = &[("open", OnFailure::Open), ("closed", OnFailure::Closed)];
 }
@@ -722,7 +723,7 @@ impl Words for OnFailure {
 #[derive(Debug)]
 pub(super) enum LevelAction {
     /// A word.
-    Word(At<Word<ActionWord>>),
+    Word(Located<EnumWord<ActionWord>>),
     /// An action with a number.
     Cap(CapOutput),
 }
@@ -737,14 +738,14 @@ pub(super) enum ActionWord {
 }
 
 impl super::read::Read for LevelAction {
-    fn read(node: &super::tree::Node, reader: &mut super::read::Reader<'_>) -> Option<Self> {
+    fn read(node: &super::tree::YamlNode, reader: &mut super::read::ConfigWalker<'_>) -> Option<Self> {
         match &node.value {
             super::tree::Value::Map(_) => CapOutput::read(node, reader).map(LevelAction::Cap),
             super::tree::Value::Text(word) if word == Kind::CapOutput.as_str() => {
                 reader.fail(node, "says not how many tokens", "write {cap_output: 256}");
                 None
             }
-            _ => At::read(node, reader).map(LevelAction::Word),
+            _ => Located::read(node, reader).map(LevelAction::Word),
         }
     }
 }
@@ -757,13 +758,13 @@ impl schemars::JsonSchema for LevelAction {
         "level_action".into()
     }
     fn json_schema(generator: &mut schemars::SchemaGenerator) -> schemars::Schema {
-        let word = generator.subschema_for::<At<Word<ActionWord>>>();
+        let word = generator.subschema_for::<Located<EnumWord<ActionWord>>>();
         let cap = generator.subschema_for::<CapOutput>();
         schemars::json_schema!({"anyOf": [word, cap]})
     }
 }
 
-impl Words for ActionWord {
+impl EnumScalar for ActionWord {
     const NAME: &'static str = "level_action";
     const WORDS: &'static [(&'static str, Self)] = &[
         (Kind::Defer.as_str(), ActionWord::Defer),
@@ -774,7 +775,7 @@ impl Words for ActionWord {
     const BESIDES: &'static [&'static str] = &["{cap_output: N}"];
 }
 
-impl Words for Priority {
+impl EnumScalar for Priority {
     const NAME: &'static str = "priority";
     const WORDS: &'static [(&'static str, Self)] = &[
         (Priority::Critical.as_str(), Priority::Critical),
@@ -785,30 +786,31 @@ impl Words for Priority {
     ];
 }
 
-impl Words for TtftCounts {
+impl EnumScalar for TtftCounts {
     const NAME: &'static str = "ttft_counts";
     const WORDS: &'static [(&'static str, Self)] =
         &[("first_token", TtftCounts::FirstToken), ("first_visible_token", TtftCounts::FirstVisibleToken)];
 }
 
-impl Words for TargetHeaders {
+impl EnumScalar for TargetHeaders {
     const NAME: &'static str = "target_headers";
     const WORDS: &'static [(&'static str, Self)] =
         &[("off", TargetHeaders::Off), ("tighten", TargetHeaders::Tighten), ("may_loosen", TargetHeaders::MayLoosen)];
 }
 
-impl Words for NonStreaming {
+impl EnumScalar for NonStreaming {
     const NAME: &'static str = "non_streaming";
     const WORDS: &'static [(&'static str, Self)] =
         &[("judged", NonStreaming::Judged), ("excluded", NonStreaming::Excluded)];
 }
 
-impl Words for Upload {
+impl EnumScalar for UploadRule {
     const NAME: &'static str = "upload";
-    const WORDS: &'static [(&'static str, Self)] = &[("excluded", Upload::Excluded), ("counted", Upload::Counted)];
+    const WORDS: &'static [(&'static str, Self)] =
+        &[("excluded", UploadRule::Excluded), ("counted", UploadRule::Counted)];
 }
 
-impl Words for Reasoning {
+impl EnumScalar for Reasoning {
     const NAME: &'static str = "reasoning";
     const WORDS: &'static [(&'static str, Self)] = &[
         ("none", Reasoning::None),
@@ -828,7 +830,7 @@ pub(super) enum BalanceBy {
     SessionAffinity,
 }
 
-impl Words for BalanceBy {
+impl EnumScalar for BalanceBy {
     const NAME: &'static str = "balance";
     const WORDS: &'static [(&'static str, Self)] = &[
         ("least_work", BalanceBy::LeastWork),
@@ -838,33 +840,33 @@ impl Words for BalanceBy {
     ];
 }
 
-impl Words for WhenHopeless {
+impl EnumScalar for WhenHopeless {
     const NAME: &'static str = "when_hopeless";
     const WORDS: &'static [(&'static str, Self)] =
         &[("demote", WhenHopeless::Demote), ("shed", WhenHopeless::Shed), ("serve", WhenHopeless::Serve)];
 }
 
-impl Words for OverLimit {
+impl EnumScalar for OverLimit {
     const NAME: &'static str = "when_over_limit";
     const WORDS: &'static [(&'static str, Self)] = &[("reject", OverLimit::Reject), ("demote", OverLimit::Demote)];
 }
 
-impl Words for EngineKind {
+impl EnumScalar for EngineKind {
     const NAME: &'static str = "engine_kind";
     const WORDS: &'static [(&'static str, Self)] = EngineKind::ALL;
 }
 
-impl Words for Scheme {
+impl EnumScalar for Scheme {
     const NAME: &'static str = "scheme";
     const WORDS: &'static [(&'static str, Self)] = &[("http", Scheme::Http), ("https", Scheme::Https)];
 }
 
-impl Words for Family {
+impl EnumScalar for Family {
     const NAME: &'static str = "address_family";
     const WORDS: &'static [(&'static str, Self)] = Family::ALL;
 }
 
-impl Words for RequestLabel {
+impl EnumScalar for RequestLabel {
     const NAME: &'static str = "request_label";
     const WORDS: &'static [(&'static str, Self)] = &[
         (RequestLabel::Length.as_str(), RequestLabel::Length),
@@ -874,7 +876,7 @@ impl Words for RequestLabel {
     ];
 }
 
-impl Words for AccessLog {
+impl EnumScalar for AccessLog {
     const NAME: &'static str = "access_log";
     const WORDS: &'static [(&'static str, Self)] = &[("stdout", AccessLog::Stdout), ("off", AccessLog::Off)];
 }

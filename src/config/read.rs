@@ -9,20 +9,20 @@ use std::sync::Arc;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 
-use super::problem::{Place, Problem, nearest};
-use super::surroundings::Surroundings;
-use super::tree::{Node, Value};
+use super::problem::{Location, Problem, nearest};
+use super::surroundings::Environment;
+use super::tree::{Value, YamlNode};
 
 /// A value of the settings, and where it stands.
 #[derive(Clone, Debug)]
-pub(super) struct At<T> {
+pub(super) struct Located<T> {
     pub value: T,
-    pub place: Place,
+    pub place: Location,
     /// The value came from the environment: no problem may show it.
     pub hidden: bool,
 }
 
-impl<T: std::fmt::Display> At<T> {
+impl<T: std::fmt::Display> Located<T> {
     /// The value for a problem's text.
     pub(super) fn shown(&self) -> String {
         if self.hidden { "the value of the variable".to_owned() } else { quoted(&self.value.to_string()) }
@@ -32,32 +32,32 @@ impl<T: std::fmt::Display> At<T> {
 /// What can stand in the settings.
 pub(super) trait Read: Sized + JsonSchema {
     /// Reads a node, noting what is wrong. `None`: nothing usable was there, and it was noted.
-    fn read(node: &Node, reader: &mut Reader<'_>) -> Option<Self>;
+    fn read(node: &YamlNode, reader: &mut ConfigWalker<'_>) -> Option<Self>;
 }
 
 /// The state of the walk.
-pub(super) struct Reader<'a> {
-    pub surroundings: &'a dyn Surroundings,
+pub(super) struct ConfigWalker<'a> {
+    pub surroundings: &'a dyn Environment,
     pub problems: Vec<Problem>,
     path: String,
 }
 
-impl<'a> Reader<'a> {
-    pub(super) fn new(surroundings: &'a dyn Surroundings) -> Self {
-        Reader { surroundings, problems: Vec::new(), path: String::new() }
+impl<'a> ConfigWalker<'a> {
+    pub(super) fn new(surroundings: &'a dyn Environment) -> Self {
+        ConfigWalker { surroundings, problems: Vec::new(), path: String::new() }
     }
 
-    pub(super) fn place(&self, node: &Node) -> Place {
+    pub(super) fn place(&self, node: &YamlNode) -> Location {
         let at = &node.referenced;
-        Place { path: Arc::from(self.path.as_str()), line: at.line(), column: at.column() }
+        Location { path: Arc::from(self.path.as_str()), line: at.line(), column: at.column() }
     }
 
-    pub(super) fn fail(&mut self, node: &Node, message: impl Into<String>, way_out: impl Into<String>) {
+    pub(super) fn fail(&mut self, node: &YamlNode, message: impl Into<String>, way_out: impl Into<String>) {
         let place = self.place(node);
         self.problems.push(Problem::new(&place, message, way_out));
     }
 
-    fn fail_type(&mut self, node: &Node, expected: &str) {
+    fn fail_type(&mut self, node: &YamlNode, expected: &str) {
         match &node.value {
             Value::Null => self.fail(node, "is empty", format!("write {expected}, or remove the key")),
             other => self.fail(node, format!("is {}", other.kind()), format!("write {expected}")),
@@ -65,7 +65,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Reads a node one step further down.
-    fn below<T: Read>(&mut self, step: &str, node: &Node) -> Option<T> {
+    fn below<T: Read>(&mut self, step: &str, node: &YamlNode) -> Option<T> {
         let length = self.path.len();
         if !step.starts_with('[') && length > 0 {
             self.path.push('.');
@@ -78,7 +78,7 @@ impl<'a> Reader<'a> {
 
     /// The members of a mapping with these keys: unknown keys, keys that stand twice and keys
     /// that are no text are noted and left out.
-    pub(super) fn members<'n>(&mut self, node: &'n Node, keys: &[&'static str]) -> Option<Members<'n>> {
+    pub(super) fn members<'n>(&mut self, node: &'n YamlNode, keys: &[&'static str]) -> Option<BlockMembers<'n>> {
         let entries = self.entries(node, "a mapping with the keys of this block")?;
         let written: Vec<&str> = entries.iter().map(|(_, name, _)| *name).collect();
         let mut known = HashMap::new();
@@ -94,11 +94,15 @@ impl<'a> Reader<'a> {
                 self.fail(key, format!("unknown key `{}`", clipped(name)), way_out);
             }
         }
-        Some(Members { node, known })
+        Some(BlockMembers { node, known })
     }
 
     /// The entries of a mapping, without keys that stand twice or are no text.
-    fn entries<'n>(&mut self, node: &'n Node, expected: &str) -> Option<Vec<(&'n Node, &'n str, &'n Node)>> {
+    fn entries<'n>(
+        &mut self,
+        node: &'n YamlNode,
+        expected: &str,
+    ) -> Option<Vec<(&'n YamlNode, &'n str, &'n YamlNode)>> {
         let Value::Map(entries) = &node.value else {
             self.fail_type(node, expected);
             return None;
@@ -126,7 +130,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Puts variables of the environment in the place of `${NAME}`.
-    fn expanded<'t>(&mut self, node: &Node, text: &'t str) -> Option<Expanded<'t>> {
+    fn expanded<'t>(&mut self, node: &YamlNode, text: &'t str) -> Option<Expanded<'t>> {
         let (mut out, mut rest, mut any, mut empty) = (String::with_capacity(text.len()), text, false, None);
         while let Some(at) = rest.find("${") {
             if rest[..at].ends_with('$') {
@@ -187,21 +191,21 @@ fn clipped(text: &str) -> String {
 }
 
 /// The members of a block that were found.
-pub(super) struct Members<'n> {
-    node: &'n Node,
-    known: HashMap<&'n str, &'n Node>,
+pub(super) struct BlockMembers<'n> {
+    node: &'n YamlNode,
+    known: HashMap<&'n str, &'n YamlNode>,
 }
 
-impl Members<'_> {
+impl BlockMembers<'_> {
     pub(super) fn written(&self, keys: &[&'static str]) -> Vec<&'static str> {
         keys.iter().copied().filter(|key| self.known.contains_key(key)).collect()
     }
 
-    pub(super) fn may<T: Read>(&self, key: &'static str, reader: &mut Reader<'_>) -> Option<T> {
+    pub(super) fn may<T: Read>(&self, key: &'static str, reader: &mut ConfigWalker<'_>) -> Option<T> {
         self.known.get(key).and_then(|node| reader.below(key, node))
     }
 
-    pub(super) fn must<T: Read>(&self, key: &'static str, reader: &mut Reader<'_>) -> Option<T> {
+    pub(super) fn must<T: Read>(&self, key: &'static str, reader: &mut ConfigWalker<'_>) -> Option<T> {
         if !self.known.contains_key(key) {
             reader.fail(self.node, format!("`{key}` is missing"), format!("add `{key}`"));
         }
@@ -210,9 +214,9 @@ impl Members<'_> {
 }
 
 /// A mapping with a closed set of keys.
-pub(super) trait Block: Read {
+pub(super) trait ConfigBlock: Read {
     /// Where it stands.
-    fn place(&self) -> &Place;
+    fn place(&self) -> &Location;
     /// The keys that were written, also where their values could not be read.
     fn written(&self) -> &[&'static str];
     /// Whether all that was written could be read: only then is something missing.
@@ -226,15 +230,15 @@ macro_rules! block {
         $(#[doc = $about])*
         #[derive(Debug)]
         pub(super) struct $name {
-            place: $crate::config::problem::Place,
+            place: $crate::config::problem::Location,
             written: Vec<&'static str>,
             $($(#[doc = $doc])* pub $key: Option<$type>,)*
         }
 
         impl $crate::config::read::Read for $name {
             fn read(
-                node: &$crate::config::tree::Node,
-                reader: &mut $crate::config::read::Reader<'_>,
+                node: &$crate::config::tree::YamlNode,
+                reader: &mut $crate::config::read::ConfigWalker<'_>,
             ) -> Option<Self> {
                 let members = reader.members(node, &[$(stringify!($key),)*])?;
                 Some($name {
@@ -245,8 +249,8 @@ macro_rules! block {
             }
         }
 
-        impl $crate::config::read::Block for $name {
-            fn place(&self) -> &$crate::config::problem::Place {
+        impl $crate::config::read::ConfigBlock for $name {
+            fn place(&self) -> &$crate::config::problem::Location {
                 &self.place
             }
             fn written(&self) -> &[&'static str] {
@@ -301,7 +305,7 @@ pub(super) fn block_schema(
 }
 
 /// A value that is one scalar.
-pub(super) trait Scalar: Sized {
+pub(super) trait FromScalar: Sized {
     /// Its name in the schema.
     const NAME: &'static str;
     /// With its article, for a sentence: `a length of time such as 10s`.
@@ -310,7 +314,7 @@ pub(super) trait Scalar: Sized {
     const HIDDEN: bool = false;
 
     /// Takes the value. `loose`: it came from a variable, where every value is a text.
-    fn take(value: &Value, loose: bool) -> Result<Self, Unfit>;
+    fn take(value: &Value, loose: bool) -> Result<Self, ScalarError>;
 
     /// Its description for editors.
     fn schema() -> Schema;
@@ -318,29 +322,31 @@ pub(super) trait Scalar: Sized {
 
 /// Why a scalar does not fit.
 #[derive(Debug)]
-pub(super) enum Unfit {
+pub(super) enum ScalarError {
     /// It is something else altogether.
     Type,
     /// It is of the right type, but this is wrong with it, and this may be meant.
     Value { wrong: String, way_out: String },
 }
 
-impl Unfit {
+impl ScalarError {
     pub(super) fn value(wrong: impl Into<String>, way_out: impl Into<String>) -> Self {
-        Unfit::Value { wrong: wrong.into(), way_out: way_out.into() }
+        ScalarError::Value { wrong: wrong.into(), way_out: way_out.into() }
     }
 
     /// These words may stand there, too.
     pub(super) fn or(self, words: &str) -> Self {
         match self {
-            Unfit::Type => Unfit::Type,
-            Unfit::Value { wrong, way_out } => Unfit::Value { wrong, way_out: format!("{way_out}, {words}") },
+            ScalarError::Type => ScalarError::Type,
+            ScalarError::Value { wrong, way_out } => {
+                ScalarError::Value { wrong, way_out: format!("{way_out}, {words}") }
+            }
         }
     }
 }
 
-impl<T: Scalar> Read for At<T> {
-    fn read(node: &Node, reader: &mut Reader<'_>) -> Option<Self> {
+impl<T: FromScalar> Read for Located<T> {
+    fn read(node: &YamlNode, reader: &mut ConfigWalker<'_>) -> Option<Self> {
         let expanded;
         let (value, from_variable) = match &node.value {
             Value::Text(text) => {
@@ -358,8 +364,8 @@ impl<T: Scalar> Read for At<T> {
         };
         let hidden = T::HIDDEN || from_variable;
         match T::take(value, from_variable) {
-            Ok(value) => Some(At { value, place: reader.place(node), hidden }),
-            Err(Unfit::Value { wrong, way_out }) => {
+            Ok(value) => Some(Located { value, place: reader.place(node), hidden }),
+            Err(ScalarError::Value { wrong, way_out }) => {
                 let (wrong, way_out) = if hidden {
                     ("the value does not fit".into(), format!("write {}", T::EXPECTED))
                 } else {
@@ -368,7 +374,7 @@ impl<T: Scalar> Read for At<T> {
                 reader.fail(node, wrong, way_out);
                 None
             }
-            Err(Unfit::Type) => {
+            Err(ScalarError::Type) => {
                 let number = matches!(value, Value::Int(_) | Value::Float(_) | Value::Bool(_));
                 if number && T::take(&Value::Text("x".into()), false).is_ok() {
                     reader.fail(node, format!("is {}", value.kind()), "write it in quotes to make it a text");
@@ -381,7 +387,7 @@ impl<T: Scalar> Read for At<T> {
     }
 }
 
-impl<T: Scalar> JsonSchema for At<T> {
+impl<T: FromScalar> JsonSchema for Located<T> {
     fn inline_schema() -> bool {
         true
     }
@@ -400,7 +406,7 @@ impl<T: Scalar> JsonSchema for At<T> {
 }
 
 impl<T: Read> Read for Vec<T> {
-    fn read(node: &Node, reader: &mut Reader<'_>) -> Option<Self> {
+    fn read(node: &YamlNode, reader: &mut ConfigWalker<'_>) -> Option<Self> {
         let Value::List(items) = &node.value else {
             reader.fail_type(node, "a list");
             return None;
@@ -412,28 +418,28 @@ impl<T: Read> Read for Vec<T> {
 
 /// A list that may not be empty.
 #[derive(Clone, Debug)]
-pub(super) struct Filled<T>(pub Vec<T>);
+pub(super) struct NonEmpty<T>(pub Vec<T>);
 
-impl<T> std::ops::Deref for Filled<T> {
+impl<T> std::ops::Deref for NonEmpty<T> {
     type Target = [T];
     fn deref(&self) -> &[T] {
         &self.0
     }
 }
 
-impl<T: Read> Read for Filled<T> {
-    fn read(node: &Node, reader: &mut Reader<'_>) -> Option<Self> {
+impl<T: Read> Read for NonEmpty<T> {
+    fn read(node: &YamlNode, reader: &mut ConfigWalker<'_>) -> Option<Self> {
         match &node.value {
             Value::List(items) if items.is_empty() => {
                 reader.fail(node, "is an empty list", "add at least one");
                 None
             }
-            _ => Vec::read(node, reader).map(Filled),
+            _ => Vec::read(node, reader).map(NonEmpty),
         }
     }
 }
 
-impl<T: Read> JsonSchema for Filled<T> {
+impl<T: Read> JsonSchema for NonEmpty<T> {
     fn inline_schema() -> bool {
         true
     }
@@ -448,22 +454,22 @@ impl<T: Read> JsonSchema for Filled<T> {
 
 /// A list, or one item that stands for a list of itself.
 #[derive(Clone, Debug)]
-pub(super) struct Some1<T>(pub Vec<T>);
+pub(super) struct OneOrMany<T>(pub Vec<T>);
 
-impl<T: Read> Read for Some1<T> {
-    fn read(node: &Node, reader: &mut Reader<'_>) -> Option<Self> {
+impl<T: Read> Read for OneOrMany<T> {
+    fn read(node: &YamlNode, reader: &mut ConfigWalker<'_>) -> Option<Self> {
         match &node.value {
             Value::List(items) if items.is_empty() => {
                 reader.fail(node, "is an empty list", "name at least one, or remove the key");
                 None
             }
-            Value::List(_) => Vec::read(node, reader).map(Some1),
-            _ => T::read(node, reader).map(|item| Some1(vec![item])),
+            Value::List(_) => Vec::read(node, reader).map(OneOrMany),
+            _ => T::read(node, reader).map(|item| OneOrMany(vec![item])),
         }
     }
 }
 
-impl<T: Read> JsonSchema for Some1<T> {
+impl<T: Read> JsonSchema for OneOrMany<T> {
     fn inline_schema() -> bool {
         true
     }
@@ -478,17 +484,17 @@ impl<T: Read> JsonSchema for Some1<T> {
 
 /// A mapping whose keys are the reader's own names.
 #[derive(Debug)]
-pub(super) struct Entries<T>(pub Vec<(At<String>, T)>);
+pub(super) struct Entries<T>(pub Vec<(Located<String>, T)>);
 
 impl<T: Read> Read for Entries<T> {
-    fn read(node: &Node, reader: &mut Reader<'_>) -> Option<Self> {
+    fn read(node: &YamlNode, reader: &mut ConfigWalker<'_>) -> Option<Self> {
         let entries = reader.entries(node, "a mapping")?;
         let mut all = Vec::new();
         for (key, name, value) in entries {
             if let Some(found) = reader.below::<T>(name, value) {
                 let mut place = reader.place(key);
                 place.path = format!("{}.{name}", place.path).into();
-                all.push((At { value: name.to_owned(), place, hidden: false }, found));
+                all.push((Located { value: name.to_owned(), place, hidden: false }, found));
             }
         }
         Some(Entries(all))
@@ -528,7 +534,7 @@ pub(super) enum OrOff<T> {
 }
 
 impl<T: Read> Read for OrOff<T> {
-    fn read(node: &Node, reader: &mut Reader<'_>) -> Option<Self> {
+    fn read(node: &YamlNode, reader: &mut ConfigWalker<'_>) -> Option<Self> {
         match &node.value {
             value if is_off(value) => Some(OrOff::Off),
             Value::Map(_) => T::read(node, reader).map(OrOff::On),
@@ -559,19 +565,19 @@ impl<T: Read> JsonSchema for OrOff<T> {
 
 /// A key whose function is not built yet.
 #[derive(Debug)]
-pub(super) enum NotYet {}
+pub(super) enum Unimplemented {}
 
 /// What a problem says about a key or word whose function is not built yet.
 pub(super) const NOT_YET: &str = "not available yet";
 
-impl Read for NotYet {
-    fn read(node: &Node, reader: &mut Reader<'_>) -> Option<Self> {
+impl Read for Unimplemented {
+    fn read(node: &YamlNode, reader: &mut ConfigWalker<'_>) -> Option<Self> {
         reader.fail(node, NOT_YET, "remove the key");
         None
     }
 }
 
-impl JsonSchema for NotYet {
+impl JsonSchema for Unimplemented {
     fn inline_schema() -> bool {
         true
     }

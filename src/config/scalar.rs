@@ -6,18 +6,20 @@ use bytesize::ByteSize;
 use schemars::{Schema, json_schema};
 
 use super::problem::nearest;
-use super::read::{Scalar, Unfit, is_off, quoted};
+use super::read::{FromScalar, ScalarError, is_off, quoted};
 use super::tree::Value;
 
-impl Scalar for String {
+impl FromScalar for String {
     const NAME: &'static str = "text";
     const EXPECTED: &'static str = "a text";
 
-    fn take(value: &Value, _: bool) -> Result<Self, Unfit> {
+    fn take(value: &Value, _: bool) -> Result<Self, ScalarError> {
         match value {
-            Value::Text(text) if text.is_empty() => Err(Unfit::value("is empty", "write a text, or remove the key")),
+            Value::Text(text) if text.is_empty() => {
+                Err(ScalarError::value("is empty", "write a text, or remove the key"))
+            }
             Value::Text(text) => Ok(text.clone()),
-            _ => Err(Unfit::Type),
+            _ => Err(ScalarError::Type),
         }
     }
     fn schema() -> Schema {
@@ -27,38 +29,40 @@ impl Scalar for String {
 
 /// A text that no problem shows.
 #[derive(Clone)]
-pub(super) struct Hidden(pub String);
+pub(super) struct RedactedText(pub String);
 
-impl std::fmt::Debug for Hidden {
+impl std::fmt::Debug for RedactedText {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Hidden")
     }
 }
 
-impl Scalar for Hidden {
+impl FromScalar for RedactedText {
     const NAME: &'static str = "hidden_text";
     const EXPECTED: &'static str = "a text";
     const HIDDEN: bool = true;
 
-    fn take(value: &Value, loose: bool) -> Result<Self, Unfit> {
-        String::take(value, loose).map(Hidden)
+    fn take(value: &Value, loose: bool) -> Result<Self, ScalarError> {
+        String::take(value, loose).map(RedactedText)
     }
     fn schema() -> Schema {
         String::schema()
     }
 }
 
-impl Scalar for bool {
+impl FromScalar for bool {
     const NAME: &'static str = "boolean";
     const EXPECTED: &'static str = "true or false";
 
-    fn take(value: &Value, loose: bool) -> Result<Self, Unfit> {
+    fn take(value: &Value, loose: bool) -> Result<Self, ScalarError> {
         match value {
             Value::Bool(value) => Ok(*value),
             Value::Text(text) if loose && text == "true" => Ok(true),
             Value::Text(text) if loose && text == "false" => Ok(false),
-            Value::Text(text) => Err(Unfit::value(format!("{} is no boolean", quoted(text)), "write true or false")),
-            _ => Err(Unfit::Type),
+            Value::Text(text) => {
+                Err(ScalarError::value(format!("{} is no boolean", quoted(text)), "write true or false"))
+            }
+            _ => Err(ScalarError::Type),
         }
     }
     fn schema() -> Schema {
@@ -66,17 +70,18 @@ impl Scalar for bool {
     }
 }
 
-impl Scalar for u64 {
+impl FromScalar for u64 {
     const NAME: &'static str = "count";
     const EXPECTED: &'static str = "a whole number";
 
-    fn take(value: &Value, loose: bool) -> Result<Self, Unfit> {
-        let whole = |text: String| Unfit::value(format!("{text} is no whole number from 0 on"), "write a whole number");
+    fn take(value: &Value, loose: bool) -> Result<Self, ScalarError> {
+        let whole =
+            |text: String| ScalarError::value(format!("{text} is no whole number from 0 on"), "write a whole number");
         match value {
             Value::Int(number) => u64::try_from(*number).map_err(|_| whole(number.to_string())),
             Value::Float(number) => Err(whole(number.to_string())),
-            Value::Text(text) if loose => text.trim().parse().map_err(|_| Unfit::Type),
-            _ => Err(Unfit::Type),
+            Value::Text(text) if loose => text.trim().parse().map_err(|_| ScalarError::Type),
+            _ => Err(ScalarError::Type),
         }
     }
     fn schema() -> Schema {
@@ -84,40 +89,41 @@ impl Scalar for u64 {
     }
 }
 
-impl Scalar for f64 {
+impl FromScalar for f64 {
     const NAME: &'static str = "number";
     const EXPECTED: &'static str = "a number";
 
-    fn take(value: &Value, loose: bool) -> Result<Self, Unfit> {
+    fn take(value: &Value, loose: bool) -> Result<Self, ScalarError> {
         let number = match value {
             Value::Int(number) => *number as f64,
             Value::Float(number) => *number,
-            Value::Text(text) if loose => text.trim().parse().map_err(|_| Unfit::Type)?,
-            _ => return Err(Unfit::Type),
+            Value::Text(text) if loose => text.trim().parse().map_err(|_| ScalarError::Type)?,
+            _ => return Err(ScalarError::Type),
         };
         let finite = number.is_finite();
-        if finite { Ok(number) } else { Err(Unfit::value("is not finite", "write a number, or remove the key")) }
+        if finite { Ok(number) } else { Err(ScalarError::value("is not finite", "write a number, or remove the key")) }
     }
     fn schema() -> Schema {
         json_schema!({"type": "number"})
     }
 }
 
-impl Scalar for Duration {
+impl FromScalar for Duration {
     const NAME: &'static str = "length_of_time";
     const EXPECTED: &'static str = "a length of time such as 300ms, 10s, 2m, 1h or 28d";
 
-    fn take(value: &Value, _: bool) -> Result<Self, Unfit> {
+    fn take(value: &Value, _: bool) -> Result<Self, ScalarError> {
         match value {
             Value::Int(number) => Err(without_unit(&number.to_string())),
             Value::Float(number) => Err(without_unit(&number.to_string())),
             Value::Text(text) => length(text).ok_or_else(|| match text.trim().parse::<f64>() {
                 Ok(_) => without_unit(text.trim()),
-                Err(_) => {
-                    Unfit::value(format!("{} is no length of time", quoted(text)), format!("write {}", Self::EXPECTED))
-                }
+                Err(_) => ScalarError::value(
+                    format!("{} is no length of time", quoted(text)),
+                    format!("write {}", Self::EXPECTED),
+                ),
             }),
-            _ => Err(Unfit::Type),
+            _ => Err(ScalarError::Type),
         }
     }
     fn schema() -> Schema {
@@ -125,9 +131,9 @@ impl Scalar for Duration {
     }
 }
 
-fn without_unit(number: &str) -> Unfit {
+fn without_unit(number: &str) -> ScalarError {
     // No guess: what is a second here is a day in the next key.
-    Unfit::value(format!("{number} has no unit"), "put one behind it: ms, s, m, h, d or w")
+    ScalarError::value(format!("{number} has no unit"), "put one behind it: ms, s, m, h, d or w")
 }
 
 /// Reads `1h30m`: numbers, each with its unit. `None` also beyond 100 years.
@@ -170,22 +176,23 @@ fn scaled(number: &str, unit: u128) -> Option<u128> {
 
 /// A number of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Size(pub u64);
+pub(super) struct SizeScalar(pub u64);
 
-impl Scalar for Size {
+impl FromScalar for SizeScalar {
     const NAME: &'static str = "size";
     const EXPECTED: &'static str = "a size such as 64MiB or a number of bytes";
 
-    fn take(value: &Value, _: bool) -> Result<Self, Unfit> {
-        let wrong = |text: String| Unfit::value(format!("{text} is no size"), format!("write {}", Self::EXPECTED));
+    fn take(value: &Value, _: bool) -> Result<Self, ScalarError> {
+        let wrong =
+            |text: String| ScalarError::value(format!("{text} is no size"), format!("write {}", Self::EXPECTED));
         match value {
-            Value::Int(number) => u64::try_from(*number).map(Size).map_err(|_| wrong(number.to_string())),
+            Value::Int(number) => u64::try_from(*number).map(SizeScalar).map_err(|_| wrong(number.to_string())),
             Value::Float(number) => Err(wrong(number.to_string())),
             Value::Text(text) => match text.trim().parse::<ByteSize>() {
-                Ok(size) => Ok(Size(size.as_u64())),
+                Ok(size) => Ok(SizeScalar(size.as_u64())),
                 Err(_) => Err(wrong(quoted(text))),
             },
-            _ => Err(Unfit::Type),
+            _ => Err(ScalarError::Type),
         }
     }
     fn schema() -> Schema {
@@ -195,19 +202,19 @@ impl Scalar for Size {
 
 /// How many requests an engine works on at one time: a number, or `auto`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Seats {
+pub(super) enum ConcurrencyScalar {
     Number(u64),
     Auto,
 }
 
-impl Scalar for Seats {
+impl FromScalar for ConcurrencyScalar {
     const NAME: &'static str = "seats";
     const EXPECTED: &'static str = "a whole number, or auto";
 
-    fn take(value: &Value, loose: bool) -> Result<Self, Unfit> {
+    fn take(value: &Value, loose: bool) -> Result<Self, ScalarError> {
         match value {
-            Value::Text(text) if text == "auto" => Ok(Seats::Auto),
-            _ => u64::take(value, loose).map(Seats::Number).map_err(|unfit| unfit.or("or auto")),
+            Value::Text(text) if text == "auto" => Ok(ConcurrencyScalar::Auto),
+            _ => u64::take(value, loose).map(ConcurrencyScalar::Number).map_err(|unfit| unfit.or("or auto")),
         }
     }
     fn schema() -> Schema {
@@ -223,15 +230,15 @@ pub(super) enum PromptTokens {
     Off,
 }
 
-impl Scalar for PromptTokens {
+impl FromScalar for PromptTokens {
     const NAME: &'static str = "prompt_tokens_at_a_time";
     const EXPECTED: &'static str = "a whole number, auto, or off";
 
-    fn take(value: &Value, loose: bool) -> Result<Self, Unfit> {
+    fn take(value: &Value, loose: bool) -> Result<Self, ScalarError> {
         match value {
             Value::Text(text) if text == "auto" => Ok(PromptTokens::Auto),
             value if is_off(value) => Ok(PromptTokens::Off),
-            Value::Bool(_) => Err(Unfit::value("is true", format!("write {}", Self::EXPECTED))),
+            Value::Bool(_) => Err(ScalarError::value("is true", format!("write {}", Self::EXPECTED))),
             _ => u64::take(value, loose).map(PromptTokens::Number).map_err(|unfit| unfit.or("auto, or off")),
         }
     }
@@ -241,7 +248,7 @@ impl Scalar for PromptTokens {
 }
 
 /// An enum with one word per variant.
-pub(super) trait Words: Sized + Copy + 'static {
+pub(super) trait EnumScalar: Sized + Copy + 'static {
     /// Its name in the schema.
     const NAME: &'static str;
     /// The words.
@@ -257,16 +264,16 @@ pub(super) trait Words: Sized + Copy + 'static {
 
 /// One of a closed set of words.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Word<T>(pub T);
+pub(super) struct EnumWord<T>(pub T);
 
-impl<T: Words> Scalar for Word<T> {
+impl<T: EnumScalar> FromScalar for EnumWord<T> {
     const NAME: &'static str = T::NAME;
     const EXPECTED: &'static str = "one of the words of this key";
 
-    fn take(value: &Value, _: bool) -> Result<Self, Unfit> {
+    fn take(value: &Value, _: bool) -> Result<Self, ScalarError> {
         let words = || T::words();
         let list = || words().chain(T::BESIDES.iter().copied()).collect::<Vec<_>>().join(", ");
-        let known = |text: &str| T::WORDS.iter().find(|(word, _)| *word == text).map(|(_, found)| Word(*found));
+        let known = |text: &str| T::WORDS.iter().find(|(word, _)| *word == text).map(|(_, found)| EnumWord(*found));
         if let Some(off) = known("off").filter(|_| is_off(value)) {
             return Ok(off);
         }
@@ -277,7 +284,7 @@ impl<T: Words> Scalar for Word<T> {
             };
             // What a tool for YAML 1.1 makes of a word that it takes for a boolean.
             let quotes = if known("on").is_some() { "; `on` in quotes where it became true" } else { "" };
-            return Err(Unfit::value(wrong, format!("write one of: {}{quotes}", list())));
+            return Err(ScalarError::value(wrong, format!("write one of: {}{quotes}", list())));
         };
         if let Some(found) = known(text) {
             return Ok(found);
@@ -286,7 +293,7 @@ impl<T: Words> Scalar for Word<T> {
             Some(near) => format!("did you mean {near}?"),
             None => format!("write one of: {}", list()),
         };
-        Err(Unfit::value(format!("{} is not known here", quoted(text)), way_out))
+        Err(ScalarError::value(format!("{} is not known here", quoted(text)), way_out))
     }
     fn schema() -> Schema {
         let mut words: Vec<serde_json::Value> = T::words().map(Into::into).collect();
@@ -344,13 +351,13 @@ mod tests {
 
     #[test]
     fn sizes() {
-        let size = |text: &str| Size::take(&Value::Text(text.into()), false).ok().map(|size| size.0);
+        let size = |text: &str| SizeScalar::take(&Value::Text(text.into()), false).ok().map(|size| size.0);
         assert_eq!(size("64MiB"), Some(64 << 20));
         assert_eq!(size("64 KiB"), Some(64 << 10));
         assert_eq!([size("1MB"), size("1M"), size("1mb")], [Some(1_000_000); 3]);
         assert_eq!([size("1kB"), size("64Ki"), size("1gib")], [Some(1000), Some(64 << 10), Some(1 << 30)]);
         assert_eq!(size("many"), None);
-        assert_eq!(Size::take(&Value::Int(512), false).unwrap(), Size(512));
-        assert!(Size::take(&Value::Int(-1), false).is_err());
+        assert_eq!(SizeScalar::take(&Value::Int(512), false).unwrap(), SizeScalar(512));
+        assert!(SizeScalar::take(&Value::Int(-1), false).is_err());
     }
 }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 pub const LONGEST_FILE: u64 = 1 << 20;
 
 /// Answers what a `${NAME}` or a `..._file` in the settings refers to.
-pub trait Surroundings: Send + Sync {
+pub trait Environment: Send + Sync {
     /// The value of a variable.
     fn variable(&self, name: &str) -> Option<String>;
 
@@ -35,20 +35,20 @@ pub trait Surroundings: Send + Sync {
 
 /// The process's own environment and files.
 #[derive(Clone, Debug, Default)]
-pub struct Process {
+pub struct ProcessEnvironment {
     /// Where relative paths begin: the directory of the settings file.
     pub base: PathBuf,
 }
 
-impl Process {
+impl ProcessEnvironment {
     /// The surroundings of a settings file.
     #[must_use]
     pub fn of(file: &Path) -> Self {
-        Process { base: file.parent().map(Path::to_path_buf).unwrap_or_default() }
+        ProcessEnvironment { base: file.parent().map(Path::to_path_buf).unwrap_or_default() }
     }
 }
 
-impl Surroundings for Process {
+impl Environment for ProcessEnvironment {
     fn variable(&self, name: &str) -> Option<String> {
         std::env::var(name).ok()
     }
@@ -83,7 +83,7 @@ mod tests {
     #[test]
     fn a_named_file_is_a_regular_one_of_a_mebibyte_at_most() {
         let dir = tempfile::tempdir().unwrap();
-        let near = Process { base: dir.path().to_path_buf() };
+        let near = ProcessEnvironment { base: dir.path().to_path_buf() };
         let write = |name: &str, length: u64| std::fs::write(dir.path().join(name), vec![b'a'; length as usize]);
         write("longest", LONGEST_FILE).unwrap();
         write("longer", LONGEST_FILE + 1).unwrap();

@@ -23,7 +23,7 @@ struct Made {
     files: HashMap<&'static str, String>,
 }
 
-impl Surroundings for Made {
+impl Environment for Made {
     fn variable(&self, name: &str) -> Option<String> {
         self.variables.get(name).map(|value| (*value).to_owned())
     }

@@ -8,10 +8,10 @@ use std::fmt;
 use serde::de::{self, Deserialize, Deserializer, MapAccess, SeqAccess};
 use serde_yaml::{DuplicateKeyPolicy, NonFiniteFloatPolicy, Spanned};
 
-use super::problem::{Place, Problem};
+use super::problem::{Location, Problem};
 
 /// One node: its value, and where it is used (for an alias, where the alias stands).
-pub(super) type Node = Spanned<Value>;
+pub(super) type YamlNode = Spanned<Value>;
 
 /// What a node is.
 #[derive(Debug)]
@@ -21,8 +21,8 @@ pub(super) enum Value {
     Int(i128),
     Float(f64),
     Text(String),
-    List(Vec<Node>),
-    Map(Vec<(Node, Node)>),
+    List(Vec<YamlNode>),
+    Map(Vec<(YamlNode, YamlNode)>),
 }
 
 impl Value {
@@ -40,7 +40,7 @@ impl Value {
 }
 
 /// Reads one YAML document.
-pub(super) fn parse(text: &str) -> Result<Node, Problem> {
+pub(super) fn parse(text: &str) -> Result<YamlNode, Problem> {
     let options = serde_yaml::options! {
         duplicate_keys: DuplicateKeyPolicy::PassThrough,
         strict_booleans: true,
@@ -49,7 +49,7 @@ pub(super) fn parse(text: &str) -> Result<Node, Problem> {
     };
     serde_yaml::from_str_with_options(text, options).map_err(|error| {
         let (line, column) = error.location().map_or((1, 1), |at| (at.line(), at.column()));
-        let place = Place { path: "".into(), line, column };
+        let place = Location { path: "".into(), line, column };
         if matches!(error.without_snippet(), serde_yaml::Error::MultipleDocuments { .. }) {
             let way_out = "keep one of them: settings are one document, with no line `---` inside";
             return Problem::new(&place, "a second YAML document begins here", way_out);

@@ -15,21 +15,21 @@ use std::{fmt, io};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::MissedTickBehavior;
 
-use super::{Problem, Process, Settings, Surroundings, fingerprint, load, load_with_files};
+use super::{Environment, Problem, ProcessEnvironment, Settings, fingerprint, load, load_with_files};
 
 /// A settings file and what surrounds it.
 #[derive(Clone)]
-pub struct Source {
+pub struct SettingsFile {
     /// As it was named, for whoever reads of it.
     path: PathBuf,
     /// As its surroundings know it.
     name: PathBuf,
-    surroundings: Arc<dyn Surroundings>,
+    surroundings: Arc<dyn Environment>,
 }
 
-/// Why no settings came of a file. It is told with the file's name: [`NotLoaded::lines`].
+/// Why no settings came of a file. It is told with the file's name: [`LoadError::lines`].
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum NotLoaded {
+pub enum LoadError {
     /// The file itself cannot be read: why, and what to do.
     Unreadable(&'static str),
     /// What is wrong in it.
@@ -38,22 +38,22 @@ pub enum NotLoaded {
     Unusable(String),
 }
 
-impl NotLoaded {
+impl LoadError {
     /// One line for each thing that is wrong, each with the name of the file.
     #[must_use]
     pub fn lines(&self, file: &Path) -> Vec<String> {
         let file = file.display();
         match self {
-            NotLoaded::Unreadable(why) => vec![format!("{file}: {why}")],
-            NotLoaded::Problems(problems) => problems.iter().map(|problem| format!("{file}:{problem}")).collect(),
-            NotLoaded::Unusable(why) => vec![format!("{file}: {why}")],
+            LoadError::Unreadable(why) => vec![format!("{file}: {why}")],
+            LoadError::Problems(problems) => problems.iter().map(|problem| format!("{file}:{problem}")).collect(),
+            LoadError::Unusable(why) => vec![format!("{file}: {why}")],
         }
     }
 }
 
 /// Why a settings file cannot be read, and what to do about it.
-fn unreadable(kind: io::ErrorKind) -> NotLoaded {
-    NotLoaded::Unreadable(match kind {
+fn unreadable(kind: io::ErrorKind) -> LoadError {
+    LoadError::Unreadable(match kind {
         io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {
             "there is no such file; give the path of a settings file"
         }
@@ -65,18 +65,18 @@ fn unreadable(kind: io::ErrorKind) -> NotLoaded {
     })
 }
 
-impl Source {
+impl SettingsFile {
     /// A file of this machine, with the environment of this process.
     #[must_use]
     pub fn file(path: &Path) -> Self {
         let name = path.file_name().map(PathBuf::from).unwrap_or_default();
-        Source { path: path.to_path_buf(), name, surroundings: Arc::new(Process::of(path)) }
+        SettingsFile { path: path.to_path_buf(), name, surroundings: Arc::new(ProcessEnvironment::of(path)) }
     }
 
     /// A file of other surroundings.
     #[must_use]
-    pub fn of(name: &str, surroundings: Arc<dyn Surroundings>) -> Self {
-        Source { path: PathBuf::from(name), name: PathBuf::from(name), surroundings }
+    pub fn of(name: &str, surroundings: Arc<dyn Environment>) -> Self {
+        SettingsFile { path: PathBuf::from(name), name: PathBuf::from(name), surroundings }
     }
 
     /// The file, as it was named.
@@ -88,14 +88,14 @@ impl Source {
     /// Reads the settings as they are now.
     ///
     /// # Errors
-    /// [`NotLoaded`], with all problems.
-    pub fn read(&self) -> Result<Settings, NotLoaded> {
-        load(&self.text()?, &*self.surroundings).map_err(NotLoaded::Problems)
+    /// [`LoadError`], with all problems.
+    pub fn read(&self) -> Result<Settings, LoadError> {
+        load(&self.text()?, &*self.surroundings).map_err(LoadError::Problems)
     }
 
     /// What the file and its companions hold, and the settings that come of it; where none do,
     /// the files that they wait for are companions, too.
-    fn look(&self, companions: &mut Vec<PathBuf>) -> ([u8; 32], Result<Settings, NotLoaded>) {
+    fn look(&self, companions: &mut Vec<PathBuf>) -> ([u8; 32], Result<Settings, LoadError>) {
         loop {
             let content = self.content(companions);
             let unsound = match self.text().map(|text| load_with_files(&text, &*self.surroundings)) {
@@ -110,15 +110,15 @@ impl Source {
                 }
             }
             if companions.len() == known {
-                return (content, Err(NotLoaded::Problems(unsound.problems)));
+                return (content, Err(LoadError::Problems(unsound.problems)));
             }
         }
     }
 
-    fn text(&self) -> Result<String, NotLoaded> {
+    fn text(&self) -> Result<String, LoadError> {
         let bytes = self.surroundings.settings(&self.name);
         let bytes = bytes.map_err(|error| unreadable(error.kind()))?;
-        String::from_utf8(bytes).map_err(|_| NotLoaded::Unreadable("this is not UTF-8; save it as UTF-8 text"))
+        String::from_utf8(bytes).map_err(|_| LoadError::Unreadable("this is not UTF-8; save it as UTF-8 text"))
     }
 
     /// What the file and its companions hold now, as one hash.
@@ -128,18 +128,18 @@ impl Source {
     }
 }
 
-impl fmt::Debug for Source {
+impl fmt::Debug for SettingsFile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Source").field(&self.path).finish()
     }
 }
 
 /// Keys whose new values wait for a restart.
-pub type Waiting = Vec<&'static str>;
+pub type RestartKeys = Vec<&'static str>;
 
 /// What led to a reload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Why {
+pub enum ReloadCause {
     /// The content had changed.
     Changed,
     /// SIGHUP came.
@@ -152,9 +152,9 @@ pub enum Why {
 #[derive(Debug)]
 pub struct Reload {
     /// What led to it.
-    pub why: Why,
+    pub why: ReloadCause,
     /// New settings, or why the old ones stay.
-    pub result: Result<Settings, NotLoaded>,
+    pub result: Result<Settings, LoadError>,
 }
 
 /// The default distance of two looks.
@@ -164,7 +164,7 @@ pub const EVERY: Duration = Duration::from_secs(5);
 #[derive(Clone, Debug)]
 pub struct Reloader {
     file: Arc<Path>,
-    asks: mpsc::Sender<oneshot::Sender<Result<Waiting, NotLoaded>>>,
+    asks: mpsc::Sender<oneshot::Sender<Result<RestartKeys, LoadError>>>,
 }
 
 impl Reloader {
@@ -178,8 +178,8 @@ impl Reloader {
     ///
     /// # Errors
     /// Why the old ones stay.
-    pub async fn reload(&self) -> Result<Waiting, NotLoaded> {
-        let gone = || NotLoaded::Unusable("the gateway is leaving and takes no new settings".to_owned());
+    pub async fn reload(&self) -> Result<RestartKeys, LoadError> {
+        let gone = || LoadError::Unusable("the gateway is leaving and takes no new settings".to_owned());
         let (answer, told) = oneshot::channel();
         self.asks.send(answer).await.map_err(|_| gone())?;
         told.await.map_err(|_| gone())?
@@ -189,45 +189,45 @@ impl Reloader {
 /// Watches a settings file until nobody is left who could ask it.
 #[derive(Debug)]
 pub struct Watcher {
-    source: Source,
-    seen: Seen,
+    source: SettingsFile,
+    seen: SeenContent,
     companions: Vec<PathBuf>,
     every: Duration,
-    asks: mpsc::Receiver<oneshot::Sender<Result<Waiting, NotLoaded>>>,
-    hangups: Hangups,
+    asks: mpsc::Receiver<oneshot::Sender<Result<RestartKeys, LoadError>>>,
+    hangups: SighupStream,
 }
 
 /// Makes a watcher of the file that `current` came from. To be called inside the runtime; from
 /// then on SIGHUP does not end the process.
 #[must_use]
-pub fn watch(source: Source, current: &Settings, every: Duration) -> (Watcher, Reloader) {
+pub fn watch(source: SettingsFile, current: &Settings, every: Duration) -> (Watcher, Reloader) {
     // One waiting ask is enough: whoever comes meanwhile waits at the door.
     let (sender, asks) = mpsc::channel(1);
-    let seen = Seen { tried: Some(current.hash), different: None };
+    let seen = SeenContent { tried: Some(current.hash), different: None };
     let (companions, file) = (current.files.clone(), Arc::from(source.path()));
-    let watcher = Watcher { source, seen, companions, every, asks, hangups: Hangups::listen() };
+    let watcher = Watcher { source, seen, companions, every, asks, hangups: SighupStream::listen() };
     (watcher, Reloader { file, asks: sender })
 }
 
 impl Watcher {
     /// Watches, and tells of every reload; `told` says what came of it. Ends when the last
     /// [`Reloader`] is gone.
-    pub async fn run(mut self, mut told: impl FnMut(Reload) -> Result<Waiting, NotLoaded>) {
+    pub async fn run(mut self, mut told: impl FnMut(Reload) -> Result<RestartKeys, LoadError>) {
         let mut looks = tokio::time::interval(self.every);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
                 _ = looks.tick() => {
                     if self.has_changed().await {
-                        let _ = self.reload(Why::Changed, &mut told).await;
+                        let _ = self.reload(ReloadCause::Changed, &mut told).await;
                     }
                 }
                 () = self.hangups.next() => {
-                    let _ = self.reload(Why::Signal, &mut told).await;
+                    let _ = self.reload(ReloadCause::Signal, &mut told).await;
                 }
                 ask = self.asks.recv() => {
                     let Some(answer) = ask else { return };
-                    let came = self.reload(Why::Asked, &mut told).await;
+                    let came = self.reload(ReloadCause::Asked, &mut told).await;
                     // Whoever asked may have left.
                     let _ = answer.send(came);
                 }
@@ -237,13 +237,13 @@ impl Watcher {
 
     async fn reload(
         &mut self,
-        why: Why,
-        told: &mut impl FnMut(Reload) -> Result<Waiting, NotLoaded>,
-    ) -> Result<Waiting, NotLoaded> {
+        why: ReloadCause,
+        told: &mut impl FnMut(Reload) -> Result<RestartKeys, LoadError>,
+    ) -> Result<RestartKeys, LoadError> {
         let came = told(Reload { why, result: self.read().await });
-        if let Err(NotLoaded::Unusable(_)) = came {
+        if let Err(LoadError::Unusable(_)) = came {
             // What stood in the way is not part of the settings' content: try again by and by.
-            self.seen = Seen::default();
+            self.seen = SeenContent::default();
         }
         came
     }
@@ -254,14 +254,14 @@ impl Watcher {
         content.is_ok_and(|content| self.seen.look(content))
     }
 
-    async fn read(&mut self) -> Result<Settings, NotLoaded> {
+    async fn read(&mut self) -> Result<Settings, LoadError> {
         let (source, mut companions) = (self.source.clone(), self.companions.clone());
         let all = tokio::task::spawn_blocking(move || {
             let (content, result) = source.look(&mut companions);
             (content, result, companions)
         });
         let Ok((content, result, companions)) = all.await else {
-            return Err(NotLoaded::Unreadable("the reading of it broke off; try again"));
+            return Err(LoadError::Unreadable("the reading of it broke off; try again"));
         };
         match &result {
             Ok(settings) => {
@@ -279,12 +279,12 @@ impl Watcher {
 
 /// Which content was tried last, and which has been seen once since.
 #[derive(Debug, Default)]
-struct Seen {
+struct SeenContent {
     tried: Option<[u8; 32]>,
     different: Option<[u8; 32]>,
 }
 
-impl Seen {
+impl SeenContent {
     /// Whether this content is new, and the same as at the last look.
     fn look(&mut self, content: [u8; 32]) -> bool {
         let settled = self.different == Some(content);
@@ -293,18 +293,18 @@ impl Seen {
     }
 
     fn took(&mut self, content: [u8; 32]) {
-        *self = Seen { tried: Some(content), different: None };
+        *self = SeenContent { tried: Some(content), different: None };
     }
 }
 
 /// SIGHUP, where there is such a thing.
 #[derive(Debug)]
-struct Hangups {
+struct SighupStream {
     #[cfg(unix)]
     signal: Option<tokio::signal::unix::Signal>,
 }
 
-impl Hangups {
+impl SighupStream {
     #[cfg(unix)]
     fn listen() -> Self {
         use tokio::signal::unix::{SignalKind, signal};
@@ -312,12 +312,12 @@ impl Hangups {
         if let Err(error) = &signal {
             tracing::warn!(%error, "SIGHUP cannot be heard; changes of the file still are");
         }
-        Hangups { signal: signal.ok() }
+        SighupStream { signal: signal.ok() }
     }
 
     #[cfg(not(unix))]
     fn listen() -> Self {
-        Hangups {}
+        SighupStream {}
     }
 
     async fn next(&mut self) {
@@ -354,7 +354,7 @@ mod tests {
         }
     }
 
-    impl Surroundings for Desk {
+    impl Environment for Desk {
         fn variable(&self, _: &str) -> Option<String> {
             None
         }
@@ -376,14 +376,14 @@ mod tests {
     struct Bench {
         desk: Desk,
         reloader: Reloader,
-        heard: mpsc::UnboundedReceiver<(Why, Result<ClassId, NotLoaded>)>,
+        heard: mpsc::UnboundedReceiver<(ReloadCause, Result<ClassId, LoadError>)>,
     }
 
     fn bench() -> Bench {
         let desk = Desk::default();
         desk.write("keys", format!("{} prod\n", blake3::hash(b"k").to_hex()));
         desk.write("g.yaml", settings("a"));
-        let source = Source::of("g.yaml", Arc::new(desk.clone()));
+        let source = SettingsFile::of("g.yaml", Arc::new(desk.clone()));
         let current = source.read().unwrap();
         let (watcher, reloader) = watch(source, &current, EVERY);
         let (sender, heard) = mpsc::unbounded_channel();
@@ -391,7 +391,7 @@ mod tests {
             let class = reload.result.map(|settings| settings.default_class);
             // A class by this name cannot be put to use.
             let class = class.and_then(|class| match class.as_str() {
-                "unusable" => Err(NotLoaded::Unusable("no such certificate".to_owned())),
+                "unusable" => Err(LoadError::Unusable("no such certificate".to_owned())),
                 _ => Ok(class),
             });
             let came = class.as_ref().map(|_| vec![]).map_err(Clone::clone);
@@ -405,10 +405,10 @@ mod tests {
     async fn settings_that_could_not_be_put_to_use_are_tried_again_by_and_by() {
         let mut bench = bench();
         bench.desk.write("g.yaml", settings("unusable"));
-        assert!(matches!(bench.reloader.reload().await, Err(NotLoaded::Unusable(_))), "whoever asked is told");
+        assert!(matches!(bench.reloader.reload().await, Err(LoadError::Unusable(_))), "whoever asked is told");
         assert!(bench.heard.try_recv().unwrap().1.is_err());
         looks(2).await;
-        assert_eq!(bench.heard.try_recv().unwrap().0, Why::Changed);
+        assert_eq!(bench.heard.try_recv().unwrap().0, ReloadCause::Changed);
         bench.desk.write("g.yaml", settings("b"));
         looks(3).await;
         assert_eq!(std::iter::from_fn(|| bench.heard.try_recv().ok()).last().unwrap().1, Ok("b".into()));
@@ -428,7 +428,7 @@ mod tests {
         looks(1).await;
         assert!(bench.heard.try_recv().is_err(), "one look is not enough");
         looks(1).await;
-        assert_eq!(bench.heard.try_recv().unwrap(), (Why::Changed, Ok("b".into())));
+        assert_eq!(bench.heard.try_recv().unwrap(), (ReloadCause::Changed, Ok("b".into())));
         looks(5).await;
         assert!(bench.heard.try_recv().is_err());
     }
@@ -452,8 +452,8 @@ mod tests {
         bench.desk.write("g.yaml", "slo_classes: [\n");
         looks(4).await;
         let (why, result) = bench.heard.try_recv().unwrap();
-        assert_eq!(why, Why::Changed);
-        assert!(matches!(result, Err(NotLoaded::Problems(problems)) if problems.len() == 1));
+        assert_eq!(why, ReloadCause::Changed);
+        assert!(matches!(result, Err(LoadError::Problems(problems)) if problems.len() == 1));
         assert!(bench.heard.try_recv().is_err(), "told once");
         bench.desk.write("g.yaml", settings("c"));
         looks(3).await;
@@ -465,10 +465,10 @@ mod tests {
         let mut bench = bench();
         bench.desk.write("keys", format!("{} prod\n", blake3::hash(b"other").to_hex()));
         looks(3).await;
-        assert_eq!(bench.heard.try_recv().unwrap().0, Why::Changed);
+        assert_eq!(bench.heard.try_recv().unwrap().0, ReloadCause::Changed);
         bench.desk.remove("keys");
         looks(3).await;
-        assert!(matches!(bench.heard.try_recv().unwrap().1, Err(NotLoaded::Problems(_))));
+        assert!(matches!(bench.heard.try_recv().unwrap().1, Err(LoadError::Problems(_))));
     }
 
     #[tokio::test(start_paused = true)]
@@ -479,15 +479,15 @@ mod tests {
         let tls = "listen: {tls: {certificate_file: a.crt, private_key_file: a.key}}\n";
         bench.desk.write("g.yaml", named + tls);
         looks(6).await;
-        assert!(matches!(bench.heard.try_recv().unwrap().1, Err(NotLoaded::Problems(all)) if all.len() == 3));
+        assert!(matches!(bench.heard.try_recv().unwrap().1, Err(LoadError::Problems(all)) if all.len() == 3));
         assert!(bench.heard.try_recv().is_err(), "told once");
         bench.desk.write("new.keys", format!("{} prod\n", blake3::hash(b"new").to_hex()));
         bench.desk.write("a.crt", made.cert.pem());
         looks(3).await;
-        assert!(matches!(bench.heard.try_recv().unwrap().1, Err(NotLoaded::Problems(all)) if all.len() == 1));
+        assert!(matches!(bench.heard.try_recv().unwrap().1, Err(LoadError::Problems(all)) if all.len() == 1));
         bench.desk.write("a.key", made.signing_key.serialize_pem());
         looks(3).await;
-        assert_eq!(bench.heard.try_recv().unwrap(), (Why::Changed, Ok("b".into())));
+        assert_eq!(bench.heard.try_recv().unwrap(), (ReloadCause::Changed, Ok("b".into())));
         bench.desk.remove("a.key");
         looks(5).await;
         assert!(bench.heard.try_recv().is_err(), "a certificate is renewed by its listener, not by a reload");
@@ -498,10 +498,10 @@ mod tests {
         let mut bench = bench();
         bench.desk.write("g.yaml", settings("b"));
         assert_eq!(bench.reloader.reload().await, Ok(vec![]));
-        assert_eq!(bench.heard.try_recv().unwrap(), (Why::Asked, Ok("b".into())));
+        assert_eq!(bench.heard.try_recv().unwrap(), (ReloadCause::Asked, Ok("b".into())));
         bench.desk.remove("g.yaml");
         let answer = bench.reloader.reload().await;
-        assert!(matches!(answer, Err(NotLoaded::Unreadable(_))), "{answer:?}");
+        assert!(matches!(answer, Err(LoadError::Unreadable(_))), "{answer:?}");
         assert!(bench.heard.try_recv().unwrap().1.is_err());
         looks(3).await;
         assert!(bench.heard.try_recv().is_err(), "what was tried when asked is not tried again");
@@ -511,7 +511,7 @@ mod tests {
     fn why_settings_did_not_load_is_told_with_the_name_of_the_file() {
         let desk = Desk::default();
         desk.write("g.yaml", "slo_classes: []\ndefault_class: x\n");
-        let source = Source::of("g.yaml", Arc::new(desk.clone()));
+        let source = SettingsFile::of("g.yaml", Arc::new(desk.clone()));
         let told = || source.read().unwrap_err().lines(Path::new("/etc/goodput/g.yaml"));
         let problems = [
             "/etc/goodput/g.yaml:1:1: `pools` is missing; add `pools`",
@@ -520,7 +520,7 @@ mod tests {
         assert_eq!(told(), problems);
         desk.remove("g.yaml");
         assert_eq!(told(), ["/etc/goodput/g.yaml: there is no such file; give the path of a settings file"]);
-        let unusable = NotLoaded::Unusable("no such certificate".to_owned());
+        let unusable = LoadError::Unusable("no such certificate".to_owned());
         assert_eq!(unusable.lines(Path::new("g.yaml")), ["g.yaml: no such certificate"]);
     }
 

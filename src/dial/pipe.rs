@@ -5,11 +5,12 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
+use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
 use tokio::io::DuplexStream;
 use tokio::sync::mpsc;
 
-use super::{BoxedIo, Dial, EngineAddress, Later, Roots, in_order, race};
+use super::{BoxedIo, Dial, EngineAddress, Roots, in_order, race};
 use crate::clock::Clock;
 
 /// Hands out in-memory pipes. Clones share one imaginary network; an address where nobody
@@ -33,14 +34,14 @@ pub struct PipeDial(Arc<Mutex<Network>>);
 
 #[derive(Default)]
 struct Network {
-    places: HashMap<String, Place>,
+    places: HashMap<String, PipeAddress>,
     names: HashMap<String, Vec<IpAddr>>,
     answered: HashMap<String, IpAddr>,
     dials: HashMap<String, usize>,
     lacks: usize,
 }
 
-enum Place {
+enum PipeAddress {
     Listens(mpsc::UnboundedSender<DuplexStream>),
     Silent,
     Fails(io::ErrorKind),
@@ -64,18 +65,18 @@ impl PipeDial {
     pub fn listen(&self, at: &str) -> PipeListener {
         // Unbounded: a test dials a handful of times, and each pipe in it is bounded.
         let (sender, receiver) = mpsc::unbounded_channel();
-        self.set(at, Place::Listens(sender));
+        self.set(at, PipeAddress::Listens(sender));
         PipeListener(receiver)
     }
 
     /// From now on connections to `host:port` fail so.
     pub fn fail(&self, at: &str, kind: io::ErrorKind) {
-        self.set(at, Place::Fails(kind));
+        self.set(at, PipeAddress::Fails(kind));
     }
 
     /// From now on connections to `host:port` neither come about nor fail.
     pub fn silence(&self, at: &str) {
-        self.set(at, Place::Silent);
+        self.set(at, PipeAddress::Silent);
     }
 
     /// For the next so many dials there is no file descriptor.
@@ -94,7 +95,7 @@ impl PipeDial {
         self.0.lock().dials.get(at).copied().unwrap_or_default()
     }
 
-    fn set(&self, at: &str, place: Place) {
+    fn set(&self, at: &str, place: PipeAddress) {
         self.0.lock().places.insert(at.to_owned(), place);
     }
 
@@ -116,9 +117,9 @@ impl PipeDial {
         let refused = || Some(Err(io::ErrorKind::ConnectionRefused.into()));
         match network.places.get(at) {
             None => refused(),
-            Some(Place::Silent) => None,
-            Some(Place::Fails(kind)) => Some(Err((*kind).into())),
-            Some(Place::Listens(listener)) => {
+            Some(PipeAddress::Silent) => None,
+            Some(PipeAddress::Fails(kind)) => Some(Err((*kind).into())),
+            Some(PipeAddress::Listens(listener)) => {
                 let (ours, theirs) = tokio::io::duplex(Self::CAPACITY);
                 match listener.send(theirs) {
                     Ok(()) => Some(Ok(Box::new(ours))),
@@ -145,7 +146,7 @@ impl PipeListener {
 }
 
 impl Dial for PipeDial {
-    fn dial<'a>(&'a self, to: &'a EngineAddress, _roots: Option<&'a Roots>) -> Later<'a, io::Result<BoxedIo>> {
+    fn dial<'a>(&'a self, to: &'a EngineAddress, _roots: Option<&'a Roots>) -> BoxFuture<'a, io::Result<BoxedIo>> {
         Box::pin(async move {
             let reach = async |at: String| match self.reach(&at) {
                 Some(result) => result,
@@ -159,7 +160,7 @@ impl Dial for PipeDial {
         })
     }
 
-    fn look_up<'a>(&'a self, name: &'a str, _port: u16) -> Later<'a, io::Result<Vec<IpAddr>>> {
+    fn look_up<'a>(&'a self, name: &'a str, _port: u16) -> BoxFuture<'a, io::Result<Vec<IpAddr>>> {
         let found = self.0.lock().names.get(name).filter(|addresses| !addresses.is_empty()).cloned();
         Box::pin(async move { found.ok_or_else(|| io::ErrorKind::NotFound.into()) })
     }

@@ -22,7 +22,7 @@ pub(super) const KEEPALIVE: Bytes = Bytes::from_static(b": keepalive\n\n");
 pub type Serving = Pin<Box<dyn Future<Output = Response<ReplyBody>> + Send>>;
 
 /// See the module.
-pub struct Ahead {
+pub struct EarlyHeadBody {
     serving: Serving,
     clock: Clock,
     every: Duration,
@@ -33,27 +33,27 @@ pub struct Ahead {
 }
 
 /// What comes next.
-pub(super) enum Step {
+pub(super) enum EarlyHeadStep {
     Comment,
     /// The body of the answer, whose head is not needed any more.
     Goes(ReplyBody),
 }
 
-impl Ahead {
+impl EarlyHeadBody {
     /// A body that waits for `serving`, with a comment at once and `every` so often.
     #[must_use]
     pub fn new(serving: Serving, clock: Clock, every: Duration) -> Box<Self> {
-        Box::new(Ahead { serving, clock, every, next: None, timer: None })
+        Box::new(EarlyHeadBody { serving, clock, every, next: None, timer: None })
     }
 
-    pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Step> {
+    pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<EarlyHeadStep> {
         let Some(next) = self.next else { return Poll::Ready(self.comment()) };
         if let Poll::Ready(response) = self.serving.as_mut().poll(cx) {
             let mut body = response.into_body();
             if let ReplyBody::Relay(relay) = &mut body {
                 relay.comments_from(next);
             }
-            return Poll::Ready(Step::Goes(body));
+            return Poll::Ready(EarlyHeadStep::Goes(body));
         }
         let instant = self.clock.instant(next);
         let timer = self.timer.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(instant)));
@@ -61,9 +61,9 @@ impl Ahead {
         Poll::Ready(self.comment())
     }
 
-    fn comment(&mut self) -> Step {
+    fn comment(&mut self) -> EarlyHeadStep {
         self.timer = None;
         self.next = Some(self.clock.now() + self.every);
-        Step::Comment
+        EarlyHeadStep::Comment
     }
 }

@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use http_body::Body;
 
-use super::lines::EngineBody;
-use super::relay::{Ended, Keeper};
+use super::lines::UpstreamBody;
+use super::relay::{RelayEnd, RelayEvents};
 use crate::clock::Clock;
 use crate::observe::{Ending, Observer};
 use crate::units::Tick;
@@ -21,18 +21,18 @@ use crate::units::Tick;
 pub(super) const PATIENCE: Duration = Duration::from_secs(1);
 
 /// What is left of a relay whose client has gone.
-pub(super) struct Rest {
+pub(super) struct AbandonedRelay {
     pub clock: Clock,
-    pub engine: EngineBody,
+    pub engine: UpstreamBody,
     pub observer: Observer,
     /// Taken by the end.
-    pub keeper: Option<Box<dyn Keeper>>,
+    pub keeper: Option<Box<dyn RelayEvents>>,
     /// How the relay ended, and when.
     pub ending: Ending,
     pub at: Tick,
 }
 
-impl Rest {
+impl AbandonedRelay {
     /// Reads until the usage is known, or it is too late for it.
     pub async fn read(mut self) {
         while let Some(finish) = self.observer.finished_without_usage() {
@@ -52,11 +52,11 @@ impl Rest {
 }
 
 /// However the reading ends, also where the runtime does.
-impl Drop for Rest {
+impl Drop for AbandonedRelay {
     fn drop(&mut self) {
         if let Some(keeper) = self.keeper.take() {
             let timeline = self.observer.last_look(self.ending, self.at);
-            keeper.end(Ended { timeline, refusal: None, never_sent: false });
+            keeper.end(RelayEnd { timeline, refusal: None, never_sent: false });
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::observe::Limit;
+use crate::observe::TimeoutKind;
 use crate::units::Tick;
 
 /// The limits of one answer, as moments. `None` does not run.
@@ -32,9 +32,9 @@ const FINISH_WAITS: Duration = Duration::from_millis(10);
 
 /// What a deadline that has passed asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Due {
+pub enum DeadlineAction {
     /// A limit of the class ends the answer.
-    Limit(Limit),
+    Limit(TimeoutKind),
     /// The head is let go.
     Hold,
     /// A comment is written.
@@ -69,23 +69,27 @@ impl Deadlines {
 
     /// What is due at `at`: the limit that passed first, before what only writes something.
     #[must_use]
-    pub fn due(&self, at: Tick) -> Option<Due> {
-        let limits = [(self.first_token, Limit::FirstToken), (self.idle, Limit::Idle), (self.total, Limit::Total)];
+    pub fn due(&self, at: Tick) -> Option<DeadlineAction> {
+        let limits = [
+            (self.first_token, TimeoutKind::FirstToken),
+            (self.idle, TimeoutKind::Idle),
+            (self.total, TimeoutKind::Total),
+        ];
         let passed = limits.into_iter().filter_map(|(moment, limit)| Some((moment.filter(|m| *m <= at)?, limit)));
         if let Some((_, limit)) = passed.min_by_key(|(moment, _)| *moment) {
-            return Some(Due::Limit(limit));
+            return Some(DeadlineAction::Limit(limit));
         }
         let has_passed = |moment: Option<Tick>| moment.is_some_and(|m| m <= at);
         if has_passed(self.finish) {
-            return Some(Due::Finish);
+            return Some(DeadlineAction::Finish);
         }
         if has_passed(self.over) {
-            return Some(Due::Over);
+            return Some(DeadlineAction::Over);
         }
         if has_passed(self.hold) {
-            return Some(Due::Hold);
+            return Some(DeadlineAction::Hold);
         }
-        has_passed(self.keepalive).then_some(Due::Keepalive)
+        has_passed(self.keepalive).then_some(DeadlineAction::Keepalive)
     }
 
     /// A token came: the first-token limit, the held head and the comments are over.
@@ -133,8 +137,8 @@ mod tests {
             Deadlines { total: at(900), idle: at(800), first_token: None, hold: at(100), ..Deadlines::default() };
         assert_eq!(limits.next(), at(100));
         assert_eq!(limits.due(Tick::from_millis(99)), None);
-        assert_eq!(limits.due(Tick::from_millis(100)), Some(Due::Hold));
-        assert_eq!(limits.due(Tick::from_millis(1000)), Some(Due::Limit(Limit::Idle)));
+        assert_eq!(limits.due(Tick::from_millis(100)), Some(DeadlineAction::Hold));
+        assert_eq!(limits.due(Tick::from_millis(1000)), Some(DeadlineAction::Limit(TimeoutKind::Idle)));
     }
 
     #[test]
@@ -143,7 +147,7 @@ mod tests {
         limits.token_came();
         assert_eq!(limits.next(), None);
         limits.heard(Tick::from_millis(10), Duration::from_millis(30));
-        assert_eq!(limits.due(Tick::from_millis(40)), Some(Due::Limit(Limit::Idle)));
+        assert_eq!(limits.due(Tick::from_millis(40)), Some(DeadlineAction::Limit(TimeoutKind::Idle)));
     }
 
     #[test]
@@ -152,9 +156,9 @@ mod tests {
         limits.finished(at(100));
         limits.finish_waits(true, Tick::from_millis(100));
         limits.finish_waits(true, Tick::from_millis(105));
-        assert_eq!((limits.next(), limits.due(Tick::from_millis(110))), (at(110), Some(Due::Finish)));
+        assert_eq!((limits.next(), limits.due(Tick::from_millis(110))), (at(110), Some(DeadlineAction::Finish)));
         limits.finish_waits(false, Tick::from_millis(110));
-        assert_eq!((limits.next(), limits.due(Tick::from_millis(1100))), (at(1100), Some(Due::Over)));
+        assert_eq!((limits.next(), limits.due(Tick::from_millis(1100))), (at(1100), Some(DeadlineAction::Over)));
         assert!(limits.any_before(Tick::from_millis(1101)) && !limits.any_before(Tick::from_millis(1100)));
         limits.finished(None);
         assert_eq!(limits.next(), at(5000), "a further token came");

@@ -55,7 +55,7 @@ pub struct EngineHeaders<'a> {
 
 /// What is known of a request beside its fields and bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Sent {
+pub struct RequestMeta {
     /// Its answer will be read: it must not wear a coding.
     pub inspected: bool,
     /// It wore a coding, which is gone.
@@ -91,7 +91,7 @@ impl Hop<'_> {
 pub fn for_engine<'a>(
     client: &'a HeaderMap,
     engine: &EngineHeaders<'a>,
-    sent: Sent,
+    sent: RequestMeta,
     hop: Hop<'a>,
 ) -> impl Iterator<Item = (&'a str, &'a [u8])> {
     let EngineHeaders { fixed, forward_authorization, host } = *engine;
@@ -101,15 +101,17 @@ pub fn for_engine<'a>(
     let crosses = move |(name, value): (&'a HeaderName, &'a HeaderValue)| {
         let known = name.as_str();
         let stays_here = match fate(known) {
-            Fate::Passes => false,
-            Fate::Underscored => {
+            HeaderAction::Passes => false,
+            HeaderAction::Underscored => {
                 let meant = known.replace('_', "-");
-                fate(&meant) != Fate::Passes || is_fixed(&meant) || named.iter().any(|name| name.as_str() == meant)
+                fate(&meant) != HeaderAction::Passes
+                    || is_fixed(&meant)
+                    || named.iter().any(|name| name.as_str() == meant)
             }
-            Fate::StaysHere => true,
-            Fate::Credential => !forward_authorization,
-            Fate::Coding => sent.decoded,
-            Fate::Accepts => sent.inspected,
+            HeaderAction::StaysHere => true,
+            HeaderAction::Credential => !forward_authorization,
+            HeaderAction::Coding => sent.decoded,
+            HeaderAction::Accepts => sent.inspected,
         };
         (!stays_here && !named.contains(name)).then_some((known, value.as_bytes()))
     };
@@ -142,7 +144,7 @@ fn says_who(value: &HeaderValue) -> bool {
 
 /// Whether a client's header field crosses to an engine.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Fate {
+enum HeaderAction {
     Passes,
     /// Passes, if the name with `-` for each `_` does.
     Underscored,
@@ -156,16 +158,16 @@ enum Fate {
     Accepts,
 }
 
-fn fate(name: &str) -> Fate {
+fn fate(name: &str) -> HeaderAction {
     match name {
-        "content-type" | "user-agent" | "accept" => Fate::Passes,
-        "expect" | "content-length" | "host" | names::REQUEST_ID => Fate::StaysHere,
-        "authorization" | "x-api-key" | "cookie" | "api-key" => Fate::Credential,
-        "content-encoding" => Fate::Coding,
-        "accept-encoding" => Fate::Accepts,
-        _ if is_of_one_hop(name) || steers(name) => Fate::StaysHere,
-        _ if name.contains('_') => Fate::Underscored,
-        _ => Fate::Passes,
+        "content-type" | "user-agent" | "accept" => HeaderAction::Passes,
+        "expect" | "content-length" | "host" | names::REQUEST_ID => HeaderAction::StaysHere,
+        "authorization" | "x-api-key" | "cookie" | "api-key" => HeaderAction::Credential,
+        "content-encoding" => HeaderAction::Coding,
+        "accept-encoding" => HeaderAction::Accepts,
+        _ if is_of_one_hop(name) || steers(name) => HeaderAction::StaysHere,
+        _ if name.contains('_') => HeaderAction::Underscored,
+        _ => HeaderAction::Passes,
     }
 }
 
@@ -358,7 +360,7 @@ mod tests {
 
     use super::names::*;
     use super::*;
-    use crate::forward::OwnFields;
+    use crate::forward::GatewayHeaders;
     use crate::units::RequestId;
     use http::header::ACCEPT_ENCODING;
 
@@ -369,13 +371,13 @@ mod tests {
         fields.iter().map(field).collect()
     }
 
-    const INSPECTED: Sent = Sent { inspected: true, decoded: false, names_hop_fields: true };
+    const INSPECTED: RequestMeta = RequestMeta { inspected: true, decoded: false, names_hop_fields: true };
 
     fn to_engine(fields: &[(&str, &str)]) -> HeaderMap {
         sent_to(&EngineHeaders::default(), INSPECTED, fields)
     }
 
-    fn sent_to(engine: &EngineHeaders<'_>, sent: Sent, fields: &[(&str, &str)]) -> HeaderMap {
+    fn sent_to(engine: &EngineHeaders<'_>, sent: RequestMeta, fields: &[(&str, &str)]) -> HeaderMap {
         let client = map(fields);
         let hop = Hop { id: b"up-1", address: Some("192.0.2.7"), version: Version::HTTP_11 };
         let fields: Vec<(&str, &str)> = for_engine(&client, engine, sent, hop)
@@ -571,7 +573,7 @@ mod tests {
             host: Some(&host),
             forward_authorization: true,
         };
-        let sent = Sent { inspected: false, ..INSPECTED };
+        let sent = RequestMeta { inspected: false, ..INSPECTED };
         let headers = sent_to(&engine, sent, &[("authorization", "Bearer client"), ("host", "us")]);
         assert_eq!(headers.get_all("authorization").iter().count(), 1);
         assert_eq!(headers["authorization"], "Bearer engine");
@@ -630,7 +632,7 @@ mod tests {
         for known in [Some(ours), None] {
             let (class, pool, degraded) = (known.clone(), known.clone(), known.clone());
             let times = known.map(|_| [Duration::from_micros(1_500), Duration::from_secs(2)]);
-            let own = OwnFields { class, pool, degraded, times, ..OwnFields::of(&RequestId::from("ours")) };
+            let own = GatewayHeaders { class, pool, degraded, times, ..GatewayHeaders::of(&RequestId::from("ours")) };
             let mut headers = to_client(&map(&of_engine), None);
             own.add_to(&mut headers);
             let shown = |name: &&str| headers.get_all(*name).iter().map(|value| value.to_str().unwrap()).collect();

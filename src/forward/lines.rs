@@ -25,15 +25,15 @@ use parking_lot::{Mutex, RwLock};
 
 use crate::clock::Clock;
 use crate::dial::{BoxedIo, Dial, EngineAddress, Roots, is_lack, is_refusal};
-use crate::framing::{Framing, Step, Unreadable};
+use crate::framing::{Decoded, Framing, FramingError};
 use crate::route::settings::Pool;
 use crate::units::{EngineId, PoolId, Tick};
 
 mod head;
 mod outgoing;
 mod wire;
-pub use outgoing::Outgoing;
-use wire::Wire;
+pub use outgoing::RequestWriter;
+use wire::UpstreamConn;
 
 /// An idle line is not used again after this: uvicorn and llama.cpp close at five seconds.
 pub const IDLE: Duration = Duration::from_secs(4);
@@ -45,45 +45,45 @@ pub const MOST_IDLE: usize = 512;
 const BUFFER: usize = 64 * 1024;
 
 /// All idle lines of the gateway.
-pub struct Lines {
+pub struct ConnPool {
     dial: Arc<dyn Dial>,
     clock: Clock,
-    homes: RwLock<Homes>,
+    homes: RwLock<ConnsByPool>,
 }
 
 /// By pool, which are few, and engine.
-type Homes = Vec<(PoolId, HashMap<EngineId, Arc<Home>, ahash::RandomState>)>;
+type ConnsByPool = Vec<(PoolId, HashMap<EngineId, Arc<EngineConns>, ahash::RandomState>)>;
 
 /// The idle lines of one engine.
-struct Home {
+struct EngineConns {
     clock: Clock,
-    idle: Mutex<Idle>,
+    idle: Mutex<IdleConns>,
 }
 
-struct Idle {
+struct IdleConns {
     /// Where the lines go, and a number that changes with it: lines of older numbers do not
     /// come back.
     to: Arc<EngineAddress>,
     roots: Option<Roots>,
     turn: u64,
     /// Oldest first.
-    lines: VecDeque<(Tick, Box<Wire>)>,
+    lines: VecDeque<(Tick, Box<UpstreamConn>)>,
 }
 
 /// A connection to an engine, for one request.
 #[must_use]
-pub struct Line {
+pub struct PooledConn {
     /// Boxed for as long as the connection stands: a line passes through many hands for each request.
-    wire: Box<Wire>,
-    home: Arc<Home>,
+    wire: Box<UpstreamConn>,
+    home: Arc<EngineConns>,
     turn: u64,
     reused: bool,
 }
 
 /// A line that is still to be made, and where it will be at home.
 #[must_use]
-pub struct Unmade {
-    home: Arc<Home>,
+pub struct ConnSlot {
+    home: Arc<EngineConns>,
     turn: u64,
 }
 
@@ -108,7 +108,7 @@ impl ConnectFailed {
 
 /// Why no answer came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NoAnswer {
+pub enum ResponseError {
     /// The engine closed or reset the connection.
     Closed,
     /// What came is not HTTP, or not framed in a way that can be trusted.
@@ -120,39 +120,39 @@ pub enum NoAnswer {
 /// A request got no answer on this line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no answer: {why:?} after {bytes_seen} bytes (reused: {reused})")]
-pub struct SendFailed {
+pub struct SendError {
     /// Why.
-    pub why: NoAnswer,
+    pub why: ResponseError,
     /// Whether the line had served a request before.
     pub reused: bool,
     /// Bytes that came since the request was sent.
     pub bytes_seen: u64,
 }
 
-impl SendFailed {
+impl SendError {
     /// The engine had given the idle connection up before our request reached it.
     #[must_use]
     pub fn is_stale(&self) -> bool {
-        self.why == NoAnswer::Closed && self.reused && self.bytes_seen == 0
+        self.why == ResponseError::Closed && self.reused && self.bytes_seen == 0
     }
 }
 
 /// An engine's answer.
-pub struct Answered {
+pub struct UpstreamResponse {
     /// Its head. The line keeps it too: the next one is nearly the same, as a rule, and is then made
     /// of it without a copy.
     pub head: Arc<response::Parts>,
     /// It owns the line.
-    pub body: EngineBody,
+    pub body: UpstreamBody,
 }
 
 /// The body of an engine's answer.
-pub struct EngineBody {
+pub struct UpstreamBody {
     framing: Framing,
     /// `None` once it has been given back or closed.
-    line: Option<Line>,
+    line: Option<PooledConn>,
     /// What of the request was not written when its answer came.
-    unsent: Option<Box<Outgoing>>,
+    unsent: Option<Box<RequestWriter>>,
     /// The connection may serve another request behind this answer.
     stays: bool,
 }
@@ -168,16 +168,16 @@ pub enum BodyBroken {
     Framing,
 }
 
-impl Lines {
+impl ConnPool {
     /// No line yet.
     #[must_use]
     pub fn new(dial: Arc<dyn Dial>, clock: Clock) -> Self {
-        Lines { dial, clock, homes: RwLock::default() }
+        ConnPool { dial, clock, homes: RwLock::default() }
     }
 
     /// A line to this engine: an idle one, else a fresh one.
     #[cfg(test)]
-    async fn take(&self, pool: &Pool, engine: &EngineId, to: &Arc<EngineAddress>) -> Result<Line, ConnectFailed> {
+    async fn take(&self, pool: &Pool, engine: &EngineId, to: &Arc<EngineAddress>) -> Result<PooledConn, ConnectFailed> {
         let standing = std::future::poll_fn(|cx| Poll::Ready(self.standing(pool, engine, to, self.clock.now(), cx)));
         match standing.await {
             Ok(line) => Ok(line),
@@ -196,21 +196,26 @@ impl Lines {
         to: &Arc<EngineAddress>,
         at: Tick,
         cx: &mut Context<'_>,
-    ) -> Result<Line, Unmade> {
+    ) -> Result<PooledConn, ConnSlot> {
         let home = self.home(pool, engine, to);
-        home.pop(to, pool.roots.as_ref(), at, cx).map_err(|turn| Unmade { home, turn })
+        home.pop(to, pool.roots.as_ref(), at, cx).map_err(|turn| ConnSlot { home, turn })
     }
 
     /// The place of a line that nobody used before.
-    pub fn unmade(&self, pool: &Pool, engine: &EngineId, to: &Arc<EngineAddress>) -> Unmade {
+    pub fn unmade(&self, pool: &Pool, engine: &EngineId, to: &Arc<EngineAddress>) -> ConnSlot {
         let home = self.home(pool, engine, to);
         let turn = home.idle.lock().turn_to(to, pool.roots.as_ref());
-        Unmade { home, turn }
+        ConnSlot { home, turn }
     }
 
     /// A line that nobody used before.
     #[cfg(test)]
-    async fn fresh(&self, pool: &Pool, engine: &EngineId, to: &Arc<EngineAddress>) -> Result<Line, ConnectFailed> {
+    async fn fresh(
+        &self,
+        pool: &Pool,
+        engine: &EngineId,
+        to: &Arc<EngineAddress>,
+    ) -> Result<PooledConn, ConnectFailed> {
         self.open(pool, to, self.unmade(pool, engine, to)).await
     }
 
@@ -218,7 +223,7 @@ impl Lines {
     ///
     /// # Errors
     /// No connection within the pool's `connect_timeout`.
-    pub async fn open(&self, pool: &Pool, to: &EngineAddress, place: Unmade) -> Result<Line, ConnectFailed> {
+    pub async fn open(&self, pool: &Pool, to: &EngineAddress, place: ConnSlot) -> Result<PooledConn, ConnectFailed> {
         let deadline = self.clock.now() + pool.connect_timeout;
         let io = tokio::select! {
             io = self.dial(pool, to) => io.map_err(ConnectFailed)?,
@@ -226,7 +231,7 @@ impl Lines {
                 return Err(ConnectFailed(io::ErrorKind::TimedOut.into()));
             }
         };
-        Ok(Line { wire: Box::new(Wire::new(io)), home: place.home, turn: place.turn, reused: false })
+        Ok(PooledConn { wire: Box::new(UpstreamConn::new(io)), home: place.home, turn: place.turn, reused: false })
     }
 
     /// A connection. Where the process has no file descriptor left, idle lines give theirs.
@@ -279,7 +284,7 @@ impl Lines {
         home.map_or(0, |home| home.idle.lock().lines.len())
     }
 
-    fn home(&self, pool: &Pool, engine: &EngineId, to: &Arc<EngineAddress>) -> Arc<Home> {
+    fn home(&self, pool: &Pool, engine: &EngineId, to: &Arc<EngineAddress>) -> Arc<EngineConns> {
         let home = known(&self.homes.read(), &pool.id, engine).cloned();
         home.unwrap_or_else(|| {
             let mut homes = self.homes.write();
@@ -287,20 +292,20 @@ impl Lines {
                 homes.push((pool.id.clone(), HashMap::default()));
                 homes.len() - 1
             });
-            let new = || Arc::new(Home::new(self.clock, to, pool.roots.as_ref()));
+            let new = || Arc::new(EngineConns::new(self.clock, to, pool.roots.as_ref()));
             homes[place].1.entry(engine.clone()).or_insert_with(new).clone()
         })
     }
 }
 
-fn known<'a>(homes: &'a Homes, pool: &PoolId, engine: &EngineId) -> Option<&'a Arc<Home>> {
+fn known<'a>(homes: &'a ConnsByPool, pool: &PoolId, engine: &EngineId) -> Option<&'a Arc<EngineConns>> {
     homes.iter().find(|(known, _)| known == pool)?.1.get(engine)
 }
 
-impl Home {
+impl EngineConns {
     fn new(clock: Clock, to: &Arc<EngineAddress>, roots: Option<&Roots>) -> Self {
-        let idle = Idle { to: Arc::clone(to), roots: roots.cloned(), turn: 0, lines: VecDeque::new() };
-        Home { clock, idle: Mutex::new(idle) }
+        let idle = IdleConns { to: Arc::clone(to), roots: roots.cloned(), turn: 0, lines: VecDeque::new() };
+        EngineConns { clock, idle: Mutex::new(idle) }
     }
 
     /// The line that became idle last, if it can be used; else the number for a new one.
@@ -310,7 +315,7 @@ impl Home {
         roots: Option<&Roots>,
         at: Tick,
         cx: &mut Context<'_>,
-    ) -> Result<Line, u64> {
+    ) -> Result<PooledConn, u64> {
         let mut useless = Vec::new();
         let mut idle = self.idle.lock();
         let turn = idle.turn_to(to, roots);
@@ -325,10 +330,10 @@ impl Home {
             }
         };
         drop(idle);
-        found.map(|wire| Line { wire, home: self.clone(), turn, reused: true }).ok_or(turn)
+        found.map(|wire| PooledConn { wire, home: self.clone(), turn, reused: true }).ok_or(turn)
     }
 
-    fn put(&self, wire: Box<Wire>, turn: u64) {
+    fn put(&self, wire: Box<UpstreamConn>, turn: u64) {
         let now = self.clock.now();
         let mut useless = Vec::new();
         let mut idle = self.idle.lock();
@@ -343,7 +348,7 @@ impl Home {
     }
 }
 
-impl Idle {
+impl IdleConns {
     /// Lines go here from now on; those that go elsewhere are closed.
     fn turn_to(&mut self, to: &Arc<EngineAddress>, roots: Option<&Roots>) -> u64 {
         let same_roots = match (&self.roots, roots) {
@@ -363,14 +368,14 @@ impl Idle {
 
     /// Moves lines that are too old out, to be closed outside the lock.
     #[expect(clippy::vec_box, reason = "they are in their boxes already")]
-    fn expire(&mut self, now: Tick, expired: &mut Vec<Box<Wire>>) {
+    fn expire(&mut self, now: Tick, expired: &mut Vec<Box<UpstreamConn>>) {
         while self.lines.front().is_some_and(|(since, _)| now - *since >= IDLE) {
             expired.extend(self.lines.pop_front().map(|(_, wire)| wire));
         }
     }
 }
 
-impl Line {
+impl PooledConn {
     /// Whether it served a request before.
     #[cfg(test)]
     fn is_reused(&self) -> bool {
@@ -379,20 +384,20 @@ impl Line {
 
     /// Sends a request; the future waits for the head of its answer. Interim answers (1xx) are
     /// skipped. Dropping the future closes the connection.
-    pub fn send(self, request: Outgoing) -> Sending {
+    pub fn send(self, request: RequestWriter) -> PendingResponse {
         let before = self.wire.received;
-        Sending { line: Some(self), unsent: Some(request), stuck: false, before, interim: 0 }
+        PendingResponse { line: Some(self), unsent: Some(request), stuck: false, before, interim: 0 }
     }
 }
 
-/// A request on its way, until the head of its answer has come. Fails with [`SendFailed`]
+/// A request on its way, until the head of its answer has come. Fails with [`SendError`]
 /// where the connection broke or the answer cannot be trusted; the connection is closed.
 #[must_use = "nothing is written before it is polled"]
-pub struct Sending {
+pub struct PendingResponse {
     /// `None` once it is done.
-    line: Option<Line>,
+    line: Option<PooledConn>,
     /// `None` once all has been written, or cannot be.
-    unsent: Option<Outgoing>,
+    unsent: Option<RequestWriter>,
     /// What was left of it could not be written.
     stuck: bool,
     /// Bytes that had come on the line before.
@@ -401,7 +406,7 @@ pub struct Sending {
     interim: usize,
 }
 
-impl Sending {
+impl PendingResponse {
     /// Writes what can be written at once.
     pub fn write(&mut self, cx: &mut Context<'_>) {
         // An engine may answer before it has read all, and then close: what cannot be written
@@ -421,8 +426,8 @@ impl Sending {
     }
 }
 
-impl Future for Sending {
-    type Output = Result<Answered, SendFailed>;
+impl Future for PendingResponse {
+    type Output = Result<UpstreamResponse, SendError>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.get_mut();
@@ -430,35 +435,35 @@ impl Future for Sending {
         let wire = &mut this.line.as_mut().expect("not polled after it was ready").wire;
         loop {
             let failed = match ready!(wire.poll_more(cx)) {
-                Ok(0) | Err(_) => NoAnswer::Closed,
+                Ok(0) | Err(_) => ResponseError::Closed,
                 Ok(_) => match head::take(&mut wire.buffer, &mut this.interim, &mut wire.known) {
                     Ok(None) => continue,
                     Ok(Some(head)) => {
-                        let head::Head { parts, framing, stays } = head;
+                        let head::ResponseHead { parts, framing, stays } = head;
                         let unsent = this.unsent.take().map(Box::new);
                         let stays = stays && !this.stuck;
-                        let mut body = EngineBody { framing, line: this.line.take(), unsent, stays };
+                        let mut body = UpstreamBody { framing, line: this.line.take(), unsent, stays };
                         body.give_back_at_end();
-                        return Poll::Ready(Ok(Answered { head: parts, body }));
+                        return Poll::Ready(Ok(UpstreamResponse { head: parts, body }));
                     }
                     Err(why) => why,
                 },
             };
             let bytes_seen = wire.received - this.before;
             let reused = this.line.take().is_some_and(|line| line.reused);
-            return Poll::Ready(Err(SendFailed { why: failed, reused, bytes_seen }));
+            return Poll::Ready(Err(SendError { why: failed, reused, bytes_seen }));
         }
     }
 }
 
-impl EngineBody {
+impl UpstreamBody {
     /// Once the body has ended whole, the line may serve another request, if ours has left it
     /// whole and nothing came behind the answer.
     fn give_back_at_end(&mut self) {
         if !self.framing.is_over() {
             return;
         }
-        let Some(Line { mut wire, home, turn, .. }) = self.line.take() else { return };
+        let Some(PooledConn { mut wire, home, turn, .. }) = self.line.take() else { return };
         if self.stays && self.unsent.is_none() && wire.buffer.is_empty() {
             wire.rest();
             home.put(wire, turn);
@@ -476,7 +481,7 @@ impl EngineBody {
     }
 }
 
-impl Body for EngineBody {
+impl Body for UpstreamBody {
     type Data = Bytes;
     type Error = BodyBroken;
 
@@ -486,15 +491,15 @@ impl Body for EngineBody {
         let broken = loop {
             let Some(line) = &mut this.line else { return Poll::Ready(None) };
             match this.framing.step(&mut line.wire.buffer) {
-                Ok(Step::Data(bytes)) => {
+                Ok(Decoded::Data(bytes)) => {
                     this.give_back_at_end();
                     return Poll::Ready(Some(Ok(Frame::data(bytes))));
                 }
-                Ok(Step::End) => {
+                Ok(Decoded::End) => {
                     this.give_back_at_end();
                     return Poll::Ready(None);
                 }
-                Ok(Step::More) => match ready!(line.wire.poll_more(cx)) {
+                Ok(Decoded::More) => match ready!(line.wire.poll_more(cx)) {
                     Ok(0) if this.framing == Framing::ToEnd => {
                         this.line = None;
                         return Poll::Ready(None);
@@ -503,7 +508,7 @@ impl Body for EngineBody {
                     Ok(_) => {}
                     Err(error) => break broken(&error),
                 },
-                Err(Unreadable) => break BodyBroken::Framing,
+                Err(FramingError) => break BodyBroken::Framing,
             }
         };
         this.line = None;

@@ -24,16 +24,16 @@ use bytes::Bytes;
 use http::header::{HeaderName, HeaderValue};
 use http_body::{Body, Frame, SizeHint};
 
-pub use ahead::{Ahead, Serving};
-pub use deadlines::{Deadlines, Due};
-pub use open::{Call, OpenFailed, Opening, WhyNot, open};
-pub use own::OwnFields;
-pub use relay::{Abnormal, Ended, EngineHead, Keeper, Mute, Parts, Relay};
+pub use ahead::{EarlyHeadBody, Serving};
+pub use deadlines::{DeadlineAction, Deadlines};
+pub use open::{AttemptRequest, ConnectError, ConnectErrorKind, ConnectingAttempt, open};
+pub use own::GatewayHeaders;
+pub use relay::{HoldError, Relay, RelayConfig, RelayEnd, RelayEvents, TruncatedBody, UpstreamHead};
 
-use crate::framing::{Fielded, Fields};
-use crate::observe::Limit;
-use crate::refuse::Refusal;
-use ahead::{KEEPALIVE, Step};
+use crate::framing::{HeaderSink, ResponseHeaders};
+use crate::observe::TimeoutKind;
+use crate::refuse::Rejection;
+use ahead::{EarlyHeadStep, KEEPALIVE};
 
 /// The body of every response that the gateway gives.
 pub enum ReplyBody {
@@ -42,7 +42,7 @@ pub enum ReplyBody {
     /// An engine's answer.
     Relay(Box<Relay>),
     /// What comes behind a head that went ahead of its answer.
-    Ahead(Box<Ahead>),
+    Ahead(Box<EarlyHeadBody>),
 }
 
 impl ReplyBody {
@@ -56,9 +56,9 @@ impl ReplyBody {
 
 impl Body for ReplyBody {
     type Data = Bytes;
-    type Error = Abnormal;
+    type Error = TruncatedBody;
 
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Abnormal>>> {
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, TruncatedBody>>> {
         loop {
             return match &mut *self {
                 ReplyBody::Whole(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
@@ -66,12 +66,12 @@ impl Body for ReplyBody {
                     Ok(poll) => poll.map(|bytes| bytes.map(|bytes| bytes.map(Frame::data))),
                     Err(_) => {
                         relay.panicked();
-                        Poll::Ready(Some(Err(Abnormal)))
+                        Poll::Ready(Some(Err(TruncatedBody)))
                     }
                 },
                 ReplyBody::Ahead(ahead) => match ready!(ahead.poll(cx)) {
-                    Step::Comment => Poll::Ready(Some(Ok(Frame::data(KEEPALIVE)))),
-                    Step::Goes(body) => {
+                    EarlyHeadStep::Comment => Poll::Ready(Some(Ok(Frame::data(KEEPALIVE)))),
+                    EarlyHeadStep::Goes(body) => {
                         *self = body;
                         continue;
                     }
@@ -98,14 +98,14 @@ impl Body for ReplyBody {
 }
 
 /// Those of an engine, and the gateway's own.
-impl Fielded for ReplyBody {
+impl ResponseHeaders for ReplyBody {
     fn pass_fields(&self, to: &mut impl FnMut(&HeaderName, &HeaderValue)) {
         if let ReplyBody::Relay(relay) = self {
             relay.pass_fields(to);
         }
     }
 
-    fn add_fields(&self, head: &mut impl Fields) {
+    fn add_fields(&self, head: &mut impl HeaderSink) {
         if let ReplyBody::Relay(relay) = self {
             relay.add_fields(head);
         }
@@ -114,11 +114,11 @@ impl Fielded for ReplyBody {
 
 /// The refusal that a time limit of a class becomes.
 #[must_use]
-pub fn limit_refusal(timeouts: &settings::Timeouts, limit: Limit, streams: bool) -> Refusal {
+pub fn limit_refusal(timeouts: &settings::Timeouts, limit: TimeoutKind, streams: bool) -> Rejection {
     match limit {
-        Limit::FirstToken if streams => Refusal::FirstTokenTimeout { limit: timeouts.first_token },
-        Limit::FirstToken => Refusal::ResponseHeadTimeout { limit: timeouts.response_head },
-        Limit::Idle => Refusal::IdleTimeout { limit: timeouts.idle },
-        Limit::Total => Refusal::TotalTimeout { limit: timeouts.total },
+        TimeoutKind::FirstToken if streams => Rejection::FirstTokenTimeout { limit: timeouts.first_token },
+        TimeoutKind::FirstToken => Rejection::ResponseHeadTimeout { limit: timeouts.response_head },
+        TimeoutKind::Idle => Rejection::IdleTimeout { limit: timeouts.idle },
+        TimeoutKind::Total => Rejection::TotalTimeout { limit: timeouts.total },
     }
 }

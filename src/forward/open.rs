@@ -4,15 +4,17 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use super::lines::{Answered, ConnectFailed, Line, Lines, NoAnswer, Outgoing, SendFailed, Sending};
-use crate::refuse::Refusal;
+use super::lines::{
+    ConnPool, ConnectFailed, PendingResponse, PooledConn, RequestWriter, ResponseError, SendError, UpstreamResponse,
+};
+use crate::refuse::Rejection;
 use crate::route::settings::{EngineAddress, Pool};
 use crate::units::{EngineId, PoolId, Tick};
 
 /// One request to one engine.
-pub struct Call {
+pub struct AttemptRequest {
     /// The connections of all engines.
-    pub lines: Arc<Lines>,
+    pub lines: Arc<ConnPool>,
     /// The pool that the engine belongs to.
     pub pool: Arc<Pool>,
     /// The engine.
@@ -20,7 +22,7 @@ pub struct Call {
     /// Where it is.
     pub address: Arc<EngineAddress>,
     /// Head and body, complete.
-    pub request: Outgoing,
+    pub request: RequestWriter,
     /// Use a fresh connection, not one that has been idle.
     pub fresh: bool,
     /// The moment.
@@ -29,16 +31,16 @@ pub struct Call {
 
 /// Why there is no response head.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct OpenFailed {
+pub struct ConnectError {
     /// The engine's pool.
     pub pool: PoolId,
     /// What happened.
-    pub why: WhyNot,
+    pub why: ConnectErrorKind,
 }
 
 /// What happened instead of a response head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum WhyNot {
+pub enum ConnectErrorKind {
     /// No connection: unreachable, TLS failure, `connect_timeout`.
     NoConnection,
     /// The same, because nobody listens there.
@@ -53,41 +55,41 @@ pub enum WhyNot {
     Garbage,
 }
 
-impl OpenFailed {
+impl ConnectError {
     /// What the client is told where no other attempt follows.
     #[must_use]
-    pub fn refusal(&self) -> Refusal {
+    pub fn refusal(&self) -> Rejection {
         let pool = self.pool.clone();
         match self.why {
-            WhyNot::NoConnection | WhyNot::Refused => Refusal::ConnectFailed { pool },
-            WhyNot::Lack => Refusal::OutOfSockets { pool },
-            WhyNot::Stale | WhyNot::Reset => Refusal::EngineReset { pool },
-            WhyNot::Garbage => Refusal::EngineGarbage { pool },
+            ConnectErrorKind::NoConnection | ConnectErrorKind::Refused => Rejection::ConnectFailed { pool },
+            ConnectErrorKind::Lack => Rejection::OutOfSockets { pool },
+            ConnectErrorKind::Stale | ConnectErrorKind::Reset => Rejection::EngineReset { pool },
+            ConnectErrorKind::Garbage => Rejection::EngineGarbage { pool },
         }
     }
 }
 
 /// An attempt that has begun. Dropping it closes the engine's connection.
 #[must_use = "without it the request is cancelled"]
-pub struct Opening {
+pub struct ConnectingAttempt {
     pool: Arc<Pool>,
-    way: Way,
+    way: AttemptPhase,
 }
 
 /// How far an attempt is.
-enum Way {
+enum AttemptPhase {
     /// Its connection is being made; what is to be sent on it.
-    Connecting(Connecting, Option<Outgoing>),
+    Connecting(Connecting, Option<RequestWriter>),
     /// The request goes out, and its answer is waited for.
-    Sending(Sending),
+    Sending(PendingResponse),
 }
 
-type Connecting = Pin<Box<dyn Future<Output = Result<Line, ConnectFailed>> + Send>>;
+type Connecting = Pin<Box<dyn Future<Output = Result<PooledConn, ConnectFailed>> + Send>>;
 
 /// Begins an attempt: on a line that stands already the request is written. To be polled in the
-/// same turn, unless it [waits](Opening::waits).
-pub fn open(call: Call, cx: &mut Context<'_>) -> Opening {
-    let Call { lines, pool, engine, address, request, fresh, at } = call;
+/// same turn, unless it [waits](ConnectingAttempt::waits).
+pub fn open(call: AttemptRequest, cx: &mut Context<'_>) -> ConnectingAttempt {
+    let AttemptRequest { lines, pool, engine, address, request, fresh, at } = call;
     let line = match fresh {
         false => lines.standing(&pool, &engine, &address, at, cx),
         true => Err(lines.unmade(&pool, &engine, &address)),
@@ -96,60 +98,60 @@ pub fn open(call: Call, cx: &mut Context<'_>) -> Opening {
         Ok(line) => {
             let mut sending = line.send(request);
             sending.write(cx);
-            Way::Sending(sending)
+            AttemptPhase::Sending(sending)
         }
         Err(place) => {
             let of = Arc::clone(&pool);
             let connecting = async move { lines.open(&of, &address, place).await };
-            Way::Connecting(Box::pin(connecting), Some(request))
+            AttemptPhase::Connecting(Box::pin(connecting), Some(request))
         }
     };
-    Opening { pool, way }
+    ConnectingAttempt { pool, way }
 }
 
-impl Opening {
+impl ConnectingAttempt {
     /// Whether nothing is left to be done in the turn in which it began: the line was quiet just
     /// before the request was written, and what comes wakes the task that began it.
     #[must_use]
     pub fn waits(&self) -> bool {
-        matches!(&self.way, Way::Sending(sending) if !sending.is_stuck())
+        matches!(&self.way, AttemptPhase::Sending(sending) if !sending.is_stuck())
     }
 
     /// Whether the connection stands: the request goes out.
     #[must_use]
     pub fn is_connected(&self) -> bool {
-        matches!(self.way, Way::Sending(_))
+        matches!(self.way, AttemptPhase::Sending(_))
     }
 
     /// What a time limit that passes now says about the connection: it could not be made, where
     /// the engine does not have the request yet.
     #[must_use]
-    pub fn unconnected(&self) -> Option<OpenFailed> {
-        (!self.is_connected()).then(|| self.failed(WhyNot::NoConnection))
+    pub fn unconnected(&self) -> Option<ConnectError> {
+        (!self.is_connected()).then(|| self.failed(ConnectErrorKind::NoConnection))
     }
 
-    fn failed(&self, why: WhyNot) -> OpenFailed {
-        OpenFailed { pool: self.pool.id.clone(), why }
+    fn failed(&self, why: ConnectErrorKind) -> ConnectError {
+        ConnectError { pool: self.pool.id.clone(), why }
     }
 }
 
-impl Future for Opening {
-    type Output = Result<Answered, OpenFailed>;
+impl Future for ConnectingAttempt {
+    type Output = Result<UpstreamResponse, ConnectError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         loop {
             let why = match &mut self.way {
-                Way::Connecting(connecting, request) => match ready!(connecting.as_mut().poll(cx)) {
+                AttemptPhase::Connecting(connecting, request) => match ready!(connecting.as_mut().poll(cx)) {
                     Ok(line) => {
                         let request = request.take().expect("a connection is made once");
-                        self.way = Way::Sending(line.send(request));
+                        self.way = AttemptPhase::Sending(line.send(request));
                         continue;
                     }
-                    Err(failed) if failed.is_ours() => WhyNot::Lack,
-                    Err(failed) if failed.is_refusal() => WhyNot::Refused,
-                    Err(_) => WhyNot::NoConnection,
+                    Err(failed) if failed.is_ours() => ConnectErrorKind::Lack,
+                    Err(failed) if failed.is_refusal() => ConnectErrorKind::Refused,
+                    Err(_) => ConnectErrorKind::NoConnection,
                 },
-                Way::Sending(sending) => match ready!(Pin::new(sending).poll(cx)) {
+                AttemptPhase::Sending(sending) => match ready!(Pin::new(sending).poll(cx)) {
                     Ok(answered) => return Poll::Ready(Ok(answered)),
                     Err(error) => why_not(&error),
                 },
@@ -159,10 +161,10 @@ impl Future for Opening {
     }
 }
 
-fn why_not(failed: &SendFailed) -> WhyNot {
+fn why_not(failed: &SendError) -> ConnectErrorKind {
     match failed.why {
-        _ if failed.is_stale() => WhyNot::Stale,
-        NoAnswer::Closed => WhyNot::Reset,
-        NoAnswer::Garbage | NoAnswer::HeadTooLarge => WhyNot::Garbage,
+        _ if failed.is_stale() => ConnectErrorKind::Stale,
+        ResponseError::Closed => ConnectErrorKind::Reset,
+        ResponseError::Garbage | ResponseError::HeadTooLarge => ConnectErrorKind::Garbage,
     }
 }

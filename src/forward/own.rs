@@ -5,13 +5,13 @@ use std::time::Duration;
 use http::header::HeaderValue;
 
 use super::headers::names::{REQUEST_ID, SERVER_TIMING, X_GOODPUT_DEGRADED, X_GOODPUT_POOL, X_SLO_CLASS};
-use crate::framing::Fields;
+use crate::framing::HeaderSink;
 use crate::units::RequestId;
 use crate::units::decimal::push_thousandths;
 
 /// See the module. As far as they are known.
 #[derive(Debug)]
-pub struct OwnFields {
+pub struct GatewayHeaders {
     /// Of the request, fit to be a field.
     pub id: RequestId,
     /// Its dialect knows the id as `request-id` (Messages), where it goes too.
@@ -26,15 +26,15 @@ pub struct OwnFields {
     pub times: Option<[Duration; 2]>,
 }
 
-impl OwnFields {
+impl GatewayHeaders {
     /// Nothing but the id is known.
     #[must_use]
     pub fn of(id: &RequestId) -> Self {
-        OwnFields { id: id.clone(), is_messages: false, class: None, pool: None, degraded: None, times: None }
+        GatewayHeaders { id: id.clone(), is_messages: false, class: None, pool: None, degraded: None, times: None }
     }
 
     /// Adds them to a head.
-    pub fn add_to(&self, head: &mut impl Fields) {
+    pub fn add_to(&self, head: &mut impl HeaderSink) {
         head.add(REQUEST_ID, |value| value.extend_from_slice(self.id.as_str().as_bytes()));
         if self.is_messages {
             head.add("request-id", |value| value.extend_from_slice(self.id.as_str().as_bytes()));

@@ -5,7 +5,7 @@
 //! [`ReplyBody`](super::ReplyBody) afterwards. No channel and no task lies between the two
 //! connections: a client that does not read stops the reading of the engine.
 //!
-//! A relay ends exactly once and hands one [`Ended`] to its [`Keeper`]: from there `gateway`
+//! A relay ends exactly once and hands one [`RelayEnd`] to its [`RelayEvents`]: from there `gateway`
 //! judges, records, and gives everything back.
 
 use std::collections::VecDeque;
@@ -20,22 +20,22 @@ use http::response;
 use http_body::{Body, SizeHint};
 
 use super::ahead::KEEPALIVE;
-use super::behind::Rest;
-use super::deadlines::{Deadlines, Due};
+use super::behind::AbandonedRelay;
+use super::deadlines::{DeadlineAction, Deadlines};
 use super::headers::{self, Content, Media};
 use super::limit_refusal;
-use super::lines::{Answered, EngineBody};
-use super::open::{OpenFailed, Opening};
-use super::own::OwnFields;
+use super::lines::{UpstreamBody, UpstreamResponse};
+use super::open::{ConnectError, ConnectingAttempt};
+use super::own::GatewayHeaders;
 use super::settings::Timeouts;
 use crate::clock::{Alarm, Alarms, Clock};
-use crate::framing::Fields;
-use crate::judge::Pulse;
-use crate::observe::{Ending, InBandError, Limit, Note, Observer, Reader, Timeline};
-use crate::refuse::Refusal;
+use crate::framing::HeaderSink;
+use crate::judge::ProgressCell;
+use crate::observe::{Ending, InBandError, Observer, PieceInfo, Reader, Timeline, TimeoutKind};
+use crate::refuse::Rejection;
 use crate::rewrite::EventGate;
 use crate::route::Signals;
-use crate::units::{ClientSide, Dialect, RequestId, Severed, Tick};
+use crate::units::{ClientState, Dialect, DisconnectReason, RequestId, Tick};
 
 /// A preamble (role events, comments) longer than this is let go without a token.
 const HELD_PREAMBLE: usize = 64 * 1024;
@@ -45,7 +45,7 @@ const BYTE_ORDER_MARK: &[u8] = b"\xEF\xBB\xBF";
 
 /// What stands in front of the engine's first piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Beginning {
+enum StreamStart {
     /// Nothing yet.
     Open,
     /// Comments of ours.
@@ -55,50 +55,50 @@ enum Beginning {
 }
 
 /// How a relay ended.
-pub struct Ended {
+pub struct RelayEnd {
     /// Everything seen of the answer.
     pub timeline: Timeline,
     /// The gateway's own reason, where an engine that was waited for behind a head of our own
     /// gave no stream.
-    pub refusal: Option<Refusal>,
+    pub refusal: Option<Rejection>,
     /// The request was still waiting for a connection to the engine.
     pub never_sent: bool,
 }
 
 /// The head of an engine's answer.
-pub struct EngineHead {
+pub struct UpstreamHead {
     /// As it came.
     pub parts: Arc<response::Parts>,
     /// What its fields say.
     pub content: Content,
 }
 
-impl EngineHead {
+impl UpstreamHead {
     /// One that came, or our own.
     #[must_use]
     pub fn of(parts: Arc<response::Parts>) -> Self {
         let content = Content::of(&parts.headers);
-        EngineHead { parts, content }
+        UpstreamHead { parts, content }
     }
 }
 
 /// Who keeps what a request holds while its answer is relayed: its visit, its share of an
 /// engine's work.
-pub trait Keeper: Send {
+pub trait RelayEvents: Send {
     /// The first token came.
     fn first_token(&mut self, at: Tick);
     /// The relay has ended: called exactly once.
-    fn end(self: Box<Self>, ended: Ended);
+    fn end(self: Box<Self>, ended: RelayEnd);
 }
 
 /// What a relay needs besides the observer and the engine's body.
-pub struct Parts {
+pub struct RelayConfig {
     /// The clock.
     pub clock: Clock,
     /// Where its timer comes from.
     pub alarms: Arc<Alarms>,
     /// The client's side of the connection.
-    pub client: ClientSide,
+    pub client: ClientState,
     /// Decides which bytes may pass.
     pub gate: EventGate,
     /// How the body is read.
@@ -108,7 +108,7 @@ pub struct Parts {
     /// The class's limits, for the lengths.
     pub timeouts: Arc<Timeouts>,
     /// Told of token events, for the gauge of overdue requests.
-    pub pulse: Pulse,
+    pub pulse: ProgressCell,
     /// How error events are written.
     pub dialect: Dialect,
     /// The id that the client knows.
@@ -119,7 +119,7 @@ pub struct Parts {
 
 /// Why a held answer will not speak. Nothing of it has been forwarded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mute {
+pub enum HoldError {
     /// An in-band error came before any token; the answer can still be relayed.
     Error(InBandError),
     /// The body ended cleanly, unfinished and without a token.
@@ -127,7 +127,7 @@ pub enum Mute {
     /// The engine's connection broke.
     Broken,
     /// A limit fired.
-    TimedOut(Limit),
+    TimedOut(TimeoutKind),
     /// The drain limit passed.
     Drained,
 }
@@ -135,15 +135,15 @@ pub enum Mute {
 /// The answer ends abnormally: its connection (or stream) is to be cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the answer could not be completed")]
-pub struct Abnormal;
+pub struct TruncatedBody;
 
 /// See the module.
 pub struct Relay {
-    parts: Parts,
+    parts: RelayConfig,
     /// `None` once the relay has ended.
     observer: Option<Observer>,
-    engine: Engine,
-    beginning: Beginning,
+    engine: UpstreamState,
+    beginning: StreamStart,
     ready: VecDeque<Bytes>,
     ready_bytes: usize,
     alarm: Alarm,
@@ -153,10 +153,10 @@ pub struct Relay {
     gave: bool,
     /// The last bytes of the engine said something, if only in a comment.
     spoke: bool,
-    keeper: Option<Box<dyn Keeper>>,
+    keeper: Option<Box<dyn RelayEvents>>,
     /// The engine's head, and what stands there beside its fields; until the first bytes go out. A long
     /// stream does not keep the place.
-    head: Option<Box<(EngineHead, OwnFields)>>,
+    head: Option<Box<(UpstreamHead, GatewayHeaders)>>,
     /// The body ended in the middle of an event, which went out as it is.
     tail_is_out: bool,
     /// Set where the answer must end abnormally.
@@ -164,17 +164,17 @@ pub struct Relay {
 }
 
 /// The engine's side.
-enum Engine {
+enum UpstreamState {
     /// Its head has not arrived; ours went out by time. Boxed, as it is rare and larger than the rest.
-    Opening(Box<Opening>),
+    Opening(Box<ConnectingAttempt>),
     /// Its body is being read.
-    Speaking(EngineBody),
+    Speaking(UpstreamBody),
     /// It has ended.
     Over,
 }
 
 /// What the engine's side did.
-enum Heard {
+enum UpstreamEvent {
     /// Bytes came at this moment; what may pass is in `ready`.
     Bytes(Tick),
     /// The body ended as its framing says.
@@ -182,9 +182,9 @@ enum Heard {
     /// Broken framing, reset.
     Broken,
     /// Behind a head of ours: no stream came.
-    NoStream(Refusal),
+    NoStream(Rejection),
     /// Something is due.
-    Due(Due),
+    Due(DeadlineAction),
     /// The drain limit passed.
     Cut,
 }
@@ -192,18 +192,18 @@ enum Heard {
 impl Relay {
     /// A relay of `engine`'s body, whose head has arrived.
     #[must_use]
-    pub fn new(parts: Parts, observer: Observer, engine: EngineBody) -> Box<Self> {
-        Self::of(parts, observer, Engine::Speaking(engine))
+    pub fn new(parts: RelayConfig, observer: Observer, engine: UpstreamBody) -> Box<Self> {
+        Self::of(parts, observer, UpstreamState::Speaking(engine))
     }
 
     /// A relay behind a head of our own: the engine has not sent its head yet. Begins with a
     /// comment, since bytes are what the head went out for; unless it is known when the next one
     /// is due, since the head went ahead.
     #[must_use]
-    pub fn waiting(parts: Parts, observer: Observer, opening: Opening) -> Box<Self> {
-        let mut relay = Self::of(parts, observer, Engine::Opening(Box::new(opening)));
+    pub fn waiting(parts: RelayConfig, observer: Observer, opening: ConnectingAttempt) -> Box<Self> {
+        let mut relay = Self::of(parts, observer, UpstreamState::Opening(Box::new(opening)));
         relay.parts.deadlines.hold = None;
-        relay.beginning = Beginning::BehindComments;
+        relay.beginning = StreamStart::BehindComments;
         if relay.parts.deadlines.keepalive.is_none() {
             relay.offer(KEEPALIVE);
             relay.comment_later();
@@ -219,7 +219,7 @@ impl Relay {
     }
 
     /// In a box from the start: it is large, and passes through many hands.
-    fn of(parts: Parts, observer: Observer, engine: Engine) -> Box<Self> {
+    fn of(parts: RelayConfig, observer: Observer, engine: UpstreamState) -> Box<Self> {
         let alarm = parts.alarms.alarm();
         // One piece at a time is the rule.
         let ready = VecDeque::with_capacity(1);
@@ -229,7 +229,7 @@ impl Relay {
                 parts,
                 observer: Some(observer),
                 engine,
-                beginning: Beginning::Open,
+                beginning: StreamStart::Open,
                 ready,
                 ready_bytes: 0,
                 alarm,
@@ -249,8 +249,8 @@ impl Relay {
     /// Says when it was heard: nothing is waited for between that and the present moment.
     ///
     /// # Errors
-    /// [`Mute`] where it will not.
-    pub async fn hold(&mut self) -> Result<Tick, Mute> {
+    /// [`HoldError`] where it will not.
+    pub async fn hold(&mut self) -> Result<Tick, HoldError> {
         if !self.streams() {
             self.parts.deadlines.token_came();
             self.gave = true;
@@ -269,53 +269,59 @@ impl Relay {
     /// An answer that is no event stream: its head is not worth relaying before its framing has
     /// shown that a body follows. What has come already is looked at: where it breaks off there,
     /// nothing of it has to go out.
-    fn poll_first_bytes(&mut self, cx: &mut Context<'_>) -> Poll<Result<Tick, Mute>> {
+    fn poll_first_bytes(&mut self, cx: &mut Context<'_>) -> Poll<Result<Tick, HoldError>> {
         let mut heard_at = None;
-        while self.ready_bytes < HELD_PREAMBLE && !matches!(self.engine, Engine::Over) {
+        while self.ready_bytes < HELD_PREAMBLE && !matches!(self.engine, UpstreamState::Over) {
             let heard = match self.poll_engine(cx) {
                 Poll::Pending if self.ready.is_empty() => return Poll::Pending,
                 Poll::Pending => break,
                 Poll::Ready(heard) => heard,
             };
             match heard {
-                Heard::Bytes(at) => heard_at = Some(at),
-                Heard::Broken | Heard::NoStream(_) => return Poll::Ready(Err(Mute::Broken)),
-                Heard::Due(Due::Limit(limit)) => return Poll::Ready(Err(Mute::TimedOut(limit))),
-                Heard::Cut => return Poll::Ready(Err(Mute::Drained)),
-                Heard::Clean => {
-                    self.engine = Engine::Over;
+                UpstreamEvent::Bytes(at) => heard_at = Some(at),
+                UpstreamEvent::Broken | UpstreamEvent::NoStream(_) => return Poll::Ready(Err(HoldError::Broken)),
+                UpstreamEvent::Due(DeadlineAction::Limit(limit)) => {
+                    return Poll::Ready(Err(HoldError::TimedOut(limit)));
+                }
+                UpstreamEvent::Cut => return Poll::Ready(Err(HoldError::Drained)),
+                UpstreamEvent::Clean => {
+                    self.engine = UpstreamState::Over;
                     break;
                 }
-                Heard::Due(Due::Hold | Due::Keepalive | Due::Finish | Due::Over) => break,
+                UpstreamEvent::Due(
+                    DeadlineAction::Hold | DeadlineAction::Keepalive | DeadlineAction::Finish | DeadlineAction::Over,
+                ) => break,
             }
         }
         Poll::Ready(Ok(heard_at.unwrap_or_else(|| self.parts.clock.now())))
     }
 
-    fn poll_hold(&mut self, cx: &mut Context<'_>) -> Poll<Result<Tick, Mute>> {
+    fn poll_hold(&mut self, cx: &mut Context<'_>) -> Poll<Result<Tick, HoldError>> {
         loop {
             let at = match ready!(self.poll_engine(cx)) {
-                Heard::Bytes(at) => at,
-                Heard::Clean => {
+                UpstreamEvent::Bytes(at) => at,
+                UpstreamEvent::Clean => {
                     let at = self.parts.clock.now();
                     self.take_tail(at);
-                    self.engine = Engine::Over;
+                    self.engine = UpstreamState::Over;
                     return Poll::Ready(self.spoke_to_the_end().map(|()| at));
                 }
-                Heard::Broken | Heard::NoStream(_) => return Poll::Ready(Err(Mute::Broken)),
-                Heard::Due(Due::Limit(limit)) => return Poll::Ready(Err(Mute::TimedOut(limit))),
-                Heard::Cut => return Poll::Ready(Err(Mute::Drained)),
-                Heard::Due(Due::Finish) => {
+                UpstreamEvent::Broken | UpstreamEvent::NoStream(_) => return Poll::Ready(Err(HoldError::Broken)),
+                UpstreamEvent::Due(DeadlineAction::Limit(limit)) => {
+                    return Poll::Ready(Err(HoldError::TimedOut(limit)));
+                }
+                UpstreamEvent::Cut => return Poll::Ready(Err(HoldError::Drained)),
+                UpstreamEvent::Due(DeadlineAction::Finish) => {
                     self.let_finish_go();
                     continue;
                 }
-                Heard::Due(Due::Hold | Due::Keepalive | Due::Over) => {
+                UpstreamEvent::Due(DeadlineAction::Hold | DeadlineAction::Keepalive | DeadlineAction::Over) => {
                     self.let_go();
                     return Poll::Ready(Ok(self.parts.clock.now()));
                 }
             };
             match self.seen().error() {
-                Some(error) if !error.after_first_token => return Poll::Ready(Err(Mute::Error(error))),
+                Some(error) if !error.after_first_token => return Poll::Ready(Err(HoldError::Error(error))),
                 _ if self.seen().has_token() || self.seen().is_finished() => return Poll::Ready(Ok(at)),
                 _ if self.ready_bytes > HELD_PREAMBLE => {
                     self.let_go();
@@ -327,11 +333,11 @@ impl Relay {
     }
 
     /// The body ended while it was held.
-    fn spoke_to_the_end(&self) -> Result<(), Mute> {
+    fn spoke_to_the_end(&self) -> Result<(), HoldError> {
         match self.seen().error() {
-            Some(error) if !error.after_first_token => Err(Mute::Error(error)),
+            Some(error) if !error.after_first_token => Err(HoldError::Error(error)),
             _ if self.seen().is_finished() || self.seen().has_token() => Ok(()),
-            _ => Err(Mute::Truncated),
+            _ => Err(HoldError::Truncated),
         }
     }
 
@@ -371,7 +377,7 @@ impl Relay {
     }
 
     /// Hands the relay what it is to give back at its end.
-    pub fn keep(&mut self, mut keeper: Box<dyn Keeper>) {
+    pub fn keep(&mut self, mut keeper: Box<dyn RelayEvents>) {
         self.parts.deadlines.hold = None;
         if self.has_token() {
             keeper.first_token(self.parts.clock.now());
@@ -379,9 +385,9 @@ impl Relay {
         self.keeper = Some(keeper);
         // A body that is known to be empty is never polled.
         let is_empty = match &self.engine {
-            Engine::Speaking(body) => body.is_end_stream(),
-            Engine::Over => self.ready.is_empty(),
-            Engine::Opening(_) => false,
+            UpstreamState::Speaking(body) => body.is_end_stream(),
+            UpstreamState::Over => self.ready.is_empty(),
+            UpstreamState::Opening(_) => false,
         };
         if is_empty && !self.streams() {
             self.take_tail(self.parts.clock.now());
@@ -390,7 +396,7 @@ impl Relay {
     }
 
     /// What stands in the head: the engine's fields, as far as they pass, and our own.
-    pub fn begins_with(&mut self, head: EngineHead, own: OwnFields) {
+    pub fn begins_with(&mut self, head: UpstreamHead, own: GatewayHeaders) {
         self.head = Some(Box::new((head, own)));
     }
 
@@ -401,17 +407,17 @@ impl Relay {
         }
     }
 
-    pub(super) fn add_fields(&self, head: &mut impl Fields) {
+    pub(super) fn add_fields(&self, head: &mut impl HeaderSink) {
         if let Some((_, own)) = self.head.as_deref() {
             own.add_to(head);
         }
     }
 
     /// The next bytes for the client.
-    pub(super) fn poll_bytes(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Abnormal>>> {
+    pub(super) fn poll_bytes(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, TruncatedBody>>> {
         loop {
             // Before the last bytes are given: a body of known length is not polled again.
-            if matches!(self.engine, Engine::Over) && self.observer.is_some() {
+            if matches!(self.engine, UpstreamState::Over) && self.observer.is_some() {
                 self.finish_clean();
             }
             if let Some(bytes) = self.ready.pop_front() {
@@ -423,30 +429,30 @@ impl Relay {
             }
             if self.broken {
                 self.broken = false;
-                return Poll::Ready(Some(Err(Abnormal)));
+                return Poll::Ready(Some(Err(TruncatedBody)));
             }
             if self.observer.is_none() {
                 return Poll::Ready(None);
             }
             match ready!(self.poll_engine(cx)) {
-                Heard::Bytes(_) => {}
-                Heard::Clean => {
+                UpstreamEvent::Bytes(_) => {}
+                UpstreamEvent::Clean => {
                     self.take_tail(self.parts.clock.now());
-                    self.engine = Engine::Over;
+                    self.engine = UpstreamState::Over;
                 }
-                Heard::Broken => self.fail(Ending::Broken, &Refusal::StreamIncomplete),
-                Heard::NoStream(refusal) => self.no_stream(refusal),
-                Heard::Due(Due::Limit(limit)) => match self.unconnected() {
+                UpstreamEvent::Broken => self.fail(Ending::Broken, &Rejection::StreamIncomplete),
+                UpstreamEvent::NoStream(refusal) => self.no_stream(refusal),
+                UpstreamEvent::Due(DeadlineAction::Limit(limit)) => match self.unconnected() {
                     Some(refusal) => self.no_stream(refusal),
                     None => {
                         let refusal = limit_refusal(&self.parts.timeouts, limit, self.streams());
                         self.fail(Ending::TimedOut(limit), &refusal);
                     }
                 },
-                Heard::Due(Due::Keepalive | Due::Hold) => self.comment(),
-                Heard::Due(Due::Finish) => self.let_finish_go(),
-                Heard::Due(Due::Over) => self.end_it(),
-                Heard::Cut => self.fail(Ending::Drained, &Refusal::DrainCut),
+                UpstreamEvent::Due(DeadlineAction::Keepalive | DeadlineAction::Hold) => self.comment(),
+                UpstreamEvent::Due(DeadlineAction::Finish) => self.let_finish_go(),
+                UpstreamEvent::Due(DeadlineAction::Over) => self.end_it(),
+                UpstreamEvent::Cut => self.fail(Ending::Drained, &Rejection::DrainCut),
             }
         }
     }
@@ -461,10 +467,10 @@ impl Relay {
     pub fn size_hint(&self) -> SizeHint {
         let held = self.ready_bytes as u64;
         let left = match &self.engine {
-            Engine::Speaking(engine) if !self.streams() => engine.size_hint().exact(),
-            Engine::Speaking(_) | Engine::Opening(_) => None,
-            Engine::Over if self.streams() => self.observer.is_none().then_some(0),
-            Engine::Over => Some(0),
+            UpstreamState::Speaking(engine) if !self.streams() => engine.size_hint().exact(),
+            UpstreamState::Speaking(_) | UpstreamState::Opening(_) => None,
+            UpstreamState::Over if self.streams() => self.observer.is_none().then_some(0),
+            UpstreamState::Over => Some(0),
         };
         left.map_or_else(SizeHint::default, |left| SizeHint::with_exact(left + held))
     }
@@ -475,17 +481,17 @@ impl Relay {
 
     /// The engine's side, one step. Looks for bytes before it looks at the timer, so that a
     /// late poll never takes bytes that are there for silence.
-    fn poll_engine(&mut self, cx: &mut Context<'_>) -> Poll<Heard> {
+    fn poll_engine(&mut self, cx: &mut Context<'_>) -> Poll<UpstreamEvent> {
         let streams = self.streams();
-        if let Engine::Opening(opening) = &mut self.engine
+        if let UpstreamState::Opening(opening) = &mut self.engine
             && let Poll::Ready(opened) = Pin::new(&mut **opening).poll(cx)
         {
             match stream_of(opened) {
-                Ok(body) => self.engine = Engine::Speaking(body),
-                Err(refusal) => return Poll::Ready(Heard::NoStream(refusal)),
+                Ok(body) => self.engine = UpstreamState::Speaking(body),
+                Err(refusal) => return Poll::Ready(UpstreamEvent::NoStream(refusal)),
             }
         }
-        while let Engine::Speaking(engine) = &mut self.engine {
+        while let UpstreamState::Speaking(engine) = &mut self.engine {
             match Pin::new(&mut *engine).poll_frame(cx) {
                 Poll::Ready(Some(Ok(frame))) => {
                     let Ok(bytes) = frame.into_data() else { continue };
@@ -494,22 +500,22 @@ impl Relay {
                     let at = self.hear(bytes);
                     if whole {
                         self.take_tail(at);
-                        self.engine = Engine::Over;
+                        self.engine = UpstreamState::Over;
                     }
-                    return Poll::Ready(Heard::Bytes(at));
+                    return Poll::Ready(UpstreamEvent::Bytes(at));
                 }
-                Poll::Ready(Some(Err(_))) => return Poll::Ready(Heard::Broken),
-                Poll::Ready(None) => return Poll::Ready(Heard::Clean),
+                Poll::Ready(Some(Err(_))) => return Poll::Ready(UpstreamEvent::Broken),
+                Poll::Ready(None) => return Poll::Ready(UpstreamEvent::Clean),
                 Poll::Pending => break,
             }
         }
-        if matches!(self.engine, Engine::Over) {
-            return Poll::Ready(Heard::Clean);
+        if matches!(self.engine, UpstreamState::Over) {
+            return Poll::Ready(UpstreamEvent::Clean);
         }
         if self.parts.client.drain_is_over() {
-            return Poll::Ready(Heard::Cut);
+            return Poll::Ready(UpstreamEvent::Cut);
         }
-        self.poll_timer(cx).map(Heard::Due)
+        self.poll_timer(cx).map(UpstreamEvent::Due)
     }
 
     /// Bytes came: one clock read, the observer and the gate see them, what may pass is ready. Says
@@ -524,16 +530,16 @@ impl Relay {
         let had_token = observer.has_token();
         let (gate, pulse, beginning) = (&mut self.parts.gate, &self.parts.pulse, &mut self.beginning);
         let mut has_token = false;
-        let mut gather = Gather::new(frame.clone(), &mut self.ready, &mut self.ready_bytes);
-        observer.frame(frame, at, &mut |piece: Bytes, note: &Note| {
+        let mut gather = Batch::new(frame.clone(), &mut self.ready, &mut self.ready_bytes);
+        observer.frame(frame, at, &mut |piece: Bytes, note: &PieceInfo| {
             has_token |= note.token;
             // Behind that only a first token is waited for.
             if note.token && (limited.is_none() || !had_token) {
                 pulse.token(at, note.visible);
             }
-            let began = std::mem::replace(beginning, Beginning::Over);
+            let began = std::mem::replace(beginning, StreamStart::Over);
             gate.pass(piece, note, &mut |mut passed| {
-                if began == Beginning::BehindComments && passed.starts_with(BYTE_ORDER_MARK) {
+                if began == StreamStart::BehindComments && passed.starts_with(BYTE_ORDER_MARK) {
                     passed = passed.slice(BYTE_ORDER_MARK.len()..);
                 }
                 gather.add(passed);
@@ -584,7 +590,7 @@ impl Relay {
             *count += passed.len();
             ready.push_back(passed);
         };
-        observer.clean_end(at, &mut |piece: Bytes, note: &Note| {
+        observer.clean_end(at, &mut |piece: Bytes, note: &PieceInfo| {
             *tail_is_out |= !gate.hides(note);
             gate.pass(piece, note, &mut add);
         });
@@ -602,7 +608,7 @@ impl Relay {
             if self.tail_is_out {
                 self.offer(Bytes::from_static(b"\n\n"));
             }
-            self.offer(self.error_event(&Refusal::StreamIncomplete));
+            self.offer(self.error_event(&Rejection::StreamIncomplete));
         }
         self.close(Ending::Clean, None);
     }
@@ -610,7 +616,7 @@ impl Relay {
     /// The engine failed, or a limit ended the answer: an incomplete tail is dropped and an
     /// error event follows; where that is impossible the answer ends abnormally. One that was
     /// finished, or has its error already, just ends.
-    fn fail(&mut self, ending: Ending, refusal: &Refusal) {
+    fn fail(&mut self, ending: Ending, refusal: &Rejection) {
         self.let_finish_go();
         let seen = self.seen();
         if self.parts.reader != Reader::Events || seen.long_event_is_out() {
@@ -639,17 +645,17 @@ impl Relay {
     }
 
     /// Behind a head of ours no stream came.
-    fn no_stream(&mut self, refusal: Refusal) {
+    fn no_stream(&mut self, refusal: Rejection) {
         let event = self.error_event(&refusal);
         self.offer(event);
         self.close(Ending::Broken, Some(refusal));
     }
 
     /// What a limit that passes now means where the engine does not have the request yet.
-    fn unconnected(&self) -> Option<Refusal> {
+    fn unconnected(&self) -> Option<Rejection> {
         match &self.engine {
-            Engine::Opening(opening) => opening.unconnected().map(|failed| failed.refusal()),
-            Engine::Speaking(_) | Engine::Over => None,
+            UpstreamState::Opening(opening) => opening.unconnected().map(|failed| failed.refusal()),
+            UpstreamState::Speaking(_) | UpstreamState::Over => None,
         }
     }
 
@@ -658,14 +664,14 @@ impl Relay {
         self.parts.deadlines.hold = None;
         if !self.seen().long_event_is_out() {
             self.offer(KEEPALIVE);
-            if self.beginning == Beginning::Open {
-                self.beginning = Beginning::BehindComments;
+            if self.beginning == StreamStart::Open {
+                self.beginning = StreamStart::BehindComments;
             }
         }
         self.comment_later();
     }
 
-    fn error_event(&self, refusal: &Refusal) -> Bytes {
+    fn error_event(&self, refusal: &Rejection) -> Bytes {
         refusal.event(self.parts.dialect, &self.parts.request_id, self.seen().last_sequence_number())
     }
 
@@ -676,9 +682,9 @@ impl Relay {
 
     /// Ends the relay, once: the engine's line is dropped (and closed, unless its body ended
     /// whole), and the keeper gets the timeline.
-    fn close(&mut self, ending: Ending, refusal: Option<Refusal>) {
+    fn close(&mut self, ending: Ending, refusal: Option<Rejection>) {
         let never_sent = self.unconnected().is_some();
-        self.engine = Engine::Over;
+        self.engine = UpstreamState::Over;
         self.alarm.rest();
         let Some(observer) = self.observer.as_mut() else { return };
         let at = self.parts.clock.now();
@@ -689,27 +695,29 @@ impl Relay {
             self.parts.signals.is_alive(at);
         }
         if let Some(keeper) = self.keeper.take() {
-            keeper.end(Ended { timeline: observer.last_look(ending, at), refusal, never_sent });
+            keeper.end(RelayEnd { timeline: observer.last_look(ending, at), refusal, never_sent });
         }
         self.observer = None;
     }
 
     /// What is still to be read behind the finish, if anything is.
-    fn rest(&mut self, ending: Ending) -> Option<Rest> {
+    fn rest(&mut self, ending: Ending) -> Option<AbandonedRelay> {
         self.observer.as_ref()?.finished_without_usage()?;
-        if !matches!(self.engine, Engine::Speaking(_)) {
+        if !matches!(self.engine, UpstreamState::Speaking(_)) {
             return None;
         }
-        let Engine::Speaking(engine) = std::mem::replace(&mut self.engine, Engine::Over) else { return None };
+        let UpstreamState::Speaking(engine) = std::mem::replace(&mut self.engine, UpstreamState::Over) else {
+            return None;
+        };
         let (clock, keeper, mut observer) = (self.parts.clock, self.keeper.take(), self.observer.take()?);
         let at = clock.now();
         if let Some(since) = self.parts.client.limited_since(at) {
             observer.limit_gaps(since);
         }
-        Some(Rest { clock, engine, observer, keeper, ending, at })
+        Some(AbandonedRelay { clock, engine, observer, keeper, ending, at })
     }
 
-    fn poll_timer(&mut self, cx: &mut Context<'_>) -> Poll<Due> {
+    fn poll_timer(&mut self, cx: &mut Context<'_>) -> Poll<DeadlineAction> {
         loop {
             // While nobody polls us the idle limit does not run: the silence begins when somebody
             // listens to it.
@@ -752,8 +760,8 @@ impl Drop for Relay {
     fn drop(&mut self) {
         let ending = match self.parts.client.severed() {
             _ if std::thread::panicking() => Ending::Panicked,
-            Some(Severed::WriteStall | Severed::Total) => Ending::WriteStalled,
-            Some(Severed::Drain) => Ending::Drained,
+            Some(DisconnectReason::WriteStall | DisconnectReason::Total) => Ending::WriteStalled,
+            Some(DisconnectReason::Drain) => Ending::Drained,
             None => Ending::Left,
         };
         if self.observer.is_some()
@@ -768,29 +776,29 @@ impl Drop for Relay {
 }
 
 /// The stream behind a head of our own, if one came.
-fn stream_of(opened: Result<Answered, OpenFailed>) -> Result<EngineBody, Refusal> {
-    let Answered { head, body } = opened.map_err(|failed| failed.refusal())?;
+fn stream_of(opened: Result<UpstreamResponse, ConnectError>) -> Result<UpstreamBody, Rejection> {
+    let UpstreamResponse { head, body } = opened.map_err(|failed| failed.refusal())?;
     let content = Content::of(&head.headers);
     match head.status.is_success() {
         // Our head names no coding: such bytes would be noise to the client.
-        true if content.is_coded => Err(Refusal::EngineCoded),
+        true if content.is_coded => Err(Rejection::EngineCoded),
         true if content.media == Media::Events => Ok(body),
-        _ => Err(Refusal::EngineAnswered { status: head.status.as_u16() }),
+        _ => Err(Rejection::EngineAnswered { status: head.status.as_u16() }),
     }
 }
 
 /// Joins pieces that lie side by side in one frame, so that what came in one read leaves in
 /// one write.
-struct Gather<'a> {
+struct Batch<'a> {
     frame: Bytes,
     run: Range<usize>,
     ready: &'a mut VecDeque<Bytes>,
     count: &'a mut usize,
 }
 
-impl<'a> Gather<'a> {
+impl<'a> Batch<'a> {
     fn new(frame: Bytes, ready: &'a mut VecDeque<Bytes>, count: &'a mut usize) -> Self {
-        Gather { frame, run: 0..0, ready, count }
+        Batch { frame, run: 0..0, ready, count }
     }
 
     fn add(&mut self, piece: Bytes) {

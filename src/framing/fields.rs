@@ -12,26 +12,26 @@ use http_body_util::combinators::UnsyncBoxBody;
 
 /// A body of an answer, which may bring fields for the head in front of it. They stand beside those
 /// that the head has: it has none of their names that must not be there twice.
-pub trait Fielded: Body<Data = Bytes> {
+pub trait ResponseHeaders: Body<Data = Bytes> {
     /// Gives those that stand in somebody else's head, and pass from there. As a rule there are none.
     fn pass_fields(&self, _to: &mut impl FnMut(&HeaderName, &HeaderValue)) {}
 
     /// Adds the others to a head. As a rule there are none.
-    fn add_fields(&self, _head: &mut impl Fields) {}
+    fn add_fields(&self, _head: &mut impl HeaderSink) {}
 }
 
-impl<E> Fielded for UnsyncBoxBody<Bytes, E> {}
+impl<E> ResponseHeaders for UnsyncBoxBody<Bytes, E> {}
 
-impl Fielded for Empty<Bytes> {}
+impl ResponseHeaders for Empty<Bytes> {}
 
 /// Where the fields of a head are put.
-pub trait Fields {
+pub trait HeaderSink {
     /// Puts one more there, whose value is written by `write`. The name is in lower case.
     fn add(&mut self, name: &'static str, write: impl FnOnce(&mut Vec<u8>));
 }
 
 /// The lines of an HTTP/1 head.
-impl Fields for Vec<u8> {
+impl HeaderSink for Vec<u8> {
     fn add(&mut self, name: &'static str, write: impl FnOnce(&mut Vec<u8>)) {
         self.extend_from_slice(name.as_bytes());
         self.extend_from_slice(b": ");
@@ -42,7 +42,7 @@ impl Fields for Vec<u8> {
     }
 }
 
-impl Fields for HeaderMap {
+impl HeaderSink for HeaderMap {
     fn add(&mut self, name: &'static str, write: impl FnOnce(&mut Vec<u8>)) {
         let mut value = Vec::new();
         write(&mut value);
@@ -53,7 +53,7 @@ impl Fields for HeaderMap {
 }
 
 /// An answer whose head has the fields of its body too, for those who take them from there.
-pub fn with_fields<B: Fielded>(answer: Response<B>) -> Response<B> {
+pub fn with_fields<B: ResponseHeaders>(answer: Response<B>) -> Response<B> {
     let (mut head, body) = answer.into_parts();
     body.pass_fields(&mut |name, value| {
         head.headers.append(name, value.clone());
@@ -68,7 +68,7 @@ mod tests {
 
     #[test]
     fn lines_and_maps_hold_the_same() {
-        fn put(fields: &mut impl Fields) {
+        fn put(fields: &mut impl HeaderSink) {
             fields.add("a", |value| value.extend_from_slice(b"1"));
             fields.add("b-c", |_| {});
             fields.add("a", |value| value.extend_from_slice(b"2, 3"));

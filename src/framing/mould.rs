@@ -1,7 +1,7 @@
 //! The shortcut for heads that repeat.
 //!
 //! Who sends many messages on one connection sends nearly the same head with each: what differs
-//! is a length, a date, an id. A [`Mould`] is made of a head that was read in full. What fits is
+//! is a length, a date, an id. A [`HeadTemplate`] is made of a head that was read in full. What fits is
 //! equal to that head in every byte outside of the values of its fields. A value that differs is
 //! one that [`HeaderValue`] takes, without white space at its ends, and ends where its line does;
 //! so a full reading would find the same names with these values, and nothing else. A value that
@@ -24,38 +24,38 @@ const MOST_LINES: usize = 24;
 const MOST_IN_VAIN: u8 = 8;
 
 /// What a head is read into.
-pub trait Headed: Clone {
+pub trait CacheableHead: Clone {
     /// Its fields, to give some of them other values.
     fn fields_mut(&mut self) -> &mut HeaderMap;
 }
 
 /// The last head of a connection that was read in full, by which the next ones are known. One
 /// that is alone on its connection is not kept.
-pub struct Known<H> {
-    last: Option<Box<Last<H>>>,
+pub struct HeadCache<H> {
+    last: Option<Box<CachedHead<H>>>,
     /// Heads in a row that were read in full.
     in_full: u8,
 }
 
-struct Last<H> {
-    mould: Mould,
+struct CachedHead<H> {
+    mould: HeadTemplate,
     /// The head that was read in full, with the values of the last one that fitted.
     head: H,
     /// A bit for each line whose value is not that of the mould.
     filled: u32,
 }
 
-impl<H> Default for Known<H> {
+impl<H> Default for HeadCache<H> {
     fn default() -> Self {
-        Known { last: None, in_full: 0 }
+        HeadCache { last: None, in_full: 0 }
     }
 }
 
-impl<H: Headed> Known<H> {
+impl<H: CacheableHead> HeadCache<H> {
     /// The head at the beginning of these bytes, if it is known, and not longer than that. It is
     /// the last one itself, with other values where some differ.
-    pub fn find(&mut self, bytes: &[u8], longest: usize) -> Option<(&H, Fit)> {
-        let Last { mould, head, filled } = &mut **self.last.as_mut()?;
+    pub fn find(&mut self, bytes: &[u8], longest: usize) -> Option<(&H, HeadMatch)> {
+        let CachedHead { mould, head, filled } = &mut **self.last.as_mut()?;
         let mut fit = mould.fit(bytes).filter(|fit| fit.length <= longest)?;
         let changed = mem::take(&mut fit.changed);
         if *filled != 0 || !changed.is_empty() {
@@ -69,14 +69,14 @@ impl<H: Headed> Known<H> {
     pub fn learn(&mut self, head: &H, fields: &HeaderMap, text: &Bytes, lines: usize) {
         self.in_full = self.in_full.saturating_add(1);
         let is_worth_it = (2..=MOST_IN_VAIN).contains(&self.in_full);
-        let mould = is_worth_it.then(|| Mould::of(fields, text, lines)).flatten();
-        self.last = mould.map(|mould| Box::new(Last { mould, head: head.clone(), filled: 0 }));
+        let mould = is_worth_it.then(|| HeadTemplate::of(fields, text, lines)).flatten();
+        self.last = mould.map(|mould| Box::new(CachedHead { mould, head: head.clone(), filled: 0 }));
     }
 }
 
 /// A head that fitted.
 #[derive(Debug, Default)]
-pub struct Fit {
+pub struct HeadMatch {
     /// In bytes.
     pub length: usize,
     /// The length of the body, where it states another one.
@@ -87,21 +87,21 @@ pub struct Fit {
 
 /// A head, and where the values of its fields stand.
 #[derive(Debug)]
-struct Mould {
+struct HeadTemplate {
     text: Bytes,
-    slots: Box<[Slot]>,
+    slots: Box<[ValueSlot]>,
 }
 
 /// A value.
 #[derive(Debug)]
-struct Slot {
+struct ValueSlot {
     from: u16,
     to: u16,
-    kind: Kind,
+    kind: SlotKind,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum SlotKind {
     /// It may be another.
     Free,
     /// It may be another length.
@@ -110,32 +110,32 @@ enum Kind {
     Fixed,
 }
 
-impl Mould {
+impl HeadTemplate {
     /// None of a head with lines that are no fields, or that stand in another order.
     fn of(fields: &HeaderMap, text: &Bytes, lines: usize) -> Option<Self> {
         if text.len() > LARGEST || lines > MOST_LINES || fields.len() != lines {
             return None;
         }
-        let mut slots: Vec<Slot> = Vec::with_capacity(lines);
+        let mut slots: Vec<ValueSlot> = Vec::with_capacity(lines);
         for (name, value) in fields {
             let from = (value.as_bytes().as_ptr() as usize).checked_sub(text.as_ptr() as usize)?;
             let to = from + value.len();
             let kind = kind_of(name)?;
             let is_in_order = slots.last().map_or(0, |slot| usize::from(slot.to)) < from;
-            let is_second_length = kind == Kind::Length && slots.iter().any(|slot| slot.kind == Kind::Length);
+            let is_second_length = kind == SlotKind::Length && slots.iter().any(|slot| slot.kind == SlotKind::Length);
             if value.is_empty() || !is_in_order || to >= text.len() || is_second_length {
                 return None;
             }
-            slots.push(Slot { from: from as u16, to: to as u16, kind });
+            slots.push(ValueSlot { from: from as u16, to: to as u16, kind });
         }
-        Some(Mould { text: text.clone(), slots: slots.into() })
+        Some(HeadTemplate { text: text.clone(), slots: slots.into() })
     }
 
-    fn fit(&self, bytes: &[u8]) -> Option<Fit> {
+    fn fit(&self, bytes: &[u8]) -> Option<HeadMatch> {
         if bytes.starts_with(&self.text) {
-            return Some(Fit { length: self.text.len(), ..Fit::default() });
+            return Some(HeadMatch { length: self.text.len(), ..HeadMatch::default() });
         }
-        let mut fit = Fit::default();
+        let mut fit = HeadMatch::default();
         let (mut rest, mut known) = (bytes, 0);
         for (line, slot) in self.slots.iter().enumerate() {
             let (from, to) = (usize::from(slot.from), usize::from(slot.to));
@@ -149,10 +149,10 @@ impl Mould {
             let (value, behind) = behind_name.split_at(end);
             let is_trimmed = !value.is_empty() && value.trim_ascii().len() == value.len();
             match slot.kind {
-                Kind::Fixed => return None,
+                SlotKind::Fixed => return None,
                 _ if !is_trimmed => return None,
-                Kind::Length => fit.stated = Some(stated_length(value)?),
-                Kind::Free => {}
+                SlotKind::Length => fit.stated = Some(stated_length(value)?),
+                SlotKind::Free => {}
             }
             fit.changed.push((line, HeaderValue::from_bytes(value).ok()?));
             (rest, known) = (behind, to);
@@ -181,13 +181,13 @@ impl Mould {
 }
 
 /// None where more depends on a value than its own line.
-fn kind_of(name: &HeaderName) -> Option<Kind> {
+fn kind_of(name: &HeaderName) -> Option<SlotKind> {
     let fixed = [CONNECTION, HOST, TRANSFER_ENCODING];
     match name {
         name if *name == EXPECT => None,
-        name if *name == CONTENT_LENGTH => Some(Kind::Length),
-        name if fixed.contains(name) => Some(Kind::Fixed),
-        _ => Some(Kind::Free),
+        name if *name == CONTENT_LENGTH => Some(SlotKind::Length),
+        name if fixed.contains(name) => Some(SlotKind::Fixed),
+        _ => Some(SlotKind::Free),
     }
 }
 
@@ -212,13 +212,13 @@ mod tests {
         (fields, lines.len())
     }
 
-    impl Headed for HeaderMap {
+    impl CacheableHead for HeaderMap {
         fn fields_mut(&mut self) -> &mut HeaderMap {
             self
         }
     }
 
-    fn learn(known: &mut Known<HeaderMap>, head: &str) {
+    fn learn(known: &mut HeadCache<HeaderMap>, head: &str) {
         let text = Bytes::copy_from_slice(head.as_bytes());
         let (fields, lines) = fields(&text);
         known.learn(&fields, &fields, &text, lines);
@@ -229,7 +229,7 @@ mod tests {
     /// What is found in `bytes` by who has read `head` twice: the length of the head, of its
     /// body, and its fields.
     fn found(head: &str, bytes: &str) -> Option<(usize, Option<u64>, Fields)> {
-        let mut known = Known::default();
+        let mut known = HeadCache::default();
         learn(&mut known, head);
         learn(&mut known, head);
         let (fields, fit) = known.find(bytes.as_bytes(), usize::MAX)?;
@@ -263,7 +263,7 @@ mod tests {
 
     #[test]
     fn a_value_that_was_another_meanwhile_is_its_own_again() {
-        let mut known = Known::default();
+        let mut known = HeadCache::default();
         learn(&mut known, HEAD);
         learn(&mut known, HEAD);
         for (id, length) in [("a b", "12"), ("c", "12"), ("c", "7"), ("a b", "7"), ("a b", "12"), ("d", "12")] {
@@ -329,7 +329,7 @@ mod tests {
 
     #[test]
     fn one_head_alone_is_not_kept_and_heads_that_never_fit_are_given_up() {
-        let mut known = Known::default();
+        let mut known = HeadCache::default();
         learn(&mut known, HEAD);
         assert!(known.find(HEAD.as_bytes(), usize::MAX).is_none());
         for _ in 2..=MOST_IN_VAIN {

@@ -1,7 +1,7 @@
 //! Whether a request may run now: its tenant's limits, then a seat in the first pool of its
 //! route that can take it.
 //!
-//! What it holds is [`Held`]: the reservation and the seat. It lives where the request lives,
+//! What it holds is [`AdmissionGuard`]: the reservation and the seat. It lives where the request lives,
 //! first in the handler's future and then in the body of the answer, and goes with it: settled
 //! where the answer's timeline is known, by the rules for a client that left where it is not.
 //!
@@ -19,10 +19,10 @@
 use std::borrow::Cow;
 use std::time::Duration;
 
-use super::charge::{self, Pace, Unseen};
+use super::charge::{self, ServiceSpeed, Unseen};
 use super::early::EarlyHead;
-use super::house::House;
-use super::promise::{BoundPool, Live, Promise};
+use super::house::GatewayState;
+use super::promise::{ClassPolicy, PoolHandle, SettingsSnapshot};
 use crate::admit::Reservation;
 use crate::admit::desk::{Offered, Seat, Turn};
 use crate::admit::limit::settings::OverLimit;
@@ -33,10 +33,10 @@ use crate::clock::Clock;
 use crate::inspect::Facts;
 use crate::judge::{Case, Objective, Objectives, Progress, breaks_at};
 use crate::observe::Timeline;
-use crate::record::Visit;
-use crate::refuse::Refusal;
+use crate::record::ActiveRequest;
+use crate::refuse::Rejection;
 use crate::route::{Prediction, Work};
-use crate::units::{ClientSide, Endpoint, PoolId, TenantId, Tick, Tokens};
+use crate::units::{ClientState, Endpoint, PoolId, TenantId, Tick, Tokens};
 
 /// How often a request that could go elsewhere looks whether it should.
 const LOOK: Duration = Duration::from_millis(100);
@@ -47,7 +47,7 @@ const MOST_CHOICES: u64 = 128;
 
 /// What a request holds while it is in the house.
 #[derive(Debug)]
-pub struct Held {
+pub struct AdmissionGuard {
     clock: Clock,
     /// In a box: it is large, and where no limits are named no request has one.
     metered: Option<Box<Metered>>,
@@ -67,7 +67,7 @@ struct Metered {
     streams: bool,
     unseen: Unseen,
     /// Of the attempt that was dispatched last.
-    pace: Option<Pace>,
+    pace: Option<ServiceSpeed>,
 }
 
 impl Metered {
@@ -80,11 +80,11 @@ impl Metered {
     }
 }
 
-impl Held {
+impl AdmissionGuard {
     /// What a request holds that waits for its seat.
     #[must_use]
-    pub fn new(allowed: Allowed, prompt: Tokens, clock: Clock) -> Self {
-        Held { clock, metered: allowed.metered, seat: None, prompt, dispatched: false }
+    pub fn new(allowed: ReservedTokens, prompt: Tokens, clock: Clock) -> Self {
+        AdmissionGuard { clock, metered: allowed.metered, seat: None, prompt, dispatched: false }
     }
 
     /// It has its seat, if it needs one.
@@ -98,7 +98,7 @@ impl Held {
         let Some((metered, work)) = self.metered.as_deref_mut().zip(work) else { return };
         let is_new = metered.pace.is_none_or(|pace| pace.dispatched != work.dispatched());
         if is_new && metered.unseen.most > Tokens::ZERO {
-            metered.pace = Some(Pace::of(work.dispatched(), work.prediction(), || work.time_to_read()));
+            metered.pace = Some(ServiceSpeed::of(work.dispatched(), work.prediction(), || work.time_to_read()));
         }
     }
 
@@ -110,13 +110,13 @@ impl Held {
     }
 
     /// Goes on in another pool, in the place of the one where it is.
-    pub fn takes(&mut self, spare: Spare) {
+    pub fn takes(&mut self, spare: FreeSeat) {
         self.seat = spare.0;
     }
 
     /// The answer ended so: charges what was used, and gives the seat back. `never_sent`: its
     /// last attempt was still connecting.
-    pub fn settle(mut self, timeline: &Timeline, case: &Case, refusal: Option<&Refusal>, never_sent: bool) {
+    pub fn settle(mut self, timeline: &Timeline, case: &Case, refusal: Option<&Rejection>, never_sent: bool) {
         let metered = self.metered.take();
         let unseen = |at| metered.as_ref().map_or(Tokens::ZERO, |metered| metered.unseen(at));
         let used = charge::of_answer(timeline, case, refusal, self.prompt, unseen);
@@ -131,7 +131,7 @@ impl Held {
 
     /// The gateway ended it before any answer was relayed. A time limit is charged as a client
     /// that left; any other failure costs nothing.
-    pub fn refused(mut self, refusal: &Refusal) {
+    pub fn refused(mut self, refusal: &Rejection) {
         if !refusal.is_time_limit() {
             self.metered = None;
             self.seat = None;
@@ -143,17 +143,17 @@ impl Held {
 /// the pool has no limit.
 #[derive(Debug)]
 #[must_use = "dropped at once it is nobody's"]
-pub struct Spare(Option<Seat>);
+pub struct FreeSeat(Option<Seat>);
 
-impl Spare {
+impl FreeSeat {
     /// `None`: each seat of the pool is taken, or wanted.
-    pub fn of(pool: &BoundPool, ask: &Ask) -> Option<Spare> {
-        let Some(desk) = &pool.desk else { return Some(Spare(None)) };
-        desk.take_free_seat(ask).map(|seat| Spare(Some(seat)))
+    pub fn of(pool: &PoolHandle, ask: &Ask) -> Option<FreeSeat> {
+        let Some(desk) = &pool.desk else { return Some(FreeSeat(None)) };
+        desk.take_free_seat(ask).map(|seat| FreeSeat(Some(seat)))
     }
 }
 
-impl Drop for Held {
+impl Drop for AdmissionGuard {
     /// The client left before an answer was relayed, or a time limit fired.
     fn drop(&mut self) {
         if !self.dispatched || std::thread::panicking() {
@@ -172,7 +172,7 @@ impl Drop for Held {
 }
 
 /// What is asked for, as far as admission decides on it.
-pub struct Wish<'a> {
+pub struct AdmissionRequest<'a> {
     /// Who asks.
     pub tenant: &'a TenantId,
     /// The model's name as engines know it.
@@ -186,7 +186,7 @@ pub struct Wish<'a> {
     /// Of these the tokens that no engine's cache should hold.
     pub uncached: Tokens,
     /// What its class promises.
-    pub promise: &'a Promise,
+    pub promise: &'a ClassPolicy,
     /// What is judged, its own targets included.
     pub objectives: &'a Objectives,
     /// The most output tokens that an overload level leaves it.
@@ -200,7 +200,7 @@ pub struct Wish<'a> {
 }
 
 /// What has been set aside for a request by its tenant's limits.
-pub struct Allowed {
+pub struct ReservedTokens {
     metered: Option<Box<Metered>>,
     /// Whether it may only have what others leave.
     pub standing: Standing,
@@ -208,11 +208,11 @@ pub struct Allowed {
     pub at: Tick,
 }
 
-impl Allowed {
+impl ReservedTokens {
     /// Where the settings name no limit.
     #[must_use]
     pub fn unmetered(at: Tick) -> Self {
-        Allowed { metered: None, standing: Standing::WithinLimits, at }
+        ReservedTokens { metered: None, standing: Standing::WithinLimits, at }
     }
 }
 
@@ -238,7 +238,7 @@ pub fn plausible_choices(facts: &Facts) -> u64 {
     facts.n.clamp(1, MOST_CHOICES).saturating_mul(facts.prompts.max(1))
 }
 
-impl Wish<'_> {
+impl AdmissionRequest<'_> {
     /// The output that is expected of each choice: a stated cap counts as far as the class
     /// expects answers of that length, so that an absurd one does not weigh on others.
     fn output(&self) -> Tokens {
@@ -319,13 +319,18 @@ fn later(own: Option<Objective>, asked: Option<Objective>) -> Option<Objective> 
     Some(asked.filter(|asked| asked.threshold > own.threshold).unwrap_or(own))
 }
 
-impl House {
+impl GatewayState {
     /// Sets aside what the request wants, of all limits of its tenant together.
     ///
     /// # Errors
     /// A limit is used up and the tenant's settings say `reject`, or it can never hold so much;
     /// the store of the limits cannot be asked.
-    pub(super) async fn reserve(&self, live: &Live, wish: &Wish<'_>, at: Tick) -> Result<Allowed, Refusal> {
+    pub(super) async fn reserve(
+        &self,
+        live: &SettingsSnapshot,
+        wish: &AdmissionRequest<'_>,
+        at: Tick,
+    ) -> Result<ReservedTokens, Rejection> {
         let wanted = wanted(wish.facts, wish.endpoint, wish.objectives, wish.prompt);
         let reserved = self.reserve_of(live, wish.tenant, wish.model.unwrap_or_default(), &wanted, at).await?;
         let standing = if reserved.is_some() { Standing::WithinLimits } else { Standing::OverLimit };
@@ -341,14 +346,19 @@ impl House {
                 pace: None,
             })
         });
-        Ok(Allowed { metered, standing, at: self.clock.now() })
+        Ok(ReservedTokens { metered, standing, at: self.clock.now() })
     }
 
     /// Counts a request that the gateway answers itself: it costs no tokens.
     ///
     /// # Errors
     /// As [`reserve`](Self::reserve).
-    pub(super) async fn count_own(&self, live: &Live, tenant: &TenantId, at: Tick) -> Result<(), Refusal> {
+    pub(super) async fn count_own(
+        &self,
+        live: &SettingsSnapshot,
+        tenant: &TenantId,
+        at: Tick,
+    ) -> Result<(), Rejection> {
         if let Some(reservation) = self.reserve_of(live, tenant, "", &Wanted::A_REQUEST, at).await? {
             reservation.settle(Used::default(), at);
         }
@@ -358,23 +368,23 @@ impl House {
     /// None: the limit is used up, and the tenant's settings say `demote`.
     async fn reserve_of(
         &self,
-        live: &Live,
+        live: &SettingsSnapshot,
         tenant: &TenantId,
         model: &str,
         wanted: &Wanted,
         at: Tick,
-    ) -> Result<Option<Reservation>, Refusal> {
+    ) -> Result<Option<Reservation>, Rejection> {
         match self.books.reserve(tenant, model, wanted, at).await {
             Ok(reservation) => Ok(Some(reservation)),
-            Err(Denied::Unavailable) => Err(Refusal::LimitsStoreUnavailable),
+            Err(Denied::Unavailable) => Err(Rejection::LimitsStoreUnavailable),
             Err(Denied::Exhausted(Exhausted::ForEver { limit, scope, need, most })) => {
-                Err(Refusal::RequestExceedsLimit { limit, scope, need, most })
+                Err(Rejection::RequestExceedsLimit { limit, scope, need, most })
             }
             Err(Denied::Exhausted(Exhausted::ForNow { .. })) if live.when_over_limit(tenant) == OverLimit::Demote => {
                 Ok(None)
             }
             Err(Denied::Exhausted(Exhausted::ForNow { standing, retry_after })) => {
-                Err(Refusal::RateLimitExceeded { standing, retry_after })
+                Err(Rejection::RateLimitExceeded { standing, retry_after })
             }
         }
     }
@@ -383,42 +393,47 @@ impl House {
     ///
     /// # Errors
     /// The queue has no place, or none for so long; the gateway drains.
-    pub(super) async fn seat(&self, walk: &Walk<'_>, visit: &mut Visit) -> Result<Seated, Refusal> {
-        self.seat_from(walk, Place::Queue(walk.begins()), visit).await
+    pub(super) async fn seat(&self, walk: &PoolCursor<'_>, visit: &mut ActiveRequest) -> Result<Admitted, Rejection> {
+        self.seat_from(walk, NextPool::Queue(walk.begins()), visit).await
     }
 
     /// Waits for a seat in a pool behind `from`, which has been given up. None where none of them
     /// has a place for it.
     pub(super) async fn seat_behind(
         &self,
-        walk: &Walk<'_>,
+        walk: &PoolCursor<'_>,
         from: usize,
-        visit: &mut Visit,
-    ) -> Option<Result<Seated, Refusal>> {
+        visit: &mut ActiveRequest,
+    ) -> Option<Result<Admitted, Rejection>> {
         let place = walk.onward(from, None)?;
         Some(self.seat_from(walk, place, visit).await)
     }
 
-    async fn seat_from(&self, walk: &Walk<'_>, mut place: Place, visit: &mut Visit) -> Result<Seated, Refusal> {
+    async fn seat_from(
+        &self,
+        walk: &PoolCursor<'_>,
+        mut place: NextPool,
+        visit: &mut ActiveRequest,
+    ) -> Result<Admitted, Rejection> {
         let begins = place.pool();
         loop {
             let at = place.pool();
             if at != begins {
                 visit.spills(&walk.pools[at]);
             }
-            if let Place::Free(at, seat) = place {
-                return Ok(Seated { seat, first: at, since: Some(walk.now()) });
+            if let NextPool::Free(at, seat) = place {
+                return Ok(Admitted { seat, first: at, since: Some(walk.now()) });
             }
             let went_on = (at != begins).then(|| walk.now());
             let Some(desk) = &walk.pool(at).desk else {
-                return Ok(Seated { seat: None, first: at, since: went_on });
+                return Ok(Admitted { seat: None, first: at, since: went_on });
             };
             let ended = match desk.offer(walk.ask) {
                 Offered::Seated(seat) => {
-                    return Ok(Seated { seat: Some(seat), first: at, since: went_on });
+                    return Ok(Admitted { seat: Some(seat), first: at, since: went_on });
                 }
-                Offered::Away(away) if away.why == Why::Hopeless => Ended::Away(away),
-                Offered::Away(away) => walk.onward(at, None).map_or(Ended::Away(away), Ended::Onward),
+                Offered::Away(away) if away.why == Why::Hopeless => WaitEnd::Away(away),
+                Offered::Away(away) => walk.onward(at, None).map_or(WaitEnd::Away(away), WaitEnd::Onward),
                 Offered::Waits(turn) => {
                     visit.waits(&walk.pools[at]);
                     match walk.wait(at, turn, visit).await {
@@ -426,35 +441,35 @@ impl House {
                         Ok(seat) if walk.available(at) == 0 => match walk.onward(at, None) {
                             Some(place) => {
                                 drop(seat);
-                                Ended::Onward(place)
+                                WaitEnd::Onward(place)
                             }
                             None => {
                                 visit.called();
-                                return Ok(Seated { seat: Some(seat), first: at, since: Some(walk.now()) });
+                                return Ok(Admitted { seat: Some(seat), first: at, since: Some(walk.now()) });
                             }
                         },
                         Ok(seat) => {
                             visit.called();
-                            return Ok(Seated { seat: Some(seat), first: at, since: Some(walk.now()) });
+                            return Ok(Admitted { seat: Some(seat), first: at, since: Some(walk.now()) });
                         }
-                        Err(Ended::Away(away)) if away.why == Why::PushedOut => {
-                            walk.onward(at, None).map_or(Ended::Away(away), Ended::Onward)
+                        Err(WaitEnd::Away(away)) if away.why == Why::PushedOut => {
+                            walk.onward(at, None).map_or(WaitEnd::Away(away), WaitEnd::Onward)
                         }
                         Err(ended) => ended,
                     }
                 }
             };
             place = match ended {
-                Ended::Onward(place) => place,
-                Ended::Drained => return Err(Refusal::Draining),
-                Ended::Away(away) => return Err(refusal(&away, &walk.pools[at])),
+                WaitEnd::Onward(place) => place,
+                WaitEnd::Drained => return Err(Rejection::Draining),
+                WaitEnd::Away(away) => return Err(refusal(&away, &walk.pools[at])),
             };
         }
     }
 }
 
 /// A request that has got its seat, or needs none.
-pub struct Seated {
+pub struct Admitted {
     /// None where the pool has no limit.
     pub seat: Option<Seat>,
     /// Which pool of the route.
@@ -464,46 +479,46 @@ pub struct Seated {
 }
 
 /// A request on its way along the pools of its route.
-pub struct Walk<'a> {
+pub struct PoolCursor<'a> {
     /// The house, which knows the engines.
-    pub house: &'a House,
+    pub house: &'a GatewayState,
     /// The class's promise, which knows the pools.
-    pub promise: &'a Promise,
+    pub promise: &'a ClassPolicy,
     /// The pools of the route.
     pub pools: &'a [PoolId],
     /// What it asks of a queue.
     pub ask: &'a Ask,
     /// The client's side.
-    pub client: &'a ClientSide,
+    pub client: &'a ClientState,
     /// The head that its client gets while it waits here, where it gets one.
     pub early: Option<EarlyHead<'a>>,
 }
 
 /// Where a request goes on to.
-enum Place {
+enum NextPool {
     /// A pool without a limit, or with a free seat, which it has now.
     Free(usize, Option<Seat>),
     /// A pool whose queue is short enough.
     Queue(usize),
 }
 
-impl Place {
+impl NextPool {
     const fn pool(&self) -> usize {
         match self {
-            Place::Free(at, _) | Place::Queue(at) => *at,
+            NextPool::Free(at, _) | NextPool::Queue(at) => *at,
         }
     }
 }
 
 /// Why a request no longer waits where it did.
-enum Ended {
+enum WaitEnd {
     Away(TurnedAway),
-    Onward(Place),
+    Onward(NextPool),
     Drained,
 }
 
-impl Walk<'_> {
-    fn pool(&self, at: usize) -> &BoundPool {
+impl PoolCursor<'_> {
+    fn pool(&self, at: usize) -> &PoolHandle {
         self.promise.pool(&self.pools[at])
     }
 
@@ -526,19 +541,19 @@ impl Walk<'_> {
     }
 
     /// Waits in the queue of one pool, and looks whether it should go on to a further one.
-    async fn wait(&self, at: usize, mut turn: Turn, visit: &mut Visit) -> Result<Seat, Ended> {
+    async fn wait(&self, at: usize, mut turn: Turn, visit: &mut ActiveRequest) -> Result<Seat, WaitEnd> {
         let since = self.now();
         loop {
             let look = (at + 1 < self.pools.len()).then(|| self.now());
             if let Some(place) = look.and_then(|now| self.should_go_on(at, &turn, since, now)) {
-                return Err(Ended::Onward(place));
+                return Err(WaitEnd::Onward(place));
             }
             let head = self.early.as_ref().and_then(|early| Some((early, early.due()?)));
             tokio::select! {
                 biased;
                 // First: the limit also cuts those that sit, and nobody may begin in their seats.
-                () = self.client.drain_over() => return Err(Ended::Drained),
-                called = turn.come() => return called.map_err(Ended::Away),
+                () = self.client.drain_over() => return Err(WaitEnd::Drained),
+                called = turn.come() => return called.map_err(WaitEnd::Away),
                 () = self.house.clock.sleep_until(head.map(|(_, due)| due)) => {
                     head.into_iter().for_each(|(early, _)| early.go(visit));
                 }
@@ -550,7 +565,7 @@ impl Walk<'_> {
     /// Whether the wait to be expected is more than what is left, and where it would be less.
     /// Where no rate is known, as long again as it has waited is expected; for ever where no
     /// engine is available.
-    fn should_go_on(&self, at: usize, turn: &Turn, since: Tick, now: Tick) -> Option<Place> {
+    fn should_go_on(&self, at: usize, turn: &Turn, since: Tick, now: Tick) -> Option<NextPool> {
         if self.available(at) == 0 {
             return self.onward(at, None);
         }
@@ -566,37 +581,37 @@ impl Walk<'_> {
     /// The next pool of the route that has a place for it. Where `expected` is for ever (none),
     /// any queue will do in which it is not known that it has to leave before it is called, but
     /// one that keeps its promise goes first.
-    fn onward(&self, from: usize, expected: Option<Duration>) -> Option<Place> {
+    fn onward(&self, from: usize, expected: Option<Duration>) -> Option<NextPool> {
         let now = self.now();
         let mut at_least = None;
         let place = (from + 1..self.pools.len()).find_map(|at| {
             if self.available(at) == 0 {
                 return None;
             }
-            let Some(desk) = &self.pool(at).desk else { return Some(Place::Free(at, None)) };
+            let Some(desk) = &self.pool(at).desk else { return Some(NextPool::Free(at, None)) };
             if let Some(seat) = desk.take_free_seat(self.ask) {
-                return Some(Place::Free(at, Some(seat)));
+                return Some(NextPool::Free(at, Some(seat)));
             }
             let wait = desk.expected_wait_of(self.ask);
             let is_better = |wait| wait <= self.left(now) && expected.is_none_or(|expected| wait < expected);
             if wait.is_some_and(is_better) {
-                return Some(Place::Queue(at));
+                return Some(NextPool::Queue(at));
             }
             if expected.is_none() && wait.is_none_or(|wait| wait <= self.ask.leave_by - now) {
                 at_least.get_or_insert(at);
             }
             None
         });
-        place.or(at_least.map(Place::Queue))
+        place.or(at_least.map(NextPool::Queue))
     }
 }
 
-fn refusal(away: &TurnedAway, pool: &PoolId) -> Refusal {
+fn refusal(away: &TurnedAway, pool: &PoolId) -> Rejection {
     let (pool, retry_after) = (pool.clone(), away.retry_after.map(|wait| wait.as_secs()));
     match away.why {
-        Why::QueueFull => Refusal::QueueFull { pool, retry_after },
-        Why::PushedOut => Refusal::PushedOut { pool, retry_after },
-        Why::WaitedTooLong => Refusal::QueueTimeout { pool, retry_after },
-        Why::Hopeless => Refusal::Hopeless { pool, retry_after },
+        Why::QueueFull => Rejection::QueueFull { pool, retry_after },
+        Why::PushedOut => Rejection::PushedOut { pool, retry_after },
+        Why::WaitedTooLong => Rejection::QueueTimeout { pool, retry_after },
+        Why::Hopeless => Rejection::Hopeless { pool, retry_after },
     }
 }

@@ -12,34 +12,35 @@ use http::StatusCode;
 use http::header::{HeaderValue, RETRY_AFTER};
 use http::uri::PathAndQuery;
 
-use super::admission::{Held, Spare, Walk};
-use super::promise::{BoundPool, Promise};
+use super::admission::{AdmissionGuard, FreeSeat, PoolCursor};
+use super::promise::{ClassPolicy, PoolHandle};
 use super::reply;
-use crate::accept::Head as Request;
+use crate::accept::ParsedHead as Request;
 use crate::admit::levels::{Kind, Kinds};
 use crate::admit::queue::Reading;
 use crate::clock::{Alarms, Clock};
 use crate::forward::deadlines::earlier;
-use crate::forward::headers::{self, Content, EngineHeaders, Hop, Media, Sent};
-use crate::forward::lines::{Answered, Lines, Outgoing};
+use crate::forward::headers::{self, Content, EngineHeaders, Hop, Media, RequestMeta};
+use crate::forward::lines::{ConnPool, RequestWriter, UpstreamResponse};
 use crate::forward::{
-    Call, Deadlines, Due, EngineHead, Mute, OpenFailed, Opening, Parts, Relay, WhyNot, limit_refusal, open,
+    AttemptRequest, ConnectError, ConnectErrorKind, ConnectingAttempt, DeadlineAction, Deadlines, HoldError, Relay,
+    RelayConfig, UpstreamHead, limit_refusal, open,
 };
-use crate::inspect::{Facts, OfModel};
-use crate::judge::{NonStreaming, Objective, Objectives, Pulse};
-use crate::observe::{Expect, Limit, Observer, Reader};
-use crate::record::{Retry, Visit};
-use crate::refuse::Refusal;
-use crate::rewrite::{self, Edits, EventGate, Plan, Thinking};
+use crate::inspect::{Facts, ModelRatios};
+use crate::judge::{NonStreaming, Objective, Objectives, ProgressCell};
+use crate::observe::{Expect, Observer, Reader, TimeoutKind};
+use crate::record::{ActiveRequest, Retry};
+use crate::refuse::Rejection;
+use crate::rewrite::{self, EditPlan, Edits, EventGate, ReasoningEdit};
 use crate::route::retry::{Attempts, Happened, Injection, Next};
 use crate::route::settings::{Balance, EngineAddress, EngineKind, Pool};
 use crate::route::{self, Aims, Choice, DepartureWatch, Fleet, Routed, Signals, Size, TenantKey, Want, Work, retry};
-use crate::units::{ClientSide, Dialect, Endpoint, EngineId, PoolId, RequestId, Tick, Tokens};
+use crate::units::{ClientState, Dialect, Endpoint, EngineId, PoolId, RequestId, Tick, Tokens};
 
 /// What one request asks of engines. Everything that stays the same over its attempts.
-pub struct Ask<'a> {
+pub struct UpstreamRequest<'a> {
     /// The class's promise, with the request's own targets.
-    pub promise: &'a Promise,
+    pub promise: &'a ClassPolicy,
     /// Where the request may go.
     pub routed: &'a Routed,
     /// Where in its route it has been let in.
@@ -48,7 +49,7 @@ pub struct Ask<'a> {
     /// wrong with it is no word about the client.
     pub home: usize,
     /// Its way along the pools of its route; none where no pool has seats.
-    pub walk: Option<&'a Walk<'a>>,
+    pub walk: Option<&'a PoolCursor<'a>>,
     /// What its body said.
     pub facts: &'a Facts,
     /// Its path.
@@ -88,15 +89,15 @@ pub struct Ask<'a> {
     /// The id that engines see: unique.
     pub upstream_id: Cow<'a, [u8]>,
     /// The client's side.
-    pub client: &'a ClientSide,
+    pub client: &'a ClientState,
     /// What is known of its model.
-    pub learned: &'a OfModel,
+    pub learned: &'a ModelRatios,
     /// Told of token events.
-    pub pulse: Pulse,
+    pub pulse: ProgressCell,
 }
 
 /// The parts of the house that attempts need.
-pub struct Yard<'a> {
+pub struct Upstreams<'a> {
     /// The clock.
     pub clock: Clock,
     /// Its timers.
@@ -104,13 +105,13 @@ pub struct Yard<'a> {
     /// All engines.
     pub fleet: &'a Arc<Fleet>,
     /// Their connections.
-    pub lines: &'a Arc<Lines>,
+    pub lines: &'a Arc<ConnPool>,
 }
 
 /// An answer that has begun to speak, or the last one that an engine gave.
-pub struct Spoken {
+pub struct SelectedResponse {
     /// The answer.
-    pub answer: Box<Spoke>,
+    pub answer: Box<HeldResponse>,
     /// The attempts so far.
     pub attempts: Box<Attempts>,
     /// When it began to speak.
@@ -123,7 +124,7 @@ pub struct Spoken {
 
 /// Where an attempt went.
 #[derive(Clone, Debug)]
-pub struct Place {
+pub struct AttemptTarget {
     /// The pool.
     pub pool: PoolId,
     /// The pool's name, as responses show it.
@@ -137,26 +138,26 @@ pub struct Place {
 }
 
 /// What one attempt came to.
-enum Tried {
+enum AttemptResult {
     /// It speaks, from this moment: a first token, a whole head of a good answer, or the end of patience.
-    Speaks(Box<Spoke>, Tick),
+    Speaks(Box<HeldResponse>, Tick),
     /// It failed before the first forwarded byte: what happened, and the answer to be relayed
     /// if nothing better comes, or what is said instead of one.
-    Failed(Happened, Result<Box<Spoke>, Refusal>),
+    Failed(Happened, Result<Box<HeldResponse>, Rejection>),
     /// A limit of the class or the drain limit ended it.
-    Ended(Refusal),
+    Ended(Rejection),
 }
 
 /// An engine's answer, with nothing forwarded yet.
-pub struct Spoke {
+pub struct HeldResponse {
     /// The head for the client.
-    pub head: EngineHead,
+    pub head: UpstreamHead,
     /// The body.
     pub relay: Box<Relay>,
     /// The engine's share of work, given back when this is dropped.
     pub work: Option<Box<Work>>,
     /// Which engine gave it.
-    pub place: Place,
+    pub place: AttemptTarget,
     /// When the engine was asked.
     pub dispatched: Tick,
     /// Whether something was injected into its body.
@@ -170,11 +171,11 @@ pub struct Spoke {
 /// # Errors
 /// A refusal of ours where no attempt gave an answer.
 pub async fn first_willing_engine(
-    ask: &Ask<'_>,
-    yard: &Yard<'_>,
-    held: &mut Held,
-    visit: &mut Visit,
-) -> Result<Spoken, Refusal> {
+    ask: &UpstreamRequest<'_>,
+    yard: &Upstreams<'_>,
+    held: &mut AdmissionGuard,
+    visit: &mut ActiveRequest,
+) -> Result<SelectedResponse, Rejection> {
     let deadlines = ask.deadlines();
     let until = earlier(deadlines.first_token, deadlines.total).unwrap_or(Tick::from_nanos(u64::MAX));
     let pools = &ask.routed.pools;
@@ -183,8 +184,8 @@ pub async fn first_willing_engine(
     // are none it must not turn it away.
     let order = (ask.first..pools.len()).map(|at| (at, false)).chain((0..pools.len()).map(|at| (at, true)));
     let first_bound = ask.promise.pool(first);
-    let mut attempts = Unsettled::new(yard, first_bound, until, ask.tenant);
-    let mut last = Last::default();
+    let mut attempts = AttemptsGuard::new(yard, first_bound, until, ask.tenant);
+    let mut last = FallbackResponse::default();
     let mut here = ask.first;
 
     // What made a further attempt necessary: it is counted once an engine is found for it.
@@ -211,7 +212,7 @@ pub async fn first_willing_engine(
         let spare = match (exit.take(), ask.walk.filter(|_| at != here)) {
             (Some(exit), _) => exit.spare,
             (None, None) => None,
-            (None, Some(walk)) => match Spare::of(bound, walk.ask) {
+            (None, Some(walk)) => match FreeSeat::of(bound, walk.ask) {
                 None => continue,
                 spare => spare,
             },
@@ -246,7 +247,8 @@ pub async fn first_willing_engine(
             // A pool that is down is nobody's: then the other one's word counts.
             let has_place = |home: &PoolId| pushed_back || yard.fleet.available(home, now) > 0;
             let is_away = here != ask.home && has_place(&pools[ask.home]);
-            let place = Place { pool: pool.clone(), shown: bound.shown.clone(), engine, credential_forwarded, is_away };
+            let place =
+                AttemptTarget { pool: pool.clone(), shown: bound.shown.clone(), engine, credential_forwarded, is_away };
             visit.attempts(pool, place.engine.clone());
             if let Some(happened) = behind.take() {
                 visit.retries(reason_of(happened));
@@ -275,24 +277,24 @@ pub async fn first_willing_engine(
                 };
                 let tried = attempt.make(&mut work, held, &mut exit, deadlines, now).await;
                 now = match tried {
-                    Tried::Speaks(_, at) => at,
-                    Tried::Failed(..) | Tried::Ended(_) => yard.clock.now(),
+                    AttemptResult::Speaks(_, at) => at,
+                    AttemptResult::Failed(..) | AttemptResult::Ended(_) => yard.clock.now(),
                 };
                 let happened = match tried {
-                    Tried::Speaks(spoke, _) => {
+                    AttemptResult::Speaks(spoke, _) => {
                         if spoke.relay.has_spoken() {
                             yard.fleet.succeeded_in(&bound.yard, &mut attempts, spoke.injection, now);
                         }
                         attempts.commit();
-                        return Ok(Spoken::of(spoke, attempts.take(), now, false));
+                        return Ok(SelectedResponse::of(spoke, attempts.take(), now, false));
                     }
                     // Nothing more has happened; what was held back counts, as the attempts end here.
-                    Tried::Ended(refusal) => return Err(refusal),
-                    Tried::Failed(happened, _) if is_away && happened.refuses() => {
+                    AttemptResult::Ended(refusal) => return Err(refusal),
+                    AttemptResult::Failed(happened, _) if is_away && happened.refuses() => {
                         last.passed_over(ask);
                         happened
                     }
-                    Tried::Failed(happened, answer) => {
+                    AttemptResult::Failed(happened, answer) => {
                         last.note(answer);
                         happened
                     }
@@ -344,16 +346,16 @@ pub async fn first_willing_engine(
 
 /// The attempts of a request that has no answer yet. Dropped, the client has left: what was
 /// held back about the engines until the next attempt would be known counts now.
-struct Unsettled<'a> {
-    yard: &'a Yard<'a>,
+struct AttemptsGuard<'a> {
+    yard: &'a Upstreams<'a>,
     attempts: Option<Box<Attempts>>,
 }
 
-impl<'a> Unsettled<'a> {
-    fn new(yard: &'a Yard<'a>, first: &BoundPool, until: Tick, tenant: TenantKey) -> Self {
+impl<'a> AttemptsGuard<'a> {
+    fn new(yard: &'a Upstreams<'a>, first: &PoolHandle, until: Tick, tenant: TenantKey) -> Self {
         // In a box from the start: they are large, and go through many hands.
         let attempts = Box::write(Box::new_uninit(), Attempts::new(&first.settings, until).of_tenant(tenant));
-        Unsettled { yard, attempts: Some(attempts) }
+        AttemptsGuard { yard, attempts: Some(attempts) }
     }
 
     fn take(mut self) -> Box<Attempts> {
@@ -361,20 +363,20 @@ impl<'a> Unsettled<'a> {
     }
 }
 
-impl Deref for Unsettled<'_> {
+impl Deref for AttemptsGuard<'_> {
     type Target = Attempts;
     fn deref(&self) -> &Attempts {
         self.attempts.as_deref().expect("there until they are taken")
     }
 }
 
-impl DerefMut for Unsettled<'_> {
+impl DerefMut for AttemptsGuard<'_> {
     fn deref_mut(&mut self) -> &mut Attempts {
         self.attempts.as_deref_mut().expect("there until they are taken")
     }
 }
 
-impl Drop for Unsettled<'_> {
+impl Drop for AttemptsGuard<'_> {
     fn drop(&mut self) {
         if let Some(mut attempts) = self.attempts.take() {
             let pool = attempts.pool().clone();
@@ -394,7 +396,7 @@ struct Exit {
     /// Which of the route.
     at: usize,
     /// The seat that it takes there; none where it needs none.
-    spare: Option<Spare>,
+    spare: Option<FreeSeat>,
 }
 
 /// How a further attempt is counted.
@@ -409,24 +411,24 @@ fn reason_of(happened: Happened) -> Retry {
 
 /// The last answer that an engine gave, and what is said if there is none.
 #[derive(Default)]
-struct Last {
-    kept: Option<Box<Spoke>>,
-    refusal: Option<Refusal>,
+struct FallbackResponse {
+    kept: Option<Box<HeldResponse>>,
+    refusal: Option<Rejection>,
     /// Either is from an attempt.
     is_known: bool,
 }
 
-impl Last {
+impl FallbackResponse {
     /// A pool where the request does not belong refused it: what was said before stands, and where
     /// nothing was, that its own pool has no place for it.
-    fn passed_over(&mut self, ask: &Ask<'_>) {
+    fn passed_over(&mut self, ask: &UpstreamRequest<'_>) {
         if !self.is_known {
             let pool = ask.routed.pools[ask.home].clone();
-            self.refusal = Some(Refusal::QueueTimeout { pool, retry_after: None });
+            self.refusal = Some(Rejection::QueueTimeout { pool, retry_after: None });
         }
     }
 
-    fn note(&mut self, answer: Result<Box<Spoke>, Refusal>) {
+    fn note(&mut self, answer: Result<Box<HeldResponse>, Rejection>) {
         self.is_known = true;
         match answer {
             Ok(answer) => self.kept = Some(answer),
@@ -434,23 +436,28 @@ impl Last {
         }
     }
 
-    fn settle(self, ask: &Ask<'_>, attempts: Box<Attempts>, at: Tick) -> Result<Spoken, Refusal> {
-        let nobody = || Refusal::NoEngine { pool: ask.routed.pools[ask.home].clone() };
+    fn settle(
+        self,
+        ask: &UpstreamRequest<'_>,
+        attempts: Box<Attempts>,
+        at: Tick,
+    ) -> Result<SelectedResponse, Rejection> {
+        let nobody = || Rejection::NoEngine { pool: ask.routed.pools[ask.home].clone() };
         match self.kept {
-            Some(kept) => Ok(Spoken::of(kept, attempts, at, true)),
+            Some(kept) => Ok(SelectedResponse::of(kept, attempts, at, true)),
             None => Err(self.refusal.unwrap_or_else(nobody)),
         }
     }
 }
 
-impl Spoken {
-    fn of(answer: Box<Spoke>, attempts: Box<Attempts>, at: Tick, has_failed: bool) -> Self {
+impl SelectedResponse {
+    fn of(answer: Box<HeldResponse>, attempts: Box<Attempts>, at: Tick, has_failed: bool) -> Self {
         let unproven = !answer.relay.has_spoken();
-        Spoken { answer, attempts, at, unproven, has_failed }
+        SelectedResponse { answer, attempts, at, unproven, has_failed }
     }
 }
 
-impl Ask<'_> {
+impl UpstreamRequest<'_> {
     fn streams(&self) -> bool {
         self.facts.streams()
     }
@@ -461,7 +468,7 @@ impl Ask<'_> {
 
     /// The client has its head already: it waited for longer than heads are held.
     fn has_head(&self) -> bool {
-        self.walk.is_some_and(Walk::has_head)
+        self.walk.is_some_and(PoolCursor::has_head)
     }
 
     /// The model's name as engines know it.
@@ -502,7 +509,7 @@ impl Ask<'_> {
         }
     }
 
-    fn forwards_credential(&self, bound: &BoundPool) -> bool {
+    fn forwards_credential(&self, bound: &PoolHandle) -> bool {
         let forward_authorization = bound.settings.forward_authorization;
         let engine = EngineHeaders { fixed: &bound.fixed_headers, forward_authorization, host: None };
         headers::forwards_credential(&self.head.headers, &engine)
@@ -511,10 +518,10 @@ impl Ask<'_> {
 
 /// One attempt at one engine.
 struct Attempt<'a> {
-    ask: &'a Ask<'a>,
-    yard: &'a Yard<'a>,
-    bound: &'a BoundPool,
-    place: &'a Place,
+    ask: &'a UpstreamRequest<'a>,
+    yard: &'a Upstreams<'a>,
+    bound: &'a PoolHandle,
+    place: &'a AttemptTarget,
     address: &'a Arc<EngineAddress>,
     host: &'a Option<HeaderValue>,
     may_inject: bool,
@@ -534,13 +541,13 @@ struct Attempt<'a> {
 
 /// When and with what an engine was asked.
 #[derive(Clone, Copy)]
-struct Asked {
+struct Dispatch {
     dispatched: Tick,
     injection: Injection,
     degraded: Kinds,
 }
 
-impl Asked {
+impl Dispatch {
     /// What an answer means that is no success.
     fn answered(self, status: u16, retry_after: Option<Duration>) -> Happened {
         let happened = Happened::answer(status, retry_after, self.injection);
@@ -549,28 +556,28 @@ impl Asked {
 }
 
 /// What came of waiting for a head.
-enum Head {
-    Came(Answered),
-    Failed(OpenFailed),
+enum HeadResult {
+    Came(UpstreamResponse),
+    Failed(ConnectError),
     /// No head within `hold_head`: the gateway sends its own, and waits on behind it.
     Ours,
     /// The engine is going away, and another one takes the request.
     Departs,
-    Ended(Refusal),
+    Ended(Rejection),
 }
 
 impl Attempt<'_> {
     async fn make(
         &self,
         work: &mut Option<Box<Work>>,
-        held: &mut Held,
+        held: &mut AdmissionGuard,
         exit: &mut Option<Exit>,
         deadlines: Deadlines,
         dispatched: Tick,
-    ) -> Tried {
+    ) -> AttemptResult {
         let mut watch = self.watches.then(|| DepartureWatch::new(self.signals));
         let edits = self.edits();
-        let asked = Asked { dispatched, injection: self.injection(&edits), degraded: degraded(&edits) };
+        let asked = Dispatch { dispatched, injection: self.injection(&edits), degraded: degraded(&edits) };
         let mut opening = poll_fn(|cx| Poll::Ready(open(self.call(&edits, dispatched), cx))).await;
         if self.ask.has_head() {
             let every = self.ask.promise.class.timeouts.keepalive;
@@ -578,17 +585,17 @@ impl Attempt<'_> {
             return self.behind_our_head(opening, &edits, deadlines, work.take(), held, asked);
         }
         match self.await_head(&mut opening, work, held, (&mut watch, exit), deadlines, dispatched).await {
-            Head::Failed(failed) => {
-                if failed.why == WhyNot::Refused {
+            HeadResult::Failed(failed) => {
+                if failed.why == ConnectErrorKind::Refused {
                     self.bound.yard.departs(&self.place.engine);
                 }
-                Tried::Failed(happened(&failed), Err(failed.refusal()))
+                AttemptResult::Failed(happened(&failed), Err(failed.refusal()))
             }
-            Head::Departs => self.departed(),
-            Head::Ended(refusal) => Tried::Ended(refusal),
-            Head::Ours => self.behind_our_head(opening, &edits, deadlines, work.take(), held, asked),
-            Head::Came(Answered { head, body }) => {
-                let (status, head) = (head.status, EngineHead::of(head));
+            HeadResult::Departs => self.departed(),
+            HeadResult::Ended(refusal) => AttemptResult::Ended(refusal),
+            HeadResult::Ours => self.behind_our_head(opening, &edits, deadlines, work.take(), held, asked),
+            HeadResult::Came(UpstreamResponse { head, body }) => {
+                let (status, head) = (head.status, UpstreamHead::of(head));
                 let reader = self.reader(status, head.content);
                 let relay =
                     Relay::new(self.parts(reader, &edits, deadlines), self.observer(reader, status.as_u16()), body);
@@ -604,14 +611,14 @@ impl Attempt<'_> {
                 match speaks {
                     Ok(at) => {
                         spoke.work = work.take();
-                        Tried::Speaks(spoke, at)
+                        AttemptResult::Speaks(spoke, at)
                     }
-                    Err(Mute::Error(error)) => Tried::Failed(asked.answered(error.code, None), Ok(spoke)),
-                    Err(Mute::Truncated | Mute::Broken) => {
-                        Tried::Failed(Happened::Broken, Err(Refusal::StreamIncomplete))
+                    Err(HoldError::Error(error)) => AttemptResult::Failed(asked.answered(error.code, None), Ok(spoke)),
+                    Err(HoldError::Truncated | HoldError::Broken) => {
+                        AttemptResult::Failed(Happened::Broken, Err(Rejection::StreamIncomplete))
                     }
-                    Err(Mute::TimedOut(limit)) => Tried::Ended(self.limit(limit)),
-                    Err(Mute::Drained) => Tried::Ended(Refusal::DrainCut),
+                    Err(HoldError::TimedOut(limit)) => AttemptResult::Ended(self.limit(limit)),
+                    Err(HoldError::Drained) => AttemptResult::Ended(Rejection::DrainCut),
                 }
             }
         }
@@ -619,13 +626,13 @@ impl Attempt<'_> {
 
     /// An answer that is no success. What an engine says of the pool's own key is nothing to the
     /// client: it learns that the gateway is set up wrongly, and so does the operator.
-    fn failed(&self, happened: Happened, code: u16, answer: Box<Spoke>) -> Tried {
+    fn failed(&self, happened: Happened, code: u16, answer: Box<HeldResponse>) -> AttemptResult {
         let settings = &self.bound.settings;
         let is_of_our_key = matches!(code, 401 | 403)
             && !self.place.credential_forwarded
             && (!settings.forward_authorization || settings.api_key.is_some());
         if !is_of_our_key {
-            return Tried::Failed(happened, Ok(answer));
+            return AttemptResult::Failed(happened, Ok(answer));
         }
         if self.signals.is_to_tell_of_key(self.yard.clock.now()) {
             let (pool, engine, has_key) = (&self.place.pool, &self.place.engine, settings.api_key.is_some());
@@ -634,12 +641,15 @@ impl Attempt<'_> {
                 "an engine refuses the pool's key: set `engine.api_key_file` to a file with the key that it wants"
             );
         }
-        Tried::Failed(happened, Err(Refusal::EngineKeyRefused { pool: self.place.pool.clone(), status: code }))
+        AttemptResult::Failed(
+            happened,
+            Err(Rejection::EngineKeyRefused { pool: self.place.pool.clone(), status: code }),
+        )
     }
 
     /// The engine is going away, and nothing has come of its answer.
-    fn departed(&self) -> Tried {
-        Tried::Failed(Happened::Departing, Err(Refusal::EngineReset { pool: self.place.pool.clone() }))
+    fn departed(&self) -> AttemptResult {
+        AttemptResult::Failed(Happened::Departing, Err(Rejection::EngineReset { pool: self.place.pool.clone() }))
     }
 
     /// Holds an answer as [`Relay::hold`] does. None where the engine is going away meanwhile and
@@ -649,7 +659,7 @@ impl Attempt<'_> {
         relay: &mut Relay,
         watch: Option<&mut DepartureWatch>,
         exit: &mut Option<Exit>,
-    ) -> Option<Result<Tick, Mute>> {
+    ) -> Option<Result<Tick, HoldError>> {
         let Some(watch) = watch else { return Some(relay.hold().await) };
         let mut holding = pin!(relay.hold());
         poll_fn(|cx| match holding.as_mut().poll(cx) {
@@ -686,7 +696,7 @@ impl Attempt<'_> {
         further.filter(|(_, pool)| fleet.available(pool, now) > 0).find_map(|(at, pool)| {
             let spare = match ask.walk {
                 None => None,
-                Some(walk) => Some(Spare::of(ask.promise.pool(pool), walk.ask)?),
+                Some(walk) => Some(FreeSeat::of(ask.promise.pool(pool), walk.ask)?),
             };
             fleet.grants_retry(pool, now).then_some(Exit { at, spare })
         })
@@ -695,20 +705,20 @@ impl Attempt<'_> {
     /// The engine is waited for behind a head of ours: from now on it has the request.
     fn behind_our_head(
         &self,
-        opening: Opening,
+        opening: ConnectingAttempt,
         edits: &Edits,
         deadlines: Deadlines,
         work: Option<Box<Work>>,
-        held: &mut Held,
-        asked: Asked,
-    ) -> Tried {
+        held: &mut AdmissionGuard,
+        asked: Dispatch,
+    ) -> AttemptResult {
         if opening.is_connected() {
             held.dispatched(work.as_deref());
         }
         let parts = self.parts(Reader::Events, edits, deadlines);
         let relay = Relay::waiting(parts, self.observer(Reader::Events, 200), opening);
-        let spoke = self.spoke(EngineHead::of(Arc::new(reply::our_head())), relay, asked);
-        Tried::Speaks(Box::new(Spoke { work, ..spoke }), self.yard.clock.now())
+        let spoke = self.spoke(UpstreamHead::of(Arc::new(reply::our_head())), relay, asked);
+        AttemptResult::Speaks(Box::new(HeldResponse { work, ..spoke }), self.yard.clock.now())
     }
 
     /// When the engine should have read the prompt of a request whose first token nobody sees,
@@ -719,9 +729,9 @@ impl Attempt<'_> {
         work.filter(|_| matters).map(|work| dispatched + work.time_to_read())
     }
 
-    fn spoke(&self, head: EngineHead, relay: Box<Relay>, asked: Asked) -> Spoke {
-        let Asked { dispatched, injection, degraded } = asked;
-        Spoke { head, relay, work: None, place: self.place.clone(), dispatched, injection, degraded }
+    fn spoke(&self, head: UpstreamHead, relay: Box<Relay>, asked: Dispatch) -> HeldResponse {
+        let Dispatch { dispatched, injection, degraded } = asked;
+        HeldResponse { head, relay, work: None, place: self.place.clone(), dispatched, injection, degraded }
     }
 
     /// What is changed in the body for this engine.
@@ -733,7 +743,7 @@ impl Attempt<'_> {
         let takes_usage = matches!(ask.dialect(), Dialect::Chat | Dialect::Completions) && ask.streams();
         let inject = self.may_inject && takes_usage;
         let takes_priority = self.may_inject && pool.engine_priority && knows_priority(ask.dialect());
-        let plan = Plan {
+        let plan = EditPlan {
             model: ask.alias,
             engine_priority: takes_priority.then_some(ask.engine_priority),
             lowered_cap: ask.cap.filter(|_| self.may_cap).map(|cap| cap.0),
@@ -746,11 +756,11 @@ impl Attempt<'_> {
     }
 
     /// A switch is injected as anything else, and only where the engine takes such.
-    fn thinking(&self) -> Thinking {
+    fn thinking(&self) -> ReasoningEdit {
         match self.bound.settings.kind {
-            _ if !self.ask.without_reasoning || !self.may_inject => Thinking::AsAsked,
-            EngineKind::Generic => Thinking::Less,
-            _ => Thinking::LessByTemplate,
+            _ if !self.ask.without_reasoning || !self.may_inject => ReasoningEdit::AsAsked,
+            EngineKind::Generic => ReasoningEdit::Less,
+            _ => ReasoningEdit::LessByTemplate,
         }
     }
 
@@ -762,10 +772,13 @@ impl Attempt<'_> {
         }
     }
 
-    fn call(&self, edits: &Edits, at: Tick) -> Call {
+    fn call(&self, edits: &Edits, at: Tick) -> AttemptRequest {
         let ask = self.ask;
-        let sent =
-            Sent { inspected: ask.is_judged, decoded: ask.was_coded, names_hop_fields: ask.head.has_connection() };
+        let sent = RequestMeta {
+            inspected: ask.is_judged,
+            decoded: ask.was_coded,
+            names_hop_fields: ask.head.has_connection(),
+        };
         let engine = EngineHeaders {
             fixed: &self.bound.fixed_headers,
             forward_authorization: self.bound.settings.forward_authorization,
@@ -774,13 +787,19 @@ impl Attempt<'_> {
         let hop = Hop { id: &ask.upstream_id, address: ask.client.address(), version: ask.head.version };
         let fields = headers::for_engine(&ask.head.headers, &engine, sent, hop);
         let body = rewrite::apply(ask.frames, &edits.splices);
-        Call {
+        AttemptRequest {
             lines: Arc::clone(self.yard.lines),
             pool: Arc::clone(&self.bound.settings),
             engine: self.place.engine.clone(),
             address: Arc::clone(self.address),
             // The engine's path prefix stands before the client's own path and query.
-            request: Outgoing::new(ask.head.method.as_str(), &self.address.base, ask.target.as_str(), fields, body),
+            request: RequestWriter::new(
+                ask.head.method.as_str(),
+                &self.address.base,
+                ask.target.as_str(),
+                fields,
+                body,
+            ),
             fresh: self.fresh,
             at,
         }
@@ -788,13 +807,13 @@ impl Attempt<'_> {
 
     async fn await_head(
         &self,
-        opening: &mut Opening,
+        opening: &mut ConnectingAttempt,
         work: &mut Option<Box<Work>>,
-        held: &mut Held,
+        held: &mut AdmissionGuard,
         (watch, exit): (&mut Option<DepartureWatch>, &mut Option<Exit>),
         mut deadlines: Deadlines,
         dispatched: Tick,
-    ) -> Head {
+    ) -> HeadResult {
         let ours = self.ask.streams() && self.ask.promise.class.timeouts.keepalive.is_some();
         if !ours {
             deadlines.hold = None;
@@ -812,10 +831,10 @@ impl Attempt<'_> {
                 held.dispatched(work.as_deref());
             }
             if let Poll::Ready(opened) = opened {
-                return Poll::Ready(opened.map_or_else(Head::Failed, Head::Came));
+                return Poll::Ready(opened.map_or_else(HeadResult::Failed, HeadResult::Came));
             }
             if watch.as_mut().is_some_and(|watch| self.departs(watch, exit, cx)) {
-                return Poll::Ready(Head::Departs);
+                return Poll::Ready(HeadResult::Departs);
             }
             loop {
                 let next = earlier(deadlines.next(), read);
@@ -831,7 +850,7 @@ impl Attempt<'_> {
                     }
                 }
                 if self.ask.client.drain_is_over() {
-                    return Poll::Ready(Head::Ended(Refusal::DrainCut));
+                    return Poll::Ready(HeadResult::Ended(Rejection::DrainCut));
                 }
                 if !rings {
                     return Poll::Pending;
@@ -843,17 +862,19 @@ impl Attempt<'_> {
 
     /// What it means that something is due while no head has come.
     #[cold]
-    fn due(&self, due: Due, opening: &Opening) -> Head {
+    fn due(&self, due: DeadlineAction, opening: &ConnectingAttempt) -> HeadResult {
         match due {
-            Due::Limit(limit) => match opening.unconnected() {
-                Some(failed) => Head::Failed(failed),
-                None => Head::Ended(self.limit(limit)),
+            DeadlineAction::Limit(limit) => match opening.unconnected() {
+                Some(failed) => HeadResult::Failed(failed),
+                None => HeadResult::Ended(self.limit(limit)),
             },
-            Due::Hold | Due::Keepalive | Due::Finish | Due::Over => Head::Ours,
+            DeadlineAction::Hold | DeadlineAction::Keepalive | DeadlineAction::Finish | DeadlineAction::Over => {
+                HeadResult::Ours
+            }
         }
     }
 
-    fn limit(&self, limit: Limit) -> Refusal {
+    fn limit(&self, limit: TimeoutKind) -> Rejection {
         limit_refusal(&self.ask.promise.class.timeouts, limit, self.ask.streams())
     }
 
@@ -889,9 +910,9 @@ impl Attempt<'_> {
         observer
     }
 
-    fn parts(&self, reader: Reader, edits: &Edits, deadlines: Deadlines) -> Parts {
+    fn parts(&self, reader: Reader, edits: &Edits, deadlines: Deadlines) -> RelayConfig {
         let ask = self.ask;
-        Parts {
+        RelayConfig {
             clock: self.yard.clock,
             alarms: Arc::clone(self.yard.alarms),
             client: ask.client.clone(),
@@ -928,11 +949,11 @@ const fn knows_priority(dialect: Dialect) -> bool {
     matches!(dialect, Dialect::Chat | Dialect::Completions | Dialect::Responses)
 }
 
-fn happened(failed: &OpenFailed) -> Happened {
+fn happened(failed: &ConnectError) -> Happened {
     match failed.why {
-        WhyNot::NoConnection | WhyNot::Refused => Happened::ConnectFailed,
-        WhyNot::Lack => Happened::Lacking,
-        WhyNot::Stale => Happened::StaleLine,
-        WhyNot::Reset | WhyNot::Garbage => Happened::Broken,
+        ConnectErrorKind::NoConnection | ConnectErrorKind::Refused => Happened::ConnectFailed,
+        ConnectErrorKind::Lack => Happened::Lacking,
+        ConnectErrorKind::Stale => Happened::StaleLine,
+        ConnectErrorKind::Reset | ConnectErrorKind::Garbage => Happened::Broken,
     }
 }

@@ -19,18 +19,18 @@ pub struct ClientWait {
     clock: Clock,
     length: Duration,
     /// The wait that has begun.
-    present: Option<Present>,
+    present: Option<WaitInProgress>,
 }
 
 #[derive(Debug)]
-struct Present {
+struct WaitInProgress {
     since: Tick,
-    bell: Arc<Bell>,
+    bell: Arc<TimedWaker>,
 }
 
 /// A waker that knows when it was first rung.
 #[derive(Debug)]
-struct Bell {
+struct TimedWaker {
     clock: Clock,
     rung: AtomicU64,
     inner: Waker,
@@ -49,21 +49,25 @@ impl ClientWait {
     pub fn poll<T>(&mut self, cx: &mut Context<'_>, poll: impl FnOnce(&mut Context<'_>) -> Poll<T>) -> Poll<T> {
         let before = self.present.take();
         let bell = match &before {
-            Some(Present { bell, .. }) if bell.is_silent() && bell.inner.will_wake(cx.waker()) => Arc::clone(bell),
-            _ => Bell::new(self.clock, cx.waker()),
+            Some(WaitInProgress { bell, .. }) if bell.is_silent() && bell.inner.will_wake(cx.waker()) => {
+                Arc::clone(bell)
+            }
+            _ => TimedWaker::new(self.clock, cx.waker()),
         };
         let rung = before.as_ref().and_then(|present| present.bell.rung());
         let polled = poll(&mut Context::from_waker(&Waker::from(Arc::clone(&bell))));
         match (before, polled.is_pending()) {
             // It goes on: something else woke the task.
-            (Some(Present { since, .. }), true) if rung.is_none() => self.present = Some(Present { since, bell }),
+            (Some(WaitInProgress { since, .. }), true) if rung.is_none() => {
+                self.present = Some(WaitInProgress { since, bell })
+            }
             (before, is_pending) => {
                 let now = self.clock.now();
-                if let Some(Present { since, .. }) = before {
+                if let Some(WaitInProgress { since, .. }) = before {
                     self.length += rung.unwrap_or(now).since(since);
                 }
                 if is_pending {
-                    self.present = Some(Present { since: now, bell });
+                    self.present = Some(WaitInProgress { since: now, bell });
                 }
             }
         }
@@ -77,9 +81,9 @@ impl ClientWait {
     }
 }
 
-impl Bell {
+impl TimedWaker {
     fn new(clock: Clock, inner: &Waker) -> Arc<Self> {
-        Arc::new(Bell { clock, rung: AtomicU64::new(NEVER), inner: inner.clone() })
+        Arc::new(TimedWaker { clock, rung: AtomicU64::new(NEVER), inner: inner.clone() })
     }
 
     fn rung(&self) -> Option<Tick> {
@@ -92,7 +96,7 @@ impl Bell {
     }
 }
 
-impl Wake for Bell {
+impl Wake for TimedWaker {
     fn wake(self: Arc<Self>) {
         self.wake_by_ref();
     }

@@ -1,7 +1,7 @@
 //! Overload levels at work: measures every class, keeps its ladder (`admit::levels`), and says
 //! what is in force for a request.
 //!
-//! [`Levels`] lives over reloads. What requests look at is one board, absent while no level of
+//! [`OverloadBoard`] lives over reloads. What requests look at is one board, absent while no level of
 //! any class is in force, so that a gateway without load pays for nothing. A request takes what
 //! the board says when its class is known, and keeps it to its end.
 
@@ -15,12 +15,12 @@ use arc_swap::ArcSwapOption;
 use http::header::HeaderValue;
 use parking_lot::Mutex;
 
-use super::house::House;
-use super::promise::Live;
+use super::house::GatewayState;
+use super::promise::SettingsSnapshot;
 use crate::admit::levels::{InForce, Kind, Kinds, Ladder, Measured};
-use crate::config::{Class, Settings};
-use crate::record::{LevelReport, Visit};
-use crate::refuse::Refusal;
+use crate::config::{ClassSettings, Settings};
+use crate::record::{ActiveRequest, LevelReport};
+use crate::refuse::Rejection;
 use crate::route::Routed;
 use crate::units::{ClassId, PoolId, Priority, Tick, Tokens, seconds_up};
 
@@ -29,36 +29,36 @@ const EVERY: Duration = Duration::from_millis(500);
 
 /// The overload levels of all classes.
 #[derive(Debug, Default)]
-pub struct Levels {
-    ladders: Mutex<Ladders>,
-    board: ArcSwapOption<Board>,
+pub struct OverloadBoard {
+    ladders: Mutex<OverloadControllers>,
+    board: ArcSwapOption<OverloadSnapshot>,
     /// There is one. To look for it costs more, and there hardly ever is.
     is_posted: AtomicBool,
 }
 
 #[derive(Debug, Default)]
-struct Ladders {
-    of: HashMap<ClassId, Standing, RandomState>,
+struct OverloadControllers {
+    of: HashMap<ClassId, ClassOverload, RandomState>,
     /// When classes are measured next.
     due: Tick,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Standing {
+struct ClassOverload {
     ladder: Ladder,
     measured: Measured,
 }
 
 /// What is in force.
 #[derive(Debug)]
-struct Board {
+struct OverloadSnapshot {
     classes: HashMap<ClassId, InForce, RandomState>,
-    kept_free: Vec<KeptFree>,
+    kept_free: Vec<ReservedPools>,
 }
 
 /// Pools that a class keeps free of lower ranks.
 #[derive(Debug)]
-struct KeptFree {
+struct ReservedPools {
     class: ClassId,
     rank: Priority,
     pools: BTreeSet<PoolId>,
@@ -87,7 +87,7 @@ pub struct LevelView {
 
 /// Why a level could not be set.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum NotForced {
+pub enum OverrideError {
     /// No class has this name.
     UnknownClass,
     /// The class has only so many levels.
@@ -96,12 +96,12 @@ pub enum NotForced {
 
 /// What is done to one request.
 #[derive(Clone, Debug, Default)]
-pub struct Relief {
+pub struct ActiveOverload {
     in_force: InForce,
-    board: Option<Arc<Board>>,
+    board: Option<Arc<OverloadSnapshot>>,
 }
 
-impl Relief {
+impl ActiveOverload {
     /// The most output tokens that it may have.
     #[must_use]
     pub fn cap(&self) -> Option<Tokens> {
@@ -115,7 +115,7 @@ impl Relief {
     }
 
     /// Tells the visit what is in force, for its access line.
-    pub fn is_told(&self, visit: &mut Visit) {
+    pub fn is_told(&self, visit: &mut ActiveRequest) {
         if self.in_force.level > 0 {
             visit.at_level(self.in_force.level, self.in_force.cap);
         }
@@ -123,7 +123,7 @@ impl Relief {
 
     /// Whether it waits behind everybody else. To be asked once.
     #[must_use]
-    pub fn defers(&self, visit: &mut Visit) -> bool {
+    pub fn defers(&self, visit: &mut ActiveRequest) -> bool {
         if self.in_force.defer {
             visit.degraded(Kind::Defer);
         }
@@ -134,7 +134,13 @@ impl Relief {
     ///
     /// # Errors
     /// Nothing is left: all of its pools are kept free for higher ranks.
-    pub fn rerouted(&self, routed: Routed, rank: Priority, visit: &mut Visit, at: Tick) -> Result<Routed, Refusal> {
+    pub fn rerouted(
+        &self,
+        routed: Routed,
+        rank: Priority,
+        visit: &mut ActiveRequest,
+        at: Tick,
+    ) -> Result<Routed, Rejection> {
         let Some(board) = &self.board else { return Ok(routed) };
         let keeps = |pool: &PoolId| board.kept_free.iter().find(|kept| kept.rank < rank && kept.pools.contains(pool));
         let mut pools: Vec<PoolId> = routed.pools.iter().filter(|pool| keeps(pool).is_none()).cloned().collect();
@@ -146,7 +152,7 @@ impl Relief {
             visit.degraded(Kind::ShedLower);
             if let (true, Some(kept)) = (pools.is_empty(), keeps(&routed.pools[0])) {
                 let retry_after = kept.until.map(|until| seconds_up(until - at).max(1));
-                return Err(Refusal::OverloadShed { class: kept.class.clone(), retry_after });
+                return Err(Rejection::OverloadShed { class: kept.class.clone(), retry_after });
             }
         }
         if self.in_force.spill && pools.len() > 1 {
@@ -156,7 +162,7 @@ impl Relief {
         Ok(Routed { pools: pools.into(), ..routed })
     }
 
-    /// Where among the pools of [`Relief::rerouted`] the route's own first one stands.
+    /// Where among the pools of [`ActiveOverload::rerouted`] the route's own first one stands.
     pub fn home(&self, pools: &[PoolId]) -> usize {
         if self.in_force.spill { pools.len().saturating_sub(1) } else { 0 }
     }
@@ -172,13 +178,13 @@ pub fn shown(kinds: Kinds) -> Option<HeaderValue> {
     HeaderValue::try_from(names.join(", ")).ok()
 }
 
-impl House {
+impl GatewayState {
     /// What is in force for a request of this class.
-    pub(super) fn relief(&self, class: &ClassId) -> Relief {
+    pub(super) fn relief(&self, class: &ClassId) -> ActiveOverload {
         let is_posted = self.levels.is_posted.load(Ordering::Acquire);
         let board = if is_posted { self.levels.board.load_full() } else { None };
         let in_force = board.as_ref().and_then(|board| board.classes.get(class)).copied();
-        Relief { in_force: in_force.unwrap_or_default(), board }
+        ActiveOverload { in_force: in_force.unwrap_or_default(), board }
     }
 
     /// Measures every class that has levels, if it is time to, and moves its level.
@@ -225,15 +231,15 @@ impl House {
         class: &str,
         level: Option<usize>,
         length: Option<Duration>,
-    ) -> Result<LevelView, NotForced> {
+    ) -> Result<LevelView, OverrideError> {
         let at = self.clock.now();
         let mut ladders = self.levels.ladders.lock();
         // Behind the lock: the ladders follow the settings of this moment.
         let live = self.live.load();
-        let class = live.settings.class(&ClassId::from(class)).ok_or(NotForced::UnknownClass)?;
+        let class = live.settings.class(&ClassId::from(class)).ok_or(OverrideError::UnknownClass)?;
         let standing = match ladders.of.get_mut(&class.id) {
             Some(standing) if level.is_none_or(|level| level <= class.degrade.len()) => standing,
-            _ => return Err(NotForced::TooHigh(class.degrade.len())),
+            _ => return Err(OverrideError::TooHigh(class.degrade.len())),
         };
         match level {
             Some(level) => standing.ladder.force(level, length.map(|length| at + length), at),
@@ -250,7 +256,7 @@ impl House {
     pub fn level_views(&self) -> Vec<LevelView> {
         let ladders = self.levels.ladders.lock();
         let (live, at) = (self.live.load(), self.clock.now());
-        let view = |class: &Arc<Class>| Some(ladders.of.get(&class.id)?.view(class, at));
+        let view = |class: &Arc<ClassSettings>| Some(ladders.of.get(&class.id)?.view(class, at));
         live.settings.classes.iter().filter_map(view).collect()
     }
 
@@ -264,7 +270,7 @@ impl House {
         self.recorder.levels(self.level_views().into_iter().map(report).collect());
     }
 
-    fn measure(&self, live: &Live, class: &Class, at: Tick) -> Measured {
+    fn measure(&self, live: &SettingsSnapshot, class: &ClassSettings, at: Tick) -> Measured {
         let mut measured = Measured { burn_rate: self.recorder.pressure(&class.id, at), ..Measured::default() };
         for pool in live.settings.routes.first_pools(&class.id) {
             let Some(desk) = self.desks.desk(&pool) else { continue };
@@ -275,17 +281,18 @@ impl House {
     }
 
     /// Puts up the board that requests look at.
-    fn post(&self, settings: &Settings, ladders: &Ladders) {
-        let mut board = Board { classes: HashMap::default(), kept_free: Vec::new() };
+    fn post(&self, settings: &Settings, ladders: &OverloadControllers) {
+        let mut board = OverloadSnapshot { classes: HashMap::default(), kept_free: Vec::new() };
         for class in &settings.classes {
-            let Some(Standing { ladder, .. }) = ladders.of.get(&class.id).filter(|of| of.ladder.level() > 0) else {
+            let Some(ClassOverload { ladder, .. }) = ladders.of.get(&class.id).filter(|of| of.ladder.level() > 0)
+            else {
                 continue;
             };
             let in_force = InForce::at(&class.degrade, ladder.level());
             if in_force.shed_lower {
                 let pools = settings.routes.reach(&class.id).into_iter().map(|(pool, _)| pool).collect();
                 let until = ladder.sheds_until(&class.degrade);
-                board.kept_free.push(KeptFree { class: class.id.clone(), rank: class.priority, pools, until });
+                board.kept_free.push(ReservedPools { class: class.id.clone(), rank: class.priority, pools, until });
             }
             board.classes.insert(class.id.clone(), in_force);
         }
@@ -295,8 +302,8 @@ impl House {
     }
 }
 
-impl Standing {
-    fn view(&self, class: &Class, at: Tick) -> LevelView {
+impl ClassOverload {
+    fn view(&self, class: &ClassSettings, at: Tick) -> LevelView {
         let level = self.ladder.level();
         LevelView {
             class: class.id.clone(),
@@ -311,8 +318,8 @@ impl Standing {
 }
 
 /// A level that changes is a life event.
-fn tell(class: &Class, standing: &Standing, at: Tick) {
-    let Standing { ladder, measured } = standing;
+fn tell(class: &ClassSettings, standing: &ClassOverload, at: Tick) {
+    let ClassOverload { ladder, measured } = standing;
     tracing::info!(
         class = %class.id,
         level = ladder.level(),

@@ -1,7 +1,7 @@
 //! The head that goes out while a request still waits in a queue (`docs/semantics.md`, section 5).
 //!
 //! A client of a class with `keepalive_seconds` gets a head after `hold_head`, also where no engine
-//! has been asked yet. Whoever waits then lays the head into the [`Outlet`]; [`Handling`], which
+//! has been asked yet. Whoever waits then lays the head into the [`EarlyHeadSlot`]; [`ServeFuture`], which
 //! polls it, gives it to the client at once, and moves the future that serves the request, as it
 //! is, into the answer's body. There it goes on: what a queue, a seat or an engine come to is
 //! told in events from then on.
@@ -19,44 +19,44 @@ use parking_lot::Mutex;
 
 use super::{degrade, reply};
 use crate::clock::Clock;
-use crate::forward::{Ahead, OwnFields, ReplyBody, Serving};
-use crate::record::Visit;
-use crate::units::{ClientSide, RequestId, Tick};
+use crate::forward::{EarlyHeadBody, GatewayHeaders, ReplyBody, Serving};
+use crate::record::ActiveRequest;
+use crate::units::{ClientState, RequestId, Tick};
 
 /// Serves one request, until there is an answer or a head that goes ahead of it.
 #[must_use = "nothing is served before it is polled"]
-pub struct Handling {
+pub struct ServeFuture {
     /// None once it is done.
     serving: Option<Serving>,
-    outlet: Option<Outlet>,
+    outlet: Option<EarlyHeadSlot>,
     clock: Clock,
 }
 
-impl Handling {
+impl ServeFuture {
     /// Serves so; `outlet` is where a head may come from, if it may.
-    pub fn new(serving: Serving, outlet: Option<Outlet>, clock: Clock) -> Self {
-        Handling { serving: Some(serving), outlet, clock }
+    pub fn new(serving: Serving, outlet: Option<EarlyHeadSlot>, clock: Clock) -> Self {
+        ServeFuture { serving: Some(serving), outlet, clock }
     }
 }
 
-impl Future for Handling {
+impl Future for ServeFuture {
     type Output = Result<Response<ReplyBody>, Infallible>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut serving = self.serving.take().expect("not polled after it was ready");
         let polled = serving.as_mut().poll(cx);
-        let given = self.outlet.as_ref().and_then(Outlet::take);
+        let given = self.outlet.as_ref().and_then(EarlyHeadSlot::take);
         let response = match (polled, given) {
             (Poll::Ready(response), None) => response,
             (Poll::Pending, None) => {
                 self.serving = Some(serving);
                 return Poll::Pending;
             }
-            (polled, Some(Given { head, every })) => {
+            (polled, Some(EarlyHeadSent { head, every })) => {
                 if let Poll::Ready(response) = polled {
                     serving = Box::pin(std::future::ready(response));
                 }
-                Response::from_parts(head, ReplyBody::Ahead(Ahead::new(serving, self.clock, every)))
+                Response::from_parts(head, ReplyBody::Ahead(EarlyHeadBody::new(serving, self.clock, every)))
             }
         };
         Poll::Ready(Ok(response))
@@ -65,7 +65,7 @@ impl Future for Handling {
 
 /// Where a request that is being served leaves the head that goes ahead.
 #[derive(Clone, Default)]
-pub struct Outlet(Arc<Mutex<State>>);
+pub struct EarlyHeadSlot(Arc<Mutex<State>>);
 
 #[derive(Default)]
 enum State {
@@ -73,22 +73,22 @@ enum State {
     #[default]
     Held,
     /// It is on its way to the client.
-    Given(Box<Given>),
+    Given(Box<EarlyHeadSent>),
     /// It is out.
     Out,
 }
 
-struct Given {
+struct EarlyHeadSent {
     head: Parts,
     every: Duration,
 }
 
-impl Outlet {
+impl EarlyHeadSlot {
     fn give(&self, head: Parts, every: Duration) {
-        *self.0.lock() = State::Given(Box::new(Given { head, every }));
+        *self.0.lock() = State::Given(Box::new(EarlyHeadSent { head, every }));
     }
 
-    fn take(&self) -> Option<Given> {
+    fn take(&self) -> Option<EarlyHeadSent> {
         let mut state = self.0.lock();
         match &*state {
             State::Held | State::Out => None,
@@ -109,7 +109,7 @@ impl Outlet {
 /// A head that may go ahead of the answer to this request.
 pub struct EarlyHead<'a> {
     /// Where it goes out.
-    pub outlet: &'a Outlet,
+    pub outlet: &'a EarlyHeadSlot,
     /// When.
     pub due: Tick,
     /// Distance of the comments behind it.
@@ -121,7 +121,7 @@ pub struct EarlyHead<'a> {
     /// It is of the Messages dialect.
     pub is_messages: bool,
     /// The client's side.
-    pub client: &'a ClientSide,
+    pub client: &'a ClientState,
 }
 
 impl EarlyHead<'_> {
@@ -132,11 +132,11 @@ impl EarlyHead<'_> {
     }
 
     /// Goes out, with what is known by now.
-    pub fn go(&self, visit: &mut Visit) {
+    pub fn go(&self, visit: &mut ActiveRequest) {
         let mut head = reply::our_head();
         let degraded = degrade::shown(visit.degradation());
         let is_messages = self.is_messages;
-        let own = OwnFields { class: self.class.cloned(), is_messages, degraded, ..OwnFields::of(self.id) };
+        let own = GatewayHeaders { class: self.class.cloned(), is_messages, degraded, ..GatewayHeaders::of(self.id) };
         own.add_to(&mut head.headers);
         visit.head_went_ahead(self.client);
         self.outlet.give(head, self.every);

@@ -10,11 +10,11 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 
-use super::degrade::Levels;
+use super::degrade::OverloadBoard;
 use super::mark::LoopGuard;
-use super::promise::Live;
+use super::promise::SettingsSnapshot;
 use super::strangers::Strangers;
-use super::upload::Bodies;
+use super::upload::BodyMemory;
 use crate::admit::Books;
 use crate::admit::desk::{Desk, Desks};
 use crate::admit::queue;
@@ -22,7 +22,7 @@ use crate::admit::shared::{By, EDGES, Ended, Keeper};
 use crate::clock::{Alarms, Clock};
 use crate::config::Settings;
 use crate::dial::Dial;
-use crate::forward::lines::Lines;
+use crate::forward::lines::ConnPool;
 use crate::inspect::Ratios;
 use crate::judge::Objectives;
 use crate::record::{EngineReport, Recorder, SeatReport, StoreReport};
@@ -39,10 +39,10 @@ const FORGET_EVERY: Duration = Duration::from_secs(60);
 
 /// The gateway. Cheap to clone: all clones are one.
 #[derive(Clone)]
-pub struct Gateway(Arc<House>);
+pub struct Gateway(Arc<GatewayState>);
 
 /// What a gateway is built from.
-pub struct Materials {
+pub struct GatewayDeps {
     /// The clock.
     pub clock: Clock,
     /// Opens connections to engines.
@@ -54,15 +54,15 @@ pub struct Materials {
 }
 
 /// All that lives over reloads. Reached through [`Gateway`].
-pub struct House {
+pub struct GatewayState {
     /// The clock.
     pub clock: Clock,
     /// The settings of this moment.
-    pub live: ArcSwap<Live>,
+    pub live: ArcSwap<SettingsSnapshot>,
     /// All engines.
     pub fleet: Arc<Fleet>,
     /// Connections to them.
-    pub lines: Arc<Lines>,
+    pub lines: Arc<ConnPool>,
     /// Writes down what ends.
     pub recorder: Recorder,
     /// Timers for its waits.
@@ -74,11 +74,11 @@ pub struct House {
     /// The task behind them, until somebody runs it.
     keeper: Mutex<Option<Keeper>>,
     /// What their bodies hold in memory.
-    pub bodies: Arc<Bodies>,
+    pub bodies: Arc<BodyMemory>,
     /// Where requests wait for a seat.
     pub desks: Desks,
     /// What is given up under load, and how far.
-    pub levels: Levels,
+    pub levels: OverloadBoard,
     /// The ids under which engines have requests.
     pub(super) loops: LoopGuard,
     /// Tells which unknown paths and models are asked for.
@@ -91,29 +91,29 @@ impl Gateway {
     /// (`route::probe`), keeps the seats ([`Gateway::keep_seats`]) and
     /// the books ([`Gateway::keep_books`]), and serves it.
     #[must_use]
-    pub fn new(settings: Settings, materials: Materials) -> Self {
-        let Materials { clock, dial, recorder, seed } = materials;
+    pub fn new(settings: Settings, materials: GatewayDeps) -> Self {
+        let GatewayDeps { clock, dial, recorder, seed } = materials;
         let desks = Desks::new(clock);
         let (books, keeper) = Books::new(&settings.limits_store, clock, seed);
         follow(&books, &desks, &settings, clock.now());
         let fleet = Fleet::new(seed);
         tell(&fleet, &settings, clock.now());
-        let gateway = Gateway(Arc::new(House {
+        let gateway = Gateway(Arc::new(GatewayState {
             clock,
-            lines: Arc::new(Lines::new(dial, clock)),
+            lines: Arc::new(ConnPool::new(dial, clock)),
             alarms: Alarms::new(clock),
             ratios: Ratios::new(),
             loops: LoopGuard::default(),
             strangers: Strangers::default(),
             draining: AtomicBool::new(false),
-            live: ArcSwap::from_pointee(Live::new(settings, &recorder, &desks, &fleet)),
+            live: ArcSwap::from_pointee(SettingsSnapshot::new(settings, &recorder, &desks, &fleet)),
             fleet: Arc::new(fleet),
             recorder,
             books,
             keeper: Mutex::new(keeper),
             bodies: Arc::default(),
             desks,
-            levels: Levels::default(),
+            levels: OverloadBoard::default(),
         }));
         gateway.follow_levels(&gateway.live.load().settings);
         gateway.count_seats();
@@ -126,7 +126,7 @@ impl Gateway {
         tell(&self.fleet, &settings, self.clock.now());
         follow(&self.books, &self.desks, &settings, self.clock.now());
         self.count_seats();
-        let live = Arc::new(Live::new(settings, &self.recorder, &self.desks, &self.fleet));
+        let live = Arc::new(SettingsSnapshot::new(settings, &self.recorder, &self.desks, &self.fleet));
         self.live.store(Arc::clone(&live));
         self.follow_levels(&live.settings);
     }
@@ -224,7 +224,7 @@ impl Gateway {
     }
 }
 
-impl House {
+impl GatewayState {
     /// How many engines of a pool are available. Its seats follow.
     pub fn engines_of(&self, pool: &PoolId, desk: Option<&Desk>) -> usize {
         let at = self.clock.now();
@@ -316,8 +316,8 @@ fn promised_in(settings: &Settings) -> BTreeMap<PoolId, Promised> {
 }
 
 impl Deref for Gateway {
-    type Target = House;
-    fn deref(&self) -> &House {
+    type Target = GatewayState;
+    fn deref(&self) -> &GatewayState {
         &self.0
     }
 }

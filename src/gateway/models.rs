@@ -6,11 +6,11 @@ use percent_encoding::percent_decode_str;
 use serde_json::{Value, json};
 
 use super::house::Gateway;
-use super::promise::Live;
+use super::promise::SettingsSnapshot;
 use super::reply;
-use crate::accept::Head;
+use crate::accept::ParsedHead;
 use crate::forward::ReplyBody;
-use crate::identify::Who;
+use crate::identify::Identity;
 use crate::route::{Model, ModelCard};
 use crate::units::{ClassId, Endpoint};
 
@@ -21,10 +21,10 @@ impl Gateway {
     /// The name of a model that the tenant may not use, or that nobody serves.
     pub(super) fn models(
         &self,
-        live: &Live,
-        who: &Who,
+        live: &SettingsSnapshot,
+        who: &Identity,
         endpoint: Endpoint,
-        head: &Head,
+        head: &ParsedHead,
     ) -> Result<Response<ReplyBody>, String> {
         let classes = live.classes_of(&who.tenant);
         let models = live.settings.routes.models_for(&classes, &self.fleet);
@@ -48,7 +48,7 @@ impl Gateway {
 
 impl Gateway {
     /// What engines that these classes reach say of a model, an alias included.
-    fn card(&self, live: &Live, classes: &[ClassId], id: &str) -> ModelCard {
+    fn card(&self, live: &SettingsSnapshot, classes: &[ClassId], id: &str) -> ModelCard {
         let routes = &live.settings.routes;
         let name = routes.alias(id).unwrap_or(id);
         let pools = classes.iter().filter_map(|class| routes.find(Some(name), class)).flat_map(|routed| {

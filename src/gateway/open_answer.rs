@@ -6,24 +6,24 @@ use std::time::Duration;
 use http::Response;
 use http::header::HeaderValue;
 
-use super::admission::Held;
-use super::attempts::{Place, Spoke, Spoken};
+use super::admission::AdmissionGuard;
+use super::attempts::{AttemptTarget, HeldResponse, SelectedResponse};
 use super::degrade;
 use super::house::Gateway;
 use super::mark::Tagged;
-use super::upload::Share;
-use crate::forward::{Ended, Keeper, OwnFields, ReplyBody};
-use crate::inspect::{OfModel, PromptSize};
+use super::upload::BodyMemoryGuard;
+use crate::forward::{GatewayHeaders, RelayEnd, RelayEvents, ReplyBody};
+use crate::inspect::{ModelRatios, PromptSize};
 use crate::judge::Case;
-use crate::observe::{Ending, Limit, Reader, Timeline};
-use crate::record::Visit;
-use crate::refuse::Refusal;
+use crate::observe::{Ending, Reader, Timeline, TimeoutKind};
+use crate::record::ActiveRequest;
+use crate::refuse::Rejection;
 use crate::route::retry::{Attempts, Happened, Injection};
 use crate::route::{Lesson, Work};
 use crate::units::{Endpoint, Tick};
 
 /// What was asked, as far as the end of the answer needs it.
-pub struct Asked {
+pub struct RequestSummary {
     /// The path.
     pub endpoint: Endpoint,
     /// The model's name as the engine knows it.
@@ -37,7 +37,7 @@ pub struct Asked {
     /// Time in the gateway's queue.
     pub queued: Duration,
     /// What was known of its model.
-    pub learned: OfModel,
+    pub learned: ModelRatios,
     /// The id under which the engine has it, where it could come back under it.
     pub _tagged: Option<Tagged>,
 }
@@ -47,28 +47,28 @@ pub struct Opened {
     /// The gateway.
     pub gateway: Gateway,
     /// What was asked.
-    pub asked: Asked,
+    pub asked: RequestSummary,
     /// What the request holds.
-    pub held: Held,
+    pub held: AdmissionGuard,
     /// Memory for what is kept of the body until the answer has ended, if anything is.
-    pub _body: Option<Share>,
+    pub _body: Option<BodyMemoryGuard>,
 }
 
 impl Opened {
     /// The response for the client. The visit ends where the answer's body does.
     #[must_use]
-    pub fn relay(mut self: Box<Self>, spoken: Spoken, mut visit: Visit) -> Response<ReplyBody> {
+    pub fn relay(mut self: Box<Self>, spoken: SelectedResponse, mut visit: ActiveRequest) -> Response<ReplyBody> {
         let asked = &mut self.asked;
-        let Spoken { answer, attempts, at, unproven, has_failed } = spoken;
-        let Spoke { head, mut relay, work, mut place, dispatched, injection, degraded } = *answer;
+        let SelectedResponse { answer, attempts, at, unproven, has_failed } = spoken;
+        let HeldResponse { head, mut relay, work, mut place, dispatched, injection, degraded } = *answer;
         degraded.iter().for_each(|kind| visit.degraded(kind));
-        let own = OwnFields {
+        let own = GatewayHeaders {
             class: asked.class.take(),
             is_messages: asked.endpoint.is_of_messages(),
             pool: place.shown.take(),
             degraded: degrade::shown(visit.degradation()),
             times: Some([asked.queued, at.since(dispatched)]),
-            ..OwnFields::of(visit.request_id())
+            ..GatewayHeaders::of(visit.request_id())
         };
         let (mut shown, ()) = Response::new(()).into_parts();
         shown.status = head.parts.status;
@@ -81,16 +81,16 @@ impl Opened {
             case.is_away = place.is_away;
         }
         let unproven = unproven.then_some(injection);
-        relay.keep(Box::new(Open { of: self, visit, place, attempts, work, unproven, has_failed }));
+        relay.keep(Box::new(Completion { of: self, visit, place, attempts, work, unproven, has_failed }));
         Response::from_parts(shown, ReplyBody::Relay(relay))
     }
 }
 
 /// A request whose answer is on its way.
-struct Open {
+struct Completion {
     of: Box<Opened>,
-    visit: Visit,
-    place: Place,
+    visit: ActiveRequest,
+    place: AttemptTarget,
     attempts: Box<Attempts>,
     work: Option<Box<Work>>,
     /// Where the head went out by time: what was injected, until a token shows that the engine
@@ -100,7 +100,7 @@ struct Open {
     has_failed: bool,
 }
 
-impl Keeper for Open {
+impl RelayEvents for Completion {
     fn first_token(&mut self, at: Tick) {
         if let Some(work) = self.work.as_mut() {
             work.first_token(at);
@@ -114,14 +114,14 @@ impl Keeper for Open {
         self.of.held.first_token();
     }
 
-    fn end(mut self: Box<Self>, ended: Ended) {
-        let Ended { timeline, refusal, never_sent } = ended;
+    fn end(mut self: Box<Self>, ended: RelayEnd) {
+        let RelayEnd { timeline, refusal, never_sent } = ended;
         if refusal.is_some() || timeline.error.is_some() || !timeline.is_success() {
             self.look_for_the_model();
         }
         self.tell_the_engine(&timeline, refusal.as_ref());
         self.learn(&timeline);
-        let Open { of, visit, .. } = *self;
+        let Completion { of, visit, .. } = *self;
         let case = visit.promise().map_or(Case::of(of.asked.endpoint.dialect()), |promise| promise.case);
         of.held.settle(&timeline, &case, refusal.as_ref(), never_sent);
         match refusal {
@@ -131,10 +131,10 @@ impl Keeper for Open {
     }
 }
 
-impl Open {
+impl Completion {
     /// A failure may mean that there is no such model.
     fn look_for_the_model(&mut self) {
-        let Asked { endpoint, model, is_named, .. } = &self.of.asked;
+        let RequestSummary { endpoint, model, is_named, .. } = &self.of.asked;
         let has_served = |model| self.of.gateway.fleet.has_served(&self.place.pool, *endpoint, model);
         let is_unknown = !is_named && !has_served(model.as_deref().unwrap_or_default());
         if let Some(case) = self.visit.case_mut() {
@@ -143,7 +143,7 @@ impl Open {
     }
 
     /// What the end of an answer says about its engine.
-    fn tell_the_engine(&mut self, timeline: &Timeline, refusal: Option<&Refusal>) {
+    fn tell_the_engine(&mut self, timeline: &Timeline, refusal: Option<&Rejection>) {
         let is_alive = self.work.as_ref().is_some_and(|work| was_alive(timeline, work.signals().last_alive()));
         let fault = fault_of(timeline, refusal, is_alive);
         if let Some(work) = self.work.take() {
@@ -156,7 +156,7 @@ impl Open {
             return;
         }
         let (fleet, pool) = (&self.of.gateway.fleet, &self.place.pool);
-        if refusal == Some(&Refusal::EngineCoded) {
+        if refusal == Some(&Rejection::EngineCoded) {
             fleet.answers_coded(pool, &self.place.engine);
         }
         if let Some(happened) = fault {
@@ -171,7 +171,7 @@ impl Open {
         if input.is_none() && events.is_none() {
             return;
         }
-        let Asked { learned, model, is_named, prompt, .. } = &self.of.asked;
+        let RequestSummary { learned, model, is_named, prompt, .. } = &self.of.asked;
         let Some(learned) = self.of.gateway.ratios.of_answer(learned, model.as_deref(), *is_named) else { return };
         if let Some(input) = input {
             learned.prompt(*prompt, input);
@@ -215,15 +215,15 @@ fn was_alive(timeline: &Timeline, last_alive: Option<Tick>) -> bool {
 const FLOWS: Duration = Duration::from_secs(1);
 
 /// The engine's fault in how an answer ended, if there is one. `is_alive`: its tokens were flowing.
-fn fault_of(timeline: &Timeline, refusal: Option<&Refusal>, is_alive: bool) -> Option<Happened> {
+fn fault_of(timeline: &Timeline, refusal: Option<&Rejection>, is_alive: bool) -> Option<Happened> {
     if let Some(error) = timeline.error {
         return Some(Happened::answer(error.code, None, Injection::None));
     }
     match refusal {
-        Some(Refusal::EngineAnswered { status }) => return Some(Happened::answer(*status, None, Injection::None)),
-        Some(Refusal::ConnectFailed { .. }) => return Some(Happened::ConnectFailed),
+        Some(Rejection::EngineAnswered { status }) => return Some(Happened::answer(*status, None, Injection::None)),
+        Some(Rejection::ConnectFailed { .. }) => return Some(Happened::ConnectFailed),
         // It works, and cannot be read: no fault for a breaker, as on the way with the engine's own head.
-        Some(Refusal::EngineCoded) => return None,
+        Some(Rejection::EngineCoded) => return None,
         _ => {}
     }
     if timeline.finish.is_some() {
@@ -233,7 +233,7 @@ fn fault_of(timeline: &Timeline, refusal: Option<&Refusal>, is_alive: bool) -> O
         Ending::Broken => Some(Happened::Broken),
         Ending::Clean if timeline.reader == Reader::Events => Some(Happened::Broken),
         // While the client does not read, the total limit is its doing.
-        Ending::TimedOut(Limit::Total) if timeline.limited.is_some() || is_alive => None,
+        Ending::TimedOut(TimeoutKind::Total) if timeline.limited.is_some() || is_alive => None,
         Ending::TimedOut(_) => Some(Happened::TimedOut),
         Ending::Clean | Ending::Left | Ending::WriteStalled | Ending::Drained | Ending::Panicked => None,
     }

@@ -9,17 +9,17 @@ use crate::admit::desk::{Desk, Desks};
 use crate::admit::limit::settings::OverLimit;
 use crate::admit::limit::{Limit, Scope};
 use crate::classify::TargetHeaders;
-use crate::config::{Class, Settings, Tenant};
+use crate::config::{ClassSettings, Settings, TenantSettings};
 use crate::forward::settings::Timeouts;
 use crate::judge::Objectives;
-use crate::observe::{Moulds, Watch};
-use crate::record::{ClassShape, Recorder, Shape, TenantShape};
+use crate::observe::{TemplateCache, Watch};
+use crate::record::{ClassShape, Recorder, SeriesShape, TenantShape};
 use crate::route::settings::{Balance, Concurrency, Pool};
 use crate::route::{Fleet, Yard};
 use crate::units::{ClassId, PoolId, TenantId};
 
 /// The settings of one moment, bound. A request keeps the one it arrived with.
-pub struct Live {
+pub struct SettingsSnapshot {
     /// As checked.
     pub settings: Settings,
     /// Some pool sends like prompts to like engines, or counts what their caches hold.
@@ -30,15 +30,15 @@ pub struct Live {
     pub has_seats: bool,
     /// Of those that wait there some may get their head meanwhile.
     pub heads_go_ahead: bool,
-    pools: Arc<[BoundPool]>,
+    pools: Arc<[PoolHandle]>,
     /// One of each class. They are few, as are the pools.
-    promises: Vec<Promise>,
+    promises: Vec<ClassPolicy>,
 }
 
 /// What one class promises, and what serving it needs.
-pub struct Promise {
+pub struct ClassPolicy {
     /// The class.
-    pub class: Arc<Class>,
+    pub class: Arc<ClassSettings>,
     /// Its name, as responses show it.
     pub shown: Option<HeaderValue>,
     /// Its limits, for the relays of its answers.
@@ -47,11 +47,11 @@ pub struct Promise {
     pub objectives: Arc<Objectives>,
     /// What an observer measures for it.
     pub watch: Watch,
-    pools: Arc<[BoundPool]>,
+    pools: Arc<[PoolHandle]>,
 }
 
 /// A pool, with what is made from its settings once.
-pub struct BoundPool {
+pub struct PoolHandle {
     /// As checked.
     pub settings: Arc<Pool>,
     /// Its name, as responses show it.
@@ -63,18 +63,18 @@ pub struct BoundPool {
     /// Its engines.
     pub yard: Arc<Yard>,
     /// What whole answers of its engines look like.
-    pub moulds: Arc<Moulds>,
+    pub moulds: Arc<TemplateCache>,
 }
 
-impl Live {
+impl SettingsSnapshot {
     /// Binds settings, whose pools the fleet follows already: every series they can reach exists
     /// from now on.
     #[must_use]
     pub fn new(settings: Settings, recorder: &Recorder, desks: &Desks, fleet: &Fleet) -> Self {
         recorder.bind(&shape(&settings));
-        let bind = |pool| BoundPool::new(pool, desks, fleet);
-        let pools: Arc<[BoundPool]> = settings.pools.iter().map(bind).collect();
-        let promise = |class: &Arc<Class>| Promise {
+        let bind = |pool| PoolHandle::new(pool, desks, fleet);
+        let pools: Arc<[PoolHandle]> = settings.pools.iter().map(bind).collect();
+        let promise = |class: &Arc<ClassSettings>| ClassPolicy {
             watch: Watch {
                 gap_edges: recorder.gap_edges(&class.id).unwrap_or_default(),
                 itl: class.objectives.itl.map(|itl| itl.threshold),
@@ -95,16 +95,16 @@ impl Live {
         };
         let asks_for_prefixes = settings.pools.iter().any(|pool| asks(pool));
         // Also where nobody has limits yet: one that comes by a reload has to know who runs.
-        let is_named = |tenant: &Tenant| tenant.id != TenantId::anonymous() || !tenant.limits.is_empty();
+        let is_named = |tenant: &TenantSettings| tenant.id != TenantId::anonymous() || !tenant.limits.is_empty();
         let is_metered = settings.tenants.iter().any(is_named);
-        let has_seats = pools.iter().any(BoundPool::is_limited);
+        let has_seats = pools.iter().any(PoolHandle::is_limited);
         let heads_go_ahead = has_seats && settings.classes.iter().any(|class| class.timeouts.keepalive.is_some());
-        Live { promises, asks_for_prefixes, is_metered, has_seats, heads_go_ahead, pools, settings }
+        SettingsSnapshot { promises, asks_for_prefixes, is_metered, has_seats, heads_go_ahead, pools, settings }
     }
 
     /// A pool of these settings.
     #[must_use]
-    pub fn pool(&self, pool: &PoolId) -> Option<&BoundPool> {
+    pub fn pool(&self, pool: &PoolId) -> Option<&PoolHandle> {
         find(&self.pools, pool)
     }
 
@@ -119,7 +119,7 @@ impl Live {
     /// # Panics
     /// If the settings do not define the class, which their check rules out.
     #[must_use]
-    pub fn promise(&self, class: &ClassId) -> &Promise {
+    pub fn promise(&self, class: &ClassId) -> &ClassPolicy {
         let promise = self.promises.iter().find(|promise| promise.class.id == *class);
         promise.expect("the check of the settings knows every class that a rule names")
     }
@@ -132,11 +132,11 @@ impl Live {
     }
 }
 
-fn find<'a>(pools: &'a [BoundPool], pool: &PoolId) -> Option<&'a BoundPool> {
+fn find<'a>(pools: &'a [PoolHandle], pool: &PoolId) -> Option<&'a PoolHandle> {
     pools.iter().find(|bound| bound.settings.id == *pool)
 }
 
-fn tenant_shape(tenant: &Tenant) -> TenantShape {
+fn tenant_shape(tenant: &TenantSettings) -> TenantShape {
     let both = |limit| Scope::ALL.map(|scope| (limit, scope));
     let limits = Limit::ALL.into_iter().flat_map(both).filter(|(limit, scope)| tenant.limits.has(*limit, *scope));
     let limits = limits.collect();
@@ -144,17 +144,17 @@ fn tenant_shape(tenant: &Tenant) -> TenantShape {
 }
 
 /// What the settings say about series.
-fn shape(settings: &Settings) -> Shape {
-    let class_shape = |class: &Arc<Class>| ClassShape {
+fn shape(settings: &Settings) -> SeriesShape {
+    let class_shape = |class: &Arc<ClassSettings>| ClassShape {
         id: class.id.clone(),
         objectives: Arc::new(class.objectives.clone()),
         takes_targets: class.target_headers != TargetHeaders::Off,
     };
-    let reach = |class: &Arc<Class>| {
+    let reach = |class: &Arc<ClassSettings>| {
         let id = class.id.clone();
         settings.routes.reach(&class.id).into_iter().map(move |(pool, model)| (id.clone(), pool, model))
     };
-    Shape {
+    SeriesShape {
         classes: settings.classes.iter().map(class_shape).collect(),
         default_class: settings.default_class.clone(),
         routes: settings.classes.iter().flat_map(reach).collect(),
@@ -163,18 +163,18 @@ fn shape(settings: &Settings) -> Shape {
     }
 }
 
-impl Promise {
+impl ClassPolicy {
     /// A pool of the settings.
     ///
     /// # Panics
     /// If the settings do not define the pool, which their check rules out.
     #[must_use]
-    pub fn pool(&self, pool: &PoolId) -> &BoundPool {
+    pub fn pool(&self, pool: &PoolId) -> &PoolHandle {
         find(&self.pools, pool).expect("the check of the settings knows every pool that a route names")
     }
 }
 
-impl BoundPool {
+impl PoolHandle {
     fn new(pool: &Arc<Pool>, desks: &Desks, fleet: &Fleet) -> Self {
         let mut fixed_headers = pool.headers.clone();
         let bearer = pool.api_key.as_ref().and_then(|key| {
@@ -186,8 +186,8 @@ impl BoundPool {
         let shown = HeaderValue::from_str(pool.id.as_str()).ok();
         let desk = desks.desk(&pool.id).filter(|_| pool.concurrency != Concurrency::Unlimited);
         let yard = fleet.yard(&pool.id).expect("a fleet knows the pools that it follows");
-        let moulds = Arc::new(Moulds::new());
-        BoundPool { settings: Arc::clone(pool), shown, fixed_headers, desk, yard, moulds }
+        let moulds = Arc::new(TemplateCache::new());
+        PoolHandle { settings: Arc::clone(pool), shown, fixed_headers, desk, yard, moulds }
     }
 
     /// Whether only so many requests run on it at the same time.

@@ -11,9 +11,9 @@ use crate::admit::levels::Kinds;
 use crate::admit::limit::Standing;
 use crate::forward::headers::UNBUFFERED;
 use crate::forward::headers::names::{X_GOODPUT_DEGRADED, X_GOODPUT_REASON};
-use crate::forward::{OwnFields, ReplyBody};
-use crate::framing::Fields;
-use crate::refuse::Refusal;
+use crate::forward::{GatewayHeaders, ReplyBody};
+use crate::framing::HeaderSink;
+use crate::refuse::Rejection;
 use crate::units::{ClassId, Dialect, RequestId, seconds_up};
 
 /// A JSON answer of our own.
@@ -34,12 +34,12 @@ pub fn our_head() -> http::response::Parts {
 }
 
 /// What a refused client gets that has its head.
-pub fn event(refusal: &Refusal, dialect: Dialect, id: &RequestId) -> Response<ReplyBody> {
+pub fn event(refusal: &Rejection, dialect: Dialect, id: &RequestId) -> Response<ReplyBody> {
     Response::new(ReplyBody::whole(refusal.event(dialect, id, None)))
 }
 
 /// What a refused client gets.
-pub fn refusal(refusal: &Refusal, shape: Dialect, id: &RequestId, class: Option<&ClassId>) -> Response<ReplyBody> {
+pub fn refusal(refusal: &Rejection, shape: Dialect, id: &RequestId, class: Option<&ClassId>) -> Response<ReplyBody> {
     let mut response = json(refusal.status(), refusal.body(shape, id));
     let headers = response.headers_mut();
     headers.insert(X_GOODPUT_REASON, HeaderValue::from_static(refusal.code()));
@@ -60,7 +60,7 @@ pub fn refusal(refusal: &Refusal, shape: Dialect, id: &RequestId, class: Option<
         headers.insert(CONNECTION, HeaderValue::from_static("close"));
     }
     let class = class.and_then(|class| HeaderValue::from_str(class.as_str()).ok());
-    OwnFields { class, is_messages: shape == Dialect::Messages, ..OwnFields::of(id) }.add_to(headers);
+    GatewayHeaders { class, is_messages: shape == Dialect::Messages, ..GatewayHeaders::of(id) }.add_to(headers);
     response
 }
 

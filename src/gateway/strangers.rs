@@ -17,13 +17,13 @@ const LONGEST: usize = 128;
 /// See the module.
 #[derive(Debug, Default)]
 pub(super) struct Strangers {
-    paths: Mutex<Told>,
-    models: Mutex<Told>,
+    paths: Mutex<ThrottledLog>,
+    models: Mutex<ThrottledLog>,
 }
 
 /// What was told of one kind.
 #[derive(Debug, Default)]
-struct Told {
+struct ThrottledLog {
     last: Option<Tick>,
     /// Those that came since then, and were not told.
     since: u64,
@@ -49,7 +49,7 @@ impl Strangers {
     }
 }
 
-impl Told {
+impl ThrottledLog {
     /// One more has come: how many were left out before it, if it is to be told.
     fn comes(&mut self, at: Tick) -> Option<u64> {
         if self.last.is_some_and(|last| at < last + EVERY) {
@@ -104,7 +104,7 @@ mod tests {
 
     #[test]
     fn one_a_minute_is_told_and_the_others_are_counted() {
-        let mut told = Told::default();
+        let mut told = ThrottledLog::default();
         let at = |seconds: u64| Tick::from_millis(seconds * 1000);
         let comes: Vec<_> = [0, 1, 59, 60, 61, 500].into_iter().map(|seconds| told.comes(at(seconds))).collect();
         assert_eq!(comes, [Some(0), None, None, Some(2), None, Some(1)]);

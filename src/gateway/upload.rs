@@ -12,15 +12,14 @@ use http::HeaderMap;
 use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE};
 use http_body::{Body, Frame};
 
-use super::Fault;
 use super::client_wait::ClientWait;
-use crate::accept::BodyCut;
+use crate::accept::{BodyError, BoxError};
 use crate::clock::Clock;
-use crate::inspect::coding::{Coding, Decoder, Undecodable};
+use crate::inspect::coding::{Coding, DecodeError, Decoder};
 use crate::inspect::multipart::FormScanner;
 use crate::inspect::{Facts, Scanner, Unreadable};
-use crate::refuse::Refusal;
-use crate::units::{ClientSide, Endpoint, Tick};
+use crate::refuse::Rejection;
+use crate::units::{ClientState, Endpoint, Tick};
 
 /// Frames shorter than this are copied together: a body sent byte by byte must not cost a
 /// buffer a byte, nor may few bytes hold a buffer of 64 KiB that others share (those of HTTP/2 are
@@ -38,7 +37,7 @@ const FIRST_OF_DECODER: u64 = 320 * 1024;
 
 /// What the bodies of all requests hold in memory, with what is derived from them, in bytes.
 #[derive(Debug, Default)]
-pub struct Bodies {
+pub struct BodyMemory {
     /// The first bytes of each, and of its decoder.
     firsts: AtomicU64,
     /// The rest of those that hold more.
@@ -47,23 +46,23 @@ pub struct Bodies {
 
 /// What one body holds of it, until it is dropped.
 #[derive(Debug)]
-pub struct Share {
-    of: Arc<Bodies>,
+pub struct BodyMemoryGuard {
+    of: Arc<BodyMemory>,
     first: u64,
     rest: u64,
     most: u64,
 }
 
-impl Share {
-    fn of(bodies: Arc<Bodies>, most: u64) -> Self {
-        Share { of: bodies, first: 0, rest: 0, most }
+impl BodyMemoryGuard {
+    fn of(bodies: Arc<BodyMemory>, most: u64) -> Self {
+        BodyMemoryGuard { of: bodies, first: 0, rest: 0, most }
     }
 
     /// The body now holds so much, and its decoder.
     ///
     /// Together all hold `most` at most; the last quarter is for the first bytes of each. A body
     /// that is the only long one is never refused: its own limit bounds it.
-    fn hold(&mut self, bytes: u64, decoder: u64) -> Result<(), Refusal> {
+    fn hold(&mut self, bytes: u64, decoder: u64) -> Result<(), Rejection> {
         let first = bytes.min(FIRST) + decoder.min(FIRST_OF_DECODER);
         let rest = bytes.saturating_sub(FIRST) + decoder.saturating_sub(FIRST_OF_DECODER);
         let (first_grows, rest_grows) = (first > self.first, rest > self.rest);
@@ -75,7 +74,7 @@ impl Share {
         } else {
             first_grows && is_over && firsts > quarter
         };
-        if is_refused { Err(Refusal::BodiesFull) } else { Ok(()) }
+        if is_refused { Err(Rejection::BodiesFull) } else { Ok(()) }
     }
 
     /// Only so much is still needed.
@@ -98,7 +97,7 @@ fn change(sum: &AtomicU64, part: &mut u64, to: u64) -> u64 {
     }
 }
 
-impl Drop for Share {
+impl Drop for BodyMemoryGuard {
     fn drop(&mut self) {
         change(&self.of.firsts, &mut self.first, 0);
         change(&self.of.rests, &mut self.rest, 0);
@@ -107,7 +106,7 @@ impl Drop for Share {
 
 /// A body that has been read to its end.
 #[derive(Debug)]
-pub struct Upload {
+pub struct BufferedBody {
     /// The body, decoded, as it came: large frames are shared with the connection's buffers.
     pub frames: Vec<Bytes>,
     /// What it said.
@@ -121,45 +120,45 @@ pub struct Upload {
     /// For how long the gateway stood ready to read, and the client had sent nothing.
     pub client_wait: Duration,
     /// What it holds of the memory for bodies.
-    pub share: Share,
+    pub share: BodyMemoryGuard,
 }
 
-impl Upload {
+impl BufferedBody {
     /// That of a request that has no body.
     #[must_use]
     pub fn none(complete: Tick) -> Self {
-        Upload {
+        BufferedBody {
             frames: Vec::new(),
             facts: Box::default(),
             was_coded: false,
             is_form: false,
             complete,
             client_wait: Duration::ZERO,
-            share: Share::of(Arc::default(), 0),
+            share: BodyMemoryGuard::of(Arc::default(), 0),
         }
     }
 }
 
-/// Why there is no [`Upload`].
+/// Why there is no [`BufferedBody`].
 #[derive(Debug)]
-pub enum Unread {
+pub enum BodyReadError {
     /// The gateway refuses.
-    Refused(Refusal),
+    Refused(Rejection),
     /// The client left before the end of its body.
     Left,
 }
 
-impl From<Refusal> for Unread {
-    fn from(refusal: Refusal) -> Self {
-        Unread::Refused(refusal)
+impl From<Rejection> for BodyReadError {
+    fn from(refusal: Rejection) -> Self {
+        BodyReadError::Refused(refusal)
     }
 }
 
 /// How a body is read, and its terms.
 #[derive(Clone, Copy, Debug)]
-pub struct Terms<'a> {
+pub struct BodyLimits<'a> {
     /// What all bodies hold.
-    pub bodies: &'a Arc<Bodies>,
+    pub bodies: &'a Arc<BodyMemory>,
     /// What they may hold.
     pub max_bodies: u64,
     /// In bytes, as sent and as decoded.
@@ -179,23 +178,23 @@ pub struct Terms<'a> {
 /// Reads `body` to its end.
 ///
 /// # Errors
-/// [`Unread`]: over a limit, not readable, or broken off.
+/// [`BodyReadError`]: over a limit, not readable, or broken off.
 pub async fn read<B>(
     body: B,
     headers: &HeaderMap,
     endpoint: Endpoint,
-    terms: Terms<'_>,
-    client: &ClientSide,
+    terms: BodyLimits<'_>,
+    client: &ClientState,
     clock: &Clock,
-) -> Result<Upload, Unread>
+) -> Result<BufferedBody, BodyReadError>
 where
     B: Body<Data = Bytes>,
-    B::Error: Into<Fault>,
+    B::Error: Into<BoxError>,
 {
     let mut body = pin!(body);
     let mut reading = match begun(body.as_mut(), headers, endpoint, &terms)? {
-        Begun::Whole(upload) => return Ok(upload),
-        Begun::Part(reading) => reading,
+        StartedBody::Whole(upload) => return Ok(upload),
+        StartedBody::Part(reading) => reading,
     };
     let mut wait = ClientWait::new(*clock);
     let mut late = pin!(clock.sleep_until(Some(terms.arrival + terms.timeout)));
@@ -207,55 +206,65 @@ where
         let frame = tokio::select! {
             biased;
             frame = poll_fn(|cx| wait.poll(cx, |cx| body.as_mut().poll_frame(cx))) => frame,
-            () = client.drain_over() => return Err(Refusal::DrainCut.into()),
-            () = &mut late => return Err(Refusal::BodyTimeout { limit: terms.timeout }.into()),
+            () = client.drain_over() => return Err(Rejection::DrainCut.into()),
+            () = &mut late => return Err(Rejection::BodyTimeout { limit: terms.timeout }.into()),
         };
         if !reading.hear(frame)? {
-            return Ok(Upload { client_wait: wait.length(), ..reading.finish(clock.now())? });
+            return Ok(BufferedBody { client_wait: wait.length(), ..reading.finish(clock.now())? });
         }
     }
 }
 
 /// A body of which has been read what was there.
-enum Begun {
+enum StartedBody {
     /// It came with its head, as most do: no clock is needed, nor a place to wait.
-    Whole(Upload),
+    Whole(BufferedBody),
     /// More is to come.
-    Part(Box<Reading>),
+    Part(Box<BodyReader>),
 }
 
 /// Reads what has come of a body.
-fn begun<B>(mut body: Pin<&mut B>, headers: &HeaderMap, endpoint: Endpoint, terms: &Terms<'_>) -> Result<Begun, Unread>
+fn begun<B>(
+    mut body: Pin<&mut B>,
+    headers: &HeaderMap,
+    endpoint: Endpoint,
+    terms: &BodyLimits<'_>,
+) -> Result<StartedBody, BodyReadError>
 where
     B: Body<Data = Bytes>,
-    B::Error: Into<Fault>,
+    B::Error: Into<BoxError>,
 {
-    let share = Share::of(Arc::clone(terms.bodies), terms.max_bodies);
+    let share = BodyMemoryGuard::of(Arc::clone(terms.bodies), terms.max_bodies);
     let whole = body.size_hint().exact();
     let mut reading =
-        Reading::begin(headers, terms.is_coded, endpoint, whole, terms.max_body, terms.with_prefix, share)?;
+        BodyReader::begin(headers, terms.is_coded, endpoint, whole, terms.max_body, terms.with_prefix, share)?;
     let mut cx = Context::from_waker(Waker::noop());
     while let Poll::Ready(frame) = body.as_mut().poll_frame(&mut cx) {
         let has_ended = !reading.hear(frame)? || (body.is_end_stream() && !reading.has_more());
         if has_ended {
-            return Ok(Begun::Whole(reading.finish(terms.read)?));
+            return Ok(StartedBody::Whole(reading.finish(terms.read)?));
         }
         if reading.is_over_its_turn() {
             break;
         }
     }
-    Ok(Begun::Part(Box::new(reading)))
+    Ok(StartedBody::Part(Box::new(reading)))
 }
 
 /// The same for a body that is all here: what the gateway would make of it.
 ///
 /// # Errors
 /// Why it would be refused.
-pub fn read_whole(body: Bytes, headers: &HeaderMap, endpoint: Endpoint, max_body: u64) -> Result<Upload, Refusal> {
-    let share = Share::of(Arc::default(), u64::MAX);
+pub fn read_whole(
+    body: Bytes,
+    headers: &HeaderMap,
+    endpoint: Endpoint,
+    max_body: u64,
+) -> Result<BufferedBody, Rejection> {
+    let share = BodyMemoryGuard::of(Arc::default(), u64::MAX);
     let whole = Some(body.len() as u64);
     let is_coded = headers.contains_key(CONTENT_ENCODING);
-    let mut reading = Reading::begin(headers, is_coded, endpoint, whole, max_body, false, share)?;
+    let mut reading = BodyReader::begin(headers, is_coded, endpoint, whole, max_body, false, share)?;
     reading.take(body)?;
     while reading.has_more() {
         reading.go_on()?;
@@ -265,21 +274,21 @@ pub fn read_whole(body: Bytes, headers: &HeaderMap, endpoint: Endpoint, max_body
 
 /// A body that broke: the client left, or its framing was wrong.
 #[expect(clippy::needless_pass_by_value, reason = "the error ends here")]
-fn broken_off(error: Fault) -> Unread {
-    match error.downcast_ref::<BodyCut>() {
-        Some(BodyCut::Framing) => Unread::Refused(Refusal::BodyBroken),
-        _ => Unread::Left,
+fn broken_off(error: BoxError) -> BodyReadError {
+    match error.downcast_ref::<BodyError>() {
+        Some(BodyError::Framing) => BodyReadError::Refused(Rejection::BodyBroken),
+        _ => BodyReadError::Left,
     }
 }
 
 /// What understands the body.
-enum Reader {
+enum BodyFormat {
     Json(Box<Scanner>),
     Form(Box<FormScanner>),
 }
 
-struct Reading {
-    reader: Reader,
+struct BodyReader {
+    reader: BodyFormat,
     /// In a box: few bodies need one, and all are moved with its room.
     decoder: Option<Box<Decoder>>,
     /// What has come and was not read.
@@ -292,10 +301,10 @@ struct Reading {
     /// How long the body is, where whoever brings it knows that: it need not have come in a buffer for more.
     whole: Option<u64>,
     max_body: u64,
-    share: Share,
+    share: BodyMemoryGuard,
 }
 
-impl Reading {
+impl BodyReader {
     fn begin(
         headers: &HeaderMap,
         is_coded: bool,
@@ -303,33 +312,33 @@ impl Reading {
         whole: Option<u64>,
         max_body: u64,
         with_prefix: bool,
-        share: Share,
-    ) -> Result<Self, Refusal> {
+        share: BodyMemoryGuard,
+    ) -> Result<Self, Rejection> {
         let stated = || headers.get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok();
         if whole.or_else(stated).is_some_and(|length| length > max_body) {
-            return Err(Refusal::BodyTooLarge { limit: max_body });
+            return Err(Rejection::BodyTooLarge { limit: max_body });
         }
         let limit = usize::try_from(max_body).unwrap_or(usize::MAX);
         let coding = if is_coded { coding_of(headers)? } else { None };
         let decoder = coding.map(|coding| Decoder::new(coding, limit)).transpose();
         let decoder = decoder.map_err(|error| undecodable(error, max_body))?.map(Box::new);
         let reader = match form_type(headers, endpoint) {
-            Some(form) => Reader::Form(Box::new(FormScanner::new(form).map_err(|_| Refusal::UnreadableForm)?)),
+            Some(form) => BodyFormat::Form(Box::new(FormScanner::new(form).map_err(|_| Rejection::UnreadableForm)?)),
             None => {
                 let mut scanner = Scanner::new(endpoint);
                 if !with_prefix {
                     scanner.leave_prefix();
                 }
-                Reader::Json(scanner)
+                BodyFormat::Json(scanner)
             }
         };
         let (frames, small) = (Vec::with_capacity(1), Vec::new());
         let rest = Bytes::new();
-        Ok(Reading { reader, decoder, rest, turn: 0, frames, small, length: 0, whole, max_body, share })
+        Ok(BodyReader { reader, decoder, rest, turn: 0, frames, small, length: 0, whole, max_body, share })
     }
 
     /// Takes what the body says next; `false` at its end.
-    fn hear<E: Into<Fault>>(&mut self, next: Option<Result<Frame<Bytes>, E>>) -> Result<bool, Unread> {
+    fn hear<E: Into<BoxError>>(&mut self, next: Option<Result<Frame<Bytes>, E>>) -> Result<bool, BodyReadError> {
         match next {
             None => return Ok(false),
             Some(Ok(frame)) => frame.into_data().map_or(Ok(()), |bytes| self.take(bytes))?,
@@ -338,7 +347,7 @@ impl Reading {
         Ok(true)
     }
 
-    fn take(&mut self, bytes: Bytes) -> Result<(), Refusal> {
+    fn take(&mut self, bytes: Bytes) -> Result<(), Rejection> {
         if self.decoder.is_none() && bytes.len() <= SLICE {
             self.turn += bytes.len();
             return self.keep(bytes);
@@ -357,12 +366,12 @@ impl Reading {
     }
 
     /// The next turn begins.
-    fn go_on(&mut self) -> Result<(), Refusal> {
+    fn go_on(&mut self) -> Result<(), Rejection> {
         self.turn = 0;
         if self.has_more() { self.read_slice() } else { Ok(()) }
     }
 
-    fn read_slice(&mut self) -> Result<(), Refusal> {
+    fn read_slice(&mut self) -> Result<(), Rejection> {
         let slice = match &mut self.decoder {
             Some(decoder) => {
                 let mut left = &self.rest[..];
@@ -378,14 +387,14 @@ impl Reading {
         self.keep(slice)
     }
 
-    fn keep(&mut self, bytes: Bytes) -> Result<(), Refusal> {
+    fn keep(&mut self, bytes: Bytes) -> Result<(), Rejection> {
         self.length = self.length.saturating_add(bytes.len() as u64);
         if self.length > self.max_body {
-            return Err(Refusal::BodyTooLarge { limit: self.max_body });
+            return Err(Rejection::BodyTooLarge { limit: self.max_body });
         }
         match &mut self.reader {
-            Reader::Json(scanner) => scanner.push(&bytes).map_err(unreadable)?,
-            Reader::Form(reader) => reader.push(&bytes).map_err(|_| Refusal::UnreadableForm)?,
+            BodyFormat::Json(scanner) => scanner.push(&bytes).map_err(unreadable)?,
+            BodyFormat::Form(reader) => reader.push(&bytes).map_err(|_| Rejection::UnreadableForm)?,
         }
         // Most bodies are one small frame, in a buffer that is nobody else's.
         let is_whole = self.whole == Some(bytes.len() as u64) && bytes.is_unique();
@@ -405,8 +414,8 @@ impl Reading {
     /// Memory that is held beside the bytes of the body themselves, but for the decoder's.
     fn beside(&self) -> usize {
         let reader = match &self.reader {
-            Reader::Json(scanner) => scanner.held(),
-            Reader::Form(reader) => reader.held(),
+            BodyFormat::Json(scanner) => scanner.held(),
+            BodyFormat::Form(reader) => reader.held(),
         };
         reader + self.rest.len() + self.small.capacity() - self.small.len()
     }
@@ -418,20 +427,20 @@ impl Reading {
         }
     }
 
-    fn finish(mut self, complete: Tick) -> Result<Upload, Refusal> {
+    fn finish(mut self, complete: Tick) -> Result<BufferedBody, Rejection> {
         let was_coded = self.decoder.is_some();
         if let Some(decoder) = self.decoder.take() {
             let rest = decoder.finish().map_err(|error| undecodable(error, self.max_body))?;
             self.keep(rest)?;
         }
         self.flush();
-        let is_form = matches!(self.reader, Reader::Form(_));
+        let is_form = matches!(self.reader, BodyFormat::Form(_));
         let facts = match self.reader {
-            Reader::Json(scanner) => scanner.finish().map_err(unreadable)?,
-            Reader::Form(reader) => reader.finish().map_err(|_| Refusal::UnreadableForm)?,
+            BodyFormat::Json(scanner) => scanner.finish().map_err(unreadable)?,
+            BodyFormat::Form(reader) => reader.finish().map_err(|_| Rejection::UnreadableForm)?,
         };
         self.share.hold(self.length + facts.held() as u64, 0)?;
-        Ok(Upload {
+        Ok(BufferedBody {
             frames: self.frames,
             facts,
             was_coded,
@@ -453,26 +462,26 @@ fn form_type(headers: &HeaderMap, endpoint: Endpoint) -> Option<&str> {
     value.trim_start().to_ascii_lowercase().starts_with("multipart/form-data").then_some(value)
 }
 
-fn unreadable(why: Unreadable) -> Refusal {
-    Refusal::UnreadableBody { why }
+fn unreadable(why: Unreadable) -> Rejection {
+    Rejection::UnreadableBody { why }
 }
 
-fn undecodable(error: Undecodable, limit: u64) -> Refusal {
+fn undecodable(error: DecodeError, limit: u64) -> Rejection {
     match error {
-        Undecodable::TooLarge => Refusal::DecodedTooLarge { limit },
-        Undecodable::Broken => Refusal::UndecodableBody,
+        DecodeError::TooLarge => Rejection::DecodedTooLarge { limit },
+        DecodeError::Broken => Rejection::UndecodableBody,
     }
 }
 
 /// The coding of a request body: none, one that we can undo, or a refusal.
-fn coding_of(headers: &HeaderMap) -> Result<Option<Coding>, Refusal> {
+fn coding_of(headers: &HeaderMap) -> Result<Option<Coding>, Rejection> {
     let values = headers.get_all(CONTENT_ENCODING).iter();
     let names = values.flat_map(|value| value.to_str().unwrap_or("?").split(',')).map(str::trim);
     let mut codings = names.filter(|name| !name.is_empty() && !name.eq_ignore_ascii_case("identity"));
     match (codings.next(), codings.next()) {
         (None, _) => Ok(None),
-        (Some(name), None) => Coding::named(name).map(Some).ok_or(Refusal::UnsupportedCoding),
-        (Some(_), Some(_)) => Err(Refusal::UnsupportedCoding),
+        (Some(name), None) => Coding::named(name).map(Some).ok_or(Rejection::UnsupportedCoding),
+        (Some(_), Some(_)) => Err(Rejection::UnsupportedCoding),
     }
 }
 
@@ -480,8 +489,8 @@ fn coding_of(headers: &HeaderMap) -> Result<Option<Coding>, Refusal> {
 mod tests {
     use super::*;
 
-    fn terms(bodies: &Arc<Bodies>, most: u64) -> Terms<'_> {
-        Terms {
+    fn terms(bodies: &Arc<BodyMemory>, most: u64) -> BodyLimits<'_> {
+        BodyLimits {
             bodies,
             max_bodies: most,
             max_body: most,
@@ -493,14 +502,14 @@ mod tests {
         }
     }
 
-    fn held(bodies: &Bodies) -> u64 {
+    fn held(bodies: &BodyMemory) -> u64 {
         bodies.firsts.load(Ordering::Relaxed) + bodies.rests.load(Ordering::Relaxed)
     }
 
     /// Bodies that hold so much, one after the other, and which of them were refused.
-    fn hold(bodies: &Arc<Bodies>, most: u64, wanted: &[u64]) -> (Vec<Share>, Vec<usize>) {
-        let mut shares: Vec<_> = wanted.iter().map(|_| Share::of(Arc::clone(bodies), most)).collect();
-        let fits = |(share, bytes): (&mut Share, &u64)| share.hold(*bytes, 0).is_ok();
+    fn hold(bodies: &Arc<BodyMemory>, most: u64, wanted: &[u64]) -> (Vec<BodyMemoryGuard>, Vec<usize>) {
+        let mut shares: Vec<_> = wanted.iter().map(|_| BodyMemoryGuard::of(Arc::clone(bodies), most)).collect();
+        let fits = |(share, bytes): (&mut BodyMemoryGuard, &u64)| share.hold(*bytes, 0).is_ok();
         let fit: Vec<bool> = shares.iter_mut().zip(wanted).map(fits).collect();
         let (mut kept, mut refused) = (Vec::new(), Vec::new());
         for (number, (share, fits)) in shares.into_iter().zip(fit).enumerate() {
@@ -512,7 +521,7 @@ mod tests {
     #[test]
     fn c94_short_bodies_count_and_have_a_quarter_for_themselves() {
         let (kib, most) = (1024, 1 << 20);
-        let bodies = Arc::new(Bodies::default());
+        let bodies = Arc::new(BodyMemory::default());
         // Short ones take all there is, and no more.
         let (shares, refused) = hold(&bodies, most, &[60 * kib; 20]);
         assert_eq!((shares.len(), refused.len(), held(&bodies)), (17, 3, 1020 * kib));
@@ -534,8 +543,11 @@ mod tests {
         drop((long, short));
         // A short one that is coded is short, unless its decoder has a large window.
         let (long, _) = hold(&bodies, most, &[300 * kib; 3]);
-        let mut coded = Share::of(Arc::clone(&bodies), most);
-        assert_eq!((coded.hold(20 * kib, 60 * kib), coded.hold(20 * kib, 8 << 20)), (Ok(()), Err(Refusal::BodiesFull)));
+        let mut coded = BodyMemoryGuard::of(Arc::clone(&bodies), most);
+        assert_eq!(
+            (coded.hold(20 * kib, 60 * kib), coded.hold(20 * kib, 8 << 20)),
+            (Ok(()), Err(Rejection::BodiesFull))
+        );
         drop((long, coded));
         let [share] = hold(&bodies, most, &[500 * kib]).0.try_into().unwrap();
         let kept = share.reduced_to(100);
@@ -551,15 +563,15 @@ mod tests {
         headers: &HeaderMap,
         frames: Vec<Bytes>,
         most: u64,
-    ) -> (Result<Upload, Unread>, usize, u64) {
-        let bodies = Arc::new(Bodies::default());
+    ) -> (Result<BufferedBody, BodyReadError>, usize, u64) {
+        let bodies = Arc::new(BodyMemory::default());
         let body = http_body_util::StreamBody::new(futures_util::stream::iter(
-            frames.into_iter().map(|bytes| Ok::<_, Fault>(Frame::data(bytes))),
+            frames.into_iter().map(|bytes| Ok::<_, BoxError>(Frame::data(bytes))),
         ));
         let endpoint = Endpoint::find("POST", path).unwrap();
         let is_coded = headers.contains_key(CONTENT_ENCODING);
-        let terms = Terms { is_coded, max_bodies: u64::MAX, ..terms(&bodies, most) };
-        let (client, clock) = (ClientSide::default(), Clock::start());
+        let terms = BodyLimits { is_coded, max_bodies: u64::MAX, ..terms(&bodies, most) };
+        let (client, clock) = (ClientState::default(), Clock::start());
         let mut reading = pin!(read(body, headers, endpoint, terms, &client, &clock));
         let (mut turns, mut highest) = (0, 0);
         loop {
@@ -630,7 +642,10 @@ mod tests {
             let (headers, zipped) = gzip(body.as_bytes());
             assert!(zipped.len() < 600 << 10, "{} bytes on the wire", zipped.len());
             let (read, _, highest) = read_in_turns("/v1/completions", &headers, vec![zipped], 64 << 20);
-            assert!(matches!(read, Err(Unread::Refused(Refusal::UnreadableBody { why: Unreadable::TooMany { .. } }))));
+            assert!(matches!(
+                read,
+                Err(BodyReadError::Refused(Rejection::UnreadableBody { why: Unreadable::TooMany { .. } }))
+            ));
             assert!(highest < 2 << 20, "{highest}");
         }
         // Prompts that may be echoed are held twice, as long as it is not known.
@@ -656,12 +671,14 @@ mod tests {
         large.extend_from_slice(br#"{"model":"m"}"#);
         let large = Bytes::from(large);
         let place = large.as_ptr();
-        let body = http_body_util::StreamBody::new(futures_util::stream::iter([Ok::<_, Fault>(Frame::data(large))]));
+        let body = http_body_util::StreamBody::new(futures_util::stream::iter([Ok::<_, BoxError>(Frame::data(large))]));
         let endpoint = Endpoint::find("POST", "/v1/chat/completions").unwrap();
         let headers = HeaderMap::from_iter([(CONTENT_LENGTH, "13".parse().unwrap())]);
-        let bodies = Arc::new(Bodies::default());
+        let bodies = Arc::new(BodyMemory::default());
         let terms = terms(&bodies, 1024);
-        let Ok(Begun::Whole(upload)) = begun(pin!(body), &headers, endpoint, &terms) else { panic!("it has come") };
+        let Ok(StartedBody::Whole(upload)) = begun(pin!(body), &headers, endpoint, &terms) else {
+            panic!("it has come")
+        };
         assert!(upload.frames[0].as_ptr() != place && upload.frames.concat() == br#"{"model":"m"}"#);
 
         let mut shared = Bytes::from(br#"{"model":"m"}{"model":"n"}"#.to_vec());

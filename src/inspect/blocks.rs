@@ -2,7 +2,7 @@
 //! everything in front of it, so that two prompts share as many hashes as they begin alike.
 //!
 //! Chat templates put tools in front of the system prompt and that in front of the messages,
-//! wherever a body has them. Each of these parts ([`Slot`]) has a chain of its own while the body
+//! wherever a body has them. Each of these parts ([`PromptSlot`]) has a chain of its own while the body
 //! is read, and [`Chain::finish`] sets one behind the other. Blocks are [`BLOCK`] bytes of decoded
 //! text; the rest of a part at its end is no block, but what stands behind it depends on it.
 //! Names, numbers and punctuation of tools count as in JSON without spaces. A token id is four
@@ -17,7 +17,7 @@
 //! with one hash makes the gateway expect a hit where there is none, which the engine's report
 //! of cached tokens corrects.
 
-use super::fields::Member;
+use super::fields::TopLevelField;
 use crate::json::{Literal, Nest, Scalar, unescape};
 use crate::units::Dialect;
 
@@ -28,7 +28,7 @@ pub(super) const MOST: usize = 128;
 
 /// Where a part of the prompt stands when it reaches the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Slot {
+pub(super) enum PromptSlot {
     /// Parts caches; no text of the model's.
     Salt,
     Tools,
@@ -38,15 +38,15 @@ pub(super) enum Slot {
 
 const SLOTS: usize = 4;
 
-impl Slot {
+impl PromptSlot {
     /// The slot of a top-level member, if it has one.
     #[inline]
-    pub(super) fn of(member: Member, name: &[u8]) -> Option<Slot> {
+    pub(super) fn of(member: TopLevelField, name: &[u8]) -> Option<PromptSlot> {
         Some(match member {
-            Member::Salt => Slot::Salt,
-            Member::Tools | Member::Functions => Slot::Tools,
-            Member::Words if matches!(name, b"system" | b"instructions") => Slot::System,
-            member if member.is_prompt() => Slot::Messages,
+            TopLevelField::Salt => PromptSlot::Salt,
+            TopLevelField::Tools | TopLevelField::Functions => PromptSlot::Tools,
+            TopLevelField::Words if matches!(name, b"system" | b"instructions") => PromptSlot::System,
+            member if member.is_prompt() => PromptSlot::Messages,
             _ => return None,
         })
     }
@@ -58,8 +58,8 @@ pub(super) struct Chain {
     is_on: bool,
     /// The slot that is read takes more.
     is_open: bool,
-    slot: Slot,
-    parts: [Part; SLOTS],
+    slot: PromptSlot,
+    parts: [PromptPart; SLOTS],
     /// The block that is being filled, and how far it is.
     block: [u8; BLOCK],
     filled: usize,
@@ -71,7 +71,7 @@ pub(super) struct Chain {
 }
 
 #[derive(Debug)]
-struct Part {
+struct PromptPart {
     /// Of everything so far.
     hash: u64,
     blocks: Vec<u64>,
@@ -81,11 +81,11 @@ struct Part {
 
 impl Chain {
     pub(super) const fn new(is_on: bool) -> Self {
-        const EMPTY: Part = Part { hash: 0, blocks: Vec::new(), is_stopped: false };
+        const EMPTY: PromptPart = PromptPart { hash: 0, blocks: Vec::new(), is_stopped: false };
         Chain {
             is_on,
             is_open: false,
-            slot: Slot::Salt,
+            slot: PromptSlot::Salt,
             parts: [EMPTY; SLOTS],
             block: [0; BLOCK],
             filled: 0,
@@ -109,7 +109,7 @@ impl Chain {
 
     /// A top-level member begins.
     #[inline]
-    pub(super) fn begins(&mut self, slot: Option<Slot>) {
+    pub(super) fn begins(&mut self, slot: Option<PromptSlot>) {
         self.is_open = false;
         if let Some(slot) = slot
             && self.is_on
@@ -118,7 +118,7 @@ impl Chain {
         }
     }
 
-    fn enter(&mut self, slot: Slot) {
+    fn enter(&mut self, slot: PromptSlot) {
         self.end_part();
         let part = &self.parts[slot as usize];
         self.slot = slot;
@@ -269,7 +269,7 @@ impl Chain {
 
     /// The hashes of all blocks, in the order in which the model reads them.
     pub(super) fn finish(&mut self, dialect: Dialect, model: &str) -> Vec<u64> {
-        let has_blocks = self.parts[Slot::Tools as usize..].iter().any(|part| !part.blocks.is_empty());
+        let has_blocks = self.parts[PromptSlot::Tools as usize..].iter().any(|part| !part.blocks.is_empty());
         if !self.is_on || !has_blocks {
             return Vec::new();
         }
@@ -277,7 +277,7 @@ impl Chain {
         let mut front = model.as_bytes().chunks(BLOCK).fold(dialect as u64, |hash, chunk| mix(hash, digest(chunk)));
         let mut all = Vec::new();
         for (slot, part) in self.parts.iter_mut().enumerate() {
-            if slot != Slot::Salt as usize {
+            if slot != PromptSlot::Salt as usize {
                 part.blocks.iter_mut().for_each(|block| *block = fold(front ^ *block));
                 if all.is_empty() {
                     all = std::mem::take(&mut part.blocks);

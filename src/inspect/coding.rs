@@ -52,7 +52,7 @@ impl Coding {
 
 /// Why a coded body cannot be taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Undecodable {
+pub enum DecodeError {
     /// It unfolds beyond the body limit, or as only a bomb does.
     #[error("the decoded body is too large")]
     TooLarge,
@@ -66,12 +66,12 @@ pub struct Decoder(Inner);
 
 enum Inner {
     Gzip {
-        decoder: Box<GzDecoder<Unfolded>>,
+        decoder: Box<GzDecoder<DecodedChunk>>,
         members: usize,
     },
     Zstd {
         decoder: DCtx<'static>,
-        out: Unfolded,
+        out: DecodedChunk,
         /// At the end of a zstd frame, where the body may end.
         is_whole: bool,
     },
@@ -90,15 +90,15 @@ impl Decoder {
     /// A decoder for a body that may have at most `limit` bytes once decoded.
     ///
     /// # Errors
-    /// [`Undecodable::Broken`] where the decoder cannot be set up.
-    pub fn new(coding: Coding, limit: usize) -> Result<Self, Undecodable> {
-        let out = Unfolded { limit, ..Unfolded::default() };
+    /// [`DecodeError::Broken`] where the decoder cannot be set up.
+    pub fn new(coding: Coding, limit: usize) -> Result<Self, DecodeError> {
+        let out = DecodedChunk { limit, ..DecodedChunk::default() };
         Ok(Decoder(match coding {
             Coding::Gzip => Inner::Gzip { decoder: Box::new(GzDecoder::new(out)), members: 1 },
             Coding::Zstd => {
-                let mut decoder = DCtx::try_create().ok_or(Undecodable::Broken)?;
+                let mut decoder = DCtx::try_create().ok_or(DecodeError::Broken)?;
                 let window = DParameter::WindowLogMax(ZSTD_WINDOW_LOG);
-                decoder.set_parameter(window).map_err(|_| Undecodable::Broken)?;
+                decoder.set_parameter(window).map_err(|_| DecodeError::Broken)?;
                 Inner::Zstd { decoder, out, is_whole: false }
             }
         }))
@@ -109,8 +109,8 @@ impl Decoder {
     /// ones may be none.
     ///
     /// # Errors
-    /// [`Undecodable`]; the rest of the body need not be read then.
-    pub fn push(&mut self, coded: &mut &[u8]) -> Result<Bytes, Undecodable> {
+    /// [`DecodeError`]; the rest of the body need not be read then.
+    pub fn push(&mut self, coded: &mut &[u8]) -> Result<Bytes, DecodeError> {
         match &mut self.0 {
             Inner::Gzip { decoder, members } => {
                 gunzip(decoder, coded, members)?;
@@ -136,28 +136,28 @@ impl Decoder {
     /// The body is complete; gives the last of it.
     ///
     /// # Errors
-    /// [`Undecodable`], also where the body ends too early.
-    pub fn finish(self) -> Result<Bytes, Undecodable> {
+    /// [`DecodeError`], also where the body ends too early.
+    pub fn finish(self) -> Result<Bytes, DecodeError> {
         match self.0 {
             Inner::Gzip { mut decoder, .. } => {
                 let is_empty = decoder.get_ref().taken == 0;
                 let finished = decoder.try_finish();
                 let out = decoder.get_mut();
                 finished.map_err(|_| out.fault())?;
-                if is_empty { Err(Undecodable::Broken) } else { Ok(out.take()) }
+                if is_empty { Err(DecodeError::Broken) } else { Ok(out.take()) }
             }
             Inner::Zstd { mut out, is_whole, .. } => {
                 if is_whole {
                     Ok(out.take())
                 } else {
-                    Err(Undecodable::Broken)
+                    Err(DecodeError::Broken)
                 }
             }
         }
     }
 }
 
-fn gunzip(decoder: &mut GzDecoder<Unfolded>, coded: &mut &[u8], members: &mut usize) -> Result<(), Undecodable> {
+fn gunzip(decoder: &mut GzDecoder<DecodedChunk>, coded: &mut &[u8], members: &mut usize) -> Result<(), DecodeError> {
     while !coded.is_empty() && !decoder.get_ref().is_slice() {
         // One call writes at most what its own buffer holds, 32 KiB.
         let read = decoder.write(coded).map_err(|_| decoder.get_ref().fault())?;
@@ -169,7 +169,7 @@ fn gunzip(decoder: &mut GzDecoder<Unfolded>, coded: &mut &[u8], members: &mut us
         decoder.try_finish().map_err(|_| decoder.get_ref().fault())?;
         *members += 1;
         if *members > MEMBERS + decoder.get_ref().taken / 1024 {
-            return Err(Undecodable::Broken);
+            return Err(DecodeError::Broken);
         }
         let out = std::mem::take(decoder.get_mut());
         *decoder = GzDecoder::new(out);
@@ -180,13 +180,13 @@ fn gunzip(decoder: &mut GzDecoder<Unfolded>, coded: &mut &[u8], members: &mut us
 fn unfold(
     decoder: &mut DCtx<'static>,
     coded: &mut &[u8],
-    out: &mut Unfolded,
+    out: &mut DecodedChunk,
     is_whole: &mut bool,
-) -> Result<(), Undecodable> {
+) -> Result<(), DecodeError> {
     let mut room = [0; 16 * 1024];
     loop {
         let (mut input, mut output) = (InBuffer::around(coded), OutBuffer::around(&mut room[..]));
-        let remaining = decoder.decompress_stream(&mut output, &mut input).map_err(|_| Undecodable::Broken)?;
+        let remaining = decoder.decompress_stream(&mut output, &mut input).map_err(|_| DecodeError::Broken)?;
         let (read, written) = (input.pos(), output.pos());
         out.advance(coded, read);
         out.write_all(&room[..written]).map_err(|_| out.fault())?;
@@ -199,7 +199,7 @@ fn unfold(
             return Ok(());
         }
         if read + written == 0 {
-            return Err(Undecodable::Broken);
+            return Err(DecodeError::Broken);
         }
         if out.is_slice() && !coded.is_empty() {
             return Ok(());
@@ -209,7 +209,7 @@ fn unfold(
 
 /// Decoded bytes that have not been taken yet. A write that would make too many fails.
 #[derive(Debug, Default)]
-struct Unfolded {
+struct DecodedChunk {
     /// Used again for each slice: what is given away is an exact copy.
     bytes: Vec<u8>,
     limit: usize,
@@ -218,7 +218,7 @@ struct Unfolded {
     is_too_large: bool,
 }
 
-impl Unfolded {
+impl DecodedChunk {
     fn take(&mut self) -> Bytes {
         let taken = Bytes::copy_from_slice(&self.bytes);
         self.bytes.clear();
@@ -235,12 +235,12 @@ impl Unfolded {
         self.bytes.len() >= SLICE
     }
 
-    fn fault(&self) -> Undecodable {
-        if self.is_too_large { Undecodable::TooLarge } else { Undecodable::Broken }
+    fn fault(&self) -> DecodeError {
+        if self.is_too_large { DecodeError::TooLarge } else { DecodeError::Broken }
     }
 }
 
-impl Write for Unfolded {
+impl Write for DecodedChunk {
     fn write(&mut self, decoded: &[u8]) -> io::Result<usize> {
         self.made += decoded.len();
         let is_bomb = self.made > HARMLESS && self.made / STEEPEST > self.taken;
@@ -274,7 +274,7 @@ mod tests {
     }
 
     /// Decodes one piece; no slice is much longer than [`SLICE`].
-    fn push_all(decoder: &mut Decoder, mut piece: &[u8]) -> Result<Vec<u8>, Undecodable> {
+    fn push_all(decoder: &mut Decoder, mut piece: &[u8]) -> Result<Vec<u8>, DecodeError> {
         let mut out = Vec::new();
         while !piece.is_empty() {
             let slice = decoder.push(&mut piece)?;
@@ -284,7 +284,7 @@ mod tests {
         Ok(out)
     }
 
-    fn decoded(coding: Coding, pieces: &[&[u8]], limit: usize) -> Result<Vec<u8>, Undecodable> {
+    fn decoded(coding: Coding, pieces: &[&[u8]], limit: usize) -> Result<Vec<u8>, DecodeError> {
         let mut decoder = Decoder::new(coding, limit)?;
         let mut out = Vec::new();
         for piece in pieces {
@@ -319,7 +319,7 @@ mod tests {
                 }
                 Err(fault) => Some(fault),
             });
-            assert_eq!(fault, Some(Undecodable::TooLarge), "{coding:?}");
+            assert_eq!(fault, Some(DecodeError::TooLarge), "{coding:?}");
             assert!(made <= HARMLESS, "{coding:?} gave {made} bytes");
         }
     }
@@ -349,7 +349,7 @@ mod tests {
         assert_eq!(decoder.push(&mut &head((23 - 10) << 3)[..]), Ok(Bytes::new()));
         assert!(decoder.held() >= before + (8 << 20), "{before} and then {}", decoder.held());
         let mut decoder = Decoder::new(Coding::Zstd, 1 << 30).unwrap();
-        assert_eq!(decoder.push(&mut &head((24 - 10) << 3)[..]), Err(Undecodable::Broken));
+        assert_eq!(decoder.push(&mut &head((24 - 10) << 3)[..]), Err(DecodeError::Broken));
         assert!(Decoder::new(Coding::Gzip, 1).unwrap().held() >= 64 << 10);
     }
 
@@ -359,7 +359,7 @@ mod tests {
             let body: Vec<u8> = (0..5000u32).flat_map(|i| i.wrapping_mul(2_654_435_761).to_le_bytes()).collect();
             let sent = coded(coding, &body);
             assert_eq!(decoded(coding, &[&sent], body.len()).as_ref(), Ok(&body));
-            assert_eq!(decoded(coding, &[&sent], body.len() - 1), Err(Undecodable::TooLarge));
+            assert_eq!(decoded(coding, &[&sent], body.len() - 1), Err(DecodeError::TooLarge));
         }
     }
 
@@ -368,12 +368,12 @@ mod tests {
         for coding in BOTH {
             let sent = coded(coding, b"{\"model\":\"m\"}");
             for cut in 0..sent.len() {
-                assert_eq!(decoded(coding, &[&sent[..cut]], 1000), Err(Undecodable::Broken), "{coding:?} {cut}");
+                assert_eq!(decoded(coding, &[&sent[..cut]], 1000), Err(DecodeError::Broken), "{coding:?} {cut}");
             }
-            assert_eq!(decoded(coding, &[b"{\"model\":\"m\"}"], 1000), Err(Undecodable::Broken));
+            assert_eq!(decoded(coding, &[b"{\"model\":\"m\"}"], 1000), Err(DecodeError::Broken));
             let mut junk = sent.clone();
             junk.extend_from_slice(b"junk");
-            assert_eq!(decoded(coding, &[&junk], 1000), Err(Undecodable::Broken), "{coding:?}");
+            assert_eq!(decoded(coding, &[&junk], 1000), Err(DecodeError::Broken), "{coding:?}");
         }
     }
 
@@ -388,7 +388,7 @@ mod tests {
     #[test]
     fn a_body_of_nothing_but_members_is_refused_and_one_of_blocks_is_not() {
         let flood = coded(Coding::Gzip, b"").repeat(1000);
-        assert_eq!(decoded(Coding::Gzip, &[&flood], 1000), Err(Undecodable::Broken));
+        assert_eq!(decoded(Coding::Gzip, &[&flood], 1000), Err(DecodeError::Broken));
         let noise: Vec<u8> = (0..60_000u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
         let blocks = coded(Coding::Gzip, &noise).repeat(100);
         assert_eq!(decoded(Coding::Gzip, &[&blocks], 100 * noise.len()).unwrap().len(), 100 * noise.len());

@@ -125,16 +125,16 @@ pub struct Switches {
     /// `reasoning_effort`, where it is a string.
     pub effort: Option<Field<Reasoning>>,
     /// `reasoning`, and each `effort` in it.
-    pub reasoning: Option<Nest<Reasoning>>,
+    pub reasoning: Option<SwitchGroup<Reasoning>>,
     /// `thinking`, where it is an object, and what its `type` says.
     pub thinking: Option<Field<Option<Reasoning>>>,
     /// `chat_template_kwargs`, and each `enable_thinking` and `thinking` in it.
-    pub template: Option<Nest<bool>>,
+    pub template: Option<SwitchGroup<bool>>,
 }
 
 /// A value whose members are switches.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Nest<T> {
+pub struct SwitchGroup<T> {
     /// Range of the whole value.
     pub at: Range<usize>,
     /// It is `null`.
@@ -147,9 +147,9 @@ pub struct Nest<T> {
     pub members: Vec<(&'static str, Field<Option<T>>)>,
 }
 
-impl<T> Default for Nest<T> {
+impl<T> Default for SwitchGroup<T> {
     fn default() -> Self {
-        Nest { at: 0..0, is_null: false, is_other: false, is_empty: false, members: Vec::new() }
+        SwitchGroup { at: 0..0, is_null: false, is_other: false, is_empty: false, members: Vec::new() }
     }
 }
 

@@ -5,7 +5,7 @@ use crate::units::Dialect;
 
 /// A member of the top-level object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Member {
+pub(super) enum TopLevelField {
     Model,
     Stream,
     StreamOptions,
@@ -53,7 +53,7 @@ pub(super) enum Member {
 
 /// The JSON type that a value has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum JsonType {
     Null,
     Flag,
     Number,
@@ -64,7 +64,7 @@ pub(super) enum Kind {
 
 /// The type that a member must have. `null` is always allowed and reads as absent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Wanted {
+pub(super) enum FieldType {
     Flag,
     /// A whole number, zero or more.
     Count,
@@ -77,87 +77,87 @@ pub(super) enum Wanted {
     Any,
 }
 
-impl Wanted {
+impl FieldType {
     /// How a refusal says it.
     pub(super) const fn expected(self) -> &'static str {
         match self {
-            Wanted::Flag => "true or false",
-            Wanted::Count => "a whole number, zero or more",
-            Wanted::Cap => "a whole number, zero or more, or -1 for no cap",
-            Wanted::Integer => "a whole number",
-            Wanted::Text => "a string",
-            Wanted::Object => "an object",
-            Wanted::Any => "any value",
+            FieldType::Flag => "true or false",
+            FieldType::Count => "a whole number, zero or more",
+            FieldType::Cap => "a whole number, zero or more, or -1 for no cap",
+            FieldType::Integer => "a whole number",
+            FieldType::Text => "a string",
+            FieldType::Object => "an object",
+            FieldType::Any => "any value",
         }
     }
 
     /// Whether a value of this type will do, as far as its first byte tells (whether a
     /// number is a whole one shows at its end).
-    pub(super) const fn takes(self, kind: Kind) -> bool {
+    pub(super) const fn takes(self, kind: JsonType) -> bool {
         match kind {
-            Kind::Null => true,
-            Kind::Flag => matches!(self, Wanted::Flag | Wanted::Any),
-            Kind::Number => matches!(self, Wanted::Count | Wanted::Cap | Wanted::Integer | Wanted::Any),
-            Kind::Text => matches!(self, Wanted::Text | Wanted::Any),
-            Kind::Object => matches!(self, Wanted::Object | Wanted::Any),
-            Kind::Array => matches!(self, Wanted::Any),
+            JsonType::Null => true,
+            JsonType::Flag => matches!(self, FieldType::Flag | FieldType::Any),
+            JsonType::Number => matches!(self, FieldType::Count | FieldType::Cap | FieldType::Integer | FieldType::Any),
+            JsonType::Text => matches!(self, FieldType::Text | FieldType::Any),
+            JsonType::Object => matches!(self, FieldType::Object | FieldType::Any),
+            JsonType::Array => matches!(self, FieldType::Any),
         }
     }
 }
 
 /// What is demanded of a member that may stand only once.
 #[derive(Debug)]
-pub(super) struct Rule {
+pub(super) struct FieldRule {
     /// One bit per such member.
     pub(super) bit: u32,
     pub(super) field: &'static str,
-    pub(super) wanted: Wanted,
+    pub(super) wanted: FieldType,
 }
 
-impl Member {
+impl TopLevelField {
     /// What the member called `name` is in this dialect. A field that a dialect does not have
     /// decides nothing there and travels as it is.
-    pub(super) fn called(name: &[u8], dialect: Dialect) -> Member {
+    pub(super) fn called(name: &[u8], dialect: Dialect) -> TopLevelField {
         let has_choices = matches!(dialect, Dialect::Chat | Dialect::Completions);
         let completes = dialect == Dialect::Completions;
         match name {
-            b"model" => Member::Model,
-            b"stream" => Member::Stream,
-            b"stream_options" => Member::StreamOptions,
-            b"max_tokens" => Member::MaxTokens,
-            b"max_completion_tokens" => Member::MaxCompletionTokens,
-            b"max_output_tokens" => Member::MaxOutputTokens,
-            b"min_tokens" => Member::MinTokens,
-            b"n" if has_choices => Member::N,
-            b"best_of" if completes => Member::BestOf,
-            b"echo" if completes => Member::Echo,
-            b"priority" => Member::Priority,
-            b"user" => Member::User,
-            b"background" => Member::Background,
-            b"reasoning_effort" => Member::Effort,
-            b"reasoning" => Member::Reasoning,
-            b"thinking" => Member::Thinking,
-            b"chat_template_kwargs" => Member::Template,
-            b"metadata" => Member::Metadata,
-            b"tools" => Member::Tools,
-            b"functions" => Member::Functions,
-            b"kv_transfer_params" | b"ec_transfer_params" | b"disaggregated_params" => Member::Transfer,
-            b"nvext" => Member::Extension,
-            b"vllm_xargs" | b"extra_args" | b"extra_body" | b"sampling_params" => Member::Passed,
-            b"response_format" | b"output_format" | b"output_config" | b"structured_outputs" => Member::Format,
-            b"text" if dialect == Dialect::Responses => Member::Format,
-            b"json_schema" | b"grammar" | b"ebnf" | b"regex" => Member::Schema,
-            b"guided_json" | b"guided_regex" | b"guided_grammar" | b"guided_choice" => Member::Schema,
-            b"prompt" => Member::Prompt,
-            b"input" => Member::Input,
-            b"messages" | b"content" | b"system" | b"instructions" => Member::Words,
-            b"query" | b"queries" | b"documents" | b"passages" | b"text_1" | b"text_2" => Member::Words,
-            b"previous_response_id" | b"conversation" => Member::Earlier,
-            b"cache_salt" => Member::Salt,
-            _ if is_place(name) => Member::Transfer,
+            b"model" => TopLevelField::Model,
+            b"stream" => TopLevelField::Stream,
+            b"stream_options" => TopLevelField::StreamOptions,
+            b"max_tokens" => TopLevelField::MaxTokens,
+            b"max_completion_tokens" => TopLevelField::MaxCompletionTokens,
+            b"max_output_tokens" => TopLevelField::MaxOutputTokens,
+            b"min_tokens" => TopLevelField::MinTokens,
+            b"n" if has_choices => TopLevelField::N,
+            b"best_of" if completes => TopLevelField::BestOf,
+            b"echo" if completes => TopLevelField::Echo,
+            b"priority" => TopLevelField::Priority,
+            b"user" => TopLevelField::User,
+            b"background" => TopLevelField::Background,
+            b"reasoning_effort" => TopLevelField::Effort,
+            b"reasoning" => TopLevelField::Reasoning,
+            b"thinking" => TopLevelField::Thinking,
+            b"chat_template_kwargs" => TopLevelField::Template,
+            b"metadata" => TopLevelField::Metadata,
+            b"tools" => TopLevelField::Tools,
+            b"functions" => TopLevelField::Functions,
+            b"kv_transfer_params" | b"ec_transfer_params" | b"disaggregated_params" => TopLevelField::Transfer,
+            b"nvext" => TopLevelField::Extension,
+            b"vllm_xargs" | b"extra_args" | b"extra_body" | b"sampling_params" => TopLevelField::Passed,
+            b"response_format" | b"output_format" | b"output_config" | b"structured_outputs" => TopLevelField::Format,
+            b"text" if dialect == Dialect::Responses => TopLevelField::Format,
+            b"json_schema" | b"grammar" | b"ebnf" | b"regex" => TopLevelField::Schema,
+            b"guided_json" | b"guided_regex" | b"guided_grammar" | b"guided_choice" => TopLevelField::Schema,
+            b"prompt" => TopLevelField::Prompt,
+            b"input" => TopLevelField::Input,
+            b"messages" | b"content" | b"system" | b"instructions" => TopLevelField::Words,
+            b"query" | b"queries" | b"documents" | b"passages" | b"text_1" | b"text_2" => TopLevelField::Words,
+            b"previous_response_id" | b"conversation" => TopLevelField::Earlier,
+            b"cache_salt" => TopLevelField::Salt,
+            _ if is_place(name) => TopLevelField::Transfer,
             _ => match OTHER_CAPS.iter().position(|cap| cap.as_bytes() == name) {
-                Some(cap) => Member::OtherCap(cap),
-                None => Member::Other,
+                Some(cap) => TopLevelField::OtherCap(cap),
+                None => TopLevelField::Other,
             },
         }
     }
@@ -166,71 +166,71 @@ impl Member {
     /// are engines whose parsers do not tell them apart.
     pub(super) fn miscased(name: &[u8], dialect: Dialect) -> Option<String> {
         let name = folded(name)?;
-        (Member::called(name.as_bytes(), dialect) != Member::Other).then_some(name)
+        (TopLevelField::called(name.as_bytes(), dialect) != TopLevelField::Other).then_some(name)
     }
 
     /// What is demanded of the member; nothing of those that may be repeated.
-    pub(super) const fn rule(self, dialect: Dialect) -> Option<&'static Rule> {
+    pub(super) const fn rule(self, dialect: Dialect) -> Option<&'static FieldRule> {
         /// A rule, made once.
         macro_rules! rule {
             ($place:literal, $field:literal, $wanted:ident) => {
-                &Rule { bit: 1 << $place, field: $field, wanted: Wanted::$wanted }
+                &FieldRule { bit: 1 << $place, field: $field, wanted: FieldType::$wanted }
             };
         }
         Some(match self {
-            Member::Model => rule!(0, "model", Text),
-            Member::Stream => rule!(1, "stream", Flag),
-            Member::StreamOptions => rule!(2, "stream_options", Object),
-            Member::MaxTokens => rule!(3, "max_tokens", Cap),
-            Member::MaxCompletionTokens => rule!(4, "max_completion_tokens", Cap),
-            Member::MaxOutputTokens => rule!(5, "max_output_tokens", Cap),
-            Member::OtherCap(0) => rule!(20, "n_predict", Cap),
-            Member::OtherCap(1) => rule!(21, "num_predict", Cap),
-            Member::OtherCap(2) => rule!(22, "max_new_tokens", Cap),
-            Member::OtherCap(_) => rule!(23, "max_tokens_to_sample", Cap),
-            Member::N => rule!(6, "n", Count),
-            Member::BestOf => rule!(7, "best_of", Count),
-            Member::Priority => rule!(8, "priority", Integer),
-            Member::User => rule!(9, "user", Text),
-            Member::Background => rule!(10, "background", Flag),
-            Member::Echo => rule!(11, "echo", Flag),
+            TopLevelField::Model => rule!(0, "model", Text),
+            TopLevelField::Stream => rule!(1, "stream", Flag),
+            TopLevelField::StreamOptions => rule!(2, "stream_options", Object),
+            TopLevelField::MaxTokens => rule!(3, "max_tokens", Cap),
+            TopLevelField::MaxCompletionTokens => rule!(4, "max_completion_tokens", Cap),
+            TopLevelField::MaxOutputTokens => rule!(5, "max_output_tokens", Cap),
+            TopLevelField::OtherCap(0) => rule!(20, "n_predict", Cap),
+            TopLevelField::OtherCap(1) => rule!(21, "num_predict", Cap),
+            TopLevelField::OtherCap(2) => rule!(22, "max_new_tokens", Cap),
+            TopLevelField::OtherCap(_) => rule!(23, "max_tokens_to_sample", Cap),
+            TopLevelField::N => rule!(6, "n", Count),
+            TopLevelField::BestOf => rule!(7, "best_of", Count),
+            TopLevelField::Priority => rule!(8, "priority", Integer),
+            TopLevelField::User => rule!(9, "user", Text),
+            TopLevelField::Background => rule!(10, "background", Flag),
+            TopLevelField::Echo => rule!(11, "echo", Flag),
             // Classes may depend on these, so there may not be two of them to choose from.
             // Engines disagree about their types, which are therefore not ours to judge.
-            Member::Effort => rule!(12, "reasoning_effort", Any),
-            Member::Reasoning => rule!(13, "reasoning", Any),
-            Member::Thinking => rule!(14, "thinking", Any),
-            Member::Metadata => rule!(15, "metadata", Any),
-            Member::Tools => rule!(16, "tools", Any),
-            Member::Functions => rule!(17, "functions", Any),
+            TopLevelField::Effort => rule!(12, "reasoning_effort", Any),
+            TopLevelField::Reasoning => rule!(13, "reasoning", Any),
+            TopLevelField::Thinking => rule!(14, "thinking", Any),
+            TopLevelField::Metadata => rule!(15, "metadata", Any),
+            TopLevelField::Tools => rule!(16, "tools", Any),
+            TopLevelField::Functions => rule!(17, "functions", Any),
             // The number of prompts decides how many choices must finish.
-            Member::Prompt if matches!(dialect, Dialect::Completions) => rule!(18, "prompt", Any),
-            Member::Template => rule!(19, "chat_template_kwargs", Any),
-            Member::Prompt | Member::Input | Member::Words => return None,
-            Member::MinTokens
-            | Member::Transfer
-            | Member::Extension
-            | Member::Passed
-            | Member::Schema
-            | Member::Format
-            | Member::Earlier
-            | Member::Salt
-            | Member::Other => return None,
+            TopLevelField::Prompt if matches!(dialect, Dialect::Completions) => rule!(18, "prompt", Any),
+            TopLevelField::Template => rule!(19, "chat_template_kwargs", Any),
+            TopLevelField::Prompt | TopLevelField::Input | TopLevelField::Words => return None,
+            TopLevelField::MinTokens
+            | TopLevelField::Transfer
+            | TopLevelField::Extension
+            | TopLevelField::Passed
+            | TopLevelField::Schema
+            | TopLevelField::Format
+            | TopLevelField::Earlier
+            | TopLevelField::Salt
+            | TopLevelField::Other => return None,
         })
     }
 
     /// Whether text below this member is read by the model.
     pub(super) const fn is_prompt(self) -> bool {
-        matches!(self, Member::Prompt | Member::Input | Member::Words)
+        matches!(self, TopLevelField::Prompt | TopLevelField::Input | TopLevelField::Words)
     }
 
     /// Whether the member says which functions the model may call.
     pub(super) const fn is_tools(self) -> bool {
-        matches!(self, Member::Tools | Member::Functions)
+        matches!(self, TopLevelField::Tools | TopLevelField::Functions)
     }
 
     /// Whether numbers in arrays below this member are token ids.
     pub(super) const fn takes_token_ids(self) -> bool {
-        matches!(self, Member::Prompt | Member::Input)
+        matches!(self, TopLevelField::Prompt | TopLevelField::Input)
     }
 }
 

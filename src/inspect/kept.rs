@@ -3,7 +3,7 @@
 /// A name, string or number whose pieces come one by one. Keeps at most as much as its
 /// reader said it would look at, so that a client cannot make it grow.
 #[derive(Debug, Default)]
-pub(super) struct Kept {
+pub(super) struct BoundedValue {
     text: Vec<u8>,
     most: usize,
     is_over: bool,
@@ -13,7 +13,7 @@ pub(super) struct Kept {
 
 /// A name, string or number that has been read.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Said<'a> {
+pub(super) struct ScalarValue<'a> {
     text: &'a [u8],
     is_over: bool,
     has_lone_surrogate: bool,
@@ -22,7 +22,7 @@ pub(super) struct Said<'a> {
 
 /// What a number says where a whole one is expected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Whole {
+pub(super) enum IntegerValue {
     /// Zero or more.
     Count(u64),
     /// A whole number beyond 64 bits.
@@ -35,7 +35,7 @@ pub(super) enum Whole {
     Fraction,
 }
 
-impl Kept {
+impl BoundedValue {
     pub(super) fn begin(&mut self, most: usize) {
         self.text.clear();
         self.most = most;
@@ -62,8 +62,8 @@ impl Kept {
         self.has_lone_surrogate = true;
     }
 
-    pub(super) fn said(&self) -> Said<'_> {
-        Said {
+    pub(super) fn said(&self) -> ScalarValue<'_> {
+        ScalarValue {
             text: &self.text,
             is_over: self.is_over,
             has_lone_surrogate: self.has_lone_surrogate,
@@ -72,10 +72,10 @@ impl Kept {
     }
 }
 
-impl<'a> Said<'a> {
+impl<'a> ScalarValue<'a> {
     /// What stands in one piece, without escapes.
-    pub(super) const fn at_once(text: &'a [u8], most: usize) -> Said<'a> {
-        Said { text, is_over: text.len() > most, has_lone_surrogate: false, has_fraction: false }
+    pub(super) const fn at_once(text: &'a [u8], most: usize) -> ScalarValue<'a> {
+        ScalarValue { text, is_over: text.len() > most, has_lone_surrogate: false, has_fraction: false }
     }
 
     pub(super) const fn has_lone_surrogate(self) -> bool {
@@ -92,48 +92,48 @@ impl<'a> Said<'a> {
         if self.is_over || self.has_lone_surrogate { None } else { std::str::from_utf8(self.text).ok() }
     }
 
-    pub(super) fn whole(self) -> Whole {
+    pub(super) fn whole(self) -> IntegerValue {
         let (is_negative, number) = match self.text {
             [b'-', number @ ..] => (true, number),
             number => (false, number),
         };
         let size = match self.has_fraction || has_fraction(number) {
-            false => Size::of(number, 0),
+            false => Magnitude::of(number, 0),
             // What stands behind the kept part may be a fraction.
-            true if self.is_over => Size::Fraction,
-            true => Size::of_float(number),
+            true if self.is_over => Magnitude::Fraction,
+            true => Magnitude::of_float(number),
         };
         match size {
-            Size::Fraction => Whole::Fraction,
-            Size::Count(count) if !self.is_over && (count == 0 || !is_negative) => Whole::Count(count),
-            Size::Count(1) if !self.is_over => Whole::MinusOne,
-            _ if is_negative => Whole::Negative,
-            _ => Whole::Beyond,
+            Magnitude::Fraction => IntegerValue::Fraction,
+            Magnitude::Count(count) if !self.is_over && (count == 0 || !is_negative) => IntegerValue::Count(count),
+            Magnitude::Count(1) if !self.is_over => IntegerValue::MinusOne,
+            _ if is_negative => IntegerValue::Negative,
+            _ => IntegerValue::Beyond,
         }
     }
 }
 
 /// What a number without its sign comes to.
-enum Size {
+enum Magnitude {
     Count(u64),
     /// Beyond 64 bits.
     Beyond,
     Fraction,
 }
 
-impl Size {
+impl Magnitude {
     /// Digits with so many zeros behind them.
-    fn of(digits: &[u8], zeros: u32) -> Size {
+    fn of(digits: &[u8], zeros: u32) -> Magnitude {
         let push = |count: u64, digit: &u8| count.checked_mul(10)?.checked_add(u64::from(digit.wrapping_sub(b'0')));
         let count = match digits.iter().try_fold(0, push) {
             Some(0) => Some(0),
             count => count.zip(10u64.checked_pow(zeros)).and_then(|(count, tens)| count.checked_mul(tens)),
         };
-        count.map_or(Size::Beyond, Size::Count)
+        count.map_or(Magnitude::Beyond, Magnitude::Count)
     }
 
     /// A number with a point or an exponent: engines read `100.0` and `1e2` as 100.
-    fn of_float(number: &[u8]) -> Size {
+    fn of_float(number: &[u8]) -> Magnitude {
         let at = number.iter().position(|byte| matches!(byte, b'e' | b'E')).unwrap_or(number.len());
         let (mantissa, exponent) = (&number[..at], number.get(at + 1..).unwrap_or(b"0"));
         let point = mantissa.iter().position(|byte| *byte == b'.').unwrap_or(mantissa.len());
@@ -147,10 +147,10 @@ impl Size {
         let all_zero = |digits: &[u8]| digits.iter().all(|digit| *digit == b'0');
         let kept = digits.len().saturating_sub(behind_point);
         if !all_zero(&digits[kept..]) {
-            return Size::Fraction;
+            return Magnitude::Fraction;
         }
         digits.truncate(kept);
-        Size::of(&digits, u32::try_from(zeros.max(0)).unwrap_or(u32::MAX))
+        Magnitude::of(&digits, u32::try_from(zeros.max(0)).unwrap_or(u32::MAX))
     }
 }
 
@@ -162,8 +162,8 @@ fn has_fraction(number: &[u8]) -> bool {
 mod tests {
     use super::*;
 
-    fn whole(pieces: &[&str]) -> Whole {
-        let mut kept = Kept::default();
+    fn whole(pieces: &[&str]) -> IntegerValue {
+        let mut kept = BoundedValue::default();
         kept.begin(24);
         pieces.iter().for_each(|piece| kept.push_number(piece.as_bytes()));
         kept.said().whole()
@@ -171,18 +171,18 @@ mod tests {
 
     #[test]
     fn whole_numbers_are_told_from_all_others() {
-        assert_eq!(whole(&["1", "2"]), Whole::Count(12));
-        assert_eq!(whole(&["-0"]), Whole::Count(0));
-        assert_eq!(whole(&["18446744073709551615"]), Whole::Count(u64::MAX));
-        assert_eq!(whole(&["18446744073709551616"]), Whole::Beyond);
-        assert_eq!(whole(&["9".repeat(1000).as_str()]), Whole::Beyond);
-        assert_eq!(whole(&["-", "9".repeat(1000).as_str()]), Whole::Negative);
-        assert_eq!(whole(&[format!("-{}", "9".repeat(1000)).as_str()]), Whole::Negative);
+        assert_eq!(whole(&["1", "2"]), IntegerValue::Count(12));
+        assert_eq!(whole(&["-0"]), IntegerValue::Count(0));
+        assert_eq!(whole(&["18446744073709551615"]), IntegerValue::Count(u64::MAX));
+        assert_eq!(whole(&["18446744073709551616"]), IntegerValue::Beyond);
+        assert_eq!(whole(&["9".repeat(1000).as_str()]), IntegerValue::Beyond);
+        assert_eq!(whole(&["-", "9".repeat(1000).as_str()]), IntegerValue::Negative);
+        assert_eq!(whole(&[format!("-{}", "9".repeat(1000)).as_str()]), IntegerValue::Negative);
         assert_eq!(
             (whole(&["-1"]), whole(&["-2"]), whole(&["-10"])),
-            (Whole::MinusOne, Whole::Negative, Whole::Negative)
+            (IntegerValue::MinusOne, IntegerValue::Negative, IntegerValue::Negative)
         );
-        assert_eq!(whole(&["9".repeat(1000).as_str(), ".5"]), Whole::Fraction);
+        assert_eq!(whole(&["9".repeat(1000).as_str(), ".5"]), IntegerValue::Fraction);
     }
 
     #[test]
@@ -199,16 +199,16 @@ mod tests {
             ("-0.0", 0),
             ("1844674407370955161.5e1", u64::MAX),
         ] {
-            assert_eq!(whole(&[float]), Whole::Count(count), "{float}");
+            assert_eq!(whole(&[float]), IntegerValue::Count(count), "{float}");
         }
         for fraction in ["1.5", "-1.5", "1e-1", "0.1", "100.01", "15e-2", "1e-999999999999", "1.00000001e7"] {
-            assert_eq!(whole(&[fraction]), Whole::Fraction, "{fraction}");
+            assert_eq!(whole(&[fraction]), IntegerValue::Fraction, "{fraction}");
         }
         for beyond in ["1e400", "1e20", "1.5e999999999999", "1844674407370955161.6e1"] {
-            assert_eq!(whole(&[beyond]), Whole::Beyond, "{beyond}");
+            assert_eq!(whole(&[beyond]), IntegerValue::Beyond, "{beyond}");
         }
-        assert_eq!((whole(&["-1.0"]), whole(&["-1e0"])), (Whole::MinusOne, Whole::MinusOne));
-        assert_eq!((whole(&["-2.0"]), whole(&["-1e400"])), (Whole::Negative, Whole::Negative));
-        assert_eq!(whole(&["100", ".0"]), Whole::Count(100));
+        assert_eq!((whole(&["-1.0"]), whole(&["-1e0"])), (IntegerValue::MinusOne, IntegerValue::MinusOne));
+        assert_eq!((whole(&["-2.0"]), whole(&["-1e400"])), (IntegerValue::Negative, IntegerValue::Negative));
+        assert_eq!(whole(&["100", ".0"]), IntegerValue::Count(100));
     }
 }

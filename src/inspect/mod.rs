@@ -16,8 +16,8 @@ mod prefix;
 mod ratios;
 mod scanner;
 
-pub use facts::{Caps, Facts, Field, Nest, PromptSize, Reasoning, StreamOptions, Switches, Unreadable};
-pub use ratios::{Learned, OfModel, Ratios};
+pub use facts::{Caps, Facts, Field, PromptSize, Reasoning, StreamOptions, SwitchGroup, Switches, Unreadable};
+pub use ratios::{Learned, ModelRatios, Ratios};
 pub use scanner::Scanner;
 
 #[cfg(test)]

@@ -5,7 +5,7 @@
 //! at [`LENGTH`]: a long system prompt is a head by itself, whatever is asked behind it, and a
 //! short one is told apart by the first message of the conversation.
 
-use super::blocks::{Chain, Slot, fold};
+use super::blocks::{Chain, PromptSlot, fold};
 use crate::units::Dialect;
 
 /// How much of a prompt's head is hashed, at most. Long enough to tell system prompts apart, short
@@ -17,7 +17,7 @@ const ENOUGH: usize = 256;
 /// The head of a prompt. The hash depends on nothing but them: not on how the body
 /// was cut, not on the machine, so that all gateways send alike prompts to one engine.
 #[derive(Debug)]
-pub(super) struct Prefix {
+pub(super) struct PromptPrefix {
     head: Vec<u8>,
     /// How many bytes are kept at most: none where nobody asks for the hash.
     most: usize,
@@ -26,10 +26,10 @@ pub(super) struct Prefix {
     pub(super) chain: Chain,
 }
 
-impl Prefix {
+impl PromptPrefix {
     /// With blocks only where an answer is generated: nothing else is kept in an engine's cache.
     pub(super) const fn new(dialect: Dialect) -> Self {
-        Prefix { head: Vec::new(), most: LENGTH, is_whole: false, chain: Chain::new(dialect.generates()) }
+        PromptPrefix { head: Vec::new(), most: LENGTH, is_whole: false, chain: Chain::new(dialect.generates()) }
     }
 
     /// Nobody asks for the hash of the head.
@@ -85,7 +85,7 @@ impl Prefix {
     }
 
     /// A member of the top-level object begins; `None` for those that no model reads.
-    pub(super) fn member_begins(&mut self, slot: Option<Slot>) {
+    pub(super) fn member_begins(&mut self, slot: Option<PromptSlot>) {
         self.chain.begins(slot);
     }
 
@@ -116,7 +116,7 @@ mod tests {
     use std::collections::HashSet;
 
     fn hash(parts: &[&str]) -> u64 {
-        let mut prefix = Prefix::new(Dialect::Plain);
+        let mut prefix = PromptPrefix::new(Dialect::Plain);
         for part in parts {
             prefix.push(part.as_bytes());
             prefix.part();
@@ -132,7 +132,7 @@ mod tests {
 
     #[test]
     fn nothing_is_kept_that_nobody_asks_for() {
-        let mut prefix = Prefix::new(Dialect::Plain);
+        let mut prefix = PromptPrefix::new(Dialect::Plain);
         prefix.leave_head();
         prefix.push(b"You are");
         prefix.part();

@@ -51,12 +51,12 @@ pub struct Ratios {
 
 /// What is known of one model: looked up once in the life of a request.
 #[derive(Clone, Debug, Default)]
-pub struct OfModel(Option<Arc<Learned>>);
+pub struct ModelRatios(Option<Arc<Learned>>);
 
 /// What was learned of one model.
 #[derive(Debug)]
 pub struct Learned {
-    prompts: Mutex<Quotient>,
+    prompts: Mutex<DecayedRatio>,
     events: Mutex<HashMap<EngineId, PerEvent, ahash::RandomState>>,
 }
 
@@ -69,18 +69,18 @@ impl Ratios {
 
     /// What is known of the model that engines serve under this name.
     #[must_use]
-    pub fn of(&self, model: Option<&str>) -> OfModel {
+    pub fn of(&self, model: Option<&str>) -> ModelRatios {
         let name = model.unwrap_or_default();
         if name.len() > LONGEST_NAME {
-            return OfModel(None);
+            return ModelRatios(None);
         }
-        OfModel(self.models.get(name).map(|learned| Arc::clone(&learned)))
+        ModelRatios(self.models.get(name).map(|learned| Arc::clone(&learned)))
     }
 
     /// Where to write down what an answer of this model teaches, of which so much was `known`;
     /// `is_named` says that the settings write its name out. `None`: there are too many others.
     #[must_use]
-    pub fn of_answer(&self, known: &OfModel, model: Option<&str>, is_named: bool) -> Option<Arc<Learned>> {
+    pub fn of_answer(&self, known: &ModelRatios, model: Option<&str>, is_named: bool) -> Option<Arc<Learned>> {
         if known.0.is_some() {
             return known.0.clone();
         }
@@ -98,7 +98,7 @@ impl Ratios {
     }
 }
 
-impl OfModel {
+impl ModelRatios {
     /// Prompt bytes per token: 3.8 until learned.
     #[must_use]
     pub fn bytes_per_token(&self) -> f64 {
@@ -115,7 +115,7 @@ impl OfModel {
 
 impl Default for Learned {
     fn default() -> Self {
-        let guess = Quotient { over: BYTES_PER_TOKEN * GUESS, under: GUESS };
+        let guess = DecayedRatio { over: BYTES_PER_TOKEN * GUESS, under: GUESS };
         Learned { prompts: Mutex::new(guess), events: Mutex::default() }
     }
 }
@@ -169,12 +169,12 @@ impl PerEvent {
 
 /// Two sums that forget.
 #[derive(Clone, Copy, Debug, Default)]
-struct Quotient {
+struct DecayedRatio {
     over: f64,
     under: f64,
 }
 
-impl Quotient {
+impl DecayedRatio {
     fn learn(&mut self, over: u64, under: u64, (least, most): (f64, f64)) {
         let (over, under) = (over as f64, under as f64);
         if !(least..=most).contains(&(over / under)) {
@@ -197,11 +197,11 @@ mod tests {
 
     impl Ratios {
         fn learn_prompt(&self, model: &str, size: PromptSize, input: Tokens) {
-            self.of_answer(&OfModel(None), Some(model), false).unwrap().prompt(size, input);
+            self.of_answer(&ModelRatios(None), Some(model), false).unwrap().prompt(size, input);
         }
 
         fn learn_events(&self, engine: &EngineId, model: &str, events: u64, output: Tokens) {
-            self.of_answer(&OfModel(None), Some(model), false).unwrap().events(engine, events, output);
+            self.of_answer(&ModelRatios(None), Some(model), false).unwrap().events(engine, events, output);
         }
 
         fn bytes_per_token(&self, model: &str) -> f64 {

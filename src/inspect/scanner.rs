@@ -2,12 +2,12 @@
 
 use std::ops::Range;
 
-use super::blocks::Slot;
-use super::facts::{Facts, Field, Nest as Switched, Reasoning, StreamOptions, Unreadable};
-use super::fields::{self, Kind, Member, Rule, Wanted};
-use super::kept::{Kept, Said, Whole};
-use super::prefix::Prefix;
-use crate::json::{Broken, Interest, Literal, Nest, Scalar, Sink, Tokenizer};
+use super::blocks::PromptSlot;
+use super::facts::{Facts, Field, Reasoning, StreamOptions, SwitchGroup as Switched, Unreadable};
+use super::fields::{self, FieldRule, FieldType, JsonType, TopLevelField};
+use super::kept::{BoundedValue, IntegerValue, ScalarValue};
+use super::prefix::PromptPrefix;
+use crate::json::{Interest, Literal, Nest, Scalar, Sink, SyntaxError, Tokenizer};
 use crate::units::{Dialect, Endpoint};
 
 /// Longest name that is compared; ours are all shorter.
@@ -28,7 +28,7 @@ const MOST_SWITCHES: usize = 64;
 #[derive(Debug)]
 pub struct Scanner {
     tokenizer: Tokenizer,
-    reader: Reader,
+    reader: FactsSink,
 }
 
 impl Scanner {
@@ -37,7 +37,7 @@ impl Scanner {
     #[must_use]
     pub fn new(endpoint: Endpoint) -> Box<Self> {
         let scanner = Box::new_uninit();
-        Box::write(scanner, Scanner { tokenizer: Tokenizer::new(), reader: Reader::new(endpoint.dialect()) })
+        Box::write(scanner, Scanner { tokenizer: Tokenizer::new(), reader: FactsSink::new(endpoint.dialect()) })
     }
 
     /// Nobody asks for the hash of the prompt's head.
@@ -63,7 +63,7 @@ impl Scanner {
     /// Heap that it holds because of what the body says. It grows with the body.
     #[must_use]
     pub fn held(&self) -> usize {
-        let Reader { prompts, prompt_ends, facts, .. } = &self.reader;
+        let FactsSink { prompts, prompt_ends, facts, .. } = &self.reader;
         self.tokenizer.held() + prompts.capacity() + prompt_ends.capacity() * size_of::<usize>() + facts.held()
     }
 
@@ -82,10 +82,10 @@ impl Scanner {
     }
 
     /// What the reader found stands in front of where the tokenizer stopped.
-    fn first_fault(&self, read: Result<(), Broken>) -> Result<(), Unreadable> {
+    fn first_fault(&self, read: Result<(), SyntaxError>) -> Result<(), Unreadable> {
         match (&self.reader.fault, read) {
             (Some(fault), _) => Err(fault.clone()),
-            (None, Err(Broken { at, what })) => Err(Unreadable::Grammar { at, what }),
+            (None, Err(SyntaxError { at, what })) => Err(Unreadable::Grammar { at, what }),
             (None, Ok(())) => Ok(()),
         }
     }
@@ -95,15 +95,15 @@ impl Scanner {
 /// front of a value inside it, that value's key: subtrees without interest are skipped, so
 /// that no stack is needed.
 #[derive(Debug)]
-struct Reader {
+struct FactsSink {
     dialect: Dialect,
     facts: Box<Facts>,
     fault: Option<Unreadable>,
-    /// Once-only members that have come ([`fields::Rule::bit`]).
+    /// Once-only members that have come ([`fields::FieldRule::bit`]).
     seen: u32,
     /// The top-level member that is read, and where its value begins.
-    member: Member,
-    rule: Option<&'static Rule>,
+    member: TopLevelField,
+    rule: Option<&'static FieldRule>,
     value_at: usize,
     /// The key in front of the next value inside the member.
     inner: Inner,
@@ -122,8 +122,8 @@ struct Reader {
     priority_leads: bool,
     purpose: Purpose,
     scalar_at: usize,
-    kept: Kept,
-    prefix: Prefix,
+    kept: BoundedValue,
+    prefix: PromptPrefix,
     /// The decoded prompts of a completion, and where each ends. `echo` may stand behind
     /// `prompt`, so they are kept until the body is complete.
     prompts: Vec<u8>,
@@ -195,14 +195,14 @@ enum Purpose {
     Hashed,
 }
 
-impl Reader {
+impl FactsSink {
     fn new(dialect: Dialect) -> Self {
-        Reader {
+        FactsSink {
             dialect,
             facts: Box::write(Box::new_uninit(), Facts { n: 1, prompts: 1, readable: true, ..Facts::default() }),
             fault: None,
             seen: 0,
-            member: Member::Other,
+            member: TopLevelField::Other,
             rule: None,
             value_at: 0,
             inner: Inner::Element,
@@ -215,8 +215,8 @@ impl Reader {
             priority_leads: false,
             purpose: Purpose::Nothing,
             scalar_at: 0,
-            kept: Kept::default(),
-            prefix: Prefix::new(dialect),
+            kept: BoundedValue::default(),
+            prefix: PromptPrefix::new(dialect),
             prompts: Vec::new(),
             prompt_ends: Vec::new(),
             is_kept_prompt: false,
@@ -257,19 +257,19 @@ impl Reader {
         self.fault.get_or_insert(why);
     }
 
-    fn refuse_type(&mut self, field: &'static str, wanted: Wanted) {
+    fn refuse_type(&mut self, field: &'static str, wanted: FieldType) {
         self.refuse(Unreadable::WrongType { field, expected: wanted.expected() });
     }
 
     // Top-level members, from key to end of value.
 
     fn member_named(&mut self, name: &[u8]) {
-        self.member = Member::called(name, self.dialect);
+        self.member = TopLevelField::called(name, self.dialect);
         self.rule = self.member.rule(self.dialect);
-        self.prefix.member_begins(Slot::of(self.member, name));
+        self.prefix.member_begins(PromptSlot::of(self.member, name));
         self.facts.members += 1;
-        if self.member == Member::Other
-            && let Some(field) = Member::miscased(name, self.dialect)
+        if self.member == TopLevelField::Other
+            && let Some(field) = TopLevelField::miscased(name, self.dialect)
         {
             self.refuse(Unreadable::Miscased { field });
         }
@@ -283,7 +283,7 @@ impl Reader {
             self.refuse(Unreadable::Repeated { field: rule.field });
         }
         self.seen |= rule.bit;
-        if self.member == Member::Priority {
+        if self.member == TopLevelField::Priority {
             // Cut from behind the value in front of it, the comma included. Where it leads,
             // the cut reaches to the next key instead.
             self.priority_leads = self.facts.members == 1;
@@ -292,7 +292,7 @@ impl Reader {
         }
     }
 
-    fn value_begins(&mut self, kind: Kind, at: usize) {
+    fn value_begins(&mut self, kind: JsonType, at: usize) {
         self.value_at = at;
         self.inner = Inner::Element;
         if let Some(rule) = self.rule
@@ -300,22 +300,22 @@ impl Reader {
         {
             self.refuse_type(rule.field, rule.wanted);
         }
-        if kind == Kind::Null {
+        if kind == JsonType::Null {
             return;
         }
         match self.member {
-            Member::Prompt | Member::Input | Member::Words => self.facts.prompt.is_known = true,
-            Member::Earlier => {
+            TopLevelField::Prompt | TopLevelField::Input | TopLevelField::Words => self.facts.prompt.is_known = true,
+            TopLevelField::Earlier => {
                 self.facts.prompt.has_media = true;
                 self.prefix.chain.leave();
                 self.facts.names_stored |= self.dialect == Dialect::Responses;
             }
-            Member::Schema => self.schema_at = Some(at),
-            Member::Transfer => self.facts.steers = true,
-            Member::Reasoning if kind != Kind::Object => {
+            TopLevelField::Schema => self.schema_at = Some(at),
+            TopLevelField::Transfer => self.facts.steers = true,
+            TopLevelField::Reasoning if kind != JsonType::Object => {
                 self.facts.switches.reasoning = Some(Switched { is_other: true, ..Switched::default() });
             }
-            Member::Template if kind != Kind::Object => {
+            TopLevelField::Template if kind != JsonType::Object => {
                 self.facts.switches.template = Some(Switched { is_other: true, ..Switched::default() });
             }
             _ => {}
@@ -341,7 +341,7 @@ impl Reader {
 
     fn value_ends(&mut self, past: usize) {
         self.behind_last = past;
-        if self.member == Member::Priority
+        if self.member == TopLevelField::Priority
             && let Some(range) = &mut self.facts.priority
         {
             range.end = past;
@@ -350,7 +350,7 @@ impl Reader {
 
     /// A schema is counted as it stands; its text is none that anybody decodes.
     fn schema_ends(&mut self, past: usize, depth: usize) {
-        let is_whole = self.inner == Inner::Schema || self.member == Member::Schema && depth == 1;
+        let is_whole = self.inner == Inner::Schema || self.member == TopLevelField::Schema && depth == 1;
         if is_whole && let Some(at) = self.schema_at.take() {
             self.facts.prompt.bytes += (past - at) as u64;
         }
@@ -360,13 +360,13 @@ impl Reader {
 
     /// How much of a key is looked at.
     fn longest_name(&self, depth: usize) -> usize {
-        let is_long = depth > 1 && (self.member == Member::Metadata || self.member.is_tools());
+        let is_long = depth > 1 && (self.member == TopLevelField::Metadata || self.member.is_tools());
         if is_long { LONGEST_METADATA } else { LONGEST_NAME }
     }
 
     fn inner_named(&mut self, name: &[u8], depth: usize) -> Inner {
         match self.member {
-            Member::Template => {
+            TopLevelField::Template => {
                 self.facts.switches.template.iter_mut().for_each(|nest| nest.is_empty = false);
                 match name {
                     b"enable_thinking" => Inner::Thinks("enable_thinking"),
@@ -374,7 +374,7 @@ impl Reader {
                     _ => Inner::Other,
                 }
             }
-            Member::StreamOptions => {
+            TopLevelField::StreamOptions => {
                 let inner = option(name);
                 self.option_named(inner);
                 if inner == Inner::Other
@@ -385,16 +385,16 @@ impl Reader {
                 }
                 inner
             }
-            Member::Reasoning => {
+            TopLevelField::Reasoning => {
                 self.facts.switches.reasoning.iter_mut().for_each(|nest| nest.is_empty = false);
                 if name == b"effort" { Inner::Effort } else { Inner::Other }
             }
-            Member::Thinking if name == b"type" => Inner::Effort,
-            Member::Thinking if name == b"budget_tokens" => Inner::Budget,
-            Member::Extension if fields::steers_in_extension(name) => Inner::Steers,
-            Member::Extension | Member::Passed if fields::steers_when_passed(name) => Inner::Steers,
-            Member::Format if fields::leads_to_schema(name) => Inner::Schema,
-            Member::Metadata => match std::str::from_utf8(name) {
+            TopLevelField::Thinking if name == b"type" => Inner::Effort,
+            TopLevelField::Thinking if name == b"budget_tokens" => Inner::Budget,
+            TopLevelField::Extension if fields::steers_in_extension(name) => Inner::Steers,
+            TopLevelField::Extension | TopLevelField::Passed if fields::steers_when_passed(name) => Inner::Steers,
+            TopLevelField::Format if fields::leads_to_schema(name) => Inner::Schema,
+            TopLevelField::Metadata => match std::str::from_utf8(name) {
                 Ok(name) if name.len() <= LONGEST_METADATA => {
                     name.clone_into(&mut self.metadata_name);
                     Inner::Metadata
@@ -421,7 +421,7 @@ impl Reader {
         match name {
             b"type" => Inner::Type,
             b"role" => Inner::Role,
-            b"id" if self.member == Member::Prompt && depth == 2 => Inner::Id,
+            b"id" if self.member == TopLevelField::Prompt && depth == 2 => Inner::Id,
             _ if fields::leads_to_arguments(name) => Inner::Arguments,
             _ if fields::leads_to_data(name) => Inner::Data,
             _ if fields::leads_to_media(name) => {
@@ -479,8 +479,8 @@ impl Reader {
     /// A member of `stream_options` that we know has another type than a flag's.
     fn option_is_no_flag(&mut self) {
         match self.inner {
-            Inner::IncludeUsage => self.refuse_type(INCLUDE_USAGE, Wanted::Flag),
-            Inner::ContinuousUsage => self.refuse_type(CONTINUOUS_USAGE, Wanted::Flag),
+            Inner::IncludeUsage => self.refuse_type(INCLUDE_USAGE, FieldType::Flag),
+            Inner::ContinuousUsage => self.refuse_type(CONTINUOUS_USAGE, FieldType::Flag),
             _ => {}
         }
     }
@@ -492,7 +492,7 @@ impl Reader {
 
     /// The prompt itself, or one of a list. What stands in an object is no prompt.
     fn is_completion_prompt(&self, depth: usize) -> bool {
-        let is_prompt = self.member == Member::Prompt && self.dialect == Dialect::Completions;
+        let is_prompt = self.member == TopLevelField::Prompt && self.dialect == Dialect::Completions;
         is_prompt && (depth < 2 || depth == 2 && matches!(self.inner, Inner::Element))
     }
 
@@ -500,30 +500,32 @@ impl Reader {
     fn purpose_of(&self, what: Scalar, depth: usize) -> (Purpose, usize) {
         let is_string = what == Scalar::String;
         match self.member {
-            Member::Model if is_string => (Purpose::String, LONGEST_MODEL),
-            Member::User if is_string => (Purpose::String, 0),
-            Member::Effort if is_string && depth == 1 => (Purpose::String, LONGEST_NAME),
-            Member::Reasoning | Member::Thinking if is_string && matches!(self.inner, Inner::Effort) => {
+            TopLevelField::Model if is_string => (Purpose::String, LONGEST_MODEL),
+            TopLevelField::User if is_string => (Purpose::String, 0),
+            TopLevelField::Effort if is_string && depth == 1 => (Purpose::String, LONGEST_NAME),
+            TopLevelField::Reasoning | TopLevelField::Thinking if is_string && matches!(self.inner, Inner::Effort) => {
                 (Purpose::String, LONGEST_NAME)
             }
-            Member::Metadata if is_string && matches!(self.inner, Inner::Metadata) => {
+            TopLevelField::Metadata if is_string && matches!(self.inner, Inner::Metadata) => {
                 (Purpose::String, LONGEST_METADATA)
             }
-            Member::MaxTokens
-            | Member::MaxCompletionTokens
-            | Member::MaxOutputTokens
-            | Member::OtherCap(_)
-            | Member::MinTokens
-            | Member::N
-            | Member::BestOf
-            | Member::Priority
+            TopLevelField::MaxTokens
+            | TopLevelField::MaxCompletionTokens
+            | TopLevelField::MaxOutputTokens
+            | TopLevelField::OtherCap(_)
+            | TopLevelField::MinTokens
+            | TopLevelField::N
+            | TopLevelField::BestOf
+            | TopLevelField::Priority
                 if !is_string =>
             {
                 (Purpose::Number, LONGEST_NAME)
             }
-            Member::Thinking if !is_string && matches!(self.inner, Inner::Budget) => (Purpose::Number, LONGEST_NAME),
-            Member::Tools | Member::Functions if depth > 1 => (Purpose::Hashed, 0),
-            Member::Salt if is_string && depth == 1 => (Purpose::Hashed, 0),
+            TopLevelField::Thinking if !is_string && matches!(self.inner, Inner::Budget) => {
+                (Purpose::Number, LONGEST_NAME)
+            }
+            TopLevelField::Tools | TopLevelField::Functions if depth > 1 => (Purpose::Hashed, 0),
+            TopLevelField::Salt if is_string && depth == 1 => (Purpose::Hashed, 0),
             _ if is_string && matches!(self.inner, Inner::Type | Inner::Role) => (Purpose::String, LONGEST_NAME),
             _ if is_string && self.is_text() => (Purpose::Prompt, 0),
             member if !is_string && member.takes_token_ids() && depth > 1 && self.object_at.is_none() => {
@@ -538,11 +540,11 @@ impl Reader {
         self.scalar_at = at;
         match depth {
             0 => self.refuse(Unreadable::NotAnObject),
-            1 => self.value_begins(if what == Scalar::String { Kind::Text } else { Kind::Number }, at),
+            1 => self.value_begins(if what == Scalar::String { JsonType::Text } else { JsonType::Number }, at),
             _ => {
                 self.option_is_no_flag();
                 self.media_stands();
-                self.facts.has_tools |= matches!(self.member, Member::Tools | Member::Functions);
+                self.facts.has_tools |= matches!(self.member, TopLevelField::Tools | TopLevelField::Functions);
                 if self.inner == Inner::Schema {
                     self.schema_at = Some(at);
                 }
@@ -558,23 +560,23 @@ impl Reader {
         most
     }
 
-    fn take_string(&mut self, said: Said<'_>, past: usize) {
+    fn take_string(&mut self, said: ScalarValue<'_>, past: usize) {
         let at = self.scalar_at..past;
         match (self.member, self.inner) {
-            (Member::Model, _) => match said.text() {
+            (TopLevelField::Model, _) => match said.text() {
                 Some(text) => self.facts.model = Some(Field { value: text.into(), at }),
                 None => self.facts.readable = false,
             },
-            (Member::User, _) => self.facts.readable &= !said.has_lone_surrogate(),
-            (Member::Effort, _) => {
+            (TopLevelField::User, _) => self.facts.readable &= !said.has_lone_surrogate(),
+            (TopLevelField::Effort, _) => {
                 self.efforts[0] = self.reasoning(said);
                 self.facts.switches.effort = self.efforts[0].map(|value| Field { value, at });
             }
-            (Member::Reasoning, _) => {
+            (TopLevelField::Reasoning, _) => {
                 self.efforts[1] = self.reasoning(said);
                 self.effort_stands(self.efforts[1], at);
             }
-            (Member::Thinking, _) => self.efforts[2] = self.reasoning(said),
+            (TopLevelField::Thinking, _) => self.efforts[2] = self.reasoning(said),
             (_, Inner::Type | Inner::Role) => {
                 if self.inner == Inner::Role {
                     self.prefix.chain.role(said.text().unwrap_or_default());
@@ -585,7 +587,7 @@ impl Reader {
                 }
                 self.object.is_media |= self.inner == Inner::Type && word.is_some_and(fields::is_media);
             }
-            (Member::Metadata, Inner::Metadata) => {
+            (TopLevelField::Metadata, Inner::Metadata) => {
                 let Some(value) = said.text() else { return };
                 if self.facts.metadata.len() == MOST_METADATA {
                     return self
@@ -606,18 +608,18 @@ impl Reader {
         nest.members.push(("effort", Field { value, at }));
     }
 
-    fn reasoning(&mut self, said: Said<'_>) -> Option<Reasoning> {
+    fn reasoning(&mut self, said: ScalarValue<'_>) -> Option<Reasoning> {
         self.facts.readable &= !said.has_lone_surrogate();
         said.text().map(fields::reasoning)
     }
 
-    fn take_number(&mut self, said: Said<'_>, past: usize) {
+    fn take_number(&mut self, said: ScalarValue<'_>, past: usize) {
         let whole = said.whole();
         let least = match (self.member, whole) {
-            (Member::MinTokens, Whole::Count(least)) => Some(least),
-            (Member::Thinking, Whole::Count(budget)) => Some(budget.saturating_add(1)),
+            (TopLevelField::MinTokens, IntegerValue::Count(least)) => Some(least),
+            (TopLevelField::Thinking, IntegerValue::Count(budget)) => Some(budget.saturating_add(1)),
             // What stands there is the engine's to judge.
-            (Member::MinTokens | Member::Thinking, _) => return,
+            (TopLevelField::MinTokens | TopLevelField::Thinking, _) => return,
             _ => None,
         };
         if let Some(least) = least {
@@ -626,9 +628,11 @@ impl Reader {
         }
         if let Some(rule) = self.rule {
             let is_wrong = match rule.wanted {
-                Wanted::Count => matches!(whole, Whole::MinusOne | Whole::Negative | Whole::Fraction),
-                Wanted::Cap => matches!(whole, Whole::Negative | Whole::Fraction),
-                _ => whole == Whole::Fraction,
+                FieldType::Count => {
+                    matches!(whole, IntegerValue::MinusOne | IntegerValue::Negative | IntegerValue::Fraction)
+                }
+                FieldType::Cap => matches!(whole, IntegerValue::Negative | IntegerValue::Fraction),
+                _ => whole == IntegerValue::Fraction,
             };
             if is_wrong {
                 return self.refuse_type(rule.field, rule.wanted);
@@ -636,16 +640,16 @@ impl Reader {
         }
         let (at, member) = (self.scalar_at..past, self.member);
         match (self.cap_name(), whole) {
-            (Some(name), Whole::MinusOne) => self.facts.caps.open.push((name, at)),
-            (_, Whole::MinusOne | Whole::Negative | Whole::Fraction) => {}
-            (Some(name), Whole::Count(value)) => self.set_cap(name, Field { value, at }),
-            (Some(name), Whole::Beyond) => {
+            (Some(name), IntegerValue::MinusOne) => self.facts.caps.open.push((name, at)),
+            (_, IntegerValue::MinusOne | IntegerValue::Negative | IntegerValue::Fraction) => {}
+            (Some(name), IntegerValue::Count(value)) => self.set_cap(name, Field { value, at }),
+            (Some(name), IntegerValue::Beyond) => {
                 self.set_cap(name, Field { value: u64::MAX, at });
                 self.facts.readable = false;
             }
-            (None, Whole::Count(value)) if member == Member::N => self.facts.n = value,
-            (None, Whole::Beyond) if member != Member::Priority => {
-                if member == Member::N {
+            (None, IntegerValue::Count(value)) if member == TopLevelField::N => self.facts.n = value,
+            (None, IntegerValue::Beyond) if member != TopLevelField::Priority => {
+                if member == TopLevelField::N {
                     self.facts.n = u64::MAX;
                 }
                 self.facts.readable = false;
@@ -657,10 +661,10 @@ impl Reader {
     /// The output cap that the member states, if it is one.
     fn cap_name(&self) -> Option<&'static str> {
         Some(match self.member {
-            Member::MaxTokens => "max_tokens",
-            Member::MaxCompletionTokens => "max_completion_tokens",
-            Member::MaxOutputTokens => "max_output_tokens",
-            Member::OtherCap(cap) => fields::OTHER_CAPS[cap],
+            TopLevelField::MaxTokens => "max_tokens",
+            TopLevelField::MaxCompletionTokens => "max_completion_tokens",
+            TopLevelField::MaxOutputTokens => "max_output_tokens",
+            TopLevelField::OtherCap(cap) => fields::OTHER_CAPS[cap],
             _ => return None,
         })
     }
@@ -668,9 +672,9 @@ impl Reader {
     fn set_cap(&mut self, name: &'static str, cap: Field<u64>) {
         let caps = &mut self.facts.caps;
         match self.member {
-            Member::MaxTokens => caps.max_tokens = Some(cap),
-            Member::MaxCompletionTokens => caps.max_completion_tokens = Some(cap),
-            Member::MaxOutputTokens => caps.max_output_tokens = Some(cap),
+            TopLevelField::MaxTokens => caps.max_tokens = Some(cap),
+            TopLevelField::MaxCompletionTokens => caps.max_completion_tokens = Some(cap),
+            TopLevelField::MaxOutputTokens => caps.max_output_tokens = Some(cap),
             _ => caps.others.push((name, cap)),
         }
     }
@@ -678,16 +682,16 @@ impl Reader {
     fn take_literal(&mut self, what: Literal, at: Range<usize>) {
         let flag = what.as_bool();
         match self.member {
-            Member::Stream => self.facts.stream = flag.map(|value| Field { value, at }),
-            Member::Background => self.facts.background = flag == Some(true),
-            Member::Echo => self.facts.echo = flag == Some(true),
-            Member::Reasoning if flag.is_none() => {
+            TopLevelField::Stream => self.facts.stream = flag.map(|value| Field { value, at }),
+            TopLevelField::Background => self.facts.background = flag == Some(true),
+            TopLevelField::Echo => self.facts.echo = flag == Some(true),
+            TopLevelField::Reasoning if flag.is_none() => {
                 self.facts.switches.reasoning = Some(Switched { at, is_null: true, ..Switched::default() });
             }
-            Member::Template if flag.is_none() => {
+            TopLevelField::Template if flag.is_none() => {
                 self.facts.switches.template = Some(Switched { at, is_null: true, ..Switched::default() });
             }
-            Member::StreamOptions if flag.is_none() => {
+            TopLevelField::StreamOptions if flag.is_none() => {
                 self.facts.stream_options = Some(StreamOptions { at, is_null: true, ..StreamOptions::default() });
             }
             _ => {
@@ -701,16 +705,16 @@ impl Reader {
     fn take_inner_literal(&mut self, what: Literal, at: Range<usize>) {
         let inner = std::mem::replace(&mut self.inner, Inner::Element);
         match (self.member, &mut self.facts.stream_options) {
-            (Member::Tools | Member::Functions, _) => {
+            (TopLevelField::Tools | TopLevelField::Functions, _) => {
                 self.facts.has_tools = true;
                 self.prefix.chain.word(what);
             }
-            (Member::Reasoning, _) if inner == Inner::Effort => self.effort_stands(None, at),
-            (Member::Template, _) => self.thinks(inner, what.as_bool(), at),
-            (Member::Extension | Member::Passed, _) => {
+            (TopLevelField::Reasoning, _) if inner == Inner::Effort => self.effort_stands(None, at),
+            (TopLevelField::Template, _) => self.thinks(inner, what.as_bool(), at),
+            (TopLevelField::Extension | TopLevelField::Passed, _) => {
                 self.facts.steers |= inner == Inner::Steers && what != Literal::Null;
             }
-            (Member::StreamOptions, Some(options)) => {
+            (TopLevelField::StreamOptions, Some(options)) => {
                 let field = Some(Field { value: what.as_bool(), at });
                 match inner {
                     Inner::IncludeUsage => options.include_usage = field,
@@ -744,32 +748,36 @@ impl Reader {
     fn switch_is_none(&mut self) {
         let switches = &mut self.facts.switches;
         match (self.member, self.inner) {
-            (Member::Reasoning, Inner::Effort) => switches.reasoning.iter_mut().for_each(|nest| nest.is_other = true),
-            (Member::Template, Inner::Thinks(_)) => switches.template.iter_mut().for_each(|nest| nest.is_other = true),
-            (Member::Extension | Member::Passed, Inner::Steers) => self.facts.steers = true,
+            (TopLevelField::Reasoning, Inner::Effort) => {
+                switches.reasoning.iter_mut().for_each(|nest| nest.is_other = true)
+            }
+            (TopLevelField::Template, Inner::Thinks(_)) => {
+                switches.template.iter_mut().for_each(|nest| nest.is_other = true)
+            }
+            (TopLevelField::Extension | TopLevelField::Passed, Inner::Steers) => self.facts.steers = true,
             _ => {}
         }
     }
 
     fn opens_value(&mut self, nest: Nest, at: usize) -> Interest {
-        let kind = if nest == Nest::Object { Kind::Object } else { Kind::Array };
+        let kind = if nest == Nest::Object { JsonType::Object } else { JsonType::Array };
         self.value_begins(kind, at);
         match (self.member, nest) {
-            (Member::StreamOptions, Nest::Object) => {
+            (TopLevelField::StreamOptions, Nest::Object) => {
                 self.facts.stream_options = Some(StreamOptions { is_empty: true, ..StreamOptions::default() });
                 Interest::Read
             }
-            (Member::Reasoning, Nest::Object) => {
+            (TopLevelField::Reasoning, Nest::Object) => {
                 self.facts.switches.reasoning = Some(Switched { is_empty: true, ..Switched::default() });
                 Interest::Read
             }
-            (Member::Template, Nest::Object) => {
+            (TopLevelField::Template, Nest::Object) => {
                 self.facts.switches.template = Some(Switched { is_empty: true, ..Switched::default() });
                 Interest::Read
             }
-            (Member::Thinking | Member::Metadata | Member::Format, Nest::Object) => Interest::Read,
-            (Member::Extension | Member::Passed, _) => Interest::Read,
-            (Member::Tools | Member::Functions, Nest::Array) => Interest::Read,
+            (TopLevelField::Thinking | TopLevelField::Metadata | TopLevelField::Format, Nest::Object) => Interest::Read,
+            (TopLevelField::Extension | TopLevelField::Passed, _) => Interest::Read,
+            (TopLevelField::Tools | TopLevelField::Functions, Nest::Array) => Interest::Read,
             (member, _) if member.is_prompt() => {
                 self.object_at = (nest == Nest::Object).then_some(1);
                 (self.arguments_at, self.object) = (None, Described::default());
@@ -811,7 +819,8 @@ impl Reader {
         if nest == Nest::Array && is_prompt {
             self.prompt_ends();
         }
-        let is_read = is_text || matches!(self.member, Member::Extension | Member::Passed | Member::Format);
+        let is_read =
+            is_text || matches!(self.member, TopLevelField::Extension | TopLevelField::Passed | TopLevelField::Format);
         if is_read { Interest::Read } else { Interest::Skip }
     }
 }
@@ -839,7 +848,7 @@ impl Inner {
 const INCLUDE_USAGE: &str = "stream_options.include_usage";
 const CONTINUOUS_USAGE: &str = "stream_options.continuous_usage_stats";
 
-impl Sink for Reader {
+impl Sink for FactsSink {
     fn open(&mut self, nest: Nest, at: usize, depth: usize) -> Interest {
         match (depth, nest) {
             (0, Nest::Object) => {
@@ -872,18 +881,18 @@ impl Sink for Reader {
             return;
         }
         match (self.member, &mut self.facts.stream_options) {
-            (Member::Tools | Member::Functions, _) => {
+            (TopLevelField::Tools | TopLevelField::Functions, _) => {
                 self.facts.prompt.bytes += (past - self.value_at) as u64;
                 self.facts.prompt.is_known = true;
             }
-            (Member::StreamOptions, Some(options)) => options.at = self.value_at..past,
+            (TopLevelField::StreamOptions, Some(options)) => options.at = self.value_at..past,
             _ => {}
         }
         let (at, switches) = (self.value_at..past, &mut self.facts.switches);
         match self.member {
-            Member::Reasoning => switches.reasoning.iter_mut().for_each(|nest| nest.at = at.clone()),
-            Member::Template => switches.template.iter_mut().for_each(|nest| nest.at = at.clone()),
-            Member::Thinking if nest == Nest::Object => {
+            TopLevelField::Reasoning => switches.reasoning.iter_mut().for_each(|nest| nest.at = at.clone()),
+            TopLevelField::Template => switches.template.iter_mut().for_each(|nest| nest.at = at.clone()),
+            TopLevelField::Thinking if nest == Nest::Object => {
                 switches.thinking = Some(Field { value: self.efforts[2], at });
             }
             _ => {}
@@ -984,7 +993,9 @@ impl Sink for Reader {
                 let inner = std::mem::replace(&mut self.inner, Inner::Element);
                 match inner {
                     Inner::Thinks(_) => self.thinks(inner, None, self.scalar_at..past),
-                    Inner::Effort if self.member == Member::Reasoning => self.effort_stands(None, self.scalar_at..past),
+                    Inner::Effort if self.member == TopLevelField::Reasoning => {
+                        self.effort_stands(None, self.scalar_at..past)
+                    }
                     Inner::Steers => self.facts.steers = true,
                     _ => {}
                 }
@@ -1003,8 +1014,8 @@ impl Sink for Reader {
         }
         let most = self.scalar_begins(what, place.start, depth);
         match self.purpose {
-            Purpose::String => self.take_string(Said::at_once(decoded, most), place.end),
-            Purpose::Number => self.take_number(Said::at_once(decoded, most), place.end),
+            Purpose::String => self.take_string(ScalarValue::at_once(decoded, most), place.end),
+            Purpose::Number => self.take_number(ScalarValue::at_once(decoded, most), place.end),
             Purpose::TokenId | Purpose::Hashed if !self.prefix.wants() => {}
             Purpose::Prompt | Purpose::TokenId | Purpose::Hashed => {
                 self.piece(decoded);
@@ -1020,7 +1031,7 @@ impl Sink for Reader {
         match depth {
             0 => self.refuse(Unreadable::NotAnObject),
             1 => {
-                let kind = if what == Literal::Null { Kind::Null } else { Kind::Flag };
+                let kind = if what == Literal::Null { JsonType::Null } else { JsonType::Flag };
                 self.value_begins(kind, at);
                 self.take_literal(what, range.clone());
                 self.value_ends(range.end);

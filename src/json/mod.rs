@@ -152,9 +152,9 @@ pub trait Sink {
 
 /// Hears nothing: for checking grammar only.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Deaf;
+pub struct NoopSink;
 
-impl Sink for Deaf {
+impl Sink for NoopSink {
     fn open(&mut self, _: Nest, _: usize, _: usize) -> Interest {
         Interest::Skip
     }
@@ -163,7 +163,7 @@ impl Sink for Deaf {
 /// The bytes break the grammar. Never quotes them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{what} at byte {at}")]
-pub struct Broken {
+pub struct SyntaxError {
     /// Offset of the offending byte.
     pub at: usize,
     /// What was wrong there.
@@ -173,9 +173,9 @@ pub struct Broken {
 /// Reads one whole value at once: a small event, say.
 ///
 /// # Errors
-/// [`Broken`] where it is not one JSON value with nothing but whitespace around it. The
+/// [`SyntaxError`] where it is not one JSON value with nothing but whitespace around it. The
 /// sink has then heard of everything in front of the fault.
-pub fn walk<S: Sink>(whole: &[u8], sink: &mut S) -> Result<(), Broken> {
+pub fn walk<S: Sink>(whole: &[u8], sink: &mut S) -> Result<(), SyntaxError> {
     let mut tokenizer = Tokenizer::new();
     tokenizer.push(whole, sink)?;
     tokenizer.finish(sink)
@@ -184,8 +184,8 @@ pub fn walk<S: Sink>(whole: &[u8], sink: &mut S) -> Result<(), Broken> {
 /// The same for what an engine wrote ([`Tokenizer::of_answer`]).
 ///
 /// # Errors
-/// [`Broken`] likewise.
-pub fn walk_answer<S: Sink>(whole: &[u8], sink: &mut S) -> Result<(), Broken> {
+/// [`SyntaxError`] likewise.
+pub fn walk_answer<S: Sink>(whole: &[u8], sink: &mut S) -> Result<(), SyntaxError> {
     let mut tokenizer = Tokenizer::of_answer();
     tokenizer.push(whole, sink)?;
     tokenizer.finish(sink)
@@ -214,5 +214,5 @@ pub fn number_run(bytes: &[u8]) -> usize {
 #[must_use]
 pub fn is_object(whole: &[u8]) -> bool {
     let first = whole.iter().find(|byte| !matches!(byte, b' ' | b'\t' | b'\n' | b'\r'));
-    first == Some(&b'{') && walk(whole, &mut Deaf).is_ok()
+    first == Some(&b'{') && walk(whole, &mut NoopSink).is_ok()
 }

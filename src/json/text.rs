@@ -15,8 +15,8 @@ pub(super) fn plain_run(bytes: &[u8]) -> (usize, bool) {
     let (mut len, mut high) = (0, 0);
     loop {
         let lane = match bytes[len..].first_chunk() {
-            Some(whole) => Lane::of(whole),
-            None => Lane::of(&filled_up(&bytes[len..])),
+            Some(whole) => ByteBlock::of(whole),
+            None => ByteBlock::of(&filled_up(&bytes[len..])),
         };
         let stops = lane.stops().to_bitmask();
         if stops != 0 {
@@ -33,12 +33,12 @@ const LANE: usize = 16;
 
 /// Bytes that are looked at together.
 #[derive(Clone, Copy)]
-struct Lane(u8x16);
+struct ByteBlock(u8x16);
 
-impl Lane {
+impl ByteBlock {
     #[inline(always)]
     fn of(bytes: &[u8; LANE]) -> Self {
-        Lane(u8x16::new(*bytes))
+        ByteBlock(u8x16::new(*bytes))
     }
 
     #[inline(always)]
@@ -128,7 +128,7 @@ fn filled_up<const N: usize>(rest: &[u8]) -> [u8; N] {
 
 /// Text that nobody wants to see, escapes of two bytes included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Stretch {
+pub(super) struct PlainRun {
     /// Its bytes as they are written.
     pub(super) len: usize,
     /// Bytes of the text that they stand for.
@@ -141,7 +141,7 @@ pub(super) struct Stretch {
 ///
 /// Never inlined: its loop needs all the registers there are.
 #[inline(never)]
-pub(super) fn stretch(bytes: &[u8]) -> Stretch {
+pub(super) fn stretch(bytes: &[u8]) -> PlainRun {
     let (mut len, mut escapes, mut is_ascii) = (0, 0, true);
     loop {
         let filled;
@@ -155,7 +155,7 @@ pub(super) fn stretch(bytes: &[u8]) -> Stretch {
         let lanes = lanes(block);
         let [a, b, c, d] = lanes;
         if (a.stops() | b.stops() | c.stops() | d.stops()).to_bitmask() == 0 {
-            is_ascii &= Lane(a.0 | b.0 | c.0 | d.0).high() == 0;
+            is_ascii &= ByteBlock(a.0 | b.0 | c.0 | d.0).high() == 0;
             len += BLOCK;
             continue;
         }
@@ -174,7 +174,7 @@ pub(super) fn stretch(bytes: &[u8]) -> Stretch {
         escapes += (begins & in_front).count_ones() as usize;
         is_ascii &= bits(lanes.map(|lane| lane.0)) & in_front == 0;
         if stops != cut {
-            return Stretch { len, decoded: len - escapes, is_ascii };
+            return PlainRun { len, decoded: len - escapes, is_ascii };
         }
     }
 }
@@ -183,9 +183,9 @@ const BLOCK: usize = 4 * LANE;
 const LAST: u64 = 1 << (BLOCK - 1);
 
 #[inline(always)]
-fn lanes(block: &[u8; BLOCK]) -> [Lane; 4] {
+fn lanes(block: &[u8; BLOCK]) -> [ByteBlock; 4] {
     let lanes = block.as_chunks().0;
-    [Lane::of(&lanes[0]), Lane::of(&lanes[1]), Lane::of(&lanes[2]), Lane::of(&lanes[3])]
+    [ByteBlock::of(&lanes[0]), ByteBlock::of(&lanes[1]), ByteBlock::of(&lanes[2]), ByteBlock::of(&lanes[3])]
 }
 
 /// One bit for each byte of a block.
@@ -285,7 +285,7 @@ mod tests {
     }
 
     /// What `stretch` says, byte by byte.
-    fn slow_stretch(bytes: &[u8]) -> Stretch {
+    fn slow_stretch(bytes: &[u8]) -> PlainRun {
         let (mut len, mut decoded) = (0, 0);
         while len < bytes.len() {
             len += match &bytes[len..] {
@@ -295,7 +295,7 @@ mod tests {
             };
             decoded += 1;
         }
-        Stretch { len, decoded, is_ascii: bytes[..len].is_ascii() }
+        PlainRun { len, decoded, is_ascii: bytes[..len].is_ascii() }
     }
 
     #[test]

@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use super::text::{Stretch, UNESCAPED, Utf8, plain_run, stretch};
-use super::{Broken, Interest, Literal, Nest, Scalar, Sink};
+use super::text::{PlainRun, UNESCAPED, Utf8, plain_run, stretch};
+use super::{Interest, Literal, Nest, Scalar, Sink, SyntaxError};
 
 /// Reads one JSON value from bytes that are cut anywhere.
 #[derive(Clone, Debug)]
@@ -11,7 +11,7 @@ pub struct Tokenizer {
     state: State,
     /// Bytes of all earlier pushes.
     before: usize,
-    nests: Nests,
+    nests: NestingStack,
     /// Depth of the container that the sink does not want to hear of.
     muted_at: Option<usize>,
     /// The string that is being read is a key.
@@ -33,7 +33,7 @@ pub struct Tokenizer {
     /// `NaN`, `Infinity` and `-Infinity` are numbers.
     takes_words: bool,
     /// The fault that was found, if one was.
-    broken: Option<Broken>,
+    broken: Option<SyntaxError>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -153,13 +153,13 @@ impl Digits {
 
 /// The open containers, one bit each (1: object). The innermost 64 need no allocation.
 #[derive(Clone, Debug, Default)]
-struct Nests {
+struct NestingStack {
     inner: u64,
     outer: Vec<u64>,
     depth: usize,
 }
 
-impl Nests {
+impl NestingStack {
     fn push(&mut self, nest: Nest) {
         if self.depth > 0 && self.depth.is_multiple_of(64) {
             self.outer.push(self.inner);
@@ -204,7 +204,7 @@ impl Tokenizer {
         Tokenizer {
             state: State::Value,
             before: 0,
-            nests: Nests { inner: 0, outer: Vec::new(), depth: 0 },
+            nests: NestingStack { inner: 0, outer: Vec::new(), depth: 0 },
             muted_at: None,
             is_key: false,
             is_read: false,
@@ -235,9 +235,9 @@ impl Tokenizer {
     /// Reads the next bytes and tells the sink what they are.
     ///
     /// # Errors
-    /// [`Broken`] at the first byte that cannot stand where it stands, and again on every
+    /// [`SyntaxError`] at the first byte that cannot stand where it stands, and again on every
     /// further call.
-    pub fn push<S: Sink>(&mut self, bytes: &[u8], sink: &mut S) -> Result<(), Broken> {
+    pub fn push<S: Sink>(&mut self, bytes: &[u8], sink: &mut S) -> Result<(), SyntaxError> {
         let mut i = 0;
         while i < bytes.len() {
             let read = match self.state.string() {
@@ -257,8 +257,8 @@ impl Tokenizer {
     /// is known to have ended, so the sink is needed once more.)
     ///
     /// # Errors
-    /// [`Broken`] where the value is not whole.
-    pub fn finish<S: Sink>(&mut self, sink: &mut S) -> Result<(), Broken> {
+    /// [`SyntaxError`] where the value is not whole.
+    pub fn finish<S: Sink>(&mut self, sink: &mut S) -> Result<(), SyntaxError> {
         match self.state {
             State::Number if self.number.is_whole() && self.nests.depth == 0 => self.end_number(0, sink),
             State::Done | State::Broken => {}
@@ -283,7 +283,7 @@ impl Tokenizer {
     #[cold]
     fn stop(&mut self, i: usize, what: &'static str) -> Stop {
         self.state = State::Broken;
-        self.broken.get_or_insert(Broken { at: self.before + i, what });
+        self.broken.get_or_insert(SyntaxError { at: self.before + i, what });
         Stop
     }
 
@@ -521,7 +521,7 @@ impl Tokenizer {
 
     /// Text and short escapes that nobody wants to see, all at once.
     fn unseen<S: Sink>(&mut self, bytes: &[u8], from: usize, sink: &mut S) -> Result<usize, Stop> {
-        let Stretch { len, decoded, is_ascii } = stretch(&bytes[from..]);
+        let PlainRun { len, decoded, is_ascii } = stretch(&bytes[from..]);
         if !is_ascii {
             self.check_utf8(bytes, from..from + len)?;
         }

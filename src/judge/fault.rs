@@ -1,6 +1,6 @@
 //! Whose fault an ending is, before any objective is looked at.
 
-use crate::observe::{Ending, Limit, Reader, Timeline};
+use crate::observe::{Ending, Reader, Timeline, TimeoutKind};
 
 use super::objectives::Objectives;
 use super::outcome::{Excluded, Missed, Outcome};
@@ -40,11 +40,11 @@ pub(super) fn fault(timeline: &Timeline, case: &Case) -> Option<Outcome> {
     }
     match timeline.ending {
         Ending::Clean | Ending::Broken => missed(Missed::Truncated),
-        Ending::TimedOut(Limit::FirstToken) => missed(Missed::TimeoutFirstToken),
-        Ending::TimedOut(Limit::Idle) => missed(Missed::TimeoutIdle),
+        Ending::TimedOut(TimeoutKind::FirstToken) => missed(Missed::TimeoutFirstToken),
+        Ending::TimedOut(TimeoutKind::Idle) => missed(Missed::TimeoutIdle),
         // While the client does not read, the total limit is its doing.
-        Ending::TimedOut(Limit::Total) if timeline.limited.is_some() => None,
-        Ending::TimedOut(Limit::Total) => missed(Missed::TimeoutTotal),
+        Ending::TimedOut(TimeoutKind::Total) if timeline.limited.is_some() => None,
+        Ending::TimedOut(TimeoutKind::Total) => missed(Missed::TimeoutTotal),
         Ending::Drained | Ending::Panicked => missed(Missed::Internal),
         Ending::Left | Ending::WriteStalled => None,
     }

@@ -35,7 +35,7 @@ pub enum NonStreaming {
 
 /// Whether the time in which a client let the gateway wait for its body counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Upload {
+pub enum UploadRule {
     /// Objectives run from `start`: what the client does not send is no wait of its request.
     #[default]
     Excluded,
@@ -77,7 +77,7 @@ pub struct Objectives {
     /// What becomes of answers that do not stream.
     pub non_streaming: NonStreaming,
     /// Whether the client's own wait counts.
-    pub upload: Upload,
+    pub upload: UploadRule,
     /// Gaps above this are stalls; a client that leaves in one leaves because of us.
     pub stall: Duration,
     /// The share of requests on which all objectives should hold together.
@@ -100,7 +100,7 @@ impl Default for Objectives {
             e2e: None,
             ttft_counts: TtftCounts::FirstToken,
             non_streaming: NonStreaming::Judged,
-            upload: Upload::Excluded,
+            upload: UploadRule::Excluded,
             stall: Duration::from_secs(1),
             joint_target: 0.95,
             window: Duration::from_secs(28 * 24 * 3600),

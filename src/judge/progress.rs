@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use crate::observe::{Choice, Limited, Timeline};
+use crate::observe::{Choice, ClientLimited, Timeline};
 use crate::units::{Tick, Tokens};
 
 use super::objectives::{Objectives, TtftCounts};
@@ -66,7 +66,7 @@ impl<'a> Progress<'a> {
 
     /// How far a relayed answer had come when its client stopped reading.
     #[must_use]
-    pub(super) fn when_limited(timeline: &Timeline, limited: &'a Limited) -> Self {
+    pub(super) fn when_limited(timeline: &Timeline, limited: &'a ClientLimited) -> Self {
         let before = |moment: Option<Tick>| moment.filter(|moment| *moment <= limited.at);
         Progress {
             start: timeline.start,

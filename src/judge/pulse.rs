@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use crate::observe::Choice;
-use crate::units::{ClientSide, Tick};
+use crate::units::{ClientState, Tick};
 
 use super::fault::not_judged;
 use super::objectives::Objectives;
@@ -15,10 +15,10 @@ use super::weigh::Case;
 /// and the gauge of overdue requests. It knows events and what they are worth, not usage, and takes
 /// several choices for equally long; the verdict at the end knows better.
 #[derive(Clone, Debug)]
-pub struct Pulse(Arc<Cell>);
+pub struct ProgressCell(Arc<Inner>);
 
 #[derive(Debug)]
-struct Cell {
+struct Inner {
     first_token: AtomicU64,
     first_visible: AtomicU64,
     last_token: AtomicU64,
@@ -26,16 +26,16 @@ struct Cell {
     /// Tokens per event, as learned of the engine that answers: the bits of a float.
     ratio: AtomicU64,
     itl_broke: AtomicU64,
-    client: OnceLock<ClientSide>,
+    client: OnceLock<ClientState>,
     is_finished: AtomicBool,
 }
 
 const NEVER: u64 = u64::MAX;
 
-impl Default for Pulse {
+impl Default for ProgressCell {
     /// No token yet.
     fn default() -> Self {
-        Pulse(Arc::new(Cell {
+        ProgressCell(Arc::new(Inner {
             first_token: AtomicU64::new(NEVER),
             first_visible: AtomicU64::new(NEVER),
             last_token: AtomicU64::new(NEVER),
@@ -48,7 +48,7 @@ impl Default for Pulse {
     }
 }
 
-impl Pulse {
+impl ProgressCell {
     /// The events to come carry so many tokens each.
     pub fn expects(&self, tokens_per_event: f64) {
         self.0.ratio.store(tokens_per_event.to_bits(), Ordering::Relaxed);
@@ -83,7 +83,7 @@ impl Pulse {
     /// Who reads it. What is not broken by the moment at which this client stops reading is its own
     /// doing, but for a first token that has not come. Asked of the client itself: nobody drives a
     /// relay whose bytes are refused.
-    pub fn read_by(&self, client: &ClientSide) {
+    pub fn read_by(&self, client: &ClientState) {
         let _ = self.0.client.set(client.clone());
     }
 

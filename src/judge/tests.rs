@@ -4,8 +4,10 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 
-use crate::observe::{Choice, Ending, Gaps, InBandError, Limit, Limited, Reader, Timeline, TokenSource, Usage};
-use crate::units::{ClientSide, Dialect, Tick, Tokens};
+use crate::observe::{
+    Choice, ClientLimited, Ending, Gaps, InBandError, Reader, Timeline, TimeoutKind, TokenSource, Usage,
+};
+use crate::units::{ClientState, Dialect, Tick, Tokens};
 
 use super::*;
 
@@ -146,7 +148,7 @@ fn a_value_on_the_threshold_holds_and_a_nanosecond_above_does_not() {
 fn c16_a_late_first_token_is_a_miss_by_ttft() {
     let verdict = judge(&stream(&[700, 720], 2), &chat(), &CASE);
     assert_eq!(verdict.outcome, missed(Missed::Ttft));
-    assert_eq!((verdict.ttft, verdict.tpot), (Some(Held::Broken), Some(Held::Held)));
+    assert_eq!((verdict.ttft, verdict.tpot), (Some(ObjectiveState::Broken), Some(ObjectiveState::Held)));
 }
 
 #[test]
@@ -181,10 +183,14 @@ fn a_stream_without_any_token_but_with_a_reason_is_judged_by_its_finish() {
 fn c19_one_event_with_everything_answers_to_the_derived_budget() {
     let verdict = judge(&stream(&[400], 20), &chat(), &CASE);
     assert_eq!(verdict.outcome, MET);
-    assert_eq!((verdict.tpot, verdict.e2e), (Some(Held::NotEvaluated), Some(Held::Held)));
+    assert_eq!((verdict.tpot, verdict.e2e), (Some(ObjectiveState::NotEvaluated), Some(ObjectiveState::Held)));
     let late = judge(&stream(&[1400], 20), &chat(), &CASE);
     assert_eq!(late.outcome, missed(Missed::Ttft));
-    assert_eq!((late.tpot, late.e2e), (Some(Held::NotEvaluated), Some(Held::Held)), "TTFT and only that");
+    assert_eq!(
+        (late.tpot, late.e2e),
+        (Some(ObjectiveState::NotEvaluated), Some(ObjectiveState::Held)),
+        "TTFT and only that"
+    );
     // The event came in time, the end of the answer did not.
     let mut hung = stream(&[400], 20);
     (hung.finish, hung.end) = (Some(at(1451)), at(1451));
@@ -199,7 +205,7 @@ fn c19_a_whole_answer_answers_to_the_derived_budget() {
     assert_eq!(late.outcome, missed(Missed::E2e));
     assert_eq!(
         (late.ttft, late.tpot, late.e2e),
-        (Some(Held::NotEvaluated), Some(Held::NotEvaluated), Some(Held::Broken))
+        (Some(ObjectiveState::NotEvaluated), Some(ObjectiveState::NotEvaluated), Some(ObjectiveState::Broken))
     );
 }
 
@@ -225,7 +231,10 @@ fn c21_the_span_is_first_to_last_token_by_tokens_less_one() {
 #[test]
 fn c21_one_token_has_no_tpot_and_a_budget_of_the_ttft_threshold() {
     let verdict = judge(&stream(&[300], 1), &chat(), &CASE);
-    assert_eq!((verdict.outcome, verdict.tpot, verdict.e2e), (MET, Some(Held::NotEvaluated), Some(Held::Held)));
+    assert_eq!(
+        (verdict.outcome, verdict.tpot, verdict.e2e),
+        (MET, Some(ObjectiveState::NotEvaluated), Some(ObjectiveState::Held))
+    );
     let mut late = stream(&[300], 1);
     (late.finish, late.end) = (Some(at(501)), at(501));
     assert_eq!(outcome(&late, &chat()), missed(Missed::E2e));
@@ -256,7 +265,7 @@ fn the_objective_that_broke_first_is_the_reason_and_each_one_is_told() {
     let moments = [600, 1500];
     let all = with_itl(stream(&moments, 2), &objectives, &moments);
     let verdict = judge(&all, &objectives, &CASE);
-    let broken = Some(Held::Broken);
+    let broken = Some(ObjectiveState::Broken);
     assert_eq!(
         verdict,
         Verdict { outcome: missed(Missed::Ttft), ttft: broken, tpot: broken, itl: broken, e2e: broken }
@@ -318,9 +327,9 @@ fn a_whole_answer_without_output_and_without_a_reason_is_empty() {
     assert_eq!(outcome(&nothing, &chat()), missed(Missed::Empty));
     assert_eq!(outcome(&Timeline { has_finish_reason: true, ..nothing.clone() }, &chat()), MET);
     let e2e = |nothing: &Timeline| judge(nothing, &agent(), &CASE).e2e;
-    assert_eq!(e2e(&nothing), Some(Held::Held), "its end was reached");
+    assert_eq!(e2e(&nothing), Some(ObjectiveState::Held), "its end was reached");
     let late = Timeline { finish: Some(at(20_001)), end: at(20_001), ..nothing };
-    assert_eq!(e2e(&late), Some(Held::Broken));
+    assert_eq!(e2e(&late), Some(ObjectiveState::Broken));
 }
 
 #[test]
@@ -343,8 +352,8 @@ fn one_lump_is_held_to_the_tighter_of_the_classs_end_and_the_derived_one() {
     };
     let own = |threshold| Objectives { ttft: objective(500), tpot: objective(50), e2e: objective(threshold), ..chat() };
     let e2e = |end, threshold| judge(&lump(end), &own(threshold), &CASE).e2e;
-    assert_eq!((e2e(1000, 5000), e2e(1001, 5000)), (Some(Held::Held), Some(Held::Broken)));
-    assert_eq!((e2e(700, 700), e2e(701, 700)), (Some(Held::Held), Some(Held::Broken)));
+    assert_eq!((e2e(1000, 5000), e2e(1001, 5000)), (Some(ObjectiveState::Held), Some(ObjectiveState::Broken)));
+    assert_eq!((e2e(700, 700), e2e(701, 700)), (Some(ObjectiveState::Held), Some(ObjectiveState::Broken)));
 }
 
 #[test]
@@ -382,7 +391,11 @@ fn finished_without_token_or_reason_is_empty_and_so_is_nothing_visible_under_a_l
     let mut done = cut(&[], 0, Ending::Clean, 100);
     done.finish = Some(at(100));
     let empty = judge(&done, &chat(), &CASE);
-    assert_eq!((empty.outcome, empty.ttft), (missed(Missed::Empty), Some(Held::NotEvaluated)), "no token came");
+    assert_eq!(
+        (empty.outcome, empty.ttft),
+        (missed(Missed::Empty), Some(ObjectiveState::NotEvaluated)),
+        "no token came"
+    );
     let lowered = Case { cap_lowered: true, ..CASE };
     let mut reasoning = stream(&[100, 120], 20);
     (reasoning.first_visible, reasoning.has_visible) = (None, false);
@@ -459,8 +472,8 @@ fn after_finish_only_an_in_band_error_changes_the_outcome() {
     let endings = [
         Ending::Left,
         Ending::Broken,
-        Ending::TimedOut(Limit::Idle),
-        Ending::TimedOut(Limit::Total),
+        Ending::TimedOut(TimeoutKind::Idle),
+        Ending::TimedOut(TimeoutKind::Total),
         Ending::WriteStalled,
         Ending::Drained,
         Ending::Panicked,
@@ -476,9 +489,9 @@ fn after_finish_only_an_in_band_error_changes_the_outcome() {
 #[test]
 fn limits_drain_and_panics_have_their_reasons() {
     let rows = [
-        (Ending::TimedOut(Limit::FirstToken), Missed::TimeoutFirstToken),
-        (Ending::TimedOut(Limit::Idle), Missed::TimeoutIdle),
-        (Ending::TimedOut(Limit::Total), Missed::TimeoutTotal),
+        (Ending::TimedOut(TimeoutKind::FirstToken), Missed::TimeoutFirstToken),
+        (Ending::TimedOut(TimeoutKind::Idle), Missed::TimeoutIdle),
+        (Ending::TimedOut(TimeoutKind::Total), Missed::TimeoutTotal),
         (Ending::Drained, Missed::Internal),
         (Ending::Panicked, Missed::Internal),
     ];
@@ -502,7 +515,7 @@ fn on_a_failed_request_each_objective_counts_as_far_as_it_had_come() {
         let verdict = judge(timeline, &objectives, &CASE);
         [verdict.ttft, verdict.tpot, verdict.itl, verdict.e2e].map(Option::unwrap)
     };
-    use Held::{Broken, Held as Kept, NotEvaluated as Open};
+    use ObjectiveState::{Broken, Held as Kept, NotEvaluated as Open};
     // A 500 at once; after the TTFT threshold; after everything.
     let failed = |end| Timeline { status: 500, ..cut(&[], 0, Ending::Clean, end) };
     assert_eq!(verdict(&failed(100)), [Open, Open, Open, Open]);
@@ -510,7 +523,7 @@ fn on_a_failed_request_each_objective_counts_as_far_as_it_had_come() {
     assert_eq!(verdict(&failed(1001)), [Broken, Open, Open, Broken]);
     // Cut behind tokens: TTFT stands as it stood, silence and slowness count.
     assert_eq!(verdict(&cut(&[100, 120], 2, Ending::Broken, 130)), [Kept, Open, Open, Open]);
-    assert_eq!(verdict(&cut(&[100, 120], 2, Ending::TimedOut(Limit::Idle), 900)), [Kept, Broken, Broken, Open]);
+    assert_eq!(verdict(&cut(&[100, 120], 2, Ending::TimedOut(TimeoutKind::Idle), 900)), [Kept, Broken, Broken, Open]);
     assert_eq!(verdict(&cut(&[600, 620], 2, Ending::Broken, 630)), [Broken, Open, Open, Open]);
     assert_eq!(verdict(&cut(&[], 0, Ending::Broken, 500)), [Open, Open, Open, Open], "its time is not over");
     assert_eq!(verdict(&cut(&[], 0, Ending::Broken, 501)), [Broken, Open, Open, Open]);
@@ -523,7 +536,7 @@ fn on_a_failed_request_each_objective_counts_as_far_as_it_had_come() {
 fn on_an_excluded_request_no_objective_counts() {
     let left = judge(&cut(&[100, 120], 2, Ending::Left, 130), &chat(), &CASE);
     assert_eq!(left.outcome, excluded(Excluded::ClientCancel));
-    assert_eq!((left.ttft, left.tpot), (Some(Held::NotEvaluated), Some(Held::NotEvaluated)));
+    assert_eq!((left.ttft, left.tpot), (Some(ObjectiveState::NotEvaluated), Some(ObjectiveState::NotEvaluated)));
 }
 
 // Clients that leave.
@@ -621,12 +634,12 @@ fn a_leave_while_waiting_is_judged_alike_and_one_before_the_upload_ended_never_i
 /// `timeline`, whose client stopped reading after `moments` at `since`.
 fn limited(timeline: Timeline, moments: &[u64], tokens: u64, since: u64) -> Timeline {
     let before = cut(moments, tokens, Ending::Left, since);
-    Timeline { limited: Some(Limited { at: at(since), choices: before.choices }), ..timeline }
+    Timeline { limited: Some(ClientLimited { at: at(since), choices: before.choices }), ..timeline }
 }
 
 #[test]
 fn a_client_that_does_not_read_is_excluded_whatever_else_would_have_held() {
-    let endings = [Ending::Left, Ending::WriteStalled, Ending::TimedOut(Limit::Total)];
+    let endings = [Ending::Left, Ending::WriteStalled, Ending::TimedOut(TimeoutKind::Total)];
     for ending in endings {
         let timeline = limited(cut(&[100, 120], 40, ending, 60_000), &[100, 120], 40, 130);
         assert_eq!(outcome(&timeline, &chat()), excluded(Excluded::ClientLimited), "{ending:?}");
@@ -658,11 +671,14 @@ fn a_leave_behind_the_finish_of_an_answer_that_was_not_read_is_no_cancel() {
 #[test]
 fn a_whole_answer_whose_client_does_not_read_has_no_ttft_to_be_late_with() {
     let verdict = judge(&limited(whole(60_000, 20), &[], 0, 700), &chat(), &CASE);
-    assert_eq!((verdict.outcome, verdict.ttft), (excluded(Excluded::ClientLimited), Some(Held::NotEvaluated)));
+    assert_eq!(
+        (verdict.outcome, verdict.ttft),
+        (excluded(Excluded::ClientLimited), Some(ObjectiveState::NotEvaluated))
+    );
     let late = Timeline { ending: Ending::WriteStalled, finish: None, ..whole(60_000, 20) };
     assert_eq!(outcome(&limited(late, &[], 0, 700), &chat()), excluded(Excluded::ClientLimited));
     // Nor is it overdue.
-    let (pulse, client) = (Pulse::default(), ClientSide::default());
+    let (pulse, client) = (ProgressCell::default(), ClientState::default());
     pulse.read_by(&client);
     client.refuses(at(700));
     let waiting = Progress::waiting(at(0), true, false);
@@ -693,7 +709,7 @@ fn faults_of_engine_and_gateway_keep_their_reasons_for_a_client_that_does_not_re
     let rows = [
         (Ending::Broken, Missed::Truncated),
         (Ending::Clean, Missed::Truncated),
-        (Ending::TimedOut(Limit::Idle), Missed::TimeoutIdle),
+        (Ending::TimedOut(TimeoutKind::Idle), Missed::TimeoutIdle),
         (Ending::Drained, Missed::Internal),
         (Ending::Panicked, Missed::Internal),
     ];
@@ -701,7 +717,7 @@ fn faults_of_engine_and_gateway_keep_their_reasons_for_a_client_that_does_not_re
         let timeline = limited(cut(&[100, 120], 40, ending, 60_000), &[100, 120], 40, 130);
         let verdict = judge(&timeline, &chat(), &CASE);
         assert_eq!(verdict.outcome, missed(reason));
-        assert_eq!((verdict.ttft, verdict.tpot), (Some(Held::Held), Some(Held::NotEvaluated)));
+        assert_eq!((verdict.ttft, verdict.tpot), (Some(ObjectiveState::Held), Some(ObjectiveState::NotEvaluated)));
     }
 }
 
@@ -730,10 +746,10 @@ fn a_refusal_keeps_its_reason_and_counts_what_had_broken() {
     let shed = judge_refused(missed(Missed::Shed), &waiting, &chat(), &CASE, at(700));
     assert_eq!(
         (shed.outcome, shed.ttft, shed.tpot),
-        (missed(Missed::Shed), Some(Held::Broken), Some(Held::NotEvaluated))
+        (missed(Missed::Shed), Some(ObjectiveState::Broken), Some(ObjectiveState::NotEvaluated))
     );
     let wrong = judge_refused(excluded(Excluded::InvalidRequest), &waiting, &chat(), &CASE, at(700));
-    assert_eq!((wrong.outcome, wrong.ttft), (excluded(Excluded::InvalidRequest), Some(Held::NotEvaluated)));
+    assert_eq!((wrong.outcome, wrong.ttft), (excluded(Excluded::InvalidRequest), Some(ObjectiveState::NotEvaluated)));
     let beyond = Case { over_limit: true, ..CASE };
     for outcome in [missed(Missed::UpstreamError), excluded(Excluded::InvalidRequest)] {
         let judged = judge_refused(outcome, &waiting, &chat(), &beyond, at(700));
@@ -766,8 +782,8 @@ fn budgets_never_overflow() {
 #[test]
 fn the_pulse_of_a_stream_tells_when_it_is_overdue() {
     let waiting = Progress::waiting(at(0), true, true);
-    let pulse = Pulse::default();
-    let overdue = |pulse: &Pulse, moment| pulse.is_overdue(&waiting, &chat(), &CASE, 1, at(moment));
+    let pulse = ProgressCell::default();
+    let overdue = |pulse: &ProgressCell, moment| pulse.is_overdue(&waiting, &chat(), &CASE, 1, at(moment));
     assert!(!overdue(&pulse, 500));
     assert!(overdue(&pulse, 501));
     pulse.token(at(400), true);
@@ -786,7 +802,7 @@ fn the_pulse_of_a_stream_tells_when_it_is_overdue() {
 fn what_is_not_judged_is_never_overdue() {
     let waiting = Progress::waiting(at(0), true, true);
     let overdue = |waiting: &Progress<'_>, objectives: &Objectives, case: &Case| {
-        Pulse::default().is_overdue(waiting, objectives, case, 1, at(90_000))
+        ProgressCell::default().is_overdue(waiting, objectives, case, 1, at(90_000))
     };
     assert!(overdue(&waiting, &chat(), &CASE));
     assert!(!overdue(&waiting, &chat(), &Case { over_limit: true, ..CASE }));
@@ -800,9 +816,9 @@ fn what_is_not_judged_is_never_overdue() {
 #[test]
 fn a_client_that_does_not_read_is_overdue_by_what_was_broken_before_and_by_its_first_token() {
     let waiting = Progress::waiting(at(0), true, true);
-    let overdue = |pulse: &Pulse, moment| pulse.is_overdue(&waiting, &chat(), &CASE, 1, at(moment));
+    let overdue = |pulse: &ProgressCell, moment| pulse.is_overdue(&waiting, &chat(), &CASE, 1, at(moment));
     let refusing = |since| {
-        let (pulse, client) = (Pulse::default(), ClientSide::default());
+        let (pulse, client) = (ProgressCell::default(), ClientState::default());
         pulse.read_by(&client);
         client.refuses(at(since));
         pulse
@@ -823,7 +839,7 @@ fn a_client_that_does_not_read_is_overdue_by_what_was_broken_before_and_by_its_f
 #[test]
 fn tokens_of_several_choices_are_shared_among_them() {
     let waiting = Progress::waiting(at(0), true, true);
-    let pulse = Pulse::default();
+    let pulse = ProgressCell::default();
     (0..6).for_each(|number| pulse.token(at(100 + 10 * number), true));
     let overdue = |choices, moment| pulse.is_overdue(&waiting, &chat(), &CASE, choices, at(moment));
     assert!(!overdue(1, 400) && overdue(1, 401), "six tokens in 300 ms");
@@ -833,7 +849,7 @@ fn tokens_of_several_choices_are_shared_among_them() {
 #[test]
 fn a_stream_of_several_tokens_an_event_is_overdue_by_its_tokens() {
     let waiting = Progress::waiting(at(0), true, true);
-    let pulse = Pulse::default();
+    let pulse = ProgressCell::default();
     pulse.expects(3.0);
     [at(400), at(520)].into_iter().for_each(|moment| pulse.token(moment, true));
     let overdue = |moment| pulse.is_overdue(&waiting, &chat(), &CASE, 1, at(moment));
@@ -845,7 +861,7 @@ fn a_stream_of_several_tokens_an_event_is_overdue_by_its_tokens() {
 fn a_gap_that_broke_itl_stays_broken_though_tokens_come_again() {
     let waiting = Progress::waiting(at(0), true, true);
     let promised = Objectives { itl: objective(200), tpot: None, ..chat() };
-    let pulse = Pulse::default();
+    let pulse = ProgressCell::default();
     [at(100), at(400), at(450)].into_iter().for_each(|moment| pulse.token(moment, true));
     let overdue = |moment| pulse.is_overdue(&waiting, &promised, &CASE, 1, at(moment));
     assert!(!overdue(460));
@@ -902,7 +918,8 @@ fn any_ending() -> impl Strategy<Value = Ending> {
         Just(Ending::WriteStalled),
         Just(Ending::Drained),
         Just(Ending::Panicked),
-        prop_oneof![Just(Limit::FirstToken), Just(Limit::Idle), Just(Limit::Total)].prop_map(Ending::TimedOut),
+        prop_oneof![Just(TimeoutKind::FirstToken), Just(TimeoutKind::Idle), Just(TimeoutKind::Total)]
+            .prop_map(Ending::TimedOut),
     ]
 }
 
@@ -921,7 +938,7 @@ proptest! {
         let (good, bad) = (judged(&moments), judged(&later));
         prop_assert!(badness(good.outcome) <= badness(bad.outcome), "{good:?} {bad:?}");
         for (before, after) in [(good.ttft, bad.ttft), (good.tpot, bad.tpot), (good.itl, bad.itl), (good.e2e, bad.e2e)] {
-            prop_assert!(before != Some(Held::Broken) || after == Some(Held::Broken));
+            prop_assert!(before != Some(ObjectiveState::Broken) || after == Some(ObjectiveState::Broken));
         }
     }
 
@@ -973,11 +990,11 @@ proptest! {
         }
         let verdict = judge(&timeline, &objectives, &CASE);
         let states = [verdict.ttft, verdict.tpot, verdict.itl, verdict.e2e];
-        let broken = |held: Option<Held>| held == Some(Held::Broken);
+        let broken = |held: Option<ObjectiveState>| held == Some(ObjectiveState::Broken);
         match verdict.outcome {
             Outcome::Met => prop_assert!(!states.into_iter().any(broken)),
             Outcome::Excluded(_) => {
-                prop_assert!(states.into_iter().flatten().all(|held| held == Held::NotEvaluated));
+                prop_assert!(states.into_iter().flatten().all(|held| held == ObjectiveState::NotEvaluated));
             }
             Outcome::Missed(Missed::Ttft) => prop_assert!(broken(verdict.ttft)),
             Outcome::Missed(Missed::Tpot) => prop_assert!(broken(verdict.tpot)),

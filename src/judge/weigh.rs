@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::observe::{Ending, Limited, Timeline};
+use crate::observe::{ClientLimited, Ending, Timeline};
 use crate::units::{Dialect, Tick, Tokens};
 
 use super::fault::{fault, not_judged};
@@ -54,7 +54,7 @@ impl Case {
 
 /// What became of one objective on one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Held {
+pub enum ObjectiveState {
     /// Its point was reached in time.
     Held,
     /// Its breaking moment had passed.
@@ -69,13 +69,13 @@ pub struct Verdict {
     /// How the request ended.
     pub outcome: Outcome,
     /// TTFT; `None` where the class has no such objective.
-    pub ttft: Option<Held>,
+    pub ttft: Option<ObjectiveState>,
     /// TPOT, likewise.
-    pub tpot: Option<Held>,
+    pub tpot: Option<ObjectiveState>,
     /// ITL, likewise.
-    pub itl: Option<Held>,
+    pub itl: Option<ObjectiveState>,
     /// E2E, likewise; a derived budget that was applied counts as one.
-    pub e2e: Option<Held>,
+    pub e2e: Option<ObjectiveState>,
 }
 
 impl Verdict {
@@ -86,7 +86,7 @@ impl Verdict {
     }
 
     fn excluded(reason: Excluded, objectives: &Objectives) -> Self {
-        let blank = |objective: Option<Objective>| objective.map(|_| Held::NotEvaluated);
+        let blank = |objective: Option<Objective>| objective.map(|_| ObjectiveState::NotEvaluated);
         Verdict {
             outcome: Outcome::Excluded(reason),
             ttft: blank(objectives.ttft),
@@ -105,7 +105,7 @@ pub fn judge(timeline: &Timeline, objectives: &Objectives, case: &Case) -> Verdi
         return Verdict::excluded(reason, objectives);
     }
     let progress = Progress::of(timeline);
-    let scene = Scene { progress, objectives, case, streamed };
+    let scene = Evaluation { progress, objectives, case, streamed };
     match fault(timeline, case) {
         Some(Outcome::Missed(reason)) => scene.failed(timeline, reason),
         Some(Outcome::Excluded(reason)) => Verdict::excluded(reason, objectives),
@@ -130,7 +130,7 @@ pub fn judge_refused(
         Outcome::Missed(reason) => match not_judged(streamed, objectives, case) {
             Some(excluded) => Verdict::excluded(excluded, objectives),
             None => {
-                let scene = Scene { progress: *progress, objectives, case, streamed };
+                let scene = Evaluation { progress: *progress, objectives, case, streamed };
                 scene.states_at(at).verdict(Outcome::Missed(reason))
             }
         },
@@ -144,12 +144,12 @@ pub fn judge_left(progress: &Progress<'_>, objectives: &Objectives, case: &Case,
     let streamed = progress.streamed && case.dialect.generates();
     match not_judged(streamed, objectives, case) {
         Some(reason) if progress.is_uploaded => Verdict::excluded(reason, objectives),
-        _ => Scene { progress: *progress, objectives, case, streamed }.left(at),
+        _ => Evaluation { progress: *progress, objectives, case, streamed }.left(at),
     }
 }
 
 /// One request on the scales.
-struct Scene<'a> {
+struct Evaluation<'a> {
     progress: Progress<'a>,
     objectives: &'a Objectives,
     case: &'a Case,
@@ -158,41 +158,45 @@ struct Scene<'a> {
 
 /// An objective's state and, where it is broken, since when.
 #[derive(Clone, Copy)]
-struct Weighed {
-    held: Held,
+struct ObjectiveResult {
+    held: ObjectiveState,
     broke: Option<Tick>,
 }
 
-impl Weighed {
+impl ObjectiveResult {
     /// The point was reached at `reached`; it should have been by `deadline`.
     fn reached(reached: Tick, deadline: Tick) -> Self {
-        if reached <= deadline { Weighed { held: Held::Held, broke: None } } else { Weighed::broken(deadline) }
+        if reached <= deadline {
+            ObjectiveResult { held: ObjectiveState::Held, broke: None }
+        } else {
+            ObjectiveResult::broken(deadline)
+        }
     }
 
     fn broken(at: Tick) -> Self {
-        Weighed { held: Held::Broken, broke: Some(at) }
+        ObjectiveResult { held: ObjectiveState::Broken, broke: Some(at) }
     }
 
     fn open() -> Self {
-        Weighed { held: Held::NotEvaluated, broke: None }
+        ObjectiveResult { held: ObjectiveState::NotEvaluated, broke: None }
     }
 
     /// The point was not reached by `at`; the objective breaks at `moment`.
     fn unreached(moment: Option<Tick>, at: Tick) -> Self {
-        moment.filter(|moment| at > *moment).map_or(Weighed::open(), Weighed::broken)
+        moment.filter(|moment| at > *moment).map_or(ObjectiveResult::open(), ObjectiveResult::broken)
     }
 }
 
 /// All four, in the order in which ties are told: TTFT, TPOT, ITL, E2E.
 #[derive(Clone, Copy)]
-struct States {
-    ttft: Option<Weighed>,
-    tpot: Option<Weighed>,
-    itl: Option<Weighed>,
-    e2e: Option<Weighed>,
+struct ObjectiveResults {
+    ttft: Option<ObjectiveResult>,
+    tpot: Option<ObjectiveResult>,
+    itl: Option<ObjectiveResult>,
+    e2e: Option<ObjectiveResult>,
 }
 
-impl States {
+impl ObjectiveResults {
     /// The objective that broke first.
     fn first_broken(&self) -> Option<Missed> {
         let named =
@@ -203,12 +207,12 @@ impl States {
     }
 
     fn verdict(self, outcome: Outcome) -> Verdict {
-        let held = |state: Option<Weighed>| state.map(|weighed| weighed.held);
+        let held = |state: Option<ObjectiveResult>| state.map(|weighed| weighed.held);
         Verdict { outcome, ttft: held(self.ttft), tpot: held(self.tpot), itl: held(self.itl), e2e: held(self.e2e) }
     }
 }
 
-impl Scene<'_> {
+impl Evaluation<'_> {
     /// An answer without fault: finished, or ended by its client.
     fn weigh(&self, timeline: &Timeline) -> Verdict {
         if let Some(limited) = limited_before_finish(timeline) {
@@ -243,7 +247,7 @@ impl Scene<'_> {
             match timeline.finish {
                 // Finished, and an error came behind the tokens; or an answer with nothing in it.
                 Some(finish) if timeline.error.is_none_or(|error| error.after_first_token) => {
-                    States { ttft: ended.ttft, ..self.finished_states(timeline, finish) }
+                    ObjectiveResults { ttft: ended.ttft, ..self.finished_states(timeline, finish) }
                 }
                 _ => ended,
             }
@@ -253,7 +257,7 @@ impl Scene<'_> {
 
     /// The client did not read from some moment on. TTFT is judged, what was broken at that
     /// moment stays broken, everything else is the client's doing.
-    fn limited(&self, timeline: &Timeline, limited: &Limited) -> Verdict {
+    fn limited(&self, timeline: &Timeline, limited: &ClientLimited) -> Verdict {
         let states = self.limited_states(timeline, limited);
         let left = timeline.finish.is_none() && timeline.ending == Ending::Left;
         // Also a stall, which is no objective, makes a leave a late one.
@@ -269,9 +273,9 @@ impl Scene<'_> {
 
     /// The objectives as they stood when the client stopped reading; but TTFT by its point,
     /// wherever it was reached, else by the finish, else by the end.
-    fn limited_states(&self, timeline: &Timeline, limited: &Limited) -> States {
+    fn limited_states(&self, timeline: &Timeline, limited: &ClientLimited) -> ObjectiveResults {
         let progress = Progress::when_limited(timeline, limited);
-        let then = Scene { progress, ..*self }.states_at(limited.at);
+        let then = Evaluation { progress, ..*self }.states_at(limited.at);
         if !self.streamed {
             return then;
         }
@@ -279,65 +283,68 @@ impl Scene<'_> {
             let deadline = self.progress.start + ttft.threshold;
             let counted = self.progress.counted(self.objectives.ttft_counts).or(timeline.finish);
             match counted {
-                Some(reached) => Weighed::reached(reached, deadline),
-                None => Weighed::unreached(Some(deadline), timeline.end),
+                Some(reached) => ObjectiveResult::reached(reached, deadline),
+                None => ObjectiveResult::unreached(Some(deadline), timeline.end),
             }
         });
-        States { ttft, ..then }
+        ObjectiveResults { ttft, ..then }
     }
 
-    fn finished_states(&self, timeline: &Timeline, finish: Tick) -> States {
+    fn finished_states(&self, timeline: &Timeline, finish: Tick) -> ObjectiveResults {
         if self.streamed { self.stream_states(timeline, finish) } else { self.whole_states(timeline, finish) }
     }
 
-    fn stream_states(&self, timeline: &Timeline, finish: Tick) -> States {
+    fn stream_states(&self, timeline: &Timeline, finish: Tick) -> ObjectiveResults {
         let start = self.progress.start;
         let counted = self.progress.counted(self.objectives.ttft_counts).unwrap_or(finish);
         let tpot = timeline.tpot();
         let own = self.objectives.e2e.map(|e2e| start + e2e.threshold);
         let derived = self.objectives.derived_budget(tokens_of(timeline)).map(|budget| start + budget);
         let budget = [own, derived.filter(|_| tpot.is_none())].into_iter().flatten().min();
-        States {
-            ttft: self.objectives.ttft.map(|ttft| Weighed::reached(counted, start + ttft.threshold)),
+        ObjectiveResults {
+            ttft: self.objectives.ttft.map(|ttft| ObjectiveResult::reached(counted, start + ttft.threshold)),
             tpot: self.objectives.tpot.map(|objective| weigh_tpot(timeline, tpot, objective.threshold)),
             itl: self.objectives.itl.map(|itl| weigh_itl(timeline, itl.threshold)),
-            e2e: budget.map(|deadline| Weighed::reached(finish, deadline)),
+            e2e: budget.map(|deadline| ObjectiveResult::reached(finish, deadline)),
         }
     }
 
     /// A non-streaming answer has no TTFT, TPOT or ITL.
-    fn whole_states(&self, timeline: &Timeline, finish: Tick) -> States {
+    fn whole_states(&self, timeline: &Timeline, finish: Tick) -> ObjectiveResults {
         let n = if self.case.dialect.generates() { tokens_of(timeline) } else { 1 };
         let deadline = self.objectives.whole_budget(n).map(|budget| self.progress.start + budget);
-        States { e2e: deadline.map(|deadline| Weighed::reached(finish, deadline)), ..self.unstreamed() }
+        ObjectiveResults {
+            e2e: deadline.map(|deadline| ObjectiveResult::reached(finish, deadline)),
+            ..self.unstreamed()
+        }
     }
 
     /// The objectives of an answer that has not finished, as they stand at `at`.
-    fn states_at(&self, at: Tick) -> States {
+    fn states_at(&self, at: Tick) -> ObjectiveResults {
         let (progress, objectives) = (&self.progress, self.objectives);
         if !progress.is_uploaded {
-            return States { e2e: objectives.e2e.map(|_| Weighed::open()), ..self.unstreamed() };
+            return ObjectiveResults { e2e: objectives.e2e.map(|_| ObjectiveResult::open()), ..self.unstreamed() };
         }
         if !self.streamed {
             let deadline = whole_deadline(progress, objectives, self.case);
-            let e2e = deadline.map(|deadline| Weighed::unreached(Some(deadline), at));
-            return States { e2e, ..self.unstreamed() };
+            let e2e = deadline.map(|deadline| ObjectiveResult::unreached(Some(deadline), at));
+            return ObjectiveResults { e2e, ..self.unstreamed() };
         }
         let ttft = objectives.ttft.map(|ttft| match progress.counted(objectives.ttft_counts) {
-            Some(counted) => Weighed::reached(counted, progress.start + ttft.threshold),
-            None => Weighed::unreached(ttft_breaks(progress, objectives), at),
+            Some(counted) => ObjectiveResult::reached(counted, progress.start + ttft.threshold),
+            None => ObjectiveResult::unreached(ttft_breaks(progress, objectives), at),
         });
-        States {
+        ObjectiveResults {
             ttft,
-            tpot: objectives.tpot.map(|_| Weighed::unreached(tpot_breaks(progress, objectives), at)),
-            itl: objectives.itl.map(|_| Weighed::unreached(itl_breaks(progress, objectives), at)),
-            e2e: objectives.e2e.map(|e2e| Weighed::unreached(Some(progress.start + e2e.threshold), at)),
+            tpot: objectives.tpot.map(|_| ObjectiveResult::unreached(tpot_breaks(progress, objectives), at)),
+            itl: objectives.itl.map(|_| ObjectiveResult::unreached(itl_breaks(progress, objectives), at)),
+            e2e: objectives.e2e.map(|e2e| ObjectiveResult::unreached(Some(progress.start + e2e.threshold), at)),
         }
     }
 
-    fn unstreamed(&self) -> States {
-        let blank = |objective: Option<Objective>| objective.map(|_| Weighed::open());
-        States {
+    fn unstreamed(&self) -> ObjectiveResults {
+        let blank = |objective: Option<Objective>| objective.map(|_| ObjectiveResult::open());
+        ObjectiveResults {
             ttft: blank(self.objectives.ttft),
             tpot: blank(self.objectives.tpot),
             itl: blank(self.objectives.itl),
@@ -348,30 +355,30 @@ impl Scene<'_> {
 
 /// When its client stopped reading, unless the answer had finished before: what the client does
 /// after `finish` changes nothing.
-fn limited_before_finish(timeline: &Timeline) -> Option<&Limited> {
+fn limited_before_finish(timeline: &Timeline) -> Option<&ClientLimited> {
     let limited = timeline.limited.as_ref()?;
     timeline.finish.is_none_or(|finish| limited.at < finish).then_some(limited)
 }
 
 /// TPOT breaks when the last token of a choice that was too slow has come.
-fn weigh_tpot(timeline: &Timeline, worst: Option<Duration>, threshold: Duration) -> Weighed {
+fn weigh_tpot(timeline: &Timeline, worst: Option<Duration>, threshold: Duration) -> ObjectiveResult {
     match worst {
-        None => Weighed::open(),
-        Some(worst) if worst <= threshold => Weighed { held: Held::Held, broke: None },
+        None => ObjectiveResult::open(),
+        Some(worst) if worst <= threshold => ObjectiveResult { held: ObjectiveState::Held, broke: None },
         Some(_) => {
             let slow = timeline.choices.iter().filter(|choice| choice.tpot().is_some_and(|tpot| tpot > threshold));
             let moment = slow.filter_map(|choice| choice.last_token).min();
-            Weighed::broken(moment.or(timeline.last_token).unwrap_or(timeline.end))
+            ObjectiveResult::broken(moment.or(timeline.last_token).unwrap_or(timeline.end))
         }
     }
 }
 
 /// ITL holds when the largest gap does; an answer without a gap says nothing about it.
-fn weigh_itl(timeline: &Timeline, threshold: Duration) -> Weighed {
+fn weigh_itl(timeline: &Timeline, threshold: Duration) -> ObjectiveResult {
     match timeline.gaps.largest {
-        None => Weighed::open(),
-        Some(largest) if largest <= threshold => Weighed { held: Held::Held, broke: None },
-        Some(_) => Weighed::broken(timeline.gaps.broke.or(timeline.last_token).unwrap_or(timeline.end)),
+        None => ObjectiveResult::open(),
+        Some(largest) if largest <= threshold => ObjectiveResult { held: ObjectiveState::Held, broke: None },
+        Some(_) => ObjectiveResult::broken(timeline.gaps.broke.or(timeline.last_token).unwrap_or(timeline.end)),
     }
 }
 

@@ -32,7 +32,7 @@ pub fn tried(story: fn(&Arc<Time>)) {
 fn run(scheduler: impl Scheduler + 'static, story: fn(&Arc<Time>)) {
     let mut config = Config::new();
     config.stack_size = STACK;
-    let _over = Over;
+    let _over = ResetOnDrop;
     WOVEN.set(true);
     Runner::new(scheduler, config).run(move || {
         let time = Time::stands();
@@ -43,9 +43,9 @@ fn run(scheduler: impl Scheduler + 'static, story: fn(&Arc<Time>)) {
 }
 
 /// However a run ends, the next test of this thread has its own locks.
-struct Over;
+struct ResetOnDrop;
 
-impl Drop for Over {
+impl Drop for ResetOnDrop {
     fn drop(&mut self) {
         WOVEN.set(false);
     }
@@ -96,14 +96,14 @@ pub enum RwLock<T> {
     Woven(shuttle::sync::RwLock<T>),
 }
 
-pub enum Held<Plain, Woven> {
+pub enum LockGuard<Plain, Woven> {
     Plain(Plain),
     Woven(Woven),
 }
 
-type MutexHeld<'a, T> = Held<parking_lot::MutexGuard<'a, T>, shuttle::sync::MutexGuard<'a, T>>;
-type ReadHeld<'a, T> = Held<parking_lot::RwLockReadGuard<'a, T>, shuttle::sync::RwLockReadGuard<'a, T>>;
-type WriteHeld<'a, T> = Held<parking_lot::RwLockWriteGuard<'a, T>, shuttle::sync::RwLockWriteGuard<'a, T>>;
+type MutexHeld<'a, T> = LockGuard<parking_lot::MutexGuard<'a, T>, shuttle::sync::MutexGuard<'a, T>>;
+type ReadHeld<'a, T> = LockGuard<parking_lot::RwLockReadGuard<'a, T>, shuttle::sync::RwLockReadGuard<'a, T>>;
+type WriteHeld<'a, T> = LockGuard<parking_lot::RwLockWriteGuard<'a, T>, shuttle::sync::RwLockWriteGuard<'a, T>>;
 
 impl<T> Mutex<T> {
     pub fn new(value: T) -> Self {
@@ -116,8 +116,8 @@ impl<T> Mutex<T> {
 
     pub fn lock(&self) -> MutexHeld<'_, T> {
         match self {
-            Mutex::Plain(plain) => Held::Plain(plain.lock()),
-            Mutex::Woven(woven) => Held::Woven(woven.lock().unwrap_or_else(PoisonError::into_inner)),
+            Mutex::Plain(plain) => LockGuard::Plain(plain.lock()),
+            Mutex::Woven(woven) => LockGuard::Woven(woven.lock().unwrap_or_else(PoisonError::into_inner)),
         }
     }
 }
@@ -133,15 +133,15 @@ impl<T> RwLock<T> {
 
     pub fn read(&self) -> ReadHeld<'_, T> {
         match self {
-            RwLock::Plain(plain) => Held::Plain(plain.read()),
-            RwLock::Woven(woven) => Held::Woven(woven.read().unwrap_or_else(PoisonError::into_inner)),
+            RwLock::Plain(plain) => LockGuard::Plain(plain.read()),
+            RwLock::Woven(woven) => LockGuard::Woven(woven.read().unwrap_or_else(PoisonError::into_inner)),
         }
     }
 
     pub fn write(&self) -> WriteHeld<'_, T> {
         match self {
-            RwLock::Plain(plain) => Held::Plain(plain.write()),
-            RwLock::Woven(woven) => Held::Woven(woven.write().unwrap_or_else(PoisonError::into_inner)),
+            RwLock::Plain(plain) => LockGuard::Plain(plain.write()),
+            RwLock::Woven(woven) => LockGuard::Woven(woven.write().unwrap_or_else(PoisonError::into_inner)),
         }
     }
 }
@@ -170,21 +170,21 @@ impl<T> std::fmt::Debug for RwLock<T> {
     }
 }
 
-impl<T, Plain: Deref<Target = T>, Woven: Deref<Target = T>> Deref for Held<Plain, Woven> {
+impl<T, Plain: Deref<Target = T>, Woven: Deref<Target = T>> Deref for LockGuard<Plain, Woven> {
     type Target = T;
     fn deref(&self) -> &T {
         match self {
-            Held::Plain(plain) => plain,
-            Held::Woven(woven) => woven,
+            LockGuard::Plain(plain) => plain,
+            LockGuard::Woven(woven) => woven,
         }
     }
 }
 
-impl<T, Plain: DerefMut<Target = T>, Woven: DerefMut<Target = T>> DerefMut for Held<Plain, Woven> {
+impl<T, Plain: DerefMut<Target = T>, Woven: DerefMut<Target = T>> DerefMut for LockGuard<Plain, Woven> {
     fn deref_mut(&mut self) -> &mut T {
         match self {
-            Held::Plain(plain) => plain,
-            Held::Woven(woven) => woven,
+            LockGuard::Plain(plain) => plain,
+            LockGuard::Woven(woven) => woven,
         }
     }
 }

@@ -2,7 +2,7 @@
 //! and the streams of an engine.
 //!
 //! Most events differ from their predecessor only in the text they carry, and in numbers: a
-//! sequence number, a choice's index, counts of tokens. A [`Mould`] is made from an event
+//! sequence number, a choice's index, counts of tokens. A [`Template`] is made from an event
 //! that was read in full: all its bytes but those. What fits is equal to that event in every
 //! other byte; what stands in the place of the text is the inside of one non-empty JSON
 //! string, and in the place of a number a number. So a full reading would find the same
@@ -18,7 +18,7 @@ use std::ops::Range;
 use crate::json;
 
 use super::sight::Reason;
-use super::usage::Counts;
+use super::usage::UsageCounts;
 
 /// Moulds larger than this are not worth keeping.
 const LARGEST: usize = 1024;
@@ -32,7 +32,7 @@ const LONGEST_REASON: usize = 32;
 
 /// What may differ from event to event, or from body to body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Slot {
+pub(super) enum Placeholder {
     /// The text that makes the event a token; in a body visible text. Not empty.
     Text,
     /// Text of a body whose bytes do not count. Not empty.
@@ -58,22 +58,22 @@ pub(super) enum Slot {
 
 /// The slots of one event or body: where each stands, in order.
 #[derive(Clone, Debug)]
-pub(super) struct Slots {
-    found: [(u32, u32, Slot); MOST],
+pub(super) struct Placeholders {
+    found: [(u32, u32, Placeholder); MOST],
     len: usize,
     /// What stands between the slots is not for other answers' moulds.
     is_private: bool,
 }
 
-impl Default for Slots {
+impl Default for Placeholders {
     fn default() -> Self {
-        Slots { found: [(0, 0, Slot::Ignored); MOST], len: 0, is_private: false }
+        Placeholders { found: [(0, 0, Placeholder::Ignored); MOST], len: 0, is_private: false }
     }
 }
 
-impl Slots {
+impl Placeholders {
     /// What stands at `at` may differ.
-    pub(super) fn add(&mut self, slot: Slot, at: Range<usize>) {
+    pub(super) fn add(&mut self, slot: Placeholder, at: Range<usize>) {
         match (self.found.get_mut(self.len), u32::try_from(at.end)) {
             (Some(free), Ok(end)) => {
                 *free = (at.start as u32, end, slot);
@@ -99,24 +99,26 @@ impl Slots {
 
     /// The text from slot number `from` on turned out to be hidden.
     pub(super) fn hide(&mut self, from: usize) {
-        for (.., slot) in self.found.iter_mut().take(self.len).skip(from).filter(|(.., slot)| *slot == Slot::Text) {
-            *slot = Slot::Hidden;
+        for (.., slot) in
+            self.found.iter_mut().take(self.len).skip(from).filter(|(.., slot)| *slot == Placeholder::Text)
+        {
+            *slot = Placeholder::Hidden;
         }
     }
 
-    fn all(&self) -> Option<&[(u32, u32, Slot)]> {
+    fn all(&self) -> Option<&[(u32, u32, Placeholder)]> {
         self.found.get(..self.len)
     }
 }
 
 /// What stood in the slots of an event or body that a mould fitted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Fit {
+pub(super) struct TemplateMatch {
     /// How long the event is.
     pub(super) length: usize,
     pub(super) index: Option<u64>,
     pub(super) sequence_number: Option<u64>,
-    pub(super) counts: Counts,
+    pub(super) counts: UsageCounts,
     /// Bytes of visible text.
     pub(super) bytes: u64,
     pub(super) finish: Option<Reason>,
@@ -124,37 +126,42 @@ pub(super) struct Fit {
 
 /// All bytes of an event or body but those of its slots.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Mould {
+pub(super) struct Template {
     bytes: Box<[u8]>,
     /// Where in `bytes` something was taken out, and what.
-    slots: Box<[(u32, Slot)]>,
+    slots: Box<[(u32, Placeholder)]>,
 }
 
-impl Mould {
+impl Template {
     /// Makes a mould of an event that has one text; the slots are counted from `data_at`. The
     /// first mould of a stream is `tight`: it takes for granted that an index and numbers
     /// that decide nothing stay, which is true of most streams and quicker to compare.
-    pub(super) fn of(event: &[u8], data_at: usize, slots: &Slots, is_tight: bool) -> Option<Mould> {
+    pub(super) fn of(event: &[u8], data_at: usize, slots: &Placeholders, is_tight: bool) -> Option<Template> {
         let slots = slots.all()?;
-        let texts = slots.iter().filter(|(.., slot)| *slot == Slot::Text).count();
+        let texts = slots.iter().filter(|(.., slot)| *slot == Placeholder::Text).count();
         if event.len() > LARGEST || texts != 1 {
             return None;
         }
         let stay = |slot| match slot {
-            Slot::Label | Slot::Finish => true,
-            Slot::Ignored | Slot::Index => is_tight,
+            Placeholder::Label | Placeholder::Finish => true,
+            Placeholder::Ignored | Placeholder::Index => is_tight,
             _ => false,
         };
-        Mould::cast(event, data_at, slots, stay)
+        Template::cast(event, data_at, slots, stay)
     }
 
     /// Makes a mould that other answers see, of an event or of a whole body.
-    pub(super) fn shared(whole: &[u8], data_at: usize, slots: &Slots) -> Option<Mould> {
+    pub(super) fn shared(whole: &[u8], data_at: usize, slots: &Placeholders) -> Option<Template> {
         let slots = slots.all().filter(|_| !slots.is_private)?;
-        Mould::cast(whole, data_at, slots, |_| false).filter(|mould| mould.bytes.len() <= LARGEST_SHARED)
+        Template::cast(whole, data_at, slots, |_| false).filter(|mould| mould.bytes.len() <= LARGEST_SHARED)
     }
 
-    fn cast(whole: &[u8], data_at: usize, slots: &[(u32, u32, Slot)], stays: impl Fn(Slot) -> bool) -> Option<Mould> {
+    fn cast(
+        whole: &[u8],
+        data_at: usize,
+        slots: &[(u32, u32, Placeholder)],
+        stays: impl Fn(Placeholder) -> bool,
+    ) -> Option<Template> {
         let mut bytes = Vec::with_capacity(whole.len().min(LARGEST_SHARED));
         let (mut places, mut kept) = (Vec::with_capacity(slots.len()), 0);
         for (start, end, slot) in slots.iter().filter(|(.., slot)| !stays(*slot)) {
@@ -163,7 +170,7 @@ impl Mould {
             kept = data_at + *end as usize;
         }
         bytes.extend_from_slice(whole.get(kept..)?);
-        Some(Mould { bytes: bytes.into(), slots: places.into() })
+        Some(Template { bytes: bytes.into(), slots: places.into() })
     }
 
     #[cfg(test)]
@@ -178,8 +185,8 @@ impl Mould {
 
     /// Whether `bytes` begin with an event that differs from the mould's only in its text,
     /// which is not empty, and in its numbers.
-    pub(super) fn fits(&self, bytes: &[u8]) -> Option<Fit> {
-        let mut fit = Fit::default();
+    pub(super) fn fits(&self, bytes: &[u8]) -> Option<TemplateMatch> {
+        let mut fit = TemplateMatch::default();
         let rest = self.fill(bytes, &mut fit)?.strip_prefix(self.tail())?;
         // More line ends would belong to this event, too.
         if matches!(rest.first(), Some(b'\n' | b'\r')) {
@@ -192,15 +199,15 @@ impl Mould {
     /// Whether `bytes` are a whole event or body that differs from the mould's only in its slots.
     /// One that is not whole, or of another shape, mostly ends otherwise: that is seen before a
     /// long text is.
-    pub(super) fn fits_whole(&self, bytes: &[u8]) -> Option<Fit> {
-        let (mut fit, tail) = (Fit::default(), self.tail());
+    pub(super) fn fits_whole(&self, bytes: &[u8]) -> Option<TemplateMatch> {
+        let (mut fit, tail) = (TemplateMatch::default(), self.tail());
         let is_whole = bytes.ends_with(tail) && self.fill(bytes, &mut fit)?.len() == tail.len();
         is_whole.then_some(fit)
     }
 
     /// Takes what stands in the slots, and says what stands behind the last one.
     #[inline]
-    fn fill<'a>(&self, bytes: &'a [u8], fit: &mut Fit) -> Option<&'a [u8]> {
+    fn fill<'a>(&self, bytes: &'a [u8], fit: &mut TemplateMatch) -> Option<&'a [u8]> {
         let (mut rest, mut fixed) = (bytes, 0);
         for (at, slot) in &self.slots {
             let at = *at as usize;
@@ -212,12 +219,12 @@ impl Mould {
     }
 
     /// Where in an event that fits the slots stand.
-    pub(super) fn slots_in(&self, event: &[u8]) -> Option<Slots> {
-        let (mut slots, mut at, mut fixed) = (Slots::default(), 0, 0);
+    pub(super) fn slots_in(&self, event: &[u8]) -> Option<Placeholders> {
+        let (mut slots, mut at, mut fixed) = (Placeholders::default(), 0, 0);
         for (place, slot) in &self.slots {
             let start = at + *place as usize - fixed;
             fixed = *place as usize;
-            at = event.len() - Fit::default().take(*slot, event.get(start..)?)?.len();
+            at = event.len() - TemplateMatch::default().take(*slot, event.get(start..)?)?.len();
             slots.add(*slot, start..at);
         }
         Some(slots)
@@ -229,30 +236,30 @@ impl Mould {
     }
 }
 
-impl Fit {
+impl TemplateMatch {
     /// Takes what stands in a slot, and says what stands behind it.
     #[inline(always)]
-    fn take<'a>(&mut self, slot: Slot, bytes: &'a [u8]) -> Option<&'a [u8]> {
+    fn take<'a>(&mut self, slot: Placeholder, bytes: &'a [u8]) -> Option<&'a [u8]> {
         let place = match slot {
-            Slot::Text | Slot::Hidden | Slot::Label => {
+            Placeholder::Text | Placeholder::Hidden | Placeholder::Label => {
                 let (decoded, rest) = behind_text(bytes)?;
-                self.bytes += if slot == Slot::Text { decoded as u64 } else { 0 };
-                return (decoded > 0 || slot == Slot::Label).then_some(rest);
+                self.bytes += if slot == Placeholder::Text { decoded as u64 } else { 0 };
+                return (decoded > 0 || slot == Placeholder::Label).then_some(rest);
             }
-            Slot::Finish => {
+            Placeholder::Finish => {
                 let (reason, rest) = word(bytes)?;
                 self.finish = Reason::of(reason);
                 return Some(rest);
             }
-            Slot::Ignored => return behind_number(bytes),
-            Slot::Index => &mut self.index,
-            Slot::Sequence => &mut self.sequence_number,
-            Slot::Input => &mut self.counts.input,
-            Slot::Output => &mut self.counts.output,
-            Slot::Cached => &mut self.counts.cached,
-            Slot::Reasoning => &mut self.counts.reasoning,
-            Slot::CacheRead => &mut self.counts.cache_read,
-            Slot::CacheWritten => &mut self.counts.cache_written,
+            Placeholder::Ignored => return behind_number(bytes),
+            Placeholder::Index => &mut self.index,
+            Placeholder::Sequence => &mut self.sequence_number,
+            Placeholder::Input => &mut self.counts.input,
+            Placeholder::Output => &mut self.counts.output,
+            Placeholder::Cached => &mut self.counts.cached,
+            Placeholder::Reasoning => &mut self.counts.reasoning,
+            Placeholder::CacheRead => &mut self.counts.cache_read,
+            Placeholder::CacheWritten => &mut self.counts.cache_written,
         };
         let (count, rest) = count(bytes)?;
         *place = Some(count);
@@ -339,21 +346,21 @@ mod tests {
     use super::*;
 
     /// A mould of an event in which `TEXT` is the text and `7` the number of the slot.
-    fn mould(event: &str, number: Slot) -> Mould {
-        let mut slots = Slots::default();
-        let mut found = [("TEXT", Slot::Text), ("7", number)].map(|(part, slot)| (event.find(part), part, slot));
+    fn mould(event: &str, number: Placeholder) -> Template {
+        let mut slots = Placeholders::default();
+        let mut found = [("TEXT", Placeholder::Text), ("7", number)].map(|(part, slot)| (event.find(part), part, slot));
         found.sort_by_key(|(at, ..)| *at);
         for (at, part, slot) in found {
             if let Some(at) = at {
                 slots.add(slot, at - 2..at - 2 + part.len());
             }
         }
-        Mould::of(event.as_bytes(), 2, &slots, false).unwrap()
+        Template::of(event.as_bytes(), 2, &slots, false).unwrap()
     }
 
     #[test]
     fn only_the_text_may_differ() {
-        let mould = mould("data: {\"a\":\"TEXT\",\"finish_reason\":null}\n\n", Slot::Ignored);
+        let mould = mould("data: {\"a\":\"TEXT\",\"finish_reason\":null}\n\n", Placeholder::Ignored);
         let fits = |text: &str| mould.fits(text.as_bytes()).is_some_and(|fit| fit.length == text.len());
         assert!(fits("data: {\"a\":\"x\",\"finish_reason\":null}\n\n"));
         assert!(fits("data: {\"a\":\"\\\"finish_reason\\\":\\\"stop\\\"\",\"finish_reason\":null}\n\n"));
@@ -373,21 +380,21 @@ mod tests {
 
     #[test]
     fn what_follows_the_event_is_left() {
-        let mould = mould("data: {\"a\":\"TEXT\"}\n\n", Slot::Ignored);
+        let mould = mould("data: {\"a\":\"TEXT\"}\n\n", Placeholder::Ignored);
         let fit = mould.fits(b"data: {\"a\":\"abc\"}\n\ndata: {\"a\":\"d\"}\n\n").unwrap();
         assert_eq!(fit.length, "data: {\"a\":\"abc\"}\n\n".len());
     }
 
     #[test]
     fn a_number_on_either_side_may_differ_too() {
-        let behind = mould("data: {\"d\":\"TEXT\",\"n\":7}\n\n", Slot::Sequence);
+        let behind = mould("data: {\"d\":\"TEXT\",\"n\":7}\n\n", Placeholder::Sequence);
         let number = |event: &str| behind.fits(event.as_bytes()).map(|fit| fit.sequence_number);
         assert_eq!(number("data: {\"d\":\"y\",\"n\":1234}\n\n"), Some(Some(1234)));
         assert_eq!(number("data: {\"d\":\"y\",\"n\":01}\n\n"), None);
         assert_eq!(number("data: {\"d\":\"y\",\"n\":}\n\n"), None);
         assert_eq!(number("data: {\"d\":\"y\",\"n\":1.5}\n\n"), None);
         assert_eq!(number("data: {\"d\":\"\",\"n\":8}\n\n"), None);
-        let before = mould("data: {\"n\":7,\"d\":\"TEXT\"}\n\n", Slot::Output);
+        let before = mould("data: {\"n\":7,\"d\":\"TEXT\"}\n\n", Placeholder::Output);
         let number = |event: &str| before.fits(event.as_bytes()).map(|fit| fit.counts.output);
         assert_eq!(number("data: {\"n\":10,\"d\":\"y\"}\n\n"), Some(Some(10)));
         assert_eq!(number("data: {\"n\":0,\"d\":\"y\"}\n\n"), Some(Some(0)));

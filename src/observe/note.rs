@@ -57,9 +57,9 @@ impl Expect {
 }
 
 /// Where an event's usage stands. Only `chat/completions` and `completions` have a choice of
-/// places; for the other dialects it is always [`UsageSeat::None`].
+/// places; for the other dialects it is always [`UsagePosition::None`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum UsageSeat {
+pub enum UsagePosition {
     /// The event has no usage, or `null`.
     #[default]
     None,
@@ -71,7 +71,7 @@ pub enum UsageSeat {
 
 /// How much of an event a piece is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Part {
+pub enum PiecePart {
     /// All of it; or none, as a piece of a body without events.
     #[default]
     Whole,
@@ -83,13 +83,13 @@ pub enum Part {
 
 /// What is known of a piece of the answer that may leave.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Note {
+pub struct PieceInfo {
     /// It is an event that carries a generated token.
     pub token: bool,
     /// ... on a visible channel.
     pub visible: bool,
     /// Where its usage stands.
-    pub usage: UsageSeat,
+    pub usage: UsagePosition,
     /// A choice of it has a finish reason (`chat/completions` and `completions`).
     pub ends_choice: bool,
     /// It is an error inside a 200.
@@ -97,5 +97,5 @@ pub struct Note {
     /// The answer is finished as of now. Provisional: a further token undoes it.
     pub finished: bool,
     /// Whether it is all of an event.
-    pub part: Part,
+    pub part: PiecePart,
 }

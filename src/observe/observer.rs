@@ -7,14 +7,14 @@ use bytes::Bytes;
 use crate::json::Tokenizer;
 use crate::units::Tick;
 
-use super::mould::{Fit, Mould, Slots};
-use super::moulds::{Course, Moulds};
-use super::note::{Expect, Note, Part};
-use super::passing::{DONE, Passed, Passing};
-use super::reading::Reading;
-use super::sight::{Kind, Sight};
-use super::sse::{Cut, Fields, HELD, Scanner, says_something};
-use super::tally::Tally;
+use super::mould::{Placeholders, Template, TemplateMatch};
+use super::moulds::{TemplateCache, TemplateCursor};
+use super::note::{Expect, PieceInfo, PiecePart};
+use super::passing::{DONE, OversizedEvent, OversizedEventEnd};
+use super::reading::EventParser;
+use super::sight::{EventKind, ParsedEvent};
+use super::sse::{Cut, EventFields, EventScanner, HELD, says_something};
+use super::tally::TimelineBuilder;
 use super::timeline::{Ending, InBandError, Reader, Timeline, Watch, is_success};
 
 /// Watches one answer.
@@ -38,8 +38,8 @@ use super::timeline::{Ending, InBandError, Reader, Timeline, Watch, is_success};
 pub struct Observer {
     reader: Reader,
     status: u16,
-    scanner: Scanner,
-    eye: Eye,
+    scanner: EventScanner,
+    eye: EventReader,
     last_activity: Option<Tick>,
     /// Receipt of the last byte.
     last_frame: Option<Tick>,
@@ -59,23 +59,23 @@ enum Body {
     /// One frame has come. If that is all, its shape is looked at first.
     Held(Bytes),
     /// It is read in full as it passes.
-    Passing(Box<Full>),
+    Passing(Box<BodyParser>),
 }
 
 #[derive(Debug)]
-struct Full {
+struct BodyParser {
     tokenizer: Tokenizer,
-    reading: Reading,
+    reading: EventParser,
 }
 
 /// What reads the events of a stream.
 #[derive(Debug)]
-struct Eye {
-    tally: Tally,
-    mould: Option<Known>,
+struct EventReader {
+    tally: TimelineBuilder,
+    mould: Option<SteadyTemplate>,
     /// What other answers look like.
-    course: Option<Course>,
-    passing: Option<Box<Passing>>,
+    course: Option<TemplateCursor>,
+    passing: Option<Box<OversizedEvent>>,
     /// The next event is the stream's first, and may begin with a byte-order mark.
     is_first: bool,
     unparseable: bool,
@@ -84,10 +84,10 @@ struct Eye {
 
 /// The shape of the events of the steady state, and what each of them is.
 #[derive(Debug)]
-struct Known {
-    mould: Mould,
+struct SteadyTemplate {
+    mould: Template,
     index: u64,
-    note: Note,
+    note: PieceInfo,
 }
 
 impl Observer {
@@ -99,8 +99,8 @@ impl Observer {
         Observer {
             reader,
             status,
-            scanner: Scanner::new(),
-            eye: Eye::new(Tally::new(expect, watch)),
+            scanner: EventScanner::new(),
+            eye: EventReader::new(TimelineBuilder::new(expect, watch)),
             last_activity: None,
             last_frame: None,
             body,
@@ -110,10 +110,10 @@ impl Observer {
 
     /// Answers like this one have come before.
     #[inline]
-    pub fn knows(&mut self, moulds: &Arc<Moulds>) {
+    pub fn knows(&mut self, moulds: &Arc<TemplateCache>) {
         let expect = self.eye.tally.expect();
         if expect.dialect.generates() && expect.choices == 1 && expect.echo_prompts.is_empty() {
-            self.eye.course = Some(Course::of(moulds));
+            self.eye.course = Some(TemplateCursor::of(moulds));
         }
     }
 
@@ -134,7 +134,7 @@ impl Observer {
     /// Events of a stream that had no known shape.
     #[cfg(test)]
     pub(super) fn strangers(&self) -> u32 {
-        self.eye.course.as_ref().map_or(0, Course::strangers)
+        self.eye.course.as_ref().map_or(0, TemplateCursor::strangers)
     }
 
     /// What the events of the steady state look like.
@@ -152,7 +152,7 @@ impl Observer {
     /// [`HELD`](super::sse::HELD), runs of any other body. Together the pieces are the bytes
     /// received, but for the incomplete tail that is held. Pieces are slices of the frame,
     /// except where an event straddles frames.
-    pub fn frame(&mut self, frame: Bytes, at: Tick, pass: &mut dyn FnMut(Bytes, &Note)) {
+    pub fn frame(&mut self, frame: Bytes, at: Tick, pass: &mut dyn FnMut(Bytes, &PieceInfo)) {
         if frame.is_empty() {
             return;
         }
@@ -165,7 +165,7 @@ impl Observer {
             if self.reader == Reader::Aside && self.is_success() {
                 self.glance(frame.clone(), at);
             }
-            return pass(frame, &Note::default());
+            return pass(frame, &PieceInfo::default());
         }
         self.events(frame, at, pass);
     }
@@ -177,7 +177,7 @@ impl Observer {
         }
     }
 
-    fn events(&mut self, mut frame: Bytes, at: Tick, pass: &mut dyn FnMut(Bytes, &Note)) {
+    fn events(&mut self, mut frame: Bytes, at: Tick, pass: &mut dyn FnMut(Bytes, &PieceInfo)) {
         loop {
             if self.scanner.is_between_events()
                 && let Some((length, note)) = self.eye.known(&frame, at)
@@ -205,7 +205,7 @@ impl Observer {
 
     /// The body ended as its framing says. An incomplete tail is read as an event, and
     /// passes as it is.
-    pub fn clean_end(&mut self, at: Tick, pass: &mut dyn FnMut(Bytes, &Note)) {
+    pub fn clean_end(&mut self, at: Tick, pass: &mut dyn FnMut(Bytes, &PieceInfo)) {
         if std::mem::replace(&mut self.is_over, true) || !self.is_success() {
             return;
         }
@@ -341,13 +341,13 @@ impl Observer {
 }
 
 impl Body {
-    fn push(&mut self, frame: &Bytes, eye: &Eye) {
+    fn push(&mut self, frame: &Bytes, eye: &EventReader) {
         let expect = eye.tally.expect();
         *self = match std::mem::replace(self, Body::Unread) {
             Body::Awaited if eye.course.is_some() && frame.len() <= HELD => Body::Held(frame.clone()),
-            Body::Awaited => Body::Passing(Full::of(frame, expect)),
+            Body::Awaited => Body::Passing(BodyParser::of(frame, expect)),
             Body::Held(first) => {
-                let mut full = Full::of(&first, expect);
+                let mut full = BodyParser::of(&first, expect);
                 full.push(frame);
                 Body::Passing(full)
             }
@@ -360,17 +360,17 @@ impl Body {
     }
 
     /// The body is complete. False if it is no JSON object.
-    fn end(self, eye: &mut Eye, last_byte: Tick) -> bool {
-        let Eye { tally, course, .. } = eye;
-        let moulds = course.as_ref().map(Course::moulds);
+    fn end(self, eye: &mut EventReader, last_byte: Tick) -> bool {
+        let EventReader { tally, course, .. } = eye;
+        let moulds = course.as_ref().map(TemplateCursor::moulds);
         let (mut full, whole) = match self {
             Body::Held(frame) => {
                 let dialect = tally.dialect();
-                let known = |sight: &Sight, fit: &Fit| tally.known_body(sight, fit, last_byte);
+                let known = |sight: &ParsedEvent, fit: &TemplateMatch| tally.known_body(sight, fit, last_byte);
                 if moulds.is_some_and(|moulds| moulds.recognise(dialect, &frame, known)) {
                     return true;
                 }
-                (Full::of(&frame, tally.expect()), Some(frame))
+                (BodyParser::of(&frame, tally.expect()), Some(frame))
             }
             Body::Passing(full) => (full, None),
             Body::Unread | Body::Awaited => return false,
@@ -384,11 +384,11 @@ impl Body {
     }
 }
 
-impl Full {
+impl BodyParser {
     fn of(frame: &[u8], expect: &Expect) -> Box<Self> {
         let keep_text = expect.echo_prompts.iter().map(|prompt| prompt.len() + 1).max().unwrap_or(0);
-        let reading = Reading::new(expect.dialect, true, keep_text);
-        let mut full = Box::write(Box::new_uninit(), Full { tokenizer: Tokenizer::of_answer(), reading });
+        let reading = EventParser::new(expect.dialect, true, keep_text);
+        let mut full = Box::write(Box::new_uninit(), BodyParser { tokenizer: Tokenizer::of_answer(), reading });
         full.push(frame);
         full
     }
@@ -399,37 +399,45 @@ impl Full {
     }
 
     /// What was read, and what a mould may leave out, if it is a JSON object.
-    fn finish(&mut self) -> Option<(&mut Sight, &Slots)> {
+    fn finish(&mut self) -> Option<(&mut ParsedEvent, &Placeholders)> {
         self.tokenizer.finish(&mut self.reading).ok()?;
         self.reading.found()
     }
 }
 
-impl Eye {
-    fn new(tally: Tally) -> Self {
-        Eye { tally, mould: None, course: None, passing: None, is_first: true, unparseable: false, uses_shortcut: true }
+impl EventReader {
+    fn new(tally: TimelineBuilder) -> Self {
+        EventReader {
+            tally,
+            mould: None,
+            course: None,
+            passing: None,
+            is_first: true,
+            unparseable: false,
+            uses_shortcut: true,
+        }
     }
 
-    fn see(&mut self, cut: Cut, piece: &[u8], at: Tick) -> Note {
+    fn see(&mut self, cut: Cut, piece: &[u8], at: Tick) -> PieceInfo {
         match cut {
-            Cut::Blank => Note { finished: self.tally.is_finished(), ..Note::default() },
+            Cut::Blank => PieceInfo { finished: self.tally.is_finished(), ..PieceInfo::default() },
             Cut::Event => self.whole(piece, at),
             Cut::Part => {
                 self.part(piece);
-                Note { part: Part::More, finished: self.tally.is_finished(), ..Note::default() }
+                PieceInfo { part: PiecePart::More, finished: self.tally.is_finished(), ..PieceInfo::default() }
             }
             Cut::LastPart => {
                 self.part(piece);
                 let read = self.passing.take().filter(|passing| passing.length() <= self.tally.max_event());
-                let note = match read.map_or(Passed::Nothing, |passing| passing.finish()) {
-                    Passed::Said(sight) => self.tally.event(&sight, at),
-                    Passed::Done => {
+                let note = match read.map_or(OversizedEventEnd::Nothing, |passing| passing.finish()) {
+                    OversizedEventEnd::Said(sight) => self.tally.event(&sight, at),
+                    OversizedEventEnd::Done => {
                         self.tally.done(at);
-                        Note::default()
+                        PieceInfo::default()
                     }
-                    Passed::Nothing => Note::default(),
+                    OversizedEventEnd::Nothing => PieceInfo::default(),
                 };
-                Note { part: Part::Last, finished: self.tally.is_finished(), ..note }
+                PieceInfo { part: PiecePart::Last, finished: self.tally.is_finished(), ..note }
             }
         }
     }
@@ -437,7 +445,7 @@ impl Eye {
     fn part(&mut self, piece: &[u8]) {
         let is_first = std::mem::take(&mut self.is_first);
         let (dialect, keep_text) = (self.tally.dialect(), self.tally.echo_left());
-        let passing = self.passing.get_or_insert_with(|| Box::new(Passing::new(dialect, keep_text)));
+        let passing = self.passing.get_or_insert_with(|| Box::new(OversizedEvent::new(dialect, keep_text)));
         let is_readable = passing.length() <= self.tally.max_event();
         if passing.length() + piece.len() > self.tally.max_event() {
             self.unparseable = true;
@@ -447,21 +455,21 @@ impl Eye {
         }
     }
 
-    fn whole(&mut self, event: &[u8], at: Tick) -> Note {
+    fn whole(&mut self, event: &[u8], at: Tick) -> PieceInfo {
         let is_first = std::mem::take(&mut self.is_first);
         if event.len() > self.tally.max_event() {
             self.unparseable = true;
-            return Note { finished: self.tally.is_finished(), ..Note::default() };
+            return PieceInfo { finished: self.tally.is_finished(), ..PieceInfo::default() };
         }
         let event = without_mark(event, is_first);
         self.recognised(event, at)
             .or_else(|| self.read(event, at))
-            .unwrap_or_else(|| Note { finished: self.tally.is_finished(), ..Note::default() })
+            .unwrap_or_else(|| PieceInfo { finished: self.tally.is_finished(), ..PieceInfo::default() })
     }
 
     /// The steady state: `bytes` begin with an event like the last one that was read, with
     /// other text and other counts.
-    fn known(&mut self, bytes: &[u8], at: Tick) -> Option<(usize, Note)> {
+    fn known(&mut self, bytes: &[u8], at: Tick) -> Option<(usize, PieceInfo)> {
         let known = self.mould.as_ref()?;
         let fit = known.mould.fits(bytes)?;
         if fit.length > self.tally.max_event() {
@@ -472,41 +480,41 @@ impl Eye {
     }
 
     /// An event like one that another stream had.
-    fn recognised(&mut self, event: &[u8], at: Tick) -> Option<Note> {
-        let Eye { tally, mould, course, .. } = self;
+    fn recognised(&mut self, event: &[u8], at: Tick) -> Option<PieceInfo> {
+        let EventReader { tally, mould, course, .. } = self;
         let dialect = tally.dialect();
         course.as_mut()?.recognise(dialect, event, |shape, fit| {
             let note = tally.known_event(&shape.sight, fit, at);
             if note.token
                 && let Some(choice) = shape.sight.goes_on(dialect)
                 && let Some(slots) = shape.mould.slots_in(event)
-                && let Some(own) = Mould::of(event, 0, &slots, mould.is_none())
+                && let Some(own) = Template::of(event, 0, &slots, mould.is_none())
             {
-                *mould = Some(Known { mould: own, index: fit.index.unwrap_or(choice.index), note });
+                *mould = Some(SteadyTemplate { mould: own, index: fit.index.unwrap_or(choice.index), note });
             }
             note
         })
     }
 
-    fn read(&mut self, event: &[u8], at: Tick) -> Option<Note> {
-        let fields = Fields::of(event);
+    fn read(&mut self, event: &[u8], at: Tick) -> Option<PieceInfo> {
+        let fields = EventFields::of(event);
         if let Some(sight) = fields.error.and_then(|error| self.failure_in(error)) {
             return Some(self.tally.event(&sight, at));
         }
-        let named = Kind::of(fields.event);
-        let nameless_error = || Sight { kind: named, ..Sight::default() };
+        let named = EventKind::of(fields.event);
+        let nameless_error = || ParsedEvent { kind: named, ..ParsedEvent::default() };
         let Some(data) = fields.data else {
             // Browsers drop it; it says that the engine gives up all the same.
-            return (named == Kind::Error).then(|| self.tally.event(&nameless_error(), at));
+            return (named == EventKind::Error).then(|| self.tally.event(&nameless_error(), at));
         };
         if data.starts_with(DONE) {
             self.tally.done(at);
             return None;
         }
         let echo_left = self.tally.echo_left();
-        let mut reading = Reading::new(self.tally.dialect(), false, echo_left);
+        let mut reading = EventParser::new(self.tally.dialect(), false, echo_left);
         let Some((sight, slots)) = is_read(&data, &mut reading).then(|| reading.found()).flatten() else {
-            return (named == Kind::Error).then(|| self.tally.event(&nameless_error(), at));
+            return (named == EventKind::Error).then(|| self.tally.event(&nameless_error(), at));
         };
         sight.is_called(named);
         let learnt = fields.data_at.and_then(|start| self.learn(sight, slots, event, start, echo_left));
@@ -517,7 +525,7 @@ impl Eye {
         if let Some((mould, index)) = learnt
             && note.token
         {
-            self.mould = Some(Known { mould, index, note });
+            self.mould = Some(SteadyTemplate { mould, index, note });
         }
         if let Some(course) = &mut self.course
             && let Some(start) = fields.data_at
@@ -528,8 +536,8 @@ impl Eye {
     }
 
     /// What the field `error` of an event says, if it is an object that says something.
-    fn failure_in(&self, error: &[u8]) -> Option<Sight> {
-        let mut reading = Reading::of_error(self.tally.dialect());
+    fn failure_in(&self, error: &[u8]) -> Option<ParsedEvent> {
+        let mut reading = EventParser::of_error(self.tally.dialect());
         let sight = is_read(error, &mut reading).then(|| reading.sight())?;
         sight.filter(|sight| sight.has_error)
     }
@@ -537,17 +545,17 @@ impl Eye {
     /// A mould of this event, if nothing but its text makes it what it is.
     fn learn(
         &self,
-        sight: &Sight,
-        slots: &Slots,
+        sight: &ParsedEvent,
+        slots: &Placeholders,
         event: &[u8],
         data_at: usize,
         echo_left: usize,
-    ) -> Option<(Mould, u64)> {
+    ) -> Option<(Template, u64)> {
         if !self.uses_shortcut || echo_left > 0 {
             return None;
         }
         let choice = sight.goes_on(self.tally.dialect())?;
-        Some((Mould::of(event, data_at, slots, self.mould.is_none())?, choice.index))
+        Some((Template::of(event, data_at, slots, self.mould.is_none())?, choice.index))
     }
 }
 
@@ -557,7 +565,7 @@ fn without_mark(event: &[u8], is_first: bool) -> &[u8] {
 
 /// Whether the data of an event is JSON, which is read. Clients read invalid UTF-8 as the
 /// replacement character, and so do we.
-fn is_read(data: &[u8], reading: &mut Reading) -> bool {
+fn is_read(data: &[u8], reading: &mut EventParser) -> bool {
     if crate::json::walk_answer(data, reading).is_ok() {
         return true;
     }

@@ -1,19 +1,19 @@
 //! A long event, read while it passes.
 //!
-//! Same rules as [`Fields`](super::sse::Fields) and a reading of the joined data, but the
+//! Same rules as [`EventFields`](super::sse::EventFields) and a reading of the joined data, but the
 //! bytes are seen once and not kept: lines are taken apart by a small state machine, and
 //! what belongs to the data goes straight into the tokenizer.
 
 use crate::json::Tokenizer;
 use crate::units::Dialect;
 
-use super::reading::Reading;
-use super::sight::{Kind, Sight};
+use super::reading::EventParser;
+use super::sight::{EventKind, ParsedEvent};
 
 /// An event of which a part has left already.
 #[derive(Debug)]
-pub(super) struct Passing {
-    at: At,
+pub(super) struct OversizedEvent {
+    at: LineState,
     /// The line's field name, or the value of an `event` line; what is longer is neither
     /// `data` nor an event that we know.
     word: Vec<u8>,
@@ -21,7 +21,7 @@ pub(super) struct Passing {
     was_cr: bool,
     /// Data lines so far.
     has_data: bool,
-    kind: Kind,
+    kind: EventKind,
     /// The first bytes of the data, as many as [`DONE`] has.
     start: Vec<u8>,
     data: Object,
@@ -37,14 +37,14 @@ struct Object {
     /// A character that the piece's edge cut.
     cut: Vec<u8>,
     tokenizer: Tokenizer,
-    reading: Reading,
+    reading: EventParser,
 }
 
 /// What a long event was.
 #[derive(Debug)]
-pub(super) enum Passed {
+pub(super) enum OversizedEventEnd {
     /// A JSON object, or at least an event that is called an error.
-    Said(Box<Sight>),
+    Said(Box<ParsedEvent>),
     /// The end of the stream.
     Done,
     /// Neither.
@@ -56,7 +56,7 @@ pub(super) const DONE: &[u8] = b"[DONE]";
 
 /// Where in a line the next byte stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum At {
+enum LineState {
     /// In the field's name.
     Name,
     /// Behind the colon of a `data` line, of an `event` or `error` line: one space may stand here.
@@ -75,16 +75,16 @@ const LONGEST_WORD: usize = 64;
 
 const REPLACEMENT: &[u8] = "\u{FFFD}".as_bytes();
 
-impl Passing {
+impl OversizedEvent {
     pub(super) fn new(dialect: Dialect, keep_text: usize) -> Self {
-        Passing {
-            at: At::Name,
+        OversizedEvent {
+            at: LineState::Name,
             word: Vec::new(),
             was_cr: false,
             has_data: false,
-            kind: Kind::Unnamed,
+            kind: EventKind::Unnamed,
             start: Vec::new(),
-            data: Object::of(Reading::new(dialect, false, keep_text)),
+            data: Object::of(EventParser::new(dialect, false, keep_text)),
             error: None,
             dialect,
             length: 0,
@@ -116,21 +116,21 @@ impl Passing {
     }
 
     fn within_line(&mut self, mut line: &[u8]) {
-        if self.at == At::Name {
+        if self.at == LineState::Name {
             let colon = memchr::memchr(b':', line);
             self.keep_word(&line[..colon.unwrap_or(line.len())]);
             let Some(colon) = colon else { return };
             line = &line[colon + 1..];
             self.at = match self.word.as_slice() {
-                b"data" => At::BeforeData,
-                b"event" => At::BeforeEvent,
-                b"error" => At::BeforeError,
-                _ => At::Ignored,
+                b"data" => LineState::BeforeData,
+                b"event" => LineState::BeforeEvent,
+                b"error" => LineState::BeforeError,
+                _ => LineState::Ignored,
             };
             self.word.clear();
             match self.at {
-                At::BeforeData => self.begin_data(),
-                At::BeforeError => self.begin_error(),
+                LineState::BeforeData => self.begin_data(),
+                LineState::BeforeError => self.begin_error(),
                 _ => {}
             }
         }
@@ -138,9 +138,9 @@ impl Passing {
             return;
         }
         let begun = match self.at {
-            At::BeforeData => At::Data,
-            At::BeforeEvent => At::Event,
-            At::BeforeError => At::Error,
+            LineState::BeforeData => LineState::Data,
+            LineState::BeforeEvent => LineState::Event,
+            LineState::BeforeError => LineState::Error,
             within => within,
         };
         if begun != self.at {
@@ -148,9 +148,9 @@ impl Passing {
             self.at = begun;
         }
         match self.at {
-            At::Data => self.data(line),
-            At::Event => self.keep_word(line),
-            At::Error => self.error.iter_mut().for_each(|error| error.push(line)),
+            LineState::Data => self.data(line),
+            LineState::Event => self.keep_word(line),
+            LineState::Error => self.error.iter_mut().for_each(|error| error.push(line)),
             _ => {}
         }
     }
@@ -169,7 +169,7 @@ impl Passing {
     }
 
     fn begin_error(&mut self) {
-        self.error = Some(Box::new(Object::of(Reading::of_error(self.dialect))));
+        self.error = Some(Box::new(Object::of(EventParser::of_error(self.dialect))));
     }
 
     /// Part of a data line.
@@ -183,39 +183,41 @@ impl Passing {
         self.data.end_cut();
         self.error.iter_mut().for_each(|error| error.end_cut());
         match self.at {
-            At::BeforeEvent | At::Event => self.kind = Kind::of(&self.word),
-            At::Name if self.word == b"data" => self.begin_data(),
-            At::Name if self.word == b"event" => self.kind = Kind::Unnamed,
-            At::Name if self.word == b"error" => self.begin_error(),
+            LineState::BeforeEvent | LineState::Event => self.kind = EventKind::of(&self.word),
+            LineState::Name if self.word == b"data" => self.begin_data(),
+            LineState::Name if self.word == b"event" => self.kind = EventKind::Unnamed,
+            LineState::Name if self.word == b"error" => self.begin_error(),
             _ => {}
         }
         self.word.clear();
-        self.at = At::Name;
+        self.at = LineState::Name;
     }
 
     /// The event is complete: what it was.
-    pub(super) fn finish(mut self) -> Passed {
+    pub(super) fn finish(mut self) -> OversizedEventEnd {
         self.line_ended();
         let error = self.error.and_then(|error| error.finish());
         if let Some(sight) = error.filter(|sight| sight.has_error) {
-            return Passed::Said(Box::new(sight));
+            return OversizedEventEnd::Said(Box::new(sight));
         }
         if self.start == DONE {
-            return Passed::Done;
+            return OversizedEventEnd::Done;
         }
         match self.data.finish() {
             Some(mut sight) => {
                 sight.is_called(self.kind);
-                Passed::Said(Box::new(sight))
+                OversizedEventEnd::Said(Box::new(sight))
             }
-            None if self.kind == Kind::Error => Passed::Said(Box::new(Sight { kind: self.kind, ..Sight::default() })),
-            None => Passed::Nothing,
+            None if self.kind == EventKind::Error => {
+                OversizedEventEnd::Said(Box::new(ParsedEvent { kind: self.kind, ..ParsedEvent::default() }))
+            }
+            None => OversizedEventEnd::Nothing,
         }
     }
 }
 
 impl Object {
-    fn of(reading: Reading) -> Self {
+    fn of(reading: EventParser) -> Self {
         Object { cut: Vec::new(), tokenizer: Tokenizer::of_answer(), reading }
     }
 
@@ -262,7 +264,7 @@ impl Object {
     }
 
     /// What was read, if it was an object.
-    fn finish(mut self) -> Option<Sight> {
+    fn finish(mut self) -> Option<ParsedEvent> {
         let is_json = self.tokenizer.finish(&mut self.reading).is_ok();
         self.reading.sight().filter(|_| is_json)
     }

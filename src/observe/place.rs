@@ -3,12 +3,12 @@
 use crate::json::Scalar;
 use crate::units::Dialect;
 
-use super::mould::Slot;
+use super::mould::Placeholder;
 use super::sight::Channel;
 
 /// Where in an object something stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum JsonPath {
     Nowhere,
     Root,
     Choices,
@@ -58,13 +58,13 @@ pub(super) enum Place {
     BlockDelta,
     Content,
     ContentBlock,
-    Word(Word),
-    Number(Number),
+    Word(StringField),
+    Number(NumberField),
 }
 
 /// Strings that decide.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Word {
+pub(super) enum StringField {
     Kind,
     Object,
     Code,
@@ -86,7 +86,7 @@ pub(super) enum Word {
 
 /// Numbers that decide.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Number {
+pub(super) enum NumberField {
     Index,
     Sequence,
     Input,
@@ -109,19 +109,19 @@ pub(super) enum Side {
 }
 
 /// What stands behind `key` in an object that stands at `around`.
-pub(super) fn member(dialect: Dialect, is_body: bool, around: Place, key: &[u8]) -> Place {
+pub(super) fn member(dialect: Dialect, is_body: bool, around: JsonPath, key: &[u8]) -> JsonPath {
     use Channel::{Hidden, Sound, Visible};
-    use Place::*;
+    use JsonPath::*;
     match (around, key) {
         (Root, b"usage") => Usage,
         (Root, b"error") => Error,
-        (Root, b"type") => Word(self::Word::Kind),
-        (Root, b"code") => Word(self::Word::TopCode),
-        (Root, b"object") => Word(self::Word::Object),
-        (Root, b"http_status_code" | b"status_code") => Word(self::Word::TopStatus),
+        (Root, b"type") => Word(self::StringField::Kind),
+        (Root, b"code") => Word(self::StringField::TopCode),
+        (Root, b"object") => Word(self::StringField::Object),
+        (Root, b"http_status_code" | b"status_code") => Word(self::StringField::TopStatus),
         // Of a whole response it is another thing.
-        (Root, b"status") if !is_body || dialect != Dialect::Responses => Word(self::Word::TopStatus),
-        (Root, b"error_code") if dialect.generates() => Word(self::Word::FlatCode),
+        (Root, b"status") if !is_body || dialect != Dialect::Responses => Word(self::StringField::TopStatus),
+        (Root, b"error_code") if dialect.generates() => Word(self::StringField::FlatCode),
         (Root, b"detail") if dialect.generates() => Flat,
         (Root, b"message") if dialect.generates() && dialect != Dialect::Messages => FlatText,
         (Root, _) => match dialect {
@@ -139,20 +139,20 @@ pub(super) fn member(dialect: Dialect, is_body: bool, around: Place, key: &[u8])
         },
         (Meta, b"tokens") => Counted,
         (Meta, b"billed_units") => Billed,
-        (Counted, b"input_tokens") => Number(self::Number::Counted(Side::Input)),
-        (Counted, b"output_tokens") => Number(self::Number::Counted(Side::Output)),
-        (Billed, b"input_tokens") => Number(self::Number::Billed(Side::Input)),
-        (Billed, b"output_tokens") => Number(self::Number::Billed(Side::Output)),
-        (Usage, b"total_tokens") if dialect == Dialect::Plain => Number(self::Number::Total),
-        (Choice, b"index") => Number(self::Number::Index),
+        (Counted, b"input_tokens") => Number(self::NumberField::Counted(Side::Input)),
+        (Counted, b"output_tokens") => Number(self::NumberField::Counted(Side::Output)),
+        (Billed, b"input_tokens") => Number(self::NumberField::Billed(Side::Input)),
+        (Billed, b"output_tokens") => Number(self::NumberField::Billed(Side::Output)),
+        (Usage, b"total_tokens") if dialect == Dialect::Plain => Number(self::NumberField::Total),
+        (Choice, b"index") => Number(self::NumberField::Index),
         (Choice, b"delta") => Delta,
         (Choice, b"message") if is_body => Delta,
         (Choice, b"message") => Whole,
         (Choice, b"error") => Error,
         (Choice, b"usage") if !is_body => Usage,
         (Choice, b"text") => Text(Visible),
-        (Choice, b"finish_reason") => Word(self::Word::Finish),
-        (Reason, b"type") => Word(self::Word::Finish),
+        (Choice, b"finish_reason") => Word(self::StringField::Finish),
+        (Reason, b"type") => Word(self::StringField::Finish),
         (Choice, b"logprobs") => Logprobs,
         (Logprobs, b"content" | b"refusal" | b"tokens" | b"token_logprobs") => LogprobTokens,
         (LogprobToken, b"token") => TokenText,
@@ -165,13 +165,13 @@ pub(super) fn member(dialect: Dialect, is_body: bool, around: Place, key: &[u8])
         (Call, b"name" | b"arguments" | b"input") => Text(Visible),
         (Audio, b"transcript") => Text(Visible),
         (Audio, b"data") => Text(Sound),
-        (Part(_), b"type") => Word(self::Word::PartType),
+        (Part(_), b"type") => Word(self::StringField::PartType),
         (Part(channel), b"text" | b"refusal" | b"content") => Text(channel),
         (Part(_), b"thinking" | b"reasoning" | b"reasoning_content" | b"summary") => Text(Hidden),
-        (Usage, b"prompt_tokens" | b"input_tokens") => Number(self::Number::Input),
-        (Usage, b"completion_tokens" | b"output_tokens") => Number(self::Number::Output),
-        (Usage, b"cache_read_input_tokens") => Number(self::Number::CacheRead),
-        (Usage, b"cache_creation_input_tokens") => Number(self::Number::CacheWritten),
+        (Usage, b"prompt_tokens" | b"input_tokens") => Number(self::NumberField::Input),
+        (Usage, b"completion_tokens" | b"output_tokens") => Number(self::NumberField::Output),
+        (Usage, b"cache_read_input_tokens") => Number(self::NumberField::CacheRead),
+        (Usage, b"cache_creation_input_tokens") => Number(self::NumberField::CacheWritten),
         (
             Usage,
             b"prompt_tokens_details"
@@ -179,75 +179,75 @@ pub(super) fn member(dialect: Dialect, is_body: bool, around: Place, key: &[u8])
             | b"completion_tokens_details"
             | b"output_tokens_details",
         ) => Details,
-        (Usage | Details, b"reasoning_tokens") => Number(self::Number::Reasoning),
-        (Details, b"cached_tokens") => Number(self::Number::Cached),
-        (Error, b"code") => Word(self::Word::Code),
-        (Error, b"type") => Word(self::Word::ErrorType),
-        (Error, b"http_status_code" | b"status_code" | b"status") => Word(self::Word::ErrorStatus),
-        (Item | OutputItem | Block, b"type") => Word(self::Word::ItemType),
-        (Item | Block, b"name") => Word(self::Word::ItemName),
+        (Usage | Details, b"reasoning_tokens") => Number(self::NumberField::Reasoning),
+        (Details, b"cached_tokens") => Number(self::NumberField::Cached),
+        (Error, b"code") => Word(self::StringField::Code),
+        (Error, b"type") => Word(self::StringField::ErrorType),
+        (Error, b"http_status_code" | b"status_code" | b"status") => Word(self::StringField::ErrorStatus),
+        (Item | OutputItem | Block, b"type") => Word(self::StringField::ItemType),
+        (Item | Block, b"name") => Word(self::StringField::ItemName),
         (Response, b"usage") => Usage,
         (Response, b"error") => Error,
-        (Response, b"status") => Word(self::Word::Status),
+        (Response, b"status") => Word(self::StringField::Status),
         (Response, b"incomplete_details") => IncompleteDetails,
-        (IncompleteDetails, b"reason") => Word(self::Word::Incomplete),
+        (IncompleteDetails, b"reason") => Word(self::StringField::Incomplete),
         (OutputItem, b"content" | b"summary" | b"name" | b"arguments") => Text(Visible),
         (Message, b"usage") => Usage,
         (BlockDelta, b"text" | b"partial_json") | (ContentBlock, b"text" | b"name") => Text(Visible),
         (BlockDelta | ContentBlock, b"thinking") => Text(Hidden),
         (ContentBlock, b"input") => Text(Visible),
-        (BlockDelta | Message, b"stop_reason") => Word(self::Word::StopReason),
+        (BlockDelta | Message, b"stop_reason") => Word(self::StringField::StopReason),
         _ => Nowhere,
     }
 }
 
-fn responses_root(is_body: bool, key: &[u8]) -> Place {
+fn responses_root(is_body: bool, key: &[u8]) -> JsonPath {
     match key {
-        b"sequence_number" => Place::Number(Number::Sequence),
-        b"delta" => Place::Text(Channel::Visible),
-        b"item" => Place::Item,
-        b"response" => Place::Response,
-        b"output" if is_body => Place::Output,
-        b"status" if is_body => Place::Word(Word::Status),
-        b"incomplete_details" if is_body => Place::IncompleteDetails,
-        _ => Place::Nowhere,
+        b"sequence_number" => JsonPath::Number(NumberField::Sequence),
+        b"delta" => JsonPath::Text(Channel::Visible),
+        b"item" => JsonPath::Item,
+        b"response" => JsonPath::Response,
+        b"output" if is_body => JsonPath::Output,
+        b"status" if is_body => JsonPath::Word(StringField::Status),
+        b"incomplete_details" if is_body => JsonPath::IncompleteDetails,
+        _ => JsonPath::Nowhere,
     }
 }
 
-fn messages_root(is_body: bool, key: &[u8]) -> Place {
+fn messages_root(is_body: bool, key: &[u8]) -> JsonPath {
     match key {
-        b"message" => Place::Message,
-        b"delta" => Place::BlockDelta,
-        b"content_block" => Place::Block,
-        b"content" if is_body => Place::Content,
-        b"stop_reason" if is_body => Place::Word(Word::StopReason),
-        _ => Place::Nowhere,
+        b"message" => JsonPath::Message,
+        b"delta" => JsonPath::BlockDelta,
+        b"content_block" => JsonPath::Block,
+        b"content" if is_body => JsonPath::Content,
+        b"stop_reason" if is_body => JsonPath::Word(StringField::StopReason),
+        _ => JsonPath::Nowhere,
     }
 }
 
 /// What a string or number at this place is to a mould of an event or of a whole body; `None`
 /// where it must stay as it is.
-pub(super) fn slot_of(what: Scalar, place: Place, is_body: bool) -> Option<Slot> {
+pub(super) fn slot_of(what: Scalar, place: JsonPath, is_body: bool) -> Option<Placeholder> {
     match (what, place) {
-        (Scalar::String, Place::Text(Channel::Hidden | Channel::Sound)) if is_body => Some(Slot::Hidden),
-        (Scalar::String, Place::Text(_)) => Some(Slot::Text),
-        (Scalar::String, Place::Word(Word::Finish | Word::StopReason)) => Some(Slot::Finish),
-        (Scalar::String, Place::Word(_) | Place::Error) => None,
+        (Scalar::String, JsonPath::Text(Channel::Hidden | Channel::Sound)) if is_body => Some(Placeholder::Hidden),
+        (Scalar::String, JsonPath::Text(_)) => Some(Placeholder::Text),
+        (Scalar::String, JsonPath::Word(StringField::Finish | StringField::StopReason)) => Some(Placeholder::Finish),
+        (Scalar::String, JsonPath::Word(_) | JsonPath::Error) => None,
         // An empty one says nothing.
-        (Scalar::String, Place::Flat | Place::FlatText | Place::Message) => None,
-        (Scalar::String, _) => Some(Slot::Label),
-        (Scalar::Number, Place::Nowhere) => Some(Slot::Ignored),
-        (Scalar::Number, Place::Number(number)) => Some(match number {
-            Number::Index => Slot::Index,
-            Number::Sequence => Slot::Sequence,
-            Number::Input => Slot::Input,
-            Number::Output => Slot::Output,
-            Number::Cached => Slot::Cached,
-            Number::Reasoning => Slot::Reasoning,
-            Number::CacheRead => Slot::CacheRead,
-            Number::CacheWritten => Slot::CacheWritten,
+        (Scalar::String, JsonPath::Flat | JsonPath::FlatText | JsonPath::Message) => None,
+        (Scalar::String, _) => Some(Placeholder::Label),
+        (Scalar::Number, JsonPath::Nowhere) => Some(Placeholder::Ignored),
+        (Scalar::Number, JsonPath::Number(number)) => Some(match number {
+            NumberField::Index => Placeholder::Index,
+            NumberField::Sequence => Placeholder::Sequence,
+            NumberField::Input => Placeholder::Input,
+            NumberField::Output => Placeholder::Output,
+            NumberField::Cached => Placeholder::Cached,
+            NumberField::Reasoning => Placeholder::Reasoning,
+            NumberField::CacheRead => Placeholder::CacheRead,
+            NumberField::CacheWritten => Placeholder::CacheWritten,
             // Answers that do not generate have no moulds.
-            Number::Total | Number::Counted(_) | Number::Billed(_) => return None,
+            NumberField::Total | NumberField::Counted(_) | NumberField::Billed(_) => return None,
         }),
         _ => None,
     }

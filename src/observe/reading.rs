@@ -1,7 +1,7 @@
 //! One JSON object of an answer, read: the data of an event, or a whole body.
 //!
-//! [`Reading`] is a sink of the tokenizer. It knows where in each dialect the things stand
-//! that decide, asks to skip everything else, and fills a [`Sight`]. What the things mean
+//! [`EventParser`] is a sink of the tokenizer. It knows where in each dialect the things stand
+//! that decide, asks to skip everything else, and fills a [`ParsedEvent`]. What the things mean
 //! is left to `tally`.
 
 use std::ops::Range;
@@ -9,9 +9,9 @@ use std::ops::Range;
 use crate::json::{Interest, Literal, Nest, Scalar, Sink};
 use crate::units::Dialect;
 
-use super::mould::{Slot, Slots};
-use super::place::{Number, Place, Side, Word, member, slot_of};
-use super::sight::{Channel, ChoiceSight, Kind, Reason, Sight, Status};
+use super::mould::{Placeholder, Placeholders};
+use super::place::{JsonPath, NumberField, Side, StringField, member, slot_of};
+use super::sight::{Channel, EventKind, ParsedChoice, ParsedEvent, Reason, Status};
 
 /// The containers that are read nest no deeper than this.
 const DEPTH: usize = 10;
@@ -21,13 +21,13 @@ const LONGEST_WORD: usize = 48;
 
 /// A short text; what is longer than the buffer is none of the words we know.
 #[derive(Clone, Debug)]
-struct Short {
+struct ShortText {
     bytes: [u8; 64],
     len: usize,
 }
 
-impl Short {
-    const EMPTY: Short = Short { bytes: [0; 64], len: 0 };
+impl ShortText {
+    const EMPTY: ShortText = ShortText { bytes: [0; 64], len: 0 };
 
     fn push(&mut self, piece: &[u8]) {
         if let Some(room) = self.bytes.get_mut(self.len..self.len + piece.len()) {
@@ -48,34 +48,34 @@ impl Short {
 
 /// Reads one JSON object.
 #[derive(Clone, Debug)]
-pub(super) struct Reading {
+pub(super) struct EventParser {
     dialect: Dialect,
     /// A whole body, not the data of an event.
     is_body: bool,
     /// What the object is.
-    top: Place,
+    top: JsonPath,
     /// How much of a completion's text is kept, because it may be an echo.
     keep_text: usize,
     /// Containers that are being read, by depth.
-    places: [Place; DEPTH],
+    places: [JsonPath; DEPTH],
     /// The value of the present key.
-    next: Place,
+    next: JsonPath,
     /// The scalar that is being read, and where it began.
-    leaf: Place,
+    leaf: JsonPath,
     leaf_at: usize,
     leaf_is_empty: bool,
     /// What the scalar that is being read is to a mould.
-    slot: Option<Slot>,
+    slot: Option<Placeholder>,
     /// Where the container began of which nothing is told.
     skipped_at: Option<usize>,
     in_key: bool,
     /// Where the object that stands for a text began (the arguments of a tool, say).
     object_at: usize,
-    short: Short,
+    short: ShortText,
     /// Responses: what an output item or added item said, until its type is known.
     item_type: ItemType,
     item_is_named: bool,
-    item: ChoiceSight,
+    item: ParsedChoice,
     /// The first slot of that item.
     item_slots: usize,
     /// The present member of the top level is one that only objects of a dialect have.
@@ -84,12 +84,12 @@ pub(super) struct Reading {
     part: Option<Box<PartRead>>,
     /// The present choice of a stream has a delta; and what it had said in front of a whole message.
     has_delta: bool,
-    before_whole: Option<Box<ChoiceSight>>,
+    before_whole: Option<Box<ParsedChoice>>,
     /// The top level is an object.
     is_object: bool,
-    sight: Sight,
+    sight: ParsedEvent,
     /// What may differ in the next event or body without making it another.
-    slots: Slots,
+    slots: Placeholders,
 }
 
 /// A typed part, from its beginning to its end: its type may stand behind its text.
@@ -111,55 +111,55 @@ enum ItemType {
     Call,
 }
 
-impl Reading {
+impl EventParser {
     /// A reading of an event's data (`is_body` false) or of a whole body.
     pub(super) fn new(dialect: Dialect, is_body: bool, keep_text: usize) -> Self {
-        Reading {
+        EventParser {
             dialect,
             is_body,
-            top: Place::Root,
+            top: JsonPath::Root,
             keep_text,
-            places: [Place::Nowhere; DEPTH],
-            next: Place::Nowhere,
-            leaf: Place::Nowhere,
+            places: [JsonPath::Nowhere; DEPTH],
+            next: JsonPath::Nowhere,
+            leaf: JsonPath::Nowhere,
             leaf_at: 0,
             leaf_is_empty: true,
             slot: None,
             skipped_at: None,
             in_key: false,
             object_at: 0,
-            short: Short::EMPTY,
+            short: ShortText::EMPTY,
             item_type: ItemType::Other,
             item_is_named: false,
-            item: ChoiceSight::default(),
+            item: ParsedChoice::default(),
             item_slots: 0,
             is_of_dialect: false,
             part: None,
             has_delta: false,
             before_whole: None,
             is_object: false,
-            sight: Sight::default(),
-            slots: Slots::default(),
+            sight: ParsedEvent::default(),
+            slots: Placeholders::default(),
         }
     }
 
     /// A reading of an error object that stands by itself.
     pub(super) fn of_error(dialect: Dialect) -> Self {
-        Reading { top: Place::Error, ..Reading::new(dialect, false, 0) }
+        EventParser { top: JsonPath::Error, ..EventParser::new(dialect, false, 0) }
     }
 
     /// The same reading, of nothing yet.
     pub(super) fn anew(&self) -> Self {
-        Reading { top: self.top, ..Reading::new(self.dialect, self.is_body, self.keep_text) }
+        EventParser { top: self.top, ..EventParser::new(self.dialect, self.is_body, self.keep_text) }
     }
 
     /// What was read, if it was an object. Only meaningful where the tokenizer found no fault.
-    pub(super) fn sight(self) -> Option<Sight> {
+    pub(super) fn sight(self) -> Option<ParsedEvent> {
         self.is_object.then_some(self.sight)
     }
 
     /// The same, left where it was read, and what a mould may leave out.
-    pub(super) fn found(&mut self) -> Option<(&mut Sight, &Slots)> {
+    pub(super) fn found(&mut self) -> Option<(&mut ParsedEvent, &Placeholders)> {
         self.is_object.then_some((&mut self.sight, &self.slots))
     }
 
@@ -169,83 +169,83 @@ impl Reading {
     }
 
     /// The place of the value that now begins inside `depth` containers.
-    fn place(&self, depth: usize) -> Place {
+    fn place(&self, depth: usize) -> JsonPath {
         if depth == 0 {
             return self.top;
         }
-        let around = self.places.get(depth - 1).copied().unwrap_or(Place::Nowhere);
+        let around = self.places.get(depth - 1).copied().unwrap_or(JsonPath::Nowhere);
         match around {
-            Place::Choices => Place::Choice,
-            Place::Text(channel) => Place::Part(channel),
-            Place::Tools => Place::Tool,
-            Place::Output => Place::OutputItem,
-            Place::Content => Place::ContentBlock,
-            Place::LogprobTokens => Place::LogprobToken,
-            Place::Any(_) | Place::Errors => around,
+            JsonPath::Choices => JsonPath::Choice,
+            JsonPath::Text(channel) => JsonPath::Part(channel),
+            JsonPath::Tools => JsonPath::Tool,
+            JsonPath::Output => JsonPath::OutputItem,
+            JsonPath::Content => JsonPath::ContentBlock,
+            JsonPath::LogprobTokens => JsonPath::LogprobToken,
+            JsonPath::Any(_) | JsonPath::Errors => around,
             _ => self.next,
         }
     }
 
     /// A value begins: whatever only needs to be there is noted.
-    fn met(&mut self, place: Place, around_depth: usize) {
+    fn met(&mut self, place: JsonPath, around_depth: usize) {
         let around = around_depth.checked_sub(1).and_then(|depth| self.places.get(depth));
-        if let (Place::Errors, Some(Place::Errors)) = (place, around) {
+        if let (JsonPath::Errors, Some(JsonPath::Errors)) = (place, around) {
             self.sight.has_error = true;
         }
     }
 
-    fn choice(&mut self) -> &mut ChoiceSight {
-        if self.places[2] == Place::OutputItem {
+    fn choice(&mut self) -> &mut ParsedChoice {
+        if self.places[2] == JsonPath::OutputItem {
             return &mut self.item;
         }
         self.sight.choice()
     }
 
-    fn word_ended(&mut self, word: Word, depth: usize) {
+    fn word_ended(&mut self, word: StringField, depth: usize) {
         if !self.stays_in_mould(word) {
             self.slots.keep_private();
         }
         let text = self.short.text();
         match word {
-            Word::Kind => {
-                self.sight.kind = Kind::of(text);
+            StringField::Kind => {
+                self.sight.kind = EventKind::of(text);
                 self.sight.top.type_is(text);
-                self.sight.has_error_type = self.sight.kind == Kind::Other && names_error(text);
+                self.sight.has_error_type = self.sight.kind == EventKind::Other && names_error(text);
             }
-            Word::Object => self.sight.is_error_object = text == b"error",
-            Word::Code => self.sight.error.code_is(text),
-            Word::TopCode => self.sight.top.code_is(text),
-            Word::FlatCode => {
+            StringField::Object => self.sight.is_error_object = text == b"error",
+            StringField::Code => self.sight.error.code_is(text),
+            StringField::TopCode => self.sight.top.code_is(text),
+            StringField::FlatCode => {
                 self.sight.top.code_is(text);
                 self.sight.says_flatly |= !matches!(text, b"" | b"0");
             }
-            Word::ErrorStatus => self.sight.error.status_is(text),
-            Word::TopStatus => self.sight.top.status_is(text),
-            Word::ErrorType => self.sight.error.type_is(text),
-            Word::Finish => {
+            StringField::ErrorStatus => self.sight.error.status_is(text),
+            StringField::TopStatus => self.sight.top.status_is(text),
+            StringField::ErrorType => self.sight.error.type_is(text),
+            StringField::Finish => {
                 let reason = Reason::of(text);
                 self.choice().finish = reason;
             }
-            Word::StopReason => {
+            StringField::StopReason => {
                 if let Some(reason) = Reason::of(text) {
                     self.sight.only.finish = Some(reason);
                 }
             }
-            Word::ItemType => {
+            StringField::ItemType => {
                 self.item_type = match text {
                     b"reasoning" => ItemType::Reasoning,
                     b"function_call" | b"tool_use" => ItemType::Call,
                     _ => ItemType::Other,
                 };
             }
-            Word::PartType => {
+            StringField::PartType => {
                 let is_reasoning = names_reasoning(text);
                 if let Some(part) = self.part.as_mut().filter(|part| part.depth + 1 == depth) {
                     part.is_reasoning = is_reasoning;
                 }
             }
-            Word::ItemName => self.item_is_named = self.short.len > 0,
-            Word::Status => {
+            StringField::ItemName => self.item_is_named = self.short.len > 0,
+            StringField::Status => {
                 self.sight.status = Some(match text {
                     b"completed" => Status::Completed,
                     b"incomplete" => Status::Incomplete,
@@ -253,57 +253,62 @@ impl Reading {
                     _ => Status::Other,
                 });
             }
-            Word::Incomplete => self.sight.incomplete = Reason::of(text),
+            StringField::Incomplete => self.sight.incomplete = Reason::of(text),
         }
     }
 
     /// Whether a mould that other answers see may hold this word, or has a slot for it. Words of
     /// errors, and names, are nobody's to keep.
-    fn stays_in_mould(&self, word: Word) -> bool {
+    fn stays_in_mould(&self, word: StringField) -> bool {
         match word {
-            Word::Finish | Word::StopReason => true,
-            Word::Kind
-            | Word::Object
-            | Word::TopStatus
-            | Word::ItemType
-            | Word::PartType
-            | Word::Status
-            | Word::Incomplete => self.short.len <= LONGEST_WORD,
-            Word::Code | Word::TopCode | Word::FlatCode | Word::ErrorStatus | Word::ErrorType | Word::ItemName => false,
+            StringField::Finish | StringField::StopReason => true,
+            StringField::Kind
+            | StringField::Object
+            | StringField::TopStatus
+            | StringField::ItemType
+            | StringField::PartType
+            | StringField::Status
+            | StringField::Incomplete => self.short.len <= LONGEST_WORD,
+            StringField::Code
+            | StringField::TopCode
+            | StringField::FlatCode
+            | StringField::ErrorStatus
+            | StringField::ErrorType
+            | StringField::ItemName => false,
         }
     }
 
     /// A string that decides nothing.
     #[inline(never)]
     fn label(&mut self, place: Range<usize>) {
-        self.slots.add(Slot::Label, place.start + 1..place.end - 1);
+        self.slots.add(Placeholder::Label, place.start + 1..place.end - 1);
     }
 
-    fn number_ended(&mut self, number: Number) {
+    fn number_ended(&mut self, number: NumberField) {
         let value = whole_number(self.short.text());
         let usage = &mut self.sight.usage;
         let count = match number {
-            Number::Index => {
+            NumberField::Index => {
                 self.choice().index = value.unwrap_or(0);
                 return;
             }
-            Number::Sequence => {
+            NumberField::Sequence => {
                 self.sight.sequence_number = value;
                 return;
             }
-            Number::Input => &mut usage.input,
-            Number::Output => &mut usage.output,
-            Number::Cached => &mut usage.cached,
-            Number::Reasoning => &mut usage.reasoning,
-            Number::CacheRead => &mut usage.cache_read,
-            Number::CacheWritten => &mut usage.cache_written,
-            Number::Total | Number::Counted(_) | Number::Billed(_) => {
+            NumberField::Input => &mut usage.input,
+            NumberField::Output => &mut usage.output,
+            NumberField::Cached => &mut usage.cached,
+            NumberField::Reasoning => &mut usage.reasoning,
+            NumberField::CacheRead => &mut usage.cache_read,
+            NumberField::CacheWritten => &mut usage.cache_written,
+            NumberField::Total | NumberField::Counted(_) | NumberField::Billed(_) => {
                 let plain = self.sight.plain.get_or_insert_default();
                 match number {
-                    Number::Counted(Side::Input) => &mut plain.counted.input,
-                    Number::Counted(Side::Output) => &mut plain.counted.output,
-                    Number::Billed(Side::Input) => &mut plain.billed.input,
-                    Number::Billed(Side::Output) => &mut plain.billed.output,
+                    NumberField::Counted(Side::Input) => &mut plain.counted.input,
+                    NumberField::Counted(Side::Output) => &mut plain.counted.output,
+                    NumberField::Billed(Side::Input) => &mut plain.billed.input,
+                    NumberField::Billed(Side::Output) => &mut plain.billed.output,
                     _ => &mut plain.total,
                 }
             }
@@ -312,15 +317,15 @@ impl Reading {
     }
 
     fn key_ended(&mut self, key: &[u8], depth: usize) {
-        let around = self.places.get(depth - 1).copied().unwrap_or(Place::Nowhere);
+        let around = self.places.get(depth - 1).copied().unwrap_or(JsonPath::Nowhere);
         // An object that is only asked whether it is empty has its answer.
         match around {
-            Place::Any(channel) => self.choice().mark(channel),
-            Place::Reason => {
+            JsonPath::Any(channel) => self.choice().mark(channel),
+            JsonPath::Reason => {
                 self.choice().finish.get_or_insert(Reason::Other);
             }
-            Place::Error => self.sight.has_error = true,
-            Place::Root => {
+            JsonPath::Error => self.sight.has_error = true,
+            JsonPath::Root => {
                 self.is_of_dialect = matches!(key, b"choices" | b"usage" | b"delta");
                 self.sight.of_dialect = self.sight.of_dialect.saturating_add(u8::from(self.is_of_dialect));
             }
@@ -339,7 +344,7 @@ impl Reading {
     fn delta_begins(&mut self) {
         self.has_delta = !self.is_body;
         if let Some(before) = self.before_whole.take() {
-            let ChoiceSight { visible, hidden, lump, bytes, text, .. } = *before;
+            let ParsedChoice { visible, hidden, lump, bytes, text, .. } = *before;
             let choice = self.choice();
             (choice.visible, choice.hidden, choice.lump) = (visible, hidden, lump);
             (choice.bytes, choice.text) = (bytes, text);
@@ -384,7 +389,7 @@ impl Reading {
     }
 }
 
-impl Sink for Reading {
+impl Sink for EventParser {
     fn open(&mut self, nest: Nest, at: usize, depth: usize) -> Interest {
         self.is_object |= depth == 0 && nest == Nest::Object;
         let mut place = self.place(depth);
@@ -394,65 +399,67 @@ impl Sink for Reading {
             return Interest::Skip;
         }
         match (place, nest) {
-            (Place::Choice, Nest::Object) => {
+            (JsonPath::Choice, Nest::Object) => {
                 let index = self.sight.choices.len() as u64;
-                self.sight.choices.push(ChoiceSight { index, ..ChoiceSight::default() });
+                self.sight.choices.push(ParsedChoice { index, ..ParsedChoice::default() });
                 (self.has_delta, self.before_whole) = (false, None);
             }
-            (Place::Delta, Nest::Object) => self.delta_begins(),
+            (JsonPath::Delta, Nest::Object) => self.delta_begins(),
             // It repeats what the deltas say.
-            (Place::Whole, Nest::Object) if self.has_delta => place = Place::Nowhere,
-            (Place::Whole, Nest::Object) => {
-                place = Place::Delta;
+            (JsonPath::Whole, Nest::Object) if self.has_delta => place = JsonPath::Nowhere,
+            (JsonPath::Whole, Nest::Object) => {
+                place = JsonPath::Delta;
                 let choice = self.choice().clone();
                 self.before_whole.get_or_insert_with(|| Box::new(choice));
             }
-            (Place::Error, Nest::Array) => place = Place::Errors,
-            (Place::Usage, Nest::Object) => {
+            (JsonPath::Error, Nest::Array) => place = JsonPath::Errors,
+            (JsonPath::Usage, Nest::Object) => {
                 self.sight.has_usage = true;
-                self.sight.usage_is_of_a_choice |= depth > 1 && self.places[depth - 1] == Place::Choice;
+                self.sight.usage_is_of_a_choice |= depth > 1 && self.places[depth - 1] == JsonPath::Choice;
             }
-            (Place::OutputItem | Place::Item | Place::Block, Nest::Object) => {
+            (JsonPath::OutputItem | JsonPath::Item | JsonPath::Block, Nest::Object) => {
                 (self.item_type, self.item_is_named) = (ItemType::Other, false);
                 self.item_slots = self.slots.len();
             }
-            (Place::Text(channel), Nest::Object) => {
-                place = Place::Any(channel);
+            (JsonPath::Text(channel), Nest::Object) => {
+                place = JsonPath::Any(channel);
                 self.object_at = at;
             }
-            (Place::Part(_), Nest::Object) if self.part.is_none() => self.part_begins(depth),
-            (Place::Flat, _) => self.object_at = at,
-            (Place::LogprobToken, Nest::Array) => self.choice().logprobs = true,
-            (Place::Word(Word::Finish), Nest::Object) => place = Place::Reason,
-            (Place::Tools | Place::Tool | Place::Call, Nest::Object) => {
+            (JsonPath::Part(_), Nest::Object) if self.part.is_none() => self.part_begins(depth),
+            (JsonPath::Flat, _) => self.object_at = at,
+            (JsonPath::LogprobToken, Nest::Array) => self.choice().logprobs = true,
+            (JsonPath::Word(StringField::Finish), Nest::Object) => place = JsonPath::Reason,
+            (JsonPath::Tools | JsonPath::Tool | JsonPath::Call, Nest::Object) => {
                 // Some engines send one tool call in place of a list of them.
-                place = if place == Place::Tools { Place::Tool } else { place };
+                place = if place == JsonPath::Tools { JsonPath::Tool } else { place };
                 self.choice().lump = true;
             }
             _ => {}
         }
         self.places[depth] = place;
-        if matches!(place, Place::Any(_) | Place::LogprobTokens | Place::Reason) {
+        if matches!(place, JsonPath::Any(_) | JsonPath::LogprobTokens | JsonPath::Reason) {
             // Its keys may be the answer's own words.
             self.slots.keep_private();
         }
         let is_read = match nest {
             Nest::Array => matches!(
                 place,
-                Place::Choices
-                    | Place::Text(_)
-                    | Place::Tools
-                    | Place::Output
-                    | Place::Content
-                    | Place::LogprobTokens
-                    | Place::Any(_)
-                    | Place::Errors
+                JsonPath::Choices
+                    | JsonPath::Text(_)
+                    | JsonPath::Tools
+                    | JsonPath::Output
+                    | JsonPath::Content
+                    | JsonPath::LogprobTokens
+                    | JsonPath::Any(_)
+                    | JsonPath::Errors
             ),
-            Nest::Object => {
-                !matches!(place, Place::Nowhere | Place::Word(_) | Place::Number(_) | Place::Flat | Place::FlatText)
-            }
+            Nest::Object => !matches!(
+                place,
+                JsonPath::Nowhere | JsonPath::Word(_) | JsonPath::Number(_) | JsonPath::Flat | JsonPath::FlatText
+            ),
         };
-        let is_inside = depth > 0 && self.places[depth - 1] == place && matches!(place, Place::Any(_) | Place::Errors);
+        let is_inside =
+            depth > 0 && self.places[depth - 1] == place && matches!(place, JsonPath::Any(_) | JsonPath::Errors);
         if is_read && !is_inside {
             return Interest::Read;
         }
@@ -468,19 +475,19 @@ impl Sink for Reading {
             self.slots.keep_private();
         }
         let Some(place) = self.places.get_mut(depth) else { return };
-        match std::mem::replace(place, Place::Nowhere) {
-            Place::Any(Channel::Visible) if depth > 0 && !matches!(self.places[depth - 1], Place::Any(_)) => {
+        match std::mem::replace(place, JsonPath::Nowhere) {
+            JsonPath::Any(Channel::Visible) if depth > 0 && !matches!(self.places[depth - 1], JsonPath::Any(_)) => {
                 let length = past - self.object_at;
                 self.choice().bytes += if length > "{}".len() { length as u64 } else { 0 };
             }
-            Place::OutputItem => self.item_ended(),
-            Place::Part(_) => {
+            JsonPath::OutputItem => self.item_ended(),
+            JsonPath::Part(_) => {
                 if let Some(part) = self.part.take_if(|part| part.depth == depth) {
                     self.part_ended(&part);
                 }
             }
-            Place::Flat => self.sight.says_flatly |= past - self.object_at > "{}".len(),
-            Place::Item | Place::Block => {
+            JsonPath::Flat => self.sight.says_flatly |= past - self.object_at > "{}".len(),
+            JsonPath::Item | JsonPath::Block => {
                 self.sight.names_tool |= self.item_type == ItemType::Call && self.item_is_named;
             }
             _ => {}
@@ -494,7 +501,7 @@ impl Sink for Reading {
             return self.key_ended(decoded, depth);
         }
         // Most values are of no interest.
-        if what == Scalar::String && self.place(depth) == Place::Nowhere {
+        if what == Scalar::String && self.place(depth) == JsonPath::Nowhere {
             return self.label(place);
         }
         if self.begin(what, place.start, depth) == Interest::Read && !decoded.is_empty() {
@@ -511,34 +518,43 @@ impl Sink for Reading {
         }
         let mut place = self.place(depth);
         self.met(place, depth);
-        if let Place::Part(channel) = place {
-            place = Place::Text(channel);
+        if let JsonPath::Part(channel) = place {
+            place = JsonPath::Text(channel);
         }
         (self.leaf, self.leaf_at, self.leaf_is_empty) = (place, at, true);
         let is_read = match (place, what) {
-            (Place::Text(_) | Place::Word(_) | Place::LogprobToken | Place::TokenText, Scalar::String) => true,
-            (Place::Word(word), Scalar::Number) => {
-                matches!(word, Word::Code | Word::TopCode | Word::FlatCode | Word::ErrorStatus | Word::TopStatus)
+            (JsonPath::Text(_) | JsonPath::Word(_) | JsonPath::LogprobToken | JsonPath::TokenText, Scalar::String) => {
+                true
             }
-            (Place::Number(_) | Place::Error, Scalar::Number) => true,
+            (JsonPath::Word(word), Scalar::Number) => {
+                matches!(
+                    word,
+                    StringField::Code
+                        | StringField::TopCode
+                        | StringField::FlatCode
+                        | StringField::ErrorStatus
+                        | StringField::TopStatus
+                )
+            }
+            (JsonPath::Number(_) | JsonPath::Error, Scalar::Number) => true,
             _ => false,
         };
         self.slot = slot_of(what, place, self.is_body);
-        let is_flat = matches!(place, Place::Flat | Place::FlatText | Place::Message);
+        let is_flat = matches!(place, JsonPath::Flat | JsonPath::FlatText | JsonPath::Message);
         if self.slot.is_none() && (what == Scalar::Number || is_flat) {
             self.slots.keep_private();
         }
-        if what == Scalar::Number && matches!(place, Place::LogprobToken | Place::TokenValue) {
+        if what == Scalar::Number && matches!(place, JsonPath::LogprobToken | JsonPath::TokenValue) {
             self.choice().logprobs = true;
         }
-        if !is_read && place != Place::Error && !is_flat {
-            self.leaf = Place::Nowhere;
+        if !is_read && place != JsonPath::Error && !is_flat {
+            self.leaf = JsonPath::Nowhere;
         }
         if is_read { Interest::Read } else { Interest::Skip }
     }
 
     fn piece(&mut self, decoded: &[u8]) {
-        let Place::Text(channel) = self.leaf else { return self.short.push(decoded) };
+        let JsonPath::Text(channel) = self.leaf else { return self.short.push(decoded) };
         if self.in_key {
             return self.short.push(decoded);
         }
@@ -555,7 +571,7 @@ impl Sink for Reading {
     fn lone_surrogate(&mut self) {
         match self.leaf {
             // Clients read it as the replacement character.
-            Place::Text(_) if !self.in_key => self.piece("\u{FFFD}".as_bytes()),
+            JsonPath::Text(_) if !self.in_key => self.piece("\u{FFFD}".as_bytes()),
             _ => self.short.spoil(),
         }
     }
@@ -566,23 +582,23 @@ impl Sink for Reading {
             self.in_key = false;
             return self.key_ended(key.text(), depth);
         }
-        let leaf = std::mem::replace(&mut self.leaf, Place::Nowhere);
+        let leaf = std::mem::replace(&mut self.leaf, JsonPath::Nowhere);
         if let Some(slot) = self.slot.take()
-            && !(matches!(leaf, Place::Text(_)) && self.leaf_is_empty)
+            && !(matches!(leaf, JsonPath::Text(_)) && self.leaf_is_empty)
         {
             let quote = usize::from(what == Scalar::String);
             self.slots.add(slot, self.leaf_at + quote..past - quote);
         }
         match leaf {
-            Place::Text(channel) => self.text_ended(channel),
-            Place::Word(word) => self.word_ended(word, depth),
-            Place::Number(number) => self.number_ended(number),
-            Place::LogprobToken | Place::TokenText if self.short.len > 0 => self.choice().logprobs = true,
-            Place::Flat => self.sight.says_flatly |= what == Scalar::Number || past - self.leaf_at > "\"\"".len(),
-            Place::FlatText | Place::Message => {
+            JsonPath::Text(channel) => self.text_ended(channel),
+            JsonPath::Word(word) => self.word_ended(word, depth),
+            JsonPath::Number(number) => self.number_ended(number),
+            JsonPath::LogprobToken | JsonPath::TokenText if self.short.len > 0 => self.choice().logprobs = true,
+            JsonPath::Flat => self.sight.says_flatly |= what == Scalar::Number || past - self.leaf_at > "\"\"".len(),
+            JsonPath::FlatText | JsonPath::Message => {
                 self.sight.says_flatly |= what == Scalar::String && past - self.leaf_at > "\"\"".len();
             }
-            Place::Error => {
+            JsonPath::Error => {
                 self.sight.has_error |= match what {
                     Scalar::Number => whole_number(self.short.text()) != Some(0),
                     _ => past - self.leaf_at > "\"\"".len(),
@@ -596,7 +612,7 @@ impl Sink for Reading {
         if what != Literal::Null {
             let place = self.place(depth);
             self.met(place, depth);
-            self.sight.has_error |= what == Literal::True && place == Place::Error;
+            self.sight.has_error |= what == Literal::True && place == JsonPath::Error;
         } else if depth == 1 && self.is_of_dialect {
             self.sight.of_dialect = self.sight.of_dialect.saturating_sub(1);
         }

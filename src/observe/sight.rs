@@ -3,7 +3,7 @@
 use crate::units::Dialect;
 
 use super::codes::Codes;
-use super::usage::{Counts, Plain};
+use super::usage::{Plain, UsageCounts};
 
 /// Which clock a text moves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,7 +18,7 @@ pub(super) enum Channel {
 
 /// What an event is, by its `type` or its `event:` line.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum EventKind {
     /// Neither.
     #[default]
     Unnamed,
@@ -46,27 +46,27 @@ pub(super) enum Kind {
     Stop,
 }
 
-impl Kind {
-    pub(super) fn of(name: &[u8]) -> Kind {
+impl EventKind {
+    pub(super) fn of(name: &[u8]) -> EventKind {
         match name {
-            b"" => Kind::Unnamed,
-            b"error" => Kind::Error,
-            b"response.output_item.added" => Kind::ItemAdded,
-            b"response.completed" => Kind::Completed,
-            b"response.incomplete" => Kind::Incomplete,
-            b"response.failed" => Kind::Failed,
-            b"content_block_start" => Kind::BlockStart,
-            b"content_block_delta" => Kind::BlockDelta,
-            b"message_stop" => Kind::Stop,
+            b"" => EventKind::Unnamed,
+            b"error" => EventKind::Error,
+            b"response.output_item.added" => EventKind::ItemAdded,
+            b"response.completed" => EventKind::Completed,
+            b"response.incomplete" => EventKind::Incomplete,
+            b"response.failed" => EventKind::Failed,
+            b"content_block_start" => EventKind::BlockStart,
+            b"content_block_delta" => EventKind::BlockDelta,
+            b"message_stop" => EventKind::Stop,
             _ if name.ends_with(b".delta") => {
                 let is_of = |what: &[u8]| memchr::memmem::find(name, what).is_some();
                 match () {
-                    () if is_of(b"reasoning") => Kind::Delta(Channel::Hidden),
-                    () if is_of(b"call") || is_of(b"audio") => Kind::LumpDelta,
-                    () => Kind::Delta(Channel::Visible),
+                    () if is_of(b"reasoning") => EventKind::Delta(Channel::Hidden),
+                    () if is_of(b"call") || is_of(b"audio") => EventKind::LumpDelta,
+                    () => EventKind::Delta(Channel::Visible),
                 }
             }
-            _ => Kind::Other,
+            _ => EventKind::Other,
         }
     }
 }
@@ -104,7 +104,7 @@ impl Reason {
 
 /// What one choice of an event carried. The other dialects have one nameless choice.
 #[derive(Clone, Debug, Default)]
-pub(super) struct ChoiceSight {
+pub(super) struct ParsedChoice {
     pub(super) index: u64,
     /// Non-empty text on a visible channel, on a hidden one.
     pub(super) visible: bool,
@@ -120,7 +120,7 @@ pub(super) struct ChoiceSight {
     pub(super) text: Vec<u8>,
 }
 
-impl ChoiceSight {
+impl ParsedChoice {
     pub(super) fn has_text(&self) -> bool {
         self.visible || self.hidden
     }
@@ -136,17 +136,17 @@ impl ChoiceSight {
 
 /// What one JSON object said.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Sight {
-    pub(super) kind: Kind,
+pub(super) struct ParsedEvent {
+    pub(super) kind: EventKind,
     /// `choices` in order, of those dialects that have them.
-    pub(super) choices: Vec<ChoiceSight>,
+    pub(super) choices: Vec<ParsedChoice>,
     /// The nameless choice of the other dialects.
-    pub(super) only: ChoiceSight,
+    pub(super) only: ParsedChoice,
     /// `usage` was an object.
     pub(super) has_usage: bool,
     /// It stood inside a choice.
     pub(super) usage_is_of_a_choice: bool,
-    pub(super) usage: Counts,
+    pub(super) usage: UsageCounts,
     /// What else an answer tells of tokens that does not generate.
     pub(super) plain: Option<Box<Plain>>,
     /// An `error` was there, of the whole or of a choice, and said something.
@@ -172,35 +172,35 @@ pub(super) struct Sight {
     pub(super) sequence_number: Option<u64>,
 }
 
-impl Sight {
+impl ParsedEvent {
     /// The choices of an event or a whole answer in this dialect.
-    pub(super) fn all_choices(&self, dialect: Dialect) -> &[ChoiceSight] {
+    pub(super) fn all_choices(&self, dialect: Dialect) -> &[ParsedChoice] {
         let has_choices = matches!(dialect, Dialect::Chat | Dialect::Completions);
         if has_choices { &self.choices } else { std::slice::from_ref(&self.only) }
     }
 
     /// The choice that an event like this one goes on with, if nothing but its text makes it
     /// what it is.
-    pub(super) fn goes_on(&self, dialect: Dialect) -> Option<&ChoiceSight> {
+    pub(super) fn goes_on(&self, dialect: Dialect) -> Option<&ParsedChoice> {
         let [choice] = self.all_choices(dialect) else { return None };
-        let ends = matches!(self.kind, Kind::Completed | Kind::Incomplete | Kind::Stop);
+        let ends = matches!(self.kind, EventKind::Completed | EventKind::Incomplete | EventKind::Stop);
         (!ends && choice.finish.is_none() && !choice.logprobs).then_some(choice)
     }
 
     /// Whether this is of the kind that engines deliver in lumps, not token by token.
-    pub(super) fn comes_in_lumps(&self, choices: &[ChoiceSight]) -> bool {
-        self.names_tool || self.kind == Kind::LumpDelta || choices.iter().any(|choice| choice.lump)
+    pub(super) fn comes_in_lumps(&self, choices: &[ParsedChoice]) -> bool {
+        self.names_tool || self.kind == EventKind::LumpDelta || choices.iter().any(|choice| choice.lump)
     }
 
     /// An error without an `error` around it, as frameworks and proxies write them. Where a `type`
     /// says what it is, that or a code must be an error's.
     pub(super) fn is_flat_error(&self) -> bool {
-        let is_typed = !matches!(self.kind, Kind::Unnamed);
+        let is_typed = !matches!(self.kind, EventKind::Unnamed);
         self.says_flatly && self.of_dialect == 0 && (!is_typed || self.has_error_type || self.top.has_number())
     }
 
     /// The counts of an answer that does not generate, if it tells any.
-    pub(super) fn plain_usage(&self) -> Option<Counts> {
+    pub(super) fn plain_usage(&self) -> Option<UsageCounts> {
         match &self.plain {
             Some(plain) => Some(plain.complete(self.usage)),
             None => self.has_usage.then_some(self.usage),
@@ -208,15 +208,15 @@ impl Sight {
     }
 
     /// The last choice that has begun.
-    pub(super) fn choice(&mut self) -> &mut ChoiceSight {
+    pub(super) fn choice(&mut self) -> &mut ParsedChoice {
         self.choices.last_mut().unwrap_or(&mut self.only)
     }
 
     /// The `event:` line is the fallback for an absent `type`. The name `error` also stands
     /// where the `type` is that of the error itself.
-    pub(super) fn is_called(&mut self, named: Kind) {
-        let is_error = named == Kind::Error && self.kind == Kind::Other;
-        if self.kind == Kind::Unnamed || is_error {
+    pub(super) fn is_called(&mut self, named: EventKind) {
+        let is_error = named == EventKind::Error && self.kind == EventKind::Other;
+        if self.kind == EventKind::Unnamed || is_error {
             self.kind = named;
         }
     }

@@ -1,10 +1,10 @@
 //! Server-sent events (WHATWG rules), cut without copying.
 //!
-//! [`Scanner`] finds where events end: at a blank line, with LF, CRLF or CR as line ends,
+//! [`EventScanner`] finds where events end: at a blank line, with LF, CRLF or CR as line ends,
 //! mixed and split over reads. An event that one frame holds whole is a slice of that frame;
 //! one that straddles frames is held and joined; one longer than [`HELD`] streams through in
 //! pieces. Nothing is lost, doubled or reordered: the pieces, and the tail that is still
-//! held, are the bytes that came in. [`Fields`] reads the lines of a whole event.
+//! held, are the bytes that came in. [`EventFields`] reads the lines of a whole event.
 
 use std::borrow::Cow;
 
@@ -30,7 +30,7 @@ pub enum Cut {
 
 /// Cuts a byte stream into whole events.
 #[derive(Clone, Debug, Default)]
-pub struct Scanner {
+pub struct EventScanner {
     /// The incomplete event.
     tail: Vec<u8>,
     /// The last byte of the incomplete event, if there is one.
@@ -40,11 +40,11 @@ pub struct Scanner {
     saw_line: bool,
 }
 
-impl Scanner {
+impl EventScanner {
     /// A scanner at the first byte of a stream.
     #[must_use]
     pub const fn new() -> Self {
-        Scanner { tail: Vec::new(), last: None, is_long: false, saw_line: false }
+        EventScanner { tail: Vec::new(), last: None, is_long: false, saw_line: false }
     }
 
     /// Cuts the next piece off the frame. `None`: the frame is used up, and what is left of
@@ -173,7 +173,7 @@ fn end_of_event(last: Option<u8>, bytes: &[u8]) -> Result<usize, bool> {
 
 /// The fields of a whole event that matter.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Fields<'a> {
+pub struct EventFields<'a> {
     /// The last `event` field.
     pub event: &'a [u8],
     /// The `data` lines, joined by LF. Borrowed where there is only one.
@@ -184,12 +184,12 @@ pub struct Fields<'a> {
     pub error: Option<&'a [u8]>,
 }
 
-impl<'a> Fields<'a> {
+impl<'a> EventFields<'a> {
     /// Reads the lines of an event. A byte-order mark, which only the first event of a
     /// stream may have, must be taken off before.
     #[must_use]
     pub fn of(event: &'a [u8]) -> Self {
-        let mut fields = Fields::default();
+        let mut fields = EventFields::default();
         let mut start = 0;
         while start < event.len() {
             let end = memchr2(b'\n', b'\r', &event[start..]).map_or(event.len(), |length| start + length);
@@ -229,7 +229,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn cut(frames: &[&[u8]]) -> Vec<(Cut, Vec<u8>)> {
-        let (mut scanner, mut pieces) = (Scanner::new(), Vec::new());
+        let (mut scanner, mut pieces) = (EventScanner::new(), Vec::new());
         for frame in frames {
             let mut frame = Bytes::copy_from_slice(frame);
             while let Some((cut, bytes)) = scanner.next(&mut frame) {
@@ -253,7 +253,7 @@ mod tests {
             let stream = format!("data: a{end}data: b{end}");
             let found = events(&[stream.as_bytes()]);
             assert_eq!(found.len(), 2, "{end:?}");
-            assert_eq!(Fields::of(&found[1]).data.as_deref(), Some(&b"b"[..]), "{end:?}");
+            assert_eq!(EventFields::of(&found[1]).data.as_deref(), Some(&b"b"[..]), "{end:?}");
         }
     }
 
@@ -265,7 +265,7 @@ mod tests {
 
     #[test]
     fn c01_an_event_ended_by_cr_cr_does_not_wait_for_more() {
-        let piece = Scanner::new().next(&mut Bytes::from_static(b"data: a\r\r"));
+        let piece = EventScanner::new().next(&mut Bytes::from_static(b"data: a\r\r"));
         assert_eq!(piece.map(|(cut, _)| cut), Some(Cut::Event));
         let late = cut(&[b"data: a\r\n\r", b"\n", b"data: b\n\n"]);
         assert_eq!(late[1], (Cut::Blank, b"\n".to_vec()));
@@ -281,23 +281,23 @@ mod tests {
     #[test]
     fn c02_one_space_behind_the_colon_is_optional_and_no_more() {
         for (line, value) in [("data:x", "x"), ("data: x", "x"), ("data:  x", " x"), ("data", ""), ("data:", "")] {
-            assert_eq!(Fields::of(line.as_bytes()).data.as_deref(), Some(value.as_bytes()), "{line}");
+            assert_eq!(EventFields::of(line.as_bytes()).data.as_deref(), Some(value.as_bytes()), "{line}");
         }
     }
 
     #[test]
     fn several_data_lines_are_joined_and_unknown_fields_ignored() {
-        let fields = Fields::of(b": c\nid: 7\ndata: a\nretry:5\nevent: one\ndata:b\ndatax: c\nevent: two\n\n");
+        let fields = EventFields::of(b": c\nid: 7\ndata: a\nretry:5\nevent: one\ndata:b\ndatax: c\nevent: two\n\n");
         assert_eq!(fields.data.as_deref(), Some(&b"a\nb"[..]));
         assert_eq!(fields.event, b"two");
-        assert_eq!(Fields::of(b": only a comment\n\n"), Fields::default());
-        assert_eq!(Fields::of(b"error: a\nerror:b\n\n").error, Some(&b"b"[..]));
+        assert_eq!(EventFields::of(b": only a comment\n\n"), EventFields::default());
+        assert_eq!(EventFields::of(b"error: a\nerror:b\n\n").error, Some(&b"b"[..]));
     }
 
     #[test]
     fn a_whole_event_is_a_slice_of_its_frame() {
         let mut frame = Bytes::from_static(b"data: a\n\ndata: b\n\n");
-        let (range, mut scanner) = (frame.as_ptr_range(), Scanner::new());
+        let (range, mut scanner) = (frame.as_ptr_range(), EventScanner::new());
         for _ in 0..2 {
             let (_, bytes) = scanner.next(&mut frame).unwrap();
             assert!(range.contains(&bytes.as_ptr()));
@@ -308,7 +308,7 @@ mod tests {
     fn c06_a_long_event_streams_through() {
         let long = [b"data: ".to_vec(), vec![b'x'; 3 * HELD], b"\n\n".to_vec()].concat();
         let frames: Vec<&[u8]> = long.chunks(4096).collect();
-        let (mut scanner, mut out, mut parts, mut held) = (Scanner::new(), 0, 0, 0);
+        let (mut scanner, mut out, mut parts, mut held) = (EventScanner::new(), 0, 0, 0);
         for (sent, frame) in frames.iter().enumerate() {
             let mut left = Bytes::copy_from_slice(frame);
             while let Some((cut, bytes)) = scanner.next(&mut left) {
@@ -325,7 +325,7 @@ mod tests {
 
     #[test]
     fn a_completed_line_of_an_unfinished_event_is_told() {
-        let mut scanner = Scanner::new();
+        let mut scanner = EventScanner::new();
         for (bytes, saw_line) in [
             (": ping\n", true),
             ("i", false),
@@ -359,7 +359,7 @@ mod tests {
             let joined: Vec<u8> = pieces.iter().flat_map(|(_, piece)| piece.clone()).collect();
             prop_assert_eq!(joined, bytes);
             let fields = |all: Vec<Vec<u8>>| -> Vec<(Vec<u8>, Option<Vec<u8>>)> {
-                let each = all.iter().map(|event| Fields::of(event));
+                let each = all.iter().map(|event| EventFields::of(event));
                 each.map(|f| (f.event.to_vec(), f.data.map(Cow::into_owned))).collect()
             };
             prop_assert_eq!(fields(events(&frames)), fields(events(&[bytes])));

@@ -1,17 +1,17 @@
 //! What the events of one answer add up to.
 //!
-//! `Tally` keeps moments, gaps, finish and usage by the rules of `docs/semantics.md`
+//! `TimelineBuilder` keeps moments, gaps, finish and usage by the rules of `docs/semantics.md`
 //! (sections 1 to 3) and makes the [`Timeline`]. Decisions that the rules leave open stand
 //! beside the code that makes them.
 
 use crate::units::{Dialect, Tick, Tokens};
 
 use super::codes::UNKNOWN;
-use super::mould::Fit;
-use super::note::{Expect, Note, UsageSeat};
-use super::sight::{Channel, ChoiceSight, Kind, Reason, Sight, Status};
-use super::timeline::{Choice, Ending, Gaps, InBandError, Limited, Reader, Timeline, TokenSource, Usage, Watch};
-use super::usage::{Counts, Told};
+use super::mould::TemplateMatch;
+use super::note::{Expect, PieceInfo, UsagePosition};
+use super::sight::{Channel, EventKind, ParsedChoice, ParsedEvent, Reason, Status};
+use super::timeline::{Choice, ClientLimited, Ending, Gaps, InBandError, Reader, Timeline, TokenSource, Usage, Watch};
+use super::usage::{UsageCounts, UsageTotals};
 
 /// So many tokens more than events can have carried came unseen. One is the stop token, which comes
 /// with the finish reason.
@@ -19,7 +19,7 @@ const UNSEEN: f64 = 2.0;
 
 /// One choice as seen so far.
 #[derive(Clone, Debug, Default)]
-struct Seen {
+struct ChoiceProgress {
     index: u64,
     first_token: Option<Tick>,
     first_visible: Option<Tick>,
@@ -28,7 +28,7 @@ struct Seen {
     /// When it finished last.
     finished: Option<Tick>,
     /// Usage that stood beside this choice, and the highest output count of it.
-    usage: Counts,
+    usage: UsageCounts,
     highest: u64,
     /// No token of it came behind that usage.
     is_told: bool,
@@ -36,7 +36,7 @@ struct Seen {
     echoed: Option<usize>,
 }
 
-impl Seen {
+impl ChoiceProgress {
     /// Its usage says that the tokens which came were none.
     fn says_nothing(&self) -> bool {
         self.usage.output == Some(0) && self.events > 0
@@ -50,21 +50,21 @@ impl Seen {
 
 /// The running sums of one answer.
 #[derive(Debug)]
-pub(super) struct Tally {
+pub(super) struct TimelineBuilder {
     expect: Expect,
     watch: Watch,
-    choices: Vec<Seen>,
+    choices: Vec<ChoiceProgress>,
     finish: Option<Tick>,
     gaps: Gaps,
     /// Where the last gap was counted.
     last_bucket: u16,
     /// From some moment on the client did not read, and gaps are not observed.
-    limited: Option<Limited>,
+    limited: Option<ClientLimited>,
     has_visible: bool,
     /// Some output does not come token by token: calls of tools, sound.
     has_lumps: bool,
     /// What usage said of the whole answer.
-    told: Option<Box<Told>>,
+    told: Option<Box<UsageTotals>>,
     /// The choice that finished last.
     last_finished: u64,
     cut_by_length: bool,
@@ -77,9 +77,9 @@ pub(super) struct Tally {
     sequence_number: Option<u64>,
 }
 
-impl Tally {
+impl TimelineBuilder {
     pub(super) fn new(expect: Expect, watch: Watch) -> Self {
-        Tally {
+        TimelineBuilder {
             expect,
             watch,
             choices: Vec::new(),
@@ -144,13 +144,13 @@ impl Tally {
     /// The client does not read since `since`. What was seen by now is kept as it is.
     pub(super) fn limit(&mut self, since: Tick) {
         if self.limited.is_none() {
-            self.limited = Some(Limited { at: since, choices: self.choices() });
+            self.limited = Some(ClientLimited { at: since, choices: self.choices() });
         }
     }
 
     #[cfg(test)]
     pub(super) fn heap(&self) -> usize {
-        self.choices.capacity() * size_of::<Seen>() + self.gaps.buckets.capacity() * size_of::<u32>()
+        self.choices.capacity() * size_of::<ChoiceProgress>() + self.gaps.buckets.capacity() * size_of::<u32>()
     }
 
     /// How much of a completion's text must be kept to know an echo: a byte more than is
@@ -184,25 +184,25 @@ impl Tally {
     }
 
     /// An event of the steady state: a token event whose text and counts alone are new.
-    pub(super) fn steady(&mut self, index: u64, fit: &Fit, note: &Note, at: Tick) {
+    pub(super) fn steady(&mut self, index: u64, fit: &TemplateMatch, note: &PieceInfo, at: Tick) {
         if fit.sequence_number.is_some() {
             self.sequence_number = fit.sequence_number;
         }
-        if note.usage == UsageSeat::WithChoice {
+        if note.usage == UsagePosition::WithChoice {
             let (slot, counts) = (self.slot(index), fit.counts.possible());
             self.usage_rises(slot, counts, false);
             self.token(index, at, note.visible);
             self.choices[slot].is_told = counts.output.is_some();
             return;
         }
-        if fit.counts != Counts::default() {
+        if fit.counts != UsageCounts::default() {
             self.told().take(fit.counts.possible());
         }
         self.token(index, at, note.visible);
     }
 
     /// Usage comes late or never: until then it takes no room.
-    fn told(&mut self) -> &mut Told {
+    fn told(&mut self) -> &mut UsageTotals {
         self.told.get_or_insert_default()
     }
 
@@ -243,7 +243,7 @@ impl Tally {
                     len if len == self.choices.capacity() => self.choices.reserve_exact(len),
                     _ => {}
                 }
-                self.choices.insert(slot, Seen { index, echoed, ..Seen::default() });
+                self.choices.insert(slot, ChoiceProgress { index, echoed, ..ChoiceProgress::default() });
                 slot
             }
         }
@@ -282,19 +282,19 @@ impl Tally {
     }
 
     /// An event in full.
-    pub(super) fn event(&mut self, sight: &Sight, at: Tick) -> Note {
+    pub(super) fn event(&mut self, sight: &ParsedEvent, at: Tick) -> PieceInfo {
         self.sequence_number = sight.sequence_number.or(self.sequence_number);
         self.event_of(sight, sight.all_choices(self.dialect()), sight.usage, at)
     }
 
     /// An event like one in which this was found, with other text and other numbers.
-    pub(super) fn known_event(&mut self, sight: &Sight, fit: &Fit, at: Tick) -> Note {
+    pub(super) fn known_event(&mut self, sight: &ParsedEvent, fit: &TemplateMatch, at: Tick) -> PieceInfo {
         self.sequence_number = fit.sequence_number.or(self.sequence_number);
         let choice = self.known_choice(sight, fit);
         self.event_of(sight, choice.as_slice(), fit.counts, at)
     }
 
-    fn event_of(&mut self, sight: &Sight, choices: &[ChoiceSight], usage: Counts, at: Tick) -> Note {
+    fn event_of(&mut self, sight: &ParsedEvent, choices: &[ParsedChoice], usage: UsageCounts, at: Tick) -> PieceInfo {
         let error = self.error_in(sight, choices);
         // What came first is told, and nothing that is said behind it makes it look better; but what
         // breaks off text outranks all.
@@ -318,9 +318,9 @@ impl Tally {
                 if let Some(counts) = sight.plain_usage() {
                     self.told().take(counts.possible());
                 }
-                Note::default()
+                PieceInfo::default()
             }
-            _ => Note::default(),
+            _ => PieceInfo::default(),
         };
         note.error = error;
         note.finished = self.is_finished();
@@ -329,8 +329,8 @@ impl Tally {
 
     /// An error that was told; or an end of which its own reason says that the engine gave up: it
     /// must not look better than an engine that says so by an error.
-    fn error_in(&self, sight: &Sight, choices: &[ChoiceSight]) -> Option<InBandError> {
-        let is_called = matches!(sight.kind, Kind::Error | Kind::Failed);
+    fn error_in(&self, sight: &ParsedEvent, choices: &[ParsedChoice]) -> Option<InBandError> {
+        let is_called = matches!(sight.kind, EventKind::Error | EventKind::Failed);
         let is_error = sight.has_error || sight.is_error_object || is_called || sight.is_flat_error();
         let mut reasons = choices.iter().filter_map(|choice| choice.finish).chain(sight.incomplete);
         let failure = reasons.find_map(Reason::failure);
@@ -342,8 +342,8 @@ impl Tally {
     }
 
     /// An event of `chat/completions` or `completions`.
-    fn chunk(&mut self, choices: &[ChoiceSight], usage: Option<Counts>, at: Tick) -> Note {
-        let mut note = Note::default();
+    fn chunk(&mut self, choices: &[ParsedChoice], usage: Option<UsageCounts>, at: Tick) -> PieceInfo {
+        let mut note = PieceInfo::default();
         let single = choices.len() == 1;
         for choice in choices {
             let slot = self.slot(choice.index);
@@ -369,7 +369,7 @@ impl Tally {
             }
         }
         if let Some(usage) = usage {
-            note.usage = if choices.is_empty() { UsageSeat::Alone } else { UsageSeat::WithChoice };
+            note.usage = if choices.is_empty() { UsagePosition::Alone } else { UsagePosition::WithChoice };
             // Usage beside several choices at once belongs to none of them.
             if !single {
                 self.usage_of_request(usage);
@@ -389,7 +389,7 @@ impl Tally {
     }
 
     /// Takes usage that stands beside a choice, and says whether its output rose.
-    fn usage_rises(&mut self, slot: usize, usage: Counts, has_finish: bool) -> bool {
+    fn usage_rises(&mut self, slot: usize, usage: UsageCounts, has_finish: bool) -> bool {
         // The last word on an answer of one choice, wherever it stands.
         if self.choices.len() == 1
             && let Some(told) = &mut self.told
@@ -406,7 +406,7 @@ impl Tally {
     }
 
     /// Whether this text only repeats the choice's prompt, or goes on doing so.
-    fn is_echo(&mut self, slot: usize, sight: &ChoiceSight) -> bool {
+    fn is_echo(&mut self, slot: usize, sight: &ParsedChoice) -> bool {
         let Some(echoed) = self.choices[slot].echoed else { return false };
         let left = self.prompt_of(self.choices[slot].index).and_then(|prompt| prompt.as_bytes().get(echoed..));
         let is_echo = left.is_some_and(|left| left.starts_with(&sight.text));
@@ -415,33 +415,33 @@ impl Tally {
     }
 
     /// A usage-only event, or usage beside several choices.
-    fn usage_of_request(&mut self, usage: Counts) {
+    fn usage_of_request(&mut self, usage: UsageCounts) {
         let finishes = self.choices.iter().filter(|choice| choice.finished.is_some()).count();
         let prompt = self.prompt_index(self.last_finished);
         self.told().behind(usage, finishes, prompt);
     }
 
-    fn response_event(&mut self, sight: &Sight, only: &ChoiceSight, at: Tick) -> Note {
+    fn response_event(&mut self, sight: &ParsedEvent, only: &ParsedChoice, at: Tick) -> PieceInfo {
         let channel = match sight.kind {
-            Kind::Delta(channel) if only.has_text() => Some(channel),
-            Kind::LumpDelta if only.has_text() => Some(Channel::Visible),
-            Kind::ItemAdded if sight.names_tool => Some(Channel::Visible),
+            EventKind::Delta(channel) if only.has_text() => Some(channel),
+            EventKind::LumpDelta if only.has_text() => Some(Channel::Visible),
+            EventKind::ItemAdded if sight.names_tool => Some(Channel::Visible),
             _ => None,
         };
         let note = self.only_token(channel, at);
         match sight.kind {
-            Kind::Completed => self.ended_by(Some(Reason::Other), at),
-            Kind::Incomplete => self.ended_by(sight.incomplete.or(Some(Reason::Length)), at),
+            EventKind::Completed => self.ended_by(Some(Reason::Other), at),
+            EventKind::Incomplete => self.ended_by(sight.incomplete.or(Some(Reason::Length)), at),
             _ => {}
         }
         note
     }
 
-    fn message_event(&mut self, sight: &Sight, only: &ChoiceSight, at: Tick) -> Note {
+    fn message_event(&mut self, sight: &ParsedEvent, only: &ParsedChoice, at: Tick) -> PieceInfo {
         let channel = match sight.kind {
-            Kind::BlockDelta if only.visible => Some(Channel::Visible),
-            Kind::BlockDelta if only.hidden => Some(Channel::Hidden),
-            Kind::BlockStart if sight.names_tool => Some(Channel::Visible),
+            EventKind::BlockDelta if only.visible => Some(Channel::Visible),
+            EventKind::BlockDelta if only.hidden => Some(Channel::Hidden),
+            EventKind::BlockStart if sight.names_tool => Some(Channel::Visible),
             _ => None,
         };
         let note = self.only_token(channel, at);
@@ -449,17 +449,17 @@ impl Tally {
             self.reason(reason);
             self.has_stopped = true;
         }
-        if sight.kind == Kind::Stop {
+        if sight.kind == EventKind::Stop {
             self.ended_by(None, at);
         }
         note
     }
 
-    fn only_token(&mut self, channel: Option<Channel>, at: Tick) -> Note {
-        let Some(channel) = channel else { return Note::default() };
+    fn only_token(&mut self, channel: Option<Channel>, at: Tick) -> PieceInfo {
+        let Some(channel) = channel else { return PieceInfo::default() };
         let visible = channel != Channel::Hidden;
         self.token(0, at, visible);
-        Note { token: true, visible, ..Note::default() }
+        PieceInfo { token: true, visible, ..PieceInfo::default() }
     }
 
     /// The event that ends an answer of a dialect without choices.
@@ -477,24 +477,24 @@ impl Tally {
 
     /// A whole JSON body, its last byte received at `at`. Where a stream was asked, all its
     /// tokens came then.
-    pub(super) fn body(&mut self, sight: &Sight, at: Tick) {
+    pub(super) fn body(&mut self, sight: &ParsedEvent, at: Tick) {
         self.whole(sight, sight.all_choices(self.dialect()), sight.usage, at);
     }
 
     /// A whole JSON body like one in which this was found, with other text and other counts.
-    pub(super) fn known_body(&mut self, sight: &Sight, fit: &Fit, at: Tick) {
+    pub(super) fn known_body(&mut self, sight: &ParsedEvent, fit: &TemplateMatch, at: Tick) {
         let choice = self.known_choice(sight, fit);
         self.whole(sight, choice.as_slice(), fit.counts, at);
     }
 
     /// The choice of an event or body in which `sight` was found, but for what stood in its slots.
-    fn known_choice(&self, sight: &Sight, fit: &Fit) -> Option<ChoiceSight> {
+    fn known_choice(&self, sight: &ParsedEvent, fit: &TemplateMatch) -> Option<ParsedChoice> {
         let choice = sight.all_choices(self.dialect()).first()?;
         let index = fit.index.unwrap_or(choice.index);
-        Some(ChoiceSight { index, bytes: fit.bytes, finish: fit.finish, ..choice.clone() })
+        Some(ParsedChoice { index, bytes: fit.bytes, finish: fit.finish, ..choice.clone() })
     }
 
-    fn whole(&mut self, sight: &Sight, choices: &[ChoiceSight], usage: Counts, at: Tick) {
+    fn whole(&mut self, sight: &ParsedEvent, choices: &[ParsedChoice], usage: UsageCounts, at: Tick) {
         let status_failed = sight.status == Some(Status::Failed);
         if let Some(error) = self.error_in(sight, choices).or(status_failed.then_some(InBandError::UNKNOWN)) {
             self.error = Some(error);
@@ -520,7 +520,7 @@ impl Tally {
     }
 
     /// A choice of a JSON body. Says how many bytes of visible text it has.
-    fn whole_choice(&mut self, sight: &ChoiceSight, at: Tick) -> u64 {
+    fn whole_choice(&mut self, sight: &ParsedChoice, at: Tick) -> u64 {
         let slot = self.slot(sight.index);
         let prompt = self.prompt_of(sight.index).map_or(0, str::len);
         let goes_on = self.choices[slot].echoed.is_some()
@@ -559,7 +559,7 @@ impl Tally {
     pub(super) fn timeline(&self, reader: Reader, status: u16, ending: Ending, end: Tick) -> Timeline {
         let (usage, output, source) = self.outputs();
         let events: u64 = self.choices.iter().map(|choice| choice.events).sum();
-        let first = |moment: fn(&Seen) -> Option<Tick>| self.choices.iter().filter_map(moment).min();
+        let first = |moment: fn(&ChoiceProgress) -> Option<Tick>| self.choices.iter().filter_map(moment).min();
         let mut choices = self.choices_of(output, source);
         if source == TokenSource::Usage {
             self.end_with_finish(&mut choices, output);
@@ -598,7 +598,7 @@ impl Tally {
     fn end_with_finish(&self, choices: &mut [Choice], output: f64) {
         let Some(finish) = self.finish else { return };
         let is_short = |tokens: f64, events: u64| tokens - events as f64 * self.ratio() >= UNSEEN;
-        let end = |choice: &mut Choice, seen: &Seen| {
+        let end = |choice: &mut Choice, seen: &ChoiceProgress| {
             choice.last_token = choice.last_token.max(choice.last_token.and(seen.finished.or(Some(finish))));
         };
         if self.each_is_told() && self.choices.iter().all(|choice| choice.usage.output.is_some()) {
@@ -645,10 +645,10 @@ impl Tally {
     /// which count once each. Per field: an engine that says one count alone may say the other
     /// beside its choices.
     fn usage(&self) -> Usage {
-        let mut sum = self.told.as_deref().map(Told::sum).unwrap_or_default();
+        let mut sum = self.told.as_deref().map(UsageTotals::sum).unwrap_or_default();
         let (no_output, no_input) = (sum.output.is_none(), sum.input.is_none());
         let mut prompt = None;
-        for choice in self.choices.iter().filter(|choice| choice.usage != Counts::default()) {
+        for choice in self.choices.iter().filter(|choice| choice.usage != UsageCounts::default()) {
             if no_output {
                 sum.add_output(choice.usage);
             }
@@ -661,7 +661,7 @@ impl Tally {
         let mut usage = sum.possible().usage(self.dialect());
         // Beside tokens, 0 is what an engine writes that has counted nothing.
         let is_void = usage.output == Some(Tokens::ZERO) && self.has_token();
-        if is_void || no_output && self.choices.iter().any(Seen::says_nothing) {
+        if is_void || no_output && self.choices.iter().any(ChoiceProgress::says_nothing) {
             usage.output = None;
         }
         usage
@@ -680,10 +680,10 @@ impl Tally {
     /// Whether usage tells several choices apart. Of one choice the answer's total is the count;
     /// and where tokens came behind the usage of a choice, only the total has them.
     fn each_is_told(&self) -> bool {
-        self.choices.len() > 1 && self.choices.iter().all(Seen::is_known)
+        self.choices.len() > 1 && self.choices.iter().all(ChoiceProgress::is_known)
     }
 
-    fn choice(&self, seen: &Seen, output: f64, source: TokenSource, events: u64) -> Choice {
+    fn choice(&self, seen: &ChoiceProgress, output: f64, source: TokenSource, events: u64) -> Choice {
         let share = if events == 0 {
             output / self.choices.len().max(1) as f64
         } else {

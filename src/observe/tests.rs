@@ -69,7 +69,7 @@ pub(super) fn watch() -> Watch {
 struct Seen {
     observer: Observer,
     passed: Vec<u8>,
-    notes: Vec<Note>,
+    notes: Vec<PieceInfo>,
 }
 
 impl Seen {
@@ -186,7 +186,7 @@ fn c06_an_event_of_3_mib_passes_and_is_read() {
     }
     assert_eq!(seen.passed, event.as_bytes());
     let last = (event.len() - 1) / 4096;
-    assert!(seen.notes.last().is_some_and(|note| note.part == Part::Last && note.visible));
+    assert!(seen.notes.last().is_some_and(|note| note.part == PiecePart::Last && note.visible));
     let seen = seen.ends(Ending::Left, 9999);
     assert_eq!((seen.first_visible, seen.token_events), (at(last as u64), 1));
     assert!(!seen.unparseable);
@@ -417,7 +417,7 @@ fn behind_the_finish_of_a_choice_only_text_is_a_token() {
     for late in [with(R, 9, 3), with(&delta("{}"), 9, 3), logprobs] {
         let seen = finished().data(1260, &late);
         assert!(!seen.notes[3].token && seen.observer.is_finished(), "{late}");
-        assert_eq!(seen.notes[3].usage == UsageSeat::WithChoice, late.contains("usage"));
+        assert_eq!(seen.notes[3].usage == UsagePosition::WithChoice, late.contains("usage"));
         let seen = seen.ends(Ending::Broken, 1270);
         assert_eq!((seen.last_token, seen.finish, seen.gaps.stalls), (at(50), at(60), 0), "{late}");
     }
@@ -496,8 +496,8 @@ fn c13_no_choices_are_no_token_and_no_panic() {
     let preamble = r#"{"choices":[],"prompt_filter_results":[{"index":0}]}"#;
     let all = [(50, preamble), (60, R), (300, &*t("a")), (310, &*f("stop")), (320, &*usage), (330, D)];
     let seen = Seen::new(chat()).all(&all);
-    assert_eq!(seen.notes[0].usage, UsageSeat::None);
-    assert_eq!(seen.notes[4].usage, UsageSeat::Alone);
+    assert_eq!(seen.notes[0].usage, UsagePosition::None);
+    assert_eq!(seen.notes[4].usage, UsagePosition::Alone);
     let seen = seen.clean(340);
     assert_eq!((seen.first_token, seen.usage.input, seen.output), (at(300), Some(Tokens(5)), Tokens(1)));
 }
@@ -773,7 +773,7 @@ fn c76_an_error_without_an_error_around_it() {
 
 #[test]
 fn c76_a_shape_without_a_message_does_not_hide_one() {
-    let moulds = std::sync::Arc::new(Moulds::new());
+    let moulds = std::sync::Arc::new(TemplateCache::new());
     let error_in = |data: &str| {
         let mut seen = Seen::new(chat());
         seen.observer.knows(&moulds);
@@ -846,7 +846,7 @@ fn c77_the_type_of_a_part_says_whether_its_text_is_visible() {
 
 #[test]
 fn c77_a_shape_knows_what_kind_of_part_it_is() {
-    let moulds = std::sync::Arc::new(Moulds::new());
+    let moulds = std::sync::Arc::new(TemplateCache::new());
     for _ in 0..3 {
         for (kind, visible) in [("text", true), ("reasoning", false), ("thoughts", false), ("output", true)] {
             let mut seen = Seen::new(chat());
@@ -1414,7 +1414,7 @@ fn c63_text_that_strict_parsers_refuse_is_a_token() {
 fn data_that_is_no_object_is_no_token_and_no_fault() {
     for data in ["null", "1", "[]", "hello", "{\"choices\":[{\"delta\":{\"content\":\"a\"}}]", "\"[DONE]\""] {
         let seen = Seen::new(chat()).data(1, data);
-        assert_eq!(seen.notes, [Note::default()], "{data}");
+        assert_eq!(seen.notes, [PieceInfo::default()], "{data}");
         assert!(seen.observer.error().is_none());
     }
 }
@@ -1663,8 +1663,8 @@ proptest! {
         let short = Seen::new(chat()).data(5, &event);
         let passing = long.as_bytes().chunks(size).fold(Seen::new(chat()), |seen, frame| seen.raw(5, frame));
         prop_assert_eq!(&passing.passed, long.as_bytes());
-        let note = passing.notes.iter().rev().find(|note| note.part != Part::Whole).copied().unwrap();
-        prop_assert_eq!(Note { part: Part::Whole, ..note }, short.notes[0]);
+        let note = passing.notes.iter().rev().find(|note| note.part != PiecePart::Whole).copied().unwrap();
+        prop_assert_eq!(PieceInfo { part: PiecePart::Whole, ..note }, short.notes[0]);
         prop_assert_eq!(passing.clean(9), short.clean(9));
     }
 }

@@ -142,7 +142,7 @@ pub struct InBandError {
 
 /// The moment from which on a client's refusal of bytes is what is measured.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Limited {
+pub struct ClientLimited {
     /// When the stretch of refusal began that lasted too long. Later silence is the client's.
     pub at: Tick,
     /// The choices as they stood then, with the tokens known of each at that moment.
@@ -151,7 +151,7 @@ pub struct Limited {
 
 /// A time limit of a class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Limit {
+pub enum TimeoutKind {
     /// `first_token` (streams), `response_head` (the rest).
     FirstToken,
     /// `idle`: the gap between two events.
@@ -171,7 +171,7 @@ pub enum Ending {
     /// The client left.
     Left,
     /// A time limit fired.
-    TimedOut(Limit),
+    TimedOut(TimeoutKind),
     /// The client did not read, and a write-stall or total limit ended it.
     WriteStalled,
     /// The drain limit cut it.
@@ -232,7 +232,7 @@ pub struct Timeline {
     /// tools, sound.
     pub has_lumps: bool,
     /// The client's refusal of bytes had limited the stream.
-    pub limited: Option<Limited>,
+    pub limited: Option<ClientLimited>,
     /// How the transport ended.
     pub ending: Ending,
 }

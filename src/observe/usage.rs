@@ -11,7 +11,7 @@ const LARGEST: u64 = 100_000_000;
 
 /// The token counts of one `usage` object, each where it was a number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Counts {
+pub(super) struct UsageCounts {
     pub(super) input: Option<u64>,
     pub(super) output: Option<u64>,
     pub(super) cached: Option<u64>,
@@ -27,33 +27,33 @@ pub(super) struct Plain {
     /// `total_tokens`.
     pub(super) total: Option<u64>,
     /// Cohere's `meta.tokens`, and what `meta.billed_units` makes of them.
-    pub(super) counted: Pair,
-    pub(super) billed: Pair,
+    pub(super) counted: InputOutput,
+    pub(super) billed: InputOutput,
 }
 
 /// Input and output.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Pair {
+pub(super) struct InputOutput {
     pub(super) input: Option<u64>,
     pub(super) output: Option<u64>,
 }
 
 impl Plain {
     /// The counts that `usage` does not tell: all that is not output is input.
-    pub(super) fn complete(&self, usage: Counts) -> Counts {
+    pub(super) fn complete(&self, usage: UsageCounts) -> UsageCounts {
         let output = usage.output.or(self.counted.output).or(self.billed.output);
         let rest = self.total.map(|total| total.saturating_sub(usage.output.unwrap_or(0)));
         let input = usage.input.or(rest).or(self.counted.input).or(self.billed.input);
-        Counts { input, output, ..usage }
+        UsageCounts { input, output, ..usage }
     }
 }
 
 /// What usage said of the whole answer.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Told {
+pub(super) struct UsageTotals {
     /// Per field the last value; and the sum of those behind which further ones came.
-    last: Counts,
-    earlier: Counts,
+    last: UsageCounts,
+    earlier: UsageCounts,
     /// Usage-only events came, and one of them did not follow a further finish.
     came_alone: bool,
     last_is_all: bool,
@@ -63,19 +63,19 @@ pub(super) struct Told {
     prompt: u64,
 }
 
-impl Told {
+impl UsageTotals {
     /// Usage in a place where the last word counts.
-    pub(super) fn take(&mut self, counts: Counts) {
+    pub(super) fn take(&mut self, counts: UsageCounts) {
         self.last.take(counts);
     }
 
     /// A usage-only event, with `finishes` choices finished, the last one of `prompt`. Such
     /// events add up only where each follows a further choice's finish (llama.cpp); a prompt
     /// counts once for all its choices. Where one does not, the last of them has the whole.
-    pub(super) fn behind(&mut self, counts: Counts, finishes: usize, prompt: u64) {
+    pub(super) fn behind(&mut self, counts: UsageCounts, finishes: usize, prompt: u64) {
         self.last_is_all |= finishes <= self.finishes;
         if self.last_is_all {
-            self.earlier = Counts::default();
+            self.earlier = UsageCounts::default();
         } else if self.came_alone {
             let earlier = std::mem::take(&mut self.last);
             self.earlier.add_output(earlier);
@@ -87,7 +87,7 @@ impl Told {
         self.take(counts);
     }
 
-    pub(super) fn sum(&self) -> Counts {
+    pub(super) fn sum(&self) -> UsageCounts {
         let mut sum = self.earlier;
         sum.add_output(self.last);
         sum.add_input(self.last);
@@ -95,11 +95,11 @@ impl Told {
     }
 }
 
-impl Counts {
+impl UsageCounts {
     /// A count that cannot be is none: it is as if the engine had not said it.
-    pub(super) fn possible(self) -> Counts {
+    pub(super) fn possible(self) -> UsageCounts {
         let possible = |count: Option<u64>| count.filter(|count| *count <= LARGEST);
-        Counts {
+        UsageCounts {
             input: possible(self.input),
             output: possible(self.output),
             cached: possible(self.cached),
@@ -110,7 +110,7 @@ impl Counts {
     }
 
     /// Per field the last explicit value wins.
-    pub(super) fn take(&mut self, later: Counts) {
+    pub(super) fn take(&mut self, later: UsageCounts) {
         self.input = later.input.or(self.input);
         self.output = later.output.or(self.output);
         self.cached = later.cached.or(self.cached);
@@ -119,12 +119,12 @@ impl Counts {
         self.cache_written = later.cache_written.or(self.cache_written);
     }
 
-    pub(super) fn add_output(&mut self, other: Counts) {
+    pub(super) fn add_output(&mut self, other: UsageCounts) {
         self.output = plus(self.output, other.output);
         self.reasoning = plus(self.reasoning, other.reasoning);
     }
 
-    pub(super) fn add_input(&mut self, other: Counts) {
+    pub(super) fn add_input(&mut self, other: UsageCounts) {
         self.input = plus(self.input, other.input);
         self.cached = plus(self.cached, other.cached);
         self.cache_read = plus(self.cache_read, other.cache_read);

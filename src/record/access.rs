@@ -14,7 +14,7 @@ use std::time::Duration;
 use tokio::io::{AsyncWrite, AsyncWriteExt};
 use tokio::sync::mpsc;
 
-use super::finished::Finished;
+use super::finished::RequestRecord;
 use crate::admit::levels::{Degraded, Kind};
 use crate::clock::Clock;
 use crate::judge::Outcome;
@@ -31,31 +31,31 @@ const TOGETHER: Duration = Duration::from_millis(10);
 /// The recorder's end of the channel.
 #[derive(Clone, Debug)]
 pub struct AccessLines {
-    sender: mpsc::Sender<Box<Finished>>,
-    lost: Lost,
+    sender: mpsc::Sender<Box<RequestRecord>>,
+    lost: LostLines,
 }
 
 /// The output's end of the channel; see [`Writer::run`].
 #[derive(Debug)]
 pub struct Writer {
-    lines: mpsc::Receiver<Box<Finished>>,
-    lost: Lost,
+    lines: mpsc::Receiver<Box<RequestRecord>>,
+    lost: LostLines,
 }
 
 /// Lines that were taken and did not get out, not yet told.
-type Lost = Arc<AtomicU64>;
+type LostLines = Arc<AtomicU64>;
 
 /// A channel for access lines.
 #[must_use]
 pub fn lines() -> (AccessLines, Writer) {
     let (sender, receiver) = mpsc::channel(WAITING);
-    let lost = Lost::default();
+    let lost = LostLines::default();
     (AccessLines { sender, lost: Arc::clone(&lost) }, Writer { lines: receiver, lost })
 }
 
 impl AccessLines {
     /// Hands a request over; `false` if its line was dropped.
-    pub(super) fn write(&self, finished: Box<Finished>) -> bool {
+    pub(super) fn write(&self, finished: Box<RequestRecord>) -> bool {
         self.sender.try_send(finished).is_ok()
     }
 
@@ -71,9 +71,9 @@ impl Writer {
     ///
     /// # Errors
     /// When nobody reads the output any more; lines are dropped and counted from then on.
-    pub async fn run(mut self, mut output: impl Output, clock: Clock) -> io::Result<()> {
+    pub async fn run(mut self, mut output: impl LineOutput, clock: Clock) -> io::Result<()> {
         let mut block = Vec::new();
-        let mut known = Known::default();
+        let mut known = LineCache::default();
         let mut fails = false;
         let mut finished = Vec::new();
         while let Some(first) = self.lines.recv().await {
@@ -86,7 +86,7 @@ impl Writer {
                 self.lines.recv_many(&mut finished, WAITING).await;
             }
             let count = finished.len() as u64;
-            let present = Present::of(&clock);
+            let present = BothClocks::of(&clock);
             finished
                 .drain(..)
                 .for_each(|finished| write(&finished, present.wall_at(finished.end), &mut known, &mut block));
@@ -119,12 +119,12 @@ impl Writer {
 }
 
 /// Where lines go.
-pub trait Output: Send {
+pub trait LineOutput: Send {
     /// Writes a block, and leaves its room for the next one.
     fn write(&mut self, block: &mut Vec<u8>) -> impl Future<Output = io::Result<()>> + Send;
 }
 
-impl<W: AsyncWrite + Unpin + Send> Output for W {
+impl<W: AsyncWrite + Unpin + Send> LineOutput for W {
     async fn write(&mut self, block: &mut Vec<u8>) -> io::Result<()> {
         self.write_all(block).await?;
         self.flush().await
@@ -135,7 +135,7 @@ impl<W: AsyncWrite + Unpin + Send> Output for W {
 /// runtime's own output would take a copy of it, and a second turn to flush it.
 pub struct Stdout;
 
-impl Output for Stdout {
+impl LineOutput for Stdout {
     async fn write(&mut self, block: &mut Vec<u8>) -> io::Result<()> {
         let lines = std::mem::take(block);
         let written = tokio::task::spawn_blocking(move || {
@@ -150,14 +150,14 @@ impl Output for Stdout {
 }
 
 /// One moment by both clocks: a block's lines are told the time of day by it.
-struct Present {
+struct BothClocks {
     tick: Tick,
     wall: Duration,
 }
 
-impl Present {
+impl BothClocks {
     fn of(clock: &Clock) -> Self {
-        Present { tick: clock.now(), wall: clock.wall() }
+        BothClocks { tick: clock.now(), wall: clock.wall() }
     }
 
     /// The time of day at a moment that has passed.
@@ -167,10 +167,10 @@ impl Present {
 }
 
 /// A request's line, newline included.
-fn write(finished: &Finished, wall: Duration, known: &mut Known, block: &mut Vec<u8>) {
+fn write(finished: &RequestRecord, wall: Duration, known: &mut LineCache, block: &mut Vec<u8>) {
     let answer = finished.answer();
     let whole = finished.whole_answer();
-    let mut line = Line(block);
+    let mut line = JsonLine(block);
     line.put(known.beginning.at(wall));
     line.value(finished.request_id.as_str());
     line.0.extend_from_slice(known.commons.of(finished));
@@ -202,24 +202,24 @@ fn write(finished: &Finished, wall: Duration, known: &mut Known, block: &mut Vec
 
 /// What earlier lines have left for later ones.
 #[derive(Default)]
-struct Known {
-    beginning: Beginning,
-    commons: Commons,
+struct LineCache {
+    beginning: LineStart,
+    commons: LinePrefixCache,
 }
 
 /// A line up to its request's id. The lines of a second differ only in its thousandths.
-struct Beginning {
+struct LineStart {
     second: Option<u64>,
     text: [u8; 48],
 }
 
-impl Default for Beginning {
+impl Default for LineStart {
     fn default() -> Self {
-        Beginning { second: None, text: *b"{\"time\":\"0000-00-00T00:00:00.000Z\",\"request_id\":" }
+        LineStart { second: None, text: *b"{\"time\":\"0000-00-00T00:00:00.000Z\",\"request_id\":" }
     }
 }
 
-impl Beginning {
+impl LineStart {
     fn at(&mut self, wall: Duration) -> &[u8; 48] {
         if self.second.replace(wall.as_secs()) != Some(wall.as_secs()) {
             self.text[9..33].copy_from_slice(&time_of_day(wall));
@@ -232,10 +232,10 @@ impl Beginning {
 /// What many lines have in common, from the endpoint to the length, as text. The same few names
 /// come again and again with the same few outcomes, and the names are shared: what lies at the
 /// same places is the same names, as long as they are kept here.
-struct Commons(Vec<Option<Common>>);
+struct LinePrefixCache(Vec<Option<Common>>);
 
 struct Common {
-    key: Key,
+    key: LinePrefixKey,
     text: Vec<u8>,
     /// Keeps the places taken.
     _ids: (Option<TenantId>, Option<ClassId>, Option<PoolId>, Option<EngineId>),
@@ -244,7 +244,7 @@ struct Common {
 
 /// What the text is made of: where the names lie, and what is told beside them.
 #[derive(PartialEq)]
-struct Key {
+struct LinePrefixKey {
     names: [usize; 6],
     endpoint: Option<Endpoint>,
     attempts: u32,
@@ -254,23 +254,23 @@ struct Key {
     length: LengthBucket,
 }
 
-impl Default for Commons {
+impl Default for LinePrefixCache {
     fn default() -> Self {
-        Commons(std::iter::repeat_with(|| None).take(Self::KEPT).collect())
+        LinePrefixCache(std::iter::repeat_with(|| None).take(Self::KEPT).collect())
     }
 }
 
-impl Commons {
+impl LinePrefixCache {
     /// So many are kept, each at the place that its key gives it.
     const KEPT: usize = 64;
 
-    fn of(&mut self, finished: &Finished) -> &[u8] {
-        let &Finished { endpoint, attempts, status, refusal, length, ref verdict, .. } = finished;
+    fn of(&mut self, finished: &RequestRecord) -> &[u8] {
+        let &RequestRecord { endpoint, attempts, status, refusal, length, ref verdict, .. } = finished;
         let names = names(finished).map(|name| name.map_or(0, |name| name.as_ptr() as usize));
-        let key = Key { names, endpoint, attempts, status, outcome: verdict.outcome, refusal, length };
+        let key = LinePrefixKey { names, endpoint, attempts, status, outcome: verdict.outcome, refusal, length };
         let place = &mut self.0[key.place()];
         if place.as_ref().is_none_or(|kept| kept.key != key) {
-            let Finished { tenant, class, rule, model, pool, engine, .. } = finished;
+            let RequestRecord { tenant, class, rule, model, pool, engine, .. } = finished;
             let _ids = (tenant.clone(), class.clone(), pool.clone(), engine.clone());
             let _words = [rule.clone(), model.clone()];
             *place = Some(Common { key, text: common(finished), _ids, _words });
@@ -279,15 +279,15 @@ impl Commons {
     }
 }
 
-impl Key {
+impl LinePrefixKey {
     fn place(&self) -> usize {
         let told = usize::from(self.status) ^ self.length as usize;
-        self.names.iter().fold(told, |place, at| (place ^ (at >> 4)).rotate_left(1)) % Commons::KEPT
+        self.names.iter().fold(told, |place, at| (place ^ (at >> 4)).rotate_left(1)) % LinePrefixCache::KEPT
     }
 }
 
-fn names(finished: &Finished) -> [Option<&str>; 6] {
-    let Finished { tenant, class, rule, model, pool, engine, .. } = finished;
+fn names(finished: &RequestRecord) -> [Option<&str>; 6] {
+    let RequestRecord { tenant, class, rule, model, pool, engine, .. } = finished;
     [
         tenant.as_ref().map(TenantId::as_str),
         class.as_ref().map(ClassId::as_str),
@@ -298,11 +298,11 @@ fn names(finished: &Finished) -> [Option<&str>; 6] {
     ]
 }
 
-/// The text of [`Commons`].
-fn common(finished: &Finished) -> Vec<u8> {
+/// The text of [`LinePrefixCache`].
+fn common(finished: &RequestRecord) -> Vec<u8> {
     let outcome = finished.verdict.outcome;
     let mut text = Vec::new();
-    let mut line = Line(&mut text);
+    let mut line = JsonLine(&mut text);
     // As we write it, never as it was sent: that may hold anything.
     line.word(b",\"endpoint\":", finished.endpoint.map(Endpoint::path));
     let keys: [&[u8]; 6] =
@@ -320,9 +320,9 @@ fn common(finished: &Finished) -> Vec<u8> {
 /// One JSON object in the making. Written by hand, because every request writes one: it costs
 /// a fraction of what a general serializer takes for it. A key comes with the comma in front
 /// of it and the colon behind.
-struct Line<'a>(&'a mut Vec<u8>);
+struct JsonLine<'a>(&'a mut Vec<u8>);
 
-impl Line<'_> {
+impl JsonLine<'_> {
     /// A text of a length that the compiler knows: copied in place, without a call.
     fn put<const N: usize>(&mut self, text: &[u8; N]) {
         self.0.extend_from_slice(text);
@@ -435,9 +435,9 @@ mod tests {
     use proptest::prelude::*;
     use serde_json::Value;
 
-    fn alone(write: impl FnOnce(&mut Line<'_>)) -> Value {
+    fn alone(write: impl FnOnce(&mut JsonLine<'_>)) -> Value {
         let mut block = Vec::new();
-        let mut line = Line(&mut block);
+        let mut line = JsonLine(&mut block);
         line.put(b"{\"first\":0");
         write(&mut line);
         line.put(b"}\n");

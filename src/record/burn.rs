@@ -5,7 +5,7 @@
 //! reaches back between 119/120 of its length and the whole of it.
 //!
 //! Nothing is known from before the class was there, which is the start of the process as a
-//! rule. A window that is longer than that tells of the time since, and each [`Span`] says how
+//! rule. A window that is longer than that tells of the time since, and each [`WindowCount`] says how
 //! much of its window that is: `3d` an hour after the start is that hour. Left out until it is
 //! whole it would say nothing for a month after every restart; taken for whole it would look as
 //! if three days had gone as this hour did.
@@ -38,14 +38,14 @@ const ENOUGH: u64 = 10;
 
 /// Judged requests of a stretch of time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Count {
+pub struct JudgedCount {
     /// Requests that were met.
     pub met: u64,
     /// Requests that were met or missed.
     pub judged: u64,
 }
 
-impl Count {
+impl JudgedCount {
     /// The share that was met; `None` where nothing was judged.
     #[must_use]
     pub fn attainment(self) -> Option<f64> {
@@ -53,19 +53,19 @@ impl Count {
     }
 
     fn note(&mut self, met: bool) {
-        self.add(Count { met: u64::from(met), judged: 1 });
+        self.add(JudgedCount { met: u64::from(met), judged: 1 });
     }
 
-    fn add(&mut self, more: Count) {
+    fn add(&mut self, more: JudgedCount) {
         self.met += more.met;
         self.judged += more.judged;
     }
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Slot {
+struct BurnSlot {
     number: u64,
-    count: Count,
+    count: JudgedCount,
 }
 
 #[derive(Debug)]
@@ -75,7 +75,7 @@ struct Ring {
     since: Tick,
     /// The length of a slot.
     slot_nanos: u64,
-    slots: Box<[Slot]>,
+    slots: Box<[BurnSlot]>,
     /// The slot that was last written to, and the moments that belong into it.
     present: usize,
     span: Range<u64>,
@@ -84,7 +84,14 @@ struct Ring {
 impl Ring {
     fn new(window: Duration, since: Tick) -> Self {
         let slot_nanos = u64::try_from(window.as_nanos() / SLOTS as u128).unwrap_or(u64::MAX).max(1);
-        Ring { window, since, slot_nanos, slots: vec![Slot::default(); SLOTS].into(), present: 0, span: 0..slot_nanos }
+        Ring {
+            window,
+            since,
+            slot_nanos,
+            slots: vec![BurnSlot::default(); SLOTS].into(),
+            present: 0,
+            span: 0..slot_nanos,
+        }
     }
 
     /// Makes the slot of this moment the present one.
@@ -98,16 +105,16 @@ impl Ring {
         self.span = begins..begins.saturating_add(self.slot_nanos);
         let slot = &mut self.slots[self.present];
         if slot.number < number {
-            *slot = Slot { number, count: Count::default() };
+            *slot = BurnSlot { number, count: JudgedCount::default() };
         }
     }
 
-    fn present(&mut self) -> &mut Count {
+    fn present(&mut self) -> &mut JudgedCount {
         &mut self.slots[self.present].count
     }
 
     /// The slots that the window still covers at `at`; `fresh` belongs into the present one too.
-    fn live(&self, fresh: Count, at: Tick) -> impl Iterator<Item = Slot> {
+    fn live(&self, fresh: JudgedCount, at: Tick) -> impl Iterator<Item = BurnSlot> {
         let newest = at.as_nanos() / self.slot_nanos;
         let slots = self.slots.iter().copied().enumerate().map(move |(place, mut slot)| {
             if place == self.present {
@@ -118,29 +125,33 @@ impl Ring {
         slots.filter(move |slot| slot.number <= newest && slot.number + SLOTS as u64 > newest)
     }
 
-    fn count(&self, fresh: Count, at: Tick) -> Count {
-        let mut sum = Count::default();
+    fn count(&self, fresh: JudgedCount, at: Tick) -> JudgedCount {
+        let mut sum = JudgedCount::default();
         self.live(fresh, at).for_each(|slot| sum.add(slot.count));
         sum
     }
 
-    fn span(&self, fresh: Count, at: Tick) -> Span {
-        Span { window: self.window, covered: at.since(self.since).min(self.window), count: self.count(fresh, at) }
+    fn span(&self, fresh: JudgedCount, at: Tick) -> WindowCount {
+        WindowCount {
+            window: self.window,
+            covered: at.since(self.since).min(self.window),
+            count: self.count(fresh, at),
+        }
     }
 }
 
 /// What was counted over a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Span {
+pub struct WindowCount {
     /// The length of the window.
     pub window: Duration,
     /// How much of it has been counted: less than the whole until the class has been here so long.
     pub covered: Duration,
     /// The requests.
-    pub count: Count,
+    pub count: JudgedCount,
 }
 
-impl Span {
+impl WindowCount {
     /// The window's name: `28d`, `6h`, `30m`, `90s`.
     #[must_use]
     pub fn name(&self) -> String {
@@ -158,7 +169,7 @@ pub struct Burn {
     rings: Vec<Ring>,
     /// What came in the stretch in which no ring turns. It is in their slots when the next one
     /// begins: a request is counted once, and not in each ring.
-    fresh: Count,
+    fresh: JudgedCount,
     stretch: Range<u64>,
     /// The last minute of those that were not shed.
     served: Ring,
@@ -175,7 +186,7 @@ impl Burn {
         Burn {
             target,
             rings,
-            fresh: Count::default(),
+            fresh: JudgedCount::default(),
             stretch: 0..0,
             served: Ring::new(PRESSURE, since),
             tenants: Tenants::default(),
@@ -229,7 +240,7 @@ impl Burn {
     /// tenant in turn, where others had requests at all.
     #[must_use]
     pub fn pressure(&self, at: Tick) -> Option<f64> {
-        let count = self.served.count(Count::default(), at);
+        let count = self.served.count(JudgedCount::default(), at);
         if count.judged < ENOUGH {
             return None;
         }
@@ -239,7 +250,7 @@ impl Burn {
 
     /// What was counted over each window up to `at`. The class's own window comes last, unless it
     /// is one of the common ones.
-    pub fn spans(&self, at: Tick) -> impl Iterator<Item = Span> {
+    pub fn spans(&self, at: Tick) -> impl Iterator<Item = WindowCount> {
         let common = COMMON.contains(&self.own_ring().window);
         let shown = if common { self.rings.len() - 1 } else { self.rings.len() };
         self.rings[..shown].iter().map(move |ring| ring.span(self.fresh, at))
@@ -247,7 +258,7 @@ impl Burn {
 
     /// What was counted over the class's own window up to `at`.
     #[must_use]
-    pub fn own(&self, at: Tick) -> Span {
+    pub fn own(&self, at: Tick) -> WindowCount {
         self.own_ring().span(self.fresh, at)
     }
 
@@ -258,7 +269,7 @@ impl Burn {
     /// How many times faster than promised the budget of misses is used: 1 uses it up exactly
     /// at the end of the class's window. Nothing judged burns nothing.
     #[must_use]
-    pub fn rate(&self, count: Count) -> f64 {
+    pub fn rate(&self, count: JudgedCount) -> f64 {
         let missed = 1.0 - count.attainment().unwrap_or(1.0);
         if missed == 0.0 { 0.0 } else { missed / (1.0 - self.target).max(0.0) }
     }
@@ -277,7 +288,7 @@ impl Burn {
         let ring = &self.rings[RATE_WINDOW];
         let present = at.as_nanos() / ring.slot_nanos;
         let seconds = ring.slot_nanos as f64 / 1e9;
-        let good = |slot: &Slot| slot.count.attainment().is_some_and(|met| met >= self.target);
+        let good = |slot: &BurnSlot| slot.count.attainment().is_some_and(|met| met >= self.target);
         let complete = ring.live(self.fresh, at).filter(|slot| slot.number < present).filter(good);
         complete.map(|slot| slot.count.judged as f64 / seconds).fold(0.0, f64::max)
     }
@@ -294,7 +305,7 @@ mod tests {
         Tick::from_millis(n * 1000)
     }
 
-    fn count_of(burn: &Burn, window: &str, at: Tick) -> Count {
+    fn count_of(burn: &Burn, window: &str, at: Tick) -> JudgedCount {
         burn.spans(at).find(|span| span.name() == window).unwrap().count
     }
 
@@ -305,7 +316,7 @@ mod tests {
             burn.note(i % 5 != 0, seconds(i));
         }
         let count = count_of(&burn, "5m", seconds(100));
-        assert_eq!(count, Count { met: 80, judged: 100 });
+        assert_eq!(count, JudgedCount { met: 80, judged: 100 });
         assert!((burn.rate(count) - 2.0).abs() < 1e-9);
         assert!((burn.budget_left(seconds(100)) + 1.0).abs() < 1e-9);
     }
@@ -372,9 +383,9 @@ mod tests {
         let mut burn = Burn::new(0.95, 28 * DAY, Tick::ZERO);
         burn.note(false, seconds(10));
         let later = seconds(10 + 5 * 60);
-        assert_eq!(count_of(&burn, "5m", later), Count::default());
-        assert_eq!(count_of(&burn, "30m", later), Count { met: 0, judged: 1 });
-        assert_eq!(count_of(&burn, "28d", later), Count { met: 0, judged: 1 });
+        assert_eq!(count_of(&burn, "5m", later), JudgedCount::default());
+        assert_eq!(count_of(&burn, "30m", later), JudgedCount { met: 0, judged: 1 });
+        assert_eq!(count_of(&burn, "28d", later), JudgedCount { met: 0, judged: 1 });
     }
 
     #[test]

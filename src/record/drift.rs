@@ -16,20 +16,20 @@ const ENOUGH: u64 = 20;
 
 /// Lengths seen of late.
 #[derive(Debug)]
-pub struct Lengths {
+pub struct LengthHistogram {
     present: Box<[u32]>,
     past: Box<[u32]>,
     since: Tick,
 }
 
-impl Default for Lengths {
+impl Default for LengthHistogram {
     fn default() -> Self {
         let empty = || vec![0; BUCKETS].into_boxed_slice();
-        Lengths { present: empty(), past: empty(), since: Tick::ZERO }
+        LengthHistogram { present: empty(), past: empty(), since: Tick::ZERO }
     }
 }
 
-impl Lengths {
+impl LengthHistogram {
     /// A request of this length ended at `at`.
     pub fn note(&mut self, length: Tokens, at: Tick) {
         self.turn(at);
@@ -83,7 +83,7 @@ mod tests {
 
     #[test]
     fn quantiles_are_right_to_within_five_percent() {
-        let mut lengths = Lengths::default();
+        let mut lengths = LengthHistogram::default();
         for n in 1..=1000 {
             lengths.note(Tokens(n), Tick::from_millis(n));
         }
@@ -96,7 +96,7 @@ mod tests {
 
     #[test]
     fn few_lengths_say_nothing_and_old_ones_are_forgotten() {
-        let mut lengths = Lengths::default();
+        let mut lengths = LengthHistogram::default();
         (0..19).for_each(|_| lengths.note(Tokens(7), Tick::ZERO));
         assert_eq!(lengths.quantile(0.5, Tick::ZERO), None);
         lengths.note(Tokens(7), Tick::ZERO);
@@ -106,7 +106,7 @@ mod tests {
 
     #[test]
     fn the_longest_length_has_a_bucket() {
-        let mut lengths = Lengths::default();
+        let mut lengths = LengthHistogram::default();
         (0..20).for_each(|_| lengths.note(Tokens(u64::MAX), Tick::ZERO));
         assert!(lengths.quantile(0.95, Tick::ZERO).unwrap() > 1e6);
     }

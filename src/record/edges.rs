@@ -26,7 +26,7 @@ const WAIT: [f64; 13] = [0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0
 
 /// The edges of one class's histograms.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Edges {
+pub(super) struct BucketEdges {
     pub(super) ttft: Arc<[Duration]>,
     pub(super) tpot: Arc<[Duration]>,
     pub(super) gaps: Arc<[Duration]>,
@@ -34,10 +34,10 @@ pub(super) struct Edges {
     pub(super) wait: Arc<[Duration]>,
 }
 
-impl Edges {
+impl BucketEdges {
     pub(super) fn of(objectives: &Objectives) -> Self {
         let threshold = |objective: Option<Objective>| objective.map(|objective| objective.threshold);
-        Edges {
+        BucketEdges {
             ttft: with(&FIRST_TOKEN, [threshold(objectives.ttft)]),
             tpot: with(&PER_TOKEN, [threshold(objectives.tpot)]),
             gaps: with(&PER_TOKEN, [threshold(objectives.itl), Some(objectives.stall)]),

@@ -21,21 +21,21 @@ pub(super) type Labels = Vec<(&'static str, Arc<str>)>;
 
 /// All series of one name.
 #[derive(Debug)]
-pub(super) struct Family<M>(Arc<RwLock<BTreeMap<Labels, M>>>);
+pub(super) struct MetricFamily<M>(Arc<RwLock<BTreeMap<Labels, M>>>);
 
-impl<M> Clone for Family<M> {
+impl<M> Clone for MetricFamily<M> {
     fn clone(&self) -> Self {
-        Family(self.0.clone())
+        MetricFamily(self.0.clone())
     }
 }
 
-impl<M> Default for Family<M> {
+impl<M> Default for MetricFamily<M> {
     fn default() -> Self {
-        Family(Arc::default())
+        MetricFamily(Arc::default())
     }
 }
 
-impl<M> Family<M> {
+impl<M> MetricFamily<M> {
     /// How many series there are.
     pub(super) fn len(&self) -> usize {
         self.0.read().len()
@@ -47,14 +47,14 @@ impl<M> Family<M> {
     }
 }
 
-impl Family<Counter> {
+impl MetricFamily<Counter> {
     /// The counter with these labels, made at 0 if it is new.
     pub(super) fn at(&self, labels: Labels) -> Counter {
         self.0.write().entry(labels).or_default().clone()
     }
 }
 
-impl Family<Histogram> {
+impl MetricFamily<DurationHistogram> {
     /// How many series the page has: one for each edge, and the infinite one, the sum and the count.
     pub(super) fn lines(&self) -> usize {
         self.0.read().values().map(|histogram| histogram.0.edges.len() + 3).sum()
@@ -62,18 +62,18 @@ impl Family<Histogram> {
 
     /// The histogram with these labels. One with other edges is replaced by an empty one: what
     /// it had counted cannot be told by the new edges.
-    pub(super) fn at(&self, labels: Labels, edges: &Arc<[Duration]>) -> Histogram {
+    pub(super) fn at(&self, labels: Labels, edges: &Arc<[Duration]>) -> DurationHistogram {
         let mut series = self.0.write();
         let known = series.get(&labels).filter(|known| known.0.edges == *edges).cloned();
         known.unwrap_or_else(|| {
-            let fresh = Histogram::new(edges.clone());
+            let fresh = DurationHistogram::new(edges.clone());
             series.insert(labels, fresh.clone());
             fresh
         })
     }
 }
 
-impl<M: EncodeMetric + TypedMetric> EncodeMetric for Family<M> {
+impl<M: EncodeMetric + TypedMetric> EncodeMetric for MetricFamily<M> {
     fn encode(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
         for (labels, metric) in self.0.read().iter() {
             metric.encode(encoder.encode_family(labels)?)?;
@@ -88,7 +88,7 @@ impl<M: EncodeMetric + TypedMetric> EncodeMetric for Family<M> {
 
 /// Lengths of time, counted per bucket.
 #[derive(Clone, Debug)]
-pub(super) struct Histogram(Arc<Buckets>);
+pub(super) struct DurationHistogram(Arc<Buckets>);
 
 #[derive(Debug)]
 struct Buckets {
@@ -99,11 +99,11 @@ struct Buckets {
     sum_nanos: AtomicU64,
 }
 
-impl Histogram {
+impl DurationHistogram {
     fn new(edges: Arc<[Duration]>) -> Self {
         let counts = (0..=edges.len()).map(|_| AtomicU64::new(0)).collect();
         let edge_nanos = edges.iter().copied().map(nanos).collect();
-        Histogram(Arc::new(Buckets { edges, edge_nanos, counts, sum_nanos: AtomicU64::new(0) }))
+        DurationHistogram(Arc::new(Buckets { edges, edge_nanos, counts, sum_nanos: AtomicU64::new(0) }))
     }
 
     /// Counts one length.
@@ -139,11 +139,11 @@ fn nanos(length: Duration) -> u64 {
     u64::try_from(length.as_nanos()).unwrap_or(u64::MAX)
 }
 
-impl TypedMetric for Histogram {
+impl TypedMetric for DurationHistogram {
     const TYPE: MetricType = MetricType::Histogram;
 }
 
-impl EncodeMetric for Histogram {
+impl EncodeMetric for DurationHistogram {
     fn encode(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
         let Buckets { edges, counts, sum_nanos, .. } = &*self.0;
         let edges = edges.iter().map(Duration::as_secs_f64).chain([f64::INFINITY]);
@@ -167,13 +167,13 @@ mod tests {
         millis.iter().copied().map(Duration::from_millis).collect()
     }
 
-    fn counts(histogram: &Histogram) -> Vec<u64> {
+    fn counts(histogram: &DurationHistogram) -> Vec<u64> {
         histogram.0.counts.iter().map(|count| count.load(Ordering::Relaxed)).collect()
     }
 
     #[test]
     fn a_length_on_an_edge_is_within_it() {
-        let histogram = Histogram::new(edges(&[10, 20]));
+        let histogram = DurationHistogram::new(edges(&[10, 20]));
         for millis in [10, 11, 20, 21] {
             histogram.observe(Duration::from_millis(millis));
         }
@@ -182,14 +182,14 @@ mod tests {
 
     #[test]
     fn counts_by_older_edges_go_where_their_upper_edge_goes() {
-        let histogram = Histogram::new(edges(&[10, 25, 50]));
+        let histogram = DurationHistogram::new(edges(&[10, 25, 50]));
         histogram.absorb(&edges(&[10, 20]), &[3, 2, 1], Duration::from_millis(90));
         assert_eq!(counts(&histogram), [3, 2, 0, 1]);
     }
 
     #[test]
     fn the_same_edges_keep_what_was_counted_and_others_begin_anew() {
-        let family = Family::<Histogram>::default();
+        let family = MetricFamily::<DurationHistogram>::default();
         family.at(vec![], &edges(&[10])).observe(Duration::from_millis(5));
         assert_eq!(counts(&family.at(vec![], &edges(&[10]))), [1, 0]);
         assert_eq!(counts(&family.at(vec![], &edges(&[20]))), [0, 0]);

@@ -52,11 +52,11 @@ impl Retry {
 }
 
 /// How often each kind of retry was made, in the order of [`Retry::ALL`].
-pub type Retries = [u32; Retry::ALL.len()];
+pub type RetryCounts = [u32; Retry::ALL.len()];
 
 /// One request, ended. Every metric and log line is made from it.
 #[derive(Clone, Debug)]
-pub struct Finished {
+pub struct RequestRecord {
     /// Correlates response, log line and span.
     pub request_id: RequestId,
     /// Which of our paths it came to; `None` where it ended before that was known.
@@ -76,7 +76,7 @@ pub struct Finished {
     /// Attempts made.
     pub attempts: u32,
     /// Of which kinds the further ones were.
-    pub retries: Retries,
+    pub retries: RetryCounts,
     /// The HTTP status that the client received; 499 where it left before any.
     pub status: u16,
     /// The client left before the answer was whole.
@@ -117,7 +117,7 @@ pub struct Finished {
     pub asked: Option<Box<str>>,
 }
 
-impl Finished {
+impl RequestRecord {
     /// From the head of the request to the last byte of its body.
     #[must_use]
     pub fn upload(&self) -> Option<Duration> {

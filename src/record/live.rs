@@ -11,24 +11,24 @@ use prometheus_client::metrics::MetricType;
 use crate::judge::Quantiles;
 use crate::units::{ClassId, PoolId, Tick};
 
-use super::drift::Lengths;
+use super::drift::LengthHistogram;
 use super::engines::EngineReport;
-use super::open::Place;
-use super::process::Process;
+use super::open::InFlightSnapshot;
+use super::process::ProcessSample;
 use super::series::NONE;
 use super::settings::RequestLabel;
-use super::table::{ClassSeries, Memory};
+use super::table::{ClassSeries, ClassState};
 use super::{Inner, LevelReport, SeatReport};
 
 /// Looks at the recorder without keeping it alive: the registry belongs to it.
 #[derive(Debug)]
-pub(super) struct Live(pub(super) Weak<Inner>);
+pub(super) struct GaugeCollector(pub(super) Weak<Inner>);
 
-impl Collector for Live {
+impl Collector for GaugeCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let Some(recorder) = self.0.upgrade() else { return Ok(()) };
         let at = recorder.clock.now();
-        let mut page = Page(&mut encoder);
+        let mut page = GaugePage(&mut encoder);
         doorstep(&recorder, &mut page)?;
         in_flight(&recorder, at, &mut page)?;
         classes(&recorder, at, &mut page)?;
@@ -44,9 +44,9 @@ type Rows = Vec<(Vec<(&'static str, String)>, f64)>;
 
 /// Writes gauges. A family is announced also where it has no rows yet, so that the page names
 /// all there are.
-struct Page<'a, 'b>(&'a mut DescriptorEncoder<'b>);
+struct GaugePage<'a, 'b>(&'a mut DescriptorEncoder<'b>);
 
-impl Page<'_, '_> {
+impl GaugePage<'_, '_> {
     fn gauges(&mut self, name: &str, help: &str, rows: Rows) -> fmt::Result {
         let mut family = self.0.encode_descriptor(name, help, None, MetricType::Gauge)?;
         for (labels, value) in &rows {
@@ -76,7 +76,7 @@ impl Page<'_, '_> {
     }
 }
 
-fn doorstep(recorder: &Inner, page: &mut Page<'_, '_>) -> fmt::Result {
+fn doorstep(recorder: &Inner, page: &mut GaugePage<'_, '_>) -> fmt::Result {
     let help = "Request heads that were refused, by what is wrong with them: they never became requests, and are counted nowhere else";
     page.counters("goodput_bad_heads", help, "reason", &recorder.doorstep.bad_heads())?;
     let help = "Connections that were closed at once because their address had as many as it may";
@@ -84,7 +84,7 @@ fn doorstep(recorder: &Inner, page: &mut Page<'_, '_>) -> fmt::Result {
     family.encode_counter::<NoLabelSet, u64, f64>(&recorder.doorstep.refused_connections(), None)
 }
 
-fn in_flight(recorder: &Inner, at: Tick, page: &mut Page<'_, '_>) -> fmt::Result {
+fn in_flight(recorder: &Inner, at: Tick, page: &mut GaugePage<'_, '_>) -> fmt::Result {
     let table = recorder.table.load();
     let mut running: BTreeMap<(String, String), u64> = BTreeMap::new();
     let mut waiting: BTreeMap<(String, String), u64> = BTreeMap::new();
@@ -99,7 +99,7 @@ fn in_flight(recorder: &Inner, at: Tick, page: &mut Page<'_, '_>) -> fmt::Result
         }
     }
     let drops_pool = recorder.metrics.drops(RequestLabel::Pool);
-    for Place { class, pool, waits, is_overdue } in recorder.open.places(at) {
+    for InFlightSnapshot { class, pool, waits, is_overdue } in recorder.open.places(at) {
         let text = |name: Option<&str>| name.unwrap_or(NONE).to_owned();
         let key = (text(class.as_ref().map(ClassId::as_str)), text(pool.as_ref().map(PoolId::as_str)));
         if waits {
@@ -129,7 +129,7 @@ fn in_flight(recorder: &Inner, at: Tick, page: &mut Page<'_, '_>) -> fmt::Result
 }
 
 /// Everything that is told per class and window.
-fn classes(recorder: &Inner, at: Tick, page: &mut Page<'_, '_>) -> fmt::Result {
+fn classes(recorder: &Inner, at: Tick, page: &mut GaugePage<'_, '_>) -> fmt::Result {
     let table = recorder.table.load();
     let series: Vec<(&ClassId, &Arc<ClassSeries>)> =
         table.current.iter().filter_map(|class| Some((class, table.class(class)?))).collect();
@@ -181,9 +181,9 @@ fn classes(recorder: &Inner, at: Tick, page: &mut Page<'_, '_>) -> fmt::Result {
 }
 
 /// Observed by assumed, for each quantile that the class assumes.
-fn drifts(series: &ClassSeries, memory: &mut Memory, at: Tick, tell: &mut dyn FnMut(&str, &str, f64)) {
+fn drifts(series: &ClassSeries, memory: &mut ClassState, at: Tick, tell: &mut dyn FnMut(&str, &str, f64)) {
     let Some(assumed) = series.promise.assumed else { return };
-    let mut one = |direction: &str, lengths: &mut Lengths, assumed: Option<Quantiles>| {
+    let mut one = |direction: &str, lengths: &mut LengthHistogram, assumed: Option<Quantiles>| {
         let Some(Quantiles { p50, p95 }) = assumed else { return };
         for (name, q, assumed) in [("p50", 0.5, p50), ("p95", 0.95, p95)] {
             if let Some(seen) = lengths.quantile(q, at).filter(|_| assumed.0 > 0) {
@@ -195,7 +195,7 @@ fn drifts(series: &ClassSeries, memory: &mut Memory, at: Tick, tell: &mut dyn Fn
     one("output", &mut memory.output, assumed.output_tokens);
 }
 
-fn levels(recorder: &Inner, page: &mut Page<'_, '_>) -> fmt::Result {
+fn levels(recorder: &Inner, page: &mut GaugePage<'_, '_>) -> fmt::Result {
     let levels = recorder.levels.lock();
     let rows = |of: fn(&LevelReport) -> usize| -> Rows {
         levels.iter().map(|(class, report)| (vec![("class", class.to_string())], of(report) as f64)).collect()
@@ -220,7 +220,7 @@ fn levels(recorder: &Inner, page: &mut Page<'_, '_>) -> fmt::Result {
     )
 }
 
-fn seats(recorder: &Inner, page: &mut Page<'_, '_>) -> fmt::Result {
+fn seats(recorder: &Inner, page: &mut GaugePage<'_, '_>) -> fmt::Result {
     let seats = recorder.seats.lock();
     let rows = |of: fn(&SeatReport) -> usize| -> Rows {
         seats.iter().map(|(pool, report)| (vec![("pool", pool.to_string())], of(report) as f64)).collect()
@@ -241,7 +241,7 @@ fn seats(recorder: &Inner, page: &mut Page<'_, '_>) -> fmt::Result {
     )
 }
 
-fn engines(recorder: &Inner, page: &mut Page<'_, '_>) -> fmt::Result {
+fn engines(recorder: &Inner, page: &mut GaugePage<'_, '_>) -> fmt::Result {
     let reports = recorder.engines.lock().clone();
     let rows = |of: fn(&EngineReport) -> Option<f64>| -> Rows {
         let row = |(pool, engine, report): &(PoolId, _, EngineReport)| {
@@ -275,7 +275,7 @@ fn engines(recorder: &Inner, page: &mut Page<'_, '_>) -> fmt::Result {
 }
 
 /// Only where limits are shared; the families are announced in any case.
-fn limits_store(recorder: &Inner, page: &mut Page<'_, '_>) -> fmt::Result {
+fn limits_store(recorder: &Inner, page: &mut GaugePage<'_, '_>) -> fmt::Result {
     let report = recorder.store.lock().clone();
     let (is_shared, report) = (report.is_some(), report.unwrap_or_default());
     let help = "Whether the store of shared limits is asked (1), or was given up until a trial succeeds (0)";
@@ -310,8 +310,8 @@ fn limits_store(recorder: &Inner, page: &mut Page<'_, '_>) -> fmt::Result {
     Ok(())
 }
 
-fn process(recorder: &Inner, page: &mut Page<'_, '_>) -> fmt::Result {
-    let sample = Process::sample();
+fn process(recorder: &Inner, page: &mut GaugePage<'_, '_>) -> fmt::Result {
+    let sample = ProcessSample::sample();
     let whole = |value: Option<u64>| value.map(|value| value as f64);
     page.counter("process_cpu_seconds", "User and system CPU time spent", sample.cpu_seconds)?;
     page.gauge("process_resident_memory_bytes", "Resident memory", whole(sample.resident_bytes))?;

@@ -12,7 +12,7 @@ use std::sync::atomic::AtomicU64;
 
 use parking_lot::RwLock;
 
-use super::family::{Family, Histogram, Labels};
+use super::family::{DurationHistogram, Labels, MetricFamily};
 use super::settings::RequestLabel;
 
 /// What changes with requests, reloads and dropped lines. Gauges that are worked out at each
@@ -21,35 +21,35 @@ use super::settings::RequestLabel;
 pub(super) struct Metrics {
     /// Labels that series made from now on do not have.
     dropped: RwLock<Vec<RequestLabel>>,
-    pub(super) slo_met: Family<Counter>,
-    pub(super) slo: Family<Counter>,
-    pub(super) finished: Family<Counter>,
-    pub(super) missed: Family<Counter>,
-    pub(super) excluded: Family<Counter>,
-    pub(super) objective_met: Family<Counter>,
-    pub(super) objective: Family<Counter>,
-    pub(super) tenant_slo_met: Family<Counter>,
-    pub(super) tenant_slo: Family<Counter>,
-    pub(super) tokens: Family<Counter>,
-    pub(super) stalls: Family<Counter>,
-    pub(super) truncated_answers: Family<Counter>,
-    pub(super) retries: Family<Counter>,
-    pub(super) refused: Family<Counter>,
-    pub(super) rate_limited: Family<Counter>,
-    pub(super) over_limit: Family<Counter>,
-    pub(super) spilled: Family<Counter>,
-    pub(super) degraded: Family<Counter>,
-    pub(super) capped: Family<Counter>,
-    pub(super) ttft: Family<Histogram>,
-    pub(super) ttfvt: Family<Histogram>,
-    pub(super) tpot: Family<Histogram>,
-    pub(super) gap: Family<Histogram>,
-    pub(super) e2e: Family<Histogram>,
-    pub(super) queue: Family<Histogram>,
-    pub(super) upload: Family<Histogram>,
-    pub(super) client_wait: Family<Histogram>,
-    pub(super) cancel: Family<Histogram>,
-    pub(super) reloads: Family<Counter>,
+    pub(super) slo_met: MetricFamily<Counter>,
+    pub(super) slo: MetricFamily<Counter>,
+    pub(super) finished: MetricFamily<Counter>,
+    pub(super) missed: MetricFamily<Counter>,
+    pub(super) excluded: MetricFamily<Counter>,
+    pub(super) objective_met: MetricFamily<Counter>,
+    pub(super) objective: MetricFamily<Counter>,
+    pub(super) tenant_slo_met: MetricFamily<Counter>,
+    pub(super) tenant_slo: MetricFamily<Counter>,
+    pub(super) tokens: MetricFamily<Counter>,
+    pub(super) stalls: MetricFamily<Counter>,
+    pub(super) truncated_answers: MetricFamily<Counter>,
+    pub(super) retries: MetricFamily<Counter>,
+    pub(super) refused: MetricFamily<Counter>,
+    pub(super) rate_limited: MetricFamily<Counter>,
+    pub(super) over_limit: MetricFamily<Counter>,
+    pub(super) spilled: MetricFamily<Counter>,
+    pub(super) degraded: MetricFamily<Counter>,
+    pub(super) capped: MetricFamily<Counter>,
+    pub(super) ttft: MetricFamily<DurationHistogram>,
+    pub(super) ttfvt: MetricFamily<DurationHistogram>,
+    pub(super) tpot: MetricFamily<DurationHistogram>,
+    pub(super) gap: MetricFamily<DurationHistogram>,
+    pub(super) e2e: MetricFamily<DurationHistogram>,
+    pub(super) queue: MetricFamily<DurationHistogram>,
+    pub(super) upload: MetricFamily<DurationHistogram>,
+    pub(super) client_wait: MetricFamily<DurationHistogram>,
+    pub(super) cancel: MetricFamily<DurationHistogram>,
+    pub(super) reloads: MetricFamily<Counter>,
     pub(super) reload_successful: Gauge,
     pub(super) reload_timestamp: Gauge<f64, AtomicU64>,
     pub(super) lines_dropped: Counter,
@@ -256,8 +256,8 @@ impl Metrics {
             &self.client_wait,
             &self.cancel,
         ];
-        let counters: usize = counters.into_iter().map(Family::len).sum();
-        counters + histograms.into_iter().map(Family::lines).sum::<usize>()
+        let counters: usize = counters.into_iter().map(MetricFamily::len).sum();
+        counters + histograms.into_iter().map(MetricFamily::lines).sum::<usize>()
     }
 
     /// The counter of reloads with this result.

@@ -1,7 +1,7 @@
 //! Written down once: metrics, access line, and later journal and span.
 //!
-//! The [`Recorder`] opens a [`Visit`] for each accepted request; the visit's end is one
-//! [`Finished`], and [`Recorder::note`] is the one place where requests are counted:
+//! The [`Recorder`] opens a [`ActiveRequest`] for each accepted request; the visit's end is one
+//! [`RequestRecord`], and [`Recorder::note`] is the one place where requests are counted:
 //! `met + missed + excluded = finished`. Gauges are worked out when a page is asked for. All
 //! labels come from the settings ([`Recorder::bind`]); nothing a client sends becomes one.
 
@@ -26,10 +26,10 @@ mod visit;
 
 pub use access::AccessLines;
 pub use engines::EngineReport;
-pub use finished::{Finished, Retries, Retry};
-pub use standing::Standing;
-pub use table::{ClassShape, Shape, TenantShape};
-pub use visit::{Promise, Visit};
+pub use finished::{RequestRecord, Retry, RetryCounts};
+pub use standing::SloStatus;
+pub use table::{ClassShape, SeriesShape, TenantShape};
+pub use visit::{ActiveRequest, RequestPolicy};
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -43,9 +43,9 @@ use tokio::sync::Notify;
 use crate::clock::Clock;
 use crate::units::{ClassId, Doorstep, EngineId, PoolId, RequestId, Tick, Tokens};
 
-use live::Live;
+use live::GaugeCollector;
 use metrics::Metrics;
-use open::OpenVisits;
+use open::InFlightRegistry;
 use table::Table;
 
 /// The status that is written down where the client left before it got one.
@@ -115,7 +115,7 @@ struct Inner {
     started: f64,
     metrics: Metrics,
     table: ArcSwap<Table>,
-    open: OpenVisits,
+    open: InFlightRegistry,
     engines: Mutex<Vec<(PoolId, EngineId, EngineReport)>>,
     seats: Mutex<Vec<(PoolId, SeatReport)>>,
     levels: Mutex<Vec<(ClassId, LevelReport)>>,
@@ -135,13 +135,13 @@ impl Recorder {
         Recorder(Arc::new_cyclic(|inner| {
             let mut registry = Registry::default();
             metrics.register(&mut registry);
-            registry.register_collector(Box::new(Live(inner.clone())));
+            registry.register_collector(Box::new(GaugeCollector(inner.clone())));
             Inner {
                 clock,
                 started: clock.wall().as_secs_f64(),
                 metrics,
                 table,
-                open: OpenVisits::default(),
+                open: InFlightRegistry::default(),
                 engines: Mutex::default(),
                 seats: Mutex::default(),
                 levels: Mutex::default(),
@@ -156,7 +156,7 @@ impl Recorder {
 
     /// Makes every series that these settings can reach. Called at start and at each reload;
     /// counters keep their values.
-    pub fn bind(&self, shape: &Shape) {
+    pub fn bind(&self, shape: &SeriesShape) {
         let table = self.0.table.load().bind(&self.0.metrics, shape, self.now());
         self.0.table.store(Arc::new(table));
         let series = self.0.metrics.series();
@@ -175,12 +175,12 @@ impl Recorder {
     }
 
     /// A request arrived.
-    pub fn open(&self, request_id: RequestId, arrival: Tick) -> Visit {
-        Visit::new(self.clone(), self.0.open.add(), request_id, arrival)
+    pub fn open(&self, request_id: RequestId, arrival: Tick) -> ActiveRequest {
+        ActiveRequest::new(self.clone(), self.0.open.add(), request_id, arrival)
     }
 
     /// Counts one request and writes its line. Nothing else counts requests.
-    pub fn note(&self, finished: impl Into<Box<Finished>>) {
+    pub fn note(&self, finished: impl Into<Box<RequestRecord>>) {
         let finished = finished.into();
         self.0.table.load().note(&finished);
         if let Some(access) = &self.0.access {
@@ -280,7 +280,7 @@ impl Recorder {
         self.0.clock.now()
     }
 
-    fn closed(&self, open: &open::Open) {
+    fn closed(&self, open: &open::InFlightRequest) {
         if self.0.open.remove(open) {
             self.0.emptied.notify_waiters();
         }

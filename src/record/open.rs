@@ -4,46 +4,46 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use crate::judge::{Progress, Pulse};
+use crate::judge::{Progress, ProgressCell};
 use crate::units::{ClassId, PoolId, Tick};
 
-use super::visit::Promise;
+use super::visit::RequestPolicy;
 
 /// What a scrape sees of an open visit.
 #[derive(Debug)]
-pub(super) struct Open {
+pub(super) struct InFlightRequest {
     slot: usize,
-    pub(super) pulse: Pulse,
-    pub(super) standing: Mutex<Standing>,
+    pub(super) pulse: ProgressCell,
+    pub(super) standing: Mutex<InFlightStatus>,
 }
 
 /// What is known of it, as far as a scrape wants it.
 #[derive(Debug, Default)]
-pub(super) struct Standing {
-    pub(super) promise: Option<Promise>,
+pub(super) struct InFlightStatus {
+    pub(super) promise: Option<RequestPolicy>,
     pub(super) pool: Option<PoolId>,
     pub(super) waits: bool,
 }
 
 /// Where an open visit stands.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct InFlightSnapshot {
     pub(super) class: Option<ClassId>,
     pub(super) pool: Option<PoolId>,
     pub(super) waits: bool,
     pub(super) is_overdue: bool,
 }
 
-impl Open {
-    fn place(&self, at: Tick) -> Place {
+impl InFlightRequest {
+    fn place(&self, at: Tick) -> InFlightSnapshot {
         let standing = self.standing.lock();
         let promise = standing.promise.as_ref();
-        let overdue = |promise: &Promise| {
+        let overdue = |promise: &RequestPolicy| {
             let waiting = Progress::waiting(promise.start, true, promise.streamed);
-            let Promise { objectives, case, choices, .. } = promise;
+            let RequestPolicy { objectives, case, choices, .. } = promise;
             self.pulse.is_overdue(&waiting, objectives, case, *choices, at)
         };
-        Place {
+        InFlightSnapshot {
             class: promise.map(|promise| promise.class.clone()),
             pool: standing.pool.clone(),
             waits: standing.waits,
@@ -54,19 +54,19 @@ impl Open {
 
 /// All open visits. One short lock at each arrival and each end, none in between.
 #[derive(Debug, Default)]
-pub(super) struct OpenVisits(Mutex<Slots>);
+pub(super) struct InFlightRegistry(Mutex<InFlightSlots>);
 
 #[derive(Debug, Default)]
-struct Slots {
-    visits: Vec<Option<Arc<Open>>>,
+struct InFlightSlots {
+    visits: Vec<Option<Arc<InFlightRequest>>>,
     free: Vec<usize>,
 }
 
-impl OpenVisits {
-    pub(super) fn add(&self) -> Arc<Open> {
+impl InFlightRegistry {
+    pub(super) fn add(&self) -> Arc<InFlightRequest> {
         let mut slots = self.0.lock();
         let slot = slots.free.pop().unwrap_or(slots.visits.len());
-        let open = Arc::new(Open { slot, pulse: Pulse::default(), standing: Mutex::default() });
+        let open = Arc::new(InFlightRequest { slot, pulse: ProgressCell::default(), standing: Mutex::default() });
         match slots.visits.get_mut(slot) {
             Some(empty) => *empty = Some(open.clone()),
             None => slots.visits.push(Some(open.clone())),
@@ -75,7 +75,7 @@ impl OpenVisits {
     }
 
     /// Takes a visit out; `true` if it was the last one.
-    pub(super) fn remove(&self, open: &Open) -> bool {
+    pub(super) fn remove(&self, open: &InFlightRequest) -> bool {
         let mut slots = self.0.lock();
         slots.visits[open.slot] = None;
         slots.free.push(open.slot);
@@ -87,8 +87,8 @@ impl OpenVisits {
         slots.visits.len() - slots.free.len()
     }
 
-    pub(super) fn places(&self, at: Tick) -> Vec<Place> {
-        let open: Vec<Arc<Open>> = self.0.lock().visits.iter().flatten().cloned().collect();
+    pub(super) fn places(&self, at: Tick) -> Vec<InFlightSnapshot> {
+        let open: Vec<Arc<InFlightRequest>> = self.0.lock().visits.iter().flatten().cloned().collect();
         open.iter().map(|open| open.place(at)).collect()
     }
 }

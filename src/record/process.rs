@@ -9,7 +9,7 @@ const TICKS_PER_SECOND: f64 = 100.0;
 
 /// A sample.
 #[derive(Debug, Default)]
-pub(super) struct Process {
+pub(super) struct ProcessSample {
     pub(super) cpu_seconds: Option<f64>,
     pub(super) resident_bytes: Option<u64>,
     pub(super) virtual_bytes: Option<u64>,
@@ -18,12 +18,12 @@ pub(super) struct Process {
     pub(super) threads: Option<u64>,
 }
 
-impl Process {
+impl ProcessSample {
     pub(super) fn sample() -> Self {
         let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
         let limits = fs::read_to_string("/proc/self/limits").unwrap_or_default();
         let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
-        Process {
+        ProcessSample {
             cpu_seconds: cpu_seconds(&stat),
             resident_bytes: number_after(&status, "VmRSS:").map(|kib| kib * 1024),
             virtual_bytes: number_after(&status, "VmSize:").map(|kib| kib * 1024),

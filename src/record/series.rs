@@ -8,13 +8,13 @@ use ahash::RandomState;
 use prometheus_client::metrics::counter::Counter;
 
 use crate::admit::limit::{Limit, Scope};
-use crate::judge::{Excluded, Held, Missed, Outcome, Verdict};
+use crate::judge::{Excluded, Missed, ObjectiveState, Outcome, Verdict};
 use crate::observe::{Timeline, TokenSource};
 use crate::units::{ClassId, LengthBucket};
 
-use super::edges::Edges;
-use super::family::Histogram;
-use super::finished::Finished;
+use super::edges::BucketEdges;
+use super::family::DurationHistogram;
+use super::finished::RequestRecord;
 use super::metrics::Metrics;
 use super::table::ClassShape;
 
@@ -30,10 +30,10 @@ pub(super) const OTHER: &str = "other";
 pub(super) struct PoolSeries {
     missed: Box<[Counter]>,
     excluded: Box<[Counter]>,
-    ttft: Option<Pair>,
-    tpot: Option<Pair>,
-    itl: Option<Pair>,
-    e2e: Option<Pair>,
+    ttft: Option<ObjectiveCounters>,
+    tpot: Option<ObjectiveCounters>,
+    itl: Option<ObjectiveCounters>,
+    e2e: Option<ObjectiveCounters>,
     measures: Option<Measures>,
     pub(super) models: Map<Arc<str>, ModelSeries>,
 }
@@ -42,7 +42,7 @@ impl PoolSeries {
     pub(super) fn new(metrics: &Metrics, class: &ClassShape, pool: &str, measures: Option<Measures>) -> Self {
         let place = |(name, value)| metrics.labels([("class", class.id.as_str()), ("pool", pool), (name, value)]);
         let objective = |exists: bool, name: &'static str| {
-            exists.then(|| Pair {
+            exists.then(|| ObjectiveCounters {
                 met: metrics.objective_met.at(place(("objective", name))),
                 all: metrics.objective.at(place(("objective", name))),
             })
@@ -68,7 +68,7 @@ impl PoolSeries {
         class: &str,
         pool: &str,
         model: &Arc<str>,
-        edges: Option<&Edges>,
+        edges: Option<&BucketEdges>,
     ) {
         self.models.entry(model.clone()).or_insert_with(|| {
             let histograms = edges.map(|edges| Histograms::new(metrics, class, pool, Some(model), edges));
@@ -76,7 +76,7 @@ impl PoolSeries {
         });
     }
 
-    pub(super) fn note(&self, finished: &Finished, model: Option<&ModelSeries>) {
+    pub(super) fn note(&self, finished: &RequestRecord, model: Option<&ModelSeries>) {
         let verdict = &finished.verdict;
         match verdict.outcome {
             Outcome::Met => {}
@@ -104,8 +104,8 @@ impl PoolSeries {
         ];
         for (pair, held) in each {
             match (pair, held) {
-                (Some(pair), Some(Held::Held)) => pair.note(true),
-                (Some(pair), Some(Held::Broken)) => pair.note(false),
+                (Some(pair), Some(ObjectiveState::Held)) => pair.note(true),
+                (Some(pair), Some(ObjectiveState::Broken)) => pair.note(false),
                 _ => {}
             }
         }
@@ -114,12 +114,12 @@ impl PoolSeries {
 
 /// Met, and met + missed.
 #[derive(Debug)]
-pub(super) struct Pair {
+pub(super) struct ObjectiveCounters {
     met: Counter,
     all: Counter,
 }
 
-impl Pair {
+impl ObjectiveCounters {
     pub(super) fn note(&self, met: bool) {
         self.all.inc();
         if met {
@@ -142,15 +142,15 @@ pub(super) struct Measures {
 /// Histograms of a class on a pool, or of one model there.
 #[derive(Debug)]
 pub(super) struct Histograms {
-    ttft: Histogram,
-    ttfvt: Histogram,
-    tpot: Box<[Histogram]>,
-    gap: Histogram,
-    e2e: Histogram,
-    queue: Histogram,
-    upload: Histogram,
-    client_wait: Histogram,
-    cancel: Histogram,
+    ttft: DurationHistogram,
+    ttfvt: DurationHistogram,
+    tpot: Box<[DurationHistogram]>,
+    gap: DurationHistogram,
+    e2e: DurationHistogram,
+    queue: DurationHistogram,
+    upload: DurationHistogram,
+    client_wait: DurationHistogram,
+    cancel: DurationHistogram,
 }
 
 impl Measures {
@@ -167,7 +167,7 @@ impl Measures {
 
     /// Only points that were reached. What the engines did is told of judged requests, waits of
     /// all. Requests that never came so far are in the counters alone: attainment is theirs.
-    fn note(&self, finished: &Finished, of_model: Option<&Histograms>) {
+    fn note(&self, finished: &RequestRecord, of_model: Option<&Histograms>) {
         // One that the further pool turned away has not gone there.
         if finished.spilled && finished.admitted.is_some() {
             self.spilled.inc();
@@ -190,7 +190,7 @@ impl Measures {
 
 impl Histograms {
     /// Of a class on a pool; and of a model, where they are told apart.
-    pub(super) fn new(metrics: &Metrics, class: &str, pool: &str, model: Option<&str>, edges: &Edges) -> Self {
+    pub(super) fn new(metrics: &Metrics, class: &str, pool: &str, model: Option<&str>, edges: &BucketEdges) -> Self {
         let place = |source: Option<&TokenSource>| {
             let mut labels = metrics.labels([("class", class), ("pool", pool)]);
             labels.extend(model.map(|model| ("model", Arc::from(model))));
@@ -211,7 +211,7 @@ impl Histograms {
         }
     }
 
-    fn note(&self, finished: &Finished) {
+    fn note(&self, finished: &RequestRecord) {
         finished.upload().inspect(|length| self.upload.observe(*length));
         finished.client_wait.inspect(|length| self.client_wait.observe(*length));
         finished.queue().inspect(|length| self.queue.observe(*length));
@@ -255,7 +255,7 @@ pub(super) struct ModelSeries {
 
 #[derive(Debug)]
 pub(super) struct LengthSeries {
-    slo: Pair,
+    slo: ObjectiveCounters,
     finished: [Counter; 3],
 }
 
@@ -269,7 +269,7 @@ impl ModelSeries {
                 metrics.finished.at(place().into_iter().chain([outcome]).collect())
             };
             LengthSeries {
-                slo: Pair { met: metrics.slo_met.at(place()), all: metrics.slo.at(place()) },
+                slo: ObjectiveCounters { met: metrics.slo_met.at(place()), all: metrics.slo.at(place()) },
                 finished: ["met", "missed", "excluded"].map(finished),
             }
         };
@@ -297,7 +297,7 @@ pub(super) struct TenantSeries {
     pub(super) input: Counter,
     pub(super) output: Counter,
     /// Of the classes that it may use, by their places.
-    classes: Vec<Option<Pair>>,
+    classes: Vec<Option<ObjectiveCounters>>,
     limited: Vec<((Limit, Scope), Counter)>,
     over_limit: Option<Counter>,
 }
@@ -312,7 +312,7 @@ impl TenantSeries {
         let tokens = |direction| metrics.tokens.at(metrics.labels([("tenant", tenant), ("direction", direction)]));
         let pair = |class: &ClassId| {
             let place = || metrics.labels([("tenant", tenant), ("class", class.as_str())]);
-            Pair { met: metrics.tenant_slo_met.at(place()), all: metrics.tenant_slo.at(place()) }
+            ObjectiveCounters { met: metrics.tenant_slo_met.at(place()), all: metrics.tenant_slo.at(place()) }
         };
         let mut pairs = Vec::new();
         for (class, place) in classes {
@@ -334,12 +334,12 @@ impl TenantSeries {
     }
 
     /// The pair of the class at this place.
-    pub(super) fn class(&self, place: usize) -> Option<&Pair> {
+    pub(super) fn class(&self, place: usize) -> Option<&ObjectiveCounters> {
         self.classes.get(place)?.as_ref()
     }
 
     /// What was refused for a limit, and what was served beyond one.
-    pub(super) fn note_limits(&self, finished: &Finished) {
+    pub(super) fn note_limits(&self, finished: &RequestRecord) {
         let refused = finished.limited.and_then(|limit| self.limited.iter().find(|(of, _)| *of == limit));
         if let Some((_, counter)) = refused {
             counter.inc();
@@ -352,19 +352,19 @@ impl TenantSeries {
 
 /// Requests that ended before they had a class.
 #[derive(Debug)]
-pub(super) struct Unclassed {
+pub(super) struct UnclassifiedSeries {
     finished: Counter,
     excluded: Box<[Counter]>,
 }
 
-impl Unclassed {
+impl UnclassifiedSeries {
     pub(super) fn new(metrics: &Metrics) -> Self {
         let unknown = LengthBucket::Unknown.as_str();
         let place = [("class", NONE), ("length", unknown), ("pool", NONE), ("model", OTHER), ("outcome", "excluded")];
         let excluded = |reason: &Excluded| {
             metrics.excluded.at(metrics.labels([("class", NONE), ("pool", NONE), ("reason", reason.as_str())]))
         };
-        Unclassed {
+        UnclassifiedSeries {
             finished: metrics.finished.at(metrics.labels(place)),
             excluded: Excluded::ALL.iter().map(excluded).collect(),
         }

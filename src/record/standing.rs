@@ -3,23 +3,23 @@
 use crate::units::ClassId;
 
 use super::Recorder;
-use super::burn::Span;
+use super::burn::WindowCount;
 
 /// How one class stands.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Standing {
+pub struct SloStatus {
     /// The class.
     pub class: ClassId,
     /// The share of judged requests that must be met.
     pub target: f64,
     /// What was counted in the window of its promise.
-    pub own: Span,
+    pub own: WindowCount,
     /// The share of the budget of misses that is left; negative where overdrawn. Absent where
     /// nothing was judged.
     pub budget_left: Option<f64>,
     /// How many times too fast the budget is used, over each window in which anything was
     /// judged.
-    pub burn: Vec<(Span, f64)>,
+    pub burn: Vec<(WindowCount, f64)>,
     /// Requests that have arrived and not ended.
     pub in_flight: u64,
     /// Of these, how many wait for a seat.
@@ -31,7 +31,7 @@ pub struct Standing {
 impl Recorder {
     /// Every class of the settings, in their order.
     #[must_use]
-    pub fn standings(&self) -> Vec<Standing> {
+    pub fn standings(&self) -> Vec<SloStatus> {
         let at = self.now();
         let table = self.0.table.load();
         let places = self.0.open.places(at);
@@ -41,7 +41,7 @@ impl Recorder {
             let own = memory.burn.own(at);
             let judged = memory.burn.spans(at).filter(|span| span.count.judged > 0);
             let here = places.iter().filter(|place| place.class.as_ref() == Some(class));
-            Some(Standing {
+            Some(SloStatus {
                 class: class.clone(),
                 target: series.promise.joint_target,
                 own,

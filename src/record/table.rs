@@ -14,16 +14,16 @@ use prometheus_client::metrics::counter::Counter;
 use crate::admit::levels::Kind;
 use crate::admit::limit::{Limit, Scope};
 use crate::judge::{Missed, Objectives, Outcome};
-use crate::refuse::Refusal;
+use crate::refuse::Rejection;
 use crate::route::key_of;
 use crate::units::{ClassId, PoolId, TenantId, Tick};
 
 use super::burn::Burn;
-use super::drift::Lengths;
-use super::edges::Edges;
-use super::finished::{Finished, Retry};
+use super::drift::LengthHistogram;
+use super::edges::BucketEdges;
+use super::finished::{RequestRecord, Retry};
 use super::metrics::Metrics;
-use super::series::{Histograms, Map, Measures, NONE, OTHER, PoolSeries, TenantSeries, Unclassed};
+use super::series::{Histograms, Map, Measures, NONE, OTHER, PoolSeries, TenantSeries, UnclassifiedSeries};
 use super::settings::MetricLabels;
 
 /// Tenants that get series of their own; the rest are `other` together.
@@ -31,7 +31,7 @@ const TENANTS: usize = 200;
 
 /// What the settings say about series.
 #[derive(Clone, Debug)]
-pub struct Shape {
+pub struct SeriesShape {
     /// Every class, with its objectives.
     pub classes: Vec<ClassShape>,
     /// In whose books a miss before classification goes.
@@ -44,7 +44,7 @@ pub struct Shape {
     pub labels: MetricLabels,
 }
 
-/// One tenant of a [`Shape`].
+/// One tenant of a [`SeriesShape`].
 #[derive(Clone, Debug)]
 pub struct TenantShape {
     /// Its name.
@@ -55,7 +55,7 @@ pub struct TenantShape {
     pub limits: Vec<(Limit, Scope)>,
 }
 
-/// One class of a [`Shape`].
+/// One class of a [`SeriesShape`].
 #[derive(Clone, Debug)]
 pub struct ClassShape {
     /// Its name.
@@ -73,9 +73,9 @@ pub(super) struct Table {
     classes: Vec<(ClassId, Arc<ClassSeries>)>,
     tenants: Map<TenantId, Arc<TenantSeries>>,
     other_tenant: Option<Arc<TenantSeries>>,
-    unclassed: Arc<Unclassed>,
+    unclassed: Arc<UnclassifiedSeries>,
     retries: Arc<[Counter]>,
-    /// In the order of [`Refusal::CODES`].
+    /// In the order of [`Rejection::CODES`].
     refused: Arc<[Counter]>,
     default_class: ClassId,
     /// The classes of the present settings, in their order.
@@ -90,22 +90,22 @@ impl Table {
             classes: Vec::new(),
             tenants: Map::default(),
             other_tenant: None,
-            unclassed: Arc::new(Unclassed::new(metrics)),
+            unclassed: Arc::new(UnclassifiedSeries::new(metrics)),
             retries: Retry::ALL.iter().map(retry).collect(),
-            refused: Refusal::CODES.iter().map(|code| metrics.refused.at(metrics.labels([("code", code)]))).collect(),
+            refused: Rejection::CODES.iter().map(|code| metrics.refused.at(metrics.labels([("code", code)]))).collect(),
             default_class: ClassId::from(NONE),
             current: Vec::new(),
         }
     }
 
     /// This table with everything that `shape` can reach.
-    pub(super) fn bind(&self, metrics: &Metrics, shape: &Shape, at: Tick) -> Self {
+    pub(super) fn bind(&self, metrics: &Metrics, shape: &SeriesShape, at: Tick) -> Self {
         metrics.drop_labels(&shape.labels.dropped);
         if self.current.is_empty() {
             metrics.forget_unclassed();
         }
         let mut table = self.clone();
-        table.unclassed = Arc::new(Unclassed::new(metrics));
+        table.unclassed = Arc::new(UnclassifiedSeries::new(metrics));
         table.default_class = shape.default_class.clone();
         table.current = shape.classes.iter().map(|class| class.id.clone()).collect();
         for class in &shape.classes {
@@ -129,7 +129,7 @@ impl Table {
         table
     }
 
-    fn known_tenants(&self, shape: &Shape) -> usize {
+    fn known_tenants(&self, shape: &SeriesShape) -> usize {
         shape.tenants.iter().filter(|tenant| self.tenants.contains_key(&tenant.id)).count()
     }
 
@@ -159,7 +159,7 @@ impl Table {
     }
 
     /// Counts one request, everywhere.
-    pub(super) fn note(&self, finished: &Finished) {
+    pub(super) fn note(&self, finished: &RequestRecord) {
         for (counter, &times) in self.retries.iter().zip(&finished.retries).filter(|(_, times)| **times > 0) {
             counter.inc_by(u64::from(times));
         }
@@ -175,11 +175,11 @@ impl Table {
     }
 
     fn refused(&self, code: &str) -> Option<&Counter> {
-        let place = Refusal::CODES.iter().position(|known| *known == code)?;
+        let place = Rejection::CODES.iter().position(|known| *known == code)?;
         self.refused.get(place)
     }
 
-    fn note_tenant(&self, finished: &Finished, class: Option<usize>) {
+    fn note_tenant(&self, finished: &RequestRecord, class: Option<usize>) {
         let Some(tenant) = &finished.tenant else { return };
         let Some(series) = self.tenants.get(tenant).or(self.other_tenant.as_ref()) else { return };
         if let Some((input, output)) = finished.tokens() {
@@ -200,7 +200,7 @@ pub(super) struct ClassSeries {
     /// What the class promises now.
     pub(super) promise: Arc<Objectives>,
     /// Windows and lengths.
-    pub(super) memory: Arc<Mutex<Memory>>,
+    pub(super) memory: Arc<Mutex<ClassState>>,
     /// Edges by which its gaps are counted.
     pub(super) gap_edges: Arc<[Duration]>,
     /// They are few, too.
@@ -212,10 +212,10 @@ pub(super) struct ClassSeries {
 
 /// What a class remembers beside counters.
 #[derive(Debug)]
-pub(super) struct Memory {
+pub(super) struct ClassState {
     pub(super) burn: Burn,
-    pub(super) input: Lengths,
-    pub(super) output: Lengths,
+    pub(super) input: LengthHistogram,
+    pub(super) output: LengthHistogram,
 }
 
 impl ClassSeries {
@@ -224,14 +224,18 @@ impl ClassSeries {
         class: &ClassShape,
         routes: Vec<(PoolId, Arc<str>)>,
         by_model: bool,
-        memory: Option<Arc<Mutex<Memory>>>,
+        memory: Option<Arc<Mutex<ClassState>>>,
         at: Tick,
     ) -> Self {
         let promise = &class.objectives;
-        let edges = Edges::of(promise);
+        let edges = BucketEdges::of(promise);
         let memory = memory.unwrap_or_else(|| {
             let burn = Burn::new(promise.joint_target, promise.window, at);
-            Arc::new(Mutex::new(Memory { burn, input: Lengths::default(), output: Lengths::default() }))
+            Arc::new(Mutex::new(ClassState {
+                burn,
+                input: LengthHistogram::default(),
+                output: LengthHistogram::default(),
+            }))
         });
         memory.lock().burn.promise(promise.joint_target, promise.window, at);
         let mut pools: Vec<(PoolId, PoolSeries)> = Vec::new();
@@ -266,7 +270,7 @@ impl ClassSeries {
         self.pools.iter().find(|(known, _)| known == pool).map(|(_, series)| series)
     }
 
-    fn note(&self, finished: &Finished) {
+    fn note(&self, finished: &RequestRecord) {
         let outcome = finished.verdict.outcome;
         let pool = finished.pool.as_ref().and_then(|pool| self.pool(pool));
         let model = pool.zip(finished.model.as_ref()).and_then(|(pool, model)| pool.models.get(model));
@@ -286,7 +290,7 @@ impl ClassSeries {
         }
     }
 
-    fn remember(&self, finished: &Finished) {
+    fn remember(&self, finished: &RequestRecord) {
         let mut memory = self.memory.lock();
         let outcome = finished.verdict.outcome;
         memory.burn.note(outcome == Outcome::Met, finished.end);

@@ -7,10 +7,10 @@ use tokio::io::AsyncReadExt;
 use super::*;
 use crate::admit::levels::{Degraded, Kind};
 use crate::admit::limit::{Limit, Scope, Standing};
-use crate::judge::{Case, Excluded, Held, Missed, Objective, Objectives, Outcome, Verdict};
+use crate::judge::{Case, Excluded, Missed, Objective, ObjectiveState, Objectives, Outcome, Verdict};
 use crate::observe::{Choice, Ending, Gaps, Reader, Timeline, TokenSource, Usage};
 use crate::record::settings::{MetricLabels, RequestLabel};
-use crate::refuse::Refusal;
+use crate::refuse::Rejection;
 use crate::units::{Dialect, Endpoint, LengthBucket, TenantId, Tokens};
 
 fn ms(millis: u64) -> Duration {
@@ -26,10 +26,10 @@ fn chat() -> Arc<Objectives> {
     Arc::new(Objectives { ttft: objective(1200), tpot: objective(50), joint_target: 0.9, ..Objectives::default() })
 }
 
-fn shape() -> Shape {
+fn shape() -> SeriesShape {
     let class = |id: &str| ClassShape { id: ClassId::from(id), objectives: chat(), takes_targets: false };
     let route = |class: &str, pool: &str, model: &str| (ClassId::from(class), PoolId::from(pool), Arc::from(model));
-    Shape {
+    SeriesShape {
         classes: vec![class("chat"), class("batch")],
         default_class: ClassId::from("chat"),
         routes: vec![
@@ -103,8 +103,8 @@ fn answer() -> Timeline {
     }
 }
 
-fn finished(verdict: Verdict) -> Finished {
-    Finished {
+fn finished(verdict: Verdict) -> RequestRecord {
+    RequestRecord {
         request_id: RequestId::from("r-1"),
         endpoint: Endpoint::relayed("/v1/chat/completions"),
         tenant: Some(TenantId::from("acme")),
@@ -114,7 +114,7 @@ fn finished(verdict: Verdict) -> Finished {
         pool: Some(PoolId::from("main")),
         engine: Some(EngineId::from("vllm-0:8000")),
         attempts: 1,
-        retries: Retries::default(),
+        retries: RetryCounts::default(),
         status: 200,
         left: false,
         length: LengthBucket::Short,
@@ -137,8 +137,8 @@ fn finished(verdict: Verdict) -> Finished {
     }
 }
 
-fn promise() -> Promise {
-    Promise {
+fn promise() -> RequestPolicy {
+    RequestPolicy {
         start: at(0),
         class: ClassId::from("chat"),
         rule: Arc::from("default"),
@@ -215,7 +215,7 @@ async fn an_answer_is_counted_once_in_each_family() {
     timeline.gaps.buckets[edges.partition_point(|edge| *edge < ms(40))] = 3;
     let verdict = crate::judge::judge(&timeline, &chat(), &Case::of(Dialect::Chat));
     let retries = [1, 0, 2, 0, 0, 0];
-    recorder.note(Finished { timeline: Some(timeline), gap_edges: Some(edges), retries, ..finished(verdict) });
+    recorder.note(RequestRecord { timeline: Some(timeline), gap_edges: Some(edges), retries, ..finished(verdict) });
     let samples = samples(&recorder);
     let at_labels = |name: &str, labels: &str| samples[&format!("{name}{{{labels}}}")];
     let place = "class=\"chat\",pool=\"main\"";
@@ -256,7 +256,7 @@ async fn points_that_were_not_reached_leave_no_sample() {
     let timeline = Timeline { finish: None, ending: Ending::Broken, ..answer() };
     let verdict = crate::judge::judge(&timeline, &chat(), &Case::of(Dialect::Chat));
     assert_eq!(verdict.outcome, Outcome::Missed(Missed::Truncated));
-    recorder.note(Finished { timeline: Some(timeline), ..finished(verdict) });
+    recorder.note(RequestRecord { timeline: Some(timeline), ..finished(verdict) });
     let samples = samples(&recorder);
     assert_eq!(sum(&samples, "goodput_time_to_first_token_seconds_count", ""), 1.0);
     assert_eq!(sum(&samples, "goodput_time_per_output_token_seconds_count", ""), 0.0);
@@ -269,8 +269,8 @@ async fn points_that_were_not_reached_leave_no_sample() {
 #[tokio::test(start_paused = true)]
 async fn what_ends_before_it_has_a_class_is_counted_without_one_and_a_miss_in_the_default() {
     let recorder = recorder();
-    recorder.open(RequestId::from("a"), at(0)).refuse(&Refusal::UnknownKey);
-    recorder.open(RequestId::from("b"), at(0)).refuse(&Refusal::Draining);
+    recorder.open(RequestId::from("a"), at(0)).refuse(&Rejection::UnknownKey);
+    recorder.open(RequestId::from("b"), at(0)).refuse(&Rejection::Draining);
     recorder.open(RequestId::from("c"), at(0)).answered(200);
     let samples = samples(&recorder);
     assert_eq!(samples["goodput_slo_excluded_total{class=\"none\",pool=\"none\",reason=\"unauthorized\"}"], 1.0);
@@ -288,11 +288,11 @@ async fn what_came_to_a_path_that_is_not_judged_is_no_miss_also_without_a_class(
         visit.comes_to(Endpoint::find("POST", "/v1/embeddings").unwrap(), is_judged);
         visit
     };
-    for refusal in [Refusal::Draining, Refusal::Internal, Refusal::DrainCut] {
+    for refusal in [Rejection::Draining, Rejection::Internal, Rejection::DrainCut] {
         visit(false).refuse(&refusal);
     }
-    visit(false).refuse(&Refusal::UnknownKey);
-    visit(true).refuse(&Refusal::Draining);
+    visit(false).refuse(&Rejection::UnknownKey);
+    visit(true).refuse(&Rejection::Draining);
     let samples = samples(&recorder);
     assert_eq!(samples["goodput_slo_excluded_total{class=\"none\",pool=\"none\",reason=\"unjudged\"}"], 3.0);
     assert_eq!(samples["goodput_slo_excluded_total{class=\"none\",pool=\"none\",reason=\"unauthorized\"}"], 1.0);
@@ -307,7 +307,7 @@ async fn c68_nothing_a_client_sends_becomes_a_series() {
         let verdict = Verdict::bare(Outcome::Excluded(Excluded::InvalidRequest));
         let tenant = Some(TenantId::from(format!("t{i}")));
         let (model, pool) = (Some(Arc::from(format!("m{i}"))), Some(PoolId::from(format!("p{i}"))));
-        recorder.note(Finished { tenant, model, pool, ..finished(verdict) });
+        recorder.note(RequestRecord { tenant, model, pool, ..finished(verdict) });
     }
     let samples = samples(&recorder);
     assert_eq!(samples.len(), before);
@@ -318,10 +318,10 @@ async fn c68_nothing_a_client_sends_becomes_a_series() {
 async fn tenants_beyond_two_hundred_share_one_series() {
     let recorder = Recorder::new(Clock::start(), None);
     let tenants = (0..300).map(|i| tenant(&format!("t{i}"))).collect();
-    recorder.bind(&Shape { tenants, ..shape() });
+    recorder.bind(&SeriesShape { tenants, ..shape() });
     for i in 0..300 {
         let tenant = Some(TenantId::from(format!("t{i}")));
-        recorder.note(Finished { tenant, timeline: Some(answer()), ..finished(Verdict::bare(Outcome::Met)) });
+        recorder.note(RequestRecord { tenant, timeline: Some(answer()), ..finished(Verdict::bare(Outcome::Met)) });
     }
     let samples = samples(&recorder);
     assert_eq!(samples["goodput_tenant_slo_total{tenant=\"other\",class=\"chat\"}"], 100.0);
@@ -334,10 +334,10 @@ async fn tenants_that_went_leave_their_places_to_others() {
     let recorder = Recorder::new(Clock::start(), None);
     for name in ["a", "b"] {
         let tenants = (0..200).map(|i| tenant(&format!("{name}{i}"))).collect();
-        recorder.bind(&Shape { tenants, ..shape() });
+        recorder.bind(&SeriesShape { tenants, ..shape() });
     }
     for name in ["a0", "b199"] {
-        recorder.note(Finished { tenant: Some(TenantId::from(name)), ..finished(Verdict::bare(Outcome::Met)) });
+        recorder.note(RequestRecord { tenant: Some(TenantId::from(name)), ..finished(Verdict::bare(Outcome::Met)) });
     }
     let told = samples(&recorder);
     assert_eq!(told["goodput_tenant_slo_total{tenant=\"a0\",class=\"chat\"}"], 1.0, "a request of before");
@@ -347,7 +347,7 @@ async fn tenants_that_went_leave_their_places_to_others() {
 #[tokio::test(start_paused = true)]
 async fn c40_a_reload_keeps_what_was_counted() {
     let recorder = recorder();
-    recorder.note(Finished { timeline: Some(answer()), ..finished(Verdict::bare(Outcome::Met)) });
+    recorder.note(RequestRecord { timeline: Some(answer()), ..finished(Verdict::bare(Outcome::Met)) });
     let before = of_requests(&recorder);
     recorder.bind(&shape());
     assert!(of_requests(&recorder) == before);
@@ -407,7 +407,7 @@ async fn an_engines_status_behind_a_head_of_ours_counts_as_if_it_had_been_relaye
         visit.routed(Arc::from("llama-*"), PoolId::from("main"));
         visit.case_mut().unwrap().model_unknown_to_pool = unknown;
         let nothing = Timeline { first_token: None, finish: None, choices: vec![], ..answer() };
-        visit.end_refused(nothing, &Refusal::EngineAnswered { status });
+        visit.end_refused(nothing, &Rejection::EngineAnswered { status });
     };
     ended(503, false);
     ended(404, false);
@@ -461,12 +461,12 @@ async fn a_limit_that_refuses_is_counted_for_its_tenant_and_only_limits_that_it_
     assert_eq!(before.get(&limited("concurrent_requests", "model")), None);
     assert_eq!(before.get("goodput_over_limit_total{tenant=\"acme\"}"), Some(&0.0));
     assert!(!before.keys().any(|name| name.contains("limit") && name.contains("anonymous")));
-    let sample = Refusal::samples().into_iter().find_map(|refusal| refusal.limit().copied()).expect("a sample");
+    let sample = Rejection::samples().into_iter().find_map(|refusal| refusal.limit().copied()).expect("a sample");
     for scope in [Scope::Tenant, Scope::Model, Scope::Model] {
         let mut visit = recorder.open(RequestId::from("r"), at(0));
         visit.belongs_to(TenantId::from("acme"));
         visit.promised(promise());
-        visit.refuse(&Refusal::RateLimitExceeded { standing: Standing { scope, ..sample }, retry_after: Some(1) });
+        visit.refuse(&Rejection::RateLimitExceeded { standing: Standing { scope, ..sample }, retry_after: Some(1) });
     }
     let after = samples(&recorder);
     assert_eq!(after[&limited("tokens_per_minute", "tenant")], 1.0);
@@ -483,7 +483,7 @@ async fn what_is_served_beyond_a_limit_is_counted_once_an_engine_was_asked() {
     for asked in [false, true] {
         let mut visit = recorder.open(RequestId::from("r"), at(0));
         visit.belongs_to(TenantId::from("acme"));
-        visit.promised(Promise { case: Case { over_limit: true, ..Case::of(Dialect::Chat) }, ..promise() });
+        visit.promised(RequestPolicy { case: Case { over_limit: true, ..Case::of(Dialect::Chat) }, ..promise() });
         if asked {
             visit.attempts(&PoolId::from("main"), EngineId::from("vllm-0:8000"));
         }
@@ -523,7 +523,7 @@ async fn who_waits_is_told_where_and_who_went_on_is_counted_there() {
     other.promised(promise());
     other.routed(Arc::from("llama-*"), PoolId::from("main"));
     other.spills(&PoolId::from("spare"));
-    other.refuse(&Refusal::Draining);
+    other.refuse(&Rejection::Draining);
     let told = samples(&recorder);
     assert_eq!(told["goodput_spilled_total{class=\"chat\",pool=\"spare\"}"], 1.0);
     assert_eq!(sum(&told, "goodput_spilled_total", ""), 1.0);
@@ -608,8 +608,8 @@ async fn the_page_is_the_golden_one() {
         unspent: 1200,
     });
     let verdict = crate::judge::judge(&answer(), &chat(), &Case::of(Dialect::Chat));
-    recorder.note(Finished { timeline: Some(answer()), ..finished(verdict) });
-    let missed = Verdict { ttft: Some(Held::Broken), ..Verdict::bare(Outcome::Missed(Missed::Shed)) };
+    recorder.note(RequestRecord { timeline: Some(answer()), ..finished(verdict) });
+    let missed = Verdict { ttft: Some(ObjectiveState::Broken), ..Verdict::bare(Outcome::Missed(Missed::Shed)) };
     recorder.note(finished(missed));
     // Buckets of one family stand for all; what the process uses changes by itself.
     let told = |line: &&str| {
@@ -652,14 +652,14 @@ async fn an_access_line_has_its_fields_in_their_order_and_no_content() {
     let recorder = Recorder::new(clock, Some(lines));
     recorder.bind(&shape());
     let verdict = crate::judge::judge(&answer(), &chat(), &Case::of(Dialect::Chat));
-    recorder.note(Finished { timeline: Some(answer()), ..finished(verdict) });
-    recorder.open(RequestId::from("r-\"2\""), recorder.now()).refuse(&Refusal::UnknownPath);
+    recorder.note(RequestRecord { timeline: Some(answer()), ..finished(verdict) });
+    recorder.open(RequestId::from("r-\"2\""), recorder.now()).refuse(&Rejection::UnknownPath);
     let mut visit = recorder.open(RequestId::from("r-3"), recorder.now());
     visit.promised(promise());
     visit.at_level(2, Some(Tokens(400)));
     visit.degraded(Kind::Spill);
     visit.degraded(Kind::CapOutput);
-    visit.refuse(&Refusal::Internal);
+    visit.refuse(&Rejection::Internal);
     drop(recorder);
     let (mut reader, output) = tokio::io::duplex(1 << 16);
     writer.run(output, clock).await.unwrap();
@@ -715,7 +715,7 @@ async fn each_access_line_has_its_own_names_however_often_they_change() {
                 .collect::<Vec<_>>(),
         );
         let (pool, rule) = (Some(pool.clone()), Some(Arc::clone(rule)));
-        recorder.note(Finished { pool, rule, engine, class, model: None, ..finished(verdict) });
+        recorder.note(RequestRecord { pool, rule, engine, class, model: None, ..finished(verdict) });
     }
     drop(recorder);
     let mut written = Vec::new();
@@ -736,15 +736,15 @@ async fn each_access_line_tells_its_own_ending_where_the_names_are_the_same() {
     let first = finished(Verdict::bare(Outcome::Met));
     // Each differs from the first in one thing.
     let others = [
-        Finished { endpoint: Endpoint::relayed("/v1/completions"), ..first.clone() },
-        Finished { endpoint: None, ..first.clone() },
-        Finished { attempts: 2, ..first.clone() },
-        Finished { status: 503, ..first.clone() },
-        Finished { verdict: Verdict::bare(Outcome::Missed(Missed::Shed)), ..first.clone() },
-        Finished { verdict: Verdict::bare(Outcome::Excluded(Excluded::Unjudged)), ..first.clone() },
-        Finished { refusal: Some(Refusal::CODES[0]), ..first.clone() },
-        Finished { refusal: Some(Refusal::CODES[1]), ..first.clone() },
-        Finished { length: LengthBucket::Long, ..first.clone() },
+        RequestRecord { endpoint: Endpoint::relayed("/v1/completions"), ..first.clone() },
+        RequestRecord { endpoint: None, ..first.clone() },
+        RequestRecord { attempts: 2, ..first.clone() },
+        RequestRecord { status: 503, ..first.clone() },
+        RequestRecord { verdict: Verdict::bare(Outcome::Missed(Missed::Shed)), ..first.clone() },
+        RequestRecord { verdict: Verdict::bare(Outcome::Excluded(Excluded::Unjudged)), ..first.clone() },
+        RequestRecord { refusal: Some(Rejection::CODES[0]), ..first.clone() },
+        RequestRecord { refusal: Some(Rejection::CODES[1]), ..first.clone() },
+        RequestRecord { length: LengthBucket::Long, ..first.clone() },
     ];
     let all: Vec<_> = others.iter().flat_map(|other| [first.clone(), other.clone(), other.clone()]).collect();
     all.iter().for_each(|finished| recorder.note(finished.clone()));
@@ -794,7 +794,7 @@ async fn drift_is_observed_by_assumed() {
     shape.classes[0].objectives = Arc::new(Objectives { assumed: Some(assumed), ..(*chat()).clone() });
     recorder.bind(&shape);
     for _ in 0..50 {
-        recorder.note(Finished { timeline: Some(answer()), ..finished(Verdict::bare(Outcome::Met)) });
+        recorder.note(RequestRecord { timeline: Some(answer()), ..finished(Verdict::bare(Outcome::Met)) });
     }
     let samples = samples(&recorder);
     let drift = |percentile| {
@@ -830,8 +830,8 @@ async fn c113_no_label_or_name_means_something_else_to_prometheus() {
 }
 
 /// Shape with these labels.
-fn labelled(dropped: &[RequestLabel], histograms_by_model: bool) -> Shape {
-    Shape { labels: MetricLabels { dropped: dropped.to_vec(), histograms_by_model }, ..shape() }
+fn labelled(dropped: &[RequestLabel], histograms_by_model: bool) -> SeriesShape {
+    SeriesShape { labels: MetricLabels { dropped: dropped.to_vec(), histograms_by_model }, ..shape() }
 }
 
 /// Replay of C115: what differs only in labels that were left out is counted together.
@@ -848,10 +848,10 @@ async fn c115_labels_that_are_left_out_take_no_series_and_lose_no_count() {
             for length in [LengthBucket::Short, LengthBucket::Long] {
                 let timeline = Some(answer());
                 let pool = Some(PoolId::from(pool));
-                recorder.note(Finished { timeline, pool, length, ..finished(Verdict::bare(Outcome::Met)) });
+                recorder.note(RequestRecord { timeline, pool, length, ..finished(Verdict::bare(Outcome::Met)) });
             }
         }
-        recorder.note(Finished {
+        recorder.note(RequestRecord {
             class: None,
             tenant: None,
             ..finished(Verdict::bare(Outcome::Excluded(Excluded::Unauthorized)))
@@ -877,7 +877,7 @@ async fn c115_labels_that_are_left_out_take_no_series_and_lose_no_count() {
 #[tokio::test(start_paused = true)]
 async fn labels_that_a_reload_leaves_out_keep_the_sums() {
     let recorder = recorder();
-    let note = || recorder.note(Finished { timeline: Some(answer()), ..finished(Verdict::bare(Outcome::Met)) });
+    let note = || recorder.note(RequestRecord { timeline: Some(answer()), ..finished(Verdict::bare(Outcome::Met)) });
     note();
     recorder.bind(&labelled(&[RequestLabel::Length, RequestLabel::Pool], false));
     note();
@@ -891,7 +891,7 @@ async fn labels_that_a_reload_leaves_out_keep_the_sums() {
 async fn histograms_are_told_by_model_where_that_is_asked_for() {
     let recorder = Recorder::new(Clock::start(), None);
     recorder.bind(&labelled(&[], true));
-    recorder.note(Finished { timeline: Some(answer()), ..finished(Verdict::bare(Outcome::Met)) });
+    recorder.note(RequestRecord { timeline: Some(answer()), ..finished(Verdict::bare(Outcome::Met)) });
     let samples = samples(&recorder);
     let place = "class=\"chat\",pool=\"main\",model=\"llama-*\"";
     assert_eq!(samples[&format!("goodput_time_to_first_token_seconds_count{{{place}}}")], 1.0);
@@ -929,7 +929,7 @@ async fn c115_very_many_series_are_a_warning() {
             })
         });
         let routes = routes.collect();
-        Shape { classes: names[..classes].iter().map(|name| class(name)).collect(), routes, ..shape() }
+        SeriesShape { classes: names[..classes].iter().map(|name| class(name)).collect(), routes, ..shape() }
     };
     let text = || String::from_utf8(said.lock().clone()).unwrap();
     let few = Recorder::new(Clock::start(), None);
@@ -941,7 +941,7 @@ async fn c115_very_many_series_are_a_warning() {
     assert!(text().contains("WARN") && text().contains(&format!("series={}", many.series())), "{}", text());
     let fewer = Recorder::new(Clock::start(), None);
     let labels = MetricLabels { dropped: vec![RequestLabel::Pool], ..MetricLabels::default() };
-    fewer.bind(&Shape { labels, ..with(12, 12, 12) });
+    fewer.bind(&SeriesShape { labels, ..with(12, 12, 12) });
     assert!(fewer.series() < 10_000, "{}", fewer.series());
 }
 
@@ -987,7 +987,7 @@ fn served() -> Recorder {
     shape.classes[0].objectives = Arc::new(Objectives { assumed: Some(assumed), ..(*chat()).clone() });
     recorder.bind(&shape);
     for _ in 0..50 {
-        recorder.note(Finished { timeline: Some(answer()), ..finished(Verdict::bare(Outcome::Met)) });
+        recorder.note(RequestRecord { timeline: Some(answer()), ..finished(Verdict::bare(Outcome::Met)) });
     }
     recorder
 }
@@ -1042,8 +1042,14 @@ fn any_outcome() -> impl Strategy<Value = Outcome> {
     ]
 }
 
-fn any_finished() -> impl Strategy<Value = Finished> {
-    let held = || prop::option::of(prop::sample::select(vec![Held::Held, Held::Broken, Held::NotEvaluated]));
+fn any_finished() -> impl Strategy<Value = RequestRecord> {
+    let held = || {
+        prop::option::of(prop::sample::select(vec![
+            ObjectiveState::Held,
+            ObjectiveState::Broken,
+            ObjectiveState::NotEvaluated,
+        ]))
+    };
     let class = prop::option::of(prop::sample::select(vec!["chat", "batch", "gone"]));
     let pool = prop::option::of(prop::sample::select(vec!["main", "spare", "gone"]));
     let model = prop::option::of(prop::sample::select(vec!["llama-*", "other", "gone"]));
@@ -1056,7 +1062,7 @@ fn any_finished() -> impl Strategy<Value = Finished> {
                 output: Tokens(tokens),
                 ..answer_of(tokens)
             };
-            Finished {
+            RequestRecord {
                 class: class.map(ClassId::from),
                 pool: pool.map(PoolId::from),
                 model: model.map(Arc::from),
@@ -1086,10 +1092,10 @@ proptest! {
         let excluded = count(|outcome| matches!(outcome, Outcome::Excluded(_)));
         let before = samples(&recorder).len();
         // Of a class that was never in the settings nothing can be told but by the default's books.
-        let known: Vec<Finished> = all
+        let known: Vec<RequestRecord> = all
             .iter()
             .cloned()
-            .map(|one| Finished { class: one.class.filter(|class| class.as_str() != "gone"), ..one })
+            .map(|one| RequestRecord { class: one.class.filter(|class| class.as_str() != "gone"), ..one })
             .collect();
         known.into_iter().for_each(|one| recorder.note(one));
         let samples = samples(&recorder);

@@ -1,7 +1,7 @@
-//! One request in the house: from its arrival to its one [`Finished`].
+//! One request in the house: from its arrival to its one [`RequestRecord`].
 //!
-//! A [`Visit`] collects what becomes known and ends exactly once: [`Visit::end`] with the
-//! timeline of a relayed answer, [`Visit::refuse`], [`Visit::answered`] for what the gateway
+//! A [`ActiveRequest`] collects what becomes known and ends exactly once: [`ActiveRequest::end`] with the
+//! timeline of a relayed answer, [`ActiveRequest::refuse`], [`ActiveRequest::answered`] for what the gateway
 //! serves itself, or its drop. A drop means that the client left while it waited, and is
 //! judged by the rules for that; a drop in a panic is a fault of ours.
 
@@ -10,21 +10,22 @@ use std::time::Duration;
 
 use crate::admit::levels::{Degraded, Kind, Kinds};
 use crate::judge::{
-    Case, Excluded, Missed, Objectives, Outcome, Progress, Pulse, Verdict, judge, judge_left, judge_refused, of_code,
+    Case, Excluded, Missed, Objectives, Outcome, Progress, ProgressCell, Verdict, judge, judge_left, judge_refused,
+    of_code,
 };
 use crate::observe::{Ending, Expect, Observer, Reader, Timeline, Watch};
-use crate::refuse::Refusal;
+use crate::refuse::Rejection;
 use crate::units::{
-    ClassId, ClientSide, Endpoint, EngineId, LengthBucket, PoolId, RequestId, Severed, TenantId, Tick, Tokens,
+    ClassId, ClientState, DisconnectReason, Endpoint, EngineId, LengthBucket, PoolId, RequestId, TenantId, Tick, Tokens,
 };
 
-use super::finished::{Finished, Retries, Retry};
-use super::open::Open;
+use super::finished::{RequestRecord, Retry, RetryCounts};
+use super::open::InFlightRequest;
 use super::{LEFT, Recorder};
 
 /// What applies to a request once its class is known.
 #[derive(Clone, Debug)]
-pub struct Promise {
+pub struct RequestPolicy {
     /// The class.
     pub class: ClassId,
     /// The rule that chose it.
@@ -50,26 +51,26 @@ pub struct Promise {
 /// See the module.
 #[derive(Debug)]
 #[must_use = "a visit that is dropped is a client that left"]
-pub struct Visit {
+pub struct ActiveRequest {
     recorder: Recorder,
-    open: Arc<Open>,
-    draft: Option<Box<Draft>>,
+    open: Arc<InFlightRequest>,
+    draft: Option<Box<RequestFields>>,
 }
 
 /// What is known so far.
 #[derive(Debug)]
-struct Draft {
+struct RequestFields {
     request_id: RequestId,
     endpoint: Option<Endpoint>,
     /// It came to a path whose answers are not judged.
     is_unjudged: bool,
     tenant: Option<TenantId>,
-    promise: Option<Promise>,
+    promise: Option<RequestPolicy>,
     model: Option<Arc<str>>,
     pool: Option<PoolId>,
     engine: Option<EngineId>,
     attempts: u32,
-    retries: Retries,
+    retries: RetryCounts,
     arrival: Tick,
     body_complete: Option<Tick>,
     /// How long the client let the gateway wait for it.
@@ -78,16 +79,16 @@ struct Draft {
     spilled: bool,
     degraded: Degraded,
     /// A head of the gateway's own went ahead: the client's side behind it.
-    ahead: Option<ClientSide>,
+    ahead: Option<ClientState>,
     /// Its client left before the answer was whole.
     left: bool,
     /// The path or model that it asked for in vain, as it may be shown.
     asked: Option<Box<str>>,
 }
 
-impl Visit {
-    pub(super) fn new(recorder: Recorder, open: Arc<Open>, request_id: RequestId, arrival: Tick) -> Self {
-        let draft = Draft {
+impl ActiveRequest {
+    pub(super) fn new(recorder: Recorder, open: Arc<InFlightRequest>, request_id: RequestId, arrival: Tick) -> Self {
+        let draft = RequestFields {
             request_id,
             endpoint: None,
             is_unjudged: false,
@@ -97,7 +98,7 @@ impl Visit {
             pool: None,
             engine: None,
             attempts: 0,
-            retries: Retries::default(),
+            retries: RetryCounts::default(),
             arrival,
             body_complete: None,
             client_wait: Duration::ZERO,
@@ -108,14 +109,14 @@ impl Visit {
             left: false,
             asked: None,
         };
-        Visit { recorder, open, draft: Some(Box::write(Box::new_uninit(), draft)) }
+        ActiveRequest { recorder, open, draft: Some(Box::write(Box::new_uninit(), draft)) }
     }
 
-    fn draft(&self) -> &Draft {
+    fn draft(&self) -> &RequestFields {
         self.draft.as_deref().expect("only the end takes the draft, and it takes the visit with it")
     }
 
-    fn draft_mut(&mut self) -> &mut Draft {
+    fn draft_mut(&mut self) -> &mut RequestFields {
         self.draft.as_deref_mut().expect("only the end takes the draft, and it takes the visit with it")
     }
 
@@ -132,7 +133,7 @@ impl Visit {
     }
 
     /// Its client, as far as that may stop reading.
-    pub fn read_by(&self, client: &ClientSide) {
+    pub fn read_by(&self, client: &ClientState) {
         self.open.pulse.read_by(client);
     }
 
@@ -161,7 +162,7 @@ impl Visit {
     }
 
     /// The class that applies, and what comes with it.
-    pub fn promised(&mut self, promise: Promise) {
+    pub fn promised(&mut self, promise: RequestPolicy) {
         self.open.standing.lock().promise = Some(promise.clone());
         self.draft_mut().promise = Some(promise);
     }
@@ -207,7 +208,7 @@ impl Visit {
     }
 
     /// A head of the gateway's own went out while it waits: its client has a 200.
-    pub fn head_went_ahead(&mut self, client: &ClientSide) {
+    pub fn head_went_ahead(&mut self, client: &ClientState) {
         self.draft_mut().ahead = Some(client.clone());
     }
 
@@ -264,13 +265,13 @@ impl Visit {
 
     /// What applies to it, once it has a class.
     #[must_use]
-    pub fn promise(&self) -> Option<&Promise> {
+    pub fn promise(&self) -> Option<&RequestPolicy> {
         self.draft().promise.as_ref()
     }
 
     /// Where the relay leaves its token events, so that overdue requests can be counted.
     #[must_use]
-    pub fn pulse(&self) -> Pulse {
+    pub fn pulse(&self) -> ProgressCell {
         self.open.pulse.clone()
     }
 
@@ -287,10 +288,10 @@ impl Visit {
     }
 
     /// The relayed head was the gateway's own, and no stream followed it.
-    pub fn end_refused(mut self, timeline: Timeline, refusal: &Refusal) {
+    pub fn end_refused(mut self, timeline: Timeline, refusal: &Rejection) {
         let Some(mut draft) = self.draft.take() else { return };
         let outcome = match (refusal, &draft.promise) {
-            (Refusal::EngineAnswered { status }, Some(promise)) => of_code(*status, &promise.case),
+            (Rejection::EngineAnswered { status }, Some(promise)) => of_code(*status, &promise.case),
             _ => refusal.outcome(),
         };
         let verdict = draft.refused(outcome, timeline.end);
@@ -300,7 +301,7 @@ impl Visit {
     }
 
     /// The gateway turned it away before any answer was relayed.
-    pub fn refuse(mut self, refusal: &Refusal) {
+    pub fn refuse(mut self, refusal: &Rejection) {
         if let Some(draft) = self.draft.take() {
             let at = self.recorder.now();
             let verdict = draft.refused(refusal.outcome(), at);
@@ -319,15 +320,15 @@ impl Visit {
     }
 
     /// Dropped: the client left, or the gateway panicked.
-    fn abandoned(&self, mut draft: Box<Draft>, panicking: bool) {
+    fn abandoned(&self, mut draft: Box<RequestFields>, panicking: bool) {
         let at = self.recorder.now();
         let ahead = draft.ahead.is_some();
-        let severed = draft.ahead.as_ref().and_then(ClientSide::severed);
+        let severed = draft.ahead.as_ref().and_then(ClientState::severed);
         let verdict = if panicking {
             draft.refused(Outcome::Missed(Missed::Internal), at)
-        } else if severed == Some(Severed::Drain) {
+        } else if severed == Some(DisconnectReason::Drain) {
             // It never left our queue, and nobody was there to be told.
-            draft.refused(Refusal::Draining.outcome(), at)
+            draft.refused(Rejection::Draining.outcome(), at)
         } else {
             let limited = draft.limited(severed, at);
             draft.left = limited.is_none() || severed.is_none();
@@ -338,17 +339,17 @@ impl Visit {
             (false, true) => 500,
             (false, false) => LEFT,
         };
-        self.close(draft, verdict, status, at, None, panicking.then_some(&Refusal::Internal));
+        self.close(draft, verdict, status, at, None, panicking.then_some(&Rejection::Internal));
     }
 
     fn close(
         &self,
-        draft: Box<Draft>,
+        draft: Box<RequestFields>,
         verdict: Verdict,
         status: u16,
         end: Tick,
         timeline: Option<Timeline>,
-        refusal: Option<&Refusal>,
+        refusal: Option<&Rejection>,
     ) {
         let promise = draft.promise;
         let over_limit = promise.as_ref().is_some_and(|promise| promise.case.over_limit);
@@ -361,7 +362,7 @@ impl Visit {
         let finished = Box::new_uninit();
         self.recorder.note(Box::write(
             finished,
-            Finished {
+            RequestRecord {
                 request_id: draft.request_id,
                 endpoint: draft.endpoint,
                 tenant: draft.tenant,
@@ -384,8 +385,8 @@ impl Visit {
                 verdict,
                 timeline,
                 gap_edges,
-                refusal: refusal.map(Refusal::code),
-                limited: refusal.and_then(Refusal::limit).map(|standing| (standing.limit, standing.scope)),
+                refusal: refusal.map(Rejection::code),
+                limited: refusal.and_then(Rejection::limit).map(|standing| (standing.limit, standing.scope)),
                 over_limit,
                 spilled: draft.spilled,
                 degraded: draft.degraded,
@@ -400,8 +401,8 @@ fn has_left(timeline: &Timeline) -> bool {
     timeline.ending == Ending::Left && timeline.finish.is_none()
 }
 
-impl Draft {
-    fn progress(&self, promise: &Promise) -> Progress<'static> {
+impl RequestFields {
+    fn progress(&self, promise: &RequestPolicy) -> Progress<'static> {
         Progress::waiting(promise.start, self.body_complete.is_some(), promise.streamed)
     }
 
@@ -418,7 +419,7 @@ impl Draft {
 
     /// The verdict on a client that did not read what came behind a head that went ahead: as on
     /// any stream of which no token has come.
-    fn limited(&self, severed: Option<Severed>, at: Tick) -> Option<Verdict> {
+    fn limited(&self, severed: Option<DisconnectReason>, at: Tick) -> Option<Verdict> {
         let (promise, since) = (self.promise.as_ref()?, self.ahead.as_ref()?.limited_since(at)?);
         let expect = Expect::stream(promise.case.dialect, promise.start);
         let mut seen = Observer::new(expect, Reader::Events, 200, Watch::default());
@@ -435,7 +436,7 @@ impl Draft {
     }
 }
 
-impl Drop for Visit {
+impl Drop for ActiveRequest {
     fn drop(&mut self) {
         if let Some(draft) = self.draft.take() {
             self.abandoned(draft, std::thread::panicking());

@@ -6,10 +6,10 @@ use serde_json::{Value, json};
 
 use crate::units::{Dialect, RequestId};
 
-use super::Refusal;
+use super::Rejection;
 
 /// A whole JSON body.
-pub(super) fn body(refusal: &Refusal, shape: Dialect, request_id: &RequestId) -> Bytes {
+pub(super) fn body(refusal: &Rejection, shape: Dialect, request_id: &RequestId) -> Bytes {
     let value = match shape {
         Dialect::Messages => messages(refusal, request_id),
         Dialect::Chat | Dialect::Completions | Dialect::Responses | Dialect::Plain => openai(refusal, request_id),
@@ -18,7 +18,7 @@ pub(super) fn body(refusal: &Refusal, shape: Dialect, request_id: &RequestId) ->
 }
 
 /// One event of a stream.
-pub(super) fn event(refusal: &Refusal, dialect: Dialect, request_id: &RequestId, last: Option<u64>) -> Bytes {
+pub(super) fn event(refusal: &Rejection, dialect: Dialect, request_id: &RequestId, last: Option<u64>) -> Bytes {
     let (name, value) = match dialect {
         Dialect::Chat | Dialect::Completions | Dialect::Plain => ("", openai(refusal, request_id)),
         Dialect::Messages => ("event: error\n", messages(refusal, request_id)),
@@ -27,7 +27,7 @@ pub(super) fn event(refusal: &Refusal, dialect: Dialect, request_id: &RequestId,
     Bytes::from(format!("{name}data: {value}\n\n"))
 }
 
-fn openai(refusal: &Refusal, request_id: &RequestId) -> Value {
+fn openai(refusal: &Rejection, request_id: &RequestId) -> Value {
     json!({"error": {
         "message": refusal.message(),
         "type": openai_type(refusal),
@@ -37,12 +37,12 @@ fn openai(refusal: &Refusal, request_id: &RequestId) -> Value {
     }})
 }
 
-fn messages(refusal: &Refusal, request_id: &RequestId) -> Value {
+fn messages(refusal: &Rejection, request_id: &RequestId) -> Value {
     let error = json!({"type": messages_type(refusal), "message": refusal.message(), "code": refusal.code()});
     json!({"type": "error", "error": error, "request_id": request_id.as_str()})
 }
 
-fn responses(refusal: &Refusal, request_id: &RequestId, last: Option<u64>) -> Value {
+fn responses(refusal: &Rejection, request_id: &RequestId, last: Option<u64>) -> Value {
     json!({
         "type": "error",
         "code": refusal.code(),
@@ -55,7 +55,7 @@ fn responses(refusal: &Refusal, request_id: &RequestId, last: Option<u64>) -> Va
 
 /// OpenAI's names of error kinds. What an engine did is `upstream_error`, so that it is not
 /// taken for a fault of the gateway.
-fn openai_type(refusal: &Refusal) -> &'static str {
+fn openai_type(refusal: &Rejection) -> &'static str {
     match refusal.status() {
         StatusCode::UNAUTHORIZED => "authentication_error",
         StatusCode::FORBIDDEN => "permission_error",
@@ -70,7 +70,7 @@ fn openai_type(refusal: &Refusal) -> &'static str {
 }
 
 /// The Messages dialect's names of error kinds.
-fn messages_type(refusal: &Refusal) -> &'static str {
+fn messages_type(refusal: &Rejection) -> &'static str {
     match refusal.status() {
         StatusCode::UNAUTHORIZED => "authentication_error",
         StatusCode::FORBIDDEN => "permission_error",

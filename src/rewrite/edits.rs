@@ -7,12 +7,12 @@
 use bytes::Bytes;
 
 use super::Splice;
-use crate::inspect::{Facts, Field, Nest, Reasoning, StreamOptions};
+use crate::inspect::{Facts, Field, Reasoning, StreamOptions, SwitchGroup};
 use crate::units::Dialect;
 
 /// How much extended reasoning a request may ask an engine for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Thinking {
+pub enum ReasoningEdit {
     /// As much as it does.
     #[default]
     AsAsked,
@@ -25,7 +25,7 @@ pub enum Thinking {
 
 /// What the gateway wants changed in one request for one engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Plan<'a> {
+pub struct EditPlan<'a> {
     /// The engine's name for the model, where the client used an alias.
     pub model: Option<&'a str>,
     /// Ask the engine for usage at the end of a stream.
@@ -39,7 +39,7 @@ pub struct Plan<'a> {
     /// The most output tokens that a choice may have at the present overload level.
     pub lowered_cap: Option<u64>,
     /// Extended reasoning at the present overload level.
-    pub thinking: Thinking,
+    pub thinking: ReasoningEdit,
 }
 
 /// The splices of one request, and what of it must be hidden from the client again.
@@ -63,11 +63,11 @@ pub struct Edits {
 
 /// The splices that `plan` means for this body. The client's own `priority` goes in any case.
 #[must_use]
-pub fn edits(facts: &Facts, dialect: Dialect, plan: &Plan<'_>) -> Edits {
-    if *plan == Plan::default() && facts.priority.is_none() {
+pub fn edits(facts: &Facts, dialect: Dialect, plan: &EditPlan<'_>) -> Edits {
+    if *plan == EditPlan::default() && facts.priority.is_none() {
         return Edits::default();
     }
-    let mut draft = Draft::default();
+    let mut draft = EditDraft::default();
     draft.rename(facts, plan);
     draft.lower_cap(facts, dialect, plan);
     let mut bare = draft.clone();
@@ -92,7 +92,7 @@ pub fn edits(facts: &Facts, dialect: Dialect, plan: &Plan<'_>) -> Edits {
 }
 
 #[derive(Clone, Debug, Default)]
-struct Draft {
+struct EditDraft {
     splices: Vec<Splice>,
     /// New top-level members.
     members: Vec<String>,
@@ -103,12 +103,12 @@ struct Draft {
     reasoning_off: bool,
 }
 
-impl Draft {
+impl EditDraft {
     fn replace(&mut self, at: &std::ops::Range<usize>, with: impl Into<Bytes>) {
         self.splices.push(Splice { at: at.clone(), with: with.into() });
     }
 
-    fn rename(&mut self, facts: &Facts, plan: &Plan<'_>) {
+    fn rename(&mut self, facts: &Facts, plan: &EditPlan<'_>) {
         if let (Some(field), Some(name)) = (&facts.model, plan.model) {
             self.replace(&field.at, serde_json::Value::from(name).to_string());
         }
@@ -123,7 +123,7 @@ impl Draft {
 
     /// Every cap that allows more than the new one is lowered, as far as the request lets it; where the dialect's own is
     /// missing, one is set.
-    fn lower_cap(&mut self, facts: &Facts, dialect: Dialect, plan: &Plan<'_>) {
+    fn lower_cap(&mut self, facts: &Facts, dialect: Dialect, plan: &EditPlan<'_>) {
         let (Some(cap), Some(own)) = (plan.lowered_cap, cap_names(dialect)) else { return };
         // Below what the request insists on engines refuse it.
         let cap = cap.max(facts.least_output);
@@ -159,7 +159,7 @@ impl Draft {
 
     /// Usage is asked for on streams only, and only in the dialects that know how; the others
     /// report it unasked.
-    fn ask_for_usage(&mut self, facts: &Facts, dialect: Dialect, plan: &Plan<'_>) {
+    fn ask_for_usage(&mut self, facts: &Facts, dialect: Dialect, plan: &EditPlan<'_>) {
         let knows_how = matches!(dialect, Dialect::Chat | Dialect::Completions);
         if !knows_how || !facts.streams() {
             return;
@@ -205,9 +205,9 @@ impl Draft {
     /// Turns down each switch that asks for reasoning, whatever the others say. A body that asks
     /// for none already, and nowhere for more, is left alone. An engine may refuse a switch that
     /// it does not know, so these count as injected.
-    fn think_less(&mut self, facts: &Facts, dialect: Dialect, thinking: Thinking) {
+    fn think_less(&mut self, facts: &Facts, dialect: Dialect, thinking: ReasoningEdit) {
         let has_switch = matches!(dialect, Dialect::Chat | Dialect::Responses | Dialect::Messages);
-        if thinking == Thinking::AsAsked || !has_switch {
+        if thinking == ReasoningEdit::AsAsked || !has_switch {
             return;
         }
         let switches = &facts.switches;
@@ -223,7 +223,7 @@ impl Draft {
                 self.replace(&effort.at, LOW);
             }
         }
-        if thinking == Thinking::LessByTemplate {
+        if thinking == ReasoningEdit::LessByTemplate {
             let is_off = self.splices.len() == before.0 && says_none(facts);
             match dialect {
                 Dialect::Chat => {
@@ -240,7 +240,7 @@ impl Draft {
     /// Puts switches into an object that has them not, and sets those that it has to what they
     /// should be; `wanted` are names and values. Where all others say off, only if one that it
     /// has does not.
-    fn switch<T: IsLow>(&mut self, nest: Option<&Nest<T>>, name: &str, wanted: &[(&str, &str)], is_off: bool) {
+    fn switch<T: IsUnset>(&mut self, nest: Option<&SwitchGroup<T>>, name: &str, wanted: &[(&str, &str)], is_off: bool) {
         let is_low = |field: &Field<Option<T>>| T::is_low(field.value.as_ref());
         if is_off && nest.is_none_or(|nest| nest.members.iter().all(|(_, field)| is_low(field))) {
             return;
@@ -306,17 +306,17 @@ fn asks_for_more(effort: Option<Reasoning>) -> bool {
 }
 
 /// A switch that stands where it should already, or was set a moment ago.
-trait IsLow: Sized {
+trait IsUnset: Sized {
     fn is_low(value: Option<&Self>) -> bool;
 }
 
-impl IsLow for bool {
+impl IsUnset for bool {
     fn is_low(value: Option<&Self>) -> bool {
         value == Some(&false)
     }
 }
 
-impl IsLow for Reasoning {
+impl IsUnset for Reasoning {
     fn is_low(value: Option<&Self>) -> bool {
         value.is_some()
     }
@@ -344,14 +344,14 @@ mod tests {
     use crate::rewrite::{apply, length_after};
     use crate::units::Endpoint;
 
-    const USAGE: Plan<'_> = Plan {
+    const USAGE: EditPlan<'_> = EditPlan {
         model: None,
         inject_usage: true,
         continuous_usage: false,
         heeds_continuous_alone: false,
         engine_priority: None,
         lowered_cap: None,
-        thinking: Thinking::AsAsked,
+        thinking: ReasoningEdit::AsAsked,
     };
 
     fn facts(body: &str, path: &str) -> Facts {
@@ -370,7 +370,7 @@ mod tests {
         String::from_utf8(out).unwrap()
     }
 
-    fn sent(body: &str, plan: &Plan<'_>) -> String {
+    fn sent(body: &str, plan: &EditPlan<'_>) -> String {
         spliced(body, &edits(&chat(body), Dialect::Chat, plan).splices)
     }
 
@@ -391,7 +391,7 @@ mod tests {
         let tail = format!(
             r#","seed":123456789012345678901234567890,"a":1e2,"b":1.10,"c":-0,"a":2,"d":"\u00e9\/ \ud83d","e":1e400,"f":{deep} , "messages":[{{"content":"\ud83d"}}]}}"#
         );
-        let plan = Plan { model: Some("m-2"), engine_priority: Some(-3), ..USAGE };
+        let plan = EditPlan { model: Some("m-2"), engine_priority: Some(-3), ..USAGE };
         let body =
             format!(r#"{{ "model" : "m1","stream":true,"stream_options":{{"continuous_usage_stats":true}}{tail}"#);
         let out = sent(&body, &plan);
@@ -437,7 +437,7 @@ mod tests {
             assert_eq!(edits(&chat(body), Dialect::Chat, &USAGE), Edits::default(), "{body}");
         }
         let streaming = r#"{"stream":true}"#;
-        assert_eq!(edits(&chat(streaming), Dialect::Chat, &Plan::default()), Edits::default());
+        assert_eq!(edits(&chat(streaming), Dialect::Chat, &EditPlan::default()), Edits::default());
         for (path, dialect) in [("/v1/responses", Dialect::Responses), ("/v1/messages", Dialect::Messages)] {
             assert_eq!(edits(&facts(streaming, path), dialect, &USAGE), Edits::default());
         }
@@ -459,12 +459,12 @@ mod tests {
                 let plain = edits(&chat(&body), Dialect::Chat, &USAGE);
                 // Whoever gets usage on each event has asked for usage, too.
                 assert_eq!((plain.usage_injected, plain.continuous_injected), (!asks, !asks && wishes), "{body}");
-                let heeding = Plan { heeds_continuous_alone: true, ..USAGE };
+                let heeding = EditPlan { heeds_continuous_alone: true, ..USAGE };
                 assert!(!edits(&chat(&body), Dialect::Chat, &heeding).continuous_injected, "{body}");
-                let pool = Plan { continuous_usage: true, ..USAGE };
+                let pool = EditPlan { continuous_usage: true, ..USAGE };
                 let pool = edits(&chat(&body), Dialect::Chat, &pool);
                 assert_eq!((pool.usage_injected, pool.continuous_injected), (!asks, !(asks && wishes)), "{body}");
-                let none = Plan { inject_usage: false, ..USAGE };
+                let none = EditPlan { inject_usage: false, ..USAGE };
                 assert_eq!(edits(&chat(&body), Dialect::Chat, &none), Edits::default(), "{body}");
             }
         }
@@ -472,7 +472,7 @@ mod tests {
 
     #[test]
     fn c100_a_level_lowers_the_cap_by_whatever_name() {
-        let plan = Plan { lowered_cap: Some(50), ..Plan::default() };
+        let plan = EditPlan { lowered_cap: Some(50), ..EditPlan::default() };
         assert_eq!(
             sent(r#"{"n_predict":500,"max_tokens":40,"max_new_tokens":-1}"#, &plan),
             r#"{"n_predict":50,"max_tokens":40,"max_new_tokens":50}"#
@@ -481,7 +481,7 @@ mod tests {
 
     #[test]
     fn usage_on_every_event_comes_only_with_usage_at_the_end() {
-        let plan = Plan { continuous_usage: true, ..USAGE };
+        let plan = EditPlan { continuous_usage: true, ..USAGE };
         assert_eq!(
             sent(r#"{"stream":true}"#, &plan),
             r#"{"stream_options":{"include_usage":true,"continuous_usage_stats":true},"stream":true}"#
@@ -493,20 +493,20 @@ mod tests {
             spliced(body, &asked.splices),
             r#"{"stream":true,"stream_options":{"include_usage":true,"continuous_usage_stats":true}}"#
         );
-        let alone = Plan { inject_usage: false, ..plan };
+        let alone = EditPlan { inject_usage: false, ..plan };
         assert_eq!(edits(&chat(r#"{"stream":true}"#), Dialect::Chat, &alone), Edits::default());
     }
 
     #[test]
     fn the_clients_priority_goes_and_the_gateways_comes() {
-        let plan = Plan { engine_priority: Some(2), ..Plan::default() };
+        let plan = EditPlan { engine_priority: Some(2), ..EditPlan::default() };
         for (body, bare, with) in [
             (r#"{"priority":-100}"#, "{}", r#"{"priority":2}"#),
             (r#"{"priority":-100,"a":1}"#, r#"{"a":1}"#, r#"{"priority":2,"a":1}"#),
             (r#"{"a":1,"priority":-100}"#, r#"{"a":1}"#, r#"{"priority":2,"a":1}"#),
             ("{}", "{}", r#"{"priority":2}"#),
         ] {
-            assert_eq!(sent(body, &Plan::default()), bare);
+            assert_eq!(sent(body, &EditPlan::default()), bare);
             let edits = edits(&chat(body), Dialect::Chat, &plan);
             assert_eq!(spliced(body, &edits.splices), with);
             assert_eq!(spliced(body, &edits.without_injection.unwrap()), bare);
@@ -515,7 +515,7 @@ mod tests {
 
     #[test]
     fn a_retry_without_injection_keeps_alias_and_cap() {
-        let plan = Plan { model: Some("big"), lowered_cap: Some(9), engine_priority: Some(1), ..USAGE };
+        let plan = EditPlan { model: Some("big"), lowered_cap: Some(9), engine_priority: Some(1), ..USAGE };
         let body = r#"{"model":"m","stream":true,"max_tokens":100}"#;
         let edits = edits(&chat(body), Dialect::Chat, &plan);
         let bare = spliced(body, &edits.without_injection.unwrap());
@@ -526,7 +526,7 @@ mod tests {
     fn a_cap_is_lowered_where_it_stands_and_set_where_none_does() {
         let lowered = |body: &str, path: &str| {
             let dialect = Endpoint::relayed(path).unwrap().dialect();
-            let plan = Plan { lowered_cap: Some(50), ..Plan::default() };
+            let plan = EditPlan { lowered_cap: Some(50), ..EditPlan::default() };
             let edits = edits(&facts(body, path), dialect, &plan);
             assert_eq!(edits.without_injection, None);
             assert_eq!(edits.cap_lowered, !edits.splices.is_empty());
@@ -559,9 +559,9 @@ mod tests {
     }
 
     /// The body as it is sent where reasoning is turned down.
-    fn less(body: &str, path: &str, thinking: Thinking) -> String {
+    fn less(body: &str, path: &str, thinking: ReasoningEdit) -> String {
         let dialect = Endpoint::relayed(path).unwrap().dialect();
-        let plan = Plan { thinking, ..Plan::default() };
+        let plan = EditPlan { thinking, ..EditPlan::default() };
         let edits = edits(&facts(body, path), dialect, &plan);
         let changed = spliced(body, &edits.splices);
         assert_eq!(edits.reasoning_off, changed != body, "{body}");
@@ -588,12 +588,12 @@ mod tests {
             ("{}", "{}"),
         ];
         for (body, becomes) in chat {
-            assert_eq!(less(body, "/v1/chat/completions", Thinking::Less), becomes);
+            assert_eq!(less(body, "/v1/chat/completions", ReasoningEdit::Less), becomes);
             let comma = if becomes == "{}" { "" } else { "," };
             let told = format!("{{{template}{comma}{}", &becomes[1..]);
-            assert_eq!(less(body, "/v1/chat/completions", Thinking::LessByTemplate), told);
-            assert_eq!(less(body, "/v1/chat/completions", Thinking::AsAsked), body);
-            assert_eq!(less(body, "/v1/completions", Thinking::LessByTemplate), body, "there is no switch");
+            assert_eq!(less(body, "/v1/chat/completions", ReasoningEdit::LessByTemplate), told);
+            assert_eq!(less(body, "/v1/chat/completions", ReasoningEdit::AsAsked), body);
+            assert_eq!(less(body, "/v1/completions", ReasoningEdit::LessByTemplate), body, "there is no switch");
         }
         // What stands in the template's own switches stays where it is.
         for (body, becomes) in [
@@ -610,7 +610,7 @@ mod tests {
             (r#"{"chat_template_kwargs":[]}"#, r#"{"chat_template_kwargs":[]}"#),
             (r#"{"chat_template_kwargs":"x"}"#, r#"{"chat_template_kwargs":"x"}"#),
         ] {
-            assert_eq!(less(body, "/v1/chat/completions", Thinking::LessByTemplate), becomes);
+            assert_eq!(less(body, "/v1/chat/completions", ReasoningEdit::LessByTemplate), becomes);
         }
     }
 
@@ -634,14 +634,14 @@ mod tests {
                 r#"{"chat_template_kwargs":{"enable_thinking":false,"thinking":false},"reasoning_effort":"none","thinking":{"type":"disabled"}}"#,
             ),
         ] {
-            assert_eq!(less(body, "/v1/chat/completions", Thinking::LessByTemplate), becomes);
+            assert_eq!(less(body, "/v1/chat/completions", ReasoningEdit::LessByTemplate), becomes);
         }
         let body = r#"{"thinking":{"type":"disabled"},"reasoning_effort":"high"}"#;
         let becomes = r#"{"thinking":{"type":"disabled"},"reasoning_effort":"low"}"#;
-        assert_eq!(less(body, "/v1/chat/completions", Thinking::Less), becomes);
+        assert_eq!(less(body, "/v1/chat/completions", ReasoningEdit::Less), becomes);
         let body = r#"{"reasoning_effort":"none","reasoning":{"effort":"high"}}"#;
         let becomes = r#"{"reasoning_effort":"none","reasoning":{"effort":"low"}}"#;
-        assert_eq!(less(body, "/v1/responses", Thinking::LessByTemplate), becomes);
+        assert_eq!(less(body, "/v1/responses", ReasoningEdit::LessByTemplate), becomes);
     }
 
     #[test]
@@ -652,7 +652,7 @@ mod tests {
             r#"{"thinking":{"type":"disabled"}}"#,
             r#"{"chat_template_kwargs":{"enable_thinking":false}}"#,
         ] {
-            assert_eq!(less(body, "/v1/chat/completions", Thinking::LessByTemplate), body);
+            assert_eq!(less(body, "/v1/chat/completions", ReasoningEdit::LessByTemplate), body);
         }
         for (body, becomes) in [
             ("{}", r#"{"reasoning":{"effort":"low"}}"#),
@@ -663,23 +663,23 @@ mod tests {
             (r#"{"reasoning":{"effort":"minimal"}}"#, r#"{"reasoning":{"effort":"minimal"}}"#),
             (r#"{"reasoning":7}"#, r#"{"reasoning":7}"#),
         ] {
-            assert_eq!(less(body, "/v1/responses", Thinking::LessByTemplate), becomes);
+            assert_eq!(less(body, "/v1/responses", ReasoningEdit::LessByTemplate), becomes);
         }
         let body = r#"{"thinking":{"budget_tokens":9,"type":"enabled"},"system":"x"}"#;
         let becomes = r#"{"thinking":{"type":"disabled"},"system":"x"}"#;
-        assert_eq!(less(body, "/v1/messages", Thinking::LessByTemplate), becomes);
-        assert_eq!(less("{}", "/v1/messages", Thinking::LessByTemplate), "{}");
+        assert_eq!(less(body, "/v1/messages", ReasoningEdit::LessByTemplate), becomes);
+        assert_eq!(less("{}", "/v1/messages", ReasoningEdit::LessByTemplate), "{}");
     }
 
     #[test]
     fn an_alias_is_written_as_json() {
-        let plan = Plan { model: Some("a\"b\\é"), ..Plan::default() };
+        let plan = EditPlan { model: Some("a\"b\\é"), ..EditPlan::default() };
         assert_eq!(sent(r#"{"mod\u0065l":"m\u0031"}"#, &plan), r#"{"mod\u0065l":"a\"b\\é"}"#);
         assert_eq!(sent(r#"{"model":null}"#, &plan), r#"{"model":null}"#);
     }
 
     /// The same changes made to a parsed body.
-    fn by_serde(mut body: Map<String, Value>, plan: &Plan<'_>) -> Map<String, Value> {
+    fn by_serde(mut body: Map<String, Value>, plan: &EditPlan<'_>) -> Map<String, Value> {
         if let (Some(Value::String(model)), Some(name)) = (body.get_mut("model"), plan.model) {
             *model = name.to_owned();
         }
@@ -738,8 +738,8 @@ mod tests {
             let text = if pretty { serde_json::to_string_pretty(&value).unwrap() } else { value.to_string() };
             let endpoint = Endpoint::relayed(path).unwrap();
             let Some(facts) = accepted(&text, endpoint) else { return Ok(()) };
-            let thinking = if by_template { Thinking::LessByTemplate } else { Thinking::Less };
-            let edits = edits(&facts, endpoint.dialect(), &Plan { thinking, ..Plan::default() });
+            let thinking = if by_template { ReasoningEdit::LessByTemplate } else { ReasoningEdit::Less };
+            let edits = edits(&facts, endpoint.dialect(), &EditPlan { thinking, ..EditPlan::default() });
             let sent: Map<String, Value> = serde_json::from_str(&spliced(&text, &edits.splices)).unwrap();
             let mut bare = body.clone();
             bare.remove("priority");
@@ -774,14 +774,14 @@ mod tests {
             let text = if pretty { serde_json::to_string_pretty(&value).unwrap() } else { value.to_string() };
             let Some(facts) = accepted(&text, Endpoint::relayed("/v1/chat/completions").unwrap()) else { return Ok(()) };
             let lowered_cap = lowered_cap.map(u64::from);
-            let plan = Plan {
+            let plan = EditPlan {
                 model: model.as_deref(), inject_usage: usage.0, continuous_usage: usage.1, heeds_continuous_alone: false, engine_priority, lowered_cap,
-                thinking: Thinking::AsAsked,
+                thinking: ReasoningEdit::AsAsked,
             };
             let edits = edits(&facts, Dialect::Chat, &plan);
             for (splices, plan) in [
                 (Some(&edits.splices), plan),
-                (edits.without_injection.as_ref(), Plan { inject_usage: false, continuous_usage: false, engine_priority: None, ..plan }),
+                (edits.without_injection.as_ref(), EditPlan { inject_usage: false, continuous_usage: false, engine_priority: None, ..plan }),
             ] {
                 let Some(splices) = splices else { continue };
                 let sent: Value = serde_json::from_str(&spliced(&text, splices)).unwrap();

@@ -22,8 +22,8 @@
 use bytes::Bytes;
 
 use super::moved::with_members_of;
-use super::usage::{Passing, without_usage};
-use crate::observe::{Note, Part, UsageSeat};
+use super::usage::{OversizedEdit, without_usage};
+use crate::observe::{PieceInfo, PiecePart, UsagePosition};
 
 /// Lets the bytes of one answer pass, but for what the gateway itself caused.
 #[derive(Debug)]
@@ -31,7 +31,7 @@ pub struct EventGate {
     hide_usage: bool,
     strip_continuous: bool,
     /// The long event that passes.
-    long: Option<Box<Passing>>,
+    long: Option<Box<OversizedEdit>>,
     /// An event in which a choice finished.
     finish: Option<Bytes>,
     /// The last piece was hidden: line ends behind it belong to it.
@@ -49,11 +49,11 @@ impl EventGate {
 
     /// Hands on what may pass: of this piece, and of what waited for it.
     #[inline]
-    pub fn pass(&mut self, bytes: Bytes, note: &Note, out: &mut dyn FnMut(Bytes)) {
+    pub fn pass(&mut self, bytes: Bytes, note: &PieceInfo, out: &mut dyn FnMut(Bytes)) {
         if self.finish.is_some() || self.has_hidden {
             return self.behind_one_of_ours(bytes, note, out);
         }
-        if note.ends_choice && self.hide_usage && note.part == Part::Whole && note.error.is_none() {
+        if note.ends_choice && self.hide_usage && note.part == PiecePart::Whole && note.error.is_none() {
             self.finish = Some(self.stripped(bytes));
             return;
         }
@@ -65,8 +65,8 @@ impl EventGate {
 
     /// Whether this piece is hidden as a whole.
     #[must_use]
-    pub fn hides(&self, note: &Note) -> bool {
-        self.hide_usage && note.part == Part::Whole && note.error.is_none() && note.usage == UsageSeat::Alone
+    pub fn hides(&self, note: &PieceInfo) -> bool {
+        self.hide_usage && note.part == PiecePart::Whole && note.error.is_none() && note.usage == UsagePosition::Alone
     }
 
     /// Whether an event waits for the one behind it.
@@ -88,7 +88,7 @@ impl EventGate {
 
     /// Behind an event that waits, or one that was hidden.
     #[cold]
-    fn behind_one_of_ours(&mut self, bytes: Bytes, note: &Note, out: &mut dyn FnMut(Bytes)) {
+    fn behind_one_of_ours(&mut self, bytes: Bytes, note: &PieceInfo, out: &mut dyn FnMut(Bytes)) {
         let is_blank = bytes.iter().all(|byte| matches!(byte, b'\n' | b'\r'));
         let Some(finish) = self.finish.take() else {
             self.has_hidden &= is_blank;
@@ -109,14 +109,14 @@ impl EventGate {
         }
     }
 
-    fn passed(&mut self, bytes: Bytes, note: &Note) -> Option<Bytes> {
-        if note.part != Part::Whole {
+    fn passed(&mut self, bytes: Bytes, note: &PieceInfo) -> Option<Bytes> {
+        if note.part != PiecePart::Whole {
             return Some(if self.strip_continuous { self.pass_part(bytes, note.part) } else { bytes });
         }
-        if note.error.is_some() && note.usage != UsageSeat::WithChoice {
+        if note.error.is_some() && note.usage != UsagePosition::WithChoice {
             return Some(bytes);
         }
-        if note.usage == UsageSeat::Alone {
+        if note.usage == UsagePosition::Alone {
             return (!self.hide_usage).then_some(bytes);
         }
         Some(self.stripped(bytes))
@@ -126,9 +126,9 @@ impl EventGate {
         if self.strip_continuous { without_usage(event) } else { event }
     }
 
-    fn pass_part(&mut self, bytes: Bytes, part: Part) -> Bytes {
+    fn pass_part(&mut self, bytes: Bytes, part: PiecePart) -> Bytes {
         let passed = self.long.get_or_insert_default().pass(bytes);
-        if part == Part::More {
+        if part == PiecePart::More {
             return passed;
         }
         match self.rest_of_long() {
@@ -160,7 +160,7 @@ mod tests {
         let mut out = Vec::new();
         let mut observer =
             Observer::new(Expect::stream(Dialect::Chat, Tick::ZERO), Reader::Events, 200, Watch::default());
-        let mut pass = |piece: Bytes, note: &Note| gate.pass(piece, note, &mut |passed| out.extend(passed));
+        let mut pass = |piece: Bytes, note: &PieceInfo| gate.pass(piece, note, &mut |passed| out.extend(passed));
         for frame in frames {
             observer.frame(Bytes::copy_from_slice(frame.as_bytes()), Tick::ZERO, &mut pass);
         }
@@ -298,7 +298,7 @@ mod tests {
         let parted = [finish, ": ping\n\n", usage, DONE].concat();
         assert_eq!(passed(EventGate::new(true, false), &parted), [finish, ": ping\n\n", DONE].concat());
         let mut gate = EventGate::new(true, false);
-        let note = Note { ends_choice: true, ..Note::default() };
+        let note = PieceInfo { ends_choice: true, ..PieceInfo::default() };
         gate.pass(Bytes::from_static(b"data: x\n\n"), &note, &mut |_| panic!("it waits"));
         assert!(gate.holds_finish());
         assert_eq!(gate.let_finish_go(), Some(Bytes::from_static(b"data: x\n\n")));

@@ -6,6 +6,6 @@ mod moved;
 mod splice;
 mod usage;
 
-pub use edits::{Edits, Plan, Thinking, edits};
+pub use edits::{EditPlan, Edits, ReasoningEdit, edits};
 pub use gate::EventGate;
 pub use splice::{Splice, apply, length_after};

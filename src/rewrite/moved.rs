@@ -5,12 +5,12 @@ use std::ops::Range;
 use bytes::{Bytes, BytesMut};
 
 use crate::json::{self, Interest, Literal, Nest, Scalar, Sink};
-use crate::observe::sse::Fields;
+use crate::observe::sse::EventFields;
 
 /// The event with those top-level members of `hidden` that it has not itself, behind its own, as they
 /// are written there; but for `usage`, and for what every event has. Where either is no JSON object on one line, it stays as it is.
 pub(super) fn with_members_of(event: Bytes, hidden: &[u8]) -> Bytes {
-    let (Some(own), Some(others)) = (Members::of(&event), Members::of(hidden)) else { return event };
+    let (Some(own), Some(others)) = (EventMembers::of(&event), EventMembers::of(hidden)) else { return event };
     let is_new = |name: &[u8]| !STAYS.contains(&name) && own.all.iter().all(|member| member.name != name);
     let mut new = others.all.iter().filter(|member| is_new(&member.name)).peekable();
     let Some(at) = own.all.last().map(|member| member.value_past).filter(|_| new.peek().is_some()) else {
@@ -32,8 +32,8 @@ const STAYS: [&[u8]; 6] = [b"usage", b"choices", b"id", b"object", b"created", b
 
 /// The top-level members of an event's data, by where they stand in the event.
 #[derive(Debug, Default)]
-struct Members {
-    all: Vec<Member>,
+struct EventMembers {
+    all: Vec<EventMember>,
     /// Where the last value ended.
     behind: usize,
     key: Vec<u8>,
@@ -41,7 +41,7 @@ struct Members {
 }
 
 #[derive(Debug)]
-struct Member {
+struct EventMember {
     name: Vec<u8>,
     /// Where the value in front of it ended, or the bracket.
     behind: usize,
@@ -49,14 +49,14 @@ struct Member {
     value_past: usize,
 }
 
-impl Members {
-    fn of(event: &[u8]) -> Option<Members> {
-        let fields = Fields::of(event);
+impl EventMembers {
+    fn of(event: &[u8]) -> Option<EventMembers> {
+        let fields = EventFields::of(event);
         let (data, start) = (fields.data?, fields.data_at?);
-        let mut members = Members::default();
+        let mut members = EventMembers::default();
         json::walk_answer(&data, &mut members).ok()?;
         for member in &mut members.all {
-            let Member { behind, key_at, value_past, .. } = member;
+            let EventMember { behind, key_at, value_past, .. } = member;
             for at in [behind, key_at, value_past] {
                 *at += start;
             }
@@ -67,11 +67,11 @@ impl Members {
     fn value_ends(&mut self, past: usize) {
         let behind = std::mem::replace(&mut self.behind, past);
         let name = std::mem::take(&mut self.key);
-        self.all.push(Member { name, behind, key_at: self.key_at, value_past: past });
+        self.all.push(EventMember { name, behind, key_at: self.key_at, value_past: past });
     }
 }
 
-impl Sink for Members {
+impl Sink for EventMembers {
     fn open(&mut self, nest: Nest, at: usize, depth: usize) -> Interest {
         if depth == 0 {
             self.behind = at + 1;

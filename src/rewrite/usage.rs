@@ -9,7 +9,7 @@ use bytes::{Bytes, BytesMut};
 use memchr::{memchr, memchr2, memmem};
 
 use crate::json::{self, Interest, Literal, Nest, Scalar, Sink, Tokenizer};
-use crate::observe::sse::Fields;
+use crate::observe::sse::EventFields;
 
 /// Bytes of a long event that may be held: many times what engines write there.
 const MOST_HELD: usize = 4 * 1024;
@@ -38,9 +38,9 @@ fn usage_members(event: &[u8]) -> Vec<(usize, usize)> {
         return Vec::new();
     }
     let mark = if event.starts_with(MARK) { MARK.len() } else { 0 };
-    let fields = Fields::of(&event[mark..]);
+    let fields = EventFields::of(&event[mark..]);
     let (Some(data), Some(start)) = (fields.data, fields.data_at) else { return Vec::new() };
-    let mut finder = Finder::default();
+    let mut finder = UsageFinder::default();
     if json::walk_answer(&data, &mut finder).is_err() {
         return Vec::new();
     }
@@ -52,12 +52,12 @@ const MARK: &[u8] = b"\xEF\xBB\xBF";
 
 /// A long event, from its first piece to its last.
 #[derive(Debug)]
-pub(super) struct Passing {
-    at: At,
+pub(super) struct OversizedEdit {
+    at: ScanState,
     /// The beginning of the line's field name.
     name: Vec<u8>,
     tokenizer: Tokenizer,
-    finder: Finder,
+    finder: UsageFinder,
     /// Bytes of the data so far; the last of them are held, because it is not known whether they
     /// stay.
     seen: usize,
@@ -66,7 +66,7 @@ pub(super) struct Passing {
 
 /// Where the next byte stands.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum At {
+enum ScanState {
     /// In the name of a field.
     #[default]
     Name,
@@ -80,27 +80,27 @@ enum At {
     Behind,
 }
 
-impl Default for Passing {
+impl Default for OversizedEdit {
     /// At the first byte of an event.
     fn default() -> Self {
-        Passing {
-            at: At::default(),
+        OversizedEdit {
+            at: ScanState::default(),
             name: Vec::new(),
             tokenizer: Tokenizer::of_answer(),
-            finder: Finder::default(),
+            finder: UsageFinder::default(),
             seen: 0,
             held: Vec::new(),
         }
     }
 }
 
-impl Passing {
+impl OversizedEdit {
     /// What of this piece, and of what was held before, passes now.
     pub(super) fn pass(&mut self, piece: Bytes) -> Bytes {
-        if self.at == At::Behind {
+        if self.at == ScanState::Behind {
             return piece;
         }
-        if self.at == At::Data && self.held.is_empty() && memchr2(b'\n', b'\r', &piece).is_none() {
+        if self.at == ScanState::Data && self.held.is_empty() && memchr2(b'\n', b'\r', &piece).is_none() {
             // Nearly all pieces: they stay as they are.
             self.read(&piece);
             if self.finder.cuts.is_empty() && self.finder.doubt.is_none() {
@@ -112,7 +112,7 @@ impl Passing {
         }
         let mut passed = Vec::with_capacity(self.held.len() + piece.len());
         let mut rest = &piece[..];
-        while !rest.is_empty() && self.at != At::Behind {
+        while !rest.is_empty() && self.at != ScanState::Behind {
             let end = memchr2(b'\n', b'\r', rest).unwrap_or(rest.len());
             self.within_line(&rest[..end], &mut passed);
             if let Some(line_end) = rest.get(end) {
@@ -131,7 +131,7 @@ impl Passing {
     }
 
     fn within_line(&mut self, mut line: &[u8], passed: &mut Vec<u8>) {
-        if self.at == At::Name {
+        if self.at == ScanState::Name {
             let colon = memchr(b':', line);
             let name = &line[..colon.unwrap_or(line.len())];
             let room = (MARK.len() + b"data".len() + 1).saturating_sub(self.name.len());
@@ -140,16 +140,16 @@ impl Passing {
             passed.extend_from_slice(&line[..=colon]);
             line = &line[colon + 1..];
             let name = self.name.strip_prefix(MARK).unwrap_or(&self.name);
-            self.at = if name == b"data" { At::BeforeData } else { At::Ignored };
+            self.at = if name == b"data" { ScanState::BeforeData } else { ScanState::Ignored };
         }
-        if self.at == At::BeforeData && !line.is_empty() {
-            self.at = At::Data;
+        if self.at == ScanState::BeforeData && !line.is_empty() {
+            self.at = ScanState::Data;
             if let Some(value) = line.strip_prefix(b" ") {
                 passed.push(b' ');
                 line = value;
             }
         }
-        if self.at == At::Data {
+        if self.at == ScanState::Data {
             self.read(line);
             self.decide(line, passed);
         } else {
@@ -160,9 +160,9 @@ impl Passing {
     fn line_ends(&mut self, passed: &mut Vec<u8>) {
         self.name.clear();
         match self.at {
-            At::BeforeData | At::Data => self.give_up(passed),
-            At::Name | At::Ignored => self.at = At::Name,
-            At::Behind => {}
+            ScanState::BeforeData | ScanState::Data => self.give_up(passed),
+            ScanState::Name | ScanState::Ignored => self.at = ScanState::Name,
+            ScanState::Behind => {}
         }
     }
 
@@ -170,7 +170,7 @@ impl Passing {
         self.seen += data.len();
         if self.tokenizer.push(data, &mut self.finder).is_err() {
             self.finder.doubt = None;
-            self.at = At::Behind;
+            self.at = ScanState::Behind;
         }
     }
 
@@ -199,13 +199,13 @@ impl Passing {
     /// All that is held passes, and all that comes.
     fn give_up(&mut self, passed: &mut Vec<u8>) {
         passed.append(&mut self.held);
-        self.at = At::Behind;
+        self.at = ScanState::Behind;
     }
 }
 
 /// Finds the top-level members named `usage`, each with one comma beside it.
 #[derive(Debug, Default)]
-struct Finder {
+struct UsageFinder {
     /// Ranges to cut out, ascending and disjoint.
     cuts: Vec<(usize, usize)>,
     /// From here on it is not known yet what stays.
@@ -218,7 +218,7 @@ struct Finder {
     is_usage: bool,
 }
 
-impl Finder {
+impl UsageFinder {
     /// The present member is another one.
     fn stays(&mut self) {
         self.is_usage = false;
@@ -238,7 +238,7 @@ impl Finder {
     }
 }
 
-impl Sink for Finder {
+impl Sink for UsageFinder {
     fn open(&mut self, nest: Nest, _: usize, depth: usize) -> Interest {
         if depth == 0 && nest == Nest::Object { Interest::Read } else { Interest::Skip }
     }
@@ -297,7 +297,7 @@ mod tests {
     use super::*;
 
     fn in_pieces(event: &[u8], size: usize) -> Vec<u8> {
-        let mut passing = Passing::default();
+        let mut passing = OversizedEdit::default();
         let mut left = Vec::new();
         for piece in event.chunks(size) {
             left.extend_from_slice(&passing.pass(Bytes::copy_from_slice(piece)));
@@ -371,7 +371,7 @@ mod tests {
 
     #[test]
     fn a_passing_event_is_held_only_where_it_is_in_doubt() {
-        let mut passing = Passing::default();
+        let mut passing = OversizedEdit::default();
         let mut passed = |piece: &'static str| {
             let left = passing.pass(Bytes::from_static(piece.as_bytes()));
             String::from_utf8(left.to_vec()).unwrap()

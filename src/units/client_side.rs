@@ -13,7 +13,7 @@ use super::Tick;
 
 /// Why `accept` cut a connection whose client did not read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Severed {
+pub enum DisconnectReason {
     /// The client accepted no byte for `write_stall`.
     WriteStall,
     /// The total limit of the request's class passed while the client refused bytes.
@@ -24,7 +24,7 @@ pub enum Severed {
 
 /// A cell shared by a request's connection (or HTTP/2 stream) and its response body.
 #[derive(Clone, Debug, Default)]
-pub struct ClientSide(Arc<Cell>);
+pub struct ClientState(Arc<Cell>);
 
 #[derive(Debug)]
 struct Cell {
@@ -59,11 +59,11 @@ impl Default for Cell {
     }
 }
 
-impl ClientSide {
+impl ClientState {
     /// A client at this address, if one is known.
     #[must_use]
     pub fn of(address: Option<Arc<str>>) -> Self {
-        ClientSide(Arc::new(Cell::of(address)))
+        ClientState(Arc::new(Cell::of(address)))
     }
 
     /// The address that its connection came from, without a port.
@@ -82,7 +82,7 @@ impl ClientSide {
         let _ = self.0.refused_since.compare_exchange(NEVER, at.as_nanos(), Ordering::AcqRel, Ordering::Acquire);
     }
 
-    /// The client takes bytes again. A stretch above [`ClientSide::PATIENCE`] leaves its mark.
+    /// The client takes bytes again. A stretch above [`ClientState::PATIENCE`] leaves its mark.
     pub fn accepts(&self, at: Tick) {
         if let Some(since) = self.limited_since(at) {
             self.0.limited_since.store(since.as_nanos(), Ordering::Release);
@@ -146,7 +146,7 @@ impl ClientSide {
     }
 
     /// The drain limit has passed. `accept` polls the request's handler or body right after
-    /// it said so: whoever looks at [`ClientSide::drain_is_over`] on each poll needs no waker.
+    /// it said so: whoever looks at [`ClientState::drain_is_over`] on each poll needs no waker.
     pub fn end_drain(&self) {
         self.0.drain_over.store(true, Ordering::Release);
     }
@@ -159,28 +159,28 @@ impl ClientSide {
     }
 
     /// Ends when the drain limit has passed. Needs no waker of its own, see
-    /// [`ClientSide::end_drain`].
+    /// [`ClientState::end_drain`].
     pub async fn drain_over(&self) {
         std::future::poll_fn(|_| if self.drain_is_over() { Poll::Ready(()) } else { Poll::Pending }).await;
     }
 
     /// `accept` is about to cut the connection; the body that is dropped next reads why.
-    pub fn sever(&self, why: Severed) {
+    pub fn sever(&self, why: DisconnectReason) {
         let code = match why {
-            Severed::WriteStall => 1,
-            Severed::Total => 2,
-            Severed::Drain => 3,
+            DisconnectReason::WriteStall => 1,
+            DisconnectReason::Total => 2,
+            DisconnectReason::Drain => 3,
         };
         let _ = self.0.severed.compare_exchange(0, code, Ordering::AcqRel, Ordering::Acquire);
     }
 
     /// Why `accept` cut the connection, if it did.
     #[must_use]
-    pub fn severed(&self) -> Option<Severed> {
+    pub fn severed(&self) -> Option<DisconnectReason> {
         match self.0.severed.load(Ordering::Acquire) {
-            1 => Some(Severed::WriteStall),
-            2 => Some(Severed::Total),
-            3 => Some(Severed::Drain),
+            1 => Some(DisconnectReason::WriteStall),
+            2 => Some(DisconnectReason::Total),
+            3 => Some(DisconnectReason::Drain),
             _ => None,
         }
     }
@@ -196,7 +196,7 @@ mod tests {
 
     #[test]
     fn a_short_refusal_leaves_no_mark_and_a_long_one_does() {
-        let side = ClientSide::default();
+        let side = ClientState::default();
         side.refuses(Tick::from_millis(10));
         side.refuses(Tick::from_millis(60));
         assert_eq!(side.resumed_at(), None);
@@ -213,10 +213,10 @@ mod tests {
 
     #[test]
     fn the_first_reason_to_cut_stands() {
-        let side = ClientSide::default();
+        let side = ClientState::default();
         assert_eq!(side.severed(), None);
-        side.sever(Severed::Total);
-        side.sever(Severed::WriteStall);
-        assert_eq!(side.severed(), Some(Severed::Total));
+        side.sever(DisconnectReason::Total);
+        side.sever(DisconnectReason::WriteStall);
+        assert_eq!(side.severed(), Some(DisconnectReason::Total));
     }
 }

@@ -9,7 +9,7 @@ use http::StatusCode;
 /// Why a request head is refused, over HTTP/1.1 and HTTP/2 alike. The connection closes with the
 /// response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BadHead {
+pub enum InvalidHead {
     /// It breaks the grammar.
     Malformed,
     /// A version of HTTP that is not spoken here.
@@ -36,39 +36,39 @@ pub enum BadHead {
     Expectation,
 }
 
-impl BadHead {
+impl InvalidHead {
     /// All of them, in the order of the documentation.
-    pub const ALL: [BadHead; 12] = [
-        BadHead::Malformed,
-        BadHead::Version,
-        BadHead::Length,
-        BadHead::TwoFramings,
-        BadHead::TransferCoding,
-        BadHead::Target,
-        BadHead::TargetTooLong,
-        BadHead::TooLarge,
-        BadHead::TooManyLines,
-        BadHead::Method,
-        BadHead::Host,
-        BadHead::Expectation,
+    pub const ALL: [InvalidHead; 12] = [
+        InvalidHead::Malformed,
+        InvalidHead::Version,
+        InvalidHead::Length,
+        InvalidHead::TwoFramings,
+        InvalidHead::TransferCoding,
+        InvalidHead::Target,
+        InvalidHead::TargetTooLong,
+        InvalidHead::TooLarge,
+        InvalidHead::TooManyLines,
+        InvalidHead::Method,
+        InvalidHead::Host,
+        InvalidHead::Expectation,
     ];
 
     /// The label value.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
-            BadHead::Malformed => "malformed",
-            BadHead::Version => "version",
-            BadHead::Length => "content_length",
-            BadHead::TwoFramings => "two_framings",
-            BadHead::TransferCoding => "transfer_coding",
-            BadHead::Target => "target",
-            BadHead::TargetTooLong => "target_too_long",
-            BadHead::TooLarge => "too_large",
-            BadHead::TooManyLines => "too_many_lines",
-            BadHead::Method => "method",
-            BadHead::Host => "host",
-            BadHead::Expectation => "expectation",
+            InvalidHead::Malformed => "malformed",
+            InvalidHead::Version => "version",
+            InvalidHead::Length => "content_length",
+            InvalidHead::TwoFramings => "two_framings",
+            InvalidHead::TransferCoding => "transfer_coding",
+            InvalidHead::Target => "target",
+            InvalidHead::TargetTooLong => "target_too_long",
+            InvalidHead::TooLarge => "too_large",
+            InvalidHead::TooManyLines => "too_many_lines",
+            InvalidHead::Method => "method",
+            InvalidHead::Host => "host",
+            InvalidHead::Expectation => "expectation",
         }
     }
 
@@ -76,16 +76,16 @@ impl BadHead {
     #[must_use]
     pub const fn status(self) -> StatusCode {
         match self {
-            BadHead::Malformed
-            | BadHead::Version
-            | BadHead::Length
-            | BadHead::TwoFramings
-            | BadHead::Target
-            | BadHead::Host
-            | BadHead::Expectation => StatusCode::BAD_REQUEST,
-            BadHead::TargetTooLong => StatusCode::URI_TOO_LONG,
-            BadHead::TooLarge | BadHead::TooManyLines => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
-            BadHead::Method | BadHead::TransferCoding => StatusCode::NOT_IMPLEMENTED,
+            InvalidHead::Malformed
+            | InvalidHead::Version
+            | InvalidHead::Length
+            | InvalidHead::TwoFramings
+            | InvalidHead::Target
+            | InvalidHead::Host
+            | InvalidHead::Expectation => StatusCode::BAD_REQUEST,
+            InvalidHead::TargetTooLong => StatusCode::URI_TOO_LONG,
+            InvalidHead::TooLarge | InvalidHead::TooManyLines => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
+            InvalidHead::Method | InvalidHead::TransferCoding => StatusCode::NOT_IMPLEMENTED,
         }
     }
 
@@ -93,37 +93,41 @@ impl BadHead {
     #[must_use]
     pub const fn advice(self) -> &'static str {
         match self {
-            BadHead::Malformed => {
+            InvalidHead::Malformed => {
                 "it is not what RFC 9112 calls a request; send a request line and header fields without folded lines"
             }
-            BadHead::Version => "speak HTTP/1.1, or HTTP/2 from the first byte",
-            BadHead::Length => "send one Content-Length in decimal digits",
-            BadHead::TwoFramings => "send Content-Length or Transfer-Encoding, not both",
-            BadHead::TransferCoding => "send the body with Content-Length, or with Transfer-Encoding: chunked alone",
-            BadHead::Target => "send the path of an endpoint as the request target, for example /v1/chat/completions",
-            BadHead::TargetTooLong => "send a shorter target: parameters belong into the body",
-            BadHead::TooLarge => "send shorter header fields and a shorter target",
-            BadHead::TooManyLines => "send fewer header lines",
-            BadHead::Method => "CONNECT and TRACE are not served; send POST or GET",
-            BadHead::Host => "send exactly one valid Host header, the same as in the request target",
-            BadHead::Expectation => "leave out the Expect header, or send Expect: 100-continue",
+            InvalidHead::Version => "speak HTTP/1.1, or HTTP/2 from the first byte",
+            InvalidHead::Length => "send one Content-Length in decimal digits",
+            InvalidHead::TwoFramings => "send Content-Length or Transfer-Encoding, not both",
+            InvalidHead::TransferCoding => {
+                "send the body with Content-Length, or with Transfer-Encoding: chunked alone"
+            }
+            InvalidHead::Target => {
+                "send the path of an endpoint as the request target, for example /v1/chat/completions"
+            }
+            InvalidHead::TargetTooLong => "send a shorter target: parameters belong into the body",
+            InvalidHead::TooLarge => "send shorter header fields and a shorter target",
+            InvalidHead::TooManyLines => "send fewer header lines",
+            InvalidHead::Method => "CONNECT and TRACE are not served; send POST or GET",
+            InvalidHead::Host => "send exactly one valid Host header, the same as in the request target",
+            InvalidHead::Expectation => "leave out the Expect header, or send Expect: 100-continue",
         }
     }
 }
 
 /// The counts of one listener. Cheap to clone: all clones are one.
 #[derive(Clone, Debug, Default)]
-pub struct Doorstep(Arc<Counts>);
+pub struct Doorstep(Arc<BadHeadCounts>);
 
 #[derive(Debug, Default)]
-struct Counts {
-    bad_heads: [AtomicU64; BadHead::ALL.len()],
+struct BadHeadCounts {
+    bad_heads: [AtomicU64; InvalidHead::ALL.len()],
     crowded: AtomicU64,
 }
 
 impl Doorstep {
     /// A head was refused.
-    pub fn refused_head(&self, why: BadHead) {
+    pub fn refused_head(&self, why: InvalidHead) {
         self.0.bad_heads[why as usize].fetch_add(1, Ordering::Relaxed);
     }
 
@@ -134,8 +138,8 @@ impl Doorstep {
 
     /// Heads refused so far, by the label value of the reason.
     #[must_use]
-    pub fn bad_heads(&self) -> [(&'static str, u64); BadHead::ALL.len()] {
-        BadHead::ALL.map(|why| (why.as_str(), self.0.bad_heads[why as usize].load(Ordering::Relaxed)))
+    pub fn bad_heads(&self) -> [(&'static str, u64); InvalidHead::ALL.len()] {
+        InvalidHead::ALL.map(|why| (why.as_str(), self.0.bad_heads[why as usize].load(Ordering::Relaxed)))
     }
 
     /// Connections closed at once so far.
@@ -152,10 +156,10 @@ mod tests {
     #[test]
     fn each_reason_is_counted_at_its_own_place() {
         let doorstep = Doorstep::default();
-        for (times, why) in BadHead::ALL.into_iter().enumerate() {
+        for (times, why) in InvalidHead::ALL.into_iter().enumerate() {
             (0..times).for_each(|_| doorstep.refused_head(why));
         }
-        let expected = BadHead::ALL.map(BadHead::as_str).into_iter().zip(0..).collect::<Vec<_>>();
+        let expected = InvalidHead::ALL.map(InvalidHead::as_str).into_iter().zip(0..).collect::<Vec<_>>();
         assert_eq!(doorstep.bad_heads().to_vec(), expected);
     }
 }

@@ -47,7 +47,7 @@ enum Serves {
 
 /// Why no endpoint serves a request's method and path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Unroutable {
+pub enum PathError {
     /// The path is none of ours.
     Path,
     /// The path is ours, with another method.
@@ -109,21 +109,21 @@ impl Endpoint {
     /// one final slash; nothing is decoded, so `%2e%2e` is an unknown path.
     ///
     /// # Errors
-    /// [`Unroutable`], which becomes a 404 or a 405.
-    pub fn find(method: &str, path: &str) -> Result<Endpoint, Unroutable> {
+    /// [`PathError`], which becomes a 404 or a 405.
+    pub fn find(method: &str, path: &str) -> Result<Endpoint, PathError> {
         let bare = match path.strip_suffix('/') {
             Some(rest) if !rest.is_empty() => rest,
             _ => path,
         };
         let found = ENDPOINTS.iter().copied().find(|endpoint| endpoint.path == bare);
         let found = found.or_else(|| Self::model_in(bare).map(|_| ONE_MODEL));
-        let endpoint = found.ok_or(Unroutable::Path)?;
+        let endpoint = found.ok_or(PathError::Path)?;
         let (fits, allow) = match endpoint.serves {
             Serves::Relay => (method == "POST", "POST"),
             Serves::Engine => (method == "GET", "GET"),
             _ => (method == "GET" || method == "HEAD", "GET, HEAD"),
         };
-        if fits { Ok(endpoint) } else { Err(Unroutable::Method { allow }) }
+        if fits { Ok(endpoint) } else { Err(PathError::Method { allow }) }
     }
 
     /// The endpoint with this canonical path, if it relays to engines.
@@ -227,15 +227,15 @@ mod tests {
     fn a_final_slash_changes_nothing_and_two_do() {
         let found = Endpoint::find("POST", "/v1/chat/completions/").unwrap();
         assert_eq!(found.path(), "/v1/chat/completions");
-        assert_eq!(Endpoint::find("POST", "/v1/chat/completions//"), Err(Unroutable::Path));
-        assert_eq!(Endpoint::find("GET", "/"), Err(Unroutable::Path));
+        assert_eq!(Endpoint::find("POST", "/v1/chat/completions//"), Err(PathError::Path));
+        assert_eq!(Endpoint::find("GET", "/"), Err(PathError::Path));
     }
 
     #[test]
     fn another_method_on_a_known_path_is_told_apart_from_an_unknown_path() {
-        assert_eq!(Endpoint::find("GET", "/v1/messages"), Err(Unroutable::Method { allow: "POST" }));
-        assert_eq!(Endpoint::find("POST", "/health"), Err(Unroutable::Method { allow: "GET, HEAD" }));
-        assert_eq!(Endpoint::find("POST", "/v1/realtime"), Err(Unroutable::Path));
+        assert_eq!(Endpoint::find("GET", "/v1/messages"), Err(PathError::Method { allow: "POST" }));
+        assert_eq!(Endpoint::find("POST", "/health"), Err(PathError::Method { allow: "GET, HEAD" }));
+        assert_eq!(Endpoint::find("POST", "/v1/realtime"), Err(PathError::Path));
     }
 
     #[test]
@@ -264,7 +264,7 @@ mod tests {
             "/invocations",
         ] {
             for method in ["GET", "POST", "DELETE"] {
-                assert_eq!(Endpoint::find(method, path), Err(Unroutable::Path), "{method} {path}");
+                assert_eq!(Endpoint::find(method, path), Err(PathError::Path), "{method} {path}");
             }
         }
     }

@@ -13,9 +13,9 @@ mod glob;
 mod lengths;
 mod priority;
 
-pub use client_side::{ClientSide, Severed};
-pub use doorstep::{BadHead, Doorstep};
-pub use endpoint::{Dialect, Endpoint, Unroutable};
+pub use client_side::{ClientState, DisconnectReason};
+pub use doorstep::{Doorstep, InvalidHead};
+pub use endpoint::{Dialect, Endpoint, PathError};
 pub use glob::Glob;
 pub use lengths::LengthBuckets;
 pub use priority::Priority;

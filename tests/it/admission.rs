@@ -1,4 +1,4 @@
-//! Tenants' limits, seats and queues (CASES C), over the whole gateway.
+//! Tenants' limits, seats and queues (`docs/cases.md`), over the whole gateway.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use futures_util::future::join_all;
 use goodput::admit::Books;
 use goodput::admit::queue::{Aim, Ask as QueueAsk, Standing, WhenHopeless};
 use goodput::lab::script::{Script, ScriptedEngine, fixtures::*};
-use goodput::units::{ClientSide, Priority, Severed, TenantId, Tokens};
+use goodput::units::{ClientState, DisconnectReason, Priority, TenantId, Tokens};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
@@ -250,11 +250,11 @@ async fn who_leaves_behind_its_head_before_any_token_pays_for_the_prompt() {
 async fn who_is_cut_behind_its_head_for_not_reading_pays_for_the_prompt() {
     let yaml = heads_go_ahead();
     let (house, _engine) = House::playing_with(&yaml, Script::new().silence());
-    let client = ClientSide::default();
+    let client = ClientState::default();
     let mut reply = house.send(by("sk-acme", capped(500, true)).client(&client)).await;
     reply.frames(1).await;
     client.refuses(at(200));
-    client.sever(Severed::WriteStall);
+    client.sever(DisconnectReason::WriteStall);
     drop(reply);
     assert_eq!((house.line().await.outcome(), left(&house, "tokens_per_minute")), ("excluded", 592));
     house.end().await;
@@ -784,7 +784,7 @@ async fn who_waits_when_a_drain_begins_is_served_on() {
 async fn when_the_drain_limit_passes_who_waits_is_told_to_go_elsewhere() {
     let (house, _engine) = House::playing_with(&seats(1), stream_of(100, 60_000));
     let sitting = house.chat(stream_with_usage()).await;
-    let client = goodput::units::ClientSide::default();
+    let client = goodput::units::ClientState::default();
     let mut waiting = Box::pin(house.send(Ask::post(CHAT, stream_with_usage()).client(&client)));
     tokio::select! {
         _ = &mut waiting => panic!("no seat is free"),
@@ -804,7 +804,7 @@ async fn when_the_drain_limit_passes_who_waits_is_told_to_go_elsewhere() {
 #[tokio::test(start_paused = true)]
 async fn at_the_drain_limit_nobody_who_waits_begins_in_a_seat_of_those_that_are_cut() {
     let (house, engine) = House::playing_with(&seats(1), Script::stream().silence());
-    let client = goodput::units::ClientSide::default();
+    let client = goodput::units::ClientState::default();
     let ask = || Ask::post(CHAT, stream_with_usage()).client(&client);
     let mut sitting = Box::pin(house.send(ask()));
     let mut waiting = Box::pin(house.send(ask()));

@@ -1,10 +1,11 @@
-//! What a request costs its tenant, however it ends (CASES C80, C97; `docs/semantics.md` 8).
+//! What a request costs its tenant, however it ends (`docs/semantics.md` 8; C80 and C97 of
+//! `docs/cases.md`).
 
 use std::sync::Arc;
 
 use futures_util::future::join_all;
 use goodput::lab::script::{Script, ScriptedEngine, fixtures::*};
-use goodput::units::{ClientSide, Severed};
+use goodput::units::{ClientState, DisconnectReason};
 use http::Method;
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -355,10 +356,10 @@ async fn a_stream_that_goes_on_behind_its_finish_is_left_like_any_other() {
 async fn who_is_cut_for_not_reading_at_the_finish_pays_what_the_engine_says() {
     let script = tokens(5).say(f("stop")).at(700).say(u(10, 40)).say(d()).end();
     let (house, _engine) = House::playing_with(&limited(LIMITS), script);
-    let client = ClientSide::default();
+    let client = ClientState::default();
     let mut reply = house.send(by("sk-acme", capped(1000, true)).client(&client)).await;
     until_its_finish(&mut reply).await;
-    client.sever(Severed::WriteStall);
+    client.sever(DisconnectReason::WriteStall);
     drop(reply);
     house.line().await;
     assert_eq!(spent(&house), (50, 1));

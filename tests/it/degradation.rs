@@ -1,7 +1,7 @@
 //! Overload levels through the whole gateway: when they are entered and left, and what each of
 //! them does to a request.
 
-use goodput::gateway::NotForced;
+use goodput::gateway::OverrideError;
 use goodput::lab::script::{Script, ScriptedEngine, fixtures::*};
 use serde_json::{Value, json};
 
@@ -134,9 +134,9 @@ async fn a_level_set_by_hand_stands_over_reloads_until_it_is_handed_back() {
     let two = format!("{{action: defer, {DEEP}}}, {{action: spill, {DEEP}}}");
     let house = House::new(&yaml(&two));
     let gateway = &house.gateway;
-    assert_eq!(gateway.force_level("chat", Some(3), None), Err(NotForced::TooHigh(2)));
-    assert_eq!(gateway.force_level("bulk", Some(1), None), Err(NotForced::TooHigh(0)));
-    assert_eq!(gateway.force_level("nobody", Some(1), None), Err(NotForced::UnknownClass));
+    assert_eq!(gateway.force_level("chat", Some(3), None), Err(OverrideError::TooHigh(2)));
+    assert_eq!(gateway.force_level("bulk", Some(1), None), Err(OverrideError::TooHigh(0)));
+    assert_eq!(gateway.force_level("nobody", Some(1), None), Err(OverrideError::UnknownClass));
     let view = gateway.force_level("chat", Some(2), None).unwrap();
     assert_eq!((view.level, view.is_forced, view.actions.len()), (2, true, 2));
     house.sleep(ms(60_000)).await;

@@ -1,4 +1,4 @@
-//! How events are framed on the wire, and what must come out of it (CASES A).
+//! How events are framed on the wire, and what must come out of it (`docs/cases.md`).
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Heads, bodies and framing in both directions (CASES F).
+//! Heads, bodies and framing in both directions (`docs/cases.md`).
 
 use bytes::Bytes;
 use goodput::lab::script::{Script, event, fixtures::*};

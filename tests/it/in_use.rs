@@ -1,4 +1,5 @@
-//! What was found while the gateway was in use (CASES H, I and K): streams, counts and moments.
+//! What was found while the gateway was in use (from C76 of `docs/cases.md` on): streams, counts
+//! and moments.
 
 use bytes::Bytes;
 use goodput::lab::script::{Script, fixtures::*};

@@ -1,5 +1,5 @@
 //! What operators rely on: closed labels, no secret in any output, faults of our own
-//! (CASES G).
+//! (`docs/cases.md`, metrics and logs).
 
 use std::io;
 use std::pin::Pin;
@@ -328,7 +328,7 @@ async fn met_and_missed_and_excluded_are_all_that_finished() {
             _ => stream(),
         };
         let patience = ms(chance.random_range(1..3000));
-        let client = goodput::units::ClientSide::default();
+        let client = goodput::units::ClientState::default();
         let exchange = async {
             let reply = house.send(Ask::post(CHAT, body).client(&client)).await;
             reply.whole().await

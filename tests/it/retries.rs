@@ -1,5 +1,5 @@
 //! Retries and failover through the whole gateway: the table of the semantics row by row, and
-//! the cases of CASES D.
+//! the cases of `docs/cases.md`.
 
 use std::time::Duration;
 

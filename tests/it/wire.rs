@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use goodput::judge::{Case, Objective, Objectives, judge};
-use goodput::observe::{Ending, Moulds, Note, Observer, Reader, Timeline, Watch};
+use goodput::observe::{Ending, Observer, PieceInfo, Reader, TemplateCache, Timeline, Watch};
 use goodput::rewrite::EventGate;
 use goodput::units::Tick;
 use rand::rngs::StdRng;
@@ -27,9 +27,9 @@ fn replay(wire: &Wire, cuts: &BTreeSet<usize>) -> Timeline {
 }
 
 /// The same to this observer, with what was noted of each piece, and how long it was.
-fn replay_to(mut observer: Observer, wire: &Wire, cuts: &BTreeSet<usize>) -> (Timeline, Vec<(Note, usize)>) {
+fn replay_to(mut observer: Observer, wire: &Wire, cuts: &BTreeSet<usize>) -> (Timeline, Vec<(PieceInfo, usize)>) {
     let (mut passed, mut notes) = (Vec::with_capacity(wire.body.len()), Vec::new());
-    let mut pass = |piece: Bytes, note: &Note| {
+    let mut pass = |piece: Bytes, note: &PieceInfo| {
         passed.extend_from_slice(&piece);
         notes.push((*note, piece.len()));
     };
@@ -161,8 +161,8 @@ fn cut_at_several_random_positions_the_timeline_is_the_same() {
 
 #[test]
 fn an_answer_of_a_known_shape_has_the_timeline_of_a_full_reading() {
-    let moulds = Arc::new(Moulds::new());
-    let at_once = |wire: &Wire, body: &[u8], moulds: Option<&Arc<Moulds>>| {
+    let moulds = Arc::new(TemplateCache::new());
+    let at_once = |wire: &Wire, body: &[u8], moulds: Option<&Arc<TemplateCache>>| {
         let mut observer = Observer::new(wire.expect(), Reader::Json, wire.status, watch());
         moulds.into_iter().for_each(|moulds| observer.knows(moulds));
         observer.frame(body.to_vec().into(), wire.end, &mut |_, _| {});
@@ -186,7 +186,7 @@ fn an_answer_of_a_known_shape_has_the_timeline_of_a_full_reading() {
 
 #[test]
 fn a_stream_of_known_shapes_is_seen_as_one_that_is_read_in_full() {
-    let (moulds, mut chance) = (Arc::new(Moulds::new()), StdRng::seed_from_u64(10));
+    let (moulds, mut chance) = (Arc::new(TemplateCache::new()), StdRng::seed_from_u64(10));
     let check = |wire: &Wire, cuts: &BTreeSet<usize>, what: &str| {
         let observer = || Observer::new(wire.expect(), wire.reader(), wire.status, watch());
         let mut knowing = observer();
@@ -247,7 +247,7 @@ fn c105_a_stream_without_its_injected_usage_is_like_one_that_had_none() {
         let mut gate = EventGate::new(true, continuous);
         let (mut left, mut observer) =
             (Vec::new(), Observer::new(asked.expect(), asked.reader(), asked.status, watch()));
-        let mut pass = |piece: Bytes, note: &Note| gate.pass(piece, note, &mut |passed| left.extend(passed));
+        let mut pass = |piece: Bytes, note: &PieceInfo| gate.pass(piece, note, &mut |passed| left.extend(passed));
         for (range, at) in &asked.reads {
             observer.frame(asked.body.slice(range.clone()), *at, &mut pass);
         }

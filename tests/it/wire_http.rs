@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
-use goodput::observe::{Ending, Expect, Limit, Reader};
+use goodput::observe::{Ending, Expect, Reader, TimeoutKind};
 use goodput::units::{Dialect, Tick};
 use serde_json::Value;
 
@@ -105,7 +105,7 @@ pub fn wire(name: &str) -> Wire {
     let last = timing.end.unwrap_or_default();
     let (ending, end) = match whole_at {
         Some(past) => (Ending::Clean, moments[past - 1].0),
-        None if timing.timed_out => (Ending::TimedOut(Limit::Idle), last),
+        None if timing.timed_out => (Ending::TimedOut(TimeoutKind::Idle), last),
         None => (Ending::Broken, last),
     };
     Wire {

@@ -8,9 +8,9 @@ use http::header::{CONNECTION, CONTENT_LENGTH, EXPECT, HeaderMap, HeaderName, He
 use http::{Method, Request, Uri, Version};
 use memchr::memmem;
 
-use crate::accept::Head;
-use crate::framing::{self, Framing, Headed, Known};
-use crate::units::BadHead;
+use crate::accept::ParsedHead;
+use crate::framing::{self, CacheableHead, Framing, HeadCache};
+use crate::units::InvalidHead;
 
 /// Lines that a head may have without a table of its own on the heap.
 const USUAL_LINES: usize = 100;
@@ -23,7 +23,7 @@ const LONGEST_PATH: usize = 256;
 
 /// The limits on a head.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Limits {
+pub(super) struct HeadLimits {
     /// In bytes.
     pub head: usize,
     pub lines: usize,
@@ -31,8 +31,8 @@ pub(super) struct Limits {
 
 /// A request whose head has come.
 #[derive(Clone, Debug)]
-pub(super) struct Asked {
-    pub head: Arc<Head>,
+pub(super) struct RequestHead {
+    pub head: Arc<ParsedHead>,
     /// How its body ends.
     pub framing: Framing,
     /// The connection may serve another request behind it.
@@ -41,7 +41,7 @@ pub(super) struct Asked {
     pub awaits_continue: bool,
 }
 
-impl Headed for Asked {
+impl CacheableHead for RequestHead {
     fn fields_mut(&mut self) -> &mut HeaderMap {
         Arc::make_mut(&mut self.head).fields_mut()
     }
@@ -54,9 +54,9 @@ impl Headed for Asked {
 pub(super) fn take(
     buffer: &mut BytesMut,
     looked_at: &mut usize,
-    known: &mut Known<Asked>,
-    limits: Limits,
-) -> Result<Option<Asked>, BadHead> {
+    known: &mut HeadCache<RequestHead>,
+    limits: HeadLimits,
+) -> Result<Option<RequestHead>, InvalidHead> {
     if !may_be_whole(buffer, *looked_at) {
         return partial(buffer, looked_at, limits);
     }
@@ -74,7 +74,7 @@ pub(super) fn take(
         lines => read(buffer, known, &mut vec![const { MaybeUninit::uninit() }; lines]),
     };
     match read? {
-        Some((length, _)) if length > limits.head => Err(BadHead::TooLarge),
+        Some((length, _)) if length > limits.head => Err(InvalidHead::TooLarge),
         Some((length, asked)) => {
             *looked_at = 0;
             buffer.advance(length);
@@ -85,9 +85,9 @@ pub(super) fn take(
 }
 
 /// More has to come.
-fn partial(buffer: &[u8], looked_at: &mut usize, limits: Limits) -> Result<Option<Asked>, BadHead> {
+fn partial(buffer: &[u8], looked_at: &mut usize, limits: HeadLimits) -> Result<Option<RequestHead>, InvalidHead> {
     *looked_at = buffer.len();
-    if buffer.len() < limits.head { Ok(None) } else { Err(BadHead::TooLarge) }
+    if buffer.len() < limits.head { Ok(None) } else { Err(InvalidHead::TooLarge) }
 }
 
 /// The path of a head that cannot be read, as far as there is one: for the shape of the refusal.
@@ -110,17 +110,17 @@ fn may_be_whole(buffer: &[u8], looked_at: usize) -> bool {
 /// Reads a head at the beginning of these bytes, and says how long it is.
 fn read<'a>(
     bytes: &'a [u8],
-    known: &mut Known<Asked>,
+    known: &mut HeadCache<RequestHead>,
     lines: &mut [MaybeUninit<httparse::Header<'a>>],
-) -> Result<Option<(usize, Asked)>, BadHead> {
+) -> Result<Option<(usize, RequestHead)>, InvalidHead> {
     let mut head = httparse::Request::new(&mut []);
     let parser = httparse::ParserConfig::default();
     let length = match parser.parse_request_with_uninit_headers(&mut head, bytes, lines) {
         Ok(httparse::Status::Complete(length)) => length,
         Ok(httparse::Status::Partial) => return Ok(None),
-        Err(httparse::Error::TooManyHeaders) => return Err(BadHead::TooManyLines),
-        Err(httparse::Error::Version) => return Err(BadHead::Version),
-        Err(_) => return Err(BadHead::Malformed),
+        Err(httparse::Error::TooManyHeaders) => return Err(InvalidHead::TooManyLines),
+        Err(httparse::Error::Version) => return Err(InvalidHead::Version),
+        Err(_) => return Err(InvalidHead::Malformed),
     };
     // A copy of the head alone: fields that outlive it would hold the body, too.
     let text = Bytes::copy_from_slice(&bytes[..length]);
@@ -129,33 +129,34 @@ fn read<'a>(
         text.slice(at..at + part.len())
     };
     let mut parts = Request::new(()).into_parts().0;
-    parts.method = Method::from_bytes(head.method.unwrap_or_default().as_bytes()).map_err(|_| BadHead::Malformed)?;
+    parts.method =
+        Method::from_bytes(head.method.unwrap_or_default().as_bytes()).map_err(|_| InvalidHead::Malformed)?;
     let target = head.path.unwrap_or_default().as_bytes();
     if target.len() > LONGEST_TARGET {
-        return Err(BadHead::TargetTooLong);
+        return Err(InvalidHead::TargetTooLong);
     }
-    parts.uri = Uri::from_maybe_shared(part(target)).map_err(|_| BadHead::Malformed)?;
+    parts.uri = Uri::from_maybe_shared(part(target)).map_err(|_| InvalidHead::Malformed)?;
     parts.version = if head.version == Some(0) { Version::HTTP_10 } else { Version::HTTP_11 };
     parts.headers = HeaderMap::with_capacity(head.headers.len());
-    let mut said = Said::default();
+    let mut said = FramingHeaders::default();
     for line in head.headers.iter() {
-        let name = HeaderName::from_bytes(line.name.as_bytes()).map_err(|_| BadHead::Malformed)?;
+        let name = HeaderName::from_bytes(line.name.as_bytes()).map_err(|_| InvalidHead::Malformed)?;
         if said.hear(&name, line.value)? {
-            let value = HeaderValue::from_maybe_shared(part(line.value)).map_err(|_| BadHead::Malformed)?;
+            let value = HeaderValue::from_maybe_shared(part(line.value)).map_err(|_| InvalidHead::Malformed)?;
             parts.headers.append(name, value);
         }
     }
     let framing = said.framing(parts.version)?;
     let keeps = said.keeps(parts.version);
     let awaits_continue = said.expects && parts.version == Version::HTTP_11 && !framing.is_over();
-    let asked = Asked { head: Arc::new(Head::new(parts)), framing, keeps, awaits_continue };
+    let asked = RequestHead { head: Arc::new(ParsedHead::new(parts)), framing, keeps, awaits_continue };
     known.learn(&asked, &asked.head.headers, &text, head.headers.len());
     Ok(Some((length, asked)))
 }
 
 /// What the fields of a head say about the body and the connection.
 #[derive(Default)]
-struct Said {
+struct FramingHeaders {
     /// Lines that name a transfer coding, and whether the last of them is `chunked` alone.
     codings: u8,
     is_chunked: bool,
@@ -165,18 +166,18 @@ struct Said {
     expects: bool,
 }
 
-impl Said {
+impl FramingHeaders {
     /// Whether the line is to be kept: a length that is stated again is not.
-    fn hear(&mut self, name: &HeaderName, value: &[u8]) -> Result<bool, BadHead> {
+    fn hear(&mut self, name: &HeaderName, value: &[u8]) -> Result<bool, InvalidHead> {
         if *name == TRANSFER_ENCODING {
             self.codings = self.codings.saturating_add(1);
             self.is_chunked = value.eq_ignore_ascii_case(b"chunked");
         } else if *name == CONTENT_LENGTH {
-            let stated = framing::stated_length(value).ok_or(BadHead::Length)?;
+            let stated = framing::stated_length(value).ok_or(InvalidHead::Length)?;
             return match self.length.replace(stated) {
                 None => Ok(true),
                 Some(before) if before == stated => Ok(false),
-                Some(_) => Err(BadHead::Length),
+                Some(_) => Err(InvalidHead::Length),
             };
         } else if *name == CONNECTION {
             self.closes |= framing::names(value, "close");
@@ -190,11 +191,11 @@ impl Said {
     /// Where the body ends. Of a coding that we do not know nothing is read: `strict` refuses
     /// the request, and the connection ends. A length beside a coding is what another reader may
     /// go by (RFC 9112 section 6.3).
-    fn framing(&self, version: Version) -> Result<Framing, BadHead> {
+    fn framing(&self, version: Version) -> Result<Framing, InvalidHead> {
         match self.codings {
             0 => Ok(Framing::Length(self.length.unwrap_or(0))),
-            _ if self.length.is_some() => Err(BadHead::TwoFramings),
-            _ if version == Version::HTTP_10 => Err(BadHead::Malformed),
+            _ if self.length.is_some() => Err(InvalidHead::TwoFramings),
+            _ if version == Version::HTTP_10 => Err(InvalidHead::Malformed),
             1 if self.is_chunked => Ok(Framing::CHUNKED),
             _ => Ok(Framing::EMPTY),
         }
@@ -214,7 +215,7 @@ mod tests {
     use super::*;
     use crate::framing::changes::changes;
 
-    const LIMITS: Limits = Limits { head: 400, lines: USUAL_LINES };
+    const LIMITS: HeadLimits = HeadLimits { head: 400, lines: USUAL_LINES };
 
     const LINES: [&str; 10] = [
         "host: g",
@@ -237,7 +238,7 @@ mod tests {
         })
     }
 
-    fn taken(bytes: &[u8], known: &mut Known<Asked>) -> (String, usize, usize) {
+    fn taken(bytes: &[u8], known: &mut HeadCache<RequestHead>) -> (String, usize, usize) {
         let (mut buffer, mut looked_at) = (BytesMut::from(bytes), 0);
         let taken = take(&mut buffer, &mut looked_at, known, LIMITS);
         (format!("{taken:?}"), buffer.len(), looked_at)
@@ -248,19 +249,19 @@ mod tests {
 
         #[test]
         fn a_head_is_read_alike_whatever_was_read_before_it(head in heads(), changes in changes()) {
-            let mut known = Known::default();
+            let mut known = HeadCache::default();
             for _ in 0..3 {
                 taken(head.as_bytes(), &mut known);
             }
             for next in changes.of(&head) {
-                prop_assert_eq!(taken(&next, &mut known), taken(&next, &mut Known::default()), "{}", next.escape_ascii());
+                prop_assert_eq!(taken(&next, &mut known), taken(&next, &mut HeadCache::default()), "{}", next.escape_ascii());
             }
         }
     }
 
     #[test]
     fn heads_that_repeat_are_known_and_their_limits_hold() {
-        let mut known = Known::default();
+        let mut known = HeadCache::default();
         let head = |length: &str, id: &str| {
             format!("POST /a HTTP/1.1\r\nhost: g\r\ncontent-length: {length}\r\nx-id: {id}\r\n\r\n")
         };
@@ -277,6 +278,6 @@ mod tests {
         assert_eq!([still_read, other].map(|asked| asked.head.headers["x-id"].clone()), ["c", "d"]);
         let long = head("5", &"x".repeat(LIMITS.head));
         assert!(known.find(long.as_bytes(), usize::MAX).is_some());
-        assert_eq!(take(&mut long.as_bytes().into(), &mut 0, &mut known, LIMITS).err(), Some(BadHead::TooLarge));
+        assert_eq!(take(&mut long.as_bytes().into(), &mut 0, &mut known, LIMITS).err(), Some(InvalidHead::TooLarge));
     }
 }

@@ -13,10 +13,10 @@ use hyper::ext::ReasonPhrase;
 use tokio::io::AsyncWrite;
 
 use crate::accept::id::{X_GOODPUT_REASON, X_REQUEST_ID, made_id};
-use crate::framing::{self, Fielded};
-use crate::refuse::Refusal;
+use crate::framing::{self, ResponseHeaders};
+use crate::refuse::Rejection;
 use crate::units::decimal::push_number;
-use crate::units::{BadHead, Endpoint};
+use crate::units::{Endpoint, InvalidHead};
 
 /// Pieces of this length are copied behind each other, so that they leave in one plain write.
 const SHORT: usize = 16 * 1024;
@@ -33,7 +33,7 @@ thread_local! {
 
 /// What waits to be written.
 #[derive(Default)]
-pub(super) struct Out {
+pub(super) struct WriteBuffer {
     /// Heads, framing and short pieces, written up to `at`.
     bytes: Vec<u8>,
     at: usize,
@@ -48,7 +48,7 @@ pub(super) struct Out {
 
 /// How an answer's body is framed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Ending {
+pub(super) enum ResponseFraming {
     /// There is none, or none may be sent.
     None,
     /// So many bytes are to come.
@@ -60,14 +60,14 @@ pub(super) enum Ending {
 
 /// What an answer owes to its request.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Manners {
+pub(super) struct ResponseMode {
     pub version: Version,
     pub is_head: bool,
     /// The connection may serve another request behind it.
     pub keeps: bool,
 }
 
-impl Out {
+impl WriteBuffer {
     /// How much waits.
     pub(super) fn len(&self) -> usize {
         self.bytes.len() - self.at + self.long.len()
@@ -84,23 +84,23 @@ impl Out {
     pub(super) fn head(
         &mut self,
         head: &response::Parts,
-        body: &impl Fielded,
+        body: &impl ResponseHeaders,
         length: Option<u64>,
-        manners: Manners,
+        manners: ResponseMode,
         date: &[u8],
-    ) -> (Ending, bool) {
-        let Manners { version, is_head, keeps } = manners;
+    ) -> (ResponseFraming, bool) {
+        let ResponseMode { version, is_head, keeps } = manners;
         let has_none = matches!(head.status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
         let stated = || head.headers.get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok();
         // The body of an answer to HEAD is empty by now; its length is the one that a GET would get.
         let length = if is_head { stated().or(length) } else { length.or_else(stated) };
         let framed = match length {
-            _ if has_none => Ending::None,
-            Some(length) => Ending::Length(length),
-            None if version == Version::HTTP_11 => Ending::Chunked,
-            None => Ending::ToEnd,
+            _ if has_none => ResponseFraming::None,
+            Some(length) => ResponseFraming::Length(length),
+            None if version == Version::HTTP_11 => ResponseFraming::Chunked,
+            None => ResponseFraming::ToEnd,
         };
-        let mut keeps = keeps && framed != Ending::ToEnd;
+        let mut keeps = keeps && framed != ResponseFraming::ToEnd;
         let out = self.bytes();
         out.extend_from_slice(if version == Version::HTTP_10 { b"HTTP/1.0 " } else { b"HTTP/1.1 " });
         out.extend_from_slice(head.status.as_str().as_bytes());
@@ -126,13 +126,13 @@ impl Out {
         body.pass_fields(&mut field);
         body.add_fields(out);
         match framed {
-            Ending::Length(length) => {
+            ResponseFraming::Length(length) => {
                 out.extend_from_slice(b"content-length: ");
                 push_number(out, length);
                 out.extend_from_slice(b"\r\n");
             }
-            Ending::Chunked => line(out, "transfer-encoding", b"chunked"),
-            Ending::None | Ending::ToEnd => {}
+            ResponseFraming::Chunked => line(out, "transfer-encoding", b"chunked"),
+            ResponseFraming::None | ResponseFraming::ToEnd => {}
         }
         if !says_date {
             line(out, "date", date);
@@ -144,13 +144,13 @@ impl Out {
             _ => {}
         }
         out.extend_from_slice(b"\r\n");
-        (if is_head { Ending::None } else { framed }, keeps)
+        (if is_head { ResponseFraming::None } else { framed }, keeps)
     }
 
     /// Puts a refusal there, of a request that could not be read: in the shape of the path, as far
     /// as there is one.
-    pub(super) fn refusal(&mut self, why: BadHead, path: &str, date: &[u8]) {
-        let refusal = Refusal::BadHead { status: why.status().as_u16(), advice: why.advice() };
+    pub(super) fn refusal(&mut self, why: InvalidHead, path: &str, date: &[u8]) {
+        let refusal = Rejection::BadHead { status: why.status().as_u16(), advice: why.advice() };
         let (shape, id) = (Endpoint::shape_of_unknown(path), made_id());
         let body = refusal.body(shape, &id);
         let mut response = Response::new(());
@@ -159,7 +159,7 @@ impl Out {
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         headers.extend(HeaderValue::from_str(id.as_str()).ok().map(|id| (X_REQUEST_ID, id)));
         headers.insert(X_GOODPUT_REASON, HeaderValue::from_static(refusal.code()));
-        let manners = Manners { version: Version::HTTP_11, is_head: false, keeps: false };
+        let manners = ResponseMode { version: Version::HTTP_11, is_head: false, keeps: false };
         self.head(&response.into_parts().0, &Empty::new(), Some(body.len() as u64), manners, date);
         self.bytes().extend_from_slice(&body);
     }
@@ -171,23 +171,23 @@ impl Out {
 
     /// Puts a piece of a body there. False where the body is longer than it said: then what
     /// it said goes out.
-    pub(super) fn piece(&mut self, mut piece: Bytes, ending: &mut Ending) -> bool {
+    pub(super) fn piece(&mut self, mut piece: Bytes, ending: &mut ResponseFraming) -> bool {
         let mut is_all = true;
         match ending {
             _ if piece.is_empty() => return true,
-            Ending::None => return true,
-            Ending::Length(left) => {
+            ResponseFraming::None => return true,
+            ResponseFraming::Length(left) => {
                 is_all = piece.len() as u64 <= *left;
                 piece.truncate(usize::try_from(*left).unwrap_or(usize::MAX));
                 *left -= piece.len() as u64;
             }
-            Ending::Chunked => {
+            ResponseFraming::Chunked => {
                 let out = self.bytes();
                 push_hex(out, piece.len());
                 out.extend_from_slice(b"\r\n");
                 self.behind = b"\r\n";
             }
-            Ending::ToEnd => {}
+            ResponseFraming::ToEnd => {}
         }
         if piece.len() <= SHORT {
             let behind = std::mem::take(&mut self.behind);
@@ -201,12 +201,12 @@ impl Out {
     }
 
     /// The body has ended. False where it is shorter than it said.
-    pub(super) fn end(&mut self, ending: Ending) -> bool {
+    pub(super) fn end(&mut self, ending: ResponseFraming) -> bool {
         match ending {
-            Ending::Chunked if self.long.is_empty() => self.bytes().extend_from_slice(b"0\r\n\r\n"),
-            Ending::Chunked => self.behind = b"\r\n0\r\n\r\n",
-            Ending::Length(left) => return left == 0,
-            Ending::None | Ending::ToEnd => {}
+            ResponseFraming::Chunked if self.long.is_empty() => self.bytes().extend_from_slice(b"0\r\n\r\n"),
+            ResponseFraming::Chunked => self.behind = b"\r\n0\r\n\r\n",
+            ResponseFraming::Length(left) => return left == 0,
+            ResponseFraming::None | ResponseFraming::ToEnd => {}
         }
         true
     }

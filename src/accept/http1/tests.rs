@@ -16,24 +16,24 @@ use parking_lot::Mutex;
 use proptest::prelude::*;
 use tokio::io::{AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream};
 
-use super::out::{Ending, Out};
-use super::{Inbox, SIP};
+use super::out::{ResponseFraming, WriteBuffer};
+use super::{ReadState, SIP};
 
 use crate::accept::settings::Listen;
-use crate::accept::{BodyCut, Door, Drain, Phase, Received, RequestBody};
+use crate::accept::{BodyError, ConnectionServer, Drain, DrainPhase, IncomingRequest, RequestBody};
 use crate::clock::Clock;
 use crate::framing::Framing;
-use crate::units::ClientSide;
+use crate::units::ClientState;
 
 type Reply = UnsyncBoxBody<Bytes, std::io::Error>;
 
 /// What the service saw of a request: method and target, and its body or why there was none.
-type Sight = (String, Result<Vec<u8>, BodyCut>);
+type Sight = (String, Result<Vec<u8>, BodyError>);
 
 type Seen = Arc<Mutex<Vec<Sight>>>;
 
 struct House {
-    door: Door,
+    door: ConnectionServer,
     drain: Drain,
     seen: Seen,
 }
@@ -71,13 +71,13 @@ fn answer_to(path: &str, length: usize) -> Response<Reply> {
 impl House {
     fn new(listen: &Listen) -> Self {
         let drain = Drain::new();
-        House { door: Door::new(listen, None, drain.clone(), Clock::start()), drain, seen: Seen::default() }
+        House { door: ConnectionServer::new(listen, None, drain.clone(), Clock::start()), drain, seen: Seen::default() }
     }
 
     fn connect(&self, pipe: usize) -> DuplexStream {
         let (ours, theirs) = tokio::io::duplex(pipe);
         let (door, seen) = (self.door.clone(), Arc::clone(&self.seen));
-        let service = tower::service_fn(move |Received { head, body, .. }: Received| {
+        let service = tower::service_fn(move |IncomingRequest { head, body, .. }: IncomingRequest| {
             let seen = Arc::clone(&seen);
             async move {
                 let told = format!("{} {}", head.method, head.uri);
@@ -261,7 +261,7 @@ async fn a_broken_framing_reaches_the_service_as_that() {
     let text =
         house.ask(&[b"POST /a HTTP/1.1\r\nhost: g\r\ntransfer-encoding: chunked\r\n\r\n1\r\nx\r\n", b"zz\r\n"]).await;
     assert!(text.starts_with("HTTP/1.1 400 "), "{text}");
-    assert_eq!(house.seen(), [("POST /a".to_owned(), Err(BodyCut::Framing))]);
+    assert_eq!(house.seen(), [("POST /a".to_owned(), Err(BodyError::Framing))]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -300,8 +300,8 @@ impl AsyncWrite for HoldsBack {
 
 #[test]
 fn what_the_transport_holds_back_is_flushed_until_it_is_out() {
-    let (mut out, mut io, mut cx) = (Out::default(), HoldsBack::default(), Context::from_waker(Waker::noop()));
-    out.piece(Bytes::from(vec![b'x'; 300_000]), &mut Ending::ToEnd);
+    let (mut out, mut io, mut cx) = (WriteBuffer::default(), HoldsBack::default(), Context::from_waker(Waker::noop()));
+    out.piece(Bytes::from(vec![b'x'; 300_000]), &mut ResponseFraming::ToEnd);
     assert!(out.poll(Pin::new(&mut io), &mut cx).is_pending());
     assert_eq!((io.taken, out.len()), (300_000, 0));
     assert!(out.poll(Pin::new(&mut io), &mut cx).is_ready());
@@ -320,8 +320,8 @@ async fn an_idle_connection_does_not_keep_what_its_body_was_read_into() {
         sent.extend_from_slice(b"GET /next");
         ours.write_all(&sent).await.unwrap();
         let mut theirs = pin!(theirs);
-        let (mut inbox, mut out) = (Inbox::new(), Out::default());
-        let mut body = RequestBody::new(inbox.begin(framing, false), ClientSide::default());
+        let (mut inbox, mut out) = (ReadState::new(), WriteBuffer::default());
+        let mut body = RequestBody::new(inbox.begin(framing, false), ClientState::default());
         let read = poll_fn(|cx| {
             loop {
                 match Pin::new(&mut body).poll_frame(cx) {
@@ -356,7 +356,7 @@ async fn a_drain_ends_an_idle_connection_also_within_a_head() {
         let mut client = house.connect(4096);
         client.write_all(said).await.unwrap();
         quiet(&mut client).await;
-        house.drain.advance(Phase::Draining);
+        house.drain.advance(DrainPhase::Draining);
         settle().await;
         assert_eq!(client.read(&mut [0; 8]).await.unwrap(), 0, "{}", said.escape_ascii());
     }

@@ -10,15 +10,15 @@ use crate::admit::levels::Action;
 use crate::admit::limit::settings::{Allowance, OverLimit, Rate};
 use crate::admit::limit::{Exhausted, Ledger, Output, Scope, Standing, Wanted};
 use crate::admit::queue::WhenHopeless;
-use crate::classify::{Ask, RuleSaid, Said, TargetHeaders, Targets};
-use crate::config::{Class, Settings};
-use crate::gateway::{Upload, read_whole, route, wanted};
-use crate::identify::{Unknown, Who};
-use crate::inspect::OfModel;
+use crate::classify::{ClassifyInput, ConditionResult, RuleExplanation, TargetHeaders, Targets};
+use crate::config::{ClassSettings, Settings};
+use crate::gateway::{BufferedBody, read_whole, route, wanted};
+use crate::identify::{AuthError, Identity};
+use crate::inspect::ModelRatios;
 use crate::judge::Objectives;
-use crate::refuse::Refusal;
+use crate::refuse::Rejection;
 use crate::route::settings::Concurrency;
-use crate::units::{ClassId, Endpoint, PoolId, Tick, Tokens, Unroutable};
+use crate::units::{ClassId, Endpoint, PathError, PoolId, Tick, Tokens};
 
 /// A request to explain.
 pub struct Sample {
@@ -33,13 +33,13 @@ pub struct Explanation {
     path: String,
     bytes: usize,
     stream: bool,
-    who: Option<Who>,
+    who: Option<Identity>,
     /// The model in the body, and its name behind an alias.
     model: Option<(String, String)>,
     /// How metrics call it.
     model_label: Option<String>,
     prompt: Option<(Tokens, &'static str)>,
-    rules: Vec<RuleSaid>,
+    rules: Vec<RuleExplanation>,
     class: Option<(ClassId, String)>,
     promise: Option<String>,
     /// Its rank, and how it waits.
@@ -53,7 +53,7 @@ pub struct Explanation {
     reserved: Option<Reserved>,
     pools: Vec<PoolId>,
     /// The answer where no engine would see it.
-    pub refused: Option<Refusal>,
+    pub refused: Option<Rejection>,
 }
 
 /// What a request takes of its tenant's limits before it runs.
@@ -71,26 +71,26 @@ pub fn explain(settings: &Settings, sample: &Sample) -> Explanation {
 }
 
 /// The steps of the gateway, up to the choice of an engine.
-fn walk(settings: &Settings, sample: &Sample, told: &mut Explanation) -> Result<(), Refusal> {
+fn walk(settings: &Settings, sample: &Sample, told: &mut Explanation) -> Result<(), Rejection> {
     let endpoint = Endpoint::find("POST", &sample.path).map_err(|why| match why {
-        Unroutable::Path => Refusal::UnknownPath,
-        Unroutable::Method { allow } => Refusal::MethodNotAllowed { allow },
+        PathError::Path => Rejection::UnknownPath,
+        PathError::Method { allow } => Rejection::MethodNotAllowed { allow },
     })?;
     told.path = endpoint.path().to_owned();
     let who = settings.keyring.find(&sample.headers).map_err(|why| match why {
-        Unknown::Missing => Refusal::MissingKey,
-        Unknown::Unknown => Refusal::UnknownKey,
-        Unknown::TwoKeys => Refusal::TwoKeys,
+        AuthError::Missing => Rejection::MissingKey,
+        AuthError::Unknown => Rejection::UnknownKey,
+        AuthError::TwoKeys => Rejection::TwoKeys,
     })?;
     told.who = Some(who.clone());
     let body = Bytes::from(sample.body.clone());
-    let Upload { facts, is_form, .. } = read_whole(body, &sample.headers, endpoint, settings.listen.max_body)?;
+    let BufferedBody { facts, is_form, .. } = read_whole(body, &sample.headers, endpoint, settings.listen.max_body)?;
     told.stream = facts.streams();
     if facts.background {
-        return Err(Refusal::BackgroundRefused);
+        return Err(Rejection::BackgroundRefused);
     }
     if facts.steers {
-        return Err(Refusal::TransferRefused);
+        return Err(Rejection::TransferRefused);
     }
 
     let sent = facts.model.as_ref().map(|field| &*field.value);
@@ -98,12 +98,12 @@ fn walk(settings: &Settings, sample: &Sample, told: &mut Explanation) -> Result<
     let model = sent.map(|sent| routes.alias(sent).unwrap_or(sent));
     told.model = sent.zip(model).map(|(sent, model)| (sent.to_owned(), model.to_owned()));
     if is_form && sent != model {
-        return Err(Refusal::AliasInForm);
+        return Err(Rejection::AliasInForm);
     }
-    let prompt = facts.prompt.tokens(OfModel::default().bytes_per_token());
+    let prompt = facts.prompt.tokens(ModelRatios::default().bytes_per_token());
     told.prompt = facts.prompt.is_known.then(|| (prompt, settings.buckets.of(prompt).as_str()));
 
-    let ask = Ask {
+    let ask = ClassifyInput {
         who: &who,
         headers: &sample.headers,
         path: endpoint.path(),
@@ -113,7 +113,7 @@ fn walk(settings: &Settings, sample: &Sample, told: &mut Explanation) -> Result<
     };
     let may_use = |class: &ClassId| settings.tenants.may_use(&who.tenant, class);
     told.rules = settings.rules.explain(&ask, may_use);
-    let refused = || Refusal::ClassNotAllowed { class: settings.default_class.clone() };
+    let refused = || Rejection::ClassNotAllowed { class: settings.default_class.clone() };
     let found = settings.rules.class_of(&ask, may_use).map_err(|_| refused())?;
     told.class = Some((found.class.clone(), found.rule.to_string()));
     if let Some(class) = settings.class(&found.class) {
@@ -136,15 +136,15 @@ fn walk(settings: &Settings, sample: &Sample, told: &mut Explanation) -> Result<
 
 /// What the gateway's own books say to the request, with nothing spent before. None where no limit
 /// counts it.
-fn reserved(settings: &Settings, who: &Who, model: &str, wanted: Wanted) -> Result<Option<Reserved>, Refusal> {
+fn reserved(settings: &Settings, who: &Identity, model: &str, wanted: Wanted) -> Result<Option<Reserved>, Rejection> {
     let Some(tenant) = settings.tenants.get(&who.tenant) else { return Ok(None) };
     let ledger = Ledger::new();
     ledger.reload(&BTreeMap::from([(who.tenant.clone(), tenant.limits.clone())]), Tick::ZERO);
     match ledger.reserve(&who.tenant, model, &wanted, Tick::ZERO) {
         Err(Exhausted::ForEver { limit, scope, need, most }) => {
-            Err(Refusal::RequestExceedsLimit { limit, scope, need, most })
+            Err(Rejection::RequestExceedsLimit { limit, scope, need, most })
         }
-        Err(Exhausted::ForNow { standing, retry_after }) => Err(Refusal::RateLimitExceeded { standing, retry_after }),
+        Err(Exhausted::ForNow { standing, retry_after }) => Err(Rejection::RateLimitExceeded { standing, retry_after }),
         Ok(_held) => {
             let of = ledger.standings(&who.tenant, model, Tick::ZERO);
             Ok(Some(Reserved { wanted, of }).filter(|reserved| !reserved.of.is_empty()))
@@ -153,7 +153,7 @@ fn reserved(settings: &Settings, who: &Who, model: &str, wanted: Wanted) -> Resu
 }
 
 /// What the request would be judged by, in words.
-fn promise(class: &Class, endpoint: Endpoint, settings: &Settings, headers: &HeaderMap) -> String {
+fn promise(class: &ClassSettings, endpoint: Endpoint, settings: &Settings, headers: &HeaderMap) -> String {
     if !settings.judges(endpoint) {
         return "none: this path is not judged".to_owned();
     }
@@ -200,7 +200,7 @@ fn given_up(action: Action) -> String {
 }
 
 /// The limits that a tenant's requests for a model count against, in words.
-fn limits(settings: &Settings, who: &Who, model: Option<&str>) -> Vec<String> {
+fn limits(settings: &Settings, who: &Identity, model: Option<&str>) -> Vec<String> {
     let Some(tenant) = settings.tenants.get(&who.tenant) else { return Vec::new() };
     let mut found = allowed("", &tenant.limits.whole);
     if let Some((model, allowance)) = model.and_then(|model| tenant.limits.models.get_key_value(model)) {
@@ -283,11 +283,11 @@ impl Explanation {
     pub fn to_json(&self) -> Value {
         let rules = self.rules.iter().map(|rule| {
             let (said, differs) = match &rule.said {
-                Said::Matched => ("matched", None),
-                Said::ClassNotAllowed => ("class_not_allowed", None),
-                Said::Differs(differs) => ("differs", Some(differs)),
-                Said::NotReached => ("not_reached", None),
-                Said::BodyUnreadable => ("body_unreadable", None),
+                ConditionResult::Matched => ("matched", None),
+                ConditionResult::ClassNotAllowed => ("class_not_allowed", None),
+                ConditionResult::Differs(differs) => ("differs", Some(differs)),
+                ConditionResult::NotReached => ("not_reached", None),
+                ConditionResult::BodyUnreadable => ("body_unreadable", None),
             };
             json!({"rule": &*rule.rule, "class": rule.class.as_str(), "said": said, "differs": differs})
         });
@@ -358,13 +358,13 @@ impl Reserved {
     }
 }
 
-fn in_words(said: &Said) -> String {
+fn in_words(said: &ConditionResult) -> String {
     match said {
-        Said::Matched => "yes".to_owned(),
-        Said::ClassNotAllowed => "no, its conditions hold but the tenant may not use the class".to_owned(),
-        Said::Differs(differs) if differs.len() == 1 => format!("no, {} differs", differs[0]),
-        Said::Differs(differs) => format!("no, {} differ", differs.join(" and ")),
-        Said::NotReached => "not asked".to_owned(),
-        Said::BodyUnreadable => "not asked, a deciding field of the body cannot be read".to_owned(),
+        ConditionResult::Matched => "yes".to_owned(),
+        ConditionResult::ClassNotAllowed => "no, its conditions hold but the tenant may not use the class".to_owned(),
+        ConditionResult::Differs(differs) if differs.len() == 1 => format!("no, {} differs", differs[0]),
+        ConditionResult::Differs(differs) => format!("no, {} differ", differs.join(" and ")),
+        ConditionResult::NotReached => "not asked".to_owned(),
+        ConditionResult::BodyUnreadable => "not asked, a deciding field of the body cannot be read".to_owned(),
     }
 }

@@ -90,11 +90,11 @@ fn line_of(survey: &Survey) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{self, Surroundings};
+    use crate::config::{self, Environment};
 
     struct Nothing;
 
-    impl Surroundings for Nothing {
+    impl Environment for Nothing {
         fn variable(&self, _: &str) -> Option<String> {
             None
         }

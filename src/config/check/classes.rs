@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Check, in_seconds, shown};
+use super::{Checker, in_seconds, shown};
 use crate::admit::queue::ClassQueue;
-use crate::config::Class;
+use crate::config::ClassSettings;
 use crate::config::raw::{self, Root};
-use crate::config::read::{At, Block};
+use crate::config::read::{ConfigBlock, Located};
 use crate::forward::settings::Timeouts;
 use crate::judge::{Assumption, Objective, Objectives, Quantiles};
 use crate::units::{ClassId, Tokens};
@@ -18,14 +18,14 @@ const RESERVED: &[&str] = &["none", "drill"];
 /// What is wrong with zero or less seconds of waiting.
 const NO_TIME: &str = "is no time at all";
 
-impl Check<'_> {
-    pub(super) fn classes(&mut self, root: &Root) -> Vec<Arc<Class>> {
+impl Checker<'_> {
+    pub(super) fn classes(&mut self, root: &Root) -> Vec<Arc<ClassSettings>> {
         let Some(all) = &root.slo_classes else { return Vec::new() };
         self.unique("class", all.iter().filter_map(|class| class.slo_class.as_ref()));
         all.iter().filter_map(|raw| self.class(raw)).map(Arc::new).collect()
     }
 
-    fn class(&mut self, raw: &raw::Class) -> Option<Class> {
+    fn class(&mut self, raw: &raw::Class) -> Option<ClassSettings> {
         if let Some(name) = &raw.slo_class {
             self.name(name, RESERVED);
         }
@@ -35,7 +35,7 @@ impl Check<'_> {
         self.keepalive_can_happen(raw, &timeouts);
         let queue = self.class_queue(raw, &objectives, &timeouts);
         let degrade = self.degrade(raw, &objectives);
-        Some(Class {
+        Some(ClassSettings {
             id: ClassId::from(raw.slo_class.as_ref()?.value.as_str()),
             priority: raw.priority.as_ref().map_or_else(Default::default, |word| word.value.0),
             objectives,
@@ -143,7 +143,7 @@ impl Check<'_> {
         ];
         let mut has_room = true;
         for (raw, objective, cutting) in pairs {
-            let at: Option<&At<f64>> = raw.as_ref().and_then(|raw| raw.threshold.as_ref());
+            let at: Option<&Located<f64>> = raw.as_ref().and_then(|raw| raw.threshold.as_ref());
             let (Some(at), Some(objective)) = (at, objective) else { continue };
             if let Some((name, limit)) = cutting.iter().find(|(_, limit)| objective.threshold > *limit) {
                 let message =

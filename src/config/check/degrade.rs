@@ -3,17 +3,17 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Check, in_seconds, shown};
+use super::{Checker, in_seconds, shown};
 use crate::admit::levels::{Action, Bounds, Kind, Level};
-use crate::config::Class;
-use crate::config::problem::Place;
+use crate::config::ClassSettings;
+use crate::config::problem::Location;
 use crate::config::raw::{self, ActionWord, LevelAction, Root};
-use crate::config::read::{At, Block};
+use crate::config::read::{ConfigBlock, Located};
 use crate::judge::Objectives;
 use crate::route::settings::{Concurrency, Pool, Route};
 use crate::units::Tokens;
 
-impl Check<'_> {
+impl Checker<'_> {
     pub(super) fn degrade(&mut self, raw: &raw::Class, promise: &Objectives) -> Vec<Level> {
         let mut levels: Vec<Level> = Vec::new();
         for raw in raw.degrade.iter().flat_map(|levels| levels.iter()) {
@@ -43,7 +43,7 @@ impl Check<'_> {
     }
 
     /// Levels add up, so each must do something that those before it do not.
-    fn is_another(&mut self, place: &Place, action: Action, before: &[Level]) {
+    fn is_another(&mut self, place: &Location, action: Action, before: &[Level]) {
         let same = before.iter().rev().find(|level| level.action.kind() == action.kind());
         match (action, same.map(|level| level.action)) {
             (_, None) => {}
@@ -104,7 +104,7 @@ impl Check<'_> {
 
     /// A rate that the class can reach: with every request missed it burns by one over the
     /// share of misses that its target allows.
-    fn burn_rate(&mut self, at: &At<f64>, promise: &Objectives) -> Option<f64> {
+    fn burn_rate(&mut self, at: &Located<f64>, promise: &Objectives) -> Option<f64> {
         if at.value <= 0.0 {
             let way_out = "write a number above 0; 1 uses the budget up exactly at the end of the window";
             self.problem(&at.place, format!("{} is no burn rate to enter a level by", shown(at)), way_out);
@@ -122,7 +122,7 @@ impl Check<'_> {
 
     fn is_below<T>(
         &mut self,
-        at: &At<T>,
+        at: &Located<T>,
         name: &str,
         value: String,
         can_be: bool,
@@ -146,19 +146,20 @@ impl Check<'_> {
     pub(super) fn levels_can_help(
         &mut self,
         root: &Root,
-        classes: &[Arc<Class>],
+        classes: &[Arc<ClassSettings>],
         pools: &[Arc<Pool>],
         routes: &[Route],
     ) {
         for raw in root.slo_classes.iter().flat_map(|all| all.iter()) {
-            let named = |class: &&Arc<Class>| raw.slo_class.as_ref().is_some_and(|at| at.value == class.id.as_str());
+            let named =
+                |class: &&Arc<ClassSettings>| raw.slo_class.as_ref().is_some_and(|at| at.value == class.id.as_str());
             let Some(class) = classes.iter().find(named) else { continue };
             let reach = Reach::of(class, classes, pools, routes);
             for raw in raw.degrade.iter().flat_map(|levels| levels.iter()) {
                 if let Some((message, way_out)) = kind_of(raw).and_then(|kind| reach.is_in_vain(kind)) {
                     self.note(raw.place(), message, format!("{way_out}, or remove the level"));
                 }
-                let asks = raw.enter_when.as_ref().map_or(&[][..], Block::written);
+                let asks = raw.enter_when.as_ref().map_or(&[][..], ConfigBlock::written);
                 if !reach.waits && !asks.is_empty() && asks.iter().all(|key| key.starts_with("queue")) {
                     let message = "it is never entered: nothing waits for the pools of this class";
                     self.note(raw.place(), message, "give one `max_concurrency_per_engine`, or go by burn_rate_above");
@@ -179,7 +180,7 @@ struct Reach {
 }
 
 impl Reach {
-    fn of(class: &Class, classes: &[Arc<Class>], pools: &[Arc<Pool>], routes: &[Route]) -> Self {
+    fn of(class: &ClassSettings, classes: &[Arc<ClassSettings>], pools: &[Arc<Pool>], routes: &[Route]) -> Self {
         let served = || routes.iter().filter(|route| route.serves(&class.id));
         let own = || pools.iter().filter(|pool| served().any(|route| route.pools.contains(&pool.id)));
         Reach {

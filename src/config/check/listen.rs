@@ -5,17 +5,17 @@ use std::path::Path;
 
 use secrecy::SecretString;
 
-use super::{Check, is_no};
+use super::{Checker, is_no};
 use crate::accept::settings::papers::{BadPapers, certified};
 use crate::accept::settings::{Admin, Listen, Shutdown, Tls};
 use crate::config::problem::nearest;
 use crate::config::raw;
-use crate::config::read::{At, Block, OrOff};
-use crate::config::scalar::Size;
+use crate::config::read::{ConfigBlock, Located, OrOff};
+use crate::config::scalar::SizeScalar;
 use crate::config::url;
 use crate::units::Endpoint;
 
-impl Check<'_> {
+impl Checker<'_> {
     pub(super) fn listen(&mut self, raw: Option<&raw::Listen>) -> Listen {
         let d = Listen::default();
         let Some(raw) = raw else { return d };
@@ -50,11 +50,11 @@ impl Check<'_> {
         {
             self.bad_papers(certificate, key, &bad);
         }
-        let place = |at: &At<String>| self.surroundings.place(Path::new(&at.value));
+        let place = |at: &Located<String>| self.surroundings.place(Path::new(&at.value));
         Some(Tls { certificate_file: place(certificate), private_key_file: place(key) })
     }
 
-    fn bad_papers(&mut self, certificate: &At<String>, key: &At<String>, bad: &BadPapers) {
+    fn bad_papers(&mut self, certificate: &Located<String>, key: &Located<String>, bad: &BadPapers) {
         let (at, message, way_out) = match bad {
             BadPapers::NoCertificate => (
                 certificate,
@@ -181,7 +181,7 @@ impl Check<'_> {
     }
 
     /// GET paths that engines answer.
-    pub(super) fn engine_paths(&mut self, raw: Option<&Vec<At<String>>>) -> Vec<Endpoint> {
+    pub(super) fn engine_paths(&mut self, raw: Option<&Vec<Located<String>>>) -> Vec<Endpoint> {
         let mut paths = Vec::new();
         for at in raw.into_iter().flatten() {
             match Endpoint::all_of_engines().find(|endpoint| endpoint.path() == at.value) {
@@ -200,7 +200,7 @@ impl Check<'_> {
     }
 
     /// A path that goes to engines; `fits` says which may be offered where it is none.
-    pub(super) fn endpoint(&mut self, at: &At<String>, fits: impl Fn(&Endpoint) -> bool) -> Option<Endpoint> {
+    pub(super) fn endpoint(&mut self, at: &Located<String>, fits: impl Fn(&Endpoint) -> bool) -> Option<Endpoint> {
         let found = Endpoint::relayed(&at.value);
         if found.is_none() {
             let known = || Endpoint::all_relayed().filter(&fits).map(|endpoint| endpoint.path());
@@ -213,7 +213,7 @@ impl Check<'_> {
         found
     }
 
-    fn address(&mut self, at: Option<&At<String>>, default: SocketAddr, example: &str) -> SocketAddr {
+    fn address(&mut self, at: Option<&Located<String>>, default: SocketAddr, example: &str) -> SocketAddr {
         let Some(at) = at else { return default };
         at.value.parse().unwrap_or_else(|_| {
             let local = at.value.strip_prefix("localhost:").filter(|port| !at.hidden && port.parse::<u16>().is_ok());
@@ -226,7 +226,7 @@ impl Check<'_> {
         })
     }
 
-    fn size(&mut self, at: Option<&At<Size>>, default: u64, least: u64, most: u64) -> u64 {
+    fn size(&mut self, at: Option<&Located<SizeScalar>>, default: u64, least: u64, most: u64) -> u64 {
         let Some(at) = at else { return default };
         if (least..=most).contains(&at.value.0) {
             return at.value.0;

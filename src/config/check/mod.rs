@@ -19,10 +19,10 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::problem::{Place, Problem, nearest};
+use super::problem::{Location, Problem, nearest};
 use super::raw::Root;
-use super::read::{At, Block, quoted};
-use super::surroundings::Surroundings;
+use super::read::{ConfigBlock, Located, quoted};
+use super::surroundings::Environment;
 use super::{Settings, TenantTable};
 use crate::classify::Rules;
 use crate::record::settings::{MetricLabels, RequestLabel};
@@ -30,8 +30,8 @@ use crate::route::Routes;
 use crate::units::{ClassId, LengthBuckets, Tokens};
 
 /// What a check works with.
-pub(super) struct Check<'a> {
-    surroundings: &'a dyn Surroundings,
+pub(super) struct Checker<'a> {
+    surroundings: &'a dyn Environment,
     pub problems: Vec<Problem>,
     /// What is worth a look but stands in nobody's way.
     notes: Vec<Problem>,
@@ -42,16 +42,16 @@ pub(super) struct Check<'a> {
     pub papers: Vec<PathBuf>,
 }
 
-impl<'a> Check<'a> {
-    pub(super) fn new(surroundings: &'a dyn Surroundings, problems: Vec<Problem>) -> Self {
-        Check { surroundings, problems, notes: Vec::new(), files: Vec::new(), papers: Vec::new() }
+impl<'a> Checker<'a> {
+    pub(super) fn new(surroundings: &'a dyn Environment, problems: Vec<Problem>) -> Self {
+        Checker { surroundings, problems, notes: Vec::new(), files: Vec::new(), papers: Vec::new() }
     }
 
-    fn problem(&mut self, place: &Place, message: impl Into<String>, way_out: impl Into<String>) {
+    fn problem(&mut self, place: &Location, message: impl Into<String>, way_out: impl Into<String>) {
         self.problems.push(Problem::new(place, message, way_out));
     }
 
-    fn note(&mut self, place: &Place, message: impl Into<String>, way_out: impl Into<String>) {
+    fn note(&mut self, place: &Location, message: impl Into<String>, way_out: impl Into<String>) {
         self.notes.push(Problem::new(place, message, way_out));
     }
 
@@ -153,7 +153,7 @@ impl<'a> Check<'a> {
     }
 
     /// A count within a range, else the default.
-    fn count(&mut self, at: Option<&At<u64>>, default: u64, range: std::ops::RangeInclusive<u64>) -> u64 {
+    fn count(&mut self, at: Option<&Located<u64>>, default: u64, range: std::ops::RangeInclusive<u64>) -> u64 {
         let Some(at) = at else { return default };
         if range.contains(&at.value) {
             return at.value;
@@ -168,7 +168,7 @@ impl<'a> Check<'a> {
     }
 
     /// A length of time above zero, else the default.
-    fn time(&mut self, at: Option<&At<Duration>>, default: Duration) -> Duration {
+    fn time(&mut self, at: Option<&Located<Duration>>, default: Duration) -> Duration {
         let Some(at) = at else { return default };
         if at.value.is_zero() {
             self.problem(&at.place, "0 is no time at all", "write a length of time above zero, or remove the key");
@@ -178,7 +178,7 @@ impl<'a> Check<'a> {
     }
 
     /// Seconds above zero; `wrong` says what is the matter with others.
-    fn seconds(&mut self, at: &At<f64>, wrong: &str) -> Option<Duration> {
+    fn seconds(&mut self, at: &Located<f64>, wrong: &str) -> Option<Duration> {
         let found = Duration::try_from_secs_f64(at.value).ok().filter(|length| !length.is_zero());
         if found.is_none() {
             let way_out = "give a positive number of seconds, or leave it out";
@@ -188,12 +188,12 @@ impl<'a> Check<'a> {
     }
 
     /// A share above 0 and up to 1.
-    fn share(&mut self, at: &At<f64>) -> Option<f64> {
+    fn share(&mut self, at: &Located<f64>) -> Option<f64> {
         self.share_that(at, |_| true)
     }
 
     /// A share above 0 and up to 1; `fits` says which may be offered where it is none.
-    fn share_that(&mut self, at: &At<f64>, fits: impl Fn(f64) -> bool) -> Option<f64> {
+    fn share_that(&mut self, at: &Located<f64>, fits: impl Fn(f64) -> bool) -> Option<f64> {
         if at.value > 0.0 && at.value <= 1.0 {
             return Some(at.value);
         }
@@ -209,7 +209,7 @@ impl<'a> Check<'a> {
     }
 
     /// A name for a label and a header: visible, short, and none that we use ourselves.
-    fn name(&mut self, at: &At<String>, reserved: &[&str]) {
+    fn name(&mut self, at: &Located<String>, reserved: &[&str]) {
         let name = &at.value;
         let plain = |c: char| c.is_ascii_alphanumeric() || "_-.:/@".contains(c);
         if name.len() > 64 || !name.chars().all(plain) {
@@ -222,7 +222,7 @@ impl<'a> Check<'a> {
     }
 
     /// Reports names that stand twice.
-    fn unique<'n>(&mut self, what: &str, names: impl IntoIterator<Item = &'n At<String>>) {
+    fn unique<'n>(&mut self, what: &str, names: impl IntoIterator<Item = &'n Located<String>>) {
         let mut first: HashMap<&str, u64> = HashMap::new();
         for at in names {
             if let Some(line) = first.get(at.value.as_str()) {
@@ -235,7 +235,7 @@ impl<'a> Check<'a> {
     }
 
     /// A name that must be defined elsewhere in the file.
-    fn known<'n>(&mut self, at: Option<&'n At<String>>, names: &Names<'_>) -> Option<&'n str> {
+    fn known<'n>(&mut self, at: Option<&'n Located<String>>, names: &Names<'_>) -> Option<&'n str> {
         let at = at?;
         if names.all.contains(&at.value.as_str()) {
             return Some(&at.value);
@@ -254,7 +254,7 @@ impl<'a> Check<'a> {
     }
 
     /// Reads a file that the settings refer to.
-    fn file(&mut self, at: &At<String>) -> Option<Vec<u8>> {
+    fn file(&mut self, at: &Located<String>) -> Option<Vec<u8>> {
         let path = PathBuf::from(&at.value);
         if !self.files.contains(&path) {
             self.files.push(path);
@@ -263,12 +263,12 @@ impl<'a> Check<'a> {
     }
 
     /// Reads a file that the settings refer to, and that somebody else will follow.
-    fn paper(&mut self, at: &At<String>) -> Option<Vec<u8>> {
+    fn paper(&mut self, at: &Located<String>) -> Option<Vec<u8>> {
         self.papers.push(PathBuf::from(&at.value));
         self.bytes(at)
     }
 
-    fn bytes(&mut self, at: &At<String>) -> Option<Vec<u8>> {
+    fn bytes(&mut self, at: &Located<String>) -> Option<Vec<u8>> {
         match self.surroundings.file(Path::new(&at.value)) {
             Ok(bytes) => Some(bytes),
             Err(error) => {
@@ -287,7 +287,7 @@ impl<'a> Check<'a> {
     }
 
     /// Reads a secret from a file: one line of visible characters.
-    fn secret_file(&mut self, at: &At<String>) -> Option<String> {
+    fn secret_file(&mut self, at: &Located<String>) -> Option<String> {
         let bytes = self.file(at)?;
         let secret = String::from_utf8(bytes).ok().map(|text| text.trim().to_owned());
         let secret = secret.filter(|text| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic()));
@@ -300,7 +300,7 @@ impl<'a> Check<'a> {
 }
 
 /// A number for a problem's text.
-fn shown<T: std::fmt::Display>(at: &At<T>) -> String {
+fn shown<T: std::fmt::Display>(at: &Located<T>) -> String {
     if at.hidden { "the value of the variable".to_owned() } else { at.value.to_string() }
 }
 
@@ -331,7 +331,7 @@ struct Names<'n> {
 }
 
 impl<'n> Names<'n> {
-    fn of(what: &'static str, names: impl IntoIterator<Item = Option<&'n At<String>>>) -> Self {
+    fn of(what: &'static str, names: impl IntoIterator<Item = Option<&'n Located<String>>>) -> Self {
         let mut all = Vec::new();
         for at in names.into_iter().flatten() {
             if !all.contains(&at.value.as_str()) {
@@ -343,7 +343,7 @@ impl<'n> Names<'n> {
 }
 
 /// For problems about a value that came in as text.
-fn is_no(at: &At<String>, what: &str) -> String {
+fn is_no(at: &Located<String>, what: &str) -> String {
     if at.hidden {
         format!("the value of the variable is no {what}")
     } else {

@@ -13,13 +13,13 @@ use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use secrecy::SecretString;
 
-use super::{Check, is_no, shown};
+use super::{Checker, is_no, shown};
 use crate::admit::queue::{self, BadShares, Reading, Shares};
-use crate::config::Class;
-use crate::config::problem::Place;
+use crate::config::ClassSettings;
+use crate::config::problem::Location;
 use crate::config::raw::{self, BalanceBy, Root, SeatsOrRange};
-use crate::config::read::{At, Block, Entries, OrOff};
-use crate::config::scalar::{Hidden, PromptTokens, Seats};
+use crate::config::read::{ConfigBlock, Entries, Located, OrOff};
+use crate::config::scalar::{ConcurrencyScalar, PromptTokens, RedactedText};
 use crate::config::url;
 use crate::route::settings::{
     Balance, BreakerLimits, Concurrency, CoolDown, DnsName, EngineAddress, EngineKind, Engines, Family, Health, Inject,
@@ -29,7 +29,7 @@ use crate::units::{EngineId, PoolId, Priority, Tokens};
 
 const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
-impl Check<'_> {
+impl Checker<'_> {
     pub(super) fn pools(&mut self, root: &Root) -> Vec<Arc<Pool>> {
         let Some(all) = &root.pools else { return Vec::new() };
         self.unique("pool", all.iter().filter_map(|pool| pool.pool.as_ref()));
@@ -89,9 +89,9 @@ impl Check<'_> {
             Some(SeatsOrRange::Seats(at)) => at,
         };
         match at.value {
-            Seats::Auto => (Concurrency::Auto, d),
-            Seats::Number(number) => {
-                let number = At { value: number, place: at.place.clone(), hidden: at.hidden };
+            ConcurrencyScalar::Auto => (Concurrency::Auto, d),
+            ConcurrencyScalar::Number(number) => {
+                let number = Located { value: number, place: at.place.clone(), hidden: at.hidden };
                 let number = self.count(Some(&number), 1, 1..=1_000_000) as u32;
                 (NonZeroU32::new(number).map_or(Concurrency::Unlimited, Concurrency::Fixed), d)
             }
@@ -100,7 +100,7 @@ impl Check<'_> {
 
     fn seat_bounds(&mut self, range: &raw::SeatRange) -> SeatBounds {
         let d = SeatBounds::default();
-        let mut count = |at: Option<&At<u64>>, default: NonZeroU32| {
+        let mut count = |at: Option<&Located<u64>>, default: NonZeroU32| {
             NonZeroU32::new(self.count(at, u64::from(default.get()), 1..=1_000_000) as u32).unwrap_or(default)
         };
         let (min, max) = (count(range.min.as_ref(), d.min), count(range.max.as_ref(), d.max));
@@ -115,7 +115,7 @@ impl Check<'_> {
     pub(super) fn seats_have_a_promise(
         &mut self,
         root: &Root,
-        classes: &[Arc<Class>],
+        classes: &[Arc<ClassSettings>],
         pools: &[Arc<Pool>],
         routes: &[Route],
     ) {
@@ -124,9 +124,10 @@ impl Check<'_> {
             let Some(pool) = pools.iter().find(named).filter(|pool| pool.concurrency == Concurrency::Auto) else {
                 continue;
             };
-            let leads =
-                |class: &Class| routes.iter().any(|route| route.serves(&class.id) && route.pools.contains(&pool.id));
-            let keeps = |class: &Class| {
+            let leads = |class: &ClassSettings| {
+                routes.iter().any(|route| route.serves(&class.id) && route.pools.contains(&pool.id))
+            };
+            let keeps = |class: &ClassSettings| {
                 let own = &class.objectives;
                 own.ttft.is_some() || own.tpot.is_some() || own.e2e.is_some()
             };
@@ -155,13 +156,13 @@ impl Check<'_> {
         }
     }
 
-    fn reading(&mut self, at: Option<&At<PromptTokens>>) -> Reading {
+    fn reading(&mut self, at: Option<&Located<PromptTokens>>) -> Reading {
         let Some(at) = at else { return Reading::default() };
         match at.value {
             PromptTokens::Auto => Reading::Auto,
             PromptTokens::Off => Reading::NoLimit,
             PromptTokens::Number(number) => {
-                let number = At { value: number, place: at.place.clone(), hidden: at.hidden };
+                let number = Located { value: number, place: at.place.clone(), hidden: at.hidden };
                 Reading::Tokens(Tokens(self.count(Some(&number), 1, 1..=1 << 53)))
             }
         }
@@ -186,7 +187,7 @@ impl Check<'_> {
         })
     }
 
-    fn thousandths(&mut self, at: &At<f64>) -> Option<u16> {
+    fn thousandths(&mut self, at: &Located<f64>) -> Option<u16> {
         let is_whole = |share: f64| share >= 0.001 && (share * 1000.0 - (share * 1000.0).round()).abs() <= 1e-6;
         let share = self.share_that(at, is_whole)?;
         let whole = (share * 1000.0).round();
@@ -231,7 +232,7 @@ impl Check<'_> {
         Some(Engines::Static(found))
     }
 
-    fn engine(&mut self, at: &At<String>) -> Option<EngineAddress> {
+    fn engine(&mut self, at: &Located<String>) -> Option<EngineAddress> {
         match url::engine_address(&at.value) {
             Ok(engine) => Some(engine),
             Err(bad) => {
@@ -287,7 +288,7 @@ impl Check<'_> {
         }
     }
 
-    fn engine_headers(&mut self, raw: &Entries<At<Hidden>>) -> Vec<(HeaderName, HeaderValue)> {
+    fn engine_headers(&mut self, raw: &Entries<Located<RedactedText>>) -> Vec<(HeaderName, HeaderValue)> {
         const OURS: [HeaderName; 11] = [
             ACCEPT_ENCODING,
             CONNECTION,
@@ -323,7 +324,7 @@ impl Check<'_> {
         found
     }
 
-    fn roots(&mut self, at: &At<String>) -> Option<Arc<[CertificateDer<'static>]>> {
+    fn roots(&mut self, at: &Located<String>) -> Option<Arc<[CertificateDer<'static>]>> {
         let pem = self.file(at)?;
         let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&pem).collect();
         match all {
@@ -362,7 +363,7 @@ impl Check<'_> {
         }
     }
 
-    fn path(&mut self, at: Option<&At<String>>, default: Arc<str>) -> Arc<str> {
+    fn path(&mut self, at: Option<&Located<String>>, default: Arc<str>) -> Arc<str> {
         let Some(at) = at else { return default };
         let readable = at.value.parse::<http::uri::PathAndQuery>().is_ok();
         if !at.value.starts_with('/') || !readable {
@@ -420,7 +421,7 @@ impl Check<'_> {
         Inject { usage, continuous_usage }
     }
 
-    fn continuous_is_possible(&mut self, place: &Place, usage: bool, kind: EngineKind) {
+    fn continuous_is_possible(&mut self, place: &Location, usage: bool, kind: EngineKind) {
         if kind != EngineKind::Vllm {
             self.problem(place, "only engines of kind vllm know it", "remove the key, or set `engine.kind: vllm`");
         } else if !usage {

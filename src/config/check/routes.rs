@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use super::{Check, Names};
+use super::{Checker, Names};
 use crate::config::raw::{self, Root};
-use crate::config::read::At;
+use crate::config::read::Located;
 use crate::route::settings::Route;
 use crate::units::{ClassId, Glob, PoolId};
 
-impl Check<'_> {
+impl Checker<'_> {
     pub(super) fn routes(
         &mut self,
         root: &Root,
@@ -130,14 +130,14 @@ impl Check<'_> {
     }
 
     /// `other` is the label of models that only `*` takes, and of requests without one.
-    fn is_free_label(&mut self, at: &At<String>) {
+    fn is_free_label(&mut self, at: &Located<String>) {
         if at.value == "other" {
             let message = format!("the name {} has a meaning of its own in the metrics", at.shown());
             self.problem(&at.place, message, "match it by a pattern such as othe*");
         }
     }
 
-    fn model_name(&mut self, at: &At<String>) {
+    fn model_name(&mut self, at: &Located<String>) {
         if at.value.contains('*') {
             let message = format!("{} is a pattern", at.shown());
             self.problem(&at.place, message, "an alias leads from one name to one name");

@@ -2,13 +2,13 @@
 
 use http::{HeaderName, HeaderValue};
 
-use super::{Check, Names, is_no};
+use super::{Checker, Names, is_no};
 use crate::classify::{CapTest, HeaderTest, TokenRange, When};
 use crate::config::raw::{self, Root};
-use crate::config::read::{At, Block};
+use crate::config::read::{ConfigBlock, Located};
 use crate::units::{ClassId, Glob, TenantId, Tokens};
 
-impl Check<'_> {
+impl Checker<'_> {
     pub(super) fn rules(&mut self, root: &Root, classes: &Names<'_>) -> Vec<(ClassId, When)> {
         let mut rules: Vec<(ClassId, When)> = Vec::new();
         for raw in root.classify.iter().flatten() {
@@ -55,7 +55,7 @@ impl Check<'_> {
         }
     }
 
-    fn tenant_names(&mut self, root: &Root, list: &[At<String>]) -> Vec<TenantId> {
+    fn tenant_names(&mut self, root: &Root, list: &[Located<String>]) -> Vec<TenantId> {
         let anonymous = TenantId::anonymous();
         let names = match &root.tenants {
             Some(tenants) => Names::of("tenant", tenants.iter().map(|tenant| tenant.tenant.as_ref())),
@@ -64,7 +64,7 @@ impl Check<'_> {
         list.iter().filter_map(|at| self.known(Some(at), &names)).map(TenantId::from).collect()
     }
 
-    fn header(&mut self, name: &At<String>, test: &raw::HeaderTest) -> Option<(HeaderName, HeaderTest)> {
+    fn header(&mut self, name: &Located<String>, test: &raw::HeaderCondition) -> Option<(HeaderName, HeaderTest)> {
         let Ok(header) = HeaderName::try_from(name.value.as_str()) else {
             self.problem(&name.place, is_no(name, "header name"), "use letters, digits and -");
             return None;
@@ -74,16 +74,16 @@ impl Check<'_> {
             self.problem(&name.place, "a key may not stand in a rule", "use `tenant` or `key`");
             return None;
         }
-        let texts: Vec<&At<String>> = match test {
-            raw::HeaderTest::Is(values) => values.0.iter().collect(),
-            raw::HeaderTest::Shape(shape) => shape.prefix.iter().collect(),
+        let texts: Vec<&Located<String>> = match test {
+            raw::HeaderCondition::Is(values) => values.0.iter().collect(),
+            raw::HeaderCondition::Shape(shape) => shape.prefix.iter().collect(),
         };
         for at in texts.into_iter().filter(|at| HeaderValue::from_bytes(at.value.as_bytes()).is_err()) {
             self.problem(&at.place, "no header has such a value", "remove its control characters");
         }
         let test = match test {
-            raw::HeaderTest::Is(values) => HeaderTest::Is(values.0.iter().map(|at| at.value.clone()).collect()),
-            raw::HeaderTest::Shape(shape) => match (&shape.prefix, &shape.present) {
+            raw::HeaderCondition::Is(values) => HeaderTest::Is(values.0.iter().map(|at| at.value.clone()).collect()),
+            raw::HeaderCondition::Shape(shape) => match (&shape.prefix, &shape.present) {
                 (Some(prefix), None) => HeaderTest::Prefix(prefix.value.clone()),
                 (None, Some(present)) => HeaderTest::Present(present.value),
                 (None, None) | (Some(_), Some(_)) => {
@@ -116,7 +116,12 @@ impl Check<'_> {
         }
     }
 
-    fn range(&mut self, raw: &impl Block, at_least: &Option<At<u64>>, at_most: &Option<At<u64>>) -> Option<TokenRange> {
+    fn range(
+        &mut self,
+        raw: &impl ConfigBlock,
+        at_least: &Option<Located<u64>>,
+        at_most: &Option<Located<u64>>,
+    ) -> Option<TokenRange> {
         if at_least.is_none() && at_most.is_none() {
             if raw.is_whole() {
                 self.problem(raw.place(), "the range has no end", "write `at_least`, `at_most`, or both");

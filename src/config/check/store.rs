@@ -2,17 +2,17 @@
 
 use std::time::Duration;
 
-use super::Check;
+use super::Checker;
 use crate::admit::shared::settings::{Address, LimitsStore, Redis};
-use crate::config::raw::{self, Root, Store};
-use crate::config::read::Block;
+use crate::config::raw::{self, LimitsStoreKind, Root};
+use crate::config::read::ConfigBlock;
 
 /// A request waits for the store in front of its engine: longer than this is no gateway.
 const LONGEST_TIMEOUT: Duration = Duration::from_secs(1);
 
-impl Check<'_> {
+impl Checker<'_> {
     pub(super) fn limits_store(&mut self, root: &Root) -> LimitsStore {
-        let Some(Store::Shared(store)) = &root.limits_store else { return LimitsStore::Memory };
+        let Some(LimitsStoreKind::Shared(store)) = &root.limits_store else { return LimitsStore::Memory };
         let redis = store.redis.as_ref().and_then(|redis| self.redis(redis));
         if let Some(store) = &store.redis
             && !root.tenants.iter().flat_map(|all| all.iter()).any(|tenant| tenant.limits.is_some())

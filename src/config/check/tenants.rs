@@ -4,13 +4,13 @@ use std::collections::{BTreeMap, HashMap};
 use std::num::NonZeroU64;
 use std::sync::Arc;
 
-use super::{Check, Names};
+use super::{Checker, Names};
 use crate::admit::limit::settings::{Allowance, Limits, OverLimit, Rate};
-use crate::config::problem::Place;
+use crate::config::problem::Location;
 use crate::config::raw::{self, Root};
-use crate::config::read::{At, Block};
-use crate::config::{Class, Tenant};
-use crate::identify::{KeyHash, Keyring, Who};
+use crate::config::read::{ConfigBlock, Located};
+use crate::config::{ClassSettings, TenantSettings};
+use crate::identify::{Identity, KeyHash, Keyring};
 use crate::route::settings::{Concurrency, Pool, Route};
 use crate::units::{ClassId, Glob, TenantId};
 
@@ -18,21 +18,21 @@ use crate::units::{ClassId, Glob, TenantId};
 struct Found {
     hash: KeyHash,
     label: Option<Arc<str>>,
-    place: Place,
+    place: Location,
 }
 
-impl Check<'_> {
-    pub(super) fn tenants(&mut self, root: &Root, classes: &Names<'_>) -> (Keyring, Vec<Tenant>) {
+impl Checker<'_> {
+    pub(super) fn tenants(&mut self, root: &Root, classes: &Names<'_>) -> (Keyring, Vec<TenantSettings>) {
         let Some(all) = &root.tenants else {
             self.labels_are_known(root, &[]);
             let limits = Limits::default();
             let when_over_limit = OverLimit::default();
-            let anonymous = Tenant { id: TenantId::anonymous(), classes: None, limits, when_over_limit };
+            let anonymous = TenantSettings { id: TenantId::anonymous(), classes: None, limits, when_over_limit };
             return (Keyring::anonymous(), vec![anonymous]);
         };
         self.unique("tenant", all.iter().filter_map(|tenant| tenant.tenant.as_ref()));
-        let mut owners: HashMap<KeyHash, Who> = HashMap::new();
-        let mut places: HashMap<KeyHash, Place> = HashMap::new();
+        let mut owners: HashMap<KeyHash, Identity> = HashMap::new();
+        let mut places: HashMap<KeyHash, Location> = HashMap::new();
         let mut labels = Vec::new();
         let mut tenants = Vec::new();
         for raw in all.iter() {
@@ -47,7 +47,7 @@ impl Check<'_> {
                 }
                 labels.extend(key.label.clone());
                 places.insert(key.hash, key.place);
-                owners.insert(key.hash, Who { tenant: id.clone(), key_label: key.label });
+                owners.insert(key.hash, Identity { tenant: id.clone(), key_label: key.label });
             }
             let list = raw.classes.as_ref().map(|list| &list.0);
             let classes = list.map(|list| {
@@ -59,7 +59,7 @@ impl Check<'_> {
             if let Some(at) = raw.when_over_limit.as_ref().filter(|_| !raw.written().contains(&"limits")) {
                 self.note(&at.place, "the tenant has no limits", "add `limits`, or remove the key");
             }
-            tenants.push(Tenant { id, classes, limits, when_over_limit });
+            tenants.push(TenantSettings { id, classes, limits, when_over_limit });
         }
         self.labels_are_known(root, &labels);
         (Keyring::of(owners), tenants)
@@ -69,19 +69,19 @@ impl Check<'_> {
     pub(super) fn demotion_can_help(
         &mut self,
         root: &Root,
-        tenants: &[Tenant],
-        classes: &[Arc<Class>],
+        tenants: &[TenantSettings],
+        classes: &[Arc<ClassSettings>],
         pools: &[Arc<Pool>],
         routes: &[Route],
     ) {
         for raw in root.tenants.iter().flat_map(|all| all.iter()) {
-            let named = |tenant: &&Tenant| raw.tenant.as_ref().is_some_and(|at| at.value == tenant.id.as_str());
+            let named = |tenant: &&TenantSettings| raw.tenant.as_ref().is_some_and(|at| at.value == tenant.id.as_str());
             let (Some(at), Some(tenant)) = (&raw.when_over_limit, tenants.iter().find(named)) else { continue };
             if at.value.0 != OverLimit::Demote || tenant.limits.is_empty() {
                 continue;
             }
-            let own = |class: &&Arc<Class>| tenant.classes.as_ref().is_none_or(|own| own.contains(&class.id));
-            let leads = |pool: &Pool, class: &Class| {
+            let own = |class: &&Arc<ClassSettings>| tenant.classes.as_ref().is_none_or(|own| own.contains(&class.id));
+            let leads = |pool: &Pool, class: &ClassSettings| {
                 routes.iter().any(|route| route.serves(&class.id) && route.pools.contains(&pool.id))
             };
             let reached = |pool: &&Arc<Pool>| classes.iter().filter(own).any(|class| leads(pool, class));
@@ -117,7 +117,7 @@ impl Check<'_> {
         }
     }
 
-    fn rate(&mut self, name: &str, [per_minute, burst]: &[&Option<At<u64>>; 2]) -> Option<Rate> {
+    fn rate(&mut self, name: &str, [per_minute, burst]: &[&Option<Located<u64>>; 2]) -> Option<Rate> {
         let range = 1..=Rate::MOST;
         let of_burst = burst.as_ref().map(|at| self.count(Some(at), 1, range.clone()));
         if let (Some(at), None) = (burst, per_minute) {
@@ -129,7 +129,7 @@ impl Check<'_> {
     }
 
     /// Limits count the name after aliasing, of models that some route takes.
-    fn limited_model(&mut self, root: &Root, name: &At<String>) {
+    fn limited_model(&mut self, root: &Root, name: &Located<String>) {
         let aliases = root.models.iter().flat_map(|models| &models.aliases).flat_map(|aliases| &aliases.0);
         let mut routes = root.routes.iter().flat_map(|all| all.iter()).peekable();
         if name.value.contains('*') {
@@ -139,7 +139,7 @@ impl Check<'_> {
             let message = format!("{} is an alias of {}", name.shown(), target.shown());
             self.problem(&name.place, message, "limits count the name behind the alias: write that");
         } else if routes.peek().is_some() {
-            let takes = |at: &At<String>| Glob::new(&at.value).matches(&name.value);
+            let takes = |at: &Located<String>| Glob::new(&at.value).matches(&name.value);
             if !routes.flat_map(|route| &route.model).flat_map(|list| &list.0).any(takes) {
                 let message = format!("no route takes the model {}", name.shown());
                 self.problem(&name.place, message, "add it to a route, or correct the name");
@@ -147,7 +147,7 @@ impl Check<'_> {
         }
     }
 
-    fn limits_something(&mut self, raw: &impl Block) {
+    fn limits_something(&mut self, raw: &impl ConfigBlock) {
         // An unknown key was told already: it may be the limit that is missing.
         let told = self.problems.iter().any(|problem| problem.path == raw.place().path);
         if raw.written().is_empty() && !told {
@@ -233,11 +233,11 @@ impl Check<'_> {
 
 /// The keys of limits that stand for a tenant and for each of its models: per minute, burst.
 struct Keys<'r> {
-    tokens: [&'r Option<At<u64>>; 2],
-    input_tokens: [&'r Option<At<u64>>; 2],
-    output_tokens: [&'r Option<At<u64>>; 2],
-    requests: [&'r Option<At<u64>>; 2],
-    concurrent: &'r Option<At<u64>>,
+    tokens: [&'r Option<Located<u64>>; 2],
+    input_tokens: [&'r Option<Located<u64>>; 2],
+    output_tokens: [&'r Option<Located<u64>>; 2],
+    requests: [&'r Option<Located<u64>>; 2],
+    concurrent: &'r Option<Located<u64>>,
 }
 
 macro_rules! keys {

@@ -9,8 +9,8 @@ use http::header::{CONNECTION, CONTENT_LENGTH, HeaderMap, HeaderName, HeaderValu
 use http::{Response, StatusCode, Version, response};
 use hyper::ext::ReasonPhrase;
 
-use super::{BUFFER, NoAnswer};
-use crate::framing::{self, Framing, Headed, Known};
+use super::{BUFFER, ResponseError};
+use crate::framing::{self, CacheableHead, Framing, HeadCache};
 
 /// What interim answers may take before an answer.
 const MOST_INTERIM: usize = 64 * 1024;
@@ -20,14 +20,14 @@ const MOST_LINES: usize = 100;
 
 /// The head of an answer that is no interim one.
 #[derive(Clone, Debug)]
-pub(super) struct Head {
+pub(super) struct ResponseHead {
     pub parts: Arc<response::Parts>,
     pub framing: Framing,
     /// The connection may serve another request.
     pub stays: bool,
 }
 
-impl Headed for Head {
+impl CacheableHead for ResponseHead {
     fn fields_mut(&mut self) -> &mut HeaderMap {
         &mut Arc::make_mut(&mut self.parts).headers
     }
@@ -39,8 +39,8 @@ impl Headed for Head {
 pub(super) fn take(
     buffer: &mut BytesMut,
     interim: &mut usize,
-    known: &mut Known<Head>,
-) -> Result<Option<Head>, NoAnswer> {
+    known: &mut HeadCache<ResponseHead>,
+) -> Result<Option<ResponseHead>, ResponseError> {
     loop {
         if let Some((known, fit)) = known.find(buffer, BUFFER) {
             buffer.advance(fit.length);
@@ -54,11 +54,11 @@ pub(super) fn take(
         buffer.advance(text.len());
         match parts.status.as_u16() {
             // We asked for no other protocol.
-            101 => return Err(NoAnswer::Garbage),
+            101 => return Err(ResponseError::Garbage),
             100..=199 => {
                 *interim += text.len();
                 if *interim > MOST_INTERIM {
-                    return Err(NoAnswer::HeadTooLarge);
+                    return Err(ResponseError::HeadTooLarge);
                 }
             }
             _ => {
@@ -66,7 +66,7 @@ pub(super) fn take(
                 let stays = said.stays(parts.version) && framing != Framing::ToEnd;
                 // The client is spoken to in a version of its own.
                 parts.version = Version::HTTP_11;
-                let head = Head { parts: Arc::new(parts), framing, stays };
+                let head = ResponseHead { parts: Arc::new(parts), framing, stays };
                 if !is_bodiless(head.parts.status) {
                     known.learn(&head, &head.parts.headers, &text, lines);
                 }
@@ -84,39 +84,39 @@ fn is_bodiless(status: StatusCode) -> bool {
 /// A head as it was read.
 struct Parsed {
     parts: response::Parts,
-    said: Said,
+    said: ResponseFields,
     text: Bytes,
     lines: usize,
 }
 
-fn parse(buffer: &[u8]) -> Result<Option<Parsed>, NoAnswer> {
+fn parse(buffer: &[u8]) -> Result<Option<Parsed>, ResponseError> {
     let mut lines = [const { MaybeUninit::uninit() }; MOST_LINES];
     let mut answer = httparse::Response::new(&mut []);
     let parser = httparse::ParserConfig::default();
     let length = match parser.parse_response_with_uninit_headers(&mut answer, buffer, &mut lines) {
         Ok(httparse::Status::Complete(length)) if length <= BUFFER => length,
         Ok(httparse::Status::Partial) if buffer.len() < BUFFER => return Ok(None),
-        Ok(_) | Err(httparse::Error::TooManyHeaders) => return Err(NoAnswer::HeadTooLarge),
-        Err(_) => return Err(NoAnswer::Garbage),
+        Ok(_) | Err(httparse::Error::TooManyHeaders) => return Err(ResponseError::HeadTooLarge),
+        Err(_) => return Err(ResponseError::Garbage),
     };
     // A copy of the head alone: fields that outlive it would hold the whole buffer.
     let text = Bytes::copy_from_slice(&buffer[..length]);
     let mut parts = Response::new(()).into_parts().0;
     // `http` takes codes up to 999; nobody could say what they mean (RFC 9110 section 15).
     let code = answer.code.filter(|code| (100..=599).contains(code));
-    parts.status = code.and_then(|code| StatusCode::from_u16(code).ok()).ok_or(NoAnswer::Garbage)?;
+    parts.status = code.and_then(|code| StatusCode::from_u16(code).ok()).ok_or(ResponseError::Garbage)?;
     parts.version = if answer.version == Some(0) { Version::HTTP_10 } else { Version::HTTP_11 };
     let reason = answer.reason.filter(|reason| parts.status.canonical_reason() != Some(reason));
     if let Some(reason) = reason.and_then(|reason| ReasonPhrase::try_from(reason.as_bytes()).ok()) {
         parts.extensions.insert(reason);
     }
     parts.headers = HeaderMap::with_capacity(answer.headers.len() + FIELDS_OF_OURS);
-    let mut said = Said::default();
+    let mut said = ResponseFields::default();
     for line in answer.headers.iter() {
         let at = line.value.as_ptr() as usize - buffer.as_ptr() as usize;
-        let name = HeaderName::from_bytes(line.name.as_bytes()).map_err(|_| NoAnswer::Garbage)?;
+        let name = HeaderName::from_bytes(line.name.as_bytes()).map_err(|_| ResponseError::Garbage)?;
         let value = HeaderValue::from_maybe_shared(text.slice(at..at + line.value.len()));
-        let value = value.map_err(|_| NoAnswer::Garbage)?;
+        let value = value.map_err(|_| ResponseError::Garbage)?;
         said.hear(&name, value.as_bytes())?;
         parts.headers.append(name, value);
     }
@@ -129,7 +129,7 @@ const FIELDS_OF_OURS: usize = 2;
 
 /// What the fields of a head say about the body and the connection.
 #[derive(Default)]
-struct Said {
+struct ResponseFields {
     /// Lines that name a transfer coding, and whether one of them is `chunked` alone.
     codings: u8,
     is_chunked: bool,
@@ -138,17 +138,17 @@ struct Said {
     keeps_alive: bool,
 }
 
-impl Said {
-    fn hear(&mut self, name: &HeaderName, value: &[u8]) -> Result<(), NoAnswer> {
+impl ResponseFields {
+    fn hear(&mut self, name: &HeaderName, value: &[u8]) -> Result<(), ResponseError> {
         if *name == TRANSFER_ENCODING {
             self.codings = self.codings.saturating_add(1);
             self.is_chunked = value.trim_ascii().eq_ignore_ascii_case(b"chunked");
         } else if *name == CONTENT_LENGTH {
             // It may be stated more than once, if it is the same.
             for text in framing::elements(value) {
-                let stated = framing::stated_length(text).ok_or(NoAnswer::Garbage)?;
+                let stated = framing::stated_length(text).ok_or(ResponseError::Garbage)?;
                 if *self.length.get_or_insert(stated) != stated {
-                    return Err(NoAnswer::Garbage);
+                    return Err(ResponseError::Garbage);
                 }
             }
         } else if *name == CONNECTION {
@@ -158,12 +158,12 @@ impl Said {
         Ok(())
     }
 
-    fn framing(&self, head: &response::Parts) -> Result<Framing, NoAnswer> {
+    fn framing(&self, head: &response::Parts) -> Result<Framing, ResponseError> {
         match self.codings {
             _ if is_bodiless(head.status) => Ok(Framing::EMPTY),
             0 => Ok(self.length.map_or(Framing::ToEnd, Framing::Length)),
             1 if self.is_chunked && head.version == Version::HTTP_11 => Ok(Framing::CHUNKED),
-            _ => Err(NoAnswer::Garbage),
+            _ => Err(ResponseError::Garbage),
         }
     }
 
@@ -205,7 +205,7 @@ mod tests {
         })
     }
 
-    fn taken(bytes: &[u8], known: &mut Known<Head>) -> (String, usize, usize) {
+    fn taken(bytes: &[u8], known: &mut HeadCache<ResponseHead>) -> (String, usize, usize) {
         let (mut buffer, mut interim) = (BytesMut::from(bytes), 0);
         let taken = take(&mut buffer, &mut interim, known);
         (format!("{taken:?}"), buffer.len(), interim)
@@ -216,19 +216,19 @@ mod tests {
 
         #[test]
         fn a_head_is_read_alike_whatever_was_read_before_it(head in heads(), changes in changes()) {
-            let mut known = Known::default();
+            let mut known = HeadCache::default();
             for _ in 0..3 {
                 taken(head.as_bytes(), &mut known);
             }
             for next in changes.of(&head) {
-                prop_assert_eq!(taken(&next, &mut known), taken(&next, &mut Known::default()), "{}", next.escape_ascii());
+                prop_assert_eq!(taken(&next, &mut known), taken(&next, &mut HeadCache::default()), "{}", next.escape_ascii());
             }
         }
     }
 
     #[test]
     fn heads_that_repeat_are_known_behind_interim_ones_too() {
-        let mut known = Known::default();
+        let mut known = HeadCache::default();
         for (length, is_known) in [("5", false), ("5", false), ("5", true), ("17", true)] {
             let head = format!("HTTP/1.1 200 OK\r\ndate: {length}\r\ncontent-length: {length}\r\n\r\n");
             assert_eq!(known.find(head.as_bytes(), BUFFER).is_some(), is_known);

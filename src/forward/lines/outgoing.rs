@@ -23,7 +23,7 @@ const USUAL_HEAD: usize = 512;
 const AT_ONCE: usize = 16;
 
 /// What is left to write of a request.
-pub struct Outgoing {
+pub struct RequestWriter {
     /// The head, and a short body behind it; written up to `at`.
     head: Vec<u8>,
     at: usize,
@@ -31,8 +31,8 @@ pub struct Outgoing {
     frames: VecDeque<Bytes>,
 }
 
-impl Outgoing {
-    /// A `POST`, else as [`Outgoing::new`].
+impl RequestWriter {
+    /// A `POST`, else as [`RequestWriter::new`].
     #[must_use]
     pub fn post<'a>(
         prefix: &str,
@@ -79,7 +79,7 @@ impl Outgoing {
             frames = body.into_owned().into();
             frames.retain(|frame| !frame.is_empty());
         }
-        Outgoing { head, at: 0, frames }
+        RequestWriter { head, at: 0, frames }
     }
 
     /// Writes on, until all is out.

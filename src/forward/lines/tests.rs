@@ -7,13 +7,13 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream
 
 use super::*;
 use crate::dial::{PipeDial, PipeListener, Scheme};
-use crate::forward::open::{Call, open};
+use crate::forward::open::{AttemptRequest, open};
 use crate::route::settings::Engines;
 
 struct Bench {
     network: PipeDial,
     engine: PipeListener,
-    lines: Arc<Lines>,
+    lines: Arc<ConnPool>,
     clock: Clock,
     pool: Pool,
     to: Arc<EngineAddress>,
@@ -29,11 +29,11 @@ impl Bench {
         let pool = Pool::with_defaults("p".into(), Engines::Static(vec![to.clone()]));
         let to = Arc::new(to);
         let clock = Clock::start();
-        let lines = Arc::new(Lines::new(Arc::new(network.clone()), clock));
+        let lines = Arc::new(ConnPool::new(Arc::new(network.clone()), clock));
         Bench { network, engine, lines, clock, pool, to }
     }
 
-    async fn take(&self) -> Line {
+    async fn take(&self) -> PooledConn {
         self.lines.take(&self.pool, &self.to.id(), &self.to).await.unwrap()
     }
 
@@ -74,16 +74,16 @@ impl Bench {
 const ANSWER: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
 const STREAM: &[u8] = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\n";
 
-fn request(body: &[&'static [u8]]) -> Outgoing {
+fn request(body: &[&'static [u8]]) -> RequestWriter {
     request_of(body.iter().map(|frame| Bytes::from_static(frame)).collect())
 }
 
-fn request_of(body: Vec<Bytes>) -> Outgoing {
-    Outgoing::post("", "/v1/chat/completions", [("host", &b"e:8000"[..])].into_iter(), body.into())
+fn request_of(body: Vec<Bytes>) -> RequestWriter {
+    RequestWriter::post("", "/v1/chat/completions", [("host", &b"e:8000"[..])].into_iter(), body.into())
 }
 
 /// Sends a small request and reads the answer whole.
-async fn ask(line: Line) -> Result<Vec<u8>, String> {
+async fn ask(line: PooledConn) -> Result<Vec<u8>, String> {
     let answer = line.send(request(&[b"{", b"}"])).await.map_err(|failed| format!("{:?}", failed.why))?;
     let body = answer.body.collect().await.map_err(|broken| format!("{broken:?}"))?;
     Ok(body.to_bytes().to_vec())
@@ -104,9 +104,9 @@ async fn read_request(engine: &mut DuplexStream) -> String {
 
 /// The answer to a small request that begins on a line that stands, by whoever looks again only when
 /// woken.
-async fn begun(lines: Arc<Lines>, pool: Pool, to: Arc<EngineAddress>) -> Vec<u8> {
+async fn begun(lines: Arc<ConnPool>, pool: Pool, to: Arc<EngineAddress>) -> Vec<u8> {
     let (at, engine, request) = (lines.clock.now(), to.id(), request(&[b"{", b"}"]));
-    let mut call = Some(Call { lines, pool: Arc::new(pool), engine, address: to, request, fresh: false, at });
+    let mut call = Some(AttemptRequest { lines, pool: Arc::new(pool), engine, address: to, request, fresh: false, at });
     let mut opening = poll_fn(|cx| Poll::Ready(open(call.take().unwrap(), cx))).await;
     let mut waits = opening.waits();
     assert!(waits);
@@ -225,7 +225,7 @@ async fn c44_a_close_of_a_reused_line_before_any_byte_is_told_apart() {
         drop(engine);
         let failed = send.await.unwrap().err().unwrap();
         let bytes_seen = after.len() as u64;
-        assert_eq!(failed, SendFailed { why: NoAnswer::Closed, reused: true, bytes_seen });
+        assert_eq!(failed, SendError { why: ResponseError::Closed, reused: true, bytes_seen });
         assert_eq!(failed.is_stale(), after.is_empty());
     }
     // The same on a fresh line is a failure of the engine.
@@ -480,7 +480,7 @@ async fn two_megabytes_of_header_are_refused_before_they_are_read() {
         let head = format!("HTTP/1.1 200 OK\r\n{header}Content-Length: 2\r\n\r\nok");
         assert!(pour(&mut engine, head.as_bytes()).await <= 4 * BUFFER, "cut off");
         let failed = send.await.unwrap().err().unwrap();
-        assert_eq!(failed.why, NoAnswer::HeadTooLarge);
+        assert_eq!(failed.why, ResponseError::HeadTooLarge);
         assert!(failed.bytes_seen <= 2 * BUFFER as u64);
     }
 }
@@ -527,7 +527,7 @@ async fn a_request_is_written_as_it_is() {
         let fields = [("host", &b"e"[..]), ("x-id", b"a b")].into_iter();
         let line = bench.lines.fresh(&bench.pool, &bench.to.id(), &bench.to).await.unwrap();
         let mut engine = bench.engine.accept().await;
-        let send = tokio::spawn(line.send(Outgoing::post("/base", "/v1/x?y=z", fields, frames.into())));
+        let send = tokio::spawn(line.send(RequestWriter::post("/base", "/v1/x?y=z", fields, frames.into())));
         let head = format!("POST /base/v1/x?y=z HTTP/1.1\r\nhost: e\r\nx-id: a b\r\ncontent-length: {length}\r\n\r\n");
         let mut sent = vec![0; head.len() + length];
         engine.read_exact(&mut sent).await.unwrap();

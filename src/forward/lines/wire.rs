@@ -10,9 +10,9 @@ use tokio::io::AsyncReadExt;
 use tokio::task::unconstrained;
 
 use super::BUFFER;
-use super::head::Head;
+use super::head::ResponseHead;
 use crate::dial::BoxedIo;
-use crate::framing::Known;
+use crate::framing::HeadCache;
 
 /// Room for a read: what an event, or a small answer with its head, fits into. More is asked
 /// for while reads fill it.
@@ -22,19 +22,19 @@ const ROOM: usize = 4 * 1024;
 const LEAST_ROOM: usize = 1024;
 
 /// A connection, and what has come in and was not looked at yet.
-pub(super) struct Wire {
+pub(super) struct UpstreamConn {
     pub io: BoxedIo,
     pub buffer: BytesMut,
     /// Bytes that came in since it was opened.
     pub received: u64,
     /// What is known of the heads of its answers.
-    pub known: Known<Head>,
+    pub known: HeadCache<ResponseHead>,
     room: usize,
 }
 
-impl Wire {
+impl UpstreamConn {
     pub fn new(io: BoxedIo) -> Self {
-        Wire { io, buffer: BytesMut::new(), received: 0, known: Known::default(), room: ROOM }
+        UpstreamConn { io, buffer: BytesMut::new(), received: 0, known: HeadCache::default(), room: ROOM }
     }
 
     /// Reads more into the buffer; says how much, 0 at the connection's end.

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use proptest::prelude::*;
 use proptest::sample::Index;
 
-use super::super::reading::Reading;
+use super::super::reading::EventParser;
 use super::super::tests::{inside, not_streamed, watch};
 use super::super::{Ending, Expect, Observer, Reader, Timeline};
 use super::*;
@@ -26,15 +26,15 @@ const BODIES: [(Dialect, &str); 5] = [
     (Dialect::Messages, MESSAGE),
 ];
 
-fn learned(dialect: Dialect, bodies: &[&str]) -> Arc<Moulds> {
-    let moulds = Arc::new(Moulds::new());
+fn learned(dialect: Dialect, bodies: &[&str]) -> Arc<TemplateCache> {
+    let moulds = Arc::new(TemplateCache::new());
     for body in bodies {
         observed(not_streamed(dialect), Some(&moulds), &[body.as_bytes()]);
     }
     moulds
 }
 
-fn observed(expect: Expect, moulds: Option<&Arc<Moulds>>, frames: &[&[u8]]) -> Timeline {
+fn observed(expect: Expect, moulds: Option<&Arc<TemplateCache>>, frames: &[&[u8]]) -> Timeline {
     let mut observer = Observer::new(expect, Reader::Json, 200, watch());
     moulds.into_iter().for_each(|moulds| observer.knows(moulds));
     for (millis, frame) in frames.iter().enumerate() {
@@ -44,7 +44,7 @@ fn observed(expect: Expect, moulds: Option<&Arc<Moulds>>, frames: &[&[u8]]) -> T
 }
 
 /// Whether a body is recognised, and read as it would be in full.
-fn is_known(moulds: &Arc<Moulds>, dialect: Dialect, body: &str) -> bool {
+fn is_known(moulds: &Arc<TemplateCache>, dialect: Dialect, body: &str) -> bool {
     let known = moulds.recognise(dialect, body.as_bytes(), |_, _| {});
     let (quick, full) =
         [Some(moulds), None].map(|moulds| observed(not_streamed(dialect), moulds, &[body.as_bytes()])).into();
@@ -257,7 +257,7 @@ proptest! {
         stream_asked in any::<bool>(),
         cut in any::<Index>(),
     ) {
-        let moulds = Arc::new(Moulds::new());
+        let moulds = Arc::new(TemplateCache::new());
         let all = bodies.iter().flat_map(|((dialect, body), changes)| {
             [(*dialect, body.clone().into_bytes()), (*dialect, mutated(body, changes)), (*dialect, body.clone().into_bytes())]
         });
@@ -279,7 +279,7 @@ proptest! {
     #[test]
     fn no_text_of_an_answer_stays_in_a_mould(word in "[g-z]{6}", (dialect, body) in body()) {
         let secret = body.replace("assistant", &word).replace("look", &word).replace("Be kind.", &word);
-        let mut reading = Reading::new(dialect, true, 0);
+        let mut reading = EventParser::new(dialect, true, 0);
         if crate::json::walk_answer(secret.as_bytes(), &mut reading).is_ok() {
             let left = moulds_of(dialect, &secret);
             prop_assert!(!left.contains(&word), "{left}");

@@ -1,7 +1,7 @@
 //! Whose the judged requests of the last minute were: so that no tenant's misses alone look like
 //! overload.
 
-use super::{Count, PRESSURE};
+use super::{JudgedCount, PRESSURE};
 use crate::units::Tick;
 
 const SLOTS: usize = 12;
@@ -10,13 +10,13 @@ const MOST: usize = 64;
 
 /// Counts by tenant, in slots of five seconds.
 #[derive(Debug, Default)]
-pub(super) struct Tenants([Slot; SLOTS]);
+pub(super) struct Tenants([TenantSlot; SLOTS]);
 
 #[derive(Debug, Default)]
-struct Slot {
+struct TenantSlot {
     number: u64,
-    counts: Vec<(u64, Count)>,
-    others: Count,
+    counts: Vec<(u64, JudgedCount)>,
+    others: JudgedCount,
 }
 
 impl Tenants {
@@ -27,21 +27,23 @@ impl Tenants {
         if slot.number < number {
             slot.number = number;
             slot.counts.clear();
-            slot.others = Count::default();
+            slot.others = JudgedCount::default();
         }
         match slot.counts.iter().position(|(known, _)| *known == tenant) {
             Some(place) => slot.counts[place].1.note(met),
-            None if slot.counts.len() < MOST => slot.counts.push((tenant, Count { met: u64::from(met), judged: 1 })),
+            None if slot.counts.len() < MOST => {
+                slot.counts.push((tenant, JudgedCount { met: u64::from(met), judged: 1 }))
+            }
             None => slot.others.note(met),
         }
     }
 
     /// What was counted without each tenant in turn, where anything was.
-    pub fn without_each(&self, at: Tick) -> Vec<Count> {
+    pub fn without_each(&self, at: Tick) -> Vec<JudgedCount> {
         let newest = number_at(at);
         let live = || self.0.iter().filter(move |slot| slot.number <= newest && slot.number + SLOTS as u64 > newest);
-        let mut all = Count::default();
-        let mut each: Vec<(u64, Count)> = Vec::new();
+        let mut all = JudgedCount::default();
+        let mut each: Vec<(u64, JudgedCount)> = Vec::new();
         live().for_each(|slot| all.add(slot.others));
         for (tenant, count) in live().flat_map(|slot| &slot.counts) {
             all.add(*count);
@@ -50,7 +52,8 @@ impl Tenants {
                 None => each.push((*tenant, *count)),
             }
         }
-        let rest = |(_, own): (u64, Count)| Count { met: all.met - own.met, judged: all.judged - own.judged };
+        let rest =
+            |(_, own): (u64, JudgedCount)| JudgedCount { met: all.met - own.met, judged: all.judged - own.judged };
         each.into_iter().map(rest).filter(|rest| rest.judged > 0).collect()
     }
 }

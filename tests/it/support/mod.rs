@@ -18,12 +18,12 @@ use std::time::Duration;
 use bytes::Bytes;
 use goodput::accept::Drain;
 use goodput::clock::Clock;
-use goodput::config::{self, Settings, Surroundings};
-use goodput::gateway::{Gateway, Materials};
+use goodput::config::{self, Environment, Settings};
+use goodput::gateway::{Gateway, GatewayDeps};
 use goodput::lab::script::{Script, ScriptedEngine};
 use goodput::record::{Format, Recorder, access};
 use goodput::route::probe::Probes;
-use goodput::units::{ClientSide, Tick};
+use goodput::units::{ClientState, Tick};
 use http::{Method, Request};
 use http_body::Body;
 use http_body_util::{BodyExt, Full};
@@ -73,7 +73,7 @@ impl House {
         tokio::spawn(writer.run(lines.clone(), clock));
         let recorder = Recorder::new(clock, Some(access));
         let network = Network::default();
-        let materials = Materials { clock, dial: Arc::new(network.clone()), recorder: recorder.clone(), seed: 7 };
+        let materials = GatewayDeps { clock, dial: Arc::new(network.clone()), recorder: recorder.clone(), seed: 7 };
         let gateway = Gateway::new(settings(yaml), materials);
         let seats = tokio::spawn(gateway.clone().keep_seats()).abort_handle();
         House { clock, gateway, network, drain: Drain::new(), recorder, lines, seats, has_ended: false }
@@ -247,7 +247,7 @@ fn settings(yaml: &Yaml) -> Settings {
 /// No environment; a file `name` holds `sk-NAME`.
 struct Nothing;
 
-impl Surroundings for Nothing {
+impl Environment for Nothing {
     fn variable(&self, _name: &str) -> Option<String> {
         None
     }
@@ -262,13 +262,13 @@ impl Surroundings for Nothing {
 pub struct Ask {
     request: http::request::Builder,
     body: Bytes,
-    client: ClientSide,
+    client: ClientState,
 }
 
 impl Ask {
     pub fn of(method: Method, target: &str) -> Self {
         let request = Request::builder().method(method).uri(target).header("host", "gateway");
-        Ask { request, body: Bytes::new(), client: ClientSide::default() }
+        Ask { request, body: Bytes::new(), client: ClientState::default() }
     }
 
     pub fn post(target: &str, body: Value) -> Self {
@@ -294,7 +294,7 @@ impl Ask {
     }
 
     /// With this client's side of the connection.
-    pub fn client(mut self, client: &ClientSide) -> Self {
+    pub fn client(mut self, client: &ClientState) -> Self {
         self.client = client.clone();
         self
     }

@@ -6,7 +6,8 @@ use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use goodput::dial::{BoxedIo, Dial, EngineAddress, Later, Roots};
+use futures_util::future::BoxFuture;
+use goodput::dial::{BoxedIo, Dial, EngineAddress, Roots};
 use goodput::lab::engine::SimEngine;
 use goodput::lab::script::ScriptedEngine;
 use parking_lot::Mutex;
@@ -61,7 +62,7 @@ impl Network {
 }
 
 impl Dial for Network {
-    fn dial<'a>(&'a self, to: &'a EngineAddress, _roots: Option<&'a Roots>) -> Later<'a, io::Result<BoxedIo>> {
+    fn dial<'a>(&'a self, to: &'a EngineAddress, _roots: Option<&'a Roots>) -> BoxFuture<'a, io::Result<BoxedIo>> {
         let place = {
             let mut places = self.0.lock();
             *places.dials.entry(to.host.to_string()).or_default() += 1;
@@ -78,7 +79,7 @@ impl Dial for Network {
         })
     }
 
-    fn look_up<'a>(&'a self, _name: &'a str, _port: u16) -> Later<'a, io::Result<Vec<IpAddr>>> {
+    fn look_up<'a>(&'a self, _name: &'a str, _port: u16) -> BoxFuture<'a, io::Result<Vec<IpAddr>>> {
         Box::pin(async { Err(io::ErrorKind::NotFound.into()) })
     }
 }

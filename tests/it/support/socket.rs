@@ -2,7 +2,7 @@
 //! connection shows (a client that does not read, a reset stream, framing).
 
 use bytes::Bytes;
-use goodput::accept::{Door, Drain};
+use goodput::accept::{ConnectionServer, Drain};
 use goodput::clock::Clock;
 use goodput::units::Tick;
 use http::{Request, Response};
@@ -36,16 +36,16 @@ impl House {
     }
 
     /// The same, at a door that others use too.
-    pub fn connect_at(&self, door: &Door, capacity: usize) -> Client {
+    pub fn connect_at(&self, door: &ConnectionServer, capacity: usize) -> Client {
         let (io, theirs) = tokio::io::duplex(capacity);
         self.serve(door, theirs);
         Client { io, clock: self.clock }
     }
 
     /// A door of its own.
-    pub fn door(&self) -> Door {
+    pub fn door(&self) -> ConnectionServer {
         let listen = self.gateway.live.load().settings.listen.clone();
-        Door::new(&listen, None, self.drain.clone(), self.clock).counting(self.recorder.doorstep().clone())
+        ConnectionServer::new(&listen, None, self.drain.clone(), self.clock).counting(self.recorder.doorstep().clone())
     }
 
     /// A connection of HTTP/2.
@@ -65,7 +65,7 @@ impl House {
         sender
     }
 
-    fn serve(&self, door: &Door, io: DuplexStream) {
+    fn serve(&self, door: &ConnectionServer, io: DuplexStream) {
         let door = door.clone();
         let gateway = self.gateway.clone();
         tokio::spawn(async move { door.receive(io, gateway).await });

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use proptest::sample::{Index, select};
 
 use super::super::super::tests::{inside, watch};
-use super::super::super::{Ending, Expect, InBandError, Note, Observer, Reader, Timeline};
+use super::super::super::{Ending, Expect, InBandError, Observer, PieceInfo, Reader, Timeline};
 use super::super::*;
 use super::{mutated, number, reason};
 use crate::units::Tick;
@@ -115,7 +115,7 @@ const STREAMS: [(Dialect, &str); 5] = [
 /// what it can be asked.
 #[derive(Debug, PartialEq)]
 struct Seen {
-    pieces: Vec<(Bytes, Note)>,
+    pieces: Vec<(Bytes, PieceInfo)>,
     frames: Vec<Told>,
     timeline: Timeline,
 }
@@ -154,7 +154,7 @@ fn observer(dialect: Dialect) -> Observer {
     Observer::new(Expect::stream(dialect, Tick::ZERO), Reader::Events, 200, watch())
 }
 
-fn knowing(dialect: Dialect, moulds: &Arc<Moulds>) -> Observer {
+fn knowing(dialect: Dialect, moulds: &Arc<TemplateCache>) -> Observer {
     let mut observer = observer(dialect);
     observer.knows(moulds);
     observer
@@ -162,7 +162,7 @@ fn knowing(dialect: Dialect, moulds: &Arc<Moulds>) -> Observer {
 
 /// Observes a stream with known shapes, without, and without any shortcut: the same is seen. Says
 /// how many of its events were read in full.
-fn checked(moulds: &Arc<Moulds>, dialect: Dialect, frames: &[&[u8]]) -> u32 {
+fn checked(moulds: &Arc<TemplateCache>, dialect: Dialect, frames: &[&[u8]]) -> u32 {
     let (known, strangers, own) = observed(knowing(dialect, moulds), frames);
     let (alone, _, own_alone) = observed(observer(dialect), frames);
     let (full, ..) = observed(observer(dialect).without_shortcut(), frames);
@@ -181,8 +181,8 @@ fn other(stream: &str) -> String {
     other.replace("\"stop\"", "\"length\"").replace("end_turn", "max_tokens").replace("\"m\"", "\"other\"")
 }
 
-fn learned(dialect: Dialect, streams: &[&str]) -> Arc<Moulds> {
-    let moulds = Arc::new(Moulds::new());
+fn learned(dialect: Dialect, streams: &[&str]) -> Arc<TemplateCache> {
+    let moulds = Arc::new(TemplateCache::new());
     for stream in streams {
         observed(knowing(dialect, &moulds), &[stream.trim_start().as_bytes()]);
     }
@@ -199,7 +199,7 @@ fn moulds_of(dialect: Dialect, stream: &str) -> Vec<String> {
 #[test]
 fn no_event_of_the_next_stream_of_an_engine_is_read_in_full() {
     for (dialect, stream) in STREAMS {
-        let moulds = Arc::new(Moulds::new());
+        let moulds = Arc::new(TemplateCache::new());
         let stream = stream.trim_start();
         assert!(checked(&moulds, dialect, &[stream.as_bytes()]) > 0);
         let next = other(stream);
@@ -300,7 +300,7 @@ fn what_decides_is_not_taken_for_granted() {
         let odd = CHAT.replacen(from, to, 1);
         let all = |stream: &str| stream.trim_start().split_inclusive("\n\n").map(str::to_owned).collect::<Vec<_>>();
         let strange = all(&odd).into_iter().find(|event| !all(CHAT).contains(event)).unwrap();
-        let known = Course::of(&moulds).recognise(Dialect::Chat, strange.as_bytes(), |_, _| ());
+        let known = TemplateCursor::of(&moulds).recognise(Dialect::Chat, strange.as_bytes(), |_, _| ());
         assert!(known.is_none(), "{strange}");
         checked(&moulds, Dialect::Chat, &[odd.trim_start().as_bytes()]);
     }
@@ -430,7 +430,7 @@ proptest! {
         streams in proptest::collection::vec((stream(), proptest::collection::vec((any::<Index>(), any::<u8>(), any::<u8>()), 0..3)), 1..6),
         cuts in proptest::collection::vec(any::<Index>(), 0..4),
     ) {
-        let moulds = Arc::new(Moulds::new());
+        let moulds = Arc::new(TemplateCache::new());
         for ((dialect, stream), changes) in streams {
             for bytes in [stream.clone().into_bytes(), mutated(&stream, &changes), stream.into_bytes()] {
                 let mut cuts: Vec<usize> = cuts.iter().map(|cut| cut.index(bytes.len())).chain([0, bytes.len()]).collect();

@@ -1,8 +1,8 @@
-//! What is measured, and against which promise (CASES B; messages dialect of C).
+//! What is measured, and against which promise (`docs/cases.md`).
 
 use std::time::Duration;
 
-use goodput::accept::Phase;
+use goodput::accept::DrainPhase;
 use goodput::lab::script::{Script, event, fixtures::*};
 use serde_json::json;
 
@@ -553,7 +553,7 @@ async fn a_request_that_waits_to_be_read_when_a_drain_begins_is_answered() {
         client.post(CHAT, &unary()).await;
     }
     tokio::task::yield_now().await;
-    house.drain().advance(Phase::Draining);
+    house.drain().advance(DrainPhase::Draining);
     for client in &mut clients {
         let (answer, _) = client.read_to_end().await;
         assert!(answer.starts_with(b"HTTP/1.1 200 "), "{}", String::from_utf8_lossy(&answer));

@@ -1,9 +1,9 @@
-//! Clients that leave, engines that fall silent, limits of time, held heads (CASES E).
+//! Clients that leave, engines that fall silent, limits of time, held heads (`docs/cases.md`).
 
 use std::time::Duration;
 
 use goodput::lab::script::{Script, event, fixtures::*};
-use goodput::units::{ClientSide, Severed};
+use goodput::units::{ClientState, DisconnectReason};
 use serde_json::{Value, json};
 
 use crate::support::*;
@@ -775,7 +775,7 @@ async fn the_time_per_token_that_a_slow_reader_makes_is_no_sample() {
     for (refuses, samples) in [(false, 1.0), (true, 0.0)] {
         let script = Script::stream().say_all([(700, t("a")), (720, t("b")), (900, t("c"))]).say(f("stop")).say(d());
         let (house, _engine) = House::playing(script.end());
-        let client = ClientSide::default();
+        let client = ClientState::default();
         let mut answer = house.send(Ask::post(CHAT, stream()).client(&client)).await;
         answer.frames(2).await;
         if refuses {
@@ -799,7 +799,7 @@ async fn a_client_that_stopped_reading_in_time_is_not_overdue() {
     ] {
         let script = Script::stream().say_all([(100, t("a")), (120, t("b")), (400, r())]).silence();
         let (house, _engine) = House::playing(script);
-        let client = ClientSide::default();
+        let client = ClientState::default();
         let mut answer = house.send(Ask::post(CHAT, stream()).client(&client)).await;
         answer.frames(2).await;
         client.refuses(at(since));
@@ -950,15 +950,15 @@ async fn the_idle_limit_begins_anew_when_a_refusing_client_reads_again() {
 #[tokio::test(start_paused = true)]
 async fn what_the_listener_severs_is_told_by_its_reason() {
     for (why, verdict) in [
-        (Severed::WriteStall, "excluded(client_limited)"),
-        (Severed::Total, "excluded(client_limited)"),
-        (Severed::Drain, "missed(internal)"),
+        (DisconnectReason::WriteStall, "excluded(client_limited)"),
+        (DisconnectReason::Total, "excluded(client_limited)"),
+        (DisconnectReason::Drain, "missed(internal)"),
     ] {
         let (house, _engine) = House::playing(steady());
-        let client = ClientSide::default();
+        let client = ClientState::default();
         let mut answer = house.send(Ask::post(CHAT, stream()).client(&client)).await;
         answer.frames(3).await;
-        if why != Severed::Drain {
+        if why != DisconnectReason::Drain {
             client.refuses(house.clock.now());
             house.sleep(ms(200)).await;
         }

@@ -6,7 +6,7 @@ use futures_util::future::{join, join_all};
 use goodput::lab::script::fixtures::{d, f, r, t};
 use goodput::lab::script::{Script, ScriptedEngine};
 use goodput::route::Size;
-use goodput::units::{ClientSide, PoolId, Tokens};
+use goodput::units::{ClientState, PoolId, Tokens};
 use serde_json::{Value, json};
 
 use crate::retries::good;
@@ -120,7 +120,7 @@ async fn a_client_that_does_not_read_teaches_nothing_of_its_engines_latency() {
         let (house, _engine) = House::playing(after(300));
         let (pool, size) = (PoolId::from("a"), Size { prefill: Tokens(1), decode: Tokens(100) });
         for _ in 0..40 {
-            let client = ClientSide::default();
+            let client = ClientState::default();
             if refuses {
                 client.refuses(house.clock.now());
             }

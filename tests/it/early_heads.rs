@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use goodput::admit::desk::Seat;
 use goodput::lab::script::{Script, event, fixtures::*};
-use goodput::units::{ClientSide, Severed};
+use goodput::units::{ClientState, DisconnectReason};
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
@@ -159,7 +159,7 @@ async fn who_is_pushed_out_behind_its_head_is_told_in_an_event() {
 #[tokio::test(start_paused = true)]
 async fn at_the_drain_limit_who_waits_behind_its_head_is_told_in_an_event() {
     let (house, seat) = full(&kept(), stream_of(100, 200));
-    let client = ClientSide::default();
+    let client = ClientState::default();
     let mut reply = house.send(ask().client(&client)).await;
     reply.frames(2).await;
     house.gateway.begin_drain();
@@ -205,12 +205,12 @@ async fn a_client_that_does_not_read_behind_its_head_is_the_one_at_fault() {
         (300, 10_500, "missed(ttft)"),
     ] {
         let (house, seat) = full(&kept(), stream_of(100, 200));
-        let client = ClientSide::default();
+        let client = ClientState::default();
         let mut reply = house.send(ask().client(&client)).await;
         reply.frames(1).await;
         client.refuses(at(since));
         house.sleep(ms(cut)).await;
-        client.sever(Severed::WriteStall);
+        client.sever(DisconnectReason::WriteStall);
         drop(reply);
         assert_eq!((house.line().await.verdict(), house.crowd()), (verdict.into(), (1, 0)));
         drop(seat);

@@ -2,7 +2,7 @@
 //! header fields; and how requests are sorted.
 
 use goodput::lab::script::{Script, ScriptedEngine, event, fixtures::*};
-use goodput::units::ClientSide;
+use goodput::units::ClientState;
 use http::Method;
 use serde_json::{Value, json};
 
@@ -704,7 +704,7 @@ async fn c70_what_is_not_judged_is_no_miss_while_draining() {
 
 /// Runs `ask` until 200 ms, then the drain limit passes; `accept` polls right after it says so.
 async fn drained_at_200(house: &House, ask: Value) -> Whole {
-    let client = ClientSide::default();
+    let client = ClientState::default();
     let exchange = async {
         let reply = house.send(Ask::post(CHAT, ask).client(&client)).await;
         reply.whole().await

@@ -9,7 +9,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use goodput::judge::{Case, Objective, Objectives, TtftCounts, judge};
 use goodput::lab::script::{Script, event, fixtures};
-use goodput::observe::{Ending, Moulds, Note, Observer, Reader, Timeline, Watch};
+use goodput::observe::{Ending, Observer, PieceInfo, Reader, TemplateCache, Timeline, Watch};
 use goodput::units::{Tick, Tokens};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -148,14 +148,18 @@ impl Made {
 
     /// The same by an observer that knows what such answers look like, with what was noted of
     /// each piece, and how long it was.
-    fn replay_knowing(&self, cuts: &BTreeSet<usize>, moulds: Option<&Arc<Moulds>>) -> (Timeline, Vec<(Note, usize)>) {
+    fn replay_knowing(
+        &self,
+        cuts: &BTreeSet<usize>,
+        moulds: Option<&Arc<TemplateCache>>,
+    ) -> (Timeline, Vec<(PieceInfo, usize)>) {
         let Made { wire, .. } = self;
         let itl = thresholds(&self.class)[2].map(Duration::from_millis);
         let watch = Watch { gap_edges: [50, 200].map(Duration::from_millis).into(), itl, ..Watch::default() };
         let mut observer = Observer::new(wire.expect(), self.reader(), wire.status, watch);
         moulds.into_iter().for_each(|moulds| observer.knows(moulds));
         let (mut passed, mut notes) = (Vec::new(), Vec::new());
-        let mut pass = |piece: Bytes, note: &Note| {
+        let mut pass = |piece: Bytes, note: &PieceInfo| {
             passed.extend_from_slice(&piece);
             notes.push((*note, piece.len()));
         };
@@ -272,7 +276,7 @@ fn however_they_are_cut_the_same_is_seen() {
 #[test]
 fn of_known_shapes_the_same_is_seen() {
     // What is known comes from all of them, in either order.
-    let (all, moulds) = (all(), [0, 1].map(|_| Arc::new(Moulds::new())));
+    let (all, moulds) = (all(), [0, 1].map(|_| Arc::new(TemplateCache::new())));
     for made in &all {
         made.replay_knowing(&BTreeSet::new(), Some(&moulds[0]));
     }
