@@ -1,12 +1,16 @@
 //! What tenants usually ask for: whoever suddenly asks for much more goes behind those who do not.
 //!
 //! A tenant's usual rate, in tokens of expected work per second and for each priority, is an
-//! exponential mean over [`MEMORY`]. It may ask for [`GROWTH`] times that at any time, and for some
-//! seconds more in a burst (a token bucket). What is beyond is served behind everybody else while there
-//! is room, so that a flood, however well its single requests could be met, takes from others only what
-//! they leave. It teaches nothing either: the usual rate of a tenant that keeps asking for more grows by
-//! what it is entitled to, twofold in some fifteen minutes, and by no more. If the others together ask for
-//! more than usual, so may it.
+//! exponential mean over [`MEMORY`]. Nobody is held to it who asks for less than [`SUDDEN`] times as much,
+//! or for more in a burst (a token bucket), because whom that hits has done nothing unusual: held to 1.2 times
+//! their usual rates at any time, tenants without any flood lost up to three promises of a hundred. Whoever
+//! empties the bucket *floods*, until it has filled again by a third: then [`GROWTH`] times its usual rate is
+//! served as ever, and the rest behind everybody else while there is room. So a flood, however well its single
+//! requests could be met, takes from others only what they leave.
+//!
+//! It teaches little either: the usual rate of a tenant that keeps asking for more grows by what it is
+//! entitled to, twofold in 70 minutes, and by no more, also before it is found to flood. If the others together
+//! ask for more than usual, so may it.
 //!
 //! Nobody is held to a usual rate in the first half minute, when none is known, and where there are no other
 //! tenants to protect. A tenant that was never seen before begins with a small part of the whole.
@@ -20,8 +24,8 @@ use crate::units::{Priority, TenantId, Tick};
 const MEMORY: u64 = 300;
 /// The seconds over which is looked whether all tenants ask for more.
 const LATELY: u64 = 60;
-/// The share of its usual rate that a tenant may always ask for.
-const GROWTH: f64 = 1.2;
+/// Up to so many times its usual rate a tenant asks for nothing unusual.
+const SUDDEN: f64 = 1.5;
 /// Seconds of that which it may ask for at once.
 const BURST: f64 = 8.0;
 /// And so many standard deviations of what it asks for by chance in so many seconds, where requests come
@@ -29,10 +33,19 @@ const BURST: f64 = 8.0;
 /// weighed by size (a compound Poisson process). Without this a tenant of few and large requests would
 /// look like a flood every other minute.
 const BY_CHANCE: (f64, f64) = (3.0, 60.0);
+/// The part of its bucket that is full again when a flood is over.
+const OVER: f64 = 0.3;
+/// What is served as ever of a flood, in usual rates: so what is usual can grow.
+const GROWTH: f64 = 1.05;
+/// Seconds of the usual rate that a flood is served at once as ever.
+const HELD: f64 = 2.0;
+/// How fast what is usual learns at most, in usual rates, beside so many requests at once: else it would learn
+/// a flood before it is found to be one.
+const LEARNED: (f64, f64) = (1.1, 4.0);
 /// What a request leaves of the sums of those before it.
 const FADE: f64 = 0.98;
 /// The part of all that a new tenant may ask for.
-const NEWCOMER: f64 = 0.02;
+const NEWCOMER: f64 = 0.05;
 /// Others vary by as much without growing.
 const BY_THEMSELVES: f64 = 1.4;
 /// If all others ask for more, a tenant may too: at most so many times.
@@ -64,10 +77,24 @@ struct Tenant {
 #[derive(Clone, Copy, Debug, Default)]
 struct Share {
     usual: Mean,
+    /// Tokens that it may still ask for before that is a flood; below zero as far as it went beyond.
     credit: f64,
+    floods: bool,
+    /// Of a flood, tokens that are served as ever.
+    held: f64,
+    /// Tokens that what is usual may still learn.
+    learned: f64,
     /// Sums of sizes and of their squares, which fade with each request.
     sizes: (f64, f64),
     at: Option<Tick>,
+}
+
+/// What a request is, beside what its tenant usually asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Asked {
+    is_usual: bool,
+    /// It counts in what is usual.
+    teaches: bool,
 }
 
 /// A sum of tokens that decays over so many seconds.
@@ -105,7 +132,8 @@ impl UsualShares {
         let lately = self.lately.rate(seconds, at) - known.map_or(0.0, |known| known.lately.rate(seconds, at));
         let growth = growth(lately, others);
         let mut share = known.map_or(Share::default(), |known| known.of[rank as usize]);
-        share.takes(tokens as f64, growth, seconds, whole, at) || age < LEARNING || others < OTHERS * whole
+        let asked = share.asks(tokens as f64, growth, seconds, whole, at);
+        asked.is_usual || age < LEARNING || others < OTHERS * whole
     }
 
     /// Whether a request is within what its tenant usually asks for; counts it if so.
@@ -123,14 +151,14 @@ impl UsualShares {
         let growth = growth(lately, others);
         known.lately.note(cost, at);
         self.lately.note(cost, at);
-        let is_within = known.of[rank as usize].takes(cost, growth, seconds, whole, at);
+        let asked = known.of[rank as usize].asks(cost, growth, seconds, whole, at);
         let is_free = age < LEARNING || others < OTHERS * whole;
-        if is_within || is_free {
+        if asked.teaches || is_free {
             known.of[rank as usize].usual.note(cost, at);
             known.all.note(cost, at);
             self.all.note(cost, at);
         }
-        is_within || is_free
+        asked.is_usual || is_free
     }
 
     /// Forgets the half of the tenants that asked for least lately.
@@ -148,20 +176,39 @@ fn growth(lately: f64, usual: f64) -> f64 {
 }
 
 impl Share {
-    fn takes(&mut self, cost: f64, growth: f64, age: f64, whole: f64, at: Tick) -> bool {
-        let rate = (GROWTH * growth * self.usual.rate(age, at)).max(NEWCOMER * whole);
-        let passed = self.at.map_or(f64::INFINITY, |before| at.since(before).as_secs_f64());
+    fn asks(&mut self, cost: f64, growth: f64, age: f64, whole: f64, at: Tick) -> Asked {
+        let usual = (growth * self.usual.rate(age, at)).max(NEWCOMER * whole);
+        let passed = self.at.replace(at).map_or(f64::INFINITY, |before| at.since(before).as_secs_f64());
         self.sizes = (FADE * self.sizes.0 + cost, FADE * self.sizes.1 + cost * cost);
         let typical = self.sizes.1 / self.sizes.0.max(1.0);
-        let depth = BURST * rate + BY_CHANCE.0 * (rate * BY_CHANCE.1 * typical).sqrt();
-        self.credit = (self.credit + rate * passed).min(depth);
-        self.at = Some(at);
-        let takes = self.credit > 0.0;
-        if takes {
-            self.credit -= cost;
-        }
-        takes
+        let filled = |bucket: f64, rate: f64, depth: f64| (bucket + rate * passed).min(depth);
+        self.held = filled(self.held, GROWTH * usual, HELD * usual + typical);
+        self.learned = filled(self.learned, LEARNED.0 * usual, LEARNED.1 * typical);
+        self.detect(cost, SUDDEN * usual, typical, passed);
+        let is_usual = !self.floods || take(&mut self.held, cost);
+        Asked { is_usual, teaches: is_usual && take(&mut self.learned, cost) }
     }
+
+    /// Whether it floods: what it asks for is counted whether it is served or not.
+    fn detect(&mut self, cost: f64, rate: f64, typical: f64, passed: f64) {
+        let depth = BURST * rate + BY_CHANCE.0 * (rate * BY_CHANCE.1 * typical).sqrt();
+        let before = (self.credit + rate * passed).min(depth);
+        self.credit = (before - cost).max(-depth);
+        if before <= 0.0 && !self.floods {
+            (self.floods, self.held) = (true, 0.0);
+        } else if self.credit > OVER * depth {
+            self.floods = false;
+        }
+    }
+}
+
+/// Takes the cost of a request from a bucket that holds something.
+fn take(bucket: &mut f64, cost: f64) -> bool {
+    let takes = *bucket > 0.0;
+    if takes {
+        *bucket -= cost;
+    }
+    takes
 }
 
 #[cfg(test)]
@@ -216,15 +263,15 @@ mod tests {
     #[test]
     fn a_newcomer_begins_with_a_part_of_the_whole_and_grows_into_more() {
         let mut shares = UsualShares::default();
-        asks(&mut shares, "others", 0, 600, 50);
-        let early = asks(&mut shares, "new", 600, 60, 25);
-        assert!((0.02..0.4).contains(&early), "{early}");
+        asks(&mut shares, "others", 0, 600, 10);
+        let early = asks(&mut shares, "new", 600, 60, 5);
+        assert!((0.05..0.5).contains(&early), "{early}");
         let mut late = 0.0;
-        for minute in 0..90 {
-            asks(&mut shares, "others", 660 + 60 * minute, 60, 50);
-            late = asks(&mut shares, "new", 660 + 60 * minute, 60, 25);
+        for minute in 0..360 {
+            asks(&mut shares, "others", 660 + 60 * minute, 60, 10);
+            late = asks(&mut shares, "new", 660 + 60 * minute, 60, 5);
         }
-        assert!(late > 0.9, "after an hour and a half: {late}");
+        assert!(late > 0.9, "after six hours: {late}");
     }
 
     #[test]
