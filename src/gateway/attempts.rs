@@ -606,7 +606,7 @@ impl Attempt<'_> {
                         spoke.work = work.take();
                         Tried::Speaks(spoke, at)
                     }
-                    Err(Mute::Error(error)) => Tried::Failed(asked.answered(error.code, None), Ok(spoke)),
+                    Err(Mute::Error(error)) => self.failed(asked.answered(error.code, None), error.code, spoke),
                     Err(Mute::Truncated | Mute::Broken) => {
                         Tried::Failed(Happened::Broken, Err(Refusal::StreamIncomplete))
                     }
