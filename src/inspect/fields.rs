@@ -261,16 +261,26 @@ fn is_place(name: &[u8]) -> bool {
     }
 }
 
+/// Whether a name inside one of these members steers, in whatever letters it is written.
+pub(super) fn steers_inside(member: Member, name: &[u8]) -> bool {
+    let steers: fn(&[u8]) -> bool = match member {
+        Member::Extension => |name| steers_in_extension(name) || steers_when_passed(name),
+        Member::Passed => steers_when_passed,
+        _ => return false,
+    };
+    steers(name) || folded(name).is_some_and(|name| steers(name.as_bytes()))
+}
+
 /// The same for a name inside `nvext`, at any depth. A priority there is as much the operator's
 /// to say as one at the top, and prompts in token ids stand in place of the one that was read.
-pub(super) fn steers_in_extension(name: &[u8]) -> bool {
+fn steers_in_extension(name: &[u8]) -> bool {
     is_place(name)
         || [&b"worker_id"[..], b"worker_ids", b"instance_id"].into_iter().any(|own| name.ends_with(own))
         || matches!(name, b"routing_constraints" | b"router" | b"token_data" | b"priority" | b"latency_sensitivity")
 }
 
 /// The same for a name at any depth in what engines hand on to their connectors.
-pub(super) fn steers_when_passed(name: &[u8]) -> bool {
+fn steers_when_passed(name: &[u8]) -> bool {
     is_place(name) || matches!(name, b"kv_transfer_params" | b"ec_transfer_params" | b"disaggregated_params")
 }
 

@@ -391,8 +391,7 @@ impl Reader {
             }
             Member::Thinking if name == b"type" => Inner::Effort,
             Member::Thinking if name == b"budget_tokens" => Inner::Budget,
-            Member::Extension if fields::steers_in_extension(name) => Inner::Steers,
-            Member::Extension | Member::Passed if fields::steers_when_passed(name) => Inner::Steers,
+            member if fields::steers_inside(member, name) => Inner::Steers,
             Member::Format if fields::leads_to_schema(name) => Inner::Schema,
             Member::Metadata => match std::str::from_utf8(name) {
                 Ok(name) if name.len() <= LONGEST_METADATA => {

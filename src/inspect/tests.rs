@@ -650,7 +650,13 @@ fn what_moves_caches_or_chooses_engines_is_seen() {
                 assert_eq!(chat(&body).unwrap().steers, steers, "{body}");
             }
         }
-        for field in ["priority", "latency_sensitivity"] {
+        for field in ["KV_Transfer_Params", "Data_Parallel_Rank", "\\u004bv_transfer_params"] {
+            for outer in ["vllm_xargs", "extra_body", "nvext"] {
+                let body = format!("{{\"{outer}\":{{\"a\":[{{\"{field}\":{value}}}]}}}}");
+                assert_eq!(chat(&body).unwrap().steers, steers, "{body}");
+            }
+        }
+        for field in ["priority", "latency_sensitivity", "Worker_Id", "Priority"] {
             let body = format!("{{\"nvext\":{{\"agent_hints\":{{\"osl\":9,\"{field}\":{value}}}}},\"model\":\"m\"}}");
             assert_eq!(chat(&body).unwrap().steers, steers, "{body}");
         }
