@@ -308,6 +308,11 @@ pub(super) fn leads_to_media(key: &[u8]) -> bool {
     key.starts_with(b"file") || [&b"image"[..], b"audio", b"video"].into_iter().any(is_media)
 }
 
+/// Whether the name of a file that was stored before stands under this key of an object in a prompt.
+pub(super) fn leads_to_stored(key: &[u8]) -> bool {
+    key == b"file_id"
+}
+
 /// Whether the bytes of such a thing may stand under this key: the object's type tells.
 pub(super) fn leads_to_data(key: &[u8]) -> bool {
     matches!(key, b"data" | b"result")

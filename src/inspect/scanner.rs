@@ -163,6 +163,8 @@ enum Inner {
     Steers,
     /// Something other than text stands here, if it is not `null`.
     Media,
+    /// The same: the name of a file that was stored before.
+    Stored,
     /// The model reads what stands here; or it counts as if it did.
     Text,
     Said,
@@ -425,7 +427,7 @@ impl Reader {
             _ if fields::leads_to_data(name) => Inner::Data,
             _ if fields::leads_to_media(name) => {
                 self.facts.prompt.has_media = true;
-                Inner::Media
+                if fields::leads_to_stored(name) { Inner::Stored } else { Inner::Media }
             }
             _ if fields::leads_to_text(name) => Inner::Text,
             _ => Inner::Said,
@@ -486,7 +488,7 @@ impl Reader {
 
     /// Whether the model reads a string that stands here.
     fn is_text(&self) -> bool {
-        self.member.is_prompt() && !matches!(self.inner, Inner::Other | Inner::Media)
+        self.member.is_prompt() && !matches!(self.inner, Inner::Other | Inner::Media | Inner::Stored)
     }
 
     /// The prompt itself, or one of a list. What stands in an object is no prompt.
@@ -542,8 +544,10 @@ impl Reader {
                 self.option_is_no_flag();
                 self.media_stands();
                 self.facts.has_tools |= matches!(self.member, Member::Tools | Member::Functions);
-                if self.inner == Inner::Schema {
-                    self.schema_at = Some(at);
+                match self.inner {
+                    Inner::Schema => self.schema_at = Some(at),
+                    Inner::Stored => self.facts.names_stored |= what == Scalar::String,
+                    _ => {}
                 }
             }
         }
@@ -583,6 +587,8 @@ impl Reader {
                     self.facts.prompt.bytes += (at.end - at.start - 2) as u64;
                 }
                 self.object.is_media |= self.inner == Inner::Type && word.is_some_and(fields::is_media);
+                let is_item = self.inner == Inner::Type && self.dialect == Dialect::Responses;
+                self.facts.names_stored |= is_item && word == Some("item_reference");
             }
             (Member::Metadata, Inner::Metadata) => {
                 let Some(value) = said.text() else { return };
@@ -723,7 +729,7 @@ impl Reader {
 
     /// What stands behind something other than text, no cache knows by its text.
     fn media_stands(&mut self) {
-        if matches!(self.inner, Inner::Media) {
+        if matches!(self.inner, Inner::Media | Inner::Stored) {
             self.prefix.chain.stop();
         }
     }

@@ -422,11 +422,20 @@ fn c86_what_an_engine_stored_is_seen() {
         (r#"{"previous_response_id":null,"conversation":null,"prompt":null}"#, false),
         (r#"{"prompt":{"id":null,"variables":{"id":"x"}}}"#, false),
         (r#"{"input":"previous_response_id"}"#, false),
+        (r#"{"input":[{"type":"item_reference","id":"msg_x"}]}"#, true),
+        (r#"{"input":[{"id":"msg_x","type":"item_referenc\u0065"}]}"#, true),
+        (r#"{"input":[{"role":"user","content":"item_reference"}]}"#, false),
+        (r#"{"input":[{"role":"user","content":[{"type":"input_file","file_id":"file_x"}]}]}"#, true),
+        (r#"{"input":[{"role":"user","content":[{"type":"input_image","file_id":"file_x"}]}]}"#, true),
+        (r#"{"input":[{"role":"user","content":[{"type":"input_file","file_id":null,"file_data":"x"}]}]}"#, false),
+        (r#"{"input":[{"type":"function_call","arguments":{"file_id":"x","type":"item_reference"}}]}"#, false),
         (r#"{"input":[{"id":"msg_x","previous_response_id":"x"}]}"#, false),
     ] {
         assert_eq!(names("/v1/responses", body), expected, "{body}");
     }
     assert!(!names("/v1/chat/completions", r#"{"previous_response_id":"x"}"#), "nothing is stored there");
+    let source = r#"{"messages":[{"content":[{"type":"document","source":{"type":"file","file_id":"file_x"}}]}]}"#;
+    assert!(names("/v1/messages", source));
 }
 
 #[test]
