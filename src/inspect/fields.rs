@@ -152,6 +152,8 @@ impl Member {
             b"input" => Member::Input,
             b"messages" | b"content" | b"system" | b"instructions" => Member::Words,
             b"query" | b"queries" | b"documents" | b"passages" | b"text_1" | b"text_2" => Member::Words,
+            b"suffix" if completes => Member::Words,
+            b"data_1" | b"data_2" | b"items" | b"texts" | b"inputs" if dialect == Dialect::Plain => Member::Words,
             b"previous_response_id" | b"conversation" => Member::Earlier,
             b"cache_salt" => Member::Salt,
             _ if is_place(name) => Member::Transfer,

@@ -37,7 +37,7 @@ impl Scanner {
     #[must_use]
     pub fn new(endpoint: Endpoint) -> Box<Self> {
         let scanner = Box::new_uninit();
-        Box::write(scanner, Scanner { tokenizer: Tokenizer::new(), reader: Reader::new(endpoint.dialect()) })
+        Box::write(scanner, Scanner { tokenizer: Tokenizer::new(), reader: Reader::new(endpoint) })
     }
 
     /// Nobody asks for the hash of the prompt's head.
@@ -97,6 +97,8 @@ impl Scanner {
 #[derive(Debug)]
 struct Reader {
     dialect: Dialect,
+    /// Its messages are lists of them, one for each conversation.
+    is_batch: bool,
     facts: Box<Facts>,
     fault: Option<Unreadable>,
     /// Once-only members that have come ([`fields::Rule::bit`]).
@@ -198,9 +200,10 @@ enum Purpose {
 }
 
 impl Reader {
-    fn new(dialect: Dialect) -> Self {
+    fn new(endpoint: Endpoint) -> Self {
         Reader {
-            dialect,
+            dialect: endpoint.asks_in(),
+            is_batch: endpoint.is_batch(),
             facts: Box::write(Box::new_uninit(), Facts { n: 1, prompts: 1, readable: true, ..Facts::default() }),
             fault: None,
             seen: 0,
@@ -218,7 +221,7 @@ impl Reader {
             purpose: Purpose::Nothing,
             scalar_at: 0,
             kept: Kept::default(),
-            prefix: Prefix::new(dialect),
+            prefix: Prefix::new(endpoint.dialect()),
             prompts: Vec::new(),
             prompt_ends: Vec::new(),
             is_kept_prompt: false,
@@ -324,12 +327,13 @@ impl Reader {
         }
     }
 
-    /// A key has been read.
-    fn named(&mut self, name: &[u8], depth: usize) {
+    /// A key has been read that ends here.
+    fn named(&mut self, name: &[u8], past: usize, depth: usize) {
         if depth == 1 {
             self.member_named(name);
         } else {
             self.inner = self.inner_named(name, depth);
+            self.is_called_with(past - self.scalar_at - 2);
         }
     }
 
@@ -456,6 +460,14 @@ impl Reader {
         self.facts.prompt.bytes += bytes as u64;
         if self.inner == Inner::Data {
             self.object.data += bytes as u64;
+        }
+    }
+
+    /// What a tool is called with is read by the model as it is written, with all that is no string:
+    /// names, numbers, nests.
+    fn is_called_with(&mut self, bytes: usize) {
+        if self.arguments_at.is_some() {
+            self.facts.prompt.bytes += bytes as u64;
         }
     }
 
@@ -704,6 +716,7 @@ impl Reader {
     }
 
     fn take_inner_literal(&mut self, what: Literal, at: Range<usize>) {
+        self.is_called_with(at.len());
         let inner = std::mem::replace(&mut self.inner, Inner::Element);
         match (self.member, &mut self.facts.stream_options) {
             (Member::Tools | Member::Functions, _) => {
@@ -788,6 +801,7 @@ impl Reader {
         self.option_is_no_flag();
         self.switch_is_none();
         self.media_stands();
+        self.is_called_with("[]".len());
         let is_text = self.is_text();
         let is_prompt = self.is_completion_prompt(depth);
         let inner = std::mem::replace(&mut self.inner, Inner::Element);
@@ -812,8 +826,10 @@ impl Reader {
         if nest == Nest::Array && self.member.takes_token_ids() {
             self.prefix.chain.part();
         }
-        // An array among the prompts is one prompt in token ids; its text nobody knows.
-        if nest == Nest::Array && is_prompt {
+        // An array among the prompts is one prompt in token ids; its text nobody knows. Of a batch it
+        // is a conversation, which is answered by itself.
+        let is_conversation = self.is_batch && self.member == Member::Words && depth == 2;
+        if nest == Nest::Array && (is_prompt || is_conversation) {
             self.prompt_ends();
         }
         let is_read = is_text || matches!(self.member, Member::Extension | Member::Passed | Member::Format);
@@ -960,7 +976,7 @@ impl Sink for Reader {
             Purpose::Name | Purpose::Number | Purpose::String => {
                 let kept = std::mem::take(&mut self.kept);
                 match self.purpose {
-                    Purpose::Name => self.named(kept.said().name(), depth),
+                    Purpose::Name => self.named(kept.said().name(), past, depth),
                     Purpose::Number => self.take_number(kept.said(), past),
                     _ => self.take_string(kept.said(), past),
                 }
@@ -986,6 +1002,7 @@ impl Sink for Reader {
             }
             Purpose::Nothing => {
                 self.schema_ends(past, depth);
+                self.is_called_with(past - self.scalar_at);
                 let inner = std::mem::replace(&mut self.inner, Inner::Element);
                 match inner {
                     Inner::Thinks(_) => self.thinks(inner, None, self.scalar_at..past),
@@ -1004,7 +1021,7 @@ impl Sink for Reader {
     fn scalar(&mut self, what: Scalar, decoded: &[u8], place: Range<usize>, depth: usize) {
         if what == Scalar::Key {
             self.scalar_at = place.start;
-            return self.named(decoded, depth);
+            return self.named(decoded, place.end, depth);
         }
         let most = self.scalar_begins(what, place.start, depth);
         match self.purpose {
