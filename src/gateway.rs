@@ -523,7 +523,7 @@ fn objectives_of(promise: &ClassPolicy, head: &ParsedHead) -> Arc<Objectives> {
 
 /// The work that a request brings: its prompt, and the output that is expected of it.
 fn size_of(facts: &Facts, endpoint: Endpoint, prompt: Tokens, objectives: &Objectives, cap: Option<Tokens>) -> Size {
-    if !endpoint.dialect().generates() {
+    if !endpoint.generates() {
         return Size { prefill: prompt, decode: Tokens::ZERO };
     }
     let each = facts.caps.largest().unwrap_or_else(|| objectives.default_output());

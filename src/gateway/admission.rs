@@ -226,7 +226,7 @@ pub fn wanted(facts: &Facts, endpoint: Endpoint, objectives: &Objectives, prompt
     let choices = facts.choices();
     let output = match facts.caps.largest() {
         Some(cap) => Output::Stated(cap.times(choices)),
-        None if endpoint.dialect().generates() => Output::Assumed(objectives.default_output().times(choices)),
+        None if endpoint.generates() => Output::Assumed(objectives.default_output().times(choices)),
         None => Output::Assumed(Tokens::ZERO),
     };
     Wanted { input: prompt, output }
@@ -242,7 +242,7 @@ impl AdmissionRequest<'_> {
     /// The output that is expected of each choice: a stated cap counts as far as the class
     /// expects answers of that length, so that an absurd one does not weigh on others.
     fn output(&self) -> Tokens {
-        if !self.endpoint.dialect().generates() {
+        if !self.endpoint.generates() {
             return Tokens::ZERO;
         }
         let expected = self.objectives.default_output();
@@ -337,7 +337,7 @@ impl GatewayState {
         let metered = reserved.map(|reservation| {
             let choices = plausible_choices(wish.facts);
             let lowered = wish.cap.map_or(wanted.output.tokens(), |cap| cap.times(wish.facts.choices()));
-            let most = if wish.endpoint.dialect().generates() { wanted.output.tokens() } else { Tokens::ZERO };
+            let most = if wish.endpoint.generates() { wanted.output.tokens() } else { Tokens::ZERO };
             Box::new(Metered {
                 reservation,
                 costs_tokens: wish.endpoint.costs_tokens(),

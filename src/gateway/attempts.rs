@@ -613,7 +613,7 @@ impl Attempt<'_> {
                         spoke.work = work.take();
                         AttemptResult::Speaks(spoke, at)
                     }
-                    Err(HoldError::Error(error)) => AttemptResult::Failed(asked.answered(error.code, None), Ok(spoke)),
+                    Err(HoldError::Error(error)) => self.failed(asked.answered(error.code, None), error.code, spoke),
                     Err(HoldError::Truncated | HoldError::Broken) => {
                         AttemptResult::Failed(Happened::Broken, Err(Rejection::StreamIncomplete))
                     }

@@ -85,7 +85,7 @@ pub fn of_answer(
         return None;
     }
     let seen = Used { input: timeline.usage.input.unwrap_or(prompt), output: timeline.output };
-    let output = if is_blind(timeline, case) { seen.output.max(unseen(timeline.end)) } else { seen.output };
+    let output = if is_blind(timeline) { seen.output.max(unseen(timeline.end)) } else { seen.output };
     Some(Used { output, ..seen })
 }
 
@@ -100,11 +100,11 @@ fn counts_without_a_token(timeline: &Timeline, case: &Case) -> bool {
     }
 }
 
-/// Whether output was generated that could not be seen: an answer that is no event stream and did
-/// not end, or one that cannot be read.
-fn is_blind(timeline: &Timeline, case: &Case) -> bool {
+/// Whether output may have been generated that could not be seen: an answer that is no event stream
+/// and did not end, or one that cannot be read. (Where a path generates nothing, nothing is unseen.)
+fn is_blind(timeline: &Timeline) -> bool {
     let is_whole = timeline.reader == Reader::Events || timeline.finish.is_some();
-    case.dialect.generates() && timeline.usage.output.is_none() && (timeline.unparseable || !is_whole)
+    timeline.usage.output.is_none() && (timeline.unparseable || !is_whole)
 }
 
 #[cfg(test)]

@@ -32,7 +32,8 @@ pub struct Facts {
     /// `n`, the number of choices per prompt (1 where absent; beyond the number range, the
     /// largest there is).
     pub n: u64,
-    /// Prompts of one request: 1, but for `completions` with an array of prompts.
+    /// Prompts of one request: 1, but for `completions` with an array of prompts, and for the
+    /// conversations of a batch.
     pub prompts: u64,
     /// `priority`: the range of the whole member, so that cutting it out leaves valid JSON
     /// (one neighbouring comma included).
@@ -52,8 +53,8 @@ pub struct Facts {
     pub echo_prompts: Arc<[String]>,
     /// `background` is `true` (Responses).
     pub background: bool,
-    /// It names something that an engine stored (Responses): `previous_response_id`, `conversation`,
-    /// `prompt.id`.
+    /// It names something that an engine stored: `previous_response_id`, `conversation`, `prompt.id`, an item
+    /// by reference (Responses), or a file by its id.
     pub names_stored: bool,
     /// Something that steers stands in the body with a value other than `null`: it moves caches
     /// between engines, or says which of them takes the request.

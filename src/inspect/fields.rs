@@ -152,6 +152,10 @@ impl TopLevelField {
             b"input" => TopLevelField::Input,
             b"messages" | b"content" | b"system" | b"instructions" => TopLevelField::Words,
             b"query" | b"queries" | b"documents" | b"passages" | b"text_1" | b"text_2" => TopLevelField::Words,
+            b"suffix" if completes => TopLevelField::Words,
+            b"data_1" | b"data_2" | b"items" | b"texts" | b"inputs" if dialect == Dialect::Plain => {
+                TopLevelField::Words
+            }
             b"previous_response_id" | b"conversation" => TopLevelField::Earlier,
             b"cache_salt" => TopLevelField::Salt,
             _ if is_place(name) => TopLevelField::Transfer,
@@ -261,16 +265,26 @@ fn is_place(name: &[u8]) -> bool {
     }
 }
 
+/// Whether a name inside one of these members steers, in whatever letters it is written.
+pub(super) fn steers_inside(member: TopLevelField, name: &[u8]) -> bool {
+    let steers: fn(&[u8]) -> bool = match member {
+        TopLevelField::Extension => |name| steers_in_extension(name) || steers_when_passed(name),
+        TopLevelField::Passed => steers_when_passed,
+        _ => return false,
+    };
+    steers(name) || folded(name).is_some_and(|name| steers(name.as_bytes()))
+}
+
 /// The same for a name inside `nvext`, at any depth. A priority there is as much the operator's
 /// to say as one at the top, and prompts in token ids stand in place of the one that was read.
-pub(super) fn steers_in_extension(name: &[u8]) -> bool {
+fn steers_in_extension(name: &[u8]) -> bool {
     is_place(name)
         || [&b"worker_id"[..], b"worker_ids", b"instance_id"].into_iter().any(|own| name.ends_with(own))
         || matches!(name, b"routing_constraints" | b"router" | b"token_data" | b"priority" | b"latency_sensitivity")
 }
 
 /// The same for a name at any depth in what engines hand on to their connectors.
-pub(super) fn steers_when_passed(name: &[u8]) -> bool {
+fn steers_when_passed(name: &[u8]) -> bool {
     is_place(name) || matches!(name, b"kv_transfer_params" | b"ec_transfer_params" | b"disaggregated_params")
 }
 
@@ -296,6 +310,11 @@ pub(super) fn leads_to_arguments(key: &[u8]) -> bool {
 pub(super) fn leads_to_media(key: &[u8]) -> bool {
     let is_media = |kind: &[u8]| key.strip_suffix(b"_url").unwrap_or(key).ends_with(kind);
     key.starts_with(b"file") || [&b"image"[..], b"audio", b"video"].into_iter().any(is_media)
+}
+
+/// Whether the name of a file that was stored before stands under this key of an object in a prompt.
+pub(super) fn leads_to_stored(key: &[u8]) -> bool {
+    key == b"file_id"
 }
 
 /// Whether the bytes of such a thing may stand under this key: the object's type tells.

@@ -37,7 +37,7 @@ impl Scanner {
     #[must_use]
     pub fn new(endpoint: Endpoint) -> Box<Self> {
         let scanner = Box::new_uninit();
-        Box::write(scanner, Scanner { tokenizer: Tokenizer::new(), reader: FactsSink::new(endpoint.dialect()) })
+        Box::write(scanner, Scanner { tokenizer: Tokenizer::new(), reader: FactsSink::new(endpoint) })
     }
 
     /// Nobody asks for the hash of the prompt's head.
@@ -97,6 +97,8 @@ impl Scanner {
 #[derive(Debug)]
 struct FactsSink {
     dialect: Dialect,
+    /// Its messages are lists of them, one for each conversation.
+    is_batch: bool,
     facts: Box<Facts>,
     fault: Option<Unreadable>,
     /// Once-only members that have come ([`fields::FieldRule::bit`]).
@@ -163,6 +165,8 @@ enum Inner {
     Steers,
     /// Something other than text stands here, if it is not `null`.
     Media,
+    /// The same: the name of a file that was stored before.
+    Stored,
     /// The model reads what stands here; or it counts as if it did.
     Text,
     Said,
@@ -196,9 +200,10 @@ enum Purpose {
 }
 
 impl FactsSink {
-    fn new(dialect: Dialect) -> Self {
+    fn new(endpoint: Endpoint) -> Self {
         FactsSink {
-            dialect,
+            dialect: endpoint.asks_in(),
+            is_batch: endpoint.is_batch(),
             facts: Box::write(Box::new_uninit(), Facts { n: 1, prompts: 1, readable: true, ..Facts::default() }),
             fault: None,
             seen: 0,
@@ -216,7 +221,7 @@ impl FactsSink {
             purpose: Purpose::Nothing,
             scalar_at: 0,
             kept: BoundedValue::default(),
-            prefix: PromptPrefix::new(dialect),
+            prefix: PromptPrefix::new(endpoint.dialect()),
             prompts: Vec::new(),
             prompt_ends: Vec::new(),
             is_kept_prompt: false,
@@ -322,12 +327,13 @@ impl FactsSink {
         }
     }
 
-    /// A key has been read.
-    fn named(&mut self, name: &[u8], depth: usize) {
+    /// A key has been read that ends here.
+    fn named(&mut self, name: &[u8], past: usize, depth: usize) {
         if depth == 1 {
             self.member_named(name);
         } else {
             self.inner = self.inner_named(name, depth);
+            self.is_called_with(past - self.scalar_at - 2);
         }
     }
 
@@ -391,8 +397,7 @@ impl FactsSink {
             }
             TopLevelField::Thinking if name == b"type" => Inner::Effort,
             TopLevelField::Thinking if name == b"budget_tokens" => Inner::Budget,
-            TopLevelField::Extension if fields::steers_in_extension(name) => Inner::Steers,
-            TopLevelField::Extension | TopLevelField::Passed if fields::steers_when_passed(name) => Inner::Steers,
+            member if fields::steers_inside(member, name) => Inner::Steers,
             TopLevelField::Format if fields::leads_to_schema(name) => Inner::Schema,
             TopLevelField::Metadata => match std::str::from_utf8(name) {
                 Ok(name) if name.len() <= LONGEST_METADATA => {
@@ -426,7 +431,7 @@ impl FactsSink {
             _ if fields::leads_to_data(name) => Inner::Data,
             _ if fields::leads_to_media(name) => {
                 self.facts.prompt.has_media = true;
-                Inner::Media
+                if fields::leads_to_stored(name) { Inner::Stored } else { Inner::Media }
             }
             _ if fields::leads_to_text(name) => Inner::Text,
             _ => Inner::Said,
@@ -455,6 +460,14 @@ impl FactsSink {
         self.facts.prompt.bytes += bytes as u64;
         if self.inner == Inner::Data {
             self.object.data += bytes as u64;
+        }
+    }
+
+    /// What a tool is called with is read by the model as it is written, with all that is no string:
+    /// names, numbers, nests.
+    fn is_called_with(&mut self, bytes: usize) {
+        if self.arguments_at.is_some() {
+            self.facts.prompt.bytes += bytes as u64;
         }
     }
 
@@ -487,7 +500,7 @@ impl FactsSink {
 
     /// Whether the model reads a string that stands here.
     fn is_text(&self) -> bool {
-        self.member.is_prompt() && !matches!(self.inner, Inner::Other | Inner::Media)
+        self.member.is_prompt() && !matches!(self.inner, Inner::Other | Inner::Media | Inner::Stored)
     }
 
     /// The prompt itself, or one of a list. What stands in an object is no prompt.
@@ -545,8 +558,10 @@ impl FactsSink {
                 self.option_is_no_flag();
                 self.media_stands();
                 self.facts.has_tools |= matches!(self.member, TopLevelField::Tools | TopLevelField::Functions);
-                if self.inner == Inner::Schema {
-                    self.schema_at = Some(at);
+                match self.inner {
+                    Inner::Schema => self.schema_at = Some(at),
+                    Inner::Stored => self.facts.names_stored |= what == Scalar::String,
+                    _ => {}
                 }
             }
         }
@@ -586,6 +601,8 @@ impl FactsSink {
                     self.facts.prompt.bytes += (at.end - at.start - 2) as u64;
                 }
                 self.object.is_media |= self.inner == Inner::Type && word.is_some_and(fields::is_media);
+                let is_item = self.inner == Inner::Type && self.dialect == Dialect::Responses;
+                self.facts.names_stored |= is_item && word == Some("item_reference");
             }
             (TopLevelField::Metadata, Inner::Metadata) => {
                 let Some(value) = said.text() else { return };
@@ -703,6 +720,7 @@ impl FactsSink {
     }
 
     fn take_inner_literal(&mut self, what: Literal, at: Range<usize>) {
+        self.is_called_with(at.len());
         let inner = std::mem::replace(&mut self.inner, Inner::Element);
         match (self.member, &mut self.facts.stream_options) {
             (TopLevelField::Tools | TopLevelField::Functions, _) => {
@@ -728,7 +746,7 @@ impl FactsSink {
 
     /// What stands behind something other than text, no cache knows by its text.
     fn media_stands(&mut self) {
-        if matches!(self.inner, Inner::Media) {
+        if matches!(self.inner, Inner::Media | Inner::Stored) {
             self.prefix.chain.stop();
         }
     }
@@ -791,6 +809,7 @@ impl FactsSink {
         self.option_is_no_flag();
         self.switch_is_none();
         self.media_stands();
+        self.is_called_with("[]".len());
         let is_text = self.is_text();
         let is_prompt = self.is_completion_prompt(depth);
         let inner = std::mem::replace(&mut self.inner, Inner::Element);
@@ -815,8 +834,10 @@ impl FactsSink {
         if nest == Nest::Array && self.member.takes_token_ids() {
             self.prefix.chain.part();
         }
-        // An array among the prompts is one prompt in token ids; its text nobody knows.
-        if nest == Nest::Array && is_prompt {
+        // An array among the prompts is one prompt in token ids; its text nobody knows. Of a batch it
+        // is a conversation, which is answered by itself.
+        let is_conversation = self.is_batch && self.member == TopLevelField::Words && depth == 2;
+        if nest == Nest::Array && (is_prompt || is_conversation) {
             self.prompt_ends();
         }
         let is_read =
@@ -964,7 +985,7 @@ impl Sink for FactsSink {
             Purpose::Name | Purpose::Number | Purpose::String => {
                 let kept = std::mem::take(&mut self.kept);
                 match self.purpose {
-                    Purpose::Name => self.named(kept.said().name(), depth),
+                    Purpose::Name => self.named(kept.said().name(), past, depth),
                     Purpose::Number => self.take_number(kept.said(), past),
                     _ => self.take_string(kept.said(), past),
                 }
@@ -990,6 +1011,7 @@ impl Sink for FactsSink {
             }
             Purpose::Nothing => {
                 self.schema_ends(past, depth);
+                self.is_called_with(past - self.scalar_at);
                 let inner = std::mem::replace(&mut self.inner, Inner::Element);
                 match inner {
                     Inner::Thinks(_) => self.thinks(inner, None, self.scalar_at..past),
@@ -1010,7 +1032,7 @@ impl Sink for FactsSink {
     fn scalar(&mut self, what: Scalar, decoded: &[u8], place: Range<usize>, depth: usize) {
         if what == Scalar::Key {
             self.scalar_at = place.start;
-            return self.named(decoded, depth);
+            return self.named(decoded, place.end, depth);
         }
         let most = self.scalar_begins(what, place.start, depth);
         match self.purpose {

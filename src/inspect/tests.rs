@@ -296,7 +296,7 @@ fn only_what_the_model_reads_counts_as_prompt() {
     let messages = r#"{"system":[{"type":"text","text":"abc"}],"messages":[{"role":"user","content":[
         {"type":"tool_result","tool_use_id":"t","content":[{"type":"text","text":"defg"}]},
         {"type":"image","source":{"type":"base64","data":"AAAA"}},{"type":"tool_use","input":{"text":"no"}}]}]}"#;
-    let strings = ["abc", "t", "defg", "no"];
+    let strings = ["abc", "t", "defg", "text", "no"];
     assert_eq!(bytes("/v1/messages", messages), strings.concat().len() as u64);
     let responses = r#"{"instructions":"ab","input":[{"role":"user","content":[{"type":"input_text","text":"cde"},
         {"type":"input_image","image_url":"data:AAAA"}]},{"type":"function_call_output","call_id":"x","output":"fg"}]}"#;
@@ -306,6 +306,54 @@ fn only_what_the_model_reads_counts_as_prompt() {
     assert_eq!(bytes("/v1/chat/completions", r#"{"messages":[{"content":"a"}],"temperature":1}"#), 1);
     assert_eq!(bytes("/v1/chat/completions", r#"{"tools": [ {} ],"functions":[1]}"#), 6 + 3);
     assert!(!chat(r#"{"model":"m","temperature":1}"#).unwrap().prompt.is_known);
+}
+
+#[test]
+fn c97_what_a_tool_was_called_with_counts_with_all_that_is_no_string() {
+    let called = |arguments: &str| {
+        let body =
+            format!(r#"{{"messages":[{{"content":[{{"type":"tool_use","input":{arguments}}},{{"box":[9,8]}}]}}]}}"#);
+        read_in("/v1/messages", &[body.as_bytes()]).unwrap().prompt.bytes
+    };
+    assert_eq!(called("{}"), 0);
+    assert_eq!(called(r#"{"name":"v"}"#), 4 + 1);
+    assert_eq!(called(r#"{"n":-12.5,"t":true,"z":null}"#), 3 + 5 + 4 + 4);
+    assert_eq!(called(r#"{"n":[[],{"m":[1,22]}]}"#), 1 + 2 + 2 + 2 + 1 + 2 + 1 + 2);
+    let long = format!(r#"{{"{}":1}}"#, "k".repeat(400_000));
+    assert_eq!(called(&long), 400_001);
+    assert_eq!(called(&format!("[{}]", vec!["1234567"; 50_000].join(","))), 350_000);
+}
+
+#[test]
+fn c97_each_conversation_of_a_batch_has_its_choices() {
+    let batch = |body: &str| read_in("/v1/chat/completions/batch", &[body.as_bytes()]);
+    let two = r#"{"messages":[[{"role":"user","content":"ab"},{"content":["cd"]}],[{"content":"ef"}]],"n":3}"#;
+    let facts = batch(two).unwrap();
+    assert_eq!((facts.prompts, facts.choices(), facts.prompt.bytes), (2, 6, 6));
+    assert_eq!(batch(r#"{"messages":[]}"#).unwrap().choices(), 1);
+    assert_eq!(chat(r#"{"messages":[[{"content":"ab"}],[]]}"#).unwrap().choices(), 1, "no batch");
+    let many = format!(r#"{{"messages":[{}[]]}}"#, "[],".repeat(2048));
+    assert_eq!(batch(&many), Err(Unreadable::TooMany { what: "prompts", most: 2048 }));
+}
+
+#[test]
+fn c78_what_paths_that_do_not_generate_call_their_text_is_prompt() {
+    let bytes = |path: &str, body: &str| read_in(path, &[body.as_bytes()]).unwrap().prompt.bytes;
+    for (path, body, expected) in [
+        ("/v1/rerank", r#"{"query":"ab","documents":["cde",{"text":"fg"}]}"#, 7),
+        ("/score", r#"{"data_1":"ab","data_2":["cde","fg"]}"#, 7),
+        ("/v1/score", r#"{"queries":["ab"],"items":["cde",{"content":[{"type":"text","text":"fg"}]}]}"#, 7),
+        ("/v2/embed", r#"{"texts":["ab","cde"]}"#, 5),
+        (
+            "/v2/embed",
+            r#"{"inputs":[{"content":[{"type":"text","text":"ab"},{"type":"image_url","image_url":"x"}]}]}"#,
+            2,
+        ),
+        ("/v1/completions", r#"{"prompt":"ab","suffix":"cde"}"#, 5),
+        ("/v1/chat/completions", r#"{"suffix":"ab","items":["cd"],"texts":["ef"]}"#, 0),
+    ] {
+        assert_eq!(bytes(path, body), expected, "{path} {body}");
+    }
 }
 
 #[test]
@@ -422,11 +470,20 @@ fn c86_what_an_engine_stored_is_seen() {
         (r#"{"previous_response_id":null,"conversation":null,"prompt":null}"#, false),
         (r#"{"prompt":{"id":null,"variables":{"id":"x"}}}"#, false),
         (r#"{"input":"previous_response_id"}"#, false),
+        (r#"{"input":[{"type":"item_reference","id":"msg_x"}]}"#, true),
+        (r#"{"input":[{"id":"msg_x","type":"item_referenc\u0065"}]}"#, true),
+        (r#"{"input":[{"role":"user","content":"item_reference"}]}"#, false),
+        (r#"{"input":[{"role":"user","content":[{"type":"input_file","file_id":"file_x"}]}]}"#, true),
+        (r#"{"input":[{"role":"user","content":[{"type":"input_image","file_id":"file_x"}]}]}"#, true),
+        (r#"{"input":[{"role":"user","content":[{"type":"input_file","file_id":null,"file_data":"x"}]}]}"#, false),
+        (r#"{"input":[{"type":"function_call","arguments":{"file_id":"x","type":"item_reference"}}]}"#, false),
         (r#"{"input":[{"id":"msg_x","previous_response_id":"x"}]}"#, false),
     ] {
         assert_eq!(names("/v1/responses", body), expected, "{body}");
     }
     assert!(!names("/v1/chat/completions", r#"{"previous_response_id":"x"}"#), "nothing is stored there");
+    let source = r#"{"messages":[{"content":[{"type":"document","source":{"type":"file","file_id":"file_x"}}]}]}"#;
+    assert!(names("/v1/messages", source));
 }
 
 #[test]
@@ -650,7 +707,13 @@ fn what_moves_caches_or_chooses_engines_is_seen() {
                 assert_eq!(chat(&body).unwrap().steers, steers, "{body}");
             }
         }
-        for field in ["priority", "latency_sensitivity"] {
+        for field in ["KV_Transfer_Params", "Data_Parallel_Rank", "\\u004bv_transfer_params"] {
+            for outer in ["vllm_xargs", "extra_body", "nvext"] {
+                let body = format!("{{\"{outer}\":{{\"a\":[{{\"{field}\":{value}}}]}}}}");
+                assert_eq!(chat(&body).unwrap().steers, steers, "{body}");
+            }
+        }
+        for field in ["priority", "latency_sensitivity", "Worker_Id", "Priority"] {
             let body = format!("{{\"nvext\":{{\"agent_hints\":{{\"osl\":9,\"{field}\":{value}}}}},\"model\":\"m\"}}");
             assert_eq!(chat(&body).unwrap().steers, steers, "{body}");
         }
@@ -826,13 +889,30 @@ fn measure(value: &Value, spot: Spot, size: &mut (u64, u64)) {
                         size.0 += if is_word { 0 } else { inner.to_string().len() as u64 - 2 };
                     }
                     _ => {
-                        let in_arguments = spot.in_arguments || key == "arguments" && !inner.is_string();
+                        let in_arguments = spot.in_arguments || key == "arguments" && raw_length(inner) > 0;
+                        if in_arguments && !spot.in_arguments {
+                            size.0 += beside_strings(inner);
+                        }
                         measure(inner, Spot { in_object: true, in_arguments, ..spot }, size);
                     }
                 }
             }
         }
         _ => {}
+    }
+}
+
+/// What stands in a call's arguments and is no string: names, numbers, literals, and nests in them.
+fn beside_strings(arguments: &Value) -> u64 {
+    let of = |value: &Value| match value {
+        Value::String(_) => 0,
+        Value::Array(_) | Value::Object(_) => 2 + beside_strings(value),
+        word => word.to_string().len() as u64,
+    };
+    match arguments {
+        Value::Array(list) => list.iter().map(of).sum(),
+        Value::Object(members) => members.iter().map(|(name, value)| name.len() as u64 + of(value)).sum(),
+        _ => 0,
     }
 }
 

@@ -868,6 +868,8 @@ fn c78_what_does_not_generate_tells_its_input_in_its_own_way() {
         (r#"{"results":[],"usage":{"total_tokens":4062}}"#, (Some(4062), 0)),
         (r#"{"usage":{"total_tokens":4062},"results":[]}"#, (Some(4062), 0)),
         (r#"{"usage":{"prompt_tokens":9,"total_tokens":11}}"#, (Some(9), 0)),
+        (r#"{"usage":{"prompt_tokens":0,"total_tokens":11}}"#, (Some(11), 0)),
+        (r#"{"usage":{"prompt_tokens":0,"completion_tokens":11,"total_tokens":11}}"#, (Some(0), 11)),
         (r#"{"usage":{"completion_tokens":2,"total_tokens":11}}"#, (Some(9), 2)),
         (r#"{"usage":{"prompt_tokens":9,"completion_tokens":0,"total_tokens":9}}"#, (Some(9), 0)),
         (r#"{"meta":{"billed_units":{"input_tokens":7,"search_units":1}}}"#, (Some(7), 0)),

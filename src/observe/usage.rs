@@ -39,11 +39,13 @@ pub(super) struct InputOutput {
 }
 
 impl Plain {
-    /// The counts that `usage` does not tell: all that is not output is input.
+    /// The counts that `usage` does not tell: all that is not output is input. A prompt of 0 tokens beside
+    /// a total is none that was told.
     pub(super) fn complete(&self, usage: UsageCounts) -> UsageCounts {
         let output = usage.output.or(self.counted.output).or(self.billed.output);
         let rest = self.total.map(|total| total.saturating_sub(usage.output.unwrap_or(0)));
-        let input = usage.input.or(rest).or(self.counted.input).or(self.billed.input);
+        let told = usage.input.filter(|input| *input > 0 || rest.is_none_or(|rest| rest == 0));
+        let input = told.or(rest).or(self.counted.input).or(self.billed.input);
         UsageCounts { input, output, ..usage }
     }
 }

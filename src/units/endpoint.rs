@@ -71,6 +71,8 @@ const fn engine(path: &'static str) -> Endpoint {
     Endpoint { path, dialect: Dialect::Plain, serves: Serves::Engine }
 }
 
+const BATCH: &str = "/v1/chat/completions/batch";
+
 // No path that steers an engine (adapters, sleep, caches, weights, profiles) will ever be here.
 const ENDPOINTS: [Endpoint; 27] = [
     relay("/v1/chat/completions", Chat),
@@ -89,7 +91,7 @@ const ENDPOINTS: [Endpoint; 27] = [
     relay("/tokenize", Plain),
     relay("/detokenize", Plain),
     relay("/v2/rerank", Plain),
-    relay("/v1/chat/completions/batch", Plain),
+    relay(BATCH, Plain),
     relay("/v1/chat/completions/render", Plain),
     relay("/v1/completions/render", Plain),
     relay("/pooling", Plain),
@@ -190,7 +192,26 @@ impl Endpoint {
     /// and back.
     #[must_use]
     pub fn costs_tokens(self) -> bool {
-        self.is_relayed() && !matches!(self.path, "/v1/messages/count_tokens" | "/tokenize" | "/detokenize")
+        let only_counts = matches!(self.path, "/v1/messages/count_tokens" | "/tokenize" | "/detokenize");
+        self.is_relayed() && !only_counts && !self.path.ends_with("/render")
+    }
+
+    /// Whether engines generate tokens for it, also where its answers are read for their usage alone.
+    #[must_use]
+    pub fn generates(self) -> bool {
+        self.dialect.generates() || self.is_batch()
+    }
+
+    /// Whether one request holds several conversations.
+    #[must_use]
+    pub fn is_batch(self) -> bool {
+        self.path == BATCH
+    }
+
+    /// How requests are written, where the answers are none of a dialect.
+    #[must_use]
+    pub fn asks_in(self) -> Dialect {
+        if self.is_batch() { Chat } else { self.dialect }
     }
 
     /// Whether an engine answers this, rather than the gateway.

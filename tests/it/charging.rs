@@ -83,6 +83,12 @@ async fn c80_counting_tokens_is_a_request_and_costs_none() {
         ("/tokenize", json!({"model": "m1", "prompt": text}), json!({"count": 4000, "tokens": [1, 2, 3]})),
         ("/tokenize", json!({"model": "m1", "messages": message}), json!({"usage": {"prompt_tokens": 4000}})),
         ("/detokenize", json!({"model": "m1", "tokens": vec![1; 9000]}), json!({"prompt": text})),
+        (
+            "/v1/chat/completions/render",
+            json!({"model": "m1", "max_tokens": 100_000, "messages": message}),
+            json!({"token_ids": [1, 2, 3]}),
+        ),
+        ("/v1/completions/render", json!({"model": "m1", "prompt": text}), json!([{"prompt_token_ids": [1]}])),
     ] {
         let yaml = limited(LIMITS).with("max_concurrency_per_engine: 4");
         let (house, _engine) = House::playing_with(&yaml, Script::json(200, answer.to_string()));
@@ -283,6 +289,34 @@ async fn choices_are_generated_side_by_side() {
     let (tokens, _) = spent(&house);
     assert!((140..=175).contains(&tokens), "{tokens}");
     ended(house).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_conversations_of_a_batch_are_generated_side_by_side() {
+    let conversation = json!([{"role": "user", "content": "x".repeat(38)}]);
+    let batch = json!({"model": "m1", "messages": [conversation, conversation, conversation], "max_tokens": 500});
+    let ask = || Ask::post("/v1/chat/completions/batch", batch.clone()).header("authorization", "Bearer sk-acme");
+    let house = taught("total: 60s", Script::new().silence()).await;
+    tokio::select! {
+        biased;
+        _ = house.send(ask()) => panic!("it is silent"),
+        () = async {
+            house.sleep(ms(1)).await;
+            let reserved = 5000 - left(&house, "output_tokens_per_minute");
+            assert_eq!(reserved, 1500, "the cap of each");
+            house.sleep(ms(1099)).await;
+        } => {}
+    }
+    let (tokens, requests) = spent(&house);
+    assert!((160..=195).contains(&tokens) && requests == 1, "{tokens}");
+    ended(house).await;
+
+    let usage = json!({"choices": [], "usage": {"prompt_tokens": 30, "completion_tokens": 60}});
+    let (house, _engine) = House::playing_with(&limited(LIMITS), Script::json(200, usage.to_string()));
+    assert_eq!(status(&house, ask()).await, 200);
+    assert_eq!(spent(&house), (90, 1), "what its usage says");
+    house.lines(1).await;
+    house.end().await;
 }
 
 #[tokio::test(start_paused = true)]

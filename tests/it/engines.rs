@@ -498,7 +498,9 @@ async fn c102_a_status_that_nobody_knows_is_a_bad_answer() {
 #[tokio::test(start_paused = true)]
 async fn c109_an_engine_that_refuses_the_pools_key_is_our_502() {
     for code in [401, 403] {
-        for script in [status(code)] {
+        let told = json!({"error": {"message": "in its own words", "code": code}});
+        let event = Script::stream().say(r()).at(20).say(told.to_string()).say(d()).end();
+        for script in [status(code), event] {
             for key in [None, Some("api_key_file: engine.key")] {
                 let yaml = Yaml::default();
                 let house = House::new(&key.map_or(yaml.clone(), |key| yaml.engine(key)));
