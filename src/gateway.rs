@@ -4,22 +4,24 @@
 //! connections; `Gateway::serve` is the story: read the head, find the tenant, read and
 //! understand the body, classify, route, reserve what its tenant's limits allow, wait for a
 //! seat, ask engines until one speaks. What a request holds (its visit, its reservation and
-//! seat, its share of an engine's work) then moves into the body of its answer (`open_answer`),
-//! and is given back where that body ends. Where a head has to go ahead while a request waits for
+//! seat, its share of an engine's work) then moves into the body of its answer (`response`),
+//! and is given back where that body ends (`completion`). Where a head has to go ahead while a request waits for
 //! its seat, the whole story moves there as it is (`early`).
 
 mod admission;
 mod attempts;
 mod charge;
 mod client_wait;
+pub(crate) mod completion;
 mod degrade;
 mod early;
+mod engine_effects;
 mod house;
 mod mark;
 mod models;
-mod open_answer;
 mod promise;
 mod reply;
+mod response;
 mod strangers;
 mod upload;
 
@@ -57,8 +59,9 @@ use crate::route::{self, Routed, Size, TenantKey};
 use crate::units::{ClassId, ClientState, Endpoint, InvalidHead, LengthBucket, PathError, RequestId, Tick, Tokens};
 use admission::{AdmissionGuard, AdmissionRequest, PoolCursor};
 use attempts::{SelectedResponse, UpstreamRequest, Upstreams, first_willing_engine};
+use completion::RequestGuard;
 use early::{EarlyHead, EarlyHeadSlot};
-use open_answer::Opened;
+use response::{RelayContext, RequestSummary};
 use upload::{BodyLimits, BodyReadError};
 
 /// The longest query. Behind an engine's path prefix it must still be a URI, of which none is
@@ -70,7 +73,7 @@ enum Served {
     /// The gateway answers itself; such paths are not judged.
     Own(Response<ReplyBody>),
     /// An engine speaks.
-    Answer(Box<Opened>, SelectedResponse),
+    Answer(Box<RelayContext>, SelectedResponse),
 }
 
 /// Why serving a request ended early.
@@ -197,7 +200,7 @@ impl Gateway {
             let refusal = Rejection::BadHead { status: why.status().as_u16(), advice: why.advice() };
             return arrived.refused(&refusal, None);
         }
-        let mut visit = self.recorder.open(arrived.id.clone(), arrived.at);
+        let mut visit = RequestGuard::new(self.recorder.open(arrived.id.clone(), arrived.at));
         visit.read_by(&arrived.client);
         match self.serve(live, &mut visit, arrived, body).await {
             Ok(Served::Own(mut response)) => {
@@ -205,12 +208,12 @@ impl Gateway {
                 visit.answered(response.status().as_u16());
                 response
             }
-            Ok(Served::Answer(opened, spoken)) => opened.relay(spoken, visit),
+            Ok(Served::Answer(context, spoken)) => context.relay(spoken, visit),
             Err(EarlyEnd::Refused(refusal)) => {
                 let class = visit.promise().map(|promise| &promise.class);
                 let mut response = arrived.refused(&refusal, class);
                 reply::degraded(response.headers_mut(), visit.degradation());
-                visit.refuse(&refusal);
+                visit.reject(&refusal);
                 response
             }
             Err(EarlyEnd::Left) => {
@@ -414,7 +417,7 @@ impl Gateway {
                 return Err(refusal.into());
             }
         };
-        let asked = open_answer::RequestSummary {
+        let request = RequestSummary {
             endpoint,
             model: alias.map(Arc::from).or_else(|| model.cloned()),
             class: promise.shown.clone(),
@@ -426,7 +429,7 @@ impl Gateway {
         };
         let kept = upload.facts.held_for_answer();
         let body = (kept > 0).then(|| upload.share.reduced_to(kept));
-        Ok(Served::Answer(Box::new(Opened { gateway: self.clone(), asked, held, _body: body }), spoken))
+        Ok(Served::Answer(Box::new(RelayContext { gateway: self.clone(), request, held, _body: body }), spoken))
     }
 
     fn health(&self) -> Response<ReplyBody> {
