@@ -9,7 +9,7 @@
 //! its seat, the whole story moves there as it is (`early`).
 
 mod admission;
-mod attempts;
+mod attempt;
 mod charge;
 mod client_wait;
 pub(crate) mod completion;
@@ -21,9 +21,11 @@ mod mark;
 mod models;
 mod promise;
 mod reply;
+mod request_body;
 mod response;
+mod retries;
 mod strangers;
-mod upload;
+mod upstream;
 
 use std::convert::Infallible;
 use std::panic::AssertUnwindSafe;
@@ -42,7 +44,7 @@ pub use degrade::{LevelView, OverloadBoard, OverrideError};
 pub use early::ServeFuture;
 pub use house::{Gateway, GatewayDeps};
 pub use promise::{ClassPolicy, PoolHandle, SettingsSnapshot};
-pub use upload::{BufferedBody, read_whole};
+pub use request_body::{BufferedBody, read_whole};
 
 use crate::accept::{BoxError, IncomingRequest, ParsedHead, made_id};
 use crate::admit::queue::Standing;
@@ -58,11 +60,12 @@ use crate::refuse::Rejection;
 use crate::route::{self, Routed, Size, TenantKey};
 use crate::units::{ClassId, ClientState, Endpoint, InvalidHead, LengthBucket, PathError, RequestId, Tick, Tokens};
 use admission::{AdmissionGuard, AdmissionRequest, PoolCursor};
-use attempts::{SelectedResponse, UpstreamRequest, Upstreams, first_willing_engine};
 use completion::RequestGuard;
 use early::{EarlyHead, EarlyHeadSlot};
+use request_body::{BodyLimits, BodyReadError};
 use response::{RelayContext, RequestSummary};
-use upload::{BodyLimits, BodyReadError};
+use retries::{SelectedResponse, send_with_retries};
+use upstream::{UpstreamRequest, Upstreams};
 
 /// The longest query. Behind an engine's path prefix it must still be a URI, of which none is
 /// longer than 65,534 bytes.
@@ -271,7 +274,7 @@ impl Gateway {
         let terms = BodyLimits { bodies, max_bodies, max_body, timeout, arrival, read, with_prefix, is_coded };
         let upload = match endpoint.is_of_engine() {
             true => BufferedBody::none(read),
-            false => upload::read(body, &head.headers, endpoint, terms, client, &self.clock).await?,
+            false => request_body::read(body, &head.headers, endpoint, terms, client, &self.clock).await?,
         };
         visit.uploaded(upload.complete, upload.client_wait);
         refuse_what_is_not_served(&upload)?;
@@ -410,7 +413,7 @@ impl Gateway {
             pulse: visit.pulse(),
         };
         let yard = Upstreams { clock: self.clock, alarms: &self.alarms, fleet: &self.fleet, lines: &self.lines };
-        let spoken = match first_willing_engine(&ask, &yard, &mut held, visit).await {
+        let spoken = match send_with_retries(&ask, &yard, &mut held, visit).await {
             Ok(spoken) => spoken,
             Err(refusal) => {
                 held.refused(&refusal);

@@ -19,7 +19,7 @@
 
 use std::ops::{Deref, DerefMut};
 
-use super::attempts::AttemptTarget;
+use super::attempt::AttemptTarget;
 use super::response::RelayContext;
 use crate::forward::{RelayEnd, RelayEvents};
 use crate::judge::{Case, Excluded, Missed, Outcome, Verdict, judge, judge_left, judge_refused, of_code};

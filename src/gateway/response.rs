@@ -8,12 +8,13 @@ use http::Response;
 use http::header::HeaderValue;
 
 use super::admission::AdmissionGuard;
-use super::attempts::{HeldResponse, SelectedResponse};
+use super::attempt::HeldResponse;
 use super::completion::{Completion, RequestGuard};
 use super::degrade;
 use super::house::Gateway;
 use super::mark::Tagged;
-use super::upload::BodyMemoryGuard;
+use super::request_body::BodyMemoryGuard;
+use super::retries::SelectedResponse;
 use crate::forward::{GatewayHeaders, ReplyBody};
 use crate::inspect::{ModelRatios, PromptSize};
 use crate::units::Endpoint;

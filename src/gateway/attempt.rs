@@ -1,8 +1,8 @@
-//! The loop over engines: asks one, and the pure rules of `route::retry` what comes next.
+//! One attempt: asks one engine, holds its head until the first token, and says how it went.
+//!
+//! What comes after a failure is not decided here (`retries`).
 
-use std::borrow::Cow;
 use std::future::poll_fn;
-use std::ops::{Deref, DerefMut};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -10,117 +10,27 @@ use std::time::Duration;
 
 use http::StatusCode;
 use http::header::{HeaderValue, RETRY_AFTER};
-use http::uri::PathAndQuery;
 
-use super::admission::{AdmissionGuard, FreeSeat, PoolCursor};
-use super::promise::{ClassPolicy, PoolHandle};
+use super::admission::{AdmissionGuard, FreeSeat};
+use super::promise::PoolHandle;
 use super::reply;
-use crate::accept::ParsedHead as Request;
+use super::upstream::{UpstreamRequest, Upstreams};
 use crate::admit::levels::{Kind, Kinds};
 use crate::admit::queue::Reading;
-use crate::clock::{Alarms, Clock};
 use crate::forward::deadlines::earlier;
 use crate::forward::headers::{self, Content, EngineHeaders, Hop, Media, RequestMeta};
-use crate::forward::lines::{ConnPool, RequestWriter, UpstreamResponse};
+use crate::forward::lines::{RequestWriter, UpstreamResponse};
 use crate::forward::{
     AttemptRequest, ConnectError, ConnectErrorKind, ConnectingAttempt, DeadlineAction, Deadlines, HoldError, Relay,
     RelayConfig, UpstreamHead, limit_refusal, open,
 };
-use crate::inspect::{Facts, ModelRatios};
-use crate::judge::{NonStreaming, Objective, Objectives, ProgressCell};
 use crate::observe::{Expect, Observer, Reader, TimeoutKind};
-use crate::record::{ActiveRequest, Retry};
 use crate::refuse::Rejection;
 use crate::rewrite::{self, EditPlan, Edits, EventGate, ReasoningEdit};
-use crate::route::retry::{Attempts, Happened, Injection, Next};
-use crate::route::settings::{Balance, EngineAddress, EngineKind, Pool};
-use crate::route::{self, Aims, Choice, DepartureWatch, Fleet, Routed, Signals, Size, TenantKey, Want, Work, retry};
-use crate::units::{ClientState, Dialect, Endpoint, EngineId, PoolId, RequestId, Tick, Tokens};
-
-/// What one request asks of engines. Everything that stays the same over its attempts.
-pub struct UpstreamRequest<'a> {
-    /// The class's promise, with the request's own targets.
-    pub promise: &'a ClassPolicy,
-    /// Where the request may go.
-    pub routed: &'a Routed,
-    /// Where in its route it has been let in.
-    pub first: usize,
-    /// The pool in its route where it belongs: what another one, which was asked instead, finds
-    /// wrong with it is no word about the client.
-    pub home: usize,
-    /// Its way along the pools of its route; none where no pool has seats.
-    pub walk: Option<&'a PoolCursor<'a>>,
-    /// What its body said.
-    pub facts: &'a Facts,
-    /// Its path.
-    pub endpoint: Endpoint,
-    /// Its answer is judged.
-    pub is_judged: bool,
-    /// Path and query, for the engine.
-    pub target: &'a PathAndQuery,
-    /// Its head, as it came.
-    pub head: &'a Request,
-    /// Its body, as it came (decoded).
-    pub frames: &'a [bytes::Bytes],
-    /// The body wore a content coding, which is gone.
-    pub was_coded: bool,
-    /// No byte of the body may be changed (multipart).
-    pub fixed: bool,
-    /// The model's name behind an alias.
-    pub alias: Option<&'a str>,
-    /// Whose request it is, as far as breakers tell tenants apart.
-    pub tenant: TenantKey,
-    /// Work that it brings, estimated.
-    pub size: Size,
-    /// The most output tokens that an overload level leaves it.
-    pub cap: Option<Tokens>,
-    /// An overload level sends it without extended reasoning.
-    pub without_reasoning: bool,
-    /// Its `priority`, for engines that schedule by it.
-    pub engine_priority: i64,
-    /// When its head had been parsed.
-    pub arrival: Tick,
-    /// Where its objectives run from.
-    pub start: Tick,
-    /// The present moment, where nothing was waited for since it was looked at.
-    pub begins: Option<Tick>,
-    /// The id that the client knows.
-    pub id: &'a RequestId,
-    /// The id that engines see: unique.
-    pub upstream_id: Cow<'a, [u8]>,
-    /// The client's side.
-    pub client: &'a ClientState,
-    /// What is known of its model.
-    pub learned: &'a ModelRatios,
-    /// Told of token events.
-    pub pulse: ProgressCell,
-}
-
-/// The parts of the house that attempts need.
-pub struct Upstreams<'a> {
-    /// The clock.
-    pub clock: Clock,
-    /// Its timers.
-    pub alarms: &'a Arc<Alarms>,
-    /// All engines.
-    pub fleet: &'a Arc<Fleet>,
-    /// Their connections.
-    pub lines: &'a Arc<ConnPool>,
-}
-
-/// An answer that has begun to speak, or the last one that an engine gave.
-pub struct SelectedResponse {
-    /// The answer.
-    pub answer: Box<HeldResponse>,
-    /// The attempts so far.
-    pub attempts: Box<Attempts>,
-    /// When it began to speak.
-    pub at: Tick,
-    /// The head went out by time: nothing has shown yet that the engine serves the request.
-    pub unproven: bool,
-    /// It is a failure that the attempts have dealt with: the last answer there was.
-    pub has_failed: bool,
-}
+use crate::route::retry::{self, Attempts, Happened, Injection};
+use crate::route::settings::{EngineAddress, EngineKind};
+use crate::route::{DepartureWatch, Signals, Work};
+use crate::units::{Dialect, EngineId, PoolId, Tick};
 
 /// Where an attempt went.
 #[derive(Clone, Debug)]
@@ -138,7 +48,7 @@ pub struct AttemptTarget {
 }
 
 /// What one attempt came to.
-enum AttemptResult {
+pub(super) enum AttemptResult {
     /// It speaks, from this moment: a first token, a whole head of a good answer, or the end of patience.
     Speaks(Box<HeldResponse>, Tick),
     /// It failed before the first forwarded byte: what happened, and the answer to be relayed
@@ -166,377 +76,35 @@ pub struct HeldResponse {
     pub degraded: Kinds,
 }
 
-/// Asks engines until one speaks or nothing is left (`docs/semantics.md`, section 5).
-///
-/// # Errors
-/// A refusal of ours where no attempt gave an answer.
-pub async fn first_willing_engine(
-    ask: &UpstreamRequest<'_>,
-    yard: &Upstreams<'_>,
-    held: &mut AdmissionGuard,
-    visit: &mut ActiveRequest,
-) -> Result<SelectedResponse, Rejection> {
-    let deadlines = ask.deadlines();
-    let until = earlier(deadlines.first_token, deadlines.total).unwrap_or(Tick::from_nanos(u64::MAX));
-    let pools = &ask.routed.pools;
-    let first = &pools[ask.first];
-    // Once more where nobody could be asked: a breaker turns traffic to others, and where there
-    // are none it must not turn it away.
-    let order = (ask.first..pools.len()).map(|at| (at, false)).chain((0..pools.len()).map(|at| (at, true)));
-    let first_bound = ask.promise.pool(first);
-    let mut attempts = AttemptsGuard::new(yard, first_bound, until, ask.tenant);
-    let mut last = FallbackResponse::default();
-    let mut here = ask.first;
-
-    // What made a further attempt necessary: it is counted once an engine is found for it.
-    let mut behind: Option<Happened> = None;
-    // An engine has said that it has too much to do.
-    let mut pushed_back = false;
-    // It has been given a seat in the next pool as if it had come there first.
-    let mut has_seat = false;
-    // Where it goes because its engine is going away, with all that it needs there.
-    let mut exit: Option<Exit> = None;
-
-    for (at, early) in order {
-        let pool = &pools[at];
-        let bound = if at == ask.first { first_bound } else { ask.promise.pool(pool) };
-        if early && attempts.count() > 0 && exit.is_none() {
-            break;
-        }
-        // Passed over while it waited for a seat, or because another one takes it.
-        if (!early && at < here) || exit.as_ref().is_some_and(|exit| exit.at != at) {
-            continue;
-        }
-        let is_let_in = exit.is_some();
-        // Inside a pool the seat is kept; in another one only a seat that nobody wants is taken.
-        let spare = match (exit.take(), ask.walk.filter(|_| at != here)) {
-            (Some(exit), _) => exit.spare,
-            (None, None) => None,
-            (None, Some(walk)) => match FreeSeat::of(bound, walk.ask) {
-                None => continue,
-                spare => spare,
-            },
-        };
-        // The clock is read where something was waited for, and not in between.
-        let mut now = ask.begins.filter(|_| attempts.count() == 0).unwrap_or_else(|| yard.clock.now());
-        // Before anything is taken or counted there: what is denied leaves no trace in this pool.
-        let is_first = std::mem::take(&mut has_seat) || behind.is_none() || is_let_in;
-        if !is_first && !yard.fleet.grants_retry(pool, now) {
-            break;
-        }
-        if let Some(spare) = spare {
-            held.takes(spare);
-        }
-        here = at;
-        attempts.enter(&bound.settings);
-        attempts.keep_off(ask.model().and_then(|model| bound.yard.engines_without(model)));
-        if early {
-            attempts.pass_breakers();
-        }
-        let mut begins = !early;
-        let spill = 'pool: loop {
-            let (want, begins) = (ask.want(&bound.settings, now), std::mem::take(&mut begins));
-            let Some(choice) = bound.yard.choose(&mut attempts, want, ask.facts.prefix_blocks(), begins, now) else {
-                yard.fleet.settle(pool, &mut attempts, now);
-                break behind.is_none_or(|happened| spills(happened, &attempts));
-            };
-            let Choice { engine, address, host, may_inject, injection_proven, has_neighbours, work } = choice;
-            let signals = Arc::clone(work.signals());
-            let mut work = Some(work);
-            let credential_forwarded = ask.forwards_credential(bound);
-            // A pool that is down is nobody's: then the other one's word counts.
-            let has_place = |home: &PoolId| pushed_back || yard.fleet.available(home, now) > 0;
-            let is_away = here != ask.home && has_place(&pools[ask.home]);
-            let place =
-                AttemptTarget { pool: pool.clone(), shown: bound.shown.clone(), engine, credential_forwarded, is_away };
-            visit.attempts(pool, place.engine.clone());
-            if let Some(happened) = behind.take() {
-                visit.retries(reason_of(happened));
-            }
-            // Behind a head of ours nothing can be asked again, nor can a line that has gone stale.
-            let mut fresh = ask.has_head();
-            loop {
-                // A refusal of what was injected could not be undone behind a head of ours.
-                let is_safe = injection_proven || !ask.has_head();
-                let may_inject = may_inject && is_safe && !attempts.without_injection();
-                let attempt = Attempt {
-                    ask,
-                    yard,
-                    bound,
-                    place: &place,
-                    address: &address,
-                    host: &host,
-                    may_inject,
-                    injection_proven,
-                    may_cap: !attempts.without_cap(),
-                    fresh,
-                    signals: &signals,
-                    watches: has_neighbours || here + 1 < pools.len(),
-                    so_far: &attempts,
-                    at: here,
-                };
-                let tried = attempt.make(&mut work, held, &mut exit, deadlines, now).await;
-                now = match tried {
-                    AttemptResult::Speaks(_, at) => at,
-                    AttemptResult::Failed(..) | AttemptResult::Ended(_) => yard.clock.now(),
-                };
-                let happened = match tried {
-                    AttemptResult::Speaks(spoke, _) => {
-                        if spoke.relay.has_spoken() {
-                            yard.fleet.succeeded_in(&bound.yard, &mut attempts, spoke.injection, now);
-                        }
-                        attempts.commit();
-                        return Ok(SelectedResponse::of(spoke, attempts.take(), now, false));
-                    }
-                    // Nothing more has happened; what was held back counts, as the attempts end here.
-                    AttemptResult::Ended(refusal) => return Err(refusal),
-                    AttemptResult::Failed(happened, _) if is_away && happened.refuses() => {
-                        last.passed_over(ask);
-                        happened
-                    }
-                    AttemptResult::Failed(happened, answer) => {
-                        last.note(answer);
-                        happened
-                    }
-                };
-                pushed_back |= matches!(happened, Happened::PushBack { .. });
-                match yard.fleet.failed(pool, &mut attempts, happened, now) {
-                    Next::SameFresh => {
-                        visit.retries(Retry::StaleConnection);
-                        fresh = true;
-                    }
-                    Next::SameWithoutInjection | Next::SameWithoutCap => {
-                        visit.retries(Retry::Injection);
-                        fresh = false;
-                    }
-                    Next::Another => {
-                        behind = Some(happened);
-                        continue 'pool;
-                    }
-                    Next::Relay | Next::GiveUp => {
-                        behind = Some(happened);
-                        if exit.is_some() {
-                            break 'pool true;
-                        }
-                        // An overload level may have put the pool where it belongs behind this one.
-                        let belongs_behind = is_away && happened.refuses() && here < ask.home;
-                        break 'pool belongs_behind || spills(happened, &attempts);
-                    }
-                }
-            }
-        };
-        if !spill || now >= until {
-            break;
-        }
-        let Some(walk) = ask.walk.filter(|_| attempts.is_unheard()) else { continue };
-        held.sits(None);
-        match walk.house.seat_behind(walk, at, visit).await {
-            Some(Ok(seated)) => {
-                visit.admitted(seated.since.unwrap_or(now));
-                held.sits(seated.seat);
-                (here, has_seat) = (seated.first, true);
-            }
-            // It has waited: that is what it is told about.
-            Some(Err(refusal)) if yard.clock.now() > now => return Err(refusal),
-            Some(Err(_)) | None => break,
-        }
-    }
-    last.settle(ask, attempts.take(), yard.clock.now())
-}
-
-/// The attempts of a request that has no answer yet. Dropped, the client has left: what was
-/// held back about the engines until the next attempt would be known counts now.
-struct AttemptsGuard<'a> {
-    yard: &'a Upstreams<'a>,
-    attempts: Option<Box<Attempts>>,
-}
-
-impl<'a> AttemptsGuard<'a> {
-    fn new(yard: &'a Upstreams<'a>, first: &PoolHandle, until: Tick, tenant: TenantKey) -> Self {
-        // In a box from the start: they are large, and go through many hands.
-        let attempts = Box::write(Box::new_uninit(), Attempts::new(&first.settings, until).of_tenant(tenant));
-        AttemptsGuard { yard, attempts: Some(attempts) }
-    }
-
-    fn take(mut self) -> Box<Attempts> {
-        self.attempts.take().expect("only this takes them, and it takes their holder with it")
-    }
-}
-
-impl Deref for AttemptsGuard<'_> {
-    type Target = Attempts;
-    fn deref(&self) -> &Attempts {
-        self.attempts.as_deref().expect("there until they are taken")
-    }
-}
-
-impl DerefMut for AttemptsGuard<'_> {
-    fn deref_mut(&mut self) -> &mut Attempts {
-        self.attempts.as_deref_mut().expect("there until they are taken")
-    }
-}
-
-impl Drop for AttemptsGuard<'_> {
-    fn drop(&mut self) {
-        if let Some(mut attempts) = self.attempts.take() {
-            let pool = attempts.pool().clone();
-            self.yard.fleet.settle(&pool, &mut attempts, self.yard.clock.now());
-        }
-    }
-}
-
-/// Whether the next pool of the route may be asked: this one could not be reached, or has
-/// pushed back with all it has. What looks like the request's own doing goes nowhere else.
-fn spills(happened: Happened, attempts: &Attempts) -> bool {
-    matches!(happened, Happened::ConnectFailed | Happened::PushBack { .. }) && !attempts.failed_alike()
-}
-
 /// A further pool that takes a request whose engine is going away.
-struct Exit {
+pub(super) struct Exit {
     /// Which of the route.
-    at: usize,
+    pub(super) at: usize,
     /// The seat that it takes there; none where it needs none.
-    spare: Option<FreeSeat>,
-}
-
-/// How a further attempt is counted.
-fn reason_of(happened: Happened) -> Retry {
-    match happened {
-        Happened::ConnectFailed => Retry::ConnectFailed,
-        Happened::PushBack { .. } => Retry::PushBack,
-        Happened::Departing => Retry::Departing,
-        _ => Retry::Fault,
-    }
-}
-
-/// The last answer that an engine gave, and what is said if there is none.
-#[derive(Default)]
-struct FallbackResponse {
-    kept: Option<Box<HeldResponse>>,
-    refusal: Option<Rejection>,
-    /// Either is from an attempt.
-    is_known: bool,
-}
-
-impl FallbackResponse {
-    /// A pool where the request does not belong refused it: what was said before stands, and where
-    /// nothing was, that its own pool has no place for it.
-    fn passed_over(&mut self, ask: &UpstreamRequest<'_>) {
-        if !self.is_known {
-            let pool = ask.routed.pools[ask.home].clone();
-            self.refusal = Some(Rejection::QueueTimeout { pool, retry_after: None });
-        }
-    }
-
-    fn note(&mut self, answer: Result<Box<HeldResponse>, Rejection>) {
-        self.is_known = true;
-        match answer {
-            Ok(answer) => self.kept = Some(answer),
-            Err(refusal) => self.refusal = Some(refusal),
-        }
-    }
-
-    fn settle(
-        self,
-        ask: &UpstreamRequest<'_>,
-        attempts: Box<Attempts>,
-        at: Tick,
-    ) -> Result<SelectedResponse, Rejection> {
-        let nobody = || Rejection::NoEngine { pool: ask.routed.pools[ask.home].clone() };
-        match self.kept {
-            Some(kept) => Ok(SelectedResponse::of(kept, attempts, at, true)),
-            None => Err(self.refusal.unwrap_or_else(nobody)),
-        }
-    }
-}
-
-impl SelectedResponse {
-    fn of(answer: Box<HeldResponse>, attempts: Box<Attempts>, at: Tick, has_failed: bool) -> Self {
-        let unproven = !answer.relay.has_spoken();
-        SelectedResponse { answer, attempts, at, unproven, has_failed }
-    }
-}
-
-impl UpstreamRequest<'_> {
-    fn streams(&self) -> bool {
-        self.facts.streams()
-    }
-
-    fn dialect(&self) -> Dialect {
-        self.endpoint.dialect()
-    }
-
-    /// The client has its head already: it waited for longer than heads are held.
-    fn has_head(&self) -> bool {
-        self.walk.is_some_and(PoolCursor::has_head)
-    }
-
-    /// The model's name as engines know it.
-    fn model(&self) -> Option<&str> {
-        self.alias.or_else(|| self.facts.model.as_ref().map(|field| &*field.value))
-    }
-
-    /// What it asks of an engine of this pool.
-    fn want(&self, pool: &Pool, at: Tick) -> Want {
-        let Objectives { ttft, tpot, e2e, .. } = &*self.promise.objectives;
-        let threshold = |objective: &Option<Objective>| objective.map(|objective| objective.threshold);
-        let aims = match self.streams() {
-            true => Aims { ttft: threshold(ttft), tpot: threshold(tpot), e2e: threshold(e2e) },
-            false => Aims { e2e: self.promise.objectives.whole_budget(self.size.decode.0), ..Aims::NONE },
-        };
-        let objectives = &self.promise.objectives;
-        let is_judged = self.streams() || objectives.non_streaming == NonStreaming::Judged;
-        let whole = threshold(e2e).filter(|_| is_judged);
-        let key = match &pool.balance {
-            Balance::LeastWork | Balance::RoundRobin => 0,
-            Balance::PrefixAffinity => self.facts.prefix_hash,
-            Balance::SessionAffinity { header } => {
-                self.head.headers.get(header).map_or(0, |session| route::key_of(session.as_bytes()))
-            }
-        };
-        Want { size: self.size, aims, whole, spent: at - self.start, key }
-    }
-
-    /// All limits run from arrival, over all attempts.
-    fn deadlines(&self) -> Deadlines {
-        let limits = &self.promise.class.timeouts;
-        let head = if self.streams() { limits.first_token } else { limits.response_head };
-        Deadlines {
-            total: Some(self.arrival + limits.total),
-            first_token: Some(self.arrival + head),
-            hold: Some(self.arrival + limits.hold_head),
-            ..Deadlines::default()
-        }
-    }
-
-    fn forwards_credential(&self, bound: &PoolHandle) -> bool {
-        let forward_authorization = bound.settings.forward_authorization;
-        let engine = EngineHeaders { fixed: &bound.fixed_headers, forward_authorization, host: None };
-        headers::forwards_credential(&self.head.headers, &engine)
-    }
+    pub(super) spare: Option<FreeSeat>,
 }
 
 /// One attempt at one engine.
-struct Attempt<'a> {
-    ask: &'a UpstreamRequest<'a>,
-    yard: &'a Upstreams<'a>,
-    bound: &'a PoolHandle,
-    place: &'a AttemptTarget,
-    address: &'a Arc<EngineAddress>,
-    host: &'a Option<HeaderValue>,
-    may_inject: bool,
-    injection_proven: bool,
+pub(super) struct Attempt<'a> {
+    pub(super) ask: &'a UpstreamRequest<'a>,
+    pub(super) yard: &'a Upstreams<'a>,
+    pub(super) bound: &'a PoolHandle,
+    pub(super) place: &'a AttemptTarget,
+    pub(super) address: &'a Arc<EngineAddress>,
+    pub(super) host: &'a Option<HeaderValue>,
+    pub(super) may_inject: bool,
+    pub(super) injection_proven: bool,
     /// An overload level may lower the output cap.
-    may_cap: bool,
-    fresh: bool,
+    pub(super) may_cap: bool,
+    pub(super) fresh: bool,
     /// What is heard of the engine.
-    signals: &'a Arc<Signals>,
+    pub(super) signals: &'a Arc<Signals>,
     /// There may be somebody to go on to where the engine goes away.
-    watches: bool,
+    pub(super) watches: bool,
     /// The attempts up to this one.
-    so_far: &'a Attempts,
+    pub(super) so_far: &'a Attempts,
     /// Which pool of the route this is.
-    at: usize,
+    pub(super) at: usize,
 }
 
 /// When and with what an engine was asked.
@@ -567,7 +135,9 @@ enum HeadResult {
 }
 
 impl Attempt<'_> {
-    async fn make(
+    /// Asks the engine. A failure comes back with what it means for the next attempt; `exit` is set
+    /// if a further pool takes the request over.
+    pub(super) async fn run(
         &self,
         work: &mut Option<Box<Work>>,
         held: &mut AdmissionGuard,
