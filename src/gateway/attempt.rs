@@ -86,8 +86,8 @@ pub(super) struct Exit {
 
 /// One attempt at one engine.
 pub(super) struct Attempt<'a> {
-    pub(super) ask: &'a UpstreamRequest<'a>,
-    pub(super) yard: &'a Upstreams<'a>,
+    pub(super) request: &'a UpstreamRequest<'a>,
+    pub(super) upstreams: &'a Upstreams<'a>,
     pub(super) bound: &'a PoolHandle,
     pub(super) place: &'a AttemptTarget,
     pub(super) address: &'a Arc<EngineAddress>,
@@ -149,12 +149,12 @@ impl Attempt<'_> {
         let edits = self.edits();
         let asked = Dispatch { dispatched, injection: self.injection(&edits), degraded: degraded(&edits) };
         let mut opening = poll_fn(|cx| Poll::Ready(open(self.call(&edits, dispatched), cx))).await;
-        if self.ask.has_head() {
-            let every = self.ask.promise.class.timeouts.keepalive;
+        if self.request.has_head() {
+            let every = self.request.context.policy.class.timeouts.keepalive;
             let deadlines = Deadlines { keepalive: every.map(|every| dispatched + every), ..deadlines };
-            return self.behind_our_head(opening, &edits, deadlines, work.take(), held, asked);
+            return self.wait_behind_early_head(opening, &edits, deadlines, work.take(), held, asked);
         }
-        match self.await_head(&mut opening, work, held, (&mut watch, exit), deadlines, dispatched).await {
+        match self.wait_for_head(&mut opening, work, held, (&mut watch, exit), deadlines, dispatched).await {
             HeadResult::Failed(failed) => {
                 if failed.why == ConnectErrorKind::Refused {
                     self.bound.yard.departs(&self.place.engine);
@@ -163,7 +163,7 @@ impl Attempt<'_> {
             }
             HeadResult::Departs => self.departed(),
             HeadResult::Ended(refusal) => AttemptResult::Ended(refusal),
-            HeadResult::Ours => self.behind_our_head(opening, &edits, deadlines, work.take(), held, asked),
+            HeadResult::Ours => self.wait_behind_early_head(opening, &edits, deadlines, work.take(), held, asked),
             HeadResult::Came(UpstreamResponse { head, body }) => {
                 let (status, head) = (head.status, UpstreamHead::of(head));
                 let reader = self.reader(status, head.content);
@@ -204,7 +204,7 @@ impl Attempt<'_> {
         if !is_of_our_key {
             return AttemptResult::Failed(happened, Ok(answer));
         }
-        if self.signals.is_to_tell_of_key(self.yard.clock.now()) {
+        if self.signals.is_to_tell_of_key(self.upstreams.clock.now()) {
             let (pool, engine, has_key) = (&self.place.pool, &self.place.engine, settings.api_key.is_some());
             tracing::warn!(
                 %pool, %engine, status = code, has_key,
@@ -244,7 +244,7 @@ impl Attempt<'_> {
     /// further one of the route, for which `exit` is set then. Taken from the retry budget.
     fn departs(&self, watch: &mut DepartureWatch, exit: &mut Option<Exit>, cx: &Context<'_>) -> bool {
         while watch.poll(cx).is_ready() {
-            let now = self.yard.clock.now();
+            let now = self.upstreams.clock.now();
             if self.bound.yard.lets_depart(self.so_far, now) {
                 return true;
             }
@@ -258,22 +258,22 @@ impl Attempt<'_> {
 
     /// A further pool that takes the request now.
     fn exit(&self, now: Tick) -> Option<Exit> {
-        let (ask, fleet) = (self.ask, self.yard.fleet);
+        let (request, fleet) = (self.request, self.upstreams.fleet);
         if !self.so_far.may_go_on(now) {
             return None;
         }
-        let further = ask.routed.pools.iter().enumerate().skip(self.at + 1);
+        let further = request.context.routed.pools.iter().enumerate().skip(self.at + 1);
         further.filter(|(_, pool)| fleet.available(pool, now) > 0).find_map(|(at, pool)| {
-            let spare = match ask.walk {
+            let spare = match request.cursor {
                 None => None,
-                Some(walk) => Some(FreeSeat::of(ask.promise.pool(pool), walk.ask)?),
+                Some(cursor) => Some(FreeSeat::of(request.context.policy.pool(pool), cursor.ask)?),
             };
             fleet.grants_retry(pool, now).then_some(Exit { at, spare })
         })
     }
 
     /// The engine is waited for behind a head of ours: from now on it has the request.
-    fn behind_our_head(
+    fn wait_behind_early_head(
         &self,
         opening: ConnectingAttempt,
         edits: &Edits,
@@ -288,14 +288,14 @@ impl Attempt<'_> {
         let parts = self.parts(Reader::Events, edits, deadlines);
         let relay = Relay::waiting(parts, self.observer(Reader::Events, 200), opening);
         let spoke = self.spoke(UpstreamHead::of(Arc::new(reply::our_head())), relay, asked);
-        AttemptResult::Speaks(Box::new(HeldResponse { work, ..spoke }), self.yard.clock.now())
+        AttemptResult::Speaks(Box::new(HeldResponse { work, ..spoke }), self.upstreams.clock.now())
     }
 
     /// When the engine should have read the prompt of a request whose first token nobody sees,
     /// where that matters to those that wait.
-    fn read_unseen(&self, work: Option<&Work>, dispatched: Tick) -> Option<Tick> {
+    fn estimate_prefill_end(&self, work: Option<&Work>, dispatched: Tick) -> Option<Tick> {
         let is_limited = self.bound.is_limited() && self.bound.settings.queue.reading != Reading::NoLimit;
-        let matters = is_limited && !self.ask.streams();
+        let matters = is_limited && !self.request.context.streams();
         work.filter(|_| matters).map(|work| dispatched + work.time_to_read())
     }
 
@@ -306,29 +306,30 @@ impl Attempt<'_> {
 
     /// What is changed in the body for this engine.
     fn edits(&self) -> Edits {
-        let (ask, pool) = (self.ask, &self.bound.settings);
-        if ask.fixed {
+        let (request, pool) = (self.request, &self.bound.settings);
+        if request.context.is_fixed() {
             return Edits::default();
         }
-        let takes_usage = matches!(ask.dialect(), Dialect::Chat | Dialect::Completions) && ask.streams();
+        let takes_usage =
+            matches!(request.context.dialect(), Dialect::Chat | Dialect::Completions) && request.context.streams();
         let inject = self.may_inject && takes_usage;
-        let takes_priority = self.may_inject && pool.engine_priority && knows_priority(ask.dialect());
+        let takes_priority = self.may_inject && pool.engine_priority && knows_priority(request.context.dialect());
         let plan = EditPlan {
-            model: ask.alias,
-            engine_priority: takes_priority.then_some(ask.engine_priority),
-            lowered_cap: ask.cap.filter(|_| self.may_cap).map(|cap| cap.0),
+            model: request.context.alias,
+            engine_priority: takes_priority.then_some(request.engine_priority),
+            lowered_cap: request.context.overload.cap().filter(|_| self.may_cap).map(|cap| cap.0),
             thinking: self.thinking(),
             inject_usage: inject && pool.inject.usage,
             continuous_usage: inject && pool.inject.continuous_usage,
             heeds_continuous_alone: pool.kind == EngineKind::Sglang,
         };
-        rewrite::edits(ask.facts, ask.dialect(), &plan)
+        rewrite::edits(request.context.facts(), request.context.dialect(), &plan)
     }
 
     /// A switch is injected as anything else, and only where the engine takes such.
     fn thinking(&self) -> ReasoningEdit {
         match self.bound.settings.kind {
-            _ if !self.ask.without_reasoning || !self.may_inject => ReasoningEdit::AsAsked,
+            _ if !self.request.context.overload.without_reasoning() || !self.may_inject => ReasoningEdit::AsAsked,
             EngineKind::Generic => ReasoningEdit::Less,
             _ => ReasoningEdit::LessByTemplate,
         }
@@ -343,30 +344,34 @@ impl Attempt<'_> {
     }
 
     fn call(&self, edits: &Edits, at: Tick) -> AttemptRequest {
-        let ask = self.ask;
+        let request = self.request;
         let sent = RequestMeta {
-            inspected: ask.is_judged,
-            decoded: ask.was_coded,
-            names_hop_fields: ask.head.has_connection(),
+            inspected: request.context.is_judged,
+            decoded: request.context.body.was_coded,
+            names_hop_fields: request.context.arrived.head.has_connection(),
         };
         let engine = EngineHeaders {
             fixed: &self.bound.fixed_headers,
             forward_authorization: self.bound.settings.forward_authorization,
             host: self.host.as_ref(),
         };
-        let hop = Hop { id: &ask.upstream_id, address: ask.client.address(), version: ask.head.version };
-        let fields = headers::for_engine(&ask.head.headers, &engine, sent, hop);
-        let body = rewrite::apply(ask.frames, &edits.splices);
+        let hop = Hop {
+            id: &request.upstream_id,
+            address: request.context.arrived.client.address(),
+            version: request.context.arrived.head.version,
+        };
+        let fields = headers::for_engine(&request.context.arrived.head.headers, &engine, sent, hop);
+        let body = rewrite::apply(request.context.body.frames.as_slice(), &edits.splices);
         AttemptRequest {
-            lines: Arc::clone(self.yard.lines),
+            lines: Arc::clone(self.upstreams.lines),
             pool: Arc::clone(&self.bound.settings),
             engine: self.place.engine.clone(),
             address: Arc::clone(self.address),
             // The engine's path prefix stands before the client's own path and query.
             request: RequestWriter::new(
-                ask.head.method.as_str(),
+                request.context.arrived.head.method.as_str(),
                 &self.address.base,
-                ask.target.as_str(),
+                request.context.target().as_str(),
                 fields,
                 body,
             ),
@@ -375,7 +380,7 @@ impl Attempt<'_> {
         }
     }
 
-    async fn await_head(
+    async fn wait_for_head(
         &self,
         opening: &mut ConnectingAttempt,
         work: &mut Option<Box<Work>>,
@@ -384,12 +389,12 @@ impl Attempt<'_> {
         mut deadlines: Deadlines,
         dispatched: Tick,
     ) -> HeadResult {
-        let ours = self.ask.streams() && self.ask.promise.class.timeouts.keepalive.is_some();
+        let ours = self.request.context.streams() && self.request.context.policy.class.timeouts.keepalive.is_some();
         if !ours {
             deadlines.hold = None;
         }
-        let mut read = self.read_unseen(work.as_deref(), dispatched);
-        let (clock, mut alarm) = (self.yard.clock, self.yard.alarms.alarm());
+        let mut read = self.estimate_prefill_end(work.as_deref(), dispatched);
+        let (clock, mut alarm) = (self.upstreams.clock, self.upstreams.alarms.alarm());
         // It has begun in this turn.
         let mut waits = opening.waits();
         poll_fn(|cx| {
@@ -419,7 +424,7 @@ impl Attempt<'_> {
                         work.iter_mut().for_each(|work| work.first_token(now));
                     }
                 }
-                if self.ask.client.drain_is_over() {
+                if self.request.context.arrived.client.drain_is_over() {
                     return Poll::Ready(HeadResult::Ended(Rejection::DrainCut));
                 }
                 if !rings {
@@ -445,24 +450,24 @@ impl Attempt<'_> {
     }
 
     fn limit(&self, limit: TimeoutKind) -> Rejection {
-        limit_refusal(&self.ask.promise.class.timeouts, limit, self.ask.streams())
+        limit_refusal(&self.request.context.policy.class.timeouts, limit, self.request.context.streams())
     }
 
     /// Content type and coding choose the reader.
     fn reader(&self, status: StatusCode, content: Content) -> Reader {
-        let generates = self.ask.dialect().generates();
+        let generates = self.request.context.dialect().generates();
         if !status.is_success() {
             Reader::Opaque
         } else if content.is_coded {
             if generates {
-                self.yard.fleet.answers_coded(&self.place.pool, &self.place.engine);
+                self.upstreams.fleet.answers_coded(&self.place.pool, &self.place.engine);
             }
             Reader::Coded
         } else if generates && content.media == Media::Events {
             Reader::Events
         } else if content.media == Media::Events {
             Reader::Aside
-        } else if self.ask.endpoint.answers_json() || content.media == Media::Json {
+        } else if self.request.context.endpoint.answers_json() || content.media == Media::Json {
             Reader::Json
         } else {
             Reader::Opaque
@@ -470,35 +475,35 @@ impl Attempt<'_> {
     }
 
     fn observer(&self, reader: Reader, status: u16) -> Observer {
-        let ask = self.ask;
-        let learned = || ask.learned.tokens_per_event(&self.place.engine);
+        let request = self.request;
+        let learned = || request.context.learned.tokens_per_event(&self.place.engine);
         let ratio = if reader == Reader::Events { learned() } else { 1.0 };
-        ask.pulse.expects(ratio);
-        let expect = Expect::of(ask.dialect(), ask.facts, ask.start, ratio);
-        let mut observer = Observer::new(expect, reader, status, ask.promise.watch.clone());
+        request.pulse.expects(ratio);
+        let expect = Expect::of(request.context.dialect(), request.context.facts(), request.context.start, ratio);
+        let mut observer = Observer::new(expect, reader, status, request.context.policy.watch.clone());
         observer.knows(&self.bound.moulds);
         observer
     }
 
     fn parts(&self, reader: Reader, edits: &Edits, deadlines: Deadlines) -> RelayConfig {
-        let ask = self.ask;
+        let request = self.request;
         RelayConfig {
-            clock: self.yard.clock,
-            alarms: Arc::clone(self.yard.alarms),
-            client: ask.client.clone(),
+            clock: self.upstreams.clock,
+            alarms: Arc::clone(self.upstreams.alarms),
+            client: request.context.arrived.client.clone(),
             gate: EventGate::new(edits.usage_injected, edits.continuous_injected),
             reader,
             deadlines,
-            timeouts: Arc::clone(&ask.promise.timeouts),
-            pulse: ask.pulse.clone(),
-            dialect: ask.dialect(),
-            request_id: ask.id.clone(),
+            timeouts: Arc::clone(&request.context.policy.timeouts),
+            pulse: request.pulse.clone(),
+            dialect: request.context.dialect(),
+            request_id: request.context.arrived.id.clone(),
             signals: Arc::clone(self.signals),
         }
     }
 
     fn retry_after(&self, head: &http::response::Parts) -> Option<Duration> {
-        retry::retry_after(head.headers.get(RETRY_AFTER)?, self.yard.clock.wall())
+        retry::retry_after(head.headers.get(RETRY_AFTER)?, self.upstreams.clock.wall())
     }
 }
 

@@ -13,11 +13,12 @@ use super::completion::{Completion, RequestGuard};
 use super::degrade;
 use super::house::Gateway;
 use super::mark::Tagged;
-use super::request_body::BodyMemoryGuard;
+use super::request::RequestContext;
+use super::request_body::{BodyMemoryGuard, BufferedBody};
 use super::retries::SelectedResponse;
 use crate::forward::{GatewayHeaders, ReplyBody};
 use crate::inspect::{ModelRatios, PromptSize};
-use crate::units::Endpoint;
+use crate::units::{Endpoint, Tick};
 
 /// The request, as far as the end of its response needs it.
 pub struct RequestSummary {
@@ -39,6 +40,23 @@ pub struct RequestSummary {
     pub _tagged: Option<Tagged>,
 }
 
+impl RequestSummary {
+    /// Of a request that left the queue at `admitted`.
+    pub(super) fn of(request: RequestContext<'_>, admitted: Tick, tagged: Option<Tagged>) -> Self {
+        let named = request.facts().model.as_ref().map(|field| &field.value);
+        RequestSummary {
+            endpoint: request.endpoint,
+            model: request.alias.map(Arc::from).or_else(|| named.cloned()),
+            class: request.policy.shown.clone(),
+            is_named: request.routed.literal,
+            prompt: request.facts().prompt,
+            queued: admitted.since(request.body.complete),
+            learned: request.learned,
+            _tagged: tagged,
+        }
+    }
+}
+
 /// Everything that a request keeps until the body of its response ends. It stays in its box from
 /// the first token on, because it is large.
 pub struct RelayContext {
@@ -53,6 +71,19 @@ pub struct RelayContext {
 }
 
 impl RelayContext {
+    /// Takes over what the request holds: its guard, and its share of the memory for bodies as far as
+    /// parts of the body are kept for the response.
+    pub(super) fn new(
+        gateway: &Gateway,
+        request: RequestSummary,
+        held: AdmissionGuard,
+        body: BufferedBody,
+    ) -> Box<Self> {
+        let kept = body.facts.held_for_answer();
+        let body = (kept > 0).then(|| body.share.reduced_to(kept));
+        Box::new(RelayContext { gateway: gateway.clone(), request, held, _body: body })
+    }
+
     /// The response for the client: the engine's head with the gateway's own headers, and a body that
     /// ends in [`Completion`].
     #[must_use]

@@ -39,16 +39,16 @@ pub struct SelectedResponse {
 /// # Errors
 /// A rejection of ours, if no attempt gave a response.
 pub async fn send_with_retries(
-    ask: &UpstreamRequest<'_>,
-    yard: &Upstreams<'_>,
+    request: &UpstreamRequest<'_>,
+    upstreams: &Upstreams<'_>,
     held: &mut AdmissionGuard,
     active: &mut ActiveRequest,
 ) -> Result<SelectedResponse, Rejection> {
-    let mut retries = RetryLoop::new(ask, yard, held, active);
-    let pools = ask.routed.pools.len();
+    let mut retries = RetryLoop::new(request, upstreams, held, active);
+    let pools = request.context.routed.pools.len();
     // Second pass: if every engine is ejected, breakers are passed. A breaker may divert traffic,
     // but must not drop it.
-    let first_pass = (ask.first..pools).map(|at| (at, Pass::First));
+    let first_pass = (request.first..pools).map(|at| (at, Pass::First));
     for (at, pass) in first_pass.chain((0..pools).map(|at| (at, Pass::PastBreakers))) {
         match retries.enter_pool(at, pass) {
             PoolEntry::Entered => {}
@@ -68,12 +68,12 @@ pub async fn send_with_retries(
     retries.give_up()
 }
 
-/// Which engines a pass over the pools may ask.
+/// Which engines a pass over the pools may request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Pass {
     /// Those whose breaker lets traffic through.
     First,
-    /// All, because the first pass found none to ask.
+    /// All, because the first pass found none to request.
     PastBreakers,
 }
 
@@ -113,8 +113,8 @@ enum EngineResult {
 
 /// The attempts of one request, and where along its route they stand.
 struct RetryLoop<'a> {
-    ask: &'a UpstreamRequest<'a>,
-    yard: &'a Upstreams<'a>,
+    request: &'a UpstreamRequest<'a>,
+    upstreams: &'a Upstreams<'a>,
     held: &'a mut AdmissionGuard,
     active: &'a mut ActiveRequest,
     deadlines: Deadlines,
@@ -139,36 +139,36 @@ struct RetryLoop<'a> {
 
 impl<'a> RetryLoop<'a> {
     fn new(
-        ask: &'a UpstreamRequest<'a>,
-        yard: &'a Upstreams<'a>,
+        request: &'a UpstreamRequest<'a>,
+        upstreams: &'a Upstreams<'a>,
         held: &'a mut AdmissionGuard,
         active: &'a mut ActiveRequest,
     ) -> Self {
-        let deadlines = ask.deadlines();
+        let deadlines = request.deadlines();
         let until = earlier(deadlines.first_token, deadlines.total).unwrap_or(Tick::from_nanos(u64::MAX));
-        let first = ask.promise.pool(&ask.routed.pools[ask.first]);
+        let first = request.context.policy.pool(&request.context.routed.pools[request.first]);
         RetryLoop {
-            ask,
-            yard,
+            request,
+            upstreams,
             held,
             active,
             deadlines,
             until,
-            attempts: AttemptsGuard::new(yard, first, until, ask.tenant),
+            attempts: AttemptsGuard::new(upstreams, first, until, request.context.tenant_key()),
             fallback: FallbackResponse::default(),
-            here: ask.first,
+            here: request.first,
             behind: None,
             pushed_back: false,
             has_seat: false,
             exit: None,
-            now: ask.begins.unwrap_or(ask.arrival),
+            now: request.begins.unwrap_or(request.context.arrived.arrival),
         }
     }
 
     /// Enters a pool: takes its seat there and a share of its retry budget.
     fn enter_pool(&mut self, at: usize, pass: Pass) -> PoolEntry {
-        let (ask, pool) = (self.ask, &self.ask.routed.pools[at]);
-        let bound = ask.promise.pool(pool);
+        let (request, pool) = (self.request, &self.request.context.routed.pools[at]);
+        let bound = request.context.policy.pool(pool);
         if pass == Pass::PastBreakers && self.attempts.count() > 0 && self.exit.is_none() {
             return PoolEntry::Over;
         }
@@ -178,20 +178,20 @@ impl<'a> RetryLoop<'a> {
         }
         let is_taken_over = self.exit.is_some();
         // Inside a pool the seat is kept; in another one only a seat that nobody wants is taken.
-        let spare = match (self.exit.take(), ask.walk.filter(|_| at != self.here)) {
+        let spare = match (self.exit.take(), request.cursor.filter(|_| at != self.here)) {
             (Some(exit), _) => exit.spare,
             (None, None) => None,
-            (None, Some(walk)) => match FreeSeat::of(bound, walk.ask) {
+            (None, Some(cursor)) => match FreeSeat::of(bound, cursor.ask) {
                 None => return PoolEntry::Skipped,
                 spare => spare,
             },
         };
-        if ask.begins.is_none() || self.attempts.count() > 0 {
-            self.now = self.yard.clock.now();
+        if request.begins.is_none() || self.attempts.count() > 0 {
+            self.now = self.upstreams.clock.now();
         }
         // Before anything is taken or counted there: a denied retry leaves no trace in this pool.
         let is_first = std::mem::take(&mut self.has_seat) || self.behind.is_none() || is_taken_over;
-        if !is_first && !self.yard.fleet.grants_retry(pool, self.now) {
+        if !is_first && !self.upstreams.fleet.grants_retry(pool, self.now) {
             return PoolEntry::Over;
         }
         if let Some(spare) = spare {
@@ -199,7 +199,7 @@ impl<'a> RetryLoop<'a> {
         }
         self.here = at;
         self.attempts.enter(&bound.settings);
-        self.attempts.keep_off(ask.model().and_then(|model| bound.yard.engines_without(model)));
+        self.attempts.keep_off(request.context.model.and_then(|model| bound.yard.engines_without(model)));
         if pass == Pass::PastBreakers {
             self.attempts.pass_breakers();
         }
@@ -208,14 +208,14 @@ impl<'a> RetryLoop<'a> {
 
     /// Asks the engines of a pool, one after the other.
     async fn try_pool(&mut self, at: usize, pass: Pass) -> Result<PoolResult, Rejection> {
-        let (ask, pool) = (self.ask, &self.ask.routed.pools[at]);
-        let bound = ask.promise.pool(pool);
+        let (request, pool) = (self.request, &self.request.context.routed.pools[at]);
+        let bound = request.context.policy.pool(pool);
         let mut begins = pass == Pass::First;
         loop {
-            let (want, begins) = (ask.want(&bound.settings, self.now), std::mem::take(&mut begins));
-            let prefix = ask.facts.prefix_blocks();
+            let (want, begins) = (request.want(&bound.settings, self.now), std::mem::take(&mut begins));
+            let prefix = request.context.facts().prefix_blocks();
             let Some(choice) = bound.yard.choose(&mut self.attempts, want, prefix, begins, self.now) else {
-                self.yard.fleet.settle(pool, &mut self.attempts, self.now);
+                self.upstreams.fleet.settle(pool, &mut self.attempts, self.now);
                 let may_spill = self.behind.is_none_or(|happened| spills(happened, &self.attempts));
                 return Ok(PoolResult::Left { may_spill });
             };
@@ -230,7 +230,7 @@ impl<'a> RetryLoop<'a> {
     /// Asks one engine: once more where its connection was stale, or without what it refused of our
     /// own.
     async fn try_engine(&mut self, bound: &PoolHandle, choice: Choice) -> Result<EngineResult, Rejection> {
-        let ask = self.ask;
+        let request = self.request;
         let Choice { engine, address, host, may_inject, injection_proven, has_neighbours, work } = choice;
         let place = self.place(bound, engine);
         let signals = Arc::clone(work.signals());
@@ -240,12 +240,12 @@ impl<'a> RetryLoop<'a> {
             self.active.retries(reason_of(happened));
         }
         // Behind an early head neither an injection nor a stale connection could be tried again.
-        let mut fresh = ask.has_head();
+        let mut fresh = request.has_head();
         loop {
-            let is_safe = injection_proven || !ask.has_head();
+            let is_safe = injection_proven || !request.has_head();
             let attempt = Attempt {
-                ask,
-                yard: self.yard,
+                request,
+                upstreams: self.upstreams,
                 bound,
                 place: &place,
                 address: &address,
@@ -255,7 +255,7 @@ impl<'a> RetryLoop<'a> {
                 may_cap: !self.attempts.without_cap(),
                 fresh,
                 signals: &signals,
-                watches: has_neighbours || self.here + 1 < ask.routed.pools.len(),
+                watches: has_neighbours || self.here + 1 < request.context.routed.pools.len(),
                 so_far: &self.attempts,
                 at: self.here,
             };
@@ -264,7 +264,7 @@ impl<'a> RetryLoop<'a> {
                 Weighed::Selected(selected) => return Ok(EngineResult::Selected(selected)),
                 Weighed::Failed(happened) => happened,
             };
-            match self.yard.fleet.failed(&place.pool, &mut self.attempts, happened, self.now) {
+            match self.upstreams.fleet.failed(&place.pool, &mut self.attempts, happened, self.now) {
                 Next::SameFresh => {
                     self.active.retries(Retry::StaleConnection);
                     fresh = true;
@@ -287,16 +287,16 @@ impl<'a> RetryLoop<'a> {
 
     /// Where this attempt goes.
     fn place(&self, bound: &PoolHandle, engine: EngineId) -> AttemptTarget {
-        let ask = self.ask;
-        let pools = &ask.routed.pools;
+        let request = self.request;
+        let pools = &request.context.routed.pools;
         // If its own pool is down, the other one's word counts as the pool's own.
-        let has_place = |home: &PoolId| self.pushed_back || self.yard.fleet.available(home, self.now) > 0;
+        let has_place = |home: &PoolId| self.pushed_back || self.upstreams.fleet.available(home, self.now) > 0;
         AttemptTarget {
             pool: pools[self.here].clone(),
             shown: bound.shown.clone(),
             engine,
-            credential_forwarded: ask.forwards_credential(bound),
-            is_away: self.here != ask.home && has_place(&pools[ask.home]),
+            credential_forwarded: request.forwards_credential(bound),
+            is_away: self.here != request.context.home() && has_place(&pools[request.context.home()]),
         }
     }
 
@@ -309,12 +309,12 @@ impl<'a> RetryLoop<'a> {
     ) -> Result<Weighed, Rejection> {
         self.now = match result {
             AttemptResult::Speaks(_, at) => at,
-            AttemptResult::Failed(..) | AttemptResult::Ended(_) => self.yard.clock.now(),
+            AttemptResult::Failed(..) | AttemptResult::Ended(_) => self.upstreams.clock.now(),
         };
         let happened = match result {
             AttemptResult::Speaks(spoke, at) => {
                 if spoke.relay.has_spoken() {
-                    self.yard.fleet.succeeded_in(&bound.yard, &mut self.attempts, spoke.injection, at);
+                    self.upstreams.fleet.succeeded_in(&bound.yard, &mut self.attempts, spoke.injection, at);
                 }
                 self.attempts.commit();
                 return Ok(Weighed::Selected(SelectedResponse::of(spoke, self.attempts.take(), at, false)));
@@ -322,7 +322,7 @@ impl<'a> RetryLoop<'a> {
             // Nothing more has happened; what was held back counts, as the attempts end here.
             AttemptResult::Ended(rejection) => return Err(rejection),
             AttemptResult::Failed(happened, _) if place.is_away && happened.refuses() => {
-                self.fallback.passed_over(self.ask);
+                self.fallback.passed_over(self.request);
                 happened
             }
             AttemptResult::Failed(happened, answer) => {
@@ -337,16 +337,16 @@ impl<'a> RetryLoop<'a> {
     /// Whether the next pool of the route may be asked after this failure.
     fn may_spill(&self, is_away: bool, happened: Happened) -> bool {
         // An overload level may have put the pool where the request belongs behind this one.
-        let belongs_behind = is_away && happened.refuses() && self.here < self.ask.home;
+        let belongs_behind = is_away && happened.refuses() && self.here < self.request.context.home();
         self.exit.is_some() || belongs_behind || spills(happened, &self.attempts)
     }
 
     /// Queues for a seat in a pool behind `at` if no engine has had the request yet. False: no pool
     /// behind it has a place.
     async fn queue_behind(&mut self, at: usize) -> Result<bool, Rejection> {
-        let Some(walk) = self.ask.walk.filter(|_| self.attempts.is_unheard()) else { return Ok(true) };
+        let Some(cursor) = self.request.cursor.filter(|_| self.attempts.is_unheard()) else { return Ok(true) };
         self.held.sits(None);
-        match walk.house.seat_behind(walk, at, self.active).await {
+        match cursor.gateway.seat_behind(cursor, at, self.active).await {
             Some(Ok(seated)) => {
                 self.active.admitted(seated.since.unwrap_or(self.now));
                 self.held.sits(seated.seat);
@@ -354,15 +354,15 @@ impl<'a> RetryLoop<'a> {
                 Ok(true)
             }
             // If it waited in the second queue, that queue's rejection is reported.
-            Some(Err(rejection)) if self.yard.clock.now() > self.now => Err(rejection),
+            Some(Err(rejection)) if self.upstreams.clock.now() > self.now => Err(rejection),
             Some(Err(_)) | None => Ok(false),
         }
     }
 
     /// The last response of an engine, or a rejection if there was none.
     fn give_up(mut self) -> Result<SelectedResponse, Rejection> {
-        let (attempts, at) = (self.attempts.take(), self.yard.clock.now());
-        self.fallback.settle(self.ask, attempts, at)
+        let (attempts, at) = (self.attempts.take(), self.upstreams.clock.now());
+        self.fallback.settle(self.request, attempts, at)
     }
 }
 
@@ -375,15 +375,15 @@ enum Weighed {
 /// The attempts of a request that has no answer yet. Dropped, the client has left: what was
 /// held back about the engines until the next attempt would be known counts now.
 struct AttemptsGuard<'a> {
-    yard: &'a Upstreams<'a>,
+    upstreams: &'a Upstreams<'a>,
     attempts: Option<Box<Attempts>>,
 }
 
 impl<'a> AttemptsGuard<'a> {
-    fn new(yard: &'a Upstreams<'a>, first: &PoolHandle, until: Tick, tenant: TenantKey) -> Self {
+    fn new(upstreams: &'a Upstreams<'a>, first: &PoolHandle, until: Tick, tenant: TenantKey) -> Self {
         // In a box from the start: they are large, and go through many hands.
         let attempts = Box::write(Box::new_uninit(), Attempts::new(&first.settings, until).of_tenant(tenant));
-        AttemptsGuard { yard, attempts: Some(attempts) }
+        AttemptsGuard { upstreams, attempts: Some(attempts) }
     }
 
     /// To be called once, at the end of the loop.
@@ -409,7 +409,7 @@ impl Drop for AttemptsGuard<'_> {
     fn drop(&mut self) {
         if let Some(mut attempts) = self.attempts.take() {
             let pool = attempts.pool().clone();
-            self.yard.fleet.settle(&pool, &mut attempts, self.yard.clock.now());
+            self.upstreams.fleet.settle(&pool, &mut attempts, self.upstreams.clock.now());
         }
     }
 }
@@ -442,9 +442,9 @@ struct FallbackResponse {
 impl FallbackResponse {
     /// A pool where the request does not belong refused it: what was said before stands, and where
     /// nothing was, that its own pool has no place for it.
-    fn passed_over(&mut self, ask: &UpstreamRequest<'_>) {
+    fn passed_over(&mut self, request: &UpstreamRequest<'_>) {
         if !self.is_known {
-            let pool = ask.routed.pools[ask.home].clone();
+            let pool = request.context.routed.pools[request.context.home()].clone();
             self.refusal = Some(Rejection::QueueTimeout { pool, retry_after: None });
         }
     }
@@ -459,11 +459,11 @@ impl FallbackResponse {
 
     fn settle(
         self,
-        ask: &UpstreamRequest<'_>,
+        request: &UpstreamRequest<'_>,
         attempts: Box<Attempts>,
         at: Tick,
     ) -> Result<SelectedResponse, Rejection> {
-        let nobody = || Rejection::NoEngine { pool: ask.routed.pools[ask.home].clone() };
+        let nobody = || Rejection::NoEngine { pool: request.context.routed.pools[request.context.home()].clone() };
         match self.kept {
             Some(kept) => Ok(SelectedResponse::of(kept, attempts, at, true)),
             None => Err(self.refusal.unwrap_or_else(nobody)),
