@@ -20,6 +20,7 @@
 //! | | [`inspect`] | One reading of a request body. | [`inspect::Scanner`], [`inspect::Facts`] |
 //! | | [`classify`] | Which promise applies. | [`classify::Rules`] |
 //! | | [`admit::levels`] | What is given up for a class under load, and from when to when. | [`admit::levels::Ladder`], [`admit::levels::Level`] |
+//! | | [`admit::overload`] | What the levels in force leave of a request's route. | [`admit::overload::OverloadSnapshot`] |
 //! | | [`admit::spill`] | When a request that waits goes on to the next pool of its route. | [`admit::spill::SpillSearch`] |
 //! | | [`route`] | Which pools, which engine, and what comes after a failure; what engines' answers teach of latency and seats. | [`route::Routes`], [`route::Fleet`], [`route::retry`] |
 //! | | [`observe`] | Bytes of an answer with their moments to a timeline. | [`observe::Observer`], [`observe::Timeline`] |

@@ -26,7 +26,7 @@ use crate::refuse::Rejection;
 use crate::route::{Prediction, Size, Work};
 use crate::units::{Endpoint, TenantId, Tick, Tokens};
 
-/// What a request holds while it is in the house.
+/// What a request holds until its end.
 #[derive(Debug)]
 pub struct AdmissionGuard {
     clock: Clock,

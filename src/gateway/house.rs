@@ -10,8 +10,8 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 
-use super::degrade::OverloadBoard;
 use super::mark::LoopGuard;
+use super::overload::OverloadBoard;
 use super::promise::SettingsSnapshot;
 use super::request_body::BodyMemory;
 use super::strangers::Strangers;

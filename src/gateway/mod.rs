@@ -31,12 +31,12 @@
 //! Control is inverted in four places, where a reader who follows the calls downwards loses the
 //! thread:
 //!
-//! - **End of the body.** `serve` returns at the first token. From then on hyper drives the request
-//!   by polling the response body (`forward::Relay`, an `http_body::Body`), and whatever the request
-//!   holds is owned by that body. Its end, whichever it is (last event, error, timeout, trailers, or
-//!   `Drop`), calls `forward::RelayEvents::end`, which is `completion::Completion`.
-//! - **Client disconnect.** Nobody is told of a cancelled request: hyper drops the future of `serve`,
-//!   or the response body. Before the first token `completion::RequestGuard` records the drop; the
+//! - **End of the body.** `serve` returns at the first token. From then on the client's connection
+//!   drives the request by polling the response body (`forward::Relay`, an `http_body::Body`), which
+//!   owns whatever the request holds. Its end, whichever it is (last event, error, timeout, trailers,
+//!   or `Drop`), calls `forward::RelayEvents::end`, which `completion::Completion` implements.
+//! - **Client disconnect.** A cancelled request is only seen by a drop: the connection drops the future
+//!   of `serve`, or the response body. Before the first token `completion::RequestGuard` records the drop; the
 //!   reservation and the seat go with `admission::AdmissionGuard`, the engine's share of work with
 //!   `route::Work`.
 //! - **Early head.** A class with `keepalive_seconds` promises a response head after `hold_head`, also
@@ -54,12 +54,12 @@ mod attempt;
 mod charge;
 mod client_wait;
 pub(crate) mod completion;
-mod degrade;
 mod early;
 mod engine_effects;
 mod house;
 mod mark;
 mod models;
+mod overload;
 mod promise;
 mod reply;
 mod request;
@@ -82,9 +82,9 @@ use http::{Request, Response, StatusCode};
 use http_body::Body;
 
 pub use admission::wanted;
-pub use degrade::{LevelView, OverloadBoard, OverrideError};
 pub use early::ServeFuture;
 pub use house::{Gateway, GatewayDeps};
+pub use overload::{LevelView, OverloadBoard, OverrideError};
 pub use promise::{ClassPolicy, PoolHandle, SettingsSnapshot};
 pub use request::route;
 pub use request_body::{BufferedBody, read_whole};

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use http::uri::PathAndQuery;
 
-use super::degrade::ActiveOverload;
 use super::early::EarlyHeadSlot;
 use super::house::GatewayState;
+use super::overload::ActiveOverload;
 use super::promise::{ClassPolicy, SettingsSnapshot};
 use super::request_body::{BodyLimits, BufferedBody};
 use crate::accept::ParsedHead;

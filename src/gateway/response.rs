@@ -10,9 +10,9 @@ use http::header::HeaderValue;
 use super::admission::AdmissionGuard;
 use super::attempt::HeldResponse;
 use super::completion::{Completion, RequestGuard};
-use super::degrade;
 use super::house::Gateway;
 use super::mark::Tagged;
+use super::overload;
 use super::request::RequestContext;
 use super::request_body::{BodyMemoryGuard, BufferedBody};
 use super::retries::SelectedResponse;
@@ -96,7 +96,7 @@ impl RelayContext {
             class: request.class.take(),
             is_messages: request.endpoint.is_of_messages(),
             pool: place.shown.take(),
-            degraded: degrade::shown(active.degradation()),
+            degraded: overload::shown(active.degradation()),
             times: Some([request.queued, at.since(dispatched)]),
             ..GatewayHeaders::of(active.request_id())
         };

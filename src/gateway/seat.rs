@@ -12,9 +12,9 @@
 
 use std::time::Duration;
 
-use super::degrade;
 use super::early::EarlyHeadSlot;
 use super::house::GatewayState;
+use super::overload;
 use super::promise::PoolHandle;
 use super::reply;
 use super::request::RequestContext;
@@ -291,7 +291,7 @@ impl<'a> EarlyHead<'a> {
         let own = GatewayHeaders {
             class: request.policy.shown.clone(),
             is_messages: request.endpoint.is_of_messages(),
-            degraded: degrade::shown(active.degradation()),
+            degraded: overload::shown(active.degradation()),
             ..GatewayHeaders::of(&arrived.id)
         };
         own.add_to(&mut head.headers);
