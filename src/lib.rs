@@ -20,6 +20,8 @@
 //! | | [`inspect`] | One reading of a request body. | [`inspect::Scanner`], [`inspect::Facts`] |
 //! | | [`classify`] | Which promise applies. | [`classify::Rules`] |
 //! | | [`admit::levels`] | What is given up for a class under load, and from when to when. | [`admit::levels::Ladder`], [`admit::levels::Level`] |
+//! | | [`admit::overload`] | What the levels in force leave of a request's route. | [`admit::overload::OverloadSnapshot`] |
+//! | | [`admit::spill`] | When a request that waits goes on to the next pool of its route. | [`admit::spill::SpillSearch`] |
 //! | | [`route`] | Which pools, which engine, and what comes after a failure; what engines' answers teach of latency and seats. | [`route::Routes`], [`route::Fleet`], [`route::retry`] |
 //! | | [`observe`] | Bytes of an answer with their moments to a timeline. | [`observe::Observer`], [`observe::Timeline`] |
 //! | | [`rewrite`] | Byte splices into bodies; removal of events that we caused. | [`rewrite::edits`](rewrite::edits()), [`rewrite::EventGate`] |
@@ -46,7 +48,8 @@
 //!
 //! # The life of a request
 //!
-//! To be read in [`gateway`], downwards in one file.
+//! To be read in [`gateway`]: its beginning in `mod.rs`, which also draws the sequence, its end in
+//! `completion.rs`.
 //!
 //! 1. `accept` takes the connection and reads the head within its limits. This is *arrival*:
 //!    the clock of every objective starts.

@@ -13,15 +13,11 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use http::Response;
-use http::header::HeaderValue;
 use http::response::Parts;
 use parking_lot::Mutex;
 
-use super::{degrade, reply};
 use crate::clock::Clock;
-use crate::forward::{EarlyHeadBody, GatewayHeaders, ReplyBody, Serving};
-use crate::record::ActiveRequest;
-use crate::units::{ClientState, RequestId, Tick};
+use crate::forward::{EarlyHeadBody, ReplyBody, Serving};
 
 /// Serves one request, until there is an answer or a head that goes ahead of it.
 #[must_use = "nothing is served before it is polled"]
@@ -84,7 +80,8 @@ struct EarlyHeadSent {
 }
 
 impl EarlyHeadSlot {
-    fn give(&self, head: Parts, every: Duration) {
+    /// Sends a head, once the task of the request is polled next.
+    pub(super) fn give(&self, head: Parts, every: Duration) {
         *self.0.lock() = State::Given(Box::new(EarlyHeadSent { head, every }));
     }
 
@@ -103,42 +100,5 @@ impl EarlyHeadSlot {
     #[must_use]
     pub fn is_out(&self) -> bool {
         !matches!(*self.0.lock(), State::Held)
-    }
-}
-
-/// A head that may go ahead of the answer to this request.
-pub struct EarlyHead<'a> {
-    /// Where it goes out.
-    pub outlet: &'a EarlyHeadSlot,
-    /// When.
-    pub due: Tick,
-    /// Distance of the comments behind it.
-    pub every: Duration,
-    /// The id that the client knows.
-    pub id: &'a RequestId,
-    /// The class's name, as responses show it.
-    pub class: Option<&'a HeaderValue>,
-    /// It is of the Messages dialect.
-    pub is_messages: bool,
-    /// The client's side.
-    pub client: &'a ClientState,
-}
-
-impl EarlyHead<'_> {
-    /// When it goes out; none where it has.
-    #[must_use]
-    pub fn due(&self) -> Option<Tick> {
-        (!self.outlet.is_out()).then_some(self.due)
-    }
-
-    /// Goes out, with what is known by now.
-    pub fn go(&self, visit: &mut ActiveRequest) {
-        let mut head = reply::our_head();
-        let degraded = degrade::shown(visit.degradation());
-        let is_messages = self.is_messages;
-        let own = GatewayHeaders { class: self.class.cloned(), is_messages, degraded, ..GatewayHeaders::of(self.id) };
-        own.add_to(&mut head.headers);
-        visit.head_went_ahead(self.client);
-        self.outlet.give(head, self.every);
     }
 }

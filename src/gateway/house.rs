@@ -10,11 +10,11 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 
-use super::degrade::OverloadBoard;
 use super::mark::LoopGuard;
+use super::overload::OverloadBoard;
 use super::promise::SettingsSnapshot;
+use super::request_body::BodyMemory;
 use super::strangers::Strangers;
-use super::upload::BodyMemory;
 use crate::admit::Books;
 use crate::admit::desk::{Desk, Desks};
 use crate::admit::queue;

@@ -6,7 +6,7 @@ use http::header::{
 };
 use http::{Response, StatusCode};
 
-use super::degrade;
+use super::overload;
 use crate::admit::levels::Kinds;
 use crate::admit::limit::Standing;
 use crate::forward::headers::UNBUFFERED;
@@ -91,7 +91,7 @@ const RATE_LIMIT_REQUESTS: [HeaderName; 3] = [
 
 /// What overload levels did to the request, if anything.
 pub fn degraded(headers: &mut HeaderMap, kinds: Kinds) {
-    if let Some(shown) = degrade::shown(kinds) {
+    if let Some(shown) = overload::shown(kinds) {
         headers.add(X_GOODPUT_DEGRADED, |value| value.extend_from_slice(shown.as_bytes()));
     }
 }

@@ -1,6 +1,6 @@
 //! Written down once: metrics, access line, and later journal and span.
 //!
-//! The [`Recorder`] opens a [`ActiveRequest`] for each accepted request; the visit's end is one
+//! The [`Recorder`] opens an [`ActiveRequest`] for each accepted request; its [`RequestEnd`] becomes one
 //! [`RequestRecord`], and [`Recorder::note`] is the one place where requests are counted:
 //! `met + missed + excluded = finished`. Gauges are worked out when a page is asked for. All
 //! labels come from the settings ([`Recorder::bind`]); nothing a client sends becomes one.
@@ -29,7 +29,7 @@ pub use engines::EngineReport;
 pub use finished::{RequestRecord, Retry, RetryCounts};
 pub use standing::SloStatus;
 pub use table::{ClassShape, SeriesShape, TenantShape};
-pub use visit::{ActiveRequest, RequestPolicy};
+pub use visit::{ActiveRequest, RequestEnd, RequestPolicy};
 
 use std::sync::Arc;
 use std::time::Duration;

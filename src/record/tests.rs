@@ -7,6 +7,7 @@ use tokio::io::AsyncReadExt;
 use super::*;
 use crate::admit::levels::{Degraded, Kind};
 use crate::admit::limit::{Limit, Scope, Standing};
+use crate::gateway::completion::{RequestGuard, judge_response};
 use crate::judge::{Case, Excluded, Missed, Objective, ObjectiveState, Objectives, Outcome, Verdict};
 use crate::observe::{Choice, Ending, Gaps, Reader, Timeline, TokenSource, Usage};
 use crate::record::settings::{MetricLabels, RequestLabel};
@@ -135,6 +136,15 @@ fn finished(verdict: Verdict) -> RequestRecord {
         cap_lowered: false,
         asked: None,
     }
+}
+
+fn accept(recorder: &Recorder, id: RequestId, arrival: Tick) -> RequestGuard {
+    RequestGuard::new(recorder.open(id, arrival))
+}
+
+fn end(request: RequestGuard, timeline: Timeline, rejection: Option<&Rejection>) {
+    let verdict = judge_response(&request, &timeline, rejection);
+    request.record_response(verdict, timeline, rejection);
 }
 
 fn promise() -> RequestPolicy {
@@ -269,9 +279,9 @@ async fn points_that_were_not_reached_leave_no_sample() {
 #[tokio::test(start_paused = true)]
 async fn what_ends_before_it_has_a_class_is_counted_without_one_and_a_miss_in_the_default() {
     let recorder = recorder();
-    recorder.open(RequestId::from("a"), at(0)).refuse(&Rejection::UnknownKey);
-    recorder.open(RequestId::from("b"), at(0)).refuse(&Rejection::Draining);
-    recorder.open(RequestId::from("c"), at(0)).answered(200);
+    accept(&recorder, RequestId::from("a"), at(0)).reject(&Rejection::UnknownKey);
+    accept(&recorder, RequestId::from("b"), at(0)).reject(&Rejection::Draining);
+    accept(&recorder, RequestId::from("c"), at(0)).answered(200);
     let samples = samples(&recorder);
     assert_eq!(samples["goodput_slo_excluded_total{class=\"none\",pool=\"none\",reason=\"unauthorized\"}"], 1.0);
     assert_eq!(samples["goodput_slo_excluded_total{class=\"none\",pool=\"none\",reason=\"unjudged\"}"], 1.0);
@@ -284,15 +294,15 @@ async fn what_ends_before_it_has_a_class_is_counted_without_one_and_a_miss_in_th
 async fn what_came_to_a_path_that_is_not_judged_is_no_miss_also_without_a_class() {
     let recorder = recorder();
     let visit = |is_judged| {
-        let mut visit = recorder.open(RequestId::from("r"), at(0));
+        let mut visit = accept(&recorder, RequestId::from("r"), at(0));
         visit.comes_to(Endpoint::find("POST", "/v1/embeddings").unwrap(), is_judged);
         visit
     };
     for refusal in [Rejection::Draining, Rejection::Internal, Rejection::DrainCut] {
-        visit(false).refuse(&refusal);
+        visit(false).reject(&refusal);
     }
-    visit(false).refuse(&Rejection::UnknownKey);
-    visit(true).refuse(&Rejection::Draining);
+    visit(false).reject(&Rejection::UnknownKey);
+    visit(true).reject(&Rejection::Draining);
     let samples = samples(&recorder);
     assert_eq!(samples["goodput_slo_excluded_total{class=\"none\",pool=\"none\",reason=\"unjudged\"}"], 3.0);
     assert_eq!(samples["goodput_slo_excluded_total{class=\"none\",pool=\"none\",reason=\"unauthorized\"}"], 1.0);
@@ -368,7 +378,7 @@ async fn a_visit_that_is_dropped_is_a_client_that_left() {
     let recorder = recorder();
     let clock = recorder.0.clock;
     let visit = |uploaded: bool| {
-        let mut visit = recorder.open(RequestId::from("r"), clock.now());
+        let mut visit = accept(&recorder, RequestId::from("r"), clock.now());
         visit.belongs_to(TenantId::from("acme"));
         if uploaded {
             visit.uploaded(clock.now(), Duration::ZERO);
@@ -401,13 +411,13 @@ async fn a_visit_that_is_dropped_is_a_client_that_left() {
 async fn an_engines_status_behind_a_head_of_ours_counts_as_if_it_had_been_relayed() {
     let recorder = recorder();
     let ended = |status, unknown| {
-        let mut visit = recorder.open(RequestId::from("r"), at(0));
+        let mut visit = accept(&recorder, RequestId::from("r"), at(0));
         visit.uploaded(at(1), Duration::ZERO);
         visit.promised(promise());
         visit.routed(Arc::from("llama-*"), PoolId::from("main"));
         visit.case_mut().unwrap().model_unknown_to_pool = unknown;
         let nothing = Timeline { first_token: None, finish: None, choices: vec![], ..answer() };
-        visit.end_refused(nothing, &Rejection::EngineAnswered { status });
+        end(visit, nothing, Some(&Rejection::EngineAnswered { status }));
     };
     ended(503, false);
     ended(404, false);
@@ -421,7 +431,7 @@ async fn an_engines_status_behind_a_head_of_ours_counts_as_if_it_had_been_relaye
 #[tokio::test(start_paused = true)]
 async fn a_visit_that_is_dropped_in_a_panic_is_a_fault_of_ours() {
     let recorder = recorder();
-    let visit = recorder.open(RequestId::from("r"), at(0));
+    let visit = accept(&recorder, RequestId::from("r"), at(0));
     let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(move || {
         let _held = visit;
         panic!("as the test wants it");
@@ -436,7 +446,8 @@ async fn a_visit_that_is_dropped_in_a_panic_is_a_fault_of_ours() {
 async fn draining_waits_for_the_last_visit() {
     let recorder = recorder();
     recorder.emptied().await;
-    let (first, second) = (recorder.open(RequestId::from("a"), at(0)), recorder.open(RequestId::from("b"), at(0)));
+    let (first, second) =
+        (accept(&recorder, RequestId::from("a"), at(0)), accept(&recorder, RequestId::from("b"), at(0)));
     let waiting = tokio::spawn({
         let recorder = recorder.clone();
         async move { recorder.emptied().await }
@@ -445,7 +456,7 @@ async fn draining_waits_for_the_last_visit() {
     first.answered(200);
     tokio::task::yield_now().await;
     assert!(!waiting.is_finished());
-    second.end(answer());
+    end(second, answer(), None);
     waiting.await.unwrap();
 }
 
@@ -463,10 +474,10 @@ async fn a_limit_that_refuses_is_counted_for_its_tenant_and_only_limits_that_it_
     assert!(!before.keys().any(|name| name.contains("limit") && name.contains("anonymous")));
     let sample = Rejection::samples().into_iter().find_map(|refusal| refusal.limit().copied()).expect("a sample");
     for scope in [Scope::Tenant, Scope::Model, Scope::Model] {
-        let mut visit = recorder.open(RequestId::from("r"), at(0));
+        let mut visit = accept(&recorder, RequestId::from("r"), at(0));
         visit.belongs_to(TenantId::from("acme"));
         visit.promised(promise());
-        visit.refuse(&Rejection::RateLimitExceeded { standing: Standing { scope, ..sample }, retry_after: Some(1) });
+        visit.reject(&Rejection::RateLimitExceeded { standing: Standing { scope, ..sample }, retry_after: Some(1) });
     }
     let after = samples(&recorder);
     assert_eq!(after[&limited("tokens_per_minute", "tenant")], 1.0);
@@ -481,13 +492,13 @@ async fn a_limit_that_refuses_is_counted_for_its_tenant_and_only_limits_that_it_
 async fn what_is_served_beyond_a_limit_is_counted_once_an_engine_was_asked() {
     let recorder = recorder();
     for asked in [false, true] {
-        let mut visit = recorder.open(RequestId::from("r"), at(0));
+        let mut visit = accept(&recorder, RequestId::from("r"), at(0));
         visit.belongs_to(TenantId::from("acme"));
         visit.promised(RequestPolicy { case: Case { over_limit: true, ..Case::of(Dialect::Chat) }, ..promise() });
         if asked {
             visit.attempts(&PoolId::from("main"), EngineId::from("vllm-0:8000"));
         }
-        visit.end(answer());
+        end(visit, answer(), None);
     }
     let told = samples(&recorder);
     assert_eq!(told["goodput_over_limit_total{tenant=\"acme\"}"], 1.0);
@@ -498,7 +509,7 @@ async fn what_is_served_beyond_a_limit_is_counted_once_an_engine_was_asked() {
 #[tokio::test(start_paused = true)]
 async fn who_waits_is_told_where_and_who_went_on_is_counted_there() {
     let recorder = recorder();
-    let mut visit = recorder.open(RequestId::from("r"), at(0));
+    let mut visit = accept(&recorder, RequestId::from("r"), at(0));
     visit.promised(promise());
     visit.routed(Arc::from("llama-*"), PoolId::from("main"));
     let depth = |pool: &str| {
@@ -517,13 +528,13 @@ async fn who_waits_is_told_where_and_who_went_on_is_counted_there() {
     visit.called();
     assert_eq!((depth("main"), depth("spare")), (0.0, 0.0));
     visit.admitted(at(1));
-    visit.end(answer());
+    end(visit, answer(), None);
     // One that is turned away there has not gone there.
-    let mut other = recorder.open(RequestId::from("s"), at(0));
+    let mut other = accept(&recorder, RequestId::from("s"), at(0));
     other.promised(promise());
     other.routed(Arc::from("llama-*"), PoolId::from("main"));
     other.spills(&PoolId::from("spare"));
-    other.refuse(&Rejection::Draining);
+    other.reject(&Rejection::Draining);
     let told = samples(&recorder);
     assert_eq!(told["goodput_spilled_total{class=\"chat\",pool=\"spare\"}"], 1.0);
     assert_eq!(sum(&told, "goodput_spilled_total", ""), 1.0);
@@ -533,14 +544,14 @@ async fn who_waits_is_told_where_and_who_went_on_is_counted_there() {
 async fn what_overload_levels_did_is_counted_and_so_are_answers_that_their_cap_cut() {
     let recorder = recorder();
     for (cap_lowered, cut) in [(true, true), (true, false), (false, true)] {
-        let mut visit = recorder.open(RequestId::from("r"), at(0));
+        let mut visit = accept(&recorder, RequestId::from("r"), at(0));
         visit.promised(promise());
         visit.routed(Arc::from("llama-*"), PoolId::from("main"));
         if cap_lowered {
             visit.degraded(Kind::CapOutput);
             visit.degraded(Kind::Spill);
         }
-        visit.end(Timeline { cut_by_length: cut, ..answer() });
+        end(visit, Timeline { cut_by_length: cut, ..answer() }, None);
     }
     let told = samples(&recorder);
     assert_eq!(told["goodput_degraded_total{class=\"chat\",action=\"cap_output\"}"], 2.0);
@@ -653,13 +664,13 @@ async fn an_access_line_has_its_fields_in_their_order_and_no_content() {
     recorder.bind(&shape());
     let verdict = crate::judge::judge(&answer(), &chat(), &Case::of(Dialect::Chat));
     recorder.note(RequestRecord { timeline: Some(answer()), ..finished(verdict) });
-    recorder.open(RequestId::from("r-\"2\""), recorder.now()).refuse(&Rejection::UnknownPath);
-    let mut visit = recorder.open(RequestId::from("r-3"), recorder.now());
+    accept(&recorder, RequestId::from("r-\"2\""), recorder.now()).reject(&Rejection::UnknownPath);
+    let mut visit = accept(&recorder, RequestId::from("r-3"), recorder.now());
     visit.promised(promise());
     visit.at_level(2, Some(Tokens(400)));
     visit.degraded(Kind::Spill);
     visit.degraded(Kind::CapOutput);
-    visit.refuse(&Rejection::Internal);
+    visit.reject(&Rejection::Internal);
     drop(recorder);
     let (mut reader, output) = tokio::io::duplex(1 << 16);
     writer.run(output, clock).await.unwrap();
@@ -843,7 +854,7 @@ async fn c115_labels_that_are_left_out_take_no_series_and_lose_no_count() {
     for (dropped, most) in [(&[Length][..], full - 5 * 5 * 3), (&[Length, Model, Pool, Tenant], full * 2 / 3)] {
         let recorder = Recorder::new(Clock::start(), None);
         recorder.bind(&labelled(dropped, false));
-        let _open = recorder.open(RequestId::from("r-2"), at(0));
+        let _open = accept(&recorder, RequestId::from("r-2"), at(0));
         for pool in ["main", "spare"] {
             for length in [LengthBucket::Short, LengthBucket::Long] {
                 let timeline = Some(answer());

@@ -1,27 +1,21 @@
-//! One request in the house: from its arrival to its one [`RequestRecord`].
+//! One request in flight: the fields that become known of it, and its place in the in-flight
+//! gauge.
 //!
-//! A [`ActiveRequest`] collects what becomes known and ends exactly once: [`ActiveRequest::end`] with the
-//! timeline of a relayed answer, [`ActiveRequest::refuse`], [`ActiveRequest::answered`] for what the gateway
-//! serves itself, or its drop. A drop means that the client left while it waited, and is
-//! judged by the rules for that; a drop in a panic is a fault of ours.
+//! An [`ActiveRequest`] collects and does not judge: `gateway::completion` decides how the request
+//! ended and hands over one [`RequestEnd`]. From that and the fields the one [`RequestRecord`] is made.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::admit::levels::{Degraded, Kind, Kinds};
-use crate::judge::{
-    Case, Excluded, Missed, Objectives, Outcome, Progress, ProgressCell, Verdict, judge, judge_left, judge_refused,
-    of_code,
-};
-use crate::observe::{Ending, Expect, Observer, Reader, Timeline, Watch};
+use crate::judge::{Case, Objectives, Progress, ProgressCell, Verdict};
+use crate::observe::Timeline;
 use crate::refuse::Rejection;
-use crate::units::{
-    ClassId, ClientState, DisconnectReason, Endpoint, EngineId, LengthBucket, PoolId, RequestId, TenantId, Tick, Tokens,
-};
+use crate::units::{ClassId, ClientState, Endpoint, EngineId, LengthBucket, PoolId, RequestId, TenantId, Tick, Tokens};
 
+use super::Recorder;
 use super::finished::{RequestRecord, Retry, RetryCounts};
 use super::open::InFlightRequest;
-use super::{LEFT, Recorder};
 
 /// What applies to a request once its class is known.
 #[derive(Clone, Debug)]
@@ -50,11 +44,40 @@ pub struct RequestPolicy {
 
 /// See the module.
 #[derive(Debug)]
-#[must_use = "a visit that is dropped is a client that left"]
+#[must_use = "a request that is dropped without `finish` leaves no record"]
 pub struct ActiveRequest {
+    gauge: InFlightGuard,
+    fields: Box<RequestFields>,
+}
+
+/// The request's place in the in-flight gauge, until this is dropped.
+#[derive(Debug)]
+struct InFlightGuard {
     recorder: Recorder,
     open: Arc<InFlightRequest>,
-    draft: Option<Box<RequestFields>>,
+}
+
+impl Drop for InFlightGuard {
+    fn drop(&mut self) {
+        self.recorder.closed(&self.open);
+    }
+}
+
+/// The end of a request, as `gateway::completion` judged it.
+#[derive(Debug)]
+pub struct RequestEnd<'a> {
+    /// The outcome, and which objectives held.
+    pub verdict: Verdict,
+    /// The HTTP status that the client received.
+    pub status: u16,
+    /// The moment of the end.
+    pub end: Tick,
+    /// The client left before the response was whole.
+    pub left: bool,
+    /// The measured response, where one was relayed.
+    pub timeline: Option<Timeline>,
+    /// The gateway's own error, where it made one.
+    pub rejection: Option<&'a Rejection>,
 }
 
 /// What is known so far.
@@ -80,15 +103,13 @@ struct RequestFields {
     degraded: Degraded,
     /// A head of the gateway's own went ahead: the client's side behind it.
     ahead: Option<ClientState>,
-    /// Its client left before the answer was whole.
-    left: bool,
     /// The path or model that it asked for in vain, as it may be shown.
     asked: Option<Box<str>>,
 }
 
 impl ActiveRequest {
     pub(super) fn new(recorder: Recorder, open: Arc<InFlightRequest>, request_id: RequestId, arrival: Tick) -> Self {
-        let draft = RequestFields {
+        let fields = RequestFields {
             request_id,
             endpoint: None,
             is_unjudged: false,
@@ -106,70 +127,61 @@ impl ActiveRequest {
             spilled: false,
             degraded: Degraded::default(),
             ahead: None,
-            left: false,
             asked: None,
         };
-        ActiveRequest { recorder, open, draft: Some(Box::write(Box::new_uninit(), draft)) }
-    }
-
-    fn draft(&self) -> &RequestFields {
-        self.draft.as_deref().expect("only the end takes the draft, and it takes the visit with it")
-    }
-
-    fn draft_mut(&mut self) -> &mut RequestFields {
-        self.draft.as_deref_mut().expect("only the end takes the draft, and it takes the visit with it")
+        ActiveRequest { gauge: InFlightGuard { recorder, open }, fields: Box::write(Box::new_uninit(), fields) }
     }
 
     /// When the request arrived.
     #[must_use]
     pub fn arrival(&self) -> Tick {
-        self.draft().arrival
+        self.fields.arrival
     }
 
     /// The id that correlates it.
     #[must_use]
     pub fn request_id(&self) -> &RequestId {
-        &self.draft().request_id
+        &self.fields.request_id
     }
 
     /// Its client, as far as that may stop reading.
     pub fn read_by(&self, client: &ClientState) {
-        self.open.pulse.read_by(client);
+        self.gauge.open.pulse.read_by(client);
     }
 
     /// Which of our paths it came to, and whether answers there are judged.
     pub fn comes_to(&mut self, endpoint: Endpoint, is_judged: bool) {
-        let draft = self.draft_mut();
-        (draft.endpoint, draft.is_unjudged) = (Some(endpoint), !is_judged);
+        let fields = &mut *self.fields;
+        (fields.endpoint, fields.is_unjudged) = (Some(endpoint), !is_judged);
     }
 
     /// It asks for a path or model that is not served: shown as far as a line may show it.
     #[cold]
     pub fn asks_for_unknown(&mut self, shown: &str) {
-        self.draft_mut().asked = Some(shown.into());
+        self.fields.asked = Some(shown.into());
     }
 
     /// Who asks.
     pub fn belongs_to(&mut self, tenant: TenantId) {
-        self.draft_mut().tenant = Some(tenant);
+        self.fields.tenant = Some(tenant);
     }
 
     /// The last byte of the body was read; for so long the client had sent nothing while the gateway
     /// stood ready to read it.
     pub fn uploaded(&mut self, at: Tick, client_wait: Duration) {
-        let draft = self.draft_mut();
-        (draft.body_complete, draft.client_wait) = (Some(at), client_wait);
+        let fields = &mut *self.fields;
+        (fields.body_complete, fields.client_wait) = (Some(at), client_wait);
     }
 
     /// The class that applies, and what comes with it.
     pub fn promised(&mut self, promise: RequestPolicy) {
-        self.open.standing.lock().promise = Some(promise.clone());
-        self.draft_mut().promise = Some(promise);
+        self.gauge.open.standing.lock().promise = Some(promise.clone());
+        self.fields.promise = Some(promise);
     }
 
     /// The route: the model as it names it, and its first pool.
     pub fn routed(&mut self, model: Arc<str>, pool: PoolId) {
-        self.draft_mut().model = Some(model);
+        self.fields.model = Some(model);
         self.stands(pool, false);
     }
 
@@ -180,36 +192,36 @@ impl ActiveRequest {
 
     /// It stands in this pool: said once more where a scrape looks.
     fn stands(&mut self, pool: PoolId, waits: bool) {
-        self.draft_mut().pool = Some(pool.clone());
-        let mut standing = self.open.standing.lock();
+        self.fields.pool = Some(pool.clone());
+        let mut standing = self.gauge.open.standing.lock();
         (standing.pool, standing.waits) = (Some(pool), waits);
     }
 
     /// The request left the queue.
     pub fn admitted(&mut self, at: Tick) {
-        self.draft_mut().admitted = Some(at);
+        self.fields.admitted = Some(at);
     }
 
     /// When it left the queue last.
     #[must_use]
     pub fn admitted_at(&self) -> Option<Tick> {
-        self.draft().admitted
+        self.fields.admitted
     }
 
     /// It no longer waits: it was called to its seat.
     pub fn called(&mut self) {
-        self.open.standing.lock().waits = false;
+        self.gauge.open.standing.lock().waits = false;
     }
 
     /// The queue before was too long: it goes on to this pool of its route.
     pub fn spills(&mut self, pool: &PoolId) {
-        self.draft_mut().spilled = true;
+        self.fields.spilled = true;
         self.stands(pool.clone(), false);
     }
 
     /// A head of the gateway's own went out while it waits: its client has a 200.
     pub fn head_went_ahead(&mut self, client: &ClientState) {
-        self.draft_mut().ahead = Some(client.clone());
+        self.fields.ahead = Some(client.clone());
     }
 
     /// It is served beyond its tenant's own limit.
@@ -217,20 +229,20 @@ impl ActiveRequest {
         if let Some(case) = self.case_mut() {
             case.over_limit = true;
         }
-        if let Some(promise) = &mut self.open.standing.lock().promise {
+        if let Some(promise) = &mut self.gauge.open.standing.lock().promise {
             promise.case.over_limit = true;
         }
     }
 
     /// So many overload levels of its class are in force, and this is the cap that they set.
     pub fn at_level(&mut self, level: usize, cap: Option<Tokens>) {
-        let degraded = &mut self.draft_mut().degraded;
+        let degraded = &mut self.fields.degraded;
         (degraded.level, degraded.cap) = (level, cap);
     }
 
     /// An overload level does this to it.
     pub fn degraded(&mut self, kind: Kind) {
-        self.draft_mut().degraded.kinds.add(kind);
+        self.fields.degraded.kinds.add(kind);
         if let (Kind::CapOutput, Some(case)) = (kind, self.case_mut()) {
             case.cap_lowered = true;
         }
@@ -239,119 +251,72 @@ impl ActiveRequest {
     /// What overload levels have done to it.
     #[must_use]
     pub fn degradation(&self) -> Kinds {
-        self.draft().degraded.kinds
+        self.fields.degraded.kinds
     }
 
     /// An attempt begins.
     pub fn attempts(&mut self, pool: &PoolId, engine: EngineId) {
-        let draft = self.draft_mut();
-        draft.attempts += 1;
-        draft.engine = Some(engine);
-        if draft.pool.as_ref() != Some(pool) {
+        let fields = &mut *self.fields;
+        fields.attempts += 1;
+        fields.engine = Some(engine);
+        if fields.pool.as_ref() != Some(pool) {
             self.stands(pool.clone(), false);
         }
     }
 
     /// What made another attempt necessary.
     pub fn retries(&mut self, why: Retry) {
-        self.draft_mut().retries[why as usize] += 1;
+        self.fields.retries[why as usize] += 1;
     }
 
     /// What bears on the judgement and became known later: a lowered cap, a credential that
     /// was forwarded, a model that no engine has served.
     pub fn case_mut(&mut self) -> Option<&mut Case> {
-        self.draft_mut().promise.as_mut().map(|promise| &mut promise.case)
+        self.fields.promise.as_mut().map(|promise| &mut promise.case)
     }
 
     /// What applies to it, once it has a class.
     #[must_use]
     pub fn promise(&self) -> Option<&RequestPolicy> {
-        self.draft().promise.as_ref()
+        self.fields.promise.as_ref()
     }
 
     /// Where the relay leaves its token events, so that overdue requests can be counted.
     #[must_use]
     pub fn pulse(&self) -> ProgressCell {
-        self.open.pulse.clone()
+        self.gauge.open.pulse.clone()
     }
 
-    /// The relayed answer ended.
-    pub fn end(mut self, timeline: Timeline) {
-        let Some(mut draft) = self.draft.take() else { return };
-        let verdict = match &draft.promise {
-            Some(promise) => judge(&timeline, &promise.objectives, &promise.case),
-            None => Verdict::bare(Outcome::Excluded(Excluded::Unjudged)),
-        };
-        draft.left = has_left(&timeline);
-        let (status, end) = (timeline.status, timeline.end);
-        self.close(draft, verdict, status, end, Some(timeline), None);
+    /// How far it had come while it waited for a response, once it has a class.
+    #[must_use]
+    pub fn progress(&self) -> Option<(&RequestPolicy, Progress<'static>)> {
+        let policy = self.promise()?;
+        Some((policy, Progress::waiting(policy.start, self.fields.body_complete.is_some(), policy.streamed)))
     }
 
-    /// The relayed head was the gateway's own, and no stream followed it.
-    pub fn end_refused(mut self, timeline: Timeline, refusal: &Rejection) {
-        let Some(mut draft) = self.draft.take() else { return };
-        let outcome = match (refusal, &draft.promise) {
-            (Rejection::EngineAnswered { status }, Some(promise)) => of_code(*status, &promise.case),
-            _ => refusal.outcome(),
-        };
-        let verdict = draft.refused(outcome, timeline.end);
-        draft.left = has_left(&timeline);
-        let (status, end) = (timeline.status, timeline.end);
-        self.close(draft, verdict, status, end, Some(timeline), Some(refusal));
+    /// It came to a path whose responses are not judged.
+    #[must_use]
+    pub fn is_unjudged(&self) -> bool {
+        self.fields.is_unjudged
     }
 
-    /// The gateway turned it away before any answer was relayed.
-    pub fn refuse(mut self, refusal: &Rejection) {
-        if let Some(draft) = self.draft.take() {
-            let at = self.recorder.now();
-            let verdict = draft.refused(refusal.outcome(), at);
-            let status = if draft.ahead.is_some() { 200 } else { refusal.status().as_u16() };
-            self.close(draft, verdict, status, at, None, Some(refusal));
-        }
+    /// The client's side behind a head that the gateway sent ahead of the response.
+    #[must_use]
+    pub fn early_head(&self) -> Option<&ClientState> {
+        self.fields.ahead.as_ref()
     }
 
-    /// The gateway answered itself: models, health.
-    pub fn answered(mut self, status: u16) {
-        if let Some(draft) = self.draft.take() {
-            let verdict = Verdict::bare(Outcome::Excluded(Excluded::Unjudged));
-            let at = self.recorder.now();
-            self.close(draft, verdict, status, at, None, None);
-        }
+    /// The present moment.
+    #[must_use]
+    pub fn now(&self) -> Tick {
+        self.gauge.recorder.now()
     }
 
-    /// Dropped: the client left, or the gateway panicked.
-    fn abandoned(&self, mut draft: Box<RequestFields>, panicking: bool) {
-        let at = self.recorder.now();
-        let ahead = draft.ahead.is_some();
-        let severed = draft.ahead.as_ref().and_then(ClientState::severed);
-        let verdict = if panicking {
-            draft.refused(Outcome::Missed(Missed::Internal), at)
-        } else if severed == Some(DisconnectReason::Drain) {
-            // It never left our queue, and nobody was there to be told.
-            draft.refused(Rejection::Draining.outcome(), at)
-        } else {
-            let limited = draft.limited(severed, at);
-            draft.left = limited.is_none() || severed.is_none();
-            limited.unwrap_or_else(|| draft.left(at))
-        };
-        let status = match (ahead, panicking) {
-            (true, _) => 200,
-            (false, true) => 500,
-            (false, false) => LEFT,
-        };
-        self.close(draft, verdict, status, at, None, panicking.then_some(&Rejection::Internal));
-    }
-
-    fn close(
-        &self,
-        draft: Box<RequestFields>,
-        verdict: Verdict,
-        status: u16,
-        end: Tick,
-        timeline: Option<Timeline>,
-        refusal: Option<&Rejection>,
-    ) {
-        let promise = draft.promise;
+    /// Writes the one [`RequestRecord`], then takes the request out of the in-flight gauge.
+    pub fn finish(self, end: RequestEnd<'_>) {
+        let ActiveRequest { gauge, fields } = self;
+        let RequestEnd { verdict, status, end, left, timeline, rejection } = end;
+        let promise = fields.promise;
         let over_limit = promise.as_ref().is_some_and(|promise| promise.case.over_limit);
         let cap_lowered = promise.as_ref().is_some_and(|promise| promise.case.cap_lowered);
         let (length, prompt) = promise.as_ref().map_or_else(Default::default, |p| (p.length, p.prompt));
@@ -360,87 +325,39 @@ impl ActiveRequest {
             None => (None, None, None),
         };
         let finished = Box::new_uninit();
-        self.recorder.note(Box::write(
+        gauge.recorder.note(Box::write(
             finished,
             RequestRecord {
-                request_id: draft.request_id,
-                endpoint: draft.endpoint,
-                tenant: draft.tenant,
+                request_id: fields.request_id,
+                endpoint: fields.endpoint,
+                tenant: fields.tenant,
                 class,
                 rule,
-                model: draft.model,
-                pool: draft.pool,
-                engine: draft.engine,
-                attempts: draft.attempts,
-                retries: draft.retries,
+                model: fields.model,
+                pool: fields.pool,
+                engine: fields.engine,
+                attempts: fields.attempts,
+                retries: fields.retries,
                 status,
-                left: draft.left,
+                left,
                 length,
                 prompt,
-                arrival: draft.arrival,
-                body_complete: draft.body_complete,
-                client_wait: draft.body_complete.map(|_| draft.client_wait),
-                admitted: draft.admitted,
+                arrival: fields.arrival,
+                body_complete: fields.body_complete,
+                client_wait: fields.body_complete.map(|_| fields.client_wait),
+                admitted: fields.admitted,
                 end,
                 verdict,
                 timeline,
                 gap_edges,
-                refusal: refusal.map(Rejection::code),
-                limited: refusal.and_then(Rejection::limit).map(|standing| (standing.limit, standing.scope)),
+                refusal: rejection.map(Rejection::code),
+                limited: rejection.and_then(Rejection::limit).map(|standing| (standing.limit, standing.scope)),
                 over_limit,
-                spilled: draft.spilled,
-                degraded: draft.degraded,
+                spilled: fields.spilled,
+                degraded: fields.degraded,
                 cap_lowered,
-                asked: draft.asked,
+                asked: fields.asked,
             },
         ));
-    }
-}
-
-fn has_left(timeline: &Timeline) -> bool {
-    timeline.ending == Ending::Left && timeline.finish.is_none()
-}
-
-impl RequestFields {
-    fn progress(&self, promise: &RequestPolicy) -> Progress<'static> {
-        Progress::waiting(promise.start, self.body_complete.is_some(), promise.streamed)
-    }
-
-    fn refused(&self, outcome: Outcome, at: Tick) -> Verdict {
-        match &self.promise {
-            Some(promise) => judge_refused(outcome, &self.progress(promise), &promise.objectives, &promise.case, at),
-            // Also where its class was not known yet.
-            None if self.is_unjudged && matches!(outcome, Outcome::Missed(_)) => {
-                Verdict::bare(Outcome::Excluded(Excluded::Unjudged))
-            }
-            None => Verdict::bare(outcome),
-        }
-    }
-
-    /// The verdict on a client that did not read what came behind a head that went ahead: as on
-    /// any stream of which no token has come.
-    fn limited(&self, severed: Option<DisconnectReason>, at: Tick) -> Option<Verdict> {
-        let (promise, since) = (self.promise.as_ref()?, self.ahead.as_ref()?.limited_since(at)?);
-        let expect = Expect::stream(promise.case.dialect, promise.start);
-        let mut seen = Observer::new(expect, Reader::Events, 200, Watch::default());
-        seen.limit_gaps(since);
-        let ending = if severed.is_some() { Ending::WriteStalled } else { Ending::Left };
-        Some(judge(&seen.end(ending, at), &promise.objectives, &promise.case))
-    }
-
-    fn left(&self, at: Tick) -> Verdict {
-        match &self.promise {
-            Some(promise) => judge_left(&self.progress(promise), &promise.objectives, &promise.case, at),
-            None => Verdict::bare(Outcome::Excluded(Excluded::ClientCancel)),
-        }
-    }
-}
-
-impl Drop for ActiveRequest {
-    fn drop(&mut self) {
-        if let Some(draft) = self.draft.take() {
-            self.abandoned(draft, std::thread::panicking());
-        }
-        self.recorder.closed(&self.open);
     }
 }

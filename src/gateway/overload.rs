@@ -1,11 +1,11 @@
-//! Overload levels at work: measures every class, keeps its ladder (`admit::levels`), and says
-//! what is in force for a request.
+//! Overload levels at work: measures every class, and publishes what is in force.
 //!
-//! [`OverloadBoard`] lives over reloads. What requests look at is one board, absent while no level of
-//! any class is in force, so that a gateway without load pays for nothing. A request takes what
-//! the board says when its class is known, and keeps it to its end.
+//! Which level a class is at is decided by `admit::levels`, what the levels do to a request by
+//! [`admit::overload`](crate::admit::overload). [`OverloadBoard`] lives over reloads. Requests look at one
+//! published snapshot, absent while no level of any class is in force, so that a gateway without load
+//! pays for nothing. A request takes the snapshot when its class is known, and keeps it to its end.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -18,6 +18,7 @@ use parking_lot::Mutex;
 use super::house::GatewayState;
 use super::promise::SettingsSnapshot;
 use crate::admit::levels::{InForce, Kind, Kinds, Ladder, Measured};
+use crate::admit::overload::{OverloadSnapshot, Reroute};
 use crate::config::{ClassSettings, Settings};
 use crate::record::{ActiveRequest, LevelReport};
 use crate::refuse::Rejection;
@@ -47,23 +48,6 @@ struct OverloadControllers {
 struct ClassOverload {
     ladder: Ladder,
     measured: Measured,
-}
-
-/// What is in force.
-#[derive(Debug)]
-struct OverloadSnapshot {
-    classes: HashMap<ClassId, InForce, RandomState>,
-    kept_free: Vec<ReservedPools>,
-}
-
-/// Pools that a class keeps free of lower ranks.
-#[derive(Debug)]
-struct ReservedPools {
-    class: ClassId,
-    rank: Priority,
-    pools: BTreeSet<PoolId>,
-    /// When the level that says so may change at the earliest; `None`: an operator decides.
-    until: Option<Tick>,
 }
 
 /// How a class with levels stands.
@@ -114,18 +98,18 @@ impl ActiveOverload {
         self.in_force.reasoning_off
     }
 
-    /// Tells the visit what is in force, for its access line.
-    pub fn is_told(&self, visit: &mut ActiveRequest) {
+    /// Notes what is in force, for its access line.
+    pub fn is_told(&self, active: &mut ActiveRequest) {
         if self.in_force.level > 0 {
-            visit.at_level(self.in_force.level, self.in_force.cap);
+            active.at_level(self.in_force.level, self.in_force.cap);
         }
     }
 
     /// Whether it waits behind everybody else. To be asked once.
     #[must_use]
-    pub fn defers(&self, visit: &mut ActiveRequest) -> bool {
+    pub fn defers(&self, active: &mut ActiveRequest) -> bool {
         if self.in_force.defer {
-            visit.degraded(Kind::Defer);
+            active.degraded(Kind::Defer);
         }
         self.in_force.defer
     }
@@ -137,29 +121,23 @@ impl ActiveOverload {
     pub fn rerouted(
         &self,
         routed: Routed,
-        rank: Priority,
-        visit: &mut ActiveRequest,
+        priority: Priority,
+        active: &mut ActiveRequest,
         at: Tick,
     ) -> Result<Routed, Rejection> {
         let Some(board) = &self.board else { return Ok(routed) };
-        let keeps = |pool: &PoolId| board.kept_free.iter().find(|kept| kept.rank < rank && kept.pools.contains(pool));
-        let mut pools: Vec<PoolId> = routed.pools.iter().filter(|pool| keeps(pool).is_none()).cloned().collect();
-        let has_fewer = pools.len() < routed.pools.len();
-        if !has_fewer && !self.in_force.spill {
-            return Ok(routed);
-        }
-        if has_fewer {
-            visit.degraded(Kind::ShedLower);
-            if let (true, Some(kept)) = (pools.is_empty(), keeps(&routed.pools[0])) {
-                let retry_after = kept.until.map(|until| seconds_up(until - at).max(1));
-                return Err(Rejection::OverloadShed { class: kept.class.clone(), retry_after });
+        match board.reroute(&self.in_force, priority, &routed.pools) {
+            Reroute::Unchanged => Ok(routed),
+            Reroute::Pools { pools, applied } => {
+                applied.iter().for_each(|kind| active.degraded(kind));
+                Ok(Routed { pools: pools.into(), ..routed })
+            }
+            Reroute::Shed { class, until } => {
+                active.degraded(Kind::ShedLower);
+                let retry_after = until.map(|until| seconds_up(until - at).max(1));
+                Err(Rejection::OverloadShed { class, retry_after })
             }
         }
-        if self.in_force.spill && pools.len() > 1 {
-            visit.degraded(Kind::Spill);
-            pools.rotate_left(1);
-        }
-        Ok(Routed { pools: pools.into(), ..routed })
     }
 
     /// Where among the pools of [`ActiveOverload::rerouted`] the route's own first one stands.
@@ -183,8 +161,8 @@ impl GatewayState {
     pub(super) fn relief(&self, class: &ClassId) -> ActiveOverload {
         let is_posted = self.levels.is_posted.load(Ordering::Acquire);
         let board = if is_posted { self.levels.board.load_full() } else { None };
-        let in_force = board.as_ref().and_then(|board| board.classes.get(class)).copied();
-        ActiveOverload { in_force: in_force.unwrap_or_default(), board }
+        let in_force = board.as_ref().map(|board| board.of_class(class)).unwrap_or_default();
+        ActiveOverload { in_force, board }
     }
 
     /// Measures every class that has levels, if it is time to, and moves its level.
@@ -206,7 +184,7 @@ impl GatewayState {
             }
         }
         if moved {
-            self.post(&live.settings, &ladders);
+            self.publish(&live.settings, &ladders);
         }
     }
 
@@ -218,7 +196,7 @@ impl GatewayState {
         for class in settings.classes.iter().filter(|class| !class.degrade.is_empty()) {
             ladders.of.entry(class.id.clone()).or_default().ladder.fit(class.degrade.len(), at);
         }
-        self.post(settings, &ladders);
+        self.publish(settings, &ladders);
     }
 
     /// An operator sets the level of a class, for so long or until it is handed back; or hands it
@@ -247,7 +225,7 @@ impl GatewayState {
         }
         tell(class, standing, at);
         let view = standing.view(class, at);
-        self.post(&live.settings, &ladders);
+        self.publish(&live.settings, &ladders);
         Ok(view)
     }
 
@@ -280,23 +258,16 @@ impl GatewayState {
         measured
     }
 
-    /// Puts up the board that requests look at.
-    fn post(&self, settings: &Settings, ladders: &OverloadControllers) {
-        let mut board = OverloadSnapshot { classes: HashMap::default(), kept_free: Vec::new() };
+    /// Publishes the snapshot that requests look at.
+    fn publish(&self, settings: &Settings, ladders: &OverloadControllers) {
+        let mut board = OverloadSnapshot::default();
         for class in &settings.classes {
-            let Some(ClassOverload { ladder, .. }) = ladders.of.get(&class.id).filter(|of| of.ladder.level() > 0)
-            else {
-                continue;
-            };
-            let in_force = InForce::at(&class.degrade, ladder.level());
-            if in_force.shed_lower {
-                let pools = settings.routes.reach(&class.id).into_iter().map(|(pool, _)| pool).collect();
-                let until = ladder.sheds_until(&class.degrade);
-                board.kept_free.push(ReservedPools { class: class.id.clone(), rank: class.priority, pools, until });
+            if let Some(ClassOverload { ladder, .. }) = ladders.of.get(&class.id) {
+                let pools = || settings.routes.reach(&class.id).into_iter().map(|(pool, _)| pool).collect();
+                board.add(&class.id, class.priority, &class.degrade, ladder, pools);
             }
-            board.classes.insert(class.id.clone(), in_force);
         }
-        let is_posted = !board.classes.is_empty();
+        let is_posted = !board.is_empty();
         self.levels.board.store(is_posted.then(|| Arc::new(board)));
         self.levels.is_posted.store(is_posted, Ordering::Release);
     }

@@ -1,0 +1,128 @@
+//! Step 1 of a request's end: what its response says about the engine.
+//!
+//! The breaker hears of success or fault, the latency model of a whole response's times, the token
+//! ratios of reported usage. Which end is the engine's fault is decided by [`fault_of`], pure.
+
+use std::time::Duration;
+
+use super::completion::Completion;
+use super::response::RequestSummary;
+use crate::observe::{Ending, Reader, Timeline, TimeoutKind};
+use crate::refuse::Rejection;
+use crate::route::retry::{Happened, Injection};
+use crate::route::{Lesson, Work};
+use crate::units::Tick;
+
+impl Completion {
+    /// A failure may mean that the pool has no such model, which is the client's fault.
+    pub(super) fn check_model(&mut self, timeline: &Timeline, rejection: Option<&Rejection>) {
+        if rejection.is_none() && timeline.error.is_none() && timeline.is_success() {
+            return;
+        }
+        let RequestSummary { endpoint, model, is_named, .. } = &self.context.request;
+        let has_served = |model| self.context.gateway.fleet.has_served(&self.place.pool, *endpoint, model);
+        let is_unknown = !is_named && !has_served(model.as_deref().unwrap_or_default());
+        if let Some(case) = self.active.case_mut() {
+            case.model_unknown_to_pool = is_unknown;
+        }
+    }
+
+    /// Gives the engine's share of work back, and reports success or a fault to its breaker.
+    pub(super) fn report_to_engine(&mut self, timeline: &Timeline, refusal: Option<&Rejection>) {
+        let is_alive = self.work.as_ref().is_some_and(|work| was_alive(timeline, work.signals().last_alive()));
+        let fault = fault_of(timeline, refusal, is_alive);
+        if let Some(work) = self.work.take() {
+            if fault.is_none() && timeline.ending == Ending::Clean && timeline.is_success() {
+                work.note_served(
+                    self.context.request.endpoint,
+                    self.context.request.model.as_deref().unwrap_or_default(),
+                );
+            }
+            give_back(work, timeline);
+        }
+        if self.has_failed {
+            return;
+        }
+        let (fleet, pool) = (&self.context.gateway.fleet, &self.place.pool);
+        if refusal == Some(&Rejection::EngineCoded) {
+            fleet.answers_coded(pool, &self.place.engine);
+        }
+        if let Some(happened) = fault {
+            let _ = fleet.failed(pool, &mut self.attempts, happened, timeline.end);
+        }
+        fleet.settle(pool, &mut self.attempts, timeline.end);
+    }
+
+    /// Learns bytes per token and tokens per event from the reported usage.
+    pub(super) fn learn_ratios(&self, timeline: &Timeline) {
+        let (input, events) = (timeline.usage.input, timeline.plain_events());
+        if input.is_none() && events.is_none() {
+            return;
+        }
+        let RequestSummary { learned, model, is_named, prompt, .. } = &self.context.request;
+        let Some(learned) = self.context.gateway.ratios.of_answer(learned, model.as_deref(), *is_named) else { return };
+        if let Some(input) = input {
+            learned.prompt(*prompt, input);
+        }
+        if let Some((events, output)) = events {
+            learned.events(&self.place.engine, events, output);
+        }
+    }
+}
+
+/// Gives the work back. A whole response at the engine's own pace is a sample of its latency; one
+/// that its client slowed down is none.
+fn give_back(work: Box<Work>, timeline: &Timeline) {
+    let is_whole = timeline.finish.is_some() && timeline.error.is_none() && timeline.is_success();
+    if !is_whole || timeline.limited.is_some() {
+        return;
+    }
+    let streamed = timeline.reader == Reader::Events;
+    let dispatched = work.dispatched();
+    let after = |moment: Option<Tick>| moment.map(|moment| moment.since(dispatched));
+    let lesson = Lesson {
+        ttft: after(timeline.first_token).filter(|_| streamed),
+        tpot: timeline.tpot(),
+        e2e: after(timeline.finish),
+        further: timeline.output.0.saturating_sub(1),
+        cached: timeline.usage.cached,
+    };
+    work.learned(&lesson, timeline.end);
+}
+
+/// Whether tokens were flowing when a response ended: its own, or those of another response of the
+/// engine after its own last one. The class's total limit is then no fault of the engine.
+fn was_alive(timeline: &Timeline, last_alive: Option<Tick>) -> bool {
+    timeline.last_token.is_some_and(|last| {
+        let pause = timeline.gaps.largest.unwrap_or_default().max(FLOWS);
+        timeline.end.since(last) <= pause || last_alive.is_some_and(|alive| alive > last + FLOWS)
+    })
+}
+
+/// Tokens that are no further apart than this flow; slower ones do if the whole response was as slow.
+const FLOWS: Duration = Duration::from_secs(1);
+
+/// The engine's fault in the end of a response, if there is one. `is_alive`: its tokens were flowing.
+fn fault_of(timeline: &Timeline, refusal: Option<&Rejection>, is_alive: bool) -> Option<Happened> {
+    if let Some(error) = timeline.error {
+        return Some(Happened::answer(error.code, None, Injection::None));
+    }
+    match refusal {
+        Some(Rejection::EngineAnswered { status }) => return Some(Happened::answer(*status, None, Injection::None)),
+        Some(Rejection::ConnectFailed { .. }) => return Some(Happened::ConnectFailed),
+        // It works, but its response cannot be read: no fault for a breaker, with its own head or ours.
+        Some(Rejection::EngineCoded) => return None,
+        _ => {}
+    }
+    if timeline.finish.is_some() {
+        return None;
+    }
+    match timeline.ending {
+        Ending::Broken => Some(Happened::Broken),
+        Ending::Clean if timeline.reader == Reader::Events => Some(Happened::Broken),
+        // While the client does not read, the total limit is the client's fault.
+        Ending::TimedOut(TimeoutKind::Total) if timeline.limited.is_some() || is_alive => None,
+        Ending::TimedOut(_) => Some(Happened::TimedOut),
+        Ending::Clean | Ending::Left | Ending::WriteStalled | Ending::Drained | Ending::Panicked => None,
+    }
+}

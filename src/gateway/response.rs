@@ -1,0 +1,117 @@
+//! The response for the client: the engine's head, and a body that carries what the request holds
+//! to its end.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::Response;
+use http::header::HeaderValue;
+
+use super::admission::AdmissionGuard;
+use super::attempt::HeldResponse;
+use super::completion::{Completion, RequestGuard};
+use super::house::Gateway;
+use super::mark::Tagged;
+use super::overload;
+use super::request::RequestContext;
+use super::request_body::{BodyMemoryGuard, BufferedBody};
+use super::retries::SelectedResponse;
+use crate::forward::{GatewayHeaders, ReplyBody};
+use crate::inspect::{ModelRatios, PromptSize};
+use crate::units::{Endpoint, Tick};
+
+/// The request, as far as the end of its response needs it.
+pub struct RequestSummary {
+    /// The path.
+    pub endpoint: Endpoint,
+    /// The model's name as the engine knows it.
+    pub model: Option<Arc<str>>,
+    /// The class's name, as responses show it.
+    pub class: Option<HeaderValue>,
+    /// The settings name its model, rather than a pattern that fits it.
+    pub is_named: bool,
+    /// What the prompt estimate was made of.
+    pub prompt: PromptSize,
+    /// Time in the gateway's queue.
+    pub queued: Duration,
+    /// What was known of its model.
+    pub learned: ModelRatios,
+    /// The id under which the engine has it, where it could come back under it.
+    pub _tagged: Option<Tagged>,
+}
+
+impl RequestSummary {
+    /// Of a request that left the queue at `admitted`.
+    pub(super) fn of(request: RequestContext<'_>, admitted: Tick, tagged: Option<Tagged>) -> Self {
+        let named = request.facts().model.as_ref().map(|field| &field.value);
+        RequestSummary {
+            endpoint: request.endpoint,
+            model: request.alias.map(Arc::from).or_else(|| named.cloned()),
+            class: request.policy.shown.clone(),
+            is_named: request.routed.literal,
+            prompt: request.facts().prompt,
+            queued: admitted.since(request.body.complete),
+            learned: request.learned,
+            _tagged: tagged,
+        }
+    }
+}
+
+/// Everything that a request keeps until the body of its response ends. It stays in its box from
+/// the first token on, because it is large.
+pub struct RelayContext {
+    /// The gateway.
+    pub gateway: Gateway,
+    /// The request.
+    pub request: RequestSummary,
+    /// Its reservation and its seat.
+    pub held: AdmissionGuard,
+    /// Its share of the memory for bodies, where part of the body is kept for the response.
+    pub _body: Option<BodyMemoryGuard>,
+}
+
+impl RelayContext {
+    /// Takes over what the request holds: its guard, and its share of the memory for bodies as far as
+    /// parts of the body are kept for the response.
+    pub(super) fn new(
+        gateway: &Gateway,
+        request: RequestSummary,
+        held: AdmissionGuard,
+        body: BufferedBody,
+    ) -> Box<Self> {
+        let kept = body.facts.held_for_answer();
+        let body = (kept > 0).then(|| body.share.reduced_to(kept));
+        Box::new(RelayContext { gateway: gateway.clone(), request, held, _body: body })
+    }
+
+    /// The response for the client: the engine's head with the gateway's own headers, and a body that
+    /// ends in [`Completion`].
+    #[must_use]
+    pub fn relay(mut self: Box<Self>, spoken: SelectedResponse, mut active: RequestGuard) -> Response<ReplyBody> {
+        let request = &mut self.request;
+        let SelectedResponse { answer, attempts, at, unproven, has_failed } = spoken;
+        let HeldResponse { head, mut relay, work, mut place, dispatched, injection, degraded } = *answer;
+        degraded.iter().for_each(|kind| active.degraded(kind));
+        let own = GatewayHeaders {
+            class: request.class.take(),
+            is_messages: request.endpoint.is_of_messages(),
+            pool: place.shown.take(),
+            degraded: overload::shown(active.degradation()),
+            times: Some([request.queued, at.since(dispatched)]),
+            ..GatewayHeaders::of(active.request_id())
+        };
+        let (mut shown, ()) = Response::new(()).into_parts();
+        shown.status = head.parts.status;
+        if !head.parts.extensions.is_empty() {
+            shown.extensions.clone_from(&head.parts.extensions);
+        }
+        relay.begins_with(head, own);
+        if let Some(case) = active.case_mut() {
+            case.credential_forwarded = place.credential_forwarded;
+            case.is_away = place.is_away;
+        }
+        let unproven = unproven.then_some(injection);
+        relay.keep(Box::new(Completion { context: self, active, place, attempts, work, unproven, has_failed }));
+        Response::from_parts(shown, ReplyBody::Relay(relay))
+    }
+}

@@ -1,0 +1,479 @@
+//! The retry loop: asks engines along the route until one gives a response.
+//!
+//! One attempt is `attempt`'s; what comes after a failure is decided by the pure rules of
+//! `route::retry`. The loop is three levels deep, each a function: the pools of the route
+//! ([`send_with_retries`]), the engines of a pool (`try_pool`), the tries of one engine
+//! (`try_engine`).
+
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+
+use super::admission::{AdmissionGuard, FreeSeat};
+use super::attempt::{Attempt, AttemptResult, AttemptTarget, Exit, HeldResponse};
+use super::promise::PoolHandle;
+use super::upstream::{UpstreamRequest, Upstreams};
+use crate::forward::Deadlines;
+use crate::forward::deadlines::earlier;
+use crate::record::{ActiveRequest, Retry};
+use crate::refuse::Rejection;
+use crate::route::retry::{Attempts, Happened, Next};
+use crate::route::{Choice, TenantKey};
+use crate::units::{EngineId, PoolId, Tick};
+
+/// An answer that has begun to speak, or the last one that an engine gave.
+pub struct SelectedResponse {
+    /// The answer.
+    pub answer: Box<HeldResponse>,
+    /// The attempts so far.
+    pub attempts: Box<Attempts>,
+    /// When it began to speak.
+    pub at: Tick,
+    /// The head went out by time: nothing has shown yet that the engine serves the request.
+    pub unproven: bool,
+    /// It is a failure that the attempts have dealt with: the last answer there was.
+    pub has_failed: bool,
+}
+
+/// Asks engines until one gives a response or nothing is left (`docs/semantics.md`, section 5).
+///
+/// # Errors
+/// A rejection of ours, if no attempt gave a response.
+pub async fn send_with_retries(
+    request: &UpstreamRequest<'_>,
+    upstreams: &Upstreams<'_>,
+    held: &mut AdmissionGuard,
+    active: &mut ActiveRequest,
+) -> Result<SelectedResponse, Rejection> {
+    let mut retries = RetryLoop::new(request, upstreams, held, active);
+    let pools = request.context.routed.pools.len();
+    // Second pass: if every engine is ejected, breakers are passed. A breaker may divert traffic,
+    // but must not drop it.
+    let first_pass = (request.first..pools).map(|at| (at, Pass::First));
+    for (at, pass) in first_pass.chain((0..pools).map(|at| (at, Pass::PastBreakers))) {
+        match retries.enter_pool(at, pass) {
+            PoolEntry::Entered => {}
+            PoolEntry::Skipped => continue,
+            PoolEntry::Over => break,
+        }
+        match retries.try_pool(at, pass).await? {
+            PoolResult::Selected(selected) => return Ok(selected),
+            PoolResult::Left { may_spill: false } => break,
+            PoolResult::Left { may_spill: true } if retries.now >= retries.until => break,
+            PoolResult::Left { may_spill: true } => {}
+        }
+        if !retries.queue_behind(at).await? {
+            break;
+        }
+    }
+    retries.give_up()
+}
+
+/// Which engines a pass over the pools may request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Pass {
+    /// Those whose breaker lets traffic through.
+    First,
+    /// All, because the first pass found none to request.
+    PastBreakers,
+}
+
+/// Whether a pool of the route is asked.
+enum PoolEntry {
+    /// It is; its seat is taken if it needs one.
+    Entered,
+    /// The request passed it over while it waited, or it has no free seat.
+    Skipped,
+    /// No further pool may be asked.
+    Over,
+}
+
+/// What came of the engines of one pool.
+enum PoolResult {
+    /// A response.
+    Selected(SelectedResponse),
+    /// None of them is asked any more.
+    Left {
+        /// The next pool of the route may be asked.
+        may_spill: bool,
+    },
+}
+
+/// What came of one engine.
+enum EngineResult {
+    /// A response.
+    Selected(SelectedResponse),
+    /// Another engine of the pool may be asked.
+    Another,
+    /// No other engine of the pool is asked.
+    LeavePool {
+        /// The next pool of the route may be asked.
+        may_spill: bool,
+    },
+}
+
+/// The attempts of one request, and where along its route they stand.
+struct RetryLoop<'a> {
+    request: &'a UpstreamRequest<'a>,
+    upstreams: &'a Upstreams<'a>,
+    held: &'a mut AdmissionGuard,
+    active: &'a mut ActiveRequest,
+    deadlines: Deadlines,
+    /// No attempt begins from here on.
+    until: Tick,
+    attempts: AttemptsGuard<'a>,
+    /// The response if no attempt succeeds.
+    fallback: FallbackResponse,
+    /// The pool of the route in which it has its seat.
+    here: usize,
+    /// The failure that makes a further attempt necessary; counted once an engine is found for that.
+    behind: Option<Happened>,
+    /// An engine has pushed back.
+    pushed_back: bool,
+    /// It queued for its seat in the next pool, as a request that came there first.
+    has_seat: bool,
+    /// The further pool that takes it over, because its engine is going away.
+    exit: Option<Exit>,
+    /// The present moment, as last read: the clock is read after waits, and not in between.
+    now: Tick,
+}
+
+impl<'a> RetryLoop<'a> {
+    fn new(
+        request: &'a UpstreamRequest<'a>,
+        upstreams: &'a Upstreams<'a>,
+        held: &'a mut AdmissionGuard,
+        active: &'a mut ActiveRequest,
+    ) -> Self {
+        let deadlines = request.deadlines();
+        let until = earlier(deadlines.first_token, deadlines.total).unwrap_or(Tick::from_nanos(u64::MAX));
+        let first = request.context.policy.pool(&request.context.routed.pools[request.first]);
+        RetryLoop {
+            request,
+            upstreams,
+            held,
+            active,
+            deadlines,
+            until,
+            attempts: AttemptsGuard::new(upstreams, first, until, request.context.tenant_key()),
+            fallback: FallbackResponse::default(),
+            here: request.first,
+            behind: None,
+            pushed_back: false,
+            has_seat: false,
+            exit: None,
+            now: request.begins.unwrap_or(request.context.arrived.arrival),
+        }
+    }
+
+    /// Enters a pool: takes its seat there and a share of its retry budget.
+    fn enter_pool(&mut self, at: usize, pass: Pass) -> PoolEntry {
+        let (request, pool) = (self.request, &self.request.context.routed.pools[at]);
+        let bound = request.context.policy.pool(pool);
+        if pass == Pass::PastBreakers && self.attempts.count() > 0 && self.exit.is_none() {
+            return PoolEntry::Over;
+        }
+        let is_passed_over = pass == Pass::First && at < self.here;
+        if is_passed_over || self.exit.as_ref().is_some_and(|exit| exit.at != at) {
+            return PoolEntry::Skipped;
+        }
+        let is_taken_over = self.exit.is_some();
+        // Inside a pool the seat is kept; in another one only a seat that nobody wants is taken.
+        let spare = match (self.exit.take(), request.cursor.filter(|_| at != self.here)) {
+            (Some(exit), _) => exit.spare,
+            (None, None) => None,
+            (None, Some(cursor)) => match FreeSeat::of(bound, cursor.ask) {
+                None => return PoolEntry::Skipped,
+                spare => spare,
+            },
+        };
+        if request.begins.is_none() || self.attempts.count() > 0 {
+            self.now = self.upstreams.clock.now();
+        }
+        // Before anything is taken or counted there: a denied retry leaves no trace in this pool.
+        let is_first = std::mem::take(&mut self.has_seat) || self.behind.is_none() || is_taken_over;
+        if !is_first && !self.upstreams.fleet.grants_retry(pool, self.now) {
+            return PoolEntry::Over;
+        }
+        if let Some(spare) = spare {
+            self.held.takes(spare);
+        }
+        self.here = at;
+        self.attempts.enter(&bound.settings);
+        self.attempts.keep_off(request.context.model.and_then(|model| bound.yard.engines_without(model)));
+        if pass == Pass::PastBreakers {
+            self.attempts.pass_breakers();
+        }
+        PoolEntry::Entered
+    }
+
+    /// Asks the engines of a pool, one after the other.
+    async fn try_pool(&mut self, at: usize, pass: Pass) -> Result<PoolResult, Rejection> {
+        let (request, pool) = (self.request, &self.request.context.routed.pools[at]);
+        let bound = request.context.policy.pool(pool);
+        let mut begins = pass == Pass::First;
+        loop {
+            let (want, begins) = (request.want(&bound.settings, self.now), std::mem::take(&mut begins));
+            let prefix = request.context.facts().prefix_blocks();
+            let Some(choice) = bound.yard.choose(&mut self.attempts, want, prefix, begins, self.now) else {
+                self.upstreams.fleet.settle(pool, &mut self.attempts, self.now);
+                let may_spill = self.behind.is_none_or(|happened| spills(happened, &self.attempts));
+                return Ok(PoolResult::Left { may_spill });
+            };
+            match self.try_engine(bound, choice).await? {
+                EngineResult::Selected(selected) => return Ok(PoolResult::Selected(selected)),
+                EngineResult::Another => {}
+                EngineResult::LeavePool { may_spill } => return Ok(PoolResult::Left { may_spill }),
+            }
+        }
+    }
+
+    /// Asks one engine: once more where its connection was stale, or without what it refused of our
+    /// own.
+    async fn try_engine(&mut self, bound: &PoolHandle, choice: Choice) -> Result<EngineResult, Rejection> {
+        let request = self.request;
+        let Choice { engine, address, host, may_inject, injection_proven, has_neighbours, work } = choice;
+        let place = self.place(bound, engine);
+        let signals = Arc::clone(work.signals());
+        let mut work = Some(work);
+        self.active.attempts(&place.pool, place.engine.clone());
+        if let Some(happened) = self.behind.take() {
+            self.active.retries(reason_of(happened));
+        }
+        // Behind an early head neither an injection nor a stale connection could be tried again.
+        let mut fresh = request.has_head();
+        loop {
+            let is_safe = injection_proven || !request.has_head();
+            let attempt = Attempt {
+                request,
+                upstreams: self.upstreams,
+                bound,
+                place: &place,
+                address: &address,
+                host: &host,
+                may_inject: may_inject && is_safe && !self.attempts.without_injection(),
+                injection_proven,
+                may_cap: !self.attempts.without_cap(),
+                fresh,
+                signals: &signals,
+                watches: has_neighbours || self.here + 1 < request.context.routed.pools.len(),
+                so_far: &self.attempts,
+                at: self.here,
+            };
+            let result = attempt.run(&mut work, self.held, &mut self.exit, self.deadlines, self.now).await;
+            let happened = match self.weigh(bound, &place, result)? {
+                Weighed::Selected(selected) => return Ok(EngineResult::Selected(selected)),
+                Weighed::Failed(happened) => happened,
+            };
+            match self.upstreams.fleet.failed(&place.pool, &mut self.attempts, happened, self.now) {
+                Next::SameFresh => {
+                    self.active.retries(Retry::StaleConnection);
+                    fresh = true;
+                }
+                Next::SameWithoutInjection | Next::SameWithoutCap => {
+                    self.active.retries(Retry::Injection);
+                    fresh = false;
+                }
+                Next::Another => {
+                    self.behind = Some(happened);
+                    return Ok(EngineResult::Another);
+                }
+                Next::Relay | Next::GiveUp => {
+                    self.behind = Some(happened);
+                    return Ok(EngineResult::LeavePool { may_spill: self.may_spill(place.is_away, happened) });
+                }
+            }
+        }
+    }
+
+    /// Where this attempt goes.
+    fn place(&self, bound: &PoolHandle, engine: EngineId) -> AttemptTarget {
+        let request = self.request;
+        let pools = &request.context.routed.pools;
+        // If its own pool is down, the other one's word counts as the pool's own.
+        let has_place = |home: &PoolId| self.pushed_back || self.upstreams.fleet.available(home, self.now) > 0;
+        AttemptTarget {
+            pool: pools[self.here].clone(),
+            shown: bound.shown.clone(),
+            engine,
+            credential_forwarded: request.forwards_credential(bound),
+            is_away: self.here != request.context.home() && has_place(&pools[request.context.home()]),
+        }
+    }
+
+    /// Keeps what an attempt came to: the response, or the one to fall back on.
+    fn weigh(
+        &mut self,
+        bound: &PoolHandle,
+        place: &AttemptTarget,
+        result: AttemptResult,
+    ) -> Result<Weighed, Rejection> {
+        self.now = match result {
+            AttemptResult::Speaks(_, at) => at,
+            AttemptResult::Failed(..) | AttemptResult::Ended(_) => self.upstreams.clock.now(),
+        };
+        let happened = match result {
+            AttemptResult::Speaks(spoke, at) => {
+                if spoke.relay.has_spoken() {
+                    self.upstreams.fleet.succeeded_in(&bound.yard, &mut self.attempts, spoke.injection, at);
+                }
+                self.attempts.commit();
+                return Ok(Weighed::Selected(SelectedResponse::of(spoke, self.attempts.take(), at, false)));
+            }
+            // Nothing more has happened; what was held back counts, as the attempts end here.
+            AttemptResult::Ended(rejection) => return Err(rejection),
+            AttemptResult::Failed(happened, _) if place.is_away && happened.refuses() => {
+                self.fallback.passed_over(self.request);
+                happened
+            }
+            AttemptResult::Failed(happened, answer) => {
+                self.fallback.note(answer);
+                happened
+            }
+        };
+        self.pushed_back |= matches!(happened, Happened::PushBack { .. });
+        Ok(Weighed::Failed(happened))
+    }
+
+    /// Whether the next pool of the route may be asked after this failure.
+    fn may_spill(&self, is_away: bool, happened: Happened) -> bool {
+        // An overload level may have put the pool where the request belongs behind this one.
+        let belongs_behind = is_away && happened.refuses() && self.here < self.request.context.home();
+        self.exit.is_some() || belongs_behind || spills(happened, &self.attempts)
+    }
+
+    /// Queues for a seat in a pool behind `at` if no engine has had the request yet. False: no pool
+    /// behind it has a place.
+    async fn queue_behind(&mut self, at: usize) -> Result<bool, Rejection> {
+        let Some(cursor) = self.request.cursor.filter(|_| self.attempts.is_unheard()) else { return Ok(true) };
+        self.held.sits(None);
+        match cursor.gateway.seat_behind(cursor, at, self.active).await {
+            Some(Ok(seated)) => {
+                self.active.admitted(seated.since.unwrap_or(self.now));
+                self.held.sits(seated.seat);
+                (self.here, self.has_seat) = (seated.first, true);
+                Ok(true)
+            }
+            // If it waited in the second queue, that queue's rejection is reported.
+            Some(Err(rejection)) if self.upstreams.clock.now() > self.now => Err(rejection),
+            Some(Err(_)) | None => Ok(false),
+        }
+    }
+
+    /// The last response of an engine, or a rejection if there was none.
+    fn give_up(mut self) -> Result<SelectedResponse, Rejection> {
+        let (attempts, at) = (self.attempts.take(), self.upstreams.clock.now());
+        self.fallback.settle(self.request, attempts, at)
+    }
+}
+
+/// An attempt's result, as far as the loop decides on it.
+enum Weighed {
+    Selected(SelectedResponse),
+    Failed(Happened),
+}
+
+/// The attempts of a request that has no answer yet. Dropped, the client has left: what was
+/// held back about the engines until the next attempt would be known counts now.
+struct AttemptsGuard<'a> {
+    upstreams: &'a Upstreams<'a>,
+    attempts: Option<Box<Attempts>>,
+}
+
+impl<'a> AttemptsGuard<'a> {
+    fn new(upstreams: &'a Upstreams<'a>, first: &PoolHandle, until: Tick, tenant: TenantKey) -> Self {
+        // In a box from the start: they are large, and go through many hands.
+        let attempts = Box::write(Box::new_uninit(), Attempts::new(&first.settings, until).of_tenant(tenant));
+        AttemptsGuard { upstreams, attempts: Some(attempts) }
+    }
+
+    /// To be called once, at the end of the loop.
+    fn take(&mut self) -> Box<Attempts> {
+        self.attempts.take().expect("the loop ends where they are taken")
+    }
+}
+
+impl Deref for AttemptsGuard<'_> {
+    type Target = Attempts;
+    fn deref(&self) -> &Attempts {
+        self.attempts.as_deref().expect("there until they are taken")
+    }
+}
+
+impl DerefMut for AttemptsGuard<'_> {
+    fn deref_mut(&mut self) -> &mut Attempts {
+        self.attempts.as_deref_mut().expect("there until they are taken")
+    }
+}
+
+impl Drop for AttemptsGuard<'_> {
+    fn drop(&mut self) {
+        if let Some(mut attempts) = self.attempts.take() {
+            let pool = attempts.pool().clone();
+            self.upstreams.fleet.settle(&pool, &mut attempts, self.upstreams.clock.now());
+        }
+    }
+}
+
+/// Whether the next pool of the route may be asked: this one could not be reached, or has
+/// pushed back with all it has. What looks like the request's own doing goes nowhere else.
+fn spills(happened: Happened, attempts: &Attempts) -> bool {
+    matches!(happened, Happened::ConnectFailed | Happened::PushBack { .. }) && !attempts.failed_alike()
+}
+
+/// How a further attempt is counted.
+fn reason_of(happened: Happened) -> Retry {
+    match happened {
+        Happened::ConnectFailed => Retry::ConnectFailed,
+        Happened::PushBack { .. } => Retry::PushBack,
+        Happened::Departing => Retry::Departing,
+        _ => Retry::Fault,
+    }
+}
+
+/// The last answer that an engine gave, and what is said if there is none.
+#[derive(Default)]
+struct FallbackResponse {
+    kept: Option<Box<HeldResponse>>,
+    refusal: Option<Rejection>,
+    /// Either is from an attempt.
+    is_known: bool,
+}
+
+impl FallbackResponse {
+    /// A pool where the request does not belong refused it: what was said before stands, and where
+    /// nothing was, that its own pool has no place for it.
+    fn passed_over(&mut self, request: &UpstreamRequest<'_>) {
+        if !self.is_known {
+            let pool = request.context.routed.pools[request.context.home()].clone();
+            self.refusal = Some(Rejection::QueueTimeout { pool, retry_after: None });
+        }
+    }
+
+    fn note(&mut self, answer: Result<Box<HeldResponse>, Rejection>) {
+        self.is_known = true;
+        match answer {
+            Ok(answer) => self.kept = Some(answer),
+            Err(refusal) => self.refusal = Some(refusal),
+        }
+    }
+
+    fn settle(
+        self,
+        request: &UpstreamRequest<'_>,
+        attempts: Box<Attempts>,
+        at: Tick,
+    ) -> Result<SelectedResponse, Rejection> {
+        let nobody = || Rejection::NoEngine { pool: request.context.routed.pools[request.context.home()].clone() };
+        match self.kept {
+            Some(kept) => Ok(SelectedResponse::of(kept, attempts, at, true)),
+            None => Err(self.refusal.unwrap_or_else(nobody)),
+        }
+    }
+}
+
+impl SelectedResponse {
+    fn of(answer: Box<HeldResponse>, attempts: Box<Attempts>, at: Tick, has_failed: bool) -> Self {
+        let unproven = !answer.relay.has_spoken();
+        SelectedResponse { answer, attempts, at, unproven, has_failed }
+    }
+}

@@ -1,0 +1,94 @@
+//! A request that has been admitted, as attempts see it, and the parts of the gateway that they need.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use super::promise::PoolHandle;
+use super::request::RequestContext;
+use super::seat::PoolCursor;
+use crate::clock::{Alarms, Clock};
+use crate::forward::deadlines::Deadlines;
+use crate::forward::headers::{self, EngineHeaders};
+use crate::forward::lines::ConnPool;
+use crate::judge::{NonStreaming, Objective, Objectives, ProgressCell};
+use crate::route::settings::{Balance, Pool};
+use crate::route::{self, Aims, Fleet, Want};
+use crate::units::Tick;
+
+/// A request that has been admitted: its context, and what stays the same over its attempts.
+pub struct UpstreamRequest<'a> {
+    /// The request.
+    pub context: &'a RequestContext<'a>,
+    /// Its way along the pools of its route; none if no pool has seats.
+    pub cursor: Option<&'a PoolCursor<'a>>,
+    /// The pool of its route that admitted it.
+    pub first: usize,
+    /// The present moment, if nothing was waited for since it was read.
+    pub begins: Option<Tick>,
+    /// The id that engines see: unique.
+    pub upstream_id: Cow<'a, [u8]>,
+    /// Its `priority`, for engines that schedule by it.
+    pub engine_priority: i64,
+    /// Hears of token events.
+    pub pulse: ProgressCell,
+}
+
+/// The parts of the gateway that attempts need.
+pub struct Upstreams<'a> {
+    /// The clock.
+    pub clock: Clock,
+    /// Its timers.
+    pub alarms: &'a Arc<Alarms>,
+    /// All engines.
+    pub fleet: &'a Arc<Fleet>,
+    /// Their connections.
+    pub lines: &'a Arc<ConnPool>,
+}
+
+impl UpstreamRequest<'_> {
+    /// The client has its head already: it waited for longer than heads are held.
+    pub(super) fn has_head(&self) -> bool {
+        self.cursor.is_some_and(PoolCursor::has_head)
+    }
+
+    /// What it asks of an engine of this pool.
+    pub(super) fn want(&self, pool: &Pool, at: Tick) -> Want {
+        let Objectives { ttft, tpot, e2e, .. } = &*self.context.policy.objectives;
+        let threshold = |objective: &Option<Objective>| objective.map(|objective| objective.threshold);
+        let aims = match self.context.streams() {
+            true => Aims { ttft: threshold(ttft), tpot: threshold(tpot), e2e: threshold(e2e) },
+            false => {
+                Aims { e2e: self.context.policy.objectives.whole_budget(self.context.size.decode.0), ..Aims::NONE }
+            }
+        };
+        let objectives = &self.context.policy.objectives;
+        let is_judged = self.context.streams() || objectives.non_streaming == NonStreaming::Judged;
+        let whole = threshold(e2e).filter(|_| is_judged);
+        let key = match &pool.balance {
+            Balance::LeastWork | Balance::RoundRobin => 0,
+            Balance::PrefixAffinity => self.context.facts().prefix_hash,
+            Balance::SessionAffinity { header } => {
+                self.context.arrived.head.headers.get(header).map_or(0, |session| route::key_of(session.as_bytes()))
+            }
+        };
+        Want { size: self.context.size, aims, whole, spent: at - self.context.start, key }
+    }
+
+    /// All limits run from arrival, over all attempts.
+    pub(super) fn deadlines(&self) -> Deadlines {
+        let limits = &self.context.policy.class.timeouts;
+        let head = if self.context.streams() { limits.first_token } else { limits.response_head };
+        Deadlines {
+            total: Some(self.context.arrived.arrival + limits.total),
+            first_token: Some(self.context.arrived.arrival + head),
+            hold: Some(self.context.arrived.arrival + limits.hold_head),
+            ..Deadlines::default()
+        }
+    }
+
+    pub(super) fn forwards_credential(&self, bound: &PoolHandle) -> bool {
+        let forward_authorization = bound.settings.forward_authorization;
+        let engine = EngineHeaders { fixed: &bound.fixed_headers, forward_authorization, host: None };
+        headers::forwards_credential(&self.context.arrived.head.headers, &engine)
+    }
+}
