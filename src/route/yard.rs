@@ -521,7 +521,8 @@ impl Inner {
             let engine = self.engines.get(place).and_then(Option::as_ref);
             place != best
                 && self.tree.key(place).rank == Rank::Free
-                && engine.is_some_and(|engine| !tried.contains(&engine.id))
+                // What a slow engine has cached is no reason to wait for its tokens.
+                && engine.is_some_and(|engine| !tried.contains(&engine.id) && engine.slowness <= 1.0)
         });
         let load = |place: usize| {
             let engine = self.engines[place].as_ref().expect("both places are taken");

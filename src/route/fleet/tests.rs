@@ -769,6 +769,26 @@ fn seats_are_as_many_as_the_steps_of_each_engine_allow_and_stay_within_the_bound
 }
 
 #[test]
+fn what_a_slower_engine_has_cached_is_no_reason_to_choose_it() {
+    for (other, expected) in [(160, "b"), (480, "a")] {
+        let bench = auto(&["a", "b"]);
+        teach(&bench, &[("a", 160), ("b", other)], 0..100);
+        let at = ms(2_000_000);
+        hold(&bench, Some(1_000), Some(60));
+        let _ = bench.fleet.keep_pace(&id(), at);
+        let yard = bench.fleet.yard(&id()).unwrap();
+        let mut inner = yard.inner.lock();
+        let blocks: Vec<u64> = (1..=40).collect();
+        let place_of = |name| inner.places[&engine(name)];
+        let (holder, expected) = (place_of("b"), place_of(expected));
+        inner.note_prefix(holder, &blocks, Tokens::ZERO, at);
+        let want = Want::from(tokens(1_000, 100));
+        let best = inner.best_for(&want, &blocks, &[]).unwrap();
+        assert_eq!(best, expected, "{other}");
+    }
+}
+
+#[test]
 fn a_full_cache_takes_seats_and_what_came_in_the_place_of_the_engine_has_them_again() {
     let bench = auto(&["a"]);
     let report =
