@@ -4,14 +4,16 @@
 //! `cargo run --release --example fleet` prints the tables, in some minutes; with `-- --write` it
 //! also puts them, and the curves, into `docs/`.
 
+mod common;
+
 use std::collections::BTreeMap;
 use std::error::Error;
 use std::fmt::{self, Write as _};
-use std::num::{NonZeroU32, NonZeroUsize};
+use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use common::each;
 use goodput::admit::levels::{Action, Bounds, Level};
 use goodput::admit::limit::settings::{Allowance, Limits, Rate};
 use goodput::admit::queue::Reading;
@@ -86,25 +88,6 @@ fn headline(mix: &Mix, curves: &[(&str, Vec<Report>)]) -> String {
         }
     }
     table
-}
-
-/// Runs them all, on as many threads as there are cores.
-fn each<T: Sync, R: Send>(items: &[T], run: impl Fn(&T) -> R + Sync) -> Vec<R> {
-    let next = AtomicUsize::new(0);
-    let work = || {
-        let mine = std::iter::from_fn(|| {
-            let at = next.fetch_add(1, Ordering::Relaxed);
-            items.get(at).map(|item| (at, run(item)))
-        });
-        mine.collect::<Vec<_>>()
-    };
-    let mut done: Vec<(usize, R)> = std::thread::scope(|scope| {
-        let threads = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
-        let threads: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
-        threads.into_iter().flat_map(|thread| thread.join().expect("no run panics")).collect()
-    });
-    done.sort_by_key(|(at, _)| *at);
-    done.into_iter().map(|(_, result)| result).collect()
 }
 
 /// A mean over seeds, and its standard error.

@@ -6,15 +6,17 @@
 //! `docs/scheduling.md` that is of this world, which takes a while, and with `--write` it puts
 //! them there.
 
+mod common;
+
 use std::collections::BTreeMap;
 use std::error::Error;
 use std::fmt::Write as _;
-use std::num::{NonZeroU32, NonZeroUsize};
+use std::num::NonZeroU32;
 use std::path::Path;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use clap::Parser;
+use common::each;
 use goodput::judge::Outcome;
 use goodput::lab::fleet::{Befalls, Flood, Mix, Peer, Policy, Report, Scenario, Scheduled, Span, capacity, run_in};
 use goodput::route::settings::Concurrency;
@@ -475,25 +477,6 @@ fn print_last(tables: &[(String, String)]) {
     if let Some((name, table)) = tables.last() {
         println!("{name}\n\n{table}");
     }
-}
-
-/// Runs them all, on as many threads as there are cores.
-fn each<T: Sync, R: Send>(items: &[T], run: impl Fn(&T) -> R + Sync) -> Vec<R> {
-    let next = AtomicUsize::new(0);
-    let work = || {
-        let mine = std::iter::from_fn(|| {
-            let at = next.fetch_add(1, Ordering::Relaxed);
-            items.get(at).map(|item| (at, run(item)))
-        });
-        mine.collect::<Vec<_>>()
-    };
-    let mut done: Vec<(usize, R)> = std::thread::scope(|scope| {
-        let threads = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
-        let threads: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
-        threads.into_iter().flat_map(|thread| thread.join().expect("no run panics")).collect()
-    });
-    done.sort_by_key(|(at, _)| *at);
-    done.into_iter().map(|(_, result)| result).collect()
 }
 
 const TAKES: &str = "a String takes everything";
