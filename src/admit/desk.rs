@@ -28,10 +28,10 @@ use std::time::Duration;
 
 use ahash::RandomState;
 
-use super::queue::{Ask, Moves, Pace, Scheduler, Settings, Ticket, TurnedAway};
+use super::queue::{Ask, Moves, Scheduler, Settings, Ticket, TurnedAway};
 use crate::clock::Clock;
 use crate::locks::{Mutex, RwLock};
-use crate::units::{PoolId, Priority, Tick, Tokens};
+use crate::units::{PoolId, PrefillPace, Priority, Tick, Tokens};
 
 /// The desks of all pools that limit what runs at the same time.
 #[derive(Debug)]
@@ -252,7 +252,7 @@ impl Desk {
     }
 
     /// How fast prompts may go, where [`Reading::Auto`](super::queue::Reading) is set; none: no limit.
-    pub fn set_pace(&self, pace: Option<Pace>) {
+    pub fn set_pace(&self, pace: Option<PrefillPace>) {
         let at = self.clock.now();
         self.locked(|inner| {
             let moves = inner.scheduler.set_pace(pace, at);

@@ -31,12 +31,12 @@
 //!
 //! A seat is not all that a request needs: prompts that an engine has still to compute are what a
 //! first token waits for, and they slow the answers that run. Under [`Reading::Auto`] prompts go by
-//! [`Pace`], a token bucket that fills at the rate at which the engines can compute them without breaking the
+//! [`PrefillPace`], a token bucket that fills at the rate at which the engines can compute them without breaking the
 //! time per output token; under [`Reading::Tokens`] so many may be outstanding. Then whoever is next goes when
 //! there is room for its prompt, and nobody passes it meanwhile. Some of the room is kept for those who
 //! may come: lower ranks use a part of it only; requests that can no longer make it, are beyond what is
 //! usual or over their limits a quarter, and those beyond only while the engines have time to spare
-//! ([`Pace::spare`]). Who is held back by that is passed by others, but never when its rank's guaranteed
+//! ([`PrefillPace::spare`]). Who is held back by that is passed by others, but never when its rank's guaranteed
 //! share is due. Under a number whoever wants may be read alone.
 //!
 //! A full queue refuses the lowest rank first, those over their limits before all and then those
@@ -63,7 +63,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use crate::units::{Priority, TenantId, Tick, Tokens, seconds_up};
+use crate::units::{PrefillPace, Priority, TenantId, Tick, Tokens, seconds_up};
 
 pub use ask::{Aim, Ask, Moves, Standing, Ticket, TurnedAway, WhenHopeless, Why};
 pub use shares::{BadShares, Shares};
@@ -108,44 +108,18 @@ pub enum Reading {
     Auto,
 }
 
-/// How fast prompts may go to the engines, in prompt tokens: a token bucket, and how much may be
-/// outstanding.
-///
-/// The bucket fills at the rate at which the engines can compute prompts without breaking the time per
-/// output token of what runs there. While it holds something, prompts go as they come, up to `most` for
-/// an engine; while it is empty, up to `least`, so that the next one is there when an engine has
-/// computed the last; and none while it is `behind` tokens below zero.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Pace {
-    /// Tokens per second.
-    pub per_second: f64,
-    /// Tokens per second up to which there is room for requests beyond what their tenants usually ask
-    /// for: engines that are kept busy by those alone still answer the others quickly.
-    pub spare: f64,
-    /// What the bucket holds.
-    pub burst: f64,
-    /// How far below zero it may go.
-    pub behind: f64,
-    /// Tokens that one engine may have ahead of it.
-    pub most: f64,
-    /// The same while the bucket is empty.
-    pub least: f64,
+/// The level of the bucket below which a share of the prompts has to wait: all of it is open to the
+/// highest row, the upper part of it to the others.
+fn threshold(pace: &PrefillPace, percent: u64) -> f64 {
+    pace.burst - (pace.burst + pace.behind) * percent as f64 / 100.0
 }
 
-impl Pace {
-    /// The level below which a share of the prompts has to wait: all of the bucket is open to the
-    /// highest row, the upper part of it to the others.
-    fn threshold(&self, percent: u64) -> f64 {
-        self.burst - (self.burst + self.behind) * percent as f64 / 100.0
-    }
-}
-
-/// Prompt tokens that may go at once by a [`Pace`]; below zero: that went in advance.
+/// Prompt tokens that may go at once by a [`PrefillPace`]; below zero: that went in advance.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Bucket {
-    /// By [`Pace::per_second`].
+    /// By [`PrefillPace::per_second`].
     level: f64,
-    /// By [`Pace::spare`]: whatever goes is taken from both.
+    /// By [`PrefillPace::spare`]: whatever goes is taken from both.
     spare: f64,
 }
 
@@ -154,12 +128,12 @@ impl Bucket {
     const FULL: Bucket = Bucket { level: f64::INFINITY, spare: f64::INFINITY };
 
     /// With so many tokens more, as far as the pace has room for them.
-    fn filled(self, tokens: f64, spare: f64, pace: &Pace) -> Bucket {
+    fn filled(self, tokens: f64, spare: f64, pace: &PrefillPace) -> Bucket {
         Bucket { level: (self.level + tokens).min(pace.burst), spare: (self.spare + spare).min(pace.burst) }
     }
 
     /// So many seconds later.
-    fn after(self, seconds: f64, pace: &Pace) -> Bucket {
+    fn after(self, seconds: f64, pace: &PrefillPace) -> Bucket {
         let gained = |rate: f64| if rate.is_finite() { rate * seconds } else { f64::INFINITY };
         self.filled(gained(pace.per_second), gained(pace.spare), pace)
     }
@@ -213,7 +187,7 @@ pub struct Scheduler {
     /// Engines that read prompts.
     readers: usize,
     /// What [`Reading::Auto`] is at present.
-    pace: Option<Pace>,
+    pace: Option<PrefillPace>,
     /// As it was at `filled`.
     bucket: Bucket,
     filled: Tick,
@@ -456,7 +430,7 @@ impl Scheduler {
 
     /// How fast prompts may go from now on, where [`Reading::Auto`] is set; none: no limit. The first
     /// pace finds a full bucket.
-    pub fn set_pace(&mut self, pace: Option<Pace>, at: Tick) -> Moves {
+    pub fn set_pace(&mut self, pace: Option<PrefillPace>, at: Tick) -> Moves {
         let mut moves = self.begin(at);
         let before = if self.pace.is_none() { Bucket::FULL } else { self.bucket };
         self.bucket = pace.map_or(Bucket::EMPTY, |pace| before.filled(0.0, 0.0, &pace));
@@ -477,7 +451,7 @@ impl Scheduler {
             return Some(self.now);
         }
         let firsts = self.rows.iter().filter_map(|row| self.waiting.get(&row.first()?.ticket));
-        let thresholds = firsts.map(|first| pace.threshold(reading_for(first.row, first.line)));
+        let thresholds = firsts.map(|first| threshold(pace, reading_for(first.row, first.line)));
         // Above zero an engine may have more ahead of it, too.
         let levels = thresholds.chain([0.0]).map(|level| (level, self.bucket.level, pace.per_second));
         let missing = levels.chain([(0.0, self.bucket.spare, pace.spare)]);
@@ -557,7 +531,7 @@ impl Scheduler {
     }
 
     /// The pace of prompts, where there is one.
-    fn paced(&self) -> Option<&Pace> {
+    fn paced(&self) -> Option<&PrefillPace> {
         self.pace.as_ref().filter(|_| self.settings.reading == Reading::Auto)
     }
 
@@ -573,7 +547,7 @@ impl Scheduler {
     fn keeps_pace(&self, row: usize, line: Line, bucket: Bucket) -> bool {
         let is_beyond = (RANKS..OVER_LIMIT).contains(&row);
         self.paced().is_none_or(|pace| {
-            bucket.level > pace.threshold(reading_for(row, line)) && (!is_beyond || bucket.spare > 0.0)
+            bucket.level > threshold(pace, reading_for(row, line)) && (!is_beyond || bucket.spare > 0.0)
         })
     }
 

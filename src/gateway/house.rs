@@ -27,7 +27,7 @@ use crate::inspect::Ratios;
 use crate::judge::Objectives;
 use crate::record::{EngineReport, Recorder, SeatReport, StoreReport};
 use crate::route::settings::{Concurrency, Pool};
-use crate::route::{EngineState, EngineView, Fleet, Pace, PoolView, Promised};
+use crate::route::{EngineState, EngineView, Fleet, PoolView, Promised};
 use crate::units::{PoolId, Tick};
 
 /// How often seats follow the engines where no request comes.
@@ -246,16 +246,10 @@ impl GatewayState {
         self.desks.forget_left();
         self.fleet.compare_engines(self.clock.now());
         for (pool, desk) in self.desks.all() {
-            desk.set_pace(self.fleet.keep_pace(&pool, self.clock.now()).map(prompt_pace));
+            desk.set_pace(self.fleet.keep_pace(&pool, self.clock.now()));
             self.engines_of(&pool, Some(&desk));
         }
     }
-}
-
-/// The pace of prompts, as the queue takes it.
-fn prompt_pace(pace: Pace) -> queue::Pace {
-    let Pace { per_second, spare, burst, behind, most, least } = pace;
-    queue::Pace { per_second, spare, burst, behind, most, least }
 }
 
 /// One engine, as the page of metrics tells it. One that left counts as down, and its other values

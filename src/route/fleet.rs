@@ -15,7 +15,7 @@
 //!
 //! Under `max_concurrency_per_engine: auto` the learned length of the engines' steps
 //! ([`latency`](super::Latency)) says how many requests each may have, how fast prompts may come
-//! ([`Pace`]), and which engines are slower than the others. What was learned of an engine fades while
+//! ([`PrefillPace`]), and which engines are slower than the others. What was learned of an engine fades while
 //! it is not asked, so that one which was slow once is asked again within a minute or two.
 
 use std::collections::HashMap;
@@ -36,9 +36,9 @@ use super::seats::Promised;
 use super::settings::{EngineAddress, Pool};
 use super::signals::Signals;
 use super::view::PoolView;
-use super::yard::{Pace, Shared, Yard};
+use super::yard::{Shared, Yard};
 use crate::locks::{Mutex, RwLock};
-use crate::units::{Endpoint, EngineId, PoolId, Tick, Tokens};
+use crate::units::{Endpoint, EngineId, PoolId, PrefillPace, Tick, Tokens};
 
 /// All pools.
 #[derive(Debug)]
@@ -272,7 +272,7 @@ impl Fleet {
     /// `auto` follow what was learned, too: to be asked now and then. `None`: nothing speaks against
     /// sending as much as comes.
     #[must_use]
-    pub fn keep_pace(&self, pool: &PoolId, at: Tick) -> Option<Pace> {
+    pub fn keep_pace(&self, pool: &PoolId, at: Tick) -> Option<PrefillPace> {
         self.yard(pool)?.inner.lock().keep_pace(at)
     }
 

@@ -41,4 +41,4 @@ pub use routes::{Model, Routed, Routes, Unlisted};
 pub use seats::Promised;
 pub use signals::{DepartureWatch, Signals};
 pub use view::{EngineState, EngineView, PoolView};
-pub use yard::{Pace, Yard};
+pub use yard::Yard;

@@ -22,7 +22,7 @@ use super::settings::{Balance, Concurrency, EngineAddress, Engines, Pool};
 use super::tournament::{Key, Rank, Tournament};
 use super::view::{EngineState, EngineView, PoolView};
 use crate::locks::{Mutex, RwLock};
-use crate::units::{Endpoint, EngineId, PoolId, Tick, Tokens};
+use crate::units::{Endpoint, EngineId, PoolId, PrefillPace, Tick, Tokens};
 
 mod panic;
 
@@ -91,24 +91,6 @@ const BEHIND: f64 = 1.0;
 const AS_OTHERS: f64 = AGREES;
 /// What was learned of an engine counts less with the time since an answer agreed with it: half after this.
 const HALF_LIFE: f64 = 60.0;
-
-/// How fast prompts may go to the engines of a pool, in prompt tokens as estimated.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Pace {
-    /// Tokens per second: the share of the engines' time that the paces of the classes leave for
-    /// prefill. Infinite where no class has a pace.
-    pub per_second: f64,
-    /// The same at 0.7 of the paces.
-    pub spare: f64,
-    /// Tokens by which the pool may be ahead of that.
-    pub burst: f64,
-    /// Tokens by which it may be behind.
-    pub behind: f64,
-    /// Tokens that one engine may have ahead of it.
-    pub most: f64,
-    /// Tokens that it may have ahead of it while the pool is behind.
-    pub least: f64,
-}
 
 /// What all pools know.
 #[derive(Debug)]
@@ -427,9 +409,9 @@ impl Inner {
     /// How fast prompts may go to the engines, by what was learned of them. Their seats under `auto`
     /// follow, and how they compare. `None`: nobody queues here, too little was learned, or no class
     /// promises anything.
-    pub fn keep_pace(&mut self, at: Tick) -> Option<Pace> {
+    pub fn keep_pace(&mut self, at: Tick) -> Option<PrefillPace> {
         let target = self.paces.least(at).or_else(|| self.promised.pace_at_first());
-        let (mut known, mut sum) = (0u32, Pace::default());
+        let (mut known, mut sum) = (0u32, PrefillPace::default());
         let ttft = self.promised.ttft.map(|ttft| ttft.as_secs_f64());
         let within = |(share, without): (f64, f64)| ttft.map_or(without, |ttft| share * ttft);
         let (most, least) = (within(PREFILL_AHEAD), within(LEAST_AHEAD).min(LEAST_AHEAD.1));
@@ -459,7 +441,7 @@ impl Inner {
         let each = f64::from(known);
         // Those of which nothing is known yet are taken to be like the others.
         let scale = self.present().count() as f64 / each;
-        Some(Pace {
+        Some(PrefillPace {
             per_second: target.map_or(f64::INFINITY, |_| sum.per_second * scale),
             spare: target.map_or(f64::INFINITY, |_| sum.spare * scale),
             burst: sum.burst * scale,

@@ -11,6 +11,7 @@ mod doorstep;
 mod endpoint;
 mod glob;
 mod lengths;
+mod prefill_pace;
 mod priority;
 
 pub use client_side::{ClientState, DisconnectReason};
@@ -18,6 +19,7 @@ pub use doorstep::{Doorstep, InvalidHead};
 pub use endpoint::{Dialect, Endpoint, PathError};
 pub use glob::Glob;
 pub use lengths::LengthBuckets;
+pub use prefill_pace::PrefillPace;
 pub use priority::Priority;
 
 use std::fmt;

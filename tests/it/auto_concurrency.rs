@@ -129,14 +129,7 @@ impl World {
 
     /// Seats and the pace follow what was learned.
     fn follow(&mut self, at: Tick) {
-        let pace = self.fleet.keep_pace(&self.pool.id, at).map(|pace| queue::Pace {
-            per_second: pace.per_second,
-            spare: pace.spare,
-            burst: pace.burst,
-            behind: pace.behind,
-            most: pace.most,
-            least: pace.least,
-        });
+        let pace = self.fleet.keep_pace(&self.pool.id, at);
         let moves = self.queue.set_pace(pace, at);
         self.dispatch(&moves, at);
         let moves = self.queue.set_seats(self.fleet.seats(&self.pool.id, at).unwrap_or(usize::MAX), at);

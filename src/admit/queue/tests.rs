@@ -430,11 +430,11 @@ fn no_seat_is_free_for_a_rank_that_leaves_the_reading_to_others() {
 
 // ---- the pace of prompts -----------------------------------------------------------------------
 
-const PACE: Pace =
-    Pace { per_second: 1000.0, spare: f64::INFINITY, burst: 100.0, behind: 100.0, most: 1000.0, least: 300.0 };
+const PACE: PrefillPace =
+    PrefillPace { per_second: 1000.0, spare: f64::INFINITY, burst: 100.0, behind: 100.0, most: 1000.0, least: 300.0 };
 
 /// A scheduler of a hundred seats and one engine, with such a pace.
-fn paced(pace: Pace) -> Scheduler {
+fn paced(pace: PrefillPace) -> Scheduler {
     let mut queue = Scheduler::new(Settings { quantum: Tokens(1 << 30), ..Settings::default() });
     let _ = (queue.set_seats(100, ms(0)), queue.set_readers(1, ms(0)), queue.set_pace(Some(pace), ms(0)));
     queue
@@ -500,7 +500,7 @@ fn lower_ranks_leave_a_part_of_the_bucket_to_others() {
 
 #[test]
 fn while_the_bucket_is_empty_an_engine_has_less_ahead_of_it() {
-    let mut queue = paced(Pace {
+    let mut queue = paced(PrefillPace {
         per_second: 1.0,
         spare: f64::INFINITY,
         burst: 100.0,
@@ -536,11 +536,11 @@ fn what_leaves_before_its_first_token_gives_back_what_it_took_and_what_was_read_
 fn a_new_pace_takes_nothing_away_but_what_it_has_no_room_for() {
     let mut queue = paced(PACE);
     goes(&mut queue, &patient(30, Priority::Critical, 0), 0);
-    let _ = queue.set_pace(Some(Pace { burst: 200.0, ..PACE }), ms(0));
+    let _ = queue.set_pace(Some(PrefillPace { burst: 200.0, ..PACE }), ms(0));
     assert_eq!(queue.bucket.level, 70.0);
-    let _ = queue.set_pace(Some(Pace { burst: 20.0, ..PACE }), ms(0));
+    let _ = queue.set_pace(Some(PrefillPace { burst: 20.0, ..PACE }), ms(0));
     assert_eq!(queue.bucket.level, 20.0);
-    let _ = queue.set_pace(Some(Pace { per_second: f64::INFINITY, ..PACE }), ms(0));
+    let _ = queue.set_pace(Some(PrefillPace { per_second: f64::INFINITY, ..PACE }), ms(0));
     assert_eq!(
         (queue.expire(ms(0)), queue.bucket.level),
         (Moves::default(), 100.0),
@@ -553,7 +553,7 @@ fn a_new_pace_takes_nothing_away_but_what_it_has_no_room_for() {
 
 #[test]
 fn at_a_known_pace_what_takes_little_prefill_goes_first() {
-    let mut queue = paced(Pace { behind: 0.0, ..PACE });
+    let mut queue = paced(PrefillPace { behind: 0.0, ..PACE });
     goes(&mut queue, &patient(100, Priority::Normal, 0), 0);
     let mut waits = |tokens, at, seconds: u64| {
         let aim = Aim::FirstToken { within: length(1000 * seconds), lead: Duration::ZERO };
@@ -629,7 +629,7 @@ fn a_free_seat_is_taken_by_who_asks_for_more_than_usual_only_while_prompts_leave
     let taken: Vec<_> =
         (0..3000).filter_map(|_| queue.take_free_seat(&ask("a", Priority::Normal, now), ms(now))).collect();
     assert_eq!(taken.len(), 3000, "nobody else wants it");
-    let _ = (queue.set_readers(1, ms(now)), queue.set_pace(Some(Pace { per_second: 1.0, ..PACE }), ms(now)));
+    let _ = (queue.set_readers(1, ms(now)), queue.set_pace(Some(PrefillPace { per_second: 1.0, ..PACE }), ms(now)));
     goes(&mut queue, &prompt(120, ask("b", Priority::Critical, now)), now);
     assert_eq!(queue.take_free_seat(&prompt(1, ask("a", Priority::Normal, now)), ms(now)), None, "half of the bucket");
     assert!(queue.take_free_seat(&prompt(1, ask("b", Priority::Normal, now)), ms(now)).is_some());
@@ -648,7 +648,7 @@ enum Step {
     Expire,
     Seats(usize),
     Readers(usize),
-    Pace(Option<Pace>),
+    Pace(Option<PrefillPace>),
     Settings(Settings),
 }
 
@@ -710,11 +710,11 @@ fn settings() -> impl Strategy<Value = Settings> {
 }
 
 /// Some fill within milliseconds, some hardly at all, some at once.
-fn paces() -> impl Strategy<Value = Pace> {
+fn paces() -> impl Strategy<Value = PrefillPace> {
     let rate = prop_oneof![2 => 1.0..1e3, 5 => 1e3..1e5, 1 => Just(f64::INFINITY)];
     let spare = prop_oneof![0.0..1e3, 1e3..1e5, Just(f64::INFINITY)];
     (rate, spare, 1.0..200.0, 0.0..200.0, 1.0..200.0, 0.0..1.0).prop_map(
-        |(per_second, spare, burst, behind, most, part)| Pace {
+        |(per_second, spare, burst, behind, most, part)| PrefillPace {
             per_second,
             spare,
             burst,
@@ -949,7 +949,7 @@ proptest! {
     ) {
         let mut queue = Scheduler::new(Settings { max_waiting: 1000, quantum: Tokens(quantum), ..Settings::default() });
         // Such a bucket is never empty: what counts here is the order.
-        let pace = rate.map(|per_second| Pace { per_second, spare: f64::INFINITY, burst: 1e9, behind: 0.0, most: 1e9, least: 1e9 });
+        let pace = rate.map(|per_second| PrefillPace { per_second, spare: f64::INFINITY, burst: 1e9, behind: 0.0, most: 1e9, least: 1e9 });
         let _ = (queue.set_seats(1, ms(0)), queue.set_readers(1, ms(0)), queue.set_pace(pace, ms(0)));
         let names = ["a", "b", "c", "d"];
         let offer = |queue: &mut Scheduler, (tenant, tokens, within): (usize, u64, u64), at| {
@@ -992,7 +992,7 @@ proptest! {
         rounds in prop::collection::vec((0u64..3, 0u64..2, 0u64..8, prop::bool::weighted(0.8)), 20..200),
     ) {
         let mut queue = scheduler(1, 1000);
-        let pace = rate.map(|per_second| Pace { per_second, spare: f64::INFINITY, burst: 1e9, behind: 0.0, most: 1e9, least: 1e9 });
+        let pace = rate.map(|per_second| PrefillPace { per_second, spare: f64::INFINITY, burst: 1e9, behind: 0.0, most: 1e9, least: 1e9 });
         let _ = (queue.set_readers(1, ms(0)), queue.set_pace(pace, ms(0)));
         let mut running = queue.offer(&ask("holder", Priority::Normal, 0), ms(0)).0;
         let (mut now, mut last, mut due) = (0, BTreeMap::new(), BTreeMap::new());
@@ -1055,7 +1055,7 @@ proptest! {
         readers in 1usize..4,
         asks in prop::collection::vec((0u64..400, prop::bool::ANY), 1..20),
     ) {
-        let mut queue = paced(Pace { per_second: 1.0, ..pace });
+        let mut queue = paced(PrefillPace { per_second: 1.0, ..pace });
         let _ = queue.set_readers(readers, ms(0));
         for (tokens, read) in asks {
             let before = queue.bucket.level;

@@ -551,14 +551,6 @@ impl Desk {
         if at >= self.pace_at {
             self.pace_at = at + PACE_EVERY;
             let pace = self.fleet.keep_pace(&self.pool.id, at);
-            let pace = pace.map(|pace| queue::Pace {
-                per_second: pace.per_second,
-                spare: pace.spare,
-                burst: pace.burst,
-                behind: pace.behind,
-                most: pace.most,
-                least: pace.least,
-            });
             let moves = self.scheduler.set_pace(pace, at);
             self.follow(moves, at, steps);
         } else {

@@ -37,7 +37,7 @@ pub struct Slow {
     pub settings: Settings,
     pub seats: usize,
     pub readers: usize,
-    pace: Option<Pace>,
+    pace: Option<PrefillPace>,
     bucket: f64,
     /// The same for what goes beyond the usual.
     spare: f64,
@@ -226,7 +226,7 @@ impl Slow {
         self.expire(at)
     }
 
-    pub fn set_pace(&mut self, pace: Option<Pace>, at: Tick) -> Fate {
+    pub fn set_pace(&mut self, pace: Option<PrefillPace>, at: Tick) -> Fate {
         let mut fate = self.pass(at);
         self.bucket = match (self.pace, pace) {
             (_, None) => 0.0,
@@ -243,7 +243,7 @@ impl Slow {
         fate
     }
 
-    fn paced(&self) -> Option<Pace> {
+    fn paced(&self) -> Option<PrefillPace> {
         self.pace.filter(|_| self.settings.reading == Reading::Auto)
     }
 
@@ -292,7 +292,7 @@ impl Slow {
     }
 
     fn keeps_pace(&self, next: &Entry) -> bool {
-        let empty = |pace: Pace| pace.burst - (pace.burst + pace.behind) * Slow::part(next) as f64 / 100.0;
+        let empty = |pace: PrefillPace| pace.burst - (pace.burst + pace.behind) * Slow::part(next) as f64 / 100.0;
         let is_beyond = (5..10).contains(&next.row);
         self.paced().is_none_or(|pace| self.bucket > empty(pace) && (!is_beyond || self.spare > 0.0))
     }
