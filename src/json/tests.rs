@@ -2,7 +2,7 @@ use super::*;
 use proptest::prelude::*;
 use serde_json::Value;
 
-/// Writes down everything it hears.
+/// Records every token.
 #[derive(Debug, Default, PartialEq, Clone)]
 struct Diary {
     lines: Vec<String>,
@@ -214,7 +214,7 @@ fn only_an_object_is_an_object() {
     }
 }
 
-/// JSON text, written in more ways than a serializer would.
+/// JSON text, spelled in more ways than a serializer would.
 pub(crate) fn json_text() -> impl Strategy<Value = String> {
     let number = "-?(0|[1-9][0-9]{0,14})(\\.[0-9]{1,4})?([eE][+-]?[0-9]{1,2})?";
     let string = "\"([ !#-\\[\\]-~é漢🌍]|\\\\[\"\\\\/bfnrt]|\\\\u00[0-9a-fA-F]{2}|\\\\ud83d\\\\ude0[0-9])*\"";
@@ -231,7 +231,7 @@ pub(crate) fn json_text() -> impl Strategy<Value = String> {
     })
 }
 
-/// What serde_json thinks: whether it is JSON, leaving out what it cannot hold.
+/// serde_json's verdict on whether the bytes are JSON; none for what it cannot represent.
 fn is_json_to_serde(bytes: &[u8]) -> Option<bool> {
     match serde_json::from_slice::<Value>(bytes) {
         Ok(_) => Some(true),

@@ -1,15 +1,14 @@
-//! Inside strings: text many bytes at a time, UTF-8 over the edges of frames.
+//! String content: plain text in blocks, and UTF-8 characters cut by frame edges.
 //!
-//! Long text is what bodies are made of. It is looked at by comparing 16 bytes at once and asking for
-//! one bit of each (SSE2 and NEON have that in every processor of their kind; `wide` does it in
-//! words elsewhere). Where escapes stand in it, 64 bytes become one word of bits for each question,
-//! and the usual ones (`\"`, `\\`, `\n`) cost no branch each: where they stand is nothing that a
-//! processor could guess.
+//! Bodies consist mostly of long strings. Text is compared 16 bytes at a time, one result bit per byte
+//! (SSE2 and NEON; `wide` emulates it elsewhere). Text with escapes is handled as 64-bit masks over
+//! 64 bytes, and the usual escapes (`\"`, `\\`, `\n`) cost no branch each, because a branch predictor
+//! cannot learn where escapes stand.
 
 use wide::u8x16;
 
-/// How far the text in front of the next quote, backslash or control character reaches, and
-/// whether all of it is ASCII.
+/// Length of the text before the next quote, backslash or control character, and whether it is all
+/// ASCII.
 #[inline(always)]
 pub(super) fn plain_run(bytes: &[u8]) -> (usize, bool) {
     let (mut len, mut high) = (0, 0);
@@ -31,7 +30,7 @@ pub(super) fn plain_run(bytes: &[u8]) -> (usize, bool) {
 
 const LANE: usize = 16;
 
-/// Bytes that are looked at together.
+/// Bytes compared together.
 #[derive(Clone, Copy)]
 struct ByteBlock(u8x16);
 
@@ -56,18 +55,18 @@ impl ByteBlock {
         self.are(b'"') | self.are(b'\\') | self.are_control()
     }
 
-    /// Those that are not ASCII, one bit each.
+    /// One bit for each non-ASCII byte.
     #[inline(always)]
     fn high(self) -> u32 {
         self.0.to_bitmask()
     }
 }
 
-/// Decodes text in which only whole escapes of two bytes stand; `take` gets it piece by piece, and
-/// says whether it wants more.
+/// Decodes text that has only complete two-byte escapes. `take` is called per piece and returns whether
+/// it wants more.
 ///
-/// Copies the same number of bytes in front of each escape, however many stand there, so that no
-/// branch depends on where escapes are.
+/// Always copies a fixed number of bytes before each escape, so that no branch depends on where escapes
+/// stand.
 pub(super) fn unescape(raw: &[u8], mut take: impl FnMut(&[u8]) -> bool) {
     let (mut to, mut written, mut read) = ([0; PIECE + 2 * BLOCK], 0, 0);
     while read < raw.len() {
@@ -81,7 +80,7 @@ pub(super) fn unescape(raw: &[u8], mut take: impl FnMut(&[u8]) -> bool) {
         };
         let Some(block) = from.first_chunk() else { return };
         let all = escapes_begin(bits(lanes(block).map(|lane| lane.are(b'\\'))));
-        // One that begins with the last byte is for the next time.
+        // An escape that begins with the block's last byte is left for the next block.
         let len = (raw.len() - read).min(BLOCK - usize::from(all & LAST != 0));
         let (mut begins, mut at) = (all & !LAST, 0);
         while begins != 0 {
@@ -109,7 +108,7 @@ pub(super) fn unescape(raw: &[u8], mut take: impl FnMut(&[u8]) -> bool) {
     take(&to[..written]);
 }
 
-/// Decoded bytes that are told at once, at least.
+/// Smallest piece of decoded bytes passed on.
 const PIECE: usize = 512;
 
 #[inline(always)]
@@ -118,7 +117,7 @@ fn copy_half(from: &[u8; 2 * BLOCK], at: usize, to: &mut [u8; PIECE + 2 * BLOCK]
     to[written..written + HALF].copy_from_slice(&from[at..at + HALF]);
 }
 
-/// The last bytes of a slice, with control characters behind them: those stop.
+/// The last bytes of a slice, padded with control characters, which stop the scan.
 #[inline(never)]
 fn filled_up<const N: usize>(rest: &[u8]) -> [u8; N] {
     let mut bytes = [0; N];
@@ -126,20 +125,20 @@ fn filled_up<const N: usize>(rest: &[u8]) -> [u8; N] {
     bytes
 }
 
-/// Text that nobody wants to see, escapes of two bytes included.
+/// Text whose content is not needed, two-byte escapes included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PlainRun {
-    /// Its bytes as they are written.
+    /// Raw length, bytes.
     pub(super) len: usize,
-    /// Bytes of the text that they stand for.
+    /// Decoded length, bytes.
     pub(super) decoded: usize,
     pub(super) is_ascii: bool,
 }
 
-/// How far text reaches in front of the next quote, control character, escape of another kind
-/// or escape that the slice cuts.
+/// Length of the text before the next quote, control character, other escape, or escape cut by the end
+/// of the slice.
 ///
-/// Never inlined: its loop needs all the registers there are.
+/// Never inlined because its loop needs all registers.
 #[inline(never)]
 pub(super) fn stretch(bytes: &[u8]) -> PlainRun {
     let (mut len, mut escapes, mut is_ascii) = (0, 0, true);
@@ -165,7 +164,7 @@ pub(super) fn stretch(bytes: &[u8]) -> PlainRun {
         let escaped = begins << 1;
         let usual = quotes | backslashes | bits(lanes.map(|lane| lane.are(b'n')));
         let unknown = first_unknown(block, escaped & !usual) >> 1;
-        // The letter of one that begins with the last byte is not there to be looked at.
+        // The second byte of an escape that begins with the last byte is not in the block.
         let cut = begins & LAST;
         let stops = (quotes & !escaped) | bits(lanes.map(|lane| lane.are_control())) | unknown | cut;
         let place = stops.trailing_zeros();
@@ -195,7 +194,7 @@ fn bits(lanes: [u8x16; 4]) -> u64 {
     a | (b << 16) | (c << 32) | (d << 48)
 }
 
-/// The backslashes that begin an escape: of those that stand side by side every other one.
+/// The backslashes that begin an escape: in a run of backslashes every other one.
 #[inline(always)]
 fn escapes_begin(backslashes: u64) -> u64 {
     if backslashes & (backslashes << 1) == 0 {
@@ -210,7 +209,7 @@ fn escapes_begin(backslashes: u64) -> u64 {
     begins
 }
 
-/// The first of these bytes that no backslash may stand in front of, as its bit; 0 if there is none.
+/// Bit of the first byte that is not a valid two-byte escape's second byte; 0 if there is none.
 #[inline(always)]
 fn first_unknown(block: &[u8; BLOCK], escaped: u64) -> u64 {
     let mut rest = escaped;
@@ -220,7 +219,7 @@ fn first_unknown(block: &[u8; BLOCK], escaped: u64) -> u64 {
     rest & rest.wrapping_neg()
 }
 
-/// What the letter behind a backslash stands for; 0 where it stands for nothing by itself.
+/// The character meant by the byte behind a backslash; 0 where the escape is not a two-byte one.
 pub(super) const UNESCAPED: [u8; 256] = {
     let mut table = [0; 256];
     let pairs = *b"\"\"\\\\//b\x08f\x0Cn\nr\rt\t";
@@ -232,8 +231,8 @@ pub(super) const UNESCAPED: [u8; 256] = {
     table
 };
 
-/// A character that a frame's edge has cut: how many bytes it still needs, and between
-/// which bounds the next one must lie (RFC 3629).
+/// A character cut by a frame's edge: the bytes it still needs, and the bounds of the next one
+/// (RFC 3629).
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Utf8 {
     need: u8,
@@ -242,14 +241,14 @@ pub(super) struct Utf8 {
 }
 
 impl Utf8 {
-    /// No character is cut.
+    /// No pending character.
     pub(super) const WHOLE: Utf8 = Utf8 { need: 0, low: 0, high: 0 };
 
     pub(super) const fn is_whole(self) -> bool {
         self.need == 0
     }
 
-    /// Takes the next byte; false if it cannot stand here.
+    /// Takes the next byte; false if it is invalid here.
     pub(super) const fn step(&mut self, byte: u8) -> bool {
         if self.need > 0 {
             let fits = self.low <= byte && byte <= self.high;
@@ -284,7 +283,7 @@ mod tests {
         matches!(bytes, [b'\\', byte, ..] if UNESCAPED[usize::from(*byte)] != 0)
     }
 
-    /// What `stretch` says, byte by byte.
+    /// `stretch`, byte by byte.
     fn slow_stretch(bytes: &[u8]) -> PlainRun {
         let (mut len, mut decoded) = (0, 0);
         while len < bytes.len() {

@@ -5,56 +5,56 @@ use std::ops::Range;
 use super::text::{PlainRun, UNESCAPED, Utf8, plain_run, stretch};
 use super::{Interest, Literal, Nest, Scalar, Sink, SyntaxError};
 
-/// Reads one JSON value from bytes that are cut anywhere.
+/// Reads one JSON value from bytes cut anywhere.
 #[derive(Clone, Debug)]
 pub struct Tokenizer {
     state: State,
-    /// Bytes of all earlier pushes.
+    /// Bytes of all previous pushes.
     before: usize,
     nests: NestingStack,
-    /// Depth of the container that the sink does not want to hear of.
+    /// Depth of the container that the sink skips.
     muted_at: Option<usize>,
-    /// The string that is being read is a key.
+    /// The current string is a key.
     is_key: bool,
-    /// The sink wants the pieces of the current scalar.
+    /// The sink wants the current scalar's pieces.
     is_read: bool,
-    /// A character that the frame's edge cut.
+    /// A character cut by the frame's edge.
     utf8: Utf8,
-    /// What the digits behind `\u` say so far, and how many have come.
+    /// The digits behind `\u` so far, and their number.
     unit: u16,
     digits: u8,
-    /// An escaped high surrogate that waits for its other half; 0 if none.
+    /// A pending high surrogate; 0 if none.
     high: u16,
-    /// Where in a number we are.
+    /// Position inside a number.
     number: Digits,
-    /// The word that is being read, and how much of it has come.
+    /// The current literal, and how many of its bytes have come.
     literal: Literal,
     matched: u8,
-    /// `NaN`, `Infinity` and `-Infinity` are numbers.
+    /// `NaN`, `Infinity` and `-Infinity` are accepted as numbers.
     takes_words: bool,
-    /// The fault that was found, if one was.
+    /// The error found, if any.
     broken: Option<SyntaxError>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// A value must come.
+    /// Expects a value.
     Value,
-    /// Behind `[`: a value or the end.
+    /// After `[`: expects a value or the end.
     FirstElement,
-    /// Behind `{`: a key or the end.
+    /// After `{`: expects a key or the end.
     FirstKey,
-    /// Behind a comma in an object: a key.
+    /// After a comma in an object: expects a key.
     NextKey,
-    /// Behind a key.
+    /// After a key: expects the colon.
     Colon,
-    /// Behind a value inside a container: a comma or the end.
+    /// After a value inside a container: expects a comma or the end.
     Next,
-    /// Behind the top-level value: whitespace only.
+    /// After the top-level value: expects whitespace only.
     Done,
     /// Inside a string.
     Text,
-    /// Behind a backslash.
+    /// After a backslash.
     Escape,
     /// Inside the four digits behind `\u`.
     Unit,
@@ -62,12 +62,12 @@ enum State {
     Number,
     /// Inside `true`, `false` or `null`.
     Word,
-    /// A fault was found; nothing more is read.
+    /// An error was found; no more input is read.
     Broken,
 }
 
 impl State {
-    /// What a string is that begins here, if one may.
+    /// Whether a string that begins here is a key or a value, if one may.
     const fn string(self) -> Option<Scalar> {
         match self {
             State::FirstKey | State::NextKey => Some(Scalar::Key),
@@ -77,38 +77,38 @@ impl State {
     }
 }
 
-/// Where in a number we are.
+/// Position inside a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Digits {
-    /// In front of the first byte.
+    /// Before the first byte.
     Start,
-    /// Behind `-`.
+    /// After `-`.
     Minus,
-    /// Behind a leading `0`: no more integer digits.
+    /// After a leading `0`: no more integer digits.
     Zero,
     /// In the integer part.
     Integer,
-    /// Behind `.`.
+    /// After `.`.
     Point,
     /// In the fraction.
     Fraction,
-    /// Behind `e`.
+    /// After `e`.
     Exponent,
-    /// Behind the exponent's sign.
+    /// After the exponent's sign.
     Sign,
-    /// In the exponent.
+    /// In the exponent's digits.
     Power,
-    /// Behind so many letters of [`NAN`], of [`INFINITY`].
+    /// After that many letters of [`NAN`] or [`INFINITY`].
     Nan(u8),
     Infinity(u8),
 }
 
-/// Numbers that Python's writer spells and RFC 8259 does not know.
+/// Numbers that Python's `json` writes and RFC 8259 lacks.
 const NAN: &[u8] = b"NaN";
 const INFINITY: &[u8] = b"Infinity";
 
 impl Digits {
-    /// The place behind `byte`, if the number goes on with it.
+    /// The next position, if `byte` continues the number.
     const fn after(self, byte: u8) -> Option<Digits> {
         Some(match (self, byte) {
             (Digits::Start, b'-') => Digits::Minus,
@@ -123,7 +123,7 @@ impl Digits {
         })
     }
 
-    /// The same, where a number may also be one of those words.
+    /// [`after`](Digits::after), also accepting those words.
     fn after_or_word(self, byte: u8) -> Option<Digits> {
         let spells = |word: &[u8], at: u8| word.get(usize::from(at)) == Some(&byte);
         match self {
@@ -135,7 +135,7 @@ impl Digits {
         }
     }
 
-    /// Whether a digit leads nowhere else.
+    /// Whether a digit keeps this position.
     const fn repeats(self) -> bool {
         matches!(self, Digits::Integer | Digits::Fraction | Digits::Power)
     }
@@ -184,7 +184,7 @@ impl NestingStack {
     }
 }
 
-/// A fault was found and noted. Holds nothing, so that the way without one is short.
+/// An error was found and stored. Empty, so that the path without errors stays short.
 struct Stop;
 
 impl Default for Tokenizer {
@@ -220,23 +220,22 @@ impl Tokenizer {
         }
     }
 
-    /// The same for what engines write: `NaN`, `Infinity` and `-Infinity` are numbers there.
+    /// A reader of engines' output: accepts `NaN`, `Infinity` and `-Infinity` as numbers.
     #[must_use]
     pub const fn of_answer() -> Self {
         Tokenizer::taking(true)
     }
 
-    /// Heap that it holds: a bit for each open container beyond the first 64.
+    /// Heap memory held, bytes: one bit per open container beyond the first 64.
     #[must_use]
     pub fn held(&self) -> usize {
         self.nests.outer.capacity() * size_of::<u64>()
     }
 
-    /// Reads the next bytes and tells the sink what they are.
+    /// Reads the next bytes and reports tokens to the sink.
     ///
     /// # Errors
-    /// [`SyntaxError`] at the first byte that cannot stand where it stands, and again on every
-    /// further call.
+    /// [`SyntaxError`] at the first invalid byte, and again on every further call.
     pub fn push<S: Sink>(&mut self, bytes: &[u8], sink: &mut S) -> Result<(), SyntaxError> {
         let mut i = 0;
         while i < bytes.len() {
@@ -253,11 +252,10 @@ impl Tokenizer {
         Ok(())
     }
 
-    /// No more bytes come: the value must be whole. (Only here a number at the top level
-    /// is known to have ended, so the sink is needed once more.)
+    /// Ends the input. Takes the sink because only here a top-level number is known to be complete.
     ///
     /// # Errors
-    /// [`SyntaxError`] where the value is not whole.
+    /// [`SyntaxError`] if the value is incomplete.
     pub fn finish<S: Sink>(&mut self, sink: &mut S) -> Result<(), SyntaxError> {
         match self.state {
             State::Number if self.number.is_whole() && self.nests.depth == 0 => self.end_number(0, sink),
@@ -273,13 +271,13 @@ impl Tokenizer {
         self.before
     }
 
-    /// Bytes held for open containers.
+    /// Memory held for open containers, bytes.
     #[cfg(test)]
     pub(super) fn memory(&self) -> usize {
         self.nests.outer.capacity() * size_of::<u64>()
     }
 
-    /// Notes a fault at an index of the current slice.
+    /// Stores an error at an index of the current slice.
     #[cold]
     fn stop(&mut self, i: usize, what: &'static str) -> Stop {
         self.state = State::Broken;
@@ -287,7 +285,7 @@ impl Tokenizer {
         Stop
     }
 
-    /// Reads on from index `i`, at least to the end of one token or piece, and says where.
+    /// Reads on from index `i` at least to the end of one token or piece; returns the new index.
     fn step<S: Sink>(&mut self, bytes: &[u8], i: usize, sink: &mut S) -> Result<usize, Stop> {
         let byte = bytes[i];
         match self.state {
@@ -319,7 +317,7 @@ impl Tokenizer {
         Ok(i + 1)
     }
 
-    /// Something else than a quote where a key must begin.
+    /// The error for a byte other than a quote where a key must begin.
     fn no_key(&mut self, byte: u8, i: usize) -> Result<usize, Stop> {
         match byte {
             _ if is_space(byte) => Ok(i + 1),
@@ -343,7 +341,7 @@ impl Tokenizer {
             b'{' => self.open(Nest::Object, i, sink),
             b'[' => self.open(Nest::Array, i, sink),
             b'-' | b'0'..=b'9' => {
-                // Nearly all numbers are short integers that the slice holds whole.
+                // Most numbers are short integers that the slice contains whole.
                 let Some(past) = whole_integer(bytes, i) else {
                     self.begin(Scalar::Number, i, sink);
                     return self.number(Digits::Start, bytes, i, sink);
@@ -406,8 +404,7 @@ impl Tokenizer {
         self.state = if in_object { State::NextKey } else { State::Value };
     }
 
-    /// A value ended; the comma that nearly always stands directly behind it is taken along.
-    /// Says where to read on.
+    /// A value ended; also consumes a comma directly behind it. Returns where to read on.
     fn behind_value_at(&mut self, bytes: &[u8], past: usize) -> usize {
         self.behind_value();
         if self.state != State::Next || bytes.get(past) != Some(&b',') {
@@ -431,8 +428,8 @@ impl Tokenizer {
         }
     }
 
-    /// A string from its opening quote on, and those that stand directly behind it, as keys and
-    /// their values do. Nearly all are plain and stand in one slice.
+    /// Reads a string from its opening quote, and strings directly behind it, as keys and their values are.
+    /// Most are plain and complete in the slice.
     #[inline]
     fn strings<S: Sink>(&mut self, mut what: Scalar, bytes: &[u8], mut at: usize, sink: &mut S) -> Result<usize, Stop> {
         loop {
@@ -457,8 +454,7 @@ impl Tokenizer {
         }
     }
 
-    /// Where to read on behind a string: the colon or comma that stands directly behind it is
-    /// taken along.
+    /// After a string: also consumes a colon or comma directly behind it. Returns where to read on.
     fn behind_string(&mut self, is_key: bool, bytes: &[u8], past: usize) -> usize {
         if !is_key {
             return self.behind_value_at(bytes, past);
@@ -471,7 +467,7 @@ impl Tokenizer {
         behind_mark(bytes, past)
     }
 
-    /// Text that an earlier slice began.
+    /// Continues text that an earlier slice began.
     fn text<S: Sink>(&mut self, bytes: &[u8], from: usize, sink: &mut S) -> Result<usize, Stop> {
         let mut i = from;
         if !self.utf8.is_whole() {
@@ -480,8 +476,8 @@ impl Tokenizer {
         self.runs(bytes, i, plain_run(&bytes[i..]), sink)
     }
 
-    /// Text up to its end, to the end of the slice, or to an escape that the slice cuts. It
-    /// begins with a run that has been looked at.
+    /// Reads text up to its end, the end of the slice, or an escape cut by it, starting with a run that was
+    /// already scanned.
     fn runs<S: Sink>(
         &mut self,
         bytes: &[u8],
@@ -519,7 +515,7 @@ impl Tokenizer {
         }
     }
 
-    /// Text and short escapes that nobody wants to see, all at once.
+    /// Skips text and two-byte escapes whose content is not needed.
     fn unseen<S: Sink>(&mut self, bytes: &[u8], from: usize, sink: &mut S) -> Result<usize, Stop> {
         let PlainRun { len, decoded, is_ascii } = stretch(&bytes[from..]);
         if !is_ascii {
@@ -532,7 +528,7 @@ impl Tokenizer {
         Ok(from + len)
     }
 
-    /// The bytes of a character that an earlier slice began.
+    /// Completes a character that an earlier slice began.
     fn rest_of_character<S: Sink>(&mut self, bytes: &[u8], from: usize, sink: &mut S) -> Result<usize, Stop> {
         let mut i = from;
         while !self.utf8.is_whole() && i < bytes.len() {
@@ -547,7 +543,7 @@ impl Tokenizer {
         Ok(i)
     }
 
-    /// Checks a run; a character that is cut by the end of the slice is remembered.
+    /// Checks a run; remembers a character cut by the end of the slice.
     fn check_utf8(&mut self, bytes: &[u8], place: Range<usize>) -> Result<(), Stop> {
         let run = &bytes[place.clone()];
         let Err(error) = std::str::from_utf8(run) else { return Ok(()) };
@@ -559,8 +555,8 @@ impl Tokenizer {
         if place.end == bytes.len() { Ok(()) } else { Err(self.stop(place.end, "invalid UTF-8")) }
     }
 
-    /// The escape behind a backslash, if all of it is in the slice and right: its length.
-    /// Else 0, and it is read byte by byte.
+    /// Length of the escape behind a backslash if it is complete in the slice and valid; else 0, and it is
+    /// read byte by byte.
     fn whole_escape<S: Sink>(&mut self, behind: &[u8], sink: &mut S) -> usize {
         match behind {
             [b'u', digits @ ..] => {
@@ -629,7 +625,7 @@ impl Tokenizer {
         Ok(i + 1)
     }
 
-    /// A whole `\uXXXX`: a character, half of one, or nothing that text can hold.
+    /// Handles a complete `\uXXXX`: a character, half of one, or a value that cannot be text.
     fn take_unit<S: Sink>(&mut self, sink: &mut S) {
         let code = match (self.high, self.unit) {
             (0, 0xDC00..=0xDFFF) => return sink.lone_surrogate(),
@@ -652,7 +648,7 @@ impl Tokenizer {
         }
     }
 
-    /// Something else came than the other half.
+    /// A pending high surrogate was not followed by its other half.
     fn settle_surrogate<S: Sink>(&mut self, sink: &mut S) {
         if self.high != 0 {
             self.high = 0;
@@ -725,7 +721,7 @@ const fn is_space(byte: u8) -> bool {
     matches!(byte, b' ' | b'\t' | b'\n' | b'\r')
 }
 
-/// Where to read on behind a comma or colon: many writers set a space behind each.
+/// Where to read on behind a comma or colon, which many writers follow by a space.
 fn behind_mark(bytes: &[u8], at: usize) -> usize {
     at + 1 + usize::from(bytes.get(at + 1) == Some(&b' '))
 }
@@ -743,8 +739,8 @@ fn four_digits(four: &[u8; 4]) -> Option<u16> {
     four.iter().try_fold(0, |unit, &byte| Some((unit << 4) | digit(byte)?))
 }
 
-/// Where the number at `from` ends, if it is an integer without a sign, with more of the slice
-/// behind it; which byte that is, is for the reader of what follows to judge.
+/// End of the number at `from` if it is an unsigned integer with more of the slice behind it; the
+/// caller judges the byte that follows.
 fn whole_integer(bytes: &[u8], from: usize) -> Option<usize> {
     let digits = match bytes[from] {
         b'0' => 1,
@@ -755,7 +751,7 @@ fn whole_integer(bytes: &[u8], from: usize) -> Option<usize> {
     (!matches!(behind, b'.' | b'e' | b'E' | b'0'..=b'9')).then_some(from + digits)
 }
 
-/// How far the number reaches with which the bytes begin; 0 where they begin with none.
+/// Length of the number at the start of `bytes`; 0 if there is none.
 pub(super) fn number_run(bytes: &[u8]) -> usize {
     let (mut digits, mut length) = (Digits::Start, 0);
     while let Some(next) = bytes.get(length).and_then(|byte| digits.after(*byte)) {

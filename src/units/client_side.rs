@@ -1,8 +1,8 @@
-//! What is known of a client that may have stopped reading.
+//! Read state of one client, shared between its connection and the response body.
 //!
-//! A connection stops polling a response body once its own buffers are full, so no timer inside the
-//! body can see a client that refuses bytes. `accept` sees it at the socket, and writes it
-//! into this cell, which comes with the body of each request; `forward` reads it.
+//! hyper stops polling a response body once its own buffers are full, so a timer inside the body cannot
+//! notice a client that stopped reading. `accept` notices it at the socket and records it in this
+//! cell, which travels with the request body; `forward` reads it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
@@ -11,14 +11,14 @@ use std::time::Duration;
 
 use super::Tick;
 
-/// Why `accept` cut a connection whose client did not read.
+/// Why `accept` closed the connection of a client that did not read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DisconnectReason {
     /// The client accepted no byte for `write_stall`.
     WriteStall,
-    /// The total limit of the request's class passed while the client refused bytes.
+    /// The class's total time limit passed while the client was not reading.
     Total,
-    /// The drain limit passed while the client refused bytes.
+    /// The drain limit passed while the client was not reading.
     Drain,
 }
 
@@ -60,29 +60,29 @@ impl Default for Cell {
 }
 
 impl ClientState {
-    /// A client at this address, if one is known.
+    /// The state of a client at `address`, if known.
     #[must_use]
     pub fn of(address: Option<Arc<str>>) -> Self {
         ClientState(Arc::new(Cell::of(address)))
     }
 
-    /// The address that its connection came from, without a port.
+    /// The peer address of the connection, without a port.
     #[must_use]
     pub fn address(&self) -> Option<&str> {
         self.0.address.as_deref()
     }
 
-    /// A refusal of bytes longer than this in one stretch makes a request `client_limited`
+    /// A stretch of not reading longer than this marks the request `client_limited`
     /// (`docs/semantics.md`, section 1).
     pub const PATIENCE: Duration = Duration::from_millis(100);
 
-    /// The client's socket (or its HTTP/2 window) took no byte at `at`. Keeps the first
-    /// moment of a stretch.
+    /// Records that the client's socket (or HTTP/2 window) accepted no byte at `at`. Keeps the start of
+    /// the stretch.
     pub fn refuses(&self, at: Tick) {
         let _ = self.0.refused_since.compare_exchange(NEVER, at.as_nanos(), Ordering::AcqRel, Ordering::Acquire);
     }
 
-    /// The client takes bytes again. A stretch above [`ClientState::PATIENCE`] leaves its mark.
+    /// Records that the client reads again. A stretch above [`ClientState::PATIENCE`] is remembered.
     pub fn accepts(&self, at: Tick) {
         if let Some(since) = self.limited_since(at) {
             self.0.limited_since.store(since.as_nanos(), Ordering::Release);
@@ -92,33 +92,33 @@ impl ClientState {
         }
     }
 
-    /// When the client last took bytes again after it had refused them. The idle limit does
-    /// not run while a client refuses, so it runs from here if nothing came later.
+    /// When the client resumed reading, if it ever stopped. The idle limit is suspended meanwhile and
+    /// restarts here unless an event came later.
     #[must_use]
     pub fn resumed_at(&self) -> Option<Tick> {
         moment(&self.0.resumed_at)
     }
 
-    /// Since when the client has been refusing bytes without a pause.
+    /// Start of the current stretch of not reading.
     #[must_use]
     pub fn refused_since(&self) -> Option<Tick> {
         moment(&self.0.refused_since)
     }
 
-    /// When the first stretch of refusal began that lasted more than 100 ms, up to `at`.
+    /// Start of the first stretch of not reading that lasted more than 100 ms, up to `at`.
     #[must_use]
     pub fn limited_since(&self, at: Tick) -> Option<Tick> {
         let long = |since: &Tick| at.since(*since) > Self::PATIENCE;
         moment(&self.0.limited_since).or_else(|| self.refused_since().filter(long))
     }
 
-    /// Whether there was such a stretch.
+    /// Whether such a stretch exists.
     #[must_use]
     pub fn is_limited(&self, at: Tick) -> bool {
         self.limited_since(at).is_some()
     }
 
-    /// Takes the mark back between two requests of one connection.
+    /// Clears the state between two requests of one connection.
     pub fn reset(&self) {
         self.0.limited_since.store(NEVER, Ordering::Release);
         self.0.refused_since.store(NEVER, Ordering::Release);
@@ -127,44 +127,43 @@ impl ClientState {
         self.0.severed.store(0, Ordering::Release);
     }
 
-    /// The request's total limit ends at `deadline`: enforced by `accept` while the client
-    /// refuses bytes, by `forward` in all other states.
+    /// Sets the end of the request's total time limit. `accept` enforces it while the client is not
+    /// reading, `forward` otherwise.
     pub fn set_total_deadline(&self, deadline: Tick) {
         self.0.total_deadline.store(deadline.as_nanos(), Ordering::Release);
     }
 
-    /// The response's last byte has been handed over: no total limit applies any more, and
-    /// what is left to write is bounded by the write stall alone.
+    /// Clears the total time limit because the response's last byte was handed over; the rest of the write
+    /// is bounded by the write stall alone.
     pub fn lift_total_deadline(&self) {
         self.0.total_deadline.store(NEVER, Ordering::Release);
     }
 
-    /// When the request's total limit ends.
+    /// End of the request's total time limit.
     #[must_use]
     pub fn total_deadline(&self) -> Option<Tick> {
         moment(&self.0.total_deadline)
     }
 
-    /// The drain limit has passed. `accept` polls the request's handler or body right after
-    /// it said so: whoever looks at [`ClientState::drain_is_over`] on each poll needs no waker.
+    /// Records that the drain limit has passed. `accept` polls the handler or body right afterwards,
+    /// so a caller that checks [`ClientState::drain_is_over`] on each poll needs no waker.
     pub fn end_drain(&self) {
         self.0.drain_over.store(true, Ordering::Release);
     }
 
-    /// Whether the drain limit has passed: the response says so in band and ends, or it is
-    /// cut a moment later.
+    /// Whether the drain limit has passed. The response then reports it in band and ends, or is cut a
+    /// moment later.
     #[must_use]
     pub fn drain_is_over(&self) -> bool {
         self.0.drain_over.load(Ordering::Acquire)
     }
 
-    /// Ends when the drain limit has passed. Needs no waker of its own, see
-    /// [`ClientState::end_drain`].
+    /// Resolves when the drain limit has passed. Registers no waker, see [`ClientState::end_drain`].
     pub async fn drain_over(&self) {
         std::future::poll_fn(|_| if self.drain_is_over() { Poll::Ready(()) } else { Poll::Pending }).await;
     }
 
-    /// `accept` is about to cut the connection; the body that is dropped next reads why.
+    /// Records why `accept` is about to close the connection, for the body that is dropped next.
     pub fn sever(&self, why: DisconnectReason) {
         let code = match why {
             DisconnectReason::WriteStall => 1,
@@ -174,7 +173,7 @@ impl ClientState {
         let _ = self.0.severed.compare_exchange(0, code, Ordering::AcqRel, Ordering::Acquire);
     }
 
-    /// Why `accept` cut the connection, if it did.
+    /// Why `accept` closed the connection, if it did.
     #[must_use]
     pub fn severed(&self) -> Option<DisconnectReason> {
         match self.0.severed.load(Ordering::Acquire) {

@@ -1,11 +1,11 @@
-//! Numbers as digits, for what every request writes.
+//! Decimal and hexadecimal digits without `fmt`, because every request writes several numbers.
 
-/// Appends a number.
+/// Appends `value` in decimal.
 pub fn push_number(text: &mut Vec<u8>, value: u64) {
     if value >= 1000 {
         return push_large(text, value);
     }
-    // Most are small. Always three digits are copied, which takes no call, and then cut.
+    // Most values are small: three digits are always copied (no call) and then truncated.
     let digit = |value: u64| b'0' + (value % 10) as u8;
     let (digits, length) = match value {
         0..10 => ([digit(value), 0, 0], 1),
@@ -17,13 +17,13 @@ pub fn push_number(text: &mut Vec<u8>, value: u64) {
     text.truncate(end);
 }
 
-/// On its own: the room for its digits is not for the others to set up.
+/// Separate from the short path so that its buffer is set up only here.
 #[inline(never)]
 fn push_large(text: &mut Vec<u8>, value: u64) {
     text.extend_from_slice(itoa::Buffer::new().format(value).as_bytes());
 }
 
-/// Appends a number of thousandths as a number with three decimals.
+/// Appends `value` thousandths as a number with three decimals.
 pub fn push_thousandths(text: &mut Vec<u8>, value: u64) {
     push_number(text, value / 1000);
     let mut decimals = *b".000";
@@ -31,7 +31,7 @@ pub fn push_thousandths(text: &mut Vec<u8>, value: u64) {
     text.extend_from_slice(&decimals);
 }
 
-/// Writes the lowest decimal digits of a number, as many as there is room for.
+/// Writes the lowest decimal digits of `value`, right-aligned, filling `room`.
 pub fn put_digits(room: &mut [u8], mut value: u64) {
     for digit in room.iter_mut().rev() {
         *digit = b'0' + (value % 10) as u8;
@@ -39,14 +39,14 @@ pub fn put_digits(room: &mut [u8], mut value: u64) {
     }
 }
 
-/// Writes bytes as two hexadecimal digits each, as many as there is room for.
+/// Writes two hexadecimal digits per byte until `room` is full.
 pub fn put_hex(room: &mut [u8], bytes: &[u8]) {
     for (digits, byte) in room.chunks_exact_mut(2).zip(bytes) {
         digits.copy_from_slice(&HEX[usize::from(*byte)]);
     }
 }
 
-/// The digits of each byte.
+/// The two hexadecimal digits of each byte.
 const HEX: [[u8; 2]; 256] = {
     let digits = b"0123456789abcdef";
     let mut hex = [[0; 2]; 256];

@@ -1,28 +1,28 @@
-//! What ends at a listener before it becomes a request: heads that are refused, connections that
-//! one address has too many of. Counted here for the metrics page, and nowhere else.
+//! Counters of what a listener refuses before it becomes a request: invalid heads, and connections
+//! beyond the limit per peer address. The metrics page reads them; nothing else counts these events.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use http::StatusCode;
 
-/// Why a request head is refused, over HTTP/1.1 and HTTP/2 alike. The connection closes with the
-/// response.
+/// Reason for refusing a request head, the same over HTTP/1.1 and HTTP/2. The connection closes with
+/// the response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InvalidHead {
-    /// It breaks the grammar.
+    /// Not HTTP grammar (RFC 9112).
     Malformed,
-    /// A version of HTTP that is not spoken here.
+    /// An HTTP version that is not supported.
     Version,
-    /// A `Content-Length` that is no number, or two that differ.
+    /// A `Content-Length` that is not a decimal number, or two different ones.
     Length,
     /// `Transfer-Encoding` beside `Content-Length`.
     TwoFramings,
     /// A transfer coding other than `chunked`, once.
     TransferCoding,
-    /// A target that is neither a path nor an `http(s)` URL.
+    /// A target that is neither an absolute path nor an `http(s)` URL.
     Target,
-    /// A target or a query longer than any is.
+    /// A target or query beyond the length limit.
     TargetTooLong,
     /// Larger than `max_head`.
     TooLarge,
@@ -30,14 +30,14 @@ pub enum InvalidHead {
     TooManyLines,
     /// `CONNECT` or `TRACE`.
     Method,
-    /// No host, more than one, one that is none, or one that differs from the target's.
+    /// `Host` missing, repeated, invalid, or different from the target's authority.
     Host,
     /// An expectation other than `100-continue`.
     Expectation,
 }
 
 impl InvalidHead {
-    /// All of them, in the order of the documentation.
+    /// Every reason, in the order of the documentation.
     pub const ALL: [InvalidHead; 12] = [
         InvalidHead::Malformed,
         InvalidHead::Version,
@@ -89,7 +89,7 @@ impl InvalidHead {
         }
     }
 
-    /// What the client is told: what to do instead.
+    /// Text for the client: what to do instead.
     #[must_use]
     pub const fn advice(self) -> &'static str {
         match self {
@@ -115,7 +115,7 @@ impl InvalidHead {
     }
 }
 
-/// The counts of one listener. Cheap to clone: all clones are one.
+/// The counters of one listener. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub struct Doorstep(Arc<BadHeadCounts>);
 
@@ -126,23 +126,23 @@ struct BadHeadCounts {
 }
 
 impl Doorstep {
-    /// A head was refused.
+    /// Counts a refused head.
     pub fn refused_head(&self, why: InvalidHead) {
         self.0.bad_heads[why as usize].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A connection was closed at once: its address has as many as it may.
+    /// Counts a connection closed because its peer address has reached the limit.
     pub fn refused_connection(&self) {
         self.0.crowded.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Heads refused so far, by the label value of the reason.
+    /// Heads refused so far, by label value.
     #[must_use]
     pub fn bad_heads(&self) -> [(&'static str, u64); InvalidHead::ALL.len()] {
         InvalidHead::ALL.map(|why| (why.as_str(), self.0.bad_heads[why as usize].load(Ordering::Relaxed)))
     }
 
-    /// Connections closed at once so far.
+    /// Connections closed so far because of the limit per peer address.
     #[must_use]
     pub fn refused_connections(&self) -> u64 {
         self.0.crowded.load(Ordering::Relaxed)

@@ -1,6 +1,6 @@
-//! The paths the gateway serves, and the dialect each of them speaks (`docs/semantics.md`, section 3).
+//! The API paths of the gateway, and the dialect of each (`docs/semantics.md`, section 3).
 
-/// How a request and its answer are written.
+/// Wire format of a request and its response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Dialect {
     /// `POST /v1/chat/completions`.
@@ -11,19 +11,19 @@ pub enum Dialect {
     Responses,
     /// `POST /v1/messages` (the Anthropic shape).
     Messages,
-    /// Everything else: JSON or multipart in, any body out, no tokens observed.
+    /// Any other path: JSON or multipart in, any body out, no tokens observed.
     Plain,
 }
 
 impl Dialect {
-    /// Whether answers in this dialect carry generated tokens.
+    /// Whether responses in this dialect carry generated tokens.
     #[must_use]
     pub const fn generates(self) -> bool {
         !matches!(self, Dialect::Plain)
     }
 }
 
-/// One of the paths that the gateway serves.
+/// One API path of the gateway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Endpoint {
     path: &'static str,
@@ -33,26 +33,26 @@ pub struct Endpoint {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Serves {
-    /// A POST that goes to an engine.
+    /// A POST relayed to an engine.
     Relay,
-    /// A GET that goes to an engine, where the settings name it.
+    /// A GET relayed to an engine, only where the settings list it.
     Engine,
-    /// A GET or HEAD that the gateway answers itself.
+    /// A GET or HEAD that the gateway answers itself: the list of models.
     Models,
-    /// One model of `Models`.
+    /// One model of that list.
     Model,
     /// Liveness of the gateway.
     Health,
 }
 
-/// Why no endpoint serves a request's method and path.
+/// Why no API path serves a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PathError {
-    /// The path is none of ours.
+    /// The path is unknown.
     Path,
-    /// The path is ours, with another method.
+    /// The path is known, but not with this method.
     Method {
-        /// Value of the `Allow` header of the answer.
+        /// Value of the response's `Allow` header.
         allow: &'static str,
     },
 }
@@ -73,7 +73,7 @@ const fn engine(path: &'static str) -> Endpoint {
 
 const BATCH: &str = "/v1/chat/completions/batch";
 
-// No path that steers an engine (adapters, sleep, caches, weights, profiles) will ever be here.
+// Paths that steer an engine (adapters, sleep, caches, weights, profiles) are never listed here.
 const ENDPOINTS: [Endpoint; 27] = [
     relay("/v1/chat/completions", Chat),
     relay("/v1/completions", Completions),
@@ -107,8 +107,8 @@ const ENDPOINTS: [Endpoint; 27] = [
 const ONE_MODEL: Endpoint = own("/v1/models/{id}", Serves::Model);
 
 impl Endpoint {
-    /// Which endpoint serves `method` on `path`. Paths are matched exactly, with or without
-    /// one final slash; nothing is decoded, so `%2e%2e` is an unknown path.
+    /// Finds the API path for `method` and `path`. Paths match exactly, with or without one trailing
+    /// slash; nothing is decoded, so `%2e%2e` is an unknown path.
     ///
     /// # Errors
     /// [`PathError`], which becomes a 404 or a 405.
@@ -134,17 +134,17 @@ impl Endpoint {
         Self::all_relayed().find(|endpoint| endpoint.path == path)
     }
 
-    /// Every endpoint that relays bodies to engines.
+    /// Every API path that relays bodies to engines.
     pub fn all_relayed() -> impl Iterator<Item = Endpoint> {
         ENDPOINTS.iter().copied().filter(|endpoint| endpoint.serves == Serves::Relay)
     }
 
-    /// Every endpoint that goes to an engine only where the settings name it.
+    /// Every API path that is relayed only where the settings list it.
     pub fn all_of_engines() -> impl Iterator<Item = Endpoint> {
         ENDPOINTS.iter().copied().filter(|endpoint| endpoint.is_of_engine())
     }
 
-    /// That at this path, with or without one final slash.
+    /// The listed-only API path at `path`, with or without one trailing slash.
     #[must_use]
     pub fn of_engines_at(path: &str) -> Option<Endpoint> {
         let bare = path.strip_suffix('/').unwrap_or(path);
@@ -157,26 +157,26 @@ impl Endpoint {
         path.strip_prefix("/v1/models/").filter(|id| !id.is_empty())
     }
 
-    /// The path as the documentation writes it, without a final slash.
+    /// The canonical path, without a trailing slash.
     #[must_use]
     pub const fn path(self) -> &'static str {
         self.path
     }
 
-    /// How requests and answers are written.
+    /// Wire format of requests and responses.
     #[must_use]
     pub const fn dialect(self) -> Dialect {
         self.dialect
     }
 
-    /// Whether its clients speak the Messages dialect: on its path, and on those below it.
+    /// Whether clients of this path speak the Messages dialect: `/v1/messages` and the paths below it.
     #[must_use]
     pub fn is_of_messages(self) -> bool {
         self.path.starts_with("/v1/messages")
     }
 
-    /// Whether a good answer that is no event stream is a JSON object: everywhere but on the
-    /// audio paths, which also answer text and sound.
+    /// Whether a successful response that is not an event stream is a JSON object. The audio paths also
+    /// return text and sound.
     #[must_use]
     pub fn answers_json(self) -> bool {
         !self.path.starts_with("/v1/audio/")
@@ -188,52 +188,51 @@ impl Endpoint {
         matches!(self.path, "/v1/audio/transcriptions" | "/v1/audio/translations")
     }
 
-    /// Whether its requests cost a tenant tokens: not where tokens are only counted, or made of text
-    /// and back.
+    /// Whether requests are charged to the tenant. False for paths that only count, tokenize or
+    /// detokenize.
     #[must_use]
     pub fn costs_tokens(self) -> bool {
         let only_counts = matches!(self.path, "/v1/messages/count_tokens" | "/tokenize" | "/detokenize");
         self.is_relayed() && !only_counts && !self.path.ends_with("/render")
     }
 
-    /// Whether engines generate tokens for it, also where its answers are read for their usage alone.
+    /// Whether engines generate tokens here, also where only the response's usage is read.
     #[must_use]
     pub fn generates(self) -> bool {
         self.dialect.generates() || self.is_batch()
     }
 
-    /// Whether one request holds several conversations.
+    /// Whether one request carries several conversations.
     #[must_use]
     pub fn is_batch(self) -> bool {
         self.path == BATCH
     }
 
-    /// How requests are written, where the answers are none of a dialect.
+    /// Wire format of the request where the response has no dialect.
     #[must_use]
     pub fn asks_in(self) -> Dialect {
         if self.is_batch() { Chat } else { self.dialect }
     }
 
-    /// Whether an engine answers this, rather than the gateway.
+    /// Whether an engine answers this path rather than the gateway.
     #[must_use]
     pub const fn is_relayed(self) -> bool {
         matches!(self.serves, Serves::Relay | Serves::Engine)
     }
 
-    /// Whether this is a GET that any engine answers, without a body, where the settings name it.
+    /// Whether this is a GET without a body that any engine can answer, relayed where the settings list it.
     #[must_use]
     pub const fn is_of_engine(self) -> bool {
         matches!(self.serves, Serves::Engine)
     }
 
-    /// Whether this asks for one model.
+    /// Whether this path returns one model.
     #[must_use]
     pub const fn is_one_model(self) -> bool {
         matches!(self.serves, Serves::Model)
     }
 
-    /// The error shape of a path that no endpoint serves: Messages below `/v1/messages`,
-    /// OpenAI's elsewhere.
+    /// Error format for an unknown path: Messages below `/v1/messages`, OpenAI elsewhere.
     #[must_use]
     pub fn shape_of_unknown(path: &str) -> Dialect {
         if path.starts_with("/v1/messages") { Messages } else { Chat }

@@ -1,9 +1,9 @@
-//! Patterns of names, in which `*` stands for any text.
+//! Name patterns in which `*` matches any text.
 
 use std::fmt;
 use std::sync::Arc;
 
-/// A pattern of names: `*` stands for any text, also none; every other character for itself.
+/// A name pattern: `*` matches any text, including none; every other character matches itself.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Glob(Arc<str>);
 
@@ -26,29 +26,28 @@ impl Glob {
         self.0.clone()
     }
 
-    /// Whether it stands for one name only.
+    /// Whether the pattern has no `*` and so matches one name only.
     #[must_use]
     pub fn is_literal(&self) -> bool {
         !self.0.contains('*')
     }
 
-    /// Whether every name fits.
+    /// Whether the pattern matches every name.
     #[must_use]
     pub fn is_any(&self) -> bool {
         !self.0.is_empty() && self.0.bytes().all(|byte| byte == b'*')
     }
 
-    /// Whether this name fits the whole pattern. Upper and lower case differ.
+    /// Whether `name` matches the whole pattern. Case-sensitive.
     #[must_use]
     pub fn matches(&self, name: &str) -> bool {
         fits(self.0.as_bytes(), name.as_bytes())
     }
 
-    /// Whether every name that fits `other` fits this pattern too.
+    /// Whether every name matched by `other` is matched by this pattern too.
     #[must_use]
     pub fn covers(&self, other: &Glob) -> bool {
-        // A star of `other` must be met by a star of ours, so it may be read as a name in which
-        // `*` is a character that ours cannot spell out.
+        // `other` is read as a name: its `*` is a character that only a `*` of this pattern can match.
         fits(self.0.as_bytes(), other.0.as_bytes())
     }
 }
@@ -59,7 +58,7 @@ impl fmt::Display for Glob {
     }
 }
 
-/// Linear but for going back to the last star: at most pattern x name steps.
+/// Backtracks to the last star only, so it takes at most pattern x name steps.
 fn fits(pattern: &[u8], name: &[u8]) -> bool {
     let (mut p, mut n) = (0, 0);
     let mut last_star: Option<(usize, usize)> = None;

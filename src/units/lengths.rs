@@ -1,8 +1,8 @@
-//! Where one prompt length ends and the next begins.
+//! Upper edges of the prompt length buckets.
 
 use super::{LengthBucket, Tokens};
 
-/// Upper edges of the prompt lengths, in estimated prompt tokens.
+/// Upper edges of the length buckets, in estimated prompt tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LengthBuckets {
     /// The longest `short` prompt.
@@ -19,7 +19,7 @@ impl Default for LengthBuckets {
 }
 
 impl LengthBuckets {
-    /// The bucket of a prompt of this many tokens.
+    /// The bucket of a prompt with this many tokens.
     #[must_use]
     pub fn of(&self, prompt: Tokens) -> LengthBucket {
         if prompt <= self.short {

@@ -1,9 +1,9 @@
-//! The words of the domain, with their units.
+//! Domain types with their units.
 //!
 //! A bare number hides its unit; these types show it. [`Tick`] is a moment, [`Duration`] a
 //! length of time, [`Tokens`] a count. Names ([`ClassId`], [`PoolId`], ...) are shared
-//! strings: cheap to clone, compared by text, and stable over a reload of the settings.
-//! Nothing here knows any other room.
+//! strings: cheap to clone, compared by text, and stable across a reload of the settings.
+//! This module depends on no other.
 
 mod client_side;
 pub mod decimal;
@@ -28,7 +28,7 @@ use std::ops::{Add, Sub};
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-/// Whole seconds of this length, rounded up.
+/// Whole seconds, rounded up.
 #[must_use]
 pub const fn seconds_up(length: Duration) -> u64 {
     length.as_secs().saturating_add((length.subsec_nanos() > 0) as u64)
@@ -39,28 +39,28 @@ pub const fn seconds_up(length: Duration) -> u64 {
 pub struct Tick(u64);
 
 impl Tick {
-    /// The moment at which the clock began.
+    /// The start of the clock.
     pub const ZERO: Tick = Tick(0);
 
-    /// The moment `nanos` nanoseconds after the clock began.
+    /// The moment `nanos` nanoseconds after the start of the clock.
     #[must_use]
     pub const fn from_nanos(nanos: u64) -> Self {
         Tick(nanos)
     }
 
-    /// The moment `millis` milliseconds after the clock began.
+    /// The moment `millis` milliseconds after the start of the clock.
     #[must_use]
     pub const fn from_millis(millis: u64) -> Self {
         Tick(millis * 1_000_000)
     }
 
-    /// Nanoseconds since the clock began.
+    /// Nanoseconds since the start of the clock.
     #[must_use]
     pub const fn as_nanos(self) -> u64 {
         self.0
     }
 
-    /// How long after `earlier` this is; zero if it is not after it.
+    /// Time from `earlier` to this moment; zero if this moment is not later.
     #[must_use]
     pub const fn since(self, earlier: Tick) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
@@ -69,7 +69,7 @@ impl Tick {
 
 impl Add<Duration> for Tick {
     type Output = Tick;
-    /// Saturates at the end of time, so that "never" can be added.
+    /// Saturates, so that "never" can be added.
     fn add(self, length: Duration) -> Tick {
         let nanos = u64::try_from(length.as_nanos()).unwrap_or(u64::MAX);
         Tick(self.0.saturating_add(nanos))
@@ -84,7 +84,7 @@ impl Sub for Tick {
     }
 }
 
-/// A count of tokens. Arithmetic saturates: engines report totals that do not add up.
+/// A count of tokens. Arithmetic saturates because engines report totals that do not add up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Tokens(pub u64);
 
@@ -98,7 +98,7 @@ impl Tokens {
         Tokens(self.0.saturating_sub(other.0))
     }
 
-    /// This many tokens, `times` over.
+    /// This count multiplied by `times`.
     #[must_use]
     pub const fn times(self, times: u64) -> Tokens {
         Tokens(self.0.saturating_mul(times))
@@ -124,7 +124,7 @@ macro_rules! names {
         #[derive(Clone, Debug, Eq, PartialOrd, Ord)]
         pub struct $name(Arc<str>);
 
-        /// Nearly always one text is compared with itself.
+        /// Pointer equality first, because most comparisons are of a name with itself.
         impl PartialEq for $name {
             fn eq(&self, other: &Self) -> bool { Arc::ptr_eq(&self.0, &other.0) || self.0 == other.0 }
         }
@@ -153,7 +153,7 @@ macro_rules! names {
 }
 
 names! {
-    /// A tenant: whoever owns the API key of a request.
+    /// A tenant: the owner of an API key.
     TenantId;
     /// An SLO class.
     ClassId;
@@ -161,12 +161,12 @@ names! {
     PoolId;
     /// One engine: its authority (`host:port`), unique inside its pool.
     EngineId;
-    /// The id that correlates a request's response and its access line.
+    /// The id shared by a request's response and its access line.
     RequestId;
 }
 
 impl TenantId {
-    /// Whoever asks where the settings name no tenants.
+    /// The tenant of every request where the settings name no tenants.
     #[must_use]
     pub fn anonymous() -> Self {
         static ANONYMOUS: LazyLock<TenantId> = LazyLock::new(|| TenantId::from("anonymous"));
@@ -174,7 +174,7 @@ impl TenantId {
     }
 }
 
-/// How long a prompt is, as a label of low cardinality.
+/// Prompt length as a low-cardinality label.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum LengthBucket {
     /// At most `length_buckets.short` prompt tokens.
@@ -183,13 +183,13 @@ pub enum LengthBucket {
     Medium,
     /// More than that.
     Long,
-    /// The body was never read, or has no prompt that can be measured.
+    /// The body was not read, or has no prompt whose length can be estimated.
     #[default]
     Unknown,
 }
 
 impl LengthBucket {
-    /// All buckets, in the order of length.
+    /// Every bucket, shortest first.
     pub const ALL: [LengthBucket; 4] =
         [LengthBucket::Short, LengthBucket::Medium, LengthBucket::Long, LengthBucket::Unknown];
 

@@ -1,26 +1,24 @@
-//! The pace of prompts.
+//! The rate at which prompt tokens are dispatched to a pool's engines.
 
-/// How fast prompts may go to the engines, in prompt tokens: a token bucket, and how much may be
-/// outstanding.
+/// A token bucket over prompt tokens, and a bound on the prompt tokens outstanding at one engine.
 ///
-/// The bucket fills at the rate at which the engines can compute prompts without breaking the time per
-/// output token of what runs there. While it holds something, prompts go as they come, up to `most` for
-/// an engine; while it is empty, up to `least`, so that the next one is there when an engine has
-/// computed the last; and none while it is `behind` tokens below zero.
+/// The bucket refills at the rate at which the engines can prefill without breaking the TPOT of the
+/// sequences that run there. While it is positive, prompts are dispatched up to `most` tokens ahead of an
+/// engine; at zero or below only up to `least`, so that the engine never runs dry; below `-behind` none.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct PrefillPace {
-    /// Tokens per second: the share of the engines' time that the classes leave for prefill. Infinite where no
-    /// class has a time per output token that prompts could break.
+    /// Refill rate, tokens per second: the share of the engines' time that the classes leave for prefill.
+    /// Infinite where no class has a TPOT objective that prefill could break.
     pub per_second: f64,
-    /// Tokens per second up to which there is room for requests beyond what their tenants usually ask
-    /// for: engines that are kept busy by those alone still answer the others quickly.
+    /// Rate, tokens per second, up to which requests beyond their tenant's usual share are dispatched. An
+    /// engine kept busy by those alone still answers the others quickly.
     pub spare: f64,
-    /// What the bucket holds.
+    /// Capacity of the bucket, tokens.
     pub burst: f64,
-    /// How far below zero it may go.
+    /// Largest debt of the bucket, tokens.
     pub behind: f64,
-    /// Tokens that one engine may have ahead of it.
+    /// Largest number of prompt tokens ahead of one engine.
     pub most: f64,
-    /// The same while the bucket is empty.
+    /// The same bound while the bucket is empty.
     pub least: f64,
 }

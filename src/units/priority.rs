@@ -1,13 +1,13 @@
-//! The rank of a class where requests wait.
+//! Priority levels of classes.
 
-/// The rank of a class: the earlier variant goes first.
+/// Priority of a class in the queue. Earlier variants are served first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Priority {
     /// Before all others.
     Critical,
     /// Before `normal`.
     High,
-    /// What a class has that names none.
+    /// The default.
     #[default]
     Normal,
     /// Behind `normal`.
@@ -17,11 +17,11 @@ pub enum Priority {
 }
 
 impl Priority {
-    /// All ranks, the first first.
+    /// Every priority, highest first.
     pub const ALL: [Priority; 5] =
         [Priority::Critical, Priority::High, Priority::Normal, Priority::Low, Priority::Batch];
 
-    /// The word in the settings.
+    /// The word used in the settings.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
