@@ -1,7 +1,7 @@
 //! The only reader of time.
 //!
-//! Built on the runtime's instant, so that a paused test clock rules every limit, stamp and
-//! retry moment, and no fake is needed. Pure rooms take a [`Tick`] as an argument.
+//! Built on the runtime's instant, so that tests with paused time control every limit, timestamp and
+//! retry. Pure modules take a [`Tick`] as an argument.
 
 mod alarm;
 
@@ -13,14 +13,14 @@ use tokio::time::Instant;
 
 use crate::units::Tick;
 
-/// The process's clock: one origin, shared by copy.
+/// The clock of the process. Copies share one origin.
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
     origin: Instant,
 }
 
 impl Clock {
-    /// A clock that begins now.
+    /// A clock with its origin now.
     #[must_use]
     #[expect(clippy::disallowed_methods, reason = "the one room that may read the time")]
     pub fn start() -> Self {
@@ -34,21 +34,21 @@ impl Clock {
         self.tick_of(Instant::now())
     }
 
-    /// Time of day, as the length since the Unix epoch.
+    /// Time of day, as time since the Unix epoch.
     #[must_use]
     #[expect(clippy::disallowed_methods, reason = "the one room that may read the time")]
     pub fn wall(&self) -> Duration {
         SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
     }
 
-    /// The runtime's instant for a moment, to arm a timer with.
+    /// The runtime's instant of a moment, to arm a timer.
     #[must_use]
     pub fn instant(&self, at: Tick) -> Instant {
         let far = self.origin + Self::FAR;
         self.origin.checked_add(Duration::from_nanos(at.as_nanos())).map_or(far, |instant| instant.min(far))
     }
 
-    /// Sleeps until `deadline`; without one, for ever.
+    /// Sleeps until `deadline`; forever without one.
     pub async fn sleep_until(&self, deadline: Option<Tick>) {
         match deadline {
             Some(at) => tokio::time::sleep_until(self.instant(at)).await,

@@ -1,9 +1,9 @@
-//! Opens a TCP or TLS connection to an engine, and looks names up.
+//! Opens TCP and TLS connections to engines, and resolves names.
 //!
-//! The one seam that tests replace: [`Sockets`] goes to the network, [`PipeDial`] hands out
-//! in-memory pipes, so that everything above runs on virtual time. Leaves time limits to its
-//! callers: dropping the future gives the attempt up. Of a name with several addresses the one
-//! that answers first is taken ([`race`](race())), and tried first the next time.
+//! The one seam that tests replace: [`Sockets`] uses the network, [`PipeDial`] in-memory pipes, so
+//! that all layers above run on virtual time. Time limits are the caller's: dropping the future
+//! cancels the attempt. Of a name with several addresses the first to connect is used ([`race`](race()))
+//! and tried first the next time.
 
 use std::collections::HashMap;
 use std::io;
@@ -30,30 +30,30 @@ pub use race::{NEXT_AFTER, in_order, race};
 pub trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
 
-/// Any connection to an engine.
+/// A boxed connection to an engine.
 pub type BoxedIo = Box<dyn Io>;
 
-/// Roots that a pool's `ca_file` puts in place of the system's.
+/// Root certificates of a pool's `ca_file`, in place of the system's.
 pub type Roots = Arc<[CertificateDer<'static>]>;
 
 /// Opens connections to engines.
 pub trait Dial: Send + Sync {
-    /// Connects to an engine; for `https` the TLS handshake is done, with `roots` instead of
-    /// the system's where there are any.
+    /// Connects to an engine, including the TLS handshake for `https`. `roots` replace the system's root
+    /// certificates.
     fn dial<'a>(&'a self, to: &'a EngineAddress, roots: Option<&'a Roots>) -> BoxFuture<'a, io::Result<BoxedIo>>;
 
-    /// The addresses of a name.
+    /// Resolves a name.
     fn look_up<'a>(&'a self, name: &'a str, port: u16) -> BoxFuture<'a, io::Result<Vec<IpAddr>>>;
 }
 
-/// Whether an error of [`Dial::dial`] says that nobody listens there, rather than nothing.
+/// Whether the error means that nothing listens there, rather than no reply.
 #[must_use]
 pub fn is_refusal(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::ConnectionRefused)
 }
 
-/// Whether an error of [`Dial::dial`] says that this process, or its machine, can open nothing more:
-/// no file descriptor, no memory for a socket. It tells nothing of the engine.
+/// Whether the error means that this process or machine lacks file descriptors or socket memory. It says
+/// nothing about the engine.
 #[must_use]
 pub fn is_lack(error: &io::Error) -> bool {
     let lacks = [libc::EMFILE, libc::ENFILE, libc::ENOBUFS, libc::ENOMEM];
@@ -63,16 +63,16 @@ pub fn is_lack(error: &io::Error) -> bool {
 /// The network.
 pub struct Sockets {
     clock: Clock,
-    /// Of names with several addresses, the one that answered last.
+    /// For names with several addresses, the one that connected last.
     answered: Mutex<HashMap<(Arc<str>, u16), IpAddr, ahash::RandomState>>,
-    /// One TLS configuration per set of roots that pools use: few, and a reload may bring new
-    /// ones, so the oldest go first.
+    /// One TLS configuration per set of roots. Few are kept, oldest evicted first, because a reload may
+    /// bring new ones.
     configs: Mutex<Vec<(Option<Roots>, Arc<ClientConfig>)>>,
 }
 
 const MOST_CONFIGS: usize = 16;
 
-/// Names of which an address is remembered; more than any settings have.
+/// Most names with a remembered address; more than any settings have.
 const MOST_NAMES: usize = 4096;
 
 impl Default for Sockets {
@@ -82,13 +82,13 @@ impl Default for Sockets {
 }
 
 impl Sockets {
-    /// The network, with nothing set up yet.
+    /// The network, without cached state.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// A TCP connection to one of the addresses of a host.
+    /// A TCP connection to one of the host's addresses.
     async fn reach(&self, to: &EngineAddress) -> io::Result<TcpStream> {
         let host = to.host.trim_start_matches('[').trim_end_matches(']');
         if let Ok(address) = host.parse::<IpAddr>() {
@@ -114,7 +114,7 @@ impl Sockets {
 
     async fn connect(&self, to: &EngineAddress, roots: Option<&Roots>) -> io::Result<BoxedIo> {
         let stream = self.reach(to).await?;
-        // A small request must not wait for the answer to the one before it.
+        // TCP_NODELAY, because a small request must not wait for the acknowledgement of the previous one.
         stream.set_nodelay(true)?;
         match to.scheme {
             Scheme::Http => Ok(Box::new(stream)),
@@ -160,7 +160,7 @@ impl Dial for Sockets {
     }
 }
 
-/// HTTP/1.1 over TLS 1.2 or 1.3, verified against these roots, else the system's. Reads files.
+/// HTTP/1.1 over TLS 1.2 or 1.3, verified against `roots`, else the system's. Reads files.
 fn tls_config(roots: Option<&[CertificateDer<'static>]>) -> io::Result<ClientConfig> {
     let mut store = RootCertStore::empty();
     match roots {
@@ -170,7 +170,7 @@ fn tls_config(roots: Option<&[CertificateDer<'static>]>) -> io::Result<ClientCon
             }
         }
         None => {
-            // Broken certificates in the system's store are no reason to trust none.
+            // Unparsable certificates in the system's store are skipped, the others are trusted.
             store.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
         }
     }

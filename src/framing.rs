@@ -1,7 +1,6 @@
-//! Where the body of an HTTP/1.1 message ends, and which bytes belong to it (RFC 9112, sections
-//! 6 and 7): of clients' requests and of engines' answers. Bytes in, data out, cut anywhere.
-//! Beside it, how a head is known by the one before it ([`HeadCache`]), and the fields that come
-//! with a body ([`ResponseHeaders`]).
+//! Message body framing of HTTP/1.1 (RFC 9112, sections 6 and 7), for requests and responses: bytes
+//! in, body data out, cut anywhere. Also the cache of repeated heads ([`HeadCache`]) and headers that
+//! a response body adds ([`ResponseHeaders`]).
 
 use bytes::{Buf, Bytes, BytesMut};
 
@@ -12,16 +11,16 @@ mod mould;
 pub use fields::{HeaderSink, ResponseHeaders, with_fields};
 pub use mould::{CacheableHead, HeadCache, HeadMatch};
 
-/// What chunk extensions and trailer fields may take of one message in all.
+/// Most bytes of chunk extensions and trailer fields in one message.
 const MOST_BESIDE: usize = 16 * 1024;
 
-/// What leading zeros and white space may take of the line of one size.
+/// Most leading zeros and white space in one chunk-size line.
 const MOST_IDLE: usize = 256;
 
-/// How a body ends, and how much of it is to come.
+/// How a body ends, and how much of it is still to come.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Framing {
-    /// After this many bytes.
+    /// After this many more bytes.
     Length(u64),
     /// With the last chunk.
     Chunked(ChunkDecoder),
@@ -29,54 +28,54 @@ pub enum Framing {
     ToEnd,
 }
 
-/// What the bytes at hand come to.
+/// Result of one decoding step.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Decoded {
     /// Bytes of the body.
     Data(Bytes),
-    /// Nothing before more bytes have come.
+    /// More input is needed.
     More,
     /// The body has ended.
     End,
 }
 
-/// The framing cannot be read.
+/// Invalid framing.
 #[derive(Debug, PartialEq, Eq)]
 pub struct FramingError;
 
-/// The state of a chunked body.
+/// Decoder state of a chunked body.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChunkDecoder {
     at: ChunkState,
-    /// Of the present chunk: its size so far, or what is left of it.
+    /// Size of the current chunk so far, then the bytes of it still to come.
     left: u64,
-    /// Bytes of extensions and trailers that have come.
+    /// Bytes of extensions and trailers so far.
     beside: usize,
-    /// Leading zeros and white space of the present size.
+    /// Leading zeros and white space of the current size line.
     idle: usize,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ChunkState {
-    /// In front of the first digit of a size.
+    /// Before the first digit of a chunk size.
     Size,
-    /// Behind a digit of it.
+    /// After a digit of the size.
     Digits,
-    /// In the white space behind it.
+    /// In white space after the size.
     Space,
-    /// In an extension.
+    /// In a chunk extension.
     Extension,
-    /// In front of the line feed that ends the size's line.
+    /// Before the LF of the size line.
     SizeEnd,
     Data,
-    /// In front of the line end behind the data.
+    /// Before the line end after the data.
     DataReturn,
     DataEnd,
-    /// Behind the last chunk, where a line begins: a trailer field, or the end.
+    /// After the last chunk, at the start of a line: a trailer field, or the end.
     TrailerLine,
     /// In the name of a trailer field.
     TrailerName,
-    /// Behind its colon.
+    /// After the colon of a trailer field.
     TrailerValue,
     TrailerEnd,
     LastEnd,
@@ -93,12 +92,12 @@ pub fn stated_length(text: &[u8]) -> Option<u64> {
     if text.is_empty() { None } else { text.iter().try_fold(0, behind) }
 }
 
-/// The elements of a field that is a list (RFC 9110 section 5.6.1).
+/// The elements of a list-valued field (RFC 9110 section 5.6.1).
 pub fn elements(value: &[u8]) -> impl Iterator<Item = &[u8]> {
     value.split(|byte| *byte == b',').map(<[u8]>::trim_ascii)
 }
 
-/// Whether a list, as that of `Connection` is, names this token.
+/// Whether a list-valued field, such as `Connection`, has this element.
 #[must_use]
 pub fn names(value: &[u8], token: &str) -> bool {
     elements(value).any(|element| element.eq_ignore_ascii_case(token.as_bytes()))
@@ -107,19 +106,19 @@ pub fn names(value: &[u8], token: &str) -> bool {
 impl Framing {
     /// No body.
     pub const EMPTY: Framing = Framing::Length(0);
-    /// A chunked body of which nothing has come.
+    /// A chunked body before its first byte.
     pub const CHUNKED: Framing = Framing::Chunked(ChunkDecoder { at: ChunkState::Size, left: 0, beside: 0, idle: 0 });
 
-    /// Whether all of the body has come.
+    /// Whether the whole body was decoded.
     #[must_use]
     pub fn is_over(&self) -> bool {
         matches!(self, Framing::Length(0) | Framing::Chunked(ChunkDecoder { at: ChunkState::Over, .. }))
     }
 
-    /// Takes the next piece of the body out of what has come in.
+    /// Decodes the next piece of the body.
     ///
     /// # Errors
-    /// [`FramingError`]: the chunks are none.
+    /// [`FramingError`] on invalid chunks.
     pub fn step(&mut self, buffer: &mut BytesMut) -> Result<Decoded, FramingError> {
         let mut endless = u64::MAX;
         let left = match self {
@@ -145,7 +144,7 @@ impl Framing {
 }
 
 impl ChunkDecoder {
-    /// Reads what is no data, up to the next data or the end.
+    /// Consumes framing bytes up to the next data or the end.
     fn skip(&mut self, buffer: &mut BytesMut) -> Result<(), FramingError> {
         if self.at == ChunkState::Data && self.left == 0 {
             self.at = ChunkState::DataReturn;
@@ -159,8 +158,8 @@ impl ChunkDecoder {
         Ok(())
     }
 
-    /// Reads line ends and sizes as nearly all are written, where all of them is there; says how
-    /// far. The rest is for [`ChunkDecoder::behind`].
+    /// Consumes complete line ends and size lines in their usual form and returns how many bytes; the rest is
+    /// for [`ChunkDecoder::behind`].
     fn skip_plain(&mut self, buffer: &[u8]) -> usize {
         let mut read = 0;
         if self.at == ChunkState::DataReturn && buffer.starts_with(b"\r\n") {
@@ -176,14 +175,14 @@ impl ChunkDecoder {
         read
     }
 
-    /// Where we are behind a byte that is no data.
+    /// The state after one framing byte.
     fn behind(&mut self, byte: u8) -> Result<ChunkState, FramingError> {
         Ok(match (self.at, byte) {
             (ChunkState::Size | ChunkState::Digits, b'0'..=b'9' | b'a'..=b'f' | b'A'..=b'F') => {
                 let digit = char::from(byte).to_digit(16).map_or(0, u64::from);
                 let larger = self.left.checked_mul(16).and_then(|size| size.checked_add(digit));
                 self.left = larger.ok_or(FramingError)?;
-                // Zeros in front of a size have no end of their own.
+                // Leading zeros are limited because they never overflow.
                 if self.left == 0 { self.idle(ChunkState::Digits)? } else { ChunkState::Digits }
             }
             (ChunkState::Digits | ChunkState::Space, b' ' | b'\t') => self.idle(ChunkState::Space)?,
@@ -221,7 +220,7 @@ impl ChunkDecoder {
     }
 }
 
-/// A byte of a field's name (RFC 9110 section 5.6.2).
+/// Whether the byte may occur in a field name (RFC 9110 section 5.6.2).
 const fn is_token(byte: u8) -> bool {
     byte.is_ascii_alphanumeric()
         || matches!(
@@ -230,13 +229,13 @@ const fn is_token(byte: u8) -> bool {
         )
 }
 
-/// A byte of a field's value, white space included (RFC 9110 section 5.5).
+/// Whether the byte may occur in a field value, white space included (RFC 9110 section 5.5).
 const fn is_field_content(byte: u8) -> bool {
     byte == b'\t' || byte >= b' ' && byte != 0x7f
 }
 
-/// The size of a chunk of less than 16 MiB that is not the last one, its line written without
-/// anything else, and how long the line is.
+/// Size and line length of a plain size line: below 16 MiB, not the last chunk, no extension or
+/// white space.
 fn plain_size(line: &[u8]) -> Option<(u64, usize)> {
     let mut size = 0;
     for (at, byte) in line.iter().enumerate().take(7) {
@@ -246,7 +245,7 @@ fn plain_size(line: &[u8]) -> Option<(u64, usize)> {
             b'A'..=b'F' => byte - b'A' + 10,
             _ => return (size > 0 && line[at..].starts_with(b"\r\n")).then_some((size, at + 2)),
         };
-        // Zeros in front are counted elsewhere.
+        // Leading zeros are counted by `behind`.
         if size == 0 && digit == 0 {
             return None;
         }
@@ -261,7 +260,7 @@ mod tests {
 
     use super::*;
 
-    /// The data of a body whose bytes come in pieces of these lengths, and whether it ended.
+    /// The data decoded from pieces of these lengths, and whether the body ended.
     fn read(mut framing: Framing, bytes: &[u8], cuts: &[usize]) -> Result<(Vec<u8>, bool, usize), FramingError> {
         let mut buffer = BytesMut::new();
         let (mut rest, mut data) = (bytes, Vec::new());

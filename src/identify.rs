@@ -1,9 +1,9 @@
-//! Who asks: finds the tenant that an API key belongs to.
+//! Finds the tenant that an API key belongs to.
 //!
-//! A tenant is known by its key only; no other header raises anybody's rights. The settings
-//! hold BLAKE3 hashes, never keys, so nothing here can print a key: what arrives is hashed
-//! and the hash is looked up. The map's lookup may leak by its timing where a *hash* lies,
-//! which says nothing about a key; the final comparison takes the same time for all.
+//! A tenant is identified by its key only; no other header grants rights. The settings hold BLAKE3
+//! hashes, never keys, so nothing here can print a key: the presented key is hashed and the hash
+//! looked up. The lookup's timing may reveal the position of a *hash*, which says nothing about a
+//! key; the final comparison is constant-time.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -15,50 +15,50 @@ use subtle::ConstantTimeEq;
 
 use crate::units::TenantId;
 
-/// The other header in which a key may come.
+/// The alternative header for a key.
 const API_KEY: &str = "x-api-key";
 
-/// Who asks.
+/// The caller of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
     /// The tenant.
     pub tenant: TenantId,
-    /// The label of the key that was shown, where it has one.
+    /// The label of the presented key, if it has one.
     pub key_label: Option<Arc<str>>,
 }
 
-/// Why nobody is known by what a request shows.
+/// Why no tenant was found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AuthError {
-    /// No key at all.
+    /// No key.
     #[error("the request carries no API key")]
     Missing,
-    /// A key that belongs to nobody.
+    /// A key of no tenant.
     #[error("the API key belongs to no tenant")]
     Unknown,
-    /// Two keys that differ.
+    /// Two different keys.
     #[error("the request carries two different API keys")]
     TwoKeys,
 }
 
-/// The hash of an API key, as the settings hold it.
+/// Hash of an API key, as stored in the settings.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct KeyHash([u8; 32]);
 
 impl KeyHash {
-    /// The hash of a key.
+    /// Hashes a key.
     #[must_use]
     pub fn of(key: &[u8]) -> Self {
         KeyHash(*blake3::hash(key).as_bytes())
     }
 
-    /// Reads 64 hexadecimal digits.
+    /// Parses 64 hexadecimal digits.
     #[must_use]
     pub fn from_hex(text: &str) -> Option<Self> {
         blake3::Hash::from_hex(text).ok().map(|hash| KeyHash(*hash.as_bytes()))
     }
 
-    /// As 64 hexadecimal digits.
+    /// Formats as 64 hexadecimal digits.
     #[must_use]
     pub fn to_hex(self) -> String {
         blake3::Hash::from_bytes(self.0).to_hex().to_string()
@@ -66,28 +66,28 @@ impl KeyHash {
 }
 
 impl fmt::Debug for KeyHash {
-    /// The first digits are enough to tell two apart.
+    /// Shortened: the first digits distinguish hashes.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "KeyHash({:02x}{:02x}..)", self.0[0], self.0[1])
     }
 }
 
-/// All keys and whom they belong to.
+/// All keys with their tenants.
 #[derive(Clone, Debug)]
 pub struct Keyring {
-    /// `None`: no tenants are named, everybody is `anonymous`.
+    /// `None`: the settings name no tenants, every caller is `anonymous`.
     owners: Option<HashMap<KeyHash, Identity, ahash::RandomState>>,
 }
 
 impl Keyring {
-    /// For settings without tenants: everybody is the tenant `anonymous`.
+    /// The keyring of settings without tenants: every caller is `anonymous`.
     #[must_use]
     pub fn anonymous() -> Self {
         Keyring { owners: None }
     }
 
-    /// For settings with tenants. Where a hash stands twice the last one counts; the settings
-    /// are checked before.
+    /// The keyring of settings with tenants. The last of duplicate hashes wins; `config` rejects
+    /// duplicates before.
     #[must_use]
     pub fn of(keys: impl IntoIterator<Item = (KeyHash, Identity)>) -> Self {
         Keyring { owners: Some(keys.into_iter().collect()) }
@@ -95,11 +95,11 @@ impl Keyring {
 
     /// Finds the tenant of a request by its `Authorization: Bearer` or `x-api-key` header.
     ///
-    /// The same key in several places is one key. Another scheme than `Bearer` carries no key.
-    /// Where no tenants are named, keys are not looked at.
+    /// The same key in several headers counts once. Schemes other than `Bearer` carry no key.
+    /// Keys are ignored where the settings name no tenants.
     ///
     /// # Errors
-    /// [`AuthError`], which is a 401.
+    /// [`AuthError`], which becomes a 401.
     pub fn find(&self, headers: &HeaderMap) -> Result<Identity, AuthError> {
         let Some(owners) = &self.owners else {
             return Ok(Identity { tenant: TenantId::anonymous(), key_label: None });
@@ -119,7 +119,7 @@ impl Keyring {
     }
 }
 
-/// The key in an `Authorization` value of the scheme `Bearer`, in any letter case.
+/// The key of an `Authorization: Bearer` value; the scheme is case-insensitive.
 fn bearer(value: &[u8]) -> Option<&[u8]> {
     let value = value.trim_ascii();
     let space = value.iter().position(|byte| byte.is_ascii_whitespace())?;

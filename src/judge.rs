@@ -1,13 +1,13 @@
 //! Decides whether a request kept its class's promise.
 //!
 //! Pure: a timeline and the objectives go in, a verdict comes out. All objectives must hold
-//! on the same request. What happened to the connection is settled before, in
-//! [`Ending`](crate::observe::Ending); this room only weighs it.
+//! on the same request. How the connection ended is determined before, in
+//! [`Ending`](crate::observe::Ending).
 //!
-//! [`judge`] weighs an answer that was relayed, [`judge_refused`] a request that the gateway
-//! itself turned away, [`judge_left`] one whose client left before any answer. All three use
-//! [`Progress`]: how far a request had come, and from which moment on an objective is broken.
-//! The rules in words are `docs/semantics.md`, sections 2 and 4.
+//! [`judge`] judges a relayed response, [`judge_refused`] a request that the gateway rejected, and
+//! [`judge_left`] one whose client left before a response. All three use [`Progress`]: how far a
+//! request had come, and when an objective breaks. The rules in words are `docs/semantics.md`,
+//! sections 2 and 4.
 
 mod fault;
 mod objectives;

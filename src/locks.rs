@@ -1,9 +1,9 @@
-//! The locks around which threads meet: `parking_lot`'s, under names of our own.
+//! The crate's lock types: `parking_lot`'s.
 //!
-//! In the crate's own unit tests a lock that is made inside `woven::tried` is one of `shuttle`'s
-//! instead, which decides at each of them who goes on. So a test can try many orders of steps,
-//! rather than those that a machine happens to take, on the very code that is shipped; everywhere
-//! else, and in every other build, these names are `parking_lot`'s types and nothing besides.
+//! In unit tests a lock created inside `woven::tried` is one of `shuttle`'s instead, which chooses the
+//! next task at every lock operation. Tests can thus try many interleavings of the shipped code rather
+//! than those that a machine happens to produce. In every other build these names are
+//! `parking_lot`'s types.
 
 #[cfg(not(test))]
 pub use parking_lot::{Mutex, RwLock};

@@ -1,10 +1,10 @@
-//! Which promise applies: finds the SLO class of a request.
+//! Finds the SLO class of a request.
 //!
-//! Rules are read from the top; the first whose conditions all hold, and whose class the
-//! tenant may use, decides. If none does, the default class applies, and if the tenant may
-//! not use that either the request is refused. A body whose decisive fields could not be read
-//! goes to the default class unseen. The result names the rule by its place in the settings,
-//! so nothing that a client invents becomes a label.
+//! Rules are evaluated in order; the first whose conditions all hold and whose class the tenant may use
+//! decides. If none does, the default class applies; if the tenant may not use that either, the request
+//! is refused. A body whose decisive fields could not be read gets the default class without
+//! evaluating rules. The result names the rule by its index in the settings, so that no client
+//! input becomes a label.
 
 mod targets;
 mod when;
@@ -20,38 +20,38 @@ use crate::identify::Identity;
 use crate::inspect::Facts;
 use crate::units::{ClassId, Tokens};
 
-/// What is known of a request when its class is sought.
+/// The inputs of classification.
 #[derive(Clone, Copy, Debug)]
 pub struct ClassifyInput<'a> {
-    /// Who asks.
+    /// The caller.
     pub who: &'a Identity,
-    /// The head's header lines.
+    /// The request's headers.
     pub headers: &'a HeaderMap,
-    /// The path as the documentation writes it (`Endpoint::path`).
+    /// The canonical path (`Endpoint::path`).
     pub path: &'a str,
-    /// What stands in the body; `None` where it is not JSON (multipart).
+    /// The facts of the body; `None` if it is not JSON (multipart).
     pub facts: Option<&'a Facts>,
-    /// The model after aliasing; a rule may match this or the name in the body.
+    /// The model after aliasing; a rule may match it or the name in the body.
     pub model: Option<&'a str>,
-    /// The estimated prompt.
+    /// Estimated prompt tokens.
     pub prompt_tokens: Tokens,
 }
 
-/// The class of a request, and the rule that gave it.
+/// The class of a request, and the rule that chose it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Classified {
     /// The class.
     pub class: ClassId,
-    /// `rule 3` (the third of `classify`) or `default`.
+    /// `rule 3` (the third item of `classify`) or `default`.
     pub rule: Arc<str>,
 }
 
-/// The tenant may use neither the class of a rule that fits nor the default class.
+/// The tenant may use neither the class of a matching rule nor the default class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no class that this tenant may use fits the request")]
 pub struct NotAllowed;
 
-/// The rules of the settings, compiled.
+/// The compiled rules.
 #[derive(Clone, Debug)]
 pub struct Rules {
     rules: Arc<[Rule]>,
@@ -66,34 +66,34 @@ struct Rule {
     when: When,
 }
 
-/// What one rule said about a request.
+/// The result of one rule for a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuleExplanation {
     /// `rule 3`.
     pub rule: Arc<str>,
-    /// The class that it would give.
+    /// The rule's class.
     pub class: ClassId,
-    /// Whether it decided, and why not.
+    /// Whether it decided, or why not.
     pub said: ConditionResult,
 }
 
-/// Why a rule decided or did not.
+/// Why a rule decided or not.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ConditionResult {
-    /// It decided.
+    /// It matched and decided.
     Matched,
-    /// Its conditions hold, but the tenant may not use its class.
+    /// It matched, but the tenant may not use its class.
     ClassNotAllowed,
     /// These conditions do not hold.
     Differs(Vec<String>),
-    /// A rule before it had decided.
+    /// An earlier rule decided.
     NotReached,
-    /// The body's decisive fields cannot be read: no rule is asked.
+    /// The body's decisive fields cannot be read, so no rule is evaluated.
     BodyUnreadable,
 }
 
 impl Rules {
-    /// Rules in the order of the settings, and the class where none of them fits.
+    /// Compiles rules in order, with the class for requests that match none.
     #[must_use]
     pub fn new(rules: impl IntoIterator<Item = (ClassId, When)>, default: ClassId) -> Self {
         let numbered = rules.into_iter().zip(1..).map(|((class, when), number)| Rule {
@@ -104,7 +104,7 @@ impl Rules {
         Rules { rules: numbered.collect(), default, default_name: Arc::from("default") }
     }
 
-    /// The class where no rule fits.
+    /// The class of requests that match no rule.
     #[must_use]
     pub fn default_class(&self) -> &ClassId {
         &self.default
@@ -113,7 +113,7 @@ impl Rules {
     /// Finds the class of a request.
     ///
     /// # Errors
-    /// [`NotAllowed`], which is a 403.
+    /// [`NotAllowed`], which becomes a 403.
     pub fn class_of(
         &self,
         ask: &ClassifyInput<'_>,
@@ -130,7 +130,7 @@ impl Rules {
         }
     }
 
-    /// What each rule says about a request, in order: the long form of [`Rules::class_of`].
+    /// The result of each rule, in order: the explained form of [`Rules::class_of`].
     #[must_use]
     pub fn explain(&self, ask: &ClassifyInput<'_>, may_use: impl Fn(&ClassId) -> bool) -> Vec<RuleExplanation> {
         let mut decided = false;

@@ -1,22 +1,22 @@
-//! The targets that a request may set for itself.
+//! Latency targets that a request sets for itself.
 
 use std::time::Duration;
 
 use http::HeaderMap;
 
-/// What a class lets `x-slo-ttft-ms` and `x-slo-tpot-ms` do.
+/// How a class treats `x-slo-ttft-ms` and `x-slo-tpot-ms`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TargetHeaders {
-    /// They are not read.
+    /// Ignored.
     #[default]
     Off,
-    /// The stricter of class and header is judged.
+    /// The stricter of class and header applies.
     Tighten,
-    /// The header is judged, also where it is easier than the class.
+    /// The header applies, even where it is looser than the class.
     MayLoosen,
 }
 
-/// The targets that a request sets for itself.
+/// The targets of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Targets {
     /// From `x-slo-ttft-ms`.
@@ -26,11 +26,11 @@ pub struct Targets {
 }
 
 impl TargetHeaders {
-    /// Reads the headers as far as the class lets it.
+    /// Reads the headers as far as the class allows.
     ///
-    /// A value is a positive number of milliseconds, decimals allowed, up to a day. A value that
-    /// is none, or two values that differ, are passed over as if the header were absent: the
-    /// class's own promise then holds, and a wrong header costs nobody an answer.
+    /// A value is a positive number of milliseconds, decimals allowed, up to a day. An invalid value, or two
+    /// different ones, are ignored: the class's own objective then applies, because a wrong header should
+    /// not cost a client its response.
     #[must_use]
     pub fn read(self, headers: &HeaderMap) -> Targets {
         match self {

@@ -221,7 +221,7 @@ proptest! {
         let rules: Vec<(ClassId, When)> =
             whens.iter().map(|(name, when)| (ClassId::from(names[*name]), when.clone())).collect();
 
-        // The slow simple reading: each rule alone, in order.
+        // Reference implementation: each rule alone, in order.
         let alone = |when: &When| sample.fits(when.clone());
         let first = rules.iter().position(|(class, when)| alone(when) && may_use(class));
         let expected = match first {

@@ -6,7 +6,7 @@ use super::ClassifyInput;
 use crate::inspect::{Facts, Reasoning};
 use crate::units::{Glob, TenantId, Tokens};
 
-/// The conditions of a rule: all that are present must hold. A list means any of it.
+/// The conditions of a rule: all present ones must hold. A list means any of its items.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct When {
     /// The tenant is one of these.
@@ -17,30 +17,30 @@ pub struct When {
     pub headers: Vec<(HeaderName, HeaderTest)>,
     /// The path is one of these.
     pub paths: Option<Vec<&'static str>>,
-    /// The model, as sent or after aliasing, fits one of these.
+    /// The model, as sent or after aliasing, matches one of these.
     pub models: Option<Vec<Glob>>,
-    /// The request asks for a stream, or does not.
+    /// Whether the request streams.
     pub stream: Option<bool>,
-    /// The request offers tools, or does not.
+    /// Whether the request offers tools.
     pub has_tools: Option<bool>,
-    /// The request states one of these. One that states nothing fits none of them.
+    /// The stated reasoning setting is one of these. A request without one matches none.
     pub reasoning: Option<Vec<Reasoning>>,
-    /// The largest output cap that the request states.
+    /// The largest stated output cap.
     pub max_tokens: Option<CapTest>,
-    /// The estimated prompt. One that cannot be estimated fits no range.
+    /// Estimated prompt tokens. A prompt that cannot be estimated matches no range.
     pub prompt_tokens: Option<TokenRange>,
     /// Each of these members of `metadata` has one of its values.
     pub metadata: Vec<(String, Vec<String>)>,
 }
 
-/// A test of one header. Where the header is repeated, any line may pass it.
+/// A test of one header. Any line of a repeated header may pass it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HeaderTest {
     /// The value is one of these.
     Is(Vec<String>),
-    /// The value begins with this.
+    /// The value starts with this.
     Prefix(String),
-    /// The header is there, or is not.
+    /// Whether the header is present.
     Present(bool),
 }
 
@@ -56,14 +56,14 @@ pub enum CapTest {
 /// A range of tokens, both ends included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TokenRange {
-    /// The smallest that fits.
+    /// Lower bound.
     pub at_least: Tokens,
-    /// The largest that fits.
+    /// Upper bound.
     pub at_most: Tokens,
 }
 
 impl TokenRange {
-    /// Fits every count.
+    /// Every count.
     pub const ANY: TokenRange = TokenRange { at_least: Tokens::ZERO, at_most: Tokens(u64::MAX) };
 
     fn holds(&self, tokens: Tokens) -> bool {
@@ -82,16 +82,16 @@ impl HeaderTest {
     }
 }
 
-/// A condition's name in the settings; values are the settings' own, never the client's.
+/// A condition's name and value in the settings; never client input.
 type Named = (&'static str, Option<String>);
 
 impl When {
-    /// Whether every condition holds.
+    /// Whether all conditions hold.
     pub(super) fn holds(&self, ask: &ClassifyInput<'_>) -> bool {
         self.first_that_differs(ask, &mut |_| true)
     }
 
-    /// The conditions that do not hold, as the settings name them.
+    /// The conditions that do not hold, as named in the settings.
     pub(super) fn differs(&self, ask: &ClassifyInput<'_>) -> Vec<String> {
         let mut found = Vec::new();
         self.first_that_differs(ask, &mut |(name, member)| {
@@ -104,8 +104,8 @@ impl When {
         found
     }
 
-    /// Asks the conditions one by one, cheap ones first. `stop` hears of each that does not
-    /// hold and says whether that is enough. True if none was heard of.
+    /// Evaluates the conditions, cheap ones first, and reports each that does not hold to `stop`, which
+    /// returns whether to stop. True if all hold.
     fn first_that_differs(&self, ask: &ClassifyInput<'_>, stop: &mut dyn FnMut(Named) -> bool) -> bool {
         let mut all_hold = true;
         macro_rules! need {
@@ -141,12 +141,12 @@ impl When {
     }
 }
 
-/// An absent list holds; a present one if any of it does.
+/// True if the list is absent or any item matches.
 fn any<T>(list: &Option<Vec<T>>, fits: impl FnMut(&T) -> bool) -> bool {
     list.as_ref().is_none_or(|list| list.iter().any(fits))
 }
 
-/// An absent condition holds; a present one only about a body that was read.
+/// True if the condition is absent, or the body was read and matches it.
 fn fact<T>(wanted: Option<T>, facts: Option<&Facts>, fits: impl FnOnce(&Facts, T) -> bool) -> bool {
     wanted.is_none_or(|wanted| facts.is_some_and(|facts| fits(facts, wanted)))
 }

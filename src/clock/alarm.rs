@@ -1,9 +1,8 @@
-//! Timers that stay armed.
+//! Reusable timers.
 //!
-//! Nearly every wait ends before its limit, and nearly every limit moves away meanwhile. To arm a
-//! timer and to take it back costs more than all else about such a wait, so neither is done: an
-//! [`Alarm`] that rings too early is left as it is and looked at again when it rings, and one
-//! that is no longer needed goes, armed as it is, to whoever waits next ([`Alarms`]).
+//! Most waits end before their limit, and most limits move meanwhile. Arming and disarming a timer costs
+//! more than the rest of such a wait, so an [`Alarm`] that fires too early is re-checked when it fires,
+//! and an armed timer that is no longer needed is handed to the next wait ([`Alarms`]).
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -16,15 +15,15 @@ use tokio::time::Sleep;
 use super::Clock;
 use crate::units::Tick;
 
-/// Armed timers that nobody waits for at the moment. One per runtime.
+/// Armed timers that are currently unused. One per runtime.
 #[derive(Debug)]
 pub struct Alarms {
     clock: Clock,
     spare: Mutex<Vec<Armed>>,
 }
 
-/// One wait after the other, with one timer. May be ready early, never late: whoever waits looks
-/// at the time then.
+/// Consecutive waits on one timer. May be ready early, never late: the caller checks the time
+/// then.
 #[derive(Debug)]
 pub struct Alarm {
     alarms: Arc<Alarms>,
@@ -34,23 +33,23 @@ pub struct Alarm {
 #[derive(Debug)]
 struct Armed {
     timer: Pin<Box<Sleep>>,
-    /// When it rings; `None` once it has rung.
+    /// When it fires; `None` once it has.
     set_for: Option<Tick>,
-    /// Whom it wakes; `None` while that is nobody of interest.
+    /// The task to wake; `None` if no task waits.
     wakes: Option<Waker>,
 }
 
 impl Alarms {
-    /// So many are kept.
+    /// Most unused timers kept.
     const SPARE: usize = 1024;
 
-    /// None yet.
+    /// No timers yet.
     #[must_use]
     pub fn new(clock: Clock) -> Arc<Self> {
         Arc::new(Alarms { clock, spare: Mutex::default() })
     }
 
-    /// An alarm that takes a timer when it is first waited for.
+    /// An alarm, which takes a timer at its first wait.
     #[must_use]
     pub fn alarm(self: &Arc<Self>) -> Alarm {
         Alarm { alarms: Arc::clone(self), armed: None }
@@ -74,7 +73,7 @@ impl Alarms {
 }
 
 impl Alarm {
-    /// Whether it will wake whoever asks now, at a moment that is `early_enough`.
+    /// Whether it will wake the current task at a moment that is `early_enough`.
     pub fn stands(&self, cx: &Context<'_>, early_enough: impl FnOnce(Tick) -> bool) -> bool {
         self.armed.as_ref().is_some_and(|armed| {
             armed.set_for.is_some_and(early_enough)
@@ -83,14 +82,14 @@ impl Alarm {
         })
     }
 
-    /// Ready at `at`, or before. Wakes whoever asked last.
+    /// Ready at `at` or before. Wakes the last task that polled.
     pub fn poll(&mut self, at: Tick, cx: &mut Context<'_>) -> Poll<()> {
         let armed = self.armed.get_or_insert_with(|| self.alarms.take(at));
         if armed.set_for.is_none_or(|ring| ring > at) {
             armed.timer.as_mut().reset(self.alarms.clock.instant(at));
             armed.set_for = Some(at);
         }
-        // A task that has used up its share would be told to wait by a timer that does not know it.
+        // Unconstrained, because a task without budget left would get `Pending` from a timer that fired.
         if Pin::new(&mut unconstrained(armed.timer.as_mut())).poll(cx).is_pending() {
             armed.wakes = Some(cx.waker().clone());
             return Poll::Pending;
@@ -99,7 +98,7 @@ impl Alarm {
         Poll::Ready(())
     }
 
-    /// Nobody waits any more, for now.
+    /// Called when no task waits for now.
     pub fn rest(&mut self) {
         if let Some(armed) = self.armed.take() {
             self.alarms.give_back(armed);
@@ -136,7 +135,7 @@ mod tests {
         assert!(poll_fn(|cx| Poll::Ready(first.poll(Tick::from_millis(500), cx))).await.is_pending());
         drop(first);
         assert_eq!(alarms.spare.lock().len(), 1);
-        // It is set for a later moment, for an earlier one, and has rung meanwhile.
+        // Set for a later moment, then for an earlier one, and fired meanwhile.
         let mut second = alarms.alarm();
         assert_eq!(wait(&mut second, Tick::from_millis(100)).await, Tick::from_millis(100));
         assert!(alarms.spare.lock().is_empty());

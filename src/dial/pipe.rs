@@ -1,4 +1,4 @@
-//! In-memory connections instead of sockets, for tests of everything that talks to engines.
+//! In-memory connections in place of sockets, for tests of code that talks to engines.
 
 use std::collections::HashMap;
 use std::io;
@@ -13,8 +13,8 @@ use tokio::sync::mpsc;
 use super::{BoxedIo, Dial, EngineAddress, Roots, in_order, race};
 use crate::clock::Clock;
 
-/// Hands out in-memory pipes. Clones share one imaginary network; an address where nobody
-/// listens refuses.
+/// Connects through in-memory pipes. Clones share one network; an address without a listener
+/// refuses.
 ///
 /// ```
 /// # use goodput::dial::{Dial, EngineAddress, PipeDial, Scheme};
@@ -47,49 +47,49 @@ enum PipeAddress {
     Fails(io::ErrorKind),
 }
 
-/// The engine's end of an imaginary address.
+/// The listening side of an address.
 pub struct PipeListener(mpsc::UnboundedReceiver<DuplexStream>);
 
 impl PipeDial {
-    /// Bytes that a pipe holds in each direction before its writer must wait.
+    /// Capacity of a pipe in each direction, bytes.
     pub const CAPACITY: usize = 64 * 1024;
 
-    /// A network with nobody in it.
+    /// A network without listeners.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Listens at `host:port`. Dropped listeners refuse.
+    /// Listens at `host:port`. A dropped listener refuses.
     #[must_use]
     pub fn listen(&self, at: &str) -> PipeListener {
-        // Unbounded: a test dials a handful of times, and each pipe in it is bounded.
+        // Unbounded because a test dials a handful of times and each pipe is bounded.
         let (sender, receiver) = mpsc::unbounded_channel();
         self.set(at, PipeAddress::Listens(sender));
         PipeListener(receiver)
     }
 
-    /// From now on connections to `host:port` fail so.
+    /// Makes further connections to `host:port` fail with `kind`.
     pub fn fail(&self, at: &str, kind: io::ErrorKind) {
         self.set(at, PipeAddress::Fails(kind));
     }
 
-    /// From now on connections to `host:port` neither come about nor fail.
+    /// Makes further connections to `host:port` hang.
     pub fn silence(&self, at: &str) {
         self.set(at, PipeAddress::Silent);
     }
 
-    /// For the next so many dials there is no file descriptor.
+    /// Makes the next `dials` attempts fail for lack of a file descriptor.
     pub fn lack(&self, dials: usize) {
         self.0.lock().lacks = dials;
     }
 
-    /// The addresses of a name, also where connections to it go; none: looking it up fails.
+    /// Sets the addresses of a name; an empty list makes its lookup fail.
     pub fn name(&self, name: &str, addresses: &[IpAddr]) {
         self.0.lock().names.insert(name.to_owned(), addresses.to_vec());
     }
 
-    /// How often `host:port` was dialled.
+    /// Number of connection attempts to `host:port`.
     #[must_use]
     pub fn dials(&self, at: &str) -> usize {
         self.0.lock().dials.get(at).copied().unwrap_or_default()
@@ -99,14 +99,14 @@ impl PipeDial {
         self.0.lock().places.insert(at.to_owned(), place);
     }
 
-    /// Of a name with addresses, those to be tried, in order; nobody may listen at the name itself.
+    /// Addresses to try for a name, in order; None if the name itself is listened at.
     fn addresses(&self, to: &EngineAddress) -> Option<Vec<IpAddr>> {
         let network = self.0.lock();
         let found = network.names.get(&*to.host).filter(|_| !network.places.contains_key(to.id().as_str()))?;
         Some(in_order(found, network.answered.get(&*to.host).copied()))
     }
 
-    /// `None`: silence.
+    /// `None`: no reply.
     fn reach(&self, at: &str) -> Option<io::Result<BoxedIo>> {
         let mut network = self.0.lock();
         *network.dials.entry(at.to_owned()).or_default() += 1;
@@ -134,12 +134,12 @@ impl PipeListener {
     /// The next connection.
     ///
     /// # Panics
-    /// If the [`PipeDial`] and its clones are gone: no connection can come any more.
+    /// If the [`PipeDial`] and its clones are gone, because no connection can come any more.
     pub async fn accept(&mut self) -> DuplexStream {
         self.0.recv().await.expect("somebody may still dial")
     }
 
-    /// A connection that is waiting to be accepted, if there is one.
+    /// A pending connection, if there is one.
     pub fn try_accept(&mut self) -> Option<DuplexStream> {
         self.0.try_recv().ok()
     }

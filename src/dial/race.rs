@@ -1,5 +1,5 @@
-//! One connection out of several addresses (RFC 8305, "happy eyeballs"): the next address is tried
-//! 250 ms after the last one, or as soon as that has failed, and the first that stands is taken.
+//! Connects to one of several addresses (RFC 8305, "Happy Eyeballs"): the next address is tried 250 ms
+//! after the previous one, or as soon as that has failed; the first connection wins.
 
 use std::io;
 use std::net::IpAddr;
@@ -12,13 +12,13 @@ use futures_util::stream::FuturesUnordered;
 use super::{is_lack, is_refusal};
 use crate::clock::Clock;
 
-/// Time after which the next address is tried as well (RFC 8305 section 5).
+/// Delay before the next address is tried too (RFC 8305 section 5).
 pub const NEXT_AFTER: Duration = Duration::from_millis(250);
 
-/// Connects to one of these addresses, in this order. Whoever calls limits the time of all of them.
+/// Connects to one of the addresses, in order. The caller limits the total time.
 ///
 /// # Errors
-/// None could be connected to. That says "nobody listens" only where all of them said so.
+/// No address could be connected to. The error means "refused" only if every address refused.
 pub async fn race<T, F>(clock: Clock, addresses: &[IpAddr], connect: impl Fn(IpAddr) -> F) -> io::Result<(IpAddr, T)>
 where
     F: Future<Output = io::Result<T>>,
@@ -37,7 +37,7 @@ where
         };
         match ended {
             Some((address, Ok(connection))) => return Ok((address, connection)),
-            // Another one cannot be opened either.
+            // The other addresses would fail for the same lack of resources.
             Some((_, Err(error))) if is_lack(&error) => return Err(error),
             Some((_, Err(error))) => {
                 failed = Some(match failed {
@@ -50,8 +50,8 @@ where
     }
 }
 
-/// The order in which addresses are tried: the one that answered last time, then those of both
-/// families in turn, beginning with the family of the first one that the system named (RFC 8305
+/// The order of attempts: the address that answered last time, then both families alternately,
+/// beginning with the family of the resolver's first address (RFC 8305
 /// section 4).
 #[must_use]
 pub fn in_order(addresses: &[IpAddr], answered: Option<IpAddr>) -> Vec<IpAddr> {
@@ -82,8 +82,8 @@ mod tests {
         IpAddr::from([0xfd00, 0, 0, 0, 0, 0, 0, last])
     }
 
-    /// What an address does, by its last part: 1 is silent, 2 refuses, 3 is unreachable, 4 answers
-    /// after 100 ms, 5 at once, 6 lacks a descriptor.
+    /// Behaviour of an address, by its last octet: 1 is silent, 2 refuses, 3 is unreachable, 4 connects
+    /// after 100 ms, 5 at once, 6 has no file descriptor left.
     async fn connect(address: IpAddr, clock: Clock) -> io::Result<u8> {
         let IpAddr::V4(address) = address else { panic!("no such address") };
         match address.octets()[3] {

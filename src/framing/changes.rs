@@ -1,17 +1,17 @@
-//! Heads that are nearly those that came before, for the tests of whoever reads heads.
+//! Mutations of heads, for tests of head parsers.
 
 use proptest::prelude::*;
 use proptest::sample::{Index, select};
 
-/// What is changed in a head, and where it is cut.
+/// A mutation of a head, and a length to cut it to.
 #[derive(Clone, Debug)]
 pub(crate) struct Changes {
-    /// Where, how many bytes go, and what comes.
+    /// Position, bytes removed, text inserted.
     others: Vec<(Index, usize, &'static str)>,
     cut: Index,
 }
 
-/// A few changes, mostly where they hurt.
+/// A few mutations, mostly at delicate places.
 pub(crate) fn changes() -> impl Strategy<Value = Changes> {
     let other = select(vec![
         "",
@@ -36,7 +36,7 @@ pub(crate) fn changes() -> impl Strategy<Value = Changes> {
 }
 
 impl Changes {
-    /// The changed head with something behind it, whole and cut.
+    /// The mutated head with bytes behind it, whole and cut.
     pub(crate) fn of(&self, head: &str) -> [Vec<u8>; 2] {
         let mut next = head.as_bytes().to_vec();
         for (at, length, other) in &self.others {

@@ -1,7 +1,7 @@
-//! Fields of a head that come with the body behind it.
+//! Response headers that a body adds to the head in front of it.
 //!
-//! Whoever answers a request may know a few fields that no map has to hold: they are written
-//! straight into what goes out on an HTTP/1 connection. HTTP/2 takes its fields from a map.
+//! A response body may carry a few headers that need no map because they are written directly to an
+//! HTTP/1 connection. HTTP/2 takes its headers from a map.
 
 use bytes::Bytes;
 use http::Response;
@@ -10,13 +10,13 @@ use http_body::Body;
 use http_body_util::Empty;
 use http_body_util::combinators::UnsyncBoxBody;
 
-/// A body of an answer, which may bring fields for the head in front of it. They stand beside those
-/// that the head has: it has none of their names that must not be there twice.
+/// A response body that may add headers to its head. The caller makes sure that the head has none of
+/// the names that must not be repeated.
 pub trait ResponseHeaders: Body<Data = Bytes> {
-    /// Gives those that stand in somebody else's head, and pass from there. As a rule there are none.
+    /// Passes on headers that were received from an engine. None by default.
     fn pass_fields(&self, _to: &mut impl FnMut(&HeaderName, &HeaderValue)) {}
 
-    /// Adds the others to a head. As a rule there are none.
+    /// Adds headers made by the gateway. None by default.
     fn add_fields(&self, _head: &mut impl HeaderSink) {}
 }
 
@@ -24,13 +24,13 @@ impl<E> ResponseHeaders for UnsyncBoxBody<Bytes, E> {}
 
 impl ResponseHeaders for Empty<Bytes> {}
 
-/// Where the fields of a head are put.
+/// A destination for headers.
 pub trait HeaderSink {
-    /// Puts one more there, whose value is written by `write`. The name is in lower case.
+    /// Appends a header whose value is written by `write`. The name must be in lower case.
     fn add(&mut self, name: &'static str, write: impl FnOnce(&mut Vec<u8>));
 }
 
-/// The lines of an HTTP/1 head.
+/// Header lines of an HTTP/1 head.
 impl HeaderSink for Vec<u8> {
     fn add(&mut self, name: &'static str, write: impl FnOnce(&mut Vec<u8>)) {
         self.extend_from_slice(name.as_bytes());
@@ -52,7 +52,7 @@ impl HeaderSink for HeaderMap {
     }
 }
 
-/// An answer whose head has the fields of its body too, for those who take them from there.
+/// Moves the body's headers into the head, for callers that read headers from the map.
 pub fn with_fields<B: ResponseHeaders>(answer: Response<B>) -> Response<B> {
     let (mut head, body) = answer.into_parts();
     body.pass_fields(&mut |name, value| {

@@ -1,12 +1,11 @@
-//! The shortcut for heads that repeat.
+//! A cache of the last head on a connection.
 //!
-//! Who sends many messages on one connection sends nearly the same head with each: what differs
-//! is a length, a date, an id. A [`HeadTemplate`] is made of a head that was read in full. What fits is
-//! equal to that head in every byte outside of the values of its fields. A value that differs is
-//! one that [`HeaderValue`] takes, without white space at its ends, and ends where its line does;
-//! so a full reading would find the same names with these values, and nothing else. A value that
-//! frames the message or says whom it is for must be the same; only the length may be another.
-//! What does not fit is read in full.
+//! Consecutive messages on one connection mostly have the same head, except for a length, a date or an
+//! id. A [`HeadTemplate`] is made from a fully parsed head. Later bytes match it if they are equal
+//! outside the field values, and each differing value is a valid [`HeaderValue`] without surrounding
+//! white space that ends at its line end; a full parse would thus give the same names with these
+//! values. Values that frame the message or address it must be equal, except the length. Heads that
+//! do not match are parsed in full.
 
 use std::mem;
 
@@ -16,32 +15,32 @@ use memchr::memchr;
 
 use super::stated_length;
 
-/// Heads that are longer than this, or have more lines, are not worth keeping.
+/// Longer heads, or heads with more lines, are not cached.
 const LARGEST: usize = 1024;
 const MOST_LINES: usize = 24;
 
-/// After so many heads in a row of which none fitted, no more moulds are made.
+/// After this many consecutive misses no more templates are made.
 const MOST_IN_VAIN: u8 = 8;
 
-/// What a head is read into.
+/// A parsed head.
 pub trait CacheableHead: Clone {
-    /// Its fields, to give some of them other values.
+    /// Its headers, to replace some of their values.
     fn fields_mut(&mut self) -> &mut HeaderMap;
 }
 
-/// The last head of a connection that was read in full, by which the next ones are known. One
-/// that is alone on its connection is not kept.
+/// The last fully parsed head of a connection, as a template for the next ones. The first head of a
+/// connection is not cached, because it may be the only one.
 pub struct HeadCache<H> {
     last: Option<Box<CachedHead<H>>>,
-    /// Heads in a row that were read in full.
+    /// Consecutive heads that were parsed in full.
     in_full: u8,
 }
 
 struct CachedHead<H> {
     mould: HeadTemplate,
-    /// The head that was read in full, with the values of the last one that fitted.
+    /// The parsed head, with the values of the last match.
     head: H,
-    /// A bit for each line whose value is not that of the mould.
+    /// One bit per line whose value differs from the template's.
     filled: u32,
 }
 
@@ -52,8 +51,8 @@ impl<H> Default for HeadCache<H> {
 }
 
 impl<H: CacheableHead> HeadCache<H> {
-    /// The head at the beginning of these bytes, if it is known, and not longer than that. It is
-    /// the last one itself, with other values where some differ.
+    /// Returns the cached head if `bytes` starts with it (at most `longest` bytes), with changed header
+    /// values replaced.
     pub fn find(&mut self, bytes: &[u8], longest: usize) -> Option<(&H, HeadMatch)> {
         let CachedHead { mould, head, filled } = &mut **self.last.as_mut()?;
         let mut fit = mould.fit(bytes).filter(|fit| fit.length <= longest)?;
@@ -65,7 +64,7 @@ impl<H: CacheableHead> HeadCache<H> {
         Some((head, fit))
     }
 
-    /// A head of so many lines was read in full. The values of its fields are slices of its text.
+    /// Caches a fully parsed head of `lines` lines. The values of `fields` must be slices of `text`.
     pub fn learn(&mut self, head: &H, fields: &HeaderMap, text: &Bytes, lines: usize) {
         self.in_full = self.in_full.saturating_add(1);
         let is_worth_it = (2..=MOST_IN_VAIN).contains(&self.in_full);
@@ -74,25 +73,25 @@ impl<H: CacheableHead> HeadCache<H> {
     }
 }
 
-/// A head that fitted.
+/// A matched head.
 #[derive(Debug, Default)]
 pub struct HeadMatch {
-    /// In bytes.
+    /// Length of the head, bytes.
     pub length: usize,
-    /// The length of the body, where it states another one.
+    /// The body's length, if it differs from the template's.
     pub stated: Option<u64>,
-    /// Values that differ, by the number of their lines.
+    /// Changed values, by line number.
     changed: Vec<(usize, HeaderValue)>,
 }
 
-/// A head, and where the values of its fields stand.
+/// A head, and the positions of its field values.
 #[derive(Debug)]
 struct HeadTemplate {
     text: Bytes,
     slots: Box<[ValueSlot]>,
 }
 
-/// A value.
+/// One field value.
 #[derive(Debug)]
 struct ValueSlot {
     from: u16,
@@ -102,16 +101,16 @@ struct ValueSlot {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum SlotKind {
-    /// It may be another.
+    /// May differ.
     Free,
-    /// It may be another length.
+    /// May be another length.
     Length,
-    /// It must be the same.
+    /// Must be equal.
     Fixed,
 }
 
 impl HeadTemplate {
-    /// None of a head with lines that are no fields, or that stand in another order.
+    /// None if the head has lines that are not fields, or fields in another order than the map.
     fn of(fields: &HeaderMap, text: &Bytes, lines: usize) -> Option<Self> {
         if text.len() > LARGEST || lines > MOST_LINES || fields.len() != lines {
             return None;
@@ -139,7 +138,7 @@ impl HeadTemplate {
         let (mut rest, mut known) = (bytes, 0);
         for (line, slot) in self.slots.iter().enumerate() {
             let (from, to) = (usize::from(slot.from), usize::from(slot.to));
-            // With the byte behind it: a longer value only begins like this one.
+            // Includes the byte behind the value, because a longer value may begin like this one.
             if let Some(behind) = rest.strip_prefix(&self.text[known..=to]) {
                 (rest, known) = (behind, to + 1);
                 continue;
@@ -162,8 +161,8 @@ impl HeadTemplate {
         Some(fit)
     }
 
-    /// Gives these lines their values, and those that have had others since (`filled`) their own again.
-    /// Says which lines have others now.
+    /// Sets the changed values, and restores the template's values of the lines in `filled`. Returns the
+    /// lines that now differ.
     fn fill(&self, fields: &mut HeaderMap, changed: Vec<(usize, HeaderValue)>, filled: u32) -> u32 {
         let mut now = 0;
         let mut changed = changed.into_iter().peekable();
@@ -180,7 +179,7 @@ impl HeadTemplate {
     }
 }
 
-/// None where more depends on a value than its own line.
+/// None if other lines depend on this value.
 fn kind_of(name: &HeaderName) -> Option<SlotKind> {
     let fixed = [CONNECTION, HOST, TRANSFER_ENCODING];
     match name {
@@ -226,8 +225,8 @@ mod tests {
 
     type Fields = Vec<(String, String)>;
 
-    /// What is found in `bytes` by who has read `head` twice: the length of the head, of its
-    /// body, and its fields.
+    /// Result of a cache that has parsed `head` twice, for `bytes`: head length, body length, and
+    /// fields.
     fn found(head: &str, bytes: &str) -> Option<(usize, Option<u64>, Fields)> {
         let mut known = HeadCache::default();
         learn(&mut known, head);

@@ -1,4 +1,4 @@
-//! Whose fault an ending is, before any objective is looked at.
+//! Whose fault an ending is, before any objective is evaluated.
 
 use crate::observe::{Ending, Reader, Timeline, TimeoutKind};
 
@@ -6,7 +6,7 @@ use super::objectives::Objectives;
 use super::outcome::{Excluded, Missed, Outcome};
 use super::weigh::Case;
 
-/// Why this kind of request is not judged, however it ends.
+/// Why this kind of request is not judged, whatever its ending.
 pub(super) fn not_judged(streamed: bool, objectives: &Objectives, case: &Case) -> Option<Excluded> {
     if case.over_limit {
         return Some(Excluded::RateLimited);
@@ -20,8 +20,8 @@ pub(super) fn not_judged(streamed: bool, objectives: &Objectives, case: &Case) -
     None
 }
 
-/// The outcome of a request that failed, whatever its objectives; `None` where the objectives
-/// (or the rules for a client that left or did not read) decide.
+/// The outcome of a failed request regardless of its objectives; `None` if the objectives (or the
+/// rules for clients that left or did not read) decide.
 pub(super) fn fault(timeline: &Timeline, case: &Case) -> Option<Outcome> {
     if let Some(error) = timeline.error {
         let late = error.after_first_token;
@@ -31,7 +31,7 @@ pub(super) fn fault(timeline: &Timeline, case: &Case) -> Option<Outcome> {
         return Some(of_code(timeline.status, case));
     }
     let missed = |reason| Some(Outcome::Missed(reason));
-    // A JSON body is read at its end: of one that broke off, nothing can be said.
+    // A JSON body is parsed at its end, so a truncated one is no evidence.
     if timeline.unparseable && (timeline.reader != Reader::Json || timeline.ending == Ending::Clean) {
         return missed(Missed::Unparseable);
     }
@@ -42,7 +42,7 @@ pub(super) fn fault(timeline: &Timeline, case: &Case) -> Option<Outcome> {
         Ending::Clean | Ending::Broken => missed(Missed::Truncated),
         Ending::TimedOut(TimeoutKind::FirstToken) => missed(Missed::TimeoutFirstToken),
         Ending::TimedOut(TimeoutKind::Idle) => missed(Missed::TimeoutIdle),
-        // While the client does not read, the total limit is its doing.
+        // The total limit is the client's doing while the client does not read.
         Ending::TimedOut(TimeoutKind::Total) if timeline.limited.is_some() => None,
         Ending::TimedOut(TimeoutKind::Total) => missed(Missed::TimeoutTotal),
         Ending::Drained | Ending::Panicked => missed(Missed::Internal),
@@ -50,8 +50,8 @@ pub(super) fn fault(timeline: &Timeline, case: &Case) -> Option<Outcome> {
     }
 }
 
-/// Whose fault an engine's status is, or the twin of an error inside a 200 before the first
-/// token. Every code has a row; what no row explains is the engine's fault.
+/// Whose fault an engine's status code is, or an in-band error in a 200 before the first token. Every
+/// code has a row; codes without an explanation are the engine's fault.
 #[must_use]
 pub const fn of_code(code: u16, case: &Case) -> Outcome {
     match code {
@@ -59,7 +59,7 @@ pub const fn of_code(code: u16, case: &Case) -> Outcome {
         400 | 401 | 403 | 404 | 409 | 411 | 413 | 414 | 415 | 422 | 431 | 501 if case.is_away => {
             Outcome::Missed(Missed::UpstreamOverload)
         }
-        // The client's body would have been another one.
+        // The client's own body would have had another cap.
         400 | 422 if case.cap_lowered => Outcome::Missed(Missed::UpstreamError),
         400 | 409 | 411 | 413 | 414 | 415 | 422 | 431 | 501 => Outcome::Excluded(Excluded::InvalidRequest),
         404 if case.model_unknown_to_pool || case.names_stored => Outcome::Excluded(Excluded::InvalidRequest),
@@ -68,8 +68,8 @@ pub const fn of_code(code: u16, case: &Case) -> Outcome {
     }
 }
 
-/// Finished with nothing in it: no output and no reason to stop, or nothing visible where the
-/// gateway itself had lowered the cap.
+/// Finished without output and without a finish reason, or without visible output where the gateway
+/// had lowered the cap.
 fn is_empty(timeline: &Timeline, case: &Case) -> bool {
     if !case.dialect.generates() {
         return false;

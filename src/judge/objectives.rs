@@ -1,4 +1,4 @@
-//! What a class promises.
+//! The objectives of a class.
 
 use std::time::Duration;
 
@@ -7,23 +7,23 @@ use crate::units::Tokens;
 /// One objective: at least `attainment` of the judged requests stay at or below `threshold`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Objective {
-    /// The largest value that still holds.
+    /// The largest value that holds.
     pub threshold: Duration,
-    /// The share of requests on which it should hold, 0 to 1.
+    /// Share of requests on which it should hold, 0 to 1.
     pub attainment: f64,
 }
 
-/// Which token ends the wait that TTFT measures.
+/// Which token ends TTFT.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TtftCounts {
     /// The first token on any channel.
     #[default]
     FirstToken,
-    /// The first token that a user sees.
+    /// The first token visible to a user.
     FirstVisibleToken,
 }
 
-/// Whether a class judges answers that do not stream.
+/// Whether a class judges non-streaming responses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum NonStreaming {
     /// By the E2E objective, else by the derived budget.
@@ -33,13 +33,13 @@ pub enum NonStreaming {
     Excluded,
 }
 
-/// Whether the time in which a client let the gateway wait for its body counts.
+/// Whether the time a client takes to send its body counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum UploadRule {
-    /// Objectives run from `start`: what the client does not send is no wait of its request.
+    /// Objectives run from `start`, without the client's own delay.
     #[default]
     Excluded,
-    /// They run from the arrival.
+    /// Objectives run from the arrival.
     Counted,
 }
 
@@ -48,11 +48,11 @@ pub enum UploadRule {
 pub struct Quantiles {
     /// Half of the requests are at or below this.
     pub p50: Tokens,
-    /// 95 of 100 are.
+    /// 95 % of the requests are at or below this.
     pub p95: Tokens,
 }
 
-/// The workload that a class's objectives were written for.
+/// The workload for which a class's objectives were written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Assumption {
     /// Prompt tokens.
@@ -61,7 +61,7 @@ pub struct Assumption {
     pub output_tokens: Option<Quantiles>,
 }
 
-/// Everything a class promises, and how it is judged.
+/// The objectives of a class, and how it is judged.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Objectives {
     /// Time to first token.
@@ -74,24 +74,24 @@ pub struct Objectives {
     pub e2e: Option<Objective>,
     /// Which token ends TTFT.
     pub ttft_counts: TtftCounts,
-    /// What becomes of answers that do not stream.
+    /// How non-streaming responses are treated.
     pub non_streaming: NonStreaming,
-    /// Whether the client's own wait counts.
+    /// Whether the client's upload time counts.
     pub upload: UploadRule,
-    /// Gaps above this are stalls; a client that leaves in one leaves because of us.
+    /// Gaps above this are stalls; leaving during one is a late cancel.
     pub stall: Duration,
-    /// The share of requests on which all objectives should hold together.
+    /// Share of requests on which all objectives should hold together.
     pub joint_target: f64,
-    /// The window over which the target is promised.
+    /// The window of the target.
     pub window: Duration,
-    /// The workload that was assumed.
+    /// The assumed workload.
     pub assumed: Option<Assumption>,
-    /// Output tokens to expect where a request states no cap.
+    /// Expected output tokens of a request without a cap.
     pub default_output_tokens: Option<Tokens>,
 }
 
 impl Default for Objectives {
-    /// No objective: a request is met by finishing.
+    /// No objectives: a finished request is met.
     fn default() -> Self {
         Objectives {
             ttft: None,
@@ -111,17 +111,17 @@ impl Default for Objectives {
 }
 
 impl Objectives {
-    /// Expected where neither the request nor its class says anything.
+    /// Expected output where neither the request nor its class says anything.
     pub const FALLBACK_OUTPUT: Tokens = Tokens(1024);
 
-    /// Whether the class promises nothing.
+    /// Whether the class has no objectives.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.ttft.is_none() && self.tpot.is_none() && self.itl.is_none() && self.e2e.is_none()
     }
 
-    /// The time by which a stream of `n` tokens that kept both promises would have ended:
-    /// TTFT threshold + TPOT threshold x (n - 1). Exists only where both thresholds do.
+    /// End of a stream of `n` tokens that exactly keeps both objectives: TTFT threshold + TPOT threshold x
+    /// (n - 1). Needs both thresholds.
     #[must_use]
     pub fn derived_budget(&self, n: u64) -> Option<Duration> {
         let (ttft, tpot) = (self.ttft?.threshold, self.tpot?.threshold);
@@ -130,43 +130,43 @@ impl Objectives {
         Some(ttft.saturating_add(rest))
     }
 
-    /// The time within which a non-streaming answer of `n` tokens must end: the E2E
-    /// threshold, else the derived budget.
+    /// Time limit of a non-streaming response of `n` tokens: the E2E threshold, else the derived
+    /// budget.
     #[must_use]
     pub fn whole_budget(&self, n: u64) -> Option<Duration> {
         self.e2e.map(|objective| objective.threshold).or_else(|| self.derived_budget(n))
     }
 
-    /// The longest time from start within which a request of this class can still keep its promise: to
-    /// its first token, or to its end where answers have the expected length.
+    /// The longest time from start after which a request can still keep its promise: to the first token, or
+    /// to the end at the expected length.
     #[must_use]
     pub fn longest(&self) -> Option<Duration> {
         let ttft = self.ttft.map(|objective| objective.threshold);
         ttft.into_iter().chain(self.whole_budget(self.default_output().0)).max()
     }
 
-    /// Whether a non-streaming answer of this class is judged at all. A class without any
-    /// objective judges it: it is met by finishing.
+    /// Whether non-streaming responses of this class are judged. A class without objectives judges them: they
+    /// are met by finishing.
     #[must_use]
     pub fn judges_non_streaming(&self) -> bool {
         self.non_streaming == NonStreaming::Judged && (self.is_empty() || self.whole_budget(1).is_some())
     }
 
-    /// Output tokens to expect of a request that states no cap.
+    /// Expected output tokens of a request without a cap.
     #[must_use]
     pub fn default_output(&self) -> Tokens {
         self.default_output_tokens.or_else(|| self.assumed_output_p95()).unwrap_or(Self::FALLBACK_OUTPUT)
     }
 
-    /// The output length that 95 of 100 requests were assumed to stay below.
+    /// The assumed 95th percentile of output tokens.
     #[must_use]
     pub fn assumed_output_p95(&self) -> Option<Tokens> {
         self.assumed.and_then(|assumed| assumed.output_tokens).map(|quantiles| quantiles.p95)
     }
 
-    /// The objectives of a request that brought targets of its own. Unless `may_loosen`, the
-    /// stricter of class and request applies. A target that the class does not have is added,
-    /// with the joint target as its attainment.
+    /// The objectives with a request's own targets applied. Unless `may_loosen`, the stricter of class and
+    /// request applies. A target without a counterpart in the class is added with the joint target as
+    /// its attainment.
     #[must_use]
     pub fn with_targets(&self, ttft: Option<Duration>, tpot: Option<Duration>, may_loosen: bool) -> Objectives {
         let pick = |own: Option<Objective>, asked: Option<Duration>| {

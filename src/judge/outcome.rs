@@ -7,7 +7,7 @@ macro_rules! reasons {
         pub enum $name { $($(#[$vdoc])* $variant,)* }
 
         impl $name {
-            /// All reasons, in the order of the documentation.
+            /// Every reason, in the order of the documentation.
             pub const ALL: &'static [$name] = &[$($name::$variant,)*];
 
             /// The label value.
@@ -20,7 +20,7 @@ macro_rules! reasons {
 }
 
 reasons! {
-    /// Why a request missed: the service's fault.
+    /// Why a request missed; the service's fault.
     Missed {
         /// The TTFT objective broke first.
         Ttft = "ttft",
@@ -30,7 +30,7 @@ reasons! {
         Itl = "itl",
         /// The E2E objective (or the derived budget) broke first.
         E2e = "e2e",
-        /// The engine failed, or answered what no other reason explains.
+        /// The engine failed, or gave a response that no other reason explains.
         UpstreamError = "upstream_error",
         /// The engine pushed back (429, 503, 529) after the retries allowed.
         UpstreamOverload = "upstream_overload",
@@ -46,21 +46,21 @@ reasons! {
         TimeoutIdle = "timeout_idle",
         /// The total limit fired.
         TimeoutTotal = "timeout_total",
-        /// The gateway refused or dropped it for lack of capacity.
+        /// The gateway rejected or dropped it for lack of capacity.
         Shed = "shed",
         /// The client left after an objective was already broken.
         CanceledLate = "canceled_late",
-        /// The answer could not be inspected.
+        /// The response could not be inspected.
         Unparseable = "unparseable",
-        /// A fault of the gateway.
+        /// A failure of the gateway.
         Internal = "internal",
     }
 }
 
 reasons! {
-    /// Why a request is not counted: not the service's fault.
+    /// Why a request is not counted; not the service's fault.
     Excluded {
-        /// The client left before anything was broken.
+        /// The client left before an objective was broken.
         ClientCancel = "client_cancel",
         /// The client did not read.
         ClientLimited = "client_limited",
@@ -72,17 +72,17 @@ reasons! {
         RateLimited = "rate_limited",
         /// The body did not arrive in time.
         SlowUpload = "slow_upload",
-        /// The class does not judge non-streaming answers, or has nothing to judge them by.
+        /// The class excludes non-streaming responses, or has nothing to judge them by.
         NonStreaming = "non_streaming",
         /// The path is not judged.
         Unjudged = "unjudged",
     }
 }
 
-/// How a request ended. Every accepted request has exactly one.
+/// How a request ended. Every accepted request has exactly one outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Outcome {
-    /// Finished, and every objective that applies held on this request.
+    /// Finished, and all applicable objectives held on this request.
     Met,
     /// The service's fault.
     Missed(Missed),
@@ -101,7 +101,7 @@ impl Outcome {
         }
     }
 
-    /// The label value of `reason`; empty for a request that was met.
+    /// The label value of `reason`; empty for met.
     #[must_use]
     pub const fn reason(self) -> &'static str {
         match self {

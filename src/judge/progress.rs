@@ -1,8 +1,8 @@
-//! How far a request had come, and when an objective breaks if nothing more happens.
+//! How far a request had come, and when its objectives break if nothing more happens.
 //!
-//! A client that leaves, a stream that fails and the gauge of overdue requests ask the same
-//! question: was an objective already broken at that moment? One answer for all:
-//! [`breaks_at`] is the earliest moment from which on it is.
+//! A leaving client, a failing stream and the gauge of overdue requests ask the same question:
+//! was an objective already broken at that moment? [`breaks_at`] answers it for all three with the
+//! earliest such moment.
 
 use std::time::Duration;
 
@@ -12,29 +12,29 @@ use crate::units::{Tick, Tokens};
 use super::objectives::{Objectives, TtftCounts};
 use super::weigh::Case;
 
-/// How far a request had come, at some moment of its life.
+/// The state of a request at some moment.
 #[derive(Clone, Copy, Debug)]
 pub struct Progress<'a> {
-    /// Where objectives run from.
+    /// Start of the objectives' clock.
     pub start: Tick,
-    /// The body had been read whole. A leave before is never our doing.
+    /// The body was read completely. A leave before is always a plain cancel.
     pub is_uploaded: bool,
-    /// The request is judged by token moments.
+    /// Token moments are judged.
     pub streamed: bool,
     /// First token event on any channel.
     pub first_token: Option<Tick>,
     /// First token event on a visible channel.
     pub first_visible: Option<Tick>,
-    /// Last token event over all choices.
+    /// Last token event of any choice.
     pub last_token: Option<Tick>,
-    /// The choices seen, with the tokens known of each so far.
+    /// The choices so far, with their known tokens.
     pub choices: &'a [Choice],
     /// When a gap between token events first exceeded the ITL threshold.
     pub itl_broke: Option<Tick>,
 }
 
 impl<'a> Progress<'a> {
-    /// A request of which no token has come.
+    /// A request without a token yet.
     #[must_use]
     pub fn waiting(start: Tick, is_uploaded: bool, streamed: bool) -> Self {
         Progress {
@@ -49,7 +49,7 @@ impl<'a> Progress<'a> {
         }
     }
 
-    /// How far a relayed answer had come when it ended.
+    /// A relayed response at its end.
     #[must_use]
     pub fn of(timeline: &'a Timeline) -> Self {
         Progress {
@@ -64,7 +64,7 @@ impl<'a> Progress<'a> {
         }
     }
 
-    /// How far a relayed answer had come when its client stopped reading.
+    /// A relayed response when its client stopped reading.
     #[must_use]
     pub(super) fn when_limited(timeline: &Timeline, limited: &'a ClientLimited) -> Self {
         let before = |moment: Option<Tick>| moment.filter(|moment| *moment <= limited.at);
@@ -80,7 +80,7 @@ impl<'a> Progress<'a> {
         }
     }
 
-    /// The point that the class's TTFT waits for.
+    /// The token moment that the class's TTFT counts.
     pub(super) fn counted(&self, counts: TtftCounts) -> Option<Tick> {
         match counts {
             TtftCounts::FirstToken => self.first_token,
@@ -88,16 +88,16 @@ impl<'a> Progress<'a> {
         }
     }
 
-    /// The last token event that something is still waited for behind: of the choice that
-    /// has been silent longest among those that are not finished, else of the whole answer.
+    /// The last token event after which more is expected: of the unfinished choice that has been silent
+    /// longest, else of the whole response.
     fn silent_since(&self) -> Option<Tick> {
         let open = self.choices.iter().filter(|choice| !choice.finished);
         open.filter_map(|choice| choice.last_token).min().or(self.last_token)
     }
 }
 
-/// The earliest moment after which an objective of this request is broken, if nothing more
-/// happens than `progress` shows; `None` if none ever will be.
+/// The earliest moment after which an objective is broken if nothing more happens than `progress`
+/// shows; `None` if none ever is.
 #[must_use]
 pub fn breaks_at(progress: &Progress<'_>, objectives: &Objectives, case: &Case) -> Option<Tick> {
     if !progress.is_uploaded {
@@ -123,7 +123,7 @@ pub fn is_broken_at(progress: &Progress<'_>, objectives: &Objectives, case: &Cas
     breaks_at(progress, objectives, case).is_some_and(|moment| at > moment)
 }
 
-/// TTFT breaks at its threshold, unless its point was reached in time.
+/// TTFT breaks at its threshold unless its point was reached in time.
 pub(super) fn ttft_breaks(progress: &Progress<'_>, objectives: &Objectives) -> Option<Tick> {
     let deadline = progress.start + objectives.ttft?.threshold;
     match progress.counted(objectives.ttft_counts) {
@@ -132,15 +132,15 @@ pub(super) fn ttft_breaks(progress: &Progress<'_>, objectives: &Objectives) -> O
     }
 }
 
-/// ITL breaks where a gap broke it, or when the present silence does.
+/// ITL breaks at the first gap that exceeded it, or with the current silence.
 pub(super) fn itl_breaks(progress: &Progress<'_>, objectives: &Objectives) -> Option<Tick> {
     let threshold = objectives.itl?.threshold;
     let silence = progress.silent_since().map(|since| since + threshold);
     [progress.itl_broke, silence].into_iter().flatten().min()
 }
 
-/// TPOT breaks when the tokens seen of some choice are fewer than its age asks for. A choice
-/// that has finished stands as it is.
+/// TPOT breaks when some choice has fewer tokens than its age requires. A finished choice keeps its
+/// state.
 pub(super) fn tpot_breaks(progress: &Progress<'_>, objectives: &Objectives) -> Option<Tick> {
     let threshold = objectives.tpot?.threshold;
     let of_choice = |choice: &Choice| -> Option<Tick> {
@@ -155,14 +155,14 @@ pub(super) fn tpot_breaks(progress: &Progress<'_>, objectives: &Objectives) -> O
     progress.choices.iter().filter_map(of_choice).min()
 }
 
-/// A non-streaming answer breaks only its E2E objective, or the budget derived for as many
-/// tokens as could be expected of it.
+/// A non-streaming response can break only E2E, or the budget derived from its expected number of
+/// tokens.
 pub(super) fn whole_deadline(progress: &Progress<'_>, objectives: &Objectives, case: &Case) -> Option<Tick> {
     let n = if case.dialect.generates() { expected_output(objectives, case) } else { Tokens(1) };
     objectives.whole_budget(n.0).map(|budget| progress.start + budget)
 }
 
-/// Output tokens to expect of an answer that has not come: the smaller of the stated cap and
+/// Expected output tokens of a response that has not come: the smaller of the stated cap and
 /// the class's assumed p95, else the class's default.
 fn expected_output(objectives: &Objectives, case: &Case) -> Tokens {
     match (case.stated_cap, objectives.assumed_output_p95()) {

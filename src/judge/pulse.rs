@@ -1,4 +1,4 @@
-//! What a running stream leaves behind for whoever asks whether it is overdue.
+//! Progress of a running stream, for the gauge of overdue requests.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -11,9 +11,9 @@ use super::objectives::Objectives;
 use super::progress::{Progress, is_broken_at, ttft_breaks};
 use super::weigh::Case;
 
-/// A cell shared by the relay of an answer (its one writer, a few plain stores per token event)
-/// and the gauge of overdue requests. It knows events and what they are worth, not usage, and takes
-/// several choices for equally long; the verdict at the end knows better.
+/// A cell shared by a response's relay (its only writer; a few plain stores per token event) and the
+/// gauge of overdue requests. It counts events at their learned token ratio, ignores usage, and assumes
+/// equally long choices; the final verdict is exact.
 #[derive(Clone, Debug)]
 pub struct ProgressCell(Arc<Inner>);
 
@@ -23,7 +23,7 @@ struct Inner {
     first_visible: AtomicU64,
     last_token: AtomicU64,
     events: AtomicU64,
-    /// Tokens per event, as learned of the engine that answers: the bits of a float.
+    /// Tokens per event, learned from the engine: the bits of a float.
     ratio: AtomicU64,
     itl_broke: AtomicU64,
     client: OnceLock<ClientState>,
@@ -33,7 +33,7 @@ struct Inner {
 const NEVER: u64 = u64::MAX;
 
 impl Default for ProgressCell {
-    /// No token yet.
+    /// Without a token.
     fn default() -> Self {
         ProgressCell(Arc::new(Inner {
             first_token: AtomicU64::new(NEVER),
@@ -49,17 +49,17 @@ impl Default for ProgressCell {
 }
 
 impl ProgressCell {
-    /// The events to come carry so many tokens each.
+    /// Sets the expected tokens per event.
     pub fn expects(&self, tokens_per_event: f64) {
         self.0.ratio.store(tokens_per_event.to_bits(), Ordering::Relaxed);
     }
 
-    /// A gap between token events exceeded the ITL threshold at this moment.
+    /// Records when a gap between token events exceeded the ITL threshold.
     pub fn itl_broke(&self, at: Tick) {
         self.0.itl_broke.store(at.as_nanos(), Ordering::Relaxed);
     }
 
-    /// A token event came.
+    /// Records a token event.
     pub fn token(&self, at: Tick, visible: bool) {
         let cell = &*self.0;
         let first = |moment: &AtomicU64| {
@@ -75,20 +75,20 @@ impl ProgressCell {
         cell.events.store(cell.events.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
     }
 
-    /// Whether the answer has finished, as it looks now: a further token undoes it.
+    /// Records whether the response has finished so far; a further token undoes it.
     pub fn finished(&self, is_finished: bool) {
         self.0.is_finished.store(is_finished, Ordering::Relaxed);
     }
 
-    /// Who reads it. What is not broken by the moment at which this client stops reading is its own
-    /// doing, but for a first token that has not come. Asked of the client itself: nobody drives a
-    /// relay whose bytes are refused.
+    /// Sets the client that reads the stream. Objectives unbroken when this client stops reading are its own
+    /// doing, except a missing first token. The client's own state is read, because a relay whose bytes
+    /// are refused is not polled.
     pub fn read_by(&self, client: &ClientState) {
         let _ = self.0.client.set(client.clone());
     }
 
-    /// Whether a client that left at `at` would make a late cancel of it (`canceled_late`): a request
-    /// that stands as `waiting` says but for its tokens, and has `choices` choices.
+    /// Whether a leave at `at` would be a late cancel (`canceled_late`), for a request in the state `waiting`
+    /// apart from its tokens, with `choices` choices.
     #[must_use]
     pub fn is_overdue(
         &self,

@@ -1,4 +1,4 @@
-//! The rules of `docs/semantics.md`, sections 2 and 4, one by one, and the laws behind them.
+//! The rules of `docs/semantics.md`, sections 2 and 4, one by one, and their laws.
 
 use std::time::Duration;
 
@@ -28,15 +28,15 @@ fn chat() -> Objectives {
     Objectives { ttft: objective(500), tpot: objective(50), ..Objectives::default() }
 }
 
-/// E2E 20 s and nothing else.
+/// E2E 20 s only.
 fn agent() -> Objectives {
     Objectives { e2e: objective(20_000), ..Objectives::default() }
 }
 
 const CASE: Case = Case::of(Dialect::Chat);
 
-/// A stream of one choice whose token events came at `moments`, all of them visible, finished
-/// with the last one.
+/// A stream of one choice with visible token events at `moments`, finished with the last
+/// one.
 fn stream(moments: &[u64], tokens: u64) -> Timeline {
     let (first, last) = (moments.first().copied().map(at), moments.last().copied().map(at));
     let gaps: Vec<Duration> = moments.windows(2).map(|pair| ms(pair[1] - pair[0])).collect();
@@ -77,7 +77,7 @@ fn stream(moments: &[u64], tokens: u64) -> Timeline {
     }
 }
 
-/// The same without an end of its own: it ended at `end` by `ending`.
+/// The same without a finish: it ended at `end` by `ending`.
 fn cut(moments: &[u64], tokens: u64, ending: Ending, end: u64) -> Timeline {
     let mut timeline = stream(moments, tokens);
     timeline.finish = None;
@@ -89,7 +89,7 @@ fn cut(moments: &[u64], tokens: u64, ending: Ending, end: u64) -> Timeline {
     Timeline { ending, end: at(end), ..timeline }
 }
 
-/// A whole JSON answer whose last byte came at `end`.
+/// A non-streaming response whose last byte came at `end`.
 fn whole(end: u64, tokens: u64) -> Timeline {
     let choice = Choice {
         index: 0,
@@ -191,7 +191,7 @@ fn c19_one_event_with_everything_answers_to_the_derived_budget() {
         (Some(ObjectiveState::NotEvaluated), Some(ObjectiveState::Held)),
         "TTFT and only that"
     );
-    // The event came in time, the end of the answer did not.
+    // The event was in time, the end of the response was not.
     let mut hung = stream(&[400], 20);
     (hung.finish, hung.end) = (Some(at(1451)), at(1451));
     assert_eq!(outcome(&hung, &chat()), missed(Missed::E2e));
@@ -223,7 +223,7 @@ fn c21_the_span_is_first_to_last_token_by_tokens_less_one() {
     let verdict = judge(&timeline, &chat(), &CASE);
     assert_eq!(timeline.tpot(), Some(ms(100)));
     assert_eq!(verdict.outcome, missed(Missed::Tpot));
-    // Whatever comes behind the last token changes nothing.
+    // Events after the last token change nothing.
     let closed_late = Timeline { end: at(5600), ..timeline };
     assert_eq!(judge(&closed_late, &chat(), &CASE), verdict);
 }
@@ -287,7 +287,7 @@ fn a_class_without_objectives_is_met_by_finishing() {
     assert_eq!(outcome(&cut(&[100], 1, Ending::Broken, 200), &none), missed(Missed::Truncated));
 }
 
-// Answers that do not stream.
+// Non-streaming responses.
 
 #[test]
 fn a_whole_answer_is_judged_by_its_e2e_objective_where_there_is_one() {
@@ -377,7 +377,7 @@ fn of_several_open_choices_the_one_that_waits_longest_decides() {
     assert_eq!(by_rate(&quick, &[100, 190], 201), missed(Missed::CanceledLate), "two tokens of one in 101 ms");
 }
 
-// Faults.
+// Failures.
 
 #[test]
 fn c09_a_body_that_ends_before_its_finish_is_truncated() {
@@ -516,18 +516,18 @@ fn on_a_failed_request_each_objective_counts_as_far_as_it_had_come() {
         [verdict.ttft, verdict.tpot, verdict.itl, verdict.e2e].map(Option::unwrap)
     };
     use ObjectiveState::{Broken, Held as Kept, NotEvaluated as Open};
-    // A 500 at once; after the TTFT threshold; after everything.
+    // A 500 at once, after the TTFT threshold, and after all thresholds.
     let failed = |end| Timeline { status: 500, ..cut(&[], 0, Ending::Clean, end) };
     assert_eq!(verdict(&failed(100)), [Open, Open, Open, Open]);
     assert_eq!(verdict(&failed(501)), [Broken, Open, Open, Open]);
     assert_eq!(verdict(&failed(1001)), [Broken, Open, Open, Broken]);
-    // Cut behind tokens: TTFT stands as it stood, silence and slowness count.
+    // Cut after tokens: TTFT keeps its state, silence and slowness count.
     assert_eq!(verdict(&cut(&[100, 120], 2, Ending::Broken, 130)), [Kept, Open, Open, Open]);
     assert_eq!(verdict(&cut(&[100, 120], 2, Ending::TimedOut(TimeoutKind::Idle), 900)), [Kept, Broken, Broken, Open]);
     assert_eq!(verdict(&cut(&[600, 620], 2, Ending::Broken, 630)), [Broken, Open, Open, Open]);
     assert_eq!(verdict(&cut(&[], 0, Ending::Broken, 500)), [Open, Open, Open, Open], "its time is not over");
     assert_eq!(verdict(&cut(&[], 0, Ending::Broken, 501)), [Broken, Open, Open, Open]);
-    // An error behind the finish: what was reached stands.
+    // An error after the finish: points reached keep their state.
     let error = Some(InBandError { code: 500, after_first_token: true });
     assert_eq!(verdict(&Timeline { error, ..stream(&[100, 120], 2) }), [Kept, Kept, Kept, Kept]);
 }
@@ -598,7 +598,7 @@ fn a_whole_answer_that_is_left_answers_to_the_output_that_could_be_expected() {
     let assuming = Objectives { assumed: Some(Assumption { input_tokens: None, output_tokens }), ..chat() };
     let stating = |cap| Case { stated_cap: Some(Tokens(cap)), ..CASE };
     let own = Objectives { default_output_tokens: Some(Tokens(201)), ..chat() };
-    // Objectives, case, and the last moment at which leaving is the client's own doing.
+    // Objectives, context, and the last moment at which leaving is a plain cancel.
     let rows = [
         (&assuming, stating(21), 500 + 50 * 20),
         (&assuming, stating(4000), 500 + 50 * 100),
@@ -677,7 +677,7 @@ fn a_whole_answer_whose_client_does_not_read_has_no_ttft_to_be_late_with() {
     );
     let late = Timeline { ending: Ending::WriteStalled, finish: None, ..whole(60_000, 20) };
     assert_eq!(outcome(&limited(late, &[], 0, 700), &chat()), excluded(Excluded::ClientLimited));
-    // Nor is it overdue.
+    // It is not overdue either.
     let (pulse, client) = (ProgressCell::default(), ClientState::default());
     pulse.read_by(&client);
     client.refuses(at(700));
@@ -729,7 +729,7 @@ fn reading_slowly_after_the_finish_changes_nothing() {
     }
 }
 
-// Kinds of requests that are not judged, and refusals.
+// Requests that are not judged, and rejections.
 
 #[test]
 fn beyond_the_tenants_limit_everything_is_rate_limited_however_it_ends() {
@@ -871,7 +871,7 @@ fn a_gap_that_broke_itl_stays_broken_though_tokens_come_again() {
 
 // Laws.
 
-/// From met over excluded to missed.
+/// Order of outcomes: met, excluded, missed.
 fn badness(outcome: Outcome) -> u8 {
     match outcome {
         Outcome::Met => 0,
@@ -924,7 +924,7 @@ fn any_ending() -> impl Strategy<Value = Ending> {
 }
 
 proptest! {
-    /// Everything from some event on comes later: a finished answer never gets better.
+    /// Delaying all events from some point on never improves a finished response.
     #[test]
     fn delay_never_improves_a_finished_answer(
         objectives in any_objectives(), moments in any_moments(), tokens in 0_u64..40,
@@ -942,7 +942,7 @@ proptest! {
         }
     }
 
-    /// A client that leaves later, with nothing having come in between, is never less our fault.
+    /// A client that leaves later without further events is never less the service's fault.
     #[test]
     fn waiting_longer_never_turns_a_miss_into_a_cancel(
         objectives in any_objectives(), moments in any_moments(), wait in 0_u64..3000, more in 0_u64..3000,
@@ -956,7 +956,7 @@ proptest! {
         prop_assert!(badness(early) <= badness(late), "{early} {late}");
     }
 
-    /// An answer in fewer, larger lumps that ends when it ended before is not better for it.
+    /// The same tokens in fewer, larger events with the same end are never judged better.
     #[test]
     fn a_lump_is_never_better_than_the_stream_it_hides(
         moments in any_moments(), tokens in 2_u64..40,
@@ -966,7 +966,7 @@ proptest! {
         prop_assert!(streamed != MET || badness(lumped) >= badness(streamed));
     }
 
-    /// Reasons and states fit each other, whatever came: met has nothing broken, an objective's
+    /// Reasons and states agree for every timeline: met has nothing broken, an objective's
     /// reason is a broken one, excluded has nothing evaluated.
     #[test]
     fn every_answer_has_an_outcome_that_fits_its_objectives(

@@ -1,4 +1,4 @@
-//! The weighing itself: outcome first (whose fault, if anybody's), then the objectives.
+//! Evaluation: first whose fault the ending is, then the objectives.
 
 use std::time::Duration;
 
@@ -10,32 +10,32 @@ use super::objectives::{Objective, Objectives};
 use super::outcome::{Excluded, Missed, Outcome};
 use super::progress::{Progress, is_broken_at, itl_breaks, tpot_breaks, ttft_breaks, whole_deadline};
 
-/// What only the gateway knows about a request, beside its timeline.
+/// What the gateway knows about a request beside its timeline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Case {
-    /// How request and answer are written.
+    /// Wire format of request and response.
     pub dialect: Dialect,
-    /// The path generates, or the settings list it under `judged_paths`.
+    /// Whether the path generates, or the settings list it under `judged_paths`.
     pub judged_path: bool,
-    /// The largest output cap among the fields that the request carries, per choice.
+    /// The largest output cap that the request states, per choice.
     pub stated_cap: Option<Tokens>,
-    /// The gateway lowered (or inserted) the output cap.
+    /// Whether the gateway lowered or inserted the output cap.
     pub cap_lowered: bool,
-    /// It is served beyond the tenant's own limit.
+    /// Whether it is served beyond the tenant's own limit.
     pub over_limit: bool,
-    /// The client's own credential went to the engine.
+    /// Whether the client's own credential was forwarded to the engine.
     pub credential_forwarded: bool,
-    /// The model fits only a pattern of the routes, and no engine of the pool has served it on
-    /// this path since start: a 404 from there says that it does not exist.
+    /// Whether only a pattern of the routes matches the model and no engine of the pool has served it on
+    /// this path since start: an engine's 404 then means that the model does not exist.
     pub model_unknown_to_pool: bool,
-    /// The request names something that an engine stored: a 404 may say that there is no such thing.
+    /// Whether the request names something stored on an engine, which a 404 may say does not exist.
     pub names_stored: bool,
-    /// The pool that answered is not the one where the request belongs, which had no place for it.
+    /// Whether a fallback pool answered because the request's own pool had no room.
     pub is_away: bool,
 }
 
 impl Case {
-    /// A plain case: a judged path, nothing stated, nothing changed.
+    /// The defaults: a judged path, nothing stated, nothing changed.
     #[must_use]
     pub const fn of(dialect: Dialect) -> Self {
         Case {
@@ -52,34 +52,34 @@ impl Case {
     }
 }
 
-/// What became of one objective on one request.
+/// State of one objective on one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ObjectiveState {
     /// Its point was reached in time.
     Held,
-    /// Its breaking moment had passed.
+    /// Its deadline passed before its point was reached.
     Broken,
-    /// It could not be told, or was not judged.
+    /// Undecidable, or not judged.
     NotEvaluated,
 }
 
-/// A request's outcome, and what became of each objective that its class has.
+/// A request's outcome, and the state of each objective of its class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Verdict {
     /// How the request ended.
     pub outcome: Outcome,
-    /// TTFT; `None` where the class has no such objective.
+    /// TTFT; `None` if the class has no such objective.
     pub ttft: Option<ObjectiveState>,
     /// TPOT, likewise.
     pub tpot: Option<ObjectiveState>,
     /// ITL, likewise.
     pub itl: Option<ObjectiveState>,
-    /// E2E, likewise; a derived budget that was applied counts as one.
+    /// E2E, likewise; includes an applied derived budget.
     pub e2e: Option<ObjectiveState>,
 }
 
 impl Verdict {
-    /// An outcome with no objective looked at.
+    /// An outcome without objectives.
     #[must_use]
     pub const fn bare(outcome: Outcome) -> Self {
         Verdict { outcome, ttft: None, tpot: None, itl: None, e2e: None }
@@ -97,7 +97,7 @@ impl Verdict {
     }
 }
 
-/// Judges an answer that was relayed.
+/// Judges a relayed response.
 #[must_use]
 pub fn judge(timeline: &Timeline, objectives: &Objectives, case: &Case) -> Verdict {
     let streamed = timeline.streamed && case.dialect.generates();
@@ -113,7 +113,7 @@ pub fn judge(timeline: &Timeline, objectives: &Objectives, case: &Case) -> Verdi
     }
 }
 
-/// Judges a request that the gateway turned away with `outcome` at `at`, after `progress`.
+/// Judges a request that the gateway rejected with `outcome` at `at`, after `progress`.
 #[must_use]
 pub fn judge_refused(
     outcome: Outcome,
@@ -124,7 +124,7 @@ pub fn judge_refused(
 ) -> Verdict {
     let streamed = progress.streamed && case.dialect.generates();
     match outcome {
-        // Beyond its limit it is the tenant's doing, however it ends.
+        // Beyond its limit every ending is the tenant's own.
         Outcome::Excluded(_) if case.over_limit => Verdict::excluded(Excluded::RateLimited, objectives),
         Outcome::Excluded(reason) => Verdict::excluded(reason, objectives),
         Outcome::Missed(reason) => match not_judged(streamed, objectives, case) {
@@ -138,7 +138,7 @@ pub fn judge_refused(
     }
 }
 
-/// Judges a request whose client left at `at` before any answer was relayed.
+/// Judges a request whose client left at `at` before a response was relayed.
 #[must_use]
 pub fn judge_left(progress: &Progress<'_>, objectives: &Objectives, case: &Case, at: Tick) -> Verdict {
     let streamed = progress.streamed && case.dialect.generates();
@@ -148,7 +148,7 @@ pub fn judge_left(progress: &Progress<'_>, objectives: &Objectives, case: &Case,
     }
 }
 
-/// One request on the scales.
+/// The inputs of one evaluation.
 struct Evaluation<'a> {
     progress: Progress<'a>,
     objectives: &'a Objectives,
@@ -156,7 +156,7 @@ struct Evaluation<'a> {
     streamed: bool,
 }
 
-/// An objective's state and, where it is broken, since when.
+/// An objective's state and, if broken, since when.
 #[derive(Clone, Copy)]
 struct ObjectiveResult {
     held: ObjectiveState,
@@ -164,7 +164,7 @@ struct ObjectiveResult {
 }
 
 impl ObjectiveResult {
-    /// The point was reached at `reached`; it should have been by `deadline`.
+    /// The point was reached at `reached`; its deadline was `deadline`.
     fn reached(reached: Tick, deadline: Tick) -> Self {
         if reached <= deadline {
             ObjectiveResult { held: ObjectiveState::Held, broke: None }
@@ -187,7 +187,7 @@ impl ObjectiveResult {
     }
 }
 
-/// All four, in the order in which ties are told: TTFT, TPOT, ITL, E2E.
+/// All four objectives, in the order in which ties are reported: TTFT, TPOT, ITL, E2E.
 #[derive(Clone, Copy)]
 struct ObjectiveResults {
     ttft: Option<ObjectiveResult>,
@@ -202,7 +202,7 @@ impl ObjectiveResults {
         let named =
             [(self.ttft, Missed::Ttft), (self.tpot, Missed::Tpot), (self.itl, Missed::Itl), (self.e2e, Missed::E2e)];
         let broken = named.into_iter().filter_map(|(state, reason)| Some((state?.broke?, reason)));
-        // `min_by_key` keeps the first of equals.
+        // `min_by_key` returns the first of equal elements.
         broken.min_by_key(|(moment, _)| *moment).map(|(_, reason)| reason)
     }
 
@@ -213,7 +213,7 @@ impl ObjectiveResults {
 }
 
 impl Evaluation<'_> {
-    /// An answer without fault: finished, or ended by its client.
+    /// A response without a fault: finished, or ended by its client.
     fn weigh(&self, timeline: &Timeline) -> Verdict {
         if let Some(limited) = limited_before_finish(timeline) {
             return self.limited(timeline, limited);
@@ -237,15 +237,15 @@ impl Evaluation<'_> {
         }
     }
 
-    /// Missed for a reason other than an objective. What had broken by the end counts as
-    /// broken, what had been reached as it stood, the rest as not evaluated.
+    /// Missed for a reason other than an objective. Deadlines passed by the end count as broken, points
+    /// reached keep their state, the rest is not evaluated.
     fn failed(&self, timeline: &Timeline, reason: Missed) -> Verdict {
         let states = if let Some(limited) = limited_before_finish(timeline) {
             self.limited_states(timeline, limited)
         } else {
             let ended = self.states_at(timeline.end);
             match timeline.finish {
-                // Finished, and an error came behind the tokens; or an answer with nothing in it.
+                // Finished with an error after the tokens, or empty.
                 Some(finish) if timeline.error.is_none_or(|error| error.after_first_token) => {
                     ObjectiveResults { ttft: ended.ttft, ..self.finished_states(timeline, finish) }
                 }
@@ -255,12 +255,12 @@ impl Evaluation<'_> {
         states.verdict(Outcome::Missed(reason))
     }
 
-    /// The client did not read from some moment on. TTFT is judged, what was broken at that
-    /// moment stays broken, everything else is the client's doing.
+    /// The client stopped reading at some moment. TTFT is judged, objectives broken by then stay broken,
+    /// everything after is the client's doing.
     fn limited(&self, timeline: &Timeline, limited: &ClientLimited) -> Verdict {
         let states = self.limited_states(timeline, limited);
         let left = timeline.finish.is_none() && timeline.ending == Ending::Left;
-        // Also a stall, which is no objective, makes a leave a late one.
+        // A stall is not an objective, but makes leaving a late cancel.
         let then = Progress::when_limited(timeline, limited);
         let impatient = left && is_broken_at(&then, self.objectives, self.case, limited.at);
         match states.first_broken() {
@@ -271,8 +271,8 @@ impl Evaluation<'_> {
         }
     }
 
-    /// The objectives as they stood when the client stopped reading; but TTFT by its point,
-    /// wherever it was reached, else by the finish, else by the end.
+    /// The objectives at the moment the client stopped reading; TTFT is judged by its point even if
+    /// later, else by the finish, else by the end.
     fn limited_states(&self, timeline: &Timeline, limited: &ClientLimited) -> ObjectiveResults {
         let progress = Progress::when_limited(timeline, limited);
         let then = Evaluation { progress, ..*self }.states_at(limited.at);
@@ -309,7 +309,7 @@ impl Evaluation<'_> {
         }
     }
 
-    /// A non-streaming answer has no TTFT, TPOT or ITL.
+    /// A non-streaming response has no TTFT, TPOT or ITL.
     fn whole_states(&self, timeline: &Timeline, finish: Tick) -> ObjectiveResults {
         let n = if self.case.dialect.generates() { tokens_of(timeline) } else { 1 };
         let deadline = self.objectives.whole_budget(n).map(|budget| self.progress.start + budget);
@@ -319,7 +319,7 @@ impl Evaluation<'_> {
         }
     }
 
-    /// The objectives of an answer that has not finished, as they stand at `at`.
+    /// The objectives of an unfinished response at `at`.
     fn states_at(&self, at: Tick) -> ObjectiveResults {
         let (progress, objectives) = (&self.progress, self.objectives);
         if !progress.is_uploaded {
@@ -353,14 +353,14 @@ impl Evaluation<'_> {
     }
 }
 
-/// When its client stopped reading, unless the answer had finished before: what the client does
-/// after `finish` changes nothing.
+/// When the client stopped reading, unless the response had finished before; nothing that a client
+/// does after `finish` counts.
 fn limited_before_finish(timeline: &Timeline) -> Option<&ClientLimited> {
     let limited = timeline.limited.as_ref()?;
     timeline.finish.is_none_or(|finish| limited.at < finish).then_some(limited)
 }
 
-/// TPOT breaks when the last token of a choice that was too slow has come.
+/// TPOT breaks with the last token of a choice that was too slow.
 fn weigh_tpot(timeline: &Timeline, worst: Option<Duration>, threshold: Duration) -> ObjectiveResult {
     match worst {
         None => ObjectiveResult::open(),
@@ -373,7 +373,7 @@ fn weigh_tpot(timeline: &Timeline, worst: Option<Duration>, threshold: Duration)
     }
 }
 
-/// ITL holds when the largest gap does; an answer without a gap says nothing about it.
+/// ITL holds if the largest gap does; without a gap it is not evaluated.
 fn weigh_itl(timeline: &Timeline, threshold: Duration) -> ObjectiveResult {
     match timeline.gaps.largest {
         None => ObjectiveResult::open(),
@@ -382,7 +382,7 @@ fn weigh_itl(timeline: &Timeline, threshold: Duration) -> ObjectiveResult {
     }
 }
 
-/// Output tokens of the longest choice; fractions of a token err against the service.
+/// Output tokens of the longest choice; fractions are rounded against the service.
 fn tokens_of(timeline: &Timeline) -> u64 {
     let longest = timeline.choices.iter().map(|choice| choice.tokens).fold(0.0, f64::max);
     if longest > 0.0 { (longest + 1e-6) as u64 } else { timeline.output.0 }

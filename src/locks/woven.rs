@@ -1,4 +1,4 @@
-//! Locks whose order a test can take over, and the runs that do.
+//! Locks that `shuttle` can schedule in tests, and the runner of such tests.
 
 use std::cell::Cell;
 use std::future::Future;
@@ -13,17 +13,16 @@ thread_local! {
     static WOVEN: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs of each kind for one story.
+/// Runs per strategy and story.
 const RUNS: usize = 400;
-/// Changes of priority in a run of the kind that looks for deep orders.
+/// Priority changes per run of the PCT strategy.
 const DEPTH: usize = 3;
-/// What a task of a story may take of stack: ours are those of a debug build.
+/// Stack of a task, bytes; debug builds need this much.
 const STACK: usize = 512 * 1024;
 
-/// Tries a story under many orders of its steps: at random, and by random priorities, which find
-/// an order that needs one task to be slow for long. Fails at the first that panics or in which
-/// somebody waits for ever, and prints how to repeat it. Time stands still in each of them, but
-/// where the story has it pass.
+/// Runs a story under many interleavings: random ones, and ones with random priorities (PCT), which find
+/// bugs that need one task to be slow for long. Fails at the first panic or deadlock and prints how
+/// to replay it. Time stands still unless the story advances it.
 pub fn tried(story: fn(&Arc<Time>)) {
     run(RandomScheduler::new(RUNS), story);
     run(PctScheduler::new(DEPTH, RUNS), story);
@@ -36,13 +35,13 @@ fn run(scheduler: impl Scheduler + 'static, story: fn(&Arc<Time>)) {
     WOVEN.set(true);
     Runner::new(scheduler, config).run(move || {
         let time = Time::stands();
-        // All tasks of a story run on one thread, so this rules for all.
+        // One thread runs all tasks of a story, so this covers all of them.
         let _ruled = time.0.enter();
         story(&time);
     });
 }
 
-/// However a run ends, the next test of this thread has its own locks.
+/// Resets the thread's locks however a run ends.
 struct ResetOnDrop;
 
 impl Drop for ResetOnDrop {
@@ -51,7 +50,7 @@ impl Drop for ResetOnDrop {
     }
 }
 
-/// The time of a story.
+/// The clock of a story.
 pub struct Time(tokio::runtime::Runtime);
 
 impl Time {
@@ -60,37 +59,37 @@ impl Time {
         Arc::new(Time(runtime.expect("a runtime without a driver for sockets")))
     }
 
-    /// Time passes: alarms ring, and whoever they wake can go on.
+    /// Advances time: due timers fire and their tasks become ready.
     pub fn passes(&self, length: Duration) {
         self.0.block_on(tokio::time::advance(length));
     }
 }
 
-/// A task of a story.
+/// Spawns a task of a story.
 pub fn task(work: impl Future<Output = ()> + 'static) -> shuttle::future::JoinHandle<()> {
     shuttle::future::spawn_local(work)
 }
 
-/// Others may go on here.
+/// A point at which other tasks may run.
 pub async fn others() {
     shuttle::future::yield_now().await;
 }
 
 /// Waits for all tasks.
 pub fn all_end(tasks: impl IntoIterator<Item = shuttle::future::JoinHandle<()>>) {
-    // Begun all of them before the first is waited for.
+    // All tasks are spawned before the first is awaited.
     for task in tasks.into_iter().collect::<Vec<_>>() {
         shuttle::future::block_on(task).expect("it was not aborted");
     }
 }
 
-/// One owner at a time.
+/// A mutual exclusion lock.
 pub enum Mutex<T> {
     Plain(parking_lot::Mutex<T>),
     Woven(shuttle::sync::Mutex<T>),
 }
 
-/// Many readers, or one writer.
+/// A reader-writer lock.
 pub enum RwLock<T> {
     Plain(parking_lot::RwLock<T>),
     Woven(shuttle::sync::RwLock<T>),
