@@ -1,21 +1,21 @@
-//! Hashes of a prompt's blocks, chained as in an engine's prefix cache: each block's hash covers
-//! everything in front of it, so that two prompts share as many hashes as they begin alike.
+//! Hashes of a prompt's blocks, chained as in an engine's prefix cache: each hash covers everything
+//! before it, so that two prompts share as many hashes as they have common leading blocks.
 //!
-//! Chat templates put tools in front of the system prompt and that in front of the messages,
-//! wherever a body has them. Each of these parts ([`PromptSlot`]) has a chain of its own while the body
-//! is read, and [`Chain::finish`] sets one behind the other. Blocks are [`BLOCK`] bytes of decoded
-//! text; the rest of a part at its end is no block, but what stands behind it depends on it.
-//! Names, numbers and punctuation of tools count as in JSON without spaces. A token id is four
-//! bytes, as much as most tokens have in text.
+//! Chat templates put tools before the system prompt and that before the messages, wherever a body has
+//! them. Each of these parts ([`PromptSlot`]) therefore has its own chain while the body is read, and
+//! [`Chain::finish`] concatenates them. Blocks are [`BLOCK`] bytes of decoded text; an incomplete block
+//! at the end of a part is not reported, but changes the hashes behind it. Names, numbers and
+//! punctuation of tools count as in JSON without spaces. A token id counts as four bytes, the typical
+//! length of a token's text.
 //!
-//! Boundaries of texts and the role of each message are mixed in and are not bytes of a block.
-//! A role may stand behind its message's text; therefore it is mixed in where the message ends,
-//! into all blocks that ended in it. An image, audio or a file ends the chain, because what
-//! stands behind it is only cached where it is the same; so does [`MOST`] blocks.
+//! Text boundaries and each message's role are mixed into the hash without being block bytes. A role may
+//! follow its message's text, so it is mixed in when the message ends, into all blocks that ended in it.
+//! An image, audio or a file ends the chain, because what follows is only cached if it is the same; so
+//! does the limit of [`MOST`] blocks.
 //!
-//! The hash is no cryptographic one, and is the same everywhere and always. Whoever finds prompts
-//! with one hash makes the gateway expect a hit where there is none, which the engine's report
-//! of cached tokens corrects.
+//! The hash is not cryptographic and is the same everywhere. A client that finds a collision makes the
+//! gateway expect a cache hit that does not happen, which the engine's report of cached tokens
+//! corrects.
 
 use super::fields::TopLevelField;
 use crate::json::{Literal, Nest, Scalar, unescape};
@@ -23,13 +23,13 @@ use crate::units::Dialect;
 
 /// Bytes of a block: about eight of vLLM's blocks of 16 tokens.
 pub(super) const BLOCK: usize = 512;
-/// Most blocks that are told: 64 kB, in which prompts that share nothing have long parted.
+/// Most blocks reported: 64 kB, by which unrelated prompts have long diverged.
 pub(super) const MOST: usize = 128;
 
-/// Where a part of the prompt stands when it reaches the model.
+/// Position of a part of the prompt in the model's input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PromptSlot {
-    /// Parts caches; no text of the model's.
+    /// Separates caches; not text of the model.
     Salt,
     Tools,
     System,
@@ -52,18 +52,18 @@ impl PromptSlot {
     }
 }
 
-/// The chains of one body, while it is read.
+/// The chains of one body while it is read.
 #[derive(Debug)]
 pub(super) struct Chain {
     is_on: bool,
-    /// The slot that is read takes more.
+    /// Whether the current slot accepts more.
     is_open: bool,
     slot: PromptSlot,
     parts: [PromptPart; SLOTS],
-    /// The block that is being filled, and how far it is.
+    /// The current block, and how much of it is filled.
     block: [u8; BLOCK],
     filled: usize,
-    /// The roles of this member's messages, the present one's, and the first block without them.
+    /// Role hashes of this member's messages, the current one's, and the first block without them.
     roles: u64,
     role: u64,
     unsettled: usize,
@@ -72,10 +72,10 @@ pub(super) struct Chain {
 
 #[derive(Debug)]
 struct PromptPart {
-    /// Of everything so far.
+    /// Hash of everything so far.
     hash: u64,
     blocks: Vec<u64>,
-    /// Nothing behind is known.
+    /// Whether the chain has ended.
     is_stopped: bool,
 }
 
@@ -96,18 +96,18 @@ impl Chain {
         }
     }
 
-    /// No blocks, whatever comes: nobody asks for them, or they begin nothing.
+    /// Disables block hashes, because they are not needed or not applicable.
     pub(super) const fn leave(&mut self) {
         (self.is_on, self.is_open) = (false, false);
     }
 
-    /// Whether more bytes would still change a hash.
+    /// Whether more bytes would change a hash.
     #[inline]
     pub(super) const fn wants(&self) -> bool {
         self.is_open
     }
 
-    /// A top-level member begins.
+    /// Begins a top-level member.
     #[inline]
     pub(super) fn begins(&mut self, slot: Option<PromptSlot>) {
         self.is_open = false;
@@ -126,7 +126,7 @@ impl Chain {
         (self.roles, self.role, self.unsettled) = (0, 0, part.blocks.len());
     }
 
-    /// What a slot ends with that fills no block, for what stands behind it.
+    /// Mixes in the incomplete last block of a slot.
     fn end_part(&mut self) {
         self.settle();
         let part = &mut self.parts[self.slot as usize];
@@ -139,7 +139,7 @@ impl Chain {
         }
     }
 
-    /// The next piece of text, cut anywhere.
+    /// Adds a piece of text, cut anywhere.
     #[inline]
     pub(super) fn push(&mut self, piece: &[u8]) {
         if !self.is_open {
@@ -154,7 +154,7 @@ impl Chain {
         }
     }
 
-    /// The same, where escapes of two bytes stand in it.
+    /// Adds a piece of text with two-byte escapes.
     pub(super) fn push_escaped(&mut self, raw: &[u8]) {
         if self.is_open {
             unescape(raw, |text| {
@@ -193,7 +193,7 @@ impl Chain {
         self.is_open = part.blocks.len() < MOST;
     }
 
-    /// A text ended here: `ab`, `c` is another prompt than `a`, `bc`.
+    /// Ends a text, because `ab`, `c` is another prompt than `a`, `bc`.
     #[inline]
     pub(super) fn part(&mut self) {
         if self.is_open {
@@ -212,15 +212,15 @@ impl Chain {
         self.push(&id.to_le_bytes());
     }
 
-    // Tools: bytes that no text contains stand for what is around text.
+    // Tools: punctuation is represented by bytes that no text contains.
 
-    /// A member's name, with two quotes and a colon.
+    /// Adds a member name with its quotes and colon.
     pub(super) fn name(&mut self, name: &[u8]) {
         self.push(name);
         self.push(&[0xFF; 3]);
     }
 
-    /// A string or number ended: two quotes and a comma, or a comma.
+    /// Ends a string (two quotes and a comma) or a number (a comma).
     pub(super) fn scalar_ends(&mut self, what: Scalar) {
         self.push(if what == Scalar::String { &[0xFE; 3] } else { &[0xFD] });
     }
@@ -240,12 +240,12 @@ impl Chain {
 
     // Messages.
 
-    /// The role of the message that is being read.
+    /// Adds the role of the current message.
     pub(super) fn role(&mut self, role: &str) {
         self.role = mix(self.role, digest(role.as_bytes().get(..BLOCK).unwrap_or(role.as_bytes())));
     }
 
-    /// A message ended: what was told of its role goes into the blocks that ended in it.
+    /// Ends a message: mixes its role into the blocks that ended in it.
     pub(super) fn message_ends(&mut self) {
         self.roles = mix(self.roles, std::mem::take(&mut self.role));
         self.settle();
@@ -259,7 +259,7 @@ impl Chain {
         self.unsettled = blocks.len();
     }
 
-    /// What stands behind this cannot be told from here.
+    /// Ends the chain, because what follows is unknown here.
     pub(super) fn stop(&mut self) {
         if self.is_on {
             self.parts[self.slot as usize].is_stopped = true;
@@ -267,7 +267,7 @@ impl Chain {
         }
     }
 
-    /// The hashes of all blocks, in the order in which the model reads them.
+    /// The hashes of all blocks, in the model's input order.
     pub(super) fn finish(&mut self, dialect: Dialect, model: &str) -> Vec<u64> {
         let has_blocks = self.parts[PromptSlot::Tools as usize..].iter().any(|part| !part.blocks.is_empty());
         if !self.is_on || !has_blocks {
@@ -295,7 +295,7 @@ impl Chain {
     }
 }
 
-/// The hash of at most a block. Eight lanes, because one multiplication need not wait for another.
+/// Hash of at most one block. Eight lanes, so that multiplications are independent.
 fn digest(bytes: &[u8]) -> u64 {
     let (rows, rest) = bytes.as_chunks::<ROW>();
     let mut lanes = SEEDS;
@@ -321,7 +321,7 @@ const SEEDS: [u64; 8] = [
     0xAAAA_AAAA_AAAA_AAAB,
 ];
 
-/// Sixteen bytes into each lane. A factor of zero must not make the lane forget, so that the sum stays.
+/// Adds sixteen bytes to each lane. The sum remains, so that a factor of zero does not erase the lane.
 #[inline(always)]
 fn take_row(lanes: &mut [u64; 8], row: &[u8; ROW]) {
     let pairs = row.as_chunks::<16>().0;
@@ -333,13 +333,13 @@ fn take_row(lanes: &mut [u64; 8], row: &[u8; ROW]) {
     }
 }
 
-/// One hash behind another.
+/// Combines two hashes in order.
 fn mix(hash: u64, next: u64) -> u64 {
     fold(fold(hash ^ 0xA076_1D64_78BD_642F) ^ next)
 }
 
-/// Multiplies to 128 bits and folds the halves: every bit of the input reaches every bit of
-/// the result.
+/// Multiplies to 128 bits and folds the halves, so that every input bit affects every output
+/// bit.
 pub(super) fn fold(word: u64) -> u64 {
     let product = u128::from(word) * 0x9E37_79B9_7F4A_7C15;
     (product as u64) ^ ((product >> 64) as u64)
@@ -367,7 +367,7 @@ mod tests {
         facts(path, body).prefix_blocks().to_vec()
     }
 
-    /// Text that repeats nowhere.
+    /// Text without repetition.
     fn text(name: &str, length: usize) -> String {
         let mut text: String = (0..length / 8 + 1).map(|n| format!("{name} {n:07} \n\"é")).collect();
         while text.len() > length {
@@ -447,7 +447,7 @@ mod tests {
             "model": "m", "stream": true, "tools": tools});
         let expected = blocks(CHAT, &plain.to_string());
         assert!(expected.len() >= (700 + 900 + 3000) / BLOCK - 1, "{}", expected.len());
-        // Spaces, tools in front, roles behind, content in a part of its own, all of it escaped.
+        // With spaces, tools first, roles last, content in parts, all escaped.
         let pretty = serde_json::to_string_pretty(&plain).unwrap();
         let escaped = |text: &str| text.encode_utf16().map(|unit| format!("\\u{unit:04x}")).collect::<String>();
         let turned = format!(
@@ -463,7 +463,7 @@ mod tests {
         }
         for cut in [1, 2, 3, 5, 7, 64, 700, 100_000] {
             let mut scanner = Scanner::new(Endpoint::relayed(CHAT).unwrap());
-            // Text is decoded in two ways: by the tokenizer where the head is asked for.
+            // Two decoding paths: the tokenizer decodes where the head's hash is needed.
             if cut % 2 == 0 {
                 scanner.leave_prefix();
             }
@@ -546,7 +546,7 @@ mod tests {
         assert_eq!(shared(&first, &other), 3, "all of tools and system are shared");
         let bare = body([("system", &system), ("messages", &two), ("x", &tools)]);
         assert_eq!(shared(&bare, &other), 0);
-        // The blocks of tools alone are cut off behind 64 kB too.
+        // The blocks of tools alone also end after 64 kB.
         let long = json!([{"name": "f", "description": text("t", 100_000)}]);
         let long = body([("messages", &one), ("system", &system), ("tools", &long)]);
         assert_eq!(long.len(), MOST);
@@ -576,7 +576,7 @@ mod tests {
         };
         assert_eq!((with("x").len(), with("x")), (2, with("y")));
         assert_eq!(shared(&with("x"), &chat(&[said("user", text("a", 5000))])), 2);
-        // What SDKs write of an answer without them.
+        // What SDKs write for a response without them.
         let none = json!({"role": "assistant", "content": text("a", 2000), "audio": null, "refusal": null});
         assert_eq!(chat(&[none]).len(), 3);
         let follows = |id: Value| {

@@ -1,7 +1,7 @@
-//! Compressed request bodies, decoded for inspection and forwarded as identity.
+//! Compressed request bodies: decoded for inspection, forwarded as identity.
 //!
-//! A decoder holds a window of fixed size and refuses a bomb while it unfolds: at the body
-//! limit, and before that where a body grows in a way that no text does.
+//! A decoder has a window of fixed size and refuses a decompression bomb while decoding: at the body
+//! limit, and before that at an expansion ratio that no text reaches.
 
 use std::io::{self, Write};
 
@@ -9,23 +9,23 @@ use bytes::Bytes;
 use flate2::write::GzDecoder;
 use zstd::zstd_safe::{DCtx, DParameter, InBuffer, OutBuffer};
 
-/// A body that unfolds to more than this many times its coded bytes is a bomb: text
-/// unfolds three- to thirtyfold, blanks a thousandfold.
+/// Largest expansion ratio: text expands three- to thirtyfold, a bomb about a
+/// thousandfold.
 const STEEPEST: usize = 200;
-/// Below this many decoded bytes nothing is called a bomb: short bodies repeat themselves.
+/// Decoded bytes below which the ratio is not checked, because short bodies may be repetitive.
 const HARMLESS: usize = 4 << 20;
-/// A body may have this many gzip members, and one more for each of its KiB: beginning one costs
-/// more than reading many bytes, and no encoder makes them smaller.
+/// Base number of gzip members accepted, plus one per KiB of input, because starting a member costs more
+/// than decoding many bytes and no encoder makes them smaller.
 const MEMBERS: usize = 64;
-/// Largest zstd window, as HTTP has it (RFC 9659): 8 MiB.
+/// Largest zstd window for HTTP (RFC 9659): 8 MiB.
 const ZSTD_WINDOW_LOG: u32 = 23;
-/// Once this many bytes are decoded, [`Decoder::push`] returns: the caller counts them and lets
-/// other tasks run before it asks for more.
+/// Decoded bytes after which [`Decoder::push`] returns, so that the caller can count them and yield to
+/// other tasks.
 const SLICE: usize = 64 * 1024;
-/// Heap of a gzip decoder: its window (32 KiB), its output buffer (32 KiB), and its tables.
+/// Heap memory of a gzip decoder: window (32 KiB), output buffer (32 KiB) and tables.
 const GZIP_STATE: usize = 80 * 1024;
 
-/// A content coding that is decoded.
+/// A supported content coding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Coding {
     /// `gzip` (and its old name `x-gzip`).
@@ -35,7 +35,7 @@ pub enum Coding {
 }
 
 impl Coding {
-    /// The coding of a `Content-Encoding` value, if it is one of ours. `identity` is none.
+    /// The coding of a `Content-Encoding` value, if supported. `identity` is none.
     #[must_use]
     pub fn named(value: &str) -> Option<Coding> {
         let value = value.trim();
@@ -50,18 +50,18 @@ impl Coding {
     }
 }
 
-/// Why a coded body cannot be taken.
+/// Why a coded body is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
-    /// It unfolds beyond the body limit, or as only a bomb does.
+    /// It expands beyond the body limit, or as only a bomb does.
     #[error("the decoded body is too large")]
     TooLarge,
-    /// It is not what its coding says, or ends too early.
+    /// Invalid or truncated.
     #[error("the body does not match its content coding")]
     Broken,
 }
 
-/// Decodes one body, frame by frame.
+/// Decodes one body frame by frame.
 pub struct Decoder(Inner);
 
 enum Inner {
@@ -87,10 +87,10 @@ impl std::fmt::Debug for Decoder {
 }
 
 impl Decoder {
-    /// A decoder for a body that may have at most `limit` bytes once decoded.
+    /// A decoder for a body of at most `limit` decoded bytes.
     ///
     /// # Errors
-    /// [`DecodeError::Broken`] where the decoder cannot be set up.
+    /// [`DecodeError::Broken`] if the decoder cannot be created.
     pub fn new(coding: Coding, limit: usize) -> Result<Self, DecodeError> {
         let out = DecodedChunk { limit, ..DecodedChunk::default() };
         Ok(Decoder(match coding {
@@ -104,9 +104,9 @@ impl Decoder {
         }))
     }
 
-    /// Decodes from the front of `coded`, up to its end or to a slice of decoded bytes (64 KiB,
-    /// and one step of the decoder more). The bytes taken are removed from `coded`; the decoded
-    /// ones may be none.
+    /// Decodes from the front of `coded` up to its end, or to one slice of decoded bytes (64 KiB plus one
+    /// step of the decoder). Removes consumed bytes from `coded`; the result may be
+    /// empty.
     ///
     /// # Errors
     /// [`DecodeError`]; the rest of the body need not be read then.
@@ -123,8 +123,8 @@ impl Decoder {
         }
     }
 
-    /// Heap that the decoder holds, its window included: up to 8 MiB for zstd, however short the
-    /// body is.
+    /// Heap memory held, bytes, window included: up to 8 MiB for zstd, however short the
+    /// body.
     #[must_use]
     pub fn held(&self) -> usize {
         match &self.0 {
@@ -133,10 +133,10 @@ impl Decoder {
         }
     }
 
-    /// The body is complete; gives the last of it.
+    /// Ends the body and returns the last decoded bytes.
     ///
     /// # Errors
-    /// [`DecodeError`], also where the body ends too early.
+    /// [`DecodeError`], also if the body ends too early.
     pub fn finish(self) -> Result<Bytes, DecodeError> {
         match self.0 {
             Inner::Gzip { mut decoder, .. } => {
@@ -159,13 +159,13 @@ impl Decoder {
 
 fn gunzip(decoder: &mut GzDecoder<DecodedChunk>, coded: &mut &[u8], members: &mut usize) -> Result<(), DecodeError> {
     while !coded.is_empty() && !decoder.get_ref().is_slice() {
-        // One call writes at most what its own buffer holds, 32 KiB.
+        // One call produces at most its output buffer, 32 KiB.
         let read = decoder.write(coded).map_err(|_| decoder.get_ref().fault())?;
         decoder.get_mut().advance(coded, read);
         if read > 0 {
             continue;
         }
-        // The member is over; what follows is the next one.
+        // The member ended; the next one follows.
         decoder.try_finish().map_err(|_| decoder.get_ref().fault())?;
         *members += 1;
         if *members > MEMBERS + decoder.get_ref().taken / 1024 {
@@ -193,7 +193,7 @@ fn unfold(
         if read + written > 0 {
             *is_whole = remaining == 0;
         }
-        // A full room may leave decoded bytes inside the decoder, which come without any input.
+        // A full buffer may leave decoded bytes inside the decoder, available without further input.
         let has_more = written == room.len() || !coded.is_empty();
         if !has_more {
             return Ok(());
@@ -207,10 +207,10 @@ fn unfold(
     }
 }
 
-/// Decoded bytes that have not been taken yet. A write that would make too many fails.
+/// Decoded bytes not taken yet. Fails writes beyond the limit.
 #[derive(Debug, Default)]
 struct DecodedChunk {
-    /// Used again for each slice: what is given away is an exact copy.
+    /// Reused for each slice, of which an exact copy is returned.
     bytes: Vec<u8>,
     limit: usize,
     taken: usize,
@@ -225,7 +225,7 @@ impl DecodedChunk {
         taken
     }
 
-    /// `read` bytes of the coded body have been taken.
+    /// Consumes `read` bytes of the coded body.
     fn advance(&mut self, coded: &mut &[u8], read: usize) {
         *coded = &coded[read..];
         self.taken += read;
@@ -273,7 +273,7 @@ mod tests {
         }
     }
 
-    /// Decodes one piece; no slice is much longer than [`SLICE`].
+    /// Decodes one piece, checking that no slice is much longer than [`SLICE`].
     fn push_all(decoder: &mut Decoder, mut piece: &[u8]) -> Result<Vec<u8>, DecodeError> {
         let mut out = Vec::new();
         while !piece.is_empty() {
@@ -342,7 +342,7 @@ mod tests {
 
     #[test]
     fn a_window_is_counted_as_soon_as_a_frame_asks_for_it() {
-        // The head of a frame with a window of 8 MiB, and of one with 16 MiB, which is too large.
+        // Frame headers with windows of 8 MiB and of 16 MiB, which is too large.
         let head = |window: u8| [&[0x28, 0xB5, 0x2F, 0xFD, 0x00, window][..], &[0x00; 2]].concat();
         let mut decoder = Decoder::new(Coding::Zstd, 1 << 30).unwrap();
         let before = decoder.held();

@@ -1,4 +1,4 @@
-//! Which members of a request body mean something to the gateway, and what they must be.
+//! The known members of a request body, and their types.
 
 use super::facts::Reasoning;
 use crate::units::Dialect;
@@ -12,7 +12,7 @@ pub(super) enum TopLevelField {
     MaxTokens,
     MaxCompletionTokens,
     MaxOutputTokens,
-    /// Another engine's name of the cap: its place in [`OTHER_CAPS`].
+    /// Another engine's name of the cap: its index in [`OTHER_CAPS`].
     OtherCap(usize),
     MinTokens,
     N,
@@ -24,34 +24,34 @@ pub(super) enum TopLevelField {
     Effort,
     Reasoning,
     Thinking,
-    /// What an engine's chat template is told.
+    /// Arguments of an engine's chat template.
     Template,
     Metadata,
     Tools,
     Functions,
-    /// Where the keys and values of the prompt's cache come from, or which engine of a fleet
-    /// takes the request: only the operator's to say.
+    /// Source of the prompt's KV cache, or choice of an engine in a fleet; reserved for the
+    /// operator.
     Transfer,
-    /// Dynamo's own; some of its members do the same.
+    /// Dynamo's `nvext`, some of whose members do the same.
     Extension,
-    /// What engines hand on to their connectors, at whatever depth.
+    /// Passed on by engines to their connectors, at any depth.
     Passed,
-    /// A schema of the answer; or an object in which one may stand.
+    /// A response schema, or an object that may contain one.
     Schema,
     Format,
-    /// What the model reads; may also be token ids. Of a response it may be the name of a stored one.
+    /// Read by the model; may be token ids. In Responses it may name a stored prompt.
     Prompt,
     Input,
-    /// What the model reads.
+    /// Read by the model.
     Words,
-    /// Names what the engine remembers of earlier turns.
+    /// Names earlier turns stored on the engine.
     Earlier,
-    /// Parts what engines keep of prompts: a prompt only shares with those of the same salt.
+    /// Cache salt: a prompt shares its cache only with prompts of the same salt.
     Salt,
     Other,
 }
 
-/// The JSON type that a value has.
+/// JSON type of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum JsonType {
     Null,
@@ -62,15 +62,15 @@ pub(super) enum JsonType {
     Array,
 }
 
-/// The type that a member must have. `null` is always allowed and reads as absent.
+/// Required type of a member. `null` is always allowed and counts as absent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FieldType {
     Flag,
-    /// A whole number, zero or more.
+    /// A non-negative integer.
     Count,
-    /// The same, or -1 for none.
+    /// A non-negative integer, or -1 for no limit.
     Cap,
-    /// A whole number.
+    /// An integer.
     Integer,
     Text,
     Object,
@@ -78,7 +78,7 @@ pub(super) enum FieldType {
 }
 
 impl FieldType {
-    /// How a refusal says it.
+    /// The type's name in rejections.
     pub(super) const fn expected(self) -> &'static str {
         match self {
             FieldType::Flag => "true or false",
@@ -91,8 +91,8 @@ impl FieldType {
         }
     }
 
-    /// Whether a value of this type will do, as far as its first byte tells (whether a
-    /// number is a whole one shows at its end).
+    /// Whether a value of this type is acceptable as far as its first byte shows (whether a number is an
+    /// integer shows at its end).
     pub(super) const fn takes(self, kind: JsonType) -> bool {
         match kind {
             JsonType::Null => true,
@@ -105,7 +105,7 @@ impl FieldType {
     }
 }
 
-/// What is demanded of a member that may stand only once.
+/// The rule of a member that may occur only once.
 #[derive(Debug)]
 pub(super) struct FieldRule {
     /// One bit per such member.
@@ -115,8 +115,8 @@ pub(super) struct FieldRule {
 }
 
 impl TopLevelField {
-    /// What the member called `name` is in this dialect. A field that a dialect does not have
-    /// decides nothing there and travels as it is.
+    /// The member named `name` in this dialect. Fields that a dialect lacks decide nothing and are
+    /// forwarded untouched.
     pub(super) fn called(name: &[u8], dialect: Dialect) -> TopLevelField {
         let has_choices = matches!(dialect, Dialect::Chat | Dialect::Completions);
         let completes = dialect == Dialect::Completions;
@@ -166,16 +166,16 @@ impl TopLevelField {
         }
     }
 
-    /// The name that decides, where `name` differs from one only in the case of its letters: there
-    /// are engines whose parsers do not tell them apart.
+    /// The decisive name from which `name` differs only in letter case, because some engines' parsers
+    /// ignore case.
     pub(super) fn miscased(name: &[u8], dialect: Dialect) -> Option<String> {
         let name = folded(name)?;
         (TopLevelField::called(name.as_bytes(), dialect) != TopLevelField::Other).then_some(name)
     }
 
-    /// What is demanded of the member; nothing of those that may be repeated.
+    /// The member's rule; none for members that may be repeated.
     pub(super) const fn rule(self, dialect: Dialect) -> Option<&'static FieldRule> {
-        /// A rule, made once.
+        /// Makes a static rule.
         macro_rules! rule {
             ($place:literal, $field:literal, $wanted:ident) => {
                 &FieldRule { bit: 1 << $place, field: $field, wanted: FieldType::$wanted }
@@ -198,8 +198,8 @@ impl TopLevelField {
             TopLevelField::User => rule!(9, "user", Text),
             TopLevelField::Background => rule!(10, "background", Flag),
             TopLevelField::Echo => rule!(11, "echo", Flag),
-            // Classes may depend on these, so there may not be two of them to choose from.
-            // Engines disagree about their types, which are therefore not ours to judge.
+            // Classification may depend on these, so they must not be repeated.
+            // Engines disagree about their types, which are therefore not checked.
             TopLevelField::Effort => rule!(12, "reasoning_effort", Any),
             TopLevelField::Reasoning => rule!(13, "reasoning", Any),
             TopLevelField::Thinking => rule!(14, "thinking", Any),
@@ -222,12 +222,12 @@ impl TopLevelField {
         })
     }
 
-    /// Whether text below this member is read by the model.
+    /// Whether the model reads text below this member.
     pub(super) const fn is_prompt(self) -> bool {
         matches!(self, TopLevelField::Prompt | TopLevelField::Input | TopLevelField::Words)
     }
 
-    /// Whether the member says which functions the model may call.
+    /// Whether the member defines tools.
     pub(super) const fn is_tools(self) -> bool {
         matches!(self, TopLevelField::Tools | TopLevelField::Functions)
     }
@@ -238,10 +238,10 @@ impl TopLevelField {
     }
 }
 
-/// Names of the output cap that engines know beside those of their dialects.
+/// Names of the output cap in engines' own dialects.
 pub(super) const OTHER_CAPS: [&str; 4] = ["n_predict", "num_predict", "max_new_tokens", "max_tokens_to_sample"];
 
-/// The name in small letters, if it has others: also those that some folding takes for a `k` or an `s`.
+/// The name folded to lower case if that changes it, including letters that fold to `k` or `s`.
 pub(super) fn folded(name: &[u8]) -> Option<String> {
     if !name.iter().any(|byte| byte.is_ascii_uppercase() || !byte.is_ascii()) {
         return None;
@@ -255,7 +255,7 @@ pub(super) fn folded(name: &[u8]) -> Option<String> {
     Some(name.chars().map(fold).collect())
 }
 
-/// Whether a name says where in a fleet a request goes: `bootstrap_host`, `data_parallel_rank`,
+/// Whether a name selects an engine of a fleet: `bootstrap_host`, `data_parallel_rank`,
 /// `routed_dp_rank`.
 fn is_place(name: &[u8]) -> bool {
     match name.first() {
@@ -265,7 +265,7 @@ fn is_place(name: &[u8]) -> bool {
     }
 }
 
-/// Whether a name inside one of these members steers, in whatever letters it is written.
+/// Whether a name inside one of these members steers, ignoring case.
 pub(super) fn steers_inside(member: TopLevelField, name: &[u8]) -> bool {
     let steers: fn(&[u8]) -> bool = match member {
         TopLevelField::Extension => |name| steers_in_extension(name) || steers_when_passed(name),
@@ -275,64 +275,64 @@ pub(super) fn steers_inside(member: TopLevelField, name: &[u8]) -> bool {
     steers(name) || folded(name).is_some_and(|name| steers(name.as_bytes()))
 }
 
-/// The same for a name inside `nvext`, at any depth. A priority there is as much the operator's
-/// to say as one at the top, and prompts in token ids stand in place of the one that was read.
+/// The same for a name inside `nvext`, at any depth. Includes priorities, which are the operator's, and
+/// token ids, which replace the prompt that was read.
 fn steers_in_extension(name: &[u8]) -> bool {
     is_place(name)
         || [&b"worker_id"[..], b"worker_ids", b"instance_id"].into_iter().any(|own| name.ends_with(own))
         || matches!(name, b"routing_constraints" | b"router" | b"token_data" | b"priority" | b"latency_sensitivity")
 }
 
-/// The same for a name at any depth in what engines hand on to their connectors.
+/// The same for a name at any depth of what engines pass on to their connectors.
 fn steers_when_passed(name: &[u8]) -> bool {
     is_place(name) || matches!(name, b"kv_transfer_params" | b"ec_transfer_params" | b"disaggregated_params")
 }
 
-/// Whether what stands under this key of an object in a prompt makes it like another one: roles, types
-/// and ids do not.
+/// Whether the value under this key of an object in a prompt is text of the prompt; roles, types and ids
+/// are not.
 pub(super) fn leads_to_text(key: &[u8]) -> bool {
     matches!(key, b"content" | b"text" | b"output")
 }
 
-/// Whether a schema stands under this key of an object that says how an answer is written.
+/// Whether a schema stands under this key of an object that describes the response format.
 pub(super) fn leads_to_schema(key: &[u8]) -> bool {
     matches!(key, b"schema" | b"json_schema" | b"json" | b"grammar" | b"regex" | b"choice" | b"structural_tag")
 }
 
-/// Whether what stands under this key of an object in a prompt is a call's arguments: there no name
-/// says what the value is.
+/// Whether a tool call's arguments stand under this key of an object in a prompt. Inside them names have
+/// no meaning.
 pub(super) fn leads_to_arguments(key: &[u8]) -> bool {
     matches!(key, b"input" | b"arguments")
 }
 
-/// Whether something other than text stands under this key of an object in a prompt, for
-/// which the model still sees tokens.
+/// Whether something other than text stands under this key of an object in a prompt, which the model
+/// still reads as tokens.
 pub(super) fn leads_to_media(key: &[u8]) -> bool {
     let is_media = |kind: &[u8]| key.strip_suffix(b"_url").unwrap_or(key).ends_with(kind);
     key.starts_with(b"file") || [&b"image"[..], b"audio", b"video"].into_iter().any(is_media)
 }
 
-/// Whether the name of a file that was stored before stands under this key of an object in a prompt.
+/// Whether a stored file's id stands under this key of an object in a prompt.
 pub(super) fn leads_to_stored(key: &[u8]) -> bool {
     key == b"file_id"
 }
 
-/// Whether the bytes of such a thing may stand under this key: the object's type tells.
+/// Whether media bytes may stand under this key, depending on the object's type.
 pub(super) fn leads_to_data(key: &[u8]) -> bool {
     matches!(key, b"data" | b"result")
 }
 
-/// Whether this is a role or type of the protocols themselves: that is no text.
+/// Whether this is a role or type defined by the protocols, rather than text.
 pub(super) fn is_word(text: &str) -> bool {
     text.bytes().all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'_' | b'.' | b'-'))
 }
 
-/// Whether an object of this type is or has something other than text.
+/// Whether an object of this type contains something other than text.
 pub(super) fn is_media(kind: &str) -> bool {
     matches!(kind, "base64" | "url") || ["image", "audio", "video", "file"].iter().any(|media| kind.contains(media))
 }
 
-/// What a word for the amount of reasoning means.
+/// The amount of reasoning meant by a word.
 pub(super) fn reasoning(word: &str) -> Reasoning {
     match word {
         "none" | "disabled" => Reasoning::None,

@@ -1,7 +1,7 @@
-//! Small values on their way out of a body: bounded text, and whole numbers.
+//! Bounded copies of small values of a body, and integer parsing.
 
-/// A name, string or number whose pieces come one by one. Keeps at most as much as its
-/// reader said it would look at, so that a client cannot make it grow.
+/// A name, string or number assembled from pieces. Keeps at most as many bytes as its reader needs, so
+/// that a client cannot make it grow.
 #[derive(Debug, Default)]
 pub(super) struct BoundedValue {
     text: Vec<u8>,
@@ -11,7 +11,7 @@ pub(super) struct BoundedValue {
     has_fraction: bool,
 }
 
-/// A name, string or number that has been read.
+/// A complete name, string or number.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ScalarValue<'a> {
     text: &'a [u8],
@@ -20,18 +20,18 @@ pub(super) struct ScalarValue<'a> {
     has_fraction: bool,
 }
 
-/// What a number says where a whole one is expected.
+/// The value of a number where an integer is expected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum IntegerValue {
-    /// Zero or more.
+    /// A non-negative integer.
     Count(u64),
-    /// A whole number beyond 64 bits.
+    /// An integer beyond 64 bits.
     Beyond,
-    /// -1: of some counts the sign that there is none.
+    /// -1, which means "none" for some counts.
     MinusOne,
-    /// Another whole number below zero.
+    /// Another negative integer.
     Negative,
-    /// No whole number.
+    /// Not an integer.
     Fraction,
 }
 
@@ -73,7 +73,7 @@ impl BoundedValue {
 }
 
 impl<'a> ScalarValue<'a> {
-    /// What stands in one piece, without escapes.
+    /// A value that arrived whole and without escapes.
     pub(super) const fn at_once(text: &'a [u8], most: usize) -> ScalarValue<'a> {
         ScalarValue { text, is_over: text.len() > most, has_lone_surrogate: false, has_fraction: false }
     }
@@ -82,12 +82,12 @@ impl<'a> ScalarValue<'a> {
         self.has_lone_surrogate
     }
 
-    /// The decoded bytes of a name; a byte that no text contains for one that nobody looks at.
+    /// The decoded bytes of a name; a byte that occurs in no text if the name was not kept.
     pub(super) const fn name(self) -> &'a [u8] {
         if self.is_over || self.has_lone_surrogate { b"\xFF" } else { self.text }
     }
 
-    /// The text, unless it is longer than anybody looks at or no text at all.
+    /// The text, if complete and valid.
     pub(super) fn text(self) -> Option<&'a str> {
         if self.is_over || self.has_lone_surrogate { None } else { std::str::from_utf8(self.text).ok() }
     }
@@ -99,7 +99,7 @@ impl<'a> ScalarValue<'a> {
         };
         let size = match self.has_fraction || has_fraction(number) {
             false => Magnitude::of(number, 0),
-            // What stands behind the kept part may be a fraction.
+            // The part that was not kept may be a fraction.
             true if self.is_over => Magnitude::Fraction,
             true => Magnitude::of_float(number),
         };
@@ -113,7 +113,7 @@ impl<'a> ScalarValue<'a> {
     }
 }
 
-/// What a number without its sign comes to.
+/// An unsigned number.
 enum Magnitude {
     Count(u64),
     /// Beyond 64 bits.
@@ -122,7 +122,7 @@ enum Magnitude {
 }
 
 impl Magnitude {
-    /// Digits with so many zeros behind them.
+    /// Parses digits followed by `zeros` zeros.
     fn of(digits: &[u8], zeros: u32) -> Magnitude {
         let push = |count: u64, digit: &u8| count.checked_mul(10)?.checked_add(u64::from(digit.wrapping_sub(b'0')));
         let count = match digits.iter().try_fold(0, push) {
@@ -132,7 +132,7 @@ impl Magnitude {
         count.map_or(Magnitude::Beyond, Magnitude::Count)
     }
 
-    /// A number with a point or an exponent: engines read `100.0` and `1e2` as 100.
+    /// A number with a point or an exponent: engines accept `100.0` and `1e2` as 100.
     fn of_float(number: &[u8]) -> Magnitude {
         let at = number.iter().position(|byte| matches!(byte, b'e' | b'E')).unwrap_or(number.len());
         let (mantissa, exponent) = (&number[..at], number.get(at + 1..).unwrap_or(b"0"));
@@ -140,7 +140,7 @@ impl Magnitude {
         let (whole, part) = (&mantissa[..point], mantissa.get(point + 1..).unwrap_or_default());
         let mut digits = [whole, part].concat();
         let exponent = std::str::from_utf8(exponent).ok().and_then(|exponent| exponent.parse::<i32>().ok());
-        // Its own digits are few: an exponent that cannot be read is far beyond them.
+        // The mantissa has few digits, so an unparsable exponent is far beyond them.
         let exponent = exponent.unwrap_or(if number.get(at + 1) == Some(&b'-') { i32::MIN } else { i32::MAX });
         let zeros = i64::from(exponent) - part.len() as i64;
         let behind_point = usize::try_from(-zeros).unwrap_or(0);

@@ -1,10 +1,10 @@
-//! One reading of a request body.
+//! Reads a request body once.
 //!
-//! [`Scanner`] is an iterative push scanner: it eats the body frame by frame as it arrives,
-//! never builds a tree, never recurses, and keeps the byte ranges of the few fields on which
-//! the gateway decides. The result is [`Facts`]; everything else in the body is checked for
-//! grammar (RFC 8259) and forwarded untouched. There is one reading of a body for all sizes,
-//! so that no two rooms can understand one body in two ways.
+//! [`Scanner`] is an iterative push scanner: it consumes the body frame by frame as it arrives,
+//! builds no tree, does not recurse, and keeps the byte ranges of the few fields on which
+//! the gateway decides. The result is [`Facts`]; everything else is checked for
+//! grammar (RFC 8259) and forwarded untouched. Bodies of all sizes are read by the same code,
+//! so that no two modules can understand one body differently.
 
 mod blocks;
 pub mod coding;

@@ -1,7 +1,7 @@
-//! Multipart forms (audio): of them only `model` is read, and nothing is ever changed.
+//! Multipart forms (audio): only `model` is read, and nothing is changed.
 //!
-//! Lenient readers disagree about forms as they do about JSON, so this one takes only what
-//! all of them read alike: CRLF line ends, one `Content-Disposition` per part, plain names.
+//! Parsers disagree about forms as they do about JSON, so this one accepts only what all of them read
+//! alike: CRLF line ends, one `Content-Disposition` per part, plain names.
 
 use std::sync::Arc;
 
@@ -10,9 +10,9 @@ use memchr::memmem;
 use super::facts::{Facts, Field, Unreadable};
 use super::fields;
 
-/// Longest head of a part.
+/// Longest head of a part, bytes.
 const LONGEST_HEAD: usize = 8 * 1024;
-/// Longest `model`.
+/// Longest `model`, bytes.
 const LONGEST_MODEL: usize = 1024;
 
 /// Reads a form as it arrives, in frames cut anywhere.
@@ -21,14 +21,14 @@ pub struct FormScanner {
     /// `\r\n--boundary`.
     delimiter: Vec<u8>,
     state: State,
-    /// Bytes that belong to what is not whole yet: part of a head or of a delimiter. Begins
-    /// with a line end of our own, so that the first delimiter looks like all others.
+    /// Input that is not complete yet: part of a head or of a delimiter. Starts with an added line end, so
+    /// that the first delimiter looks like the others.
     held: Vec<u8>,
-    /// How many of the held bytes are done with; they go at the end of each frame, together.
+    /// How many of those bytes are consumed; removed together at the end of each frame.
     passed: usize,
-    /// Offset of the first held byte that is not passed in the body, counted with our own two bytes.
+    /// Offset in the body of the first unconsumed byte, counting the two added ones.
     held_at: usize,
-    /// The value of `model`, while it is read.
+    /// The value of `model` so far.
     value: Vec<u8>,
     value_at: usize,
     model: Option<Field<Arc<str>>>,
@@ -37,17 +37,17 @@ pub struct FormScanner {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// In front of the first delimiter.
+    /// Before the first delimiter.
     Preamble,
-    /// Behind a delimiter: a line end, or the two dashes that end the form.
+    /// After a delimiter: expects a line end, or the two dashes that end the form.
     Delimiter,
     /// In the head of a part.
     Head,
-    /// In a part that is nothing to us.
+    /// In a part of no interest.
     Part,
-    /// In the part called `model`.
+    /// In the part named `model`.
     Model,
-    /// Behind the form.
+    /// After the form.
     Epilogue,
 }
 
@@ -61,7 +61,7 @@ impl FormScanner {
     /// A scanner for a body with this `Content-Type`.
     ///
     /// # Errors
-    /// [`Unreadable::Form`] where it names no usable boundary.
+    /// [`Unreadable::Form`] if it has no usable boundary.
     pub fn new(content_type: &str) -> Result<Self, Unreadable> {
         let boundary = boundary(content_type).ok_or(broken("its content type names no usable boundary"))?;
         Ok(FormScanner {
@@ -80,7 +80,7 @@ impl FormScanner {
     /// Reads the next frame.
     ///
     /// # Errors
-    /// [`Unreadable`] for what the gateway does not take.
+    /// [`Unreadable`] for forms that the gateway refuses.
     pub fn push(&mut self, frame: &[u8]) -> Result<(), Unreadable> {
         self.length += frame.len();
         if self.state == State::Epilogue {
@@ -93,16 +93,16 @@ impl FormScanner {
         Ok(())
     }
 
-    /// Heap that it holds.
+    /// Heap memory held, bytes.
     #[must_use]
     pub fn held(&self) -> usize {
         self.held.capacity() + self.value.capacity()
     }
 
-    /// The body is complete.
+    /// Ends the body.
     ///
     /// # Errors
-    /// [`Unreadable`], also where the form has no end.
+    /// [`Unreadable`], also if the form has no end.
     pub fn finish(self) -> Result<Box<Facts>, Unreadable> {
         if self.state != State::Epilogue {
             return Err(broken("it ends too early"));
@@ -112,7 +112,7 @@ impl FormScanner {
         Ok(Box::new(facts))
     }
 
-    /// Reads on as far as the held bytes allow; false if more must come first.
+    /// Makes one step with the bytes at hand; false if more are needed.
     fn step(&mut self) -> Result<bool, Unreadable> {
         match self.state {
             State::Preamble | State::Part | State::Model => self.content(),
@@ -127,12 +127,12 @@ impl FormScanner {
         self.held_at += length;
     }
 
-    /// The held bytes that have not been passed.
+    /// The bytes not consumed yet.
     fn rest(&self) -> &[u8] {
         &self.held[self.passed..]
     }
 
-    /// Everything up to the next delimiter, of which only its own length must be held back.
+    /// Consumes everything up to the next delimiter, keeping back only the delimiter's length.
     fn content(&mut self) -> Result<bool, Unreadable> {
         let found = memmem::find(self.rest(), &self.delimiter);
         let passed = found.unwrap_or(self.rest().len().saturating_sub(self.delimiter.len() - 1));
@@ -160,7 +160,7 @@ impl FormScanner {
         let padding = self.rest().iter().take_while(|byte| matches!(byte, b' ' | b'\t')).count();
         match (&self.rest()[padding..], padding) {
             ([b'\r', b'\n', ..], _) => {
-                // The line end stays: so a head without any line is found like the others.
+                // The line end stays, so that a head without lines is found like the others.
                 self.drop_held(padding);
                 self.state = State::Head;
                 Ok(true)
@@ -191,7 +191,7 @@ impl FormScanner {
     }
 }
 
-/// Whether the part with this head is the field `model`.
+/// Whether this is the head of the field `model`.
 fn is_model(head: &[u8]) -> Result<bool, Unreadable> {
     let head = std::str::from_utf8(head).map_err(|_| broken("the head of a part is not UTF-8"))?;
     let mut name = None;
@@ -239,7 +239,7 @@ fn disposition(value: &str) -> Result<Disposition, Unreadable> {
     Ok(Disposition { name, is_file })
 }
 
-/// The boundary that a content type names: once, 1 to 70 characters, none of them a control.
+/// The boundary of a content type: exactly one, 1 to 70 characters, no control characters.
 fn boundary(content_type: &str) -> Option<String> {
     let mut named = parameters(content_type)?.into_iter().filter(|(key, _)| key == "boundary");
     let (_, boundary) = named.next()?;
@@ -247,7 +247,7 @@ fn boundary(content_type: &str) -> Option<String> {
     (named.next().is_none() && fits && !boundary.ends_with(' ')).then_some(boundary)
 }
 
-/// The `; key=value` parameters behind a header's first word, keys in lower case.
+/// The `; key=value` parameters of a header value, keys in lower case.
 fn parameters(value: &str) -> Option<Vec<(String, String)>> {
     let mut found = Vec::new();
     let mut rest = value.find(';').map_or("", |at| &value[at..]).trim();
@@ -270,8 +270,8 @@ fn parameters(value: &str) -> Option<Vec<(String, String)>> {
     rest.is_empty().then_some(found)
 }
 
-/// The text up to the closing quote, and what stands behind it. A backslash is itself, but in
-/// front of a quote or another backslash: browsers write file names so.
+/// The text up to the closing quote, and the rest. A backslash escapes only a quote or a backslash,
+/// because browsers write file names so.
 fn unquote(quoted: &str) -> Option<(String, &str)> {
     let mut text = String::new();
     let mut letters = quoted.char_indices().peekable();

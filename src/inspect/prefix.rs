@@ -1,59 +1,59 @@
-//! A hash of a prompt's head, for sending like prompts to like engines, and the [`Chain`] of its
-//! blocks, as an engine's prefix cache would see them.
+//! Hash of a prompt's head, for prefix affinity, and the [`Chain`] of its blocks, as an engine's
+//! prefix cache sees them.
 //!
-//! The head ends with the first part (a message, a text) by which there are [`ENOUGH`] bytes, or
-//! at [`LENGTH`]: a long system prompt is a head by itself, whatever is asked behind it, and a
-//! short one is told apart by the first message of the conversation.
+//! The head ends with the first part (a message, a text) that completes [`ENOUGH`] bytes, or
+//! at [`LENGTH`]. A long system prompt is therefore a head by itself, and a short one is extended by
+//! the first message of the conversation.
 
 use super::blocks::{Chain, PromptSlot, fold};
 use crate::units::Dialect;
 
-/// How much of a prompt's head is hashed, at most. Long enough to tell system prompts apart, short
-/// enough to be nearly free.
+/// Largest head, bytes. Long enough to distinguish system prompts, short enough to be nearly
+/// free.
 const LENGTH: usize = 4096;
-/// A head of whole parts is at least this long, if there is more.
+/// Smallest head of complete parts, bytes, if the prompt is longer.
 const ENOUGH: usize = 256;
 
-/// The head of a prompt. The hash depends on nothing but them: not on how the body
-/// was cut, not on the machine, so that all gateways send alike prompts to one engine.
+/// The head of a prompt. The hash depends on the text alone, not on frame boundaries or the
+/// machine, so that all gateways send like prompts to the same engine.
 #[derive(Debug)]
 pub(super) struct PromptPrefix {
     head: Vec<u8>,
-    /// How many bytes are kept at most: none where nobody asks for the hash.
+    /// Most bytes kept; 0 if the hash is not needed.
     most: usize,
     is_whole: bool,
-    /// The hashes of the blocks.
+    /// Hashes of the blocks.
     pub(super) chain: Chain,
 }
 
 impl PromptPrefix {
-    /// With blocks only where an answer is generated: nothing else is kept in an engine's cache.
+    /// Blocks are hashed only for generating dialects, because engines cache nothing else.
     pub(super) const fn new(dialect: Dialect) -> Self {
         PromptPrefix { head: Vec::new(), most: LENGTH, is_whole: false, chain: Chain::new(dialect.generates()) }
     }
 
-    /// Nobody asks for the hash of the head.
+    /// Skips the head's hash.
     pub(super) const fn leave_head(&mut self) {
         self.most = 0;
     }
 
-    /// Whether more bytes would still change a hash.
+    /// Whether more bytes would change a hash.
     pub(super) fn wants(&self) -> bool {
         self.head_wants() || self.chain.wants()
     }
 
-    /// Whether they would change the head's.
+    /// Whether more bytes would change the head's hash.
     pub(super) fn head_wants(&self) -> bool {
         !self.is_whole && self.head.len() < self.most
     }
 
-    /// The next piece of text that the model reads.
+    /// Adds a piece of prompt text.
     pub(super) fn push(&mut self, piece: &[u8]) {
         self.chain.push(piece);
         self.push_head(piece);
     }
 
-    /// The next digits of a token id.
+    /// Adds digits of a token id.
     pub(super) fn push_id(&mut self, digits: &[u8]) {
         self.chain.push_id(digits);
         self.push_head(digits);
@@ -66,38 +66,38 @@ impl PromptPrefix {
         let room = self.most - self.head.len();
         let piece = &piece[..piece.len().min(room)];
         if self.head.capacity() == 0 {
-            // Most prompts come in one piece, and then a few more.
+            // Most prompts arrive in one piece, sometimes followed by a few small ones.
             self.head.reserve_exact((piece.len() + 64).min(self.most));
         }
         self.head.extend_from_slice(piece);
     }
 
-    /// A text ended: `ab`, `c` is another prompt than `a`, `bc`.
+    /// Ends a text, because `ab`, `c` is another prompt than `a`, `bc`.
     pub(super) fn part(&mut self) {
         self.chain.part();
         self.head_part();
     }
 
-    /// A token id ended.
+    /// Ends a token id.
     pub(super) fn id_ends(&mut self) {
         self.chain.id_ends();
         self.head_part();
     }
 
-    /// A member of the top-level object begins; `None` for those that no model reads.
+    /// Begins a top-level member; `None` if models do not read it.
     pub(super) fn member_begins(&mut self, slot: Option<PromptSlot>) {
         self.chain.begins(slot);
     }
 
     fn head_part(&mut self) {
         if self.head_wants() {
-            // A byte that no UTF-8 text contains.
+            // 0xFF occurs in no UTF-8 text.
             self.head.push(0xFF);
             self.is_whole = self.head.len() > ENOUGH;
         }
     }
 
-    /// The hash; 0 only where there was no prompt.
+    /// The hash; 0 only if there was no prompt.
     pub(super) fn hash(&self) -> u64 {
         if self.head.is_empty() {
             return 0;

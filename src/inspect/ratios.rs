@@ -1,13 +1,12 @@
 //! Bytes per token and tokens per event, learned from reported usage.
 //!
-//! Bytes per token is the quotient of two sums that forget slowly, so that long prompts weigh
-//! more than short ones and last week weighs nothing. No single prompt weighs more than
-//! [`HEAVIEST`] tokens.
+//! Bytes per token is the quotient of two decaying sums, so that long prompts weigh more than short
+//! ones and old reports fade. One prompt weighs at most [`HEAVIEST`] tokens.
 //!
-//! Tokens per event decides verdicts, so it errs against the service: it is what four of five of
-//! the last answers reached, not their mean, and one odd answer moves it nowhere.
+//! Tokens per event affects verdicts, so it errs against the service: it is the value that four of five
+//! recent responses reached, not their mean, and one outlier does not move it.
 //!
-//! A report beyond sane bounds teaches nothing.
+//! Reports beyond plausible bounds are ignored.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -18,42 +17,42 @@ use parking_lot::Mutex;
 use super::PromptSize;
 use crate::units::{EngineId, Tokens};
 
-/// Bytes of prompt per token, as long as nothing was learned.
+/// Prompt bytes per token before anything was learned.
 const BYTES_PER_TOKEN: f64 = 3.8;
-/// Between these bounds bytes per token stay.
+/// Bounds of bytes per token.
 const BYTES_BOUNDS: (f64, f64) = (0.5, 64.0);
-/// More tokens than this in an event are no event but an answer.
+/// Most plausible tokens per event; more is a whole response in one event.
 const MOST_PER_EVENT: f64 = 64.0;
-/// Answers of fewer events say little: the first and the last carry what was held back.
+/// Shorter responses are ignored, because their first and last events carry buffered tokens.
 const FEWEST_EVENTS: u64 = 8;
-/// Tokens per event are known from so many answers on, and by so many at most.
+/// Responses needed before tokens per event is known, and most responses remembered.
 const FEWEST_ANSWERS: usize = 3;
 const LAST_ANSWERS: usize = 32;
-/// What one answer keeps of the sums before it.
+/// Share of the sums kept at each response.
 const KEPT: f64 = 1.0 - 1.0 / 200.0;
-/// The most tokens by which one answer counts.
+/// Largest weight of one response, tokens.
 const HEAVIEST: f64 = 10_000.0;
-/// How many tokens the first guess of bytes per token weighs: a few short prompts, mostly
-/// chat template, do not overturn it.
+/// Weight of the initial guess of bytes per token, in tokens: a few short prompts, mostly chat
+/// template, do not overturn it.
 const GUESS: f64 = 200.0;
 
-/// Names of models that only patterns of the settings fit: of so many is learned. Clients choose
-/// them, and of what engines serve they are all that grows here.
+/// Most learned model names that only patterns of the settings match, because clients choose
+/// them.
 const NAMES: usize = 4096;
-/// A longer name is not looked at.
+/// Longer names are ignored.
 const LONGEST_NAME: usize = 256;
 
-/// What answers that reported usage have taught, model by model. Shared, and kept over reloads.
+/// What usage reports have taught, by model. Shared, and kept across reloads.
 #[derive(Debug, Default)]
 pub struct Ratios {
     models: DashMap<Box<str>, Arc<Learned>, ahash::RandomState>,
 }
 
-/// What is known of one model: looked up once in the life of a request.
+/// The ratios of one model, looked up once per request.
 #[derive(Clone, Debug, Default)]
 pub struct ModelRatios(Option<Arc<Learned>>);
 
-/// What was learned of one model.
+/// The learned ratios of one model.
 #[derive(Debug)]
 pub struct Learned {
     prompts: Mutex<DecayedRatio>,
@@ -61,13 +60,13 @@ pub struct Learned {
 }
 
 impl Ratios {
-    /// Nothing learned yet.
+    /// Nothing learned.
     #[must_use]
     pub fn new() -> Self {
         Ratios::default()
     }
 
-    /// What is known of the model that engines serve under this name.
+    /// The ratios of the model that engines serve under this name.
     #[must_use]
     pub fn of(&self, model: Option<&str>) -> ModelRatios {
         let name = model.unwrap_or_default();
@@ -77,8 +76,8 @@ impl Ratios {
         ModelRatios(self.models.get(name).map(|learned| Arc::clone(&learned)))
     }
 
-    /// Where to write down what an answer of this model teaches, of which so much was `known`;
-    /// `is_named` says that the settings write its name out. `None`: there are too many others.
+    /// Where to record what a response of this model teaches. `is_named` means that the settings name the
+    /// model literally. `None` if too many other names are known.
     #[must_use]
     pub fn of_answer(&self, known: &ModelRatios, model: Option<&str>, is_named: bool) -> Option<Arc<Learned>> {
         if known.0.is_some() {
@@ -90,7 +89,7 @@ impl Ratios {
         may.then(|| Arc::clone(&self.models.entry(name.into()).or_default()))
     }
 
-    /// Forgets engines that are no longer there, but for these.
+    /// Forgets all engines except these.
     pub fn keep_engines(&self, there: &HashSet<EngineId>) {
         for model in &self.models {
             model.events.lock().retain(|engine, _| there.contains(engine));
@@ -121,8 +120,8 @@ impl Default for Learned {
 }
 
 impl Learned {
-    /// An answer reported `input` tokens for a prompt of this size. Prompts with media, and
-    /// those of token ids only, teach nothing about text.
+    /// Records that a response reported `input` tokens for a prompt of this size. Prompts with media, or of
+    /// token ids only, are ignored because they say nothing about text.
     pub fn prompt(&self, size: PromptSize, input: Tokens) {
         let tokens = input.less(Tokens(size.token_ids)).0;
         if size.bytes > 0 && tokens > 0 && !size.has_media {
@@ -130,7 +129,7 @@ impl Learned {
         }
     }
 
-    /// A plain answer of this engine came in `events` token events and reported `output` tokens.
+    /// Records that a plain response of this engine had `events` token events and `output` tokens.
     pub fn events(&self, engine: &EngineId, events: u64, output: Tokens) {
         let reported = output.0 as f64 / events as f64;
         if events < FEWEST_EVENTS || output.0 == 0 || reported > MOST_PER_EVENT {
@@ -144,10 +143,10 @@ impl Learned {
     }
 }
 
-/// Tokens per event that four of five answers reach.
+/// Tokens per event that four of five responses reach.
 #[derive(Debug, Default)]
 struct PerEvent {
-    /// What the last answers reported, oldest first.
+    /// Reports of the last responses, oldest first.
     last: VecDeque<f64>,
     reached: Option<f64>,
 }
@@ -167,7 +166,7 @@ impl PerEvent {
     }
 }
 
-/// Two sums that forget.
+/// Quotient of two decaying sums.
 #[derive(Clone, Copy, Debug, Default)]
 struct DecayedRatio {
     over: f64,
@@ -273,7 +272,7 @@ mod tests {
         assert_eq!(ratios.tokens_per_event(&engine, "m"), 1.0);
     }
 
-    /// What an engine did to one answer in four counts for nothing in the others.
+    /// One response in four of an odd kind does not count for the others.
     #[test]
     fn tokens_per_event_are_those_that_most_answers_reach() {
         let (ratios, engine) = (Ratios::new(), EngineId::from("e:1"));
@@ -321,8 +320,8 @@ mod tests {
             }
         }
 
-        /// Whatever was learned before, an answer makes a later stream look no longer than others
-        /// let it: two at least, and four of five of the last ones.
+        /// One response makes a later stream look at most as long as two or more of the last five
+        /// justify.
         #[test]
         fn no_answer_by_itself_does_anything_for_the_service(
             reports in proptest::collection::vec((8u64..200, 1u64..2_000), 0..100),
@@ -342,7 +341,7 @@ mod tests {
             }
         }
 
-        /// One lie among any number of plain answers moves nothing.
+        /// One false report among any number of plain ones moves nothing.
         #[test]
         fn a_single_lie_moves_nothing(before in 0usize..40, lie in 9u64..500) {
             let (ratios, engine) = (Ratios::new(), EngineId::from("e:1"));

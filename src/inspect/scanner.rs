@@ -1,4 +1,4 @@
-//! The scanner: what a tokenizer tells, read as [`Facts`].
+//! The scanner: turns JSON tokens into [`Facts`].
 
 use std::ops::Range;
 
@@ -10,15 +10,15 @@ use super::prefix::PromptPrefix;
 use crate::json::{Interest, Literal, Nest, Scalar, Sink, SyntaxError, Tokenizer};
 use crate::units::{Dialect, Endpoint};
 
-/// Longest name that is compared; ours are all shorter.
+/// Longest name compared; all known names are shorter.
 const LONGEST_NAME: usize = 32;
-/// Longest `model` that is read; a longer one names no model of ours.
+/// Longest `model` read; a longer one matches no configured model.
 const LONGEST_MODEL: usize = 1024;
-/// Most members of `metadata` that are kept, and the longest name or value among them.
+/// Most members of `metadata` kept, and longest name or value among them.
 const MOST_METADATA: usize = 64;
 const LONGEST_METADATA: usize = 1024;
-/// Most prompts of a completion, and most choices (`n` x prompts): each takes memory here until
-/// its answer has ended.
+/// Most prompts of a completion, and most choices (`n` x prompts), because each takes memory until
+/// its response has ended.
 const MOST_PROMPTS: usize = 2048;
 const MOST_CHOICES: u64 = 2048;
 /// Most switches of one kind in `reasoning` or `chat_template_kwargs`, repeats included.
@@ -32,20 +32,20 @@ pub struct Scanner {
 }
 
 impl Scanner {
-    /// A scanner at the first byte of a body sent to `endpoint`. It is large, and made, used and
-    /// taken apart in one place, so that it is never copied.
+    /// A scanner at the first byte of a body sent to `endpoint`. Boxed, because it is large and would be
+    /// copied by moves.
     #[must_use]
     pub fn new(endpoint: Endpoint) -> Box<Self> {
         let scanner = Box::new_uninit();
         Box::write(scanner, Scanner { tokenizer: Tokenizer::new(), reader: FactsSink::new(endpoint) })
     }
 
-    /// Nobody asks for the hash of the prompt's head.
+    /// Skips the hash of the prompt's head.
     pub fn leave_prefix(&mut self) {
         self.reader.prefix.leave_head();
     }
 
-    /// Nobody asks for the blocks of the prompt.
+    /// Skips the hashes of the prompt's blocks.
     pub fn leave_blocks(&mut self) {
         self.reader.prefix.chain.leave();
     }
@@ -53,24 +53,24 @@ impl Scanner {
     /// Reads the next frame.
     ///
     /// # Errors
-    /// [`Unreadable`] for what the gateway does not take; the rest of the body need not be
+    /// [`Unreadable`] for bodies that the gateway refuses; the rest of the body need not be
     /// read then.
     pub fn push(&mut self, frame: &[u8]) -> Result<(), Unreadable> {
         let pushed = self.tokenizer.push(frame, &mut self.reader);
         self.first_fault(pushed)
     }
 
-    /// Heap that it holds because of what the body says. It grows with the body.
+    /// Heap memory held, bytes. Grows with the body.
     #[must_use]
     pub fn held(&self) -> usize {
         let FactsSink { prompts, prompt_ends, facts, .. } = &self.reader;
         self.tokenizer.held() + prompts.capacity() + prompt_ends.capacity() * size_of::<usize>() + facts.held()
     }
 
-    /// The body is complete.
+    /// Ends the body.
     ///
     /// # Errors
-    /// [`Unreadable`], also where the body ends too early.
+    /// [`Unreadable`], also if the body ends too early.
     pub fn finish(mut self: Box<Self>) -> Result<Box<Facts>, Unreadable> {
         let finished = self.tokenizer.finish(&mut self.reader);
         self.first_fault(finished)?;
@@ -81,7 +81,7 @@ impl Scanner {
         }
     }
 
-    /// What the reader found stands in front of where the tokenizer stopped.
+    /// The sink's error precedes the tokenizer's, which stopped later.
     fn first_fault(&self, read: Result<(), SyntaxError>) -> Result<(), Unreadable> {
         match (&self.reader.fault, read) {
             (Some(fault), _) => Err(fault.clone()),
@@ -91,66 +91,66 @@ impl Scanner {
     }
 }
 
-/// Hears the tokens of one body. Where it stands in the body is the top-level member and, in
-/// front of a value inside it, that value's key: subtrees without interest are skipped, so
-/// that no stack is needed.
+/// Receives the tokens of one body. Its position is the top-level member and, inside that, the key
+/// before the current value; subtrees of no interest are skipped, so no stack
+/// is needed.
 #[derive(Debug)]
 struct FactsSink {
     dialect: Dialect,
-    /// Its messages are lists of them, one for each conversation.
+    /// `messages` is a list of conversations.
     is_batch: bool,
     facts: Box<Facts>,
     fault: Option<Unreadable>,
-    /// Once-only members that have come ([`fields::FieldRule::bit`]).
+    /// Members seen that may occur only once ([`fields::FieldRule::bit`]).
     seen: u32,
-    /// The top-level member that is read, and where its value begins.
+    /// The current top-level member, and the offset of its value.
     member: TopLevelField,
     rule: Option<&'static FieldRule>,
     value_at: usize,
-    /// The key in front of the next value inside the member.
+    /// The key before the next value inside the member.
     inner: Inner,
-    /// The outermost object in a prompt, and the arguments of a call in it: how deep they stand.
+    /// Depth of the outermost object in a prompt, and of a call's arguments inside it.
     object_at: Option<usize>,
     arguments_at: Option<usize>,
-    /// What the present object in a prompt has said of itself.
+    /// What is known of the current object in a prompt.
     object: Described,
-    /// Where a schema begins that is counted as it stands.
+    /// Offset of a schema that is counted by its raw bytes.
     schema_at: Option<usize>,
-    /// The name of the member of `metadata` whose value comes next.
+    /// Name of the `metadata` member whose value comes next.
     metadata_name: String,
-    /// Where the last top-level value ended; 0 in front of the first.
+    /// Offset behind the last top-level value; 0 before the first.
     behind_last: usize,
-    /// The first member is `priority`, and no other key has come yet.
+    /// `priority` is the first member, and no other key has come yet.
     priority_leads: bool,
     purpose: Purpose,
     scalar_at: usize,
     kept: BoundedValue,
     prefix: PromptPrefix,
-    /// The decoded prompts of a completion, and where each ends. `echo` may stand behind
-    /// `prompt`, so they are kept until the body is complete.
+    /// Decoded prompts of a completion, and where each ends. Kept until the body is complete, because
+    /// `echo` may follow `prompt`.
     prompts: Vec<u8>,
     prompt_ends: Vec<usize>,
-    /// The text that is being read is one of them.
+    /// The current text is one of those prompts.
     is_kept_prompt: bool,
-    /// `reasoning_effort`, `reasoning.effort`, `thinking.type`: the first one stated counts.
+    /// `reasoning_effort`, `reasoning.effort`, `thinking.type`: the first one stated wins.
     efforts: [Option<Reasoning>; 3],
 }
 
-/// What is known of an object in a prompt: whether the bytes under its `data` are text shows in its
-/// `type`, wherever that stands.
+/// State of an object in a prompt. Whether the bytes under its `data` are text depends on its `type`,
+/// which may stand anywhere in it.
 #[derive(Clone, Copy, Debug, Default)]
 struct Described {
-    /// How deep its members stand.
+    /// Depth of its members.
     depth: usize,
     is_media: bool,
-    /// Bytes that have been counted of its `data`.
+    /// Bytes of its `data` counted so far.
     data: u64,
 }
 
-/// The key in front of a value inside a top-level member.
+/// The key before a value inside a top-level member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Inner {
-    /// None: the value is an element of an array.
+    /// None: an array element.
     Element,
     IncludeUsage,
     ContinuousUsage,
@@ -161,41 +161,41 @@ enum Inner {
     /// A switch of `chat_template_kwargs`.
     Thinks(&'static str),
     Metadata,
-    /// A member of `nvext` that steers, if it is not `null`.
+    /// A member of `nvext` that steers routing, unless `null`.
     Steers,
-    /// Something other than text stands here, if it is not `null`.
+    /// Something other than text, unless `null`.
     Media,
-    /// The same: the name of a file that was stored before.
+    /// The name of a stored file, unless `null`.
     Stored,
-    /// The model reads what stands here; or it counts as if it did.
+    /// Read by the model, or counted as if it were.
     Text,
     Said,
-    /// The same: what a tool is called with.
+    /// Arguments of a tool call, also read by the model.
     Arguments,
-    /// The role, the type of an object in a prompt; and what may be its bytes.
+    /// The role, the type of an object in a prompt, or its possible bytes.
     Role,
     Type,
     Data,
     /// `prompt.id` of a response.
     Id,
-    /// A schema of the answer.
+    /// A JSON schema of the response.
     Schema,
     Other,
 }
 
-/// What the pieces of the current scalar are for.
+/// Use of the current scalar's pieces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Purpose {
     Nothing,
     Name,
-    /// A string or number on which we decide.
+    /// A decisive string or number.
     String,
     Number,
-    /// Text that the model reads.
+    /// Text read by the model.
     Prompt,
-    /// A token id, for the prefix.
+    /// A token id, for the prefix hash.
     TokenId,
-    /// What else the prefix depends on: tools, the salt.
+    /// Other input of the prefix hash: tools, the cache salt.
     Hashed,
 }
 
@@ -249,7 +249,7 @@ impl FactsSink {
         }
     }
 
-    /// A prompt of a completion has ended.
+    /// Ends a prompt of a completion.
     fn prompt_ends(&mut self) {
         if self.prompt_ends.len() == MOST_PROMPTS {
             return self.refuse(Unreadable::TooMany { what: "prompts", most: MOST_PROMPTS as u64 });
@@ -257,7 +257,7 @@ impl FactsSink {
         self.prompt_ends.push(self.prompts.len());
     }
 
-    /// The first fault is the one that is told.
+    /// Keeps the first error.
     fn refuse(&mut self, why: Unreadable) {
         self.fault.get_or_insert(why);
     }
@@ -289,8 +289,8 @@ impl FactsSink {
         }
         self.seen |= rule.bit;
         if self.member == TopLevelField::Priority {
-            // Cut from behind the value in front of it, the comma included. Where it leads,
-            // the cut reaches to the next key instead.
+            // Cut from behind the preceding value, comma included. If it is the first member, cut up to the
+            // next key instead.
             self.priority_leads = self.facts.members == 1;
             let from = if self.priority_leads { self.scalar_at } else { self.behind_last };
             self.facts.priority = Some(from..from);
@@ -327,7 +327,7 @@ impl FactsSink {
         }
     }
 
-    /// A key has been read that ends here.
+    /// A key ended at `past`.
     fn named(&mut self, name: &[u8], past: usize, depth: usize) {
         if depth == 1 {
             self.member_named(name);
@@ -354,7 +354,7 @@ impl FactsSink {
         }
     }
 
-    /// A schema is counted as it stands; its text is none that anybody decodes.
+    /// A schema ended; it is counted by its raw bytes, because nothing decodes its text.
     fn schema_ends(&mut self, past: usize, depth: usize) {
         let is_whole = self.inner == Inner::Schema || self.member == TopLevelField::Schema && depth == 1;
         if is_whole && let Some(at) = self.schema_at.take() {
@@ -364,7 +364,7 @@ impl FactsSink {
 
     // Inside members.
 
-    /// How much of a key is looked at.
+    /// Bytes of a key that are examined.
     fn longest_name(&self, depth: usize) -> usize {
         let is_long = depth > 1 && (self.member == TopLevelField::Metadata || self.member.is_tools());
         if is_long { LONGEST_METADATA } else { LONGEST_NAME }
@@ -415,7 +415,7 @@ impl FactsSink {
         }
     }
 
-    /// What stands under a key of an object in a prompt.
+    /// The role of the value under a key of an object in a prompt.
     fn prompt_named(&mut self, name: &[u8], depth: usize) -> Inner {
         if self.arguments_at.is_some() {
             return Inner::Text;
@@ -438,12 +438,12 @@ impl FactsSink {
         }
     }
 
-    /// Whether what is read belongs to the head of the prompt, for affinity.
+    /// Whether the current text belongs to the prompt's head, for affinity.
     fn is_prefix(&self) -> bool {
         self.prefix.wants() && self.inner != Inner::Said
     }
 
-    /// An object in a prompt has ended whose members stood so deep: bytes that are no text do not count.
+    /// Ends an object in a prompt; bytes that turn out not to be text are not counted.
     fn described(&mut self, depth: usize) {
         if self.object.depth != depth {
             return;
@@ -455,7 +455,7 @@ impl FactsSink {
         }
     }
 
-    /// Bytes of text that the model reads.
+    /// Counts bytes of text read by the model.
     fn counts(&mut self, bytes: usize) {
         self.facts.prompt.bytes += bytes as u64;
         if self.inner == Inner::Data {
@@ -463,15 +463,15 @@ impl FactsSink {
         }
     }
 
-    /// What a tool is called with is read by the model as it is written, with all that is no string:
-    /// names, numbers, nests.
+    /// Counts a tool call's arguments by their raw bytes, because the model reads them as written, including
+    /// names, numbers and brackets.
     fn is_called_with(&mut self, bytes: usize) {
         if self.arguments_at.is_some() {
             self.facts.prompt.bytes += bytes as u64;
         }
     }
 
-    /// A prompt names a stored one.
+    /// The prompt refers to a stored one.
     fn names_prompt(&mut self) {
         let is_stored = self.dialect == Dialect::Responses;
         self.facts.names_stored |= is_stored;
@@ -489,7 +489,7 @@ impl FactsSink {
         self.refuse(Unreadable::Repeated { field: repeated });
     }
 
-    /// A member of `stream_options` that we know has another type than a flag's.
+    /// A known member of `stream_options` is not a boolean.
     fn option_is_no_flag(&mut self) {
         match self.inner {
             Inner::IncludeUsage => self.refuse_type(INCLUDE_USAGE, FieldType::Flag),
@@ -498,18 +498,18 @@ impl FactsSink {
         }
     }
 
-    /// Whether the model reads a string that stands here.
+    /// Whether the model reads a string at this position.
     fn is_text(&self) -> bool {
         self.member.is_prompt() && !matches!(self.inner, Inner::Other | Inner::Media | Inner::Stored)
     }
 
-    /// The prompt itself, or one of a list. What stands in an object is no prompt.
+    /// Whether this string is a prompt or an item of a list of prompts. Strings inside objects are not.
     fn is_completion_prompt(&self, depth: usize) -> bool {
         let is_prompt = self.member == TopLevelField::Prompt && self.dialect == Dialect::Completions;
         is_prompt && (depth < 2 || depth == 2 && matches!(self.inner, Inner::Element))
     }
 
-    /// What is wanted of a string or number, and how much of it.
+    /// Use of a string or number, and how many bytes of it are needed.
     fn purpose_of(&self, what: Scalar, depth: usize) -> (Purpose, usize) {
         let is_string = what == Scalar::String;
         match self.member {
@@ -548,7 +548,7 @@ impl FactsSink {
         }
     }
 
-    /// A string or number begins that is no key. Says how much of it is looked at.
+    /// Begins a string or number that is not a key. Returns how many bytes of it are needed.
     fn scalar_begins(&mut self, what: Scalar, at: usize, depth: usize) -> usize {
         self.scalar_at = at;
         match depth {
@@ -635,7 +635,7 @@ impl FactsSink {
         let least = match (self.member, whole) {
             (TopLevelField::MinTokens, IntegerValue::Count(least)) => Some(least),
             (TopLevelField::Thinking, IntegerValue::Count(budget)) => Some(budget.saturating_add(1)),
-            // What stands there is the engine's to judge.
+            // Their value is the engine's to judge.
             (TopLevelField::MinTokens | TopLevelField::Thinking, _) => return,
             _ => None,
         };
@@ -675,7 +675,7 @@ impl FactsSink {
         }
     }
 
-    /// The output cap that the member states, if it is one.
+    /// The output cap stated by the current member, if it is one.
     fn cap_name(&self) -> Option<&'static str> {
         Some(match self.member {
             TopLevelField::MaxTokens => "max_tokens",
@@ -744,14 +744,14 @@ impl FactsSink {
         }
     }
 
-    /// What stands behind something other than text, no cache knows by its text.
+    /// Stops the block hashes, because no cache identifies media by text.
     fn media_stands(&mut self) {
         if matches!(self.inner, Inner::Media | Inner::Stored) {
             self.prefix.chain.stop();
         }
     }
 
-    /// A switch of the chat template, of whatever type.
+    /// A switch of the chat template, of any type.
     fn thinks(&mut self, inner: Inner, value: Option<bool>, at: Range<usize>) {
         if let (Inner::Thinks(name), Some(nest)) = (inner, &mut self.facts.switches.template) {
             if nest.members.len() == MOST_SWITCHES {
@@ -762,7 +762,7 @@ impl FactsSink {
         }
     }
 
-    /// An object or a list stands where a switch should, or steers.
+    /// An object or a list in the place of a switch or of a steering member.
     fn switch_is_none(&mut self) {
         let switches = &mut self.facts.switches;
         match (self.member, self.inner) {
@@ -815,7 +815,7 @@ impl FactsSink {
         let inner = std::mem::replace(&mut self.inner, Inner::Element);
         match inner {
             Inner::Schema => {
-                // It is told when it ends.
+                // Counted when it ends.
                 (self.schema_at, self.inner) = (Some(at), Inner::Schema);
                 return Interest::Skip;
             }
@@ -834,8 +834,8 @@ impl FactsSink {
         if nest == Nest::Array && self.member.takes_token_ids() {
             self.prefix.chain.part();
         }
-        // An array among the prompts is one prompt in token ids; its text nobody knows. Of a batch it
-        // is a conversation, which is answered by itself.
+        // A nested array among prompts is one prompt of token ids, whose text is unknown. In a batch it is a
+        // conversation, which gets its own response.
         let is_conversation = self.is_batch && self.member == TopLevelField::Words && depth == 2;
         if nest == Nest::Array && (is_prompt || is_conversation) {
             self.prompt_ends();
@@ -846,7 +846,7 @@ impl FactsSink {
     }
 }
 
-/// What a member of `stream_options` is.
+/// The meaning of a member of `stream_options`.
 fn option(name: &[u8]) -> Inner {
     match name {
         b"include_usage" => Inner::IncludeUsage,
@@ -856,7 +856,7 @@ fn option(name: &[u8]) -> Inner {
 }
 
 impl Inner {
-    /// How refusals call a member of `stream_options`.
+    /// The name of a member of `stream_options` in rejections.
     const fn option_field(self) -> Option<&'static str> {
         match self {
             Inner::IncludeUsage => Some(INCLUDE_USAGE),
@@ -960,7 +960,7 @@ impl Sink for FactsSink {
         }
     }
 
-    /// Of a long prompt only the length is of interest, and its blocks, which decode escapes
+    /// Of a long prompt only the length is needed, and its blocks, which decode escapes
     /// themselves.
     fn looks(&self) -> bool {
         let is_head = self.prefix.head_wants() && self.inner != Inner::Said;
@@ -1026,8 +1026,8 @@ impl Sink for FactsSink {
         self.scalar_ends(past, depth);
     }
 
-    /// Most stand in one piece, and are looked at where they stand. (Inlined, because there it is
-    /// known which of them are keys, and those are most.)
+    /// Most scalars arrive whole and are examined in place. Inlined because the caller knows which are keys,
+    /// and most are.
     #[inline(always)]
     fn scalar(&mut self, what: Scalar, decoded: &[u8], place: Range<usize>, depth: usize) {
         if what == Scalar::Key {

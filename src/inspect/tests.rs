@@ -1,4 +1,4 @@
-//! The scanner against a second reading of the same bodies by `serde_json`.
+//! Compares the scanner with a second parser of the same bodies, `serde_json`.
 
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
@@ -168,7 +168,7 @@ fn whatever_is_no_object_is_refused_at_its_first_byte() {
     }
 }
 
-/// Replay of C63: what a strict reader refuses and engines may take is relayed.
+/// C63: what a strict parser refuses and engines may accept is relayed.
 #[test]
 fn c63_numbers_depth_and_surrogates_beyond_range_are_read_around() {
     let deep = format!("{}1{}", "[".repeat(50_000), "]".repeat(50_000));
@@ -205,7 +205,7 @@ fn a_cap_beyond_all_numbers_is_the_largest_there_is() {
     }
 }
 
-/// Replay of C94: what the gateway keeps for each prompt, choice or switch is bounded.
+/// C94: the state kept per prompt, choice or switch is bounded.
 #[test]
 fn c94_more_prompts_choices_and_switches_than_are_kept_are_refused() {
     let completion = |body: String| read_in("/v1/completions", &[body.as_bytes()]);
@@ -251,7 +251,7 @@ fn c94_more_prompts_choices_and_switches_than_are_kept_are_refused() {
     }
 }
 
-/// Replay of C94: what the scanner holds while it reads is known.
+/// C94: the scanner's memory is counted while it reads.
 #[test]
 fn c94_what_a_scanner_holds_is_counted_while_it_reads() {
     let mut scanner = Scanner::new(endpoint("/v1/completions"));
@@ -641,7 +641,7 @@ fn the_fewest_tokens_that_will_do_are_known() {
         (r#"{"thinking":{"budget_tokens":2000,"type":"enabled"},"min_tokens":3}"#, 2001),
         (r#"{"min_tokens":3,"min_tokens":200,"min_tokens":4}"#, 200),
         (r#"{"min_tokens":18446744073709551615,"thinking":{"budget_tokens":18446744073709551615}}"#, u64::MAX),
-        // Engines refuse these, and it is theirs to do.
+        // Engines refuse these, which is their decision.
         (r#"{"min_tokens":-1}"#, 0),
         (r#"{"min_tokens":7.0}"#, 7),
         (r#"{"min_tokens":1.5,"thinking":{"budget_tokens":1e3}}"#, 1001),
@@ -739,7 +739,7 @@ fn like_prompts_have_like_hashes_whatever_stands_around_them() {
     assert_ne!(one, hash(r#"{"messages":[{"content":"hi here"}]}"#));
 }
 
-// A second reading of the same body, by serde_json.
+// A second parser of the same body: serde_json.
 
 #[derive(Debug, PartialEq)]
 struct Reading {
@@ -781,7 +781,7 @@ fn by_scanner(facts: &Facts) -> Reading {
     }
 }
 
-/// `Err(())` where a decisive field has a wrong type. Whether there are too many choices is not asked.
+/// `Err(())` if a decisive field has a wrong type. Ignores the limit of choices.
 fn by_serde(body: &Map<String, Value>, dialect: Dialect) -> Result<Reading, ()> {
     let get = |name: &str| body.get(name).filter(|value| !value.is_null());
     let flag = |name: &str| get(name).map(|v| v.as_bool().ok_or(())).transpose();
@@ -859,12 +859,12 @@ fn holds_rank(value: &Value) -> bool {
     }
 }
 
-/// Bodies are written by `to_string`, so a container is as long as it is written again.
+/// Bodies are written by `to_string`, so a container's length is that of its serialised form.
 fn raw_length(value: &Value) -> usize {
     if value.is_array() || value.is_object() { value.to_string().len() } else { 0 }
 }
 
-/// Where in a prompt a value stands.
+/// Position of a value inside a prompt.
 #[derive(Clone, Copy, Default)]
 struct Spot {
     ids: bool,
@@ -883,7 +883,7 @@ fn measure(value: &Value, spot: Spot, size: &mut (u64, u64)) {
                 let is_media = ["image_url", "image", "file"].contains(&key.as_str());
                 match inner {
                     _ if is_media && !spot.in_arguments => {}
-                    // As it is written: nobody escapes a type.
+                    // Raw text, because nobody escapes a type.
                     Value::String(text) if matches!(key.as_str(), "type" | "role") && !spot.in_arguments => {
                         let is_word = text.chars().all(|one| one.is_ascii_lowercase());
                         size.0 += if is_word { 0 } else { inner.to_string().len() as u64 - 2 };
@@ -902,7 +902,7 @@ fn measure(value: &Value, spot: Spot, size: &mut (u64, u64)) {
     }
 }
 
-/// What stands in a call's arguments and is no string: names, numbers, literals, and nests in them.
+/// Bytes of a call's arguments outside strings: names, numbers, literals, and containers inside.
 fn beside_strings(arguments: &Value) -> u64 {
     let of = |value: &Value| match value {
         Value::String(_) => 0,
@@ -956,7 +956,7 @@ fn likely_value(name: &'static str) -> BoxedStrategy<Value> {
         "max_tokens" | "max_completion_tokens" | "max_output_tokens" | "best_of" | "priority" => {
             any::<u32>().prop_map(Value::from).boxed()
         }
-        // More choices than these are refused, whatever else stands in the body.
+        // More choices are refused, whatever else the body has.
         "n" => prop_oneof![8 => 0u32..=9, 1 => any::<u32>()].prop_map(Value::from).boxed(),
         "stream_options" => any::<Option<bool>>().prop_map(|b| json!({"x": [1], "include_usage": b})).boxed(),
         "model" | "user" => "[a-z/\\-]{0,9}".prop_map(Value::from).boxed(),

@@ -1,8 +1,8 @@
-//! Which splices a request needs before an engine gets it.
+//! The splices that a request needs for one engine.
 //!
-//! The list in `docs/semantics.md` is closed: the alias of `model`, the client's own
-//! `priority` removed, usage asked for on streams, `priority` for engines that schedule by
-//! it, a lowered output cap, less reasoning. Whatever else stands in the body arrives as it was sent.
+//! The list in `docs/semantics.md` is closed: the alias of `model`, removal of the client's
+//! `priority`, usage on streams, `priority` for engines that schedule by it, a lowered output cap, and
+//! reduced reasoning. Everything else is forwarded as sent.
 
 use bytes::Bytes;
 
@@ -10,58 +10,58 @@ use super::Splice;
 use crate::inspect::{Facts, Field, Reasoning, StreamOptions, SwitchGroup};
 use crate::units::Dialect;
 
-/// How much extended reasoning a request may ask an engine for.
+/// How far a request's extended reasoning is reduced.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ReasoningEdit {
-    /// As much as it does.
+    /// Unchanged.
     #[default]
     AsAsked,
-    /// What its body asks for is turned down.
+    /// Reduce what the body asks for.
     Less,
-    /// Besides, the engine is told so where the body says nothing: it is of a kind whose chat
-    /// templates have switches.
+    /// Also add a switch where the body has none, for engines whose chat templates support
+    /// it.
     LessByTemplate,
 }
 
-/// What the gateway wants changed in one request for one engine.
+/// The changes wanted for one request on one engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EditPlan<'a> {
-    /// The engine's name for the model, where the client used an alias.
+    /// The engine's model name, if the client used an alias.
     pub model: Option<&'a str>,
-    /// Ask the engine for usage at the end of a stream.
+    /// Request usage at the end of a stream.
     pub inject_usage: bool,
-    /// Ask it for usage on every event, too (where usage is asked for at all).
+    /// Also request usage on every event, if usage is requested at all.
     pub continuous_usage: bool,
-    /// It heeds a wish for usage on every event also where usage is not asked for (SGLang).
+    /// The engine honours a request for usage on every event without one for usage (SGLang).
     pub heeds_continuous_alone: bool,
     /// `priority`, for engines that schedule by it.
     pub engine_priority: Option<i64>,
-    /// The most output tokens that a choice may have at the present overload level.
+    /// Largest output cap per choice at the current overload level.
     pub lowered_cap: Option<u64>,
-    /// Extended reasoning at the present overload level.
+    /// Reasoning at the current overload level.
     pub thinking: ReasoningEdit,
 }
 
-/// The splices of one request, and what of it must be hidden from the client again.
+/// The splices of one request, and what to hide from the client afterwards.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Edits {
-    /// In order, without overlap.
+    /// Sorted, without overlap.
     pub splices: Vec<Splice>,
-    /// The same without anything injected, for an engine that refuses what it does not know;
-    /// absent where nothing was injected.
+    /// The splices without injected members, for an engine that refuses unknown members; `None` if nothing
+    /// was injected.
     pub without_injection: Option<Vec<Splice>>,
-    /// The client had not asked for the usage event that will come.
+    /// Whether a usage event will come that the client did not request.
     pub usage_injected: bool,
-    /// Usage will stand on every event because of us: the client had not asked for it, or its wish
-    /// would have been idle without the usage that we ask for.
+    /// Whether usage on every event is caused by the gateway: the client did not request it, or its request
+    /// would have had no effect without the injected one.
     pub continuous_injected: bool,
-    /// A cap was lowered or set.
+    /// Whether a cap was lowered or inserted.
     pub cap_lowered: bool,
-    /// Reasoning was switched off or turned down.
+    /// Whether reasoning was reduced.
     pub reasoning_off: bool,
 }
 
-/// The splices that `plan` means for this body. The client's own `priority` goes in any case.
+/// The splices of `plan` for this body. The client's own `priority` is always removed.
 #[must_use]
 pub fn edits(facts: &Facts, dialect: Dialect, plan: &EditPlan<'_>) -> Edits {
     if *plan == EditPlan::default() && facts.priority.is_none() {
@@ -94,7 +94,7 @@ pub fn edits(facts: &Facts, dialect: Dialect, plan: &EditPlan<'_>) -> Edits {
 #[derive(Clone, Debug, Default)]
 struct EditDraft {
     splices: Vec<Splice>,
-    /// New top-level members.
+    /// Inserted top-level members.
     members: Vec<String>,
     is_injected: bool,
     usage_injected: bool,
@@ -114,18 +114,18 @@ impl EditDraft {
         }
     }
 
-    /// Cut from where the scanner says, one comma included.
+    /// Cuts the range found by the scanner, which includes one comma.
     fn drop_priority(&mut self, facts: &Facts) {
         if let Some(member) = &facts.priority {
             self.replace(member, Bytes::new());
         }
     }
 
-    /// Every cap that allows more than the new one is lowered, as far as the request lets it; where the dialect's own is
-    /// missing, one is set.
+    /// Lowers every cap above the new one, as far as the request's minimum allows; inserts the dialect's own
+    /// cap if missing.
     fn lower_cap(&mut self, facts: &Facts, dialect: Dialect, plan: &EditPlan<'_>) {
         let (Some(cap), Some(own)) = (plan.lowered_cap, cap_names(dialect)) else { return };
-        // Below what the request insists on engines refuse it.
+        // Engines refuse a cap below the request's own minimum.
         let cap = cap.max(facts.least_output);
         let caps = &facts.caps;
         let stated = [
@@ -157,8 +157,8 @@ impl EditDraft {
         }
     }
 
-    /// Usage is asked for on streams only, and only in the dialects that know how; the others
-    /// report it unasked.
+    /// Requests usage on streams, only in dialects with such an option; the others report it
+    /// anyway.
     fn ask_for_usage(&mut self, facts: &Facts, dialect: Dialect, plan: &EditPlan<'_>) {
         let knows_how = matches!(dialect, Dialect::Chat | Dialect::Completions);
         if !knows_how || !facts.streams() {
@@ -184,7 +184,7 @@ impl EditDraft {
         for (is_wanted, member, flag) in wanted {
             match options.and_then(flag) {
                 _ if !is_wanted => {}
-                // The client said false or null: the value changes, the member stays.
+                // Replaces false or null; the member stays.
                 Some(field) => self.replace(&field.at, "true"),
                 None => missing.push(member),
             }
@@ -202,9 +202,9 @@ impl EditDraft {
         }
     }
 
-    /// Turns down each switch that asks for reasoning, whatever the others say. A body that asks
-    /// for none already, and nowhere for more, is left alone. An engine may refuse a switch that
-    /// it does not know, so these count as injected.
+    /// Reduces each switch that asks for reasoning, whatever the others say. A body that already asks for
+    /// none, and nowhere for more, is unchanged. Engines may refuse unknown switches, so these count as
+    /// injected.
     fn think_less(&mut self, facts: &Facts, dialect: Dialect, thinking: ReasoningEdit) {
         let has_switch = matches!(dialect, Dialect::Chat | Dialect::Responses | Dialect::Messages);
         if thinking == ReasoningEdit::AsAsked || !has_switch {
@@ -237,9 +237,9 @@ impl EditDraft {
         self.is_injected |= self.reasoning_off;
     }
 
-    /// Puts switches into an object that has them not, and sets those that it has to what they
-    /// should be; `wanted` are names and values. Where all others say off, only if one that it
-    /// has does not.
+    /// Sets switches in an object, inserting missing ones; `wanted` are names and values. If all other
+    /// switches are off (`is_off`), acts only if one present here is
+    /// not.
     fn switch<T: IsUnset>(&mut self, nest: Option<&SwitchGroup<T>>, name: &str, wanted: &[(&str, &str)], is_off: bool) {
         let is_low = |field: &Field<Option<T>>| T::is_low(field.value.as_ref());
         if is_off && nest.is_none_or(|nest| nest.members.iter().all(|(_, field)| is_low(field))) {
@@ -268,7 +268,7 @@ impl EditDraft {
         }
     }
 
-    /// All splices in order. New members stand in front of the others, in one insertion.
+    /// All splices in order. New members are inserted together, before the others.
     fn splices(mut self, facts: &Facts) -> Vec<Splice> {
         if !self.members.is_empty() {
             let left = facts.members - usize::from(facts.priority.is_some());
@@ -288,7 +288,7 @@ const ENABLE_THINKING: (&str, &str) = ("enable_thinking", "false");
 const THINKING: (&str, &str) = ("thinking", "false");
 const EFFORT: (&str, &str) = ("effort", LOW);
 
-/// Whether any switch of the body says that there shall be no reasoning.
+/// Whether any switch of the body turns reasoning off.
 fn says_none(facts: &Facts) -> bool {
     let switches = &facts.switches;
     let mut flags = switches.template.iter().flat_map(|nest| &nest.members);
@@ -300,12 +300,12 @@ fn says_none(facts: &Facts) -> bool {
         || flags.any(|(_, flag)| flag.value == Some(false))
 }
 
-/// Whether a stated effort is more than the least that every model knows.
+/// Whether a stated effort exceeds the lowest one that every model supports.
 fn asks_for_more(effort: Option<Reasoning>) -> bool {
     matches!(effort, Some(Reasoning::Medium | Reasoning::High | Reasoning::On))
 }
 
-/// A switch that stands where it should already, or was set a moment ago.
+/// A switch that already has its value, or was just set.
 trait IsUnset: Sized {
     fn is_low(value: Option<&Self>) -> bool;
 }
@@ -324,7 +324,7 @@ impl IsUnset for Reasoning {
 
 type Flag = fn(&StreamOptions) -> Option<&Field<Option<bool>>>;
 
-/// The names of the output cap in a dialect; the first is the one to set where none stands.
+/// The dialect's names of the output cap, preferred one first.
 const fn cap_names(dialect: Dialect) -> Option<&'static [&'static str]> {
     match dialect {
         Dialect::Chat => Some(&["max_tokens", "max_completion_tokens"]),
@@ -457,7 +457,7 @@ mod tests {
                 let body = bodies(include, continuous);
                 let (asks, wishes) = (include == Some("true"), continuous == Some("true"));
                 let plain = edits(&chat(&body), Dialect::Chat, &USAGE);
-                // Whoever gets usage on each event has asked for usage, too.
+                // Requesting usage on each event implies requesting usage.
                 assert_eq!((plain.usage_injected, plain.continuous_injected), (!asks, !asks && wishes), "{body}");
                 let heeding = EditPlan { heeds_continuous_alone: true, ..USAGE };
                 assert!(!edits(&chat(&body), Dialect::Chat, &heeding).continuous_injected, "{body}");
@@ -558,7 +558,7 @@ mod tests {
         assert_eq!(lowered(r#"{"max_tokens":99}"#, "/v1/embeddings"), r#"{"max_tokens":99}"#);
     }
 
-    /// The body as it is sent where reasoning is turned down.
+    /// The body sent when reasoning is reduced.
     fn less(body: &str, path: &str, thinking: ReasoningEdit) -> String {
         let dialect = Endpoint::relayed(path).unwrap().dialect();
         let plan = EditPlan { thinking, ..EditPlan::default() };
@@ -573,7 +573,7 @@ mod tests {
     fn reasoning_is_turned_down_where_it_is_asked_for_and_told_to_the_template() {
         let template = r#""chat_template_kwargs":{"enable_thinking":false,"thinking":false}"#;
         let chat = [
-            // What the body says is turned down, by whatever name.
+            // Reduces the body's own switches under any name.
             (r#"{"reasoning_effort": "high"}"#, r#"{"reasoning_effort": "low"}"#),
             (
                 r#"{"reasoning":{"max_tokens":9, "effort":"xhigh"}}"#,
@@ -595,7 +595,7 @@ mod tests {
             assert_eq!(less(body, "/v1/chat/completions", ReasoningEdit::AsAsked), body);
             assert_eq!(less(body, "/v1/completions", ReasoningEdit::LessByTemplate), body, "there is no switch");
         }
-        // What stands in the template's own switches stays where it is.
+        // The chat template's own switches keep their place.
         for (body, becomes) in [
             (
                 r#"{"chat_template_kwargs":{"enable_thinking": true ,"x":[1]}}"#,
@@ -646,7 +646,7 @@ mod tests {
 
     #[test]
     fn who_asks_for_no_reasoning_has_none_and_the_other_dialects_have_their_own_switches() {
-        // Who asks for no reasoning has none.
+        // A body that asks for no reasoning is unchanged.
         for body in [
             r#"{"reasoning_effort":"none"}"#,
             r#"{"thinking":{"type":"disabled"}}"#,
@@ -678,7 +678,7 @@ mod tests {
         assert_eq!(sent(r#"{"model":null}"#, &plan), r#"{"model":null}"#);
     }
 
-    /// The same changes made to a parsed body.
+    /// The same changes applied to a parsed body.
     fn by_serde(mut body: Map<String, Value>, plan: &EditPlan<'_>) -> Map<String, Value> {
         if let (Some(Value::String(model)), Some(name)) = (body.get_mut("model"), plan.model) {
             *model = name.to_owned();
@@ -714,7 +714,7 @@ mod tests {
         body
     }
 
-    /// None where it is refused: for a wrong type, or for more choices than are kept.
+    /// None if the body is refused: a wrong type, or too many choices.
     fn accepted(body: &str, endpoint: Endpoint) -> Option<Box<Facts>> {
         let mut scanner = Scanner::new(endpoint);
         scanner.push(body.as_bytes()).ok()?;
@@ -725,8 +725,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever stands in the body: what comes out is JSON, differs in the switches alone, and
-        /// asks for no more than before.
+        /// For any body the result is JSON, differs only in the switches, and asks for no more reasoning than
+        /// before.
         #[test]
         fn turning_reasoning_down_changes_nothing_else(
             body in request(),

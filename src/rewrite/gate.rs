@@ -1,23 +1,21 @@
-//! Which bytes of an answer may pass.
+//! Filters a response's bytes: what the gateway caused is removed again.
 //!
-//! What the gateway asked an engine for on its own account is invisible to the client: the
-//! usage event that it injected is taken out again, and so are the usage members of other
-//! events where it injected `continuous_usage_stats`. All other bytes pass as they came.
+//! The injected usage event is removed, and so are `usage` members of other events if
+//! `continuous_usage_stats` was injected. All other bytes pass unchanged.
 //!
-//! Decided: where only `include_usage` was injected, usage that stands on an event *with* a
-//! choice stays (some engines write it on their last content or finish event). Clients that
-//! did not ask for it ignore a member they do not know, and taking it out would mean editing
-//! an event that carries text. An event in which an error stands is never taken out.
+//! If only `include_usage` was injected, usage on an event *with* a choice stays (some engines write it
+//! on their last content or finish event), because clients ignore a member that they do not know, and
+//! removing it would edit an event that carries text. An event with an error is never removed.
 //!
-//! What travels with the usage event stays: engines that are asked for it move fields of their last
-//! event there. vLLM does so with `system_fingerprint`, llama.cpp with `timings`; Dynamo and
-//! transformers move none. So where the usage event is hidden, an event in which a choice finishes
-//! waits for the next one (a few milliseconds at most, which `forward` keeps), and gets back what
-//! only the hidden event has, behind its own members, where those engines write it.
+//! Engines asked for a usage event move fields of their last event there: vLLM `system_fingerprint`,
+//! llama.cpp `timings`; Dynamo and transformers move none. So if the usage event is hidden, an event in
+//! which a choice finishes waits for the next one (a few milliseconds at most, a limit kept by
+//! `forward`) and gets the members that only the hidden event has, appended where those engines write
+//! them.
 //!
-//! An event longer than [`HELD`](crate::observe::sse::HELD) leaves before its end is known. A member of
-//! it is taken out all the same, while it passes; whether an error stands behind it nobody can
-//! know then, and a usage event of that length, which no engine writes, stays. None waits.
+//! An event longer than [`HELD`](crate::observe::sse::HELD) is passed on before its end is known. Its
+//! `usage` member is still removed while it passes, although an error may follow, which cannot be known
+//! then. A usage event of that length, which no engine writes, stays. Long events never wait.
 
 use bytes::Bytes;
 
@@ -25,29 +23,29 @@ use super::moved::with_members_of;
 use super::usage::{OversizedEdit, without_usage};
 use crate::observe::{PieceInfo, PiecePart, UsagePosition};
 
-/// Lets the bytes of one answer pass, but for what the gateway itself caused.
+/// Passes the bytes of one response, except what the gateway caused.
 #[derive(Debug)]
 pub struct EventGate {
     hide_usage: bool,
     strip_continuous: bool,
-    /// The long event that passes.
+    /// The long event in progress.
     long: Option<Box<OversizedEdit>>,
-    /// An event in which a choice finished.
+    /// A held event in which a choice finished.
     finish: Option<Bytes>,
-    /// The last piece was hidden: line ends behind it belong to it.
+    /// The last piece was hidden; line ends after it belong to it.
     has_hidden: bool,
 }
 
 impl EventGate {
-    /// A gate that takes out usage-only events (`hide_usage`: the gateway injected
-    /// `include_usage`, and the client did not ask for it), and usage members beside a
-    /// choice (`strip_continuous`: usage on every event is our doing).
+    /// A gate that removes usage-only events (`hide_usage`: injected, and not requested by the client) and
+    /// `usage` members of events with a choice (`strip_continuous`: usage on every event was
+    /// injected).
     #[must_use]
     pub const fn new(hide_usage: bool, strip_continuous: bool) -> Self {
         EventGate { hide_usage, strip_continuous, long: None, finish: None, has_hidden: false }
     }
 
-    /// Hands on what may pass: of this piece, and of what waited for it.
+    /// Passes on what may pass of this piece and of a held event.
     #[inline]
     pub fn pass(&mut self, bytes: Bytes, note: &PieceInfo, out: &mut dyn FnMut(Bytes)) {
         if self.finish.is_some() || self.has_hidden {
@@ -63,30 +61,30 @@ impl EventGate {
         }
     }
 
-    /// Whether this piece is hidden as a whole.
+    /// Whether this piece is hidden completely.
     #[must_use]
     pub fn hides(&self, note: &PieceInfo) -> bool {
         self.hide_usage && note.part == PiecePart::Whole && note.error.is_none() && note.usage == UsagePosition::Alone
     }
 
-    /// Whether an event waits for the one behind it.
+    /// Whether a finish event is held.
     #[must_use]
     pub const fn holds_finish(&self) -> bool {
         self.finish.is_some()
     }
 
-    /// The event that waits has waited for long enough.
+    /// Releases the held event after its time limit.
     pub fn let_finish_go(&mut self) -> Option<Bytes> {
         self.finish.take()
     }
 
-    /// No more bytes come: hands on what is held, of a long event without an end, too.
+    /// Ends the stream: passes on everything held, including an incomplete long event.
     pub fn rest(&mut self, out: &mut dyn FnMut(Bytes)) {
         let finish = self.finish.take();
         finish.into_iter().chain(self.rest_of_long()).for_each(out);
     }
 
-    /// Behind an event that waits, or one that was hidden.
+    /// Handles a piece after a held or hidden event.
     #[cold]
     fn behind_one_of_ours(&mut self, bytes: Bytes, note: &PieceInfo, out: &mut dyn FnMut(Bytes)) {
         let is_blank = bytes.iter().all(|byte| matches!(byte, b'\n' | b'\r'));
@@ -98,7 +96,7 @@ impl EventGate {
             return;
         };
         if is_blank {
-            // Line ends that belong to it.
+            // Line ends that belong to the held event.
             self.finish = Some([finish, bytes].concat().into());
         } else if self.hides(note) {
             self.has_hidden = true;
@@ -150,12 +148,12 @@ mod tests {
     use crate::observe::{Expect, Observer, Reader, Watch};
     use crate::units::{Dialect, Tick};
 
-    /// What passes the gate of a chat stream, seen by an observer as it is in the gateway.
+    /// What the gate passes of a chat stream observed as in the gateway.
     fn passed(gate: EventGate, stream: &str) -> String {
         passed_in(gate, &[stream])
     }
 
-    /// The same of a stream that comes in these frames.
+    /// The same for a stream in these frames.
     fn passed_in(mut gate: EventGate, frames: &[&str]) -> String {
         let mut out = Vec::new();
         let mut observer =
@@ -233,7 +231,7 @@ mod tests {
             let expected = [ROLE, &without, &without, FINISH, DONE].concat();
             assert!(passed_in(EventGate::new(true, true), &frames) == expected, "frames of {size}");
             assert!(passed_in(EventGate::new(true, false), &frames) == stream, "frames of {size}");
-            // Without its end, or broken, nothing of it is lost.
+            // Truncated or broken, nothing of it is lost.
             for cut in 1..60 {
                 let all = with.trim_end();
                 let (begun, _) = all.split_at(all.len() - cut);
@@ -270,7 +268,7 @@ mod tests {
                 stream.as_bytes().chunks(size).map(|frame| std::str::from_utf8(frame).unwrap()).collect();
             assert_eq!(passed_in(EventGate::new(true, false), &frames), crlf(&put_back), "frames of {size}");
         }
-        // Also where the usage event is the last word, and where usage is on every event.
+        // Also if the usage event ends the stream, and if usage is on every event.
         let short = [TOKEN, finish, usage.trim_end()].concat();
         assert_eq!(passed(EventGate::new(true, false), &short), [TOKEN, PUT_BACK].concat());
         let with_usage = finish.replace("}]}", "}],\"usage\":{\"completion_tokens\":1}}");
@@ -294,7 +292,7 @@ mod tests {
             let stream = [TOKEN, finish, behind].concat();
             assert_eq!(passed(EventGate::new(true, false), &stream), stream, "{behind}");
         }
-        // A comment between the two parts them.
+        // A comment between the two separates them.
         let parted = [finish, ": ping\n\n", usage, DONE].concat();
         assert_eq!(passed(EventGate::new(true, false), &parted), [finish, ": ping\n\n", DONE].concat());
         let mut gate = EventGate::new(true, false);

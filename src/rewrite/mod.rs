@@ -1,4 +1,4 @@
-//! Byte splices into request bodies, removal of injected events from answers.
+//! Byte splices into request bodies, and removal of injected events from responses.
 
 mod edits;
 mod gate;

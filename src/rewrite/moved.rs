@@ -1,4 +1,4 @@
-//! Puts members of an event that is hidden into the one in front of it.
+//! Moves members of a hidden event into the event before it.
 
 use std::ops::Range;
 
@@ -7,8 +7,8 @@ use bytes::{Bytes, BytesMut};
 use crate::json::{self, Interest, Literal, Nest, Scalar, Sink};
 use crate::observe::sse::EventFields;
 
-/// The event with those top-level members of `hidden` that it has not itself, behind its own, as they
-/// are written there; but for `usage`, and for what every event has. Where either is no JSON object on one line, it stays as it is.
+/// The event with those top-level members of `hidden` that it lacks appended as written, except `usage`
+/// and members that every event has. Unchanged if either is not a JSON object on one line.
 pub(super) fn with_members_of(event: Bytes, hidden: &[u8]) -> Bytes {
     let (Some(own), Some(others)) = (EventMembers::of(&event), EventMembers::of(hidden)) else { return event };
     let is_new = |name: &[u8]| !STAYS.contains(&name) && own.all.iter().all(|member| member.name != name);
@@ -27,14 +27,14 @@ pub(super) fn with_members_of(event: Bytes, hidden: &[u8]) -> Bytes {
     whole.freeze()
 }
 
-/// Members that say what an event is: an engine that leaves them away on one does not move them.
+/// Members that identify an event; an engine never moves them.
 const STAYS: [&[u8]; 6] = [b"usage", b"choices", b"id", b"object", b"created", b"model"];
 
-/// The top-level members of an event's data, by where they stand in the event.
+/// Offsets of the top-level members of an event's data.
 #[derive(Debug, Default)]
 struct EventMembers {
     all: Vec<EventMember>,
-    /// Where the last value ended.
+    /// End of the last value.
     behind: usize,
     key: Vec<u8>,
     key_at: usize,
@@ -43,7 +43,7 @@ struct EventMembers {
 #[derive(Debug)]
 struct EventMember {
     name: Vec<u8>,
-    /// Where the value in front of it ended, or the bracket.
+    /// End of the preceding value, or of the bracket.
     behind: usize,
     key_at: usize,
     value_past: usize,

@@ -1,22 +1,22 @@
-//! Splices: a few bytes of a body replaced, all others left where they are.
+//! Splices: replace a few bytes of a body and leave all others in place.
 
 use std::borrow::Cow;
 use std::ops::Range;
 
 use bytes::Bytes;
 
-/// Bytes that stand in the place of others. An empty range inserts.
+/// Replaces a byte range; an empty range inserts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Splice {
-    /// What goes, counted from the body's first byte.
+    /// The range replaced, from the body's first byte.
     pub at: Range<usize>,
-    /// What comes.
+    /// The replacement.
     pub with: Bytes,
 }
 
-/// The body with its splices, as frames again. Splices are sorted by where they begin and do
-/// not overlap. Bytes that stay are shared with the frames, never copied; without splices the frames
-/// stay as they are.
+/// The body with its splices applied, as frames. Splices must be sorted by start and must not overlap.
+/// Unchanged bytes are shared with the original frames, never copied; without splices the frames are
+/// returned as they are.
 #[must_use]
 pub fn apply<'a>(frames: &'a [Bytes], splices: &[Splice]) -> Cow<'a, [Bytes]> {
     if splices.is_empty() {
@@ -46,7 +46,7 @@ pub fn apply<'a>(frames: &'a [Bytes], splices: &[Splice]) -> Cow<'a, [Bytes]> {
     Cow::Owned(out)
 }
 
-/// How long a body of `length` bytes is with its splices: its new `Content-Length`.
+/// The new `Content-Length` of a body of `length` bytes.
 #[must_use]
 pub fn length_after(length: usize, splices: &[Splice]) -> usize {
     splices.iter().fold(length, |length, splice| length + splice.with.len() - splice.at.len())

@@ -1,9 +1,9 @@
-//! Takes `usage` members out of events: of one that is all here, and of one that passes in
+//! Removes `usage` members from events, either complete or passing in
 //! pieces.
 //!
-//! Of a passing event only what is in doubt is held: a comma and a key until it is another one
-//! than `usage`, a `usage` member until its end. Where that is more than [`MOST_HELD`], where the
-//! data's line ends before its object does, or where it is no JSON, the rest passes as it is.
+//! Of a passing event only undecided bytes are held: a comma and key until the key is known not to be
+//! `usage`, a `usage` member until its end. Beyond [`MOST_HELD`] bytes, if the data line ends before
+//! its object, or if it is not JSON, the rest passes unchanged.
 
 use bytes::{Bytes, BytesMut};
 use memchr::{memchr, memchr2, memmem};
@@ -11,10 +11,10 @@ use memchr::{memchr, memchr2, memmem};
 use crate::json::{self, Interest, Literal, Nest, Scalar, Sink, Tokenizer};
 use crate::observe::sse::EventFields;
 
-/// Bytes of a long event that may be held: many times what engines write there.
+/// Most bytes of a long event held; many times what engines write there.
 const MOST_HELD: usize = 4 * 1024;
 
-/// The event without the `usage` members of its data.
+/// Returns the event without the `usage` members of its data.
 pub(super) fn without_usage(event: Bytes) -> Bytes {
     let cuts = usage_members(&event);
     if cuts.is_empty() {
@@ -30,8 +30,8 @@ pub(super) fn without_usage(event: Bytes) -> Bytes {
     left.freeze()
 }
 
-/// Where the `usage` members of the event's data stand. Data on several lines, which no
-/// engine writes, is left alone.
+/// Ranges of the `usage` members in the event's data. Multi-line data, which no engine writes, is left
+/// unchanged.
 fn usage_members(event: &[u8]) -> Vec<(usize, usize)> {
     let may_be_there = memmem::find(event, b"usage").is_some() || memmem::find(event, b"\\u").is_some();
     if !may_be_there {
@@ -47,36 +47,36 @@ fn usage_members(event: &[u8]) -> Vec<(usize, usize)> {
     finder.cuts.iter().map(|(at, past)| (mark + start + at, mark + start + past)).collect()
 }
 
-/// The byte-order mark that a stream may begin with.
+/// The byte-order mark allowed at the start of a stream.
 const MARK: &[u8] = b"\xEF\xBB\xBF";
 
-/// A long event, from its first piece to its last.
+/// A long event passing in pieces.
 #[derive(Debug)]
 pub(super) struct OversizedEdit {
     at: ScanState,
-    /// The beginning of the line's field name.
+    /// The field name of the current line so far.
     name: Vec<u8>,
     tokenizer: Tokenizer,
     finder: UsageFinder,
-    /// Bytes of the data so far; the last of them are held, because it is not known whether they
+    /// Bytes of the data so far; the last of them are held because it is undecided whether they
     /// stay.
     seen: usize,
     held: Vec<u8>,
 }
 
-/// Where the next byte stands.
+/// Position of the next byte.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum ScanState {
-    /// In the name of a field.
+    /// In a field name.
     #[default]
     Name,
-    /// Behind the colon of the first `data` line: one space may stand here.
+    /// After the colon of the first `data` line, where one space may follow.
     BeforeData,
     /// In its value.
     Data,
-    /// In a line in front of it that does not matter.
+    /// In an earlier line of another field.
     Ignored,
-    /// Behind it: all passes.
+    /// After the data: everything passes.
     Behind,
 }
 
@@ -95,13 +95,13 @@ impl Default for OversizedEdit {
 }
 
 impl OversizedEdit {
-    /// What of this piece, and of what was held before, passes now.
+    /// Adds a piece and returns the bytes that may pass now.
     pub(super) fn pass(&mut self, piece: Bytes) -> Bytes {
         if self.at == ScanState::Behind {
             return piece;
         }
         if self.at == ScanState::Data && self.held.is_empty() && memchr2(b'\n', b'\r', &piece).is_none() {
-            // Nearly all pieces: they stay as they are.
+            // Most pieces pass unchanged.
             self.read(&piece);
             if self.finder.cuts.is_empty() && self.finder.doubt.is_none() {
                 return piece;
@@ -125,7 +125,7 @@ impl OversizedEdit {
         passed.into()
     }
 
-    /// The event is over: what is still held.
+    /// Ends the event and returns the held bytes.
     pub(super) fn finish(self) -> Bytes {
         self.held.into()
     }
@@ -174,7 +174,7 @@ impl OversizedEdit {
         }
     }
 
-    /// Lets pass what is known to stay, and holds what is in doubt.
+    /// Passes the bytes known to stay and holds the undecided ones.
     fn decide(&mut self, data: &[u8], passed: &mut Vec<u8>) {
         self.held.extend_from_slice(data);
         let mut sent = self.seen - self.held.len();
@@ -196,40 +196,40 @@ impl OversizedEdit {
         }
     }
 
-    /// All that is held passes, and all that comes.
+    /// Passes all held bytes and everything that follows.
     fn give_up(&mut self, passed: &mut Vec<u8>) {
         passed.append(&mut self.held);
         self.at = ScanState::Behind;
     }
 }
 
-/// Finds the top-level members named `usage`, each with one comma beside it.
+/// Finds top-level members named `usage`, each with one adjacent comma.
 #[derive(Debug, Default)]
 struct UsageFinder {
-    /// Ranges to cut out, ascending and disjoint.
+    /// Ranges to cut, ascending and disjoint.
     cuts: Vec<(usize, usize)>,
-    /// From here on it is not known yet what stays.
+    /// Start of the undecided bytes.
     doubt: Option<usize>,
-    /// A member stays.
+    /// A member that stays was seen.
     keeps: bool,
-    /// The present member's key: where it begins, and whether it is `usage` so far.
+    /// The current member's key: its offset, and whether it matches `usage` so far.
     key_at: usize,
     key_len: usize,
     is_usage: bool,
 }
 
 impl UsageFinder {
-    /// The present member is another one.
+    /// The current member stays.
     fn stays(&mut self) {
         self.is_usage = false;
         let Some(from) = self.doubt.take() else { return };
         if !std::mem::replace(&mut self.keeps, true) && from < self.key_at {
-            // Only cut members stood in front: the comma goes with them.
+            // Only removed members precede it, so the comma is removed too.
             self.cuts.push((from, self.key_at));
         }
     }
 
-    /// The present top-level member ended.
+    /// The current top-level member ended.
     fn member_ends(&mut self, past: usize) {
         if let Some(from) = self.doubt.filter(|_| self.is_usage) {
             self.cuts.push((from, past));
@@ -360,7 +360,7 @@ mod tests {
             let mut expected: Value = serde_json::from_str(&data).unwrap();
             expected.as_object_mut().unwrap().remove("usage");
             prop_assert_eq!(serde_json::from_str::<Value>(&left).unwrap(), expected);
-            // Members that stay, stay as they were written.
+            // Members that stay are unchanged.
             let kept: Vec<&str> =
                 members.iter().filter(|m| !m.trim().starts_with("\"usag")).map(|m| m.trim()).collect();
             for member in kept {
