@@ -1,9 +1,9 @@
 //! The codes of in-band errors (`docs/semantics.md`, section 4).
 
-/// An error without a code, or with one that nobody knows.
+/// The code of an error without a known code.
 pub(super) const UNKNOWN: u16 = 500;
 
-/// What an error object said of its kind.
+/// The codes found in an error object.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Codes {
     number: Option<u16>,
@@ -13,7 +13,7 @@ pub(super) struct Codes {
 }
 
 impl Codes {
-    /// Its `code`: a number, also written as a string, or a word.
+    /// Takes its `code`: a number, also as a string, or a word.
     pub(super) fn code_is(&mut self, text: &[u8]) {
         match number(text) {
             Some(number) => self.number = http_code(number).or(self.number),
@@ -21,22 +21,22 @@ impl Codes {
         }
     }
 
-    /// A status that stands beside it: a number, also written as a string.
+    /// Takes a status beside it: a number, also as a string.
     pub(super) fn status_is(&mut self, text: &[u8]) {
         self.status = number(text).and_then(http_code).or(self.status);
     }
 
-    /// Its `type`.
+    /// Takes its `type`.
     pub(super) fn type_is(&mut self, text: &[u8]) {
         self.kind = of_word(text);
     }
 
-    /// Whether it named a status.
+    /// Whether it has a numeric status.
     pub(super) fn has_number(self) -> bool {
         self.number.or(self.status).is_some()
     }
 
-    /// The HTTP twin, if it named one that is known: the numbers first, then the words.
+    /// The equivalent HTTP status, if known: numbers take precedence over words.
     pub(super) fn http(self) -> Option<u16> {
         self.number.or(self.status).or(self.code).or(self.kind)
     }

@@ -1,17 +1,16 @@
-//! Bytes of an answer with their moments -> a [`Timeline`]. Sans-IO.
+//! Turns the bytes of a response and their arrival times into a [`Timeline`]. Sans-IO.
 //!
-//! [`Observer`] eats the frames of an answer's body and their moments, hands every piece
-//! that may leave on at once, and is consumed when the answer ends. It knows the wire
-//! formats of `docs/semantics.md` (section 3) and no transport. [`sse::EventScanner`] cuts a
-//! byte stream into whole events without copying; [`PieceInfo`] says what an event carried.
+//! [`Observer`] takes the frames of a response body with their times, returns every piece that may be
+//! forwarded at once, and is consumed when the response ends. It knows the wire formats of
+//! `docs/semantics.md` (section 3) and no transport. [`sse::EventScanner`] splits a byte stream into
+//! events without copying; [`PieceInfo`] describes what an event carried.
 //!
-//! How an event is read: the steady state of a stream is events that differ from their
-//! predecessor only in the text they carry. Such an event is recognised by comparing all its
-//! other bytes with those of an event that was read in full (`mould`), so what is skipped is
-//! known to say the same. Whole answers of an engine are alike, too, and so are the other events
-//! of its streams: they are recognised in the same way ([`TemplateCache`]). Everything else is read by
+//! Most events of a stream differ from the previous one only in their text. Such an event is recognised
+//! by comparing its other bytes with those of an event that was parsed in full (`mould`), so the skipped
+//! bytes are known to mean the same. Complete responses of one engine, and the other events of its
+//! streams, are recognised in the same way ([`TemplateCache`]). Everything else is parsed by
 //! the push tokenizer of [`crate::json`]: no tree, no recursion, and text that a strict parser
-//! refuses is still a token.
+//! rejects still counts as a token.
 
 pub mod sse;
 

@@ -1,17 +1,14 @@
-//! The shortcut for what is nearly always the same: the events of a stream, the whole answers
-//! and the streams of an engine.
+//! Templates of repeated events and response bodies.
 //!
-//! Most events differ from their predecessor only in the text they carry, and in numbers: a
-//! sequence number, a choice's index, counts of tokens. A [`Template`] is made from an event
-//! that was read in full: all its bytes but those. What fits is equal to that event in every
-//! other byte; what stands in the place of the text is the inside of one non-empty JSON
-//! string, and in the place of a number a number. So a full reading would find the same
-//! things in the same places. There is nothing to search for and nothing to be fooled by:
-//! text that looks like a key or a finish reason cannot leave its string without a bare
-//! quote. What does not fit is read in full.
+//! Most events differ from the previous one only in their text and in numbers: a sequence number, a
+//! choice's index, token counts. A [`Template`] holds all other bytes of an event that was parsed in
+//! full. An event matches if those bytes are equal, each text is the inside of one non-empty JSON string,
+//! and each number is a number; a full parse would then find the same values in the same places. Text
+//! that looks like a key or a finish reason cannot mislead it, because it cannot leave its string without
+//! an unescaped quote. Events that do not match are parsed in full.
 //!
-//! A mould that other answers see, of a whole body or an event, leaves out every string, but for
-//! the few words that say what kind of object it is: nothing of a prompt or an answer stays in it.
+//! A template shared with other responses leaves out every string except the few words that identify the
+//! kind of object, so it keeps nothing of a prompt or a response.
 
 use std::ops::Range;
 
@@ -20,32 +17,32 @@ use crate::json;
 use super::sight::Reason;
 use super::usage::UsageCounts;
 
-/// Moulds larger than this are not worth keeping.
+/// Larger events or bodies get no template.
 const LARGEST: usize = 1024;
 const LARGEST_SHARED: usize = 2048;
 
-/// More slots than this make a mould not worth trying.
+/// More placeholders make a template not worth matching.
 const MOST: usize = 32;
 
-/// A finish reason that is longer is read in full.
+/// Longer finish reasons are parsed in full.
 const LONGEST_REASON: usize = 32;
 
-/// What may differ from event to event, or from body to body.
+/// A part that may differ between events or bodies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Placeholder {
-    /// The text that makes the event a token; in a body visible text. Not empty.
+    /// The text that makes the event a token event; in a body, visible text. Not empty.
     Text,
-    /// Text of a body whose bytes do not count. Not empty.
+    /// Text of a body whose bytes are not counted. Not empty.
     Hidden,
-    /// A string that decides nothing: another in the next answer, the same in the next event.
+    /// A string without meaning here, which differs between responses but not within a stream.
     Label,
-    /// Why an answer ended. Not empty.
+    /// A finish reason. Not empty.
     Finish,
-    /// A number that decides nothing.
+    /// A number without meaning here.
     Ignored,
-    /// The index of the choice.
+    /// The choice's index.
     Index,
-    /// Responses: the number of the event.
+    /// Responses: the event's sequence number.
     Sequence,
     /// A count of `usage`.
     Input,
@@ -56,12 +53,12 @@ pub(super) enum Placeholder {
     CacheWritten,
 }
 
-/// The slots of one event or body: where each stands, in order.
+/// The placeholders of one event or body, in order.
 #[derive(Clone, Debug)]
 pub(super) struct Placeholders {
     found: [(u32, u32, Placeholder); MOST],
     len: usize,
-    /// What stands between the slots is not for other answers' moulds.
+    /// The bytes between the placeholders must not be shared with other responses.
     is_private: bool,
 }
 
@@ -72,7 +69,7 @@ impl Default for Placeholders {
 }
 
 impl Placeholders {
-    /// What stands at `at` may differ.
+    /// Adds a placeholder at the range `at`.
     pub(super) fn add(&mut self, slot: Placeholder, at: Range<usize>) {
         match (self.found.get_mut(self.len), u32::try_from(at.end)) {
             (Some(free), Ok(end)) => {
@@ -83,12 +80,12 @@ impl Placeholders {
         }
     }
 
-    /// Nothing is known of where the slots stand: no mould can be made.
+    /// Marks the positions as unknown, so that no template is made.
     pub(super) fn forget(&mut self) {
         self.len = MOST + 1;
     }
 
-    /// What stands between the slots may be the answer's own: no other answer sees it.
+    /// Marks the bytes between the placeholders as private to this response.
     pub(super) fn keep_private(&mut self) {
         self.is_private = true;
     }
@@ -97,7 +94,7 @@ impl Placeholders {
         self.len
     }
 
-    /// The text from slot number `from` on turned out to be hidden.
+    /// Marks the text placeholders from index `from` on as hidden.
     pub(super) fn hide(&mut self, from: usize) {
         for (.., slot) in
             self.found.iter_mut().take(self.len).skip(from).filter(|(.., slot)| *slot == Placeholder::Text)
@@ -111,10 +108,10 @@ impl Placeholders {
     }
 }
 
-/// What stood in the slots of an event or body that a mould fitted.
+/// The placeholder values of an event or body that matched a template.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct TemplateMatch {
-    /// How long the event is.
+    /// Length of the event, bytes.
     pub(super) length: usize,
     pub(super) index: Option<u64>,
     pub(super) sequence_number: Option<u64>,
@@ -124,18 +121,18 @@ pub(super) struct TemplateMatch {
     pub(super) finish: Option<Reason>,
 }
 
-/// All bytes of an event or body but those of its slots.
+/// All bytes of an event or body except its placeholders.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Template {
     bytes: Box<[u8]>,
-    /// Where in `bytes` something was taken out, and what.
+    /// Positions in `bytes` of the placeholders, and their kinds.
     slots: Box<[(u32, Placeholder)]>,
 }
 
 impl Template {
-    /// Makes a mould of an event that has one text; the slots are counted from `data_at`. The
-    /// first mould of a stream is `tight`: it takes for granted that an index and numbers
-    /// that decide nothing stay, which is true of most streams and quicker to compare.
+    /// Makes a template of an event with one text; placeholder positions count from `data_at`. The first
+    /// template of a stream is `tight`: it also requires equal indices and meaningless numbers, which holds
+    /// for most streams and is faster to compare.
     pub(super) fn of(event: &[u8], data_at: usize, slots: &Placeholders, is_tight: bool) -> Option<Template> {
         let slots = slots.all()?;
         let texts = slots.iter().filter(|(.., slot)| *slot == Placeholder::Text).count();
@@ -150,7 +147,7 @@ impl Template {
         Template::cast(event, data_at, slots, stay)
     }
 
-    /// Makes a mould that other answers see, of an event or of a whole body.
+    /// Makes a template shared with other responses, of an event or a whole body.
     pub(super) fn shared(whole: &[u8], data_at: usize, slots: &Placeholders) -> Option<Template> {
         let slots = slots.all().filter(|_| !slots.is_private)?;
         Template::cast(whole, data_at, slots, |_| false).filter(|mould| mould.bytes.len() <= LARGEST_SHARED)
@@ -183,12 +180,12 @@ impl Template {
         String::from_utf8_lossy(&self.bytes).into_owned()
     }
 
-    /// Whether `bytes` begin with an event that differs from the mould's only in its text,
-    /// which is not empty, and in its numbers.
+    /// Matches an event at the start of `bytes` that differs only in its non-empty text and its
+    /// numbers.
     pub(super) fn fits(&self, bytes: &[u8]) -> Option<TemplateMatch> {
         let mut fit = TemplateMatch::default();
         let rest = self.fill(bytes, &mut fit)?.strip_prefix(self.tail())?;
-        // More line ends would belong to this event, too.
+        // Further line ends would belong to this event.
         if matches!(rest.first(), Some(b'\n' | b'\r')) {
             return None;
         }
@@ -196,16 +193,16 @@ impl Template {
         Some(fit)
     }
 
-    /// Whether `bytes` are a whole event or body that differs from the mould's only in its slots.
-    /// One that is not whole, or of another shape, mostly ends otherwise: that is seen before a
-    /// long text is.
+    /// Matches a whole event or body that differs only in its placeholders. Compares the end first, because
+    /// an incomplete or different one mostly ends differently, which is cheaper to notice than a long
+    /// text.
     pub(super) fn fits_whole(&self, bytes: &[u8]) -> Option<TemplateMatch> {
         let (mut fit, tail) = (TemplateMatch::default(), self.tail());
         let is_whole = bytes.ends_with(tail) && self.fill(bytes, &mut fit)?.len() == tail.len();
         is_whole.then_some(fit)
     }
 
-    /// Takes what stands in the slots, and says what stands behind the last one.
+    /// Reads the placeholders and returns the bytes behind the last one.
     #[inline]
     fn fill<'a>(&self, bytes: &'a [u8], fit: &mut TemplateMatch) -> Option<&'a [u8]> {
         let (mut rest, mut fixed) = (bytes, 0);
@@ -218,7 +215,7 @@ impl Template {
         Some(rest)
     }
 
-    /// Where in an event that fits the slots stand.
+    /// Positions of the placeholders in a matching event.
     pub(super) fn slots_in(&self, event: &[u8]) -> Option<Placeholders> {
         let (mut slots, mut at, mut fixed) = (Placeholders::default(), 0, 0);
         for (place, slot) in &self.slots {
@@ -230,14 +227,14 @@ impl Template {
         Some(slots)
     }
 
-    /// The bytes behind the last slot.
+    /// The bytes behind the last placeholder.
     fn tail(&self) -> &[u8] {
         &self.bytes[self.slots.last().map_or(0, |(at, _)| *at as usize)..]
     }
 }
 
 impl TemplateMatch {
-    /// Takes what stands in a slot, and says what stands behind it.
+    /// Reads one placeholder and returns the bytes behind it.
     #[inline(always)]
     fn take<'a>(&mut self, slot: Placeholder, bytes: &'a [u8]) -> Option<&'a [u8]> {
         let place = match slot {
@@ -267,20 +264,20 @@ impl TemplateMatch {
     }
 }
 
-/// How many digits the count has with which the bytes begin: few enough never to overflow.
+/// Number of digits at the start of `bytes`; None if they could overflow.
 fn digits(bytes: &[u8]) -> Option<usize> {
     let digits = bytes.iter().take_while(|byte| byte.is_ascii_digit()).count();
     let is_count = (1..=18).contains(&digits) && (bytes[0] != b'0' || digits == 1);
     is_count.then_some(digits)
 }
 
-/// A count, and what stands behind it.
+/// A count, and the bytes behind it.
 fn count(bytes: &[u8]) -> Option<(u64, &[u8])> {
     let (digits, rest) = bytes.split_at(digits(bytes)?);
     Some((digits.iter().fold(0, |count, digit| count * 10 + u64::from(digit - b'0')), rest))
 }
 
-/// What stands behind a number of any kind.
+/// The bytes behind a number of any kind.
 fn behind_number(bytes: &[u8]) -> Option<&[u8]> {
     match digits(bytes) {
         Some(digits) if !matches!(bytes.get(digits), Some(b'.' | b'e' | b'E')) => bytes.get(digits..),
@@ -291,15 +288,15 @@ fn behind_number(bytes: &[u8]) -> Option<&[u8]> {
     }
 }
 
-/// A short plain word that is not empty, and what stands behind it: its closing quote first.
+/// A short non-empty word without escapes, and the bytes behind it, from its closing quote on.
 fn word(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     let (length, is_ascii) = json::plain_run(bytes);
     let is_word = is_ascii && (1..=LONGEST_REASON).contains(&length) && bytes.get(length) == Some(&b'"');
     is_word.then(|| bytes.split_at(length))
 }
 
-/// How many bytes the inside of a JSON string stands for, and what stands behind it: its
-/// closing quote first.
+/// Decoded length of the inside of a JSON string, and the bytes behind it, from its closing quote
+/// on.
 #[inline(always)]
 fn behind_text(bytes: &[u8]) -> Option<(usize, &[u8])> {
     let (mut at, mut decoded, mut is_ascii) = (0, 0, true);
@@ -322,20 +319,20 @@ fn behind_text(bytes: &[u8]) -> Option<(usize, &[u8])> {
     (is_ascii || std::str::from_utf8(inside).is_ok()).then_some((decoded, rest))
 }
 
-/// Bytes of the escape behind a backslash, and those it stands for.
+/// Raw and decoded length of the escape behind a backslash.
 fn escape(behind: &[u8]) -> Option<(usize, usize)> {
     match behind.first()? {
         b'"' | b'\\' | b'/' | b'b' | b'f' | b'n' | b'r' | b't' => Some((1, 1)),
         b'u' => match (unit(behind)?, behind.get(5..)) {
             (0xD800..=0xDBFF, Some([b'\\', low @ ..])) if matches!(unit(low), Some(0xDC00..=0xDFFF)) => Some((11, 4)),
-            // Half a pair reads as the replacement character, which has three bytes, too.
+            // A lone surrogate decodes to the replacement character, which has three bytes as well.
             (unit, _) => Some((5, char::from_u32(unit).map_or(3, char::len_utf8))),
         },
         _ => None,
     }
 }
 
-/// The unit of UTF-16 that `u` and four digits spell.
+/// The UTF-16 unit spelled by `u` and four digits.
 fn unit(escape: &[u8]) -> Option<u32> {
     let [b'u', digits @ ..] = escape.first_chunk::<5>()? else { return None };
     digits.iter().try_fold(0, |unit, digit| Some(unit << 4 | char::from(*digit).to_digit(16)?))
@@ -345,7 +342,7 @@ fn unit(escape: &[u8]) -> Option<u32> {
 mod tests {
     use super::*;
 
-    /// A mould of an event in which `TEXT` is the text and `7` the number of the slot.
+    /// A template of an event in which `TEXT` is the text and `7` the number.
     fn mould(event: &str, number: Placeholder) -> Template {
         let mut slots = Placeholders::default();
         let mut found = [("TEXT", Placeholder::Text), ("7", number)].map(|(part, slot)| (event.find(part), part, slot));

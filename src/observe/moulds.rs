@@ -1,9 +1,9 @@
-//! The shapes of whole JSON answers and of events, shared by all answers of a pool's engines.
+//! Templates of JSON bodies and of events, shared by all responses of a pool's engines.
 //!
-//! An engine writes the same members around every answer, and in every stream the same few
-//! kinds of events. A body or event that was read in full leaves its [`Template`] here and what was
-//! found in it; one that fits says the same, but for what stands in its slots. Nothing of a
-//! prompt or an answer is kept.
+//! An engine writes the same members around every response, and the same few kinds of events in every
+//! stream. A body or event that was parsed in full leaves its [`Template`] and its meaning here; one
+//! that matches has the same meaning except for its placeholders. Nothing of a prompt or a response
+//! is kept.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -16,25 +16,25 @@ use crate::units::Dialect;
 use super::mould::{Placeholders, Template, TemplateMatch};
 use super::sight::ParsedEvent;
 
-/// Shapes of bodies that are kept per dialect: with text and with tools, with reasoning and
+/// Templates of bodies per dialect: with text and with tools, with reasoning and
 /// without.
 const BODIES: usize = 4;
 
-/// Shapes of events that are kept per dialect: the kinds that a stream has, and those of another.
+/// Templates of events per dialect: the kinds of one stream, and those of another.
 const EVENTS: usize = 16;
 
-/// With all places taken, one in so many that fit none takes a place: a workload of ever new
-/// shapes must not pay for moulds that nothing fits.
+/// In a full cache one miss in this many replaces a template, because a workload of ever new shapes must
+/// not pay for templates that nothing matches.
 const ONE_IN: u32 = 16;
 
-/// A stream in which so many events had no known shape is of another kind: it tries no more, and
-/// leaves none.
+/// Events without a template after which a stream stops looking them up and adds none,
+/// because it is of another kind.
 const STRANGERS: u32 = 16;
 
-/// In front of the data of an event that leaves its shape there is no more than this.
+/// Longest prefix before the data of an event that gets a template.
 const LONGEST_HEAD: usize = 64;
 
-/// What whole answers and events look like.
+/// The known templates of bodies and events.
 #[derive(Debug)]
 pub struct TemplateCache {
     bodies: TemplateSets,
@@ -49,32 +49,32 @@ struct TemplateSets {
     messages: TemplateSet,
 }
 
-/// The shapes of one dialect, in the order in which they were learned.
+/// The templates of one dialect, in the order in which they were added.
 #[derive(Debug)]
 struct TemplateSet {
     shapes: ArcSwap<Vec<Arc<CachedTemplate>>>,
     most: usize,
-    /// Bodies or events that fitted none of them.
+    /// Bodies or events that matched none.
     misses: AtomicU32,
 }
 
-/// A mould, and what a body or event says that fits it.
+/// A template, and the meaning of a body or event that matches it.
 #[derive(Debug)]
 pub(super) struct CachedTemplate {
     pub(super) mould: Template,
-    /// Of that of which it was made: what stands in slots is another's own.
+    /// The meaning; values at placeholders are those of the original.
     pub(super) sight: ParsedEvent,
-    /// One has fitted since another shape last lost its place.
+    /// Whether something matched since a template was last replaced.
     is_used: AtomicBool,
 }
 
-/// What one answer knows: whole bodies, and events, as a stream goes through them.
+/// One response's view: whole bodies, and events in stream order.
 #[derive(Debug)]
 pub(super) struct TemplateCursor {
     moulds: Arc<TemplateCache>,
-    /// Events come in the order in which the shapes were learned: the next is tried first.
+    /// Index of the template tried first, because events come in the order in which templates were added.
     next: usize,
-    /// Events that had no known shape.
+    /// Events that matched no template.
     strangers: u32,
 }
 
@@ -85,14 +85,14 @@ impl Default for TemplateCache {
 }
 
 impl TemplateCache {
-    /// No shape is known yet.
+    /// A cache without templates.
     #[must_use]
     pub fn new() -> Self {
         TemplateCache { bodies: TemplateSets::new(BODIES), events: TemplateSets::new(EVENTS) }
     }
 
-    /// Whether a whole body has a known shape. If so, `take` is told what bodies of that shape
-    /// say, and what stands in the slots of this one.
+    /// Looks up a whole body. On a match calls `take` with its meaning and placeholder
+    /// values.
     pub(super) fn recognise(
         &self,
         dialect: Dialect,
@@ -103,7 +103,7 @@ impl TemplateCache {
         shelf.find(body, 0, |shape, fit, _| take(&shape.sight, fit)).is_some()
     }
 
-    /// A whole body had no known shape; read in full, this was in it.
+    /// Adds the template of a body that was parsed in full.
     pub(super) fn learn(&self, dialect: Dialect, body: &[u8], sight: &ParsedEvent, slots: &Placeholders) {
         if let Some(shelf) = self.bodies.of(dialect) {
             shelf.learn(|| CachedTemplate::of(body, 0, sight, slots));
@@ -112,7 +112,7 @@ impl TemplateCache {
 }
 
 impl TemplateCursor {
-    /// The course of an answer that begins.
+    /// The view of a response that begins.
     pub(super) fn of(moulds: &Arc<TemplateCache>) -> TemplateCursor {
         TemplateCursor { moulds: Arc::clone(moulds), next: 0, strangers: 0 }
     }
@@ -126,8 +126,8 @@ impl TemplateCursor {
         self.strangers
     }
 
-    /// Whether a whole event has a known shape. If so, `take` is told which, and what stands in
-    /// the slots of this one.
+    /// Looks up a whole event. On a match calls `take` with its meaning and placeholder
+    /// values.
     pub(super) fn recognise<T>(
         &mut self,
         dialect: Dialect,
@@ -145,7 +145,7 @@ impl TemplateCursor {
         })
     }
 
-    /// A whole event had no known shape; its data, read in full, said this and was no error.
+    /// Adds the template of an event whose data was parsed in full and is not an error.
     pub(super) fn learn(
         &mut self,
         dialect: Dialect,
@@ -165,7 +165,7 @@ impl TemplateCursor {
     }
 }
 
-/// Whether nothing stands around the data of an event but its name: no comment, no id.
+/// Whether the event has nothing but its name beside its data: no comment, no id.
 fn has_only_a_name(event: &[u8], data: Range<usize>) -> bool {
     let is_line_end = |byte: &u8| matches!(byte, b'\n' | b'\r');
     let (head, tail) = (&event[..data.start], &event[data.end..]);
@@ -192,8 +192,8 @@ impl TemplateSets {
 }
 
 impl TemplateSet {
-    /// The shape that `whole` has, told to `take`, with what stands in its slots and its place.
-    /// That at `first` is tried first, then those behind it.
+    /// Finds the matching template and calls `take` with the values and its index. Tries the one at `first`
+    /// first, then those behind it.
     fn find<T>(
         &self,
         whole: &[u8],
@@ -213,20 +213,20 @@ impl TemplateSet {
         None
     }
 
-    /// One had no known shape: its own is taken in.
+    /// Adds a template after a miss.
     fn learn(&self, shape: impl FnOnce() -> Option<CachedTemplate>) {
         let misses = self.misses.fetch_add(1, Relaxed);
         if self.shapes.load().len() < self.most || misses.is_multiple_of(ONE_IN) {
-            // Of two that are learned at once one may be lost; it will come again.
+            // Of two threads that add at once one may lose its template; it will be added again.
             shape().into_iter().for_each(|shape| self.take(shape));
         }
     }
 
-    /// Takes in a shape; if need be in the place of one that nothing has fitted lately.
+    /// Adds a template, replacing one that nothing matched lately if the set is full.
     fn take(&self, shape: CachedTemplate) {
         let mut shapes = Vec::clone(&self.shapes.load());
         if shapes.iter().any(|known| known.mould == shape.mould) {
-            // Learned by two at once.
+            // Another thread has added it.
             return;
         }
         if shapes.len() >= self.most {
@@ -240,14 +240,14 @@ impl TemplateSet {
 }
 
 impl CachedTemplate {
-    /// The shape of a body or event, if those like it can be told by their bytes: no error, and
-    /// no more than one choice.
+    /// The template of a body or event whose meaning follows from its bytes: no error, and at most one
+    /// choice.
     fn of(whole: &[u8], data_at: usize, sight: &ParsedEvent, slots: &Placeholders) -> Option<CachedTemplate> {
         if sight.has_error || sight.is_error_object || sight.is_flat_error() || sight.choices.len() > 1 {
             return None;
         }
         let mould = Template::shared(whole, data_at, slots)?;
-        // Not so where a finish reason is empty, or a count no integer.
+        // Fails for an empty finish reason, or a count that is not an integer.
         mould.fits_whole(whole)?;
         Some(CachedTemplate { mould, sight: sight.clone(), is_used: AtomicBool::new(true) })
     }

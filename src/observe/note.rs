@@ -1,4 +1,4 @@
-//! What an observer is told of the request, and what it says of each piece of the answer.
+//! The observer's inputs from the request, and its description of each piece of the response.
 
 use std::sync::Arc;
 
@@ -7,27 +7,27 @@ use crate::units::{Dialect, Tick};
 
 use super::timeline::InBandError;
 
-/// What the request lets expect of its answer.
+/// What to expect of the response.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Expect {
-    /// How the answer is written.
+    /// Wire format of the response.
     pub dialect: Dialect,
-    /// The request asked for a stream.
+    /// Whether the request asked for a stream.
     pub stream_asked: bool,
-    /// Choices the answer should have: `n` x prompts.
+    /// Expected choices: `n` x prompts.
     pub choices: u64,
     /// Prompts of the request.
     pub prompts: u64,
-    /// The decoded prompts, where the answer echoes them (`completions` with `echo`).
+    /// The decoded prompts, if the response echoes them (`completions` with `echo`).
     pub echo_prompts: Arc<[String]>,
-    /// Where objectives run from: the arrival, later by what the client let the gateway wait.
+    /// Start of the objectives' clock: the arrival, plus the time the client kept the gateway waiting.
     pub start: Tick,
-    /// Tokens per token event, learned from this engine's and model's answers with usage.
+    /// Tokens per token event, learned from this engine's and model's usage reports.
     pub tokens_per_event: f64,
 }
 
 impl Expect {
-    /// A stream of one choice, of which nothing has been learned.
+    /// A stream of one choice, with nothing learned.
     #[must_use]
     pub fn stream(dialect: Dialect, start: Tick) -> Self {
         Expect {
@@ -41,7 +41,7 @@ impl Expect {
         }
     }
 
-    /// What the facts of a request let expect.
+    /// Expectations from the facts of a request.
     #[must_use]
     pub fn of(dialect: Dialect, facts: &Facts, start: Tick, tokens_per_event: f64) -> Self {
         Expect {
@@ -56,46 +56,46 @@ impl Expect {
     }
 }
 
-/// Where an event's usage stands. Only `chat/completions` and `completions` have a choice of
-/// places; for the other dialects it is always [`UsagePosition::None`].
+/// Position of an event's usage. Only `chat/completions` and `completions` have several positions;
+/// in other dialects it is always [`UsagePosition::None`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum UsagePosition {
     /// The event has no usage, or `null`.
     #[default]
     None,
-    /// Usage without any choice: the event that `include_usage` asks for.
+    /// Usage without a choice: the event requested by `include_usage`.
     Alone,
     /// Usage beside a choice.
     WithChoice,
 }
 
-/// How much of an event a piece is.
+/// Which part of an event a piece is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PiecePart {
-    /// All of it; or none, as a piece of a body without events.
+    /// A whole event, or a piece of a body without events.
     #[default]
     Whole,
-    /// A piece of an event longer than [`super::sse::HELD`], and more of it follows.
+    /// A piece of an event longer than [`super::sse::HELD`], with more to follow.
     More,
-    /// The last piece of such an event: what it carried is noted here.
+    /// The last piece of such an event, with the information about the event.
     Last,
 }
 
-/// What is known of a piece of the answer that may leave.
+/// Description of a piece of the response that may be forwarded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PieceInfo {
-    /// It is an event that carries a generated token.
+    /// Whether it is an event with a generated token.
     pub token: bool,
-    /// ... on a visible channel.
+    /// Whether that token is on a visible channel.
     pub visible: bool,
-    /// Where its usage stands.
+    /// Position of its usage.
     pub usage: UsagePosition,
-    /// A choice of it has a finish reason (`chat/completions` and `completions`).
+    /// Whether one of its choices has a finish reason (`chat/completions` and `completions`).
     pub ends_choice: bool,
-    /// It is an error inside a 200.
+    /// An error inside a 200.
     pub error: Option<InBandError>,
-    /// The answer is finished as of now. Provisional: a further token undoes it.
+    /// Whether the response is finished so far; a further token undoes it.
     pub finished: bool,
-    /// Whether it is all of an event.
+    /// Which part of an event it is.
     pub part: PiecePart,
 }

@@ -1,4 +1,4 @@
-//! [`Observer`]: watches one answer from its first frame to its end.
+//! [`Observer`]: observes one response from its first frame to its end.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use super::sse::{Cut, EventFields, EventScanner, HELD, says_something};
 use super::tally::TimelineBuilder;
 use super::timeline::{Ending, InBandError, Reader, Timeline, Watch, is_success};
 
-/// Watches one answer.
+/// Observes one response.
 ///
 /// ```
 /// use bytes::Bytes;
@@ -41,24 +41,24 @@ pub struct Observer {
     scanner: EventScanner,
     eye: EventReader,
     last_activity: Option<Tick>,
-    /// Receipt of the last byte.
+    /// Arrival of the last byte.
     last_frame: Option<Tick>,
-    /// What has been read of a JSON body.
+    /// What was read of a JSON body.
     body: Body,
-    /// The clean end has been seen.
+    /// Whether the clean end was seen.
     is_over: bool,
 }
 
-/// A whole JSON body.
+/// A JSON body.
 #[derive(Debug)]
 enum Body {
-    /// There is none that is read.
+    /// Not read.
     Unread,
-    /// Nothing of it has come.
+    /// Nothing has come yet.
     Awaited,
-    /// One frame has come. If that is all, its shape is looked at first.
+    /// One frame has come; if it is the whole body, templates are tried first.
     Held(Bytes),
-    /// It is read in full as it passes.
+    /// Parsed as it passes.
     Passing(Box<BodyParser>),
 }
 
@@ -68,21 +68,21 @@ struct BodyParser {
     reading: EventParser,
 }
 
-/// What reads the events of a stream.
+/// Reads the events of a stream.
 #[derive(Debug)]
 struct EventReader {
     tally: TimelineBuilder,
     mould: Option<SteadyTemplate>,
-    /// What other answers look like.
+    /// Templates of other responses.
     course: Option<TemplateCursor>,
     passing: Option<Box<OversizedEvent>>,
-    /// The next event is the stream's first, and may begin with a byte-order mark.
+    /// The next event is the first of the stream, and may begin with a byte-order mark.
     is_first: bool,
     unparseable: bool,
     uses_shortcut: bool,
 }
 
-/// The shape of the events of the steady state, and what each of them is.
+/// The template of the stream's usual events, and what each of them means.
 #[derive(Debug)]
 struct SteadyTemplate {
     mould: Template,
@@ -91,8 +91,8 @@ struct SteadyTemplate {
 }
 
 impl Observer {
-    /// An observer of an answer with this status, whose content type and coding chose the
-    /// reader. Of an answer that is not a success nothing is read but that it passes.
+    /// An observer of a response with this status, whose content type and coding determined `reader`. An
+    /// unsuccessful response is only passed through.
     #[must_use]
     pub fn new(expect: Expect, reader: Reader, status: u16, watch: Watch) -> Self {
         let body = if reader == Reader::Json && is_success(status) { Body::Awaited } else { Body::Unread };
@@ -108,7 +108,7 @@ impl Observer {
         }
     }
 
-    /// Answers like this one have come before.
+    /// Enables templates of earlier responses.
     #[inline]
     pub fn knows(&mut self, moulds: &Arc<TemplateCache>) {
         let expect = self.eye.tally.expect();
@@ -117,27 +117,27 @@ impl Observer {
         }
     }
 
-    /// Reads every event in full: for tests that hold the shortcut against it.
+    /// Parses every event in full, for tests that compare with the shortcut.
     #[cfg(test)]
     pub(super) fn without_shortcut(mut self) -> Self {
         self.eye.uses_shortcut = false;
         self
     }
 
-    /// Bytes held beside the observer itself.
+    /// Heap memory held, bytes.
     #[cfg(test)]
     pub(super) fn heap(&self) -> usize {
         let mould = self.eye.mould.as_ref().map_or(0, |known| known.mould.memory());
         mould + self.eye.tally.heap() + self.scanner.held()
     }
 
-    /// Events of a stream that had no known shape.
+    /// Events of the stream that matched no template.
     #[cfg(test)]
     pub(super) fn strangers(&self) -> u32 {
         self.eye.course.as_ref().map_or(0, TemplateCursor::strangers)
     }
 
-    /// What the events of the steady state look like.
+    /// The template of the stream's usual events.
     #[cfg(test)]
     pub(super) fn own_mould(&self) -> Option<String> {
         self.eye.mould.as_ref().map(|known| format!("{known:?}"))
@@ -147,11 +147,11 @@ impl Observer {
         is_success(self.status)
     }
 
-    /// The next frame of the body, received at `at`. `pass` is called for every piece that
-    /// may leave now, in order: whole events, pieces of an event longer than
-    /// [`HELD`](super::sse::HELD), runs of any other body. Together the pieces are the bytes
-    /// received, but for the incomplete tail that is held. Pieces are slices of the frame,
-    /// except where an event straddles frames.
+    /// Takes the next frame of the body, received at `at`. Calls `pass` for every piece that may be
+    /// forwarded now, in order: whole events, pieces of an event longer than
+    /// [`HELD`](super::sse::HELD), runs of any other body. Concatenated, the pieces are the bytes
+    /// received, except the incomplete tail that is held. Pieces are slices of the frame,
+    /// unless an event spans frames.
     pub fn frame(&mut self, frame: Bytes, at: Tick, pass: &mut dyn FnMut(Bytes, &PieceInfo)) {
         if frame.is_empty() {
             return;
@@ -170,7 +170,7 @@ impl Observer {
         self.events(frame, at, pass);
     }
 
-    /// Reads the events of a frame that has passed.
+    /// Reads the events of a frame that was already passed on.
     fn glance(&mut self, mut frame: Bytes, at: Tick) {
         while let Some((cut, piece)) = self.scanner.next(&mut frame) {
             self.eye.see(cut, &piece, at);
@@ -203,8 +203,8 @@ impl Observer {
         }
     }
 
-    /// The body ended as its framing says. An incomplete tail is read as an event, and
-    /// passes as it is.
+    /// The body ended by its framing. An incomplete tail is parsed as an event and passed on
+    /// unchanged.
     pub fn clean_end(&mut self, at: Tick, pass: &mut dyn FnMut(Bytes, &PieceInfo)) {
         if std::mem::replace(&mut self.is_over, true) || !self.is_success() {
             return;
@@ -228,7 +228,7 @@ impl Observer {
                 if let Some((cut, tail)) = self.scanner.finish() {
                     self.eye.see(cut, &tail, last_byte);
                 }
-                // An event that is too long to be read is nothing that anybody waits for.
+                // An event that was too long to parse matters to nobody on this path.
                 self.eye.unparseable = false;
                 self.eye.tally.ended_whole(last_byte);
             }
@@ -236,45 +236,44 @@ impl Observer {
                 let is_read = std::mem::replace(&mut self.body, Body::Unread).end(&mut self.eye, last_byte);
                 self.eye.unparseable |= !is_read;
             }
-            // Paths that generate answer JSON or events; anything else cannot be read.
+            // Generating paths respond with JSON or events; anything else cannot be read.
             Reader::Opaque if self.eye.tally.dialect().generates() => self.eye.unparseable = true,
             Reader::Opaque => self.eye.tally.ended_whole(last_byte),
             Reader::Coded => self.eye.unparseable = true,
         }
     }
 
-    /// Part of a long event has passed, and the event is not complete: an error event
-    /// written now would be glued to it.
+    /// Whether part of a long, incomplete event was passed on, so that an error event written now would be
+    /// appended to it.
     #[must_use]
     pub fn long_event_is_out(&self) -> bool {
         self.scanner.long_event_is_out()
     }
 
-    /// The answer is finished as of now (its dialect's last event; a whole JSON body).
+    /// Whether the response is finished so far (by its dialect's last event, or as a whole JSON body).
     #[must_use]
     pub fn is_finished(&self) -> bool {
         self.eye.tally.is_finished()
     }
 
-    /// When it finished, as long as not all of its usage is known.
+    /// When it finished, while its usage is incomplete.
     #[must_use]
     pub fn finished_without_usage(&self) -> Option<Tick> {
         self.eye.tally.finished_without_usage()
     }
 
-    /// When it finished, as of now.
+    /// When it finished, so far.
     #[must_use]
     pub fn finished_at(&self) -> Option<Tick> {
         self.eye.tally.finished_at()
     }
 
-    /// The body is read no further: the answer is over, and what may be held of a further event is
-    /// nobody's.
+    /// Stops reading: the response is over, and a partial event is discarded.
     pub fn stop(&mut self) {
         self.is_over = true;
     }
 
-    /// A token has come.
+    /// Whether a token has come.
     #[must_use]
     pub fn has_token(&self) -> bool {
         self.eye.tally.has_token()
@@ -286,44 +285,44 @@ impl Observer {
         self.eye.tally.itl_broke()
     }
 
-    /// The error that stood inside the answer: the first one, or the first behind a token.
+    /// The in-band error: the first one, or the first after a token.
     #[must_use]
     pub fn error(&self) -> Option<InBandError> {
         self.eye.tally.error()
     }
 
-    /// The number of the last event (Responses).
+    /// Sequence number of the last event (Responses).
     #[must_use]
     pub fn last_sequence_number(&self) -> Option<u64> {
         self.eye.tally.sequence_number()
     }
 
-    /// Receipt of the last event or comment, or piece of a long event; of the last byte
-    /// where the body has no events. The idle limit runs from here.
+    /// Arrival of the last event, comment or piece of a long event; of the last byte for a body without
+    /// events. The idle limit runs from here.
     #[must_use]
     pub fn last_activity(&self) -> Option<Tick> {
         self.last_activity
     }
 
-    /// The client refuses bytes since `since`, for too long: from now on gaps are not
-    /// observed, and what was seen so far is kept aside ([`Timeline::limited`]).
+    /// The client has not read since `since` for too long: gaps are no longer observed, and the progress so
+    /// far is saved ([`Timeline::limited`]).
     pub fn limit_gaps(&mut self, since: Tick) {
         self.eye.tally.limit(since);
     }
 
-    /// The timeline as if the client left at `at`.
+    /// The timeline if the client left at `at`.
     #[cfg(test)]
     pub(super) fn so_far(&self, at: Tick) -> Timeline {
         self.timeline(Ending::Left, at)
     }
 
-    /// The answer ended, or was dropped.
+    /// The response ended or was dropped.
     #[must_use]
     pub fn end(mut self, ending: Ending, at: Tick) -> Timeline {
         self.last_look(ending, at)
     }
 
-    /// The same, where the observer is dropped in its place: it is large.
+    /// The same for an observer dropped in place, because it is large.
     #[must_use]
     pub fn last_look(&mut self, ending: Ending, at: Tick) -> Timeline {
         if ending == Ending::Clean {
@@ -359,7 +358,7 @@ impl Body {
         }
     }
 
-    /// The body is complete. False if it is no JSON object.
+    /// Ends the body. False if it is not a JSON object.
     fn end(self, eye: &mut EventReader, last_byte: Tick) -> bool {
         let EventReader { tally, course, .. } = eye;
         let moulds = course.as_ref().map(TemplateCursor::moulds);
@@ -394,11 +393,11 @@ impl BodyParser {
     }
 
     fn push(&mut self, frame: &[u8]) {
-        // A fault stays in the tokenizer, and is found at the end.
+        // The tokenizer keeps an error and reports it at the end.
         let _ = self.tokenizer.push(frame, &mut self.reading);
     }
 
-    /// What was read, and what a mould may leave out, if it is a JSON object.
+    /// The parsed event and its placeholders, if the body is a JSON object.
     fn finish(&mut self) -> Option<(&mut ParsedEvent, &Placeholders)> {
         self.tokenizer.finish(&mut self.reading).ok()?;
         self.reading.found()
@@ -467,8 +466,8 @@ impl EventReader {
             .unwrap_or_else(|| PieceInfo { finished: self.tally.is_finished(), ..PieceInfo::default() })
     }
 
-    /// The steady state: `bytes` begin with an event like the last one that was read, with
-    /// other text and other counts.
+    /// Tries the usual template: `bytes` begin with an event like the last parsed one, with other text and
+    /// counts.
     fn known(&mut self, bytes: &[u8], at: Tick) -> Option<(usize, PieceInfo)> {
         let known = self.mould.as_ref()?;
         let fit = known.mould.fits(bytes)?;
@@ -479,7 +478,7 @@ impl EventReader {
         Some((fit.length, known.note))
     }
 
-    /// An event like one that another stream had.
+    /// Tries templates of other streams.
     fn recognised(&mut self, event: &[u8], at: Tick) -> Option<PieceInfo> {
         let EventReader { tally, mould, course, .. } = self;
         let dialect = tally.dialect();
@@ -504,7 +503,7 @@ impl EventReader {
         let named = EventKind::of(fields.event);
         let nameless_error = || ParsedEvent { kind: named, ..ParsedEvent::default() };
         let Some(data) = fields.data else {
-            // Browsers drop it; it says that the engine gives up all the same.
+            // Browsers drop it, but it still means that the engine gave up.
             return (named == EventKind::Error).then(|| self.tally.event(&nameless_error(), at));
         };
         if data.starts_with(DONE) {
@@ -535,14 +534,14 @@ impl EventReader {
         Some(note)
     }
 
-    /// What the field `error` of an event says, if it is an object that says something.
+    /// The error in an event's `error` field, if it is a non-empty object.
     fn failure_in(&self, error: &[u8]) -> Option<ParsedEvent> {
         let mut reading = EventParser::of_error(self.tally.dialect());
         let sight = is_read(error, &mut reading).then(|| reading.sight())?;
         sight.filter(|sight| sight.has_error)
     }
 
-    /// A mould of this event, if nothing but its text makes it what it is.
+    /// Adds a template of this event, if only its text makes it a token event.
     fn learn(
         &self,
         sight: &ParsedEvent,
@@ -563,8 +562,8 @@ fn without_mark(event: &[u8], is_first: bool) -> &[u8] {
     if is_first { event.strip_prefix(b"\xEF\xBB\xBF").unwrap_or(event) } else { event }
 }
 
-/// Whether the data of an event is JSON, which is read. Clients read invalid UTF-8 as the
-/// replacement character, and so do we.
+/// Parses the data of an event; false if it is not JSON. Invalid UTF-8 is read as the replacement
+/// character, as clients do.
 fn is_read(data: &[u8], reading: &mut EventParser) -> bool {
     if crate::json::walk_answer(data, reading).is_ok() {
         return true;
@@ -574,7 +573,7 @@ fn is_read(data: &[u8], reading: &mut EventParser) -> bool {
     }
     *reading = reading.anew();
     let is_read = crate::json::walk_answer(String::from_utf8_lossy(data).as_bytes(), reading).is_ok();
-    // Offsets are those of the mended text: no mould can be made from them.
+    // Offsets refer to the repaired text, so no template can be made.
     reading.forget_slots();
     is_read
 }

@@ -1,8 +1,8 @@
-//! A long event, read while it passes.
+//! Parses a long event while it passes.
 //!
-//! Same rules as [`EventFields`](super::sse::EventFields) and a reading of the joined data, but the
-//! bytes are seen once and not kept: lines are taken apart by a small state machine, and
-//! what belongs to the data goes straight into the tokenizer.
+//! Same rules as [`EventFields`](super::sse::EventFields) plus a parse of the joined data, but bytes are
+//! seen once and not kept: a small state machine splits the lines, and data goes directly to the
+//! tokenizer.
 
 use crate::json::Tokenizer;
 use crate::units::Dialect;
@@ -10,16 +10,16 @@ use crate::units::Dialect;
 use super::reading::EventParser;
 use super::sight::{EventKind, ParsedEvent};
 
-/// An event of which a part has left already.
+/// An event of which a part was already passed on.
 #[derive(Debug)]
 pub(super) struct OversizedEvent {
     at: LineState,
-    /// The line's field name, or the value of an `event` line; what is longer is neither
-    /// `data` nor an event that we know.
+    /// The line's field name, or the value of an `event` line. Cut beyond the length of any
+    /// known word.
     word: Vec<u8>,
-    /// The last byte was a CR: an LF that follows belongs to it.
+    /// Whether the last byte was a CR, to which a following LF belongs.
     was_cr: bool,
-    /// Data lines so far.
+    /// Whether a data line was seen.
     has_data: bool,
     kind: EventKind,
     /// The first bytes of the data, as many as [`DONE`] has.
@@ -34,16 +34,16 @@ pub(super) struct OversizedEvent {
 /// An object that passes in pieces.
 #[derive(Debug)]
 struct Object {
-    /// A character that the piece's edge cut.
+    /// A character cut by the end of a piece.
     cut: Vec<u8>,
     tokenizer: Tokenizer,
     reading: EventParser,
 }
 
-/// What a long event was.
+/// What a long event turned out to be.
 #[derive(Debug)]
 pub(super) enum OversizedEventEnd {
-    /// A JSON object, or at least an event that is called an error.
+    /// A JSON object, or an event named as an error.
     Said(Box<ParsedEvent>),
     /// The end of the stream.
     Done,
@@ -51,15 +51,15 @@ pub(super) enum OversizedEventEnd {
     Nothing,
 }
 
-/// The data with which a stream ends.
+/// The data that ends a stream.
 pub(super) const DONE: &[u8] = b"[DONE]";
 
-/// Where in a line the next byte stands.
+/// Position of the next byte in its line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum LineState {
-    /// In the field's name.
+    /// In the field name.
     Name,
-    /// Behind the colon of a `data` line, of an `event` or `error` line: one space may stand here.
+    /// After the colon of a `data`, `event` or `error` line, where one space may follow.
     BeforeData,
     BeforeEvent,
     BeforeError,
@@ -67,7 +67,7 @@ enum LineState {
     Data,
     Event,
     Error,
-    /// In a line that does not matter.
+    /// In a line of no interest.
     Ignored,
 }
 
@@ -96,7 +96,7 @@ impl OversizedEvent {
         self.length
     }
 
-    /// Reads the next piece.
+    /// Takes the next piece.
     pub(super) fn push(&mut self, mut piece: &[u8]) {
         self.length += piece.len();
         while let Some(&byte) = piece.first() {
@@ -160,8 +160,8 @@ impl OversizedEvent {
         self.word.extend_from_slice(&piece[..room]);
     }
 
-    /// Data lines are joined by LF, which is whitespace or a fault to the tokenizer, as it
-    /// would be in the joined text.
+    /// Begins a data line. Lines are joined by LF, which the tokenizer treats as in the joined
+    /// text.
     fn begin_data(&mut self) {
         if std::mem::replace(&mut self.has_data, true) {
             self.data.read(b"\n");
@@ -193,7 +193,7 @@ impl OversizedEvent {
         self.at = LineState::Name;
     }
 
-    /// The event is complete: what it was.
+    /// Ends the event and returns what it was.
     pub(super) fn finish(mut self) -> OversizedEventEnd {
         self.line_ended();
         let error = self.error.and_then(|error| error.finish());
@@ -221,14 +221,14 @@ impl Object {
         Object { cut: Vec::new(), tokenizer: Tokenizer::of_answer(), reading }
     }
 
-    /// The next piece. What is no UTF-8 is read as the replacement character, as clients do.
+    /// Takes the next piece. Invalid UTF-8 is read as the replacement character, as clients do.
     fn push(&mut self, mut piece: &[u8]) {
         while let (Some((first, rest)), false) = (piece.split_first(), self.cut.is_empty()) {
             self.cut.push(*first);
             match std::str::from_utf8(&self.cut) {
                 Ok(_) => self.end_cut(),
                 Err(error) if error.error_len().is_none() => {}
-                // The byte belongs to what follows.
+                // The byte belongs to the next character.
                 Err(_) => {
                     self.cut.pop();
                     self.end_cut();
@@ -259,11 +259,11 @@ impl Object {
     }
 
     fn read(&mut self, text: &[u8]) {
-        // A fault stays in the tokenizer, and is found at the end.
+        // The tokenizer keeps an error and reports it at the end.
         let _ = self.tokenizer.push(text, &mut self.reading);
     }
 
-    /// What was read, if it was an object.
+    /// The parsed object, if it was one.
     fn finish(mut self) -> Option<ParsedEvent> {
         let is_json = self.tokenizer.finish(&mut self.reading).is_ok();
         self.reading.sight().filter(|_| is_json)

@@ -1,4 +1,4 @@
-//! Where in an answer's JSON the things stand that decide, per dialect.
+//! Positions of the decisive values in a response's JSON, per dialect.
 
 use crate::json::Scalar;
 use crate::units::Dialect;
@@ -6,7 +6,7 @@ use crate::units::Dialect;
 use super::mould::Placeholder;
 use super::sight::Channel;
 
-/// Where in an object something stands.
+/// A position in a response object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum JsonPath {
     Nowhere,
@@ -14,16 +14,16 @@ pub(super) enum JsonPath {
     Choices,
     Choice,
     Delta,
-    /// A whole message in a streamed choice: it counts where there is no delta beside it.
+    /// A whole message in a streamed choice; counts if there is no delta beside it.
     Whole,
     /// Text: a string, or an array of parts.
     Text(Channel),
     Part(Channel),
-    /// A top-level member by which proxies and frameworks say what went wrong, with no `error` around it.
+    /// A top-level member by which proxies and frameworks report an error without an `error` object.
     Flat,
-    /// The same where only text does.
+    /// The same, only if it is text.
     FlatText,
-    /// Something that counts if it is not empty.
+    /// A value that counts if it is not empty.
     Any(Channel),
     Tools,
     Tool,
@@ -32,21 +32,21 @@ pub(super) enum JsonPath {
     Logprobs,
     LogprobTokens,
     LogprobToken,
-    /// The token of one, and how likely it was.
+    /// A token of a logprobs list, and its probability.
     TokenText,
     TokenValue,
-    /// A finish reason that is an object.
+    /// A finish reason given as an object.
     Reason,
     Usage,
     Details,
-    /// Cohere's `meta`, and the two lists of counts in it.
+    /// Cohere's `meta`, and the two objects of counts in it.
     Meta,
     Counted,
     Billed,
     Error,
-    /// An error that is a list.
+    /// An error given as a list.
     Errors,
-    /// Responses: an item as it is added; the response; its output and what is in it.
+    /// Responses: an added item; the response; its output and the items in it.
     Item,
     Response,
     IncompleteDetails,
@@ -62,7 +62,7 @@ pub(super) enum JsonPath {
     Number(NumberField),
 }
 
-/// Strings that decide.
+/// Decisive strings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum StringField {
     Kind,
@@ -77,14 +77,14 @@ pub(super) enum StringField {
     Finish,
     StopReason,
     ItemType,
-    /// What a part of a text is.
+    /// The type of a text part.
     PartType,
     ItemName,
     Status,
     Incomplete,
 }
 
-/// Numbers that decide.
+/// Decisive numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NumberField {
     Index,
@@ -95,7 +95,7 @@ pub(super) enum NumberField {
     Reasoning,
     CacheRead,
     CacheWritten,
-    /// Of a path that does not generate: `total_tokens`, and Cohere's counts.
+    /// On paths that do not generate: `total_tokens`, and Cohere's counts.
     Total,
     Counted(Side),
     Billed(Side),
@@ -108,7 +108,7 @@ pub(super) enum Side {
     Output,
 }
 
-/// What stands behind `key` in an object that stands at `around`.
+/// The position of the value under `key` in an object at position `around`.
 pub(super) fn member(dialect: Dialect, is_body: bool, around: JsonPath, key: &[u8]) -> JsonPath {
     use Channel::{Hidden, Sound, Visible};
     use JsonPath::*;
@@ -119,7 +119,7 @@ pub(super) fn member(dialect: Dialect, is_body: bool, around: JsonPath, key: &[u
         (Root, b"code") => Word(self::StringField::TopCode),
         (Root, b"object") => Word(self::StringField::Object),
         (Root, b"http_status_code" | b"status_code") => Word(self::StringField::TopStatus),
-        // Of a whole response it is another thing.
+        // In a whole response body it has another meaning.
         (Root, b"status") if !is_body || dialect != Dialect::Responses => Word(self::StringField::TopStatus),
         (Root, b"error_code") if dialect.generates() => Word(self::StringField::FlatCode),
         (Root, b"detail") if dialect.generates() => Flat,
@@ -225,15 +225,15 @@ fn messages_root(is_body: bool, key: &[u8]) -> JsonPath {
     }
 }
 
-/// What a string or number at this place is to a mould of an event or of a whole body; `None`
-/// where it must stay as it is.
+/// The placeholder for a string or number at this position in an event or body; `None` if it must not
+/// vary.
 pub(super) fn slot_of(what: Scalar, place: JsonPath, is_body: bool) -> Option<Placeholder> {
     match (what, place) {
         (Scalar::String, JsonPath::Text(Channel::Hidden | Channel::Sound)) if is_body => Some(Placeholder::Hidden),
         (Scalar::String, JsonPath::Text(_)) => Some(Placeholder::Text),
         (Scalar::String, JsonPath::Word(StringField::Finish | StringField::StopReason)) => Some(Placeholder::Finish),
         (Scalar::String, JsonPath::Word(_) | JsonPath::Error) => None,
-        // An empty one says nothing.
+        // An empty one has no meaning.
         (Scalar::String, JsonPath::Flat | JsonPath::FlatText | JsonPath::Message) => None,
         (Scalar::String, _) => Some(Placeholder::Label),
         (Scalar::Number, JsonPath::Nowhere) => Some(Placeholder::Ignored),
@@ -246,7 +246,7 @@ pub(super) fn slot_of(what: Scalar, place: JsonPath, is_body: bool) -> Option<Pl
             NumberField::Reasoning => Placeholder::Reasoning,
             NumberField::CacheRead => Placeholder::CacheRead,
             NumberField::CacheWritten => Placeholder::CacheWritten,
-            // Answers that do not generate have no moulds.
+            // Responses that do not generate have no templates.
             NumberField::Total | NumberField::Counted(_) | NumberField::Billed(_) => return None,
         }),
         _ => None,

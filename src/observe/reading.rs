@@ -1,8 +1,8 @@
-//! One JSON object of an answer, read: the data of an event, or a whole body.
+//! Parses one JSON object of a response: the data of an event, or a whole body.
 //!
-//! [`EventParser`] is a sink of the tokenizer. It knows where in each dialect the things stand
-//! that decide, asks to skip everything else, and fills a [`ParsedEvent`]. What the things mean
-//! is left to `tally`.
+//! [`EventParser`] is a sink of the tokenizer. It knows the decisive positions of each dialect, skips
+//! everything else, and fills a [`ParsedEvent`]. Interpretation is left to
+//! `tally`.
 
 use std::ops::Range;
 
@@ -13,13 +13,13 @@ use super::mould::{Placeholder, Placeholders};
 use super::place::{JsonPath, NumberField, Side, StringField, member, slot_of};
 use super::sight::{Channel, EventKind, ParsedChoice, ParsedEvent, Reason, Status};
 
-/// The containers that are read nest no deeper than this.
+/// Deepest container that is examined.
 const DEPTH: usize = 10;
 
-/// Words that are longer than this stay in no mould that other answers see.
+/// Longer words are kept out of shared templates.
 const LONGEST_WORD: usize = 48;
 
-/// A short text; what is longer than the buffer is none of the words we know.
+/// A short text; a longer one is none of the known words.
 #[derive(Clone, Debug)]
 struct ShortText {
     bytes: [u8; 64],
@@ -36,7 +36,7 @@ impl ShortText {
         self.len += piece.len();
     }
 
-    /// Makes it none of the words we know.
+    /// Makes it unequal to all known words.
     fn spoil(&mut self) {
         self.len = usize::MAX / 2;
     }
@@ -46,61 +46,61 @@ impl ShortText {
     }
 }
 
-/// Reads one JSON object.
+/// Parses one JSON object.
 #[derive(Clone, Debug)]
 pub(super) struct EventParser {
     dialect: Dialect,
-    /// A whole body, not the data of an event.
+    /// A whole body rather than the data of an event.
     is_body: bool,
-    /// What the object is.
+    /// Position of the top-level object.
     top: JsonPath,
-    /// How much of a completion's text is kept, because it may be an echo.
+    /// Bytes of a completion's text to keep, because it may be an echo.
     keep_text: usize,
-    /// Containers that are being read, by depth.
+    /// Positions of the open containers, by depth.
     places: [JsonPath; DEPTH],
-    /// The value of the present key.
+    /// Position of the current key's value.
     next: JsonPath,
-    /// The scalar that is being read, and where it began.
+    /// Position of the current scalar, and its offset.
     leaf: JsonPath,
     leaf_at: usize,
     leaf_is_empty: bool,
-    /// What the scalar that is being read is to a mould.
+    /// Placeholder of the current scalar.
     slot: Option<Placeholder>,
-    /// Where the container began of which nothing is told.
+    /// Offset of a skipped container.
     skipped_at: Option<usize>,
     in_key: bool,
-    /// Where the object that stands for a text began (the arguments of a tool, say).
+    /// Offset of an object in the place of a text (a tool's arguments, for example).
     object_at: usize,
     short: ShortText,
-    /// Responses: what an output item or added item said, until its type is known.
+    /// Responses: content of an output item until its type is known.
     item_type: ItemType,
     item_is_named: bool,
     item: ParsedChoice,
-    /// The first slot of that item.
+    /// First placeholder of that item.
     item_slots: usize,
-    /// The present member of the top level is one that only objects of a dialect have.
+    /// Whether the current top-level member belongs to a dialect.
     is_of_dialect: bool,
-    /// The typed part of a text that is being read.
+    /// The text part in progress.
     part: Option<Box<PartRead>>,
-    /// The present choice of a stream has a delta; and what it had said in front of a whole message.
+    /// Whether the current choice has a delta; and its state before a whole message.
     has_delta: bool,
     before_whole: Option<Box<ParsedChoice>>,
-    /// The top level is an object.
+    /// Whether the top level is an object.
     is_object: bool,
     sight: ParsedEvent,
-    /// What may differ in the next event or body without making it another.
+    /// Parts that may differ between otherwise equal events or bodies.
     slots: Placeholders,
 }
 
-/// A typed part, from its beginning to its end: its type may stand behind its text.
+/// A typed part in progress, because its type may follow its text.
 #[derive(Clone, Debug)]
 struct PartRead {
     depth: usize,
     is_reasoning: bool,
-    /// What its choice had said in front of it.
+    /// State of its choice before it.
     visible: bool,
     bytes: u64,
-    /// Its first slot.
+    /// Index of its first placeholder.
     slots: usize,
 }
 
@@ -112,7 +112,7 @@ enum ItemType {
 }
 
 impl EventParser {
-    /// A reading of an event's data (`is_body` false) or of a whole body.
+    /// A parser of an event's data (`is_body` false) or of a whole body.
     pub(super) fn new(dialect: Dialect, is_body: bool, keep_text: usize) -> Self {
         EventParser {
             dialect,
@@ -143,32 +143,32 @@ impl EventParser {
         }
     }
 
-    /// A reading of an error object that stands by itself.
+    /// A parser of a bare error object.
     pub(super) fn of_error(dialect: Dialect) -> Self {
         EventParser { top: JsonPath::Error, ..EventParser::new(dialect, false, 0) }
     }
 
-    /// The same reading, of nothing yet.
+    /// A fresh parser of the same kind.
     pub(super) fn anew(&self) -> Self {
         EventParser { top: self.top, ..EventParser::new(self.dialect, self.is_body, self.keep_text) }
     }
 
-    /// What was read, if it was an object. Only meaningful where the tokenizer found no fault.
+    /// The result, if it was an object. Only meaningful if the tokenizer found no error.
     pub(super) fn sight(self) -> Option<ParsedEvent> {
         self.is_object.then_some(self.sight)
     }
 
-    /// The same, left where it was read, and what a mould may leave out.
+    /// The result in place, and the placeholders.
     pub(super) fn found(&mut self) -> Option<(&mut ParsedEvent, &Placeholders)> {
         self.is_object.then_some((&mut self.sight, &self.slots))
     }
 
-    /// It was not read where it stands: no mould can be made.
+    /// Discards positions because the text was repaired, so no template can be made.
     pub(super) fn forget_slots(&mut self) {
         self.slots.forget();
     }
 
-    /// The place of the value that now begins inside `depth` containers.
+    /// Position of a value that begins at `depth`.
     fn place(&self, depth: usize) -> JsonPath {
         if depth == 0 {
             return self.top;
@@ -186,7 +186,7 @@ impl EventParser {
         }
     }
 
-    /// A value begins: whatever only needs to be there is noted.
+    /// Records a value whose presence alone matters.
     fn met(&mut self, place: JsonPath, around_depth: usize) {
         let around = around_depth.checked_sub(1).and_then(|depth| self.places.get(depth));
         if let (JsonPath::Errors, Some(JsonPath::Errors)) = (place, around) {
@@ -257,8 +257,8 @@ impl EventParser {
         }
     }
 
-    /// Whether a mould that other answers see may hold this word, or has a slot for it. Words of
-    /// errors, and names, are nobody's to keep.
+    /// Whether a shared template may contain this word or a placeholder for it. Words of errors, and names,
+    /// are never kept.
     fn stays_in_mould(&self, word: StringField) -> bool {
         match word {
             StringField::Finish | StringField::StopReason => true,
@@ -278,7 +278,7 @@ impl EventParser {
         }
     }
 
-    /// A string that decides nothing.
+    /// A string without meaning.
     #[inline(never)]
     fn label(&mut self, place: Range<usize>) {
         self.slots.add(Placeholder::Label, place.start + 1..place.end - 1);
@@ -318,7 +318,7 @@ impl EventParser {
 
     fn key_ended(&mut self, key: &[u8], depth: usize) {
         let around = self.places.get(depth - 1).copied().unwrap_or(JsonPath::Nowhere);
-        // An object that is only asked whether it is empty has its answer.
+        // For an object of which only emptiness matters, this is enough.
         match around {
             JsonPath::Any(channel) => self.choice().mark(channel),
             JsonPath::Reason => {
@@ -340,7 +340,7 @@ impl EventParser {
         }
     }
 
-    /// A delta of a choice: what a whole message in front of it said is not counted.
+    /// A delta begins: discards what a whole message before it contributed.
     fn delta_begins(&mut self) {
         self.has_delta = !self.is_body;
         if let Some(before) = self.before_whole.take() {
@@ -352,7 +352,7 @@ impl EventParser {
         }
     }
 
-    /// A typed part begins: whether its text is visible its type will tell.
+    /// A typed part begins; its type decides whether its text is visible.
     fn part_begins(&mut self, depth: usize) {
         let slots = self.slots.len();
         let choice = self.choice();
@@ -374,7 +374,7 @@ impl EventParser {
         }
     }
 
-    /// An output item of a whole response ended: now its type is known.
+    /// An output item of a whole response ended, so its type is known.
     fn item_ended(&mut self) {
         let item = std::mem::take(&mut self.item);
         let only = &mut self.sight.only;
@@ -405,7 +405,7 @@ impl Sink for EventParser {
                 (self.has_delta, self.before_whole) = (false, None);
             }
             (JsonPath::Delta, Nest::Object) => self.delta_begins(),
-            // It repeats what the deltas say.
+            // It repeats the deltas.
             (JsonPath::Whole, Nest::Object) if self.has_delta => place = JsonPath::Nowhere,
             (JsonPath::Whole, Nest::Object) => {
                 place = JsonPath::Delta;
@@ -430,7 +430,7 @@ impl Sink for EventParser {
             (JsonPath::LogprobToken, Nest::Array) => self.choice().logprobs = true,
             (JsonPath::Word(StringField::Finish), Nest::Object) => place = JsonPath::Reason,
             (JsonPath::Tools | JsonPath::Tool | JsonPath::Call, Nest::Object) => {
-                // Some engines send one tool call in place of a list of them.
+                // Some engines send one tool call instead of a list.
                 place = if place == JsonPath::Tools { JsonPath::Tool } else { place };
                 self.choice().lump = true;
             }
@@ -438,7 +438,7 @@ impl Sink for EventParser {
         }
         self.places[depth] = place;
         if matches!(place, JsonPath::Any(_) | JsonPath::LogprobTokens | JsonPath::Reason) {
-            // Its keys may be the answer's own words.
+            // Its keys may be the response's own words.
             self.slots.keep_private();
         }
         let is_read = match nest {
@@ -471,7 +471,7 @@ impl Sink for EventParser {
         if let Some(at) = self.skipped_at.take()
             && past - at > "{}".len()
         {
-            // Nobody looked at what stands in it.
+            // Its content was not examined.
             self.slots.keep_private();
         }
         let Some(place) = self.places.get_mut(depth) else { return };
@@ -494,7 +494,7 @@ impl Sink for EventParser {
         }
     }
 
-    /// A key in one piece is looked up where it stands.
+    /// Looks up a key that arrived whole, without copying it.
     #[inline]
     fn scalar(&mut self, what: Scalar, decoded: &[u8], place: Range<usize>, depth: usize) {
         if what == Scalar::Key {
@@ -619,20 +619,20 @@ impl Sink for EventParser {
     }
 }
 
-/// Whether the type of an object says that it is an error (`InternalServerError`, `timeout_error`).
+/// Whether an object's type names an error (`InternalServerError`, `timeout_error`).
 fn names_error(kind: &[u8]) -> bool {
     let has = |word: &[u8]| kind.windows(word.len()).any(|part| part.eq_ignore_ascii_case(word));
     has(b"error") || has(b"exception") || has(b"failure")
 }
 
-/// Whether parts of this type are what the model thinks, not what it says.
+/// Whether parts of this type are reasoning.
 fn names_reasoning(kind: &[u8]) -> bool {
     let has = |word: &[u8]| memchr::memmem::find(kind, word).is_some();
     has(b"reasoning") || has(b"thinking") || has(b"thought") || kind == b"summary_text"
 }
 
-/// A count as engines write it: an integer, or a float that means one. Larger than a count
-/// can be is the largest count.
+/// A count: an integer, or a float with an integer value. Clamped to the largest possible
+/// count.
 fn whole_number(text: &[u8]) -> Option<u64> {
     let text = std::str::from_utf8(text).ok()?;
     if let Ok(number) = text.parse() {

@@ -1,34 +1,34 @@
-//! What was found in one JSON object of an answer: the data of an event, or a whole body.
+//! The content of one JSON object of a response: the data of an event, or a whole body.
 
 use crate::units::Dialect;
 
 use super::codes::Codes;
 use super::usage::{Plain, UsageCounts};
 
-/// Which clock a text moves.
+/// The clock that a text moves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Channel {
     /// Content, refusal, tool and function call.
     Visible,
-    /// Audio data: visible, but its bytes are no text.
+    /// Audio data: visible, but without text bytes.
     Sound,
     /// Reasoning.
     Hidden,
 }
 
-/// What an event is, by its `type` or its `event:` line.
+/// Kind of event, by its `type` or its `event:` line.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum EventKind {
-    /// Neither.
+    /// No kind given.
     #[default]
     Unnamed,
-    /// One that decides nothing.
+    /// A kind of no interest.
     Other,
     /// `error`.
     Error,
     /// Responses: `*.delta`, of a visible channel or of reasoning.
     Delta(Channel),
-    /// Responses: `*.delta` of what goes into a call of a tool, or of sound.
+    /// Responses: `*.delta` of a tool call's arguments, or of audio.
     LumpDelta,
     /// Responses: `response.output_item.added`.
     ItemAdded,
@@ -76,7 +76,7 @@ impl EventKind {
 pub(super) enum Reason {
     /// The output cap was reached.
     Length,
-    /// The engine gave up: this is the code of an error like that.
+    /// The engine gave up; the equivalent error code.
     Failed(u16),
     /// Any other.
     Other,
@@ -93,7 +93,7 @@ impl Reason {
         }
     }
 
-    /// The code of the error that it stands for.
+    /// The code of the error that the reason stands for.
     pub(super) fn failure(self) -> Option<u16> {
         match self {
             Reason::Failed(code) => Some(code),
@@ -102,21 +102,21 @@ impl Reason {
     }
 }
 
-/// What one choice of an event carried. The other dialects have one nameless choice.
+/// The content of one choice. Other dialects have one unnamed choice.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ParsedChoice {
     pub(super) index: u64,
-    /// Non-empty text on a visible channel, on a hidden one.
+    /// Whether it has non-empty text on a visible channel, and on a hidden one.
     pub(super) visible: bool,
     pub(super) hidden: bool,
-    /// A non-empty list of logprob tokens.
+    /// Whether it has a non-empty list of logprobs.
     pub(super) logprobs: bool,
-    /// A call of a tool or function, or sound.
+    /// Whether it has a tool or function call, or audio.
     pub(super) lump: bool,
     pub(super) finish: Option<Reason>,
     /// Bytes of visible text.
     pub(super) bytes: u64,
-    /// The beginning of a completion's text, where it may be an echo.
+    /// Start of a completion's text, which may be an echo.
     pub(super) text: Vec<u8>,
 }
 
@@ -134,72 +134,72 @@ impl ParsedChoice {
     }
 }
 
-/// What one JSON object said.
+/// The content of one JSON object.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ParsedEvent {
     pub(super) kind: EventKind,
-    /// `choices` in order, of those dialects that have them.
+    /// `choices` in order, in dialects that have them.
     pub(super) choices: Vec<ParsedChoice>,
-    /// The nameless choice of the other dialects.
+    /// The unnamed choice of other dialects.
     pub(super) only: ParsedChoice,
-    /// `usage` was an object.
+    /// Whether `usage` is an object.
     pub(super) has_usage: bool,
-    /// It stood inside a choice.
+    /// Whether that usage is inside a choice.
     pub(super) usage_is_of_a_choice: bool,
     pub(super) usage: UsageCounts,
-    /// What else an answer tells of tokens that does not generate.
+    /// Token counts of a response that does not generate.
     pub(super) plain: Option<Box<Plain>>,
-    /// An `error` was there, of the whole or of a choice, and said something.
+    /// Whether it has a non-empty `error`, at the top level or in a choice.
     pub(super) has_error: bool,
     pub(super) error: Codes,
-    /// `object` was `error`: the older shape, with the codes at the top level.
+    /// Whether `object` is `error`: the older format, with codes at the top level.
     pub(super) is_error_object: bool,
     /// `code` and `type` at the top level.
     pub(super) top: Codes,
-    /// The top level says what went wrong (`detail`, `message`, `error_code`).
+    /// Whether the top level reports an error (`detail`, `message`, `error_code`).
     pub(super) says_flatly: bool,
-    /// How many members it has that only objects of a dialect have (`choices`, `usage`, `delta`).
+    /// Number of members that only a dialect's objects have (`choices`, `usage`, `delta`).
     pub(super) of_dialect: u8,
-    /// Its `type` is that of an error.
+    /// Whether its `type` names an error.
     pub(super) has_error_type: bool,
-    /// Responses: an item, or Messages: a block, that calls a tool and names it.
+    /// Whether an item (Responses) or block (Messages) is a named tool call.
     pub(super) names_tool: bool,
     /// Responses: `status`.
     pub(super) status: Option<Status>,
     /// Responses: why it is incomplete.
     pub(super) incomplete: Option<Reason>,
-    /// Responses: the number of the event.
+    /// Responses: sequence number of the event.
     pub(super) sequence_number: Option<u64>,
 }
 
 impl ParsedEvent {
-    /// The choices of an event or a whole answer in this dialect.
+    /// The choices in this dialect.
     pub(super) fn all_choices(&self, dialect: Dialect) -> &[ParsedChoice] {
         let has_choices = matches!(dialect, Dialect::Chat | Dialect::Completions);
         if has_choices { &self.choices } else { std::slice::from_ref(&self.only) }
     }
 
-    /// The choice that an event like this one goes on with, if nothing but its text makes it
-    /// what it is.
+    /// The choice continued by an event like this one, if only its text makes it a token
+    /// event.
     pub(super) fn goes_on(&self, dialect: Dialect) -> Option<&ParsedChoice> {
         let [choice] = self.all_choices(dialect) else { return None };
         let ends = matches!(self.kind, EventKind::Completed | EventKind::Incomplete | EventKind::Stop);
         (!ends && choice.finish.is_none() && !choice.logprobs).then_some(choice)
     }
 
-    /// Whether this is of the kind that engines deliver in lumps, not token by token.
+    /// Whether engines deliver this kind in lumps rather than token by token.
     pub(super) fn comes_in_lumps(&self, choices: &[ParsedChoice]) -> bool {
         self.names_tool || self.kind == EventKind::LumpDelta || choices.iter().any(|choice| choice.lump)
     }
 
-    /// An error without an `error` around it, as frameworks and proxies write them. Where a `type`
-    /// says what it is, that or a code must be an error's.
+    /// Whether it is an error without an `error` object, as frameworks and proxies write them. If a `type` is
+    /// given, it or a code must name an error.
     pub(super) fn is_flat_error(&self) -> bool {
         let is_typed = !matches!(self.kind, EventKind::Unnamed);
         self.says_flatly && self.of_dialect == 0 && (!is_typed || self.has_error_type || self.top.has_number())
     }
 
-    /// The counts of an answer that does not generate, if it tells any.
+    /// Token counts of a response that does not generate, if any.
     pub(super) fn plain_usage(&self) -> Option<UsageCounts> {
         match &self.plain {
             Some(plain) => Some(plain.complete(self.usage)),
@@ -207,13 +207,13 @@ impl ParsedEvent {
         }
     }
 
-    /// The last choice that has begun.
+    /// The last choice begun.
     pub(super) fn choice(&mut self) -> &mut ParsedChoice {
         self.choices.last_mut().unwrap_or(&mut self.only)
     }
 
-    /// The `event:` line is the fallback for an absent `type`. The name `error` also stands
-    /// where the `type` is that of the error itself.
+    /// Applies the `event:` line, which is the fallback for an absent `type`. The name `error` also applies
+    /// if the `type` is that of the error itself.
     pub(super) fn is_called(&mut self, named: EventKind) {
         let is_error = named == EventKind::Error && self.kind == EventKind::Other;
         if self.kind == EventKind::Unnamed || is_error {

@@ -1,41 +1,41 @@
-//! Server-sent events (WHATWG rules), cut without copying.
+//! Server-sent events (WHATWG rules), split without copying.
 //!
-//! [`EventScanner`] finds where events end: at a blank line, with LF, CRLF or CR as line ends,
-//! mixed and split over reads. An event that one frame holds whole is a slice of that frame;
-//! one that straddles frames is held and joined; one longer than [`HELD`] streams through in
-//! pieces. Nothing is lost, doubled or reordered: the pieces, and the tail that is still
-//! held, are the bytes that came in. [`EventFields`] reads the lines of a whole event.
+//! [`EventScanner`] finds the ends of events: a blank line, with LF, CRLF or CR as line ends,
+//! mixed and split over reads. An event within one frame is a slice of that frame; one that spans frames
+//! is held and joined; one longer than [`HELD`] is passed on in pieces. Nothing is lost, duplicated or
+//! reordered: the pieces and the held tail are exactly the bytes received. [`EventFields`] parses the
+//! lines of a whole event.
 
 use std::borrow::Cow;
 
 use bytes::Bytes;
 use memchr::{memchr2, memchr2_iter, memrchr2};
 
-/// An incomplete event is held up to this many bytes; then it streams through as it comes.
+/// Longest incomplete event held, bytes; a longer one is passed on as it comes.
 pub const HELD: usize = 64 * 1024;
 
-/// What a piece of the stream is.
+/// Kind of piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cut {
-    /// A whole event (or a block of comments) with its blank line, and all line ends that
-    /// directly follow it.
+    /// A whole event (or a block of comments) with its blank line and all line ends directly
+    /// after it.
     Event,
-    /// Line ends between events: among them the LF of a CRLF whose CR already ended an event.
+    /// Line ends between events, such as the LF of a CRLF whose CR ended an event.
     Blank,
-    /// A piece of a long event, from its first to its last but one.
+    /// A piece of a long event other than its last.
     Part,
     /// The last piece of a long event.
     LastPart,
 }
 
-/// Cuts a byte stream into whole events.
+/// Splits a byte stream into whole events.
 #[derive(Clone, Debug, Default)]
 pub struct EventScanner {
     /// The incomplete event.
     tail: Vec<u8>,
-    /// The last byte of the incomplete event, if there is one.
+    /// Last byte of the incomplete event, if any.
     last: Option<u8>,
-    /// Part of the incomplete event has been passed on.
+    /// Whether part of the incomplete event was passed on.
     is_long: bool,
     saw_line: bool,
 }
@@ -47,8 +47,8 @@ impl EventScanner {
         EventScanner { tail: Vec::new(), last: None, is_long: false, saw_line: false }
     }
 
-    /// Cuts the next piece off the frame. `None`: the frame is used up, and what is left of
-    /// it is held as the beginning of an event.
+    /// Returns the next piece of the frame. `None` means that the frame is used up and its rest is held as
+    /// the start of an event.
     pub fn next(&mut self, frame: &mut Bytes) -> Option<(Cut, Bytes)> {
         self.saw_line = false;
         if frame.is_empty() {
@@ -72,14 +72,14 @@ impl EventScanner {
         self.last.is_none()
     }
 
-    /// Whether the last frame ended a line that says something (a comment, say) of an event not
-    /// yet complete.
+    /// Whether the last frame ended a meaningful line (such as a comment) of an incomplete
+    /// event.
     #[must_use]
     pub const fn saw_line(&self) -> bool {
         self.saw_line
     }
 
-    /// No more bytes come: the incomplete event, if there is one.
+    /// Ends the input: returns the incomplete event, if any.
     pub fn finish(&mut self) -> Option<(Cut, Bytes)> {
         let (is_long, is_empty) = (self.is_long, self.is_between_events());
         (self.last, self.is_long) = (None, false);
@@ -87,13 +87,13 @@ impl EventScanner {
         if is_long { Some((Cut::LastPart, tail)) } else { (!is_empty).then_some((Cut::Event, tail)) }
     }
 
-    /// Part of an event has been passed on, and it is not complete.
+    /// Whether part of an incomplete event was passed on.
     #[must_use]
     pub const fn long_event_is_out(&self) -> bool {
         self.is_long
     }
 
-    /// Bytes of the incomplete event that are held.
+    /// Held bytes of the incomplete event.
     #[must_use]
     pub fn held(&self) -> usize {
         self.tail.capacity()
@@ -116,7 +116,7 @@ impl EventScanner {
         if !self.is_long && self.tail.len() + frame.len() > HELD {
             self.is_long = true;
             if !self.tail.is_empty() {
-                // The frame follows in the next piece.
+                // The frame itself follows as the next piece.
                 return Some((Cut::Part, Bytes::from(std::mem::take(&mut self.tail))));
             }
         }
@@ -131,8 +131,8 @@ impl EventScanner {
         None
     }
 
-    /// Whether a line does that ended behind so many held bytes. Looked for only where one has
-    /// ended, so that bytes which come one by one do not look at all of those before them.
+    /// Whether a meaningful line ended after that many held bytes. Checked only when a line has ended, so
+    /// that bytes arriving one by one are not scanned again and again.
     fn says_something_since(&self, held: usize) -> bool {
         let start = memrchr2(b'\n', b'\r', &self.tail[..held]).map_or(0, |end| end + 1);
         let end = memrchr2(b'\n', b'\r', &self.tail).map_or(start, |end| end.max(start));
@@ -140,8 +140,8 @@ impl EventScanner {
     }
 }
 
-/// Whether any of these lines is a comment, or belongs to an event that somebody could wait for.
-/// `id` and `retry` alone make none, and neither does what nobody knows.
+/// Whether any of these lines is a comment or part of an event that a client acts on. `id`, `retry` and
+/// unknown fields are not.
 #[must_use]
 pub fn says_something(lines: &[u8]) -> bool {
     let lines = lines.strip_prefix(b"\xEF\xBB\xBF").unwrap_or(lines);
@@ -157,8 +157,8 @@ fn run_of_line_ends(bytes: &[u8]) -> usize {
     bytes.iter().take_while(|&&byte| is_line_end(byte)).count()
 }
 
-/// Where the event ends in `bytes`, `last` being the byte in front of them; else whether a
-/// line end was seen.
+/// End of the event in `bytes`, where `last` is the preceding byte; else whether a line end was
+/// seen.
 fn end_of_event(last: Option<u8>, bytes: &[u8]) -> Result<usize, bool> {
     let mut saw_line = false;
     for at in memchr2_iter(b'\n', b'\r', bytes) {
@@ -171,22 +171,22 @@ fn end_of_event(last: Option<u8>, bytes: &[u8]) -> Result<usize, bool> {
     Err(saw_line)
 }
 
-/// The fields of a whole event that matter.
+/// The relevant fields of a whole event.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EventFields<'a> {
     /// The last `event` field.
     pub event: &'a [u8],
-    /// The `data` lines, joined by LF. Borrowed where there is only one.
+    /// The `data` lines joined by LF; borrowed if there is only one.
     pub data: Option<Cow<'a, [u8]>>,
-    /// Where the data begins in the event, if it has one `data` line only.
+    /// Offset of the data, if there is exactly one `data` line.
     pub data_at: Option<usize>,
-    /// The last `error` field. The rules know none; older engines report failures in it.
+    /// The last `error` field. Not in the standard, but older engines report failures in it.
     pub error: Option<&'a [u8]>,
 }
 
 impl<'a> EventFields<'a> {
-    /// Reads the lines of an event. A byte-order mark, which only the first event of a
-    /// stream may have, must be taken off before.
+    /// Parses the lines of an event. The caller strips a byte-order mark, which only the first event of a
+    /// stream may have.
     #[must_use]
     pub fn of(event: &'a [u8]) -> Self {
         let mut fields = EventFields::default();
@@ -216,7 +216,7 @@ impl<'a> EventFields<'a> {
     }
 }
 
-/// Name and value of one line. A comment has the empty name.
+/// Name and value of one line. A comment has an empty name.
 fn field(line: &[u8]) -> (&[u8], &[u8]) {
     let Some(colon) = memchr::memchr(b':', line) else { return (line, b"") };
     let value = &line[colon + 1..];

@@ -1,8 +1,8 @@
-//! What the events of one answer add up to.
+//! Accumulates the events of one response.
 //!
 //! `TimelineBuilder` keeps moments, gaps, finish and usage by the rules of `docs/semantics.md`
-//! (sections 1 to 3) and makes the [`Timeline`]. Decisions that the rules leave open stand
-//! beside the code that makes them.
+//! (sections 1 to 3) and builds the [`Timeline`]. Decisions that the rules leave open are noted
+//! where they are made.
 
 use crate::units::{Dialect, Tick, Tokens};
 
@@ -13,11 +13,11 @@ use super::sight::{Channel, EventKind, ParsedChoice, ParsedEvent, Reason, Status
 use super::timeline::{Choice, ClientLimited, Ending, Gaps, InBandError, Reader, Timeline, TokenSource, Usage, Watch};
 use super::usage::{UsageCounts, UsageTotals};
 
-/// So many tokens more than events can have carried came unseen. One is the stop token, which comes
-/// with the finish reason.
+/// Tokens beyond those that events can have carried which show that some were swallowed. One is the stop
+/// token, which comes with the finish reason.
 const UNSEEN: f64 = 2.0;
 
-/// One choice as seen so far.
+/// Progress of one choice.
 #[derive(Clone, Debug, Default)]
 struct ChoiceProgress {
     index: u64,
@@ -25,30 +25,30 @@ struct ChoiceProgress {
     first_visible: Option<Tick>,
     last_token: Option<Tick>,
     events: u64,
-    /// When it finished last.
+    /// When it last finished.
     finished: Option<Tick>,
-    /// Usage that stood beside this choice, and the highest output count of it.
+    /// Usage beside this choice, and its highest output count.
     usage: UsageCounts,
     highest: u64,
-    /// No token of it came behind that usage.
+    /// Whether no token came after that usage.
     is_told: bool,
-    /// How many bytes of its prompt the choice has echoed; `None` once it went beyond.
+    /// Bytes of the prompt echoed so far; `None` once the text goes beyond.
     echoed: Option<usize>,
 }
 
 impl ChoiceProgress {
-    /// Its usage says that the tokens which came were none.
+    /// Whether its usage counts no output although tokens came.
     fn says_nothing(&self) -> bool {
         self.usage.output == Some(0) && self.events > 0
     }
 
-    /// Its usage has all its tokens; or there is none.
+    /// Whether its usage covers all its tokens, or there is none.
     fn is_known(&self) -> bool {
         (self.is_told || self.usage.output.is_none()) && !self.says_nothing()
     }
 }
 
-/// The running sums of one answer.
+/// The accumulated state of one response.
 #[derive(Debug)]
 pub(super) struct TimelineBuilder {
     expect: Expect,
@@ -56,23 +56,23 @@ pub(super) struct TimelineBuilder {
     choices: Vec<ChoiceProgress>,
     finish: Option<Tick>,
     gaps: Gaps,
-    /// Where the last gap was counted.
+    /// Bucket of the last gap.
     last_bucket: u16,
-    /// From some moment on the client did not read, and gaps are not observed.
+    /// Set once the client stopped reading; gaps are then ignored.
     limited: Option<ClientLimited>,
     has_visible: bool,
-    /// Some output does not come token by token: calls of tools, sound.
+    /// Whether some output does not come token by token: tool calls, audio.
     has_lumps: bool,
-    /// What usage said of the whole answer.
+    /// Usage of the whole response.
     told: Option<Box<UsageTotals>>,
     /// The choice that finished last.
     last_finished: u64,
     cut_by_length: bool,
     has_finish_reason: bool,
-    /// Messages: the stop reason has come, and no token behind it.
+    /// Messages: a stop reason came, and no token after it.
     has_stopped: bool,
     error: Option<InBandError>,
-    /// Bytes of visible text of a JSON answer.
+    /// Bytes of visible text of a JSON response.
     visible_bytes: Option<u64>,
     sequence_number: Option<u64>,
 }
@@ -120,7 +120,7 @@ impl TimelineBuilder {
         self.finish.is_some()
     }
 
-    /// Of several choices each may have its own, and none is known to be the last.
+    /// None for several choices, because each may have its own usage and none is known to be the last.
     pub(super) fn finished_without_usage(&self) -> Option<Tick> {
         self.finish.filter(|_| self.choices.len() > 1 || self.usage().output.is_none())
     }
@@ -141,7 +141,7 @@ impl TimelineBuilder {
         self.sequence_number
     }
 
-    /// The client does not read since `since`. What was seen by now is kept as it is.
+    /// The client has not read since `since`: saves the progress so far.
     pub(super) fn limit(&mut self, since: Tick) {
         if self.limited.is_none() {
             self.limited = Some(ClientLimited { at: since, choices: self.choices() });
@@ -153,8 +153,8 @@ impl TimelineBuilder {
         self.choices.capacity() * size_of::<ChoiceProgress>() + self.gaps.buckets.capacity() * size_of::<u32>()
     }
 
-    /// How much of a completion's text must be kept to know an echo: a byte more than is
-    /// left of the longest prompt, 0 where nothing is echoed (any more).
+    /// Bytes of a completion's text needed to recognise an echo: one more than is left of the longest
+    /// prompt; 0 if nothing is echoed (any more).
     pub(super) fn echo_left(&self) -> usize {
         let Some(longest) = self.expect.echo_prompts.iter().map(String::len).max() else { return 0 };
         let all_seen = self.choices.len() as u64 >= self.expect.choices;
@@ -162,7 +162,7 @@ impl TimelineBuilder {
         if is_over { 0 } else { longest + 1 }
     }
 
-    /// A token event of a choice.
+    /// Adds a token event of a choice.
     pub(super) fn token(&mut self, index: u64, at: Tick, is_visible: bool) {
         (self.finish, self.has_stopped) = (None, false);
         let slot = self.slot(index);
@@ -183,7 +183,7 @@ impl TimelineBuilder {
         }
     }
 
-    /// An event of the steady state: a token event whose text and counts alone are new.
+    /// Adds an event like the previous one, with other text and counts.
     pub(super) fn steady(&mut self, index: u64, fit: &TemplateMatch, note: &PieceInfo, at: Tick) {
         if fit.sequence_number.is_some() {
             self.sequence_number = fit.sequence_number;
@@ -201,7 +201,7 @@ impl TimelineBuilder {
         self.token(index, at, note.visible);
     }
 
-    /// Usage comes late or never: until then it takes no room.
+    /// Allocated on first use, because usage comes late or never.
     fn told(&mut self) -> &mut UsageTotals {
         self.told.get_or_insert_default()
     }
@@ -213,7 +213,7 @@ impl TimelineBuilder {
         if gaps.buckets.is_empty() {
             gaps.buckets = vec![0; edges.len() + 1];
         }
-        // Most gaps are like the one before.
+        // Most gaps fall into the same bucket as the one before.
         let last = usize::from(self.last_bucket);
         let is_like_last =
             edges[..last].last().is_none_or(|edge| *edge < gap) && edges.get(last).is_none_or(|edge| gap <= *edge);
@@ -230,14 +230,14 @@ impl TimelineBuilder {
         }
     }
 
-    /// Where the choice of this index stands; a new one undoes the finish.
+    /// Position of the choice with this index; a new choice undoes the finish.
     fn slot(&mut self, index: u64) -> usize {
         match self.choices.binary_search_by_key(&index, |choice| choice.index) {
             Ok(slot) => slot,
             Err(slot) => {
                 self.finish = None;
                 let echoed = self.prompt_of(index).map(|_| 0);
-                // One choice is the rule: no room for four.
+                // One choice is the rule, so no spare capacity is allocated.
                 match self.choices.len() {
                     0 => self.choices = Vec::with_capacity(1),
                     len if len == self.choices.capacity() => self.choices.reserve_exact(len),
@@ -263,16 +263,16 @@ impl TimelineBuilder {
         index / per_prompt
     }
 
-    /// `[DONE]`: fewer finished choices than expected are a finish.
+    /// `[DONE]` finishes the response even if fewer choices than expected have finished.
     pub(super) fn done(&mut self, at: Tick) {
         if matches!(self.dialect(), Dialect::Chat | Dialect::Completions) && self.error.is_none() {
             self.finish.get_or_insert(at);
         }
     }
 
-    /// The body ended clean: without an end of its own the answer is finished only if at
-    /// least one choice has finished and every one seen has (Messages: its stop reason has come).
-    /// That was not known before, so the finish is now and not at the last reason.
+    /// The body ended cleanly. Without its dialect's last event the response is finished only if at least one
+    /// choice has finished and so has every one seen (Messages: a stop reason came). The finish is the end
+    /// of the body, because it was not certain before.
     pub(super) fn body_ended(&mut self, at: Tick) {
         let all =
             self.has_stopped || !self.choices.is_empty() && self.choices.iter().all(|choice| choice.finished.is_some());
@@ -281,13 +281,13 @@ impl TimelineBuilder {
         }
     }
 
-    /// An event in full.
+    /// Adds an event that was parsed in full.
     pub(super) fn event(&mut self, sight: &ParsedEvent, at: Tick) -> PieceInfo {
         self.sequence_number = sight.sequence_number.or(self.sequence_number);
         self.event_of(sight, sight.all_choices(self.dialect()), sight.usage, at)
     }
 
-    /// An event like one in which this was found, with other text and other numbers.
+    /// Adds an event that matched a template with this content, with other text and numbers.
     pub(super) fn known_event(&mut self, sight: &ParsedEvent, fit: &TemplateMatch, at: Tick) -> PieceInfo {
         self.sequence_number = fit.sequence_number.or(self.sequence_number);
         let choice = self.known_choice(sight, fit);
@@ -296,8 +296,8 @@ impl TimelineBuilder {
 
     fn event_of(&mut self, sight: &ParsedEvent, choices: &[ParsedChoice], usage: UsageCounts, at: Tick) -> PieceInfo {
         let error = self.error_in(sight, choices);
-        // What came first is told, and nothing that is said behind it makes it look better; but what
-        // breaks off text outranks all.
+        // The first error is reported and later events do not improve it, but one that interrupts text takes
+        // precedence.
         if self.error.is_none_or(|first| error.is_some_and(|next| next.after_first_token && !first.after_first_token)) {
             self.error = error;
         }
@@ -308,7 +308,7 @@ impl TimelineBuilder {
         }
         let mut note = match (self.dialect(), choices) {
             (Dialect::Chat | Dialect::Completions, _) => {
-                // Of several choices in one event it is not told apart whose it is.
+                // With several choices in one event it is unclear to which the usage belongs.
                 let is_clear = choices.len() < 2 || !sight.usage_is_of_a_choice;
                 self.chunk(choices, (sight.has_usage && is_clear).then_some(usage), at)
             }
@@ -327,8 +327,8 @@ impl TimelineBuilder {
         note
     }
 
-    /// An error that was told; or an end of which its own reason says that the engine gave up: it
-    /// must not look better than an engine that says so by an error.
+    /// A reported error, or a finish reason which says that the engine gave up, because such a response must
+    /// not look better than one with an explicit error.
     fn error_in(&self, sight: &ParsedEvent, choices: &[ParsedChoice]) -> Option<InBandError> {
         let is_called = matches!(sight.kind, EventKind::Error | EventKind::Failed);
         let is_error = sight.has_error || sight.is_error_object || is_called || sight.is_flat_error();
@@ -341,13 +341,13 @@ impl TimelineBuilder {
         Some(InBandError { code, after_first_token: self.has_token() })
     }
 
-    /// An event of `chat/completions` or `completions`.
+    /// Adds an event of `chat/completions` or `completions`.
     fn chunk(&mut self, choices: &[ParsedChoice], usage: Option<UsageCounts>, at: Tick) -> PieceInfo {
         let mut note = PieceInfo::default();
         let single = choices.len() == 1;
         for choice in choices {
             let slot = self.slot(choice.index);
-            // Behind its finish only text is a token: usage told late is no sign of one.
+            // After a finish only text is a token; late usage is no evidence of one.
             let goes_on = self.choices[slot].finished.is_none();
             let rises = match usage {
                 Some(usage) if single => self.usage_rises(slot, usage, choice.finish.is_some()),
@@ -370,7 +370,7 @@ impl TimelineBuilder {
         }
         if let Some(usage) = usage {
             note.usage = if choices.is_empty() { UsagePosition::Alone } else { UsagePosition::WithChoice };
-            // Usage beside several choices at once belongs to none of them.
+            // Usage beside several choices belongs to none of them.
             if !single {
                 self.usage_of_request(usage);
             }
@@ -388,9 +388,9 @@ impl TimelineBuilder {
         self.cut_by_length |= reason == Reason::Length;
     }
 
-    /// Takes usage that stands beside a choice, and says whether its output rose.
+    /// Takes usage beside a choice and returns whether its output rose.
     fn usage_rises(&mut self, slot: usize, usage: UsageCounts, has_finish: bool) -> bool {
-        // The last word on an answer of one choice, wherever it stands.
+        // For a response of one choice the last report counts, wherever it stands.
         if self.choices.len() == 1
             && let Some(told) = &mut self.told
         {
@@ -405,7 +405,7 @@ impl TimelineBuilder {
         rises
     }
 
-    /// Whether this text only repeats the choice's prompt, or goes on doing so.
+    /// Whether this text only repeats the choice's prompt, or continues to.
     fn is_echo(&mut self, slot: usize, sight: &ParsedChoice) -> bool {
         let Some(echoed) = self.choices[slot].echoed else { return false };
         let left = self.prompt_of(self.choices[slot].index).and_then(|prompt| prompt.as_bytes().get(echoed..));
@@ -414,7 +414,7 @@ impl TimelineBuilder {
         is_echo
     }
 
-    /// A usage-only event, or usage beside several choices.
+    /// Takes a usage-only event, or usage beside several choices.
     fn usage_of_request(&mut self, usage: UsageCounts) {
         let finishes = self.choices.iter().filter(|choice| choice.finished.is_some()).count();
         let prompt = self.prompt_index(self.last_finished);
@@ -462,7 +462,7 @@ impl TimelineBuilder {
         PieceInfo { token: true, visible, ..PieceInfo::default() }
     }
 
-    /// The event that ends an answer of a dialect without choices.
+    /// Takes the last event of a dialect without choices.
     fn ended_by(&mut self, reason: Option<Reason>, at: Tick) {
         if let Some(reason) = reason {
             self.reason(reason);
@@ -475,19 +475,19 @@ impl TimelineBuilder {
         }
     }
 
-    /// A whole JSON body, its last byte received at `at`. Where a stream was asked, all its
+    /// Takes a whole JSON body whose last byte was received at `at`. If a stream was requested, all its
     /// tokens came then.
     pub(super) fn body(&mut self, sight: &ParsedEvent, at: Tick) {
         self.whole(sight, sight.all_choices(self.dialect()), sight.usage, at);
     }
 
-    /// A whole JSON body like one in which this was found, with other text and other counts.
+    /// Takes a body that matched a template with this content, with other text and counts.
     pub(super) fn known_body(&mut self, sight: &ParsedEvent, fit: &TemplateMatch, at: Tick) {
         let choice = self.known_choice(sight, fit);
         self.whole(sight, choice.as_slice(), fit.counts, at);
     }
 
-    /// The choice of an event or body in which `sight` was found, but for what stood in its slots.
+    /// The choice of a template's content, with the values of its placeholders.
     fn known_choice(&self, sight: &ParsedEvent, fit: &TemplateMatch) -> Option<ParsedChoice> {
         let choice = sight.all_choices(self.dialect()).first()?;
         let index = fit.index.unwrap_or(choice.index);
@@ -519,7 +519,7 @@ impl TimelineBuilder {
         self.finish = Some(at);
     }
 
-    /// A choice of a JSON body. Says how many bytes of visible text it has.
+    /// Adds a choice of a JSON body. Returns its bytes of visible text.
     fn whole_choice(&mut self, sight: &ParsedChoice, at: Tick) -> u64 {
         let slot = self.slot(sight.index);
         let prompt = self.prompt_of(sight.index).map_or(0, str::len);
@@ -548,14 +548,14 @@ impl TimelineBuilder {
         sight.bytes.saturating_sub(echoed)
     }
 
-    /// A body without anything to read in it ended whole.
+    /// A body that is not read ended completely.
     pub(super) fn ended_whole(&mut self, at: Tick) {
         if self.error.is_none() {
             self.finish = Some(at);
         }
     }
 
-    /// The timeline as of now.
+    /// The timeline so far.
     pub(super) fn timeline(&self, reader: Reader, status: u16, ending: Ending, end: Tick) -> Timeline {
         let (usage, output, source) = self.outputs();
         let events: u64 = self.choices.iter().map(|choice| choice.events).sum();
@@ -592,9 +592,9 @@ impl TimelineBuilder {
         }
     }
 
-    /// Tokens that no event can have carried came between the last event and the finish: a parser
-    /// swallowed them. Where the choices do not tell them apart, they are those of the one that
-    /// went on for longest.
+    /// Moves a choice's end to the finish if more tokens came between the last event and the finish than
+    /// events can have carried, because a parser swallowed them. If usage does not distinguish choices, they
+    /// are assigned to the one that went on longest.
     fn end_with_finish(&self, choices: &mut [Choice], output: f64) {
         let Some(finish) = self.finish else { return };
         let is_short = |tokens: f64, events: u64| tokens - events as f64 * self.ratio() >= UNSEEN;
@@ -616,14 +616,14 @@ impl TimelineBuilder {
         }
     }
 
-    /// What usage said, and the output that follows from it or from what else is known.
+    /// Usage, and the output that follows from it or from other evidence.
     fn outputs(&self) -> (Usage, f64, TokenSource) {
         let events: u64 = self.choices.iter().map(|choice| choice.events).sum();
         let by_events = events as f64 * self.ratio();
         let usage = self.usage();
         if let Some(Tokens(output)) = usage.output {
-            // An unfinished answer of which more token events came than its usage says has
-            // only the first word of its usage (Messages: `message_start`).
+            // Usage of an unfinished response with more token events than it counts is only a preliminary report
+            // (Messages: `message_start`).
             let is_stale = self.finish.is_none() && output < events;
             if !is_stale {
                 return (usage, output as f64, TokenSource::Usage);
@@ -641,9 +641,9 @@ impl TimelineBuilder {
         if ratio.is_finite() { ratio.max(1.0) } else { 1.0 }
     }
 
-    /// Usage of the whole answer: its own, else the sum over the choices, the prompts of
-    /// which count once each. Per field: an engine that says one count alone may say the other
-    /// beside its choices.
+    /// Usage of the whole response: its own, else the sum over choices, counting each prompt once. Decided per
+    /// field, because an engine may report one count for the response and the other beside its
+    /// choices.
     fn usage(&self) -> Usage {
         let mut sum = self.told.as_deref().map(UsageTotals::sum).unwrap_or_default();
         let (no_output, no_input) = (sum.output.is_none(), sum.input.is_none());
@@ -659,7 +659,7 @@ impl TimelineBuilder {
             prompt = its;
         }
         let mut usage = sum.possible().usage(self.dialect());
-        // Beside tokens, 0 is what an engine writes that has counted nothing.
+        // Engines that have not counted write 0 although tokens came.
         let is_void = usage.output == Some(Tokens::ZERO) && self.has_token();
         if is_void || no_output && self.choices.iter().any(ChoiceProgress::says_nothing) {
             usage.output = None;
@@ -677,8 +677,8 @@ impl TimelineBuilder {
         self.choices.iter().map(|choice| self.choice(choice, output, source, events)).collect()
     }
 
-    /// Whether usage tells several choices apart. Of one choice the answer's total is the count;
-    /// and where tokens came behind the usage of a choice, only the total has them.
+    /// Whether usage distinguishes several choices. With one choice the total is its count; and if tokens came
+    /// after a choice's usage, only the total has them.
     fn each_is_told(&self) -> bool {
         self.choices.len() > 1 && self.choices.iter().all(ChoiceProgress::is_known)
     }

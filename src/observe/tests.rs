@@ -1,4 +1,4 @@
-//! What users of streaming gateways reported, as inputs with the right answer; and laws.
+//! Inputs reported by users of streaming gateways with the right results, and laws.
 
 use std::time::Duration;
 
@@ -65,7 +65,7 @@ pub(super) fn watch() -> Watch {
     Watch { gap_edges: edges.into(), itl: Some(ms(100)), ..Watch::default() }
 }
 
-/// An observer that writes down what it passes.
+/// An observer that records what it passes on.
 struct Seen {
     observer: Observer,
     passed: Vec<u8>,
@@ -368,7 +368,7 @@ fn an_error_that_says_nothing_is_none() {
         Seen::new(Expect::stream(Dialect::Responses, Tick::ZERO)).data(1, &data).observer.error()
     };
     assert!(response("{}").is_none() && response("\"\"").is_none() && response("\"x\"").is_some());
-    // What is called an error is one, whatever it says.
+    // An event named as an error is one, whatever its content.
     let named = Seen::new(Expect::stream(Dialect::Messages, Tick::ZERO)).data(1, r#"{"type":"error","error":{}}"#);
     assert_eq!(named.observer.error().map(|error| error.code), Some(500));
 }
@@ -423,10 +423,10 @@ fn behind_the_finish_of_a_choice_only_text_is_a_token() {
     }
     let seen = finished().data(1260, &with(R, 9, 3)).clean(1270);
     assert_eq!((seen.output, seen.source, seen.tpot()), (Tokens(3), TokenSource::Usage, Some(ms(20))));
-    // Further text goes on with the answer, and so does usage that rises behind it.
+    // Further text continues the response, and so does usage that rises after it.
     let more = finished().all(&[(70, &t("c")), (80, &with(&t(""), 9, 5))]);
     assert!(more.notes[3].token && more.notes[4].token && !more.observer.is_finished());
-    // Another choice goes on meanwhile.
+    // Another choice continues meanwhile.
     let two = Seen::new(Expect { choices: 2, ..chat() }).all(&[(10, &t("a")), (20, &f("stop"))]);
     let rise = with(&of_choice(1, "{}", "null"), 9, 2);
     assert!(two.data(30, &rise).notes[2].token);
@@ -454,7 +454,7 @@ fn a_message_beside_a_delta_is_not_read() {
             assert!(Seen::new(chat()).data(1, &event(message, none)).notes[0].visible);
             assert!(Seen::new(chat()).data(1, &event(none, message)).notes[0].visible);
         }
-        // A whole body is read whole.
+        // A whole body is read completely.
         let body = json(not_streamed(Dialect::Chat), &event(message, r#""delta":{}"#));
         assert!(body.has_visible);
     }
@@ -473,7 +473,7 @@ fn a_count_of_zero_beside_tokens_is_none() {
     assert_eq!((seen.tpot(), seen.usage.input, seen.plain_events()), (Some(ms(80)), Some(Tokens(9)), None));
     let nothing = Seen::new(chat()).all(&[(0, R), (10, &f("stop")), (20, &u(9, 0))]).clean(30);
     assert_eq!((nothing.output, nothing.source), (Tokens(0), TokenSource::Usage));
-    // Of several choices one says so.
+    // With several choices one of them says so.
     let two = || Seen::new(Expect { choices: 2, ..chat() });
     let of = |index, tokens| with(&of_choice(index, r#"{"content":"x"}"#, "null"), 9, tokens);
     let all = [(0, of(0, 0)), (10, of(1, 1)), (90, of(0, 0)), (100, of(1, 2))];
@@ -701,7 +701,7 @@ fn usage_rises_are_token_events_but_never_visible() {
     let seen = seen.clean(90);
     assert_eq!((seen.first_token, seen.first_visible, seen.last_token), (at(10), at(20), at(70)));
     assert_eq!((seen.finish, seen.output), (at(70), Tokens(7)));
-    // The first value seen, on the finish event, is none.
+    // The first value, on the finish event, is 0.
     let first = Seen::new(chat()).data(10, &with(&f("stop"), 9, 5)).clean(20);
     assert_eq!((first.token_events, first.finish, first.output), (0, at(10), Tokens(5)));
 }
@@ -908,7 +908,7 @@ fn c79_usage_in_a_stream_of_another_path() {
     assert_eq!((by_the_minute.usage.input, by_the_minute.output), (None, Tokens::ZERO));
     let failed = stream(&[chunk, r#"{"error":{"code":503}}"#]);
     assert_eq!(failed.error.map(|error| error.code), Some(503));
-    // Bytes pass as they come, also in the middle of an event.
+    // Bytes pass as they come, also within an event.
     let halves = Seen::of(Expect::stream(Dialect::Plain, Tick::ZERO), Reader::Aside).raw(1, b"data: {\"usage\":");
     assert_eq!(halves.passed, b"data: {\"usage\":");
     let seen = halves.raw(2, b"{\"total_tokens\":7}}").clean(3);
@@ -967,7 +967,7 @@ fn c89_a_logprob_of_nothing_is_no_token() {
     assert!(!old(r#"{"tokens":["",""],"token_logprobs":[null,null]}"#));
     assert!(!old(r#"{"tokens":[],"token_logprobs":[]}"#));
     assert!(!old(r#"{"tokens":[""]}"#));
-    // Half a character has no text, and a probability.
+    // Half a character has no text but a probability.
     assert!(old(r#"{"tokens":[""],"token_logprobs":[-0.5]}"#));
     assert!(old(r#"{"token_logprobs":[-Infinity],"tokens":[""]}"#));
     assert!(old(r#"{"tokens":["","a"],"token_logprobs":[null,null]}"#));
@@ -985,7 +985,7 @@ fn c110_where_tokens_came_that_no_event_shows_the_finish_is_the_last() {
             [(100, &*t("a")), (120, &t("b")), (140, &t("c")), (190, &f("stop")), (190, &u(9, tokens)), (190, D)];
         Seen::new(expect).all(&events).clean(190)
     };
-    // The third token without an event is the stop token; a fourth one was swallowed.
+    // The third token without an event is the stop token; a fourth was swallowed.
     let last = |tokens| {
         let seen = stream(chat(), tokens);
         assert_eq!(seen.last_token, at(140), "the last event stays what it was");
@@ -994,15 +994,15 @@ fn c110_where_tokens_came_that_no_event_shows_the_finish_is_the_last() {
     assert_eq!(last(3), (at(140), Some(ms(20))));
     assert_eq!(last(4), (at(140), Some(ms(40).div_f64(3.0))));
     assert_eq!(last(6), (at(190), Some(ms(18))));
-    // What events are known to carry is not swallowed.
+    // Tokens that events are known to carry were not swallowed.
     let dense = |tokens| stream(Expect { tokens_per_event: 3.0, ..chat() }, tokens).choices[0].last_token;
     assert_eq!((dense(10), dense(11)), (at(140), at(190)));
-    // Nothing is known of one that did not end, or told no usage.
+    // Nothing is known of a stream that did not end or report usage.
     let open = Seen::new(chat()).all(&[(100, &t("a")), (120, &with(&t("b"), 9, 30))]).ends(Ending::Left, 200);
     assert_eq!(open.choices[0].last_token, at(120));
     let untold = Seen::new(chat()).all(&[(100, &t("a")), (120, &t("b")), (190, &f("stop"))]).clean(190);
     assert_eq!(untold.choices[0].last_token, at(120));
-    // One event is no pace.
+    // One event has no TPOT.
     let lump = Seen::new(chat()).all(&[(100, &k("{}")), (190, &f("tool_calls")), (190, &u(9, 40))]).clean(190);
     assert_eq!((lump.choices[0].last_token, lump.tpot()), (at(190), None));
 }
@@ -1023,7 +1023,7 @@ fn c110_of_several_choices_the_one_that_is_short_of_events_ends_with_its_finish(
     ];
     let seen = events.iter().fold(Seen::new(expect()), |seen, (at, event)| seen.data(*at, event)).clean(300);
     let last: Vec<_> = seen.choices.iter().map(|choice| choice.last_token).collect();
-    // Its finish event tells of four more: it is a token event itself, and still short of two.
+    // The finish event reports four more: it is a token event itself, and still two short.
     assert_eq!(last, [at(150), at(120)]);
     let total = [
         (100, of_choice(0, r#"{"content":"a"}"#, "null")),
@@ -1082,7 +1082,7 @@ fn usage_beside_choices_is_summed_over_them_and_each_keeps_its_own() {
     let seen = all.iter().fold(Seen::new(two), |seen, (millis, event)| seen.data(*millis, event));
     let left = seen.observer.so_far(Tick::from_millis(70));
     assert_eq!((left.usage.input, left.output, left.source), (Some(Tokens(15)), Tokens(7), TokenSource::Usage));
-    // The worst choice: 50 ms for one token, not 20 ms for four.
+    // The worst choice has 50 ms for one token, not 20 ms for four.
     assert_eq!(left.tpot(), Some(ms(50)));
     let whole = seen.all(&[(80, &u(15, 8))]).ends(Ending::Left, 90);
     assert_eq!((whole.output, whole.choices[0].tokens, whole.choices[1].tokens), (Tokens(8), 5.0, 2.0));
@@ -1144,7 +1144,7 @@ fn a_count_that_cannot_be_is_as_if_it_had_not_been_said() {
         assert_eq!((half.usage.input, half.output, half.source), (Some(Tokens(7)), Tokens(2), TokenSource::Events));
         let huge = told(usage(largest, largest));
         assert_eq!((huge.usage.input, huge.output), (Some(Tokens(largest)), Tokens(largest)));
-        // Beside choices: what was said before stands, and nothing rises.
+        // Beside choices, earlier reports stay valid, and nothing rises.
         let beside = |text: &str, count| {
             format!(
                 r#"{{"choices":[{{"index":0,"delta":{{"content":"{text}"}}}}],"usage":{{"prompt_tokens":7,"completion_tokens":{count}}}}}"#
@@ -1165,13 +1165,13 @@ fn a_count_that_cannot_be_is_as_if_it_had_not_been_said() {
         assert_eq!((json(impossible).output, json(impossible).source), (Tokens(2), TokenSource::Estimate));
         assert_eq!((json(9).output, json(9).source), (Tokens(9), TokenSource::Usage));
     }
-    // Nor can a sum of counts that could be.
+    // A sum of possible counts must not be impossible either.
     let of = |index| with(&of_choice(index, r#"{"content":"x"}"#, "\"stop\""), 7, largest);
     let seen = Seen::new(Expect { choices: 2, ..chat() }).all(&[(1, &of(0)), (2, &of(1))]).clean(5);
     assert_eq!((seen.output, seen.source, seen.choices[0].tokens), (Tokens(2), TokenSource::Events, 1.0));
 }
 
-/// One count for the verdict and the books: of one choice, the last that was said, wherever it
+/// Verdict and limiter use the same count: for one choice, the last report, wherever it
 /// stood.
 #[test]
 fn the_last_count_of_one_choice_is_the_one_that_is_judged() {
@@ -1184,15 +1184,15 @@ fn the_last_count_of_one_choice_is_the_one_that_is_judged() {
         (seen.output.0, seen.tpot())
     };
     let (a, b, stop) = (t("a"), t("b"), f("stop"));
-    // Before the end 0, 1 or far too many; at the end the truth.
+    // Before the end 0, 1 or far too many; at the end the true count.
     for early in [0, 1, 100] {
         assert_eq!(counted(&[with(&a, 9, early), b.clone(), stop.clone(), u(9, 3)]), (3, Some(ms(50))));
     }
     assert_eq!(counted(&[with(R, 9, 0), a.clone(), b.clone(), stop.clone(), u(9, 3)]), (3, Some(ms(50))));
-    // The other way round: alone first, beside the choice last.
+    // The other order: alone first, beside the choice last.
     assert_eq!(counted(&[u(9, 0), a.clone(), b.clone(), with(&stop, 9, 3)]), (3, Some(ms(50))));
     assert_eq!(counted(&[u(9, 100), with(&a, 9, 1), with(&b, 9, 3), stop.clone()]), (3, Some(ms(50))));
-    // Said beside the last token, and then otherwise behind it.
+    // Reported beside the last token, and differently after it.
     assert_eq!(counted(&[with(&a, 9, 1), with(&b, 9, 2), stop, u(9, 3)]), (3, Some(ms(50))));
 }
 
@@ -1224,7 +1224,7 @@ fn only_plain_streams_tell_how_many_tokens_an_event_carries() {
     assert_eq!(plain(chat(), &[a.clone(), u(5, 6)]), None, "not whole");
     let two = [a.clone(), of_choice(1, r#"{"content":"x"}"#, "\"stop\""), stop.clone(), u(5, 6)];
     assert_eq!(plain(Expect { choices: 2, ..chat() }, &two), None);
-    // Reasoning that is counted, and that nobody has seen.
+    // Counted reasoning that no event carried.
     let usage =
         r#"{"choices":[],"usage":{"completion_tokens":60,"completion_tokens_details":{"reasoning_tokens":50}}}"#;
     assert_eq!(plain(chat(), &[a.clone(), stop.clone(), usage.to_owned()]), None);
@@ -1477,7 +1477,7 @@ fn the_first_gap_over_the_threshold_is_when_itl_broke() {
 
 #[test]
 fn a_gap_on_an_edge_or_a_threshold_is_within_it() {
-    // 60 ms, and 50 ms, which is the edge below; then the ITL threshold, and the stall.
+    // 60 ms; 50 ms, the edge below; then the ITL threshold; and the stall.
     let moments = [0, 60, 110, 210, 1210];
     let seen = moments.iter().fold(Seen::new(chat()), |seen, millis| seen.data(*millis, &t("a")));
     let gaps = seen.observer.so_far(Tick::from_millis(1210)).gaps;
@@ -1494,7 +1494,7 @@ fn an_open_stream_costs_little() {
     assert!(own <= 1536, "{} + {heap} bytes", size_of::<Observer>());
 }
 
-/// The inside of a JSON string, often looking like what we search for.
+/// The inside of a JSON string, often resembling syntax.
 pub(super) fn inside() -> impl Strategy<Value = String> {
     let tricky = vec![
         r#"\"finish_reason\":\"stop\""#,
@@ -1514,7 +1514,7 @@ pub(super) fn inside() -> impl Strategy<Value = String> {
     proptest::collection::vec(part, 0..4).prop_map(|parts| parts.concat())
 }
 
-/// A chat event: mostly alike, sometimes not.
+/// A chat event, mostly of the usual form.
 fn chat_event() -> impl Strategy<Value = String> {
     let index = prop_oneof![9 => Just(0u64), 1 => Just(1)];
     let field = prop_oneof![6 => Just("content"), 1 => Just("reasoning"), 1 => Just("role"), 1 => Just("refusal")];
@@ -1554,7 +1554,7 @@ fn framed() -> impl Strategy<Value = Vec<u8>> {
     proptest::collection::vec(piece, 1..12).prop_map(|pieces| pieces.concat().into_bytes())
 }
 
-/// What a plain reader of JSON trees finds in one event: token, visible.
+/// Reference implementation with a JSON tree: token, visible.
 fn slowly(data: &str) -> (bool, bool) {
     let Ok(value) = serde_json::from_str::<serde_json::Value>(data) else { return (false, false) };
     let delta = &value["choices"][0]["delta"];
@@ -1653,7 +1653,7 @@ proptest! {
     #[test]
     fn a_long_event_is_read_as_a_short_one(event in chat_event(), lines in 1usize..4, end in "\n|\r\n|\r", size in 1usize..9000) {
         prop_assume!(event.starts_with('{'));
-        // The same object, with a member so long that the event streams through.
+        // The same object with a member so long that the event is passed on in pieces.
         let pad = format!("{{\"pad\":\"{}\",{}", "x".repeat(HELD + 9000), &event[1..]);
         let at = pad.len() - event.len();
         let broken: Vec<&str> = match lines {
@@ -1671,7 +1671,7 @@ proptest! {
     }
 }
 
-/// A long event is read as if it were short, whatever stands in it.
+/// A long event means what it would mean if it were short.
 #[test]
 fn a_long_event_says_what_it_would_say_if_it_were_short() {
     let pad = "x".repeat(HELD);

@@ -1,41 +1,41 @@
-//! What was seen of one answer: the [`Timeline`] that `judge` weighs and `record` writes down.
+//! The [`Timeline`] of one response, which `judge` judges and `record` records.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::units::{Tick, Tokens};
 
-/// How the answer's body is read; its content type and coding choose.
+/// How the body is read, chosen by its content type and coding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reader {
     /// `text/event-stream`.
     Events,
     /// A JSON body, read whole at its end.
     Json,
-    /// An event stream of a path that does not generate: its bytes pass as they come, and its events
-    /// are looked at for usage and errors.
+    /// An event stream of a path that does not generate: bytes pass as they come, and events are read for
+    /// usage and errors.
     Aside,
-    /// A body without tokens (audio, text): only its framing matters.
+    /// A body without tokens (audio, text); only its framing matters.
     Opaque,
-    /// A content coding other than identity: bytes pass, nothing can be read.
+    /// A content coding other than identity; bytes pass and cannot be read.
     Coded,
 }
 
-/// What an observer measures besides the moments that every timeline has.
+/// What an observer measures beyond the moments of every timeline.
 #[derive(Clone, Debug)]
 pub struct Watch {
-    /// Upper edges of the class's inter-token-gap histogram, ascending; gaps above the last
-    /// fall into one more bucket.
+    /// Upper edges of the class's inter-token-gap histogram, ascending. Larger gaps fall into one more
+    /// bucket.
     pub gap_edges: Arc<[Duration]>,
-    /// The class's ITL threshold, to know when it broke first.
+    /// The class's ITL threshold, to record when it first broke.
     pub itl: Option<Duration>,
     /// Gaps above this count as stalls.
     pub stall: Duration,
-    /// Events longer than this are relayed but no longer inspected, in bytes.
+    /// Longest event that is inspected, bytes; longer ones are only relayed.
     pub max_event: usize,
 }
 
-/// Moments only: no gap histogram, no ITL objective; stalls above a second, events up to
+/// No gap histogram, no ITL objective; stalls above a second, events up to
 /// 16 MiB.
 impl Default for Watch {
     fn default() -> Self {
@@ -43,14 +43,14 @@ impl Default for Watch {
     }
 }
 
-/// Where a count of output tokens comes from. Never silently mixed.
+/// Source of an output token count. Sources are never mixed silently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum TokenSource {
     /// The engine's `usage`.
     Usage,
     /// Token events times the learned ratio of tokens to events.
     Events,
-    /// Visible bytes of a non-streaming answer / 4.
+    /// Visible bytes of a non-streaming response / 4.
     Estimate,
 }
 
@@ -69,36 +69,36 @@ impl TokenSource {
     }
 }
 
-/// Usage as the engine reported it: per field the last explicit value.
+/// Usage reported by the engine; per field the last explicit value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     /// Prompt tokens, cache reads and writes included.
     pub input: Option<Tokens>,
     /// Output tokens over all choices.
     pub output: Option<Tokens>,
-    /// Of the output, reasoning tokens.
+    /// Reasoning tokens, a part of the output.
     pub reasoning: Option<Tokens>,
-    /// Of the input, tokens read from the prefix cache.
+    /// Tokens read from the prefix cache, a part of the input.
     pub cached: Option<Tokens>,
 }
 
-/// One choice of an answer.
+/// One choice of a response.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Choice {
     /// Its index in the answer.
     pub index: u64,
-    /// Receipt of its first token event.
+    /// Arrival of its first token event.
     pub first_token: Option<Tick>,
-    /// Receipt of its first visible token event.
+    /// Arrival of its first visible token event.
     pub first_visible: Option<Tick>,
-    /// Receipt of its last token event; its finish, where usage tells of tokens that no event can
-    /// have carried.
+    /// Arrival of its last token event; its finish if usage shows tokens that no event can have
+    /// carried.
     pub last_token: Option<Tick>,
-    /// Its token events.
+    /// Number of its token events.
     pub events: u64,
-    /// Its output tokens: its own usage, else its share of the total; see `Timeline::source`.
+    /// Its output tokens: own usage, else its share of the total; see `Timeline::source`.
     pub tokens: f64,
-    /// It has a non-empty finish reason.
+    /// Whether it has a non-empty finish reason.
     pub finished: bool,
 }
 
@@ -118,7 +118,7 @@ impl Choice {
 /// Gaps between successive token events of one choice, over all choices.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Gaps {
-    /// Gaps per bucket: one more than there are edges in [`Watch::gap_edges`].
+    /// Gaps per bucket, one more than [`Watch::gap_edges`].
     pub buckets: Vec<u32>,
     /// Sum of all gaps.
     pub sum: Duration,
@@ -126,26 +126,26 @@ pub struct Gaps {
     pub largest: Option<Duration>,
     /// Gaps above [`Watch::stall`].
     pub stalls: u32,
-    /// The moment at which the ITL objective broke first: the event before the first gap
-    /// that was too large, plus the threshold.
+    /// When the ITL objective first broke: the event before the first gap that was too large, plus the
+    /// threshold.
     pub broke: Option<Tick>,
 }
 
-/// An error that stood inside a 200 (`docs/semantics.md`, section 4).
+/// An error inside a 200 (`docs/semantics.md`, section 4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InBandError {
-    /// Its HTTP twin: 500 where the engine's own code was absent or unknown.
+    /// The equivalent HTTP status: 500 if the engine's own code is absent or unknown.
     pub code: u16,
-    /// Whether a token had come before.
+    /// Whether a token had come before it.
     pub after_first_token: bool,
 }
 
-/// The moment from which on a client's refusal of bytes is what is measured.
+/// Progress at the moment when a client stopped reading.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ClientLimited {
-    /// When the stretch of refusal began that lasted too long. Later silence is the client's.
+    /// Start of the stretch of not reading that lasted too long. Later silence is the client's doing.
     pub at: Tick,
-    /// The choices as they stood then, with the tokens known of each at that moment.
+    /// The choices at that moment, with their known tokens.
     pub choices: Vec<Choice>,
 }
 
@@ -154,96 +154,96 @@ pub struct ClientLimited {
 pub enum TimeoutKind {
     /// `first_token` (streams), `response_head` (the rest).
     FirstToken,
-    /// `idle`: the gap between two events.
+    /// `idle`: between two events.
     Idle,
     /// `total`.
     Total,
 }
 
-/// How the answer's transport ended. What that means for the promise is `judge`'s business.
+/// How the transport of a response ended. `judge` decides what it means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
-    /// The engine's body ended as its framing says; or the answer had finished, and the gateway ended
-    /// it because the engine held its body open.
+    /// The engine's body ended by its framing; or the response had finished and the gateway ended it because
+    /// the engine kept its body open.
     Clean,
-    /// The engine's connection broke: reset, broken framing, a length not kept.
+    /// The engine's connection failed: reset, invalid framing, or a wrong length.
     Broken,
     /// The client left.
     Left,
     /// A time limit fired.
     TimedOut(TimeoutKind),
-    /// The client did not read, and a write-stall or total limit ended it.
+    /// The client did not read until a write-stall or total limit ended it.
     WriteStalled,
-    /// The drain limit cut it.
+    /// Cut at the drain limit.
     Drained,
     /// The gateway failed: a panic in handler or body.
     Panicked,
 }
 
-/// Everything seen of the answer that was relayed. Complete when the observer ends.
+/// Everything observed of a relayed response. Complete when the observer ends.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Timeline {
-    /// Where objectives run from: the arrival, later by what the client let the gateway wait.
+    /// Start of the objectives' clock: the arrival, plus the time the client kept the gateway waiting.
     pub start: Tick,
-    /// The request asked for a stream, or got one unasked: judged by token moments.
+    /// Whether the request asked for a stream or got one anyway; judged by token moments.
     pub streamed: bool,
     /// How the body was read.
     pub reader: Reader,
-    /// First token event on any channel, over all choices. On a streamed request that got a
-    /// JSON body: its last byte.
+    /// First token event of any channel and choice. For a requested stream answered by a JSON body: its
+    /// last byte.
     pub first_token: Option<Tick>,
     /// First token event on a visible channel.
     pub first_visible: Option<Tick>,
-    /// Last token event, over all choices. Where tokens came that no event can have carried,
-    /// [`Choice::last_token`] is later, by which TPOT is measured.
+    /// Last token event of any choice. If tokens came that no event can have carried,
+    /// [`Choice::last_token`] is later and used for TPOT.
     pub last_token: Option<Tick>,
-    /// The event that ended the answer in its dialect; for a non-streaming answer its last
-    /// byte, where the framing ended whole and the body could be read.
+    /// The event that ended the response in its dialect; for a non-streaming response its last byte, if its
+    /// framing was complete and it could be read.
     pub finish: Option<Tick>,
-    /// The body ended, or was dropped.
+    /// When the body ended or was dropped.
     pub end: Tick,
-    /// Choices seen, by index.
+    /// The choices, by index.
     pub choices: Vec<Choice>,
     /// Gaps between token events.
     pub gaps: Gaps,
-    /// What usage said.
+    /// Reported usage.
     pub usage: Usage,
-    /// Where `output` comes from.
+    /// Source of `output`.
     pub source: TokenSource,
     /// Output tokens: usage, else events x ratio (rounded up), else visible bytes / 4.
     pub output: Tokens,
-    /// Token events over all choices; of a JSON body the choices that have any output.
+    /// Token events of all choices; for a JSON body the number of choices with output.
     pub token_events: u64,
-    /// Some choice ended with reason `length` (`max_tokens`, `incomplete`).
+    /// Whether a choice ended with reason `length` (`max_tokens`, `incomplete`).
     pub cut_by_length: bool,
-    /// Some choice (or the answer) had a finish or stop reason.
+    /// Whether a choice (or the response) had a finish or stop reason.
     pub has_finish_reason: bool,
     /// The last in-band error.
     pub error: Option<InBandError>,
-    /// The answer could not be inspected: an event over the cap, no JSON object, a coding.
+    /// Whether the response could not be inspected: an oversized event, not a JSON object, a coding.
     pub unparseable: bool,
-    /// HTTP status of the answer.
+    /// HTTP status of the response.
     pub status: u16,
-    /// Some output was seen on any channel, also in an answer that did not stream.
+    /// Whether there was output on any channel, also in a non-streaming response.
     pub has_output: bool,
-    /// Some output was seen on a visible channel, also in an answer that did not stream.
+    /// Whether there was output on a visible channel, also in a non-streaming response.
     pub has_visible: bool,
-    /// Some output was of a kind that engines deliver in lumps, not token by token: calls of
-    /// tools, sound.
+    /// Whether some output was of a kind that engines deliver in lumps rather than token by token: tool
+    /// calls, audio.
     pub has_lumps: bool,
-    /// The client's refusal of bytes had limited the stream.
+    /// Set if the client's not reading limited the stream.
     pub limited: Option<ClientLimited>,
     /// How the transport ended.
     pub ending: Ending,
 }
 
-/// Whether an engine's status says that it did what was asked.
+/// Whether a status means success.
 pub(super) fn is_success(status: u16) -> bool {
     (200..300).contains(&status)
 }
 
 impl Timeline {
-    /// Whether the engine's status says that it did what was asked.
+    /// Whether the engine's status means success.
     #[must_use]
     pub fn is_success(&self) -> bool {
         is_success(self.status)
@@ -267,9 +267,9 @@ impl Timeline {
         self.choices.iter().filter_map(Choice::tpot).max()
     }
 
-    /// Token events and output tokens of an answer whose events are like those of any plain
-    /// stream: one choice that came whole, token by token, and whose usage says nothing of
-    /// tokens that no event carried.
+    /// Token events and output tokens of a plain stream: one choice, complete, token by token, whose usage has
+    /// no tokens that no event carried. None for other
+    /// responses.
     #[must_use]
     pub fn plain_events(&self) -> Option<(u64, Tokens)> {
         let is_whole = self.finish.is_some() && self.error.is_none() && self.reader == Reader::Events;

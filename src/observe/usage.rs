@@ -1,32 +1,32 @@
-//! Counts of tokens as engines tell them (`docs/semantics.md`, section 2): nothing is summed
-//! that is cumulative, and arithmetic saturates.
+//! Token counts reported by engines (`docs/semantics.md`, section 2): cumulative counts are not summed,
+//! and arithmetic saturates.
 
 use crate::units::{Dialect, Tokens};
 
 use super::timeline::Usage;
 
-/// No answer has more tokens than this, and no prompt: ten times the longest context that any
-/// engine offers. What an engine reports beyond it (a counter below zero, mostly) is no count.
+/// Largest plausible token count: ten times the longest context of any engine. A larger report (mostly a
+/// negative counter) is ignored.
 const LARGEST: u64 = 100_000_000;
 
-/// The token counts of one `usage` object, each where it was a number.
+/// Counts of one `usage` object, each if it is a number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct UsageCounts {
     pub(super) input: Option<u64>,
     pub(super) output: Option<u64>,
     pub(super) cached: Option<u64>,
     pub(super) reasoning: Option<u64>,
-    /// Messages: tokens read from and written to the cache, beside `input`.
+    /// Messages: tokens read from and written to the cache, not included in `input`.
     pub(super) cache_read: Option<u64>,
     pub(super) cache_written: Option<u64>,
 }
 
-/// Counts of an answer that does not generate, as embedders and rerankers tell them.
+/// Counts of a response that does not generate, as embedders and rerankers report them.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Plain {
     /// `total_tokens`.
     pub(super) total: Option<u64>,
-    /// Cohere's `meta.tokens`, and what `meta.billed_units` makes of them.
+    /// Cohere's `meta.tokens` and `meta.billed_units`.
     pub(super) counted: InputOutput,
     pub(super) billed: InputOutput,
 }
@@ -39,8 +39,8 @@ pub(super) struct InputOutput {
 }
 
 impl Plain {
-    /// The counts that `usage` does not tell: all that is not output is input. A prompt of 0 tokens beside
-    /// a total is none that was told.
+    /// Completes `usage`: all tokens that are not output are input. A prompt of 0 tokens beside a total
+    /// counts as not reported.
     pub(super) fn complete(&self, usage: UsageCounts) -> UsageCounts {
         let output = usage.output.or(self.counted.output).or(self.billed.output);
         let rest = self.total.map(|total| total.saturating_sub(usage.output.unwrap_or(0)));
@@ -50,30 +50,30 @@ impl Plain {
     }
 }
 
-/// What usage said of the whole answer.
+/// Usage of the whole response.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct UsageTotals {
-    /// Per field the last value; and the sum of those behind which further ones came.
+    /// Per field the last value, and the sum of the values followed by further ones.
     last: UsageCounts,
     earlier: UsageCounts,
-    /// Usage-only events came, and one of them did not follow a further finish.
+    /// Whether usage-only events came, and whether one did not follow a further finish.
     came_alone: bool,
     last_is_all: bool,
-    /// When the last of them came: choices finished by then; the prompt of the choice that
-    /// had finished.
+    /// At the last usage-only event: number of finished choices, and the prompt of the choice that finished
+    /// last.
     finishes: usize,
     prompt: u64,
 }
 
 impl UsageTotals {
-    /// Usage in a place where the last word counts.
+    /// Takes usage at a position where the last report counts.
     pub(super) fn take(&mut self, counts: UsageCounts) {
         self.last.take(counts);
     }
 
-    /// A usage-only event, with `finishes` choices finished, the last one of `prompt`. Such
-    /// events add up only where each follows a further choice's finish (llama.cpp); a prompt
-    /// counts once for all its choices. Where one does not, the last of them has the whole.
+    /// Takes a usage-only event after `finishes` finished choices, the last of them of `prompt`. Such events
+    /// are summed only if each follows another choice's finish (llama.cpp), counting a prompt once for
+    /// all its choices; otherwise the last one is the total.
     pub(super) fn behind(&mut self, counts: UsageCounts, finishes: usize, prompt: u64) {
         self.last_is_all |= finishes <= self.finishes;
         if self.last_is_all {
@@ -98,7 +98,7 @@ impl UsageTotals {
 }
 
 impl UsageCounts {
-    /// A count that cannot be is none: it is as if the engine had not said it.
+    /// Without impossible counts, which are treated as not reported.
     pub(super) fn possible(self) -> UsageCounts {
         let possible = |count: Option<u64>| count.filter(|count| *count <= LARGEST);
         UsageCounts {
@@ -133,7 +133,7 @@ impl UsageCounts {
         self.cache_written = plus(self.cache_written, other.cache_written);
     }
 
-    /// Input of the Messages dialect leaves out what came from and went to the cache.
+    /// In the Messages dialect input excludes cache reads and writes, which are added here.
     pub(super) fn usage(self, dialect: Dialect) -> Usage {
         let (input, cached) = match dialect {
             Dialect::Messages => (plus(plus(self.input, self.cache_read), self.cache_written), self.cache_read),

@@ -1,4 +1,4 @@
-//! What a known shape says is what a full reading says.
+//! A template match means what a full parse means.
 
 use bytes::Bytes;
 use proptest::prelude::*;
@@ -43,7 +43,7 @@ fn observed(expect: Expect, moulds: Option<&Arc<TemplateCache>>, frames: &[&[u8]
     observer.end(Ending::Clean, Tick::from_millis(99))
 }
 
-/// Whether a body is recognised, and read as it would be in full.
+/// Whether a body matches, and is read as by a full parse.
 fn is_known(moulds: &Arc<TemplateCache>, dialect: Dialect, body: &str) -> bool {
     let known = moulds.recognise(dialect, body.as_bytes(), |_, _| {});
     let (quick, full) =
@@ -120,7 +120,7 @@ fn a_known_shape_does_not_hide_that_the_engine_gave_up() {
         assert!(is_known(&moulds, dialect, &failed), "{failed}");
         let seen = observed(not_streamed(dialect), Some(&moulds), &[failed.as_bytes()]);
         assert_eq!((seen.error.map(|error| error.code), seen.finish), (Some(500), None), "{failed}");
-        // Nor does one that failed stand for those that do not.
+        // A failed one does not stand for successful ones either.
         let moulds = learned(dialect, &[&failed]);
         is_known(&moulds, dialect, &fine);
         is_known(&moulds, dialect, &failed);
@@ -141,7 +141,7 @@ fn bodies_that_say_different_things_in_alike_bytes_leave_no_shape() {
     assert!(moulds_of(Dialect::Responses, named).is_empty());
 }
 
-/// The moulds that a body leaves, as text.
+/// The templates left by a body, as text.
 fn moulds_of(dialect: Dialect, body: &str) -> String {
     let moulds = learned(dialect, &[body]);
     let shapes = moulds.bodies.of(dialect).unwrap().shapes.load();
@@ -168,7 +168,7 @@ fn an_echo_and_several_choices_are_read_in_full() {
     assert_eq!(observed(two, Some(&moulds), &[COMPLETION.as_bytes()]).token_events, 1);
 }
 
-/// A count, or what stands in place of one.
+/// A count, or something in its place.
 fn number() -> impl Strategy<Value = String> {
     prop_oneof![8 => "[1-9][0-9]{0,3}", 1 => Just("0".to_owned()), 1 => Just("1.0".to_owned()), 1 => Just("null".to_owned())]
 }
@@ -187,7 +187,7 @@ fn reason() -> impl Strategy<Value = &'static str> {
     ])
 }
 
-/// A body with other text, other numbers and other members than the one it is made of.
+/// A body with other text, numbers and members than the one it is derived from.
 fn body() -> impl Strategy<Value = (Dialect, String)> {
     let (number, reason) = (number(), reason());
     let member = proptest::sample::select(vec![
@@ -229,7 +229,7 @@ fn body() -> impl Strategy<Value = (Dialect, String)> {
     })
 }
 
-/// Bytes changed, taken away, put in or repeated.
+/// Bytes changed, removed, inserted or repeated.
 fn mutated(body: &str, changes: &[(Index, u8, u8)]) -> Vec<u8> {
     const ODD: &[u8] = b"\"\\{}[]:,0-.e1a \n\xC3n/u";
     let mut bytes = body.as_bytes().to_vec();

@@ -1,4 +1,4 @@
-//! A stream of known shapes is seen as one that is read in full.
+//! A stream with known templates is observed as by a full parse.
 
 use bytes::Bytes;
 use proptest::prelude::*;
@@ -111,8 +111,8 @@ const STREAMS: [(Dialect, &str); 5] = [
     (Dialect::Messages, MESSAGE),
 ];
 
-/// All that an observer says of a stream: of each piece its bytes and note, and after each frame
-/// what it can be asked.
+/// Everything an observer reports of a stream: bytes and info of each piece, and its state after each
+/// frame.
 #[derive(Debug, PartialEq)]
 struct Seen {
     pieces: Vec<(Bytes, PieceInfo)>,
@@ -129,8 +129,8 @@ struct Told {
     last_activity: Option<Tick>,
 }
 
-/// What is seen of a stream; the events that were read in full although shapes are known, and
-/// the mould that the stream's events have left.
+/// The report of a stream; the number of events parsed in full although templates exist; and the template
+/// left by the stream's events.
 fn observed(mut observer: Observer, frames: &[&[u8]]) -> (Seen, u32, Option<String>) {
     let (mut pieces, mut told) = (Vec::new(), Vec::new());
     for (millis, frame) in frames.iter().enumerate() {
@@ -160,8 +160,8 @@ fn knowing(dialect: Dialect, moulds: &Arc<TemplateCache>) -> Observer {
     observer
 }
 
-/// Observes a stream with known shapes, without, and without any shortcut: the same is seen. Says
-/// how many of its events were read in full.
+/// Observes a stream with known templates, with none, and without any shortcut, and checks that the
+/// reports are equal. Returns the number of events parsed in full.
 fn checked(moulds: &Arc<TemplateCache>, dialect: Dialect, frames: &[&[u8]]) -> u32 {
     let (known, strangers, own) = observed(knowing(dialect, moulds), frames);
     let (alone, _, own_alone) = observed(observer(dialect), frames);
@@ -173,7 +173,7 @@ fn checked(moulds: &Arc<TemplateCache>, dialect: Dialect, frames: &[&[u8]]) -> u
     strangers
 }
 
-/// The same engine's answer to another request.
+/// The same engine's response to another request.
 fn other(stream: &str) -> String {
     let other = stream.replace("Paris.", "R\\u00f6m \\ud83d\\ude00 \u{e9}").replace("\"hm\"", "\"\\n\"");
     let other = other.replace("\"id\":\"", "\"id\":\"x-\\\"").replace(":10", ":123").replace(":17", ":18");
@@ -189,7 +189,7 @@ fn learned(dialect: Dialect, streams: &[&str]) -> Arc<TemplateCache> {
     moulds
 }
 
-/// The moulds that streams leave, as text.
+/// The templates left by streams, as text.
 fn moulds_of(dialect: Dialect, stream: &str) -> Vec<String> {
     let moulds = learned(dialect, &[stream]);
     let shapes = moulds.events.of(dialect).unwrap().shapes.load();
@@ -237,7 +237,7 @@ fn known_events_do_not_hide_what_ends_or_repeats_an_answer() {
     let failed = CHAT.replace("\"stop\"", "\"insufficient_system_resource\"");
     let (seen, strangers, _) = observed(knowing(Dialect::Chat, &moulds), &[failed.trim_start().as_bytes()]);
     assert_eq!((strangers, seen.timeline.error.map(|error| error.code), seen.timeline.finish), (0, Some(503), None));
-    // An error that says nothing stands in a shape; one that says something does not fit it.
+    // An empty error has a template; a non-empty one does not match it.
     for (nothing, something) in [("\"\"", "\"boom\""), ("{}", "{\"a\":1}"), ("[]", "[1]"), ("false", "true")] {
         let with = |error: &str| CHAT.replace("\"logprobs\":null", &format!("\"error\":{error}"));
         let moulds = learned(Dialect::Chat, &[&with(nothing)]);
@@ -373,7 +373,7 @@ fn a_stream_of_another_kind_asks_for_no_more_shapes() {
     assert_eq!(checked(&moulds, Dialect::Chat, &[stream.as_bytes()]), STRANGERS);
 }
 
-/// A stream with other text, other numbers and other members than the one it is made of.
+/// A stream with other text, numbers and members than the one it is derived from.
 fn stream() -> impl Strategy<Value = (Dialect, String)> {
     let (number, reason) = (number(), reason());
     let member = select(vec![
