@@ -1,8 +1,8 @@
-//! The body behind a head that went ahead of its answer: comments, until whoever serves the
-//! request has an answer, and then that answer's body.
+//! The body of a response head that was sent early: keepalive comments until the engine's response
+//! begins, then that response's body.
 //!
-//! What serves the request is the future that would have given the head: it goes on here. So a
-//! client that leaves drops it, and with it all that it holds.
+//! The request continues in the future that would have returned the head. A client that leaves drops it,
+//! and with it everything it holds.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -18,29 +18,29 @@ use crate::units::Tick;
 
 pub(super) const KEEPALIVE: Bytes = Bytes::from_static(b": keepalive\n\n");
 
-/// Serves one request.
+/// The future that serves one request.
 pub type Serving = Pin<Box<dyn Future<Output = Response<ReplyBody>> + Send>>;
 
-/// See the module.
+/// A body sent before the response exists; see the module.
 pub struct EarlyHeadBody {
     serving: Serving,
     clock: Clock,
     every: Duration,
-    /// The next comment; none before the first, which goes out at once: bytes are what the head
-    /// went out for.
+    /// Time of the next comment; none before the first, which is sent at once, because the head was sent
+    /// early in order to send bytes.
     next: Option<Tick>,
     timer: Option<Pin<Box<Sleep>>>,
 }
 
-/// What comes next.
+/// The next part of the body.
 pub(super) enum EarlyHeadStep {
     Comment,
-    /// The body of the answer, whose head is not needed any more.
+    /// The body of the response, whose head is discarded.
     Goes(ReplyBody),
 }
 
 impl EarlyHeadBody {
-    /// A body that waits for `serving`, with a comment at once and `every` so often.
+    /// A body that waits for `serving`, with a comment at once and then at every interval.
     #[must_use]
     pub fn new(serving: Serving, clock: Clock, every: Duration) -> Box<Self> {
         Box::new(EarlyHeadBody { serving, clock, every, next: None, timer: None })

@@ -1,9 +1,9 @@
-//! Reads on behind the finish of a stream whose client has gone, because its usage follows there.
+//! Reads a finished stream to its usage after the client has gone.
 //!
-//! A client that closes at the finish event would otherwise pay by a count of events. The answer is
-//! over for everybody else: its verdict does not change any more, and the engine has nothing left to
-//! cancel. The keeper hears of the end as soon as the usage is known, the engine's body has ended or
-//! a second has passed since the finish.
+//! Without this a client that closes at the finish event would be charged by an event count. The verdict
+//! no longer changes, and the engine has nothing left to cancel. The relay's end is reported when the
+//! usage is known, the engine's body has ended, or a second has passed since
+//! the finish.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -17,23 +17,23 @@ use crate::clock::Clock;
 use crate::observe::{Ending, Observer};
 use crate::units::Tick;
 
-/// How long behind its finish an engine's usage is waited for.
+/// How long after the finish usage is awaited.
 pub(super) const PATIENCE: Duration = Duration::from_secs(1);
 
-/// What is left of a relay whose client has gone.
+/// A relay whose client has gone.
 pub(super) struct AbandonedRelay {
     pub clock: Clock,
     pub engine: UpstreamBody,
     pub observer: Observer,
-    /// Taken by the end.
+    /// Taken when the end is reported.
     pub keeper: Option<Box<dyn RelayEvents>>,
-    /// How the relay ended, and when.
+    /// How and when the relay ended.
     pub ending: Ending,
     pub at: Tick,
 }
 
 impl AbandonedRelay {
-    /// Reads until the usage is known, or it is too late for it.
+    /// Reads until the usage is known or the time is over.
     pub async fn read(mut self) {
         while let Some(finish) = self.observer.finished_without_usage() {
             let (clock, engine) = (self.clock, &mut self.engine);
@@ -51,7 +51,7 @@ impl AbandonedRelay {
     }
 }
 
-/// However the reading ends, also where the runtime does.
+/// Reports the end however the reading stops, also at shutdown of the runtime.
 impl Drop for AbandonedRelay {
     fn drop(&mut self) {
         if let Some(keeper) = self.keeper.take() {

@@ -1,52 +1,52 @@
-//! Which time limit of an answer ends next. Pure: moments in, moments out.
+//! The next time limit of a response. Pure.
 
 use std::time::Duration;
 
 use crate::observe::TimeoutKind;
 use crate::units::Tick;
 
-/// The limits of one answer, as moments. `None` does not run.
+/// The time limits of one response, as moments. `None` means not running.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Deadlines {
     /// `total`, from arrival.
     pub total: Option<Tick>,
-    /// `first_token` of a stream, `response_head` of the rest, from arrival over all attempts.
+    /// `first_token` for streams, `response_head` otherwise; from arrival over all attempts.
     pub first_token: Option<Tick>,
-    /// `idle`: since the last event once a token has come (JSON bodies: since the head).
+    /// `idle`: from the last event once a token has come (JSON bodies: from the head).
     pub idle: Option<Tick>,
-    /// `hold_head`, from arrival: the held head is let go.
+    /// `hold_head`, from arrival: the held head is released.
     pub hold: Option<Tick>,
     /// The next `: keepalive` comment.
     pub keepalive: Option<Tick>,
-    /// A finish event that waits for the usage event behind it goes out.
+    /// Release of a finish event that waits for the usage event.
     pub finish: Option<Tick>,
-    /// The answer is over: the engine's body should have ended.
+    /// End of a finished response whose engine keeps its body open.
     pub over: Option<Tick>,
 }
 
-/// So long after `finish` an engine may hold its body open, for its usage and its last word.
+/// How long after `finish` the engine's body may stay open, for usage and trailing events.
 const AFTER_FINISH: Duration = Duration::from_secs(1);
 
-/// So long a finish event waits for the usage event: engines write both at once.
+/// How long a finish event waits for the usage event; engines write both at once.
 const FINISH_WAITS: Duration = Duration::from_millis(10);
 
-/// What a deadline that has passed asks for.
+/// The action of a deadline that has passed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeadlineAction {
-    /// A limit of the class ends the answer.
+    /// End the response because of a class limit.
     Limit(TimeoutKind),
-    /// The head is let go.
+    /// Release the head.
     Hold,
-    /// A comment is written.
+    /// Write a comment.
     Keepalive,
-    /// The finish event goes out.
+    /// Release the finish event.
     Finish,
-    /// The answer is ended.
+    /// End the response.
     Over,
 }
 
 impl Deadlines {
-    /// The earliest moment at which something is due.
+    /// The earliest deadline.
     #[must_use]
     pub fn next(&self) -> Option<Tick> {
         let limits = earlier(earlier(self.total, self.first_token), self.idle);
@@ -54,7 +54,7 @@ impl Deadlines {
         earlier(earlier(limits, writes), self.over)
     }
 
-    /// Whether anything is due before `at`.
+    /// Whether a deadline is before `at`.
     #[must_use]
     pub fn any_before(&self, at: Tick) -> bool {
         let before = |moment: Option<Tick>| moment.is_some_and(|moment| moment < at);
@@ -67,7 +67,7 @@ impl Deadlines {
             || before(self.over)
     }
 
-    /// What is due at `at`: the limit that passed first, before what only writes something.
+    /// The action due at `at`: the limit that passed first, before actions that only write something.
     #[must_use]
     pub fn due(&self, at: Tick) -> Option<DeadlineAction> {
         let limits = [
@@ -92,30 +92,30 @@ impl Deadlines {
         has_passed(self.keepalive).then_some(DeadlineAction::Keepalive)
     }
 
-    /// A token came: the first-token limit, the held head and the comments are over.
+    /// A token came: ends the first-token limit, the hold and the comments.
     pub fn token_came(&mut self) {
         self.first_token = None;
         self.hold = None;
         self.keepalive = None;
     }
 
-    /// The answer finished at this moment, as it looks now, or has not.
+    /// Sets or clears the moment at which the response finished, as it looks so far.
     pub fn finished(&mut self, at: Option<Tick>) {
         self.over = at.map(|at| at + AFTER_FINISH);
     }
 
-    /// A finish event waits since `at`, or none does.
+    /// Sets or clears the wait of a finish event.
     pub fn finish_waits(&mut self, waits: bool, at: Tick) {
         self.finish = waits.then(|| self.finish.unwrap_or(at + FINISH_WAITS));
     }
 
-    /// The engine said something at `at`.
+    /// Records activity of the engine.
     pub fn heard(&mut self, at: Tick, idle: Duration) {
         self.idle = Some(at + idle);
     }
 }
 
-/// The earlier of two moments, of which neither has to be.
+/// The earlier of two optional moments.
 pub fn earlier(one: Option<Tick>, other: Option<Tick>) -> Option<Tick> {
     match (one, other) {
         (Some(one), Some(other)) => Some(one.min(other)),

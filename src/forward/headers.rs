@@ -1,9 +1,9 @@
-//! Which header fields cross the gateway, in both directions.
+//! Header fields that cross the gateway, in both directions.
 //!
-//! Fields end to end pass, known or not; what belongs to one hop, what carries a credential,
-//! what steers engines or routers behind us and what tells where a request came from does not. Nor
-//! does a name with `_` that stands for one of these with `-`: some servers take both for one.
-//! Framing fields are ours.
+//! End-to-end fields pass, known or not. Hop-by-hop fields, credentials, fields that steer engines or
+//! routers, and fields that say where a request came from do not, and neither do such names written with
+//! `_` for `-`, because some servers treat both as equal. Framing fields
+//! are set by the gateway.
 
 use http::Version;
 use http::header::{
@@ -13,65 +13,65 @@ use http::header::{
 use super::own::is_ours;
 use crate::framing;
 
-/// The names of our own response fields.
+/// Names of the gateway's own response headers.
 pub mod names {
     use http::header::HeaderName;
-    /// Correlates request, answer, log line and span.
+    /// Correlates request, response, log line and span.
     pub const REQUEST_ID: &str = "x-request-id";
-    /// The class by which the request is judged.
+    /// The request's class.
     pub const X_SLO_CLASS: &str = "x-slo-class";
     /// The pool whose engine answered.
     pub const X_GOODPUT_POOL: &str = "x-goodput-pool";
-    /// What overload levels did to the request.
+    /// Overload actions applied to the request.
     pub const X_GOODPUT_DEGRADED: &str = "x-goodput-degraded";
-    /// The machine-readable reason of a refusal.
+    /// Machine-readable reason of a rejection.
     pub const GOODPUT_REASON: &str = "x-goodput-reason";
-    /// The same.
+    /// [`GOODPUT_REASON`] as a header name.
     pub const X_GOODPUT_REASON: HeaderName = HeaderName::from_static(GOODPUT_REASON);
     /// Queue and upstream time (W3C Server Timing).
     pub const SERVER_TIMING: &str = "server-timing";
     /// The address of the client's connection.
     pub const X_FORWARDED_FOR: &str = "x-forwarded-for";
-    /// The gateways that a request came through.
+    /// The proxies that a request passed.
     pub const VIA: &str = "via";
     /// Tells nginx not to buffer.
     pub const X_ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
-    /// The Anthropic and vLLM spelling of an API key.
+    /// Header for an API key at Anthropic and vLLM.
     pub const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
-    /// That of Azure.
+    /// Header for an API key at Azure.
     pub const API_KEY: HeaderName = HeaderName::from_static("api-key");
 }
 
-/// What a pool says about the headers of its engines.
+/// A pool's settings of engine headers.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct EngineHeaders<'a> {
-    /// Sent with every request: `engine.headers` and the bearer of `engine.api_key_file`.
+    /// Sent with every request: `engine.headers` and the bearer token of `engine.api_key_file`.
     pub fixed: &'a [(HeaderName, HeaderValue)],
-    /// The client's own credential goes through.
+    /// Whether the client's own credential is forwarded.
     pub forward_authorization: bool,
     /// The engine's authority.
     pub host: Option<&'a HeaderValue>,
 }
 
-/// What is known of a request beside its fields and bytes.
+/// Properties of a request beside its headers and bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestMeta {
-    /// Its answer will be read: it must not wear a coding.
+    /// Its response will be inspected, so it must not be coded.
     pub inspected: bool,
-    /// It wore a coding, which is gone.
+    /// Its content coding was removed.
     pub decoded: bool,
     /// It has a `connection` field, which may name others.
     pub names_hop_fields: bool,
 }
 
-/// What the gateway tells an engine of the way that a request came.
+/// What the gateway tells an engine about the request's path.
 #[derive(Clone, Copy, Debug)]
 pub struct Hop<'a> {
-    /// The id under which the engine has it.
+    /// The request id sent to the engine.
     pub id: &'a [u8],
     /// The address of the client's connection, if one is known.
     pub address: Option<&'a str>,
-    /// The version of HTTP over which it came.
+    /// The client's HTTP version.
     pub version: Version,
 }
 
@@ -86,8 +86,8 @@ impl Hop<'_> {
     }
 }
 
-/// The header fields for an engine, from those of the client: all but the body's length. They
-/// are gone through as the request is written; no map is made of them.
+/// The headers for an engine, except `Content-Length`. An iterator consumed while the request is written,
+/// so that no map is built.
 pub fn for_engine<'a>(
     client: &'a HeaderMap,
     engine: &EngineHeaders<'a>,
@@ -96,7 +96,7 @@ pub fn for_engine<'a>(
 ) -> impl Iterator<Item = (&'a str, &'a [u8])> {
     let EngineHeaders { fixed, forward_authorization, host } = *engine;
     let named = if sent.names_hop_fields { named_by_connection(client) } else { Vec::new() };
-    // What the pool's settings say stands in place of everything else of that name.
+    // Headers from the pool's settings replace all others of that name.
     let is_fixed = |name: &str| fixed.iter().any(|(own, _)| own.as_str() == name);
     let crosses = move |(name, value): (&'a HeaderName, &'a HeaderValue)| {
         let known = name.as_str();
@@ -125,8 +125,8 @@ pub fn for_engine<'a>(
     ours.chain(fixed.iter().map(|(name, value)| (name.as_str(), value.as_bytes())))
 }
 
-/// Whether a credential of the client's own goes along: one that says anything, and in whose place
-/// the pool puts none.
+/// Whether the client's own credential is forwarded: it is not empty, and the pool does not replace
+/// it.
 #[must_use]
 pub fn forwards_credential(client: &HeaderMap, engine: &EngineHeaders<'_>) -> bool {
     let crosses = |name: &HeaderName| {
@@ -136,25 +136,25 @@ pub fn forwards_credential(client: &HeaderMap, engine: &EngineHeaders<'_>) -> bo
     engine.forward_authorization && [AUTHORIZATION, names::X_API_KEY, names::API_KEY].iter().any(crosses)
 }
 
-/// A scheme alone names nobody.
+/// A scheme alone is no credential.
 fn says_who(value: &HeaderValue) -> bool {
     let value = value.as_bytes().trim_ascii();
     !value.is_empty() && !value.eq_ignore_ascii_case(b"bearer") && !value.eq_ignore_ascii_case(b"basic")
 }
 
-/// Whether a client's header field crosses to an engine.
+/// What happens to a client's header.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum HeaderAction {
     Passes,
-    /// Passes, if the name with `-` for each `_` does.
+    /// Passes if the name with `-` for `_` does.
     Underscored,
-    /// Of one hop only, ours to set, or steering.
+    /// Dropped: hop-by-hop, set by the gateway, or steering.
     StaysHere,
-    /// Passes where the pool says so.
+    /// Passes if the pool forwards credentials.
     Credential,
-    /// Says how the body is coded.
+    /// The body's content coding.
     Coding,
-    /// Says which codings an answer may wear.
+    /// The accepted content codings.
     Accepts,
 }
 
@@ -171,7 +171,7 @@ fn fate(name: &str) -> HeaderAction {
     }
 }
 
-/// Fields that belong to one hop (RFC 9110 section 7.6.1), and those that ask for another one.
+/// Hop-by-hop headers (RFC 9110 section 7.6.1), and those that ask for an upgrade.
 fn is_of_one_hop(name: &str) -> bool {
     matches!(
         name,
@@ -188,8 +188,8 @@ fn is_of_one_hop(name: &str) -> bool {
     )
 }
 
-/// Fields by which a client could steer an engine or a router behind us past our decisions, or
-/// tell it where the request comes from: the gateway says so itself.
+/// Headers by which a client could steer an engine or router past the gateway's decisions, or claim where
+/// the request comes from.
 fn steers(name: &str) -> bool {
     let Some(rest) = name.strip_prefix("x-") else {
         return name.starts_with("kv-transfer")
@@ -202,9 +202,9 @@ fn steers(name: &str) -> bool {
     begins_as_steering(*first, rest) || ends_as_steering(*last, rest)
 }
 
-/// The families of routers, the parts of a fleet that a field may name, our own names, and those
-/// that tell where a request comes from. By the first byte, so that an ordinary field costs a
-/// comparison or two.
+/// Prefixes of such headers: router families, parts of a fleet, the gateway's own names, and claims of
+/// origin. Dispatches on the first byte, so that an ordinary header costs one or two
+/// comparisons.
 fn begins_as_steering(first: u8, rest: &str) -> bool {
     match first {
         b'c' => rest == "client-ip" || rest == "cluster-client-ip",
@@ -227,7 +227,7 @@ fn begins_as_steering(first: u8, rest: &str) -> bool {
     }
 }
 
-/// What a field says by its shape: a place, a rank, an instance, a share of the fleet.
+/// Suffixes of such headers: a place, a rank, an instance, a share of the fleet.
 fn ends_as_steering(last: u8, rest: &str) -> bool {
     match last {
         b'd' => ["-instance-id", "-worker-id", "-fairness-id"].iter().any(|own| rest.ends_with(own)),
@@ -240,11 +240,11 @@ fn ends_as_steering(last: u8, rest: &str) -> bool {
     }
 }
 
-/// The header fields for the client, from those of an engine: all but our own, whose names are
-/// free. Hop-by-hop fields stay here, whatever `Connection` names, and what would lead a client inside. A `Content-Length` goes out
-/// only where it is the body's `length`: not beside a transfer coding (RFC 9112 section 6.3), not on
-/// a 204. An event stream loses it (we may add or remove an event) and gains what keeps hops from
-/// buffering it. They are gone through as the head is written; no map is made of them.
+/// The headers for the client, from an engine's: without the gateway's own names, hop-by-hop fields and
+/// those named by `Connection`, and references to inner addresses. `Content-Length` passes only if it is
+/// the body's `length`: not beside a transfer coding (RFC 9112 section 6.3), not on a 204. An event
+/// stream loses it (events may be added or removed) and gets headers against buffering. An iterator
+/// consumed while the head is written, so that no map is built.
 pub fn for_client(
     engine: &HeaderMap,
     content: Content,
@@ -262,9 +262,9 @@ pub fn for_client(
     engine.iter().filter(crosses).chain(gained.map(|(name, value)| (name, value)))
 }
 
-/// Whether a field of an engine tells a client where engines are: a reference with an authority in
-/// it, which only the inside can reach, or other ways to the engine's own origin. A reference without
-/// one is to a path of the gateway.
+/// Whether an engine's header reveals inner addresses: a reference with an authority, or alternative
+/// services of the engine's origin. A reference without an authority is a path of the
+/// gateway.
 fn leads_inside(name: &str, value: &[u8]) -> bool {
     match name {
         "alt-svc" | "alt-used" | "via" => true,
@@ -273,13 +273,13 @@ fn leads_inside(name: &str, value: &[u8]) -> bool {
     }
 }
 
-/// What keeps hops from buffering an event stream.
+/// Headers that keep proxies from buffering an event stream.
 pub static UNBUFFERED: [(HeaderName, HeaderValue); 2] = [
     (names::X_ACCEL_BUFFERING, HeaderValue::from_static("no")),
     (CACHE_CONTROL, HeaderValue::from_static("no-cache, no-transform")),
 ];
 
-/// The fields that `Connection` names.
+/// The headers named by `Connection`.
 fn named_by_connection(headers: &HeaderMap) -> Vec<HeaderName> {
     if !headers.contains_key(CONNECTION) {
         return Vec::new();
@@ -289,8 +289,8 @@ fn named_by_connection(headers: &HeaderMap) -> Vec<HeaderName> {
     tokens.filter_map(|token| HeaderName::from_bytes(token).ok()).collect()
 }
 
-/// Whether a client's `x-request-id` is fit to be kept: 1 to 128 visible ASCII characters of
-/// the usual id alphabet.
+/// Whether a client's `x-request-id` is kept: 1 to 128 visible ASCII characters of the usual id
+/// alphabet.
 #[must_use]
 pub fn is_fit_id(value: &HeaderValue) -> bool {
     let bytes = value.as_bytes();
@@ -298,30 +298,30 @@ pub fn is_fit_id(value: &HeaderValue) -> bool {
     (1..=128).contains(&bytes.len()) && bytes.iter().all(fits)
 }
 
-/// What the head of an answer says about its body, and about itself.
+/// Properties of a response body given by its headers.
 #[derive(Clone, Copy, Debug)]
 pub struct Content {
-    /// What the first `Content-Type` names.
+    /// The first `Content-Type`.
     pub media: Media,
-    /// It wears a content coding other than identity.
+    /// Whether it has a content coding other than identity.
     pub is_coded: bool,
-    /// There is a `Connection`, which may name further fields.
+    /// Whether there is a `Connection`, which may name further headers.
     has_connection: bool,
 }
 
-/// What kind of body it is: case-insensitive, parameters allowed.
+/// Media type: case-insensitive, parameters ignored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Media {
     /// `text/event-stream`.
     Events,
     /// `application/json`, or a `+json` suffix.
     Json,
-    /// Anything else, or not said.
+    /// Anything else, or absent.
     Other,
 }
 
 impl Content {
-    /// What these fields say: they are gone through once.
+    /// Reads these headers in one pass.
     #[must_use]
     pub fn of(headers: &HeaderMap) -> Self {
         let (mut kind, mut is_coded, mut has_connection) = (None, false, false);

@@ -1,15 +1,15 @@
-//! HTTP/1.1 connections to engines, kept for a short while.
+//! A pool of HTTP/1.1 connections to engines, kept for a few seconds.
 //!
-//! One small stack of idle lines per engine, the last one used first. A line belongs to one
-//! request at a time and comes back only when the answer's body ended whole and the request's
-//! body was sent whole; dropped at any other moment it closes the connection at once, which
-//! is how an engine learns of a cancel. Lines are not used again after four seconds: engines
-//! close theirs after five.
+//! One small stack of idle connections per engine, last used first. A connection serves one request at a
+//! time and returns only after the response's body ended completely and the request's body was sent
+//! completely; dropped at any other moment it is closed at once, which is how an engine learns of a
+//! cancel. Connections are not reused after four seconds idle, because engines close theirs after
+//! five.
 //!
-//! A line has no task of its own: it is written and read by whoever waits for its answer, in
-//! the same poll that passes the answer on. Requests go out as they are, one at a time, so
-//! that little of HTTP is needed: `outgoing` writes a request, `head` and `framing` read an
-//! answer, and refuse one whose framing cannot be trusted.
+//! A connection has no task of its own: it is written and read by the task that waits for the response,
+//! in the same poll that passes the response on. Requests are not pipelined, so little of HTTP is needed:
+//! `outgoing` writes a request, `head` and `framing` read a response and reject one whose framing cannot
+//! be trusted.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -35,34 +35,34 @@ mod wire;
 pub use outgoing::RequestWriter;
 use wire::UpstreamConn;
 
-/// An idle line is not used again after this: uvicorn and llama.cpp close at five seconds.
+/// Longest idle time of a reused connection: uvicorn and llama.cpp close at five seconds.
 pub const IDLE: Duration = Duration::from_secs(4);
 
-/// Idle lines kept per engine; more are closed, the oldest first.
+/// Most idle connections per engine; the oldest are closed first.
 pub const MOST_IDLE: usize = 512;
 
-/// An answer's head may be this large, and what one read takes at most.
+/// Largest response head, and most bytes per read.
 const BUFFER: usize = 64 * 1024;
 
-/// All idle lines of the gateway.
+/// All idle connections of the gateway.
 pub struct ConnPool {
     dial: Arc<dyn Dial>,
     clock: Clock,
     homes: RwLock<ConnsByPool>,
 }
 
-/// By pool, which are few, and engine.
+/// By pool (few, so a list) and engine.
 type ConnsByPool = Vec<(PoolId, HashMap<EngineId, Arc<EngineConns>, ahash::RandomState>)>;
 
-/// The idle lines of one engine.
+/// The idle connections of one engine.
 struct EngineConns {
     clock: Clock,
     idle: Mutex<IdleConns>,
 }
 
 struct IdleConns {
-    /// Where the lines go, and a number that changes with it: lines of older numbers do not
-    /// come back.
+    /// Where connections go, and a generation that changes with it; connections of older generations are not
+    /// returned.
     to: Arc<EngineAddress>,
     roots: Option<Roots>,
     turn: u64,
@@ -70,112 +70,112 @@ struct IdleConns {
     lines: VecDeque<(Tick, Box<UpstreamConn>)>,
 }
 
-/// A connection to an engine, for one request.
+/// A connection to an engine for one request.
 #[must_use]
 pub struct PooledConn {
-    /// Boxed for as long as the connection stands: a line passes through many hands for each request.
+    /// Boxed because it passes through many owners per request.
     wire: Box<UpstreamConn>,
     home: Arc<EngineConns>,
     turn: u64,
     reused: bool,
 }
 
-/// A line that is still to be made, and where it will be at home.
+/// A connection still to be made, with its place in the pool.
 #[must_use]
 pub struct ConnSlot {
     home: Arc<EngineConns>,
     turn: u64,
 }
 
-/// No connection to the engine could be made.
+/// No connection to the engine.
 #[derive(Debug, thiserror::Error)]
 #[error("no connection")]
 pub struct ConnectFailed(#[source] pub io::Error);
 
 impl ConnectFailed {
-    /// The gateway itself could open no further connection; the engine was not asked.
+    /// Whether the gateway itself could open no connection, so that the engine was not contacted.
     #[must_use]
     pub fn is_ours(&self) -> bool {
         is_lack(&self.0)
     }
 
-    /// Nobody listens there.
+    /// Whether the connection was refused.
     #[must_use]
     pub fn is_refusal(&self) -> bool {
         is_refusal(&self.0)
     }
 }
 
-/// Why no answer came.
+/// Why no response came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ResponseError {
     /// The engine closed or reset the connection.
     Closed,
-    /// What came is not HTTP, or not framed in a way that can be trusted.
+    /// Not HTTP, or not framed in a way that can be trusted.
     Garbage,
-    /// The head of the answer was larger than 64 KiB or had more than 100 lines.
+    /// The response head was larger than 64 KiB or had more than 100 lines.
     HeadTooLarge,
 }
 
-/// A request got no answer on this line.
+/// A request without a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no answer: {why:?} after {bytes_seen} bytes (reused: {reused})")]
 pub struct SendError {
     /// Why.
     pub why: ResponseError,
-    /// Whether the line had served a request before.
+    /// Whether the connection had served a request before.
     pub reused: bool,
-    /// Bytes that came since the request was sent.
+    /// Bytes received since the request was sent.
     pub bytes_seen: u64,
 }
 
 impl SendError {
-    /// The engine had given the idle connection up before our request reached it.
+    /// Whether the engine had closed the idle connection before the request reached it.
     #[must_use]
     pub fn is_stale(&self) -> bool {
         self.why == ResponseError::Closed && self.reused && self.bytes_seen == 0
     }
 }
 
-/// An engine's answer.
+/// An engine's response.
 pub struct UpstreamResponse {
-    /// Its head. The line keeps it too: the next one is nearly the same, as a rule, and is then made
-    /// of it without a copy.
+    /// Its head, shared with the connection, which derives the next head from it: mostly equal, and then
+    /// without a copy.
     pub head: Arc<response::Parts>,
-    /// It owns the line.
+    /// Its body, which owns the connection.
     pub body: UpstreamBody,
 }
 
-/// The body of an engine's answer.
+/// The body of an engine's response.
 pub struct UpstreamBody {
     framing: Framing,
-    /// `None` once it has been given back or closed.
+    /// `None` once returned or closed.
     line: Option<PooledConn>,
-    /// What of the request was not written when its answer came.
+    /// The rest of the request that was not written when the response came.
     unsent: Option<Box<RequestWriter>>,
-    /// The connection may serve another request behind this answer.
+    /// Whether the connection may be reused afterwards.
     stays: bool,
 }
 
-/// An answer's body broke off.
+/// A response body ended early.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BodyBroken {
     /// The engine closed or reset the connection before the body's end.
     #[error("the engine closed the connection before the end of its answer")]
     Closed,
-    /// The body's framing cannot be read.
+    /// Invalid body framing.
     #[error("the framing of the engine's answer is broken")]
     Framing,
 }
 
 impl ConnPool {
-    /// No line yet.
+    /// A pool without connections.
     #[must_use]
     pub fn new(dial: Arc<dyn Dial>, clock: Clock) -> Self {
         ConnPool { dial, clock, homes: RwLock::default() }
     }
 
-    /// A line to this engine: an idle one, else a fresh one.
+    /// A connection to this engine: idle or fresh.
     #[cfg(test)]
     async fn take(&self, pool: &Pool, engine: &EngineId, to: &Arc<EngineAddress>) -> Result<PooledConn, ConnectFailed> {
         let standing = std::future::poll_fn(|cx| Poll::Ready(self.standing(pool, engine, to, self.clock.now(), cx)));
@@ -185,10 +185,10 @@ impl ConnPool {
         }
     }
 
-    /// A line to this engine that stands already. Nothing is there on it; what comes wakes the task.
+    /// An idle connection to this engine, with nothing to read. Registers the task to be woken by input.
     ///
     /// # Errors
-    /// The place of a new one: there is none.
+    /// The slot for a new connection if there is none.
     pub fn standing(
         &self,
         pool: &Pool,
@@ -201,14 +201,14 @@ impl ConnPool {
         home.pop(to, pool.roots.as_ref(), at, cx).map_err(|turn| ConnSlot { home, turn })
     }
 
-    /// The place of a line that nobody used before.
+    /// The slot for a new connection.
     pub fn unmade(&self, pool: &Pool, engine: &EngineId, to: &Arc<EngineAddress>) -> ConnSlot {
         let home = self.home(pool, engine, to);
         let turn = home.idle.lock().turn_to(to, pool.roots.as_ref());
         ConnSlot { home, turn }
     }
 
-    /// A line that nobody used before.
+    /// A new connection.
     #[cfg(test)]
     async fn fresh(
         &self,
@@ -219,7 +219,7 @@ impl ConnPool {
         self.open(pool, to, self.unmade(pool, engine, to)).await
     }
 
-    /// Makes a line.
+    /// Opens a connection.
     ///
     /// # Errors
     /// No connection within the pool's `connect_timeout`.
@@ -234,7 +234,7 @@ impl ConnPool {
         Ok(PooledConn { wire: Box::new(UpstreamConn::new(io)), home: place.home, turn: place.turn, reused: false })
     }
 
-    /// A connection. Where the process has no file descriptor left, idle lines give theirs.
+    /// Dials. If the process has no file descriptor left, idle connections are closed to free some.
     async fn dial(&self, pool: &Pool, to: &EngineAddress) -> io::Result<BoxedIo> {
         match self.dial.dial(to, pool.roots.as_ref()).await {
             Err(error) if is_lack(&error) && self.close_old() > 0 => self.dial.dial(to, pool.roots.as_ref()).await,
@@ -242,7 +242,7 @@ impl ConnPool {
         }
     }
 
-    /// Closes the older half of each engine's idle lines; says how many.
+    /// Closes the older half of each engine's idle connections; returns how many.
     fn close_old(&self) -> usize {
         let mut old = Vec::new();
         for home in self.homes.read().iter().flat_map(|(_, engines)| engines.values()) {
@@ -253,7 +253,7 @@ impl ConnPool {
         old.len()
     }
 
-    /// Closes what has been idle for too long, and forgets engines without lines.
+    /// Closes connections that were idle for too long, and removes engines without any.
     pub fn sweep(&self) {
         let now = self.clock.now();
         let mut expired = Vec::new();
@@ -268,7 +268,7 @@ impl ConnPool {
         homes.retain(|(_, engines)| !engines.is_empty());
     }
 
-    /// Sweeps once a second, for ever. The owner of the lines runs it and drops it.
+    /// Sweeps once a second, forever. The pool's owner runs and drops it.
     pub async fn keep_swept(&self) {
         loop {
             self.clock.sleep_until(Some(self.clock.now() + Duration::from_secs(1))).await;
@@ -276,7 +276,7 @@ impl ConnPool {
         }
     }
 
-    /// Idle lines to an engine.
+    /// Number of idle connections to an engine.
     #[must_use]
     pub fn idle(&self, pool: &PoolId, engine: &EngineId) -> usize {
         let homes = self.homes.read();
@@ -308,7 +308,7 @@ impl EngineConns {
         EngineConns { clock, idle: Mutex::new(idle) }
     }
 
-    /// The line that became idle last, if it can be used; else the number for a new one.
+    /// The connection that became idle last, if usable; else the generation for a new one.
     fn pop(
         self: &Arc<Self>,
         to: &Arc<EngineAddress>,
@@ -349,7 +349,7 @@ impl EngineConns {
 }
 
 impl IdleConns {
-    /// Lines go here from now on; those that go elsewhere are closed.
+    /// Sets where connections go; those to elsewhere are closed.
     fn turn_to(&mut self, to: &Arc<EngineAddress>, roots: Option<&Roots>) -> u64 {
         let same_roots = match (&self.roots, roots) {
             (None, None) => true,
@@ -366,7 +366,7 @@ impl IdleConns {
         self.turn
     }
 
-    /// Moves lines that are too old out, to be closed outside the lock.
+    /// Moves expired connections out, to be closed outside the lock.
     #[expect(clippy::vec_box, reason = "they are in their boxes already")]
     fn expire(&mut self, now: Tick, expired: &mut Vec<Box<UpstreamConn>>) {
         while self.lines.front().is_some_and(|(since, _)| now - *since >= IDLE) {
@@ -382,7 +382,7 @@ impl PooledConn {
         self.reused
     }
 
-    /// Sends a request; the future waits for the head of its answer. Interim answers (1xx) are
+    /// Sends a request; the future resolves to the response's head. Interim responses (1xx) are
     /// skipped. Dropping the future closes the connection.
     pub fn send(self, request: RequestWriter) -> PendingResponse {
         let before = self.wire.received;
@@ -390,27 +390,27 @@ impl PooledConn {
     }
 }
 
-/// A request on its way, until the head of its answer has come. Fails with [`SendError`]
-/// where the connection broke or the answer cannot be trusted; the connection is closed.
+/// A request until its response head has come. Fails with [`SendError`] if the connection broke or the
+/// response cannot be trusted; the connection is then closed.
 #[must_use = "nothing is written before it is polled"]
 pub struct PendingResponse {
-    /// `None` once it is done.
+    /// `None` once done.
     line: Option<PooledConn>,
-    /// `None` once all has been written, or cannot be.
+    /// `None` once everything was written, or cannot be.
     unsent: Option<RequestWriter>,
-    /// What was left of it could not be written.
+    /// Whether the rest could not be written.
     stuck: bool,
-    /// Bytes that had come on the line before.
+    /// Bytes received on the connection before this request.
     before: u64,
-    /// Bytes of interim answers.
+    /// Bytes of interim responses.
     interim: usize,
 }
 
 impl PendingResponse {
-    /// Writes what can be written at once.
+    /// Writes what can be written now.
     pub fn write(&mut self, cx: &mut Context<'_>) {
-        // An engine may answer before it has read all, and then close: what cannot be written
-        // any more does not matter as long as an answer comes.
+        // An engine may respond before it has read everything, and then close; a failed write does not
+        // matter as long as a response comes.
         if let (Some(unsent), Some(line)) = (&mut self.unsent, &mut self.line)
             && let Poll::Ready(written) = unsent.poll(&mut line.wire.io, cx)
         {
@@ -419,7 +419,7 @@ impl PendingResponse {
         }
     }
 
-    /// What was left of the request could not be written.
+    /// Whether the rest of the request could not be written.
     #[must_use]
     pub fn is_stuck(&self) -> bool {
         self.stuck
@@ -457,8 +457,8 @@ impl Future for PendingResponse {
 }
 
 impl UpstreamBody {
-    /// Once the body has ended whole, the line may serve another request, if ours has left it
-    /// whole and nothing came behind the answer.
+    /// Returns the connection once the body has ended completely, if the whole request was written and no
+    /// bytes follow the response.
     fn give_back_at_end(&mut self) {
         if !self.framing.is_over() {
             return;
@@ -470,7 +470,7 @@ impl UpstreamBody {
         }
     }
 
-    /// The rest of a request whose answer came early goes on its way meanwhile.
+    /// Continues to write a request whose response came early.
     fn write_on(&mut self, cx: &mut Context<'_>) {
         if let (Some(unsent), Some(line)) = (&mut self.unsent, &mut self.line)
             && let Poll::Ready(written) = unsent.poll(&mut line.wire.io, cx)

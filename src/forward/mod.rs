@@ -1,10 +1,10 @@
-//! One attempt at one engine: the request goes out on a line of the engine's own small pool,
-//! the head is held until the first token, then whole events are relayed as they arrive.
+//! One attempt at one engine: the request is sent on a pooled connection, the response head is held
+//! until the first token, then whole events are relayed as they arrive.
 //!
-//! [`open`](open()) begins an attempt and gives the engine's head; [`Relay`] holds and relays
-//! its body; [`ReplyBody`] is what the client's connection polls. Which engine is asked, and
-//! what comes after a failure, is `gateway`'s loop over `route::retry`. Dropping any of these
-//! values closes the engine's connection: that is how a cancel reaches the engine.
+//! [`open`](open()) starts an attempt and returns the engine's head; [`Relay`] holds and relays its
+//! body; [`ReplyBody`] is what the client's connection polls. The choice of engine and what follows a
+//! failure are `gateway`'s loop over `route::retry`. Dropping any of these values closes the engine's
+//! connection, which is how a cancel reaches the engine.
 
 mod ahead;
 mod behind;
@@ -35,13 +35,13 @@ use crate::observe::TimeoutKind;
 use crate::refuse::Rejection;
 use ahead::{EarlyHeadStep, KEEPALIVE};
 
-/// The body of every response that the gateway gives.
+/// The body of every response of the gateway.
 pub enum ReplyBody {
-    /// Made by the gateway: `None` once given (or where there is none).
+    /// Made by the gateway: `None` once sent, or if empty.
     Whole(Option<Bytes>),
-    /// An engine's answer.
+    /// An engine's response.
     Relay(Box<Relay>),
-    /// What comes behind a head that went ahead of its answer.
+    /// The body of a head that was sent early.
     Ahead(Box<EarlyHeadBody>),
 }
 
@@ -97,7 +97,7 @@ impl Body for ReplyBody {
     }
 }
 
-/// Those of an engine, and the gateway's own.
+/// The engine's headers, and the gateway's own.
 impl ResponseHeaders for ReplyBody {
     fn pass_fields(&self, to: &mut impl FnMut(&HeaderName, &HeaderValue)) {
         if let ReplyBody::Relay(relay) = self {
@@ -112,7 +112,7 @@ impl ResponseHeaders for ReplyBody {
     }
 }
 
-/// The refusal that a time limit of a class becomes.
+/// The rejection for a time limit.
 #[must_use]
 pub fn limit_refusal(timeouts: &settings::Timeouts, limit: TimeoutKind, streams: bool) -> Rejection {
     match limit {

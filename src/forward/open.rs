@@ -1,4 +1,4 @@
-//! Begins one attempt: a line to the engine, the request on it, and the head that comes back.
+//! Starts one attempt: takes a connection, sends the request, and waits for the response head.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -13,50 +13,50 @@ use crate::units::{EngineId, PoolId, Tick};
 
 /// One request to one engine.
 pub struct AttemptRequest {
-    /// The connections of all engines.
+    /// The pool of connections to all engines.
     pub lines: Arc<ConnPool>,
     /// The pool that the engine belongs to.
     pub pool: Arc<Pool>,
-    /// The engine.
+    /// The engine's id.
     pub engine: EngineId,
-    /// Where it is.
+    /// Its address.
     pub address: Arc<EngineAddress>,
     /// Head and body, complete.
     pub request: RequestWriter,
-    /// Use a fresh connection, not one that has been idle.
+    /// Use a new connection rather than an idle one.
     pub fresh: bool,
-    /// The moment.
+    /// The current moment.
     pub at: Tick,
 }
 
-/// Why there is no response head.
+/// No response head.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConnectError {
     /// The engine's pool.
     pub pool: PoolId,
-    /// What happened.
+    /// The reason.
     pub why: ConnectErrorKind,
 }
 
-/// What happened instead of a response head.
+/// Reasons for a missing response head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConnectErrorKind {
     /// No connection: unreachable, TLS failure, `connect_timeout`.
     NoConnection,
-    /// The same, because nobody listens there.
+    /// Connection refused.
     Refused,
-    /// The gateway has no file descriptor left for a connection.
+    /// The gateway has no file descriptor left.
     Lack,
     /// A reused connection was closed before any byte came back.
     Stale,
     /// The connection ended before a head.
     Reset,
-    /// What came is not HTTP, or no answer to this request.
+    /// Not HTTP, or not a response to this request.
     Garbage,
 }
 
 impl ConnectError {
-    /// What the client is told where no other attempt follows.
+    /// The rejection for the client if no further attempt follows.
     #[must_use]
     pub fn refusal(&self) -> Rejection {
         let pool = self.pool.clone();
@@ -69,25 +69,25 @@ impl ConnectError {
     }
 }
 
-/// An attempt that has begun. Dropping it closes the engine's connection.
+/// A started attempt. Dropping it closes the engine's connection.
 #[must_use = "without it the request is cancelled"]
 pub struct ConnectingAttempt {
     pool: Arc<Pool>,
     way: AttemptPhase,
 }
 
-/// How far an attempt is.
+/// Progress of an attempt.
 enum AttemptPhase {
-    /// Its connection is being made; what is to be sent on it.
+    /// Connecting, with the request to send.
     Connecting(Connecting, Option<RequestWriter>),
-    /// The request goes out, and its answer is waited for.
+    /// Sending the request and waiting for its response.
     Sending(PendingResponse),
 }
 
 type Connecting = Pin<Box<dyn Future<Output = Result<PooledConn, ConnectFailed>> + Send>>;
 
-/// Begins an attempt: on a line that stands already the request is written. To be polled in the
-/// same turn, unless it [waits](ConnectingAttempt::waits).
+/// Starts an attempt; on an idle connection the request is written at once. Must be polled in the same
+/// turn unless it [waits](ConnectingAttempt::waits).
 pub fn open(call: AttemptRequest, cx: &mut Context<'_>) -> ConnectingAttempt {
     let AttemptRequest { lines, pool, engine, address, request, fresh, at } = call;
     let line = match fresh {
@@ -110,21 +110,21 @@ pub fn open(call: AttemptRequest, cx: &mut Context<'_>) -> ConnectingAttempt {
 }
 
 impl ConnectingAttempt {
-    /// Whether nothing is left to be done in the turn in which it began: the line was quiet just
-    /// before the request was written, and what comes wakes the task that began it.
+    /// Whether it needs no poll in this turn: the connection was quiet just before the request was written,
+    /// and input will wake the task.
     #[must_use]
     pub fn waits(&self) -> bool {
         matches!(&self.way, AttemptPhase::Sending(sending) if !sending.is_stuck())
     }
 
-    /// Whether the connection stands: the request goes out.
+    /// Whether the connection is open and the request is being sent.
     #[must_use]
     pub fn is_connected(&self) -> bool {
         matches!(self.way, AttemptPhase::Sending(_))
     }
 
-    /// What a time limit that passes now says about the connection: it could not be made, where
-    /// the engine does not have the request yet.
+    /// The error for a time limit that passes now: no connection, if the engine does not have the request
+    /// yet.
     #[must_use]
     pub fn unconnected(&self) -> Option<ConnectError> {
         (!self.is_connected()).then(|| self.failed(ConnectErrorKind::NoConnection))

@@ -1,4 +1,4 @@
-//! The fields that the gateway adds to a head.
+//! Headers that the gateway adds to a response.
 
 use std::time::Duration;
 
@@ -9,25 +9,25 @@ use crate::framing::HeaderSink;
 use crate::units::RequestId;
 use crate::units::decimal::push_thousandths;
 
-/// See the module. As far as they are known.
+/// The gateway's own response headers, as far as known.
 #[derive(Debug)]
 pub struct GatewayHeaders {
-    /// Of the request, fit to be a field.
+    /// The request id, valid as a header.
     pub id: RequestId,
-    /// Its dialect knows the id as `request-id` (Messages), where it goes too.
+    /// Whether the dialect also uses `request-id` (Messages).
     pub is_messages: bool,
-    /// The class by which the request is judged.
+    /// The request's class.
     pub class: Option<HeaderValue>,
     /// The pool whose engine answered.
     pub pool: Option<HeaderValue>,
-    /// What overload levels did to the request.
+    /// Overload actions applied to the request.
     pub degraded: Option<HeaderValue>,
-    /// Time in the gateway's queue, and from there to the engine's first words.
+    /// Time in the gateway's queue, and from there to the engine's first byte.
     pub times: Option<[Duration; 2]>,
 }
 
 impl GatewayHeaders {
-    /// Nothing but the id is known.
+    /// With the id only.
     #[must_use]
     pub fn of(id: &RequestId) -> Self {
         GatewayHeaders { id: id.clone(), is_messages: false, class: None, pool: None, degraded: None, times: None }
@@ -56,11 +56,11 @@ impl GatewayHeaders {
     }
 }
 
-/// Whether a field has one of the names that only the gateway gives, so that it never comes from an
-/// engine. (Times of its own an engine may tell beside ours.)
+/// Whether only the gateway sets this header, so that an engine's is dropped. (An engine's own
+/// `server-timing` passes beside ours.)
 pub(super) fn is_ours(name: &str) -> bool {
     let Some(rest) = name.strip_prefix("x-") else { return name == "request-id" };
-    // By the first byte, so that an ordinary field costs a comparison or two.
+    // Dispatches on the first byte, so that an ordinary header costs one or two comparisons.
     match rest.as_bytes().first() {
         Some(b'g') => rest.starts_with("goodput-"),
         Some(b'r') => name == REQUEST_ID || is_of_a_limit(rest),
@@ -69,8 +69,8 @@ pub(super) fn is_ours(name: &str) -> bool {
     }
 }
 
-/// `x-ratelimit-...`: what an engine says of the limits of the gateway is nothing to a tenant, whose
-/// own are told in the same words.
+/// Whether it is an `x-ratelimit-...` header: an engine's limits concern the gateway, and tenants get their
+/// own under the same names.
 fn is_of_a_limit(rest: &str) -> bool {
     let Some(rest) = rest.strip_prefix("ratelimit-") else { return false };
     let mut words = rest.splitn(2, '-');

@@ -1,12 +1,12 @@
-//! An answer that is being relayed: the engine's body on one side, what may pass to the client
-//! on the other, the observer beside it, and every limit that runs meanwhile.
+//! Relays a response: the engine's body on one side, the client on the other, the observer beside it, and
+//! all running time limits.
 //!
-//! The same value is driven twice: by [`Relay::hold`] while the head is held, and by
-//! [`ReplyBody`](super::ReplyBody) afterwards. No channel and no task lies between the two
-//! connections: a client that does not read stops the reading of the engine.
+//! The same value is polled by [`Relay::hold`] while the head is held, and by
+//! [`ReplyBody`](super::ReplyBody) afterwards. There is no channel or task between the two
+//! connections: a client that does not read stops the reading from the engine.
 //!
-//! A relay ends exactly once and hands one [`RelayEnd`] to its [`RelayEvents`]: from there `gateway`
-//! judges, records, and gives everything back.
+//! A relay ends exactly once and passes one [`RelayEnd`] to its [`RelayEvents`], where `gateway`
+//! judges, records and releases everything.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -37,44 +37,44 @@ use crate::rewrite::EventGate;
 use crate::route::Signals;
 use crate::units::{ClientState, Dialect, DisconnectReason, RequestId, Tick};
 
-/// A preamble (role events, comments) longer than this is let go without a token.
+/// Longest preamble (role events, comments) held without a token, bytes.
 const HELD_PREAMBLE: usize = 64 * 1024;
 
-/// May stand in front of a stream, and nowhere else: readers would take it for part of a line.
+/// Allowed only at the start of a stream; elsewhere parsers take it for part of a line.
 const BYTE_ORDER_MARK: &[u8] = b"\xEF\xBB\xBF";
 
-/// What stands in front of the engine's first piece.
+/// What was sent before the engine's first piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum StreamStart {
-    /// Nothing yet.
+    /// Nothing.
     Open,
-    /// Comments of ours.
+    /// Keepalive comments.
     BehindComments,
-    /// The piece has come.
+    /// The first piece was sent.
     Over,
 }
 
-/// How a relay ended.
+/// The end of a relay.
 pub struct RelayEnd {
-    /// Everything seen of the answer.
+    /// The observed response.
     pub timeline: Timeline,
-    /// The gateway's own reason, where an engine that was waited for behind a head of our own
-    /// gave no stream.
+    /// The rejection, if an engine awaited behind an early head gave no
+    /// stream.
     pub refusal: Option<Rejection>,
-    /// The request was still waiting for a connection to the engine.
+    /// Whether the request was still waiting for a connection to the engine.
     pub never_sent: bool,
 }
 
-/// The head of an engine's answer.
+/// The head of an engine's response.
 pub struct UpstreamHead {
-    /// As it came.
+    /// As received.
     pub parts: Arc<response::Parts>,
-    /// What its fields say.
+    /// Properties of its body.
     pub content: Content,
 }
 
 impl UpstreamHead {
-    /// One that came, or our own.
+    /// An engine's head, or one made by the gateway.
     #[must_use]
     pub fn of(parts: Arc<response::Parts>) -> Self {
         let content = Content::of(&parts.headers);
@@ -82,49 +82,49 @@ impl UpstreamHead {
     }
 }
 
-/// Who keeps what a request holds while its answer is relayed: its visit, its share of an
-/// engine's work.
+/// Receives the events of a relay, and owns what the request holds meanwhile: its record and its share of
+/// an engine's work.
 pub trait RelayEvents: Send {
     /// The first token came.
     fn first_token(&mut self, at: Tick);
-    /// The relay has ended: called exactly once.
+    /// The relay ended. Called exactly once.
     fn end(self: Box<Self>, ended: RelayEnd);
 }
 
-/// What a relay needs besides the observer and the engine's body.
+/// Parameters of a relay besides the observer and the engine's body.
 pub struct RelayConfig {
     /// The clock.
     pub clock: Clock,
-    /// Where its timer comes from.
+    /// Source of its timer.
     pub alarms: Arc<Alarms>,
-    /// The client's side of the connection.
+    /// The client's read state.
     pub client: ClientState,
-    /// Decides which bytes may pass.
+    /// Filters the bytes.
     pub gate: EventGate,
     /// How the body is read.
     pub reader: Reader,
-    /// All limits that run.
+    /// The running time limits.
     pub deadlines: Deadlines,
-    /// The class's limits, for the lengths.
+    /// The class's time limits.
     pub timeouts: Arc<Timeouts>,
-    /// Told of token events, for the gauge of overdue requests.
+    /// Receives token events, for the gauge of overdue requests.
     pub pulse: ProgressCell,
-    /// How error events are written.
+    /// Format of error events.
     pub dialect: Dialect,
-    /// The id that the client knows.
+    /// The request id known to the client.
     pub request_id: RequestId,
-    /// Told of signs of life of the engine.
+    /// Receives signs of life of the engine.
     pub signals: Arc<Signals>,
 }
 
-/// Why a held answer will not speak. Nothing of it has been forwarded.
+/// Why a held response did not start. Nothing of it was forwarded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HoldError {
-    /// An in-band error came before any token; the answer can still be relayed.
+    /// An in-band error came before any token; the response can still be relayed.
     Error(InBandError),
-    /// The body ended cleanly, unfinished and without a token.
+    /// The body ended cleanly but unfinished and without a token.
     Truncated,
-    /// The engine's connection broke.
+    /// The engine's connection failed.
     Broken,
     /// A limit fired.
     TimedOut(TimeoutKind),
@@ -132,12 +132,12 @@ pub enum HoldError {
     Drained,
 }
 
-/// The answer ends abnormally: its connection (or stream) is to be cut.
+/// The response is incomplete; its connection or stream must be aborted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the answer could not be completed")]
 pub struct TruncatedBody;
 
-/// See the module.
+/// Relays one response; see the module.
 pub struct Relay {
     parts: RelayConfig,
     /// `None` once the relay has ended.
@@ -147,25 +147,25 @@ pub struct Relay {
     ready: VecDeque<Bytes>,
     ready_bytes: usize,
     alarm: Alarm,
-    /// The last poll gave the client something that says anything: until the next one the client was
-    /// waited for. Or the head of an answer that is no event stream has just come. Either way the
-    /// silence begins when the engine is next waited for.
+    /// Whether the last poll returned bytes to the client, so that the time until the next poll is the
+    /// client's; also set when the head of a response that is not an event stream has just come. The
+    /// idle limit then starts at the next wait for the engine.
     gave: bool,
-    /// The last bytes of the engine said something, if only in a comment.
+    /// Whether the engine's last bytes were activity, including comments.
     spoke: bool,
     keeper: Option<Box<dyn RelayEvents>>,
-    /// The engine's head, and what stands there beside its fields; until the first bytes go out. A long
-    /// stream does not keep the place.
+    /// The engine's head and the gateway's headers until the first bytes are sent. Boxed, so that a long
+    /// stream does not keep the memory.
     head: Option<Box<(UpstreamHead, GatewayHeaders)>>,
-    /// The body ended in the middle of an event, which went out as it is.
+    /// The body ended within an event, which was sent incomplete.
     tail_is_out: bool,
-    /// Set where the answer must end abnormally.
+    /// Set if the response must be aborted.
     broken: bool,
 }
 
-/// The engine's side.
+/// State of the engine's side.
 enum UpstreamState {
-    /// Its head has not arrived; ours went out by time. Boxed, as it is rare and larger than the rest.
+    /// Its head has not arrived, ours was sent early. Boxed because it is rare and large.
     Opening(Box<ConnectingAttempt>),
     /// Its body is being read.
     Speaking(UpstreamBody),
@@ -173,17 +173,17 @@ enum UpstreamState {
     Over,
 }
 
-/// What the engine's side did.
+/// An event of the engine's side.
 enum UpstreamEvent {
-    /// Bytes came at this moment; what may pass is in `ready`.
+    /// Bytes came at this moment; the filtered ones are in `ready`.
     Bytes(Tick),
-    /// The body ended as its framing says.
+    /// The body ended by its framing.
     Clean,
-    /// Broken framing, reset.
+    /// Invalid framing or reset.
     Broken,
-    /// Behind a head of ours: no stream came.
+    /// No stream came behind an early head.
     NoStream(Rejection),
-    /// Something is due.
+    /// A deadline passed.
     Due(DeadlineAction),
     /// The drain limit passed.
     Cut,
@@ -196,9 +196,9 @@ impl Relay {
         Self::of(parts, observer, UpstreamState::Speaking(engine))
     }
 
-    /// A relay behind a head of our own: the engine has not sent its head yet. Begins with a
-    /// comment, since bytes are what the head went out for; unless it is known when the next one
-    /// is due, since the head went ahead.
+    /// A relay behind an early head, before the engine's head. Starts with a comment, because the head was
+    /// sent early in order to send bytes, unless the time of the next comment is already
+    /// known.
     #[must_use]
     pub fn waiting(parts: RelayConfig, observer: Observer, opening: ConnectingAttempt) -> Box<Self> {
         let mut relay = Self::of(parts, observer, UpstreamState::Opening(Box::new(opening)));
@@ -211,14 +211,14 @@ impl Relay {
         relay
     }
 
-    /// Comments go on from here.
+    /// Sets the time of the next comment.
     pub(super) fn comments_from(&mut self, next: Tick) {
         if let Some(due) = self.parts.deadlines.keepalive.as_mut() {
             *due = next;
         }
     }
 
-    /// In a box from the start: it is large, and passes through many hands.
+    /// Boxed from the start because it is large and passes through many owners.
     fn of(parts: RelayConfig, observer: Observer, engine: UpstreamState) -> Box<Self> {
         let alarm = parts.alarms.alarm();
         // One piece at a time is the rule.
@@ -243,13 +243,13 @@ impl Relay {
         )
     }
 
-    /// Holds the answer until it speaks: its first token, its finish, 64 KiB of preamble, or
-    /// the end of the class's patience; for an answer that is no event stream, its first bytes.
+    /// Holds the response until it starts: its first token, its finish, 64 KiB of preamble, or the class's
+    /// `hold_head`; for a response that is not an event stream, its first bytes.
     ///
-    /// Says when it was heard: nothing is waited for between that and the present moment.
+    /// Returns the moment, which is current because nothing is awaited after it.
     ///
     /// # Errors
-    /// [`HoldError`] where it will not.
+    /// [`HoldError`] if it will not start.
     pub async fn hold(&mut self) -> Result<Tick, HoldError> {
         if !self.streams() {
             self.parts.deadlines.token_came();
@@ -259,16 +259,16 @@ impl Relay {
         std::future::poll_fn(|cx| self.poll_hold(cx)).await
     }
 
-    /// The head of an answer that is no event stream came: from now on silence is what counts.
-    /// Enough for a failure, whose status says all that the next step depends on.
+    /// The head of a response that is not an event stream came, so the idle limit starts. A failed response
+    /// needs no more, because the next step depends on its status alone.
     pub fn head_came(&mut self) {
         self.parts.deadlines.token_came();
         self.parts.deadlines.heard(self.parts.clock.now(), self.parts.timeouts.idle);
     }
 
-    /// An answer that is no event stream: its head is not worth relaying before its framing has
-    /// shown that a body follows. What has come already is looked at: where it breaks off there,
-    /// nothing of it has to go out.
+    /// For a response that is not an event stream: holds the head until body bytes show that its framing is
+    /// valid. Bytes that have already arrived are examined, so that a response that breaks off there is not
+    /// forwarded at all.
     fn poll_first_bytes(&mut self, cx: &mut Context<'_>) -> Poll<Result<Tick, HoldError>> {
         let mut heard_at = None;
         while self.ready_bytes < HELD_PREAMBLE && !matches!(self.engine, UpstreamState::Over) {
@@ -332,7 +332,7 @@ impl Relay {
         }
     }
 
-    /// The body ended while it was held.
+    /// The body ended while held.
     fn spoke_to_the_end(&self) -> Result<(), HoldError> {
         match self.seen().error() {
             Some(error) if !error.after_first_token => Err(HoldError::Error(error)),
@@ -341,13 +341,13 @@ impl Relay {
         }
     }
 
-    /// The head goes out without a token: from now on errors are events.
+    /// Releases the head without a token; errors become events from now on.
     pub fn let_go(&mut self) {
         self.parts.deadlines.hold = None;
         self.comment_later();
     }
 
-    /// A panic was caught in the relay: the answer is lost, and it is our fault.
+    /// A panic was caught in the relay: the response is lost through the gateway's fault.
     pub(super) fn panicked(&mut self) {
         self.ready.clear();
         self.ready_bytes = 0;
@@ -365,8 +365,8 @@ impl Relay {
         self.observer.as_ref().is_some_and(Observer::has_token)
     }
 
-    /// Whether the engine has shown that it serves the request: the first token of a stream
-    /// (or its end without one), the head of any other answer.
+    /// Whether the engine has shown that it serves the request: the first token of a stream (or its end
+    /// without one), or the head of another response.
     #[must_use]
     pub fn has_spoken(&self) -> bool {
         !self.streams() || self.observer.as_ref().is_some_and(|seen| seen.has_token() || seen.is_finished())
@@ -376,14 +376,14 @@ impl Relay {
         self.parts.reader == Reader::Events
     }
 
-    /// Hands the relay what it is to give back at its end.
+    /// Sets the receiver of the relay's events.
     pub fn keep(&mut self, mut keeper: Box<dyn RelayEvents>) {
         self.parts.deadlines.hold = None;
         if self.has_token() {
             keeper.first_token(self.parts.clock.now());
         }
         self.keeper = Some(keeper);
-        // A body that is known to be empty is never polled.
+        // A body known to be empty is never polled.
         let is_empty = match &self.engine {
             UpstreamState::Speaking(body) => body.is_end_stream(),
             UpstreamState::Over => self.ready.is_empty(),
@@ -395,7 +395,7 @@ impl Relay {
         }
     }
 
-    /// What stands in the head: the engine's fields, as far as they pass, and our own.
+    /// Sets the headers: the engine's that pass, and the gateway's own.
     pub fn begins_with(&mut self, head: UpstreamHead, own: GatewayHeaders) {
         self.head = Some(Box::new((head, own)));
     }
@@ -416,14 +416,14 @@ impl Relay {
     /// The next bytes for the client.
     pub(super) fn poll_bytes(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, TruncatedBody>>> {
         loop {
-            // Before the last bytes are given: a body of known length is not polled again.
+            // Before the last bytes are returned, because a body of known length is not polled again.
             if matches!(self.engine, UpstreamState::Over) && self.observer.is_some() {
                 self.finish_clean();
             }
             if let Some(bytes) = self.ready.pop_front() {
                 self.ready_bytes -= bytes.len();
                 self.gave |= self.spoke;
-                // It is out.
+                // The head was sent.
                 self.head = None;
                 return Poll::Ready(Some(Ok(bytes)));
             }
@@ -457,12 +457,12 @@ impl Relay {
         }
     }
 
-    /// Whether nothing is left to give.
+    /// Whether nothing is left to return.
     pub(super) fn is_over(&self) -> bool {
         self.observer.is_none() && self.ready.is_empty() && !self.broken
     }
 
-    /// Bytes left to give, where the framing of a body that is no event stream tells.
+    /// Remaining bytes, if the framing of a body that is not an event stream tells.
     #[must_use]
     pub fn size_hint(&self) -> SizeHint {
         let held = self.ready_bytes as u64;
@@ -479,8 +479,8 @@ impl Relay {
         self.observer.as_ref().expect("a relay watches until it ends")
     }
 
-    /// The engine's side, one step. Looks for bytes before it looks at the timer, so that a
-    /// late poll never takes bytes that are there for silence.
+    /// One step of the engine's side. Checks for bytes before the timer, so that a late poll does not take
+    /// available bytes for silence.
     fn poll_engine(&mut self, cx: &mut Context<'_>) -> Poll<UpstreamEvent> {
         let streams = self.streams();
         if let UpstreamState::Opening(opening) = &mut self.engine
@@ -495,7 +495,7 @@ impl Relay {
             match Pin::new(&mut *engine).poll_frame(cx) {
                 Poll::Ready(Some(Ok(frame))) => {
                     let Ok(bytes) = frame.into_data() else { continue };
-                    // A body of known length is never polled to its end.
+                    // A body of known length is not polled to its end.
                     let whole = !streams && engine.is_end_stream();
                     let at = self.hear(bytes);
                     if whole {
@@ -518,8 +518,8 @@ impl Relay {
         self.poll_timer(cx).map(UpstreamEvent::Due)
     }
 
-    /// Bytes came: one clock read, the observer and the gate see them, what may pass is ready. Says
-    /// when.
+    /// Handles received bytes: one clock read, then observer and gate; the filtered bytes are ready. Returns
+    /// the moment.
     fn hear(&mut self, frame: Bytes) -> Tick {
         let at = self.parts.clock.now();
         let Some(observer) = self.observer.as_mut() else { return at };
@@ -533,7 +533,7 @@ impl Relay {
         let mut gather = Batch::new(frame.clone(), &mut self.ready, &mut self.ready_bytes);
         observer.frame(frame, at, &mut |piece: Bytes, note: &PieceInfo| {
             has_token |= note.token;
-            // Behind that only a first token is waited for.
+            // Once limited, only a first token matters.
             if note.token && (limited.is_none() || !had_token) {
                 pulse.token(at, note.visible);
             }
@@ -578,11 +578,11 @@ impl Relay {
         }
     }
 
-    /// A body that ended cleanly: its tail is read as an event and goes out as it is.
+    /// Handles the tail of a cleanly ended body: parsed as an event and passed on unchanged.
     fn take_tail(&mut self, at: Tick) {
         let Some(observer) = self.observer.as_mut() else { return };
         let had_token = observer.has_token();
-        // Of a long event nothing is held: all of its tail has passed.
+        // Nothing of a long event is held: its tail was already sent.
         self.tail_is_out |= observer.long_event_is_out();
         let (gate, ready, count) = (&mut self.parts.gate, &mut self.ready, &mut self.ready_bytes);
         let tail_is_out = &mut self.tail_is_out;
@@ -600,8 +600,8 @@ impl Relay {
         }
     }
 
-    /// The engine's body ended as its framing says. An answer that is nevertheless unfinished
-    /// gets an error event of ours.
+    /// The engine's body ended by its framing. An unfinished response gets an error
+    /// event.
     fn finish_clean(&mut self) {
         let complete = self.seen().is_finished() || self.seen().error().is_some();
         if self.parts.reader == Reader::Events && !complete {
@@ -613,9 +613,9 @@ impl Relay {
         self.close(Ending::Clean, None);
     }
 
-    /// The engine failed, or a limit ended the answer: an incomplete tail is dropped and an
-    /// error event follows; where that is impossible the answer ends abnormally. One that was
-    /// finished, or has its error already, just ends.
+    /// The engine failed or a limit ended the response: an incomplete tail is dropped and an error event
+    /// follows; if that is impossible the response is aborted. A response that was finished, or already
+    /// has its error, just ends.
     fn fail(&mut self, ending: Ending, refusal: &Rejection) {
         self.let_finish_go();
         let seen = self.seen();
@@ -628,7 +628,7 @@ impl Relay {
         self.close(ending, None);
     }
 
-    /// The finish event has waited for long enough, or nothing will come behind it.
+    /// Releases the held finish event: its time is over, or nothing follows.
     fn let_finish_go(&mut self) {
         self.parts.deadlines.finish = None;
         if let Some(event) = self.parts.gate.let_finish_go() {
@@ -636,22 +636,22 @@ impl Relay {
         }
     }
 
-    /// The answer is over, but the engine holds its body open: what it does with its connection is
-    /// waited for no longer.
+    /// Ends a finished response whose engine keeps its body
+    /// open.
     fn end_it(&mut self) {
         self.let_finish_go();
         self.observer.iter_mut().for_each(Observer::stop);
         self.close(Ending::Clean, None);
     }
 
-    /// Behind a head of ours no stream came.
+    /// No stream came behind an early head.
     fn no_stream(&mut self, refusal: Rejection) {
         let event = self.error_event(&refusal);
         self.offer(event);
         self.close(Ending::Broken, Some(refusal));
     }
 
-    /// What a limit that passes now means where the engine does not have the request yet.
+    /// The rejection for a limit that passes before the engine has the request.
     fn unconnected(&self) -> Option<Rejection> {
         match &self.engine {
             UpstreamState::Opening(opening) => opening.unconnected().map(|failed| failed.refusal()),
@@ -659,7 +659,7 @@ impl Relay {
         }
     }
 
-    /// A comment keeps idle-killing hops awake; never inside an event that is partly out.
+    /// Writes a comment against idle timeouts of proxies; never within an event that was partly sent.
     fn comment(&mut self) {
         self.parts.deadlines.hold = None;
         if !self.seen().long_event_is_out() {
@@ -680,8 +680,8 @@ impl Relay {
         self.ready.push_back(bytes);
     }
 
-    /// Ends the relay, once: the engine's line is dropped (and closed, unless its body ended
-    /// whole), and the keeper gets the timeline.
+    /// Ends the relay, once: releases the engine's connection (closed unless its body ended completely) and
+    /// reports the timeline.
     fn close(&mut self, ending: Ending, refusal: Option<Rejection>) {
         let never_sent = self.unconnected().is_some();
         self.engine = UpstreamState::Over;
@@ -700,7 +700,7 @@ impl Relay {
         self.observer = None;
     }
 
-    /// What is still to be read behind the finish, if anything is.
+    /// The rest to read after the finish for its usage, if any.
     fn rest(&mut self, ending: Ending) -> Option<AbandonedRelay> {
         self.observer.as_ref()?.finished_without_usage()?;
         if !matches!(self.engine, UpstreamState::Speaking(_)) {
@@ -719,8 +719,8 @@ impl Relay {
 
     fn poll_timer(&mut self, cx: &mut Context<'_>) -> Poll<DeadlineAction> {
         loop {
-            // While nobody polls us the idle limit does not run: the silence begins when somebody
-            // listens to it.
+            // The idle limit is suspended while nothing polls the relay, and starts when it is
+            // polled.
             let may_be_idle = self.parts.deadlines.idle.is_some() || !self.streams();
             if std::mem::take(&mut self.gave) && may_be_idle {
                 self.parts.deadlines.heard(self.parts.clock.now(), self.parts.timeouts.idle);
@@ -741,8 +741,8 @@ impl Relay {
         }
     }
 
-    /// The idle limit would have passed at `now`, but does not run while the client refuses bytes:
-    /// whether it runs from a later moment.
+    /// The idle limit would have passed at `now`, but is suspended while the client does not read: whether it
+    /// runs from a later moment.
     fn listens_late(&mut self, now: Tick) -> bool {
         let client = &self.parts.client;
         let listens = if client.refused_since().is_some() { Some(now) } else { client.resumed_at() };
@@ -756,7 +756,7 @@ impl Relay {
 }
 
 impl Drop for Relay {
-    /// Dropped before its end: the client left, or its connection was cut.
+    /// Dropped before its end: the client left, or its connection was closed.
     fn drop(&mut self) {
         let ending = match self.parts.client.severed() {
             _ if std::thread::panicking() => Ending::Panicked,
@@ -775,19 +775,19 @@ impl Drop for Relay {
     }
 }
 
-/// The stream behind a head of our own, if one came.
+/// The stream behind an early head, if one came.
 fn stream_of(opened: Result<UpstreamResponse, ConnectError>) -> Result<UpstreamBody, Rejection> {
     let UpstreamResponse { head, body } = opened.map_err(|failed| failed.refusal())?;
     let content = Content::of(&head.headers);
     match head.status.is_success() {
-        // Our head names no coding: such bytes would be noise to the client.
+        // The early head names no coding, so coded bytes would be noise to the client.
         true if content.is_coded => Err(Rejection::EngineCoded),
         true if content.media == Media::Events => Ok(body),
         _ => Err(Rejection::EngineAnswered { status: head.status.as_u16() }),
     }
 }
 
-/// Joins pieces that lie side by side in one frame, so that what came in one read leaves in
+/// Joins adjacent pieces of one frame, so that one read leaves in
 /// one write.
 struct Batch<'a> {
     frame: Bytes,
@@ -818,7 +818,7 @@ impl<'a> Batch<'a> {
         self.run.end += piece.len();
     }
 
-    /// Where in the frame a piece lies, if it does.
+    /// Offset of a piece within the frame, if it is part of it.
     fn place_of(&self, piece: &Bytes) -> Option<usize> {
         let start = (piece.as_ptr() as usize).checked_sub(self.frame.as_ptr() as usize)?;
         (start + piece.len() <= self.frame.len()).then_some(start)

@@ -1,21 +1,21 @@
-//! The time limits of a class.
+//! Time limits of a class.
 
 use std::time::Duration;
 
-/// Limits on one request, and what is done while it waits.
+/// Time limits of one request, and intervals while it waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timeouts {
     /// From `arrival` to the first token of a stream, over all attempts.
     pub first_token: Duration,
-    /// Longest silence of an engine from the first token on (a JSON body: from its head).
+    /// Longest silence of an engine after the first token (JSON bodies: after the head).
     pub idle: Duration,
-    /// From `arrival` to the end of the answer.
+    /// From `arrival` to the end of the response.
     pub total: Duration,
-    /// From `arrival` to the head of a non-streaming answer, over all attempts.
+    /// From `arrival` to the head of a non-streaming response, over all attempts.
     pub response_head: Duration,
-    /// How long after `arrival` a head and its preamble may be held back.
+    /// How long after `arrival` a head and its preamble may be held.
     pub hold_head: Duration,
-    /// Distance of keepalive comments once the head is out; `None`: never.
+    /// Interval of keepalive comments once the head was sent; `None`: never.
     pub keepalive: Option<Duration>,
 }
 

@@ -1,10 +1,10 @@
-//! The access line: one JSON object per request, with lengths and times, without content.
+//! The access log: one JSON object per request, with lengths and times, without content.
 //!
-//! Lines go through a bounded channel to one task that owns the output. A full channel (the
-//! output is slower than the traffic) drops the line and counts it; no request ever waits. So
-//! does an output that fails, for as long as it does: a full disk has room again some day.
-//! Lines are made and leave in blocks: one write for all that came in ten milliseconds. What
-//! makes them is then in the processor's caches, which no single request would find it in.
+//! Records go through a bounded channel to one task that owns the output. If the channel is full
+//! (the output is slower than the traffic) or the output fails (a full disk), lines are dropped and
+//! counted; no request ever waits. The output is retried, because a disk may have room again later.
+//! Lines are formatted and written in blocks of ten milliseconds, so that the formatting code
+//! is in the processor's caches.
 
 use std::io::{self, Write as _};
 use std::sync::Arc;
@@ -22,30 +22,30 @@ use crate::observe::Timeline;
 use crate::units::decimal::{push_number, push_thousandths, put_digits};
 use crate::units::{ClassId, Endpoint, EngineId, LengthBucket, PoolId, TenantId, Tick};
 
-/// Lines that may wait for the output: a few seconds of heavy traffic.
+/// Capacity of the channel, lines: a few seconds of heavy traffic.
 const WAITING: usize = 8192;
 
-/// How long a line may wait for others to leave with.
+/// How long a line waits for others to be written with.
 const TOGETHER: Duration = Duration::from_millis(10);
 
-/// The recorder's end of the channel.
+/// The sending end of the channel.
 #[derive(Clone, Debug)]
 pub struct AccessLines {
     sender: mpsc::Sender<Box<RequestRecord>>,
     lost: LostLines,
 }
 
-/// The output's end of the channel; see [`Writer::run`].
+/// The receiving end of the channel; see [`Writer::run`].
 #[derive(Debug)]
 pub struct Writer {
     lines: mpsc::Receiver<Box<RequestRecord>>,
     lost: LostLines,
 }
 
-/// Lines that were taken and did not get out, not yet told.
+/// Lines that could not be written and were not reported yet.
 type LostLines = Arc<AtomicU64>;
 
-/// A channel for access lines.
+/// Creates the channel.
 #[must_use]
 pub fn lines() -> (AccessLines, Writer) {
     let (sender, receiver) = mpsc::channel(WAITING);
@@ -54,22 +54,23 @@ pub fn lines() -> (AccessLines, Writer) {
 }
 
 impl AccessLines {
-    /// Hands a request over; `false` if its line was dropped.
+    /// Sends a record; `false` if its line was dropped.
     pub(super) fn write(&self, finished: Box<RequestRecord>) -> bool {
         self.sender.try_send(finished).is_ok()
     }
 
-    /// Lines that did not get out since this was last asked.
+    /// Returns and resets the number of lines that could not be written.
     pub(super) fn take_lost(&self) -> u64 {
         self.lost.swap(0, Ordering::Relaxed)
     }
 }
 
 impl Writer {
-    /// Writes lines until the last [`AccessLines`] is gone and all of them are out. What an
-    /// output refuses is lost and counted.
+    /// Writes lines until the last [`AccessLines`] is dropped and all lines are out. Lines that the output
+    /// refuses are counted as lost.
     ///
     /// # Errors
+    /// When nothing reads the output any more; lines are dropped and counted from then on.
     /// When nobody reads the output any more; lines are dropped and counted from then on.
     pub async fn run(mut self, mut output: impl LineOutput, clock: Clock) -> io::Result<()> {
         let mut block = Vec::new();
@@ -82,7 +83,7 @@ impl Writer {
                 clock.sleep_until(Some(clock.now() + TOGETHER)).await;
             }
             if !self.lines.is_empty() {
-                // All that there are, at once.
+                // Receives all waiting records at once.
                 self.lines.recv_many(&mut finished, WAITING).await;
             }
             let count = finished.len() as u64;
@@ -100,7 +101,7 @@ impl Writer {
             if error.kind() == io::ErrorKind::BrokenPipe {
                 return Err(self.give_up(error));
             }
-            // Half a line may have got out.
+            // A partial line may have been written.
             block.push(b'\n');
             if !std::mem::replace(&mut fails, true) {
                 tracing::error!(%error, "access lines cannot be written; they are lost until they can");
@@ -118,9 +119,9 @@ impl Writer {
     }
 }
 
-/// Where lines go.
+/// Destination of lines.
 pub trait LineOutput: Send {
-    /// Writes a block, and leaves its room for the next one.
+    /// Writes a block and clears it for reuse.
     fn write(&mut self, block: &mut Vec<u8>) -> impl Future<Output = io::Result<()>> + Send;
 }
 
@@ -131,8 +132,8 @@ impl<W: AsyncWrite + Unpin + Send> LineOutput for W {
     }
 }
 
-/// The process's standard output. A thread that may block takes each block as it is; the
-/// runtime's own output would take a copy of it, and a second turn to flush it.
+/// The process's standard output. A blocking thread takes each block without copying it; tokio's stdout
+/// would copy it and need another step to flush.
 pub struct Stdout;
 
 impl LineOutput for Stdout {
@@ -149,7 +150,7 @@ impl LineOutput for Stdout {
     }
 }
 
-/// One moment by both clocks: a block's lines are told the time of day by it.
+/// One moment on both clocks, from which a block's lines derive the time of day.
 struct BothClocks {
     tick: Tick,
     wall: Duration,
@@ -160,13 +161,13 @@ impl BothClocks {
         BothClocks { tick: clock.now(), wall: clock.wall() }
     }
 
-    /// The time of day at a moment that has passed.
+    /// Time of day at an earlier moment.
     fn wall_at(&self, at: Tick) -> Duration {
         self.wall.saturating_sub(self.tick.since(at))
     }
 }
 
-/// A request's line, newline included.
+/// Appends a request's line, newline included.
 fn write(finished: &RequestRecord, wall: Duration, known: &mut LineCache, block: &mut Vec<u8>) {
     let answer = finished.answer();
     let whole = finished.whole_answer();
@@ -200,14 +201,14 @@ fn write(finished: &RequestRecord, wall: Duration, known: &mut LineCache, block:
     line.put(b"}\n");
 }
 
-/// What earlier lines have left for later ones.
+/// Reusable parts of earlier lines.
 #[derive(Default)]
 struct LineCache {
     beginning: LineStart,
     commons: LinePrefixCache,
 }
 
-/// A line up to its request's id. The lines of a second differ only in its thousandths.
+/// A line up to the request id. Within a second only the milliseconds differ.
 struct LineStart {
     second: Option<u64>,
     text: [u8; 48],
@@ -229,20 +230,20 @@ impl LineStart {
     }
 }
 
-/// What many lines have in common, from the endpoint to the length, as text. The same few names
-/// come again and again with the same few outcomes, and the names are shared: what lies at the
-/// same places is the same names, as long as they are kept here.
+/// Cached text from the endpoint to the length, because the same few names recur with the same few
+/// outcomes. Entries are compared by the addresses of their shared names, which stay valid while they
+/// are kept here.
 struct LinePrefixCache(Vec<Option<Common>>);
 
 struct Common {
     key: LinePrefixKey,
     text: Vec<u8>,
-    /// Keeps the places taken.
+    /// Keeps the addresses valid.
     _ids: (Option<TenantId>, Option<ClassId>, Option<PoolId>, Option<EngineId>),
     _words: [Option<Arc<str>>; 2],
 }
 
-/// What the text is made of: where the names lie, and what is told beside them.
+/// The key of a cached text: addresses of the names, and the other values in it.
 #[derive(PartialEq)]
 struct LinePrefixKey {
     names: [usize; 6],
@@ -261,7 +262,7 @@ impl Default for LinePrefixCache {
 }
 
 impl LinePrefixCache {
-    /// So many are kept, each at the place that its key gives it.
+    /// Number of entries; each key has one slot.
     const KEPT: usize = 64;
 
     fn of(&mut self, finished: &RequestRecord) -> &[u8] {
@@ -298,12 +299,12 @@ fn names(finished: &RequestRecord) -> [Option<&str>; 6] {
     ]
 }
 
-/// The text of [`LinePrefixCache`].
+/// Formats the text cached by [`LinePrefixCache`].
 fn common(finished: &RequestRecord) -> Vec<u8> {
     let outcome = finished.verdict.outcome;
     let mut text = Vec::new();
     let mut line = JsonLine(&mut text);
-    // As we write it, never as it was sent: that may hold anything.
+    // The canonical path, never the one sent, which may contain anything.
     line.word(b",\"endpoint\":", finished.endpoint.map(Endpoint::path));
     let keys: [&[u8]; 6] =
         [b",\"tenant\":", b",\"class\":", b",\"rule\":", b",\"model\":", b",\"pool\":", b",\"engine\":"];
@@ -317,13 +318,13 @@ fn common(finished: &RequestRecord) -> Vec<u8> {
     text
 }
 
-/// One JSON object in the making. Written by hand, because every request writes one: it costs
-/// a fraction of what a general serializer takes for it. A key comes with the comma in front
-/// of it and the colon behind.
+/// Writes one JSON object. Written by hand because a general serializer costs several times as much per
+/// request. A key includes the comma before it and the colon
+/// after it.
 struct JsonLine<'a>(&'a mut Vec<u8>);
 
 impl JsonLine<'_> {
-    /// A text of a length that the compiler knows: copied in place, without a call.
+    /// A constant-length text, which is copied inline.
     fn put<const N: usize>(&mut self, text: &[u8; N]) {
         self.0.extend_from_slice(text);
     }
@@ -344,7 +345,7 @@ impl JsonLine<'_> {
         }
     }
 
-    /// A text that needs no escape.
+    /// A text that needs no escaping.
     fn word<const N: usize>(&mut self, key: &[u8; N], value: Option<&str>) {
         self.put(key);
         match value {
@@ -367,7 +368,7 @@ impl JsonLine<'_> {
         }
     }
 
-    /// Milliseconds to the microsecond.
+    /// Milliseconds with three decimals.
     fn millis<const N: usize>(&mut self, key: &[u8; N], length: Option<Duration>) {
         self.put(key);
         match length {
@@ -379,7 +380,7 @@ impl JsonLine<'_> {
         }
     }
 
-    /// What overload levels did. The cap only where it was set.
+    /// Overload actions. The cap only if one was set.
     fn degraded(&mut self, degraded: &Degraded) {
         let cap = degraded.cap.filter(|_| degraded.kinds.has(Kind::CapOutput));
         self.number(b",\"degraded\":{\"level\":", Some(degraded.level as u64));
@@ -395,13 +396,13 @@ impl JsonLine<'_> {
     }
 }
 
-/// Whether a text needs no escape. Looks at every byte, and does not stop at one that does: a
-/// loop without a way out is done many bytes at a time.
+/// Whether a text needs no escaping. Examines every byte without early exit, so that the loop
+/// vectorises.
 fn is_plain(text: &str) -> bool {
     !text.bytes().fold(false, |escape, byte| escape | (byte < b' ') | (byte == b'"') | (byte == b'\\'))
 }
 
-/// RFC 3339 in UTC, to the millisecond.
+/// RFC 3339 in UTC, with milliseconds.
 fn time_of_day(wall: Duration) -> [u8; 24] {
     let seconds = wall.as_secs();
     let (year, month, day) = civil(seconds / 86_400);
@@ -416,8 +417,8 @@ fn time_of_day(wall: Duration) -> [u8; 24] {
     text
 }
 
-/// Year, month and day of a day since 1970-01-01. Years are counted from the first of March,
-/// so that the leap day is a year's last, and in eras of 400 years, which are all alike.
+/// Year, month and day from days since 1970-01-01. Years begin on 1 March, so that the leap day comes
+/// last, and are grouped in eras of 400 equal years.
 fn civil(days: u64) -> (u64, u64, u64) {
     let days = days + 719_468;
     let (era, of_era) = (days / 146_097, days % 146_097);

@@ -1,14 +1,13 @@
-//! How fast a class uses up its budget of misses.
+//! Attainment, burn rate and error budget of a class.
 //!
-//! Pure: outcomes and moments go in, attainment, burn rate and budget come out. Each window
-//! is a ring of slots, so memory does not grow with traffic or with time; a window's answer
-//! reaches back between 119/120 of its length and the whole of it.
+//! Pure: outcomes and moments go in, attainment, burn rate and budget come out. Each window is a ring of
+//! slots, so memory grows neither with traffic nor with time; a window covers between 119/120 and all of
+//! its length.
 //!
-//! Nothing is known from before the class was there, which is the start of the process as a
-//! rule. A window that is longer than that tells of the time since, and each [`WindowCount`] says how
-//! much of its window that is: `3d` an hour after the start is that hour. Left out until it is
-//! whole it would say nothing for a month after every restart; taken for whole it would look as
-//! if three days had gone as this hour did.
+//! Nothing is known from before the class existed, normally the start of the process. A longer window
+//! covers the time since, and each [`WindowCount`] says how much of it that is: `3d` an hour after the
+//! start is that hour. Omitting incomplete windows would report nothing for a month after every restart;
+//! treating them as complete would extrapolate the first hour to three days.
 
 mod tenants;
 
@@ -20,7 +19,7 @@ use tenants::Tenants;
 
 const SLOTS: usize = 120;
 
-/// The windows that every class has beside its own, as alert rules use them.
+/// Windows of every class beside its own, as alert rules use them.
 const COMMON: [Duration; 5] = [
     Duration::from_secs(5 * 60),
     Duration::from_secs(30 * 60),
@@ -29,14 +28,14 @@ const COMMON: [Duration; 5] = [
     Duration::from_secs(3 * 24 * 60 * 60),
 ];
 
-/// The window in which the highest good rate is looked for.
+/// Index of the window searched for the highest good rate.
 const RATE_WINDOW: usize = 2;
 
-/// The window of [`Burn::pressure`], and the fewest judged requests in it that tell anything.
+/// Window of [`Burn::pressure`], and the fewest judged requests in it that are evidence.
 const PRESSURE: Duration = Duration::from_secs(60);
 const ENOUGH: u64 = 10;
 
-/// Judged requests of a stretch of time.
+/// Judged requests of an interval.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct JudgedCount {
     /// Requests that were met.
@@ -46,7 +45,7 @@ pub struct JudgedCount {
 }
 
 impl JudgedCount {
-    /// The share that was met; `None` where nothing was judged.
+    /// Share of met requests; `None` if none was judged.
     #[must_use]
     pub fn attainment(self) -> Option<f64> {
         (self.judged > 0).then(|| self.met as f64 / self.judged as f64)
@@ -71,12 +70,12 @@ struct BurnSlot {
 #[derive(Debug)]
 struct Ring {
     window: Duration,
-    /// Counting began.
+    /// Start of counting.
     since: Tick,
-    /// The length of a slot.
+    /// Length of a slot.
     slot_nanos: u64,
     slots: Box<[BurnSlot]>,
-    /// The slot that was last written to, and the moments that belong into it.
+    /// The current slot, and the moments that belong to it.
     present: usize,
     span: Range<u64>,
 }
@@ -94,7 +93,7 @@ impl Ring {
         }
     }
 
-    /// Makes the slot of this moment the present one.
+    /// Makes the slot of this moment the current one.
     fn turn_to(&mut self, at: Tick) {
         if self.span.contains(&at.as_nanos()) {
             return;
@@ -113,7 +112,7 @@ impl Ring {
         &mut self.slots[self.present].count
     }
 
-    /// The slots that the window still covers at `at`; `fresh` belongs into the present one too.
+    /// The slots covered at `at`; `fresh` is part of the current one.
     fn live(&self, fresh: JudgedCount, at: Tick) -> impl Iterator<Item = BurnSlot> {
         let newest = at.as_nanos() / self.slot_nanos;
         let slots = self.slots.iter().copied().enumerate().map(move |(place, mut slot)| {
@@ -140,12 +139,12 @@ impl Ring {
     }
 }
 
-/// What was counted over a window.
+/// The count of one window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WindowCount {
-    /// The length of the window.
+    /// Length of the window.
     pub window: Duration,
-    /// How much of it has been counted: less than the whole until the class has been here so long.
+    /// How much of the window has been counted; less than its length while the class is younger.
     pub covered: Duration,
     /// The requests.
     pub count: JudgedCount,
@@ -162,23 +161,23 @@ impl WindowCount {
     }
 }
 
-/// The outcomes of one class over all of its windows.
+/// The outcomes of one class in all its windows.
 #[derive(Debug)]
 pub struct Burn {
     target: f64,
     rings: Vec<Ring>,
-    /// What came in the stretch in which no ring turns. It is in their slots when the next one
-    /// begins: a request is counted once, and not in each ring.
+    /// Requests since the last slot change. Added to every ring at the next change, so that a request is
+    /// counted once rather than in each ring.
     fresh: JudgedCount,
     stretch: Range<u64>,
-    /// The last minute of those that were not shed.
+    /// The last minute's requests that were not shed.
     served: Ring,
-    /// The same, by tenant.
+    /// The same by tenant.
     tenants: Tenants,
 }
 
 impl Burn {
-    /// A class that promises `target` over `window`, from `since` on.
+    /// A class with `target` over `window`, counted from `since`.
     #[must_use]
     pub fn new(target: f64, window: Duration, since: Tick) -> Self {
         let all = COMMON.into_iter().chain([window]);
@@ -193,7 +192,7 @@ impl Burn {
         }
     }
 
-    /// The promise changed. What was counted stays, except over a window of another length.
+    /// Changes the target. Counts are kept, except for a window of another length.
     pub fn promise(&mut self, target: f64, window: Duration, at: Tick) {
         self.target = target;
         self.settle();
@@ -203,7 +202,7 @@ impl Burn {
         }
     }
 
-    /// A judged request ended at `at`.
+    /// Records the end of a judged request.
     pub fn note(&mut self, met: bool, at: Tick) {
         if !self.stretch.contains(&at.as_nanos()) {
             self.settle();
@@ -214,30 +213,30 @@ impl Burn {
         self.fresh.note(met);
     }
 
-    /// What is fresh goes into the slots, and the next stretch begins with whatever comes next.
+    /// Adds fresh counts to the slots.
     fn settle(&mut self) {
         let fresh = std::mem::take(&mut self.fresh);
         self.rings.iter_mut().for_each(|ring| ring.present().add(fresh));
         self.stretch = 0..0;
     }
 
-    /// The same, for one that was not shed: what [`Burn::pressure`] is taken from.
+    /// Records a request that was not shed, for [`Burn::pressure`].
     pub fn note_served(&mut self, met: bool, at: Tick) {
         self.served.turn_to(at);
         self.served.present().note(met);
     }
 
-    /// The same, for one of this tenant (a hash of its name).
+    /// The same with its tenant (a hash of the name).
     pub fn note_served_to(&mut self, tenant: u64, met: bool, at: Tick) {
         self.note_served(met, at);
         self.tenants.note(tenant, met, at);
     }
 
-    /// The burn rate of the last minute, requests that were shed left out: what overload levels
-    /// go by. `None` where so few were judged that one of them would decide.
+    /// Burn rate of the last minute without shed requests, on which overload levels are based. `None` if too
+    /// few requests were judged.
     ///
-    /// No tenant's misses alone raise it: it is the lowest of the rates that are left without each
-    /// tenant in turn, where others had requests at all.
+    /// The lowest of the rates that remain without each tenant in turn, provided others had requests, so
+    /// that one tenant's misses alone do not raise it.
     #[must_use]
     pub fn pressure(&self, at: Tick) -> Option<f64> {
         let count = self.served.count(JudgedCount::default(), at);
@@ -248,15 +247,15 @@ impl Burn {
         Some(without_each.fold(self.rate(count), f64::min))
     }
 
-    /// What was counted over each window up to `at`. The class's own window comes last, unless it
-    /// is one of the common ones.
+    /// The count of each window at `at`. The class's own window comes last, unless it is a common
+    /// one.
     pub fn spans(&self, at: Tick) -> impl Iterator<Item = WindowCount> {
         let common = COMMON.contains(&self.own_ring().window);
         let shown = if common { self.rings.len() - 1 } else { self.rings.len() };
         self.rings[..shown].iter().map(move |ring| ring.span(self.fresh, at))
     }
 
-    /// What was counted over the class's own window up to `at`.
+    /// The count of the class's own window at `at`.
     #[must_use]
     pub fn own(&self, at: Tick) -> WindowCount {
         self.own_ring().span(self.fresh, at)
@@ -266,23 +265,23 @@ impl Burn {
         self.rings.last().expect("a class has its own window")
     }
 
-    /// How many times faster than promised the budget of misses is used: 1 uses it up exactly
-    /// at the end of the class's window. Nothing judged burns nothing.
+    /// Burn rate: 1 uses up the error budget exactly at the end of the class's window. 0 if nothing was
+    /// judged.
     #[must_use]
     pub fn rate(&self, count: JudgedCount) -> f64 {
         let missed = 1.0 - count.attainment().unwrap_or(1.0);
         if missed == 0.0 { 0.0 } else { missed / (1.0 - self.target).max(0.0) }
     }
 
-    /// The share of the budget of misses that is left over the class's own window; negative
-    /// where more was missed than promised.
+    /// Remaining share of the error budget in the class's own window; negative if
+    /// overspent.
     #[must_use]
     pub fn budget_left(&self, at: Tick) -> f64 {
         1.0 - self.rate(self.own(at).count)
     }
 
-    /// The highest rate of judged requests, per second, among the complete 30-second
-    /// stretches of the last hour whose attainment was at or above the target.
+    /// The highest rate of judged requests, per second, among the complete 30-second intervals of the last
+    /// hour whose attainment met the target.
     #[must_use]
     pub fn good_rate(&self, at: Tick) -> f64 {
         let ring = &self.rings[RATE_WINDOW];
@@ -434,7 +433,7 @@ mod tests {
     }
 
     proptest! {
-        /// A window never counts less than its last 119/120, nor more than its whole length.
+        /// A window covers at least its last 119/120 and at most its whole length.
         #[test]
         fn a_window_agrees_with_a_list_of_everything(
             steps in prop::collection::vec((0_u64..4_000, any::<bool>()), 1..200),

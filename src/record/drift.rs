@@ -1,7 +1,7 @@
-//! Whether the workload is still the one that a class's objectives were written for.
+//! Compares the observed lengths with the class's workload assumption.
 //!
-//! Lengths are sorted into buckets that grow by a tenth each, so a quantile is right to
-//! within 5 %. Two generations of half an hour: what is told covers the last 30 to 60 minutes.
+//! Lengths are counted in buckets that grow by 10 %, so a quantile is accurate to 5 %. Two generations of
+//! half an hour: a quantile covers the last 30 to 60 minutes.
 
 use std::time::Duration;
 
@@ -11,10 +11,10 @@ const GROWTH: f64 = 1.1;
 const BUCKETS: usize = 170;
 const GENERATION: Duration = Duration::from_secs(30 * 60);
 
-/// Fewer lengths than this say nothing about a 95th percentile.
+/// Fewest lengths that say anything about a 95th percentile.
 const ENOUGH: u64 = 20;
 
-/// Lengths seen of late.
+/// Recent lengths.
 #[derive(Debug)]
 pub struct LengthHistogram {
     present: Box<[u32]>,
@@ -30,15 +30,15 @@ impl Default for LengthHistogram {
 }
 
 impl LengthHistogram {
-    /// A request of this length ended at `at`.
+    /// Records the length of a request that ended at `at`.
     pub fn note(&mut self, length: Tokens, at: Tick) {
         self.turn(at);
         let count = &mut self.present[bucket_of(length)];
         *count = count.saturating_add(1);
     }
 
-    /// The length at or below which a share `q` of the requests stayed; `None` where too few
-    /// were seen.
+    /// The length that a share `q` of the requests stayed at or below; `None` if too few were
+    /// seen.
     pub fn quantile(&mut self, q: f64, at: Tick) -> Option<f64> {
         self.turn(at);
         let counts = self.present.iter().zip(&self.past).map(|(a, b)| u64::from(*a) + u64::from(*b));

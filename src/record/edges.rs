@@ -1,5 +1,5 @@
-//! Edges of the histograms: wide enough for every field, and every threshold of the class is
-//! one of them, so that no share at a threshold has to be guessed between two edges.
+//! Bucket edges of the histograms. They include every threshold of the class, so that attainment at a
+//! threshold is exact.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,10 +21,10 @@ const WHOLE: [f64; 21] = [
     0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 7.5, 10.0, 15.0, 20.0, 30.0, 45.0, 60.0, 120.0, 180.0,
     300.0, 600.0,
 ];
-/// Waits inside the gateway, and uploads.
+/// Waits in the gateway, and uploads.
 const WAIT: [f64; 13] = [0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0];
 
-/// The edges of one class's histograms.
+/// The bucket edges of one class.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct BucketEdges {
     pub(super) ttft: Arc<[Duration]>,

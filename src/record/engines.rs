@@ -1,20 +1,20 @@
-//! What is known of the engines, as gauges.
+//! Gauges of engines.
 
-/// The last report on one engine. What an engine does not tell is absent.
+/// The last report on one engine. Values that the engine does not report are absent.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct EngineReport {
-    /// It takes requests: healthy, breaker closed, not draining, not asleep.
+    /// Whether it is available: healthy, breaker closed, not draining, not asleep.
     pub up: bool,
-    /// Requests that wait inside the engine.
+    /// Requests waiting in the engine.
     pub waiting: Option<f64>,
-    /// Requests that the engine computes.
+    /// Requests running in the engine.
     pub running: Option<f64>,
-    /// Share of its KV cache in use, 0 to 1.
+    /// Used share of its KV cache, 0 to 1.
     pub kv_usage: Option<f64>,
-    /// Of our requests it should have so many at one time at most.
+    /// Largest number of concurrent requests that the gateway sends it.
     pub seats: Option<f64>,
-    /// How far predictions of the time to the first token were off, as a share of what was seen.
+    /// Error of TTFT predictions, as a share of the measured value.
     pub ttft_error: Option<f64>,
-    /// The same for the time per output token.
+    /// Error of TPOT predictions, likewise.
     pub tpot_error: Option<f64>,
 }

@@ -1,9 +1,9 @@
-//! Metric families whose series are made when settings load, and kept in order.
+//! Metric families whose series are created when settings load, and kept in order.
 //!
-//! The handles are resolved once and used without looking at labels; the families only
-//! remember them for the page. Histograms have their own type because each series has its own
-//! edges (a class's thresholds are among them), and because gaps between tokens arrive as
-//! counts per bucket.
+//! Handles are resolved once and used without label lookups; the families keep them only for the
+//! page. Histograms have a type of their own because each series has its own edges (including the
+//! class's thresholds), and because token gaps arrive as counts per
+//! bucket.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,7 +16,7 @@ use prometheus_client::encoding::{EncodeMetric, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::{MetricType, TypedMetric};
 
-/// A series' labels, in the order of the page.
+/// The labels of a series, in page order.
 pub(super) type Labels = Vec<(&'static str, Arc<str>)>;
 
 /// All series of one name.
@@ -36,32 +36,32 @@ impl<M> Default for MetricFamily<M> {
 }
 
 impl<M> MetricFamily<M> {
-    /// How many series there are.
+    /// Number of series.
     pub(super) fn len(&self) -> usize {
         self.0.read().len()
     }
 
-    /// Forgets all of them.
+    /// Removes all series.
     pub(super) fn clear(&self) {
         self.0.write().clear();
     }
 }
 
 impl MetricFamily<Counter> {
-    /// The counter with these labels, made at 0 if it is new.
+    /// The counter with these labels, created at 0.
     pub(super) fn at(&self, labels: Labels) -> Counter {
         self.0.write().entry(labels).or_default().clone()
     }
 }
 
 impl MetricFamily<DurationHistogram> {
-    /// How many series the page has: one for each edge, and the infinite one, the sum and the count.
+    /// Number of lines on the page: one per edge, plus infinity, sum and count.
     pub(super) fn lines(&self) -> usize {
         self.0.read().values().map(|histogram| histogram.0.edges.len() + 3).sum()
     }
 
-    /// The histogram with these labels. One with other edges is replaced by an empty one: what
-    /// it had counted cannot be told by the new edges.
+    /// The histogram with these labels. One with other edges is replaced by an empty one, because its counts
+    /// cannot be converted.
     pub(super) fn at(&self, labels: Labels, edges: &Arc<[Duration]>) -> DurationHistogram {
         let mut series = self.0.write();
         let known = series.get(&labels).filter(|known| known.0.edges == *edges).cloned();
@@ -86,14 +86,14 @@ impl<M: EncodeMetric + TypedMetric> EncodeMetric for MetricFamily<M> {
     }
 }
 
-/// Lengths of time, counted per bucket.
+/// A histogram of durations.
 #[derive(Clone, Debug)]
 pub(super) struct DurationHistogram(Arc<Buckets>);
 
 #[derive(Debug)]
 struct Buckets {
     edges: Arc<[Duration]>,
-    /// The same, as they are compared.
+    /// The edges in nanoseconds, as they are compared.
     edge_nanos: Box<[u64]>,
     counts: Box<[AtomicU64]>,
     sum_nanos: AtomicU64,
@@ -106,15 +106,15 @@ impl DurationHistogram {
         DurationHistogram(Arc::new(Buckets { edges, edge_nanos, counts, sum_nanos: AtomicU64::new(0) }))
     }
 
-    /// Counts one length.
+    /// Counts one duration.
     pub(super) fn observe(&self, length: Duration) {
         let nanos = nanos(length);
         self.add(nanos, 1);
         self.add_sum(nanos);
     }
 
-    /// Adds lengths that were counted already, by `edges` (one count more than edges). Counts by
-    /// other edges, from before a reload, go where their upper edge goes.
+    /// Adds counts by `edges` (one count more than edges). Counts by other edges, from before a reload, go
+    /// into the bucket of their upper edge.
     pub(super) fn absorb(&self, edges: &[Duration], counts: &[u32], sum: Duration) {
         for (index, &count) in counts.iter().enumerate().filter(|(_, count)| **count > 0) {
             self.add(edges.get(index).copied().map_or(u64::MAX, nanos), u64::from(count));
@@ -123,7 +123,7 @@ impl DurationHistogram {
     }
 
     fn add(&self, nanos: u64, times: u64) {
-        // The edges are few: they are gone through in order.
+        // Few edges, so a linear search is fastest.
         let Buckets { edge_nanos, counts, .. } = &*self.0;
         let bucket = edge_nanos.iter().position(|edge| nanos <= *edge).unwrap_or(edge_nanos.len());
         counts[bucket].fetch_add(times, Ordering::Relaxed);
@@ -134,7 +134,7 @@ impl DurationHistogram {
     }
 }
 
-/// A length that is too large for it goes where the largest does.
+/// Saturates.
 fn nanos(length: Duration) -> u64 {
     u64::try_from(length.as_nanos()).unwrap_or(u64::MAX)
 }

@@ -1,4 +1,4 @@
-//! All that is written down of one request, made once, at its end.
+//! The record of one request, made once, at its end.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,25 +9,25 @@ use crate::judge::{Outcome, Verdict};
 use crate::observe::Timeline;
 use crate::units::{ClassId, Endpoint, EngineId, LengthBucket, PoolId, RequestId, TenantId, Tick, Tokens};
 
-/// Why another attempt was made.
+/// Reason for a further attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Retry {
-    /// A reused connection was closed before any response byte; no attempt of its own.
+    /// A reused connection was closed before any response byte; not counted as an attempt.
     StaleConnection,
-    /// No connection to the engine.
+    /// The engine could not be connected to.
     ConnectFailed,
-    /// The engine pushed back: 429, 503, 529 or a twin inside a 200.
+    /// The engine pushed back: 429, 503, 529 or the in-band equivalent.
     PushBack,
-    /// The engine failed: another 5xx, a twin inside a 200, reset or truncation.
+    /// The engine failed: another 5xx, the in-band equivalent, reset or truncation.
     Fault,
-    /// The engine refused a body into which the gateway had injected something.
+    /// The engine refused a body with injected members.
     Injection,
-    /// The engine was going away, and nothing of its answer had gone to the client.
+    /// The engine was going away, and nothing of its response had been forwarded.
     Departing,
 }
 
 impl Retry {
-    /// All of them, in the order of the documentation.
+    /// Every reason, in the order of the documentation.
     pub const ALL: [Retry; 6] = [
         Retry::StaleConnection,
         Retry::ConnectFailed,
@@ -51,23 +51,23 @@ impl Retry {
     }
 }
 
-/// How often each kind of retry was made, in the order of [`Retry::ALL`].
+/// Number of retries per reason, in the order of [`Retry::ALL`].
 pub type RetryCounts = [u32; Retry::ALL.len()];
 
-/// One request, ended. Every metric and log line is made from it.
+/// The record of one ended request. Every metric and log line is derived from it.
 #[derive(Clone, Debug)]
 pub struct RequestRecord {
     /// Correlates response, log line and span.
     pub request_id: RequestId,
-    /// Which of our paths it came to; `None` where it ended before that was known.
+    /// Its API path; `None` if it ended before that was known.
     pub endpoint: Option<Endpoint>,
-    /// Who asked; `None` where no key was found.
+    /// Its tenant; `None` if no key was found.
     pub tenant: Option<TenantId>,
-    /// The class that applied; `None` where it ended before one did.
+    /// Its class; `None` if it ended before classification.
     pub class: Option<ClassId>,
-    /// Which rule chose the class.
+    /// The rule that chose the class.
     pub rule: Option<Arc<str>>,
-    /// The model as the routes name it.
+    /// The model as named by the routes.
     pub model: Option<Arc<str>>,
     /// The pool of the last attempt, else the first of the route.
     pub pool: Option<PoolId>,
@@ -75,75 +75,75 @@ pub struct RequestRecord {
     pub engine: Option<EngineId>,
     /// Attempts made.
     pub attempts: u32,
-    /// Of which kinds the further ones were.
+    /// Retries by reason.
     pub retries: RetryCounts,
-    /// The HTTP status that the client received; 499 where it left before any.
+    /// The HTTP status sent to the client; 499 if it left before one was sent.
     pub status: u16,
-    /// The client left before the answer was whole.
+    /// Whether the client left before the response was complete.
     pub left: bool,
-    /// How long the prompt is.
+    /// Prompt length bucket.
     pub length: LengthBucket,
-    /// The prompt estimate, where the body was read.
+    /// Estimated prompt tokens, if the body was read.
     pub prompt: Tokens,
-    /// The gateway had parsed the request head.
+    /// When the request head was parsed.
     pub arrival: Tick,
-    /// The last byte of the body was read.
+    /// When the last byte of the body was read.
     pub body_complete: Option<Tick>,
-    /// How long the client had sent nothing of it while the gateway stood ready to read.
+    /// How long the gateway waited for body bytes that the client did not send.
     pub client_wait: Option<Duration>,
-    /// The request left the queue.
+    /// When the request left the queue.
     pub admitted: Option<Tick>,
     /// The request ended.
     pub end: Tick,
-    /// How it ended, and which objectives held.
+    /// Its outcome and objectives.
     pub verdict: Verdict,
-    /// What was seen of the answer, where one was relayed.
+    /// The observed response, if one was relayed.
     pub timeline: Option<Timeline>,
     /// The edges by which the timeline's gaps were counted.
     pub gap_edges: Option<Arc<[Duration]>>,
-    /// The code of the gateway's own error, where it made one.
+    /// The error code of the gateway's own rejection, if any.
     pub refusal: Option<&'static str>,
-    /// The limit of its tenant that refused it, and whether it was one for its model.
+    /// The tenant limit that refused it, and its scope.
     pub limited: Option<(Limit, Scope)>,
-    /// It was let in beyond a limit of its tenant.
+    /// Whether it was admitted beyond a limit of its tenant.
     pub over_limit: bool,
-    /// It went to a further pool of its route because of the queue before.
+    /// Whether it went to a further pool of its route because of the queue.
     pub spilled: bool,
-    /// What overload levels did to it.
+    /// The overload actions applied to it.
     pub degraded: Degraded,
-    /// Its output cap was lowered by one of them.
+    /// Whether one of them lowered its output cap.
     pub cap_lowered: bool,
-    /// The path or model that it asked for in vain, as it may be shown.
+    /// The unknown path or model it asked for, escaped and shortened.
     pub asked: Option<Box<str>>,
 }
 
 impl RequestRecord {
-    /// From the head of the request to the last byte of its body.
+    /// Time from the request head to the last byte of the body.
     #[must_use]
     pub fn upload(&self) -> Option<Duration> {
         self.body_complete.map(|at| at.since(self.arrival))
     }
 
-    /// The time in the gateway's queue.
+    /// Time in the gateway's queue.
     #[must_use]
     pub fn queue(&self) -> Option<Duration> {
         Some(self.admitted?.since(self.body_complete?))
     }
 
-    /// The answer, where an engine gave one without an error.
+    /// The response, if an engine gave one without an error.
     #[must_use]
     pub fn answer(&self) -> Option<&Timeline> {
         self.timeline.as_ref().filter(|timeline| timeline.is_success())
     }
 
-    /// The answer, where it finished in its dialect.
+    /// The response, if it finished in its dialect.
     #[must_use]
     pub fn whole_answer(&self) -> Option<&Timeline> {
         self.answer().filter(|timeline| timeline.finish.is_some() && timeline.error.is_none())
     }
 
-    /// Input and output tokens: nothing where no engine is known to have computed anything. Input is the
-    /// engine's usage, else the prompt estimate.
+    /// Input and output tokens; none if no engine is known to have computed anything. Input is the engine's
+    /// usage, else the prompt estimate.
     #[must_use]
     pub fn tokens(&self) -> Option<(Tokens, Tokens)> {
         let computed = |t: &&Timeline| t.usage.input.is_some() || t.output > Tokens::ZERO || t.first_token.is_some();
@@ -151,13 +151,13 @@ impl RequestRecord {
         Some((answer.usage.input.unwrap_or(self.prompt), answer.output))
     }
 
-    /// How long the client had waited when it left, if it left before the answer was whole.
+    /// How long the client had waited when it left before the response was complete.
     #[must_use]
     pub fn left_after(&self) -> Option<Duration> {
         self.left.then(|| self.end.since(self.arrival))
     }
 
-    /// The class in whose books it goes: a miss before classification goes into the default's.
+    /// The class in which it is counted; a miss before classification counts in the default class.
     #[must_use]
     pub fn booked_class<'a>(&'a self, default: &'a ClassId) -> Option<&'a ClassId> {
         match self.verdict.outcome {

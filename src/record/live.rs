@@ -1,4 +1,4 @@
-//! Gauges that are worked out at each scrape, from what the recorder holds at that moment.
+//! Gauges computed at each scrape.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -20,7 +20,7 @@ use super::settings::RequestLabel;
 use super::table::{ClassSeries, ClassState};
 use super::{Inner, LevelReport, SeatReport};
 
-/// Looks at the recorder without keeping it alive: the registry belongs to it.
+/// Weak, because the recorder owns the registry that owns this.
 #[derive(Debug)]
 pub(super) struct GaugeCollector(pub(super) Weak<Inner>);
 
@@ -42,8 +42,8 @@ impl Collector for GaugeCollector {
 
 type Rows = Vec<(Vec<(&'static str, String)>, f64)>;
 
-/// Writes gauges. A family is announced also where it has no rows yet, so that the page names
-/// all there are.
+/// Writes gauges. Families without rows are written too, so that the page names all of
+/// them.
 struct GaugePage<'a, 'b>(&'a mut DescriptorEncoder<'b>);
 
 impl GaugePage<'_, '_> {
@@ -55,7 +55,7 @@ impl GaugePage<'_, '_> {
         Ok(())
     }
 
-    /// The same for counts, with one label.
+    /// Writes counters with one label.
     fn counters(&mut self, name: &str, help: &str, label: &'static str, rows: &[(&'static str, u64)]) -> fmt::Result {
         let mut family = self.0.encode_descriptor(name, help, None, MetricType::Counter)?;
         for (value, count) in rows {
@@ -128,7 +128,7 @@ fn in_flight(recorder: &Inner, at: Tick, page: &mut GaugePage<'_, '_>) -> fmt::R
     page.gauges("goodput_overdue", "Requests in flight with an objective that is broken already", rows.collect())
 }
 
-/// Everything that is told per class and window.
+/// Writes all gauges by class and window.
 fn classes(recorder: &Inner, at: Tick, page: &mut GaugePage<'_, '_>) -> fmt::Result {
     let table = recorder.table.load();
     let series: Vec<(&ClassId, &Arc<ClassSeries>)> =
@@ -146,7 +146,7 @@ fn classes(recorder: &Inner, at: Tick, page: &mut GaugePage<'_, '_>) -> fmt::Res
         }
         budget.push((vec![name()], memory.burn.budget_left(at)));
         good.push((vec![name()], memory.burn.good_rate(at)));
-        // Not `quantile`: that is the label of summaries alone.
+        // Not `quantile`, which Prometheus reserves for summaries.
         drifts(series, memory, at, &mut |direction, percentile, ratio| {
             let direction = ("direction", direction.to_owned());
             drift.push((vec![name(), direction, ("percentile", percentile.to_owned())], ratio));
@@ -180,7 +180,7 @@ fn classes(recorder: &Inner, at: Tick, page: &mut GaugePage<'_, '_>) -> fmt::Res
     )
 }
 
-/// Observed by assumed, for each quantile that the class assumes.
+/// Observed over assumed length, for each assumed quantile.
 fn drifts(series: &ClassSeries, memory: &mut ClassState, at: Tick, tell: &mut dyn FnMut(&str, &str, f64)) {
     let Some(assumed) = series.promise.assumed else { return };
     let mut one = |direction: &str, lengths: &mut LengthHistogram, assumed: Option<Quantiles>| {
@@ -274,7 +274,7 @@ fn engines(recorder: &Inner, page: &mut GaugePage<'_, '_>) -> fmt::Result {
     )
 }
 
-/// Only where limits are shared; the families are announced in any case.
+/// Rows only where limits are shared; the families are written in any case.
 fn limits_store(recorder: &Inner, page: &mut GaugePage<'_, '_>) -> fmt::Result {
     let report = recorder.store.lock().clone();
     let (is_shared, report) = (report.is_some(), report.unwrap_or_default());

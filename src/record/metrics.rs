@@ -1,7 +1,7 @@
-//! Every metric family, made in one place.
+//! Registers every metric family in one place.
 //!
 //! Names are a promise to dashboards and alerts: `docs/semantics.md` defines what they count.
-//! The library appends `_total` to counters, so they are named without it here.
+//! The library appends `_total` to counters, so their names here lack it.
 
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;
@@ -15,11 +15,11 @@ use parking_lot::RwLock;
 use super::family::{DurationHistogram, Labels, MetricFamily};
 use super::settings::RequestLabel;
 
-/// What changes with requests, reloads and dropped lines. Gauges that are worked out at each
-/// scrape are in `live`.
+/// Metrics changed by requests, reloads and dropped lines. Gauges computed at each scrape are in
+/// `live`.
 #[derive(Debug, Default)]
 pub(super) struct Metrics {
-    /// Labels that series made from now on do not have.
+    /// Labels omitted from new series.
     dropped: RwLock<Vec<RequestLabel>>,
     pub(super) slo_met: MetricFamily<Counter>,
     pub(super) slo: MetricFamily<Counter>,
@@ -56,7 +56,7 @@ pub(super) struct Metrics {
 }
 
 impl Metrics {
-    /// Registers all of them. Help texts say from when to when, and whose.
+    /// Registers all families. Help texts name the start and end of each measure.
     pub(super) fn register(&self, registry: &mut Registry) {
         for success in [true, false] {
             self.reload(success);
@@ -201,30 +201,30 @@ impl Metrics {
         );
     }
 
-    /// The labels of a series of requests, without those that are left out.
+    /// The labels of a request series, without omitted ones.
     pub(super) fn labels<const N: usize>(&self, pairs: [(&'static str, &str); N]) -> Labels {
         let dropped = self.dropped.read();
         let stays = |(name, _): &(&'static str, &str)| dropped.iter().all(|label| label.as_str() != *name);
         pairs.into_iter().filter(stays).map(|(name, value)| (name, Arc::from(value))).collect()
     }
 
-    /// From now on series are made without these labels.
+    /// Omits these labels from new series.
     pub(super) fn drop_labels(&self, dropped: &[RequestLabel]) {
         *self.dropped.write() = dropped.to_vec();
     }
 
-    /// Whether series are made without this label.
+    /// Whether this label is omitted.
     pub(super) fn drops(&self, label: RequestLabel) -> bool {
         self.dropped.read().contains(&label)
     }
 
-    /// Forgets what was made before there were settings. Nothing can have been counted by then.
+    /// Removes series created before there were settings; nothing was counted in them.
     pub(super) fn forget_unclassed(&self) {
         self.finished.clear();
         self.excluded.clear();
     }
 
-    /// How many series requests are counted in, as the page writes them.
+    /// Number of request series, in lines of the page.
     pub(super) fn series(&self) -> usize {
         let counters = [
             &self.slo_met,

@@ -1,9 +1,9 @@
-//! Written down once: metrics, access line, and later journal and span.
+//! Records each request once, in metrics and the access log.
 //!
 //! The [`Recorder`] opens an [`ActiveRequest`] for each accepted request; its [`RequestEnd`] becomes one
-//! [`RequestRecord`], and [`Recorder::note`] is the one place where requests are counted:
-//! `met + missed + excluded = finished`. Gauges are worked out when a page is asked for. All
-//! labels come from the settings ([`Recorder::bind`]); nothing a client sends becomes one.
+//! [`RequestRecord`], and [`Recorder::note`] is the only place where requests are counted:
+//! `met + missed + excluded = finished`. Gauges are computed when a page is requested. All
+//! labels come from the settings ([`Recorder::bind`]), never from clients.
 
 pub mod access;
 pub mod burn;
@@ -48,13 +48,13 @@ use metrics::Metrics;
 use open::InFlightRegistry;
 use table::Table;
 
-/// The status that is written down where the client left before it got one.
+/// The recorded status of a request whose client left before a status was sent.
 pub const LEFT: u16 = 499;
 
-/// With more series than these a warning says so: a scrape takes several megabytes.
+/// Number of series above which a warning is logged, because a scrape then takes several megabytes.
 const MANY_SERIES: usize = 50_000;
 
-/// How a page of metrics is written.
+/// Format of the metrics page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
     /// Prometheus text 0.0.4.
@@ -63,55 +63,55 @@ pub enum Format {
     OpenMetrics,
 }
 
-/// How many requests may run on a pool, and how many do.
+/// Seats of a pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SeatReport {
-    /// Seats there are.
+    /// Total seats.
     pub seats: usize,
-    /// Seats taken.
+    /// Occupied seats.
     pub taken: usize,
-    /// Prompt tokens that each engine may have to read at one time, if that is limited.
+    /// Most prompt tokens outstanding at one engine, if limited.
     pub prefill: Option<Tokens>,
 }
 
-/// At which overload level a class is.
+/// Overload level of a class.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LevelReport {
-    /// Levels in force.
+    /// Number of levels in force.
     pub level: usize,
-    /// An operator has set it.
+    /// Whether an operator set it.
     pub is_forced: bool,
-    /// For how long still, where that has an end.
+    /// Remaining time of the operator's setting, if limited.
     pub forced_for: Option<Duration>,
 }
 
-/// What was counted about the store in which gateways share the tenants' limits.
+/// Statistics of the shared limits store.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StoreReport {
-    /// It is asked.
+    /// Whether it is in use.
     pub up: bool,
-    /// Calls, by how they ended.
+    /// Calls by result.
     pub calls: Vec<(&'static str, u64)>,
-    /// Calls by their length: upper edges with counts, and longer ones.
+    /// Calls by duration: upper edges with counts, and the rest.
     pub lengths: (Vec<(Duration, u64)>, u64),
-    /// All lengths together.
+    /// Sum of all durations.
     pub length: Duration,
-    /// How often it was given up, until a trial succeeded.
+    /// How often the store was given up until a trial succeeded.
     pub given_up: u64,
-    /// Requests, by who let them in.
+    /// Requests by what admitted them.
     pub requests: Vec<(&'static str, u64)>,
-    /// What is granted to this gateway and used by nobody.
+    /// Tokens leased to this gateway and unused.
     pub unspent: u64,
 }
 
-/// Writes down what happened. Cheap to clone.
+/// Records requests and serves the metrics. Clones share one state.
 #[derive(Clone, Debug)]
 pub struct Recorder(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
     clock: Clock,
-    /// Unix time at which the process started, in seconds.
+    /// Start of the process, Unix seconds.
     started: f64,
     metrics: Metrics,
     table: ArcSwap<Table>,
@@ -127,7 +127,7 @@ struct Inner {
 }
 
 impl Recorder {
-    /// A recorder without settings; access lines go to `access`, if anywhere.
+    /// A recorder without settings; access lines go to `access`, if given.
     #[must_use]
     pub fn new(clock: Clock, access: Option<AccessLines>) -> Self {
         let metrics = Metrics::default();
@@ -154,7 +154,7 @@ impl Recorder {
         }))
     }
 
-    /// Makes every series that these settings can reach. Called at start and at each reload;
+    /// Creates every series that these settings can reach. Called at start and at each reload;
     /// counters keep their values.
     pub fn bind(&self, shape: &SeriesShape) {
         let table = self.0.table.load().bind(&self.0.metrics, shape, self.now());
@@ -168,13 +168,13 @@ impl Recorder {
         }
     }
 
-    /// How many series requests are counted in.
+    /// Number of request series.
     #[must_use]
     pub fn series(&self) -> usize {
         self.0.metrics.series()
     }
 
-    /// A request arrived.
+    /// Opens the record of a request that arrived.
     pub fn open(&self, request_id: RequestId, arrival: Tick) -> ActiveRequest {
         ActiveRequest::new(self.clone(), self.0.open.add(), request_id, arrival)
     }
@@ -191,19 +191,19 @@ impl Recorder {
         }
     }
 
-    /// Where the listener for clients, and the gateway behind it, count what never becomes a request.
+    /// The counters of what never becomes a request.
     #[must_use]
     pub fn doorstep(&self) -> &Doorstep {
         &self.0.doorstep
     }
 
-    /// Requests that have arrived and not ended.
+    /// Requests in flight.
     #[must_use]
     pub fn open_visits(&self) -> usize {
         self.0.open.count()
     }
 
-    /// Waits until no visit is open.
+    /// Resolves when no request is in flight.
     pub async fn emptied(&self) {
         loop {
             let emptied = self.0.emptied.notified();
@@ -216,13 +216,13 @@ impl Recorder {
         }
     }
 
-    /// Edges by which a class's gaps are counted.
+    /// The gap histogram's edges of a class.
     #[must_use]
     pub fn gap_edges(&self, class: &ClassId) -> Option<Arc<[Duration]>> {
         self.0.table.load().class(class).map(|series| series.gap_edges.clone())
     }
 
-    /// The page of metrics.
+    /// The metrics page.
     #[must_use]
     pub fn page(&self, format: Format) -> String {
         if let Some(access) = &self.0.access {
@@ -237,23 +237,23 @@ impl Recorder {
         page
     }
 
-    /// The engines of all pools, as they are now: what is said of them replaces all that was.
+    /// Replaces the reports of all engines.
     pub fn engines(&self, engines: Vec<(PoolId, EngineId, EngineReport)>) {
         *self.0.engines.lock() = engines;
     }
 
-    /// The seats of every pool that has a limit, as they are now.
+    /// Replaces the seats of all pools with a limit.
     pub fn seats(&self, seats: Vec<(PoolId, SeatReport)>) {
         *self.0.seats.lock() = seats;
     }
 
-    /// The overload level of every class that has any, as it is now.
+    /// Replaces the overload levels of all classes that have any.
     pub fn levels(&self, levels: Vec<(ClassId, LevelReport)>) {
         *self.0.levels.lock() = levels;
     }
 
-    /// How many times too fast a class used its budget of misses in the last minute, requests
-    /// that were shed left out; `None` where too few were judged to tell.
+    /// Burn rate of the class in the last minute without shed requests; `None` if too few were
+    /// judged.
     #[must_use]
     pub fn pressure(&self, class: &ClassId, at: Tick) -> Option<f64> {
         let table = self.0.table.load();
@@ -261,12 +261,12 @@ impl Recorder {
         memory.burn.pressure(at)
     }
 
-    /// What was counted about the store of shared limits so far.
+    /// Replaces the statistics of the shared limits store.
     pub fn limits_store(&self, report: StoreReport) {
         *self.0.store.lock() = Some(report);
     }
 
-    /// Settings were loaded, or could not be and the old ones stay.
+    /// Counts a reload.
     pub fn reloaded(&self, success: bool) {
         let metrics = &self.0.metrics;
         metrics.reload(success).inc();
@@ -287,7 +287,7 @@ impl Recorder {
     }
 }
 
-/// The name of every family, as the page writes it: for whoever checks documents against it.
+/// The names of all families on a page, to check documents against.
 #[must_use]
 pub fn names(page: &str) -> Vec<&str> {
     let typed = page.lines().filter_map(|line| line.strip_prefix("# TYPE "));

@@ -1,4 +1,4 @@
-//! The requests that are in the house at this moment, as a scrape sees them.
+//! Requests in flight, as seen by a scrape.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::units::{ClassId, PoolId, Tick};
 
 use super::visit::RequestPolicy;
 
-/// What a scrape sees of an open visit.
+/// A request in flight, as seen by a scrape.
 #[derive(Debug)]
 pub(super) struct InFlightRequest {
     slot: usize,
@@ -17,7 +17,7 @@ pub(super) struct InFlightRequest {
     pub(super) standing: Mutex<InFlightStatus>,
 }
 
-/// What is known of it, as far as a scrape wants it.
+/// Its current state.
 #[derive(Debug, Default)]
 pub(super) struct InFlightStatus {
     pub(super) promise: Option<RequestPolicy>,
@@ -25,7 +25,7 @@ pub(super) struct InFlightStatus {
     pub(super) waits: bool,
 }
 
-/// Where an open visit stands.
+/// Its position: class, pool, queue.
 #[derive(Debug)]
 pub(super) struct InFlightSnapshot {
     pub(super) class: Option<ClassId>,
@@ -52,7 +52,7 @@ impl InFlightRequest {
     }
 }
 
-/// All open visits. One short lock at each arrival and each end, none in between.
+/// All requests in flight. Locked briefly at each arrival and end only.
 #[derive(Debug, Default)]
 pub(super) struct InFlightRegistry(Mutex<InFlightSlots>);
 
@@ -74,7 +74,7 @@ impl InFlightRegistry {
         open
     }
 
-    /// Takes a visit out; `true` if it was the last one.
+    /// Removes a request; `true` if it was the last one.
     pub(super) fn remove(&self, open: &InFlightRequest) -> bool {
         let mut slots = self.0.lock();
         slots.visits[open.slot] = None;

@@ -1,6 +1,6 @@
-//! What the kernel says of this process, under the names that every Prometheus client uses.
+//! Process metrics under the names that all Prometheus clients use.
 //!
-//! Read from `/proc` at each scrape; where that is missing the values are absent.
+//! Read from `/proc` at each scrape; absent where `/proc` is missing.
 
 use std::fs;
 
@@ -39,7 +39,7 @@ fn number_after(text: &str, name: &str) -> Option<u64> {
     line.split_whitespace().next()?.parse().ok()
 }
 
-/// User and system time: fields 14 and 15, counted behind the name, which may hold spaces.
+/// User and system time: fields 14 and 15, counted after the name, which may contain spaces.
 fn cpu_seconds(stat: &str) -> Option<f64> {
     let (_, rest) = stat.rsplit_once(')')?;
     let mut fields = rest.split_whitespace().skip(11).map(str::parse::<f64>);

@@ -1,4 +1,4 @@
-//! The series of one combination of labels: resolved once, then plain additions.
+//! The series of one label combination: resolved once, then plain additions.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -20,9 +20,9 @@ use super::table::ClassShape;
 
 pub(super) type Map<K, V> = HashMap<K, V, RandomState>;
 
-/// Where a label has no value: before the class, before the pool.
+/// Label value before a class or pool is known.
 pub(super) const NONE: &str = "none";
-/// The model label where no route's pattern names it, and the tenants beyond the first 200.
+/// Label value of models that no pattern of a route names, and of tenants beyond the first 200.
 pub(super) const OTHER: &str = "other";
 
 /// The series of a class on a pool.
@@ -61,7 +61,7 @@ impl PoolSeries {
         }
     }
 
-    /// The series of one more model; `edges` where it has histograms of its own.
+    /// Adds the series of a model; `edges` if it has histograms of its own.
     pub(super) fn add_model(
         &mut self,
         metrics: &Metrics,
@@ -112,7 +112,7 @@ impl PoolSeries {
     }
 }
 
-/// Met, and met + missed.
+/// Objective counters: met, and met + missed.
 #[derive(Debug)]
 pub(super) struct ObjectiveCounters {
     met: Counter,
@@ -128,10 +128,10 @@ impl ObjectiveCounters {
     }
 }
 
-/// Companions of a class on a pool, and its histograms.
+/// Companion metrics of a class on a pool, and its histograms.
 #[derive(Debug)]
 pub(super) struct Measures {
-    /// None where each model has its own.
+    /// None if each model has its own.
     histograms: Option<Histograms>,
     stalls: Counter,
     truncated: Counter,
@@ -165,10 +165,10 @@ impl Measures {
         }
     }
 
-    /// Only points that were reached. What the engines did is told of judged requests, waits of
-    /// all. Requests that never came so far are in the counters alone: attainment is theirs.
+    /// Records points that were reached: engine latencies of judged requests, waits of all requests.
+    /// Attainment is computed from the counters, not from these histograms.
     fn note(&self, finished: &RequestRecord, of_model: Option<&Histograms>) {
-        // One that the further pool turned away has not gone there.
+        // A request rejected by the further pool did not run there.
         if finished.spilled && finished.admitted.is_some() {
             self.spilled.inc();
         }
@@ -249,7 +249,7 @@ impl Histograms {
 #[derive(Debug)]
 pub(super) struct ModelSeries {
     pub(super) by_length: Box<[LengthSeries]>,
-    /// Its own histograms, where the settings ask for them.
+    /// Its own histograms, if enabled in the settings.
     histograms: Option<Histograms>,
 }
 
@@ -296,7 +296,7 @@ impl LengthSeries {
 pub(super) struct TenantSeries {
     pub(super) input: Counter,
     pub(super) output: Counter,
-    /// Of the classes that it may use, by their places.
+    /// For the classes that it may use, by class index.
     classes: Vec<Option<ObjectiveCounters>>,
     limited: Vec<((Limit, Scope), Counter)>,
     over_limit: Option<Counter>,
@@ -333,12 +333,12 @@ impl TenantSeries {
         }
     }
 
-    /// The pair of the class at this place.
+    /// The counters of the class with this index.
     pub(super) fn class(&self, place: usize) -> Option<&ObjectiveCounters> {
         self.classes.get(place)?.as_ref()
     }
 
-    /// What was refused for a limit, and what was served beyond one.
+    /// Counts requests refused for a limit, and requests served beyond one.
     pub(super) fn note_limits(&self, finished: &RequestRecord) {
         let refused = finished.limited.and_then(|limit| self.limited.iter().find(|(of, _)| *of == limit));
         if let Some((_, counter)) = refused {
@@ -350,7 +350,7 @@ impl TenantSeries {
     }
 }
 
-/// Requests that ended before they had a class.
+/// Requests that ended before classification.
 #[derive(Debug)]
 pub(super) struct UnclassifiedSeries {
     finished: Counter,
@@ -370,7 +370,7 @@ impl UnclassifiedSeries {
         }
     }
 
-    /// A miss always has a class once settings are bound, and nothing is served before.
+    /// Never called for a miss, which always has a class once settings are bound.
     pub(super) fn note(&self, outcome: Outcome) {
         if let Outcome::Excluded(reason) = outcome {
             self.finished.inc();

@@ -1,25 +1,25 @@
-//! Where the access line goes, and by which labels requests are counted.
+//! Settings of the access log and of metric labels.
 
-/// The access line of each finished request.
+/// Destination of the access log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AccessLog {
     /// One JSON object per line on stdout.
     #[default]
     Stdout,
-    /// None.
+    /// No access log.
     Off,
 }
 
-/// By which labels the metrics of requests are told apart.
+/// Labels of request metrics.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MetricLabels {
-    /// Labels that are left out: what differs in them only is counted together.
+    /// Omitted labels; series that differ only in these are counted together.
     pub dropped: Vec<RequestLabel>,
-    /// Histograms have the label `model` too.
+    /// Whether histograms have the label `model` too.
     pub histograms_by_model: bool,
 }
 
-/// A label that may be left out.
+/// A label that can be omitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RequestLabel {
     /// `length`.
@@ -33,7 +33,7 @@ pub enum RequestLabel {
 }
 
 impl RequestLabel {
-    /// Its name.
+    /// The label's name.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {

@@ -1,35 +1,35 @@
-//! How each class stands against its promise at this moment: what an operator looks at first.
+//! The SLO status of each class, the first thing an operator looks at.
 
 use crate::units::ClassId;
 
 use super::Recorder;
 use super::burn::WindowCount;
 
-/// How one class stands.
+/// The SLO status of one class.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SloStatus {
     /// The class.
     pub class: ClassId,
-    /// The share of judged requests that must be met.
+    /// Target share of met requests.
     pub target: f64,
-    /// What was counted in the window of its promise.
+    /// Count of the class's own window.
     pub own: WindowCount,
-    /// The share of the budget of misses that is left; negative where overdrawn. Absent where
-    /// nothing was judged.
+    /// Remaining share of the error budget; negative if overspent. Absent if nothing was
+    /// judged.
     pub budget_left: Option<f64>,
-    /// How many times too fast the budget is used, over each window in which anything was
+    /// Burn rate of each window in which anything was
     /// judged.
     pub burn: Vec<(WindowCount, f64)>,
-    /// Requests that have arrived and not ended.
+    /// Requests in flight.
     pub in_flight: u64,
-    /// Of these, how many wait for a seat.
+    /// Of these, requests waiting for a seat.
     pub waiting: u64,
-    /// Of those in flight, how many have broken an objective already.
+    /// Of these, requests with a broken objective.
     pub overdue: u64,
 }
 
 impl Recorder {
-    /// Every class of the settings, in their order.
+    /// The status of every class, in the order of the settings.
     #[must_use]
     pub fn standings(&self) -> Vec<SloStatus> {
         let at = self.now();

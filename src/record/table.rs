@@ -1,9 +1,9 @@
-//! The series of every combination that requests can reach, resolved once.
+//! The series of every label combination that requests can reach, resolved once.
 //!
-//! [`Table`] is made when settings load: all series exist at 0 from then on, and counting a
-//! request is a few look-ups by name and then plain additions. It only grows: counters keep
-//! their values over a reload, and a request that still runs under older settings finds its
-//! series. All labels come from settings; nothing a client sends can add one.
+//! [`Table`] is built when settings load: all series exist at 0 from then on, and counting a request is a
+//! few lookups by name followed by plain additions. It only grows: counters keep their values over a
+//! reload, and requests that still run under older settings find their series. All labels come from
+//! settings, never from clients.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,21 +26,21 @@ use super::metrics::Metrics;
 use super::series::{Histograms, Map, Measures, NONE, OTHER, PoolSeries, TenantSeries, UnclassifiedSeries};
 use super::settings::MetricLabels;
 
-/// Tenants that get series of their own; the rest are `other` together.
+/// Number of tenants with series of their own; the others share `other`.
 const TENANTS: usize = 200;
 
-/// What the settings say about series.
+/// The settings that determine the series.
 #[derive(Clone, Debug)]
 pub struct SeriesShape {
     /// Every class, with its objectives.
     pub classes: Vec<ClassShape>,
-    /// In whose books a miss before classification goes.
+    /// The class in which a miss before classification is counted.
     pub default_class: ClassId,
-    /// Every class, pool and model label that the routes can bring together.
+    /// Every combination of class, pool and model label that the routes allow.
     pub routes: Vec<(ClassId, PoolId, Arc<str>)>,
     /// Every tenant.
     pub tenants: Vec<TenantShape>,
-    /// By which labels they are told apart.
+    /// Label settings.
     pub labels: MetricLabels,
 }
 
@@ -49,7 +49,7 @@ pub struct SeriesShape {
 pub struct TenantShape {
     /// Its name.
     pub id: TenantId,
-    /// The classes it may use; `None`: all of them.
+    /// The classes it may use; `None` means all.
     pub classes: Option<Vec<ClassId>>,
     /// The limits that may refuse it.
     pub limits: Vec<(Limit, Scope)>,
@@ -62,14 +62,14 @@ pub struct ClassShape {
     pub id: ClassId,
     /// What it promises.
     pub objectives: Arc<Objectives>,
-    /// Requests may bring targets of their own, so TTFT and TPOT may be judged in any case.
+    /// Whether requests may set targets of their own, so that TTFT and TPOT may be judged in any case.
     pub takes_targets: bool,
 }
 
 /// All series.
 #[derive(Clone, Debug)]
 pub(super) struct Table {
-    /// They are few: gone through, they are found sooner than by a hash. Each keeps its place over reloads.
+    /// Few, so a linear search beats hashing. Indices are stable over reloads.
     classes: Vec<(ClassId, Arc<ClassSeries>)>,
     tenants: Map<TenantId, Arc<TenantSeries>>,
     other_tenant: Option<Arc<TenantSeries>>,
@@ -78,12 +78,12 @@ pub(super) struct Table {
     /// In the order of [`Rejection::CODES`].
     refused: Arc<[Counter]>,
     default_class: ClassId,
-    /// The classes of the present settings, in their order.
+    /// The classes of the current settings, in order.
     pub(super) current: Vec<ClassId>,
 }
 
 impl Table {
-    /// Before any settings: only what has no class can be counted.
+    /// A table before any settings: counts only requests without a class.
     pub(super) fn empty(metrics: &Metrics) -> Self {
         let retry = |retry: &Retry| metrics.retries.at(metrics.labels([("reason", retry.as_str())]));
         Table {
@@ -98,7 +98,7 @@ impl Table {
         }
     }
 
-    /// This table with everything that `shape` can reach.
+    /// This table plus everything that `shape` can reach.
     pub(super) fn bind(&self, metrics: &Metrics, shape: &SeriesShape, at: Tick) -> Self {
         metrics.drop_labels(&shape.labels.dropped);
         if self.current.is_empty() {
@@ -121,7 +121,7 @@ impl Table {
                 None => table.classes.push((class.id.clone(), series)),
             }
         }
-        // Places are for tenants that the settings name; those that went keep their series only.
+        // Only tenants in the settings take a place; removed ones keep their series.
         let mut places = TENANTS.saturating_sub(table.known_tenants(shape));
         for tenant in &shape.tenants {
             table.bind_tenant(metrics, tenant, &mut places);
@@ -149,7 +149,7 @@ impl Table {
         }
     }
 
-    /// One class's series.
+    /// The series of a class.
     pub(super) fn class(&self, class: &ClassId) -> Option<&Arc<ClassSeries>> {
         self.place_of(class).map(|place| &self.classes[place].1)
     }
@@ -158,7 +158,7 @@ impl Table {
         self.classes.iter().position(|(known, _)| known == class)
     }
 
-    /// Counts one request, everywhere.
+    /// Counts one request in all its series.
     pub(super) fn note(&self, finished: &RequestRecord) {
         for (counter, &times) in self.retries.iter().zip(&finished.retries).filter(|(_, times)| **times > 0) {
             counter.inc_by(u64::from(times));
@@ -197,20 +197,20 @@ impl Table {
 /// The series of one class.
 #[derive(Debug)]
 pub(super) struct ClassSeries {
-    /// What the class promises now.
+    /// The class's current objectives.
     pub(super) promise: Arc<Objectives>,
-    /// Windows and lengths.
+    /// Windows and length histograms.
     pub(super) memory: Arc<Mutex<ClassState>>,
-    /// Edges by which its gaps are counted.
+    /// Edges of its gap histogram.
     pub(super) gap_edges: Arc<[Duration]>,
-    /// They are few, too.
+    /// Few, so searched linearly.
     pools: Vec<(PoolId, PoolSeries)>,
     nowhere: PoolSeries,
     /// In the order of [`Kind::ALL`].
     degraded: [Counter; Kind::ALL.len()],
 }
 
-/// What a class remembers beside counters.
+/// State of a class beside its counters.
 #[derive(Debug)]
 pub(super) struct ClassState {
     pub(super) burn: Burn,

@@ -162,7 +162,7 @@ fn promise() -> RequestPolicy {
     }
 }
 
-/// Samples of a page: name and labels -> value.
+/// Samples of a page: name and labels to value.
 fn samples(recorder: &Recorder) -> BTreeMap<String, f64> {
     let page = recorder.page(Format::Text);
     let lines = page.lines().filter(|line| !line.starts_with('#'));
@@ -172,7 +172,7 @@ fn samples(recorder: &Recorder) -> BTreeMap<String, f64> {
         .collect()
 }
 
-/// Samples but for those of the process, which change by themselves.
+/// Samples without those of the process, which change on their own.
 fn of_requests(recorder: &Recorder) -> BTreeMap<String, f64> {
     samples(recorder).into_iter().filter(|(name, _)| !name.starts_with("process_")).collect()
 }
@@ -361,7 +361,7 @@ async fn c40_a_reload_keeps_what_was_counted() {
     let before = of_requests(&recorder);
     recorder.bind(&shape());
     assert!(of_requests(&recorder) == before);
-    // A class and a route that go keep their counters; a running request still finds them.
+    // A removed class and route keep their counters; a running request still finds them.
     let mut smaller = shape();
     smaller.classes.remove(0);
     smaller.routes.retain(|(class, ..)| class.as_str() == "batch");
@@ -529,7 +529,7 @@ async fn who_waits_is_told_where_and_who_went_on_is_counted_there() {
     assert_eq!((depth("main"), depth("spare")), (0.0, 0.0));
     visit.admitted(at(1));
     end(visit, answer(), None);
-    // One that is turned away there has not gone there.
+    // A request rejected there did not run there.
     let mut other = accept(&recorder, RequestId::from("s"), at(0));
     other.promised(promise());
     other.routed(Arc::from("llama-*"), PoolId::from("main"));
@@ -622,7 +622,7 @@ async fn the_page_is_the_golden_one() {
     recorder.note(RequestRecord { timeline: Some(answer()), ..finished(verdict) });
     let missed = Verdict { ttft: Some(ObjectiveState::Broken), ..Verdict::bare(Outcome::Missed(Missed::Shed)) };
     recorder.note(finished(missed));
-    // Buckets of one family stand for all; what the process uses changes by itself.
+    // One histogram's buckets represent all; process metrics change on their own.
     let told = |line: &&str| {
         let varies = line.starts_with("process_") || line.starts_with("goodput_build_info{");
         let repeats = line.contains("_bucket{") && !line.starts_with("goodput_time_to_first_token_seconds");
@@ -708,8 +708,8 @@ async fn each_access_line_has_its_own_names_however_often_they_change() {
     let clock = Clock::start();
     let recorder = Recorder::new(clock, Some(lines));
     let verdict = Verdict::bare(Outcome::Excluded(Excluded::Unjudged));
-    // More combinations than are kept, of names that are shared, of names that are made each
-    // time (and may come to lie where others lay), and of none.
+    // More combinations than the cache holds: of shared names, of names allocated each time (possibly at
+    // reused addresses), and of none.
     let shared: Vec<(PoolId, Arc<str>)> =
         (0..9).map(|n| (PoolId::from(format!("pool \"{n}\"")), Arc::from(format!("rule {n}")))).collect();
     let mut expected = Vec::new();
@@ -745,7 +745,7 @@ async fn each_access_line_tells_its_own_ending_where_the_names_are_the_same() {
     let clock = Clock::start();
     let recorder = Recorder::new(clock, Some(lines));
     let first = finished(Verdict::bare(Outcome::Met));
-    // Each differs from the first in one thing.
+    // Each differs from the first in one value.
     let others = [
         RequestRecord { endpoint: Endpoint::relayed("/v1/completions"), ..first.clone() },
         RequestRecord { endpoint: None, ..first.clone() },
@@ -815,7 +815,7 @@ async fn drift_is_observed_by_assumed() {
     assert!(!samples.keys().any(|key| key.starts_with("goodput_workload_drift") && key.contains("input")));
 }
 
-/// Replay of C113, by the rules of `promtool check metrics` that a page could break.
+/// C113, by the rules of `promtool check metrics` that a page could break.
 #[tokio::test(start_paused = true)]
 async fn c113_no_label_or_name_means_something_else_to_prometheus() {
     let page = [include_str!("golden.prom"), &served().page(Format::Text)].concat();
@@ -840,17 +840,17 @@ async fn c113_no_label_or_name_means_something_else_to_prometheus() {
     }
 }
 
-/// Shape with these labels.
+/// A shape with these label settings.
 fn labelled(dropped: &[RequestLabel], histograms_by_model: bool) -> SeriesShape {
     SeriesShape { labels: MetricLabels { dropped: dropped.to_vec(), histograms_by_model }, ..shape() }
 }
 
-/// Replay of C115: what differs only in labels that were left out is counted together.
+/// C115: series that differ only in omitted labels are counted together.
 #[tokio::test(start_paused = true)]
 async fn c115_labels_that_are_left_out_take_no_series_and_lose_no_count() {
     use RequestLabel::{Length, Model, Pool, Tenant};
     let full = recorder().series();
-    // By length are five families, of three models and of two classes that reach none.
+    // Five families have `length`, for three models; two classes reach none.
     for (dropped, most) in [(&[Length][..], full - 5 * 5 * 3), (&[Length, Model, Pool, Tenant], full * 2 / 3)] {
         let recorder = Recorder::new(Clock::start(), None);
         recorder.bind(&labelled(dropped, false));
@@ -884,7 +884,7 @@ async fn c115_labels_that_are_left_out_take_no_series_and_lose_no_count() {
     }
 }
 
-/// A reload that leaves labels out counts on beside what was counted.
+/// A reload that omits labels continues the counts.
 #[tokio::test(start_paused = true)]
 async fn labels_that_a_reload_leaves_out_keep_the_sums() {
     let recorder = recorder();
@@ -913,7 +913,7 @@ async fn histograms_are_told_by_model_where_that_is_asked_for() {
     }
 }
 
-/// Replay of C115: numbers that multiply are told where they become too many.
+/// C115: too many series give a warning.
 #[tokio::test(start_paused = true)]
 async fn c115_very_many_series_are_a_warning() {
     let said = Arc::new(Mutex::new(Vec::new()));
@@ -961,7 +961,7 @@ async fn the_number_of_series_is_that_of_the_page() {
     let recorder = recorder();
     let page = recorder.page(Format::Text);
     let lines = page.lines().filter(|line| !line.starts_with('#'));
-    // Those of the process, of the listener, of windows, engines and reloads do not grow by products.
+    // Process, listener, window, engine and reload series do not multiply.
     let beside = |name: &str| {
         let fixed = [
             "process_",
@@ -988,7 +988,7 @@ async fn the_number_of_series_is_that_of_the_page() {
     assert_eq!(recorder.series(), lines.filter(|line| !beside(line)).count());
 }
 
-/// A recorder that has counted enough to tell of the workload.
+/// A recorder that has counted enough to report drift.
 fn served() -> Recorder {
     use crate::judge::{Assumption, Quantiles};
     let recorder = Recorder::new(Clock::start(), None);
@@ -1091,7 +1091,7 @@ fn answer_of(tokens: u64) -> Timeline {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// met + missed + excluded = finished, per family and over all of them.
+    /// met + missed + excluded = finished, per family and in total.
     #[test]
     fn met_and_missed_and_excluded_are_all_that_finished(all in prop::collection::vec(any_finished(), 0..60)) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
@@ -1102,7 +1102,7 @@ proptest! {
         let missed = count(|outcome| matches!(outcome, Outcome::Missed(_)));
         let excluded = count(|outcome| matches!(outcome, Outcome::Excluded(_)));
         let before = samples(&recorder).len();
-        // Of a class that was never in the settings nothing can be told but by the default's books.
+        // A class that was never in the settings is counted in the default class.
         let known: Vec<RequestRecord> = all
             .iter()
             .cloned()
@@ -1132,7 +1132,7 @@ proptest! {
     }
 }
 
-/// An output that refuses its first writes with this error.
+/// An output whose first writes fail with this error.
 struct Failing {
     failures: u32,
     with: std::io::ErrorKind,

@@ -1,8 +1,8 @@
-//! One request in flight: the fields that become known of it, and its place in the in-flight
+//! One request in flight: its known fields, and its place in the in-flight
 //! gauge.
 //!
 //! An [`ActiveRequest`] collects and does not judge: `gateway::completion` decides how the request
-//! ended and hands over one [`RequestEnd`]. From that and the fields the one [`RequestRecord`] is made.
+//! ended and passes one [`RequestEnd`], from which, with the fields, the one [`RequestRecord`] is made.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,32 +17,32 @@ use super::Recorder;
 use super::finished::{RequestRecord, Retry, RetryCounts};
 use super::open::InFlightRequest;
 
-/// What applies to a request once its class is known.
+/// What applies to a request from classification on.
 #[derive(Clone, Debug)]
 pub struct RequestPolicy {
     /// The class.
     pub class: ClassId,
     /// The rule that chose it.
     pub rule: Arc<str>,
-    /// Where they run from.
+    /// Start of the objectives' clock.
     pub start: Tick,
-    /// What the class promises this request, its own targets included.
+    /// The objectives, including the request's own targets.
     pub objectives: Arc<Objectives>,
-    /// How long the prompt is.
+    /// Prompt length bucket.
     pub length: LengthBucket,
-    /// The prompt estimate.
+    /// Estimated prompt tokens.
     pub prompt: Tokens,
-    /// It asks for a stream.
+    /// Whether it asks for a stream.
     pub streamed: bool,
-    /// Choices that the answer should have.
+    /// Expected choices of the response.
     pub choices: u64,
-    /// Edges by which the gaps of its answer are counted.
+    /// Edges of the gap histogram.
     pub gap_edges: Arc<[Duration]>,
-    /// What else bears on the judgement.
+    /// Further inputs of the judgement.
     pub case: Case,
 }
 
-/// See the module.
+/// A request in flight; see the module.
 #[derive(Debug)]
 #[must_use = "a request that is dropped without `finish` leaves no record"]
 pub struct ActiveRequest {
@@ -50,7 +50,7 @@ pub struct ActiveRequest {
     fields: Box<RequestFields>,
 }
 
-/// The request's place in the in-flight gauge, until this is dropped.
+/// The request's place in the in-flight gauge; released when dropped.
 #[derive(Debug)]
 struct InFlightGuard {
     recorder: Recorder,
@@ -63,29 +63,29 @@ impl Drop for InFlightGuard {
     }
 }
 
-/// The end of a request, as `gateway::completion` judged it.
+/// The end of a request, judged by `gateway::completion`.
 #[derive(Debug)]
 pub struct RequestEnd<'a> {
-    /// The outcome, and which objectives held.
+    /// Outcome and objectives.
     pub verdict: Verdict,
-    /// The HTTP status that the client received.
+    /// The HTTP status sent to the client.
     pub status: u16,
     /// The moment of the end.
     pub end: Tick,
-    /// The client left before the response was whole.
+    /// Whether the client left before the response was complete.
     pub left: bool,
-    /// The measured response, where one was relayed.
+    /// The observed response, if one was relayed.
     pub timeline: Option<Timeline>,
-    /// The gateway's own error, where it made one.
+    /// The gateway's own rejection, if any.
     pub rejection: Option<&'a Rejection>,
 }
 
-/// What is known so far.
+/// The fields known so far.
 #[derive(Debug)]
 struct RequestFields {
     request_id: RequestId,
     endpoint: Option<Endpoint>,
-    /// It came to a path whose answers are not judged.
+    /// Whether its path is not judged.
     is_unjudged: bool,
     tenant: Option<TenantId>,
     promise: Option<RequestPolicy>,
@@ -96,14 +96,14 @@ struct RequestFields {
     retries: RetryCounts,
     arrival: Tick,
     body_complete: Option<Tick>,
-    /// How long the client let the gateway wait for it.
+    /// How long the gateway waited for its body.
     client_wait: Duration,
     admitted: Option<Tick>,
     spilled: bool,
     degraded: Degraded,
-    /// A head of the gateway's own went ahead: the client's side behind it.
+    /// The client of a response head that the gateway sent early.
     ahead: Option<ClientState>,
-    /// The path or model that it asked for in vain, as it may be shown.
+    /// The unknown path or model it asked for, escaped and shortened.
     asked: Option<Box<str>>,
 }
 
@@ -138,93 +138,93 @@ impl ActiveRequest {
         self.fields.arrival
     }
 
-    /// The id that correlates it.
+    /// The id shared by response and access line.
     #[must_use]
     pub fn request_id(&self) -> &RequestId {
         &self.fields.request_id
     }
 
-    /// Its client, as far as that may stop reading.
+    /// Sets the client, which may stop reading.
     pub fn read_by(&self, client: &ClientState) {
         self.gauge.open.pulse.read_by(client);
     }
 
-    /// Which of our paths it came to, and whether answers there are judged.
+    /// Sets its API path, and whether its responses are judged.
     pub fn comes_to(&mut self, endpoint: Endpoint, is_judged: bool) {
         let fields = &mut *self.fields;
         (fields.endpoint, fields.is_unjudged) = (Some(endpoint), !is_judged);
     }
 
-    /// It asks for a path or model that is not served: shown as far as a line may show it.
+    /// Sets the unknown path or model it asked for, escaped and shortened.
     #[cold]
     pub fn asks_for_unknown(&mut self, shown: &str) {
         self.fields.asked = Some(shown.into());
     }
 
-    /// Who asks.
+    /// Sets the tenant.
     pub fn belongs_to(&mut self, tenant: TenantId) {
         self.fields.tenant = Some(tenant);
     }
 
-    /// The last byte of the body was read; for so long the client had sent nothing while the gateway
-    /// stood ready to read it.
+    /// Records that the last byte of the body was read at `at`, and how long the gateway waited for body
+    /// bytes that the client did not send.
     pub fn uploaded(&mut self, at: Tick, client_wait: Duration) {
         let fields = &mut *self.fields;
         (fields.body_complete, fields.client_wait) = (Some(at), client_wait);
     }
 
-    /// The class that applies, and what comes with it.
+    /// Sets what applies from classification on.
     pub fn promised(&mut self, promise: RequestPolicy) {
         self.gauge.open.standing.lock().promise = Some(promise.clone());
         self.fields.promise = Some(promise);
     }
 
-    /// The route: the model as it names it, and its first pool.
+    /// Sets the route: the model as named there, and the first pool.
     pub fn routed(&mut self, model: Arc<str>, pool: PoolId) {
         self.fields.model = Some(model);
         self.stands(pool, false);
     }
 
-    /// It waits in the queue of this pool.
+    /// Records that it waits in the queue of this pool.
     pub fn waits(&mut self, pool: &PoolId) {
         self.stands(pool.clone(), true);
     }
 
-    /// It stands in this pool: said once more where a scrape looks.
+    /// Sets its pool, also for the scrape.
     fn stands(&mut self, pool: PoolId, waits: bool) {
         self.fields.pool = Some(pool.clone());
         let mut standing = self.gauge.open.standing.lock();
         (standing.pool, standing.waits) = (Some(pool), waits);
     }
 
-    /// The request left the queue.
+    /// Records when it left the queue.
     pub fn admitted(&mut self, at: Tick) {
         self.fields.admitted = Some(at);
     }
 
-    /// When it left the queue last.
+    /// When it last left the queue.
     #[must_use]
     pub fn admitted_at(&self) -> Option<Tick> {
         self.fields.admitted
     }
 
-    /// It no longer waits: it was called to its seat.
+    /// Records that it got a seat.
     pub fn called(&mut self) {
         self.gauge.open.standing.lock().waits = false;
     }
 
-    /// The queue before was too long: it goes on to this pool of its route.
+    /// Records that it goes on to this pool of its route because of the previous queue.
     pub fn spills(&mut self, pool: &PoolId) {
         self.fields.spilled = true;
         self.stands(pool.clone(), false);
     }
 
-    /// A head of the gateway's own went out while it waits: its client has a 200.
+    /// Records that the gateway sent a 200 head early, while the request waits.
     pub fn head_went_ahead(&mut self, client: &ClientState) {
         self.fields.ahead = Some(client.clone());
     }
 
-    /// It is served beyond its tenant's own limit.
+    /// Records that it is served beyond its tenant's limit.
     pub fn goes_beyond_its_limit(&mut self) {
         if let Some(case) = self.case_mut() {
             case.over_limit = true;
@@ -234,13 +234,13 @@ impl ActiveRequest {
         }
     }
 
-    /// So many overload levels of its class are in force, and this is the cap that they set.
+    /// Records the number of its class's overload levels in force, and the cap they set.
     pub fn at_level(&mut self, level: usize, cap: Option<Tokens>) {
         let degraded = &mut self.fields.degraded;
         (degraded.level, degraded.cap) = (level, cap);
     }
 
-    /// An overload level does this to it.
+    /// Records an overload action applied to it.
     pub fn degraded(&mut self, kind: Kind) {
         self.fields.degraded.kinds.add(kind);
         if let (Kind::CapOutput, Some(case)) = (kind, self.case_mut()) {
@@ -248,13 +248,13 @@ impl ActiveRequest {
         }
     }
 
-    /// What overload levels have done to it.
+    /// The overload actions applied to it.
     #[must_use]
     pub fn degradation(&self) -> Kinds {
         self.fields.degraded.kinds
     }
 
-    /// An attempt begins.
+    /// Records an attempt.
     pub fn attempts(&mut self, pool: &PoolId, engine: EngineId) {
         let fields = &mut *self.fields;
         fields.attempts += 1;
@@ -264,55 +264,55 @@ impl ActiveRequest {
         }
     }
 
-    /// What made another attempt necessary.
+    /// Records the reason of a retry.
     pub fn retries(&mut self, why: Retry) {
         self.fields.retries[why as usize] += 1;
     }
 
-    /// What bears on the judgement and became known later: a lowered cap, a credential that
-    /// was forwarded, a model that no engine has served.
+    /// Inputs of the judgement that become known later: a lowered cap, a forwarded credential, a model that
+    /// no engine has served.
     pub fn case_mut(&mut self) -> Option<&mut Case> {
         self.fields.promise.as_mut().map(|promise| &mut promise.case)
     }
 
-    /// What applies to it, once it has a class.
+    /// What applies to it, once classified.
     #[must_use]
     pub fn promise(&self) -> Option<&RequestPolicy> {
         self.fields.promise.as_ref()
     }
 
-    /// Where the relay leaves its token events, so that overdue requests can be counted.
+    /// Where the relay records token events for the gauge of overdue requests.
     #[must_use]
     pub fn pulse(&self) -> ProgressCell {
         self.gauge.open.pulse.clone()
     }
 
-    /// How far it had come while it waited for a response, once it has a class.
+    /// Its progress while waiting for a response, once classified.
     #[must_use]
     pub fn progress(&self) -> Option<(&RequestPolicy, Progress<'static>)> {
         let policy = self.promise()?;
         Some((policy, Progress::waiting(policy.start, self.fields.body_complete.is_some(), policy.streamed)))
     }
 
-    /// It came to a path whose responses are not judged.
+    /// Whether its path is not judged.
     #[must_use]
     pub fn is_unjudged(&self) -> bool {
         self.fields.is_unjudged
     }
 
-    /// The client's side behind a head that the gateway sent ahead of the response.
+    /// The client of a response head that the gateway sent early.
     #[must_use]
     pub fn early_head(&self) -> Option<&ClientState> {
         self.fields.ahead.as_ref()
     }
 
-    /// The present moment.
+    /// The current moment.
     #[must_use]
     pub fn now(&self) -> Tick {
         self.gauge.recorder.now()
     }
 
-    /// Writes the one [`RequestRecord`], then takes the request out of the in-flight gauge.
+    /// Writes the one [`RequestRecord`], then removes the request from the in-flight gauge.
     pub fn finish(self, end: RequestEnd<'_>) {
         let ActiveRequest { gauge, fields } = self;
         let RequestEnd { verdict, status, end, left, timeline, rejection } = end;

@@ -1,5 +1,5 @@
-//! The head of an engine's answer: what it says, and how its body is framed. What two readers
-//! could read in two ways is garbage.
+//! Parses the head of an engine's response and its body framing. Anything that two parsers could read
+//! differently is rejected.
 
 use std::mem::MaybeUninit;
 use std::sync::Arc;
@@ -12,18 +12,18 @@ use hyper::ext::ReasonPhrase;
 use super::{BUFFER, ResponseError};
 use crate::framing::{self, CacheableHead, Framing, HeadCache};
 
-/// What interim answers may take before an answer.
+/// Most bytes of interim responses before a response.
 const MOST_INTERIM: usize = 64 * 1024;
 
-/// Lines that a head may have.
+/// Most lines of a head.
 const MOST_LINES: usize = 100;
 
-/// The head of an answer that is no interim one.
+/// The head of a final response.
 #[derive(Clone, Debug)]
 pub(super) struct ResponseHead {
     pub parts: Arc<response::Parts>,
     pub framing: Framing,
-    /// The connection may serve another request.
+    /// Whether the connection may be reused.
     pub stays: bool,
 }
 
@@ -33,9 +33,9 @@ impl CacheableHead for ResponseHead {
     }
 }
 
-/// Takes the head of an answer to a `POST` out of what has come in, once it is whole. `interim`
-/// counts the bytes of interim answers before it; `known` is what is known of the heads of the
-/// answers before this one.
+/// Takes the head of a response to a `POST` out of the buffer once it is complete. `interim` counts the
+/// bytes of interim responses before it; `known` caches the previous
+/// head.
 pub(super) fn take(
     buffer: &mut BytesMut,
     interim: &mut usize,
@@ -53,7 +53,7 @@ pub(super) fn take(
         let Some(Parsed { mut parts, said, text, lines }) = parse(buffer)? else { return Ok(None) };
         buffer.advance(text.len());
         match parts.status.as_u16() {
-            // We asked for no other protocol.
+            // No upgrade was requested.
             101 => return Err(ResponseError::Garbage),
             100..=199 => {
                 *interim += text.len();
@@ -64,7 +64,7 @@ pub(super) fn take(
             _ => {
                 let framing = said.framing(&parts)?;
                 let stays = said.stays(parts.version) && framing != Framing::ToEnd;
-                // The client is spoken to in a version of its own.
+                // The version towards the client is negotiated separately.
                 parts.version = Version::HTTP_11;
                 let head = ResponseHead { parts: Arc::new(parts), framing, stays };
                 if !is_bodiless(head.parts.status) {
@@ -76,12 +76,12 @@ pub(super) fn take(
     }
 }
 
-/// Whether answers of this status have no body, whatever length they state.
+/// Whether responses with this status have no body, whatever length they state.
 fn is_bodiless(status: StatusCode) -> bool {
     matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED)
 }
 
-/// A head as it was read.
+/// A parsed head.
 struct Parsed {
     parts: response::Parts,
     said: ResponseFields,
@@ -99,10 +99,10 @@ fn parse(buffer: &[u8]) -> Result<Option<Parsed>, ResponseError> {
         Ok(_) | Err(httparse::Error::TooManyHeaders) => return Err(ResponseError::HeadTooLarge),
         Err(_) => return Err(ResponseError::Garbage),
     };
-    // A copy of the head alone: fields that outlive it would hold the whole buffer.
+    // Copies the head alone, because its headers would otherwise keep the whole buffer alive.
     let text = Bytes::copy_from_slice(&buffer[..length]);
     let mut parts = Response::new(()).into_parts().0;
-    // `http` takes codes up to 999; nobody could say what they mean (RFC 9110 section 15).
+    // `http` accepts codes up to 999, which have no meaning (RFC 9110 section 15).
     let code = answer.code.filter(|code| (100..=599).contains(code));
     parts.status = code.and_then(|code| StatusCode::from_u16(code).ok()).ok_or(ResponseError::Garbage)?;
     parts.version = if answer.version == Some(0) { Version::HTTP_10 } else { Version::HTTP_11 };
@@ -124,13 +124,13 @@ fn parse(buffer: &[u8]) -> Result<Option<Parsed>, ResponseError> {
     Ok(Some(Parsed { parts, said, text, lines }))
 }
 
-/// What the gateway adds to the fields of an event stream before they go to the client.
+/// Headers that the gateway adds to an event stream.
 const FIELDS_OF_OURS: usize = 2;
 
-/// What the fields of a head say about the body and the connection.
+/// What the headers say about body and connection.
 #[derive(Default)]
 struct ResponseFields {
-    /// Lines that name a transfer coding, and whether one of them is `chunked` alone.
+    /// Number of transfer codings, and whether the only one is `chunked`.
     codings: u8,
     is_chunked: bool,
     length: Option<u64>,
@@ -144,7 +144,7 @@ impl ResponseFields {
             self.codings = self.codings.saturating_add(1);
             self.is_chunked = value.trim_ascii().eq_ignore_ascii_case(b"chunked");
         } else if *name == CONTENT_LENGTH {
-            // It may be stated more than once, if it is the same.
+            // Repeated equal values are allowed.
             for text in framing::elements(value) {
                 let stated = framing::stated_length(text).ok_or(ResponseError::Garbage)?;
                 if *self.length.get_or_insert(stated) != stated {
@@ -167,8 +167,8 @@ impl ResponseFields {
         }
     }
 
-    /// Whether the engine keeps the connection open behind this answer. Where it states a length
-    /// that does not count, it may not mean what we read (RFC 9112 section 6.3).
+    /// Whether the connection stays open after this response. Not if it states a length that does not apply,
+    /// because the engine may mean something else (RFC 9112 section 6.3).
     fn stays(&self, version: Version) -> bool {
         let is_clear = self.codings == 0 || self.length.is_none();
         is_clear && !self.closes && (version == Version::HTTP_11 || self.keeps_alive)
@@ -197,7 +197,7 @@ mod tests {
     const STATUSES: [&str; 5] =
         ["1.1 200 OK", "1.0 200 OK", "1.1 204 No Content", "1.1 200 Fine", "1.1 103 Early Hints"];
 
-    /// A head of some of the lines, in their order.
+    /// Heads with some of the lines, in order.
     fn heads() -> impl Strategy<Value = String> {
         let status = prop::sample::select(&STATUSES[..]);
         (status, prop::sample::subsequence(&LINES[..], 0..LINES.len())).prop_map(|(status, lines)| {

@@ -1,4 +1,4 @@
-//! A request on its way out: the head, and the frames of its body as they came.
+//! Writes a request: the head, and the frames of its body as received.
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -12,27 +12,27 @@ use tokio::io::AsyncWrite;
 use crate::dial::BoxedIo;
 use crate::units::decimal::push_number;
 
-/// A body of this length leaves behind its head in one plain write: to copy it is cheaper
-/// than a list of two.
+/// Bodies up to this length are copied behind the head, because one plain write is cheaper than a
+/// vectored one.
 const SHORT: usize = 4 * 1024;
 
-/// Room for most heads.
+/// Initial capacity of a head.
 const USUAL_HEAD: usize = 512;
 
-/// Pieces that one write takes.
+/// Most buffers per vectored write.
 const AT_ONCE: usize = 16;
 
-/// What is left to write of a request.
+/// The unwritten rest of a request.
 pub struct RequestWriter {
-    /// The head, and a short body behind it; written up to `at`.
+    /// The head, followed by a short body; written up to `at`.
     head: Vec<u8>,
     at: usize,
-    /// The body, where it is not short.
+    /// The body, unless short.
     frames: VecDeque<Bytes>,
 }
 
 impl RequestWriter {
-    /// A `POST`, else as [`RequestWriter::new`].
+    /// A `POST`; otherwise as [`RequestWriter::new`].
     #[must_use]
     pub fn post<'a>(
         prefix: &str,
@@ -43,8 +43,8 @@ impl RequestWriter {
         Self::new("POST", prefix, target, fields, body)
     }
 
-    /// A request of this method to the target `prefix` + `target`, with these fields; the body's
-    /// length is put behind them.
+    /// A request with this method, the target `prefix` + `target` and these headers; `Content-Length` is
+    /// appended.
     #[must_use]
     pub fn new<'a>(
         method: &str,
@@ -61,7 +61,7 @@ impl RequestWriter {
         head.extend_from_slice(prefix.as_bytes());
         head.extend_from_slice(target.as_bytes());
         head.extend_from_slice(b" HTTP/1.1\r\n");
-        // Not a loop of ours: to go through a chain is cheaper from within.
+        // Internal iteration, because it is cheaper for a chained iterator.
         fields.for_each(|(name, value)| {
             head.extend_from_slice(name.as_bytes());
             head.extend_from_slice(b": ");
@@ -82,7 +82,7 @@ impl RequestWriter {
         RequestWriter { head, at: 0, frames }
     }
 
-    /// Writes on, until all is out.
+    /// Writes until everything is out.
     pub(super) fn poll(&mut self, io: &mut BoxedIo, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         while self.at < self.head.len() || !self.frames.is_empty() {
             let written = match ready!(self.write(Pin::new(io), cx))? {

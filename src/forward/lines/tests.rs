@@ -1,4 +1,4 @@
-//! Lines over in-memory pipes, in virtual time.
+//! Connections over in-memory pipes, in virtual time.
 
 use std::future::poll_fn;
 
@@ -37,7 +37,7 @@ impl Bench {
         self.lines.take(&self.pool, &self.to.id(), &self.to).await.unwrap()
     }
 
-    /// A line on which an answer has come and ended, and the engine's end of it.
+    /// A connection whose response has come and ended, and the engine's end of it.
     async fn used(&mut self) -> DuplexStream {
         let line = self.take().await;
         let mut engine = self.engine.accept().await;
@@ -49,14 +49,14 @@ impl Bench {
         engine
     }
 
-    /// What becomes of a request that is answered with these bytes on a fresh line, which the
-    /// engine then closes.
+    /// Result of a request answered with these bytes on a fresh connection that the engine then
+    /// closes.
     async fn answered_with(&mut self, bytes: &'static [u8]) -> Result<Vec<u8>, String> {
         let line = self.lines.fresh(&self.pool, &self.to.id(), &self.to).await.unwrap();
         let mut engine = self.engine.accept().await;
         let ask = tokio::spawn(ask(line));
         read_request(&mut engine).await;
-        // An engine that is cut off while it writes is no failure of the test.
+        // An engine whose write is cut off is not a test failure.
         let _ = engine.write_all(bytes).await;
         drop(engine);
         ask.await.unwrap()
@@ -82,14 +82,14 @@ fn request_of(body: Vec<Bytes>) -> RequestWriter {
     RequestWriter::post("", "/v1/chat/completions", [("host", &b"e:8000"[..])].into_iter(), body.into())
 }
 
-/// Sends a small request and reads the answer whole.
+/// Sends a small request and reads the whole response.
 async fn ask(line: PooledConn) -> Result<Vec<u8>, String> {
     let answer = line.send(request(&[b"{", b"}"])).await.map_err(|failed| format!("{:?}", failed.why))?;
     let body = answer.body.collect().await.map_err(|broken| format!("{broken:?}"))?;
     Ok(body.to_bytes().to_vec())
 }
 
-/// Reads a request with a stated length; the head, in lower case.
+/// Reads a request with a stated length; returns the head in lower case.
 async fn read_request(engine: &mut DuplexStream) -> String {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
@@ -102,7 +102,7 @@ async fn read_request(engine: &mut DuplexStream) -> String {
     head
 }
 
-/// The answer to a small request that begins on a line that stands, by whoever looks again only when
+/// The response to a small request on an idle connection, polled again only when
 /// woken.
 async fn begun(lines: Arc<ConnPool>, pool: Pool, to: Arc<EngineAddress>) -> Vec<u8> {
     let (at, engine, request) = (lines.clock.now(), to.id(), request(&[b"{", b"}"]));
@@ -117,7 +117,7 @@ async fn begun(lines: Arc<ConnPool>, pool: Pool, to: Arc<EngineAddress>) -> Vec<
     answer.await.unwrap().body.collect().await.unwrap().to_bytes().to_vec()
 }
 
-/// Lets every task that can run, run.
+/// Runs every task that is ready.
 async fn settle() {
     for _ in 0..20 {
         tokio::task::yield_now().await;
@@ -228,7 +228,7 @@ async fn c44_a_close_of_a_reused_line_before_any_byte_is_told_apart() {
         assert_eq!(failed, SendError { why: ResponseError::Closed, reused: true, bytes_seen });
         assert_eq!(failed.is_stale(), after.is_empty());
     }
-    // The same on a fresh line is a failure of the engine.
+    // On a fresh connection the same is a failure of the engine.
     let line = bench.lines.fresh(&bench.pool, &bench.to.id(), &bench.to).await.unwrap();
     let mut engine = bench.engine.accept().await;
     let send = tokio::spawn(line.send(request(&[b"{}"])));
@@ -297,7 +297,7 @@ async fn an_answer_before_the_request_was_read_is_passed_on_and_the_line_is_not_
     closed(&mut engine).await;
 }
 
-/// Reads go through; every write fails.
+/// Reads pass; every write fails.
 struct Deaf(BoxedIo);
 
 impl AsyncRead for Deaf {
@@ -347,7 +347,7 @@ async fn an_unasked_second_answer_reaches_nobody() {
     assert_eq!(ask.await.unwrap().unwrap(), b"ok");
     settle().await;
     assert!(!bench.take().await.is_reused());
-    // The same when it comes later, while the line is idle.
+    // The same if it arrives later, while the connection is idle.
     let mut engine = bench.engine.accept().await;
     drop(engine);
     engine = bench.used().await;
@@ -377,7 +377,7 @@ async fn however_many_lines_have_something_unasked_on_them_none_is_used() {
     }
     settle().await;
     assert_eq!(bench.idle(), 300);
-    // One look at all of them is more than a task may do in one turn.
+    // Checking all of them exceeds a task's budget for one poll.
     let line = tokio::spawn({
         let (lines, pool, to) = (Arc::clone(&bench.lines), bench.pool.clone(), bench.to.clone());
         async move { lines.take(&pool, &to.id(), &to).await.unwrap().is_reused() }
@@ -452,7 +452,7 @@ async fn a_broken_body_is_an_error_never_an_end() {
     }
 }
 
-/// Writes until the other end closes or takes no more for now; says how much was taken.
+/// Writes until the other end closes or accepts no more; returns the number of bytes accepted.
 async fn pour(engine: &mut DuplexStream, bytes: &[u8]) -> usize {
     let mut taken = 0;
     let pouring = async {

@@ -1,4 +1,4 @@
-//! The bytes of a connection to an engine, as they come in.
+//! The receiving side of a connection to an engine.
 
 use std::future::poll_fn;
 use std::io;
@@ -14,20 +14,20 @@ use super::head::ResponseHead;
 use crate::dial::BoxedIo;
 use crate::framing::HeadCache;
 
-/// Room for a read: what an event, or a small answer with its head, fits into. More is asked
-/// for while reads fill it.
+/// Initial read buffer: large enough for an event, or a small response with its head. Grows while reads
+/// fill it.
 const ROOM: usize = 4 * 1024;
 
-/// With less room than this left, none is read into.
+/// Less free space than this is not read into.
 const LEAST_ROOM: usize = 1024;
 
-/// A connection, and what has come in and was not looked at yet.
+/// A connection, and its received bytes that were not consumed yet.
 pub(super) struct UpstreamConn {
     pub io: BoxedIo,
     pub buffer: BytesMut,
-    /// Bytes that came in since it was opened.
+    /// Bytes received since it was opened.
     pub received: u64,
-    /// What is known of the heads of its answers.
+    /// Cache of its response heads.
     pub known: HeadCache<ResponseHead>,
     room: usize,
 }
@@ -37,10 +37,10 @@ impl UpstreamConn {
         UpstreamConn { io, buffer: BytesMut::new(), received: 0, known: HeadCache::default(), room: ROOM }
     }
 
-    /// Reads more into the buffer; says how much, 0 at the connection's end.
+    /// Reads into the buffer; returns the number of bytes, 0 at the end of the connection.
     pub fn poll_more(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
-        // Where nobody holds what was read before, its place is taken again. That is the rule, and
-        // the processor's caches still hold it then.
+        // Reuses the buffer if no slice of it is alive, which is the rule; it is then still in the
+        // processor's caches.
         if self.buffer.is_empty() {
             let _ = self.buffer.try_reclaim(self.room);
         }
@@ -58,7 +58,7 @@ impl UpstreamConn {
         Poll::Ready(Ok(read))
     }
 
-    /// Nothing is waited for for a while: a large buffer is not kept meanwhile.
+    /// Called when the connection goes idle; drops an oversized read buffer.
     pub fn rest(&mut self) {
         if self.buffer.capacity() > ROOM {
             self.buffer = BytesMut::new();
@@ -66,9 +66,9 @@ impl UpstreamConn {
         self.room = ROOM;
     }
 
-    /// Whether nothing came behind the last answer, not even the connection's end. Looks at the
-    /// connection itself, however much its task has done in this turn: one that has used up its
-    /// budget would be told that nothing is there. What comes from now on wakes the task.
+    /// Whether no bytes, not even the end of the connection, follow the last response. Bypasses the task's
+    /// cooperative budget, which could otherwise report "nothing to read" wrongly. Registers the task to be
+    /// woken by input.
     pub fn is_quiet(&mut self, cx: &mut Context<'_>) -> bool {
         let look = pin!(unconstrained(poll_fn(|cx| self.poll_more(cx))));
         look.poll(cx).is_pending() && self.buffer.is_empty()

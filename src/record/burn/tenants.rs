@@ -1,14 +1,14 @@
-//! Whose the judged requests of the last minute were: so that no tenant's misses alone look like
+//! Judged requests of the last minute by tenant, so that one tenant's misses alone do not look like
 //! overload.
 
 use super::{JudgedCount, PRESSURE};
 use crate::units::Tick;
 
 const SLOTS: usize = 12;
-/// Tenants that a slot tells apart; what further ones ask for is nobody's in particular.
+/// Tenants distinguished per slot; further ones are counted together.
 const MOST: usize = 64;
 
-/// Counts by tenant, in slots of five seconds.
+/// Counts by tenant in slots of five seconds.
 #[derive(Debug, Default)]
 pub(super) struct Tenants([TenantSlot; SLOTS]);
 
@@ -20,7 +20,7 @@ struct TenantSlot {
 }
 
 impl Tenants {
-    /// A judged request of a tenant ended.
+    /// Records the end of a tenant's judged request.
     pub fn note(&mut self, tenant: u64, met: bool, at: Tick) {
         let number = number_at(at);
         let slot = &mut self.0[(number % SLOTS as u64) as usize];
@@ -38,7 +38,7 @@ impl Tenants {
         }
     }
 
-    /// What was counted without each tenant in turn, where anything was.
+    /// The counts without each tenant in turn, where any remain.
     pub fn without_each(&self, at: Tick) -> Vec<JudgedCount> {
         let newest = number_at(at);
         let live = || self.0.iter().filter(move |slot| slot.number <= newest && slot.number + SLOTS as u64 > newest);
