@@ -13,14 +13,14 @@ use parking_lot::Mutex;
 use super::head::ParsedHead;
 use crate::units::{ClientState, Tick};
 
-/// A request as a connection hands it over. The connection keeps the head too: the next one is
-/// nearly the same, as a rule, and is then made of it without a copy.
+/// A request as received by a connection. The connection shares the head, from which it derives the next
+/// one: mostly equal, and then without a copy.
 pub struct IncomingRequest {
     /// Its head.
     pub head: Arc<ParsedHead>,
     /// Its body.
     pub body: RequestBody,
-    /// Since when it was there, where it had to wait for its turn before it was read.
+    /// When it was available, if it had to wait for its turn to be read.
     pub since: Option<Tick>,
 }
 
@@ -30,29 +30,29 @@ impl From<IncomingRequest> for Request<RequestBody> {
     }
 }
 
-/// The body of a client's request, on whatever version of HTTP it came.
+/// The body of a client's request, over any HTTP version.
 pub struct RequestBody {
     source: BodySource,
     client: ClientState,
 }
 
-/// Where a body comes from.
+/// Source of a body.
 pub(super) enum BodySource {
-    /// All of it had come with its head.
+    /// It arrived completely with its head.
     Whole(Option<Bytes>),
-    /// HTTP/1: the connection hands it over as it comes.
+    /// HTTP/1: fed by the connection as it arrives.
     Flow(Arc<BodyChannel>),
     /// HTTP/2.
     Stream(Incoming),
 }
 
-/// A request's body did not come to its end.
+/// The request's body was not received completely.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BodyError {
     /// The client left.
     #[error("the client left before the end of its request's body")]
     Left,
-    /// Its framing cannot be read.
+    /// Invalid framing.
     #[error("the framing of the request's body is broken")]
     Framing,
 }
@@ -62,7 +62,7 @@ impl RequestBody {
         RequestBody { source, client }
     }
 
-    /// What the connection tells of the client that sends it.
+    /// The read state of the client that sends it.
     #[must_use]
     pub fn client(&self) -> &ClientState {
         &self.client
@@ -74,7 +74,7 @@ impl BodySource {
         BodySource::Whole((!bytes.is_empty()).then_some(bytes))
     }
 
-    /// A body that is to come, and where the connection puts it.
+    /// A body still to come, and the connection's sending end.
     pub(super) fn flow() -> (Self, BodySender) {
         let flow = Arc::new(BodyChannel::default());
         (BodySource::Flow(Arc::clone(&flow)), BodySender(flow))
@@ -112,17 +112,17 @@ impl Body for RequestBody {
     }
 }
 
-/// What a connection and the body of its request share. Both live in one task as a rule; a
-/// lock that nobody else holds lets them live in two.
+/// State shared by a connection and the body of its request. Both usually run in one task; an uncontended
+/// lock allows two.
 #[derive(Default)]
 pub(super) struct BodyChannel(Mutex<State>);
 
 #[derive(Default)]
 struct State {
-    /// What has come and was not taken.
+    /// Bytes not taken yet.
     ready: Option<Bytes>,
     end: Option<Result<(), BodyError>>,
-    /// Who waits for more.
+    /// The task that waits for more.
     waiting: Option<Waker>,
 }
 
@@ -146,22 +146,22 @@ impl BodyChannel {
     }
 }
 
-/// The connection's side of a body that is to come. Dropped before the end, the client has
+/// The connection's end of a body still to come. Dropping it before the end means that the client
 /// left.
 pub(super) struct BodySender(Arc<BodyChannel>);
 
 impl BodySender {
-    /// Whether somebody waits for more of it.
+    /// Whether a task waits for more.
     pub(super) fn is_waited_for(&self) -> bool {
         self.0.0.lock().waiting.is_some()
     }
 
-    /// Hands bytes over to the one who waits. `ours` is the task that asks them next anyway.
+    /// Passes bytes on. `ours` is the waker of the task that polls the body next anyway.
     pub(super) fn give(&self, bytes: Bytes, ours: &Waker) {
         self.change(|state| state.ready = Some(bytes), ours);
     }
 
-    /// There is no more.
+    /// Ends the body.
     pub(super) fn end(&self, end: Result<(), BodyError>, ours: &Waker) {
         self.change(|state| state.end = state.end.or(Some(end)), ours);
     }

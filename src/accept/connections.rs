@@ -1,7 +1,7 @@
-//! The open connections of a listener: how many each address has, and which has been idle longest.
+//! The open connections of a listener: their number per address, and which has been idle longest.
 //!
-//! When a newcomer finds no place, the connection that has been idle longest is asked to end. Where
-//! none is idle, the next one that becomes idle ends in its place.
+//! If a new connection finds no free slot, the one that has been idle longest is asked to close. If none
+//! is idle, the next one to become idle closes.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
@@ -12,23 +12,23 @@ use parking_lot::Mutex;
 
 use super::peer::ConnState;
 
-/// See the module. One for all connections of a listener.
+/// The open connections of one listener; see the module.
 #[derive(Default)]
 pub(super) struct Connections {
-    /// By where they lie.
+    /// Keyed by address in memory.
     open: Mutex<HashMap<usize, Arc<ConnState>, ahash::RandomState>>,
     of_address: Mutex<HashMap<IpAddr, usize, ahash::RandomState>>,
-    /// Places wanted for which no idle connection was found.
+    /// Slots wanted for which no idle connection was found.
     unfilled: AtomicUsize,
 }
 
-/// A connection that is open until this value ends.
+/// An open connection; deregistered on drop.
 pub(super) struct Entered<'a> {
     connections: &'a Connections,
     key: usize,
 }
 
-/// A place among the connections of one address, until it is dropped.
+/// A slot among the connections of one peer address; released on drop.
 pub(super) struct AddressSlot {
     connections: Arc<Connections>,
     address: IpAddr,
@@ -41,7 +41,7 @@ impl Connections {
         Entered { connections: self, key }
     }
 
-    /// A place for a connection from `address`; none where it has `most` already.
+    /// A slot for a connection from `address`; `None` if it has `most` already.
     pub(super) fn place(self: &Arc<Self>, address: IpAddr, most: usize) -> Option<AddressSlot> {
         let address = host_of(address);
         let mut of_address = self.of_address.lock();
@@ -53,7 +53,7 @@ impl Connections {
         Some(AddressSlot { connections: Arc::clone(self), address })
     }
 
-    /// Asks the `count` connections that have been idle longest to end.
+    /// Asks the `count` longest idle connections to close.
     pub(super) fn make_room(&self, count: usize) {
         let mut idle: Vec<_> = {
             let open = self.open.lock();
@@ -67,17 +67,17 @@ impl Connections {
         self.unfilled.store(count - found, Ordering::Relaxed);
     }
 
-    /// Nobody waits for a place any more.
+    /// No new connection waits for a slot any more.
     pub(super) fn has_room(&self) {
         self.unfilled.store(0, Ordering::Relaxed);
     }
 
-    /// Whether a connection that is idle is to end: it was asked to, or it is the first that could.
+    /// Whether an idle connection should close: it was asked to, or it is the first that could.
     pub(super) fn wants_to_end(&self, peer: &ConnState) -> bool {
         peer.is_asked_to_leave() || self.takes_unfilled()
     }
 
-    /// A connection that was asked to end has begun a request meanwhile: another one takes its turn.
+    /// A connection that was asked to close has begun a request; another one is asked instead.
     pub(super) fn cannot_end(&self, peer: &ConnState) {
         if peer.is_asked_to_leave() {
             peer.may_stay();
@@ -109,7 +109,7 @@ impl Drop for AddressSlot {
     }
 }
 
-/// The address by which a host is known: of IPv6 the network of 64 bits, all of which one host has.
+/// The address that identifies a host: for IPv6 its /64 network, all of which one host may use.
 fn host_of(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() & !u128::from(u64::MAX))),
@@ -143,7 +143,7 @@ mod tests {
         let connections = Connections::default();
         let peers: Vec<_> = (0..5).map(|_| ConnState::new(clock, None)).collect();
         let _entered: Vec<_> = peers.iter().map(|peer| connections.enter(peer)).collect();
-        // The first was never asked anything, the second has an open request, the others are idle.
+        // The first has had no request yet, the second has an open one, the others are idle.
         let _open = peers[1].greet(false);
         for (number, peer) in peers[2..].iter().enumerate() {
             clock.sleep_until(Some(Tick::from_millis(10 - number as u64))).await;

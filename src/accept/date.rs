@@ -1,4 +1,4 @@
-//! The date of answers.
+//! The `date` header of responses.
 
 use jiff::Timestamp;
 use jiff::fmt::rfc2822::DateTimePrinter;
@@ -6,10 +6,10 @@ use parking_lot::Mutex;
 
 use crate::clock::Clock;
 
-/// The length of a date as RFC 9110 (section 5.6.7) wants it.
+/// Length of a date as in RFC 9110 section 5.6.7.
 const LENGTH: usize = "Mon, 30 Nov 2026 00:00:00 GMT".len();
 
-/// The `date` field, written once a second for all connections.
+/// The `date` value, formatted once a second for all connections.
 pub(super) struct Dates {
     clock: Clock,
     last: Mutex<(u64, [u8; LENGTH])>,
@@ -30,7 +30,7 @@ impl Dates {
     }
 }
 
-/// Moments that no calendar knows are the first one.
+/// Out-of-range times become the first representable one.
 fn written(seconds: u64) -> [u8; LENGTH] {
     let moment = i64::try_from(seconds).ok().and_then(|seconds| Timestamp::from_second(seconds).ok());
     let text = DateTimePrinter::new().timestamp_to_rfc9110_string(&moment.unwrap_or_default());

@@ -1,5 +1,5 @@
-//! One client connection, from its first byte to its last: TLS, the version of HTTP, its
-//! requests, its limits, and its end.
+//! One client connection, from its first byte to its last: TLS, HTTP version, requests, limits, and its
+//! end.
 
 use std::future::Future;
 use std::io;
@@ -40,14 +40,14 @@ use crate::clock::Clock;
 use crate::framing::ResponseHeaders;
 use crate::units::{DisconnectReason, Doorstep, Tick};
 
-/// Whatever a body or a service may fail with.
+/// Any error of a body or service.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Receives connections under the limits of [`Listen`]. Cheap to clone: one for all.
+/// Serves connections under the limits of [`Listen`]. Clones share one state.
 #[derive(Clone)]
 pub struct ConnectionServer {
     limits: Arc<ArcSwap<Listen>>,
-    /// Told of other limits.
+    /// Notified when the limits change.
     changed: Arc<Notify>,
     certificates: Option<Arc<Certificates>>,
     tls: Option<TlsAcceptor>,
@@ -60,7 +60,7 @@ pub struct ConnectionServer {
 }
 
 impl ConnectionServer {
-    /// A door with the limits of `listen`; TLS if `certificates` are given.
+    /// A server with the limits of `listen`; with TLS if `certificates` are given.
     #[must_use]
     pub fn new(listen: &Listen, certificates: Option<&Arc<Certificates>>, drain: Drain, clock: Clock) -> Self {
         let limits = Arc::new(ArcSwap::from_pointee(listen.clone()));
@@ -80,16 +80,17 @@ impl ConnectionServer {
         }
     }
 
-    /// The same door, which counts there what never becomes a request.
+    /// Sets the counters of what never becomes a request.
     #[must_use]
     pub fn counting(self, doorstep: Doorstep) -> Self {
         ConnectionServer { doorstep, ..self }
     }
 
-    /// Other limits and certificate files for the connections to come, after a reload of the
-    /// settings. The address, and whether there is TLS at all, stay as they are.
+    /// Sets limits and certificate files for future connections after a reload of the settings. The address,
+    /// and whether TLS is used, do not change.
     ///
     /// # Errors
+    /// An unusable certificate; then nothing changes.
     /// A certificate that cannot be used; then everything stays as it was.
     pub fn set_limits(&self, listen: &Listen) -> Result<(), TlsError> {
         if let (Some(certificates), Some(tls)) = (&self.certificates, &listen.tls) {
@@ -100,7 +101,7 @@ impl ConnectionServer {
         Ok(())
     }
 
-    /// Waits until there have been other limits since it was last asked: by one listener.
+    /// Resolves when the limits have changed since the last call. For one listener.
     pub(super) async fn limits_changed(&self) {
         self.changed.notified().await;
     }
@@ -125,7 +126,7 @@ impl ConnectionServer {
         &self.doorstep
     }
 
-    /// Serves one connection to its end, and waits for all its streams.
+    /// Serves one connection to its end, including all its streams.
     pub async fn receive<T, S, B>(&self, io: T, service: S)
     where
         T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -138,7 +139,7 @@ impl ConnectionServer {
         self.receive_from(io, None, service).await;
     }
 
-    /// The same, for a connection from this address.
+    /// The same for a connection from this address.
     pub async fn receive_from<T, S, B>(&self, io: T, address: Option<IpAddr>, service: S)
     where
         T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -174,7 +175,7 @@ impl ConnectionServer {
                 note(converse(&mut talk, &mut minder, alarm.as_mut()).await);
             }
             HttpVersion::Http2 => {
-                // In a box: it is three times as large as the other, and much rarer.
+                // Boxed because it is three times as large as HTTP/1's, and rarer.
                 let mut talk = Box::new(http2(&limits, streams).serve_connection(TokioIo::new(io), reception));
                 note(converse(&mut *talk, &mut minder, alarm.as_mut()).await);
             }
@@ -182,14 +183,14 @@ impl ConnectionServer {
         last_stream_ended(&peer).await;
     }
 
-    /// The TLS handshake, where there is one. It shares its time with the first head, and is
-    /// not waited for while draining.
+    /// The TLS handshake, if any. It shares its time limit with the first head, and is abandoned while
+    /// draining.
     async fn greet<T>(&self, socket: Socket<T>, peer: &ConnState, limit: Duration) -> Option<Transport<T>>
     where
         T: AsyncRead + AsyncWrite + Unpin,
     {
         let Some(tls) = &self.tls else { return Some(Transport::Plain { io: socket }) };
-        // In a box, or every connection would keep room for it to its end.
+        // Boxed so that the connection does not reserve its memory for life.
         let shaking = Box::pin(tls.accept(socket));
         tokio::select! {
             shaken = shaking => match shaken {
@@ -211,11 +212,11 @@ fn note<E: std::fmt::Display>(ended: Option<Result<(), E>>) {
     }
 }
 
-/// hyper's side of the limits, HTTP/2.
+/// hyper's HTTP/2 settings.
 fn http2(limits: &Listen, streams: H2Executor) -> http2::Builder<H2Executor> {
     let mut builder = http2::Builder::new(streams);
-    // Heads up to this are handed over and refused as those of HTTP/1.1 are; h2 itself refuses what
-    // is larger still, with a bare 431.
+    // Heads up to this size are passed on and rejected like those of HTTP/1.1; h2 itself rejects larger
+    // ones with a bare 431.
     let most = limits.max_head.saturating_mul(4).saturating_add(limits.max_header_lines.saturating_mul(32 * 4));
     builder
         .max_concurrent_streams(limits.http2_max_streams)
@@ -224,17 +225,17 @@ fn http2(limits: &Listen, streams: H2Executor) -> http2::Builder<H2Executor> {
     builder
 }
 
-/// What HTTP/2 may hold of a stream that a client has opened its window for, and does not read. What
-/// it has not is kept in front of it.
+/// Most bytes that HTTP/2 buffers of a stream whose client has opened its window and does not read. Bytes
+/// beyond the window are kept before it.
 const STREAM_BUFFER: usize = 64 * 1024;
 
-/// A part of a connection's life: what is polled, until it ends or is asked to.
+/// A phase of a connection: polled until it ends or is asked to finish.
 pub(super) trait ConnDriver {
-    /// What comes of it.
+    /// Result of the phase.
     type End;
-    /// Goes on.
+    /// Makes progress.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Self::End>;
-    /// To be closed when what has begun is done.
+    /// Closes the connection once everything begun is done.
     fn finish(&mut self);
 }
 
@@ -258,7 +259,7 @@ where
     }
 }
 
-/// Polls a part of the connection's life, and what may end it. `None`: the connection is cut.
+/// Drives a phase together with the deadlines. `None`: the connection is cut.
 async fn converse<T: ConnDriver>(
     talk: &mut T,
     minder: &mut DeadlineWatch,
@@ -285,34 +286,34 @@ async fn converse<T: ConnDriver>(
     .await
 }
 
-/// What becomes of a connection.
+/// What to do with a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ConnCommand {
     GoOn,
-    /// Close it when its requests have been answered.
+    /// Close it after its open requests.
     Finish,
     /// Close it at once.
     Cut,
 }
 
-/// Minds the time a connection may take, and whether the process is leaving.
+/// Watches a connection's time limits and the drain.
 struct DeadlineWatch {
     peer: Arc<ConnState>,
     connections: Arc<Connections>,
     header_timeout: Duration,
     idle_timeout: Duration,
     ear: DrainWatch,
-    /// For when the alarm is set. It may ring early (the limit moved on meanwhile), never
-    /// late: so keep-alive traffic does not reset it each time.
+    /// When the timer is set to fire. It may fire early (the limit moved meanwhile), never late, so that
+    /// keep-alive traffic does not reset it each time.
     armed: Option<Tick>,
-    /// An idle connection was asked to finish, and has until then.
+    /// Deadline of an idle connection that was asked to finish.
     finish_by: Option<Tick>,
 }
 
 impl DeadlineWatch {
-    /// How long an idle connection's goodbye may take.
+    /// Time for an idle connection to finish.
     const GOODBYE: Duration = Duration::from_secs(3);
-    /// The same, where somebody waits for its place.
+    /// The same if a new connection waits for its slot.
     const SHORT_GOODBYE: Duration = Duration::from_millis(250);
 
     fn new(peer: Arc<ConnState>, limits: &Listen, connections: Arc<Connections>, ear: DrainWatch) -> Self {
@@ -324,7 +325,7 @@ impl DeadlineWatch {
         tokio::time::sleep_until(self.peer.clock.instant(self.peer.born() + self.header_timeout))
     }
 
-    /// What the process's departure means for this connection.
+    /// Effect of the drain phase on this connection.
     fn hear(&mut self, cx: &mut Context<'_>) -> ConnCommand {
         let mut wish = ConnCommand::GoOn;
         while let Some(phase) = self.ear.poll_news(cx) {
@@ -342,7 +343,7 @@ impl DeadlineWatch {
         wish
     }
 
-    /// The limits on time.
+    /// Checks the time limits.
     fn watch(&mut self, mut alarm: Pin<&mut Sleep>, cx: &mut Context<'_>) -> ConnCommand {
         loop {
             let due = self.peer.due(self.header_timeout, self.idle_timeout);
@@ -355,7 +356,7 @@ impl DeadlineWatch {
                 ConnDeadline::Never | ConnDeadline::Head(_) => self.connections.cannot_end(&self.peer),
             }
             let deadline = match (due, self.finish_by) {
-                // While an answer runs the alarm is not even looked at: it must cost nothing.
+                // The timer is not touched during a response, which must not pay for it.
                 (ConnDeadline::Never, _) => return ConnCommand::GoOn,
                 (_, Some(by)) => by,
                 (ConnDeadline::Head(at) | ConnDeadline::Idle(at), None) => at,
@@ -364,9 +365,9 @@ impl DeadlineWatch {
             if self.armed.is_none_or(|armed| armed > deadline) {
                 alarm.as_mut().reset(self.peer.clock.instant(deadline));
                 self.armed = Some(deadline);
-                // From here on it knows whom to wake: a connection is driven by one task. Also one that
-                // has used up its share of this turn: it would be told to wait by a timer that does not
-                // know it.
+                // Registers the waker: a connection is driven by one task. Unconstrained, because a task that has used
+                // up its cooperative budget would get `Pending` from a timer that
+                // fired.
                 rings = Pin::new(&mut unconstrained(alarm.as_mut())).poll(cx).is_ready();
             }
             if !rings {
@@ -386,7 +387,7 @@ impl DeadlineWatch {
     }
 }
 
-/// The streams of a connection that has ended see it and end too; a drain must not overtake
+/// Waits for the streams of an ended connection, which end as well; a drain must not overtake
 /// them.
 async fn last_stream_ended(peer: &ConnState) {
     std::future::poll_fn(|cx| {
@@ -406,7 +407,7 @@ pin_project! {
 }
 
 impl<T> Transport<T> {
-    /// The version of HTTP that the TLS handshake came to, if it did.
+    /// The HTTP version negotiated in the TLS handshake, if any.
     fn agreed(&self) -> Option<HttpVersion> {
         match self {
             Transport::Plain { .. } => None,

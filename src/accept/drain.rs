@@ -1,7 +1,7 @@
-//! How the gateway leaves: the phases, and how connections hear of them.
+//! Graceful shutdown: its phases, and how connections learn of them.
 //!
-//! A [`Drain`] is shared by whoever decides to leave, the listeners, and the gateway. Time
-//! is played by [`Drain::leave`]; everybody else only asks for the phase or waits for one.
+//! A [`Drain`] is shared by its initiator, the listeners and the gateway. [`Drain::leave`] drives the
+//! phases; everyone else only queries or awaits them.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -16,26 +16,26 @@ use tokio::sync::futures::OwnedNotified;
 use super::settings::Shutdown;
 use crate::clock::Clock;
 
-/// Where the process is on its way out.
+/// Phase of the shutdown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum DrainPhase {
     /// Serving.
     Open,
-    /// Readiness fails, so that no new clients are sent here; everything is still served.
+    /// Readiness fails so that no new clients are sent here; everything is still served.
     Leaving,
-    /// No new connections; idle ones are closed; open responses go on. A request that still
-    /// comes in on an open connection is refused by the gateway (`shed`).
+    /// No new connections; idle ones are closed; open responses continue. A request that still arrives on an
+    /// open connection is rejected by the gateway (`shed`).
     Draining,
-    /// The drain limit has passed: open responses are told to say so in band and end.
+    /// The drain limit has passed: open responses report it in band and end.
     Over,
-    /// What is still open is cut.
+    /// Everything still open is cut.
     Cut,
 }
 
 const PHASES: [DrainPhase; 5] =
     [DrainPhase::Open, DrainPhase::Leaving, DrainPhase::Draining, DrainPhase::Over, DrainPhase::Cut];
 
-/// The shared word on whether the process is leaving.
+/// The shared state of the shutdown.
 #[derive(Clone, Debug, Default)]
 pub struct Drain(Arc<DrainState>);
 
@@ -46,16 +46,16 @@ struct DrainState {
 }
 
 impl Drain {
-    /// How long a response may take to say its last words after the drain limit.
+    /// Time for a response to report the drain limit and end.
     pub const LAST_WORDS: Duration = Duration::from_secs(1);
 
-    /// Nobody is leaving.
+    /// In the phase `Open`.
     #[must_use]
     pub fn new() -> Self {
         Drain::default()
     }
 
-    /// The phase of this moment.
+    /// The current phase.
     #[must_use]
     pub fn phase(&self) -> DrainPhase {
         PHASES[usize::from(self.0.phase.load(Ordering::Acquire)).min(PHASES.len() - 1)]
@@ -67,21 +67,21 @@ impl Drain {
         self.phase() >= DrainPhase::Leaving
     }
 
-    /// Whether a request that arrives now is refused.
+    /// Whether a new request is rejected.
     #[must_use]
     pub fn is_draining(&self) -> bool {
         self.phase() >= DrainPhase::Draining
     }
 
-    /// Steps forward to `phase`; there is no way back.
+    /// Advances to `phase`; never goes back.
     pub fn advance(&self, phase: DrainPhase) {
         self.0.phase.fetch_max(phase as u8, Ordering::AcqRel);
         self.0.changed.notify_waiters();
     }
 
-    /// Plays the whole departure: fails readiness, waits `delay`, stops accepting, waits
-    /// `drain`, tells the open responses, and cuts what is left. The listeners' futures end
-    /// as soon as their connections have ended, so wait for those, not for this:
+    /// Drives the whole shutdown: fails readiness, waits `delay`, stops accepting, waits `drain`, tells open
+    /// responses, and cuts the rest. Listeners' futures end as soon as their connections have ended, so wait
+    /// for those rather than for this:
     /// `select! { () = listener.serve(..) => {}, () = async { drain.leave(..).await; pending().await } => {} }`.
     pub async fn leave(&self, clock: Clock, shutdown: &Shutdown) {
         self.advance(DrainPhase::Leaving);
@@ -91,14 +91,14 @@ impl Drain {
         self.hurry(clock).await;
     }
 
-    /// The end of the departure, without waiting for what is open: it is told, and then cut.
+    /// The last phases without waiting for open responses: they are told, then cut.
     pub async fn hurry(&self, clock: Clock) {
         self.advance(DrainPhase::Over);
         clock.sleep_until(Some(clock.now() + Self::LAST_WORDS)).await;
         self.advance(DrainPhase::Cut);
     }
 
-    /// Waits until `phase` is reached; at once if it has been.
+    /// Resolves when `phase` is reached; at once if it already was.
     pub async fn reached(&self, phase: DrainPhase) {
         loop {
             let changed = self.0.changed.notified();
@@ -109,14 +109,14 @@ impl Drain {
         }
     }
 
-    /// Something to hear phases with from inside a hand-written poll.
+    /// A watch of the phase for hand-written polls.
     pub(super) fn ear(&self) -> DrainWatch {
         DrainWatch { drain: self.clone(), heard: DrainPhase::Open, bell: None }
     }
 }
 
-/// Hears each change of phase once. Registers its waker once per change and task instead of
-/// on every poll: an event must not cost a lock that all connections share.
+/// Reports each phase change once. Registers its waker once per change and task rather than on every
+/// poll, because an event must not cost a lock shared by all connections.
 pub(super) struct DrainWatch {
     drain: Drain,
     heard: DrainPhase,
@@ -124,12 +124,12 @@ pub(super) struct DrainWatch {
 }
 
 impl DrainWatch {
-    /// The phase, if it changed since it was last told.
+    /// The phase, if it changed since the last call.
     pub(super) fn poll_news(&mut self, cx: &mut Context<'_>) -> Option<DrainPhase> {
         loop {
             let stale = self.bell.as_ref().is_none_or(|(_, waker)| !waker.will_wake(cx.waker()));
             let rang = stale && {
-                // Listen first, look second: a change between the two rings this bell.
+                // Registers before it reads, so that no change between the two is missed.
                 let mut bell = Box::pin(Arc::clone(&self.drain.0.changed).notified_owned());
                 let rang = bell.as_mut().poll(cx).is_ready();
                 self.bell = Some((bell, cx.waker().clone()));

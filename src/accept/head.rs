@@ -1,4 +1,4 @@
-//! The head of a request, and what is seen of it where it is read.
+//! The head of a request, with what is derived from it once.
 
 use std::ops::Deref;
 
@@ -9,9 +9,9 @@ use super::id::X_REQUEST_ID;
 use super::strict;
 use crate::units::{Endpoint, InvalidHead, PathError};
 
-/// A request's head. What is asked of every head is looked for once. It holds also for a head that
-/// is made of this one with other values ([`framing::HeadCache`](crate::framing::HeadCache)): its target and
-/// the names of its fields are the same, and so are the values that decide on anything here.
+/// A request's head. Properties needed for every head are derived once, and remain valid for a head that
+/// differs only in free values ([`framing::HeadCache`](crate::framing::HeadCache)), because the target, the
+/// header names and all values used here are then equal.
 #[derive(Clone, Debug)]
 pub struct ParsedHead {
     parts: Parts,
@@ -23,7 +23,7 @@ pub struct ParsedHead {
 }
 
 impl ParsedHead {
-    /// A head that has been read.
+    /// Derives the properties of a parsed head.
     #[must_use]
     pub fn new(parts: Parts) -> Self {
         let refused = strict::check(&parts).err();
@@ -33,16 +33,16 @@ impl ParsedHead {
         ParsedHead { refused, endpoint, has_id, has_coding, has_connection, parts }
     }
 
-    /// Checks it: [`InvalidHead`] says for what.
+    /// Checks it against the request rules.
     ///
     /// # Errors
-    /// The first thing found wrong.
+    /// The first violation.
     pub fn check(&self, max_head: usize, max_header_lines: usize) -> Result<(), InvalidHead> {
         strict::check_size(&self.parts, max_head, max_header_lines)?;
         self.refused.map_or(Ok(()), Err)
     }
 
-    /// Which endpoint serves it.
+    /// The API path that serves it.
     ///
     /// # Errors
     /// None does.
@@ -50,25 +50,25 @@ impl ParsedHead {
         self.endpoint
     }
 
-    /// The id that its client gave it.
+    /// The client's request id.
     #[must_use]
     pub fn request_id(&self) -> Option<&HeaderValue> {
         if self.has_id { self.parts.headers.get(X_REQUEST_ID) } else { None }
     }
 
-    /// Whether its body wears a content coding.
+    /// Whether its body has a content coding.
     #[must_use]
     pub fn has_coding(&self) -> bool {
         self.has_coding
     }
 
-    /// Whether it may name fields of its connection.
+    /// Whether it has a `Connection` header.
     #[must_use]
     pub fn has_connection(&self) -> bool {
         self.has_connection
     }
 
-    /// Its fields, to give some of them other values.
+    /// Its headers, to replace some of their values.
     pub(super) fn fields_mut(&mut self) -> &mut HeaderMap {
         &mut self.parts.headers
     }

@@ -1,9 +1,9 @@
-//! HTTP/1 with one client: its requests, one after the other, and their answers.
+//! The HTTP/1 server: one client's requests, one after the other, and their responses.
 //!
-//! All of it is one future without a task, a channel or a copy of its own: a poll reads what
-//! has come, asks the service or its body, and writes what they say. While a request is being
-//! answered the connection is read on, to hear of a client that leaves: one that closes its
-//! writing half has left. What two readers could read in two ways is not read.
+//! One future without a task, channel or copy of its own: a poll reads available bytes, polls the
+//! service or its response body, and writes. During a response the connection is read as well, to notice
+//! a client that leaves; one that closes its writing half has left. Anything that two parsers could read
+//! differently is rejected.
 
 use std::future::Future;
 use std::io;
@@ -34,23 +34,23 @@ mod out;
 #[cfg(test)]
 mod tests;
 
-/// What one read takes while no body is waited for.
+/// Bytes per read while no body is awaited.
 const SIP: usize = 4 * 1024;
 
-/// What one read takes of a body: at first, and at most.
+/// Bytes per read of a body, initially and at most.
 const ROOM: usize = 16 * 1024;
 const MOST_ROOM: usize = 64 * 1024;
 
-/// What is kept of requests that came before their turn. Of a client that sends more all of it is
-/// thrown away, and the connection ends behind the present answer: its end can only be seen
-/// behind what it sent.
+/// Most bytes kept of pipelined requests. If a client sends more, all of it is discarded and the
+/// connection closes after the current response, because its end can only be seen behind
+/// what it sent.
 const MOST_AHEAD: usize = 64 * 1024;
 
-/// While this much waits to be written, an answer's body is not asked for more.
+/// While this many bytes wait to be written, the response body is not polled.
 const MOST_WAITING: usize = 64 * 1024;
 
 pin_project! {
-    /// A connection.
+    /// One connection.
     pub(super) struct Http1<T, S, B>
     where
         S: Service<IncomingRequest>,
@@ -68,56 +68,56 @@ pin_project! {
         #[pin]
         exchange: Exchange<stream::ServiceCall<S>, TrackedBody<B>>,
         manners: ResponseMode,
-        // No request is taken any more.
+        // No further request is read.
         is_finishing: bool,
         end: Option<ConnEnd>,
     }
 }
 
 pin_project! {
-    /// The request of the moment.
+    /// The current request.
     #[project = Now]
     enum Exchange<F, B> {
-        // There is none.
+        // None.
         None,
-        // The service has it.
+        // In the service.
         Asking { #[pin] future: F },
-        // Its answer goes out.
+        // Its response is being written.
         Answering { #[pin] body: B, ending: ResponseFraming },
     }
 }
 
-/// How far the connection is on its way to its end.
+/// How the connection ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ConnEnd {
-    /// It is closed when all is written.
+    /// It closes when everything is written.
     Clean,
-    /// It breaks off within an answer when all is written.
+    /// It aborts within a response when everything is written.
     Broken,
     /// It has ended.
     Over,
 }
 
-/// What comes in.
+/// The receiving side.
 struct ReadState {
-    /// What has been read and not understood.
+    /// Unparsed bytes.
     buffer: BytesMut,
-    /// Of a head: what is known to hold no end of it.
+    /// Bytes of a head known not to contain its end.
     looked_at: usize,
-    /// What is left of the body of the request of the moment.
+    /// Framing of the rest of the current request's body.
     framing: Framing,
     feed: Option<BodySender>,
     awaits_continue: bool,
     room: usize,
-    /// More came ahead of its turn than is kept: none of it is.
+    /// More pipelined bytes came than are kept, and all were discarded.
     is_overrun: bool,
 }
 
-/// What looking at the body came to.
+/// Result of feeding the body.
 enum BodyFeed {
-    /// The service has more of it, or its end.
+    /// The service got bytes, or the end.
     More,
-    /// Nobody waits for it.
+    /// No task waits for it.
     Unasked,
 }
 
@@ -190,12 +190,12 @@ where
     B: ResponseHeaders + Send + 'static,
     B::Error: Into<BoxError>,
 {
-    /// No request is open: what is left of the last answer goes out, and the next one comes in.
+    /// Between requests: writes the rest of the last response and reads the next head.
     fn between(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let mut this = self.project();
         ready!(this.out.poll(this.io.as_mut(), cx))?;
         if *this.is_finishing && this.end.is_none() {
-            // A request that is there is answered, also where it had to wait for its turn to be read.
+            // An available request is answered even if it had to wait for its turn to be read.
             let may_be_there = this.inbox.buffer.is_empty() && *this.pass != ReadTicket::Free;
             let is_there = may_be_there && matches!(this.inbox.sip(this.io.as_mut(), cx)?, Poll::Ready(1..));
             if !is_there {
@@ -218,13 +218,13 @@ where
                 let future = this.reception.receive(head, body, since);
                 this.exchange.set(Exchange::Asking { future });
             }
-            // It has had its last chance.
+            // Its last chance.
             Ok(None) if *this.is_finishing => *this.end = Some(ConnEnd::Clean),
             Ok(None) => {
                 if this.inbox.buffer.is_empty() {
                     ready!(this.turnstile.poll(this.pass, cx));
                 } else {
-                    // Also where it was read ahead: from here on its head is waited for.
+                    // Also if it was pipelined: the header timeout runs from here.
                     this.reception.peer().heard();
                 }
                 match this.inbox.sip(this.io, cx)? {
@@ -245,7 +245,7 @@ where
         Poll::Ready(Ok(()))
     }
 
-    /// The service has the request.
+    /// Polls the service.
     fn ask(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let mut this = self.project();
         let Now::Asking { future } = this.exchange.as_mut().project() else { return Poll::Ready(Ok(())) };
@@ -253,7 +253,7 @@ where
             Poll::Ready(Ok(response)) => {
                 let (head, body) = response.into_parts();
                 let mut manners = *this.manners;
-                // What is left of a body that nobody wanted is not read to get at the next
+                // The unread rest of an unwanted body is not skipped to reach the next
                 // request.
                 manners.keeps &= this.inbox.framing.is_over() && !this.inbox.is_overrun && !*this.is_finishing;
                 let (length, date) = (body.size_hint().exact(), this.dates.now());
@@ -273,12 +273,12 @@ where
         }
     }
 
-    /// The answer goes out.
+    /// Writes the response.
     fn answer(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let mut this = self.project();
         let Now::Answering { mut body, ending } = this.exchange.as_mut().project() else { return Poll::Ready(Ok(())) };
         let mut is_waiting = false;
-        // How the answer has ended, and whether well.
+        // Whether the response has ended, and completely.
         let mut ended = (*ending == ResponseFraming::None || *ending == ResponseFraming::Length(0)).then_some(true);
         while ended.is_none() && this.out.takes_more(MOST_WAITING) {
             match body.as_mut().poll_frame(cx) {
@@ -331,14 +331,14 @@ impl ReadState {
         }
     }
 
-    /// The body of a request whose head has been taken: whole, if it has come with it.
+    /// The body of a parsed request: complete if it came with the head.
     fn begin(&mut self, framing: Framing, awaits_continue: bool) -> BodySource {
         (self.framing, self.awaits_continue, self.room) = (framing, awaits_continue, ROOM);
         if let Framing::Length(length) = self.framing
             && length <= self.buffer.len() as u64
         {
             self.framing = Framing::EMPTY;
-            // As a rule nothing stands behind it, and the buffer itself becomes the body.
+            // Usually nothing follows, and the buffer itself becomes the body.
             return BodySource::whole(match length == self.buffer.len() as u64 {
                 true => std::mem::take(&mut self.buffer).freeze(),
                 false => self.buffer.split_to(length as usize).freeze(),
@@ -349,7 +349,7 @@ impl ReadState {
         body
     }
 
-    /// Reads a little, to hear what comes next; says how much, 0 at the end.
+    /// Reads a little to detect what comes next; returns the number of bytes, 0 at the end.
     fn sip<T: AsyncRead>(&mut self, io: Pin<&mut T>, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
         let mut room = [const { MaybeUninit::uninit() }; SIP];
         let mut room = ReadBuf::uninit(&mut room);
@@ -361,9 +361,9 @@ impl ReadState {
         Poll::Ready(Ok(room.filled().len()))
     }
 
-    /// Nothing is expected from the client but that it leaves, or the next requests before
-    /// their turn. `is_read`: nothing of what is kept belongs to the present request, or nobody
-    /// wants it any more.
+    /// Reads while only the client's leaving, or pipelined requests, can come. `is_read`: no kept byte
+    /// belongs to the current request, or nothing wants it any
+    /// more.
     fn watch<T: AsyncRead>(
         &mut self,
         mut io: Pin<&mut T>,
@@ -386,7 +386,7 @@ impl ReadState {
         }
     }
 
-    /// Hands over what has come of the body, where it is waited for.
+    /// Passes available body bytes on if they are awaited.
     fn feed<T: AsyncRead + AsyncWrite>(
         &mut self,
         mut io: Pin<&mut T>,
@@ -399,7 +399,7 @@ impl ReadState {
         loop {
             let step = self.framing.step(&mut self.buffer);
             if self.framing.is_over() {
-                // What is behind the body is little; what the body was read into is not kept for it.
+                // Few bytes follow the body, so its large buffer is not kept for them.
                 self.buffer = BytesMut::from(&self.buffer[..]);
             }
             match step {

@@ -1,17 +1,17 @@
-//! The id of a request.
+//! Request ids.
 
 use http::HeaderName;
 
 use crate::units::RequestId;
 use crate::units::decimal::put_hex;
 
-/// Where a request and its answer have it.
+/// The request id header of requests and responses.
 pub(super) const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
-/// Where a refusal says why.
+/// The header with a rejection's reason.
 pub(super) const X_GOODPUT_REASON: HeaderName = HeaderName::from_static("x-goodput-reason");
 
-/// A new id: 128 bits by chance.
+/// A new random id of 128 bits.
 #[must_use]
 pub fn made_id() -> RequestId {
     let mut id = *b"req-00000000000000000000000000000000";

@@ -1,4 +1,4 @@
-//! The socket that new connections come in on.
+//! The listening socket.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -24,35 +24,35 @@ use crate::units::{Doorstep, Tick};
 /// Why a listener did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
-    /// The address is taken, or not ours.
+    /// The address is in use or not available.
     #[error("cannot listen on {address}; name another address, or end what listens there")]
     Address {
-        /// Which address.
+        /// The address.
         address: SocketAddr,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// The certificate cannot be used.
+    /// An unusable certificate.
     #[error("no TLS on {address}")]
     Certificate {
-        /// Which address.
+        /// The address.
         address: SocketAddr,
-        /// Why.
+        /// The reason.
         source: TlsError,
     },
 }
 
-/// File descriptors that are kept for other things than clients and the engines that work for
-/// them: probes, scrapes, the operators' port, the limits' store, files.
+/// File descriptors reserved for purposes other than clients and their engine connections: probes,
+/// scrapes, the admin port, the limits store, files.
 const KEPT_DESCRIPTORS: u64 = 512;
 
-/// How many clients there are descriptors for: each needs one, and one for an engine.
+/// Number of clients for which there are descriptors: each needs one, and one for an engine.
 fn clients_of(descriptors: u64) -> usize {
     let free = descriptors - KEPT_DESCRIPTORS.min(descriptors / 2);
     usize::try_from(free / 2).unwrap_or(usize::MAX).max(1)
 }
 
-/// A bound listener. Nothing is accepted before [`Listener::serve`].
+/// A bound listener. Accepts nothing before [`Listener::serve`].
 pub struct Listener {
     socket: TcpListener,
     address: SocketAddr,
@@ -86,7 +86,7 @@ impl Listener {
         Ok(Listener { socket, address, certificates, door, most })
     }
 
-    /// Where it listens: with the port that the system chose, if it was asked to.
+    /// The local address, with the port chosen by the system if it was 0.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
@@ -104,26 +104,26 @@ impl Listener {
         self.certificates.clone()
     }
 
-    /// The door, to give it other limits after a reload.
+    /// The connection server, to change its limits after a reload.
     #[must_use]
     pub fn door(&self) -> ConnectionServer {
         self.door.clone()
     }
 
-    /// The same listener, which counts there what never becomes a request.
+    /// Sets the counters of what never becomes a request.
     #[must_use]
     pub fn counting(self, doorstep: Doorstep) -> Self {
         Listener { door: self.door.counting(doorstep), ..self }
     }
 
-    /// Accepts until [`DrainPhase::Draining`], and ends when the last connection has ended.
-    /// Dropped before that, it takes all its connections with it.
+    /// Accepts until [`DrainPhase::Draining`], and resolves when the last connection has ended. Dropping it
+    /// closes all connections.
     ///
-    /// With `max_connections` open, or as many as there are file descriptors for, the one that has
-    /// been idle longest ends in favour of a newcomer. Where none is idle, newcomers wait in the
-    /// system's backlog until one ends, which the time limits see to. A refusal instead would need
-    /// a TLS handshake first, at the moment when there is least to spare for it. An address that
-    /// has as many as it may gets no further one: it is closed at once.
+    /// At `max_connections`, or when file descriptors run out, the longest idle connection closes in favour
+    /// of a new one. If none is idle, new connections wait in the system's backlog until one ends, which the
+    /// time limits ensure; a rejection would first need a TLS handshake when resources are scarce. A new
+    /// connection beyond the limit per peer address is closed at
+    /// once.
     pub async fn serve<S, B>(self, service: S)
     where
         S: Service<IncomingRequest, Response = Response<B>> + Clone + Send + 'static,
@@ -138,7 +138,7 @@ impl Listener {
         let clock = door.clock();
         let drain = door.drain().clone();
         let mut draining = pin!(drain.reached(DrainPhase::Draining));
-        // Beside it: files may be slow, and nobody must wait for them to be accepted.
+        // A separate task, because file access may be slow and must not delay accepting.
         let mut beside = JoinSet::new();
         if let Some(certificates) = certificates {
             beside.spawn(async move { certificates.keep_fresh(clock).await });
@@ -188,7 +188,7 @@ impl Listener {
     }
 }
 
-/// Events go out when they are written: waiting to fill a packet costs 40 ms an event.
+/// TCP_NODELAY, because waiting to fill a packet would delay an event by 40 ms.
 fn at_once(stream: TcpStream) -> TcpStream {
     if let Err(error) = stream.set_nodelay(true) {
         tracing::debug!(%error, "TCP_NODELAY not set");
@@ -204,18 +204,18 @@ fn note(ended: Result<(), JoinError>) {
     }
 }
 
-/// Of so many connections one more is asked to end where room is needed: to look for them costs
-/// 0.4 ms where 20,000 are open.
+/// Number of connections above which only one is asked to close at a time, because the search takes 0.4 ms
+/// for 20,000.
 const AT_ONCE: usize = 256;
 
-/// An accepted connection that has no place yet.
+/// An accepted connection without a slot.
 struct Newcomer {
     stream: TcpStream,
     from: IpAddr,
     place: AddressSlot,
 }
 
-/// The pause after a failed accept.
+/// Pause after a failed accept.
 #[derive(Debug, Default)]
 struct Pause {
     until: Option<Tick>,
@@ -226,8 +226,8 @@ impl Pause {
     const SHORTEST: Duration = Duration::from_millis(10);
     const LONGEST: Duration = Duration::from_secs(1);
 
-    /// A newcomer that left before it was accepted costs nothing. Everything else (no file
-    /// descriptors, no memory) stays for a while, and asking at once again would burn a core.
+    /// A client that left before it was accepted causes no pause. Other errors (no descriptors, no memory)
+    /// persist for a while, and retrying at once would occupy a core.
     fn after(&mut self, error: &io::Error, now: Tick) {
         use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
         if matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset) {

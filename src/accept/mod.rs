@@ -1,14 +1,14 @@
-//! Listeners, TLS, the limits of HTTP/1 and HTTP/2 connections, and the way out.
+//! Listeners, TLS, limits of HTTP/1 and HTTP/2 connections, and graceful shutdown.
 //!
-//! Promises: no client can hold a connection longer than the limits of [`settings::Listen`]
-//! allow, by saying nothing, by saying it slowly, or by not listening; a client that refuses
-//! bytes is told apart from an engine that sends none ([`ClientState`], in the body of
-//! each request), and does not hold a seat for a short answer by not reading it; an open stream
-//! survives renewed certificates and a drain that is long enough; every connection has ended when [`Listener::serve`] has;
-//! under load what has begun goes on before more is begun, and who waits for that tells since when.
+//! Guarantees: no client can hold a connection beyond the limits of [`settings::Listen`] by sending
+//! nothing, sending slowly, or not reading; a client that does not read is distinguished from an engine
+//! that sends nothing ([`ClientState`], in the body of each request), and holds no seat for a short
+//! response by not reading it; an open stream survives renewed certificates and a long enough drain; when
+//! [`Listener::serve`] resolves, every connection has ended; under load, requests in progress continue
+//! before new ones are read, and the wait of the new ones is recorded.
 //!
-//! Leaves to others: what a request means. The service is any `tower::Service`; a head that
-//! can be read and nobody should serve is refused by it, with [`ParsedHead::check`].
+//! The meaning of a request is left to the service, any `tower::Service`, which also rejects heads that
+//! violate the request rules ([`ParsedHead::check`]).
 //!
 //! How a connection ends:
 //!
@@ -21,7 +21,7 @@
 //! | drain | idle at once; others after their answer, or when the drain limit has passed | closed; GOAWAY first |
 //!
 //! A client that closes its writing half has left. After our side is closed the client may
-//! go on sending for two seconds, unread, so that a refusal reaches it before a reset does.
+//! send for two more seconds, unread, so that a rejection reaches it before a reset does.
 //!
 //! [`ClientState`]: crate::units::ClientState
 

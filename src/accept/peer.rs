@@ -1,5 +1,5 @@
-//! What the parts of one connection know of each other: the socket, the requests on it, and
-//! the loop that watches its limits.
+//! State shared by the parts of one connection: its socket, its requests, and the loop that enforces its
+//! limits.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -11,44 +11,44 @@ use crate::units::{ClientState, Tick};
 
 const NEVER: u64 = u64::MAX;
 
-/// Since when is looked at with the limits.
+/// Marks a moment that is read from the clock at the next check of the limits.
 const JUST_NOW: u64 = NEVER - 1;
 
-/// One client connection. On HTTP/1 everything runs in one task and the atomics only make it
-/// shareable; on HTTP/2 the streams end in tasks of their own.
+/// One client connection. With HTTP/1 everything runs in one task and the atomics only make it `Sync`;
+/// with HTTP/2 streams end in tasks of their own.
 pub(super) struct ConnState {
     pub(super) clock: Clock,
-    /// The client's address, as text.
+    /// The client's address as text.
     address: Option<Arc<str>>,
-    /// The cell of the HTTP/1 request of the moment (HTTP/2 streams have their own).
+    /// Read state of the current HTTP/1 request's client (HTTP/2 streams have their own).
     pub(super) side: ClientState,
     born: Tick,
-    /// Whether a whole request head has come.
+    /// Whether a complete request head has come.
     greeted: AtomicBool,
-    /// Whether the requests are streams, each watched in its own task.
+    /// Whether requests are HTTP/2 streams, each watched in its own task.
     multiplexed: AtomicBool,
-    /// Requests whose handler or body is still there.
+    /// Requests whose handler or body still exists.
     open: AtomicUsize,
     /// Since when there is none.
     idle_since: AtomicU64,
-    /// When the first byte after that came: the head of the next request has begun.
+    /// When the next head began.
     speaks_since: AtomicU64,
-    /// Whether the socket refuses bytes at this moment.
+    /// Whether the socket currently accepts no bytes.
     refuses: AtomicBool,
-    /// Somebody else needs its place, as long as it is idle.
+    /// Whether it was asked to close while idle, because its slot is needed.
     asked_to_leave: AtomicBool,
-    /// The connection's task, to be woken when its last stream ends.
+    /// The connection's task, woken when its last stream ends.
     task: OnceLock<Waker>,
 }
 
-/// How long a connection may stay as it is.
+/// How long a connection may remain in its state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ConnDeadline {
     /// As long as its requests take.
     Never,
-    /// Until then a whole request head must have come.
+    /// A complete request head must come by then.
     Head(Tick),
-    /// Until then something must have come.
+    /// Something must come by then.
     Idle(Tick),
 }
 
@@ -75,12 +75,12 @@ impl ConnState {
         self.born
     }
 
-    /// What the connection tells of its client to one more stream.
+    /// The read state for a further stream.
     pub(super) fn side_of_a_stream(&self) -> ClientState {
         ClientState::of(self.address.clone())
     }
 
-    /// Since when it has been idle; `None` while it is not, or before its first request.
+    /// Since when it has been idle; `None` during a request, or before the first one.
     pub(super) fn idle_since(&self) -> Option<Tick> {
         let is_idle = self.greeted.load(Ordering::Relaxed)
             && !self.has_open()
@@ -89,7 +89,7 @@ impl ConnState {
         is_idle.then(|| Tick::from_nanos(self.idle_since.load(Ordering::Relaxed)))
     }
 
-    /// Asks it to end, if it is still idle when it hears of it.
+    /// Asks it to close if still idle.
     pub(super) fn ask_to_leave(&self) {
         self.asked_to_leave.store(true, Ordering::Relaxed);
         if let Some(task) = self.task.get() {
@@ -105,7 +105,7 @@ impl ConnState {
         self.asked_to_leave.load(Ordering::Relaxed)
     }
 
-    /// A request's head has come. The request is open until the returned value ends.
+    /// Records a request's head. The request is open until the returned value is dropped.
     pub(super) fn greet(self: &Arc<Self>, multiplexed: bool) -> OpenRequest {
         self.greeted.store(true, Ordering::Relaxed);
         self.multiplexed.store(multiplexed, Ordering::Relaxed);
@@ -118,24 +118,24 @@ impl ConnState {
         self.multiplexed.load(Ordering::Relaxed)
     }
 
-    /// Bytes came in. As a rule a whole head with them, which nobody has to wait for: so the clock is
-    /// left to [`ConnState::due`], which the connection asks whenever it waits.
+    /// Records received bytes. Usually they contain a whole head, so reading the clock is left to
+    /// [`ConnState::due`], which is called whenever the connection waits.
     pub(super) fn heard(&self) {
         if self.open.load(Ordering::Relaxed) == 0 && self.speaks_since.load(Ordering::Relaxed) == NEVER {
             self.speaks_since.store(JUST_NOW, Ordering::Relaxed);
         }
     }
 
-    /// The socket refuses bytes, or takes them again.
+    /// Records whether the socket accepts bytes.
     pub(super) fn set_refuses(&self, refuses: bool) {
         self.refuses.store(refuses, Ordering::Relaxed);
         if !refuses {
-            // The tail of an answer has gone out: idleness begins here, not at its body's end.
+            // The tail of a response was sent: the idle time begins here, not at the body's end.
             self.idle_since.store(self.clock.now().as_nanos(), Ordering::Relaxed);
         }
     }
 
-    /// Which limit runs now. A socket that refuses bytes is under the write-stall limit.
+    /// The limit that currently applies. A socket that accepts no bytes is under the write-stall limit.
     pub(super) fn due(&self, header_timeout: Duration, idle_timeout: Duration) -> ConnDeadline {
         if self.speaks_since.load(Ordering::Relaxed) == JUST_NOW {
             self.speaks_since.store(self.clock.now().as_nanos(), Ordering::Relaxed);
@@ -148,14 +148,14 @@ impl ConnState {
         }
         let idle = ConnDeadline::Idle(Tick::from_nanos(self.idle_since.load(Ordering::Relaxed)) + idle_timeout);
         match self.speaks_since.load(Ordering::Relaxed) {
-            // HTTP/2 peers also speak without asking (pings, settings): only streams count.
+            // HTTP/2 peers also send pings and settings, so only streams count.
             _ if self.is_multiplexed() => idle,
             NEVER => idle,
             since => ConnDeadline::Head(Tick::from_nanos(since) + header_timeout),
         }
     }
 
-    /// Remembers which task to wake when a stream ends. A connection is driven by one task.
+    /// Stores the waker of the connection's task for the end of a stream.
     pub(super) fn driven_by(&self, waker: &Waker) {
         self.task.get_or_init(|| waker.clone());
     }
@@ -165,7 +165,7 @@ impl ConnState {
     }
 }
 
-/// A request that is being handled or answered.
+/// A request in progress.
 pub(super) struct OpenRequest(Arc<ConnState>);
 
 impl OpenRequest {

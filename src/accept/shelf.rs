@@ -1,12 +1,12 @@
-//! An answer on HTTP/2, between its body and the client's window.
+//! Buffer between an HTTP/2 response body and the client's window.
 //!
-//! hyper asks a body for more once the window has room for what it gave last. But a body is where
-//! a request goes on: behind a head that went ahead it waits for its turn there, and the place in
-//! the queue, the seat and the engine are given back at its end. So the stream's task asks for
-//! more also while the window is shut, and keeps what comes here: what the socket's buffer is on
-//! HTTP/1. Where [`MOST`] is reached the body waits for the client, and with it the engine.
+//! hyper polls a body only while the window has room. But the body is where a request makes progress:
+//! behind an early head it waits for its turn, and queue position, seat and engine are released at its
+//! end. So the stream's task also polls while the window is closed and keeps the bytes here, like the
+//! socket's buffer with HTTP/1. At [`MOST`] bytes the body waits for the client, and with it the engine.
 //!
-//! Whoever asks, asks in the stream's own task: nobody has to be told that something came.
+//! All polls happen in the stream's own task, so no wake-up is needed for
+//! new bytes.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -17,31 +17,31 @@ use http_body::{Body, Frame, SizeHint};
 
 use super::door::BoxError;
 
-/// From here on an answer's body is not asked for more while its client does not read. One piece
-/// goes beyond it, and HTTP/2 itself holds some more: what that comes to in memory is measured in
-/// `tests/e2e/memory.rs` and stated in docs/operations.md.
+/// Buffered bytes at which the body is no longer polled while its client does not read. One piece may
+/// exceed it, and HTTP/2 buffers some more; the resulting memory is measured in `tests/e2e/memory.rs`
+/// and stated in docs/operations.md.
 const MOST: usize = 64 * 1024;
 
-/// What HTTP/2 puts into one DATA frame at most. A longer piece is handed to it in parts: a
-/// client that takes one part after the other, however slowly, takes bytes.
+/// Most bytes per DATA frame. Longer pieces are split, so that a client that accepts one part after the
+/// other, however slowly, counts as reading.
 const PART: usize = 16 * 1024;
 
-/// The body of an answer.
+/// A boxed response body.
 pub(super) type BoxResponseBody = Pin<Box<dyn Body<Data = Bytes, Error = BoxError> + Send>>;
 
-/// See the module.
+/// The send buffer of one stream; see the module.
 #[derive(Default)]
 pub(super) struct H2SendBuffer {
-    /// `None` before the answer, and from its end on.
+    /// `None` before the response and after its end.
     body: Option<BoxResponseBody>,
-    /// What goes next.
+    /// The next bytes to send.
     front: Bytes,
-    /// What came after it, in one piece: small pieces would each keep alive what they were read
-    /// into.
+    /// Bytes after those, joined, because small pieces would each keep their read buffer
+    /// alive.
     behind: BytesMut,
-    /// What comes after the last byte, if something does.
+    /// The end after the last byte, if reached: trailers or an error.
     last: Option<Result<HeaderMap, BoxError>>,
-    /// Something was given that the connection may not have written yet: the head at first.
+    /// Whether hyper may still hold something unwritten: the head at first.
     unwritten: bool,
 }
 
@@ -50,7 +50,7 @@ impl H2SendBuffer {
         H2SendBuffer { body: Some(body), unwritten: true, ..H2SendBuffer::default() }
     }
 
-    /// Asks the body for as much as may be kept. Says whether it has ended.
+    /// Polls the body up to the limit. Returns whether it has ended.
     pub(super) fn fill(&mut self, cx: &mut Context<'_>) -> bool {
         while self.body.is_some() && self.kept() < MOST && self.ask(cx).is_ready() {}
         self.body.is_none()
@@ -63,8 +63,8 @@ impl H2SendBuffer {
                 return Poll::Ready(Some(Ok(Frame::data(part))));
             }
             match self.last.take() {
-                // A connection writes when a body makes it wait, and drops what is not written
-                // when one fails: without this step the client would see nothing instead of a cut answer.
+                // A connection writes when a body is pending and discards unwritten frames when one fails; without
+                // this step the client would see nothing rather than an aborted response.
                 Some(Err(fault)) if std::mem::take(&mut self.unwritten) => {
                     self.last = Some(Err(fault));
                     cx.waker().wake_by_ref();
@@ -92,7 +92,7 @@ impl H2SendBuffer {
         whole
     }
 
-    /// The next step of the body, which is dropped with its last one. Ready when there was one.
+    /// Polls the body once; dropped after its last frame. Ready if there was one.
     fn ask(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let Some(body) = &mut self.body else { return Poll::Ready(()) };
         let has_ended = match ready!(body.as_mut().poll_frame(cx)) {
@@ -165,7 +165,7 @@ mod tests {
         ask(shelf, &mut Context::from_waker(Waker::noop()))
     }
 
-    /// All that it gives, with the lengths of its pieces.
+    /// All frames, as lengths of the pieces.
     fn taken(shelf: &mut H2SendBuffer) -> (Vec<usize>, Vec<u8>, &'static str) {
         let (mut lengths, mut all) = (Vec::new(), Vec::new());
         loop {

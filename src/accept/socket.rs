@@ -1,8 +1,8 @@
-//! The socket under TLS and HTTP: sees a client that refuses bytes, and closes gently.
+//! The socket under TLS and HTTP: detects a client that does not read, and closes gracefully.
 //!
-//! A connection stops polling an answer once its buffers are full, so this is the only place where
-//! a refusal, and the limits of a client that does not read, can be noticed on HTTP/1. On
-//! HTTP/2 each stream is watched too; here the write-stall limit covers the whole connection.
+//! A connection stops polling a response once its buffers are full, so with HTTP/1 this is the only place
+//! that can notice such a client and enforce its limits. HTTP/2 streams are watched individually; here
+//! the write-stall limit covers the whole connection.
 
 use std::future::Future;
 use std::io::{self, IoSlice};
@@ -23,7 +23,7 @@ pub(super) struct Socket<T> {
     peer: Arc<ConnState>,
     write_stall: Duration,
     stall: Stall,
-    /// The client has closed its side.
+    /// Whether the client has closed its side.
     ended: bool,
     linger: Linger,
 }
@@ -31,16 +31,16 @@ pub(super) struct Socket<T> {
 enum Linger {
     /// Our side is open.
     Open,
-    /// Our side is closed. What the client still sends is read and thrown away for a while:
-    /// closing a socket with unread bytes resets it, and the reset can overtake the answer
-    /// that tells the client why (a 413, a 431).
+    /// Our side is closed. Further bytes of the client are read and discarded for a while, because closing a
+    /// socket with unread bytes resets it, and the reset can overtake a response that explains
+    /// the closing (413, 431).
     Reading(Pin<Box<Sleep>>),
-    /// Done.
+    /// Closed.
     Closed,
 }
 
 impl<T> Socket<T> {
-    /// How long a client may go on sending after our side is closed.
+    /// How long a client may send after our side is closed.
     const LINGER: Duration = Duration::from_secs(2);
 
     pub(super) fn new(io: T, peer: Arc<ConnState>, write_stall: Duration) -> Self {

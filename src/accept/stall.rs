@@ -1,10 +1,9 @@
-//! One stretch of refusal: a client that takes no byte, from the first refusal to the first
-//! byte it takes again.
+//! Write-stall timer: measures one stretch in which a client accepts no bytes.
 //!
-//! Used by the socket (HTTP/1) and by each stream (HTTP/2). A stretch counts only where a
-//! *retry* was refused too: a retry that comes late because this process was slow, and then
-//! succeeds, is our lag and not the client's. The retry is asked for twice, since the news
-//! that a client has room again (an HTTP/2 window update) may still wait in another task.
+//! Used by the socket (HTTP/1) and by each stream (HTTP/2). A stretch counts only if a *retry* failed
+//! too: a retry that comes late because this process was slow, and then succeeds, is the gateway's delay
+//! and not the client's. Two retries are made, because the news that a client has room again (an HTTP/2
+//! window update) may still be queued in another task.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -16,7 +15,7 @@ use tokio::time::Sleep;
 use crate::clock::Clock;
 use crate::units::{ClientState, DisconnectReason, Tick};
 
-/// The stretch of the moment, if there is one. Costs a branch while there is none.
+/// The current stretch, if any. Costs one branch if there is none.
 pub(super) struct Stall {
     since: Option<Tick>,
     asked_again: bool,
@@ -32,7 +31,7 @@ impl Stall {
         self.since.is_some()
     }
 
-    /// The client took bytes.
+    /// The client accepted bytes.
     pub(super) fn end(&mut self, side: &ClientState, clock: &Clock) {
         if self.since.take().is_some() {
             self.asked_again = false;
@@ -40,8 +39,8 @@ impl Stall {
         }
     }
 
-    /// A write was refused just now. Ready when a limit ends the wait; until then the task is
-    /// woken to retry after [`ClientState::PATIENCE`] and at the limit.
+    /// A write was not accepted. Ready when a limit ends the wait; until then the task is woken to retry after
+    /// [`ClientState::PATIENCE`] and at the limit.
     pub(super) fn refused(
         &mut self,
         side: &ClientState,

@@ -1,6 +1,6 @@
-//! Requests and answers between connections and the service: each request gets its
-//! [`ClientState`], each answer says what its body last did, and each HTTP/2 stream is
-//! watched for a client that does not take its bytes, and driven on meanwhile.
+//! Adapter between connections and the service: gives each request its [`ClientState`], tracks each
+//! response body, and watches each HTTP/2 stream for a client that does not read, while driving its body
+//! meanwhile.
 
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -34,14 +34,14 @@ use crate::framing::{HeaderSink, ResponseHeaders, with_fields};
 use crate::refuse::Rejection;
 use crate::units::{ClientState, Dialect, DisconnectReason, Doorstep, InvalidHead, Tick};
 
-/// An HTTP/2 stream, as its answer's body and its watcher see it.
+/// An HTTP/2 stream, shared by its response body and its watcher.
 #[derive(Default)]
 pub(super) struct H2Stream {
     side: ClientState,
-    /// Twice the number of frames the body has given; odd while it owes the next one. Even
-    /// and unchanged means: the last frame has not gone out yet.
+    /// Twice the number of frames returned; odd while the next one is pending. Even and unchanged means that
+    /// the last frame has not been sent yet.
     given: AtomicU64,
-    /// The body. A lock that nobody else holds: all who ask are in the stream's task.
+    /// The body. Uncontended, because all access is from the stream's task.
     shelf: Mutex<H2SendBuffer>,
 }
 
@@ -56,7 +56,7 @@ impl H2Stream {
         next
     }
 
-    /// Goes on with the body, although what it gave last has not gone out.
+    /// Polls the body although its last frame has not been sent.
     fn drive(&self, cx: &mut Context<'_>) {
         if self.shelf.lock().fill(cx) {
             self.side.lift_total_deadline();
@@ -72,18 +72,18 @@ impl H2Stream {
         self.given.fetch_or(1, Ordering::Relaxed);
     }
 
-    /// The number of the frame that waits to go out, if one does.
+    /// The number of the frame waiting to be sent, if any.
     fn waiting(&self) -> Option<u64> {
         let given = self.given.load(Ordering::Relaxed);
         (given != 0 && given & 1 == 0).then_some(given)
     }
 }
 
-/// Where hyper's call of the service and the spawn of the stream's task, which follow each other in one
-/// poll, hand over the stream's [`H2Stream`].
+/// Passes a stream's [`H2Stream`] from hyper's call of the service to the spawn of the stream's task, which
+/// follow each other within one poll.
 type PendingStream = Arc<Mutex<Option<(Arc<H2Stream>, OpenRequest)>>>;
 
-/// The service as one connection sees it.
+/// The service of one connection.
 pub(super) struct ConnService<S> {
     service: S,
     peer: Arc<ConnState>,
@@ -96,7 +96,7 @@ impl<S> ConnService<S> {
         ConnService { service, peer, handover: Arc::clone(&streams.handover), doorstep }
     }
 
-    /// A head never became a request.
+    /// Counts a rejected head.
     pub(super) fn refused(&self, why: InvalidHead) {
         self.doorstep.refused_head(why);
     }
@@ -116,7 +116,7 @@ where
     type Error = S::Error;
     type Future = ServiceCall<S>;
 
-    /// Runs in the task of the connection, which many streams share.
+    /// Runs in the connection's task, which many streams share.
     fn call(&self, request: Request<Incoming>) -> Self::Future {
         let (head, body) = request.into_parts();
         match caught(|| Arc::new(ParsedHead::new(head))) {
@@ -126,7 +126,7 @@ where
     }
 }
 
-/// What comes of a step, if it does not panic: a fault of one request must not end its connection.
+/// Result of a step unless it panics, because one request's failure must not end its connection.
 fn caught<T>(step: impl FnOnce() -> T) -> Option<T> {
     let caught = catch_unwind(AssertUnwindSafe(step));
     if caught.is_err() {
@@ -135,7 +135,7 @@ fn caught<T>(step: impl FnOnce() -> T) -> Option<T> {
     caught.ok()
 }
 
-/// A request in the service's hands.
+/// A call of the service.
 pub(super) type ServiceCall<S> =
     TrackedFuture<Either<<S as Service<IncomingRequest>>::Future, Oneshot<S, IncomingRequest>>>;
 
@@ -144,12 +144,12 @@ where
     S: Service<IncomingRequest, Response = Response<B>> + Clone,
     B: ResponseHeaders,
 {
-    /// Hands a request to the service: one that was there since then, if it had to wait.
+    /// Calls the service with a request; `since` is when it was available, if it had to wait.
     pub(super) fn receive(&self, head: Arc<ParsedHead>, source: BodySource, since: Option<Tick>) -> ServiceCall<S> {
         self.begin(head.version == Version::HTTP_2, |side| {
             let request = IncomingRequest { head, body: RequestBody::new(source, side), since };
-            // Most services are always ready: theirs is called at once, and nothing holds the request
-            // meanwhile.
+            // Most services are always ready, so the call is made at once without storing the
+            // request.
             caught(|| {
                 let mut service = self.service.clone();
                 match service.poll_ready(&mut Context::from_waker(Waker::noop())) {
@@ -160,13 +160,13 @@ where
         })
     }
 
-    /// Begins a request, with what hands it to the service.
+    /// Begins a request and calls the service.
     fn begin<F>(&self, multiplexed: bool, hand_over: impl FnOnce(ClientState) -> Option<F>) -> TrackedFuture<F> {
         let open = self.peer.greet(multiplexed);
         let strand = multiplexed.then(|| {
             let strand = Arc::new(H2Stream { side: self.peer.side_of_a_stream(), ..H2Stream::default() });
-            // The stream's task is counted too, so that a connection is not taken for idle
-            // while the last frames of an answer wait for the client's window.
+            // The stream's task is counted too, so that a connection does not look idle while the last frames of
+            // a response wait for the client's window.
             *self.handover.lock() = Some((Arc::clone(&strand), self.peer.greet(true)));
             strand
         });
@@ -184,7 +184,7 @@ where
 pin_project! {
     /// The service's future, which keeps its request open.
     pub(super) struct TrackedFuture<F> {
-        // `None`: it panicked before it came there.
+        // `None`: the call panicked.
         #[pin]
         inner: Option<F>,
         told: Option<(OpenRequest, Option<Arc<H2Stream>>)>,
@@ -211,7 +211,7 @@ where
             match (body, strand) {
                 (Err(body), _) => Response::from_parts(head, TrackedBody::Failed { body, _open: open }),
                 (Ok(body), None) => Response::from_parts(head, TrackedBody::Plain { body, open }),
-                // hyper takes all fields of a head from its map.
+                // hyper takes all headers from the map.
                 (Ok(body), Some(strand)) => with_fields(Response::from_parts(head, body)).map(|body| {
                     *strand.shelf.lock() = H2SendBuffer::of(Box::pin(body.map_err(Into::into)));
                     TrackedBody::Stream { strand, _open: open }
@@ -221,7 +221,7 @@ where
     }
 }
 
-/// The answer to a request that never came to the service.
+/// The response to a request whose call failed.
 #[cold]
 fn failed() -> Response<Full<Bytes>> {
     let (refusal, id) = (Rejection::Internal, made_id());
@@ -235,14 +235,14 @@ fn failed() -> Response<Full<Bytes>> {
 }
 
 pin_project! {
-    /// An answer's body, which keeps its request open.
+    /// A response body, which keeps its request open.
     #[project = Projected]
     pub(super) enum TrackedBody<B> {
-        // HTTP/1: as it is.
+        // HTTP/1: unchanged.
         Plain { #[pin] body: B, open: OpenRequest },
-        // HTTP/2: it stands in the strand, for its watcher to drive it too.
+        // HTTP/2: held by the stream, so that its watcher can drive it.
         Stream { strand: Arc<H2Stream>, _open: OpenRequest },
-        // An answer of our own.
+        // A response made here.
         Failed { #[pin] body: Full<Bytes>, _open: OpenRequest },
     }
     impl<B> PinnedDrop for TrackedBody<B> {
@@ -259,7 +259,7 @@ pin_project! {
     }
 }
 
-/// On HTTP/2 they have been taken to the map of its head.
+/// With HTTP/2 they were moved into the head's map.
 impl<B> ResponseHeaders for TrackedBody<B>
 where
     B: ResponseHeaders,
@@ -315,7 +315,7 @@ where
     }
 }
 
-/// The executor of one HTTP/2 connection: a task for each stream.
+/// The executor of one HTTP/2 connection: one task per stream.
 #[derive(Clone)]
 pub(super) struct H2Executor {
     drain: Drain,
@@ -333,10 +333,10 @@ impl<F> hyper::rt::Executor<F> for H2Executor
 where
     F: Future<Output = ()> + Send + 'static,
 {
-    /// The task is owned by its [`OpenRequest`]: the connection waits until all of them have ended.
+    /// The task is owned by its [`OpenRequest`]: the connection waits until all have ended.
     fn execute(&self, stream: F) {
         let Some((strand, open)) = self.handover.lock().take() else {
-            // Only a tunnel comes without a call before it, and those are refused.
+            // Only a tunnel has no preceding call, and tunnels are rejected.
             return;
         };
         let stall = Stall::none();
@@ -354,17 +354,17 @@ where
 }
 
 pin_project! {
-    /// A stream's future, and the limits of a client that does not take its bytes.
+    /// A stream's future with the limits for a client that does not read.
     struct H2StreamTask<F> {
         #[pin]
         stream: F,
         strand: Arc<H2Stream>,
         ear: DrainWatch,
         stall: Stall,
-        // Which frame the stretch of refusal is about.
+        // The frame that the current stretch is about.
         frame: u64,
         write_stall: Duration,
-        // Last, so that the stream is gone before it is no longer counted.
+        // Last, so that the stream is dropped before it stops being counted.
         open: OpenRequest,
     }
 }

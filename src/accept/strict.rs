@@ -1,10 +1,10 @@
-//! What a request head must not say, beyond what cannot be read at all.
+//! Request rules: what a parsable head must not contain.
 //!
-//! Pure. Malformed lines and lengths never come this far: on HTTP/1.1 their connection ends with
-//! an answer right away. What can be read, but two readers could read in two ways, is refused
-//! here, over both versions: `gateway` asks for the result ([`ParsedHead::check`](super::ParsedHead::check))
-//! and answers with `connection: close`. Either way it never becomes a request, and is counted as
-//! a [`InvalidHead`] and nowhere else.
+//! Pure. Malformed lines and lengths are rejected by the HTTP/1.1 parser before. A head that can be
+//! parsed, but that two parsers could read differently, is rejected here for both versions: `gateway`
+//! calls the check ([`ParsedHead::check`](super::ParsedHead::check)) and responds with
+//! `connection: close`. Such a head never becomes a request, and is counted as an [`InvalidHead`]
+//! only.
 
 use http::header::{EXPECT, HOST, HeaderMap, HeaderValue, TRANSFER_ENCODING};
 use http::request::Parts;
@@ -13,7 +13,7 @@ use http::{Method, Version};
 
 use crate::units::InvalidHead;
 
-/// Checks how large a head is.
+/// Checks the size of a head.
 pub(super) fn check_size(parts: &Parts, max_head: usize, max_header_lines: usize) -> Result<(), InvalidHead> {
     if parts.headers.len() > max_header_lines {
         return Err(InvalidHead::TooManyLines);
@@ -24,7 +24,7 @@ pub(super) fn check_size(parts: &Parts, max_head: usize, max_header_lines: usize
     Ok(())
 }
 
-/// Checks all else of a head that could be read: what no limit decides on.
+/// Checks all rules that do not depend on limits.
 pub(super) fn check(parts: &Parts) -> Result<(), InvalidHead> {
     if parts.method == Method::CONNECT || parts.method == Method::TRACE {
         return Err(InvalidHead::Method);
@@ -38,13 +38,13 @@ pub(super) fn check(parts: &Parts) -> Result<(), InvalidHead> {
     if said.expects_otherwise { Err(InvalidHead::Expectation) } else { Ok(()) }
 }
 
-/// About what a head would take on the wire: each field with its four bytes of colon, space and line end.
+/// Approximate length on the wire: each header has four bytes of colon, space and line end.
 fn length(parts: &Parts) -> usize {
     let target = parts.uri.path_and_query().map_or(0, |target| target.as_str().len());
     parts.headers.iter().fold(target, |length, (name, value)| length + name.as_str().len() + value.len() + 4)
 }
 
-/// What the fields of a head say that is checked here. They are gone through once.
+/// The headers that the rules need, read in one pass.
 #[derive(Default)]
 struct HeadFields<'a> {
     hosts: usize,
@@ -53,7 +53,7 @@ struct HeadFields<'a> {
     codings: usize,
     /// The last one.
     coding: &'a [u8],
-    /// Something other than `100-continue`.
+    /// Whether it has an expectation other than `100-continue`.
     expects_otherwise: bool,
 }
 
@@ -74,8 +74,8 @@ impl<'a> HeadFields<'a> {
         said
     }
 
-    /// `chunked` must stand alone: an inner coding would reach the engine as a body that nobody
-    /// here has read.
+    /// `chunked` must be the only coding, because another one would reach the engine as a body that was not
+    /// inspected.
     fn is_framed_plainly(&self) -> bool {
         self.codings == 0 || self.codings == 1 && self.coding.eq_ignore_ascii_case(b"chunked")
     }
@@ -84,21 +84,21 @@ impl<'a> HeadFields<'a> {
 fn target(parts: &Parts) -> Result<(), InvalidHead> {
     let uri = &parts.uri;
     let web = uri.scheme_str().is_none_or(|scheme| scheme == "http" || scheme == "https");
-    // An authority without a scheme is the authority form, which only CONNECT uses.
+    // An authority without a scheme is the authority form, used by CONNECT only.
     let whole = uri.authority().is_none() || uri.scheme().is_some() || parts.version == Version::HTTP_2;
     let path = uri.path().starts_with('/') || (uri.path() == "*" && parts.method == Method::OPTIONS);
     if web && whole && path { Ok(()) } else { Err(InvalidHead::Target) }
 }
 
-/// Exactly one host. Where the target names one too (absolute form, `:authority`), it must
-/// be the same: two names for one request are two readings of it.
+/// Exactly one host. If the target also names one (absolute form, `:authority`), it must be the same,
+/// because two names are two readings of one request.
 fn host(parts: &Parts, said: &HeadFields<'_>) -> Result<(), InvalidHead> {
     if said.hosts > 1 {
         return Err(InvalidHead::Host);
     }
     let named = parts.uri.authority().map(Authority::as_str);
     match (said.host, named) {
-        // HTTP/1.0 knows no Host; HTTP/2 has it in `:authority`.
+        // HTTP/1.0 has no Host; HTTP/2 has `:authority`.
         (None, None) if parts.version == Version::HTTP_10 => Ok(()),
         (None, Some(named)) if parts.version != Version::HTTP_11 => valid(named),
         (None, _) => Err(InvalidHead::Host),
@@ -113,7 +113,7 @@ fn host(parts: &Parts, said: &HeadFields<'_>) -> Result<(), InvalidHead> {
     }
 }
 
-/// A name or address with an optional port, and no user before it.
+/// A name or address with an optional port, without user info.
 fn valid(host: &str) -> Result<(), InvalidHead> {
     if is_plain(host.as_bytes()) {
         return Ok(());
@@ -127,7 +127,7 @@ fn valid(host: &str) -> Result<(), InvalidHead> {
     if port && !authority.host().is_empty() { Ok(()) } else { Err(InvalidHead::Host) }
 }
 
-/// The bytes of plain names.
+/// Bytes of plain names.
 const PLAIN: [bool; 256] = {
     let mut plain = [false; 256];
     let mut byte = 0;
@@ -138,8 +138,8 @@ const PLAIN: [bool; 256] = {
     plain
 };
 
-/// Nearly all hosts: a name of letters, digits, hyphens and dots, with or without a port.
-/// Whatever else there is takes the long way.
+/// Whether it is a name of letters, digits, hyphens and dots with an optional port, as nearly all are.
+/// Others are parsed in full.
 fn is_plain(host: &[u8]) -> bool {
     let name = host.iter().position(|byte| !PLAIN[usize::from(*byte)]).unwrap_or(host.len());
     let is_port = |port: &[u8]| {

@@ -23,16 +23,16 @@ use crate::units::{ClientState, DisconnectReason, Tick};
 const GET: &[u8] = b"GET /health HTTP/1.1\r\nhost: g\r\n\r\n";
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-/// What an answer's body does.
+/// Behaviour of a response body.
 #[derive(Clone, Copy)]
 enum Act {
-    /// `ok`, and nothing more.
+    /// `ok`, and the end.
     Short,
     /// Five pieces of two bytes.
     Few,
     /// Pieces of this size without end.
     Endless(usize),
-    /// One piece, then nothing until the drain limit; then last words.
+    /// One piece, then nothing until the drain limit, then a last piece.
     UntilDrained,
     /// One piece, then an error.
     Breaks,
@@ -40,14 +40,14 @@ enum Act {
     Panics,
 }
 
-/// How a body ended, seen from inside.
+/// How a body ended.
 #[derive(Default)]
 struct Seen {
     sides: Mutex<Vec<ClientState>>,
     severed: Mutex<Vec<(Option<DisconnectReason>, bool, Tick)>>,
-    /// Bytes that endless bodies were asked for.
+    /// Bytes polled from endless bodies.
     asked: AtomicUsize,
-    /// Bodies that were dropped by a panic.
+    /// Bodies dropped by a panic.
     panics: AtomicUsize,
 }
 
@@ -113,7 +113,7 @@ impl House {
         House { door, drain, clock, seen: Arc::default() }
     }
 
-    /// A client, and the connection's task, which yields the moment of its end.
+    /// A client, and the connection's task, which returns the moment of its end.
     fn connect(&self, act: Act, pipe: usize) -> (DuplexStream, JoinHandle<Tick>) {
         let (ours, theirs) = tokio::io::duplex(pipe);
         let (door, clock, seen) = (self.door.clone(), self.clock, Arc::clone(&self.seen));
@@ -212,7 +212,7 @@ async fn pipelined_requests_are_answered_in_order() {
     assert_eq!(house.seen.sides.lock().len(), 5);
 }
 
-/// However much came ahead of its turn, of a next request or of nothing at all.
+/// Whatever was pipelined, a further request or garbage.
 #[tokio::test(start_paused = true)]
 async fn c99_a_client_that_leaves_is_seen_to_leave_behind_all_that_it_sent_ahead() {
     let ahead: [(&str, Vec<u8>); 4] = [
@@ -236,7 +236,7 @@ async fn c99_a_client_that_leaves_is_seen_to_leave_behind_all_that_it_sent_ahead
     }
 }
 
-/// What came ahead and was thrown away is not answered: the connection says so, and ends.
+/// Discarded pipelined bytes are not answered: the response says `close`, and the connection ends.
 #[tokio::test(start_paused = true)]
 async fn a_client_that_sends_too_much_ahead_gets_its_answer_and_then_the_end() {
     let house = House::new();
@@ -254,7 +254,7 @@ async fn a_client_that_sends_too_much_ahead_gets_its_answer_and_then_the_end() {
     task.await.unwrap();
 }
 
-/// A panic before the handler has the request: its client gets a 500, and the connection goes on.
+/// A panic before the handler gets the request: the client gets a 500, and the connection continues.
 #[tokio::test(start_paused = true)]
 async fn a_panic_before_the_handler_is_an_answer_on_http1() {
     let house = House::new();
@@ -324,7 +324,7 @@ async fn the_total_limit_cuts_a_client_that_does_not_read() {
     client.write_all(GET).await.unwrap();
     tokio::task::yield_now().await;
     house.side().set_total_deadline(at(7000));
-    // The deadline was not known when the stretch began: the retry after 100 ms sees it.
+    // The deadline was unknown when the stretch began; the retry after 100 ms sees it.
     assert_eq!(task.await.unwrap(), at(7000));
     assert_eq!(house.last_end(), (Some(DisconnectReason::Total), true, at(7000)));
 }
@@ -404,7 +404,7 @@ mod http2 {
         (sender.ready().await.unwrap(), driver, task)
     }
 
-    /// A client that takes no byte of an answer, until it is told to.
+    /// A client that accepts no byte of a response until told to.
     async fn connect_shut(house: &House, act: Act) -> (SendRequest<Bytes>, Arc<Notify>, JoinHandle<Tick>) {
         let (client, task) = house.connect(act, 65_536);
         let mut builder = client::Builder::new();
@@ -440,7 +440,7 @@ mod http2 {
         }
     }
 
-    /// Behind the bodies of other streams that nobody reads, as far as the windows let them be sent.
+    /// Behind unread bodies of other streams, as far as the windows allow them to be sent.
     #[tokio::test(start_paused = true)]
     async fn c99_a_client_that_leaves_is_seen_to_leave_behind_what_it_sent_on_other_streams() {
         let house = House::new();

@@ -1,8 +1,8 @@
-//! Certificates of the listener, and their renewal without a lost stream.
+//! Certificates of the listener, and their renewal without losing streams.
 //!
-//! The rustls configuration stays the same for the life of the listener; only the
-//! certificate it resolves to is exchanged, so open connections and session tickets live
-//! on. A renewal that cannot be read, or whose key does not fit, changes nothing.
+//! The rustls configuration is fixed for the life of the listener; only the certificate that it resolves
+//! to is replaced, so open connections and session tickets remain valid. A renewal that cannot be read,
+//! or whose key does not match, changes nothing.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -26,24 +26,24 @@ pub enum TlsError {
     /// A file cannot be read.
     #[error("cannot read {file}")]
     Unreadable {
-        /// Which file.
+        /// The file.
         file: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// A file holds no certificate.
+    /// A file has no certificate.
     #[error("{file} has no PEM certificate in it")]
     NoCertificate {
-        /// Which file.
+        /// The file.
         file: PathBuf,
     },
-    /// A file holds no private key.
+    /// A file has no private key.
     #[error("{file} has no PEM private key in it")]
     NoKey {
-        /// Which file.
+        /// The file.
         file: PathBuf,
     },
-    /// The key is that of another certificate.
+    /// The key belongs to another certificate.
     #[error("the key in {key} is not that of the certificate in {certificate}")]
     NotAPair {
         /// The certificate's file.
@@ -51,20 +51,20 @@ pub enum TlsError {
         /// The key's file.
         key: PathBuf,
     },
-    /// Certificate and key are of an unknown kind.
+    /// Certificate and key are of an unsupported kind.
     #[error("the certificate of {file} cannot be used with its key")]
     Unfit {
         /// The certificate's file.
         file: PathBuf,
-        /// What rustls said.
+        /// rustls' error.
         source: rustls::Error,
     },
 }
 
-/// The certificate that new connections are greeted with.
+/// The current certificate for new connections.
 pub struct Certificates {
     current: ArcSwap<CertifiedKey>,
-    /// Where it came from, and the hash of what stood there.
+    /// Its files, and the hash of their contents.
     source: Mutex<(Tls, blake3::Hash)>,
 }
 
@@ -81,7 +81,7 @@ impl ResolvesServerCert for Certificates {
 }
 
 impl Certificates {
-    /// How often the files are looked at.
+    /// Interval between checks of the files.
     pub const LOOK_EVERY: Duration = Duration::from_secs(10);
 
     /// Reads certificate and key.
@@ -93,8 +93,8 @@ impl Certificates {
         Ok(Arc::new(Certificates { current: ArcSwap::from_pointee(key), source: Mutex::new((tls.clone(), hash)) }))
     }
 
-    /// Reads the same files again. `Ok(true)` if new connections get another certificate
-    /// from now on.
+    /// Reads the same files again. `Ok(true)` if new connections get another certificate from
+    /// now on.
     ///
     /// # Errors
     /// [`TlsError`]; the old certificate stays.
@@ -118,13 +118,13 @@ impl Certificates {
         Ok(changed)
     }
 
-    /// Looks at the files every [`Certificates::LOOK_EVERY`], for ever.
+    /// Checks the files every [`Certificates::LOOK_EVERY`], forever.
     pub(super) async fn keep_fresh(self: Arc<Self>, clock: Clock) {
         let mut told = false;
         loop {
             clock.sleep_until(Some(clock.now() + Self::LOOK_EVERY)).await;
             let certificates = Arc::clone(&self);
-            // A file system that hangs holds up a thread that waits for nothing else.
+            // A hanging file system blocks a thread that does nothing else.
             let Ok(renewed) = tokio::task::spawn_blocking(move || certificates.renew()).await else { continue };
             match renewed {
                 Ok(true) => tracing::info!("certificate renewed"),
@@ -140,7 +140,7 @@ impl Certificates {
         }
     }
 
-    /// The rustls side: HTTP/2 and HTTP/1.1 by ALPN, TLS 1.2 and 1.3.
+    /// The rustls configuration: HTTP/2 and HTTP/1.1 by ALPN, TLS 1.2 and 1.3.
     pub(super) fn server_config(self: &Arc<Self>) -> Arc<ServerConfig> {
         let builder = ServerConfig::builder_with_provider(provider())
             .with_safe_default_protocol_versions()
@@ -151,7 +151,7 @@ impl Certificates {
     }
 }
 
-/// The files are two short ones, read at start and when the settings or a timer say so.
+/// Reads two short files, at start and on a timer or reload.
 fn read(tls: &Tls) -> Result<(CertifiedKey, blake3::Hash), TlsError> {
     let certificates = file(&tls.certificate_file)?;
     let key = file(&tls.private_key_file)?;
@@ -169,11 +169,11 @@ fn read(tls: &Tls) -> Result<(CertifiedKey, blake3::Hash), TlsError> {
     Ok((fit, hash.finalize()))
 }
 
-/// Longer than any pair, as the settings' other files.
+/// Longer than any certificate or key, as for the settings' other files.
 const LONGEST: u64 = 1 << 20;
 
 fn file(path: &Path) -> Result<Vec<u8>, TlsError> {
-    // Opening a pipe would wait for its writer.
+    // Opening a named pipe would block until it has a writer.
     let bytes = std::fs::metadata(path).and_then(|found| match found.is_file() {
         true if found.len() <= LONGEST => std::fs::read(path),
         true => Err(std::io::Error::other("it is longer than 1 MiB")),

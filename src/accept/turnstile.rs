@@ -1,14 +1,13 @@
-//! Who may begin: what has begun goes on first.
+//! Read fairness.
 //!
-//! A thread that has more to do than it can do at once works through what is ready in the order in
-//! which the system told of it. Requests that were all begun in that order would be many at a time, each
-//! waiting behind the first steps of all others: an engine's tokens would be stamped late, and nothing of
-//! a request would be left in the processor's cache when its answer comes. So a thread begins
-//! few requests before it looks again what has come for those that have begun.
+//! A busy worker would otherwise start every readable request before finishing any: token timestamps
+//! would be late, and nothing of a request would remain in the processor's cache when its response
+//! comes. Each worker therefore starts at most [`A_TURN`] requests before it polls what arrived for those
+//! in progress.
 //!
-//! Only the next request of a kept connection waits here, on HTTP/1: a new connection's first request
-//! comes with its greeting, and on HTTP/2 hyper reads. Who waited tells since when, so that the wait
-//! is part of the request's time.
+//! Applies to further requests of kept HTTP/1 connections only: a connection's first request comes with
+//! its handshake, and with HTTP/2 hyper reads. The wait is recorded and is part of the
+//! request's time.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -22,17 +21,17 @@ use tokio::runtime::Handle;
 use crate::clock::Clock;
 use crate::units::Tick;
 
-/// How many requests each thread begins before it looks what else has come. What a request and its
-/// connections use, some 50 kB with the system's part, is still in a cache of 2 MB when it goes on.
+/// Requests started per worker and turn. A request and its connections use about 50 kB, including the
+/// kernel's part, which then stay in a cache of 2 MB.
 const A_TURN: usize = 32;
 
 /// One for all connections of a listener.
 pub(super) struct ReadFairness {
     most: usize,
-    /// One thread does everything.
+    /// Whether the runtime has one thread.
     is_alone: bool,
     clock: Clock,
-    /// Those who went in since the last turn; `most` while any wait.
+    /// Requests admitted in this turn; `most` while any wait.
     went_in: AtomicUsize,
     queue: Mutex<Queue>,
 }
@@ -40,23 +39,23 @@ pub(super) struct ReadFairness {
 #[derive(Default)]
 struct Queue {
     waiting: VecDeque<Waker>,
-    /// Whether a task turns for them.
+    /// Whether a task advances the turns.
     turns: bool,
 }
 
-/// How a connection stands at the turnstile.
+/// State of a connection's next read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ReadTicket {
-    /// It may look whether something has come.
+    /// It may read.
     Free,
-    /// Nothing had come; when something has, it asks.
+    /// Nothing had arrived; it asks when something has.
     Asks,
-    /// It has been waiting since then, and is woken when it may look.
+    /// Waiting since then; woken when it may read.
     Waits(Tick),
 }
 
 impl ReadTicket {
-    /// The wait is over: since when it lasted, if there was one.
+    /// Ends the wait and returns when it began, if it did.
     pub(super) fn end(&mut self) -> Option<Tick> {
         match std::mem::replace(self, ReadTicket::Free) {
             ReadTicket::Waits(since) => Some(since),
@@ -66,7 +65,7 @@ impl ReadTicket {
 }
 
 impl ReadFairness {
-    /// For connections of the runtime of the moment.
+    /// For connections of the current runtime.
     pub(super) fn new(clock: Clock) -> Arc<Self> {
         let threads = Handle::try_current().map_or(1, |runtime| runtime.metrics().num_workers());
         Arc::new(Self::of(A_TURN * threads, threads == 1, clock))
@@ -76,15 +75,15 @@ impl ReadFairness {
         ReadFairness { most, is_alone, clock, went_in: AtomicUsize::new(0), queue: Mutex::default() }
     }
 
-    /// Ready when the connection may look whether a request has come. It is woken when it has to wait;
-    /// whatever else wakes it lets it in too.
+    /// Ready when the connection may read. Wakes it after a wait; a wake-up for another reason admits it as
+    /// well.
     pub(super) fn poll(self: &Arc<Self>, pass: &mut ReadTicket, cx: &mut Context<'_>) -> Poll<()> {
         if *pass != ReadTicket::Asks {
             return Poll::Ready(());
         }
         if self.went_in.load(Ordering::Relaxed) < self.most {
             let before = self.went_in.fetch_add(1, Ordering::Relaxed);
-            // It turns while there is room: who comes a few at a time does not wait.
+            // Turns advance while there is room, so that a few requests at a time do not wait.
             if before >= self.most / 2 {
                 self.begin_turn(&mut self.queue.lock());
             }
@@ -103,13 +102,13 @@ impl ReadFairness {
         }
     }
 
-    /// Lets in the next ones each time when what was ready has been worked through.
+    /// Admits the next requests each time when all ready tasks have run.
     async fn turn(self: Arc<Self>) {
         loop {
             match self.is_alone {
-                // Behind all that the system tells when it is asked the next time.
+                // Behind everything that the next poll of the system reports.
                 true => tokio::task::yield_now().await,
-                // That would be this thread's to come back to, however long it is busy.
+                // A yield would return to this thread, however busy it is.
                 false => behind_what_is_ready().await,
             }
             let mut queue = self.queue.lock();
@@ -125,7 +124,7 @@ impl ReadFairness {
     }
 }
 
-/// Goes to the end of the queue, from which any thread may take it.
+/// Re-queues the task where any thread may take it.
 async fn behind_what_is_ready() {
     let mut is_behind = false;
     poll_fn(|cx| {
@@ -146,7 +145,7 @@ mod tests {
         Arc::new(ReadFairness::of(most, true, Clock::start()))
     }
 
-    /// A connection that asks once, and notes its number when it is let in.
+    /// A connection that asks once, and records its number when admitted.
     fn asks(
         turnstile: &Arc<ReadFairness>,
         number: usize,

@@ -1,8 +1,8 @@
-//! Which version of HTTP a client speaks, told by the first bytes it sends.
+//! Detects a client's HTTP version from its first bytes.
 //!
-//! HTTP/2 begins with a preface that no HTTP/1 request begins with. What was read to find out
-//! is read again by the version's own code, in one read together with what stands behind it:
-//! a request then takes one buffer, where two reads would cost a second one.
+//! HTTP/2 begins with a preface that no HTTP/1 request begins with. The bytes read for detection are
+//! replayed together with the bytes after them in one read, so that a request fills
+//! one buffer rather than two.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -12,7 +12,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::door::ConnDriver;
 
-/// What an HTTP/2 client says first (RFC 9113 section 3.4).
+/// The connection preface of HTTP/2 (RFC 9113 section 3.4).
 const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,13 +22,13 @@ pub(super) enum HttpVersion {
 }
 
 impl HttpVersion {
-    /// The version with this name in a TLS handshake (RFC 7301 section 6, RFC 9113 section 3.2).
+    /// The version of an ALPN name (RFC 7301 section 6, RFC 9113 section 3.2).
     pub(super) fn of(name: &[u8]) -> Option<Self> {
         VERSIONS.into_iter().find(|(own, _)| *own == name).map(|(_, version)| version)
     }
 }
 
-/// The names of the versions in a TLS handshake, what we like best first.
+/// ALPN names in order of preference.
 pub(super) const VERSIONS: [(&[u8], HttpVersion); 2] = [(b"h2", HttpVersion::Http2), (b"http/1.1", HttpVersion::Http1)];
 
 /// Reads until the version is known.
@@ -36,7 +36,7 @@ pub(super) struct DetectHttp<T> {
     /// `None` once the version is known.
     io: Option<T>,
     first: PeekBuffer,
-    /// The connection is to end: nobody waits for a first byte any more.
+    /// The connection is closing, so no first byte is awaited.
     is_over: bool,
 }
 
@@ -52,7 +52,7 @@ impl PeekBuffer {
         &self.bytes[..usize::from(self.len)]
     }
 
-    /// The version, if these bytes tell; `at_end`: no more will come.
+    /// The version, if these bytes suffice; `at_end` means that no more come.
     fn version(&self, at_end: bool) -> Option<HttpVersion> {
         match self.seen() {
             seen if seen == PREFACE => Some(HttpVersion::Http2),
@@ -92,7 +92,7 @@ impl<T: AsyncRead + Unpin> ConnDriver for DetectHttp<T> {
     }
 }
 
-/// A connection from its first byte on, although some have been read.
+/// A connection whose first bytes were read already and are replayed.
 pub(super) struct PrefixedIo<T> {
     io: T,
     first: PeekBuffer,
@@ -109,7 +109,7 @@ impl<T: AsyncRead + Unpin> AsyncRead for PrefixedIo<T> {
         buf.put_slice(&left[..give]);
         self.given += give as u8;
         if buf.remaining() > 0 {
-            // A fault shows again at the next read.
+            // An error occurs again at the next read.
             let _ = Pin::new(&mut self.io).poll_read(cx, buf);
         }
         Poll::Ready(Ok(()))

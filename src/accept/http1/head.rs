@@ -1,4 +1,4 @@
-//! The head of a client's request: what it says, and how its body is framed.
+//! Parses a request head and its body framing.
 
 use std::mem::MaybeUninit;
 use std::sync::Arc;
@@ -12,32 +12,32 @@ use crate::accept::ParsedHead;
 use crate::framing::{self, CacheableHead, Framing, HeadCache};
 use crate::units::InvalidHead;
 
-/// Lines that a head may have without a table of its own on the heap.
+/// Header lines parsed without a heap-allocated table.
 const USUAL_LINES: usize = 100;
 
-/// Longest target that `http` can hold.
+/// Longest target that `http` can represent.
 const LONGEST_TARGET: usize = u16::MAX as usize - 1;
 
-/// Where a path of ours ends at the latest, its method included.
+/// Longest API path, method included.
 const LONGEST_PATH: usize = 256;
 
-/// The limits on a head.
+/// Limits of a head.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct HeadLimits {
-    /// In bytes.
+    /// Bytes.
     pub head: usize,
     pub lines: usize,
 }
 
-/// A request whose head has come.
+/// A parsed request head.
 #[derive(Clone, Debug)]
 pub(super) struct RequestHead {
     pub head: Arc<ParsedHead>,
-    /// How its body ends.
+    /// The body's framing.
     pub framing: Framing,
-    /// The connection may serve another request behind it.
+    /// Whether the connection may be reused.
     pub keeps: bool,
-    /// The client sends the body when it has heard `100 Continue`.
+    /// Whether the client waits for `100 Continue` before it sends the body.
     pub awaits_continue: bool,
 }
 
@@ -47,10 +47,10 @@ impl CacheableHead for RequestHead {
     }
 }
 
-/// Takes the head of a request out of what has come in, once it is whole. `looked_at` is how
-/// much of it was seen to hold no end of a head before; `known` is what is known of the heads
-/// before it. Behind one that is refused the connection ends: where the next request would begin is
-/// not known.
+/// Takes a request head out of the buffer once it is complete. `looked_at` is the number of bytes already
+/// known not to contain its end; `known` caches the previous head. After a rejected head the connection
+/// closes, because the start of the next request is
+/// unknown.
 pub(super) fn take(
     buffer: &mut BytesMut,
     looked_at: &mut usize,
@@ -84,21 +84,21 @@ pub(super) fn take(
     }
 }
 
-/// More has to come.
+/// More bytes are needed.
 fn partial(buffer: &[u8], looked_at: &mut usize, limits: HeadLimits) -> Result<Option<RequestHead>, InvalidHead> {
     *looked_at = buffer.len();
     if buffer.len() < limits.head { Ok(None) } else { Err(InvalidHead::TooLarge) }
 }
 
-/// The path of a head that cannot be read, as far as there is one: for the shape of the refusal.
+/// The path of an unparsable head, as far as recognisable, for the format of the rejection.
 pub(super) fn path_of_unread(buffer: &[u8]) -> &str {
     let line = buffer[..buffer.len().min(LONGEST_PATH)].split(|byte| *byte == b'\n').next().unwrap_or_default();
     let path = line.split(|byte| *byte == b' ').nth(1).unwrap_or_default();
     std::str::from_utf8(path).unwrap_or_default()
 }
 
-/// Whether the end of a head may stand in what has come since it was looked at last. Without
-/// this a head that comes byte by byte would be read once for each byte.
+/// Whether the end of a head may be in the new bytes. Without this check a head that arrives byte by byte
+/// would be parsed once per byte.
 fn may_be_whole(buffer: &[u8], looked_at: usize) -> bool {
     let new = &buffer[looked_at.saturating_sub(2).min(buffer.len())..];
     match looked_at {
@@ -107,7 +107,7 @@ fn may_be_whole(buffer: &[u8], looked_at: usize) -> bool {
     }
 }
 
-/// Reads a head at the beginning of these bytes, and says how long it is.
+/// Parses a head at the start of `bytes` and returns its length.
 fn read<'a>(
     bytes: &'a [u8],
     known: &mut HeadCache<RequestHead>,
@@ -122,7 +122,7 @@ fn read<'a>(
         Err(httparse::Error::Version) => return Err(InvalidHead::Version),
         Err(_) => return Err(InvalidHead::Malformed),
     };
-    // A copy of the head alone: fields that outlive it would hold the body, too.
+    // Copies the head alone, because its headers would otherwise keep the body's buffer alive.
     let text = Bytes::copy_from_slice(&bytes[..length]);
     let part = |part: &[u8]| {
         let at = part.as_ptr() as usize - bytes.as_ptr() as usize;
@@ -154,10 +154,10 @@ fn read<'a>(
     Ok(Some((length, asked)))
 }
 
-/// What the fields of a head say about the body and the connection.
+/// What the headers say about body and connection.
 #[derive(Default)]
 struct FramingHeaders {
-    /// Lines that name a transfer coding, and whether the last of them is `chunked` alone.
+    /// Number of transfer codings, and whether the last is `chunked` alone.
     codings: u8,
     is_chunked: bool,
     length: Option<u64>,
@@ -167,7 +167,7 @@ struct FramingHeaders {
 }
 
 impl FramingHeaders {
-    /// Whether the line is to be kept: a length that is stated again is not.
+    /// Whether the line is kept; a repeated equal length is not.
     fn hear(&mut self, name: &HeaderName, value: &[u8]) -> Result<bool, InvalidHead> {
         if *name == TRANSFER_ENCODING {
             self.codings = self.codings.saturating_add(1);
@@ -188,9 +188,9 @@ impl FramingHeaders {
         Ok(true)
     }
 
-    /// Where the body ends. Of a coding that we do not know nothing is read: `strict` refuses
-    /// the request, and the connection ends. A length beside a coding is what another reader may
-    /// go by (RFC 9112 section 6.3).
+    /// The body's framing. With an unknown coding nothing is read: `strict` rejects the request and the
+    /// connection closes. `Content-Length` beside a coding is rejected because another parser may follow it
+    /// (RFC 9112 section 6.3).
     fn framing(&self, version: Version) -> Result<Framing, InvalidHead> {
         match self.codings {
             0 => Ok(Framing::Length(self.length.unwrap_or(0))),
@@ -201,7 +201,7 @@ impl FramingHeaders {
         }
     }
 
-    /// Behind a body that is not understood nothing can be.
+    /// False if the body's end is unknown.
     fn keeps(&self, version: Version) -> bool {
         let is_clear = self.codings == 0 || self.codings == 1 && self.is_chunked;
         is_clear && !self.closes && (version == Version::HTTP_11 || self.keeps_alive)
@@ -230,7 +230,7 @@ mod tests {
         "content-length: 12",
     ];
 
-    /// A head of some of the lines, in their order.
+    /// Heads with some of the lines, in order.
     fn heads() -> impl Strategy<Value = String> {
         (prop::sample::subsequence(&LINES[..], 0..LINES.len()), any::<bool>()).prop_map(|(lines, is_old)| {
             let version = if is_old { "1.0" } else { "1.1" };

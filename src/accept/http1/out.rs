@@ -1,4 +1,4 @@
-//! What goes out on a connection: heads, and the pieces of bodies in their framing.
+//! The sending side of a connection: heads, and framed pieces of bodies.
 
 use std::cell::RefCell;
 use std::io::{self, IoSlice};
@@ -18,69 +18,69 @@ use crate::refuse::Rejection;
 use crate::units::decimal::push_number;
 use crate::units::{Endpoint, InvalidHead};
 
-/// Pieces of this length are copied behind each other, so that they leave in one plain write.
+/// Pieces up to this length are copied together, so that they leave in one plain write.
 const SHORT: usize = 16 * 1024;
 
-/// So many buffers without a user are kept for each thread: an answer that its socket takes at
-/// once needs one for a moment only.
+/// Unused buffers kept per thread, because a response that the socket accepts at once needs one only
+/// briefly.
 const SPARE: usize = 16;
 
 thread_local! {
-    /// The last one given back comes first: the processor's caches still hold it. A connection that
-    /// waits keeps none.
+    /// Last returned first, because it is still in the processor's caches. Idle connections keep
+    /// none.
     static BUFFERS: RefCell<Vec<Vec<u8>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// What waits to be written.
+/// Bytes waiting to be written.
 #[derive(Default)]
 pub(super) struct WriteBuffer {
-    /// Heads, framing and short pieces, written up to `at`.
+    /// Heads, framing and short pieces; written up to `at`.
     bytes: Vec<u8>,
     at: usize,
-    /// A long piece behind them.
+    /// A long piece after them.
     long: Bytes,
-    /// What stands behind the long piece.
+    /// Bytes after the long piece.
     behind: &'static [u8],
-    /// Something was written that the transport may hold back: TLS takes a write whole, and sends
-    /// it when the socket has room.
+    /// Whether a flush is owed: TLS accepts a write whole and sends it when the socket has
+    /// room.
     owes_flush: bool,
 }
 
-/// How an answer's body is framed.
+/// Framing of a response body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ResponseFraming {
-    /// There is none, or none may be sent.
+    /// No body, or none may be sent.
     None,
-    /// So many bytes are to come.
+    /// This many bytes are to come.
     Length(u64),
     Chunked,
-    /// It ends with the connection.
+    /// Ends with the connection.
     ToEnd,
 }
 
-/// What an answer owes to its request.
+/// How to answer the current request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ResponseMode {
     pub version: Version,
     pub is_head: bool,
-    /// The connection may serve another request behind it.
+    /// Whether the connection may be reused.
     pub keeps: bool,
 }
 
 impl WriteBuffer {
-    /// How much waits.
+    /// Waiting bytes.
     pub(super) fn len(&self) -> usize {
         self.bytes.len() - self.at + self.long.len()
     }
 
-    /// Whether another piece can be put behind what waits.
+    /// Whether another piece can be appended.
     pub(super) fn takes_more(&self, most: usize) -> bool {
         self.long.is_empty() && self.len() < most
     }
 
-    /// Puts the head of an answer there, with the fields that its body brings. The body has this
-    /// length if it is known. Says how it is to be framed, and whether the connection may serve
-    /// another request.
+    /// Appends a response head with the headers of its body, which has this length if known. Returns the
+    /// body's framing, and whether the connection may be
+    /// reused.
     pub(super) fn head(
         &mut self,
         head: &response::Parts,
@@ -92,7 +92,7 @@ impl WriteBuffer {
         let ResponseMode { version, is_head, keeps } = manners;
         let has_none = matches!(head.status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
         let stated = || head.headers.get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok();
-        // The body of an answer to HEAD is empty by now; its length is the one that a GET would get.
+        // The body of a HEAD response is empty; its length is that of the GET.
         let length = if is_head { stated().or(length) } else { length.or_else(stated) };
         let framed = match length {
             _ if has_none => ResponseFraming::None,
@@ -147,8 +147,8 @@ impl WriteBuffer {
         (if is_head { ResponseFraming::None } else { framed }, keeps)
     }
 
-    /// Puts a refusal there, of a request that could not be read: in the shape of the path, as far
-    /// as there is one.
+    /// Appends the rejection of an unparsable request, in the format of its path as far as
+    /// recognisable.
     pub(super) fn refusal(&mut self, why: InvalidHead, path: &str, date: &[u8]) {
         let refusal = Rejection::BadHead { status: why.status().as_u16(), advice: why.advice() };
         let (shape, id) = (Endpoint::shape_of_unknown(path), made_id());
@@ -164,13 +164,13 @@ impl WriteBuffer {
         self.bytes().extend_from_slice(&body);
     }
 
-    /// Asks for the body of a request that waits to be asked for it.
+    /// Appends `100 Continue`.
     pub(super) fn go_on(&mut self) {
         self.bytes().extend_from_slice(b"HTTP/1.1 100 Continue\r\n\r\n");
     }
 
-    /// Puts a piece of a body there. False where the body is longer than it said: then what
-    /// it said goes out.
+    /// Appends a piece of a body. False if the body exceeds its stated length; then only that many bytes are
+    /// sent.
     pub(super) fn piece(&mut self, mut piece: Bytes, ending: &mut ResponseFraming) -> bool {
         let mut is_all = true;
         match ending {
@@ -200,7 +200,7 @@ impl WriteBuffer {
         is_all
     }
 
-    /// The body has ended. False where it is shorter than it said.
+    /// Ends the body. False if it is shorter than its stated length.
     pub(super) fn end(&mut self, ending: ResponseFraming) -> bool {
         match ending {
             ResponseFraming::Chunked if self.long.is_empty() => self.bytes().extend_from_slice(b"0\r\n\r\n"),
@@ -211,7 +211,7 @@ impl WriteBuffer {
         true
     }
 
-    /// Writes until all is out.
+    /// Writes until everything is out.
     pub(super) fn poll<T: AsyncWrite>(&mut self, mut io: Pin<&mut T>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         while self.len() > 0 {
             self.owes_flush = true;
@@ -232,7 +232,7 @@ impl WriteBuffer {
         Poll::Ready(Ok(()))
     }
 
-    /// What is to go out is put behind this.
+    /// The buffer to append to.
     fn bytes(&mut self) -> &mut Vec<u8> {
         if self.bytes.capacity() == 0 {
             self.bytes = BUFFERS.with_borrow_mut(Vec::pop).unwrap_or_default();
@@ -274,7 +274,7 @@ fn line(out: &mut Vec<u8>, name: &str, value: &[u8]) {
     out.extend_from_slice(b"\r\n");
 }
 
-/// The size of a chunk.
+/// Appends a chunk size.
 fn push_hex(out: &mut Vec<u8>, number: usize) {
     let digits = (usize::BITS - (number | 1).leading_zeros()).div_ceil(4);
     for place in (0..digits).rev() {

@@ -1,4 +1,4 @@
-//! Requests in any pieces, answers in any framing, and every way in which they end.
+//! Requests cut anywhere, responses in all framings, and all their endings.
 
 use std::convert::Infallible;
 use std::future::poll_fn;
@@ -27,7 +27,7 @@ use crate::units::ClientState;
 
 type Reply = UnsyncBoxBody<Bytes, std::io::Error>;
 
-/// What the service saw of a request: method and target, and its body or why there was none.
+/// What the service saw of a request: method and target, and its body or error.
 type Sight = (String, Result<Vec<u8>, BodyError>);
 
 type Seen = Arc<Mutex<Vec<Sight>>>;
@@ -38,7 +38,7 @@ struct House {
     seen: Seen,
 }
 
-/// An answer of these pieces, with a length that nobody knows before.
+/// A response of these pieces, of unknown length.
 fn pieces(pieces: impl IntoIterator<Item = &'static [u8], IntoIter: Send + 'static>) -> Reply {
     let frames = pieces.into_iter().map(|piece| Ok(http_body::Frame::data(Bytes::from_static(piece))));
     StreamBody::new(futures_util::stream::iter(frames)).boxed_unsync()
@@ -100,7 +100,7 @@ impl House {
         ours
     }
 
-    /// Sends these pieces and reads what comes, until the connection ends or is quiet.
+    /// Sends these pieces and reads until the connection ends or is quiet.
     async fn ask(&self, said: &[&[u8]]) -> String {
         let mut client = self.connect(1 << 20);
         for piece in said {
@@ -121,7 +121,7 @@ async fn settle() {
     }
 }
 
-/// What has come, without waiting for more than the others' turns.
+/// What has arrived once all ready tasks have run.
 async fn quiet(client: &mut DuplexStream) -> String {
     let mut heard = Vec::new();
     let mut space = [0; 4096];
@@ -274,8 +274,8 @@ async fn a_body_that_has_come_is_not_asked_for_again() {
     assert!(text.starts_with("HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK"), "{text}");
 }
 
-/// A transport that takes all, and sends it only when it is flushed for the second time, as TLS
-/// does over a socket that has no room for a while.
+/// A transport that accepts everything and sends it at the second flush, as TLS does over a full
+/// socket.
 #[derive(Default)]
 struct HoldsBack {
     taken: usize,
@@ -362,7 +362,7 @@ async fn a_drain_ends_an_idle_connection_also_within_a_head() {
     }
 }
 
-/// A request of the kinds that clients send, and what the service must see of it.
+/// A valid request, and what the service must see of it.
 fn request() -> impl Strategy<Value = (Vec<u8>, Sight)> {
     let body = prop::collection::vec(any::<u8>(), 0..60);
     (body, prop::sample::select(vec!["length", "chunks", "none"]), 1usize..20, "[a-z]{1,8}").prop_map(

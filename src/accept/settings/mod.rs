@@ -1,4 +1,4 @@
-//! What the settings say about listeners, limits on clients, and leaving.
+//! Settings of listeners, client limits, and shutdown.
 
 pub mod papers;
 
@@ -8,33 +8,33 @@ use std::time::Duration;
 
 use secrecy::SecretString;
 
-/// The listener for clients, and the limits on what they may send.
+/// The client listener, and limits on what clients may send.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listen {
     /// Address and port. Fixed while the process runs.
     pub address: SocketAddr,
-    /// Certificate; without one, cleartext. Its files are read again when they change.
+    /// Certificate; cleartext without one. Its files are read again when they change.
     pub tls: Option<Tls>,
-    /// Largest request body in bytes, decoded.
+    /// Largest request body, decoded, bytes.
     pub max_body: u64,
-    /// What request bodies may hold in memory together, in bytes, beyond 64 KiB of each.
+    /// Memory for all request bodies together beyond 64 KiB each, bytes.
     pub max_bodies: u64,
-    /// Largest request head in bytes.
+    /// Largest request head, bytes.
     pub max_head: usize,
     /// Most header lines of a request.
     pub max_header_lines: usize,
-    /// From the accepted connection to the first whole request head, the TLS handshake
-    /// included; for a later one, from its first byte.
+    /// From the accepted connection to the first complete request head, TLS handshake included; for later
+    /// heads, from their first byte.
     pub header_timeout: Duration,
-    /// From a whole head to the last byte of its body.
+    /// From a complete head to the last byte of its body.
     pub body_timeout: Duration,
     /// How long a connection without a request (HTTP/1) or stream (HTTP/2) stays open.
     pub idle_timeout: Duration,
-    /// How long a client may refuse our bytes in one stretch.
+    /// Longest stretch in which a client may accept no bytes.
     pub write_stall: Duration,
     /// Most connections at one time.
     pub max_connections: usize,
-    /// Most connections of one address at one time; `None`: nine tenths of all.
+    /// Most connections per peer address; `None`: nine tenths of all.
     pub max_connections_per_address: Option<usize>,
     /// Most streams at one time on an HTTP/2 connection.
     pub http2_max_streams: u32,
@@ -54,8 +54,8 @@ impl Default for Listen {
             max_header_lines: 100,
             header_timeout: Duration::from_secs(10),
             body_timeout: Duration::from_secs(60),
-            // Longer than clients (90 s) and load balancers (60 to 600 s) keep theirs: whoever closes
-            // first must not be the one that a request is sent to.
+            // Longer than clients (90 s) and load balancers (60 to 600 s), because a request must not be sent on a
+            // connection that the gateway is closing.
             idle_timeout: Duration::from_secs(620),
             write_stall: Duration::from_secs(30),
             max_connections: 20_000,
@@ -66,32 +66,32 @@ impl Default for Listen {
 }
 
 impl Listen {
-    /// Most connections of one address where `all` may be open: by default so many that a load
-    /// balancer in front reaches them only where nobody could have any more, and a tenth is left to
-    /// others all the same.
+    /// Most connections of one peer address where `all` may be open. By default so many that a load balancer
+    /// in front reaches the limit only where nearly all connections are in use, while a tenth is left for
+    /// others.
     #[must_use]
     pub fn most_of_one_address(&self, all: usize) -> usize {
-        // Of a handful nothing is kept for others: a newcomer takes the place of one that is idle.
+        // With few connections nothing is reserved: a new one replaces an idle one.
         let by_default = if all < 10 { usize::MAX } else { all - all / 10 };
         self.max_connections_per_address.unwrap_or(by_default).max(1)
     }
 }
 
-/// The files of a TLS listener, in PEM.
+/// The PEM files of a TLS listener.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tls {
-    /// The certificate and the chain behind it.
+    /// The certificate and its chain.
     pub certificate_file: PathBuf,
     /// Its private key.
     pub private_key_file: PathBuf,
 }
 
-/// How the gateway leaves after SIGTERM.
+/// Shutdown after SIGTERM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shutdown {
-    /// From the failing readiness to the closed listener.
+    /// From failing readiness to closing the listener.
     pub delay: Duration,
-    /// How long open requests may go on after that.
+    /// Time for open requests after that.
     pub drain: Duration,
 }
 
@@ -102,14 +102,14 @@ impl Default for Shutdown {
     }
 }
 
-/// The listener for operators.
+/// The admin listener.
 #[derive(Clone, Debug)]
 pub struct Admin {
     /// Address and port. Fixed while the process runs.
     pub address: SocketAddr,
-    /// The token that all but the probes ask for, from `token_file`.
+    /// The token required except for probes, from `token_file`.
     pub token: Option<SecretString>,
-    /// Names under which it is reached without a token, beside those of this machine.
+    /// Host names allowed without a token, beside those of this machine.
     pub hosts: Vec<String>,
 }
 

@@ -1,5 +1,5 @@
-//! Reads a certificate and its key from what stands in their files. Pure: the listener reads
-//! the files and so does whoever checks the settings, and both judge them by this one function.
+//! Parses a certificate and its key from PEM. Pure: the listener and the check of the settings read the
+//! files and share this function.
 
 use std::sync::Arc;
 
@@ -11,17 +11,17 @@ use rustls::sign::CertifiedKey;
 /// What is wrong with a certificate or its key.
 #[derive(Clone, Debug, PartialEq)]
 pub enum BadPapers {
-    /// There is no certificate in the first file.
+    /// No certificate in the first file.
     NoCertificate,
-    /// There is no private key in the second file.
+    /// No private key in the second file.
     NoKey,
-    /// The key is that of another certificate.
+    /// The key belongs to another certificate.
     NotAPair,
-    /// The two cannot be used for another reason: a kind that rustls does not know, most likely.
+    /// Unusable for another reason, most likely a kind that rustls does not support.
     Unfit(rustls::Error),
 }
 
-/// Reads the chain and its key, both in PEM, and holds them against each other.
+/// Parses the PEM chain and key, and checks that they match.
 ///
 /// # Errors
 /// [`BadPapers`].
@@ -38,7 +38,7 @@ pub fn certified(certificates: &[u8], key: &[u8]) -> Result<CertifiedKey, BadPap
     })
 }
 
-/// The cryptography of the listener.
+/// The cryptography provider of the listener.
 pub fn provider() -> Arc<CryptoProvider> {
     Arc::new(ring::default_provider())
 }
