@@ -1,8 +1,8 @@
-//! Whether a request may run now: its tenant's limits first, then a seat (`seat`).
+//! Admission of a request: the tenant's limits first, then a seat (`seat`).
 //!
-//! What it holds is [`AdmissionGuard`]: the reservation and the seat. It lives where the request lives,
-//! first in the handler's future and then in the body of the response, and goes with it: settled if
-//! the response's timeline is known, by the rules for a client that disconnected if it is not.
+//! [`AdmissionGuard`] holds the reservation and the seat. It lives with the request, first in the
+//! handler's future and then in the response body, and releases both when dropped: settled if the
+//! response's timeline is known, by the rules for a disconnected client otherwise.
 
 use std::borrow::Cow;
 use std::time::Duration;
@@ -30,24 +30,24 @@ use crate::units::{Endpoint, TenantId, Tick, Tokens};
 #[derive(Debug)]
 pub struct AdmissionGuard {
     clock: Clock,
-    /// In a box: it is large, and where no limits are named no request has one.
+    /// Boxed because it is large, and absent without limits.
     metered: Option<Box<Metered>>,
     seat: Option<Seat>,
     prompt: Tokens,
-    /// An engine has been sent it: a client that leaves from now on has used the prompt.
+    /// Whether an engine was sent the request, so that a client that leaves has used the prompt.
     dispatched: bool,
 }
 
-/// A reservation, and what its end is charged by beside the answer.
+/// A reservation, and the inputs of its final charge.
 #[derive(Debug)]
 struct Metered {
     reservation: Reservation,
-    /// The path generates or reads tokens that count: not that of `tokenize` and the like.
+    /// Whether the path's tokens are charged, unlike `tokenize` and the like.
     costs_tokens: bool,
-    /// It asks for a stream of tokens.
+    /// Whether it asks for a stream of tokens.
     streams: bool,
     unseen: Unseen,
-    /// Of the attempt that was dispatched last.
+    /// Of the last dispatched attempt.
     pace: Option<ServiceSpeed>,
 }
 
@@ -62,18 +62,18 @@ impl Metered {
 }
 
 impl AdmissionGuard {
-    /// What a request holds that waits for its seat.
+    /// The guard of a request that waits for its seat.
     #[must_use]
     pub fn new(allowed: ReservedTokens, prompt: Tokens, clock: Clock) -> Self {
         AdmissionGuard { clock, metered: allowed.metered, seat: None, prompt, dispatched: false }
     }
 
-    /// It has its seat, if it needs one.
+    /// Sets the seat, if it needs one.
     pub fn sits(&mut self, seat: Option<Seat>) {
         self.seat = seat;
     }
 
-    /// It goes out on a connection to an engine, whose share of work this is.
+    /// Records that it was dispatched to an engine with this share of work.
     pub fn dispatched(&mut self, work: Option<&Work>) {
         self.dispatched = true;
         let Some((metered, work)) = self.metered.as_deref_mut().zip(work) else { return };
@@ -83,20 +83,20 @@ impl AdmissionGuard {
         }
     }
 
-    /// The first token came: its prompt has been read.
+    /// Records the first token, which means that the prompt was prefilled.
     pub fn first_token(&mut self) {
         if let Some(seat) = &mut self.seat {
             seat.has_read();
         }
     }
 
-    /// Goes on in another pool, in the place of the one where it is.
+    /// Moves to a seat in another pool.
     pub fn takes(&mut self, spare: FreeSeat) {
         self.seat = spare.0;
     }
 
-    /// The answer ended so: charges what was used, and gives the seat back. `never_sent`: its
-    /// last attempt was still connecting.
+    /// Charges a response that ended, and releases the seat. `never_sent`: its last attempt was still
+    /// connecting.
     pub fn settle(mut self, timeline: &Timeline, case: &Case, refusal: Option<&Rejection>, never_sent: bool) {
         let metered = self.metered.take();
         let unseen = |at| metered.as_ref().map_or(Tokens::ZERO, |metered| metered.unseen(at));
@@ -110,8 +110,8 @@ impl AdmissionGuard {
         }
     }
 
-    /// The gateway ended it before any answer was relayed. A time limit is charged as a client
-    /// that left; any other failure costs nothing.
+    /// The gateway ended it before a response was relayed. A time limit is charged like a disconnect; other
+    /// failures are free.
     pub fn refused(&mut self, refusal: &Rejection) {
         if !refusal.is_time_limit() {
             self.metered = None;
@@ -120,14 +120,14 @@ impl AdmissionGuard {
     }
 }
 
-/// What a request needs to go on in another pool: a seat there that nobody wants, nothing where
-/// the pool has no limit.
+/// A free seat in another pool; no seat is needed if the pool has no
+/// limit.
 #[derive(Debug)]
 #[must_use = "dropped at once it is nobody's"]
 pub struct FreeSeat(Option<Seat>);
 
 impl FreeSeat {
-    /// `None`: each seat of the pool is taken, or wanted.
+    /// `None` if no seat of the pool is free.
     pub fn of(pool: &PoolHandle, ask: &Ask) -> Option<FreeSeat> {
         let Some(desk) = &pool.desk else { return Some(FreeSeat(None)) };
         desk.take_free_seat(ask).map(|seat| FreeSeat(Some(seat)))
@@ -135,14 +135,14 @@ impl FreeSeat {
 }
 
 impl Drop for AdmissionGuard {
-    /// The client left before an answer was relayed, or a time limit fired.
+    /// The client left before a response was relayed, or a time limit fired.
     fn drop(&mut self) {
         if !self.dispatched || std::thread::panicking() {
             return;
         }
         if let Some(metered) = self.metered.take() {
             let now = self.clock.now();
-            // The head of a stream is held until its first token: none has come.
+            // The head of a stream is held until its first token, so none has come.
             let output = if metered.streams { Tokens::ZERO } else { metered.unseen(now) };
             metered.settle(Used { input: self.prompt, output }, now);
         }
@@ -152,17 +152,17 @@ impl Drop for AdmissionGuard {
     }
 }
 
-/// What has been set aside for a request by its tenant's limits.
+/// The reservation of a request with its tenant's limits.
 pub struct ReservedTokens {
     metered: Option<Box<Metered>>,
-    /// Whether it may only have what others leave.
+    /// Whether the request is within them.
     pub standing: Standing,
-    /// When that was known: later than its last byte where a store had to be asked.
+    /// When that was decided: later than the body's last byte if a store had to be asked.
     pub at: Tick,
 }
 
-/// What is reserved of limits: the prompt, and the cap that the request states or the output that
-/// its class assumes, over all choices; no tokens where the path only counts them.
+/// The reservation: the prompt, plus the stated cap or the class's assumed output over all choices; no
+/// tokens on paths that only count them.
 #[must_use]
 pub fn wanted(facts: &Facts, endpoint: Endpoint, objectives: &Objectives, prompt: Tokens) -> Wanted {
     if !endpoint.costs_tokens() {
@@ -178,8 +178,8 @@ pub fn wanted(facts: &Facts, endpoint: Endpoint, objectives: &Objectives, prompt
 }
 
 impl RequestContext<'_> {
-    /// Where it stands in queues: behind others if its tenant is over a limit or an overload level
-    /// defers its class.
+    /// Position in the queue: behind others if the tenant is over a limit or an overload level defers the
+    /// class.
     pub(super) fn standing(&self, by_limits: Standing, active: &mut ActiveRequest) -> Standing {
         if by_limits == Standing::OverLimit {
             active.goes_beyond_its_limit();
@@ -187,8 +187,8 @@ impl RequestContext<'_> {
         if self.overload.defers(active) { Standing::OverLimit } else { by_limits }
     }
 
-    /// The output that is expected of each choice: a stated cap counts as far as the class
-    /// expects answers of that length, so that an absurd one does not weigh on others.
+    /// Expected output per choice. A stated cap counts only up to the class's assumption, so that an absurd
+    /// cap does not weigh on others.
     fn output(&self) -> Tokens {
         if !self.endpoint.generates() {
             return Tokens::ZERO;
@@ -198,14 +198,14 @@ impl RequestContext<'_> {
         self.facts().caps.largest().map_or(expected, |cap| cap.min(expected))
     }
 
-    /// The work that is expected. More choices of a prompt than anybody serves count as so many.
+    /// Expected work. The number of choices is limited to a plausible one.
     fn work(&self) -> Tokens {
         self.prompt + self.output().times(plausible_choices(self.facts()))
     }
 
-    /// What its place in the queue depends on.
+    /// The request's position in the queue.
     ///
-    /// `usual` is the usual length of answers that are promised such a time to the end.
+    /// `usual` is the usual output length of responses with this E2E objective.
     fn ask(&self, standing: Standing, predicted: Option<Prediction>, usual: impl Fn(Duration) -> Option<u64>) -> Ask {
         let class = &self.policy.class;
         let limits = &class.timeouts;
@@ -224,8 +224,8 @@ impl RequestContext<'_> {
         }
     }
 
-    /// The promise that orders it: the class's own, or a later one that the request asks for;
-    /// targets of its own never make it go earlier.
+    /// The deadline that orders it: the class's own, or a later one that the request asks for. Its own
+    /// targets never make it earlier.
     fn aim(&self, predicted: Prediction, usual: impl Fn(Duration) -> Option<u64>) -> Aim {
         let class = &*self.policy.objectives;
         let objectives = if std::ptr::eq(class, &*self.objectives) {
@@ -258,11 +258,11 @@ fn later(own: Option<Objective>, asked: Option<Objective>) -> Option<Objective> 
 }
 
 impl GatewayState {
-    /// Sets aside what the request wants, of all limits of its tenant together.
+    /// Reserves all limits of the request's tenant together.
     ///
     /// # Errors
-    /// A limit is used up and the tenant's settings say `reject`, or it can never hold so much;
-    /// the store of the limits cannot be asked.
+    /// A limit is exhausted and the tenant's settings say `reject`; the request can never fit; or the limits
+    /// store is unavailable.
     pub(super) async fn reserve(
         &self,
         live: &SettingsSnapshot,
@@ -291,7 +291,7 @@ impl GatewayState {
         Ok(ReservedTokens { metered, standing, at: self.clock.now() })
     }
 
-    /// Counts a request that the gateway answers itself: it costs no tokens.
+    /// Counts a request that the gateway answers itself, at no tokens.
     ///
     /// # Errors
     /// As [`reserve`](Self::reserve).
@@ -307,7 +307,7 @@ impl GatewayState {
         Ok(())
     }
 
-    /// None: the limit is used up, and the tenant's settings say `demote`.
+    /// `None` if the limit is exhausted and the tenant's settings say `demote`.
     async fn reserve_of(
         &self,
         live: &SettingsSnapshot,
@@ -331,7 +331,7 @@ impl GatewayState {
         }
     }
 
-    /// What the request asks of a queue.
+    /// The request's entry for a queue.
     pub(super) fn queue_request(&self, request: &RequestContext<'_>, standing: Standing) -> Ask {
         let (pool, at) = (&request.routed.pools[0], request.body.complete);
         let lead = Size { prefill: request.uncached, ..request.size };

@@ -1,6 +1,5 @@
-//! One attempt: asks one engine, holds its head until the first token, and says how it went.
-//!
-//! What comes after a failure is not decided here (`retries`).
+//! One attempt: sends the request to one engine, holds the response head until the first token, and
+//! reports the result. What follows a failure is decided in `retries`.
 
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
@@ -32,59 +31,59 @@ use crate::route::settings::{EngineAddress, EngineKind};
 use crate::route::{DepartureWatch, Signals, Work};
 use crate::units::{Dialect, EngineId, PoolId, Tick};
 
-/// Where an attempt went.
+/// Destination of an attempt.
 #[derive(Clone, Debug)]
 pub struct AttemptTarget {
     /// The pool.
     pub pool: PoolId,
-    /// The pool's name, as responses show it.
+    /// The pool's name as a header value.
     pub shown: Option<HeaderValue>,
     /// The engine.
     pub engine: EngineId,
-    /// The client's own credential went along.
+    /// Whether the client's own credential was forwarded.
     pub credential_forwarded: bool,
-    /// It belongs to another pool, which was passed over or left.
+    /// Whether it is a fallback pool: the request's own pool was skipped or left.
     pub is_away: bool,
 }
 
-/// What one attempt came to.
+/// Result of an attempt.
 pub(super) enum AttemptResult {
-    /// It speaks, from this moment: a first token, a whole head of a good answer, or the end of patience.
+    /// The response starts at this moment: a first token, the head of a good response, or the end of `hold_head`.
     Speaks(Box<HeldResponse>, Tick),
-    /// It failed before the first forwarded byte: what happened, and the answer to be relayed
-    /// if nothing better comes, or what is said instead of one.
+    /// It failed before the first forwarded byte: the outcome, and the response or rejection to send if no
+    /// further attempt succeeds.
     Failed(Happened, Result<Box<HeldResponse>, Rejection>),
-    /// A limit of the class or the drain limit ended it.
+    /// A class limit or the drain limit ended it.
     Ended(Rejection),
 }
 
-/// An engine's answer, with nothing forwarded yet.
+/// An engine's response of which nothing was forwarded yet.
 pub struct HeldResponse {
     /// The head for the client.
     pub head: UpstreamHead,
     /// The body.
     pub relay: Box<Relay>,
-    /// The engine's share of work, given back when this is dropped.
+    /// The engine's share of work, released when dropped.
     pub work: Option<Box<Work>>,
-    /// Which engine gave it.
+    /// The engine.
     pub place: AttemptTarget,
-    /// When the engine was asked.
+    /// When the request was dispatched.
     pub dispatched: Tick,
-    /// Whether something was injected into its body.
+    /// Whether its body had injected members.
     pub injection: Injection,
-    /// What overload levels changed in its body.
+    /// Overload actions applied to its body.
     pub degraded: Kinds,
 }
 
-/// A further pool that takes a request whose engine is going away.
+/// A further pool that takes over a request whose engine is going away.
 pub(super) struct Exit {
-    /// Which of the route.
+    /// Index in the route.
     pub(super) at: usize,
-    /// The seat that it takes there; none where it needs none.
+    /// Its seat there; `None` if none is needed.
     pub(super) spare: Option<FreeSeat>,
 }
 
-/// One attempt at one engine.
+/// The inputs of one attempt.
 pub(super) struct Attempt<'a> {
     pub(super) request: &'a UpstreamRequest<'a>,
     pub(super) upstreams: &'a Upstreams<'a>,
@@ -94,20 +93,20 @@ pub(super) struct Attempt<'a> {
     pub(super) host: &'a Option<HeaderValue>,
     pub(super) may_inject: bool,
     pub(super) injection_proven: bool,
-    /// An overload level may lower the output cap.
+    /// Whether an overload level may lower the output cap.
     pub(super) may_cap: bool,
     pub(super) fresh: bool,
-    /// What is heard of the engine.
+    /// Signs of life of the engine.
     pub(super) signals: &'a Arc<Signals>,
-    /// There may be somebody to go on to where the engine goes away.
+    /// Whether another engine could take over if this one goes away.
     pub(super) watches: bool,
-    /// The attempts up to this one.
+    /// Attempts so far, this one included.
     pub(super) so_far: &'a Attempts,
-    /// Which pool of the route this is.
+    /// Index of the pool in the route.
     pub(super) at: usize,
 }
 
-/// When and with what an engine was asked.
+/// When and with which injection an engine was sent the request.
 #[derive(Clone, Copy)]
 struct Dispatch {
     dispatched: Tick,
@@ -116,27 +115,27 @@ struct Dispatch {
 }
 
 impl Dispatch {
-    /// What an answer means that is no success.
+    /// The outcome of an unsuccessful status.
     fn answered(self, status: u16, retry_after: Option<Duration>) -> Happened {
         let happened = Happened::answer(status, retry_after, self.injection);
         if self.degraded.has(Kind::CapOutput) { happened.with_lowered_cap(status) } else { happened }
     }
 }
 
-/// What came of waiting for a head.
+/// Result of waiting for a head.
 enum HeadResult {
     Came(UpstreamResponse),
     Failed(ConnectError),
-    /// No head within `hold_head`: the gateway sends its own, and waits on behind it.
+    /// No head within `hold_head`: the gateway sends its own and continues to wait.
     Ours,
-    /// The engine is going away, and another one takes the request.
+    /// The engine is going away, and another one takes over.
     Departs,
     Ended(Rejection),
 }
 
 impl Attempt<'_> {
-    /// Asks the engine. A failure comes back with what it means for the next attempt; `exit` is set
-    /// if a further pool takes the request over.
+    /// Sends the request to the engine. Sets `exit` if a further pool takes the request
+    /// over.
     pub(super) async fn run(
         &self,
         work: &mut Option<Box<Work>>,
@@ -194,8 +193,8 @@ impl Attempt<'_> {
         }
     }
 
-    /// An answer that is no success. What an engine says of the pool's own key is nothing to the
-    /// client: it learns that the gateway is set up wrongly, and so does the operator.
+    /// Handles an unsuccessful response. An engine's rejection of the pool's own key is the operator's concern:
+    /// the client gets a 502, the log a warning.
     fn failed(&self, happened: Happened, code: u16, answer: Box<HeldResponse>) -> AttemptResult {
         let settings = &self.bound.settings;
         let is_of_our_key = matches!(code, 401 | 403)
@@ -217,13 +216,13 @@ impl Attempt<'_> {
         )
     }
 
-    /// The engine is going away, and nothing has come of its answer.
+    /// The engine is going away before any of its response was used.
     fn departed(&self) -> AttemptResult {
         AttemptResult::Failed(Happened::Departing, Err(Rejection::EngineReset { pool: self.place.pool.clone() }))
     }
 
-    /// Holds an answer as [`Relay::hold`] does. None where the engine is going away meanwhile and
-    /// another one takes the request.
+    /// Holds a response as [`Relay::hold`] does. `None` if the engine goes away meanwhile and another one takes
+    /// over.
     async fn hold(
         &self,
         relay: &mut Relay,
@@ -240,8 +239,8 @@ impl Attempt<'_> {
         .await
     }
 
-    /// Whether the engine is going away and another one takes the request: of its pool, else of a
-    /// further one of the route, for which `exit` is set then. Taken from the retry budget.
+    /// Whether the engine is going away and another one takes over: of its pool, else of a further pool of the
+    /// route, for which `exit` is set. Draws on the retry budget.
     fn departs(&self, watch: &mut DepartureWatch, exit: &mut Option<Exit>, cx: &Context<'_>) -> bool {
         while watch.poll(cx).is_ready() {
             let now = self.upstreams.clock.now();
@@ -256,7 +255,7 @@ impl Attempt<'_> {
         false
     }
 
-    /// A further pool that takes the request now.
+    /// A further pool with room for the request.
     fn exit(&self, now: Tick) -> Option<Exit> {
         let (request, fleet) = (self.request, self.upstreams.fleet);
         if !self.so_far.may_go_on(now) {
@@ -272,7 +271,7 @@ impl Attempt<'_> {
         })
     }
 
-    /// The engine is waited for behind a head of ours: from now on it has the request.
+    /// Waits for the engine behind an early head; the engine has the request from now on.
     fn wait_behind_early_head(
         &self,
         opening: ConnectingAttempt,
@@ -291,8 +290,8 @@ impl Attempt<'_> {
         AttemptResult::Speaks(Box::new(HeldResponse { work, ..spoke }), self.upstreams.clock.now())
     }
 
-    /// When the engine should have read the prompt of a request whose first token nobody sees,
-    /// where that matters to those that wait.
+    /// Estimated end of prefill for a request whose first token is not observable, if waiting requests depend
+    /// on it.
     fn estimate_prefill_end(&self, work: Option<&Work>, dispatched: Tick) -> Option<Tick> {
         let is_limited = self.bound.is_limited() && self.bound.settings.queue.reading != Reading::NoLimit;
         let matters = is_limited && !self.request.context.streams();
@@ -304,7 +303,7 @@ impl Attempt<'_> {
         HeldResponse { head, relay, work: None, place: self.place.clone(), dispatched, injection, degraded }
     }
 
-    /// What is changed in the body for this engine.
+    /// The edits of the body for this engine.
     fn edits(&self) -> Edits {
         let (request, pool) = (self.request, &self.bound.settings);
         if request.context.is_fixed() {
@@ -326,7 +325,7 @@ impl Attempt<'_> {
         rewrite::edits(request.context.facts(), request.context.dialect(), &plan)
     }
 
-    /// A switch is injected as anything else, and only where the engine takes such.
+    /// Reasoning switches are injected, and only for engines that accept injections.
     fn thinking(&self) -> ReasoningEdit {
         match self.bound.settings.kind {
             _ if !self.request.context.overload.without_reasoning() || !self.may_inject => ReasoningEdit::AsAsked,
@@ -367,7 +366,7 @@ impl Attempt<'_> {
             pool: Arc::clone(&self.bound.settings),
             engine: self.place.engine.clone(),
             address: Arc::clone(self.address),
-            // The engine's path prefix stands before the client's own path and query.
+            // The engine's path prefix precedes the client's path and query.
             request: RequestWriter::new(
                 request.context.arrived.head.method.as_str(),
                 &self.address.base,
@@ -395,7 +394,7 @@ impl Attempt<'_> {
         }
         let mut read = self.estimate_prefill_end(work.as_deref(), dispatched);
         let (clock, mut alarm) = (self.upstreams.clock, self.upstreams.alarms.alarm());
-        // It has begun in this turn.
+        // It was started in this turn.
         let mut waits = opening.waits();
         poll_fn(|cx| {
             let opened = match std::mem::take(&mut waits) {
@@ -435,7 +434,7 @@ impl Attempt<'_> {
         .await
     }
 
-    /// What it means that something is due while no head has come.
+    /// Effect of a deadline while no head has come.
     #[cold]
     fn due(&self, due: DeadlineAction, opening: &ConnectingAttempt) -> HeadResult {
         match due {
@@ -453,7 +452,7 @@ impl Attempt<'_> {
         limit_refusal(&self.request.context.policy.class.timeouts, limit, self.request.context.streams())
     }
 
-    /// Content type and coding choose the reader.
+    /// Chooses the reader by content type and coding.
     fn reader(&self, status: StatusCode, content: Content) -> Reader {
         let generates = self.request.context.dialect().generates();
         if !status.is_success() {
@@ -507,7 +506,7 @@ impl Attempt<'_> {
     }
 }
 
-/// What overload levels changed in the body.
+/// Overload actions applied to the body.
 fn degraded(edits: &Edits) -> Kinds {
     let mut kinds = Kinds::default();
     if edits.cap_lowered {
@@ -519,7 +518,7 @@ fn degraded(edits: &Edits) -> Kinds {
     kinds
 }
 
-/// The dialects in which vLLM reads a `priority`.
+/// The dialects in which vLLM reads `priority`.
 const fn knows_priority(dialect: Dialect) -> bool {
     matches!(dialect, Dialect::Chat | Dialect::Completions | Dialect::Responses)
 }

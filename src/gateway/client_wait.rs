@@ -1,9 +1,8 @@
-//! How long a client lets the gateway wait for its request's body.
+//! Measures how long a client keeps the gateway waiting for its request body.
 //!
-//! Only the time counts in which the gateway had asked for more and the client had sent nothing:
-//! from the poll that finds nothing to the moment in which its waker is rung. What passes before the
-//! gateway asks (memory for bodies is short, other work comes first), and between the ring and the
-//! next poll (the gateway is late), is the gateway's own doing and stays in every objective.
+//! Counts only the time between a poll that finds no bytes and the wake-up by new ones. Time before the
+//! gateway polls (short memory for bodies, other work) and between wake-up and the next poll is the
+//! gateway's own delay and stays in every objective.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,7 +17,7 @@ use crate::units::Tick;
 pub struct ClientWait {
     clock: Clock,
     length: Duration,
-    /// The wait that has begun.
+    /// The wait in progress.
     present: Option<WaitInProgress>,
 }
 
@@ -28,7 +27,7 @@ struct WaitInProgress {
     bell: Arc<TimedWaker>,
 }
 
-/// A waker that knows when it was first rung.
+/// A waker that records when it was first woken.
 #[derive(Debug)]
 struct TimedWaker {
     clock: Clock,
@@ -39,13 +38,13 @@ struct TimedWaker {
 const NEVER: u64 = u64::MAX;
 
 impl ClientWait {
-    /// Nothing has been waited for.
+    /// No wait yet.
     #[must_use]
     pub const fn new(clock: Clock) -> Self {
         ClientWait { clock, length: Duration::ZERO, present: None }
     }
 
-    /// Polls for what the client sends next.
+    /// Polls for the client's next bytes.
     pub fn poll<T>(&mut self, cx: &mut Context<'_>, poll: impl FnOnce(&mut Context<'_>) -> Poll<T>) -> Poll<T> {
         let before = self.present.take();
         let bell = match &before {
@@ -57,7 +56,7 @@ impl ClientWait {
         let rung = before.as_ref().and_then(|present| present.bell.rung());
         let polled = poll(&mut Context::from_waker(&Waker::from(Arc::clone(&bell))));
         match (before, polled.is_pending()) {
-            // It goes on: something else woke the task.
+            // The wait continues: something else woke the task.
             (Some(WaitInProgress { since, .. }), true) if rung.is_none() => {
                 self.present = Some(WaitInProgress { since, bell })
             }
@@ -74,7 +73,7 @@ impl ClientWait {
         polled
     }
 
-    /// All waits together.
+    /// The sum of all waits.
     #[must_use]
     pub const fn length(&self) -> Duration {
         self.length
@@ -103,7 +102,7 @@ impl Wake for TimedWaker {
 
     fn wake_by_ref(self: &Arc<Self>) {
         let now = self.clock.now().as_nanos();
-        // Only the first ring counts.
+        // Only the first wake-up counts.
         let _ = self.rung.compare_exchange(NEVER, now, Ordering::AcqRel, Ordering::Relaxed);
         self.inner.wake_by_ref();
     }
@@ -119,7 +118,7 @@ mod tests {
         Duration::from_millis(millis)
     }
 
-    /// A client that sends when it is told to.
+    /// A client that sends on command.
     #[derive(Default)]
     struct Client {
         has_sent: RefCell<bool>,
@@ -149,25 +148,25 @@ mod tests {
     async fn only_the_clients_own_silence_is_its_wait() {
         let (clock, client) = (Clock::start(), Client::default());
         let mut wait = ClientWait::new(clock);
-        // The gateway does not ask yet.
+        // The gateway has not polled yet.
         tokio::time::advance(ms(100)).await;
         assert!(!client.is_asked(&mut wait));
         tokio::time::advance(ms(30)).await;
-        // Something else wakes its task: the client has still sent nothing.
+        // Something else wakes its task; the client has still sent nothing.
         assert!(!client.is_asked(&mut wait));
         tokio::time::advance(ms(20)).await;
         client.sends();
-        // The gateway is late.
+        // The gateway polls late.
         tokio::time::advance(ms(400)).await;
         assert!(client.is_asked(&mut wait));
         assert_eq!(wait.length(), ms(50));
-        // Memory for bodies is short: it does not ask, and what was sent meanwhile is no wait.
+        // Memory for bodies is short, so it does not poll; bytes sent meanwhile are no wait.
         tokio::time::advance(ms(700)).await;
         client.sends();
         tokio::time::advance(ms(5)).await;
         assert!(client.is_asked(&mut wait));
         assert_eq!(wait.length(), ms(50));
-        // A ring for nothing ends one wait and begins another.
+        // A spurious wake-up ends one wait and begins another.
         assert!(!client.is_asked(&mut wait));
         tokio::time::advance(ms(10)).await;
         client.waker.take().into_iter().for_each(Waker::wake);

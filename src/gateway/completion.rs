@@ -1,20 +1,20 @@
-//! The end of a request: what happens when its response's body ends, or when there is none.
+//! The end of a request: what happens when its response body ends, or when there is none.
 //!
-//! `Gateway::serve` tells how a request begins, this file how it ends. The order is always the same:
+//! `Gateway::serve` shows how a request begins, this file how it ends. The order is always the same:
 //!
-//! 1. engine effects: the breaker, latency and token ratios learn from the response (`engine_effects`);
-//! 2. settle: the tenant's reservation is charged, the seat is given back (`admission`, `charge`);
-//! 3. judge: the timeline is held against the class's objectives;
-//! 4. record: one `RequestRecord`, from which every metric and the access line are made.
+//! 1. engine effects: breaker, latency model and token ratios learn from the response (`engine_effects`);
+//! 2. settle: the tenant's reservation is charged, the seat is released (`admission`, `charge`);
+//! 3. judge: the timeline is compared with the class's objectives;
+//! 4. record: one `RequestRecord`, from which every metric and the access line are derived.
 //!
-//! A request ends in one of four ways, and in exactly one of them ([`RequestGuard`]):
+//! A request ends in exactly one of four ways ([`RequestGuard`]):
 //!
 //! - the body of a relayed response ends: [`Completion`], called by `forward::Relay`;
 //! - the gateway rejects it before any response: [`RequestGuard::reject`];
 //! - the gateway answers it itself: [`RequestGuard::answered`];
 //! - it is dropped: the client disconnected while it waited, or the thread panicked.
 //!
-//! Without a relayed response steps 1 and 2 are drops: those of the attempts and of the
+//! Without a relayed response steps 1 and 2 happen in the drops of the attempts and of the
 //! `AdmissionGuard`. Nothing else in `gateway` or `record` judges.
 
 use std::ops::{Deref, DerefMut};
@@ -30,18 +30,18 @@ use crate::route::Work;
 use crate::route::retry::{Attempts, Injection};
 use crate::units::{DisconnectReason, Tick};
 
-/// A request whose response is being relayed: the owner of everything that it holds.
+/// A request whose response is being relayed; owns everything that it holds.
 pub(super) struct Completion {
     pub(super) context: Box<RelayContext>,
     pub(super) active: RequestGuard,
     /// The engine of the last attempt.
     pub(super) place: AttemptTarget,
     pub(super) attempts: Box<Attempts>,
-    /// The engine's share of work; given back at the end.
+    /// The engine's share of work; released at the end.
     pub(super) work: Option<Box<Work>>,
-    /// The injection that no token has confirmed yet, where the gateway's own head went out first.
+    /// An injection not confirmed by a token yet, if the head was sent early.
     pub(super) unproven: Option<Injection>,
-    /// The response is a failure that the retry loop has reported to the engine's breaker already.
+    /// Whether the response is a failure that the retry loop has already reported to the breaker.
     pub(super) has_failed: bool,
 }
 
@@ -59,7 +59,7 @@ impl RelayEvents for Completion {
         self.context.held.first_token();
     }
 
-    /// The body ended: by its last event, an error, a limit, or because it was dropped.
+    /// The body ended: by its last event, an error, a limit, or a drop.
     fn end(mut self: Box<Self>, ended: RelayEnd) {
         let RelayEnd { timeline, refusal, never_sent } = ended;
         let rejection = refusal.as_ref();
@@ -77,19 +77,19 @@ impl RelayEvents for Completion {
     }
 }
 
-/// A request that has been accepted and not recorded. Every way to its end consumes it; dropped, the
+/// An accepted request that was not recorded yet. Every way to its end consumes it; a drop means that the
 /// client disconnected or the thread panicked.
 #[derive(Debug)]
 #[must_use = "dropped, it is recorded as a client that disconnected"]
 pub(crate) struct RequestGuard(Option<ActiveRequest>);
 
 impl RequestGuard {
-    /// Guards a request that has just arrived.
+    /// Guards a new request.
     pub(crate) fn new(active: ActiveRequest) -> Self {
         RequestGuard(Some(active))
     }
 
-    /// The gateway rejected it before any response was relayed.
+    /// The gateway rejected it before a response was relayed.
     pub(crate) fn reject(self, rejection: &Rejection) {
         let end = self.now();
         let verdict = judge_rejection(&self, rejection.outcome(), end);
@@ -103,7 +103,7 @@ impl RequestGuard {
         self.record(RequestEnd { verdict, status, end, left: false, timeline: None, rejection: None });
     }
 
-    /// The body of its relayed response ended so.
+    /// The body of its relayed response ended.
     pub(crate) fn record_response(self, verdict: Verdict, timeline: Timeline, rejection: Option<&Rejection>) {
         let left = timeline.ending == Ending::Left && timeline.finish.is_none();
         let (status, end) = (timeline.status, timeline.end);
@@ -139,7 +139,7 @@ impl Drop for RequestGuard {
     }
 }
 
-/// The verdict on a relayed response. `rejection`: its head was the gateway's own, and no stream
+/// The verdict on a relayed response. `rejection`: the head was sent early, and no stream
 /// followed.
 pub(crate) fn judge_response(active: &ActiveRequest, timeline: &Timeline, rejection: Option<&Rejection>) -> Verdict {
     match (rejection, active.promise()) {
@@ -152,7 +152,7 @@ pub(crate) fn judge_response(active: &ActiveRequest, timeline: &Timeline, reject
     }
 }
 
-/// The verdict on a request that ended before any response, with this outcome of its own.
+/// The verdict on a request that ended with this outcome before any response.
 fn judge_rejection(active: &ActiveRequest, outcome: Outcome, at: Tick) -> Verdict {
     match active.progress() {
         Some((policy, progress)) => judge_refused(outcome, &progress, &policy.objectives, &policy.case, at),
@@ -164,7 +164,7 @@ fn judge_rejection(active: &ActiveRequest, outcome: Outcome, at: Tick) -> Verdic
     }
 }
 
-/// The end of a request during whose service the gateway panicked.
+/// The end of a request during which the gateway panicked.
 fn panicked(active: &ActiveRequest) -> RequestEnd<'static> {
     let end = active.now();
     let verdict = judge_rejection(active, Outcome::Missed(Missed::Internal), end);
@@ -178,7 +178,7 @@ fn disconnected(active: &ActiveRequest) -> RequestEnd<'static> {
     let early_head = active.early_head();
     let severed = early_head.and_then(|client| client.severed());
     let (verdict, left) = if severed == Some(DisconnectReason::Drain) {
-        // It never left the gateway's queue, and there was no client to tell.
+        // It never left the gateway's queue, and no client was there to tell.
         (judge_rejection(active, Rejection::Draining.outcome(), end), false)
     } else {
         match judge_unread_early_head(active, severed, end) {
@@ -198,8 +198,8 @@ fn judge_disconnect(active: &ActiveRequest, at: Tick) -> Verdict {
     }
 }
 
-/// The verdict on a client that did not read the comments behind an early head: the same as on any
-/// stream without a token. `None` if it did read.
+/// The verdict on a client that did not read the comments behind an early head, as on any stream without a
+/// token. `None` if it did read.
 fn judge_unread_early_head(active: &ActiveRequest, severed: Option<DisconnectReason>, at: Tick) -> Option<Verdict> {
     let (policy, since) = (active.promise()?, active.early_head()?.limited_since(at)?);
     let expect = Expect::stream(policy.case.dialect, policy.start);

@@ -1,10 +1,10 @@
-//! The head that goes out while a request still waits in a queue (`docs/semantics.md`, section 5).
+//! Early heads: response heads sent while a request still waits in a queue (`docs/semantics.md`, section 5).
 //!
-//! A client of a class with `keepalive_seconds` gets a head after `hold_head`, also where no engine
-//! has been asked yet. Whoever waits then lays the head into the [`EarlyHeadSlot`]; [`ServeFuture`], which
-//! polls it, gives it to the client at once, and moves the future that serves the request, as it
-//! is, into the answer's body. There it goes on: what a queue, a seat or an engine come to is
-//! told in events from then on.
+//! A client of a class with `keepalive_seconds` gets a head after `hold_head`, even if no engine was
+//! contacted yet. The waiting request puts the head into the [`EarlyHeadSlot`]; [`ServeFuture`], which
+//! polls it, returns the head at once and moves the serving future into the response body, where it
+//! continues. Whatever follows from queue, seat or engine is reported in
+//! events.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -19,17 +19,17 @@ use parking_lot::Mutex;
 use crate::clock::Clock;
 use crate::forward::{EarlyHeadBody, ReplyBody, Serving};
 
-/// Serves one request, until there is an answer or a head that goes ahead of it.
+/// Serves one request until there is a response or an early head.
 #[must_use = "nothing is served before it is polled"]
 pub struct ServeFuture {
-    /// None once it is done.
+    /// `None` once done.
     serving: Option<Serving>,
     outlet: Option<EarlyHeadSlot>,
     clock: Clock,
 }
 
 impl ServeFuture {
-    /// Serves so; `outlet` is where a head may come from, if it may.
+    /// `outlet` is where an early head may come from, if allowed.
     pub fn new(serving: Serving, outlet: Option<EarlyHeadSlot>, clock: Clock) -> Self {
         ServeFuture { serving: Some(serving), outlet, clock }
     }
@@ -59,18 +59,18 @@ impl Future for ServeFuture {
     }
 }
 
-/// Where a request that is being served leaves the head that goes ahead.
+/// The slot for the early head of a request.
 #[derive(Clone, Default)]
 pub struct EarlyHeadSlot(Arc<Mutex<State>>);
 
 #[derive(Default)]
 enum State {
-    /// No head has gone.
+    /// No head was sent.
     #[default]
     Held,
-    /// It is on its way to the client.
+    /// A head is on its way to the client.
     Given(Box<EarlyHeadSent>),
-    /// It is out.
+    /// A head was sent.
     Out,
 }
 
@@ -80,7 +80,7 @@ struct EarlyHeadSent {
 }
 
 impl EarlyHeadSlot {
-    /// Sends a head, once the task of the request is polled next.
+    /// Sends a head at the next poll of the request's task.
     pub(super) fn give(&self, head: Parts, every: Duration) {
         *self.0.lock() = State::Given(Box::new(EarlyHeadSent { head, every }));
     }
@@ -96,7 +96,7 @@ impl EarlyHeadSlot {
         }
     }
 
-    /// Whether the client has a head, or is about to: what comes now is told in events.
+    /// Whether the client has a head or is about to get one, so that errors are sent as events.
     #[must_use]
     pub fn is_out(&self) -> bool {
         !matches!(*self.0.lock(), State::Held)

@@ -1,7 +1,7 @@
 //! Step 1 of a request's end: what its response says about the engine.
 //!
-//! The breaker hears of success or fault, the latency model of a whole response's times, the token
-//! ratios of reported usage. Which end is the engine's fault is decided by [`fault_of`], pure.
+//! Reports success or fault to the breaker, times of a complete response to the latency model, and usage
+//! to the token ratios. [`fault_of`], pure, decides which endings are the engine's fault.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::route::{Lesson, Work};
 use crate::units::Tick;
 
 impl Completion {
-    /// A failure may mean that the pool has no such model, which is the client's fault.
+    /// Checks whether a failure means that the pool lacks the model, which is the client's fault.
     pub(super) fn check_model(&mut self, timeline: &Timeline, rejection: Option<&Rejection>) {
         if rejection.is_none() && timeline.error.is_none() && timeline.is_success() {
             return;
@@ -27,7 +27,7 @@ impl Completion {
         }
     }
 
-    /// Gives the engine's share of work back, and reports success or a fault to its breaker.
+    /// Releases the engine's share of work, and reports success or a fault to its breaker.
     pub(super) fn report_to_engine(&mut self, timeline: &Timeline, refusal: Option<&Rejection>) {
         let is_alive = self.work.as_ref().is_some_and(|work| was_alive(timeline, work.signals().last_alive()));
         let fault = fault_of(timeline, refusal, is_alive);
@@ -53,7 +53,7 @@ impl Completion {
         fleet.settle(pool, &mut self.attempts, timeline.end);
     }
 
-    /// Learns bytes per token and tokens per event from the reported usage.
+    /// Learns bytes per token and tokens per event from reported usage.
     pub(super) fn learn_ratios(&self, timeline: &Timeline) {
         let (input, events) = (timeline.usage.input, timeline.plain_events());
         if input.is_none() && events.is_none() {
@@ -70,8 +70,8 @@ impl Completion {
     }
 }
 
-/// Gives the work back. A whole response at the engine's own pace is a sample of its latency; one
-/// that its client slowed down is none.
+/// Releases the work. A complete response at the engine's own pace is a latency sample; one slowed down by
+/// its client is not.
 fn give_back(work: Box<Work>, timeline: &Timeline) {
     let is_whole = timeline.finish.is_some() && timeline.error.is_none() && timeline.is_success();
     if !is_whole || timeline.limited.is_some() {
@@ -90,8 +90,8 @@ fn give_back(work: Box<Work>, timeline: &Timeline) {
     work.learned(&lesson, timeline.end);
 }
 
-/// Whether tokens were flowing when a response ended: its own, or those of another response of the
-/// engine after its own last one. The class's total limit is then no fault of the engine.
+/// Whether tokens were flowing when a response ended: its own, or later ones of another response of the
+/// engine. The class's total limit is then not the engine's fault.
 fn was_alive(timeline: &Timeline, last_alive: Option<Tick>) -> bool {
     timeline.last_token.is_some_and(|last| {
         let pause = timeline.gaps.largest.unwrap_or_default().max(FLOWS);
@@ -99,10 +99,10 @@ fn was_alive(timeline: &Timeline, last_alive: Option<Tick>) -> bool {
     })
 }
 
-/// Tokens that are no further apart than this flow; slower ones do if the whole response was as slow.
+/// Largest gap of flowing tokens; a larger one counts if the whole response was as slow.
 const FLOWS: Duration = Duration::from_secs(1);
 
-/// The engine's fault in the end of a response, if there is one. `is_alive`: its tokens were flowing.
+/// The engine's fault in a response's end, if any. `is_alive`: tokens were flowing.
 fn fault_of(timeline: &Timeline, refusal: Option<&Rejection>, is_alive: bool) -> Option<Happened> {
     if let Some(error) = timeline.error {
         return Some(Happened::answer(error.code, None, Injection::None));
@@ -110,7 +110,7 @@ fn fault_of(timeline: &Timeline, refusal: Option<&Rejection>, is_alive: bool) ->
     match refusal {
         Some(Rejection::EngineAnswered { status }) => return Some(Happened::answer(*status, None, Injection::None)),
         Some(Rejection::ConnectFailed { .. }) => return Some(Happened::ConnectFailed),
-        // It works, but its response cannot be read: no fault for a breaker, with its own head or ours.
+        // The engine works but its response cannot be read, which is no fault for the breaker.
         Some(Rejection::EngineCoded) => return None,
         _ => {}
     }

@@ -1,4 +1,4 @@
-//! What the gateway is made of, and how settings are exchanged while it serves.
+//! The gateway's shared state, and the exchange of settings while it serves.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU32;
@@ -30,66 +30,66 @@ use crate::route::settings::{Concurrency, Pool};
 use crate::route::{EngineState, EngineView, Fleet, PoolView, Promised};
 use crate::units::{PoolId, Tick};
 
-/// How often seats follow the engines where no request comes.
+/// Interval at which seats follow the engines without requests.
 const COUNT_EVERY: Duration = Duration::from_millis(100);
-/// How often a queue is looked at that waits for its engines' pace.
+/// Interval at which a queue that waits for prefill pace is checked.
 const PACE_EVERY: Duration = Duration::from_millis(20);
-/// How often what was learned of engines is held against those that are there.
+/// Interval at which learned state of removed engines is dropped.
 const FORGET_EVERY: Duration = Duration::from_secs(60);
 
-/// The gateway. Cheap to clone: all clones are one.
+/// The gateway. Clones share one state.
 #[derive(Clone)]
 pub struct Gateway(Arc<GatewayState>);
 
-/// What a gateway is built from.
+/// Constructor arguments of a gateway.
 pub struct GatewayDeps {
     /// The clock.
     pub clock: Clock,
     /// Opens connections to engines.
     pub dial: Arc<dyn Dial>,
-    /// Writes down what ends.
+    /// Records requests.
     pub recorder: Recorder,
-    /// Seeds the choice between engines that are equal.
+    /// Seed of random choices between equal engines.
     pub seed: u64,
 }
 
-/// All that lives over reloads. Reached through [`Gateway`].
+/// The state that outlives reloads. Accessed through [`Gateway`].
 pub struct GatewayState {
     /// The clock.
     pub clock: Clock,
-    /// The settings of this moment.
+    /// The current settings.
     pub live: ArcSwap<SettingsSnapshot>,
     /// All engines.
     pub fleet: Arc<Fleet>,
-    /// Connections to them.
+    /// Connections to engines.
     pub lines: Arc<ConnPool>,
-    /// Writes down what ends.
+    /// Records requests.
     pub recorder: Recorder,
-    /// Timers for its waits.
+    /// Timers.
     pub alarms: Arc<Alarms>,
-    /// What was learned from usage.
+    /// Ratios learned from usage.
     pub ratios: Ratios,
-    /// The books of the tenants' limits.
+    /// The tenants' limits.
     pub books: Books,
-    /// The task behind them, until somebody runs it.
+    /// Their background task until it is started.
     keeper: Mutex<Option<Keeper>>,
-    /// What their bodies hold in memory.
+    /// Memory held by request bodies.
     pub bodies: Arc<BodyMemory>,
-    /// Where requests wait for a seat.
+    /// The queues for seats.
     pub desks: Desks,
-    /// What is given up under load, and how far.
+    /// Overload levels.
     pub levels: OverloadBoard,
-    /// The ids under which engines have requests.
+    /// Ids of requests that engines have.
     pub(super) loops: LoopGuard,
-    /// Tells which unknown paths and models are asked for.
+    /// Logs unknown paths and models.
     pub(super) strangers: Strangers,
     draining: AtomicBool,
 }
 
 impl Gateway {
-    /// A gateway with these settings. Nothing runs yet: whoever owns it runs the probes
-    /// (`route::probe`), keeps the seats ([`Gateway::keep_seats`]) and
-    /// the books ([`Gateway::keep_books`]), and serves it.
+    /// A gateway with these settings. Starts no task: the owner runs the probes (`route::probe`),
+    /// [`Gateway::keep_seats`] and [`Gateway::keep_books`], and serves
+    /// it.
     #[must_use]
     pub fn new(settings: Settings, materials: GatewayDeps) -> Self {
         let GatewayDeps { clock, dial, recorder, seed } = materials;
@@ -120,8 +120,8 @@ impl Gateway {
         gateway
     }
 
-    /// Exchanges the settings. Requests in flight keep the ones they arrived with; engines,
-    /// connections, ratios, balances, seats and counters stay.
+    /// Exchanges the settings. Requests in flight keep theirs; engines, connections, ratios, balances, seats
+    /// and counters stay.
     pub fn adopt(&self, settings: Settings) {
         tell(&self.fleet, &settings, self.clock.now());
         follow(&self.books, &self.desks, &settings, self.clock.now());
@@ -131,9 +131,9 @@ impl Gateway {
         self.follow_levels(&live.settings);
     }
 
-    /// Keeps the number of seats in step with the engines, and overload levels in step with what
-    /// is measured, while nobody comes who would look; forgets what was learned of engines that the
-    /// fleet knows no more. Never ends.
+    /// Updates seats to the engines, and overload levels to the measurements, also without requests; drops
+    /// learned state of removed engines. Never
+    /// ends.
     pub async fn keep_seats(self) {
         let mut forgets = self.clock.now() + FORGET_EVERY;
         loop {
@@ -153,7 +153,7 @@ impl Gateway {
         }
     }
 
-    /// Speaks with the store of the tenants' limits, if they are shared. Never ends before
+    /// Runs the exchange with the limits store, if limits are shared. Ends only with
     /// [`Gateway::leave_books`].
     pub async fn keep_books(self) {
         let keeper = self.keeper.lock().take();
@@ -163,15 +163,15 @@ impl Gateway {
         }
     }
 
-    /// Gives back what this gateway has of shared limits: when no request runs any more.
+    /// Returns this gateway's leases of shared limits. Called when no request runs any more.
     pub async fn leave_books(&self) {
         if let Books::Shared(store) = &self.books {
             store.leave().await;
         }
     }
 
-    /// Tells the recorder what was counted about the store of the tenants' limits, if they are
-    /// shared: to be called before a page of metrics is written.
+    /// Reports statistics of the limits store to the recorder, if limits are shared. Called before a metrics
+    /// page is written.
     pub fn report_store(&self) {
         let Books::Shared(store) = &self.books else { return };
         let numbers = store.numbers();
@@ -187,8 +187,8 @@ impl Gateway {
         });
     }
 
-    /// Tells the recorder what the fleet knows of its engines, those that left up to ten minutes ago
-    /// included: to be called before a page of metrics is written.
+    /// Reports all engines to the recorder, including those removed within ten minutes. Called before a metrics
+    /// page is written.
     pub fn report_engines(&self) {
         let of_pool = |PoolView { pool, engines, .. }| {
             engines
@@ -198,8 +198,8 @@ impl Gateway {
         self.recorder.engines(self.fleet.view(self.clock.now()).into_iter().flat_map(of_pool).collect());
     }
 
-    /// Tells the recorder how many seats there are and how many are taken: to be called before
-    /// a page of metrics is written.
+    /// Reports seats to the recorder. Called before a metrics page is
+    /// written.
     pub fn report_seats(&self) {
         self.desks.forget_left();
         let report = |(pool, desk): (PoolId, Arc<Desk>)| {
@@ -212,12 +212,12 @@ impl Gateway {
         self.recorder.seats(seats);
     }
 
-    /// From now on new requests are refused; open ones go on.
+    /// Rejects new requests from now on; open ones continue.
     pub fn begin_drain(&self) {
         self.draining.store(true, Ordering::Release);
     }
 
-    /// Whether new requests are refused.
+    /// Whether new requests are rejected.
     #[must_use]
     pub fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Acquire)
@@ -225,7 +225,7 @@ impl Gateway {
 }
 
 impl GatewayState {
-    /// How many engines of a pool are available. Its seats follow.
+    /// Number of available engines of a pool; updates its seats.
     pub fn engines_of(&self, pool: &PoolId, desk: Option<&Desk>) -> usize {
         let at = self.clock.now();
         let available = self.fleet.available(pool, at);
@@ -241,7 +241,7 @@ impl GatewayState {
         self.ratios.keep_engines(&engines.map(|engine| engine.engine).collect());
     }
 
-    /// The seats of every pool follow its engines.
+    /// Updates the seats of every pool to its engines.
     fn count_seats(&self) {
         self.desks.forget_left();
         self.fleet.compare_engines(self.clock.now());
@@ -252,8 +252,8 @@ impl GatewayState {
     }
 }
 
-/// One engine, as the page of metrics tells it. One that left counts as down, and its other values
-/// end.
+/// The report of one engine for the metrics page. A removed engine counts as down, without other
+/// values.
 fn told(engine: &EngineView) -> EngineReport {
     if engine.left.is_some() {
         return EngineReport::default();
@@ -269,7 +269,7 @@ fn told(engine: &EngineView) -> EngineReport {
     }
 }
 
-/// Engines follow the settings.
+/// Applies settings to the fleet.
 fn tell(fleet: &Fleet, settings: &Settings, at: Tick) {
     fleet.share_among(NonZeroU32::new(settings.replicas).unwrap_or(NonZeroU32::MIN));
     fleet.follow(&settings.pools, at);
@@ -278,7 +278,7 @@ fn tell(fleet: &Fleet, settings: &Settings, at: Tick) {
     }
 }
 
-/// Limits and queues follow the settings.
+/// Applies settings to limits and queues.
 fn follow(books: &Books, desks: &Desks, settings: &Settings, at: Tick) {
     let limits = settings.tenants.iter().map(|tenant| (tenant.id.clone(), tenant.limits.clone()));
     books.reload(&limits.collect(), settings.replicas, at);
@@ -291,7 +291,7 @@ fn follow(books: &Books, desks: &Desks, settings: &Settings, at: Tick) {
     desks.follow(queues.iter().map(|(pool, queue)| (*pool, queue.as_ref())));
 }
 
-/// What the strictest of the classes that a pool serves is promised.
+/// The strictest objectives of the classes that each pool serves.
 fn promised_in(settings: &Settings) -> BTreeMap<PoolId, Promised> {
     let mut all: BTreeMap<PoolId, Promised> = BTreeMap::new();
     for class in &settings.classes {

@@ -1,9 +1,9 @@
-//! Loop detection: the ids that engines see, and requests that come back under them.
+//! Loop detection: recognises requests that come back under an id sent to an engine.
 //!
-//! An engine's address that leads back to this gateway, also through other gateways, makes a
-//! request arrive again while it is still being served, under the id that it was sent on with. So
-//! a tag proves only the request that it was made for, and only while that request runs: whoever
-//! reads one from an answer's id and sends it back later has proved nothing.
+//! An engine address that leads back to this gateway, also through other gateways, makes a request arrive
+//! again while it is still being served, under its upstream id. A tag therefore proves a loop only for its
+//! own request and only while that request runs; a client that copies an id from a response and sends it
+//! later has proved nothing.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -14,10 +14,10 @@ use parking_lot::Mutex;
 use crate::units::RequestId;
 use crate::units::decimal::put_hex;
 
-/// A hyphen, and 16 hexadecimal digits by chance.
+/// A hyphen and 16 random hexadecimal digits.
 const TAG: usize = 17;
 
-/// The tagged ids of requests that engines have at this moment, by their hashes.
+/// Hashes of the tagged ids of requests at engines.
 #[derive(Clone, Debug, Default)]
 pub(super) struct LoopGuard(Arc<InFlight>);
 
@@ -35,9 +35,9 @@ pub struct Tagged {
 }
 
 impl LoopGuard {
-    /// What engines see: the id that the client knows, so that an engine's log can be matched to
-    /// the access line, made unique where a client chose it. An id of our own is unique as it is: if
-    /// it comes back it is a client's, and gets its tag then.
+    /// The id for engines: the client's own id, so that an engine's log can be matched to the access log, made
+    /// unique by a tag. An id made by the gateway is unique already; if it comes back, a client chose it, and
+    /// it gets a tag then.
     pub(super) fn tag<'a>(&self, known: &'a RequestId, is_made: bool) -> (Cow<'a, [u8]>, Option<Tagged>) {
         let known = known.as_str().as_bytes();
         if is_made {
@@ -52,8 +52,8 @@ impl LoopGuard {
         (Cow::Owned(id), Some(Tagged { in_flight: Arc::clone(&self.0), hash }))
     }
 
-    /// Whether a request that is still being served was sent on with this id. Gateways that it came
-    /// through on its way back have put their own tags behind ours.
+    /// Whether a request still being served was sent on with this id, possibly followed by tags of other
+    /// gateways.
     pub(super) fn has_sent(&self, id: &RequestId) -> bool {
         let mut id = id.as_str().as_bytes();
         while ends_in_a_tag(id) {
@@ -93,7 +93,7 @@ mod tests {
             let (once, tagged) = sent(&here, &id);
             assert!(once.as_str().starts_with(id.as_str()) && once.as_str().len() == id.as_str().len() + TAG);
             assert!(here.has_sent(&once) && !elsewhere.has_sent(&once) && !here.has_sent(&id));
-            // The tag of one request, on another one's id.
+            // The tag of one request on another one's id.
             let stolen = RequestId::from(format!("b{}", &once.as_str()[id.as_str().len()..]));
             assert!(!here.has_sent(&stolen), "{stolen}");
             drop(tagged);

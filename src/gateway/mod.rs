@@ -1,8 +1,8 @@
-//! The life of one request, told once, top to bottom.
+//! The life of one request, from top to bottom.
 //!
-//! Only this room knows the order of the others. [`Gateway`] is the `tower::Service` of all
-//! connections; `Gateway::serve` tells the first half of a request, up to the first token of its
-//! response, and `completion` the second half, where the response's body ends.
+//! Only this module knows the order of the others. [`Gateway`] is the `tower::Service` of all
+//! connections; `Gateway::serve` shows the first half of a request, up to the first token of its
+//! response, and `completion` the second half, when the response body ends.
 //!
 //! # Sequence of a request
 //!
@@ -106,17 +106,17 @@ use retries::{SelectedResponse, send_with_retries};
 use seat::{Admitted, PoolCursor};
 use upstream::{UpstreamRequest, Upstreams};
 
-/// How serving a request went on.
+/// Result of serving a request.
 enum Served {
-    /// The gateway answers itself; such paths are not judged.
+    /// The gateway's own response; such paths are not judged.
     Own(Response<ReplyBody>),
-    /// An engine gives the response.
+    /// An engine's response.
     Relayed(Box<RelayContext>, SelectedResponse),
 }
 
-/// Why serving a request ended early.
+/// Early end of a request.
 enum EarlyEnd {
-    /// The gateway rejects it.
+    /// Rejected by the gateway.
     Rejected(Rejection),
     /// The client disconnected.
     Left,
@@ -155,8 +155,8 @@ impl tower::Service<IncomingRequest> for Gateway {
 }
 
 impl Gateway {
-    /// Answers one request, whose extensions may hold the state of its client. Never fails: an error
-    /// is a response, and exactly one `RequestRecord`.
+    /// Serves one request, whose extensions may hold its client's state. Never fails: an error is a response,
+    /// and exactly one `RequestRecord`.
     pub async fn handle<B>(&self, request: Request<B>) -> Response<ReplyBody>
     where
         B: Body<Data = Bytes> + Send + 'static,
@@ -168,7 +168,7 @@ impl Gateway {
         response
     }
 
-    /// Starts to serve, with one snapshot of the settings that is kept to the end of the request.
+    /// Starts serving with one snapshot of the settings, kept to the end of the request.
     fn start<B>(&self, head: Arc<ParsedHead>, since: Option<Tick>, client: ClientState, body: B) -> ServeFuture
     where
         B: Body<Data = Bytes> + Send + 'static,
@@ -177,8 +177,8 @@ impl Gateway {
         let live = self.live.load_full();
         let early_head = live.heads_go_ahead.then(EarlyHeadSlot::default);
         let arrived = self.arrived(head, since, client, early_head.clone());
-        // The future is large: written into its box it is never moved. That holds as long as its
-        // arguments lie together in it: with the body as one of its own it was made on the stack.
+        // The future is large, so it is constructed in its box. Its arguments must form one tuple: with the body
+        // as a separate argument it was built on the stack and copied.
         let serving = Box::write(Box::new_uninit(), self.clone().catch_panics(live, (arrived, body)));
         ServeFuture::new(Box::into_pin(serving), early_head, self.clock)
     }
@@ -190,7 +190,7 @@ impl Gateway {
         client: ClientState,
         early_head: Option<EarlyHeadSlot>,
     ) -> ArrivedRequest {
-        // Waiting to be read is part of the time it takes.
+        // The wait to be read is part of the request's time.
         let read = self.clock.now();
         let arrival = since.unwrap_or(read);
         let kept = head.request_id().filter(|value| is_fit_id(value));
@@ -209,9 +209,9 @@ impl Gateway {
         B: Body<Data = Bytes> + Send + 'static,
         B::Error: Into<BoxError>,
     {
-        // Pinned where it is made: it is large, and what catches panics would move it twice.
+        // Pinned in place, because it is large and `catch_unwind` would move it twice.
         let answer = pin!(self.answer(&live, &arrived, body));
-        // A panic drops the request's guard while the thread unwinds, which records it as `internal`.
+        // A panic drops the request's guard during unwinding, which records it as `internal`.
         let answered = AssertUnwindSafe(answer).catch_unwind().await;
         answered.unwrap_or_else(|_| arrived.reject(&Rejection::Internal, None))
     }
@@ -249,7 +249,7 @@ impl Gateway {
         }
     }
 
-    /// The story, from the head to the first token.
+    /// Serves a request from its head to the first token.
     async fn serve<B>(
         &self,
         live: &SettingsSnapshot,
@@ -311,7 +311,7 @@ impl Gateway {
         Ok(Served::Relayed(RelayContext::new(self, summary, held, body), selected))
     }
 
-    /// Reads the body within its limits. Paths of the engine's own have none.
+    /// Reads the body within its limits. Engines' own paths have none.
     async fn read_body<B>(
         &self,
         live: &SettingsSnapshot,
@@ -361,7 +361,7 @@ impl Gateway {
 }
 
 impl ArrivedRequest {
-    /// The response to a rejected request: an event if the client has its head already.
+    /// The response to a rejected request; an event if the client already has its head.
     fn reject(&self, rejection: &Rejection, class: Option<&ClassId>) -> Response<ReplyBody> {
         let shape = Endpoint::shape_of_unknown(self.head.uri.path());
         if self.early_head.as_ref().is_some_and(EarlyHeadSlot::is_out) {

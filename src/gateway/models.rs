@@ -1,4 +1,4 @@
-//! `GET /v1/models`: what the tenant may use, over all pools.
+//! `GET /v1/models`: the models that the tenant may use, over all pools.
 
 use bytes::Bytes;
 use http::{Response, StatusCode};
@@ -18,7 +18,7 @@ impl Gateway {
     /// The list of models, or one of them.
     ///
     /// # Errors
-    /// The name of a model that the tenant may not use, or that nobody serves.
+    /// The name of a model that does not exist or that the tenant may not use.
     pub(super) fn models(
         &self,
         live: &SettingsSnapshot,
@@ -30,7 +30,7 @@ impl Gateway {
         let models = live.settings.routes.models_for(&classes, &self.fleet);
         let body = if endpoint.is_one_model() {
             let path = head.uri.path();
-            // Clients write `org%2Fname`.
+            // Some clients encode the slash: `org%2Fname`.
             let asked = Endpoint::model_in(path.strip_suffix('/').unwrap_or(path));
             let asked = percent_decode_str(asked.unwrap_or_default()).decode_utf8_lossy();
             match models.iter().find(|model| *asked == *model.id) {
@@ -47,7 +47,7 @@ impl Gateway {
 }
 
 impl Gateway {
-    /// What engines that these classes reach say of a model, an alias included.
+    /// What engines within reach of these classes report of a model, aliases included.
     fn card(&self, live: &SettingsSnapshot, classes: &[ClassId], id: &str) -> ModelCard {
         let routes = &live.settings.routes;
         let name = routes.alias(id).unwrap_or(id);
@@ -59,7 +59,7 @@ impl Gateway {
     }
 }
 
-/// One model, in a shape that the OpenAI and Anthropic clients both read, with what engines say of it.
+/// One model in a format for both OpenAI and Anthropic clients, with what engines report.
 fn entry(id: &str, card: &ModelCard) -> Value {
     let mut entry = json!({
         "id": id,

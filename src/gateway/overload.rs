@@ -1,9 +1,9 @@
-//! Overload levels at work: measures every class, and publishes what is in force.
+//! Measures classes for overload control, and publishes the levels in force.
 //!
-//! Which level a class is at is decided by `admit::levels`, what the levels do to a request by
-//! [`admit::overload`](crate::admit::overload). [`OverloadBoard`] lives over reloads. Requests look at one
-//! published snapshot, absent while no level of any class is in force, so that a gateway without load
-//! pays for nothing. A request takes the snapshot when its class is known, and keeps it to its end.
+//! `admit::levels` decides a class's level, [`admit::overload`](crate::admit::overload) its effect on a
+//! request. [`OverloadBoard`] outlives reloads. Requests read one published snapshot, which is absent while
+//! no level is in force, so that a gateway without overload pays nothing. A request takes the snapshot
+//! when it is classified and keeps it to its end.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -25,22 +25,22 @@ use crate::refuse::Rejection;
 use crate::route::Routed;
 use crate::units::{ClassId, PoolId, Priority, Tick, Tokens, seconds_up};
 
-/// How often classes are measured.
+/// Interval between measurements.
 const EVERY: Duration = Duration::from_millis(500);
 
-/// The overload levels of all classes.
+/// Overload levels of all classes.
 #[derive(Debug, Default)]
 pub struct OverloadBoard {
     ladders: Mutex<OverloadControllers>,
     board: ArcSwapOption<OverloadSnapshot>,
-    /// There is one. To look for it costs more, and there hardly ever is.
+    /// Whether a snapshot is published; cheaper than loading it, and almost always false.
     is_posted: AtomicBool,
 }
 
 #[derive(Debug, Default)]
 struct OverloadControllers {
     of: HashMap<ClassId, ClassOverload, RandomState>,
-    /// When classes are measured next.
+    /// Time of the next measurement.
     due: Tick,
 }
 
@@ -50,35 +50,35 @@ struct ClassOverload {
     measured: Measured,
 }
 
-/// How a class with levels stands.
+/// Overload status of a class.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LevelView {
     /// The class.
     pub class: ClassId,
     /// Levels in force.
     pub level: usize,
-    /// Levels that it has.
+    /// Configured levels.
     pub levels: usize,
-    /// What those in force do, in their order.
+    /// Actions in force, in order.
     pub actions: Vec<Kind>,
-    /// An operator has set it.
+    /// Whether an operator set the level.
     pub is_forced: bool,
-    /// For how long still; none where that has no end, and where nobody has.
+    /// Remaining time of the operator's setting; `None` if unlimited or not set.
     pub forced_for: Option<Duration>,
-    /// What was measured last.
+    /// The last measurement.
     pub measured: Measured,
 }
 
-/// Why a level could not be set.
+/// Why a level was not set.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OverrideError {
-    /// No class has this name.
+    /// Unknown class.
     UnknownClass,
-    /// The class has only so many levels.
+    /// The class has only this many levels.
     TooHigh(usize),
 }
 
-/// What is done to one request.
+/// The overload actions in force for one request.
 #[derive(Clone, Debug, Default)]
 pub struct ActiveOverload {
     in_force: InForce,
@@ -86,26 +86,26 @@ pub struct ActiveOverload {
 }
 
 impl ActiveOverload {
-    /// The most output tokens that it may have.
+    /// The output cap in force.
     #[must_use]
     pub fn cap(&self) -> Option<Tokens> {
         self.in_force.cap
     }
 
-    /// Whether it goes without extended reasoning.
+    /// Whether extended reasoning is reduced.
     #[must_use]
     pub fn without_reasoning(&self) -> bool {
         self.in_force.reasoning_off
     }
 
-    /// Notes what is in force, for its access line.
+    /// Records the actions in force, for the access line.
     pub fn is_told(&self, active: &mut ActiveRequest) {
         if self.in_force.level > 0 {
             active.at_level(self.in_force.level, self.in_force.cap);
         }
     }
 
-    /// Whether it waits behind everybody else. To be asked once.
+    /// Whether it queues behind all others. Call once.
     #[must_use]
     pub fn defers(&self, active: &mut ActiveRequest) -> bool {
         if self.in_force.defer {
@@ -114,10 +114,10 @@ impl ActiveOverload {
         self.in_force.defer
     }
 
-    /// The route that is left of the one that the settings say.
+    /// The route with overload actions applied.
     ///
     /// # Errors
-    /// Nothing is left: all of its pools are kept free for higher ranks.
+    /// No pool is left: all are reserved for higher priorities.
     pub fn rerouted(
         &self,
         routed: Routed,
@@ -140,13 +140,13 @@ impl ActiveOverload {
         }
     }
 
-    /// Where among the pools of [`ActiveOverload::rerouted`] the route's own first one stands.
+    /// Index of the route's first pool among the pools of [`ActiveOverload::rerouted`].
     pub fn home(&self, pools: &[PoolId]) -> usize {
         if self.in_force.spill { pools.len().saturating_sub(1) } else { 0 }
     }
 }
 
-/// The value of `x-goodput-degraded`; none where nothing was done.
+/// The value of `x-goodput-degraded`; `None` if no action was applied.
 #[must_use]
 pub fn shown(kinds: Kinds) -> Option<HeaderValue> {
     if kinds.is_empty() {
@@ -157,7 +157,7 @@ pub fn shown(kinds: Kinds) -> Option<HeaderValue> {
 }
 
 impl GatewayState {
-    /// What is in force for a request of this class.
+    /// The actions in force for a request of this class.
     pub(super) fn relief(&self, class: &ClassId) -> ActiveOverload {
         let is_posted = self.levels.is_posted.load(Ordering::Acquire);
         let board = if is_posted { self.levels.board.load_full() } else { None };
@@ -165,7 +165,7 @@ impl GatewayState {
         ActiveOverload { in_force, board }
     }
 
-    /// Measures every class that has levels, if it is time to, and moves its level.
+    /// Measures every class with levels if due, and updates its level.
     pub(super) fn weigh_levels(&self) {
         let at = self.clock.now();
         let mut ladders = self.levels.ladders.lock();
@@ -188,7 +188,7 @@ impl GatewayState {
         }
     }
 
-    /// Levels follow the settings: what is in force stays, as far as it is still there.
+    /// Applies settings: levels in force stay if they still exist.
     pub(super) fn follow_levels(&self, settings: &Settings) {
         let at = self.clock.now();
         let mut ladders = self.levels.ladders.lock();
@@ -199,11 +199,10 @@ impl GatewayState {
         self.publish(settings, &ladders);
     }
 
-    /// An operator sets the level of a class, for so long or until it is handed back; or hands it
-    /// back.
+    /// Sets the level of a class by hand, for a time or until reset; or resets it.
     ///
     /// # Errors
-    /// There is no such class, or no such level.
+    /// Unknown class or level.
     pub fn force_level(
         &self,
         class: &str,
@@ -212,7 +211,7 @@ impl GatewayState {
     ) -> Result<LevelView, OverrideError> {
         let at = self.clock.now();
         let mut ladders = self.levels.ladders.lock();
-        // Behind the lock: the ladders follow the settings of this moment.
+        // Loaded while the lock is held, so that the controllers match these settings.
         let live = self.live.load();
         let class = live.settings.class(&ClassId::from(class)).ok_or(OverrideError::UnknownClass)?;
         let standing = match ladders.of.get_mut(&class.id) {
@@ -229,7 +228,7 @@ impl GatewayState {
         Ok(view)
     }
 
-    /// How every class with levels stands, in the order of the settings.
+    /// The status of every class with levels, in the order of the settings.
     #[must_use]
     pub fn level_views(&self) -> Vec<LevelView> {
         let ladders = self.levels.ladders.lock();
@@ -238,7 +237,7 @@ impl GatewayState {
         live.settings.classes.iter().filter_map(view).collect()
     }
 
-    /// Tells the recorder at which level each class is: to be called before a page of metrics is
+    /// Reports the levels to the recorder. Called before a metrics page is
     /// written.
     pub fn report_levels(&self) {
         let report = |view: LevelView| {
@@ -258,7 +257,7 @@ impl GatewayState {
         measured
     }
 
-    /// Publishes the snapshot that requests look at.
+    /// Publishes the snapshot for requests.
     fn publish(&self, settings: &Settings, ladders: &OverloadControllers) {
         let mut board = OverloadSnapshot::default();
         for class in &settings.classes {
@@ -288,7 +287,7 @@ impl ClassOverload {
     }
 }
 
-/// A level that changes is a life event.
+/// Logs a level change.
 fn tell(class: &ClassSettings, standing: &ClassOverload, at: Tick) {
     let ClassOverload { ladder, measured } = standing;
     tracing::info!(

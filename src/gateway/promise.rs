@@ -18,57 +18,57 @@ use crate::route::settings::{Balance, Concurrency, Pool};
 use crate::route::{Fleet, Yard};
 use crate::units::{ClassId, PoolId, TenantId};
 
-/// The settings of one moment, bound. A request keeps the one it arrived with.
+/// Bound settings. A request keeps those of its arrival.
 pub struct SettingsSnapshot {
-    /// As checked.
+    /// The checked settings.
     pub settings: Settings,
-    /// Some pool sends like prompts to like engines, or counts what their caches hold.
+    /// Whether a pool needs prompt prefixes, for affinity or cache estimates.
     pub asks_for_prefixes: bool,
-    /// Requests are counted against the limits of their tenants: the settings name any.
+    /// Whether requests are counted against tenants' limits.
     pub is_metered: bool,
-    /// Some pool has seats, and a queue for them.
+    /// Whether a pool has seats and a queue.
     pub has_seats: bool,
-    /// Of those that wait there some may get their head meanwhile.
+    /// Whether waiting requests may get an early head.
     pub heads_go_ahead: bool,
     pools: Arc<[PoolHandle]>,
-    /// One of each class. They are few, as are the pools.
+    /// One per class. Few, as are the pools.
     promises: Vec<ClassPolicy>,
 }
 
-/// What one class promises, and what serving it needs.
+/// The policy of one class, bound.
 pub struct ClassPolicy {
     /// The class.
     pub class: Arc<ClassSettings>,
-    /// Its name, as responses show it.
+    /// Its name as a header value.
     pub shown: Option<HeaderValue>,
-    /// Its limits, for the relays of its answers.
+    /// Its time limits.
     pub timeouts: Arc<Timeouts>,
-    /// What is judged.
+    /// Its objectives.
     pub objectives: Arc<Objectives>,
-    /// What an observer measures for it.
+    /// What observers measure for it.
     pub watch: Watch,
     pools: Arc<[PoolHandle]>,
 }
 
-/// A pool, with what is made from its settings once.
+/// A pool, bound.
 pub struct PoolHandle {
-    /// As checked.
+    /// The checked settings.
     pub settings: Arc<Pool>,
-    /// Its name, as responses show it.
+    /// Its name as a header value.
     pub shown: Option<HeaderValue>,
-    /// Sent with every request to its engines.
+    /// Headers sent with every request to its engines.
     pub fixed_headers: Vec<(HeaderName, HeaderValue)>,
-    /// Where requests wait for it; none where it has no limit.
+    /// Its queue; `None` without a limit.
     pub desk: Option<Arc<Desk>>,
     /// Its engines.
     pub yard: Arc<Yard>,
-    /// What whole answers of its engines look like.
+    /// Templates of its engines' responses.
     pub moulds: Arc<TemplateCache>,
 }
 
 impl SettingsSnapshot {
-    /// Binds settings, whose pools the fleet follows already: every series they can reach exists
-    /// from now on.
+    /// Binds settings that the fleet already follows; creates every metric series they can
+    /// reach.
     #[must_use]
     pub fn new(settings: Settings, recorder: &Recorder, desks: &Desks, fleet: &Fleet) -> Self {
         recorder.bind(&shape(&settings));
@@ -94,7 +94,7 @@ impl SettingsSnapshot {
             Balance::RoundRobin | Balance::SessionAffinity { .. } => false,
         };
         let asks_for_prefixes = settings.pools.iter().any(|pool| asks(pool));
-        // Also where nobody has limits yet: one that comes by a reload has to know who runs.
+        // Also before any limit is set, because one set by a reload must know the running requests.
         let is_named = |tenant: &TenantSettings| tenant.id != TenantId::anonymous() || !tenant.limits.is_empty();
         let is_metered = settings.tenants.iter().any(is_named);
         let has_seats = pools.iter().any(PoolHandle::is_limited);
@@ -108,16 +108,16 @@ impl SettingsSnapshot {
         find(&self.pools, pool)
     }
 
-    /// What becomes of a tenant's requests beyond its limits.
+    /// What happens to a tenant's requests beyond its limits.
     #[must_use]
     pub fn when_over_limit(&self, tenant: &TenantId) -> OverLimit {
         self.settings.tenants.get(tenant).map(|tenant| tenant.when_over_limit).unwrap_or_default()
     }
 
-    /// The promise of a class.
+    /// The policy of a class.
     ///
     /// # Panics
-    /// If the settings do not define the class, which their check rules out.
+    /// If the settings lack the class, which their check excludes.
     #[must_use]
     pub fn promise(&self, class: &ClassId) -> &ClassPolicy {
         let promise = self.promises.iter().find(|promise| promise.class.id == *class);
@@ -143,7 +143,7 @@ fn tenant_shape(tenant: &TenantSettings) -> TenantShape {
     TenantShape { id: tenant.id.clone(), classes: tenant.classes.clone(), limits }
 }
 
-/// What the settings say about series.
+/// The settings that determine metric series.
 fn shape(settings: &Settings) -> SeriesShape {
     let class_shape = |class: &Arc<ClassSettings>| ClassShape {
         id: class.id.clone(),
@@ -167,7 +167,7 @@ impl ClassPolicy {
     /// A pool of the settings.
     ///
     /// # Panics
-    /// If the settings do not define the pool, which their check rules out.
+    /// If the settings lack the pool, which their check excludes.
     #[must_use]
     pub fn pool(&self, pool: &PoolId) -> &PoolHandle {
         find(&self.pools, pool).expect("the check of the settings knows every pool that a route names")
@@ -190,7 +190,7 @@ impl PoolHandle {
         PoolHandle { settings: Arc::clone(pool), shown, fixed_headers, desk, yard, moulds }
     }
 
-    /// Whether only so many requests run on it at the same time.
+    /// Whether its concurrency is limited.
     #[must_use]
     pub fn is_limited(&self) -> bool {
         self.desk.is_some()

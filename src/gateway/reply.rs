@@ -1,4 +1,4 @@
-//! Responses that the gateway makes itself.
+//! Responses made by the gateway itself.
 
 use bytes::Bytes;
 use http::header::{
@@ -16,7 +16,7 @@ use crate::framing::HeaderSink;
 use crate::refuse::Rejection;
 use crate::units::{ClassId, Dialect, RequestId, seconds_up};
 
-/// A JSON answer of our own.
+/// A JSON response.
 pub fn json(status: StatusCode, body: Bytes) -> Response<ReplyBody> {
     let mut response = Response::new(ReplyBody::whole(body));
     *response.status_mut() = status;
@@ -24,7 +24,7 @@ pub fn json(status: StatusCode, body: Bytes) -> Response<ReplyBody> {
     response
 }
 
-/// The head that goes out where the engine sent none in time.
+/// The head sent early.
 #[must_use]
 pub fn our_head() -> http::response::Parts {
     let (mut head, ()) = Response::new(()).into_parts();
@@ -33,18 +33,18 @@ pub fn our_head() -> http::response::Parts {
     head
 }
 
-/// What a refused client gets that has its head.
+/// A rejection for a client that already has its head.
 pub fn event(refusal: &Rejection, dialect: Dialect, id: &RequestId) -> Response<ReplyBody> {
     Response::new(ReplyBody::whole(refusal.event(dialect, id, None)))
 }
 
-/// What a refused client gets.
+/// A rejection.
 pub fn refusal(refusal: &Rejection, shape: Dialect, id: &RequestId, class: Option<&ClassId>) -> Response<ReplyBody> {
     let mut response = json(refusal.status(), refusal.body(shape, id));
     let headers = response.headers_mut();
     headers.insert(X_GOODPUT_REASON, HeaderValue::from_static(refusal.code()));
     if refusal.status() == StatusCode::UNAUTHORIZED {
-        // RFC 9110 section 15.5.2. `x-api-key` has no scheme that could be named.
+        // RFC 9110 section 15.5.2. `x-api-key` has no authentication scheme to name.
         headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer realm=\"goodput\""));
     }
     if let Some(seconds) = refusal.retry_after() {
@@ -64,7 +64,7 @@ pub fn refusal(refusal: &Rejection, shape: Dialect, id: &RequestId, class: Optio
     response
 }
 
-/// `x-ratelimit-*`: the limit that refused, what is left of it, and when it is whole again.
+/// `x-ratelimit-*`: the limit that refused, its remainder, and when it is full again.
 fn rate_limit(headers: &mut HeaderMap, standing: &Standing) {
     let [limit, remaining, reset] = match standing.limit.unit() {
         "tokens" => RATE_LIMIT_TOKENS,
@@ -89,7 +89,7 @@ const RATE_LIMIT_REQUESTS: [HeaderName; 3] = [
     HeaderName::from_static("x-ratelimit-reset-requests"),
 ];
 
-/// What overload levels did to the request, if anything.
+/// Overload actions applied to the request, if any.
 pub fn degraded(headers: &mut HeaderMap, kinds: Kinds) {
     if let Some(shown) = overload::shown(kinds) {
         headers.add(X_GOODPUT_DEGRADED, |value| value.extend_from_slice(shown.as_bytes()));

@@ -1,5 +1,5 @@
-//! What is known of one request: from its head ([`ArrivedRequest`]), and once its body has been read
-//! ([`RequestContext`]). The context is built once, before admission, and borrowed from there on.
+//! A request from its head ([`ArrivedRequest`]) to its context once its body was read
+//! ([`RequestContext`]), which is built once, before admission, and borrowed from there on.
 
 use std::sync::Arc;
 
@@ -23,81 +23,81 @@ use crate::units::{
     ClassId, ClientState, Dialect, Endpoint, InvalidHead, LengthBucket, PathError, RequestId, TenantId, Tick, Tokens,
 };
 
-/// The longest query. Behind an engine's path prefix it must still be a URI, which is at most 65,534
-/// bytes long.
+/// Longest query, because with an engine's path prefix it must still fit into a URI of at most 65,534
+/// bytes.
 const LONGEST_QUERY: usize = 32 * 1024;
 
-/// Output of a choice that counts as work for an engine: more than any model's context holds. An
-/// engine rejects more, but until then it would have outweighed all other work on that engine.
+/// Largest output per choice counted as work: beyond any model's context. Engines reject more, but until
+/// then it would outweigh all other work on that engine.
 const MOST_OUTPUT: Tokens = Tokens(1 << 20);
 
-/// Choices of a prompt that count as work, in queues and on engines: the most that OpenAI takes. An
-/// engine rejects an absurd number, but until then it would have weighed on all others.
+/// Most choices per prompt counted as work: OpenAI's maximum. Engines reject more, but until then it would
+/// weigh on all others.
 const MOST_CHOICES: u64 = 128;
 
-/// What is known of a request from its head alone.
+/// A request before its body was read.
 pub(super) struct ArrivedRequest {
     pub(super) head: Arc<ParsedHead>,
-    /// The clock of every objective starts here.
+    /// Start of the clock of every objective.
     pub(super) arrival: Tick,
-    /// The moment at which its head had been read: later than `arrival` if it waited for that.
+    /// When its head was read: later than `arrival` if it had to wait.
     pub(super) read: Tick,
     pub(super) id: RequestId,
-    /// The id is our own, and unique.
+    /// Whether the gateway made the id, so that it is unique.
     pub(super) id_is_made: bool,
     pub(super) client: ClientState,
-    /// Where an early head goes out, if one may.
+    /// The slot for an early head, if allowed.
     pub(super) early_head: Option<EarlyHeadSlot>,
 }
 
-/// One request before admission: everything that the rest of its life depends on.
+/// A request before admission, with everything that the rest of its life depends on.
 pub(super) struct RequestContext<'a> {
     /// Its head, id, client and arrival.
     pub(super) arrived: &'a ArrivedRequest,
-    /// Its path.
+    /// Its API path.
     pub(super) endpoint: Endpoint,
-    /// Responses on its path are judged.
+    /// Whether its responses are judged.
     pub(super) is_judged: bool,
-    /// Who asks.
+    /// Its tenant.
     pub(super) tenant: &'a TenantId,
-    /// Its body, decoded, with the facts that were read from it.
+    /// Its decoded body with its facts.
     pub(super) body: &'a BufferedBody,
-    /// The model's name behind an alias.
+    /// The model's name if the client used an alias.
     pub(super) alias: Option<&'a str>,
-    /// The model's name as engines know it.
+    /// The model's name at engines.
     pub(super) model: Option<&'a str>,
-    /// What is learned of that model.
+    /// Ratios learned of that model.
     pub(super) learned: ModelRatios,
-    /// The prompt estimate.
+    /// Estimated prompt tokens.
     pub(super) prompt: Tokens,
     /// Prompt tokens that no engine's cache should hold.
     pub(super) uncached: Tokens,
-    /// Its class.
+    /// Its class's policy.
     pub(super) policy: &'a ClassPolicy,
-    /// The objectives that are judged: the class's, with the request's own targets.
+    /// The objectives: the class's, with the request's own targets.
     pub(super) objectives: Arc<Objectives>,
-    /// The moment from which its objectives run.
+    /// Start of its objectives.
     pub(super) start: Tick,
-    /// Where it may go.
+    /// Its pools.
     pub(super) routed: Routed,
-    /// What is given up for it under load.
+    /// Overload actions in force for it.
     pub(super) overload: ActiveOverload,
-    /// The work that it brings, estimated.
+    /// Its estimated work.
     pub(super) size: Size,
 }
 
 impl RequestContext<'_> {
-    /// What its body said.
+    /// The facts of its body.
     pub(super) fn facts(&self) -> &Facts {
         &self.body.facts
     }
 
-    /// It asks for a stream.
+    /// Whether it asks for a stream.
     pub(super) fn streams(&self) -> bool {
         self.facts().streams()
     }
 
-    /// It gets a stream of tokens.
+    /// Whether it gets a stream of tokens.
     pub(super) fn streams_tokens(&self) -> bool {
         self.streams() && self.dialect().generates()
     }
@@ -106,23 +106,23 @@ impl RequestContext<'_> {
         self.endpoint.dialect()
     }
 
-    /// The pool of its route where it belongs: what another one finds wrong with it says nothing
-    /// about the client.
+    /// Index of the request's own pool in the route. Only that pool's errors say anything about the
+    /// client.
     pub(super) fn home(&self) -> usize {
         self.overload.home(&self.routed.pools)
     }
 
-    /// Its tenant, as far as breakers tell tenants apart.
+    /// Its tenant, as breakers distinguish tenants.
     pub(super) fn tenant_key(&self) -> TenantKey {
         TenantKey(route::key_of(self.tenant.as_str().as_bytes()))
     }
 
-    /// No byte of its body may be changed: multipart, or a path of the engine's own.
+    /// Whether its body must not be edited: multipart, or an engine's own path.
     pub(super) fn is_fixed(&self) -> bool {
         self.body.is_form || self.endpoint.is_of_engine()
     }
 
-    /// Path and query for the engine: the path as the documentation writes it, the query as it came.
+    /// Path and query for the engine: the canonical path and the original query.
     pub(super) fn target(&self) -> PathAndQuery {
         let path = self.endpoint.path();
         match self.arrived.head.uri.path_and_query() {
@@ -137,7 +137,7 @@ impl RequestContext<'_> {
 }
 
 impl GatewayState {
-    /// The path of a request, if the gateway serves it.
+    /// The API path of a request, if served.
     pub(super) fn endpoint(
         &self,
         live: &SettingsSnapshot,
@@ -169,7 +169,7 @@ impl GatewayState {
         Ok(who)
     }
 
-    /// The limits within which its body is read.
+    /// The limits for reading its body.
     pub(super) fn body_limits<'a>(&'a self, live: &SettingsSnapshot, arrived: &ArrivedRequest) -> BodyLimits<'a> {
         let listen = &live.settings.listen;
         BodyLimits {
@@ -260,7 +260,7 @@ impl GatewayState {
     }
 }
 
-/// Whether a head may become a request.
+/// Checks a head against limits and request rules.
 pub(super) fn check_head(live: &SettingsSnapshot, head: &ParsedHead) -> Result<(), InvalidHead> {
     if head.uri.query().is_some_and(|query| query.len() > LONGEST_QUERY) {
         return Err(InvalidHead::TargetTooLong);
@@ -282,7 +282,7 @@ fn endpoint_of(settings: &Settings, head: &ParsedHead) -> Result<Endpoint, Rejec
     }
 }
 
-/// Rejects bodies that ask for what the gateway does not serve.
+/// Rejects bodies that ask for something the gateway does not support.
 pub(super) fn check_facts(facts: &Facts) -> Result<(), Rejection> {
     match facts {
         facts if facts.background => Err(Rejection::BackgroundRefused),
@@ -326,7 +326,7 @@ pub fn route(settings: &Settings, model: Option<&str>, class: &ClassId) -> Resul
     settings.routes.find(model, class).ok_or_else(missing)
 }
 
-/// The class's objectives, with the targets that the request sets for itself.
+/// The class's objectives with the request's own targets.
 fn objectives_of(policy: &ClassPolicy, head: &ParsedHead) -> Arc<Objectives> {
     let targets = policy.class.target_headers.read(&head.headers);
     if targets.ttft.is_none() && targets.tpot.is_none() {
@@ -336,12 +336,12 @@ fn objectives_of(policy: &ClassPolicy, head: &ParsedHead) -> Arc<Objectives> {
     Arc::new(policy.objectives.with_targets(targets.ttft, targets.tpot, may_loosen))
 }
 
-/// Choices that count as work.
+/// Number of choices counted as work.
 pub(super) fn plausible_choices(facts: &Facts) -> u64 {
     facts.n.clamp(1, MOST_CHOICES).saturating_mul(facts.prompts.max(1))
 }
 
-/// The work that a request brings: its prompt, and the output that is expected of it.
+/// The estimated work of a request: its prompt, and its expected output.
 fn size_of(facts: &Facts, endpoint: Endpoint, prompt: Tokens, objectives: &Objectives, cap: Option<Tokens>) -> Size {
     if !endpoint.generates() {
         return Size { prefill: prompt, decode: Tokens::ZERO };

@@ -1,4 +1,4 @@
-//! Reads a request's body within its limits, and understands it in the same pass.
+//! Reads a request body within its limits, and inspects it in the same pass.
 
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
@@ -21,30 +21,30 @@ use crate::inspect::{Facts, Scanner, Unreadable};
 use crate::refuse::Rejection;
 use crate::units::{ClientState, Endpoint, Tick};
 
-/// Frames shorter than this are copied together: a body sent byte by byte must not cost a
-/// buffer a byte, nor may few bytes hold a buffer of 64 KiB that others share (those of HTTP/2 are
-/// cut at 16 KiB, of all streams of a connection).
+/// Shorter frames are copied together, so that a body sent byte by byte does not cost a buffer per byte,
+/// and few bytes do not keep a shared buffer of 64 KiB alive (HTTP/2 frames are cut at 16 KiB from the
+/// buffer of the whole connection).
 const SMALL_FRAME: usize = 32 * 1024;
 
-/// At most so much of a body is read (and decoded) before other tasks get their turn.
+/// Bytes read (and decoded) before other tasks get their turn.
 const SLICE: usize = 64 * 1024;
 
-/// The first bytes of each body, which are refused last: ordinary requests go on beside large ones.
+/// First bytes of each body, refused last, so that ordinary requests continue beside large ones.
 const FIRST: u64 = 64 * 1024;
 
-/// The same of its decoder: that of gzip, and those of zstd without a large window.
+/// The same for its decoder: covers gzip, and zstd without a large window.
 const FIRST_OF_DECODER: u64 = 320 * 1024;
 
-/// What the bodies of all requests hold in memory, with what is derived from them, in bytes.
+/// Memory held by the bodies of all requests and what is derived from them, bytes.
 #[derive(Debug, Default)]
 pub struct BodyMemory {
-    /// The first bytes of each, and of its decoder.
+    /// The first bytes of each body and decoder.
     firsts: AtomicU64,
-    /// The rest of those that hold more.
+    /// The rest of larger ones.
     rests: AtomicU64,
 }
 
-/// What one body holds of it, until it is dropped.
+/// The share of one body; released when dropped.
 #[derive(Debug)]
 pub struct BodyMemoryGuard {
     of: Arc<BodyMemory>,
@@ -58,10 +58,10 @@ impl BodyMemoryGuard {
         BodyMemoryGuard { of: bodies, first: 0, rest: 0, most }
     }
 
-    /// The body now holds so much, and its decoder.
+    /// Sets the share of the body and its decoder.
     ///
-    /// Together all hold `most` at most; the last quarter is for the first bytes of each. A body
-    /// that is the only long one is never refused: its own limit bounds it.
+    /// All shares together are at most `most`, of which the last quarter is reserved for the first bytes of
+    /// each. A body that is the only large one is never refused, because its own limit bounds it.
     fn hold(&mut self, bytes: u64, decoder: u64) -> Result<(), Rejection> {
         let first = bytes.min(FIRST) + decoder.min(FIRST_OF_DECODER);
         let rest = bytes.saturating_sub(FIRST) + decoder.saturating_sub(FIRST_OF_DECODER);
@@ -77,17 +77,17 @@ impl BodyMemoryGuard {
         if is_refused { Err(Rejection::BodiesFull) } else { Ok(()) }
     }
 
-    /// Only so much is still needed.
+    /// Reduces the share.
     #[must_use]
     pub fn reduced_to(mut self, bytes: usize) -> Self {
         let bytes = (bytes as u64).min(self.first + self.rest);
-        // What shrinks is never refused.
+        // Shrinking is never refused.
         let _ = self.hold(bytes, 0);
         self
     }
 }
 
-/// Sets one body's part of a sum; says what the sum is then.
+/// Sets one body's part of a sum; returns the new sum.
 fn change(sum: &AtomicU64, part: &mut u64, to: u64) -> u64 {
     let from = std::mem::replace(part, to);
     match to.cmp(&from) {
@@ -104,27 +104,27 @@ impl Drop for BodyMemoryGuard {
     }
 }
 
-/// A body that has been read to its end.
+/// A completely received body.
 #[derive(Debug)]
 pub struct BufferedBody {
-    /// The body, decoded, as it came: large frames are shared with the connection's buffers.
+    /// The decoded body; large frames are shared with the connection's buffers.
     pub frames: Vec<Bytes>,
-    /// What it said.
+    /// Its facts.
     pub facts: Box<Facts>,
-    /// It wore a content coding, which is gone.
+    /// Whether its content coding was removed.
     pub was_coded: bool,
-    /// It is a multipart form, not JSON: no byte of it may be changed.
+    /// Whether it is a multipart form, which must not be edited.
     pub is_form: bool,
     /// When its last byte came.
     pub complete: Tick,
-    /// For how long the gateway stood ready to read, and the client had sent nothing.
+    /// How long the gateway waited for bytes that the client did not send.
     pub client_wait: Duration,
-    /// What it holds of the memory for bodies.
+    /// Its share of the memory for bodies.
     pub share: BodyMemoryGuard,
 }
 
 impl BufferedBody {
-    /// That of a request that has no body.
+    /// The empty body of a request without one.
     #[must_use]
     pub fn none(complete: Tick) -> Self {
         BufferedBody {
@@ -139,12 +139,12 @@ impl BufferedBody {
     }
 }
 
-/// Why there is no [`BufferedBody`].
+/// Why a body was not read.
 #[derive(Debug)]
 pub enum BodyReadError {
-    /// The gateway refuses.
+    /// Rejected by the gateway.
     Refused(Rejection),
-    /// The client left before the end of its body.
+    /// The client left before the end.
     Left,
 }
 
@@ -154,24 +154,24 @@ impl From<Rejection> for BodyReadError {
     }
 }
 
-/// How a body is read, and its terms.
+/// Limits and options of reading a body.
 #[derive(Clone, Copy, Debug)]
 pub struct BodyLimits<'a> {
-    /// What all bodies hold.
+    /// Memory held by all bodies.
     pub bodies: &'a Arc<BodyMemory>,
-    /// What they may hold.
+    /// Limit of that memory.
     pub max_bodies: u64,
-    /// In bytes, as sent and as decoded.
+    /// Largest body, bytes, both as sent and decoded.
     pub max_body: u64,
     /// From arrival to the last byte.
     pub timeout: Duration,
-    /// The request was there.
+    /// When the request arrived.
     pub arrival: Tick,
-    /// Its head had been read.
+    /// When its head was read.
     pub read: Tick,
-    /// Somebody asks for the prefix of the prompt.
+    /// Whether the prompt's prefix hash is needed.
     pub with_prefix: bool,
-    /// It wears a content coding.
+    /// Whether it has a content coding.
     pub is_coded: bool,
 }
 
@@ -215,15 +215,15 @@ where
     }
 }
 
-/// A body of which has been read what was there.
+/// A body of which the available part was read.
 enum StartedBody {
-    /// It came with its head, as most do: no clock is needed, nor a place to wait.
+    /// Complete with its head, as most are: no clock and no wait are needed.
     Whole(BufferedBody),
     /// More is to come.
     Part(Box<BodyReader>),
 }
 
-/// Reads what has come of a body.
+/// Reads the available part of a body.
 fn begun<B>(
     mut body: Pin<&mut B>,
     headers: &HeaderMap,
@@ -251,10 +251,10 @@ where
     Ok(StartedBody::Part(Box::new(reading)))
 }
 
-/// The same for a body that is all here: what the gateway would make of it.
+/// Reads a complete body, as the gateway would.
 ///
 /// # Errors
-/// Why it would be refused.
+/// Why it would be rejected.
 pub fn read_whole(
     body: Bytes,
     headers: &HeaderMap,
@@ -272,7 +272,7 @@ pub fn read_whole(
     reading.finish(Tick::ZERO)
 }
 
-/// A body that broke: the client left, or its framing was wrong.
+/// The error of an incomplete body: the client left, or invalid framing.
 #[expect(clippy::needless_pass_by_value, reason = "the error ends here")]
 fn broken_off(error: BoxError) -> BodyReadError {
     match error.downcast_ref::<BodyError>() {
@@ -281,7 +281,7 @@ fn broken_off(error: BoxError) -> BodyReadError {
     }
 }
 
-/// What understands the body.
+/// The parser of the body.
 enum BodyFormat {
     Json(Box<Scanner>),
     Form(Box<FormScanner>),
@@ -289,16 +289,16 @@ enum BodyFormat {
 
 struct BodyReader {
     reader: BodyFormat,
-    /// In a box: few bodies need one, and all are moved with its room.
+    /// Boxed, because few bodies need it and all are moved with its size.
     decoder: Option<Box<Decoder>>,
-    /// What has come and was not read.
+    /// Bytes received but not read.
     rest: Bytes,
-    /// How much has been read in this turn.
+    /// Bytes read in this turn.
     turn: usize,
     frames: Vec<Bytes>,
     small: Vec<u8>,
     length: u64,
-    /// How long the body is, where whoever brings it knows that: it need not have come in a buffer for more.
+    /// The body's length if the source knows it, so that the buffer holds nothing else.
     whole: Option<u64>,
     max_body: u64,
     share: BodyMemoryGuard,
@@ -337,7 +337,7 @@ impl BodyReader {
         Ok(BodyReader { reader, decoder, rest, turn: 0, frames, small, length: 0, whole, max_body, share })
     }
 
-    /// Takes what the body says next; `false` at its end.
+    /// Takes the next frame; `false` at the end.
     fn hear<E: Into<BoxError>>(&mut self, next: Option<Result<Frame<Bytes>, E>>) -> Result<bool, BodyReadError> {
         match next {
             None => return Ok(false),
@@ -356,7 +356,7 @@ impl BodyReader {
         self.read_slice()
     }
 
-    /// Some of what has come was not read, because one turn is not enough.
+    /// Whether received bytes are unread because the turn was used up.
     fn has_more(&self) -> bool {
         !self.rest.is_empty()
     }
@@ -365,7 +365,7 @@ impl BodyReader {
         self.has_more() || self.turn >= SLICE
     }
 
-    /// The next turn begins.
+    /// Begins the next turn.
     fn go_on(&mut self) -> Result<(), Rejection> {
         self.turn = 0;
         if self.has_more() { self.read_slice() } else { Ok(()) }
@@ -396,7 +396,7 @@ impl BodyReader {
             BodyFormat::Json(scanner) => scanner.push(&bytes).map_err(unreadable)?,
             BodyFormat::Form(reader) => reader.push(&bytes).map_err(|_| Rejection::UnreadableForm)?,
         }
-        // Most bodies are one small frame, in a buffer that is nobody else's.
+        // Most bodies are one small frame in an unshared buffer.
         let is_whole = self.whole == Some(bytes.len() as u64) && bytes.is_unique();
         if bytes.len() < SMALL_FRAME && !is_whole {
             if self.small.len() + bytes.len() > SLICE {
@@ -411,7 +411,7 @@ impl BodyReader {
         self.share.hold(self.length + self.beside() as u64, decoder as u64)
     }
 
-    /// Memory that is held beside the bytes of the body themselves, but for the decoder's.
+    /// Memory held beside the body's bytes, except the decoder's.
     fn beside(&self) -> usize {
         let reader = match &self.reader {
             BodyFormat::Json(scanner) => scanner.held(),
@@ -452,8 +452,8 @@ impl BodyReader {
     }
 }
 
-/// The content type of a body that is a form. On any other path a form is not JSON: two
-/// readings of one body would be a bypass.
+/// The content type of a form. On other paths a form is rejected, because it is not
+/// JSON.
 fn form_type(headers: &HeaderMap, endpoint: Endpoint) -> Option<&str> {
     if !endpoint.takes_forms() {
         return None;
@@ -473,7 +473,7 @@ fn undecodable(error: DecodeError, limit: u64) -> Rejection {
     }
 }
 
-/// The coding of a request body: none, one that we can undo, or a refusal.
+/// The coding of a request body: none, a supported one, or a rejection.
 fn coding_of(headers: &HeaderMap) -> Result<Option<Coding>, Rejection> {
     let values = headers.get_all(CONTENT_ENCODING).iter();
     let names = values.flat_map(|value| value.to_str().unwrap_or("?").split(',')).map(str::trim);
@@ -506,7 +506,7 @@ mod tests {
         bodies.firsts.load(Ordering::Relaxed) + bodies.rests.load(Ordering::Relaxed)
     }
 
-    /// Bodies that hold so much, one after the other, and which of them were refused.
+    /// Bodies with these shares, one after the other, and which of them were refused.
     fn hold(bodies: &Arc<BodyMemory>, most: u64, wanted: &[u64]) -> (Vec<BodyMemoryGuard>, Vec<usize>) {
         let mut shares: Vec<_> = wanted.iter().map(|_| BodyMemoryGuard::of(Arc::clone(bodies), most)).collect();
         let fits = |(share, bytes): (&mut BodyMemoryGuard, &u64)| share.hold(*bytes, 0).is_ok();
@@ -522,11 +522,11 @@ mod tests {
     fn c94_short_bodies_count_and_have_a_quarter_for_themselves() {
         let (kib, most) = (1024, 1 << 20);
         let bodies = Arc::new(BodyMemory::default());
-        // Short ones take all there is, and no more.
+        // Short ones take everything, and no more.
         let (shares, refused) = hold(&bodies, most, &[60 * kib; 20]);
         assert_eq!((shares.len(), refused.len(), held(&bodies)), (17, 3, 1020 * kib));
         drop(shares);
-        // Long ones leave a quarter of it.
+        // Long ones leave a quarter.
         let (long, refused) = hold(&bodies, most, &[300 * kib; 4]);
         assert_eq!((long.len(), refused), (3, vec![3]));
         let (short, refused) = hold(&bodies, most, &[60 * kib; 4]);
@@ -534,14 +534,14 @@ mod tests {
         assert!(held(&bodies) <= most);
         drop((long, short));
         assert_eq!(held(&bodies), 0);
-        // A single long one is bounded by its own limit alone, and leaves the short ones theirs.
+        // A single long one is bounded by its own limit only, and leaves short ones their quarter.
         let (long, _) = hold(&bodies, most, &[2 * most]);
         let (short, refused) = hold(&bodies, most, &[60 * kib; 4]);
         assert_eq!((long.len(), short.len(), refused), (1, 3, vec![3]));
         let (second, _) = hold(&bodies, most, &[65 * kib]);
         assert!(second.is_empty(), "it is the second long one");
         drop((long, short));
-        // A short one that is coded is short, unless its decoder has a large window.
+        // A short coded one counts as short, unless its decoder has a large window.
         let (long, _) = hold(&bodies, most, &[300 * kib; 3]);
         let mut coded = BodyMemoryGuard::of(Arc::clone(&bodies), most);
         assert_eq!(
@@ -556,8 +556,8 @@ mod tests {
         assert_eq!(held(&bodies), 0);
     }
 
-    /// Reads this body, poll by poll: what came of it, how often others had their turn meanwhile,
-    /// and the most that it held.
+    /// Reads this body poll by poll: the result, the number of turns given to others, and the most memory it
+    /// held.
     fn read_in_turns(
         path: &str,
         headers: &HeaderMap,
@@ -616,7 +616,7 @@ mod tests {
         }
     }
 
-    /// Replay of C94: small on the wire, and what is made of it is refused before it has grown.
+    /// C94: small on the wire; what is derived from it is rejected before it has grown.
     #[tokio::test(start_paused = true)]
     async fn c94_what_is_derived_from_a_body_is_counted_and_bounded() {
         let noise = |bytes: usize| -> String {
@@ -648,7 +648,7 @@ mod tests {
             ));
             assert!(highest < 2 << 20, "{highest}");
         }
-        // Prompts that may be echoed are held twice, as long as it is not known.
+        // Prompts that may be echoed are held twice until it is known.
         let long = format!("{{\"prompt\":\"{}\",\"echo\":true}}", noise(1 << 20));
         let (read, _, highest) = read_in_turns("/v1/completions", &HeaderMap::new(), vec![long.into()], 4 << 20);
         assert_eq!(read.unwrap().facts.held_for_answer(), (1 << 20) + size_of::<String>());
@@ -666,7 +666,7 @@ mod tests {
         let place = alone.as_ptr();
         assert_eq!(frames_of(alone)[0].as_ptr(), place);
 
-        // Its framing cut it out of a buffer that has room for more.
+        // Framing cut it out of a buffer with spare capacity.
         let mut large = Vec::with_capacity(16 * 1024);
         large.extend_from_slice(br#"{"model":"m"}"#);
         let large = Bytes::from(large);

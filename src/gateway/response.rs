@@ -1,5 +1,5 @@
-//! The response for the client: the engine's head, and a body that carries what the request holds
-//! to its end.
+//! The response for the client: the engine's head, and a body that owns what the request holds until its
+//! end.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,28 +20,28 @@ use crate::forward::{GatewayHeaders, ReplyBody};
 use crate::inspect::{ModelRatios, PromptSize};
 use crate::units::{Endpoint, Tick};
 
-/// The request, as far as the end of its response needs it.
+/// The parts of the request needed at the end of its response.
 pub struct RequestSummary {
     /// The path.
     pub endpoint: Endpoint,
-    /// The model's name as the engine knows it.
+    /// The model's name at engines.
     pub model: Option<Arc<str>>,
-    /// The class's name, as responses show it.
+    /// The class's name as a header value.
     pub class: Option<HeaderValue>,
-    /// The settings name its model, rather than a pattern that fits it.
+    /// Whether the settings name its model literally.
     pub is_named: bool,
-    /// What the prompt estimate was made of.
+    /// Inputs of the prompt estimate.
     pub prompt: PromptSize,
     /// Time in the gateway's queue.
     pub queued: Duration,
-    /// What was known of its model.
+    /// Ratios known of its model at admission.
     pub learned: ModelRatios,
-    /// The id under which the engine has it, where it could come back under it.
+    /// Its upstream id, if it needs loop detection.
     pub _tagged: Option<Tagged>,
 }
 
 impl RequestSummary {
-    /// Of a request that left the queue at `admitted`.
+    /// The summary of a request that left the queue at `admitted`.
     pub(super) fn of(request: RequestContext<'_>, admitted: Tick, tagged: Option<Tagged>) -> Self {
         let named = request.facts().model.as_ref().map(|field| &field.value);
         RequestSummary {
@@ -57,22 +57,22 @@ impl RequestSummary {
     }
 }
 
-/// Everything that a request keeps until the body of its response ends. It stays in its box from
-/// the first token on, because it is large.
+/// Everything that a request holds until its response body ends. Boxed from the first token on, because it
+/// is large.
 pub struct RelayContext {
     /// The gateway.
     pub gateway: Gateway,
     /// The request.
     pub request: RequestSummary,
-    /// Its reservation and its seat.
+    /// Its reservation and seat.
     pub held: AdmissionGuard,
-    /// Its share of the memory for bodies, where part of the body is kept for the response.
+    /// Its share of the memory for bodies, if part of the body is kept.
     pub _body: Option<BodyMemoryGuard>,
 }
 
 impl RelayContext {
-    /// Takes over what the request holds: its guard, and its share of the memory for bodies as far as
-    /// parts of the body are kept for the response.
+    /// Takes over what the request holds: its guard, and its share of the memory for kept parts of the
+    /// body.
     pub(super) fn new(
         gateway: &Gateway,
         request: RequestSummary,

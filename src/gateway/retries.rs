@@ -1,8 +1,8 @@
-//! The retry loop: asks engines along the route until one gives a response.
+//! The retry loop: tries engines along the route until one gives a response.
 //!
-//! One attempt is `attempt`'s; what comes after a failure is decided by the pure rules of
-//! `route::retry`. The loop is three levels deep, each a function: the pools of the route
-//! ([`send_with_retries`]), the engines of a pool (`try_pool`), the tries of one engine
+//! One attempt is in `attempt`; what follows a failure is decided by the pure rules of `route::retry`. The
+//! loop has three levels, each a function: the pools of the route ([`send_with_retries`]), the engines of a
+//! pool (`try_pool`), and the tries of one engine
 //! (`try_engine`).
 
 use std::ops::{Deref, DerefMut};
@@ -20,24 +20,24 @@ use crate::route::retry::{Attempts, Happened, Next};
 use crate::route::{Choice, TenantKey};
 use crate::units::{EngineId, PoolId, Tick};
 
-/// An answer that has begun to speak, or the last one that an engine gave.
+/// A response that has started, or the last one that an engine gave.
 pub struct SelectedResponse {
-    /// The answer.
+    /// The response.
     pub answer: Box<HeldResponse>,
     /// The attempts so far.
     pub attempts: Box<Attempts>,
-    /// When it began to speak.
+    /// When it started.
     pub at: Tick,
-    /// The head went out by time: nothing has shown yet that the engine serves the request.
+    /// Whether the head was released by time, so that nothing has shown yet that the engine serves the request.
     pub unproven: bool,
-    /// It is a failure that the attempts have dealt with: the last answer there was.
+    /// Whether it is a failure already reported to the breaker: the last response there was.
     pub has_failed: bool,
 }
 
-/// Asks engines until one gives a response or nothing is left (`docs/semantics.md`, section 5).
+/// Tries engines until one gives a response or none is left (`docs/semantics.md`, section 5).
 ///
 /// # Errors
-/// A rejection of ours, if no attempt gave a response.
+/// The gateway's rejection, if no attempt gave a response.
 pub async fn send_with_retries(
     request: &UpstreamRequest<'_>,
     upstreams: &Upstreams<'_>,
@@ -46,8 +46,8 @@ pub async fn send_with_retries(
 ) -> Result<SelectedResponse, Rejection> {
     let mut retries = RetryLoop::new(request, upstreams, held, active);
     let pools = request.context.routed.pools.len();
-    // Second pass: if every engine is ejected, breakers are passed. A breaker may divert traffic,
-    // but must not drop it.
+    // Second pass: if every engine is ejected, breakers are bypassed. A breaker may divert traffic but must
+    // not drop it.
     let first_pass = (request.first..pools).map(|at| (at, Pass::First));
     for (at, pass) in first_pass.chain((0..pools).map(|at| (at, Pass::PastBreakers))) {
         match retries.enter_pool(at, pass) {
@@ -68,72 +68,72 @@ pub async fn send_with_retries(
     retries.give_up()
 }
 
-/// Which engines a pass over the pools may request.
+/// Which engines a pass may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Pass {
-    /// Those whose breaker lets traffic through.
+    /// Those whose breaker is closed.
     First,
-    /// All, because the first pass found none to request.
+    /// All, because the first pass found none.
     PastBreakers,
 }
 
-/// Whether a pool of the route is asked.
+/// Whether a pool of the route is tried.
 enum PoolEntry {
-    /// It is; its seat is taken if it needs one.
+    /// Yes; its seat is taken if needed.
     Entered,
-    /// The request passed it over while it waited, or it has no free seat.
+    /// No: the request skipped it while waiting, or it has no free seat.
     Skipped,
-    /// No further pool may be asked.
+    /// No further pool may be tried.
     Over,
 }
 
-/// What came of the engines of one pool.
+/// Result of trying the engines of one pool.
 enum PoolResult {
     /// A response.
     Selected(SelectedResponse),
-    /// None of them is asked any more.
+    /// No other engine of it is tried.
     Left {
-        /// The next pool of the route may be asked.
+        /// Whether the next pool may be tried.
         may_spill: bool,
     },
 }
 
-/// What came of one engine.
+/// Result of trying one engine.
 enum EngineResult {
     /// A response.
     Selected(SelectedResponse),
-    /// Another engine of the pool may be asked.
+    /// Another engine of the pool may be tried.
     Another,
-    /// No other engine of the pool is asked.
+    /// No other engine of the pool is tried.
     LeavePool {
-        /// The next pool of the route may be asked.
+        /// Whether the next pool may be tried.
         may_spill: bool,
     },
 }
 
-/// The attempts of one request, and where along its route they stand.
+/// The retry state of one request.
 struct RetryLoop<'a> {
     request: &'a UpstreamRequest<'a>,
     upstreams: &'a Upstreams<'a>,
     held: &'a mut AdmissionGuard,
     active: &'a mut ActiveRequest,
     deadlines: Deadlines,
-    /// No attempt begins from here on.
+    /// No attempt begins after this.
     until: Tick,
     attempts: AttemptsGuard<'a>,
     /// The response if no attempt succeeds.
     fallback: FallbackResponse,
-    /// The pool of the route in which it has its seat.
+    /// Index of the pool in which it has its seat.
     here: usize,
-    /// The failure that makes a further attempt necessary; counted once an engine is found for that.
+    /// The failure that requires a further attempt; counted once an engine is found for it.
     behind: Option<Happened>,
-    /// An engine has pushed back.
+    /// Whether an engine has pushed back.
     pushed_back: bool,
-    /// It queued for its seat in the next pool, as a request that came there first.
+    /// Whether it queued for its seat in the next pool, like a request that came there first.
     has_seat: bool,
-    /// The further pool that takes it over, because its engine is going away.
+    /// The further pool that takes over because the engine is going away.
     exit: Option<Exit>,
-    /// The present moment, as last read: the clock is read after waits, and not in between.
+    /// The current moment; the clock is read after waits only.
     now: Tick,
 }
 
@@ -165,7 +165,7 @@ impl<'a> RetryLoop<'a> {
         }
     }
 
-    /// Enters a pool: takes its seat there and a share of its retry budget.
+    /// Enters a pool: takes a seat there, and a share of its retry budget.
     fn enter_pool(&mut self, at: usize, pass: Pass) -> PoolEntry {
         let (request, pool) = (self.request, &self.request.context.routed.pools[at]);
         let bound = request.context.policy.pool(pool);
@@ -177,7 +177,7 @@ impl<'a> RetryLoop<'a> {
             return PoolEntry::Skipped;
         }
         let is_taken_over = self.exit.is_some();
-        // Inside a pool the seat is kept; in another one only a seat that nobody wants is taken.
+        // Within a pool the seat is kept; in another one only a free seat is taken.
         let spare = match (self.exit.take(), request.cursor.filter(|_| at != self.here)) {
             (Some(exit), _) => exit.spare,
             (None, None) => None,
@@ -189,7 +189,7 @@ impl<'a> RetryLoop<'a> {
         if request.begins.is_none() || self.attempts.count() > 0 {
             self.now = self.upstreams.clock.now();
         }
-        // Before anything is taken or counted there: a denied retry leaves no trace in this pool.
+        // Before anything is taken or counted, so that a denied retry leaves no trace in this pool.
         let is_first = std::mem::take(&mut self.has_seat) || self.behind.is_none() || is_taken_over;
         if !is_first && !self.upstreams.fleet.grants_retry(pool, self.now) {
             return PoolEntry::Over;
@@ -206,7 +206,7 @@ impl<'a> RetryLoop<'a> {
         PoolEntry::Entered
     }
 
-    /// Asks the engines of a pool, one after the other.
+    /// Tries the engines of a pool one after the other.
     async fn try_pool(&mut self, at: usize, pass: Pass) -> Result<PoolResult, Rejection> {
         let (request, pool) = (self.request, &self.request.context.routed.pools[at]);
         let bound = request.context.policy.pool(pool);
@@ -227,8 +227,8 @@ impl<'a> RetryLoop<'a> {
         }
     }
 
-    /// Asks one engine: once more where its connection was stale, or without what it refused of our
-    /// own.
+    /// Tries one engine; again if its connection was stale, or without injection if that was
+    /// refused.
     async fn try_engine(&mut self, bound: &PoolHandle, choice: Choice) -> Result<EngineResult, Rejection> {
         let request = self.request;
         let Choice { engine, address, host, may_inject, injection_proven, has_neighbours, work } = choice;
@@ -239,7 +239,7 @@ impl<'a> RetryLoop<'a> {
         if let Some(happened) = self.behind.take() {
             self.active.retries(reason_of(happened));
         }
-        // Behind an early head neither an injection nor a stale connection could be tried again.
+        // Behind an early head neither an injection nor a stale connection could be retried.
         let mut fresh = request.has_head();
         loop {
             let is_safe = injection_proven || !request.has_head();
@@ -285,11 +285,11 @@ impl<'a> RetryLoop<'a> {
         }
     }
 
-    /// Where this attempt goes.
+    /// Destination of this attempt.
     fn place(&self, bound: &PoolHandle, engine: EngineId) -> AttemptTarget {
         let request = self.request;
         let pools = &request.context.routed.pools;
-        // If its own pool is down, the other one's word counts as the pool's own.
+        // If the request's own pool is down, the other pool's response counts like its own.
         let has_place = |home: &PoolId| self.pushed_back || self.upstreams.fleet.available(home, self.now) > 0;
         AttemptTarget {
             pool: pools[self.here].clone(),
@@ -300,7 +300,7 @@ impl<'a> RetryLoop<'a> {
         }
     }
 
-    /// Keeps what an attempt came to: the response, or the one to fall back on.
+    /// Evaluates an attempt's result: the response, or the fallback.
     fn weigh(
         &mut self,
         bound: &PoolHandle,
@@ -319,7 +319,7 @@ impl<'a> RetryLoop<'a> {
                 self.attempts.commit();
                 return Ok(Weighed::Selected(SelectedResponse::of(spoke, self.attempts.take(), at, false)));
             }
-            // Nothing more has happened; what was held back counts, as the attempts end here.
+            // No further attempt: reports held-back outcomes.
             AttemptResult::Ended(rejection) => return Err(rejection),
             AttemptResult::Failed(happened, _) if place.is_away && happened.refuses() => {
                 self.fallback.passed_over(self.request);
@@ -334,15 +334,15 @@ impl<'a> RetryLoop<'a> {
         Ok(Weighed::Failed(happened))
     }
 
-    /// Whether the next pool of the route may be asked after this failure.
+    /// Whether the next pool may be tried after this failure.
     fn may_spill(&self, is_away: bool, happened: Happened) -> bool {
-        // An overload level may have put the pool where the request belongs behind this one.
+        // An overload level may have moved the request's own pool behind this one.
         let belongs_behind = is_away && happened.refuses() && self.here < self.request.context.home();
         self.exit.is_some() || belongs_behind || spills(happened, &self.attempts)
     }
 
-    /// Queues for a seat in a pool behind `at` if no engine has had the request yet. False: no pool
-    /// behind it has a place.
+    /// Queues for a seat in a pool after `at`, if no engine has had the request yet. False if none has
+    /// room.
     async fn queue_behind(&mut self, at: usize) -> Result<bool, Rejection> {
         let Some(cursor) = self.request.cursor.filter(|_| self.attempts.is_unheard()) else { return Ok(true) };
         self.held.sits(None);
@@ -353,7 +353,7 @@ impl<'a> RetryLoop<'a> {
                 (self.here, self.has_seat) = (seated.first, true);
                 Ok(true)
             }
-            // If it waited in the second queue, that queue's rejection is reported.
+            // If it waited in the second queue, that queue's error is reported.
             Some(Err(rejection)) if self.upstreams.clock.now() > self.now => Err(rejection),
             Some(Err(_)) | None => Ok(false),
         }
@@ -366,14 +366,14 @@ impl<'a> RetryLoop<'a> {
     }
 }
 
-/// An attempt's result, as far as the loop decides on it.
+/// An attempt's result as far as the loop depends on it.
 enum Weighed {
     Selected(SelectedResponse),
     Failed(Happened),
 }
 
-/// The attempts of a request that has no answer yet. Dropped, the client has left: what was
-/// held back about the engines until the next attempt would be known counts now.
+/// The attempts of a request without a response. When dropped because the client left, outcomes held back
+/// until the next attempt are reported.
 struct AttemptsGuard<'a> {
     upstreams: &'a Upstreams<'a>,
     attempts: Option<Box<Attempts>>,
@@ -381,12 +381,12 @@ struct AttemptsGuard<'a> {
 
 impl<'a> AttemptsGuard<'a> {
     fn new(upstreams: &'a Upstreams<'a>, first: &PoolHandle, until: Tick, tenant: TenantKey) -> Self {
-        // In a box from the start: they are large, and go through many hands.
+        // Boxed from the start, because they are large and passed through many functions.
         let attempts = Box::write(Box::new_uninit(), Attempts::new(&first.settings, until).of_tenant(tenant));
         AttemptsGuard { upstreams, attempts: Some(attempts) }
     }
 
-    /// To be called once, at the end of the loop.
+    /// Called once, at the end of the loop.
     fn take(&mut self) -> Box<Attempts> {
         self.attempts.take().expect("the loop ends where they are taken")
     }
@@ -414,13 +414,13 @@ impl Drop for AttemptsGuard<'_> {
     }
 }
 
-/// Whether the next pool of the route may be asked: this one could not be reached, or has
-/// pushed back with all it has. What looks like the request's own doing goes nowhere else.
+/// Whether the next pool may be tried: this one could not be reached, or pushed back on all engines.
+/// Failures that look like the request's own fault are not spread.
 fn spills(happened: Happened, attempts: &Attempts) -> bool {
     matches!(happened, Happened::ConnectFailed | Happened::PushBack { .. }) && !attempts.failed_alike()
 }
 
-/// How a further attempt is counted.
+/// The retry reason of an outcome.
 fn reason_of(happened: Happened) -> Retry {
     match happened {
         Happened::ConnectFailed => Retry::ConnectFailed,
@@ -430,18 +430,18 @@ fn reason_of(happened: Happened) -> Retry {
     }
 }
 
-/// The last answer that an engine gave, and what is said if there is none.
+/// The last response that an engine gave, or the rejection if there is none.
 #[derive(Default)]
 struct FallbackResponse {
     kept: Option<Box<HeldResponse>>,
     refusal: Option<Rejection>,
-    /// Either is from an attempt.
+    /// Whether either comes from an attempt.
     is_known: bool,
 }
 
 impl FallbackResponse {
-    /// A pool where the request does not belong refused it: what was said before stands, and where
-    /// nothing was, that its own pool has no place for it.
+    /// A fallback pool refused it: an earlier response or rejection stands, otherwise the request's own pool
+    /// has no room.
     fn passed_over(&mut self, request: &UpstreamRequest<'_>) {
         if !self.is_known {
             let pool = request.context.routed.pools[request.context.home()].clone();

@@ -1,14 +1,14 @@
-//! Waiting for a seat in a pool of the route.
+//! Waits for a seat in a pool of the route.
 //!
-//! A request waits in the queue of the first pool of its route that has an engine available. It
-//! goes on to a further pool, forward only, while it waits (or at once), by the rules of
-//! [`admit::spill`](crate::admit::spill): this file measures the queues and takes the seats. A request that
-//! was called, and finds that no engine of its pool can be connected to, goes on in the same way: no
-//! engine has had it yet. Every request begins with the first pool again, so traffic returns there
-//! as soon as its queue is short enough.
+//! A request waits in the queue of the first pool with an available engine. While it waits (or at once) it
+//! may go on to a later pool, never back, by the rules of [`admit::spill`](crate::admit::spill); this file
+//! measures the queues and takes the seats. A request that got its seat and finds that no engine of its
+//! pool can be connected to goes on in the same way, because no engine has had it. Every request begins
+//! with the first pool again, so traffic returns there as soon as its queue is short
+//! enough.
 //!
-//! A pool without an available engine keeps one seat: for the request that finds out whether that
-//! is still so. The others wait for its result.
+//! A pool without an available engine keeps one seat, for a request that finds out whether that is still
+//! so. The others wait for its result.
 
 use std::time::Duration;
 
@@ -26,21 +26,21 @@ use crate::record::ActiveRequest;
 use crate::refuse::Rejection;
 use crate::units::{PoolId, Tick};
 
-/// How often a request that could go elsewhere looks whether it should.
+/// Interval at which a request that could go elsewhere checks whether it should.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// A request that has got its seat, or needs none.
+/// A request that has its seat, or needs none.
 pub struct Admitted {
-    /// None if the pool has no limit.
+    /// `None` if the pool has no limit.
     pub seat: Option<Seat>,
-    /// Which pool of the route.
+    /// Index of the pool in the route.
     pub first: usize,
-    /// The moment at which it got it; none if that was at once.
+    /// When it got the seat; `None` if at once.
     pub since: Option<Tick>,
 }
 
 impl Admitted {
-    /// No pool has a limit.
+    /// Admitted without a limit.
     pub const AT_ONCE: Admitted = Admitted { seat: None, first: 0, since: None };
 }
 
@@ -48,7 +48,7 @@ impl GatewayState {
     /// Waits for a seat in a pool of the route.
     ///
     /// # Errors
-    /// The queue has no place, or none for so long; the gateway drains.
+    /// The queue is full, the wait is too long, or the gateway drains.
     pub(super) async fn seat(
         &self,
         cursor: &PoolCursor<'_>,
@@ -57,8 +57,8 @@ impl GatewayState {
         cursor.seat_from(NextPool::Queue(cursor.begins()), active).await
     }
 
-    /// Waits for a seat in a pool behind `from`, which has been given up. None if none of them has
-    /// a place for it.
+    /// Waits for a seat in a pool after `from`, which was given up. `None` if none has
+    /// room.
     pub(super) async fn seat_behind(
         &self,
         cursor: &PoolCursor<'_>,
@@ -70,21 +70,21 @@ impl GatewayState {
     }
 }
 
-/// A request on its way along the pools of its route.
+/// A request's position along the pools of its route.
 pub struct PoolCursor<'a> {
     /// The gateway, which knows the engines.
     pub(super) gateway: &'a GatewayState,
-    /// The request, whose class knows the pools.
+    /// The request.
     request: &'a RequestContext<'a>,
-    /// What it asks of a queue.
+    /// Its entry for a queue.
     pub(super) ask: &'a Ask,
-    /// The head that its client gets while it waits here, if it gets one.
+    /// Its early head while it waits, if any.
     early: Option<EarlyHead<'a>>,
 }
 
-/// Where a request goes on to.
+/// Where a request goes on.
 enum NextPool {
-    /// A pool without a limit, or with a free seat, which it has now.
+    /// A pool without a limit, or with a free seat, which is taken.
     Free(usize, Option<Seat>),
     /// A pool whose queue is short enough.
     Queue(usize),
@@ -98,7 +98,7 @@ impl NextPool {
     }
 }
 
-/// Why a request no longer waits where it did.
+/// Why a request stopped waiting.
 enum WaitEnd {
     Away(TurnedAway),
     Onward(NextPool),
@@ -106,7 +106,7 @@ enum WaitEnd {
 }
 
 impl<'a> PoolCursor<'a> {
-    /// At the beginning of its route.
+    /// At the start of its route.
     pub(super) fn new(gateway: &'a GatewayState, request: &'a RequestContext<'a>, ask: &'a Ask) -> Self {
         PoolCursor { gateway, request, ask, early: EarlyHead::of(request) }
     }
@@ -127,7 +127,7 @@ impl<'a> PoolCursor<'a> {
         self.gateway.engines_of(&self.pools()[at], self.pool(at).desk.as_deref())
     }
 
-    /// The first pool that has an engine available; the first of all if none has.
+    /// Index of the first pool with an available engine; 0 if none has.
     fn begins(&self) -> usize {
         (0..self.pools().len()).find(|at| self.available(*at) > 0).unwrap_or(0)
     }
@@ -137,7 +137,7 @@ impl<'a> PoolCursor<'a> {
         self.early.as_ref().is_some_and(|early| early.slot.is_out())
     }
 
-    /// Takes a place, or waits for one, until it is seated or turned away.
+    /// Takes a seat, or waits for one, until admitted or rejected.
     async fn seat_from(&self, mut place: NextPool, active: &mut ActiveRequest) -> Result<Admitted, Rejection> {
         let begins = place.pool();
         loop {
@@ -169,7 +169,7 @@ impl<'a> PoolCursor<'a> {
         }
     }
 
-    /// Waits in the queue of one pool until it has a seat there, or does not wait there any more.
+    /// Waits in the queue of one pool until it has a seat or leaves.
     async fn wait_for_seat(&self, at: usize, turn: Turn, active: &mut ActiveRequest) -> Result<Seat, WaitEnd> {
         active.waits(&self.pools()[at]);
         let seat = match self.wait(at, turn, active).await {
@@ -177,7 +177,7 @@ impl<'a> PoolCursor<'a> {
             Err(WaitEnd::Away(away)) if away.why == Why::PushedOut => return Err(self.onward_or(at, away)),
             Err(ended) => return Err(ended),
         };
-        // Called into a pool whose engines have gone meanwhile: further ones may be there.
+        // The pool's engines went away meanwhile; a later pool may have some.
         if self.available(at) == 0
             && let Some(place) = self.onward(at)
         {
@@ -188,7 +188,7 @@ impl<'a> PoolCursor<'a> {
         Ok(seat)
     }
 
-    /// Waits in the queue of one pool, and looks whether it should go on to a further one.
+    /// Waits in the queue of one pool, checking whether to go on to a later one.
     async fn wait(&self, at: usize, mut turn: Turn, active: &mut ActiveRequest) -> Result<Seat, WaitEnd> {
         let since = self.now();
         loop {
@@ -199,7 +199,7 @@ impl<'a> PoolCursor<'a> {
             let head = self.early.as_ref().and_then(|early| Some((early, early.due()?)));
             tokio::select! {
                 biased;
-                // First: the limit also cuts those that sit, and nobody may begin in their seats.
+                // First, because the drain limit also cuts seated requests, whose seats must not be reused.
                 () = self.request.arrived.client.drain_over() => return Err(WaitEnd::Drained),
                 called = turn.come() => return called.map_err(WaitEnd::Away),
                 () = self.gateway.clock.sleep_until(head.map(|(_, due)| due)) => {
@@ -210,7 +210,7 @@ impl<'a> PoolCursor<'a> {
         }
     }
 
-    /// The pool to go on to, if the expected wait in this queue is too long.
+    /// The pool to go on to, if the expected wait here is too long.
     fn should_go_on(&self, at: usize, turn: &Turn, since: Tick, now: Tick) -> Option<NextPool> {
         let has_engine = self.available(at) > 0;
         let expected_wait = if has_engine { turn.expected_wait() } else { None };
@@ -218,7 +218,7 @@ impl<'a> PoolCursor<'a> {
         self.search(at, SpillSearch::of_queue(queue, self.left(now))?)
     }
 
-    /// The next pool of the route that has a place for a request that can never start where it is.
+    /// The next pool with room for a request that can never start here.
     fn onward(&self, from: usize) -> Option<NextPool> {
         self.search(from, SpillSearch::stranded(self.left(self.now())))
     }
@@ -227,14 +227,14 @@ impl<'a> PoolCursor<'a> {
         self.onward(from).map_or(WaitEnd::Away(away), WaitEnd::Onward)
     }
 
-    /// How much of its time is left.
+    /// The rest of its time.
     fn left(&self, now: Tick) -> TimeLeft {
         let Ask { aim, arrival, leave_by, .. } = self.ask;
         let latest_start = aim.last_call(*arrival).map_or(*leave_by, |last| last.min(*leave_by));
         TimeLeft { to_start: latest_start - now, to_leave: *leave_by - now }
     }
 
-    /// Measures the pools behind `from`, and takes a free seat if one of them has it.
+    /// Measures the pools after `from`, and takes a free seat if one has it.
     fn search(&self, from: usize, mut search: SpillSearch) -> Option<NextPool> {
         for at in from + 1..self.pools().len() {
             if self.available(at) == 0 {
@@ -262,29 +262,29 @@ fn rejection(away: &TurnedAway, pool: &PoolId) -> Rejection {
     }
 }
 
-/// A head that goes out while the request still waits.
+/// A head sent while the request still waits.
 struct EarlyHead<'a> {
     slot: &'a EarlyHeadSlot,
     request: &'a RequestContext<'a>,
-    /// Distance of the comments behind it.
+    /// Interval of the comments after it.
     every: Duration,
 }
 
 impl<'a> EarlyHead<'a> {
-    /// None for a class without `keepalive_seconds`, and for a response that is no stream.
+    /// `None` for a class without `keepalive_seconds`, and for a response that is not a stream.
     fn of(request: &'a RequestContext<'a>) -> Option<Self> {
         let slot = request.arrived.early_head.as_ref().filter(|_| request.streams_tokens())?;
         let every = request.policy.class.timeouts.keepalive?;
         Some(EarlyHead { slot, request, every })
     }
 
-    /// The moment at which it is sent; none if it has been.
+    /// When it is due; `None` once sent.
     fn due(&self) -> Option<Tick> {
         let due = self.request.arrived.arrival + self.request.policy.class.timeouts.hold_head;
         (!self.slot.is_out()).then_some(due)
     }
 
-    /// Sends it, with what is known by now.
+    /// Sends it with the headers known so far.
     fn send(&self, active: &mut ActiveRequest) {
         let (request, arrived) = (self.request, self.request.arrived);
         let mut head = reply::our_head();

@@ -1,5 +1,5 @@
-//! Paths and models that are asked for and not served: one of each is told in the log once a minute,
-//! and all of them in their access lines.
+//! Unknown paths and models: each kind is logged at most once a minute, and all appear in their access
+//! lines.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -8,29 +8,29 @@ use parking_lot::Mutex;
 
 use crate::units::Tick;
 
-/// One of a kind is told this often.
+/// Log interval per kind.
 const EVERY: Duration = Duration::from_secs(60);
 
-/// Characters that are shown of it.
+/// Characters shown.
 const LONGEST: usize = 128;
 
-/// See the module.
+/// Throttled log of unknown paths and models.
 #[derive(Debug, Default)]
 pub(super) struct Strangers {
     paths: Mutex<ThrottledLog>,
     models: Mutex<ThrottledLog>,
 }
 
-/// What was told of one kind.
+/// Throttle of one kind.
 #[derive(Debug, Default)]
 struct ThrottledLog {
     last: Option<Tick>,
-    /// Those that came since then, and were not told.
+    /// Number not logged since then.
     since: u64,
 }
 
 impl Strangers {
-    /// A path that no endpoint has, without its query. Returns what may be shown of it.
+    /// Reports an unknown path, without its query. Returns its displayable form.
     pub(super) fn path(&self, path: &str, at: Tick) -> String {
         let path = shown(path);
         if let Some(untold) = self.paths.lock().comes(at) {
@@ -39,7 +39,7 @@ impl Strangers {
         path
     }
 
-    /// A model that no route serves.
+    /// Reports a model that no route serves.
     pub(super) fn model(&self, model: &str, at: Tick) -> String {
         let model = shown(model);
         if let Some(untold) = self.models.lock().comes(at) {
@@ -50,7 +50,7 @@ impl Strangers {
 }
 
 impl ThrottledLog {
-    /// One more has come: how many were left out before it, if it is to be told.
+    /// Counts one; returns how many were suppressed before it, if it is to be logged.
     fn comes(&mut self, at: Tick) -> Option<u64> {
         if self.last.is_some_and(|last| at < last + EVERY) {
             self.since += 1;
@@ -61,8 +61,8 @@ impl ThrottledLog {
     }
 }
 
-/// A name that a client invented: cut, and with its control characters (those that turn the direction
-/// of text included) escaped.
+/// The displayable form of client input: shortened, with control characters (including those that change
+/// text direction) escaped.
 fn shown(name: &str) -> String {
     let mut shown = String::new();
     let mut left = LONGEST;

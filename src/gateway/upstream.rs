@@ -1,4 +1,4 @@
-//! A request that has been admitted, as attempts see it, and the parts of the gateway that they need.
+//! An admitted request as seen by attempts, and the parts of the gateway that attempts need.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -15,21 +15,21 @@ use crate::route::settings::{Balance, Pool};
 use crate::route::{self, Aims, Fleet, Want};
 use crate::units::Tick;
 
-/// A request that has been admitted: its context, and what stays the same over its attempts.
+/// An admitted request: its context, and what stays the same over its attempts.
 pub struct UpstreamRequest<'a> {
     /// The request.
     pub context: &'a RequestContext<'a>,
-    /// Its way along the pools of its route; none if no pool has seats.
+    /// Its position along the route; `None` if no pool has seats.
     pub cursor: Option<&'a PoolCursor<'a>>,
-    /// The pool of its route that admitted it.
+    /// Index of the pool that admitted it.
     pub first: usize,
-    /// The present moment, if nothing was waited for since it was read.
+    /// The current moment, if nothing was awaited since it was read.
     pub begins: Option<Tick>,
-    /// The id that engines see: unique.
+    /// The unique id sent to engines.
     pub upstream_id: Cow<'a, [u8]>,
     /// Its `priority`, for engines that schedule by it.
     pub engine_priority: i64,
-    /// Hears of token events.
+    /// Receives token events.
     pub pulse: ProgressCell,
 }
 
@@ -46,12 +46,12 @@ pub struct Upstreams<'a> {
 }
 
 impl UpstreamRequest<'_> {
-    /// The client has its head already: it waited for longer than heads are held.
+    /// Whether the client already has its head, because it waited longer than heads are held.
     pub(super) fn has_head(&self) -> bool {
         self.cursor.is_some_and(PoolCursor::has_head)
     }
 
-    /// What it asks of an engine of this pool.
+    /// Its requirements of an engine of this pool.
     pub(super) fn want(&self, pool: &Pool, at: Tick) -> Want {
         let Objectives { ttft, tpot, e2e, .. } = &*self.context.policy.objectives;
         let threshold = |objective: &Option<Objective>| objective.map(|objective| objective.threshold);
