@@ -1,4 +1,4 @@
-//! The tenants' limits, wherever their balances live: one face for both.
+//! The tenants' rate limiter, with balances in this process or in a shared store.
 
 use std::collections::BTreeMap;
 
@@ -9,27 +9,27 @@ use super::shared::{self, Denied, Keeper, Store};
 use crate::clock::Clock;
 use crate::units::{TenantId, Tick};
 
-/// The books of all tenants. Lives over reloads.
+/// The rate limiter of all tenants. Outlives reloads.
 #[derive(Debug)]
 pub enum Books {
     /// In this process.
     Here(Ledger),
-    /// In a store that gateways share.
+    /// In a store shared by several gateways.
     Shared(Store),
 }
 
-/// What a running request holds. Exactly one ending takes it out of the books.
+/// The reservation of a running request. Released by exactly one ending.
 #[must_use = "dropped at once it holds nothing"]
 #[derive(Debug)]
 pub enum Reservation {
-    /// Of limits that this process keeps.
+    /// Of local limits.
     Here(limit::Reservation),
-    /// Of limits that gateways share. It is much larger, and few requests have it.
+    /// Of shared limits. Boxed because it is much larger and rarer.
     Shared(Box<shared::Reservation>),
 }
 
 impl Books {
-    /// Books, and the task that keeps them where they are elsewhere. `seed` must differ between
+    /// A rate limiter, and its background task if the balances are shared. `seed` must differ between
     /// gateways.
     #[must_use]
     pub fn new(store: &LimitsStore, clock: Clock, seed: u64) -> (Self, Option<Keeper>) {
@@ -42,7 +42,7 @@ impl Books {
         }
     }
 
-    /// The limits as they are from now on, and how many gateways share them.
+    /// Sets the limits, and how many gateways share them.
     pub fn reload(&self, tenants: &BTreeMap<TenantId, Limits>, replicas: u32, at: Tick) {
         match self {
             Books::Here(ledger) => ledger.reload(tenants, at),
@@ -50,7 +50,7 @@ impl Books {
         }
     }
 
-    /// Sets aside what the request wants, of every limit that applies to it, or nothing at all.
+    /// Reserves what the request needs of every applicable limit, or nothing.
     ///
     /// # Errors
     /// [`Denied`].
@@ -64,14 +64,14 @@ impl Books {
         match self {
             Books::Here(ledger) => Ok(Reservation::Here(ledger.reserve(tenant, model, wanted, at)?)),
             Books::Shared(store) => {
-                // In a box: its wait would make every request's future larger.
+                // Boxed because it would enlarge every request's future.
                 let reserved = Box::pin(store.reserve(tenant, model, wanted, at)).await?;
                 Ok(Reservation::Shared(Box::new(reserved)))
             }
         }
     }
 
-    /// Requests of a tenant that hold a reservation.
+    /// Number of a tenant's requests with a reservation.
     #[must_use]
     pub fn running(&self, tenant: &TenantId) -> u64 {
         match self {
@@ -82,8 +82,8 @@ impl Books {
 }
 
 impl Reservation {
-    /// Charges what was really used in the place of what was held: less is given back, more
-    /// becomes debt.
+    /// Replaces the reservation by the actual usage: the rest is refunded, an excess becomes
+    /// debt.
     pub fn settle(self, used: Used, at: Tick) {
         match self {
             Reservation::Here(reservation) => reservation.settle(used, at),

@@ -1,19 +1,18 @@
-//! Where requests wait for a seat: the async face of [`queue`](super::queue), one desk per pool.
+//! The queue for a pool's seats: the async face of [`queue`](super::queue).
 //!
-//! A desk is one lock around one scheduler and the list of those that wait at it. There is no
-//! task: each waiting request sleeps until its own last moment and then lets the scheduler
-//! turn away whoever is late. What the scheduler moves is written down for its owner inside
-//! the lock; owners are woken behind it. Every step is one such piece, so whatever threads do at
-//! the same time comes to an order of steps: the tests try many.
+//! Each pool has one lock around one scheduler and the list of waiting requests. There is no task: each
+//! waiting request sleeps until its own deadline and then lets the scheduler expire late ones. Decisions
+//! are stored for their requests inside the lock, and wakers are called after it is released. Every
+//! operation is one critical section, so any concurrency is equivalent to some order of operations; the
+//! tests try many orders.
 //!
-//! Giving back is ownership. A [`Seat`] that ends gives its place to the next one, and a
-//! [`Turn`] that is dropped leaves the queue at once, or hands on the seat that it had been
-//! given and did not take.
+//! Release is ownership: a dropped [`Seat`] goes to the next request, and a dropped [`Turn`] leaves the
+//! queue at once, or returns a seat that was granted but not taken.
 //!
-//! [`Desks`] lives over reloads. Whoever waits stays under the settings that it came with; a
-//! queue that becomes shorter pushes nobody out. A pool that no settings name any more goes
-//! on serving those that arrived under the old ones and is forgotten when nobody is left; one
-//! that has no limit any more lets everybody in who waits.
+//! [`Desks`] outlives reloads. Waiting requests keep their settings; a queue that becomes shorter evicts
+//! nobody. A pool that is no longer configured keeps serving requests that arrived before, and is removed
+//! when none is left; one that no longer has a limit admits all waiting
+//! requests.
 
 #[cfg(test)]
 mod orders;
@@ -33,16 +32,16 @@ use crate::clock::Clock;
 use crate::locks::{Mutex, RwLock};
 use crate::units::{PoolId, PrefillPace, Priority, Tick, Tokens};
 
-/// The desks of all pools that limit what runs at the same time.
+/// The queues of all pools with limited concurrency.
 #[derive(Debug)]
 pub struct Desks {
     clock: Clock,
     desks: RwLock<HashMap<PoolId, Arc<Desk>, RandomState>>,
-    /// Pools that no settings name any more, whose desks still serve those that came before.
+    /// Pools that are no longer configured but still serve earlier requests.
     leaving: Mutex<Vec<PoolId>>,
 }
 
-/// The desk of one pool.
+/// The queue of one pool.
 #[derive(Debug)]
 pub struct Desk {
     clock: Clock,
@@ -53,25 +52,25 @@ pub struct Desk {
 struct Inner {
     scheduler: Scheduler,
     waiting: HashMap<Ticket, Waiting, RandomState>,
-    /// To be woken when the lock is free again.
+    /// Wakers to call once the lock is released.
     woken: Vec<Waker>,
 }
 
-/// What a request that waits will find when it looks.
+/// State of a waiting request.
 #[derive(Debug)]
 enum Waiting {
-    /// Nothing yet.
+    /// Still waiting.
     Still(Option<Waker>),
-    /// Its seat.
+    /// It has a seat.
     Seated,
-    /// That it has to go.
+    /// It was rejected.
     Away(TurnedAway),
 }
 
-/// What came of asking for a seat.
+/// Result of asking for a seat.
 #[derive(Debug)]
 pub enum Offered {
-    /// One was free.
+    /// A seat was free.
     Seated(Seat),
     /// It has to wait.
     Waits(Turn),
@@ -79,8 +78,8 @@ pub enum Offered {
     Away(TurnedAway),
 }
 
-/// A place in a pool. Exactly one of [`settle`](Seat::settle) (we know what it cost) or the drop
-/// (it cost nothing) gives it to the next one.
+/// One concurrent request of a pool. Goes to the next request by exactly one of
+/// [`settle`](Seat::settle) (with its cost) or the drop (without cost).
 #[derive(Debug)]
 #[must_use = "dropped at once it is nobody's seat"]
 pub struct Seat {
@@ -88,7 +87,7 @@ pub struct Seat {
     ticket: Option<Ticket>,
 }
 
-/// A request that waits. Dropped, it has left the queue.
+/// A waiting request. Dropping it leaves the queue.
 #[derive(Debug)]
 #[must_use = "dropped at once it does not wait"]
 pub struct Turn {
@@ -98,28 +97,28 @@ pub struct Turn {
     has_ended: bool,
 }
 
-/// How full a pool is.
+/// Statistics of a pool's queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Numbers {
-    /// Seats there are.
+    /// Total seats.
     pub seats: usize,
-    /// Seats taken.
+    /// Occupied seats.
     pub taken: usize,
-    /// Requests that wait.
+    /// Waiting requests.
     pub waiting: usize,
-    /// Prompt tokens that one engine may have to read at one time, if that is limited.
+    /// Most prompt tokens outstanding at one engine, if limited.
     pub reading: Option<Tokens>,
 }
 
 impl Desks {
-    /// No desks yet.
+    /// No queues.
     #[must_use]
     pub fn new(clock: Clock) -> Self {
         Desks { clock, desks: RwLock::default(), leaving: Mutex::default() }
     }
 
-    /// The settings name these pools, each with its queue if it limits what runs there. A new
-    /// desk has no seats: see [`Desk::set_seats`].
+    /// Applies the settings: the configured pools, each with its queue settings if limited. A new queue has
+    /// no seats, see [`Desk::set_seats`].
     pub fn follow<'a>(&self, pools: impl IntoIterator<Item = (&'a PoolId, Option<&'a Settings>)>) {
         let mut desks = self.desks.write();
         let (mut named, mut limited) = (Vec::new(), Vec::new());
@@ -139,7 +138,7 @@ impl Desks {
         *self.leaving.lock() = desks.keys().filter(|pool| !named.contains(pool)).cloned().collect();
     }
 
-    /// Forgets the desks of pools that no settings name any more and that nobody can come to.
+    /// Removes queues of unconfigured pools that no request can use any more.
     pub fn forget_left(&self) {
         if self.leaving.lock().is_empty() {
             return;
@@ -154,19 +153,19 @@ impl Desks {
         });
     }
 
-    /// The desk of a pool; none where nothing limits what runs there.
+    /// The queue of a pool; `None` if the pool is not limited.
     #[must_use]
     pub fn desk(&self, pool: &PoolId) -> Option<Arc<Desk>> {
         self.desks.read().get(pool).cloned()
     }
 
-    /// Whether anybody waits at any desk.
+    /// Whether any request waits.
     #[must_use]
     pub fn any_waits(&self) -> bool {
         self.desks.read().values().any(|desk| desk.inner.lock().scheduler.waiting() > 0)
     }
 
-    /// Every desk there is.
+    /// All queues.
     #[must_use]
     pub fn all(&self) -> Vec<(PoolId, Arc<Desk>)> {
         self.desks.read().iter().map(|(pool, desk)| (pool.clone(), Arc::clone(desk))).collect()
@@ -174,7 +173,7 @@ impl Desks {
 }
 
 impl Numbers {
-    /// Whether nobody sits or waits.
+    /// Whether no request has a seat or waits.
     #[must_use]
     pub const fn is_idle(&self) -> bool {
         self.taken == 0 && self.waiting == 0
@@ -182,14 +181,14 @@ impl Numbers {
 }
 
 impl Desk {
-    /// A desk with no seats: see [`Desk::set_seats`].
+    /// A queue without seats, see [`Desk::set_seats`].
     #[must_use]
     pub fn new(settings: Settings, clock: Clock) -> Self {
         let inner = Inner { scheduler: Scheduler::new(settings), waiting: HashMap::default(), woken: Vec::new() };
         Desk { clock, inner: Mutex::new(inner) }
     }
 
-    /// Asks for a seat, and waits for it.
+    /// Asks for a seat and waits for it.
     #[cfg(test)]
     async fn enter(self: &Arc<Self>, ask: &Ask) -> Result<Seat, TurnedAway> {
         match self.offer(ask) {
@@ -213,7 +212,7 @@ impl Desk {
             inner.deliver(moves);
             (ticket, seated, away, alarm)
         });
-        // Outside the lock: whatever gives itself back when it is dropped takes the lock.
+        // Outside the lock, because dropping a seat or a turn takes it.
         match (seated, away) {
             (Some(ticket), _) => Offered::Seated(self.seat(ticket)),
             (None, Some(away)) => Offered::Away(away),
@@ -221,15 +220,15 @@ impl Desk {
         }
     }
 
-    /// A seat for a request that must not wait, as a retry from another pool: only one that
-    /// nobody wants.
+    /// A free seat that no request waits for, for a request that must not wait, such as a retry from another
+    /// pool.
     #[must_use]
     pub fn take_free_seat(self: &Arc<Self>, ask: &Ask) -> Option<Seat> {
         let at = self.clock.now();
         self.locked(|inner| inner.scheduler.take_free_seat(ask, at)).map(|ticket| self.seat(ticket))
     }
 
-    /// The pool has so many seats from now on.
+    /// Sets the number of seats.
     pub fn set_seats(&self, seats: usize) {
         let at = self.clock.now();
         self.locked(|inner| {
@@ -240,7 +239,7 @@ impl Desk {
         });
     }
 
-    /// So many of the pool's engines read prompts from now on.
+    /// Sets the number of engines that prefill prompts.
     pub fn set_readers(&self, readers: usize) {
         let at = self.clock.now();
         self.locked(|inner| {
@@ -251,7 +250,7 @@ impl Desk {
         });
     }
 
-    /// How fast prompts may go, where [`Reading::Auto`](super::queue::Reading) is set; none: no limit.
+    /// Sets the prefill pace for [`Reading::Auto`](super::queue::Reading); `None` means unlimited.
     pub fn set_pace(&self, pace: Option<PrefillPace>) {
         let at = self.clock.now();
         self.locked(|inner| {
@@ -260,7 +259,7 @@ impl Desk {
         });
     }
 
-    /// The queue behaves so from now on.
+    /// Sets the queue's settings.
     pub fn set_settings(&self, settings: Settings) {
         let at = self.clock.now();
         self.locked(|inner| {
@@ -270,21 +269,21 @@ impl Desk {
         });
     }
 
-    /// How long a request of this rank would wait. None where nobody can know.
+    /// Expected wait of a request with this priority. `None` if unknown.
     #[must_use]
     pub fn expected_wait(&self, rank: Priority) -> Option<Duration> {
         let at = self.clock.now();
         self.inner.lock().scheduler.expected_wait(rank, at)
     }
 
-    /// How long this request would wait. None where nobody can know.
+    /// Expected wait of this request. `None` if unknown.
     #[must_use]
     pub fn expected_wait_of(&self, ask: &Ask) -> Option<Duration> {
         let at = self.clock.now();
         self.inner.lock().scheduler.expected_wait_for(ask, at)
     }
 
-    /// How full it is.
+    /// Statistics.
     #[must_use]
     pub fn numbers(&self) -> Numbers {
         let scheduler = &self.inner.lock().scheduler;
@@ -296,7 +295,7 @@ impl Desk {
         }
     }
 
-    /// Turns away whoever is late, and lets go whoever waited for the pace of prompts.
+    /// Expires late requests, and admits those that waited for prefill pace.
     pub fn expire(&self) {
         let at = self.clock.now();
         self.locked(|inner| {
@@ -317,7 +316,7 @@ impl Desk {
         Seat { desk: Arc::clone(self), ticket: Some(ticket) }
     }
 
-    /// Does something inside the lock, and wakes behind it whoever has to know.
+    /// Runs a critical section, then calls the wakers.
     fn locked<T>(&self, act: impl FnOnce(&mut Inner) -> T) -> T {
         let mut inner = self.inner.lock();
         let result = act(&mut inner);
@@ -329,7 +328,7 @@ impl Desk {
 }
 
 impl Inner {
-    /// Writes down for each request that waits what was decided about it.
+    /// Stores the decisions for the waiting requests.
     fn deliver(&mut self, moves: Moves) {
         let seated = moves.admitted.into_iter().map(|ticket| (ticket, Waiting::Seated));
         let away = moves.refused.into_iter().map(|away| (away.ticket, Waiting::Away(away)));
@@ -343,17 +342,16 @@ impl Inner {
     }
 }
 
-/// Takes the one that fits out of a short list.
+/// Removes the first matching element.
 fn take<T>(list: &mut Vec<T>, fits: impl FnMut(&T) -> bool) -> Option<T> {
     list.iter().position(fits).map(|at| list.swap_remove(at))
 }
 
 impl Turn {
-    /// Waits until the request is called to its seat, or turned away. Nothing is lost if this
-    /// future is dropped and made again.
+    /// Waits until the request is admitted or rejected. Cancel-safe.
     ///
     /// # Errors
-    /// [`TurnedAway`]: pushed out, or waited too long.
+    /// [`TurnedAway`]: evicted, or waited too long.
     pub async fn come(&mut self) -> Result<Seat, TurnedAway> {
         let (clock, alarm) = (self.desk.clock, self.alarm);
         tokio::select! {
@@ -365,7 +363,7 @@ impl Turn {
         self.called().await
     }
 
-    /// How long it will still wait. None where nobody can know.
+    /// Expected further wait. `None` if unknown.
     #[must_use]
     pub fn expected_wait(&self) -> Option<Duration> {
         let at = self.desk.clock.now();
@@ -379,7 +377,7 @@ impl Turn {
                 Some(Waiting::Still(waker)) => {
                     let knows = waker.as_ref().is_some_and(|waker| waker.will_wake(cx.waker()));
                     let old = if knows { None } else { waker.replace(cx.waker().clone()) };
-                    // Whatever a waker does when it goes, it does not do it inside the lock.
+                    // Wakers are dropped outside the lock, because their drop may run foreign code.
                     drop(inner);
                     drop(old);
                     return Poll::Pending;
@@ -396,7 +394,7 @@ impl Turn {
                     self.has_ended = true;
                     Poll::Ready(Err(away))
                 }
-                // Called before: nothing more will come.
+                // Already resolved: nothing more will come.
                 Some(Waiting::Still(_)) | None => Poll::Pending,
             }
         })
@@ -411,7 +409,7 @@ impl Turn {
                 Some(Waiting::Still(_)) => {
                     inner.scheduler.withdraw(self.ticket, at);
                     if inner.scheduler.reading_per_engine().is_some() {
-                        // It may have kept others from going whose prompts are shorter.
+                        // It may have blocked requests with shorter prompts.
                         let moves = inner.scheduler.expire(at);
                         inner.deliver(moves);
                     }
@@ -437,8 +435,8 @@ impl Drop for Turn {
 }
 
 impl Seat {
-    /// The first token came: the engine can read another prompt. Matters where the pool limits
-    /// what its engines read at the same time.
+    /// Records the first token, so the engine can prefill another prompt. Matters if the pool limits
+    /// outstanding prompt tokens.
     pub fn has_read(&mut self) {
         let Some(ticket) = self.ticket else { return };
         let at = self.desk.clock.now();
@@ -450,8 +448,8 @@ impl Seat {
         });
     }
 
-    /// Gives the place back; `used` are the tokens that the request cost its pool, for the
-    /// shares of the tenants.
+    /// Releases the seat; `used` are the tokens that the request cost, for fairness between
+    /// tenants.
     pub fn settle(mut self, used: Tokens) {
         if let Some(ticket) = self.ticket.take() {
             self.desk.release(ticket, used);

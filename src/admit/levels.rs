@@ -1,14 +1,13 @@
-//! What is given up under load: the overload levels of one class, entered and left one by one.
+//! Overload controller of one class: its levels are entered and left one by one.
 //!
-//! Pure: measures and moments go in, the level comes out. The operator orders the levels; all
-//! up to the present one are in force together. A level is entered when one of its measures
-//! is above its bound and left when all of them are below lower ones. After each change the
-//! level on top stands for its `hold`, in both directions: it gets that long to show what it
-//! does. So with measures that stand still the level moves one way and then not at all
-//! ([`Ladder::weigh`]), and it never changes twice within a `hold`.
+//! Pure: measurements and moments go in, the level comes out. The operator orders the levels; all up to
+//! the current one are in force together. A level is entered when one of its measures exceeds its bound,
+//! and left when all are below lower bounds. After each change the top level stays for its `hold`, in
+//! both directions, to show its effect. With constant measurements the level therefore moves in one
+//! direction and then not at all ([`Ladder::weigh`]), and it never changes twice within a `hold`.
 //!
-//! The burn rate that goes in leaves out what was shed: shedding would otherwise hold the
-//! level that sheds. What the actions mean for a request is the gateway's business.
+//! The burn rate excludes shed requests, because shedding would otherwise keep its own level in force. The
+//! gateway applies the actions to requests.
 
 #[cfg(test)]
 mod tests;
@@ -17,14 +16,14 @@ use std::time::Duration;
 
 use crate::units::{Tick, Tokens};
 
-/// What a level does to requests.
+/// Action of a level.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Requests of the class wait behind everybody else.
+    /// Requests of the class queue behind all others.
     Defer,
-    /// Requests of lower ranks are refused where they would go to a pool of this class.
+    /// Requests of lower priorities are shed from the pools of this class.
     ShedLower,
-    /// An answer of the class has at most so many output tokens.
+    /// Responses of the class have at most this many output tokens.
     CapOutput(Tokens),
     /// Requests of the class are sent without extended reasoning.
     ReasoningOff,
@@ -48,7 +47,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// All of them, in the order of the documentation.
+    /// Every kind, in the order of the documentation.
     pub const ALL: [Kind; 5] = [Kind::Defer, Kind::ShedLower, Kind::CapOutput, Kind::ReasoningOff, Kind::Spill];
 
     /// The word in settings, labels and headers.
@@ -78,54 +77,53 @@ impl Action {
     }
 }
 
-/// Some kinds of actions: those that were done to one request.
+/// A set of action kinds: those applied to one request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Kinds(u8);
 
 impl Kinds {
-    /// One more.
+    /// Adds a kind.
     pub const fn add(&mut self, kind: Kind) {
         self.0 |= 1 << kind as u8;
     }
 
-    /// Whether it is among them.
+    /// Whether the kind is in the set.
     #[must_use]
     pub const fn has(self, kind: Kind) -> bool {
         self.0 & (1 << kind as u8) != 0
     }
 
-    /// Whether there are none.
+    /// Whether the set is empty.
     #[must_use]
     pub const fn is_empty(self) -> bool {
         self.0 == 0
     }
 
-    /// All of them, in the order of [`Kind::ALL`].
+    /// The kinds in the set, in the order of [`Kind::ALL`].
     pub fn iter(self) -> impl Iterator<Item = Kind> {
         Kind::ALL.into_iter().filter(move |kind| self.has(*kind))
     }
 }
 
-/// Bounds on what is measured of a class. A measure without one has no say.
+/// Bounds on a class's measurements. A measure without a bound is ignored.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Bounds {
-    /// How many times too fast its budget of misses is used.
+    /// Burn rate.
     pub burn_rate: Option<f64>,
-    /// How long one of its requests would wait for a seat.
+    /// Expected wait for a seat.
     pub queue_wait: Option<Duration>,
-    /// Requests that wait in front of its pools.
+    /// Requests waiting for its pools.
     pub queue_depth: Option<u64>,
 }
 
-/// What is measured of a class.
+/// Measurements of a class.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Measured {
-    /// How many times too fast its budget of misses is used, requests that were shed left out;
-    /// `None`: too few were judged to tell. Then nothing burns.
+    /// Burn rate without shed requests; `None` if too few were judged, which counts as 0.
     pub burn_rate: Option<f64>,
-    /// How long one of its requests would wait for a seat; `None`: nobody can tell.
+    /// Expected wait for a seat; `None` if unknown.
     pub queue_wait: Option<Duration>,
-    /// Requests that wait in front of its pools.
+    /// Requests waiting for its pools.
     pub queue_depth: u64,
 }
 
@@ -140,29 +138,29 @@ impl Bounds {
         pairs.into_iter().any(|(value, bound)| bound.is_some_and(|bound| beyond(value, bound)))
     }
 
-    /// Whether some measure lies above its bound.
+    /// Whether a measure exceeds its bound.
     #[must_use]
     pub fn is_exceeded(&self, measured: &Measured) -> bool {
         self.any(measured, |value, bound| value > bound)
     }
 
-    /// Whether all measures lie below their bounds.
+    /// Whether all measures are below their bounds.
     #[must_use]
     pub fn is_kept(&self, measured: &Measured) -> bool {
         !self.any(measured, |value, bound| value >= bound)
     }
 }
 
-/// One level.
+/// One overload level.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Level {
-    /// What it does.
+    /// Its action.
     pub action: Action,
-    /// It is entered when one of these is exceeded.
+    /// Entered when one of these is exceeded.
     pub enter: Bounds,
-    /// It is left when all of these are kept: the same measures, no bound above that of `enter`.
+    /// Left when all of these are kept: the same measures, with bounds not above those of `enter`.
     pub leave: Bounds,
-    /// How long nothing changes after it was entered, or became the highest again.
+    /// Shortest time between entering it, or returning to it, and the next change.
     pub hold: Duration,
 }
 
@@ -171,36 +169,36 @@ impl Level {
     pub const HOLD: Duration = Duration::from_secs(10);
 }
 
-/// What is in force for requests of a class.
+/// Actions in force for requests of a class.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct InForce {
-    /// So many levels.
+    /// Number of levels in force.
     pub level: usize,
-    /// They wait behind everybody else.
+    /// Requests queue behind all others.
     pub defer: bool,
-    /// Requests of lower ranks are refused on its pools.
+    /// Lower priorities are shed from its pools.
     pub shed_lower: bool,
-    /// Their answers have at most so many output tokens.
+    /// Largest output cap.
     pub cap: Option<Tokens>,
-    /// They are sent without extended reasoning.
+    /// Requests are sent without extended reasoning.
     pub reasoning_off: bool,
-    /// They go to the next pool first.
+    /// Requests go to the next pool first.
     pub spill: bool,
 }
 
-/// What was done to one request, and what was in force for its class meanwhile.
+/// Actions applied to one request, and what was in force for its class.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Degraded {
-    /// What was done.
+    /// The actions applied.
     pub kinds: Kinds,
-    /// Levels of its class that were in force.
+    /// Levels of its class in force.
     pub level: usize,
-    /// The cap that they set.
+    /// The cap they set.
     pub cap: Option<Tokens>,
 }
 
 impl InForce {
-    /// The first `level` of these levels together.
+    /// The first `level` levels combined.
     #[must_use]
     pub fn at(levels: &[Level], level: usize) -> Self {
         let level = level.min(levels.len());
@@ -218,41 +216,41 @@ impl InForce {
     }
 }
 
-/// Which level a class is at.
+/// The current level of a class.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ladder {
-    /// Levels in force; 0: none.
+    /// Number of levels in force.
     level: usize,
-    /// The last change.
+    /// Time of the last change.
     changed: Option<Tick>,
     by_hand: ByHand,
 }
 
-/// Whether an operator holds a level where it is: then measures do not move it.
+/// Whether an operator has fixed the level, so that measurements do not move it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum ByHand {
     #[default]
     No,
-    /// Until it is handed back.
+    /// Until reset.
     Held,
-    /// Until then, at the latest.
+    /// Until this moment at the latest.
     Until(Tick),
 }
 
 impl Ladder {
-    /// Levels in force.
+    /// Number of levels in force.
     #[must_use]
     pub const fn level(&self) -> usize {
         self.level
     }
 
-    /// Whether an operator holds it where it is.
+    /// Whether an operator has fixed the level.
     #[must_use]
     pub const fn is_forced(&self) -> bool {
         !matches!(self.by_hand, ByHand::No)
     }
 
-    /// Until when an operator holds it; none where that has no end.
+    /// End of the operator's setting; `None` if unlimited.
     #[must_use]
     pub const fn forced_until(&self) -> Option<Tick> {
         match self.by_hand {
@@ -261,8 +259,8 @@ impl Ladder {
         }
     }
 
-    /// Moves at most one level by what is measured, and is nobody's any more when the operator's
-    /// time is over. Returns whether anything changed.
+    /// Moves at most one level by the measurements, or ends an expired operator's setting. Returns whether
+    /// anything changed.
     pub fn weigh(&mut self, levels: &[Level], measured: &Measured, at: Tick) -> bool {
         let ended = self.forced_until().filter(|end| *end <= at);
         if let Some(end) = ended {
@@ -285,15 +283,15 @@ impl Ladder {
         }
     }
 
-    /// When the level on top may change. Level 0 may be left at any time.
+    /// When the top level may change. Level 0 may change at any time.
     #[must_use]
     pub fn free_at(&self, levels: &[Level]) -> Tick {
         let top = self.level.checked_sub(1).and_then(|top| levels.get(top));
         self.changed.zip(top).map_or(Tick::ZERO, |(since, top)| since + top.hold)
     }
 
-    /// When the class can have stopped shedding lower ranks, at the earliest: levels are left one
-    /// by one, each after its hold. None where an operator decides.
+    /// Earliest moment at which the class stops shedding lower priorities: levels are left one by one, each
+    /// after its hold. `None` if an operator decides.
     #[must_use]
     pub fn sheds_until(&self, levels: &[Level]) -> Option<Tick> {
         let since = match self.by_hand {
@@ -307,20 +305,20 @@ impl Ladder {
         Some(since.map_or(Tick::ZERO, |since| since + holds))
     }
 
-    /// An operator sets the level, and holds it there: until then, or until it is released.
+    /// An operator sets the level until `until`, or until reset.
     pub fn force(&mut self, level: usize, until: Option<Tick>, at: Tick) {
         self.by_hand = until.map_or(ByHand::Held, ByHand::Until);
         self.move_to(level, at);
     }
 
-    /// It moves by what is measured again, from where it is.
+    /// Resets it: measurements move it again from here.
     pub fn release(&mut self, at: Tick) {
         if std::mem::take(&mut self.by_hand) != ByHand::No {
             self.changed = Some(at);
         }
     }
 
-    /// The settings have so many levels now.
+    /// Adapts to a new number of configured levels.
     pub fn fit(&mut self, levels: usize, at: Tick) {
         if self.level > levels {
             self.move_to(levels, at);

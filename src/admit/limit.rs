@@ -1,27 +1,26 @@
-//! The tenants' limits: token budgets, requests, requests at the same time.
+//! The tenants' limits: token rates, request rates, concurrent requests.
 //!
-//! Pure: moments are arguments, and nothing waits. A request reserves before it is dispatched,
-//! of all limits together or of none, and settles with its real usage when it ends
+//! Pure: moments are arguments, and nothing waits. A request reserves before it is dispatched, of all
+//! limits together or of none, and settles with its actual usage when it ends
 //! (`docs/semantics.md` section 8).
 //!
-//! How it counts:
-//! - Every limit by rate is a bucket that holds its burst and fills evenly. A reservation counts
-//!   as spent from its first moment, so that a refusal can name a moment that does not depend
-//!   on when others end: [`Exhausted::ForNow`]'s `retry_after`.
-//! - Usage beyond the reservation is debt: it is paid back by waiting, and reported as 0 left.
-//!   A running request is never cut for it.
-//! - A limit by rate on requests counts what was settled, with tokens or without; what ends by a
-//!   drop gives that back too.
-//! - What is given back raises the balance to full at most. It may come long after it was
-//!   taken, when its place has already filled again; then it can pay for something else. So a
-//!   burst can be larger by what running requests hold and do not use, but all that was ever
-//!   charged stays within one burst and the flow since the start (and debt on top of it).
-//!   Counting every return back into its own minute would need the history of the bucket.
-//! - A request served beyond its limits (`when_over_limit: demote`) holds no reservation: it
-//!   takes only what is left over, and pays nothing.
+//! Rules:
+//! - Each rate limit is a token bucket with a burst and a constant refill. A reservation counts as spent
+//!   at once, so that the retry time of a rejection ([`Exhausted::ForNow`]) does not depend on when other
+//!   requests end.
+//! - Usage beyond the reservation is debt, paid back by waiting and reported as 0 remaining. A running
+//!   request is never cut for it.
+//! - A request rate counts every settled request, with or without tokens; a request that ends by a drop is
+//!   refunded.
+//! - Refunds raise a balance at most to full. A refund may come when the bucket has refilled already, and
+//!   can then pay for something else, so a burst can be larger by the unused part of running reservations.
+//!   All charges together stay within one burst plus the refill since start (plus debt). Assigning refunds
+//!   to their original minute would need the bucket's history.
+//! - A request served beyond its limits (`when_over_limit: demote`) holds no reservation: it takes what is
+//!   left, and owes nothing.
 //!
-//! Each operation costs the same whatever the number of tenants, models and running requests;
-//! a tenant's requests share one lock, held for a few lines, and one more per limited model.
+//! Each operation is O(1) in the number of tenants, models and running requests; a tenant's requests share
+//! one lock, held briefly, plus one per limited model.
 
 pub(super) mod book;
 mod exhausted;
@@ -48,31 +47,31 @@ use book::Book;
 use reservation::Slip;
 use settings::Limits;
 
-/// What a request asks for before it runs.
+/// The need of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wanted {
-    /// The prompt, as estimated.
+    /// Estimated prompt tokens.
     pub input: Tokens,
-    /// The answer, over all its choices and prompts.
+    /// Output tokens over all choices and prompts.
     pub output: Output,
 }
 
 impl Wanted {
-    /// A request that costs no tokens.
+    /// One request without tokens.
     pub const A_REQUEST: Wanted = Wanted { input: Tokens::ZERO, output: Output::Assumed(Tokens::ZERO) };
 }
 
-/// How long the answer may become.
+/// The output to reserve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Output {
-    /// The request says so. More than a bucket holds can never run.
+    /// Stated by the request. More than a bucket holds can never run.
     Stated(Tokens),
-    /// We assume so. With the prompt it is clipped to what a bucket holds.
+    /// Assumed. Clipped, with the prompt, to what a bucket holds.
     Assumed(Tokens),
 }
 
 impl Output {
-    /// The number alone.
+    /// The number of tokens.
     #[must_use]
     pub const fn tokens(self) -> Tokens {
         match self {
@@ -81,22 +80,22 @@ impl Output {
     }
 }
 
-/// What a request really used.
+/// The actual usage of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Used {
     /// Prompt tokens.
     pub input: Tokens,
-    /// Output tokens, of all choices.
+    /// Output tokens of all choices.
     pub output: Tokens,
 }
 
-/// The books of all tenants. Lives over reloads.
+/// The limits of all tenants. Outlives reloads.
 #[derive(Debug, Default)]
 pub struct Ledger {
     accounts: DashMap<TenantId, Account, RandomState>,
 }
 
-/// A tenant's books. Where two are locked, the tenant's own comes first.
+/// The buckets of one tenant. Lock order: the tenant's own first, then its model's.
 #[derive(Debug)]
 struct Account {
     whole: Arc<Mutex<Book>>,
@@ -104,15 +103,15 @@ struct Account {
 }
 
 impl Ledger {
-    /// No tenants: nobody is limited.
+    /// Without tenants, nothing is limited.
     #[must_use]
     pub fn new() -> Self {
         Ledger::default()
     }
 
-    /// The limits as they are from now on. What was spent is carried over, under the new limit
-    /// at once; tenants and models that are not named are gone with all they spent. Name every
-    /// tenant, also one without limits, so that a limit that it gets later knows who runs.
+    /// Sets the limits. Spent amounts are kept and count against the new limit at once; tenants and models that
+    /// are no longer named are removed. Name every tenant, also those without limits, so that a later limit
+    /// knows the running requests.
     pub fn reload(&self, tenants: &BTreeMap<TenantId, Limits>, at: Tick) {
         self.accounts.retain(|tenant, _| tenants.contains_key(tenant));
         for (tenant, limits) in tenants {
@@ -123,8 +122,8 @@ impl Ledger {
         }
     }
 
-    /// Sets aside what the request wants, of every limit that applies to it, or nothing at all.
-    /// A tenant that the settings do not name is not limited.
+    /// Reserves what the request needs of every applicable limit, or nothing. Unknown tenants are not
+    /// limited.
     pub fn reserve(&self, tenant: &TenantId, model: &str, wanted: &Wanted, at: Tick) -> Result<Reservation, Exhausted> {
         let Some([whole, model]) = self.books(tenant, model) else {
             return Ok(Reservation::new([None, None], wanted.input));
@@ -139,8 +138,8 @@ impl Ledger {
         Ok(Reservation::new([whole.zip(of_whole).map(slip), model.zip(of_model).map(slip)], wanted.input))
     }
 
-    /// Notes a request that was let in by somebody else: it takes what is left, owes nothing
-    /// beyond, and counts among the running.
+    /// Records a request admitted elsewhere: takes what is left without owing more, and counts it as
+    /// running.
     pub fn note(&self, tenant: &TenantId, model: &str, wanted: &Wanted, at: Tick) -> Reservation {
         let books = self.books(tenant, model).unwrap_or_default();
         let slip = |book: Arc<Mutex<Book>>| {
@@ -150,20 +149,20 @@ impl Ledger {
         Reservation::of_guest(books.map(|book| book.map(slip)), wanted.input)
     }
 
-    /// Where the limits that apply to a tenant's requests for this model stand.
+    /// The state of the limits that apply to a tenant's requests for this model.
     #[must_use]
     pub fn standings(&self, tenant: &TenantId, model: &str, at: Tick) -> Vec<Standing> {
         let books = self.books(tenant, model).into_iter().flatten().flatten();
         books.flat_map(|book| book.lock().standings(at).collect::<Vec<_>>()).collect()
     }
 
-    /// Requests of a tenant that hold a reservation.
+    /// Number of a tenant's requests with a reservation.
     #[must_use]
     pub fn running(&self, tenant: &TenantId) -> u64 {
         self.accounts.get(tenant).map_or(0, |account| account.whole.lock().running())
     }
 
-    /// The tenant's book, and the one for the model if there is one.
+    /// The tenant's buckets, and those for the model if any.
     fn books(&self, tenant: &TenantId, model: &str) -> Option<[Option<Arc<Mutex<Book>>>; 2]> {
         let account = self.accounts.get(tenant)?;
         Some([Some(Arc::clone(&account.whole)), account.models.get(model).map(Arc::clone)])
@@ -193,8 +192,8 @@ impl Account {
     }
 }
 
-/// Does the request fit into all books? What can never be comes before what must wait, and the
-/// longest wait is the true one.
+/// Checks the need against all buckets. "Never" takes precedence over "not now", and the longest wait is
+/// reported.
 fn weigh<'a>(books: impl Iterator<Item = &'a Book> + Clone, wanted: &Wanted, at: Tick) -> Result<(), Exhausted> {
     books.clone().try_for_each(|book| book.can_ever_hold(wanted))?;
     books.clone().try_for_each(Book::has_a_place)?;

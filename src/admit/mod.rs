@@ -1,10 +1,10 @@
-//! Who may enter now.
+//! Admission control.
 //!
-//! [`limit`] keeps the books of the tenants' limits, [`shared`] does where several gateways have
-//! the same ones, and [`Books`] is either; [`queue`] decides who runs, waits and is
-//! turned away in front of one pool, [`desk`] is where requests wait for it; [`spill`] decides when a
-//! request that waits goes on to the next pool of its route; [`levels`] decides how far a class is
-//! degraded under load, and [`overload`] what that does to a request.
+//! [`limit`] has the tenants' limits, [`shared`] the same limits shared by several gateways, and [`Books`]
+//! is either; [`queue`] decides which requests of a pool run, wait or are rejected, and [`desk`] is its
+//! async face; [`spill`] decides when a waiting request goes on to the next pool of its route; [`levels`]
+//! decides a class's overload level, and [`overload`] its effect on a
+//! request.
 
 mod books;
 pub mod desk;

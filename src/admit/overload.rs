@@ -1,8 +1,8 @@
-//! What the overload levels of all classes do to one request.
+//! The effect of all classes' overload levels on one request.
 //!
-//! Pure: the gateway publishes an [`OverloadSnapshot`] when a level changes, and each request asks
-//! the one of its moment. `levels` decides which level a class is at; this decides which pools
-//! are left of a request's route, and whether any are.
+//! Pure: the gateway publishes an [`OverloadSnapshot`] when a level changes, and each request consults the
+//! current one. `levels` decides each class's level; this module decides which pools of a request's
+//! route are left, if any.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -28,10 +28,10 @@ struct ReservedPools {
     until: Option<Tick>,
 }
 
-/// What is left of a request's route.
+/// The route with overload actions applied.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Reroute {
-    /// All of it, as it was.
+    /// All pools, in order.
     Unchanged,
     /// These pools, in this order.
     Pools {
@@ -40,7 +40,7 @@ pub enum Reroute {
         /// The actions that were applied to the request.
         applied: Kinds,
     },
-    /// None: its pools are reserved for higher priorities.
+    /// No pool: all are reserved for higher priorities.
     Shed {
         /// The class that reserves the first of them.
         class: ClassId,
@@ -50,7 +50,7 @@ pub enum Reroute {
 }
 
 impl OverloadSnapshot {
-    /// Adds a class that is at a level. `pools`: all that its routes reach.
+    /// Adds a class at a level. `pools`: all that its routes reach.
     pub fn add(
         &mut self,
         class: &ClassId,
@@ -70,7 +70,7 @@ impl OverloadSnapshot {
         self.classes.insert(class.clone(), in_force);
     }
 
-    /// No level of any class is in force.
+    /// Whether no level of any class is in force.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.classes.is_empty()
@@ -82,7 +82,7 @@ impl OverloadSnapshot {
         self.classes.get(class).copied().unwrap_or_default()
     }
 
-    /// What is left of the route of a request with these actions in force and this priority.
+    /// The route of a request with these actions in force and this priority.
     #[must_use]
     pub fn reroute(&self, in_force: &InForce, priority: Priority, route: &[PoolId]) -> Reroute {
         let reserved = |pool: &PoolId| {

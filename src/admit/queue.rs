@@ -1,54 +1,51 @@
-//! Who of a pool's requests runs, who waits, and who is turned away.
+//! The scheduler of one pool: which requests run, wait, or are rejected.
 //!
-//! Sans-IO: moments are arguments, answers say what to do ([`Moves`]) and when to ask again
-//! ([`Scheduler::next_deadline`]). The desk holds the lock, wakes the waiting and gives seats
-//! back.
+//! Sans-IO: moments are arguments, results say what to do ([`Moves`]) and when to call again
+//! ([`Scheduler::next_deadline`]). The caller holds the lock, wakes waiting requests and returns seats.
 //!
-//! The order, one scheduler per pool:
-//! 1. Requests within what their tenants usually ask for (`usual`), then those beyond it, and
-//!    last those over their tenants' limits. Those beyond go when nobody before them waits who can
-//!    still make it, those over limits when nobody else waits; no guarantee covers either.
-//! 2. The highest rank that waits, unless another one's guaranteed share is due ([`Shares`]):
-//!    a rank is entitled to its share of the tokens admitted while it waits, and is due when
-//!    that covers its next request. [`Shares::longest_wait`] is the bound that follows.
-//! 3. In a rank, requests that can still make it before those that cannot, by the rule of
-//!    their class ([`WhenHopeless`]).
-//! 4. Among these the smallest key of the tenants whose tokens served lie within one
-//!    quantum of the least-served tenant that waits; while a tenant waits, another one gets
-//!    at most twice the sum of the quantum and the largest request before it (estimates that
-//!    are corrected later apart). Without an objective: last, by arrival.
+//! Order:
+//! 1. Requests within their tenants' usual demand (`usual`), then those beyond it, then those over their
+//!    tenants' limits. Requests beyond usual demand run when no request before them waits that can still
+//!    meet its deadline, those over limits when no other waits; no guarantee covers either.
+//! 2. The highest waiting priority, unless another one's guaranteed share is due ([`Shares`]): a priority
+//!    is entitled to its share of the tokens admitted while it waits, and is due when that covers its next
+//!    request. [`Shares::longest_wait`] is the resulting bound.
+//! 3. Within a priority, requests that can still meet their deadline before those that cannot, by the rule
+//!    of their class ([`WhenHopeless`]).
+//! 4. Among these the smallest key of the tenants whose served tokens are within one quantum of the
+//!    least-served waiting tenant. While a tenant waits, another one gets at most twice the sum of the
+//!    quantum and the largest request before it (apart from later corrections of estimates). Requests
+//!    without an objective come last, by arrival.
 //!
-//! The key is `arrival + 0.1 x time to the deadline + 30 x prefill time`: short prompts first, and
-//! everybody moves forward by waiting. The prefill time is what the prompt takes of one engine's pace;
-//! without a pace the key is the deadline.
+//! The key is `arrival + 0.1 x time to the deadline + 30 x prefill time`: short prompts first, and every
+//! request advances by waiting. The prefill time is the prompt's time at one engine's pace; without a pace
+//! the key is the deadline.
 //!
-//! Stepping behind changes no order in what one tenant sends with equal keys and the same
-//! rule: a request becomes hopeless no later than the one before it. A request over the limit
-//! may be overtaken by a later one within it.
+//! Demotion keeps the order of one tenant's requests with equal keys and rules, because a request becomes
+//! infeasible no later than the one before it. A request over the limit may be overtaken by a later one
+//! within it.
 //!
-//! Inside a rank nothing but `leave_by` bounds the wait of a request that others keep
-//! overtaking (a hopeless one, one with no objective): then it is refused, never left waiting.
+//! Within a priority only `leave_by` bounds the wait of a request that others keep overtaking (infeasible,
+//! or without an objective): it is then rejected, never left waiting.
 //!
-//! A seat is not all that a request needs: prompts that an engine has still to compute are what a
-//! first token waits for, and they slow the answers that run. Under [`Reading::Auto`] prompts go by
-//! [`PrefillPace`], a token bucket that fills at the rate at which the engines can compute them without breaking the
-//! time per output token; under [`Reading::Tokens`] so many may be outstanding. Then whoever is next goes when
-//! there is room for its prompt, and nobody passes it meanwhile. Some of the room is kept for those who
-//! may come: lower ranks use a part of it only; requests that can no longer make it, are beyond what is
-//! usual or over their limits a quarter, and those beyond only while the engines have time to spare
-//! ([`PrefillPace::spare`]). Who is held back by that is passed by others, but never when its rank's guaranteed
-//! share is due. Under a number whoever wants may be read alone.
+//! A seat alone is not enough: outstanding prompts delay the first token and slow running sequences. With
+//! [`Reading::Auto`] prompts are dispatched by [`PrefillPace`], a token bucket that refills at the rate at
+//! which engines can prefill without breaking the TPOT; with [`Reading::Tokens`] a fixed number may be
+//! outstanding. The next request then runs when its prompt fits, and no other passes it meanwhile. Some of
+//! the budget is reserved: lower priorities may use only a part of it; requests that are infeasible, beyond
+//! usual demand or over limits a quarter, and those beyond usual demand only while engines have spare time
+//! ([`PrefillPace::spare`]). Requests held back by that are passed by others, but never when their
+//! priority's guaranteed share is due. With a fixed number any single prompt may be outstanding alone.
 //!
-//! A full queue refuses the lowest rank first, those over their limits before all and then those
-//! beyond what is usual. An arrival
-//! takes the place of a waiting request of a lower rank, as long as that rank holds more than
-//! its guaranteed places; in its own rank that of a tenant which holds more places than its
-//! own, so that one tenant's burst cannot hold them all. Who can no longer make it when it comes
-//! takes no place from another rank, and none at all while such requests hold half of the queue:
-//! what is late from the start, however much, keeps nobody out who could be served in time.
+//! A full queue rejects the lowest priority first, before that requests over their limits, then those beyond
+//! usual demand. An arrival replaces a waiting request of a lower priority as long as that one holds more
+//! than its guaranteed places, or one of its own priority from a tenant that holds more places, so that one
+//! tenant's burst cannot occupy all of them. An arrival that is already infeasible replaces no request of
+//! another priority, and none at all while such requests hold half of the queue, so that they never keep
+//! out requests that can be met.
 //!
-//! Every operation costs O(log n) in the requests and tenants waiting, plus that for each
-//! request it moves.
+//! Every operation is O(log n) in the waiting requests and tenants, plus the same for each request
+//! moved.
 
 mod ask;
 mod drain;
@@ -74,52 +71,52 @@ use lane::Place;
 use row::{Line, Row};
 use usual::UsualShares;
 
-/// How a pool's queue behaves.
+/// Settings of a pool's queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// Requests that may wait. 0: a request runs at once or is refused.
+    /// Most waiting requests. 0: a request runs at once or is rejected.
     pub max_waiting: usize,
-    /// How far a tenant's tokens may be ahead of the least-served one's before it has to let
-    /// the others go first.
+    /// How far a tenant's served tokens may exceed those of the least-served tenant before others go
+    /// first.
     pub quantum: Tokens,
-    /// What each rank is guaranteed.
+    /// Guaranteed shares of the priorities.
     pub shares: Shares,
-    /// How much of prompts engines have to read at one time.
+    /// Limit of outstanding prompt tokens.
     pub reading: Reading,
 }
 
 impl Default for Settings {
-    /// 1000 requests, 65,536 tokens, the default shares, reading as it is found out.
+    /// 1000 requests, 65,536 tokens, default shares, automatic prefill pace.
     fn default() -> Self {
         Settings { max_waiting: 1000, quantum: Tokens(65_536), shares: Shares::default(), reading: Reading::Auto }
     }
 }
 
-/// Prompt tokens of requests without a first token that one engine may have; a longer prompt
-/// counts as this many and has the engine to itself.
+/// Limit of prompt tokens at one engine of requests without a first token. A longer prompt counts as the
+/// limit and has the engine to itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Reading {
-    /// As many as come.
+    /// Unlimited.
     NoLimit,
-    /// So many.
+    /// This many.
     Tokens(Tokens),
-    /// At the pace that [`Scheduler::set_pace`] was told last; before that as many as come.
+    /// By the pace last set by [`Scheduler::set_pace`]; unlimited before.
     #[default]
     Auto,
 }
 
-/// The level of the bucket below which a share of the prompts has to wait: all of it is open to the
-/// highest row, the upper part of it to the others.
+/// Bucket level below which a share of the prompts must wait: the highest priority may use all of the
+/// bucket, others its upper part only.
 fn threshold(pace: &PrefillPace, percent: u64) -> f64 {
     pace.burst - (pace.burst + pace.behind) * percent as f64 / 100.0
 }
 
-/// Prompt tokens that may go at once by a [`PrefillPace`]; below zero: that went in advance.
+/// Prompt tokens that may be dispatched now; negative if dispatched in advance.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Bucket {
-    /// By [`PrefillPace::per_second`].
+    /// Refilled by [`PrefillPace::per_second`].
     level: f64,
-    /// By [`PrefillPace::spare`]: whatever goes is taken from both.
+    /// Refilled by [`PrefillPace::spare`]; each dispatch takes from both.
     spare: f64,
 }
 
@@ -127,12 +124,12 @@ impl Bucket {
     const EMPTY: Bucket = Bucket { level: 0.0, spare: 0.0 };
     const FULL: Bucket = Bucket { level: f64::INFINITY, spare: f64::INFINITY };
 
-    /// With so many tokens more, as far as the pace has room for them.
+    /// With this many tokens added, up to the pace's capacity.
     fn filled(self, tokens: f64, spare: f64, pace: &PrefillPace) -> Bucket {
         Bucket { level: (self.level + tokens).min(pace.burst), spare: (self.spare + spare).min(pace.burst) }
     }
 
-    /// So many seconds later.
+    /// After this many seconds.
     fn after(self, seconds: f64, pace: &PrefillPace) -> Bucket {
         let gained = |rate: f64| if rate.is_finite() { rate * seconds } else { f64::INFINITY };
         self.filled(gained(pace.per_second), gained(pace.spare), pace)
@@ -140,7 +137,7 @@ impl Bucket {
 }
 
 impl Reading {
-    /// The part of one of so many gateways in front of the same engines.
+    /// The share of one of several gateways in front of the same engines.
     #[must_use]
     pub fn shared_among(self, gateways: NonZeroU32) -> Reading {
         match self {
@@ -150,26 +147,26 @@ impl Reading {
     }
 }
 
-/// How the requests of a class wait.
+/// How requests of a class wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClassQueue {
-    /// From the moment a request has been read whole to the moment it is refused. Zero: it gets a
-    /// free seat or none.
+    /// From the last byte of a request's body to its rejection. Zero: a free seat or
+    /// none.
     pub max_wait: Duration,
-    /// What becomes of a request that can no longer keep its promise.
+    /// What happens to a request that can no longer meet its deadline.
     pub when_hopeless: WhenHopeless,
 }
 
 impl ClassQueue {
-    /// How a class waits that says nothing else: for 30 seconds, or as long as its longest
-    /// promise can still be kept.
+    /// The default of a class: 30 seconds, or as long as its longest objective can still be
+    /// met.
     #[must_use]
     pub fn of_promise(longest: Option<Duration>) -> Self {
         ClassQueue { max_wait: longest.unwrap_or_default().max(LEAST_MAX_WAIT), ..ClassQueue::default() }
     }
 }
 
-/// The default of `max_wait` where no promise is longer.
+/// Default of `max_wait` unless an objective is longer.
 const LEAST_MAX_WAIT: Duration = Duration::from_secs(30);
 
 impl Default for ClassQueue {
@@ -179,34 +176,34 @@ impl Default for ClassQueue {
     }
 }
 
-/// The queue in front of one pool's seats.
+/// The scheduler of one pool.
 #[derive(Debug)]
 pub struct Scheduler {
     settings: Settings,
     seats: usize,
-    /// Engines that read prompts.
+    /// Number of engines that prefill.
     readers: usize,
-    /// What [`Reading::Auto`] is at present.
+    /// Current pace of [`Reading::Auto`].
     pace: Option<PrefillPace>,
-    /// As it was at `filled`.
+    /// State at `filled`.
     bucket: Bucket,
     filled: Tick,
-    /// Prompt tokens that count as being read.
+    /// Outstanding prompt tokens.
     reading: u64,
-    /// The latest moment heard of: time does not go back.
+    /// The latest moment seen, because time must not go back.
     now: Tick,
-    /// Tickets given so far.
+    /// Tickets issued.
     tickets: u64,
-    /// Admissions so far.
+    /// Admissions.
     turns: u64,
-    /// In the order of going: ranks of requests within what their tenants usually ask for, ranks of
-    /// those beyond that, ranks of those over their limits.
+    /// In serving order: priorities within usual demand, priorities beyond it, priorities over their
+    /// limits.
     rows: Vec<Row>,
     waiting: HashMap<Ticket, Waiting>,
     running: HashMap<Ticket, Seated>,
-    /// When each waiting request has to be turned away.
+    /// When each waiting request must be rejected.
     alarms: BTreeSet<(Tick, Ticket)>,
-    /// The last call of those that will step behind after it.
+    /// The last feasible start of requests that are demoted after it.
     last_calls: BTreeSet<(Tick, Ticket)>,
     drain: Drain,
     usual: UsualShares,
@@ -220,9 +217,9 @@ struct Waiting {
     place: Place,
     cost: u64,
     prompt: u64,
-    /// No later than that of the tenant's request before it with the same deadline.
+    /// Not later than that of the tenant's previous request with the same deadline.
     last_call: Option<Tick>,
-    /// Whether it steps behind after its last call.
+    /// Whether it is demoted after its last feasible start.
     steps: bool,
     alarm: (Tick, Why),
 }
@@ -233,30 +230,29 @@ struct Seated {
     row: usize,
     line: Line,
     cost: u64,
-    /// What its prompt counts for, until it has been read.
+    /// Prompt tokens it counts for until its first token.
     reading: u64,
-    /// What it took out of the bucket of the pace.
+    /// Tokens it took from the pace's bucket.
     taken: f64,
 }
 
 const RANKS: usize = Priority::ALL.len();
 
-/// A second of prefill puts a request as far back as having come so many seconds later, and a second of
-/// its deadline as so many. Beyond capacity shortest job first keeps more promises than the earliest
-/// deadline, which serves everybody just too late (Moore, *Management Science* 15, 1968, for one machine):
-/// 8.2 against 7.1 requests per second in one mix, 12.3 against 10.9 in another. Between 10 and 100 it
-/// makes little difference; below capacity none.
+/// Weight of the prefill time in the key. Beyond capacity, shortest job first meets more deadlines than
+/// earliest deadline first, which serves everybody slightly too late (Moore, *Management Science* 15, 1968,
+/// for one machine): 8.2 against 7.1 requests per second in one mix, 12.3 against 10.9 in another. Values
+/// from 10 to 100 make little difference; below capacity none.
 const OF_PREFILL: f64 = 30.0;
 const OF_DEADLINE: f64 = 0.1;
 
-/// More than this no request counts for, so that sums stay far from their end.
+/// Largest counted size of a request, so that sums cannot overflow.
 const LARGEST: u64 = 1 << 40;
 
-/// The part for requests beyond what their tenants usually ask for: enough to use engines that nobody
-/// else needs, and little that others would find in their way.
+/// Percentage for requests beyond usual demand: enough to use engines that are otherwise idle, little
+/// enough not to delay others.
 const BEYOND_SHARE: u64 = 25;
 
-/// The part of the reading that a row may use together with all others, in hundredths.
+/// Percentage of the outstanding prompt tokens that a row may use together with all others.
 const fn reading_for(row: usize, line: Line) -> u64 {
     const OF_RANKS: [u64; RANKS] = [100, 100, 90, 80, 70];
     match line {
@@ -266,7 +262,7 @@ const fn reading_for(row: usize, line: Line) -> u64 {
     }
 }
 
-/// `is_usual`: it is within what its tenant usually asks for.
+/// `is_usual`: within the tenant's usual demand.
 fn row_of(ask: &Ask, is_usual: bool) -> usize {
     let first = match ask.standing {
         Standing::WithinLimits if is_usual => 0,
@@ -280,11 +276,11 @@ fn cost_of(ask: &Ask) -> u64 {
     ask.tokens.0.clamp(1, LARGEST)
 }
 
-/// The first row of those over their limits; before them stand those beyond their usual share.
+/// First row of requests over their limits; those beyond usual demand come before.
 const OVER_LIMIT: usize = 2 * RANKS;
 
 impl Scheduler {
-    /// A queue with nobody in it, and no seats: see [`Scheduler::set_seats`].
+    /// An empty queue without seats, see [`Scheduler::set_seats`].
     #[must_use]
     pub fn new(settings: Settings) -> Self {
         let rows = (0..3 * RANKS).map(|_| Row::new(settings.quantum.0)).collect();
@@ -309,8 +305,8 @@ impl Scheduler {
         }
     }
 
-    /// A request asks for a seat. Its ticket stands in the moves if it has one or gets none;
-    /// otherwise it waits.
+    /// Offers a request. Its ticket is among the moves if it is admitted or rejected; otherwise it
+    /// waits.
     pub fn offer(&mut self, ask: &Ask, at: Tick) -> (Ticket, Moves) {
         let mut moves = self.begin(at);
         self.tickets += 1;
@@ -333,8 +329,8 @@ impl Scheduler {
         (ticket, moves)
     }
 
-    /// A seat for a request that must not wait, as a retry from another pool. None is taken
-    /// from those that wait.
+    /// A free seat that no request waits for, for a request that must not wait, such as a retry from another
+    /// pool.
     pub fn take_free_seat(&mut self, ask: &Ask, at: Tick) -> Option<Ticket> {
         self.now = self.now.max(at);
         self.refill_bucket();
@@ -347,8 +343,8 @@ impl Scheduler {
         Some(ticket)
     }
 
-    /// A request gives its seat back; `used` are the tokens that it cost in the end. A ticket
-    /// without a seat changes nothing.
+    /// Returns a seat; `used` are the tokens the request finally cost. A ticket without a seat has no
+    /// effect.
     pub fn release(&mut self, ticket: Ticket, used: Tokens, at: Tick) -> Moves {
         let mut moves = self.begin(at);
         if let Some(seated) = self.running.remove(&ticket) {
@@ -364,8 +360,8 @@ impl Scheduler {
         moves
     }
 
-    /// The first token of a request came: its prompt has been read, and the engine can read
-    /// another one. Counts once.
+    /// Records a request's first token: its prompt is prefilled, and the engine can take another one. Counts
+    /// once.
     pub fn read(&mut self, ticket: Ticket, at: Tick) -> Moves {
         let mut moves = self.begin(at);
         if let Some(seated) = self.running.get_mut(&ticket)
@@ -378,8 +374,8 @@ impl Scheduler {
         moves
     }
 
-    /// A waiting request leaves by itself. False: it does not wait (any more). Should it have
-    /// kept others from going, they go at the next event: somebody's prompt is being read.
+    /// Withdraws a waiting request. False if it does not wait. Requests that it blocked are admitted at the
+    /// next event.
     pub fn withdraw(&mut self, ticket: Ticket, at: Tick) -> bool {
         self.now = self.now.max(at);
         let left = self.leave(ticket, 0).is_some();
@@ -387,7 +383,7 @@ impl Scheduler {
         left
     }
 
-    /// Turns away those whose time is over; others may go now that they stood before.
+    /// Rejects requests whose time is over, and admits those they blocked.
     pub fn expire(&mut self, at: Tick) -> Moves {
         let mut moves = self.begin(at);
         self.fill_by_pace(&mut moves);
@@ -395,21 +391,21 @@ impl Scheduler {
         moves
     }
 
-    /// When [`Scheduler::expire`] has something to do next.
+    /// When [`Scheduler::expire`] must be called next.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Tick> {
         self.alarms.first().map(|(moment, _)| *moment)
     }
 
-    /// When a request that waits will be turned away at the latest: by its `leave_by`, or as
-    /// soon as it is hopeless where its class says so.
+    /// Latest rejection of a waiting request: its `leave_by`, or the moment it becomes infeasible if its class
+    /// says so.
     #[must_use]
     pub fn alarm(&self, ticket: Ticket) -> Option<Tick> {
         self.waiting.get(&ticket).map(|waiting| waiting.alarm.0)
     }
 
-    /// The pool has so many seats from now on. With fewer than are taken nobody is admitted
-    /// until enough are given back.
+    /// Sets the number of seats. If fewer than occupied, none is admitted until enough are
+    /// returned.
     pub fn set_seats(&mut self, seats: usize, at: Tick) -> Moves {
         self.seats = seats;
         let mut moves = self.begin(at);
@@ -418,8 +414,8 @@ impl Scheduler {
         moves
     }
 
-    /// So many engines read prompts from now on, which matters where [`Settings::reading`]
-    /// limits it.
+    /// Sets the number of engines that prefill, relevant if [`Settings::reading`] limits
+    /// it.
     pub fn set_readers(&mut self, readers: usize, at: Tick) -> Moves {
         self.readers = readers;
         let mut moves = self.begin(at);
@@ -428,8 +424,8 @@ impl Scheduler {
         moves
     }
 
-    /// How fast prompts may go from now on, where [`Reading::Auto`] is set; none: no limit. The first
-    /// pace finds a full bucket.
+    /// Sets the pace for [`Reading::Auto`]; `None` means unlimited. The first pace starts with a full
+    /// bucket.
     pub fn set_pace(&mut self, pace: Option<PrefillPace>, at: Tick) -> Moves {
         let mut moves = self.begin(at);
         let before = if self.pace.is_none() { Bucket::FULL } else { self.bucket };
@@ -440,7 +436,7 @@ impl Scheduler {
         moves
     }
 
-    /// When the next request in turn will go by the pace of prompts alone, if that is all it waits for.
+    /// When the next request can run, if it waits for the prefill pace alone.
     #[must_use]
     pub fn next_refill(&self) -> Option<Tick> {
         let pace = self.paced()?;
@@ -452,7 +448,7 @@ impl Scheduler {
         }
         let firsts = self.rows.iter().filter_map(|row| self.waiting.get(&row.first()?.ticket));
         let thresholds = firsts.map(|first| threshold(pace, reading_for(first.row, first.line)));
-        // Above zero an engine may have more ahead of it, too.
+        // Above zero an engine may also have more ahead of it.
         let levels = thresholds.chain([0.0]).map(|level| (level, self.bucket.level, pace.per_second));
         let missing = levels.chain([(0.0, self.bucket.spare, pace.spare)]);
         let mut waits: Vec<f64> = missing
@@ -464,8 +460,8 @@ impl Scheduler {
         Some(self.filled + Duration::from_secs_f64(seconds.min(LONGEST_LOOK)) + Duration::from_nanos(1))
     }
 
-    /// Other settings from now on. Whoever waits stays, even if more wait than may; whoever may
-    /// go now that could not before goes at the next event, [`Scheduler::expire`] for one.
+    /// Sets the settings. Waiting requests stay, even beyond the new size; requests that may now run are
+    /// admitted at the next event, such as [`Scheduler::expire`].
     pub fn set_settings(&mut self, settings: Settings) {
         if settings.quantum != self.settings.quantum {
             self.rows.iter_mut().for_each(|row| row.set_quantum(settings.quantum.0));
@@ -473,13 +469,13 @@ impl Scheduler {
         self.settings = settings;
     }
 
-    /// Requests that wait.
+    /// Number of waiting requests.
     #[must_use]
     pub fn waiting(&self) -> usize {
         self.waiting.len()
     }
 
-    /// Requests that wait in a rank, those over their limits apart.
+    /// Waiting requests of a priority, by standing.
     #[cfg(test)]
     fn waiting_in(&self, rank: Priority, standing: Standing) -> usize {
         match standing {
@@ -488,38 +484,38 @@ impl Scheduler {
         }
     }
 
-    /// The row of a request that waits or runs; beyond all for one that does not.
+    /// The row of a waiting or running request; beyond all rows otherwise.
     #[cfg(test)]
     fn row_of_ticket(&self, ticket: Ticket) -> usize {
         let runs = || self.running.get(&ticket).map_or(usize::MAX, |seated| seated.row);
         self.waiting.get(&ticket).map_or_else(runs, |waiting| waiting.row)
     }
 
-    /// Seats taken.
+    /// Occupied seats.
     #[must_use]
     pub fn running(&self) -> usize {
         self.running.len()
     }
 
-    /// Seats that the pool has.
+    /// Total seats.
     #[must_use]
     pub fn seats(&self) -> usize {
         self.seats
     }
 
-    /// Engines that read prompts.
+    /// Engines that prefill.
     #[must_use]
     pub fn readers(&self) -> usize {
         self.readers
     }
 
-    /// Prompt tokens that one engine may have to read at one time; none: as many as come.
+    /// Most outstanding prompt tokens at one engine; `None` means unlimited.
     #[must_use]
     pub fn reading_per_engine(&self) -> Option<Tokens> {
         self.reading_at(self.bucket)
     }
 
-    /// The same with so much in the bucket of the pace.
+    /// The same with this bucket.
     fn reading_at(&self, bucket: Bucket) -> Option<Tokens> {
         match self.settings.reading {
             Reading::NoLimit => None,
@@ -530,12 +526,12 @@ impl Scheduler {
         }
     }
 
-    /// The pace of prompts, where there is one.
+    /// The pace, if any.
     fn paced(&self) -> Option<&PrefillPace> {
         self.pace.as_ref().filter(|_| self.settings.reading == Reading::Auto)
     }
 
-    /// The bucket of the pace fills with time.
+    /// Refills the bucket for the elapsed time.
     fn refill_bucket(&mut self) {
         if let Some(pace) = self.pace {
             self.bucket = self.bucket.after(self.now.since(self.filled).as_secs_f64(), &pace);
@@ -543,7 +539,7 @@ impl Scheduler {
         self.filled = self.now;
     }
 
-    /// Whether the pace lets go a request of this row, with so much in its bucket.
+    /// Whether the pace admits a request of this row with this bucket.
     fn keeps_pace(&self, row: usize, line: Line, bucket: Bucket) -> bool {
         let is_beyond = (RANKS..OVER_LIMIT).contains(&row);
         self.paced().is_none_or(|pace| {
@@ -551,15 +547,15 @@ impl Scheduler {
         })
     }
 
-    /// Seats that nobody holds.
+    /// Free seats.
     #[must_use]
     pub fn free_seats(&self) -> usize {
         self.seats.saturating_sub(self.running.len())
     }
 
-    /// How long a request of this rank would wait, by those that wait now in its rank and
-    /// before it and the rate at which seats were seen to come free. Later arrivals of higher
-    /// ranks are not foreseen. None where there are no seats or no rate has been measured.
+    /// Expected wait of a request with this priority, from the requests before it and the measured rate of
+    /// freed seats. Later arrivals of higher priorities are not predicted. `None` without seats or a measured
+    /// rate.
     #[must_use]
     pub fn expected_wait(&self, rank: Priority, at: Tick) -> Option<Duration> {
         if !self.is_full() {
@@ -568,7 +564,7 @@ impl Scheduler {
         self.time_through(rank as usize, at.max(self.now))
     }
 
-    /// The same for a request that has not asked yet, by its standing too.
+    /// The same for a request that was not offered yet, including its standing.
     #[must_use]
     pub fn expected_wait_for(&self, ask: &Ask, at: Tick) -> Option<Duration> {
         if !self.is_full() {
@@ -577,8 +573,8 @@ impl Scheduler {
         self.time_through(self.row_for(ask), at.max(self.now))
     }
 
-    /// How long a request that waits will wait from now on, at the most: as if all others of
-    /// its rank went before it.
+    /// Upper estimate of a waiting request's further wait, as if all others of its priority went
+    /// before it.
     #[must_use]
     pub fn expected_wait_of(&self, ticket: Ticket, at: Tick) -> Option<Duration> {
         let row = self.waiting.get(&ticket)?.row;
@@ -588,7 +584,7 @@ impl Scheduler {
         self.drain.time_for(self.before(row), at.max(self.now))
     }
 
-    /// Requests that wait in a row and before it.
+    /// Waiting requests in a row and before it.
     fn before(&self, row: usize) -> usize {
         self.rows[..=row].iter().map(Row::len).sum()
     }
@@ -600,7 +596,7 @@ impl Scheduler {
         self.drain.time_for(self.before(row) + 1, at)
     }
 
-    /// What every operation does first: time passes.
+    /// First step of every operation: advances time.
     fn begin(&mut self, at: Tick) -> Moves {
         self.now = self.now.max(at);
         self.refill_bucket();
@@ -624,23 +620,23 @@ impl Scheduler {
         moves
     }
 
-    /// What every operation does last.
+    /// Last step of every operation.
     fn end(&mut self) {
         self.drain.watch(self.seats > 0 && self.is_full(), self.now);
     }
 
-    /// Whether a request of any kind would have to wait.
+    /// Whether any request would have to wait.
     fn is_full(&self) -> bool {
         !self.waiting.is_empty() || !self.has_room_for(1, self.bucket)
     }
 
-    /// Whether a request that has just come does not wait: nobody else does, and nothing that is
-    /// being read keeps it from its seat. (Its rank is owed nothing while nobody waits in it.)
+    /// Whether a new request runs at once: no other waits, and outstanding prompts leave room. (A priority is
+    /// entitled to nothing while none of it waits.)
     fn goes_at_once(&self, new: &Waiting) -> bool {
         self.waiting.is_empty() && self.has_room_for(new.prompt, self.bucket) && !self.leaves_reading(new, self.bucket)
     }
 
-    /// Whether a seat is free, and an engine to read so long a prompt.
+    /// Whether a seat is free, and an engine has room for this prompt.
     fn has_room_for(&self, prompt: u64, bucket: Bucket) -> bool {
         let reads = self.reading_at(bucket).is_none_or(|each| {
             let most = each.0.saturating_mul(self.readers as u64);
@@ -649,12 +645,12 @@ impl Scheduler {
         self.free_seats() > 0 && reads
     }
 
-    /// The row of a request that has not asked yet.
+    /// The row of a request that was not offered yet.
     fn row_for(&self, ask: &Ask) -> usize {
         row_of(ask, self.usual.would_take(&ask.tenant, ask.rank, cost_of(ask), self.now))
     }
 
-    /// Where a request would stand in a row.
+    /// The position of a request in a row.
     fn stand(&self, ask: &Ask, row: usize, ticket: Ticket) -> Waiting {
         let place = Place { due: self.due(ask), ticket };
         let own = ask.aim.last_call(ask.arrival);
@@ -672,8 +668,8 @@ impl Scheduler {
         Waiting { tenant: ask.tenant.clone(), row, line, place, cost, prompt, last_call, steps, alarm }
     }
 
-    /// What orders a request among those of its kind: its deadline, or, where the pace of prompts is
-    /// known, mostly how much of it the prompt takes ([`OF_PREFILL`]).
+    /// The key of a request: its deadline, or, with a known pace, mostly its prefill time
+    /// ([`OF_PREFILL`]).
     fn due(&self, ask: &Ask) -> Due {
         let due = ask.aim.due(ask.arrival);
         let (Some(pace), Due::By(deadline)) = (self.paced().filter(|pace| pace.per_second.is_finite()), due) else {
@@ -684,15 +680,15 @@ impl Scheduler {
         Due::By(ask.arrival + Duration::from_secs_f64((OF_DEADLINE * within + OF_PREFILL * prefill).min(3600.0)))
     }
 
-    /// The last call of the tenant's latest request with the same deadline. Without this one
-    /// with a shorter prompt would overtake it as soon as it has to step behind.
+    /// Last feasible start of the tenant's latest request with the same deadline. Without it a request with a
+    /// shorter prompt would overtake that one as soon as it is demoted.
     fn last_call_before(&self, row: usize, ask: &Ask, place: Place) -> Option<Tick> {
         let before = self.rows[row].last_due(&ask.tenant, place.due)?;
         self.waiting.get(&before)?.last_call
     }
 
-    /// Why a request that finds no free seat may not wait either. Makes a place for it in a
-    /// full queue if it can.
+    /// Why a request that finds no free seat may not wait either. Evicts another one from a full queue if
+    /// allowed.
     fn refusal(&mut self, ask: &Ask, waiting: &Waiting, moves: &mut Moves) -> Option<Why> {
         if waiting.alarm.0 <= self.now {
             return Some(waiting.alarm.1);
@@ -716,8 +712,8 @@ impl Scheduler {
         None
     }
 
-    /// Who has to go so that this tenant may wait in this row: somebody of the rows from `lower`
-    /// on, or of its own.
+    /// The request to evict so that this tenant may wait in this row: from the rows from `lower` on, or from
+    /// its own.
     fn victim(&self, row: usize, lower: usize, tenant: &TenantId) -> Option<Ticket> {
         let lower = (lower..self.rows.len()).rev().find(|lower| self.rows[*lower].len() > self.guaranteed(*lower));
         match lower {
@@ -741,7 +737,7 @@ impl Scheduler {
         self.waiting.insert(ticket, waiting);
     }
 
-    /// Takes a request out of the queue and all that remembers it there.
+    /// Removes a request from the queue.
     fn leave(&mut self, ticket: Ticket, charge: u64) -> Option<Waiting> {
         let gone = self.waiting.remove(&ticket)?;
         self.rows[gone.row].remove(gone.line, &gone.tenant, gone.place, charge);
@@ -757,7 +753,7 @@ impl Scheduler {
         TurnedAway { ticket, why, retry_after: self.time_through(row, self.now).map(whole) }
     }
 
-    /// Room has been made: how much the rate of draining is told.
+    /// Admits after an event that made room; counts in the drain rate.
     fn refill(&mut self, moves: &mut Moves) {
         let before = moves.admitted.len();
         self.fill(moves);
@@ -765,15 +761,15 @@ impl Scheduler {
         (0..came).for_each(|_| self.drain.freed(self.now));
     }
 
-    /// Time has made room: whoever goes by the pace of prompts counts for the rate of draining as who takes
-    /// a seat that came free.
+    /// Admits after a refill; a request admitted by the pace counts in the drain rate like one that takes a
+    /// freed seat.
     fn fill_by_pace(&mut self, moves: &mut Moves) {
         self.fill(moves);
         (0..moves.admitted.len()).for_each(|_| self.drain.freed(self.now));
     }
 
-    /// Seats are taken as long as there are any and somebody waits; but not past one whose
-    /// prompt no engine can read now.
+    /// Admits while there are seats and waiting requests, but not past one whose prompt has no
+    /// room.
     fn fill(&mut self, moves: &mut Moves) {
         while self.free_seats() > 0 {
             let Some(next) = self.next_to_go(self.bucket) else { return };
@@ -788,14 +784,14 @@ impl Scheduler {
         }
     }
 
-    /// Whose turn it is, if it may go with so much in the bucket of the pace.
+    /// The next request, if this bucket admits it.
     fn next_to_go(&self, bucket: Bucket) -> Option<&Waiting> {
         let next = self.waiting.get(&self.rows[self.next_row(bucket)?].first()?.ticket)?;
         (self.has_room_for(next.prompt, bucket) && self.keeps_pace(next.row, next.line, bucket)).then_some(next)
     }
 
-    /// Takes a prompt out of the bucket: not more than keeps one engine busy from full to empty, because
-    /// the others go on meanwhile.
+    /// Takes a prompt from the bucket: at most what one engine computes between full and empty, because the
+    /// other engines continue.
     fn take_from_bucket(&mut self, prompt: u64) -> f64 {
         let Some(pace) = self.paced().copied() else { return 0.0 };
         let taken = (prompt as f64).min((pace.burst + pace.behind) / self.readers.max(1) as f64);
@@ -804,8 +800,8 @@ impl Scheduler {
         taken
     }
 
-    /// The row whose turn it is: of those that are due the one whose last turn is longest
-    /// ago, else the highest.
+    /// The row to serve: of the due ones the one served longest ago, else the
+    /// highest.
     fn next_row(&self, bucket: Bucket) -> Option<usize> {
         let due = (0..RANKS).filter(|row| self.is_due(*row)).min_by_key(|row| self.rows[*row].last_turn);
         due.or_else(|| self.highest_of(0..RANKS, bucket))
@@ -820,18 +816,18 @@ impl Scheduler {
         rows.find(|row| self.rows[*row].len() > 0 && !self.is_held_back(*row, bucket))
     }
 
-    /// Whether nobody waits in these rows who can still make it.
+    /// Whether no feasible request waits in these rows.
     fn none_can_be_met_of(&self, rows: std::ops::Range<usize>) -> bool {
         self.rows[rows].iter().all(|row| row.len() == row.hopeless())
     }
 
-    /// Whether a row's next request leaves what is being read to others.
+    /// Whether a row's next request must leave the prefill budget to others.
     fn is_held_back(&self, row: usize, bucket: Bucket) -> bool {
         let first = self.rows[row].first().and_then(|place| self.waiting.get(&place.ticket));
         first.is_some_and(|first| self.leaves_reading(first, bucket))
     }
 
-    /// Whether a request leaves what is being read to others of higher rows.
+    /// Whether a request must leave the prefill budget to higher rows.
     fn leaves_reading(&self, next: &Waiting, bucket: Bucket) -> bool {
         if !self.keeps_pace(next.row, next.line, bucket) {
             return true;
@@ -842,13 +838,13 @@ impl Scheduler {
         self.reading.saturating_add(counts_for(next.prompt, each)) > most
     }
 
-    /// Whether a rank's entitlement covers its next request.
+    /// Whether a priority's entitlement covers its next request.
     fn is_due(&self, row: usize) -> bool {
         let first = self.rows[row].first().and_then(|place| self.waiting.get(&place.ticket));
         first.is_some_and(|first| self.rows[row].credit >= first.cost * 1000)
     }
 
-    /// So many tokens go to this row: each rank that waits is entitled to its share of them.
+    /// Distributes entitlements when this row is served: each waiting priority gets its share.
     fn entitle(&mut self, row: usize, cost: u64) {
         self.turns += 1;
         self.rows[row].last_turn = self.turns;
@@ -861,17 +857,17 @@ impl Scheduler {
     }
 }
 
-/// What a prompt counts for while it is read, where an engine may have so much to read.
+/// Counted size of a prompt, with this limit per engine.
 fn counts_for(prompt: u64, each: Tokens) -> u64 {
     prompt.min(each.0).max(1)
 }
 
-/// A level of a bucket that is beyond another one, as far as tokens can be told apart.
+/// A level just above another one, within floating-point precision for tokens.
 fn just_above(level: f64) -> f64 {
     level + 1e-6 * level.abs().max(1.0)
 }
 
-/// A bucket is looked at after so many seconds, however slowly it fills.
+/// Longest interval between checks of a slowly filling bucket, seconds.
 const LONGEST_LOOK: f64 = 3600.0;
 
 const SECOND: Duration = Duration::from_secs(1);

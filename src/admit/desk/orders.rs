@@ -1,9 +1,9 @@
-//! The desk under many orders of its steps: each test is a story of a few tasks, told some
-//! hundred times with another one going on at every lock ([`crate::locks`]).
+//! The queue under many interleavings: each test is a story of a few tasks, run some hundred times with
+//! another task continuing at every lock ([`crate::locks`]).
 //!
-//! What holds at the end of each: everybody who waited has ended (one who is forgotten waits for
-//! ever, and that fails the run), nobody sits or is remembered, and there were never more in
-//! seats than there are.
+//! Invariants at each end: every waiting request was resolved (a forgotten one waits forever, which fails
+//! the run), no request has a seat or is remembered, and never more seats were occupied than
+//! exist.
 
 use std::cell::Cell;
 use std::num::NonZeroU32;
@@ -18,7 +18,7 @@ use crate::locks::woven::{Time, all_end, others, task, tried};
 use crate::route::Fleet;
 use crate::route::settings::{Concurrency, EngineAddress, Engines, Pool, Scheme};
 
-/// What all tasks of a story know.
+/// State shared by the tasks of a story.
 #[derive(Clone)]
 struct Hall {
     desk: Arc<Desk>,
@@ -27,12 +27,12 @@ struct Hall {
     most: usize,
 }
 
-/// Somebody in a seat.
+/// A request with a seat.
 struct Sitting(Rc<Cell<usize>>, Option<Seat>);
 
 impl Drop for Sitting {
     fn drop(&mut self) {
-        // Before the seat goes to the next one.
+        // Before the seat goes to the next request.
         self.0.set(self.0.get() - 1);
     }
 }
@@ -53,18 +53,18 @@ impl Hall {
         if steps.is_multiple_of(2) { drop(seat) } else { seat.settle(Tokens(10)) }
     }
 
-    /// Waits until a seat comes.
+    /// Waits until it has a seat.
     async fn stays(self, steps: usize) {
         let seat = self.desk.enter(&patient(self.clock)).await.expect("nobody turns it away");
         self.sit(seat, steps).await;
     }
 
-    /// Leaves after so many steps, wherever it is then.
+    /// Leaves after this many steps, whatever its state.
     async fn leaves(self, after: usize) {
         select(Box::pin(self.stays(3)), Box::pin(steps_of_others(after))).await;
     }
 
-    /// Waits so long at most.
+    /// Waits for at most this long.
     async fn waits_for(self, length: Duration, steps: usize) {
         match self.desk.enter(&ask(self.clock, Priority::Normal, length)).await {
             Ok(seat) => self.sit(seat, steps).await,
@@ -85,7 +85,7 @@ async fn steps_of_others(steps: usize) {
     }
 }
 
-/// Lets so many milliseconds pass, with others going on between them.
+/// Advances time in steps of a millisecond.
 async fn passes(time: Arc<Time>, millis: u64) {
     for _ in 0..millis {
         time.passes(ms(1));
@@ -165,7 +165,7 @@ fn a_reload_in_the_middle_of_everything_lets_everybody_end() {
             for pools in [vec![(&b, None)], vec![(&a, Some(&none_may_wait))], vec![(&a, None)], vec![]] {
                 desks.follow(pools);
                 others().await;
-                // As the count of seats does.
+                // As `count_seats` does.
                 desks.forget_left();
                 desks
                     .all()

@@ -13,7 +13,7 @@ pub(super) fn ms(length: u64) -> Duration {
     Duration::from_millis(length)
 }
 
-/// A stream that has a second for its first token and waits at most as long as it is told.
+/// A stream with a TTFT of a second that waits at most this long.
 pub(super) fn ask(clock: Clock, rank: Priority, patience: Duration) -> Ask {
     Ask {
         tenant: TenantId::anonymous(),
@@ -245,14 +245,14 @@ fn a_pool_that_no_settings_name_is_forgotten_when_its_last_request_has_gone() {
 
 // ---- laws -----------------------------------------------------------------------------------
 
-/// How a request's stay ends.
+/// How a request ends.
 #[derive(Clone, Copy, Debug)]
 enum Ending {
-    /// It sits so long, and settles.
+    /// Holds its seat for this long, and settles.
     Settles { after: u64 },
-    /// It sits so long, and its seat is dropped.
+    /// Holds its seat for this long, and drops it.
     Breaks { after: u64 },
-    /// It leaves so long after it asked, wherever it is then.
+    /// Leaves this long after it asked, whatever its state.
     Leaves { after: u64 },
 }
 
@@ -317,8 +317,8 @@ fn paused<F: Future>(future: F) -> F::Output {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Whoever comes, and however they end: at the end nobody sits and nobody waits, and there
-    /// was never one more than there are seats.
+    /// Whatever requests come and however they end: at the end none has a seat or waits, and there were never
+    /// more than the seats.
     #[test]
     fn no_seat_leaks_on_any_ending(
         seats in 1..4_usize, max_waiting in 0..12_usize, guests in prop::collection::vec(any_guest(), 0..200),
@@ -348,7 +348,7 @@ proptest! {
     }
 }
 
-/// A future that is dropped after so many polls.
+/// Drops a future after this many polls.
 async fn polled_times<F: Future>(mut future: Pin<&mut F>, times: usize) -> Option<F::Output> {
     for _ in 0..times {
         if let Some(output) = future.as_mut().now_or_never() {
@@ -368,7 +368,7 @@ async fn two_hundred_cancels_at_every_point_of_the_queue() {
         let others: Vec<Turn> = (0..point % 5).map(|_| waits(desk.offer(&patient(clock)))).collect();
         let ask = patient(clock);
         let mut entering = Box::pin(desk.enter(&ask));
-        // Never polled, polled while it waits, or already called when it goes.
+        // Never polled, polled while waiting, or already admitted when dropped.
         let early = polled_times(entering.as_mut(), point % 3).await;
         assert!(early.is_none(), "the seat is taken");
         if point % 2 == 0 {
@@ -384,7 +384,7 @@ async fn two_hundred_cancels_at_every_point_of_the_queue() {
     let _ = pin!(desk.enter(&patient(clock))).now_or_never().expect("free").expect("a seat");
 }
 
-/// If a wake-up were lost between the lock and the waker, this would never end.
+/// A lost wake-up between lock and waker would hang this test.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn nobody_is_forgotten_by_many_threads() {
     let clock = Clock::start();
@@ -412,7 +412,7 @@ async fn nobody_is_forgotten_by_many_threads() {
     assert_eq!(numbers(&desk), (0, 0));
 }
 
-/// Waits for a seat while others run so many times, and gives up then.
+/// Waits for a seat while others run this many times, then gives up.
 async fn left_after<F: Future>(entering: Pin<&mut F>, times: usize) -> Option<F::Output> {
     let others = async {
         for _ in 0..times {

@@ -117,7 +117,7 @@ fn an_operators_level_with_an_end_is_left_from_there_as_any_other() {
     assert_eq!((ladder.is_forced(), ladder.forced_until()), (true, Some(secs(60))));
     assert_eq!(ladder.sheds_until(&levels), Some(secs(80)));
     assert!((6..60).all(|second| !ladder.weigh(&levels, &depth(0), secs(second))));
-    // Looked at late, it has ended when it was to.
+    // Measured late, it ended when it was due.
     assert!(ladder.weigh(&levels, &depth(0), secs(63)), "somebody has to tell");
     assert_eq!((ladder.level(), ladder.is_forced(), ladder.forced_until()), (2, false, None));
     let changes: Vec<u64> = (64..100).filter(|second| ladder.weigh(&levels, &depth(0), secs(*second))).collect();
@@ -161,7 +161,7 @@ fn kinds_are_told_in_one_order() {
     kinds.add(Kind::Spill);
     kinds.add(Kind::Defer);
     assert_eq!(kinds.iter().map(Kind::as_str).collect::<Vec<_>>(), ["defer", "spill"]);
-    // Whoever reads the header may rely on the order, and on new words standing behind these.
+    // Clients may rely on this order, and on new words being appended.
     Kind::ALL.into_iter().rev().for_each(|kind| kinds.add(kind));
     let all: Vec<_> = kinds.iter().map(Kind::as_str).collect();
     assert_eq!(all, ["defer", "shed_lower", "cap_output", "reasoning_off", "spill"]);
@@ -189,7 +189,7 @@ fn levels() -> impl Strategy<Value = Vec<Level>> {
 }
 
 proptest! {
-    /// One level at a time, never within the hold of the one on top, never without cause.
+    /// One level at a time, never within the hold of the top one, never without cause.
     #[test]
     fn no_change_without_cause_or_before_its_time(
         levels in levels(),
@@ -218,7 +218,7 @@ proptest! {
         }
     }
 
-    /// While measures stand still, the level moves one way and comes to rest.
+    /// With constant measurements the level moves in one direction and settles.
     #[test]
     fn steady_measures_make_no_flapping(levels in levels(), start in 0_usize..5, measured in measures()) {
         let mut ladder = Ladder::default();

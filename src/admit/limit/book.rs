@@ -1,22 +1,22 @@
-//! The limits of one scope (a tenant, or its use of one model) with what is taken of each.
+//! The limits of one scope (a tenant, or its use of one model) and the amounts taken.
 
 use super::meter::Meter;
 use super::settings::Allowance;
 use super::{Exhausted, Limit, Output, Scope, Standing, Used, Wanted};
 use crate::units::Tick;
 
-/// The limits by rate, in the order of a [`Book`]'s meters and of [`Held`].
+/// The rate limits, in the order of a [`Book`]'s buckets and of [`Held`].
 pub(in super::super) const BY_RATE: [Limit; 4] =
     [Limit::Tokens, Limit::InputTokens, Limit::OutputTokens, Limit::Requests];
 
-/// What a request holds of each limit by rate; nothing of those that were not there.
+/// Amounts held of each rate limit; 0 of absent ones.
 pub(in super::super) type Held = [u64; BY_RATE.len()];
 
 #[derive(Debug)]
 pub(super) struct Book {
     scope: Scope,
     meters: [Option<Meter>; BY_RATE.len()],
-    /// Counted where it is not limited too: a limit that comes by a reload knows who runs.
+    /// Counted even without a limit, so that a limit set by a reload knows the running requests.
     running: u64,
     concurrent: Option<u64>,
 }
@@ -28,7 +28,7 @@ impl Book {
         book
     }
 
-    /// The limits as they are from now on; what is taken stays taken.
+    /// Sets the limits; amounts taken are kept.
     pub fn change(&mut self, allowance: &Allowance, at: Tick) {
         for (meter, limit) in self.meters.iter_mut().zip(BY_RATE) {
             match (meter, allowance.rate(limit)) {
@@ -39,7 +39,7 @@ impl Book {
         self.concurrent = allowance.concurrent_requests.map(Into::into);
     }
 
-    /// Can the request ever run?
+    /// Whether the request can ever fit.
     pub fn can_ever_hold(&self, wanted: &Wanted) -> Result<(), Exhausted> {
         for (limit, meter) in self.metered() {
             let (need, most) = (wanted.of(limit), meter.enforced().map_or(u64::MAX, |rate| rate.burst()));
@@ -50,7 +50,7 @@ impl Book {
         Ok(())
     }
 
-    /// Are there fewer running than may?
+    /// Whether a concurrent request is left.
     pub fn has_a_place(&self) -> Result<(), Exhausted> {
         match self.places() {
             Some(standing) if standing.remaining == 0 => Err(Exhausted::ForNow { standing, retry_after: None }),
@@ -58,7 +58,7 @@ impl Book {
         }
     }
 
-    /// The limit that keeps the request waiting longest, and the whole seconds.
+    /// The limit with the longest wait, and the wait in whole seconds.
     pub fn longest_wait(&self, wanted: &Wanted, at: Tick) -> Option<(u64, Standing)> {
         let mut longest: Option<(u64, Standing)> = None;
         for (limit, meter) in self.metered() {
@@ -70,18 +70,18 @@ impl Book {
         longest
     }
 
-    /// Takes of every limit, asked or not: who calls has asked all books before.
+    /// Takes from every limit without a check, which the caller has made for all buckets.
     pub fn take(&mut self, wanted: &Wanted, at: Tick) -> Held {
         self.take_each(wanted, at, |clipped, _| clipped)
     }
 
-    /// Takes of every limit as far as there is something: what is not there is not owed. For a
-    /// request that somebody else let in.
+    /// Takes from every limit as much as is left, without debt. For a request that was admitted
+    /// elsewhere.
     pub fn take_what_is_left(&mut self, wanted: &Wanted, at: Tick) -> Held {
         self.take_each(wanted, at, |clipped, meter| clipped.min(meter.remaining(at)))
     }
 
-    /// Takes of every limit what `much` makes of the wish, which is clipped to what it holds.
+    /// Takes from every limit the amount that `much` derives from the need clipped to the bucket.
     fn take_each(&mut self, wanted: &Wanted, at: Tick, much: impl Fn(u64, &Meter) -> u64) -> Held {
         self.running = self.running.saturating_add(1);
         let mut held = Held::default();
@@ -94,8 +94,8 @@ impl Book {
         held
     }
 
-    /// Real usage in the place of what was held. Beyond it there is debt, or, for a `guest`,
-    /// what is left is taken.
+    /// Replaces what was held by the actual usage. An excess becomes debt, or for a `guest` takes what is
+    /// left.
     pub fn settle(&mut self, held: &Held, used: &Used, guest: bool, at: Tick) {
         self.running = self.running.saturating_sub(1);
         for ((held, meter), limit) in held.iter().zip(&mut self.meters).zip(BY_RATE) {
@@ -106,7 +106,7 @@ impl Book {
         }
     }
 
-    /// As if it had never been.
+    /// Refunds completely.
     pub fn give_back(&mut self, held: &Held) {
         self.running = self.running.saturating_sub(1);
         for (held, meter) in held.iter().zip(&mut self.meters) {
@@ -120,7 +120,7 @@ impl Book {
         self.running
     }
 
-    /// Every limit that holds, in the order of [`Limit::ALL`].
+    /// The state of every enforced limit, in the order of [`Limit::ALL`].
     pub fn standings(&self, at: Tick) -> impl Iterator<Item = Standing> {
         self.metered().filter_map(move |(limit, meter)| self.standing(limit, meter, at)).chain(self.places())
     }
@@ -143,7 +143,7 @@ impl Book {
     }
 }
 
-/// What is really taken: a guess that the bucket cannot hold takes all of it.
+/// The amount taken: an estimate beyond the bucket takes all of it.
 fn clipped(need: u64, meter: &Meter) -> u64 {
     meter.enforced().map_or(need, |rate| need.min(rate.burst()))
 }
@@ -154,7 +154,7 @@ impl Wanted {
         used.of(limit)
     }
 
-    /// Does the request itself say how much it needs of this? A prompt is an estimate.
+    /// Whether the request states its need of this limit. A prompt is an estimate.
     pub(in super::super) fn is_stated(&self, limit: Limit) -> bool {
         let counts_output = matches!(limit, Limit::Tokens | Limit::OutputTokens);
         counts_output && matches!(self.output, Output::Stated(_))

@@ -1,25 +1,25 @@
-//! Why a request may not run now, with the numbers that its client is told.
+//! Why a request may not run, with the numbers told to its client.
 
 use std::fmt;
 use std::time::Duration;
 
-/// The limits there are, by the names they have in the settings.
+/// The kinds of limits, named as in the settings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Limit {
-    /// Prompt and output tokens in a minute.
+    /// Prompt and output tokens per minute.
     Tokens,
-    /// Prompt tokens in a minute.
+    /// Prompt tokens per minute.
     InputTokens,
-    /// Output tokens in a minute.
+    /// Output tokens per minute.
     OutputTokens,
-    /// Requests in a minute.
+    /// Requests per minute.
     Requests,
-    /// Requests at the same time.
+    /// Concurrent requests.
     ConcurrentRequests,
 }
 
 impl Limit {
-    /// All of them: the label's closed set.
+    /// Every kind: the closed set of the label.
     pub const ALL: [Limit; 5] =
         [Limit::Tokens, Limit::InputTokens, Limit::OutputTokens, Limit::Requests, Limit::ConcurrentRequests];
 
@@ -35,7 +35,7 @@ impl Limit {
         }
     }
 
-    /// What it counts, as the `x-ratelimit` headers call it.
+    /// The unit in `x-ratelimit` header names.
     #[must_use]
     pub const fn unit(self) -> &'static str {
         match self {
@@ -51,17 +51,17 @@ impl fmt::Display for Limit {
     }
 }
 
-/// Which requests a limit counts.
+/// The requests that a limit counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Scope {
-    /// All of the tenant's.
+    /// All of the tenant.
     Tenant,
-    /// The tenant's for one model.
+    /// Those of the tenant for one model.
     Model,
 }
 
 impl Scope {
-    /// Both of them.
+    /// Both scopes.
     pub const ALL: [Scope; 2] = [Scope::Tenant, Scope::Model];
 
     /// The name in messages and labels.
@@ -80,53 +80,53 @@ impl fmt::Display for Scope {
     }
 }
 
-/// Where a limit stands: the values of the `x-ratelimit` headers.
+/// State of a limit: the values of the `x-ratelimit` headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Standing {
-    /// Which one.
+    /// The kind.
     pub limit: Limit,
-    /// Whose.
+    /// The scope.
     pub scope: Scope,
-    /// The most that can be taken at once: the burst, or the requests at the same time.
+    /// The most that can be taken at once: the burst, or the concurrent requests.
     pub most: u64,
-    /// The rate, where it is one.
+    /// The rate, if it is one.
     pub per_minute: Option<u64>,
-    /// What is left, reservations taken off. Debt is 0.
+    /// What is left after reservations; 0 if in debt.
     pub remaining: u64,
-    /// Until it stands as at first, if all reservations were spent in full; nobody can know
-    /// that of requests that run.
+    /// Time until it is full if all reservations are spent completely; unknown for concurrent
+    /// requests.
     pub reset: Option<Duration>,
 }
 
-/// A request that got nothing. Nothing was taken from any limit.
+/// A rejected request. Nothing was taken from any limit.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Exhausted {
     /// Not now: 429.
     #[error("{} of the {} is used up: {} of {} left", .standing.limit, .standing.scope, .standing.remaining, .standing.most)]
     ForNow {
-        /// The limit that refused. Where several do, the one that takes longest, so that its
-        /// moment is true for the request; before them `concurrent_requests`.
+        /// The limit that refused: `concurrent_requests` first, otherwise the one with the longest wait, so that
+        /// the retry time is true.
         standing: Standing,
-        /// Whole seconds, at least one, until this very request fits if all running
-        /// reservations were spent in full. None where nobody can know.
+        /// Whole seconds, at least one, until this request fits if all running reservations are spent completely.
+        /// `None` if unknown.
         retry_after: Option<u64>,
     },
-    /// Never, whatever is waited for: 400. Only a cap that the request states can do this.
+    /// Never: 400. Caused only by a cap that the request states.
     #[error("{limit} of the {scope} holds {most} at most, and {need} are asked for")]
     ForEver {
-        /// The limit that is too small.
+        /// The limit.
         limit: Limit,
-        /// Whose.
+        /// Its scope.
         scope: Scope,
-        /// What the request would have to take.
+        /// What the request needs.
         need: u64,
-        /// What can be taken at most.
+        /// What the limit can hold.
         most: u64,
     },
 }
 
 impl Exhausted {
-    /// The longest of several waits is the true one. None where there is no wait.
+    /// The longest of several waits; `None` if there is none.
     pub(crate) fn for_the_longest(waits: impl Iterator<Item = (u64, Standing)>) -> Option<Self> {
         let (wait, standing) = waits.reduce(|longest, next| if next.0 > longest.0 { next } else { longest })?;
         Some(Exhausted::ForNow { standing, retry_after: Some(wait) })

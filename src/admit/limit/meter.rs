@@ -1,29 +1,29 @@
-//! One token bucket, in whole numbers.
+//! One token bucket in integer arithmetic.
 //!
-//! It is kept as what is *spent*, not as what is left: then a changed limit needs no sum (what
-//! was spent simply stays), and debt is a spent amount above the burst. Spent flows off with
-//! the rate, down to zero. A token is cut into grains so fine that one nanosecond of a rate of
-//! `r` a minute is exactly `r` of them; nothing is rounded, so nothing drifts.
+//! Stores what is *spent* rather than what is left: a changed limit then needs no conversion, and debt is
+//! an amount above the burst. The spent amount decays at the rate, down to zero. A token is divided into
+//! grains such that one nanosecond of a rate of `r` per minute is exactly `r` grains, so nothing is rounded
+//! and nothing drifts.
 
 use std::time::Duration;
 
 use super::settings::Rate;
 use crate::units::Tick;
 
-/// Grains in a token: nanoseconds in a minute.
+/// Grains per token: nanoseconds per minute.
 const GRAINS: u128 = 60_000_000_000;
 const NANOS_IN_A_SECOND: u128 = 1_000_000_000;
 const GRAINS_IN_A_MICRO: u128 = 1_000;
 
-/// The state of one limit by rate.
+/// The state of one rate limit.
 #[derive(Clone, Debug)]
 pub(in super::super) struct Meter {
     rate: Rate,
-    /// In grains, as of that moment.
+    /// In grains, at the moment `as_of`.
     spent: u128,
     as_of: Tick,
-    /// A limit that a reload took away goes on counting, so that it can come back without a
-    /// gift or a double charge to those who ran meanwhile; it refuses nobody.
+    /// A limit removed by a reload keeps counting without refusing, so that restoring it neither refunds nor
+    /// double-charges.
     enforced: bool,
 }
 
@@ -33,75 +33,75 @@ impl Meter {
         Meter { rate, spent: 0, as_of: at, enforced: true }
     }
 
-    /// A bucket of which somebody else says what is spent: whole tokens, and millionths of a
-    /// minute's flow of one token (the microseconds that one a minute would need for it).
+    /// A bucket whose state another process reports: whole tokens spent, and sixty-millionths of a token (the
+    /// refill of one microsecond at one per minute).
     pub fn told(rate: Rate, whole: u64, micros: u64, at: Tick) -> Self {
         let spent = u128::from(whole) * GRAINS + u128::from(micros) * GRAINS_IN_A_MICRO;
         Meter { rate, spent, as_of: at, enforced: true }
     }
 
-    /// The rate, if it holds.
+    /// The rate, if enforced.
     pub fn enforced(&self) -> Option<Rate> {
         self.enforced.then_some(self.rate)
     }
 
-    /// The limit as it is from now on, `None` if there is none any more. What was spent stays.
+    /// Sets the limit, or `None` to stop enforcing it. The spent amount is kept.
     pub fn change(&mut self, rate: Option<Rate>, at: Tick) {
         self.pass(at);
         self.enforced = rate.is_some();
         self.rate = rate.unwrap_or(self.rate);
     }
 
-    /// Whole seconds from `at` until `need` fits, if nothing is given back; `None`: it fits now.
+    /// Whole seconds from `at` until `need` fits without refunds; `None` if it fits now.
     pub fn wait(&self, need: u64, at: Tick) -> Option<u64> {
         let full = u128::from(self.rate.burst()) * GRAINS;
         let over = self.spent_at(at).saturating_add(u128::from(need) * GRAINS).saturating_sub(full);
         if !self.enforced || over == 0 {
             return None;
         }
-        // Somebody else's moment may be ahead of ours; the flow begins only there.
+        // The other process's clock may be ahead; the refill starts only there.
         let ahead = self.as_of.since(at).as_nanos() * self.flow();
         let seconds = over.saturating_add(ahead).div_ceil(self.flow() * NANOS_IN_A_SECOND);
         Some(u64::try_from(seconds).unwrap_or(u64::MAX).max(1))
     }
 
-    /// Sets `need` aside: from here on it counts as spent, and flows off like that.
+    /// Reserves `need`: counts as spent, and decays, from now on.
     pub fn take(&mut self, need: u64, at: Tick) {
         self.settle(0, need, at);
     }
 
-    /// Puts `used` in the place of what was `held`: one step, because what is held and has
-    /// flown off meanwhile must not be charged again.
+    /// Replaces `held` by `used` in one step, because the part of `held` that has decayed must not be charged
+    /// again.
     pub fn settle(&mut self, held: u64, used: u64, at: Tick) {
         self.pass(at);
         self.give_back(held.saturating_sub(used));
         self.spent = self.spent.saturating_add(u128::from(used.saturating_sub(held)) * GRAINS);
     }
 
-    /// Returns what was held. Needs no moment: to give back and then to let flow comes to the
-    /// same as the other way round, since both end at zero.
+    /// Refunds what was held. Needs no moment, because refund and decay commute: both end at
+    /// zero.
     pub fn give_back(&mut self, held: u64) {
         self.spent = self.spent.saturating_sub(u128::from(held) * GRAINS);
     }
 
-    /// Whole tokens left; debt is none.
+    /// Whole tokens left; 0 if in debt.
     pub fn remaining(&self, at: Tick) -> u64 {
         let full = u128::from(self.rate.burst()) * GRAINS;
         u64::try_from(full.saturating_sub(self.spent_at(at)) / GRAINS).unwrap_or(u64::MAX)
     }
 
-    /// Whole tokens spent, debt included, rounded up.
+    /// Whole tokens spent including debt, rounded up.
     pub fn spent(&self, at: Tick) -> u64 {
         u64::try_from(self.spent_at(at).div_ceil(GRAINS)).unwrap_or(u64::MAX)
     }
 
-    /// How long until the bucket is full, if nothing is given back.
+    /// Time until the bucket is full without refunds.
     pub fn until_full(&self, at: Tick) -> Duration {
         let nanos = self.spent_at(at).div_ceil(self.flow());
         Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX)).saturating_add(self.as_of.since(at))
     }
 
-    /// Grains that flow off in a nanosecond.
+    /// Grains decaying per nanosecond.
     fn flow(&self) -> u128 {
         u128::from(self.rate.per_minute())
     }
@@ -128,7 +128,7 @@ mod tests {
     fn a_rate_that_divides_nothing_evenly_does_not_drift() {
         let mut meter = meter(7);
         meter.take(7, Tick::ZERO);
-        // A thousand looks in between, each settling the flow so far.
+        // A thousand reads between, each applying the decay so far.
         for step in 1..=1000_u64 {
             meter.take(0, Tick::from_nanos(step * 59_999_999));
         }

@@ -1,4 +1,4 @@
-//! The books under many orders of their steps ([`crate::locks`]).
+//! The limiter under many interleavings ([`crate::locks`]).
 
 use std::cell::Cell;
 use std::num::NonZeroU64;
@@ -8,7 +8,7 @@ use super::settings::{Allowance, Rate};
 use super::*;
 use crate::locks::woven::{all_end, others, task, tried};
 
-/// Two limits of a tenant, and as many of one of its models.
+/// Two limits of a tenant, and two of one of its models.
 fn books() -> Rc<Ledger> {
     let allowance = |most| Allowance {
         tokens: Rate::new(1, Some(1000)).ok(),

@@ -1,4 +1,4 @@
-//! What a running request holds, and how it ends.
+//! The reservation of a running request, and how it ends.
 
 use std::sync::Arc;
 
@@ -7,23 +7,22 @@ use super::book::{Book, Held};
 use crate::locks::Mutex;
 use crate::units::{Tick, Tokens};
 
-/// What is set aside for a request that runs. Exactly one ending takes it out of the books:
-/// [`settle`](Reservation::settle) (it counts as a request, and as the tokens that it used),
-/// [`cancel`](Reservation::cancel) (likewise) or the drop, which charges nothing: the request was
-/// never dispatched, or the service failed it.
+/// Amounts reserved for a running request. Released by exactly one ending: [`settle`](Reservation::settle)
+/// (charges a request and the tokens used), [`cancel`](Reservation::cancel) (likewise), or the drop, which
+/// charges nothing because the request was never dispatched or the service failed it.
 ///
-/// It stays with the books from which it took. Where a reload has removed them meanwhile, it
-/// ends in books that nobody reads any more.
+/// Refers to the buckets from which it took. If a reload has removed them, it ends in buckets that are no
+/// longer read.
 #[must_use = "dropped at once it holds nothing"]
 #[derive(Debug)]
 pub struct Reservation {
     slips: [Option<Slip>; 2],
     input: Tokens,
-    /// Somebody else let the request in: it may not leave debt here.
+    /// Admitted elsewhere, so that it must not leave debt here.
     guest: bool,
 }
 
-/// A share in one book.
+/// The amounts held in one scope.
 #[derive(Debug)]
 pub(super) struct Slip {
     pub book: Arc<Mutex<Book>>,
@@ -39,8 +38,8 @@ impl Reservation {
         Reservation { slips, input, guest: true }
     }
 
-    /// Charges what was really used in the place of what was held: less is given back, more
-    /// becomes debt.
+    /// Replaces the reservation by the actual usage: the rest is refunded, an excess becomes
+    /// debt.
     pub fn settle(mut self, used: Used, at: Tick) {
         let guest = self.guest;
         for Slip { book, held } in self.slips.iter_mut().filter_map(Option::take) {
@@ -48,8 +47,8 @@ impl Reservation {
         }
     }
 
-    /// Charges the prompt, as it was estimated, and the output `seen` so far: the client left, or
-    /// the answer broke off after a token. Where usage is known, [`settle`](Self::settle).
+    /// Charges the estimated prompt and the output `seen` so far, after a disconnect or a broken response. With
+    /// known usage call [`settle`](Self::settle).
     pub fn cancel(self, seen: Tokens, at: Tick) {
         let used = Used { input: self.input, output: seen };
         self.settle(used, at);

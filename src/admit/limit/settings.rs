@@ -1,4 +1,4 @@
-//! What the settings say about the limits of a tenant: complete values, no defaults left open.
+//! Settings of a tenant's limits, complete and checked.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU64;
@@ -6,13 +6,13 @@ use std::sync::Arc;
 
 use super::{Limit, Scope};
 
-/// What becomes of a request beyond its tenant's limits.
+/// What happens to a request beyond its tenant's limits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OverLimit {
-    /// It is refused.
+    /// It is rejected.
     #[default]
     Reject,
-    /// It is served behind everybody else, while there is room.
+    /// It is served behind all others, while there is room.
     Demote,
 }
 
@@ -21,12 +21,12 @@ pub enum OverLimit {
 pub struct Limits {
     /// Over all its requests.
     pub whole: Allowance,
-    /// Besides, over its requests for one model: the name after aliasing, as it stands.
+    /// Additionally, over its requests for one model, by the name after aliasing.
     pub models: BTreeMap<Arc<str>, Allowance>,
 }
 
 impl Limits {
-    /// Whether this is limited, for the tenant as a whole or for one of its models.
+    /// Whether this is limited, for the tenant or for one of its models.
     #[must_use]
     pub fn has(&self, limit: Limit, scope: Scope) -> bool {
         match scope {
@@ -42,7 +42,7 @@ impl Limits {
     }
 }
 
-/// What may pass; what is `None` is not limited.
+/// Limits of one scope; `None` means unlimited.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Allowance {
     /// Prompt and output tokens together.
@@ -53,7 +53,7 @@ pub struct Allowance {
     pub output_tokens: Option<Rate>,
     /// Requests.
     pub requests: Option<Rate>,
-    /// Requests that run at the same time.
+    /// Concurrent requests.
     pub concurrent_requests: Option<NonZeroU64>,
 }
 
@@ -71,7 +71,7 @@ impl Allowance {
         }
     }
 
-    /// The rate of one limit; `concurrent_requests` has none.
+    /// The rate of one limit; `None` for `concurrent_requests`.
     pub(in super::super::super) fn rate(&self, limit: Limit) -> Option<Rate> {
         match limit {
             Limit::Tokens => self.tokens,
@@ -83,8 +83,8 @@ impl Allowance {
     }
 }
 
-/// So many a minute, of which so many may come at once. Both lie in 1 to 2^53, the range in
-/// which every reader of YAML and JSON agrees about a number.
+/// An amount per minute with a burst. Both are from 1 to 2^53, the range in which YAML and JSON parsers
+/// agree on numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rate {
     per_minute: u64,
@@ -92,30 +92,30 @@ pub struct Rate {
 }
 
 impl Rate {
-    /// The largest rate and the largest burst.
+    /// Largest rate and burst.
     pub const MOST: u64 = 1 << 53;
 
-    /// `per_minute`, with a bucket that holds `burst`: where that is not said, one minute's worth.
+    /// `per_minute` with a bucket of `burst`, by default one minute's amount.
     pub fn new(per_minute: u64, burst: Option<u64>) -> Result<Self, OutOfRange> {
         let burst = burst.unwrap_or(per_minute);
         let all_in_range = [per_minute, burst].iter().all(|number| (1..=Self::MOST).contains(number));
         if all_in_range { Ok(Rate { per_minute, burst }) } else { Err(OutOfRange) }
     }
 
-    /// What flows back in a minute.
+    /// Refill per minute.
     #[must_use]
     pub const fn per_minute(self) -> u64 {
         self.per_minute
     }
 
-    /// What a full bucket holds.
+    /// Capacity.
     #[must_use]
     pub const fn burst(self) -> u64 {
         self.burst
     }
 }
 
-/// A rate or a burst that is no limit: zero would never let anything pass.
+/// A rate or burst out of range; zero would never admit anything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a limit must lie between 1 and 2^53; leave it out if there is none")]
 pub struct OutOfRange;

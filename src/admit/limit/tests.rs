@@ -37,12 +37,12 @@ fn limits(whole: Allowance, models: &[(&str, Allowance)]) -> Limits {
     Limits { whole, models }
 }
 
-/// The settings where `acme` is the only tenant.
+/// Settings whose only tenant is `acme`.
 fn only_acme(limits: Limits) -> BTreeMap<TenantId, Limits> {
     BTreeMap::from([(acme(), limits)])
 }
 
-/// A ledger in which `acme` has this allowance, and nothing besides.
+/// A ledger in which only `acme` has this allowance.
 fn ledger(whole: Allowance) -> Ledger {
     with_models(whole, &[])
 }
@@ -76,7 +76,7 @@ fn left(ledger: &Ledger, at: Tick) -> u64 {
     standings[0].remaining
 }
 
-/// The refusing limit, its scope, and the moment.
+/// The refusing limit, its scope, and the retry time.
 fn refusal(result: Result<Reservation, Exhausted>) -> (Limit, Scope, Option<u64>) {
     match result {
         Err(Exhausted::ForNow { standing, retry_after }) => (standing.limit, standing.scope, retry_after),
@@ -411,7 +411,7 @@ enum End {
     Dropped,
 }
 
-/// A step of a history: time passes, somebody asks, somebody's request ends.
+/// A step of a history: time passes, a request asks, a request ends.
 #[derive(Clone, Debug)]
 enum Step {
     Pass { millis: u64 },
@@ -464,7 +464,7 @@ fn finish(reservation: Reservation, how: &End, at: Tick) {
     }
 }
 
-/// Plays a history; what still runs at its end, and the moment of its end.
+/// Plays a history; returns the running requests and the last moment.
 fn play(ledger: &Ledger, steps: &[Step]) -> (Vec<Reservation>, Tick) {
     let (mut open, mut now) = (Vec::new(), Tick::ZERO);
     for step in steps {
@@ -484,8 +484,8 @@ fn play(ledger: &Ledger, steps: &[Step]) -> (Vec<Reservation>, Tick) {
     (open, now)
 }
 
-/// One bucket, written down the slow way: a balance that grows by `per_milli` in each
-/// millisecond, up to its burst, and may go below zero.
+/// Reference implementation of one bucket: a balance that grows by `per_milli` each millisecond up to its
+/// burst, and may be negative.
 struct Slow {
     balance: i128,
     burst: i128,
@@ -505,7 +505,7 @@ impl Slow {
 }
 
 proptest! {
-    /// Whatever happened: when all have ended and time has passed, everything is there again.
+    /// Whatever happened: when all have ended and time has passed, every bucket is full.
     #[test]
     fn nothing_leaks_on_any_ending(
         whole in any_allowance(), model in any_allowance(), steps in prop::collection::vec(any_step(), 0..60), last in any_end(),
@@ -521,7 +521,7 @@ proptest! {
         }
     }
 
-    /// Asked and let go at the same moment, a request has never been.
+    /// Reserved and dropped at the same moment leaves no trace.
     #[test]
     fn what_is_dropped_at_once_leaves_no_trace(
         whole in any_allowance(), model in any_allowance(), steps in prop::collection::vec(any_step(), 0..40), wanted in any_wanted(),
@@ -533,8 +533,8 @@ proptest! {
         prop_assert_eq!(ledger.standings(&acme(), MODEL, now), before);
     }
 
-    /// All limits or none: a request is let in exactly if each limit has what it needs, and
-    /// then each pays; else none does.
+    /// All limits or none: a request is admitted exactly if each limit has what it needs, and then all are
+    /// charged; otherwise none.
     #[test]
     fn all_limits_together_or_not_at_all(
         whole in any_allowance(), model in any_allowance(), steps in prop::collection::vec(any_step(), 0..40), wanted in any_wanted(),
@@ -559,8 +559,8 @@ proptest! {
         }
     }
 
-    /// Who waits exactly as long as told is let in, if nobody else comes, whether those who run
-    /// end or not; and a whole second less would have been too early.
+    /// A request that waits exactly as long as told is admitted if no other comes, whether running ones end or
+    /// not; a whole second less is too early.
     #[test]
     fn the_promised_moment_is_kept_and_is_not_later_than_needed(
         whole in any_allowance(), model in any_allowance(), steps in prop::collection::vec(any_step(), 0..60),
@@ -568,7 +568,7 @@ proptest! {
     ) {
         let ledger = with_models(whole, &[(MODEL, model)]);
         let (open, now) = play(&ledger, &steps);
-        // The moment of this request may lie behind that of the books.
+        // The moment of this request may be before that of the buckets.
         let now = Tick::from_nanos(now.as_nanos().saturating_sub(behind * 1_000_000));
         if let Err(Exhausted::ForNow { retry_after: Some(seconds), .. }) = ask(&ledger, wanted, now) {
             prop_assert!(seconds >= 1);
@@ -581,7 +581,7 @@ proptest! {
         }
     }
 
-    /// A reload with the same limits changes nothing; one with other limits keeps what was spent.
+    /// A reload with equal limits changes nothing; one with other limits keeps what was spent.
     #[test]
     fn a_reload_carries_over_what_was_spent(
         whole in any_allowance(), model in any_allowance(), steps in prop::collection::vec(any_step(), 0..60), burst in 1..5000_u64,
@@ -602,8 +602,8 @@ proptest! {
         }
     }
 
-    /// The books agree with a slow ledger that adds millisecond by millisecond, and what is let
-    /// in is what has room there.
+    /// The ledger agrees with a reference that adds millisecond by millisecond, and admits exactly what fits
+    /// there.
     #[test]
     fn the_books_agree_with_a_slow_ledger(
         per_milli in 1..20_u64, burst in 1..3000_u64, steps in prop::collection::vec(any_step(), 0..60),
@@ -645,8 +645,8 @@ proptest! {
         }
     }
 
-    /// Who never uses more than it reserves is never charged more than one burst and what flowed
-    /// since the start, whatever it asks for and gives back.
+    /// A tenant that never uses more than it reserves is never charged more than one burst plus the refill
+    /// since start, whatever it reserves and refunds.
     #[test]
     fn all_that_is_charged_stays_within_one_burst_and_the_flow(
         per_minute in 1..5000_u64, burst in 1..3000_u64, steps in prop::collection::vec(any_step(), 0..100),

@@ -1,81 +1,81 @@
-//! What is asked of the scheduler, and what it answers.
+//! Inputs and outputs of the scheduler.
 
 use std::time::Duration;
 
 use crate::units::{Priority, TenantId, Tick, Tokens};
 
-/// One request that wants a seat.
+/// A request for a seat.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ask {
-    /// Who asks: seats of a rank are shared out among its tenants by tokens.
+    /// The tenant; seats of a priority are shared among tenants by tokens.
     pub tenant: TenantId,
-    /// The rank of its class.
+    /// The priority of its class.
     pub rank: Priority,
     /// When its head arrived.
     pub arrival: Tick,
-    /// What its class promises, as far as the order depends on it.
+    /// The objective that determines its deadline.
     pub aim: Aim,
-    /// The work expected: estimate of the prompt and the output reserved. Counted as at least
-    /// one token.
+    /// Expected work: prompt estimate plus reserved output. Counted as at least one
+    /// token.
     pub tokens: Tokens,
-    /// Of these the prompt, which has to be read before the first token comes.
+    /// The prompt's part of it, which is prefilled before the first token.
     pub prompt: Tokens,
-    /// When it has waited too long. From this moment on it is refused; only a seat that is free
-    /// when it is offered it still gets.
+    /// When it is rejected for waiting too long. It can still take a seat that is free when it is
+    /// offered.
     pub leave_by: Tick,
-    /// What happens when it can no longer make it.
+    /// What happens when its deadline becomes infeasible.
     pub when_hopeless: WhenHopeless,
-    /// Whether it goes to its rank's turn or, beyond its tenant's limits or deferred, behind everybody.
+    /// Whether it queues in its priority or, beyond its tenant's limits or deferred, behind all.
     pub standing: Standing,
 }
 
-/// The promise that a request's deadline comes from.
+/// The objective that a request's deadline comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Aim {
-    /// A stream whose first token is due.
+    /// A stream with a TTFT objective.
     FirstToken {
-        /// From arrival to the first token, at most.
+        /// From arrival to the first token.
         within: Duration,
-        /// Predicted time from a seat to the first token; zero where nothing is known.
+        /// Predicted time from a seat to the first token; zero if unknown.
         lead: Duration,
     },
-    /// An answer that is due as a whole: no threshold for the first token, or no stream.
+    /// A response with an objective for its end: no TTFT threshold, or no stream.
     Whole {
-        /// From arrival to the last byte, at most.
+        /// From arrival to the last byte.
         within: Duration,
-        /// Predicted time from a seat to the last byte; zero where nothing is known.
+        /// Predicted time from a seat to the last byte; zero if unknown.
         service: Duration,
     },
-    /// A class with no objective: behind those that have one, by arrival.
+    /// A class without objectives: behind those that have one, by arrival.
     Whenever,
 }
 
-/// What a class wants for a request that can no longer keep its promise.
+/// What a class wants for a request whose deadline has become infeasible.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WhenHopeless {
-    /// It steps behind those of its rank that still can.
+    /// It is demoted behind feasible requests of its priority.
     #[default]
     Demote,
-    /// It is refused, unless it finds a free seat on arrival.
+    /// It is rejected, unless a seat is free at arrival.
     Shed,
-    /// Nothing: it keeps its place.
+    /// Nothing: it keeps its position.
     Serve,
 }
 
-/// Whether a request stands in its rank or behind all ranks.
+/// Whether a request queues in its priority or behind all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Standing {
     /// Within its tenant's limits.
     #[default]
     WithinLimits,
-    /// Beyond them, or deferred by an overload level: served behind everybody else while there is
+    /// Beyond them, or deferred by an overload level: served behind all others, while there is
     /// room.
     OverLimit,
 }
 
 impl Standing {
-    /// Where an engine that schedules by priority puts a request of this rank; the lower goes
-    /// first. Whoever is over a limit comes behind everybody within.
+    /// The `priority` for an engine that schedules by it; lower goes first. Requests over a limit come behind
+    /// all within.
     #[must_use]
     pub const fn engine_priority(self, rank: Priority) -> i64 {
         let behind = match self {
@@ -86,16 +86,16 @@ impl Standing {
     }
 }
 
-/// Where a request stands among others of its kind: the earlier goes first.
+/// The sort key of a request among others of its kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Due {
     By(Tick),
-    /// No deadline, by arrival.
+    /// No deadline: by arrival.
     Whenever(Tick),
 }
 
 impl Aim {
-    /// The deadline that orders requests inside a rank; none without an objective.
+    /// The deadline that orders requests within a priority; `None` without an objective.
     #[must_use]
     pub fn deadline(self, arrival: Tick) -> Option<Tick> {
         match self {
@@ -105,8 +105,8 @@ impl Aim {
         }
     }
 
-    /// The last moment at which a seat still keeps the promise, as far as it can be predicted.
-    /// After it the request is hopeless.
+    /// The last moment at which a seat can still meet the deadline, as far as predictable. The request is
+    /// infeasible after it.
     #[must_use]
     pub fn last_call(self, arrival: Tick) -> Option<Tick> {
         match self {
@@ -125,43 +125,43 @@ fn before(moment: Tick, length: Duration) -> Tick {
     Tick::from_nanos(moment.as_nanos().saturating_sub(nanos))
 }
 
-/// Names one request in one scheduler: while it waits and while it holds a seat. Later offers
-/// have greater tickets; none is ever given twice.
+/// Identifies one request in one scheduler while it waits or has a seat. Increasing, and never
+/// reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ticket(pub(super) u64);
 
-/// What the caller has to do now. Tickets named in neither list stay as they were.
+/// Decisions for the caller to apply. Tickets in neither list are unchanged.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[must_use]
 pub struct Moves {
-    /// These hold a seat from now on, until they are released.
+    /// Admitted: these hold a seat until released.
     pub admitted: Vec<Ticket>,
-    /// These are turned away and forgotten.
+    /// Rejected and forgotten.
     pub refused: Vec<TurnedAway>,
 }
 
-/// A request that gets no seat.
+/// A rejected request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TurnedAway {
     /// Which.
     pub ticket: Ticket,
-    /// Why.
+    /// The reason.
     pub why: Why,
-    /// Whole seconds, at least one, until those that wait now in its rank and before it will
-    /// have been admitted, at the rate measured. None where there are no seats or no rate.
+    /// Whole seconds, at least one, until the requests now before it will have been admitted, at the measured
+    /// rate. `None` without seats or a measured rate.
     pub retry_after: Option<Duration>,
 }
 
-/// Why a request is turned away.
+/// Why a request is rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Why {
-    /// No place to wait in, and none that it may take from another.
+    /// The queue is full, and no other request may be evicted for it.
     QueueFull,
-    /// Another took its place in a full queue: one of a higher rank, or one of a tenant that
-    /// has fewer waiting in the same rank.
+    /// Evicted from a full queue by one of a higher priority, or of a tenant with fewer waiting requests in the
+    /// same priority.
     PushedOut,
     /// It reached `leave_by`.
     WaitedTooLong,
-    /// It can no longer make it, and its class says `shed`.
+    /// Its deadline is infeasible, and its class says `shed`.
     Hopeless,
 }

@@ -1,40 +1,40 @@
-//! How fast a queue drains: the rate at which seats come free while all of them are taken.
+//! Drain rate of a queue: the rate at which seats are freed while all are occupied.
 //!
-//! Its clock stands still while a seat is free or the pool has none: a quiet hour does not
-//! make the pool look slow, and the figure of the last rush stands until there is a newer one.
-//! A pool that is stuck looks slower with every moment.
+//! Its clock stops while a seat is free or the pool has none, so that a quiet hour does not make the pool
+//! look slow, and the last busy period's rate stays until there is a newer one. A stuck pool looks slower
+//! with every moment.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use crate::units::Tick;
 
-/// Freed seats that the rate is taken over.
+/// Freed seats over which the rate is measured.
 const REMEMBERED: usize = 32;
 
-/// Answers that began together end together, or nearly so: the first of them ends the time with
-/// all seats taken, and the others belong to it.
+/// Responses that began together end nearly together; those within this time after the first belong to the
+/// same busy period.
 const TOGETHER: Duration = Duration::from_millis(100);
 
 #[derive(Debug, Default)]
 pub(super) struct Drain {
-    /// Time with all seats taken, up to `since`.
+    /// Time with all seats occupied, up to `since`.
     before: Duration,
     since: Option<Tick>,
     ended: Option<Ended>,
     marks: VecDeque<Duration>,
 }
 
-/// A seat was free again.
+/// The end of a busy period.
 #[derive(Clone, Copy, Debug)]
 struct Ended {
     at: Tick,
-    /// The last seat that came free together with the first one.
+    /// The last seat freed together with the first one.
     last: Tick,
 }
 
 impl Drain {
-    /// All seats are taken, or not, from `at` on.
+    /// Records whether all seats are occupied from `at` on.
     pub fn watch(&mut self, all_taken: bool, at: Tick) {
         match (self.since, self.ended) {
             (None, _) if all_taken => {
@@ -54,7 +54,7 @@ impl Drain {
         }
     }
 
-    /// A seat has come free; counted only if all were taken, or a moment before.
+    /// Records a freed seat; counted only if all were occupied, or just before.
     pub fn freed(&mut self, at: Tick) {
         let counts = match &mut self.ended {
             None => self.since.is_some(),
@@ -72,7 +72,7 @@ impl Drain {
         }
     }
 
-    /// How long it takes until so many seats have come free, at the rate measured.
+    /// Time until this many seats are freed at the measured rate.
     pub fn time_for(&self, requests: usize, at: Tick) -> Option<Duration> {
         let first = self.marks.front()?;
         let seen = self.marks.len() as u128 - 1;

@@ -1,17 +1,16 @@
-//! A line shared by tenants: the earliest deadline among those that had least.
+//! A fair queue: the smallest key among the tenants that were served least.
 //!
-//! Each tenant has a count of tokens served. A tenant that begins to wait is lifted to the
-//! `floor`, the count of the least-served tenant that waits: nobody saves up turns by staying
-//! away, and what a tenant used while nobody else wanted it is not held against it. So the
-//! floor never falls, a tenant leaves the eligible ones only by being served, and every
-//! operation costs O(log n), counted over all of them.
+//! Each tenant has a count of served tokens. A tenant that starts to wait is raised to the `floor`, the
+//! count of the least-served waiting tenant, so that nobody accumulates credit while absent, and unused
+//! capacity is not held against a tenant that used it. The floor therefore never falls, a tenant stops
+//! being eligible only by being served, and every operation is amortised O(log n).
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::ask::{Due, Ticket};
 use crate::units::TenantId;
 
-/// Where a request stands in a line.
+/// A position in the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Place {
     pub due: Due,
@@ -22,15 +21,15 @@ pub(super) struct Place {
 pub(super) struct Lane {
     quantum: u64,
     floor: u64,
-    /// Tenants that wait, and those that do not but had more than the floor.
+    /// Waiting tenants, and others with a count above the floor.
     members: HashMap<TenantId, Member>,
-    /// The first request of each waiting tenant within a quantum of the floor.
+    /// First request of each waiting tenant within a quantum of the floor.
     eligible: BTreeMap<Place, TenantId>,
     /// Waiting tenants beyond that.
     ahead: BTreeSet<(u64, TenantId)>,
     /// All waiting tenants.
     waiting: BTreeSet<(u64, TenantId)>,
-    /// Members that do not wait.
+    /// Tenants that do not wait.
     idle: BTreeSet<(u64, TenantId)>,
 }
 
@@ -53,17 +52,17 @@ impl Lane {
         }
     }
 
-    /// Whose turn it is.
+    /// The next request.
     pub fn first(&self) -> Option<Place> {
         self.eligible.first_key_value().map(|(place, _)| *place)
     }
 
-    /// The request of a tenant that would come last.
+    /// The tenant's last request.
     pub fn last_of(&self, tenant: &TenantId) -> Option<Place> {
         self.members.get(tenant).and_then(|member| member.places.last().copied())
     }
 
-    /// The last request of a tenant with this deadline.
+    /// The tenant's last request with this key.
     pub fn last_due(&self, tenant: &TenantId, due: Due) -> Option<Ticket> {
         let end = Place { due, ticket: Ticket(u64::MAX) };
         let before = self.members.get(tenant)?.places.range(..=end).next_back()?;
@@ -76,7 +75,7 @@ impl Lane {
         });
     }
 
-    /// Takes a request out; `charge` is what it will cost if it is served, else zero.
+    /// Removes a request; `charge` is its cost if it is served, else zero.
     pub fn remove(&mut self, tenant: &TenantId, place: Place, charge: u64) {
         self.change(tenant, |member| {
             member.places.remove(&place);
@@ -84,8 +83,8 @@ impl Lane {
         });
     }
 
-    /// A request served earlier cost another amount than was charged. What is given back does
-    /// not lift its tenant over those that had least.
+    /// Corrects the cost of an earlier request. A refund does not move its tenant ahead of the least-served
+    /// ones.
     pub fn correct(&mut self, tenant: &TenantId, charged: u64, used: u64) {
         if charged != used {
             self.change(tenant, |member| member.served = member.served.saturating_add(used).saturating_sub(charged));
@@ -141,8 +140,8 @@ impl Lane {
         self.members.insert(tenant.clone(), member);
     }
 
-    /// The floor follows the least-served tenant that waits; those that it catches up with
-    /// become eligible, or are forgotten.
+    /// Raises the floor to the least-served waiting tenant; tenants it reaches become eligible, or are
+    /// removed.
     fn raise_floor(&mut self) {
         let Some((least, _)) = self.waiting.first() else { return };
         self.floor = *least;

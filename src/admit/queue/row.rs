@@ -1,5 +1,5 @@
-//! One rank of those that wait: who can still make it, behind them who cannot, and how many
-//! places each tenant holds.
+//! The waiting requests of one priority: feasible ones, infeasible ones behind them, and the number of
+//! places per tenant.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -7,12 +7,12 @@ use super::ask::{Due, Ticket};
 use super::lane::{Lane, Place};
 use crate::units::TenantId;
 
-/// Which of a row's two lines.
+/// One of a band's two queues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Line {
-    /// Those that can keep their promise, or have none, or keep their place whatever comes.
+    /// Feasible, without a deadline, or keeping their position in any case.
     Hopeful,
-    /// Those that stepped behind.
+    /// Demoted.
     Hopeless,
 }
 
@@ -20,16 +20,16 @@ pub(super) enum Line {
 pub(super) struct Row {
     hopeful: Lane,
     hopeless: Lane,
-    /// Requests waiting, per tenant.
+    /// Waiting requests per tenant.
     held: HashMap<TenantId, usize>,
-    /// The same, the most first from the end.
+    /// The same, sorted by number.
     crowd: BTreeSet<(usize, TenantId)>,
     len: usize,
-    /// Of these the ones in the hopeless line.
+    /// Of these the demoted ones.
     stepped_behind: usize,
-    /// Thousandths of tokens that the rank's share entitles it to and that it has not had.
+    /// Thousandths of tokens that the priority is entitled to and has not had.
     pub credit: u64,
-    /// Number of the last admission from this row.
+    /// Number of the last admission from this band.
     pub last_turn: u64,
 }
 
@@ -51,17 +51,17 @@ impl Row {
         self.len
     }
 
-    /// Requests in the hopeless line.
+    /// Number of infeasible requests.
     pub fn hopeless(&self) -> usize {
         self.stepped_behind
     }
 
-    /// Whose turn it is in this row.
+    /// The next request of this band.
     pub fn first(&self) -> Option<Place> {
         self.hopeful.first().or_else(|| self.hopeless.first())
     }
 
-    /// The last request of a tenant with this deadline, in either line.
+    /// The tenant's last request with this key, in either queue.
     pub fn last_due(&self, tenant: &TenantId, due: Due) -> Option<Ticket> {
         self.hopeful.last_due(tenant, due).max(self.hopeless.last_due(tenant, due))
     }
@@ -73,8 +73,8 @@ impl Row {
         self.stepped_behind += usize::from(line == Line::Hopeless);
     }
 
-    /// Takes a request out; `charge` as in [`Lane::remove`]. A row that nobody waits in is
-    /// entitled to nothing.
+    /// Removes a request; `charge` as in [`Lane::remove`]. An empty band loses its
+    /// entitlement.
     pub fn remove(&mut self, line: Line, tenant: &TenantId, place: Place, charge: u64) {
         self.line(line).remove(tenant, place, charge);
         self.count(tenant, |held| held - 1);
@@ -85,7 +85,7 @@ impl Row {
         }
     }
 
-    /// A request steps behind those of its row that can still make it.
+    /// Demotes a request.
     pub fn step_behind(&mut self, tenant: &TenantId, place: Place) {
         self.hopeful.remove(tenant, place, 0);
         self.hopeless.insert(tenant, place);
@@ -101,14 +101,14 @@ impl Row {
         self.hopeless.set_quantum(quantum);
     }
 
-    /// The request to push out: of the tenant that holds the most places the one that would
-    /// come last.
+    /// The request to evict: of the tenant with the most places, the one that would be served
+    /// last.
     pub fn last_of_the_crowd(&self) -> Option<Ticket> {
         let (_, tenant) = self.crowd.last()?;
         self.hopeless.last_of(tenant).or_else(|| self.hopeful.last_of(tenant)).map(|place| place.ticket)
     }
 
-    /// Whether some tenant would hold no fewer places than this one after giving it one.
+    /// Whether some tenant would hold at least as many places as this one after giving it one.
     pub fn is_crowded_for(&self, tenant: &TenantId) -> bool {
         let held = self.held.get(tenant).copied().unwrap_or(0);
         self.crowd.last().is_some_and(|(most, _)| *most > held + 1)

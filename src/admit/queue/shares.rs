@@ -1,20 +1,20 @@
-//! What each rank is guaranteed, whatever the ranks above it ask for.
+//! Guaranteed shares of the priorities.
 
 use std::fmt;
 
 use crate::units::{Priority, Tokens};
 
-/// Guaranteed shares of the ranks, in thousandths: of the tokens admitted while a rank waits,
-/// and of the places in a full queue. What is not guaranteed goes to the highest rank.
+/// Guaranteed shares in thousandths: of the tokens admitted while a priority waits, and of the places in a
+/// full queue. The rest goes to the highest priority.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shares([u16; 5]);
 
-/// Shares that cannot be kept.
+/// Invalid shares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BadShares {
-    /// This rank could wait for ever.
+    /// This priority could starve.
     Nothing(Priority),
-    /// All together are more than there is.
+    /// The guaranteed shares add up to more than 100 %.
     TooMuch {
         /// Their sum, in thousandths.
         sum: u32,
@@ -31,7 +31,7 @@ impl fmt::Display for BadShares {
 }
 
 impl Default for Shares {
-    /// 50 %, 20 %, 10 %, 5 % and 2 %, the highest rank first.
+    /// 50 %, 20 %, 10 %, 5 % and 2 %, highest priority first.
     fn default() -> Self {
         Shares([500, 200, 100, 50, 20])
     }
@@ -41,7 +41,7 @@ impl Shares {
     /// Shares in thousandths, in the order of [`Priority::ALL`].
     ///
     /// # Errors
-    /// [`BadShares`] where a rank has none, or all have more than 1000 together.
+    /// [`BadShares`] if a priority has none, or they add up to more than 1000.
     pub fn new(thousandths: [u16; 5]) -> Result<Self, BadShares> {
         if let Some(at) = thousandths.iter().position(|share| *share == 0) {
             return Err(BadShares::Nothing(Priority::ALL[at]));
@@ -50,18 +50,18 @@ impl Shares {
         if sum > 1000 { Err(BadShares::TooMuch { sum }) } else { Ok(Shares(thousandths)) }
     }
 
-    /// The share of a rank, in thousandths.
+    /// The share of a priority, in thousandths.
     #[must_use]
     pub fn of(self, rank: Priority) -> u16 {
         self.0[rank as usize]
     }
 
-    /// The bound on waiting: while a rank waits, others are given at most this many tokens
-    /// before one of it is admitted, where no request costs more than `largest`.
+    /// Bound on waiting: while a priority waits, at most this many tokens are admitted for others before one
+    /// of its requests, where no request costs more than `largest`.
     ///
-    /// Its entitlement grows by its share of each token admitted, and covers any request of
-    /// its own after `largest / share`, overshot by at most one admission. From then on only
-    /// ranks that are entitled too and were served less recently go first: each of the four
+    /// Its entitlement grows by its share of each admitted token, and covers any of its requests after
+    /// `largest / share`, overshot by at most one admission. From then on only priorities that are also
+    /// entitled and were served less recently go first: each of the four others once at most.
     /// others once at most.
     #[must_use]
     pub fn longest_wait(self, rank: Priority, largest: Tokens) -> Tokens {
@@ -69,7 +69,7 @@ impl Shares {
         Tokens(covered) + largest.times(5)
     }
 
-    /// Places in a queue of `max_waiting` that a higher rank cannot take from `rank`.
+    /// Places in a queue of `max_waiting` that higher priorities cannot take.
     #[must_use]
     pub fn places(self, rank: Priority, max_waiting: usize) -> usize {
         max_waiting.saturating_mul(usize::from(self.of(rank))) / 1000

@@ -18,7 +18,7 @@ fn length(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
-/// A stream of `rank` that arrives at `at` with a second for its first token.
+/// A stream of `rank` that arrives at `at` with a TTFT of a second.
 fn ask(tenant: &str, rank: Priority, at: u64) -> Ask {
     Ask {
         tenant: TenantId::from(tenant),
@@ -39,7 +39,7 @@ fn scheduler(seats: usize, max_waiting: usize) -> Scheduler {
     queue
 }
 
-/// A scheduler whose only seat is taken, and the ticket that holds it.
+/// A scheduler whose only seat is occupied, and its ticket.
 fn taken(max_waiting: usize) -> (Scheduler, Ticket) {
     let mut queue = scheduler(1, max_waiting);
     let (holder, moves) = queue.offer(&ask("holder", Priority::Critical, 0), ms(0));
@@ -53,7 +53,7 @@ fn wait(queue: &mut Scheduler, ask: &Ask, at: u64) -> Ticket {
     ticket
 }
 
-/// Hands the one seat on until nobody waits, and tells in which order.
+/// Passes the one seat on until no request waits; returns the order.
 fn drained(queue: &mut Scheduler, holder: Ticket, at: u64) -> Vec<Ticket> {
     let (mut order, mut next) = (vec![], Some(holder));
     while let Some(ticket) = next {
@@ -102,7 +102,7 @@ fn what_is_given_back_does_not_lift_a_tenant_over_those_that_had_least() {
     let b: Vec<_> = (3..6).map(|at| wait(&mut queue, &ask("b", Priority::Normal, at), at)).collect();
     let a: Vec<_> = (6..9).map(|at| wait(&mut queue, &ask("a", Priority::Normal, at), at)).collect();
     assert_eq!(queue.release(holder, Tokens(100), ms(10)).admitted, [served]);
-    // Both have had 5000 or a little more when nearly all of it is given back to one.
+    // Both had about 5000 when nearly all of it is refunded to one.
     let mut next = queue.release(returned, Tokens(1), ms(11)).admitted;
     let mut order = vec![];
     while let Some(ticket) = next.first().copied() {
@@ -147,7 +147,7 @@ fn demotion_leaves_equal_deadlines_of_a_tenant_in_order() {
     let long = wait(&mut queue, &with_lead(900), 0);
     let short = wait(&mut queue, &with_lead(10), 0);
     assert_eq!(drained(&mut queue, holder, 500), [long, short], "only the long one is hopeless by itself");
-    // Nor is one passed that has stepped behind already.
+    // A demoted one is not passed either.
     let (mut queue, holder) = taken(100);
     let long = wait(&mut queue, &with_lead(900), 0);
     assert_eq!(queue.expire(ms(500)), Moves::default());
@@ -267,7 +267,7 @@ fn retry_after_is_the_time_until_those_before_are_gone() {
     let (_, moves) = queue.offer(&ask("a", Priority::Critical, 3000), ms(3000));
     assert_eq!(moves.refused[0].why, Why::PushedOut);
     assert_eq!(queue.expected_wait(Priority::High, ms(3000)), Some(length(3000)), "one critical, and itself");
-    // And it is true: at that rate the queue has drained by then.
+    // At that rate the queue has drained by then.
     let mut freed = 0;
     for at in [4500, 6000, 7500, 9000, 10_500] {
         freed += queue.release(holder, Tokens(100), ms(at)).admitted.first().map_or(0, |next| {
@@ -294,7 +294,7 @@ fn a_low_class_starts_within_the_bound_under_overload() {
     let mut queue = scheduler(2, 1000);
     let (mut running, mut started): (Vec<(u64, Ticket)>, Vec<u64>) = (vec![], vec![]);
     let mut low = vec![];
-    // Each holds its seat for 100 ms: 20 a second fit, 24 come.
+    // Each holds its seat for 100 ms: 20 a second fit, 24 arrive.
     for at in 0..10_000 {
         let mut admitted = vec![];
         let over: Vec<_> = running.extract_if(.., |(until, _)| *until == at).collect();
@@ -321,7 +321,7 @@ fn a_low_class_starts_within_the_bound_under_overload() {
 
 // ---- prompts that are being read ---------------------------------------------------------------
 
-/// A scheduler of ten seats and `readers` engines of which each may read 100 tokens.
+/// A scheduler with ten seats and `readers` engines, each with room for 100 prompt tokens.
 fn reading(readers: usize) -> Scheduler {
     let mut queue = Scheduler::new(Settings { reading: Reading::Tokens(Tokens(100)), ..Settings::default() });
     let _ = (queue.set_seats(10, ms(0)), queue.set_readers(readers, ms(0)));
@@ -343,7 +343,7 @@ fn prompts_wait_for_an_engine_to_read_them_and_nobody_passes_the_next() {
     assert_eq!(queue.take_free_seat(&prompt(10, ask("a", Priority::Critical, 2)), ms(2)), None);
     assert_eq!(queue.read(first, ms(3)).admitted, [second, small]);
     assert_eq!(queue.read(first, ms(4)), Moves::default(), "counted once");
-    // The end of an answer whose first token nobody saw gives its reading back, too.
+    // The end of a response without an observed first token also frees its prompt tokens.
     let third = wait(&mut queue, &prompt(100, ask("a", Priority::Critical, 5)), 5);
     assert_eq!(queue.release(second, Tokens(100), ms(6)).admitted, []);
     assert_eq!(queue.release(small, Tokens(100), ms(7)).admitted, [third]);
@@ -390,7 +390,7 @@ fn lower_ranks_and_the_hopeless_leave_reading_to_others() {
         assert_eq!(moves.admitted, [ticket]);
     }
     let batch = wait(&mut queue, &prompt(100, ask("b", Priority::Batch, 7)), 7);
-    // So dear that its rank's share does not cover it.
+    // So expensive that its priority's share does not cover it.
     let aim = Aim::FirstToken { within: length(5), lead: length(3) };
     let late = Ask { aim, tokens: Tokens(100_000), ..ask("c", Priority::Critical, 0) };
     let late = wait(&mut queue, &prompt(100, late), 8);
@@ -433,14 +433,14 @@ fn no_seat_is_free_for_a_rank_that_leaves_the_reading_to_others() {
 const PACE: PrefillPace =
     PrefillPace { per_second: 1000.0, spare: f64::INFINITY, burst: 100.0, behind: 100.0, most: 1000.0, least: 300.0 };
 
-/// A scheduler of a hundred seats and one engine, with such a pace.
+/// A scheduler with a hundred seats and one engine, at this pace.
 fn paced(pace: PrefillPace) -> Scheduler {
     let mut queue = Scheduler::new(Settings { quantum: Tokens(1 << 30), ..Settings::default() });
     let _ = (queue.set_seats(100, ms(0)), queue.set_readers(1, ms(0)), queue.set_pace(Some(pace), ms(0)));
     queue
 }
 
-/// Its prompt comes in no time and its promise is far away: nothing but the pace keeps it.
+/// No predicted prefill time and a distant deadline, so that only the pace delays it.
 fn patient(tokens: u64, rank: Priority, at: u64) -> Ask {
     let aim = Aim::FirstToken { within: length(100_000), lead: Duration::ZERO };
     Ask { aim, when_hopeless: WhenHopeless::Serve, ..prompt(tokens, ask("a", rank, at)) }
@@ -456,7 +456,7 @@ fn goes(queue: &mut Scheduler, ask: &Ask, at: u64) -> Ticket {
 fn prompts_go_at_the_pace_and_what_is_saved_up_goes_at_once() {
     let mut queue = paced(PACE);
     let critical = |at| patient(100, Priority::Critical, at);
-    // A full bucket, and as far behind as it may be.
+    // A full bucket, plus the allowed debt.
     let first = goes(&mut queue, &critical(0), 0);
     let second = goes(&mut queue, &critical(0), 0);
     assert_eq!(queue.bucket.level, -100.0);
@@ -467,7 +467,7 @@ fn prompts_go_at_the_pace_and_what_is_saved_up_goes_at_once() {
     let moment = queue.next_refill().expect("by the pace alone");
     assert!(moment <= ms(1), "a token is enough to be within what it may be behind: {moment:?}");
     assert_eq!(queue.expire(moment).admitted, [third]);
-    // From now on one in 100 ms.
+    // One per 100 ms from now on.
     let began: Vec<u64> = (0..5)
         .map(|_| {
             let now = queue.now.as_nanos() / 1_000_000;
@@ -486,7 +486,7 @@ fn prompts_go_at_the_pace_and_what_is_saved_up_goes_at_once() {
 #[test]
 fn lower_ranks_leave_a_part_of_the_bucket_to_others() {
     let mut queue = paced(PACE);
-    // 140 tokens above the level at which batch has to wait, 200 above where critical has.
+    // 140 tokens above the level at which batch must wait, 200 above that of critical.
     goes(&mut queue, &patient(139, Priority::Critical, 0), 0);
     goes(&mut queue, &patient(10, Priority::Batch, 0), 0);
     let batch = wait(&mut queue, &patient(10, Priority::Batch, 0), 0);
@@ -574,8 +574,8 @@ fn at_a_known_pace_what_takes_little_prefill_goes_first() {
 
 // ---- what tenants usually ask for --------------------------------------------------------------
 
-/// Ten minutes in which `a` and `b` have asked for ten requests of 100 tokens per second each, with
-/// one seat that is taken; the second that follows, and who has the seat.
+/// Ten minutes in which `a` and `b` asked for ten requests of 100 tokens per second each, with one
+/// occupied seat; returns the next second, and the ticket with the seat.
 fn usually(max_waiting: usize) -> (Scheduler, Ticket, u64) {
     let mut queue = scheduler(100, max_waiting);
     for at in (0..600_000).step_by(100) {
@@ -592,7 +592,7 @@ fn usually(max_waiting: usize) -> (Scheduler, Ticket, u64) {
 #[test]
 fn a_sudden_flood_goes_behind_everybody_of_any_rank_who_can_be_met() {
     let (mut queue, holder, now) = usually(10_000);
-    // 30 times what it usually asks for, all with time enough.
+    // 30 times its usual demand, with distant deadlines.
     let far = |tenant, rank, at| Ask {
         aim: Aim::Whole { within: length(600_000), service: length(0) },
         ..ask(tenant, rank, at)
@@ -618,7 +618,7 @@ fn who_cannot_be_met_any_more_does_not_keep_a_flood_from_its_seat() {
     let late = wait(&mut queue, &late, now + 1);
     let order = drained(&mut queue, holder, now + 2);
     let place = order.iter().position(|ticket| *ticket == late).unwrap();
-    // It waits for those of the flood that are within the usual share of their tenant.
+    // It waits for the requests of the flood within the tenant's usual share.
     assert!(place < 400 && order[place + 1..].iter().all(|ticket| flood.contains(ticket)), "{place}");
 }
 
@@ -670,7 +670,7 @@ fn asks() -> impl Strategy<Value = Ask> {
         1 => Just(WhenHopeless::Serve),
     ];
     let over = prop_oneof![6 => Just(Standing::WithinLimits), 1 => Just(Standing::OverLimit)];
-    // Most in one rank, so that they meet.
+    // Mostly one priority, so that they interact.
     let rank = prop_oneof![3 => Just(Priority::Normal), 2 => prop::sample::select(Priority::ALL.to_vec())];
     let who = (0usize..3, rank, over);
     (who, aim, rule, 0u64..300, 0u64..40, 0u64..3).prop_map(
@@ -690,7 +690,7 @@ fn asks() -> impl Strategy<Value = Ask> {
     )
 }
 
-/// The lengths in a made ask become moments.
+/// Converts the durations of a generated request into moments.
 fn at_once(ask: &Ask, now: u64) -> Ask {
     let late = ask.arrival.as_nanos() / 1_000_000;
     Ask { arrival: ms(now.saturating_sub(late)), leave_by: ask.leave_by + Duration::from_millis(now), ..ask.clone() }
@@ -709,7 +709,7 @@ fn settings() -> impl Strategy<Value = Settings> {
     )
 }
 
-/// Some fill within milliseconds, some hardly at all, some at once.
+/// Some refill within milliseconds, some hardly at all, some at once.
 fn paces() -> impl Strategy<Value = PrefillPace> {
     let rate = prop_oneof![2 => 1.0..1e3, 5 => 1e3..1e5, 1 => Just(f64::INFINITY)];
     let spare = prop_oneof![0.0..1e3, 1e3..1e5, Just(f64::INFINITY)];
@@ -738,7 +738,7 @@ fn steps() -> impl Strategy<Value = Vec<(u64, Step)>> {
         2 => prop::option::weighted(0.8, paces()).prop_map(Step::Pace),
         1 => settings().prop_map(Step::Settings),
     ];
-    // Now and then so long that what tenants usually ask for is known.
+    // Occasionally long enough that usual demand becomes known.
     let pause = prop_oneof![90 => Just(0u64), 30 => 1u64..6, 1 => Just(31_000)];
     prop::collection::vec((pause, step), 1..200)
 }
@@ -748,7 +748,7 @@ fn fate(moves: &Moves) -> Fate {
     (moves.admitted.iter().map(|ticket| ticket.0).collect(), refused)
 }
 
-/// Where a ticket is.
+/// State of a ticket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Waits,
@@ -756,7 +756,7 @@ enum State {
     Gone,
 }
 
-/// Moves each ticket along, and finds any that is moved twice or from nowhere.
+/// Applies moves to the tickets; fails if one is moved twice or from nowhere.
 fn book(states: &mut BTreeMap<Ticket, State>, moves: &Moves) {
     for ticket in &moves.admitted {
         assert_eq!(states.insert(*ticket, State::Runs), Some(State::Waits), "{ticket:?}");
@@ -908,7 +908,7 @@ proptest! {
         for (pause, ask) in rounds {
             now += pause as u64;
             now = now.max(queue.now.as_nanos().div_ceil(1_000_000));
-            // Nobody is shed: a rank that empties unseen and fills again would look as if it had waited.
+            // None is shed, because a priority that empties unseen and fills again would look as if it had waited.
             let when_hopeless = [WhenHopeless::Demote, WhenHopeless::Serve][usize::from(ask.tokens.0 % 2 == 0)];
             let ask = Ask { leave_by: NEVER, when_hopeless, ..at_once(&ask, now) };
             let (ticket, _) = queue.offer(&ask, ms(now));
@@ -948,7 +948,7 @@ proptest! {
         rounds in prop::collection::vec((0usize..4, 1u64..300, 0u64..50), 50..300),
     ) {
         let mut queue = Scheduler::new(Settings { max_waiting: 1000, quantum: Tokens(quantum), ..Settings::default() });
-        // Such a bucket is never empty: what counts here is the order.
+        // Such a bucket is never empty, because the order is tested here.
         let pace = rate.map(|per_second| PrefillPace { per_second, spare: f64::INFINITY, burst: 1e9, behind: 0.0, most: 1e9, least: 1e9 });
         let _ = (queue.set_seats(1, ms(0)), queue.set_readers(1, ms(0)), queue.set_pace(pace, ms(0)));
         let names = ["a", "b", "c", "d"];

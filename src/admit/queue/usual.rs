@@ -1,69 +1,69 @@
-//! What tenants usually ask for: whoever suddenly asks for much more goes behind those who do not.
+//! Usual demand of tenants: a tenant that suddenly asks for much more queues behind the others.
 //!
-//! A tenant's usual rate, in tokens of expected work per second and for each priority, is an
-//! exponential mean over [`MEMORY`]. Nobody is held to it who asks for less than [`SUDDEN`] times as much,
-//! or for more in a burst (a token bucket), because whom that hits has done nothing unusual: held to 1.2 times
-//! their usual rates at any time, tenants without any flood lost up to three promises of a hundred. Whoever
-//! empties the bucket *floods*, until it has filled again by a third: then [`GROWTH`] times its usual rate is
-//! served as ever, and the rest behind everybody else while there is room. So a flood, however well its single
-//! requests could be met, takes from others only what they leave.
+//! A tenant's usual rate, in expected tokens per second and per priority, is an exponential mean over
+//! [`MEMORY`]. A tenant is not restricted while it asks for less than [`SUDDEN`] times as much, or for more
+//! in a burst (a token bucket): restricting every tenant to 1.2 times its usual rate at any time cost
+//! tenants without a flood up to three promises in a hundred. A tenant that empties the bucket *floods*
+//! until it has refilled by a third: then [`GROWTH`] times its usual rate is served normally, and the rest
+//! behind all others while there is room. A flood, however well its single requests could be met, thus
+//! takes from others only what they leave.
 //!
-//! It teaches little either: the usual rate of a tenant that keeps asking for more grows by what it is
-//! entitled to, twofold in 70 minutes, and by no more, also before it is found to flood. If the others together
-//! ask for more than usual, so may it.
+//! It also changes the usual rate only slowly: the rate of a tenant that keeps asking for more grows by its
+//! entitlement, twofold in 70 minutes, also before the flood is detected. If the other tenants together
+//! ask for more than usual, it may grow as much.
 //!
-//! Nobody is held to a usual rate in the first half minute, when none is known, and where there are no other
-//! tenants to protect. A tenant that was never seen before begins with a small part of the whole.
+//! No tenant is restricted in the first half minute, while no usual rate is known, or where there are no
+//! others to protect. An unknown tenant starts with a small part of the total.
 
 use std::collections::HashMap;
 use std::time::Duration;
 
 use crate::units::{Priority, TenantId, Tick};
 
-/// The time over which a rate is usual.
+/// Time constant of the usual rate, seconds.
 const MEMORY: u64 = 300;
-/// The seconds over which is looked whether all tenants ask for more.
+/// Time constant of the recent rate of all tenants, seconds.
 const LATELY: u64 = 60;
-/// Up to so many times its usual rate a tenant asks for nothing unusual.
+/// Multiple of the usual rate that is not unusual.
 const SUDDEN: f64 = 1.5;
-/// Seconds of that which it may ask for at once.
+/// Seconds of that rate allowed in a burst.
 const BURST: f64 = 8.0;
-/// And so many standard deviations of what it asks for by chance in so many seconds, where requests come
-/// independently of each other and differ in size: the variance of that is rate x seconds x the mean size
-/// weighed by size (a compound Poisson process). Without this a tenant of few and large requests would
-/// look like a flood every other minute.
+/// Additional burst: this many standard deviations of the random demand in this many seconds, for
+/// independent arrivals of varying size. The variance is rate x seconds x size-weighted mean size (a
+/// compound Poisson process). Without it a tenant with few large requests would look like a flood every
+/// other minute.
 const BY_CHANCE: (f64, f64) = (3.0, 60.0);
-/// The part of its bucket that is full again when a flood is over.
+/// Part of the bucket that must have refilled to end a flood.
 const OVER: f64 = 0.3;
-/// What is served as ever of a flood, in usual rates: so what is usual can grow.
+/// Multiple of the usual rate served normally during a flood, so that the usual rate can grow.
 const GROWTH: f64 = 1.05;
-/// Seconds of the usual rate that a flood is served at once as ever.
+/// Seconds of the usual rate served normally at the start of a flood.
 const HELD: f64 = 2.0;
-/// How fast what is usual learns at most, in usual rates, beside so many requests at once: else it would learn
-/// a flood before it is found to be one.
+/// Limit of learning: multiple of the usual rate, plus this many requests at once. Otherwise a flood would
+/// be learned before it is detected.
 const LEARNED: (f64, f64) = (1.1, 4.0);
-/// What a request leaves of the sums of those before it.
+/// Decay of the size sums per request.
 const FADE: f64 = 0.98;
-/// The part of all that a new tenant may ask for.
+/// Part of the total allowed to a new tenant.
 const NEWCOMER: f64 = 0.05;
-/// Others vary by as much without growing.
+/// Variation of the others' demand that is not growth.
 const BY_THEMSELVES: f64 = 1.4;
-/// If all others ask for more, a tenant may too: at most so many times.
+/// Largest growth allowed to a tenant because the others grow.
 const MOST_GROWTH: f64 = 10.0;
-/// Nothing is usual before.
+/// Time before any rate is usual.
 const LEARNING: Duration = Duration::from_secs(30);
-/// Others are protected if they ask for this part of all.
+/// Part of the total that the others must ask for to be protected.
 const OTHERS: f64 = 0.05;
-/// More tenants than this are not told apart from new ones.
+/// Most tenants tracked; further ones are treated as new.
 const TENANTS: usize = 8192;
 
-/// What the tenants of one pool usually ask for.
+/// Usual demand of one pool's tenants.
 #[derive(Clone, Debug, Default)]
 pub(super) struct UsualShares {
     since: Option<Tick>,
     tenants: HashMap<TenantId, Tenant>,
     all: Mean,
-    /// What was asked for lately, within or not.
+    /// Recent demand of all tenants, within or not.
     lately: Mean<LATELY>,
 }
 
@@ -77,27 +77,27 @@ struct Tenant {
 #[derive(Clone, Copy, Debug, Default)]
 struct Share {
     usual: Mean,
-    /// Tokens that it may still ask for before that is a flood; below zero as far as it went beyond.
+    /// Tokens left before a flood is detected; negative by the excess.
     credit: f64,
     floods: bool,
-    /// Of a flood, tokens that are served as ever.
+    /// During a flood: tokens still served normally.
     held: f64,
-    /// Tokens that what is usual may still learn.
+    /// Tokens that may still be learned.
     learned: f64,
-    /// Sums of sizes and of their squares, which fade with each request.
+    /// Decaying sums of sizes and of their squares.
     sizes: (f64, f64),
     at: Option<Tick>,
 }
 
-/// What a request is, beside what its tenant usually asks for.
+/// Classification of a request against its tenant's usual demand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Asked {
     is_usual: bool,
-    /// It counts in what is usual.
+    /// Whether it counts in the usual rate.
     teaches: bool,
 }
 
-/// A sum of tokens that decays over so many seconds.
+/// Exponentially decaying sum of tokens.
 #[derive(Clone, Copy, Debug, Default)]
 struct Mean<const SECONDS: u64 = MEMORY> {
     tokens: f64,
@@ -114,7 +114,7 @@ impl<const SECONDS: u64> Mean<SECONDS> {
         self.tokens * (-at.since(self.at).as_secs_f64() / SECONDS as f64).exp()
     }
 
-    /// Tokens per second, of a mean that began so long ago.
+    /// Tokens per second, for a mean of this age.
     fn rate(&self, age: f64, at: Tick) -> f64 {
         let memory = SECONDS as f64;
         self.now(at) / (memory * (1.0 - (-age / memory).exp())).max(1.0)
@@ -122,7 +122,7 @@ impl<const SECONDS: u64> Mean<SECONDS> {
 }
 
 impl UsualShares {
-    /// Whether a request would be within what its tenant usually asks for; nothing is counted.
+    /// Whether a request would be within its tenant's usual demand; counts nothing.
     pub fn would_take(&self, tenant: &TenantId, rank: Priority, tokens: u64, at: Tick) -> bool {
         let age = self.since.map_or(Duration::ZERO, |since| at.since(since));
         let seconds = age.as_secs_f64().max(1.0);
@@ -136,7 +136,7 @@ impl UsualShares {
         asked.is_usual || age < LEARNING || others < OTHERS * whole
     }
 
-    /// Whether a request is within what its tenant usually asks for; counts it if so.
+    /// Whether a request is within its tenant's usual demand; counts it if so.
     pub fn takes(&mut self, tenant: &TenantId, rank: Priority, tokens: u64, at: Tick) -> bool {
         let since = *self.since.get_or_insert(at);
         let (age, cost) = (at.since(since), tokens as f64);
@@ -161,7 +161,7 @@ impl UsualShares {
         asked.is_usual || is_free
     }
 
-    /// Forgets the half of the tenants that asked for least lately.
+    /// Forgets the half of the tenants with the lowest recent demand.
     fn forget(&mut self, at: Tick) {
         let mut sums: Vec<f64> = self.tenants.values().map(|tenant| tenant.all.now(at)).collect();
         let middle = sums.len() / 2;
@@ -170,7 +170,7 @@ impl UsualShares {
     }
 }
 
-/// How many times as much as usual the others ask for.
+/// Growth of the others' demand relative to usual.
 fn growth(lately: f64, usual: f64) -> f64 {
     (lately / usual.max(1e-9) / BY_THEMSELVES).clamp(1.0, MOST_GROWTH)
 }
@@ -189,7 +189,7 @@ impl Share {
         Asked { is_usual, teaches: is_usual && take(&mut self.learned, cost) }
     }
 
-    /// Whether it floods: what it asks for is counted whether it is served or not.
+    /// Updates flood detection; demand counts whether it is served or not.
     fn detect(&mut self, cost: f64, rate: f64, typical: f64, passed: f64) {
         let depth = BURST * rate + BY_CHANCE.0 * (rate * BY_CHANCE.1 * typical).sqrt();
         let before = (self.credit + rate * passed).min(depth);
@@ -202,7 +202,7 @@ impl Share {
     }
 }
 
-/// Takes the cost of a request from a bucket that holds something.
+/// Takes the cost from a bucket that is not empty.
 fn take(bucket: &mut f64, cost: f64) -> bool {
     let takes = *bucket > 0.0;
     if takes {
@@ -215,8 +215,8 @@ fn take(bucket: &mut f64, cost: f64) -> bool {
 mod tests {
     use super::*;
 
-    /// Asks for `rate` requests of a hundred tokens per second for so many seconds; the share that was
-    /// within.
+    /// Asks for `rate` requests of a hundred tokens per second for this many seconds; returns the share
+    /// within usual demand.
     fn asks(shares: &mut UsualShares, tenant: &str, from: u64, seconds: u64, rate: u64) -> f64 {
         let tenant = TenantId::from(tenant);
         let within = (0..seconds * rate).filter(|n| {

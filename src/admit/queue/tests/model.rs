@@ -1,5 +1,5 @@
-//! The same rules, written the slow way: one list of all that wait, and everything found by
-//! looking through it.
+//! Reference implementation of the same rules: one list of all waiting requests, searched
+//! linearly.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ struct Entry {
     ticket: u64,
     ask: Ask,
     row: usize,
-    /// What orders it: without a deadline, and the moment.
+    /// Sort key: whether it has no deadline, and the moment.
     due: (bool, Tick),
     late: bool,
     last_call: Option<Tick>,
@@ -21,15 +21,15 @@ struct Runs {
     ticket: u64,
     key: Key,
     cost: u64,
-    /// What its prompt counts for until it has been read.
+    /// Prompt tokens it counts for until its first token.
     reading: u64,
-    /// What it took out of the bucket.
+    /// Tokens it took from the bucket.
     taken: f64,
 }
 
 type Key = (usize, bool, TenantId);
 
-/// What happened to tickets: admitted, and refused with the reason.
+/// Results: admitted tickets, and rejected ones with the reason.
 pub type Fate = (Vec<u64>, Vec<(u64, Why)>);
 
 #[derive(Clone, Debug)]
@@ -39,7 +39,7 @@ pub struct Slow {
     pub readers: usize,
     pace: Option<PrefillPace>,
     bucket: f64,
-    /// The same for what goes beyond the usual.
+    /// The same for requests beyond usual demand.
     spare: f64,
     filled: Tick,
     usual: UsualShares,
@@ -151,7 +151,7 @@ impl Slow {
         fate
     }
 
-    /// Within the limits of its tenant and its usual share, within the limits, or neither.
+    /// 0: within limits and usual demand, 1: within limits, 2: neither.
     fn classify(&mut self, ask: &Ask) -> usize {
         let rank = ask.rank as usize;
         match ask.standing {
@@ -161,8 +161,8 @@ impl Slow {
         }
     }
 
-    /// By deadline, those without behind all others by arrival. At a known pace a second of prefill
-    /// counts as thirty of arrival, and one of the deadline as a tenth.
+    /// By deadline, those without behind all others by arrival. With a known pace a second of prefill counts
+    /// as thirty of arrival, and one of the deadline as a tenth.
     fn due(&self, ask: &Ask) -> (bool, Tick) {
         let Some(deadline) = ask.aim.deadline(ask.arrival) else { return (true, ask.arrival) };
         let Some(pace) = self.paced().filter(|pace| pace.per_second.is_finite()) else { return (false, deadline) };
@@ -172,7 +172,7 @@ impl Slow {
         (false, ask.arrival + Duration::from_secs_f64(behind.min(3600.0)))
     }
 
-    /// Tries it on a copy: what would have to wait, or push somebody out, changes nothing.
+    /// Tries it on a copy: a request that would have to wait, or evict another one, changes nothing.
     pub fn take_free_seat(&mut self, ask: &Ask, at: Tick) -> Option<u64> {
         self.now = self.now.max(at);
         self.gain();
@@ -247,7 +247,7 @@ impl Slow {
         self.pace.filter(|_| self.settings.reading == Reading::Auto)
     }
 
-    /// The bucket fills with time.
+    /// Refills the bucket for the elapsed time.
     fn gain(&mut self) {
         if let Some(pace) = self.pace {
             let seconds = self.now.since(self.filled).as_secs_f64();
@@ -283,7 +283,7 @@ impl Slow {
         self.running.len() < self.seats && self.being_read() + self.counts_for(ask) <= most
     }
 
-    /// The part of the reading and of the bucket that it may use, in hundredths.
+    /// Percentage of the prefill budget and of the bucket that it may use.
     fn part(next: &Entry) -> u64 {
         match (next.row, next.late) {
             (_, true) | (5.., _) => 25,
@@ -335,7 +335,7 @@ impl Slow {
         (vec![], over.iter().map(|((_, why), ticket)| (*ticket, *why)).collect())
     }
 
-    /// Those that were too late from the start hold half of the places at most.
+    /// Requests infeasible at arrival hold at most half of the places.
     fn is_crowded_with_late_ones(&self, arrival: &Entry) -> bool {
         let late = self.waiting.iter().filter(|entry| entry.late && entry.row < 5).count();
         arrival.late && arrival.row < 5 && 2 * late >= self.settings.max_waiting
@@ -406,7 +406,7 @@ impl Slow {
         self.floors.extend(least);
     }
 
-    /// The next one of a row.
+    /// The next request of a row.
     fn first(&self, row: usize) -> Option<&Entry> {
         let late = !self.waiting.iter().any(|entry| entry.row == row && !entry.late);
         let line: Vec<_> = self.waiting.iter().filter(|entry| entry.row == row && entry.late == late).collect();
@@ -415,7 +415,7 @@ impl Slow {
         line.iter().filter(near).min_by_key(|entry| entry.order()).copied()
     }
 
-    /// Whose turn it is, if it may go now.
+    /// The next request, if it may run now.
     fn next(&self) -> Option<&Entry> {
         let due = (0..5).filter(|row| self.first(*row).is_some_and(|e| self.credit[*row] >= e.cost() * 1000));
         let free = |row: &usize| self.first(*row).is_some_and(|next| !self.is_held_back(next));
