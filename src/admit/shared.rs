@@ -1,25 +1,23 @@
-//! The tenants' limits, shared by several gateways in Redis or Valkey.
+//! The tenants' limits shared by several gateways in Redis or Valkey.
 //!
-//! The same rules as [`limit`](super::limit) (burst, debt, all limits of a request or none, a
-//! true `Retry-After`), with the balances in one place: a script (`script.lua`) keeps them by
-//! the server's clock. What that costs and what it promises is in `docs/shared-limits.md`.
+//! The same rules as [`limit`](super::limit) (burst, debt, all limits of a request or none, a true
+//! `Retry-After`), with the balances in one place: a Lua script (`script.lua`) maintains them by the
+//! server's clock. Costs and guarantees are in `docs/shared-limits.md`.
 //!
-//! - A request draws from its gateway's **lease** (`lease`): tokens that the store has granted
-//!   and nobody has used yet. Only where that is not enough the store is asked, for what is
-//!   needed and for a quarter second of use ahead. One call at a time is under way for a
-//!   tenant; who comes meanwhile waits for it, and is served from what it brings.
-//! - No request waits longer than [`Redis::timeout`](settings::Redis::timeout). Without an
-//!   answer it meets [`OnFailure`]: a share of the limit that this gateway keeps in books of its
-//!   own, or a refusal. A breaker (`breaker`) leaves a store that fails alone; trials go on beside the
-//!   requests.
-//! - Whatever is uncertain errs towards the limit: a lease that was in a call without an answer
-//!   is not spent again, and a debt that was in one is told again.
+//! - A request draws from its gateway's **lease** (`lease`): tokens granted by the store and not used yet.
+//!   Only if that is not enough the store is called, for the need plus a quarter second of use. One call at
+//!   a time is in flight per tenant; requests that come meanwhile wait for it and are served from its
+//!   result.
+//! - No request waits longer than [`Redis::timeout`](settings::Redis::timeout). Without an answer
+//!   [`OnFailure`] applies: a local share of the limit, or a rejection. A breaker (`breaker`) stops calls to
+//!   a failing store; trials continue beside the requests.
+//! - Uncertainty errs towards the limit: a lease in a call without an answer is not spent again, and a debt
+//!   in one is reported again.
 //!
-//! All calls are made by one task, the [`Keeper`]: a client that leaves while its call is under
-//! way takes nothing with it. A request's end only changes what lies here, and never waits: the
-//! keeper looks through the tenants in use ten times a second, and finds it. Its channel carries
-//! wishes to be looked at sooner; where it is full, a request that has to ask is served as if
-//! the store could not be asked, and an end is found at the next look.
+//! One task, the [`Keeper`], makes all calls, so a client that leaves during its call loses nothing. The end
+//! of a request only changes local state and never waits: the task checks the tenants in use ten times a
+//! second. Its channel carries requests for an earlier check; if it is full, a request that needs the store
+//! is served as if the store were unavailable, and an end is found at the next check.
 
 mod account;
 mod breaker;
@@ -57,24 +55,24 @@ use account::{Account, Drawn, Want};
 use numbers::Counters;
 use settings::{OnFailure, Redis};
 
-/// Wishes that may wait for the keeper.
+/// Capacity of the task's channel.
 const WORDS: usize = 1024;
 
-/// Requests of one tenant that may wait for the store.
+/// Most requests of one tenant that wait for the store.
 const WAITING: usize = 4096;
 
-/// Why a request may not run now.
+/// Why a request may not run.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Denied {
-    /// A limit.
+    /// A limit is exhausted.
     #[error(transparent)]
     Exhausted(#[from] Exhausted),
-    /// The store cannot be asked, and the settings say `closed`.
+    /// The store is unavailable, and the settings say `closed`.
     #[error("the store of the limits cannot be asked")]
     Unavailable,
 }
 
-/// The books of all tenants, in a store. Lives over reloads. Cheap to clone.
+/// The limits of all tenants in a store. Outlives reloads. Clones share one state.
 #[derive(Clone, Debug)]
 pub struct Store(Arc<Inner>);
 
@@ -82,17 +80,17 @@ pub struct Store(Arc<Inner>);
 struct Inner {
     clock: Clock,
     settings: Redis,
-    /// This gateway's name in the store: made up at the start.
+    /// This gateway's random name in the store.
     gateway: Arc<str>,
     tenants: DashMap<TenantId, Arc<Tenant>, RandomState>,
-    /// What this gateway let in, against its share of the limits.
+    /// Requests of this gateway against its share of the limits.
     share: Ledger,
     replicas: AtomicU32,
     words: mpsc::Sender<Word>,
     counters: Counters,
 }
 
-/// One tenant, as the keeper sees it.
+/// One tenant, as the task sees it.
 #[derive(Debug)]
 struct Tenant {
     id: TenantId,
@@ -103,11 +101,11 @@ struct Tenant {
 struct Desk {
     account: Account,
     waiting: VecDeque<Waiter>,
-    /// A call is under way.
+    /// A call is in flight.
     calling: bool,
-    /// The keeper has this tenant on its list.
+    /// The tenant is on the task's list.
     listed: bool,
-    /// What the store keeps for this tenant could not be used: not asked before.
+    /// Until when the store is not called for this tenant, because its stored state was unusable.
     sick_until: Tick,
 }
 
@@ -118,18 +116,18 @@ struct Waiter {
     tell: oneshot::Sender<Result<Reservation, Exhausted>>,
 }
 
-/// A wish to the keeper.
+/// A message to the task.
 #[derive(Debug)]
 enum Word {
-    /// Look at this tenant.
+    /// Check this tenant.
     Look(Arc<Tenant>),
-    /// Give everything back and end.
+    /// Return all leases and end.
     Leave(oneshot::Sender<()>),
 }
 
 impl Store {
-    /// A store and the task that keeps it. Nothing is connected before that runs. `seed` makes
-    /// this gateway's name in the store, so it must differ between gateways.
+    /// A store and its task. Connects only when the task runs. `seed` makes this gateway's name in the store,
+    /// so it must differ between gateways.
     #[must_use]
     pub fn new(settings: Redis, clock: Clock, seed: u64) -> (Self, Keeper) {
         let (words, heard) = mpsc::channel(WORDS);
@@ -146,8 +144,8 @@ impl Store {
         (Store(Arc::clone(&inner)), Keeper::new(inner, heard))
     }
 
-    /// The limits as they are from now on, and how many gateways share them. What was spent
-    /// stays in the store; name every tenant, as for [`Ledger::reload`].
+    /// Sets the limits, and how many gateways share them. Spent amounts stay in the store; name every tenant,
+    /// as for [`Ledger::reload`].
     pub fn reload(&self, tenants: &BTreeMap<TenantId, Limits>, replicas: u32, at: Tick) {
         let inner = &self.0;
         inner.replicas.store(replicas, Ordering::Relaxed);
@@ -167,8 +165,8 @@ impl Store {
         inner.share.reload(&shares, at);
     }
 
-    /// Sets aside what the request wants, of every limit that applies to it, or nothing at all.
-    /// A tenant that the settings do not name is not limited. Dropped, it has taken nothing.
+    /// Reserves what the request needs of every applicable limit, or nothing. Unknown tenants are not limited.
+    /// Cancel-safe: if dropped, nothing is taken.
     ///
     /// # Errors
     /// [`Denied`].
@@ -209,7 +207,7 @@ impl Store {
         }
     }
 
-    /// Lets a request wait for the store; `None`: the store cannot be asked.
+    /// Queues a request for the store; `None` if the store is unavailable.
     fn queue(
         &self,
         tenant: &Arc<Tenant>,
@@ -229,13 +227,13 @@ impl Store {
         Some(heard)
     }
 
-    /// Requests of a tenant that run here and were let in by a limit.
+    /// Number of a tenant's limited requests running here.
     #[must_use]
     pub fn running(&self, tenant: &TenantId) -> u64 {
         self.0.tenants.get(tenant).map_or(0, |tenant| tenant.desk.lock().account.running())
     }
 
-    /// What was counted.
+    /// Statistics.
     #[must_use]
     pub fn numbers(&self) -> Numbers {
         let unspent = |tenant: &Arc<Tenant>| tenant.desk.lock().account.unspent();
@@ -243,8 +241,8 @@ impl Store {
         self.0.counters.read(unspent)
     }
 
-    /// Gives all leases back and ends the keeper. Requests that still run settle into nothing:
-    /// call it when none does.
+    /// Returns all leases and ends the task. Reservations that still run settle without effect, so call it when
+    /// there are none.
     pub async fn leave(&self) {
         let (tell, left) = oneshot::channel();
         if self.0.words.send(Word::Leave(tell)).await.is_ok() {
@@ -254,7 +252,7 @@ impl Store {
 }
 
 impl Inner {
-    /// A request that the store has let in, now or with a lease.
+    /// A request admitted by the store or a lease.
     fn leased(
         self: &Arc<Self>,
         tenant: &Arc<Tenant>,
@@ -267,7 +265,7 @@ impl Inner {
         Reservation::new(self, tenant, model, Some(held), noted)
     }
 
-    /// A request that meets a store that cannot be asked.
+    /// A request while the store is unavailable.
     fn without_the_store(
         self: &Arc<Self>,
         tenant: &Arc<Tenant>,
@@ -278,7 +276,7 @@ impl Inner {
             self.counters.request(By::Nobody);
             return Err(Denied::Unavailable);
         }
-        // What only the whole limit can hold takes the whole share, and pays the rest as debt.
+        // A need that only the whole limit can hold takes the whole share and leaves the rest as debt.
         let wanted = Wanted { output: Output::Assumed(wanted.output.tokens()), ..*wanted };
         let share = self.share.reserve(&tenant.id, model, &wanted, self.clock.now());
         let share = share.map_err(|refused| of_the_whole(tenant, model, refused))?;
@@ -288,8 +286,8 @@ impl Inner {
     }
 }
 
-/// A refusal by a share, told by the limit of which it is one. What is left, and until when, is
-/// the share's.
+/// A rejection by a share, reported as the limit of which it is one, with the share's remainder and reset
+/// time.
 fn of_the_whole(tenant: &Tenant, model: &str, refused: Exhausted) -> Exhausted {
     match refused {
         Exhausted::ForNow { standing, retry_after } => {
@@ -300,7 +298,7 @@ fn of_the_whole(tenant: &Tenant, model: &str, refused: Exhausted) -> Exhausted {
     }
 }
 
-/// One gateway's share of the limits: at least one of each, or nothing could ever pass.
+/// One gateway's share of the limits: at least one of each, so that something can pass.
 fn share_of(limits: &Limits, replicas: u32) -> Limits {
     let replicas = u64::from(replicas.max(1));
     let rate = |rate: Rate| {

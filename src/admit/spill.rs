@@ -1,27 +1,27 @@
-//! Which pool of its route a request goes on to while it waits for a seat.
+//! Spilling: which pool of its route a waiting request goes on to.
 //!
-//! Pure: the gateway measures the queues one after another, and this says whether the request
-//! leaves its own ([`SpillSearch::of_queue`]) and whether it joins a further one
-//! ([`SpillSearch::accepts`]). A pool without a limit and one with a free seat are always taken, so
-//! that they never come here. A request goes forward along its route only.
+//! Pure: the gateway measures the queues one after another, and this module decides whether the request
+//! leaves its own ([`SpillSearch::of_queue`]) and whether it joins a later one
+//! ([`SpillSearch::accepts`]). Pools without a limit or with a free seat are always taken and never come
+//! here. A request only goes forward along its route.
 
 use std::time::Duration;
 
-/// How much time a request that waits has left.
+/// The time a waiting request has left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TimeLeft {
     /// Until the latest start that still keeps its deadline.
     pub to_start: Duration,
-    /// Until it has to leave any queue.
+    /// Until it must leave any queue.
     pub to_leave: Duration,
 }
 
 /// The queue in which a request waits, as measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CurrentQueue {
-    /// Its pool has an engine available.
+    /// Whether its pool has an available engine.
     pub has_engine: bool,
-    /// Expected wait for a seat; `None`: no rate is known.
+    /// Expected wait for a seat; `None` if unknown.
     pub expected_wait: Option<Duration>,
     /// How long the request has waited in it.
     pub waited: Duration,
@@ -30,22 +30,22 @@ pub struct CurrentQueue {
 /// The search for the next pool of a route.
 #[derive(Debug)]
 pub struct SpillSearch {
-    /// The wait that a further queue has to undercut; `None`: the request can never start where it is.
+    /// The wait that a later queue must undercut; `None` if the request can never start where it is.
     expected: Option<Duration>,
     left: TimeLeft,
     fallback: Option<usize>,
 }
 
 impl SpillSearch {
-    /// The request can never start where it is: no engine, or no place in the queue.
+    /// A request that can never start where it is: no engine, or no place in the queue.
     #[must_use]
     pub const fn stranded(left: TimeLeft) -> Self {
         SpillSearch { expected: None, left, fallback: None }
     }
 
-    /// The request waits in a queue; `None`: it stays there, because its wait keeps the deadline.
+    /// A request that waits in a queue; `None` if it stays because its wait keeps the deadline.
     ///
-    /// Without a known rate the wait is expected to be as long again as it has been.
+    /// Without a known rate the further wait is assumed to equal the past one.
     #[must_use]
     pub fn of_queue(queue: CurrentQueue, left: TimeLeft) -> Option<Self> {
         if !queue.has_engine {
@@ -57,8 +57,8 @@ impl SpillSearch {
 
     /// Whether the request joins the queue of the pool `at` now. `wait`: its expected wait there.
     ///
-    /// A stranded request prefers a queue that keeps its deadline, but remembers the first one that
-    /// it is not known to leave unserved ([`fallback`](Self::fallback)).
+    /// A stranded request prefers a queue that keeps its deadline, but remembers the first one that is not
+    /// known to leave it unserved ([`fallback`](Self::fallback)).
     pub fn accepts(&mut self, at: usize, wait: Option<Duration>) -> bool {
         let is_shorter = |wait| self.expected.is_none_or(|expected| wait < expected);
         if wait.is_some_and(|wait| wait <= self.left.to_start && is_shorter(wait)) {
@@ -70,7 +70,7 @@ impl SpillSearch {
         false
     }
 
-    /// The queue to join if none of the route was accepted.
+    /// The queue to join if no other was accepted.
     #[must_use]
     pub const fn fallback(&self) -> Option<usize> {
         self.fallback

@@ -1,8 +1,8 @@
-//! One tenant's leases, and what to say to the store about them.
+//! One tenant's leases, and the calls to the store about them.
 //!
-//! Pure: moments are arguments and nothing waits. A request [`draw`](Account::draw)s; what is
-//! not here becomes a [`Sent`] call, of which one at a time is under way for a tenant, and its
-//! answer comes back to [`answered`](Account::answered) or [`lost`](Account::lost).
+//! Pure: moments are arguments and nothing waits. A request [`draw`](Account::draw)s; if the leases are not
+//! enough it becomes a [`Sent`] call, of which one per tenant is in flight, whose result comes back to
+//! [`answered`](Account::answered) or [`lost`](Account::lost).
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -18,18 +18,18 @@ use crate::admit::limit::settings::{Allowance, Limits};
 use crate::admit::limit::{Exhausted, Limit, Scope, Standing, Used, Wanted};
 use crate::units::Tick;
 
-/// Leases that nobody drew from for so long are given back.
+/// Idle time after which leases are returned.
 const IDLE: Duration = Duration::from_secs(1);
 
-/// Books that nobody asks for are forgotten when they would be full for twice as long, and this.
+/// Redis keys expire after twice the refill time plus this.
 const GRACE: Duration = Duration::from_secs(60);
-/// At the latest.
+/// Longest key life.
 pub(super) const LONGEST_LIFE: Duration = Duration::from_secs(400 * 24 * 60 * 60);
 
-/// Shelves that one call puts in order at most.
+/// Most scopes handled by one call.
 const SHELVES_IN_A_CALL: usize = 8;
 
-/// What a request holds: of the tenant's leases, and of its model's.
+/// Amounts held of the tenant's leases, and of its model's.
 pub(super) type HeldOfBoth = [Held; 2];
 
 /// A request for the store.
@@ -40,44 +40,44 @@ pub(super) struct Want {
     pub wanted: Wanted,
 }
 
-/// What came of a look at the leases.
+/// Result of drawing from the leases.
 #[derive(Debug, PartialEq)]
 pub(super) enum Drawn {
-    /// It has what it needs.
+    /// Everything needed was here.
     Held(HeldOfBoth),
-    /// It cannot have it, and the store need not be asked.
+    /// Rejected without calling the store.
     Refused(Exhausted),
-    /// The store knows.
+    /// The store must be called.
     Ask,
 }
 
-/// A call under way.
+/// A call in flight.
 #[derive(Debug)]
 pub(super) struct Sent {
     pub call: Call,
     want: Option<Want>,
-    /// The shelf (`None`: the tenant's own) and the limit of each bucket.
+    /// Scope (`None`: the tenant's own) and limit of each bucket.
     buckets: Vec<(Option<Arc<str>>, usize)>,
-    /// The shelf of each of the places.
+    /// Scope of each concurrency limit.
     places: Vec<Option<Arc<str>>>,
-    /// The shelves of which it says what the store has not heard.
+    /// Scopes whose unreported usage the call reports.
     told: Vec<Option<Arc<str>>>,
 }
 
 impl Sent {
-    /// Whether a request waits for the answer.
+    /// Whether a request waits for the result.
     pub fn is_asked(&self) -> bool {
         self.want.is_some()
     }
 
-    /// Whether the books that answered are not those of which something is remembered.
+    /// Whether the result comes from other state than remembered, so that the store lost its data.
     pub fn shows_a_loss(&self, answer: &Answer) -> bool {
         let is_lost = |bucket: &Bucket| bucket.begun != 0 && bucket.begun != answer.begun && bucket.remembered > 0;
         self.call.buckets.iter().any(is_lost)
     }
 }
 
-/// One tenant.
+/// The leases of one tenant.
 #[derive(Debug)]
 pub(super) struct Account {
     key: Arc<str>,
@@ -96,10 +96,10 @@ struct Shelf {
     fields: [Arc<str>; BY_RATE.len() + 1],
     pots: [Option<Pot>; BY_RATE.len()],
     seats: Option<Seats>,
-    /// Requests that run here, however they were let in.
+    /// Requests running here, however admitted.
     running: u64,
-    /// The store was away: it has to hear what was spent here meanwhile, and whether it lost its
-    /// books nobody knows.
+    /// The store was unavailable: usage meanwhile must be reported, and whether it lost its data is
+    /// unknown.
     untold: bool,
 }
 
@@ -118,7 +118,7 @@ impl Account {
         account
     }
 
-    /// The limits as they are from now on. Leases of limits that are gone are gone.
+    /// Sets the limits. Leases of removed limits are dropped.
     pub fn change(&mut self, limits: &Limits, replicas: u32, at: Tick) {
         self.whole.change(&self.gateway, &limits.whole, replicas, at);
         self.models.retain(|model, _| limits.models.contains_key(model));
@@ -133,7 +133,7 @@ impl Account {
         self.key_life = longest.fold(COUNT_LIFE, Duration::max).saturating_add(GRACE).min(LONGEST_LIFE);
     }
 
-    /// Takes what a request needs, if it is here.
+    /// Takes what a request needs, if available here.
     pub fn draw(&mut self, model: &str, wanted: &Wanted, at: Tick) -> Drawn {
         let shelves = || std::iter::once(&self.whole).chain(self.models.get(model));
         if let Err(never) = shelves().try_for_each(|shelf| shelf.can_ever_hold(wanted)) {
@@ -151,13 +151,13 @@ impl Account {
         Drawn::Held([of_whole, of_model.unwrap_or_default()])
     }
 
-    /// A request runs that was let in without the store.
+    /// Records a request admitted without the store.
     pub fn runs(&mut self, model: &str) {
         self.each_of(model, |_, shelf| shelf.running = shelf.running.saturating_add(1));
     }
 
-    /// A request ended. `held`: what it had from the store, if it had; `lend`: the store can be
-    /// asked. True if the store should hear of it soon.
+    /// Records the end of a request. `held`: what it held from the store, if anything; `lend`: the store is
+    /// available. True if the store should be told soon.
     pub fn ended(&mut self, model: &str, held: Option<&HeldOfBoth>, used: Option<&Used>, lend: bool) -> bool {
         let mut is_urgent = false;
         let last = self.last_call;
@@ -174,8 +174,8 @@ impl Account {
         is_urgent
     }
 
-    /// A call for a request that has to ask. `behind`: others wait for this tenant, too.
-    /// `spent_here`: what this gateway's own books say.
+    /// The call for a request that needs the store. `behind`: others of this tenant wait too. `spent_here`: the
+    /// state of this gateway's own limiter.
     pub fn call<'a>(
         &mut self,
         want: Want,
@@ -217,9 +217,9 @@ impl Account {
         sent
     }
 
-    /// A call that nobody waits for: gives back what lies idle, tells what is owed, how many run,
-    /// and after an outage what was used meanwhile and what was known before. `None`: all is in order. `everything`: keep nothing,
-    /// this gateway leaves. `spent_here`: what this gateway's own books say, for one model.
+    /// A maintenance call: returns idle leases, reports debts and running requests, and after an outage the
+    /// usage meanwhile and the last known state. `None` if there is nothing to do. `everything`: keep nothing,
+    /// because this gateway leaves. `spent_here`: the state of this gateway's own limiter for one model.
     pub fn tidy(&mut self, everything: bool, spent_here: impl Fn(&str) -> Vec<Standing>, at: Tick) -> Option<Sent> {
         let is_idle = everything || at.since(self.last_draw) >= IDLE;
         let mut sent = self.empty_call();
@@ -256,14 +256,14 @@ impl Account {
         (shelves > 0).then_some(sent)
     }
 
-    /// The store is back: it has to hear what was used here, and what it may have forgotten.
+    /// The store is available again and must be told what it may not know.
     pub fn came_back(&mut self) {
         self.whole.untold = true;
         self.models.values_mut().for_each(|shelf| shelf.untold = true);
     }
 
-    /// The answer to a call: what its request holds, or why it may not run. None: no request
-    /// asked, or it has to ask again, because the limit that refused it was changed meanwhile.
+    /// Handles the result of a call: what its request holds, or why it was rejected. `None` if no request asked,
+    /// or it must ask again because the refusing limit was changed meanwhile.
     pub fn answered(&mut self, sent: Sent, answer: &Answer, at: Tick) -> Option<Result<HeldOfBoth, Exhausted>> {
         let Sent { call, want, buckets, places, .. } = sent;
         for (((name, place), bucket), level) in buckets.iter().zip(&call.buckets).zip(&answer.buckets) {
@@ -292,7 +292,7 @@ impl Account {
         Some(Ok(held))
     }
 
-    /// The answer to a call whose request nobody wants any more: what it got lies here as a lease.
+    /// Handles the result of a call whose request has gone: the grant becomes a lease.
     pub fn answered_to_nobody(&mut self, sent: Sent, answer: &Answer, at: Tick) {
         let model = sent.want.as_ref().map(|want| Arc::clone(&want.model));
         if let (Some(model), Some(Ok(held))) = (model, self.answered(sent, answer, at)) {
@@ -300,7 +300,7 @@ impl Account {
         }
     }
 
-    /// No answer came. `untouched`: it is certain that the call did nothing.
+    /// Handles a call without a result. `untouched`: it certainly had no effect.
     pub fn lost(&mut self, sent: Sent, untouched: bool) {
         for ((name, place), bucket) in sent.buckets.iter().zip(&sent.call.buckets) {
             let pot = self.shelf_mut(name.as_ref()).and_then(|shelf| shelf.pots[*place].as_mut());
@@ -315,7 +315,7 @@ impl Account {
         }
     }
 
-    /// Nothing is here that the store should hear of sooner or later.
+    /// Whether there is nothing to report to the store.
     pub fn is_quiet(&self) -> bool {
         self.shelves().all(|shelf| {
             let seats = shelf.seats.as_ref().is_none_or(|seats| seats.is_empty() && shelf.running == 0);
@@ -323,7 +323,7 @@ impl Account {
         })
     }
 
-    /// Requests that run here.
+    /// Requests running here.
     pub fn running(&self) -> u64 {
         self.whole.running
     }
@@ -334,8 +334,8 @@ impl Account {
         shelves.any(|shelf| shelf.seats.is_some() || shelf.pots().next().is_some())
     }
 
-    /// Where a share of a limit stands, told as the limit of which it is a share: what the tenant
-    /// has agreed to is the whole.
+    /// The state of a share, reported as the limit of which it is one, because that is what the tenant has
+    /// agreed to.
     pub fn of_the_whole(&self, model: &str, share: Standing) -> Standing {
         let shelf = match share.scope {
             Scope::Tenant => Some(&self.whole),
@@ -346,17 +346,17 @@ impl Account {
         match (rate, shelf.seats.as_ref().filter(|_| share.limit == Limit::ConcurrentRequests)) {
             (Some(rate), _) => Standing { most: rate.burst(), per_minute: Some(rate.per_minute()), ..share },
             (None, Some(seats)) => Standing { most: seats.most, ..share },
-            // Gone meanwhile.
+            // The limit was removed meanwhile.
             (None, None) => share,
         }
     }
 
-    /// Tokens that are here and unspent, of the tenant's own limits.
+    /// Unused leased tokens of the tenant's own limits.
     pub fn unspent(&self) -> u64 {
         self.whole.pots().map(|(_, pot)| pot.left()).fold(0, u64::saturating_add)
     }
 
-    /// Why the store refused, by the limits as they are now. None: by these it need not have.
+    /// Why the store rejected, by the current limits. `None` if these would not have.
     fn refused(&self, want: &Want, at: Tick) -> Option<Exhausted> {
         let shelves = || std::iter::once(&self.whole).chain(self.models.get(&want.model));
         let full = shelves().find_map(|shelf| shelf.known_full(at));
@@ -389,7 +389,7 @@ impl Account {
         }
     }
 
-    /// The shelves of a request for this model, with their place in [`HeldOfBoth`].
+    /// The scopes of a request for this model, with their index in [`HeldOfBoth`].
     fn each_of(&mut self, model: &str, mut act: impl FnMut(usize, &mut Shelf)) {
         act(0, &mut self.whole);
         if let Some(shelf) = self.models.get_mut(model) {
@@ -464,7 +464,7 @@ impl Shelf {
         }
     }
 
-    /// No place for one more, as far as is known.
+    /// The concurrency limit, if known to be full.
     fn known_full(&self, at: Tick) -> Option<Exhausted> {
         let seats = self.seats.as_ref().filter(|seats| !seats.has_room(self.running) && seats.is_known_full(at))?;
         let (limit, most) = (Limit::ConcurrentRequests, seats.most);
@@ -472,7 +472,7 @@ impl Shelf {
         Some(Exhausted::ForNow { standing, retry_after: None })
     }
 
-    /// The limit that keeps a request waiting longest, and the whole seconds.
+    /// The limit with the longest wait, and the wait in whole seconds.
     fn longest_wait(
         &self,
         wanted: &Wanted,
@@ -507,13 +507,13 @@ impl Shelf {
     }
 }
 
-/// Where the chance of one limit at one gateway begins (FNV-1a).
+/// Seed of one limit at one gateway (FNV-1a).
 fn seed_of(gateway: &str, field: &str) -> u64 {
     let bytes = gateway.bytes().chain(field.bytes());
     bytes.fold(0xCBF2_9CE4_8422_2325, |seed, byte| (seed ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01B3))
 }
 
-/// What a limit's own books here hold as spent.
+/// Spent amount of a limit in this gateway's own limiter.
 fn spent(standings: &[Standing], scope: Scope, limit: Limit) -> u64 {
     let own = standings.iter().find(|standing| (standing.scope, standing.limit) == (scope, limit));
     own.map_or(0, |own| own.most.saturating_sub(own.remaining))

@@ -1,30 +1,30 @@
-//! Whether the store is asked at all.
+//! Circuit breaker of the store.
 
 use std::time::Duration;
 
 use crate::units::Tick;
 
-/// Failures in a row until the store is left alone.
+/// Consecutive failures that open it.
 const FAILURES: u32 = 3;
-/// How long it is left alone at first, and how long at most: twice as long after each trial
-/// that fails.
+/// First and longest open time; doubled after each failed
+/// trial.
 const FIRST: Duration = Duration::from_millis(250);
 const LONGEST: Duration = Duration::from_secs(4);
 
-/// The breaker of the store. While it is not closed no request waits for the store: one trial
-/// after another is made beside them.
+/// State of the breaker. Unless closed, no request waits for the store, and trials are made beside the
+/// requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Breaker {
-    /// Calls are made; remembers the failures since the last success.
+    /// Calls are made; counts failures since the last success.
     Closed { failures: u32 },
     /// No calls before `until`.
     Open { until: Tick, pause: Duration },
-    /// A trial is out; its result decides.
+    /// A trial is in flight.
     Trying { pause: Duration },
 }
 
 impl Breaker {
-    /// Begins with a trial: nothing is known of the store yet.
+    /// Starts with a trial, because nothing is known of the store.
     pub fn new(at: Tick) -> Self {
         Breaker::Open { until: at, pause: FIRST }
     }
@@ -33,7 +33,7 @@ impl Breaker {
         matches!(self, Breaker::Closed { .. })
     }
 
-    /// A call came back. True if the breaker opened by it.
+    /// Records a call's result. True if it opened the breaker.
     pub fn call_ended(&mut self, is_good: bool, at: Tick) -> bool {
         let Breaker::Closed { failures } = self else { return false };
         *failures = if is_good { 0 } else { *failures + 1 };
@@ -44,12 +44,12 @@ impl Breaker {
         opens
     }
 
-    /// The connection is gone: what comes next is a trial with a new one, at once.
+    /// The connection is lost: the next call is a trial on a new one, at once.
     pub fn line_lost(&mut self, at: Tick) {
         *self = Breaker::Open { until: at, pause: FIRST };
     }
 
-    /// When the next trial is due; `None`: none is.
+    /// When the next trial is due, if one is.
     pub fn trial_at(self) -> Option<Tick> {
         match self {
             Breaker::Open { until, .. } => Some(until),
@@ -57,14 +57,14 @@ impl Breaker {
         }
     }
 
-    /// A trial begins.
+    /// A trial starts.
     pub fn trial_begins(&mut self) {
         if let Breaker::Open { pause, .. } = *self {
             *self = Breaker::Trying { pause };
         }
     }
 
-    /// The trial came back.
+    /// Records a trial's result.
     pub fn trial_ended(&mut self, is_good: bool, at: Tick) {
         let Breaker::Trying { pause } = *self else { return };
         let pause_after = (pause * 2).min(LONGEST);

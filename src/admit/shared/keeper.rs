@@ -1,4 +1,4 @@
-//! The one task that speaks with the store.
+//! The task that makes all calls to the store.
 
 use std::collections::{HashMap, VecDeque};
 use std::pin::Pin;
@@ -19,54 +19,54 @@ use super::{Desk, Inner, Tenant, Word};
 use crate::clock::Clock;
 use crate::units::{TenantId, Tick};
 
-/// How often the tenants in use are looked through.
+/// Interval at which tenants in use are checked.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// A store that nobody asks is asked by us, so that a connection that died is noticed, and
-/// replaced, before a request needs it.
+/// Idle time after which the task itself calls the store, so that a dead connection is noticed and replaced
+/// before a request needs it.
 const SILENCE: Duration = Duration::from_secs(1);
 
-/// How long a tenant is served without the store where what it keeps could not be used.
+/// How long the store is not called for a tenant whose stored state was unusable.
 const SICK: Duration = Duration::from_secs(1);
 
-/// How long leaving may take: at least as long as one call.
+/// Time limit of leaving; at least one call's.
 const LEAVING: Duration = Duration::from_millis(500);
 
 type Calls = FuturesUnordered<Pin<Box<dyn Future<Output = Over> + Send>>>;
-/// A connection that works, and the birth of the books behind its greeting.
+/// A new connection, with the creation time of the store's state.
 type Trial = Pin<Box<dyn Future<Output = Result<(Line, u64), Failure>> + Send>>;
 
-/// Speaks with the store for all requests: makes the calls that they wait for, gives back what
-/// lies idle, tries a store that failed. Ends by [`Store::leave`](super::Store::leave).
+/// Makes the calls that requests wait for, returns idle leases, and tries a failed store again. Ends by
+/// [`Store::leave`](super::Store::leave).
 pub struct Keeper {
     inner: Arc<Inner>,
     words: mpsc::Receiver<Word>,
 }
 
-/// However it ends: from then on nobody waits for the store.
+/// However it ends, no request waits for the store from then on.
 impl Drop for Keeper {
     fn drop(&mut self) {
         self.inner.counters.turn(false);
     }
 }
 
-/// A call that is over.
+/// A completed call.
 struct Over {
-    /// Whose; `None`: nobody's, to hear whether the store is there.
+    /// Its tenant; `None` for a call that only checks the store.
     call: Option<(Arc<Tenant>, Sent)>,
     result: Result<Answer, Failure>,
     began: Tick,
-    /// On which connection: one that was given up says nothing about the next.
+    /// Its connection, because one that was given up says nothing about the next.
     line: u64,
 }
 
-/// What the keeper knows between two steps.
+/// The task's state.
 struct State {
     breaker: Breaker,
     line: Option<Line>,
-    /// The number of the connection.
+    /// Number of the current connection.
     lines: u64,
-    /// Why trials fail, as far as it was told already.
+    /// Last logged reason of failing trials.
     told: Option<String>,
     calls: Calls,
     trial: Option<Trial>,
@@ -74,7 +74,7 @@ struct State {
     in_use: HashMap<TenantId, Arc<Tenant>, ahash::RandomState>,
     next_look: Tick,
     last_call: Tick,
-    /// The birth of the books behind greetings: another one means that the store lost its data.
+    /// Creation time of the store's state; a change means that it lost its data.
     greeted: Option<u64>,
 }
 
@@ -83,7 +83,7 @@ impl Keeper {
         Keeper { inner, words }
     }
 
-    /// Runs until it is told to leave.
+    /// Runs until told to leave.
     pub async fn run(mut self) {
         let clock = self.inner.clock;
         let mut state = State::new(clock.now());
@@ -127,7 +127,7 @@ impl State {
         self.breaker.trial_at().map_or(quiet, |trial| trial.min(quiet))
     }
 
-    /// Serves who waits for this tenant, as far as no call is needed, and makes the call that is.
+    /// Serves this tenant's waiting requests as far as possible without a call, and makes the call needed.
     fn look(&mut self, inner: &Arc<Inner>, tenant: &Arc<Tenant>) {
         let at = inner.clock.now();
         let mut desk = tenant.desk.lock();
@@ -143,8 +143,8 @@ impl State {
         served.into_iter().for_each(|tell| tell());
     }
 
-    /// What must be said to those who wait is said when the desk is free again: a reservation
-    /// that nobody takes gives itself back, at the same desk.
+    /// Results are sent after the lock is released, because a reservation that nobody receives is released
+    /// under the same lock.
     fn next_call(
         &mut self,
         inner: &Arc<Inner>,
@@ -154,7 +154,7 @@ impl State {
     ) -> Vec<Box<dyn FnOnce()>> {
         let mut said: Vec<Box<dyn FnOnce()>> = Vec::new();
         let Some(line) = self.line.clone().filter(|_| self.breaker.is_closed() && at >= desk.sick_until) else {
-            // They hear that nobody answers.
+            // They get the result "unavailable".
             let unheard = std::mem::take(&mut desk.waiting);
             said.push(Box::new(move || drop(unheard)));
             return said;
@@ -177,7 +177,7 @@ impl State {
                     let spent_here = inner.share.standings(&tenant.id, &model, at);
                     let behind = desk.waiting.iter().filter(|mate| !mate.tell.is_closed()).map(|mate| &mate.want);
                     let sent = desk.account.call(waiter.want.clone(), behind, &spent_here, at);
-                    // The one who is first hears the answer.
+                    // The first one gets the result.
                     desk.waiting.push_front(waiter);
                     self.send(inner, line, tenant, desk, sent, at);
                     break;
@@ -205,7 +205,7 @@ impl State {
         )));
     }
 
-    /// A call came back, or did not.
+    /// Handles a completed call.
     fn over(&mut self, inner: &Arc<Inner>, Over { call, result, began, line }: Over) {
         let at = inner.clock.now();
         let asked = call.as_ref().is_some_and(|(_, sent)| sent.is_asked());
@@ -228,7 +228,7 @@ impl State {
         let (mut said, mut unheard) = (None, VecDeque::new());
         match result {
             Ok(answer) => {
-                // Who has to ask again stays in front.
+                // A request that must ask again stays first.
                 if let Some(result) = desk.account.answered(sent, &answer, at)
                     && let Some(waiter) = desk.waiting.pop_front()
                 {
@@ -258,11 +258,11 @@ impl State {
         self.look(inner, &tenant);
     }
 
-    /// What a call that came back, or did not, says about the store.
+    /// Updates the breaker by a call's result.
     fn weigh(&mut self, inner: &Inner, result: &Result<Answer, Failure>, is_tenants: bool, at: Tick) {
         let failure = match result {
             Ok(_) => None,
-            // The store is there; what it keeps for one tenant is not ours.
+            // The store works; this tenant's key holds foreign data.
             Err(Failure::Nonsense(_)) if is_tenants => None,
             Err(failure) => Some(failure),
         };
@@ -279,7 +279,7 @@ impl State {
         }
     }
 
-    /// Looks at everybody in use, and asks a store that has been silent.
+    /// Checks all tenants in use, and calls a store that has been silent.
     fn look_through(&mut self, inner: &Arc<Inner>) {
         let at = inner.clock.now();
         if at >= self.next_look {
@@ -336,7 +336,7 @@ impl State {
         }
     }
 
-    /// At the next look the store hears of every tenant what it may not know.
+    /// Marks every tenant for a complete report at the next check.
     fn tell_everything(&mut self, inner: &Inner) {
         for tenant in &inner.tenants {
             let mut desk = tenant.desk.lock();
@@ -346,7 +346,7 @@ impl State {
         }
     }
 
-    /// Gives everything back, as far as that is possible in short time.
+    /// Returns everything, as far as possible in a short time.
     async fn leave(mut self, inner: &Arc<Inner>, left: oneshot::Sender<()>) {
         let clock = inner.clock;
         let until = clock.now() + LEAVING.max(inner.settings.timeout);
@@ -375,7 +375,7 @@ impl State {
             }
             tokio::select! {
                 Some(over) = self.calls.next() => {
-                    // Its first call may have been under way: then it was not in use yet.
+                    // Its first call may have been in flight, so it was not listed as in use.
                     let whose = self.over_while_leaving(inner, over);
                     open.extend(whose.filter(|whose| open.iter().all(|tenant| !Arc::ptr_eq(tenant, whose))));
                 }
@@ -385,7 +385,7 @@ impl State {
         let _ = left.send(());
     }
 
-    /// Whose call it was.
+    /// The tenant of a call.
     fn over_while_leaving(&mut self, inner: &Inner, Over { call, result, .. }: Over) -> Option<Arc<Tenant>> {
         let at = inner.clock.now();
         let (tenant, sent) = call?;
@@ -393,7 +393,7 @@ impl State {
         desk.calling = false;
         match result {
             Ok(answer) => desk.account.answered_to_nobody(sent, &answer, at),
-            // Not once more: what a trial would take belongs to those who wait for us to go.
+            // No retry, because its time belongs to the shutdown.
             Err(_) => self.line = None,
         }
         drop(desk);
@@ -401,7 +401,7 @@ impl State {
     }
 }
 
-/// Makes one call within its time.
+/// Makes one call within its time limit.
 async fn made(clock: Clock, limit: Duration, line: Line, number: u64, call: Option<(Arc<Tenant>, Sent)>) -> Over {
     let began = clock.now();
     let empty = Call::default();
@@ -414,12 +414,12 @@ async fn made(clock: Clock, limit: Duration, line: Line, number: u64, call: Opti
     Over { call, result, began, line: number }
 }
 
-/// A call that changes no books: shows whether the store would take one that does.
+/// A call without effect on balances, which shows whether the store would accept one.
 fn greeted(inner: &Inner, line: Line, number: u64) -> impl Future<Output = Over> + Send + use<> {
     let call = Call {
         key: format!("{}:greeting", inner.settings.key_prefix).into(),
         gateway: Arc::clone(&inner.gateway),
-        // It outlives any silence: a new one would look like a loss.
+        // Outlives any idle time, because a new key would look like lost data.
         key_life: LONGEST_LIFE,
         ..Call::default()
     };

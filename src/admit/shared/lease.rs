@@ -1,16 +1,13 @@
-//! What this gateway has from the store, of one limit: tokens or places that are granted and
-//! not spent yet.
+//! The lease of one limit: tokens or concurrent requests granted by the store and not used yet.
 //!
-//! A request draws from here; only where too little is here the store is asked. How much is
-//! asked for beside the need: what the last [`WINDOW`] used, at most the [`most`] of a lease,
-//! so that a hot limit costs a few calls a second, and little lies idle at one gateway while
-//! another one has none.
+//! A request draws from the lease; only if it is too small the store is called. A call asks for the need
+//! plus the use of the last [`WINDOW`], up to the [`most`] of a lease, so that a busy limit costs a few
+//! calls a second, and little lies idle at one gateway while another one has none.
 //!
-//! Of a scarce limit, what flows in behind a grant that took the last of it is left to the other
-//! gateways: this one asks again when each of them could have taken as much. All waits vary by
-//! chance. Without both, gateways with equal loads that ask in the same order in every round split
-//! the flow by their distances in it: of three, 75, 17 and 8 % were measured, and 98, 1 and 1 % of
-//! large requests.
+//! When a grant has taken the last of a scarce limit, its refill is left to the other gateways: this one
+//! asks again when each of them could have taken as much. All waits are randomised. Without both, gateways
+//! with equal loads that ask in the same order in every round split the refill by their distances: 75, 17
+//! and 8 % were measured for three, and 98, 1 and 1 % for large requests.
 
 use std::time::Duration;
 
@@ -19,69 +16,69 @@ use crate::admit::limit::meter::Meter;
 use crate::admit::limit::settings::Rate;
 use crate::units::Tick;
 
-/// A lease lasts about so long at the pace of its last use.
+/// Time that a lease lasts at the current use.
 const WINDOW: Duration = Duration::from_millis(250);
 
-/// All leases of a limit together are at most this part of its burst, if there are as many
-/// gateways as `replicas` says.
+/// All leases of a limit together are at most its burst divided by this, if `replicas` is
+/// right.
 const PART: u64 = 16;
 
-/// How long an answer's word on what the store has left is believed without a call, at most; half of
-/// it at least.
+/// Longest time for which a result about the store's remainder is trusted without a call; at least half of
+/// it.
 pub(super) const MEMORY: Duration = Duration::from_millis(250);
 
-/// How much longer it is believed where others go first, at most: with [`MEMORY`] less than the
-/// second that a refusal names at least.
+/// Additional time where other gateways go first; with [`MEMORY`] below the second that a rejection names
+/// at least.
 pub(super) const TURN: Duration = Duration::from_millis(600);
 
-/// The same for requests at the same time, which nobody can foresee.
+/// The same for concurrent requests, whose ends cannot be predicted.
 const SHORT_MEMORY: Duration = Duration::from_millis(20);
 
-/// A scarce limit is asked for again when it has so much more than is needed: this part of a
-/// minute's flow, on the average. Without it each token that drips in would cost a call.
+/// A scarce limit is called again when it has this part of a minute's refill beyond the need, on average.
+/// Otherwise each token that refills would cost a call.
 const LOT: u64 = 1200;
 
-/// Numbers that the store can count.
+/// Largest number that the store can represent.
 const MOST: u64 = Rate::MOST;
 
-/// The most that a gateway takes ahead of its use, of a limit that holds `burst`.
+/// Largest lease of a limit with this burst.
 pub(super) fn most(burst: u64, replicas: u32) -> u64 {
     burst / (PART * u64::from(replicas.max(1)))
 }
 
-/// What is here of a limit by rate.
+/// The lease of a rate limit.
 #[derive(Clone, Debug)]
 pub(super) struct Pot {
     pub rate: Rate,
     most: u64,
     lot: u64,
-    /// Gateways besides this one.
+    /// Number of other gateways.
     others: u64,
-    /// Granted, and held by no request.
+    /// Granted and unused.
     left: u64,
-    /// Used beyond what was granted, not yet told to the store.
+    /// Used beyond the grants and not reported.
     owed: u64,
-    /// Used by requests that were let in without the store, not yet told to it.
+    /// Used by requests admitted without the store and not reported.
     unheard: u64,
-    /// Taken by requests since the last call.
+    /// Drawn since the last call.
     drawn: u64,
-    /// What was asked for ahead the last time.
+    /// Asked for beyond the need at the last call.
     ahead: u64,
     told: Option<Told>,
-    /// The state of the generator behind [`Pot::chance`].
+    /// State of the random generator of [`Pot::chance`].
     seed: u64,
 }
 
-/// What the store has, as far as is known here: it may have more, if others gave back. Kept as
-/// long as the limit: a store that loses its books is told of it.
+/// The store's state as last reported; a lower bound, because others may have returned leases. Kept as long
+/// as the limit, to tell a store that lost its data.
 #[derive(Clone, Debug)]
 struct Told {
     meter: Meter,
-    /// The birth of the books that said so.
+    /// Creation time of that state.
     begun: u64,
-    /// Until when requests are refused by it without a call.
+    /// Until when requests are rejected by it without a call.
     until: Tick,
-    /// The lot that is worth a call.
+    /// The amount worth a call.
     lot: u64,
 }
 
@@ -105,7 +102,7 @@ impl Pot {
         }
     }
 
-    /// What a request takes of this limit: a guess that it cannot hold takes all of it.
+    /// What a request takes: an estimate beyond the bucket takes all of it.
     pub fn clipped(&self, need: u64) -> u64 {
         need.min(self.rate.burst())
     }
@@ -119,13 +116,13 @@ impl Pot {
         self.used(need);
     }
 
-    /// A request took this much, granted to it alone.
+    /// Records an amount granted directly to a request.
     pub fn used(&mut self, need: u64) {
         self.drawn = self.drawn.saturating_add(need);
     }
 
-    /// A request ended that held so much. While the store cannot be asked, what is given back
-    /// is not lent again.
+    /// Settles a request. While the store is unavailable, refunds are not lent
+    /// again.
     pub fn settle(&mut self, held: u64, used: u64, lend: bool) {
         let (back, more) = (held.saturating_sub(used), used.saturating_sub(held));
         let pays = self.owed.min(back);
@@ -138,20 +135,20 @@ impl Pot {
         self.owed = self.owed.saturating_add(more - paid).min(MOST);
     }
 
-    /// A request ended that was let in without the store.
+    /// Settles a request admitted without the store.
     pub fn used_unheard(&mut self, used: u64) {
         self.unheard = self.unheard.saturating_add(used).min(MOST);
     }
 
-    /// What the store has yet to hear of it, where so much of it has not flown off: `spent_here`
-    /// is what this gateway's own books still hold.
+    /// Unreported usage, at most what this gateway's own limiter still counts as spent
+    /// (`spent_here`).
     pub fn tell_unheard(&mut self, spent_here: u64) -> u64 {
         std::mem::take(&mut self.unheard).min(spent_here)
     }
 
-    /// Seconds until a request fits that needs so much, as far as is known here; `None`: it
-    /// may fit now, the store has to be asked. What lies here does not shorten the promise: the
-    /// client may come to another gateway next.
+    /// Seconds until a request fits, as far as known here; `None` if the store must be called. The lease does
+    /// not shorten it, because the client may come to another gateway
+    /// next.
     pub fn known_wait(&self, need: u64, at: Tick) -> Option<u64> {
         let Told { meter, lot, .. } = self.told.as_ref().filter(|told| at < told.until)?;
         let short = need.checked_sub(self.left).filter(|short| *short > 0)?;
@@ -159,19 +156,19 @@ impl Pot {
         meter.wait(enough, at).map(|_| meter.wait(need, at).unwrap_or(1))
     }
 
-    /// Seconds until it fits, by the last answer.
+    /// Seconds until it fits, by the last result.
     pub fn told_wait(&self, need: u64, at: Tick) -> Option<u64> {
         self.told.as_ref()?.meter.wait(need, at)
     }
 
-    /// Whole tokens left, here and in the store, and how long until it is full.
+    /// Whole tokens left here and in the store, and the time until full.
     pub fn level(&self, at: Tick) -> (u64, Duration) {
         let told = self.told.as_ref().map(|told| (told.meter.remaining(at), told.meter.until_full(at)));
         let (there, until_full) = told.unwrap_or_default();
         (there.saturating_add(self.left).min(self.rate.burst()), until_full)
     }
 
-    /// How much to ask for beside the need, after so long a time since the last call.
+    /// How much to ask for beyond the need, after this long since the last call.
     pub fn ask_ahead(&mut self, since: Duration) -> u64 {
         let shortest = Duration::from_millis(10);
         let paced = u128::from(self.drawn) * WINDOW.as_nanos() / since.max(shortest).as_nanos();
@@ -181,12 +178,12 @@ impl Pot {
         self.ahead
     }
 
-    /// All that is here, to give back, and all that is owed: both travel with a call.
+    /// The whole lease to return, and the debt: both are sent with a call.
     pub fn hand_over(&mut self) -> (u64, u64) {
         (std::mem::take(&mut self.left), std::mem::take(&mut self.owed))
     }
 
-    /// What lies here too much, and what is owed; nothing where neither is.
+    /// The excess of the lease and the debt, if any.
     pub fn tidy(&mut self, is_idle: bool) -> Option<(u64, u64)> {
         let keep = if is_idle { 0 } else { self.ahead.max(self.most).min(self.left) };
         let back = self.left - keep;
@@ -196,8 +193,8 @@ impl Pot {
         })
     }
 
-    /// An answer came, from books that were begun then. `took`: what the request got that asked; 0
-    /// where it got nothing, `None` where none asked.
+    /// Handles a result from state created at `begun`. `took`: the grant of the request that asked (0 if
+    /// rejected), `None` if none asked.
     pub fn granted(&mut self, took: Option<u64>, ahead: u64, meter: Meter, begun: u64, at: Tick) {
         self.left = self.left.saturating_add(ahead).min(MOST);
         let before = self.told.as_ref().map(|told| (told.until, told.lot));
@@ -211,7 +208,7 @@ impl Pot {
         self.told = Some(Told { meter, begun, until, lot });
     }
 
-    /// Until when the store's word is believed without a call, and what is worth one.
+    /// Until when the result is trusted without a call, and the amount worth one.
     fn patience(&mut self, took: u64, ahead: u64, meter: &Meter, at: Tick) -> (Tick, u64) {
         let chance = self.chance();
         let until = at + MEMORY.mul_f64(f64::midpoint(1.0, chance));
@@ -224,13 +221,13 @@ impl Pot {
         (until + turn.unwrap_or(TURN).min(TURN), lot.saturating_add(theirs))
     }
 
-    /// The birth of the books that spoke last, and the whole tokens that were spent there and have not
-    /// flown off: what they would have to hear if they were lost. Zeros: nothing is known.
+    /// Creation time of the last reported state, and its spent tokens not yet refilled, to report if the store
+    /// lost them. Zeros if unknown.
     pub fn remembered(&self, at: Tick) -> (u64, u64) {
         self.told.as_ref().map_or((0, 0), |told| (told.begun, told.meter.spent(at).min(MOST)))
     }
 
-    /// The next number from 0 to below 1 (Steele, Lea and Flood's SplitMix64).
+    /// The next random number in [0, 1) (SplitMix64: Steele, Lea and Flood).
     fn chance(&mut self) -> f64 {
         self.seed = self.seed.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mixed = (self.seed ^ (self.seed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -238,8 +235,8 @@ impl Pot {
         ((mixed ^ (mixed >> 31)) >> 11) as f64 / (1_u64 << 53) as f64
     }
 
-    /// No answer came. What was owed is owed still; what was given back has come home or it has
-    /// not: it is not spent again.
+    /// Handles a call without a result. Debts remain; returned leases are not spent again, because the return
+    /// may have happened.
     pub fn lost(&mut self, back: u64, owed: u64, unheard: u64, untouched: bool) {
         self.owed = self.owed.saturating_add(owed).min(MOST);
         self.used_unheard(unheard);
@@ -257,12 +254,12 @@ impl Pot {
     }
 }
 
-/// What is here of a limit on requests at the same time.
+/// The lease of a concurrency limit.
 #[derive(Clone, Debug)]
 pub(super) struct Seats {
     pub most: u64,
     spare: u64,
-    /// That may run here, by the store's last word.
+    /// How many may run here, by the store's last result.
     granted: u64,
     stated: Tick,
     full_until: Tick,
@@ -284,36 +281,36 @@ impl Seats {
         self.granted > running
     }
 
-    /// Known to be taken, here and elsewhere.
+    /// Whether all are known to be in use, here and elsewhere.
     pub fn is_known_full(&self, at: Tick) -> bool {
         at < self.full_until
     }
 
-    /// How many to ask for beside those that are needed now.
+    /// How many to ask for beyond the need.
     pub fn ask_ahead(&self) -> u64 {
         self.spare
     }
 
-    /// A call says how many run: until its answer nobody sits down.
+    /// A call reports how many run; until its result none may start.
     pub fn hand_over(&mut self, running: u64) {
         self.granted = self.granted.min(running);
     }
 
-    /// Whether the store should hear how many run: too many places are kept, or its memory of
-    /// those that run would end.
+    /// Whether the store should be told how many run: too many are leased, or its record of running ones would
+    /// expire.
     pub fn is_untidy(&self, running: u64, is_idle: bool, at: Tick) -> bool {
         let spare = if is_idle { 0 } else { self.spare };
         let forgets = (running > 0 || self.granted > 0) && at.since(self.stated) >= COUNT_LIFE / 3;
         forgets || self.granted > running.saturating_add(spare)
     }
 
-    /// An answer came. `refused`: there was no place for a request.
+    /// Handles a result. `refused`: a request was rejected.
     pub fn granted(&mut self, ours: u64, refused: bool, at: Tick) {
         (self.granted, self.stated) = (ours, at);
         self.full_until = if refused { at + SHORT_MEMORY } else { at };
     }
 
-    /// Nothing is kept here, and nothing known there.
+    /// Whether nothing is held here, and nothing recorded there.
     pub fn is_empty(&self) -> bool {
         self.granted == 0
     }

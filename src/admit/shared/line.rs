@@ -1,4 +1,4 @@
-//! The connection to the store: one call of the script, within its time.
+//! The connection to the store: one call of the script within its time limit.
 
 use std::time::Duration;
 
@@ -10,10 +10,10 @@ use redis::{
 use super::settings::Redis;
 use super::wire::{Answer, Call, SCRIPT};
 
-/// The longest that a new connection may take, TLS and password included. Nobody waits for it.
+/// Time limit of connecting, TLS and authentication included. No request waits for it.
 const CONNECTING: Duration = Duration::from_secs(1);
 
-/// A connection. Cheap to clone: all clones share it, and calls do not wait for each other.
+/// A connection. Clones share it, and calls are concurrent.
 #[derive(Clone)]
 pub struct Line(Way);
 
@@ -23,30 +23,30 @@ enum Way {
         connection: MultiplexedConnection,
         script: String,
     },
-    /// A test answers.
+    /// Answered by a test.
     #[cfg(test)]
     ByHand(by_hand::Answers),
 }
 
-/// Why there is no answer. Never holds the address or a password.
+/// Why there is no result. Never contains the address or a password.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {
-    /// Not in time. It may have been done, or will be.
+    /// Not in time; it may have taken effect, or may still.
     #[error("no answer in time")]
     Timeout,
-    /// No connection, or it broke. It may have been done.
+    /// No connection, or it broke; the call may have taken effect.
     #[error("the connection failed: {0}")]
     Broken(String),
-    /// The server says that it did nothing.
+    /// The server reports that nothing was done.
     #[error("the server answered with an error: {0}")]
     Error(String),
-    /// What the server keeps for this tenant is not ours, or its answer is none.
+    /// The stored state is foreign, or the result is malformed.
     #[error("the server answered with nonsense: {0}")]
     Nonsense(String),
 }
 
 impl Line {
-    /// Connects, and brings the script along. Within the time that a connection may take.
+    /// Connects and loads the script, within the time limit of connecting.
     ///
     /// # Errors
     /// [`Failure`].
@@ -56,13 +56,13 @@ impl Line {
             return Ok(Line(Way::ByHand(answers)));
         }
         let client = Client::open(settings.address.info().clone()).map_err(failure)?;
-        // Our own clock limits the calls.
+        // Calls are limited by our own clock.
         let config = AsyncConnectionConfig::new().set_connection_timeout(Some(CONNECTING)).set_response_timeout(None);
         let connection = client.get_multiplexed_async_connection_with_config(&config).await.map_err(failure)?;
         Ok(Line(Way::Server { connection, script: Script::new(SCRIPT).get_hash().to_owned() }))
     }
 
-    /// Has the script keep this tenant's books.
+    /// Calls the script for one tenant.
     ///
     /// # Errors
     /// [`Failure`].
@@ -97,11 +97,11 @@ fn failure(error: RedisError) -> Failure {
     match error.kind() {
         ErrorKind::Io if error.is_timeout() => Failure::Timeout,
         ErrorKind::Server(_) | ErrorKind::Extension => match error.code() {
-            // Not the server is at fault: this tenant's key is.
+            // This tenant's key is at fault rather than the server.
             Some(code @ ("GOODPUT" | "WRONGTYPE")) => {
                 Failure::Nonsense(format!("{code} {}", error.detail().unwrap_or_default()))
             }
-            // So older servers wrap what a command inside a script answers.
+            // Older servers wrap the error of a command inside a script like this.
             _ if error.detail().is_some_and(|detail| detail.contains("WRONGTYPE")) => {
                 Failure::Nonsense("WRONGTYPE".to_owned())
             }
@@ -125,11 +125,11 @@ pub(super) mod by_hand {
     pub type Answers = fn(&Call) -> Result<Answer, Failure>;
 
     thread_local! {
-        /// Who answers the lines that this thread opens.
+        /// Answers connections opened by this thread.
         pub static ANSWERS: Cell<Option<Answers>> = const { Cell::new(None) };
     }
 
-    /// Others may go on while a call is on its way, and while its answer is.
+    /// Other tasks may run before the call takes effect, and before its result arrives.
     pub async fn call(answers: Answers, call: &Call) -> Result<Answer, Failure> {
         others().await;
         let answer = answers(call);

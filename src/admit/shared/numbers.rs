@@ -1,33 +1,33 @@
-//! What is counted about the store, for the metrics.
+//! Statistics of the store, for metrics.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// How a call ended.
+/// Result of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// With what was asked for.
+    /// Granted.
     Granted,
-    /// Without: a limit is used up.
+    /// Rejected: a limit is exhausted.
     Refused,
-    /// Nobody asked for anything: leases were given back, counts were said again.
+    /// Maintenance without a need: leases returned, counts reported.
     Told,
     /// Not in time.
     Timeout,
     /// The connection broke.
     Broken,
-    /// The server answered with an error.
+    /// The server returned an error.
     Error,
-    /// With something that cannot be an answer, or that says that what is kept is not ours.
+    /// A malformed result, or one about foreign data.
     Nonsense,
 }
 
 impl Ended {
-    /// All of them: the label's closed set.
+    /// Every result: the closed set of the label.
     pub const ALL: [Ended; 7] =
         [Ended::Granted, Ended::Refused, Ended::Told, Ended::Timeout, Ended::Broken, Ended::Error, Ended::Nonsense];
 
-    /// The label.
+    /// The label value.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -42,24 +42,24 @@ impl Ended {
     }
 }
 
-/// Who let a request in, or did not.
+/// What admitted a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum By {
     /// A lease that was here.
     Lease,
-    /// The store, asked for it.
+    /// A call to the store.
     Store,
-    /// This gateway's share of the limit, because the store could not be asked.
+    /// This gateway's share of the limit, because the store was unavailable.
     Share,
-    /// Nobody: it was refused because the store could not be asked.
+    /// Nothing: rejected because the store was unavailable.
     Nobody,
 }
 
 impl By {
-    /// All of them: the label's closed set.
+    /// Every value: the closed set of the label.
     pub const ALL: [By; 4] = [By::Lease, By::Store, By::Share, By::Nobody];
 
-    /// The label.
+    /// The label value.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -71,7 +71,7 @@ impl By {
     }
 }
 
-/// Upper edges of the lengths of calls.
+/// Upper edges of call durations.
 pub const EDGES: [Duration; 9] = [
     Duration::from_micros(250),
     Duration::from_micros(500),
@@ -84,40 +84,40 @@ pub const EDGES: [Duration; 9] = [
     Duration::from_millis(100),
 ];
 
-/// What was counted since the start.
+/// Counts since start.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Numbers {
-    /// Whether the store is asked.
+    /// Whether the store is in use.
     pub up: bool,
-    /// Calls, in the order of [`Ended::ALL`].
+    /// Calls by result, in the order of [`Ended::ALL`].
     pub calls: [u64; Ended::ALL.len()],
-    /// Calls by their length, in the order of [`EDGES`], and longer ones.
+    /// Calls by duration, in the order of [`EDGES`], and longer ones.
     pub lengths: [u64; EDGES.len() + 1],
-    /// All lengths together.
+    /// Sum of all durations.
     pub length: Duration,
     /// How often the store was given up until a trial succeeded.
     pub given_up: u64,
-    /// Requests, in the order of [`By::ALL`].
+    /// Requests by admission, in the order of [`By::ALL`].
     pub requests: [u64; By::ALL.len()],
-    /// Tokens and requests that are granted and held by no request, of the tenants' own limits.
+    /// Leased and unused tokens and requests of the tenants' own limits.
     pub unspent: u64,
 }
 
 impl Numbers {
-    /// Calls that ended so.
+    /// Number of calls with this result.
     #[must_use]
     pub fn calls(&self, ended: Ended) -> u64 {
         self.calls[ended as usize]
     }
 
-    /// Requests that were let in so, or not.
+    /// Number of requests with this admission.
     #[must_use]
     pub fn requests(&self, by: By) -> u64 {
         self.requests[by as usize]
     }
 }
 
-/// The counters behind them.
+/// The counters.
 #[derive(Debug, Default)]
 pub(super) struct Counters {
     up: AtomicBool,
@@ -133,7 +133,7 @@ impl Counters {
         self.up.load(Ordering::Acquire)
     }
 
-    /// Whether the store is asked from now on.
+    /// Sets whether the store is in use.
     pub fn turn(&self, up: bool) {
         let was_up = self.up.swap(up, Ordering::AcqRel);
         if was_up && !up {

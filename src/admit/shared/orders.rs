@@ -1,7 +1,7 @@
-//! The store's face and its keeper under many orders of their steps ([`crate::locks`]).
+//! The store and its task under many interleavings ([`crate::locks`]).
 //!
-//! Time stands still, so nobody is saved by the limit on a call: who is forgotten waits for ever,
-//! and that fails the run.
+//! Time stands still, so the time limit of calls cannot hide a lost wake-up: a forgotten request waits
+//! forever, which fails the run.
 
 use std::cell::{Cell, RefCell};
 use std::num::NonZeroU64;
@@ -31,13 +31,13 @@ fn acme() -> TenantId {
     TenantId::from("acme")
 }
 
-/// A store of which a minute's flow is nothing, and its keeper.
+/// A store whose refill within a minute is negligible, and its task.
 fn store(concurrent: u64) -> (Store, Keeper) {
     KEPT.set(PlainStore::default());
     ANSWERS.set(Some(answers));
     let clock = Clock::start();
     let address = settings::Address::read("redis://by-hand").expect("a URL");
-    // Where time passes, a call that has to let others go first is not late.
+    // A call that lets other tasks run first must not time out when time advances.
     let settings = Redis { timeout: Duration::from_secs(3600), ..Redis::at(address) };
     let (store, keeper) = Store::new(settings, clock, 7);
     store.reload(&limits(1600, concurrent), 1, clock.now());
@@ -53,7 +53,7 @@ fn limits(burst: u64, concurrent: u64) -> BTreeMap<TenantId, Limits> {
     BTreeMap::from([(acme(), Limits { whole, models: BTreeMap::new() })])
 }
 
-/// Another gateway has spent everything; while that is told, the limit is widened.
+/// Another gateway has spent everything; while that is reported, the limit is raised.
 fn answers_until_it_is_wider(call: &Call) -> Result<Answer, line::Failure> {
     let Some((bucket, tenant)) = call.buckets.first().and_then(|bucket| Some((bucket, WIDENS.take()?))) else {
         return answers(call);
@@ -71,7 +71,7 @@ async fn is_up(store: &Store) {
     }
 }
 
-/// What came of all requests together.
+/// Totals of all requests.
 #[derive(Default)]
 struct Sum {
     running: Cell<u64>,
@@ -103,7 +103,7 @@ async fn visit(store: Store, sum: Rc<Sum>, most: u64, steps: usize) {
     }
 }
 
-/// When all have ended the gateway leaves; what is then in the store is what was used.
+/// When all have ended the gateway leaves; the store then holds exactly what was used.
 fn leaves(store: &Store, keeper: shuttle::future::JoinHandle<()>, sum: &Sum) {
     shuttle::future::block_on(store.leave());
     all_end([keeper]);
@@ -186,8 +186,8 @@ fn who_was_refused_by_a_limit_that_was_widened_meanwhile_asks_again() {
     });
 }
 
-/// The loss happens after the gateway's last call for the tenant and before the first greeting that
-/// follows a second of silence, so only the greeting of the trial knows the old books.
+/// The loss is between the gateway's last call for the tenant and its first idle check after a second, so
+/// only the check of the trial knows the old state.
 #[test]
 fn c114_a_store_that_forgets_before_the_first_silence_is_told() {
     tried(|time| {
@@ -199,7 +199,7 @@ fn c114_a_store_that_forgets_before_the_first_silence_is_told() {
             is_up(&asks).await;
             let wanted = Wanted { input: Tokens(0), output: Output::Stated(Tokens(50)) };
             let held = asks.reserve(&acme(), "m", &wanted, Tick::ZERO).await.expect("there is enough");
-            // All of it: a lease that lies idle would be a further call.
+            // All of it, because returning an idle lease would be a further call.
             held.settle(Used { input: Tokens(0), output: Tokens(50) }, Tick::ZERO);
         })]);
         KEPT.with_borrow_mut(|kept| *kept = emptied(kept));

@@ -1,4 +1,4 @@
-//! What a running request holds, and how it ends.
+//! The reservation of a running request with shared limits.
 
 use std::sync::Arc;
 
@@ -7,9 +7,9 @@ use super::{Inner, Tenant, Word};
 use crate::admit::limit::{self, Used};
 use crate::units::Tick;
 
-/// As [`limit::Reservation`], of limits that are shared: exactly one ending takes it out of the
-/// books, [`settle`](Self::settle) or the drop. Neither of them waits:
-/// what must go to the store lies here until the keeper takes it along.
+/// Like [`limit::Reservation`], of shared limits: released by exactly one ending,
+/// [`settle`](Self::settle) or the drop. Neither waits: what the store must know is kept here until the
+/// task reports it.
 #[must_use = "dropped at once it holds nothing"]
 #[derive(Debug)]
 pub struct Reservation {
@@ -21,9 +21,9 @@ struct Open {
     inner: Arc<Inner>,
     tenant: Arc<Tenant>,
     model: Box<str>,
-    /// What the store granted; `None`: the store was not asked.
+    /// What the store granted; `None` if it was not called.
     held: Option<HeldOfBoth>,
-    /// The same in this gateway's own books.
+    /// The same in this gateway's own limiter.
     share: limit::Reservation,
 }
 
@@ -43,8 +43,8 @@ impl Reservation {
         Reservation { open: None }
     }
 
-    /// Charges what was really used in the place of what was held: less is given back, more
-    /// becomes debt.
+    /// Replaces the reservation by the actual usage: the rest is refunded, an excess becomes
+    /// debt.
     pub fn settle(mut self, used: Used, at: Tick) {
         if let Some(open) = self.open.take() {
             open.end(Some((used, at)));
@@ -70,7 +70,7 @@ impl Open {
             None => drop(share),
         }
         if is_urgent {
-            // Where the channel is full the next look finds it.
+            // If the channel is full the next check finds it.
             let _ = inner.words.try_send(Word::Look(tenant));
         }
     }

@@ -1,67 +1,67 @@
-//! What the settings say about the store of shared limits: complete values, no defaults left
-//! open.
+//! Settings of the shared limits store, complete and
+//! checked.
 
 use std::fmt;
 use std::time::Duration;
 
 use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo};
 
-/// Where the balances of the tenants' limits live.
+/// Where the tenants' balances are kept.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum LimitsStore {
     /// In this process: each gateway has its own.
     #[default]
     Memory,
-    /// In a store that several gateways share.
+    /// In a store shared by several gateways.
     Redis(Box<Redis>),
 }
 
 /// A store in Redis or Valkey.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Redis {
-    /// Where it is, and how to get in.
+    /// Address and credentials.
     pub address: Address,
-    /// What a request meets while it cannot be asked.
+    /// What happens to requests while it is unavailable.
     pub on_failure: OnFailure,
-    /// The longest that a request waits for it, and that a call may take.
+    /// Time limit of a call, and of a request's wait for it.
     pub timeout: Duration,
-    /// The first part of every key: gateways with the same one share their limits.
+    /// Prefix of every key: gateways with the same prefix share their limits.
     pub key_prefix: String,
 }
 
 impl Redis {
-    /// How long a call may take, where nothing else is said.
+    /// Default time limit of a call.
     pub const TIMEOUT: Duration = Duration::from_millis(50);
-    /// The first part of every key, where nothing else is said.
+    /// Default prefix of keys.
     pub const KEY_PREFIX: &'static str = "goodput";
 
-    /// A store at this address; all the rest as where nothing is said.
+    /// A store at this address with defaults.
     #[must_use]
     pub fn at(address: Address) -> Self {
         Redis { address, on_failure: OnFailure::Open, timeout: Self::TIMEOUT, key_prefix: Self::KEY_PREFIX.into() }
     }
 }
 
-/// What a request meets while the store cannot be asked.
+/// What happens to requests while the store is unavailable.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnFailure {
-    /// This gateway's share of the limit: the limit divided by `replicas`.
+    /// This gateway's share applies: the limit divided by `replicas`.
     #[default]
     Open,
-    /// A refusal.
+    /// They are rejected.
     Closed,
 }
 
-/// An address that was read from a URL. Shows itself without its password.
+/// An address parsed from a URL. Displayed without its password.
 #[derive(Clone)]
 pub struct Address(ConnectionInfo);
 
 impl Address {
-    /// Reads `redis://`, `rediss://` (TLS), `valkey://` and `valkeys://` with host, port, user,
-    /// password and number of the database; `unix://` with a path.
+    /// Parses `redis://`, `rediss://` (TLS), `valkey://` and `valkeys://` with host, port, user, password and
+    /// database number, or `unix://` with a path.
     ///
     /// # Errors
-    /// [`BadAddress`], which never repeats the text: it may hold a password.
+    /// [`BadAddress`], which never contains the text, because it may hold a password.
     pub fn read(url: &str) -> Result<Self, BadAddress> {
         let info = url.into_connection_info().map_err(|_| BadAddress::NoUrl)?;
         if let ConnectionAddr::TcpTls { insecure: true, .. } = info.addr() {
@@ -70,13 +70,13 @@ impl Address {
         Ok(Address(info))
     }
 
-    /// Whether the URL held a password.
+    /// Whether the URL had a password.
     #[must_use]
     pub fn has_password(&self) -> bool {
         self.0.redis_settings().password().is_some()
     }
 
-    /// The same with a password.
+    /// Adds a password.
     #[must_use]
     pub fn with_password(self, password: &str) -> Self {
         let settings = self.0.redis_settings().clone().set_password(password);
@@ -88,7 +88,7 @@ impl Address {
     }
 }
 
-/// Host and port alone.
+/// Host and port only.
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.addr().fmt(f)
@@ -113,18 +113,18 @@ impl PartialEq for Address {
 
 impl Eq for Address {}
 
-/// A text that is no address of a store.
+/// An invalid store address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}; {}", self.parts().0, self.parts().1)]
 pub enum BadAddress {
-    /// Not a URL of any kind that is known.
+    /// Not a URL of a known scheme.
     NoUrl,
     /// `rediss://…/#insecure`.
     Insecure,
 }
 
 impl BadAddress {
-    /// What is wrong, and a way out.
+    /// The problem, and how to fix it.
     #[must_use]
     pub const fn parts(self) -> (&'static str, &'static str) {
         match self {

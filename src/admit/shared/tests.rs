@@ -1,5 +1,5 @@
-//! Several gateways' accounts over one store that is written down the plain way, in virtual
-//! time. That the script does the same is tested with a real server.
+//! Several gateways over one reference store, in virtual time. A real server is tested
+//! elsewhere to do the same.
 
 use std::collections::HashMap;
 use std::num::NonZeroU64;
@@ -16,14 +16,14 @@ use std::time::Duration;
 
 const MODEL: &str = "m";
 
-/// Spent, in microseconds of a rate of one a minute, and as of when.
+/// Spent, in microseconds at one per minute, and the moment.
 type Kept = (u128, Tick);
 
 #[derive(Default)]
 pub(super) struct PlainStore {
     begun: u64,
     pub(super) buckets: HashMap<Arc<str>, Kept>,
-    /// What gateways remembered of books that were lost.
+    /// What gateways remembered of lost state.
     lost: HashMap<Arc<str>, Kept>,
     pub(super) places: HashMap<(Arc<str>, Arc<str>), (u64, Tick)>,
     calls: usize,
@@ -86,7 +86,7 @@ impl PlainStore {
         Answer { granted, now: at.as_nanos() / 1000, begun: self.begun, buckets, places }
     }
 
-    /// Whole tokens spent of a limit, rounded up.
+    /// Spent tokens of a limit, rounded up.
     fn spent(&self, field: &str) -> u64 {
         self.buckets.get(field).map_or(0, |(spent, _)| spent.div_ceil(MINUTE) as u64)
     }
@@ -113,7 +113,7 @@ fn wanted(input: u64, output: u64) -> Wanted {
     Wanted { input: Tokens(input), output: Output::Stated(Tokens(output)) }
 }
 
-/// What a gateway does with a request while nothing goes wrong.
+/// A request at a gateway while nothing fails.
 fn ask(
     account: &mut Account,
     store: &mut PlainStore,
@@ -159,9 +159,9 @@ enum Step {
         used: Option<(u64, u64)>,
     },
     Look,
-    /// The store loses all that it kept, and every gateway is about to hear of it.
+    /// The store loses its data, and every gateway will learn of it.
     Forget,
-    /// The next call has no answer; the store did it or did not.
+    /// The next call gets no result; whether it took effect.
     Lose {
         gateway: prop::sample::Index,
         done: bool,
@@ -192,12 +192,12 @@ struct Running {
     held: HeldOfBoth,
 }
 
-/// What a history came to.
+/// State of a history.
 struct Played {
     accounts: Vec<Account>,
     store: PlainStore,
     now: Tick,
-    /// Tokens that ended requests used.
+    /// Tokens used by ended requests.
     used: u64,
     most_running: u64,
 }
@@ -252,8 +252,8 @@ fn play(limits: &Limits, steps: &[Step]) -> Played {
 }
 
 proptest! {
-    /// Whatever was granted is used or given back: when all have ended and left, the store has
-    /// spent what requests used, no more and no less. (The flow is too slow to matter.)
+    /// Grants are used or returned: when all have ended and left, the store has spent exactly what requests
+    /// used. (The refill is too slow to matter.)
     #[test]
     fn tokens_are_conserved(burst in 1..4000_u64, most in 1..9_u64, steps in prop::collection::vec(any_step(false), 0..120)) {
         let played = play(&limits(1, burst, most), &steps);
@@ -265,8 +265,8 @@ proptest! {
         prop_assert!(played.store.places.values().all(|(count, _)| *count == 0));
     }
 
-    /// Calls that have no answer may cost a tenant a lease or a debt twice; they never give
-    /// anything away.
+    /// Calls without a result may charge a tenant a lease or a debt twice, but never admit
+    /// too much.
     #[test]
     fn what_is_uncertain_errs_towards_the_limit(
         burst in 1..4000_u64, steps in prop::collection::vec(any_step(true), 0..120),
@@ -276,17 +276,17 @@ proptest! {
         prop_assert!(played.store.spent("all/tokens_per_minute") + flown >= played.used);
     }
 
-    /// Who waits as long as told is let in by any gateway, if nobody else comes.
+    /// A request that waits as long as told is admitted by any gateway, if no other comes.
     #[test]
     fn the_promised_moment_is_kept_at_every_gateway(
         per_minute in 60..6000_u64, burst in 100..4000_u64, steps in prop::collection::vec(any_step(false), 0..80),
         asks in 0..3_usize, waits in 0..3_usize, input in 0..40_u64, output in 0..60_u64,
     ) {
         let mut played = play(&limits(per_minute, burst, 1000), &steps);
-        // What others owed has been heard of by everybody: who was told before that cannot know, and
-        // believes it for so long.
+        // All gateways know of all debts, because one that was told before would trust its result for
+        // a while.
         played.now = played.now + MEMORY + TURN;
-        // Until it is used up.
+        // Until exhausted.
         let request = wanted(input, output);
         let refused = (0..5000).find_map(|_| {
             ask(&mut played.accounts[asks], &mut played.store, MODEL, &request, played.now).err()
@@ -310,7 +310,7 @@ enum Hard {
         times: usize,
     },
     Look,
-    /// The store goes away, or comes back: with its books or without.
+    /// The store becomes unavailable, or available with or without its data.
     Turn {
         keeps_books: bool,
     },
@@ -326,8 +326,8 @@ fn any_hard() -> impl Strategy<Value = Hard> {
 }
 
 proptest! {
-    /// Whatever happens to the store, and by whichever gateway the tenant comes: beyond what the
-    /// limit allows there is, for each outage, what was leased, one burst, and the flow meanwhile.
+    /// Whatever happens to the store, and whichever gateway is used: each outage admits at most the leases, one
+    /// burst, and the refill meanwhile beyond the limit.
     #[test]
     fn what_passes_in_outages_is_bounded(
         per_minute in 300..60_000_u64, burst in 30..6000_u64, steps in prop::collection::vec(any_hard(), 0..150),
@@ -341,7 +341,7 @@ proptest! {
         shares.iter().for_each(|share| share.reload(&tenants, Tick::ZERO));
         let flow = |time: Duration| u128::from(per_minute) * time.as_nanos() / 60_000_000_000;
         let (mut now, mut let_in, mut is_up, mut since) = (Tick::ZERO, 0_u128, true, Tick::ZERO);
-        // What outages may add, those that are over and the one that is.
+        // Allowed excess of past outages, and of the current one.
         let (mut beyond, mut leased) = (0_u128, 0_u128);
         for step in &steps {
             match *step {
@@ -357,7 +357,7 @@ proptest! {
                         if !keeps_books {
                             store = PlainStore { begun: now.as_nanos() + 7, ..PlainStore::default() };
                         }
-                        // As each gateway does when it has a connection again.
+                        // As each gateway does after it reconnects.
                         for (account, share) in accounts.iter_mut().zip(&shares) {
                             account.came_back();
                             if let Some(sent) = account.tidy(false, |_| share.standings(&tenant, "m", now), now) {
@@ -400,7 +400,7 @@ proptest! {
                 },
             }
             let during = if is_up { 0 } else { leased + u128::from(burst) + flow(now.since(since)) };
-            // What only the whole limit holds leaves debt at a share: one request at each.
+            // A need that only the whole limit can hold leaves debt at each share.
             let debt = 3 * 60;
             let bound = u128::from(burst) + flow(now.since(Tick::ZERO)) + beyond + during + debt;
             prop_assert!(let_in <= bound, "{let_in} let in, {bound} at most");
@@ -433,12 +433,12 @@ fn a_store_that_lost_its_books_hears_of_every_gateway_that_spent_not_only_of_tho
     assert!(again.is_none(), "once: {again:?}");
 }
 
-/// A store that has lost all that it kept.
+/// A store that lost its data.
 pub(super) fn emptied(store: &PlainStore) -> PlainStore {
     PlainStore { begun: store.begun + 1, ..PlainStore::default() }
 }
 
-/// Output of a request that is over at once.
+/// Output of a request that ends at once.
 fn used_up(account: &mut Account, store: &mut PlainStore, tokens: u64, at: Tick) -> Result<HeldOfBoth, Exhausted> {
     let held = ask(account, store, "other", &wanted(0, tokens), at)?;
     account.ended("other", Some(&held), Some(&Used { input: Tokens(0), output: Tokens(tokens) }), true);
@@ -449,18 +449,18 @@ fn used_up(account: &mut Account, store: &mut PlainStore, tokens: u64, at: Tick)
 fn c114_what_a_store_has_forgotten_is_owed_again() {
     let limits = limits(1, 3000, 1000);
     let (mut store, mut accounts) = (PlainStore::default(), accounts(&limits, 3));
-    // One gateway has nearly all of the tenant's requests: many shares of the limit.
+    // One gateway has nearly all of the tenant's requests: many times its share.
     used_up(&mut accounts[1], &mut store, 100, Tick::ZERO).unwrap();
     for _ in 0..26 {
         used_up(&mut accounts[0], &mut store, 100, Tick::ZERO).unwrap();
     }
     assert!(store.spent("all/tokens_per_minute") >= 2700);
     store = emptied(&store);
-    // Who has heard of it knows that there is no room.
+    // A gateway that knows of it rejects.
     assert!(used_up(&mut accounts[0], &mut store, 400, Tick::ZERO).is_err());
 
     store = emptied(&store);
-    // Who has not lets in what it believes is there, and who has tells of it with its next call.
+    // One that does not admits what it believes is left, and then reports it.
     let let_in = (0..50).filter(|_| used_up(&mut accounts[2], &mut store, 100, Tick::ZERO).is_ok()).count() as u64;
     assert!(let_in >= 20, "{let_in}");
     accounts[0].came_back();
@@ -507,8 +507,8 @@ fn c114_what_has_flown_off_since_is_not_owed() {
 }
 
 proptest! {
-    /// Whatever a store forgets, and whoever comes then: in the end it has what was used. It may have
-    /// more, as a gateway does not know what others gave back after its last call.
+    /// Whatever a store forgets and whichever gateway is used: it finally has at least what was used, possibly
+    /// more, because a gateway does not know what others returned after its last call.
     #[test]
     fn c114_a_store_that_forgot_ends_with_all_that_was_used(
         burst in 100..4000_u64,
@@ -523,8 +523,8 @@ proptest! {
     }
 }
 
-/// What each of three gateways lets in within a minute, of three times the limit. Requests come
-/// evenly, to each gateway at its own moment.
+/// What each of three gateways admits within a minute, at three times the limit. Requests come at constant
+/// intervals, to each gateway at its own offset.
 fn parts_of_a_minute(tokens: u64, every: Duration, offsets: [u64; 3]) -> [u64; 3] {
     let limits = limits(1_200_000, 20_000, 100_000);
     let (mut store, mut accounts) = (PlainStore::default(), accounts(&limits, 3));
@@ -622,7 +622,7 @@ fn a_limit_changed_during_a_call_refuses_with_its_own_figures_or_asks_again() {
         let said = account.answered(sent, &answer, Tick::ZERO);
         (said, ask(&mut account, &mut store, MODEL, &wanted(2, 8), Tick::ZERO))
     };
-    // What refused is wide enough now, or gone: nobody is refused by it.
+    // The refusing limit is now large enough or removed, so that nothing is rejected.
     for wide in [narrow(100), Limits::default()] {
         let (said, again) = refused_meanwhile(&wide);
         assert_eq!(said, None);

@@ -1,113 +1,113 @@
-//! A call to the store and its answer, as the script reads and writes them.
+//! A call to the store and its result, in the script's format.
 //!
-//! The words here are the script's (`script.lua`), which has the arithmetic; they are open so
-//! that tests can hold it against the [`Ledger`](crate::admit::limit::Ledger).
+//! The names are those of the script (`script.lua`), which has the arithmetic. Public so that tests can
+//! compare it with the [`Ledger`](crate::admit::limit::Ledger).
 
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The script that keeps a tenant's books.
+/// The script that maintains a tenant's balances.
 pub const SCRIPT: &str = include_str!("script.lua");
 
-/// The layout of what it keeps. A store that holds another one is not written to.
+/// Version of the stored layout. A key with another version is not written.
 pub const LAYOUT: &str = "1";
 
-/// How long a gateway's count of running requests outlives its last word.
+/// Expiry of a gateway's count of running requests after its last report.
 pub const COUNT_LIFE: Duration = Duration::from_secs(15);
 
-/// One call: for one tenant, all or nothing.
+/// One call for one tenant, all or nothing.
 #[derive(Clone, Debug, Default)]
 pub struct Call {
     /// The tenant's key.
     pub key: Arc<str>,
-    /// Which gateway speaks: letters and digits.
+    /// The calling gateway's name: letters and digits.
     pub gateway: Arc<str>,
-    /// How long the books are kept after this call.
+    /// Expiry of the key after this call.
     pub key_life: Duration,
-    /// One for each limit by rate.
+    /// One per rate limit.
     pub buckets: Vec<Bucket>,
-    /// One for each limit on requests at the same time.
+    /// One per concurrency limit.
     pub places: Vec<Places>,
 }
 
-/// What a call says about a limit by rate. All amounts are at most 2^53.
+/// A rate limit in a call. All amounts are at most 2^53.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Bucket {
     /// Its field in the tenant's hash.
     pub field: Arc<str>,
-    /// What flows back in a minute.
+    /// Refill per minute.
     pub per_minute: u64,
-    /// What it holds.
+    /// Capacity.
     pub burst: u64,
-    /// Of what was granted before: not used.
+    /// Returned part of earlier grants.
     pub back: u64,
-    /// Used beyond what was granted.
+    /// Used beyond the grants.
     pub owed: u64,
-    /// Wanted, of all together or of none.
+    /// Needed, of all limits together or none.
     pub need: u64,
-    /// Wanted besides, as far as it is there.
+    /// Wanted beyond the need, as far as available.
     pub besides: u64,
-    /// The birth of the books that spoke last of it; 0 where none did.
+    /// Creation time of the last reported state; 0 if none.
     pub begun: u64,
-    /// Used here without asking, while the store was away.
+    /// Used here without asking while the store was unavailable.
     pub unheard: u64,
-    /// What these books had spent by then, as far as it has not flown off: charged where they are
-    /// lost, as far as no other gateway remembered it.
+    /// Spent amount of the last reported state, not yet refilled: charged if the store lost it, as far as no
+    /// other gateway reported it.
     pub remembered: u64,
 }
 
-/// What a call says about requests at the same time.
+/// A concurrency limit in a call.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Places {
     /// Its field in the tenant's hash.
     pub field: Arc<str>,
-    /// How many there are.
+    /// The limit.
     pub most: u64,
-    /// How many of them run here: no change, the whole number.
+    /// How many run here, absolute.
     pub running: u64,
-    /// Wanted.
+    /// Needed.
     pub need: u64,
-    /// Wanted besides, as far as they are there.
+    /// Wanted beyond the need, as far as available.
     pub besides: u64,
 }
 
-/// What the store says.
+/// The store's result.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Answer {
-    /// Whether everything that was needed was there and has been taken.
+    /// Whether everything needed was available and taken.
     pub granted: bool,
-    /// The store's time, in microseconds since 1970.
+    /// The store's time, microseconds since 1970.
     pub now: u64,
-    /// The birth of the books.
+    /// Creation time of the state.
     pub begun: u64,
-    /// One for each bucket of the call.
+    /// One per bucket of the call.
     pub buckets: Vec<Level>,
-    /// One for each of the call's places.
+    /// One per concurrency limit of the call.
     pub places: Vec<Count>,
 }
 
-/// How a bucket stands after a call.
+/// State of a bucket after a call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Level {
     /// Whole tokens spent.
     pub whole: u64,
-    /// And this many sixty-millionths.
+    /// Plus this many sixty-millionths.
     pub micros: u64,
-    /// Granted besides.
+    /// Granted beyond the need.
     pub besides: u64,
 }
 
-/// Requests at the same time, after a call.
+/// State of a concurrency limit after a call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Count {
-    /// That this gateway may have, those that run included.
+    /// Granted to this gateway, running ones included.
     pub ours: u64,
-    /// That others have.
+    /// Granted to others.
     pub others: u64,
 }
 
 impl Call {
-    /// The script's arguments behind the key.
+    /// The script's arguments after the key.
     #[must_use]
     pub fn arguments(&self) -> Vec<String> {
         let head = [
@@ -131,7 +131,7 @@ impl Call {
         all
     }
 
-    /// Reads an answer to this call; `None`: it cannot be one.
+    /// Parses the result of this call; `None` if malformed.
     #[must_use]
     pub fn read(&self, numbers: &[i64]) -> Option<Answer> {
         let (head, rest) = numbers.split_at_checked(3)?;
