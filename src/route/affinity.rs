@@ -1,31 +1,30 @@
-//! Which engine a key belongs to, so that like prompts, or the turns of a session, meet the
-//! prefix cache that knows them.
+//! Affinity: which engine a key belongs to, so that like prompts, or the turns of a session, meet the
+//! prefix cache that has them.
 //!
-//! Rendezvous hashing (Thaler and Ravishankar, *IEEE/ACM Trans. Networking* 6, 1998): every
-//! engine has a weight for a key, and the heaviest is its home. When an engine leaves, only its
-//! own keys move; when one joins, only those that are its own from then on. Weights depend on
-//! names alone: all gateways agree without speaking to each other.
+//! Rendezvous hashing (Thaler and Ravishankar, *IEEE/ACM Trans. Networking* 6, 1998): every engine has a
+//! weight for a key, and the heaviest is its home. When an engine leaves, only its own keys move; when one
+//! joins, only those that become its own. Weights depend on names alone, so all gateways agree without
+//! communication.
 //!
-//! With bounded loads (Mirrokni, Thorup and Zadimoghaddam, *Consistent Hashing with Bounded
-//! Loads*, SODA 2018): an engine takes no more than [`BOUND`] times the mean number of requests;
-//! beyond that a key goes to the next in its own order, so that a key which everybody asks for
-//! is known by as many engines as it needs. Where there are few requests a bound of so few
-//! would part them for nothing: [`AT_LEAST`] are always allowed.
+//! With bounded loads (Mirrokni, Thorup and Zadimoghaddam, *Consistent Hashing with Bounded Loads*, SODA
+//! 2018): an engine takes at most [`BOUND`] times the mean number of requests; beyond that a key goes to
+//! the next engine in its own order, so that a popular key is cached by as many engines as it needs. With
+//! few requests the bound would separate them needlessly, so [`AT_LEAST`] are always allowed.
 //!
-//! Choosing looks at every engine once, one multiplication each: O(n), unlike the rest of the
-//! room, and about a quarter of a microsecond for a hundred engines.
+//! Choosing computes one multiplication per engine: O(n), unlike the rest of this module, and about a
+//! quarter of a microsecond for a hundred engines.
 
-/// The largest share of the mean load.
+/// Largest load relative to the mean.
 const BOUND: f64 = 1.25;
-/// Requests that an engine may have whatever the mean is.
+/// Requests that an engine may always have.
 const AT_LEAST: f64 = 4.0;
 
-/// How many requests an engine may have, if `free` engines have `requests` and one more comes.
+/// Most requests of an engine, if `free` engines have `requests` and one more comes.
 pub(super) fn bound(requests: u64, free: u64) -> f64 {
     (BOUND * (requests + 1) as f64 / free.max(1) as f64).ceil().max(AT_LEAST)
 }
 
-/// What stands for a session's name; never 0, which is no key.
+/// Key of a session's name; never 0, which means no key.
 #[must_use]
 pub fn key_of(name: &[u8]) -> u64 {
     let (words, rest) = name.as_chunks::<8>();
@@ -35,13 +34,13 @@ pub fn key_of(name: &[u8]) -> u64 {
     words.fold(name.len() as u64, |hash, word| fold(hash ^ word ^ 0xA076_1D64_78BD_642F)).max(1)
 }
 
-/// The weight of an engine for a key, from what stands for its name.
+/// Weight of an engine (hash of its name) for a key.
 pub(super) fn weight(engine: u64, key: u64) -> u64 {
     fold(fold(key ^ 0x2D35_8DCC_AA6C_78A5) ^ engine)
 }
 
-/// Multiplies to 128 bits and folds the halves: every bit of the input reaches every bit of
-/// the result.
+/// Multiplies to 128 bits and folds the halves, so that every input bit affects every output
+/// bit.
 fn fold(word: u64) -> u64 {
     let product = u128::from(word) * 0x9E37_79B9_7F4A_7C15;
     (product as u64) ^ ((product >> 64) as u64)

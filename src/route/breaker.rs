@@ -1,32 +1,31 @@
-//! Takes an engine out for a while after several faults, then lets one request try.
+//! Circuit breaker: takes an engine out for a while after several faults, then admits one trial request.
 //!
-//! Faults that one tenant's requests met alone do not open it while the engine answers another
-//! tenant well: what a tenant can bring about by what it sends is no proof against the engine.
-//! Where only one tenant uses an engine (or nobody has keys), its faults are all there is, and
-//! they count.
+//! Faults met by one tenant's requests alone do not open it while the engine serves another tenant well,
+//! because a tenant may cause them by what it sends. If only one tenant uses an engine (or nobody has
+//! keys), its faults are the only evidence and count.
 
 use std::time::Duration;
 
 use super::settings::BreakerLimits;
 use crate::units::Tick;
 
-/// A tenant, as far as a breaker tells them apart: a hash of its name.
+/// Hash of a tenant's name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct TenantKey(pub u64);
 
-/// A fault, and whose request met it.
+/// A fault, and the tenant whose request met it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault {
     at: Tick,
     tenant: TenantKey,
 }
 
-/// Who was answered well last: the last two tenants, each with its last good answer.
+/// Recent successes: the last two tenants, each with its last successful response.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Answered([Option<(TenantKey, Tick)>; 2]);
 
 impl Answered {
-    /// A tenant was answered well.
+    /// Records a successful response.
     pub fn note(&mut self, tenant: TenantKey, at: Tick) {
         if self.0[0].is_some_and(|(last, _)| last != tenant) {
             self.0[1] = self.0[0];
@@ -34,39 +33,39 @@ impl Answered {
         self.0[0] = Some((tenant, at));
     }
 
-    /// Whether another tenant than this one was, within this time.
+    /// Whether another tenant had one within this time.
     fn another_within(&self, tenant: TenantKey, length: Duration, at: Tick) -> bool {
         self.0.iter().flatten().any(|&(other, when)| other != tenant && at.since(when) < length)
     }
 
-    /// The last good answer to anybody.
+    /// The last successful response of any tenant.
     #[must_use]
     pub fn last(&self) -> Option<Tick> {
         self.0[0].map(|(_, at)| at)
     }
 }
 
-/// The circuit breaker of one engine.
+/// State of one engine's breaker.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Breaker {
-    /// Takes traffic; remembers recent faults.
+    /// Closed, without recent faults.
     #[default]
     Clear,
-    /// Takes traffic; these faults are recent, oldest first.
+    /// Closed, with these recent faults, oldest first.
     Marked(Vec<Fault>),
-    /// Takes none before `until`.
+    /// Open: takes no request before `until`.
     Open {
-        /// When one request may try.
+        /// When a trial may start.
         until: Tick,
     },
-    /// The time is over: the next request tries, alone.
+    /// The open time is over: the next request is the trial.
     Ready,
-    /// One request tries; its result decides.
+    /// A trial is in flight; its result decides.
     Trying,
 }
 
 impl Breaker {
-    /// The engine had a fault at a request of this tenant. `answered`: whom it answered well lately.
+    /// Records a fault of this tenant's request. `answered`: recent successes of the engine.
     pub fn fault(&mut self, limits: &BreakerLimits, tenant: TenantKey, answered: &Answered, at: Tick) {
         let mut recent = match std::mem::take(self) {
             Breaker::Clear => Vec::new(),
@@ -86,13 +85,13 @@ impl Breaker {
         *self = if recent.len() >= most && !is_one_tenants_doing(&recent, answered, limits.within, at) {
             Breaker::Open { until: at + limits.open }
         } else {
-            // More say no more.
+            // Further faults carry no more information.
             recent.drain(..recent.len().saturating_sub(most));
             Breaker::Marked(recent)
         };
     }
 
-    /// The engine answered well: a try that succeeds closes the breaker. True where it did.
+    /// Records a success: closes the breaker after a trial. True if it did.
     pub fn well(&mut self) -> bool {
         let closes = matches!(self, Breaker::Trying | Breaker::Ready);
         if closes {
@@ -101,8 +100,8 @@ impl Breaker {
         closes
     }
 
-    /// Whether a request may go to this engine now. Turns an open breaker whose time is over
-    /// into one that is ready to try.
+    /// Whether a request may be sent now. An open breaker whose time is over becomes ready for a
+    /// trial.
     pub fn may_take(&mut self, at: Tick) -> bool {
         if matches!(self, Breaker::Open { until } if *until <= at) {
             *self = Breaker::Ready;
@@ -110,7 +109,7 @@ impl Breaker {
         !matches!(self, Breaker::Open { .. } | Breaker::Trying)
     }
 
-    /// A request goes to this engine. True if it is the one that tries.
+    /// A request is sent. True if it is the trial.
     pub fn begin(&mut self) -> bool {
         let tries = matches!(self, Breaker::Ready);
         if tries {
@@ -119,34 +118,34 @@ impl Breaker {
         tries
     }
 
-    /// The request that tried ended without a result (its client left, the engine pushed
-    /// back): another may try.
+    /// The trial ended without evidence (its client left, the engine pushed back): another one may
+    /// start.
     pub fn inconclusive(&mut self) {
         if matches!(self, Breaker::Trying) {
             *self = Breaker::Ready;
         }
     }
 
-    /// A health check saw the engine come back: no need to wait the time out.
+    /// A health check saw the engine come back, so the open time ends.
     pub fn may_try_now(&mut self) {
         if matches!(self, Breaker::Open { .. }) {
             *self = Breaker::Ready;
         }
     }
 
-    /// Whether it takes none: open, or one request tries.
+    /// Whether it takes no request: open, or with a trial in flight.
     #[must_use]
     pub fn is_open(&self) -> bool {
         matches!(self, Breaker::Open { .. } | Breaker::Trying)
     }
 
-    /// Whether one request tries.
+    /// Whether a trial is in flight.
     #[must_use]
     pub fn is_trying(&self) -> bool {
         matches!(self, Breaker::Trying)
     }
 
-    /// When an open breaker lets the next request try.
+    /// When an open breaker admits a trial.
     #[must_use]
     pub fn opens_until(&self) -> Option<Tick> {
         match self {
@@ -156,7 +155,7 @@ impl Breaker {
     }
 }
 
-/// Whether all of these faults are of one tenant, and another one was answered well meanwhile.
+/// Whether all of these faults are one tenant's while another was served well.
 fn is_one_tenants_doing(faults: &[Fault], answered: &Answered, within: Duration, at: Tick) -> bool {
     let Some(Fault { tenant, .. }) = faults.first().copied() else { return false };
     faults.iter().all(|fault| fault.tenant == tenant) && answered.another_within(tenant, within, at)

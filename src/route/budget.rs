@@ -1,6 +1,6 @@
-//! How many retries a pool may make: a share of its recent requests, and never fewer than a
-//! small floor, so that a quiet pool can still fail over and a broken one is not buried
-//! under its own retries.
+//! Retry budget of a pool: a share of its recent requests, and at least a small floor, so that a quiet pool
+//! can still fail over and a broken one is not buried under
+//! retries.
 
 use crate::units::Tick;
 
@@ -8,10 +8,10 @@ use super::settings::Retries;
 
 const SECONDS: usize = 11;
 
-/// Requests and retries of the last ten seconds, by whole seconds.
+/// Requests and retries of the last ten seconds, in slots of one second.
 ///
-/// The window is careful at its edge: of requests it counts at most ten seconds, of retries
-/// at least ten, so that in no ten seconds more is granted than the settings say.
+/// Conservative at the edge of the window: requests are counted over at most ten seconds, retries over at
+/// least ten, so that no ten seconds exceed the settings.
 #[derive(Clone, Debug)]
 pub struct Budget {
     share: f64,
@@ -29,18 +29,18 @@ impl Budget {
         Budget { share, floor, second: 0, requests: [0; SECONDS], retries: [0; SECONDS] }
     }
 
-    /// New limits from a reload; what was spent stays spent.
+    /// Sets limits after a reload; the spent part is kept.
     pub fn adopt(&mut self, settings: &Retries) {
         (self.share, self.floor) = (settings.share, settings.floor_per_10s);
     }
 
-    /// A request began in this pool.
+    /// Records a request.
     pub fn request(&mut self, at: Tick) {
         let now = self.turn_to(at);
         self.requests[now] = self.requests[now].saturating_add(1);
     }
 
-    /// Takes one retry out of the budget, if one is left.
+    /// Takes one retry, if any is left.
     #[must_use]
     pub fn draw(&mut self, at: Tick) -> bool {
         let now = self.turn_to(at);
@@ -53,8 +53,8 @@ impl Budget {
         granted
     }
 
-    /// The slot of this second; seconds gone by since the last call are emptied. Time never
-    /// runs backwards here: a moment taken earlier counts in the current second.
+    /// The slot of this second; slots of skipped seconds are cleared. An earlier moment counts in the current
+    /// second.
     fn turn_to(&mut self, at: Tick) -> usize {
         let second = (at.as_nanos() / 1_000_000_000).max(self.second);
         let gone = (second - self.second).min(SECONDS as u64);

@@ -1,22 +1,22 @@
-//! What an engine's list of models says of one, beside its name.
+//! Details of a model from an engine's list, beside its name.
 
 use std::sync::Arc;
 
 use serde::Deserialize;
 use serde_json::Value;
 
-/// A text of an engine may be this long.
+/// Longest text kept.
 const LONGEST: usize = 256;
 
-/// See the module. What an engine does not say, or says in another type, is absent.
+/// Details of a model; absent if not reported or of another type.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(from = "Said")]
 pub struct ModelCard {
-    /// Unix time in seconds, for clients that show it.
+    /// Unix time in seconds, shown by some clients.
     pub created: Option<u64>,
-    /// Tokens that prompt and answer may have together.
+    /// Most tokens of prompt and output together.
     pub max_model_len: Option<u64>,
-    /// What the model was made of: the base model's name, or the weights'.
+    /// The base model's or the weights' name.
     pub root: Option<Arc<str>>,
     /// The model that an adapter belongs to.
     pub parent: Option<Arc<str>>,

@@ -1,4 +1,4 @@
-//! What is known of one engine.
+//! State of one engine.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -22,16 +22,16 @@ use super::view::EngineState;
 use crate::locks::Mutex;
 use crate::units::{EngineId, Tick, Tokens};
 
-/// What an engine's own metrics say; `None` where it does not say.
+/// Values from an engine's metrics; `None` if not reported.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Report {
-    /// Requests that wait in the engine's queue.
+    /// Requests waiting in the engine.
     pub waiting: Option<f64>,
-    /// Requests in its batch.
+    /// Requests running in the engine.
     pub running: Option<f64>,
-    /// Share of its KV cache in use, 0 to 1.
+    /// Used share of its KV cache, 0 to 1.
     pub kv_usage: Option<f64>,
-    /// A vLLM that was put to sleep.
+    /// Whether a vLLM was put to sleep.
     pub asleep: bool,
 }
 
@@ -46,7 +46,7 @@ enum SwitchedOff {
 pub(super) struct Engine {
     pub id: EngineId,
     pub address: Arc<EngineAddress>,
-    /// The address as `Host` says it.
+    /// The value of `Host`.
     pub host: Option<HeaderValue>,
     pub breaker: Breaker,
     pub cool_until: Tick,
@@ -54,68 +54,68 @@ pub(super) struct Engine {
     pub last_turn: u64,
     pub left: Option<Tick>,
     pub models: Arc<[Arc<str>]>,
-    /// What it says of them beside their names.
+    /// Details of its models.
     pub cards: Arc<[(Arc<str>, ModelCard)]>,
-    /// It has been asked for them, whatever it said.
+    /// Whether it was asked for its models.
     pub asked_for_models: bool,
-    /// When its key is to be computed again, as far as it is already planned.
+    /// When its key is due to be recomputed, if scheduled.
     pub planned: Option<Tick>,
-    /// Seats of its pool that are its own, as its key has it.
+    /// Its seats as counted in its key.
     pub given: Given,
     limit: Limit,
-    /// What stands for its name where keys are given homes.
+    /// Hash of its name, for affinity.
     pub name_key: u64,
-    /// Seats under `auto`: as many as its steps allow at the pace of the pool.
+    /// Seats under `auto`: as many as its step time allows at the pool's pace.
     auto: u32,
-    /// Seats that its cache was seen to hold.
+    /// Seats that its KV cache was seen to hold.
     cache: CacheLimit,
-    /// What it has run since it came.
+    /// Work done since it joined.
     pub counters: Counters,
-    /// How slow it is among the engines of its pool; 1 is as the others.
+    /// Slowness relative to the pool's engines; 1 is normal.
     pub slowness: f64,
-    /// Its last answer that was as what was learned says.
+    /// Its last response that agreed with the model.
     pub confirmed_at: Tick,
-    /// Prompt tokens in its steps, lately.
+    /// Recent prompt tokens per step.
     pub prompt_per_step: f64,
-    /// The beginnings of prompts that its cache should hold.
+    /// Prompt prefixes that its cache should hold.
     pub prefixes: PrefixIndex,
-    /// What its answers taught.
+    /// Its latency model.
     pub latency: Arc<Mutex<Latency>>,
-    /// What is heard of it between checks.
+    /// Signals of life and departure.
     pub signals: Arc<Signals>,
     health: Health,
     outstanding: Size,
-    /// Prompt tokens that it has still to compute, by the speed at which it was seen to.
+    /// Estimated prompt tokens still to be computed.
     backlog: Backlog,
     busy: Busy,
     report: Option<Reported>,
     answered: Answered,
-    /// It came (back) at this moment and is still warming up.
+    /// When it joined or came back, while warming up.
     warms_since: Option<Tick>,
     injections_off: SwitchedOff,
     injection_accepted: Option<Tick>,
-    /// Parts of the load that change by time or report only, from the last full look.
+    /// Parts of the load that change with time or reports only, from the last full evaluation.
     others: f64,
     factor: f64,
 }
 
-/// How many requests it should work on at one time.
+/// Concurrency limit of an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Limit {
-    /// Of ours.
+    /// This gateway's requests.
     ours: u32,
-    /// In the books of its pool, which are divided by the number of gateways as a whole.
+    /// Before division by the number of gateways.
     whole: u32,
-    /// Of ours, those that other gateways were not using when the engine was last asked.
+    /// Part of ours that other gateways did not use at the last report.
     lent: u32,
 }
 
-/// What an engine adds to the seats of its pool.
+/// Seats that an engine contributes to its pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Given {
-    /// To be divided among the gateways.
+    /// To be divided among gateways.
     pub whole: u32,
-    /// Beside that, this gateway's alone.
+    /// In addition, for this gateway alone.
     pub lent: u32,
 }
 
@@ -123,27 +123,27 @@ impl Limit {
     const NONE: Limit = Limit { ours: u32::MAX, whole: 0, lent: 0 };
 }
 
-/// What an engine has run: read twice, they say what it ran in between.
+/// Cumulative work of an engine; differences give the work of an interval.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Counters {
-    /// Requests of ours that have their first token.
+    /// This gateway's requests with a first token.
     decoding: u32,
-    /// Sequences of others.
+    /// Sequences of other gateways.
     foreign: f64,
-    /// Running sequences, integrated over time: sequence-seconds.
+    /// Integral of running sequences over time: sequence-seconds.
     sequences: f64,
-    /// Prompt tokens whose first token has come, as estimated.
+    /// Estimated prompt tokens whose first token has come.
     prompts: f64,
-    /// Up to this moment.
+    /// Moment of the last update.
     until: Tick,
 }
 
-/// The prompt tokens that an engine has still to compute. What is outstanding says too much, because
-/// a prompt counts there until its first token comes; so it is taken to shrink with time as well.
+/// Prompt tokens still to be computed. A prompt remains outstanding until its first token comes, so the
+/// backlog is also assumed to shrink with time.
 #[derive(Clone, Copy, Debug, Default)]
 struct Backlog {
     tokens: f64,
-    /// Tokens per second; 0 where nothing was learned.
+    /// Tokens per second; 0 if unknown.
     speed: f64,
     at: Tick,
 }
@@ -160,20 +160,20 @@ impl Backlog {
     }
 }
 
-/// How fast an engine computed prompts while it had any: at least that is its speed, because it may have
-/// had too few to fill its steps.
+/// Prefill speed measured while the engine had prompts: a lower bound, because it may have had too few to
+/// fill its steps.
 #[derive(Clone, Copy, Debug, Default)]
 struct Busy {
-    /// Since when it has been known to have prompts.
+    /// Start of the current busy interval.
     since: Option<Tick>,
-    /// Lately, in seconds.
+    /// Recent busy seconds.
     seconds: f64,
-    /// Prompt tokens whose first token came in these seconds, as estimated.
+    /// Estimated prompt tokens whose first token came in them.
     tokens: f64,
 }
 
 impl Busy {
-    /// The first token of a prompt came.
+    /// Records a first token.
     fn first_token(&mut self, prompt: Tokens, at: Tick) {
         let Some(since) = self.since else { return };
         let seconds = at.since(since).as_secs_f64();
@@ -183,7 +183,7 @@ impl Busy {
         self.since = Some(at);
     }
 
-    /// Tokens per second; none while too little was seen.
+    /// Tokens per second; `None` with too little data.
     fn speed(&self) -> Option<f64> {
         (self.seconds >= ENOUGH_BUSY).then(|| self.tokens / self.seconds)
     }
@@ -197,7 +197,7 @@ pub(super) struct Reading {
 }
 
 impl Counters {
-    /// Sequences that run now.
+    /// Currently running sequences.
     pub fn running(&self) -> f64 {
         f64::from(self.decoding) + self.foreign
     }
@@ -209,7 +209,7 @@ impl Counters {
         Reading { sequences: self.sequences, prompts: self.prompts }
     }
 
-    /// The first token of a prompt came.
+    /// Records a first token.
     pub fn first_token(&mut self, prompt: Tokens, at: Tick) -> Reading {
         self.read(at);
         self.decoding += 1;
@@ -217,7 +217,7 @@ impl Counters {
         Reading { sequences: self.sequences, prompts: self.prompts }
     }
 
-    /// A request that had its first token ended.
+    /// Records the end of a request that had its first token.
     pub fn ended(&mut self) {
         self.decoding = self.decoding.saturating_sub(1);
     }
@@ -226,34 +226,34 @@ impl Counters {
 #[derive(Clone, Copy, Debug)]
 struct Reported {
     report: Report,
-    /// Not believed from here on.
+    /// Valid until.
     until: Tick,
-    /// Our own requests that it had then.
+    /// This gateway's requests at that time.
     ours: f64,
 }
 
-/// Seconds of having prompts after which what was seen of them counts a third.
+/// Time constant of the busy time, seconds.
 const BUSY_MEMORY: f64 = 20.0;
-/// Fewer seconds say nothing of an engine's speed.
+/// Busy seconds needed for a speed.
 const ENOUGH_BUSY: f64 = 2.0;
-/// A returning engine takes its full share after this long.
+/// Time until a returning engine takes its full share.
 const WARM_UP: Duration = Duration::from_secs(10);
-/// It is looked at again in steps of this.
+/// Interval of re-evaluation meanwhile.
 const WARM_STEP: Duration = Duration::from_secs(1);
-/// At first it takes this share.
+/// Share at first.
 const COLD_SHARE: f64 = 0.1;
-/// Of the seats that other gateways do not use, one in so many is lent: all of them, and a burst at every
-/// gateway would find the same seats free.
+/// Divisor of the seats that other gateways do not use and that are lent: lending all would let every
+/// gateway find the same free seats.
 const LENT_PART: u32 = 2;
-/// What a request weighs beside its prompt, in prompt tokens: its share of each step.
+/// Load of a request beside its prompt, in prompt tokens: its share of each step.
 const PER_REQUEST: f64 = 8.0;
-/// What a token of a request's own prompt weighs, beside one ahead of it: it delays the request itself and about
-/// one more. Between 1 and 3 more of prompts is found in caches (0.31 to 0.32 in an office at load 0.8), and no
-/// fewer promises are kept.
+/// Weight of a token of the request's own prompt relative to one ahead of it, because it delays the request
+/// and about one more. Weights from 1 to 3 raise the cache hit share (0.31 to 0.32 in an office mix at load
+/// 0.8) without losing promises.
 const OF_OWN_PROMPT: f64 = 2.0;
-/// Loads are whole numbers, and this fine.
+/// Resolution of loads as integers.
 const LOAD_UNIT: f64 = 16.0;
-/// KV usage from which an engine counts as under pressure: from here on it begins to preempt.
+/// KV cache usage from which an engine counts as under pressure, because it begins to preempt.
 const KV_PRESSURE: f64 = 0.8;
 
 impl Engine {
@@ -298,7 +298,7 @@ impl Engine {
         }
     }
 
-    /// The settings or DNS name it (again).
+    /// The settings or DNS list it (again).
     pub fn rejoin(&mut self, address: EngineAddress, at: Tick) {
         if *self.address != address {
             self.host = HeaderValue::from_str(&address.authority()).ok();
@@ -309,7 +309,7 @@ impl Engine {
         }
     }
 
-    /// Nothing learned about what it accepts holds for whatever was started in its place.
+    /// Resets what was learned about the process that it replaces.
     fn start_anew(&mut self, at: Tick) {
         self.health = Health::Unknown;
         self.warms_since = Some(at);
@@ -332,7 +332,7 @@ impl Engine {
         self.breaker.begin()
     }
 
-    /// The first token of a prompt came.
+    /// Records a first token.
     pub fn first_token(&mut self, prompt: Tokens, at: Tick) -> Reading {
         self.busy.first_token(prompt, at);
         self.lighten(Size { prefill: prompt, decode: Tokens::ZERO });
@@ -348,30 +348,30 @@ impl Engine {
         }
     }
 
-    /// What a request would come into.
+    /// The conditions that a new request of this size meets.
     pub fn situation(&mut self, size: Size, at: Tick) -> Situation {
         self.backlog.pass(at);
         let prefill = Tokens(self.backlog.tokens as u64);
         Situation { prompt: size.prefill, prefill, decode: self.outstanding.decode, batch: self.requests + 1 }
     }
 
-    /// Of our requests it should have so many at one time at most; `None`: there is no limit.
+    /// Most concurrent requests of this gateway; `None` means unlimited.
     pub fn limit(&self) -> Option<u32> {
         (self.limit != Limit::NONE).then_some(self.limit.ours)
     }
 
-    /// Outstanding tokens of our own dispatches.
+    /// Outstanding tokens of this gateway's requests.
     pub fn work(&self) -> Tokens {
         self.outstanding.prefill + self.outstanding.decode
     }
 
     pub fn rank(&mut self, at: Tick) -> Rank {
-        // An open breaker whose time is over becomes ready by this look.
+        // An open breaker whose time is over becomes ready here.
         let breaker_lets = self.breaker.may_take(at);
         if breaker_lets { self.rank_past_breaker(at) } else { Rank::Out }
     }
 
-    /// Its rank, whatever its breaker says.
+    /// Its rank ignoring its breaker.
     pub fn rank_past_breaker(&self, at: Tick) -> Rank {
         match self.left.is_none() && self.health.is_up() && !self.is_asleep(at) {
             false => Rank::Out,
@@ -380,12 +380,12 @@ impl Engine {
         }
     }
 
-    /// Its rank, if nothing but its limit can keep it from requests.
+    /// Its rank if only its limit can exclude it.
     pub const fn rank_if_able(&self) -> Rank {
         if self.requests >= self.limit.ours { Rank::Full } else { Rank::Free }
     }
 
-    /// Computes its limit anew. While it warms up it takes a share of it, one at least.
+    /// Recomputes its limit. While warming up it gets a share, at least one.
     pub fn follow_limit(&mut self, concurrency: Concurrency, bounds: SeatBounds, gateways: NonZeroU32, at: Tick) {
         self.limit = match concurrency {
             Concurrency::Unlimited => Limit::NONE,
@@ -399,30 +399,30 @@ impl Engine {
                 let cache = self.cache.seats().unwrap_or(u32::MAX);
                 let warm = f64::from(self.auto) * self.share(at);
                 let most = (warm as u32).min(cache).clamp(bounds.min.get(), bounds.max.get());
-                // What others have in the batch is in its steps, too.
+                // Other gateways' sequences are part of its steps.
                 let ours = most.saturating_sub(self.counters.foreign as u32).max(bounds.min.get());
                 Limit { ours, whole: ours, lent: 0 }
             }
         };
     }
 
-    /// Of so many seats of other gateways, those that nobody used by a report that is not old.
+    /// Of `theirs`, other gateways' seats, those unused by a recent report.
     fn unused_by_others(&self, theirs: u32, at: Tick) -> u32 {
         self.fresh_report(at).map_or(0, |_| theirs.saturating_sub(self.counters.foreign.ceil() as u32))
     }
 
-    /// What its learned step time says at the pace that its pool must keep: its seats under `auto`
-    /// follow. Without a pace it has as many as there are.
+    /// Its learned step time at the pool's pace, from which its seats under `auto` follow; unlimited without a
+    /// pace.
     ///
-    /// Second is the speed at which its prompts were seen to be computed, in tokens per second. An engine
-    /// of which little was learned is taken to be as all engines of its pool together (`common`).
+    /// The second value is its prefill speed, tokens per second. An engine with little data uses the model of
+    /// all engines of the pool (`common`).
     pub fn keep_pace(&mut self, pace: Option<f64>, common: &Latency) -> Option<(StepTime, f64)> {
         let latency = self.latency.lock();
         let step = latency.step_time().or_else(|| common.step_time());
         let speed = latency.prefill_speed().or_else(|| common.prefill_speed());
         (self.confirmed_at, self.prompt_per_step) = (latency.confirmed_at(), latency.prompt_per_step());
         drop(latency);
-        // The slope of first tokens over what is ahead says little where little ever is.
+        // The slope of TTFT over the backlog says little if there is rarely a backlog.
         let speed = speed.map(|speed| self.busy.speed().map_or(speed, |seen| speed.max(seen)));
         self.backlog.speed = speed.unwrap_or(0.0);
         self.auto = match (step, pace) {
@@ -433,7 +433,7 @@ impl Engine {
         step.map(|step| (step, speed.unwrap_or(1.0 / step.per_prompt_token.max(1e-7))))
     }
 
-    /// The seats that it gives its pool at this rank.
+    /// Its seats at this rank.
     pub const fn gives(&self, rank: Rank) -> Given {
         match rank {
             Rank::Free | Rank::Full => Given { whole: self.limit.whole, lent: self.limit.lent },
@@ -441,24 +441,23 @@ impl Engine {
         }
     }
 
-    /// Whether nothing but its breaker keeps it from requests.
+    /// Whether only its breaker excludes it.
     pub fn waits_for_its_breaker(&self, at: Tick) -> bool {
         self.breaker.is_open() && self.rank_past_breaker(at) != Rank::Out
     }
 
-    /// The seats that it would give its pool if its breaker were closed.
+    /// The seats it would have with a closed breaker.
     pub fn gives_past_breaker(&self, at: Tick) -> u32 {
         if self.waits_for_its_breaker(at) { self.limit.whole } else { 0 }
     }
 
-    /// How loaded it would be with one request more: the prompt tokens that are ahead of it, plus a
-    /// little for each request, of others too (its waiting and running requests at the last report
-    /// less ours then; those that wait there have their prompts still ahead of them); more where its KV
-    /// cache is nearly full, where it is slower than the others, and while it warms up. An old report is
-    /// as none.
+    /// Its load with one more request: prompt tokens ahead of it, plus a little per request, including other
+    /// gateways' (waiting and running at the last report minus ours then; waiting ones still have their prompts
+    /// ahead). Higher with a nearly full KV cache, if slower than others, and while warming up. Old reports are
+    /// ignored.
     ///
-    /// Prompt tokens count and output tokens hardly do, because a first token waits for the former alone:
-    /// all sequences of a batch gain a token in the same step.
+    /// Prompt tokens dominate because only they delay a first token: all sequences of a batch gain a token in
+    /// the same step.
     pub fn load(&mut self, typical: f64, at: Tick) -> u64 {
         let report = self.fresh_report(at).unwrap_or_default();
         let waiting = report.waiting.unwrap_or(0.0);
@@ -473,14 +472,14 @@ impl Engine {
         self.load_again()
     }
 
-    /// The same if a request of so many prompt tokens that have to be computed came to it. They count more
-    /// than those ahead of it, because whoever comes next waits for them as well ([`OF_OWN_PROMPT`]).
+    /// The same if a request with this many uncached prompt tokens is added. These count more than tokens ahead,
+    /// because later requests wait for them too ([`OF_OWN_PROMPT`]).
     pub fn load_with(&self, prompt: Tokens) -> u64 {
         let added = OF_OWN_PROMPT * prompt.0 as f64 * self.factor * self.slowness * LOAD_UNIT;
         self.load_again().saturating_add(added as u64)
     }
 
-    /// Tokens of a prompt that it should find in its cache; the last token is always computed.
+    /// Prompt tokens expected in its cache; the last token is always computed.
     pub fn cached(&self, prompt: Tokens, blocks: &[u64]) -> Tokens {
         let held = self.prefixes.held(blocks);
         if held == 0 {
@@ -490,19 +489,19 @@ impl Engine {
         Tokens(expected as u64).min(prompt.less(Tokens(1)))
     }
 
-    /// Whether it has fewer requests than this bound lets an engine have that is warm and has
-    /// room; one at least.
+    /// Whether it has fewer requests than this bound, which is reduced while it warms up or its cache is full;
+    /// at least one.
     pub fn is_below(&self, bound: f64) -> bool {
         f64::from(self.requests) < (bound / self.factor).max(1.0)
     }
 
-    /// The same, with the engine's report and warmth as they were at the last full look.
+    /// The load with report and warm-up of the last full evaluation.
     pub fn load_again(&self) -> u64 {
         let tokens = self.outstanding.prefill.0 as f64 + PER_REQUEST * f64::from(self.requests + 1) + self.others;
         (tokens * self.factor * self.slowness * LOAD_UNIT) as u64
     }
 
-    /// The share of traffic it takes: below 1 while it warms up.
+    /// Its share of traffic: below 1 while warming up.
     fn share(&mut self, at: Tick) -> f64 {
         match self.warms_since {
             None => 1.0,
@@ -514,7 +513,7 @@ impl Engine {
         }
     }
 
-    /// When its key changes by time alone.
+    /// When its key changes with time alone.
     pub fn next_wake(&self, at: Tick) -> Option<Tick> {
         let steps = |since: Tick| (at - since).as_secs() as u32 + 1;
         let warmer = self.warms_since.map(|since| since + WARM_STEP * steps(since));
@@ -539,7 +538,7 @@ impl Engine {
     pub fn checked(&mut self, checked: Checked, at: Tick) -> Option<Change> {
         let alive = self.answered.last().max(self.signals.last_alive());
         let change = self.health.note(checked, alive, at);
-        // One that only kept silent, and serves again, is the same one.
+        // An engine that was only silent, and serves again, is the same process.
         if change == Some(Change::CameUp) && checked == Checked::Well {
             self.start_anew(at);
             self.health = Health::Up;
@@ -547,7 +546,7 @@ impl Engine {
         change
     }
 
-    /// What an attempt of this tenant did to it. True where its place among the others may have
+    /// Applies an attempt's effect. True if its rank may have
     /// changed.
     pub fn feel(&mut self, effect: &Effect, limits: Option<&BreakerLimits>, tenant: TenantKey, at: Tick) -> bool {
         match effect {

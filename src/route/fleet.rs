@@ -1,22 +1,21 @@
-//! Every pool's engines and what is known of them; picks one for a request.
+//! All pools' engines, and the choice of one for a request.
 //!
-//! Lives as long as the process: a reload of the settings and a change in DNS only say which
-//! engines belong to a pool, and what is known of an engine survives both. An engine that
-//! left takes no more requests and finishes what it has. One small lock per pool, held for a
-//! few lines; choosing costs O(log n) in the number of engines.
+//! Lives as long as the process: reloads and DNS changes only say which engines belong to a pool, and the
+//! state of an engine survives both. A removed engine takes no new requests and finishes its own. One
+//! lock per pool, held briefly; choosing is O(log n) in the number of engines.
 //!
-//! Who is best: an engine that can take requests before one that has as many as it should have
-//! at one time (`max_concurrency_per_engine`), and that before one that pushed back a moment
-//! ago; among those by `least_work` (tokens of work) or `round_robin` (longest not asked); equals
-//! by chance. If all cool down, the one that is free soonest.
+//! Ranking: engines that can take requests before those at their concurrency limit
+//! (`max_concurrency_per_engine`), and these before those cooling down after push-back; among equals by
+//! `least_work` (tokens of work) or `round_robin` (longest unused), ties at random. If all cool down, the
+//! one that is free soonest.
 //!
-//! Under `prefix_affinity` and `session_affinity` a request with a key goes to the key's own
-//! engine first, while its load allows ([`affinity`](super::key_of)): that looks at every engine.
+//! Under `prefix_affinity` and `session_affinity` a request with a key goes to the key's own engine while
+//! its load allows ([`affinity`](super::key_of)), which looks at every engine.
 //!
-//! Under `max_concurrency_per_engine: auto` the learned length of the engines' steps
-//! ([`latency`](super::Latency)) says how many requests each may have, how fast prompts may come
-//! ([`PrefillPace`]), and which engines are slower than the others. What was learned of an engine fades while
-//! it is not asked, so that one which was slow once is asked again within a minute or two.
+//! Under `max_concurrency_per_engine: auto` the learned step time of the engines
+//! ([`latency`](super::Latency)) determines each engine's seats, the prefill pace ([`PrefillPace`]), and
+//! which engines are slower than others. What was learned of an engine fades while it is not used, so that
+//! an engine that was slow once is used again within a minute or two.
 
 use std::collections::HashMap;
 use std::num::NonZeroU32;
@@ -48,18 +47,18 @@ pub struct Fleet {
     seed: u64,
 }
 
-/// How much work a request is expected to be.
+/// Estimated work of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Size {
     /// Prompt tokens.
     pub prefill: Tokens,
-    /// Output tokens, all choices.
+    /// Output tokens of all choices.
     pub decode: Tokens,
 }
 
 impl Size {
-    /// Nothing is believed to be longer than this, whatever a client states: one absurd cap
-    /// would make every other request look like nothing.
+    /// Largest work counted, whatever a client states, because one absurd cap would make all other requests
+    /// negligible.
     const LONGEST: Tokens = Tokens(1 << 20);
 
     fn believable(self) -> Size {
@@ -67,59 +66,59 @@ impl Size {
     }
 }
 
-/// What a request asks of an engine.
+/// Requirements of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Want {
-    /// Work that it brings.
+    /// Its work.
     pub size: Size,
-    /// What its class is promised.
+    /// Its latency targets.
     pub aims: Aims,
-    /// What its class promises for the time to the end, where that is judged.
+    /// Its E2E target, if judged.
     pub whole: Option<Duration>,
     /// Time since its arrival.
     pub spent: Duration,
-    /// Requests with the same key go to the same engine, while its load allows; 0: to any.
+    /// Affinity key: equal keys go to the same engine while its load allows; 0 means none.
     pub key: u64,
 }
 
 impl From<Size> for Want {
-    /// So much work, and nothing is promised.
+    /// This work, without targets.
     fn from(size: Size) -> Self {
         Want { size, ..Want::default() }
     }
 }
 
-/// An engine picked for a request.
+/// The engine picked for a request.
 #[derive(Debug)]
 pub struct Choice {
     /// Its name.
     pub engine: EngineId,
-    /// Where it is.
+    /// Its address.
     pub address: Arc<EngineAddress>,
-    /// What `Host` says to it.
+    /// The value of `Host`.
     pub host: Option<HeaderValue>,
-    /// Whether something may be injected into bodies for it, where the pool's settings say so.
+    /// Whether bodies for it may be injected into, as far as the pool's settings say so.
     pub may_inject: bool,
-    /// Whether it accepted an injection in the last 60 s.
+    /// Whether it accepted an injection within 60 s.
     pub injection_proven: bool,
-    /// The pool has, or has had, other engines.
+    /// Whether the pool has, or had, other engines.
     pub has_neighbours: bool,
-    /// Its share of the engine's work; given back when dropped. In a box, as it goes from hand to hand.
+    /// The request's share of its work; released when dropped. Boxed because it is passed on often.
     pub work: Box<Work>,
 }
 
-/// A prompt as a prefix cache sees it.
+/// A prompt as seen by a prefix cache.
 #[derive(Debug)]
 struct Prefix {
     /// All of its tokens.
     prompt: Tokens,
     blocks: Box<[u64]>,
-    /// Tokens that its engine should have held of it.
+    /// Tokens expected in the engine's cache.
     expected: Tokens,
 }
 
-/// One request's work at an engine. What is left of it leaves the engine's books when this
-/// ends, however it ends.
+/// One request's work at an engine. The rest is removed from the engine's load when this is dropped, however
+/// the request ends.
 #[derive(Debug)]
 #[must_use]
 pub struct Work {
@@ -128,46 +127,46 @@ pub struct Work {
     left: Size,
     prefix: Prefix,
     tries: bool,
-    /// What it came into, and when.
+    /// Conditions at dispatch, and when.
     situation: Situation,
     dispatched: Tick,
     aims: Aims,
     whole: Option<Duration>,
     /// From arrival to dispatch.
     spent: Duration,
-    /// When the first token came, and what the engine had run until then.
+    /// The first token's moment, and the engine's counters then.
     first: Option<(Tick, Reading)>,
     latency: Arc<Mutex<Latency>>,
     signals: Arc<Signals>,
     is_over: bool,
 }
 
-/// Further tokens of an answer in one piece that say something about the pace.
+/// Tokens after the first from which a non-streaming response says something about the pace.
 const LONG_WHOLE: u32 = 32;
 
-/// Tokens of a block of a prompt, roughly.
+/// Approximate tokens per prompt block.
 const BLOCK_TOKENS: u64 = 128;
 
-/// The share of answers whose length is usual.
+/// Share of responses that defines the usual length.
 const USUALLY: f64 = 0.9;
 
-/// An engine's numbers are shown for this long after it left.
+/// How long a removed engine's numbers are shown.
 pub const REMEMBERED: Duration = Duration::from_secs(600);
 
 impl Fleet {
-    /// A fleet without pools. `seed` decides between equals.
+    /// A fleet without pools. `seed` decides ties.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         Fleet { pools: RwLock::default(), shared: Arc::default(), seed }
     }
 
-    /// So many gateways share the engines. Holds for pools that are followed from now on.
+    /// Sets the number of gateways that share the engines, for pools applied from now on.
     pub fn share_among(&self, gateways: NonZeroU32) {
         self.shared.gateways.store(gateways.get(), Ordering::Relaxed);
     }
 
-    /// The settings name these pools. What is known of engines that stay is kept. A pool that
-    /// is no longer named goes on serving the requests that arrived under the old settings.
+    /// Applies the configured pools. The state of remaining engines is kept. A removed pool keeps serving
+    /// requests that arrived before.
     pub fn follow(&self, pools: &[Arc<Pool>], at: Tick) {
         let mut yards = self.pools.write();
         for pool in pools {
@@ -185,7 +184,7 @@ impl Fleet {
         yards.retain(|_, yard| !yard.inner.lock().is_forgotten(at));
     }
 
-    /// A pool's engines are these from now on (a DNS name was looked up).
+    /// Sets a pool's engines after a DNS lookup.
     pub fn set_engines(&self, pool: &PoolId, addresses: Vec<EngineAddress>, at: Tick) {
         if let Some(yard) = self.yard(pool) {
             yard.inner.lock().set_engines(addresses, at);
@@ -193,7 +192,7 @@ impl Fleet {
         }
     }
 
-    /// The engines of a pool that have not left.
+    /// The present engines of a pool.
     #[must_use]
     pub fn engines(&self, pool: &PoolId) -> Vec<(EngineId, Arc<EngineAddress>)> {
         let list = |yard: Arc<Yard>| {
@@ -203,63 +202,63 @@ impl Fleet {
         self.yard(pool).map(list).unwrap_or_default()
     }
 
-    /// How many engines a pool has.
+    /// Number of engines of a pool.
     #[must_use]
     pub fn engine_count(&self, pool: &PoolId) -> usize {
         self.yard(pool).map_or(0, |yard| yard.inner.lock().present().count())
     }
 
-    /// How many engines of a pool can take requests now, cooling ones included.
+    /// Number of engines that can take requests now, cooling ones included.
     #[must_use]
     pub fn available(&self, pool: &PoolId, at: Tick) -> usize {
         self.yard(pool).map(|yard| yard.inner.lock().available(at)).unwrap_or_default()
     }
 
-    /// Requests of ours that the pool's engines should work on at one time: the sum over those
-    /// that take requests, without the cooling ones, shared among the gateways; one at least.
-    /// `None`: as many as there are.
+    /// Seats of a pool for this gateway: the sum over available engines without cooling ones, divided among the
+    /// gateways; at least one.
+    /// `None` means unlimited.
     #[must_use]
     pub fn seats(&self, pool: &PoolId, at: Tick) -> Option<usize> {
         self.yard(pool)?.inner.lock().seats(at)
     }
 
-    /// Grows whenever the seats of any pool have changed: one that was seen before says that
-    /// [`Fleet::seats`] need not be asked again. What changes by time alone (an engine cooled
-    /// down) shows when the pool is next touched, which its health checks do, too.
+    /// Changes whenever the seats of any pool change, so that [`Fleet::seats`] need not be called for an equal
+    /// value. A change with time alone (an engine cooled down) shows when the pool is next used, also by health
+    /// checks.
     #[must_use]
     pub fn seat_changes(&self) -> u64 {
         self.shared.seat_changes.load(Ordering::Acquire)
     }
 
-    /// Whether the pool's retry budget has room for an attempt that failed in another pool;
-    /// takes it.
+    /// Takes a retry for an attempt that failed in another pool from this pool's budget, if there is
+    /// room.
     #[must_use]
     pub fn grants_retry(&self, pool: &PoolId, at: Tick) -> bool {
         self.yard(pool).is_some_and(|yard| yard.inner.lock().budget.draw(at))
     }
 
-    /// See [`Yard::choose`]; no request begins.
+    /// See [`Yard::choose`]; does not count as a new request.
     #[must_use]
     pub fn choose(&self, pool: &PoolId, attempts: &mut Attempts, want: impl Into<Want>, at: Tick) -> Option<Choice> {
         self.yard(pool)?.choose(attempts, want.into(), &[], false, at)
     }
 
-    /// What a request of this size would see at the pool's best engine, once no prompt is ahead of its
-    /// own; `None` while too little was learned of it ([`ENOUGH`](super::ENOUGH)), or where nobody takes
-    /// requests.
+    /// Predicted latency of a request of this size at the pool's best engine without other prompts ahead;
+    /// `None` with too little data ([`ENOUGH`](super::ENOUGH)) or without an available
+    /// engine.
     #[must_use]
     pub fn predict(&self, pool: &PoolId, size: Size, at: Tick) -> Option<Prediction> {
         self.yard(pool)?.inner.lock().predict(size.believable(), true, at)
     }
 
-    /// Output tokens after the first that nine of ten answers stay within whose class promises this time
-    /// to the end; `None` while too few were seen.
+    /// Output tokens after the first that 90 % of responses with this E2E target stay within; `None` with too
+    /// little data.
     #[must_use]
     pub fn usual_length(&self, pool: &PoolId, limit: Duration) -> Option<u64> {
         self.yard(pool)?.inner.lock().lengths.of(limit, USUALLY)
     }
 
-    /// Tokens of a prompt that the engine which holds most of its beginning has still to compute.
+    /// Prompt tokens that the engine with most of the prefix cached must still compute.
     #[must_use]
     pub fn uncached(&self, pool: &PoolId, prompt: Tokens, blocks: &[u64]) -> Tokens {
         match self.yard(pool) {
@@ -268,15 +267,15 @@ impl Fleet {
         }
     }
 
-    /// How fast prompts may go to the engines of a pool: `prefill_tokens_per_engine: auto`. The seats of
-    /// `auto` follow what was learned, too: to be asked now and then. `None`: nothing speaks against
-    /// sending as much as comes.
+    /// The prefill pace of a pool (`prefill_tokens_per_engine: auto`); also updates the seats under `auto`. To
+    /// be called periodically. `None` means
+    /// unlimited.
     #[must_use]
     pub fn keep_pace(&self, pool: &PoolId, at: Tick) -> Option<PrefillPace> {
         self.yard(pool)?.inner.lock().keep_pace(at)
     }
 
-    /// Engines are compared also where nobody queues: to be asked now and then.
+    /// Compares engines of pools without a queue as well. To be called periodically.
     pub fn compare_engines(&self, at: Tick) {
         let yards: Vec<_> = self.pools.read().values().cloned().collect();
         for yard in yards {
@@ -287,15 +286,15 @@ impl Fleet {
         }
     }
 
-    /// The classes that a pool serves are promised this: what `auto` keeps.
+    /// Sets the objectives that `auto` keeps in a pool.
     pub fn hold_to(&self, pool: &PoolId, promised: Promised) {
         if let Some(yard) = self.yard(pool) {
             yard.inner.lock().promised = promised;
         }
     }
 
-    /// An attempt failed: what comes next, with the pool's retry budget in hand. Effects on
-    /// engines are applied.
+    /// Decides what follows a failed attempt, using the pool's retry budget, and applies effects on
+    /// engines.
     #[must_use]
     pub fn failed(&self, pool: &PoolId, attempts: &mut Attempts, happened: Happened, at: Tick) -> Next {
         let Some(yard) = self.yard(pool) else { return attempts.nothing_left() };
@@ -308,28 +307,28 @@ impl Fleet {
         step.next
     }
 
-    /// An attempt succeeded: a 2xx whose first token came, or whose head was whole where the
-    /// answer is no stream.
+    /// Records a successful attempt: a 2xx with its first token, or with a complete head if the response is not
+    /// a stream.
     pub fn succeeded(&self, pool: &PoolId, attempts: &mut Attempts, injection: Injection, at: Tick) {
         if let Some(yard) = self.yard(pool) {
             self.succeeded_in(&yard, attempts, injection, at);
         }
     }
 
-    /// The same, for who has the pool at hand.
+    /// The same with the pool at hand.
     pub fn succeeded_in(&self, yard: &Yard, attempts: &mut Attempts, injection: Injection, at: Tick) {
         let tenant = attempts.tenant();
         self.apply_in(yard, attempts.succeeded(injection), tenant, at);
     }
 
-    /// The request is over without a further result: effects held back so far now count.
+    /// The request ended without a further attempt: held-back effects are applied.
     pub fn settle(&self, pool: &PoolId, attempts: &mut Attempts, at: Tick) {
         if let Some(effect) = attempts.settled() {
             self.apply(pool, [effect], attempts.tenant(), at);
         }
     }
 
-    /// Notes effects of a tenant's request on engines.
+    /// Applies effects of a tenant's request on engines.
     pub fn apply(&self, pool: &PoolId, effects: impl IntoIterator<Item = Effect>, tenant: TenantKey, at: Tick) {
         if let Some(yard) = self.yard(pool) {
             self.apply_in(&yard, effects, tenant, at);
@@ -345,20 +344,20 @@ impl Fleet {
         }
     }
 
-    /// An answer came in a content coding nobody asked for: nothing is injected into bodies
-    /// for this engine any more.
+    /// The engine sent an unrequested content coding, so bodies for it are no longer injected
+    /// into.
     pub fn answers_coded(&self, pool: &PoolId, engine: &EngineId) {
         self.with_engine(pool, engine, |engine| engine.answers_coded());
     }
 
-    /// Whether any engine of this pool has served `model` on this path since the start.
+    /// Whether any engine of this pool has served `model` on this path since start.
     #[must_use]
     pub fn has_served(&self, pool: &PoolId, endpoint: Endpoint, model: &str) -> bool {
         self.yard(pool).is_some_and(|yard| yard.has_served(endpoint, model))
     }
 
-    /// A health check of an engine ended. One that is going away loses the attempts of which nothing
-    /// has come, as far as others can take them.
+    /// Applies a health check. An engine that is going away loses attempts without a response, as far as others
+    /// can take them.
     pub fn checked(&self, pool: &PoolId, engine: &EngineId, checked: Checked, at: Tick) -> Option<Change> {
         let yard = self.yard(pool)?;
         let change = yard.inner.lock().checked(engine, checked, at);
@@ -368,14 +367,14 @@ impl Fleet {
         change
     }
 
-    /// An engine's own metrics were read.
+    /// Applies an engine's metrics.
     pub fn reported(&self, pool: &PoolId, engine: &EngineId, report: Report, at: Tick) {
         if let Some(yard) = self.yard(pool) {
             yard.inner.lock().reported(engine, report, at);
         }
     }
 
-    /// An engine named the models it serves.
+    /// Applies an engine's list of models.
     pub fn lists_models(&self, pool: &PoolId, engine: &EngineId, models: Vec<Arc<str>>) {
         let Some(yard) = self.yard(pool) else { return };
         let is_news = |engine: &mut Engine| {
@@ -391,13 +390,13 @@ impl Fleet {
         }
     }
 
-    /// What an engine says of the models it serves, beside their names.
+    /// Applies the details of an engine's models.
     pub fn describes_models(&self, pool: &PoolId, engine: &EngineId, cards: Vec<(Arc<str>, ModelCard)>) {
         self.with_engine(pool, engine, |engine| engine.cards = cards.into());
     }
 
-    /// What the engines of a pool say of a model: the first that says anything, and the shortest
-    /// context of all.
+    /// Details of a model: the first reported values, and the shortest context of
+    /// all.
     #[must_use]
     pub fn model_card(&self, pool: &PoolId, model: &str) -> Option<ModelCard> {
         let yard = self.yard(pool)?;
@@ -410,7 +409,7 @@ impl Fleet {
         })
     }
 
-    /// The models that the engines of a pool named, sorted, each once.
+    /// The models listed by a pool's engines, sorted, without duplicates.
     #[must_use]
     pub fn models(&self, pool: &PoolId) -> Vec<Arc<str>> {
         let list = |yard: Arc<Yard>| {
@@ -423,7 +422,7 @@ impl Fleet {
         self.yard(pool).map(list).unwrap_or_default()
     }
 
-    /// The same; `None` while some engine has not been asked yet.
+    /// The same; `None` until every engine has been asked.
     #[must_use]
     pub fn all_models(&self, pool: &PoolId) -> Option<Vec<Arc<str>>> {
         let yard = self.yard(pool)?;
@@ -433,8 +432,7 @@ impl Fleet {
         all_asked.then(|| self.models(pool))
     }
 
-    /// Everything there is to show, pools and engines by name. Engines that left stay for ten
-    /// minutes, with their pool or by themselves.
+    /// The status of all pools and engines, by name. Removed engines stay for ten minutes.
     #[must_use]
     pub fn view(&self, at: Tick) -> Vec<PoolView> {
         let yards: Vec<_> = self.pools.read().values().cloned().collect();
@@ -443,7 +441,7 @@ impl Fleet {
         views
     }
 
-    /// A pool, for who asks it again and again.
+    /// A pool, for repeated use.
     #[must_use]
     pub fn yard(&self, pool: &PoolId) -> Option<Arc<Yard>> {
         self.pools.read().get(pool).cloned()
@@ -457,12 +455,12 @@ impl Fleet {
 }
 
 impl Yard {
-    /// Picks the best engine of the pool that these attempts have not tried, and gives it the
-    /// work. `None`: no such engine can take requests. The retry budget grows with a request that
-    /// `begins` in this pool.
+    /// Picks the best engine that these attempts have not tried, and assigns the work. `None` if no such engine
+    /// can take requests. `begins`: a new request in this pool, which extends its retry
+    /// budget.
     #[must_use]
     ///
-    /// `blocks` are the hashes of the prompt's beginning, where an engine's prefix cache may matter.
+    /// `blocks`: hashes of the prompt's blocks, if a prefix cache may matter.
     pub fn choose(
         self: &Arc<Self>,
         attempts: &mut Attempts,
@@ -517,7 +515,7 @@ impl Yard {
 }
 
 impl Work {
-    /// The first token came: the prompt has been computed.
+    /// Records the first token, so the prompt is computed.
     pub fn first_token(&mut self, at: Tick) {
         if self.first.is_none() {
             let prompt = std::mem::take(&mut self.left.prefill);
@@ -532,12 +530,12 @@ impl Work {
         }
     }
 
-    /// Its engine has served `model` on this path.
+    /// Records that its engine has served `model` on this path.
     pub fn note_served(&self, endpoint: Endpoint, model: &str) {
         self.yard.note_served(endpoint, model);
     }
 
-    /// What is heard of its engine.
+    /// Signals of its engine.
     #[must_use]
     pub const fn signals(&self) -> &Arc<Signals> {
         &self.signals
@@ -549,21 +547,21 @@ impl Work {
         self.dispatched
     }
 
-    /// From dispatch until its engine should have read the prompt: by what was learned, before
-    /// that by a guess.
+    /// Estimated time from dispatch to the end of prefill: learned, or a default
+    /// before.
     #[must_use]
     pub fn time_to_read(&self) -> Duration {
         self.latency.lock().time_to_read(&self.situation)
     }
 
-    /// What was learned of its engine says about it; `None` while too little was.
+    /// The learned prediction for it; `None` with too little data.
     #[must_use]
     pub fn prediction(&self) -> Option<Prediction> {
         self.latency.lock().predict(&self.situation)
     }
 
-    /// The answer ended, whole, and says something about its engine's latency. Learning happens
-    /// outside of the pool's lock.
+    /// Learns from a complete response, outside of the pool's
+    /// lock.
     pub fn learned(mut self: Box<Self>, lesson: &Lesson, at: Tick) {
         self.is_over = true;
         let mut inner = self.yard.inner.lock();
@@ -576,7 +574,7 @@ impl Work {
         let further = self.pace_of(lesson, at).zip(self.first.zip(ran)).map(|(tpot, ((began, first), last))| {
             let elapsed = at.since(began).as_secs_f64();
             let steps = Steps {
-                // Not the output tokens: they may be of several choices.
+                // Derived from times, because output tokens may be of several choices.
                 further: (elapsed / tpot.as_secs_f64().max(1e-6)).round().max(1.0) as u64,
                 batch: (last.sequences - first.sequences) / elapsed.max(1e-6),
                 prompt: last.prompts - first.prompts,
@@ -623,8 +621,8 @@ impl Work {
 }
 
 impl Work {
-    /// Time per further token: as it was seen, or, of an answer that came in one piece and is long, what is
-    /// left of its time when its prompt should have been computed.
+    /// TPOT as observed; for a long non-streaming response the time after its estimated prefill, per
+    /// token.
     fn pace_of(&self, lesson: &Lesson, at: Tick) -> Option<Duration> {
         if lesson.ttft.is_some() {
             return lesson.tpot;

@@ -1,82 +1,82 @@
-//! Whether an engine is alive, by evidence.
+//! Health of an engine, from evidence.
 //!
-//! A refused connection or an answer that says "I am not well" is evidence at once. A check
-//! that times out is not: an engine under load answers late. It counts only when several in
-//! a row stayed unanswered and the engine showed no other sign of life meanwhile: a token of any
-//! answer, or an answer that was finished. An engine that was taken out for its silence alone is
-//! back with the first of them; one that refuses or says that it is not well, only with a check.
+//! A refused connection or an error status is evidence at once. A check that times out is not, because an
+//! engine under load responds late: it counts only if several in a row are unanswered and there was no
+//! other sign of life, such as a token of any response or a finished one. An engine taken out for silence
+//! alone returns with the first of these; one that refused or reported an error only with a
+//! successful check.
 
 use crate::units::Tick;
 
-/// What a health check saw.
+/// Result of a health check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Checked {
-    /// It answered with 2xx or 3xx.
+    /// A 2xx or 3xx response.
     Well,
-    /// It answered with an error.
+    /// An error response.
     Unwell {
-        /// The answer's status.
+        /// Its status.
         status: u16,
     },
-    /// Nobody listens there.
+    /// Connection refused.
     Refused,
-    /// No answer in time, or one that broke off.
+    /// No response in time, or an incomplete one.
     NoAnswer,
 }
 
 impl Checked {
-    /// Whether it says that the engine is leaving: what it has not answered yet it may never answer.
-    /// Silence does not say so.
+    /// Whether it means that the engine is going away and may never answer its open requests. Silence does
+    /// not.
     #[must_use]
     pub const fn is_departure(self) -> bool {
         matches!(self, Checked::Refused | Checked::Unwell { status: 503 })
     }
 }
 
-/// What is known of an engine's health.
+/// Health of an engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Health {
-    /// No check has ended yet; it takes requests.
+    /// Not checked yet; takes requests.
     #[default]
     Unknown,
-    /// It takes requests.
+    /// Takes requests.
     Up,
-    /// It takes requests, but checks stay unanswered.
+    /// Takes requests, but checks are unanswered.
     Doubtful {
-        /// Unanswered checks in a row.
+        /// Consecutive unanswered checks.
         missed: u32,
-        /// The first of them.
+        /// Moment of the first of them.
         since: Tick,
     },
-    /// It takes none: it was silent for too long.
+    /// Out: silent for too long.
     Silent {
-        /// The last unanswered check.
+        /// Moment of the last unanswered check.
         since: Tick,
     },
-    /// It takes none: it refused, or said that it is not well.
+    /// Out: refused, or reported an error.
     Down,
 }
 
-/// What a check changed.
+/// Effect of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// The engine came back.
+    /// The engine is available again.
     CameUp,
     /// The engine is taken out.
     WentDown,
 }
 
 impl Health {
-    /// Unanswered checks in a row after which an engine is down, if nothing else succeeded.
+    /// Consecutive unanswered checks without other signs of life that take an engine out.
     pub const MISSES: u32 = 3;
 
-    /// Whether requests may go there.
+    /// Whether it takes requests.
     #[must_use]
     pub fn is_up(self) -> bool {
         !matches!(self, Health::Down | Health::Silent { .. })
     }
 
-    /// A check ended. `last_alive` is the engine's last sign of life in answers to requests.
+    /// Applies a check. `last_alive`: the engine's last sign of life in responses.
     #[must_use]
     pub fn note(&mut self, checked: Checked, last_alive: Option<Tick>, at: Tick) -> Option<Change> {
         let was_up = self.is_up();

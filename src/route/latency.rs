@@ -1,101 +1,99 @@
-//! A model of one engine, learned online from what the gateway sees anyway: how long a step of the
-//! engine takes, and how long the first token of a request will take.
+//! Latency model of one engine, learned online from what the gateway observes anyway: the duration of a
+//! step, and the time to the first token.
 //!
-//! Pure. An engine with continuous batching works in steps. A step gives every running sequence one
-//! token and spends the rest of its token budget on prefill (Yu et al., *Orca*, OSDI 2022; Agrawal
-//! et al., *Sarathi-Serve*, OSDI 2024). Its length is close to linear in the sequences and in the
-//! prompt tokens of the step, and the time per output token of an answer is the mean length of the
-//! steps that it ran through:
+//! Pure. An engine with continuous batching works in steps. A step gives every running sequence one token
+//! and spends the rest of its token budget on prefill (Yu et al., *Orca*, OSDI 2022; Agrawal et al.,
+//! *Sarathi-Serve*, OSDI 2024). Its duration is nearly linear in the sequences and prompt tokens of the
+//! step, and the TPOT of a response is the mean duration of the steps it took part in:
 //!
 //! `TPOT = base + per_sequence * mean batch + per_prompt_token * prompt tokens per step`
 //!
-//! The gateway knows these without looking at single tokens: from two counters of the engine (the
-//! integral of running sequences over time, and the prompt tokens whose first token has come), read
-//! at the first and at the last token of an answer, and from the length of the answer. Prompt tokens
-//! are counted as estimated, so that `per_prompt_token` already contains what the prefix cache saves.
+//! The gateway gets these without looking at single tokens: from two counters per engine (the integral of
+//! running sequences over time, and the prompt tokens whose first token has come), read at the first and
+//! last token of a response, and from the response's length. Prompt tokens are the estimated ones, so
+//! `per_prompt_token` includes the savings of the prefix cache.
 //!
-//! The time to the first token is fitted to the request's own prompt, the prompt tokens ahead of it,
-//! and the sequences that run.
+//! TTFT is fitted to the request's own prompt, the prompt tokens ahead of it, and the running sequences.
 //!
-//! Both are non-negative linear models, fitted as answers end by recursive least squares
-//! with forgetting (Ljung and Söderström, *Theory and Practice of Recursive Identification*,
-//! 1983), with four changes that latencies ask for:
+//! Both are non-negative linear models, fitted by recursive least squares with forgetting (Ljung and
+//! Söderström, *Theory and Practice of Recursive Identification*, 1983), with four modifications for
+//! latencies:
 //!
-//! - What is fitted is the *logarithm*: an answer twice as late as expected weighs the same at
-//!   50 ms and at 5 s. The step is Gauss-Newton's: the regressor is the model's gradient.
-//! - An answer weighs by its length, because one prefill step decides the pace of three tokens and
-//!   the mean step that of a hundred.
-//! - Residuals are cut at a multiple of their usual size (Huber's M-estimator; in recursive
-//!   form Kovačević, Banjac and Kovačević, *EURASIP J. Adv. Signal Process.* 2016:37), so that
-//!   one answer that hung for a minute changes nothing.
-//! - Forgetting is directional: an answer replaces what was known about situations like its own
-//!   and nothing else (Cao and Schwartz, *Automatica* 36, 2000). With plain forgetting a night
-//!   of short prompts would forget what long ones take.
+//! - The *logarithm* is fitted: a response twice as late as predicted has the same weight at 50 ms and at
+//!   5 s. The update is a Gauss-Newton step: the regressor is the model's gradient.
+//! - A response is weighted by its length, because one prefill step dominates the pace of three tokens,
+//!   and the mean step that of a hundred.
+//! - Residuals are clipped at a multiple of their usual size (Huber's M-estimator; in recursive form
+//!   Kovačević, Banjac and Kovačević, *EURASIP J. Adv. Signal Process.* 2016:37), so that one response
+//!   that hung for a minute changes nothing.
+//! - Forgetting is directional: a response replaces knowledge about conditions like its own only (Cao and
+//!   Schwartz, *Automatica* 36, 2000). With plain forgetting a night of short prompts would erase what is
+//!   known of long ones.
 //!
-//! Coefficients never become negative: they are put back to the nearest point that is not.
+//! Coefficients are projected back to the nearest non-negative point.
 //!
-//! If nearly all recent residuals lie on one side, the engine has changed: then everything is
-//! forgotten quickly until they no longer do (a variable forgetting factor, as Fortescue, Kershenbaum and Ydstie,
-//! *Automatica* 17, 1981, with a plainer trigger).
+//! If nearly all recent residuals have the same sign, the engine has changed: everything is forgotten
+//! quickly until they no longer do (a variable forgetting factor as in Fortescue, Kershenbaum and Ydstie,
+//! *Automatica* 17, 1981, with a simpler trigger).
 //!
-//! Until [`ENOUGH`] answers were seen there is no prediction, and the caller does without.
+//! There is no prediction before [`ENOUGH`] responses.
 
 use std::time::Duration;
 
 use crate::units::{Tick, Tokens};
 
-/// Answers from which an engine's figures are used.
+/// Responses needed before an engine's own model is used.
 pub const ENOUGH: u32 = 32;
 
-/// What an engine has to do when a request is dispatched to it, the request included.
+/// Conditions of a request at dispatch, itself included.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Situation {
-    /// The request's own prompt.
+    /// The request's prompt.
     pub prompt: Tokens,
-    /// Prompt tokens of earlier requests that have no first token yet.
+    /// Prompt tokens of earlier requests without a first token.
     pub prefill: Tokens,
-    /// Output tokens that earlier requests are expected to bring still.
+    /// Expected remaining output tokens of earlier requests.
     pub decode: Tokens,
-    /// Requests, this one included.
+    /// Number of requests, this one included.
     pub batch: u32,
 }
 
-/// What engines are compared in.
+/// Reference conditions for comparing engines.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Usual {
-    /// The prompt of a request.
+    /// Prompt of a request.
     pub prompt: Tokens,
-    /// Requests, this one included.
+    /// Number of requests, this one included.
     pub batch: u32,
-    /// Prompt tokens in a step.
+    /// Prompt tokens per step.
     pub prompt_per_step: f64,
 }
 
-/// What a request would see.
+/// Predicted latency.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Prediction {
-    /// From dispatch to the first token.
+    /// TTFT from dispatch.
     pub ttft: Duration,
-    /// Per further token.
+    /// TPOT.
     pub tpot: Duration,
 }
 
-/// What must hold for a request to keep its promise at an engine.
+/// Latency targets from dispatch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Aims {
-    /// Time from dispatch to the first token.
+    /// TTFT.
     pub ttft: Option<Duration>,
-    /// Time per further token.
+    /// TPOT.
     pub tpot: Option<Duration>,
-    /// Time from dispatch to the end.
+    /// E2E.
     pub e2e: Option<Duration>,
 }
 
 impl Aims {
-    /// Nothing is asked.
+    /// No targets.
     pub const NONE: Aims = Aims { ttft: None, tpot: None, e2e: None };
 
-    /// What is left to aim at when this much time has passed.
+    /// The targets left after this much time.
     #[must_use]
     pub fn after(self, spent: Duration) -> Aims {
         let left = |limit: Option<Duration>| limit.map(|limit| limit.saturating_sub(spent));
@@ -103,44 +101,44 @@ impl Aims {
     }
 }
 
-/// What the end of an answer taught, from dispatch on.
+/// Measured latency of a response, from dispatch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Lesson {
-    /// To the first token.
+    /// TTFT.
     pub ttft: Option<Duration>,
-    /// Per further token.
+    /// TPOT.
     pub tpot: Option<Duration>,
-    /// To the end.
+    /// E2E.
     pub e2e: Option<Duration>,
     /// Tokens after the first.
     pub further: u64,
-    /// Prompt tokens that the engine had cached, if it told.
+    /// Cached prompt tokens, if reported.
     pub cached: Option<Tokens>,
 }
 
-/// How far predictions were off lately, as a share of what was seen; `None` before there was
-/// any prediction to compare with.
+/// Recent prediction errors relative to the measured value; `None` before any
+/// prediction.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Errors {
-    /// Of the time to the first token.
+    /// Of TTFT.
     pub ttft: Option<f64>,
-    /// Of the time per further token.
+    /// Of TPOT.
     pub tpot: Option<f64>,
 }
 
-/// The steps that an answer ran through, from its first token to its last.
+/// The steps of a response, from its first to its last token.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Steps {
     /// Tokens after the first.
     pub further: u64,
-    /// Mean number of sequences that ran meanwhile, this one included.
+    /// Mean number of running sequences, this one included.
     pub batch: f64,
-    /// Prompt tokens of other requests that were computed meanwhile, as estimated.
+    /// Estimated prompt tokens of other requests computed meanwhile.
     pub prompt: f64,
 }
 
 impl Steps {
-    /// Thousands of prompt tokens in a step.
+    /// Thousands of prompt tokens per step.
     fn prompt_per_step(&self) -> f64 {
         self.prompt / self.further.max(1) as f64 / 1000.0
     }
@@ -150,56 +148,56 @@ impl Steps {
     }
 }
 
-/// How much an answer of so many tokens after the first says about the mean step: full weight from
-/// [`LONG_ANSWER`] tokens on.
+/// Weight of a response with this many tokens after the first: 1 from [`LONG_ANSWER`]
+/// on.
 #[must_use]
 pub fn answer_weight(further: u64) -> f64 {
     (further as f64 / LONG_ANSWER).min(1.0)
 }
 
-/// The length of a step, in seconds, as far as it depends on what is in it.
+/// Duration of a step in seconds, by its content.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepTime {
-    /// Of a step with nothing in it.
+    /// Of an empty step.
     pub base: f64,
-    /// Added by each running sequence.
+    /// Per running sequence.
     pub per_sequence: f64,
-    /// Added by each prompt token, as estimated.
+    /// Per estimated prompt token.
     pub per_prompt_token: f64,
 }
 
 impl StepTime {
-    /// A step without prefill, in a batch of this size.
+    /// Duration of a step without prefill at this batch size.
     #[must_use]
     pub fn decode(&self, batch: f64) -> f64 {
         self.base + self.per_sequence * batch
     }
 }
 
-/// What one engine's answers taught.
+/// The latency model of one engine.
 #[derive(Clone, Debug)]
 pub struct Latency {
     ttft: Model<4>,
     step: Model<3>,
-    /// Thousands of prompt tokens in a step, lately.
+    /// Recent thousands of prompt tokens per step.
     prompt_per_step: f64,
     confirmed_at: Tick,
 }
 
-/// An answer that took less than so many times what was expected, and more than the inverse, agrees with
-/// what is known.
+/// A response between the prediction divided and multiplied by this agrees with the
+/// model.
 pub const AGREES: f64 = 1.25;
 
-/// Coefficients before anything was learned, roughly an 8B model on one large GPU: seconds, per
-/// thousand tokens of prompt, of prompts ahead, per running sequence.
+/// Initial coefficients of TTFT, roughly an 8B model on one large GPU: seconds, per thousand prompt tokens,
+/// per thousand ahead, per running sequence.
 const TTFT_AT_FIRST: [f64; 4] = [0.03, 0.08, 0.08, 0.0005];
-/// Seconds, per sequence in the step, per thousand prompt tokens in the step.
+/// Initial coefficients of a step: seconds, per sequence, per thousand prompt tokens.
 const STEP_AT_FIRST: [f64; 3] = [0.01, 0.0002, 0.08];
-/// Tokens from which an answer says all that one answer can say about the mean step.
+/// Tokens from which a response has full weight.
 const LONG_ANSWER: f64 = 30.0;
-/// Weight of a new answer in [`Latency::prompt_per_step`], for an answer of full weight.
+/// Weight of a new response in [`Latency::prompt_per_step`], at full weight.
 const MIX_WEIGHT: f64 = 0.05;
-/// No step is shorter: tokens that came together in one read say nothing about a step.
+/// Shortest plausible step; tokens that arrive in one read say nothing about steps.
 const SHORTEST_STEP: Duration = Duration::from_micros(100);
 
 impl Default for Latency {
@@ -214,12 +212,12 @@ impl Default for Latency {
 }
 
 impl Latency {
-    /// An answer's first token came `took` after it was dispatched into `situation`.
+    /// Learns that a first token took this long after dispatch under these conditions.
     pub fn first_token(&mut self, situation: &Situation, took: Duration) {
         self.ttft.learn(&situation.before_the_first_token(), took.as_secs_f64(), 1.0);
     }
 
-    /// An answer's further tokens took `each`, up to this moment.
+    /// Learns that tokens after the first took `each`, until this moment.
     pub fn further_tokens(&mut self, steps: &Steps, each: Duration, at: Tick) {
         if each < SHORTEST_STEP || steps.further == 0 || !steps.batch.is_finite() || !steps.prompt.is_finite() {
             return;
@@ -234,32 +232,32 @@ impl Latency {
         self.prompt_per_step += MIX_WEIGHT * weight * (prompt - self.prompt_per_step);
     }
 
-    /// Whether enough was seen for figures of its own.
+    /// Whether the engine's own model is used.
     #[must_use]
     pub const fn is_known(&self) -> bool {
         self.step.seen >= ENOUGH
     }
 
-    /// The last answer whose further tokens came as was expected, within a quarter.
+    /// The last response whose TPOT agreed with the model.
     #[must_use]
     pub const fn confirmed_at(&self) -> Tick {
         self.confirmed_at
     }
 
-    /// Another process may have taken the engine's place: what is known holds until answers say
-    /// otherwise, and they are believed sooner.
+    /// The engine's process may have been replaced: the model is kept, but new responses get more
+    /// weight.
     pub fn doubt(&mut self) {
         self.ttft.doubt();
         self.step.doubt();
     }
 
-    /// The time to the first token; before enough was seen, by the first guess.
+    /// Predicted TTFT, with initial coefficients before enough data.
     #[must_use]
     pub fn time_to_read(&self, situation: &Situation) -> Duration {
         seconds(self.ttft.value(&situation.before_the_first_token()))
     }
 
-    /// What a request would see; `None` while too little was seen.
+    /// Predicted latency; `None` with too little data.
     #[must_use]
     pub fn predict(&self, situation: &Situation) -> Option<Prediction> {
         let ttft = self.ttft.estimate(&situation.before_the_first_token())?;
@@ -267,22 +265,22 @@ impl Latency {
         Some(Prediction { ttft: seconds(ttft), tpot: seconds(tpot) })
     }
 
-    /// What a request would see from an engine in which no other prompt is ahead of its own: how long
-    /// its own service takes, whatever happens to be in the way now.
+    /// Predicted latency without other prompts ahead: the request's own service
+    /// time.
     #[must_use]
     pub fn predict_unhindered(&self, situation: &Situation) -> Option<Prediction> {
         self.predict(&Situation { prefill: Tokens::ZERO, ..*situation })
     }
 
-    /// The learned length of a step; `None` while too little was seen.
+    /// The learned step time; `None` with too little data.
     #[must_use]
     pub fn step_time(&self) -> Option<StepTime> {
         let [base, per_sequence, per_thousand] = self.step.known_coefficients()?;
         Some(StepTime { base, per_sequence, per_prompt_token: per_thousand / 1000.0 })
     }
 
-    /// The seconds that a step takes in a usual situation, and that a usual request takes to its first token
-    /// with no other prompt ahead of it; `None` while too little was seen.
+    /// Step time and unhindered TTFT under reference conditions, seconds; `None` with too little
+    /// data.
     #[must_use]
     pub fn service(&self, usual: &Usual) -> Option<(f64, f64)> {
         let step = self.step.estimate(&[1.0, f64::from(usual.batch), usual.prompt_per_step / 1000.0])?;
@@ -290,27 +288,27 @@ impl Latency {
         Some((step, self.ttft.estimate(&alone.before_the_first_token())?))
     }
 
-    /// Prompt tokens in a step, lately.
+    /// Recent prompt tokens per step.
     #[must_use]
     pub fn prompt_per_step(&self) -> f64 {
         1000.0 * self.prompt_per_step
     }
 
-    /// Prompt tokens per second by which what is ahead of a request shrinks; `None` while too little was
-    /// seen.
+    /// Prefill speed from the TTFT's slope over the tokens ahead, tokens per second; `None` with too little
+    /// data.
     #[must_use]
     pub fn prefill_speed(&self) -> Option<f64> {
         let [_, _, per_thousand, _] = self.ttft.known_coefficients()?;
         Some(1000.0 / per_thousand.max(1e-3))
     }
 
-    /// A step as they are lately, in a batch of this size.
+    /// Content of a recent step at this batch size.
     fn step_of(&self, batch: u32) -> [f64; 3] {
         [1.0, f64::from(batch), self.prompt_per_step]
     }
 
-    /// The time to the end of an answer with so many tokens after the first, from an engine that
-    /// does nothing else.
+    /// Predicted E2E with this many tokens after the first, on an otherwise idle
+    /// engine.
     #[must_use]
     pub fn alone(&self, prompt: Tokens, further: u64) -> Option<Duration> {
         let situation = Situation { prompt, batch: 1, ..Situation::default() };
@@ -319,7 +317,7 @@ impl Latency {
         Some(seconds(ttft + pace * further as f64))
     }
 
-    /// How far predictions were off lately.
+    /// Recent prediction errors.
     #[must_use]
     pub fn errors(&self) -> Errors {
         let error = |off: f64, seen: u32| (seen > ENOUGH).then(|| off.exp_m1());
@@ -334,57 +332,57 @@ impl Situation {
     }
 }
 
-/// A length of time from a model's seconds, which are finite and positive.
+/// A duration from a model's seconds, which are finite and positive.
 fn seconds(seconds: f64) -> Duration {
     Duration::from_secs_f64(seconds.clamp(0.0, LONGEST))
 }
 
-/// Nothing is predicted to take longer: a day.
+/// Largest prediction: a day, seconds.
 const LONGEST: f64 = 86_400.0;
-/// Nothing takes less: a microsecond.
+/// Smallest prediction: a microsecond, seconds.
 const SHORTEST: f64 = 1e-6;
-/// What was learned a hundred answers ago counts `FORGETTING^100`: six tenths.
+/// Weight per response: after a hundred responses 60 % is left.
 const FORGETTING: f64 = 0.995;
-/// The share of all that was known that is left by an answer of an engine that has changed.
+/// Remaining weight of everything after a response of a changed engine.
 const FORGETTING_QUICKLY: f64 = 0.7;
-/// Weight of a new residual's side, and the mean side beyond which the engine has changed: by
-/// chance alone that happens once in some thousand answers, and costs little.
+/// Weight of a new residual's sign, and the mean sign that means a change; by chance once in some thousand
+/// responses, at little cost.
 const LEAN: (f64, f64) = (0.1, 0.8);
-/// Residuals are cut at this many times their mean size: Huber's 1.345 standard deviations of a
-/// normal distribution, whose mean size is 0.798 of them.
+/// Residuals are clipped at this many times their mean size: Huber's 1.345 standard deviations of a normal
+/// distribution, whose mean absolute value is 0.798 of them.
 const CUT: f64 = 1.345 / 0.798;
-/// Weight of a new residual in the mean size of residuals.
+/// Weight of a new residual in the mean size.
 const SPREAD_WEIGHT: f64 = 0.02;
-/// The mean size before anything was seen, and the least that is believed: steps of an engine
-/// alone make 2 %.
+/// Initial mean size, and the smallest one assumed: steps of an engine alone vary by
+/// 2 %.
 const SPREAD: (f64, f64) = (1.0, 0.02);
-/// The median error before there was any, and its bounds.
+/// Initial median error, and its bounds.
 const OFF_AT_FIRST: f64 = 0.2;
 const OFF: (f64, f64) = (0.001, 3.0);
-/// One answer moves the median error by this factor, either way.
+/// Factor by which one response moves the median error.
 const OFF_STEP: f64 = 1.04;
-/// The mean size of residuals that is expected after a restart, at least.
+/// Smallest mean size assumed after a restart.
 const DOUBT: f64 = 0.2;
-/// How well each coefficient is known before anything was seen: a standard deviation of twice
-/// its first value.
+/// Initial information per coefficient: a standard deviation of twice its initial
+/// value.
 const KNOWN_AT_FIRST: f64 = 0.25;
-/// Rounding never makes anything less known than this.
+/// Least information, against rounding.
 const LEAST_KNOWN: f64 = 1e-6;
 
-/// A linear model with coefficients at or above zero.
+/// A linear model with non-negative coefficients.
 #[derive(Clone, Debug)]
 struct Model<const N: usize> {
-    /// What coefficients are measured in: their first values.
+    /// Units of the coefficients: their initial values.
     unit: [f64; N],
     coefficients: [f64; N],
-    /// The information matrix: the inverse of the coefficients' covariance.
+    /// Information matrix: inverse covariance of the coefficients.
     known: [[f64; N]; N],
     seen: u32,
     /// Mean size of log residuals.
     spread: f64,
-    /// Mean side of log residuals: 1 where all were above, -1 where all were below.
+    /// Mean sign of log residuals, -1 to 1.
     lean: f64,
-    /// Median size of log residuals lately.
+    /// Recent median size of log residuals.
     off: f64,
 }
 
@@ -408,7 +406,7 @@ impl<const N: usize> Model<N> {
         (self.seen >= ENOUGH).then(|| std::array::from_fn(|i| self.coefficients[i] * self.unit[i]))
     }
 
-    /// `weight`: how much this says, at most 1.
+    /// `weight`: weight of this observation, at most 1.
     fn learn(&mut self, given: &[f64; N], seen: f64, weight: f64) {
         if !seen.is_finite() || given.iter().any(|value| !value.is_finite()) {
             return;
@@ -430,15 +428,15 @@ impl<const N: usize> Model<N> {
         self.seen = self.seen.saturating_add(1);
     }
 
-    /// The median of the sizes of log residuals, by steps of a fixed ratio (stochastic approximation):
-    /// bounded, and no single answer moves it by more than a step.
+    /// Running median of residual sizes by steps of a fixed ratio (stochastic approximation): bounded, and moved
+    /// by one step at most per response.
     fn note_error(&mut self, size: f64) {
         let step = if size > self.off { OFF_STEP } else { 1.0 / OFF_STEP };
         self.off = (self.off * step).clamp(OFF.0, OFF.1);
     }
 
-    /// One step of the filter: `residual` is cut already, `weight` is what the cut left of the answer's
-    /// `own` weight.
+    /// One filter step: `residual` is clipped, `weight` is what clipping left of the observation's `own`
+    /// weight.
     fn step(&mut self, given: &[f64; N], value: f64, residual: f64, weight: f64, own: f64) {
         let gradient: [f64; N] = std::array::from_fn(|i| self.unit[i] * given[i] / value);
         let precision = 1.0 / (self.spread * self.spread);
@@ -458,13 +456,13 @@ impl<const N: usize> Model<N> {
 
     fn doubt(&mut self) {
         let wider = self.spread.max(DOUBT);
-        // What is known is in units of what residuals were expected to be.
+        // The information is relative to the expected residual size.
         self.keep((self.spread / wider).powi(2));
         (0..8).for_each(|_| self.forget());
         self.spread = wider;
     }
 
-    /// Everything that was known counts less, but nothing less than at first.
+    /// Reduces all information, but not below the initial one.
     fn forget(&mut self) {
         self.keep(FORGETTING_QUICKLY);
     }
@@ -477,7 +475,7 @@ impl<const N: usize> Model<N> {
     }
 
     fn widen(&mut self, size: f64, has_changed: bool) {
-        // The first residuals say how wrong the first coefficients were; they fade quicker.
+        // The first residuals show the error of the initial coefficients, and fade faster.
         let early = 1.0 / (f64::from(self.seen) + 4.0);
         let (weight, most) = if has_changed { (LEAN.0, f64::INFINITY) } else { (SPREAD_WEIGHT.max(early), 4.0) };
         let size = size.min(most * self.spread);
@@ -485,7 +483,7 @@ impl<const N: usize> Model<N> {
     }
 }
 
-/// Solves `matrix x = right` for a positive definite matrix, by Cholesky's decomposition.
+/// Solves `matrix x = right` for a positive definite matrix by Cholesky decomposition.
 fn solve<const N: usize>(matrix: &[[f64; N]; N], right: &[f64; N]) -> [f64; N] {
     let mut lower = [[0.0; N]; N];
     for i in 0..N {
@@ -512,7 +510,7 @@ mod tests {
 
     use super::*;
 
-    /// An engine whose steps follow the model, with even noise.
+    /// A simulated engine whose steps follow the model, with uniform noise.
     struct Truth {
         chance: StdRng,
         noise: f64,
@@ -563,12 +561,12 @@ mod tests {
             }
         }
 
-        /// The largest relative error over some situations.
+        /// Largest relative error over some conditions.
         fn worst(&mut self, latency: &Latency) -> f64 {
             self.off(latency).into_iter().fold(0.0, f64::max)
         }
 
-        /// Relative errors in some situations.
+        /// Relative errors under some conditions.
         fn off(&mut self, latency: &Latency) -> Vec<f64> {
             let off = |is: f64, ought: f64| (is / ought).ln().abs();
             let step = latency.step_time().unwrap();
@@ -704,8 +702,8 @@ mod tests {
         assert!(worst < 0.3, "{worst}");
     }
 
-    /// Every other answer is three times as slow as its steps; what is then learned of the others,
-    /// relatively.
+    /// Every other response is three times slower than its steps; returns the relative error learned for the
+    /// rest.
     fn misled_by(further: u64, seed: u64) -> f64 {
         let (mut latency, mut truth) = (Latency::default(), Truth::new(seed));
         truth.teach(&mut latency, 300);
@@ -755,7 +753,7 @@ mod tests {
             assert_eq!(taught.step_time(), latency.step_time(), "{nanos} ns are no step");
             assert_eq!(taught.errors(), latency.errors());
         }
-        // What a step could be and yet is not this engine's: two reads of twelve.
+        // Plausible for some engine but not for this one: two in twelve.
         for micros in [101, 2_000, 3_000_000_000] {
             let mut taught = latency.clone();
             taught.further_tokens(&lump, Duration::from_micros(micros), Tick::ZERO);

@@ -1,20 +1,20 @@
-//! Which engines of a pool list which models: a request goes to those that list its model, where
-//! any does.
+//! Which engines of a pool list which models: a request goes to those that list its model, if any
+//! does.
 //!
-//! The lists come from the engines (`/v1/models`) and change seldom, so who does *not* list a model
-//! is worked out then, and a request costs one look-up. An engine that has given no list lists
-//! nothing; a model that nobody lists is left to whoever is chosen.
+//! The lists come from the engines (`/v1/models`) and change rarely, so the engines that do *not* list a
+//! model are computed at a change, and a request costs one lookup. An engine without a list lists nothing;
+//! a model listed by none may go to any engine.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::units::EngineId;
 
-/// Engines by name.
+/// Engine ids.
 pub type EngineList = Arc<[EngineId]>;
 
-/// By model, the engines that do not list it though others do. Only models that some engine does
-/// not list are here.
+/// By model, the engines that do not list it although others do. Contains only such
+/// models.
 #[derive(Debug, Default)]
 pub struct Listed(HashMap<Arc<str>, EngineList, ahash::RandomState>);
 
@@ -34,7 +34,7 @@ impl Listed {
         Listed(missing)
     }
 
-    /// The engines that a request for this model is kept off; none where there are none such.
+    /// The engines to avoid for this model; `None` if there are none.
     #[must_use]
     pub fn without(&self, model: &str) -> Option<EngineList> {
         self.0.get(model).cloned()

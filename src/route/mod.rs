@@ -1,10 +1,10 @@
-//! Which pools, which engine, and what comes after a failed attempt.
+//! Routing: pools for a request, the choice of an engine, and what follows a failed attempt.
 //!
-//! [`Routes`] names the pools for a model and a class, in order. [`Fleet`] knows every
-//! engine's health, breaker, cooling and work, and picks one. [`retry`] holds the rules of
-//! what is tried again. All of this is pure: moments, chance and what was seen of engines
-//! are arguments. [`probe`] is the shell that goes and looks: health checks, the engines' own
-//! metrics, DNS.
+//! [`Routes`] gives the pools for a model and a class, in order. [`Fleet`] knows every engine's health,
+//! breaker, cool-down and load, and picks one. [`retry`] has the rules of retries. All of these are pure:
+//! moments, random numbers and observations of engines are arguments. [`probe`] is the shell that makes
+//! the observations: health checks, the engines' metrics,
+//! DNS.
 
 mod affinity;
 mod breaker;

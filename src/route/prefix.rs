@@ -1,23 +1,19 @@
-//! Which beginnings of prompts an engine holds in its prefix cache, as far as can be told from
-//! outside: a prompt's blocks (`inspect` hashes them) are held from when the engine has
-//! computed them until as much else has been computed since as its cache has room for.
+//! Model of an engine's prefix cache: which prompt blocks (hashed by `inspect`) it should hold, from the
+//! time it computed them until as many other tokens were computed as its cache holds.
 //!
-//! Pure. One [`PrefixIndex`] per engine. It evicts as engines do: what was used least recently
-//! first, and of one prompt the deepest block first. A block is never used without all in front
-//! of it, therefore a block that is held has all of those in front of it held, and
-//! [`held`](PrefixIndex::held) finds the last one by halving.
+//! Pure. One [`PrefixIndex`] per engine. It evicts as engines do: least recently used first, and of one
+//! prompt the deepest block first. A block is never used without all before it, so if a block is held, all
+//! before it are, and [`held`](PrefixIndex::held) finds the last one by binary search.
 //!
-//! All that is a belief. An engine may cache nothing, may have been filled by another gateway, or
-//! may have started anew. [`credit`](PrefixIndex::credit) says how far the belief was right
-//! lately:
+//! This is an estimate: an engine may cache nothing, may have been filled by another gateway, or may have
+//! restarted. [`credit`](PrefixIndex::credit) says how accurate it was recently:
 //!
-//! - Where answers report their cached tokens, it is the share of the expected ones that were
-//!   reported. vLLM leaves the detail out where nothing was cached, so that its absence counts as
-//!   none once an engine has reported any.
-//! - Where no answer has ever reported any, it is how much earlier the first token came than
-//!   without the cache, over how much earlier it should have come. The expectations' scale is
-//!   learned from requests without a hit; each hit counts for as much as the cache would have
-//!   saved there, and one that waited long does not count for more than one that gained nothing.
+//! - If responses report cached tokens, the share of expected tokens that were reported. vLLM omits the
+//!   detail if nothing was cached, so once an engine has reported any, its absence counts as zero.
+//! - If no response ever reported any, how much earlier the first token came than without the cache,
+//!   relative to the expected difference. The scale of expectations is learned from requests without a hit;
+//!   each hit is weighted by the time it should save, and a request that waited long does not count more
+//!   than one that gained nothing.
 
 use std::collections::HashMap;
 use std::num::NonZeroU64;
@@ -25,44 +21,44 @@ use std::time::Duration;
 
 use crate::units::{Tick, Tokens};
 
-/// Bytes of a prompt's block (`inspect` makes them).
+/// Bytes of a prompt block (made by `inspect`).
 const BLOCK: f64 = 512.0;
-/// Room of an engine that says nothing of it: less than most have.
+/// Cache size of an engine that does not report it; less than most have.
 pub const USUAL_ROOM: Tokens = Tokens(128 * 1024);
-/// Most entries of one engine's index: 7 MB of text, for about 1 MB of memory.
+/// Most entries of one engine's index: 7 MB of text, about 1 MB of memory.
 pub const MOST_ENTRIES: usize = 14_000;
-/// Most blocks that a prompt has; `inspect` tells no more.
+/// Most blocks of a prompt; `inspect` reports no more.
 const LONGEST: usize = 128;
-/// What was not used for so long is not believed any more: nobody saw what happened meanwhile.
+/// Age at which an unused entry is discarded, because what happened meanwhile is unknown.
 const OLDEST: Duration = Duration::from_secs(3600);
 
-/// Belief before anything was seen, as much as this many expected tokens weigh.
+/// Initial credit, weighted like this many expected tokens.
 const AT_FIRST: f64 = 0.5;
 const WEIGHT_AT_FIRST: f64 = 1024.0;
-/// What an observation leaves of the weight of those before it.
+/// Remaining weight of earlier observations after a new one.
 const KEPT: f64 = 1.0 - 1.0 / 32.0;
-/// Requests without a hit from which their scale is used.
+/// Requests without a hit needed for their scale.
 const ENOUGH: u32 = 4;
-/// Most that one of them moves the scale, as a factor: the first ones, and later ones.
+/// Largest factor by which one of them moves the scale: initially, and later.
 const STEPS: (f64, f64) = (1.25, 1.03);
-/// A hit is evidence if it should save at least this share of the time to the first token.
+/// Smallest saving, relative to TTFT, for a hit to be evidence.
 const TELLING: f64 = 0.25;
-/// Seconds that should be saved, as expected tokens: what an engine of usual speed computes then.
+/// Conversion of saved seconds to expected tokens, at a typical prefill speed.
 const TOKENS_PER_SECOND: f64 = 5000.0;
 
-/// What one engine is believed to hold.
+/// The blocks that one engine should hold.
 #[derive(Debug)]
 pub struct PrefixIndex {
     places: HashMap<u64, u32, ahash::RandomState>,
-    /// Entries, and free places among them. A list in order of use runs through them.
+    /// Entries and free slots, linked in order of use.
     entries: Vec<Entry>,
     free: Vec<u32>,
     oldest: u32,
     newest: u32,
-    /// Tokens of all entries, and how many there may be.
+    /// Tokens of all entries, and their limit.
     held: u64,
     room: u64,
-    /// Tokens of a block.
+    /// Tokens per block.
     tokens: u32,
     at: Tick,
     belief: Belief,
@@ -70,7 +66,7 @@ pub struct PrefixIndex {
 
 #[derive(Clone, Copy, Debug)]
 struct Entry {
-    /// `None`: something was computed that no block stands for.
+    /// `None`: computed tokens that are no prompt block.
     hash: Option<NonZeroU64>,
     tokens: u32,
     older: u32,
@@ -88,7 +84,7 @@ impl Default for PrefixIndex {
 }
 
 impl PrefixIndex {
-    /// The index of an engine that has computed nothing, with the usual room.
+    /// The index of an engine that has computed nothing, at the default size.
     #[must_use]
     pub fn new() -> Self {
         PrefixIndex {
@@ -105,33 +101,33 @@ impl PrefixIndex {
         }
     }
 
-    /// The engine's cache has room for so many tokens (`None`: nobody knows), and its model reads
-    /// so many bytes as one.
+    /// Sets the cache size (`None` if unknown) and the model's bytes per
+    /// token.
     pub fn resize(&mut self, room: Option<Tokens>, bytes_per_token: f64) {
         self.room = room.unwrap_or(USUAL_ROOM).0;
         self.tokens = (BLOCK / bytes_per_token.max(0.1)).max(1.0) as u32;
         self.evict();
     }
 
-    /// How many leading blocks the engine is believed to hold.
+    /// Number of leading blocks that the engine should hold.
     #[must_use]
     pub fn held(&self, blocks: &[u64]) -> usize {
         blocks.partition_point(|block| self.places.contains_key(block))
     }
 
-    /// The tokens of so many blocks.
+    /// Tokens in this many blocks.
     #[must_use]
     pub fn tokens(&self, blocks: usize) -> Tokens {
         Tokens(blocks as u64 * u64::from(self.tokens))
     }
 
-    /// The engine has computed these blocks of one prompt, or found them in its cache.
+    /// Records that the engine computed these blocks of one prompt, or had them cached.
     pub fn note(&mut self, blocks: &[u64], at: Tick) {
         self.forget_before(at);
         let most = (self.room / u64::from(self.tokens)).min(LONGEST as u64) as usize;
-        // The first block is the last one used, and so the last to go.
+        // The first block is recorded last, so that it is evicted last.
         for &block in blocks[..blocks.len().min(most)].iter().rev() {
-            // No prompt has the hash 0, but for one in 2^64.
+            // A hash of 0 occurs once in 2^64.
             let Some(hash) = NonZeroU64::new(block) else { continue };
             let place = match self.places.get(&block) {
                 Some(&place) => {
@@ -145,8 +141,8 @@ impl PrefixIndex {
         self.evict();
     }
 
-    /// The engine has computed tokens that are no block of a prompt: answers, and what stands
-    /// behind a prompt's last block. They take room all the same.
+    /// Records computed tokens that are no prompt block: output, and the rest of a prompt. They occupy the
+    /// cache as well.
     pub fn note_other(&mut self, tokens: Tokens, at: Tick) {
         self.forget_before(at);
         let tokens = tokens.0.min(self.room).min(u64::from(u32::MAX)) as u32;
@@ -154,7 +150,7 @@ impl PrefixIndex {
             return;
         }
         match self.entries.get_mut(self.newest as usize) {
-            // Few tokens each would be many entries.
+            // Merged, because many small entries would fill the index.
             Some(newest) if newest.hash.is_none() && newest.tokens.max(tokens) < self.tokens => {
                 newest.tokens += tokens;
                 newest.used = self.at;
@@ -168,41 +164,41 @@ impl PrefixIndex {
         self.evict();
     }
 
-    /// The engine has started anew: it holds nothing, and may be set otherwise than before.
+    /// The engine restarted: it holds nothing, and may be configured differently.
     pub fn clear(&mut self) {
         *self = PrefixIndex { room: self.room, tokens: self.tokens, at: self.at, ..PrefixIndex::new() };
     }
 
-    /// An answer with usage ended. `expected` are the tokens of the blocks that were
-    /// [`held`](Self::held) at its dispatch, whatever the credit was; `reported` the cached ones of
-    /// its usage, if it told any.
+    /// Learns from a response with usage. `expected`: tokens of the blocks [`held`](Self::held) at dispatch,
+    /// regardless of credit; `reported`: cached tokens of its usage, if
+    /// any.
     pub fn observed(&mut self, expected: Tokens, reported: Option<Tokens>) {
         self.belief.observed(expected, reported);
     }
 
-    /// A first token came. `hit` and `miss` are the times after dispatch at which it was to be
-    /// expected, if the believed blocks were held and if not (the same where none were);
-    /// in any unit, as the scale is learned. `took` is when it came.
+    /// Learns from a first token. `hit` and `miss`: expected times after dispatch with and without the cached
+    /// blocks (equal if none), in any unit, because the scale is learned. `took`: the
+    /// measured time.
     pub fn timed(&mut self, hit: Duration, miss: Duration, took: Duration) {
         self.belief.timed(hit.as_secs_f64(), miss.as_secs_f64(), took.as_secs_f64());
     }
 
-    /// How far the belief was right lately, from 0 to 1: what `held` says is worth so much.
+    /// Recent accuracy from 0 to 1: the value of what `held` says.
     #[must_use]
     pub fn credit(&self) -> f64 {
         self.belief.credit()
     }
 
-    /// Bytes that the index holds.
+    /// Memory of the index, bytes.
     #[must_use]
     pub fn memory(&self) -> usize {
-        // One control byte for each bucket, of which one in eight stays empty.
+        // One control byte per bucket, of which one in eight stays empty.
         let buckets = (self.places.capacity() * 8).div_ceil(7).next_power_of_two();
         let map = if self.places.capacity() == 0 { 0 } else { buckets * (size_of::<(u64, u32)>() + 1) + 16 };
         map + self.entries.capacity() * size_of::<Entry>() + self.free.capacity() * size_of::<u32>()
     }
 
-    /// A new entry, in no list yet.
+    /// Allocates an entry outside the list.
     fn add(&mut self, hash: Option<NonZeroU64>, tokens: u32) -> u32 {
         self.held += u64::from(tokens);
         let entry = Entry { hash, tokens, older: NONE, newer: NONE, used: self.at };
@@ -217,7 +213,7 @@ impl PrefixIndex {
         place
     }
 
-    /// Sets an entry that is in no list at the end of the newest.
+    /// Appends an entry as the most recently used.
     fn link(&mut self, place: u32) {
         let newest = std::mem::replace(&mut self.newest, place);
         let entry = &mut self.entries[place as usize];
@@ -240,7 +236,7 @@ impl PrefixIndex {
         }
     }
 
-    /// Lets go of the least recently used until the rest has room.
+    /// Evicts least recently used entries until the rest fits.
     fn evict(&mut self) {
         while self.held > self.room || self.entries.len() - self.free.len() > MOST_ENTRIES {
             self.drop_oldest();
@@ -268,16 +264,16 @@ impl PrefixIndex {
     }
 }
 
-/// How far an engine's cache was what it was believed to be.
+/// Accuracy of the expected cache content.
 #[derive(Clone, Copy, Debug)]
 struct Belief {
-    /// Tokens that were expected in the cache, and those of them that were there, with what was
-    /// assumed at first; both fade.
+    /// Expected tokens and those found, plus the initial assumption; both
+    /// decay.
     expected: f64,
     found: f64,
-    /// An answer has told of cached tokens.
+    /// Whether a response has reported cached tokens.
     reports: bool,
-    /// What first tokens without a hit took, over what was expected (the median), and how many.
+    /// Measured over expected TTFT without a hit (median), and the number of samples.
     scale: f64,
     misses: u32,
 }
@@ -299,7 +295,7 @@ impl Belief {
 
     fn observed(&mut self, expected: Tokens, reported: Option<Tokens>) {
         if !self.reports && reported.is_some_and(|cached| cached.0 > 0) {
-            // What was learned from times is worth less than the first thing that is told.
+            // One report is worth more than everything learned from times.
             *self = Belief { reports: true, ..Belief::new() };
         }
         if expected.0 > 0 && (self.reports || reported.is_some()) {
@@ -323,7 +319,7 @@ impl Belief {
         self.learn(self.scale * saved * TOKENS_PER_SECOND, gained.clamp(0.0, 1.0));
     }
 
-    /// Steps towards the median.
+    /// Moves the scale towards the median.
     fn calibrate(&mut self, ratio: f64) {
         self.misses = self.misses.saturating_add(1);
         if self.misses == 1 {
@@ -341,7 +337,7 @@ mod tests {
 
     use super::*;
 
-    /// The chain of a prompt whose blocks say these things.
+    /// The hash chain of a prompt with these blocks.
     fn chain(blocks: &[u8]) -> Vec<u64> {
         let next = |hash: &mut u64, block: &u8| {
             *hash = (*hash ^ u64::from(*block) ^ 0x55).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29);
@@ -360,7 +356,7 @@ mod tests {
         index
     }
 
-    /// The same by looking at everything: what was used, when, and how deep it stands.
+    /// Reference implementation: time of use and depth of every block.
     #[derive(Default)]
     struct Slow {
         held: Vec<(u64, Tick, usize, usize)>,
@@ -393,7 +389,7 @@ mod tests {
     }
 
     fn step() -> impl Strategy<Value = Step> {
-        // Few words, so that prompts often begin alike.
+        // Few words, so that prompts often share a beginning.
         let prompt = proptest::collection::vec(0u8..2, 0..8);
         prop_oneof![
             30 => (prompt, prop_oneof![9 => 0u64..60, 1 => 0u64..4000]).prop_map(|(p, s)| Step::Note(p, s)),
@@ -485,7 +481,7 @@ mod tests {
         assert_eq!((index.held(&one), index.held(&two)), (4, 4));
         index.note(&chain(&[9]), at(3));
         assert_eq!((index.held(&one), index.held(&two)), (3, 4));
-        // Used again, it is the other's turn.
+        // After reuse the other one is evicted.
         index.note(&one[..2], at(4));
         index.note(&chain(&[10, 11]), at(5));
         assert_eq!((index.held(&one), index.held(&two)), (2, 3));
@@ -543,7 +539,7 @@ mod tests {
         }
         assert_eq!(index.places.len(), MOST_ENTRIES);
         assert!(index.memory() < MOST_ENTRIES * 80, "{} bytes", index.memory());
-        // A prompt longer than any makes no more of it.
+        // A prompt longer than the limit adds no more.
         let long: Vec<u64> = (1..100_000).collect();
         index.note(&long, at(500));
         assert_eq!((index.held(&long), index.places.len()), (LONGEST, MOST_ENTRIES));
@@ -562,7 +558,7 @@ mod tests {
         assert_eq!(index.credit(), AT_FIRST);
         (0..20).for_each(|_| index.observed(Tokens(1500), Some(Tokens(1400))));
         assert!((0.88..0.94).contains(&index.credit()), "{}", index.credit());
-        // More than expected is no more than right.
+        // More than expected counts as exactly right.
         (0..200).for_each(|_| index.observed(Tokens(1500), Some(Tokens(9000))));
         assert!((0.97..=1.0).contains(&index.credit()), "{}", index.credit());
         // Its cache was switched off.
@@ -570,7 +566,7 @@ mod tests {
         assert!(index.credit() < 0.06, "{}", index.credit());
         (0..100).for_each(|_| index.observed(Tokens(1500), Some(Tokens(1500))));
         assert!(index.credit() > 0.93, "{}", index.credit());
-        // Nothing was expected: nothing is learned.
+        // Without an expectation nothing is learned.
         let before = index.credit();
         index.observed(Tokens(0), Some(Tokens(700)));
         assert_eq!(index.credit(), before);
@@ -586,8 +582,8 @@ mod tests {
         assert!(index.credit() < 0.06);
     }
 
-    /// An engine that reads 5,000 tokens a second, and a step of 30 ms; prompts of 1,000 to 4,000
-    /// tokens of which four fifths are believed to be held, but for each third.
+    /// An engine with 5,000 prompt tokens a second and steps of 30 ms; prompts of 1,000 to 4,000 tokens of which
+    /// four fifths are expected to be cached, except for every third.
     fn timed(index: &mut PrefixIndex, caches: bool, scale: f64, wait: impl Fn(u32) -> f64) {
         for turn in 0..300 {
             let prompt = f64::from(1000 + 1000 * (turn % 4));
@@ -608,7 +604,7 @@ mod tests {
             timed(&mut without, false, scale, wait);
             assert!(with.credit() > 0.75, "{scale}: {}", with.credit());
             assert!(without.credit() < 0.15, "{scale}: {}", without.credit());
-            // An engine that reports is asked, and not watched.
+            // An engine that reports is believed, not timed.
             without.observed(Tokens(1000), Some(Tokens(1000)));
             let before = without.credit();
             assert!(before > 0.7);
@@ -637,7 +633,7 @@ mod tests {
         (0..10).for_each(|_| index.timed(miss, miss, miss));
         (0..100).for_each(|_| index.timed(hit, miss, miss));
         assert_eq!(index.credit(), AT_FIRST);
-        // Nor is anything before it is known what a miss takes.
+        // Nothing is learned before the time of a miss is known.
         let mut index = PrefixIndex::new();
         (0..100).for_each(|_| index.timed(Duration::ZERO, miss, 2 * miss));
         index.timed(Duration::ZERO, Duration::ZERO, miss);

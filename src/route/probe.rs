@@ -1,9 +1,9 @@
-//! Goes and looks at engines: health checks, their own metrics, the models they serve, and
-//! the addresses behind a DNS name. Tells the [`Fleet`] what it saw and decides nothing.
+//! Observes engines: health checks, their metrics, their models, and the addresses of a DNS name. Reports
+//! to the [`Fleet`] and decides nothing.
 //!
-//! One task per engine, and one per pool whose engines come from DNS. Every look opens a
-//! connection of its own: whether the engine still accepts one is part of the question.
-//! Looks are spread by a seeded source, so that a large fleet is not asked all at once.
+//! One task per engine, and one per pool with DNS. Every probe opens its own connection, because whether
+//! the engine accepts one is part of the question. Probes are spread by a seeded random source, so that a
+//! large fleet is not probed all at once.
 
 mod ask;
 mod family;
@@ -28,7 +28,7 @@ use crate::clock::Clock;
 use crate::dial::{Dial, is_lack, is_refusal};
 use crate::units::{EngineId, PoolId};
 
-/// Looks at all engines of the pools it follows. Dropped, it stops.
+/// Probes all engines of the pools it follows. Stops when dropped.
 pub struct Probes {
     looker: Arc<Looker>,
     tasks: Mutex<Tasks>,
@@ -40,42 +40,41 @@ struct Tasks {
     pools: HashMap<PoolId, (Arc<Pool>, AbortHandle)>,
 }
 
-/// What every looking task needs.
+/// Shared by all probing tasks.
 struct Looker {
     fleet: Arc<Fleet>,
     asking: Asking,
     seed: u64,
 }
 
-/// One engine, and what its pool says about asking it.
+/// One engine, with its pool's settings.
 struct Target {
     pool: Arc<Pool>,
     engine: EngineId,
     address: Arc<EngineAddress>,
 }
 
-/// An engine that is alone in its pool is asked for its models this often: the list is only shown.
+/// Interval of model lists for the only engine of a pool, where the list is only shown.
 const MODELS_EVERY: Duration = Duration::from_secs(30);
-/// One of several is asked this often: the lists decide which of them gets a request, and an adapter
-/// that was loaded on one of them is asked for from the first second.
+/// Interval of model lists for one of several engines, where the lists guide the choice and an adapter
+/// loaded on one engine is requested at once.
 const CHOICE_OF_MODELS_EVERY: Duration = Duration::from_secs(1);
-/// An engine that refuses connections is looked at this often: it is taken out at once, a look
-/// costs next to nothing, and one that restarts quickly must not be missed for longer than it was
-/// away.
+/// Interval of checks of an engine that refuses connections: it is taken out at once, a check is cheap, and
+/// a quick restart should not be missed for longer than it takes.
 const REFUSED_AGAIN: Duration = Duration::from_millis(250);
-/// A metrics page is read up to this length.
+/// Most bytes read of a metrics page.
 const LONGEST_PAGE: usize = 8 * 1024 * 1024;
 
 impl Probes {
-    /// Nothing is looked at yet. `seed` spreads the looks over time.
+    /// Probes nothing yet. `seed` spreads the probes over time.
     #[must_use]
     pub fn new(fleet: Arc<Fleet>, dial: Arc<dyn Dial>, clock: Clock, seed: u64) -> Self {
         let asking = Asking { dial, clock };
         Probes { looker: Arc::new(Looker { fleet, asking, seed }), tasks: Mutex::default() }
     }
 
-    /// Looks at these pools from now on, which the fleet follows already; a pool that did not
-    /// change is not disturbed. To be called with the settings at the start and at every reload.
+    /// Probes these pools, which the fleet already follows; an unchanged pool is not disturbed. Called at start
+    /// and at every reload.
     pub fn follow(&self, pools: &[Arc<Pool>]) {
         let mut tasks = self.tasks.lock();
         tasks.pools.retain(|id, (old, task)| {
@@ -96,7 +95,7 @@ impl Probes {
     }
 }
 
-/// Whether looks at a pool go on as before.
+/// Whether a pool's probes can continue unchanged.
 fn is_same(a: &Arc<Pool>, b: &Arc<Pool>) -> bool {
     let key = |pool: &Pool| pool.api_key.as_ref().map(|key| key.expose_secret().to_owned());
     Arc::ptr_eq(a, b)
@@ -110,7 +109,7 @@ fn is_same(a: &Arc<Pool>, b: &Arc<Pool>) -> bool {
 }
 
 impl Looker {
-    /// Looks at the engines of one pool for ever; their tasks end with this one.
+    /// Probes the engines of one pool forever; their tasks end with this one.
     async fn look_at_pool(self: Arc<Self>, pool: Arc<Pool>) {
         let mut looks = JoinSet::new();
         let mut engines = HashMap::new();
@@ -138,8 +137,8 @@ impl Looker {
                             }
                             self.attend(&pool, &mut engines, &mut looks);
                         }
-                        // The last good answer stands: a name server that is down is no reason to
-                        // lose engines that work.
+                        // The last good result stays valid, because a failing name server should not remove working
+                        // engines.
                         Some(Ok(_)) => tracing::warn!(pool = %pool.id, "the pool's DNS name has no address"),
                         Some(Err(error)) => {
                             tracing::warn!(pool = %pool.id, %error, "the pool's DNS name cannot be looked up")
@@ -152,7 +151,7 @@ impl Looker {
         }
     }
 
-    /// Starts looks at engines that are new in the fleet, ends those of engines that left.
+    /// Starts probes of new engines, and ends those of removed ones.
     fn attend(
         self: &Arc<Self>,
         pool: &Arc<Pool>,
@@ -176,8 +175,8 @@ impl Looker {
         }
     }
 
-    /// Looks at one engine for ever. The three looks do not wait for each other: an engine
-    /// whose metrics hang is still checked in time.
+    /// Probes one engine forever. The three kinds of probes are independent: an engine whose metrics hang is
+    /// still checked in time.
     async fn look_at_engine(self: Arc<Self>, target: Target) {
         let seed = self.seed ^ fingerprint(&target);
         tokio::join!(
@@ -217,11 +216,11 @@ impl Looker {
         }
     }
 
-    /// The first look also tells the operator what the engine is.
+    /// The first probe also logs what the engine is.
     async fn look_at_models(&self, target: &Target, mut chance: u64) {
         let clock = self.asking.clock;
         let listed = survey::models(&self.asking, &target.pool, &target.address).await;
-        // At once: the lists decide where requests go.
+        // At once, because the lists guide routing.
         let cards = listed.as_ref().map_or_else(|_| Vec::new(), Clone::clone);
         let listed = listed.map(names);
         self.fleet.lists_models(&target.pool.id, &target.engine, names(cards.clone()));
@@ -250,7 +249,7 @@ impl Looker {
         }
     }
 
-    /// `None` where the gateway itself could open no connection: that tells nothing of the engine.
+    /// `None` if the gateway could open no connection, which says nothing about the engine.
     async fn check(&self, target: &Target, path: &str, timeout: Duration) -> Option<Look> {
         let asked = self.asking.ask(&target.pool, &target.address, path);
         let look = |checked, cause: String| Some(Look { checked, cause });
@@ -285,25 +284,25 @@ impl Looker {
     }
 }
 
-/// The names of models.
+/// Model names.
 fn names(cards: Vec<(Arc<str>, ModelCard)>) -> Vec<Arc<str>> {
     cards.into_iter().map(|(name, _)| name).collect()
 }
 
-/// What a health check saw, and why, in words for an operator.
+/// Result of a health check, and the cause for the log.
 struct Look {
     checked: Checked,
     cause: String,
 }
 
-/// An interval, longer or shorter by up to a tenth.
+/// The interval, varied by up to 10 %.
 fn spread(every: Duration, chance: &mut u64) -> Duration {
     *chance = chance.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
     let part = (*chance >> 40) as f64 / (1u64 << 24) as f64;
     every.mul_f64(0.9 + 0.2 * part)
 }
 
-/// Differs from engine to engine, and not from start to start.
+/// Differs between engines, and is stable over restarts.
 fn fingerprint(target: &Target) -> u64 {
     let digest = blake3::hash(format!("{} {}", target.pool.id, target.engine).as_bytes());
     u64::from_le_bytes(digest.as_bytes()[..8].try_into().expect("a digest is longer than eight bytes"))

@@ -1,13 +1,13 @@
-//! What comes after a failed attempt (`docs/semantics.md`, section 5).
+//! Retry rules: what follows a failed attempt (`docs/semantics.md`, section 5).
 //!
-//! Pure: what happened goes in, the next step and its effects on engines come out. The rules
-//! in one place: who is asked again, whether the failure counts for the engine's breaker,
-//! whether the engine steps behind the others. Two failures that are alike are the request's
-//! doing, so the effect of a first failing status is held back until the second attempt is
-//! known.
+//! Pure: the outcome of an attempt goes in, the next step and effects on engines come out. Decided here:
+//! which engine is tried next, whether the failure counts for the engine's breaker, and whether the engine
+//! cools down. Two equal failures are the request's doing, so the effect of a first failing status is held
+//! back until the second attempt's outcome.
 //!
-//! [`Attempts`] is one request's way through one pool; [`Fleet::failed`](super::Fleet::failed)
-//! asks it with the pool's budget in hand and applies the effects.
+//! [`Attempts`] is one request's state within one pool; [`Fleet::failed`](super::Fleet::failed) calls it
+//! with the pool's budget and applies the
+//! effects.
 
 use std::borrow::Cow;
 use std::time::Duration;
@@ -20,19 +20,19 @@ use super::listed::EngineList;
 use super::settings::{CoolDown, Pool, Retries};
 use crate::units::{EngineId, PoolId, Tick};
 
-/// How an attempt ended that is not simply relayed as the answer.
+/// Outcome of an attempt that is not simply relayed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Happened {
-    /// No connection: refused, unreachable, TLS failure, `connect_timeout`.
+    /// Not connected: refused, unreachable, TLS failure, `connect_timeout`.
     ConnectFailed,
-    /// The gateway itself could open no further connection: this tells nothing of the engine, and
-    /// another one could not be asked either.
+    /// The gateway itself could open no connection: says nothing about the engine, and affects other engines as
+    /// well.
     Lacking,
-    /// A reused connection was reset or closed before any byte of an answer.
+    /// A reused connection was reset or closed before any response byte.
     StaleLine,
-    /// 429, 503, 529, as status or in-band before the first token.
+    /// 429, 503 or 529, as status or in-band before the first token.
     PushBack {
-        /// What the engine's `Retry-After` said.
+        /// The engine's `Retry-After`.
         retry_after: Option<Duration>,
     },
     /// Another 5xx, as status or in-band.
@@ -40,43 +40,43 @@ pub enum Happened {
         /// Status or in-band code.
         status: u16,
     },
-    /// Reset, close, truncation or unreadable bytes after the request was sent.
+    /// Reset, close, truncation or invalid bytes after the request was sent.
     Broken,
-    /// The engine is going away (its port refuses connections, or its health answers 503), nothing
-    /// of its answer has gone to the client, and another engine may be asked: the budget has given
-    /// a retry for it already.
+    /// The engine is going away (connection refused, or health 503), nothing of its response was forwarded, and
+    /// another engine may be tried; the budget was already charged
+    /// for it.
     Departing,
-    /// 400 or 422 to a body into which something was injected, from an engine that has not
-    /// accepted such an injection in the last 60 s.
+    /// 400 or 422 to an injected body, from an engine that has not accepted such an injection within
+    /// 60 s.
     InjectionRefused,
     /// 400 or 422 to a body whose output cap an overload level had lowered.
     CapRefused,
-    /// Any other answer that is no success (3xx, 4xx, 501), as status or in-band.
+    /// Any other unsuccessful response (3xx, 4xx, 501), as status or in-band.
     Refused,
-    /// A time limit of the class fired while the engine had the request.
+    /// A class time limit fired while the engine had the request.
     TimedOut,
 }
 
-/// What an attempt did with injections, to read a 400 or 422 rightly.
+/// Injection of an attempt, to interpret a 400 or 422.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Injection {
     /// Nothing was injected.
     None,
-    /// Something was injected; the engine has accepted such a body in the last 60 s.
+    /// Injected; the engine has accepted such a body within 60 s.
     Proven,
-    /// Something was injected; the engine has not shown lately that it takes it.
+    /// Injected; the engine has not accepted one recently.
     Unproven,
 }
 
 impl Happened {
-    /// Whether an engine found something wrong with the request.
+    /// Whether an engine rejected the request's content.
     #[must_use]
     pub const fn refuses(self) -> bool {
         matches!(self, Happened::Refused | Happened::InjectionRefused | Happened::CapRefused)
     }
 
-    /// The same where an overload level has lowered the output cap: what the engine refuses then
-    /// may well be the cap.
+    /// The same if an overload level has lowered the output cap, which may be what the engine
+    /// rejects.
     #[must_use]
     pub fn with_lowered_cap(self, status: u16) -> Happened {
         match (self, status) {
@@ -85,13 +85,13 @@ impl Happened {
         }
     }
 
-    /// Reads an engine's status that is not 2xx, or an in-band code before the first token.
+    /// Interprets an engine's status other than 2xx, or an in-band code before the first token.
     #[must_use]
     pub fn answer(status: u16, retry_after: Option<Duration>, injection: Injection) -> Happened {
         match status {
             429 | 503 | 529 => Happened::PushBack { retry_after },
-            // The engine lacks the function: asking another of the same kind helps nobody, and
-            // a client must not be able to open breakers with it.
+            // The engine lacks the function, as do others of its kind, and a client must not be able to open
+            // breakers with it.
             501 => Happened::Refused,
             500.. => Happened::Fault { status },
             400 | 422 if injection == Injection::Unproven => Happened::InjectionRefused,
@@ -100,55 +100,55 @@ impl Happened {
     }
 }
 
-/// What is to be done now.
+/// The next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
-    /// The same engine on a fresh connection. No attempt, only a count.
+    /// The same engine on a fresh connection. Not an attempt, only counted.
     SameFresh,
-    /// The same engine, without what we injected (an alias stays).
+    /// The same engine without injection (an alias stays).
     SameWithoutInjection,
-    /// The same engine, with the output cap as the client stated it.
+    /// The same engine with the client's own output cap.
     SameWithoutCap,
-    /// Choose again: an engine not tried yet, or the only one there is.
+    /// Choose again: an untried engine, or the only one.
     Another,
-    /// Nothing is left: relay the last answer that an engine gave, unchanged.
+    /// None is left: relay the last engine's response unchanged.
     Relay,
-    /// Nothing is left and no attempt gave an answer: the gateway makes one.
+    /// None is left, and no attempt got a response: the gateway makes one.
     GiveUp,
 }
 
-/// An effect of an attempt on its engine.
+/// Effect of an attempt on its engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
     /// Counts for the engine's breaker.
     Fault(EngineId),
-    /// The same, for an engine of a pool that the request has left since.
+    /// The same for an engine of a pool that the request has left.
     FaultElsewhere(PoolId, EngineId),
-    /// The engine stands behind the others for this long.
+    /// The engine cools down for this long.
     Cool(EngineId, Duration),
-    /// The engine answered as one that works.
+    /// The engine works.
     Well(EngineId),
-    /// The engine accepted a body with an injection.
+    /// The engine accepted an injected body.
     InjectionAccepted(EngineId),
-    /// The engine refused a body with an injection and accepted it without.
+    /// The engine rejected an injected body and accepted it without injection.
     InjectionSwitchedOff(EngineId),
 }
 
-/// The next step, and what the last one did to engines.
+/// The next step, and effects of the last one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Step {
     /// What is to be done.
     pub next: Next,
-    /// What is to be noted about engines.
+    /// Effects on engines.
     pub effects: Vec<Effect>,
 }
 
-/// Which engines are left for this request.
+/// Engines left for this request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rest {
-    /// At least one engine that can take requests was not tried.
+    /// At least one available engine is untried.
     Others,
-    /// The engine that failed is the only one of the pool that could be asked.
+    /// The failed engine is the only available one.
     Alone,
     /// All were tried.
     Nobody,
@@ -162,15 +162,15 @@ enum Failure {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Stage {
-    /// No byte has gone to the client.
+    /// Nothing was sent to the client.
     Held,
-    /// The head is out: nothing can be tried again.
+    /// The head was sent: no further attempt.
     Committed,
-    /// A token came: every failure is the engine's.
+    /// A token was sent: every failure is the engine's fault.
     Flowing,
 }
 
-/// One request's attempts in one pool.
+/// The attempts of one request in one pool.
 #[derive(Clone, Debug)]
 pub struct Attempts {
     pool: PoolId,
@@ -179,7 +179,7 @@ pub struct Attempts {
     until: Tick,
     stage: Stage,
     tried: Vec<EngineId>,
-    /// Where those begin that are not to be asked again.
+    /// Index of the first engine of those not to be tried again.
     closed_from: usize,
     faults: u32,
     push_backs: u32,
@@ -191,24 +191,24 @@ pub struct Attempts {
     provisional: Option<(PoolId, EngineId)>,
     alike: bool,
     has_answer: bool,
-    /// An engine may have got some of it.
+    /// Whether an engine may have received some of it.
     was_heard: bool,
-    /// A time limit ended the last one.
+    /// Whether a time limit ended the last one.
     timed_out: bool,
-    /// Whose request it is.
+    /// The request's tenant.
     tenant: TenantKey,
-    /// Engines of the pool that do not list the request's model, where others do.
+    /// Engines of the pool that do not list the model although others do.
     not_listing: Option<EngineList>,
-    /// No engine of the route can be asked but for its breaker: breakers let it through.
+    /// Whether breakers are bypassed because no engine of the route is available otherwise.
     past_breakers: bool,
 }
 
 impl Attempts {
-    /// Injections accepted longer ago than this prove nothing.
+    /// Age at which an accepted injection no longer proves anything.
     pub const PROOF: Duration = Duration::from_secs(60);
 
-    /// No attempt made yet. No retry starts at or after `until`: the class's `first_token`
-    /// limit, for non-streaming requests its `response_head` limit.
+    /// No attempt yet. No retry starts at or after `until`: the class's `first_token` limit, or
+    /// `response_head` for non-streaming requests.
     #[must_use]
     pub fn new(pool: &Pool, until: Tick) -> Self {
         Attempts {
@@ -237,20 +237,20 @@ impl Attempts {
         }
     }
 
-    /// The same, of this tenant's request.
+    /// Sets the tenant.
     #[must_use]
     pub fn of_tenant(mut self, tenant: TenantKey) -> Self {
         self.tenant = tenant;
         self
     }
 
-    /// Whose request it is.
+    /// The request's tenant.
     #[must_use]
     pub fn tenant(&self) -> TenantKey {
         self.tenant
     }
 
-    /// Goes on in another pool: its engines are untried, what happened before stays.
+    /// Enters another pool: its engines are untried, earlier outcomes stay.
     pub fn enter(&mut self, pool: &Pool) {
         self.pool = pool.id.clone();
         self.retries = pool.retries;
@@ -261,23 +261,23 @@ impl Attempts {
         self.not_listing = None;
     }
 
-    /// These engines of the pool do not list its model, and others do: they are not asked.
+    /// Sets the engines of the pool to avoid because others list the model.
     pub fn keep_off(&mut self, engines: Option<EngineList>) {
         self.not_listing = engines;
     }
 
-    /// From now on breakers let it through where nothing else keeps it from an engine.
+    /// Bypasses breakers from now on, if nothing else excludes an engine.
     pub fn pass_breakers(&mut self) {
         self.past_breakers = true;
     }
 
-    /// Whether breakers let it through.
+    /// Whether breakers are bypassed.
     #[must_use]
     pub fn passes_breakers(&self) -> bool {
         self.past_breakers
     }
 
-    /// Where the request is now.
+    /// The current pool.
     #[must_use]
     pub fn pool(&self) -> &PoolId {
         &self.pool
@@ -295,13 +295,13 @@ impl Attempts {
         u32::try_from(self.tried.len()).unwrap_or(u32::MAX)
     }
 
-    /// Engines that are not to be asked again.
+    /// Engines not to be tried again.
     #[must_use]
     pub fn tried(&self) -> &[EngineId] {
         &self.tried[self.closed_from..]
     }
 
-    /// Engines that are not to be asked: these, and those that do not list its model.
+    /// Engines to avoid: tried ones, and those that do not list the model.
     #[must_use]
     pub fn shut(&self) -> Cow<'_, [EngineId]> {
         match &self.not_listing {
@@ -310,8 +310,8 @@ impl Attempts {
         }
     }
 
-    /// Whether another attempt may still be begun, as far as time and the client decide: nothing
-    /// has gone out, and the limit for first tokens has not passed.
+    /// Whether time and client allow another attempt: nothing was sent, and the limit for first tokens has not
+    /// passed.
     #[must_use]
     pub fn may_go_on(&self, at: Tick) -> bool {
         self.stage == Stage::Held && at < self.until
@@ -323,42 +323,42 @@ impl Attempts {
         self.tried.last()
     }
 
-    /// Engines were asked, and none could be connected to: none has had the request.
+    /// Whether engines were tried and none could be connected to, so that none has had the request.
     #[must_use]
     pub fn is_unheard(&self) -> bool {
         self.count() > 0 && !self.was_heard
     }
 
-    /// Whether nothing may be injected into the current attempt's body.
+    /// Whether the current attempt must not inject.
     #[must_use]
     pub fn without_injection(&self) -> bool {
         self.without_injection
     }
 
-    /// Whether no overload level's cap may stand in this request's body: an engine has refused it.
+    /// Whether the lowered cap must not be used because an engine rejected it.
     #[must_use]
     pub fn without_cap(&self) -> bool {
         self.without_cap
     }
 
-    /// Two attempts failed alike: the request's doing, though it counts as missed.
+    /// Whether two attempts failed alike: the request's doing, though counted as missed.
     #[must_use]
     pub fn failed_alike(&self) -> bool {
         self.alike
     }
 
-    /// The response head went out: from now on nothing is tried again.
+    /// The response head was sent: no further attempt.
     pub fn commit(&mut self) {
         self.stage = self.stage.max(Stage::Committed);
     }
 
-    /// A token came: from now on every failure has breaker effect.
+    /// A token came: from now on every failure counts for the breaker.
     pub fn first_token(&mut self) {
         self.stage = Stage::Flowing;
     }
 
-    /// The current attempt succeeded: a 2xx whose first token came, or whose head was whole
-    /// where the answer is no stream.
+    /// The current attempt succeeded: a 2xx with its first token, or with a complete head if the response is not
+    /// a stream.
     #[must_use = "effects are to be applied"]
     pub fn succeeded(&mut self, injection: Injection) -> impl Iterator<Item = Effect> + use<> {
         let engine = || self.engine().cloned();
@@ -371,7 +371,7 @@ impl Attempts {
         self.settled().into_iter().chain(of_injection).chain(well)
     }
 
-    /// What to do after the current attempt ended so.
+    /// Decides what follows the current attempt's outcome.
     #[must_use = "the effects are to be applied"]
     pub fn next(&mut self, happened: Happened, rest: Rest, at: Tick, budget: &mut Budget) -> Step {
         let Some(engine) = self.engine().cloned() else {
@@ -411,7 +411,7 @@ impl Attempts {
                 self.has_answer = true;
                 self.after_failure(Failure::Status(status), engine, rest, at, budget, &mut effects)
             }
-            // Its health has taken it out already.
+            // Its health check has taken it out already.
             Happened::Departing => {
                 effects.extend(self.settled());
                 (rest == Rest::Others).then_some(Next::Another)
@@ -450,16 +450,16 @@ impl Attempts {
         Step { next, effects }
     }
 
-    /// What the client gets when no engine is left to ask. [`Next::Relay`] means the last
-    /// answer that an engine gave.
+    /// What the client gets if no engine is left. [`Next::Relay`] means the last engine's
+    /// response.
     #[must_use]
     pub fn nothing_left(&self) -> Next {
         if self.has_answer && !self.timed_out { Next::Relay } else { Next::GiveUp }
     }
 
-    /// An effect that was held back and now counts. To be asked once where a request ends
-    /// without a further call of [`Attempts::next`] or [`Attempts::succeeded`]: the client
-    /// left, or no engine could be chosen.
+    /// A held-back effect that now counts. Called once where a request ends without a further call of
+    /// [`Attempts::next`] or [`Attempts::succeeded`]: the client left, or no engine could be
+    /// chosen.
     #[must_use = "it is to be applied"]
     pub fn settled(&mut self) -> Option<Effect> {
         self.provisional.take().map(|(pool, engine)| match pool == self.pool {
@@ -494,7 +494,7 @@ impl Attempts {
         self.another(may, rest, at, budget)
     }
 
-    /// Another attempt, if the moment and the budget allow it.
+    /// Another attempt, if time and budget allow it.
     fn another(&mut self, may: bool, rest: Rest, at: Tick, budget: &mut Budget) -> Option<Next> {
         let may = may && self.stage == Stage::Held && at < self.until && budget.draw(at);
         if may && rest == Rest::Alone {
@@ -504,8 +504,8 @@ impl Attempts {
     }
 }
 
-/// Reads `Retry-After`: seconds, or a date against the time of day, in any of the three forms that
-/// HTTP has (RFC 9110 section 5.6.7). A moment that has passed is now.
+/// Parses `Retry-After`: seconds, or a date relative to the wall clock in any of HTTP's three formats (RFC
+/// 9110 section 5.6.7). A past date is now.
 #[must_use]
 pub fn retry_after(value: &HeaderValue, wall: Duration) -> Option<Duration> {
     let text = value.to_str().ok()?.trim();
@@ -522,8 +522,8 @@ fn rfc_1123(text: &str) -> Option<i64> {
     Some(jiff::fmt::rfc2822::DateTimeParser::new().parse_timestamp(text).ok()?.as_second())
 }
 
-/// `Sunday, 06-Nov-94 08:49:37 GMT`. Of the years that end so, the last one that is no more than
-/// fifty years ahead.
+/// `Sunday, 06-Nov-94 08:49:37 GMT`. The two-digit year is the latest one at most fifty years
+/// ahead.
 fn rfc_850(text: &str, wall: i64) -> Option<i64> {
     let (_weekday, date) = text.split_once(", ")?;
     let (day, rest) = date.split_once('-')?;

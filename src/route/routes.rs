@@ -1,4 +1,4 @@
-//! Which pools serve a model for a class.
+//! The pools that serve a model for a class.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, LazyLock};
@@ -7,11 +7,11 @@ use super::Fleet;
 use super::settings::Route;
 use crate::units::{ClassId, Glob, PoolId};
 
-/// The lines of `routes`, with the names that `models` adds.
+/// The items of `routes`, with the names from `models`.
 #[derive(Clone, Debug, Default)]
 pub struct Routes {
     lines: Vec<Line>,
-    /// Names written out in `routes` or `models`: their own labels.
+    /// Names written literally in `routes` or `models`, which are their own labels.
     literals: BTreeSet<Arc<str>>,
     aliases: BTreeMap<String, String>,
 }
@@ -22,14 +22,14 @@ struct Line {
     pools: Arc<[PoolId]>,
 }
 
-/// Where a request goes.
+/// Result of routing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Routed {
-    /// The pools, in the order of preference.
+    /// The pools, in order of preference.
     pub pools: Arc<[PoolId]>,
-    /// The model as a label: a name of the settings, a pattern as written, or `other`.
+    /// The model's label: a name of the settings, a pattern as written, or `other`.
     pub model_label: Arc<str>,
-    /// Whether the settings name the model, rather than a pattern that fits it.
+    /// Whether the settings name the model literally.
     pub literal: bool,
 }
 
@@ -38,14 +38,14 @@ pub struct Routed {
 pub struct Unlisted {
     /// Its name.
     pub model: Arc<str>,
-    /// Where its route leads.
+    /// The pools of its route.
     pub pools: Arc<[PoolId]>,
 }
 
-/// A model that `GET /v1/models` shows.
+/// A model shown by `GET /v1/models`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Model {
-    /// Its name, as a client may send it.
+    /// Its name for clients.
     pub id: Arc<str>,
 }
 
@@ -59,14 +59,14 @@ impl Routes {
         Routes { lines, literals, aliases }
     }
 
-    /// The name that goes to an engine for the name that a client sent, if it is an alias.
+    /// The engines' name of a model, if the client used an alias.
     #[must_use]
     pub fn alias(&self, model: &str) -> Option<&str> {
         self.aliases.get(model).map(String::as_str)
     }
 
-    /// The first route that serves this model (after aliasing) for this class. A request
-    /// without a readable model goes to a route for `*` only.
+    /// The first route that serves this model (after aliasing) for this class. A request without a readable model
+    /// matches a route for `*` only.
     #[must_use]
     pub fn find(&self, model: Option<&str>, class: &ClassId) -> Option<Routed> {
         self.lines.iter().filter(|line| line.route.serves(class)).find_map(|line| {
@@ -83,7 +83,7 @@ impl Routes {
         })
     }
 
-    /// The first route of this class, for what any engine answers.
+    /// The first route of this class, for requests that any engine can answer.
     #[must_use]
     pub fn any(&self, class: &ClassId) -> Option<Routed> {
         let line = self.lines.iter().find(|line| line.route.serves(class))?;
@@ -96,8 +96,8 @@ impl Routes {
         })
     }
 
-    /// Names that the settings write out and no engine of their pools lists, though some give lists:
-    /// misspelt, as likely as not. `listed` says what a pool's engines list; `None`: not known yet.
+    /// Literal model names that no engine of their pools lists although some give lists; probably misspelt.
+    /// `listed`: the models of a pool's engines, `None` if unknown yet.
     #[must_use]
     pub fn unlisted(&self, listed: impl Fn(&PoolId) -> Option<Vec<Arc<str>>>) -> Vec<Unlisted> {
         let mut unlisted = Vec::new();
@@ -117,16 +117,16 @@ impl Routes {
         self.lines.iter().any(|line| line.route.models.iter().any(|pattern| pattern.matches(model)))
     }
 
-    /// The pools that the routes of this class name first.
+    /// The first pools of this class's routes.
     #[must_use]
     pub fn first_pools(&self, class: &ClassId) -> BTreeSet<PoolId> {
         let served = self.lines.iter().filter(|line| line.route.serves(class));
         served.filter_map(|line| line.pools.first().cloned()).collect()
     }
 
-    /// Every combination of pool and model label that a request of this class can have, so
-    /// that its counters can exist from the start. What an earlier route takes first does not
-    /// reach a later one.
+    /// Every combination of pool and model label that a request of this class can have, so that its counters
+    /// exist from the start. Models taken by an earlier route do not reach a later
+    /// one.
     #[must_use]
     pub fn reach(&self, class: &ClassId) -> BTreeSet<(PoolId, Arc<str>)> {
         let named = self.literals.iter().filter_map(|name| self.find(Some(name), class));
@@ -142,8 +142,8 @@ impl Routes {
         reach
     }
 
-    /// The models that somebody with these classes may use: names and aliases of the
-    /// settings, and what the engines of pools behind patterns said they serve.
+    /// The models available to these classes: names and aliases of the settings, and those listed by engines of
+    /// pools behind patterns.
     #[must_use]
     pub fn models_for(&self, classes: &[ClassId], fleet: &Fleet) -> BTreeSet<Model> {
         let serves = |name: &str| classes.iter().any(|class| self.find(Some(name), class).is_some());
@@ -172,12 +172,12 @@ impl Line {
     }
 }
 
-/// Each of these pools with this label.
+/// Each pool with this label.
 fn with_label(pools: &Arc<[PoolId]>, label: &Arc<str>) -> Vec<(PoolId, Arc<str>)> {
     pools.iter().map(|pool| (pool.clone(), Arc::clone(label))).collect()
 }
 
-/// The label of whatever the settings name nowhere.
+/// The label of models that the settings do not name.
 fn other() -> Arc<str> {
     static OTHER: LazyLock<Arc<str>> = LazyLock::new(|| Arc::from("other"));
     OTHER.clone()

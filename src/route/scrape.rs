@@ -1,16 +1,16 @@
-//! Reads the few numbers we want from an engine's metrics page.
+//! Reads the needed values from an engine's metrics page.
 //!
-//! The text exposition format, line by line as it arrives: nothing but the current line is
-//! held, and a line longer than the limit is skipped. Names of vLLM, llama.cpp, SGLang and
-//! Dynamo, old ones too. Series of several engine cores or models are added up (usage: the
-//! largest counts).
+//! Text exposition format, line by line as it arrives: only the current line is held, and overlong lines are
+//! skipped. Knows names of vLLM, llama.cpp, SGLang and Dynamo, including older ones. Series of several
+//! engine cores or models are summed (for usage the largest
+//! counts).
 
 use super::Report;
 
-/// Lines longer than this carry none of our numbers.
+/// Longest line that can have a needed value.
 const LONGEST_LINE: usize = 4096;
 
-/// A page that is being read.
+/// A page being read.
 #[derive(Debug, Default)]
 pub struct Page {
     report: Report,
@@ -27,7 +27,7 @@ enum Meaning {
     Sleep,
 }
 
-/// Family names, with `:` written as `_`: some exporters do so.
+/// Family names with `:` written as `_`, as some exporters do.
 const NAMES: &[(&str, Meaning)] = &[
     ("vllm_num_requests_waiting", Meaning::Waiting),
     ("vllm_num_requests_running", Meaning::Running),
@@ -45,7 +45,7 @@ const NAMES: &[(&str, Meaning)] = &[
 ];
 
 impl Page {
-    /// A piece of the page.
+    /// Takes a piece of the page.
     pub fn push(&mut self, mut bytes: &[u8]) {
         while let Some(end) = memchr::memchr(b'\n', bytes) {
             let (head, rest) = bytes.split_at(end);
@@ -63,7 +63,7 @@ impl Page {
         self.keep(bytes);
     }
 
-    /// The page has ended. `None`: it had none of our numbers.
+    /// Ends the page. `None` if it had no needed value.
     #[must_use]
     pub fn end(mut self) -> Option<Report> {
         if !self.skips {
@@ -82,7 +82,7 @@ impl Page {
     }
 
     fn read(&mut self, line: &[u8]) {
-        // Most lines are other people's: the first letter already says so.
+        // Most lines are of other families, which the first letter shows.
         if !matches!(line.first(), Some(b'v' | b'l' | b's' | b'd')) || line.len() > LONGEST_LINE {
             return;
         }
@@ -118,7 +118,7 @@ fn meaning_of(name: &str) -> Option<Meaning> {
     NAMES.iter().find(|(ours, _)| same(ours)).map(|(_, meaning)| *meaning)
 }
 
-/// Parts `{...}` from what follows; a `}` may stand inside a quoted label value.
+/// Splits `{...}` from what follows; a `}` may occur in a quoted label value.
 fn split_labels(rest: &str) -> (&str, &str) {
     let Some(inside) = rest.strip_prefix('{') else { return ("", rest) };
     let (mut quoted, mut escaped) = (false, false);

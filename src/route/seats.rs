@@ -1,25 +1,24 @@
-//! `max_concurrency_per_engine: auto`: how many requests an engine may work on at one time, and how
-//! fast prompts may come, so that the classes keep their time per output token.
+//! Adaptive concurrency (`max_concurrency_per_engine: auto`): how many concurrent requests an engine gets,
+//! and the prefill pace, so that classes keep their TPOT.
 //!
 //! Pure. Two parts:
 //!
-//! - [`Paces`]: the mean step that the classes can bear. It begins at [`SHARE_AT_FIRST`] of each threshold
-//!   and follows the outcomes of the answers that the threshold holds for, by stochastic approximation
-//!   of a quantile (Robbins and Monro, *Ann. Math. Stat.* 22, 1951): an answer that broke the threshold
-//!   lowers the pace a little, one that kept it raises it by much less, so that it comes to rest where
-//!   [`LOST`] of the misses that the attainment allows are lost to the pace. Outcomes only correct:
-//!   the pace stays within [`LEAST`] and 1 of its threshold.
-//! - [`seats`] and [`prefill_share`]: what follows from a pace and the learned
-//!   [length of a step](super::StepTime). A step with `n` sequences and `p` prompt tokens takes
-//!   `base + per_sequence n + per_prompt_token p`. Without prefill it must stay below the pace, which
-//!   bounds `n`; what is left of the pace is the share of its time that the engine may spend on
+//! - [`Paces`]: the mean step time that the classes tolerate. It starts at [`SHARE_AT_FIRST`] of each
+//!   threshold and follows the outcomes of responses under that threshold by stochastic approximation of a
+//!   quantile (Robbins and Monro, *Ann. Math. Stat.* 22, 1951): a response that broke the threshold lowers
+//!   the pace, one that kept it raises it by much less, so that it settles where [`LOST`] of the allowed
+//!   misses are due to the pace. Outcomes only correct: the pace stays between [`LEAST`] and 1 of its
+//!   threshold.
+//! - [`seats`] and [`prefill_share`] follow from a pace and the learned [step time](super::StepTime). A step
+//!   with `n` sequences and `p` prompt tokens takes `base + per_sequence n + per_prompt_token p`. Without
+//!   prefill it must stay below the pace, which bounds `n`; the rest of the pace is the share of time for
 //!   prefill.
 //!
-//! An engine that cannot keep the pace with a single sequence is held to [`ATTAINABLE`] times what it
-//! can do, because fewer requests would not make it faster and an idle engine helps nobody.
+//! An engine that cannot keep the pace with a single sequence is held to [`ATTAINABLE`] times what it can
+//! do, because fewer requests would not make it faster.
 //!
-//! An engine that reports a full key-value cache preempts requests. [`CacheLimit`] bounds the seats to
-//! what its cache held then, and tries more as the cache empties.
+//! An engine with a full KV cache preempts requests. [`CacheLimit`] bounds the seats to what its cache held
+//! then, and grows again as the cache empties.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -27,88 +26,88 @@ use std::time::Duration;
 use super::latency::StepTime;
 use crate::units::Tick;
 
-/// The share of answers whose length a promise of time to the end is kept for by the pace.
+/// Share of responses, by length, whose E2E objective the pace should keep.
 pub const MOST_ANSWERS: f64 = 0.8;
-/// The part of the time to the end that is left for output.
+/// Share of the E2E threshold that is available for output.
 const DECODE_OF_WHOLE: f64 = 0.9;
 
-/// Never fewer seats.
+/// Fewest seats.
 pub const FLOOR: u32 = 1;
-/// Never more.
+/// Most seats.
 pub const CEILING: u32 = 1024;
 
-/// Seats before anything was learned: more than most engines have running while they keep their
-/// promises, and few enough that what comes in the first seconds of an overload does not keep an engine
-/// slow for minutes.
+/// Seats before anything was learned: more than most engines run within their objectives, and few enough that
+/// the first seconds of an overload do not slow an engine for
+/// minutes.
 pub const AT_FIRST: u32 = 64;
 
-/// A pace begins at this share of its threshold.
+/// Initial pace relative to its threshold.
 const SHARE_AT_FIRST: f64 = 0.9;
-/// And never falls below this one.
+/// Lowest pace relative to its threshold.
 const LEAST: f64 = 0.6;
-/// Share of the allowed misses that the pace may cost. The rest is left to first tokens and to chance:
-/// half or more lost answers to both, in every load of two mixes that were tried.
+/// Share of the allowed misses that the pace may cause. The rest is left to first tokens and to chance; 0.5
+/// or more lost responses to both at every load of two mixes.
 const LOST: f64 = 0.4;
-/// How much one answer moves the pace, in the logarithm.
+/// Step of the pace per response, in the logarithm.
 const GAIN: f64 = 0.04;
-/// A threshold that no answer was held to for so long limits nobody.
+/// Time after which an unused threshold no longer counts.
 const FORGOTTEN: Duration = Duration::from_secs(60);
-/// Seats are those whose steps without prefill take this share of the pace.
+/// Share of the pace for steps without prefill.
 const DECODE_SHARE: f64 = 0.9;
-/// An engine is not asked for less than this times its step with a single sequence.
+/// An engine's pace is at least this times its step with a single sequence.
 const ATTAINABLE: f64 = 1.25;
-/// Prefill always gets this share of an engine's time.
+/// Smallest share of an engine's time for prefill.
 const LEAST_PREFILL: f64 = 0.05;
 
-/// What the classes that a pool serves are promised, as far as seats can keep it.
+/// Objectives of the classes that a pool serves, as far as seats can keep them.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Promised {
-    /// The shortest threshold of the time to the first token.
+    /// The shortest TTFT threshold.
     pub ttft: Option<Duration>,
-    /// The shortest threshold of the time per output token.
+    /// The shortest TPOT threshold.
     pub tpot: Option<Duration>,
-    /// A class promises time to the end of its answers: each its own.
+    /// Whether a class has an E2E objective.
     pub e2e: bool,
-    /// The largest share of answers that must keep one of them.
+    /// The highest attainment among these objectives.
     pub attainment: f64,
 }
 
 impl Default for Promised {
-    /// No thresholds, and 95 % of answers.
+    /// No thresholds, and 95 %.
     fn default() -> Self {
         Promised { ttft: None, tpot: None, e2e: false, attainment: 0.95 }
     }
 }
 
-/// The mean steps that the thresholds of a pool's classes can bear.
+/// Tolerated mean step times of a pool's thresholds.
 #[derive(Clone, Debug, Default)]
 pub struct Paces(Vec<Pace>);
 
-/// The mean step that one threshold can bear.
+/// Tolerated mean step time of one threshold.
 #[derive(Clone, Copy, Debug)]
 struct Pace {
-    /// The threshold: of the time per output token, or of the time to the end.
+    /// The threshold, and whether it is E2E rather than TPOT.
     of: (Duration, bool),
-    /// What an answer may take per token, in seconds.
+    /// Limit per token, seconds.
     limit: f64,
-    /// The share of it that the mean step may take.
+    /// Share of it for the mean step.
     share: f64,
     seen: Tick,
 }
 
-/// Thresholds that are kept apart.
+/// Most thresholds tracked.
 const THRESHOLDS: usize = 16;
 
 impl Paces {
-    /// An answer ended that this threshold of time per output token holds for. `kept`: whether it did;
-    /// `attainment`: the share of answers that must; `weight`: how much the answer says, at most 1.
+    /// Records the end of a response under this TPOT threshold. `kept`: whether it kept it; `attainment`: the
+    /// objective's; `weight`: weight of the response, at most 1.
     pub fn note(&mut self, threshold: Duration, kept: bool, attainment: f64, weight: f64, at: Tick) {
         self.note_of((threshold, false), threshold.as_secs_f64(), kept, attainment, weight, at);
     }
 
-    /// The same for a threshold of time to the end, where [`MOST_ANSWERS`] of the answers have at most
-    /// `length` further tokens. Longer ones may miss for their length: to keep the whole batch slow enough
-    /// for all would cost more promises than it keeps.
+    /// The same for an E2E threshold, if [`MOST_ANSWERS`] of the responses have at most `length` tokens after the
+    /// first. Longer ones may miss because of their length: slowing admission for all of them would lose more
+    /// promises than it keeps.
     pub fn note_whole(&mut self, threshold: Duration, length: u64, kept: bool, attainment: f64, at: Tick) {
         let limit = DECODE_OF_WHOLE * threshold.as_secs_f64() / length.max(1) as f64;
         self.note_of((threshold, true), limit, kept, attainment, 1.0, at);
@@ -130,7 +129,7 @@ impl Paces {
         pace.seen = at;
     }
 
-    /// The mean step that all thresholds can bear which were asked for lately, in seconds.
+    /// The mean step time tolerated by all recently used thresholds, seconds.
     #[must_use]
     pub fn least(&self, at: Tick) -> Option<f64> {
         let lately = self.0.iter().filter(|pace| at.since(pace.seen) < FORGOTTEN);
@@ -139,7 +138,7 @@ impl Paces {
 }
 
 impl Promised {
-    /// The mean step to begin with, before any answer of a class with a threshold has ended.
+    /// The initial one, before any response under a threshold has ended.
     #[must_use]
     pub fn pace_at_first(&self) -> Option<f64> {
         self.tpot.map(|tpot| tpot.as_secs_f64() * SHARE_AT_FIRST)
@@ -159,26 +158,26 @@ pub fn seats(step: &StepTime, pace: f64) -> u32 {
     seats.clamp(f64::from(FLOOR), f64::from(CEILING)) as u32
 }
 
-/// The share of its time that an engine with so many running sequences may spend on prefill.
+/// Share of time for prefill on an engine with this many running sequences.
 #[must_use]
 pub fn prefill_share(step: &StepTime, pace: f64, batch: f64) -> f64 {
     (1.0 - step.decode(batch) / attainable(step, pace)).clamp(LEAST_PREFILL, 1.0)
 }
 
-/// Seats that an engine's key-value cache was seen to hold.
+/// Seats that an engine's KV cache was seen to hold.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct CacheLimit(Option<f64>);
 
-/// Usage of the cache from which running requests are about to be preempted.
+/// Cache usage at which running requests are about to be preempted.
 const CACHE_FULL: f64 = 0.95;
-/// Usage that the seats are set to.
+/// Target cache usage.
 const CACHE_AIM: f64 = 0.9;
-/// How much more is tried with each report that shows room.
+/// Growth per report with free cache.
 const CACHE_GROWTH: f64 = 1.05;
 
 impl CacheLimit {
-    /// The engine reported this usage while it ran so many requests, with or without others in its own
-    /// queue.
+    /// Applies a report of cache usage with this many running requests, with or without waiting
+    /// ones.
     pub fn reported(&mut self, usage: f64, running: f64, waiting: f64) {
         if usage >= CACHE_FULL && waiting > 0.0 && running >= 1.0 {
             self.0 = Some((running * CACHE_AIM / usage).max(f64::from(FLOOR)));
@@ -187,24 +186,24 @@ impl CacheLimit {
         }
     }
 
-    /// The seats; none where the cache does not limit them.
+    /// The seats; `None` if the cache does not limit them.
     #[must_use]
     pub fn seats(self) -> Option<u32> {
         self.0.map(|seats| seats as u32)
     }
 }
 
-/// How long the answers are whose class promises time to the end: of each threshold the last 256.
+/// Output lengths under E2E objectives: the last 256 per threshold.
 #[derive(Clone, Debug, Default)]
 pub struct Lengths(Vec<(Duration, VecDeque<u64>)>);
 
-/// So many answers tell how long answers are.
+/// Lengths kept per threshold.
 const LENGTHS: usize = 256;
-/// With fewer nothing is told.
+/// Fewest lengths for a quantile.
 const ENOUGH_LENGTHS: usize = 20;
 
 impl Lengths {
-    /// One more answer.
+    /// Records a length.
     pub fn note(&mut self, limit: Duration, further: u64) {
         let place = self.0.iter().position(|(of, _)| *of == limit).unwrap_or_else(|| {
             if self.0.len() == THRESHOLDS {
@@ -220,7 +219,7 @@ impl Lengths {
         seen.push_back(further);
     }
 
-    /// The length that this share of answers stays within; none while too few were seen.
+    /// The length that this share of responses stays within; `None` with too few.
     #[must_use]
     pub fn of(&self, limit: Duration, share: f64) -> Option<u64> {
         let (_, seen) = self.0.iter().find(|(of, seen)| *of == limit && seen.len() >= ENOUGH_LENGTHS)?;
@@ -244,7 +243,7 @@ mod tests {
         Tick::from_millis(1000 * seconds)
     }
 
-    /// The share of [`LIMIT`] that the mean step may take.
+    /// Share of [`LIMIT`] for the mean step.
     fn share(paces: &Paces) -> f64 {
         paces.least(at(0)).unwrap() / LIMIT.as_secs_f64()
     }
@@ -255,7 +254,7 @@ mod tests {
             let (mut chance, mut paces) = (StdRng::seed_from_u64(seed), Paces::default());
             let (mut now, mut sum) = (SHARE_AT_FIRST, 0.0);
             for answer in 0..20_000 {
-                // No answer breaks its limit at 0.6 of it, a fifth do at all of it.
+                // No response breaks its limit at 0.6 of it, a fifth do at 1.
                 let breaks = chance.random_bool((0.5 * (now - 0.6)).max(0.0));
                 paces.note(LIMIT, !breaks, attainment, 1.0, at(0));
                 now = share(&paces);
@@ -309,7 +308,7 @@ mod tests {
         assert_eq!(least(59), Some(0.045));
         assert_eq!(least(60), Some(0.18), "a threshold that nobody was held to for a minute limits nobody");
         assert_eq!(least(110), None);
-        // What is kept of thresholds has an end: the one that came first goes.
+        // The number of thresholds is bounded; the oldest is dropped.
         for n in 0..2 * THRESHOLDS as u64 {
             paces.note(millis(1_000 + n), true, 0.9, 1.0, at(200));
         }
@@ -342,7 +341,7 @@ mod tests {
 
     #[test]
     fn an_engine_that_cannot_keep_the_pace_alone_is_not_starved() {
-        // A step takes 11 ms with a single sequence; 5 ms are asked.
+        // A step takes 11 ms with a single sequence, 5 ms are demanded.
         let (alone, asked) = (seats(&STEP, 0.005), prefill_share(&STEP, 0.005, 1.0));
         assert_eq!(alone, seats(&STEP, ATTAINABLE * STEP.decode(1.0)));
         assert!(alone >= 2 && asked >= 0.19, "{alone} {asked}");

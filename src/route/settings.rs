@@ -1,4 +1,4 @@
-//! What the settings say about pools and routes: complete values, no defaults left open.
+//! Settings of pools and routes, complete and checked.
 
 use std::fmt;
 use std::num::NonZeroU32;
@@ -12,97 +12,97 @@ use secrecy::SecretString;
 use crate::admit::queue;
 use crate::units::{ClassId, EngineId, Glob, PoolId};
 
-/// A pool: engines that are interchangeable for a request.
+/// A pool of interchangeable engines.
 #[derive(Clone, Debug)]
 pub struct Pool {
     /// Its name.
     pub id: PoolId,
-    /// Where its engines are.
+    /// Its engines.
     pub engines: Engines,
-    /// What kind of engine they are.
+    /// Their kind.
     pub kind: EngineKind,
-    /// The bearer token that goes to the engines, from `engine.api_key_file`.
+    /// Bearer token for the engines, from `engine.api_key_file`.
     pub api_key: Option<SecretString>,
     /// Headers set on every request to the engines; their values are marked sensitive.
     pub headers: Vec<(HeaderName, HeaderValue)>,
     /// Roots that replace the system's for `https` engines, from `engine.ca_file`.
     pub roots: Option<Arc<[CertificateDer<'static>]>>,
-    /// Forward the client's own credential instead of removing it.
+    /// Whether the client's own credential is forwarded.
     pub forward_authorization: bool,
-    /// The engines run with priority scheduling: they are told each request's rank.
+    /// Whether the engines schedule by priority, so that requests carry one.
     pub engine_priority: bool,
-    /// How an engine is picked.
+    /// How an engine is chosen.
     pub balance: Balance,
-    /// How many requests an engine works on at one time.
+    /// Concurrent requests per engine.
     pub concurrency: Concurrency,
-    /// What `auto` stays within.
+    /// Bounds of `auto`.
     pub seat_bounds: SeatBounds,
-    /// How requests wait where all seats are taken.
+    /// Queue settings.
     pub queue: queue::Settings,
     /// Health checks; `None`: `health: off`.
     pub health: Option<Health>,
-    /// Reading of the engines' own metrics; `None`: `metrics: off`, and for kind `generic`
-    /// unless it is written.
+    /// Scraping of the engines' metrics; `None`: `metrics: off`, and by default for kind
+    /// `generic`.
     pub metrics: Option<Scrape>,
-    /// Limit on opening a connection, TLS included.
+    /// Time limit of connecting, TLS included.
     pub connect_timeout: Duration,
-    /// What may be tried again.
+    /// Retry settings.
     pub retries: Retries,
     /// The circuit breaker of each engine; `None`: `breaker: off`.
     pub breaker: Option<BreakerLimits>,
-    /// How long an engine that pushed back stands behind the others.
+    /// Cool-down after push-back.
     pub cool_down: CoolDown,
     /// What may be injected into requests.
     pub inject: Inject,
 }
 
-/// Where the engines of a pool are.
+/// The engines of a pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Engines {
     /// A fixed list, at least one.
     Static(Vec<EngineAddress>),
-    /// The addresses of one DNS name, looked up again and again.
+    /// The addresses of one DNS name, resolved periodically.
     Dns(DnsName),
 }
 
 /// A DNS name whose addresses are the engines of a pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DnsName {
-    /// The name to look up; also the name of TLS certificates.
+    /// The name to resolve; also the name of TLS certificates.
     pub name: Arc<str>,
     /// Port of every engine.
     pub port: u16,
     /// Plain or TLS.
     pub scheme: Scheme,
-    /// Time between two look-ups.
+    /// Interval of resolution.
     pub refresh: Duration,
-    /// Which of its addresses are engines.
+    /// Which addresses are engines.
     pub family: Family,
 }
 
-/// Which addresses of a DNS name are engines: one that has an IPv4 and an IPv6 address is one
-/// engine, not two.
+/// Which addresses of a DNS name are engines, because an engine with an IPv4 and an IPv6 address is one
+/// engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Family {
-    /// Those of one family: the one that answers.
+    /// One family: the one that answers.
     #[default]
     Auto,
     /// IPv4 only.
     Ipv4,
     /// IPv6 only.
     Ipv6,
-    /// All: each address is an engine of its own.
+    /// Both families: each address is an engine.
     Both,
 }
 
 impl Family {
-    /// The names in the settings, in the order of the documentation.
+    /// Names in the settings, in the order of the documentation.
     pub const ALL: &'static [(&'static str, Family)] =
         &[("auto", Family::Auto), ("ipv4", Family::Ipv4), ("ipv6", Family::Ipv6), ("both", Family::Both)];
 }
 
 impl DnsName {
-    /// The engine at one address of this name.
+    /// The engine at an address of this name.
     #[must_use]
     pub fn engine_at(&self, address: std::net::IpAddr) -> EngineAddress {
         let host = match address {
@@ -119,7 +119,7 @@ impl DnsName {
     }
 }
 
-/// Plain HTTP or HTTP over TLS.
+/// HTTP or HTTP over TLS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Scheme {
     /// `http`
@@ -138,7 +138,7 @@ impl Scheme {
         }
     }
 
-    /// The port where a URL names none.
+    /// Default port.
     #[must_use]
     pub const fn default_port(self) -> u16 {
         match self {
@@ -148,7 +148,7 @@ impl Scheme {
     }
 }
 
-/// Where one engine is reached.
+/// Address of one engine.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct EngineAddress {
     /// Plain or TLS.
@@ -157,28 +157,28 @@ pub struct EngineAddress {
     pub host: Arc<str>,
     /// Port.
     pub port: u16,
-    /// What stands before `/v1/...` in the engine's paths: empty, or `/like/this`. A final
-    /// slash and a final `/v1` of the URL in the settings are not part of it.
+    /// Prefix of the engine's paths before `/v1/...`: empty, or `/like/this`. A trailing slash and a trailing
+    /// `/v1` of the configured URL are not part of it.
     pub base: Arc<str>,
-    /// The name for `Host` and for TLS where it is not `host` (engines found by DNS).
+    /// Name for `Host` and TLS, if other than `host` (engines found by DNS).
     pub name: Option<Arc<str>>,
 }
 
 impl EngineAddress {
-    /// The engine's name: `host:port`.
+    /// The engine's id: `host:port`.
     #[must_use]
     pub fn id(&self) -> EngineId {
         EngineId::from(format!("{}:{}", self.host, self.port))
     }
 
-    /// What `Host` says: the name, and the port where it is not the scheme's own.
+    /// The value of `Host`: the name, and the port unless it is the scheme's default.
     #[must_use]
     pub fn authority(&self) -> String {
         let name = self.name.as_deref().unwrap_or(&self.host);
         if self.port == self.scheme.default_port() { name.to_owned() } else { format!("{name}:{}", self.port) }
     }
 
-    /// The name a TLS certificate must carry, without brackets.
+    /// The name that a TLS certificate must have, without brackets.
     #[must_use]
     pub fn server_name(&self) -> &str {
         let name = self.name.as_deref().unwrap_or(&self.host);
@@ -192,8 +192,8 @@ impl fmt::Display for EngineAddress {
     }
 }
 
-/// What kind of engine stands behind a pool: decides what may be injected, and the names of
-/// the engine's own metrics.
+/// Kind of a pool's engines: decides what may be injected, and the names of their
+/// metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum EngineKind {
     /// vLLM.
@@ -204,12 +204,12 @@ pub enum EngineKind {
     LlamaCpp,
     /// NVIDIA Dynamo's frontend.
     Dynamo,
-    /// Anything else that speaks the same HTTP.
+    /// Any other engine with the same HTTP API.
     Generic,
 }
 
 impl EngineKind {
-    /// The names in the settings, in the order of the documentation.
+    /// Names in the settings, in the order of the documentation.
     pub const ALL: &'static [(&'static str, EngineKind)] = &[
         ("vllm", EngineKind::Vllm),
         ("sglang", EngineKind::Sglang),
@@ -218,48 +218,48 @@ impl EngineKind {
         ("generic", EngineKind::Generic),
     ];
 
-    /// Whether an engine of this kind schedules by the `priority` in a request's body, where it
-    /// was started so: the lower goes first.
+    /// Whether engines of this kind can schedule by `priority` in the request body, lower
+    /// first.
     #[must_use]
     pub const fn knows_priority(self) -> bool {
         matches!(self, EngineKind::Vllm)
     }
 }
 
-/// How an engine is picked among those that can take a request.
+/// Load balancing policy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Balance {
-    /// The one with the least outstanding work.
+    /// Least outstanding work.
     LeastWork,
-    /// One after the other.
+    /// Round robin.
     RoundRobin,
-    /// The one that knows the beginning of the prompt, while its load allows.
+    /// The engine with the prompt's prefix cached, while its load allows.
     PrefixAffinity,
-    /// The one that had the session before, while its load allows.
+    /// The engine that had the session before, while its load allows.
     SessionAffinity {
         /// The request header that names the session.
         header: HeaderName,
     },
 }
 
-/// How many requests an engine works on at one time.
+/// Concurrency limit per engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Concurrency {
-    /// As many as come: nothing waits in the gateway.
+    /// Unlimited: nothing waits in the gateway.
     #[default]
     Unlimited,
-    /// So many, over all gateways that share the engine.
+    /// Fixed, over all gateways that share the engine.
     Fixed(NonZeroU32),
-    /// As many as keep the promises of the classes, found out while it runs.
+    /// Adaptive: as many as keep the classes' objectives.
     Auto,
 }
 
-/// What `auto` stays within.
+/// Bounds of `auto`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SeatBounds {
-    /// At least so many seats for an engine.
+    /// Fewest seats per engine.
     pub min: NonZeroU32,
-    /// At most so many.
+    /// Most seats per engine.
     pub max: NonZeroU32,
 }
 
@@ -273,11 +273,11 @@ impl Default for SeatBounds {
 /// A health check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Health {
-    /// Path asked with GET; 2xx and 3xx are healthy.
+    /// Path of the GET; 2xx and 3xx are healthy.
     pub path: Arc<str>,
-    /// Time from one check to the next.
+    /// Interval.
     pub every: Duration,
-    /// Time after which a check has failed.
+    /// Time limit.
     pub timeout: Duration,
 }
 
@@ -288,14 +288,14 @@ impl Default for Health {
     }
 }
 
-/// Reading of an engine's own metrics.
+/// Scraping of an engine's metrics.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Scrape {
-    /// Path asked with GET.
+    /// Path of the GET.
     pub path: Arc<str>,
-    /// Time from one reading to the next.
+    /// Interval.
     pub every: Duration,
-    /// Time after which a reading has failed.
+    /// Time limit.
     pub timeout: Duration,
 }
 
@@ -306,14 +306,14 @@ impl Default for Scrape {
     }
 }
 
-/// What may be tried again before the first forwarded byte.
+/// Retries before the first forwarded byte.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Retries {
-    /// Further tries after a fault (5xx, reset, truncation).
+    /// Retries after a fault (5xx, reset, truncation).
     pub after_fault: u32,
-    /// Further tries after push-back (429, 503, 529).
+    /// Retries after push-back (429, 503, 529).
     pub after_push_back: u32,
-    /// The retry budget as a share of recent requests.
+    /// Retry budget as a share of recent requests.
     pub share: f64,
     /// Retries per 10 s that are always allowed.
     pub floor_per_10s: u32,
@@ -326,14 +326,14 @@ impl Default for Retries {
     }
 }
 
-/// When an engine's breaker opens, and for how long.
+/// Settings of a circuit breaker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BreakerLimits {
     /// This many faults ...
     pub faults: u32,
     /// ... within this time open it ...
     pub within: Duration,
-    /// ... for this long; then one request tries.
+    /// ... for this long, then one trial is admitted.
     pub open: Duration,
 }
 
@@ -344,12 +344,12 @@ impl Default for BreakerLimits {
     }
 }
 
-/// How long an engine that pushed back stands behind the others.
+/// Cool-down after push-back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CoolDown {
-    /// Where the engine named no time.
+    /// If the engine names no time.
     pub default: Duration,
-    /// The longest, whatever the engine's `Retry-After` says.
+    /// Longest, whatever the engine's `Retry-After`.
     pub max: Duration,
 }
 
@@ -378,7 +378,7 @@ impl Inject {
 }
 
 impl Pool {
-    /// Whether it may have more than one engine.
+    /// Whether it may have several engines.
     #[must_use]
     pub fn has_several_engines(&self) -> bool {
         match &self.engines {
@@ -387,7 +387,7 @@ impl Pool {
         }
     }
 
-    /// A pool of kind `vllm` with these engines and every default.
+    /// A pool of kind `vllm` with these engines and all defaults.
     #[must_use]
     pub fn with_defaults(id: PoolId, engines: Engines) -> Self {
         Pool {
@@ -423,14 +423,14 @@ impl Pool {
     pub const DNS_REFRESH: Duration = Duration::from_secs(5);
 }
 
-/// One line of `routes`: the first whose model and class fit is taken.
+/// One item of `routes`; the first whose model and class match applies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Route {
     /// Patterns of model names (after aliasing), at least one.
     pub models: Vec<Glob>,
-    /// Classes it serves; `None`: all.
+    /// Classes it serves; `None` means all.
     pub classes: Option<Vec<ClassId>>,
-    /// Pools, in the order of preference, at least one.
+    /// Pools in order of preference, at least one.
     pub pools: Vec<PoolId>,
 }
 

@@ -1,9 +1,8 @@
-//! What is heard of an engine between its health checks: its last sign of life, and that it is
-//! going away.
+//! Signals of an engine between health checks: its last sign of life, and its departure.
 //!
-//! Shared by the relays of an engine's answers (one relaxed load per read that carries a token, a
-//! store every 100 ms), by the attempts that wait for it, and by whoever checks it. Lives as long
-//! as the engine is known.
+//! Shared by the relays of its responses (one relaxed load per read with a token, a store every 100 ms), the
+//! attempts that wait for it, and its probe. Lives as long as the engine is
+//! known.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,17 +12,17 @@ use std::time::Duration;
 use crate::locks::Mutex;
 use crate::units::Tick;
 
-/// See the module.
+/// The signals of one engine; see the module.
 #[derive(Debug, Default)]
 pub struct Signals {
-    /// The last token or finished answer, in nanoseconds, one added; 0: none yet. Up to
-    /// [`Signals::GRAIN`] too early.
+    /// The last token or finished response, in nanoseconds plus one; 0 if none. Up to [`Signals::GRAIN`] too
+    /// early.
     alive: AtomicU64,
-    /// How often it was found to be going away.
+    /// Number of departures.
     departures: AtomicU64,
-    /// Attempts that wait for a first sign of their answer.
+    /// Attempts that wait for the start of their response.
     waiting: Mutex<Slots>,
-    /// When an operator was last told that it refuses the pool's key, in nanoseconds, one added.
+    /// When its rejection of the pool's key was last logged, in nanoseconds plus one.
     key_refusal_told: AtomicU64,
 }
 
@@ -34,17 +33,17 @@ struct Slots {
 }
 
 impl Slots {
-    /// So many stay for the next requests.
+    /// Slots kept for reuse.
     const KEPT: usize = 64;
 }
 
 impl Signals {
-    /// Signs of life closer together than this are one.
+    /// Resolution of signs of life.
     pub const GRAIN: Duration = Duration::from_millis(100);
-    /// A refused key is told once in this time.
+    /// Interval of the log line about a rejected key.
     const TOLD_EVERY: Duration = Duration::from_secs(60);
 
-    /// A token came from it, or an answer of its own ended.
+    /// Records a token, or the end of a response.
     pub fn is_alive(&self, at: Tick) {
         let known = self.alive.load(Ordering::Relaxed);
         let now = at.as_nanos().saturating_add(1);
@@ -59,15 +58,15 @@ impl Signals {
         self.alive.load(Ordering::Relaxed).checked_sub(1).map(Tick::from_nanos)
     }
 
-    /// It is going away: its port refuses connections, or its health answers 503. Wakes the
-    /// attempts that wait for it.
+    /// Records a departure (connection refused, or health 503) and wakes the attempts that wait for
+    /// it.
     pub fn goes_away(&self) {
         self.departures.fetch_add(1, Ordering::AcqRel);
         let wakers: Vec<Waker> = self.waiting.lock().wakers.iter_mut().filter_map(Option::take).collect();
         wakers.into_iter().for_each(Waker::wake);
     }
 
-    /// Whether it is time to say that it refuses the pool's key.
+    /// Whether its rejection of the pool's key should be logged now.
     #[must_use]
     pub fn is_to_tell_of_key(&self, at: Tick) -> bool {
         let now = at.as_nanos().saturating_add(1);
@@ -77,11 +76,11 @@ impl Signals {
     }
 }
 
-/// One attempt's eye on whether its engine goes away while nothing has come of its answer.
+/// Tells one attempt whether its engine goes away before its response starts.
 #[derive(Debug)]
 pub struct DepartureWatch {
     signals: Arc<Signals>,
-    /// Departures that are known.
+    /// Departures seen.
     seen: u64,
     slot: Option<usize>,
 }
@@ -94,9 +93,9 @@ impl DepartureWatch {
         DepartureWatch { signals: Arc::clone(signals), seen, slot: None }
     }
 
-    /// Ready where the engine was found to be going away since the last time this was.
+    /// Ready if the engine has departed since the last call.
     pub fn poll(&mut self, cx: &Context<'_>) -> Poll<()> {
-        // First the waker: whoever counts looks for wakers afterwards.
+        // Registers first, because a departure is counted before wakers are called.
         self.register(cx.waker());
         let departures = self.signals.departures.load(Ordering::Acquire);
         if departures == self.seen {
@@ -132,7 +131,7 @@ impl Drop for DepartureWatch {
             let waker = slots.wakers[slot].take();
             slots.free.push(slot);
             if slots.free.len() == slots.wakers.len() && slots.wakers.len() > Slots::KEPT {
-                // A burst leaves no memory behind.
+                // Releases the memory of a burst.
                 *slots = Slots::default();
             }
             drop(slots);

@@ -1,11 +1,11 @@
-//! Keeps the best of many engines at hand: a tree in which every node knows the best key
-//! below it and how many have it. One engine's change costs O(log n), and so does a fair pick
-//! among equals.
+//! Tournament tree over engines: every node has the best key below it and the number of engines with that
+//! key. A change costs O(log n), and so does a uniform choice among
+//! equals.
 
-/// What engines are compared by; the least wins.
+/// Sort key of an engine; the smallest wins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Key {
-    /// First who is free, then who is full, who is cooling, last who cannot take anything.
+    /// Available, full, cooling, out.
     pub rank: Rank,
     /// Load; for a cooling engine the moment at which it is free.
     pub load: u64,
@@ -13,13 +13,13 @@ pub(super) struct Key {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Rank {
-    /// Takes requests.
+    /// Available.
     Free,
-    /// Has as many as it should have; stands behind the others.
+    /// At its concurrency limit.
     Full,
-    /// Pushed back a moment ago; stands behind the others.
+    /// Cooling down after push-back.
     Cooling,
-    /// Takes none.
+    /// Unavailable.
     Out,
 }
 
@@ -27,8 +27,8 @@ impl Key {
     pub const OUT: Key = Key { rank: Rank::Out, load: u64::MAX };
 }
 
-/// The tree: node 1 is the root, the children of `n` are `2n` and `2n + 1`, and the leaf of
-/// place `i` is `width + i`.
+/// The tree: node 1 is the root, the children of `n` are `2n` and `2n + 1`, and the leaf of slot `i` is
+/// `width + i`.
 #[derive(Debug, Default)]
 pub(super) struct Tournament {
     width: usize,
@@ -44,12 +44,12 @@ struct Node {
 const EMPTY: Node = Node { best: Key::OUT, equals: 1 };
 
 impl Tournament {
-    /// The key at a place; places never set are out.
+    /// The key of a slot; unset slots are out.
     pub fn key(&self, place: usize) -> Key {
         self.nodes.get(self.width + place).map_or(Key::OUT, |node| node.best)
     }
 
-    /// Sets the key at a place and plays the games above it again.
+    /// Sets the key of a slot and updates its ancestors.
     pub fn set(&mut self, place: usize, key: Key) {
         if place >= self.width {
             self.widen(place + 1);
@@ -62,7 +62,7 @@ impl Tournament {
         }
     }
 
-    /// A place with the best key, picked by `chance` among equals, unless all are out.
+    /// A slot with the best key, chosen by `chance` among equals; `None` if all are out.
     pub fn best(&self, chance: u64) -> Option<usize> {
         let root = self.nodes.get(1).filter(|root| root.best.rank != Rank::Out)?;
         let mut skip = (chance % u64::from(root.equals)) as u32;

@@ -1,4 +1,4 @@
-//! What there is to show of pools and engines: metrics, `/readyz`, the status page.
+//! Status of pools and engines, for metrics, `/readyz` and the status page.
 
 use super::latency::Errors;
 use crate::units::{EngineId, PoolId, Tick, Tokens};
@@ -8,7 +8,7 @@ use crate::units::{EngineId, PoolId, Tick, Tokens};
 pub struct PoolView {
     /// Its name.
     pub pool: PoolId,
-    /// Its engines, by name, those included that left in the last ten minutes.
+    /// Its engines by name, including those removed in the last ten minutes.
     pub engines: Vec<EngineView>,
     /// Whether the current settings name it.
     pub is_named: bool,
@@ -27,42 +27,42 @@ impl PoolView {
 pub struct EngineView {
     /// Its name.
     pub engine: EngineId,
-    /// What it does now.
+    /// Its current state.
     pub state: EngineState,
-    /// When it left the pool, if it did.
+    /// When it was removed, if it was.
     pub left: Option<Tick>,
-    /// Our requests that it has.
+    /// This gateway's requests at it.
     pub requests: u32,
     /// Their outstanding tokens.
     pub work: Tokens,
-    /// Requests in its queue, by a report that is not old.
+    /// Requests waiting in it, by a recent report.
     pub waiting: Option<f64>,
-    /// Requests in its batch, likewise.
+    /// Requests running in it, likewise.
     pub running: Option<f64>,
-    /// Share of its KV cache in use, likewise.
+    /// Used share of its KV cache, likewise.
     pub kv_usage: Option<f64>,
-    /// Of our requests it should have so many at one time at most; `None`: there is no limit.
+    /// Most concurrent requests of this gateway; `None` means unlimited.
     pub seats: Option<u32>,
-    /// How far predictions of its latency were off lately.
+    /// Recent errors of latency predictions.
     pub errors: Errors,
-    /// Whether injections were switched off because it refused one.
+    /// Whether injection was switched off because it rejected one.
     pub injection_refused: bool,
 }
 
-/// What an engine does now.
+/// State of an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EngineState {
     /// Takes requests.
     Up,
-    /// Pushed back a moment ago: takes requests when no other does.
+    /// Cooling down: takes requests if no other can.
     Cooling,
-    /// Its breaker is open, or one request tries.
+    /// Its breaker is open, or a trial is in flight.
     BreakerOpen,
-    /// Its health checks say so.
+    /// Out by its health checks.
     Down,
     /// A vLLM that was put to sleep.
     Asleep,
-    /// No longer of the pool; finishes what it has.
+    /// Removed from the pool; finishes its requests.
     Left,
 }
 
@@ -80,7 +80,7 @@ impl EngineState {
         }
     }
 
-    /// Whether requests may go there.
+    /// Whether it takes requests.
     #[must_use]
     pub const fn takes_requests(self) -> bool {
         matches!(self, EngineState::Up | EngineState::Cooling)

@@ -1,5 +1,5 @@
-//! One pool of the fleet: its engines, the tree that keeps the best at hand, and the one lock
-//! around them.
+//! One pool of the fleet: its engines, the tree that has the best at hand, and the lock around
+//! them.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, HashSet};
@@ -26,7 +26,7 @@ use crate::units::{Endpoint, EngineId, PoolId, PrefillPace, Tick, Tokens};
 
 mod panic;
 
-/// One pool: its engines, and the lock around them.
+/// One pool with its lock.
 #[derive(Debug)]
 pub struct Yard {
     id: PoolId,
@@ -36,26 +36,26 @@ pub struct Yard {
     pub(super) listed: RwLock<Listed>,
 }
 
-/// Names of models.
+/// Model names.
 type Models = HashSet<Box<str>, ahash::RandomState>;
 
 #[derive(Debug)]
 pub(super) struct Inner {
     settings: Arc<Pool>,
     shared: Arc<Shared>,
-    /// What the seats of `auto` must keep.
+    /// Objectives that `auto` keeps.
     pub promised: Promised,
-    /// The mean steps that keep it.
+    /// Tolerated mean step times.
     pub paces: Paces,
-    /// How long the answers are whose class promises time to the end.
+    /// Output lengths under E2E objectives.
     pub lengths: Lengths,
-    /// What was learned of engines of which too little was learned yet, as if they were one.
+    /// Latency model of all engines without enough data of their own, as if they were one.
     pub common: Latency,
-    /// Who was given a beginning of a prompt last.
+    /// Engine that was last given each prompt block.
     holders: HashMap<u64, u32, ahash::RandomState>,
-    /// Seats that the engines give, before they are divided among gateways.
+    /// Seats of the engines before division among gateways.
     seats: u64,
-    /// Seats of other gateways that these do not use.
+    /// Seats lent by other gateways.
     lent: u64,
     pub retired: Option<Tick>,
     pub engines: Vec<Option<Engine>>,
@@ -65,39 +65,39 @@ pub(super) struct Inner {
     pub budget: Budget,
     chance: u64,
     turn: u64,
-    /// Tokens of a typical request, and the figure that keys are made with: it follows in
-    /// large steps, so that keys made at different times can be compared.
+    /// Tokens of a typical request, and the value used in keys, which follows in large steps so that keys made at
+    /// different times are comparable.
     average: f64,
     typical: f64,
 }
 
-/// Seconds of prefill that an engine may have ahead of it while the pace allows, in the shortest time
-/// to a first token; without one, so many seconds.
+/// Prefill time that an engine may have ahead while the pace allows, as a share of the shortest TTFT
+/// threshold; and in seconds if there is none.
 const PREFILL_AHEAD: (f64, f64) = (0.35, 4.0);
-/// The same while the pace is behind: enough for the next step, and little that a more urgent prompt
-/// would have to wait for.
+/// The same while the pace is behind: enough for the next step, and little that a more urgent prompt would
+/// wait for.
 const LEAST_AHEAD: (f64, f64) = (0.25, 0.35);
-/// The share of the speed at which an engine computes prompts that it is given at most: at all of it the
-/// prompts ahead would never become fewer.
+/// Largest share of an engine's prefill speed that is used, because at 1 a backlog would never
+/// shrink.
 const FULL_SPEED: f64 = 0.95;
-/// The share of the paces up to which engines are given what tenants send beyond their usual share.
+/// Share of the pace up to which requests beyond usual demand are dispatched.
 const SPARE_PACE: f64 = 0.7;
-/// Fewer prompt tokens do not fill a step of an engine.
+/// Fewest prompt tokens that fill an engine's step.
 const LEAST_READING: f64 = 512.0;
-/// Seconds of prefill by which an engine may be ahead of the pace, and behind it.
+/// Burst of the pace, and its largest debt, in seconds of prefill.
 const BURST: f64 = 0.4;
 const BEHIND: f64 = 1.0;
-/// Engines that are less slow than this, compared with the quickest, are as it is: so much is error.
+/// Ratio to the fastest engine that is within the model's error, and counts as equal.
 const AS_OTHERS: f64 = AGREES;
-/// What was learned of an engine counts less with the time since an answer agreed with it: half after this.
+/// Half-life of what was learned since a response last agreed with it, seconds.
 const HALF_LIFE: f64 = 60.0;
 
-/// What all pools know.
+/// State shared by all pools.
 #[derive(Debug)]
 pub(super) struct Shared {
-    /// Gateways that share the engines, at least 1.
+    /// Number of gateways that share the engines, at least 1.
     pub gateways: AtomicU32,
-    /// Counts changes in the number of seats of any pool.
+    /// Counts changes of the seats of any pool.
     pub seat_changes: AtomicU64,
 }
 
@@ -113,16 +113,16 @@ impl Shared {
     }
 }
 
-/// Beginnings of prompts of which a pool knows who was given them last; beyond that it begins anew.
+/// Most prompt blocks with a known engine; beyond that the map is cleared.
 const MOST_HOLDERS: usize = 1 << 17;
 
-/// What a pool remembers of models that its engines served, at most.
+/// Most models remembered as served.
 const SERVED_NAMES: usize = 4096;
 
-/// Prompt tokens of a typical request before any was seen.
+/// Initial prompt tokens of a typical request.
 const TYPICAL_AT_FIRST: f64 = 512.0;
 
-/// Engine metrics older than this many scrape intervals are no longer believed.
+/// Age of engine metrics, in scrape intervals, at which they are ignored.
 const STALE_AFTER: u32 = 3;
 
 impl Yard {
@@ -173,15 +173,15 @@ impl Yard {
         }
     }
 
-    /// The engines that a request for this model is kept off: others of the pool list it.
+    /// The engines to avoid for this model, because others of the pool list it.
     #[must_use]
     pub fn engines_without(&self, model: &str) -> Option<EngineList> {
         self.listed.read().without(model)
     }
 
-    /// Some engine's list of models has changed, or the engines have.
+    /// Updates the lists of models after a change.
     pub(super) fn relist(&self) {
-        // Locked first, so that of two changes the later one is what stays.
+        // Locked first, so that the later of two changes wins.
         let mut listed = self.listed.write();
         let inner = self.inner.lock();
         let engines: Vec<_> = inner.present().map(|(_, engine)| (engine.id.clone(), engine.models.clone())).collect();
@@ -189,8 +189,8 @@ impl Yard {
         *listed = Listed::of(&engines);
     }
 
-    /// Whether an attempt of which nothing has come may leave its engine, which is going away, for
-    /// another one: there is one, and the retry budget has room, of which this takes.
+    /// Whether an attempt without a response may leave its departing engine: there is another one, and the retry
+    /// budget, which is charged, has room.
     #[must_use]
     pub fn lets_depart(&self, attempts: &Attempts, at: Tick) -> bool {
         let mut inner = self.inner.lock();
@@ -198,9 +198,9 @@ impl Yard {
         attempts.may_go_on(at) && inner.has_another(attempts, at) && inner.budget.draw(at)
     }
 
-    /// An engine is going away: whoever waits for it is told.
+    /// An engine departs: attempts that wait for it are woken.
     pub fn departs(&self, engine: &EngineId) {
-        // Outside of the lock: tasks are woken.
+        // Outside of the lock, because tasks are woken.
         let signals = self.with_engine(engine, |engine| Arc::clone(&engine.signals));
         if let Some(signals) = signals {
             signals.goes_away();
@@ -213,7 +213,7 @@ impl Yard {
         inner.engines[place].as_mut().map(note)
     }
 
-    /// What there is to show; `None` of a pool that went long ago.
+    /// The pool's status; `None` if it was removed long ago.
     pub(super) fn view(&self, at: Tick) -> Option<PoolView> {
         let mut inner = self.inner.lock();
         if inner.is_forgotten(at) {
@@ -246,7 +246,7 @@ fn show(engine: &Engine, retired: Option<Tick>, at: Tick) -> EngineView {
     }
 }
 
-/// What an engine of this rank is compared by.
+/// The sort key of an engine at this rank.
 fn key_of(engine: &mut Engine, rank: Rank, balance: &Balance, typical: f64, at: Tick) -> Key {
     match rank {
         Rank::Out => Key::OUT,
@@ -298,7 +298,7 @@ impl Inner {
             engine.rejoin(address, at);
             return;
         }
-        // The first engines of a pool start together; one that joins others starts slowly.
+        // The initial engines start together; one that joins later warms up.
         let engine = Engine::new(address, (!starts_empty).then_some(at));
         let place = match self.engines.iter().position(Option::is_none) {
             Some(free) => free,
@@ -316,7 +316,7 @@ impl Inner {
         taken.filter(|(_, engine)| engine.left.is_none())
     }
 
-    /// Frees the places of engines that left long ago and have nothing to finish.
+    /// Frees slots of engines removed long ago that have finished.
     fn forget_the_long_gone(&mut self, at: Tick) {
         for place in 0..self.engines.len() {
             let gone =
@@ -335,7 +335,7 @@ impl Inner {
         !busy && self.retired.is_some_and(|retired| at - retired >= REMEMBERED)
     }
 
-    /// Looks again at engines whose time has come: cooled down, breaker over, warmer, stale.
+    /// Re-evaluates engines that are due: cooled down, breaker time over, warmer, stale report.
     pub fn wake(&mut self, at: Tick) {
         while let Some(&Reverse((due, place))) = self.wakes.peek() {
             if due > at {
@@ -346,7 +346,7 @@ impl Inner {
         }
     }
 
-    /// Computes an engine's key anew, and when it will change by time alone.
+    /// Recomputes an engine's key, and when it changes with time alone.
     fn rekey(&mut self, place: usize, at: Tick) {
         let gateways = self.shared.gateways();
         let key = match self.engines.get_mut(place).and_then(Option::as_mut) {
@@ -373,7 +373,7 @@ impl Inner {
         self.tree.set(place, key);
     }
 
-    /// Only the load changed: no look at the clock is needed.
+    /// Recomputes the load only, without reading the clock.
     fn reweigh(&mut self, place: usize) {
         let key = self.tree.key(place);
         if matches!(key.rank, Rank::Free | Rank::Full)
@@ -390,8 +390,8 @@ impl Inner {
         }
     }
 
-    /// The seats that this gateway has in the pool; `None`: as many as it likes. One at least,
-    /// or nobody would learn that no engine takes anything.
+    /// This gateway's seats in the pool; `None` means unlimited. At least one, so that an unavailable pool is
+    /// tried.
     pub fn seats(&mut self, at: Tick) -> Option<usize> {
         self.wake(at);
         let gateways = match self.settings.concurrency {
@@ -406,9 +406,9 @@ impl Inner {
         Some(usize::try_from((seats / gateways + lent).max(1)).unwrap_or(usize::MAX))
     }
 
-    /// How fast prompts may go to the engines, by what was learned of them. Their seats under `auto`
-    /// follow, and how they compare. `None`: nobody queues here, too little was learned, or no class
-    /// promises anything.
+    /// The prefill pace from what was learned of the engines; also updates seats under `auto` and compares
+    /// engines. `None` if nothing queues here, too little was learned, or no class has an
+    /// objective.
     pub fn keep_pace(&mut self, at: Tick) -> Option<PrefillPace> {
         let target = self.paces.least(at).or_else(|| self.promised.pace_at_first());
         let (mut known, mut sum) = (0u32, PrefillPace::default());
@@ -417,8 +417,8 @@ impl Inner {
         let (most, least) = (within(PREFILL_AHEAD), within(LEAST_AHEAD).min(LEAST_AHEAD.1));
         for engine in self.engines.iter_mut().flatten().filter(|engine| engine.left.is_none()) {
             let Some((step, speed)) = engine.keep_pace(target, &self.common) else { continue };
-            // A small token budget keeps an engine from spending all its time on prefill: then its steps
-            // allow more than it can do.
+            // A small token budget bounds the prefill speed: the step time then allows more than the engine can
+            // do.
             let allowed = 1.0 / step.per_prompt_token.max(1e-7);
             let tokens = allowed.min(speed);
             let share = target.map_or(1.0, |pace| seats::prefill_share(&step, pace, engine.counters.running()));
@@ -439,7 +439,7 @@ impl Inner {
             return None;
         }
         let each = f64::from(known);
-        // Those of which nothing is known yet are taken to be like the others.
+        // Engines without data are assumed to be like the others.
         let scale = self.present().count() as f64 / each;
         Some(PrefillPace {
             per_second: target.map_or(f64::INFINITY, |_| sum.per_second * scale),
@@ -451,11 +451,10 @@ impl Inner {
         })
     }
 
-    /// How slow engines are, compared with the quickest: by the steps that they would make in the batch
-    /// and with the prompts of all lately, and by the time to the first token of a typical request with no
-    /// other ahead of it, whichever is slower. Within the error of what was learned they are equal, and what no
-    /// answer has agreed with lately says little: one that is not asked is soon as the quickest, and stays so as
-    /// long as its answers are not what was expected.
+    /// Slowness of engines relative to the fastest: by step time in the recent mix, and by TTFT of a typical
+    /// request without others ahead, whichever is slower. Differences within the model's error count as equal,
+    /// and old knowledge counts less: an unused engine soon looks as fast as the fastest, until its responses
+    /// disagree.
     fn compare(&mut self, at: Tick) {
         let present = || self.engines.iter().flatten().filter(|engine| engine.left.is_none());
         let count = (present().count() as f64).max(1.0);
@@ -487,8 +486,8 @@ impl Inner {
         best
     }
 
-    /// The best place for a request: the engine that its key belongs to, else the one that would have the
-    /// least to do if it came there, what its cache holds of the prompt left out.
+    /// The best slot for a request: the engine of its affinity key, else the one with the least load including
+    /// the uncached part of its prompt.
     pub fn best_for(&mut self, want: &Want, blocks: &[u64], tried: &[EngineId]) -> Option<usize> {
         let home = if want.key == 0 { None } else { self.home(want.key, tried) };
         if home.is_some() {
@@ -503,7 +502,7 @@ impl Inner {
             let engine = self.engines.get(place).and_then(Option::as_ref);
             place != best
                 && self.tree.key(place).rank == Rank::Free
-                // What a slow engine has cached is no reason to wait for its tokens.
+                // A slow engine's cache does not make up for its slow tokens.
                 && engine.is_some_and(|engine| !tried.contains(&engine.id) && engine.slowness <= 1.0)
         });
         let load = |place: usize| {
@@ -514,13 +513,13 @@ impl Inner {
         Some(holder.filter(|&holder| load(holder) < load(best)).unwrap_or(best))
     }
 
-    /// The engine that was last given the longest known beginning of a prompt.
+    /// The engine that was last given the longest known prefix.
     fn holder_of(&self, blocks: &[u64]) -> Option<usize> {
         let known = blocks.partition_point(|block| self.holders.contains_key(block));
         blocks[..known].last().and_then(|block| self.holders.get(block)).map(|&place| place as usize)
     }
 
-    /// An engine has computed a prompt.
+    /// Records that an engine has computed a prompt.
     pub fn note_prefix(&mut self, place: usize, blocks: &[u64], rest: Tokens, at: Tick) {
         let Some(engine) = self.engines[place].as_mut() else { return };
         engine.prefixes.note(blocks, at);
@@ -531,8 +530,8 @@ impl Inner {
         self.holders.extend(blocks.iter().map(|block| (*block, place as u32)));
     }
 
-    /// What the end of an answer tells of its engine's cache: the tokens that were expected there, those
-    /// that its usage told, and the times to the first token with them, without them, and as it was.
+    /// Learns from a response about its engine's cache: expected and reported cached tokens, and the first
+    /// token's expected times with and without them, and its actual time.
     pub fn learned_prefix(
         &mut self,
         place: usize,
@@ -550,15 +549,15 @@ impl Inner {
         }
     }
 
-    /// Prompt tokens that have to be computed at the engine that holds most of a prompt.
+    /// Prompt tokens to be computed at the engine that holds most of a prompt.
     pub fn uncached(&self, prompt: Tokens, blocks: &[u64]) -> Tokens {
         let holder = self.holder_of(blocks).and_then(|place| self.engines[place].as_ref());
         prompt.less(holder.map_or(Tokens::ZERO, |engine| engine.cached(prompt, blocks)))
     }
 
-    /// The engine that a key belongs to, among those that take requests and are not loaded
-    /// beyond the bound (see [`affinity`]); a lower bound holds for one that warms up or whose
-    /// cache is nearly full.
+    /// The engine of a key among available ones within the load bound (see [`affinity`]), which is lower while
+    /// an engine warms up or its cache is nearly
+    /// full.
     fn home(&self, key: u64, tried: &[EngineId]) -> Option<usize> {
         let free = || {
             let taken = self.engines.iter().enumerate().filter_map(|(place, engine)| Some((place, engine.as_ref()?)));
@@ -571,8 +570,8 @@ impl Inner {
         able.max_by_key(|(_, engine)| affinity::weight(engine.name_key, key)).map(|(place, _)| place)
     }
 
-    /// What a request of this size would see at the best engine: as things are there now, or, where it
-    /// will wait in a queue before, with no prompt ahead of its own.
+    /// Predicted latency at the best engine: under current conditions, or, for a request that will queue
+    /// first, without other prompts ahead.
     pub fn predict(&mut self, size: Size, unhindered: bool, at: Tick) -> Option<Prediction> {
         self.wake(at);
         let engine = self.engines[self.tree.best(0)?].as_mut()?;
@@ -581,8 +580,8 @@ impl Inner {
         if unhindered { latency.predict_unhindered(&situation) } else { latency.predict(&situation) }
     }
 
-    /// An answer of a class with thresholds ended, dispatched when it had waited for `spent`: the paces
-    /// follow.
+    /// Updates the paces with the response of a class with thresholds, dispatched after waiting for
+    /// `spent`.
     pub fn note_outcome(&mut self, lesson: &Lesson, aims: &Aims, whole: Option<Duration>, spent: Duration, at: Tick) {
         let attainment = self.promised.attainment;
         if let (Some(limit), Some(took)) = (aims.tpot, lesson.tpot) {
@@ -590,8 +589,8 @@ impl Inner {
         }
         let Some((limit, took)) = whole.zip(lesson.e2e) else { return };
         self.lengths.note(limit, lesson.further);
-        // An answer that waited for long says nothing about the pace, and so does one that is longer than
-        // the pace is for.
+        // A response that waited long says nothing about the pace, nor does one longer than the pace is meant
+        // for.
         if let Some(length) = self.lengths.of(limit, seats::MOST_ANSWERS)
             && spent * 4 <= limit
             && lesson.further <= length
@@ -600,7 +599,7 @@ impl Inner {
         }
     }
 
-    /// Whether requests wait in front of this pool, because it has a limit.
+    /// Whether requests queue for this pool, because it has a limit.
     pub fn queues(&self) -> bool {
         self.settings.concurrency != Concurrency::Unlimited
     }
@@ -629,7 +628,7 @@ impl Inner {
         let Some(engine) = self.engines[place].as_mut() else { return false };
         engine.last_turn = turn;
         let tries = engine.begin(size, at);
-        // Whoever asks has looked at what changes by time (`wake`).
+        // The caller has applied changes with time (`wake`).
         match tries {
             true => self.rekey(place, at),
             false => self.reweigh(place),
@@ -637,7 +636,7 @@ impl Inner {
         tries
     }
 
-    /// The first token of a prompt came: what the engine had run until then.
+    /// Records a first token; returns the engine's counters.
     pub fn first_token(&mut self, place: usize, prompt: Tokens, at: Tick) -> Option<Reading> {
         let engine = self.engines[place].as_mut()?;
         let reading = engine.first_token(prompt, at);
@@ -645,13 +644,13 @@ impl Inner {
         Some(reading)
     }
 
-    /// What an engine has run until now.
+    /// The engine's counters now.
     pub fn read_counters(&mut self, place: usize, at: Tick) -> Option<Reading> {
         let engine = self.engines[place].as_mut()?;
         Some(engine.counters.read(at))
     }
 
-    /// A request left an engine. `decoding`: its first token had come.
+    /// Records that a request left an engine. `decoding`: it had its first token.
     pub fn end(&mut self, place: usize, left: Size, decoding: bool, tried: bool) {
         let Some(engine) = self.engines[place].as_mut() else { return };
         engine.lighten(left);
@@ -661,7 +660,7 @@ impl Inner {
         engine.requests = engine.requests.saturating_sub(1);
         if tried && engine.breaker.is_trying() {
             engine.breaker.inconclusive();
-            // Whoever asks next looks at this engine again.
+            // Re-evaluated at the next use.
             self.wakes.push(Reverse((Tick::ZERO, place)));
         }
         self.reweigh(place);
@@ -698,7 +697,7 @@ impl Inner {
         if let Some(engine) = self.engines[place].as_mut() {
             engine.reported(report, until);
         }
-        // Nobody else may come that would take out what is due.
+        // No other request may come that would apply what is due.
         self.wake(at);
         self.wakes.push(Reverse((until, place)));
         self.rekey(place, at);
@@ -710,7 +709,7 @@ impl Inner {
         (0..self.engines.len()).filter(|&place| self.tree.key(place).rank != Rank::Out).count()
     }
 
-    /// The best place; equals are parted by chance.
+    /// The best slot; ties at random.
     fn pick(&mut self) -> Option<usize> {
         let drawn = self.draw();
         self.tree.best(drawn)

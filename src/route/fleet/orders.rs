@@ -1,4 +1,4 @@
-//! The fleet under many orders of its steps ([`crate::locks`]).
+//! The fleet under many interleavings ([`crate::locks`]).
 
 use std::rc::Rc;
 

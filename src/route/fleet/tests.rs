@@ -1,4 +1,4 @@
-//! Choosing, health and the books of work.
+//! Choice, health and accounting of work.
 
 use std::collections::HashSet;
 
@@ -71,7 +71,7 @@ impl Bench {
         views.into_iter().find(|view| view.engine == engine(name)).unwrap().state
     }
 
-    /// How `count` requests spread that are held until all are placed.
+    /// Distribution of `count` concurrent requests.
     fn spread(&self, count: usize, at: Tick) -> (HashMap<String, usize>, Vec<Choice>) {
         let choices: Vec<_> = (0..count).map(|_| self.choose(at).unwrap()).collect();
         let mut spread = HashMap::new();
@@ -140,7 +140,7 @@ fn what_others_send_to_an_engine_is_seen_in_its_report() {
     let (spread, held) = bench.spread(8, ms(2));
     assert_eq!(spread["b:1"], 8, "those that wait there have whole prompts ahead of ours");
     drop(held);
-    // Three intervals later nobody believes it any more.
+    // Three intervals later the report is ignored.
     let (spread, _held) = bench.spread(4, ms(6_001));
     assert_eq!(spread["b:1"], 2);
 }
@@ -322,7 +322,7 @@ fn an_open_breaker_takes_nothing_and_then_one_request() {
     assert_eq!(bench.spread(3, ms(5_007)).0["a:1"], 3);
 }
 
-/// C112: a breaker sends traffic elsewhere and never away.
+/// C112: a breaker diverts traffic and never drops it.
 #[test]
 fn where_breakers_are_all_that_holds_engines_back_requests_pass_them_in_the_usual_order() {
     let limits = BreakerLimits { faults: 1, ..BreakerLimits::default() };
@@ -345,7 +345,7 @@ fn where_breakers_are_all_that_holds_engines_back_requests_pass_them_in_the_usua
     let at = |name: &str| held.iter().filter(|choice| choice.engine == engine(name)).count();
     assert_eq!((at("a"), at("b"), at("c")), (3, 3, 0), "by work, and never to one that is down");
     assert_eq!(bench.state("a", ms(10)), EngineState::BreakerOpen);
-    // A fault says nothing new; a good answer closes the breaker, and all goes there.
+    // Another fault changes nothing; a success closes the breaker, and all requests go there.
     bench.effect(Effect::Fault(engine("b")), ms(11));
     bench.effect(Effect::Well(engine("a")), ms(12));
     drop(held);
@@ -626,13 +626,13 @@ fn with_the_other_engine_down_the_only_one_left_is_asked_again() {
     assert_eq!(second.engine, engine("a"));
 }
 
-/// Twenty seconds in which engines get two requests each at once, of which they compute one prompt after
-/// the other. They need so many milliseconds per thousand prompt tokens, and a twentieth of that for a step.
+/// Twenty seconds in which engines get two requests each at once and prefill them one after the other, at
+/// this many milliseconds per thousand prompt tokens; a step takes a twentieth of that.
 fn teach(bench: &Bench, speeds: &[(&str, u64)], rounds: std::ops::Range<u64>) {
     for round in rounds {
         let at = ms(20_000 * round);
         let size = tokens(500 + round * 37 % 1_000, 100);
-        // All are asked by turns, whatever the gateway thinks of them.
+        // All engines in turn, whatever the ranking.
         let mut held = Vec::new();
         for _ in 0..2 {
             let mut attempts = bench.attempts();
@@ -670,7 +670,7 @@ fn seats_of(bench: &Bench, name: &str, at: Tick) -> u32 {
     views.iter().find(|view| view.engine == engine(name)).unwrap().seats.unwrap()
 }
 
-/// Within a tenth.
+/// Within 10 %.
 fn near(is: f64, ought: f64) -> bool {
     (is / ought).ln().abs() < 0.1
 }
@@ -711,12 +711,12 @@ fn prompts_come_as_fast_as_the_steps_of_the_engines_leave_time_for_them() {
         hold(&bench, Some(1_000), Some(tpot));
         bench.fleet.keep_pace(&id(), at).unwrap().per_second
     };
-    // A step takes 8 ms, with one sequence or two; at first nine tenths of the promise are asked.
+    // A step takes 8 ms with one or two sequences; the initial pace is 90 % of the objective.
     let (lax, strict, out_of_reach) = (per_second(1_000), per_second(16), per_second(1));
     assert!(near(lax, 0.95 * 2.0 * 6_250.0), "nearly all that they can: {lax}");
     assert!(strict < 0.6 * lax && strict > 0.3 * lax, "{strict} of {lax}");
     assert!(out_of_reach > 0.1 * lax, "an engine that cannot keep it alone goes on: {out_of_reach}");
-    // An engine of which nothing is known counts as the others.
+    // An unknown engine counts like the others.
     bench.fleet.follow(&[Arc::new(Pool { concurrency: Concurrency::Auto, ..pool(&["a", "b", "new"]) })], at);
     assert!(near(per_second(1_000), 1.5 * lax));
     bench.fleet.follow(&[Arc::new(Pool { concurrency: Concurrency::Auto, ..pool(&["a"]) })], at);
@@ -736,7 +736,7 @@ fn outcomes_correct_the_pace_within_bounds() {
         choice.work.first_token(at + Duration::from_millis(10));
         let each = Duration::from_millis(tpot);
         let end = at + 50 * each + Duration::from_millis(10);
-        // Judged, and no more: what is learned of its steps is not what is tried here.
+        // Judged only; learning of steps is not tested here.
         choice.work.learned(&Lesson { ttft: None, tpot: Some(each), e2e: None, further: 50, cached: None }, end);
         bench.fleet.keep_pace(&id(), end).unwrap().per_second
     };
@@ -750,7 +750,7 @@ fn outcomes_correct_the_pace_within_bounds() {
 #[test]
 fn seats_are_as_many_as_the_steps_of_each_engine_allow_and_stay_within_the_bounds_of_the_pool() {
     let bench = auto(&["slow", "quick"]);
-    // Steps of 40 and of 16 ms, and the first guess of a fifth of a millisecond for a sequence more.
+    // Steps of 40 and 16 ms, and the default of 0.2 ms per additional sequence.
     teach(&bench, &[("slow", 800), ("quick", 320)], 0..100);
     let at = ms(2_000_000);
     hold(&bench, None, Some(60));
@@ -793,7 +793,7 @@ fn a_full_cache_takes_seats_and_what_came_in_the_place_of_the_engine_has_them_ag
     let bench = auto(&["a"]);
     let report =
         |usage, waiting| Report { kv_usage: Some(usage), running: Some(20.0), waiting: Some(waiting), asleep: false };
-    // What it has running is ours.
+    // Its running sequences are all ours.
     let held: Vec<_> = (0..20).map(|_| bench.choose(ms(0))).collect();
     bench.fleet.reported(&id(), &engine("a"), report(0.99, 4.0), ms(0));
     assert_eq!(seats_of(&bench, "a", ms(1)), 18);
@@ -814,7 +814,7 @@ fn c106_the_batch_of_a_quiet_moment_takes_no_seats() {
     let _ = bench.fleet.keep_pace(&id(), ms(2_000_000));
     let before = bench.fleet.seats(&id(), ms(2_000_000)).unwrap();
     assert!(before > 100, "{before}");
-    // Half an hour of one answer every ten seconds; one in thirty stands still for a while and is late.
+    // Half an hour with a response every ten seconds; one in thirty stalls and is late.
     for quiet in 0..180 {
         let at = ms(2_000_000 + 10_000 * quiet);
         let aims = Aims { tpot: Some(Duration::from_millis(60)), ..Aims::NONE };
@@ -859,8 +859,8 @@ fn a_slow_engine_is_asked_for_less_and_one_of_which_little_is_known_is_as_the_qu
     assert!(spread["slow:1"] < spread["new:1"] * 2 / 3, "{spread:?}");
 }
 
-/// Two equal engines of which one was three times as slow for a while, and then requests one after the
-/// other: how many of each minute's go to it.
+/// Two equal engines of which one was three times slower for a while, then sequential requests: its share
+/// per minute.
 #[test]
 fn c108_an_engine_that_was_slow_once_is_asked_again_within_two_minutes() {
     let bench = auto(&["a", "b"]);
@@ -1014,7 +1014,7 @@ fn a_full_engine_and_one_that_warms_up_take_fewer_of_their_keys() {
 #[derive(Clone, Debug)]
 enum Act {
     Choose(u64, u64),
-    /// With a key, and something promised.
+    /// With an affinity key and a target.
     ChooseFor(u64, u64),
     Drop(usize),
     Learn(usize, u64),
@@ -1108,7 +1108,7 @@ proptest! {
             let up = engines.iter().filter(|view| view.state == EngineState::Up).count();
             let seats = bench.fleet.seats(&id(), at).unwrap();
             let most = if finds { 1024 } else { 3 };
-            // With none up, those that only their breakers keep out give their seats.
+            // If none is up, those excluded by breakers alone contribute their seats.
             let give = if up == 0 { engines.len().max(1) } else { up };
             prop_assert!((up.max(1)..=most * give).contains(&seats), "{seats} seats, {up} up");
         }

@@ -1,5 +1,5 @@
-//! One GET to an engine, on a connection of its own: whether the engine still accepts one is part of
-//! every question.
+//! One GET to an engine on its own connection, because whether the engine accepts one is part of the
+//! question.
 
 use std::error::Error as _;
 use std::io;
@@ -22,28 +22,28 @@ use crate::route::settings::{EngineAddress, Pool, Scheme};
 
 const LONGEST_HEAD: usize = 64 * 1024;
 
-/// What it takes to ask engines.
+/// What a probe needs.
 #[derive(Clone)]
 pub(super) struct Asking {
     pub dial: Arc<dyn Dial>,
     pub clock: Clock,
 }
 
-/// Why there is no answer.
+/// Why a probe failed.
 pub(super) enum Failed {
     /// No connection.
     Dial(io::Error),
-    /// A connection, and then no HTTP.
+    /// No HTTP on the connection.
     Http(hyper::Error),
-    /// Another status than one that is of use.
+    /// An unusable status.
     Status(StatusCode),
-    /// It says nothing.
+    /// Nothing usable in the response.
     Useless,
-    /// It took too long.
+    /// Timed out.
     Late(Duration),
 }
 
-/// An answer, and the connection it comes on.
+/// A response with its connection.
 pub(super) struct Answer {
     pub status: StatusCode,
     body: Incoming,
@@ -51,7 +51,7 @@ pub(super) struct Answer {
 }
 
 impl Asking {
-    /// Asks with GET.
+    /// Sends a GET.
     pub async fn ask(&self, pool: &Pool, address: &EngineAddress, path: &str) -> Result<Answer, Failed> {
         let dialled = self.within(pool.connect_timeout, self.dial.dial(address, pool.roots.as_ref())).await;
         let io = dialled.unwrap_or_else(|| Err(io::ErrorKind::TimedOut.into())).map_err(Failed::Dial)?;
@@ -61,7 +61,7 @@ impl Asking {
         task.spawn(connection);
         match sender.send_request(request(pool, address, path)?).await {
             Ok(answer) => Ok(Answer { status: answer.status(), body: answer.into_body(), _line: (sender, task) }),
-            // The connection ended before it took the question, and knows why.
+            // The connection failed before it took the request, and knows why.
             Err(error) if error.is_canceled() => match task.join_next().await {
                 Some(Ok(Err(why))) => Err(Failed::Http(why)),
                 _ => Err(Failed::Http(error)),
@@ -70,7 +70,7 @@ impl Asking {
         }
     }
 
-    /// Asks for a document of JSON, of no more than this length.
+    /// Gets a JSON document up to this length.
     pub async fn document<T: serde::de::DeserializeOwned>(
         &self,
         (pool, address): (&Pool, &EngineAddress),
@@ -89,7 +89,7 @@ impl Asking {
         self.within(timeout, read).await.unwrap_or(Err(Failed::Late(timeout)))
     }
 
-    /// Waits for no longer than this.
+    /// Runs work within a time limit.
     pub async fn within<T>(&self, limit: Duration, work: impl Future<Output = T>) -> Option<T> {
         tokio::select! {
             done = work => Some(done),
@@ -99,7 +99,7 @@ impl Asking {
 }
 
 impl Answer {
-    /// Reads the body piece by piece, up to `most` bytes.
+    /// Reads the body in pieces, up to `most` bytes.
     pub async fn read(mut self, most: usize, mut take: impl FnMut(&[u8])) -> Result<(), Failed> {
         let mut length = 0;
         while let Some(frame) = self.body.frame().await {
@@ -115,10 +115,10 @@ impl Answer {
 }
 
 impl Failed {
-    /// In words for an operator, with what may be wrong in the settings.
+    /// The cause in words for an operator, with possible misconfiguration.
     pub fn cause(&self, address: &EngineAddress) -> String {
         let hint = match (self, address.scheme) {
-            // What is not TLS looks like broken TLS.
+            // A plain-text response looks like broken TLS.
             (Failed::Dial(error), Scheme::Https) if error.kind() == io::ErrorKind::InvalidData => {
                 "; if it speaks plain HTTP, write http:// in the settings"
             }
@@ -142,7 +142,7 @@ impl Failed {
     }
 }
 
-/// What a connection failed of: a question that it had not taken yet is "canceled" by that.
+/// The connection's error behind a request that it cancelled.
 fn behind(error: &hyper::Error) -> &hyper::Error {
     let mut error = error;
     while let Some(why) = error.source().and_then(|why| why.downcast_ref()) {
@@ -151,7 +151,7 @@ fn behind(error: &hyper::Error) -> &hyper::Error {
     error
 }
 
-/// Whether the connection was lost, whatever was spoken on it.
+/// Whether the connection was lost, whatever the protocol.
 fn is_broken_off(error: &hyper::Error) -> bool {
     behind(error).source().is_some_and(|why| why.is::<io::Error>())
 }

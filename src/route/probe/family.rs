@@ -1,5 +1,5 @@
-//! Which addresses of a DNS name are engines: one engine that has an IPv4 and an IPv6 address is one,
-//! so of a name with both only those of one family count, the one that answers.
+//! Which addresses of a DNS name are engines. An engine with an IPv4 and an IPv6 address is one engine, so
+//! only the addresses of one family count, the one that answers.
 
 use std::net::IpAddr;
 
@@ -7,15 +7,15 @@ use super::ask::Asking;
 use crate::dial::{in_order, race};
 use crate::route::settings::{DnsName, Family, Pool};
 
-/// The family that was found to answer.
+/// The chosen family.
 #[derive(Debug, Default)]
 pub(super) struct Chosen {
     is_ipv6: Option<bool>,
 }
 
 impl Chosen {
-    /// The addresses that are engines, sorted, each once. A choice once made stays while its engines
-    /// take requests (`serves`): engines must not change their names with every look-up.
+    /// The addresses that are engines, sorted, without duplicates. A choice is kept while its engines take
+    /// requests (`serves`), because engines must not change names at every lookup.
     pub async fn of(
         &mut self,
         mut found: Vec<IpAddr>,
@@ -36,7 +36,7 @@ impl Chosen {
         found
     }
 
-    /// `None`: there is only one.
+    /// `None` if there is only one family.
     async fn that_answers(
         &mut self,
         found: &[IpAddr],
@@ -58,7 +58,7 @@ impl Chosen {
                 self.is_ipv6 = Some(address.is_ipv6());
             }
         }
-        // While neither answers: the one that nearly every engine listens on.
+        // If neither answers: IPv4, on which nearly every engine listens.
         Some(self.is_ipv6.unwrap_or(false))
     }
 }

@@ -1,6 +1,6 @@
-//! What there is to know of an engine before the first request: whether it can be reached, what it
-//! is, which models it lists, whether it takes the pool's key. Told in one line when the gateway
-//! begins to use it, and by `goodput check --probe`.
+//! What an engine is before its first request: reachable or not, kind, version, models, and whether it
+//! accepts the pool's key. Logged in one line when the gateway begins to use it, and shown by `goodput check
+//! --probe`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,48 +15,48 @@ use crate::route::ModelCard;
 use crate::route::settings::{EngineAddress, EngineKind, Engines, Pool};
 use crate::units::{EngineId, PoolId};
 
-/// Time for one answer.
+/// Time limit per question.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// A list of models may be this large.
+/// Largest list of models, bytes.
 const LONGEST_LIST: usize = 1024 * 1024;
-/// Models of one engine that are remembered.
+/// Most models kept per engine.
 const MOST_MODELS: usize = 1000;
-/// A name of a model, or a version, may be this long.
+/// Longest name of a model or version.
 const LONGEST_NAME: usize = 256;
-/// Models that a line names; the others are counted.
+/// Models named in the line; the others are counted.
 const SHOWN: usize = 5;
 
-/// What one engine says of itself.
+/// The survey of one engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Survey {
     /// Its pool.
     pub pool: PoolId,
     /// The engine.
     pub engine: EngineId,
-    /// What the settings say that it is.
+    /// Its kind in the settings.
     pub kind: &'static str,
-    /// Why it cannot be used; `None`: it can be reached, and its health is well.
+    /// Why it cannot be used; `None` if reachable and healthy.
     pub trouble: Option<String>,
-    /// Its own word for its version.
+    /// Its reported version.
     pub version: Option<String>,
-    /// The models that it lists; `None`: it gives no list.
+    /// Its models; `None` if it gives no list.
     pub models: Option<Vec<Arc<str>>>,
-    /// Whether it takes the pool's key.
+    /// Whether it accepts the pool's key.
     pub key: KeyState,
-    /// The settings say that it schedules by priority.
+    /// Whether the settings say that it schedules by priority.
     pub priority_scheduling: bool,
 }
 
-/// What an engine says to the pool's key.
+/// An engine's response to the pool's key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyState {
-    /// It answers with the key that the pool has.
+    /// It accepts the pool's key.
     Accepted,
-    /// It answers, and the pool has none.
+    /// It responds although the pool has no key.
     NotNeeded,
-    /// It refuses the key, or wants one.
+    /// It rejects the key, or requires one.
     Refused,
-    /// It could not be asked, or says nothing about it.
+    /// Unknown.
     Unknown,
 }
 
@@ -73,7 +73,7 @@ impl KeyState {
     }
 }
 
-/// Asks every engine of these pools, all at one time.
+/// Surveys every engine of these pools concurrently.
 pub async fn survey(pools: &[Arc<Pool>], dial: Arc<dyn Dial>, clock: Clock) -> Vec<Survey> {
     let asking = Asking { dial, clock };
     let of_pool = async |pool: &Arc<Pool>| {
@@ -101,7 +101,7 @@ pub async fn survey(pools: &[Arc<Pool>], dial: Arc<dyn Dial>, clock: Clock) -> V
 }
 
 impl Survey {
-    /// Asks one engine the rest, which has `listed` these models or not.
+    /// Asks one engine for the rest, with the list of models at hand.
     pub(super) async fn of(
         asking: &Asking,
         pool: &Pool,
@@ -132,13 +132,13 @@ impl Survey {
         }
     }
 
-    /// Whether requests could be served.
+    /// Whether it can serve requests.
     #[must_use]
     pub fn is_well(&self) -> bool {
         self.trouble.is_none() && self.key != KeyState::Refused
     }
 
-    /// Its models in a few words.
+    /// Its models, abbreviated.
     #[must_use]
     pub fn models_shown(&self) -> String {
         let Some(models) = &self.models else { return "not told".to_owned() };
@@ -150,7 +150,7 @@ impl Survey {
         }
     }
 
-    /// The line in the log.
+    /// Logs the line.
     pub(super) fn tell(&self) {
         let Survey { pool, engine, kind, version, priority_scheduling, .. } = self;
         let (models, key) = (self.models_shown(), self.key.as_str());
@@ -170,7 +170,7 @@ impl Survey {
     }
 }
 
-/// Why an engine cannot be used; where its health is not asked, whether it can be reached.
+/// Why an engine cannot be used; without a health check, whether it is reachable.
 async fn trouble(asking: &Asking, pool: &Pool, address: &EngineAddress) -> Option<String> {
     let (path, timeout) = match &pool.health {
         Some(health) => (&*health.path, health.timeout),
@@ -186,7 +186,7 @@ async fn trouble(asking: &Asking, pool: &Pool, address: &EngineAddress) -> Optio
     }
 }
 
-/// The models that an engine lists.
+/// The models listed by an engine.
 pub(super) async fn models(
     asking: &Asking,
     pool: &Pool,
@@ -198,7 +198,7 @@ pub(super) async fn models(
     Ok(models.take(MOST_MODELS).map(|(name, card)| (Arc::from(name), card)).collect())
 }
 
-/// Where each kind of engine tells its version.
+/// Where each kind of engine reports its version.
 async fn version(asking: &Asking, pool: &Pool, address: &EngineAddress) -> Option<String> {
     let path = match pool.kind {
         EngineKind::Vllm => "/version",

@@ -1,4 +1,4 @@
-//! Looks at imaginary engines, in virtual time.
+//! Probes of simulated engines, in virtual time.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -12,7 +12,7 @@ use crate::route::settings::{DnsName, Family, Health};
 use crate::route::{EngineState, EngineView, Size};
 use crate::units::Tick;
 
-/// Answers by path; a path without an answer stays unanswered.
+/// Responses by path; other paths are not answered.
 #[derive(Clone, Default)]
 struct Script(Arc<Mutex<BTreeMap<&'static str, (u16, String)>>>, Arc<Mutex<Vec<String>>>);
 
@@ -195,7 +195,7 @@ async fn an_engine_that_only_answers_late_stays_while_requests_succeed() {
         bench.fleet.succeeded(&"p".into(), &mut attempts, super::super::retry::Injection::None, bench.clock.now());
         drop(choice);
     }
-    // No request succeeds any more: three checks of two seconds each, and it is out.
+    // No request succeeds any more; after three checks of two seconds each it is out.
     bench.until(40.0).await;
     assert_eq!(bench.state(), EngineState::Down);
 }
@@ -333,7 +333,7 @@ async fn looks_are_spread() {
     assert!((95..=106).contains(&checks), "{checks}");
 }
 
-/// C81: what an engine answers to requests is as good as a health check.
+/// C81: a response to a request is as good as a health check.
 #[tokio::test(start_paused = true)]
 async fn an_engine_whose_tokens_come_is_not_taken_out_by_a_health_that_is_silent() {
     let mut bench = Bench::new();
@@ -386,8 +386,8 @@ async fn an_adapter_is_known_a_second_after_it_was_loaded_where_there_is_a_choic
     assert_eq!(bench.fleet.all_models(&"p".into()).unwrap().len(), 2);
 }
 
-/// C83, where an engine's name has several addresses: the health check goes on to the next as the
-/// requests do.
+/// C83, with several addresses of an engine's name: health checks try the next address as requests
+/// do.
 #[tokio::test(start_paused = true)]
 async fn a_name_whose_first_address_is_dead_is_well_and_its_second_is_remembered() {
     let mut bench = Bench::new();
@@ -425,7 +425,7 @@ async fn of_a_name_with_both_families_the_one_that_answers_is_the_engine() {
         bench.follow(dns_pool());
         bench.until(1.0).await;
         assert_eq!(names(&bench), [engine]);
-        // It stays, whatever order the name server tells them in, and whoever else listens.
+        // It is kept whatever the order of addresses, and whoever else listens.
         let other = if listens == v4 { "[fd00::1]:80" } else { "10.0.0.1:80" };
         bench.engine(other, &Script::well());
         bench.network.name("svc", &[v4, v6]);
@@ -506,7 +506,7 @@ async fn the_cause_behind_an_engine_that_cannot_be_asked_says_what_may_be_wrong(
     let cause = garbled().cause(&address(Scheme::Https));
     assert_eq!(cause, "no connection: corrupt message; if it speaks plain HTTP, write http:// in the settings");
     assert!(!garbled().cause(&address(Scheme::Http)).contains("http://"));
-    // One that speaks TLS answers a plain request with an alert.
+    // A TLS server responds to a plain request with an alert.
     let bench = Bench::new();
     let mut listener = bench.network.listen("e:8000");
     let engine = tokio::spawn(async move {

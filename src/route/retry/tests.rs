@@ -1,4 +1,4 @@
-//! The table of retries, row by row.
+//! The retry table, row by row.
 
 use proptest::prelude::*;
 
@@ -56,7 +56,7 @@ fn a_stale_line_gives_one_more_try_on_a_fresh_one_and_counts_for_nothing() {
     let mut case = case_of(Retries { floor_per_10s: 0, ..Retries::default() });
     assert_eq!(case.next(Happened::StaleLine, Rest::Others), (Next::SameFresh, vec![]));
     assert_eq!(case.attempts.count(), 1);
-    // A second time it is a failure of the engine.
+    // A second time it is the engine's failure.
     assert_eq!(case.next(Happened::StaleLine, Rest::Others), (Next::GiveUp, vec![fault("a")]));
 }
 
@@ -115,7 +115,7 @@ fn after_push_back_other_engines_are_asked_without_breaker_effect() {
         assert_eq!(case.next(PUSH_BACK, Rest::Others), (Next::Another, vec![cool(&engine, 1_000)]));
         case.begin(next);
     }
-    // Three further tries and no more; the last answer is relayed.
+    // At most three further attempts; then the last response is relayed.
     assert_eq!(case.next(PUSH_BACK, Rest::Others), (Next::Relay, vec![cool("d", 1_000)]));
 }
 
@@ -272,7 +272,7 @@ fn statuses_are_read_by_the_table() {
 #[test]
 fn an_attempt_whose_engine_departs_goes_on_and_holds_nothing_against_it() {
     let mut case = case_of(Retries { floor_per_10s: 0, after_fault: 0, ..Retries::default() });
-    // Whoever says so has drawn from the budget.
+    // The caller has already charged the budget.
     assert_eq!(case.next(Happened::Departing, Rest::Others), (Next::Another, vec![]));
     case.begin("b");
     assert_eq!(case.next(Happened::Departing, Rest::Nobody), (Next::GiveUp, vec![]), "into a further pool, if at all");
@@ -378,7 +378,7 @@ fn retry_after_is_read_as_seconds_or_as_a_date() {
     assert_eq!(read("1.5"), Some(Duration::from_millis(1_500)));
     assert_eq!(read("Sun, 06 Nov 1994 08:49:37 GMT"), Some(Duration::from_secs(7)));
     assert_eq!(read("Sat, 06 Nov 1993 08:49:37 GMT"), Some(Duration::ZERO));
-    // C93: the older two forms; a year in two digits is never more than fifty years ahead.
+    // C93: the two older formats; a two-digit year is never more than fifty years ahead.
     assert_eq!(read("Sunday, 06-Nov-94 08:49:37 GMT"), Some(Duration::from_secs(7)));
     assert_eq!(read("Sun Nov  6 08:49:37 1994"), Some(Duration::from_secs(7)));
     assert_eq!(read("Saturday, 06-Nov-93 08:49:37 GMT"), Some(Duration::ZERO));
@@ -416,7 +416,7 @@ fn anything() -> impl Strategy<Value = Happened> {
 }
 
 proptest! {
-    /// Whatever engines do, a request ends: with default limits after a bounded number of tries.
+    /// Whatever engines do, a request ends after a bounded number of attempts.
     #[test]
     fn attempts_always_end(happenings in proptest::collection::vec(anything(), 64), alone in any::<bool>()) {
         let mut case = case();

@@ -1,8 +1,8 @@
-//! The panic threshold: where breakers are all that keeps a route's requests from its engines,
-//! they let requests through, in the usual order. A breaker sends traffic elsewhere and never away.
+//! Panic threshold: if breakers alone exclude all engines of a route, requests pass them in the usual order,
+//! because a breaker may divert traffic but must not drop it.
 //!
-//! The first request through an open breaker is its try: its result, or that of any request after
-//! it, closes the breaker or opens it anew.
+//! The first request through an open breaker is its trial: its result, or that of any later request, closes
+//! the breaker or opens it again.
 
 use super::{Inner, Key, key_of};
 use crate::route::fleet::Want;
@@ -10,8 +10,8 @@ use crate::route::retry::Attempts;
 use crate::units::Tick;
 
 impl Inner {
-    /// The best place for a request. Where nobody can be asked otherwise, and its attempts pass
-    /// breakers, one behind a breaker.
+    /// The best slot for a request; if none is available and its attempts bypass breakers, one behind a
+    /// breaker.
     pub fn place_for(&mut self, want: &Want, blocks: &[u64], attempts: &Attempts, at: Tick) -> Option<usize> {
         let shut = attempts.shut();
         let found = self.best_for(want, blocks, &shut);
@@ -32,7 +32,7 @@ impl Inner {
             || (attempts.passes_breakers() && self.past_breakers(at, |inner| inner.best_without(&shut)).is_some())
     }
 
-    /// The seats of engines that nothing but a breaker keeps from requests, where there are no
+    /// Seats of engines excluded by breakers alone, if there are no
     /// others.
     pub fn seats_past_breakers(&mut self, at: Tick) -> u64 {
         match self.available(at) {
@@ -41,7 +41,7 @@ impl Inner {
         }
     }
 
-    /// Looks while the engines that only a breaker holds back stand among the others.
+    /// Evaluates `look` while engines excluded by breakers alone are ranked with the others.
     fn past_breakers<T>(&mut self, at: Tick, look: impl FnOnce(&mut Self) -> Option<T>) -> Option<T> {
         let mut let_in = Vec::new();
         for place in 0..self.engines.len() {
