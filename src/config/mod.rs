@@ -1,11 +1,11 @@
-//! The settings: from a YAML file to checked, complete values, and again when it changes.
+//! Settings: from a YAML file to complete, checked values, and again when the file changes.
 //!
-//! Three steps. `tree` reads the YAML with the place of every node. `raw` walks it into blocks
-//! of optional values: what the file said. `check` makes [`Settings`] of them: what we will do.
-//! All problems are reported at once, each with its path, line, column and a way out; a file
-//! with any problem changes nothing. Secrets come from files or from `${NAME}` and never show
-//! in a problem. Other rooms own the types of their settings; renaming a key touches this
-//! folder only.
+//! Three steps. `tree` parses the YAML with the position of every node. `raw` walks it into blocks of
+//! optional values: what the file says. `check` turns them into [`Settings`]: what the gateway does. All
+//! problems are reported at once, each with path, line, column and a fix; a file with any problem changes
+//! nothing. Secrets come from files or `${NAME}` and never appear in a problem. Other modules own their
+//! settings types; renaming a key touches this directory
+//! only.
 
 mod check;
 mod problem;
@@ -41,53 +41,53 @@ use crate::route::Routes;
 use crate::route::settings::Pool;
 use crate::units::{ClassId, Endpoint, LengthBuckets, PoolId, Priority, TenantId};
 
-/// What the gateway does: complete and checked. One immutable value; a request keeps the one
-/// it arrived under.
+/// Complete, checked settings. Immutable; a request keeps those of its
+/// arrival.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// The listener for clients.
     pub listen: Listen,
-    /// How the gateway leaves.
+    /// Graceful shutdown.
     pub shutdown: Shutdown,
-    /// The listener for operators; `None`: `admin: off`.
+    /// The admin listener; `None`: `admin: off`.
     pub admin: Option<Admin>,
-    /// Largest event that is still read, in bytes.
+    /// Largest event that is inspected, bytes.
     pub max_event: usize,
-    /// Paths beside the generating ones whose answers are judged.
+    /// Paths judged beside the generating ones.
     pub judged_paths: Vec<Endpoint>,
-    /// GET paths that go to an engine.
+    /// GET paths relayed to an engine.
     pub engine_paths: Vec<Endpoint>,
-    /// The classes, in the order of the file.
+    /// The classes, in file order.
     pub classes: Vec<Arc<ClassSettings>>,
-    /// The class of requests that no rule fits.
+    /// The class of requests that match no rule.
     pub default_class: ClassId,
-    /// The rules that give a request its class.
+    /// Classification rules.
     pub rules: Rules,
-    /// Edges of the prompt lengths.
+    /// Edges of the prompt length buckets.
     pub buckets: LengthBuckets,
-    /// The pools, in the order of the file.
+    /// The pools, in file order.
     pub pools: Vec<Arc<Pool>>,
-    /// Which pools serve what, in order; knows the aliases too.
+    /// Routes in order, with aliases.
     pub routes: Routes,
-    /// Names that clients send, and the names that engines know. Chains are followed to the end.
+    /// Aliases: clients' names to engines' names, fully resolved.
     pub aliases: BTreeMap<String, String>,
-    /// Who may ask.
+    /// API keys.
     pub keyring: Keyring,
-    /// What each tenant may use.
+    /// Tenants and their permissions.
     pub tenants: TenantTable,
-    /// Gateways that share the engines.
+    /// Number of gateways that share the engines.
     pub replicas: u32,
-    /// Where the balances of limits live.
+    /// Where limits' balances are kept.
     pub limits_store: LimitsStore,
-    /// Where the access line goes.
+    /// Destination of the access log.
     pub access_log: AccessLog,
-    /// By which labels the metrics of requests are told apart.
+    /// Labels of request metrics.
     pub labels: MetricLabels,
-    /// A hash of the file and of every file that it refers to.
+    /// Hash of the file and every file it refers to.
     pub hash: [u8; 32],
-    /// The files that it refers to and that were read with it.
+    /// Files it refers to that were read with it.
     pub files: Vec<PathBuf>,
-    /// What is no problem but worth a look.
+    /// Remarks that are not problems.
     pub notes: Vec<Problem>,
 }
 
@@ -96,30 +96,30 @@ pub struct Settings {
 pub struct ClassSettings {
     /// Its name.
     pub id: ClassId,
-    /// Its rank where requests wait.
+    /// Its priority in queues.
     pub priority: Priority,
-    /// What it promises.
+    /// Its objectives.
     pub objectives: Objectives,
-    /// What a request's own targets may do.
+    /// How it treats a request's own targets.
     pub target_headers: TargetHeaders,
     /// Its time limits.
     pub timeouts: Timeouts,
-    /// How its requests wait.
+    /// Queue settings of its requests.
     pub queue: ClassQueue,
-    /// What is given up for it under load, in this order.
+    /// Overload levels, in order.
     pub degrade: Vec<Level>,
 }
 
-/// What one tenant may use.
+/// Settings of one tenant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TenantSettings {
     /// Its name.
     pub id: TenantId,
-    /// Its classes; `None`: all.
+    /// Classes it may use; `None` means all.
     pub classes: Option<Vec<ClassId>>,
-    /// What it may use within a time and at one time.
+    /// Its limits.
     pub limits: Limits,
-    /// What becomes of requests beyond that.
+    /// What happens to requests beyond them.
     pub when_over_limit: OverLimit,
 }
 
@@ -129,11 +129,11 @@ impl TenantSettings {
     }
 }
 
-/// All tenants, found by name.
+/// All tenants by name.
 #[derive(Clone, Debug)]
 pub struct TenantTable {
     by_name: HashMap<TenantId, TenantSettings, ahash::RandomState>,
-    /// Some of them may not use every class. Where none is held so, requests need not look.
+    /// Whether any tenant is restricted to some classes, so that others need no lookup.
     some_are_held: bool,
 }
 
@@ -144,44 +144,44 @@ impl TenantTable {
         TenantTable { by_name, some_are_held }
     }
 
-    /// The tenant of this name.
+    /// The tenant with this name.
     #[must_use]
     pub fn get(&self, tenant: &TenantId) -> Option<&TenantSettings> {
         self.by_name.get(tenant)
     }
 
-    /// Whether a tenant may use a class. It is one of the table.
+    /// Whether a tenant of this table may use a class.
     #[must_use]
     pub fn may_use(&self, tenant: &TenantId, class: &ClassId) -> bool {
         !self.some_are_held || self.get(tenant).is_some_and(|tenant| tenant.may_use(class))
     }
 
-    /// Every tenant, in no order.
+    /// All tenants, unordered.
     pub fn iter(&self) -> impl Iterator<Item = &TenantSettings> {
         self.by_name.values()
     }
 }
 
 impl Settings {
-    /// Whether answers on this path are judged.
+    /// Whether responses on this path are judged.
     #[must_use]
     pub fn judges(&self, endpoint: Endpoint) -> bool {
         endpoint.dialect().generates() || self.judged_paths.contains(&endpoint)
     }
 
-    /// The class of this name.
+    /// The class with this name.
     #[must_use]
     pub fn class(&self, id: &ClassId) -> Option<&Arc<ClassSettings>> {
         self.classes.iter().find(|class| class.id == *id)
     }
 
-    /// The pool of this name.
+    /// The pool with this name.
     #[must_use]
     pub fn pool(&self, id: &PoolId) -> Option<&Arc<Pool>> {
         self.pools.iter().find(|pool| pool.id == *id)
     }
 
-    /// Keys that differ from `other` and that a running process cannot change.
+    /// Keys that differ from `other` and need a restart.
     #[must_use]
     pub fn fixed_differences(&self, other: &Settings) -> Vec<&'static str> {
         let mut found = Vec::new();
@@ -219,15 +219,15 @@ impl Settings {
 /// Reads settings from the text of a file.
 ///
 /// # Errors
-/// All problems, in the order of the file.
+/// All problems, in file order.
 pub fn load(text: &str, surroundings: &dyn Environment) -> Result<Settings, Vec<Problem>> {
     load_with_files(text, surroundings).map_err(|unsound| unsound.problems)
 }
 
-/// Why no settings came of a text.
+/// A text without valid settings.
 struct Invalid {
     problems: Vec<Problem>,
-    /// The files that were looked at: a change of one may be what was missing.
+    /// Files that were read, because a change of one may fix it.
     files: Vec<PathBuf>,
 }
 
@@ -248,7 +248,7 @@ fn load_with_files(text: &str, surroundings: &dyn Environment) -> Result<Setting
     })
 }
 
-/// What is told of a file without a single key.
+/// The problem of a file without any key.
 fn nothing_there() -> Problem {
     let top = Location { path: "".into(), line: 1, column: 1 };
     let way_out = "write at least `slo_classes`, `default_class` and `pools`; config/minimal.yaml shows how";
@@ -264,7 +264,7 @@ pub fn schema() -> serde_json::Value {
     schema.to_value()
 }
 
-/// A hash over a file's text and the files that it refers to; one that cannot be read counts too.
+/// Hash of a file's text and the files it refers to; unreadable ones count too.
 fn fingerprint(of_text: blake3::Hash, files: &[PathBuf], surroundings: &dyn Environment) -> [u8; 32] {
     let mut hasher = blake3::Hasher::new();
     hasher.update(of_text.as_bytes());

@@ -1,32 +1,32 @@
-//! What is wrong in the settings, where, and what to do about it.
+//! Problems in the settings: what, where, and how to fix them.
 
 use std::fmt;
 use std::sync::Arc;
 
-/// Where something stands in the file.
+/// Position in the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Location {
-    /// Keys and positions from the top: `pools[0].engines[2].url`.
+    /// Path of keys and indices: `pools[0].engines[2].url`.
     pub path: Arc<str>,
-    /// Line, from 1.
+    /// Line, starting at 1.
     pub line: u64,
-    /// Column in characters, from 1.
+    /// Column in characters, starting at 1.
     pub column: u64,
 }
 
-/// One thing that is wrong. Its texts hold no secret: no key, and no value that came from a
-/// variable of the environment.
+/// One problem. Its texts contain no secret: no key, and no value of an environment
+/// variable.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct Problem {
-    /// Keys and positions from the top; empty for the file as a whole.
+    /// Path of keys and indices; empty for the file as a whole.
     pub path: Arc<str>,
-    /// Line, from 1.
+    /// Line, starting at 1.
     pub line: u64,
-    /// Column in characters, from 1.
+    /// Column in characters, starting at 1.
     pub column: u64,
     /// What is wrong.
     pub message: String,
-    /// What to do.
+    /// How to fix it.
     pub way_out: String,
 }
 
@@ -53,7 +53,7 @@ impl fmt::Display for Problem {
     }
 }
 
-/// The known word that is most like this one, if any is like it.
+/// The known word most similar to this one, if any is similar enough.
 pub(super) fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let word = word.to_lowercase();
     let near = known.into_iter().map(|other| (distance(&word, &other.to_lowercase()), other));
@@ -62,7 +62,7 @@ pub(super) fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) 
     (far <= allowed).then_some(best)
 }
 
-/// Letters to change, add, drop, or swap with their neighbour.
+/// Edit distance, counting swapped neighbours as one edit.
 fn distance(a: &str, b: &str) -> usize {
     let (a, b): (Vec<char>, Vec<char>) = (a.chars().take(80).collect(), b.chars().take(80).collect());
     let mut before: Vec<usize> = vec![0; b.len() + 1];

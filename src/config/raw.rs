@@ -1,7 +1,7 @@
-//! What the file said: every key there is, optional and unchecked.
+//! What the file says: every key, optional and unchecked.
 //!
-//! This list is the only source of keys: the walk and the JSON Schema are made from it. A
-//! default stands in the settings type that the key ends up in, and is named here for readers.
+//! The only list of keys: the walk and the JSON Schema are generated from it. Defaults are defined in the
+//! settings types, and repeated here for readers.
 
 use std::time::Duration;
 
@@ -21,41 +21,41 @@ use crate::units::Priority;
 block! {
     /// The settings of goodput.
     Root {
-        /// The listener for clients, and the limits on what they may send.
+        /// The client listener, and limits on what clients may send.
         may listen: Listen,
-        /// How the gateway leaves after SIGTERM.
+        /// Graceful shutdown after SIGTERM.
         may shutdown: Shutdown,
-        /// What is read of answers.
+        /// What is inspected of responses.
         may inspect: Inspect,
-        /// The listener for operators, or `off`.
+        /// The admin listener, or `off`.
         may admin: OrOff<Admin>,
-        /// GET paths that any engine answers and clients may ask: `/version`, `/ping`, `/load`. Default: none.
+        /// GET paths relayed to any engine: `/version`, `/ping`, `/load`. Default: none.
         may engine_paths: Vec<Located<String>>,
         /// The SLO classes, each as in its SLO document.
         must slo_classes: NonEmpty<Class>,
-        /// Upper edges of the prompt lengths `short` and `medium`, in tokens.
+        /// Upper edges of the prompt length buckets `short` and `medium`, in tokens.
         may length_buckets: Buckets,
-        /// Rules that give a request its class. The first that fits decides.
+        /// Classification rules. The first match decides.
         may classify: Vec<Rule>,
-        /// The class of requests that no rule fits.
+        /// The class of requests that match no rule.
         must default_class: Located<String>,
         /// Pools of engines.
         must pools: NonEmpty<Pool>,
-        /// Which pools serve which models and classes; the first that fits is taken. Default: every model and class, by all pools in order.
+        /// Which pools serve which models and classes; the first match applies. Default: every model and class, by all pools in order.
         may routes: NonEmpty<Route>,
-        /// Names of models.
+        /// Model names.
         may models: Models,
-        /// Who may ask. Without this key everybody is the tenant `anonymous`.
+        /// Tenants. Without this key every client is the tenant `anonymous`.
         may tenants: NonEmpty<Tenant>,
-        /// Gateways that share the engines. Default: 1.
+        /// Number of gateways that share the engines. Default: 1.
         may replicas: Located<u64>,
-        /// Where the balances of limits live: `memory`, or a store that gateways share. Default: memory.
+        /// Where the balances of limits are kept: `memory`, or a store shared by several gateways. Default: memory.
         may limits_store: LimitsStoreKind,
-        /// What is written down where.
+        /// Logs and metrics.
         may telemetry: Telemetry,
     }
 
-    /// The listener for clients, and the limits on what they may send.
+    /// The client listener, and limits on what clients may send.
     Listen {
         /// Address and port. Default: `0.0.0.0:8080`.
         may address: Located<String>,
@@ -63,60 +63,60 @@ block! {
         may tls: Tls,
         /// Largest request body, decoded. Default: 64MiB.
         may max_body: Located<SizeScalar>,
-        /// What request bodies may hold in memory together, with what is made of them. Default: 1GiB, or
-        /// `max_body` where that is more.
+        /// Memory for all request bodies together, including what is derived from them. Default: 1GiB, or
+        /// `max_body` if larger.
         may max_bodies: Located<SizeScalar>,
         /// Largest request head. Default: 64KiB.
         may max_head: Located<SizeScalar>,
         /// Most header lines of a request. Default: 100.
         may max_header_lines: Located<u64>,
-        /// For a request head: from the accepted connection, then from its first byte. Default: 10s.
+        /// Time for a request head: from the accepted connection, later from its first byte. Default: 10s.
         may header_timeout: Located<Duration>,
-        /// From a request head to the end of its body. Default: 60s.
+        /// Time from a request head to the end of its body. Default: 60s.
         may body_timeout: Located<Duration>,
         /// How long a connection without a request stays open. Default: 620s.
         may idle_timeout: Located<Duration>,
-        /// How long a client may refuse our bytes in one stretch. Default: 30s.
+        /// Longest stretch in which a client may accept no bytes. Default: 30s.
         may write_stall: Located<Duration>,
-        /// Most connections at one time. Default: 20000.
+        /// Most concurrent connections. Default: 20000.
         may max_connections: Located<u64>,
-        /// Most connections of one address at one time. Default: nine tenths of what may be open.
+        /// Most concurrent connections per client address. Default: nine tenths of what may be open.
         may max_connections_per_address: Located<u64>,
-        /// Most streams at one time on an HTTP/2 connection. Default: 250.
+        /// Most concurrent streams per HTTP/2 connection. Default: 250.
         may http2_max_streams: Located<u64>,
     }
 
-    /// The files of a TLS listener, in PEM. They are read again when they change.
+    /// PEM files of a TLS listener. They are read again when they change.
     Tls {
-        /// The certificate and the chain behind it.
+        /// The certificate and its chain.
         must certificate_file: Located<String>,
         /// Its private key.
         must private_key_file: Located<String>,
     }
 
-    /// How the gateway leaves after SIGTERM.
+    /// Graceful shutdown after SIGTERM.
     Shutdown {
-        /// From the failing readiness to the closed listener. Default: 5s.
+        /// From failing readiness to closing the listener. Default: 5s.
         may delay: Located<Duration>,
-        /// How long open requests may go on after that. Default: 60s.
+        /// Time for open requests after that. Default: 60s.
         may drain: Located<Duration>,
     }
 
-    /// What is read of answers.
+    /// What is inspected of responses.
     Inspect {
-        /// Largest event of a stream that is still read; longer ones pass unread. Default: 16MiB.
+        /// Largest event of a stream that is inspected; longer ones are only relayed. Default: 16MiB.
         may max_event: Located<SizeScalar>,
-        /// Paths other than the generating ones whose answers are judged. Default: none.
+        /// Paths judged beside the generating ones. Default: none.
         may judged_paths: Vec<Located<String>>,
     }
 
-    /// The listener for operators.
+    /// The admin listener.
     Admin {
         /// Address and port. Default: `127.0.0.1:9090`.
         may address: Located<String>,
-        /// File with the token that everything but `/livez` and `/readyz` asks for: as a bearer, or in a browser as a password. Default: none is needed.
+        /// File with the token required for everything but `/livez` and `/readyz`: as a bearer token, or in a browser as a password. Default: none is needed.
         may token_file: Located<String>,
-        /// Names under which the port is asked for where there is no token, beside `localhost`. Default: none.
+        /// Host names allowed without a token, beside `localhost`. Default: none.
         may hosts: Vec<Located<String>>,
     }
 
@@ -124,69 +124,69 @@ block! {
     Class {
         /// Its name.
         must slo_class: Located<String>,
-        /// Its rank where requests wait. Default: normal.
+        /// Priority of its requests in queues. Default: normal.
         may priority: Located<EnumWord<Priority>>,
-        /// What it promises. Default: nothing; a request is met by finishing.
+        /// Its objectives. Default: nothing; a request is met by finishing.
         may objectives: Objectives,
-        /// The share of requests on which all objectives should hold together.
+        /// Target share of requests on which all objectives hold together.
         must joint_attainment_target: Located<f64>,
-        /// The window over which the target is promised. Default: 28d.
+        /// Window of the target. Default: 28d.
         may window: Located<Duration>,
         /// The workload that the objectives were written for.
         may workload_assumption: Workload,
-        /// Which token ends the wait that TTFT measures. Default: first_token.
+        /// Which token ends TTFT. Default: first_token.
         may ttft_counts: Located<EnumWord<TtftCounts>>,
-        /// What the request headers `x-slo-ttft-ms` and `x-slo-tpot-ms` may do. Default: off.
+        /// How the request headers `x-slo-ttft-ms` and `x-slo-tpot-ms` are treated. Default: off.
         may target_headers: Located<EnumWord<TargetHeaders>>,
-        /// Output tokens to expect where a request states no cap. Default: the assumed p95, else 1024.
+        /// Expected output tokens of a request without a cap. Default: the assumed p95, else 1024.
         may default_output_tokens: Located<u64>,
         /// Gaps above this are stalls. Default: 1.
         may stall_seconds: Located<f64>,
-        /// Whether answers that do not stream are judged. Default: judged.
+        /// Whether non-streaming responses are judged. Default: judged.
         may non_streaming: Located<EnumWord<NonStreaming>>,
-        /// Whether the time in which a client lets the gateway wait for its body counts. Default: excluded.
+        /// Whether the time a client takes to send its body counts. Default: excluded.
         may upload: Located<EnumWord<UploadRule>>,
-        /// How long an answer's head may be held back for a retry. Default: 10s.
+        /// How long a response head may be held for a retry. Default: 10s.
         may hold_head: Located<Duration>,
-        /// Distance of keepalive comments once the head is out. Default: never.
+        /// Interval of keepalive comments once the head was sent. Default: never.
         may keepalive_seconds: Located<f64>,
         /// Time limits.
         may timeouts: Timeouts,
-        /// How requests of this class wait.
+        /// Queue settings of its requests.
         may queue: ClassQueue,
-        /// What is given up first under load.
+        /// Overload levels, first to last.
         may degrade: NonEmpty<Level>,
     }
 
-    /// One overload level of a class. All up to the present one are in force together.
+    /// One overload level of a class. All up to the current one are in force together.
     Level {
-        /// What it does: defer, shed_lower, reasoning_off, spill, or `{cap_output: N}`.
+        /// Its action: defer, shed_lower, reasoning_off, spill, or `{cap_output: N}`.
         must action: LevelAction,
-        /// It is entered when one of these is exceeded.
+        /// Entered when one of these is exceeded.
         must enter_when: Above,
-        /// It is left when all of these hold. Default: half of what enters it.
+        /// Left when all of these hold. Default: half of what enters it.
         may leave_when: Below,
-        /// How long nothing changes after it was entered. Default: 10s.
+        /// Shortest time after entering it before the next change. Default: 10s.
         may hold: Located<Duration>,
     }
 
-    /// Output tokens are capped.
+    /// Caps output tokens.
     CapOutput {
-        /// The most output tokens of each answer.
+        /// Most output tokens per response.
         must cap_output: Located<u64>,
     }
 
-    /// What enters a level.
+    /// Conditions that enter a level.
     Above {
-        /// How many times too fast the class used its budget of misses in the last minute.
+        /// Burn rate of the class in the last minute.
         may burn_rate_above: Located<f64>,
-        /// How long a request of the class would wait for a seat.
+        /// Expected wait for a seat of a request of the class.
         may queue_wait_above: Located<Duration>,
-        /// Requests of all classes that wait in front of its first pool; of several, the longest queue.
+        /// Requests of all classes waiting for the class's first pool; of several first pools, the longest queue.
         may queue_depth_above: Located<u64>,
     }
 
-    /// What a level is left by.
+    /// Conditions that leave a level.
     Below {
         /// Default: half of burn_rate_above.
         may burn_rate_below: Located<f64>,
@@ -196,24 +196,24 @@ block! {
         may queue_depth_below: Located<u64>,
     }
 
-    /// `max_concurrency_per_engine: auto`, within bounds.
+    /// Bounds of `max_concurrency_per_engine: auto`.
     SeatRange {
-        /// Fewest seats of an engine. Default: 1.
+        /// Fewest seats per engine. Default: 1.
         may min: Located<u64>,
-        /// Most seats of an engine. Default: 1024.
+        /// Most seats per engine. Default: 1024.
         may max: Located<u64>,
     }
 
-    /// How the requests of a class wait for a seat.
+    /// How requests of a class wait for a seat.
     ClassQueue {
-        /// How long a request may wait. 0s: it gets a free seat or none. Default: 30s, or the longest of the
+        /// Longest wait. 0s: a free seat or none. Default: 30s, or the longest of the
         /// class's objectives (at most timeouts.total).
         may max_wait: Located<Duration>,
-        /// What becomes of a request that can no longer keep its promise: demote, shed or serve. Default: demote.
+        /// What happens to a request that can no longer meet its objectives: demote, shed or serve. Default: demote.
         may when_hopeless: Located<EnumWord<WhenHopeless>>,
     }
 
-    /// What a class promises.
+    /// Objectives of a class.
     Objectives {
         /// Time to first token.
         may ttft_seconds: Objective,
@@ -221,19 +221,19 @@ block! {
         may tpot_seconds: Objective,
         /// The largest gap between token events.
         may itl_seconds: Objective,
-        /// From arrival to finish.
+        /// End-to-end time, from arrival to finish.
         may e2e_seconds: Objective,
     }
 
     /// One objective.
     Objective {
-        /// The largest value that still holds, in seconds.
+        /// Largest value that holds, in seconds.
         must threshold: Located<f64>,
-        /// The share of requests on which it should hold.
+        /// Share of requests on which it should hold.
         must attainment: Located<f64>,
     }
 
-    /// The workload that objectives were written for.
+    /// The workload that the objectives were written for.
     Workload {
         /// Prompt tokens.
         may input_tokens: Quantiles,
@@ -243,9 +243,9 @@ block! {
 
     /// Quantiles of a length, in tokens.
     Quantiles {
-        /// Half of the requests are at or below this.
+        /// Median.
         must p50: Located<u64>,
-        /// 95 of 100 are.
+        /// 95th percentile.
         must p95: Located<u64>,
     }
 
@@ -253,15 +253,15 @@ block! {
     Timeouts {
         /// To the first token of a stream. Default: 120s.
         may first_token: Located<Duration>,
-        /// Longest silence of an engine from the first token on. Default: 120s.
+        /// Longest silence of an engine after the first token. Default: 120s.
         may idle: Located<Duration>,
-        /// To the end of the answer. Default: 30m.
+        /// To the end of the response. Default: 30m.
         may total: Located<Duration>,
-        /// To the head of an answer that does not stream. Default: as `total`.
+        /// To the head of a non-streaming response. Default: as `total`.
         may response_head: Located<Duration>,
     }
 
-    /// Upper edges of the prompt lengths, in tokens.
+    /// Upper edges of the prompt length buckets, in tokens.
     Buckets {
         /// The longest `short` prompt. Default: 1000.
         may short: Located<u64>,
@@ -269,15 +269,15 @@ block! {
         may medium: Located<u64>,
     }
 
-    /// One rule of `classify`.
+    /// One classification rule.
     Rule {
-        /// The class of requests that fit.
+        /// The class of matching requests.
         must class: Located<String>,
         /// Conditions; all must hold.
         must when: When,
     }
 
-    /// Conditions on a request: all that are present must hold; a list means any of it.
+    /// Conditions on a request: all present ones must hold; a list means any of its items.
     When {
         /// The tenant.
         may tenant: OneOrMany<Located<String>>,
@@ -287,17 +287,17 @@ block! {
         may header: Entries<HeaderCondition>,
         /// The exact path.
         may path: OneOrMany<Located<String>>,
-        /// The model, as sent or after aliasing; `*` stands for any text.
+        /// The model, as sent or after aliasing; `*` matches any text.
         may model: OneOrMany<Located<String>>,
-        /// Whether the request asks for a stream.
+        /// Whether the request streams.
         may stream: Located<bool>,
         /// Whether the request offers tools.
         may has_tools: Located<bool>,
-        /// What the request states about reasoning; `on` is switched on without a level.
+        /// The stated reasoning setting; `on` means enabled without a level.
         may reasoning: OneOrMany<Located<EnumWord<Reasoning>>>,
-        /// The largest output cap that the request states.
+        /// The largest stated output cap.
         may max_tokens: Cap,
-        /// The estimated prompt.
+        /// Estimated prompt tokens.
         may prompt_tokens: Range,
         /// Members of the body's `metadata`: a value or a list of values.
         may metadata: Entries<OneOrMany<Located<String>>>,
@@ -305,9 +305,9 @@ block! {
 
     /// A test of the stated output cap.
     Cap {
-        /// The smallest that fits.
+        /// Lower bound.
         may at_least: Located<u64>,
-        /// The largest that fits.
+        /// Upper bound.
         may at_most: Located<u64>,
         /// Whether a cap is stated at all.
         may stated: Located<bool>,
@@ -315,68 +315,68 @@ block! {
 
     /// A range of tokens, both ends included.
     Range {
-        /// The smallest that fits.
+        /// Lower bound.
         may at_least: Located<u64>,
-        /// The largest that fits.
+        /// Upper bound.
         may at_most: Located<u64>,
     }
 
-    /// A test of a header other than for a value.
+    /// A test of a header other than equality.
     HeaderShape {
-        /// The value begins with this.
+        /// The value starts with this.
         may prefix: Located<String>,
-        /// Whether the header is there.
+        /// Whether the header is present.
         may present: Located<bool>,
     }
 
-    /// A pool of engines that are interchangeable for a request.
+    /// A pool of interchangeable engines.
     Pool {
         /// Its name.
         must pool: Located<String>,
-        /// Its engines, where they are known by name.
+        /// Its engines, listed.
         may engines: NonEmpty<Engine>,
         /// A DNS name whose addresses are the engines.
         may dns: Dns,
-        /// What kind of engine they are, and what is sent to them.
+        /// Kind of its engines, and what is sent to them.
         may engine: EngineSort,
-        /// How an engine is picked. Default: least_work.
+        /// Load balancing policy. Default: least_work.
         may balance: Located<EnumWord<BalanceBy>>,
         /// The request header that names a session, for session_affinity. Default: x-session-id.
         may session_header: Located<String>,
-        /// Requests that an engine works on at one time, `auto`, or the bounds of `auto`; further ones wait.
+        /// Concurrent requests per engine, `auto`, or the bounds of `auto`; further ones queue.
         /// Default: no limit.
         may max_concurrency_per_engine: SeatsOrRange,
-        /// How requests wait while all engines have as many as they may.
+        /// Queue settings.
         may queue: Queue,
         /// Health checks, or `off`.
         may health: OrOff<Health>,
-        /// Reading of the engines' own metrics, or `off`. Default: on, but for kind generic.
+        /// Scraping of the engines' metrics, or `off`. Default: on, but for kind generic.
         may metrics: OrOff<Metrics>,
-        /// Limit on opening a connection, TLS included. Default: 2s.
+        /// Time limit of connecting, TLS included. Default: 2s.
         may connect_timeout: Located<Duration>,
-        /// What may be tried again.
+        /// Retry settings.
         may retries: Retries,
         /// The circuit breaker of each engine, or `off`.
         may breaker: OrOff<Breaker>,
-        /// How long an engine that pushed back stands behind the others.
+        /// Cool-down of an engine after push-back.
         may cool_down: CoolDown,
         /// What may be injected into requests.
         may inject: Inject,
     }
 
-    /// How requests wait in front of a pool.
+    /// How requests queue for a pool.
     Queue {
-        /// Requests that may wait. 0: a request runs at once or is refused. Default: 1000.
+        /// Most waiting requests. 0: a request runs at once or is rejected. Default: 1000.
         may max_waiting: Located<u64>,
-        /// Tokens that a tenant may be ahead of the one that had least before others of its rank go first. Default: 65536.
+        /// Served tokens by which a tenant may exceed the least-served one before others of the same priority go first. Default: 65536.
         may quantum: Located<u64>,
-        /// Prompt tokens of requests without a first token that one engine may have. Default: auto.
+        /// Outstanding prompt tokens per engine, of requests without a first token. Default: auto.
         may prefill_tokens_per_engine: Located<PromptTokens>,
-        /// What each rank is guaranteed: shares of the tokens admitted, and of the places in a full queue.
+        /// Guaranteed shares of the priorities, of admitted tokens and of the places in a full queue.
         may shares: Shares,
     }
 
-    /// Guaranteed shares of the ranks, together 1 at most.
+    /// Guaranteed shares of the priorities; at most 1 together.
     Shares {
         /// Default: 0.5.
         may critical: Located<f64>,
@@ -392,7 +392,7 @@ block! {
 
     /// One engine.
     Engine {
-        /// Where it is: `http://host:port`, or `https`. A final `/v1` means the same as none.
+        /// Its URL: `http://host:port`, or `https`. A trailing `/v1` is ignored.
         must url: Located<String>,
     }
 
@@ -402,63 +402,63 @@ block! {
         must name: Located<String>,
         /// The port of every engine.
         must port: Located<u64>,
-        /// Plain or TLS. Default: http.
+        /// `http` or `https`. Default: http.
         may scheme: Located<EnumWord<Scheme>>,
-        /// Time between two look-ups. Default: 5s.
+        /// Interval of resolution. Default: 5s.
         may refresh: Located<Duration>,
         /// Which addresses are engines: those of one family, the one that answers (`auto`), `ipv4`, `ipv6`, or `both`. Default: auto.
         may family: Located<EnumWord<Family>>,
     }
 
-    /// What kind of engine a pool has, and what is sent to it.
+    /// Kind of a pool's engines, and what is sent to them.
     EngineSort {
-        /// What kind. Default: vllm.
+        /// The kind. Default: vllm.
         may kind: Located<EnumWord<EngineKind>>,
-        /// The engines run with priority scheduling: each request tells its rank. Kind vllm only. Default: false.
+        /// Whether the engines run with priority scheduling, so that requests carry their priority. Kind vllm only. Default: false.
         may priority_scheduling: Located<bool>,
-        /// File with the bearer token for the engines. Default: none.
+        /// File with a bearer token for the engines. Default: none.
         may api_key_file: Located<String>,
         /// Headers to set on every request.
         may headers: Entries<Located<RedactedText>>,
-        /// File with the roots, in PEM, that replace the system's for `https`.
+        /// File with PEM root certificates that replace the system's for `https`.
         may ca_file: Located<String>,
-        /// Forward the client's own credential. Default: false.
+        /// Whether to forward the client's own credential. Default: false.
         may forward_authorization: Located<bool>,
     }
 
     /// A health check.
     Health {
-        /// Path asked with GET. Default: /health.
+        /// Path of the GET. Default: /health.
         may path: Located<String>,
-        /// Time from one check to the next. Default: 2s.
+        /// Interval. Default: 2s.
         may every: Located<Duration>,
-        /// Time after which a check has failed. Default: 2s.
+        /// Time limit. Default: 2s.
         may timeout: Located<Duration>,
     }
 
-    /// Reading of the engines' own metrics.
+    /// Scraping of the engines' metrics.
     Metrics {
-        /// Path asked with GET. Default: /metrics.
+        /// Path of the GET. Default: /metrics.
         may path: Located<String>,
-        /// Time from one reading to the next. Default: 2s.
+        /// Interval. Default: 2s.
         may every: Located<Duration>,
-        /// Time after which a reading has failed. Default: 2s.
+        /// Time limit. Default: 2s.
         may timeout: Located<Duration>,
     }
 
-    /// What may be tried again before the first byte of an answer.
+    /// Retries before the first byte of a response.
     Retries {
-        /// Further tries after a fault. Default: 1.
+        /// Retries after a fault. Default: 1.
         may after_fault: Located<u64>,
-        /// Further tries after push-back (429, 503, 529). Default: 3.
+        /// Retries after push-back (429, 503, 529). Default: 3.
         may after_push_back: Located<u64>,
-        /// The retry budget as a share of recent requests. Default: 0.2.
+        /// Retry budget as a share of recent requests. Default: 0.2.
         may share: Located<f64>,
         /// Retries per 10 s that are always allowed. Default: 10.
         may floor_per_10s: Located<u64>,
     }
 
-    /// When the breaker of an engine opens, and for how long.
+    /// The circuit breaker of an engine.
     Breaker {
         /// This many faults ... Default: 5.
         may faults: Located<u64>,
@@ -468,11 +468,11 @@ block! {
         may open: Located<Duration>,
     }
 
-    /// How long an engine that pushed back stands behind the others.
+    /// Cool-down of an engine after push-back.
     CoolDown {
-        /// Where the engine named no time. Default: 1s.
+        /// If the engine names no time. Default: 1s.
         may default: Located<Duration>,
-        /// The longest, whatever the engine says. Default: 60s.
+        /// Longest, whatever the engine says. Default: 60s.
         may max: Located<Duration>,
     }
 
@@ -484,19 +484,19 @@ block! {
         may continuous_usage: Located<bool>,
     }
 
-    /// One line of `routes`.
+    /// One item of `routes`.
     Route {
-        /// Models, after aliasing; `*` stands for any text.
+        /// Models, after aliasing; `*` matches any text.
         must model: OneOrMany<Located<String>>,
         /// Classes. Default: all.
         may class: OneOrMany<Located<String>>,
-        /// Pools, in the order of preference.
+        /// Pools, in order of preference.
         must pools: OneOrMany<Located<String>>,
     }
 
-    /// Names of models.
+    /// Model names.
     Models {
-        /// Other names of models: the name that clients send, and the one that engines know.
+        /// Aliases: clients' names to engines' names.
         may aliases: Entries<Located<String>>,
     }
 
@@ -504,59 +504,59 @@ block! {
     Tenant {
         /// Its name.
         must tenant: Located<String>,
-        /// Its keys, as hashes; `goodput key new` makes one.
+        /// Its keys as hashes; `goodput key new` creates one.
         may keys: NonEmpty<Key>,
-        /// File with one hash per line, and a label behind it where it has one.
+        /// File with one hash per line, followed by an optional label.
         may keys_file: Located<String>,
         /// Classes it may use. Default: all.
         may classes: OneOrMany<Located<String>>,
         /// Its limits. Default: none.
         may limits: Limits,
-        /// What becomes of requests beyond the limits: reject or demote. Default: reject.
+        /// What happens to requests beyond the limits: reject or demote. Default: reject.
         may when_over_limit: Located<EnumWord<OverLimit>>,
     }
 
-    /// A store that gateways share.
+    /// A store shared by several gateways.
     SharedStore {
         /// Redis or Valkey.
         must redis: Redis,
     }
 
-    /// A store in Redis or Valkey.
+    /// Redis or Valkey.
     Redis {
-        /// Where it is: `redis://HOST:PORT`, with TLS `rediss://HOST:PORT`. A password belongs into a variable or a file.
+        /// Its URL: `redis://HOST:PORT`, or `rediss://HOST:PORT` for TLS. Put a password into a variable or a file.
         must url: Located<String>,
         /// File with the password.
         may password_file: Located<String>,
-        /// What requests meet while it cannot be asked: open (this gateway's share of each limit) or closed (a refusal). Default: open.
+        /// What happens while it is unavailable: open (this gateway's share of each limit applies) or closed (requests are rejected). Default: open.
         may on_failure: Located<EnumWord<OnFailure>>,
-        /// How long a request waits for it at most. Default: 50ms.
+        /// Longest wait of a request for it. Default: 50ms.
         may timeout: Located<Duration>,
-        /// The first part of every key in it. Default: goodput.
+        /// Prefix of its keys. Default: goodput.
         may key_prefix: Located<String>,
     }
 
-    /// Limits of a tenant: on all its requests, and on those for single models.
+    /// Limits of a tenant, on all its requests and on those for single models.
     Limits {
         /// Prompt and output tokens together.
         may tokens_per_minute: Located<u64>,
-        /// How many of them may come at once. Default: one minute's worth.
+        /// Burst. Default: one minute's worth.
         may tokens_burst: Located<u64>,
         /// Prompt tokens.
         may input_tokens_per_minute: Located<u64>,
-        /// How many of them may come at once. Default: one minute's worth.
+        /// Burst. Default: one minute's worth.
         may input_tokens_burst: Located<u64>,
         /// Output tokens.
         may output_tokens_per_minute: Located<u64>,
-        /// How many of them may come at once. Default: one minute's worth.
+        /// Burst. Default: one minute's worth.
         may output_tokens_burst: Located<u64>,
         /// Requests.
         may requests_per_minute: Located<u64>,
-        /// How many of them may come at once. Default: one minute's worth.
+        /// Burst. Default: one minute's worth.
         may requests_burst: Located<u64>,
-        /// Requests that run at one time.
+        /// Concurrent requests.
         may concurrent_requests: Located<u64>,
-        /// Limits on requests for one model, besides: by its name after aliasing.
+        /// Additional limits on requests for one model, by its name after aliasing.
         may models: Entries<Allowance>,
     }
 
@@ -564,37 +564,37 @@ block! {
     Allowance {
         /// Prompt and output tokens together.
         may tokens_per_minute: Located<u64>,
-        /// How many of them may come at once. Default: one minute's worth.
+        /// Burst. Default: one minute's worth.
         may tokens_burst: Located<u64>,
         /// Prompt tokens.
         may input_tokens_per_minute: Located<u64>,
-        /// How many of them may come at once. Default: one minute's worth.
+        /// Burst. Default: one minute's worth.
         may input_tokens_burst: Located<u64>,
         /// Output tokens.
         may output_tokens_per_minute: Located<u64>,
-        /// How many of them may come at once. Default: one minute's worth.
+        /// Burst. Default: one minute's worth.
         may output_tokens_burst: Located<u64>,
         /// Requests.
         may requests_per_minute: Located<u64>,
-        /// How many of them may come at once. Default: one minute's worth.
+        /// Burst. Default: one minute's worth.
         may requests_burst: Located<u64>,
-        /// Requests that run at one time.
+        /// Concurrent requests.
         may concurrent_requests: Located<u64>,
     }
 
     /// An API key.
     Key {
-        /// A name for it, for rules.
+        /// Its label, for rules.
         may label: Located<String>,
-        /// The BLAKE3 hash of the key, in 64 hexadecimal digits.
+        /// BLAKE3 hash of the key, 64 hexadecimal digits.
         must blake3: Located<RedactedText>,
     }
 
-    /// What is written down where.
+    /// Logs and metrics.
     Telemetry {
-        /// The access line: stdout or off. Default: stdout.
+        /// Access log: stdout or off. Default: stdout.
         may access_log: Located<EnumWord<AccessLog>>,
-        /// Labels that the metrics of requests do without: length, pool, model, tenant. Default: none.
+        /// Labels omitted from request metrics: length, pool, model, tenant. Default: none.
         may drop_labels: OneOrMany<Located<EnumWord<RequestLabel>>>,
         /// Whether histograms have the label `model` too. Default: false.
         may histograms_by_model: Located<bool>,
@@ -605,7 +605,7 @@ block! {
     }
 }
 
-/// What `when.header` says about one header.
+/// The value of `when.header` for one header.
 #[derive(Debug)]
 pub(super) enum HeaderCondition {
     /// One of these values.
@@ -637,17 +637,17 @@ impl schemars::JsonSchema for HeaderCondition {
     }
 }
 
-/// What `max_concurrency_per_engine` says.
+/// The value of `max_concurrency_per_engine`.
 #[derive(Debug)]
 pub(super) enum SeatsOrRange {
     /// A number, or `auto`.
     Seats(Located<ConcurrencyScalar>),
-    /// `auto`, within bounds.
+    /// Bounds of `auto`.
     Range(SeatRange),
 }
 
 impl SeatsOrRange {
-    /// Where it stands.
+    /// Its position.
     pub fn place(&self) -> &super::problem::Location {
         match self {
             SeatsOrRange::Seats(at) => &at.place,
@@ -679,12 +679,12 @@ impl schemars::JsonSchema for SeatsOrRange {
     }
 }
 
-/// What `limits_store` says.
+/// The value of `limits_store`.
 #[derive(Debug)]
 pub(super) enum LimitsStoreKind {
-    /// In the process.
+    /// In this process.
     Memory,
-    /// Elsewhere.
+    /// Shared.
     Shared(Box<SharedStore>),
 }
 
@@ -719,7 +719,7 @@ impl EnumScalar for OnFailure {
     const WORDS: &'static [(&'static str, Self)] = &[("open", OnFailure::Open), ("closed", OnFailure::Closed)];
 }
 
-/// What `degrade[].action` says.
+/// The value of `degrade[].action`.
 #[derive(Debug)]
 pub(super) enum LevelAction {
     /// A word.
@@ -728,7 +728,7 @@ pub(super) enum LevelAction {
     Cap(CapOutput),
 }
 
-/// The actions that need no number.
+/// Actions without a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ActionWord {
     Defer,
@@ -821,7 +821,7 @@ impl EnumScalar for Reasoning {
     ];
 }
 
-/// The word of `balance`; what else it needs stands in keys of its own.
+/// The word of `balance`; further parameters have keys of their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BalanceBy {
     LeastWork,

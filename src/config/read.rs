@@ -1,8 +1,8 @@
-//! Walks the tree into typed blocks, and notes every problem on its way.
+//! Walks the YAML tree into typed blocks, collecting all problems.
 //!
-//! [`Read`] is what a type must say to stand in the settings: how it is read, and (as
-//! [`JsonSchema`]) how it is described to an editor. `block!` makes both from one list of
-//! keys, so the walk and the schema cannot part.
+//! [`Read`] is implemented by every type that can stand in the settings: how it is read, and (as
+//! [`JsonSchema`]) how it is described. `block!` generates both from one list of keys, so that walk and
+//! schema cannot diverge.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,29 +13,29 @@ use super::problem::{Location, Problem, nearest};
 use super::surroundings::Environment;
 use super::tree::{Value, YamlNode};
 
-/// A value of the settings, and where it stands.
+/// A value and its position.
 #[derive(Clone, Debug)]
 pub(super) struct Located<T> {
     pub value: T,
     pub place: Location,
-    /// The value came from the environment: no problem may show it.
+    /// Whether the value came from the environment, so that no problem may show it.
     pub hidden: bool,
 }
 
 impl<T: std::fmt::Display> Located<T> {
-    /// The value for a problem's text.
+    /// The value for a message.
     pub(super) fn shown(&self) -> String {
         if self.hidden { "the value of the variable".to_owned() } else { quoted(&self.value.to_string()) }
     }
 }
 
-/// What can stand in the settings.
+/// A type that can stand in the settings.
 pub(super) trait Read: Sized + JsonSchema {
-    /// Reads a node, noting what is wrong. `None`: nothing usable was there, and it was noted.
+    /// Reads a node, reporting problems. `None` if nothing usable was there, which was reported.
     fn read(node: &YamlNode, reader: &mut ConfigWalker<'_>) -> Option<Self>;
 }
 
-/// The state of the walk.
+/// State of the walk.
 pub(super) struct ConfigWalker<'a> {
     pub surroundings: &'a dyn Environment,
     pub problems: Vec<Problem>,
@@ -64,7 +64,7 @@ impl<'a> ConfigWalker<'a> {
         }
     }
 
-    /// Reads a node one step further down.
+    /// Reads a child node.
     fn below<T: Read>(&mut self, step: &str, node: &YamlNode) -> Option<T> {
         let length = self.path.len();
         if !step.starts_with('[') && length > 0 {
@@ -76,8 +76,8 @@ impl<'a> ConfigWalker<'a> {
         found
     }
 
-    /// The members of a mapping with these keys: unknown keys, keys that stand twice and keys
-    /// that are no text are noted and left out.
+    /// The members of a mapping with these keys. Unknown, duplicate and non-text keys are reported and left
+    /// out.
     pub(super) fn members<'n>(&mut self, node: &'n YamlNode, keys: &[&'static str]) -> Option<BlockMembers<'n>> {
         let entries = self.entries(node, "a mapping with the keys of this block")?;
         let written: Vec<&str> = entries.iter().map(|(_, name, _)| *name).collect();
@@ -97,7 +97,7 @@ impl<'a> ConfigWalker<'a> {
         Some(BlockMembers { node, known })
     }
 
-    /// The entries of a mapping, without keys that stand twice or are no text.
+    /// The entries of a mapping without duplicate and non-text keys.
     fn entries<'n>(
         &mut self,
         node: &'n YamlNode,
@@ -129,7 +129,7 @@ impl<'a> ConfigWalker<'a> {
         Some(found)
     }
 
-    /// Puts variables of the environment in the place of `${NAME}`.
+    /// Replaces `${NAME}` by environment variables.
     fn expanded<'t>(&mut self, node: &YamlNode, text: &'t str) -> Option<Expanded<'t>> {
         let (mut out, mut rest, mut any, mut empty) = (String::with_capacity(text.len()), text, false, None);
         while let Some(at) = rest.find("${") {
@@ -162,12 +162,12 @@ impl<'a> ConfigWalker<'a> {
     }
 }
 
-/// A text with its variables in their places.
+/// A text with its variables replaced.
 struct Expanded<'t> {
     text: String,
-    /// There was a variable.
+    /// Whether there was a variable.
     any: bool,
-    /// The first of them that holds nothing.
+    /// The first empty one.
     empty: Option<&'t str>,
 }
 
@@ -177,7 +177,7 @@ fn is_variable(name: &str) -> bool {
         && bytes.all(|b| b.is_ascii_alphanumeric() || b == b'_')
 }
 
-/// A value in quotes, short enough for a line.
+/// A quoted value, shortened to fit a line.
 pub(super) fn quoted(text: &str) -> String {
     format!("\"{}\"", clipped(text).escape_debug())
 }
@@ -190,7 +190,7 @@ fn clipped(text: &str) -> String {
     short
 }
 
-/// The members of a block that were found.
+/// The members of a block.
 pub(super) struct BlockMembers<'n> {
     node: &'n YamlNode,
     known: HashMap<&'n str, &'n YamlNode>,
@@ -215,16 +215,16 @@ impl BlockMembers<'_> {
 
 /// A mapping with a closed set of keys.
 pub(super) trait ConfigBlock: Read {
-    /// Where it stands.
+    /// Its position.
     fn place(&self) -> &Location;
-    /// The keys that were written, also where their values could not be read.
+    /// The keys present, including those with unreadable values.
     fn written(&self) -> &[&'static str];
-    /// Whether all that was written could be read: only then is something missing.
+    /// Whether everything present could be read, so that missing keys may be reported.
     fn is_whole(&self) -> bool;
 }
 
-/// Defines a block: a mapping with a closed set of keys. Every field is optional in what was
-/// read, so that checking goes on beside a missing key.
+/// Defines a block: a mapping with a closed set of keys. Every field is optional, so that checking continues
+/// despite a missing key.
 macro_rules! block {
     ($($(#[doc = $about:literal])* $name:ident { $($(#[doc = $doc:literal])* $need:ident $key:ident: $type:ty,)* })*) => {$(
         $(#[doc = $about])*
@@ -308,24 +308,24 @@ pub(super) fn block_schema(
 pub(super) trait FromScalar: Sized {
     /// Its name in the schema.
     const NAME: &'static str;
-    /// With its article, for a sentence: `a length of time such as 10s`.
+    /// With article, for a message: `a length of time such as 10s`.
     const EXPECTED: &'static str;
-    /// Whether problems may not show it, wherever it came from.
+    /// Whether problems may never show it.
     const HIDDEN: bool = false;
 
-    /// Takes the value. `loose`: it came from a variable, where every value is a text.
+    /// Converts the value. `loose`: it came from a variable, where every value is text.
     fn take(value: &Value, loose: bool) -> Result<Self, ScalarError>;
 
     /// Its description for editors.
     fn schema() -> Schema;
 }
 
-/// Why a scalar does not fit.
+/// Why a scalar is invalid.
 #[derive(Debug)]
 pub(super) enum ScalarError {
-    /// It is something else altogether.
+    /// Wrong type.
     Type,
-    /// It is of the right type, but this is wrong with it, and this may be meant.
+    /// Right type, wrong value, with a suggestion.
     Value { wrong: String, way_out: String },
 }
 
@@ -334,7 +334,7 @@ impl ScalarError {
         ScalarError::Value { wrong: wrong.into(), way_out: way_out.into() }
     }
 
-    /// These words may stand there, too.
+    /// Adds alternative words to the expectation.
     pub(super) fn or(self, words: &str) -> Self {
         match self {
             ScalarError::Type => ScalarError::Type,
@@ -351,7 +351,7 @@ impl<T: FromScalar> Read for Located<T> {
         let (value, from_variable) = match &node.value {
             Value::Text(text) => {
                 let Expanded { text, any, empty } = reader.expanded(node, text)?;
-                // A secret with a hole in it is none, whatever stands around the hole.
+                // A secret with an empty variable is invalid, whatever surrounds it.
                 if let Some(name) = empty.filter(|_| T::HIDDEN || text.is_empty()) {
                     let way_out = "give it a value in the environment of the process, or remove the key";
                     reader.fail(node, format!("the variable {name} is empty"), way_out);
@@ -400,7 +400,7 @@ impl<T: FromScalar> JsonSchema for Located<T> {
         if is_text {
             return written;
         }
-        // Editors see the text, not what a variable holds.
+        // Editors see the text, not the variable's value.
         json_schema!({"anyOf": [written, {"type": "string", "pattern": r"\$\{[A-Za-z_][A-Za-z0-9_]*\}"}]})
     }
 }
@@ -416,7 +416,7 @@ impl<T: Read> Read for Vec<T> {
     }
 }
 
-/// A list that may not be empty.
+/// A non-empty list.
 #[derive(Clone, Debug)]
 pub(super) struct NonEmpty<T>(pub Vec<T>);
 
@@ -452,7 +452,7 @@ impl<T: Read> JsonSchema for NonEmpty<T> {
     }
 }
 
-/// A list, or one item that stands for a list of itself.
+/// A list, or one item in place of a list of one.
 #[derive(Clone, Debug)]
 pub(super) struct OneOrMany<T>(pub Vec<T>);
 
@@ -482,7 +482,7 @@ impl<T: Read> JsonSchema for OneOrMany<T> {
     }
 }
 
-/// A mapping whose keys are the reader's own names.
+/// A mapping with user-defined keys.
 #[derive(Debug)]
 pub(super) struct Entries<T>(pub Vec<(Located<String>, T)>);
 
@@ -514,8 +514,8 @@ impl<T: Read> JsonSchema for Entries<T> {
     }
 }
 
-/// Whether this is the word `off`. It is the boolean false, too: tools that write YAML 1.1 read
-/// `off` as that and write `false` for it.
+/// Whether this is the word `off`, or the boolean false, which YAML 1.1 tools write for
+/// `off`.
 pub(super) fn is_off(value: &Value) -> bool {
     match value {
         Value::Text(text) => text == "off",
@@ -524,10 +524,10 @@ pub(super) fn is_off(value: &Value) -> bool {
     }
 }
 
-/// A block, or the word `off`: see [`is_off`].
+/// A block, or `off`: see [`is_off`].
 #[derive(Debug)]
 pub(super) enum OrOff<T> {
-    /// Switched off.
+    /// Disabled.
     Off,
     /// The block.
     On(T),
@@ -563,11 +563,11 @@ impl<T: Read> JsonSchema for OrOff<T> {
     }
 }
 
-/// A key whose function is not built yet.
+/// A key without a function yet.
 #[derive(Debug)]
 pub(super) enum Unimplemented {}
 
-/// What a problem says about a key or word whose function is not built yet.
+/// Message for such a key or word.
 pub(super) const NOT_YET: &str = "not available yet";
 
 impl Read for Unimplemented {

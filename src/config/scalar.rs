@@ -1,4 +1,4 @@
-//! The kinds of scalars in the settings: texts, numbers, lengths of time, sizes, words.
+//! Scalar types of the settings: texts, numbers, durations, sizes, words.
 
 use std::time::Duration;
 
@@ -132,11 +132,11 @@ impl FromScalar for Duration {
 }
 
 fn without_unit(number: &str) -> ScalarError {
-    // No guess: what is a second here is a day in the next key.
+    // No guess, because a plausible unit for one key is wrong for the next.
     ScalarError::value(format!("{number} has no unit"), "put one behind it: ms, s, m, h, d or w")
 }
 
-/// Reads `1h30m`: numbers, each with its unit. `None` also beyond 100 years.
+/// Parses `1h30m`: numbers with units. `None` also beyond 100 years.
 fn length(text: &str) -> Option<Duration> {
     let mut rest = text.trim();
     let mut nanos = 0u128;
@@ -163,7 +163,7 @@ fn length(text: &str) -> Option<Duration> {
     (nanos <= years).then(|| Duration::new((nanos / 1_000_000_000) as u64, (nanos % 1_000_000_000) as u32))
 }
 
-/// A decimal number times a unit, without the rounding of floats.
+/// A decimal number times a unit, without floating-point rounding.
 fn scaled(number: &str, unit: u128) -> Option<u128> {
     let (whole, part) = number.split_once('.').unwrap_or((number, ""));
     if part.len() > 9 || (number.contains('.') && part.is_empty()) {
@@ -200,7 +200,7 @@ impl FromScalar for SizeScalar {
     }
 }
 
-/// How many requests an engine works on at one time: a number, or `auto`.
+/// Concurrent requests per engine: a number, or `auto`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ConcurrencyScalar {
     Number(u64),
@@ -222,7 +222,7 @@ impl FromScalar for ConcurrencyScalar {
     }
 }
 
-/// How many prompt tokens an engine has to read at one time: a number, `auto` or `off`.
+/// Outstanding prompt tokens per engine: a number, `auto` or `off`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PromptTokens {
     Number(u64),
@@ -253,10 +253,10 @@ pub(super) trait EnumScalar: Sized + Copy + 'static {
     const NAME: &'static str;
     /// The words.
     const WORDS: &'static [(&'static str, Self)];
-    /// What may stand there that is no word, as it is written.
+    /// Other allowed spellings, as written.
     const BESIDES: &'static [&'static str] = &[];
 
-    /// The words alone.
+    /// The words only.
     fn words() -> impl Iterator<Item = &'static str> {
         Self::WORDS.iter().map(|(word, _)| *word)
     }
@@ -282,7 +282,7 @@ impl<T: EnumScalar> FromScalar for EnumWord<T> {
                 Value::Bool(value) => format!("is {value}"),
                 other => format!("is {}", other.kind()),
             };
-            // What a tool for YAML 1.1 makes of a word that it takes for a boolean.
+            // YAML 1.1 tools turn some words into booleans.
             let quotes = if known("on").is_some() { "; `on` in quotes where it became true" } else { "" };
             return Err(ScalarError::value(wrong, format!("write one of: {}{quotes}", list())));
         };

@@ -1,47 +1,47 @@
-//! What settings may refer to: variables of the environment, and files beside them.
+//! What settings may refer to: environment variables, and files.
 
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-/// The longest file that settings may name: secrets and certificates are all far shorter.
+/// Largest file that settings may name; secrets and certificates are much smaller.
 pub const LONGEST_FILE: u64 = 1 << 20;
 
-/// Answers what a `${NAME}` or a `..._file` in the settings refers to.
+/// Resolves `${NAME}` and `..._file` references.
 pub trait Environment: Send + Sync {
-    /// The value of a variable.
+    /// The value of an environment variable.
     fn variable(&self, name: &str) -> Option<String>;
 
-    /// The bytes of a file that the settings name.
+    /// The contents of a file named in the settings.
     ///
     /// # Errors
-    /// Whatever the system says; [`io::ErrorKind::FileTooLarge`] beyond 1 MiB, and
-    /// [`io::ErrorKind::NotSeekable`] where it is no regular file (a pipe would keep its reader
-    /// waiting for ever).
+    /// The system's error; [`io::ErrorKind::FileTooLarge`] beyond 1 MiB, and [`io::ErrorKind::NotSeekable`] for
+    /// anything but a regular file, because reading a pipe may block
+    /// forever.
     fn file(&self, path: &Path) -> io::Result<Vec<u8>>;
 
-    /// The bytes of the settings file itself, which may be a pipe.
+    /// The contents of the settings file itself, which may be a pipe.
     ///
     /// # Errors
-    /// Whatever the system says.
+    /// The system's error.
     fn settings(&self, path: &Path) -> io::Result<Vec<u8>> {
         self.file(path)
     }
 
-    /// Where a file is that somebody else will read later.
+    /// The path of a file that another component reads later.
     fn place(&self, path: &Path) -> PathBuf {
         path.to_path_buf()
     }
 }
 
-/// The process's own environment and files.
+/// The process's environment and files.
 #[derive(Clone, Debug, Default)]
 pub struct ProcessEnvironment {
-    /// Where relative paths begin: the directory of the settings file.
+    /// Directory of the settings file, where relative paths start.
     pub base: PathBuf,
 }
 
 impl ProcessEnvironment {
-    /// The surroundings of a settings file.
+    /// The environment of a settings file.
     #[must_use]
     pub fn of(file: &Path) -> Self {
         ProcessEnvironment { base: file.parent().map(Path::to_path_buf).unwrap_or_default() }

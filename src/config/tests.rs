@@ -16,7 +16,7 @@ use crate::record::settings::RequestLabel;
 use crate::route::settings::{Balance, Concurrency, EngineKind, Engines};
 use crate::units::Tokens;
 
-/// Variables and files that only exist in a test.
+/// Variables and files of a test.
 #[derive(Clone, Default)]
 struct Made {
     variables: HashMap<&'static str, &'static str>,
@@ -77,7 +77,7 @@ pools:
     engines: [{url: http://e:1}]
 ";
 
-/// The problems of a text, each as it is printed.
+/// The problems of a text, as printed.
 fn problems(text: &str) -> Vec<String> {
     match load(text, &made()) {
         Ok(_) => Vec::new(),
@@ -89,7 +89,7 @@ fn good(text: &str) -> Settings {
     load(text, &made()).unwrap_or_else(|problems| panic!("{problems:#?}"))
 }
 
-/// The base, with one line changed and lines added behind it.
+/// The base with one line changed, and lines appended.
 fn changed(from: &str, to: &str) -> String {
     assert!(BASE.contains(from), "{from}");
     BASE.replacen(from, to, 1)
@@ -99,12 +99,12 @@ fn and(more: &str) -> String {
     format!("{BASE}{more}\n")
 }
 
-/// The base, with more keys in its first class.
+/// The base with more keys in its first class.
 fn class(more: &str) -> String {
     changed("chat\n    joint", &format!("chat\n    {more}\n    joint"))
 }
 
-/// The base, with more keys in its pool.
+/// The base with more keys in its pool.
 fn pool(more: &str) -> String {
     changed("    engines", &format!("    {more}\n    engines"))
 }
@@ -122,22 +122,22 @@ fn third(name: &str) -> String {
     changed("default_class", &format!("  - slo_class: {name}\n    joint_attainment_target: 0.9\ndefault_class"))
 }
 
-/// The base, with seats in its pool and this queue.
+/// The base with seats in its pool and this queue.
 fn queue(keys: &str) -> String {
     pool(&format!("max_concurrency_per_engine: 8\n    queue: {keys}"))
 }
 
-/// The base, with these levels of its first class.
+/// The base with these levels of its first class.
 fn degrade(levels: &str) -> String {
     class(&format!("degrade: [{levels}]"))
 }
 
-/// The base, with a listener of these files.
+/// The base with a TLS listener.
 fn listen_tls(certificate: &str, key: &str) -> String {
     and(&format!("listen: {{tls: {{certificate_file: {certificate}, private_key_file: {key}}}}}"))
 }
 
-/// The base, with a tenant of these limits.
+/// The base with a tenant with these limits.
 fn limits(keys: &str) -> String {
     tenants(&format!("  - {{tenant: a, limits: {keys}, keys: [{{blake3: \"{}\"}}]}}", hash("k")))
 }
@@ -262,7 +262,7 @@ fn config_goodput_loads_with_all_it_says() {
     assert_eq!(settings.notes, []);
 }
 
-/// The example's lines for keys that need files are right too.
+/// The example's commented keys are valid too.
 #[test]
 fn config_goodput_loads_with_its_commented_keys() {
     let text = include_str!("../../config/goodput.yaml");
@@ -423,7 +423,7 @@ fn a_rule_may_test_a_value_beyond_ascii() {
 
 // ---- what does not ------------------------------------------------------------------------
 
-/// Each kind of problem: the text, and the one problem it has, as printed.
+/// Each kind of problem: a text, and its only problem as printed.
 #[test]
 fn each_kind_of_problem() {
     let blake = hash("k");
@@ -1113,7 +1113,7 @@ pools:
     assert_eq!(lines, [2, 5, 5, 6, 7, 8, 10, 10]);
 }
 
-/// Exactly the names that a label has for something else (and what is kept for drills).
+/// Exactly the names that mean something else as a label value, or are kept for drills.
 #[test]
 fn a_name_is_refused_only_where_a_label_means_something_else_by_it() {
     let key = format!("keys: [{{blake3: \"{}\"}}]", hash("k"));
@@ -1147,7 +1147,7 @@ fn a_name_is_refused_only_where_a_label_means_something_else_by_it() {
 
 #[test]
 fn one_fault_is_not_told_again_where_it_is_referred_to() {
-    // The pool is faulty, but its name is known to the routes.
+    // The pool is invalid, but its name is known to the routes.
     let text = changed("{url: http://e:1}", "{url: \"\"}") + "routes: [{model: \"*\", pools: main}]\n";
     assert_eq!(problems(&text).len(), 1);
     let text = changed(
@@ -1202,7 +1202,7 @@ fn a_later_rule_for_another_class_is_reached_by_tenants_who_may_not_use_the_firs
 
 // ---- the schema and the walk --------------------------------------------------------------
 
-/// Every block of the schema, with the way to one of its instances.
+/// Every block of the schema, with the path to one of its instances.
 fn blocks(schema: &serde_json::Value) -> Vec<(Vec<String>, Vec<String>)> {
     fn resolve<'a>(root: &'a serde_json::Value, node: &'a serde_json::Value) -> &'a serde_json::Value {
         match node.get("$ref").and_then(|to| to.as_str()) {
@@ -1239,7 +1239,7 @@ fn blocks(schema: &serde_json::Value) -> Vec<(Vec<String>, Vec<String>)> {
     found
 }
 
-/// A document with `inner` at the end of a way.
+/// A document with `inner` at the end of a path.
 fn at_the_end(way: &[String], inner: &str) -> String {
     way.iter().rev().fold(inner.to_owned(), |inside, step| match step.as_str() {
         "[]" => format!("[{inside}]"),
@@ -1257,14 +1257,14 @@ fn the_schema_and_the_walk_know_the_same_keys() {
             assert!(!unknown(&at_the_end(way, &format!("{{{key}: ~}}"))), "{way:?} {key}");
             assert!(unknown(&at_the_end(way, &format!("{{{key}x: ~}}"))), "{way:?} {key}x");
         }
-        // The walk names all keys of a block when it meets one that is like none of them.
+        // The walk lists all keys of a block for a key that resembles none.
         let named = problems(&at_the_end(way, "{qqqqqqqqqqqqqqqqqqqqqqqqqqqqqqq: 1}"));
         let expected = format!("the keys here are: {}", in_order_of_file(&named, keys));
         assert!(named.iter().any(|problem| problem.contains(&expected)), "{way:?} {named:?}");
     }
 }
 
-/// The keys of a problem's list, if they are just these keys.
+/// The keys listed in a problem, if they are exactly these.
 fn in_order_of_file(problems: &[String], keys: &[String]) -> String {
     let list = problems.iter().find_map(|problem| problem.split("the keys here are: ").nth(1)).unwrap();
     let mut found: Vec<&str> = list.split(", ").collect();
@@ -1294,7 +1294,7 @@ fn every_key_of_the_schema_is_described() {
     all_described(&schema());
 }
 
-/// The ways to all places of the schema where this value may stand.
+/// Paths to all positions of the schema where this value is allowed.
 fn ways_to(value: &serde_json::Value) -> Vec<String> {
     fn walk(root: &serde_json::Value, node: &serde_json::Value, way: &str, to: (&serde_json::Value, &mut Vec<String>)) {
         let node = match node.get("$ref").and_then(|at| at.as_str()) {
@@ -1322,7 +1322,7 @@ fn ways_to(value: &serde_json::Value) -> Vec<String> {
     found
 }
 
-/// Tools for YAML 1.1 (PyYAML, Helm, Ansible) write `false` where somebody wrote `off`.
+/// YAML 1.1 tools (PyYAML, Helm, Ansible) write `false` for `off`.
 #[test]
 fn false_is_off_wherever_off_may_stand() {
     let places = [
@@ -1370,7 +1370,7 @@ proptest! {
         let _ = load(&text, &made_empty());
     }
 
-    /// A good file with a piece cut out loads or says why not, and every problem has a place.
+    /// A valid file with a piece cut out loads or reports why not, and every problem has a position.
     #[test]
     fn a_mangled_file_is_told_with_places(at in 0usize..6000, length in 1usize..30, with in "[a-z:\\[\\]{} \\n~0-9]{0,6}") {
         let good = include_str!("../../config/goodput.yaml");

@@ -1,7 +1,7 @@
-//! A YAML document as a tree in which every node knows its line and column.
+//! A YAML document as a tree with the line and column of every node.
 //!
-//! Typed parsing stops at the first thing that is wrong; a tree can be walked to the end.
-//! Duplicate keys are kept, so that the walk can say where both stand.
+//! Typed parsing stops at the first error; a tree can be walked completely. Duplicate keys are kept, so that
+//! the walk can report both positions.
 
 use std::fmt;
 
@@ -10,10 +10,10 @@ use serde_yaml::{DuplicateKeyPolicy, NonFiniteFloatPolicy, Spanned};
 
 use super::problem::{Location, Problem};
 
-/// One node: its value, and where it is used (for an alias, where the alias stands).
+/// One node with its position (of an alias, where it is used).
 pub(super) type YamlNode = Spanned<Value>;
 
-/// What a node is.
+/// Kind of node.
 #[derive(Debug)]
 pub(super) enum Value {
     Null,
@@ -26,7 +26,7 @@ pub(super) enum Value {
 }
 
 impl Value {
-    /// With its article, for a sentence.
+    /// With article, for a message.
     pub(super) fn kind(&self) -> &'static str {
         match self {
             Value::Null => "nothing",
@@ -39,7 +39,7 @@ impl Value {
     }
 }
 
-/// Reads one YAML document.
+/// Parses one YAML document.
 pub(super) fn parse(text: &str) -> Result<YamlNode, Problem> {
     let options = serde_yaml::options! {
         duplicate_keys: DuplicateKeyPolicy::PassThrough,
@@ -58,8 +58,8 @@ pub(super) fn parse(text: &str) -> Result<YamlNode, Problem> {
     })
 }
 
-/// The error's text without the place, which is told apart. A document's own words are not in
-/// it: neither values nor snippets.
+/// The error's text without its position, which is reported separately, and without any content of the
+/// document.
 fn cause(error: &serde_yaml::Error) -> String {
     let text = error.without_snippet().to_string();
     let end = text.find(" at line ").unwrap_or(text.len());

@@ -4,19 +4,19 @@ use std::sync::Arc;
 
 use crate::route::settings::{EngineAddress, Scheme};
 
-/// What is wrong with a URL.
+/// An invalid URL.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct BadUrl {
     /// What is wrong, without the URL.
     pub wrong: &'static str,
-    /// The URL that may be meant.
+    /// A probable correction.
     pub meant: Option<String>,
 }
 
-/// The longest path in front of the API's own: the URI of a request must stay one.
+/// Longest path prefix, because a request's URI must remain valid.
 const LONGEST_BASE: usize = 4096;
 
-/// Reads the URL of an engine.
+/// Parses the URL of an engine.
 pub(super) fn engine_address(text: &str) -> Result<EngineAddress, BadUrl> {
     let bad = |wrong| BadUrl { wrong, meant: None };
     let Some((scheme, rest)) = text.split_once("://") else {
@@ -65,7 +65,7 @@ pub(super) fn engine_address(text: &str) -> Result<EngineAddress, BadUrl> {
     Ok(EngineAddress { scheme, host: host.to_ascii_lowercase().into(), port, base: Arc::from(base), name: None })
 }
 
-/// A host name, an IPv4 address, or an IPv6 address in brackets.
+/// Whether it is a host name, an IPv4 address, or an IPv6 address in brackets.
 pub(super) fn is_host(host: &str) -> bool {
     match host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
         Some(inner) => inner.parse::<std::net::Ipv6Addr>().is_ok(),
@@ -78,7 +78,7 @@ pub(super) fn is_host(host: &str) -> bool {
     }
 }
 
-/// `http//host`, `http:/host`, `//host` and `host:8000` with the scheme that was meant.
+/// Corrects `http//host`, `http:/host`, `//host` and `host:8000`.
 fn with_scheme(text: &str) -> Option<String> {
     let text = text.trim();
     let begins = |scheme: &str| {

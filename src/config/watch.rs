@@ -1,11 +1,11 @@
-//! Reads the settings again: when the file or anything it refers to changes, on SIGHUP, and
-//! when asked.
+//! Reloads the settings: when the file or anything it refers to changes, on SIGHUP, and on
+//! request.
 //!
-//! All or nothing: either new settings are handed over, or the old ones stay and the problems
-//! are. A change is seen by its content, so a link that is switched (as Kubernetes does) counts
-//! and a touched file does not. By itself a change is taken only when two looks in a row find
-//! the same content, so that a file caught half written is not taken for a whole one; SIGHUP and
-//! a request to reload read at once.
+//! All or nothing: either new settings are applied, or the old ones stay and the problems are reported. A
+//! change is detected by content, so a switched link (as in Kubernetes) counts and a touched file does
+//! not. A change is applied only if two consecutive checks find the same content, so that a half-written
+//! file is not taken for a complete one; SIGHUP and an explicit request apply at
+//! once.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,29 +17,29 @@ use tokio::time::MissedTickBehavior;
 
 use super::{Environment, Problem, ProcessEnvironment, Settings, fingerprint, load, load_with_files};
 
-/// A settings file and what surrounds it.
+/// A settings file and its environment.
 #[derive(Clone)]
 pub struct SettingsFile {
-    /// As it was named, for whoever reads of it.
+    /// The path as given, for messages.
     path: PathBuf,
-    /// As its surroundings know it.
+    /// The path in its environment.
     name: PathBuf,
     surroundings: Arc<dyn Environment>,
 }
 
-/// Why no settings came of a file. It is told with the file's name: [`LoadError::lines`].
+/// Why a file has no valid settings. Printed with the file's name: [`LoadError::lines`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LoadError {
-    /// The file itself cannot be read: why, and what to do.
+    /// The file cannot be read: why, and how to fix it.
     Unreadable(&'static str),
-    /// What is wrong in it.
+    /// Its problems.
     Problems(Vec<Problem>),
-    /// The settings are sound, and what they name could not be put to use.
+    /// The settings are valid, but something they name cannot be used.
     Unusable(String),
 }
 
 impl LoadError {
-    /// One line for each thing that is wrong, each with the name of the file.
+    /// One line per problem, each with the name of the file.
     #[must_use]
     pub fn lines(&self, file: &Path) -> Vec<String> {
         let file = file.display();
@@ -51,7 +51,7 @@ impl LoadError {
     }
 }
 
-/// Why a settings file cannot be read, and what to do about it.
+/// Why a settings file cannot be read, and how to fix it.
 fn unreadable(kind: io::ErrorKind) -> LoadError {
     LoadError::Unreadable(match kind {
         io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {
@@ -66,35 +66,35 @@ fn unreadable(kind: io::ErrorKind) -> LoadError {
 }
 
 impl SettingsFile {
-    /// A file of this machine, with the environment of this process.
+    /// A file of this machine with the process's environment.
     #[must_use]
     pub fn file(path: &Path) -> Self {
         let name = path.file_name().map(PathBuf::from).unwrap_or_default();
         SettingsFile { path: path.to_path_buf(), name, surroundings: Arc::new(ProcessEnvironment::of(path)) }
     }
 
-    /// A file of other surroundings.
+    /// A file of another environment.
     #[must_use]
     pub fn of(name: &str, surroundings: Arc<dyn Environment>) -> Self {
         SettingsFile { path: PathBuf::from(name), name: PathBuf::from(name), surroundings }
     }
 
-    /// The file, as it was named.
+    /// The path as given.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Reads the settings as they are now.
+    /// Reads the current settings.
     ///
     /// # Errors
-    /// [`LoadError`], with all problems.
+    /// [`LoadError`] with all problems.
     pub fn read(&self) -> Result<Settings, LoadError> {
         load(&self.text()?, &*self.surroundings).map_err(LoadError::Problems)
     }
 
-    /// What the file and its companions hold, and the settings that come of it; where none do,
-    /// the files that they wait for are companions, too.
+    /// Hash of the file and the files it refers to, and the resulting settings. Missing files are watched as
+    /// well.
     fn look(&self, companions: &mut Vec<PathBuf>) -> ([u8; 32], Result<Settings, LoadError>) {
         loop {
             let content = self.content(companions);
@@ -121,7 +121,7 @@ impl SettingsFile {
         String::from_utf8(bytes).map_err(|_| LoadError::Unreadable("this is not UTF-8; save it as UTF-8 text"))
     }
 
-    /// What the file and its companions hold now, as one hash.
+    /// Current hash of the file and the files it refers to.
     fn content(&self, companions: &[PathBuf]) -> [u8; 32] {
         let text = self.text().map_or_else(|_| blake3::hash(b"unreadable"), |text| blake3::hash(text.as_bytes()));
         fingerprint(text, companions, &*self.surroundings)
@@ -134,33 +134,33 @@ impl fmt::Debug for SettingsFile {
     }
 }
 
-/// Keys whose new values wait for a restart.
+/// Keys whose new values need a restart.
 pub type RestartKeys = Vec<&'static str>;
 
-/// What led to a reload.
+/// Cause of a reload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReloadCause {
-    /// The content had changed.
+    /// Changed content.
     Changed,
-    /// SIGHUP came.
+    /// SIGHUP.
     Signal,
-    /// Somebody asked.
+    /// An explicit request.
     Asked,
 }
 
-/// One reload: what led to it, and what came of it.
+/// One reload: its cause and result.
 #[derive(Debug)]
 pub struct Reload {
-    /// What led to it.
+    /// The cause.
     pub why: ReloadCause,
-    /// New settings, or why the old ones stay.
+    /// The new settings, or why the old ones stay.
     pub result: Result<Settings, LoadError>,
 }
 
-/// The default distance of two looks.
+/// Default interval of checks.
 pub const EVERY: Duration = Duration::from_secs(5);
 
-/// Asks for a reload. Cheap to clone.
+/// Requests reloads. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Reloader {
     file: Arc<Path>,
@@ -168,13 +168,13 @@ pub struct Reloader {
 }
 
 impl Reloader {
-    /// The file that is read, as it was named.
+    /// The path of the file as given.
     #[must_use]
     pub fn file(&self) -> &Path {
         &self.file
     }
 
-    /// Reads the settings again. Comes back when the new ones have been handed over.
+    /// Reloads the settings; returns when they are applied.
     ///
     /// # Errors
     /// Why the old ones stay.
@@ -186,7 +186,7 @@ impl Reloader {
     }
 }
 
-/// Watches a settings file until nobody is left who could ask it.
+/// Watches a settings file until the last [`Reloader`] is dropped.
 #[derive(Debug)]
 pub struct Watcher {
     source: SettingsFile,
@@ -197,11 +197,11 @@ pub struct Watcher {
     hangups: SighupStream,
 }
 
-/// Makes a watcher of the file that `current` came from. To be called inside the runtime; from
-/// then on SIGHUP does not end the process.
+/// A watcher of the file that `current` came from. Must be called within the runtime; SIGHUP no longer ends
+/// the process afterwards.
 #[must_use]
 pub fn watch(source: SettingsFile, current: &Settings, every: Duration) -> (Watcher, Reloader) {
-    // One waiting ask is enough: whoever comes meanwhile waits at the door.
+    // One queued request suffices: further callers wait to send.
     let (sender, asks) = mpsc::channel(1);
     let seen = SeenContent { tried: Some(current.hash), different: None };
     let (companions, file) = (current.files.clone(), Arc::from(source.path()));
@@ -210,8 +210,8 @@ pub fn watch(source: SettingsFile, current: &Settings, every: Duration) -> (Watc
 }
 
 impl Watcher {
-    /// Watches, and tells of every reload; `told` says what came of it. Ends when the last
-    /// [`Reloader`] is gone.
+    /// Watches, and reports every reload; `told` applies it. Ends when the last [`Reloader`] is
+    /// dropped.
     pub async fn run(mut self, mut told: impl FnMut(Reload) -> Result<RestartKeys, LoadError>) {
         let mut looks = tokio::time::interval(self.every);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -228,7 +228,7 @@ impl Watcher {
                 ask = self.asks.recv() => {
                     let Some(answer) = ask else { return };
                     let came = self.reload(ReloadCause::Asked, &mut told).await;
-                    // Whoever asked may have left.
+                    // The caller may have gone.
                     let _ = answer.send(came);
                 }
             }
@@ -242,7 +242,7 @@ impl Watcher {
     ) -> Result<RestartKeys, LoadError> {
         let came = told(Reload { why, result: self.read().await });
         if let Err(LoadError::Unusable(_)) = came {
-            // What stood in the way is not part of the settings' content: try again by and by.
+            // The obstacle is not part of the settings' content, so it is retried.
             self.seen = SeenContent::default();
         }
         came
@@ -277,7 +277,7 @@ impl Watcher {
     }
 }
 
-/// Which content was tried last, and which has been seen once since.
+/// The content tried last, and the content seen once since.
 #[derive(Debug, Default)]
 struct SeenContent {
     tried: Option<[u8; 32]>,
@@ -285,7 +285,7 @@ struct SeenContent {
 }
 
 impl SeenContent {
-    /// Whether this content is new, and the same as at the last look.
+    /// Whether this content is new and equal to that of the last check.
     fn look(&mut self, content: [u8; 32]) -> bool {
         let settled = self.different == Some(content);
         self.different = (Some(content) != self.tried).then_some(content);
@@ -297,7 +297,7 @@ impl SeenContent {
     }
 }
 
-/// SIGHUP, where there is such a thing.
+/// SIGHUP, on systems that have it.
 #[derive(Debug)]
 struct SighupStream {
     #[cfg(unix)]
@@ -341,7 +341,7 @@ mod tests {
 
     use crate::units::ClassId;
 
-    /// Files in memory that a test can change.
+    /// In-memory files that a test can change.
     #[derive(Clone, Default)]
     struct Desk(Arc<Mutex<HashMap<PathBuf, String>>>);
 
@@ -389,7 +389,7 @@ mod tests {
         let (sender, heard) = mpsc::unbounded_channel();
         tokio::spawn(watcher.run(move |reload| {
             let class = reload.result.map(|settings| settings.default_class);
-            // A class by this name cannot be put to use.
+            // A class with this name cannot be applied.
             let class = class.and_then(|class| match class.as_str() {
                 "unusable" => Err(LoadError::Unusable("no such certificate".to_owned())),
                 _ => Ok(class),

@@ -12,10 +12,10 @@ use crate::forward::settings::Timeouts;
 use crate::judge::{Assumption, Objective, Objectives, Quantiles};
 use crate::units::{ClassId, Tokens};
 
-/// What the label says of requests without a class, and what is kept for drills.
+/// Class names reserved for requests without a class and for drills.
 const RESERVED: &[&str] = &["none", "drill"];
 
-/// What is wrong with zero or less seconds of waiting.
+/// Message for a non-positive number of seconds.
 const NO_TIME: &str = "is no time at all";
 
 impl Checker<'_> {
@@ -50,7 +50,7 @@ impl Checker<'_> {
         let d = ClassQueue::of_promise(objectives.longest());
         let d = ClassQueue { max_wait: d.max_wait.min(limits.total), ..d };
         let Some(raw) = &raw.queue else { return d };
-        // Zero is fine: then a request gets a free seat or none.
+        // Zero is allowed: a free seat or none.
         let max_wait = raw.max_wait.as_ref().map_or(d.max_wait, |at| at.value);
         if let Some(at) = raw.max_wait.as_ref().filter(|_| max_wait > limits.total) {
             let message = format!("max_wait is longer than timeouts.total ({})", in_seconds(limits.total));
@@ -120,19 +120,19 @@ impl Checker<'_> {
                 }
             }
         }
-        // Zero is fine: then nothing is held back, and no retry hides a failure after the head.
+        // Zero is allowed: the head is not held, and failures after it are not retried.
         limits.hold_head = raw.hold_head.as_ref().map_or(limits.hold_head, |at| at.value);
         limits.keepalive = raw.keepalive_seconds.as_ref().and_then(|at| self.seconds(at, NO_TIME));
         limits
     }
 
-    /// A limit below a threshold would cut requests that are still good.
+    /// Time limits must not be below thresholds, because they would cut requests that can still be met.
     fn limits_leave_room(&mut self, raw: &raw::Class, objectives: &Objectives, limits: &Timeouts) {
         let Some(of) = &raw.objectives else { return };
         let first_token = ("timeouts.first_token", limits.first_token);
         let idle = ("timeouts.idle", limits.idle);
         let total = ("timeouts.total", limits.total);
-        // Ends a whole answer as `total` does.
+        // Ends a non-streaming response as `total` does.
         let head = ("timeouts.response_head", limits.response_head);
         let whole: &[_] = if objectives.judges_non_streaming() { &[total, head] } else { &[total] };
         let pairs = [
@@ -157,8 +157,8 @@ impl Checker<'_> {
         }
     }
 
-    /// The same for the longest answers that the class assumes: where the end itself has no
-    /// threshold, they may take as long as TTFT and TPOT allow.
+    /// The same for the longest assumed responses: without an E2E threshold they may take as long as TTFT and
+    /// TPOT allow.
     fn limits_leave_room_for_output(&mut self, raw: &raw::Class, objectives: &Objectives, whole: &[(&str, Duration)]) {
         let p95 = raw.workload_assumption.as_ref().and_then(|all| all.output_tokens.as_ref()?.p95.as_ref());
         let (Some(at), None) = (p95, objectives.e2e) else { return };
@@ -174,7 +174,7 @@ impl Checker<'_> {
         }
     }
 
-    /// A keepalive that no request can live to see is a misunderstanding.
+    /// A keepalive interval longer than any request is probably a mistake.
     fn keepalive_can_happen(&mut self, raw: &raw::Class, limits: &Timeouts) {
         let (Some(at), Some(every)) = (&raw.keepalive_seconds, limits.keepalive) else { return };
         let waits = limits.first_token.saturating_sub(limits.hold_head);

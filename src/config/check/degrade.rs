@@ -42,7 +42,7 @@ impl Checker<'_> {
         })
     }
 
-    /// Levels add up, so each must do something that those before it do not.
+    /// Levels are cumulative, so each must add an action.
     fn is_another(&mut self, place: &Location, action: Action, before: &[Level]) {
         let same = before.iter().rev().find(|level| level.action.kind() == action.kind());
         match (action, same.map(|level| level.action)) {
@@ -102,8 +102,8 @@ impl Checker<'_> {
         (enter, leave)
     }
 
-    /// A rate that the class can reach: with every request missed it burns by one over the
-    /// share of misses that its target allows.
+    /// A burn rate above the largest possible one is an error: with every request missed it is one over the
+    /// allowed share of misses.
     fn burn_rate(&mut self, at: &Located<f64>, promise: &Objectives) -> Option<f64> {
         if at.value <= 0.0 {
             let way_out = "write a number above 0; 1 uses the budget up exactly at the end of the window";
@@ -142,7 +142,7 @@ impl Checker<'_> {
         has_upper && can_be && is_lower
     }
 
-    /// Levels that can change nothing, or are never entered, are no mistake but worth a look.
+    /// Notes levels without effect, or that are never entered.
     pub(super) fn levels_can_help(
         &mut self,
         root: &Root,
@@ -169,11 +169,11 @@ impl Checker<'_> {
     }
 }
 
-/// What a class has around it that levels can make use of.
+/// What levels of a class can act on.
 struct Reach {
-    /// Requests can wait for one of its pools.
+    /// Whether requests can wait for one of its pools.
     waits: bool,
-    /// The engines of one of its pools are told a priority.
+    /// Whether one of its pools passes a priority to engines.
     is_told: bool,
     has_lower: bool,
     has_second_pool: bool,
@@ -191,7 +191,7 @@ impl Reach {
         }
     }
 
-    /// What is missing for this kind of action, and what to do.
+    /// What this kind of action lacks, and how to fix it.
     fn is_in_vain(&self, kind: Kind) -> Option<(&'static str, &'static str)> {
         match kind {
             Kind::Defer if !self.waits && !self.is_told => {

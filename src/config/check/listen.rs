@@ -1,4 +1,4 @@
-//! Listeners, limits on clients, leaving, and what is read of answers.
+//! Listeners, client limits, shutdown, and inspection of responses.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
@@ -83,7 +83,7 @@ impl Checker<'_> {
     pub(super) fn shutdown(&mut self, raw: Option<&raw::Shutdown>) -> Shutdown {
         let d = Shutdown::default();
         let Some(raw) = raw else { return d };
-        // Zero is fine here: a test bench may leave at once.
+        // Zero is allowed, for example on a test bench.
         Shutdown {
             delay: raw.delay.as_ref().map_or(d.delay, |at| at.value),
             drain: raw.drain.as_ref().map_or(d.drain, |at| at.value),
@@ -134,8 +134,8 @@ impl Checker<'_> {
         Some(admin)
     }
 
-    /// An engine that is the gateway itself would get every request again and again. Only what is
-    /// certain is said: other names and addresses may or may not be this machine's.
+    /// An engine address that is the gateway itself would loop. Only certain cases are reported, because other
+    /// names and addresses may or may not be this machine's.
     pub(super) fn no_engine_is_here(&mut self, root: &raw::Root, listen: &Listen, admin: Option<&Admin>) {
         let pools = || root.pools.iter().flat_map(|all| all.iter());
         let urls = pools()
@@ -199,7 +199,7 @@ impl Checker<'_> {
         paths
     }
 
-    /// A path that goes to engines; `fits` says which may be offered where it is none.
+    /// An API path relayed to engines; `fits` selects those suggested for an unknown one.
     pub(super) fn endpoint(&mut self, at: &Located<String>, fits: impl Fn(&Endpoint) -> bool) -> Option<Endpoint> {
         let found = Endpoint::relayed(&at.value);
         if found.is_none() {
@@ -237,7 +237,7 @@ impl Checker<'_> {
     }
 }
 
-/// Whether two listeners would want the same port of the same interface. `::` takes IPv4 along.
+/// Whether two listeners need the same port of the same interface. `::` includes IPv4.
 fn collide(a: SocketAddr, b: SocketAddr) -> bool {
     let (one, other) = (a.ip().to_canonical(), b.ip().to_canonical());
     let takes = |all: IpAddr, one: IpAddr| all.is_unspecified() && (all.is_ipv6() || one.is_ipv4());
@@ -245,14 +245,14 @@ fn collide(a: SocketAddr, b: SocketAddr) -> bool {
     a.port() != 0 && a.port() == b.port() && same_interface
 }
 
-/// Whether a connection to this host and port certainly comes to the listener at `address`.
+/// Whether a connection to this host and port certainly reaches the listener at `address`.
 fn leads_to(host: &str, port: u16, address: SocketAddr) -> bool {
     let to = address.ip().to_canonical();
     let is_local = to.is_loopback() || to.is_unspecified();
     let bare = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(host);
     let comes = match (bare.strip_suffix('.').unwrap_or(bare), bare.parse::<IpAddr>().map(|ip| ip.to_canonical())) {
         ("localhost", _) => is_local,
-        // Who connects to no address in particular comes to this machine.
+        // A connection to the unspecified address reaches this machine.
         (_, Ok(ip)) if ip.is_unspecified() => is_local,
         (_, Ok(ip)) => ip == to || to.is_unspecified() && ip.is_loopback() && (to.is_ipv6() || ip.is_ipv4()),
         (_, Err(_)) => false,

@@ -1,9 +1,8 @@
-//! The only bridge from what the file said to what is done: checks everything, and reports all
-//! problems at once.
+//! Turns what the file says into settings: checks everything, and reports all problems at once.
 //!
-//! Every part returns a value even where it found a problem (a default, or the part without the
-//! faulty piece), so that the parts after it can be checked too. Only a file without problems
-//! becomes [`Settings`].
+//! Every part returns a value even if it has a problem (a default, or the part without the invalid piece),
+//! so that later parts are checked too. Only a file without problems becomes
+//! [`Settings`].
 
 mod classes;
 mod degrade;
@@ -29,16 +28,16 @@ use crate::record::settings::{MetricLabels, RequestLabel};
 use crate::route::Routes;
 use crate::units::{ClassId, LengthBuckets, Tokens};
 
-/// What a check works with.
+/// State of a check.
 pub(super) struct Checker<'a> {
     surroundings: &'a dyn Environment,
     pub problems: Vec<Problem>,
-    /// What is worth a look but stands in nobody's way.
+    /// Remarks that do not prevent loading.
     notes: Vec<Problem>,
-    /// Files that were read beside the settings.
+    /// Files read as part of the settings.
     pub files: Vec<PathBuf>,
-    /// Files that were read only to see whether they will do: the listener renews what is in
-    /// them without a reload, so they are no part of the settings' content.
+    /// Files read only to validate them: the listener renews their contents without a reload, so they are not
+    /// part of the settings' hash.
     pub papers: Vec<PathBuf>,
 }
 
@@ -55,7 +54,7 @@ impl<'a> Checker<'a> {
         self.notes.push(Problem::new(place, message, way_out));
     }
 
-    /// Checks the whole file. `None` where there is any problem.
+    /// Checks the whole file. `None` if there is any problem.
     pub(super) fn settings(&mut self, root: &Root, hash_of_text: blake3::Hash) -> Option<Settings> {
         let listen = self.listen(root.listen.as_ref());
         let shutdown = self.shutdown(root.shutdown.as_ref());
@@ -118,7 +117,7 @@ impl<'a> Checker<'a> {
         })
     }
 
-    /// The hash over the file and everything it refers to.
+    /// Hash of the file and everything it refers to.
     fn hash(&self, of_text: blake3::Hash) -> [u8; 32] {
         super::fingerprint(of_text, &self.files, self.surroundings)
     }
@@ -167,7 +166,7 @@ impl<'a> Checker<'a> {
         default
     }
 
-    /// A length of time above zero, else the default.
+    /// A positive duration, else the default.
     fn time(&mut self, at: Option<&Located<Duration>>, default: Duration) -> Duration {
         let Some(at) = at else { return default };
         if at.value.is_zero() {
@@ -177,7 +176,7 @@ impl<'a> Checker<'a> {
         at.value
     }
 
-    /// Seconds above zero; `wrong` says what is the matter with others.
+    /// Positive seconds; `wrong` is the message for others.
     fn seconds(&mut self, at: &Located<f64>, wrong: &str) -> Option<Duration> {
         let found = Duration::try_from_secs_f64(at.value).ok().filter(|length| !length.is_zero());
         if found.is_none() {
@@ -192,12 +191,12 @@ impl<'a> Checker<'a> {
         self.share_that(at, |_| true)
     }
 
-    /// A share above 0 and up to 1; `fits` says which may be offered where it is none.
+    /// A share above 0 and up to 1; `fits` selects values to suggest for an invalid one.
     fn share_that(&mut self, at: &Located<f64>, fits: impl Fn(f64) -> bool) -> Option<f64> {
         if at.value > 0.0 && at.value <= 1.0 {
             return Some(at.value);
         }
-        // Who writes 95 means per cent; who writes 1.5 most likely does not.
+        // 95 probably means per cent; 1.5 probably does not.
         let of_hundred = (at.value * 1e7).round() / 1e9;
         let way_out = if (2.0..=100.0).contains(&at.value) && fits(of_hundred) && !at.hidden {
             format!("it is a share: did you mean {of_hundred}?")
@@ -208,7 +207,7 @@ impl<'a> Checker<'a> {
         None
     }
 
-    /// A name for a label and a header: visible, short, and none that we use ourselves.
+    /// A name usable as label and header: visible, short, not reserved.
     fn name(&mut self, at: &Located<String>, reserved: &[&str]) {
         let name = &at.value;
         let plain = |c: char| c.is_ascii_alphanumeric() || "_-.:/@".contains(c);
@@ -221,7 +220,7 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// Reports names that stand twice.
+    /// Reports duplicate names.
     fn unique<'n>(&mut self, what: &str, names: impl IntoIterator<Item = &'n Located<String>>) {
         let mut first: HashMap<&str, u64> = HashMap::new();
         for at in names {
@@ -253,7 +252,7 @@ impl<'a> Checker<'a> {
         None
     }
 
-    /// Reads a file that the settings refer to.
+    /// Reads a file that is part of the settings.
     fn file(&mut self, at: &Located<String>) -> Option<Vec<u8>> {
         let path = PathBuf::from(&at.value);
         if !self.files.contains(&path) {
@@ -262,7 +261,7 @@ impl<'a> Checker<'a> {
         self.bytes(at)
     }
 
-    /// Reads a file that the settings refer to, and that somebody else will follow.
+    /// Reads a file that another component will follow.
     fn paper(&mut self, at: &Located<String>) -> Option<Vec<u8>> {
         self.papers.push(PathBuf::from(&at.value));
         self.bytes(at)
@@ -299,18 +298,18 @@ impl<'a> Checker<'a> {
     }
 }
 
-/// A number for a problem's text.
+/// A number for a message.
 fn shown<T: std::fmt::Display>(at: &Located<T>) -> String {
     if at.hidden { "the value of the variable".to_owned() } else { at.value.to_string() }
 }
 
-/// A length of time for a problem's text: `1.5s`.
+/// A duration for a message: `1.5s`.
 fn in_seconds(length: Duration) -> String {
     format!("{}s", length.as_secs_f64())
 }
 
-/// Names become clones of those that are defined, which are seen to be the same without a look at
-/// their letters.
+/// Replaces names by clones of the defined ones, which compare equal by
+/// pointer.
 fn share<'n, 'd, N: Clone + PartialEq + 'n + 'd>(
     named: impl Iterator<Item = &'n mut N>,
     defined: impl Iterator<Item = &'d N> + Clone,
@@ -322,11 +321,11 @@ fn share<'n, 'd, N: Clone + PartialEq + 'n + 'd>(
     }
 }
 
-/// The names that are defined, of one sort.
+/// Defined names of one kind.
 struct Names<'n> {
     what: &'static str,
     all: Vec<&'n str>,
-    /// That there are none was told already, where they are missing.
+    /// Whether their absence was reported already.
     told: bool,
 }
 
@@ -342,7 +341,7 @@ impl<'n> Names<'n> {
     }
 }
 
-/// For problems about a value that came in as text.
+/// Message start for a value given as text.
 fn is_no(at: &Located<String>, what: &str) -> String {
     if at.hidden {
         format!("the value of the variable is no {what}")

@@ -111,7 +111,7 @@ impl Checker<'_> {
         SeatBounds { min, max }
     }
 
-    /// Seats are found out by what classes are promised; with nothing to keep they only grow.
+    /// Notes `auto` without objectives: it would only grow.
     pub(super) fn seats_have_a_promise(
         &mut self,
         root: &Root,
@@ -178,7 +178,7 @@ impl Checker<'_> {
             }
         }
         Shares::new(thousandths).unwrap_or_else(|bad| {
-            // A share of nothing was told where it stands.
+            // A share of zero was reported where it stands.
             if let BadShares::TooMuch { sum } = bad {
                 let message = format!("the shares add up to {}, more than 1", f64::from(sum) / 1000.0);
                 self.problem(raw.place(), message, "lower some; those that are not written have their default");

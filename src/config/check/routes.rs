@@ -1,4 +1,4 @@
-//! Routes, aliases, and what nothing leads to.
+//! Routes, aliases, and unused names.
 
 use std::collections::BTreeMap;
 
@@ -49,7 +49,7 @@ impl Checker<'_> {
         }
     }
 
-    /// Every pattern of a route must be able to catch something that no earlier route takes.
+    /// Every pattern of a route must match something that no earlier route takes.
     fn is_reached(
         &mut self,
         raw: &raw::Route,
@@ -106,7 +106,7 @@ impl Checker<'_> {
         }
     }
 
-    /// The aliases, each with the name it leads to in the end.
+    /// The aliases, each with its final name.
     pub(super) fn aliases(&mut self, root: &Root) -> BTreeMap<String, String> {
         let entries = root.models.iter().flat_map(|models| &models.aliases).flat_map(|aliases| &aliases.0);
         let direct: BTreeMap<&str, &str> = entries.clone().map(|(a, b)| (a.value.as_str(), b.value.as_str())).collect();
@@ -129,7 +129,7 @@ impl Checker<'_> {
         found
     }
 
-    /// `other` is the label of models that only `*` takes, and of requests without one.
+    /// `other` is the label of models matched by `*` only, and of requests without one.
     fn is_free_label(&mut self, at: &Located<String>) {
         if at.value == "other" {
             let message = format!("the name {} has a meaning of its own in the metrics", at.shown());
@@ -144,7 +144,7 @@ impl Checker<'_> {
         }
     }
 
-    /// What nothing leads to is no mistake, but worth a look.
+    /// Notes unused definitions.
     pub(super) fn unused(&mut self, root: &Root) {
         for at in root.slo_classes.iter().flat_map(|all| all.iter()).filter_map(|class| class.slo_class.as_ref()) {
             let rules = root.classify.iter().flatten().filter_map(|rule| rule.class.as_ref());
@@ -165,7 +165,7 @@ impl Checker<'_> {
     }
 }
 
-/// Follows an alias to its end. `None`: it leads back to where it was.
+/// Follows an alias to its end. `None` for a cycle.
 fn end_of<'a>(direct: &BTreeMap<&'a str, &'a str>, name: &str) -> Option<&'a str> {
     let mut end = *direct.get(name)?;
     for _ in 0..direct.len() {

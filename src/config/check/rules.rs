@@ -1,4 +1,4 @@
-//! Rules of classification.
+//! Classification rules.
 
 use http::{HeaderName, HeaderValue};
 
@@ -16,8 +16,8 @@ impl Checker<'_> {
             let when = raw.when.as_ref().map(|when| self.when(root, when));
             let (Some(class), Some(when)) = (class, when) else { continue };
             let hidden_by = rules.iter().position(|(earlier, w)| {
-                // A rule whose class a tenant may not use is passed over, so with tenants only
-                // a rule for the same class hides this one for everybody.
+                // A rule is skipped for tenants that may not use its class, so with tenants only an earlier rule for the
+                // same class hides this one for everybody.
                 let for_all = root.tenants.is_none() || earlier.as_str() == class;
                 for_all && (*w == When::default() || *w == when)
             });

@@ -1,4 +1,4 @@
-//! Where the balances of limits live.
+//! The store of shared limits.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use crate::admit::shared::settings::{Address, LimitsStore, Redis};
 use crate::config::raw::{self, LimitsStoreKind, Root};
 use crate::config::read::ConfigBlock;
 
-/// A request waits for the store in front of its engine: longer than this is no gateway.
+/// Longest sensible time limit, because a request waits for the store before its engine.
 const LONGEST_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl Checker<'_> {
@@ -36,7 +36,7 @@ impl Checker<'_> {
         let address = match Address::read(&url.value) {
             Ok(address) => address,
             Err(bad) => {
-                // Never with its text: there may be a password in it.
+                // Without its text, which may contain a password.
                 let (message, way_out) = bad.parts();
                 self.problem(&url.place, message, way_out);
                 return None;

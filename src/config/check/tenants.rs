@@ -14,7 +14,7 @@ use crate::identify::{Identity, KeyHash, Keyring};
 use crate::route::settings::{Concurrency, Pool, Route};
 use crate::units::{ClassId, Glob, TenantId};
 
-/// A key, where it stands, and what it is called.
+/// A key with its position and label.
 struct Found {
     hash: KeyHash,
     label: Option<Arc<str>>,
@@ -65,7 +65,7 @@ impl Checker<'_> {
         (Keyring::of(owners), tenants)
     }
 
-    /// Who is demoted stands behind others: where nobody stands, nothing becomes of it.
+    /// Notes `demote` where no requests queue.
     pub(super) fn demotion_can_help(
         &mut self,
         root: &Root,
@@ -105,7 +105,7 @@ impl Checker<'_> {
         limits
     }
 
-    /// Whole numbers only: a rate of nothing would never let anything pass.
+    /// Integers only, because a rate of zero would never admit anything.
     fn allowance(&mut self, raw: &Keys<'_>) -> Allowance {
         let concurrent = raw.concurrent.as_ref().map(|at| self.count(Some(at), 1, 1..=Rate::MOST));
         Allowance {
@@ -128,7 +128,7 @@ impl Checker<'_> {
         Rate::new(per_minute, of_burst).ok()
     }
 
-    /// Limits count the name after aliasing, of models that some route takes.
+    /// Limits count models after aliasing, which some route must take.
     fn limited_model(&mut self, root: &Root, name: &Located<String>) {
         let aliases = root.models.iter().flat_map(|models| &models.aliases).flat_map(|aliases| &aliases.0);
         let mut routes = root.routes.iter().flat_map(|all| all.iter()).peekable();
@@ -148,7 +148,7 @@ impl Checker<'_> {
     }
 
     fn limits_something(&mut self, raw: &impl ConfigBlock) {
-        // An unknown key was told already: it may be the limit that is missing.
+        // An unknown key was reported already and may be the misspelt limit.
         let told = self.problems.iter().any(|problem| problem.path == raw.place().path);
         if raw.written().is_empty() && !told {
             self.problem(raw.place(), "there is no limit in it", "write a limit, or remove the key");
@@ -178,7 +178,7 @@ impl Checker<'_> {
         found
     }
 
-    /// One hash per line, a label behind it where it has one; `#` begins a comment.
+    /// One hash per line, followed by an optional label; `#` starts a comment.
     fn keys_file(&mut self, raw: &raw::Tenant) -> Vec<Found> {
         let Some(at) = &raw.keys_file else { return Vec::new() };
         let Some(bytes) = self.file(at) else { return Vec::new() };
@@ -221,7 +221,7 @@ impl Checker<'_> {
         }
     }
 
-    /// A rule for a label that no key has would never match.
+    /// A rule for an undefined key label would never match.
     fn labels_are_known(&mut self, root: &Root, labels: &[Arc<str>]) {
         let names = Names { what: "key label", all: labels.iter().map(AsRef::as_ref).collect(), told: false };
         let rules = root.classify.iter().flatten().filter_map(|rule| rule.when.as_ref());
@@ -231,7 +231,7 @@ impl Checker<'_> {
     }
 }
 
-/// The keys of limits that stand for a tenant and for each of its models: per minute, burst.
+/// The keys of limits for a tenant or one of its models: per minute, burst.
 struct Keys<'r> {
     tokens: [&'r Option<Located<u64>>; 2],
     input_tokens: [&'r Option<Located<u64>>; 2],
