@@ -165,7 +165,7 @@ impl ConnectionServer {
             _ => return,
         };
         if agreed.is_some_and(|agreed| agreed != version) {
-            tracing::debug!(?agreed, ?version, "the client does not speak what it agreed to");
+            tracing::debug!(?agreed, ?version, "the client does not use the negotiated protocol");
             return;
         }
         match version {

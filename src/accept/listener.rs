@@ -80,7 +80,7 @@ impl Listener {
             tracing::warn!(
                 most,
                 max_connections = asked,
-                "fewer connections than the settings allow: the limit of open files is too low (`ulimit -n`, `LimitNOFILE`)"
+                "the limit of open files allows fewer connections than the settings (`ulimit -n`, `LimitNOFILE`)"
             );
         }
         Ok(Listener { socket, address, certificates, door, most })

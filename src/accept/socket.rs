@@ -57,7 +57,7 @@ impl<T> Socket<T> {
         }
         self.peer.set_refuses(true);
         let severed = ready!(self.stall.refused(&self.peer.side, &self.peer.clock, self.write_stall, cx));
-        tracing::debug!(?severed, "client does not read; connection cut");
+        tracing::debug!(?severed, "client does not read; closing its connection");
         Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client does not read")))
     }
 }

@@ -130,7 +130,7 @@ where
 fn caught<T>(step: impl FnOnce() -> T) -> Option<T> {
     let caught = catch_unwind(AssertUnwindSafe(step));
     if caught.is_err() {
-        tracing::error!("a panic before a request came to its handler; its client gets a 500");
+        tracing::error!("panic before the request reached its handler; responding 500");
     }
     caught.ok()
 }
@@ -400,7 +400,7 @@ impl<F: Future<Output = ()>> Future for H2StreamTask<F> {
                 }
                 this.strand.drive(cx);
                 let severed = ready!(this.stall.refused(side, clock, *this.write_stall, cx));
-                tracing::debug!(?severed, "client does not take its bytes; stream cut");
+                tracing::debug!(?severed, "client does not read; resetting its stream");
                 Poll::Ready(())
             }
         }

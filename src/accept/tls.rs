@@ -130,7 +130,7 @@ impl Certificates {
                 Ok(true) => tracing::info!("certificate renewed"),
                 Ok(false) => {}
                 Err(problem) if !told => {
-                    tracing::warn!(%problem, "certificate not renewed; the old one stays");
+                    tracing::warn!(%problem, "cannot renew the certificate; keeping the old one");
                     told = true;
                     continue;
                 }

@@ -68,7 +68,7 @@ pub enum Denied {
     #[error(transparent)]
     Exhausted(#[from] Exhausted),
     /// The store is unavailable, and the settings say `closed`.
-    #[error("the store of the limits cannot be asked")]
+    #[error("limits store unavailable")]
     Unavailable,
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Exit codes: 0 no problem, the sample request (if there is one) would go to an engine, and the
 //! engines (if they were asked) can be used; 1 the file has problems, the request would be refused,
-//! an engine cannot be used, or none lists a model of the routes; 2 a file cannot be read.
+//! engine not usable, or none lists a model of the routes; 2 a file cannot be read.
 
 mod explain;
 mod probed;
@@ -57,7 +57,7 @@ fn given(text: &str) -> Result<HeaderArg, std::convert::Infallible> {
 /// it.
 fn header(text: &str) -> HeaderArg {
     let (name, value) = text.split_once(['=', ':']).ok_or("write a header as name=value")?;
-    let name = HeaderName::try_from(name.trim()).map_err(|_| "the part before = is no header name")?;
+    let name = HeaderName::try_from(name.trim()).map_err(|_| "the part before = is not a header name")?;
     let mut value = HeaderValue::try_from(value.trim()).map_err(|_| "the value cannot stand in a header")?;
     value.set_sensitive(true);
     Ok((name, value))

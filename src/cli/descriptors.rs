@@ -4,6 +4,6 @@
 /// descriptor, and one for its engine, while shells and service managers often begin with 1,024.
 pub(super) fn raise_limit() {
     if let Err(error) = rlimit::increase_nofile_limit(u64::MAX) {
-        tracing::debug!(%error, "the limit of open files stays as it is");
+        tracing::debug!(%error, "cannot raise the limit of open files");
     }
 }

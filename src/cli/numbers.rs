@@ -18,5 +18,5 @@ pub fn within<const LEAST: u32, const MOST: u32>(text: &str) -> Result<f64, Stri
 /// # Errors
 /// What to write instead.
 pub fn count(text: &str) -> Result<usize, String> {
-    text.parse().ok().filter(|number| *number > 0).ok_or_else(|| "write a whole number from 1 on".to_owned())
+    text.parse().ok().filter(|number| *number > 0).ok_or_else(|| "write an integer from 1 on".to_owned())
 }

@@ -91,7 +91,7 @@ impl Serve {
                 false => tracing::info!(port, %address, tls, open_to, asks_for, "a port is open"),
                 true => tracing::warn!(
                     port, %address, tls, open_to, asks_for,
-                    "a port is open to strangers who may read everything and reload; set admin.token_file, or keep admin.address on loopback"
+                    "the admin port is reachable from other machines without a token; set admin.token_file, or keep admin.address on loopback"
                 ),
             }
         }

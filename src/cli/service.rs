@@ -268,16 +268,16 @@ async fn serve_and_leave(
             // Without it the gateway would go on by what it once knew, and nobody would see: whoever
             // started it can start it again.
             ended = tasks.lost() => {
-                tracing::error!(task = ended.name, panicked = ended.panic.is_some(), "a part of the gateway ended");
+                tracing::error!(task = ended.name, panicked = ended.panic.is_some(), "a gateway task ended unexpectedly");
                 lost = Some(ended);
             }
         }
-        tracing::info!("leaving: readiness fails, then no new work, then open streams end");
+        tracing::info!("shutting down: failing readiness, then refusing new requests, then ending open streams");
         let hurried = async {
             tokio::select! {
                 () = drain.leave(clock, shutdown) => {}
                 () = told() => {
-                    tracing::warn!("told once more: what is open ends now");
+                    tracing::warn!("second shutdown signal: closing open connections");
                     drain.hurry(clock).await;
                 }
             }
@@ -309,7 +309,7 @@ async fn last_words(clock: Clock, gateway: Gateway, mut tasks: BackgroundTasks, 
     tokio::select! {
         () = gateway.recorder.emptied() => {}
         () = clock.sleep_until(Some(clock.now() + Duration::from_secs(2))) => {
-            tracing::warn!(open = gateway.recorder.open_visits(), "requests were still open at the end");
+            tracing::warn!(open = gateway.recorder.open_visits(), "requests were still open at exit");
         }
     }
     gateway.leave_books().await;
@@ -332,7 +332,7 @@ fn access_lines(log: AccessLog, clock: Clock) -> (Option<AccessLines>, Option<Jo
             let (lines, writer) = access::lines();
             let task = tokio::spawn(async move {
                 if let Err(error) = writer.run(access::Stdout, clock).await {
-                    tracing::error!(%error, "access lines can no longer be written");
+                    tracing::error!(%error, "access log closed; no more lines are written");
                 }
             });
             (Some(lines), Some(task))
@@ -359,10 +359,10 @@ fn follow(
             let came = result.and_then(|settings| adopt(settings, &began.settings, &gateway, &probes, &door));
             gateway.recorder.reloaded(came.is_ok());
             match &came {
-                Ok(_) => tracing::info!(?why, "settings exchanged"),
+                Ok(_) => tracing::info!(?why, "settings reloaded"),
                 Err(not) => {
                     let problem = not.lines(&file).join("; ");
-                    tracing::error!(?why, %problem, "the settings stay as they were");
+                    tracing::error!(?why, %problem, "keeping the old settings");
                 }
             }
             came
@@ -384,7 +384,7 @@ fn adopt(
     door.set_limits(&settings.listen).map_err(unusable)?;
     let waiting = began.fixed_differences(&settings);
     for key in &waiting {
-        tracing::warn!(key, "this key changes only with a restart");
+        tracing::warn!(key, "this key needs a restart");
     }
     let pools = settings.pools.clone();
     gateway.adopt(settings);

@@ -12,7 +12,7 @@ impl ShutdownSignals {
     pub fn listen() -> Self {
         let signals = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()));
         let (Ok(terminate), Ok(interrupt)) = signals else {
-            tracing::error!("signals cannot be heard; only a kill ends this process");
+            tracing::error!("cannot receive signals; only SIGKILL ends this process");
             return ShutdownSignals(None);
         };
         ShutdownSignals(Some((terminate, interrupt)))

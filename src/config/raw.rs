@@ -694,7 +694,7 @@ impl super::read::Read for LimitsStoreKind {
             super::tree::Value::Text(word) if word == "memory" => Some(LimitsStoreKind::Memory),
             super::tree::Value::Map(_) => SharedStore::read(node, reader).map(Box::new).map(LimitsStoreKind::Shared),
             _ => {
-                reader.fail(node, "is no store", "write `memory`, or {redis: {url: redis://HOST:PORT}}");
+                reader.fail(node, "is not a store", "write `memory`, or {redis: {url: redis://HOST:PORT}}");
                 None
             }
         }
@@ -742,7 +742,7 @@ impl super::read::Read for LevelAction {
         match &node.value {
             super::tree::Value::Map(_) => CapOutput::read(node, reader).map(LevelAction::Cap),
             super::tree::Value::Text(word) if word == Kind::CapOutput.as_str() => {
-                reader.fail(node, "says not how many tokens", "write {cap_output: 256}");
+                reader.fail(node, "lacks the number of tokens", "write {cap_output: 256}");
                 None
             }
             _ => Located::read(node, reader).map(LevelAction::Word),

@@ -89,7 +89,7 @@ impl<'a> ConfigWalker<'a> {
                 let free = keys.iter().copied().filter(|key| !written.contains(key));
                 let way_out = match nearest(name, free) {
                     Some(near) => format!("did you mean `{near}`?"),
-                    None => format!("the keys here are: {}", keys.join(", ")),
+                    None => format!("valid keys are: {}", keys.join(", ")),
                 };
                 self.fail(key, format!("unknown key `{}`", clipped(name)), way_out);
             }
@@ -111,15 +111,11 @@ impl<'a> ConfigWalker<'a> {
         let mut found = Vec::new();
         for (key, value) in entries {
             let Value::Text(name) = &key.value else {
-                self.fail(
-                    key,
-                    format!("a key is {}", key.value.kind()),
-                    "write the key as a text, in quotes if need be",
-                );
+                self.fail(key, format!("a key is {}", key.value.kind()), "write the key as text, in quotes if need be");
                 continue;
             };
             if let Some(line) = first.get(name.as_str()) {
-                let message = format!("the key `{}` stands twice, first on line {line}", clipped(name));
+                let message = format!("the key `{}` is repeated, first on line {line}", clipped(name));
                 self.fail(key, message, "keep one of the two");
                 continue;
             }
@@ -308,7 +304,7 @@ pub(super) fn block_schema(
 pub(super) trait FromScalar: Sized {
     /// Its name in the schema.
     const NAME: &'static str;
-    /// With article, for a message: `a length of time such as 10s`.
+    /// With article, for a message: `a duration such as 10s`.
     const EXPECTED: &'static str;
     /// Whether problems may never show it.
     const HIDDEN: bool = false;

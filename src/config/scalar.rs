@@ -60,7 +60,7 @@ impl FromScalar for bool {
             Value::Text(text) if loose && text == "true" => Ok(true),
             Value::Text(text) if loose && text == "false" => Ok(false),
             Value::Text(text) => {
-                Err(ScalarError::value(format!("{} is no boolean", quoted(text)), "write true or false"))
+                Err(ScalarError::value(format!("{} is not a boolean", quoted(text)), "write true or false"))
             }
             _ => Err(ScalarError::Type),
         }
@@ -72,11 +72,11 @@ impl FromScalar for bool {
 
 impl FromScalar for u64 {
     const NAME: &'static str = "count";
-    const EXPECTED: &'static str = "a whole number";
+    const EXPECTED: &'static str = "an integer";
 
     fn take(value: &Value, loose: bool) -> Result<Self, ScalarError> {
         let whole =
-            |text: String| ScalarError::value(format!("{text} is no whole number from 0 on"), "write a whole number");
+            |text: String| ScalarError::value(format!("{text} is not a non-negative integer"), "write an integer");
         match value {
             Value::Int(number) => u64::try_from(*number).map_err(|_| whole(number.to_string())),
             Value::Float(number) => Err(whole(number.to_string())),
@@ -110,7 +110,7 @@ impl FromScalar for f64 {
 
 impl FromScalar for Duration {
     const NAME: &'static str = "length_of_time";
-    const EXPECTED: &'static str = "a length of time such as 300ms, 10s, 2m, 1h or 28d";
+    const EXPECTED: &'static str = "a duration such as 300ms, 10s, 2m, 1h or 28d";
 
     fn take(value: &Value, _: bool) -> Result<Self, ScalarError> {
         match value {
@@ -119,7 +119,7 @@ impl FromScalar for Duration {
             Value::Text(text) => length(text).ok_or_else(|| match text.trim().parse::<f64>() {
                 Ok(_) => without_unit(text.trim()),
                 Err(_) => ScalarError::value(
-                    format!("{} is no length of time", quoted(text)),
+                    format!("{} is not a duration", quoted(text)),
                     format!("write {}", Self::EXPECTED),
                 ),
             }),
@@ -184,7 +184,7 @@ impl FromScalar for SizeScalar {
 
     fn take(value: &Value, _: bool) -> Result<Self, ScalarError> {
         let wrong =
-            |text: String| ScalarError::value(format!("{text} is no size"), format!("write {}", Self::EXPECTED));
+            |text: String| ScalarError::value(format!("{text} is not a size"), format!("write {}", Self::EXPECTED));
         match value {
             Value::Int(number) => u64::try_from(*number).map(SizeScalar).map_err(|_| wrong(number.to_string())),
             Value::Float(number) => Err(wrong(number.to_string())),
@@ -209,7 +209,7 @@ pub(super) enum ConcurrencyScalar {
 
 impl FromScalar for ConcurrencyScalar {
     const NAME: &'static str = "seats";
-    const EXPECTED: &'static str = "a whole number, or auto";
+    const EXPECTED: &'static str = "an integer, or auto";
 
     fn take(value: &Value, loose: bool) -> Result<Self, ScalarError> {
         match value {
@@ -232,7 +232,7 @@ pub(super) enum PromptTokens {
 
 impl FromScalar for PromptTokens {
     const NAME: &'static str = "prompt_tokens_at_a_time";
-    const EXPECTED: &'static str = "a whole number, auto, or off";
+    const EXPECTED: &'static str = "an integer, auto, or off";
 
     fn take(value: &Value, loose: bool) -> Result<Self, ScalarError> {
         match value {
@@ -293,7 +293,7 @@ impl<T: EnumScalar> FromScalar for EnumWord<T> {
             Some(near) => format!("did you mean {near}?"),
             None => format!("write one of: {}", list()),
         };
-        Err(ScalarError::value(format!("{} is not known here", quoted(text)), way_out))
+        Err(ScalarError::value(format!("{} is not a valid value", quoted(text)), way_out))
     }
     fn schema() -> Schema {
         let mut words: Vec<serde_json::Value> = T::words().map(Into::into).collect();

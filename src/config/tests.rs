@@ -431,13 +431,13 @@ fn each_kind_of_problem() {
     let table: Vec<(String, &str)> = vec![
         // keys
         (changed("classify:", "clasify:"), "7:1: unknown key `clasify`; did you mean `classify`?"),
-        (and("clasify: []"), "12:1: unknown key `clasify`; the keys here are: listen"),
-        (and("zzz: 1"), "12:1: unknown key `zzz`; the keys here are: listen, shutdown"),
-        (pool("health: off\n    helth: off"), "12:5: pools[0]: unknown key `helth`; the keys here are: pool, engines"),
+        (and("clasify: []"), "12:1: unknown key `clasify`; valid keys are: listen"),
+        (and("zzz: 1"), "12:1: unknown key `zzz`; valid keys are: listen, shutdown"),
+        (pool("health: off\n    helth: off"), "12:5: pools[0]: unknown key `helth`; valid keys are: pool, engines"),
         (pool("helth: off"), "11:5: pools[0]: unknown key `helth`; did you mean `health`?"),
-        (and("replicas: 1\nreplicas: 2"), "13:1: the key `replicas` stands twice, first on line 12; keep one"),
-        (class("priority: low\n    priority: low"), "4:5: slo_classes[0]: the key `priority` stands twice"),
-        (and("1: x"), "12:1: a key is a number; write the key as a text"),
+        (and("replicas: 1\nreplicas: 2"), "13:1: the key `replicas` is repeated, first on line 12; keep one"),
+        (class("priority: low\n    priority: low"), "4:5: slo_classes[0]: the key `priority` is repeated"),
+        (and("1: x"), "12:1: a key is a number; write the key as text"),
         (and("tenants:"), "12:8: tenants: is empty; write a list, or remove the key"),
         (changed("default_class: chat\n", ""), "1:1: `default_class` is missing; add `default_class`"),
         (
@@ -445,33 +445,33 @@ fn each_kind_of_problem() {
             "4:5: slo_classes[1]: `joint_attainment_target` is missing",
         ),
         // types
-        (changed("[{url: http://e:1}]", "http://e:1"), "11:14: pools[0].engines: is a text; write a list"),
+        (changed("[{url: http://e:1}]", "http://e:1"), "11:14: pools[0].engines: is text; write a list"),
         (and("listen: 8080"), "12:9: listen: is a number; write a mapping with the keys"),
         (class("priority: 3"), "3:15: slo_classes[0].priority: is a number; write one of: critical, high"),
-        (class("priority: hihg"), "3:15: slo_classes[0].priority: \"hihg\" is not known here; did you mean high?"),
+        (class("priority: hihg"), "3:15: slo_classes[0].priority: \"hihg\" is not a valid value; did you mean high?"),
         (third("7"), "6:16: slo_classes[2].slo_class: is a number; write it in quotes"),
-        (rule("{stream: no}"), "8:35: classify[0].when.stream: \"no\" is no boolean; write true or false"),
-        (and("replicas: 1.5"), "12:11: replicas: 1.5 is no whole number from 0 on"),
-        (and("replicas: -1"), "12:11: replicas: -1 is no whole number"),
-        (and("replicas: \"2\""), "12:11: replicas: is a text; write a whole number"),
+        (rule("{stream: no}"), "8:35: classify[0].when.stream: \"no\" is not a boolean; write true or false"),
+        (and("replicas: 1.5"), "12:11: replicas: 1.5 is not a non-negative integer"),
+        (and("replicas: -1"), "12:11: replicas: -1 is not a non-negative integer"),
+        (and("replicas: \"2\""), "12:11: replicas: is text; write an integer"),
         (and("replicas: 0"), "12:11: replicas: 0 is out of range; write a number from 1 to 1000"),
         (class("stall_seconds: .inf"), "3:20: slo_classes[0].stall_seconds: is not finite"),
         (class("window: 28"), "3:13: slo_classes[0].window: 28 has no unit; put one behind it: ms, s, m, h, d or w"),
-        (class("window: 28 days"), "3:13: slo_classes[0].window: \"28 days\" is no length of time; write a length"),
+        (class("window: 28 days"), "3:13: slo_classes[0].window: \"28 days\" is not a duration; write a duration"),
         (
             class("window: 28s"),
             "3:13: slo_classes[0].window: the window is out of range; write a window from 1h to 366d",
         ),
-        (and("listen: {max_body: lots}"), "12:20: listen.max_body: \"lots\" is no size"),
+        (and("listen: {max_body: lots}"), "12:20: listen.max_body: \"lots\" is not a size"),
         (and("listen: {max_body: 3}"), "12:20: listen.max_body: the size is out of range; write a size from 1.0 KiB"),
-        (and("listen: {header_timeout: 0s}"), "12:26: listen.header_timeout: 0 is no time at all"),
-        (class("keepalive_seconds: \"\""), "3:24: slo_classes[0].keepalive_seconds: is a text; write a number"),
+        (and("listen: {header_timeout: 0s}"), "12:26: listen.header_timeout: 0 is not a positive duration"),
+        (class("keepalive_seconds: \"\""), "3:24: slo_classes[0].keepalive_seconds: is text; write a number"),
         (third("\"\""), "6:16: slo_classes[2].slo_class: is empty"),
         // variables
         (and("replicas: \"${NOBODY}\""), "12:11: replicas: the variable NOBODY is not set; set it"),
         (and("replicas: \"${NO-BODY}\""), "12:11: replicas: holds a `${` that names no variable; write ${NAME}"),
-        (and("replicas: \"${LATE}\""), "12:11: replicas: is a text; write a whole number"),
-        (class("window: \"${LATE}\""), "3:13: slo_classes[0].window: the value does not fit; write a length of time"),
+        (and("replicas: \"${LATE}\""), "12:11: replicas: is text; write an integer"),
+        (class("window: \"${LATE}\""), "3:13: slo_classes[0].window: the value does not fit; write a duration"),
         (
             pool("engine: {headers: {x-key: \"Bearer ${NOTHING}\"}}"),
             "11:31: pools[0].engine.headers.x-key: the variable NOTHING is empty; give it a value in the environment",
@@ -480,11 +480,11 @@ fn each_kind_of_problem() {
         // listeners
         (
             and("listen: {address: localhost:80}"),
-            "12:19: listen.address: \"localhost:80\" is no address; did you mean 127.0.0.1:80?",
+            "12:19: listen.address: \"localhost:80\" is not an address; did you mean 127.0.0.1:80?",
         ),
         (
             and("listen: {address: \"localhost:http\"}"),
-            "12:19: listen.address: \"localhost:http\" is no address; write an IP address and a port",
+            "12:19: listen.address: \"localhost:http\" is not an address; write an IP address and a port",
         ),
         (
             and("listen: {address: \"0.0.0.0:9090\"}"),
@@ -496,7 +496,7 @@ fn each_kind_of_problem() {
         ),
         (
             and("listen: {address: \"${CANARY}\"}"),
-            "12:19: listen.address: the value of the variable is no address; write an IP",
+            "12:19: listen.address: the value of the variable is not an address; write an IP",
         ),
         (
             and("admin: {address: 127.0.0.1:8080}"),
@@ -520,9 +520,9 @@ fn each_kind_of_problem() {
         ),
         (
             queue("{prefill_tokens_per_engine: true}"),
-            "pools[0].queue.prefill_tokens_per_engine: is true; write a whole",
+            "pools[0].queue.prefill_tokens_per_engine: is true; write an integer",
         ),
-        (and("admin: on"), "12:8: admin: is a text; write a mapping, or `off`"),
+        (and("admin: on"), "12:8: admin: is text; write a mapping, or `off`"),
         (and("listen: {tls: {certificate_file: a}}"), "12:15: listen.tls: `private_key_file` is missing"),
         (
             listen_tls("nowhere.crt", "tls.key"),
@@ -546,11 +546,11 @@ fn each_kind_of_problem() {
         ),
         (
             and("inspect: {judged_paths: [/v1/embedings]}"),
-            "12:26: inspect.judged_paths[0]: \"/v1/embedings\" is no path that goes to engines; did you mean /v1/embeddings?",
+            "12:26: inspect.judged_paths[0]: \"/v1/embedings\" is not a path relayed to engines; did you mean /v1/embeddings?",
         ),
         (
             and("inspect: {judged_paths: [/v1/mesages]}"),
-            "12:26: inspect.judged_paths[0]: \"/v1/mesages\" is no path that goes to engines; name one of: /v1/",
+            "12:26: inspect.judged_paths[0]: \"/v1/mesages\" is not a path relayed to engines; name one of: /v1/",
         ),
         (
             and("inspect: {judged_paths: [/v1/messages]}"),
@@ -567,19 +567,19 @@ fn each_kind_of_problem() {
         ),
         (
             class("objectives: {ttft_seconds: {threshold: 1, attainment: 95}}"),
-            "3:59: slo_classes[0].objectives.ttft_seconds.attainment: 95 is no share; it is a share: did you mean 0.95?",
+            "3:59: slo_classes[0].objectives.ttft_seconds.attainment: 95 is not a share; shares are at most 1: did you mean 0.95?",
         ),
         (
             class("objectives: {ttft_seconds: {threshold: 1, attainment: 99.9}}"),
-            "3:59: slo_classes[0].objectives.ttft_seconds.attainment: 99.9 is no share; it is a share: did you mean 0.999?",
+            "3:59: slo_classes[0].objectives.ttft_seconds.attainment: 99.9 is not a share; shares are at most 1: did you mean 0.999?",
         ),
         (
             class("objectives: {ttft_seconds: {threshold: 1, attainment: 1.5}}"),
-            "3:59: slo_classes[0].objectives.ttft_seconds.attainment: 1.5 is no share; write a share above 0, up to 1",
+            "3:59: slo_classes[0].objectives.ttft_seconds.attainment: 1.5 is not a share; write a number above 0, up to 1",
         ),
         (
             class("objectives: {ttft_seconds: {threshold: 1, attainment: 0}}"),
-            "3:59: slo_classes[0].objectives.ttft_seconds.attainment: 0 is no share; write a share above 0, up to 1",
+            "3:59: slo_classes[0].objectives.ttft_seconds.attainment: 0 is not a share; write a number above 0, up to 1",
         ),
         (
             class("objectives: {ttft_seconds: {threshold: 1}}"),
@@ -615,14 +615,14 @@ fn each_kind_of_problem() {
             ),
             "5:57: slo_classes[0].workload_assumption.output_tokens.p95: an answer of 92 tokens that keeps TTFT and TPOT may take 10.1s, and timeouts.total (10s) cuts it first; raise timeouts.total, or lower what is assumed",
         ),
-        (class("keepalive_seconds: 0"), "3:24: slo_classes[0].keepalive_seconds: 0 is no time at all"),
+        (class("keepalive_seconds: 0"), "3:24: slo_classes[0].keepalive_seconds: 0 is not a positive duration"),
         (
             class("workload_assumption: {input_tokens: {p50: 9, p95: 3}}"),
             "3:41: slo_classes[0].workload_assumption.input_tokens: p50 is above p95",
         ),
         (class("default_output_tokens: 0"), "3:28: slo_classes[0].default_output_tokens: 0 is out of range"),
         (third("\"a b\""), "6:16: slo_classes[2].slo_class: \"a b\" cannot be a name"),
-        (third("drill"), "6:16: slo_classes[2].slo_class: the name \"drill\" has a meaning of its own"),
+        (third("drill"), "6:16: slo_classes[2].slo_class: the name \"drill\" is reserved"),
         (third("chat"), "6:16: slo_classes[2].slo_class: the class \"chat\" is defined twice, first on line 2"),
         (and("length_buckets: {short: 10, medium: 10}"), "12:17: length_buckets: short (10) is not below medium (10)"),
         // rules
@@ -642,9 +642,9 @@ fn each_kind_of_problem() {
         (rule("{key: prod}"), "8:32: classify[0].when.key: the key label \"prod\" is not defined"),
         (
             rule("{path: /v1/chat/completion}"),
-            "8:33: classify[0].when.path: \"/v1/chat/completion\" is no path that goes to engines; did you mean /v1/chat/completions?",
+            "8:33: classify[0].when.path: \"/v1/chat/completion\" is not a path relayed to engines; did you mean /v1/chat/completions?",
         ),
-        (rule("{header: {\"a b\": c}}"), "8:36: classify[0].when.header.a b: \"a b\" is no header name"),
+        (rule("{header: {\"a b\": c}}"), "8:36: classify[0].when.header.a b: \"a b\" is not a header name"),
         (
             rule("{header: {authorization: c}}"),
             "8:36: classify[0].when.header.authorization: a key may not stand in a rule",
@@ -658,10 +658,10 @@ fn each_kind_of_problem() {
             rule("{header: {proxy-authorization: c}}"),
             "8:36: classify[0].when.header.proxy-authorization: a key may not stand in a rule",
         ),
-        (rule("{header: {x-a: \"b\\nc\"}}"), "8:41: classify[0].when.header.x-a: no header has such a value"),
+        (rule("{header: {x-a: \"b\\nc\"}}"), "8:41: classify[0].when.header.x-a: not a valid header value"),
         (
             rule("{header: {x-a: {prefix: \"b\\u0000\"}}}"),
-            "8:50: classify[0].when.header.x-a.prefix: no header has such a value",
+            "8:50: classify[0].when.header.x-a.prefix: not a valid header value",
         ),
         (rule("{header: {x-a: {}}}"), "8:41: classify[0].when.header.x-a: needs either `prefix` or `present`"),
         (
@@ -679,7 +679,7 @@ fn each_kind_of_problem() {
         ),
         (
             rule("{reasoning: [lots]}"),
-            "8:39: classify[0].when.reasoning[0]: \"lots\" is not known here; write one of: none, low",
+            "8:39: classify[0].when.reasoning[0]: \"lots\" is not a valid value; write one of: none, low",
         ),
         (
             rule("{stream: false}}\n  - {class: chat, when: {stream: false}"),
@@ -732,18 +732,18 @@ fn each_kind_of_problem() {
         (pool("dns: {name: e, port: 1}"), "11:10: pools[0].dns: a pool has either `engines` or `dns`"),
         (
             changed("engines: [{url: http://e:1}]", "dns: {name: \"e:1\", port: 1}"),
-            "11:17: pools[0].dns.name: \"e:1\" is no host name",
+            "11:17: pools[0].dns.name: \"e:1\" is not a host name",
         ),
         (
             changed("engines: [{url: http://e:1}]", "dns: {name: 10.0.0.1, port: 1}"),
-            "11:17: pools[0].dns.name: \"10.0.0.1\" needs no look-up",
+            "11:17: pools[0].dns.name: \"10.0.0.1\" needs no DNS lookup",
         ),
         (
             changed("engines: [{url: http://e:1}]", "dns: {name: e, port: 70000}"),
             "11:26: pools[0].dns.port: 70000 is out of range",
         ),
-        (changed("pool: main", "pool: none"), "10:11: pools[0].pool: the name \"none\" has a meaning of its own"),
-        (pool("engine: {kind: vlm}"), "11:20: pools[0].engine.kind: \"vlm\" is not known here; did you mean vllm?"),
+        (changed("pool: main", "pool: none"), "10:11: pools[0].pool: the name \"none\" is reserved"),
+        (pool("engine: {kind: vlm}"), "11:20: pools[0].engine.kind: \"vlm\" is not a valid value; did you mean vllm?"),
         (
             pool("engine: {api_key_file: engine.key, forward_authorization: true}"),
             "11:28: pools[0].engine.api_key_file: two credentials would go to the engine",
@@ -774,12 +774,12 @@ fn each_kind_of_problem() {
         ),
         (
             pool("health: {path: health}"),
-            "11:20: pools[0].health.path: \"health\" is no path; write a path that begins with /",
+            "11:20: pools[0].health.path: \"health\" is not a path; write a path that starts with /",
         ),
         (pool("breaker: {faults: 0}"), "11:23: pools[0].breaker.faults: 0 is out of range"),
         (
             pool("retries: {share: 2}"),
-            "11:22: pools[0].retries.share: 2 is no share; it is a share: did you mean 0.02?",
+            "11:22: pools[0].retries.share: 2 is not a share; shares are at most 1: did you mean 0.02?",
         ),
         (pool("cool_down: {default: 2m}"), "11:16: pools[0].cool_down: default is longer than max"),
         (
@@ -810,7 +810,7 @@ fn each_kind_of_problem() {
         ),
         (
             and("routes: [{model: other, pools: main}, {model: \"*\", pools: main}]"),
-            "12:18: routes[0].model: the name \"other\" has a meaning of its own",
+            "12:18: routes[0].model: the name \"other\" is reserved",
         ),
         (
             and("models: {aliases: {a: a}}\nroutes: [{model: \"*\", pools: main}]"),
@@ -846,7 +846,7 @@ fn each_kind_of_problem() {
         (tenants("  - {tenant: a, keys_file: empty}"), "13:28: tenants[0].keys_file: the file \"empty\" holds no key"),
         (
             tenants(&format!("{}\n{}", key(""), key("").replace("tenant: a", "tenant: b"))),
-            "14:33: tenants[1].keys[0].blake3: the same key stands twice, first at tenants[0].keys[0].blake3 (line 13)",
+            "14:33: tenants[1].keys[0].blake3: the same key is repeated, first at tenants[0].keys[0].blake3 (line 13)",
         ),
         (
             tenants(&format!("{}\n  - {{tenant: a, keys: [{{blake3: \"{}\"}}]}}", key(""), hash("k2"))),
@@ -857,7 +857,7 @@ fn each_kind_of_problem() {
                 "  - {{tenant: a, keys: [{{label: x, blake3: \"{blake}\"}}, {{label: x, blake3: \"{}\"}}]}}",
                 hash("k2")
             )),
-            "13:131: tenants[0].keys[1].blake3: the label \"x\" stands twice in this tenant",
+            "13:131: tenants[0].keys[1].blake3: the label \"x\" is repeated in this tenant",
         ),
         (
             tenants(&key("").replace("keys:", "classes: [caht], keys:")),
@@ -866,10 +866,10 @@ fn each_kind_of_problem() {
         (tenants(&key("").replace("keys:", "classes: [], keys:")), "13:26: tenants[0].classes: is an empty list"),
         (
             tenants(&key("").replace("tenant: a", "tenant: other")),
-            "13:14: tenants[0].tenant: the name \"other\" has a meaning of its own",
+            "13:14: tenants[0].tenant: the name \"other\" is reserved",
         ),
         // limits of tenants
-        (limits("{}"), "13:25: tenants[0].limits: there is no limit in it; write a limit, or remove the key"),
+        (limits("{}"), "13:25: tenants[0].limits: has no limit; write a limit, or remove the key"),
         (limits("{tokens: 5}"), "13:26: tenants[0].limits: unknown key `tokens`"),
         (
             limits("{tokens_per_minute: 0}"),
@@ -877,7 +877,7 @@ fn each_kind_of_problem() {
         ),
         (
             limits("{tokens_per_minute: -5}"),
-            "13:45: tenants[0].limits.tokens_per_minute: -5 is no whole number from 0 on",
+            "13:45: tenants[0].limits.tokens_per_minute: -5 is not a non-negative integer",
         ),
         (
             limits("{requests_per_minute: 9007199254740993}"),
@@ -885,7 +885,7 @@ fn each_kind_of_problem() {
         ),
         (
             limits("{requests_per_minute: 99999999999999999999999}"),
-            "13:47: tenants[0].limits.requests_per_minute: 100000000000000000000000 is no whole number",
+            "13:47: tenants[0].limits.requests_per_minute: 100000000000000000000000 is not a non-negative integer",
         ),
         (
             limits("{requests_per_minute: 60, requests_burst: 0}"),
@@ -893,7 +893,7 @@ fn each_kind_of_problem() {
         ),
         (
             limits("{concurrent_requests: 1, tokens_burst: 5}"),
-            "13:64: tenants[0].limits.tokens_burst: there is no tokens_per_minute that it belongs to; add",
+            "13:64: tenants[0].limits.tokens_burst: it needs tokens_per_minute; add",
         ),
         (
             limits("{concurrent_requests: 0}"),
@@ -903,7 +903,7 @@ fn each_kind_of_problem() {
             limits("{models: {\"llama-*\": {tokens_per_minute: 5}}}"),
             "13:35: tenants[0].limits.models.llama-*: \"llama-*\" is a pattern; a limit is for one model",
         ),
-        (limits("{models: {a: {}}}"), "13:38: tenants[0].limits.models.a: there is no limit in it"),
+        (limits("{models: {a: {}}}"), "13:38: tenants[0].limits.models.a: has no limit"),
         (
             limits("{models: {mistral: {tokens_per_minute: 5}}}") + "routes: [{model: llama-*, pools: main}]\n",
             "13:35: tenants[0].limits.models.mistral: no route takes the model \"mistral\"; add it to a route",
@@ -914,7 +914,7 @@ fn each_kind_of_problem() {
         ),
         (
             tenants(&key("").replace("keys:", "when_over_limit: drop, keys:")),
-            "13:34: tenants[0].when_over_limit: \"drop\" is not known here; write one of: reject, demote",
+            "13:34: tenants[0].when_over_limit: \"drop\" is not a valid value; write one of: reject, demote",
         ),
         // waiting
         (
@@ -923,7 +923,7 @@ fn each_kind_of_problem() {
         ),
         (
             class("queue: {when_hopeless: give_up}"),
-            "3:28: slo_classes[0].queue.when_hopeless: \"give_up\" is not known here; write one of: demote, shed, serve",
+            "3:28: slo_classes[0].queue.when_hopeless: \"give_up\" is not a valid value; write one of: demote, shed, serve",
         ),
         (
             pool("max_concurrency_per_engine: 0"),
@@ -931,38 +931,41 @@ fn each_kind_of_problem() {
         ),
         (
             pool("max_concurrency_per_engine: many"),
-            "11:33: pools[0].max_concurrency_per_engine: is a text; write a whole number",
+            "11:33: pools[0].max_concurrency_per_engine: is text; write an integer",
         ),
         (
             pool("max_concurrency_per_engine: -1"),
-            "11:33: pools[0].max_concurrency_per_engine: -1 is no whole number from 0 on; write a whole number, or auto",
+            "11:33: pools[0].max_concurrency_per_engine: -1 is not a non-negative integer; write an integer, or auto",
         ),
         (queue("{quantum: 0}"), "12:22: pools[0].queue.quantum: 0 is out of range"),
         (queue("{prefill_tokens_per_engine: 0}"), "12:40: pools[0].queue.prefill_tokens_per_engine: 0 is out of range"),
         (
             queue("{prefill_tokens_per_engine: on}"),
-            "12:40: pools[0].queue.prefill_tokens_per_engine: is a text; write a whole number",
+            "12:40: pools[0].queue.prefill_tokens_per_engine: is text; write an integer",
         ),
         (queue("{max_waiting: 99999999}"), "12:26: pools[0].queue.max_waiting: 99999999 is out of range"),
         (
             queue("{shares: {batch: 0.2}}"),
             "12:21: pools[0].queue.shares: the shares add up to 1.05, more than 1; lower some",
         ),
-        (queue("{shares: {batch: 0}}"), "12:29: pools[0].queue.shares.batch: 0 is no share"),
-        (queue("{shares: {batch: 5}}"), "12:29: pools[0].queue.shares.batch: 5 is no share; it is a share: did you"),
+        (queue("{shares: {batch: 0}}"), "12:29: pools[0].queue.shares.batch: 0 is not a share"),
+        (
+            queue("{shares: {batch: 5}}"),
+            "12:29: pools[0].queue.shares.batch: 5 is not a share; shares are at most 1: did you",
+        ),
         (
             queue("{shares: {batch: 2.55}}"),
-            "12:29: pools[0].queue.shares.batch: 2.55 is no share; write a share above 0",
+            "12:29: pools[0].queue.shares.batch: 2.55 is not a share; write a number above 0",
         ),
         (
             queue("{shares: {batch: 0.0004}}"),
-            "12:29: pools[0].queue.shares.batch: 0.0004 is no whole number of thousandths",
+            "12:29: pools[0].queue.shares.batch: 0.0004 is not a whole number of thousandths",
         ),
         (
             pool("engine: {kind: sglang, priority_scheduling: true}"),
             "11:49: pools[0].engine.priority_scheduling: only engines of kind vllm are told a priority; remove",
         ),
-        (pool("balance: prefix"), "11:14: pools[0].balance: \"prefix\" is not known here"),
+        (pool("balance: prefix"), "11:14: pools[0].balance: \"prefix\" is not a valid value"),
         (pool("max_concurrency_per_engine: automatic"), "11:33: pools[0].max_concurrency_per_engine: "),
         (pool("max_concurrency_per_engine: 0"), "11:33: pools[0].max_concurrency_per_engine: "),
         (pool("session_header: x-chat"), "11:21: pools[0].session_header: only session_affinity reads it"),
@@ -975,7 +978,7 @@ fn each_kind_of_problem() {
         ),
         (
             degrade("{action: hide, enter_when: {queue_depth_above: 5}}"),
-            "3:24: slo_classes[0].degrade[0].action: \"hide\" is not known here; write one of: defer, shed_lower, reasoning_off, spill, {cap_output: N}",
+            "3:24: slo_classes[0].degrade[0].action: \"hide\" is not a valid value; write one of: defer, shed_lower, reasoning_off, spill, {cap_output: N}",
         ),
         (
             degrade("{action: 256, enter_when: {queue_depth_above: 5}}"),
@@ -983,7 +986,7 @@ fn each_kind_of_problem() {
         ),
         (
             degrade("{action: cap_output, enter_when: {queue_depth_above: 5}}"),
-            "3:24: slo_classes[0].degrade[0].action: says not how many tokens; write {cap_output: 256}",
+            "3:24: slo_classes[0].degrade[0].action: lacks the number of tokens; write {cap_output: 256}",
         ),
         (
             degrade("{action: {cap_output: 0}, enter_when: {queue_depth_above: 5}}"),
@@ -995,23 +998,23 @@ fn each_kind_of_problem() {
         ),
         (
             degrade("{action: defer, enter_when: {queue_wait_above: 0s}}"),
-            "3:62: slo_classes[0].degrade[0].enter_when.queue_wait_above: 0 is no time at all",
+            "3:62: slo_classes[0].degrade[0].enter_when.queue_wait_above: 0 is not a positive duration",
         ),
         (
             degrade("{action: defer, enter_when: {burn_rate_above: 0}}"),
-            "3:61: slo_classes[0].degrade[0].enter_when.burn_rate_above: 0 is no burn rate to enter a level by",
+            "3:61: slo_classes[0].degrade[0].enter_when.burn_rate_above: 0 is not a burn rate that can be exceeded",
         ),
         (
             degrade("{action: defer, enter_when: {burn_rate_above: 14}}"),
-            "3:61: slo_classes[0].degrade[0].enter_when.burn_rate_above: 14 is never exceeded: where everything misses, this class burns at 10.0",
+            "3:61: slo_classes[0].degrade[0].enter_when.burn_rate_above: 14 is never exceeded: if every request misses, this class burns at 10.0",
         ),
         (
             degrade("{action: defer, enter_when: {burn_rate_above: 2}, leave_when: {queue_depth_below: 2}}"),
-            "3:97: slo_classes[0].degrade[0].leave_when.queue_depth_below: there is no queue_depth_above that it belongs to",
+            "3:97: slo_classes[0].degrade[0].leave_when.queue_depth_below: it needs queue_depth_above",
         ),
         (
             degrade("{action: defer, enter_when: {queue_depth_above: 5}, leave_when: {queue_depth_below: 6}}"),
-            "3:99: slo_classes[0].degrade[0].leave_when.queue_depth_below: 6 is above queue_depth_above: the level would come and go",
+            "3:99: slo_classes[0].degrade[0].leave_when.queue_depth_below: 6 is above queue_depth_above: the level would flap",
         ),
         (
             degrade("{action: defer, enter_when: {queue_depth_above: 5}, leave_when: {queue_depth_below: 0}}"),
@@ -1019,13 +1022,13 @@ fn each_kind_of_problem() {
         ),
         (
             degrade("{action: defer, enter_when: {queue_depth_above: 5}, hold: 0s}"),
-            "3:73: slo_classes[0].degrade[0].hold: 0 is no time at all",
+            "3:73: slo_classes[0].degrade[0].hold: 0 is not a positive duration",
         ),
         (
             degrade(
                 "{action: spill, enter_when: {queue_depth_above: 5}}, {action: spill, enter_when: {queue_depth_above: 9}}",
             ),
-            "3:68: slo_classes[0].degrade[1]: spill is done by an earlier level already; remove one of the two",
+            "3:68: slo_classes[0].degrade[1]: spill is already in force at an earlier level; remove one of the two",
         ),
         (
             degrade(
@@ -1036,18 +1039,18 @@ fn each_kind_of_problem() {
         // where limits live
         (
             and("limits_store: disk"),
-            "12:15: limits_store: is no store; write `memory`, or {redis: {url: redis://HOST:PORT}}",
+            "12:15: limits_store: is not a store; write `memory`, or {redis: {url: redis://HOST:PORT}}",
         ),
         (and("limits_store: {}"), "12:15: limits_store: `redis` is missing; add `redis`"),
         (store("{}"), "12:23: limits_store.redis: `url` is missing; add `url`"),
         (
             store("{url: \"store:6379/SECRET\"}"),
-            "12:29: limits_store.redis.url: is no URL of a store; write redis://HOST:PORT or, with TLS, rediss://HOST:PORT",
+            "12:29: limits_store.redis.url: is not a store URL; write redis://HOST:PORT or, with TLS, rediss://HOST:PORT",
         ),
-        (store("{url: \"http://store\"}"), "12:29: limits_store.redis.url: is no URL of a store"),
+        (store("{url: \"http://store\"}"), "12:29: limits_store.redis.url: is not a store URL"),
         (
             store("{url: \"rediss://store/#insecure\"}"),
-            "12:29: limits_store.redis.url: asks for TLS without a look at the certificate; take `#insecure` away",
+            "12:29: limits_store.redis.url: disables verification of the certificate; remove `#insecure`",
         ),
         (
             store("{url: \"redis://:SECRET@store\"}"),
@@ -1055,13 +1058,13 @@ fn each_kind_of_problem() {
         ),
         (
             store("{url: \"redis://store\", on_failure: half}"),
-            "limits_store.redis.on_failure: \"half\" is not known here; write one of: open, closed",
+            "limits_store.redis.on_failure: \"half\" is not a valid value; write one of: open, closed",
         ),
         (
             store("{url: \"redis://store\", timeout: 2s}"),
             "limits_store.redis.timeout: every request may have to wait so long",
         ),
-        (store("{url: \"redis://store\", timeout: 0s}"), "limits_store.redis.timeout: 0 is no time at all"),
+        (store("{url: \"redis://store\", timeout: 0s}"), "limits_store.redis.timeout: 0 is not a positive duration"),
         (
             store("{url: \"redis://store\", key_prefix: \"a b\"}"),
             "limits_store.redis.key_prefix: \"a b\" cannot be a name",
@@ -1139,7 +1142,7 @@ fn a_name_is_refused_only_where_a_label_means_something_else_by_it() {
         for name in ["none", "other", "drill"] {
             let told = problems(&named(what, name)).concat();
             let is_taken = taken.contains(&(what, name));
-            assert_eq!(told.contains("has a meaning of its own"), is_taken, "{what} {name}: {told}");
+            assert_eq!(told.contains("is reserved"), is_taken, "{what} {name}: {told}");
             assert_eq!(told.is_empty(), !is_taken, "{what} {name}: {told}");
         }
     }
@@ -1259,14 +1262,14 @@ fn the_schema_and_the_walk_know_the_same_keys() {
         }
         // The walk lists all keys of a block for a key that resembles none.
         let named = problems(&at_the_end(way, "{qqqqqqqqqqqqqqqqqqqqqqqqqqqqqqq: 1}"));
-        let expected = format!("the keys here are: {}", in_order_of_file(&named, keys));
+        let expected = format!("valid keys are: {}", in_order_of_file(&named, keys));
         assert!(named.iter().any(|problem| problem.contains(&expected)), "{way:?} {named:?}");
     }
 }
 
 /// The keys listed in a problem, if they are exactly these.
 fn in_order_of_file(problems: &[String], keys: &[String]) -> String {
-    let list = problems.iter().find_map(|problem| problem.split("the keys here are: ").nth(1)).unwrap();
+    let list = problems.iter().find_map(|problem| problem.split("valid keys are: ").nth(1)).unwrap();
     let mut found: Vec<&str> = list.split(", ").collect();
     let order = found.join(", ");
     found.sort_unstable();

@@ -32,7 +32,7 @@ impl Value {
             Value::Null => "nothing",
             Value::Bool(_) => "a boolean",
             Value::Int(_) | Value::Float(_) => "a number",
-            Value::Text(_) => "a text",
+            Value::Text(_) => "text",
             Value::List(_) => "a list",
             Value::Map(_) => "a mapping",
         }
@@ -162,7 +162,7 @@ mod tests {
     fn only_true_and_false_are_booleans() {
         let Value::List(items) = parse("[true, yes, on, off, \"true\"]").unwrap().value else { panic!() };
         let kinds: Vec<_> = items.iter().map(|item| item.value.kind()).collect();
-        assert_eq!(kinds, ["a boolean", "a text", "a text", "a text", "a text"]);
+        assert_eq!(kinds, ["a boolean", "text", "text", "text", "text"]);
     }
 
     #[test]

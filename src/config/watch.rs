@@ -310,7 +310,7 @@ impl SighupStream {
         use tokio::signal::unix::{SignalKind, signal};
         let signal = signal(SignalKind::hangup());
         if let Err(error) = &signal {
-            tracing::warn!(%error, "SIGHUP cannot be heard; changes of the file still are");
+            tracing::warn!(%error, "cannot receive SIGHUP; the file is still watched for changes");
         }
         SighupStream { signal: signal.ok() }
     }

@@ -207,7 +207,7 @@ impl Attempt<'_> {
             let (pool, engine, has_key) = (&self.place.pool, &self.place.engine, settings.api_key.is_some());
             tracing::warn!(
                 %pool, %engine, status = code, has_key,
-                "an engine refuses the pool's key: set `engine.api_key_file` to a file with the key that it wants"
+                "an engine rejects the pool's key: set `engine.api_key_file` to a file with its key"
             );
         }
         AttemptResult::Failed(

@@ -34,7 +34,7 @@ impl Strangers {
     pub(super) fn path(&self, path: &str, at: Tick) -> String {
         let path = shown(path);
         if let Some(untold) = self.paths.lock().comes(at) {
-            tracing::info!(path, untold, "a path was asked for that is not served here");
+            tracing::info!(path, untold, "request for an unknown path");
         }
         path
     }
@@ -43,7 +43,7 @@ impl Strangers {
     pub(super) fn model(&self, model: &str, at: Tick) -> String {
         let model = shown(model);
         if let Some(untold) = self.models.lock().comes(at) {
-            tracing::info!(model, untold, "a model was asked for that no route serves");
+            tracing::info!(model, untold, "request for a model that no route serves");
         }
         model
     }

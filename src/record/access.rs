@@ -104,7 +104,7 @@ impl Writer {
             // A partial line may have been written.
             block.push(b'\n');
             if !std::mem::replace(&mut fails, true) {
-                tracing::error!(%error, "access lines cannot be written; they are lost until they can");
+                tracing::error!(%error, "cannot write the access log; lines are dropped until it works again");
             }
         }
         Ok(())

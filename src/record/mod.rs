@@ -163,7 +163,7 @@ impl Recorder {
         if series > MANY_SERIES {
             tracing::warn!(
                 series,
-                "the page of metrics has very many series: narrow `routes`, or leave labels out (telemetry.drop_labels)"
+                "the metrics page has very many series: narrow `routes`, or omit labels (telemetry.drop_labels)"
             );
         }
     }

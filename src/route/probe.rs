@@ -141,9 +141,9 @@ impl Looker {
                         // engines.
                         Some(Ok(_)) => tracing::warn!(pool = %pool.id, "the pool's DNS name has no address"),
                         Some(Err(error)) => {
-                            tracing::warn!(pool = %pool.id, %error, "the pool's DNS name cannot be looked up")
+                            tracing::warn!(pool = %pool.id, %error, "cannot resolve the pool's DNS name")
                         }
-                        None => tracing::warn!(pool = %pool.id, "looking up the pool's DNS name took too long"),
+                        None => tracing::warn!(pool = %pool.id, "DNS lookup of the pool's name timed out"),
                     }
                     clock.sleep_until(Some(began + dns.refresh)).await;
                 }
@@ -243,8 +243,8 @@ impl Looker {
     fn tell(&self, target: &Target, look: &Look) {
         let (pool, engine) = (&target.pool.id, &target.engine);
         match self.fleet.checked(pool, engine, look.checked, self.asking.clock.now()) {
-            Some(super::Change::WentDown) => tracing::warn!(%pool, %engine, cause = %look.cause, "an engine is down"),
-            Some(super::Change::CameUp) => tracing::info!(%pool, %engine, "an engine is up again"),
+            Some(super::Change::WentDown) => tracing::warn!(%pool, %engine, cause = %look.cause, "engine down"),
+            Some(super::Change::CameUp) => tracing::info!(%pool, %engine, "engine up again"),
             None => {}
         }
     }
@@ -256,7 +256,7 @@ impl Looker {
         match self.asking.within(timeout, asked).await {
             None => look(Checked::NoAnswer, format!("{path} was not answered within {timeout:?}")),
             Some(Err(Failed::Dial(error))) if is_lack(&error) => {
-                tracing::error!(%error, "an engine cannot be looked at: raise the limit of open files");
+                tracing::error!(%error, "cannot probe an engine: raise the limit of open files");
                 None
             }
             Some(Err(failed)) => {

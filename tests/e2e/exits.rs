@@ -78,7 +78,7 @@ fn check_asks_the_engines_where_it_is_told_to_and_a_gateway_says_the_same_at_its
         assert_eq!((told.contains(is_there), told.contains(is_nowhere)), (true, code == 1), "{told}");
         let gateway = Gateway::start(&setup);
         until("the gateway says what the engine is", || {
-            gateway.running.output().contains("an engine is there").then_some(())
+            gateway.running.output().contains("engine available").then_some(())
         });
         if code == 1 {
             until("and what is misspelt", || {

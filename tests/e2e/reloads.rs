@@ -119,7 +119,7 @@ fn keys_that_want_a_restart_are_compared_with_what_the_process_began_with() {
     let (began, changed) = ("", "telemetry: {access_log: off}");
     let gateway = Gateway::start(&with(began, 30.0));
     let told = || {
-        let line = "this key changes only with a restart";
+        let line = "this key needs a restart";
         gateway.running.output().lines().filter(|told| told.contains(line) && told.contains("access_log")).count()
     };
     gateway.reload(&with(changed, 30.0));

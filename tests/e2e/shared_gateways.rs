@@ -124,7 +124,7 @@ limits_store: {{redis: {{url: "rediss://gateway@localhost:{port}", password_file
             let page = gateway.adds_up();
             assert!(sum_where(&page, "goodput_rate_limited_total", "tenant=\"acme\"") > 0.0, "{page}");
             let output = gateway.running.output();
-            assert!(output.contains("the store of the limits cannot be asked"), "{output}");
+            assert!(output.contains("limits store unavailable"), "{output}");
             assert!(!output.contains("s3cret"), "{output}");
         }
         // Told to leave, they give back what they hold.

@@ -219,7 +219,7 @@ impl State {
             (Err(_), _) => false,
         };
         if has_forgotten {
-            tracing::warn!(store = %inner.settings.address, "the store of the limits lost its data: it is told what it had granted");
+            tracing::warn!(store = %inner.settings.address, "limits store lost its data; restoring what it had granted");
             self.tell_everything(inner);
         }
         let Some((tenant, sent)) = call else { return };
@@ -241,7 +241,7 @@ impl State {
                     unheard = std::mem::take(&mut desk.waiting);
                 }
                 if let Failure::Nonsense(what) = &failure {
-                    tracing::warn!(tenant = %tenant.id, what, "the store of the limits keeps something that is not ours");
+                    tracing::warn!(tenant = %tenant.id, what, "limits store has a foreign key");
                     desk.sick_until = at + SICK;
                 }
             }
@@ -272,7 +272,7 @@ impl State {
             self.breaker.line_lost(at);
         }
         if let Some(why) = failure.filter(|_| opens || is_gone) {
-            tracing::warn!(store = %inner.settings.address, %why, "the store of the limits cannot be asked");
+            tracing::warn!(store = %inner.settings.address, %why, "limits store unavailable");
             (self.line, self.told) = (None, Some(why.to_string()));
             self.lines += 1;
             inner.counters.turn(false);
@@ -317,7 +317,7 @@ impl State {
         self.breaker.trial_ended(result.is_ok(), at);
         match result {
             Ok((line, birth)) => {
-                tracing::info!(store = %inner.settings.address, "the store of the limits answers");
+                tracing::info!(store = %inner.settings.address, "limits store available");
                 (self.line, self.told) = (Some(line), None);
                 self.lines += 1;
                 (self.last_call, self.next_look, self.greeted) = (at, at, Some(birth));
@@ -327,9 +327,9 @@ impl State {
             Err(why) => {
                 let why = why.to_string();
                 if self.told.as_ref() == Some(&why) {
-                    tracing::debug!(store = %inner.settings.address, why, "the store of the limits does not answer");
+                    tracing::debug!(store = %inner.settings.address, why, "limits store not responding");
                 } else {
-                    tracing::warn!(store = %inner.settings.address, why, "the store of the limits does not answer");
+                    tracing::warn!(store = %inner.settings.address, why, "limits store not responding");
                     self.told = Some(why);
                 }
             }

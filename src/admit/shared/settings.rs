@@ -129,10 +129,10 @@ impl BadAddress {
     pub const fn parts(self) -> (&'static str, &'static str) {
         match self {
             BadAddress::NoUrl => (
-                "is no URL of a store",
-                "write redis://HOST:PORT or, with TLS, rediss://HOST:PORT; a number of a database may follow: /1",
+                "is not a store URL",
+                "write redis://HOST:PORT or, with TLS, rediss://HOST:PORT; a database number may follow: /1",
             ),
-            BadAddress::Insecure => ("asks for TLS without a look at the certificate", "take `#insecure` away"),
+            BadAddress::Insecure => ("disables verification of the certificate", "remove `#insecure`"),
         }
     }
 }

@@ -16,7 +16,7 @@ use crate::units::{ClassId, Tokens};
 const RESERVED: &[&str] = &["none", "drill"];
 
 /// Message for a non-positive number of seconds.
-const NO_TIME: &str = "is no time at all";
+const NO_TIME: &str = "is not a positive duration";
 
 impl Checker<'_> {
     pub(super) fn classes(&mut self, root: &Root) -> Vec<Arc<ClassSettings>> {

@@ -56,7 +56,7 @@ impl Checker<'_> {
                 );
             }
             (_, Some(_)) => {
-                let message = format!("{} is done by an earlier level already", action.kind().as_str());
+                let message = format!("{} is already in force at an earlier level", action.kind().as_str());
                 self.problem(place, message, "remove one of the two");
             }
         }
@@ -107,13 +107,13 @@ impl Checker<'_> {
     fn burn_rate(&mut self, at: &Located<f64>, promise: &Objectives) -> Option<f64> {
         if at.value <= 0.0 {
             let way_out = "write a number above 0; 1 uses the budget up exactly at the end of the window";
-            self.problem(&at.place, format!("{} is no burn rate to enter a level by", shown(at)), way_out);
+            self.problem(&at.place, format!("{} is not a burn rate that can be exceeded", shown(at)), way_out);
             return None;
         }
         let most = 1.0 / (1.0 - promise.joint_target);
         if at.value >= most {
             let message =
-                format!("{} is never exceeded: where everything misses, this class burns at {most:.1}", shown(at));
+                format!("{} is never exceeded: if every request misses, this class burns at {most:.1}", shown(at));
             self.problem(&at.place, message, "lower it, or the class's joint_attainment_target is not what you meant");
             return None;
         }
@@ -130,13 +130,13 @@ impl Checker<'_> {
         has_upper: bool,
     ) -> bool {
         if !has_upper {
-            let message = format!("there is no {name}_above that it belongs to");
+            let message = format!("it needs {name}_above");
             self.problem(&at.place, message, format!("add `{name}_above` to `enter_when`, or remove the key"));
         } else if !can_be {
             let message = format!("nothing is ever below {value}, so the level would never be left");
             self.problem(&at.place, message, "write a value above 0, or remove the key");
         } else if !is_lower {
-            let message = format!("{value} is above {name}_above: the level would come and go at once");
+            let message = format!("{value} is above {name}_above: the level would flap at once");
             self.problem(&at.place, message, format!("write less than `{name}_above`, or remove the key"));
         }
         has_upper && can_be && is_lower

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use secrecy::SecretString;
 
-use super::{Checker, is_no};
+use super::{Checker, is_not_a};
 use crate::accept::settings::papers::{BadPapers, certified};
 use crate::accept::settings::{Admin, Listen, Shutdown, Tls};
 use crate::config::problem::nearest;
@@ -113,7 +113,7 @@ impl Checker<'_> {
                         false => {
                             let way_out =
                                 "write the name alone, without scheme and port, such as goodput.monitoring.svc";
-                            self.problem(&at.place, is_no(at, "name of a host"), way_out);
+                            self.problem(&at.place, is_not_a(at, "a host name"), way_out);
                         }
                     }
                 }
@@ -171,7 +171,7 @@ impl Checker<'_> {
                     self.problem(&at.place, format!("{} is judged anyway", at.shown()), "remove it");
                 }
                 Some(endpoint) if paths.contains(&endpoint) => {
-                    self.problem(&at.place, format!("{} stands twice", at.shown()), "remove one of the two");
+                    self.problem(&at.place, format!("{} is repeated", at.shown()), "remove one of the two");
                 }
                 Some(endpoint) => paths.push(endpoint),
                 None => {}
@@ -186,12 +186,12 @@ impl Checker<'_> {
         for at in raw.into_iter().flatten() {
             match Endpoint::all_of_engines().find(|endpoint| endpoint.path() == at.value) {
                 Some(endpoint) if paths.contains(&endpoint) => {
-                    self.problem(&at.place, format!("{} stands twice", at.shown()), "remove one of the two");
+                    self.problem(&at.place, format!("{} is repeated", at.shown()), "remove one of the two");
                 }
                 Some(endpoint) => paths.push(endpoint),
                 None => {
                     let known = Endpoint::all_of_engines().map(Endpoint::path).collect::<Vec<_>>().join(", ");
-                    let message = is_no(at, "path of engines that clients may ask");
+                    let message = is_not_a(at, "an engine path that clients may request");
                     self.problem(&at.place, message, format!("name any of: {known}"));
                 }
             }
@@ -208,7 +208,7 @@ impl Checker<'_> {
                 Some(near) => format!("did you mean {near}?"),
                 None => format!("name one of: {}", known().collect::<Vec<_>>().join(", ")),
             };
-            self.problem(&at.place, is_no(at, "path that goes to engines"), way_out);
+            self.problem(&at.place, is_not_a(at, "a path relayed to engines"), way_out);
         }
         found
     }
@@ -221,7 +221,7 @@ impl Checker<'_> {
                 Some(port) => format!("did you mean 127.0.0.1:{port}?"),
                 None => format!("write an IP address and a port, such as {example}"),
             };
-            self.problem(&at.place, is_no(at, "address"), way_out);
+            self.problem(&at.place, is_not_a(at, "an address"), way_out);
             default
         })
     }

@@ -170,7 +170,7 @@ impl<'a> Checker<'a> {
     fn time(&mut self, at: Option<&Located<Duration>>, default: Duration) -> Duration {
         let Some(at) = at else { return default };
         if at.value.is_zero() {
-            self.problem(&at.place, "0 is no time at all", "write a length of time above zero, or remove the key");
+            self.problem(&at.place, "0 is not a positive duration", "write a duration above zero, or remove the key");
             return default;
         }
         at.value
@@ -199,11 +199,11 @@ impl<'a> Checker<'a> {
         // 95 probably means per cent; 1.5 probably does not.
         let of_hundred = (at.value * 1e7).round() / 1e9;
         let way_out = if (2.0..=100.0).contains(&at.value) && fits(of_hundred) && !at.hidden {
-            format!("it is a share: did you mean {of_hundred}?")
+            format!("shares are at most 1: did you mean {of_hundred}?")
         } else {
-            "write a share above 0, up to 1".to_owned()
+            "write a number above 0, up to 1".to_owned()
         };
-        self.problem(&at.place, format!("{} is no share", shown(at)), way_out);
+        self.problem(&at.place, format!("{} is not a share", shown(at)), way_out);
         None
     }
 
@@ -215,7 +215,7 @@ impl<'a> Checker<'a> {
             let message = format!("{} cannot be a name", at.shown());
             self.problem(&at.place, message, "use up to 64 letters, digits, or _ - . : / @");
         } else if reserved.contains(&name.as_str()) {
-            let message = format!("the name {} has a meaning of its own in the metrics", at.shown());
+            let message = format!("the name {} is reserved in the metrics", at.shown());
             self.problem(&at.place, message, "choose another name");
         }
     }
@@ -273,7 +273,7 @@ impl<'a> Checker<'a> {
             Err(error) => {
                 let (wrong, way_out) = match error.kind() {
                     ErrorKind::FileTooLarge => ("is longer than 1 MiB".to_owned(), "name the file that is meant"),
-                    ErrorKind::NotSeekable => ("is no regular file".to_owned(), "write what it gives into a file"),
+                    ErrorKind::NotSeekable => ("is not a regular file".to_owned(), "write what it gives into a file"),
                     kind => (
                         format!("cannot be read ({kind})"),
                         "give the file a path from the settings' own directory, and the right to read it",
@@ -342,10 +342,10 @@ impl<'n> Names<'n> {
 }
 
 /// Message start for a value given as text.
-fn is_no(at: &Located<String>, what: &str) -> String {
+fn is_not_a(at: &Located<String>, what: &str) -> String {
     if at.hidden {
-        format!("the value of the variable is no {what}")
+        format!("the value of the variable is not {what}")
     } else {
-        format!("{} is no {what}", quoted(&at.value))
+        format!("{} is not {what}", quoted(&at.value))
     }
 }

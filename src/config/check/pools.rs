@@ -13,7 +13,7 @@ use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use secrecy::SecretString;
 
-use super::{Checker, is_no, shown};
+use super::{Checker, is_not_a, shown};
 use crate::admit::queue::{self, BadShares, Reading, Shares};
 use crate::config::ClassSettings;
 use crate::config::problem::Location;
@@ -76,7 +76,7 @@ impl Checker<'_> {
     fn session_header(&mut self, raw: &raw::Pool) -> HeaderName {
         let Some(at) = &raw.session_header else { return Pool::SESSION_HEADER };
         HeaderName::try_from(at.value.as_str()).unwrap_or_else(|_| {
-            self.problem(&at.place, is_no(at, "header name"), "use letters, digits and -");
+            self.problem(&at.place, is_not_a(at, "a header name"), "use letters, digits and -");
             Pool::SESSION_HEADER
         })
     }
@@ -192,7 +192,7 @@ impl Checker<'_> {
         let share = self.share_that(at, is_whole)?;
         let whole = (share * 1000.0).round();
         if !is_whole(share) {
-            let message = format!("{} is no whole number of thousandths", shown(at));
+            let message = format!("{} is not a whole number of thousandths", shown(at));
             self.problem(&at.place, message, "write a share such as 0.05, in steps of 0.001");
             return None;
         }
@@ -255,9 +255,9 @@ impl Checker<'_> {
         let port = self.count(raw.port.as_ref(), 1, 1..=65535) as u16;
         let name = raw.name.as_ref()?;
         if !url::is_host(&name.value) || name.value.starts_with('[') {
-            self.problem(&name.place, is_no(name, "host name"), "write a name without scheme and port");
+            self.problem(&name.place, is_not_a(name, "a host name"), "write a name without scheme and port");
         } else if name.value.parse::<std::net::IpAddr>().is_ok() {
-            self.problem(&name.place, format!("{} needs no look-up", name.shown()), "name it in `engines`");
+            self.problem(&name.place, format!("{} needs no DNS lookup", name.shown()), "name it in `engines`");
         }
         let scheme = raw.scheme.as_ref().map_or(Scheme::Http, |word| word.value.0);
         let family = raw.family.as_ref().map_or_else(Family::default, |word| word.value.0);
@@ -305,12 +305,12 @@ impl Checker<'_> {
         let mut found: Vec<(HeaderName, HeaderValue)> = Vec::new();
         for (name, value) in &raw.0 {
             let Ok(header) = HeaderName::try_from(name.value.as_str()) else {
-                self.problem(&name.place, is_no(name, "header name"), "use letters, digits and -");
+                self.problem(&name.place, is_not_a(name, "a header name"), "use letters, digits and -");
                 continue;
             };
             if OURS.contains(&header) || found.iter().any(|(other, _)| *other == header) {
                 let message = format!("the header {} cannot be set here", name.shown());
-                self.problem(&name.place, message, "remove it: the gateway sets it, or it stands twice");
+                self.problem(&name.place, message, "remove it: the gateway sets it, or it is repeated");
                 continue;
             }
             match HeaderValue::try_from(value.value.0.as_str()) {
@@ -367,7 +367,7 @@ impl Checker<'_> {
         let Some(at) = at else { return default };
         let readable = at.value.parse::<http::uri::PathAndQuery>().is_ok();
         if !at.value.starts_with('/') || !readable {
-            self.problem(&at.place, is_no(at, "path"), "write a path that begins with /");
+            self.problem(&at.place, is_not_a(at, "a path"), "write a path that starts with /");
             return default;
         }
         Arc::from(at.value.as_str())

@@ -132,7 +132,7 @@ impl Checker<'_> {
     /// `other` is the label of models matched by `*` only, and of requests without one.
     fn is_free_label(&mut self, at: &Located<String>) {
         if at.value == "other" {
-            let message = format!("the name {} has a meaning of its own in the metrics", at.shown());
+            let message = format!("the name {} is reserved in the metrics", at.shown());
             self.problem(&at.place, message, "match it by a pattern such as othe*");
         }
     }

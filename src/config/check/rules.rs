@@ -2,7 +2,7 @@
 
 use http::{HeaderName, HeaderValue};
 
-use super::{Checker, Names, is_no};
+use super::{Checker, Names, is_not_a};
 use crate::classify::{CapTest, HeaderTest, TokenRange, When};
 use crate::config::raw::{self, Root};
 use crate::config::read::{ConfigBlock, Located};
@@ -66,7 +66,7 @@ impl Checker<'_> {
 
     fn header(&mut self, name: &Located<String>, test: &raw::HeaderCondition) -> Option<(HeaderName, HeaderTest)> {
         let Ok(header) = HeaderName::try_from(name.value.as_str()) else {
-            self.problem(&name.place, is_no(name, "header name"), "use letters, digits and -");
+            self.problem(&name.place, is_not_a(name, "a header name"), "use letters, digits and -");
             return None;
         };
         const KEYS: [&str; 5] = ["api-key", "authorization", "cookie", "proxy-authorization", "x-api-key"];
@@ -79,7 +79,7 @@ impl Checker<'_> {
             raw::HeaderCondition::Shape(shape) => shape.prefix.iter().collect(),
         };
         for at in texts.into_iter().filter(|at| HeaderValue::from_bytes(at.value.as_bytes()).is_err()) {
-            self.problem(&at.place, "no header has such a value", "remove its control characters");
+            self.problem(&at.place, "not a valid header value", "remove its control characters");
         }
         let test = match test {
             raw::HeaderCondition::Is(values) => HeaderTest::Is(values.0.iter().map(|at| at.value.clone()).collect()),

@@ -42,7 +42,7 @@ impl Checker<'_> {
             let id = TenantId::from(raw.tenant.as_ref().map_or("", |at| at.value.as_str()));
             for key in self.keys(raw) {
                 if let Some(first) = places.get(&key.hash) {
-                    let message = format!("the same key stands twice, first at {} (line {})", first.path, first.line);
+                    let message = format!("the same key is repeated, first at {} (line {})", first.path, first.line);
                     self.problem(&key.place, message, "give each key once, to one tenant");
                 }
                 labels.extend(key.label.clone());
@@ -121,7 +121,7 @@ impl Checker<'_> {
         let range = 1..=Rate::MOST;
         let of_burst = burst.as_ref().map(|at| self.count(Some(at), 1, range.clone()));
         if let (Some(at), None) = (burst, per_minute) {
-            let message = format!("there is no {name}_per_minute that it belongs to");
+            let message = format!("it needs {name}_per_minute");
             self.problem(&at.place, message, format!("add `{name}_per_minute`, or remove the key"));
         }
         let per_minute = self.count(Some(per_minute.as_ref()?), 1, range);
@@ -151,7 +151,7 @@ impl Checker<'_> {
         // An unknown key was reported already and may be the misspelt limit.
         let told = self.problems.iter().any(|problem| problem.path == raw.place().path);
         if raw.written().is_empty() && !told {
-            self.problem(raw.place(), "there is no limit in it", "write a limit, or remove the key");
+            self.problem(raw.place(), "has no limit", "write a limit, or remove the key");
         }
     }
 
@@ -183,7 +183,7 @@ impl Checker<'_> {
         let Some(at) = &raw.keys_file else { return Vec::new() };
         let Some(bytes) = self.file(at) else { return Vec::new() };
         let Ok(text) = String::from_utf8(bytes) else {
-            self.problem(&at.place, format!("the file {} is no text", at.shown()), "write one hash per line into it");
+            self.problem(&at.place, format!("the file {} is not text", at.shown()), "write one hash per line into it");
             return Vec::new();
         };
         let mut found = Vec::new();
@@ -215,7 +215,7 @@ impl Checker<'_> {
         for key in keys {
             let Some(label) = key.label.as_deref() else { continue };
             if let Some(line) = seen.insert(label, key.place.line) {
-                let message = format!("the label \"{label}\" stands twice in this tenant, first on line {line}");
+                let message = format!("the label \"{label}\" is repeated in this tenant, first on line {line}");
                 self.problem(&key.place, message, "give each key its own label");
             }
         }

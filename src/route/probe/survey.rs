@@ -157,20 +157,20 @@ impl Survey {
         let version = version.as_deref().unwrap_or("not told");
         match &self.trouble {
             Some(cause) => {
-                tracing::warn!(%pool, %engine, kind, version, models, key, priority_scheduling, cause, "an engine cannot be used");
+                tracing::warn!(%pool, %engine, kind, version, models, key, priority_scheduling, cause, "engine not usable");
             }
             None if self.key == KeyState::Refused => tracing::warn!(
                 %pool, %engine, kind, version, models, key, priority_scheduling,
-                "an engine refuses the pool's key: set `engine.api_key_file` to a file with the key that it wants"
+                "an engine rejects the pool's key: set `engine.api_key_file` to a file with its key"
             ),
             None => {
-                tracing::info!(%pool, %engine, kind, version, models, key, priority_scheduling, "an engine is there")
+                tracing::info!(%pool, %engine, kind, version, models, key, priority_scheduling, "engine available")
             }
         }
     }
 }
 
-/// Why an engine cannot be used; without a health check, whether it is reachable.
+/// Why engine not usable; without a health check, whether it is reachable.
 async fn trouble(asking: &Asking, pool: &Pool, address: &EngineAddress) -> Option<String> {
     let (path, timeout) = match &pool.health {
         Some(health) => (&*health.path, health.timeout),
