@@ -209,7 +209,7 @@ async fn an_unknown_path_is_told_once_a_minute_in_the_log() {
     house.lines(4).await;
     house.end().await;
     let logged = String::from_utf8_lossy(&log.0.lock()).into_owned();
-    let told: Vec<&str> = logged.lines().filter(|line| line.contains("a path was asked for")).collect();
+    let told: Vec<&str> = logged.lines().filter(|line| line.contains("request for an unknown path")).collect();
     assert_eq!(told.len(), 2, "{logged}");
     assert!(told[0].contains("/first\"") && told[0].contains("untold=0"), "{logged}");
     assert!(told[1].contains("/fourth\"") && told[1].contains("untold=2"), "{logged}");
