@@ -1,10 +1,10 @@
-//! Tools that make load and stand in for engines.
+//! Simulation and load tools.
 //!
-//! - [`engine`]: a simulated engine with vLLM's HTTP face over a scheduler that counts tokens.
-//! - [`traffic`]: clients that ask by a plan, and judge what they get as the gateway does.
-//! - [`demo`]: both together, with the settings of a gateway between them and a view.
-//! - [`fleet`]: many engines and their load in virtual time, to see what scheduling is worth.
-//! - [`script`]: an engine that plays a written part and notes all it receives; for tests.
+//! - [`engine`]: a simulated engine with vLLM's HTTP API over a scheduler that counts tokens.
+//! - [`traffic`]: an open-loop client that judges responses as the gateway does.
+//! - [`demo`]: both, with gateway settings and a view.
+//! - [`fleet`]: discrete-event simulation of many engines and their load, to measure scheduling.
+//! - [`script`]: an engine that plays a script and records what it receives; for tests.
 
 pub mod demo;
 pub mod engine;

@@ -1,9 +1,9 @@
-//! The pieces of `goodput demo`: a small fleet of simulated engines, the traffic that loads
-//! it, the settings between them, and a view for the terminal.
+//! The parts of `goodput demo`: a small fleet of simulated engines, traffic, gateway settings, and a
+//! terminal view.
 //!
-//! [`fleet`] starts the engines, [`settings`] writes the YAML of a gateway in front of them,
-//! [`traffic`] is the plan of what is asked, [`view`] shows how it goes. All three are made
-//! from one table of classes, so that clients and gateway judge by the same promises.
+//! [`fleet`] starts the engines, [`settings`] writes the gateway's YAML, [`traffic`] is the load, [`view`]
+//! shows the progress. All are derived from one table of classes, so that clients and gateway judge by the
+//! same objectives.
 
 pub mod view;
 
@@ -17,18 +17,18 @@ use super::traffic::{Flow, Plan, Style};
 use crate::clock::Clock;
 use crate::judge::{Objective, Objectives};
 
-/// The model that the demo's engines serve.
+/// The model served by the demo's engines.
 pub const MODEL: &str = "sim-8b";
 
-/// The header by which the demo's voice and batch clients say what they are.
+/// The header by which the demo's voice and batch clients select their class.
 pub const CLASS_HEADER: &str = "x-slo-class";
 
-/// One class of the demo: its promise, and the traffic that belongs to it.
+/// One class of the demo: its objectives and its traffic.
 struct Class {
     name: &'static str,
     priority: &'static str,
     style: Style,
-    /// Milliseconds; `None`: no such objective.
+    /// Milliseconds; `None` means no such objective.
     ttft: Option<u64>,
     tpot: Option<u64>,
     e2e: Option<u64>,
@@ -37,23 +37,23 @@ struct Class {
     input: (f64, f64),
     output: (f64, f64),
     leaves: f64,
-    /// Told by [`CLASS_HEADER`].
+    /// Selected by [`CLASS_HEADER`].
     by_header: bool,
-    /// Whose requests they are: an API key of the demo.
+    /// API key of its requests.
     key: &'static str,
-    /// How they wait for a seat, where not as by default.
+    /// Queue settings other than the defaults.
     queue: Option<&'static str>,
 }
 
-/// The key of the tenant `people`, for whoever tries the demo by hand.
+/// API key of the tenant `people`, for manual requests.
 pub const KEY: &str = "demo";
 
-/// The key of the tenant `nightly`, which sends the batches and runs into its limit on the hill.
+/// API key of the tenant `nightly`, which sends the batches and hits its limit at the peak.
 const NIGHTLY_KEY: &str = "demo-nightly";
 
-/// The objectives are about twice what an unloaded engine of the demo needs. On the hill there are
-/// not seats enough for all: chats, of a low rank and with the longest answers, are shed, so that
-/// voice and completions are kept.
+/// The objectives are about twice what an unloaded engine of the demo needs. At the peak there are not
+/// enough seats for all: chats, which have low priority and the longest responses, are shed to protect voice
+/// and completions.
 const CLASSES: [Class; 5] = [
     Class {
         name: "voice",
@@ -152,7 +152,7 @@ impl Class {
     }
 }
 
-/// Engines that run on ports of their own.
+/// Engines listening on their own ports.
 pub struct Fleet {
     /// The engines and where they listen.
     pub engines: Vec<Engine>,
@@ -160,7 +160,7 @@ pub struct Fleet {
 
 /// One engine of the fleet.
 pub struct Engine {
-    /// The pool it belongs to: `interactive` or `batch`.
+    /// Its pool: `interactive` or `batch`.
     pub pool: &'static str,
     /// Where it listens.
     pub address: SocketAddr,
@@ -168,11 +168,11 @@ pub struct Engine {
     pub engine: SimEngine,
 }
 
-/// Starts three engines for people and one for batches, on free ports of the loopback
-/// interface.
+/// Starts three engines for the pool `interactive` and one for `batch` on free loopback
+/// ports.
 ///
 /// # Errors
-/// A port that cannot be had.
+/// No free port.
 pub async fn fleet(clock: Clock, seed: u64) -> io::Result<Fleet> {
     let mut engines = Vec::new();
     for (number, pool) in (0..).zip(["interactive", "interactive", "interactive", "batch"]) {
@@ -189,13 +189,13 @@ pub async fn fleet(clock: Clock, seed: u64) -> io::Result<Fleet> {
     Ok(Fleet { engines })
 }
 
-/// A GPU of the smaller kind, with steps kept short for the sake of time per output token.
+/// A smaller GPU with short steps, for a low TPOT.
 fn shape() -> Shape {
     Shape { max_running: 96, step_tokens: 1024, speed: 0.6, ..Shape::default() }
 }
 
-/// The settings of a gateway in front of the fleet, which listens at these addresses (port 0:
-/// free ones).
+/// Settings of a gateway in front of the fleet that listens at these addresses (port 0: a free
+/// one).
 #[must_use]
 pub fn settings(fleet: &Fleet, listen: SocketAddr, admin: SocketAddr) -> String {
     let places = fleet.engines.iter().map(|engine| (engine.pool, engine.address));
@@ -243,18 +243,18 @@ fn settings_for(engines: &[(&str, SocketAddr)], listen: SocketAddr, admin: Socke
     yaml
 }
 
-/// Requests that an engine of the demo works on at one time: a batch in which time per output token
-/// is still kept.
+/// Concurrent requests per engine of the demo: a batch size that still keeps
+/// TPOT.
 const SEATS: usize = 24;
 
-/// What the nightly batches may use in a minute: more than they need in the valley, less than on
-/// the hill.
+/// Tokens per minute of the nightly batches: more than they need in the trough, less than at the
+/// peak.
 const NIGHTLY_TOKENS: u64 = 240_000;
 
 const TAKES: &str = "a String takes everything";
 
-/// What the demo's clients ask: about `rate` requests per second, in waves of a minute, so
-/// that promises are kept in the valley and put to the test on the hill.
+/// The demo's load: about `rate` requests per second in waves of a minute, so that objectives are kept in
+/// the trough and tested at the peak.
 #[must_use]
 pub fn traffic(seed: u64, rate: f64) -> Plan {
     let flow = |class: &Class| Flow {
@@ -281,9 +281,9 @@ pub fn traffic(seed: u64, rate: f64) -> Plan {
     }
 }
 
-/// The rate at which the fleet keeps its promises in the valley and strains on the hill: there are
-/// not seats enough then, and some chats are shed; more requests at the same time would cost
-/// `inline_completion` its TPOT.
+/// The rate at which the fleet keeps its objectives in the trough and is overloaded at the peak, where some
+/// chats are shed because more concurrent requests would cost `inline_completion`
+/// its TPOT.
 pub const RATE: f64 = 22.0;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The demo's pieces together, in virtual time and without a gateway between them.
+//! The demo's parts together, in virtual time without a gateway.
 
 use std::sync::Arc;
 
@@ -42,7 +42,7 @@ async fn a_table_is_drawn_over_the_one_before() {
     assert_eq!(text.matches("\u{1b}[J").count(), 2, "the second table and the summary take one back");
 }
 
-/// A line that breaks could not be taken back, and the screen would fill with headers.
+/// A wrapped line could not be erased, and headers would fill the screen.
 #[tokio::test(start_paused = true)]
 async fn the_table_fits_a_terminal_of_80_columns() {
     let clock = Clock::start();
@@ -78,7 +78,7 @@ async fn the_table_fits_a_terminal_of_80_columns() {
     assert!(text.contains("inline_completion") && text.contains("52.6 %!"), "{text}");
 }
 
-/// The story of the demo: a tenant at its limit, a class shed, and the others kept.
+/// The demo's scenario: a tenant at its limit, a class shed, the others protected.
 #[tokio::test(start_paused = true)]
 async fn who_is_held_up_is_told_with_what_goes_on_now() {
     let clock = Clock::start();
@@ -123,7 +123,7 @@ async fn json_is_one_object() {
     assert_eq!((&value["seconds"], &value["classes"][0]["attainment"]), (&2.0.into(), &0.5.into()));
 }
 
-/// One engine of the demo takes a third of the demo's rate: the valley keeps every promise.
+/// One engine of the demo gets a third of the demo's rate: the trough keeps every objective.
 #[tokio::test(start_paused = true)]
 async fn the_demos_promises_can_be_kept() {
     let clock = Clock::start();

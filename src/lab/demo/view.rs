@@ -1,5 +1,5 @@
-//! How the demo is shown: a table that is drawn again each second on a terminal, plain lines
-//! elsewhere, JSON where that is asked for.
+//! Output of the demo: a table redrawn each second on a terminal, plain lines elsewhere, JSON on
+//! request.
 
 use std::collections::{HashMap, VecDeque};
 use std::future::Future;
@@ -13,7 +13,7 @@ use crate::clock::Clock;
 use crate::lab::traffic::Tally;
 use crate::units::Tick;
 
-/// How things stand, at one moment.
+/// The state at one moment.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Snapshot {
     /// One row per class.
@@ -22,44 +22,44 @@ pub struct Snapshot {
     pub engines: Vec<EngineRow>,
 }
 
-/// How a class stands.
+/// The state of a class.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Row {
     /// The class.
     pub class: String,
-    /// The share of judged requests that should be met.
+    /// Target share of met requests.
     pub target: f64,
-    /// Requests met, as the service counts.
+    /// Met requests, as counted by the gateway.
     pub met: u64,
-    /// Requests judged, as the service counts.
+    /// Judged requests, as counted by the gateway.
     pub judged: u64,
-    /// Met and judged as the clients count.
+    /// Met and judged requests, as counted by the clients.
     pub seen: Option<(u64, u64)>,
-    /// Requests that the clients sent.
+    /// Requests sent by the clients.
     pub sent: u64,
     /// Requests in flight.
     pub in_flight: u64,
-    /// Of these, the ones that wait in the service for a seat.
+    /// Of these, those waiting in the gateway for a seat.
     pub waiting: u64,
-    /// Requests refused for a limit of their tenant (429).
+    /// Requests rejected because of a tenant limit (429).
     pub limited: u64,
-    /// Requests refused for want of a seat or an engine (503).
+    /// Requests shed for lack of a seat or an engine (503).
     pub shed: u64,
-    /// Quantiles that the clients saw.
+    /// Quantiles measured by the clients: TTFT.
     pub ttft_p50: Option<Duration>,
-    /// ... of the time to the first token.
+    /// TTFT.
     pub ttft_p95: Option<Duration>,
-    /// ... of the time per output token.
+    /// TPOT.
     pub tpot_p50: Option<Duration>,
-    /// ... of the time per output token.
+    /// TPOT.
     pub tpot_p95: Option<Duration>,
-    /// ... of the whole answer.
+    /// E2E.
     pub e2e_p95: Option<Duration>,
 }
 
 impl Row {
-    /// A row of what the clients of a class saw. Whoever asks the service itself puts its
-    /// counts into `met` and `judged`; until then they are the clients' own.
+    /// A row from the clients' view of a class. The gateway's own counts, if asked for, replace `met` and
+    /// `judged`.
     #[must_use]
     pub fn of(tally: &Tally, target: f64) -> Row {
         let judged = tally.met + tally.missed + tally.unanswered;
@@ -82,30 +82,30 @@ impl Row {
         }
     }
 
-    /// `met / judged`; `None` while nothing was judged.
+    /// `met / judged`; `None` if nothing was judged.
     #[must_use]
     pub fn attainment(&self) -> Option<f64> {
         (self.judged > 0).then(|| self.met as f64 / self.judged as f64)
     }
 }
 
-/// How an engine stands.
+/// The state of an engine.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct EngineRow {
     /// Its pool.
     pub pool: String,
     /// Its name.
     pub engine: String,
-    /// Requests in its batch.
+    /// Running requests.
     pub running: usize,
-    /// Requests in its queue.
+    /// Waiting requests.
     pub waiting: usize,
-    /// The share of its key-value cache in use.
+    /// Used share of its KV cache.
     pub kv_usage: f64,
 }
 
 impl super::Fleet {
-    /// A row per engine.
+    /// One row per engine.
     #[must_use]
     pub fn rows(&self) -> Vec<EngineRow> {
         let row = |engine: &super::Engine| {
@@ -122,9 +122,9 @@ impl super::Fleet {
     }
 }
 
-/// Where the figures come from.
+/// Source of the figures.
 pub trait Source {
-    /// How things stand now.
+    /// The current state.
     fn look(&mut self) -> Snapshot;
 }
 
@@ -134,10 +134,10 @@ impl<F: FnMut() -> Snapshot> Source for F {
     }
 }
 
-/// How it is shown.
+/// Output format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum How {
-    /// A table, drawn again each second: for a terminal.
+    /// A table redrawn each second, for a terminal.
     Table,
     /// A line every five seconds, and the table at the end.
     Lines,
@@ -155,10 +155,10 @@ impl How {
     }
 }
 
-/// Shows how things stand until `until` is done, then once more, and returns the last look.
+/// Shows the state until `until` is done, then once more, and returns the last state.
 ///
 /// # Errors
-/// Whatever writing gives.
+/// Output errors.
 pub async fn show<W: Write>(
     clock: Clock,
     source: &mut dyn Source,
@@ -185,18 +185,18 @@ pub async fn show<W: Write>(
     }
 }
 
-/// What is on the screen, and what was seen before.
+/// The screen content, and previous states.
 struct Screen {
     lines: usize,
     before: (Tick, u64),
-    /// What had been refused at the looks of the last [`LATELY`], the oldest first.
+    /// Rejections at the states of the last [`LATELY`], oldest first.
     refused: VecDeque<(Tick, Refused)>,
 }
 
-/// Refusals of each class until a moment: beyond a tenant's limit, and shed.
+/// Rejections per class: by limits, and shed.
 type Refused = HashMap<String, (u64, u64)>;
 
-/// Refusals in this time are told apart from all: what goes on now.
+/// Interval whose rejections are shown separately, as current.
 const LATELY: Duration = Duration::from_secs(10);
 
 impl Screen {
@@ -233,7 +233,7 @@ impl Screen {
         out.flush()
     }
 
-    /// What had been refused when the last [`LATELY`] began.
+    /// Rejections before the last [`LATELY`].
     fn until_lately(&mut self, now: &Snapshot, at: Tick) -> Refused {
         let counts = now.rows.iter().map(|row| (row.class.clone(), (row.limited, row.shed))).collect();
         self.refused.push_back((at, counts));
@@ -244,7 +244,7 @@ impl Screen {
         whole.map(|(_, counts)| counts.clone()).unwrap_or_default()
     }
 
-    /// Takes back what was drawn: to the line where it began, and clears from there.
+    /// Erases the previous output: moves to its first line and clears from there.
     fn erase<W: Write>(&mut self, out: &mut W) -> io::Result<()> {
         match std::mem::take(&mut self.lines) {
             0 => Ok(()),
@@ -253,12 +253,12 @@ impl Screen {
     }
 }
 
-/// The widest line: what the narrowest of common terminals shows without a break.
+/// Widest line: the narrowest common terminal.
 #[cfg(test)]
 pub(super) const WIDTH: usize = 80;
 
-/// A row per class, and how the clients' own count compares. Wider ones would break on a
-/// terminal of 80 columns, and a table that breaks cannot be drawn over.
+/// One row per class, compared with the clients' own counts. At most 80 columns, because a wrapped table
+/// cannot be redrawn.
 fn classes(now: &Snapshot) -> String {
     let mut rows =
         vec![["class", "kept", "target", "met/judged", "open", "TTFT p95", "TPOT p95", "E2E p95"].map(String::from)];
@@ -289,7 +289,7 @@ fn classes(now: &Snapshot) -> String {
     text
 }
 
-/// Who waits or was refused so that others could be served: a row for each class that it befell.
+/// Classes whose requests wait or were rejected to protect others.
 fn refused(now: &Snapshot, before: &Refused) -> String {
     let mut rows = vec![["held up", "waiting", "over limit", "last 10 s", "shed", "last 10 s"].map(String::from)];
     for row in now.rows.iter().filter(|row| row.waiting + row.limited + row.shed > 0) {
@@ -311,7 +311,7 @@ fn engines(now: &Snapshot) -> String {
     aligned(&rows, [21, 11, 7, 7, 8])
 }
 
-/// Columns of at least these widths, the first to the left, the others to the right.
+/// Columns of at least these widths, the first left-aligned, the others right-aligned.
 fn aligned<const N: usize>(rows: &[[String; N]], widths: [usize; N]) -> String {
     let mut text = String::new();
     for row in rows {
@@ -325,7 +325,7 @@ fn aligned<const N: usize>(rows: &[[String; N]], widths: [usize; N]) -> String {
     text
 }
 
-/// One line for all: what each class attained, and who was refused.
+/// One line with each class's attainment, and rejections.
 fn line(title: &str, now: &Snapshot) -> String {
     let class = |row: &Row| {
         let mark = if is_kept(row) { "" } else { "!" };
@@ -352,7 +352,7 @@ fn summary(now: &Snapshot, ran: Duration) -> Value {
     json!({"seconds": ran.as_secs_f64(), "classes": now.rows.iter().map(class).collect::<Vec<_>>()})
 }
 
-/// Nothing judged breaks no promise.
+/// Also true if nothing was judged.
 fn is_kept(row: &Row) -> bool {
     row.attainment().is_none_or(|attained| attained >= row.target)
 }

@@ -1,4 +1,4 @@
-//! An answer on its way: tokens come in, events (or one body) go out.
+//! A response in progress: takes tokens, produces events or one body.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -13,7 +13,7 @@ use super::pace::{Delivery, Pace, Run};
 use super::speak::{Speak, Talk, Told, Turn};
 use super::voice::Voice;
 
-/// One answer, told token by token.
+/// One response, token by token.
 pub(super) struct Answer {
     pace: Arc<Pace>,
     talk: Talk,
@@ -29,7 +29,7 @@ impl Answer {
         Answer { pace, talk, speak, voices, told, run }
     }
 
-    /// The whole answer as one body.
+    /// The complete response as one body.
     pub async fn whole(mut self) -> String {
         while !self.is_complete() {
             let delivery = self.run.next().await;
@@ -38,7 +38,7 @@ impl Answer {
         self.speak.whole(&self.talk, &self.told)
     }
 
-    /// The answer as a stream of events.
+    /// The response as an event stream.
     pub fn stream(mut self) -> EventBody {
         let mut events = Vec::new();
         self.speak.opening(&self.talk, &mut events);
@@ -76,7 +76,7 @@ impl Answer {
     }
 }
 
-/// A response body of events, one frame each. Dropped early, its request leaves the batch.
+/// A body of events, one frame each. If dropped early, its request leaves the batch.
 pub(super) struct EventBody {
     waiting: VecDeque<String>,
     answer: Option<Box<Answer>>,

@@ -1,7 +1,7 @@
-//! A request as the simulated engine understands it, and what it refuses.
+//! A request parsed by the simulated engine, and its validation errors.
 //!
-//! Reads a body the way vLLM's server does: unknown fields are taken, of two equal keys the
-//! last one counts, and a refusal has vLLM's words where clients look for them.
+//! Reads bodies like vLLM's server: unknown fields are accepted, the last of duplicate keys wins, and errors
+//! have vLLM's texts where clients depend on them.
 
 use serde_json::{Map, Value};
 
@@ -12,10 +12,10 @@ use crate::units::Dialect;
 /// Bytes of text per token of the simulated tokenizer.
 pub(super) const BYTES_PER_TOKEN: u64 = 4;
 
-/// What the chat template adds to each message.
+/// Tokens added by the chat template per message.
 const TEMPLATE_TOKENS: u64 = 4;
 
-/// Why a request is refused.
+/// Why a request is rejected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Fault {
     pub status: u16,
@@ -29,12 +29,12 @@ impl Fault {
         Fault { status: 400, kind: "BadRequestError", message: message.into(), param: param.map(str::to_owned) }
     }
 
-    /// A value that is wrong for its parameter.
+    /// An invalid value of a parameter.
     fn value(message: &str, param: &str, value: impl std::fmt::Display) -> Self {
         Fault::bad(format!("{message} (parameter={param}, value={value})"), Some(param))
     }
 
-    /// What the server's schema check finds before the engine looks.
+    /// An error of the server's schema validation.
     fn schema(kind: &str, place: &str, message: &str, input: &str) -> Self {
         let message = format!(
             "1 validation error:\n  {{'type': '{kind}', 'loc': 'body.{place}', 'msg': '{message}', 'input': '{input}'}}"
@@ -47,7 +47,7 @@ impl Fault {
         Fault { status: 503, kind: "Service Unavailable", message: message.to_owned(), param: None }
     }
 
-    /// The body in the dialect's shape.
+    /// The body in the dialect's format.
     pub fn body(&self, dialect: Dialect) -> String {
         let (kind, message) = (Value::from(self.kind), Value::from(self.message.as_str()));
         if dialect == Dialect::Messages {
@@ -58,16 +58,16 @@ impl Fault {
     }
 }
 
-/// One prompt: most requests have one, `completions` may have several.
+/// One prompt; `completions` may have several.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Prompt {
     pub tokens: u64,
     pub blocks: Vec<u64>,
-    /// The text, to echo it.
+    /// The text, for echo.
     pub text: String,
 }
 
-/// A request that will be answered.
+/// A valid request.
 #[derive(Clone, Debug)]
 pub(super) struct Ask {
     pub model: String,
@@ -83,13 +83,13 @@ pub(super) struct Ask {
     pub priority: i64,
     pub effort: Effort,
     pub tool: Option<Tool>,
-    /// Decides what is said: the same request gets the same answer.
+    /// Seed of the output: equal requests get equal responses.
     pub seed: u64,
-    /// The whole body, for what an answer repeats of it.
+    /// The whole body, for parts repeated in the response.
     pub body: Map<String, Value>,
 }
 
-/// How much the request lets the model think.
+/// Requested reasoning effort.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Effort {
     None,
@@ -99,7 +99,7 @@ pub(super) enum Effort {
     High,
 }
 
-/// What the engine serves, as far as reading a request goes.
+/// What the engine serves, as needed for parsing.
 pub(super) struct House<'a> {
     pub models: &'a [String],
     pub max_model_len: u64,
@@ -121,7 +121,7 @@ pub(super) fn read_object(body: &[u8]) -> Result<Map<String, Value>, Fault> {
 }
 
 impl Ask {
-    /// Reads a body of one of the generating dialects.
+    /// Parses a body of a generating dialect.
     pub fn read(dialect: Dialect, bytes: &[u8], house: &House<'_>) -> Result<Ask, Fault> {
         let body = read_object(bytes)?;
         let fields = Fields(&body);
@@ -166,7 +166,7 @@ impl Ask {
         })
     }
 
-    /// Prompt tokens of the request: several prompts are summed, several choices are not.
+    /// Prompt tokens of the request: summed over prompts, not over choices.
     pub fn prompt_tokens(&self) -> u64 {
         self.prompts.iter().map(|prompt| prompt.tokens).sum()
     }
@@ -188,7 +188,7 @@ pub(super) fn model_of(body: &Map<String, Value>, house: &House<'_>) -> Result<S
     }
 }
 
-/// The prompts of a request, with nothing checked but their shape.
+/// The prompts of a request, with only their format checked.
 pub(super) fn prompts_of(dialect: Dialect, body: &Map<String, Value>, model: &str) -> Result<Vec<Prompt>, Fault> {
     let missing = |field: &str| {
         let input = format!("<dict of {} items>", body.len());
@@ -268,7 +268,7 @@ fn plain_prompts(value: &Value) -> Result<Vec<Prompt>, Fault> {
     }
 }
 
-/// The text of a conversation while it is gathered.
+/// Accumulates the text of a conversation.
 struct Text<'a> {
     model: &'a str,
     pieces: String,
@@ -325,7 +325,7 @@ fn cap_of(dialect: Dialect, fields: &Fields<'_>, longest: u64) -> Result<Option<
         }
         return Ok(Some(cap));
     }
-    // The one default of the API itself.
+    // The API's own default.
     Ok((dialect == Dialect::Completions).then_some(16))
 }
 
@@ -361,7 +361,7 @@ fn effort_of(body: &Map<String, Value>) -> Effort {
     }
 }
 
-/// Typed looks into a body.
+/// Typed access to a body.
 struct Fields<'a>(&'a Map<String, Value>);
 
 impl<'a> Fields<'a> {
@@ -369,7 +369,7 @@ impl<'a> Fields<'a> {
         match self.0.get(name) {
             None | Some(Value::Null) => Ok(false),
             Some(Value::Bool(flag)) => Ok(*flag),
-            // The server's schema library takes these words, too.
+            // The server's schema library accepts these words as well.
             Some(Value::String(word)) if matches!(word.as_str(), "true" | "false") => Ok(word == "true"),
             Some(other) => {
                 let message = "Input should be a valid boolean, unable to interpret input";

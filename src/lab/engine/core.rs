@@ -1,14 +1,13 @@
-//! The scheduler of a simulated engine: a pure machine of steps. Sans-IO.
+//! Scheduler of a simulated engine: a pure state machine of steps. Sans-IO.
 //!
-//! It works as vLLM's scheduler does. Time passes in steps; a step is composed when the one
-//! before it ends, gives every decoding request one token, and spends what is left of its
-//! token budget on prefill, in chunks, first of the requests that run and then of those that
-//! wait. A request is admitted while there are seats in the batch and room in the key-value
-//! cache; when the room runs out under running requests, the last of them is preempted and
-//! computes its context again later. A step's length grows with the prefill in it, the
-//! number of decoding requests and the context they read.
+//! Modelled on vLLM's scheduler. Time passes in steps; a step is composed when the previous one ends, gives
+//! every decoding request one token, and spends the rest of its token budget on chunked prefill, running
+//! requests first, then waiting ones. A request is admitted while the batch has a seat and the KV cache has
+//! room; if running requests exhaust the cache, the last of them is preempted and recomputes its context
+//! later. A step's duration grows with its prefill, the number of decoding requests and their
+//! context.
 //!
-//! Moments are arguments, chance comes from the seed: the same calls give the same trace.
+//! Moments are arguments and randomness comes from the seed: equal calls give equal traces.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -20,52 +19,52 @@ pub use super::prefix::BLOCK;
 use super::prefix::PrefixCache;
 use crate::units::Tick;
 
-/// What an engine is made of. The defaults resemble an 8B model on one 80 GB GPU.
+/// Properties of an engine. The defaults resemble an 8B model on one 80 GB GPU.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Shape {
-    /// Requests that may run in one batch (`max_num_seqs`).
+    /// Most requests in a batch (`max_num_seqs`).
     pub max_running: usize,
-    /// Tokens computed in one step (`max_num_batched_tokens`): the budget of chunked prefill.
+    /// Token budget of a step (`max_num_batched_tokens`).
     pub step_tokens: u64,
-    /// Room of the key-value cache, in tokens.
+    /// Size of the KV cache, tokens.
     pub kv_tokens: u64,
-    /// Longest prompt plus answer.
+    /// Longest prompt plus output.
     pub max_model_len: u64,
-    /// Requests that may wait (at least 1: each one passes through the queue); one more is
-    /// turned away. Absent: no limit.
+    /// Most waiting requests (at least 1, because each passes through the queue); more are rejected. `None`
+    /// means unlimited.
     pub max_waiting: Option<usize>,
-    /// Who is admitted first.
+    /// Order of admission.
     pub order: Order,
-    /// Length of a step with nothing in it: the weights are read once.
+    /// Duration of an empty step: reading the weights once.
     pub step_base: Duration,
-    /// Added for each decoding request.
+    /// Per decoding request.
     pub per_decode: Duration,
-    /// Added for each request whose prompt is read.
+    /// Per request in prefill.
     pub per_prefill: Duration,
-    /// Added for each token of prefill.
+    /// Per token of prefill.
     pub per_prefill_token: Duration,
-    /// Behind so many tokens of context a token of prefill takes twice as long, behind twice as
-    /// many three times. Absent: it takes the same everywhere.
+    /// Context length at which a token of prefill takes twice as long, at twice the length three times. `None`:
+    /// independent of context.
     pub attention_doubles_at: Option<u64>,
-    /// Added for each token of context that a decoding request reads.
+    /// Per context token of a decoding request.
     pub per_context_token: Duration,
-    /// Whether prompt blocks of earlier requests need no prefill.
+    /// Whether cached prompt blocks skip prefill.
     pub prefix_caching: bool,
-    /// Most tokens a decoding request can gain in one step: above 1, speculative decoding.
+    /// Most tokens per decoding request and step; above 1 for speculative decoding.
     pub speculative: u64,
-    /// Step lengths vary by up to this share, evenly.
+    /// Relative uniform variation of step durations.
     pub jitter: f64,
-    /// All lengths are divided by this: 2 is an engine twice as fast.
+    /// Divisor of all durations: 2 is twice as fast.
     pub speed: f64,
 }
 
-/// Who is admitted first.
+/// Order of admission.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Order {
     /// First come, first served.
     #[default]
     Arrival,
-    /// Lower `priority` first, then first come.
+    /// Lower `priority` first, then first come, first served.
     Priority,
 }
 
@@ -93,34 +92,34 @@ impl Default for Shape {
 }
 
 impl Shape {
-    /// Blocks of the key-value cache.
+    /// Blocks of the KV cache.
     fn blocks(&self) -> u64 {
         (self.kv_tokens / BLOCK).max(1)
     }
 
-    /// How many times as long as at a prompt's beginning a token of prefill takes, on the average
-    /// of those from here to there.
+    /// Mean cost of a token of prefill in this range of context, relative to the start of a
+    /// prompt.
     fn attention(&self, from: u64, to: u64) -> f64 {
         let middle = from.midpoint(to) as f64;
         self.attention_doubles_at.map_or(1.0, |doubles| 1.0 + middle / doubles.max(1) as f64)
     }
 }
 
-/// One sequence to be generated: a choice of a request.
+/// One sequence to generate: a choice of a request.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Job {
     /// Prompt tokens.
     pub prompt: u64,
     /// Tokens it will generate, at least 1.
     pub output: u64,
-    /// The request's priority: lower is earlier, under [`Order::Priority`].
+    /// The request's priority under [`Order::Priority`]; lower is earlier.
     pub priority: i64,
-    /// Hashes of the prompt's whole blocks, each covering all before it. Those that go on behind
-    /// the prompt are the answer's.
+    /// Hashes of the whole prompt blocks, each covering all before it, followed by those of the
+    /// output.
     pub blocks: Vec<u64>,
 }
 
-/// Names a job inside its engine.
+/// Identifies a job within its engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct JobId(u64);
 
@@ -128,61 +127,61 @@ pub struct JobId(u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Busy;
 
-/// A job gained tokens.
+/// Tokens gained by a job.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Gain {
-    /// Which job.
+    /// The job.
     pub job: JobId,
     /// The end of the step.
     pub at: Tick,
-    /// How many tokens.
+    /// Number of tokens.
     pub tokens: u64,
-    /// The job's life, if these were its last.
+    /// The job's summary, if it is finished.
     pub done: Option<Life>,
 }
 
-/// The moments of a job.
+/// Summary of a job.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Life {
-    /// It was submitted.
+    /// Submission.
     pub arrived: Tick,
-    /// A step first worked on it.
+    /// Start of the first step that worked on it.
     pub started: Tick,
-    /// The step that gave its first token ended.
+    /// End of the step with its first token.
     pub first_token: Tick,
-    /// The step that gave its last token ended.
+    /// End of the step with its last token.
     pub ended: Tick,
-    /// Its prompt tokens.
+    /// Prompt tokens.
     pub prompt: u64,
-    /// Its generated tokens.
+    /// Generated tokens.
     pub output: u64,
-    /// Prompt tokens that came from the prefix cache.
+    /// Prompt tokens from the prefix cache.
     pub cached: u64,
 }
 
-/// What an engine reports of itself.
+/// An engine's gauges.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Gauges {
-    /// Jobs in the batch.
+    /// Running jobs.
     pub running: usize,
-    /// Jobs that wait.
+    /// Waiting jobs.
     pub waiting: usize,
-    /// Share of the key-value cache held by running jobs.
+    /// Share of the KV cache held by running jobs.
     pub kv_usage: f64,
-    /// Prompt tokens computed or taken from the cache, ever.
+    /// Prompt tokens computed or cached, cumulative.
     pub prompt_tokens: u64,
-    /// Tokens generated, ever.
+    /// Generated tokens, cumulative.
     pub generated_tokens: u64,
-    /// Prompt tokens looked up in the prefix cache, ever.
+    /// Prompt tokens looked up in the prefix cache, cumulative.
     pub prefix_queries: u64,
-    /// Prompt tokens found there, ever.
+    /// Prompt tokens found there, cumulative.
     pub prefix_hits: u64,
-    /// Preemptions, ever.
+    /// Preemptions, cumulative.
     pub preemptions: u64,
 }
 
-/// The order of admission: priority (0 under [`Order::Arrival`]), then arrival. A preempted
-/// job keeps its place and so goes before all that came later.
+/// Order of admission: priority (0 under [`Order::Arrival`]), then arrival. A preempted job keeps its
+/// position.
 type Place = (i64, u64);
 
 struct Sequence {
@@ -192,7 +191,7 @@ struct Sequence {
     computed: u64,
     generated: u64,
     cached: u64,
-    /// Leading blocks of its context that it shares with others through the prefix cache.
+    /// Leading blocks shared through the prefix cache.
     shared: usize,
     arrived: Tick,
     started: Option<Tick>,
@@ -200,12 +199,12 @@ struct Sequence {
 }
 
 impl Sequence {
-    /// Context that must be in the cache before the next token can come.
+    /// Context that must be cached before the next token.
     fn context(&self) -> u64 {
         self.job.prompt + self.generated
     }
 
-    /// Blocks of its context that are its own.
+    /// Blocks not shared.
     fn own_blocks(&self) -> u64 {
         blocks(self.computed) - self.shared as u64
     }
@@ -221,7 +220,7 @@ fn blocks(tokens: u64) -> u64 {
 
 struct Running {
     ends: Tick,
-    /// Places, and the context each will have computed.
+    /// Jobs of the step, with their context afterwards.
     work: Vec<(Place, u64)>,
 }
 
@@ -233,7 +232,7 @@ pub struct Engine {
     waiting: BTreeMap<Place, Sequence>,
     running: BTreeMap<Place, Sequence>,
     places: BTreeMap<JobId, Place>,
-    /// Blocks that running requests have for themselves; what they share is in `prefixes`.
+    /// Unshared blocks of running requests; shared ones are in `prefixes`.
     own_blocks: u64,
     prefixes: PrefixCache,
     step: Option<Running>,
@@ -258,22 +257,22 @@ impl Engine {
         }
     }
 
-    /// What it is made of.
+    /// Its properties.
     #[must_use]
     pub const fn shape(&self) -> &Shape {
         &self.shape
     }
 
-    /// Whether one more job would be turned away.
+    /// Whether another job would be rejected.
     #[must_use]
     pub fn is_busy(&self) -> bool {
         self.shape.max_waiting.is_some_and(|most| self.waiting.len() >= most.max(1))
     }
 
-    /// Takes a job into the queue; an idle engine begins a step at once.
+    /// Queues a job; an idle engine starts a step at once.
     ///
     /// # Errors
-    /// [`Busy`], if the queue is full.
+    /// [`Busy`] if the queue is full.
     pub fn submit(&mut self, job: Job, at: Tick) -> Result<JobId, Busy> {
         if self.is_busy() {
             return Err(Busy);
@@ -283,9 +282,9 @@ impl Engine {
         Ok(id)
     }
 
-    /// Takes a job into the queue, however full that is, and begins nothing: the choices of one
-    /// request come in together. Prompt and output are cut to what the model and the cache can
-    /// hold, so that every job can end.
+    /// Queues a job regardless of the queue's length and starts no step, because a request's choices are queued
+    /// together. Prompt and output are clipped to the model's and the cache's limits, so that every job can
+    /// end.
     pub fn enqueue(&mut self, mut job: Job, at: Tick) -> JobId {
         let longest = self.shape.max_model_len.min(self.capacity() * BLOCK).max(2);
         job.prompt = job.prompt.clamp(1, longest - 1);
@@ -311,19 +310,19 @@ impl Engine {
         id
     }
 
-    /// Begins a step, if none runs.
+    /// Starts a step if none runs.
     pub fn begin(&mut self, at: Tick) {
         if self.step.is_none() {
             self.compose(at);
         }
     }
 
-    /// Makes it this many times as fast as its shape says, from the next step on.
+    /// Sets the speed relative to its properties, from the next step on.
     pub const fn set_speed(&mut self, speed: f64) {
         self.shape.speed = speed;
     }
 
-    /// Takes a job out; its seat and its room are free from the next step on.
+    /// Removes a job; its seat and cache are free from the next step on.
     pub fn cancel(&mut self, id: JobId) {
         let Some(place) = self.places.remove(&id) else { return };
         self.waiting.remove(&place);
@@ -332,13 +331,13 @@ impl Engine {
         }
     }
 
-    /// When [`Engine::advance`] has something to do.
+    /// When [`Engine::advance`] must be called.
     #[must_use]
     pub fn next_moment(&self) -> Option<Tick> {
         self.step.as_ref().map(|step| step.ends)
     }
 
-    /// Ends every step that is due by `at`, and tells what was gained.
+    /// Ends every step due by `at` and reports the gains.
     pub fn advance(&mut self, at: Tick, gains: &mut Vec<Gain>) {
         while let Some(step) = self.step.take_if(|step| step.ends <= at) {
             for (place, computed) in step.work {
@@ -348,7 +347,7 @@ impl Engine {
         }
     }
 
-    /// What the engine reports of itself.
+    /// The engine's gauges.
     #[must_use]
     pub fn gauges(&self) -> Gauges {
         let kv_usage = self.blocks_held() as f64 / self.capacity() as f64;
@@ -359,17 +358,17 @@ impl Engine {
         self.shape.blocks()
     }
 
-    /// Blocks that running requests hold, each once.
+    /// Blocks held by running requests, counted once.
     fn blocks_held(&self) -> u64 {
         self.own_blocks + self.prefixes.used()
     }
 
-    /// Blocks that running requests do not hold.
+    /// Blocks not held by running requests.
     fn free_blocks(&self) -> u64 {
         self.capacity().saturating_sub(self.blocks_held())
     }
 
-    /// A request leaves the batch: its own blocks are free, and so are those that it alone shared.
+    /// Releases the blocks of a request that leaves the batch.
     fn give_up_room(&mut self, sequence: &mut Sequence) {
         self.own_blocks -= sequence.own_blocks();
         self.prefixes.leave(&sequence.job.blocks[..sequence.shared]);
@@ -377,7 +376,7 @@ impl Engine {
     }
 
     fn end_of_step(&mut self, place: Place, computed: u64, at: Tick, gains: &mut Vec<Gain>) {
-        // Cancelled during the step: nothing to tell.
+        // Cancelled during the step.
         let Some(sequence) = self.running.get_mut(&place) else { return };
         let (job, whole) = (sequence.id, computed >= sequence.context());
         debug_assert_eq!(sequence.computed, computed, "the room was taken when the step was composed");
@@ -395,7 +394,7 @@ impl Engine {
         let free = self.shape.blocks().saturating_sub(self.own_blocks + self.prefixes.used());
         let most = if was_decoding { self.shape.speculative.max(1) } else { 1 };
         let lucky = if most > 1 { self.chance.random_range(1..=most) } else { 1 };
-        // Tokens beyond the first of a speculative step were computed in it, and need room.
+        // Tokens of a speculative step beyond the first were computed in it, and need cache.
         let room = (blocks(sequence.computed) + free) * BLOCK - sequence.computed;
         let tokens = lucky.min(sequence.job.output - sequence.generated).min(room + 1);
         sequence.generated += tokens;
@@ -422,7 +421,7 @@ impl Engine {
         gains.push(Gain { job, at, tokens, done });
     }
 
-    /// Composes the step that begins at `at`; none if there is nothing to do.
+    /// Composes the step that starts at `at`, if there is work.
     fn compose(&mut self, at: Tick) {
         let mut plan = Plan { budget: self.shape.step_tokens.max(1), ..Plan::default() };
         let preempted = self.plan_running(&mut plan);
@@ -437,7 +436,7 @@ impl Engine {
         self.step = Some(Running { ends: at + length, work: plan.work });
     }
 
-    /// Gives each running request its part; returns whether one had to be preempted.
+    /// Assigns work to running requests; returns whether one was preempted.
     fn plan_running(&mut self, plan: &mut Plan) -> bool {
         let order: Vec<Place> = self.running.keys().copied().collect();
         let mut preempted = false;
@@ -452,7 +451,7 @@ impl Engine {
             let mut fits = true;
             while blocks(after) - blocks(before) > self.free_blocks() {
                 preempted = true;
-                // The victim never had its part yet: it comes last, and this one is not behind it.
+                // The victim is the last request and had no part yet; it may be this one.
                 if self.preempt_last() == Some(place) {
                     fits = false;
                     break;
@@ -471,7 +470,7 @@ impl Engine {
             let sequence = next.get();
             let (prompt, context) = (sequence.job.prompt, sequence.context());
             let hits = if self.shape.prefix_caching { self.prefixes.hits(&sequence.job.blocks) } else { 0 };
-            // The last token is always computed: its output is what is wanted.
+            // The last token is always computed, because its output is needed.
             let shared = hits.min(((context - 1) / BLOCK) as usize);
             let cached = shared as u64 * BLOCK;
             let known = &sequence.job.blocks[..shared];
@@ -496,7 +495,7 @@ impl Engine {
         }
     }
 
-    /// Takes the room for a request's context up to `after`, and puts it into the step.
+    /// Reserves cache for a request's context up to `after`, and adds it to the step.
     fn give(&mut self, place: Place, after: u64, plan: &mut Plan, decoding: bool) {
         let sequence = self.running.get_mut(&place).expect("the caller has it");
         let (before, tokens) = (sequence.computed, after - sequence.computed);
@@ -513,7 +512,7 @@ impl Engine {
         plan.work.push((place, after));
     }
 
-    /// Sends the last running request back to the queue; it keeps its place there.
+    /// Preempts the last running request, which keeps its position in the queue.
     fn preempt_last(&mut self) -> Option<Place> {
         let (place, mut sequence) = self.running.pop_last()?;
         self.give_up_room(&mut sequence);
@@ -536,13 +535,13 @@ impl Engine {
     }
 }
 
-/// A step while it is composed.
+/// A step being composed.
 #[derive(Default)]
 struct Plan {
     budget: u64,
     decodes: u64,
     prefills: u64,
-    /// In tokens that have no context before them.
+    /// In tokens without preceding context.
     prefill: f64,
     context: u64,
     work: Vec<(Place, u64)>,

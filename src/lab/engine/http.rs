@@ -1,4 +1,4 @@
-//! The engine's HTTP face: the paths that vLLM serves.
+//! The engine's HTTP API: the paths that vLLM serves.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -19,13 +19,13 @@ use super::voice::{Voice, mix};
 use crate::clock::Clock;
 use crate::units::Dialect;
 
-/// Longest request body that is read.
+/// Longest request body.
 const MOST_BODY: usize = 64 << 20;
 
 /// A response of the engine.
 type Answered = Response<Reply>;
 
-/// Everything a connection needs to answer.
+/// State of a connection.
 pub(super) struct Counter {
     clock: Clock,
     settings: Settings,
@@ -153,7 +153,7 @@ impl Counter {
         Talk { id, created: self.clock.wall().as_secs(), details, fingerprint, ask }
     }
 
-    /// Embeddings: the prompt is computed, nothing is generated.
+    /// Embeddings: computes the prompt, generates nothing.
     async fn embed(&self, body: &[u8]) -> Result<Answered, Fault> {
         let body = read_object(body)?;
         let model = model_of(&body, &self.house())?;
@@ -184,7 +184,7 @@ impl Counter {
         ))
     }
 
-    /// The paths that only count: they never enter the batch.
+    /// Paths that only count tokens and do not enter the batch.
     fn count(&self, dialect: Dialect, path: &str, body: &[u8]) -> Result<Answered, Fault> {
         let body = read_object(body)?;
         let model = model_of(&body, &self.house())?;
@@ -227,7 +227,7 @@ fn is_look(method: &Method) -> bool {
     method == Method::GET || method == Method::HEAD
 }
 
-/// An id that can stand in JSON as it is.
+/// Whether an id needs no JSON escaping.
 fn is_plain(id: &str) -> bool {
     !id.is_empty() && id.len() <= 128 && id.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte))
 }
@@ -239,14 +239,14 @@ fn detokenized(body: &Map<String, Value>) -> String {
     format!(r#"{{"prompt":{}}}"#, Value::from(text))
 }
 
-/// A vector drawn from the text, of length about 1.
+/// A vector of length about 1 derived from the text.
 fn embedding(text: &str, dimensions: u64) -> Vec<f32> {
     let seed = text.bytes().fold(0, |sum, byte| mix(sum ^ u64::from(byte)));
     let scale = (dimensions as f32).sqrt();
     (0..dimensions).map(|index| ((mix(seed ^ index) % 2001) as f32 / 1000.0 - 1.0) / scale).collect()
 }
 
-/// Little-endian floats in base64, quoted, as the API's `encoding_format` says.
+/// Little-endian floats in quoted base64, as `encoding_format` says.
 fn base64(vector: &[f32]) -> String {
     const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let bytes: Vec<u8> = vector.iter().flat_map(|value| value.to_le_bytes()).collect();

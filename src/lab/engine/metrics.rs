@@ -1,4 +1,4 @@
-//! The metrics page, under vLLM's names.
+//! The metrics page with vLLM's names.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use super::core::{Gain, Gauges};
 use super::voice::Finish;
 use crate::units::Tick;
 
-/// What the engine counts beside its gauges.
+/// Counters beside the gauges.
 #[derive(Debug)]
 pub(super) struct Counts {
     pub aborted: u64,
@@ -26,7 +26,7 @@ pub(super) struct Counts {
     generated: Histogram,
 }
 
-/// Edges of lengths of time, in seconds: from a step to minutes.
+/// Bucket edges of durations in seconds: from a step to minutes.
 const SHORT: &[f64] =
     &[0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0];
 const GAPS: &[f64] = &[0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0];
@@ -57,7 +57,7 @@ impl Default for Counts {
 }
 
 impl Counts {
-    /// A job gained tokens; `before` is when it last did.
+    /// Records tokens gained by a job; `before` is its previous gain.
     pub fn gain(&mut self, before: Option<Tick>, gain: &Gain) {
         if let Some(before) = before {
             self.between_tokens.time(gain.at - before);
@@ -76,7 +76,7 @@ impl Counts {
         }
     }
 
-    /// A choice was told to its end.
+    /// Records a finished choice.
     pub fn finished(&mut self, finish: Finish) {
         match finish {
             Finish::Length => self.cut += 1,
@@ -84,7 +84,7 @@ impl Counts {
         }
     }
 
-    /// The page.
+    /// Formats the page.
     pub fn page(&self, gauges: &Gauges, model: &str) -> String {
         let mut page = Page { text: String::new(), model };
         page.single("num_requests_running", "gauge", "Requests in the batch.", gauges.running as f64);

@@ -1,10 +1,10 @@
-//! A simulated engine: vLLM's HTTP face over a scheduler that only counts tokens.
+//! A simulated engine: vLLM's HTTP API over a scheduler that only counts tokens.
 //!
-//! For trying the gateway without a GPU, for load tests and for the simulator. The scheduler
-//! ([`core`]) is pure; the rest puts it on the clock and gives it vLLM's answers, events,
-//! errors and metrics. What is said is drawn from the seed and the request, so that the same
-//! request gets the same answer. All delays are the runtime's: under a paused clock they take
-//! no time.
+//! For trying the gateway without a GPU, for load tests and for the simulation. The scheduler
+//! ([`core`]) is pure; the rest runs it on the clock and adds vLLM's responses, events, errors and metrics.
+//! Output is derived from the seed and the request, so equal requests get equal responses. All delays are
+//! timers of the runtime: with paused time they take no real
+//! time.
 //!
 //! ```no_run
 //! use goodput::clock::Clock;
@@ -48,20 +48,20 @@ use tokio::task::JoinSet;
 use self::http::Counter;
 use crate::clock::Clock;
 
-/// How an engine is set up.
+/// Settings of an engine.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Names it answers to; the first is the one it calls itself.
+    /// Model names; the first is its own.
     pub models: Vec<String>,
-    /// The machine.
+    /// Its properties.
     pub shape: Shape,
-    /// Decides texts, lengths and jitter.
+    /// Seed of texts, lengths and jitter.
     pub seed: u64,
-    /// How long answers are that no cap cuts.
+    /// Output lengths without a cap.
     pub output: Lengths,
-    /// Reasoning tokens before an answer, at medium effort; 0: the model does not reason.
+    /// Reasoning tokens before an answer at medium effort; 0 for a model without reasoning.
     pub reasoning_tokens: u64,
-    /// A connection without a request is closed after this, as the real server does.
+    /// Idle time after which a connection is closed, as by the real server.
     pub keep_alive: Duration,
 }
 
@@ -78,8 +78,8 @@ impl Default for Settings {
     }
 }
 
-/// A running engine. Clones are the same engine; it ends, with all its connections, when the
-/// last of them is dropped.
+/// A running engine. Clones share it; it ends with all its connections when the last one is
+/// dropped.
 #[derive(Clone)]
 pub struct SimEngine {
     counter: Arc<Counter>,
@@ -98,10 +98,10 @@ impl SimEngine {
         SimEngine { counter, keep_alive, tasks: Arc::new(Mutex::new(tasks)) }
     }
 
-    /// Serves on an address (port 0: a free one), and returns the one bound.
+    /// Listens on an address (port 0: a free one) and returns the bound one.
     ///
     /// # Errors
-    /// Whatever binding gives.
+    /// Binding errors.
     pub async fn listen(&self, address: SocketAddr) -> io::Result<SocketAddr> {
         let listener = TcpListener::bind(address).await?;
         let bound = listener.local_addr()?;
@@ -109,7 +109,7 @@ impl SimEngine {
         self.spawn(async move {
             let mut connections = JoinSet::new();
             loop {
-                // An accept that fails (no file handles left) is tried again after a while.
+                // A failed accept (no descriptors left) is retried after a while.
                 let Ok((socket, _)) = listener.accept().await else {
                     tokio::time::sleep(Duration::from_millis(50)).await;
                     continue;
@@ -122,7 +122,7 @@ impl SimEngine {
         Ok(bound)
     }
 
-    /// Opens an in-memory connection to the engine, and returns the caller's end.
+    /// Opens an in-memory connection and returns the caller's end.
     #[must_use]
     pub fn connect(&self) -> DuplexStream {
         let (ours, theirs) = tokio::io::duplex(64 * 1024);
@@ -130,13 +130,13 @@ impl SimEngine {
         theirs
     }
 
-    /// What the engine reports of itself.
+    /// The engine's gauges.
     #[must_use]
     pub fn gauges(&self) -> Gauges {
         self.counter.pace.gauges()
     }
 
-    /// Makes it this many times as fast as its shape says, from the next step on.
+    /// Sets the speed relative to its properties, from the next step on.
     pub fn set_speed(&self, speed: f64) {
         self.counter.pace.set_speed(speed);
     }
@@ -153,7 +153,7 @@ where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let service = service_fn(move |request| Arc::clone(&counter).serve(request));
-    // A broken connection is the client's business; its request has left the batch by then.
+    // A broken connection is the client's; its request has left the batch by then.
     let _ = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(keep_alive)

@@ -1,4 +1,4 @@
-//! Runs the scheduler on the clock, and brings each request its tokens.
+//! Runs the scheduler on the clock, and delivers tokens to requests.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use super::metrics::Counts;
 use crate::clock::Clock;
 use crate::units::Tick;
 
-/// Tokens for one choice of one request.
+/// Tokens for one choice of a request.
 #[derive(Clone, Debug)]
 pub(super) struct Delivery {
     pub choice: u64,
@@ -20,9 +20,9 @@ pub(super) struct Delivery {
     pub done: Option<Life>,
 }
 
-/// Where a request's tokens wait until it is polled. A slow reader finds several tokens of a
-/// choice in one delivery, as with vLLM: there is at most one entry per choice, so a box never
-/// grows.
+/// A request's undelivered tokens. A slow reader gets several tokens of a choice at once, as with vLLM: at
+/// most one entry per choice, so the size is
+/// bounded.
 #[derive(Default)]
 struct Mailbox {
     inside: Mutex<(VecDeque<Delivery>, Option<Waker>)>,
@@ -72,7 +72,7 @@ impl Pace {
         Arc::new(Pace { clock, works: Mutex::new(works), changed: Notify::new() })
     }
 
-    /// Submits one job per choice, all of them or none.
+    /// Submits one job per choice, all or none.
     pub fn submit(self: &Arc<Self>, jobs: Vec<Job>) -> Result<Run, Busy> {
         let mailbox = Arc::new(Mailbox::default());
         let mut run = Run { pace: Arc::clone(self), mailbox: Arc::clone(&mailbox), jobs: Vec::new() };
@@ -84,7 +84,7 @@ impl Pace {
             }
             let now = self.clock.now();
             for (choice, job) in (0..).zip(jobs) {
-                // The later choices of an admitted request do not fail for the queue's sake.
+                // Further choices of an admitted request are not subject to the queue's limit.
                 let id = works.engine.enqueue(job, now);
                 works.posts.insert(id, Post { mailbox: Arc::clone(&mailbox), choice, last: None });
                 run.jobs.push(id);
@@ -95,7 +95,7 @@ impl Pace {
         Ok(run)
     }
 
-    /// Ends steps when they are due, for ever.
+    /// Ends steps when due, forever.
     pub async fn run(self: Arc<Self>) {
         let mut gains = Vec::new();
         loop {
@@ -127,7 +127,7 @@ impl Pace {
         self.works.lock().engine.set_speed(speed);
     }
 
-    /// Gauges and counters, for the metrics page.
+    /// Gauges and counters for the metrics page.
     pub fn look<T>(&self, see: impl FnOnce(&Gauges, &mut Counts) -> T) -> T {
         let mut works = self.works.lock();
         let gauges = works.engine.gauges();
@@ -145,7 +145,7 @@ impl Pace {
     }
 }
 
-/// A request in the engine. Dropped before its end (the client left), it leaves the batch.
+/// A request in the engine. If dropped before its end, it leaves the batch.
 pub(super) struct Run {
     pace: Arc<Pace>,
     mailbox: Arc<Mailbox>,

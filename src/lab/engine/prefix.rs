@@ -1,49 +1,49 @@
-//! Which prompt blocks an engine still holds from earlier requests.
+//! The engine's prefix cache.
 
 use std::collections::{BTreeMap, HashMap};
 
-/// Tokens per block of the key-value cache.
+/// Tokens per block of the KV cache.
 pub const BLOCK: u64 = 16;
 
-/// The blocks of prompts that an engine holds, by hash. A block's hash covers everything before
-/// it, so that a hit means the whole prefix up to there is the same.
+/// Prompt blocks held by an engine, by hash. A hash covers everything before the block, so a hit means an
+/// equal prefix.
 ///
-/// As vLLM's: running requests that begin alike share blocks, each block once; one that nobody
-/// uses any more stays until its room is wanted, and of those the one goes first that was used
-/// longest ago, of one prompt the last.
+/// As in vLLM: running requests with equal beginnings share blocks; an unused block stays until its room is
+/// needed, and the least recently used is evicted first, of one prompt the last
+/// block first.
 #[derive(Debug, Default)]
 pub(super) struct PrefixCache {
     stamp: u64,
     blocks: HashMap<u64, Held>,
-    /// Blocks that nobody uses, by when they were used last.
+    /// Unused blocks by last use.
     idle: BTreeMap<u64, u64>,
 }
 
 #[derive(Debug)]
 enum Held {
-    /// By so many running requests.
+    /// By this many running requests.
     Used(u64),
-    /// By nobody since then.
+    /// By none since then.
     Idle(u64),
 }
 
 impl PrefixCache {
-    /// How many leading blocks of a prompt are held.
+    /// Number of leading blocks held.
     pub fn hits(&self, blocks: &[u64]) -> usize {
         blocks.iter().take_while(|block| self.blocks.contains_key(block)).count()
     }
 
-    /// How many of these blocks nobody uses: room that they take again when they are used.
+    /// Number of these blocks that are unused, and would occupy room again when used.
     pub fn idle_of(&self, blocks: &[u64]) -> u64 {
         blocks.iter().filter(|block| matches!(self.blocks.get(block), Some(Held::Idle(_)))).count() as u64
     }
 
-    /// How many blocks are used.
+    /// Number of used blocks.
     pub fn used(&self) -> u64 {
         (self.blocks.len() - self.idle.len()) as u64
     }
 
-    /// A running request uses these blocks; those that were not held are from now on.
+    /// A running request uses these blocks; missing ones are added.
     pub fn take(&mut self, blocks: &[u64]) {
         for block in blocks {
             let users = match self.blocks.get(block) {
@@ -58,7 +58,7 @@ impl PrefixCache {
         }
     }
 
-    /// It uses them no more.
+    /// A running request no longer uses these blocks.
     pub fn leave(&mut self, blocks: &[u64]) {
         for block in blocks.iter().rev() {
             let left = match self.blocks.get(block) {
@@ -74,7 +74,7 @@ impl PrefixCache {
         }
     }
 
-    /// Forgets the oldest of the blocks that nobody uses until at most `room` of them are held.
+    /// Evicts unused blocks, oldest first, until at most `room` of them are left.
     pub fn shrink(&mut self, room: u64) {
         while self.idle.len() as u64 > room {
             let Some((_, oldest)) = self.idle.pop_first() else { return };

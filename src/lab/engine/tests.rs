@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::units::Tick;
 
-/// 10 ms a step, whatever is in it.
+/// 10 ms per step, whatever its content.
 fn settings() -> Settings {
     let shape = Shape {
         step_base: Duration::from_millis(10),
@@ -50,7 +50,7 @@ async fn text(response: Response<Incoming>) -> String {
     String::from_utf8(response.into_body().collect().await.unwrap().to_bytes().to_vec()).unwrap()
 }
 
-/// The whole answer of an engine with these settings.
+/// The complete response of an engine with these settings.
 async fn answer(settings: Settings, path: &str, body: &Value) -> String {
     let engine = SimEngine::start(Clock::start(), settings);
     text(Client::of(&engine).await.post(path, body).await).await
@@ -60,7 +60,7 @@ async fn parsed(settings: Settings, path: &str, body: &Value) -> Value {
     serde_json::from_str(&answer(settings, path, body).await).unwrap()
 }
 
-/// JSON text with its keys and structure kept and its values blanked: 0, "s".
+/// JSON text with keys and structure kept and values replaced by 0 and "s".
 fn skeleton(text: &str) -> String {
     let (mut out, mut rest) = (String::new(), text);
     while let Some(next) = rest.chars().next() {
@@ -94,7 +94,7 @@ fn skeletons(stream: &str) -> Vec<String> {
     stream.split_terminator("\n\n").map(skeleton).collect()
 }
 
-/// Events as the real server (0.32.0) sent them, values blanked.
+/// Events sent by the real server (0.32.0), with values replaced.
 mod real {
     pub const ROLE: &str = r#"data: {"id":"s","object":"s","created":0,"model":"s","choices":[{"index":0,"delta":{"role":"s","content":"s"},"logprobs":null,"finish_reason":null}],"prompt_token_ids":null,"prompt_text":null}"#;
     pub const TEXT: &str = r#"data: {"id":"s","object":"s","created":0,"model":"s","choices":[{"index":0,"delta":{"content":"s"},"logprobs":null,"finish_reason":null,"token_ids":null}]}"#;

@@ -1,11 +1,11 @@
-//! What the simulated model says: words drawn from a seed, tool calls made from a schema.
+//! Generated text: words drawn from a seed, tool calls derived from a schema.
 
 use rand_distr::{Distribution, LogNormal};
 use serde_json::{Map, Value, json};
 
 use super::ask::{Ask, Effort};
 
-/// Scrambles a number into one that looks like chance (the finisher of splitmix64).
+/// Hashes a number (the finalizer of splitmix64).
 pub(in crate::lab) const fn mix(seed: u64) -> u64 {
     let mut z = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -19,41 +19,41 @@ const WORDS: [&str; 32] = [
     " first", " word", " soon", ".", " Übung", " 漢字", " of", " batch", " work",
 ];
 
-/// Lengths with this median and 95th percentile, log-normal between.
+/// A log-normal distribution of lengths with this median and 95th percentile.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Lengths {
-    /// Half of all are at most this long.
+    /// Median.
     pub p50: f64,
-    /// 95 of 100 are at most this long.
+    /// 95th percentile.
     pub p95: f64,
 }
 
 impl Lengths {
-    /// The distribution; a single length where the percentiles do not grow.
+    /// The distribution; a constant if the percentiles do not increase.
     #[must_use]
     pub fn law(&self) -> LogNormal<f64> {
         let median = self.p50.max(1.0);
-        // 1.6449 is the 95th percentile of the standard normal law.
+        // 1.6449 is the 95th percentile of the standard normal distribution.
         let sigma = (self.p95.max(median) / median).ln() / 1.6449;
         LogNormal::new(median.ln(), sigma).expect("a finite mean and a deviation of at least zero")
     }
 
-    /// One length, at least 1.
+    /// Draws a length, at least 1.
     pub fn draw(&self, chance: &mut impl rand::Rng) -> u64 {
         (self.law().sample(chance).round() as u64).max(1)
     }
 }
 
-/// A tool call that the request demands.
+/// A tool call demanded by the request.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Tool {
     pub name: String,
-    /// The arguments' JSON, in pieces of one token.
+    /// The arguments' JSON in pieces of one token.
     pub pieces: Vec<String>,
 }
 
 impl Tool {
-    /// The call that `tool_choice` demands: any tool is the first one. `auto` calls none.
+    /// The call demanded by `tool_choice`: the first tool for any. `auto` demands none.
     pub fn wanted(body: &Map<String, Value>) -> Option<Tool> {
         let tools = body.get("tools")?.as_array()?;
         let choice = body.get("tool_choice")?;
@@ -72,12 +72,12 @@ impl Tool {
     }
 }
 
-/// The function inside a tool: OpenAI's chat nests it, the others do not.
+/// The function inside a tool, which only OpenAI's chat format nests.
 fn inner(tool: &Value) -> &Value {
     tool.get("function").filter(|function| function.is_object()).unwrap_or(tool)
 }
 
-/// A value that a schema allows.
+/// A value valid for a schema.
 fn example(schema: &Value, depth: u8) -> Value {
     if let Some(first) = schema.get("enum").and_then(Value::as_array).and_then(|all| all.first()) {
         return first.clone();
@@ -98,15 +98,15 @@ fn example(schema: &Value, depth: u8) -> Value {
     }
 }
 
-/// One token of an answer.
+/// One token of a response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Piece {
     Reasoning(String),
     Text(String),
-    /// The call begins: its name.
+    /// The start of a tool call: its name.
     Call(String),
     Arguments(String),
-    /// The end-of-sequence token, or what closes a call: nothing to see.
+    /// The end-of-sequence token, or the end of a call, without text.
     End,
 }
 
@@ -118,19 +118,19 @@ pub(super) enum Finish {
     Calls,
 }
 
-/// All that one choice will say, token by token.
+/// The complete output of one choice, token by token.
 #[derive(Clone, Debug)]
 pub(super) struct Voice {
     seed: u64,
     reasoning: u64,
     tool: Option<Tool>,
-    /// Tokens until it ends by itself, the ending one included.
+    /// Tokens to its natural end, end token included.
     natural: u64,
     output: u64,
 }
 
 impl Voice {
-    /// What choice `index` of a request says; `longest` is the room behind its prompt.
+    /// The output of choice `index` of a request; `longest` is the room after its prompt.
     pub fn of(ask: &Ask, index: u64, output: Lengths, reasoning: u64, longest: u64) -> Voice {
         let seed = mix(ask.seed ^ index.wrapping_mul(0x5851_f42d_4c95_7f2d));
         let mut chance = <rand::rngs::StdRng as rand::SeedableRng>::seed_from_u64(seed);
@@ -149,12 +149,12 @@ impl Voice {
         Voice { seed, reasoning: thinks, tool: ask.tool.clone(), natural, output }
     }
 
-    /// Tokens it generates.
+    /// Number of tokens.
     pub const fn output(&self) -> u64 {
         self.output
     }
 
-    /// Of them, reasoning.
+    /// Reasoning tokens among the first `tokens`.
     pub fn reasoning(&self, tokens: u64) -> u64 {
         tokens.min(self.reasoning)
     }
@@ -175,7 +175,7 @@ impl Voice {
         }
     }
 
-    /// Why it ends.
+    /// Its finish reason.
     pub fn finish(&self) -> Finish {
         match &self.tool {
             _ if self.output < self.natural => Finish::Length,

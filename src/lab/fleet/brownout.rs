@@ -1,5 +1,5 @@
-//! Overload levels at work in a simulated fleet: the gateway's own ladder on the gateway's own
-//! measures, every half second.
+//! Overload levels in the simulated fleet: the gateway's own controllers on its own measures, every half
+//! second.
 
 use std::time::Duration;
 
@@ -10,10 +10,10 @@ use crate::judge::{Missed, Outcome};
 use crate::record::burn::Burn;
 use crate::units::{Priority, Tick};
 
-/// From one weighing to the next.
+/// Interval of evaluation.
 const EVERY: Duration = Duration::from_millis(500);
 
-/// The classes that have levels.
+/// The classes with levels.
 #[derive(Default)]
 pub(super) struct Brownout {
     classes: Vec<Standing>,
@@ -43,12 +43,12 @@ impl Brownout {
         Brownout { classes: settings.degrade.iter().filter_map(standing).collect(), weigh_at: at }
     }
 
-    /// When classes are weighed next.
+    /// When classes are evaluated next.
     pub fn next_moment(&self) -> Option<Tick> {
         (!self.classes.is_empty()).then_some(self.weigh_at)
     }
 
-    /// Weighs every class, if it is time.
+    /// Evaluates every class if due.
     pub fn weigh(&mut self, wait: impl Fn(Priority) -> Option<Duration>, depth: usize, at: Tick) {
         if at < self.weigh_at {
             return;
@@ -64,7 +64,7 @@ impl Brownout {
         }
     }
 
-    /// A request of a class ended.
+    /// Records the outcome of a request.
     pub fn note(&mut self, class: &str, outcome: Outcome, at: Tick) {
         let Some(class) = self.classes.iter_mut().find(|standing| standing.class == class) else { return };
         match outcome {
@@ -74,13 +74,13 @@ impl Brownout {
         }
     }
 
-    /// What is in force for requests of a class.
+    /// The actions in force for requests of a class.
     pub fn in_force(&self, class: &str) -> InForce {
         let standing = self.classes.iter().find(|standing| standing.class == class);
         standing.map_or_else(InForce::default, |found| InForce::at(&found.levels, found.ladder.level()))
     }
 
-    /// Whether a class above sheds requests of this rank.
+    /// Whether a class of higher priority sheds requests of this one.
     pub fn sheds(&self, rank: Priority) -> bool {
         self.classes
             .iter()

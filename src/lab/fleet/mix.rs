@@ -1,8 +1,8 @@
-//! What is asked of the fleet, as a file says it, and the arrivals that follow from it.
+//! The workload as described by a file, and its arrivals.
 //!
-//! Each flow has its own chance, and so has each tenant's part of a flow whose bursts are the
-//! tenant's own: the same seed gives the same arrivals, and a flow that is taken out changes
-//! nothing in the others.
+//! Each flow has its own random source, and so has each tenant's part of a flow with independent bursts:
+//! equal seeds give equal arrivals, and removing a flow does not change the
+//! others.
 
 mod drawn;
 
@@ -20,62 +20,62 @@ use crate::lab::engine::{Lengths, Shape, mix};
 use crate::lab::traffic::{self, Plan, Style};
 use crate::units::{Priority, TenantId, Tick, Tokens};
 
-/// A fleet and its load, as the file says.
+/// A fleet and its workload.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Mix {
-    /// Decides everything that is drawn.
+    /// Seed of everything random.
     pub seed: u64,
-    /// How many engines there are.
+    /// Number of engines.
     pub engines: usize,
-    /// What each of them is.
+    /// Properties of each engine.
     pub engine: Machine,
-    /// How many times slower than that they are, one after the other and from the first again.
+    /// Slowdown factors of the engines, cycled.
     #[serde(default = "all_alike")]
     pub slowness: Vec<f64>,
-    /// Requests per second that are called a load of 1, where that has been measured.
+    /// Requests per second at load 1, if measured.
     #[serde(default)]
     pub load_of_one: Option<f64>,
-    /// How wrong the estimate of a prompt's length may be, as a share of it, either way, where no
-    /// bytes are counted.
+    /// Relative error of prompt estimates, either way, where no bytes are
+    /// counted.
     #[serde(default)]
     pub estimate_error: f64,
-    /// The promises.
+    /// The classes.
     pub classes: Vec<Class>,
     /// The traffic.
     pub flows: Vec<Flow>,
 }
 
-/// The parts of an engine's [`Shape`] that the file sets; the rest are its defaults.
+/// Properties of an engine's [`Shape`] set by the file; others are its defaults.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Machine {
-    /// Requests in one batch.
+    /// Most requests in a batch.
     pub max_running: usize,
-    /// Tokens in one step.
+    /// Token budget of a step.
     pub step_tokens: u64,
-    /// Room of the key-value cache.
+    /// Size of the KV cache.
     pub kv_tokens: u64,
-    /// Longest prompt plus answer.
+    /// Longest prompt plus output.
     pub max_model_len: u64,
-    /// How long a step takes.
+    /// Duration of a step.
     #[serde(default)]
     pub step: Option<StepTime>,
 }
 
-/// How long a step of an engine takes, in milliseconds.
+/// Duration of a step, milliseconds.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StepTime {
-    /// With nothing in it.
+    /// Empty.
     pub base_ms: f64,
-    /// For each request in it.
+    /// Per request.
     pub per_request_ms: f64,
-    /// For each token of prefill.
+    /// Per token of prefill.
     pub per_prefill_token_ms: f64,
-    /// For each token of context that a decoding request reads.
+    /// Per context token of a decoding request.
     pub per_context_token_ms: f64,
-    /// Behind so many tokens of context a token of prefill takes twice as long.
+    /// Context length at which a token of prefill takes twice as long.
     pub attention_doubles_at: u64,
 }
 
@@ -87,19 +87,19 @@ fn whole() -> f64 {
     1.0
 }
 
-/// One promise.
+/// One class.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Class {
     /// Its name.
     pub class: String,
-    /// The word of its rank.
+    /// Its priority.
     priority: String,
     objectives: Thresholds,
-    /// The share of requests on which all objectives should hold, and each of them if no more is
-    /// asked of each.
+    /// Target share of requests on which all objectives hold, and default attainment of
+    /// each.
     pub target: f64,
-    /// The share of requests on which each objective should hold.
+    /// Attainment of each objective.
     #[serde(default)]
     each_target: Option<f64>,
     patience_seconds: f64,
@@ -118,52 +118,52 @@ struct Thresholds {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Flow {
-    /// What it is called in reports.
+    /// Its name in reports.
     pub flow: String,
     /// The class it belongs to.
     pub class: String,
     /// Whether it asks for streams.
     pub streams: bool,
-    /// Its share of all requests, against the shares of the others.
+    /// Its share of all requests, relative to the others.
     pub share: f64,
     #[serde(default = "whole")]
     burstiness: f64,
-    /// Its rate changes between these, for times that are exponential; then all its tenants have
-    /// their bursts together, and `burstiness` is not asked.
+    /// Phases between which its rate changes after exponential times. All its tenants then burst together, and
+    /// `burstiness` is ignored.
     #[serde(default)]
     phases: Vec<Phase>,
     prompt: Length,
     output: Length,
-    /// The output cap that its requests state.
+    /// The output cap stated by its requests.
     pub cap: Option<u64>,
-    /// The share of them that state it.
+    /// Share of requests that state it.
     #[serde(default = "whole")]
     cap_share: f64,
-    /// Lengths of the system prompts that its requests begin with, the first the most usual. They
-    /// come on top of `prompt`.
+    /// Lengths of the system prompts of its requests, most common first, in addition to
+    /// `prompt`.
     #[serde(default)]
     apps: Vec<u64>,
-    /// The share of requests that go on with an earlier one and its answer, if one is ready.
+    /// Share of requests that continue an earlier conversation, if one is ready.
     #[serde(default)]
     conversations: f64,
-    /// Bytes per token of its prompts: the gateway has to learn how many they are. Such prompts
-    /// also have blocks, which an engine's prefix cache knows again.
+    /// Bytes per token of its prompts, which the gateway must learn. Such prompts also have blocks for prefix
+    /// caches.
     #[serde(default)]
     bytes_per_token: Option<f64>,
-    /// The share of its output that is reasoning, which can be switched off.
+    /// Share of its output that is reasoning, which can be switched off.
     #[serde(default)]
     pub reasoning: f64,
-    /// Who asks, and with what weight.
+    /// Its tenants with weights.
     pub tenants: BTreeMap<String, f64>,
 }
 
-/// One of the rates between which a flow changes.
+/// One of the rates of a flow.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Phase {
-    /// As a multiple of the flow's own; only their proportions count.
+    /// Relative to the flow's other phases.
     rate: f64,
-    /// How long it lasts on the average.
+    /// Mean duration.
     seconds: f64,
 }
 
@@ -172,14 +172,14 @@ struct Phase {
 struct Length {
     p50: f64,
     p95: f64,
-    /// With this, both tails are piled up at their ends.
+    /// With this, both tails are clipped.
     #[serde(default)]
     least: Option<u64>,
     most: u64,
 }
 
 impl Length {
-    /// Drawn again until it fits, if only the upper tail is cut.
+    /// Redrawn until it fits if only the upper tail is cut.
     fn draw(self, chance: &mut StdRng) -> u64 {
         let lengths = Lengths { p50: self.p50, p95: self.p95 };
         if let Some(least) = self.least {
@@ -197,57 +197,57 @@ impl Length {
 /// A tenant that suddenly asks for more.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Flood {
-    /// Who.
+    /// The tenant.
     pub tenant: String,
-    /// So many times what it asked for before.
+    /// Factor of its usual rate.
     pub times: f64,
-    /// From here on.
+    /// Start.
     pub from: Duration,
 }
 
-/// One request that arrives.
+/// One arriving request.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Arrival {
-    /// When.
+    /// Its arrival.
     pub at: Tick,
-    /// Whose: an index into [`Mix::flows`].
+    /// Index into [`Mix::flows`].
     pub flow: usize,
-    /// Who asks.
+    /// Its tenant.
     pub tenant: TenantId,
     /// Prompt tokens.
     pub prompt: u64,
-    /// What the gateway has to tell its length by.
+    /// What the gateway sees of its length.
     pub shown: Shown,
-    /// The output cap that it states.
+    /// Its stated output cap.
     pub cap: Option<u64>,
-    /// Output tokens that it will have; nobody knows before.
+    /// Its output tokens, unknown in advance.
     pub output: u64,
-    /// What it has in common with others.
+    /// What it shares with others.
     pub likeness: Likeness,
 }
 
-/// What is seen of a prompt's length.
+/// What is visible of a prompt's length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shown {
-    /// An estimate, so many tokens.
+    /// An estimate in tokens.
     Tokens(u64),
-    /// So many bytes.
+    /// Bytes.
     Bytes(u64),
 }
 
-/// What a prompt has in common with others.
+/// What a prompt shares with others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Likeness {
-    /// The system prompt it begins with.
+    /// Its system prompt.
     pub app: u64,
-    /// How many tokens that is.
+    /// Tokens of that.
     pub app_tokens: u64,
-    /// The conversation that all the rest is from; 0: it has nothing in common with any.
+    /// The conversation of all the rest; 0 for a unique prompt.
     pub conversation: u64,
 }
 
 impl Arrival {
-    /// Hashes of the blocks of its prompt alone.
+    /// Hashes of its prompt's blocks.
     #[must_use]
     pub fn blocks_of_prompt(&self) -> Vec<u64> {
         let mut blocks = self.blocks();
@@ -255,7 +255,7 @@ impl Arrival {
         blocks
     }
 
-    /// Hashes of the blocks of its prompt and its answer, as an engine's prefix cache knows them.
+    /// Hashes of the blocks of its prompt and output.
     #[must_use]
     pub fn blocks(&self) -> Vec<u64> {
         let Likeness { app, app_tokens, conversation } = self.likeness;
@@ -270,10 +270,10 @@ impl Arrival {
 }
 
 impl Mix {
-    /// Reads a mix.
+    /// Parses a mix.
     ///
     /// # Errors
-    /// What is wrong with it, in a sentence.
+    /// What is wrong, in a sentence.
     pub fn read(text: &str) -> Result<Mix, String> {
         let mix: Mix = serde_yaml::from_str(text).map_err(|error| error.to_string())?;
         for class in &mix.classes {
@@ -298,26 +298,26 @@ impl Mix {
         Ok(mix)
     }
 
-    /// The mix that the published figures are made with.
+    /// The mix on which the scheduler was tuned.
     #[must_use]
     pub fn published() -> Mix {
         Mix::read(include_str!("mix.yaml")).expect("a test reads it")
     }
 
-    /// A second world, of other engines and another traffic: what a scheduler was not tuned on.
-    /// Its engines are a large model on a few GPUs, and its traffic an office's.
+    /// A second world with other engines and traffic, on which the scheduler was not tuned: a large model on a
+    /// few GPUs, and an office's traffic.
     #[must_use]
     pub fn office() -> Mix {
         Mix::read(include_str!("office.yaml")).expect("a test reads it")
     }
 
-    /// The same engines with nearly all traffic of one class: there is little to sacrifice.
+    /// The same engines with nearly all traffic of one class, so that little can be sacrificed.
     #[must_use]
     pub fn mono() -> Mix {
         Mix::read(include_str!("mono.yaml")).expect("a test reads it")
     }
 
-    /// The same, without one flow; the arrivals of the others stay as they are.
+    /// Without one flow; the arrivals of the others are unchanged.
     #[must_use]
     pub fn without(mut self, flow: &str) -> Mix {
         for out in self.flows.iter_mut().filter(|candidate| candidate.flow == flow) {
@@ -326,7 +326,7 @@ impl Mix {
         self
     }
 
-    /// The same with `times` as many requests in one flow, all with prompts of so many tokens.
+    /// With `times` as many requests in one flow, all with prompts of this many tokens.
     #[must_use]
     pub fn with_prompts(mut self, flow: &str, tokens: u64, times: f64) -> Mix {
         for changed in self.flows.iter_mut().filter(|candidate| candidate.flow == flow) {
@@ -343,7 +343,7 @@ impl Mix {
         self.classes.iter().find(|class| class.class == *name).expect("it was checked when the mix was read")
     }
 
-    /// What the engine of this number is made of.
+    /// The properties of an engine.
     #[must_use]
     pub fn shape(&self, number: usize) -> Shape {
         let Machine { max_running, step_tokens, kv_tokens, max_model_len, step } = self.engine;
@@ -361,8 +361,8 @@ impl Mix {
         shape
     }
 
-    /// What arrives in this time at `rate` requests per second, in order. With a flow taken out
-    /// the rate is that of the whole mix still.
+    /// The arrivals in this time at `rate` requests per second, in order. `rate` is that of the whole mix, also
+    /// with a flow removed.
     #[must_use]
     pub fn arrivals(&self, rate: f64, until: Duration) -> Vec<Arrival> {
         let shares: f64 = self.flows.iter().map(|flow| flow.share).sum();
@@ -386,8 +386,8 @@ impl Mix {
         arrivals
     }
 
-    /// What a tenant asks beyond its usual from some moment on: the same kind of requests, `times`
-    /// as many of them with the usual ones.
+    /// A tenant's additional arrivals from some moment on: requests of the same kind, so that with the usual ones
+    /// there are `times` as many.
     #[must_use]
     pub fn flood(&self, flood: &Flood, rate: f64, until: Duration) -> Vec<Arrival> {
         let mut more = self.clone();
@@ -408,9 +408,9 @@ impl Mix {
         arrivals
     }
 
-    /// The same traffic as a plan for clients on sockets: lengths without the cut, arrivals
-    /// without bursts, each flow of one tenant. A request says its class in `x-slo-class` and its
-    /// tenant in a key, `sk-` and the name.
+    /// The same traffic as a plan for clients on sockets: lengths without clipping, arrivals without bursts, one
+    /// flow per tenant. A request states its class in `x-slo-class` and its tenant by the key `sk-` plus the
+    /// name.
     #[must_use]
     pub fn plan(&self, rate: f64, model: &str) -> Plan {
         let flows = self.flows.iter().enumerate().map(|(number, flow)| {
@@ -468,8 +468,8 @@ impl Mix {
     }
 }
 
-/// A flow whose tenants have their bursts together. It has exactly as many requests as its rate
-/// says; chance decides when.
+/// A flow whose tenants burst together. The number of requests is exactly that of its rate, their times are
+/// random.
 struct Together<'a> {
     mix: &'a Mix,
     number: usize,
@@ -480,12 +480,12 @@ struct Together<'a> {
 struct Turn {
     at: f64,
     likeness: Likeness,
-    /// Prompt and answer.
+    /// Prompt and output.
     tokens: u64,
     tenant: TenantId,
 }
 
-/// From one turn of a conversation to the next at least.
+/// Shortest time between turns of a conversation, seconds.
 const READING_TIME: f64 = 15.0;
 
 impl Together<'_> {
@@ -531,7 +531,7 @@ impl Together<'_> {
             first -= phase.seconds;
             first < 0.0
         });
-        // Where each phase begins, and how many requests were to be expected before it.
+        // Start of each phase, and the expected number of requests before it.
         let (mut pieces, mut from, mut before) = (Vec::new(), 0.0, 0.0);
         while from < until {
             let at = phase.unwrap_or(0);
@@ -553,7 +553,7 @@ impl Together<'_> {
         moments
     }
 
-    /// The turn that this request goes on with, if it goes on with any.
+    /// The turn that this request continues, if any.
     fn turn(&mut self, turns: &mut Vec<Turn>, at: f64) -> Option<Turn> {
         let flow = &self.mix.flows[self.number];
         if !self.chance.random_bool(flow.conversations) {
@@ -592,7 +592,7 @@ impl Class {
         Priority::ALL.into_iter().find(|rank| rank.as_str() == self.priority)
     }
 
-    /// Its rank.
+    /// Its priority.
     #[must_use]
     pub fn priority(&self) -> Priority {
         self.rank().expect("it was checked when the mix was read")
@@ -604,13 +604,13 @@ impl Class {
         Duration::from_secs_f64(self.patience_seconds)
     }
 
-    /// The share of requests on which each of its objectives should hold.
+    /// Attainment of each of its objectives.
     #[must_use]
     pub fn each_target(&self) -> f64 {
         self.each_target.unwrap_or(self.target)
     }
 
-    /// What its requests are judged by.
+    /// Its objectives.
     #[must_use]
     pub fn objectives(&self) -> Objectives {
         let objective = |seconds: Option<f64>| {
@@ -697,7 +697,7 @@ mod tests {
         let all = Mix::office().arrivals(10.0, Duration::from_secs(3600));
         let of = |flow| all.iter().filter(move |arrival| arrival.flow == flow);
         assert_eq!([0, 1, 2, 3].map(|flow| of(flow).count()), [9_000, 16_200, 5_400, 5_400]);
-        // Requests in each four seconds: their variance over their mean is 1 of a Poisson process.
+        // Requests per four seconds: for a Poisson process the variance equals the mean.
         let dispersion = |flow| {
             let mut counts = vec![0.0; 900];
             of(flow).for_each(|arrival| counts[(arrival.at.as_nanos() / 4_000_000_000) as usize] += 1.0);

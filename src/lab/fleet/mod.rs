@@ -1,18 +1,17 @@
-//! A fleet of simulated engines in virtual time, with and without the gateway's scheduling.
+//! Discrete-event simulation of a fleet, with and without the gateway's scheduling.
 //!
-//! Nothing here waits, opens a socket or reads a clock: moments are numbers, and thousands of
-//! engine-seconds pass in seconds. [`Mix`] is what arrives, [`Policy`] who decides, and
-//! [`run()`] what comes of it. The parts are the real ones: the engines' core, the pool's
-//! [`Scheduler`](crate::admit::queue::Scheduler), the choice of engines by
-//! [`Fleet`](crate::route::Fleet), the tenants' [`Ledger`](crate::admit::limit::Ledger) and
-//! [`judge`](crate::judge) for every request. What is left out: the network (no time passes on
-//! it). What came of it is told in `docs/scheduling.md`.
+//! No waiting, sockets or clock: moments are numbers, and thousands of engine-seconds pass in seconds.
+//! [`Mix`] is the workload, [`Policy`] decides, and [`run()`] returns the result. The parts are the real
+//! ones: the engines' core, the pool's [`Scheduler`](crate::admit::queue::Scheduler), the choice of engines
+//! by [`Fleet`](crate::route::Fleet), the tenants' [`Ledger`](crate::admit::limit::Ledger) and
+//! [`judge`](crate::judge) for every request. The network is left out (it takes no time). Results are in
+//! `docs/scheduling.md`.
 //!
-//! There are two worlds: [`Mix::published`], whose engines resemble one small model on one GPU,
-//! and [`Mix::office`] and [`Mix::mono`], of other engines and another traffic; [`Mix::drawn`]
-//! makes up any number of others. A [`Peer`] is what people run in place of the gateway, and a
-//! [`Scenario`] what befalls all of them: engines that restart or become slow, gateways that
-//! restart or share the engines, tenants that flood.
+//! Two worlds: [`Mix::published`], whose engines resemble a small model on one GPU, and [`Mix::office`] and
+//! [`Mix::mono`], with other engines and traffic; [`Mix::drawn`] generates any number of others. A [`Peer`]
+//! is an alternative to the gateway, and a [`Scenario`] applies to all of them: engines that restart or slow
+//! down, gateways that restart or share the engines, tenants that
+//! flood.
 
 mod brownout;
 mod mix;

@@ -1,7 +1,8 @@
-//! Load balancers and gateways that others run, as far as they decide when a request goes to
-//! which engine.
+//! Models of other load balancers and gateways, as far as they decide when a request goes to which engine.
 //!
-//! What is known of them here: how they pick an engine, whether they hold requests back while
+//! Modelled are the choice of an engine, queueing beyond a concurrency limit, order and time limits of the
+//! queue, and health checks. Requests given to an engine that is down but not yet detected
+//! fail.
 //! each engine has so many, who goes first then and for how long, and that they look after
 //! engines with checks of their own. One that is not seen to be down yet fails what it is given.
 
@@ -13,43 +14,43 @@ use super::mix::{Arrival, Class};
 use super::policy::{Go, Hold, Steps};
 use crate::units::{Priority, Tick};
 
-/// A load balancer or gateway of others.
+/// Another load balancer or gateway.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Peer {
-    /// Which engine, of those that have a seat.
+    /// Choice among engines with a free seat.
     pub pick: Pick,
-    /// Requests that one engine works on at one time; none: as many as come.
+    /// Most concurrent requests per engine; `None` means unlimited.
     pub seats: Option<usize>,
-    /// Who goes first, by [`grade`]: the lower line, and of one line the earlier.
+    /// Queue order by [`grade`]: the lower line first, within a line by arrival.
     pub lines: [u8; 4],
-    /// For how long requests of a grade wait before they are refused.
+    /// Longest wait per grade.
     pub wait: [Duration; 4],
-    /// Seats, of all engines together, that lower grades leave to this one.
+    /// Seats, over all engines, that lower grades leave to this one.
     pub kept: [usize; 4],
-    /// Whether a request that an engine did not take goes to another one; else the same one is
-    /// asked again, three times in three seconds.
+    /// Whether a request that an engine did not accept goes to another one; otherwise the same engine is tried
+    /// three times in three seconds.
     pub asks_another: bool,
 }
 
-/// How an engine is picked.
+/// Load balancing policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pick {
-    /// One after the other.
+    /// Round robin.
     InTurns,
-    /// The one with the fewest requests, in turns among equals.
+    /// Least requests, round robin among equals.
     Fewest,
-    /// The one that was sent the longest part of the prompt before, if that is a good part of it
-    /// and the engines' loads are not far apart; else the one that was sent least.
+    /// The engine with the longest prefix sent before, if long enough and loads are similar; else the one with
+    /// the least sent.
     LongestPrefix,
 }
 
-/// From which share of its prompt on a request goes where that was sent before.
+/// Share of the prompt from which a prefix counts.
 const GOOD_PART: f64 = 0.3;
-/// Loads are far apart from this difference on, if it is also this much of the smaller one.
+/// Difference and ratio from which loads count as dissimilar.
 const FAR_APART: (usize, f64) = (64, 1.5);
 
-/// Where a class stands among four, as operators sort them by hand: what is urgent, what people
-/// wait for, other work, and what can wait.
+/// Grade of a class, as operators would sort them: urgent, interactive, other, deferrable
+/// work.
 #[must_use]
 pub fn grade(class: &Class) -> usize {
     match class.priority() {
@@ -61,33 +62,33 @@ pub fn grade(class: &Class) -> usize {
 }
 
 impl Peer {
-    /// Everything at once to the next engine; it waits there.
+    /// Dispatches everything at once, round robin.
     #[must_use]
     pub const fn round_robin() -> Peer {
         Peer { pick: Pick::InTurns, ..Peer::least_connections() }
     }
 
-    /// Everything at once to the engine with the fewest requests; it waits there.
+    /// Dispatches everything at once to the engine with the fewest requests.
     #[must_use]
     pub const fn least_connections() -> Peer {
         Peer { pick: Pick::Fewest, seats: None, lines: [0; 4], wait: [NO_END; 4], kept: [0; 4], asks_another: false }
     }
 
-    /// A router that sends prompts that begin alike to the same engine.
+    /// A router that sends prompts with equal beginnings to the same engine.
     #[must_use]
     pub const fn cache_aware() -> Peer {
         Peer { pick: Pick::LongestPrefix, asks_another: true, ..Peer::least_connections() }
     }
 
-    /// A load balancer with least connections, so many of them to an engine at one time, and one
-    /// queue for all: in three priorities, and so long for everyone.
+    /// Least connections with this many per engine, and one queue with three priorities and one time
+    /// limit.
     #[must_use]
     pub const fn haproxy(seats: usize, wait: Duration) -> Peer {
         Peer { seats: Some(seats), lines: [0, 1, 1, 2], wait: [wait; 4], ..Peer::least_connections() }
     }
 
-    /// A gateway with a scheduler by priority: four classes, each with its time in the queue, and
-    /// seats that the upper two have for themselves.
+    /// A priority scheduler: four classes with their own queue times, and seats reserved for the upper
+    /// two.
     #[must_use]
     pub const fn smg(seats: usize, wait: [Duration; 4]) -> Peer {
         Peer {
@@ -101,10 +102,10 @@ impl Peer {
     }
 }
 
-/// Nobody waits longer.
+/// Longer than any wait.
 const NO_END: Duration = Duration::from_secs(1_000_000);
 
-/// A peer at work.
+/// A running peer.
 pub(super) struct Balancer {
     settings: Peer,
     engines: Vec<Known>,
@@ -113,14 +114,14 @@ pub(super) struct Balancer {
     waiting: BTreeMap<Place, Waiter>,
     places: HashMap<usize, Place>,
     deadlines: BinaryHeap<Reverse<(Tick, usize)>>,
-    /// Running requests by grade.
+    /// Running requests per grade.
     running: [usize; 4],
     check_at: Tick,
-    /// Who asks the same engine again, and when.
+    /// Retries on the same engine, with their times.
     again: Vec<(Tick, Go)>,
 }
 
-/// A line, and the turn in it.
+/// A line, and the position in it.
 type Place = (u8, u64);
 
 struct Waiter {
@@ -134,17 +135,17 @@ struct Waiter {
 struct Known {
     open: usize,
     is_down: bool,
-    /// Checks in a row that said otherwise.
+    /// Consecutive checks with the opposite result.
     doubts: u32,
-    /// Blocks that it was sent.
+    /// Blocks sent to it.
     sent: HashSet<u64, ahash::RandomState>,
 }
 
-/// So often a request is given to an engine again, or to another one.
+/// Most further attempts of a request.
 const AGAIN: u32 = 3;
 const AGAIN_AFTER: Duration = Duration::from_secs(1);
 
-/// From one check of an engine to the next, and how many must fail, or succeed, in a row.
+/// Interval of health checks, and how many must fail or succeed in a row.
 const CHECK_EVERY: Duration = Duration::from_secs(2);
 const FALL: u32 = 3;
 const RISE: u32 = 2;
@@ -176,7 +177,7 @@ impl Balancer {
         self.fill(arrival.at, steps);
     }
 
-    /// Requests that wait.
+    /// Number of waiting requests.
     pub fn waiting(&self) -> usize {
         self.waiting.len()
     }
@@ -228,7 +229,7 @@ impl Balancer {
         }
     }
 
-    /// An engine did not take a request.
+    /// An engine did not accept a request.
     pub fn not_taken(&mut self, visit: usize, engine: usize, mut hold: Hold, at: Tick, steps: &mut Steps) {
         hold.attempts += 1;
         if hold.attempts <= AGAIN && !self.settings.asks_another {
@@ -250,7 +251,7 @@ impl Balancer {
         !engine.is_down && self.settings.seats.is_none_or(|seats| engine.open < seats)
     }
 
-    /// Sends who may go.
+    /// Dispatches waiting requests.
     fn fill(&mut self, at: Tick, steps: &mut Steps) {
         while let Some(place) = self.next() {
             let Some(waiter) = self.waiting.get(&place) else { return };
@@ -266,7 +267,7 @@ impl Balancer {
         }
     }
 
-    /// The first that waits and may take a seat that is free.
+    /// The first waiting request that may take a free seat.
     fn next(&self) -> Option<Place> {
         let free = self.seats().map(|seats| seats - self.running.iter().sum::<usize>().min(seats));
         let may = |grade: usize| {
@@ -327,7 +328,7 @@ mod tests {
         Tick::from_millis(millis)
     }
 
-    /// A request of a flow of the office: 0 completion, 1 chat, 2 agent, 3 batch.
+    /// A request of the office mix: flow 0 completion, 1 chat, 2 agent, 3 batch.
     fn of(flow: usize, at: u64, conversation: u64) -> Arrival {
         Arrival {
             at: ms(at),
@@ -341,7 +342,7 @@ mod tests {
         }
     }
 
-    /// A peer, and who went where: (request, engine).
+    /// A peer, and where requests went: (request, engine).
     struct Play {
         mix: Mix,
         balancer: Balancer,

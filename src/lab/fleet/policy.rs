@@ -1,4 +1,4 @@
-//! Who decides when a request goes to which engine.
+//! Policies: when a request goes to which engine.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, HashMap};
@@ -23,40 +23,40 @@ use crate::route::settings::{Concurrency, EngineAddress, Engines, Pool, Scheme};
 use crate::route::{Aims, Checked, Fleet, Lesson, Prediction, Promised, Report, Size, Want, Work};
 use crate::units::{EngineId, PoolId, TenantId, Tick, Tokens};
 
-/// How requests meet engines.
+/// A policy.
 #[derive(Clone, Debug)]
 pub enum Policy {
-    /// Every request at once to the next engine; it waits there, first come, first served.
+    /// Dispatches every request at once to the next engine, which serves first come, first served.
     RoundRobin,
-    /// Every request at once to the engine with the fewest requests, in turns among equals; it
-    /// waits there.
+    /// Dispatches every request at once to the engine with the fewest requests, round robin among
+    /// equals.
     LeastConnections,
-    /// As a load balancer or gateway of others does.
+    /// Another load balancer or gateway.
     Peer(Peer),
-    /// Requests wait in the gateway's queue for a seat; the engine is chosen when they get one.
+    /// Requests queue in the gateway for a seat; the engine is chosen when they get one.
     Scheduled(Scheduled),
 }
 
-/// Settings of the gateway's scheduling, as they stand in its file.
+/// Settings of the gateway's scheduling, as in its file.
 #[derive(Clone, Debug)]
 pub struct Scheduled {
     /// `max_concurrency_per_engine`.
     pub seats: Concurrency,
     /// The pool's `queue`.
     pub queue: queue::Settings,
-    /// The classes' `queue`, where it is not the default.
+    /// The classes' `queue`, if not the default.
     pub classes: Vec<(String, ClassQueue)>,
-    /// The tenants' `limits`, all with `when_over_limit: demote`.
+    /// Tenants' `limits`, all with `when_over_limit: demote`.
     pub limits: BTreeMap<TenantId, Limits>,
     /// The classes' `degrade`.
     pub degrade: Vec<(String, Vec<Level>)>,
-    /// Engines of a second pool, for requests that a level spills; no others go there.
+    /// Engines of a second pool, used only by requests spilled by a level.
     pub overflow: usize,
 }
 
 impl Scheduled {
-    /// The settings that the published figures are made with: seats found by search (24 to 64
-    /// and `auto` do as well), and defaults.
+    /// The settings tuned on [`Mix::published`]: seats found by search (24 to 64 and `auto` are as good), other
+    /// settings default.
     #[must_use]
     pub fn published() -> Self {
         Scheduled {
@@ -75,7 +75,7 @@ impl Scheduled {
     }
 }
 
-/// A request that goes to an engine.
+/// A request to be dispatched.
 pub(super) struct Go {
     pub visit: usize,
     pub engine: usize,
@@ -89,47 +89,47 @@ pub(super) struct Hold {
     work: Option<Box<Work>>,
     reservation: Option<Reservation>,
     pub dispatched: Tick,
-    /// When the first token was expected to come.
+    /// When the first token was expected.
     pub expected: Option<Tick>,
-    /// Bytes of its prompt, where they say something about its tokens.
+    /// Bytes of its prompt, if they say something about its tokens.
     bytes: Option<u64>,
-    /// What a further attempt needs to know.
+    /// State for a further attempt.
     tried: Option<Box<Tried>>,
-    /// A peer's: where its class stands.
+    /// For peers: the grade of its class.
     pub grade: usize,
-    /// A peer's: further engines that it was given to.
+    /// For peers: further attempts.
     pub attempts: u32,
-    /// It is served beyond its tenant's limits.
+    /// Whether it is served beyond its tenant's limits.
     pub over_limit: bool,
-    /// Its place is in the second pool.
+    /// Whether it is in the second pool.
     spilled: bool,
 }
 
 impl Hold {
-    /// What a peer's request holds: its place only.
+    /// What a peer's request holds.
     pub fn of_peer(grade: usize, dispatched: Tick) -> Hold {
         Hold { grade, dispatched, ..Hold::default() }
     }
 }
 
-/// A request's way so far.
+/// A request's attempts so far.
 struct Tried {
     attempts: Attempts,
     want: Want,
 }
 
-/// What follows from an event: these go to engines, these are turned away.
+/// Consequences of an event: requests to dispatch, requests to reject.
 #[derive(Default)]
 pub(super) struct Steps {
     pub go: Vec<Go>,
     pub refused: Vec<usize>,
-    /// No engine could be found for these.
+    /// Requests for which no engine was found.
     pub lost: Vec<usize>,
-    /// The prompts of these have been read by now, as far as can be told.
+    /// Requests whose prompts are estimated to be prefilled.
     pub read: Vec<usize>,
 }
 
-/// A policy at work.
+/// A running policy.
 pub(super) enum Front {
     Peer(Box<Balancer>),
     Scheduled(Box<House>),
@@ -142,11 +142,11 @@ pub(super) struct Gateway {
     pub of: NonZeroU32,
 }
 
-/// The pools, and what is given up under load.
+/// The pools, and the overload levels.
 pub(super) struct House {
     brownout: Brownout,
     first: Desk,
-    /// The second pool, where there is one.
+    /// The second pool, if any.
     overflow: Option<Desk>,
 }
 
@@ -179,7 +179,7 @@ impl Front {
         }
     }
 
-    /// What is in force for requests of a class.
+    /// The actions in force for requests of a class.
     pub fn in_force(&self, class: &str) -> InForce {
         match self {
             Front::Scheduled(house) => house.brownout.in_force(class),
@@ -187,7 +187,7 @@ impl Front {
         }
     }
 
-    /// A request of a class was judged.
+    /// Records an outcome.
     pub fn judged(&mut self, class: &str, outcome: Outcome, at: Tick) {
         if let Front::Scheduled(house) = self {
             house.brownout.note(class, outcome, at);
@@ -218,7 +218,7 @@ impl Front {
         self.was_read(hold, at, steps);
     }
 
-    /// A prompt has been read, as far as can be told.
+    /// A prompt is estimated to be prefilled.
     pub fn was_read(&mut self, hold: &mut Hold, at: Tick, steps: &mut Steps) {
         if let Some(work) = &mut hold.work {
             work.first_token(at);
@@ -228,8 +228,8 @@ impl Front {
         }
     }
 
-    /// An engine is done with a request, which left this timeline if it was answered; `used` are
-    /// the tokens that it cost.
+    /// An engine finished a request, with this timeline if it was served; `used` are its
+    /// tokens.
     pub fn freed(
         &mut self,
         engine: usize,
@@ -245,7 +245,7 @@ impl Front {
         }
     }
 
-    /// An engine did not take a request, or was gone before it said anything.
+    /// An engine did not accept a request, or failed before its response.
     pub fn failed(&mut self, visit: usize, engine: usize, hold: Hold, how: Happened, at: Tick, steps: &mut Steps) {
         match self {
             Front::Peer(balancer) if how == Happened::ConnectFailed => {
@@ -259,7 +259,7 @@ impl Front {
         }
     }
 
-    /// Seats of all engines, as far as there is a number of them, and requests that wait for one.
+    /// Seats of all engines if limited, and waiting requests.
     pub fn seats(&self, at: Tick) -> (Option<usize>, usize) {
         let house = match self {
             Front::Peer(balancer) => return (balancer.seats(), balancer.waiting()),
@@ -280,7 +280,7 @@ impl Front {
         }
     }
 
-    /// When [`Front::wake`] has something to do.
+    /// When [`Front::wake`] must be called.
     pub fn next_moment(&self) -> Option<Tick> {
         match self {
             Front::Scheduled(house) => {
@@ -291,7 +291,7 @@ impl Front {
         }
     }
 
-    /// Time passed. `gauges` tells what an engine says of itself; one that is down says nothing.
+    /// Advances time. `gauges` returns an engine's gauges, or none if it is down.
     pub fn wake(&mut self, gauges: impl Fn(usize) -> Option<Gauges>, at: Tick, steps: &mut Steps) {
         match self {
             Front::Peer(balancer) => balancer.wake(|engine| gauges(engine).is_some(), at, steps),
@@ -304,30 +304,30 @@ impl Front {
     }
 }
 
-/// The gateway's queue and its choice of engines, as they are, on a simulated clock.
+/// The gateway's own queue and choice of engines on a simulated clock.
 pub(super) struct Desk {
     settings: Scheduled,
     scheduler: Scheduler,
     ledger: Ledger,
-    /// What was learned of the model's bytes per token.
+    /// Learned bytes per token.
     ratios: Ratios,
     fleet: Fleet,
     pool: Pool,
     seat_changes: u64,
-    /// The number of its first engine.
+    /// Index of its first engine.
     from: usize,
     names: Vec<EngineId>,
     places: HashMap<EngineId, usize>,
     waiting: HashMap<Ticket, Waiting>,
     tickets: HashMap<usize, Ticket>,
-    /// When prompts will have been read whose first token nobody sees.
+    /// Estimated ends of prefill for requests without an observable first token.
     reads: BinaryHeap<Reverse<(Tick, usize)>>,
     report_at: Tick,
     check_at: Tick,
     pace_at: Tick,
 }
 
-/// How often seats and the pace of prompts follow what was learned, as in the gateway.
+/// Interval at which seats and pace follow the model, as in the gateway.
 const PACE_EVERY: Duration = Duration::from_millis(100);
 
 struct Waiting {
@@ -384,7 +384,7 @@ impl Desk {
             waiting: HashMap::new(),
             tickets: HashMap::new(),
             reads: BinaryHeap::new(),
-            // Gateways do not look at the same moment.
+            // Gateways scrape at different moments.
             report_at: at + SCRAPE_EVERY * gateway.number as u32 / gateway.of.get(),
             check_at: at,
             pace_at: at,
@@ -489,7 +489,7 @@ impl Desk {
         }
     }
 
-    /// The engine answers: a first token, or all of an answer that is no stream.
+    /// A response starts: a first token, or a complete non-streaming response.
     fn answers(&mut self, hold: &mut Hold, at: Tick) {
         if let Some(mut tried) = hold.tried.take() {
             tried.attempts.first_token();
@@ -559,7 +559,7 @@ impl Desk {
         }
     }
 
-    /// The probe checks the engines' health.
+    /// Health checks.
     fn check(&mut self, gauges: impl Fn(usize) -> Option<Gauges>, at: Tick, steps: &mut Steps) {
         self.check_at = at + self.pool.health.as_ref().map_or(SCRAPE_EVERY, |health| health.every);
         for (number, name) in self.names.iter().enumerate() {
@@ -571,7 +571,7 @@ impl Desk {
         self.follow(moves, at, steps);
     }
 
-    /// The probe reads the engines' own metrics.
+    /// Scrapes of the engines' metrics.
     fn scrape(&mut self, gauges: impl Fn(usize) -> Option<Gauges>, at: Tick) {
         self.report_at = at + SCRAPE_EVERY;
         for (number, name) in self.names.iter().enumerate() {
@@ -632,7 +632,7 @@ impl Desk {
         steps.go.push(Go { visit, engine: self.places[&choice.engine], hold });
     }
 
-    /// The scheduler follows the seats that the engines give.
+    /// Updates the scheduler to the engines' seats.
     fn count_seats(&mut self, at: Tick, steps: &mut Steps) {
         let changes = self.fleet.seat_changes();
         if changes != self.seat_changes {
@@ -644,24 +644,24 @@ impl Desk {
     }
 }
 
-/// From one reading of the engines' metrics to the next.
+/// Interval of scrapes.
 const SCRAPE_EVERY: Duration = Duration::from_secs(2);
 
-/// The one model that all engines serve.
+/// The model served by all engines.
 const MODEL: &str = "sim";
 
-/// A prompt of so many bytes of text.
+/// A prompt of this many bytes of text.
 fn text(bytes: u64) -> PromptSize {
     PromptSize { bytes, is_known: true, ..PromptSize::default() }
 }
 
-/// What the gateway would know of a prompt's beginning: a hash for each 128 tokens, as for 512 bytes.
+/// The prompt's block hashes: one per 128 tokens, as for 512 bytes.
 fn beginning(arrival: &Arrival) -> Vec<u64> {
     let prompt = (arrival.prompt / 16) as usize;
     arrival.blocks().into_iter().take(prompt).skip(7).step_by(8).take(128).collect()
 }
 
-/// What an answer teaches about its engine.
+/// The latency sample of a response.
 fn lesson(answer: &Timeline, dispatched: Tick) -> Lesson {
     Lesson {
         ttft: answer.first_token.map(|at| at - dispatched),

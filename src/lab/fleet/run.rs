@@ -1,4 +1,4 @@
-//! The world of a run: engines, clients and a policy between them, from event to event.
+//! The event loop of a run: engines, clients, and a policy between them.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, VecDeque};
@@ -15,14 +15,14 @@ use crate::observe::{Choice, Ending, Gaps, Reader, Timeline, TokenSource, Usage}
 use crate::route::retry::Happened;
 use crate::units::{Dialect, Tick, Tokens};
 
-/// How long to run and what to count.
+/// Duration of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Span {
-    /// Arrivals before this are not counted: queues fill.
+    /// Warm-up, whose arrivals are not counted.
     pub warm_up: Duration,
-    /// Arrivals in this time after it are.
+    /// Measured interval.
     pub measured: Duration,
-    /// Arrivals go on for this long behind, so that those counted end under load, too.
+    /// Arrivals continue for this long, so that measured requests end under load as well.
     pub after: Duration,
 }
 
@@ -37,13 +37,13 @@ impl Span {
     }
 }
 
-/// Runs a mix at so many requests per second.
+/// Runs a mix at this rate, requests per second.
 #[must_use]
 pub fn run(mix: &Mix, policy: &Policy, rate: f64, span: &Span) -> Report {
     World::new(mix, policy, mix.arrivals(rate, span.whole()), *span).run()
 }
 
-/// The same where more happens.
+/// The same with a scenario.
 #[must_use]
 pub fn run_in(mix: &Mix, policy: &Policy, rate: f64, span: &Span, scenario: &Scenario) -> Report {
     let mut arrivals = mix.arrivals(rate, span.whole());
@@ -54,56 +54,56 @@ pub fn run_in(mix: &Mix, policy: &Policy, rate: f64, span: &Span, scenario: &Sce
     World::in_scenario(mix, policy, arrivals, *span, scenario).run()
 }
 
-/// What happens beside the mix.
+/// Events beside the workload.
 #[derive(Clone, Debug)]
 pub struct Scenario {
-    /// So many gateways share the engines and get requests in turns.
+    /// Number of gateways that share the engines and get requests in turn.
     pub gateways: NonZeroU32,
-    /// Clients wait as long as it takes.
+    /// Whether clients wait without limit.
     pub patient: bool,
     /// Tenants that suddenly ask for more.
     pub floods: Vec<Flood>,
-    /// What befalls engines and gateways, and when.
+    /// Events of engines and gateways.
     pub events: Vec<(Duration, Befalls)>,
 }
 
 impl Default for Scenario {
-    /// One gateway, and nothing more.
+    /// One gateway, without events.
     fn default() -> Self {
         Scenario { gateways: NonZeroU32::MIN, patient: false, floods: Vec::new(), events: Vec::new() }
     }
 }
 
-/// What befalls an engine or a gateway.
+/// An event of an engine or gateway.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Befalls {
-    /// An engine restarts: its requests fail, its cache is gone, and for so long it takes none.
+    /// An engine restarts: its requests fail, its cache is lost, and it is down for a while.
     EngineRestarts {
-        /// Which.
+        /// The engine.
         engine: usize,
-        /// For so long.
+        /// Downtime.
         down: Duration,
     },
-    /// An engine is so many times slower than its shape says, from now on.
+    /// An engine becomes slower.
     EngineSlows {
-        /// Which.
+        /// The engine.
         engine: usize,
-        /// So many times.
+        /// Factor relative to its properties.
         times: f64,
     },
-    /// A gateway restarts: its requests fail, and whatever it learned is gone.
+    /// A gateway restarts: its requests fail, and what it learned is lost.
     GatewayRestarts {
-        /// Which.
+        /// The gateway.
         gateway: usize,
     },
 }
 
-/// The rate at which the engines finish requests of this mix when they never lack any: first
-/// come, first served, as many in a batch as it holds, and every client waits as long as it
-/// takes. A load of 1 is this rate.
+/// The rate at which the engines finish requests of this mix when saturated: first come, first served, full
+/// batches, and clients without time limits. Defines load
+/// 1.
 #[must_use]
 pub fn capacity(mix: &Mix, span: &Span) -> f64 {
-    // More than any engine of the kind can serve, and known from the first guess to be so.
+    // More than any such engine can serve.
     let mut rate = 8.0 * mix.engines as f64;
     loop {
         let mut world = World::new(mix, &Policy::LeastConnections, mix.arrivals(rate, span.whole()), *span);
@@ -126,16 +126,16 @@ struct Visit {
     events: u64,
     tokens: u64,
     cap_lowered: bool,
-    /// When an engine was first given it.
+    /// When an engine first got it.
     dispatched: Option<Tick>,
 }
 
 enum Stage {
     /// In the gateway's queue.
     Waits,
-    /// An engine has it.
+    /// At an engine.
     Runs { engine: usize, job: Option<JobId>, hold: Box<Hold> },
-    /// It has been judged.
+    /// Judged.
     Over,
 }
 
@@ -147,12 +147,12 @@ struct World<'a> {
     policy: &'a Policy,
     fronts: Vec<Front>,
     engines: Vec<Engine>,
-    /// An engine that is down comes back then.
+    /// When an engine that is down comes back.
     back_at: Vec<Option<Tick>>,
     events: VecDeque<(Tick, Befalls)>,
     jobs: Vec<HashMap<JobId, usize, ahash::RandomState>>,
     visits: Vec<Visit>,
-    /// Those that have arrived are before this.
+    /// Number of requests that have arrived.
     arrived: usize,
     open: usize,
     leaves: BinaryHeap<Reverse<(Tick, usize)>>,
@@ -161,7 +161,7 @@ struct World<'a> {
     report: Report,
 }
 
-/// What happens next, and in this order at the same moment.
+/// Next event; at equal moments in this order.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
     Befall,
@@ -173,7 +173,7 @@ enum Event {
     Look,
 }
 
-/// From one look at seats and engines to the next.
+/// Interval of the samples of seats and engines.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 impl<'a> World<'a> {
@@ -262,7 +262,7 @@ impl<'a> World<'a> {
         self.report.looks.push(Look { at, seats, queued, engines });
     }
 
-    /// None: nothing is left to happen.
+    /// `None` if nothing is left to happen.
     fn next_event(&self) -> Option<(Tick, Event)> {
         let arrival = self.visits.get(self.arrived).map(|visit| (visit.arrival.at, Event::Arrive));
         if arrival.is_none() && self.open == 0 {
@@ -324,7 +324,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// A request's engine is gone, or did not take it.
+    /// A request's engine failed or did not accept it.
     fn fail(&mut self, number: usize, how: Happened, at: Tick, steps: &mut Steps) {
         let visit = &mut self.visits[number];
         let Stage::Runs { engine, job, hold } = std::mem::replace(&mut visit.stage, Stage::Waits) else { return };
@@ -341,7 +341,7 @@ impl<'a> World<'a> {
         self.end_missed(number, Missed::UpstreamError, at, steps);
     }
 
-    /// A request's gateway is gone.
+    /// A request's gateway failed.
     fn cut(&mut self, number: usize, at: Tick) {
         match std::mem::replace(&mut self.visits[number].stage, Stage::Waits) {
             Stage::Runs { engine, job, .. } => {
@@ -368,7 +368,7 @@ impl<'a> World<'a> {
         self.end(number, outcome, None, at, steps);
     }
 
-    /// A shorter answer, if a level of its class says so.
+    /// Shortens the output if a level of its class says so.
     fn degrade(&mut self, number: usize) {
         let visit = &mut self.visits[number];
         let flow = &self.mix.flows[visit.arrival.flow];
@@ -424,7 +424,7 @@ impl<'a> World<'a> {
         self.end(number, outcome, Some(&timeline), at, steps);
     }
 
-    /// The client at the head of the list leaves, unless it has what it waits for.
+    /// The next impatient client leaves, unless it has its response.
     fn leave(&mut self, at: Tick, steps: &mut Steps) {
         let Some(Reverse((_, number))) = self.leaves.pop() else { return };
         let visit = &self.visits[number];
@@ -438,7 +438,7 @@ impl<'a> World<'a> {
         self.end(number, outcome, None, at, steps);
     }
 
-    /// The one place where a request ends.
+    /// The only place where a request ends.
     fn end(&mut self, number: usize, outcome: Outcome, answer: Option<&Timeline>, at: Tick, steps: &mut Steps) {
         let visit = &mut self.visits[number];
         let (prompt, tokens) = (visit.arrival.prompt, visit.tokens);
@@ -477,7 +477,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Does what follows, and what follows from that.
+    /// Applies consequences, and theirs.
     fn take(&mut self, mut steps: Steps, at: Tick) {
         loop {
             let Steps { go, refused, lost, read } = std::mem::take(&mut steps);
@@ -496,7 +496,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// An engine gets a request, if it is there.
+    /// Dispatches a request to an engine, if it is up.
     fn give(&mut self, go: Go, at: Tick, steps: &mut Steps) {
         let Go { visit: number, engine, hold } = go;
         let visit = &mut self.visits[number];
@@ -521,7 +521,7 @@ impl<'a> World<'a> {
         Case { stated_cap: cap.map(Tokens), over_limit, cap_lowered, ..Case::of(Dialect::Chat) }
     }
 
-    /// What the gateway's observer would have seen of an answer that is complete.
+    /// The timeline that the gateway's observer would have seen of a complete response.
     fn timeline(&self, number: usize, at: Tick) -> Timeline {
         let visit = &self.visits[number];
         let streams = self.mix.flows[visit.arrival.flow].streams;

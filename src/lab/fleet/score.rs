@@ -1,4 +1,4 @@
-//! How a run went: every request judged as the gateway judges it, counted by flow and tenant.
+//! Results of a run: every request judged by the gateway's rules, counted by flow and tenant.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -8,18 +8,18 @@ use crate::judge::{Missed, Outcome};
 use crate::lab::engine::Gauges;
 use crate::units::{TenantId, Tick, Tokens};
 
-/// The requests of one flow, or of one tenant in it.
+/// Counts of a flow, or of a tenant in it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Score {
-    /// They kept their promise.
+    /// Met requests.
     pub met: u64,
-    /// They did not, by reason.
+    /// Missed requests by reason.
     pub missed: BTreeMap<&'static str, u64>,
-    /// They are not judged.
+    /// Excluded requests.
     pub excluded: u64,
-    /// Output tokens of those that were met.
+    /// Output tokens of met requests.
     pub tokens: u64,
-    /// Of all of them, those that were sent to an engine.
+    /// Requests sent to an engine.
     pub dispatched: u64,
 }
 
@@ -36,66 +36,66 @@ impl Score {
         }
     }
 
-    /// Requests that were judged.
+    /// Number of judged requests.
     #[must_use]
     pub fn judged(&self) -> u64 {
         self.met + self.missed.values().sum::<u64>()
     }
 
-    /// The share of the judged requests that kept their promise; 1 where none was judged.
+    /// Share of met requests; 1 if none was judged.
     #[must_use]
     pub fn attainment(&self) -> f64 {
         if self.judged() == 0 { 1.0 } else { self.met as f64 / self.judged() as f64 }
     }
 }
 
-/// What came of a run.
+/// Result of a run.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Report {
     /// Names of the flows, in the order of the mix.
     pub flows: Vec<String>,
     /// Scores by flow and tenant.
     pub tenants: BTreeMap<(usize, TenantId), Score>,
-    /// The time over which arrivals are counted.
+    /// Length of the measured interval.
     pub measured: Duration,
-    /// Answers that were complete within that time, whenever they were asked for.
+    /// Responses completed within it, whenever requested.
     pub finished: u64,
-    /// Answers that a level made shorter than they would have been.
+    /// Responses shortened by a level.
     pub shortened: u64,
-    /// The time from dispatch to the first token as it was predicted, over what it was: of every
-    /// stream that was counted.
+    /// Predicted over measured TTFT from dispatch, of every counted
+    /// stream.
     pub predictions: Vec<f64>,
-    /// What the engines did, all together and all the time.
+    /// Totals of the engines.
     pub engines: Engines,
-    /// How it stood, second by second.
+    /// Samples, one per second.
     pub looks: Vec<Look>,
-    /// Every request, whether it was counted or not, in the order in which they ended.
+    /// Every request, counted or not, in order of its end.
     pub told: Vec<Told>,
 }
 
-/// What is told of one request.
+/// Record of one request.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Told {
-    /// When it arrived.
+    /// Its arrival.
     pub arrived: Tick,
-    /// Whose it was: an index into [`Mix::flows`].
+    /// Index into [`Mix::flows`].
     pub flow: usize,
-    /// How it ended.
+    /// Its outcome.
     pub outcome: Outcome,
-    /// From its arrival until an engine was given it.
+    /// From arrival to dispatch.
     pub waited: Option<Duration>,
-    /// The time to its first token.
+    /// TTFT.
     pub ttft: Option<Duration>,
-    /// The time of each further one.
+    /// TPOT.
     pub tpot: Option<Duration>,
 }
 
-/// What engines did.
+/// Totals of the engines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Engines {
-    /// Prompt tokens that were looked up in prefix caches.
+    /// Prompt tokens looked up in prefix caches.
     pub queries: u64,
-    /// Those that were found there.
+    /// Prompt tokens found there.
     pub hits: u64,
     /// Requests that had to give up their place in a batch.
     pub preemptions: u64,
@@ -108,23 +108,23 @@ impl Engines {
         self.preemptions += gauges.preemptions;
     }
 
-    /// The share of prompt tokens that needed no prefill.
+    /// Cache hit rate in prompt tokens.
     #[must_use]
     pub fn hit_rate(&self) -> f64 {
         self.hits as f64 / self.queries.max(1) as f64
     }
 }
 
-/// How it stood at a moment.
+/// The state at a moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Look {
-    /// When.
+    /// The moment.
     pub at: Tick,
-    /// Seats that the gateway had to give, if it had a number of them.
+    /// The gateway's seats, if limited.
     pub seats: Option<usize>,
-    /// Requests that waited in it.
+    /// Requests waiting in the gateway.
     pub queued: usize,
-    /// Requests in each engine's batch, and in its queue.
+    /// Running and waiting requests per engine.
     pub engines: Vec<(usize, usize)>,
 }
 
@@ -134,14 +134,14 @@ impl Report {
         Report { flows, measured, ..Report::default() }
     }
 
-    /// The score of a flow over its tenants.
+    /// Counts of a flow over its tenants.
     #[must_use]
     pub fn flow(&self, name: &str) -> Score {
         self.sum(|flow, _| self.flows[flow] == name)
     }
 
-    /// The attainment that each tenant loses in another run, in points, by flow, where both runs
-    /// have 50 requests of it: fewer say nothing.
+    /// Attainment that each tenant loses in another run, in points, by flow, if both runs have at least 50 of its
+    /// requests.
     #[must_use]
     pub fn losses(&self, other: &Report) -> BTreeMap<(&str, TenantId), f64> {
         let both = self.tenants.iter().filter_map(|(key, own)| Some((key, own, other.tenants.get(key)?)));
@@ -153,19 +153,19 @@ impl Report {
         .collect()
     }
 
-    /// Requests per second that kept their promise, over all flows.
+    /// Met requests per second over all flows.
     #[must_use]
     pub fn goodput(&self) -> f64 {
         self.per_second(&self.all())
     }
 
-    /// Requests per second that kept their promise.
+    /// Met requests per second.
     #[must_use]
     pub fn per_second(&self, score: &Score) -> f64 {
         score.met as f64 / self.measured.as_secs_f64()
     }
 
-    /// How far predictions of the time to the first token were off: the median of |ratio - 1|.
+    /// Error of TTFT predictions: the median of |ratio - 1|.
     #[must_use]
     pub fn prediction_error(&self) -> Option<f64> {
         let mut errors: Vec<f64> = self.predictions.iter().map(|ratio| (ratio - 1.0).abs()).collect();
@@ -173,7 +173,7 @@ impl Report {
         errors.get(errors.len() / 2).copied()
     }
 
-    /// All requests.
+    /// Counts of all requests.
     #[must_use]
     pub fn all(&self) -> Score {
         self.sum(|_, _| true)

@@ -1,4 +1,4 @@
-//! What the published figures say, on a short horizon.
+//! Checks of published statements, over a short time.
 
 use std::num::NonZeroU32;
 use std::sync::LazyLock;
@@ -32,8 +32,8 @@ fn in_overload_the_strict_classes_keep_their_targets_and_batch_takes_the_loss() 
     for flow in ["voice", "inline_completion", "chat"] {
         assert!(report.flow(flow).attainment() >= 0.95, "{flow}: {:?}", report.flow(flow));
     }
-    // The longest answers of agents take more than their 20 s at any step that voice still bears: they
-    // reach 93 % of 95.
+    // The longest agent responses need more than their 20 s at any step time that voice tolerates: 93 % of 95
+    // are reached.
     assert!(report.flow("agent").attainment() >= 0.9, "{:?}", report.flow("agent"));
     assert!(report.flow("batch").attainment() < 0.7, "{:?}", report.flow("batch"));
     let theirs = at(1.5, &mix, &Policy::LeastConnections);
@@ -60,8 +60,8 @@ fn a_tenant_that_floods_moves_no_tenant_of_a_strict_class_by_more_than_two_point
     assert!(flooded.flow("flood").judged() > 0 && calm.flow("flood").judged() == 0);
 }
 
-/// What batch keeps in overload depends on chance: moving every arrival by a microsecond changes
-/// it by points. What does not is that engines have no time for the flood while others wait.
+/// What batch keeps under overload is noisy: moving every arrival by a microsecond changes it by points. It is
+/// certain that engines spend no time on the flood while others wait.
 #[test]
 fn while_others_wait_no_engine_reads_a_prompt_of_the_flood() {
     let flooded = at(1.5, &Mix::published(), &ours());
@@ -91,7 +91,7 @@ fn the_same_seed_gives_the_same_report_and_every_request_ends_once() {
     }
 }
 
-/// One engine that does one request at a time, all of them alike.
+/// One engine with a batch of one, and equal requests.
 const LINE: &str = "
 seed: 3
 engines: 1
@@ -117,8 +117,8 @@ flows:
 fn one_engine_with_requests_that_are_all_alike_is_the_queue_that_theory_knows() {
     let mix = Mix::read(LINE).unwrap();
     let span = Span { warm_up: Duration::ZERO, measured: Duration::from_secs(4000), after: Duration::ZERO };
-    // 50 ms each. Of an M/D/1 queue at half its capacity the mean wait is a quarter of a service,
-    // each way: 50 ms * 0.5 / (2 * 0.5).
+    // 50 ms each. The mean wait of an M/D/1 queue at half its capacity:
+    // 50 ms * 0.5 / (2 * 0.5).
     let report = run(&mix, &Policy::LeastConnections, 10.0, &span);
     let times: Vec<f64> = report.told.iter().filter_map(|told| Some(told.ttft?.as_secs_f64())).collect();
     let mean = times.iter().sum::<f64>() / times.len() as f64;
@@ -194,7 +194,7 @@ fn a_flood_is_of_one_tenant_and_begins_when_it_is_told_to() {
     let mix = Mix::office();
     let from = Duration::from_secs(100);
     let flood = mix.flood(&Flood { tenant: "web".to_owned(), times: 3.0, from }, 10.0, Duration::from_secs(1100));
-    // Half of chat's 4.5 requests/s and half of the agents' 1.5, two times over.
+    // Half of chat's 4.5 requests/s and half of the agents' 1.5, two times.
     assert!((5990..=6010).contains(&flood.len()), "{}", flood.len());
     assert!(flood.iter().all(|arrival| arrival.tenant.as_str() == "web" && arrival.at >= Tick::ZERO + from));
     let known: std::collections::HashSet<_> =

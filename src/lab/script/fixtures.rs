@@ -1,10 +1,10 @@
-//! The data of a chat stream, as one-letter words: a test reads like the case it replays.
+//! Events of a chat stream as one-letter functions, so that tests read like the cases they replay.
 //!
 //! `r` role, `t` text, `g` reasoning, `k` tool call, `f` finish, `u` usage, `d` the end.
-//! All are data of one event, to be given to [`Script::say`](super::Script::say). Model
-//! `m1`, id `c1`, created 1700000000, choice 0; see [`of`] and [`with_usage`] for variants.
+//! Each is the data of one event for [`Script::say`](super::Script::say). Model `m1`, id `c1`, created
+//! 1700000000, choice 0; see [`of`] and [`with_usage`] for variants.
 
-/// The role event that engines send first. Never a token.
+/// The role event that engines send first; never a token.
 #[must_use]
 pub fn r() -> String {
     choice(0, r#"{"role":"assistant","content":""}"#, None)
@@ -62,27 +62,27 @@ pub fn error(message: &str, code: u16) -> String {
     format!(r#"{{"error":{{"message":{},"type":"BadRequestError","param":null,"code":{code}}}}}"#, quoted(message))
 }
 
-/// The same event, of another choice.
+/// The same event for another choice.
 #[must_use]
 pub fn of(index: u64, event: &str) -> String {
     event.replacen(r#"{"index":0,"#, &format!(r#"{{"index":{index},"#), 1)
 }
 
-/// The same event, with usage so far beside its choice.
+/// The same event with usage so far beside its choice.
 #[must_use]
 pub fn with_usage(event: &str, prompt: u64, completion: u64) -> String {
     let open = event.strip_suffix('}').unwrap_or(event);
     format!(r#"{open},"usage":{}}}"#, usage(prompt, completion))
 }
 
-/// The same event, with `usage: null`.
+/// The same event with `usage: null`.
 #[must_use]
 pub fn with_null_usage(event: &str) -> String {
     let open = event.strip_suffix('}').unwrap_or(event);
     format!(r#"{open},"usage":null}}"#)
 }
 
-/// A non-streaming chat answer with this content and usage.
+/// A non-streaming chat response with this content and usage.
 #[must_use]
 pub fn whole(text: &str, prompt: u64, completion: u64) -> String {
     format!(

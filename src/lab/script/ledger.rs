@@ -1,4 +1,4 @@
-//! What a scripted engine saw.
+//! What a scripted engine received.
 
 use std::sync::Arc;
 
@@ -8,30 +8,30 @@ use tokio::sync::Notify;
 use super::Received;
 use crate::units::Tick;
 
-/// One connection in an engine's ledger.
+/// One connection of an engine.
 #[derive(Clone, Debug)]
 pub struct Connection {
-    /// It was opened.
+    /// When it was opened.
     pub opened: Tick,
-    /// Requests that arrived whole on it.
+    /// Complete requests received on it.
     pub requests: usize,
-    /// Bytes that its stream took from the engine so far.
+    /// Bytes accepted by its stream so far.
     pub written: u64,
-    /// The engine saw the peer close it (end of stream, or an error).
+    /// When the engine saw the peer close it (end of stream or error).
     pub closed: Option<Tick>,
-    /// The engine ended it itself: the script said so.
+    /// When the engine closed it by its script.
     pub ended: Option<Tick>,
 }
 
 impl Connection {
-    /// Nobody has ended it.
+    /// Whether neither side has closed it.
     #[must_use]
     pub const fn is_open(&self) -> bool {
         self.closed.is_none() && self.ended.is_none()
     }
 }
 
-/// Everything an engine saw: shared by its connections, read by the test.
+/// Everything an engine received; shared by its connections, read by the test.
 #[derive(Clone, Debug, Default)]
 pub struct Ledger(Arc<Book>);
 
@@ -49,41 +49,41 @@ struct Pages {
 }
 
 impl Ledger {
-    /// All requests, in the order in which their bodies were complete.
+    /// All requests, in order of their bodies' ends.
     #[must_use]
     pub fn requests(&self) -> Vec<Received> {
         self.0.pages.lock().requests.clone()
     }
 
-    /// All connections, in the order of opening.
+    /// All connections, in order of opening.
     #[must_use]
     pub fn connections(&self) -> Vec<Connection> {
         self.0.pages.lock().connections.clone()
     }
 
-    /// Connections that nobody has ended.
+    /// Number of open connections.
     #[must_use]
     pub fn open_connections(&self) -> usize {
         self.0.pages.lock().connections.iter().filter(|connection| connection.is_open()).count()
     }
 
-    /// What [`Step::Expect`](super::Step::Expect) did not find.
+    /// Failures of [`Step::Expect`](super::Step::Expect).
     #[must_use]
     pub fn complaints(&self) -> Vec<String> {
         self.0.pages.lock().complaints.clone()
     }
 
-    /// Waits until this many requests have arrived, and returns them.
+    /// Waits for this many requests and returns them.
     pub async fn received(&self, count: usize) -> Vec<Received> {
         self.until(|pages| (pages.requests.len() >= count).then(|| pages.requests.clone())).await
     }
 
-    /// Waits until the peer has closed connection `number`, and tells when the engine saw it.
+    /// Waits until the peer has closed connection `number`; returns when the engine saw it.
     pub async fn closed(&self, number: usize) -> Tick {
         self.until(|pages| pages.connections.get(number).and_then(|connection| connection.closed)).await
     }
 
-    /// Waits until every connection has ended.
+    /// Waits until every connection is closed.
     pub async fn quiet(&self) {
         self.until(|pages| pages.connections.iter().all(|connection| !connection.is_open()).then_some(())).await;
     }
@@ -92,7 +92,7 @@ impl Ledger {
         loop {
             let changed = self.0.changed.notified();
             tokio::pin!(changed);
-            // Enabled before the look, so that a change between look and wait is not lost.
+            // Enabled before the check, so that no change in between is lost.
             changed.as_mut().enable();
             if let Some(found) = ready(&self.0.pages.lock()) {
                 return found;
@@ -109,7 +109,7 @@ impl Ledger {
         })
     }
 
-    /// Writes a request down, and numbers it.
+    /// Records and numbers a request.
     pub(super) fn note(&self, mut received: Received) -> Received {
         self.change(|pages| {
             let connection = &mut pages.connections[received.connection];

@@ -1,10 +1,10 @@
-//! An engine that plays a script, byte for byte, and notes everything it receives.
+//! An engine that plays a script byte for byte and records everything it receives.
 //!
-//! Tests need engines that misbehave on purpose: split a character over two writes, stop in
-//! mid-answer, reset, never answer. A [`Script`] says what is written when; a
-//! [`ScriptedEngine`] plays one per request over any byte stream (in-memory pipes with a
-//! paused clock, or real sockets) and keeps a [`Ledger`] of the raw requests, the connections
-//! and the moments at which they closed.
+//! Tests need engines that misbehave on purpose: split a character over two writes, stop in the middle of a
+//! response, reset, never respond. A [`Script`] says what is written when; a [`ScriptedEngine`] plays one per
+//! request over any byte stream (in-memory pipes with paused time, or real sockets) and keeps a [`Ledger`] of
+//! raw requests, connections
+//! and their closing moments.
 //!
 //! ```
 //! use std::time::Duration;
@@ -23,7 +23,7 @@
 //! # });
 //! ```
 //!
-//! It knows HTTP/1.1 only as far as needed to find the end of a request; answers are whatever
+//! It parses HTTP/1.1 only as far as needed to find the end of a request; responses are whatever
 //! the script writes.
 
 pub mod fixtures;
@@ -42,38 +42,38 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-/// One thing an engine does.
+/// One action of an engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
     /// Writes these bytes in one write, and flushes.
     Write(Bytes),
-    /// Waits this long.
+    /// Waits for this long.
     Wait(Duration),
-    /// Waits until this long after the request's body was complete. No wait if that is past.
+    /// Waits until this long after the request's last byte.
     Until(Duration),
-    /// The request as received (head and body) must contain this text; if not, the engine
-    /// files a complaint in its ledger and resets the connection.
+    /// Requires the received request (head and body) to contain this text; otherwise records a complaint in the
+    /// ledger and resets the connection.
     Expect(String),
-    /// Writes nothing more, and keeps the connection until the peer closes it.
+    /// Writes nothing more and keeps the connection until the peer closes it.
     Silence,
-    /// Closes the connection in an orderly way (FIN).
+    /// Closes the connection (FIN).
     Close,
     /// Resets the connection: RST on a socket, `ConnectionReset` on a [`pipe`].
     Reset,
 }
 
-/// How [`Script::say`] and [`Script::put`] frame what they write.
+/// Framing of [`Script::say`] and [`Script::put`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Framing {
-    /// As it is.
+    /// None.
     #[default]
     Bare,
-    /// Each write is one chunk of a chunked body.
+    /// One chunk per write.
     Chunked,
 }
 
-/// What an engine does with one request. After the last step the connection waits for its
-/// next request, unless a step has ended it.
+/// What an engine does with one request. After the last step the connection waits for the next request,
+/// unless a step has closed it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Script {
     steps: Vec<Step>,
@@ -81,28 +81,28 @@ pub struct Script {
 }
 
 impl Script {
-    /// An empty script: nothing is answered, the next request is awaited.
+    /// An empty script: no response, waits for the next request.
     #[must_use]
     pub fn new() -> Self {
         Script::default()
     }
 
-    /// Begins a 200 `text/event-stream` answer in chunks; end it with [`Script::end`]. The
-    /// head goes out at once; put [`Script::at`] behind [`Script::new`] and use
-    /// [`Script::open`] to delay it.
+    /// Starts a chunked 200 `text/event-stream` response; end it with [`Script::end`]. The head is written at
+    /// once; to delay it, use [`Script::new`], [`Script::at`] and
+    /// [`Script::open`].
     #[must_use]
     pub fn stream() -> Self {
         Script::new().open()
     }
 
-    /// Writes the head of a 200 event stream; what follows goes out in chunks.
+    /// Writes the head of a 200 event stream; what follows is chunked.
     #[must_use]
     pub fn open(self) -> Self {
         self.open_with(200, &[("content-type", "text/event-stream; charset=utf-8")])
     }
 
-    /// Writes a head with these headers and `transfer-encoding: chunked`; what follows goes
-    /// out in chunks.
+    /// Writes a head with these headers and `transfer-encoding: chunked`; what follows is
+    /// chunked.
     #[must_use]
     pub fn open_with(self, status: u16, headers: &[(&str, &str)]) -> Self {
         let mut script = self.write(head(status, headers, &[("transfer-encoding", "chunked")]));
@@ -110,25 +110,25 @@ impl Script {
         script
     }
 
-    /// Writes a head without any framing: the body ends when the connection closes.
+    /// Writes a head without framing, so that the body ends with the connection.
     #[must_use]
     pub fn open_until_close(self, status: u16, headers: &[(&str, &str)]) -> Self {
         self.write(head(status, headers, &[("connection", "close")]))
     }
 
-    /// A whole answer with a `Content-Length`.
+    /// A complete response with `Content-Length`.
     #[must_use]
     pub fn answer(status: u16, headers: &[(&str, &str)], body: impl Into<Bytes>) -> Self {
         Script::new().reply(status, headers, body)
     }
 
-    /// A whole JSON answer.
+    /// A complete JSON response.
     #[must_use]
     pub fn json(status: u16, body: impl Into<Bytes>) -> Self {
         Script::answer(status, &[("content-type", "application/json")], body)
     }
 
-    /// Writes a whole answer with a `Content-Length`, head and body in one write.
+    /// Writes a complete response with `Content-Length`, head and body in one write.
     #[must_use]
     pub fn reply(self, status: u16, headers: &[(&str, &str)], body: impl Into<Bytes>) -> Self {
         let body = body.into();
@@ -137,14 +137,14 @@ impl Script {
         self.write(whole)
     }
 
-    /// Writes bytes as they are, in one write.
+    /// Writes raw bytes in one write.
     #[must_use]
     pub fn write(mut self, bytes: impl Into<Bytes>) -> Self {
         self.steps.push(Step::Write(bytes.into()));
         self
     }
 
-    /// Writes body bytes: one chunk of a chunked answer, else as they are.
+    /// Writes body bytes, as one chunk if chunked.
     #[must_use]
     pub fn put(self, bytes: impl Into<Bytes>) -> Self {
         let bytes = bytes.into();
@@ -160,13 +160,13 @@ impl Script {
         self.put(event(data.as_ref()))
     }
 
-    /// Writes one event of several, each with its moment.
+    /// Writes several events at given moments.
     #[must_use]
     pub fn say_all<S: AsRef<str>>(self, events: impl IntoIterator<Item = (u64, S)>) -> Self {
         events.into_iter().fold(self, |script, (millis, data)| script.at(millis).say(data))
     }
 
-    /// Writes body bytes piece by piece, `size` bytes at a time, with a pause before each.
+    /// Writes body bytes in pieces of `size` bytes with a pause before each.
     #[must_use]
     pub fn put_split(self, bytes: &[u8], size: usize, pause: Duration) -> Self {
         bytes.chunks(size.max(1)).fold(self, |script, piece| script.wait(pause).put(piece.to_vec()))
@@ -182,35 +182,35 @@ impl Script {
         self
     }
 
-    /// Waits until `millis` after the request's body was complete.
+    /// Waits until `millis` after the request's last byte.
     #[must_use]
     pub fn at(mut self, millis: u64) -> Self {
         self.steps.push(Step::Until(Duration::from_millis(millis)));
         self
     }
 
-    /// Waits this long.
+    /// Waits for this long.
     #[must_use]
     pub fn wait(mut self, length: Duration) -> Self {
         self.steps.push(Step::Wait(length));
         self
     }
 
-    /// Demands that the request contains this text.
+    /// Requires the request to contain this text.
     #[must_use]
     pub fn expect(mut self, text: impl Into<String>) -> Self {
         self.steps.push(Step::Expect(text.into()));
         self
     }
 
-    /// Says nothing more until the peer closes.
+    /// Writes nothing more until the peer closes.
     #[must_use]
     pub fn silence(mut self) -> Self {
         self.steps.push(Step::Silence);
         self
     }
 
-    /// Closes in an orderly way.
+    /// Closes the connection.
     #[must_use]
     pub fn close(mut self) -> Self {
         self.steps.push(Step::Close);

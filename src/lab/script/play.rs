@@ -19,21 +19,21 @@ use super::{Ledger, Received, Script, Step};
 use crate::clock::Clock;
 use crate::units::Tick;
 
-/// Bytes an in-memory connection holds in each direction: enough for any test's head and
-/// events, little enough that back-pressure shows.
+/// Capacity of an in-memory connection per direction: enough for heads and events, small enough for
+/// back-pressure.
 const PIPE_CAPACITY: usize = 64 * 1024;
 
 type Answers = Arc<dyn Fn(&Received) -> Script + Send + Sync>;
 
-/// An engine that answers each request with a script. Clones are the same engine; its
-/// connections end when the last of them is dropped.
+/// An engine that answers each request with a script. Clones share it; its connections end when the last one
+/// is dropped.
 #[derive(Clone)]
 pub struct ScriptedEngine {
     part: Part,
     tasks: Arc<Mutex<JoinSet<()>>>,
 }
 
-/// What every connection of an engine shares.
+/// State shared by an engine's connections.
 #[derive(Clone)]
 struct Part {
     clock: Clock,
@@ -42,20 +42,20 @@ struct Part {
 }
 
 impl ScriptedEngine {
-    /// An engine that answers as a function of the request says.
+    /// An engine whose script is a function of the request.
     pub fn new(clock: Clock, answers: impl Fn(&Received) -> Script + Send + Sync + 'static) -> Self {
         let part = Part { clock, answers: Arc::new(answers), ledger: Ledger::default() };
         ScriptedEngine { part, tasks: Arc::default() }
     }
 
-    /// An engine that answers every request alike.
+    /// An engine with one script for all requests.
     #[must_use]
     pub fn always(clock: Clock, script: Script) -> Self {
         ScriptedEngine::new(clock, move |_| script.clone())
     }
 
-    /// An engine that answers the first request with the first script, and so on; the last
-    /// one stays. No script at all is silence.
+    /// An engine that plays the scripts in turn, and then the last one again. Without scripts it is
+    /// silent.
     #[must_use]
     pub fn in_turn(clock: Clock, scripts: Vec<Script>) -> Self {
         ScriptedEngine::new(clock, move |request| {
@@ -64,13 +64,13 @@ impl ScriptedEngine {
         })
     }
 
-    /// What the engine has seen so far.
+    /// What the engine has received so far.
     #[must_use]
     pub fn ledger(&self) -> &Ledger {
         &self.part.ledger
     }
 
-    /// Opens an in-memory connection to the engine, and returns the caller's end.
+    /// Opens an in-memory connection and returns the caller's end.
     #[must_use]
     pub fn connect(&self) -> PipeEnd {
         let (ours, theirs) = pipe(PIPE_CAPACITY);
@@ -78,17 +78,17 @@ impl ScriptedEngine {
         theirs
     }
 
-    /// Serves a connection in a task of the engine's own.
+    /// Serves a connection in its own task.
     pub fn serve(&self, wire: impl Wire) {
         let mut tasks = self.tasks.lock();
         while tasks.try_join_next().is_some() {}
         tasks.spawn(converse(self.part.clone(), wire));
     }
 
-    /// Listens on a free port of the loopback interface.
+    /// Listens on a free loopback port.
     ///
     /// # Errors
-    /// Whatever binding the port gives.
+    /// Binding errors.
     pub async fn listen(&self) -> io::Result<SocketAddr> {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await?;
         let address = listener.local_addr()?;
@@ -105,7 +105,7 @@ impl ScriptedEngine {
     }
 }
 
-/// The life of one connection: request, script, request, ...
+/// Serves one connection: request, script, request, ...
 async fn converse<W: Wire>(part: Part, wire: W) {
     let number = part.ledger.opened(part.clock.now());
     let mut line = Line { wire, inbox: BytesMut::new(), peer_left: false, part, number };
@@ -124,20 +124,20 @@ async fn converse<W: Wire>(part: Part, wire: W) {
     line.part.ledger.peer_closed(number, line.part.clock.now());
 }
 
-/// How the playing of a script ended.
+/// How a script ended.
 enum Played {
-    /// The last step is done; another request may come.
+    /// Completed; another request may come.
     Through,
-    /// The peer left.
+    /// The peer closed the connection.
     Left,
     /// The script closed the connection.
     Closed,
-    /// The script reset it.
+    /// The script reset the connection.
     Reset,
 }
 
-/// One connection. Its read side is watched whatever it does, so that the moment at which the
-/// peer leaves is seen at once.
+/// One connection. Its read side is always watched, so that the peer's closing is seen at
+/// once.
 struct Line<W> {
     wire: W,
     inbox: BytesMut,
@@ -147,7 +147,7 @@ struct Line<W> {
 }
 
 impl<W: Wire> Line<W> {
-    /// Reads one whole request; `None` once the peer has left.
+    /// Reads one complete request; `None` once the peer has closed.
     async fn receive(&mut self) -> Option<Received> {
         let head = loop {
             match take_head(&mut self.inbox) {
@@ -206,7 +206,7 @@ impl<W: Wire> Line<W> {
         Played::Through
     }
 
-    /// Waits for more bytes in the inbox.
+    /// Waits for more bytes.
     async fn read(&mut self) -> Option<()> {
         let before = self.inbox.len();
         poll_fn(|cx| {
@@ -214,11 +214,11 @@ impl<W: Wire> Line<W> {
             if self.peer_left || self.inbox.len() > before { Poll::Ready(()) } else { Poll::Pending }
         })
         .await;
-        // Bytes that came together with the end still count; the end is found at the next read.
+        // Bytes received together with the end count; the end is found at the next read.
         (self.inbox.len() > before).then_some(())
     }
 
-    /// Waits for a moment (none: for ever); `None` if the peer leaves before it.
+    /// Waits until a moment (`None`: forever); `None` if the peer closes before.
     async fn stay_until(&mut self, at: Option<Tick>) -> Option<()> {
         let clock = self.part.clock;
         let mut moment = pin!(clock.sleep_until(at));
@@ -232,7 +232,7 @@ impl<W: Wire> Line<W> {
         .await
     }
 
-    /// Writes and flushes; `None` if the peer leaves before all is out.
+    /// Writes and flushes; `None` if the peer closes before.
     async fn write(&mut self, bytes: &Bytes) -> Option<()> {
         let mut rest = &bytes[..];
         poll_fn(|cx| {
@@ -255,7 +255,7 @@ impl<W: Wire> Line<W> {
         .await
     }
 
-    /// Reads what there is, and notices the peer's leave.
+    /// Reads available bytes and notices the peer's closing.
     fn poll_inbox(&mut self, cx: &mut Context<'_>) {
         let mut space = [0; 8 * 1024];
         while !self.peer_left {

@@ -1,45 +1,45 @@
-//! A request as an engine received it, and just enough HTTP/1.1 to find its end.
+//! A request as received by an engine, and enough of HTTP/1.1 to find its end.
 
 use bytes::{Bytes, BytesMut};
 use memchr::memmem;
 
 use crate::units::Tick;
 
-/// One request, exactly as it came in.
+/// One request as received.
 #[derive(Clone, Debug)]
 pub struct Received {
-    /// Its number among all requests of the engine, from 0.
+    /// Its number among all requests of the engine, starting at 0.
     pub number: usize,
-    /// The number of its connection, from 0.
+    /// The number of its connection, starting at 0.
     pub connection: usize,
-    /// Its number among the requests of its connection, from 0.
+    /// Its number on its connection, starting at 0.
     pub on_connection: usize,
     /// The method.
     pub method: String,
-    /// The target as written: path and query.
+    /// The raw target: path and query.
     pub target: String,
-    /// Names and values in their order, names as they were spelt.
+    /// Headers in order, with names as spelled.
     pub headers: Vec<(String, String)>,
-    /// The head on the wire, blank line included.
+    /// The raw head, blank line included.
     pub head: Bytes,
-    /// The body without transfer framing.
+    /// The decoded body.
     pub body: Bytes,
-    /// The body on the wire, chunk framing included.
+    /// The raw body, chunk framing included.
     pub raw_body: Bytes,
-    /// The head was complete.
+    /// When the head was complete.
     pub head_at: Tick,
-    /// The body was complete.
+    /// When the body was complete.
     pub body_at: Tick,
 }
 
 impl Received {
-    /// The first header of this name, spelt in any case.
+    /// The first header with this name, ignoring case.
     #[must_use]
     pub fn header(&self, name: &str) -> Option<&str> {
         self.headers.iter().find(|(known, _)| known.eq_ignore_ascii_case(name)).map(|(_, value)| value.as_str())
     }
 
-    /// The body as JSON; `null` if it is none.
+    /// The body as JSON; `null` if it is not.
     #[must_use]
     pub fn json(&self) -> serde_json::Value {
         serde_json::from_slice(&self.body).unwrap_or_default()
@@ -51,7 +51,7 @@ impl Received {
     }
 }
 
-/// A request head and how the body behind it is framed.
+/// A request head and the framing of its body.
 pub(super) struct Head {
     pub method: String,
     pub target: String,
@@ -65,7 +65,7 @@ pub(super) enum BodyFraming {
     Chunked,
 }
 
-/// Takes a whole head from the front of `inbox`, if there is one.
+/// Takes a complete head from the front of `inbox`.
 pub(super) fn take_head(inbox: &mut BytesMut) -> Option<Head> {
     let end = memmem::find(inbox, b"\r\n\r\n")? + 4;
     let bytes = inbox.split_to(end).freeze();
@@ -84,7 +84,7 @@ pub(super) fn take_head(inbox: &mut BytesMut) -> Option<Head> {
     Some(Head { method, target, headers, bytes, body })
 }
 
-/// Takes a whole body from the front of `inbox`, if it is all there: (on the wire, content).
+/// Takes a complete body from the front of `inbox`: raw and decoded.
 pub(super) fn take_body(framing: &BodyFraming, inbox: &mut BytesMut) -> Option<(Bytes, Bytes)> {
     match *framing {
         BodyFraming::Length(length) => {
@@ -98,8 +98,8 @@ pub(super) fn take_body(framing: &BodyFraming, inbox: &mut BytesMut) -> Option<(
     }
 }
 
-/// Length on the wire and content of the chunked body at the front of `bytes`, trailers
-/// dropped. `None` while it is incomplete.
+/// Raw length and decoded content of the chunked body at the front of `bytes`, without trailers. `None` if
+/// incomplete.
 fn unchunk(bytes: &[u8]) -> Option<(usize, Bytes)> {
     let mut content = BytesMut::new();
     let mut at = 0;

@@ -105,7 +105,7 @@ async fn a_script_may_depend_on_the_request() {
     assert!(read_for(&mut pipe, "\r\n\r\n").await.contains("404 Not Found"));
 }
 
-/// Real time, real sockets: only the order and the kind of end are asserted.
+/// Real time, real sockets: asserts only the order and the kind of end.
 #[tokio::test]
 async fn on_a_socket_a_reset_is_a_reset_and_a_close_is_none() {
     let clock = Clock::start();

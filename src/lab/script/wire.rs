@@ -1,4 +1,4 @@
-//! The byte streams a scripted engine speaks over.
+//! Byte streams of a scripted engine.
 
 use std::io;
 use std::pin::Pin;
@@ -9,27 +9,27 @@ use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf};
 use tokio::net::TcpStream;
 
-/// A byte stream that can end in a reset as well as in order.
+/// A byte stream that can be reset.
 pub trait Wire: AsyncRead + AsyncWrite + Unpin + Send + 'static {
-    /// Ends the stream so that the peer sees a reset.
+    /// Resets the stream.
     fn reset(self);
 }
 
 impl Wire for TcpStream {
     fn reset(self) {
-        // With a linger of zero the close that follows is an RST.
+        // Zero linger turns the following close into an RST.
         let _ = self.set_zero_linger();
     }
 }
 
-/// Tokio's own pipe has no reset: the peer sees an end in order. Use a [`pipe`] where the
-/// difference matters.
+/// Tokio's pipe cannot be reset: the peer sees a normal end. Use a [`pipe`] where the difference
+/// matters.
 impl Wire for DuplexStream {
     fn reset(self) {}
 }
 
-/// One end of an in-memory connection. Dropped, it ends in order: the other end reads what is
-/// left and then the end of the stream.
+/// One end of an in-memory connection. Dropping it closes normally: the other end reads the rest, then the
+/// end of the stream.
 #[derive(Debug)]
 pub struct PipeEnd {
     inner: DuplexStream,
@@ -37,7 +37,7 @@ pub struct PipeEnd {
     peer_reset: Arc<AtomicBool>,
 }
 
-/// An in-memory connection that holds up to `capacity` bytes in each direction.
+/// An in-memory connection with this capacity per direction.
 #[must_use]
 pub fn pipe(capacity: usize) -> (PipeEnd, PipeEnd) {
     let (left, right) = tokio::io::duplex(capacity);
@@ -47,7 +47,7 @@ pub fn pipe(capacity: usize) -> (PipeEnd, PipeEnd) {
 }
 
 impl Wire for PipeEnd {
-    /// The peer still reads what was written before, and then gets `ConnectionReset`.
+    /// The peer still reads earlier bytes, then gets `ConnectionReset`.
     fn reset(self) {
         self.own_reset.store(true, Ordering::Release);
     }

@@ -1,8 +1,8 @@
-//! Traffic for a service: open loop, seeded, judged by whoever sent it.
+//! Open-loop load generator, seeded, which judges the responses it gets.
 //!
-//! [`Plan`] says what is asked when; [`Traffic`] asks it, in as many requests at one time as
-//! it takes, and keeps a [`Tally`] per flow. Answers are watched with the gateway's own
-//! [`observe`](crate::observe) and [`judge`](crate::judge), from where the client stands.
+//! [`Plan`] says which request is sent when; [`Traffic`] sends them with unlimited concurrency and keeps a
+//! [`Tally`] per flow. Responses are observed and judged by the gateway's own
+//! [`observe`](crate::observe) and [`judge`](crate::judge), from the client's position.
 
 mod plan;
 mod send;
@@ -21,11 +21,11 @@ use tokio::task::JoinSet;
 use self::send::Client;
 use crate::clock::Clock;
 
-/// Requests at one time, at most. A service that answers nothing would else fill the memory;
-/// what is not sent for this reason is counted.
+/// Most concurrent requests, because an unresponsive service would otherwise fill the memory; skipped
+/// requests are counted.
 const MOST_IN_FLIGHT: usize = 8192;
 
-/// Traffic that is being made. Dropped, it stops at once and its clients leave.
+/// Running traffic. Dropping it stops at once, and its clients disconnect.
 pub struct Traffic {
     counts: Arc<Mutex<Counts>>,
     maker: tokio::task::JoinHandle<()>,
@@ -39,7 +39,7 @@ struct Counts {
 }
 
 impl Traffic {
-    /// Starts asking, on the current runtime.
+    /// Starts sending on the current runtime.
     #[must_use]
     pub fn start(clock: Clock, open: Open, plan: Plan) -> Self {
         let tallies = plan.flows.iter().map(|flow| Tally { name: flow.name.clone(), ..Tally::default() }).collect();
@@ -48,20 +48,20 @@ impl Traffic {
         Traffic { counts, maker }
     }
 
-    /// The counts so far, one tally per flow, in the order of the plan.
+    /// The counts so far, one per flow in the order of the plan.
     #[must_use]
     pub fn tallies(&self) -> Vec<Tally> {
         self.counts.lock().tallies.clone()
     }
 
-    /// Requests that were due but not sent, because too many had no answer yet.
+    /// Requests that were due but skipped because of the concurrency limit.
     #[must_use]
     pub fn unsent(&self) -> u64 {
         self.counts.lock().unsent
     }
 
-    /// Asks nothing more, waits until all answers are in, but not longer than `patience`, and
-    /// returns the counts. Clients whose answers are not in by then leave.
+    /// Stops sending, waits for outstanding responses for at most `patience`, and returns the counts. Clients
+    /// still waiting then disconnect.
     pub async fn stop(mut self, patience: Duration) -> Vec<Tally> {
         self.counts.lock().stopped = true;
         let _ = tokio::time::timeout(patience, &mut self.maker).await;
@@ -75,7 +75,7 @@ impl Drop for Traffic {
     }
 }
 
-/// How often the maker looks whether it has been stopped.
+/// Interval at which the generator checks whether it was stopped.
 const GLANCE: Duration = Duration::from_millis(100);
 
 async fn make(clock: Clock, client: Arc<Client>, plan: Plan, counts: Arc<Mutex<Counts>>) {
@@ -84,8 +84,8 @@ async fn make(clock: Clock, client: Arc<Client>, plan: Plan, counts: Arc<Mutex<C
     let mut asked = JoinSet::new();
     'shots: for shot in plan.shots() {
         let due = start + shot.at;
-        // At least once, and with a breath: whoever is behind has nothing to wait for, and would
-        // otherwise hold its thread until the end of the process, and that end with it.
+        // Yields at least once per round, because a generator that is behind never waits and would occupy its
+        // thread until the process ends.
         loop {
             match clock.now() {
                 now if now < due => clock.sleep_until(Some(due.min(now + GLANCE))).await,

@@ -1,8 +1,8 @@
-//! What is asked when: a seeded, open-loop stream of requests. Pure.
+//! Load plan: a seeded, open-loop stream of requests. Pure.
 //!
-//! Arrivals are a Poisson process: requests come when users come, not when earlier answers
-//! are done. Its rate may swing (a day in a minute), by thinning. Lengths are log-normal, by
-//! median and 95th percentile. The same seed gives the same requests at the same moments.
+//! Arrivals are a Poisson process: requests come regardless of earlier responses. Its rate may swing (a day
+//! within a minute), by thinning. Lengths are log-normal by median and 95th percentile. Equal seeds give
+//! equal requests at equal moments.
 
 use std::f64::consts::TAU;
 use std::sync::LazyLock;
@@ -17,59 +17,59 @@ use crate::judge::Objectives;
 use crate::lab::engine::{Lengths, mix};
 use crate::units::Dialect;
 
-/// A mix of flows and how often they ask.
+/// A mix of flows and their rate.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// Decides everything that is drawn.
+    /// Seed of everything random.
     pub seed: u64,
-    /// Requests per second, in the middle.
+    /// Mean rate, requests per second.
     pub rate: f64,
-    /// The rate swings by this share of itself, up and down; 0: it does not.
+    /// Relative amplitude of the rate; 0 for a constant rate.
     pub swing: f64,
-    /// The length of one swing.
+    /// Period of the rate.
     pub period: Duration,
-    /// The model asked for.
+    /// The requested model.
     pub model: String,
-    /// Who asks.
+    /// The flows.
     pub flows: Vec<Flow>,
 }
 
 /// Requests of one kind: the traffic of one class.
 #[derive(Clone, Debug)]
 pub struct Flow {
-    /// What it is called in counts.
+    /// Its name in counts.
     pub name: String,
-    /// Its share of all requests, against the shares of the others.
+    /// Its share of all requests, relative to the others.
     pub share: f64,
-    /// How it asks.
+    /// Kind of its requests.
     pub style: Style,
     /// Prompt tokens.
     pub input: Lengths,
-    /// Output tokens: sent as the cap, and as the length where the engine takes `ignore_eos`.
+    /// Output tokens, sent as the cap, and the actual length if the engine honours `ignore_eos`.
     pub output: Lengths,
     /// Headers of each request: a key, a class.
     pub headers: Vec<(String, String)>,
-    /// The share of requests whose client leaves in the middle.
+    /// Share of requests whose client disconnects early.
     pub leaves: f64,
-    /// What its answers are judged by.
+    /// Objectives by which its responses are judged.
     pub objectives: Objectives,
 }
 
-/// How a flow asks.
+/// Kind of a flow's requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Style {
     /// `chat/completions`, streaming.
     Chat,
-    /// `completions`, streaming: what an editor does at each pause.
+    /// `completions`, streaming, as sent by an editor at each pause.
     Completion,
-    /// `chat/completions`, whole, with tools of which one must be called.
+    /// `chat/completions`, non-streaming, with a required tool call.
     Agent,
-    /// `chat/completions`, whole.
+    /// `chat/completions`, non-streaming.
     Batch,
 }
 
 impl Style {
-    /// The path it asks on.
+    /// Its API path.
     #[must_use]
     pub const fn path(self) -> &'static str {
         match self {
@@ -78,7 +78,7 @@ impl Style {
         }
     }
 
-    /// How its requests and answers are written.
+    /// Its wire format.
     #[must_use]
     pub const fn dialect(self) -> Dialect {
         match self {
@@ -87,29 +87,29 @@ impl Style {
         }
     }
 
-    /// Whether it asks for a stream.
+    /// Whether it streams.
     #[must_use]
     pub const fn streams(self) -> bool {
         matches!(self, Style::Chat | Style::Completion)
     }
 }
 
-/// One request to be sent.
+/// One request to send.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Shot {
-    /// When, from the start.
+    /// Time from the start.
     pub at: Duration,
-    /// Whose: an index into [`Plan::flows`].
+    /// Index into [`Plan::flows`].
     pub flow: usize,
     /// The body.
     pub body: Bytes,
-    /// Output tokens that it caps its answer at.
+    /// Its output cap.
     pub cap: u64,
-    /// The client leaves this long after it asked.
+    /// Time after which the client disconnects.
     pub leaves_after: Option<Duration>,
 }
 
-/// The requests of a plan, in order, for ever.
+/// The requests of a plan, in order, endless.
 pub struct Shots {
     plan: Plan,
     chance: StdRng,
@@ -124,7 +124,7 @@ impl Plan {
         Shots { chance: StdRng::seed_from_u64(self.seed), plan: self.clone(), at: 0.0 }
     }
 
-    /// Requests per second at this moment.
+    /// Rate at this moment, requests per second.
     #[must_use]
     pub fn rate_at(&self, at: Duration) -> f64 {
         let turns = at.as_secs_f64() / self.period.as_secs_f64().max(1e-3);
@@ -141,7 +141,7 @@ impl Iterator for Shots {
         }
         let highest = self.plan.rate * (1.0 + self.plan.swing.clamp(0.0, 1.0));
         let at = loop {
-            // The next candidate at the highest rate; kept with the chance of the true rate.
+            // A candidate at the highest rate, kept with the probability of the actual rate.
             self.at += -(1.0 - self.chance.random::<f64>()).ln() / highest;
             let at = Duration::try_from_secs_f64(self.at).ok()?;
             if self.chance.random::<f64>() * highest <= self.plan.rate_at(at) {
@@ -158,7 +158,7 @@ impl Shots {
         let flow = &self.plan.flows[number];
         let (prompt, cap) = (flow.input.draw(&mut self.chance), flow.output.draw(&mut self.chance));
         let leaves = self.chance.random::<f64>() < flow.leaves;
-        // Anywhere between a very quick and a very patient client.
+        // Between a very impatient and a very patient client.
         let leaves_after = leaves.then(|| Duration::from_millis(self.chance.random_range(20..4_000)));
         let body = self.body(number, prompt, cap);
         Shot { at, flow: number, body, cap, leaves_after }
@@ -179,7 +179,7 @@ impl Shots {
     fn body(&mut self, number: usize, prompt: u64, cap: u64) -> Bytes {
         let flow = &self.plan.flows[number];
         let (model, style) = (&self.plan.model, flow.style);
-        // Half of a prompt is the flow's own beginning: what a prefix cache lives from.
+        // Half of a prompt is the flow's common prefix, which prefix caches can hold.
         let shared = words(number as u64, prompt / 2);
         let own = words(self.chance.random(), prompt - prompt / 2);
         let messages = json!([{"role": "system", "content": shared}, {"role": "user", "content": own}]);
@@ -203,14 +203,14 @@ impl Shots {
     }
 }
 
-/// Text to take prompts from: made once, since most of a prompt is only there to be long.
+/// Text for prompts, generated once, because most of a prompt only needs its length.
 static POOL: LazyLock<String> = LazyLock::new(|| {
     const WORDS: [&str; 8] = ["rain ", "tea ", "map ", "oak ", "ship ", "glass ", "plum ", "owl "];
     let mut chance = StdRng::seed_from_u64(0);
     (0..16_384).map(|_| WORDS[chance.random_range(0..WORDS.len())]).collect()
 });
 
-/// About this many tokens of text: the pool from a place on that the seed chooses.
+/// About this many tokens of text, from a seeded position of the pool.
 fn words(seed: u64, tokens: u64) -> String {
     let length = (tokens * 4) as usize;
     let mut text = String::with_capacity(length);
@@ -261,7 +261,7 @@ mod tests {
         assert!((4_800..5_200).contains(&agents), "{agents}");
         let leavers = shots.iter().filter(|shot| shot.leaves_after.is_some()).count();
         assert!((1_850..2_150).contains(&leavers), "{leavers}");
-        // Counts per second: the variance is the mean.
+        // Counts per second: the variance equals the mean.
         let mut counts = vec![0.0; seconds as usize];
         for shot in &shots {
             if let Some(count) = counts.get_mut(shot.at.as_secs() as usize) {

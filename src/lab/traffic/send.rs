@@ -1,4 +1,4 @@
-//! Sends one request, and watches its answer with the gateway's own observer and judge.
+//! Sends one request, and observes its response with the gateway's own observer and judge.
 
 use std::future::Future;
 use std::io;
@@ -29,13 +29,13 @@ use crate::units::{Tick, Tokens};
 pub trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
 
-/// Opens a connection to the service under load.
+/// Connects to the service under load.
 pub type Open = Arc<dyn Fn() -> Opening + Send + Sync>;
 
-/// A connection that is being opened.
+/// A pending connection.
 pub type Opening = Pin<Box<dyn Future<Output = io::Result<Box<dyn Stream>>> + Send>>;
 
-/// Connections over TCP to this address.
+/// TCP connections to this address.
 #[must_use]
 pub fn to(address: SocketAddr) -> Open {
     Arc::new(move || {
@@ -49,10 +49,10 @@ pub fn to(address: SocketAddr) -> Open {
 
 type Sender = SendRequest<Full<Bytes>>;
 
-/// Where a gateway says why it refuses.
+/// The header with a gateway's rejection reason.
 const REASON: &str = "x-goodput-reason";
 
-/// A client of the service: connections are kept and used again.
+/// A client of the service with kept connections.
 pub(super) struct Client {
     clock: Clock,
     open: Open,
@@ -65,7 +65,7 @@ impl Client {
         Client { clock, open, idle: Mutex::default(), lines: Mutex::default() }
     }
 
-    /// Sends a request and watches its answer to the end, or until the client leaves.
+    /// Sends a request and observes its response to the end, or until the client disconnects.
     pub async fn ask(&self, flow: &Flow, shot: &Shot) -> Seen {
         let arrival = self.clock.now();
         let leaves = shot.leaves_after.map(|length| arrival + length);
@@ -81,7 +81,7 @@ impl Client {
         };
         let Ok((response, sender)) = answered else { return Seen { status: None, outcome: None, timeline: None } };
         let status = Some(response.status().as_u16());
-        // The client's own doing, unlike an engine's 429.
+        // The client's own limit, unlike an engine's 429.
         case.over_limit = response.headers().get(REASON).is_some_and(|reason| reason == "rate_limit_exceeded");
         let timeline = self.watch(flow, arrival, leaves, response, sender).await;
         let outcome = Some(judge(&timeline, &flow.objectives, &case).outcome);
@@ -90,7 +90,7 @@ impl Client {
 
     async fn response(&self, flow: &Flow, shot: &Shot) -> Result<(Response<Incoming>, Sender), Failed> {
         if let Some(mut sender) = self.take_idle() {
-            // A kept connection may have been closed meanwhile: then a fresh one is due.
+            // A kept connection may have been closed meanwhile; then a new one is opened.
             if sender.ready().await.is_ok() {
                 match sender.send_request(request(flow, shot)).await {
                     Ok(response) => return Ok((response, sender)),
@@ -156,7 +156,7 @@ impl Client {
     }
 }
 
-/// No answer came.
+/// No response.
 struct Failed;
 
 fn request(flow: &Flow, shot: &Shot) -> Request<Full<Bytes>> {

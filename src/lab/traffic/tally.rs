@@ -1,4 +1,4 @@
-//! What the senders of traffic saw, per flow.
+//! Counts of the load generator, per flow.
 
 use std::collections::BTreeMap;
 use std::collections::VecDeque;
@@ -7,17 +7,17 @@ use std::time::Duration;
 use crate::judge::Outcome;
 use crate::observe::Timeline;
 
-/// Samples kept for quantiles: the newest ones.
+/// Latest samples kept for quantiles.
 const KEPT: usize = 512;
 
-/// How one request ended, as its sender saw it.
+/// The end of one request, as seen by its client.
 #[derive(Clone, Debug)]
 pub struct Seen {
-    /// The status; `None` where no answer came.
+    /// Its status; `None` without a response.
     pub status: Option<u16>,
-    /// How it is judged; `None` where no answer came though the client waited.
+    /// Its outcome; `None` if no response came although the client waited.
     pub outcome: Option<Outcome>,
-    /// What was observed of the answer.
+    /// The observed response.
     pub timeline: Option<Timeline>,
 }
 
@@ -26,26 +26,26 @@ pub struct Seen {
 pub struct Tally {
     /// The flow's name.
     pub name: String,
-    /// Requests sent.
+    /// Sent requests.
     pub sent: u64,
-    /// Requests that have no end yet.
+    /// Requests in flight.
     pub in_flight: u64,
-    /// Met, as the sender judges.
+    /// Met, judged by the client.
     pub met: u64,
     /// Missed.
     pub missed: u64,
-    /// Excluded: those whose client left, mostly.
+    /// Excluded, mostly because the client disconnected.
     pub excluded: u64,
-    /// No answer at all (no connection, or it broke before a response). Misses, too, but not
-    /// counted among [`Tally::missed`].
+    /// No response at all (no connection, or it broke before a response). These are misses too, but not counted
+    /// in [`Tally::missed`].
     pub unanswered: u64,
-    /// Answers by status.
+    /// Responses by status.
     pub statuses: BTreeMap<u16, u64>,
-    /// Times to first token of the newest answers.
+    /// Latest TTFTs.
     pub ttft: Samples,
-    /// Times per output token of the newest answers.
+    /// Latest TPOTs.
     pub tpot: Samples,
-    /// Times to the end of the newest answers.
+    /// Latest E2E times.
     pub e2e: Samples,
 }
 
@@ -70,7 +70,7 @@ impl Tally {
     }
 }
 
-/// The newest values of a measure.
+/// The latest values of a measure.
 #[derive(Clone, Debug, Default)]
 pub struct Samples(VecDeque<Duration>);
 

@@ -1,4 +1,4 @@
-//! Traffic against a simulated engine, in virtual time.
+//! The load generator with a simulated engine, in virtual time.
 
 use super::*;
 use crate::judge::{Objective, Objectives};
@@ -83,7 +83,7 @@ async fn nobody_there_is_counted_as_unanswered() {
     assert_eq!((tally.unanswered, tally.in_flight), (tally.sent, 0));
 }
 
-/// On one thread: a maker that never rests would keep everybody else from it.
+/// On one thread: a generator that never waits would starve all other tasks.
 #[tokio::test(start_paused = true)]
 async fn a_maker_that_is_hopelessly_behind_still_lets_others_work_and_ends_when_told() {
     let never: Open = Arc::new(|| Box::pin(std::future::pending()));

@@ -1,10 +1,10 @@
-//! The scheduler's laws and its exact arithmetic.
+//! The scheduler's laws, and its exact arithmetic.
 
 use proptest::prelude::*;
 
 use super::*;
 
-/// 10 ms a step, 1 ms a decoding request, 0.1 ms a token of prefill, no chance.
+/// 10 ms per step, 1 ms per decoding request, 0.1 ms per token of prefill, no randomness.
 fn plain() -> Shape {
     Shape {
         max_running: 4,
@@ -25,7 +25,7 @@ fn job(prompt: u64, output: u64) -> Job {
     Job { prompt, output, ..Job::default() }
 }
 
-/// Runs an engine until it is idle: (job, milliseconds, tokens) of every gain.
+/// Runs an engine until it is idle; returns (job, milliseconds, tokens) of every gain.
 fn run(engine: &mut Engine) -> Vec<(u64, f64, u64)> {
     let mut gains = Vec::new();
     while let Some(at) = engine.next_moment() {
@@ -38,7 +38,7 @@ fn run(engine: &mut Engine) -> Vec<(u64, f64, u64)> {
 fn a_prompt_is_prefilled_in_chunks_and_then_one_token_a_step() {
     let mut engine = Engine::new(plain(), 1);
     engine.submit(job(150, 3), Tick::ZERO).unwrap();
-    // 100 tokens: 20 ms; 50 tokens: 15 ms; then 11 ms a token.
+    // 100 tokens: 20 ms; 50 tokens: 15 ms; then 11 ms per token.
     assert_eq!(run(&mut engine), [(1, 35.0, 1), (1, 46.0, 1), (1, 57.0, 1)]);
     assert_eq!(engine.gauges().running + engine.gauges().waiting, 0);
     assert_eq!(engine.gauges().kv_usage, 0.0);
@@ -53,7 +53,7 @@ fn a_prefill_slows_those_who_decode_beside_it() {
     // 11 ms alone, then a step with one decode and 99 tokens of prefill: 20.9 ms.
     assert_eq!(gains[0], (1, 11.0, 1));
     assert_eq!(gains[1], (1, 31.9, 1));
-    // Three more steps of 99, 99 and the rest.
+    // Three more steps, of 99, 99 and the rest.
     assert_eq!(gains[2], (1, 52.8, 1));
     assert_eq!(gains[3].0, 2);
 }
@@ -177,9 +177,9 @@ fn speed_divides_every_length() {
 }
 
 proptest! {
-    /// Whatever comes, whenever, and whoever leaves: the cache never holds more than it can,
-    /// the batch is never too large, everybody who stays gets exactly the tokens asked for,
-    /// all is given back at the end, and the same seed tells the same story.
+    /// For any submissions and cancellations: the cache and the batch never exceed their limits, every remaining
+    /// job gets exactly its tokens, everything is released at the end, and equal seeds give equal
+    /// traces.
     #[test]
     fn everybody_gets_exactly_their_tokens(
         jobs in prop::collection::vec((0u64..300, 1u64..200, 1u64..60, -2i64..3, any::<bool>()), 1..40),

@@ -16,7 +16,7 @@ impl Speak for Chat {
             }
         }
         let now = &told[turn.choice];
-        // A call ends in an event of its own; everything else with its last text.
+        // A tool call ends in its own event; otherwise the finish comes with the last text.
         let mut finish = now.finish;
         let ending = finish.take_if(|finish| *finish == Finish::Calls);
         let last = turn.pieces.len().saturating_sub(1);

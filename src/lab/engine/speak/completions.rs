@@ -5,7 +5,7 @@ use super::{Speak, Talk, Told, Turn, data, quoted, reason, usage_so_far, usage_t
 
 #[derive(Default)]
 pub(super) struct Completions {
-    /// Choices that have begun: an echo stands before their first text.
+    /// Choices that have begun, because an echo precedes their first text.
     begun: Vec<usize>,
 }
 
@@ -71,7 +71,7 @@ fn head(talk: &Talk) -> String {
     format!(r#""id":"cmpl-{}","object":"text_completion","created":{},"model":{model}"#, talk.id, talk.created)
 }
 
-/// The prompt of a choice, where the request asks for it back.
+/// The prompt of a choice, if the request asks for an echo.
 fn echo(talk: &Talk, choice: usize) -> &str {
     let prompt = choice as u64 / talk.ask.n.max(1);
     match talk.ask.prompts.get(prompt as usize) {

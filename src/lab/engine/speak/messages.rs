@@ -1,4 +1,4 @@
-//! `messages`, the Anthropic shape.
+//! `messages`, the Anthropic format.
 
 use super::super::voice::{Finish, Piece};
 use super::{Speak, Talk, Told, Turn, event, quoted, totals};
@@ -133,12 +133,12 @@ fn message(talk: &Talk, blocks: &str, stop: &str, stop_sequence: &str, usage: &s
     )
 }
 
-/// Cached prompt tokens are told only by a server that tells details.
+/// Cached prompt tokens are reported only by a server with details.
 fn cached(talk: &Talk, told: &[Told]) -> Option<u64> {
     talk.details.then(|| told.iter().map(|told| told.cached).max().unwrap_or(0))
 }
 
-/// Input tokens do not include those read from the cache.
+/// Input tokens exclude those read from the cache.
 fn usage(talk: &Talk, output: u64, cached: Option<u64>) -> String {
     let input = talk.ask.prompt_tokens() - cached.unwrap_or(0).min(talk.ask.prompt_tokens());
     let details = cached.map_or_else(String::new, |read| {

@@ -1,4 +1,4 @@
-//! How an answer is written, per dialect: field for field and event for event as vLLM does.
+//! Formats responses per dialect, field by field and event by event as vLLM does.
 
 mod chat;
 mod completions;
@@ -11,19 +11,19 @@ use super::ask::Ask;
 use super::voice::{Finish, Piece};
 use crate::units::Dialect;
 
-/// What all events of one answer share.
+/// Values shared by all events of a response.
 pub(super) struct Talk {
-    /// Distinguishes the answer; ids are made of it.
+    /// Its unique id.
     pub id: String,
     /// Seconds since the Unix epoch.
     pub created: u64,
-    /// Whether a reasoning parser runs: usage then tells reasoning and cached tokens apart.
+    /// Whether a reasoning parser runs, so that usage reports reasoning and cached tokens.
     pub details: bool,
     pub fingerprint: String,
     pub ask: Ask,
 }
 
-/// What one choice has said so far.
+/// Output of one choice so far.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Told {
     pub reasoning: String,
@@ -48,7 +48,7 @@ impl Told {
     }
 }
 
-/// What one choice says now: neighbours of a kind are joined, an ending token has no piece.
+/// New output of one choice: adjacent pieces of a kind are joined, an end token has none.
 pub(super) struct Turn {
     pub choice: usize,
     pub pieces: Vec<Piece>,
@@ -70,15 +70,15 @@ impl Turn {
     }
 }
 
-/// One dialect's way to write an answer. Events are whole, blank line included.
+/// The format of one dialect. Events are complete, blank line included.
 pub(super) trait Speak: Send {
-    /// Events that leave before the first token.
+    /// Events before the first token.
     fn opening(&mut self, _talk: &Talk, _out: &mut Vec<String>) {}
-    /// Events of a turn; `told` includes it.
+    /// Events of new output; `told` includes it.
     fn turn(&mut self, talk: &Talk, told: &[Told], turn: &Turn, out: &mut Vec<String>);
     /// Events after the last token of the last choice.
     fn closing(&mut self, talk: &Talk, told: &[Told], out: &mut Vec<String>);
-    /// The whole answer as one body.
+    /// The complete response as one body.
     fn whole(&mut self, talk: &Talk, told: &[Told]) -> String;
 }
 
@@ -103,7 +103,7 @@ fn quoted(text: &str) -> String {
     Value::from(text).to_string()
 }
 
-/// The reason in the words of `chat` and `completions`.
+/// The finish reason in the words of `chat` and `completions`.
 const fn reason(finish: Finish) -> &'static str {
     match finish {
         Finish::Stop => "stop",
@@ -140,7 +140,7 @@ fn usage_text(talk: &Talk, tokens: u64, reasoning: u64, prompt_details: &str) ->
     format!(r#"{{"prompt_tokens":{prompt},"total_tokens":{total},"completion_tokens":{tokens}{details}}}"#)
 }
 
-/// Usage of a non-streaming answer: the details stand there, if only as `null`.
+/// Usage of a non-streaming response, where details are always present, possibly `null`.
 fn usage_whole(talk: &Talk, told: &[Told]) -> String {
     let usage = usage_total(talk, told);
     match usage.strip_suffix('}') {

@@ -9,7 +9,7 @@ use super::{Speak, Talk, Told, Turn, event, quoted, totals};
 pub(super) struct Responses {
     sequence: u64,
     item: Option<Item>,
-    /// The text of the item that is open.
+    /// The text of the open item.
     text: String,
     call: String,
     finished: Vec<String>,
@@ -52,7 +52,7 @@ impl Speak for Responses {
 
     fn closing(&mut self, talk: &Talk, told: &[Told], out: &mut Vec<String>) {
         let response = self.finished_response(talk, told);
-        // The engine names the end so also where the status inside is `incomplete`.
+        // The engine uses this name also if the status inside is `incomplete`.
         self.push("response.completed", &format!(r#""response":{response}"#), out);
     }
 

@@ -1,4 +1,4 @@
-//! Worlds drawn by chance, for laws that must hold in every world.
+//! Random worlds, for laws that must hold in every world.
 
 use std::collections::BTreeMap;
 
@@ -9,9 +9,9 @@ use rand::{Rng, SeedableRng};
 use super::{Class, Flow, Length, Machine, Mix, Phase, StepTime, Thresholds};
 
 impl Mix {
-    /// Engines, classes and traffic drawn from a seed. Whatever comes, an idle engine, and be it
-    /// the slowest, keeps what is promised to the longest of requests: what is missed is missed
-    /// because of load.
+    /// Engines, classes and traffic drawn from a seed. An idle engine, even the slowest one, keeps the objectives
+    /// of the longest request, so that every miss is due to
+    /// load.
     #[must_use]
     pub fn drawn(seed: u64) -> Mix {
         let mut draw = Draw(StdRng::seed_from_u64(seed));
@@ -29,7 +29,7 @@ impl Mix {
     }
 }
 
-/// What an idle engine takes.
+/// Latency of an idle engine.
 struct Idle {
     step: StepTime,
     step_tokens: f64,
@@ -37,7 +37,7 @@ struct Idle {
 }
 
 impl Idle {
-    /// Milliseconds to read a prompt.
+    /// Milliseconds of prefill.
     fn reads(&self, prompt: f64) -> f64 {
         let steps = (prompt / self.step_tokens).ceil();
         let attention = 1.0 + prompt / 2.0 / self.step.attention_doubles_at as f64;
@@ -45,7 +45,7 @@ impl Idle {
         self.slowest * (steps * (self.step.base_ms + self.step.per_request_ms) + tokens)
     }
 
-    /// Milliseconds for each further token.
+    /// Milliseconds per further token.
     fn pace(&self, context: f64) -> f64 {
         let context = self.step.per_context_token_ms * context;
         self.slowest * (self.step.base_ms + self.step.per_request_ms + context)
@@ -55,7 +55,7 @@ impl Idle {
 struct Draw(StdRng);
 
 impl Draw {
-    /// Evenly in the logarithm.
+    /// Log-uniform.
     fn between(&mut self, least: f64, most: f64) -> f64 {
         self.0.random_range(least.ln()..most.ln()).exp()
     }
