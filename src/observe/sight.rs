@@ -156,8 +156,10 @@ pub(super) struct ParsedEvent {
     pub(super) is_error_object: bool,
     /// `code` and `type` at the top level.
     pub(super) top: Codes,
-    /// The top level says what went wrong (`detail`, `message`, `error_code`).
+    /// The top level says what went wrong (`detail`, `message`, `error_code` and the like).
     pub(super) says_flatly: bool,
+    /// It has an `error` other than `null`, which may be empty.
+    pub(super) has_error_member: bool,
     /// How many members it has that only objects of a dialect have (`choices`, `usage`, `delta`).
     pub(super) of_dialect: u8,
     /// Its `type` is that of an error.
@@ -192,11 +194,12 @@ impl ParsedEvent {
         self.names_tool || self.kind == EventKind::LumpDelta || choices.iter().any(|choice| choice.lump)
     }
 
-    /// An error without an `error` around it, as frameworks and proxies write them. Where a `type`
-    /// says what it is, that or a code must be an error's.
+    /// An error without an `error` around it, as frameworks and proxies write them, or with one that
+    /// is empty. Where a `type` says what it is, that or a code must be an error's.
     pub(super) fn is_flat_error(&self) -> bool {
         let is_typed = !matches!(self.kind, EventKind::Unnamed);
-        self.says_flatly && self.of_dialect == 0 && (!is_typed || self.has_error_type || self.top.has_number())
+        let is_told = self.says_flatly || self.has_error_member;
+        is_told && self.of_dialect == 0 && (!is_typed || self.has_error_type || self.top.has_number())
     }
 
     /// The counts of an answer that does not generate, if it tells any.
