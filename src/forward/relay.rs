@@ -591,7 +591,14 @@ impl Relay {
             self.parts.deadlines.heard(at, self.parts.timeouts.idle);
             return at;
         }
-        self.parts.deadlines.finish_waits(self.parts.gate.holds_finish(), at);
+        if self.parts.gate.holds_finish() {
+            self.parts.deadlines.finish_waits(at, self.parts.signals.moves_members());
+        } else {
+            self.parts.deadlines.finish = None;
+        }
+        if self.parts.gate.has_moved() {
+            self.parts.signals.has_moved_members();
+        }
         self.parts.deadlines.finished(observer.finished_at());
         self.spoke = observer.last_activity() == Some(at);
         if observer.has_token() {

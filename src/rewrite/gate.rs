@@ -12,8 +12,9 @@
 //! What travels with the usage event stays: engines that are asked for it move fields of their last
 //! event there. vLLM does so with `system_fingerprint`, llama.cpp with `timings`; Dynamo and
 //! transformers move none. So where the usage event is hidden, an event in which a choice finishes
-//! waits for the next one (a few milliseconds at most, which `forward` keeps), and gets back what
-//! only the hidden event has, behind its own members, where those engines write it.
+//! waits for the next one (for how long `forward` keeps: a few milliseconds, longer where the engine
+//! is known to move fields), and gets back what only the hidden event has, behind its own members,
+//! where those engines write it.
 //!
 //! An event longer than [`HELD`](crate::observe::sse::HELD) leaves before its end is known. A member of
 //! it is taken out all the same, while it passes; whether an error stands behind it nobody can
@@ -36,6 +37,8 @@ pub struct EventGate {
     finish: Option<Bytes>,
     /// The last piece was hidden: line ends behind it belong to it.
     has_hidden: bool,
+    /// The engine has moved members to the event that was hidden.
+    has_moved: bool,
 }
 
 impl EventGate {
@@ -44,7 +47,7 @@ impl EventGate {
     /// choice (`strip_continuous`: usage on every event is our doing).
     #[must_use]
     pub const fn new(hide_usage: bool, strip_continuous: bool) -> Self {
-        EventGate { hide_usage, strip_continuous, long: None, finish: None, has_hidden: false }
+        EventGate { hide_usage, strip_continuous, long: None, finish: None, has_hidden: false, has_moved: false }
     }
 
     /// Hands on what may pass: of this piece, and of what waited for it.
@@ -75,6 +78,12 @@ impl EventGate {
         self.finish.is_some()
     }
 
+    /// Whether members of a hidden event were put back.
+    #[must_use]
+    pub const fn has_moved(&self) -> bool {
+        self.has_moved
+    }
+
     /// The event that waits has waited for long enough.
     pub fn let_finish_go(&mut self) -> Option<Bytes> {
         self.finish.take()
@@ -102,7 +111,10 @@ impl EventGate {
             self.finish = Some([finish, bytes].concat().into());
         } else if self.hides(note) {
             self.has_hidden = true;
-            out(with_members_of(finish, &bytes));
+            let length = finish.len();
+            let whole = with_members_of(finish, &bytes);
+            self.has_moved |= whole.len() > length;
+            out(whole);
         } else {
             out(finish);
             self.pass(bytes, note, out);

@@ -6,7 +6,7 @@
 //! as the engine is known.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
@@ -25,6 +25,8 @@ pub struct Signals {
     waiting: Mutex<Slots>,
     /// When an operator was last told that it refuses the pool's key, in nanoseconds, one added.
     key_refusal_told: AtomicU64,
+    /// Its usage event has had members that stand on the finish event where nobody asks for usage.
+    moves_members: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -65,6 +67,17 @@ impl Signals {
         self.departures.fetch_add(1, Ordering::AcqRel);
         let wakers: Vec<Waker> = self.waiting.lock().wakers.iter_mut().filter_map(Option::take).collect();
         wakers.into_iter().for_each(Waker::wake);
+    }
+
+    /// It has moved members from its finish event to its usage event.
+    pub fn has_moved_members(&self) {
+        self.moves_members.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether it has ever done so.
+    #[must_use]
+    pub fn moves_members(&self) -> bool {
+        self.moves_members.load(Ordering::Relaxed)
     }
 
     /// Whether it is time to say that it refuses the pool's key.
