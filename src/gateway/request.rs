@@ -180,6 +180,7 @@ impl GatewayState {
             arrival: arrived.arrival,
             read: arrived.read,
             with_prefix: live.asks_for_prefixes,
+            block_key: self.block_key,
             is_coded: arrived.head.has_coding(),
         }
     }

@@ -323,7 +323,7 @@ async fn c105_of_an_engine_that_moves_fields_the_usage_event_is_waited_for() {
     let without_usage = Script::stream().at(100).say(t("a")).at(130).say(f("stop")).at(5000).say(d()).end();
     let house = House::new(&Yaml::default());
     house.engine("e1", vec![whole(400), whole(0), whole(400), whole(999), without_usage]);
-    let mut ask = async || {
+    let ask = async || {
         let began = house.clock.now();
         let answer = house.chat(stream()).await.whole().await;
         let has_it = answer.text().contains("system_fingerprint");
