@@ -106,6 +106,11 @@ impl RequestContext<'_> {
         self.endpoint.dialect()
     }
 
+    /// The input tokens that it is charged where the engine tells none.
+    pub(super) fn charged_prompt(&self) -> Tokens {
+        if self.body.is_form { self.learned.form_tokens(self.facts().prompt.form_bytes) } else { self.prompt }
+    }
+
     /// The pool of its route where it belongs: what another one finds wrong with it says nothing
     /// about the client.
     pub(super) fn home(&self) -> usize {

@@ -182,6 +182,9 @@ pub struct PromptSize {
     /// Images, audio, files or an earlier response stand in the prompt: tokens that no byte
     /// here stands for, so that the answer's usage says nothing about bytes per token.
     pub has_media: bool,
+    /// Bytes of a multipart form, most of them sound: they stand for tokens that the estimate leaves
+    /// out, and that are charged where the engine tells none.
+    pub form_bytes: u64,
 }
 
 impl PromptSize {
